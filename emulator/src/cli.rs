@@ -46,13 +46,14 @@ enum Command {
         #[command(subcommand)]
         command: TraceCommand,
     },
-    /// List the switches that variants choose from.
+    /// List the switches that a variant sets.
     Variants {
-        /// Instead, variants that together have every value of every switch, one per line for `run --variant`.
+        /// Print variants that together cover every value of every switch, one per line for `run
+        /// --variant`.
         #[arg(long)]
         covering: bool,
     },
-    /// Look at topologies.
+    /// Show topologies.
     Topology {
         #[command(subcommand)]
         command: TopologyCommand,
@@ -64,20 +65,23 @@ struct RunArgs {
     /// Number of hosts.
     #[arg(long)]
     nodes: Option<usize>,
-    /// single, pair, ring:N, mesh:AxB…, torus:AxB…, full:N, star:N; its NICs are nodes × NICs per node.
+    /// single, pair, ring:N, mesh:AxB…, torus:AxB…, full:N or star:N. It must have nodes × NICs per
+    /// node NICs.
     #[arg(long)]
     topology: Option<String>,
     /// NICs per host.
     #[arg(long)]
     nics_per_node: Option<usize>,
-    /// NICs without a host: the last ones of the topology, each root port of a built-in device (default: one for each --accelerator).
+    /// Number of NICs without a host. They are the last ones of the topology, each the root port of
+    /// a built-in device (default: the number of --accelerator options).
     #[arg(long)]
     accelerators: Option<usize>,
-    /// Device behind the next one of them: nvme (64 MiB) or nvme:SIZE, a drive; plain, a test device, or what that does wrong (astray,
-    /// storm, garbage, huge, gap). May be repeated.
+    /// Device behind the next NIC without a host. nvme (64 MiB) or nvme:SIZE is a drive, plain a
+    /// test device. astray, storm, garbage, huge and gap are test devices that misbehave. May be
+    /// repeated.
     #[arg(long, value_name = "KIND[:SIZE]")]
     accelerator: Vec<DeviceChoice>,
-    /// The same as a list of kinds.
+    /// Devices as a comma-separated list of kinds.
     #[arg(long, value_delimiter = ',', conflicts_with = "accelerator")]
     accelerator_kinds: Vec<DeviceKind>,
     /// Directory for the sockets nic<N>.sock and control.sock.
@@ -86,20 +90,21 @@ struct RunArgs {
     /// Configuration file (TOML or JSON); the command line overrides it.
     #[arg(long)]
     config: Option<PathBuf>,
-    /// Option of all NICs as in `[nic]` of the file, for instance atu-tlb=off (may be repeated).
+    /// Option of all NICs as in `[nic]` of the file, for example atu-tlb=off (may be repeated).
     #[arg(long, value_name = "KEY=VALUE")]
     nic_option: Vec<String>,
     /// Write a trace to this file.
     #[arg(long)]
     trace: Option<PathBuf>,
-    /// Seed of the run, from which all random draws come.
+    /// Seed of all random numbers of the run.
     #[arg(long)]
     seed: Option<u64>,
-    /// Everything at once and in order, or as late and out of order as the reference allows (default: what the file says, ideal).
+    /// ideal: no delays, all in order; unkind: as late and as reordered as the reference allows
+    /// (default: as in the file, else ideal).
     #[arg(long, value_enum)]
     timing: Option<TimingModel>,
-    /// What the model does where the reference leaves a choice: default, auto (drawn from the seed), a number (drawn from it),
-    /// or KEY=VALUE,… as `extoll-emu variants` lists them.
+    /// Behaviour where the reference leaves a choice: default, auto (drawn from the seed of the
+    /// run), a number (drawn from it), or KEY=VALUE,… as listed by `extoll-emu variants`.
     #[arg(long, default_value = "default")]
     variant: Choice,
 }
@@ -116,10 +121,10 @@ enum TraceCommand {
         /// Only this kind of record (may be repeated).
         #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(print::KINDS))]
         kind: Vec<String>,
-        /// Only the way of this packet.
+        /// Only the path of this packet.
         #[arg(long)]
         packet: Option<u64>,
-        /// Of the register accesses only those of hosts.
+        /// Only register accesses of hosts.
         #[arg(long)]
         host_only: bool,
     },
@@ -193,11 +198,11 @@ enum Ctl {
     LinkDown {
         /// Links.
         link: LinkSelect,
-        /// drop or hold packets meanwhile.
+        /// drop or hold packets while the cable is out.
         #[arg(long, value_parser = policy)]
         policy: Option<DownPolicy>,
     },
-    /// Let cables go down and up by themselves.
+    /// Make links go down and up repeatedly.
     Flap {
         /// Links.
         link: LinkSelect,
@@ -207,14 +212,14 @@ enum Ctl {
         /// Time up, ms.
         #[arg(long, default_value_t = 100)]
         up_ms: u64,
-        /// How often.
+        /// Number of repetitions.
         #[arg(long, default_value_t = 1)]
         count: u32,
-        /// drop or hold packets meanwhile (default: hold).
+        /// drop or hold packets while a link is down (default: hold).
         #[arg(long, value_parser = policy)]
         policy: Option<DownPolicy>,
     },
-    /// Set latency, bandwidth and damage of links.
+    /// Set latency, bandwidth and damage rates of links.
     Knobs {
         /// Links.
         link: LinkSelect,
@@ -231,7 +236,7 @@ enum Ctl {
         #[arg(long)]
         loss_rate: Option<f64>,
     },
-    /// Freeze a NIC: it takes nothing from the network and sends nothing.
+    /// Freeze a NIC: it accepts no packets from the network and sends none.
     Freeze {
         /// NIC.
         nic: usize,
@@ -260,16 +265,18 @@ enum Ctl {
     Faults {
         /// NIC.
         nic: usize,
-        /// JSON, for instance '{"queue-full":[{"unit":"velo","vpid":254}]}'; '{}' ends all, also those of the configuration.
+        /// JSON, for example '{"queue-full":[{"unit":"velo","vpid":254}]}'; '{}' removes all
+        /// faults, including configured ones.
         faults: String,
     },
-    /// End all faults: links, their knobs and the NICs' faults are as configured, nothing is frozen. Power stays as it is.
+    /// End all faults. Links, knobs and the NICs' faults return to their configuration, frozen NICs
+    /// thaw, power is unchanged.
     EndFaults,
     /// Change the configuration space of a NIC for the next start of QEMU.
     Pci {
         /// NIC.
         nic: usize,
-        /// JSON, for instance '{"revision":66}'.
+        /// JSON, for example '{"revision":66}'.
         fields: String,
     },
     /// Make the model of a NIC panic at its next access.
@@ -277,14 +284,14 @@ enum Ctl {
         /// NIC.
         nic: usize,
     },
-    /// Restart all random draws, as if the run had begun with this seed.
+    /// Restart all random draws, as after a start with this seed.
     Seed {
         /// Seed.
         seed: u64,
     },
     /// Program all NICs.
     Setup {
-        /// Route around cables that carry nothing now.
+        /// Route around cables that carry no packets now.
         #[arg(long)]
         avoid_dead: bool,
     },
@@ -308,7 +315,7 @@ enum Ctl {
         /// File.
         path: PathBuf,
     },
-    /// Write buffered trace records out.
+    /// Write buffered trace records to the file.
     TraceFlush,
     /// End the trace.
     TraceStop,
@@ -397,7 +404,8 @@ impl Ctl {
     }
 }
 
-/// Parses the command line and runs it. Exit status 1 with the reason on stderr if something fails.
+/// Parses the command line and runs it. If that fails, prints the reason on stderr and returns exit
+/// status 1.
 pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run(args),
@@ -427,7 +435,7 @@ pub fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever read the output has seen enough.
+        // The reader of the output has closed the pipe.
         Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("extoll-emu: {e:#}");
@@ -501,7 +509,7 @@ fn run(args: RunArgs) -> Result<()> {
     reactor.run()
 }
 
-/// Every NIC needs some file descriptors; hundreds of them need more than the usual soft limit.
+/// Raises the soft limit of open files, because hundreds of NICs need more than the usual limit.
 fn raise_file_limit() {
     use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
     let limit = getrlimit(Resource::Nofile);

@@ -1,4 +1,4 @@
-//! One NIC as the vfio-user protocol sees it.
+//! One NIC as a device of the vfio-user server.
 
 use crate::nic::ResetKind;
 use crate::peer::{Answered, Request};
@@ -9,7 +9,7 @@ use crate::world::World;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
-/// A NIC of a world, for one event.
+/// Access to one NIC of a world while one event is handled.
 pub struct NicDevice<'a> {
     /// The world.
     pub world: &'a mut World,
@@ -19,7 +19,7 @@ pub struct NicDevice<'a> {
 
 impl NicDevice<'_> {
     fn config_write(&mut self, offset: u64, data: &[u8]) {
-        // Configuration writes are answered, and answers push posted writes.
+        // Configuration writes are answered, and an answer pushes the posted writes before it.
         self.world.push_posted(self.nic);
         let now = self.world.now();
         let slot = &mut self.world.slots[self.nic];
@@ -127,7 +127,7 @@ impl Device for NicDevice<'_> {
                     machine.signal(start as u16 + i as u16);
                 }
             }
-            // Only an empty request gets here: the other indices have no vectors.
+            // Only an empty request arrives here, because the other indices have no vectors.
             IrqRequest::Eventfds { .. } | IrqRequest::Trigger { .. } => {}
         }
         Ok(())

@@ -1,11 +1,13 @@
-//! The seam between the NIC model and everything around it.
+//! Interface between the NIC model and its environment.
 //!
-//! The NIC model (`nic`) sees the machine it is plugged into as a [`Host`] and the rest of the fabric as an outbox of
-//! [`Packet`]s. Both are passed in on every call, so the model owns no I/O and unit tests need neither QEMU nor sockets.
+//! The NIC model (`nic`) accesses its host through [`Host`] and sends packets by appending
+//! [`Packet`]s to an outbox. Both are parameters of every call, so the model does no I/O and unit
+//! tests need neither QEMU nor sockets.
 
 use wire::ids::{NodeId, Unit, Vpid};
 
-/// A DMA access to what is neither guest memory nor another device, or while bus mastering is off.
+/// A failed DMA access: its address belongs neither to guest memory nor to another device, or bus
+/// mastering is off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaFault {
     /// Bus address of the access.
@@ -14,71 +16,83 @@ pub struct DmaFault {
     pub len: usize,
 }
 
-/// An order that posted writes of a NIC keep. Writes that have a stream in common become visible in the order in which they
-/// were made; those that have none in common may pass each other (G28, docs/emulator.md).
+/// An order that posted writes of a NIC keep. Writes that have a stream in common become visible in
+/// the order in which the NIC made them. Writes without a common stream may pass each other (G28,
+/// docs/emulator.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stream {
-    /// RMA packets of one VPID and traffic class (HW §10.8): requests and puts of a VPID there, or responses to a VPID here.
+    /// RMA packets of one VPID and traffic class (HW §10.8): requests and puts from that VPID of
+    /// another node, or responses to a VPID of this node.
     Rma {
-        /// Node they come from.
+        /// Node that sent the packets.
         node: u16,
         /// VPID that posted the descriptors.
         vpid: u8,
         /// Traffic class.
         tc: u8,
-        /// Whether they are responses.
+        /// True for responses.
         response: bool,
     },
-    /// SMFU packets of one node: PCIe order is kept end to end (HW §12).
+    /// SMFU packets of one node, which keep PCIe order from end to end (HW §12).
     Smfu {
-        /// Node they come from.
+        /// Node that sent the packets.
         node: u16,
     },
     /// Slots of one receive queue.
     Queue(Unit, u8),
-    /// Entries of the SNQ and its interrupts (HW §17): after everything that was put into receive queues, which is what they
-    /// tell of.
+    /// Entries of the SNQ and its interrupts (HW §17). They follow all earlier writes to receive
+    /// queues, because they announce these writes.
     Snq,
-    /// Answers of the ATU, which end the use of a page (HW §11.3): among themselves, and after the last [`Host::fence`].
+    /// Answers of the ATU, which end the use of a page (HW §11.3). They keep their order, and
+    /// follow all writes made before the last [`Host::fence`].
     Answers,
-    /// After everything that was written before.
+    /// A write that follows all earlier writes.
     Everything,
 }
 
-/// The machine that a NIC is plugged into.
+/// Host of a NIC: memory, interrupts and time.
 ///
-/// Writes that share a [`Stream`] must become visible to the guest in call order, and what they have of an aligned 8-byte word as a
-/// whole: guests poll status words that follow their payload (HW §17), and a PCIe packet has byte enables. A read sees all earlier writes.
+/// Writes that share a [`Stream`] must become visible to the guest in call order, because guests
+/// poll status words that follow their payload (HW §17). The bytes that one write stores in an
+/// aligned 8-byte word must become visible together, because a PCIe packet has byte enables. A read
+/// sees all earlier writes.
 pub trait Host {
     /// Reads host memory at bus address `addr`.
     fn dma_read(&mut self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault>;
-    /// What the processors of the host see at bus address `addr` now. No access of the chip: it counts nowhere and sets nothing in
-    /// motion. `false`: nothing is there.
+    /// Reads host memory at bus address `addr` as the CPUs of the host see it now. This is no
+    /// access of the chip: it is not counted and pushes no posted writes. Returns `false` if the
+    /// address is not in host memory.
     fn peek(&mut self, addr: u64, buf: &mut [u8]) -> bool;
-    /// Writes host memory, or to another device, at bus address `addr`. That the latter fails is told later, see
-    /// [`crate::nic::Nic::store_failed`].
+    /// Writes to host memory, or to another device, at bus address `addr`. A failed write to a
+    /// device is reported later by [`crate::nic::Nic::store_failed`].
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> Result<(), DmaFault>;
-    /// Begins to read from another device of the host; the result comes later, with this number ([`crate::nic::Nic::loaded`]).
-    /// `None`: that is what [`Host::dma_read`] is for. Error: there is nobody to ask.
+    /// Begins to read from another device of the host. Returns a number with which
+    /// [`crate::nic::Nic::loaded`] passes the result later, or `None` if `addr` is host memory,
+    /// which [`Host::dma_read`] reads.
+    ///
+    /// # Errors
+    ///
+    /// [`DmaFault`] if no client is connected that could answer.
     fn ask(&mut self, addr: u64, len: usize) -> Result<Option<u64>, DmaFault> {
         let _ = (addr, len);
         Ok(None)
     }
-    /// Writes to other devices so far, and how many of them have ended.
+    /// Returns the number of writes to other devices so far, and how many of them have ended.
     fn device_writes(&self) -> (u64, u64) {
         (0, 0)
     }
-    /// Sends MSI message `vector`. Lost if MSI is disabled in configuration space (G26).
+    /// Sends MSI message `vector`. The message is lost if MSI is disabled in configuration space
+    /// (G26).
     fn msi(&mut self, vector: u16);
-    /// Monotonic time in nanoseconds.
+    /// Returns monotonic time in nanoseconds.
     fn now_ns(&self) -> u64;
-    /// What follows belongs to this stream, too, until [`Host::leave`].
+    /// Adds the following writes to this stream, too, until [`Host::leave`].
     fn enter(&mut self, stream: Stream) {
         let _ = stream;
     }
     /// Ends the last [`Host::enter`].
     fn leave(&mut self) {}
-    /// What is written in [`Stream::Answers`] from now on comes after everything that was written before.
+    /// Orders later writes in [`Stream::Answers`] behind all writes made so far.
     fn fence(&mut self) {}
 }
 
@@ -96,7 +110,7 @@ pub enum NetPort {
     Smfu = 3,
 }
 
-/// Where a packet goes.
+/// Destination of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dest {
     /// One node.
@@ -105,7 +119,7 @@ pub enum Dest {
     Group(u8),
 }
 
-/// A network packet. The network looks only at the envelope; `body` belongs to the units.
+/// A network packet. The network reads only the envelope; `body` belongs to the units.
 #[derive(Debug, Clone)]
 pub struct Packet {
     /// Node that injected the packet.
@@ -116,40 +130,42 @@ pub struct Packet {
     pub port: NetPort,
     /// Traffic class 0…3.
     pub tc: u8,
-    /// Payload bytes that count for bandwidth (≤ 496 per network packet; larger ones of the SMFU stand for several packets).
+    /// Payload bytes that count for bandwidth: up to 496 per network packet. A larger SMFU packet
+    /// represents several network packets.
     pub bytes: u32,
-    /// What the units exchange.
+    /// Content that the units exchange.
     pub body: crate::nic::Body,
 }
 
 /// Passed to every entry point of the NIC model.
 pub struct Env<'a> {
-    /// Memory and interrupts of the machine the NIC sits in.
+    /// Memory and interrupts of the host.
     pub host: &'a mut dyn Host,
-    /// Packets that the NIC injects; the caller routes them after the call.
+    /// Packets that the NIC injects. The caller routes them after the call.
     pub outbox: &'a mut std::collections::VecDeque<Packet>,
-    /// Payload bytes that the network still takes from this node; the NIC subtracts what it injects, holds commands back
-    /// while it is 0 (one packet may overshoot) and goes on at the next `Nic::tick`. `u64::MAX`: no limit.
+    /// Payload bytes that the network still accepts from this node; `u64::MAX`: no limit. The NIC
+    /// subtracts what it injects, where one packet may overshoot. At 0 it holds commands back until
+    /// the next `Nic::tick`.
     pub tx_credit: u64,
-    /// Bytes for which each lane has room at the network ports, used in the same way.
+    /// Free bytes of each lane at the network ports, used like `tx_credit`.
     pub tx_room: [u64; crate::lane::LANES],
     /// Trace sink; cheap when tracing is off.
     pub trace: &'a mut dyn Trace,
 }
 
-/// Receives trace events. Which NIC they belong to is known to the implementation.
+/// Receiver of trace events. The implementation knows which NIC they belong to.
 pub trait Trace {
-    /// True if events are wanted at all (check before formatting). [`TraceEvent::Diagnostic`]s come regardless, but
-    /// rate limited by their source.
+    /// Returns true if events are wanted. Callers check this before they format text.
+    /// [`TraceEvent::Diagnostic`]s are passed regardless, rate limited by their source.
     fn enabled(&self) -> bool;
     /// Records an event.
     fn event(&mut self, event: TraceEvent<'_>);
 }
 
-/// Who accesses a register.
+/// Originator of a register access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accessor {
-    /// The host the NIC sits in.
+    /// The host of the NIC.
     Host,
     /// Another node, by remote register access.
     Remote,
@@ -159,12 +175,12 @@ pub enum Accessor {
     Management,
 }
 
-/// What can be traced.
+/// An event in a trace.
 #[derive(Debug, Clone)]
 pub enum TraceEvent<'a> {
     /// Register file write.
     RegWrite {
-        /// Who writes.
+        /// Originator of the write.
         by: Accessor,
         /// Byte offset in the register file.
         offset: u32,
@@ -173,14 +189,14 @@ pub enum TraceEvent<'a> {
     },
     /// Register file read.
     RegRead {
-        /// Who reads.
+        /// Originator of the read.
         by: Accessor,
         /// Byte offset in the register file.
         offset: u32,
         /// Value returned.
         value: u64,
     },
-    /// VELO or RMA requester store that completed a descriptor.
+    /// Store that completed a descriptor of VELO or of the RMA requester.
     Descriptor {
         /// Unit.
         port: NetPort,
@@ -203,6 +219,6 @@ pub enum TraceEvent<'a> {
         /// Vector.
         vector: u16,
     },
-    /// The guest or software did something wrong; the text says what.
+    /// Error of the guest or of software, described by the text.
     Diagnostic(&'a str),
 }

@@ -1,13 +1,19 @@
-//! Which packets share buffers.
+//! Classes of packets that share buffers.
 //!
-//! MODEL decision (G28: number and meaning of the virtual channels are unknown; outports count credits of ten classes, HW
-//! §15.3). A *channel* is what has a buffer of its own at every crossbar inport: one per traffic class for messages and
-//! requests, one for RMA responses, so that a response never waits behind a request (as HW §12 demands of the SMFU's
-//! classes), one for the SMFU, and one for multicasts, which take other routes. SMFU requests and responses share theirs:
-//! that keeps PCIe order from end to end (HW §12), and can't lock up because the SMFU takes whatever arrives.
+//! A *channel* has a buffer of its own at every crossbar inport. MODEL decision, because number and
+//! meaning of the virtual channels are unknown (G28); outports count credits of ten classes (HW
+//! §15.3). The channels are:
 //!
-//! A *lane* is a channel of one unit: what queues at the network ports of a NIC, on the way in and on the way out. Units do not
-//! wait for each other there (HW §10.8: no order between VELO and RMA), while put and get of one VPID stay in order.
+//! * one per traffic class for messages and requests;
+//! * one for RMA responses, so that a response never waits behind a request (as HW §12 demands of
+//!   the SMFU's classes);
+//! * one for the SMFU. Its requests and responses share the channel, which keeps PCIe order from
+//!   end to end (HW §12). They can't deadlock, because the SMFU accepts every packet that arrives;
+//! * one for multicasts, which take other routes.
+//!
+//! A *lane* is a channel of one unit. Packets queue per lane at the network ports of a NIC, in both
+//! directions. Units do not wait for each other there (HW §10.8: no order between VELO and RMA),
+//! while puts and gets of one VPID stay in order.
 
 use crate::env::{Dest, Packet};
 use crate::nic::{Body, RmaKind};
@@ -18,14 +24,15 @@ use std::rc::Rc;
 pub const CHANNELS: usize = 7;
 /// Number of lanes.
 pub const LANES: usize = 11;
-/// Bytes that a packet takes in buffers besides its payload: headers, check sums.
+/// Buffer bytes that a packet occupies besides its payload: headers, checksums.
 pub const OVERHEAD: u64 = 64;
 
 const RESPONSES: u8 = 4;
 const SMFU: u8 = 5;
 const MULTICASTS: u8 = 6;
 
-/// A unit with a lane of its own at the network ports; the RMA's completer and responder share theirs.
+/// A unit with lanes of its own at the network ports. The RMA's completer and responder share their
+/// lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Port {
     Velo = 0,
@@ -38,29 +45,29 @@ pub(crate) enum Port {
 pub struct Lane(u8);
 
 impl Lane {
-    /// Answers of RMA responder and completer.
+    /// Responses of RMA responder and completer.
     pub const RMA_RESPONSES: Self = Self(8);
-    /// Everything of the SMFU.
+    /// All packets of the SMFU.
     pub const SMFU: Self = Self(9);
     /// Multicast messages.
     pub const MULTICASTS: Self = Self(10);
 
-    /// Messages of a traffic class.
+    /// Returns the lane of VELO messages of a traffic class.
     pub const fn velo(tc: u8) -> Self {
         Self(tc & 3)
     }
 
-    /// RMA requests of a traffic class.
+    /// Returns the lane of RMA requests of a traffic class.
     pub const fn rma(tc: u8) -> Self {
         Self(4 + (tc & 3))
     }
 
-    /// All lanes.
+    /// Iterates over all lanes.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..LANES as u8).map(Self)
     }
 
-    /// Lane of a packet.
+    /// Returns the lane of a packet.
     pub fn of(packet: &Packet) -> Self {
         if matches!(packet.dst, Dest::Group(_)) {
             return Self::MULTICASTS;
@@ -75,17 +82,17 @@ impl Lane {
         }
     }
 
-    /// Index, below [`LANES`].
+    /// Returns the index of the lane, below [`LANES`].
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// Bit in a set of lanes.
+    /// Returns the bit of the lane in a set of lanes.
     pub const fn bit(self) -> u16 {
         1 << self.0
     }
 
-    /// Channel between crossbars, below [`CHANNELS`].
+    /// Returns the lane's channel between crossbars, below [`CHANNELS`].
     pub(crate) const fn channel(self) -> usize {
         (match self {
             Self(n @ 0..4) => n,
@@ -104,21 +111,21 @@ impl Lane {
         }
     }
 
-    /// True for what requesters send on their own account. Only this is limited by the sender's overall credit; answers must
-    /// not wait for it.
+    /// Returns true for packets that requesters send on their own account. Only these are limited
+    /// by the sender's overall credit, because responses must not wait for it.
     pub const fn is_request(self) -> bool {
         !matches!(self, Self::RMA_RESPONSES | Self::SMFU)
     }
 
-    /// All lanes of RMA requests.
+    /// Set of all lanes of RMA requests.
     pub const RMA_REQUESTS: u16 = 0xF0;
-    /// All lanes that end in mailboxes.
+    /// Set of all lanes whose packets end in mailboxes.
     pub const VELO: u16 = 0x0F | Self::MULTICASTS.bit();
-    /// Every lane.
+    /// Set of all lanes.
     pub const EVERY: u16 = (1 << LANES) - 1;
 }
 
-/// Name of a channel.
+/// Returns the name of a channel.
 pub(crate) const fn channel_name(channel: usize) -> &'static str {
     match channel {
         0 => "tc0",
@@ -131,8 +138,8 @@ pub(crate) const fn channel_name(channel: usize) -> &'static str {
     }
 }
 
-/// A packet's part of the credit of the NIC that sent it. It comes back when this is dropped: when the packet has been stored,
-/// or lost.
+/// A packet's share of the credit of the NIC that sent it. Dropping the receipt returns the credit:
+/// the packet has been stored, or is lost.
 #[derive(Debug)]
 pub struct Receipt {
     in_flight: Rc<Cell<u64>>,
@@ -146,12 +153,12 @@ impl Receipt {
         Self { in_flight, size }
     }
 
-    /// Bytes.
+    /// Returns the credit in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// As much again, for a copy of the packet.
+    /// Takes the same amount of credit again, for a copy of the packet.
     pub fn copy(&self) -> Self {
         Self::new(Rc::clone(&self.in_flight), self.size)
     }

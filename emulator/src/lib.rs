@@ -1,13 +1,16 @@
 //! Model of the Extoll Tourmalet NIC and its fabric.
 //!
-//! * [`env`]: what the NIC model needs from its surroundings (host memory, interrupts, the network).
 //! * [`nic`]: one NIC.
+//! * [`env`]: what the NIC model needs from its environment (host memory, interrupts, the network).
 //! * [`endpoint`]: PCIe devices behind NICs that have no host.
-//! * [`lane`]: which packets share buffers.
+//! * [`lane`]: classes of packets that share buffers.
 //! * [`network`]: crossbars, links, topologies, routes.
-//! * [`pci`] and [`vfio_user`]: how QEMU sees a NIC; [`peer`]: what a NIC asks of other devices of its host.
-//! * [`world`]: all NICs, the network and the set-up step; [`reactor`]: the event loop that drives it.
-//! * [`timing`]: what passes what, and how late; [`variant`]: the switches of a run.
+//! * [`pci`] and [`vfio_user`]: the NIC as a PCI device of QEMU.
+//! * [`peer`]: accesses of a NIC to other devices of its host.
+//! * [`machine`]: the host of a NIC: guest memory, interrupts, configuration space.
+//! * [`world`]: all NICs and the network; [`setup`]: the set-up step.
+//! * [`reactor`]: the event loop that drives the world.
+//! * [`timing`]: random delays and reordering; [`variant`]: options of a run.
 //! * [`control`]: the control socket and its client; [`trace`]: the trace file.
 #![forbid(unsafe_code)]
 

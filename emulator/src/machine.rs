@@ -1,4 +1,5 @@
-//! The host side of one NIC: guest memory, interrupts, configuration space. Implements [`Host`] for the NIC model.
+//! Host side of one NIC: guest memory, interrupts, configuration space. Implements [`Host`] for the
+//! NIC model.
 
 use crate::env::{DmaFault, Host};
 use crate::pci::{ConfigSpace, PciConfig};
@@ -8,7 +9,7 @@ pub use extoll_emulator_api::host::HostStats;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
-/// Lets a burst of log messages through and then a few per second.
+/// Rate limit of log messages: a burst, then four per second.
 #[derive(Debug, Default)]
 pub struct LogLimit {
     spent: u32,
@@ -20,7 +21,8 @@ impl LogLimit {
     const BURST: u32 = 16;
     const REFILL_NS: u64 = 250_000_000;
 
-    /// `Some(n)`: log now; `n` messages were left out before. `None`: leave this one out.
+    /// Returns `Some(n)` to log the message now, where `n` is the number of messages suppressed
+    /// before it, or `None` to suppress it.
     pub fn allow(&mut self, now_ns: u64) -> Option<u64> {
         let refill = now_ns.saturating_sub(self.since_ns) / Self::REFILL_NS;
         if refill > 0 {
@@ -57,7 +59,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// No client yet.
+    /// Returns a host without a client.
     pub fn new(nic: usize, pci: PciConfig) -> Self {
         Self {
             nic,
@@ -71,7 +73,7 @@ impl Machine {
         }
     }
 
-    /// Forgets the client. Gives the loads that it does not answer any more.
+    /// Drops the state of the client. Returns the loads that it left unanswered.
     pub fn disconnect(&mut self) -> Vec<u64> {
         let (lost, due) = self.peers.close();
         let loads = self.lose(lost, due);
@@ -81,13 +83,13 @@ impl Machine {
         loads
     }
 
-    /// The client does not answer. Gives the loads that wait for it.
+    /// Gives up a client that does not answer. Returns the loads that wait for it.
     pub fn give_up(&mut self) -> Vec<u64> {
         let (lost, due) = self.peers.give_up();
         let n = lost.count();
         let loads = self.lose(lost, due);
         self.warn(format_args!(
-            "{n} accesses to other devices have no answer: no more are made until one comes"
+            "the client has not answered {n} accesses to other devices; further accesses fail until it answers"
         ));
         loads
     }
@@ -100,15 +102,15 @@ impl Machine {
         lost.loads
     }
 
-    /// Does what has waited for stores to other devices.
+    /// Performs memory writes and interrupts that waited for stores to other devices.
     pub fn run_due(&mut self) {
         while let Some(due) = self.peers.due() {
             self.commit(due);
         }
     }
 
-    /// Makes all that waits to be written to memory visible, also where stores to devices before it are not done: the host reads
-    /// something of this NIC, and what it reads must not wait for the host.
+    /// Makes all pending writes to memory visible, even if earlier stores to devices are not done.
+    /// A read of the NIC by its host pushes them, and must not wait for the host itself.
     pub fn push(&mut self) {
         for due in self.peers.push_out() {
             self.commit(due);
@@ -118,7 +120,7 @@ impl Machine {
     fn commit(&mut self, due: Due) {
         match due {
             Due::Write(addr, data) => {
-                // It was there when the chip wrote.
+                // The address was in guest memory when the chip wrote, and has been unmapped since.
                 if !self.memory.write(addr, &data) {
                     self.refuse(addr, data.len(), "write");
                 }
@@ -147,24 +149,24 @@ impl Machine {
         }
     }
 
-    /// No eventfds any more.
+    /// Removes all eventfds.
     pub fn clear_msi(&mut self) {
         self.msi.clear();
     }
 
-    /// Signals the eventfd of a vector; `false` if there is none.
+    /// Signals the eventfd of a vector. Returns `false` if there is none.
     pub fn signal(&mut self, vector: u16) -> bool {
         let Some(Some(fd)) = self.msi.get(usize::from(vector)) else {
             return false;
         };
-        // A full counter (EAGAIN) still means that the client will be woken.
+        // A full counter (EAGAIN) still wakes the client.
         matches!(
             rustix::io::write(fd, &1u64.to_ne_bytes()),
             Ok(_) | Err(Errno::AGAIN)
         )
     }
 
-    /// Logs something that the guest or client did wrong, at a limited rate.
+    /// Logs an error of the guest or client, at a limited rate.
     pub fn warn(&mut self, what: std::fmt::Arguments<'_>) {
         match self.log.allow(self.now_ns) {
             Some(0) => tracing::warn!(nic = self.nic, "{what}"),
@@ -173,12 +175,12 @@ impl Machine {
         }
     }
 
-    /// True if a write of these bytes would be taken now.
+    /// Returns true if a write of `len` bytes at `addr` would be accepted now.
     pub fn takes(&self, addr: u64, len: usize) -> bool {
         self.config.bus_master() && (self.memory.writable(addr, len) || self.peers.accepts(len))
     }
 
-    /// Counts an access that the client refused.
+    /// Counts an access that the client rejected.
     pub fn refused(&mut self, addr: u64, len: usize, what: &str, error: u32) {
         if self.config.bus_master() {
             self.stats.dma_outside_memory += 1;
@@ -186,7 +188,7 @@ impl Machine {
                 "DMA {what} of {len} bytes at {addr:#x} refused: outside guest memory, and no device has it (error {error})"
             ));
         } else {
-            // It was on when the message was made.
+            // Bus mastering was on when the message was created, and is off now.
             self.stats.dma_no_bus_master += 1;
         }
     }
@@ -206,7 +208,7 @@ impl Machine {
         DmaFault { addr, len }
     }
 
-    /// Refuses what the client can't be asked for.
+    /// Rejects an access that can't be passed to the client.
     fn refuse_peer(&mut self, addr: u64, len: usize, what: &str) -> DmaFault {
         if !self.config.bus_master() || !self.peers.is_open() {
             return self.refuse(addr, len, what);
@@ -216,7 +218,7 @@ impl Machine {
         } else {
             self.stats.peer_refused += 1;
             self.warn(format_args!(
-                "DMA {what} of {len} bytes at {addr:#x} refused: too long for a device, or too many wait"
+                "DMA {what} of {len} bytes at {addr:#x} refused: too long for a device, or too many accesses are pending"
             ));
         }
         DmaFault { addr, len }

@@ -1,26 +1,30 @@
-//! What a NIC asks of its host beside memory: stores to and loads from other devices on the same bus ("peer to peer").
+//! Accesses of a NIC to other devices on its host's bus ("peer to peer"): stores and loads.
 //!
-//! The model does not know where devices are. What is not memory becomes a DMA message to the client, which answers for the
-//! device, or with an error if nothing is there. Stores are posted: the answer only tells that they are done, or failed. A load
-//! waits for its answer, and nothing else does.
+//! The model does not know the addresses of devices. An access outside memory becomes a DMA message
+//! to the client, which answers for the device, or with an error if no device has the address.
+//! Stores are posted: their answer only reports success or failure. Only a load waits for its
+//! answer.
 //!
-//! *Order.* The client executes messages in the order in which it gets them. What the NIC writes to memory, and its interrupts,
-//! go behind the stores to devices before them: PCIe keeps the order of posted writes, so who sees a flag in memory must find
-//! what was stored to the device before. Such a write waits here until the stores are answered; loads hold nothing up (PCIe:
-//! posted requests pass others).
+//! *Order.* The client executes messages in order of arrival. Writes of the NIC to memory and its
+//! interrupts follow the earlier stores to devices, because PCIe keeps the order of posted writes:
+//! a guest that sees a flag in memory must find the data stored to the device before. Such a write
+//! waits here until the stores are answered. Loads delay no writes, because in PCIe posted requests
+//! pass others.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Longest access of one message, bytes.
+/// Maximum length of the access in one message, in bytes.
 pub const LONGEST: usize = 64 << 10;
-/// Messages that a client has before the next one waits here for an answer, and bytes in them.
+/// Maximum number of messages, and of bytes in them, that wait for the client's answers.
 const WINDOW: usize = 256;
 const WINDOW_BYTES: usize = 1 << 20;
-/// Bytes that may wait here; a bound for what local mistakes cause. Other nodes are stopped earlier (`nic/held.rs`).
+/// Maximum number of bytes queued here, which bounds the effect of local errors. Other nodes are
+/// stopped earlier (`nic/held.rs`).
 const MOST_BYTES: usize = 64 << 20;
-/// What an entry costs beside its data.
+/// Bytes that a queue entry counts besides its data.
 const COST: usize = 128;
-/// Time until a client that answers nothing is given up, ns. Longer than any guest waits for anything.
+/// Time in ns after which a client that sends no answers is given up. It exceeds every timeout of a
+/// guest.
 pub const PATIENCE_NS: u64 = 10_000_000_000;
 
 /// A DMA message for the client.
@@ -30,50 +34,50 @@ pub struct Request {
     pub id: u16,
     /// Bus address.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
-    /// What to store; `None`: a load.
+    /// Data to store; `None` for a load.
     pub data: Option<Vec<u8>>,
 }
 
-/// What a client answers.
+/// An answer of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answered {
     /// Number of the message.
     pub id: u16,
-    /// It says that it answers a store.
+    /// True if the answer claims to be for a store.
     pub store: bool,
-    /// Address and length that it repeats, if it does.
+    /// Address and length that the answer repeats, if any.
     pub about: Option<(u64, u64)>,
-    /// The data of a load (nothing for a store), or an error number.
+    /// Data of a load (empty for a store), or an error number.
     pub result: Result<Vec<u8>, u32>,
 }
 
-/// What an answer, or its absence, means.
+/// Meaning of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Settled {
-    /// A store is done.
+    /// A store succeeded.
     Stored,
-    /// A load is done.
+    /// A load succeeded; its number and data.
     Loaded(u64, Vec<u8>),
-    /// Nothing is at this address. With the number of a load.
+    /// No device has the address.
     Nobody {
-        /// The load, if it was one.
+        /// Number of the load; `None` for a store.
         load: Option<u64>,
         /// Bus address.
         addr: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: usize,
         /// Error number of the client.
         error: u32,
     },
-    /// The answer makes no sense; the load that it was for, if there is one.
+    /// The answer does not match its message. Contains the number of the affected load, if any.
     Garbage(Option<u64>),
-    /// An answer to something that is given up already.
+    /// Answer to a message that was already given up.
     Late,
 }
 
-/// What becomes due in memory when stores to devices are done.
+/// Action that follows stores to devices once they are done.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Due {
     /// A write to memory.
@@ -106,17 +110,17 @@ struct Sent {
     given_up: bool,
 }
 
-/// What was lost when a client went or was given up.
+/// Accesses that were lost when a client disconnected or was given up.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Lost {
-    /// Stores without an answer, or not sent.
+    /// Number of stores that were not answered or not sent.
     pub stores: u64,
-    /// Loads: nobody answers them any more.
+    /// Numbers of the loads that will not be answered.
     pub loads: Vec<u64>,
 }
 
 impl Lost {
-    /// How many.
+    /// Returns the number of lost accesses.
     pub fn count(&self) -> u64 {
         self.stores + self.loads.len() as u64
     }
@@ -125,34 +129,35 @@ impl Lost {
 /// Accesses of a NIC to other devices.
 #[derive(Default)]
 pub struct Peers {
-    /// There is a client that can be asked.
+    /// True while a client is connected that accepts DMA messages.
     open: bool,
-    /// It has not answered for too long; until it does, nothing is asked.
+    /// True while the client has not answered for too long. Accesses fail until it answers.
     mute: bool,
     queue: VecDeque<Entry>,
     bytes: usize,
-    /// When something was taken out of the queue, or put into an empty one.
+    /// Time at which an entry last left the queue, or entered an empty one.
     since_ns: u64,
     sent: BTreeMap<u16, Sent>,
     sent_bytes: usize,
-    /// Stores that are sent and not answered.
+    /// Number of stores that are sent and not answered.
     stores: usize,
     last_id: u16,
     last_load: u64,
-    /// Stores ever accepted, and of them those that have ended.
+    /// Number of stores ever accepted, and how many of them have ended.
     made: u64,
     done: u64,
-    /// Loads since the last [`Peers::take_new`].
+    /// Numbers of the loads since the last [`Peers::take_new`].
     new: Vec<u64>,
 }
 
 impl Peers {
-    /// A client has come that understands DMA messages.
+    /// Starts to accept accesses, because the client understands DMA messages.
     pub fn open(&mut self) {
         self.open = true;
     }
 
-    /// The client is gone. Gives back what it had or was to get; numbers go on.
+    /// Ends service because the client disconnected. Returns all pending accesses and actions.
+    /// Message numbers continue.
     pub fn close(&mut self) -> (Lost, Vec<Due>) {
         let (lost, due) = self.give_up();
         let numbers = (self.last_id, self.last_load, self.made, self.done);
@@ -161,18 +166,18 @@ impl Peers {
         (lost, due)
     }
 
-    /// True if an access of this length could be asked for now.
+    /// Returns true if an access of this length would be accepted now.
     pub fn accepts(&self, len: usize) -> bool {
         let cost = len.saturating_add(COST);
         self.open && !self.mute && len > 0 && self.bytes.saturating_add(cost) <= MOST_BYTES
     }
 
-    /// True if there is a client that could be asked, and nothing is asked because it does not answer.
+    /// Returns true while accesses fail because the client does not answer.
     pub fn is_mute(&self) -> bool {
         self.mute
     }
 
-    /// True if there is a client that can be asked.
+    /// Returns true while a client is connected that accepts DMA messages.
     pub fn is_open(&self) -> bool {
         self.open
     }
@@ -191,7 +196,7 @@ impl Peers {
         Some(entry)
     }
 
-    /// A store; `false`: not accepted.
+    /// Queues a store. Returns `false` if it is not accepted.
     pub fn store(&mut self, now_ns: u64, addr: u64, data: &[u8]) -> bool {
         if !self.accepts(data.len()) {
             return false;
@@ -205,7 +210,7 @@ impl Peers {
         true
     }
 
-    /// A load; its number. `None`: not accepted.
+    /// Queues a load. Returns its number, or `None` if it is not accepted.
     pub fn load(&mut self, now_ns: u64, addr: u64, len: usize) -> Option<u64> {
         if len > LONGEST || !self.accepts(len) {
             return None;
@@ -217,12 +222,12 @@ impl Peers {
         Some(number)
     }
 
-    /// Loads since the last call.
+    /// Returns the numbers of the loads since the last call.
     pub fn take_new(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.new)
     }
 
-    /// Takes back a load that was not sent yet.
+    /// Cancels a load that was not sent yet. Returns `false` if it was sent.
     pub fn cancel(&mut self, load: u64) -> bool {
         let at = |e: &Entry| matches!(e, Entry::Load { number, .. } if *number == load);
         let Some(entry) = self.queue.iter().position(at) else {
@@ -234,12 +239,13 @@ impl Peers {
         true
     }
 
-    /// True if a write to memory has to wait behind stores to devices.
+    /// Returns true if a write to memory has to wait for stores to devices.
     pub fn holds(&self) -> bool {
         self.stores > 0 || !self.queue.is_empty()
     }
 
-    /// Puts a write to memory or an interrupt behind what waits. If there is no room it comes at once, out of order.
+    /// Queues a write to memory or an interrupt behind the pending entries. Returns `due` if the
+    /// queue is full; the caller must then perform it at once, out of order.
     pub fn behind(&mut self, now_ns: u64, due: Due) -> Option<Due> {
         let more = match &due {
             Due::Write(_, data) => data.len(),
@@ -252,7 +258,7 @@ impl Peers {
         None
     }
 
-    /// What of memory has to be written and signalled now.
+    /// Pops the next write to memory or interrupt that may be performed now.
     pub fn due(&mut self) -> Option<Due> {
         if self.stores > 0 || !matches!(self.queue.front(), Some(Entry::Behind(_))) {
             return None;
@@ -263,7 +269,8 @@ impl Peers {
         }
     }
 
-    /// All writes to memory that wait, whatever they wait for, in order. Interrupts go on waiting.
+    /// Removes all pending writes to memory from the queue and returns them in order, whatever they
+    /// wait for. Interrupts stay queued.
     pub fn push_out(&mut self) -> Vec<Due> {
         let (mut out, mut left) = (Vec::new(), VecDeque::new());
         while let Some(entry) = self.pop() {
@@ -277,7 +284,8 @@ impl Peers {
         out
     }
 
-    /// Brings what was read from memory up to date with what waits to be written there.
+    /// Replaces those bytes of `buf`, read from memory at `addr`, for which newer writes are
+    /// pending.
     pub fn overlay(&self, addr: u64, buf: &mut [u8]) {
         for entry in &self.queue {
             let Entry::Behind(Due::Write(at, data)) = entry else {
@@ -296,7 +304,7 @@ impl Peers {
         }
     }
 
-    /// True if there is a message for the client, and it may have one more.
+    /// Returns true if a message can be sent to the client now.
     pub fn has_request(&self) -> bool {
         let next = match self.queue.front() {
             Some(Entry::Store { data, .. }) => data.len(),
@@ -307,7 +315,7 @@ impl Peers {
         self.open && self.sent.len() < WINDOW && room
     }
 
-    /// The next message for the client.
+    /// Pops the next message for the client.
     pub fn request(&mut self, now_ns: u64) -> Option<Request> {
         if !self.has_request() {
             return None;
@@ -318,7 +326,7 @@ impl Peers {
             Entry::Behind(_) => return None,
         };
         let mut id = self.last_id;
-        // There are many more numbers than messages.
+        // The loop ends because there are far more numbers than messages.
         loop {
             id = id.wrapping_add(1);
             if !self.sent.contains_key(&id) {
@@ -347,14 +355,14 @@ impl Peers {
         })
     }
 
-    /// The client answered. Look for what is [`Peers::due`] after this.
+    /// Processes an answer of the client. The caller should then check [`Peers::due`].
     pub fn answer(&mut self, answer: Answered) -> Settled {
         let Some(sent) = self.sent.get(&answer.id) else {
             return Settled::Garbage(None);
         };
         let kind = answer.store == sent.load.is_none();
         if !kind {
-            // It answers something else than this message.
+            // The answer is for the other kind of access.
             return Settled::Garbage(None);
         }
         let Some(sent) = self.sent.remove(&answer.id) else {
@@ -387,21 +395,21 @@ impl Peers {
         }
     }
 
-    /// True while the client owes answers.
+    /// Returns true while answers of the client are outstanding.
     pub fn awaits(&self) -> bool {
         !self.sent.is_empty()
     }
 
-    /// When the client is given up if it answers nothing until then.
+    /// Returns the time at which the client is given up if it sends no answer before.
     pub fn deadline(&self) -> Option<u64> {
         let sent = self.sent.values().filter(|s| !s.given_up);
-        // A client that reads nothing gets nothing.
+        // A client that reads no messages is given up, too.
         let unsent = (!self.queue.is_empty()).then_some(self.since_ns);
         let first = sent.map(|s| s.at_ns).chain(unsent).min()?;
         Some(first.saturating_add(PATIENCE_NS))
     }
 
-    /// The chip is reset: what was not sent is lost, and nobody waits for what was.
+    /// Resets with the chip: drops all unsent entries. Answers to sent messages are ignored later.
     pub fn reset(&mut self) {
         while let Some(entry) = self.pop() {
             self.done += u64::from(matches!(entry, Entry::Store { .. }));
@@ -409,7 +417,7 @@ impl Peers {
         self.new.clear();
     }
 
-    /// Gives up what the client has or was to get. Late answers are recognised.
+    /// Gives up all sent and queued accesses. Late answers to them are recognised.
     pub fn give_up(&mut self) -> (Lost, Vec<Due>) {
         self.mute = true;
         let (mut lost, mut due) = (Lost::default(), Vec::new());
@@ -433,7 +441,7 @@ impl Peers {
         (lost, due)
     }
 
-    /// Stores ever accepted, and how many of them have ended.
+    /// Returns the number of stores ever accepted, and how many of them have ended.
     pub fn stores(&self) -> (u64, u64) {
         (self.made, self.done)
     }

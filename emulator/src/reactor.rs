@@ -1,7 +1,7 @@
-//! The event loop: one thread, blocked in `epoll_wait` while nothing happens.
+//! The event loop: one thread, blocked in `epoll_wait` while there is no work.
 //!
-//! Each turn gives every ready connection a bounded amount of work. A NIC has one client at a time; others wait in the
-//! listening socket's queue until it is gone.
+//! Each iteration does a bounded amount of work for every ready connection. A NIC has one client at
+//! a time; others wait in the queue of the listening socket until it disconnects.
 
 use crate::config::Fabric;
 use crate::control::server::{Outcome, Session};
@@ -21,11 +21,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
-/// Messages per connection and turn.
+/// Maximum number of messages per connection and iteration.
 const BUDGET: usize = 256;
-/// Control connections at a time.
+/// Maximum number of control connections.
 const MAX_CONTROL: usize = 64;
-/// Wait after a failed accept (out of file descriptors), ns.
+/// Pause in ns after a failed accept (out of file descriptors).
 const ACCEPT_PAUSE_NS: u64 = 1_000_000_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,12 +61,12 @@ impl Token {
     }
 }
 
-/// What a connection's socket is watched for.
+/// Event that a connection's socket is watched for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Watch {
     Read,
     Write,
-    /// Not at all: the device must get ready first.
+    /// No event: the device must become ready first.
     Nothing,
 }
 
@@ -75,29 +75,30 @@ struct Client<T> {
     watch: Watch,
 }
 
-/// The event loop and everything that it serves.
+/// The event loop and the state it serves.
 pub struct Reactor {
     epoll: OwnedFd,
     world: World,
-    /// Of the NICs that have a host.
+    /// Listeners of the NICs that have a host.
     nic_listeners: BTreeMap<usize, UnixListener>,
     control_listener: UnixListener,
     signals: UnixStream,
     nics: BTreeMap<usize, Client<Connection>>,
     controls: BTreeMap<usize, Client<Session>>,
     next_control: usize,
-    /// Connections with work left over from the last turn.
+    /// Connections with work left over from the last iteration.
     ready: BTreeSet<Token>,
     /// NICs whose connection waits until the device is ready for the next message.
     waiting: BTreeSet<usize>,
-    /// Listeners that are not watched until this time.
+    /// Listeners that are not watched until the given time.
     paused: BTreeMap<Token, u64>,
     stats: LoopStats,
     sockets: Vec<PathBuf>,
     stop: bool,
 }
 
-/// Binds a listening socket. A socket file that nobody listens on is replaced. Errors: another emulator listens there.
+/// Binds a listening socket. Replaces a socket file without a listener. Fails if another emulator
+/// listens there.
 fn listen(path: &Path) -> Result<UnixListener> {
     if path.as_os_str().len() > 107 {
         bail!("{}: too long for a socket path (107 bytes)", path.display());
@@ -115,7 +116,7 @@ fn listen(path: &Path) -> Result<UnixListener> {
 }
 
 impl Reactor {
-    /// Binds all sockets. From here on clients can connect. Errors name the socket.
+    /// Binds all sockets; afterwards clients can connect. Errors name the socket.
     pub fn new(fabric: &Fabric, world: World) -> Result<Self> {
         std::fs::create_dir_all(&fabric.dir)
             .with_context(|| format!("{}: can't create", fabric.dir.display()))?;
@@ -166,7 +167,7 @@ impl Reactor {
         epoll::add(&self.epoll, fd, EventData::new_u64(token.pack()), flags)
     }
 
-    /// Serves until a signal or a control request ends it.
+    /// Serves until a signal or a control request ends the loop.
     pub fn run(&mut self) -> Result<()> {
         let mut events = Vec::with_capacity(256);
         while !self.stop {
@@ -183,9 +184,10 @@ impl Reactor {
                 self.stats.turns += 1;
             }
             for token in work {
-                // A panic outside the NIC models (those contain theirs) costs the connection it happened on, nothing else.
+                // A panic outside the NIC models (which contain theirs) closes only the affected
+                // connection.
                 if let Err(payload) = catch_unwind(AssertUnwindSafe(|| self.dispatch(token))) {
-                    tracing::error!("panic while serving {token:?}");
+                    tracing::error!("closing {token:?} after a panic while serving it");
                     self.drop_after_panic(token, &*payload);
                 }
             }
@@ -222,7 +224,7 @@ impl Reactor {
             .chain(self.paused.values().copied())
             .min()?;
         let ns = at.saturating_sub(self.world.now());
-        // A wait of more than an hour ends early; nothing is due then.
+        // Limit the wait to an hour; a wake-up without work is harmless.
         let ns = ns.min(3_600_000_000_000);
         Some(Timespec {
             tv_sec: (ns / 1_000_000_000) as i64,
@@ -256,7 +258,7 @@ impl Reactor {
     }
 
     fn pause(&mut self, token: Token, e: &std::io::Error) {
-        tracing::error!("can't accept connections ({e}); trying again in a second");
+        tracing::error!("can't accept connections ({e}); retrying in one second");
         let at = self.world.now() + ACCEPT_PAUSE_NS;
         let _ = match token {
             Token::NicListener(i) => epoll::delete(&self.epoll, &self.nic_listeners[&i]),
@@ -265,7 +267,7 @@ impl Reactor {
         self.paused.insert(token, at);
     }
 
-    /// Connections whose device has become ready go on in the next turn.
+    /// Schedules connections whose device has become ready.
     fn wake_waiting(&mut self) {
         let (still, over) = std::mem::take(&mut self.waiting)
             .into_iter()
@@ -275,8 +277,8 @@ impl Reactor {
         self.ready.extend(over.into_iter().map(Token::Nic));
     }
 
-    /// Connections on which the client has to be asked something do it in the next turn. Those that can't send now are woken
-    /// when they can.
+    /// Schedules connections whose client has to receive a DMA message. Connections that can't send
+    /// now are woken by epoll.
     fn wake_requests(&mut self) {
         for (&i, client) in &self.nics {
             if client.watch != Watch::Write && self.world.has_request(i) {
@@ -342,7 +344,7 @@ impl Reactor {
             world: &mut self.world,
             nic: i,
         };
-        // If this panics the connection is gone, which closes it.
+        // A panic drops the connection, which closes it.
         let result = client.inner.service(&mut device, BUDGET);
         let after = client.inner.stats();
         self.stats.socket_reads += after.0 - before.0;
@@ -387,7 +389,7 @@ impl Reactor {
         self.waiting.remove(&i);
         tracing::info!(nic = i, "connection closed by {by}");
         self.world.disconnected(i);
-        // The next client may come now.
+        // Accept the next client from now on.
         if let Err(e) = self.watch(
             &self.nic_listeners[&i],
             Token::NicListener(i),
@@ -406,7 +408,7 @@ impl Reactor {
             Err(e) => return self.pause(Token::ControlListener, &e),
         };
         if self.controls.len() >= MAX_CONTROL {
-            tracing::warn!("more than {MAX_CONTROL} control connections; the new one is closed");
+            tracing::warn!("closing a new control connection: {MAX_CONTROL} are open already");
             return;
         }
         let i = self.next_control;
@@ -465,7 +467,7 @@ impl Reactor {
     }
 }
 
-/// Changes what a socket is watched for.
+/// Changes the event that a socket is watched for.
 fn rewatch(epoll: &OwnedFd, fd: BorrowedFd<'_>, token: Token, now: &mut Watch, want: Watch) {
     if *now == want {
         return;
@@ -476,7 +478,7 @@ fn rewatch(epoll: &OwnedFd, fd: BorrowedFd<'_>, token: Token, now: &mut Watch, w
         _ => EventFlags::IN,
     };
     let changed = match (*now, want) {
-        // A socket whose other end is closed would be reported all the time.
+        // Remove the socket, because epoll would report a closed peer repeatedly.
         (_, Watch::Nothing) => epoll::delete(epoll, fd),
         (Watch::Nothing, _) => epoll::add(epoll, fd, data, flags),
         _ => epoll::modify(epoll, fd, data, flags),

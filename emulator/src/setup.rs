@@ -1,7 +1,8 @@
-//! The set-up step: what a management program does to a fabric, through the register files of the NICs.
+//! The set-up step: programs the fabric like a management program, through the register files of
+//! the NICs.
 //!
-//! It gives every NIC its node ID, routing and multicast tables, has the links exchange identities, and sets the network
-//! state. A NIC that comes back from a reset is programmed again.
+//! It writes node ID, routing and multicast tables of every NIC, makes the links exchange
+//! identities, and sets the network state. A NIC is programmed again after each reset.
 
 use crate::config::SetupConfig;
 use crate::network::routes::{Request, RouteError, Routes};
@@ -18,7 +19,7 @@ pub const RUNNING: u64 = 1;
 /// Network state "stopped".
 pub const STOPPED: u64 = 2;
 
-/// `ids`: send GUID, node ID and port to the neighbour.
+/// Value of register `ids`: send GUID, node ID and port to the neighbour.
 const SEND_BOTH: u64 = 3;
 /// VPIDs per unit, as in the node register at reset (G2).
 const VPIDS: u16 = 256;
@@ -31,14 +32,14 @@ pub struct Setup {
     groups: BTreeMap<u8, Vec<usize>>,
     /// Node ID of each NIC.
     pub(crate) ids: Vec<u16>,
-    /// Network state that NICs shall have.
+    /// Network state that each NIC is set to.
     pub(crate) states: Vec<u64>,
     routes: Routes,
     due: BTreeSet<(u64, usize)>,
 }
 
 impl Setup {
-    /// Computes the routes. Errors as [`Routes::compute`].
+    /// Computes the routes. Fails like [`Routes::compute`].
     pub fn new(cfg: &SetupConfig, topology: &Topology) -> Result<Self, RouteError> {
         let ids = cfg
             .node_ids
@@ -67,7 +68,7 @@ impl Setup {
         })
     }
 
-    /// When a NIC is to be programmed next.
+    /// Returns the time at which the next NIC is programmed.
     pub fn next_deadline(&self) -> Option<u64> {
         self.due.first().map(|(at, _)| *at)
     }
@@ -82,7 +83,7 @@ impl Setup {
 }
 
 impl World {
-    /// A NIC was reset: programs it now or after the configured delay.
+    /// Programs a NIC that was reset, now or after the configured delay.
     pub(crate) fn nic_came_back(&mut self, nic: usize) {
         if !self.setup.auto {
             return;
@@ -96,9 +97,9 @@ impl World {
         }
     }
 
-    /// Programs one NIC: identity, tables, neighbour exchange, network state; without a host also its network ports
-    /// and the VPID for requests for registers.
-    /// Nothing happens if it is off.
+    /// Programs one NIC: identity, tables, neighbour exchange, network state. Without a host it
+    /// also enables the network ports and the VPID for remote register access. Does nothing if the
+    /// NIC is off.
     pub fn set_up(&mut self, nic: usize) {
         if !self.is_on(nic) {
             return;
@@ -107,11 +108,12 @@ impl World {
         self.write_tables(nic);
         self.exchange_ids(nic);
         if self.is_accelerator(nic) {
-            // No driver runs there: without these ports nobody could reach its registers.
+            // There is no driver. Without these ports the NIC's registers would be unreachable.
             for port in [np::RMA_COMPLETER, np::RMA_RESPONDER, np::SMFU] {
                 self.poke(nic, np::general(port).get(), np::GENERAL_INIT);
             }
-            // Those that take other requests may be the only ones that take requests for registers (G19).
+            // VPIDs that accept other requests may be the only ones that accept register requests
+            // (G19).
             let smallest = rma::Config::for_pcie(128, 128);
             self.poke(nic, rma::CONFIG.get(), smallest.raw());
             let port = rma::vpid_table(Vpid::RRA);
@@ -121,8 +123,8 @@ impl World {
         self.settle();
     }
 
-    /// Programs every NIC. With `avoid_dead`, routes are computed anew around cables that carry nothing now; without, the
-    /// routes are those of the whole topology.
+    /// Programs every NIC. With `avoid_dead`, computes routes around cables that carry no packets
+    /// now; otherwise routes use the whole topology.
     pub fn set_up_all(&mut self, avoid_dead: bool) -> Result<(), RouteError> {
         let dead = if avoid_dead {
             self.network.dead_cables()
@@ -160,7 +162,7 @@ impl World {
             let grt = (0..inp::GRT_ENTRIES).map(|i| (inp::grt(port, i), word(&tables.grt, i)));
             let mcast = (0..inp::MCAST_ENTRIES).map(|i| (inp::mcast(port, i), word(mcast, i)));
             for (at, value) in lrt.chain(grt).chain(mcast) {
-                // Words that are right already are left alone, so that a trace shows what changed.
+                // Skip words that are already right, so that a trace shows only changes.
                 if self.network.register(nic, at.get()) != Some(value) {
                     self.poke(nic, at.get(), value);
                 }
@@ -168,7 +170,7 @@ impl World {
         }
     }
 
-    /// Both sides of all links of this NIC tell each other who they are.
+    /// Makes both ends of all links of this NIC exchange their identities.
     fn exchange_ids(&mut self, nic: usize) {
         for (mine, far) in self.network.link_ends(nic) {
             self.poke(nic, lp::ids(mine.into()).get(), SEND_BOTH);
@@ -176,15 +178,16 @@ impl World {
         }
     }
 
-    /// Sets the network state of one NIC (1 running, 2 stopped, 0 unconfigured), now and after resets.
+    /// Sets the network state of one NIC (1 running, 2 stopped, 0 unconfigured), now and after
+    /// resets.
     pub fn set_state(&mut self, nic: usize, state: u64) {
         self.setup.states[nic] = state;
         self.poke(nic, info::NW_STATE.get(), state);
         self.settle();
     }
 
-    /// Gives a NIC another node ID while everything runs: stops it, changes its ID and all tables, and brings it back to
-    /// the state it had. Errors as [`Routes::compute`]; then nothing has changed.
+    /// Changes the node ID of a NIC in a running fabric: stops the NIC, writes its ID and all
+    /// tables, and restores its state. Fails like [`Routes::compute`], without any change.
     pub fn set_node_id(&mut self, nic: usize, id: u16) -> Result<(), RouteError> {
         let old = std::mem::replace(&mut self.setup.ids[nic], id);
         let s = &self.setup;

@@ -1,10 +1,11 @@
-//! All NICs, the network between them, and the order in which things happen.
+//! All NICs, the network between them, and the order of events.
 //!
-//! Every public method is one event. It does its work and what follows from it, up to a bound, so that one guest can't keep
-//! the others waiting; [`World::busy`] says whether something is left for [`World::settle`].
+//! Every public method is one event. It does the event's work and the work that follows from it, up
+//! to a bound, so that one guest can't keep the others waiting. [`World::busy`] returns true while
+//! work is left for [`World::settle`].
 //!
-//! A panic in the model of a NIC is contained: it is logged, and the NIC becomes dead hardware (reads all ones, link down)
-//! until it is reset by its guest, by a new client or by command.
+//! A panic in the model of a NIC is contained and logged. The NIC then acts like dead hardware
+//! (reads all ones, link down) until its guest, a new client or a command resets it.
 
 use crate::config::{Fabric, NicSpec};
 use crate::control::Arrival;
@@ -29,20 +30,21 @@ use std::rc::Rc;
 use std::time::Instant;
 use wire::regs::info::{self, Node};
 
-/// Crossbar passes per event; more are left for the next turn of the event loop.
+/// Maximum number of crossbar steps per event. The next iteration of the event loop does the
+/// remaining ones.
 const STEPS_PER_TURN: usize = 4096;
 
-/// Source of time, in ns since the start.
+/// Clock in ns since the start.
 #[derive(Debug, Clone)]
 pub enum Clock {
     /// The monotonic clock of the host.
     Real(Instant),
-    /// Moved by a test.
+    /// A time that a test sets.
     Manual(Rc<Cell<u64>>),
 }
 
 impl Clock {
-    /// Real time from now on.
+    /// Returns a clock that starts now.
     pub fn real() -> Self {
         Clock::Real(Instant::now())
     }
@@ -68,16 +70,16 @@ pub(crate) struct Slot {
     panic_next: bool,
 }
 
-/// The disk behind a NIC, if there is one. It outlives chips.
+/// Returns a new disk if an NVMe drive is behind the NIC. The disk outlives its controller chips.
 fn new_disk(spec: &NicSpec) -> Option<Disk> {
     let drive = spec.accelerator.as_ref();
     let drive = drive.filter(|device| device.kind == DeviceKind::Nvme);
     drive.map(|device| Disk::new(device.size_mib))
 }
 
-/// A chip, with the device behind it if it is a root port.
+/// Returns a new chip, with the device behind it if the NIC is a root port.
 fn new_chip(spec: &NicSpec, cfg: NicConfig, disk: Option<&Disk>) -> Nic {
-    // The chip's number tells drives apart, too.
+    // The GUID of the chip is also the drive's serial number.
     let serial = cfg.guid.unwrap_or(0);
     let mut nic = Nic::new(cfg);
     match (&spec.accelerator, disk) {
@@ -90,14 +92,14 @@ fn new_chip(spec: &NicSpec, cfg: NicConfig, disk: Option<&Disk>) -> Nic {
     nic
 }
 
-/// Everything that is modelled.
+/// The whole model: NICs, hosts, network, time.
 pub struct World {
     pub(crate) slots: Vec<Slot>,
     pub(crate) network: Network,
     pub(crate) topology: Topology,
     nics_per_node: usize,
     pub(crate) timing: TimingConfig,
-    /// Latencies of links that were drawn.
+    /// Randomly drawn latencies of links.
     pub(crate) drawn_latency: Vec<u64>,
     variant: String,
     pub(crate) setup: Setup,
@@ -106,16 +108,17 @@ pub struct World {
     clock: Clock,
     /// Deadlines of NICs.
     timers: BTreeSet<(u64, usize)>,
-    /// NICs with something left to send, now or when there is network credit.
+    /// NICs with packets left to send, now or once there is network credit.
     blocked: BTreeSet<usize>,
-    /// The last of them that had its turn.
+    /// Index of the NIC that most recently sent remaining packets.
     turn: usize,
-    /// What the NICs know about each other's full queues.
+    /// State of full queues, which all NICs share.
     pressure: Pressure,
 }
 
 impl World {
-    /// Makes all NICs, brings the links up and runs the set-up step. Errors: routes can't be computed.
+    /// Creates all NICs, brings the links up and runs the set-up step. Fails if routes can't be
+    /// computed.
     pub fn new(fabric: &Fabric, clock: Clock, tracer: Tracer) -> Result<Self, RouteError> {
         let mut network = Network::new(&fabric.topology, fabric.network.clone());
         let seed = fabric.network.seed;
@@ -173,37 +176,37 @@ impl World {
         Ok(world)
     }
 
-    /// Number of NICs.
+    /// Returns the number of NICs.
     pub fn nic_count(&self) -> usize {
         self.slots.len()
     }
 
-    /// Time in ns since the start.
+    /// Returns the time in ns since the start.
     pub fn now(&self) -> u64 {
         self.clock.now()
     }
 
-    /// True if the NIC has power.
+    /// Returns true if the NIC has power.
     pub fn is_on(&self, nic: usize) -> bool {
         self.slots[nic].power == Power::On
     }
 
-    /// GUID of a NIC.
+    /// Returns the GUID of a NIC.
     pub fn guid(&self, nic: usize) -> u32 {
         self.slots[nic].nic.config().guid()
     }
 
-    /// True if [`World::settle`] has something to do.
+    /// Returns true if [`World::settle`] has work to do.
     pub fn busy(&self) -> bool {
         self.network.busy() || self.blocked.iter().any(|&i| self.may_send(i))
     }
 
-    /// True if something that waits in a NIC may leave it now.
+    /// Returns true if a NIC holds packets that may leave it now.
     fn may_send(&self, i: usize) -> bool {
         self.slots[i].nic.tx_waiting_lanes() & self.tx_open(i) != 0
     }
 
-    /// When [`World::tick`] has something to do next, in ns since the start.
+    /// Returns the time at which [`World::tick`] has work next, in ns since the start.
     pub fn next_deadline(&self) -> Option<u64> {
         let nic = self.timers.first().map(|(at, _)| *at);
         nic.into_iter()
@@ -214,12 +217,12 @@ impl World {
             .min()
     }
 
-    /// Runs what is due.
+    /// Runs all timers that are due.
     pub fn tick(&mut self) {
         let now = self.now();
         self.run_timing(now);
         self.expire_peers(now);
-        // Each NIC once: one whose deadline does not move must not hold up the rest.
+        // Each NIC runs once, so that a NIC whose deadline does not change can't delay the others.
         let due: Vec<usize> = self
             .timers
             .iter()
@@ -235,7 +238,7 @@ impl World {
         self.settle();
     }
 
-    /// Moves packets until nothing moves any more or the bound is reached.
+    /// Moves packets until all are blocked or delivered, or the bound is reached.
     pub fn settle(&mut self) {
         let mut left = STEPS_PER_TURN;
         while left > 0 {
@@ -268,17 +271,17 @@ impl World {
         }
     }
 
-    /// The NIC that sends next of what it has left; they take turns.
+    /// Returns the NIC that sends its remaining packets next, round robin.
     fn next_blocked(&self) -> Option<usize> {
         let after = self.blocked.range(self.turn + 1..);
         let mut all = after.chain(&self.blocked).copied();
         all.find(|&i| self.may_send(i))
     }
 
-    /// A load of the host from a BAR. `false`: parts of it come over the network, which takes time now; the result comes
-    /// by [`World::finish_load`].
+    /// Loads from a BAR for the host. Returns `false` if parts of the data arrive over the network
+    /// later; then [`World::finish_load`] returns the result.
     pub fn load(&mut self, nic: usize, bar: u8, offset: u64, data: &mut [u8]) -> bool {
-        // What has happened must have happened before the guest looks.
+        // Complete earlier events before the guest reads their results.
         self.settle();
         self.push_posted(nic);
         let state = self.with_nic(nic, |n, env| n.mmio_read(bar, offset, data, env));
@@ -293,7 +296,8 @@ impl World {
         }
     }
 
-    /// The result of a load that took time: `false` while it still does. A NIC that is off reads all ones.
+    /// Stores the result of a pending load in `data`. Returns `false` while the load is still
+    /// pending. A NIC that is off reads all ones.
     pub fn finish_load(&mut self, nic: usize, data: &mut [u8]) -> bool {
         if self.is_on(nic) {
             let done = self.slots[nic].nic.finish_load(data);
@@ -306,22 +310,23 @@ impl World {
         true
     }
 
-    /// True while the host of this NIC must not store anything, see [`Nic::host_stalled`].
+    /// Returns true while the host of this NIC must not store, see [`Nic::host_stalled`].
     pub fn stalled(&self, nic: usize) -> bool {
         self.is_on(nic) && self.slots[nic].nic.host_stalled()
     }
 
-    /// True while the host of this NIC waits for a load or must not store.
+    /// Returns true while the host of this NIC waits for a load or must not store.
     pub fn host_waits(&self, nic: usize) -> bool {
         self.is_on(nic) && self.slots[nic].nic.host_waits()
     }
 
-    /// True if a device is behind this NIC instead of a host before it.
+    /// Returns true if a device is attached to this NIC instead of a host.
     pub fn is_accelerator(&self, nic: usize) -> bool {
         self.slots[nic].spec.accelerator.is_some()
     }
 
-    /// Calls into a NIC with everything it needs, then takes what it left. `None`: it is off, or it panicked.
+    /// Calls `f` with a NIC and its environment, then sends the packets in the outbox and updates
+    /// its timers. Returns `None` if the NIC is off or panicked.
     pub(crate) fn with_nic<R>(
         &mut self,
         i: usize,
@@ -388,7 +393,7 @@ impl World {
         self.refuse_circles(i);
     }
 
-    /// The network learns what the node register says.
+    /// Passes GUID and node ID of the node register to the network.
     fn sync_identity(&mut self, i: usize) {
         let slot = &mut self.slots[i];
         let mut untraced = Tracer::off();
@@ -418,7 +423,7 @@ impl World {
         self.switch_off(i, Power::Dead);
     }
 
-    /// Makes the next access to this NIC panic (test of the containment).
+    /// Makes the next access to this NIC panic, to test the containment.
     pub fn inject_panic(&mut self, nic: usize) {
         self.slots[nic].panic_next = true;
     }
@@ -430,7 +435,7 @@ impl World {
         }
     }
 
-    /// A fresh chip in its power-on state.
+    /// Replaces the chip by a new one in its power-on state.
     fn replace_chip(&mut self, i: usize) {
         let faults = self.slots[i].nic.config().faults.clone();
         let cfg = NicConfig {
@@ -461,7 +466,7 @@ impl World {
         self.slots[i].power = power;
         self.replace_chip(i);
         self.network.set_power(i, false, &mut self.tracer);
-        // The register reset of the dead chip must not be taken for a retraining later.
+        // Clear the actions of the register reset now, so that they do not retrain links later.
         self.network.after_access(i, &mut self.tracer);
         self.slots[i].machine.config.reset();
     }
@@ -476,7 +481,8 @@ impl World {
         self.nic_came_back(i);
     }
 
-    /// Switches a NIC off (its guest sees all ones, its links go down) or on (everything at reset values).
+    /// Switches a NIC off (its guest reads all ones, its links go down) or on (all state at reset
+    /// values).
     pub fn set_power(&mut self, nic: usize, on: bool) {
         match (on, self.slots[nic].power) {
             (true, Power::On) | (false, Power::Off) => {}
@@ -499,7 +505,7 @@ impl World {
         self.settle();
     }
 
-    /// Resets a NIC as its host would. A dead one comes back to life.
+    /// Resets a NIC on behalf of its host. A dead NIC works again afterwards.
     pub fn reset(&mut self, nic: usize, kind: ResetKind) {
         self.note(nic, format!("reset ({kind:?})"));
         let config = &mut self.slots[nic].machine.config;
@@ -523,7 +529,7 @@ impl World {
         self.settle();
     }
 
-    /// The chip learns what configuration space says about BARs and bus mastering.
+    /// Passes BARs, bus mastering and size limits of configuration space to the chip.
     pub(crate) fn sync_pci(&mut self, i: usize) {
         let Slot { nic, machine, .. } = &mut self.slots[i];
         for bar in [0u8, 2] {
@@ -534,7 +540,7 @@ impl World {
         nic.set_bus_limits(payload, read_request);
     }
 
-    /// A client connected.
+    /// Records that a client connected, and revives a dead NIC.
     pub fn connected(&mut self, nic: usize) {
         self.slots[nic].connected = true;
         self.slots[nic].machine.stats.connects += 1;
@@ -544,7 +550,8 @@ impl World {
         }
     }
 
-    /// The client is gone: its memory and interrupts with it, and the NIC is reset for the next one.
+    /// Drops memory and interrupts of a client that disconnected, and resets the NIC for the next
+    /// one.
     pub fn disconnected(&mut self, nic: usize) {
         self.slots[nic].connected = false;
         self.host_gone(nic);
@@ -552,7 +559,8 @@ impl World {
         self.reset(nic, ResetKind::PowerOn);
     }
 
-    /// Gives a NIC another configuration space identity; takes effect for the next client (QEMU reads it at start).
+    /// Gives a NIC another configuration space identity. It takes effect for the next client,
+    /// because QEMU reads it at start.
     pub fn set_pci(&mut self, nic: usize, pci: PciConfig) {
         self.slots[nic].spec.pci = pci.clone();
         self.slots[nic].machine.config.set_shape(pci);
@@ -571,8 +579,12 @@ impl World {
         Ok(())
     }
 
-    /// Raises a trigger event of a chip that reports these registers. Errors: no such event or register, one that shows a state of
-    /// the model, or the NIC is off.
+    /// Raises a trigger event of a chip whose registers show the given values.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the event or a register does not exist, if a register shows a state of the model,
+    /// or if the NIC is off.
     pub fn report(
         &mut self,
         nic: usize,
@@ -584,22 +596,22 @@ impl World {
         self.settle();
         match refused.context("the NIC is off")? {
             None => Ok(()),
-            Some(offset) => anyhow::bail!("nothing can be reported in register {offset:#x}"),
+            Some(offset) => anyhow::bail!("register {offset:#x} does not keep the given value"),
         }
     }
 
-    /// Writes a register as management software does.
+    /// Writes a register like management software.
     pub fn poke(&mut self, nic: usize, offset: u32, value: u64) {
         self.with_nic(nic, |n, env| n.reg_poke(offset, value, env));
     }
 
-    /// Reads a register as management software does; all ones if the NIC is off.
+    /// Reads a register like management software. Returns all ones if the NIC is off.
     pub fn peek(&mut self, nic: usize, offset: u32) -> u64 {
         self.with_nic(nic, |n, env| n.reg_peek(offset, env))
             .unwrap_or(u64::MAX)
     }
 
-    /// Replaces the faults that a NIC injects. Errors: it is off.
+    /// Replaces the faults that a NIC injects. Fails if the NIC is off.
     pub fn set_faults(&mut self, nic: usize, faults: Faults) -> anyhow::Result<()> {
         if self
             .with_nic(nic, |n, env| n.set_faults(faults, env))
@@ -611,7 +623,8 @@ impl World {
         Ok(())
     }
 
-    /// Ends all faults: cables, knobs and what NICs inject are as configured, also in NICs without power. Power stays as it is.
+    /// Ends all faults, also in NICs without power: cables, knobs and injected faults return to
+    /// their configuration. Power is not changed.
     pub fn end_faults(&mut self) {
         self.change_network(|network, trace| network.end_faults(trace));
         for nic in 0..self.slots.len() {
@@ -622,50 +635,51 @@ impl World {
         }
     }
 
-    /// Configuration space identity of a NIC.
+    /// Returns the configuration space identity of a NIC.
     pub fn pci(&self, nic: usize) -> &PciConfig {
         self.slots[nic].machine.config.shape()
     }
 
-    /// Counters of a chip.
+    /// Returns the counters of a chip.
     pub fn chip_counters(&self, nic: usize) -> &Counters {
         self.slots[nic].nic.counters()
     }
 
-    /// Counters of what happened between a chip and its host.
+    /// Returns the counters of accesses between a chip and its host.
     pub fn host_stats(&self, nic: usize) -> &HostStats {
         &self.slots[nic].machine.stats
     }
 
-    /// Topology as the user gave it.
+    /// Returns the topology as the user gave it.
     pub fn topology_name(&self) -> &str {
         &self.topology.name
     }
 
-    /// The timing model.
+    /// Returns the timing model.
     pub fn timing(&self) -> TimingModel {
         self.timing.model
     }
 
-    /// What the model does where the reference leaves a choice, as [`crate::variant::Variant`] prints it.
+    /// Returns the choices of the model where the reference leaves one, as
+    /// [`crate::variant::Variant`] prints them.
     pub fn variant(&self) -> &str {
         &self.variant
     }
 
-    /// NICs per host.
+    /// Returns the number of NICs per host.
     pub fn nics_per_node(&self) -> usize {
         self.nics_per_node
     }
 
-    /// The network, for faults and reports.
+    /// Returns the network, for faults and reports.
     pub fn network(&self) -> &Network {
         &self.network
     }
 
-    /// Changes something in the network and lets the consequences happen.
+    /// Changes the network with `f` and runs the consequences.
     pub fn change_network(&mut self, f: impl FnOnce(&mut Network, &mut Tracer)) {
         let now = self.now();
-        // Brings the network's clock up to date first.
+        // Bring the network's clock up to date first.
         self.network.run(now, 0, &mut self.tracer);
         f(&mut self.network, &mut self.tracer);
         self.settle();

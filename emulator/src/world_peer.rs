@@ -1,41 +1,43 @@
-//! Accesses of NICs to other devices of their hosts: what the clients are asked, what they answer, and what must not wait.
+//! Accesses of NICs to other devices of their hosts: DMA messages to clients, answers, and
+//! avoidance of deadlocks.
 //!
-//! A client that waits for the answer to a load of its guest from a NIC answers no DMA message meanwhile, on the sockets of all
-//! its NICs. Such a load may come from a device of another host, or of its own. If that host waits in the same way and what it
-//! waits for comes back to the first one, nobody would ever answer: the load that closes the circle ends with all ones instead.
+//! A client that waits for its guest's load from a NIC answers no DMA messages on the sockets of
+//! all its NICs. Such a load may read a device of another host, or of its own. If that host waits
+//! in the same way, hosts may wait for each other in a cycle. The load that would close the cycle
+//! returns all ones instead.
 
 use crate::peer::{Answered, Request, Settled};
 use crate::world::World;
 use std::collections::BTreeSet;
 
 impl World {
-    /// The client of a NIC takes DMA messages from now on.
+    /// Records that the client of a NIC accepts DMA messages.
     pub fn host_takes_dma(&mut self, nic: usize) {
         self.slots[nic].machine.peers.open();
     }
 
-    /// The client is gone, with all that it was asked.
+    /// Drops all accesses of a client that disconnected.
     pub(crate) fn host_gone(&mut self, nic: usize) {
         let loads = self.slots[nic].machine.disconnect();
         self.fail_loads(nic, loads);
     }
 
-    /// True if the client of a NIC has to be asked something now.
+    /// Returns true if a message can be sent to the client of a NIC now.
     pub fn has_request(&self, nic: usize) -> bool {
         self.slots[nic].machine.peers.has_request()
     }
 
-    /// True while the client of a NIC owes answers.
+    /// Returns true while answers of the client of a NIC are outstanding.
     pub fn awaits_answers(&self, nic: usize) -> bool {
         self.slots[nic].machine.peers.awaits()
     }
 
-    /// The next DMA message for the client of a NIC.
+    /// Returns the next DMA message for the client of a NIC.
     pub fn next_request(&mut self, nic: usize) -> Option<Request> {
         let now = self.now();
         let machine = &mut self.slots[nic].machine;
         let request = machine.peers.request(now)?;
-        // Behind a load, what is written to memory need not wait.
+        // Memory writes queued behind a load need not wait for its answer.
         self.run_due(nic);
         Some(request)
     }
@@ -47,7 +49,7 @@ impl World {
         machine.run_due();
     }
 
-    /// The client of a NIC answered a DMA message.
+    /// Processes an answer of the client of a NIC to a DMA message.
     pub fn answered(&mut self, nic: usize, answer: Answered) {
         let now = self.now();
         let machine = &mut self.slots[nic].machine;
@@ -82,7 +84,7 @@ impl World {
             }
             Settled::Garbage(load) => {
                 machine.stats.protocol_errors += 1;
-                machine.warn(format_args!("answer to DMA message {id} makes no sense"));
+                machine.warn(format_args!("answer to DMA message {id} does not match any pending access"));
                 self.run_due(nic);
                 self.fail_loads(nic, load.into_iter().collect());
             }
@@ -91,7 +93,8 @@ impl World {
         self.settle();
     }
 
-    /// Loads of other nodes get no data, and stores that have ended give their senders' credit back.
+    /// Ends loads of other nodes without data, and returns the credit of stores that have ended to
+    /// their senders.
     fn fail_loads(&mut self, nic: usize, loads: Vec<u64>) {
         self.with_nic(nic, |n, env| {
             n.stores_ended(env);
@@ -101,13 +104,13 @@ impl World {
         });
     }
 
-    /// When a client is given up that answers nothing.
+    /// Returns the time at which the next silent client is given up.
     pub(crate) fn peer_deadline(&self) -> Option<u64> {
         let all = self.slots.iter();
         all.filter_map(|s| s.machine.peers.deadline()).min()
     }
 
-    /// Gives up clients that answer nothing.
+    /// Gives up clients that have not answered in time.
     pub(crate) fn expire_peers(&mut self, now: u64) {
         for nic in 0..self.slots.len() {
             let machine = &mut self.slots[nic].machine;
@@ -119,7 +122,7 @@ impl World {
         }
     }
 
-    /// Hosts that wait for answers of other hosts: who waits, for whom.
+    /// Returns the pairs (waiting host, host whose answer it waits for).
     fn waits(&self) -> BTreeSet<(usize, usize)> {
         let mut waits = BTreeSet::new();
         for (i, slot) in self.slots.iter().enumerate() {
@@ -137,7 +140,8 @@ impl World {
         nic / self.nics_per_node().max(1)
     }
 
-    /// Of the loads that a NIC is about to ask its client for: ends those for which that client would wait itself.
+    /// Ends the new loads of a NIC whose answer the client can't give because it waits for them
+    /// itself.
     pub(crate) fn refuse_circles(&mut self, nic: usize) {
         for load in self.slots[nic].machine.peers.take_new() {
             let host = self.host_of(nic);
@@ -162,7 +166,7 @@ impl World {
             machine.now_ns = now;
             machine.stats.peer_deadlocks += 1;
             machine.warn(format_args!(
-                "node {node} loads from a device of this host, which waits for that load: all ones"
+                "load of node {node} from a device of this host returns all ones, because this host waits for that node"
             ));
             self.run_due(nic);
             self.fail_loads(nic, vec![load]);
@@ -170,7 +174,7 @@ impl World {
     }
 }
 
-/// True if `from` is `to`, or waits for it.
+/// Returns true if `from` equals `to`, or waits for it directly or indirectly.
 fn reaches(waits: &BTreeSet<(usize, usize)>, from: usize, to: usize) -> bool {
     let (mut todo, mut seen) = (vec![from], BTreeSet::from([from]));
     while let Some(host) = todo.pop() {

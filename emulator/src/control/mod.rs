@@ -1,4 +1,5 @@
-//! The control socket: what requests do, and the server. [`extoll_emulator_api::control`] has the requests themselves.
+//! The control socket: execution of requests, and the server. [`extoll_emulator_api::control`]
+//! defines the requests.
 
 mod exec;
 mod forge;

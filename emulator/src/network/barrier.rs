@@ -1,28 +1,30 @@
-//! Barrier units: a tree over the links, one per unit (HW §15.5).
+//! Barrier units: one tree over the links per unit (HW §15.5).
 //!
-//! Only the registers are known, from a chip with the same number of links; the protocol is our decision (G24,
-//! docs/emulator.md). A unit whose hosts have arrived and whose children have reported reports to its parent; the root
+//! Only the registers are known, from a chip with the same number of links; the protocol is this
+//! project's decision (G24, docs/emulator.md). A unit reports to its parent once its hosts have
+//! arrived and its children have reported. The root releases, and the release propagates down the
+//! tree.
 //! releases, and the release goes down the tree.
 
 use super::{Network, TE_BARRIER_RELEASED};
 use wire::regs::barrier::{UnitsConfig, UnitsWorkSet};
 
-/// Units of a NIC.
+/// Number of units of a NIC.
 pub(super) const UNITS: usize = 16;
-/// `lp_in.barrier_received` of unit 0.
+/// Bit of unit 0 in `lp_in.barrier_received`.
 const RECEIVED: u32 = 34;
 
 /// One unit of one NIC.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Unit {
     config: u64,
-    /// Times that the host has arrived since the last release.
+    /// Number of arrivals of the host since the last release.
     arrived: u8,
-    /// Links whose child has reported.
+    /// Set of links whose child has reported.
     children: u8,
-    /// Reported to the parent.
+    /// True after the report to the parent.
     reported: bool,
-    /// `released_0`, `released_1` and `released_active`: the flag that the next release sets.
+    /// `released_0`, `released_1`, and `released_active`: the flag that the next release sets.
     flags: UnitsWorkSet,
 }
 
@@ -35,7 +37,7 @@ impl Unit {
         self.config
     }
 
-    /// Software writes the work set; `true`: the host has arrived.
+    /// Writes the work set for software. Returns `true` if the write is an arrival of the host.
     pub fn write_work_set(&mut self, value: u64) -> bool {
         let arrives = UnitsWorkSet(value).reached();
         if arrives {
@@ -52,7 +54,8 @@ impl Unit {
         self.config = config.with_reset(false).raw();
     }
 
-    /// Everybody that this unit waits for is there, and nobody was told yet.
+    /// Returns true if the unit can report: all hosts and children have arrived, and it has not
+    /// reported yet.
     fn complete(&self) -> bool {
         let c = UnitsConfig(self.config);
         let waits = c.host_count() != 0 || c.child_nodes() != 0;
@@ -74,7 +77,7 @@ impl Unit {
 }
 
 impl Network {
-    /// Unit `k` of this NIC has changed.
+    /// Processes a change of unit `k` of this NIC.
     pub(super) fn barrier(&mut self, nic: usize, k: usize) {
         let mut look_at = vec![nic];
         while let Some(nic) = look_at.pop() {
@@ -111,7 +114,8 @@ impl Network {
             for (to, port) in self.barrier_signal(nic, k, children) {
                 let unit = self.regs(to).barriers[k];
                 let from_parent = UnitsConfig(unit.config).parent_nodes() & (1 << port) != 0;
-                // Also ends trees with a circle in them: a unit is released once per report.
+                // The check of `reported` also ends trees with a cycle, because a unit is released
+                // once per report.
                 if unit.reported && from_parent {
                     self.regs(to).barriers[k].reported = false;
                     down.push(to);
@@ -120,8 +124,8 @@ impl Network {
         }
     }
 
-    /// Tells the neighbours on these links. Returns those that hear it, with the port they hear it on; a link that is down
-    /// loses the signal.
+    /// Signals the neighbours on these links. Returns the receivers with their ports; a link that
+    /// is down loses the signal.
     fn barrier_signal(&mut self, nic: usize, k: usize, links: u8) -> Vec<(usize, u8)> {
         let ports = self.nodes[nic].ports;
         let heard = ports.into_iter().enumerate().filter_map(|(p, cable)| {

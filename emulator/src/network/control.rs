@@ -1,4 +1,5 @@
-//! What changes the fabric from outside: faults, knobs, power, and the actions that register writes set off.
+//! External changes of the fabric: faults, knobs, power, and the actions that register writes
+//! trigger.
 
 use super::link::Flap;
 use super::topology::End;
@@ -12,8 +13,9 @@ use crate::trace::{Event, Tracer};
 use rand::Rng;
 
 impl Network {
-    /// Brings up every link that can be; call once after the NICs exist and their identity is known. The knobs that the cables have
-    /// now are those that [`Network::end_faults`] restores.
+    /// Brings up every link that can be up. The caller calls this once, after the NICs exist and
+    /// their identity is known. The current knobs of the cables become those that
+    /// [`Network::end_faults`] restores.
     pub fn start(&mut self, trace: &mut Tracer) {
         for c in 0..self.cables.len() {
             self.cables[c].usual = self.cables[c].knobs;
@@ -21,7 +23,7 @@ impl Network {
         }
     }
 
-    /// Does what register writes of this NIC asked for.
+    /// Performs the actions that register writes of this NIC triggered.
     pub fn after_access(&mut self, nic: usize, trace: &mut Tracer) {
         let actions = {
             let mut regs = self.regs(nic);
@@ -51,7 +53,8 @@ impl Network {
         }
     }
 
-    /// G24: a trigger on any node sets the interrupt flag and raises the event on all.
+    /// Sets the interrupt flag and raises the event on all nodes, because a trigger on any node
+    /// does so (G24).
     fn global_interrupt(&mut self, k: u8) {
         for nic in 0..self.nodes.len() {
             self.regs(nic).gint[usize::from(k)] |= 2;
@@ -59,21 +62,21 @@ impl Network {
         }
     }
 
-    /// After a reset of the chip its links train again.
+    /// Trains the links of a chip again after its reset.
     fn retrain(&mut self, nic: usize, trace: &mut Tracer) {
         for (c, _) in self.nodes[nic].ports.into_iter().flatten() {
             self.cables[c].live = false;
             self.lose_queue(c, 0, trace);
             self.lose_queue(c, 1, trace);
             self.update(c, trace);
-            // What waited for room there waits for nothing now, also if the link stays down.
+            // Packets that waited for buffer space there advance now, also if the link stays down.
             for e in self.cables[c].ends {
                 self.wake_link(e.nic, e.port);
             }
         }
     }
 
-    /// One side of a cable tells the other who it is.
+    /// Sends GUID and/or node ID and port from one side of a cable to the other.
     fn send_identity(&mut self, cable: usize, side: usize, guid: bool, ids: bool) {
         let (from, to) = (
             self.cables[cable].ends[side],
@@ -93,7 +96,7 @@ impl Network {
         }
     }
 
-    /// Works out whether a cable carries packets and acts on a change.
+    /// Computes whether a cable carries packets, and acts on a change.
     fn update(&mut self, c: usize, trace: &mut Tracer) {
         let ends = self.cables[c].ends;
         let enabled = |e: End| {
@@ -179,7 +182,7 @@ impl Network {
         }
     }
 
-    /// The cable with this end.
+    /// Returns the cable with this end.
     pub fn cable_at(&self, end: End) -> Option<usize> {
         Some(
             self.nodes
@@ -191,12 +194,12 @@ impl Network {
         )
     }
 
-    /// Number of cables.
+    /// Returns the number of cables.
     pub fn cable_count(&self) -> usize {
         self.cables.len()
     }
 
-    /// Plugs a cable in or pulls it. Ends a flap.
+    /// Plugs a cable in or pulls it, and ends a flap.
     pub fn set_link(
         &mut self,
         cable: usize,
@@ -213,7 +216,8 @@ impl Network {
         self.update(cable, trace);
     }
 
-    /// Lets a cable go down and up by itself, beginning now; packets are held meanwhile unless `policy` says otherwise.
+    /// Makes a cable go down and up repeatedly, beginning now. Packets are held while it is down
+    /// unless `policy` says otherwise.
     pub fn start_flap(
         &mut self,
         cable: usize,
@@ -247,17 +251,18 @@ impl Network {
             .insert((self.now.saturating_add(wait.max(1)), Timer::Flap { cable }));
     }
 
-    /// Sets the knobs of a cable; packets under way keep their arrival time.
+    /// Sets the knobs of a cable. Packets in flight keep their arrival time.
     pub fn set_knobs(&mut self, cable: usize, knobs: LinkKnobs) {
         self.cables[cable].knobs = knobs;
     }
 
-    /// Knobs of a cable.
+    /// Returns the knobs of a cable.
     pub fn knobs(&self, cable: usize) -> LinkKnobs {
         self.cables[cable].knobs
     }
 
-    /// Cables and NICs as they were at the start: plugged in, knobs and policy as configured, nothing frozen. Power stays as it is.
+    /// Restores cables and NICs: plugged in, knobs and policy as configured, not frozen. Power is
+    /// not changed.
     pub fn end_faults(&mut self, trace: &mut Tracer) {
         for c in 0..self.cables.len() {
             self.cables[c].knobs = self.cables[c].usual;
@@ -271,8 +276,8 @@ impl Network {
         }
     }
 
-    /// Freezes or thaws a NIC: it takes nothing from the network and gives nothing to it. What others send it waits in the fabric,
-    /// where it is in the way of transit traffic once buffers are full.
+    /// Freezes or thaws a NIC. A frozen NIC accepts no packets from the network and sends none.
+    /// Packets to it wait in the fabric, where they block transit traffic once buffers are full.
     pub fn set_frozen(&mut self, nic: usize, frozen: bool) {
         self.nodes[nic].frozen = frozen;
         if !frozen {
@@ -280,7 +285,8 @@ impl Network {
         }
     }
 
-    /// Switches a NIC off or on. Off: links down, everything queued in it is lost. The caller resets the NIC itself.
+    /// Switches a NIC off or on. Off: links go down, queued packets are lost. The caller resets the
+    /// NIC itself.
     pub fn set_power(&mut self, nic: usize, on: bool, trace: &mut Tracer) {
         self.nodes[nic].powered = on;
         if !on {
@@ -290,13 +296,13 @@ impl Network {
         for (c, side) in self.nodes[nic].ports.into_iter().flatten() {
             self.update(c, trace);
             if !on {
-                // What the dead NIC still had to send is gone, whatever the policy of the cable.
+                // Packets of the dead NIC are lost, regardless of the policy of the cable.
                 self.lose_queue(c, side, trace);
             }
         }
     }
 
-    /// Redraws from this seed on; arbiters begin anew.
+    /// Restarts the random number generators and arbiters with this seed.
     pub fn reseed(&mut self, seed: u64) {
         self.cfg.seed = seed;
         self.rng = seed::rng(seed, 0, Purpose::Network);
@@ -306,12 +312,12 @@ impl Network {
         }
     }
 
-    /// Value of a network register; `None` if the NIC keeps it.
+    /// Returns the value of a network register, or `None` if the NIC keeps it.
     pub fn register(&self, nic: usize, offset: u32) -> Option<u64> {
         NetworkRegs::read(&mut *self.regs(nic), offset)
     }
 
-    /// Cabled links of a NIC with their far ends.
+    /// Returns the cabled links of a NIC with their far ends.
     pub fn link_ends(&self, nic: usize) -> Vec<(u8, End)> {
         let ports = self.nodes[nic].ports.iter().enumerate();
         ports
@@ -321,14 +327,14 @@ impl Network {
 }
 
 impl Network {
-    /// True if register writes of this NIC wait for [`Network::after_access`].
+    /// Returns true if actions of this NIC wait for [`Network::after_access`].
     pub fn has_actions(&self, nic: usize) -> bool {
         !self.regs(nic).actions.is_empty()
     }
 }
 
 impl Network {
-    /// Both ends of a cable.
+    /// Returns both ends of a cable.
     pub fn cable_ends(&self, cable: usize) -> [End; 2] {
         self.cables[cable].ends
     }

@@ -1,20 +1,22 @@
-//! Finds packets that wait for each other in a circle.
+//! Detection of packets that wait for each other in a cycle.
 //!
-//! The head of an input queue waits for room in the input queue at the far side of a link, so for that queue's head to go on.
-//! Room at a unit comes by itself, by software or by a time-out, so it is no part of a circle. A circle of such waits can't end without
-//! help from outside: it is an error of the routing tables. Which buffers are in it is logged, counted, and shown by `pos_dead` of
-//! their inports with TE 13 (MODEL decision; HW §15.2 has the flag and no more).
+//! The head of an input queue waits for buffer space in the input queue at the far side of a link,
+//! and hence for that queue's head to advance. Buffer space at a unit becomes free by itself, by
+//! software or by a time-out, so units are not part of a cycle. A cycle of waits can't end without
+//! help from outside; it is an error of the routing tables. The buffers in it are logged and
+//! counted, and `pos_dead` of their inports with TE 13 reports them (MODEL decision; HW §15.2 only
+//! names the flag).
 
 use super::flow::Place;
 use super::{Network, Timer, NP_BASE, TE_XBAR_INPORT};
 use crate::lane::channel_name;
 use std::collections::HashMap;
 
-/// Descriptions that are kept.
+/// Maximum number of descriptions that are kept.
 const KEPT: usize = 16;
 
 impl Network {
-    /// The head of this queue waits for a link.
+    /// Lists a queue whose head waits for a link, for the next check.
     pub(super) fn list_stalled(&mut self, at: Place) {
         let input = self.input(at);
         if !input.listed {
@@ -27,7 +29,8 @@ impl Network {
         }
     }
 
-    /// Looks at everything that waits. Only called when nothing moves at this time, so all waits are real.
+    /// Checks all listed queues. Called only when no packet can move at this time, so all waits are
+    /// real.
     pub(super) fn find_deadlocks(&mut self) {
         let listed = std::mem::take(&mut self.stalled);
         let mut waiting = Vec::new();
@@ -42,7 +45,8 @@ impl Network {
         for circle in self.circles(&waiting) {
             self.report(&circle);
         }
-        // What is known to be stuck needs no further look; who runs into it is listed anew.
+        // Queues in a reported deadlock need no further check. Queues that block behind them are
+        // listed again.
         let mut again = Vec::new();
         for at in waiting {
             let input = self.input(at);
@@ -59,10 +63,11 @@ impl Network {
         }
     }
 
-    /// Circles of waits that have not been reported yet: a search in depth, which meets each queue once.
+    /// Returns cycles of waits that have not been reported yet, by a depth-first search that visits
+    /// each queue once.
     fn circles(&self, waiting: &[Place]) -> Vec<Vec<Place>> {
         let mut found = Vec::new();
-        // Queues on the current path with their place in it, and `None` for those that are done with.
+        // Index of each queue on the current path; `None` for queues that are finished.
         let mut seen: HashMap<Place, Option<usize>> = HashMap::new();
         for &start in waiting {
             if seen.contains_key(&start) {
@@ -102,7 +107,7 @@ impl Network {
     fn report(&mut self, circle: &[Place]) {
         let names: Vec<String> = circle.iter().map(ToString::to_string).collect();
         let text = names.join(" -> ");
-        tracing::error!("deadlock in the fabric: packets wait in a circle: {text}");
+        tracing::error!("deadlock in the fabric: packets in these buffers wait for each other: {text}");
         if self.deadlocks.len() < KEPT {
             self.deadlocks.push(text);
         }
@@ -121,7 +126,7 @@ impl Network {
         }
     }
 
-    /// Deadlocks found so far, as the input buffers in them; the first few only.
+    /// Returns the first deadlocks found, each as a list of its input buffers.
     pub fn deadlocks(&self) -> &[String] {
         &self.deadlocks
     }

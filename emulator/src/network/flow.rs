@@ -1,10 +1,14 @@
-//! Crossbars with finite buffers: a packet goes on when the next buffer of its channel has room, and waits where it is
-//! otherwise, so that blocked traffic backs up hop by hop to its senders (HW §9.6, §15).
+//! Crossbars with finite buffers.
 //!
-//! Every inport has a queue per virtual channel: a channel ([`Lane::channel`]) times two deterministic virtual channels, of
-//! which the routing table chooses one. Heads that find no room wait at the buffer they need. When room comes, one of them is
-//! granted it, round robin over the inports, and passes the rest on; newcomers queue behind those that wait. So each hop costs
-//! a bounded number of steps however many packets wait.
+//! A packet advances when the next buffer of its channel has space, and waits otherwise. Blocked
+//! traffic therefore backs up hop by hop to its senders (HW §9.6, §15).
+//!
+//! Every inport has a queue per virtual channel: a channel ([`Lane::channel`]) times two
+//! deterministic virtual channels, of which the routing table chooses one. A queue head without
+//! space ahead waits for the buffer it needs. When space becomes free, one waiting head is granted
+//! it, round robin over the inports, and wakes the next one afterwards. New heads queue behind the
+//! waiting ones. Each hop thus costs a bounded number of steps, regardless of the number of waiting
+//! packets.
 
 use super::DownPolicy;
 use super::{
@@ -18,21 +22,21 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use wire::route::{self, McastEntry, RouteWord};
 
-/// Places where packets enter a crossbar: seven links, then VELO, RMA, SMFU.
+/// Number of entries to a crossbar: seven links, then VELO, RMA, SMFU.
 const PLACES: usize = NP_BASE + 3;
-/// Input queues of a channel.
+/// Number of input queues of a channel.
 const INPUTS: usize = 2 * PLACES;
-/// Outputs of a channel: each link with either virtual channel, then the three units.
+/// Number of outputs of a channel: each link with either virtual channel, then the three units.
 const OUTPUTS: usize = 2 * NP_BASE + 3;
 /// First output that leads to a unit.
 const HERE: usize = 2 * NP_BASE;
 
-/// An input queue of some NIC.
+/// An input queue of a NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Place {
     pub(super) nic: u32,
     pub(super) channel: u8,
-    /// Place times two, plus the virtual channel.
+    /// Entry times two, plus the virtual channel.
     pub(super) input: u8,
 }
 
@@ -58,7 +62,7 @@ impl Place {
         usize::from(self.channel) * INPUTS + usize::from(self.input)
     }
 
-    /// Link port, or [`NP_BASE`] and above for units.
+    /// Returns the link port, or [`NP_BASE`] and above for units.
     pub(super) fn port(self) -> usize {
         usize::from(self.input) / 2
     }
@@ -68,35 +72,35 @@ impl Place {
     }
 }
 
-/// Packets that came in and wait for the crossbar.
+/// Packets that arrived and wait for the crossbar.
 #[derive(Default)]
 pub(super) struct Input {
     pub(super) flits: VecDeque<Flit>,
-    /// Room that is taken, also by packets on their way here.
+    /// Occupied bytes, including packets in flight to this queue.
     pub(super) bytes: u64,
     scheduled: bool,
-    /// Outputs that have been granted to the head.
+    /// Set of outputs granted to the head.
     granted: u32,
-    /// Listed for the deadlock detector.
+    /// True while listed for the deadlock detector.
     pub(super) listed: bool,
-    /// Part of a deadlock that has been reported.
+    /// True while part of a deadlock that has been reported.
     pub(super) reported: bool,
 }
 
-/// Bytes that a VELO message takes at most in a buffer (HW §9).
+/// Maximum number of bytes that a VELO message occupies in a buffer (HW §9).
 const LARGEST_MESSAGE: u64 = 120 + OVERHEAD;
 
 /// Inputs that wait for an output.
 #[derive(Default, Clone)]
 struct Waiters {
     inputs: u32,
-    /// One of them has been told to go on and has not done so yet.
+    /// True while a woken input has not used the output yet.
     granted: bool,
-    /// Input that is next if it waits.
+    /// Input with the highest priority in the next grant.
     next: u8,
 }
 
-/// Packets that a unit has to take.
+/// Packets that wait for a unit of the NIC.
 #[derive(Default)]
 struct Arrived {
     flits: VecDeque<Flit>,
@@ -109,12 +113,12 @@ pub(super) struct Crossbar {
     pub(super) inputs: Vec<Input>,
     outputs: Vec<Waiters>,
     arrived: Vec<Arrived>,
-    /// Lanes whose unit takes packets.
+    /// Set of lanes whose unit accepts packets.
     takes: u16,
 }
 
 impl Crossbar {
-    /// `start` draws the input that each arbiter begins with.
+    /// Returns an empty crossbar. `start` draws the first input of each arbiter.
     pub(super) fn new(mut start: impl FnMut() -> u8) -> Self {
         let mut inputs = Vec::new();
         inputs.resize_with(CHANNELS * INPUTS, Input::default);
@@ -134,20 +138,20 @@ impl Crossbar {
         }
     }
 
-    /// Whose turn it is begins anew.
+    /// Restarts the arbiters with newly drawn first inputs.
     pub(super) fn restart(&mut self, mut start: impl FnMut() -> u8) {
         for waiters in &mut self.outputs {
             waiters.next = start() % INPUTS as u8;
         }
     }
 
-    /// Bytes that wait for the units.
+    /// Returns the bytes that wait for the units.
     pub(super) fn waiting_bytes(&self) -> u64 {
         self.arrived.iter().map(|a| a.bytes).sum()
     }
 }
 
-/// Ones of a mask, lowest first.
+/// Iterates over the set bits of a mask, lowest first.
 fn ones(mut mask: u32) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         (mask != 0).then(|| {
@@ -159,7 +163,7 @@ fn ones(mut mask: u32) -> impl Iterator<Item = usize> {
 }
 
 fn fits(used: u64, size: u64, limit: u64) -> bool {
-    // A packet larger than the whole buffer passes alone.
+    // A packet larger than the buffer passes alone.
     used == 0 || used + size <= limit
 }
 
@@ -180,26 +184,27 @@ impl Network {
         }
     }
 
-    /// Puts a packet whose room has been taken into its queue.
+    /// Appends a packet to a queue in which its space is already reserved.
     pub(super) fn enqueue(&mut self, at: Place, flit: Flit) {
         self.input(at).flits.push_back(flit);
         self.schedule(at);
     }
 
-    /// A packet of this NIC enters its crossbar.
+    /// Puts a packet of this NIC into its crossbar.
     pub(super) fn enter(&mut self, nic: usize, flit: Flit) {
         let at = Place::unit(nic, flit.lane);
         self.input(at).bytes += flit.size();
         self.enqueue(at, flit);
     }
 
-    /// Bytes that a NIC may still put into a lane.
+    /// Returns the free bytes of a lane of a NIC.
     pub(super) fn lane_room(&self, nic: usize, lane: Lane) -> u64 {
         let used = self.nodes[nic].xbar.inputs[Place::unit(nic, lane).queue()].bytes;
         self.cfg.input_buffer_bytes.saturating_sub(used)
     }
 
-    /// Input queue that an output leads to over a link that carries packets.
+    /// Returns the input queue at the far side of an output, or `None` if its link carries no
+    /// packets.
     pub(super) fn far(&self, nic: usize, channel: usize, output: usize) -> Option<Place> {
         if output >= HERE {
             return None;
@@ -212,7 +217,8 @@ impl Network {
             .then(|| Place::link(to.nic, to.port, channel, output % 2))
     }
 
-    /// True if a packet may leave through this output: there is room, or nothing to wait for.
+    /// Returns true if a packet may leave through this output: there is space, or the packet will
+    /// be dropped.
     fn open(&self, nic: usize, output: usize, lane: Lane, size: u64) -> bool {
         if output >= HERE {
             let used = self.nodes[nic].xbar.arrived[lane.index()].bytes;
@@ -256,7 +262,7 @@ impl Network {
         }
     }
 
-    /// Everything that waits for a link tries again: it went up or down.
+    /// Retries all packets that wait for a link, because it went up or down.
     pub(super) fn wake_link(&mut self, nic: usize, port: u8) {
         for channel in 0..CHANNELS {
             for output in [usize::from(port) * 2, usize::from(port) * 2 + 1] {
@@ -272,7 +278,7 @@ impl Network {
         }
     }
 
-    /// Room came free in an input queue: who waits for it upstream goes on.
+    /// Frees space in an input queue and wakes the upstream packets that wait for it.
     pub(super) fn free(&mut self, at: Place, size: u64) {
         let input = self.input(at);
         input.bytes = input.bytes.saturating_sub(size);
@@ -285,7 +291,7 @@ impl Network {
         }
     }
 
-    /// Head of an input queue: routes it and lets it out wherever there is room.
+    /// Routes the head of an input queue and forwards it to all outputs with space.
     pub(super) fn advance(&mut self, at: Place, trace: &mut Tracer) {
         let (nic, channel) = (at.nic as usize, usize::from(at.channel));
         let input = self.input(at);
@@ -296,13 +302,13 @@ impl Network {
         for output in ones(granted) {
             self.output(nic, channel, output).granted = false;
         }
-        // Whatever was not used is the next one's, and whoever queued behind others may be the next one.
+        // Pass unused grants on. An input that queued behind others may be the next.
         for output in ones(granted | waits) {
             self.wake(nic, channel, output);
         }
     }
 
-    /// Returns the outputs that it waits for.
+    /// Returns the outputs that the head waits for.
     fn advance_head(&mut self, at: Place, flit: Flit, granted: u32, trace: &mut Tracer) -> u32 {
         let nic = at.nic as usize;
         let size = flit.size();
@@ -330,8 +336,8 @@ impl Network {
         0
     }
 
-    /// Lets a packet out at the outputs in `todo` that have room. Returns those it has to wait for, and the packet if there are
-    /// any.
+    /// Forwards a packet to the outputs in `todo` that have space. Returns the outputs it has to
+    /// wait for, and the packet if there are any.
     fn let_out(
         &mut self,
         at: Place,
@@ -400,7 +406,7 @@ impl Network {
         }
     }
 
-    /// Crossbar inport of a packet, as registers count them.
+    /// Returns the crossbar inport of a packet in the numbering of the registers.
     fn inport(&self, at: Place, flit: &Flit) -> usize {
         match at.port() {
             link @ 0..NP_BASE => link,
@@ -408,7 +414,7 @@ impl Network {
         }
     }
 
-    /// Looks a packet up in the tables of its inport: the outputs it goes to.
+    /// Looks up a packet in the tables of its inport. Returns the set of its outputs.
     fn route(&mut self, nic: usize, at: Place, flit: &Flit) -> Result<u32, DropReason> {
         if !self.nodes[nic].powered {
             return Err(DropReason::PowerOff);
@@ -443,7 +449,7 @@ impl Network {
                 };
                 found.ok().map(|port| (1 << port.get(), dvc))
             }
-            // Nobody else in the group is legal; a group that does not exist is not.
+            // A group without other members is legal; a group number out of range is not.
             Dest::Group(g) => (g < 64).then(|| {
                 let entry = inp.mcast.get(usize::from(g));
                 (entry.map_or(0, |&w| McastEntry(w).ports()), 0)
@@ -472,7 +478,7 @@ impl Network {
         if inport < NP_BASE && todo != 0 {
             self.nodes[nic].stats.transit += 1;
         }
-        // All network ports mean "here": the unit comes with the packet.
+        // All network ports mean "this node"; the packet determines the unit.
         if ports >> NP_BASE != 0 {
             todo |= 1 << (HERE + flit.lane.port() as usize);
         }
@@ -505,7 +511,7 @@ impl Network {
                 return self.discard(nic, flit, DropReason::LinkBuffer, trace);
             }
         }
-        // What a link that is down holds takes its room at the far side already now.
+        // A packet held at a link that is down reserves its space at the far side already.
         let ends = cable.ends;
         let to = ends[1 - side];
         let place = Place::link(to.nic, to.port, flit.lane.channel(), output % 2);
@@ -536,7 +542,8 @@ impl Network {
         self.land(c, side, flit);
     }
 
-    /// A packet comes out of a cable. Its room has been taken when it was sent.
+    /// Puts a packet that leaves a cable into its input queue. Its space was reserved when it was
+    /// sent.
     fn land(&mut self, cable: usize, side: usize, flit: Flit) {
         let c = &mut self.cables[cable];
         let to = c.ends[1 - side];
@@ -563,7 +570,7 @@ impl Network {
         self.land(cable, side, flit);
     }
 
-    /// A packet leaves the crossbar for a unit of this NIC.
+    /// Passes a packet from the crossbar to a unit of this NIC.
     fn arrive_here(&mut self, nic: usize, flit: Flit, trace: &mut Tracer) {
         let enabled = {
             let mut regs = self.regs(nic);
@@ -587,7 +594,7 @@ impl Network {
         self.ready(nic, lane);
     }
 
-    /// Lets the world fetch what arrived for a unit, if it takes packets.
+    /// Schedules a lane for delivery if its unit accepts packets.
     fn ready(&mut self, nic: usize, lane: Lane) {
         let node = &mut self.nodes[nic];
         let arrived = &mut node.xbar.arrived[lane.index()];
@@ -598,22 +605,24 @@ impl Network {
         }
     }
 
-    /// Messages that arrived for this NIC may be fetched, if those before them have been.
+    /// Schedules the VELO lanes of this NIC, whose messages may have become deliverable.
     pub(super) fn ready_messages(&mut self, nic: usize) {
         for lane in Lane::all().filter(|l| l.bit() & Lane::VELO != 0) {
             self.ready(nic, lane);
         }
     }
 
-    /// A message has left the network: lets go what waits for it, on every NIC.
+    /// Schedules the VELO lanes of all NICs, because a message has left the network and others may
+    /// wait for it.
     pub(super) fn ready_all_messages(&mut self) {
         for nic in 0..self.nodes.len() {
             self.ready_messages(nic);
         }
     }
 
-    /// The packet of a lane to be fetched next: the first one, but messages wait for those that their source sent before, and others pass
-    /// them meanwhile. Not when the buffer has no room for another one, for what they wait for could be behind them.
+    /// Returns the index of the next packet of a lane to be delivered. That is the first packet,
+    /// except that a message waits for earlier messages of its sender, and others pass it. A full
+    /// buffer ignores this order, because the earlier messages could be behind it.
     fn next_of(&mut self, nic: usize, lane: Lane) -> Option<usize> {
         let node = &self.nodes[nic];
         let (arrived, (_, id)) = (&node.xbar.arrived[lane.index()], node.identity);
@@ -634,14 +643,15 @@ impl Network {
         None
     }
 
-    /// Everything that arrived for this NIC may be fetched again, as far as its units take it.
+    /// Schedules all lanes of this NIC whose units accept packets.
     pub(super) fn ready_all(&mut self, nic: usize) {
         for lane in Lane::all() {
             self.ready(nic, lane);
         }
     }
 
-    /// The units of this NIC take packets of these lanes only; the others wait in the fabric.
+    /// Sets the lanes from which this NIC's units accept packets. Packets of other lanes wait in
+    /// the fabric.
     pub fn set_takes(&mut self, nic: usize, lanes: u16) {
         let before = std::mem::replace(&mut self.nodes[nic].xbar.takes, lanes);
         if lanes & !before != 0 {
@@ -649,7 +659,7 @@ impl Network {
         }
     }
 
-    /// The next thing for the world to do.
+    /// Returns the next work item for the world.
     pub fn outcome(&mut self, trace: &mut Tracer) -> Option<Outcome> {
         while let Some((nic, te)) = self.events.pop_front() {
             if self.nodes[nic].powered {
@@ -684,7 +694,7 @@ impl Network {
             if let Some(message) = flit.order {
                 message.delivered(nic);
                 if Rc::strong_count(&message) == 1 && message.is_multicast() {
-                    // Where it has not been, others may wait for it as well.
+                    // Messages may wait for this one also at NICs that it has not reached.
                     drop(message);
                     self.ready_all_messages();
                 } else {
@@ -707,7 +717,7 @@ impl Network {
         None
     }
 
-    /// Everything in the buffers of a NIC is lost.
+    /// Discards all packets in the buffers of a NIC.
     pub(super) fn lose_buffers(&mut self, nic: usize, trace: &mut Tracer) {
         let xbar = &mut self.nodes[nic].xbar;
         xbar.takes = Lane::EVERY;
@@ -734,14 +744,14 @@ impl Network {
         }
     }
 
-    /// A packet that was on a cable is gone: its room is free again.
+    /// Frees the reserved space of a packet that was lost on a cable.
     pub(super) fn lost_on_cable(&mut self, cable: usize, side: usize, flit: &Flit) {
         let to = self.cables[cable].ends[1 - side];
         let place = Place::link(to.nic, to.port, flit.lane.channel(), flit.dvc.into());
         self.free(place, flit.size());
     }
 
-    /// Outputs that the head of an input queue waits for, if they lead to a link.
+    /// Iterates over the far input queues of the links that the head of a queue waits for.
     pub(super) fn waits_for(&self, at: Place) -> impl Iterator<Item = Place> + '_ {
         let input = &self.nodes[at.nic as usize].xbar.inputs[at.queue()];
         let todo = input.flits.front().map_or(0, |f| f.todo) & ((1 << HERE) - 1);
@@ -750,7 +760,7 @@ impl Network {
 }
 
 impl Flit {
-    /// Accounted size: payload and bookkeeping.
+    /// Returns the accounted size: payload and overhead.
     pub(super) fn size(&self) -> u64 {
         self.credit.size()
     }

@@ -1,4 +1,4 @@
-//! Finite buffers, back-pressure, arbitration, deadlocks.
+//! Tests of finite buffers, back-pressure, arbitration and deadlocks.
 
 use super::routes::{Request, Routes};
 use super::tests::{assert_idle, drain, packet, send, simple};
@@ -55,19 +55,20 @@ fn rma(src: u16, dst: u16, bytes: u32, response: bool) -> Packet {
     }
 }
 
-/// Sends to the other NIC until there is no room, letting everything move in between.
+/// Sends to the other NIC until the lane is full, and lets all packets advance in between.
 fn fill(net: &mut Network, from: usize, to: u16) -> u8 {
     let mut tag = 0;
     while net.tx_open(from) & Lane::velo(0).bit() != 0 {
         send(net, from, Dest::Node(NodeId(to)), tag);
         drain(net, 0);
         tag += 1;
-        assert!(tag < 200, "nothing bounds what is sent");
+        assert!(tag < 200, "the lane never becomes full");
     }
     tag
 }
 
-/// HW §9.6: a receiver that takes nothing holds the network back, hop by hop, to the sender; then everything comes in order.
+/// HW §9.6: a receiver that accepts no packets blocks the network hop by hop back to the sender.
+/// Afterwards all packets arrive in order.
 #[test]
 fn blocked_traffic_backs_up_to_its_sender() {
     let mut net = simple("mesh:4", tiny(4));
@@ -77,7 +78,8 @@ fn blocked_traffic_backs_up_to_its_sender() {
     assert_eq!(net.node_stats(0).1, 20 * SIZE);
     assert_eq!(net.node_stats(3).2, 4 * SIZE);
     assert!(!net.busy());
-    // Whoever comes later on the same way waits as well, at its own port; other ways and channels are free.
+    // A later packet on the same path waits, too, at its own port. Other paths and channels stay
+    // free.
     send(&mut net, 1, Dest::Node(NodeId(3)), 99);
     send(&mut net, 2, Dest::Node(NodeId(0)), 50);
     let multicast = Dest::Group(63);
@@ -93,7 +95,7 @@ fn blocked_traffic_backs_up_to_its_sender() {
     assert_idle(&net);
 }
 
-/// The sender's credit comes back when the receiver has stored the packet, not when it got it.
+/// The sender's credit returns when the receiver has stored the packet, not when it received it.
 #[test]
 fn credit_returns_with_the_receipt() {
     let mut net = simple("pair", NetConfig::default());
@@ -108,7 +110,8 @@ fn credit_returns_with_the_receipt() {
     assert_idle(&net);
 }
 
-/// Responses have channels of their own (HW §12), so requests that nobody takes don't block them; units have ports of their own.
+/// Responses have channels of their own (HW §12), so blocked requests do not block them. Units have
+/// ports of their own.
 #[test]
 fn responses_pass_requests_that_wait() {
     let mut net = simple("mesh:3", tiny(2));
@@ -136,7 +139,7 @@ fn responses_pass_requests_that_wait() {
     assert_idle(&net);
 }
 
-/// Packets of any size wait for a frozen NIC, however small the buffers: none is dropped.
+/// Packets of any size wait for a frozen NIC, however small the buffers, and none is dropped.
 #[test]
 fn nothing_is_too_large_for_a_frozen_nic() {
     let mut net = simple("mesh:3", tiny(4));
@@ -161,7 +164,7 @@ fn nothing_is_too_large_for_a_frozen_nic() {
     assert_idle(&net);
 }
 
-/// Inputs that compete for an output take turns.
+/// Inputs that compete for an output are served in turn.
 #[test]
 fn arbiters_serve_all_inputs_alike() {
     for seed in 0..20 {
@@ -190,7 +193,7 @@ fn arbiters_serve_all_inputs_alike() {
     }
 }
 
-/// Each NIC of the ring sends so much to the one after next that all buffers fill.
+/// Each NIC of the ring sends enough packets to the second next NIC to fill all buffers.
 fn round_and_round(net: &mut Network, n: usize) -> usize {
     for nic in 0..n {
         for tag in 0..40 {
@@ -200,8 +203,8 @@ fn round_and_round(net: &mut Network, n: usize) -> usize {
     drain(net, 0).0.len()
 }
 
-/// Tables without the second virtual channel lead packets into a circle of waits; it is found and named, once. With the tables
-/// that set-up writes the same traffic arrives.
+/// Tables without the second virtual channel lead packets into a cycle of waits, which is reported
+/// once. With the tables of set-up the same traffic arrives.
 #[test]
 fn a_circle_of_waits_is_named() {
     let mut net = simple("ring:4", tiny(2));
@@ -231,12 +234,12 @@ fn a_circle_of_waits_is_named() {
         assert_eq!(pos_dead, 8, "pos_dead of inport 1");
         assert!(events.contains(&(nic, 13)));
     }
-    // It is not reported again.
+    // The deadlock is not reported again.
     for i in 1..20 {
         drain(&mut net, due * (i + 1));
     }
     assert_eq!(net.deadlocks().len(), 1);
-    // Help from outside: what was stuck in NIC 0 is lost, the rest goes on.
+    // A power-off discards the packets stuck in NIC 0, and the others advance.
     net.set_power(0, false, &mut Tracer::off());
     drain(&mut net, due * 30);
     assert_idle(&net);
@@ -245,8 +248,8 @@ fn a_circle_of_waits_is_named() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Routes of set-up on rings and tori, random traffic with broadcasts, buffers of one to three packets, receivers that pause:
-    /// everything arrives.
+    /// With the routes of set-up on rings and tori, random traffic with broadcasts arrives
+    /// completely. Buffers hold one to three packets, and receivers pause.
     #[test]
     fn shipped_routes_do_not_lock_up(
         shape in prop_oneof![Just("ring:4"), Just("ring:7"), Just("torus:4x4"), Just("torus:5x3"), Just("torus:4x2x3"), Just("mesh:3x3"), Just("full:5"), Just("star:6")],
@@ -293,7 +296,8 @@ proptest! {
 /// NIC, link, virtual channel.
 type Hop = (usize, u8, u8);
 
-/// Channels can't wait for each other in a circle, whatever the traffic: the routes of a torus, link by link.
+/// The channels of a torus can't wait for each other in a cycle, whatever the traffic. The test
+/// follows all routes link by link.
 #[test]
 fn channels_of_a_torus_have_an_order() {
     for shape in ["ring:3", "ring:4", "ring:8", "torus:4x4", "torus:5x3x3"] {
@@ -308,7 +312,7 @@ fn channels_of_a_torus_have_an_order() {
         let routes = Routes::compute(&t, &request).unwrap();
         let tables: Vec<_> = (0..t.nodes).map(|i| routes.tables(i)).collect();
         let far = t.neighbours();
-        // Channel (NIC, link, virtual channel) → those that packets take next.
+        // Channel (NIC, link, virtual channel) → channels that packets use next.
         let mut next: BTreeMap<Hop, Vec<Hop>> = BTreeMap::new();
         for from in 0..t.nodes {
             for to in (0..t.nodes).filter(|&to| to != from) {
@@ -324,7 +328,7 @@ fn channels_of_a_torus_have_an_order() {
                 }
             }
         }
-        // Take away channels that wait for nothing until none is left.
+        // Remove channels that wait for no other channel until none is left.
         while !next.is_empty() {
             let free: Vec<_> = next
                 .iter()
@@ -346,7 +350,8 @@ fn channels_of_a_torus_have_an_order() {
     }
 }
 
-/// G21, HW §15.3: packets without a route end in outport 10 and show there until software sets its credits anew.
+/// G21, HW §15.3: packets without a route end in outport 10 and stay visible there until software
+/// sets its credits again.
 #[test]
 fn illegal_routing_can_end_in_an_outport() {
     let cfg = NetConfig {
@@ -370,7 +375,7 @@ fn illegal_routing_can_end_in_an_outport() {
         0,
         "not the inport"
     );
-    // The drain loop of the reference.
+    // The drain loop of HW §15.3.
     for class in 0..10 {
         net.regs(0).write(outport_10 + 0x18, class << 6);
     }
@@ -391,7 +396,7 @@ fn credits_of_a_link_that_loses_packets_come_back() {
         send(&mut net, 0, Dest::Node(NodeId(2)), tag);
     }
     drain(&mut net, 0);
-    // Two were on the first cable.
+    // Two packets were on the first cable.
     net.set_link(0, false, Some(DownPolicy::Drop), t);
     drain(&mut net, 0);
     net.set_link(0, true, None, t);

@@ -1,5 +1,7 @@
-//! Cables: a queue per direction, knobs, faults, statistics. The link layer repairs damage by sending again, so a packet
-//! arrives late but whole and in order; only a link that is down loses packets.
+//! Cables: a queue per direction, knobs, faults, statistics.
+//!
+//! The link layer repairs damage by retransmission, so a packet arrives late but whole and in
+//! order. Only a link that is down loses packets.
 
 use super::Flit;
 use extoll_emulator_api::link::{DownPolicy, LinkKnobs, LinkStats};
@@ -8,18 +10,18 @@ use rand::rngs::SmallRng;
 use rand::Rng;
 use std::collections::VecDeque;
 
-/// A link that goes down and up by itself.
+/// State of a link that goes down and up repeatedly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flap {
     /// Time down, ns.
     pub down_ns: u64,
     /// Time up, ns.
     pub up_ns: u64,
-    /// Downs still to come.
+    /// Number of downs still to come.
     pub left: u32,
 }
 
-/// One direction.
+/// One direction of a cable.
 #[derive(Default)]
 pub(super) struct Direction {
     /// Arrival time and packet, in order.
@@ -28,7 +30,7 @@ pub(super) struct Direction {
     pub stats: LinkStats,
 }
 
-/// What the transmissions of one packet came to.
+/// Failed transmissions of one packet.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Damage {
     pub corrupted: u32,
@@ -38,13 +40,13 @@ pub(super) struct Damage {
 /// A cable between two link ports.
 pub(super) struct Cable {
     pub ends: [End; 2],
-    /// Plugged in (fault commands change this).
+    /// True while plugged in; fault commands change this.
     pub up: bool,
-    /// Up, both NICs powered, both ports enabled.
+    /// True while plugged in, both NICs are powered and both ports enabled.
     pub live: bool,
     pub policy: DownPolicy,
     pub knobs: LinkKnobs,
-    /// The knobs that it started with.
+    /// Knobs as configured at the start.
     pub usual: LinkKnobs,
     pub flap: Option<Flap>,
     pub dirs: [Direction; 2],
@@ -64,7 +66,7 @@ impl Cable {
         }
     }
 
-    /// Draws how much longer than usual a packet takes.
+    /// Draws the extra delay of a packet, ns.
     pub fn jitter(&self, rng: &mut SmallRng) -> u64 {
         match self.knobs.jitter_ns {
             0 => 0,
@@ -72,7 +74,7 @@ impl Cable {
         }
     }
 
-    /// Draws how often a packet has to be sent again.
+    /// Draws the number of failed transmissions of a packet.
     pub fn damage(&self, rng: &mut SmallRng) -> Damage {
         let k = &self.knobs;
         let mut d = Damage::default();
@@ -91,8 +93,8 @@ impl Cable {
         d
     }
 
-    /// Arrival time of a packet of `bytes` that is sent now, had the given damage on the way and takes `late` ns longer. Never
-    /// before that of the packet ahead of it.
+    /// Returns the arrival time of a packet of `bytes` that is sent now, suffers the given damage
+    /// and takes `late` ns longer. It never arrives before the packet ahead of it.
     pub fn schedule(
         &mut self,
         side: usize,
@@ -108,7 +110,7 @@ impl Cable {
             bps => (u128::from(bytes) * 1_000_000_000 / u128::from(bps))
                 .min(u128::from(u64::MAX / 4)) as u64,
         };
-        // A damaged packet costs a round trip, a lost one a time-out of two round trips.
+        // A damaged packet costs a round trip, a lost packet a time-out of two round trips.
         let again = u64::from(damage.corrupted) * (send + 2 * k.latency_ns)
             + u64::from(damage.lost) * (send + 4 * k.latency_ns);
         dir.busy_until = dir

@@ -1,9 +1,10 @@
-//! The fabric: crossbars that forward by the tables software wrote, and the cables between them.
+//! The fabric: crossbars that forward by the tables of software, and the cables between them.
 //!
-//! [`Network`] moves packets and tells the world what to do by [`Outcome`]s (deliver to a NIC, raise a trigger event). It
-//! never calls a NIC. Every packet is accounted to the NIC that injected it until it is stored or dropped. All buffers are
-//! finite: a packet waits where it is while the next one is full, and a NIC may inject only while there is room and credit,
-//! which bounds the memory of the whole fabric.
+//! [`Network`] moves packets and reports work for the world as [`Outcome`]s (deliver to a NIC,
+//! raise a trigger event). It never calls a NIC. Every packet is accounted to the NIC that injected
+//! it until it is stored or dropped. All buffers are finite: a packet waits while the next buffer
+//! is full, and a NIC may inject only while there is buffer space and credit. Hence the memory of
+//! the whole fabric is bounded.
 
 mod barrier;
 mod deadlock;
@@ -48,26 +49,26 @@ const TE_LINK_PORT: u8 = 17;
 /// Trigger event of the link MAC.
 const TE_LINK_MAC: u8 = 20;
 
-/// A packet under way.
+/// A packet in flight.
 pub(crate) struct Flit {
     /// Number for traces.
     id: u64,
     pkt: Packet,
     lane: Lane,
-    /// Credit of the NIC that injected it.
+    /// Credit of the NIC that injected the packet.
     credit: Receipt,
     hops: u32,
-    /// Outputs of the crossbar that it still has to leave by; 0: not routed yet.
+    /// Set of outputs of the crossbar that the packet still has to leave by; 0: not routed yet.
     todo: u32,
-    /// Deterministic virtual channel it came on.
+    /// Deterministic virtual channel on which the packet arrived.
     dvc: u8,
-    /// Link crossings that all copies of a multicast may still make.
+    /// Number of link crossings that the copies of a multicast may still make in total.
     copies: Option<Rc<Cell<u32>>>,
-    /// Of messages: what keeps them in order.
+    /// Ordering state; `None` unless the packet is a VELO message.
     order: Option<Rc<order::Message>>,
 }
 
-/// What the world has to do for the network.
+/// Work of the world on behalf of the network.
 #[derive(Debug)]
 pub enum Outcome {
     /// Hand the packet to this NIC. The receipt is dropped when the packet has been stored.
@@ -85,13 +86,13 @@ enum Timer {
 
 struct Node {
     regs: Rc<RefCell<NodeRegs>>,
-    /// GUID and node ID as software sees them.
+    /// GUID and node ID, with the values that software reads.
     identity: (u32, u16),
     powered: bool,
     frozen: bool,
     xbar: Crossbar,
     in_flight: Rc<Cell<u64>>,
-    /// The same of the SMFU, which the limit for requesters does not count.
+    /// Accounted bytes of SMFU packets in flight, which the limit for requesters does not include.
     smfu_in_flight: Rc<Cell<u64>>,
     stats: NodeStats,
     /// Cable and side of each link port.
@@ -103,13 +104,13 @@ pub struct Network {
     cfg: NetConfig,
     nodes: Vec<Node>,
     cables: Vec<Cable>,
-    /// Input queues whose head may be able to go on.
+    /// Input queues whose head may be able to advance.
     steps: VecDeque<Place>,
-    /// NICs and lanes with packets to be fetched.
+    /// NICs and lanes with packets to be delivered.
     ready: VecDeque<(usize, Lane)>,
     /// Trigger events to be raised.
     events: VecDeque<(usize, u8)>,
-    /// Input queues whose head waited for a link when it was last looked at.
+    /// Input queues whose head waited for a link when it was last checked.
     stalled: Vec<Place>,
     /// Deadlocks found, oldest first.
     deadlocks: Vec<String>,
@@ -121,7 +122,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// A fabric with empty tables; all links come up.
+    /// Returns a fabric with empty tables; all links come up.
     pub fn new(topology: &Topology, cfg: NetConfig) -> Self {
         let node = |i| Node {
             regs: Rc::new(RefCell::new(NodeRegs::new())),
@@ -162,12 +163,12 @@ impl Network {
         }
     }
 
-    /// The registers of a NIC, to be installed in it.
+    /// Returns the registers of a NIC, to be installed in it.
     pub fn shared_regs(&self, nic: usize) -> SharedRegs {
         SharedRegs(Rc::clone(&self.nodes[nic].regs))
     }
 
-    /// Options.
+    /// Returns the options.
     pub fn config(&self) -> &NetConfig {
         &self.cfg
     }
@@ -176,18 +177,18 @@ impl Network {
         self.nodes[nic].regs.borrow_mut()
     }
 
-    /// Bytes that the requesters of this NIC may send now, whatever the lane.
+    /// Returns the number of bytes that the requesters of this NIC may send now over all lanes.
     pub fn tx_credit(&self, nic: usize) -> u64 {
         let used = self.nodes[nic].in_flight.get();
         self.cfg.tx_credit_bytes.saturating_sub(used)
     }
 
-    /// Bytes of the SMFU of this NIC that are not stored yet.
+    /// Returns the counter of SMFU bytes of this NIC that are not stored yet.
     pub fn smfu_in_flight(&self, nic: usize) -> Rc<Cell<u64>> {
         Rc::clone(&self.nodes[nic].smfu_in_flight)
     }
 
-    /// Bytes that each lane of this NIC takes now. Nothing while it is frozen.
+    /// Returns the free bytes of each lane of this NIC; all 0 while the NIC is frozen.
     pub fn tx_room(&self, nic: usize) -> [u64; LANES] {
         let mut room = [0; LANES];
         if !self.nodes[nic].frozen {
@@ -198,7 +199,7 @@ impl Network {
         room
     }
 
-    /// Lanes into which this NIC may send something now.
+    /// Returns the set of lanes into which this NIC may send now.
     pub fn tx_open(&self, nic: usize) -> u16 {
         let node = &self.nodes[nic];
         let (frozen, credit) = (node.frozen, self.tx_credit(nic) > 0);
@@ -207,19 +208,20 @@ impl Network {
         open.fold(0, |set, lane| set | lane.bit())
     }
 
-    /// True if the NIC is frozen.
+    /// Returns true if the NIC is frozen.
     pub fn is_frozen(&self, nic: usize) -> bool {
         self.nodes[nic].frozen
     }
 
-    /// Statistics of a NIC's crossbar, bytes of its packets that are not stored yet, bytes that wait for its units.
+    /// Returns the statistics of a NIC's crossbar, the bytes of its packets that are not stored
+    /// yet, and the bytes that wait for its units.
     pub fn node_stats(&self, nic: usize) -> (&NodeStats, u64, u64) {
         let n = &self.nodes[nic];
         let in_flight = n.in_flight.get() + n.smfu_in_flight.get();
         (&n.stats, in_flight, n.xbar.waiting_bytes())
     }
 
-    /// State of all cables.
+    /// Returns the state of all cables.
     pub fn links(&self) -> Vec<LinkInfo> {
         let info = |c: &Cable| LinkInfo {
             ends: (c.ends[0].to_string(), c.ends[1].to_string()),
@@ -234,7 +236,7 @@ impl Network {
         self.cables.iter().map(info).collect()
     }
 
-    /// Ends of the cables that carry nothing now.
+    /// Returns the ends of the cables that carry no packets now.
     pub fn dead_cables(&self) -> Vec<(End, End)> {
         self.cables
             .iter()
@@ -243,27 +245,27 @@ impl Network {
             .collect()
     }
 
-    /// True if packets are ready to move or outcomes to be fetched.
+    /// Returns true if packets can move or outcomes are pending.
     pub fn busy(&self) -> bool {
         !self.steps.is_empty() || !self.events.is_empty() || !self.ready.is_empty()
     }
 
-    /// When [`Network::run`] has something to do next.
+    /// Returns the time at which [`Network::run`] has work next.
     pub fn next_deadline(&self) -> Option<u64> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// GUID and node ID of a NIC as last told.
+    /// Returns GUID and node ID of a NIC as last set.
     pub fn identity(&self, nic: usize) -> (u32, u16) {
         self.nodes[nic].identity
     }
 
-    /// Tells the network GUID and node ID of a NIC as its registers show them now.
+    /// Sets GUID and node ID of a NIC to the current values of its registers.
     pub fn set_identity(&mut self, nic: usize, guid: u32, node_id: u16) {
         self.nodes[nic].identity = (guid, node_id);
     }
 
-    /// Takes a packet from a NIC.
+    /// Accepts a packet from a NIC.
     pub fn inject(&mut self, nic: usize, pkt: Packet, trace: &mut Tracer) {
         let np = pkt.port as usize;
         self.next_id += 1;
@@ -334,7 +336,8 @@ impl Network {
         }
     }
 
-    /// Moves packets: at most `budget` crossbar passes. What it leads to is fetched with [`Network::outcome`].
+    /// Moves packets in up to `budget` crossbar steps. [`Network::outcome`] returns the results.
+    /// Returns the number of steps done.
     pub fn run(&mut self, now: u64, budget: usize, trace: &mut Tracer) -> usize {
         self.now = self.now.max(now);
         let mut left = budget;
@@ -381,7 +384,7 @@ impl Network {
         }
     }
 
-    /// Counters of both link ports for a packet that was sent, perhaps several times.
+    /// Updates the counters of both link ports for a packet that was transmitted once or more.
     fn count_sent(&self, from: End, to: End, damage: &Damage) {
         let mut regs = self.regs(from.nic);
         let lp = &mut regs.links[usize::from(from.port)];

@@ -1,19 +1,21 @@
-//! Messages of one VPID are delivered in order (HW §9.1), also those of different classes, and a multicast and a message for one node,
-//! which travel in different channels and on different ways.
+//! Delivery order of VELO messages: the messages of one VPID arrive in order (HW §9.1).
+//!
+//! This includes messages of different traffic classes, and a multicast and a message for one node.
+//! These travel in different channels and on different paths.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::{Rc, Weak};
 
-/// Who sent a message: NIC and VPID.
+/// Sender of a message: NIC and VPID.
 pub(super) type Source = (usize, u16);
 
-/// A message on its way; alive until it, or each copy of it, has been delivered or lost.
+/// A message in flight. It is dropped when it, or each copy of it, has been delivered or lost.
 pub(super) struct Message {
     source: Source,
-    /// In the order of sending.
+    /// Number in sending order.
     number: u64,
-    /// Node ID; `None`: a multicast.
+    /// Destination node ID; `None` for a multicast.
     to: Option<u16>,
     /// NICs at which a multicast has been delivered.
     seen: RefCell<BTreeSet<usize>>,
@@ -21,18 +23,18 @@ pub(super) struct Message {
 
 #[derive(Default)]
 struct Sent {
-    /// By the node they are for.
+    /// Messages to single nodes, by destination node.
     single: HashMap<u16, VecDeque<Weak<Message>>>,
-    /// Nodes in `single` after those for which nothing is on its way were forgotten last.
+    /// Length of `single` after the last removal of nodes without messages in flight.
     kept: usize,
     multicasts: VecDeque<Weak<Message>>,
 }
 
-/// What is on its way.
+/// All messages in flight.
 #[derive(Default)]
 pub(super) struct Order(HashMap<Source, Sent>);
 
-/// Forgets what has arrived from the front on.
+/// Removes delivered messages from the front of `queue`.
 fn prune(queue: &mut VecDeque<Weak<Message>>) {
     while queue.front().is_some_and(|m| m.strong_count() == 0) {
         queue.pop_front();
@@ -40,7 +42,7 @@ fn prune(queue: &mut VecDeque<Weak<Message>>) {
 }
 
 impl Order {
-    /// A message enters the network.
+    /// Registers a message that enters the network.
     pub(super) fn send(&mut self, source: Source, number: u64, to: Option<u16>) -> Rc<Message> {
         let message = Rc::new(Message {
             source,
@@ -65,7 +67,7 @@ impl Order {
         message
     }
 
-    /// True if nothing that was sent before has still to be delivered at this NIC.
+    /// Returns true if all earlier messages of the same sender to this NIC have been delivered.
     pub(super) fn is_next(&mut self, message: &Message, nic: usize, node: u16) -> bool {
         let Some(sent) = self.0.get_mut(&message.source) else {
             return true;
@@ -81,7 +83,8 @@ impl Order {
                 return false;
             }
         }
-        // Multicasts keep their order themselves: they have one channel and one way.
+        // Multicasts keep their order among themselves, because they share one channel and one
+        // path.
         prune(&mut sent.multicasts);
         message.to.is_none()
             || !sent
@@ -93,19 +96,19 @@ impl Order {
 }
 
 impl Message {
-    /// It is delivered here.
+    /// Records the delivery at this NIC.
     pub(super) fn delivered(&self, nic: usize) {
         if self.is_multicast() {
             self.seen.borrow_mut().insert(nic);
         }
     }
 
-    /// Whether it has copies.
+    /// Returns true for a multicast, which has copies.
     pub(super) fn is_multicast(&self) -> bool {
         self.to.is_none()
     }
 
-    /// Whether it comes from the same source as the other one.
+    /// Returns true if both messages have the same sender.
     pub(super) fn same_source(&self, other: &Self) -> bool {
         self.source == other.source
     }
@@ -115,7 +118,7 @@ impl Message {
 mod tests {
     use super::*;
 
-    /// Whoever sends to every node there could be takes no more memory than what is on its way.
+    /// The memory of a sender to all possible nodes is bounded by its messages in flight.
     #[test]
     fn what_has_arrived_is_forgotten() {
         let mut order = Order::default();

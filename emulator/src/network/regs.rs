@@ -1,7 +1,8 @@
-//! Registers of crossbar, link ports and network ports of one NIC (HW §15), and the state behind them.
+//! Registers of crossbar, link ports and network ports of one NIC (HW §15), and their state.
 //!
-//! What no source tells is decided here and written down in docs/emulator.md: error flags are storage that the hardware
-//! sets and software clears by writing 0; counters wrap and can be written; credits read 0 (G1).
+//! Decisions where no source tells the behaviour are documented in docs/emulator.md. Error flags
+//! are storage that the hardware sets and software clears by writing 0. Counters wrap and can be
+//! written. Credits read 0 (G1).
 
 use super::barrier::{Unit, UNITS};
 use super::topology::LINKS;
@@ -41,9 +42,9 @@ const NP: u32 = 0x9400;
 pub struct Inport {
     /// `routing`: options and flags.
     pub routing: u64,
-    /// Packets that came in.
+    /// Number of packets received.
     pub received: u32,
-    /// Packets that went on.
+    /// Number of packets forwarded.
     pub sent: u32,
     debug: u64,
     /// Multicast table, by group.
@@ -72,7 +73,7 @@ impl Inport {
         self.routing |= ILLEGAL;
     }
 
-    /// Records a packet that travels in circles.
+    /// Records a packet that loops.
     pub fn set_possible_deadlock(&mut self) {
         self.routing |= POS_DEAD;
     }
@@ -81,16 +82,18 @@ impl Inport {
 /// Crossbar outport.
 #[derive(Clone, Default)]
 pub struct Outport {
-    /// Packets sent.
+    /// Number of packets sent.
     pub sent: u32,
     general: u64,
     credits: [u64; 2],
-    /// Packets without a route that ended here since software last set the credits, by class.
+    /// Number of packets without a route that ended here since software last set the credits, by
+    /// class.
     swallowed: [u8; FCC],
 }
 
 impl Outport {
-    /// Takes a packet that has no route: its credits are in use until software sets them anew (HW §15.3).
+    /// Drops a packet that has no route. Its credits stay in use until software sets them again (HW
+    /// §15.3).
     pub fn swallow(&mut self, class: usize) {
         self.sent = self.sent.wrapping_add(1);
         if let Some(n) = self.swallowed.get_mut(class) {
@@ -98,13 +101,13 @@ impl Outport {
         }
     }
 
-    /// `fcc_credits`: six bits per class.
+    /// Returns `fcc_credits`: six bits per class.
     fn class_credits(&self) -> u64 {
         let classes = self.swallowed.iter().rev();
         classes.fold(0, |word, &n| (word << 6) | u64::from(n))
     }
 
-    /// `general`: total credits in [7:0].
+    /// Returns `general`: total credits in [7:0].
     fn general(&self) -> u64 {
         let total: u64 = self.swallowed.iter().map(|&n| u64::from(n)).sum();
         (self.general & !0xff) | total.min(0xff)
@@ -116,27 +119,27 @@ impl Outport {
 pub struct LinkPort {
     /// Software's enable bit.
     pub enable: bool,
-    /// The link is up.
+    /// True while the link is up.
     pub ready: bool,
     /// Error flags [11:7] and attempts [5:2] of `status`.
     pub flags: u64,
-    /// Packets received.
+    /// Number of packets received.
     pub received: u32,
-    /// Packets sent.
+    /// Number of packets sent.
     pub sent: u32,
-    /// Packets that arrived damaged, 14 bit.
+    /// Number of packets that arrived damaged, 14 bits.
     pub errors: u16,
-    /// Retransmissions started, 14 bit.
+    /// Number of retransmissions started, 14 bits.
     pub retransmissions: u16,
-    /// Negative acknowledges from the other side, 14 bit.
+    /// Number of negative acknowledges from the other side, 14 bits.
     pub nacks: u16,
-    /// Packets sent again, 14 bit.
+    /// Number of packets sent again, 14 bits.
     pub resent: u16,
-    /// Retransmission time-outs, 8 bit.
+    /// Number of retransmission time-outs, 8 bits.
     pub timeouts: u8,
-    /// `ids` bits [1:0] as software wrote them.
+    /// Bits [1:0] of `ids` as software wrote them.
     send: u64,
-    /// GUID, node ID and port that the other side sent.
+    /// GUID, node ID and port received from the other side.
     pub remote: (u32, u16, u8),
     /// `lp_in` received flags: [1:0], and [49:34] for barriers.
     pub id_flags: u64,
@@ -169,13 +172,14 @@ impl LinkPort {
         }
     }
 
-    /// The link layer of this port saw a damaged packet.
+    /// Records a damaged packet at the link layer of this port.
     pub fn damaged(&mut self) {
         self.errors = self.errors.wrapping_add(1) & 0x3fff;
         self.flags |= 1 << 8;
     }
 
-    /// This port sent a packet again: after a negative acknowledge, or because none came at all.
+    /// Records a retransmission of this port: after a time-out, or else after a negative
+    /// acknowledge.
     pub fn resend(&mut self, timeout: bool, attempts: u32) {
         self.retransmissions = self.retransmissions.wrapping_add(1) & 0x3fff;
         self.resent = self.resent.wrapping_add(1) & 0x3fff;
@@ -202,28 +206,29 @@ impl LinkPort {
 pub struct NetworkPort {
     /// `general` as software wrote it.
     pub general: u64,
-    /// From the host side into the network: received, sent.
+    /// Packets from the host side into the network: received, sent.
     pub to_network: (u32, u32),
-    /// From the network to the host side: received, sent.
+    /// Packets from the network to the host side: received, sent.
     pub to_host: (u32, u32),
-    /// Packets wait for a frozen NIC.
+    /// True while packets wait for a frozen NIC.
     pub waiting: bool,
-    /// The buffer for waiting packets is full.
+    /// True while the buffer for waiting packets is full.
     pub full: bool,
     misc: [u64; 7],
 }
 
 impl NetworkPort {
-    /// `general.enable`.
+    /// Returns `general.enable`.
     pub fn enabled(&self) -> bool {
         self.general & 1 != 0
     }
 }
 
-/// What software set off by writing a register; the network acts on it after the access.
+/// Action that software triggers by a register write. The network performs it after the access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortAction {
-    /// `ids` of this link: tell the other side GUID and/or node ID and port.
+    /// Register `ids` of this link was written: send GUID and/or node ID and port to the other
+    /// side.
     SendIds {
         /// Link port.
         link: u8,
@@ -237,7 +242,7 @@ pub enum PortAction {
         /// Link port.
         link: u8,
     },
-    /// Something changed in this barrier unit.
+    /// A register of this barrier unit was written.
     Barrier(u8),
     /// Software triggered this global interrupt.
     GlobalInterrupt(u8),
@@ -259,12 +264,12 @@ pub struct NodeRegs {
     pub gint: [u64; GLOBAL_INTERRUPTS],
     /// Barrier units.
     pub(super) barriers: [Unit; UNITS],
-    /// What the network has to do.
+    /// Actions for the network to perform.
     pub actions: Vec<PortAction>,
 }
 
 impl NodeRegs {
-    /// Reset state.
+    /// Returns registers in their reset state.
     pub fn new() -> Self {
         Self {
             inports: (0..XBAR_PORTS).map(|_| Inport::new()).collect(),
@@ -354,7 +359,8 @@ impl NetworkRegs for NodeRegs {
                 let p = &self.outports[i];
                 match at {
                     0x00 => p.sent.into(),
-                    // Credits in use read 0 (G1) but for those that the drain loop of HW §15.3 waits for.
+                    // Credits in use read 0 (G1), except those for which the drain loop of HW §15.3
+                    // waits.
                     0x08 => p.class_credits(),
                     0x10 => p.general(),
                     0x18 => p.credits[0],
@@ -517,7 +523,7 @@ impl NodeRegs {
                 }
             }
             0x20 => {
-                // The received flags are cleared by writing 1; a script does so (HW §15.4).
+                // Writing 1 clears the received flags, because a script of HW §15.4 does so.
                 p.id_flags &= !value;
                 p.threshold = LpIn(value).buffer_threshold();
             }
@@ -548,7 +554,7 @@ impl NodeRegs {
     }
 }
 
-/// The registers as the NIC holds them; the network holds the other reference.
+/// Registers shared between a NIC and the network.
 #[derive(Clone)]
 pub struct SharedRegs(pub Rc<RefCell<NodeRegs>>);
 

@@ -1,12 +1,16 @@
-//! Routes for a topology: dimension order on grids, shortest paths elsewhere or around dead cables; one spanning tree for
-//! multicasts. What comes out are table words for the registers; forwarding knows nothing of this file.
+//! Routes for a topology, as table words for the registers. Forwarding does not depend on this
+//! file.
 //!
-//! Dimension order visits the dimensions in a fixed order, so on a mesh no circle of waiting packets can form. On the rings of
-//! a torus it could. There are two deterministic virtual channels against that (MODEL decision; the chip has something of the
-//! kind: `force_dvc_to_zero`, HW §15.2): a packet that still has to pass the point where coordinates begin anew travels on
-//! channel 0, any other on channel 1. Along a ring channel 0 waits for channel 1 at that point, and nothing the other way
-//! round. Multicasts keep to a tree and to a channel of their own. Shortest paths on other shapes can form circles; the
-//! deadlock detector names them.
+//! Grids use dimension order. Other shapes, and routes around dead cables, use shortest paths.
+//! Multicasts use one spanning tree.
+//!
+//! Dimension order visits the dimensions in a fixed order, so packets on a mesh can't wait for each
+//! other in a cycle. On the rings of a torus they could. Two deterministic virtual channels prevent
+//! that (MODEL decision; the chip has a related option: `force_dvc_to_zero`, HW §15.2). A packet
+//! that has yet to cross the wrap-around link of a ring travels on channel 0, any other packet on
+//! channel 1. Along a ring channel 0 waits for channel 1 at that link, and channel 1 never waits
+//! for channel 0. Multicasts use a tree and a channel of their own. Shortest paths on other shapes
+//! can form cycles, which the deadlock detector reports.
 
 use super::topology::{End, Topology, LINKS};
 use std::collections::{BTreeMap, VecDeque};
@@ -16,7 +20,7 @@ use wire::route::{McastEntry, OutPort, RouteEntry};
 /// Multicast group that reaches every node (G21).
 pub const BROADCAST_GROUP: u8 = 63;
 
-/// What is wrong with a routing request.
+/// Error in a routing request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("routing: {0}")]
 pub struct RouteError(pub String);
@@ -24,15 +28,15 @@ pub struct RouteError(pub String);
 /// Table contents of one NIC.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tables {
-    /// Global table: words by index; absent ones are 0.
+    /// Words of the global table by index; absent words are 0.
     pub grt: BTreeMap<u16, u64>,
-    /// Local table.
+    /// Words of the local table by index.
     pub lrt: BTreeMap<u16, u64>,
     /// Multicast tables by crossbar inport.
     pub mcast: Vec<BTreeMap<u16, u64>>,
 }
 
-/// What routes are computed from.
+/// Input of the route computation.
 #[derive(Debug, Clone)]
 pub struct Request<'a> {
     /// Node ID of each NIC.
@@ -41,16 +45,17 @@ pub struct Request<'a> {
     pub dead: &'a [(End, End)],
     /// Members of multicast groups as NIC indices; group 63 has all NICs unless it is named here.
     pub groups: &'a BTreeMap<u8, Vec<usize>>,
-    /// A multicast also returns to its sender.
+    /// True if a multicast also returns to its sender.
     pub to_sender: bool,
 }
 
 /// Routes of a whole fabric.
 pub struct Routes {
     ids: Vec<u16>,
-    /// `first[to][from]`: link and virtual channel to take, if there is a way. `from == to` is `None`.
+    /// `first[to][from]`: link and virtual channel to use; `None` without a path and for `from ==
+    /// to`.
     first: Vec<Vec<Option<(u8, u8)>>>,
-    /// Segment of each NIC, and for each other segment the link to take.
+    /// For each segment, the link that each NIC uses towards it.
     segment_first: BTreeMap<u8, Vec<Option<u8>>>,
     /// Links of the spanning tree with their far ends.
     tree: Vec<Vec<(u8, usize)>>,
@@ -61,8 +66,12 @@ pub struct Routes {
 type Neighbours = Vec<[Option<End>; LINKS as usize]>;
 
 impl Routes {
-    /// Computes routes. Unreachable pairs simply get none. Errors: node IDs that are reserved, doubled or too few; group
-    /// members that don't exist. A segment of node IDs that is not connected within itself leaves pairs without a route.
+    /// Computes routes. Unreachable pairs get no route. This includes pairs in a segment of node
+    /// IDs that is not connected within itself.
+    ///
+    /// # Errors
+    ///
+    /// Fails if node IDs are reserved, duplicate or too few, or if a group member does not exist.
     pub fn compute(topology: &Topology, req: &Request<'_>) -> Result<Self, RouteError> {
         let n = topology.nodes;
         if req.ids.len() != n {
@@ -105,7 +114,8 @@ impl Routes {
                         .map(|from| dimension_order(topology, from, to))
                         .collect()
                 } else {
-                    // Within a segment the local tables route, so paths to a node must stay inside its segment.
+                    // Local tables route within a segment, so paths to a node must stay inside its
+                    // segment.
                     let links = towards(&neighbours, &[to], |i| segments[i] == segments[to]);
                     links.into_iter().map(|l| l.map(|l| (l, 0))).collect()
                 }
@@ -142,7 +152,8 @@ impl Routes {
         })
     }
 
-    /// Link that NIC `from` takes towards NIC `to`; `None` if they are the same or there is no way.
+    /// Returns the link that NIC `from` uses towards NIC `to`, or `None` if they are the same or
+    /// there is no path.
     pub fn first_link(&self, from: usize, to: usize) -> Option<u8> {
         let (s, t) = (
             NodeId(self.ids[from]).segment(),
@@ -155,7 +166,7 @@ impl Routes {
         }
     }
 
-    /// Table contents for NIC `nic`; unicast tables are the same at every inport.
+    /// Returns the tables of NIC `nic`. Unicast tables are the same at every inport.
     pub fn tables(&self, nic: usize) -> Tables {
         let mut t = Tables::default();
         let my_segment = NodeId(self.ids[nic]).segment();
@@ -209,7 +220,8 @@ impl Routes {
         table
     }
 
-    /// True if the part of the tree that begins at `at`, seen from `behind`, has a member.
+    /// Returns true if the branch of the tree that begins at `at`, away from `behind`, has a
+    /// member.
     fn branch_has(&self, at: usize, behind: usize, members: &[bool]) -> bool {
         let mut stack = vec![(at, behind)];
         while let Some((i, from)) = stack.pop() {
@@ -227,7 +239,8 @@ impl Routes {
     }
 }
 
-/// First link from every NIC towards the nearest of `goal`, over NICs that `allowed` admits; lowest link number on a tie.
+/// Returns the first link of every NIC towards the nearest of `goal`, over NICs that `allowed`
+/// admits; the lowest link number on a tie.
 fn towards(
     neighbours: &Neighbours,
     goal: &[usize],
@@ -256,7 +269,8 @@ fn towards(
     (0..neighbours.len()).map(nearer).collect()
 }
 
-/// Link and virtual channel: lowest differing dimension first, the shorter way round a ring, upwards on a tie.
+/// Returns link and virtual channel: lowest differing dimension first, the shorter direction on a
+/// ring, upwards on a tie.
 fn dimension_order(t: &Topology, from: usize, to: usize) -> Option<(u8, u8)> {
     let mut stride = 1;
     for d in &t.dims {
@@ -264,7 +278,7 @@ fn dimension_order(t: &Topology, from: usize, to: usize) -> Option<(u8, u8)> {
         if a != b {
             let up = (b + d.size - a) % d.size;
             let plus = if d.wraps { up <= d.size - up } else { b > a };
-            // Channel 0 as long as the way leads past the end of the coordinates.
+            // Channel 0 while the path still crosses the wrap-around link.
             let dvc = u8::from(!d.wraps || plus == (b > a));
             return Some((if plus { d.plus } else { d.minus }, dvc));
         }
@@ -273,7 +287,7 @@ fn dimension_order(t: &Topology, from: usize, to: usize) -> Option<(u8, u8)> {
     None
 }
 
-/// Tree links of every NIC; one tree per connected part.
+/// Returns the tree links of every NIC; one tree per connected component.
 fn spanning_forest(neighbours: &Neighbours) -> Vec<Vec<(u8, usize)>> {
     let mut tree = vec![Vec::new(); neighbours.len()];
     let mut seen = vec![false; neighbours.len()];

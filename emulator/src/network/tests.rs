@@ -1,4 +1,4 @@
-//! Fabrics without NICs: packets go in, outcomes come out.
+//! Tests of fabrics without NICs: packets go in, outcomes come out.
 
 use super::routes::{Request, Routes};
 use super::topology::{End, Topology};
@@ -31,7 +31,7 @@ pub(super) fn packet(src: u16, dst: Dest, tag: u8) -> Packet {
     }
 }
 
-/// A fabric whose tables are written as set-up would, all ports enabled.
+/// Returns a fabric with all ports enabled and the tables that set-up would write.
 pub(super) fn fabric(
     t: &Topology,
     cfg: NetConfig,
@@ -82,10 +82,11 @@ pub(super) fn simple(text: &str, cfg: NetConfig) -> Network {
     fabric(&t, cfg, &ids, &BTreeMap::new(), false)
 }
 
-/// NIC and tag, or NIC and event.
+/// Deliveries as (NIC, tag), or events as (NIC, number).
 pub(super) type List = Vec<(usize, u8)>;
 
-/// Runs until nothing moves at time `now`; returns deliveries as (NIC, tag) and events as (NIC, number).
+/// Runs until no packet can move at time `now`. Returns deliveries as (NIC, tag) and events as
+/// (NIC, number).
 pub(super) fn drain(net: &mut Network, now: u64) -> (List, List) {
     let (mut got, mut events) = (Vec::new(), Vec::new());
     for _ in 0..1_000_000 {
@@ -100,7 +101,7 @@ pub(super) fn drain(net: &mut Network, now: u64) -> (List, List) {
             None => return (got, events),
         }
     }
-    panic!("the fabric does not come to rest");
+    panic!("the fabric still moves packets after a million outcomes");
 }
 
 pub(super) fn send(net: &mut Network, from: usize, dst: Dest, tag: u8) {
@@ -132,7 +133,7 @@ fn shapes() -> impl Strategy<Value = Topology> {
     .prop_map(|s| Topology::parse(&s).unwrap())
 }
 
-/// A random connected graph within the seven links.
+/// Generates a random connected graph with up to seven links per NIC.
 fn graphs() -> impl Strategy<Value = Topology> {
     (
         2usize..20,
@@ -158,7 +159,7 @@ fn graphs() -> impl Strategy<Value = Topology> {
         })
 }
 
-/// Distance in hops from `from` to every NIC; `None` if it can't be reached.
+/// Returns the distance in hops from `from` to every NIC; `None` if it can't be reached.
 fn distances(t: &Topology, from: usize) -> Vec<Option<u32>> {
     let n = t.neighbours();
     let mut dist = vec![None; t.nodes];
@@ -178,7 +179,8 @@ fn distances(t: &Topology, from: usize) -> Vec<Option<u32>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Every pair is connected by the tables, on a shortest path, and nothing is lost or accounted twice.
+    /// The tables connect every pair on a shortest path, and every packet is delivered and
+    /// accounted exactly once.
     #[test]
     fn every_pair_is_reached_on_a_shortest_path(t in prop_oneof![shapes(), graphs()]) {
         let ids: Vec<u16> = (0..t.nodes as u16).map(|i| i * 3 + 1).collect();
@@ -211,7 +213,8 @@ proptest! {
         }
     }
 
-    /// A broadcast reaches each other node exactly once; a group exactly its members, from any sender.
+    /// A broadcast reaches each other node exactly once. A group reaches exactly its members, from
+    /// any sender.
     #[test]
     fn multicast_reaches_each_member_once(t in prop_oneof![shapes(), graphs()], members: u64, to_sender: bool) {
         let ids: Vec<u16> = (0..t.nodes as u16).collect();
@@ -231,7 +234,8 @@ proptest! {
         assert_idle(&net);
     }
 
-    /// Packets between two nodes stay in order whatever the links do short of going down with loss.
+    /// Packets between two nodes stay in order under all link faults except loss at a link that is
+    /// down.
     #[test]
     fn damage_and_flaps_keep_packets_whole_and_in_order(
         seed: u64, latency in 0u64..3000, bps in prop_oneof![Just(0u64), 1_000u64..1_000_000_000], corrupt in 0.0f64..0.5, loss in 0.0f64..0.4,
@@ -259,7 +263,8 @@ proptest! {
         prop_assert!(links.iter().all(|l| l.forward.dropped_down + l.backward.dropped_down == 0));
     }
 
-    /// Any words in any table: packets end somewhere, nothing stays accounted, the fabric comes to rest.
+    /// With arbitrary table words all packets are delivered or dropped, and no byte stays
+    /// accounted.
     #[test]
     fn arbitrary_tables_are_survived(
         words in prop::collection::vec((0u32..11, 0u32..3, 0u32..64, prop_oneof![any::<u64>(), 0u64..0x7ff]), 0..200),
@@ -282,7 +287,7 @@ proptest! {
 #[test]
 fn counters_follow_a_packet() {
     let mut net = simple("ring:4", NetConfig::default());
-    // 0 -> 2: two hops upwards, link 0 (plus) out, link 1 (minus) in.
+    // From 0 to 2: two hops upwards; out by link 0 (plus), in by link 1 (minus).
     send(&mut net, 0, Dest::Node(NodeId(2)), 1);
     drain(&mut net, 0);
     let read = |nic: usize, at: u32| NetworkRegs::read(&mut *net.regs(nic), at).unwrap();
@@ -398,7 +403,7 @@ fn neighbours_discover_each_other() {
     // The script of HW §15.4 clears the flags and sets the threshold.
     net.regs(0).write(0x46_0020, 0x0180_0000_0000_0003);
     assert_eq!(net.register(0, 0x46_0020), Some(0x0180_0000_0000_0000));
-    // The neighbour gets a new node ID; this side learns it when the neighbour sends it.
+    // The neighbour gets a new node ID. This side learns it when the neighbour sends it.
     net.set_identity(1, 1, 77);
     assert_eq!((net.register(0, 0x46_0018).unwrap() >> 26) & 0xffff, 1);
     net.regs(1).write(0x46_0018, 2);
@@ -434,7 +439,7 @@ fn a_frozen_nic_takes_nothing_and_gives_nothing() {
         send(&mut net, 0, Dest::Node(NodeId(1)), tag);
     }
     assert_eq!(drain(&mut net, 0).0, []);
-    // What does not fit the port waits in the fabric; nothing is dropped.
+    // Packets that do not fit the port wait in the fabric. All of them are kept.
     assert_eq!((net.node_stats(1).2, net.node_stats(0).1), (720, 15 * 72));
     assert_eq!(
         net.register(1, 0x9418).unwrap() & 0x700,
@@ -654,7 +659,7 @@ fn bad_node_ids_are_refused() {
 
 const NOBODY: [usize; 0] = [];
 
-/// Events 15 by NIC that the network has in store.
+/// Takes all pending outcomes. Returns the NICs with event 15.
 fn released(net: &mut Network) -> Vec<usize> {
     let mut nics: Vec<usize> = std::iter::from_fn(|| net.outcome(&mut Tracer::off()))
         .filter_map(|o| match o {
@@ -666,7 +671,7 @@ fn released(net: &mut Network) -> Vec<usize> {
     nics
 }
 
-/// Unit `k`: enable, children, parents, arrivals of the host.
+/// Configures unit `k`: enable, children, parents, arrivals of the host.
 fn barrier_unit(net: &mut Network, nic: usize, k: u32, children: u64, parents: u64, hosts: u64) {
     let config = 1 | (children << 1) | (parents << 8) | (hosts << 15);
     net.regs(nic).write(0x45_4000 + 8 * k, config);
@@ -681,7 +686,7 @@ fn arrive(net: &mut Network, nic: usize, k: u32) -> Vec<usize> {
 
 #[test]
 fn a_barrier_waits_for_all_hosts_of_its_tree() {
-    // 0 – 1 – 2 – 3 in a row: 1 is the root, 3 hangs below 2. Links: 0 upwards, 1 downwards.
+    // 0 – 1 – 2 – 3 in a row: 1 is the root, 3 is a child of 2. Links: 0 upwards, 1 downwards.
     let mut net = simple("mesh:4", NetConfig::default());
     let set = |net: &Network, nic| net.register(nic, 0x44_5000).unwrap();
     barrier_unit(&mut net, 1, 5, 0b11, 0, 2);
@@ -694,17 +699,18 @@ fn a_barrier_waits_for_all_hosts_of_its_tree() {
         assert_eq!(arrive(&mut net, 3, 5), NOBODY);
         assert_eq!(set(&net, 3) & 1, 1, "reached");
         assert_eq!(arrive(&mut net, 0, 5), NOBODY);
-        // Twice is not more than once, unless two are expected.
+        // A repeated arrival counts only if two arrivals are expected.
         assert_eq!(arrive(&mut net, 0, 5), NOBODY);
         assert_eq!(arrive(&mut net, 1, 5), [0, 1, 2, 3]);
-        // Flag 0, then flag 1, and so on; released_active is the next one.
+        // Releases set flag 0 and flag 1 alternately; released_active names the next one.
         let want = if round % 2 == 0 { 0b1010 } else { 0b0100 };
         assert_eq!(
             (0..4).map(|nic| set(&net, nic)).collect::<Vec<_>>(),
             [want; 4]
         );
     }
-    // Other units are not concerned. What came over the link is shown until software clears it.
+    // Other units are unaffected. Signals received over the link are shown until software clears
+    // them.
     assert_eq!(net.register(1, 0x44_4000), Some(0));
     let received = 1u64 << (34 + 5);
     assert_eq!(net.register(1, 0x46_0020).unwrap() & received, received);
@@ -727,7 +733,7 @@ fn a_barrier_over_a_dead_link_never_releases() {
     assert_eq!(arrive(&mut net, 1, 0), NOBODY);
     net.set_link(0, true, None, &mut Tracer::off());
     assert_eq!(released(&mut net), NOBODY, "the signal is lost");
-    // Both start again.
+    // After a reset both units can start again.
     barrier_unit(&mut net, 0, 0, 1 | (1 << 18), 0, 1);
     net.regs(1).write(0x45_4000, 1 << 19);
     barrier_unit(&mut net, 1, 0, 0, 1, 1);
@@ -737,7 +743,7 @@ fn a_barrier_over_a_dead_link_never_releases() {
 
 #[test]
 fn barrier_trees_with_mistakes_end() {
-    // Circles, parents that are children, units that wait for nobody.
+    // Cycles, parents that are children, units without anyone to wait for.
     let mut net = simple("ring:3", NetConfig::default());
     for nic in 0..3 {
         barrier_unit(&mut net, nic, 0, 0b11, 0b11, 1);

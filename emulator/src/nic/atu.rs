@@ -1,4 +1,4 @@
-//! ATU: address translation, its commands and what it caches (HW §11, G17).
+//! ATU: address translation, commands, translation cache (HW §11, G17).
 
 use super::dma::nth;
 use super::late::Late;
@@ -13,7 +13,7 @@ use wire::ids::{Nla, RegOffset, Vpid};
 use wire::regs::atu::{self as regs, Cnt0, Cnt2, Cnt3, Cnt4, Cnt5, Control};
 use wire::rma::NotificationType;
 
-/// Commands that may be on their way; beyond, the oldest is done at once.
+/// Maximum number of pending commands. If it is exceeded, the oldest command is executed at once.
 const FIFO: usize = 4096;
 const UNITS: [NotificationType; 3] = [
     NotificationType::Requester,
@@ -24,9 +24,9 @@ const UNITS: [NotificationType; 3] = [
 pub(super) struct Atu {
     tlb: Tlb,
     late: Late,
-    /// Commands on their way, and when each is due. In order.
+    /// Pending commands in order, each with its due time.
     waiting: VecDeque<(u64, Command)>,
-    /// Translations and answers since faults for them were set.
+    /// Translations, and answers, counted since the faults for them were set.
     pub(super) translations: u32,
     pub(super) answers: u32,
 }
@@ -56,7 +56,8 @@ impl Atu {
 }
 
 impl Nic {
-    /// Bus address for an NLA of `vpid`, for the sub-unit `by`; `None` with a diagnostic if there is no valid translation.
+    /// Returns the bus address of an NLA of `vpid` for the sub-unit `by`, or reports a fault and
+    /// returns `None`.
     pub(super) fn translate(
         &mut self,
         by: NotificationType,
@@ -103,7 +104,7 @@ impl Nic {
             return Err("the ATU is off".to_owned());
         }
         if nth(&mut self.atu.translations, self.cfg.faults.atu_fault_every) {
-            return Err("injected".to_owned());
+            return Err("injected fault".to_owned());
         }
         if nla & !NlaParts::KNOWN != 0 {
             return Err("address bits above the GAT index".to_owned());
@@ -121,7 +122,8 @@ impl Nic {
         to.map(|addr| addr.0).map_err(|fault| fault.to_string())
     }
 
-    /// Reads a GATe. It is cached whoever asks for it, but not if it is invalid: registering needs no flush (HW §11.3).
+    /// Reads a GATe. Every valid one is cached, regardless of the requester. An invalid one is not,
+    /// because registering needs no flush (HW §11.3).
     fn fetch_gate(&mut self, nla: NlaParts, env: &mut Env<'_>) -> Result<GatEntry, String> {
         let base = self.gat_base(nla);
         if !base.valid() {
@@ -145,8 +147,8 @@ impl Nic {
         GatBase(self.storage.at(regs::gat(nla.gat().into()).0))
     }
 
-    /// Counts and reports a cached translation that is in use although memory says something else by now. Software may
-    /// see this while a flush is under way, never after its notification.
+    /// Counts and reports a use of a cached translation that differs from memory. Software may
+    /// cause this while a flush is in progress, never after its notification.
     fn check_stale(&mut self, nla: u64, cached: GatEntry, env: &mut Env<'_>) {
         let base = self.gat_base(NlaParts(nla));
         let mut raw = [0; 8];
@@ -194,13 +196,13 @@ impl Nic {
         true
     }
 
-    /// Does what is due of the commands on their way.
+    /// Executes the pending commands that are due.
     pub(super) fn atu_tick(&mut self, now_ns: u64, env: &mut Env<'_>) {
         let due = self.atu.waiting.partition_point(|(due, _)| *due <= now_ns);
         self.atu_run(due, env);
     }
 
-    /// Does the first `n` commands on their way.
+    /// Executes the first `n` pending commands.
     pub(super) fn atu_run(&mut self, n: usize, env: &mut Env<'_>) {
         for _ in 0..n {
             if let Some((_, command)) = self.atu.waiting.pop_front() {
@@ -244,7 +246,8 @@ impl Nic {
         self.storage.set_at(regs::CNT_3.0, c3.raw());
         self.storage.set_at(regs::CNT_4.0, c4.raw());
         if let Command::Fence(_) = command {
-            // Sub-units translate and access a packet in one go, so no translation is in use between calls: they answer at once.
+            // Sub-units answer at once: they translate and access a packet in one call, so no
+            // translation is in use between calls.
             for unit in UNITS {
                 self.rma_count(perf(unit).atu[2], Half::Low, 1);
                 self.rma_count(perf(unit).atu[2], Half::High, 1);
@@ -252,7 +255,7 @@ impl Nic {
         }
         match (command, self.cfg.atu_notify) {
             (Command::Fence(to), _) => {
-                // It holds for what follows even if its own answer gets lost.
+                // The fence orders later writes even if its own answer gets lost.
                 env.host.fence();
                 self.atu_answer(to.0, Stream::Everything, env);
             }
@@ -272,13 +275,13 @@ impl Nic {
         count.cached = self.atu.tlb.len() as u64;
     }
 
-    /// Answers behind what is in `after`, and behind earlier answers.
+    /// Writes an answer that follows earlier answers and the writes of `after`.
     fn atu_answer(&mut self, to: u64, after: Stream, env: &mut Env<'_>) {
         if nth(&mut self.atu.answers, self.cfg.faults.atu_lose_every) {
             self.counters.atu.lost_answers = self.counters.atu.lost_answers.wrapping_add(1);
             return;
         }
-        // A failed write is counted and reported; there is nobody else to tell.
+        // `dma_write` counts and reports a failure; the chip can't signal it.
         env.host.enter(Stream::Answers);
         env.host.enter(after);
         let written = self.dma_write(to, &1u64.to_le_bytes(), env).is_ok();

@@ -1,4 +1,4 @@
-//! What NICs send each other. The network looks at the envelope only.
+//! Content of packets between NICs. The network reads only the envelope.
 
 use crate::env::{Packet, Stream};
 use std::fmt;
@@ -15,21 +15,22 @@ pub enum Body {
     Smfu(Box<SmfuMessage>),
 }
 
-/// Where an SMFU request ends at the target (HW §12).
+/// Address space of an SMFU request at the target (HW §12).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SmfuSpace {
-    /// Memory: the base of this interval at the target, or the default base.
+    /// Memory, relative to the base of this interval at the target; `None`: relative to the default
+    /// base.
     Memory(Option<u8>),
     /// The register file.
     Registers,
 }
 
-/// A load or store to the shared memory window, or the answer to a load.
+/// A load or store in the shared memory window, or the response to a load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SmfuMessage {
     /// Posted write.
     Write {
-        /// What `addr` means.
+        /// Address space of `addr`.
         space: SmfuSpace,
         /// Global address (HW §12).
         addr: u64,
@@ -38,32 +39,32 @@ pub enum SmfuMessage {
     },
     /// Non-posted read.
     Read {
-        /// What `addr` means.
+        /// Address space of `addr`.
         space: SmfuSpace,
         /// Global address.
         addr: u64,
-        /// Bytes to read; 0: only pushes the writes before it.
+        /// Number of bytes to read; 0: the read only pushes the writes before it.
         len: u32,
-        /// Matches the response to the request.
+        /// Tag that the response repeats.
         tag: u64,
     },
-    /// Answer to a read.
+    /// Response to a read.
     Response {
         /// Tag of the request.
         tag: u64,
-        /// The data; none if the target could not read.
+        /// The data; `None` if the target could not read them.
         data: Option<Vec<u8>>,
     },
 }
 
-/// A VELO message with the identity that the requester stamped on it (HW §9.3).
+/// A VELO message with the identity that the requester wrote into it (HW §9.3).
 #[derive(Clone, PartialEq, Eq)]
 pub struct VeloMessage {
-    /// Stamped source node.
+    /// Source node, written by the requester.
     pub src_node: u16,
-    /// Stamped source VPID.
+    /// Source VPID, written by the requester.
     pub src_vpid: u16,
-    /// Stamped protection descriptor.
+    /// Protection descriptor, written by the requester.
     pub protection: u16,
     /// Destination VPID, 10 bits.
     pub dst_vpid: u16,
@@ -71,16 +72,17 @@ pub struct VeloMessage {
     pub mtt: u8,
     /// User tag.
     pub tag: u8,
-    /// Interrupt request at the receiver.
+    /// True to request an interrupt at the receiver.
     pub interrupt: bool,
-    /// Valid bytes of `data`, 1…120.
+    /// Number of valid bytes of `data`, 1…120.
     pub len: u8,
-    /// Payload; bytes of the last quadword beyond `len` are what the sender stored there.
+    /// Payload. Bytes of the last quadword beyond `len` hold the values that the sender stored
+    /// there.
     pub data: [u8; 120],
 }
 
 impl VeloMessage {
-    /// Payload as stored in the mailbox: whole quadwords.
+    /// Returns the payload with the length stored in the mailbox: whole quadwords.
     pub fn padded(&self) -> &[u8] {
         let n = usize::from(self.len).div_ceil(8) * 8;
         &self.data[..n.min(self.data.len())]
@@ -108,7 +110,7 @@ impl fmt::Debug for VeloMessage {
     }
 }
 
-/// RMA request or response. `origin` is the side that posted the descriptor, `peer` the other one.
+/// RMA request or response. `origin` is the side that posted the descriptor, `peer` the other side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RmaMessage {
     /// VPID that posted the descriptor.
@@ -117,29 +119,31 @@ pub struct RmaMessage {
     pub peer_vpid: u8,
     /// Protection descriptor of the origin VPID.
     pub protection: u16,
-    /// Command as notifications show it (HW §10.2): responses carry the response commands.
+    /// Command code in notifications (HW §10.2): responses carry the response commands.
     pub command: Command,
-    /// Notifications asked for.
+    /// Notifications that the descriptor requests.
     pub notify: NotifySpec,
-    /// Page options and modifiers as notifications show them (HW §10.4).
+    /// Page options and modifiers as encoded in notifications (HW §10.4).
     pub mode: Mode,
-    /// What is asked or answered.
+    /// Content that depends on the command.
     pub kind: RmaKind,
 }
 
-/// Place of a packet in its transfer: hardware splits one into packets of at most 496 bytes (HW §10.3).
+/// Position of a packet in its transfer. Hardware splits a transfer into packets of up to 496 bytes
+/// (HW §10.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// Number that the sending NIC gave the transfer, so that the receiver can leave out the rest of one that failed.
+    /// Number that the sending NIC gave the transfer. With it the receiver discards the remaining
+    /// packets of a failed transfer.
     pub transfer: u32,
-    /// No packet of it came before.
+    /// True for the first packet.
     pub first: bool,
-    /// No packet of it follows.
+    /// True for the last packet.
     pub last: bool,
 }
 
 impl Part {
-    /// A transfer of one packet.
+    /// The part of a transfer that has only one packet.
     pub const WHOLE: Self = Self {
         transfer: 0,
         first: true,
@@ -147,23 +151,24 @@ impl Part {
     };
 }
 
-/// The variable part of an [`RmaMessage`].
+/// Content of an [`RmaMessage`] that depends on the command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RmaKind {
     /// Data to write at the peer.
     Put {
-        /// Address at the peer of what is in this packet.
+        /// Address at the peer for the data of this packet.
         addr: u64,
-        /// Which packet of the transfer this is.
+        /// Position of the packet in the transfer.
         part: Part,
-        /// Bytes to write; or how many there would be, had the requester been able to read them. That is the last packet.
+        /// Bytes to write, or their number if the requester could not read them. A packet without
+        /// data is the last one.
         data: Result<Vec<u8>, u32>,
     },
-    /// Up to 8 bytes out of the descriptor to write at the peer.
+    /// Up to 8 bytes from the descriptor to write at the peer.
     Immediate {
         /// Address at the peer.
         addr: u64,
-        /// 1…8.
+        /// Number of bytes, 1…8.
         len: u8,
         /// Value, little endian.
         value: u64,
@@ -181,22 +186,22 @@ pub enum RmaKind {
         read_addr: u64,
         /// Address at the origin, echoed in the response.
         write_addr: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// Answer to [`RmaKind::GetRequest`].
+    /// Response to [`RmaKind::GetRequest`].
     GetResponse {
-        /// Address at the origin of what is in this packet.
+        /// Address at the origin for the data of this packet.
         write_addr: u64,
-        /// Which packet of the response this is.
+        /// Position of the packet in the response.
         part: Part,
-        /// The data; or how many bytes there would be, had the responder been able to read them (G17). That is the last
-        /// packet.
+        /// The data, or their number of bytes if the responder could not read them (G17). A packet
+        /// without data is the last one.
         data: Result<Vec<u8>, u32>,
     },
     /// Fetch-compare-and-add.
     LockRequest {
-        /// Asked of the completer, else of the responder; both do the same (G16).
+        /// True if the completer executes the request, else the responder. Both behave alike (G16).
         at_completer: bool,
         /// Lock number, 24 bits.
         number: u32,
@@ -205,7 +210,7 @@ pub enum RmaKind {
         /// Value to add.
         add: i32,
     },
-    /// Answer to [`RmaKind::LockRequest`].
+    /// Response to [`RmaKind::LockRequest`].
     LockResponse {
         /// Lock number, 24 bits.
         number: u32,
@@ -213,13 +218,13 @@ pub enum RmaKind {
         success: bool,
         /// Value after the operation.
         value: i32,
-        /// Error bits for the notification: the unit that failed.
+        /// Error bits for the notification, which name the unit that failed.
         error: u8,
     },
 }
 
 impl RmaMessage {
-    /// Answers a request that came from `origin_vpid`.
+    /// Returns true for a response to a request of `origin_vpid`.
     fn is_response(&self) -> bool {
         matches!(
             self.kind,
@@ -227,7 +232,7 @@ impl RmaMessage {
         )
     }
 
-    /// The same without what is variable: a placeholder stands there.
+    /// Returns a copy with a placeholder as `kind`.
     pub(super) fn bare(&self) -> Self {
         Self {
             kind: RmaKind::Notify { class: 0, value: 0 },
@@ -237,7 +242,8 @@ impl RmaMessage {
 }
 
 impl Packet {
-    /// The order in which the target writes what this packet makes it write, apart from that of receive queues.
+    /// Returns the stream of the writes that this packet causes at its target, besides the streams
+    /// of receive queues.
     pub(super) fn stream(&self) -> Option<Stream> {
         match &self.body {
             Body::Velo(_) => None,
@@ -253,7 +259,7 @@ impl Packet {
 }
 
 impl Body {
-    /// Short name for traces and counters.
+    /// Returns a short name for traces and counters.
     pub fn kind(&self) -> &'static str {
         match self {
             Body::Velo(_) => "velo",
@@ -274,7 +280,7 @@ impl Body {
         }
     }
 
-    /// VPID that receives the packet at its destination; 0 for units without.
+    /// Returns the VPID that receives the packet at its destination; 0 for units without VPIDs.
     pub fn target_vpid(&self) -> u16 {
         match self {
             Body::Velo(m) => m.dst_vpid,

@@ -13,24 +13,24 @@ use wire::ids::{RegOffset, Unit, Vpid};
 use wire::regs::{rma_bq, velo_bq};
 
 const QUEUES: usize = 256;
-/// `enable` of the time-out registers (HW §9.3, §10.7).
+/// Bit `enable` of the time-out registers (HW §9.3, §10.7).
 const TIMEOUT_ENABLE: u64 = 1 << 32;
 
-/// First VPID that the kernel has (HW §4.2).
+/// First VPID reserved for the kernel (HW §4.2).
 const KERNEL: u8 = Vpid::USER_END.get() as u8;
 
-/// What a queue stores.
+/// Content for a queue.
 pub(super) enum Item {
     /// VELO message: one slot, or up to three small ones.
     Message(Box<VeloMessage>),
-    /// Forged end of a mailbox slot; interrupts.
+    /// Forged last two words of a mailbox slot, with an interrupt.
     Slot([u64; 2]),
-    /// RMA notification, and whether it interrupts.
+    /// RMA notification, and true to raise an interrupt.
     Notification([u64; 2], bool),
 }
 
 impl Item {
-    /// What holding it costs the host, about.
+    /// Returns the approximate memory that holding the item costs the emulator, in bytes.
     fn cost(&self) -> u64 {
         match self {
             Item::Message(_) => 256,
@@ -41,11 +41,12 @@ impl Item {
 
 struct Held {
     item: Item,
-    /// Since when nothing has moved: it came, or what waited before it went.
+    /// Time of arrival, or of the removal of the item before it, whichever is later.
     since_ns: u64,
-    /// Credit of the sender of the packet that it came with.
+    /// Credit of the sender of the item's packet.
     receipt: Option<Receipt>,
-    /// Stream of that packet: the item comes after the data of its transfer, however long it waited.
+    /// Stream of that packet, because the item follows the data of its transfer, however long it
+    /// waited.
     stream: Option<Stream>,
 }
 
@@ -61,7 +62,7 @@ struct Queue {
     rp: u64,
     /// Full flag of [`FullRule::FlagOnEqual`].
     full: bool,
-    /// The time-out has struck and there has been no room since: what comes is dropped at once.
+    /// True after a time-out until a slot becomes free: new items are dropped at once.
     timed_out: bool,
     layout: Option<Box<Layout>>,
     hold: VecDeque<Held>,
@@ -72,13 +73,13 @@ impl Queue {
         SegmentWord(self.current).valid()
     }
 
-    /// Total slots.
+    /// Returns the total number of slots.
     fn slots(&self) -> u64 {
         u64::from(self.ub as u32) + 1
     }
 }
 
-/// Whether an item fits.
+/// Result of the check for free slots.
 enum Room {
     Yes,
     Wait,
@@ -90,7 +91,7 @@ pub(super) struct BufferQueues {
     unit: Unit,
     general: u64,
     queues: Vec<Queue>,
-    /// Everything on hold with [`HoldScope::Unit`], in order of arrival.
+    /// All held items with [`HoldScope::Unit`], in order of arrival.
     hold: VecDeque<(u8, Held)>,
     held_cost: u64,
     held: usize,
@@ -116,12 +117,12 @@ impl BufferQueues {
         *self = Self::new(self.unit);
     }
 
-    /// Items on hold.
+    /// Returns the number of held items.
     pub(super) fn holding(&self) -> usize {
         self.held
     }
 
-    /// Since when the queue that has moved least recently has not moved.
+    /// Returns the earliest `since_ns` of the items that wait in front.
     fn oldest(&self) -> Option<u64> {
         if self.held == 0 {
             return None;
@@ -246,7 +247,7 @@ impl Nic {
                 q.layout = None;
                 q.timed_out = false;
                 if q.valid() {
-                    // What was kept was not for this queue.
+                    // Held items were for the previous queue.
                     self.drop_held(unit, vpid, env);
                 } else {
                     self.forget_interrupt(unit, vpid);
@@ -285,7 +286,7 @@ impl Nic {
         true
     }
 
-    /// Slot sizes changed: segments must be checked again.
+    /// Discards the segment layouts, because slot sizes changed and segments must be checked again.
     pub(super) fn forget_layouts(&mut self, unit: Unit) {
         for q in &mut self.queues[unit as usize].queues {
             q.layout = None;
@@ -324,7 +325,7 @@ impl Nic {
         }
     }
 
-    /// Stores or drops the item; gives it back if it has to wait.
+    /// Stores or drops the item. Returns it if it has to wait.
     fn try_store(&mut self, unit: Unit, vpid: u8, item: Item, env: &mut Env<'_>) -> Option<Item> {
         let slots = match &item {
             Item::Message(m) => self.velo_slot_size().slots_for(m.len.into()),
@@ -369,7 +370,8 @@ impl Nic {
         if stored.is_err() {
             self.counters.drops.dma = self.counters.drops.dma.wrapping_add(1);
         }
-        // Writes are posted: the chip does not learn that one failed, its pointer moves on and it interrupts.
+        // Writes are posted: after a failed one the chip still advances its pointer and raises the
+        // interrupt.
         let stored = stored.is_ok() && lost == 0;
         let q = self.queue(unit, vpid);
         q.lwp = ((u64::from(q.lwp) + u64::from(slots)) % q.slots()) as u32;
@@ -401,15 +403,15 @@ impl Nic {
         at: u64,
         env: &mut Env<'_>,
     ) -> Result<(), ()> {
-        // Word 1 tells software that the slot is full, so it goes last.
+        // Word 1 marks the slot as full, so it is written last.
         self.dma_write(at, &words[0].to_le_bytes(), env)
             .map_err(drop)?;
         self.dma_write(at.wrapping_add(8), &words[1].to_le_bytes(), env)
             .map_err(drop)
     }
 
-    /// Software clears the status word of a slot before it gives it back (HW §7, §9.5). What processes do with their own queues is
-    /// their affair.
+    /// Reports slots whose status word software did not clear before it returned them (HW §7,
+    /// §9.5). Queues of user processes are not checked, because the kernel does not control them.
     fn check_slots(&mut self, unit: Unit, vpid: u8, at: &[u64], env: &mut Env<'_>) {
         if vpid < KERNEL || !self.bus_master {
             return;
@@ -447,7 +449,8 @@ impl Nic {
         self.diagnose(env, || format!("{unit} queue of VPID {vpid}: {}", why()));
     }
 
-    /// True if an item of `slots` slots has to wait because of [`super::Faults::queue_full`].
+    /// Returns true if an item of `slots` slots has to wait because of
+    /// [`super::Faults::queue_full`].
     fn forced_full(&self, unit: Unit, vpid: u8, slots: u32) -> bool {
         let q = &self.queues[unit as usize].queues[usize::from(vpid)];
         let size = q.slots();
@@ -472,7 +475,8 @@ impl Nic {
         };
         *holding = held;
         *total = total.wrapping_add(new.into());
-        // Also without the fault here: the requesters that want to know are elsewhere.
+        // Counts also without the fault of this NIC, because requesters of other NICs read the
+        // value.
         let node = self.info.node_id();
         let n = self.tx.pressure.waiting(node, unit, vpid);
         let n = i64::from(n)
@@ -492,7 +496,7 @@ impl Nic {
             self.queue_error(unit, vpid, |g| g.with_timeout_assert(true));
             self.bq_timeout_error(unit);
             self.diagnose(env, || {
-                format!("{unit} queue of VPID {vpid} stays full: dropped")
+                format!("{unit} queue of VPID {vpid} stays full and the hold buffer is exhausted: item dropped")
             });
             return;
         }
@@ -519,7 +523,7 @@ impl Nic {
         self.count_held(unit, vpid, -1, false);
     }
 
-    /// As [`Nic::try_store`], of something on hold.
+    /// Stores a held item like [`Nic::try_store`].
     fn try_release(&mut self, unit: Unit, vpid: u8, held: Held, env: &mut Env<'_>) -> Option<Held> {
         let Held {
             item,
@@ -542,13 +546,14 @@ impl Nic {
         })
     }
 
-    /// Whether what is on hold for the queue of `vpid` is stuck there, as that is closed.
+    /// Returns true if held items of the queue of `vpid` can't be delivered because the queue is
+    /// closed.
     fn is_stuck(&self, unit: Unit, vpid: u8) -> bool {
         let queue = &self.queues[unit as usize].queues[usize::from(vpid)];
         self.cfg.hold_closed == HoldClosed::Keep && !(queue.valid() && self.accepts(unit, vpid))
     }
 
-    /// The queue of `vpid` is closed: what is on hold for it goes, or stays.
+    /// Drops or keeps the held items of a queue that is closed.
     pub(super) fn close_held(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
         match self.cfg.hold_closed {
             HoldClosed::Drop => self.drop_held(unit, vpid, env),
@@ -556,7 +561,7 @@ impl Nic {
         }
     }
 
-    /// Delivers what waits for the queue of `vpid`, as far as there is room.
+    /// Delivers held items of the queue of `vpid` until it is full.
     fn release(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
         if self.queues[unit as usize].held == 0 {
             return;
@@ -589,7 +594,8 @@ impl Nic {
         }
     }
 
-    /// Something left the hold for this queue, or that of the unit: what is first there now has waited for others until now.
+    /// Restarts the time-out of the items that are now in front, because they waited behind others
+    /// until now.
     fn hold_moved(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
         let now = env.host.now_ns();
         let all = &mut self.queues[unit as usize];
@@ -601,7 +607,7 @@ impl Nic {
         }
     }
 
-    /// [`Nic::release`] for every queue.
+    /// Calls [`Nic::release`] for every queue.
     pub(super) fn release_all(&mut self, env: &mut Env<'_>) {
         for unit in [Unit::Velo, Unit::Rma] {
             for vpid in 0..=255 {
@@ -610,7 +616,7 @@ impl Nic {
         }
     }
 
-    /// Takes what waits for the queue of `vpid` out of the hold.
+    /// Removes and returns the held items of the queue of `vpid`.
     fn take_held(&mut self, unit: Unit, vpid: u8) -> Vec<Held> {
         let mut taken: Vec<Held> = self.queue(unit, vpid).hold.drain(..).collect();
         let queued = std::mem::take(&mut self.queues[unit as usize].hold);
@@ -624,7 +630,7 @@ impl Nic {
         taken
     }
 
-    /// Drops what waits for the queue of `vpid`, so that a closed queue blocks nobody.
+    /// Drops the held items of the queue of `vpid`, so that a closed queue blocks no others.
     pub(super) fn drop_held(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
         if self.queues[unit as usize].held == 0 {
             return;
@@ -639,16 +645,18 @@ impl Nic {
         if led {
             self.hold_moved(unit, vpid, env);
         }
-        // Others may have waited behind it.
+        // Items of other queues may have waited behind the dropped ones.
         self.release(unit, vpid, env);
     }
 
-    /// True if the unit can hold nothing more for full queues: it takes nothing from the network then.
+    /// Returns true if the unit's hold buffer is full. The unit then accepts no packets from the
+    /// network.
     pub(super) fn hold_full(&self, unit: Unit) -> bool {
         self.queues[unit as usize].held_cost >= self.cfg.hold_buffer_bytes
     }
 
-    /// Time that a full queue may stay as it is, as the time-out register of the unit says (HW §9.3, §10.7).
+    /// Returns the time in ns that a full queue may block, from the time-out register of the unit
+    /// (HW §9.3, §10.7).
     fn hold_time(&self, unit: Unit) -> Option<u64> {
         let at = match unit {
             Unit::Velo => wire::regs::velo::TIMEOUT,
@@ -660,14 +668,15 @@ impl Nic {
         self.cfg.hold_time_ns.or(programmed)
     }
 
-    /// When the time-out of a full queue strikes next: it has moved nothing for so long (HW §9.6).
+    /// Returns the time at which the next full queue times out, because it has accepted no item for
+    /// [`Nic::hold_time`] (HW §9.6).
     pub(super) fn hold_deadline(&self, unit: Unit) -> Option<u64> {
         let oldest = self.queues[unit as usize].oldest()?;
         Some(oldest.saturating_add(self.hold_time(unit)?))
     }
 
-    /// A queue that has taken nothing for the time-out keeps the unit waiting no longer: everything on hold for it is dropped, and
-    /// so is what comes until there is room again (MODEL decision).
+    /// Unblocks the unit from queues that have accepted no item for the time-out: drops the held
+    /// items, and further ones until a slot becomes free (MODEL decision).
     pub(super) fn expire_holds(&mut self, now_ns: u64, env: &mut Env<'_>) {
         for unit in [Unit::Velo, Unit::Rma] {
             while self.hold_deadline(unit).is_some_and(|at| at <= now_ns) {
@@ -689,14 +698,14 @@ impl Nic {
                 self.raise(Te::BqError);
                 self.bq_timeout_error(unit);
                 self.diagnose(env, || {
-                    format!("{unit} queue of VPID {vpid} took nothing for too long: dropped")
+                    format!("{unit} queue of VPID {vpid} accepted no item for the whole time-out: held items dropped")
                 });
                 for held in self.take_held(unit, vpid) {
                     self.unhold(unit, vpid, held.item.cost());
                     self.drop_late(unit, vpid);
                 }
                 self.hold_moved(unit, vpid, env);
-                // Others may have waited behind it.
+                // Items of other queues may have waited behind the dropped ones.
                 self.release(unit, vpid, env);
             }
         }
@@ -711,7 +720,7 @@ impl Nic {
         *word = g.with_error_queue(vpid).with_error_count(count).raw();
     }
 
-    /// Slot size that VELO uses now.
+    /// Returns the slot size that VELO uses now.
     pub(super) fn velo_slot_size(&self) -> wire::velo::SlotSize {
         if self.velo.slots_128 {
             wire::velo::SlotSize::B128

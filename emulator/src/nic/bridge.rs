@@ -1,8 +1,9 @@
-//! PCIe bridge in root-port mode: packets to and from the device behind the NIC, and the backdoor (HW §14, G20).
+//! PCIe bridge in root-port mode: packets to and from the device behind the NIC, and the backdoor
+//! (HW §14, G20).
 //!
-//! What the device sends is routed like an access of a host: the HTAX intervals of this NIC say where an address leads.
-//! What the network asks of this node's memory goes to the device. Software reaches the device's configuration space
-//! through the backdoor, by registers.
+//! Packets of the device are routed like accesses of a host, by the HTAX intervals of this NIC.
+//! Requests of the network for this node's memory go to the device. Software accesses the device's
+//! configuration space through backdoor registers.
 
 use super::htax::Route;
 use super::smfu::Sink;
@@ -19,11 +20,11 @@ use wire::regs::pcie::{
 };
 use wire::tlp::{words, Bdf, CfgType, Kind, Span};
 
-/// The root port.
+/// PCIe ID of the root port.
 const SELF: Bdf = Bdf(0);
-/// Packets that the receive FIFO holds.
+/// Capacity of the receive FIFO in packets.
 const FIFO: usize = 64;
-/// Packets that go back and forth in one call; the rest follows in the next.
+/// Maximum number of packets that one call moves. The next call moves the remaining ones.
 const ROUNDS: usize = 65_536;
 
 /// Read of the device that waits for the network.
@@ -36,13 +37,13 @@ pub(super) struct DeviceRead {
 /// Read of the network that waits for the device.
 struct Serving {
     to: Asker,
-    /// Pieces not complete.
+    /// Number of chunks that are not complete.
     left: u32,
-    /// `None` once a piece failed.
+    /// Data read so far; `None` once a chunk failed.
     data: Option<Vec<u8>>,
 }
 
-/// One request of it.
+/// Request to the device for one chunk of a [`Serving`].
 struct Asked {
     serving: u64,
     offset: usize,
@@ -53,10 +54,10 @@ struct Asked {
 /// The receive FIFO.
 #[derive(Default)]
 struct Fifo {
-    /// Quadwords of each packet whose `info` was not taken.
+    /// Number of quadwords of each packet whose `info` was not read.
     infos: VecDeque<u8>,
     data: VecDeque<u64>,
-    /// Quadwords read of the first packet, for [`BackdoorInfoRead::Peek`].
+    /// Number of quadwords read of the first packet, for [`BackdoorInfoRead::Peek`].
     taken: u8,
 }
 
@@ -72,7 +73,7 @@ pub(super) struct Bridge {
 }
 
 impl Bridge {
-    /// Reset of chip and device.
+    /// Resets the chip's side and the device.
     pub(super) fn reset(&mut self) {
         let mut device = self.device.take();
         if let Some(device) = &mut device {
@@ -90,7 +91,7 @@ impl Bridge {
         asked.chain(device).min()
     }
 
-    /// True if packets wait to be moved.
+    /// Returns true if packets wait to be moved.
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
         !self.to_device.is_empty()
@@ -99,7 +100,7 @@ impl Bridge {
     }
 }
 
-/// Classes of packets that the receive side tells apart.
+/// Classes of packets that the receive side distinguishes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
     MemWrite,
@@ -133,7 +134,8 @@ impl Class {
         }
     }
 
-    /// The register FIFO takes all packets of this class; those that lead nowhere.
+    /// Returns two flags of the configuration: the FIFO receives all packets of this class, or
+    /// those that no interval maps.
     fn to_fifo(self, cfg: PcieToHtocCfg) -> (bool, bool) {
         match self {
             Self::MemWrite => (cfg.regfwd_memwr_all(), cfg.regfwd_memwr_cantmap()),
@@ -146,7 +148,7 @@ impl Class {
     }
 }
 
-/// What became of a packet from the device.
+/// Result of a packet from the device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Forwarded,
@@ -155,12 +157,12 @@ enum Fate {
 }
 
 impl Nic {
-    /// Puts the NIC into root-port mode with this device behind it.
+    /// Puts the NIC into root-port mode with this device attached.
     pub fn attach(&mut self, device: Box<dyn Endpoint>) {
         self.bridge.device = Some(device);
     }
 
-    /// True if a device is behind this NIC instead of a host before it.
+    /// Returns true if a device is attached to this NIC instead of a host.
     pub fn is_root_port(&self) -> bool {
         self.bridge.device.is_some()
     }
@@ -169,7 +171,7 @@ impl Nic {
         PcieToHtocCfg(self.storage.at(regs::PCIE_TO_HTOC_CFG.0))
     }
 
-    /// Moves packets until none is left.
+    /// Moves packets until none is left, up to [`ROUNDS`].
     pub(super) fn run_bridge(&mut self, env: &mut Env<'_>) {
         for _ in 0..ROUNDS {
             if let Some(packet) = self.bridge.from_device.pop_front() {
@@ -203,7 +205,7 @@ impl Nic {
         }
     }
 
-    /// Time passes: the device does what is due, and reads that it did not answer fail.
+    /// Runs the device if it is due, and fails reads that it did not answer in time.
     pub(super) fn bridge_tick(&mut self, now_ns: u64, env: &mut Env<'_>) {
         let device = self.bridge.device.as_ref();
         if device
@@ -221,7 +223,7 @@ impl Nic {
             .collect();
         for tag in due {
             self.counters.bridge.timeouts = self.counters.bridge.timeouts.wrapping_add(1);
-            self.diagnose(env, || "the device did not answer a read".to_owned());
+            self.diagnose(env, || "the device did not answer a read in time".to_owned());
             if let Some(asked) = self.bridge.asked.remove(&tag) {
                 self.bridge_served(asked.serving, asked.offset, None, env);
             }
@@ -241,14 +243,14 @@ impl Nic {
         self.bridge.to_device.push_back(packet);
     }
 
-    /// A write of the network to the device.
+    /// Writes to the device for the network.
     pub(super) fn bridge_write(&mut self, addr: u64, data: &[u8]) {
         for packet in PciePacket::writes(SELF, addr, data) {
             self.send_to_device(packet);
         }
     }
 
-    /// A read of the network from the device. Tag 0 stays free for the backdoor.
+    /// Reads from the device for the network. Tag 0 stays free for the backdoor.
     pub(super) fn bridge_read(&mut self, to: Asker, addr: u64, len: u32, env: &mut Env<'_>) {
         let parts: Vec<(u32, u32)> = match len {
             0 => vec![(0, 0)],
@@ -299,7 +301,7 @@ impl Nic {
         }
     }
 
-    /// A piece of a read of the network is there, or failed.
+    /// Processes a chunk of a read of the network; `bytes` is `None` if it failed.
     fn bridge_served(
         &mut self,
         serving: u64,
@@ -326,7 +328,7 @@ impl Nic {
         }
     }
 
-    /// The network answered a read of the device, or did not.
+    /// Answers a read of the device; `data` is `None` if the network did not answer it.
     pub(super) fn bridge_read_done(&mut self, read: &DeviceRead, data: Option<&[u8]>) {
         let to = (read.requester, read.tag);
         for packet in PciePacket::read_answers(SELF, to, read.span, data) {
@@ -334,7 +336,7 @@ impl Nic {
         }
     }
 
-    /// A packet from the device.
+    /// Processes a packet from the device.
     fn take_from_device(&mut self, packet: PciePacket, env: &mut Env<'_>) {
         self.counters.bridge.from_device = self.counters.bridge.from_device.wrapping_add(1);
         let cfg = self.bridge_cfg();
@@ -358,14 +360,14 @@ impl Nic {
         self.count_received(class, fate);
     }
 
-    /// `interrupt_0/1` identify this address.
+    /// Returns true if registers `interrupt_0/1` identify this address as an interrupt.
     fn is_interrupt(&self, addr: u64) -> bool {
         let mask = self.storage.at(regs::PCIE_TO_HTOC_INTERRUPT_1.0);
         let want = self.storage.at(regs::PCIE_TO_HTOC_INTERRUPT_0.0);
         mask != 0 && addr & mask == want & mask
     }
 
-    /// Does what the device asks; `false`: it leads nowhere.
+    /// Performs a request of the device. Returns `false` if no target exists.
     fn forward(&mut self, packet: &PciePacket, env: &mut Env<'_>) -> bool {
         match packet.tlp.kind {
             Kind::MemWrite { span, .. } => {
@@ -428,7 +430,7 @@ impl Nic {
         }
     }
 
-    /// A packet that leads nowhere: dropped, and answered if somebody waits for it.
+    /// Drops a packet without a target, and answers it if the device waits for an answer.
     fn refuse(&mut self, packet: &PciePacket, env: &mut Env<'_>) {
         let write = matches!(packet.tlp.kind, Kind::MemWrite { .. });
         match packet.tlp.kind {
@@ -467,7 +469,7 @@ impl Nic {
         }
         let kind = packet.tlp.kind;
         self.diagnose(env, || {
-            format!("packet of the device leads nowhere: {kind:x?}")
+            format!("dropped a packet of the device without a target: {kind:x?}")
         });
     }
 
@@ -492,7 +494,7 @@ impl Nic {
         self.storage.set_at(at, word);
     }
 
-    /// Puts a packet into the receive FIFO, or drops it if there is no room.
+    /// Puts a packet into the receive FIFO, or drops it if the FIFO is full.
     fn store_packet(&mut self, packet: &PciePacket, env: &mut Env<'_>) -> Fate {
         let packed = words::pack(&packet.tlp, &packet.data).ok();
         let fifo = &mut self.bridge.fifo;
@@ -521,7 +523,7 @@ impl Nic {
         Fate::Stored
     }
 
-    /// Registers of the FIFO; reading takes out (HW §14).
+    /// Reads a FIFO register; reading removes the value (HW §14).
     pub(super) fn bridge_reg_read(&mut self, offset: RegOffset) -> Option<u64> {
         let peek = self.cfg.backdoor_info_read == BackdoorInfoRead::Peek;
         let fifo = &mut self.bridge.fifo;
@@ -575,7 +577,7 @@ impl Nic {
         true
     }
 
-    /// Injects the packet that software has stored.
+    /// Injects the packet that software has written to the backdoor registers.
     fn backdoor_send(&mut self, payload: u8, env: &mut Env<'_>) {
         let n = (words::HEADER + usize::from(payload)).min(words::MAX);
         let raw: Vec<u64> = (0..n as u32)
@@ -585,7 +587,7 @@ impl Nic {
         let (mut tlp, len) = match words::unpack(&raw, &mut data) {
             Ok(found) if self.is_root_port() => found,
             other => {
-                // Malformed, or sent to a host, which does not answer it (G20).
+                // The packet is malformed, or goes to a host, which does not answer it (G20).
                 let at = regs::HTOC_TO_PCIE_NP_COUNTER.0;
                 let c = ForwardCounter(self.storage.at(at));
                 let c = c.with_disc_pkts(c.disc_pkts().wrapping_add(1));

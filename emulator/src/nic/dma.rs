@@ -4,10 +4,10 @@ use super::{LoseWrite, LossyRing, Nic};
 use crate::env::{DmaFault, Env, TraceEvent};
 use std::ops::RangeInclusive;
 
-/// A posted write from the network into this range becomes an interrupt (G26).
+/// Addresses at which a posted write from the network becomes an interrupt (G26).
 pub(super) const MSI_RANGE: RangeInclusive<u64> = 0xFD_0000_0000..=0xFD_FFFF_FFFF;
 
-/// Counts; true every n-th time (0 counts as 1).
+/// Increments `count`. Returns true on every `every`-th call; `every` 0 counts as 1.
 pub(super) fn nth(count: &mut u32, every: Option<u32>) -> bool {
     every.is_some_and(|every| {
         *count = count.wrapping_add(1);
@@ -92,7 +92,8 @@ impl Nic {
         Ok(())
     }
 
-    /// Which slots of an item of `slots` slots the bus loses, one bit each ([`super::Faults::lose_writes`]).
+    /// Returns the slots of an item of `slots` slots that the bus loses, one bit each
+    /// ([`super::Faults::lose_writes`]).
     pub(super) fn lost_slots(&mut self, ring: LossyRing, vpid: u8, slots: u32) -> u8 {
         let list = &mut self.cfg.faults.lose_writes;
         let hit = |l: &LoseWrite| {
@@ -120,7 +121,7 @@ impl Nic {
         Ok(u64::from_le_bytes(raw))
     }
 
-    /// A posted write that came from the network: memory, or an interrupt (G26).
+    /// Performs a posted write that came from the network: to memory, or as an interrupt (G26).
     pub(super) fn posted_write(
         &mut self,
         addr: u64,

@@ -1,5 +1,5 @@
-//! Accesses to other devices of the host: loads that are answered later, stores that fail later, and the credit of packets whose
-//! stores have not ended.
+//! Accesses to other devices of the host that are still pending: loads, stores, and the credit of
+//! packets whose stores have not ended.
 
 use super::rma_mem::{FaultKind, Source};
 use super::smfu_target::Asker;
@@ -8,20 +8,21 @@ use crate::env::{DmaFault, Env};
 use crate::lane::Receipt;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Who waits for a load.
+/// Receiver of the data of a load.
 enum Waiter {
-    /// Another node, by its SMFU.
+    /// Another node, through its SMFU.
     Smfu(Asker),
-    /// A transfer of the RMA.
+    /// An RMA transfer.
     Rma,
 }
 
-/// What waits for other devices.
+/// Pending accesses to other devices.
 #[derive(Default)]
 pub(super) struct Held {
-    /// Loads, by the number of the host's side.
+    /// Loads by the number that the host assigned.
     loads: BTreeMap<u64, Waiter>,
-    /// How many stores must have ended before a packet counts as stored, and its credit.
+    /// Credit of packets, each with the total number of stores that must have ended before it is
+    /// returned.
     credit: VecDeque<(u64, Receipt)>,
 }
 
@@ -35,7 +36,7 @@ impl Waiter {
 }
 
 impl Nic {
-    /// Reads what may be another device for another node. `false`: it is memory.
+    /// Begins a load for another node. Returns `false` if `addr` is host memory.
     pub(super) fn ask(&mut self, to: Asker, addr: u64, len: u32, env: &mut Env<'_>) -> bool {
         match self.begin_load(addr, len as usize, env) {
             Ok(None) => return false,
@@ -47,7 +48,8 @@ impl Nic {
         true
     }
 
-    /// Reads what may be another device for a transfer: into `source` at `offset`, later. `false`: it is memory.
+    /// Begins a load into `source` at `offset` for a transfer. Returns `false` if `addr` is host
+    /// memory.
     pub(super) fn ask_for_rma(
         &mut self,
         source: &mut Source,
@@ -79,10 +81,11 @@ impl Nic {
         asked.map(Some)
     }
 
-    /// A load from another device ([`crate::env::Host::ask`]) has ended; `None`: it failed.
+    /// Processes the end of a load from another device ([`crate::env::Host::ask`]); `data` is
+    /// `None` if it failed.
     pub fn loaded(&mut self, number: u64, data: Option<Vec<u8>>, env: &mut Env<'_>) {
         let Some(waiter) = self.held.loads.remove(&number) else {
-            // The chip was reset meanwhile.
+            // The chip was reset after the load began.
             return;
         };
         match &data {
@@ -100,30 +103,32 @@ impl Nic {
         self.settle(env);
     }
 
-    /// A store to another device failed. It was posted, so the chip only counts it.
+    /// Counts a failed store to another device. The store was posted, so the chip does nothing
+    /// else.
     pub fn store_failed(&mut self, addr: u64, len: usize, env: &mut Env<'_>) {
         self.counters.drops.dma = self.counters.drops.dma.wrapping_add(1);
         self.dma_failed(true, DmaFault { addr, len }, env);
     }
 
-    /// Stores to other devices have ended: senders get back their credit.
+    /// Returns the credit of packets whose stores to other devices have all ended.
     pub fn stores_ended(&mut self, env: &mut Env<'_>) {
         let (made, done) = env.host.device_writes();
         let all = made == done;
-        // What was refused meanwhile leaves fewer than were counted.
+        // `all` covers stores that were rejected, because these do not count as done.
         let over = |first: Option<&(u64, Receipt)>| first.is_some_and(|(n, _)| all || *n <= done);
         while over(self.held.credit.front()) {
             self.held.credit.pop_front();
         }
     }
 
-    /// True if the credit of some packet is kept.
+    /// Returns true if the credit of any packet is held.
     #[inline]
     pub(super) fn holds_credit(&self) -> bool {
         !self.held.credit.is_empty()
     }
 
-    /// Keeps the credit of the packet that is being received if it made stores to other devices; `before`: how many there were.
+    /// Holds the credit of the packet being received if it caused stores to other devices; `before`
+    /// is the number of stores before it.
     pub(super) fn hold_credit(&mut self, before: u64, env: &mut Env<'_>) {
         let (made, done) = env.host.device_writes();
         if made != before && made != done {
@@ -133,12 +138,12 @@ impl Nic {
         }
     }
 
-    /// The node and tag of a load of the SMFU that another node waits for.
+    /// Returns node and tag of the SMFU load of another node that waits for device load `load`.
     pub fn asker(&self, load: u64) -> Option<(u16, u64)> {
         self.held.loads.get(&load).and_then(Waiter::asker)
     }
 
-    /// All loads from other devices that other nodes' SMFUs wait for: node and tag.
+    /// Iterates over node and tag of all SMFU loads that wait for other devices.
     pub fn askers(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
         self.held.loads.values().filter_map(Waiter::asker)
     }

@@ -1,11 +1,11 @@
-//! HTAX bridge: which unit a host access reaches (HW §5).
+//! HTAX bridge: routing of host accesses to the units (HW §5).
 
 use super::{Nic, Te};
 use wire::ids::RegOffset;
 use wire::regs::htax::{self as regs, Bound, DiscardedCounter, General, IntvlControl};
 use wire::regs::PacketCounter;
 
-/// Every unit decodes this much of an address (HW §1.2).
+/// Address bits that every unit decodes (HW §1.2).
 const UNIT_MASK: u64 = 0x01FF_FFFF;
 const INTERVALS: usize = regs::INTERVALS as usize;
 
@@ -16,10 +16,10 @@ const PORT_RF: u16 = 0x008;
 const PORT_VELO: u16 = 0x010;
 const PORT_RMA: u16 = 0x020;
 const PORT_SMFU: u16 = 0x100;
-/// Second-level target that means the register file of the remote node.
+/// Second-level target of the remote node's register file.
 const TARGET_RF: u8 = 3;
 
-/// Where an access ends.
+/// Target of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Route {
     /// Register file, byte offset.
@@ -28,16 +28,16 @@ pub(super) enum Route {
     Velo(u32),
     /// RMA requester pages.
     Rma(u32),
-    /// SMFU window: host address, and whether the remote register file is meant.
+    /// SMFU window: host address, and true for the remote register file.
     Smfu { addr: u64, remote_rf: bool },
-    /// The default port, where nothing is: reads as 0.
+    /// The default port without a unit: reads as 0.
     Unmapped,
     /// A port without a unit for host accesses.
     Discard,
 }
 
 impl Route {
-    /// The place `offset` bytes further on.
+    /// Returns the target `offset` bytes further on.
     pub(super) fn at(self, offset: u64) -> Self {
         let n = offset as u32;
         match self {
@@ -89,7 +89,7 @@ impl Htax {
         }
     }
 
-    /// Port and one-hot unit of the interval that holds an address.
+    /// Returns port and one-hot unit of the interval that contains an address.
     #[inline]
     fn find(&self, addr: u64, write: bool) -> Option<(u16, u8)> {
         let page = addr >> 12;
@@ -102,7 +102,7 @@ impl Htax {
         })
     }
 
-    /// Routes an access of the device behind a root port; `None` if no interval maps it.
+    /// Routes an access of the device behind a root port. Returns `None` if no interval maps it.
     pub(super) fn route_addr(&mut self, addr: u64, write: bool) -> Option<Route> {
         self.count(write);
         if !General(self.general).enable() {
@@ -129,7 +129,8 @@ impl Htax {
                 return Self::unit(general.default_port_oh(), general.default_port(), addr);
             }
         }
-        // Default port: the register file sees its own part of BAR 0, the rest is empty (G3).
+        // Default port: the register file covers its part of BAR 0, and the remaining addresses are
+        // unmapped (G3).
         match u32::try_from(offset) {
             Ok(offset) if bar == 0 && offset < super::RF_SIZE => Route::Rf(offset),
             _ => Route::Unmapped,
@@ -193,7 +194,7 @@ impl Htax {
 }
 
 impl Nic {
-    /// Counts an access that no unit takes and raises the event for it.
+    /// Counts an access that no unit accepts, and raises its event.
     pub(super) fn htax_discard(&mut self, write: bool) {
         let c = DiscardedCounter(self.htax.discarded);
         let c = if write {

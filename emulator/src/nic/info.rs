@@ -43,7 +43,7 @@ impl Info {
         }
     }
 
-    /// What survives a reset that spares the network.
+    /// Returns the state after a reset that preserves the network.
     pub(super) fn kept(mut self) -> Self {
         self.timer = 0;
         self.timer_next = None;
@@ -68,7 +68,7 @@ impl Info {
         self.tsc_base.wrapping_add(ticks as u64) & TSC_MASK
     }
 
-    /// Timer period in ns; `None` while the timer is off.
+    /// Returns the timer period in ns, or `None` while the timer is off.
     fn period_ns(&self) -> Option<u64> {
         let timer = TimerInterrupt(self.timer);
         if !timer.enable() || timer.period() == 0 || self.tsc_hz == 0 {
@@ -82,7 +82,7 @@ impl Info {
         self.timer_next = self.period_ns().map(|ns| now_ns.saturating_add(ns));
     }
 
-    /// True if the timer expired. Expirations that were missed count as one.
+    /// Returns true if the timer expired. Several missed expirations count as one.
     fn expire(&mut self, now_ns: u64) -> bool {
         if self.timer_next.is_none_or(|at| now_ns < at) {
             return false;

@@ -1,15 +1,15 @@
-//! Random times that a unit takes. MODEL throughout: the sources give no times (G35).
+//! Random delays of a unit. MODEL throughout: the sources give no times (G35).
 
 use super::NicConfig;
 use crate::seed::{self, Purpose};
 use rand::rngs::SmallRng;
 use rand::Rng;
 
-/// Times of one unit.
+/// Delay generator of one unit.
 pub(super) struct Late {
     rng: SmallRng,
     purpose: Purpose,
-    /// 0: none.
+    /// Maximum delay in ns; 0: no delays.
     longest: u64,
 }
 
@@ -22,13 +22,14 @@ impl Late {
         }
     }
 
-    /// The unit takes no time.
+    /// Returns true if the unit has no delays.
     #[inline]
     pub(super) fn is_off(&self) -> bool {
         self.longest == 0
     }
 
-    /// Mostly short, at times as long as may be.
+    /// Returns a random delay in ns. One in eight comes from the whole range, the others from its
+    /// first sixteenth.
     pub(super) fn draw(&mut self) -> u64 {
         if self.is_off() {
             return 0;
@@ -40,7 +41,7 @@ impl Late {
         self.rng.random_range(0..=most)
     }
 
-    /// As [`Late::draw`], but only one in so many times; else none.
+    /// Returns a delay like [`Late::draw`] in one of `every` calls on average, else 0.
     pub(super) fn draw_one_in(&mut self, every: u32) -> u64 {
         if self.is_off() || !self.rng.random_ratio(1, every.max(1)) {
             return 0;

@@ -4,15 +4,15 @@ use super::Nic;
 use crate::env::Env;
 use wire::regs::rma::{self as regs, LockCfg};
 
-/// Outcome of a lock operation: whether the value changed, and the value afterwards.
+/// Result of a lock operation: true if the value changed, and the value afterwards.
 pub(super) struct Locked {
     pub(super) success: bool,
     pub(super) value: i32,
 }
 
 impl Nic {
-    /// Adds `add` to lock `number` of `vpid` if its value is at most `compare`. `None`: no such lock, or its memory
-    /// can't be read.
+    /// Adds `add` to lock `number` of `vpid` if its value is less than or equal to `compare`.
+    /// Returns `None` if the lock does not exist or its memory can't be read.
     pub(super) fn lock(
         &mut self,
         vpid: u8,
@@ -36,7 +36,7 @@ impl Nic {
         let success = value <= compare;
         if success {
             value = value.wrapping_add(add);
-            // Posted: the chip does not learn that it failed.
+            // The write is posted, so the chip does not notice a failure.
             if self.dma_write(at, &value.to_le_bytes(), env).is_err() {
                 self.counters.drops.dma = self.counters.drops.dma.wrapping_add(1);
             }

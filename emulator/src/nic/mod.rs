@@ -1,14 +1,20 @@
-//! One Tourmalet NIC: what it does on every access of its host, every packet from the network and every timer.
+//! One Tourmalet NIC: its reaction to accesses of its host, packets from the network, and timers.
 //!
-//! [`Nic`] owns all state of the chip but no I/O: memory, interrupts, the network and time come with each call in an
-//! [`Env`]. Each functional unit has its own file, which holds the unit's state and an `impl Nic` with its behaviour.
-//! Hardware facts are cited as HW §n, decisions of ours where the sources tell nothing as G n.
+//! [`Nic`] owns all state of the chip but does no I/O. Each call passes host memory, interrupts,
+//! the network and the time in an [`Env`]. Each functional unit has its own file with the unit's
+//! state and an `impl Nic` with its behaviour. Hardware facts are cited as HW §n. Where the sources
+//! leave a gap, this project's decision is cited as G n.
 //!
-//! An entry point (`mmio_write`, `receive`, `tick`, …) does its work to the end: descriptors are executed, notifications
-//! written, SNQ programs run and packets put into the outbox before it returns, unless an option gives a unit times of its own
-//! (`late.rs`). RMA transfers are the exception: a call sends a limited number of their packets, the rest follows in later ones
-//! (`rma_engine.rs`, [`Nic::tx_waiting`]). So work is bounded by the size of the access or packet, except that a release of
-//! held messages delivers as many as the queue has room for.
+//! An entry point (`mmio_write`, `receive`, `tick`, …) completes its work before it returns: it
+//! executes descriptors, writes notifications, runs SNQ programs and puts packets into the outbox.
+//! There are two exceptions:
+//!
+//! * An option can give a unit delays of its own (`late.rs`).
+//! * A call sends a limited number of packets of RMA transfers; later calls send the remaining ones
+//!   (`rma_engine.rs`, [`Nic::tx_waiting`]).
+//!
+//! Hence the work of a call is bounded by the size of the access or packet, except that a release
+//! of held messages delivers all messages for which the queue has free slots.
 #![forbid(unsafe_code)]
 
 mod atu;
@@ -63,32 +69,34 @@ pub use wcbuf::Pressure;
 
 /// Registers of the network ports (RF+0x009400…0x0095FF), crossbar, barriers, links and PHY (RF+0x400000…0x4B7FFF).
 ///
-/// The register file checks existence and access rights first, so implementations see only permitted accesses to
-/// existing registers, as whole aligned quadwords.
+/// The register file checks existence and access rights first. Implementations are called only for
+/// permitted accesses to existing registers, as whole aligned quadwords.
 pub trait NetworkRegs {
-    /// Value of the register at byte offset `offset`; `None`: the NIC keeps it as plain storage.
+    /// Returns the value of the register at byte offset `offset`, or `None` if the NIC keeps it as
+    /// plain storage.
     fn read(&mut self, offset: u32) -> Option<u64>;
-    /// Writes a register; `false`: the NIC keeps it as plain storage.
+    /// Writes a register. Returns `false` if the NIC keeps it as plain storage.
     fn write(&mut self, offset: u32, value: u64) -> bool;
-    /// Back to reset values.
+    /// Sets all registers to their reset values.
     fn reset(&mut self) {}
 }
 
-/// Kinds of reset.
+/// Kind of reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResetKind {
-    /// Power-on: everything, counters included.
+    /// Power-on: resets all state, counters included.
     PowerOn,
-    /// PCI function-level reset or return from D3: registers as [`FlrScope`] says, counters stay.
+    /// PCI function-level reset or return from D3: resets the registers that [`FlrScope`] names and
+    /// keeps the counters.
     FunctionLevel,
 }
 
 /// State of a host load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Load {
-    /// The data are there.
+    /// The data are available.
     Done,
-    /// They will be.
+    /// The data will arrive later.
     Pending,
 }
 
@@ -99,7 +107,7 @@ pub struct Nic {
     net: Option<Box<dyn NetworkRegs>>,
     bars: [u64; 6],
     bus_master: bool,
-    /// Largest payload and read request on the bus, in bytes, as far as they are known.
+    /// Maximum payload and maximum read request size on the bus, in bytes; `None` while unknown.
     bus_limits: Option<[u32; 2]>,
     htax: htax::Htax,
     info: info::Info,
@@ -120,7 +128,7 @@ pub struct Nic {
     diagnostics: DiagnosticLimit,
 }
 
-/// Lets bursts of diagnostics through and then ten per second.
+/// Rate limit: a burst of diagnostics, then ten per second.
 #[derive(Default)]
 struct DiagnosticLimit {
     spent: u32,
@@ -147,7 +155,7 @@ impl DiagnosticLimit {
 }
 
 impl Nic {
-    /// A NIC after power-on, without bus mastering and with BAR addresses 0.
+    /// Returns a NIC after power-on, without bus mastering and with BAR addresses 0.
     pub fn new(cfg: NicConfig) -> Self {
         let mut nic = Self {
             storage: regmap::Storage::new(),
@@ -181,22 +189,24 @@ impl Nic {
         nic
     }
 
-    /// Installs the owner of the network registers. Without one they are plain storage.
+    /// Installs the back end of the network registers. Without it they are plain storage.
     pub fn set_network_regs(&mut self, regs: Box<dyn NetworkRegs>) {
         self.net = Some(regs);
     }
 
-    /// Shares what the packets of this NIC's SMFU take in the network and behind it, in bytes.
+    /// Sets the cell in which the fabric counts the bytes that packets of this NIC's SMFU occupy in
+    /// the network and at their destinations.
     pub fn set_smfu_in_flight(&mut self, bytes: std::rc::Rc<std::cell::Cell<u64>>) {
         self.smfu.in_flight = bytes;
     }
 
-    /// Shares knowledge about waiting messages with the other NICs of the fabric, for [`Faults::wcbuf_retry_waiting`].
+    /// Shares the state of waiting messages with the other NICs of the fabric, for
+    /// [`Faults::wcbuf_retry_waiting`].
     pub fn set_pressure(&mut self, pressure: Pressure) {
         self.tx.pressure = pressure;
     }
 
-    /// Restarts all random draws.
+    /// Restarts all random number generators with `seed`.
     pub fn reseed(&mut self, seed: u64) {
         self.cfg.seed = seed;
         self.flight.reseed(seed);
@@ -206,45 +216,47 @@ impl Nic {
         self.snq.reseed(seed);
     }
 
-    /// Options this NIC was made with; `faults` are the current ones.
+    /// Returns the options of this NIC; `faults` holds the current faults.
     pub fn config(&self) -> &NicConfig {
         &self.cfg
     }
 
-    /// Current node ID (`info_rf node.id`). Software may change it at any time.
+    /// Returns the current node ID (`info_rf node.id`). Software may change it at any time.
     pub fn node_id(&self) -> NodeId {
         NodeId(self.info.node_id())
     }
 
-    /// Network state, scratchpad 3: 0 unconfigured, 1 running, 2 stopped (HW §4.3).
+    /// Returns the network state, scratchpad 3: 0 unconfigured, 1 running, 2 stopped (HW §4.3).
     pub fn network_state(&self) -> u64 {
         self.info.network_state()
     }
 
-    /// Statistics.
+    /// Returns the statistics.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Tells the NIC where the host has mapped a BAR (0, 2 or 4). HTAX intervals hold such addresses (HW §5).
+    /// Sets the bus address of a BAR (0, 2 or 4). HTAX intervals hold such addresses (HW §5).
     pub fn set_bar_address(&mut self, bar: u8, addr: u64) {
         if let Some(base) = self.bars.get_mut(usize::from(bar)) {
             *base = addr;
         }
     }
 
-    /// Bus-master enable in the PCI command register. While off, all DMA and interrupts are dropped (G34).
+    /// Sets bus-master enable of the PCI command register. While it is off, all DMA and interrupts
+    /// are dropped (G34).
     pub fn set_bus_master(&mut self, on: bool) {
         self.bus_master = on;
     }
 
-    /// Largest payload and read request on the bus as configuration space says, in bytes; software tells the chip, too (HW §3.5).
+    /// Sets the maximum payload and read request size of configuration space, in bytes. Software
+    /// writes them to registers of the chip, too (HW §3.5).
     pub fn set_bus_limits(&mut self, payload: u32, read_request: u32) {
         self.bus_limits = Some([payload, read_request]);
     }
 
-    /// Replaces the injected faults. Queues that are no longer forced full deliver what they hold, write-combining buffers that
-    /// are no longer stuck execute what they keep.
+    /// Replaces the injected faults. Queues that are no longer forced full deliver the messages
+    /// they hold. Write-combining buffers that are no longer stuck execute their descriptors.
     pub fn set_faults(&mut self, faults: Faults, env: &mut Env<'_>) {
         let release = self.cfg.faults.queue_full != faults.queue_full;
         if self.cfg.faults.atu_fault_every != faults.atu_fault_every {
@@ -270,13 +282,15 @@ impl Nic {
         self.settle(env);
     }
 
-    /// Replaces the faults of a chip without power, in which there is nothing that they could hold back.
+    /// Replaces the faults of a chip without power, which holds no messages or descriptors to
+    /// release.
     pub fn preset_faults(&mut self, faults: Faults) {
         self.cfg.faults = faults;
     }
 
-    /// Host load from BAR `bar` at `offset`, any length and alignment. [`Load::Pending`]: parts of it come over the
-    /// network, [`Nic::finish_load`] gives the result. There is one load at a time; the next one forgets the last.
+    /// Loads from BAR `bar` at `offset` for the host, with any length and alignment. On
+    /// [`Load::Pending`], parts of the data arrive over the network and [`Nic::finish_load`]
+    /// returns the result. Only one load exists at a time; a new load replaces it.
     pub fn mmio_read(&mut self, bar: u8, offset: u64, data: &mut [u8], env: &mut Env<'_>) -> Load {
         self.counters.mmio_reads = self.counters.mmio_reads.wrapping_add(1);
         if self.cfg.faults.deaf {
@@ -293,7 +307,7 @@ impl Nic {
         }
     }
 
-    /// Host store to BAR `bar` at `offset`, any length and alignment.
+    /// Stores to BAR `bar` at `offset` for the host, with any length and alignment.
     pub fn mmio_write(&mut self, bar: u8, offset: u64, data: &[u8], env: &mut Env<'_>) {
         self.counters.mmio_writes = self.counters.mmio_writes.wrapping_add(1);
         if self.cfg.faults.deaf {
@@ -304,13 +318,14 @@ impl Nic {
         self.settle(env);
     }
 
-    /// A packet arrives at this node's network port `pkt.port`.
+    /// Processes a packet that arrives at this node's network port `pkt.port`.
     pub fn receive(&mut self, pkt: Packet, env: &mut Env<'_>) {
         self.receive_for(pkt, None, env);
     }
 
-    /// A packet arrives; its sender's credit comes back when it has been stored or dropped. Packets of lanes that the NIC does
-    /// not take now ([`Nic::takes`]) should wait outside.
+    /// Processes a packet and returns its sender's credit when the packet has been stored or
+    /// dropped. The caller should hold back packets of lanes that the NIC does not accept now
+    /// ([`Nic::takes`]).
     pub fn receive_for(&mut self, pkt: Packet, receipt: Option<Receipt>, env: &mut Env<'_>) {
         self.tx.receipt = receipt;
         let (stores, _) = env.host.device_writes();
@@ -320,8 +335,9 @@ impl Nic {
         self.settle(env);
     }
 
-    /// Does what is due at `now_ns` and whatever waited for network credit. Returns the time of the next deadline, if any;
-    /// other calls may bring it forward or create one, so ask again after each of them.
+    /// Runs the timers that are due at `now_ns` and resumes work that waited for network credit.
+    /// Returns the time of the next deadline. Every other call may change the deadline, so the
+    /// caller must read it again after each call.
     pub fn tick(&mut self, now_ns: u64, env: &mut Env<'_>) -> Option<u64> {
         self.timer_tick(now_ns);
         self.requester_tick(env);
@@ -333,7 +349,7 @@ impl Nic {
         self.next_deadline()
     }
 
-    /// Time of the next deadline for [`Nic::tick`].
+    /// Returns the time of the next deadline for [`Nic::tick`].
     pub fn next_deadline(&self) -> Option<u64> {
         let holds = [Unit::Velo, Unit::Rma].map(|unit| self.hold_deadline(unit));
         let holds = holds.into_iter().flatten();
@@ -350,31 +366,32 @@ impl Nic {
         others.into_iter().flatten().chain(holds).min()
     }
 
-    /// True while something is left to send: transfers of which a call sends only so much, and what waits for network credit.
-    /// Call [`Nic::tick`] when there is credit and all that was sent before is under way.
+    /// Returns true while packets remain to be sent: of transfers that exceeded a call's limit, or
+    /// held for network credit. The caller calls [`Nic::tick`] once there is credit and all earlier
+    /// packets are in flight.
     pub fn tx_waiting(&self) -> bool {
         !self.tx.is_empty() || self.rma.engine.is_ready()
     }
 
-    /// Reads a register as management software would over the network.
+    /// Reads a register like management software over the network.
     pub fn reg_peek(&mut self, offset: u32, env: &mut Env<'_>) -> u64 {
         self.rf_read(offset & !7, Accessor::Management, env)
     }
 
-    /// Writes a register as management software would over the network, with all side effects.
+    /// Writes a register like management software over the network, with all side effects.
     pub fn reg_poke(&mut self, offset: u32, value: u64, env: &mut Env<'_>) {
         self.rf_write(offset & !7, value, Accessor::Management, env);
         self.settle(env);
     }
 
-    /// Raises a trigger event from outside, for instance 13, 14, 16, 17 or 20 by the network.
+    /// Raises a trigger event from outside, for example 13, 14, 16, 17 or 20 by the network.
     pub fn raise_event(&mut self, te: Te, env: &mut Env<'_>) {
         self.raise(te);
         self.settle(env);
     }
 
-    /// Sets registers as the unit that owns them would, then raises a trigger event. Returns the first register that does not keep
-    /// what it is told, if there is one: then nothing was raised.
+    /// Sets registers like the unit that owns them, then raises a trigger event. Returns the first
+    /// register that does not keep its value; in that case no event is raised.
     pub fn report_event(
         &mut self,
         te: Te,
@@ -391,8 +408,8 @@ impl Nic {
         None
     }
 
-    /// A slot of a queue is filled with words that the chip would not write: the quadword before the status and the status, or
-    /// a notification.
+    /// Fills a slot of a queue with words that the chip would not write: the status quadword and
+    /// the one before it, or a notification.
     pub fn forge_slot(&mut self, unit: QueueUnit, vpid: u8, words: [u64; 2], env: &mut Env<'_>) {
         let item = match unit {
             QueueUnit::Velo => bq::Item::Slot(words),
@@ -402,7 +419,7 @@ impl Nic {
         self.settle(env);
     }
 
-    /// Resets the chip. Everything in flight inside it is lost.
+    /// Resets the chip. All operations in flight inside it are lost.
     pub fn reset(&mut self, kind: ResetKind, env: &mut Env<'_>) {
         let sending = self.tx.len() + self.rma.engine.len() + self.flight.len();
         let lost = sending + self.queues.iter().map(|q| q.holding()).sum::<usize>();
@@ -446,7 +463,7 @@ impl Nic {
         let _ = env;
     }
 
-    /// Reset values that are not 0 (G2).
+    /// Sets the registers whose reset values are not 0 (G2).
     fn set_reset_values(&mut self) {
         self.info = info::Info::new(&self.cfg);
         let link = pcie::NwlGeneral0::default()
@@ -458,7 +475,7 @@ impl Nic {
         self.storage.set_at(pcie::NWL_GENERAL0.0, link.raw());
     }
 
-    /// Runs what an access or packet has set off.
+    /// Runs the work that an access or packet has triggered.
     #[inline]
     fn settle(&mut self, env: &mut Env<'_>) {
         if self.holds_credit() {
@@ -497,13 +514,13 @@ impl Nic {
         }
     }
 
-    /// Reports registers that software has set wrongly.
+    /// Counts and reports a wrong register setting of software.
     fn bad_setup(&mut self, env: &mut Env<'_>, text: impl FnOnce() -> String) {
         self.counters.bad_setup = self.counters.bad_setup.wrapping_add(1);
         self.diagnose(env, text);
     }
 
-    /// Reports that software did something wrong.
+    /// Counts and reports an error of software.
     fn diagnose(&mut self, env: &mut Env<'_>, text: impl FnOnce() -> String) {
         self.counters.diagnostics = self.counters.diagnostics.wrapping_add(1);
         if self.diagnostics.allow(env.host.now_ns()) {

@@ -28,11 +28,11 @@ impl Bits {
 /// Interrupt state of a unit.
 #[derive(Default)]
 pub(super) struct Vectors {
-    /// `int_vec`: VPIDs that interrupted and were not reported by an SNQ program yet.
+    /// `int_vec`: VPIDs that raised an interrupt and were not yet reported by an SNQ program.
     pending: Bits,
-    /// VPIDs that may interrupt.
+    /// VPIDs that may raise an interrupt.
     armed: Bits,
-    /// VPIDs that wanted to while they were not armed.
+    /// VPIDs that requested an interrupt while they were not armed.
     missed: Bits,
 }
 
@@ -67,7 +67,8 @@ impl Nic {
         });
     }
 
-    /// A message or notification with interrupt request was stored.
+    /// Raises or remembers an interrupt after a message or notification with interrupt request was
+    /// stored.
     pub(super) fn request_interrupt(&mut self, unit: Unit, vpid: u8) {
         let remember = self.cfg.irq_missed == IrqMissed::Remember;
         let v = self.vectors(unit);
@@ -79,7 +80,7 @@ impl Nic {
         }
     }
 
-    /// Software wants interrupts of this VPID again.
+    /// Enables the next interrupt of this VPID.
     pub(super) fn arm_interrupt(&mut self, unit: Unit, vpid: u8) {
         let v = self.vectors(unit);
         v.armed.set(vpid);
@@ -88,14 +89,15 @@ impl Nic {
         }
     }
 
-    /// The queue was destroyed.
+    /// Disarms the VPID of a queue that was destroyed.
     pub(super) fn forget_interrupt(&mut self, unit: Unit, vpid: u8) {
         let v = self.vectors(unit);
         v.armed.take(vpid);
         v.missed.take(vpid);
     }
 
-    /// `int_vec` (read by an SNQ program clears what was read, G4) and `int_retrig_vec`.
+    /// Reads `int_vec` or `int_retrig_vec`. An SNQ program clears the bits of `int_vec` that it
+    /// reads (G4).
     pub(super) fn vector_read(
         &mut self,
         unit: Unit,
@@ -113,7 +115,7 @@ impl Nic {
         word(unit, offset, int_retrig_vec).map(|i| self.vectors(unit).armed.0[i])
     }
 
-    /// `int_retrig_vec`: arms the VPIDs whose bits are 1.
+    /// Writes `int_retrig_vec`: arms the VPIDs whose bits are 1.
     pub(super) fn vector_write(&mut self, unit: Unit, offset: RegOffset, value: u64) -> bool {
         let Some(i) = word(unit, offset, int_retrig_vec) else {
             return false;

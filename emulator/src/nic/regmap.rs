@@ -1,8 +1,8 @@
-//! Which registers exist, with which access rights, and where their plain values are kept.
+//! Map of the existing registers with their access rights, and storage for their plain values.
 //!
-//! The map comes from the register table (2,525 registers, 24,942 quadwords) and is parsed once per process. Values of one
-//! NIC are kept in chunks that are allocated at the first write of something other than 0, so that hundreds of NICs stay
-//! small.
+//! The map comes from the register table (2,525 registers, 24,942 quadwords) and is parsed once per
+//! process. The values of a NIC are in chunks that are allocated at the first write of a nonzero
+//! value, so that hundreds of NICs need little memory.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -25,7 +25,7 @@ pub enum Access {
     WriteOnly,
 }
 
-/// Where a register's value is stored.
+/// Position of a register's value in [`Storage`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
     /// Access rights.
@@ -42,16 +42,17 @@ pub struct Register {
     pub offset: u32,
     /// Number of registers in the array, 1 for a single one.
     pub entries: u32,
-    /// Distance in bytes.
+    /// Distance between registers of the array, in bytes.
     pub stride: u32,
-    /// Access rights; registers without software accessor count as read only.
+    /// Access rights. A register without software access counts as read only.
     pub access: Access,
 }
 
 /// The register map, shared by all NICs.
 pub struct RegMap {
     registers: Vec<Register>,
-    /// Per 4 KiB page: shape + 1, or 0 for a page without registers, and index of its first value.
+    /// Per 4 KiB page: shape + 1, or 0 for a page without registers; and the index of its first
+    /// value.
     pages: Vec<(u16, u32)>,
     /// Per shape and quadword: 0, or access code + 4 × (index within the page).
     shapes: Vec<[u16; SLOTS]>,
@@ -59,7 +60,7 @@ pub struct RegMap {
 }
 
 impl RegMap {
-    /// The map of the Tourmalet register file.
+    /// Returns the map of the Tourmalet register file.
     pub fn get() -> &'static RegMap {
         static MAP: OnceLock<RegMap> = OnceLock::new();
         MAP.get_or_init(|| RegMap::parse(TABLE).expect("built-in register table"))
@@ -138,7 +139,7 @@ impl RegMap {
         Ok(map)
     }
 
-    /// All registers in table order.
+    /// Returns all registers in table order.
     pub fn registers(&self) -> &[Register] {
         &self.registers
     }
@@ -162,13 +163,13 @@ impl RegMap {
     }
 }
 
-/// Values of the registers that have no live state in a unit.
+/// Values of the registers that are not kept by a unit.
 pub struct Storage {
     chunks: Vec<Option<Box<[u64; CHUNK]>>>,
 }
 
 impl Storage {
-    /// All zero.
+    /// Returns a storage with all values 0.
     pub fn new() -> Self {
         let n = (RegMap::get().values as usize).div_ceil(CHUNK);
         Self {
@@ -176,7 +177,7 @@ impl Storage {
         }
     }
 
-    /// Value of a register.
+    /// Returns the value of a register.
     pub fn get(&self, slot: Slot) -> u64 {
         let i = slot.index as usize;
         match self.chunks.get(i / CHUNK) {
@@ -196,7 +197,7 @@ impl Storage {
         }
     }
 
-    /// Value at a byte offset, 0 if there is no register.
+    /// Returns the value at a byte offset, or 0 if there is no register.
     pub fn at(&self, offset: u32) -> u64 {
         RegMap::get().slot(offset).map_or(0, |s| self.get(s))
     }

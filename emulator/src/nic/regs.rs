@@ -1,4 +1,5 @@
-//! Host accesses and the register file: routing, access rights, partial accesses, dispatch to the units.
+//! Host accesses and the register file: routing, access rights, partial accesses, dispatch to the
+//! units.
 
 use super::htax::Route;
 use super::{Access, Nic, RegMap, RF_SIZE};
@@ -7,12 +8,12 @@ use wire::ids::{RegOffset, Unit};
 
 const PAGE: u64 = 4096;
 
-/// Registers that belong to the network: network ports, crossbar, barriers, links, PHY.
+/// Returns true for registers of the network: network ports, crossbar, barriers, links, PHY.
 pub(super) fn is_network(offset: u32) -> bool {
     matches!(offset, 0x9400..=0x95FF | 0x40_0000..=0x4B_7FFF)
 }
 
-/// The unit that a register offset lies in.
+/// The unit that a register belongs to.
 #[derive(Clone, Copy)]
 enum Block {
     Info,
@@ -48,13 +49,14 @@ fn block(offset: u32) -> Block {
     }
 }
 
-/// Length of the first piece of an access that does not cross a page.
+/// Returns the length of the first chunk of an access, which ends at the page boundary.
 fn piece(offset: u64, len: usize) -> usize {
     len.min((PAGE - offset % PAGE) as usize)
 }
 
 impl Nic {
-    /// A load of the host. True: parts of it are under way in the network, see [`Nic::finish_load`].
+    /// Loads for the host. Returns true if parts of the data arrive over the network later, see
+    /// [`Nic::finish_load`].
     pub(super) fn host_read(
         &mut self,
         bar: u8,
@@ -82,7 +84,7 @@ impl Nic {
         self.smfu_end_load(data)
     }
 
-    /// A load that ends in this NIC.
+    /// Loads from a unit of this NIC.
     pub(super) fn unit_load(&mut self, route: Route, data: &mut [u8], env: &mut Env<'_>) {
         match route {
             Route::Rf(rf) => self.rf_load(rf, data, Accessor::Host, env),
@@ -111,7 +113,7 @@ impl Nic {
         }
     }
 
-    /// A store that a unit takes.
+    /// Stores to a unit of this NIC.
     #[inline]
     pub(super) fn unit_store(&mut self, route: Route, data: &[u8], env: &mut Env<'_>) {
         match route {
@@ -125,7 +127,7 @@ impl Nic {
 
     fn bad_access(&mut self, what: &str, offset: u64, env: &mut Env<'_>) {
         self.counters.bad_accesses = self.counters.bad_accesses.wrapping_add(1);
-        self.diagnose(env, || format!("{what} of {offset:#x}, where nothing is"));
+        self.diagnose(env, || format!("{what} of {offset:#x}: no register or unit has this address"));
     }
 
     fn odd_access(&mut self, what: &str, offset: u32, len: usize, env: &mut Env<'_>) {
@@ -137,7 +139,7 @@ impl Nic {
         });
     }
 
-    /// Load from the register file; pieces of quadwords are accepted (G32).
+    /// Loads from the register file. Parts of quadwords are accepted (G32).
     pub(super) fn rf_load(
         &mut self,
         offset: u32,
@@ -161,7 +163,7 @@ impl Nic {
         }
     }
 
-    /// Store to the register file; pieces of quadwords are merged (G32).
+    /// Stores to the register file. Parts of quadwords are merged with the old value (G32).
     pub(super) fn rf_store(&mut self, offset: u32, data: &[u8], by: Accessor, env: &mut Env<'_>) {
         let mut offset = offset;
         let mut rest = data;
@@ -173,7 +175,8 @@ impl Nic {
                 self.odd_access("write", offset, now.len(), env);
                 let at = offset & !7;
                 let slot = RegMap::get().slot(at);
-                // What is ignored anyway must not be read: that may have effects.
+                // A register that ignores writes must not be read, because the read may have side
+                // effects.
                 if slot.is_some_and(|s| s.access != Access::ReadOnly) {
                     value = self.rf_value(at, by, env).unwrap_or(0).to_le_bytes();
                 }
@@ -185,7 +188,8 @@ impl Nic {
         }
     }
 
-    /// Reads the register at an aligned offset, with side effects. No register or write-only: 0 (G32).
+    /// Reads the register at an aligned offset, with side effects. Returns 0 if it is write only or
+    /// does not exist (G32).
     pub(super) fn rf_read(&mut self, offset: u32, by: Accessor, env: &mut Env<'_>) -> u64 {
         let readable = RegMap::get()
             .slot(offset)
@@ -202,7 +206,7 @@ impl Nic {
         value
     }
 
-    /// Current value whatever the access rights; `None` if there is no register.
+    /// Returns the current value regardless of access rights, or `None` if there is no register.
     pub(super) fn rf_value(&mut self, offset: u32, by: Accessor, env: &mut Env<'_>) -> Option<u64> {
         let slot = RegMap::get().slot(offset)?;
         let at = RegOffset(offset);
@@ -222,7 +226,8 @@ impl Nic {
         Some(live.unwrap_or_else(|| self.storage.get(slot)))
     }
 
-    /// Writes the register at an aligned offset. No register or read-only: ignored (G32).
+    /// Writes the register at an aligned offset. Ignored if it is read only or does not exist
+    /// (G32).
     pub(super) fn rf_write(&mut self, offset: u32, value: u64, by: Accessor, env: &mut Env<'_>) {
         if env.trace.enabled() {
             env.trace.event(TraceEvent::RegWrite { by, offset, value });
@@ -257,7 +262,8 @@ impl Nic {
         }
     }
 
-    /// Register access by a remote node (G19): aligned quadwords only. `None`: out of range.
+    /// Returns the registers of an access by a remote node (G19), or `None` if it is out of range
+    /// or not in aligned quadwords.
     pub(super) fn rra_range(addr: u64, len: u64) -> Option<std::ops::Range<u32>> {
         let end = addr.checked_add(len)?;
         (addr % 8 == 0 && len % 8 == 0 && end <= u64::from(RF_SIZE))

@@ -1,4 +1,5 @@
-//! RMA requester pages: descriptors from the host (HW §10.1, §10.2). What becomes of them is in `rma_requester.rs`.
+//! RMA requester pages: assembly of descriptors from host stores (HW §10.1, §10.2).
+//! `rma_requester.rs` executes them.
 
 use super::rma_engine::Engine;
 use super::wcbuf::{Kept, WcError};
@@ -10,16 +11,17 @@ use wire::rma::{DescriptorWord, PageOptions, RequesterAddr};
 
 const BYTES: usize = 24;
 const PAGES: usize = 32;
-/// Offset bits that a requester page decodes: a descriptor takes 24 of 32 bytes.
+/// Bytes of a requester page that hold a descriptor, of which it uses 24; the offset wraps around
+/// in them.
 const WINDOW: usize = 32;
 
 /// Descriptor that software is storing.
 #[derive(Clone, Copy)]
 struct Assembly {
     bytes: [u8; BYTES],
-    /// One bit per byte that was stored.
+    /// Set of the bytes stored so far, one bit each.
     valid: u32,
-    /// When the last one was, in ns.
+    /// Time of the last store, in ns.
     since: u64,
 }
 
@@ -52,7 +54,8 @@ pub(super) struct Rma {
     assembly: Vec<Option<Box<[Assembly; PAGES]>>>,
     pub(super) vpid_table: Box<[u64; 256]>,
     pub(super) engine: Engine,
-    /// Packets that came and were not the last of their transfer, for [`super::Faults::lose_inner_every`].
+    /// Number of packets received that were not the last of their transfer, for
+    /// [`super::Faults::lose_inner_every`].
     pub(super) inner: u32,
 }
 
@@ -68,7 +71,7 @@ impl Rma {
 }
 
 impl Nic {
-    /// Host store to a requester page. `data` does not cross a page.
+    /// Processes a host store to a requester page. `data` does not cross a page.
     pub(super) fn rma_store(&mut self, at: u32, data: &[u8], env: &mut Env<'_>) {
         let addr = RequesterAddr::decode(at);
         let vpid = addr.vpid.index() as u8;
@@ -138,7 +141,7 @@ impl Nic {
         }
     }
 
-    /// As [`Nic::velo_expire`].
+    /// Expires incomplete descriptors like [`Nic::velo_expire`].
     pub(super) fn rma_expire(&mut self, now: u64, patience: u64) -> (Vec<u8>, Option<u64>) {
         let mut late = Vec::new();
         let mut oldest = None;
@@ -174,7 +177,8 @@ impl Nic {
         self.wcbuf_submit(Unit::Rma, vpid, Kept::Command(command), env);
     }
 
-    /// True if there is no way for a command now.
+    /// Returns true if the requester must reject the command now, because its lane or the
+    /// destination's queue is congested.
     pub(super) fn rma_congested(&self, command: &RmaCommand) -> bool {
         let word0 = DescriptorWord(command.words[0]);
         self.tx_full(Lane::rma(command.options.traffic_class))
@@ -182,7 +186,7 @@ impl Nic {
             || self.pressed(word0.node(), Unit::Rma, word0.vpid())
     }
 
-    /// Starts a command that the write-combining buffer gave out.
+    /// Executes a command that left the write-combining buffer.
     pub(super) fn rma_take(&mut self, command: &RmaCommand, env: &Env<'_>) {
         self.rma_execute(command, env);
     }

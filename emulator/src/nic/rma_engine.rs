@@ -1,12 +1,15 @@
-//! RMA transfers under way: the packets of puts at the requester and of get responses at the responder (HW §10.3).
+//! RMA transfers in progress: packets of puts at the requester and of get responses at the
+//! responder (HW §10.3).
 //!
-//! Commands and requests wait in flows, one per VPID and traffic class here or at the node that asks: within a flow they are
-//! executed in order and one after the other (HW §10.8, G12). Between flows nothing is ordered, and chance decides packet by
-//! packet which goes on. A call of the NIC sends a limited number of packets, so that a transfer of 8 MiB keeps nobody waiting.
+//! Commands and requests queue in flows, one per traffic class and local or remote VPID. Within a
+//! flow they are executed in order, one after the other (HW §10.8, G12). Between flows there is no
+//! order; a random draw selects the flow of the next packet. A call of the NIC sends a limited
+//! number of packets, so that a transfer of 8 MiB does not delay others.
 //!
-//! The memory of a packet is translated and read when the packet is sent, not before, and a fault ends the transfer there. A flow
-//! may pause before it begins something and between packets (`rma-begin-ns`): nothing says when a source is read, only the
-//! requester's notification that it was.
+//! The memory of a packet is translated and read when the packet is sent, and a fault ends the
+//! transfer there. A flow may pause before a command or request and between packets
+//! (`rma-begin-ns`), because the time at which a source is read is not specified. Only the
+//! requester's notification tells that it was read.
 
 use super::late::Late;
 use super::rma::RmaCommand;
@@ -24,21 +27,22 @@ use wire::ids::{NodeId, Unit};
 use wire::regs::rma as regs;
 use wire::rma::FRAGMENT;
 
-/// Packets that one call sends.
+/// Maximum number of packets that one call sends.
 const TURN: usize = 64;
-/// One in so many commands and requests, and one in so many packets, is preceded by a pause.
+/// One in this many commands and requests, or packets, is preceded by a pause.
 const BEGIN: u32 = 4;
 const BETWEEN: u32 = 32;
-/// Failed transfers of which the completer still expects packets; beyond, the oldest is forgotten.
+/// Maximum number of failed transfers whose remaining packets the completer discards. Beyond it the
+/// oldest one is removed.
 const FAILED: usize = 256;
 
-/// A pause without a time.
+/// Value of [`Queue::until`] while other devices have not answered.
 const ASKING: u64 = u64::MAX;
 
-/// What is done in order.
+/// Commands or requests that are executed in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flow {
-    /// Commands of a VPID here.
+    /// Commands of a local VPID.
     Requester {
         /// The VPID.
         vpid: u8,
@@ -57,7 +61,7 @@ pub(super) enum Flow {
 }
 
 impl Flow {
-    /// Where its packets go.
+    /// Returns the lane of the flow's packets.
     fn lane(self) -> Lane {
         match self {
             Self::Requester { tc, .. } => Lane::rma(tc),
@@ -65,7 +69,7 @@ impl Flow {
         }
     }
 
-    /// Writes that requests in it come after (HW §10.8).
+    /// Returns the stream whose earlier writes precede requests of the flow (HW §10.8).
     fn stream(self) -> Option<Stream> {
         match self {
             Self::Requester { .. } => None,
@@ -79,34 +83,34 @@ impl Flow {
     }
 }
 
-/// Something that has not begun yet.
+/// A command or request that has not begun yet.
 pub(super) enum Task {
     Command(RmaCommand),
-    /// Request from a node that asks for a response, with its traffic class and the credit of the sender, which comes back when the
-    /// answer begins.
+    /// Request of another node: the node, its traffic class, the message, and the credit of its
+    /// sender. The credit returns when the response begins.
     Serve(u16, u8, RmaMessage, Option<Receipt>),
 }
 
 /// A transfer whose packets are being sent.
 pub(super) struct Transfer {
-    /// The sub-unit that sends it.
+    /// Sub-unit that sends the transfer.
     pub(super) by: Reader,
     pub(super) half: Half,
-    /// About the notifications of this side, and whether they are wanted.
+    /// Content of the notifications of this side, and true if they are requested.
     pub(super) note: Note,
     pub(super) wanted: bool,
-    /// Where the data are read.
+    /// Source of the data: address space and address.
     pub(super) space: Space,
     pub(super) from: u64,
-    /// Where they are written at the other end.
+    /// Destination address at the other end.
     pub(super) to: u64,
     pub(super) len: u32,
-    /// Bytes sent.
+    /// Number of bytes sent.
     pub(super) done: u32,
-    /// Of the next packet, while other devices are asked for it.
+    /// Data of the next packet, while loads from other devices are pending.
     pub(super) source: Option<Source>,
     pub(super) number: u32,
-    /// What all its packets say.
+    /// Content that all packets of the transfer share.
     pub(super) message: RmaMessage,
     pub(super) node: u16,
     pub(super) tc: u8,
@@ -116,7 +120,8 @@ struct Queue {
     flow: Flow,
     now: Option<Transfer>,
     waiting: VecDeque<Task>,
-    /// It pauses until then; 0: it does not; [`ASKING`]: until other devices have answered.
+    /// Time in ns at which a pause ends; 0: no pause; [`ASKING`]: pause until other devices have
+    /// answered.
     until: u64,
 }
 
@@ -127,15 +132,16 @@ impl Queue {
 }
 
 pub(super) struct Engine {
-    /// Flows with something in them.
+    /// Flows that are not empty.
     queues: Vec<Queue>,
-    /// Tasks and transfers in them.
+    /// Number of tasks and transfers in all flows.
     len: usize,
     /// Number of the last transfer.
     number: u32,
-    /// Transfers to this node of which a packet could not be written: node that sends it and its number.
+    /// Transfers to this node of which a packet could not be written: sending node and transfer
+    /// number.
     failed: VecDeque<(u16, u32)>,
-    /// Packets that the current call may send.
+    /// Number of packets that the current call may send.
     turn: usize,
     rng: SmallRng,
     late: Late,
@@ -163,25 +169,25 @@ impl Engine {
         self.queues.is_empty()
     }
 
-    /// True if a flow has something to send and does not pause.
+    /// Returns true if a flow can send and does not pause.
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
         self.queues.iter().any(|q| q.until == 0)
     }
 
-    /// When the first pause ends.
+    /// Returns the time at which the first pause ends.
     pub(super) fn next_due(&self) -> Option<u64> {
         let pauses = self.queues.iter().map(|q| q.until);
         pauses.filter(|at| *at != 0 && *at != ASKING).min()
     }
 
-    /// Ends the pauses that are over.
+    /// Ends the pauses that are due.
     pub(super) fn wake(&mut self, now: u64) {
         let due = |q: &&mut Queue| q.until != ASKING && (1..=now).contains(&q.until);
         self.queues.iter_mut().filter(due).for_each(|q| q.until = 0);
     }
 
-    /// End of a pause that begins now, one in so many times; else 0.
+    /// Returns the end of a new pause in one of `every` calls on average, else 0.
     fn pause(&mut self, every: u32, now: u64) -> u64 {
         match self.late.draw_one_in(every) {
             0 => 0,
@@ -189,25 +195,25 @@ impl Engine {
         }
     }
 
-    /// Commands, requests and transfers that are not done.
+    /// Returns the number of unfinished commands, requests and transfers.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// As [`Engine::len`], of what goes out in one lane.
+    /// Returns the number of unfinished commands, requests and transfers in one lane.
     pub(super) fn len_in(&self, lane: Lane) -> usize {
         let here = self.queues.iter().filter(|q| q.flow.lane() == lane);
         here.map(Queue::len).sum()
     }
 
-    /// Lanes in which something is left to send now.
+    /// Returns the set of lanes in which packets can be sent now.
     pub(super) fn lanes(&self) -> u16 {
         let ready = self.queues.iter().filter(|q| q.until == 0);
         ready.fold(0, |set, q| set | q.flow.lane().bit())
     }
 
-    /// A packet arrives. What is already going on sends one in return and no more, or two NICs that send to each other would
-    /// fill the network.
+    /// Limits the call that receives a packet: current transfers send only one packet in return.
+    /// Otherwise two NICs that send to each other would fill the network.
     pub(super) fn pace(&mut self) {
         self.turn = if self.is_ready() { 1 } else { TURN };
     }
@@ -227,13 +233,13 @@ impl Engine {
         });
     }
 
-    /// Number for a new transfer.
+    /// Returns the number for a new transfer.
     pub(super) fn number(&mut self) -> u32 {
         self.number = self.number.wrapping_add(1);
         self.number
     }
 
-    /// Draws whose turn it is, of those with an open lane.
+    /// Draws a random flow that can send in an open lane.
     fn draw(&mut self, open: u16) -> Option<usize> {
         let may = |q: &Queue| q.until == 0 && q.flow.lane().bit() & open != 0;
         let ready = self.queues.iter().filter(|q| may(q)).count();
@@ -246,8 +252,8 @@ impl Engine {
         all.nth(nth).map(|(i, _)| i)
     }
 
-    /// Forgets everything that has to do with a VPID of this node; returns how much that was, and how many commands that had not
-    /// begun.
+    /// Removes all tasks and transfers of a local VPID. Returns their number, and the number of
+    /// commands among them that had not begun.
     fn forget(&mut self, vpid: u8) -> (usize, usize) {
         let before = self.len;
         let mut commands = 0;
@@ -255,7 +261,7 @@ impl Engine {
             let requester = matches!(q.flow, Flow::Requester { vpid: v, .. } if v == vpid);
             if q.now.as_ref().is_some_and(|t| t.note.vpid == vpid) {
                 q.now = None;
-                // What it has asked for comes to nobody.
+                // Answers of other devices to the removed transfer are ignored.
                 q.until = if q.until == ASKING { 0 } else { q.until };
             }
             q.waiting.retain(|task| match task {
@@ -271,7 +277,8 @@ impl Engine {
         (before - self.len, commands)
     }
 
-    /// A packet of a transfer arrives: true if it belongs to one that has failed before, so that it is left out.
+    /// Returns true for an arriving packet of a transfer that has failed before, which must be
+    /// discarded.
     pub(super) fn leave_out(&mut self, from: u16, part: Part) -> bool {
         if self.failed.is_empty() {
             return false;
@@ -280,14 +287,15 @@ impl Engine {
         let Some(i) = self.failed.iter().position(this) else {
             return false;
         };
-        // The end of the failed one never came, and its number is in use again.
+        // A first packet means that the end of the failed transfer was lost and its number is in
+        // use again.
         if part.first || part.last {
             self.failed.remove(i);
         }
         !part.first
     }
 
-    /// A packet of a transfer could not be written.
+    /// Records that a packet of a transfer could not be written.
     pub(super) fn fail(&mut self, from: u16, part: Part) {
         if part.last {
             return;
@@ -300,7 +308,7 @@ impl Engine {
 }
 
 impl Nic {
-    /// Queues a request of another node. They are limited like messages on hold.
+    /// Queues a request of another node. Requests are limited like held messages.
     pub(super) fn rma_serve(&mut self, from: u16, tc: u8, m: RmaMessage, env: &Env<'_>) {
         let cost = (self.rma.engine.len() as u64).saturating_mul(HOLD_COST);
         if cost > self.cfg.hold_limit_bytes {
@@ -317,7 +325,7 @@ impl Nic {
         self.rma.engine.push(flow, task, env.host.now_ns());
     }
 
-    /// Sends packets as far as a turn goes and the network takes them.
+    /// Sends packets until the limit of this call, or until the network accepts no more.
     pub(super) fn run_rma(&mut self, env: &mut Env<'_>) {
         self.rma.engine.wake(env.host.now_ns());
         let mut open = self.tx_open_lanes(env);
@@ -327,14 +335,15 @@ impl Nic {
             };
             let lane = self.rma.engine.queues.get(i).map(|q| q.flow.lane());
             self.rma_step(i, env);
-            // All lanes are looked at again only when something has changed for one: this is done for every packet.
+            // Compute all open lanes again only after a change, because this loop runs for every
+            // packet.
             if env.tx_credit == 0 || lane.is_none_or(|lane| self.tx_blocked(lane, env)) {
                 open = self.tx_open_lanes(env);
             }
         }
     }
 
-    /// Lets a queue go on by one packet.
+    /// Sends one packet of a queue.
     fn rma_step(&mut self, i: usize, env: &mut Env<'_>) {
         let Some(q) = self.rma.engine.queues.get_mut(i) else {
             return;
@@ -375,7 +384,7 @@ impl Nic {
         }
     }
 
-    /// Sends the next packet of a transfer and gives back what is left of it.
+    /// Sends the next packet of a transfer. Returns the transfer if packets remain.
     fn rma_send_part(
         &mut self,
         mut t: Transfer,
@@ -412,7 +421,8 @@ impl Nic {
             last,
         };
         self.count_part(&t, failed, n);
-        // A put of which nothing was sent needs no end. A get does: the origin waits for an answer (G17).
+        // A put that fails before its first packet sends no packet. A get sends one, because the
+        // origin waits for a response (G17).
         if failed.is_none() || matches!(t.by, Reader::Responder) || !part.first {
             let data = read.map_err(|_| n);
             let kind = match t.by {
@@ -438,14 +448,15 @@ impl Nic {
         (!last).then_some(t)
     }
 
-    /// Another device has answered a load for a transfer, or has not.
+    /// Processes the answer of another device to a load of a transfer; `data` is `None` if the load
+    /// failed.
     pub(super) fn rma_loaded(&mut self, number: u64, data: Option<Vec<u8>>) {
         let mine = |t: &Transfer| {
             let source = t.source.as_ref();
             source.is_some_and(|s| s.missing.iter().any(|m| m.0 == number))
         };
         let mut queues = self.rma.engine.queues.iter_mut();
-        // Without one the VPID was closed.
+        // No match: the VPID was closed after the load began.
         let Some(q) = queues.find(|q| q.now.as_ref().is_some_and(mine)) else {
             return;
         };
@@ -488,7 +499,7 @@ impl Nic {
         self.inject(packet, env);
     }
 
-    /// Counters for a packet that is sent, or for a failure in its place (G29).
+    /// Counts a packet that is sent, or a failure instead of it (G29).
     fn count_part(&mut self, t: &Transfer, failed: Option<FaultKind>, n: u32) {
         match (t.by, failed) {
             (Reader::Requester, Some(fault)) => {
@@ -513,17 +524,17 @@ impl Nic {
                 *sum = sum.wrapping_add(n.into());
             }
         }
-        // An answer without data is one, too.
+        // A response without data counts, too.
         if matches!(t.by, Reader::Responder) {
             self.rma_count(regs::PERF_RESPONDER_OUT_0, t.half, 1);
         }
     }
 
-    /// A VPID was closed: what is left of its commands, and of requests to it, is dropped. The other ends see no end of it, as
-    /// when a packet is lost.
+    /// Drops the remaining commands of a closed VPID, and requests to it. The other ends receive no
+    /// end of their transfers, as after a lost packet.
     pub(super) fn rma_close(&mut self, vpid: u8, env: &Env<'_>) {
         let (dropped, commands) = self.rma.engine.forget(vpid);
-        // They do not keep the requester any more.
+        // The dropped commands no longer occupy the requester.
         for _ in 0..commands {
             self.wcbuf_left(Unit::Rma, vpid, env);
         }

@@ -1,4 +1,4 @@
-//! What RMA transfers read and write, and the notifications about them (HW §10.3, §10.4, G12, G13).
+//! Memory accesses of RMA transfers, and their notifications (HW §10.3, §10.4, G12, G13).
 
 use super::bq::Item;
 use super::rma_regs::{perf, Half, Reader};
@@ -12,7 +12,7 @@ use wire::rma::{
 
 const PAGE: u64 = 4096;
 
-/// What an address means.
+/// Address space of an RMA address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Space {
     /// Bus address.
@@ -23,31 +23,31 @@ pub(super) enum Space {
     Registers,
 }
 
-/// What was wrong with an access.
+/// Reason of a failed access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FaultKind {
-    /// Not an address or length for register access (G19).
+    /// Address or length is invalid for register access (G19).
     Illegal,
-    /// No valid translation. Nothing of the packet was transferred (G17).
+    /// No valid translation. No byte of the packet was transferred (G17).
     Translation,
     /// A DMA read failed.
     Dma,
 }
 
-/// What a packet is to carry, as far as it has been read.
+/// Data for a packet, with the bytes that were read so far.
 #[derive(Debug, Default)]
 pub(super) struct Source {
     pub(super) data: Vec<u8>,
-    /// Loads from other devices that are under way: number, place in the data, bytes.
+    /// Pending loads from other devices: number, offset in the data, bytes.
     pub(super) missing: Vec<(u64, usize, usize)>,
-    /// One of them failed.
+    /// True if one of the loads failed.
     pub(super) failed: bool,
 }
 
-/// Everything in a notification that does not depend on the fragment.
+/// Content of notifications that is the same for all fragments.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Note {
-    /// VPID whose queue takes it.
+    /// VPID whose queue receives the notification.
     pub(super) vpid: u8,
     pub(super) kind: NotificationType,
     pub(super) command: Command,
@@ -60,7 +60,7 @@ pub(super) struct Note {
 type Piece = (u64, u32);
 
 impl Nic {
-    /// Reads the source of a packet, or begins to: see [`Source::missing`].
+    /// Reads the source of a packet, or begins loads from other devices, see [`Source::missing`].
     pub(super) fn rma_read(
         &mut self,
         by: Reader,
@@ -102,7 +102,8 @@ impl Nic {
         Ok(source)
     }
 
-    /// Completer: writes what a packet brings. Fails only by what the chip can know: DMA writes are posted.
+    /// Writes the data of a packet for the completer. Fails only for reasons that the chip can
+    /// detect, because DMA writes are posted.
     pub(super) fn rma_write(
         &mut self,
         space: Space,
@@ -123,7 +124,7 @@ impl Nic {
         for (at, n) in self.rma_pieces(by, space, addr, data.len() as u32, true, env)? {
             let (buf, later) = rest.split_at(n as usize);
             rest = later;
-            // Posted: the chip does not learn that it failed.
+            // The write is posted, so the chip does not notice a failure.
             if self.posted_write(at, buf, env).is_err() {
                 self.counters.drops.dma = self.counters.drops.dma.wrapping_add(1);
             }
@@ -133,7 +134,8 @@ impl Nic {
         Ok(())
     }
 
-    /// Where a packet goes. All of it is translated before anything is accessed (G17).
+    /// Returns the accesses for a packet. The whole packet is translated before the first access
+    /// (G17).
     fn rma_pieces(
         &mut self,
         by: NotificationType,
@@ -155,12 +157,13 @@ impl Nic {
         if first == len {
             return Ok(pieces.into_iter().take(1));
         }
-        // No packet is longer than a page.
+        // A packet is never longer than a page.
         pieces[1] = (translate(addr.wrapping_add(first.into()))?, len - first);
         Ok(pieces.into_iter().take(2))
     }
 
-    /// Writes the notification or notifications of a get request that was sent.
+    /// Writes the notifications of a get request that was sent: one, or one per fragment with
+    /// `ntr`.
     pub(super) fn notify_sent(&mut self, note: Note, start: u64, len: u32, env: &mut Env<'_>) {
         let skip = match note.mode.ntr {
             true => 0,

@@ -7,7 +7,7 @@ use wire::regs::np;
 use wire::regs::rma::{self as regs, Config, ErrorCtrl, VpidTable};
 use wire::rma::NotificationType;
 
-/// What the sub-units count as errors.
+/// Errors that the sub-units count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RmaError {
     /// Requester: command not allowed.
@@ -34,12 +34,12 @@ pub(super) enum RmaError {
     CompleterProtection,
     /// Completer: address can't be translated or accessed.
     CompleterTranslation,
-    /// A notification waited too long for its queue.
+    /// A notification waited too long for a slot in its queue.
     QueueTimeout,
 }
 
 impl RmaError {
-    /// Register and 15-bit counter in it.
+    /// Returns the register and the index of the 15-bit counter in it.
     fn counter(self) -> (RegOffset, u32) {
         match self {
             Self::RequesterCommand => (regs::REQUESTER_ERROR_CNT_0, 1),
@@ -68,13 +68,13 @@ pub(super) enum Half {
 
 /// Performance counter registers that the sub-units have in common.
 pub(super) struct Perf {
-    /// Translations; refused ones; fences.
+    /// Translations; failed translations; fences.
     pub(super) atu: [RegOffset; 3],
     /// Notifications.
     pub(super) noti: RegOffset,
 }
 
-/// The performance counter registers of a sub-unit.
+/// Returns the performance counter registers of a sub-unit.
 pub(super) fn perf(unit: NotificationType) -> Perf {
     match unit {
         NotificationType::Requester => Perf {
@@ -104,7 +104,7 @@ pub(super) fn perf(unit: NotificationType) -> Perf {
     }
 }
 
-/// Performance counter registers of a read engine: reads, bytes asked for, answers, bytes received.
+/// Performance counter registers of a read engine: reads, bytes requested, answers, bytes received.
 pub(super) struct PerfRead {
     pub(super) requests: RegOffset,
     pub(super) bytes_asked: RegOffset,
@@ -145,7 +145,7 @@ impl Reader {
     }
 }
 
-/// First and last register of the three error counter groups, and the control register of each.
+/// Control register, first counter and last counter of the three groups of error counters.
 const ERROR_GROUPS: [(RegOffset, RegOffset, RegOffset); 3] = [
     (
         regs::REQUESTER_ERROR_CTRL,
@@ -170,7 +170,7 @@ fn table_index(offset: RegOffset) -> Option<usize> {
     (i < 256).then_some(i)
 }
 
-/// `config.mtu` (HW §3.5).
+/// Value of `config.mtu` (HW §3.5).
 const MTU: u16 = 512;
 
 impl Nic {
@@ -178,7 +178,8 @@ impl Nic {
         VpidTable(self.rma.vpid_table[usize::from(vpid)])
     }
 
-    /// True if error notifications are written even if nobody asked for them.
+    /// Returns true if error notifications are written even if the descriptor does not request
+    /// them.
     pub(super) fn rma_force_errors(&self) -> bool {
         Config(self.storage.at(regs::CONFIG.0)).fen()
     }
@@ -196,7 +197,7 @@ impl Nic {
         self.raise(Te::RmaError);
     }
 
-    /// A held item was dropped.
+    /// Counts the drop of a held item.
     pub(super) fn bq_timeout_error(&mut self, unit: Unit) {
         match unit {
             Unit::Rma => self.rma_error(RmaError::QueueTimeout),
@@ -204,7 +205,7 @@ impl Nic {
         }
     }
 
-    /// Adds to half a performance counter register.
+    /// Adds `n` to one half of a performance counter register.
     pub(super) fn rma_count(&mut self, at: RegOffset, half: Half, n: u32) {
         let word = self.storage.at(at.0);
         let (low, high) = (word as u32, (word >> 32) as u32);
@@ -222,20 +223,21 @@ impl Nic {
         self.storage.set_at(at.0, sum);
     }
 
-    /// An open VPID needs units and packet sizes that the chip and its bus have (HW §3.5, §10.7): the peer's completer is at n1, its
-    /// responder at n2, packets have 512 bytes, and PCIe packets are not larger than configuration space allows.
+    /// Reports a VPID that is opened with units or packet sizes that chip and bus do not have (HW
+    /// §3.5, §10.7). The peer's completer is at n1, its responder at n2, and packets have 512
+    /// bytes. PCIe packets are not larger than configuration space allows.
     fn rma_check_setup(&mut self, vpid: usize, entry: VpidTable, env: &mut Env<'_>) {
         let units = (entry.tu_completer(), entry.tu_responder());
         if units != (np::RMA_COMPLETER as u8, np::RMA_RESPONDER as u8) {
             self.bad_setup(env, || {
-                format!("RMA VPID {vpid}: the peer's units are {units:?}")
+                format!("RMA VPID {vpid}: wrong network ports for the peer's units: {units:?}")
             });
         }
         let config = Config(self.storage.at(regs::CONFIG.0));
         let sizes = [config.pcie_mode(), config.pcie_mode_reads()];
         let classes = [128, 256, 512, 0].map(regs::pcie_size_class);
         let fits = |(size, most): (u8, u32)| {
-            // Class 1 stands for whatever is larger.
+            // Class 1 represents all larger sizes.
             let bytes = if size == 1 {
                 u32::MAX
             } else {
@@ -247,14 +249,14 @@ impl Nic {
         if config.mtu() != MTU || !sizes.into_iter().zip(limits).all(fits) {
             self.bad_setup(env, || {
                 format!(
-                    "RMA set-up {:#x} with packets of up to {limits:?} bytes on the bus",
+                    "RMA set-up {:#x} does not fit packets of up to {limits:?} bytes on the bus",
                     config.raw()
                 )
             });
         }
     }
 
-    /// Whether the VPID is enabled.
+    /// Returns true if the VPID is enabled.
     pub(super) fn rma_accepts(&self, vpid: u8) -> bool {
         VpidTable(self.rma.vpid_table[usize::from(vpid)]).vpid_enable()
     }
@@ -294,7 +296,7 @@ impl Nic {
             return true;
         }
         if offset == regs::PERF_COUNTER_CONTROL {
-            // Layout unknown; any bit clears (G29).
+            // Any bit clears the counters, because the layout is unknown (G29).
             if value != 0 {
                 for at in (regs::PERF_REQUESTER_IN_0.0..=regs::PERF_COMPLETER_NOTI.0).step_by(8) {
                     self.storage.set_at(at, 0);

@@ -1,4 +1,4 @@
-//! RMA requester: commands, checked and executed (HW §10.2…10.5).
+//! RMA requester: checks and executes commands (HW §10.2…10.5).
 
 use super::rma::RmaCommand;
 use super::rma_engine::{Flow, Task, Transfer};
@@ -13,7 +13,8 @@ use wire::rma::{
     NotifySpec, Operation, FRAGMENT,
 };
 
-/// Clears bits that mean nothing for the command, so that a descriptor with garbage in them still executes.
+/// Clears the bits that the command does not use, so that a descriptor with random values in them
+/// still executes.
 fn without_reserved(words: [u64; 3]) -> [u64; 3] {
     let [raw, word1, word2] = words;
     let word0 = DescriptorWord(raw & DescriptorWord::KNOWN);
@@ -30,7 +31,8 @@ fn without_reserved(words: [u64; 3]) -> [u64; 3] {
 }
 
 impl Nic {
-    /// Executes a descriptor after those that came before it to the same VPID and traffic class (HW §10.8).
+    /// Queues a descriptor for execution after the earlier ones of the same VPID and traffic class
+    /// (HW §10.8).
     pub(super) fn rma_execute(&mut self, command: &RmaCommand, env: &Env<'_>) {
         let flow = Flow::Requester {
             vpid: command.vpid,
@@ -40,7 +42,7 @@ impl Nic {
         self.rma.engine.push(flow, Task::Command(*command), now);
     }
 
-    /// Begins a command; gives what there is to send of it, piece by piece.
+    /// Begins a command. Returns its transfer if packets have to be sent step by step.
     pub(super) fn rma_begin(
         &mut self,
         command: &RmaCommand,
@@ -78,7 +80,7 @@ impl Nic {
             self.rma_illegal(
                 command,
                 RmaError::RequesterAccelerator,
-                "accelerator modes are not there",
+                "accelerator modes are not supported",
                 env,
             );
             None
@@ -95,7 +97,8 @@ impl Nic {
         }
     }
 
-    /// A command that is refused as a whole: requester notification with error bit if wanted (G14).
+    /// Rejects a command as a whole: writes a requester notification with error bit if requested
+    /// (G14).
     fn rma_illegal(&mut self, command: &RmaCommand, error: RmaError, why: &str, env: &mut Env<'_>) {
         let vpid = command.vpid;
         self.counters.drops.rma_bad_command = self.counters.drops.rma_bad_command.wrapping_add(1);
@@ -268,7 +271,7 @@ impl Nic {
         None
     }
 
-    /// What every packet of a command says about it. The kind is a placeholder.
+    /// Returns the content that all packets of a command share. The kind is a placeholder.
     fn rma_message(&self, c: &RmaCommand, d: &Descriptor) -> RmaMessage {
         RmaMessage {
             origin_vpid: c.vpid,
@@ -302,7 +305,7 @@ impl Nic {
             bytes,
             body: Body::Rma(Box::new(message)),
         };
-        // The caller has made sure that it is this command's turn, so nothing may overtake it here.
+        // The caller ensures the order, so the packet bypasses the lane's queue.
         self.inject(packet, env);
     }
 
@@ -319,7 +322,8 @@ impl Nic {
     }
 }
 
-/// Word 0 and size field of the requester notification of a command that is refused: those of its first fragment.
+/// Returns word 0 and size field of the requester notification of a rejected command: those of its
+/// first fragment.
 fn refused([word0, word1, word2]: [u64; 3]) -> (u64, u32) {
     let word0 = DescriptorWord(word0);
     let count = word0.count();
@@ -333,7 +337,7 @@ fn refused([word0, word1, word2]: [u64; 3]) -> (u64, u32) {
     }
 }
 
-/// Word 0 of a lock notification.
+/// Returns word 0 of a lock notification.
 pub(super) fn lock_word(number: u32, success: bool, value: i32) -> u64 {
     wire::rma::LockResult(0)
         .with_number(number)

@@ -1,4 +1,4 @@
-//! RMA responder and completer: what arrives from the network (HW §10.5).
+//! RMA responder and completer: processing of packets from the network (HW §10.5).
 
 use super::dma::nth;
 use super::rma_engine::Transfer;
@@ -11,7 +11,7 @@ use wire::ids::NodeId;
 use wire::regs::rma as regs;
 use wire::rma::{Command, NotificationType};
 
-/// Sub-unit that takes a packet.
+/// Sub-unit that processes a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Responder,
@@ -27,11 +27,11 @@ impl Side {
     }
 }
 
-/// A packet for the completer's memory.
+/// A packet that the completer writes to memory.
 struct Arrived<'a> {
     from: u16,
     part: Part,
-    /// About its notification, and whether it is wanted.
+    /// Content of its notification, and true if that is requested.
     note: Note,
     wanted: bool,
     space: Space,
@@ -63,7 +63,7 @@ fn half(command: Command) -> Half {
 }
 
 impl Nic {
-    /// A request or response arrives.
+    /// Processes a request or response from another node.
     pub(super) fn rma_receive(&mut self, from: u16, tc: u8, m: RmaMessage, env: &mut Env<'_>) {
         if self.rma_loses(&m) {
             return;
@@ -102,7 +102,8 @@ impl Nic {
         }
     }
 
-    /// Whether an injected fault takes a packet away. It has been in the network, so its sender knows nothing of it.
+    /// Returns true if an injected fault loses the packet. The sender does not notice, because the
+    /// packet has left the network.
     fn rma_loses(&mut self, m: &RmaMessage) -> bool {
         let (RmaKind::Put { part, .. } | RmaKind::GetResponse { part, .. }) = m.kind else {
             return false;
@@ -113,7 +114,8 @@ impl Nic {
         lost
     }
 
-    /// Checks the target VPID. Register access is free from it unless told otherwise (G19), but not what comes along on the same page.
+    /// Checks the target VPID. Register accesses need no check unless configured otherwise (G19),
+    /// but notifications and locks on the same page do.
     fn rma_admit(&mut self, from: u16, m: &RmaMessage, side: Side, env: &mut Env<'_>) -> bool {
         let table = self.rma_vpid(m.peer_vpid);
         let registers =
@@ -168,7 +170,7 @@ impl Nic {
         });
     }
 
-    /// Note about a command of another node, for the VPID it names.
+    /// Returns the notification of a command of another node, for the VPID it names.
     fn peer_note(m: &RmaMessage, from: u16, kind: NotificationType) -> Note {
         Note {
             vpid: m.peer_vpid,
@@ -180,7 +182,7 @@ impl Nic {
         }
     }
 
-    /// Completer: put, immediate put, notification put.
+    /// Completes a put, immediate put or notification put.
     fn rma_complete(&mut self, from: u16, m: RmaMessage, env: &mut Env<'_>) {
         let note = Self::peer_note(&m, from, NotificationType::Completer);
         let space = space(&m, m.peer_vpid, true);
@@ -224,7 +226,7 @@ impl Nic {
         }
     }
 
-    /// Counts a failure of the completer; returns whether to notify.
+    /// Counts a failure of the completer. Returns true if a notification must be written.
     fn rma_settle(&mut self, result: Result<(), FaultKind>, wanted: bool) -> bool {
         let Err(fault) = result else {
             return wanted;
@@ -237,8 +239,9 @@ impl Nic {
         wanted || self.rma_force_errors()
     }
 
-    /// Completer: a packet with data, or with the news that the other side could not read them. After a failure the rest of the
-    /// transfer is left out, so that there is one error notification and no later success.
+    /// Completes a packet with data, or with the error of the other side that could not read them.
+    /// After a failure the remaining packets of the transfer are discarded, so that there is one
+    /// error notification and no later success.
     fn rma_store_part(&mut self, arrived: Arrived<'_>, env: &mut Env<'_>) {
         let Arrived {
             from,
@@ -255,7 +258,7 @@ impl Nic {
         let data = match data {
             Ok(data) => data,
             Err(len) => {
-                // The other side has counted it (G17).
+                // The other side has counted the error (G17).
                 if wanted || self.rma_force_errors() {
                     let unit = match note.command {
                         Command::BytePut | Command::QwPut => NotificationType::Requester,
@@ -279,8 +282,8 @@ impl Nic {
         }
     }
 
-    /// Responder (or completer, for locks): get and lock requests. Answers and notifies; gives what there is to send of an
-    /// answer, piece by piece.
+    /// Answers get and lock requests in the responder (or the completer, for locks) and writes
+    /// their notifications. Returns the transfer of a get, whose packets are sent step by step.
     pub(super) fn rma_answer(
         &mut self,
         from: u16,
@@ -335,7 +338,8 @@ impl Nic {
                     self.rma_count(regs::PERF_RESPONDER_IN_1, Half::Low, 1);
                     self.rma_count(regs::PERF_RESPONDER_OUT_1, Half::Low, 1);
                 }
-                // The notification comes after the counter, and the counter after all earlier operations on it.
+                // The notification follows the counter, and the counter follows all earlier
+                // operations on it.
                 let stream = Stream::Rma {
                     node: from,
                     vpid: m.origin_vpid,
@@ -375,7 +379,7 @@ impl Nic {
         None
     }
 
-    /// Traffic class of the response to a request.
+    /// Returns the traffic class of the response to a request.
     fn response_tc(&self, vpid: u8, tc: u8) -> u8 {
         let table = self.rma_vpid(vpid);
         match tc {
@@ -403,7 +407,7 @@ impl Nic {
         self.inject(packet, env);
     }
 
-    /// Completer at the origin: responses.
+    /// Processes a response in the completer at the origin.
     fn rma_response(&mut self, from: u16, m: RmaMessage, env: &mut Env<'_>) {
         let note = Note {
             vpid: m.origin_vpid,

@@ -1,7 +1,8 @@
-//! SMFU, origin side: accesses to the shared memory window become requests to other nodes (HW §12, G18).
+//! SMFU, origin side: accesses to the shared memory window become requests to other nodes (HW §12,
+//! G18).
 //!
-//! Stores are posted. A load waits in the matching store until its response comes or its time is over; then it gives all
-//! ones, like a load that leads nowhere.
+//! Stores are posted. A load waits in the matching store for its response. After a time-out, or
+//! without a target, a load returns all ones.
 
 use super::bridge::DeviceRead;
 use super::smfu_queue::Queue;
@@ -18,16 +19,16 @@ use wire::regs::smfu::{
 use wire::regs::xbar::inp;
 use wire::route::{self, RouteWord};
 
-/// Entries of the matching store.
+/// Number of entries of the matching store.
 const STORE: usize = 512;
-/// Addresses of intervals and bases.
+/// Valid address bits of intervals and bases.
 const ADDR_MASK: u64 = (1 << 48) - 1;
 /// Crossbar inport of the SMFU's network port.
 const INPORT: u32 = 10;
 
-/// Who waits for a response.
+/// Receiver of the data of a response.
 pub(super) enum Sink {
-    /// The host's load with this number, and where the bytes belong in it.
+    /// The host's load with this number, and the offset of the bytes in it.
     Host(u64, usize),
     /// The device behind the root port.
     Device(DeviceRead),
@@ -48,22 +49,24 @@ struct HostRead {
     left: u32,
 }
 
-/// Stores that may come when the host has been told to wait: the rest of a message with many of them.
+/// Maximum number of stores that may still arrive after the host was told to wait: the remaining
+/// stores of one message.
 pub const UNDER_WAY: usize = 256;
 
-/// Bytes under way at which the host has to wait before it stores more: 64 for each packet and its data.
+/// Bytes in flight above which the host has to wait before it stores more: data plus 64 for each
+/// packet.
 const IN_FLIGHT: u64 = 1 << 20;
-/// The same at which stores are dropped.
+/// Bytes in flight above which stores are dropped.
 const MOST_IN_FLIGHT: u64 = 16 << 20;
 
-/// Whether the host may store to the window.
+/// Permission of the host to store to the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Stall {
     #[default]
     No,
-    /// It waits for the network, at most until then.
+    /// The host waits for the network, until this time or earlier.
     Until(u64),
-    /// It has waited long enough: what does not fit is dropped.
+    /// The wait has timed out: stores without buffer space are dropped.
     Over,
 }
 
@@ -73,15 +76,16 @@ pub(super) struct Smfu {
     store: BTreeMap<u64, Outstanding>,
     last_tag: u64,
     host: Option<HostRead>,
-    /// Number of the host's current load, and its requests so far.
+    /// Number of the host's current load, and the number of its requests so far.
     load: (u64, u32),
     stall: Stall,
-    /// Bytes of this unit's packets that the network has, or that their targets have not stored yet.
+    /// Bytes of this unit's packets that are in the network or not yet stored by their targets.
     pub(super) in_flight: Rc<Cell<u64>>,
 }
 
 impl Smfu {
-    /// State after a reset. Tags go on, so that responses to earlier requests find nobody.
+    /// Resets the state. Tags continue, so that responses to earlier requests do not match new
+    /// ones.
     pub(super) fn reset(&mut self) {
         *self = Self {
             last_tag: self.last_tag,
@@ -101,7 +105,7 @@ impl Smfu {
     }
 }
 
-/// Where an access leads.
+/// Target of an access.
 struct Target {
     node: u16,
     interval: Option<u8>,
@@ -109,13 +113,13 @@ struct Target {
     addr: u64,
 }
 
-/// Why an access leads nowhere.
+/// Reason for an access without a target.
 enum Refusal {
     Disabled,
     NoTarget(&'static str),
 }
 
-/// End of an interval: exclusive, unless it ends a page (G18).
+/// Returns the exclusive end of an interval; an end with low bits 0xFFF is inclusive (G18).
 fn exclusive(end: u64) -> u64 {
     if end & 0xFFF == 0xFFF {
         end + 1
@@ -133,7 +137,7 @@ impl Nic {
         TrafficClass(self.storage.at(regs::TRAFFIC_CLASS.0))
     }
 
-    /// Time that a request may take, ns.
+    /// Returns the time-out of a request in ns.
     fn smfu_timeout(&self) -> u64 {
         let t = TimeoutControl(self.storage.at(regs::TIMEOUT_CONTROL.0)).timeout();
         match t {
@@ -169,7 +173,7 @@ impl Nic {
         } else {
             let mask = self.storage.at(regs::ADDR_MASK.0) & ADDR_MASK & !0x3F;
             if mask == 0 && self.cfg.smfu_zero_mask == ZeroMask::Refuse {
-                return Err(Refusal::NoTarget("no interval leads anywhere"));
+                return Err(Refusal::NoTarget("no interval contains the address"));
             }
             let start = self.storage.at(regs::O_START_ADDR.0) & ADDR_MASK;
             let addr = addr.wrapping_sub(start) & ADDR_MASK;
@@ -187,7 +191,8 @@ impl Nic {
         }
     }
 
-    /// True if the tables of the SMFU's own inport know the node. Without a network everything is known.
+    /// Returns true if the routing tables of the SMFU's inport contain the node. Without a network
+    /// every node is accepted.
     fn routable(&mut self, node: u16) -> bool {
         let Some(net) = &mut self.net else {
             return true;
@@ -218,7 +223,7 @@ impl Nic {
         self.diagnose(env, || format!("SMFU {what} at {addr:#x}: {why}"));
     }
 
-    /// Sets the error flag and raises the event for it.
+    /// Sets the error flag and raises its event.
     fn smfu_failed(&mut self) {
         let at = regs::TIMEOUT_CONTROL.0;
         let control = TimeoutControl(self.storage.at(at)).with_timeout_err(true);
@@ -271,7 +276,8 @@ impl Nic {
         self.send(packet, None, env);
     }
 
-    /// A store to the window that arrived at the unit; `admitted`: there was room for it before.
+    /// Sends a store that arrived at the unit. `admitted` is true if its buffer space was checked
+    /// before.
     pub(super) fn smfu_store_now(
         &mut self,
         addr: u64,
@@ -299,28 +305,29 @@ impl Nic {
         self.smfu_send(target.node, tc, data.len() as u32, message, env);
     }
 
-    /// There is no room for a store.
+    /// Reports a store that is dropped for lack of buffer space.
     pub(super) fn smfu_congested(&mut self, addr: u64, env: &mut Env<'_>) {
         self.smfu_failed();
         let waiting = self.smfu_waiting();
         self.diagnose(env, || {
-            format!("SMFU store at {addr:#x}: the network takes nothing, dropped behind {waiting}")
+            format!("SMFU store at {addr:#x}: the network is blocked, dropped behind {waiting} pending accesses")
         });
     }
 
-    /// Accesses that wait for the network, or are on their way to the unit.
+    /// Returns the number of accesses that wait for the network or are in flight to the unit.
     fn smfu_waiting(&self) -> usize {
         self.tx_len(Lane::SMFU) + self.smfu.queue.len()
     }
 
-    /// MODEL: a limit of what is on the way beside the buffers of the network, since devices of the target take stores much
-    /// slower than its memory.
+    /// Returns true if the limits are reached. MODEL: the limit of bytes in flight exists besides
+    /// the network's buffers, because devices of the target accept stores much more slowly than its
+    /// memory.
     fn smfu_full(&self) -> bool {
         self.smfu_waiting() >= self.cfg.tx_queue_limit || self.smfu.in_flight.get() >= IN_FLIGHT
     }
 
-    /// Room for another store. While the network takes nothing, the host is first made to wait ([`Nic::host_stalled`]),
-    /// then stores are dropped.
+    /// Returns true if another store fits. While the network is blocked, the host must first wait
+    /// ([`Nic::host_stalled`]); after that stores are dropped.
     pub(super) fn smfu_room(&mut self, env: &Env<'_>) -> bool {
         if !self.smfu_full() {
             self.smfu.stall = Stall::No;
@@ -333,11 +340,12 @@ impl Nic {
         }
         let waiting = self.smfu_waiting();
         let room = if waiting >= self.cfg.tx_queue_limit {
-            // What the host had already sent when it was stopped still fits.
+            // Stores that the host had already sent when it was stopped still fit.
             self.smfu.stall != Stall::Over
                 && waiting < self.cfg.tx_queue_limit.saturating_add(UNDER_WAY)
         } else {
-            // Two hosts that stop each other, each with devices that the other one stores to, go on after a while.
+            // Two hosts may store to each other's devices and stop each other. They continue after
+            // a while.
             self.smfu.in_flight.get() < MOST_IN_FLIGHT
         };
         if !room {
@@ -347,18 +355,18 @@ impl Nic {
         room
     }
 
-    /// True while the host must not store anything: the network takes none of what it stored to the SMFU window. Ends by
-    /// itself after the SMFU's time-out ([`Nic::next_deadline`]).
+    /// Returns true while the host must not store, because the network accepts no SMFU packets. The
+    /// state ends after the SMFU's time-out ([`Nic::next_deadline`]).
     pub fn host_stalled(&self) -> bool {
         matches!(self.smfu.stall, Stall::Until(_)) && self.smfu_full()
     }
 
-    /// True while the host waits for a load, or must not store.
+    /// Returns true while the host waits for a load, or must not store.
     pub fn host_waits(&self) -> bool {
         self.smfu.host.as_ref().is_some_and(|h| h.left > 0) || self.host_stalled()
     }
 
-    /// True if the host waits for the answer with this tag, and for nothing else.
+    /// Returns true if the host's current load waits for the response with this tag.
     pub fn host_waits_for(&self, tag: u64) -> bool {
         let current = self.smfu.host.as_ref().filter(|h| h.left > 0).map(|h| h.id);
         self.smfu.store.get(&tag).is_some_and(|o| match o.sink {
@@ -367,13 +375,14 @@ impl Nic {
         })
     }
 
-    /// A load of the host begins.
+    /// Begins a load of the host.
     pub(super) fn smfu_begin_load(&mut self) {
         self.smfu.load = (self.smfu.load.0 + 1, 0);
         self.smfu.host = None;
     }
 
-    /// The requests of a load of the host are on their way. True: there are some, and `data` is not complete.
+    /// Ends the request phase of a load of the host. Returns true if requests are pending, so
+    /// `data` is incomplete.
     pub(super) fn smfu_end_load(&mut self, data: &[u8]) -> bool {
         let (id, left) = self.smfu.load;
         self.smfu.host = (left > 0).then(|| HostRead {
@@ -384,7 +393,8 @@ impl Nic {
         left > 0
     }
 
-    /// The rest of a load that was pending: `false` while it still is. If the chip was reset meanwhile, all ones.
+    /// Stores the result of a pending load in `data`. Returns `false` while it is still pending.
+    /// After a reset the result is all ones.
     pub fn finish_load(&mut self, data: &mut [u8]) -> bool {
         match self.smfu.host.take() {
             Some(host) if host.left > 0 => {
@@ -402,7 +412,7 @@ impl Nic {
         }
     }
 
-    /// A load of the host from the window; the bytes belong at `at` in it.
+    /// Loads from the window for the host. The bytes belong at offset `at` of the whole load.
     pub(super) fn smfu_load(
         &mut self,
         addr: u64,
@@ -421,7 +431,7 @@ impl Nic {
         }
     }
 
-    /// Sends a read request. Gives `sink` back if there is nothing to wait for.
+    /// Sends a read request. Returns `sink` if the request failed.
     pub(super) fn smfu_request_now(
         &mut self,
         addr: u64,
@@ -447,7 +457,7 @@ impl Nic {
             return Some(sink);
         }
         let now = env.host.now_ns();
-        // Never the same twice, not even across resets and power cycles.
+        // Tags never repeat, even across resets and power cycles.
         let tag = self.smfu.last_tag.max(now) + 1;
         self.smfu.last_tag = tag;
         self.smfu.store.insert(
@@ -481,7 +491,7 @@ impl Nic {
         None
     }
 
-    /// A response arrives.
+    /// Processes a response.
     pub(super) fn smfu_response(
         &mut self,
         from: u16,
@@ -517,7 +527,7 @@ impl Nic {
         self.smfu_give(o.sink, o.len, data);
     }
 
-    /// Gives a load of `len` bytes its data, or none.
+    /// Completes a load of `len` bytes with its data, or without.
     pub(super) fn smfu_give(&mut self, sink: Sink, len: u32, data: Option<Vec<u8>>) {
         match sink {
             Sink::Host(id, at) => {
@@ -534,7 +544,7 @@ impl Nic {
         }
     }
 
-    /// Ends what has waited too long.
+    /// Ends waits and requests that have timed out.
     pub(super) fn smfu_expire(&mut self, now_ns: u64, env: &mut Env<'_>) {
         self.run_smfu_queue(now_ns, env);
         if let Stall::Until(at) = self.smfu.stall {
@@ -563,7 +573,7 @@ impl Nic {
         }
     }
 
-    /// Live bits of `status_control`.
+    /// Returns the live bits of `status_control`.
     pub(super) fn smfu_reg_read(&self, offset: RegOffset) -> Option<u64> {
         (offset == regs::STATUS_CONTROL).then(|| {
             self.smfu_status()
@@ -592,7 +602,7 @@ impl Nic {
         }
         match offset {
             regs::TIMEOUT_CONTROL => {
-                // The error flag is cleared by writing 1 (HW §12).
+                // Writing 1 clears the error flag (HW §12).
                 let new = TimeoutControl(value);
                 let old = TimeoutControl(self.storage.at(offset.0));
                 let err = old.timeout_err() && !new.timeout_err();

@@ -1,12 +1,12 @@
-//! Accesses to the window on their way to the SMFU. MODEL: the sources tell neither how long that
-//! takes, nor what a register write that changes an interval passes (G35).
+//! Accesses to the window in flight to the SMFU. MODEL: the sources specify neither their delay nor
+//! their order relative to register writes that change an interval (G35).
 
 use super::smfu::Sink;
 use super::Nic;
 use crate::env::Env;
 use std::collections::VecDeque;
 
-/// An access that has not been looked up yet.
+/// An access whose target has not been determined yet.
 enum Access {
     Store {
         addr: u64,
@@ -21,7 +21,7 @@ enum Access {
     },
 }
 
-/// Accesses in order, with the time at which each may go on.
+/// Accesses in order, each with the time at which it reaches the SMFU.
 #[derive(Default)]
 pub(super) struct Queue(VecDeque<(u64, Access)>);
 
@@ -36,7 +36,7 @@ impl Queue {
 }
 
 impl Nic {
-    /// A store to the window, by the host or by the device behind the root port.
+    /// Processes a store to the window, by the host or by the device behind the root port.
     pub(super) fn smfu_store(
         &mut self,
         addr: u64,
@@ -48,7 +48,8 @@ impl Nic {
         if late == 0 && self.smfu.queue.0.is_empty() {
             return self.smfu_store_now(addr, remote_rf, data, false, env);
         }
-        // What is on its way takes room, too: nothing is dropped of what the host could send.
+        // Check buffer space now, because accesses in flight need it, too. No accepted store is
+        // dropped later.
         if !self.smfu_room(env) {
             return self.smfu_congested(addr, env);
         }
@@ -61,8 +62,8 @@ impl Nic {
         self.smfu.queue.0.push_back((at, access));
     }
 
-    /// A load from the window, behind all stores before it. Gives `sink` back if there is nothing
-    /// to wait for.
+    /// Processes a load from the window, behind all earlier stores. Returns `sink` if the request
+    /// failed.
     pub(super) fn smfu_request(
         &mut self,
         addr: u64,
@@ -85,7 +86,7 @@ impl Nic {
         None
     }
 
-    /// Lets what is due go on.
+    /// Executes the accesses that are due.
     pub(super) fn run_smfu_queue(&mut self, now_ns: u64, env: &mut Env<'_>) {
         while self.smfu.queue.next_due().is_some_and(|at| at <= now_ns) {
             match self.smfu.queue.0.pop_front() {

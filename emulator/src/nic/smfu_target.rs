@@ -1,17 +1,17 @@
-//! SMFU, target side: requests of other nodes become accesses to memory, registers, interrupts, or the device behind the
-//! root port (HW §12, G18, G26).
+//! SMFU, target side: executes requests of other nodes as accesses to memory, registers,
+//! interrupts, or the device behind the root port (HW §12, G18, G26).
 
 use super::{Nic, SmfuMessage, SmfuSpace, ZeroBase, RF_SIZE};
 use crate::env::{Accessor, Env};
 use crate::lane::Lane;
 use wire::regs::smfu as regs;
 
-/// Target addresses.
+/// Valid bits of target addresses.
 const ADDR_MASK: u64 = (1 << 48) - 1;
-/// Longest read that is answered; requests of the network never ask for more.
+/// Maximum length of a read in bytes. Requests of the network are never longer.
 const MAX_READ: u32 = 1 << 20;
 
-/// Where the answer to a read goes.
+/// Destination of the response to a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Asker {
     pub(super) node: u16,
@@ -19,7 +19,7 @@ pub(super) struct Asker {
 }
 
 impl Nic {
-    /// A request or response arrives.
+    /// Processes a request or response from another node.
     pub(super) fn smfu_receive(&mut self, from: u16, message: SmfuMessage, env: &mut Env<'_>) {
         if !self.smfu_status().enable() {
             let n = &mut self.counters.drops.smfu_disabled;
@@ -47,7 +47,7 @@ impl Nic {
         }
     }
 
-    /// Local address of a global one (HW §12).
+    /// Returns the local address of a global one (HW §12).
     fn smfu_local(&self, interval: Option<u8>, addr: u64) -> u64 {
         let means_default = self.cfg.smfu_zero_base == ZeroBase::Default;
         let base = interval
@@ -82,7 +82,7 @@ impl Nic {
                 if self.is_root_port() {
                     self.bridge_write(at, data);
                 } else if self.posted_write(at, data, env).is_err() {
-                    // Counted and reported; a posted write has nobody to tell.
+                    // `posted_write` counts and reports the failure; a posted write has no answer.
                     self.counters.drops.dma = self.counters.drops.dma.wrapping_add(1);
                 }
             }
@@ -106,13 +106,13 @@ impl Nic {
             SmfuSpace::Memory(interval) => {
                 let at = self.smfu_local(interval, addr);
                 if self.is_root_port() {
-                    // Answered when the device has.
+                    // The device's answer completes the read.
                     return self.bridge_read(to, at, len, env);
                 }
-                // Nothing to read: the writes before it are done.
+                // A read of 0 bytes needs no access, because the writes before it are done.
                 match len {
                     0 => Some(()),
-                    // Answered when the other device has.
+                    // The other device's answer completes the read.
                     _ if self.ask(to, at, len, env) => return,
                     _ => self.dma_read(at, &mut data, env).ok(),
                 }
@@ -125,14 +125,14 @@ impl Nic {
         let n = &mut self.counters.bad_accesses;
         *n = n.wrapping_add(1);
         self.diagnose(env, || {
-            format!("SMFU access of node {from} to register {addr:#x}: there is none")
+            format!("SMFU access of node {from} to register {addr:#x}, which does not exist")
         });
     }
 
     /// Answers a read.
     pub(super) fn smfu_answer(&mut self, to: Asker, data: Option<Vec<u8>>, env: &mut Env<'_>) {
         if self.tx_len(Lane::SMFU) >= self.cfg.tx_queue_limit.saturating_mul(2) {
-            // The origin's time-out tells.
+            // The origin's time-out reports the lost response.
             let n = &mut self.counters.drops.smfu_congested;
             *n = n.wrapping_add(1);
             return;

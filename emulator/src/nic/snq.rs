@@ -11,24 +11,24 @@ use wire::snq::{Entry, Header, InstructionWord, Opcode, END, ENTRY_BYTES, PAYLOA
 
 pub use wire::snq::TriggerEvent as Te;
 
-/// Longest program that is executed; a longer one has a loop in it.
+/// Maximum number of instructions of a program. A longer program contains a loop.
 const MAX_STEPS: u32 = 512;
 const NS_PER_TICK: u64 = 1;
 /// Command of an interrupt packet: posted write of doublewords (HW §6.2).
 const POSTED_DWORD: u64 = 0x2D;
 
-/// Program that runs, or waits for room in the ring.
+/// Program that runs, or waits for a free entry of the ring.
 struct Running {
     event: u8,
     pc: u8,
     steps: u32,
-    /// The instruction at `pc` did its reads; only the entry is missing.
+    /// True if the instruction at `pc` has done its reads and only its entry is missing.
     emitting: bool,
 }
 
 pub(super) struct Snq {
     late: Late,
-    /// When the next programs begin, if something is pending.
+    /// Time at which the next programs begin, if an event is pending.
     begin: Option<u64>,
     enable: u32,
     once: u32,
@@ -75,12 +75,13 @@ impl Snq {
         self.late.reseed(seed);
     }
 
-    /// When the programs of what is pending begin.
+    /// Returns the time at which the programs of pending events begin.
     pub(super) fn next_due(&self) -> Option<u64> {
         self.begin.filter(|_| self.is_ready())
     }
 
-    /// True if programs may begin now. They take their time after an event, and what happens until then they tell of as well (G4).
+    /// Returns true if programs may begin now. They begin some time after an event and report all
+    /// changes until then (G4).
     fn may_begin(&mut self, now: u64) -> bool {
         if self.late.is_off() || self.running.is_some() {
             return true;
@@ -97,7 +98,7 @@ impl Snq {
         u32::from(self.mslt) + 1
     }
 
-    /// `to − from` around the ring.
+    /// Returns the number of entries from `from` to `to` around the ring.
     fn distance(&self, from: u16, to: u16) -> u32 {
         let n = self.entries();
         (u32::from(to) % n + n - u32::from(from) % n) % n
@@ -107,7 +108,7 @@ impl Snq {
         u32::from(self.wplt) % self.entries() == u32::from(self.rplt) % self.entries()
     }
 
-    /// True if a program can run or go on.
+    /// Returns true if a program can run or continue.
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
         self.execute
@@ -115,7 +116,7 @@ impl Snq {
             && !self.full()
     }
 
-    /// True if the armed watermark is reached (G6).
+    /// Returns true if the armed watermark is reached (G6).
     fn due(&self) -> bool {
         let first = self.rplt.wrapping_add(1);
         let mark = IrqWatermark(self.watermark).watermark();
@@ -167,7 +168,7 @@ impl Snq {
         })
     }
 
-    /// Address of the entry at the write pointer, and step to the next one.
+    /// Returns address and flip bit of the entry at the write pointer, and advances the pointer.
     fn take_slot(&mut self) -> (u64, bool) {
         let n = self.entries();
         let at = u32::from(self.wplt) % n;
@@ -182,7 +183,7 @@ impl Snq {
 }
 
 impl Nic {
-    /// A trigger event happened.
+    /// Counts a trigger event and makes it pending.
     pub(super) fn raise(&mut self, event: Te) {
         self.snq.raise(event);
         let n = &mut self.counters.events[usize::from(event.number())];
@@ -225,15 +226,16 @@ impl Nic {
         true
     }
 
-    /// A queue that starts needs an interrupt packet that the bridge takes for one, a posted write of a doubleword to its addresses,
-    /// and ways to the host (HW §3.1 step 7, §6.2).
+    /// Checks the registers when the queue starts. The interrupt packet must be a posted write of a
+    /// doubleword to the bridge's interrupt addresses, and the HTAX set-up must lead to the host
+    /// (HW §3.1 step 7, §6.2).
     fn snq_check_setup(&mut self, env: &mut Env<'_>) {
         let [packet, ways] = [regs::IRQ_0, regs::HTAX].map(|reg| self.storage.at(reg.0));
         let address = (packet >> 26) << 2;
         if packet & 0x3F != POSTED_DWORD || !MSI_RANGE.contains(&address) || ways != regs::HTAX_INIT
         {
             self.bad_setup(env, || {
-                format!("SNQ starts with interrupt packet {packet:#x}, HTAX set-up {ways:#x}")
+                format!("SNQ starts with wrong interrupt packet {packet:#x} or HTAX set-up {ways:#x}")
             });
         }
     }
@@ -247,7 +249,7 @@ impl Nic {
         }
     }
 
-    /// Runs programs of pending events until none is left or the ring is full.
+    /// Runs the programs of pending events until none is left or the ring is full.
     pub(super) fn run_snq(&mut self, env: &mut Env<'_>) {
         if !self.snq.may_begin(env.host.now_ns()) {
             return;
@@ -275,7 +277,7 @@ impl Nic {
         }
     }
 
-    /// Runs a program. True: stopped because the ring is full.
+    /// Runs a program. Returns true if it stopped because the ring is full.
     fn snq_program(&mut self, run: &mut Running, env: &mut Env<'_>) -> bool {
         while run.pc != END {
             run.steps += 1;
@@ -333,14 +335,14 @@ impl Nic {
                 None => {
                     let (event, pc) = (run.event, run.pc);
                     self.diagnose(env, || {
-                        format!("SNQ program of event {event}: eighth word at address {pc}")
+                        format!("SNQ program of event {event}: more than seven words of payload at address {pc}")
                     });
                 }
             }
         }
     }
 
-    /// Writes an entry, then the pointer, then the interrupt.
+    /// Writes an entry, advances the pointer, then sends the interrupt.
     fn snq_emit(&mut self, pc: u8, words: u8, env: &mut Env<'_>) {
         let n = usize::from(words).min(PAYLOAD_WORDS);
         let (at, flip) = self.snq.take_slot();
@@ -354,7 +356,8 @@ impl Nic {
         }
         self.snq.last = entry.payload;
         if self.lost_slots(LossyRing::Snq, 0, 1) == 0 {
-            // A failed write is counted and reported; the ring goes on like the chip's posted writes do.
+            // `dma_write` counts and reports a failure. The ring advances regardless, because the
+            // chip's writes are posted.
             env.host.enter(Stream::Snq);
             let _ = self.dma_write(at, &entry.to_bytes(), env);
             env.host.leave();

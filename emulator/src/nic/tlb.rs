@@ -1,23 +1,23 @@
-//! What the ATU has cached (G17).
+//! Translation cache of the ATU (G17).
 
 use super::{AtuTlb, NicConfig};
 use lru::LruCache;
 use wire::atu::{GatEntry, GAT_ENTRIES};
 
-/// What an entry answers for: a page of 4 KiB << `size`, counted from NLA 0 in such pages.
+/// Address range of an entry: a page of 4 KiB << `size`, numbered from NLA 0 in units of that size.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Tag {
     size: u8,
     page: u32,
 }
 
-/// Translations, each as the GATe it came from. Nothing but a flush or a reset makes it forget, except the least recently
-/// used entry when it is full.
+/// Cached translations, each as its GATe. An entry is removed only by a flush or reset, or as the
+/// least recently used one when the cache is full.
 pub(super) struct Tlb {
     mode: AtuTlb,
     limit: usize,
     entries: LruCache<Tag, GatEntry>,
-    /// Size codes of tags, one bit each.
+    /// Set of the size codes in use, one bit each.
     sizes: u32,
 }
 
@@ -26,7 +26,7 @@ impl Tlb {
         Self {
             mode: cfg.atu_tlb,
             limit: cfg.atu_tlb_entries.get() as usize,
-            // Not `new`, which allocates for the limit.
+            // `LruCache::new` would allocate memory for the limit.
             entries: LruCache::unbounded(),
             sizes: 0,
         }
@@ -41,7 +41,7 @@ impl Tlb {
         (0..32).filter(move |size| sizes & (1 << size) != 0)
     }
 
-    /// The entry for a 4 KiB page, an NLA divided by 4096.
+    /// Returns the entry of a 4 KiB page; `page` is its NLA divided by 4096.
     pub(super) fn get(&mut self, page: u32) -> Option<GatEntry> {
         self.sizes().find_map(|size| {
             let page = page >> size;
@@ -64,8 +64,8 @@ impl Tlb {
         }
     }
 
-    /// Forgets what `count` entries of a GAT, at least one, have to do with; returns how many entries that were. A range does
-    /// not go on in the next GAT.
+    /// Removes the translations of `count` entries of a GAT, at least one, and returns their
+    /// number. The range does not extend into the next GAT.
     pub(super) fn flush(&mut self, gat: u16, entry: u32, count: u32) -> usize {
         let before = self.len();
         let base = u32::from(gat) * GAT_ENTRIES;
@@ -78,7 +78,7 @@ impl Tlb {
         before - self.len()
     }
 
-    /// Forgets all pages of a VPID; returns how many entries that were.
+    /// Removes all translations of a VPID and returns their number.
     pub(super) fn flush_vpid(&mut self, vpid: u16) -> usize {
         let of_vpid = |(tag, e): (&Tag, &GatEntry)| (e.vpid() == vpid).then_some(*tag);
         let gone: Vec<Tag> = self.entries.iter().filter_map(of_vpid).collect();

@@ -1,5 +1,8 @@
-//! The way out: packets go to the outbox at once, or wait in the order of their lane while the network takes nothing there. (RMA
-//! commands and requests wait in `rma_engine.rs`.) And the way in: what the units take.
+//! Transmission and flow control.
+//!
+//! Packets enter the outbox at once, or wait in the order of their lane while the network accepts
+//! none there. (RMA commands and requests wait in `rma_engine.rs`.) On the receive side this file
+//! determines the lanes from which the units accept packets.
 
 use super::{Nic, Pressure};
 use crate::env::{Env, Packet, Stream};
@@ -7,19 +10,20 @@ use crate::lane::{Lane, Receipt, LANES, OVERHEAD};
 use std::collections::{BTreeMap, VecDeque};
 use wire::ids::Unit;
 
-/// Bytes that one thing held back costs the host, about.
+/// Approximate memory that a held item costs the emulator, in bytes.
 pub(super) const HOLD_COST: u64 = 256;
-/// Requests of other nodes that wait for the way out before the responder takes no more.
+/// Maximum number of pending requests of other nodes before the responder accepts no more.
 const SERVE_LIMIT: usize = 64;
 
 #[derive(Default)]
 pub(super) struct Tx {
-    /// What waits, by lane, with the VPID whose VELO descriptor it comes from.
+    /// Waiting packets by lane, each with the VPID of the VELO descriptor it comes from.
     queues: [VecDeque<(Packet, Option<u8>)>; LANES],
     waiting: usize,
-    /// Lanes in which messages of a VPID wait, in the order of sending: none enters the network before those sent earlier (HW §9.1).
+    /// Lanes of the waiting messages of each VPID, in sending order. A message never enters the
+    /// network before earlier ones (HW §9.1).
     messages: BTreeMap<u8, VecDeque<Lane>>,
-    /// Credit of the packet that is being received; whoever holds the packet back keeps it.
+    /// Credit of the packet that is being received. Code that holds the packet back moves it out.
     pub(super) receipt: Option<Receipt>,
     /// Stream of the writes that this packet causes, now or later.
     pub(super) stream: Option<Stream>,
@@ -35,13 +39,14 @@ impl Tx {
         self.waiting
     }
 
-    /// Place of the first packet of a lane that is not a message behind one that waits in another lane. Those that are hold up
-    /// nothing but what their own VPID sends.
+    /// Returns the index of the first packet of a lane that may be sent. A message behind an
+    /// earlier one in another lane is skipped; it blocks only messages of its own VPID.
     fn next(&self, lane: Lane) -> Option<usize> {
         self.queues[lane.index()]
             .iter()
             .position(|(_, from)| match from {
-                // The first message of a VPID in a lane is the first of those in this lane that `messages` lists.
+                // The first message of a VPID in a lane is its first entry for this lane in
+                // `messages`.
                 Some(vpid) => self
                     .messages
                     .get(vpid)
@@ -58,12 +63,12 @@ impl Tx {
 }
 
 impl Nic {
-    /// True if nothing may be sent in this lane now, or if something waits there already.
+    /// Returns true if sending in this lane is not possible now, or packets wait there already.
     pub(super) fn tx_blocked(&self, lane: Lane, env: &Env<'_>) -> bool {
         !self.tx.queues[lane.index()].is_empty() || self.tx_closed(lane, env)
     }
 
-    /// Lanes in which something may be sent now and nothing waits.
+    /// Returns the set of lanes in which a packet may be sent now and none waits.
     pub(super) fn tx_open_lanes(&self, env: &Env<'_>) -> u16 {
         let open = Lane::all().filter(|l| !self.tx_blocked(*l, env));
         open.fold(0, |set, l| set | l.bit())
@@ -74,7 +79,8 @@ impl Nic {
         !credit || env.tx_room[lane.index()] == 0 || self.tx_halted() & lane.bit() != 0
     }
 
-    /// Lanes that this NIC itself sends nothing in: there is no place for the notifications of commands.
+    /// Returns the lanes in which this NIC does not send, because notifications of its commands
+    /// would find no slot.
     fn tx_halted(&self) -> u16 {
         if self.hold_full(Unit::Rma) {
             Lane::RMA_REQUESTS
@@ -83,17 +89,17 @@ impl Nic {
         }
     }
 
-    /// Things that wait for the network in this lane.
+    /// Returns the number of packets, commands and requests that wait for the network in this lane.
     pub(super) fn tx_len(&self, lane: Lane) -> usize {
         self.tx.queues[lane.index()].len() + self.rma.engine.len_in(lane)
     }
 
-    /// True if a requester must refuse further descriptors for this lane.
+    /// Returns true if a requester must reject further descriptors for this lane.
     pub(super) fn tx_full(&self, lane: Lane) -> bool {
         self.tx_len(lane) >= self.cfg.tx_queue_limit
     }
 
-    /// Lanes in which something waits for the network only.
+    /// Returns the lanes in which packets wait only for the network.
     pub fn tx_waiting_lanes(&self) -> u16 {
         let waits = |l: &Lane| self.tx.next(*l).is_some();
         let waiting = Lane::all().filter(waits);
@@ -101,8 +107,9 @@ impl Nic {
         waiting & !self.tx_halted()
     }
 
-    /// Lanes from which the units take packets now. The rest has to wait in the network: mailboxes or notification queues are full
-    /// and what the unit can hold is used up (HW §9.6, G10), or the responder's answers don't get away.
+    /// Returns the lanes from which the units accept packets now. Packets of other lanes wait in
+    /// the network, for one of two reasons: mailboxes or notification queues and the unit's hold
+    /// buffer are full (HW §9.6, G10), or the responder's responses are blocked.
     pub fn takes(&self) -> u16 {
         let mut lanes = Lane::EVERY;
         if self.hold_full(Unit::Velo) {
@@ -117,7 +124,8 @@ impl Nic {
         lanes
     }
 
-    /// Sends a packet, in order. `from`: it is the message of a descriptor of this VPID.
+    /// Sends a packet, in order. `from` is the VPID of the VELO descriptor that the packet comes
+    /// from.
     pub(super) fn send(&mut self, packet: Packet, from: Option<u8>, env: &mut Env<'_>) {
         let lane = Lane::of(&packet);
         if self.tx_blocked(lane, env) || from.is_some_and(|v| self.tx.messages.contains_key(&v)) {
@@ -151,10 +159,10 @@ impl Nic {
         env.outbox.push_back(packet);
     }
 
-    /// Sends what waited, while the network takes it.
+    /// Sends waiting packets while the network accepts them.
     pub(super) fn run_tx(&mut self, env: &mut Env<'_>) {
         let mut left = true;
-        // What leaves one lane may be what another one waited for.
+        // A packet that leaves one lane may unblock another lane.
         while std::mem::take(&mut left) {
             for lane in Lane::all() {
                 while !self.tx_closed(lane, env) {
@@ -169,7 +177,8 @@ impl Nic {
         }
     }
 
-    /// A message of this VPID has left. True if one in another lane is the next one.
+    /// Records that a message of this VPID has left. Returns true if the VPID's next message waits
+    /// in another lane.
     fn tx_left(&mut self, from: Option<u8>) -> bool {
         let Some(lanes) = from.and_then(|v| self.tx.messages.get_mut(&v)) else {
             return false;

@@ -24,9 +24,9 @@ const MAX_GROUP: u16 = 63;
 #[derive(Clone, Copy)]
 struct Assembly {
     bytes: [u8; MESSAGE],
-    /// One bit per byte that was stored.
+    /// Set of the bytes stored so far, one bit each.
     valid: u128,
-    /// When the last one was, in ns.
+    /// Time of the last store, in ns.
     since: u64,
 }
 
@@ -63,7 +63,7 @@ impl Default for Velo {
     }
 }
 
-/// Bits of `len` bytes from `at`.
+/// Returns a mask of `len` bits from bit `at`.
 fn mask(at: usize, len: usize) -> u128 {
     let ones = if len >= 128 {
         u128::MAX
@@ -86,7 +86,7 @@ fn accept_index(offset: RegOffset) -> Option<usize> {
     table(regs::comp_prot_desc(Vpid::from_low_bits(0)), offset)
 }
 
-/// What to do after a store.
+/// Result of a store to an assembly.
 enum Step {
     Wait,
     BadLength(u16),
@@ -94,7 +94,7 @@ enum Step {
 }
 
 impl Nic {
-    /// Host store to a requester page. `data` does not cross a page.
+    /// Processes a host store to a requester page. `data` does not cross a page.
     pub(super) fn velo_store(&mut self, at: u32, data: &[u8], env: &mut Env<'_>) {
         let addr = RequesterAddr::decode(at);
         let vpid = addr.vpid.index() as u8;
@@ -109,7 +109,7 @@ impl Nic {
         }
     }
 
-    /// Takes bytes of a message; sends it when it is complete (G8).
+    /// Adds bytes to a message, and sends the message once it is complete (G8).
     #[inline]
     fn velo_assemble(&mut self, vpid: u8, tc: u8, pos: usize, data: &[u8], env: &mut Env<'_>) {
         let now = env.host.now_ns();
@@ -138,7 +138,7 @@ impl Nic {
                 self.counters.drops.velo_bad_descriptor =
                     self.counters.drops.velo_bad_descriptor.wrapping_add(1);
                 self.wcbuf_error(Unit::Velo, vpid, WcError::MsgTooLong);
-                self.diagnose(env, || format!("VELO VPID {vpid}: message of {len} bytes"));
+                self.diagnose(env, || format!("VELO VPID {vpid}: illegal message length of {len} bytes"));
             }
             Step::Send(message, descriptor, excess) => {
                 if excess {
@@ -206,7 +206,8 @@ impl Nic {
         self.wcbuf_submit(Unit::Velo, vpid, Kept::Message(tc, message, d), env);
     }
 
-    /// True if there is no way for a message now.
+    /// Returns true if the requester must reject a message now, because its lane or the
+    /// destination's mailbox is congested.
     pub(super) fn velo_congested(&self, tc: u8, d: DescriptorWord) -> bool {
         let to = || Vpid::from_low_bits(d.vpid().into()).get() as u8;
         let lane = match d.multicast() {
@@ -216,7 +217,8 @@ impl Nic {
         self.tx_full(lane) || (!d.multicast() && self.pressed(d.target(), Unit::Velo, to()))
     }
 
-    /// Discards messages that have been incomplete for `patience` ns. Returns their VPIDs, and since when the oldest other one is.
+    /// Discards messages that have been incomplete for `patience` ns. Returns their VPIDs, and the
+    /// time of the last store of the oldest other one.
     pub(super) fn velo_expire(&mut self, now: u64, patience: u64) -> (Vec<u8>, Option<u64>) {
         let mut late = Vec::new();
         let mut oldest = None;
@@ -230,7 +232,7 @@ impl Nic {
         (late, oldest)
     }
 
-    /// Sends a message that the write-combining buffer gave out.
+    /// Sends a message that left the write-combining buffer.
     pub(super) fn velo_execute(
         &mut self,
         vpid: u8,
@@ -252,7 +254,7 @@ impl Nic {
                 self.counters.drops.velo_bad_descriptor =
                     self.counters.drops.velo_bad_descriptor.wrapping_add(1);
                 self.diagnose(env, || {
-                    format!("VELO VPID {vpid}: multicast group {}", d.target())
+                    format!("VELO VPID {vpid}: multicast group {} does not exist", d.target())
                 });
                 self.wcbuf_left(Unit::Velo, vpid, env);
                 return;
@@ -279,7 +281,7 @@ impl Nic {
         self.send(packet, Some(vpid), env);
     }
 
-    /// A message arrives: checks it and stores it in the mailbox.
+    /// Checks a message from the network and stores it in the mailbox.
     pub(super) fn velo_receive(&mut self, message: Box<VeloMessage>, env: &mut Env<'_>) {
         let c = PacketCounter(self.storage.at(regs::COUNTER_0.0));
         let c = c.with_rcvd_pkts(c.rcvd_pkts().wrapping_add(1));
@@ -334,7 +336,8 @@ impl Nic {
         });
     }
 
-    /// Writes a message to its slots, but not to those in `lost`: all payload, then the status words from last to first (G9).
+    /// Writes a message to its slots except those in `lost`: first the payload, then the status
+    /// words from last to first (G9).
     pub(super) fn velo_write_slots(
         &mut self,
         m: &VeloMessage,
@@ -366,7 +369,7 @@ impl Nic {
         Ok(())
     }
 
-    /// Whether the VPID of the queue is enabled in its unit.
+    /// Returns true if the VPID of the queue is enabled in its unit.
     pub(super) fn accepts(&self, unit: Unit, vpid: u8) -> bool {
         match unit {
             Unit::Velo => CompProtDesc(self.velo.accept[usize::from(vpid)]).vpid_enable(),

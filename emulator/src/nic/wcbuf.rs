@@ -10,7 +10,8 @@ use wire::regs::wcbuf::{self as regs, Errors};
 use wire::velo::DescriptorWord;
 use wire::wcbuf::State;
 
-/// Packets that a stuck buffer keeps per VPID: more than software may have outstanding.
+/// Maximum number of descriptors that a stuck buffer keeps per VPID; more than software may have
+/// outstanding.
 const KEPT: usize = 256;
 
 /// A complete descriptor in a stuck buffer.
@@ -21,14 +22,14 @@ pub(super) enum Kept {
     Command(RmaCommand),
 }
 
-/// What the assembly of a descriptor can object to.
+/// Errors in the assembly of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WcError {
     /// Descriptor overwritten before it was complete, or with a wrong length in quadwords.
     QwLength,
     /// Message longer than the unit allows, or empty.
     MsgTooLong,
-    /// Store that is not made of whole aligned quadwords.
+    /// Store that does not consist of whole aligned quadwords.
     NotAligned,
     /// More words than the descriptor announces.
     PktTooLong,
@@ -37,10 +38,10 @@ pub(super) enum WcError {
 /// State words of one unit.
 pub(super) struct WcBuf {
     state: Box<[u64; 256]>,
-    /// Descriptors per VPID, for [`super::Faults::wcbuf_retry_every`].
+    /// Number of descriptors per VPID, for [`super::Faults::wcbuf_retry_every`].
     seen: Box<[u32; 256]>,
     errors: [u64; 2],
-    /// What [`super::Faults::wcbuf_stuck`] keeps, with its VPID.
+    /// Descriptors that [`super::Faults::wcbuf_stuck`] keeps, each with its VPID.
     kept: VecDeque<(u8, Kept)>,
 }
 
@@ -73,7 +74,8 @@ fn state_index(unit: Unit, offset: RegOffset) -> Option<usize> {
 }
 
 impl Nic {
-    /// Takes a complete descriptor into the buffer, or refuses it and asks for a replay.
+    /// Accepts a complete descriptor into the buffer, or rejects it and requests a replay. Returns
+    /// true if accepted.
     #[inline]
     pub(super) fn wcbuf_admit(&mut self, unit: Unit, vpid: u8, congested: bool) -> bool {
         let buf = &mut self.wcbuf[unit as usize];
@@ -110,7 +112,7 @@ impl Nic {
         false
     }
 
-    /// One more descriptor of the VPID counts as committed.
+    /// Counts one more descriptor of the VPID as committed.
     #[inline]
     pub(super) fn wcbuf_commit(&mut self, unit: Unit, vpid: u8) {
         let word = &mut self.wcbuf[unit as usize].state[usize::from(vpid)];
@@ -120,7 +122,8 @@ impl Nic {
             .raw();
     }
 
-    /// Keeps a descriptor if the buffer is stuck, else gives it back. What does not fit is refused like any packet without place.
+    /// Keeps a descriptor if the buffer is stuck, else returns it. If the buffer is also full, the
+    /// descriptor is rejected.
     pub(super) fn wcbuf_keep(&mut self, unit: Unit, vpid: u8, work: Kept) -> Option<Kept> {
         if !self.cfg.faults.wcbuf_stuck {
             return Some(work);
@@ -135,7 +138,7 @@ impl Nic {
         None
     }
 
-    /// Executes what stuck buffers kept.
+    /// Executes the descriptors that stuck buffers kept.
     pub(super) fn wcbuf_unstick(&mut self, env: &mut Env<'_>) {
         for unit in [Unit::Velo, Unit::Rma] {
             for (vpid, work) in std::mem::take(&mut self.wcbuf[unit as usize].kept) {
@@ -144,7 +147,7 @@ impl Nic {
         }
     }
 
-    /// Counts an assembly error and raises the event for it (G33).
+    /// Counts an assembly error and raises its event (G33).
     pub(super) fn wcbuf_error(&mut self, unit: Unit, vpid: u8, error: WcError) {
         let (i, second) = match error {
             WcError::QwLength => (0, false),
@@ -203,12 +206,12 @@ impl Nic {
 /// Node, unit, VPID.
 type QueueName = (u16, Unit, u8);
 
-/// How many messages wait for a queue, shared by the NICs of a fabric.
+/// Number of messages that wait for each queue, shared by the NICs of a fabric.
 #[derive(Clone, Default)]
 pub struct Pressure(Arc<Mutex<HashMap<QueueName, u32>>>);
 
 impl Pressure {
-    /// Messages on hold for the queue of `vpid` at `node`.
+    /// Returns the number of messages held for the queue of `vpid` at `node`.
     pub fn waiting(&self, node: u16, unit: Unit, vpid: u8) -> u32 {
         let map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         map.get(&(node, unit, vpid)).copied().unwrap_or(0)
@@ -230,14 +233,15 @@ impl Pressure {
 }
 
 impl Nic {
-    /// True if `limit` of [`super::Faults::wcbuf_retry_waiting`] is exceeded for a destination.
+    /// Returns true if the limit of [`super::Faults::wcbuf_retry_waiting`] is exceeded for a
+    /// destination.
     pub(super) fn pressed(&self, node: u16, unit: Unit, vpid: u8) -> bool {
         self.cfg.faults.wcbuf_retry_waiting.is_some_and(|limit| {
             self.tx.len() > limit as usize || self.tx.pressure.waiting(node, unit, vpid) > limit
         })
     }
 
-    /// Forgets what this NIC published about its queues.
+    /// Removes the numbers that this NIC published about its queues.
     pub(crate) fn withdraw_pressure(&self) {
         self.tx.pressure.withdraw(self.info.node_id());
     }

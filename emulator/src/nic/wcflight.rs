@@ -1,10 +1,11 @@
-//! Descriptors between their last store and the committed count (HW §8, G11): what takes its time, what there is no room
-//! for, and what never becomes complete.
+//! Descriptors between their last store and the committed count (HW §8, G11): delays, limits, and
+//! time-outs of incomplete ones.
 //!
-//! MODEL: a complete descriptor is executed after a random time, those of one VPID in order (HW §9.1), those of different VPIDs in
-//! any. It leaves the requester when its message enters the network, or when its RMA command begins; a network that takes
-//! nothing keeps it (HW §8: "accepted", §9.6). After another random time it counts as committed. Until then `assembly` and
-//! `streamout` differ.
+//! MODEL: a complete descriptor is executed after a random time. Descriptors of one VPID are
+//! executed in order (HW §9.1), those of different VPIDs in any order. A descriptor leaves the
+//! requester when its message enters the network, or when its RMA command begins. While the network
+//! is blocked it stays (HW §8: "accepted", §9.6). After another random time it counts as committed.
+//! Until then `assembly` and `streamout` differ.
 
 use super::late::Late;
 use super::wcbuf::{Kept, WcError};
@@ -18,34 +19,35 @@ use wire::regs::wcbuf::{self as regs, Timeout};
 
 const UNITS: [Unit; 2] = [Unit::Velo, Unit::Rma];
 
-/// Descriptors of a VPID on the way if nothing is said: as many as software can number, so that there is no retry.
+/// Default maximum number of descriptors of a VPID in flight. It equals the range of software's
+/// count, so there is no retry.
 const DEPTH: u32 = 256;
 
-/// What a VPID has on the way.
+/// Descriptors of a VPID in flight.
 #[derive(Clone, Copy, Default)]
 struct Load {
     descriptors: u32,
-    /// When the last one is executed; none may overtake it.
+    /// Time in ns at which the last one is executed. Later ones must not overtake it.
     last: u64,
 }
 
 struct Flying {
     unit: Unit,
     vpid: u8,
-    /// `None`: it has left, and is not counted yet.
+    /// The descriptor; `None` after it has left the requester and before it is counted.
     work: Option<Kept>,
 }
 
-/// See the module.
+/// Descriptors in flight, see the module.
 pub(super) struct Flight {
     late: Late,
-    /// By time, then by arrival.
+    /// Descriptors by due time, then by arrival.
     queue: BTreeMap<(u64, u64), Flying>,
     arrivals: u64,
-    /// When what is being executed was due.
+    /// Due time of the descriptor that is being executed.
     executing: Option<u64>,
     load: [Box<[Load; 256]>; 2],
-    /// When a look for incomplete descriptors is worth it.
+    /// Time of the next check for incomplete descriptors, per unit.
     sweep_at: [Option<u64>; 2],
 }
 
@@ -64,7 +66,7 @@ impl Flight {
         }
     }
 
-    /// Descriptors that are not executed.
+    /// Returns the number of descriptors that are not executed.
     pub(super) fn len(&self) -> usize {
         self.queue.values().filter(|f| f.work.is_some()).count()
     }
@@ -88,7 +90,7 @@ impl Flight {
     }
 }
 
-/// Registers with the time-out of each unit.
+/// Returns the time-out register of a unit.
 fn timeout_register(unit: Unit) -> RegOffset {
     match unit {
         Unit::Velo => regs::velo::TIMEOUT,
@@ -96,7 +98,7 @@ fn timeout_register(unit: Unit) -> RegOffset {
     }
 }
 
-/// Empties an assembly that is too old, or takes its age into account.
+/// Clears an assembly that is too old and returns true. Otherwise updates `oldest` with its age.
 pub(super) fn expire<V: Default + PartialEq>(
     valid: &mut V,
     since: u64,
@@ -116,7 +118,7 @@ pub(super) fn expire<V: Default + PartialEq>(
 }
 
 impl Nic {
-    /// A descriptor is complete.
+    /// Submits a complete descriptor to the requester.
     #[inline]
     pub(super) fn wcbuf_submit(&mut self, unit: Unit, vpid: u8, work: Kept, env: &mut Env<'_>) {
         self.lines.completed();
@@ -145,7 +147,7 @@ impl Nic {
         self.flight.put(at, Flying { unit, vpid, work });
     }
 
-    /// The message or command of a descriptor has left the requester, or there is none.
+    /// Records that the message or command of a descriptor has left the requester, or was dropped.
     pub(super) fn wcbuf_left(&mut self, unit: Unit, vpid: u8, env: &Env<'_>) {
         if self.flight.late.is_off() {
             self.wcbuf_done(unit, vpid);
@@ -170,7 +172,7 @@ impl Nic {
         }
     }
 
-    /// Does what is due in the requesters.
+    /// Runs the work of the requesters that is due.
     #[inline]
     pub(super) fn requester_tick(&mut self, env: &mut Env<'_>) {
         let now = env.host.now_ns();
@@ -204,14 +206,14 @@ impl Nic {
         }
     }
 
-    /// How long a descriptor may be incomplete.
+    /// Returns the time in ns that a descriptor may stay incomplete; `None`: without limit.
     fn wcbuf_patience(&self, unit: Unit) -> Option<u64> {
         let timeout = Timeout(self.storage.at(timeout_register(unit).0));
         let ns = u64::from(timeout.timeout()).saturating_mul(self.cfg.wc_timeout_unit_ns);
         (timeout.timeout_active() && ns != 0).then_some(ns)
     }
 
-    /// A descriptor is begun.
+    /// Starts the time-out check, because a descriptor was begun.
     #[inline]
     pub(super) fn watch_incomplete(&mut self, unit: Unit, now: u64) {
         if self.flight.sweep_at[unit as usize].is_none() {
@@ -220,7 +222,7 @@ impl Nic {
         }
     }
 
-    /// Discards descriptors that software did not go on with (HW §8: time-out).
+    /// Discards descriptors that software did not complete in time (HW §8: time-out).
     fn sweep(&mut self, unit: Unit, now: u64, env: &mut Env<'_>) {
         self.flight.sweep_at[unit as usize] = None;
         let Some(patience) = self.wcbuf_patience(unit) else {
@@ -240,8 +242,9 @@ impl Nic {
         }
     }
 
-    /// Reports stores that are executed although no good software makes them: not of whole quadwords (HW §17), or behind the part
-    /// of the page that is `window` bytes long and takes descriptors (G8).
+    /// Reports stores that are executed although correct software never makes them: parts of
+    /// quadwords (HW §17), or stores behind the first `window` bytes of the page, which hold
+    /// descriptors (G8).
     #[inline]
     pub(super) fn check_store(
         &mut self,

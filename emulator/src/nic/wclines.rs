@@ -1,8 +1,9 @@
-//! Write combining in the processor before the requester pages (HW §8, §17).
+//! Write combining of the CPU in front of the requester pages (HW §8, §17).
 //!
-//! QEMU shows each store of a guest at once and hides its fences. In the mode `lines` the model puts the buffers of the processor
-//! back: stores gather in lines of 64 bytes, which leave in any order, and surely only at a fence. The drivers mark each fence by
-//! a store at [`MARK`] when the NIC asks for it. A line that no fence drives out leaves by itself, late. MODEL throughout.
+//! QEMU passes each store of a guest on at once and hides its fences. In mode `lines` the model
+//! adds the CPU's write-combining buffers: stores collect in lines of 64 bytes, which leave in any
+//! order. Only a fence guarantees that they leave. If the NIC requests it, the drivers mark each
+//! fence by a store at [`MARK`]. A line without a fence leaves after a delay. MODEL throughout.
 
 use super::{Nic, NicConfig, WriteCombining};
 use crate::env::Env;
@@ -14,9 +15,10 @@ use wire::ids::Unit;
 use wire::wcbuf::MARK;
 
 const LINE: usize = 64;
-/// Lines that a processor has.
+/// Number of lines of a CPU.
 const OPEN: usize = 10;
-/// How long the mark of a descriptor that is through already may take: a guest stops at times, between any two stores.
+/// Time in ns that the mark of a delivered descriptor may take, because a guest may stop between
+/// any two stores.
 const GRACE_NS: u64 = 1_000_000_000;
 
 struct Line {
@@ -25,15 +27,15 @@ struct Line {
     /// Offset in the window of the unit.
     at: u32,
     bytes: [u8; LINE],
-    /// One bit per byte that was stored.
+    /// Set of the bytes stored so far, one bit each.
     valid: u64,
-    /// Those stored since others were stored over.
+    /// Set of the bytes stored since a byte was last overwritten.
     fresh: u64,
-    /// When it leaves at the latest.
+    /// Time in ns at which the line leaves, unless it leaves earlier.
     due: u64,
 }
 
-/// Descriptors of a VPID that are complete without a fence so far.
+/// Descriptors of a VPID that are complete and not yet followed by a fence.
 struct Unmarked {
     unit: Unit,
     vpid: u8,
@@ -41,7 +43,7 @@ struct Unmarked {
     until: u64,
 }
 
-/// Lines of the host's processors.
+/// Lines of the host's CPUs.
 pub(super) struct Lines {
     rng: SmallRng,
     open: Vec<Line>,
@@ -63,7 +65,7 @@ impl Lines {
         self.rng = seed::rng(seed, 0, Purpose::Combining);
     }
 
-    /// The requester has another whole descriptor.
+    /// Counts a complete descriptor of the requester.
     #[inline]
     pub(super) fn completed(&mut self) {
         self.completed = self.completed.wrapping_add(1);
@@ -75,7 +77,7 @@ impl Lines {
         lines.chain(self.unmarked.iter().map(|u| u.until)).min()
     }
 
-    /// Forgets that the VPID has descriptors without a fence; how many.
+    /// Removes the record of a VPID's descriptors without a fence. Returns their number.
     fn take_unmarked(&mut self, unit: Unit, vpid: u8) -> u64 {
         let found = self
             .unmarked
@@ -85,7 +87,7 @@ impl Lines {
     }
 }
 
-/// Runs of bytes of a quadword that are there: offset and length.
+/// Iterates over the runs of valid bytes of a quadword: offset and length.
 fn runs(valid: u8) -> impl Iterator<Item = (usize, usize)> {
     let bit = move |i: usize| i < 8 && valid & (1 << i) != 0;
     (0..8)
@@ -94,7 +96,7 @@ fn runs(valid: u8) -> impl Iterator<Item = (usize, usize)> {
 }
 
 impl Nic {
-    /// Host store to a requester page. `data` does not cross a page.
+    /// Processes a host store to a requester page. `data` does not cross a page.
     #[inline]
     pub(super) fn requester_store(&mut self, unit: Unit, at: u32, data: &[u8], env: &mut Env<'_>) {
         let stores = match unit {
@@ -121,7 +123,7 @@ impl Nic {
             self.lines_flush(unit, vpid, env);
             return;
         }
-        // What was complete before this store had no fence behind it.
+        // Descriptors that were complete before this store had no fence behind them.
         let missed = self.lines.take_unmarked(unit, vpid);
         self.unfenced(unit, vpid, missed, env);
         let mut at = at;
@@ -144,7 +146,8 @@ impl Nic {
             lines.open.iter().position(same)
         };
         if find(&self.lines).is_some_and(|i| self.lines.open[i].fresh & mask != 0) {
-            // Without a fence between them it is open which of two stores to a place the NIC sees: the second alone, or both.
+            // Without a fence between two stores to an address, the NIC receives the second alone,
+            // or both.
             self.unfenced(unit, vpid, 1, env);
             if self.lines.rng.random() {
                 self.evict_where(|l| l.unit == unit && l.at == base, env);
@@ -181,7 +184,7 @@ impl Nic {
         }
     }
 
-    /// A line leaves by itself. What becomes complete by that needs a fence all the same.
+    /// Delivers a line without a fence. Descriptors that it completes still need a fence.
     fn evict(&mut self, i: usize, env: &mut Env<'_>) {
         let line = self.lines.open.swap_remove(i);
         let (unit, vpid) = (line.unit, line.vpid);
@@ -199,7 +202,7 @@ impl Nic {
         }
     }
 
-    /// The requester gets what a line holds: at once if it is whole, else in pieces and in any order.
+    /// Passes a line to the requester: at once if it is full, else in pieces in random order.
     fn deliver_line(&mut self, line: &Line, env: &mut Env<'_>) {
         if line.valid == u64::MAX {
             self.page_store(line.unit, line.at, &line.bytes, env);
@@ -227,13 +230,15 @@ impl Nic {
         }
     }
 
-    /// A fence of the VPID's owner, or something that acts as one: an uncached store to the VPID's state register.
+    /// Delivers all lines of a VPID for a fence of its owner, or for an uncached store to its state
+    /// register, which acts as a fence.
     pub(super) fn lines_flush(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
         let before = self.lines.completed;
         self.evict_where(|l| l.unit == unit && l.vpid == vpid, env);
         let now = self.lines.completed.wrapping_sub(before);
         let fenced = self.lines.take_unmarked(unit, vpid) + now;
-        // There is one fence after each (HW §8, §9.1, §10.2): those before the last one, in other pages, had none.
+        // Each descriptor needs its own fence (HW §8, §9.1, §10.2): earlier ones, in other pages,
+        // had none.
         self.unfenced(unit, vpid, fenced.saturating_sub(1), env);
     }
 

@@ -1,22 +1,23 @@
-//! Segments of buffer queues: the descriptor page and the registers that run along it (HW §7, G10).
+//! Segments of buffer queues: the descriptor page, and the registers that follow the write pointer
+//! through it (HW §7, G10).
 
 use crate::env::Env;
 use crate::nic::Nic;
 use wire::bq::{DcqBase, DcqBaseWord, SegmentWord, WritePointers};
 use wire::ids::Unit;
 
-/// Segments of a queue as the descriptor page tells them.
+/// Segments of a queue according to its descriptor page.
 pub(super) struct Layout {
     /// Base address, first slot, end slot.
     pub(super) segments: Vec<(u64, u32, u32)>,
-    /// The words that say so.
+    /// Words of the descriptor page, one per segment.
     words: Vec<u64>,
-    /// Segment of the last lookup.
+    /// Index of the segment of the last lookup.
     pub(super) current: usize,
 }
 
 impl Layout {
-    /// Segment of slot `index`.
+    /// Returns the segment of slot `index`.
     fn segment(&self, index: u32) -> Option<usize> {
         let inside = |s: &(u64, u32, u32)| (s.1..s.2).contains(&index);
         if self.segments.get(self.current).is_some_and(inside) {
@@ -26,18 +27,19 @@ impl Layout {
         (k < self.segments.len()).then_some(k)
     }
 
-    /// Address of slot `index` in the current segment.
+    /// Returns the address of slot `index` in the current segment.
     fn slot(&self, index: u32, size: u32) -> Option<u64> {
         let &(base, first, _) = self.segments.get(self.current)?;
         base.checked_add(u64::from(index.checked_sub(first)?) * u64::from(size))
     }
 
-    /// The segment `by` places after `k`.
+    /// Returns the index of the segment `by` positions after `k`, around the ring.
     fn after(&self, k: usize, by: usize) -> usize {
         (k + by) % self.words.len().max(1)
     }
 
-    /// What `c_base_size_valid`, `n_base_size_valid` and `dcq_rp` hold while segment `k` is written to (HW §7).
+    /// Returns `c_base_size_valid`, `n_base_size_valid` and `dcq_rp` while segment `k` is written
+    /// to (HW §7).
     fn registers(&self, k: usize) -> (u64, u64, u16) {
         let word = |k: usize| {
             let word = self.words.get(k).copied().unwrap_or(0);
@@ -49,7 +51,7 @@ impl Layout {
 }
 
 impl Nic {
-    /// Addresses of the next slots.
+    /// Stores the addresses of the next slots in `at`.
     pub(super) fn slot_addresses(
         &mut self,
         unit: Unit,
@@ -81,22 +83,23 @@ impl Nic {
         Ok(())
     }
 
-    /// A new queue: its registers must say what the page does. The chip works with the registers and fetches the rest one by one;
-    /// which of the two it believes when they differ is unknown.
+    /// Checks that the registers of a new queue match its descriptor page. The chip starts from the
+    /// registers and fetches later descriptors one by one; its behaviour on a mismatch is unknown.
     fn check_segments(&mut self, unit: Unit, vpid: u8, layout: &Layout, env: &mut Env<'_>) {
         let q = self.queue(unit, vpid);
         let k = layout.segment(q.lwp).unwrap_or(0);
         let have = (q.current, q.next, WritePointers(q.wp_dcq_rp).dcq_rp());
         let want = layout.registers(k);
-        // Who moves the write pointer of a new queue leaves the rest at its start.
+        // Software that moves the write pointer of a new queue may leave the other registers at the
+        // start.
         if have != want && have != layout.registers(0) {
             self.bad_setup(env, || {
-                format!("{unit} queue of VPID {vpid}: current and next segment and dcq_rp are {have:x?}, by the descriptor page {want:x?}")
+                format!("{unit} queue of VPID {vpid}: current segment, next segment and dcq_rp are {have:x?}; the descriptor page requires {want:x?}")
             });
         }
     }
 
-    /// The chip goes on to segment `k`, and fetches the descriptor of the one after it.
+    /// Advances the chip to segment `k`, and fetches the descriptor of the segment after it.
     fn enter_segment(
         &mut self,
         unit: Unit,
@@ -136,7 +139,8 @@ impl Nic {
         Ok(())
     }
 
-    /// Reads the segment list. With one segment the register holds it, else the page in host memory does (G10).
+    /// Reads the segment list. A single segment is in the register, several are in the page in host
+    /// memory (G10).
     fn load_layout(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) -> Result<Layout, String> {
         let q = self.queue(unit, vpid);
         let dcq = DcqBase::decode(DcqBaseWord(q.dcq)).map_err(|e| e.to_string())?;
