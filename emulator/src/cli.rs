@@ -159,7 +159,8 @@ fn offset(text: &str) -> Result<u32, String> {
     u32::try_from(number(text)?).map_err(|_| "too large".into())
 }
 
-/// Links are given as `all`, `NIC:PORT`, `nicN` (all links of a NIC) or `N-M` (all links between two NICs).
+/// Links are given as `all`, `NIC:PORT`, `nicN` (all links of a NIC) or `N-M` (all links between
+/// two NICs).
 #[derive(Subcommand)]
 enum Ctl {
     /// NICs, links, guests.

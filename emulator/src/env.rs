@@ -96,7 +96,7 @@ pub trait Host {
     fn fence(&mut self) {}
 }
 
-/// One of the four network ports of a NIC (HW §15.1).
+/// Network port of a NIC (HW §15.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum NetPort {

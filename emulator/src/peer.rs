@@ -4,11 +4,11 @@
 //! to the client, which answers for the device, or with an error if no device has the address.
 //! Stores are posted: their answer only reports success or failure. Only a load waits for its
 //! answer.
-//!
 //! *Order.* The client executes messages in order of arrival. Writes of the NIC to memory and its
-//! interrupts follow the earlier stores to devices, because PCIe keeps the order of posted writes:
-//! a guest that sees a flag in memory must find the data stored to the device before. Such a write
+//! interrupts follow the earlier stores to devices, because PCIe keeps the order of posted writes.
+//! A guest that sees a flag in memory must find the data stored to the device before. Such a write
 //! waits here until the stores are answered. Loads delay no writes, because in PCIe posted requests
+//! pass others.
 //! pass others.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -113,7 +113,7 @@ struct Sent {
 /// Accesses that were lost when a client disconnected or was given up.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Lost {
-    /// Number of stores that were not answered or not sent.
+    /// Number of stores that were lost: without an answer, or unsent.
     pub stores: u64,
     /// Numbers of the loads that will not be answered.
     pub loads: Vec<u64>,

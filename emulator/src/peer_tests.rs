@@ -1,4 +1,4 @@
-//! Accesses to other devices, without a client.
+//! Tests of accesses to other devices, without a client.
 
 use super::*;
 
@@ -67,7 +67,7 @@ fn nobody_is_asked_without_a_client() {
     assert!(!p.holds() && p.request(0).is_none());
 }
 
-/// Memory behind stores, and stores behind memory; loads hold up nothing.
+/// Memory writes wait for stores, and stores for memory writes. Loads delay no writes.
 #[test]
 fn memory_waits_for_stores_to_devices_and_not_for_loads() {
     let write = |n: u8| Due::Write(n.into(), vec![n]);
@@ -77,7 +77,7 @@ fn memory_waits_for_stores_to_devices_and_not_for_loads() {
     assert_eq!(p.behind(0, Due::Interrupt(0)), None);
     assert!(p.store(0, 3, &[3]));
     let first = p.request(0).unwrap();
-    // Neither the memory nor what is behind it comes before the answer.
+    // The memory write and the entries behind it wait for the answer.
     assert_eq!((p.due(), p.request(0)), (None, None));
     p.answer(ok(&first, &[]));
     assert_eq!(p.due(), Some(write(2)));
@@ -86,7 +86,7 @@ fn memory_waits_for_stores_to_devices_and_not_for_loads() {
     assert_eq!(second.addr, 3);
     p.answer(ok(&second, &[]));
     assert!(!p.holds());
-    // Behind a load that is not answered, but sent.
+    // A memory write behind a load that is sent, but not answered.
     p.load(0, 4, 8).unwrap();
     assert!(p.holds());
     assert_eq!(p.behind(0, write(5)), None);
@@ -108,7 +108,7 @@ fn a_read_of_memory_sees_what_waits_to_be_written() {
     let mut buf = [0; 2];
     p.overlay(0x104, &mut buf);
     assert_eq!(buf, [0, 0]);
-    // Pushed out: what is for devices stays, and so do interrupts.
+    // Pushed out: memory writes only. Stores and interrupts stay queued.
     p.behind(0, Due::Interrupt(1));
     let out = p.push_out();
     assert_eq!(out.len(), 2);
@@ -159,7 +159,7 @@ fn errors_and_garbage_are_told_apart() {
         ..ok(&s, &[])
     };
     assert_eq!(p.answer(unknown), Settled::Garbage(None));
-    // The answer to a load with the number of a store: the store still waits for its own.
+    // The answer to a load with the number of a store: the store still waits for its own answer.
     let swapped = Answered {
         store: false,
         ..ok(&s, &[])
@@ -206,7 +206,7 @@ fn a_client_that_does_not_answer_is_given_up_until_it_does() {
     assert!(p.accepts(1));
     assert_eq!(p.answer(ok(&l, &[0; 8])), Settled::Late);
     assert!(!p.awaits());
-    // One that reads nothing is given nothing.
+    // A client that reads no messages receives no more.
     assert!(p.store(100, 0, &[1]));
     assert_eq!(p.deadline(), Some(100 + PATIENCE_NS));
 }

@@ -84,7 +84,9 @@ impl World {
             }
             Settled::Garbage(load) => {
                 machine.stats.protocol_errors += 1;
-                machine.warn(format_args!("answer to DMA message {id} does not match any pending access"));
+                machine.warn(format_args!(
+                    "answer to DMA message {id} does not match any pending access"
+                ));
                 self.run_due(nic);
                 self.fail_loads(nic, load.into_iter().collect());
             }

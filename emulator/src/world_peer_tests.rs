@@ -1,4 +1,4 @@
-//! Loads and stores between devices of hosts, with clients that a test plays.
+//! Tests of loads and stores between devices of hosts; the test plays the clients.
 
 use super::*;
 use crate::config::{ConfigFile, Fabric, Overrides};
@@ -16,7 +16,7 @@ use wire::regs::{htax, np, smfu as r};
 
 const BAR0: u64 = 0x38_0000_0000;
 const BAR2: u64 = 0x38_1000_0000;
-/// Where devices of the hosts are; interval n + 1 leads to that of NIC n.
+/// Bus address of the hosts' devices. Interval n + 1 leads to the device of NIC n.
 const DEVICE: u64 = 0x40_0000_0000;
 const PART: u64 = 0x10_0000;
 const WINDOW: u64 = 0x200_0000;
@@ -24,9 +24,9 @@ const WINDOW: u64 = 0x200_0000;
 struct Hosts {
     world: World,
     time: Rc<Cell<u64>>,
-    /// Loads that are not answered yet, by NIC, with what is asked.
+    /// Pending loads by NIC, with their address.
     waiting: BTreeMap<usize, u64>,
-    /// DMA messages that a host has and has not looked at.
+    /// DMA messages that a host has received and not processed.
     asked: Vec<Vec<Request>>,
     /// Registers of the devices.
     devices: Vec<BTreeMap<u64, u64>>,
@@ -90,7 +90,8 @@ impl Hosts {
         }
     }
 
-    /// The processor of a host begins to load a register of the device of another host. `Some`: it has it.
+    /// Begins to load a register of another host's device for the CPU of a host. Returns its value
+    /// if it is available at once.
     fn load(&mut self, nic: usize, to: usize, at: u64) -> Option<u64> {
         let mut data = [0; 8];
         let offset = WINDOW + to as u64 * PART + at;
@@ -117,14 +118,15 @@ impl Hosts {
         self.device(nic).region_write(2, offset, &data).unwrap();
     }
 
-    /// A host takes its DMA messages.
+    /// Receives the DMA messages of a host.
     fn fetch(&mut self, nic: usize) {
         while let Some(r) = self.device(nic).next_request() {
             self.asked[nic].push(r);
         }
     }
 
-    /// A host answers the first of its DMA messages; not while it waits for a load. `false`: it can't.
+    /// Answers the first DMA message of a host. Returns `false` if there is none, or the host waits
+    /// for a load.
     fn serve(&mut self, nic: usize) -> bool {
         self.fetch(nic);
         if self.waiting.contains_key(&nic) || self.asked[nic].is_empty() {
@@ -172,7 +174,7 @@ fn loads_wait_for_the_device_and_see_the_stores_before() {
     h.store(0, 1, 0x20, 77);
     assert_eq!(h.load(0, 1, 0x20), None);
     assert_eq!(h.finish(0), None);
-    // Nothing else waits: the other host loads from its own NIC, and node 0 is reached.
+    // Other accesses do not wait: the other host loads from its own NIC, and node 0 is reachable.
     assert_eq!(h.world.peek(1, 0x8050), 1);
     assert!(h.serve(1), "the store");
     assert_eq!(h.finish(0), None);
@@ -213,10 +215,10 @@ fn a_host_that_does_not_answer_costs_a_time_out() {
     assert_eq!(h.finish(0), Some(ONES));
     let c = h.world.chip_counters(0);
     assert_eq!((c.smfu.timeouts, c.events[12]), (1, 1));
-    // The answer comes after all: for nobody.
+    // The answer arrives late and is ignored.
     assert!(h.serve(1));
     assert_eq!(h.world.chip_counters(0).smfu.late, 1);
-    // Or never: then the host is given up, and what is asked of it after that fails at once.
+    // A host that never answers is given up. Further accesses to it fail at once.
     assert_eq!(h.load(0, 1, 0), None);
     h.fetch(1);
     h.later(crate::peer::PATIENCE_NS);
@@ -242,7 +244,7 @@ fn a_host_that_goes_takes_its_answers_along() {
     h.world.disconnected(1);
     assert_eq!(h.finish(0), Some(ONES));
     assert_eq!(h.world.host_stats(1).peer_unanswered, 3);
-    // Without power nobody answers at all.
+    // Without power no access is answered.
     h.boot(1, 2);
     h.asked[1].clear();
     assert_eq!(h.load(0, 1, 0), None);
@@ -261,13 +263,13 @@ fn a_host_does_not_wait_for_itself() {
     h.store(0, 0, 8, 9);
     assert!(h.serve(0));
     assert_eq!(h.devices[0][&8], 9, "stores arrive");
-    // Both wait for each other: the second one gets all ones, the first one its data.
+    // Both hosts wait for each other: the second load returns all ones, the first its data.
     assert_eq!(h.load(0, 1, 0x10), None);
     h.devices[1].insert(0x10, 4);
     assert_eq!(h.load(1, 0, 0x10), Some(ONES));
     assert!(h.serve(1));
     assert_eq!((h.finish(0), h.deadlocks()), (Some(4), 2));
-    // A load that nobody waits for any more closes no circle.
+    // A load that has timed out closes no cycle.
     assert_eq!(h.load(0, 1, 0x10), None);
     h.fetch(1);
     h.later(500_000_000);
@@ -277,7 +279,7 @@ fn a_host_does_not_wait_for_itself() {
     assert_eq!((h.finish(1), h.deadlocks()), (Some(0), 2));
 }
 
-/// Two NICs of one host are one client that waits.
+/// Two NICs of one host count as one waiting client.
 #[test]
 fn a_circle_may_lead_over_another_nic() {
     let mut h = Hosts::new("topology = \"ring:4\"\nnics-per-node = 2", 4);
@@ -289,11 +291,11 @@ fn a_circle_may_lead_over_another_nic() {
     assert_eq!(h.finish(0), Some(0));
 }
 
-/// In memory nothing is seen before the stores to the device before it are done.
+/// A memory write is not visible before the earlier stores to the device are done.
 #[test]
 fn an_interrupt_comes_after_the_store_before_it() {
     let mut h = Hosts::new("topology = \"pair\"", 2);
-    // Interval 1 at node 1 (nobody else's) leads to interrupts.
+    // Interval 1 at node 1, which has no other use, leads to interrupts.
     h.world.poke(1, r::vpid_t_start_addr(1).0, 0xFD_0000_0000);
     let to_one = r::IntervalControl::to_node(NodeId(1)).raw();
     h.world.poke(0, r::interval_control(1).0, to_one);
@@ -306,11 +308,11 @@ fn an_interrupt_comes_after_the_store_before_it() {
     );
     assert_eq!(h.world.host_stats(1).msi_lost, 0);
     assert!(h.serve(1));
-    // This client has no interrupts; that it was tried is all that can be seen.
+    // This client has no eventfds, so the interrupt only shows as lost.
     assert_eq!(h.world.host_stats(1).msi_lost, 1);
 }
 
-/// Stores are limited by what devices take, and none is lost.
+/// Stores are limited to the rate that devices accept, and none is lost.
 #[test]
 fn a_slow_device_stops_those_who_store_to_it() {
     let mut h = Hosts::new("topology = \"pair\"", 2);
@@ -322,7 +324,7 @@ fn a_slow_device_stops_those_who_store_to_it() {
     }
     assert!(n > 1000);
     assert!(!h.world.stalled(1));
-    // What was under way still fits.
+    // Stores that were in flight still fit.
     for _ in 0..200 {
         n += 1;
         h.store(0, 1, 8 * (n % 1000), n);
@@ -336,7 +338,7 @@ fn a_slow_device_stops_those_who_store_to_it() {
     assert_eq!(h.world.chip_counters(0).drops.smfu_congested, 0);
 }
 
-/// Loads and stores criss-cross between four hosts, at random times and in two models of time: everything ends.
+/// Random loads and stores among four hosts, in both timing models, all end.
 #[test]
 fn crossing_loads_never_hang() {
     for seed in 0..24u64 {
@@ -367,7 +369,7 @@ fn crossing_loads_never_hang() {
             done += u64::from(got.is_some());
             ones += u64::from(got == Some(ONES));
         }
-        // Nothing new: all that is left ends, without a time-out.
+        // Without new accesses all remaining ones end before a time-out.
         let end = h.time.get() + 400_000_000;
         while h.time.get() < end && !h.waiting.is_empty() {
             for nic in 0..4 {

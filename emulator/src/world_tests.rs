@@ -43,8 +43,8 @@ fn set_up_can_come_late() {
     assert_eq!((w.peek(1, 0x8050), w.next_deadline()), (1, None));
 }
 
-/// The VELO requester of NIC 0 is in its place (HW §5). Network ports and queue engine on, VPIDs 3 and 4 of NIC 1 open with
-/// mailboxes of two slots and of so many more (HW §7, §9.7).
+/// Maps the VELO requester of NIC 0 (HW §5). Enables network ports and queue engine, and opens
+/// VPIDs 3 and 4 of NIC 1 with mailboxes of two slots and of `more` additional ones (HW §7, §9.7).
 fn velo_pair(w: &mut World, more: u64) {
     const BAR0: u64 = 0x1000_0000;
     w.with_nic(0, |n, _| n.set_bar_address(0, BAR0));
@@ -68,7 +68,7 @@ fn velo_pair(w: &mut World, more: u64) {
     }
 }
 
-/// NIC 0 sends a message of 8 bytes to a VPID of NIC 1.
+/// Sends a message of 8 bytes from NIC 0 to a VPID of NIC 1.
 fn velo_send(w: &mut World, vpid: u64) {
     let page = 0x0200_0000 + (5 << 12);
     let descriptor = 1u64 | (vpid << 16) | (8 << 48);
@@ -79,8 +79,8 @@ fn velo_send(w: &mut World, vpid: u64) {
     w.settle();
 }
 
-/// HW §8, §9.6, G10: a mailbox that nobody empties holds up the fabric and its senders, and after the programmed time-out
-/// nobody any more, however many messages are on their way to it.
+/// HW §8, §9.6, G10: a full mailbox blocks fabric and senders. After the programmed time-out it
+/// blocks no others, regardless of the number of messages in flight to it.
 #[test]
 fn a_full_mailbox_stops_others_for_its_time_out_at_most() {
     let config = "topology = \"pair\"\n[nic]\nhold-timeout-unit-ns = 1000\ntx-queue-limit = 100";
@@ -98,7 +98,7 @@ fn a_full_mailbox_stops_others_for_its_time_out_at_most() {
     let under_way = w.network().node_stats(0).1;
     assert!(under_way > 64 * 1024, "{under_way} bytes are not stored");
     assert_eq!(w.chip_counters(1).drops.hold_limit, 0);
-    // The requester takes messages again after a replay (HW §8); they wait behind the others.
+    // The requester accepts messages again after a replay (HW §8). They wait behind the others.
     w.poke(0, 0x100_0000 + 0x1000 * 5, 0);
     let waits = w.next_deadline().unwrap();
     assert_eq!(waits, 0x20 * 1000);
@@ -137,7 +137,7 @@ fn requesters_see_messages_that_wait_elsewhere() {
     );
     let velo = &w.chip_counters(0).velo;
     assert_eq!((velo.sent, velo.retries, velo.retry_drops), (3, 1, 2));
-    // A NIC that loses power takes its waiting messages with it.
+    // A NIC that loses power drops its waiting messages.
     w.set_power(1, false);
     assert_eq!(w.pressure.waiting(1, wire::ids::Unit::Velo, 3), 0);
 }
@@ -167,7 +167,7 @@ fn a_power_cycle_leaves_no_trace() {
     assert!(!w.busy());
 }
 
-/// Ending faults is the inverse of making them, not a fabric without latencies, limits and switches.
+/// Ending faults restores the configured latencies, limits and options, instead of clearing them.
 #[test]
 fn the_end_of_faults_restores_what_was_configured() {
     let (mut w, time) = world(
@@ -216,7 +216,7 @@ fn the_end_of_faults_restores_what_was_configured() {
     assert_eq!(w.network().links(), links);
 }
 
-/// G19: registers of an accelerator node can be reached, whichever VPIDs take such requests.
+/// G19: registers of an accelerator node are reachable, whichever VPIDs accept such requests.
 #[test]
 fn an_accelerator_takes_requests_for_registers() {
     let (mut w, _) = world("topology = \"pair\"\nnodes = 1\naccelerators = 1");

@@ -1,4 +1,4 @@
-//! What each request does.
+//! Execution of the requests.
 
 use super::{Counters, LinkSelect, LoopStats, NicCounters, NicStatus, Request, Status};
 use crate::network::topology::End;
@@ -10,7 +10,7 @@ use serde_json::{json, Value};
 use std::path::Path;
 
 const MS: u64 = 1_000_000;
-/// Longest time that a flap command may ask for: a day.
+/// Maximum time of a flap command: one day.
 const MAX_MS: u64 = 86_400_000;
 
 fn nic(world: &World, nic: usize) -> Result<usize> {
@@ -51,7 +51,7 @@ fn cables(world: &World, select: &LinkSelect) -> Result<Vec<usize>> {
     Ok(found)
 }
 
-/// Executes one request. [`Request::Shutdown`] is the server's business and does nothing here.
+/// Executes one request. [`Request::Shutdown`] does nothing here, because the server handles it.
 pub(super) fn execute(world: &mut World, stats: &LoopStats, request: Request) -> Result<Value> {
     match request {
         Request::Status => return Ok(status(world, stats).value()?),
@@ -101,7 +101,7 @@ pub(super) fn execute(world: &mut World, stats: &LoopStats, request: Request) ->
         } => {
             let cables = cables(world, &link)?;
             if count == 0 || down_ms > MAX_MS || up_ms > MAX_MS {
-                bail!("a flap needs a count of at least 1 and times of at most a day");
+                bail!("a flap needs a count of at least 1 and times of up to one day");
             }
             let flap = Flap {
                 down_ns: down_ms * MS,

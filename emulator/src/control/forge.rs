@@ -1,7 +1,8 @@
-//! Packets that no NIC sent: what a broken or hostile peer might put on the wire, delivered to one NIC.
+//! Forged packets, as a broken or hostile peer might send them, delivered to one NIC.
 //!
-//! They enter at the network port of the NIC, behind the fabric, so the source may be a node that does not exist. Slots of queues
-//! are written as they are told, also with words that no packet makes the chip write.
+//! They enter at the network port of the NIC, behind the fabric, so the source may be a node that
+//! does not exist. Slots of queues are written with the given words, including words that no packet
+//! makes the chip write.
 
 use crate::env::{Dest, NetPort, Packet};
 use crate::nic::{Body, Part, QueueUnit, RmaKind, RmaMessage, SmfuMessage, SmfuSpace, VeloMessage};
@@ -13,7 +14,7 @@ use wire::rma::{Command, Mode, NotifySpec};
 fn bytes(hex: &str) -> Result<Vec<u8>> {
     ensure!(
         hex.len() % 2 == 0 && hex.is_ascii(),
-        "the data are not pairs of hexadecimal digits"
+        "the data are not pairs of hexadecimal digits (odd length or other characters)"
     );
     (0..hex.len())
         .step_by(2)
@@ -21,23 +22,23 @@ fn bytes(hex: &str) -> Result<Vec<u8>> {
         .collect()
 }
 
-/// What becomes of a forged packet.
+/// Result of decoding a forged packet.
 #[derive(Debug)]
 pub enum Arrival {
-    /// It arrives from the network.
+    /// A packet to deliver from the network.
     Packet(Packet),
-    /// It stands in a queue.
+    /// Words to store in a slot of a queue.
     Slot(QueueUnit, u8, [u64; 2]),
 }
 
-/// Largest number of bytes in an RMA packet.
+/// Maximum number of bytes in a forged RMA packet.
 const MAX_RMA: usize = 4096;
 
-/// What arrives at node `to` of a forged packet.
+/// Decodes a forged packet for node `to`.
 ///
 /// # Errors
 ///
-/// Fields out of range.
+/// Fails if a field is out of range.
 pub fn arrival(forged: &Forged, to: NodeId) -> Result<Arrival> {
     match *forged {
         Forged::Slot { unit, vpid, words } => Ok(Arrival::Slot(unit, vpid, words)),

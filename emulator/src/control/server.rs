@@ -1,4 +1,4 @@
-//! The server side of a control connection: lines in, lines out, never blocking.
+//! Server side of a control connection: one JSON request and response per line, non-blocking.
 
 use super::{exec, LoopStats, Request, Response};
 use crate::world::World;
@@ -8,26 +8,26 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
-/// Longest request in bytes.
+/// Maximum length of a request in bytes.
 const MAX_LINE: usize = 1 << 20;
-/// Unsent answers above which no further request is executed until the client reads.
+/// Number of unsent response bytes above which no request is executed until the client reads.
 const TX_HIGH_WATER: usize = 1 << 20;
-/// Requests per turn of the event loop.
+/// Maximum number of requests per iteration of the event loop.
 const PER_TURN: usize = 16;
 
-/// What a call to [`Session::service`] came to.
+/// Result of a call to [`Session::service`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Watch the socket; `more`: requests are waiting already; `want_write`: answers are.
+    /// The connection stays open and its socket must be watched.
     Open {
-        /// Call again without waiting.
+        /// Requests are pending: call again without waiting.
         more: bool,
-        /// Wait for writability.
+        /// Responses are pending: wait for writability.
         want_write: bool,
     },
-    /// The client is gone or sent nonsense.
+    /// The client has closed the connection or sent an overlong line.
     Closed,
-    /// The client asked the emulator to end.
+    /// The client requested the end of the emulator.
     Shutdown,
 }
 
@@ -39,7 +39,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Takes over an accepted socket.
+    /// Returns a session for an accepted socket and makes it non-blocking.
     pub fn new(stream: UnixStream) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
@@ -49,12 +49,12 @@ impl Session {
         })
     }
 
-    /// The socket, for polling.
+    /// Returns the socket, for polling.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 
-    /// Executes waiting requests.
+    /// Executes pending requests.
     pub fn service(&mut self, world: &mut World, stats: &LoopStats) -> Outcome {
         let mut left = PER_TURN;
         let mut shutdown = false;
@@ -94,7 +94,7 @@ impl Session {
         }
     }
 
-    /// Executes one line; `true` if it asks for the end.
+    /// Executes one line. Returns `true` for a shutdown request.
     fn request(&mut self, line: &[u8], world: &mut World, stats: &LoopStats) -> bool {
         if line.trim_ascii().is_empty() {
             return false;

@@ -1,4 +1,5 @@
-//! Configuration space of the built-in devices: one 64-bit BAR, PM, MSI, MSI-X, PCIe with function-level reset.
+//! Configuration space of the built-in devices: one 64-bit BAR, PM, MSI, MSI-X, PCIe with
+//! function-level reset.
 
 use crate::pci::Space;
 use std::cell::Cell;
@@ -8,7 +9,7 @@ const MSI: usize = 0x50;
 const EXP: usize = 0x70;
 const MSIX: usize = 0xB0;
 
-/// What a write set off.
+/// Effects of a configuration write.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Effects {
     /// Function-level reset, or D3hot → D0.
@@ -17,24 +18,24 @@ pub(super) struct Effects {
     pub interrupts: bool,
 }
 
-/// What differs between devices.
+/// Properties that differ between devices.
 #[derive(Debug, Clone)]
 pub(super) struct Shape {
-    /// Vendor ID, of the subsystem as well.
+    /// Vendor ID, also of the subsystem.
     pub vendor: u16,
-    /// Device ID, of the subsystem as well.
+    /// Device ID, also of the subsystem.
     pub device: u16,
     /// Class, subclass and programming interface.
     pub class: u32,
-    /// MSI and MSI-X vectors: a power of two, 32 at most.
+    /// Number of MSI and MSI-X vectors: a power of two, up to 32.
     pub vectors: u8,
     /// Bits of BAR0 that software can write.
     pub bar: u64,
-    /// MSI-X table in BAR0.
+    /// Offset of the MSI-X table in BAR0.
     pub table: u32,
-    /// MSI-X pending bits in BAR0.
+    /// Offset of the MSI-X pending bits in BAR0.
     pub pending: u32,
-    /// Each read of a register but the first one gives something else.
+    /// True if reads of all registers except the first return random values.
     pub garbage: bool,
 }
 
@@ -109,11 +110,11 @@ impl Config {
         p.put32(MSIX + 8, s.pending, 0);
     }
 
-    /// One dword.
+    /// Reads one dword.
     pub fn read(&self, register: u16) -> [u8; 4] {
         let mut data = [0; 4];
         self.space.read(register.into(), &mut data);
-        // The identity is right, so that software reads on.
+        // The IDs are right, so that software continues to read.
         if self.shape.garbage && register != 0 {
             let noise = self.noise.get();
             let noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -123,7 +124,7 @@ impl Config {
         data
     }
 
-    /// One dword with byte enables.
+    /// Writes one dword with byte enables.
     pub fn write(&mut self, register: u16, enables: u8, data: [u8; 4]) -> Effects {
         let asleep = self.power_state() == 3;
         let mut effects = Effects::default();
@@ -151,29 +152,30 @@ impl Config {
         self.space.u8(PM + 4) & 3
     }
 
-    /// The device may send requests.
+    /// Returns true if the device may send requests.
     pub fn bus_master(&self) -> bool {
         self.command() & 4 != 0 && self.power_state() == 0
     }
 
-    /// Address of BAR0; `None` while memory decoding is off.
+    /// Returns the address of BAR0, or `None` while memory decoding is off.
     pub fn bar(&self) -> Option<u64> {
         (self.command() & 2 != 0 && self.power_state() == 0).then_some(self.space.u64(0x10) & !0xF)
     }
 
-    /// Largest payload and read request that software allows, bytes.
+    /// Returns the maximum payload and read request size that software allows, in bytes.
     pub fn payload_and_read_request(&self) -> (u32, u32) {
         let c = self.space.u16(EXP + 8);
         (128 << ((c >> 5) & 7).min(1), 128 << ((c >> 12) & 7).min(2))
     }
 
-    /// MSI-X is on; and all its vectors are masked.
+    /// Returns two flags: MSI-X is on, and all its vectors are masked.
     pub fn msix(&self) -> (bool, bool) {
         let control = self.space.u16(MSIX + 2);
         (control & 0x8000 != 0, control & 0x4000 != 0)
     }
 
-    /// Address and data of an MSI, `None` while MSI is off. Vectors above those enabled share them.
+    /// Returns address and data of an MSI, or `None` while MSI is off. Vectors above the enabled
+    /// ones share their messages.
     pub fn msi(&self, vector: u8) -> Option<(u64, u16)> {
         let control = self.space.u16(MSI + 2);
         if control & 1 == 0 {
@@ -185,12 +187,12 @@ impl Config {
         Some((self.space.u64(MSI + 4), data & !(enabled - 1) | low))
     }
 
-    /// The mask bit of an MSI vector.
+    /// Returns the mask bit of an MSI vector.
     pub fn msi_masked(&self, vector: u8) -> bool {
         self.space.u8(MSI + 0x10 + usize::from(vector) / 8) & (1 << (vector % 8)) != 0
     }
 
-    /// Shows which MSI vectors wait for their mask bit.
+    /// Sets the pending bits of MSI vectors that are masked.
     pub fn set_msi_pending(&mut self, pending: u32) {
         self.space.put32(MSI + 0x14, pending, 0);
     }

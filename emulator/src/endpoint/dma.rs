@@ -4,9 +4,9 @@ use super::{chunks, Gather, Gathered, Link, PciePacket};
 use std::collections::BTreeMap;
 use wire::tlp::{Bdf, Kind, Span};
 
-/// Read requests under way.
+/// Maximum number of read requests in flight.
 const WINDOW: usize = 8;
-/// The engine's tags are below this one.
+/// Lowest tag that the engine does not use.
 pub(super) const FOREIGN_TAG: u8 = u8::MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -18,19 +18,19 @@ enum State {
     Failed,
 }
 
-/// What is to be copied.
+/// Parameters of a transfer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Transfer {
     pub bus: u64,
-    /// Offset in the memory.
+    /// Offset in the device memory.
     pub at: u32,
     pub len: u32,
     pub to_bus: bool,
-    /// Software asked for something impossible.
+    /// True if the request is invalid.
     pub refused: bool,
 }
 
-/// The engine.
+/// State of the engine.
 #[derive(Default)]
 pub(super) struct Dma {
     state: State,
@@ -38,9 +38,9 @@ pub(super) struct Dma {
     at: u32,
     len: u32,
     to_bus: bool,
-    /// Bytes asked for or sent.
+    /// Number of bytes requested or sent.
     issued: u32,
-    /// Time without progress after which the transfer fails.
+    /// Time without progress in ns after which the transfer fails.
     timeout_ns: u64,
     deadline: u64,
     refused: bool,
@@ -67,12 +67,14 @@ impl Dma {
         self.state == State::Busy && self.starved
     }
 
-    /// Starts a transfer; `false` while one runs. A refused one fails at its first step.
+    /// Starts a transfer. Returns `false` while another one runs. An invalid transfer fails at its
+    /// first step.
     pub fn start(&mut self, t: Transfer, timeout_ns: u64) -> bool {
         if self.state == State::Busy {
             return false;
         }
-        // Tags go on, so that a late completion of the last transfer is not taken for one of this.
+        // Tags continue, so that a late completion of the previous transfer does not match one of
+        // this transfer.
         let next_tag = self.next_tag;
         *self = Self {
             state: State::Busy,
@@ -95,7 +97,7 @@ impl Dma {
         Some(good)
     }
 
-    /// Ends a running transfer as failed.
+    /// Fails a running transfer.
     pub fn fail(&mut self) -> Option<bool> {
         if self.state == State::Busy {
             self.end(false)
@@ -104,7 +106,7 @@ impl Dma {
         }
     }
 
-    /// Fails a transfer whose time is over.
+    /// Fails a transfer that has timed out.
     pub fn expire(&mut self, now_ns: u64) -> Option<bool> {
         if now_ns >= self.deadline {
             self.fail()
@@ -113,7 +115,7 @@ impl Dma {
         }
     }
 
-    /// Sends requests as long as credit and window allow; says whether the transfer ended and how.
+    /// Sends requests while credit and window allow. Returns the result if the transfer ended.
     pub fn run(
         &mut self,
         id: Bdf,
@@ -171,7 +173,7 @@ impl Dma {
         None
     }
 
-    /// Takes in a completion; says whether the transfer ended and how.
+    /// Processes a completion. Returns the result if the transfer ended.
     pub fn complete(&mut self, tag: u8, packet: &PciePacket, memory: &mut [u8]) -> Option<bool> {
         let (at, gather) = self.reads.get_mut(&tag)?;
         let to = *at as usize;

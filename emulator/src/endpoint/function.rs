@@ -1,4 +1,5 @@
-//! What the built-in devices have in common: configuration requests, decoding of BAR0, interrupt vectors.
+//! Common parts of the built-in devices: configuration requests, decoding of BAR0, interrupt
+//! vectors.
 
 use super::config::{Config, Effects, Shape};
 use super::{Link, PciePacket};
@@ -6,22 +7,22 @@ use wire::tlp::{Bdf, CfgType, Kind, Span, Status};
 
 /// Bytes of an MSI-X vector in the table.
 const ENTRY: usize = 16;
-/// Vector control: the vector is masked.
+/// Vector control bit: the vector is masked.
 const MASKED: u32 = 1;
 
 /// A function with one BAR.
 pub(super) struct Function {
     config: Config,
-    /// Number that the last configuration write gave it.
+    /// ID that the last configuration write assigned.
     bdf: Bdf,
     vectors: u8,
     table: Vec<u8>,
-    /// Vectors that wait until they may interrupt.
+    /// Set of the vectors that wait until they may interrupt.
     pending: u32,
 }
 
 impl Function {
-    /// The function after power-on.
+    /// Returns the function after power-on.
     pub fn new(shape: Shape) -> Self {
         let vectors = shape.vectors;
         let mut f = Self {
@@ -35,7 +36,7 @@ impl Function {
         f
     }
 
-    /// Function-level reset: the function keeps its number only.
+    /// Performs a function-level reset. The function keeps only its ID.
     pub fn reset(&mut self) {
         self.config.reset();
         self.table.fill(0);
@@ -45,7 +46,7 @@ impl Function {
         self.pending = 0;
     }
 
-    /// Fundamental reset.
+    /// Performs a fundamental reset.
     pub fn power_on(&mut self) {
         self.reset();
         self.bdf = Bdf::default();
@@ -59,13 +60,14 @@ impl Function {
         &self.config
     }
 
-    /// Offset in BAR0 of an access that is inside of its `size` bytes as a whole.
+    /// Returns the offset in BAR0 of an access that is completely inside its `size` bytes.
     pub fn decode(&self, span: Span, size: u64) -> Option<u64> {
         let offset = span.addr.checked_sub(self.config.bar()?)?;
         (offset + u64::from(span.dwords) * 4 <= size).then_some(offset)
     }
 
-    /// Answers a read of BAR0 with the dwords of the span; `None`: unsupported.
+    /// Answers a read of BAR0 with the dwords of the span, or with "unsupported request" for
+    /// `None`.
     pub fn answer(
         &self,
         to: (Bdf, u8),
@@ -106,7 +108,8 @@ impl Function {
         });
     }
 
-    /// Answers a configuration request, and returns what it set off. After [`Effects::reset`] the caller resets the device.
+    /// Answers a configuration request and returns its effects. After [`Effects::reset`] the caller
+    /// resets the device.
     pub fn configure(&mut self, packet: &PciePacket, link: &mut Link<'_>) -> Effects {
         match packet.tlp.kind {
             Kind::CfgRead {
@@ -149,23 +152,23 @@ impl Function {
         }
     }
 
-    /// One byte of the MSI-X table.
+    /// Returns one byte of the MSI-X table.
     pub fn table_byte(&mut self, offset: u64) -> Option<&mut u8> {
         self.table.get_mut(usize::try_from(offset).ok()?)
     }
 
-    /// Vectors that wait until they may interrupt, by number.
+    /// Returns the set of the vectors that wait until they may interrupt.
     pub fn pending(&self) -> u32 {
         self.pending
     }
 
-    /// Has a vector interrupt as soon as it may, which [`deliver`](Self::deliver) finds out.
+    /// Marks a vector as pending. The caller then calls [`deliver`](Self::deliver).
     pub fn raise(&mut self, vector: u8) {
         self.pending |= 1u32.checked_shl(vector.into()).unwrap_or(0);
     }
 
-    /// Sends the messages of pending vectors that may interrupt now, each so many times, and returns the number of vectors. With
-    /// interrupts off they are lost.
+    /// Sends the messages of pending vectors that may interrupt now, each `times` times. Returns
+    /// the number of vectors. While interrupts are off, messages are lost.
     pub fn deliver(&mut self, times: u32, link: &mut Link<'_>) -> u32 {
         let (msix, all_masked) = self.config.msix();
         if !self.config.bus_master() {

@@ -1,8 +1,8 @@
 //! PCIe devices behind a NIC in root-port mode ("accelerator nodes", HW §14).
 //!
-//! The NIC's PCIe bridge and the device exchange transaction layer packets and nothing else, so whatever can be made to
-//! speak them can be attached: the built-in [`TestDevice`] and [`Nvme`], or a process that serves a device over a socket. Nothing
-//! blocks: a device answers requests when it can, in any later call.
+//! The NIC's PCIe bridge and the device exchange only transaction layer packets. Any source of such
+//! packets can be attached: the built-in [`TestDevice`] and [`Nvme`], or a process that serves a
+//! device over a socket. No call blocks: a device answers a request in the same or a later call.
 
 mod config;
 mod dma;
@@ -17,12 +17,13 @@ pub use test_device::{regs, TestDevice, MEMORY_OFFSET, PBA_OFFSET, TABLE_OFFSET}
 use std::collections::VecDeque;
 use wire::tlp::{pieces, Bdf, Kind, Piece, Span, Status, Tlp};
 
-/// Largest payload on the link, bytes.
+/// Maximum payload size on the link in bytes.
 pub const MAX_PAYLOAD: u32 = 256;
-/// Largest read request on the link, bytes.
+/// Maximum read request size on the link in bytes.
 pub const MAX_READ: u32 = 512;
 
-/// A packet with its payload. Whoever makes one sees to it that the payload is as long as the header says.
+/// A packet with its payload. Code that creates one ensures that the payload has the length in the
+/// header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PciePacket {
     /// Header.
@@ -32,7 +33,7 @@ pub struct PciePacket {
 }
 
 impl PciePacket {
-    /// A packet without payload.
+    /// Returns a packet without payload.
     pub fn bare(kind: Kind) -> Self {
         Self {
             tlp: kind.into(),
@@ -40,7 +41,8 @@ impl PciePacket {
         }
     }
 
-    /// Write requests for contiguous bytes, none of them across a 4 KiB boundary or above [`MAX_PAYLOAD`].
+    /// Returns write requests for contiguous bytes. No request crosses a 4 KiB boundary or exceeds
+    /// [`MAX_PAYLOAD`].
     pub fn writes(requester: Bdf, addr: u64, data: &[u8]) -> impl Iterator<Item = PciePacket> + '_ {
         chunks(addr, data.len() as u32, MAX_PAYLOAD).filter_map(move |(offset, len)| {
             let at = addr.wrapping_add(offset.into());
@@ -62,7 +64,7 @@ impl PciePacket {
         })
     }
 
-    /// Runs of bytes that a memory write means: address and bytes.
+    /// Returns the runs of enabled bytes of a memory write: address and bytes.
     pub fn runs(span: Span, data: &[u8]) -> Vec<(u64, &[u8])> {
         let mut runs: Vec<(u64, &[u8])> = Vec::new();
         let on = |i: usize| span.enables((i / 4) as u16) & (1 << (i % 4)) != 0;
@@ -80,8 +82,8 @@ impl PciePacket {
         runs
     }
 
-    /// The answer to a memory read: one completion per piece, or a single one with an error. `data` are the bytes from
-    /// the first to the last one enabled.
+    /// Returns the completions of a memory read: one per piece, or a single one with an error.
+    /// `data` holds the bytes from the first to the last enabled one.
     pub fn read_answers(
         completer: Bdf,
         to: (Bdf, u8),
@@ -132,7 +134,8 @@ impl PciePacket {
     }
 }
 
-/// Cuts an access into requests of at most `max` bytes that stay inside 4 KiB pages: offset and length of each.
+/// Splits an access into requests of up to `max` bytes that stay inside 4 KiB pages. Yields offset
+/// and length of each.
 pub fn chunks(addr: u64, len: u32, max: u32) -> impl Iterator<Item = (u32, u32)> {
     let mut offset = 0;
     std::iter::from_fn(move || {
@@ -146,7 +149,7 @@ pub fn chunks(addr: u64, len: u32, max: u32) -> impl Iterator<Item = (u32, u32)>
     })
 }
 
-/// A read under way: collects the bytes of its completions.
+/// A read in flight: collects the bytes of its completions.
 #[derive(Debug, Clone)]
 pub struct Gather {
     span: Span,
@@ -154,19 +157,19 @@ pub struct Gather {
     got: u32,
 }
 
-/// What a completion did for a read.
+/// State of a read after a completion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Gathered {
-    /// More is to come.
+    /// More completions are expected.
     More,
-    /// All bytes from the first to the last one enabled.
+    /// The read is complete, with the bytes from the first to the last enabled one.
     Done(Vec<u8>),
     /// The read failed.
     Failed,
 }
 
 impl Gather {
-    /// A read of `span` that was just sent.
+    /// Starts to collect a read of `span`.
     pub fn new(span: Span) -> Self {
         Self {
             span,
@@ -175,7 +178,7 @@ impl Gather {
         }
     }
 
-    /// Takes in a completion that carries the tag of this read.
+    /// Processes a completion that carries the tag of this read.
     pub fn add(&mut self, packet: &PciePacket) -> Gathered {
         let Kind::Completion {
             status,
@@ -211,18 +214,19 @@ impl Gather {
     }
 }
 
-/// The link to the root port, as the device sees it during a call.
+/// The link from a device to the root port, for one call.
 pub struct Link<'a> {
     /// Monotonic time in ns.
     pub now_ns: u64,
-    /// Packets that the root port still takes without queueing; a device holds back requests beyond that and says so by
-    /// [`Endpoint::wants_credit`]. Completions always go.
+    /// Number of packets that the root port still accepts without queueing. A device holds back
+    /// further requests and then returns true from [`Endpoint::wants_credit`]. Completions need no
+    /// credit.
     pub credits: usize,
     out: &'a mut VecDeque<PciePacket>,
 }
 
 impl<'a> Link<'a> {
-    /// A link whose packets go to `out`.
+    /// Returns a link whose packets go to `out`.
     pub fn new(now_ns: u64, credits: usize, out: &'a mut VecDeque<PciePacket>) -> Self {
         Self {
             now_ns,
@@ -238,17 +242,17 @@ impl<'a> Link<'a> {
     }
 }
 
-/// A PCIe device. Requests of the root port and completions of the device's own requests come by
-/// [`receive`](Self::receive); what the device sends leaves by the [`Link`], in order.
+/// A PCIe device. [`receive`](Self::receive) passes it requests of the root port and completions of
+/// its own requests. The [`Link`] takes its packets, in order.
 pub trait Endpoint {
-    /// A packet from the root port.
+    /// Processes a packet from the root port.
     fn receive(&mut self, packet: PciePacket, link: &mut Link<'_>);
-    /// Does what is due, and what waited for credit.
+    /// Runs timers that are due, and resumes requests that waited for credit.
     fn tick(&mut self, link: &mut Link<'_>);
-    /// Time of the next [`tick`](Self::tick) that the device needs.
+    /// Returns the time at which the device needs the next [`tick`](Self::tick).
     fn next_deadline(&self) -> Option<u64>;
-    /// True while requests wait for credit.
+    /// Returns true while requests wait for credit.
     fn wants_credit(&self) -> bool;
-    /// Fundamental reset.
+    /// Performs a fundamental reset.
     fn reset(&mut self);
 }

@@ -1,8 +1,9 @@
-//! The test device: enough of an accelerator to test a driver against.
+//! The test device: a minimal accelerator for driver tests.
 //!
-//! One function. BAR0 has 1 MiB: registers of four bytes from 0 (module [`regs`]), the MSI-X table and pending bits, and
-//! memory in the upper half. A DMA engine copies between that memory and bus addresses. None of this is modelled on a
-//! real product. Kinds other than the plain one do what a broken or malicious device may do.
+//! It has one function. BAR0 has 1 MiB: 4-byte registers from 0 (module [`regs`]), MSI-X table and
+//! pending bits, and memory in the upper half. A DMA engine copies between that memory and bus
+//! addresses. The device does not model a real product. All kinds except the plain one behave like
+//! broken or malicious devices.
 
 use super::config::Shape;
 use super::dma::{Dma, Transfer, FOREIGN_TAG};
@@ -13,47 +14,47 @@ use wire::tlp::{Kind, Span};
 
 /// Size of BAR0 in bytes.
 pub const BAR_SIZE: u64 = 1 << 20;
-/// MSI-X table in BAR0.
+/// Offset of the MSI-X table in BAR0.
 pub const TABLE_OFFSET: u64 = 0x1000;
-/// MSI-X pending bits in BAR0.
+/// Offset of the MSI-X pending bits in BAR0.
 pub const PBA_OFFSET: u64 = 0x1800;
-/// Memory in BAR0, up to its end.
+/// Offset of the memory in BAR0, which extends to the end.
 pub const MEMORY_OFFSET: u64 = BAR_SIZE / 2;
 
 /// Registers, byte offsets in BAR0.
 pub mod regs {
-    /// Always [`ID_VALUE`].
+    /// Identification; always [`ID_VALUE`].
     pub const ID: u64 = 0x00;
     /// Value of [`ID`].
     pub const ID_VALUE: u32 = 0x7E57_ACCE;
-    /// Storage.
+    /// Storage without function.
     pub const SCRATCH: u64 = 0x08;
-    /// Reasons for an interrupt; write 1 to clear.
+    /// Pending interrupt reasons; write 1 to clear.
     pub const INT_STATUS: u64 = 0x0C;
-    /// Reasons that interrupt.
+    /// Reasons that raise an interrupt.
     pub const INT_ENABLE: u64 = 0x10;
     /// Sets bits of [`INT_STATUS`].
     pub const INT_SET: u64 = 0x14;
-    /// Vector that is used, 0…vectors − 1.
+    /// Vector of the interrupts, 0…vectors − 1.
     pub const INT_VECTOR: u64 = 0x18;
-    /// Interrupts sent; read only.
+    /// Number of interrupts sent; read only.
     pub const INT_COUNT: u64 = 0x1C;
     /// DMA: bus address, low and high half.
     pub const DMA_BUS: u64 = 0x20;
     /// DMA: offset in the memory.
     pub const DMA_MEMORY: u64 = 0x28;
-    /// DMA: bytes.
+    /// DMA: length in bytes.
     pub const DMA_LEN: u64 = 0x2C;
     /// DMA: [`DMA_START`], [`DMA_TO_BUS`].
     pub const DMA_CONTROL: u64 = 0x30;
     /// DMA: 0 idle, 1 busy, 2 done, 3 failed; read only.
     pub const DMA_STATUS: u64 = 0x34;
-    /// Memory in bytes; read only.
+    /// Size of the memory in bytes; read only.
     pub const MEMORY_SIZE: u64 = 0x38;
 
-    /// [`DMA_CONTROL`]: starts a transfer; nothing happens while one runs.
+    /// [`DMA_CONTROL`]: starts a transfer; ignored while one runs.
     pub const DMA_START: u32 = 1;
-    /// [`DMA_CONTROL`]: from the memory to the bus; else the other way.
+    /// [`DMA_CONTROL`]: from the memory to the bus; otherwise from the bus to the memory.
     pub const DMA_TO_BUS: u32 = 2;
     /// [`INT_STATUS`]: a transfer is done.
     pub const INT_DMA_DONE: u32 = 1;
@@ -61,8 +62,8 @@ pub mod regs {
     pub const INT_DMA_FAILED: u32 = 2;
 }
 
-/// Where a device of kind [`DeviceKind::Astray`] goes: the beginning of memory, interrupts of PCs and of NICs, and places around what it
-/// was told: before and behind it, and far above.
+/// Returns the stray addresses of a device of kind [`DeviceKind::Astray`]: the start of memory,
+/// interrupt addresses of PCs and NICs, and addresses before, behind and far above its DMA address.
 fn astray(bus: u64) -> [u64; 7] {
     [
         0,
@@ -75,22 +76,22 @@ fn astray(bus: u64) -> [u64; 7] {
     ]
 }
 
-/// Messages instead of one of a device of kind [`DeviceKind::Storm`].
+/// Number of messages that a device of kind [`DeviceKind::Storm`] sends instead of one.
 const STORM: u32 = 5000;
 
-/// The device.
+/// The test device.
 pub struct TestDevice {
     cfg: DeviceConfig,
     function: Function,
     regs: [u32; 16],
     memory: Vec<u8>,
     dma: Dma,
-    /// Does not answer configuration requests ([`DeviceKind::Mute`]).
+    /// True if the device does not answer configuration requests ([`DeviceKind::Mute`]).
     mute: bool,
 }
 
 impl TestDevice {
-    /// The device after power-on.
+    /// Returns the device after power-on.
     pub fn new(cfg: DeviceConfig) -> Self {
         let sizes = !(BAR_SIZE - 1);
         let shape = Shape {
@@ -118,7 +119,7 @@ impl TestDevice {
         }
     }
 
-    /// Everything but the memory, and what the function keeps.
+    /// Resets all state except the memory and the function's ID.
     fn function_reset(&mut self) {
         self.function.reset();
         self.regs = [0; 16];
@@ -227,7 +228,7 @@ impl TestDevice {
         *n = n.wrapping_add(sent);
     }
 
-    /// One byte of BAR0 outside the registers.
+    /// Returns one byte of BAR0 outside the registers.
     fn byte(&mut self, offset: u64) -> Option<&mut u8> {
         match offset {
             MEMORY_OFFSET..BAR_SIZE => self.memory.get_mut((offset - MEMORY_OFFSET) as usize),
@@ -255,7 +256,7 @@ impl TestDevice {
             let at = base + 4 * i as u64;
             let enables = span.enables(i as u16);
             if at < TABLE_OFFSET {
-                // Registers take whole words only.
+                // Registers accept only whole words.
                 if let (0xF, Ok(raw)) = (enables, word.try_into()) {
                     self.write_reg(at, u32::from_le_bytes(raw), link);
                 }

@@ -107,7 +107,9 @@ impl Network {
     fn report(&mut self, circle: &[Place]) {
         let names: Vec<String> = circle.iter().map(ToString::to_string).collect();
         let text = names.join(" -> ");
-        tracing::error!("deadlock in the fabric: packets in these buffers wait for each other: {text}");
+        tracing::error!(
+            "deadlock in the fabric: packets in these buffers wait for each other: {text}"
+        );
         if self.deadlocks.len() < KEPT {
             self.deadlocks.push(text);
         }

@@ -133,7 +133,7 @@ pub struct RmaMessage {
 /// (HW §10.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// Number that the sending NIC gave the transfer. With it the receiver discards the remaining
+    /// Number that the sending NIC gave the transfer, by which the receiver discards the remaining
     /// packets of a failed transfer.
     pub transfer: u32,
     /// True for the first packet.

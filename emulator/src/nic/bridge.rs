@@ -223,7 +223,7 @@ impl Nic {
             .collect();
         for tag in due {
             self.counters.bridge.timeouts = self.counters.bridge.timeouts.wrapping_add(1);
-            self.diagnose(env, || "the device did not answer a read in time".to_owned());
+            self.diagnose(env, || "a read of the device timed out".to_owned());
             if let Some(asked) = self.bridge.asked.remove(&tag) {
                 self.bridge_served(asked.serving, asked.offset, None, env);
             }

@@ -114,7 +114,8 @@ impl Nic {
     pub fn stores_ended(&mut self, env: &mut Env<'_>) {
         let (made, done) = env.host.device_writes();
         let all = made == done;
-        // `all` covers stores that were rejected, because these do not count as done.
+        // A store that is rejected later never counts as done, so an empty pipeline (`all`) returns
+        // all credit.
         let over = |first: Option<&(u64, Receipt)>| first.is_some_and(|(n, _)| all || *n <= done);
         while over(self.held.credit.front()) {
             self.held.credit.pop_front();

@@ -2,8 +2,8 @@
 //!
 //! [`Nic`] owns all state of the chip but does no I/O. Each call passes host memory, interrupts,
 //! the network and the time in an [`Env`]. Each functional unit has its own file with the unit's
-//! state and an `impl Nic` with its behaviour. Hardware facts are cited as HW §n. Where the sources
-//! leave a gap, this project's decision is cited as G n.
+//! state and an `impl Nic` with its behaviour. Hardware facts are cited as HW §n, decisions of this
+//! project about gaps in the sources as G n.
 //!
 //! An entry point (`mmio_write`, `receive`, `tick`, …) completes its work before it returns: it
 //! executes descriptors, writes notifications, runs SNQ programs and puts packets into the outbox.
@@ -67,7 +67,8 @@ pub use smfu::UNDER_WAY as SMFU_UNDER_WAY;
 pub use snq::Te;
 pub use wcbuf::Pressure;
 
-/// Registers of the network ports (RF+0x009400…0x0095FF), crossbar, barriers, links and PHY (RF+0x400000…0x4B7FFF).
+/// Registers of the network ports (RF+0x009400…0x0095FF), crossbar, barriers, links and PHY
+/// (RF+0x400000…0x4B7FFF).
 ///
 /// The register file checks existence and access rights first. Implementations are called only for
 /// permitted accesses to existing registers, as whole aligned quadwords.

@@ -127,7 +127,7 @@ impl Nic {
 
     fn bad_access(&mut self, what: &str, offset: u64, env: &mut Env<'_>) {
         self.counters.bad_accesses = self.counters.bad_accesses.wrapping_add(1);
-        self.diagnose(env, || format!("{what} of {offset:#x}: no register or unit has this address"));
+        self.diagnose(env, || format!("{what} of {offset:#x}: no such address"));
     }
 
     fn odd_access(&mut self, what: &str, offset: u32, len: usize, env: &mut Env<'_>) {

@@ -114,8 +114,8 @@ impl Nic {
         lost
     }
 
-    /// Checks the target VPID. Register accesses need no check unless configured otherwise (G19),
-    /// but notifications and locks on the same page do.
+    /// Checks the target VPID. Register accesses are exempt unless configured otherwise (G19).
+    /// Notifications and locks on the same page are always checked.
     fn rma_admit(&mut self, from: u16, m: &RmaMessage, side: Side, env: &mut Env<'_>) -> bool {
         let table = self.rma_vpid(m.peer_vpid);
         let registers =

@@ -1,4 +1,5 @@
-//! System notification queue: trigger events, micro-programs, ring in host memory, interrupt (HW §6, G4…G6).
+//! System notification queue: trigger events, micro-programs, ring in host memory, interrupt (HW
+//! §6, G4…G6).
 
 use super::dma::MSI_RANGE;
 use super::late::Late;
@@ -235,7 +236,9 @@ impl Nic {
         if packet & 0x3F != POSTED_DWORD || !MSI_RANGE.contains(&address) || ways != regs::HTAX_INIT
         {
             self.bad_setup(env, || {
-                format!("SNQ starts with wrong interrupt packet {packet:#x} or HTAX set-up {ways:#x}")
+                format!(
+                    "SNQ starts with wrong interrupt packet {packet:#x} or HTAX set-up {ways:#x}"
+                )
             });
         }
     }

@@ -138,7 +138,7 @@ impl Nic {
                 self.counters.drops.velo_bad_descriptor =
                     self.counters.drops.velo_bad_descriptor.wrapping_add(1);
                 self.wcbuf_error(Unit::Velo, vpid, WcError::MsgTooLong);
-                self.diagnose(env, || format!("VELO VPID {vpid}: illegal message length of {len} bytes"));
+                self.diagnose(env, || format!("VELO VPID {vpid}: bad length of {len}"));
             }
             Step::Send(message, descriptor, excess) => {
                 if excess {
@@ -254,7 +254,10 @@ impl Nic {
                 self.counters.drops.velo_bad_descriptor =
                     self.counters.drops.velo_bad_descriptor.wrapping_add(1);
                 self.diagnose(env, || {
-                    format!("VELO VPID {vpid}: multicast group {} does not exist", d.target())
+                    format!(
+                        "VELO VPID {vpid}: multicast group {} does not exist",
+                        d.target()
+                    )
                 });
                 self.wcbuf_left(Unit::Velo, vpid, env);
                 return;

@@ -1,7 +1,8 @@
 //! PCI configuration space of one NIC (G3), with variants for negative tests.
 //!
-//! QEMU keeps its own copy of BARs and most capability bits and forwards every configuration write; what matters here is
-//! what the device must know itself: where its BARs are, bus mastering, MSI enable, power state, function-level reset.
+//! QEMU keeps its own copy of BARs and most capability bits, and forwards every configuration
+//! write. The model tracks the state that the device itself needs: BAR addresses, bus mastering,
+//! MSI enable, power state, function-level reset.
 
 mod space;
 
@@ -15,10 +16,11 @@ const EXP: usize = 0x70;
 /// Base address registers 0 to 3, two of 64 bits.
 const BARS: u64 = 0x10;
 
-/// What a configuration write set off.
+/// Effects of a configuration write.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Effects {
-    /// Function-level reset, or D3hot → D0 (the function does not keep its state): reset everything.
+    /// Function-level reset, or D3hot → D0, after which the function does not keep its state: reset
+    /// the NIC.
     pub reset: bool,
 }
 
@@ -30,7 +32,7 @@ pub struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// Power-on state.
+    /// Returns the space in its power-on state.
     pub fn new(shape: PciConfig) -> Self {
         let mut c = Self {
             shape,
@@ -40,14 +42,15 @@ impl ConfigSpace {
         c
     }
 
-    /// Back to power-on state; the shape stays.
+    /// Restores the power-on state. The shape stays.
     pub fn reset(&mut self) {
         self.space.clear();
         self.fill();
     }
 
-    /// As a function-level reset leaves it behind. The base addresses stay: QEMU keeps its own and shows these to the node, which therefore
-    /// finds nothing to restore and writes nothing; for a device of the host the kernel's VFIO driver would restore them.
+    /// Performs a function-level reset. The base addresses stay: QEMU keeps its own copy and shows
+    /// it to the guest, which therefore restores none. For a passed-through device the kernel's
+    /// VFIO driver would restore them.
     pub fn function_reset(&mut self) {
         let mut bars = [0; 16];
         self.read(BARS, &mut bars);
@@ -55,12 +58,13 @@ impl ConfigSpace {
         self.write(BARS, &bars);
     }
 
-    /// Identity and shape.
+    /// Returns identity and shape.
     pub fn shape(&self) -> &PciConfig {
         &self.shape
     }
 
-    /// Changes identity and shape and goes to power-on state. QEMU reads both only when it starts.
+    /// Changes identity and shape, and restores the power-on state. QEMU reads both only when it
+    /// starts.
     pub fn set_shape(&mut self, shape: PciConfig) {
         self.shape = shape;
         self.reset();
@@ -104,7 +108,8 @@ impl ConfigSpace {
         }
         // PCIe capability version 2, endpoint.
         p.put(EXP, &[0x10, 0x00, 0x02, 0x00], &[]);
-        // DevCap: MPS 256, role-based errors, FLR. DevCtl: relaxed ordering, no snoop, MRRS 512 at reset.
+        // DevCap: MPS 256, role-based errors, FLR. DevCtl: relaxed ordering, no snoop, MRRS 512 at
+        // reset.
         p.put32(EXP + 4, 0x1000_8001, 0);
         p.put(EXP + 8, &[0x10, 0x28, 0, 0], &[0xff, 0x7f, 0, 0]);
         // Gen3 x16, port 0; link control: ASPM, common clock.
@@ -116,12 +121,12 @@ impl ConfigSpace {
         p.put(EXP + 0x30, &[0x03, 0, 0, 0], &[0x0f, 0, 0, 0]);
     }
 
-    /// Reads; bytes past the end are all ones.
+    /// Reads bytes. Those past the end are all ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         self.space.read(offset, data);
     }
 
-    /// Writes; read-only bits and bytes past the end are ignored.
+    /// Writes bytes. Read-only bits and bytes past the end are ignored.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Effects {
         let before = self.power_state();
         let mut effects = Effects::default();
@@ -139,7 +144,7 @@ impl ConfigSpace {
         effects
     }
 
-    /// Address of BAR 0 or 2; `None` while memory decoding is off.
+    /// Returns the address of BAR 0 or 2, or `None` while memory decoding is off.
     pub fn bar(&self, n: usize) -> Option<u64> {
         let raw = self.space.u64(0x10 + 4 * n);
         (self.command() & 2 != 0).then_some(raw & !0xf)
@@ -149,17 +154,17 @@ impl ConfigSpace {
         self.space.u16(4)
     }
 
-    /// Power state D0 … D3hot as 0…3.
+    /// Returns the power state: D0 … D3hot as 0…3.
     pub fn power_state(&self) -> u8 {
         self.space.u8(PM + 4) & 3
     }
 
-    /// The function may issue DMA: bus mastering on, D0.
+    /// Returns true if the function may issue DMA: bus mastering is on and the power state is D0.
     pub fn bus_master(&self) -> bool {
         self.command() & 4 != 0 && self.power_state() == 0
     }
 
-    /// Number of MSI vectors that may be sent now: 0 while MSI is disabled.
+    /// Returns the number of MSI vectors that may be sent now; 0 while MSI is disabled.
     pub fn msi_enabled(&self) -> u16 {
         let control = if self.shape.msi {
             self.space.u16(MSI + 2)
@@ -172,7 +177,7 @@ impl ConfigSpace {
         (1 << ((control >> 4) & 7).min(5)).min(u16::from(self.shape.msi_vectors))
     }
 
-    /// Max payload size and max read request size as set by software, in bytes.
+    /// Returns the maximum payload and read request size that software has set, in bytes.
     pub fn payload_and_read_request(&self) -> (u32, u32) {
         let c = self.space.u16(EXP + 8);
         (128 << ((c >> 5) & 7), 128 << ((c >> 12) & 7))

@@ -3,7 +3,7 @@
 /// Size of a configuration space in bytes.
 pub const CONFIG_SIZE: usize = 4096;
 
-/// Values and write masks.
+/// Values and write masks of a configuration space.
 #[derive(Clone)]
 pub struct Space {
     bytes: Box<[u8; CONFIG_SIZE]>,
@@ -21,13 +21,13 @@ impl Default for Space {
 }
 
 impl Space {
-    /// All zero and read only.
+    /// Sets all bytes to 0 and read only.
     pub fn clear(&mut self) {
         self.bytes.fill(0);
         self.mask.fill(0);
     }
 
-    /// Sets values and writable bits from `at`; either may be shorter.
+    /// Sets values and writable bits from `at`. The slices may differ in length.
     pub fn put(&mut self, at: usize, value: &[u8], mask: &[u8]) {
         self.bytes[at..at + value.len()].copy_from_slice(value);
         self.mask[at..at + mask.len()].copy_from_slice(mask);
@@ -38,17 +38,17 @@ impl Space {
         self.put(at, &value.to_le_bytes(), &mask.to_le_bytes());
     }
 
-    /// One byte.
+    /// Reads one byte.
     pub fn u8(&self, at: usize) -> u8 {
         self.bytes[at]
     }
 
-    /// Two bytes.
+    /// Reads two bytes.
     pub fn u16(&self, at: usize) -> u16 {
         u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]])
     }
 
-    /// Eight bytes.
+    /// Reads eight bytes.
     pub fn u64(&self, at: usize) -> u64 {
         u64::from(self.u16(at))
             | (u64::from(self.u16(at + 2)) << 16)
@@ -56,7 +56,7 @@ impl Space {
             | (u64::from(self.u16(at + 6)) << 48)
     }
 
-    /// Reads; bytes past the end are all ones.
+    /// Reads bytes. Those past the end are all ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (i, b) in data.iter_mut().enumerate() {
             let at = usize::try_from(offset).ok().and_then(|o| o.checked_add(i));
@@ -66,7 +66,7 @@ impl Space {
         }
     }
 
-    /// Writes one byte; read-only bits and bytes past the end are ignored.
+    /// Writes one byte. Read-only bits and bytes past the end are ignored.
     pub fn write_byte(&mut self, at: usize, value: u8) {
         if let (Some(byte), Some(&m)) = (self.bytes.get_mut(at), self.mask.get(at)) {
             *byte = *byte & !m | value & m;

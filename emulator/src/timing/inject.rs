@@ -1,4 +1,5 @@
-//! From the units of a NIC into the network: a queue per unit and traffic class, drawn from in random order (G28).
+//! From the units of a NIC into the network: a queue per unit and traffic class, released in random
+//! order (G28).
 
 use super::{Draw, Lanes, TimingConfig, TimingStats};
 use crate::env::Packet;
@@ -7,27 +8,28 @@ use crate::nic::{Body, RmaKind, SmfuMessage};
 use crate::seed::Purpose;
 use std::collections::BTreeMap;
 
-/// What stays in order on its way into the network.
+/// Packets that enter the network in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Lane {
     /// VELO messages of a traffic class: one queue.
     Velo(u8),
-    /// VELO messages of one VPID, whatever their class: they are delivered in order (HW §9.1).
+    /// VELO messages of one VPID, in any class, because they are delivered in order (HW §9.1).
     VeloSource(u16),
-    /// RMA requests of a traffic class: those of one VPID are processed in order (HW §10.8), be it at the completer or the responder.
+    /// RMA requests of a traffic class, for completer and responder. Requests of one VPID are
+    /// processed in order (HW §10.8).
     RmaRequest(u8),
     /// RMA responses of a traffic class.
     RmaResponse(u8),
-    /// SMFU stores. Nothing of the SMFU passes them (PCIe order, HW §12).
+    /// SMFU stores. No SMFU packet passes them (PCIe order, HW §12).
     SmfuPosted,
     /// SMFU loads.
     SmfuRead,
-    /// Answers to SMFU loads.
+    /// Responses to SMFU loads.
     SmfuResponse,
 }
 
 impl Lane {
-    /// Lanes of a packet, and whether it comes after all SMFU stores.
+    /// Returns the lanes of a packet, and true if it must follow all SMFU stores.
     fn of(packet: &Packet) -> ([Option<Self>; 2], bool) {
         let tc = packet.tc;
         match &packet.body {
@@ -56,19 +58,19 @@ impl Lane {
     }
 }
 
-/// Packets of one NIC that are on their way into the network.
+/// Packets of one NIC that have not entered the network yet.
 pub(crate) struct Injection {
     draw: Draw,
     most: u64,
     lanes: Lanes<Lane>,
-    /// By time of release and order of sending.
+    /// Packets by release time and sending order.
     queue: BTreeMap<(u64, u64), Packet>,
     sent: u64,
-    /// What waits, by the lane in which it will be.
+    /// Bytes that wait, by the lane of the network.
     waiting: [u64; LANES],
 }
 
-/// What a packet costs of the credit and of the room of its lane.
+/// Returns the bytes by which a packet reduces the credit and the free bytes of its lane.
 fn cost(packet: &Packet) -> u64 {
     u64::from(packet.bytes) + OVERHEAD
 }
@@ -85,7 +87,7 @@ impl Injection {
         }
     }
 
-    /// Takes a packet from the NIC.
+    /// Adds a packet of the NIC.
     pub(super) fn add(&mut self, now: u64, packet: Packet, stats: &mut TimingStats) {
         let (lanes, smfu) = Lane::of(&packet);
         let after = if smfu {
@@ -112,7 +114,7 @@ impl Injection {
         self.queue.insert((at, self.sent), packet);
     }
 
-    /// The next packet that is due.
+    /// Removes and returns the next packet that is due.
     pub(super) fn pop_due(&mut self, now: u64, stats: &mut TimingStats) -> Option<Packet> {
         let entry = self.queue.first_entry().filter(|e| e.key().0 <= now)?;
         let packet = entry.remove();
@@ -125,12 +127,12 @@ impl Injection {
         self.queue.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Bytes that wait, by lane.
+    /// Returns the bytes that wait, by lane.
     pub(super) fn waiting(&self) -> &[u64; LANES] {
         &self.waiting
     }
 
-    /// Bytes that wait and that the credit of requesters is for.
+    /// Returns the waiting bytes that count against the credit of requesters.
     pub(super) fn bytes(&self) -> u64 {
         let requests = lane::Lane::all().filter(|l| l.is_request());
         requests.map(|l| self.waiting[l.index()]).sum()

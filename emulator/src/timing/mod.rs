@@ -1,11 +1,14 @@
-//! What passes what, and how late: the freedom that the reference leaves to the chip (G28, G35).
+//! Random delays and reordering, within the freedom that the reference leaves to the chip (G28,
+//! G35).
 //!
-//! The NIC model does everything at once and in one order, which no chip does. Between it and its surroundings stand two queues per
-//! NIC, [`Injection`] towards the network and [`Posted`] towards the host, which release things later and in another order, as far
-//! as nothing promises one. Both work by [`Lanes`]: what shares a lane stays in order, everything else is drawn. `docs/emulator.md`
-//! lists the orders that are kept.
+//! The NIC model performs all actions at once and in one order, unlike a chip. Two queues per NIC
+//! separate it from its environment: [`Injection`] towards the network and [`Posted`] towards the
+//! host. They release packets and writes later and in another order, unless the reference
+//! guarantees an order. Both use [`Lanes`]: entries that share a lane stay in order, all others are
+//! ordered randomly. `docs/emulator.md` lists the orders that are kept.
 //!
-//! All draws come from one seed, and each queue has a generator of its own, so a run with a manual clock repeats itself.
+//! All random numbers derive from one seed, and each queue has a generator of its own. A run with a
+//! manual clock is therefore reproducible.
 
 mod inject;
 mod posted;
@@ -23,7 +26,7 @@ use rand::rngs::SmallRng;
 use rand::Rng;
 use std::collections::BTreeMap;
 
-/// Draws delays.
+/// Generator of random delays.
 struct Draw {
     rng: SmallRng,
     stretch_every: u32,
@@ -43,12 +46,12 @@ impl Draw {
         self.rng = seed::rng(seed, nic, purpose);
     }
 
-    /// True once in `every` times, on average.
+    /// Returns true in one of `every` calls on average.
     fn one_in(&mut self, every: u32) -> bool {
         every > 0 && self.rng.random_range(0..every) == 0
     }
 
-    /// A delay, usually of up to `most` ns.
+    /// Returns a random delay in ns, usually of up to `most`.
     fn delay(&mut self, most: u64) -> u64 {
         let delay = self.rng.random_range(0..=most);
         if self.one_in(self.stretch_every) {
@@ -59,7 +62,7 @@ impl Draw {
     }
 }
 
-/// Streams of things that stay in order: when the last one of each is due.
+/// Lanes of entries that stay in order: the due time of the last entry of each.
 struct Lanes<K> {
     last: BTreeMap<K, u64>,
 }
@@ -73,16 +76,17 @@ impl<K> Default for Lanes<K> {
 }
 
 impl<K: Ord + Copy> Lanes<K> {
-    /// Lanes that are remembered; of more, those that hold nothing back are forgotten.
+    /// Number of lanes above which those without pending entries are removed.
     const KEPT: usize = 256;
 
-    /// When the last thing of a lane is due.
+    /// Returns the due time of the last entry of a lane.
     fn last(&self, lane: K) -> u64 {
         self.last.get(&lane).copied().unwrap_or(0)
     }
 
-    /// The time of something that comes now, after all that is due at `after`, on these lanes. What finds a busy lane usually follows
-    /// close behind, so that a burst is late once and not packet by packet.
+    /// Returns the due time of a new entry on these lanes, not before `after`. An entry of a busy
+    /// lane usually follows its predecessor at once, so that a burst is delayed as a whole and not
+    /// packet by packet.
     fn place(
         &mut self,
         now: u64,
@@ -116,7 +120,7 @@ pub(crate) struct NicTiming {
 }
 
 impl NicTiming {
-    /// Nothing under way. `None`: the model has no queues.
+    /// Returns empty queues, or `None` if the model has no delays.
     pub(crate) fn new(cfg: &TimingConfig, seed: u64, nic: usize) -> Option<Self> {
         (cfg.model == TimingModel::Unkind).then(|| Self {
             injection: Injection::new(cfg, seed, nic),
@@ -125,7 +129,7 @@ impl NicTiming {
         })
     }
 
-    /// When something is due next.
+    /// Returns the time at which the next entry is due.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         self.injection
             .next_deadline()
@@ -134,21 +138,21 @@ impl NicTiming {
             .min()
     }
 
-    /// Forgets what is under way.
+    /// Drops all entries in flight.
     pub(crate) fn clear(&mut self) {
         self.injection.clear();
         self.posted.clear();
     }
 
-    /// Draws from this seed on.
+    /// Restarts the random number generators with this seed.
     pub(crate) fn reseed(&mut self, seed: u64, nic: usize) {
         self.injection.reseed(seed, nic);
         self.posted.reseed(seed, nic);
     }
 }
 
-/// Gives every link that has no latency one of its own, and jitter. `drawn` is what each was given before by chance; nobody has
-/// changed those that still have it, so they get another one.
+/// Gives every link without configured latency a random one, and jitter. `drawn` holds the
+/// latencies drawn before. A link that still has its drawn latency gets another one.
 pub(crate) fn stretch_links(
     cfg: &TimingConfig,
     seed: u64,
@@ -177,7 +181,7 @@ pub(crate) fn stretch_links(
 }
 
 impl crate::world::World {
-    /// Releases what is due.
+    /// Releases the entries that are due.
     pub(crate) fn run_timing(&mut self, now: u64) {
         for i in 0..self.slots.len() {
             let slot = &mut self.slots[i];
@@ -192,7 +196,8 @@ impl crate::world::World {
         }
     }
 
-    /// Makes DMA writes of a NIC visible: what its host reads from it comes after them (PCIe: completions push posted writes).
+    /// Makes DMA writes of a NIC visible before its host's read completes, because PCIe completions
+    /// push posted writes.
     pub(crate) fn push_posted(&mut self, nic: usize) {
         let now = self.now();
         let slot = &mut self.slots[nic];
@@ -204,7 +209,7 @@ impl crate::world::World {
         slot.machine.push();
     }
 
-    /// Gives a packet of a NIC to the network, now or later.
+    /// Passes a packet of a NIC to the network, now or later.
     pub(crate) fn send_packet(&mut self, nic: usize, packet: crate::env::Packet, now: u64) {
         match &mut self.slots[nic].timing {
             Some(t) => t.injection.add(now, packet, &mut t.stats),
@@ -212,14 +217,14 @@ impl crate::world::World {
         }
     }
 
-    /// Payload bytes that a NIC may send now.
+    /// Returns the number of payload bytes that a NIC may send now.
     pub(crate) fn tx_credit(&self, nic: usize) -> u64 {
         let waiting = self.slots[nic].timing.as_ref();
         let waiting = waiting.map_or(0, |t| t.injection.bytes());
         self.network.tx_credit(nic).saturating_sub(waiting)
     }
 
-    /// Bytes that each lane of a NIC takes now.
+    /// Returns the free bytes of each lane of a NIC.
     pub(crate) fn tx_room(&self, nic: usize) -> [u64; LANES] {
         let mut room = self.network.tx_room(nic);
         if let Some(t) = &self.slots[nic].timing {
@@ -230,7 +235,7 @@ impl crate::world::World {
         room
     }
 
-    /// Lanes into which a NIC may send something now.
+    /// Returns the set of lanes into which a NIC may send now.
     pub(crate) fn tx_open(&self, nic: usize) -> u16 {
         let open = self.network.tx_open(nic);
         if self.slots[nic].timing.is_none() || open == 0 {
@@ -242,19 +247,19 @@ impl crate::world::World {
         open & lanes.fold(0, |set, l| set | l.bit())
     }
 
-    /// When the timing model has something to do next.
+    /// Returns the time at which the timing model has work next.
     pub(crate) fn timing_deadline(&self) -> Option<u64> {
         let queues = self.slots.iter().filter_map(|s| s.timing.as_ref());
         queues.filter_map(NicTiming::next_deadline).min()
     }
 
-    /// What the timing model did to a NIC.
+    /// Returns statistics of the delays and reordering of a NIC.
     pub fn timing_stats(&self, nic: usize) -> TimingStats {
         let queues = self.slots[nic].timing.as_ref();
         queues.map_or_else(TimingStats::default, |t| t.stats.clone())
     }
 
-    /// Restarts all random draws, as if the run had begun with this seed. Sizes of buffers stay.
+    /// Restarts all random number generators, as after a start with this seed. Buffer sizes stay.
     pub fn reseed(&mut self, seed: u64) {
         let (timing, mut drawn) = (self.timing.clone(), std::mem::take(&mut self.drawn_latency));
         self.change_network(|net, _: &mut Tracer| {

@@ -1,7 +1,9 @@
-//! From a NIC to its host: posted writes and interrupts become visible later than the chip made them.
+//! From a NIC to its host: posted writes and interrupts become visible later than the chip issued
+//! them.
 //!
-//! A write carries the [`Stream`]s that the NIC was in when it made it and stays behind earlier writes of the same streams. A read of
-//! the NIC, and an answer to its host, push writes before them, as PCIe demands ([`Push`]).
+//! A write carries the [`Stream`]s that the NIC had entered, and follows earlier writes of the same
+//! streams. A read by the NIC, and a completion to its host, push earlier writes, as PCIe requires
+//! ([`Push`]).
 
 use super::{Draw, Lanes, Push, TimingConfig, TimingStats};
 use crate::env::{DmaFault, Host, Stream};
@@ -9,17 +11,18 @@ use crate::machine::Machine;
 use crate::seed::Purpose;
 use std::collections::BTreeMap;
 
-/// Bytes that wait at most; above, the oldest go at once. Bounds the emulator's memory.
+/// Maximum number of waiting bytes, which bounds the emulator's memory. Above it the oldest writes
+/// are performed at once.
 const MOST_BYTES: usize = 4 << 20;
 
 struct Write {
     addr: u64,
     data: Vec<u8>,
-    /// It is not to memory.
+    /// True if the address is a device, not memory.
     to_device: bool,
 }
 
-/// What a NIC has sent to its host that is not there yet.
+/// Writes and interrupts of a NIC that are not visible to its host yet.
 pub(crate) struct Posted {
     draw: Draw,
     most: u64,
@@ -28,18 +31,18 @@ pub(crate) struct Posted {
     bridge_ns: u64,
     spurious_every: u32,
     lanes: Lanes<Stream>,
-    /// When the last write to a receive queue is due, and the last one of all.
+    /// Due time of the last write to a receive queue, and of the last write of all.
     last_queue: u64,
     last: u64,
-    /// What [`Posted::last`] was at the last fence.
+    /// Value of [`Posted::last`] at the last fence.
     fenced: u64,
-    /// By time and order of writing.
+    /// Writes by due time and order of issue.
     writes: BTreeMap<(u64, u64), Write>,
     bytes: usize,
-    /// Of the writes, those that are not to memory.
+    /// Number of waiting writes to devices.
     to_devices: u64,
     made: u64,
-    /// By time: real ones and those for nothing.
+    /// Interrupts by due time: vector, and true for a real one, false for a spurious one.
     interrupts: BTreeMap<(u64, u64), (u16, bool)>,
     streams: Vec<Stream>,
 }
@@ -66,7 +69,7 @@ impl Posted {
         }
     }
 
-    /// What comes now must not be visible before this time.
+    /// Returns the time before which a new write or interrupt must not become visible.
     fn after(&self) -> u64 {
         let of = |s: &Stream| match *s {
             Stream::Everything => self.last,
@@ -110,7 +113,7 @@ impl Posted {
     fn interrupt(&mut self, now: u64, vector: u16, stats: &mut TimingStats) {
         let lanes = self.streams.iter().map(|&s| self.lanes.last(s));
         let ready = lanes.fold(self.after().max(now), std::cmp::max);
-        // One that is still to come after all this tells of it as well.
+        // A pending interrupt that follows all these writes announces them, too.
         let same = |(&(at, _), &(v, real)): (&(u64, u64), &(u16, bool))| {
             at >= ready && v == vector && real
         };
@@ -127,7 +130,7 @@ impl Posted {
         }
     }
 
-    /// The first write becomes visible.
+    /// Makes the first write visible.
     fn commit(&mut self, machine: &mut Machine, stats: &mut TimingStats) {
         let Some((_, write)) = self.writes.pop_first() else {
             return;
@@ -135,11 +138,12 @@ impl Posted {
         self.bytes -= write.data.len();
         self.to_devices -= u64::from(write.to_device);
         stats.writes_delayed += 1;
-        // The range was there when the chip wrote. If it is gone by now that is counted and reported; the chip does not learn of it.
+        // The address range existed when the chip wrote. If it has been unmapped since, `dma_write`
+        // counts and reports that.
         let _ = machine.dma_write(write.addr, &write.data);
     }
 
-    /// What a read pushes becomes visible: a part of the order in which everything would, from its beginning.
+    /// Makes the writes visible that a read pushes: the first ones in due order, up to a limit.
     pub(super) fn push(&mut self, now: u64, machine: &mut Machine, stats: &mut TimingStats) {
         let most = match self.push {
             Push::All => u64::MAX,
@@ -160,7 +164,7 @@ impl Posted {
         }
     }
 
-    /// Does what is due.
+    /// Performs the writes and interrupts that are due.
     pub(super) fn run(&mut self, now: u64, machine: &mut Machine, stats: &mut TimingStats) {
         let due = |first: Option<(&(u64, u64), _)>| first.is_some_and(|((at, _), _)| *at <= now);
         while due(self.writes.first_key_value().map(|(k, _)| (k, ()))) {
@@ -194,7 +198,7 @@ impl Posted {
     }
 }
 
-/// A host as a NIC sees it for one event: with what is under way to it, if the model has delays.
+/// The host of a NIC for one event, with the writes in flight to it if the model has delays.
 pub(crate) struct TimedHost<'a> {
     machine: &'a mut Machine,
     posted: Option<(&'a mut Posted, &'a mut TimingStats)>,

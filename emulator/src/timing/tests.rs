@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 const BAR0: u64 = 0x1000_0000;
 const MEMORY: u64 = 1 << 20;
-/// Places in the memory of each host.
+/// Addresses in the memory of each host.
 const RING: u64 = 0x10000;
 const MAILBOX: u64 = 0x20000;
 const NOTIFICATIONS: u64 = 0x30000;
@@ -22,7 +22,7 @@ const US: u64 = 1_000;
 mod drivers;
 mod units;
 
-/// A pair of NICs whose hosts are this test.
+/// A pair of NICs whose hosts this test plays.
 struct Rig {
     world: World,
     time: Rc<Cell<u64>>,
@@ -53,7 +53,7 @@ impl Rig {
             };
             let machine = &mut world.slots[nic].machine;
             machine.memory.map(map, Some(fd)).unwrap();
-            // MSI on (capability found by its ID).
+            // Enable MSI (the capability is found by its ID).
             let mut at = [0; 1];
             machine.config.read(0x34, &mut at);
             loop {
@@ -72,7 +72,7 @@ impl Rig {
         rig
     }
 
-    /// What firmware and driver do to a chip that comes from a reset.
+    /// Initializes a chip after a reset, like firmware and driver.
     fn ready(&mut self, nic: usize) {
         self.world.slots[nic].machine.config.write(4, &[6, 0]);
         self.world.with_nic(nic, |n, _| {
@@ -82,7 +82,7 @@ impl Rig {
         self.program(nic);
     }
 
-    /// Registers as a driver sets them (HW §3, §6, §7, §9.7, §10.9).
+    /// Writes registers like a driver (HW §3, §6, §7, §9.7, §10.9).
     fn program(&mut self, nic: usize) {
         for (i, unit, control) in [(1u32, 0x200_0000, 0x4209), (2, 0x400_0000, 0x440B)] {
             let (base, at) = (BAR0 + unit, 0x9200 + 24 * i);
@@ -103,7 +103,7 @@ impl Rig {
             self.world.poke(nic, 0x160_0800 + 8 * vpid, 0xF523);
         }
         self.world.poke(nic, 0x160_0080, 0x84_0200);
-        // SNQ: TE 23 and TE 25 read their vector and write an entry (HW §6.6).
+        // SNQ: the programs of TE 23 and TE 25 read their vector and write an entry (HW §6.6).
         self.world.poke(nic, 0x10020, RING >> 10);
         self.world.poke(nic, 0x10028, 255);
         self.world.poke(nic, 0x10038, 255);
@@ -119,7 +119,7 @@ impl Rig {
         self.world.poke(nic, 0x10040, 0x1_0001);
     }
 
-    /// Queues of a VPID with 32 slots each.
+    /// Sets up the queues of a VPID, with 32 slots each.
     fn open(&mut self, nic: usize, vpid: u64, page: u64) {
         let v = vpid as u32;
         for (queues, slot, base) in [(0xC0_0000, 3, MAILBOX), (0xE0_0000, 0, NOTIFICATIONS)] {
@@ -132,12 +132,12 @@ impl Rig {
         }
     }
 
-    /// VPIDs 4 and 5 of NIC 1 have queues, too.
+    /// Sets up queues for VPIDs 4 and 5 of NIC 1.
     fn more_queues(&mut self) {
         (1..3).for_each(|k| self.open(1, VPID + k, k));
     }
 
-    /// All memory has translations to itself, for VPID 3; the GAT is at address 0.
+    /// Maps all memory to the same NLAs for VPID 3; the GAT is at address 0.
     fn translate(&mut self) {
         for nic in 0..2 {
             for page in 0..MEMORY >> 12 {
@@ -148,12 +148,12 @@ impl Rig {
         }
     }
 
-    /// As [`Rig::rma`], by NLAs.
+    /// Like [`Rig::rma`], with NLAs.
     fn rma_te(&mut self, command: u64, notify: u64, len: u64, addresses: [u64; 2]) {
         self.rma(command, 16, notify, len, addresses);
     }
 
-    /// NIC 0 sends a message of 8 bytes to a VPID of NIC 1.
+    /// Sends a message of 8 bytes from NIC 0 to a VPID of NIC 1.
     fn velo_to(&mut self, vpid: u64, interrupt: bool, text: u64) {
         let descriptor = 1 | (vpid << 16) | (u64::from(interrupt) << 34) | (8 << 48);
         self.store(0, 0x200_0000 | (VPID << 12), &[descriptor, text]);
@@ -168,21 +168,22 @@ impl Rig {
         self.world.settle();
     }
 
-    /// NIC 0 sends a message of 8 bytes to VPID 3 of NIC 1.
+    /// Sends a message of 8 bytes from NIC 0 to VPID 3 of NIC 1.
     fn velo(&mut self, from: u64, tc: u64, interrupt: bool, text: u64) {
         let page = 0x200_0000 | (tc << 20) | (from << 12);
         let descriptor = 1 | (VPID << 16) | (u64::from(interrupt) << 34) | (8 << 48);
         self.store(0, page, &[descriptor, text]);
     }
 
-    /// The same to all nodes.
+    /// Sends a message of 8 bytes from NIC 0 to all nodes.
     fn velo_to_all(&mut self, from: u64, tc: u64, text: u64) {
         let page = 0x200_0000 | (tc << 20) | (from << 12);
         let descriptor = 63 | (1 << 31) | (VPID << 16) | (8 << 48);
         self.store(0, page, &[descriptor, text]);
     }
 
-    /// NIC 0 puts (2) or gets (0) `len` bytes by physical addresses, with the notifications in `notify` (HW §10.2).
+    /// Puts (2) or gets (0) `len` bytes by physical addresses from NIC 0, with the notifications in
+    /// `notify` (HW §10.2).
     fn rma(&mut self, command: u64, tc: u64, notify: u64, len: u64, addresses: [u64; 2]) {
         let page = 0x400_0000 | (tc << 20) | (VPID << 12);
         let word =
@@ -190,7 +191,7 @@ impl Rig {
         self.store(0, page, &[word, addresses[0], addresses[1]]);
     }
 
-    /// What the processor of a host sees in its memory; no access of the NIC.
+    /// Returns the word that the CPU of a host sees in its memory; no access of the NIC.
     fn see(&self, nic: usize, at: u64) -> u64 {
         let mut raw = [0; 8];
         assert!(self.world.slots[nic].machine.memory.read(at, &mut raw));
@@ -202,13 +203,13 @@ impl Rig {
         assert!(memory.write(at, &value.to_le_bytes()));
     }
 
-    /// Payload of slot `k` of the mailbox, if there is one.
+    /// Returns the payload of slot `k` of the mailbox, if the slot is full.
     fn message(&self, nic: usize, k: u64) -> Option<u64> {
         let slot = MAILBOX + 128 * k;
         (self.see(nic, slot + 120) != 0).then(|| self.see(nic, slot + 112))
     }
 
-    /// One event of the timing model. `false`: nothing is under way any more.
+    /// Runs one event of the timing model. Returns `false` if no event is pending.
     fn step(&mut self) -> bool {
         let Some(at) = self.world.next_deadline() else {
             return false;
@@ -224,7 +225,7 @@ impl Rig {
         }
     }
 
-    /// Interrupts since the last call.
+    /// Returns the number of interrupts since the last call.
     fn interrupts(&self) -> u64 {
         let mut raw = [0; 8];
         match rustix::io::read(&self.irq, &mut raw) {
@@ -241,7 +242,8 @@ atu-delay-ns = 50000
 event-delay-ns = 50000
 queue-limit = [16, 128]";
 
-/// HW §10.8: "No ordering between different TCs or between VELO and RMA is stated" (G28).
+/// A message may arrive before an earlier put. HW §10.8: "No ordering between different TCs or
+/// between VELO and RMA is stated" (G28).
 #[test]
 fn a_message_says_nothing_about_a_put_before_it() {
     let there_first = |seed, timing| {
@@ -264,7 +266,7 @@ fn a_message_says_nothing_about_a_put_before_it() {
     }
 }
 
-/// Two PUTs of one VPID in different traffic classes (HW §10.8).
+/// Two PUTs of one VPID in different traffic classes may pass each other (HW §10.8).
 #[test]
 fn traffic_classes_pass_each_other() {
     let mut second_first = 0;
@@ -280,7 +282,8 @@ fn traffic_classes_pass_each_other() {
     assert!((4..=56).contains(&second_first), "{second_first} of 64");
 }
 
-/// HW §17, §10.8: data before the notification; §10.8, G12: requests of one VPID and class in order, be they puts or gets.
+/// Data precede their notification (HW §17, §10.8). Requests of one VPID and class, puts and gets,
+/// stay in order (HW §10.8, G12).
 #[test]
 fn what_is_promised_about_transfers_holds() {
     let pushes = ["", "\npush = \"bridge\""];
@@ -289,7 +292,7 @@ fn what_is_promised_about_transfers_holds() {
         for k in 0..4 {
             rig.put(0, SOURCE + 8 * k, 100 + k);
         }
-        // Puts with completer notifications, then a get that reads what the last one has written.
+        // Puts with completer notifications, then a get that reads the data of the last put.
         for k in 0..4 {
             rig.rma(2, 0, 4, 8, [SOURCE + 8 * k, TARGET + 8 * k]);
         }
@@ -320,7 +323,8 @@ fn what_is_promised_about_transfers_holds() {
     }
 }
 
-/// HW §9.1 (TH §5.4.1.2): messages of one VPID in order, also over several classes and with multicasts among them; others may pass.
+/// Messages of one VPID stay in order, also over several classes and with multicasts among them (HW
+/// §9.1, TH §5.4.1.2). Messages of other VPIDs may pass.
 #[test]
 fn messages_of_one_vpid_stay_in_order() {
     let mut mixed = 0;
@@ -350,7 +354,8 @@ fn messages_of_one_vpid_stay_in_order() {
     assert!(mixed > 32, "{mixed} of 64");
 }
 
-/// HW §17 and §6.4: the entry before its interrupt, the message before its entry; G6: an interrupt for nothing is legal.
+/// An SNQ entry precedes its interrupt, and a message its entry (HW §17, §6.4). A spurious
+/// interrupt is legal (G6).
 #[test]
 fn an_interrupt_finds_its_entry_and_the_entry_its_message() {
     for seed in 0..200 {
@@ -378,7 +383,8 @@ fn an_interrupt_finds_its_entry_and_the_entry_its_message() {
     assert!(early > 16, "{early} of 64");
 }
 
-/// Interrupts are merged and late but none is the last one without what it tells of (G6, G7).
+/// Interrupts may be merged and late, but after the last message an interrupt always follows (G6,
+/// G7).
 #[test]
 fn software_that_sleeps_on_interrupts_sees_every_message() {
     let mut merged = 0;
@@ -386,7 +392,7 @@ fn software_that_sleeps_on_interrupts_sees_every_message() {
         let mut rig = Rig::new(seed, UNKIND);
         let (mut read, mut entries, mut sent) = (0, 0u64, 0);
         loop {
-            // Bursts, so that messages come while software is busy.
+            // Send bursts, so that messages arrive while software is busy.
             if sent < 12 && seed % 3 == sent % 3 {
                 rig.velo(VPID, 0, true, sent);
                 sent += 1;
@@ -399,7 +405,7 @@ fn software_that_sleeps_on_interrupts_sees_every_message() {
                     assert_eq!(text, read);
                     read += 1;
                 }
-                // Order of HW §6.4 and §9.5: entries given back and armed, then the queue.
+                // Order of HW §6.4 and §9.5: return entries and arm, then the queue.
                 rig.store(1, 0x10038, &[(entries + 255) & 255]);
                 rig.store(1, 0x10040, &[0x1_0000 | (entries + 1)]);
                 rig.store(1, 0xD0_0000 + 0x1000 * VPID, &[(1 << 32) | read]);
@@ -415,11 +421,12 @@ fn software_that_sleeps_on_interrupts_sees_every_message() {
         assert_eq!((read, rig.interrupts()), (12, 0), "seed {seed}");
         merged += rig.world.timing_stats(1).msi_merged;
     }
-    // Software that was woken for nothing arms again, and the interrupt of the entry is still to come.
+    // After a spurious wake-up software arms again, and the interrupt of the entry still follows.
     assert!(merged > 16, "{merged}");
 }
 
-/// G26: interrupts of a device behind another NIC have no watermark; of two that are under way one is enough.
+/// Interrupts of a device behind another NIC have no watermark. Of two in flight, one is enough
+/// (G26).
 #[test]
 fn interrupts_of_a_device_merge() {
     let mut merged = 0;
@@ -442,7 +449,8 @@ fn interrupts_of_a_device_merge() {
     assert!(merged > 16, "{merged}");
 }
 
-/// Completions push posted writes (PCIe): what a register says has been written can be seen by whoever has read the register.
+/// Completions push posted writes (PCIe): after a register read, software finds the writes that the
+/// register reports.
 #[test]
 fn a_register_read_comes_after_the_writes_before_it() {
     let mut pushed = 0;
@@ -465,7 +473,7 @@ fn a_register_read_comes_after_the_writes_before_it() {
     assert!(pushed > 16, "{pushed}");
 }
 
-/// A write that is under way when the chip is reset or loses power does not happen any more.
+/// A write in flight is lost when the chip is reset or loses power.
 #[test]
 fn what_is_under_way_is_lost_with_the_power() {
     let mut rig = Rig::new(1, UNKIND);
@@ -477,7 +485,7 @@ fn what_is_under_way_is_lost_with_the_power() {
     assert_eq!(rig.message(1, 0), None);
 }
 
-/// When things happen under some traffic, and in which order messages come.
+/// Returns event times under some traffic, the order of messages, and statistics.
 fn history(rig: &mut Rig) -> (Vec<u64>, Vec<u64>, TimingStats) {
     let mut seen = Vec::new();
     for k in 0..20 {
@@ -504,7 +512,7 @@ fn the_same_seed_gives_the_same_run() {
     assert_ne!(run(5), run(6));
 }
 
-/// G35: latency and jitter of each link; what was given stays.
+/// Each link gets its own latency and jitter. Configured values stay (G35).
 #[test]
 fn links_have_latencies_of_their_own() {
     let rig = Rig::new(3, UNKIND);

@@ -1,6 +1,7 @@
-//! The trace: one JSON object per line for everything that NICs and network report.
+//! The trace: one JSON object per line for each event that NICs and network report.
 //!
-//! Buffered; written out when the buffer is full, on demand and at the end. A full disk ends the trace, not the emulator.
+//! Records are buffered, and written when the buffer is full, on demand and at the end. A full disk
+//! ends the trace; the emulator continues.
 
 pub mod print;
 
@@ -21,7 +22,7 @@ impl From<Accessor> for By {
     }
 }
 
-/// Writes trace records to a file, or does nothing.
+/// Writer of trace records; inactive without a file.
 #[derive(Default)]
 pub struct Tracer {
     out: Option<BufWriter<File>>,
@@ -29,12 +30,12 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// No trace.
+    /// Returns a tracer without a file.
     pub fn off() -> Self {
         Self::default()
     }
 
-    /// Starts a trace; an existing file is overwritten.
+    /// Starts a trace and overwrites an existing file.
     pub fn start(&mut self, path: &Path) -> io::Result<()> {
         self.stop()?;
         self.out = Some(BufWriter::with_capacity(1 << 20, File::create(path)?));
@@ -50,17 +51,17 @@ impl Tracer {
         }
     }
 
-    /// Writes out what is buffered.
+    /// Writes buffered records to the file.
     pub fn flush(&mut self) -> io::Result<()> {
         self.out.as_mut().map_or(Ok(()), |out| out.flush())
     }
 
-    /// True while a trace is being written. Check before building an event.
+    /// Returns true while a trace is being written. Callers check this before they build an event.
     pub fn on(&self) -> bool {
         self.out.is_some()
     }
 
-    /// Records written since the start of the trace.
+    /// Returns the number of records since the start of the trace.
     pub fn records(&self) -> u64 {
         self.records
     }
@@ -73,13 +74,16 @@ impl Tracer {
         match result.and_then(|()| out.write_all(b"\n")) {
             Ok(()) => self.records += 1,
             Err(e) => {
-                tracing::error!("trace ended after {} records: {e}", self.records);
+                tracing::error!(
+                    "cannot write the trace, ended after {} records: {e}",
+                    self.records
+                );
                 self.out = None;
             }
         }
     }
 
-    /// The trace as one NIC sees it at one moment.
+    /// Returns the trace for one NIC at time `t`.
     pub fn sink(&mut self, nic: usize, t: u64) -> Sink<'_> {
         Sink {
             tracer: self,
@@ -103,7 +107,7 @@ impl env::Trace for Sink<'_> {
 
     fn event(&mut self, event: TraceEvent<'_>) {
         if let TraceEvent::Diagnostic(text) = event {
-            // Its source limits the rate.
+            // The source of the text limits its rate.
             tracing::warn!(nic = self.nic, "{text}");
         }
         if !self.tracer.on() {

@@ -1,4 +1,4 @@
-//! Prints a trace for people, with register names.
+//! Prints a trace as text, with register names.
 
 use super::{By, Event, Record};
 use crate::nic::RegMap;
@@ -6,20 +6,20 @@ use std::collections::{BTreeSet, HashMap};
 use std::io::{BufRead, Write};
 use std::sync::OnceLock;
 
-/// What to print.
+/// Selection of the records to print.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// Only these NICs; empty: all.
+    /// Only these NICs; empty: all NICs.
     pub nics: Vec<usize>,
-    /// Only these kinds (as in the file, for instance `reg-write`); empty: all.
+    /// Only these kinds (with the names of the file, for example `reg-write`); empty: all kinds.
     pub kinds: Vec<String>,
-    /// Only the way of this packet.
+    /// Only the path of this packet.
     pub packet: Option<u64>,
-    /// Only accesses by the host: leaves out set-up, SNQ programs and other nodes.
+    /// Only register accesses by the host, without set-up, SNQ programs and other nodes.
     pub host_only: bool,
 }
 
-/// The name of an event's kind as it stands in the file.
+/// Returns the name of an event's kind in the file.
 pub fn kind(e: &Event) -> &'static str {
     match e {
         Event::RegWrite { .. } => "reg-write",
@@ -56,7 +56,7 @@ pub const KINDS: [&str; 13] = [
 ];
 
 impl Filter {
-    /// True if the record is wanted.
+    /// Returns true if the filter selects the record.
     pub fn matches(&self, r: &Record) -> bool {
         let packet = match r.event {
             Event::Inject { id, .. }
@@ -76,7 +76,8 @@ impl Filter {
     }
 }
 
-/// Name of the register at a byte offset, as in the register map without its common prefix.
+/// Returns the name of the register at a byte offset, without the prefix that all names of the
+/// register map share.
 pub fn register_name(offset: u32) -> &'static str {
     static NAMES: OnceLock<HashMap<u32, String>> = OnceLock::new();
     let names = NAMES.get_or_init(|| {
@@ -107,7 +108,7 @@ fn port_name(p: u8) -> String {
     }
 }
 
-/// One line of text for a record.
+/// Returns one line of text for a record.
 pub fn line(r: &Record) -> String {
     let by = |by: By| match by {
         By::Host => "",
@@ -192,8 +193,9 @@ pub fn line(r: &Record) -> String {
     format!("{:>14.6} ms  nic {:<3} {text}", r.t as f64 / 1e6, r.nic)
 }
 
-/// Copies the wanted records of a trace to `out` as text. Errors name the line that is not a record; a last line that was
-/// cut off (the emulator is still running, or was killed) is mentioned and ends the output.
+/// Writes the selected records of a trace to `out` as text. Errors name the line that is not a
+/// record. A truncated last line (the emulator still runs, or was killed) is reported in the output
+/// and ends it.
 pub fn print(input: impl BufRead, out: &mut impl Write, filter: &Filter) -> anyhow::Result<()> {
     let mut lines = input.lines().enumerate().peekable();
     let (mut shown, mut nics, mut kinds) = (false, BTreeSet::new(), BTreeSet::new());
@@ -218,7 +220,7 @@ pub fn print(input: impl BufRead, out: &mut impl Write, filter: &Filter) -> anyh
         let (nics, kinds) = (list(nics), list(kinds));
         writeln!(
             out,
-            "(no record matches; there are those of the kinds {kinds}, NICs {nics})"
+            "(no record matches; the trace has records of kinds {kinds}, NICs {nics})"
         )?;
     }
     Ok(())

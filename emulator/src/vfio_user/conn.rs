@@ -1,4 +1,4 @@
-//! Framing: bytes and file descriptors of a stream socket to messages and back.
+//! Framing: conversion between messages and the bytes and file descriptors of a stream socket.
 
 use super::proto::{Header, HEADER_LEN, MAX_FDS, MAX_MESSAGE};
 use super::session::{Session, TAKEN};
@@ -15,12 +15,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 const READ_CHUNK: usize = 64 << 10;
-/// Bytes that are received ahead of what the device is ready for, when answers to DMA messages may be among them.
+/// Maximum number of bytes received while the device is not ready, in search of answers to DMA
+/// messages.
 const AHEAD: usize = 8 << 20;
-/// Unsent replies above which no further message is executed until the client reads.
+/// Number of unsent reply bytes above which no message is executed until the client reads.
 const TX_HIGH_WATER: usize = 4 << 20;
 
-/// Why a connection ended.
+/// Reason for the end of a connection.
 #[derive(Debug, thiserror::Error)]
 pub enum Closed {
     /// The client closed its end.
@@ -29,25 +30,26 @@ pub enum Closed {
     /// The socket failed.
     #[error("socket error: {0}")]
     Io(#[from] Errno),
-    /// The stream cannot be followed any further.
+    /// The stream can't be decoded any further.
     #[error("protocol violation: {0}")]
     Protocol(String),
 }
 
-/// What a call to [`Connection::service`] left behind.
+/// State after a call to [`Connection::service`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// Complete messages are waiting: call again without waiting for the socket.
+    /// Complete messages are pending: call again without waiting for the socket.
     pub more: bool,
-    /// Replies are waiting for room in the socket: watch it for writability.
+    /// Replies wait for space in the socket: watch it for writability.
     pub want_write: bool,
-    /// The device is not ready for the next message: call again when it may be, and do not watch the socket for more, …
+    /// The device is not ready for the next message: call again when it is. Watch the socket for
+    /// reading only if `listen` is set.
     pub waiting: bool,
-    /// … unless answers of the client are expected.
+    /// Answers of the client are expected although the device is not ready.
     pub listen: bool,
 }
 
-/// One client.
+/// Connection to one client.
 pub struct Connection {
     stream: UnixStream,
     session: Session,
@@ -56,19 +58,20 @@ pub struct Connection {
     head: usize,
     /// Stream position of `rx[head]`.
     pos: u64,
-    /// Received descriptors with the stream position of the last byte that came with them; it lies in their message.
+    /// Received descriptors, each group with the stream position of the last byte received with it.
+    /// That byte belongs to their message.
     fds: VecDeque<(u64, Vec<OwnedFd>)>,
     tx: VecDeque<u8>,
-    /// Stream position up to which messages were searched for answers while the device was not ready.
+    /// Stream position up to which pending messages were searched for answers.
     searched: u64,
-    /// The client has closed its end, and what it has sent is not executed yet.
+    /// The client has closed its end, and its last messages are not executed yet.
     eof: bool,
-    /// `recvmsg` calls and messages so far.
+    /// Number of `recvmsg` calls and of messages so far.
     stats: (u64, u64),
 }
 
 impl Connection {
-    /// Takes over an accepted socket and makes it non-blocking.
+    /// Returns a connection for an accepted socket and makes it non-blocking.
     pub fn new(stream: UnixStream) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
@@ -85,12 +88,12 @@ impl Connection {
         })
     }
 
-    /// The socket, for polling.
+    /// Returns the socket, for polling.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 
-    /// Number of `recvmsg` calls and of messages executed.
+    /// Returns the number of `recvmsg` calls and of executed messages.
     pub fn stats(&self) -> (u64, u64) {
         self.stats
     }
@@ -110,7 +113,7 @@ impl Connection {
                     Ok(more) => listen = more,
                     Err(e) => closed = Some(e),
                 }
-                // What was heard may be what the device waited for.
+                // The answers may include the one that the device waited for.
                 if closed.is_none() && self.session.ready(dev, &mut out) {
                     (waiting, listen) = (false, false);
                     continue;
@@ -156,7 +159,7 @@ impl Connection {
             let Some(request) = dev.next_request() else {
                 break;
             };
-            // From now on the client owes an answer.
+            // From now on an answer of the client is outstanding.
             listen |= waiting && !self.eof && self.room_ahead();
             Session::request(request, &mut out);
         }
@@ -177,7 +180,8 @@ impl Connection {
         self.rx.len() - self.head < AHEAD
     }
 
-    /// Takes answers of the client while the device is not ready for its messages. `true`: more may come.
+    /// Processes answers of the client while the device is not ready for its messages. Returns
+    /// `true` if more may arrive.
     fn hear(&mut self, dev: &mut dyn Device) -> Result<bool, Closed> {
         loop {
             self.search(dev);
@@ -187,15 +191,15 @@ impl Connection {
             match self.receive() {
                 Ok(true) => {}
                 Ok(false) => return Ok(true),
-                // What came before is executed first.
+                // Messages received before are executed first.
                 Err(Closed::Eof) => self.eof = true,
                 Err(e) => return Err(e),
             }
         }
     }
 
-    /// Takes answers out of what has come and can't be executed yet. One to a load is taken in its turn, since it comes after
-    /// what the device stored before.
+    /// Processes answers among the pending messages. An answer to a load keeps its position,
+    /// because it must follow earlier stores of the device.
     fn search(&mut self, dev: &mut dyn Device) {
         let mut passed = self.searched > self.pos;
         let mut at = self.head + self.searched.saturating_sub(self.pos) as usize;
@@ -220,12 +224,13 @@ impl Connection {
         }
     }
 
-    /// The complete message at the head of the buffer and its end in stream positions.
+    /// Returns the complete message at the head of the buffer, and the stream position of its end.
     fn next_message(&self) -> Result<Option<(Header, u64)>, Closed> {
         self.message_at(self.head)
     }
 
-    /// The complete message at this place in the buffer, and the end of it if it were the first.
+    /// Returns the complete message at index `at` of the buffer, and the stream position of its end
+    /// if it were the first message.
     fn message_at(&self, at: usize) -> Result<Option<(Header, u64)>, Closed> {
         let bytes = self.rx.get(at..).unwrap_or_default();
         let Some(h) = Header::decode(bytes) else {
@@ -258,13 +263,13 @@ impl Connection {
         }
     }
 
-    /// Reads once from the socket; `false` if there is nothing to read.
+    /// Reads once from the socket. Returns `false` if no data are available.
     fn receive(&mut self) -> Result<bool, Closed> {
         if self.head > 0 {
             self.rx.drain(..self.head);
             self.head = 0;
         }
-        // A long message is read in as few calls as possible.
+        // Read a long message in as few calls as possible.
         let want = Header::decode(&self.rx)
             .map_or(0, |h| (h.size as usize).saturating_sub(self.rx.len()))
             .max(READ_CHUNK);
@@ -310,7 +315,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Sends what the socket takes; `true` if something is left.
+    /// Sends data until the socket is full. Returns `true` if data remain.
     fn flush(&mut self) -> Result<bool, Closed> {
         while !self.tx.is_empty() {
             let (a, _) = self.tx.as_slices();

@@ -1,8 +1,9 @@
-//! Guest memory as DMA sees it: bus address ranges backed by files that the client passed.
+//! Guest memory for DMA: bus address ranges backed by files of the client.
 //!
-//! The mappings themselves come from `vm-memory`, whose volatile slices allow the guest to change memory at any time. A
-//! client could truncate its file and turn an access into SIGBUS, so the file is sealed against shrinking where it can be.
-//! A file is mapped here once, however many ranges of it the client maps: behind an IOMMU there are thousands of pages.
+//! The mappings come from `vm-memory`, whose volatile slices allow the guest to change memory at
+//! any time. A client could truncate its file and turn an access into SIGBUS, so the file is sealed
+//! against shrinking if possible. Each file is mapped only once, regardless of the number of its
+//! ranges, because behind an IOMMU there are thousands of pages.
 
 use super::proto::MAX_DMA_MAPS;
 use super::{words, DmaMapRequest};
@@ -15,7 +16,7 @@ use std::sync::{Arc, Weak};
 use vm_memory::mmap::{MmapRegion, MmapRegionBuilder};
 use vm_memory::FileOffset;
 
-/// `PROT_READ` and `PROT_WRITE`, `MAP_SHARED` and `MAP_NORESERVE` of Linux.
+/// Linux values of `PROT_READ` and `PROT_WRITE`, `MAP_SHARED` and `MAP_NORESERVE`.
 const PROT_READ: i32 = 1;
 const PROT_WRITE: i32 = 2;
 const MAP_SHARED: i32 = 1;
@@ -24,24 +25,31 @@ const MAP_NORESERVE: i32 = 0x4000;
 struct Mapping {
     size: u64,
     writable: bool,
-    /// The file and where in it this begins. `None`: memory that the client did not back by a file; DMA to it is refused.
+    /// The file and the offset of the range in it. `None` for memory without a file, to which DMA
+    /// fails.
     region: Option<(Arc<MmapRegion>, usize)>,
 }
 
-/// What tells files apart: device, inode, and whether they are mapped for writing.
+/// Identity of a mapped file: device, inode, and true if mapped for writing.
 type FileId = (u64, u64, bool);
 
 /// The DMA mappings of one client.
 #[derive(Default)]
 pub struct GuestMemory {
     maps: BTreeMap<u64, Mapping>,
-    /// Files that are mapped, from their beginnings.
+    /// Mapped files. Each mapping starts at the beginning of its file.
     files: BTreeMap<FileId, Weak<MmapRegion>>,
 }
 
 impl GuestMemory {
-    /// Adds a mapping. Errors: `EINVAL` for an empty or wrapping range or a file that is too short, `EEXIST` if it overlaps
-    /// another mapping in part (an identical range replaces the old one), `ENOSPC` above the limit, or what `mmap` returned.
+    /// Adds a mapping. An identical range replaces the old one.
+    ///
+    /// # Errors
+    ///
+    /// * `EINVAL` for an empty or wrapping range, or a file that is too short;
+    /// * `EEXIST` if the range overlaps another mapping;
+    /// * `ENOSPC` above the limit;
+    /// * errors of `mmap`.
     pub fn map(&mut self, req: DmaMapRequest, fd: Option<OwnedFd>) -> Result<(), Errno> {
         let end = req.iova.checked_add(req.size).ok_or(Errno::INVAL)?;
         if req.size == 0 {
@@ -66,15 +74,16 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// The mapped file of a range and the range's place in it.
+    /// Returns the mapped file of a range, and the offset of the range in it.
     fn file(&mut self, req: DmaMapRequest, fd: OwnedFd) -> Result<(Arc<MmapRegion>, usize), Errno> {
         if let Ok(seals) = fcntl_get_seals(&fd) {
             if !seals.contains(SealFlags::SHRINK) {
-                // Refused for files that were created without sealing; the client is then trusted not to truncate.
+                // Fails for files that were created without sealing. The client is then trusted not
+                // to truncate them.
                 let _ = fcntl_add_seals(&fd, SealFlags::SHRINK);
             }
         }
-        // Beyond the end of the file an access would be SIGBUS.
+        // An access beyond the end of the file would be SIGBUS.
         let stat = fstat(&fd)?;
         let end = req.offset.checked_add(req.size).ok_or(Errno::INVAL)?;
         let file_size = u64::try_from(stat.st_size).map_err(|_| Errno::INVAL)?;
@@ -114,8 +123,12 @@ impl GuestMemory {
             })
     }
 
-    /// Removes every mapping that lies inside the range (all of them with `None`) and returns the bytes removed. Errors:
-    /// `EINVAL` if the range wraps or cuts a mapping in two, `ENOENT` if it contains none.
+    /// Removes every mapping inside the range, or all of them for `None`. Returns the number of
+    /// bytes removed.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the range wraps or splits a mapping, `ENOENT` if it contains no mapping.
     pub fn unmap(&mut self, range: Option<(u64, u64)>) -> Result<u64, Errno> {
         let Some((iova, size)) = range else {
             let sum = self.maps.values().map(|m| m.size).sum();
@@ -141,12 +154,12 @@ impl GuestMemory {
         Ok(sum)
     }
 
-    /// Forgets everything (the client is gone).
+    /// Removes all mappings of a client that disconnected.
     pub fn clear(&mut self) {
         self.maps.clear();
     }
 
-    /// Number of mappings and their bytes.
+    /// Returns the number of mappings and their total bytes.
     pub fn totals(&self) -> (usize, u64) {
         (self.maps.len(), self.maps.values().map(|m| m.size).sum())
     }
@@ -163,8 +176,8 @@ impl GuestMemory {
             .map(|(&s, m)| (s, m))
     }
 
-    /// Calls `f(file, offset in it, offset in the buffer, length)` for each piece of the range; `false` if any byte is
-    /// not reachable, in which case `f` was called for none.
+    /// Calls `f(file, offset in the file, offset in the buffer, length)` for each part of the
+    /// range. Returns `false` without any call if a byte is not accessible.
     fn pieces(
         &self,
         addr: u64,
@@ -205,26 +218,27 @@ impl GuestMemory {
         true
     }
 
-    /// Reads; `false` (and nothing read) if any byte is outside the mappings. What is in an aligned word of 8 bytes is read at
-    /// once.
+    /// Reads memory. Returns `false` and reads no byte if any byte is outside the mappings. Bytes
+    /// in an aligned 8-byte word are read at once.
     pub fn read(&self, addr: u64, buf: &mut [u8]) -> bool {
         self.pieces(addr, buf.len(), false, |region, at, off, n| {
             words::load(region, at, &mut buf[off..off + n]);
         })
     }
 
-    /// True if [`GuestMemory::read`] can read all of this now.
+    /// Returns true if [`GuestMemory::read`] would succeed now.
     pub fn readable(&self, addr: u64, len: usize) -> bool {
         self.pieces(addr, len, false, |_, _, _, _| {})
     }
 
-    /// True if [`GuestMemory::write`] can write all of this now.
+    /// Returns true if [`GuestMemory::write`] would succeed now.
     pub fn writable(&self, addr: u64, len: usize) -> bool {
         self.pieces(addr, len, true, |_, _, _, _| {})
     }
 
-    /// Writes; `false` (and nothing written) if any byte is outside the mappings or read-only. What is in an aligned word of 8
-    /// bytes is seen at once, in ascending order.
+    /// Writes memory. Returns `false` and writes no byte if any byte is outside the mappings or
+    /// read only. Bytes in an aligned 8-byte word become visible at once, and the words in
+    /// ascending order.
     pub fn write(&self, addr: u64, data: &[u8]) -> bool {
         self.pieces(addr, data.len(), true, |region, at, off, n| {
             words::store(region, at, &data[off..off + n]);
@@ -275,7 +289,7 @@ pub(super) mod tests {
         let mut m = GuestMemory::default();
         let fd = memfd(0x1000);
         m.map(req(0, 0x1000), Some(fd)).unwrap();
-        // One of these lies at an odd address.
+        // The arrays are 9 bytes apart, so one of them has an odd address.
         let sources = [[0u8; 9], [0xFF; 9]];
         let done = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|s| {
@@ -375,7 +389,7 @@ pub(super) mod tests {
         m.unmap(Some((0x10_0000, 0x1000))).unwrap();
         assert!(!m.read(0x10_0000, &mut b));
         assert!(m.write(0x20_0000, &b));
-        // The file grows, and so does what is mapped.
+        // The file grows, and its mapping is extended.
         ftruncate(&fd, 0x8000).unwrap();
         let more = DmaMapRequest {
             offset: 0x7000,

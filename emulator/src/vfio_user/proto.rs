@@ -1,18 +1,20 @@
 //! Numbers of the vfio-user protocol and little-endian access to message bytes.
 //!
-//! Source: QEMU's specification of vfio-user (docs/interop/vfio-user.rst); `REGION_WRITE_MULTI` is QEMU's extension.
+//! Source: QEMU's specification of vfio-user (docs/interop/vfio-user.rst). `REGION_WRITE_MULTI` is
+//! QEMU's extension.
 
 /// Length of a message header in bytes.
 pub const HEADER_LEN: usize = 16;
-/// Largest payload of a region access or version message, bytes (announced as `max_data_xfer_size`).
+/// Maximum payload of a region access or version message in bytes (sent as `max_data_xfer_size`).
 pub const MAX_XFER: usize = 1 << 20;
-/// Largest message that is accepted. A longer one can only come from a broken or hostile client.
+/// Maximum length of an accepted message. Only a broken or hostile client sends a longer one.
 pub const MAX_MESSAGE: usize = HEADER_LEN + 64 + MAX_XFER;
-/// File descriptors per message that are announced and accepted.
+/// Maximum number of file descriptors per message, sent as `max_msg_fds`.
 pub const MAX_FDS: usize = 16;
-/// Most writes in one `REGION_WRITE_MULTI`.
+/// Maximum number of writes in one `REGION_WRITE_MULTI`.
 pub const MULTI_MAX: usize = 200;
-/// Most DMA mappings per client, the protocol's default: behind an IOMMU each page may be one.
+/// Maximum number of DMA mappings per client. This is the protocol's default; behind an IOMMU each
+/// page may be one mapping.
 pub const MAX_DMA_MAPS: usize = 65_535;
 
 /// Command numbers.
@@ -27,7 +29,7 @@ pub mod command {
     pub const DEVICE_GET_INFO: u16 = 4;
     /// Size and flags of a region.
     pub const DEVICE_GET_REGION_INFO: u16 = 5;
-    /// ioeventfds of a region; always refused.
+    /// ioeventfds of a region; always rejected.
     pub const DEVICE_GET_REGION_IO_FDS: u16 = 6;
     /// Number of vectors of an interrupt index.
     pub const DEVICE_GET_IRQ_INFO: u16 = 7;
@@ -37,9 +39,9 @@ pub mod command {
     pub const REGION_READ: u16 = 9;
     /// Region write.
     pub const REGION_WRITE: u16 = 10;
-    /// Read of client memory, or of what else is on its bus, by the server.
+    /// Read by the server of client memory, or of devices on the client's bus.
     pub const DMA_READ: u16 = 11;
-    /// Write of the same.
+    /// Write by the server to client memory, or to devices on the client's bus.
     pub const DMA_WRITE: u16 = 12;
     /// Device reset.
     pub const DEVICE_RESET: u16 = 13;
@@ -51,17 +53,17 @@ pub mod command {
 pub mod flag {
     /// Mask of the message type.
     pub const TYPE: u32 = 0xf;
-    /// Type: reply (a command has 0).
+    /// Type: reply (commands have type 0).
     pub const REPLY: u32 = 1;
-    /// The sender wants no reply.
+    /// No reply wanted.
     pub const NO_REPLY: u32 = 1 << 4;
-    /// The reply carries an error number.
+    /// Reply with an error number.
     pub const ERROR: u32 = 1 << 5;
 }
 
 /// Region indices of a PCI device.
 pub mod region {
-    /// BAR0; BARn is this plus n.
+    /// BAR0; BARn has index n.
     pub const BAR0: u32 = 0;
     /// BAR2.
     pub const BAR2: u32 = 2;
@@ -82,20 +84,20 @@ pub mod irq {
 /// Message header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Chosen by the sender, repeated in the reply.
+    /// Number that the sender chooses and the reply repeats.
     pub id: u16,
     /// Command number.
     pub command: u16,
     /// Length of the whole message in bytes.
     pub size: u32,
-    /// See [`flag`].
+    /// Flags, see [`flag`].
     pub flags: u32,
     /// Error number of a reply.
     pub error: u32,
 }
 
 impl Header {
-    /// Decodes the first 16 bytes of a message; `None` if there are fewer.
+    /// Decodes the first 16 bytes of a message. Returns `None` if there are fewer.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut r = Reader::new(bytes);
         Some(Self {
@@ -117,41 +119,41 @@ impl Header {
     }
 }
 
-/// Reads little-endian numbers off the front of a byte slice; every method returns `None` past the end.
+/// Reader of little-endian numbers from a byte slice. Every method returns `None` past the end.
 #[derive(Debug, Clone)]
 pub struct Reader<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// Starts at the first byte.
+    /// Returns a reader at the first byte.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes }
     }
 
-    /// Next `n` bytes.
+    /// Reads the next `n` bytes.
     pub fn take(&mut self, n: usize) -> Option<&'a [u8]> {
         let (head, tail) = self.bytes.split_at_checked(n)?;
         self.bytes = tail;
         Some(head)
     }
 
-    /// Everything that is left.
+    /// Returns the remaining bytes.
     pub fn rest(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// Next two bytes.
+    /// Reads the next two bytes.
     pub fn u16(&mut self) -> Option<u16> {
         Some(u16::from_le_bytes(self.take(2)?.try_into().ok()?))
     }
 
-    /// Next four bytes.
+    /// Reads the next four bytes.
     pub fn u32(&mut self) -> Option<u32> {
         Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
     }
 
-    /// Next eight bytes.
+    /// Reads the next eight bytes.
     pub fn u64(&mut self) -> Option<u64> {
         Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
     }

@@ -1,4 +1,4 @@
-//! The meaning of each message. Decoding never trusts a length or an index.
+//! Execution of messages. Decoding checks every length and index.
 
 use super::proto::{
     command, flag, irq, region, Header, Reader, HEADER_LEN, MAX_DMA_MAPS, MAX_FDS, MAX_XFER,
@@ -26,21 +26,22 @@ const SET_ACTION_MASK: u32 = 0x38;
 #[derive(Debug, Default)]
 pub(super) struct Session {
     negotiated: bool,
-    /// Read whose data come later, with the payload of its reply.
+    /// Header and reply payload of a read whose data arrive later.
     pending: Option<(Header, Vec<u8>)>,
 }
 
 /// Offset of the data in the reply to a read.
 const READ_PREFIX: usize = 16;
-/// Offset of the data in a DMA message and in the answer to one.
+/// Offset of the data in a DMA message and in its answer.
 const DMA_PREFIX: usize = 16;
-/// Command number of answers that have been taken already.
+/// Command number that marks answers already processed.
 pub(super) const TAKEN: u16 = u16::MAX;
 
 type Reply = Result<(), Errno>;
 
 impl Session {
-    /// True if the next message can be executed. Appends the reply to a read that was left for later, once it is there.
+    /// Returns true if the next message can be executed. Appends the reply to a pending read once
+    /// its data are available.
     pub(super) fn ready(&mut self, dev: &mut dyn Device, out: &mut Vec<u8>) -> bool {
         if let Some((h, mut body)) = self.pending.take() {
             if !dev.finish_read(&mut body[READ_PREFIX..]) {
@@ -55,7 +56,7 @@ impl Session {
         !dev.stalled()
     }
 
-    /// Executes one complete message and appends the reply, if one is wanted, to `out`.
+    /// Executes one complete message, and appends the reply to `out` if the client wants one.
     pub(super) fn handle(
         &mut self,
         h: Header,
@@ -73,7 +74,7 @@ impl Session {
             }
         }
         let start = out.len();
-        // Room for the header; the reply's payload is appended by the command.
+        // Space for the header; the command appends the payload of the reply.
         out.resize(start + HEADER_LEN, 0);
         let result = self.command(h.command, body, fds, dev, out);
         if let Ok(Answer::Later) = result {
@@ -83,14 +84,14 @@ impl Session {
         }
         if let Err(e) = result {
             dev.complain(format_args!(
-                "command {} ({} bytes) refused: {e}",
+                "command {} ({} bytes) failed: {e}",
                 h.command, h.size
             ));
         }
         self.finish(h, result.map(drop), start, out);
     }
 
-    /// A DMA message for the client.
+    /// Appends a DMA message for the client to `out`.
     pub(super) fn request(request: Request, out: &mut Vec<u8>) {
         let data = request.data.as_deref();
         let size = HEADER_LEN + DMA_PREFIX + data.map_or(0, <[u8]>::len);
@@ -109,17 +110,18 @@ impl Session {
         out.extend_from_slice(data.unwrap_or_default());
     }
 
-    /// True for an answer of the client.
+    /// Returns true for an answer of the client.
     pub(super) fn is_reply(h: &Header) -> bool {
         h.flags & flag::TYPE == flag::REPLY
     }
 
-    /// True for an answer that may be taken before what came earlier: that a store is done says nothing about anything else.
+    /// Returns true for an answer that may be processed before earlier messages: the end of a store
+    /// is independent of them.
     pub(super) fn may_pass(h: &Header) -> bool {
         Self::is_reply(h) && h.command == command::DMA_WRITE
     }
 
-    /// Takes an answer of the client.
+    /// Processes an answer of the client.
     pub(super) fn reply(&mut self, h: Header, body: &[u8], dev: &mut dyn Device) {
         if h.command == TAKEN {
             return;
@@ -226,12 +228,13 @@ impl Session {
         }
         let text = r.rest();
         let text = &text[..text.iter().position(|&b| b == 0).unwrap_or(text.len())];
-        // Nothing in the client's capabilities changes what is sent; it only must be JSON.
+        // The client's capabilities do not affect the reply, so only their JSON syntax is checked.
         if !text.is_empty() && serde_json::from_slice::<serde_json::Value>(text).is_err() {
             return Err(Errno::INVAL);
         }
-        // No `write_multiple`: QEMU sends answers past stores that it collects for one message, so that a load from a device would
-        // come back before what that device has stored (`vfio_user_send_queued` looks at requests only).
+        // No `write_multiple`: QEMU sends answers before stores that it collects for one message. A
+        // load from a device would return before the device's earlier stores arrive
+        // (`vfio_user_send_queued` checks requests only).
         let caps = serde_json::json!({ "capabilities": {
             "max_msg_fds": MAX_FDS, "max_data_xfer_size": MAX_XFER, "max_dma_maps": MAX_DMA_MAPS, "pgsizes": 4096,
             "write_multiple": false,
@@ -281,7 +284,8 @@ fn region_write(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8>) -> 
     Ok(())
 }
 
-/// A device that can't take more stores says so between messages ([`Device::stalled`]).
+/// [`Device::stalled`] is checked only between messages, so the device must accept all stores of
+/// one message.
 const _: () = assert!(MULTI_MAX <= crate::nic::SMFU_UNDER_WAY);
 
 fn region_write_multi(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8>) -> Reply {
@@ -289,7 +293,7 @@ fn region_write_multi(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8
     if n > MULTI_MAX as u64 || r.rest().len() as u64 != n * 24 {
         return Err(Errno::INVAL);
     }
-    // Writes are independent: a bad one does not stop those behind it.
+    // Writes are independent: after a failed one the remaining ones are still executed.
     let mut result = Ok(());
     for _ in 0..n {
         let (Some(offset), Some(index), Some(count), Some(data)) =
@@ -430,7 +434,7 @@ fn set_irqs(r: &mut Reader<'_>, fds: Vec<OwnedFd>, dev: &mut dyn Device) -> Repl
         return Err(Errno::INVAL);
     }
     if flags & SET_ACTION_MASK != SET_ACTION_TRIGGER {
-        // MSI here has no per-vector mask (G3), and there is no INTx.
+        // There is no per-vector mask of MSI (G3), and no INTx.
         return Err(Errno::OPNOTSUPP);
     }
     let request = match flags & SET_DATA_MASK {

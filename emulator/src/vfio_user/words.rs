@@ -1,24 +1,25 @@
-//! Accesses of guest memory word by word.
+//! Word-wise access to guest memory.
 //!
-//! A PCIe packet carries byte enables, so that what it has of an aligned 8-byte word arrives in that word at once, whether it
-//! is 3, 5, 6 or 7 bytes of it or all. Copies of `memcpy` or of `VolatileSlice` go in units that suit the length and the
-//! alignment of both sides, and a guest that polls its memory would see halves. The aligned address on this side is the
-//! aligned one of the guest, because files are mapped in pages.
+//! A PCIe packet has byte enables, so the bytes that it writes in an aligned 8-byte word become
+//! visible at once, including 3, 5, 6 or 7 of them. `memcpy` and `VolatileSlice` copy in units that
+//! suit length and alignment of both sides, and a polling guest would see partial updates. An
+//! address that is aligned here is aligned in the guest, too, because files are mapped in pages.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, VolatileMemory};
 
-/// Bytes that are seen all or not at all.
+/// Number of bytes that become visible together.
 const WORD: usize = 8;
 
-/// Bytes of an access before the first aligned word that is in it as a whole, and bytes of such words.
+/// Returns the number of bytes before the first complete aligned word, and the number of bytes in
+/// complete words.
 fn split(at: usize, len: usize) -> (usize, usize) {
     let head = (at.wrapping_neg() % WORD).min(len);
     (head, (len - head) / WORD * WORD)
 }
 
-/// Writes at an offset of a mapped file; beyond its end nothing is written.
+/// Writes at an offset of a mapped file. Bytes beyond its end are not written.
 pub(super) fn store(to: &MmapRegion, at: usize, from: &[u8]) {
     let (head, body) = split(at, from.len());
     let (first, rest) = from.split_at(head);
@@ -37,7 +38,7 @@ pub(super) fn store(to: &MmapRegion, at: usize, from: &[u8]) {
     }
 }
 
-/// Reads at an offset of a mapped file; of what is beyond its end the buffer is left alone.
+/// Reads at an offset of a mapped file. Buffer bytes for addresses beyond its end stay unchanged.
 pub(super) fn load(from: &MmapRegion, at: usize, to: &mut [u8]) {
     let (head, body) = split(at, to.len());
     let (first, rest) = to.split_at_mut(head);
@@ -60,7 +61,7 @@ pub(super) fn load(from: &MmapRegion, at: usize, to: &mut [u8]) {
 /// Writes a part of an aligned word.
 fn store_part(to: &MmapRegion, at: usize, from: &[u8]) {
     let (word, inside) = (at / WORD * WORD, at % WORD);
-    // What is narrower and aligned is a store of its own, which leaves its neighbours alone.
+    // A narrower aligned value is a single store, which does not touch the neighbouring bytes.
     macro_rules! whole {
         ($t:ty) => {
             if let Ok(bytes) = from.try_into() {
@@ -90,7 +91,8 @@ fn store_part(to: &MmapRegion, at: usize, from: &[u8]) {
     value[inside..inside + from.len()].copy_from_slice(from);
     mask[inside..inside + from.len()].fill(0);
     let (value, mask) = (u64::from_ne_bytes(value), u64::from_ne_bytes(mask));
-    // A processor that stores to the bytes beside these at the same time must not lose its store: then once more.
+    // The update is repeated if a CPU stores to the other bytes of the word at the same time, so
+    // that its store is not lost.
     let _ = cell.fetch_update(Ordering::Release, Ordering::Relaxed, |old| {
         Some(old & mask | value)
     });
@@ -124,7 +126,8 @@ mod tests {
         m
     }
 
-    /// Every length and place: the bytes and nothing beside them, at the end of a file that no word ends with as well.
+    /// Writes of every length and offset change exactly their bytes, also at the end of a file that
+    /// ends within a word.
     #[test]
     fn exactly_the_bytes() {
         let m = memory(61);
@@ -145,8 +148,8 @@ mod tests {
         }
     }
 
-    /// A store within an aligned word is seen whole, in both directions, and takes nothing from a processor that stores to
-    /// the bytes beside it.
+    /// A store within an aligned word is never visible in part, in either direction, and does not
+    /// undo stores of a CPU to the other bytes.
     #[test]
     fn part_of_a_word_is_never_seen_in_part() {
         for (inside, len) in [
@@ -187,7 +190,7 @@ mod tests {
                 });
                 let mut seen = [0; 8];
                 while !done.load(Ordering::Relaxed) {
-                    // The word as a processor loads it, and the part as the device does.
+                    // Load the word like a CPU, and the part like the device.
                     assert!(m.read(at, &mut seen));
                     let part = &seen[inside..inside + len];
                     assert!(part.iter().all(|b| *b == part[0]), "{seen:x?}");
@@ -199,7 +202,7 @@ mod tests {
         }
     }
 
-    /// A longer store is one of words, also where it begins and ends amid one.
+    /// A longer store consists of whole words, even if it begins and ends within a word.
     #[test]
     fn words_of_long_stores_are_whole() {
         let m = memory(0x1000);

@@ -6,14 +6,15 @@ use super::prp::PAGE;
 use super::queues::{Completions, Submission, MOST};
 use super::{Action, Data, Nvme, Read, MOST_DATA_LOG2};
 
-/// All namespaces.
+/// Namespace ID that means all namespaces.
 pub(super) const ALL: u32 = u32::MAX;
-/// Of Create I/O Queue: the queue is contiguous; of completion queues: it interrupts.
+/// Flag of Create I/O Queue: the queue is contiguous. Flag of completion queues: the queue raises
+/// interrupts.
 const CONTIGUOUS: u32 = 1;
 const INTERRUPTS: u32 = 2;
 
 impl Nvme {
-    /// Does a command, or says what has to be moved for it.
+    /// Executes an admin command, or returns the data to transfer for it.
     pub(super) fn admin(&mut self, c: &Command) -> Result<Action, Status> {
         match c.opcode {
             admin::CREATE_CQ => self.create_completions(c),
@@ -29,9 +30,10 @@ impl Nvme {
                 result.map(Action::Done)
             }
             admin::GET_FEATURES => self.features.get(c.dwords[0]).map(Action::Done),
-            // The command was not aborted: most are over before another one is fetched.
+            // The command was not aborted, because most commands complete before another one is
+            // fetched.
             admin::ABORT => Ok(Action::Done(1)),
-            // It is never answered, as there are no events.
+            // The request is never answered, because there are no events.
             admin::ASYNC_EVENT if self.events < EVENTS => {
                 self.events += 1;
                 Ok(Action::Never)
@@ -41,7 +43,8 @@ impl Nvme {
         }
     }
 
-    /// Checks what queues of both kinds have, and returns the number, the address and the entries.
+    /// Checks the common parameters of new queues. Returns the number, the address and the number
+    /// of entries.
     fn new_queue(&self, c: &Command, taken: bool, entry: u32) -> Result<(u16, u64, u32), Status> {
         let [first, second, ..] = c.dwords;
         let (number, size) = (first as u16, (first >> 16) + 1);
@@ -96,7 +99,7 @@ impl Nvme {
         Ok(Action::Done(0))
     }
 
-    /// Commands of the queue that are not done have no completions.
+    /// Deletes a submission queue. Its pending commands end without completions.
     fn delete_submission(&mut self, number: u16) -> Result<Action, Status> {
         if number == 0 || self.submission(number).is_none() {
             return Err(Status::QUEUE);
@@ -134,7 +137,7 @@ impl Nvme {
         if len > 1 << MOST_DATA_LOG2 || offset % 4 != 0 || offset > page.len() as u64 {
             return Err(Status::FIELD);
         }
-        // What is asked for behind the end is 0.
+        // Bytes behind the end of the page are 0.
         let mut data = page.get(offset as usize..).unwrap_or_default().to_vec();
         data.resize(len as usize, 0);
         Ok(Action::Move(Data::ToHost(data), len as u32))

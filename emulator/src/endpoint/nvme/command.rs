@@ -1,8 +1,8 @@
-//! Commands, status codes and completions as they are in queues (NVM Express 1.4, chapter 4).
+//! Queue entries: commands, status codes and completions (NVM Express 1.4, chapter 4).
 
-/// Bytes of an entry of a submission queue.
+/// Size of a submission queue entry in bytes.
 pub const COMMAND: u32 = 64;
-/// Bytes of an entry of a completion queue.
+/// Size of a completion queue entry in bytes.
 pub const COMPLETION: u32 = 16;
 
 /// Opcodes of the admin queue.
@@ -33,7 +33,7 @@ pub mod io {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Command {
     pub opcode: u8,
-    /// Fused operation, and whether data is given by PRPs.
+    /// Fused operation, and kind of data pointer (PRP or SGL).
     pub flags: u8,
     pub id: u16,
     pub namespace: u32,
@@ -43,7 +43,7 @@ pub(super) struct Command {
 }
 
 impl Command {
-    /// From an entry; what is missing at its end is 0.
+    /// Decodes an entry. Missing bytes at its end count as 0.
     pub fn parse(entry: &[u8]) -> Self {
         let dword = |i: usize| {
             let bytes = entry.get(4 * i..).and_then(|b| b.first_chunk());
@@ -61,7 +61,7 @@ impl Command {
     }
 }
 
-/// How a command ended: status code type and status code, without the bits that say more.
+/// Result of a command: status code type and status code.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Status(pub u16);
 
@@ -99,14 +99,15 @@ impl Status {
     /// Feature identifier not saveable.
     pub const NOT_SAVEABLE: Self = Self(0x10D);
 
-    /// The status field of a completion, without the phase: all failures but those of transfers would repeat themselves.
+    /// Returns the status field of a completion without the phase. All errors except transfer
+    /// errors set "do not retry".
     fn field(self) -> u16 {
         let again = matches!(self, Self::SUCCESS | Self::TRANSFER);
         (self.0 << 1) | if again { 0 } else { 1 << 15 }
     }
 }
 
-/// A completion that has no place in its queue yet.
+/// A completion that is not yet in its queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Completion {
     pub result: u32,
@@ -117,7 +118,7 @@ pub(super) struct Completion {
 }
 
 impl Completion {
-    /// The entry.
+    /// Encodes the entry.
     pub fn bytes(&self, phase: bool) -> [u8; COMPLETION as usize] {
         let dwords = [
             self.result,

@@ -3,25 +3,26 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Bytes of a block, as a power of two.
+/// Block size in bytes, as a power of two.
 pub(super) const BLOCK_LOG2: u32 = 9;
 
-/// Memory that keeps its content when the drive is reset, or loses its power. Clones are the same disk.
+/// Memory that keeps its content when the drive is reset or loses its power. Clones share the
+/// content.
 #[derive(Clone)]
 pub struct Disk(Rc<RefCell<Vec<u8>>>);
 
 impl Disk {
-    /// A disk full of zeros.
+    /// Returns a disk full of zeros.
     pub fn new(mib: u64) -> Self {
         Self(Rc::new(RefCell::new(vec![0; (mib << 20) as usize])))
     }
 
-    /// Number of blocks.
+    /// Returns the number of blocks.
     pub(super) fn blocks(&self) -> u64 {
         self.0.borrow().len() as u64 >> BLOCK_LOG2
     }
 
-    /// Bytes at an offset; what is not there is missing.
+    /// Returns the bytes at an offset, or an empty vector if the range exceeds the disk.
     pub(super) fn read(&self, at: u64, len: u32) -> Vec<u8> {
         let bytes = self.0.borrow();
         let at = at as usize;

@@ -1,14 +1,15 @@
-//! Features that the host gets and sets (NVM Express 1.4, 5.21). None can be saved.
+//! Features that the host gets and sets (NVM Express 1.4, 5.21). Saving is not supported.
 
 use super::command::Status;
 
-/// Number of queues.
+/// Feature identifier of the number of queues.
 pub(super) const QUEUES: u8 = 0x07;
 const POWER: u8 = 0x02;
 const VECTOR: u8 = 0x09;
 
-/// Identifier and value after a reset of those that are there: arbitration, power state, temperature threshold, error recovery, cache,
-/// number of queues, interrupt coalescing, interrupt vector, write atomicity, asynchronous events.
+/// Supported features with their value after a reset: arbitration, power state, temperature
+/// threshold, error recovery, cache, number of queues, interrupt coalescing, interrupt vector,
+/// write atomicity, asynchronous events.
 const RESET: [(u8, u32); 10] = [
     (0x01, 0),
     (POWER, 0),
@@ -22,21 +23,21 @@ const RESET: [(u8, u32); 10] = [
     (0x0B, 0),
 ];
 
-/// Of dword 10 of Set Features: the value is to be kept across resets.
+/// Bit in dword 10 of Set Features: keep the value across resets.
 const SAVE: u32 = 1 << 31;
-/// Of what a feature can do: it can be changed.
+/// Bit in the capabilities of a feature: it can be changed.
 const CHANGEABLE: u32 = 4;
 
-/// The values.
+/// Current values of the features.
 pub(super) struct Features {
     values: [u32; RESET.len()],
-    /// Queues of each kind, less 1, in both halves.
+    /// Number of queues of each kind minus 1, in both halves.
     queues: u32,
     vectors: u8,
 }
 
 impl Features {
-    /// Of a controller with so many pairs of I/O queues.
+    /// Returns the features of a controller with `pairs` pairs of I/O queues.
     pub fn new(pairs: u16, vectors: u8) -> Self {
         let n = u32::from(pairs.saturating_sub(1));
         let queues = n | (n << 16);
@@ -58,13 +59,13 @@ impl Features {
         place.ok_or(Status::FIELD)
     }
 
-    /// Get Features: dword 10.
+    /// Executes Get Features with dword 10.
     pub fn get(&self, which: u32) -> Result<u32, Status> {
         let id = which as u8;
         let place = Self::place(id)?;
         match (which >> 8) & 7 {
             0 => Ok(self.values[place]),
-            // Default, and saved, which is the same.
+            // The default value, or the saved value, which equals it.
             1 | 2 if id == QUEUES => Ok(self.queues),
             1 | 2 => Ok(RESET[place].1),
             3 => Ok(CHANGEABLE),
@@ -72,7 +73,7 @@ impl Features {
         }
     }
 
-    /// Set Features: dwords 10 and 11; `in_use`: there are I/O queues.
+    /// Executes Set Features with dwords 10 and 11. `in_use` is true if I/O queues exist.
     pub fn set(&mut self, which: u32, value: u32, in_use: bool) -> Result<u32, Status> {
         let id = which as u8;
         let place = Self::place(id)?;
@@ -82,7 +83,7 @@ impl Features {
         match id {
             QUEUES if value as u16 == u16::MAX || value >> 16 == 0xFFFF => Err(Status::FIELD),
             QUEUES if in_use => Err(Status::SEQUENCE),
-            // There are as many as there are, whatever is asked for.
+            // The number of queues is fixed, whatever the host requests.
             QUEUES => Ok(self.queues),
             POWER if value & 0x1F != 0 => Err(Status::FIELD),
             VECTOR if value as u16 >= self.vectors.into() => Err(Status::FIELD),

@@ -1,16 +1,17 @@
-//! Data structures that describe the controller and its namespace, and log pages (NVM Express 1.4, 5.14 and 5.15).
+//! Data structures that describe the controller and its namespace, and log pages (NVM Express 1.4,
+//! 5.14 and 5.15).
 
 use super::disk::BLOCK_LOG2;
 use super::regs::VERSION;
 use super::MOST_DATA_LOG2;
 
-/// Bytes of each structure.
+/// Size of each structure in bytes.
 pub(super) const BYTES: usize = 4096;
-/// Asynchronous event requests that may wait.
+/// Maximum number of pending asynchronous event requests.
 pub(super) const EVENTS: usize = 4;
-/// Kelvin: now, as a warning, as critical.
+/// Temperatures in kelvin: current, warning, critical.
 const TEMPERATURES: [u16; 3] = [300, 343, 373];
-/// IEEE's prefix for numbers that anyone may assign.
+/// First byte of a locally administered IEEE identifier.
 const LOCAL: u8 = 0x02;
 
 struct Page(Vec<u8>);
@@ -25,7 +26,7 @@ impl Page {
         self
     }
 
-    /// ASCII, padded with blanks.
+    /// Stores ASCII text, padded with blanks.
     fn text(mut self, at: usize, len: usize, text: &str) -> Self {
         self.0[at..at + len].fill(b' ');
         let n = text.len().min(len);
@@ -33,7 +34,7 @@ impl Page {
     }
 }
 
-/// The controller: `vendor` made it, and `serial` tells it from others.
+/// Returns the controller structure. `serial` distinguishes controllers of the same vendor.
 pub(super) fn controller(vendor: u16, serial: u32) -> Vec<u8> {
     let [_, warning, critical] = TEMPERATURES;
     let name = format!("nqn.2024-01.example.extoll:drive-{serial:08x}");
@@ -43,19 +44,19 @@ pub(super) fn controller(vendor: u16, serial: u32) -> Vec<u8> {
         .text(4, 20, &format!("{serial:08X}"))
         .text(24, 40, "Extoll emulated drive")
         .text(64, 8, env!("CARGO_PKG_VERSION"))
-        // Data of one command, in powers of two of pages.
+        // Maximum data of a command, as a power of two of pages.
         .put(77, &[MOST_DATA_LOG2 - 12])
         .put(78, &1u16.to_le_bytes())
         .put(80, &VERSION.to_le_bytes())
-        // An I/O controller.
+        // Controller type: I/O.
         .put(111, &[1])
-        // Abort limit; event limit; one slot for firmware, read only; log pages have offsets.
+        // Abort limit; event limit; one slot for firmware, read only; log pages support offsets.
         .put(258, &[3, EVENTS as u8 - 1, 0x03, 0x04])
         .put(266, &warning.to_le_bytes())
         .put(268, &critical.to_le_bytes())
-        // Sizes of entries, as powers of two.
+        // Entry sizes, as powers of two.
         .put(512, &[0x66, 0x44])
-        // One namespace; write zeroes; a cache, of which all namespaces can be flushed at once.
+        // One namespace; Write Zeroes; a volatile cache, with flush of all namespaces at once.
         .put(516, &1u32.to_le_bytes())
         .put(520, &0x0008u16.to_le_bytes())
         .put(525, &[0x07])
@@ -65,16 +66,16 @@ pub(super) fn controller(vendor: u16, serial: u32) -> Vec<u8> {
         .0
 }
 
-/// The namespace's identifier, one for all time.
+/// Returns the permanent identifier of the namespace.
 fn eui64(serial: u32) -> [u8; 8] {
     ((u64::from(LOCAL) << 56) | u64::from(serial)).to_be_bytes()
 }
 
-/// The namespace.
+/// Returns the namespace structure.
 pub(super) fn namespace(blocks: u64, serial: u32) -> Vec<u8> {
     let blocks = blocks.to_le_bytes();
     Page::new(BYTES)
-        // Size, capacity, use.
+        // Size, capacity, utilization.
         .put(0, &blocks)
         .put(8, &blocks)
         .put(16, &blocks)
@@ -83,23 +84,24 @@ pub(super) fn namespace(blocks: u64, serial: u32) -> Vec<u8> {
         .0
 }
 
-/// Numbers of namespaces above `above`.
+/// Returns the list of namespace IDs greater than `above`.
 pub(super) fn list(above: u32) -> Vec<u8> {
     let first = u32::from(above == 0);
     Page::new(BYTES).put(0, &first.to_le_bytes()).0
 }
 
-/// Identifiers of the namespace.
+/// Returns the identification descriptors of the namespace.
 pub(super) fn descriptors(serial: u32) -> Vec<u8> {
     Page::new(BYTES).put(0, &[1, 8]).put(4, &eui64(serial)).0
 }
 
-/// A log page; `commands` are reads and writes that were done. `None`: there is no such page.
+/// Returns a log page, or `None` if it does not exist. `commands` is the number of executed reads
+/// and writes.
 pub(super) fn log(page: u8, commands: [u64; 2]) -> Option<Vec<u8>> {
     Some(match page {
-        // Errors: none.
+        // Error log: empty.
         1 => Page::new(64).0,
-        // Health: temperature; spare blocks in per cent, and their threshold.
+        // Health: temperature; spare blocks in percent, and their threshold.
         2 => {
             let [reads, writes] = commands.map(u64::to_le_bytes);
             Page::new(512)

@@ -1,9 +1,11 @@
-//! A small NVMe drive: a controller of NVM Express 1.4 with one namespace, whose blocks are memory.
+//! A small NVMe drive: a controller of NVM Express 1.4 with one namespace, whose blocks are in the
+//! emulator's memory.
 //!
-//! BAR0 has 16 KiB: registers (module [`regs`]), doorbells, the MSI-X table and pending bits. The host's memory is reached by packets
-//! only: reads are answered later, and what depends on them goes on then; data, completions and interrupts leave in this order. Memory of
-//! a command that can't be read ends the command with an error; a submission queue that can't be read is fatal for the controller, which
-//! its driver resets then.
+//! BAR0 has 16 KiB: registers (module [`regs`]), doorbells, MSI-X table and pending bits. The
+//! controller accesses the host's memory only by packets. Reads are answered later, and dependent
+//! work continues then. Data, completions and interrupts leave in this order. If data of a command
+//! can't be read, the command ends with an error. If a submission queue can't be read, the
+//! controller enters the fatal state, and its driver must reset it.
 
 mod admin;
 pub mod command;
@@ -34,18 +36,18 @@ use wire::tlp::{Kind, Span};
 
 const VENDOR: u16 = 0x1CAD;
 const DEVICE: u16 = 0x7E58;
-/// Bytes of data of a command at most, as a power of two.
+/// Maximum number of data bytes of a command, as a power of two.
 const MOST_DATA_LOG2: u8 = 17;
-/// Commands that move data at a time; others stay in their queues.
+/// Maximum number of commands that transfer data at a time. Further ones stay in their queues.
 const COMMANDS: usize = 64;
-/// Of a command's flags: it is fused with another one, or its data is not given by PRPs.
+/// Unsupported bits of a command's flags: fused operations, and data that PRPs do not describe.
 const UNKNOWN_FLAGS: u8 = 0xC3;
 
-/// What a read of the host's memory is for.
+/// Purpose of a read of the host's memory.
 enum Read {
-    /// Commands of this queue.
+    /// Commands of this submission queue.
     Commands(u16),
-    /// The list of pages of this transfer.
+    /// The PRP list of this transfer.
     List(u64),
     /// The data of this transfer.
     Data(u64),
@@ -54,21 +56,21 @@ enum Read {
 /// Data of a command.
 enum Data {
     ToHost(Vec<u8>),
-    /// For the disk, from this offset on.
+    /// Data for the disk from this offset.
     FromHost(u64),
 }
 
-/// What a command needs.
+/// Outcome of the first step of a command.
 enum Action {
-    /// Nothing more: this is its result.
+    /// The command is complete with this result.
     Done(u32),
-    /// Data has to be moved, so many bytes.
+    /// The command has to transfer data of this length.
     Move(Data, u32),
-    /// It has no completion.
+    /// The command never completes.
     Never,
 }
 
-/// A command whose data is being moved.
+/// A command whose data are being transferred.
 struct Transfer {
     queue: u16,
     id: u16,
@@ -76,7 +78,7 @@ struct Transfer {
     data: Data,
 }
 
-/// Registers that are storage.
+/// Registers that only store their value.
 #[derive(Default)]
 struct Registers {
     config: u32,
@@ -94,25 +96,26 @@ pub struct Nvme {
     serial: u32,
     disk: Disk,
     regs: Registers,
-    /// By number; 0 are the admin queues.
+    /// Submission queues by number; queue 0 is the admin queue.
     submissions: Vec<Option<Submission>>,
     completions: Vec<Option<Completions>>,
-    /// Queue that is the next one to fetch commands from.
+    /// Index of the queue that fetches commands next.
     turn: usize,
     transfers: BTreeMap<u64, Transfer>,
     last_transfer: u64,
-    /// Asynchronous event requests that wait.
+    /// Number of pending asynchronous event requests.
     events: usize,
     features: Features,
     reads: Reads<Read>,
     posts: Posts,
     starved: bool,
-    /// Reads and writes that were done.
+    /// Number of reads and writes that were executed.
     commands: [u64; 2],
 }
 
 impl Nvme {
-    /// The drive after power-on. Drives with the same serial number are the same one for software.
+    /// Returns the drive after power-on. Software takes drives with the same serial number for one
+    /// drive.
     pub fn new(cfg: &DeviceConfig, serial: u32, disk: Disk) -> Self {
         let vectors = cfg.vectors;
         let shape = Shape {
@@ -126,7 +129,7 @@ impl Nvme {
             pending: regs::PENDING as u32,
             garbage: false,
         };
-        // A vector for the admin queue, and one for each other queue.
+        // One vector for the admin queue, and one for each other queue.
         let pairs = u16::from(vectors.saturating_sub(1).max(1));
         Self {
             function: Function::new(shape),
@@ -148,7 +151,8 @@ impl Nvme {
         }
     }
 
-    /// Reset by the enable bit: queues and commands are gone, registers of the admin queues stay.
+    /// Resets by the enable bit: drops queues and commands, keeps the registers of the admin
+    /// queues.
     fn controller_reset(&mut self) {
         self.regs.status = 0;
         self.submissions.iter_mut().for_each(|q| *q = None);
@@ -162,7 +166,7 @@ impl Nvme {
         self.starved = false;
     }
 
-    /// Everything but the disk, and what the function keeps.
+    /// Resets all state except the disk and the function's ID.
     fn function_reset(&mut self) {
         self.controller_reset();
         self.regs = Registers::default();
@@ -182,7 +186,7 @@ impl Nvme {
         self.completions[0] = Some(Completions::new(completions, sizes[1], Some(0)));
     }
 
-    /// Nothing is done any more until the host resets the controller.
+    /// Stops the controller until the host resets it.
     fn fatal(&mut self) {
         self.regs.status |= regs::CSTS_FATAL;
     }
@@ -192,7 +196,7 @@ impl Nvme {
         self.regs.status & bits == regs::CSTS_READY
     }
 
-    /// True if entries of this size are what the host has chosen for I/O queues.
+    /// Returns true if the host has chosen this entry size for I/O queues.
     fn has_entries(&self, bytes: u32) -> bool {
         let at = match bytes {
             COMMAND => 16,
@@ -254,7 +258,7 @@ impl Nvme {
             (true, false) => self.controller_reset(),
             _ => {}
         }
-        // What was written is on the disk.
+        // Shutdown completes at once, because written data are on the disk already.
         if value & regs::CC_SHUT_DOWN != 0 && old & regs::CC_SHUT_DOWN == 0 {
             self.regs.status |= regs::CSTS_SHUT_DOWN;
         }
@@ -298,7 +302,7 @@ impl Nvme {
         }
     }
 
-    /// Sends what can be sent.
+    /// Sends packets while credit allows.
     fn run(&mut self, link: &mut Link<'_>) {
         self.starved = false;
         if !self.function.config().bus_master() {
@@ -311,7 +315,7 @@ impl Nvme {
         self.starved = reads || posts;
     }
 
-    /// A read of the host's memory is over.
+    /// Processes the end of a read of the host's memory.
     fn arrived(&mut self, (what, data): Outcome<Read>) {
         match (what, data) {
             (Read::Commands(_), None) => self.fatal(),
@@ -417,7 +421,7 @@ impl Nvme {
         }
     }
 
-    /// Does what comes next for a transfer.
+    /// Performs the next step of a transfer.
     fn go_on(&mut self, key: u64) {
         let Some(transfer) = self.transfers.get(&key) else {
             return;
@@ -486,7 +490,7 @@ impl Nvme {
             let at = base + 4 * i as u64;
             let enables = span.enables(i as u16);
             if at < regs::TABLE {
-                // Registers take whole words only.
+                // Registers accept only whole words.
                 if let (0xF, Ok(raw)) = (enables, word.try_into()) {
                     self.write_reg(at, u32::from_le_bytes(raw));
                 }

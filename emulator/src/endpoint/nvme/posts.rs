@@ -1,4 +1,4 @@
-//! What the controller sends on its own: data and completions for the host's memory, and interrupts, in order.
+//! Writes of the controller: data and completions for the host's memory, and interrupts, in order.
 
 use crate::endpoint::function::Function;
 use crate::endpoint::{chunks, Link, PciePacket};
@@ -9,13 +9,13 @@ enum Post {
     Interrupt(u8),
 }
 
-/// See the module's documentation.
+/// Queue of the pending writes and interrupts.
 #[derive(Default)]
 pub(super) struct Posts {
     queue: VecDeque<Post>,
     /// Vectors masked by [`super::regs::INTMS`], which applies to MSI only.
     pub masked: u32,
-    /// Vectors that wait for that mask.
+    /// Set of the vectors that wait for that mask.
     held: u32,
 }
 
@@ -32,7 +32,7 @@ impl Posts {
         self.queue.push_back(Post::Interrupt(vector));
     }
 
-    /// Vectors that waited for the mask, and do so no more.
+    /// Clears the mask of `vectors`, and queues their held interrupts.
     pub fn unmask(&mut self, vectors: u32) {
         self.masked &= !vectors;
         let free = self.held & !self.masked;
@@ -42,7 +42,7 @@ impl Posts {
             .for_each(|v| self.interrupt(v));
     }
 
-    /// Sends as much as credit allows. True: credit is missing.
+    /// Sends entries while credit allows. Returns true if credit is missing.
     pub fn run(&mut self, function: &mut Function, link: &mut Link<'_>) -> bool {
         let (payload, _) = function.config().payload_and_read_request();
         let id = function.bdf();

@@ -1,24 +1,25 @@
-//! Physical region pages: where in the host's memory the data of a command is (NVM Express 1.4, 4.3).
+//! Physical region pages: addresses of a command's data in the host's memory (NVM Express 1.4,
+//! 4.3).
 
 use super::command::Status;
 
-/// The only page size.
+/// The only supported page size.
 pub(super) const PAGE: u64 = 4096;
-/// Bytes of an entry of a list.
+/// Size of a list entry in bytes.
 const ENTRY: u64 = 8;
 
 /// The pages of a command, as far as they are known.
 #[derive(Debug)]
 pub(super) struct Pages {
     pieces: Vec<(u64, u32)>,
-    /// Bytes whose pages are not known yet; the first of them is at the beginning of a page.
+    /// Number of bytes whose pages are not known yet. They begin at a page boundary.
     left: u32,
-    /// Address of the list, or of its next part, that names them.
+    /// Address of the list that contains these pages, or of its next part.
     list: u64,
 }
 
 impl Pages {
-    /// The pages of `len` bytes.
+    /// Returns the pages of `len` bytes, as far as the PRP entries of the command tell them.
     pub fn new([first, second]: [u64; 2], len: u32) -> Result<Self, Status> {
         if first % 4 != 0 {
             return Err(Status::PRP_OFFSET);
@@ -49,19 +50,22 @@ impl Pages {
         Ok(())
     }
 
-    /// Pages that are not known, and entries up to the end of the page in which the list is.
+    /// Returns the number of unknown pages, and the number of entries up to the end of the list's
+    /// page.
     fn missing(&self) -> (u64, u64) {
         let pages = u64::from(self.left).div_ceil(PAGE);
         (pages, (PAGE - self.list % PAGE) / ENTRY)
     }
 
-    /// Part of the list that has to be read first: address and bytes.
+    /// Returns address and length in bytes of the next part of the list to read, or `None` if all
+    /// pages are known.
     pub fn wanted(&self) -> Option<(u64, u32)> {
         let (pages, room) = self.missing();
         (pages > 0).then_some((self.list, (pages.min(room) * ENTRY) as u32))
     }
 
-    /// Takes the part of the list that was [`wanted`](Self::wanted). The last entry of a page leads to the next part if one is needed.
+    /// Processes the part of the list that was [`wanted`](Self::wanted). The last entry of a page
+    /// points to the next part if more are needed.
     pub fn learn(&mut self, part: &[u8]) -> Result<(), Status> {
         let (pages, room) = self.missing();
         let entries = part.chunks_exact(ENTRY as usize);
@@ -80,7 +84,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Addresses and bytes, in order.
+    /// Returns addresses and lengths in bytes, in order.
     pub fn pieces(&self) -> &[(u64, u32)] {
         &self.pieces
     }
@@ -117,7 +121,7 @@ mod tests {
         assert_eq!(p.wanted(), None);
         let at: Vec<u64> = p.pieces().iter().map(|p| p.0).collect();
         assert_eq!(at, [0x1000, 0x2000, 0x3000, 0x4000, 0x5000]);
-        // Exactly as many as there is room for.
+        // The list fits exactly into its page.
         let mut p = Pages::new([0x1000, 0x8FF0], 3 * 4096).unwrap();
         p.learn(&list(&[0x2000, 0x3000])).unwrap();
         assert_eq!((p.wanted(), p.pieces().len()), (None, 3));
@@ -133,7 +137,7 @@ mod tests {
         assert_eq!(with(&[0x2008, 0x9000]), Status::PRP_OFFSET);
         assert_eq!(with(&[0x2000, 0x9008]), Status::PRP_OFFSET);
         assert_eq!(with(&[0x2000]), Status::TRANSFER);
-        // A list whose next part is the last entry of a page again ends.
+        // Each part of this list has one entry, which points to the next part.
         let mut p = Pages::new([0x1000, 0x8FF8], 3 * 4096).unwrap();
         assert_eq!(p.wanted(), Some((0x8FF8, 8)));
         p.learn(&list(&[0x9000])).unwrap();

@@ -4,9 +4,9 @@ use super::command::{Completion, COMMAND, COMPLETION};
 use super::posts::Posts;
 use std::collections::VecDeque;
 
-/// Entries of a queue at most.
+/// Maximum number of entries of a queue.
 pub(super) const MOST: u32 = 256;
-/// Commands that one read fetches.
+/// Maximum number of commands that one read fetches.
 const BATCH: u32 = 8;
 
 /// A submission queue.
@@ -16,9 +16,9 @@ pub(super) struct Submission {
     size: u32,
     head: u32,
     tail: u32,
-    /// Its completion queue.
+    /// Number of its completion queue.
     pub to: u16,
-    /// Commands that are being fetched.
+    /// Number of commands that are being fetched.
     pub fetching: u32,
 }
 
@@ -38,14 +38,14 @@ impl Submission {
         self.head as u16
     }
 
-    /// The doorbell. Values that are no entry are ignored.
+    /// Processes a doorbell write. Values that are not an entry are ignored.
     pub fn ring(&mut self, tail: u32) {
         if tail < self.size {
             self.tail = tail;
         }
     }
 
-    /// Begins to fetch commands, `most` at most: address and bytes.
+    /// Begins to fetch up to `most` commands. Returns their address and length in bytes.
     pub fn fetch(&mut self, most: u32) -> Option<(u64, u32)> {
         let end = if self.tail >= self.head {
             self.tail
@@ -61,7 +61,7 @@ impl Submission {
         Some((at, n * COMMAND))
     }
 
-    /// The commands have been fetched.
+    /// Advances the head after the commands have been fetched.
     pub fn fetched(&mut self) {
         self.head = (self.head + self.fetching) % self.size;
         self.fetching = 0;
@@ -93,19 +93,20 @@ impl Completions {
         }
     }
 
-    /// Entries that the host has not taken.
+    /// Returns the number of entries that the host has not consumed.
     fn used(&self) -> u32 {
         (self.tail + self.size - self.head) % self.size
     }
 
-    /// The doorbell. Values that are no entry, or one that is not written yet, are ignored.
+    /// Processes a doorbell write. Values beyond the queue or beyond the written entries are
+    /// ignored.
     pub fn ring(&mut self, head: u32) {
         if head < self.size && (head + self.size - self.head) % self.size <= self.used() {
             self.head = head;
         }
     }
 
-    /// True while completions wait for room.
+    /// Returns true while completions wait for a free entry.
     pub fn is_full(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -114,7 +115,7 @@ impl Completions {
         self.waiting.push_back(completion);
     }
 
-    /// Writes completions as long as there is room for them.
+    /// Writes completions while entries are free.
     pub fn post(&mut self, posts: &mut Posts) {
         while self.used() + 1 < self.size {
             let Some(completion) = self.waiting.pop_front() else {

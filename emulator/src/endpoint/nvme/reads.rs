@@ -1,40 +1,42 @@
-//! Reads of the host's memory. Each is a job of any size; answers to its requests arrive later, and none may.
+//! Reads of the host's memory. Each read is a job of any size. Answers to its requests arrive
+//! later, or never.
 
 use crate::endpoint::{chunks, Gather, Gathered, Link, PciePacket};
 use std::collections::BTreeMap;
 use wire::tlp::{Bdf, Kind, Span};
 
-/// Requests under way, but for those of jobs that are over.
+/// Maximum number of requests in flight, without those of ended jobs.
 const WINDOW: usize = 16;
 
 struct Job<T> {
     what: T,
     pieces: Vec<(u64, u32)>,
-    /// Piece, and bytes of it, up to which requests were sent.
+    /// Index of the piece and offset in it for the next request.
     next: (usize, u32),
-    /// Bytes up to there.
+    /// Number of bytes requested so far.
     asked: usize,
     data: Vec<u8>,
-    /// Bytes that have not arrived.
+    /// Number of bytes that have not arrived.
     missing: usize,
 }
 
 struct Asked {
-    /// The job, which may be over.
+    /// Number of the job, which may have ended.
     job: u64,
     at: usize,
     gather: Gather,
     deadline: u64,
 }
 
-/// What became of a job: its data, or `None` if a part of it can't be read.
+/// Result of a job: its data, or `None` if a part of them can't be read.
 pub(super) type Outcome<T> = (T, Option<Vec<u8>>);
 
-/// The jobs, in the order in which they began.
+/// The jobs, in the order of their start.
 pub(super) struct Reads<T> {
     jobs: BTreeMap<u64, Job<T>>,
     last: u64,
-    /// Requests under way. A tag is used again only when its answer has come, or can't any more.
+    /// Requests in flight by tag. A tag is reused only after its answer has arrived or the request
+    /// has timed out.
     asked: BTreeMap<u8, Asked>,
     tag: u8,
     timeout_ns: u64,
@@ -51,7 +53,7 @@ impl<T> Reads<T> {
         }
     }
 
-    /// Begins a job: pieces of memory, one behind the other.
+    /// Begins a job that reads several pieces of memory, one after the other.
     pub fn start(&mut self, what: T, pieces: Vec<(u64, u32)>) {
         let len = pieces.iter().map(|p| p.1 as usize).sum();
         self.last += 1;
@@ -66,23 +68,24 @@ impl<T> Reads<T> {
         self.jobs.insert(self.last, job);
     }
 
-    /// Ends jobs without an outcome. Answers to their requests are ignored.
+    /// Ends jobs without a result. Answers to their requests are ignored.
     pub fn cancel(&mut self, of: impl Fn(&T) -> bool) {
         self.jobs.retain(|_, job| !of(&job.what));
     }
 
-    /// Ends all jobs without an outcome, and forgets requests, of which no answer can come any more.
+    /// Ends all jobs without a result and drops all requests, because their answers can't arrive
+    /// any more.
     pub fn forget(&mut self) {
         self.jobs.clear();
         self.asked.clear();
     }
 
-    /// Time at which [`expire`](Self::expire) is due.
+    /// Returns the time at which [`expire`](Self::expire) is due.
     pub fn deadline(&self) -> Option<u64> {
         self.asked.values().map(|a| a.deadline).min()
     }
 
-    /// Sends requests as long as credit and window allow. True: credit is missing.
+    /// Sends requests while credit and window allow. Returns true if credit is missing.
     pub fn run(&mut self, id: Bdf, most: u32, link: &mut Link<'_>) -> bool {
         let of_jobs = |a: &&Asked| self.jobs.contains_key(&a.job);
         let mut under_way = self.asked.values().filter(of_jobs).count();
@@ -127,7 +130,7 @@ impl<T> Reads<T> {
         false
     }
 
-    /// Takes an answer; returns what became of its job if that is over now.
+    /// Processes an answer. Returns the result of its job if the job has ended.
     pub fn complete(&mut self, tag: u8, packet: &PciePacket) -> Option<Outcome<T>> {
         let asked = self.asked.get_mut(&tag)?;
         let data = match asked.gather.add(packet) {

@@ -2,11 +2,11 @@
 
 /// Size of BAR0 in bytes.
 pub const BAR_SIZE: u64 = 0x4000;
-/// Doorbells: of each queue pair 4 bytes for the submission queue and 4 for the completion queue.
+/// Doorbells: for each queue pair 4 bytes for the submission queue and 4 for the completion queue.
 pub const DOORBELLS: u64 = 0x1000;
-/// MSI-X table in BAR0.
+/// Offset of the MSI-X table in BAR0.
 pub const TABLE: u64 = 0x2000;
-/// MSI-X pending bits in BAR0.
+/// Offset of the MSI-X pending bits in BAR0.
 pub const PENDING: u64 = 0x3000;
 
 /// Capabilities, 8 bytes.
@@ -35,28 +35,28 @@ pub const VERSION: u32 = 0x0001_0400;
 
 /// [`CC`]: the controller is on.
 pub const CC_ENABLE: u32 = 1;
-/// [`CC`]: command set, page size, arbitration, of which only 0 is there.
+/// [`CC`]: command set, page size, arbitration; only 0 is supported.
 pub const CC_CHOICES: u32 = 0x3FF0;
-/// [`CC`]: the host is about to switch off.
+/// [`CC`]: shutdown notification of the host.
 pub const CC_SHUT_DOWN: u32 = 3 << 14;
-/// [`CC`]: sizes of entries of I/O queues, which the host has to write before it creates any.
+/// [`CC`]: sizes of I/O queue entries, which the host has to write before it creates I/O queues.
 pub const CC_ENTRIES: u32 = 0x0046_0000;
-/// [`CC`]: all bits that can be written.
+/// [`CC`]: all writable bits.
 pub const CC_BITS: u32 = CC_ENABLE | CC_CHOICES | CC_SHUT_DOWN | 0x00FF_0000;
 
-/// [`CSTS`]: commands are taken.
+/// [`CSTS`]: the controller processes commands.
 pub const CSTS_READY: u32 = 1;
-/// [`CSTS`]: the controller has to be reset.
+/// [`CSTS`]: fatal state, the controller has to be reset.
 pub const CSTS_FATAL: u32 = 2;
-/// [`CSTS`]: the controller may be switched off.
+/// [`CSTS`]: shutdown is complete.
 pub const CSTS_SHUT_DOWN: u32 = 2 << 2;
 
-/// Doorbell of a submission queue.
+/// Returns the doorbell of a submission queue.
 pub const fn tail(queue: u16) -> u64 {
     DOORBELLS + 8 * queue as u64
 }
 
-/// Doorbell of a completion queue.
+/// Returns the doorbell of a completion queue.
 pub const fn head(queue: u16) -> u64 {
     DOORBELLS + 8 * queue as u64 + 4
 }

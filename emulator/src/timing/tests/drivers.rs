@@ -1,27 +1,29 @@
-//! Small model drivers, each with one wrong assumption, and the right one beside it: the wrong one is found out within a few seeds, the
-//! right one never fails. This is what the unkind model is for.
+//! Small model drivers, each in a version with one wrong assumption and in a correct version.
+//!
+//! The tests show that the unkind model detects a wrong assumption within a few seeds, and that the
+//! correct version never fails.
 
 use super::*;
 use wire::wcbuf::{Action, Credits, Event, Replay, State, Verdict};
 
-/// Seeds that a wrong assumption may survive together.
+/// Number of seeds per comparison.
 const SEEDS: u64 = 48;
-/// Exchanges of one run.
+/// Number of exchanges in one run.
 const ROUNDS: u64 = 8;
 
-/// How many of the runs had a wrong result.
+/// Returns the number of runs with a wrong result.
 fn wrong_runs(timing: &str, run: impl Fn(&mut Rig) -> bool) -> u64 {
     (0..SEEDS)
         .map(|seed| u64::from(!run(&mut Rig::new(seed, timing))))
         .sum()
 }
 
-/// The wrong driver fails, more than by a single chance; the right one does not.
+/// Checks that the wrong driver fails in several runs, and the right driver in none.
 fn compare(name: &str, run: impl Fn(&mut Rig, bool) -> bool) {
     compare_with(UNKIND, name, run);
 }
 
-/// As [`compare`], with other times or switches.
+/// Like [`compare`], with other times or options.
 fn compare_with(timing: &str, name: &str, run: impl Fn(&mut Rig, bool) -> bool) {
     let wrong = wrong_runs(timing, |rig| run(rig, false));
     let right = wrong_runs(timing, |rig| run(rig, true));
@@ -29,7 +31,8 @@ fn compare_with(timing: &str, name: &str, run: impl Fn(&mut Rig, bool) -> bool) 
     assert_eq!(right, 0, "{name}: the right driver fails");
 }
 
-/// "The data of a PUT are there when a VELO message that was sent after it is": HW §10.8 promises nothing between the units.
+/// Wrong: "the data of a PUT have arrived when a later VELO message arrives". HW §10.8 guarantees
+/// no order between the units.
 #[test]
 fn a_message_as_completion_of_a_put() {
     compare("put then VELO", |rig, right| {
@@ -48,7 +51,7 @@ fn a_message_as_completion_of_a_put() {
     });
 }
 
-/// Bytes of five fragments (HW §10.3).
+/// Length of five fragments in bytes (HW §10.3).
 const LONG: u64 = 5 * 496;
 
 fn long_put(rig: &mut Rig, value: u64, modifiers: u64) {
@@ -62,7 +65,8 @@ fn whole(rig: &Rig, value: u64) -> bool {
     (0..LONG / 8).all(|k| rig.see(1, TARGET + 8 * k) == value)
 }
 
-/// "A transfer is there when its first fragment is": only the notification of the last one says so (HW §10.3, §10.5).
+/// Wrong: "a transfer is complete when its first fragment has arrived". Only the notification of
+/// the last fragment reports that (HW §10.3, §10.5).
 #[test]
 fn the_first_fragment_as_completion() {
     compare("first fragment", |rig, right| {
@@ -79,7 +83,8 @@ fn the_first_fragment_as_completion() {
     });
 }
 
-/// The same with NTR, where each fragment is told of: the first notification is not the last.
+/// The same with NTR, where each fragment has a notification: the first notification is not the
+/// last.
 #[test]
 fn the_first_notification_as_completion() {
     compare("first of several notifications", |rig, right| {
@@ -94,8 +99,8 @@ fn the_first_notification_as_completion() {
     });
 }
 
-/// "A source is free when the descriptor is stored", or "when it is committed": it is when the requester's notification is there
-/// (HW §10.5).
+/// Wrong: "a source is free when the descriptor is stored", or "when it is committed". It is free
+/// after the requester's notification (HW §10.5).
 #[test]
 fn a_source_that_is_used_again() {
     let run = |rig: &mut Rig, free: fn(&mut Rig, u64) -> bool| {
@@ -115,7 +120,7 @@ fn a_source_that_is_used_again() {
         true => run(rig, told),
         false => run(rig, |_, _| true),
     });
-    // The descriptor counts before the pages of a longer transfer are read.
+    // The descriptor counts as committed before the pages of a longer transfer are read.
     let run = |rig: &mut Rig, right: bool| {
         (0..ROUNDS).all(|k| {
             let len = 64 * 496;
@@ -137,7 +142,8 @@ fn a_source_that_is_used_again() {
     compare("free when committed", run);
 }
 
-/// "A page can be used again when its flush was sent": when the notification after it is there (HW §11.3).
+/// Wrong: "a page can be reused when its flush was sent". It can be reused after the following
+/// notification (HW §11.3).
 #[test]
 fn a_page_that_is_used_again() {
     compare("flush without notification", |rig, right| {
@@ -160,8 +166,8 @@ fn a_page_that_is_used_again() {
     });
 }
 
-/// "The notification after a flush comes after the data": of those that are on their way when the page is flushed only if a fence is
-/// between them (HW §11.3, G17).
+/// Wrong: "the notification after a flush follows the data". For data in flight during the flush it
+/// does so only if a fence is between them (HW §11.3, G17).
 #[test]
 fn a_page_that_was_not_fenced() {
     let timing = format!("{UNKIND}\ndma-delay-ns = 200000\n[nic]\natu-notify = \"own-way\"");
@@ -191,13 +197,14 @@ fn a_page_that_was_not_fenced() {
         (0..2).all(|k| rig.see(1, TARGET + 8 * k) == 77)
     };
     compare_with(&timing, "no fence", |rig, right| run(rig, right, false));
-    // Also if the answer to the fence gets lost: it is the second one.
+    // The fence works also if its answer gets lost, which is the second one.
     let wrong = wrong_runs(&lost, |rig| run(rig, true, true));
     assert_eq!(wrong, 0, "the fence holds without its answer");
 }
 
-/// "What comes interrupts": not what came while interrupts were masked, if the chip forgets that (G7). So the queue is looked at once more,
-/// behind the answer to a register read, since what the chip has put there before may be on its way.
+/// Wrong: "each arrival raises an interrupt". An arrival while interrupts are masked raises none if
+/// the chip forgets it (G7). Software must check the queue once more after a register read, because
+/// earlier writes of the chip may be in flight.
 #[test]
 fn a_sleep_without_another_look() {
     let timing = format!("{UNKIND}\n[nic]\nirq-missed = \"forget\"");
@@ -212,7 +219,7 @@ fn a_sleep_without_another_look() {
         }
         loop {
             if rig.interrupts() == 0 {
-                // Interrupts come in steps.
+                // Interrupts arrive in steps.
                 if !rig.step() {
                     break;
                 }
@@ -227,7 +234,7 @@ fn a_sleep_without_another_look() {
                     while rig.message(1, read).is_some() {
                         read += 1;
                     }
-                    // Time passes between the look and the store that arms.
+                    // Time passes between the check and the store that arms.
                     rig.step();
                     rig.store(1, 0xD0_0000 + 0x1000 * VPID, &[(1 << 32) | read]);
                     if right {
@@ -244,7 +251,8 @@ fn a_sleep_without_another_look() {
     });
 }
 
-/// "An entry of the SNQ tells of one VPID": of all that interrupted until its program read the vector (HW §6.5).
+/// Wrong: "an entry of the SNQ reports one VPID". It reports all VPIDs that interrupted until its
+/// program read the vector (HW §6.5).
 #[test]
 fn the_lowest_bit_of_a_vector() {
     compare("one VPID per interrupt", |rig, right| {
@@ -270,7 +278,7 @@ fn the_lowest_bit_of_a_vector() {
     });
 }
 
-/// Takes messages out of the mailbox of 32 slots as software does (HW §9.5).
+/// Reader of the mailbox of 32 slots, like software (HW §9.5).
 struct Mailbox {
     taken: u64,
     got: Vec<u64>,
@@ -289,14 +297,14 @@ impl Mailbox {
     }
 }
 
-/// Buffers as small as they can be, so that a receiver that is slow is felt soon.
+/// Options with minimum buffer sizes, so that a slow receiver soon blocks the sender.
 const NARROW: &str = "model = \"unkind\"\nqueue-limit = LIMIT\n[network]\ninput-buffer-bytes = 600\nnp-buffer-bytes = 600";
 
 fn state(rig: &mut Rig) -> State {
     State(rig.world.peek(0, 0x100_0000 + 0x1000 * VPID as u32))
 }
 
-/// Sends by the protocol of HW §8.
+/// Sender with the protocol of HW §8.
 struct Sender {
     credits: Credits,
     copies: [u64; 256],
@@ -306,7 +314,7 @@ struct Sender {
 }
 
 impl Sender {
-    /// Time passes; the receiver takes a message now and then.
+    /// Lets time pass. The receiver takes a message at times.
     fn pass(&mut self, rig: &mut Rig, mailbox: &mut Mailbox) {
         self.turn += 1;
         if !rig.step() || self.turn % 4 == 0 {
@@ -314,7 +322,7 @@ impl Sender {
         }
     }
 
-    /// True if everything that was sent counts as committed.
+    /// Returns true if all sent messages count as committed.
     fn poll(&mut self, rig: &mut Rig, mailbox: &mut Mailbox) -> bool {
         self.pass(rig, mailbox);
         match self.credits.on_state(state(rig)) {
@@ -364,15 +372,16 @@ impl Sender {
     }
 }
 
-/// A receiver that is slow makes the network take nothing, and then the requester (HW §8, §9.6). "What was stored gets there" is wrong
-/// then; what the protocol repairs gets there once and in order.
+/// A slow receiver blocks the network and then the requester (HW §8, §9.6). In this state "every
+/// stored message arrives" is wrong. The messages that the protocol repairs arrive once and in
+/// order.
 #[test]
 fn a_slow_receiver() {
     const MESSAGES: u64 = 500;
     let (mut repairs, mut waits) = (0, 0);
     for seed in 0..8 {
         for careful in [false, true] {
-            // Looking at the state seldom makes it full before it asks for a replay.
+            // With few polls the state fills up before it requests a replay.
             let (every, limit) = match seed % 2 {
                 0 => (8, "[16, 32]"),
                 _ => (u64::MAX, "[4096, 4096]"),

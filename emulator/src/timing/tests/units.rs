@@ -1,4 +1,4 @@
-//! Times and orders inside the units, and where all draws come from.
+//! Tests of times and orders inside the units, and of the random number generators.
 
 use super::*;
 use crate::nic::{Faults, QueueFull, QueueUnit};
@@ -9,7 +9,7 @@ use wire::wcbuf::State;
 
 const IDEAL: &str = "model = \"ideal\"";
 
-/// In which order NIC `nic` serves eight VPIDs that all have a command.
+/// Returns the order in which NIC `nic` serves eight VPIDs that all have a command.
 fn turns(rig: &mut Rig, nic: usize) -> Vec<u64> {
     rig.world.set_frozen(nic, true);
     for vpid in 0..8 {
@@ -22,7 +22,7 @@ fn turns(rig: &mut Rig, nic: usize) -> Vec<u64> {
     (0..8).map(|k| (noti(k) >> 23) & 0xFF).collect()
 }
 
-/// G12, G28: between VPIDs nothing is ordered. The order is another one in each run and in each NIC.
+/// G12, G28: there is no order between VPIDs. Each run and each NIC draws its own order.
 #[test]
 fn every_run_and_every_nic_draws_its_own_order() {
     let of = |seed| {
@@ -35,7 +35,7 @@ fn every_run_and_every_nic_draws_its_own_order() {
     assert_eq!(of(3), runs[3]);
 }
 
-/// A new seed reaches every generator, whatever the run began with.
+/// A new seed reaches every generator, regardless of the run's first seed.
 #[test]
 fn a_new_seed_reaches_everything() {
     let order = |seed, new| {
@@ -52,7 +52,7 @@ fn a_new_seed_reaches_everything() {
     };
     assert_eq!(history(1, 7), history(2, 7));
     assert_ne!(history(1, 7), history(1, 8));
-    // Also after the chip was powered off and on.
+    // The same after a power cycle of the chip.
     let revived = |seed| {
         let mut rig = Rig::new(seed, IDEAL);
         rig.world.reseed(7);
@@ -64,7 +64,7 @@ fn a_new_seed_reaches_everything() {
     assert_eq!(revived(1), revived(2));
 }
 
-/// HW §11: what the ATU has cached it does not read again, so nothing is pushed by it.
+/// HW §11: a cached translation is not read again, so it pushes no writes.
 #[test]
 fn a_cached_translation_reads_nothing() {
     for seed in 0..16 {
@@ -87,7 +87,7 @@ fn a_cached_translation_reads_nothing() {
     }
 }
 
-/// A packet of a translated PUT to the page of [`TARGET`] arrives at NIC 1.
+/// Delivers a packet of a translated PUT to the page of [`TARGET`] to NIC 1.
 fn arrive(rig: &mut Rig) {
     let text = format!(
         r#"{{"kind":"rma","command":2,"src_node":0,"src_vpid":{VPID},"vpid":{VPID},"address":{TARGET},"mode":4,"data":"0000"}}"#
@@ -96,7 +96,8 @@ fn arrive(rig: &mut Rig) {
     rig.world.forge(1, &packet).unwrap();
 }
 
-/// HW §11.3: a flush is over when its notification says so; until then what it flushes may be in use.
+/// HW §11.3: a flush is complete when its notification arrives. Until then the flushed translations
+/// may be in use.
 #[test]
 fn a_flush_takes_its_time() {
     let mut stale = 0;
@@ -117,7 +118,7 @@ fn a_flush_takes_its_time() {
             let now = rig.world.chip_counters(1).atu.stale_hits;
             stale += u64::from(now > used);
             used = now;
-            // What arrives may have pushed the answer.
+            // The arriving packet may have pushed the answer.
             if !rig.step() {
                 break;
             }
@@ -133,7 +134,7 @@ fn a_flush_takes_its_time() {
     assert!(stale > 32, "{stale}");
 }
 
-/// Entries of the SNQ: event and the number of VPIDs in its vector.
+/// Returns the entries of the SNQ: event and number of VPIDs in its vector.
 fn vectors(rig: &Rig) -> Vec<(u64, u32)> {
     let entry = |k: u64| RING + 64 * k;
     (0..)
@@ -147,7 +148,8 @@ fn vectors(rig: &Rig) -> Vec<(u64, u32)> {
         .collect()
 }
 
-/// G4, G7: a program reads the vectors some time after the event, so that one entry tells of several VPIDs.
+/// G4, G7: a program reads the vectors some time after the event, so one entry can report several
+/// VPIDs.
 #[test]
 fn vectors_have_several_bits() {
     let run = |seed, timing| {
@@ -176,13 +178,14 @@ fn vectors_have_several_bits() {
     assert_eq!(several(IDEAL), [0, 0]);
 }
 
-/// HW §10.5, §17: a requester's notification tells that a request was sent, and nothing about what others wrote.
+/// HW §10.5, §17: a requester's notification reports that a request was sent, independent of writes
+/// for other packets.
 #[test]
 fn a_requester_notification_waits_for_nobody() {
     let mut first = 0;
     for seed in 0..64 {
         let mut rig = Rig::new(seed, UNKIND);
-        // A message of NIC 0 to itself.
+        // NIC 0 sends a message to itself.
         rig.store(0, 0x200_0000 | (VPID << 12), &[(VPID << 16) | (8 << 48), 5]);
         rig.until(|r| r.world.chip_counters(0).velo.received == 1);
         let word = 3 | (5 << 2) | (VPID << 8) | (1 << 16) | (1 << 32);
@@ -193,7 +196,8 @@ fn a_requester_notification_waits_for_nobody() {
     assert!((4..=60).contains(&first), "{first} of 64");
 }
 
-/// HW §10.8: data before their notification, also of one that waited for room in its queue.
+/// HW §10.8: data precede their notification, also if the notification waited for a slot in its
+/// queue.
 #[test]
 fn a_notification_that_waited_comes_after_its_data() {
     let mut waited = 0;
@@ -219,7 +223,8 @@ fn a_notification_that_waited_comes_after_its_data() {
     assert!(waited > 100, "{waited} of 200 were still to be written");
 }
 
-/// With `push = "bridge"` a register may say that something has been written which is still on its way to the bridge. Orders hold.
+/// With `push = "bridge"` a register may report a write that has not reached the bridge. The
+/// guaranteed orders hold.
 #[test]
 fn a_read_may_push_only_what_has_come_to_the_bridge() {
     let mut early = 0;
@@ -238,7 +243,8 @@ fn a_read_may_push_only_what_has_come_to_the_bridge() {
     assert!((16..64).contains(&early), "{early} of 64");
 }
 
-/// HW §8: what the requester has taken on counts when it has left, and shows in the toggles until then.
+/// HW §8: a command counts as committed after it has left the requester. Until then the toggles
+/// show it.
 #[test]
 fn a_command_counts_when_it_has_left() {
     let mut late = 0;
@@ -253,7 +259,7 @@ fn a_command_counts_when_it_has_left() {
     assert!(late > 48, "{late} of 64");
 }
 
-/// What is given by the options of a NIC stays; the rest is drawn for each.
+/// Configured options of a NIC stay; the others are drawn for each NIC.
 #[test]
 fn units_have_times_and_sizes_of_their_own() {
     let build = |text: &str, cli: &[&str]| {
@@ -293,8 +299,8 @@ fn units_have_times_and_sizes_of_their_own() {
     assert_ne!(with_seed(5), with_seed(6));
 }
 
-/// HW §10.8: the order is that of a VPID's requests in a class. An answer to a VPID here has nothing to do with what the VPID of the same
-/// number there puts in the class that answers have.
+/// HW §10.8: the order covers requests of one VPID in a class. A response to a local VPID is
+/// independent of requests that the remote VPID of the same number sends in the class of responses.
 #[test]
 fn a_response_passes_a_put_of_the_same_number() {
     let mut first = 0;
@@ -303,7 +309,7 @@ fn a_response_passes_a_put_of_the_same_number() {
         let mut rig = Rig::new(seed, timing);
         rig.put(1, SOURCE, 7);
         rig.put(1, SOURCE + 8, 8);
-        // NIC 1 puts in class 1, in which responses to class 0 travel.
+        // NIC 1 puts in class 1, the class of responses to class 0.
         let word = 3 | (2 << 2) | (VPID << 8) | (7 << 40);
         rig.store(1, 0x410_0000 | (VPID << 12), &[word, SOURCE, TARGET]);
         rig.until(|r| r.world.chip_counters(0).dma_writes == 1);
