@@ -519,7 +519,10 @@ fn raise_file_limit() {
         maximum: limit.maximum,
     };
     if let Err(e) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!("limit of open files stays at {:?}: {e}", limit.current);
+        tracing::warn!(
+            "cannot raise the limit of open files, it stays {:?}: {e}",
+            limit.current
+        );
     }
 }
 

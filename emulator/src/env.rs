@@ -137,7 +137,7 @@ pub struct Packet {
     pub body: crate::nic::Body,
 }
 
-/// Passed to every entry point of the NIC model.
+/// Environment of the NIC model, passed to every entry point.
 pub struct Env<'a> {
     /// Memory and interrupts of the host.
     pub host: &'a mut dyn Host,

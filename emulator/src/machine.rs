@@ -170,7 +170,7 @@ impl Machine {
     pub fn warn(&mut self, what: std::fmt::Arguments<'_>) {
         match self.log.allow(self.now_ns) {
             Some(0) => tracing::warn!(nic = self.nic, "{what}"),
-            Some(n) => tracing::warn!(nic = self.nic, "{what} ({n} earlier messages left out)"),
+            Some(n) => tracing::warn!(nic = self.nic, "{what} ({n} earlier messages suppressed)"),
             None => {}
         }
     }
@@ -185,7 +185,7 @@ impl Machine {
         if self.config.bus_master() {
             self.stats.dma_outside_memory += 1;
             self.warn(format_args!(
-                "DMA {what} of {len} bytes at {addr:#x} refused: outside guest memory, and no device has it (error {error})"
+                "DMA {what} of {len} bytes at {addr:#x} refused: outside guest memory, and no device has this address (error {error})"
             ));
         } else {
             // Bus mastering was on when the message was created, and is off now.

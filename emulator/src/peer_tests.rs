@@ -57,7 +57,10 @@ fn long_stores_are_cut_and_long_loads_refused() {
     assert_eq!([a.data.unwrap(), b.data.unwrap()].concat(), data);
     assert_eq!(p.load(0, 0, LONGEST + 1), None);
     assert!(p.load(0, 0, LONGEST).is_some());
-    assert!(!p.store(0, 0, &[]) && p.load(0, 0, 0).is_none(), "nothing");
+    assert!(
+        !p.store(0, 0, &[]) && p.load(0, 0, 0).is_none(),
+        "empty accesses fail"
+    );
 }
 
 #[test]
@@ -230,6 +233,6 @@ fn a_reset_and_the_end_of_a_client_forget_what_waits() {
     assert!(!p.accepts(1) && !p.awaits());
     p.open();
     let next = p.load(0, 0, 8).unwrap();
-    assert_ne!(next, load, "numbers go on");
+    assert_ne!(next, load, "numbers continue");
     assert_eq!(p.take_new(), [next]);
 }

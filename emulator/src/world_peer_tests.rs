@@ -320,7 +320,7 @@ fn a_slow_device_stops_those_who_store_to_it() {
     while !h.world.stalled(0) {
         n += 1;
         h.store(0, 1, 8 * (n % 1000), n);
-        assert!(n < 100_000, "nothing stops them");
+        assert!(n < 100_000, "the stores are never stopped");
     }
     assert!(n > 1000);
     assert!(!h.world.stalled(1));

@@ -14,7 +14,7 @@ fn world(config: &str) -> (World, Rc<Cell<u64>>) {
 #[test]
 fn timers_of_nics_fire_when_they_are_due() {
     let (mut w, time) = world("topology = \"pair\"");
-    assert_eq!(w.next_deadline(), None, "nothing to wait for");
+    assert_eq!(w.next_deadline(), None, "no deadline is expected");
     // Periodic timer interrupt every 1000 ticks of 10 ns (HW §4.1, G25), TE 7 enabled.
     w.poke(1, 0x10000, 1 << 7);
     w.poke(1, 0x8080, 1000 | (1 << 48));
@@ -92,7 +92,7 @@ fn a_full_mailbox_stops_others_for_its_time_out_at_most() {
     while w.chip_counters(0).velo.retries == 0 {
         velo_send(&mut w, 3);
         sent += 1;
-        assert!(sent < 10_000, "nothing holds the sender back");
+        assert!(sent < 10_000, "the sender is never held back");
     }
     assert_eq!(stored(&mut w, 3), 1);
     let under_way = w.network().node_stats(0).1;

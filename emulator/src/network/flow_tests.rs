@@ -103,7 +103,7 @@ fn credit_returns_with_the_receipt() {
     send(&mut net, 0, Dest::Node(NodeId(1)), 1);
     net.run(0, 100, t);
     let Some(Outcome::Deliver(1, _, receipt)) = net.outcome(t) else {
-        panic!("nothing arrived");
+        panic!("no packet arrived");
     };
     assert_eq!(net.node_stats(0).1, SIZE);
     drop(receipt);

@@ -507,7 +507,7 @@ fn power_off_takes_the_links_down_and_loses_what_was_queued() {
     assert_eq!(
         drain(&mut net, 6000).0,
         [(2, 4)],
-        "the rest of the ring goes on"
+        "the other links of the ring still work"
     );
     net.set_power(1, true, t);
     send(&mut net, 0, Dest::Node(NodeId(1)), 5);
@@ -693,7 +693,11 @@ fn a_barrier_waits_for_all_hosts_of_its_tree() {
     barrier_unit(&mut net, 0, 5, 0, 0b01, 1);
     barrier_unit(&mut net, 2, 5, 0b01, 0b10, 0);
     barrier_unit(&mut net, 3, 5, 0, 0b10, 1);
-    assert_eq!(released(&mut net), NOBODY, "configuring releases nothing");
+    assert_eq!(
+        released(&mut net),
+        NOBODY,
+        "configuration alone releases no node"
+    );
     for round in 0..3u64 {
         assert_eq!(arrive(&mut net, 1, 5), NOBODY);
         assert_eq!(arrive(&mut net, 3, 5), NOBODY);

@@ -304,7 +304,7 @@ fn what_is_promised_about_transfers_holds() {
                 let data = rig.see(1, TARGET + 8 * k) == 100 + k;
                 assert!(
                     !notified || data,
-                    "seed {seed}: notification {k} came first"
+                    "seed {seed}: notification {k} preceded its data"
                 );
                 assert!(!data || k == 0 || rig.see(1, TARGET + 8 * (k - 1)) != 0);
                 seen |= u64::from(notified) << k;
@@ -500,7 +500,7 @@ fn history(rig: &mut Rig) -> (Vec<u64>, Vec<u64>, TimingStats) {
     while rig.step() {
         seen.push(rig.time.get());
     }
-    assert_eq!(rig.world.next_deadline(), None, "nothing left to wait for");
+    assert_eq!(rig.world.next_deadline(), None, "no event is pending");
     let order = (0..20).map(|k| rig.message(1, k).unwrap()).collect();
     (seen, order, rig.world.timing_stats(0))
 }

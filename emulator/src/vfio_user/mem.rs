@@ -279,7 +279,7 @@ pub(super) mod tests {
         assert!(!m.write(0x2ffc, &b), "ends outside");
         let mut tail = [9; 4];
         assert!(m.read(0x2ffc, &mut tail));
-        assert_eq!(tail, [0; 4], "a refused write writes nothing");
+        assert_eq!(tail, [0; 4], "a failed write changes no byte");
         assert!(!m.read(0xfff, &mut b));
         assert!(!m.read(u64::MAX - 3, &mut b), "wrapping range");
     }

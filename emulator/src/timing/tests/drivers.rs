@@ -27,7 +27,10 @@ fn compare(name: &str, run: impl Fn(&mut Rig, bool) -> bool) {
 fn compare_with(timing: &str, name: &str, run: impl Fn(&mut Rig, bool) -> bool) {
     let wrong = wrong_runs(timing, |rig| run(rig, false));
     let right = wrong_runs(timing, |rig| run(rig, true));
-    assert!(wrong >= 4, "{name}: found out in {wrong} of {SEEDS} runs");
+    assert!(
+        wrong >= 4,
+        "{name}: the error showed in only {wrong} of {SEEDS} runs"
+    );
     assert_eq!(right, 0, "{name}: the right driver fails");
 }
 
@@ -416,7 +419,7 @@ fn a_slow_receiver() {
             if careful {
                 assert_eq!(mailbox.got, all, "seed {seed}");
             } else if seed % 2 == 0 {
-                assert_ne!(mailbox.got, all, "seed {seed}: nothing was refused");
+                assert_ne!(mailbox.got, all, "seed {seed}: no message was rejected");
             }
             repairs += sender.repairs;
             waits += sender.waits;
