@@ -8,11 +8,12 @@ use std::ffi::CStr;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
-/// Where the bring-up script of the initramfs overlay lies.
+/// Path of the bring-up script, which the lab's initramfs contains.
 const BRINGUP: &str = "/usr/lib/lab/bringup";
-/// Created by the bring-up script when it is through; its content is "ok" or the reason of the failure.
+/// File that the bring-up script creates when it finishes. It contains "ok" or the reason of the
+/// failure.
 pub const RESULT: &str = "/run/lab/bringup";
-/// The environment of everything that runs in a node.
+/// `PATH` of every program that runs in a node.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 fn mount_all() {
@@ -57,7 +58,7 @@ fn mount_all() {
         (c"mqueue", "/dev/mqueue", c"mqueue", MountFlags::NOSUID, c""),
     ];
     for (source, target, kind, flags, data) in list {
-        // An existing directory is fine, and a failure shows in the mount.
+        // The directory may exist already. If it cannot be created, the mount fails and is logged.
         let _ = std::fs::create_dir_all(target);
         if let Err(e) = mount(source, target, kind, flags, Some(data)) {
             kmsg::log(&format!("cannot mount {target}: {e}"));
@@ -76,7 +77,7 @@ fn mount_all() {
     }
 }
 
-/// The `lab.NAME=VALUE` words of the kernel command line as `LAB_NAME` variables.
+/// Returns the `lab.NAME=VALUE` words of the kernel command line as `LAB_NAME` variables.
 fn parameters(command_line: &str) -> HashMap<String, String> {
     command_line
         .split_whitespace()
@@ -97,7 +98,7 @@ fn spawn(program: &str, arguments: &[&str], env: &HashMap<String, String>) -> Op
         .stdin(Stdio::null())
         .spawn();
     match child {
-        // The loop of `run` reaps it.
+        // The loop in `run` reaps the child.
         Ok(child) => Some(Pid::from_child(&child)),
         Err(e) => {
             kmsg::log(&format!("cannot start {program}: {e}"));
@@ -106,10 +107,11 @@ fn spawn(program: &str, arguments: &[&str], env: &HashMap<String, String>) -> Op
     }
 }
 
-/// Never returns while the node runs.
+/// Mounts file systems, starts the command server and the bring-up script, and reaps orphans.
+/// Returns only if this is not process 1.
 pub fn run() -> ExitCode {
     if rustix::process::getpid() != Pid::INIT {
-        eprintln!("lab-agent init: only as the first process of a node");
+        eprintln!("lab-agent init: must run as the first process of a node");
         return ExitCode::from(2);
     }
     mount_all();
@@ -130,7 +132,7 @@ pub fn run() -> ExitCode {
                     kmsg::log(&format!(
                         "the command server ended ({status:?}); starting it again"
                     ));
-                    // Not in a tight loop should it fail at once.
+                    // Avoids a tight loop if the server ends immediately.
                     std::thread::sleep(Duration::from_millis(500));
                     server = spawn(&agent, &["serve"], &env);
                 } else if Some(pid) == bringup && !std::path::Path::new(RESULT).exists() {
@@ -140,7 +142,7 @@ pub fn run() -> ExitCode {
                 }
             }
             Ok(None) => {}
-            // No child at all: the server could not be started.
+            // There is no child, because the server could not be started. Try again.
             Err(_) => {
                 std::thread::sleep(Duration::from_secs(1));
                 server = spawn(&agent, &["serve"], &env);
@@ -149,7 +151,8 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Prints the result of the bring-up script as soon as there is one. The client ends it when it loses patience.
+/// Waits until the bring-up script has written its result, and prints it. There is no time limit;
+/// `lab` ends this command after its own timeout.
 pub fn wait() -> ExitCode {
     loop {
         if let Ok(text) = std::fs::read_to_string(RESULT) {

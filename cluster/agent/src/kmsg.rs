@@ -2,10 +2,10 @@
 
 use std::io::Write;
 
-/// Logs one line at the level "notice"; does nothing when the kernel log can't be written.
+/// Logs one line at level "notice". Does nothing if the kernel log cannot be written.
 pub fn log(text: &str) {
     if let Ok(mut f) = std::fs::OpenOptions::new().write(true).open("/dev/kmsg") {
-        // One write is one record. There is nowhere to report a failure to.
+        // Each write is one record. There is no place to report a failure to.
         let _ = f.write_all(format!("<5>lab-agent: {text}\n").as_bytes());
     }
 }

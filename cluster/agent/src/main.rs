@@ -10,8 +10,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
-/// Exit status of a shell for "found but cannot be run" and "not found".
+/// Exit status of a shell for a program that was found but cannot be run.
 const CANNOT_RUN: u8 = 126;
+/// Exit status of a shell for a program that was not found.
 const NOT_FOUND: u8 = 127;
 
 fn main() -> ExitCode {
@@ -28,7 +29,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Becomes the leader of a session on the terminal that is standard input, then the given program.
+/// Makes this process the leader of a new session with standard input as its controlling terminal,
+/// then executes `argv`. Returns only if this fails.
 fn on_terminal(argv: &[std::ffi::OsString]) -> ExitCode {
     let Some((program, arguments)) = argv.split_first() else {
         return ExitCode::from(2);

@@ -1,4 +1,4 @@
-//! The ports: each has a thread that serves one session after the other.
+//! The virtio-serial ports. A thread per port serves one session after the other.
 
 use crate::kmsg;
 use crate::session::{Session, Step};
@@ -10,15 +10,17 @@ use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Encoded output that may wait for the host before the agent stops reading from the command, in bytes.
+/// Maximum encoded output that waits for the host, in bytes. Above it the agent stops reading from
+/// the command.
 const OUT_LIMIT: usize = 512 * 1024;
-/// A host that is absent for so long has left. Whether it is there comes by another queue than its data and
-/// may lag behind: a host that has just connected, or followed another one, looks absent for a moment.
+/// Time after which an absent host counts as disconnected. Presence is signalled on another queue
+/// than data and may lag behind, so a host looks absent for a moment after it connects or replaces
+/// another one.
 const ABSENCE: Duration = Duration::from_millis(500);
-/// How long the ports may take to appear after boot.
+/// Maximum time until the ports appear after boot.
 const PORT_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Serves all ports; returns only when none can be opened.
+/// Serves all ports. Returns only if no port can be served any more.
 pub fn serve_all() -> ExitCode {
     let threads: Vec<_> = (0..PORTS)
         .map(|i| {
@@ -63,7 +65,7 @@ fn serve(index: usize) -> anyhow::Result<()> {
     Port::new(port)?.run()
 }
 
-/// What the host side of a port did.
+/// State of the host side of a port.
 #[derive(PartialEq, Eq)]
 enum Host {
     Present,
@@ -72,7 +74,8 @@ enum Host {
 
 struct Port {
     fd: OwnedFd,
-    /// Watches `fd` edge-triggered: without a host the port is always "hung up", level-triggered waiting would spin.
+    /// Watches `fd` edge-triggered. Without a host the port always reports "hung up", so that
+    /// level-triggered polling would spin.
     events: OwnedFd,
     decoder: Decoder,
     out: Vec<u8>,
@@ -100,7 +103,8 @@ impl Port {
     }
 
     fn run(mut self) -> anyhow::Result<()> {
-        // A host may be waiting since before the agent was (re)started: its session is gone. Others ignore this.
+        // A host may have waited since before the agent was (re)started, and its session is lost. A
+        // host without a session ignores the message.
         self.say(&GuestMsg::NoSession);
         loop {
             match self.receive()? {
@@ -121,12 +125,13 @@ impl Port {
         }
     }
 
-    /// Nothing that an absent host would have to be waited for.
+    /// Returns true if an absent host leaves no state to drop: no session, no unsent output, no
+    /// greeting.
     fn idle(&self) -> bool {
         self.session.is_none() && self.out.is_empty() && !self.greeted
     }
 
-    /// Reads everything that the host has sent.
+    /// Reads and handles all bytes that the host has sent.
     fn receive(&mut self) -> anyhow::Result<Host> {
         let mut buffer = [0; 32 * 1024];
         loop {
@@ -143,7 +148,8 @@ impl Port {
                     .and_then(HostMsg::get)
                 {
                     Ok(message) => self.handle(message),
-                    // Remains of a client that was killed; only a session that lives is worth a word.
+                    // Without a session, bad bytes are remains of a killed client and are not
+                    // logged.
                     Err(e) if self.session.is_some() => kmsg::log(&format!("message dropped: {e}")),
                     Err(_) => {}
                 }
@@ -170,7 +176,8 @@ impl Port {
             }
             message => match &mut self.session {
                 Some(session) => session.handle(message),
-                // Input for a command that has just ended is normal; a start without greeting is not.
+                // Input may still arrive for a command that has just ended. A start without a
+                // greeting is an error.
                 None if matches!(message, HostMsg::Start(_)) => self.say(&GuestMsg::NoSession),
                 None => {}
             },
@@ -207,14 +214,14 @@ impl Port {
         }
     }
 
-    /// Writes as much as the port takes.
+    /// Writes pending output until the port is full.
     fn send(&mut self) -> anyhow::Result<()> {
         while self.sent < self.out.len() {
             match rustix::io::write(&self.fd, &self.out[self.sent..]) {
                 Ok(n) => self.sent += n,
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
-                // The host left in between; the next read tells.
+                // The host has disconnected, which the next read reports.
                 Err(Errno::PIPE) => break,
                 Err(e) => return Err(e.into()),
             }
@@ -248,7 +255,7 @@ impl Port {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
-        // Takes the edge, so that the epoll file is quiet until the next one.
+        // Consumes the edge, so that `events` becomes readable again only at the next one.
         let mut list = [epoll::Event {
             flags: epoll::EventFlags::empty(),
             data: epoll::EventData::new_u64(0),

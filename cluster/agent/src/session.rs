@@ -1,4 +1,5 @@
-//! One command: its process, its pipes or terminal, and what lies between them and the port.
+//! One command in a node: its process, its pipes or terminal, and the buffers between them and the
+//! port.
 
 use crate::init::PATH;
 use crate::{CANNOT_RUN, NOT_FOUND};
@@ -17,15 +18,16 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time between the hang-up signal and the kill for a command whose client is gone.
+/// Time between SIGHUP and SIGKILL for a command whose client has disconnected.
 const GRACE: Duration = Duration::from_secs(1);
-/// Output still read after the command itself has ended: a pipe's largest capacity. A process that it
-/// left behind may hold the pipe open for ever, so the end of the file is no criterion.
+/// Maximum output that is read after the command has ended, in bytes: a pipe's largest capacity. A
+/// process that the command left behind may hold the pipe open for ever, so end of file does not
+/// mark the end of output.
 const TAIL_LIMIT: usize = 1024 * 1024;
-/// A terminal passes its output on with a delay.
+/// Time during which output of a terminal may still arrive after the command has ended.
 const TERMINAL_TAIL: Duration = Duration::from_millis(200);
 
-/// Why a program did not start, and the exit status that a shell has for that.
+/// Error of a command that did not start, with the exit status that a shell returns for it.
 #[derive(Debug)]
 pub struct NotStarted {
     status: u8,
@@ -40,7 +42,7 @@ impl std::fmt::Display for NotStarted {
 
 impl std::error::Error for NotStarted {}
 
-/// Tells the host that a command could not be started.
+/// Reports to the host that a command could not be started.
 pub fn report_failure(error: &anyhow::Error, out: &mut Vec<u8>) {
     match error.downcast_ref::<NotStarted>() {
         Some(e) => {
@@ -51,14 +53,14 @@ pub fn report_failure(error: &anyhow::Error, out: &mut Vec<u8>) {
     }
 }
 
-/// What a step achieved.
+/// Result of [`Session::step`].
 #[derive(PartialEq, Eq)]
 pub enum Step {
-    /// Something; call again.
+    /// The step made progress; call again.
     More,
-    /// Nothing to do until a file becomes ready.
+    /// No progress is possible until a file becomes ready.
     Idle,
-    /// The command is over and everything was said.
+    /// The command has ended, and its output and exit status are queued.
     Ended,
 }
 
@@ -79,7 +81,7 @@ pub struct Session {
     child: Child,
     pid: Pid,
     pidfd: OwnedFd,
-    /// Both directions of a terminal.
+    /// Terminal of the command, for input and output; `None` for a command on pipes.
     terminal: Option<OwnedFd>,
     stdin: Option<OwnedFd>,
     stdin_queue: VecDeque<u8>,
@@ -120,7 +122,7 @@ fn set_size(terminal: &OwnedFd, size: WinSize) {
         ws_xpixel: 0,
         ws_ypixel: 0,
     };
-    // Only cosmetic.
+    // A wrong size does no harm, so errors are ignored.
     let _ = tcsetwinsize(terminal, size);
 }
 
@@ -145,7 +147,8 @@ impl Session {
                 c
             }
             Some((_, slave)) => {
-                // setsid and the controlling terminal have to be set between fork and exec.
+                // `lab-agent on-terminal` sets the session and the controlling terminal between
+                // fork and exec.
                 let mut c = Command::new(std::env::current_exe()?);
                 c.arg("on-terminal").args(&argv);
                 c.stdin(slave.try_clone()?)
@@ -214,14 +217,16 @@ impl Session {
         Ok((pid, pidfd_open(pid, PidfdFlags::empty())?, pipes))
     }
 
-    /// Acts on a message of the host.
+    /// Handles a message of the host.
     pub fn handle(&mut self, message: HostMsg) {
         match message {
             HostMsg::Stdin(data) => {
                 if self.stdin_queue.len() + data.len() <= STDIN_WINDOW {
                     self.stdin_queue.extend(data);
                 } else {
-                    crate::kmsg::log("the host sent more input than it was granted; dropped");
+                    crate::kmsg::log(
+                        "the host sent more input than its window allows; the input is dropped",
+                    );
                 }
             }
             HostMsg::StdinEof => self.stdin_eof = true,
@@ -241,13 +246,14 @@ impl Session {
 
     fn signal(&self, signal: Signal) {
         if self.finished.is_none() {
-            // It may have ended by itself; it is not reaped yet, so the number is still its own.
+            // The process may have ended, but it is not reaped yet. Its group number is therefore
+            // not reused.
             let _ = kill_process_group(self.pid, signal);
         }
     }
 
-    /// Adds the files whose readiness allows a step; returns how long to wait at most. Without `room` for
-    /// output no step will be made, so then only what input waits for counts.
+    /// Adds the files whose readiness allows a step, and returns the maximum time to wait. Without
+    /// `room` for output no step is made, so only files that accept input are added.
     pub fn watch<'a>(&'a self, room: bool, fds: &mut Vec<PollFd<'a>>) -> Option<Duration> {
         let mut terminal = PollFlags::empty();
         if !self.stdin_queue.is_empty() {
@@ -276,7 +282,8 @@ impl Session {
         }
     }
 
-    /// Does what is possible now without waiting; output is appended to `out` as messages.
+    /// Moves input and output as far as possible without waiting. Appends output to `out` as
+    /// messages.
     pub fn step(&mut self, out: &mut Vec<u8>) -> Step {
         let mut progress = self.feed();
         if self.credit >= STDIN_WINDOW / 4 || (self.credit > 0 && self.stdin_queue.is_empty()) {
@@ -312,12 +319,13 @@ impl Session {
         Step::Ended
     }
 
-    /// Writes queued input to the command; true when that made a difference.
+    /// Writes queued input to the command. Returns true if this made progress.
     pub fn feed(&mut self) -> bool {
         let mut progress = false;
         while !self.stdin_queue.is_empty() {
             let Some(fd) = self.terminal.as_ref().or(self.stdin.as_ref()) else {
-                // Nobody reads it: consumed, so that the host goes on to its end.
+                // The command has closed its input. The bytes count as consumed, so that the host
+                // sends the remainder.
                 self.credit += self.stdin_queue.len();
                 self.stdin_queue.clear();
                 return true;
@@ -342,7 +350,7 @@ impl Session {
         }
         if self.stdin_eof {
             if let Some(t) = &self.terminal {
-                // End of file on a terminal is a character.
+                // End of file on a terminal is the character Ctrl-D.
                 if rustix::io::write(t, &[4]).is_ok() {
                     self.stdin_eof = false;
                 }
@@ -351,7 +359,7 @@ impl Session {
         progress
     }
 
-    /// Reads one piece of output.
+    /// Reads one chunk of output. Returns true if this made progress.
     fn collect(&mut self, stream: Stream, out: &mut Vec<u8>) -> bool {
         let slot = match (stream, self.terminal.is_some()) {
             (Stream::Out, true) => &mut self.terminal,
@@ -375,7 +383,7 @@ impl Session {
                 true
             }
             Err(Errno::AGAIN | Errno::INTR) => false,
-            // The end of a pipe, or a terminal (an error) that nobody holds open any more.
+            // End of a pipe, or the error of a terminal that no process holds open any more.
             Ok(_) | Err(_) => {
                 *slot = None;
                 true
@@ -383,7 +391,8 @@ impl Session {
         }
     }
 
-    /// The client is gone: hangs up, and kills what has not ended soon after.
+    /// Ends the command of a client that has disconnected: sends SIGHUP, then SIGKILL after one
+    /// second.
     pub fn abandon(mut self) {
         if self.finished.is_some() {
             return;
@@ -401,7 +410,7 @@ impl Session {
                 tv_nsec: 0,
             };
             let _ = rustix::event::poll(&mut fds, Some(&grace));
-            // Before it is reaped, so that the group number can't belong to somebody else.
+            // The process is not reaped yet, so its group number cannot belong to another process.
             self.signal(Signal::KILL);
             let _ = self.child.wait();
         });

@@ -1,4 +1,5 @@
-//! A port of a node, held exclusively: the byte stream between a command's client and the agent.
+//! A port of a node with exclusive access: the byte stream between a command's client and the
+//! agent.
 
 use anyhow::{bail, ensure, Context, Result};
 use lab_proto::{Decoder, GuestMsg, HostMsg, PORTS, VERSION};
@@ -15,28 +16,28 @@ pub fn port_socket(node: &Path, index: usize) -> PathBuf {
     node.join(format!("p{index}.sock"))
 }
 
-/// A greeted port.
+/// A port whose agent has answered the greeting.
 pub struct Channel {
     socket: UnixStream,
     decoder: Decoder,
     out: Vec<u8>,
     sent: usize,
-    /// Released when the channel goes.
+    /// Lock on the port, released when the channel is dropped.
     _lock: File,
 }
 
-/// What a read brought.
+/// Result of [`Channel::receive`].
 #[derive(Debug)]
 pub enum Received {
     /// A message.
     Message(GuestMsg),
-    /// Nothing more at the moment.
+    /// No complete message has arrived yet.
     Nothing,
-    /// QEMU closed the port: the node is gone.
+    /// QEMU closed the port, because the node went off.
     Closed,
 }
 
-/// Poll time-out until a point in time; `None` waits for ever.
+/// Returns the poll timeout that ends at `deadline`. Without a deadline poll waits for ever.
 pub fn until(deadline: Option<Instant>) -> Option<Timespec> {
     let left = deadline?.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
     Some(Timespec {
@@ -45,14 +46,14 @@ pub fn until(deadline: Option<Instant>) -> Option<Timespec> {
     })
 }
 
-/// How long a refused connection may still mean that QEMU is starting.
+/// Time during which a refused connection may mean that QEMU is still starting.
 const REFUSAL_GRACE: Duration = Duration::from_secs(3);
 
 impl Channel {
-    /// Takes a free port of the node and greets the agent.
+    /// Claims a free port of the node and greets the agent.
     ///
     /// # Errors
-    /// When no port is free or the agent does not answer until `deadline`, or the node is off.
+    /// When the node is off, or no port is free or the agent does not answer before `deadline`.
     pub fn open(node: &Path, deadline: Instant) -> Result<Self> {
         let lock = Self::take_port(node, deadline)?;
         let socket = Self::connect(&port_socket(node, lock.0), deadline)?;
@@ -74,7 +75,8 @@ impl Channel {
             "there is no such node ({} is missing)",
             node.display()
         );
-        // A random start, so that parallel commands don't all try the same ones.
+        // The search begins at a random port, so that parallel commands rarely compete for the same
+        // one.
         let start = crate::state::random() as usize % PORTS;
         loop {
             for i in 0..PORTS {
@@ -99,12 +101,13 @@ impl Channel {
     }
 
     fn connect(path: &Path, deadline: Instant) -> Result<UnixStream> {
-        // A socket that QEMU has bound but does not listen on yet refuses like one whose QEMU is gone.
+        // QEMU may have bound the socket without listening on it yet. The connection is then
+        // refused, as it is after QEMU has ended.
         let dead = deadline.min(Instant::now() + REFUSAL_GRACE);
         loop {
             match UnixStream::connect(path) {
                 Ok(socket) => return Ok(socket),
-                // QEMU makes its sockets within moments after its start; nobody listens once it is gone.
+                // QEMU creates its sockets shortly after its start.
                 Err(e) if e.kind() == ErrorKind::NotFound && Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(20))
                 }
@@ -130,7 +133,7 @@ impl Channel {
                         ensure!(version == VERSION, "the node's agent speaks version {version} of the protocol, this lab {VERSION}; take the lab down and up again");
                         return Ok(());
                     }
-                    // What the port's former user left behind.
+                    // Left over from the port's previous user.
                     Received::Message(_) => {}
                     Received::Nothing => break,
                     Received::Closed => bail!("the node went off"),
@@ -146,7 +149,7 @@ impl Channel {
                 PollFlags::IN
             };
             let mut fds = [PollFd::new(&self.socket, flags)];
-            // An interrupted or timed-out wait is seen above.
+            // The loop above handles interrupted and timed-out waits.
             let _ = poll(&mut fds, until(Some(deadline)).as_ref());
         }
     }
@@ -156,17 +159,18 @@ impl Channel {
         message.put(&mut self.out);
     }
 
-    /// Bytes that wait to be sent.
+    /// Returns the number of bytes that wait to be sent.
     pub fn pending(&self) -> usize {
         self.out.len() - self.sent
     }
 
-    /// The socket, for waiting.
+    /// Returns the socket, for polling.
     pub fn socket(&self) -> &UnixStream {
         &self.socket
     }
 
-    /// Sends as much as QEMU takes at the moment. An end of the stream is left to [`Channel::receive`].
+    /// Sends pending bytes until QEMU's socket is full. [`Channel::receive`] reports the end of the
+    /// stream.
     ///
     /// # Errors
     /// On an unexpected socket error.
@@ -189,16 +193,17 @@ impl Channel {
         Ok(())
     }
 
-    /// The next message that has arrived.
+    /// Returns the next message that has arrived.
     ///
     /// # Errors
-    /// On an unexpected socket error or a message that can't be read.
+    /// On an unexpected socket error or a message that cannot be decoded.
     pub fn receive(&mut self) -> Result<Received> {
         let mut buffer = [0; 64 * 1024];
         loop {
             match self.decoder.next_frame() {
                 Some(Ok(frame)) => return Ok(Received::Message(GuestMsg::get(frame)?)),
-                // Remains of a former session; a frame of ours can't be cut, the stream is reliable.
+                // Left over from a previous session. Frames of this session are never cut, because
+                // the stream is reliable.
                 Some(Err(_)) => continue,
                 None => {}
             }

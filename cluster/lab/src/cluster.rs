@@ -17,20 +17,20 @@ use std::time::{Duration, Instant};
 const TAIL: usize = 25;
 /// File in the directory of a lab that is being ended.
 const ENDING: &str = "ending";
-/// How long a quick question to the agent may take.
+/// Maximum time for a short command in a node.
 const PING: Duration = Duration::from_secs(5);
 
-/// What is known about a node without asking it much.
+/// State of a node, as far as a quick check shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeState {
-    /// No QEMU runs.
+    /// QEMU does not run.
     Off,
-    /// QEMU runs, the agent did not answer in time.
+    /// QEMU runs, but the agent did not answer in time.
     Silent,
-    /// The agent answers, the node still prepares itself.
+    /// The agent answers, but the bring-up has not finished.
     Booting,
-    /// Ready.
+    /// The bring-up has succeeded.
     Ready,
     /// The node's bring-up failed.
     Failed,
@@ -44,27 +44,28 @@ pub struct Node {
 }
 
 impl Node {
-    /// Its name, as in the node's own `/etc/hosts`.
+    /// Returns the node's name, which is also in its `/etc/hosts`.
     pub fn name(&self) -> String {
         format!("node{}", self.index)
     }
 
-    /// Its number.
+    /// Returns the node's number.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Its directory on the host.
+    /// Returns the node's directory on the host.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// File with everything the kernel printed since the lab was started, boots one after the other.
+    /// Returns the path of the console log: all kernel output since the lab was started, one boot
+    /// after the other.
     pub fn console(&self) -> PathBuf {
         self.dir.join("console.log")
     }
 
-    /// Instructions that it has executed since its power was switched on.
+    /// Returns the number of instructions that the node has executed since it was switched on.
     ///
     /// # Errors
     /// When the lab does not count them ([`Spec::count_instructions`]).
@@ -72,10 +73,10 @@ impl Node {
         insns::read(&self.dir).with_context(|| self.name())
     }
 
-    /// Runs a program to its end, for at most a minute; see [`Command`] for more choice.
+    /// Runs a program to its end, for up to a minute. [`Command`] has more options.
     ///
     /// # Errors
-    /// When the node does not answer or the time is over; a failing command is no error.
+    /// When the node does not answer or the time runs out. A non-zero exit status is not an error.
     pub fn exec<S: AsRef<std::ffi::OsStr>>(
         &self,
         argv: impl IntoIterator<Item = S>,
@@ -85,10 +86,10 @@ impl Node {
             .run(self)
     }
 
-    /// Runs a shell script that has to succeed, for at most a minute; returns its standard output.
+    /// Runs a shell script that must succeed within a minute. Returns its standard output.
     ///
     /// # Errors
-    /// When it fails.
+    /// When the script fails or the node does not answer.
     pub fn sh(&self, script: &str) -> Result<String> {
         let out = Command::sh(script)
             .timeout(Duration::from_secs(60))
@@ -99,13 +100,15 @@ impl Node {
             .text())
     }
 
-    /// Waits until the node has prepared itself. All of `patience` may pass before its agent appears.
+    /// Waits until the node's bring-up has finished. The agent may take all of `patience` to
+    /// appear.
     ///
     /// # Errors
-    /// When it did not get through; the message has the reason and the end of the console.
+    /// When the bring-up does not succeed in time. The error contains the reason and the end of the
+    /// console.
     pub fn wait_ready(&self, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
-        // The agent takes its time to appear; the command itself polls inside the node.
+        // The command polls inside the node. Connecting to its agent may take most of the time.
         let result = loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match ready(left).run(self) {
@@ -117,7 +120,7 @@ impl Node {
                         out.error_text().trim()
                     ))
                 }
-                // A reboot under way cuts the first attempt.
+                // A reboot in progress may interrupt the first attempt.
                 Err(e) if format!("{e:#}").contains("restarted") && Instant::now() < deadline => {}
                 Err(e) => break Err(e),
             }
@@ -125,10 +128,10 @@ impl Node {
         result.map_err(|e: anyhow::Error| anyhow!(self.failure(&format!("{e:#}"))))
     }
 
-    /// The first defect that its present kernel reported, else the end of its console.
+    /// Returns the first defect that the current kernel reported, else the end of the console.
     pub fn last_words(&self) -> String {
         let log = self.log_since(0);
-        // The console has all boots one after the other.
+        // The console log contains all boots; only the last one counts.
         let boot = log.rfind("] Linux version ").map_or("", |at| &log[at..]);
         match logscan::first_defect(boot, &[]) {
             Some(report) => report,
@@ -136,7 +139,8 @@ impl Node {
         }
     }
 
-    /// The first line says what is known in short, for those who see no more of it.
+    /// Returns a report of the failed node. Its first line is a summary, because some callers show
+    /// only that line.
     fn failure(&self, why: &str) -> String {
         let qemu = tail(&self.dir.join("qemu.log"), 5);
         let console = self.last_words();
@@ -159,22 +163,23 @@ impl Node {
         text
     }
 
-    /// How many bytes the console log has now; a mark for [`Node::log_since`].
+    /// Returns the current size of the console log in bytes, for [`Node::log_since`].
     pub fn log_mark(&self) -> u64 {
         std::fs::metadata(self.console()).map_or(0, |m| m.len())
     }
 
-    /// The console log from a mark on.
+    /// Returns the console log from byte offset `mark` on.
     pub fn log_since(&self, mark: u64) -> String {
         let all = std::fs::read(self.console()).unwrap_or_default();
         let from = usize::try_from(mark).unwrap_or(usize::MAX).min(all.len());
         String::from_utf8_lossy(&all[from..]).replace('\r', "")
     }
 
-    /// Fails when the kernel reported a defect since the mark (0: since the lab was started).
+    /// Fails if the kernel reported a defect after byte offset `mark` of the log (0: since the lab
+    /// was started).
     ///
     /// # Errors
-    /// With the report and some lines around it.
+    /// The error contains the report and some lines around it.
     pub fn assert_clean_log_since(&self, mark: u64) -> Result<()> {
         match logscan::first_defect(&self.log_since(mark), &[]) {
             None => Ok(()),
@@ -183,17 +188,18 @@ impl Node {
     }
 }
 
-/// Whether a lab can be used.
+/// State of a lab as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Health {
-    /// It is up.
+    /// The lab is up.
     Up,
-    /// `up` is at work, or was killed.
+    /// `lab up` still runs, or was killed before it finished.
     Starting,
-    /// Its emulator has ended by itself: the NICs are gone for good, and nodes that used them may have gone with them.
+    /// The emulator has ended unexpectedly. Its NICs are lost, and nodes that used them may have
+    /// ended, too.
     EmulatorDied,
-    /// Nothing of it runs.
+    /// No process of the lab runs.
     Dead,
 }
 
@@ -208,10 +214,10 @@ impl std::fmt::Display for Health {
     }
 }
 
-/// How often a boot looks after the processes.
+/// Interval at which a boot checks that all processes run.
 const LOOK: Duration = Duration::from_millis(300);
 
-/// A lab that runs (or whose remains are on disk).
+/// A running lab, or the files of one that has ended.
 #[derive(Clone, Debug)]
 pub struct Cluster {
     paths: Paths,
@@ -220,11 +226,12 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a lab and waits until every node is ready. What a killed lab of this name left is removed first.
+    /// Starts a lab and waits until every node is ready. Removes the remains of a killed lab of the
+    /// same name first.
     ///
     /// # Errors
-    /// When a lab of this name is up, something needed is missing, or a node does not come up; then everything is ended
-    /// again, except for the logs.
+    /// When a lab of this name is up, a file or program is missing, or a node does not come up. All
+    /// processes are then ended; the logs stay.
     pub fn up(paths: &Paths, spec: Spec, progress: &mut dyn Progress) -> Result<Self> {
         let spec = spec.settle()?;
         let dir = LabDir::new(paths, &spec.name)?;
@@ -237,7 +244,7 @@ impl Cluster {
             };
             match old.health() {
                 Health::Up => bail!(
-                    "lab '{0}' is up already ({1} nodes); ./lab down --name {0} ends it",
+                    "lab '{0}' is already up ({1} nodes); ./lab down --name {0} ends it",
                     spec.name,
                     old.spec().nodes
                 ),
@@ -248,7 +255,7 @@ impl Cluster {
         let ended = dir.wipe()?;
         if ended > 0 {
             progress.news(&format!(
-                "removed what an interrupted lab left: {ended} processes"
+                "ended {ended} processes that an interrupted lab left behind"
             ));
         }
         let kernel = Kernel::find(paths, &spec.kernel)?;
@@ -261,7 +268,7 @@ impl Cluster {
             started: now(),
             ready: false,
         };
-        // Before any process exists: the token is how they are found again.
+        // Saved before the first process starts, because processes are found by this token.
         dir.save(&record)?;
         let mut cluster = Self {
             paths: paths.clone(),
@@ -286,10 +293,10 @@ impl Cluster {
         }
     }
 
-    /// Finds a lab that is up.
+    /// Returns the lab with this name, which may have died.
     ///
     /// # Errors
-    /// When there is none of this name.
+    /// When no lab has this name.
     pub fn attach(paths: &Paths, name: &str) -> Result<Self> {
         let dir = LabDir::new(paths, name)?;
         let record = dir.record()?.with_context(|| {
@@ -302,17 +309,17 @@ impl Cluster {
         })
     }
 
-    /// Ends a lab and starts it again as it was described.
+    /// Ends a lab and starts it again with the same description.
     ///
     /// # Errors
-    /// When there is none of this name, or as [`Cluster::up`].
+    /// When no lab has this name, or for the reasons of [`Cluster::up`].
     pub fn restart(paths: &Paths, name: &str, progress: &mut dyn Progress) -> Result<Self> {
         let spec = Self::attach(paths, name)?.record.spec;
         Self::down(paths, name)?;
         Self::up(paths, spec, progress)
     }
 
-    /// Whether it can be used.
+    /// Returns the state of the lab.
     pub fn health(&self) -> Health {
         let running = self.processes();
         match (running.is_empty(), self.record.ready) {
@@ -327,12 +334,13 @@ impl Cluster {
         self.record.spec.nics > 0 && !running.iter().any(|p| p.role == "emu")
     }
 
-    /// What to tell when the emulator has ended by itself, perhaps with everything else.
+    /// Returns the message for a lab whose emulator has ended unexpectedly, perhaps with all other
+    /// processes.
     pub fn emulator_report(&self) -> String {
         let name = &self.dir.name;
         let mut text = format!(
-            "the emulator of lab '{name}' has died: its NICs are gone for good, and QEMU aborts when it waits for one; \
-             ./lab restart --name {name} starts the lab again as it was"
+            "the emulator of lab '{name}' has died. Its NICs are lost, and QEMU aborts when it waits for one; \
+             ./lab restart --name {name} starts the lab again"
         );
         let qemu = |n: &Node| {
             let says = tail(&n.dir.join("qemu.log"), 3);
@@ -346,16 +354,16 @@ impl Cluster {
         text
     }
 
-    /// What to tell of a lab that never was up.
+    /// Returns the message for a lab that has never been up.
     pub fn unborn_report(&self) -> String {
         format!(
-            "lab '{0}' did not come up, and nothing of it runs; ./lab up --name {0} starts it anew, logs of the attempt are in {1}",
+            "lab '{0}' did not come up, and none of its processes runs; ./lab up --name {0} starts it again, logs of the attempt are in {1}",
             self.dir.name,
             self.dir.path.display()
         )
     }
 
-    /// Fails when a process that these nodes need has ended.
+    /// Fails if the emulator or the QEMU of one of `nodes` has ended.
     fn check_processes(&self, nodes: &[Node]) -> Result<()> {
         let running = self.processes();
         if self.emulator_is_gone(&running) {
@@ -371,7 +379,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Ends a lab and removes all traces; returns whether there was anything.
+    /// Ends a lab and removes its files. Returns true if the lab existed.
     ///
     /// # Errors
     /// When a process does not end.
@@ -380,35 +388,37 @@ impl Cluster {
         let _lock = dir.lock()?;
         let existed = dir.path.exists();
         if existed {
-            // For commands whose nodes go off under them; without it they would only know less.
+            // Tells concurrent commands why their node goes off. A failure only makes their error
+            // messages less specific.
             let _ = std::fs::write(dir.path.join(ENDING), "");
         }
         dir.wipe()?;
         Ok(existed)
     }
 
-    /// Whether somebody has ended it, or is about to, since it was found.
+    /// Returns true if another command has ended the lab, or is ending it, since
+    /// [`Cluster::attach`].
     pub fn was_ended(&self) -> bool {
         let same = |r: Record| r.token == self.record.token;
         self.dir.path.join(ENDING).exists() || !self.dir.record().ok().flatten().is_some_and(same)
     }
 
-    /// Its description.
+    /// Returns the description of the lab.
     pub fn spec(&self) -> &Spec {
         &self.record.spec
     }
 
-    /// What is remembered about it.
+    /// Returns the record of the lab on disk.
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    /// Its directory.
+    /// Returns the lab's directory.
     pub fn dir(&self) -> &LabDir {
         &self.dir
     }
 
-    /// A node.
+    /// Returns a node.
     ///
     /// # Errors
     /// When the lab has no node with this number.
@@ -425,7 +435,7 @@ impl Cluster {
         })
     }
 
-    /// All nodes.
+    /// Returns all nodes.
     pub fn nodes(&self) -> Vec<Node> {
         (0..self.record.spec.nodes)
             .map(|index| Node {
@@ -470,10 +480,11 @@ impl Cluster {
         let (sender, receiver) = mpsc::channel();
         for node in nodes.iter().cloned() {
             let sender = sender.clone();
-            // Not joined on failure: its deadline ends it, and the caller ends the nodes.
+            // The thread is not joined on failure. The caller then ends the nodes, and the deadline
+            // ends the thread.
             std::thread::spawn(move || {
                 let result = node.wait_ready(patience);
-                // The receiver is gone when another node has failed.
+                // The receiver is dropped when another node has failed.
                 let _ = sender.send((node, result));
             });
         }
@@ -482,10 +493,13 @@ impl Cluster {
         while count < nodes.len() {
             let (node, result) = match receiver.recv_timeout(LOOK) {
                 Ok(news) => news,
-                Err(mpsc::RecvTimeoutError::Disconnected) => bail!("a waiting thread died"),
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    bail!("a waiting thread ended unexpectedly")
+                }
                 Err(mpsc::RecvTimeoutError::Timeout) => {
                     proc::interrupted()?;
-                    // Twice in a row, since a process that is just being started may be overlooked.
+                    // Fails only after two failed checks in a row, because a process that is just
+                    // starting may be missed.
                     match self.check_processes(nodes) {
                         Err(e) if doubt => return Err(e),
                         missing => doubt = missing.is_err(),
@@ -494,7 +508,7 @@ impl Cluster {
                 }
             };
             if let Err(e) = result {
-                // A node whose emulator dies goes down with it.
+                // The node may have failed because its emulator has ended.
                 return match self.check_processes(&[]) {
                     Ok(()) => Err(e),
                     Err(emulator) => Err(e.context(emulator)),
@@ -515,7 +529,7 @@ impl Cluster {
         let spec = &self.record.spec;
         let dir = self.dir.node(index);
         std::fs::create_dir_all(&dir)?;
-        // Sockets of a QEMU that was killed would look alive until it listens again.
+        // Sockets of a killed QEMU would look usable until the new one listens.
         for i in 0..lab_proto::PORTS {
             let _ = std::fs::remove_file(crate::channel::port_socket(&dir, i));
         }
@@ -540,19 +554,19 @@ impl Cluster {
         .map(drop)
     }
 
-    /// What to tell those who meet a node that is off.
+    /// Returns advice for a user whose node is off.
     pub fn switch_on(&self, index: usize) -> String {
         let name = &self.dir.name;
         format!(
-            "./lab log --name {name} {index} has its last words, ./lab fault --name {name} power-on {index} boots it again"
+            "./lab log --name {name} {index} shows its console, ./lab fault --name {name} power-on {index} boots it again"
         )
     }
 
-    /// A node that runs, as far as a quick look tells: QEMU removes its sockets when it ends by itself, and waiting for them is for those
-    /// who start it.
+    /// Returns a node after a quick check that it is on. While the lab is still starting, a node
+    /// without sockets counts as on, because `up` waits for them.
     ///
     /// # Errors
-    /// When the lab has no node with this number, or it is off.
+    /// When the lab has no node with this number, or the node is off.
     pub fn running_node(&self, index: usize) -> Result<Node> {
         let node = self.node(index)?;
         let off = self.record.ready
@@ -562,7 +576,7 @@ impl Cluster {
         Ok(node)
     }
 
-    /// Whether a node's QEMU runs.
+    /// Returns true if the node's QEMU runs.
     pub fn is_on(&self, index: usize) -> bool {
         let role = format!("node{index}");
         proc::find(&self.record.token)
@@ -570,10 +584,10 @@ impl Cluster {
             .any(|p| p.role == role)
     }
 
-    /// Takes the power from a node: its QEMU is killed in whatever it was doing.
+    /// Switches a node off: kills its QEMU without a shutdown and switches its NICs off.
     ///
     /// # Errors
-    /// When it does not end.
+    /// When QEMU survives the kill, or the emulator does not answer.
     pub fn power_off(&self, index: usize) -> Result<()> {
         let node = self.node(index)?;
         let _lock = self.dir.lock()?;
@@ -582,7 +596,7 @@ impl Cluster {
         self.power_nics(index, false)
     }
 
-    /// The NICs of a node share its power; they lose everything that software wrote.
+    /// Switches the power of a node's NICs. Without power they lose all state that software wrote.
     fn power_nics(&self, node: usize, on: bool) -> Result<()> {
         let nics = self.record.spec.nics;
         if nics > 0 {
@@ -597,11 +611,11 @@ impl Cluster {
     /// Starts a node that is off and waits until it is ready.
     ///
     /// # Errors
-    /// When it is on or does not come up.
+    /// When the node is on or does not come up.
     pub fn power_on(&self, index: usize, progress: &mut dyn Progress) -> Result<()> {
         let node = self.node(index)?;
         let _lock = self.dir.lock()?;
-        ensure!(!self.is_on(index), "{} is on", node.name());
+        ensure!(!self.is_on(index), "{} is already on", node.name());
         let kernel = Kernel::find(&self.paths, &self.record.spec.kernel)?;
         let initrd = initrd::make(&self.paths, &kernel, self.record.spec.bring_up)?;
         self.power_nics(index, true)?;
@@ -612,10 +626,11 @@ impl Cluster {
         Ok(())
     }
 
-    /// Restarts a node's kernel in the same QEMU and waits until it is ready; `hard` is a reset line, else the node does it itself.
+    /// Restarts a node's kernel in the same QEMU and waits until it is ready. With `hard` QEMU
+    /// resets the machine, otherwise the node reboots itself.
     ///
     /// # Errors
-    /// When it is off or does not come back.
+    /// When the node is off or does not come back.
     pub fn reboot(&self, index: usize, hard: bool, progress: &mut dyn Progress) -> Result<()> {
         let node = self.node(index)?;
         let _lock = self.dir.lock()?;
@@ -631,7 +646,7 @@ impl Cluster {
                 .run(n)
                 .map(|o| o.text())
         };
-        // A hung node, which is what a reset is for, can't tell.
+        // A hung node cannot report its boot ID, and a hard reset is meant for such nodes.
         let before = boot_id(&node).or_else(|e| if hard { Ok(String::new()) } else { Err(e) })?;
         progress.phase(
             &format!("rebooting {}", node.name()),
@@ -640,7 +655,7 @@ impl Cluster {
         if hard {
             qemu::control(&node.dir, "system_reset", serde_json::json!({}))?;
         } else {
-            // It dies with the node, so how it ends tells nothing.
+            // The command ends with the node, so its result has no meaning.
             let _ = Command::new(["busybox", "reboot", "-f"])
                 .timeout(PING)
                 .run(&node);
@@ -664,7 +679,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// State of every node; asks the agents, all at once.
+    /// Returns the state of every node. Asks all agents in parallel.
     pub fn states(&self) -> Vec<NodeState> {
         let running = proc::find(&self.record.token);
         let threads: Vec<_> = self
@@ -681,15 +696,15 @@ impl Cluster {
             .collect()
     }
 
-    /// Processes of the lab.
+    /// Returns the processes of the lab.
     pub fn processes(&self) -> Vec<proc::Process> {
         proc::find(&self.record.token)
     }
 
-    /// Fails when the kernel of any node reported a defect since the lab was started.
+    /// Fails if the kernel of any node has reported a defect since the lab was started.
     ///
     /// # Errors
-    /// With the first report.
+    /// The error contains the first report.
     pub fn assert_clean_log(&self) -> Result<()> {
         self.nodes()
             .iter()
@@ -697,7 +712,8 @@ impl Cluster {
     }
 }
 
-/// The command that ends when a node is ready, whose agent may take all that time to appear.
+/// Returns the command that ends when a node is ready. The agent may take all of `patience` to
+/// appear.
 pub(crate) fn ready(patience: Duration) -> Command {
     Command::new(["lab-agent", "wait"])
         .timeout(patience)

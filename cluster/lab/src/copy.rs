@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-/// How long a question about a path may take.
+/// Maximum time for a query about a path in a node.
 const ASK: Duration = Duration::from_secs(30);
 
 /// One side of a copy.
@@ -19,12 +19,13 @@ const ASK: Duration = Duration::from_secs(30);
 pub enum Place {
     /// A path on the host.
     Host(PathBuf),
-    /// A path in a node; relative ones count from `/root`.
+    /// A path in a node; a relative one begins at `/root`.
     Node(usize, String),
 }
 
 impl Place {
-    /// Reads `node0:/path`, `0:/path` or a host path. A host file whose name has a colon is written with a slash before it.
+    /// Parses `node0:/path`, `0:/path` or a host path. A host file with a colon in its name needs a
+    /// slash before the colon, for example `./0:x`.
     pub fn parse(text: &str) -> Self {
         match text.split_once(':') {
             Some((node, path)) if !node.contains('/') => match crate::spec::parse_node(node) {
@@ -43,7 +44,7 @@ impl Place {
     }
 }
 
-/// What lies at a place.
+/// Type of the file at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Directory,
@@ -73,7 +74,7 @@ impl Side {
                 Ok(m) => Kind::File(m.permissions().mode() & 0o7777),
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => Kind::Nothing,
                 Err(e) => {
-                    return Err(e).with_context(|| format!("cannot look at {}", path.display()))
+                    return Err(e).with_context(|| format!("cannot access {}", path.display()))
                 }
             }),
             Side::Node(node, path) => {
@@ -106,15 +107,10 @@ impl Side {
             Side::Host(p) => p.clone(),
             Side::Node(_, p) => PathBuf::from(p),
         };
-        // "." and ".." have none of their own.
+        // `.` and `..` have no file name.
         path.file_name()
             .map(|n| n.to_string_lossy().into_owned())
-            .with_context(|| {
-                format!(
-                    "{} has no name to copy it under; name the target",
-                    self.describe()
-                )
-            })
+            .with_context(|| format!("{} has no file name; give the target one", self.describe()))
     }
 
     fn child(&self, name: &str) -> Self {
@@ -126,7 +122,7 @@ impl Side {
         }
     }
 
-    /// Writes this file's or directory's data into `to`.
+    /// Writes the content of this file, or a tar archive of this directory, into `to`.
     fn read_into(&self, kind: Kind, to: OwnedFd) -> Result<()> {
         let mut to = File::from(to);
         match self {
@@ -161,7 +157,8 @@ impl Side {
                         error.extend_from_slice(data);
                         return Ok(());
                     }
-                    to.write_all(data).context("the other side gave up")
+                    to.write_all(data)
+                        .context("the writing side has closed the pipe")
                 })?;
                 ensure!(
                     status.success(),
@@ -174,10 +171,10 @@ impl Side {
         Ok(())
     }
 
-    /// Makes a file or directory of the data in `from`.
+    /// Creates a file or directory from the data in `from`.
     fn write_from(&self, kind: Kind, from: OwnedFd) -> Result<()> {
         match (self, kind) {
-            (_, Kind::Nothing) => bail!("nothing to copy"),
+            (_, Kind::Nothing) => bail!("the source does not exist"),
             (Side::Host(path), Kind::Directory) => {
                 std::fs::create_dir_all(path)
                     .with_context(|| format!("cannot create {}", path.display()))?;
@@ -228,11 +225,12 @@ impl Side {
     }
 }
 
-/// Copies sources to a target. Directories are copied with their content; an existing directory as target receives the
-/// sources under their own names. `host` maps host paths as the user wrote them to paths of this process.
+/// Copies sources to a target. Directories are copied with their content. An existing directory as
+/// target receives each source under its own name. `host` maps host paths of the user to paths of
+/// this process.
 ///
 /// # Errors
-/// When a source does not exist, the target is unfit, or data can't be read or written.
+/// When a source does not exist, does not fit the target, or data cannot be read or written.
 pub fn copy(
     cluster: &Cluster,
     sources: &[Place],
@@ -243,7 +241,7 @@ pub fn copy(
     let target_kind = target.kind()?;
     ensure!(
         sources.len() == 1 || target_kind == Kind::Directory,
-        "{} is no directory, but there are several sources",
+        "{} is not a directory, but there are several sources",
         target.describe()
     );
     for source in sources {
@@ -261,7 +259,7 @@ pub fn copy(
         };
         ensure!(
             !(kind == Kind::Directory && matches!(to.kind()?, Kind::File(_))),
-            "{} is a file, {} a directory",
+            "{} is a file, but {} is a directory",
             to.describe(),
             source.describe()
         );
@@ -272,7 +270,8 @@ pub fn copy(
             let read = reader
                 .join()
                 .unwrap_or_else(|_| bail!("the reading side panicked"));
-            // A failed writer makes the reader fail with a broken pipe: its own reason is the better one.
+            // A failed writer makes the reader fail with a broken pipe, so the writer's error comes
+            // first.
             written.and(read)
         })
         .with_context(|| format!("cannot copy {} to {}", source.describe(), to.describe()))?;

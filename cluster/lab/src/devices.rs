@@ -1,8 +1,9 @@
-//! Further PCI devices of nodes, of QEMU's own models.
+//! Additional PCI devices of nodes, emulated by QEMU.
 //!
-//! The options are those with which the models reach the NIC's windows with their own DMA: QEMU maps what is not memory through a
-//! bounce buffer of 4 KiB per device, of which `e1000e` needs more at a time, and `edu` reaches 256 MiB only unless it is told.
-//! Each is behind a root port of its own, so that the port can reset it: `edu` has no reset of its own.
+//! The options let the models access the NIC's windows by their own DMA. QEMU maps addresses that
+//! are not memory through a bounce buffer of 4 KiB per device; `e1000e` needs more. `edu` reaches
+//! only 256 MiB by default. Each device is behind a root port of its own, so that the port can
+//! reset it, because `edu` has no reset.
 
 use crate::spec::parse_node;
 use anyhow::{bail, ensure, Context, Result};
@@ -11,45 +12,45 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Most further devices per node.
+/// Maximum number of additional devices per node.
 pub const MOST: usize = 8;
-/// Chassis and slot of the first root port for them; the NICs' are below.
+/// Chassis and slot of the first device's root port. The NICs' root ports have lower numbers.
 const SLOT: usize = 32;
-/// Size of an NVMe drive that is not told, MiB.
+/// Default size of an NVMe drive in MiB.
 const USUAL_MIB: u64 = 64;
-/// Who sends back what he gets, in the network of an Ethernet adapter.
+/// Address and port of the echo service in the network of an Ethernet adapter.
 const ECHO: &str = "10.0.2.100:7";
-/// Largest NVMe drive, MiB. The file is sparse.
+/// Maximum size of an NVMe drive in MiB. The file is sparse.
 const LARGEST_MIB: u64 = 1 << 20;
 
-/// A model of QEMU's.
+/// Device model of QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Model {
-    /// A drive, with a file in the lab's directory.
+    /// An NVMe drive, stored in a file in the lab's directory.
     Nvme {
-        /// Its size in MiB.
+        /// Size in MiB.
         mib: u64,
     },
-    /// An Ethernet adapter in a network of its own, which QEMU makes: a DHCP server and a host at 10.0.2.2, and at
-    /// 10.0.2.100 port 7 somebody who sends back what he gets. Nothing leads out of it.
+    /// An Ethernet adapter in an isolated network, which QEMU emulates: a DHCP server and a host at
+    /// 10.0.2.2, and an echo service at 10.0.2.100 port 7.
     E1000e,
-    /// QEMU's device for exercises.
+    /// QEMU's educational device.
     Edu,
 }
 
-/// A further PCI device of a node.
+/// An additional PCI device of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// The node.
+    /// Number of the node.
     pub node: usize,
-    /// What it is.
+    /// Model of the device.
     pub model: Model,
 }
 
-/// A size in MiB: `64M` or `2G`.
+/// Parses a size in MiB, such as `64M` or `2G`.
 fn mib(text: &str) -> Result<u64> {
-    let mib = accelerator::mib(text).context("write 64M or 2G")?;
+    let mib = accelerator::mib(text).context("expected a size such as 64M or 2G")?;
     ensure!(
         (1..=LARGEST_MIB).contains(&mib),
         "a drive has 1 MiB to {LARGEST_MIB} MiB"
@@ -63,7 +64,7 @@ impl FromStr for Device {
     fn from_str(text: &str) -> Result<Self> {
         let (node, rest) = text
             .split_once(':')
-            .context("write NODE:nvme,size=64M, NODE:e1000e or NODE:edu")?;
+            .context("expected NODE:nvme,size=64M, NODE:e1000e or NODE:edu")?;
         let node = parse_node(node)?;
         let mut words = rest.split(',');
         let mut model = match words.next() {
@@ -71,7 +72,7 @@ impl FromStr for Device {
             Some("e1000e") => Model::E1000e,
             Some("edu") => Model::Edu,
             other => bail!(
-                "'{}' is no device: nvme, e1000e or edu",
+                "'{}' is not a device; expected nvme, e1000e or edu",
                 other.unwrap_or_default()
             ),
         };
@@ -80,26 +81,30 @@ impl FromStr for Device {
                 (Some(("size", size)), Model::Nvme { mib: all }) => {
                     *all = mib(size).with_context(|| format!("size '{size}'"))?;
                 }
-                _ => bail!("'{word}' is no option of this device"),
+                _ => bail!("'{word}' is not an option of this device"),
             }
         }
         Ok(Self { node, model })
     }
 }
 
-/// Checks the devices of a lab with so many nodes.
+/// Checks the devices of a lab with `nodes` nodes.
 ///
 /// # Errors
-/// When there is no such node, or a node has too many.
+/// When a device belongs to a node that does not exist, or a node has too many devices.
 pub fn check(devices: &[Device], nodes: usize) -> Result<()> {
     for d in devices {
         ensure!(
             d.node < nodes,
-            "a device for node {}, but there are {nodes} nodes",
+            "there is a device for node {}, but the lab has {nodes} nodes",
             d.node
         );
         let n = devices.iter().filter(|other| other.node == d.node).count();
-        ensure!(n <= MOST, "node {} has {n} devices; {MOST} at most", d.node);
+        ensure!(
+            n <= MOST,
+            "node {} has {n} devices; the maximum is {MOST}",
+            d.node
+        );
     }
     Ok(())
 }
@@ -112,10 +117,11 @@ fn drive(dir: &Path, k: usize) -> PathBuf {
     dir.join(format!("nvme{k}.img"))
 }
 
-/// Makes the files of a node's drives, unless they are there: what is on a drive outlives a power cycle.
+/// Creates the files of a node's drives unless they exist, because data on a drive survives a power
+/// cycle.
 ///
 /// # Errors
-/// When a file can't be made.
+/// When a file cannot be created.
 pub fn make_drives(devices: &[Device], node: usize, dir: &Path) -> Result<()> {
     for (k, d) in of(devices, node) {
         let Model::Nvme { mib } = d.model else {
@@ -133,12 +139,12 @@ pub fn make_drives(devices: &[Device], node: usize, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// QEMU's arguments for the devices of a node whose directory is `dir`.
+/// Returns QEMU's arguments for the additional devices of a node with directory `dir`.
 pub fn arguments(devices: &[Device], node: usize, dir: &Path) -> Vec<String> {
     let mut args = Vec::new();
     let mut arg = |option: &str, value: String| args.extend([option.to_owned(), value]);
     for (k, d) in of(devices, node) {
-        // A port of its own, as in a machine with slots.
+        // Each device has its own port, like a card in a slot.
         let slot = SLOT + k;
         let port = format!("pcie-root-port,id=drp{k},bus=pcie.0,chassis={slot},slot={slot}");
         match d.model {
@@ -150,8 +156,9 @@ pub fn arguments(devices: &[Device], node: usize, dir: &Path) -> Vec<String> {
                     format!("if=none,id=dev{k},format=raw,file={file}"),
                 );
                 arg("-device", port);
-                // Doorbells in memory are read again and again: of a borrower that is out of reach each load takes half a second, in which
-                // the node stands still, and gives all ones, which is a queue full of commands.
+                // `dbcs=off`, because QEMU would poll shadow doorbells in memory. If that memory
+                // belongs to an unreachable borrower, each load stops the node for half a second
+                // and returns all ones, which looks like a full queue.
                 arg(
                     "-device",
                     format!(
@@ -235,7 +242,7 @@ mod tests {
             one.contains("nvme,id=nvme0,bus=drp0") && one.contains("e1000e,id=e1000e1,bus=drp1")
         );
         assert!(one.contains("slot=32") && one.contains("slot=33"), "{one}");
-        // Nothing leads out of it.
+        // The network must be isolated from the host.
         assert!(
             one.contains("restrict=on") && !one.contains("hostfwd"),
             "{one}"

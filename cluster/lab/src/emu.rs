@@ -1,4 +1,4 @@
-//! The emulator process of a lab: started, asked, and told to misbehave.
+//! The emulator process of a lab: start, queries and fault injection.
 
 use crate::proc;
 use crate::state::{tail, LabDir, Paths, Record};
@@ -13,25 +13,25 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long the emulator may take until it serves.
+/// Maximum time from the emulator's start until it serves.
 const START_PATIENCE: Duration = Duration::from_secs(60);
-/// How long it may take to answer; it shares the machine with emulated processors.
+/// Maximum time for an answer of the emulator, which shares the machine with emulated CPUs.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Environment variable with options of the NICs, `KEY=VALUE` words, for all labs of a run of tests.
+/// Environment variable with NIC options (`KEY=VALUE` words) for all labs of a test run.
 const NIC_OPTIONS: &str = "LAB_NIC_OPTIONS";
 
-/// Socket of a NIC, counted over all nodes.
+/// Returns the socket path of a NIC, counted over all nodes.
 pub fn nic_socket(dir: &LabDir, nic: usize) -> PathBuf {
     dir.path.join(format!("nic{nic}.sock"))
 }
 
-/// Log of the emulator.
+/// Returns the path of the emulator's log.
 pub fn log(dir: &LabDir) -> PathBuf {
     dir.path.join("emu.log")
 }
 
-/// Trace file of the lab.
+/// Returns the path of the lab's trace.
 pub fn trace_file(dir: &LabDir) -> PathBuf {
     dir.path.join("trace.jsonl")
 }
@@ -39,7 +39,7 @@ pub fn trace_file(dir: &LabDir) -> PathBuf {
 /// Connects to the lab's emulator.
 ///
 /// # Errors
-/// When it does not run.
+/// When the emulator does not run.
 pub fn connect(dir: &LabDir) -> Result<Client> {
     let client = Client::connect(&dir.path)?;
     client.set_timeout(ANSWER_PATIENCE)?;
@@ -49,7 +49,7 @@ pub fn connect(dir: &LabDir) -> Result<Client> {
 /// Starts the emulator and waits until it serves.
 ///
 /// # Errors
-/// When it ends early or does not serve in time; the message has the end of its log.
+/// When the emulator ends or does not serve in time. The error contains the end of its log.
 pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
     let spec = &record.spec;
     let mut command: Vec<OsString> = vec![paths.bin.join("extoll-emu").into(), "run".into()];
@@ -64,7 +64,8 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
     if Topology::is_shorthand(&topology) {
         options.push(("--topology", topology));
     } else {
-        // The emulator's configuration, which has the topology. Copied, for it is a file of the user's.
+        // The file is a configuration of the emulator with the topology. It is copied, because the
+        // user may change the original.
         let copy = dir.path.join(if topology.ends_with(".json") {
             "fabric.json"
         } else {
@@ -74,7 +75,7 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
             .with_context(|| format!("'{topology}' is neither a topology (pair, ring:4, torus:2x2x2, …) nor a readable file"))?;
         options.push(("--config", copy.display().to_string()));
     }
-    // A variant may name the timing model itself.
+    // A variant may set the timing model itself.
     let named = |v: &String| v.contains("timing.model=");
     if let Some(timing) = spec
         .timing
@@ -94,7 +95,7 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
     }
     command.push("--dir".into());
     command.push(dir.path.clone().into());
-    // First, so that a lab that needs a certain model can have it.
+    // These options come first, so that the lab's own arguments override them.
     for word in std::env::var(NIC_OPTIONS)
         .iter()
         .flat_map(|v| v.split_whitespace())
@@ -111,7 +112,7 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
     let ended = proc::spawn(&record.token, "emu", &command, &log(dir))?;
     let start = Instant::now();
     loop {
-        // It answers only once all its sockets are there.
+        // The emulator answers only after it has created all its sockets.
         if let Ok(status) = connect(dir).and_then(|mut c| c.status()) {
             let (have, want) = (status.nics.len(), spec.all_nics());
             ensure!(
@@ -132,39 +133,42 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
     }
 }
 
-/// A change of one NIC's injected faults; the others of the NIC stay as they are.
+/// A change of one injected fault of a NIC; its other faults stay as they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The queue of this VPID (none: all of the unit) behaves as full, or no longer.
+    /// Receive queue that behaves as full, or normally again.
     QueueFull {
         /// VELO mailboxes or RMA notification queues.
         unit: QueueUnit,
-        /// Which queue.
+        /// VPID of the queue; `None`: all queues of the unit.
         vpid: Option<u8>,
-        /// Full with so many slots in use; `None`: always.
+        /// Number of used slots at which the queue is full; `None`: always full.
         slots: Option<u32>,
-        /// Whether it is full.
+        /// True if the queue behaves as full.
         on: bool,
     },
-    /// Requesters report `retry` on every n-th descriptor; `None` ends it.
+    /// Requesters report `retry` on every n-th descriptor; `None` ends the fault.
     RetryEvery(Option<u32>),
-    /// Requesters report `retry` while more messages than this wait for the target queue; `None` ends it.
+    /// Requesters report `retry` while more than this number of messages wait for the target queue;
+    /// `None` ends the fault.
     RetryWaiting(Option<u32>),
-    /// Write-combining buffers keep what is sent, or send it again.
+    /// Write-combining buffers keep descriptors (true), or send them again.
     Stuck(bool),
-    /// Registers read as all ones and take nothing, or do not any more.
+    /// Registers read as all ones and ignore writes (true), or work normally.
     Deaf(bool),
-    /// Every n-th DMA access fails; `None` ends it.
+    /// Every n-th DMA access fails; `None` ends the fault.
     DmaEvery(Option<u32>),
-    /// Every n-th address translation fails; `None` ends it.
+    /// Every n-th address translation fails; `None` ends the fault.
     AtuEvery(Option<u32>),
-    /// ATU commands wait so many ns before anything comes of them; `None` ends it and does what waits.
+    /// Delay of ATU commands in ns; `None` ends the fault and executes the delayed commands.
     AtuDelay(Option<u64>),
-    /// Every n-th fence or notification command of the ATU is never answered; `None` ends it.
+    /// Every n-th fence or notification command of the ATU is never answered; `None` ends the
+    /// fault.
     AtuLoseEvery(Option<u32>),
-    /// Every n-th packet of a transfer that is not its last one is lost on its way to the NIC; `None` ends it.
+    /// Every n-th packet of a transfer, except its last one, is lost on its way to the NIC; `None`
+    /// ends the fault.
     LoseInner(Option<u32>),
-    /// The next writes into a ring are lost; count 0 ends it.
+    /// The next writes into a ring are lost; count 0 ends the fault.
     LoseWrite(LoseWrite),
 }
 
@@ -208,9 +212,10 @@ impl Fault {
 /// Changes the faults that a NIC (counted over all nodes) injects.
 ///
 /// # Errors
-/// When the emulator refuses or is gone.
+/// When the emulator refuses the change or has ended.
 pub fn inject(dir: &LabDir, nic: usize, fault: &Fault) -> Result<()> {
-    // The emulator takes all faults of a NIC at once, and counts some of them down by itself.
+    // A request replaces all faults of a NIC. They are read first, because the emulator counts some
+    // of them down.
     let mut client = connect(dir)?;
     let status = client.status()?.nics;
     let mut faults = status
@@ -222,7 +227,7 @@ pub fn inject(dir: &LabDir, nic: usize, fault: &Fault) -> Result<()> {
     client.call(&Request::Faults { nic, faults }).map(drop)
 }
 
-/// Puts every number of a nested document under one name, joined by underscores.
+/// Flattens a nested document: each number is named after the path to it, joined by underscores.
 fn flatten(prefix: &str, value: &Value, into: &mut Map<String, Value>) {
     match value {
         Value::Object(map) => {
@@ -248,11 +253,13 @@ fn flatten(prefix: &str, value: &Value, into: &mut Map<String, Value>) {
     }
 }
 
-/// State and counters of the fabric for `lab status --json`.
+/// Returns state and counters of the fabric for `lab status --json`.
 ///
-/// Each NIC has its state, `counters` (all of the chip as `velo_sent`, `mmio_writes`, …, of the host side as `host_…`, of
-/// the timing model as `timing_…` and of the crossbar as `network_…`) and `chip` (the same, nested); each link its state, counters in both directions and
-/// `retransmissions`, the number of transmissions that the link layer repaired.
+/// Each NIC has its state, `counters` and `chip`. `counters` is flat: counters of the chip as
+/// `velo_sent`, `mmio_writes`, …, of the host side as `host_…`, of the timing model as `timing_…`
+/// and of the crossbar as `network_…`. `chip` contains the counters of the chip, nested. Each link
+/// has its state, the counters of both directions, and `retransmissions`: the number of
+/// transmissions that the link layer repaired.
 ///
 /// # Errors
 /// When the emulator does not answer.

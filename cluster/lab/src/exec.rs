@@ -16,15 +16,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long the agent may take to answer before a command starts.
+/// Maximum time for the agent to answer before a command starts.
 pub const CONNECT_PATIENCE: Duration = Duration::from_secs(60);
-/// Input that may wait for the port before more is read.
+/// Input that waits for the port, in bytes, at which no more input is read.
 const BACKLOG: usize = 256 * 1024;
 
-/// Where a command's standard input comes from.
+/// Source of a command's standard input.
 #[derive(Debug, Default)]
 pub enum Input {
-    /// Nowhere: it is at its end.
+    /// No input.
     #[default]
     None,
     /// These bytes.
@@ -33,10 +33,10 @@ pub enum Input {
     Fd(OwnedFd),
 }
 
-/// What a finished command left.
+/// Result of a finished command.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// How it ended.
+    /// Exit code, or the signal that killed the command.
     pub status: Status,
     /// Standard output.
     pub stdout: Vec<u8>,
@@ -45,20 +45,20 @@ pub struct Output {
 }
 
 impl Output {
-    /// Standard output as text.
+    /// Returns standard output as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 
-    /// Standard error as text.
+    /// Returns standard error as text.
     pub fn error_text(&self) -> String {
         String::from_utf8_lossy(&self.stderr).into_owned()
     }
 
-    /// Itself when the command succeeded.
+    /// Returns itself if the command succeeded.
     ///
     /// # Errors
-    /// When it did not, with the end of its output.
+    /// When the command failed. The error contains its status and the end of its output.
     pub fn ok(self) -> Result<Self> {
         if self.status.success() {
             return Ok(self);
@@ -73,14 +73,14 @@ impl Output {
     }
 }
 
-/// Instructions to a command that runs.
+/// Instruction to a running command.
 #[derive(Debug)]
 pub enum Control {
     /// Sends a signal to its process group.
     Signal(i32),
     /// Changes the size of its terminal.
     Resize(WinSize),
-    /// Gives it up: the agent ends it.
+    /// Abandons the command, which the agent then ends.
     Abandon,
 }
 
@@ -92,10 +92,10 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// A pair of sender and receiver.
+    /// Creates a sender and its receiver.
     ///
     /// # Errors
-    /// When no socket pair can be made.
+    /// When no socket pair can be created.
     pub fn new() -> Result<(Self, RemoteEnd)> {
         let (a, b) = UnixStream::pair()?;
         a.set_nonblocking(true)?;
@@ -110,10 +110,10 @@ impl Remote {
         ))
     }
 
-    /// Sends an instruction; without effect once the command has ended.
+    /// Sends an instruction. Has no effect after the command has ended.
     pub fn send(&self, control: Control) {
         if self.sender.send(control).is_ok() {
-            // A full wake-up socket wakes too.
+            // A full wake-up socket wakes the receiver as well.
             let _ = (&*self.wake).write(&[0]);
         }
     }
@@ -135,7 +135,7 @@ pub struct Command {
 }
 
 impl Command {
-    /// A program with its arguments.
+    /// Creates a command from a program and its arguments.
     pub fn new<S: AsRef<OsStr>>(argv: impl IntoIterator<Item = S>) -> Self {
         let argv = argv
             .into_iter()
@@ -152,7 +152,7 @@ impl Command {
         }
     }
 
-    /// A script for `/bin/sh`.
+    /// Creates a command that runs a script with `/bin/sh`.
     pub fn sh(script: &str) -> Self {
         Self::new(["/bin/sh", "-c", script])
     }
@@ -181,21 +181,23 @@ impl Command {
         self
     }
 
-    /// Ends the command with an error when it runs longer.
+    /// Sets the time after which the command is ended with an error.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.timeout = Some(limit);
         self
     }
 
-    /// How long the agent may take to answer before the command starts, instead of [`CONNECT_PATIENCE`].
+    /// Sets the maximum time for the agent to answer before the command starts; the default is
+    /// [`CONNECT_PATIENCE`].
     #[must_use]
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.connect = limit;
         self
     }
 
-    /// How long to wait for the agent: no longer than the command itself may take.
+    /// Returns the maximum time to wait for the agent, which never exceeds the command's own
+    /// timeout.
     fn patience(&self) -> Duration {
         self.timeout.map_or(self.connect, |t| t.min(self.connect))
     }
@@ -207,7 +209,7 @@ impl Command {
         self
     }
 
-    /// The command as a person would type it, for messages.
+    /// Returns the command line, for messages.
     pub fn describe(&self) -> String {
         let words: Vec<_> = self
             .request
@@ -218,10 +220,12 @@ impl Command {
         words.join(" ")
     }
 
-    /// Runs the command, hands each piece of output to `sink` (true = standard error) and returns how it ended.
+    /// Runs the command and passes each chunk of output to `sink` (true = standard error). Returns
+    /// its status.
     ///
     /// # Errors
-    /// When the node does not answer, goes off, the time is over, the command can't be started, or `sink` fails.
+    /// When the node does not answer or goes off, the timeout expires, the command cannot be
+    /// started, or `sink` fails.
     pub fn run_with(
         self,
         node: &Node,
@@ -248,7 +252,7 @@ impl Command {
     /// Runs the command to its end and collects its output.
     ///
     /// # Errors
-    /// As [`Command::run_with`]; a failing command is no error.
+    /// See [`Command::run_with`]. A failed command is not an error.
     pub fn run(self, node: &Node) -> Result<Output> {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         let mut sink = |error: bool, data: &[u8]| {
@@ -266,7 +270,7 @@ impl Command {
     /// Starts the command in the background.
     ///
     /// # Errors
-    /// When no thread or socket can be made.
+    /// When no thread or socket can be created.
     pub fn spawn(self, node: &Node) -> Result<Running> {
         let what = format!("{}: {}", node.name(), self.describe());
         let (remote, end) = Remote::new()?;
@@ -312,10 +316,10 @@ pub struct Running {
 }
 
 impl Running {
-    /// Waits until `test` holds for what the command has written so far (standard output, standard error).
+    /// Waits until `test` accepts the output so far (standard output, standard error).
     ///
     /// # Errors
-    /// When the command ends or `patience` is over before.
+    /// When the command ends or `patience` expires first.
     pub fn wait_for(
         &self,
         patience: Duration,
@@ -332,14 +336,14 @@ impl Running {
                 || String::from_utf8_lossy(&[&p.stdout[..], &p.stderr[..]].concat()).into_owned();
             if p.result.is_some() {
                 bail!(
-                    "{} ended before it wrote what was expected; it wrote:\n{}",
+                    "{} ended without the expected output; it wrote:\n{}",
                     self.what,
                     text()
                 );
             }
             if left.is_zero() {
                 bail!(
-                    "{} did not write what was expected within {patience:?}; it wrote:\n{}",
+                    "{} did not write the expected output within {patience:?}; it wrote:\n{}",
                     self.what,
                     text()
                 );
@@ -353,20 +357,20 @@ impl Running {
         }
     }
 
-    /// Whether it still runs.
+    /// Returns true while the command runs.
     pub fn is_running(&self) -> bool {
         lock(&self.shared.0).result.is_none()
     }
 
-    /// Sends a signal to its process group.
+    /// Sends a signal to the command's process group.
     pub fn signal(&self, number: i32) {
         self.remote.send(Control::Signal(number));
     }
 
-    /// Waits for its end.
+    /// Waits until the command ends.
     ///
     /// # Errors
-    /// When the node failed or `patience` is over; the command is ended then.
+    /// When the node fails or `patience` expires; the command is then ended.
     pub fn wait(self, patience: Duration) -> Result<Output> {
         let deadline = Instant::now() + patience;
         let mut p = lock(&self.shared.0);
@@ -398,7 +402,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.remote.send(Control::Abandon);
         if let Some(t) = self.thread.take() {
-            // A panic in it has been printed.
+            // A panic in the thread has already been printed.
             let _ = t.join();
         }
     }
@@ -423,7 +427,7 @@ impl Drive {
             if let Some(status) = self.receive(sink)? {
                 return Ok(status);
             }
-            // After receiving, which may have granted more.
+            // Follows `receive`, which may have granted more credit.
             let wants_input = self.feed_bytes();
             self.channel.flush()?;
             if deadline.is_some_and(|d| Instant::now() >= d) {
@@ -439,7 +443,8 @@ impl Drive {
         }
     }
 
-    /// Sends in-memory input as far as the window allows; true when a file should be watched for input.
+    /// Sends in-memory input as far as the window allows. Returns true if a file should be polled
+    /// for input.
     fn feed_bytes(&mut self) -> bool {
         let may = |d: &Self| d.credit > 0 && d.channel.pending() < BACKLOG;
         match &self.input {
@@ -489,7 +494,7 @@ impl Drive {
                 self.channel.queue(&HostMsg::Stdin(buffer));
             }
             Err(Errno::AGAIN | Errno::INTR) => {}
-            // A terminal that went away is an end of input.
+            // A closed terminal counts as end of input.
             Err(Errno::IO) => {
                 self.input = Input::None;
                 self.end_input();
@@ -562,7 +567,7 @@ impl Drive {
             match control {
                 Control::Signal(n) => self.channel.queue(&HostMsg::Signal(n)),
                 Control::Resize(size) => self.channel.queue(&HostMsg::Resize(size)),
-                Control::Abandon => bail!("given up"),
+                Control::Abandon => bail!("the command was abandoned"),
             }
         }
         Ok(())
@@ -583,7 +588,7 @@ mod tests {
         let (long, short) = (Duration::from_secs(900), Duration::from_secs(3));
         let ready = || crate::cluster::ready(long);
         assert_eq!(ready().patience(), long);
-        // Only a boot takes so long.
+        // Only commands that wait for a boot may wait this long for the agent.
         assert_eq!(
             Command::sh("true").timeout(long).patience(),
             CONNECT_PATIENCE

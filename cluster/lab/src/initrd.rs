@@ -1,4 +1,5 @@
-//! The initramfs of a lab: the kernel's own one plus an archive with the agent and the project's modules.
+//! The initramfs of a lab: that of the kernel, plus an archive with the agent and the project's
+//! modules.
 
 use crate::spec::BringUp;
 use crate::state::Paths;
@@ -10,10 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-/// Archives kept for other labs; older ones are removed.
+/// Number of archives that are kept in the cache; older ones are removed.
 const KEEP: usize = 4;
 const BRINGUP: &[u8] = include_bytes!("../../agent/bringup");
-/// Programs and libraries of the project that nodes get when they are built: name next to the lab program, place in the node.
+/// Programs and libraries of the project that nodes receive if they are built: name in the host's
+/// program directory, path in the node.
 const USERLAND: &[(&str, &str)] = &[
     ("extollctl", "usr/bin/extollctl"),
     ("extoll-ping", "usr/bin/extoll-ping"),
@@ -28,14 +30,14 @@ const USERLAND: &[(&str, &str)] = &[
     ("libextl.so", "usr/lib/x86_64-linux-gnu/libextl.so.1"),
 ];
 
-/// Files of a kernel's directory below the guest images.
+/// A kernel below the guest images.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     /// Kernel image for QEMU's `-kernel`.
     pub image: PathBuf,
     /// Image with the stock modules.
     pub modules: PathBuf,
-    /// Its release name, as `uname -r` tells it.
+    /// Release name, as `uname -r` prints it.
     pub abi: String,
     dir: PathBuf,
 }
@@ -44,7 +46,7 @@ impl Kernel {
     /// Finds the kernel with this name.
     ///
     /// # Errors
-    /// When the guest images are not there.
+    /// When the guest images are missing.
     pub fn find(paths: &Paths, name: &str) -> Result<Self> {
         let dir = paths.guest.join(name);
         let abi = std::fs::read_to_string(dir.join("abi")).with_context(|| {
@@ -62,12 +64,12 @@ impl Kernel {
     }
 }
 
-/// The root file system image.
+/// Returns the path of the root file system image.
 pub fn rootfs(paths: &Paths) -> PathBuf {
     paths.guest.join("rootfs.img")
 }
 
-/// Every `.ko` below a directory by its file name.
+/// Adds all `.ko` files below a directory, by file name.
 fn modules_below(dir: &Path, found: &mut BTreeMap<String, PathBuf>) -> Result<()> {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return Ok(());
@@ -80,7 +82,7 @@ fn modules_below(dir: &Path, found: &mut BTreeMap<String, PathBuf>) -> Result<()
             let name = entry.file_name().to_string_lossy().into_owned();
             if let Some(other) = found.insert(name, path.clone()) {
                 bail!(
-                    "two modules of one name: {} and {}",
+                    "two modules have the same name: {} and {}",
                     other.display(),
                     path.display()
                 );
@@ -96,12 +98,13 @@ fn hash_file(path: &Path, hasher: &mut DefaultHasher) -> Result<Vec<u8>> {
     Ok(data)
 }
 
-/// Returns the initramfs for a kernel with the present agent and modules, made anew when one of them changed.
+/// Returns the initramfs for a kernel with the current agent and modules. Builds it if one of these
+/// has changed.
 ///
 /// # Errors
-/// When a part is missing or a tool fails.
+/// When a file is missing or a tool fails.
 pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf> {
-    // One at a time: the files that are half made are named by the process.
+    // Only one thread at a time, because temporary files are named after the process.
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let mut hasher = DefaultHasher::new();
@@ -144,7 +147,7 @@ pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf
         .with_context(|| format!("cannot create {}", cache.display()))?;
     let path = cache.join(format!("{:016x}.img", hasher.finish()));
     if path.exists() {
-        // Used: not the next to be removed.
+        // Marks the archive as recently used, so that `expire` keeps it.
         let _ = std::fs::File::options()
             .append(true)
             .open(&path)
@@ -153,7 +156,7 @@ pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf
     }
     let stage = cache.join(format!("stage-{}", std::process::id()));
     let result = build(&stage, kernel, &base, &modules, &programs);
-    // Only a cache directory; left-overs do no harm.
+    // Leftovers in the cache directory do no harm.
     let _ = std::fs::remove_dir_all(&stage);
     crate::state::store(&path, &result?)?;
     expire(&cache);
@@ -177,7 +180,8 @@ fn expire(cache: &Path) {
     }
 }
 
-/// Removes what a process that was killed left half-made (`….new-PID`, `stage-PID`); true for such things.
+/// Removes a file that a killed process left half-made (`….new-PID`, `stage-PID`). Returns true for
+/// any file with such a name.
 fn is_abandoned(entry: &std::fs::DirEntry) -> bool {
     let name = entry.file_name();
     let name = name.to_string_lossy();
@@ -187,7 +191,7 @@ fn is_abandoned(entry: &std::fs::DirEntry) -> bool {
         .or_else(|| name.strip_prefix("stage-"));
     let Some(maker) = maker else { return false };
     if !Path::new("/proc").join(maker).exists() {
-        // What can't be removed now is tried again next time.
+        // A file that cannot be removed now is tried again next time.
         let _ = std::fs::remove_file(entry.path());
         let _ = std::fs::remove_dir_all(entry.path());
     }
@@ -206,19 +210,19 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The modules that the bring-up loads, a line each.
+/// Returns the modules that the bring-up script loads, one per line.
 fn boot_order() -> String {
     crate::modules::at_boot()
         .map(|m| m.to_owned() + "\n")
         .collect()
 }
 
-/// Debug information stays on the host.
+/// Copies a file without its debug information, which stays on the host.
 fn strip(how: &str, from: &Path, to: &Path) -> Result<()> {
     run(Command::new("strip").arg(how).arg("-o").arg(to).arg(from))
 }
 
-/// The kernel's initramfs followed by the archive of what the project adds.
+/// Returns the kernel's initramfs followed by the archive with the project's files.
 fn build(
     stage: &Path,
     kernel: &Kernel,
@@ -307,7 +311,7 @@ struct Cpio {
 }
 
 impl Cpio {
-    /// An archive appended to others.
+    /// Begins an archive behind the archives in `before`.
     fn new(before: &[u8]) -> Self {
         let mut out = before.to_vec();
         out.resize(out.len().next_multiple_of(512), 0);

@@ -1,4 +1,4 @@
-//! Instructions that a node has executed, counted by a plugin of QEMU (bench/insns).
+//! Instruction counts of nodes, from a plugin of QEMU (bench/insns).
 
 use anyhow::{Context, Result};
 use std::io::{BufRead, BufReader, Write};
@@ -7,23 +7,23 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The plugin, among the programs.
+/// File name of the plugin in the program directory.
 pub const PLUGIN: &str = "libextoll_insns.so";
 
-/// Most that an answer may take.
+/// Maximum time for an answer of the plugin.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Instructions in the two halves of the address space.
+/// Instruction counts of the two halves of the address space.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Instructions {
-    /// Of the kernel.
+    /// Instructions of the kernel.
     pub kernel: u64,
-    /// Of processes.
+    /// Instructions of processes.
     pub user: u64,
 }
 
 impl Instructions {
-    /// Both.
+    /// Returns the sum of both.
     pub fn total(self) -> u64 {
         self.kernel + self.user
     }
@@ -51,7 +51,7 @@ impl Sub for Instructions {
     }
 }
 
-/// The plugin's socket of the node with this directory.
+/// Returns the plugin's socket of the node with this directory.
 pub(crate) fn socket(dir: &Path) -> PathBuf {
     dir.join("insns.sock")
 }
@@ -67,12 +67,12 @@ fn parse(line: &str) -> Option<Instructions> {
     }
 }
 
-/// Since the node's power was switched on.
+/// Reads the counts since the node was switched on.
 pub(crate) fn read(dir: &Path) -> Result<Instructions> {
     let path = socket(dir);
     let mut stream = UnixStream::connect(&path).with_context(|| {
         format!(
-            "instructions are not counted there: {} does not answer",
+            "instructions of this node are not counted: {} does not answer",
             path.display()
         )
     })?;
@@ -80,7 +80,7 @@ pub(crate) fn read(dir: &Path) -> Result<Instructions> {
     stream.write_all(b"\n")?;
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line)?;
-    parse(&line).with_context(|| format!("the counter of instructions said: '{line}'"))
+    parse(&line).with_context(|| format!("unexpected answer of the instruction counter: '{line}'"))
 }
 
 #[cfg(test)]

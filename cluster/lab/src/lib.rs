@@ -1,8 +1,9 @@
 //! Runs a cluster of QEMU nodes on one machine: boot, commands, files, faults, clean-up.
 //!
-//! A *lab* is a directory with sockets and logs plus the processes that carry its token in their environment: one
-//! `extoll-emu` (all NICs and the fabric) and one QEMU per node. No daemon runs on the host: every `lab` command talks to
-//! QEMU's sockets itself, so one that is killed takes nothing with it. [`Cluster`] is the entry point for programs.
+//! A *lab* is a directory with sockets and logs, plus the processes that carry its token in their
+//! environment: one `extoll-emu` (all NICs and the fabric) and one QEMU per node. No daemon runs on
+//! the host. Every `lab` command talks to QEMU's sockets itself, so that killing one command
+//! affects only that command. [`Cluster`] is the entry point for programs.
 #![forbid(unsafe_code)]
 
 pub mod channel;

@@ -1,6 +1,6 @@
-//! Looks for signs of defects in kernel logs.
+//! Searches kernel logs for signs of defects.
 
-/// Texts that stand for a defect wherever they appear in a kernel message.
+/// Texts that mean a defect anywhere in a kernel message.
 const SIGNS: &[&str] = &[
     "WARNING:",
     "BUG:",
@@ -44,14 +44,14 @@ const SIGNS: &[&str] = &[
     "panicked at",
     "ODEBUG:",
     "nobody cared",
-    // What is lost can't be judged.
+    // Lost messages may have reported a defect.
     "printk messages dropped",
-    // Of a unit test in the kernel (KUnit).
+    // Failures of unit tests in the kernel (KUnit).
     " not ok ",
     "ASSERTION FAILED at",
 ];
 
-/// Signs that these texts explain: said by a healthy kernel.
+/// Messages of a healthy kernel that contain one of the signs.
 const HARMLESS: &[&str] = &[
     "kmemleak: Kernel memory leak detector",
     "kmemleak: Automatic memory scanning",
@@ -60,12 +60,13 @@ const HARMLESS: &[&str] = &[
     "use-after-free debug is enabled",
 ];
 
-/// True for a kernel message that stands for a defect.
+/// Returns true for a kernel message that reports a defect.
 pub fn is_defect(line: &str) -> bool {
     SIGNS.iter().any(|s| line.contains(s)) && !HARMLESS.iter().any(|s| line.contains(s))
 }
 
-/// The first defect in a log with some lines around it. Lines that contain a text of `expected` are none.
+/// Returns the first defect in a log with some lines around it. Ignores lines that contain a text
+/// of `expected`.
 pub fn first_defect(log: &str, expected: &[&str]) -> Option<String> {
     let lines: Vec<&str> = log.lines().collect();
     let bad = |l: &&str| is_defect(l) && !expected.iter().any(|e| l.contains(e));
@@ -73,7 +74,7 @@ pub fn first_defect(log: &str, expected: &[&str]) -> Option<String> {
     Some(lines[at.saturating_sub(3)..(at + 30).min(lines.len())].join("\n"))
 }
 
-/// Signs that a processor did not run for some time, which happens to guests of a machine that stands still.
+/// Signs that a CPU did not run for some time. They appear in guests while the host itself stalls.
 const STALLS: &[&str] = &[
     "soft lockup",
     "rcu: INFO",
@@ -81,7 +82,8 @@ const STALLS: &[&str] = &[
     "self-detected stall",
 ];
 
-/// Whether the defects in a log are stalls of processors and nothing else. Lines that contain a text of `expected` are none.
+/// Returns true if a log contains defects and all of them are CPU stalls. Ignores lines that
+/// contain a text of `expected`.
 pub fn is_stall(log: &str, expected: &[&str]) -> bool {
     let is_defect = |l: &&str| is_defect(l) && !expected.iter().any(|e| l.contains(e));
     let of_stall = |l: &str| STALLS.iter().any(|s| l.contains(s));
@@ -89,7 +91,7 @@ pub fn is_stall(log: &str, expected: &[&str]) -> bool {
     defects.next().is_some_and(of_stall) && defects.all(|l| of_stall(l) || l.contains("Call Trace"))
 }
 
-/// The last `n` lines of a text, each ended.
+/// Returns the last `n` lines of a text, each with a line break.
 pub fn last_lines(text: &str, n: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let mut out = lines[lines.len().saturating_sub(n)..].join("\n");

@@ -1,4 +1,4 @@
-//! The project's kernel modules, out of `modules.list`.
+//! The project's kernel modules, from `modules.list`.
 
 /// A line of `modules.list`, which explains the columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -7,13 +7,14 @@ pub struct Entry {
     pub dir: &'static str,
     /// Name of the crate.
     pub krate: &'static str,
-    /// The module that it is part of.
+    /// Module that the crate is part of.
     pub module: &'static str,
-    /// Who loads the module, in the line of its own crate.
+    /// Occasion on which the module is loaded (`boot` or `hand`), in the line of the module's own
+    /// crate; else `-`.
     pub load: &'static str,
 }
 
-/// All kernel crates, each after the ones it needs.
+/// Returns all kernel crates, each behind the crates that it needs.
 pub fn entries() -> impl DoubleEndedIterator<Item = Entry> {
     include_str!("../../../modules.list")
         .lines()
@@ -30,12 +31,12 @@ pub fn entries() -> impl DoubleEndedIterator<Item = Entry> {
         })
 }
 
-/// The modules that nodes load when they come up, in order.
+/// Returns the modules that nodes load during boot, in order.
 pub fn at_boot() -> impl DoubleEndedIterator<Item = &'static str> {
     entries().filter(|e| e.load == "boot").map(|e| e.module)
 }
 
-/// The command that unloads what nodes loaded when they came up.
+/// Returns the command that unloads the modules of [`at_boot`].
 pub fn unload() -> String {
     at_boot()
         .rev()
@@ -112,7 +113,7 @@ mod tests {
     #[test]
     fn modules_are_unloaded_in_reverse() {
         let order: Vec<_> = at_boot().collect();
-        assert_eq!(order[0], "extoll", "everything needs it");
+        assert_eq!(order[0], "extoll", "all other modules need it");
         let unload = unload();
         let mut words: Vec<_> = unload.split(' ').skip(1).collect();
         words.reverse();

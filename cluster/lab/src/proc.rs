@@ -1,4 +1,4 @@
-//! Processes of a lab: started detached, found again by the token in their environment.
+//! Processes of a lab: started detached, and found by the token in their environment.
 
 use anyhow::{Context, Result};
 use rustix::process::{kill_process, Pid, Signal};
@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 /// Environment variable with the lab's token.
 pub const TOKEN_VAR: &str = "EXTOLL_LAB";
-/// Environment variable that says what the process is: `emu` or `nodeN`.
+/// Environment variable with the role of the process: `emu` or `nodeN`.
 pub const ROLE_VAR: &str = "EXTOLL_LAB_ROLE";
 
-/// As much of an environment is looked at.
+/// Maximum size of an environment that is searched, in bytes.
 const ENVIRON_BYTES: usize = 256 << 10;
 
-/// How long a process may be in the middle of execve(2).
+/// Maximum time that a process may spend in execve(2).
 const EXEC_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A running process of a lab.
@@ -32,8 +32,8 @@ pub struct Process {
     pub role: String,
 }
 
-/// The processes whose environment has this token. Unlike a file with process IDs this can't be stale,
-/// incomplete or meet a reused ID, whenever and however a `lab` command was killed.
+/// Returns the processes whose environment has this token. Unlike a file with process IDs, the
+/// result is complete and current even after a `lab` command was killed.
 pub fn find(token: &str) -> Vec<Process> {
     let Ok(dir) = std::fs::read_dir("/proc") else {
         return Vec::new();
@@ -64,7 +64,7 @@ pub fn find(token: &str) -> Vec<Process> {
     found
 }
 
-/// The value of a variable. While a shell takes its environment in, there is a NUL in place of the `=`.
+/// Returns the value of a variable. While a shell parses its environment, a NUL replaces the `=`.
 fn variable<'a>(environ: &'a [u8], name: &str) -> Option<&'a [u8]> {
     let mut words = environ.split(|b| *b == 0);
     loop {
@@ -76,12 +76,13 @@ fn variable<'a>(environ: &'a [u8], name: &str) -> Option<&'a [u8]> {
     }
 }
 
-/// The environment of a process; `None` if it is gone or has none, or for `patience` it is not known whether it gets one.
+/// Returns the environment of a process. `None` if the process has ended or has no environment, or
+/// if it may still be in execve(2) after `patience`.
 fn environ(pid: i32, patience: Duration) -> Option<Vec<u8>> {
     let start = Instant::now();
     let mut before = stat(pid)?;
     loop {
-        // In one piece: after an execve(2) the file that is open has come to its end.
+        // Read with one call, because after an execve(2) an open file returns end of file.
         let mut environ = vec![0; ENVIRON_BYTES];
         let mut file = File::open(format!("/proc/{pid}/environ")).ok()?;
         let len = file.read(&mut environ).ok()?;
@@ -89,8 +90,8 @@ fn environ(pid: i32, patience: Duration) -> Option<Vec<u8>> {
             environ.truncate(len);
             return Some(environ);
         }
-        // In the middle of execve(2) a process has no environment, on a busy machine for many milliseconds: not to be
-        // taken for one of others. Zombies and kernel threads never get any.
+        // During execve(2) a process has no environment, for many milliseconds on a busy machine.
+        // It may still belong to this lab. Zombies and kernel threads never get an environment.
         let now = stat(pid)?;
         if now.zombie || now.kernel || now.passed_no_execve(&before) {
             return None;
@@ -98,7 +99,7 @@ fn environ(pid: i32, patience: Duration) -> Option<Vec<u8>> {
         if start.elapsed() > patience {
             return None;
         }
-        // Time in the program counts from the last fault on.
+        // User time counts from the last page fault on.
         let user_time = if now.faults == before.faults {
             before.user_time
         } else {
@@ -109,20 +110,22 @@ fn environ(pid: i32, patience: Duration) -> Option<Vec<u8>> {
     }
 }
 
-/// What `/proc/PID/stat` tells of a process.
+/// Fields of `/proc/PID/stat`.
 struct Stat {
     zombie: bool,
     kernel: bool,
-    /// It sleeps until something happens or a signal comes, or is stopped.
+    /// The process sleeps interruptibly or is stopped.
     waits: bool,
-    /// Processor time in its program, in clock ticks.
+    /// CPU time in user mode, in clock ticks.
     user_time: u64,
-    /// Page faults. Every execve(2) has some, both before and after it takes the old environment away.
+    /// Page faults. Every execve(2) causes some, both before and after it removes the old
+    /// environment.
     faults: u64,
 }
 
 impl Stat {
-    /// True if the process certainly was in no execve(2) between an earlier look and this one.
+    /// Returns true if the process was certainly not in execve(2) at any time from `earlier` until
+    /// this reading.
     fn passed_no_execve(&self, earlier: &Stat) -> bool {
         let ran = self.user_time != earlier.user_time;
         self.faults == earlier.faults && (self.waits && earlier.waits || ran)
@@ -133,8 +136,8 @@ fn stat(pid: i32) -> Option<Stat> {
     /// `PF_KTHREAD` of the kernel's task flags.
     const KERNEL_THREAD: u64 = 0x0020_0000;
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // From the third on: state, parent, group, session, terminal, its group, flags, faults; the 12th: faults with
-    // input, the 14th: time in user mode.
+    // Fields from the third on: state, parent, group, session, terminal, group of the terminal,
+    // flags, minor faults. Field 12 is major faults, field 14 time in user mode.
     let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
     let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
     let state = fields.first()?;
@@ -149,15 +152,16 @@ fn stat(pid: i32) -> Option<Stat> {
 
 fn signal(pid: i32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid) {
-        // It may have ended in between.
+        // The process may have ended already.
         let _ = kill_process(pid, signal);
     }
 }
 
-/// Ends all processes of a lab for which `which` holds; asks politely first unless `hard`.
+/// Ends all processes of a lab for which `which` returns true. Sends SIGTERM first unless `hard`.
+/// Returns their number.
 ///
 /// # Errors
-/// When one survives SIGKILL for 10 s.
+/// When a process survives for 10 s.
 pub fn end(token: &str, hard: bool, which: impl Fn(&Process) -> bool) -> Result<usize> {
     let start = Instant::now();
     let first: Vec<_> = find(token).into_iter().filter(&which).collect();
@@ -172,7 +176,7 @@ pub fn end(token: &str, hard: bool, which: impl Fn(&Process) -> bool) -> Result<
         }
         anyhow::ensure!(
             start.elapsed() < Duration::from_secs(10),
-            "processes don't end: {left:?}"
+            "processes did not end: {left:?}"
         );
         if hard || start.elapsed() > Duration::from_secs(2) {
             left.iter().for_each(|p| signal(p.pid, Signal::KILL));
@@ -181,11 +185,11 @@ pub fn end(token: &str, hard: bool, which: impl Fn(&Process) -> bool) -> Result<
     }
 }
 
-/// Starts a process that outlives this one: own session, no terminal, output into `log`. The result becomes true when it ends while this
-/// one lives.
+/// Starts a process that outlives this one: own session, no terminal, output into `log`. The
+/// returned flag becomes true if the process ends while this one still runs.
 ///
 /// # Errors
-/// When the log can't be written or the program not be started.
+/// When the log cannot be written or the program cannot be started.
 pub fn spawn(
     token: &str,
     role: &str,
@@ -198,9 +202,10 @@ pub fn spawn(
         .open(log)
         .with_context(|| format!("cannot write {}", log.display()))?;
     let program = command.first().context("empty command")?;
-    // Nothing that this process inherited (pipes of a shell, locks) may stay open in a process that outlives it.
-    // setsid(1) becomes the program in place: a child of this process is never a group leader.
-    // No redirection around the loop: the shell would keep the old descriptor under a number that the loop closes.
+    // A process that outlives this one must not inherit its descriptors (pipes of a shell, locks).
+    // setsid(1) executes the program without a fork, because a child of this process is never a
+    // group leader. The loop has no redirection, because the shell would keep the old descriptor
+    // under a number that the loop closes.
     let script = "for f in /proc/self/fd/*; do n=${f##*/}; [ \"$n\" -le 2 ] || eval \"exec $n>&-\"; done; exec setsid \"$@\"";
     let mut child = Command::new("bash")
         .args(["-c", script, "bash"])
@@ -213,7 +218,7 @@ pub fn spawn(
         .stderr(out)
         .spawn()
         .with_context(|| format!("cannot start {}", program.to_string_lossy()))?;
-    // Reaped here when it ends while this process still lives.
+    // Reaps the child if it ends while this process still runs.
     let ended = Arc::new(AtomicBool::new(false));
     let tell = Arc::clone(&ended);
     std::thread::spawn(move || {
@@ -225,15 +230,15 @@ pub fn spawn(
 
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// From now on Ctrl-C, SIGTERM and SIGHUP don't end this process but make [`interrupted`] an error, so that whatever was started can be
-/// ended, too. A second signal ends it at once.
+/// Makes Ctrl-C, SIGTERM and SIGHUP an error of [`interrupted`] instead of ending this process, so
+/// that started processes can be ended, too. A second signal ends this process at once.
 ///
 /// # Errors
 /// When no handler can be installed.
 pub fn catch_signals() -> Result<()> {
     let flag = Arc::clone(INTERRUPTED.get_or_init(Arc::default));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        // In this order: the first signal finds the flag unset.
+        // The order matters: at the first signal the conditional shutdown finds the flag unset.
         signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&flag))
             .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&flag)))
             .context("cannot catch signals")?;
@@ -241,23 +246,23 @@ pub fn catch_signals() -> Result<()> {
     Ok(())
 }
 
-/// Whether a signal has come since [`catch_signals`].
+/// Returns true if a signal has arrived since [`catch_signals`].
 pub fn was_interrupted() -> bool {
     INTERRUPTED
         .get()
         .is_some_and(|flag| flag.load(Ordering::Relaxed))
 }
 
-/// For loops that wait.
+/// Fails after a signal; for loops that wait.
 ///
 /// # Errors
-/// When a signal has come since [`catch_signals`].
+/// When a signal has arrived since [`catch_signals`].
 pub fn interrupted() -> Result<()> {
     anyhow::ensure!(!was_interrupted(), "interrupted");
     Ok(())
 }
 
-/// Whether a program of this name is in PATH (or the path exists).
+/// Returns true if a program of this name is in PATH, or the path exists.
 pub fn exists(program: &std::ffi::OsStr) -> bool {
     if program.as_bytes().contains(&b'/') {
         return Path::new(program).exists();
@@ -324,10 +329,10 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let start = Instant::now();
-            // Only a failure takes as long.
+            // This time passes only if `environ` waits in vain.
             let patience = Duration::from_secs(300);
             let environ = environ(pid, patience);
-            // The shell sets some variables, but those are not what the kernel shows.
+            // The shell sets some variables, but the kernel shows only the initial environment.
             assert_eq!(environ, None);
             assert!(start.elapsed() < patience, "{program:?}");
             child.kill().unwrap();
@@ -339,7 +344,7 @@ mod tests {
     fn a_process_is_found_while_it_becomes_another_program() {
         let token = format!("test-exec-{}", std::process::id());
         let log = std::env::temp_dir().join(&token);
-        // $0 times itself, then something that stays.
+        // Executes itself $0 times, then becomes a long sleep.
         let again = "[ $0 = 0 ] && exec sleep 1000; exec bash -c \"$1\" $(($0 - 1)) \"$1\"";
         let command = ["bash", "-c", again, "300", again].map(Into::into);
         spawn(&token, "emu", &command, &log).unwrap();

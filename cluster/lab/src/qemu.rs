@@ -15,40 +15,42 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Most that QEMU's answer to a control command may take.
+/// Maximum time for QEMU's answer to a control command.
 const QMP_PATIENCE: Duration = Duration::from_secs(20);
-/// Requests of the guest to the NIC may wait this long (milliseconds): a shorter limit would desynchronise
-/// QEMU and the emulator for good whenever the machine is busy.
+/// Timeout of a guest's access to the NIC, in ms. A shorter one would desynchronise QEMU and the
+/// emulator permanently while the machine is busy.
 const NIC_TIMEOUT_MS: u64 = 86_400_000;
 
-/// What one QEMU is started with.
+/// Parameters of one node's QEMU.
 pub struct Node<'a> {
-    /// Its lab's description.
+    /// Description of the lab.
     pub spec: &'a Spec,
     /// Number of the node.
     pub index: usize,
-    /// Its directory.
+    /// Directory of the node.
     pub dir: &'a Path,
-    /// Kernel and initramfs.
+    /// Kernel to boot.
     pub kernel: &'a Kernel,
-    /// See [`crate::initrd::make`].
+    /// Initramfs, from [`crate::initrd::make`].
     pub initrd: &'a Path,
-    /// Sockets of its NICs.
+    /// Sockets of the node's NICs.
     pub nics: &'a [PathBuf],
 }
 
-/// Everything that QEMU emulates except the promise that `rep movsb` and `rep stosb` are fast. TCG copies byte by byte then; the kernel
-/// without it moves eight bytes at a time, and 64 MiB by TCP over EXN cost half the processor time (measured: 2.6 s instead of 5.4 s).
+/// CPU model: everything that QEMU emulates except fast `rep movsb` and `rep stosb`, which TCG
+/// executes byte by byte. Without these flags the kernel copies eight bytes at a time, which halves
+/// the CPU time of TCP over EXN.
 const PROCESSOR: &str = "max,-erms,-fsrm";
 
-/// QEMU's own KVM only where the processor has the means: a `/dev/kvm` alone proves nothing.
+/// Returns QEMU's accelerators: KVM only if the CPU supports it, because `/dev/kvm` may exist
+/// without this.
 fn accelerator() -> &'static str {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let able = cpu
         .lines()
         .filter(|l| l.starts_with("flags"))
         .any(|l| l.split_whitespace().any(|f| f == "vmx" || f == "svm"));
-    // The second one is taken when the first does not work.
+    // QEMU uses the second one if the first does not work.
     if able
         && std::fs::File::options()
             .read(true)
@@ -62,7 +64,7 @@ fn accelerator() -> &'static str {
     }
 }
 
-/// The command line of a node's QEMU.
+/// Returns the command line of a node's QEMU.
 pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
     let mut args: Vec<OsString> = Vec::new();
     let mut arg = |a: &str| args.push(a.into());
@@ -83,7 +85,7 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
     arg("-machine");
     arg(&format!(
         "q35,accel={},vmport=off{}",
-        // Only TCG can count.
+        // Only TCG can count instructions.
         if spec.count_instructions {
             "tcg"
         } else {
@@ -94,7 +96,7 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
     for a in ["-cpu", PROCESSOR, "-smp"] {
         arg(a);
     }
-    // NUMA nodes that share a socket make the kernel complain.
+    // The kernel warns if NUMA nodes share a socket.
     let sockets = if spec.numa { ",sockets=2" } else { "" };
     arg(&format!("{}{sockets}", spec.cpus));
     arg("-m");
@@ -134,11 +136,12 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
     arg("-qmp");
     arg(&format!("unix:{},server=on,wait=off", file("qmp.sock")));
     if spec.has_iommu(node.index) {
-        // Before the devices that it translates for. Caching mode tells QEMU of every mapping, and it tells the emulator.
+        // Precedes the devices that it translates for. In caching mode the guest reports every
+        // mapping to QEMU, which forwards it to the emulator.
         arg("-device");
         arg("intel-iommu,caching-mode=on,intremap=off");
     }
-    // A panic ends QEMU, so that everything that waits for the node learns of it at once.
+    // A kernel panic ends QEMU, so that all clients of the node notice it immediately.
     for a in ["-device", "pvpanic-pci", "-action", "panic=exit-failure"] {
         arg(a);
     }
@@ -185,7 +188,7 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
             k + 1
         ));
         arg("-device");
-        // The socket is an object: only the JSON form can say that.
+        // The socket is an object, which only the JSON form of `-device` can express.
         let device = json!({
             "driver": "vfio-user-pci", "id": format!("nic{k}"), "bus": format!("rp{k}"), "x-msg-timeout": NIC_TIMEOUT_MS,
             "socket": {"type": "unix", "path": socket},
@@ -217,8 +220,8 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
         }
     }
     if spec.count_instructions {
-        // Their clock goes with what they execute, eight nanoseconds each, and with that of the host while they wait: the kernel's tick
-        // comes as often per instruction on any machine.
+        // The node's clock advances by 8 ns per instruction, and with the host's clock while the
+        // node is idle. Ticks per instruction are therefore equal on all machines.
         arg("-icount");
         arg("shift=3");
         arg("-plugin");
@@ -237,20 +240,22 @@ fn kernel_parameters(node: &Node<'_>) -> String {
     let spec = node.spec;
     let mut words = vec![
         "console=ttyS0".to_owned(),
-        // Everything reaches the console log, which is what tests scan even when the node is dead.
+        // The console log contains all messages, because tests scan it even if the node is dead.
         "ignore_loglevel".into(),
         "printk.devkmsg=on".into(),
-        // Meaningless and slow under emulation.
+        // Mitigations have no use under emulation and are slow.
         "mitigations=off".into(),
         "nokaslr".into(),
-        // A busy machine stops an emulated processor for seconds; that is no defect of the guest.
+        // A busy machine stops an emulated CPU for seconds, which is not a defect of the guest.
         "watchdog_thresh=60".into(),
         "rcupdate.rcu_cpu_stall_timeout=120".into(),
-        // Before the kernel switches from jiffies to the TSC, its check of the TSC may wait for a processor that waits in stop_machine()
-        // for this one, with a time limit in jiffies that nobody counts then (watchdog_check_skew() of Linux 7.3): slow nodes with two
-        // processors hung so.
+        // While the kernel still uses jiffies, its check of the TSC may wait for a CPU that waits
+        // for this one in stop_machine(). The check's time limit is in jiffies, which do not
+        // advance then (watchdog_check_skew() of Linux 7.3). Slow nodes with two CPUs hung this
+        // way.
         "tsc=nowatchdog".into(),
-        // A timer that makes no interrupt within ten ticks is not broken, its machine is busy: the kernel panics for it.
+        // A timer without an interrupt within ten ticks means a busy host, but the kernel would
+        // panic.
         "no_timer_check".into(),
         format!("extoll.slow={}", spec.slow()),
         format!("lab.node={}", node.index),
@@ -267,13 +272,13 @@ fn kernel_parameters(node: &Node<'_>) -> String {
     words.join(" ")
 }
 
-/// First bus of the second NUMA node: beyond those of the first one's root ports.
+/// First bus of the second NUMA node, above the buses of the first node's root ports.
 const FAR_BUS: u32 = 64;
 
 /// Runs a command on a node's QEMU control socket.
 ///
 /// # Errors
-/// When QEMU is gone, does not answer, or refuses.
+/// When QEMU has ended, does not answer, or refuses the command.
 pub fn control(dir: &Path, command: &str, arguments: Value) -> Result<Value> {
     let path = dir.join("qmp.sock");
     let socket = UnixStream::connect(&path)
@@ -290,7 +295,7 @@ pub fn control(dir: &Path, command: &str, arguments: Value) -> Result<Value> {
     };
     ensure!(
         next()?.get("QMP").is_some(),
-        "{} is no QEMU control socket",
+        "{} is not a QEMU control socket",
         path.display()
     );
     for request in [
@@ -306,7 +311,7 @@ pub fn control(dir: &Path, command: &str, arguments: Value) -> Result<Value> {
                     error["desc"].as_str().unwrap_or("no reason given")
                 );
             }
-            // Events may come in between.
+            // Skips events that arrive before the answer.
             if let Some(value) = answer.get("return") {
                 if request["execute"] == command {
                     return Ok(value.clone());
@@ -318,8 +323,9 @@ pub fn control(dir: &Path, command: &str, arguments: Value) -> Result<Value> {
     bail!("no answer to {command}")
 }
 
-/// Where the processors of a node are, in a line: their instruction pointers at three moments. The kernel's own addresses are those in
-/// `/proc/kallsyms` of any node with the same kernel, since nodes boot with `nokaslr`. Empty when QEMU does not tell.
+/// Returns the instruction pointers of the node's CPUs at three times, in one line. Kernel
+/// addresses are those in `/proc/kallsyms` of any node with the same kernel, because nodes boot
+/// with `nokaslr`. Empty if QEMU does not answer.
 pub fn processors(dir: &Path) -> String {
     let registers = || -> Result<Vec<String>> {
         let command = json!({"command-line": "info registers -a"});
@@ -337,7 +343,7 @@ pub fn processors(dir: &Path) -> String {
     let count = seen.iter().map(Vec::len).min().unwrap_or(0);
     let of = |cpu: usize| {
         let places: Vec<_> = seen.iter().map(|now| now[cpu].as_str()).collect();
-        format!("processor {cpu} at {}", places.join(", "))
+        format!("CPU {cpu} at {}", places.join(", "))
     };
     (0..count).map(of).collect::<Vec<_>>().join("; ")
 }

@@ -1,4 +1,4 @@
-//! What a lab looks like.
+//! Description of a lab: nodes, NICs, topology and options.
 
 use crate::devices::{self, Device};
 use anyhow::{bail, ensure, Context, Result};
@@ -8,29 +8,30 @@ use extoll_emulator_api::variant::Choice;
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-/// Most nodes that a lab can have: host numbers of a /24 network less the reserved ones.
+/// Maximum number of nodes; each needs a host number of a /24 network.
 pub const MAX_NODES: usize = 128;
-/// Most NICs per node.
+/// Maximum number of NICs per node.
 pub const MAX_NICS: usize = 8;
-/// Factor of the drivers' time-outs by default. The host may suspend an emulated processor for longer than these take.
+/// Default factor of the drivers' timeouts. The host may suspend an emulated CPU for longer than
+/// the plain timeouts.
 const SLOW: u32 = 10;
-/// Longest lab name; socket paths must stay below 108 bytes.
+/// Maximum length of a lab's name. The paths of sockets must stay below 108 bytes.
 pub const MAX_NAME: usize = 32;
 
-/// How far a node prepares itself before `up` returns.
+/// Extent of a node's bring-up before `up` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum BringUp {
-    /// Names and loopback only.
+    /// Host names and the loopback interface.
     None,
-    /// And the modules loaded.
+    /// Like `None`, with the modules loaded.
     Modules,
-    /// And every exnK up with its address 10.2.K.(node+1)/24 and a carrier.
+    /// Like `Modules`, with every exnK up, its address 10.2.K.(node+1)/24 and a carrier.
     Net,
 }
 
 impl BringUp {
-    /// The word on the kernel command line.
+    /// Returns the word for the kernel command line.
     pub fn word(self) -> &'static str {
         match self {
             BringUp::None => "none",
@@ -47,50 +48,53 @@ pub struct Spec {
     pub name: String,
     /// Number of nodes, 1–[`MAX_NODES`].
     pub nodes: usize,
-    /// Topology in the emulator's notation; chosen by the number of NICs when absent.
+    /// Topology in the emulator's notation; derived from the number of NICs if absent.
     pub topology: Option<String>,
-    /// NICs per node, 0–[`MAX_NICS`]; 0 means nodes without NIC and no emulator.
+    /// NICs per node, 0–[`MAX_NICS`]; 0: nodes without NIC and no emulator.
     pub nics: usize,
-    /// NICs without a node behind those of the nodes, each with a device of the emulator's (docs/emulator.md).
+    /// Number of NICs without a node, each with an emulated device behind it (docs/emulator.md).
+    /// They follow the nodes' NICs.
     #[serde(default)]
     pub accelerators: usize,
-    /// Further PCI devices of single nodes.
+    /// Additional PCI devices of nodes.
     #[serde(default)]
     pub devices: Vec<Device>,
     /// Memory per node in MiB.
     pub memory_mib: u32,
-    /// Processors per node.
+    /// CPUs per node.
     pub cpus: u32,
     /// Directory name of the kernel below the guest images ("stock" is Debian's).
     pub kernel: String,
-    /// How far nodes prepare themselves.
+    /// Extent of the nodes' bring-up.
     pub bring_up: BringUp,
-    /// Start sshd in every node.
+    /// True if every node runs sshd.
     pub sshd: bool,
-    /// A virtio-net pair and an e1000e pair between node 0 and node 1, for comparisons.
+    /// True adds a virtio-net pair and an e1000e pair between node 0 and node 1, for comparisons.
     pub bench_nics: bool,
-    /// Count the instructions that nodes execute ([`crate::insns`]); they are emulated even where the machine could do without.
+    /// True counts the instructions that nodes execute ([`crate::insns`]). QEMU then never uses
+    /// KVM.
     #[serde(default)]
     pub count_instructions: bool,
-    /// An IOMMU per node, which the kernel uses without delayed invalidation.
+    /// True gives nodes an IOMMU, which the kernel uses without delayed invalidation.
     #[serde(default)]
     pub iommu: bool,
-    /// The nodes that have one; all if there are none here.
+    /// Nodes with an IOMMU; empty: all nodes.
     #[serde(default)]
     pub iommu_nodes: Vec<usize>,
-    /// Two NUMA nodes of half the processors and memory each; the NICs are at the second one.
+    /// True splits CPUs and memory into two NUMA nodes; the NICs are at the second one.
     #[serde(default)]
     pub numa: bool,
-    /// Whether everything happens at once and in order, or not (docs/emulator.md); `LAB_TIMING` or unkind when absent.
+    /// Timing model of the fabric (docs/emulator.md); `LAB_TIMING` or unkind if absent.
     #[serde(default)]
     pub timing: Option<TimingModel>,
-    /// Seed of the fabric's random draws; `LAB_SEED` or any when absent.
+    /// Seed of the fabric's random numbers; `LAB_SEED` or a random one if absent.
     #[serde(default)]
     pub seed: Option<u64>,
-    /// Choice among the model's switches in the emulator's notation; `LAB_VARIANT` or `default` when absent.
+    /// Variant of the NIC model in the emulator's notation; `LAB_VARIANT` or `default` if absent.
     #[serde(default)]
     pub variant: Option<String>,
-    /// Factor of the time-outs after which drivers take a peer or NIC for stalled (`extoll.slow`), 1–100; `LAB_SLOW` or 10 when absent.
+    /// Factor of the timeouts after which drivers consider a peer or NIC stalled (`extoll.slow`),
+    /// 1–100; `LAB_SLOW` or 10 if absent.
     #[serde(default)]
     pub slow: Option<u32>,
     /// Words added to the kernel command line.
@@ -99,7 +103,7 @@ pub struct Spec {
     pub qemu_args: Vec<String>,
     /// Arguments added to the emulator.
     pub emu_args: Vec<String>,
-    /// Seconds that booting may take; by the number of nodes when absent.
+    /// Maximum boot time in seconds; derived from the number of nodes if absent.
     pub boot_timeout_s: Option<u64>,
 }
 
@@ -137,7 +141,7 @@ impl Default for Spec {
 /// Checks a lab's name.
 ///
 /// # Errors
-/// When it is empty, too long or has other characters than a–z, 0–9 and dashes.
+/// When the name is empty, too long or contains other characters than a–z, 0–9 and dashes.
 pub fn check_name(name: &str) -> Result<()> {
     let ok = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     ensure!(
@@ -145,15 +149,15 @@ pub fn check_name(name: &str) -> Result<()> {
             && name.len() <= MAX_NAME
             && name.chars().all(ok)
             && !name.starts_with('-'),
-        "'{name}' can't name a lab: 1 to {MAX_NAME} lower-case letters, digits and dashes"
+        "'{name}' is not a valid lab name; use 1 to {MAX_NAME} lower-case letters, digits and dashes"
     );
     Ok(())
 }
 
-/// Number of NICs that a topology shorthand stands for; `None` for a file.
+/// Returns the number of NICs of a topology shorthand; `None` for a file.
 ///
 /// # Errors
-/// When it is a shorthand that the emulator would not take.
+/// When the emulator would refuse the shorthand.
 pub fn topology_size(topology: &str) -> Result<Option<usize>> {
     if !Topology::is_shorthand(topology) {
         return Ok(None);
@@ -161,32 +165,32 @@ pub fn topology_size(topology: &str) -> Result<Option<usize>> {
     Ok(Some(Topology::parse(topology)?.nodes))
 }
 
-/// What an environment variable says.
+/// Returns the parsed value of an environment variable; `None` if it is unset or empty.
 fn variable<T: FromStr>(name: &str) -> Result<Option<T>> {
     match std::env::var(name) {
         Ok(text) if !text.is_empty() => match text.parse() {
             Ok(value) => Ok(Some(value)),
-            Err(_) => bail!("{name}: '{text}' makes no sense"),
+            Err(_) => bail!("{name}: '{text}' is not a valid value"),
         },
         _ => Ok(None),
     }
 }
 
-/// A seed that differs from run to run, short enough to be typed.
+/// Returns a random seed that is short enough to type.
 fn any_seed() -> u64 {
     crate::state::random() >> 40
 }
 
 impl Spec {
-    /// Whether a node has an IOMMU.
+    /// Returns true if the node has an IOMMU.
     pub fn has_iommu(&self, node: usize) -> bool {
         self.iommu && (self.iommu_nodes.is_empty() || self.iommu_nodes.contains(&node))
     }
 
-    /// Fills in what follows from the rest and checks everything.
+    /// Fills in derived values and checks all values.
     ///
     /// # Errors
-    /// When a value is out of its range or two contradict each other.
+    /// When a value is out of range or two values contradict each other.
     pub fn settle(mut self) -> Result<Self> {
         check_name(&self.name)?;
         ensure!(
@@ -196,7 +200,7 @@ impl Spec {
         );
         ensure!(
             self.nics <= MAX_NICS,
-            "a node has at most {MAX_NICS} NICs, not {}",
+            "a node has up to {MAX_NICS} NICs, not {}",
             self.nics
         );
         ensure!(
@@ -205,20 +209,23 @@ impl Spec {
         );
         ensure!(
             (1..=64).contains(&self.cpus),
-            "a node has 1 to 64 processors, not {}",
+            "a node has 1 to 64 CPUs, not {}",
             self.cpus
         );
         ensure!(
             !self.numa || self.cpus % 2 == 0,
-            "two NUMA nodes need an even number of processors: --cpus 2"
+            "two NUMA nodes need an even number of CPUs, such as --cpus 2"
         );
         ensure!(
             !self.kernel.is_empty() && !self.kernel.contains('/') && !self.kernel.starts_with('.'),
-            "bad kernel name '{}'",
+            "invalid kernel name '{}'",
             self.kernel
         );
         if let Some(node) = self.iommu_nodes.iter().find(|n| **n >= self.nodes) {
-            bail!("no node {node} can have an IOMMU: there are {}", self.nodes);
+            bail!(
+                "node {node} cannot have an IOMMU, because the lab has {} nodes",
+                self.nodes
+            );
         }
         devices::check(&self.devices, self.nodes)?;
         if self.slow.is_none() {
@@ -227,7 +234,7 @@ impl Spec {
         let slow = *self.slow.get_or_insert(SLOW);
         ensure!(
             (1..=100).contains(&slow),
-            "time-outs are multiplied by 1 to 100, not {slow}"
+            "the factor of timeouts must be 1 to 100, not {slow}"
         );
         if self.nics == 0 {
             ensure!(self.topology.is_none(), "a topology needs NICs");
@@ -237,14 +244,14 @@ impl Spec {
             );
             ensure!(
                 self.bring_up == BringUp::None,
-                "without NICs there is nothing to bring up"
+                "nodes without NICs have no modules or interfaces to bring up"
             );
             return Ok(self);
         }
         self.settle_model()?;
         ensure!(
             self.accelerators <= MAX_NODES,
-            "a lab has at most {MAX_NODES} accelerators, not {}",
+            "a lab has up to {MAX_NODES} accelerators, not {}",
             self.accelerators
         );
         let total = self.all_nics();
@@ -265,7 +272,7 @@ impl Spec {
         Ok(self)
     }
 
-    /// Timing, seed and variant.
+    /// Fills in timing model, seed and variant.
     fn settle_model(&mut self) -> Result<()> {
         if self.timing.is_none() {
             self.timing = variable("LAB_TIMING")?;
@@ -277,14 +284,14 @@ impl Spec {
             self.variant = variable("LAB_VARIANT")?;
         }
         let variant = self.variant.get_or_insert_with(|| "default".into());
-        // Its mistakes are better told here than by a process that ends.
+        // Checked here, because the emulator could report a mistake only in its log.
         variant.parse::<Choice>().context("--variant")?;
         self.timing.get_or_insert(TimingModel::Unkind);
         self.seed.get_or_insert_with(any_seed);
         Ok(())
     }
 
-    /// What repeats a run of the fabric, for people; empty without NICs.
+    /// Returns the options that repeat a run of the fabric, for users; empty without NICs.
     pub fn model(&self) -> String {
         match (self.timing, self.seed, &self.variant) {
             (Some(timing), Some(seed), Some(variant)) => {
@@ -294,12 +301,13 @@ impl Spec {
         }
     }
 
-    /// NICs of the fabric: those of the nodes, then the accelerators'.
+    /// Returns the number of NICs of the fabric: the nodes', then the accelerators'.
     pub fn all_nics(&self) -> usize {
         self.nodes * self.nics + self.accelerators
     }
 
-    /// Name of a NIC of the fabric: `node1.0` is NIC 0 of node 1, `acc0` the first accelerator.
+    /// Returns the name of a NIC of the fabric: `node1.0` is NIC 0 of node 1, `acc0` the first
+    /// accelerator.
     pub fn nic_name(&self, nic: usize) -> String {
         match nic.checked_sub(self.nodes * self.nics) {
             Some(k) => format!("acc{k}"),
@@ -307,10 +315,11 @@ impl Spec {
         }
     }
 
-    /// NIC of the fabric that an accelerator's name (`acc0`) stands for; `None` when the word is no such name.
+    /// Returns the NIC of the fabric that an accelerator's name (`acc0`) means; `None` if the word
+    /// is not such a name.
     ///
     /// # Errors
-    /// When the lab does not have it.
+    /// When the lab does not have this accelerator.
     pub fn accelerator(&self, word: &str) -> Result<Option<usize>> {
         let Some(k) = word
             .strip_prefix("acc")
@@ -327,26 +336,26 @@ impl Spec {
         Ok(Some(self.nodes * self.nics + k))
     }
 
-    /// Factor of the drivers' time-outs.
+    /// Returns the factor of the drivers' timeouts.
     pub fn slow(&self) -> u32 {
         self.slow.unwrap_or(SLOW)
     }
 
-    /// Seconds that the nodes get to come up.
+    /// Returns the maximum boot time.
     pub fn boot_timeout(&self) -> std::time::Duration {
         std::time::Duration::from_secs(self.boot_timeout_s.unwrap_or(90 + 20 * self.nodes as u64))
     }
 }
 
-/// Reads a node as users write it: `3` or `node3`.
+/// Parses a node as users write it: `3` or `node3`.
 ///
 /// # Errors
-/// When it is neither.
+/// When the text has another form.
 pub fn parse_node(text: &str) -> Result<usize> {
     text.strip_prefix("node")
         .unwrap_or(text)
         .parse()
-        .with_context(|| format!("'{text}' is no node (write 0 or node0)"))
+        .with_context(|| format!("'{text}' is not a node (write 0 or node0)"))
 }
 
 #[cfg(test)]
@@ -368,7 +377,7 @@ mod tests {
         for t in ["file.toml", "dir/ring", "rings:3"] {
             assert_eq!(topology_size(t).unwrap(), None, "{t}");
         }
-        // What the emulator would refuse, with its reason.
+        // The emulator would refuse these; the error must give the reason.
         for t in [
             "ring:x",
             "ring:2x2",
@@ -407,7 +416,7 @@ mod tests {
         assert!(spec(8, 1, Some("torus:2x2x2")).is_ok());
         assert!(spec(7, 1, Some("torus:2x2x2")).is_err());
         assert!(spec(0, 1, None).is_err());
-        assert!(spec(2, 0, None).is_err(), "nothing to bring up");
+        assert!(spec(2, 0, None).is_err(), "bring-up needs a NIC");
         let with = |accelerators, topology: Option<&str>| {
             Spec {
                 accelerators,

@@ -1,4 +1,4 @@
-//! Where labs live on disk.
+//! Files of labs on disk.
 
 use crate::proc;
 use crate::spec::{check_name, Spec};
@@ -9,13 +9,15 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How long a command waits for another one that works on the same lab.
+/// Maximum time that a command waits for another command on the same lab.
 const LOCK_PATIENCE: Duration = Duration::from_secs(600);
 
-/// Directories that `lab` uses; the defaults are those of the build root, variables override them.
+/// Directories that `lab` uses. The defaults are those of the build root; environment variables
+/// override them.
 #[derive(Clone, Debug)]
 pub struct Paths {
-    /// One directory per lab (`LAB_STATE`, default `/out/lab`). Short, because sockets live below it.
+    /// Parent of the labs' directories (`LAB_STATE`, default `/out/lab`). Short, because it is part
+    /// of the paths of sockets.
     pub state: PathBuf,
     /// Guest images (`LAB_GUEST`, default `/guest`).
     pub guest: PathBuf,
@@ -39,39 +41,39 @@ impl Default for Paths {
     }
 }
 
-/// What is remembered about a lab.
+/// Record of a lab on disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
-    /// Its description.
+    /// Description of the lab.
     pub spec: Spec,
-    /// Mark in the environment of its processes.
+    /// Token in the environment of the lab's processes.
     pub token: String,
-    /// Seconds since 1970 at which it was started.
+    /// Start time in seconds since 1970.
     pub started: u64,
-    /// `up` got through.
+    /// True if `up` has succeeded.
     pub ready: bool,
 }
 
 /// The directory of one lab.
 #[derive(Clone, Debug)]
 pub struct LabDir {
-    /// Its path.
+    /// Path of the directory.
     pub path: PathBuf,
     /// Name of the lab.
     pub name: String,
 }
 
 impl LabDir {
-    /// The directory of the lab with this name, whether it exists or not.
+    /// Returns the directory of the lab with this name, which need not exist.
     ///
     /// # Errors
-    /// When the name is malformed or the path too long for sockets.
+    /// When the name is malformed or the path is too long for sockets.
     pub fn new(paths: &Paths, name: &str) -> Result<Self> {
         check_name(name)?;
         let path = paths.state.join(name);
         if path.as_os_str().len() > 80 {
             bail!(
-                "{} is too long a path for sockets; set LAB_STATE to a shorter one",
+                "the path {} is too long for sockets; set LAB_STATE to a shorter one",
                 path.display()
             );
         }
@@ -81,7 +83,7 @@ impl LabDir {
         })
     }
 
-    /// All labs that left something on disk.
+    /// Returns all labs that have a record on disk.
     pub fn all(paths: &Paths) -> Vec<Self> {
         let Ok(dir) = std::fs::read_dir(&paths.state) else {
             return Vec::new();
@@ -99,15 +101,15 @@ impl LabDir {
             .collect()
     }
 
-    /// Directory of a node.
+    /// Returns the directory of a node.
     pub fn node(&self, index: usize) -> PathBuf {
         self.path.join(format!("node{index}"))
     }
 
-    /// Reads the record; `None` when there is no such lab.
+    /// Reads the record; `None` if no lab has this name.
     ///
     /// # Errors
-    /// When the record can't be read.
+    /// When the record cannot be read.
     pub fn record(&self) -> Result<Option<Record>> {
         let path = self.path.join("lab.json");
         match std::fs::read(&path) {
@@ -121,7 +123,7 @@ impl LabDir {
         }
     }
 
-    /// Writes the record in one step.
+    /// Writes the record atomically.
     ///
     /// # Errors
     /// When the directory can't be written.
@@ -132,10 +134,11 @@ impl LabDir {
         )
     }
 
-    /// Keeps other commands from starting or stopping things in this lab while the result lives.
+    /// Keeps other commands from starting or stopping processes of this lab while the result lives.
+    /// Waits until they have finished.
     ///
     /// # Errors
-    /// When another command holds it for longer than ten minutes.
+    /// When another command holds the lock for longer than ten minutes.
     pub fn lock(&self) -> Result<File> {
         let path = self.path.with_extension("lock");
         std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))
@@ -152,7 +155,7 @@ impl LabDir {
             if !told {
                 told = true;
                 eprintln!(
-                    "lab: another command is at work on lab '{}'; waiting for it",
+                    "lab: waiting for another command that works on lab '{}'",
                     self.name
                 );
             }
@@ -170,22 +173,23 @@ impl LabDir {
         Ok(file)
     }
 
-    /// Ends what is left of the lab and removes its directory; `hard` does not wait for a polite end.
-    /// Returns the number of processes ended. The caller holds the lock.
+    /// Ends all processes of the lab and removes its directory. Returns the number of processes
+    /// ended. The caller holds the lock.
     ///
     /// # Errors
     /// When a process does not end or the directory can't be removed.
     pub fn wipe(&self) -> Result<usize> {
         let mut ended = 0;
-        // A damaged record names no token: nothing can be found by it, but the directory can go.
+        // Without the token of a damaged record processes cannot be found, but the directory can be
+        // removed.
         match self.record() {
             Ok(Some(record)) => {
-                // Nodes first: QEMU aborts when its NIC goes away under it.
+                // Nodes end first, because QEMU aborts when its NIC disappears.
                 ended += proc::end(&record.token, true, |p| p.role != "emu")?;
                 ended += proc::end(&record.token, false, |_| true)?;
             }
             Ok(None) => {}
-            Err(e) => eprintln!("lab: {e:#}; its processes, if any, can't be found"),
+            Err(e) => eprintln!("lab: {e:#}; processes of this lab, if any, cannot be found"),
         }
         match std::fs::remove_dir_all(&self.path) {
             Ok(()) => Ok(ended),
@@ -195,7 +199,7 @@ impl LabDir {
     }
 }
 
-/// Writes a file in one step, and leaves nothing behind when that fails.
+/// Writes a file atomically. Leaves no file behind on failure.
 ///
 /// # Errors
 /// When the directory can't be written, or the disk is full.
@@ -207,23 +211,23 @@ pub fn store(path: &Path, data: &[u8]) -> Result<()> {
             std::fs::rename(&new, path).with_context(|| format!("cannot write {}", path.display()))
         });
     if written.is_err() {
-        // Part of it may be there, and it would stay for ever. The first error is the one that counts.
+        // Removes a partly written file, which would otherwise stay. The first error is returned.
         let _ = std::fs::remove_file(&new);
     }
     written
 }
 
-/// A fresh random token.
+/// Returns a random token.
 pub fn token() -> String {
     format!("{:016x}{:016x}", random(), random())
 }
 
-/// A random number.
+/// Returns a random number.
 pub fn random() -> u64 {
     let mut bytes = [0; 8];
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
         Ok(8) => u64::from_ne_bytes(bytes),
-        // Never seen on Linux; uniqueness is all that is needed.
+        // Never happens on Linux. The fallback only needs to be unique.
         _ => {
             let t = SystemTime::now()
                 .duration_since(UNIX_EPOCH)
@@ -233,7 +237,7 @@ pub fn random() -> u64 {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the number of seconds since 1970.
 pub fn now() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -241,7 +245,8 @@ pub fn now() -> u64 {
         .as_secs()
 }
 
-/// The last `lines` lines of a file, with control characters removed; empty when it can't be read.
+/// Returns the last `lines` lines of a file without control characters; empty if the file cannot be
+/// read.
 pub fn tail(path: &Path, lines: usize) -> String {
     let bytes = std::fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
@@ -275,7 +280,8 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_written_leaves_nothing_behind() {
         let dir = std::env::temp_dir().join(format!("lab-store-{}", std::process::id()));
-        // The target is a directory with something in it: written, but not put in its place, as on a disk that is just full.
+        // Renaming to a non-empty directory fails after the temporary file was written, as on a
+        // disk that has just become full.
         std::fs::create_dir_all(dir.join("a.img/x")).unwrap();
         assert!(store(&dir.join("a.img"), b"data").is_err());
         let names: Vec<_> = std::fs::read_dir(&dir)

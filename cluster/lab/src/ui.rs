@@ -1,10 +1,10 @@
-//! Output for people: colours and a live line only on a terminal.
+//! Output for users, with colours and a progress line only on a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-/// Colours of a stream.
+/// Colours of an output stream, used only on a terminal.
 #[derive(Clone, Copy, Debug)]
 pub struct Paint(bool);
 
@@ -14,17 +14,17 @@ impl Paint {
         Self(terminal && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|t| t != "dumb"))
     }
 
-    /// For standard output.
+    /// Returns the colours for standard output.
     pub fn stdout() -> Self {
         Self::wanted(std::io::stdout().is_terminal())
     }
 
-    /// For standard error.
+    /// Returns the colours for standard error.
     pub fn stderr() -> Self {
         Self::wanted(std::io::stderr().is_terminal())
     }
 
-    /// Whether colours are used.
+    /// Returns true if colours are used.
     pub fn on(self) -> bool {
         self.0
     }
@@ -37,48 +37,48 @@ impl Paint {
         }
     }
 
-    /// Emphasis.
+    /// Returns the text in bold, for emphasis.
     pub fn bold(self, text: &str) -> String {
         self.with("1", text)
     }
 
-    /// Less important.
+    /// Returns the text dimmed, for less important words.
     pub fn dim(self, text: &str) -> String {
         self.with("2", text)
     }
 
-    /// Good.
+    /// Returns the text in green, for a good state.
     pub fn green(self, text: &str) -> String {
         self.with("32", text)
     }
 
-    /// Bad.
+    /// Returns the text in red, for a bad state.
     pub fn red(self, text: &str) -> String {
         self.with("31", text)
     }
 
-    /// Worth a look.
+    /// Returns the text in yellow, for a state that needs attention.
     pub fn yellow(self, text: &str) -> String {
         self.with("33", text)
     }
 
-    /// A name.
+    /// Returns the text in cyan, for a name.
     pub fn cyan(self, text: &str) -> String {
         self.with("36", text)
     }
 }
 
-/// What a long operation tells about its progress.
+/// Receiver of the progress of a long operation.
 pub trait Progress: Send {
-    /// A new phase begins; `usual` is how long it tends to take.
+    /// Begins a phase; `usual` is its typical duration.
     fn phase(&mut self, text: &str, usual: Duration);
-    /// News within the phase.
+    /// Reports an event within the phase.
     fn news(&mut self, text: &str);
-    /// The phase is over.
+    /// Ends the phase.
     fn done(&mut self, text: &str);
 }
 
-/// Says nothing.
+/// Discards all progress.
 pub struct Silent;
 
 impl Progress for Silent {
@@ -87,7 +87,7 @@ impl Progress for Silent {
     fn done(&mut self, _text: &str) {}
 }
 
-/// On standard error: a live line with a clock on a terminal, plain lines otherwise.
+/// Shows progress on standard error: one line with a clock on a terminal, otherwise plain lines.
 pub struct Shown {
     paint: Paint,
     bar: Option<ProgressBar>,
@@ -155,7 +155,7 @@ impl Drop for Shown {
     }
 }
 
-/// A table with columns as wide as their widest cell; colours don't count.
+/// Formats a table with columns as wide as their widest cell, without counting colour codes.
 pub fn table(rows: &[Vec<String>]) -> String {
     let width = |s: &str| {
         let mut visible = 0;

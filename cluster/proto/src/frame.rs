@@ -1,31 +1,31 @@
-//! Byte stuffing: frames whose borders can be found from any point of the stream.
+//! Byte stuffing: frames whose boundaries can be found from any point of the stream.
 
-/// Border of a frame.
+/// Boundary of a frame.
 const FLAG: u8 = 0x7e;
-/// The next byte was changed by [`FLIP`].
+/// Escape: the next byte was XORed with [`FLIP`].
 const ESC: u8 = 0x7d;
 const FLIP: u8 = 0x20;
-/// Kind and length.
+/// Size of kind and length in bytes.
 const HEADER: usize = 5;
 
-/// Largest payload accepted, in bytes (arguments and environment of a command may be long).
+/// Maximum payload in bytes; arguments and environment of a command may be long.
 pub const MAX_PAYLOAD: usize = 4 * 1024 * 1024;
 
-/// One message before interpretation.
+/// A message whose payload is not decoded yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Message kind.
+    /// Kind of the message.
     pub kind: u8,
-    /// Its content.
+    /// Encoded content of the message.
     pub payload: Vec<u8>,
 }
 
-/// Why bytes between two borders were dropped.
+/// Reason why bytes between two boundaries were dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameError {
-    /// Shorter than a header or than its length field says.
+    /// Shorter than a header, or than the length field says.
     Cut,
-    /// Longer than its length field says.
+    /// Longer than the length field says.
     Long,
     /// Longer than [`MAX_PAYLOAD`].
     TooBig,
@@ -52,7 +52,7 @@ fn stuff(mut data: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(data);
 }
 
-/// Finds frames in a byte stream.
+/// Decoder that finds frames in a byte stream.
 #[derive(Debug, Default)]
 pub struct Decoder {
     input: Vec<u8>,
@@ -63,7 +63,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder at the start of a stream.
+    /// Creates a decoder at the start of a stream.
     pub fn new() -> Self {
         Self::default()
     }
@@ -77,7 +77,8 @@ impl Decoder {
         self.input.extend_from_slice(bytes);
     }
 
-    /// The next complete frame, or why one was dropped; `None` when more bytes are needed.
+    /// Returns the next complete frame, or the reason why one was dropped; `None` if more bytes are
+    /// needed.
     pub fn next_frame(&mut self) -> Option<Result<Frame, FrameError>> {
         while self.at < self.input.len() {
             let rest = &self.input[self.at..];
@@ -120,7 +121,7 @@ impl Decoder {
         }
     }
 
-    /// At a border: `None` for the empty stretch between two frames.
+    /// Ends a frame at a boundary. Returns `None` for the empty gap between two frames.
     fn finish(&mut self) -> Option<Result<Frame, FrameError>> {
         let frame = std::mem::take(&mut self.frame);
         if std::mem::take(&mut self.overflow) {
@@ -179,7 +180,7 @@ mod tests {
                 let got = drain(&mut d);
                 let want = Ok(Frame { kind: 1, payload: b"hello".to_vec() });
                 prop_assert_eq!(got.last(), Some(&want));
-    // What is left of the cut one: nothing, an error, or all of it when only the border is missing.
+    // Before it comes no frame, an error, or the whole cut frame if only its boundary is missing.
                 let whole = Ok(Frame { kind: 3, payload });
                 prop_assert!(got[..got.len() - 1].iter().all(|f| f.is_err() || *f == whole));
             }

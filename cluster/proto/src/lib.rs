@@ -1,12 +1,14 @@
 //! Messages between `lab` (host) and `lab-agent` (node) on one virtio-serial port.
 //!
-//! A port carries one session at a time. Virtio-serial has no notion of a connection that both sides
-//! see end in order: after a client was killed, remains of its last message may precede the next client's
-//! first one, in either direction. Hence byte stuffing (a frame boundary is recognised anywhere in the
-//! stream) and a [`HostMsg::Hello`] with a random number: the agent drops the old session when it sees one, the host
-//! ignores everything before the [`GuestMsg::HelloAck`] with its own number.
+//! A port carries one session at a time. The end of a virtio-serial connection is not ordered with
+//! its data. After a client was killed, the remains of its last message may precede the next
+//! client's first message, in either direction. Byte stuffing therefore makes frame boundaries
+//! recognisable anywhere in the stream. A session begins with a [`HostMsg::Hello`] with a random
+//! number. The agent then drops the old session, and the host ignores all messages before the
+//! [`GuestMsg::HelloAck`] with its own number.
 //!
-//! Frame: `FLAG, stuff(kind u8, length u32 LE, payload), FLAG`. The length detects a frame that was cut.
+//! Frame: `FLAG, stuff(kind u8, length u32 LE, payload), FLAG`. The length reveals a truncated
+//! frame.
 #![forbid(unsafe_code)]
 
 mod frame;
@@ -17,14 +19,14 @@ use serde::{Deserialize, Serialize};
 
 /// Version of this protocol; the agent reports its own in [`GuestMsg::HelloAck`].
 pub const VERSION: u32 = 1;
-/// Bytes of standard input that the host may have under way before the agent grants more.
+/// Maximum standard input in flight before the agent grants more, in bytes.
 pub const STDIN_WINDOW: usize = 256 * 1024;
-/// Largest piece of data in one message, in bytes.
+/// Maximum data in one message, in bytes.
 pub const CHUNK: usize = 16 * 1024;
-/// Ports that a node has, hence commands that can run at once.
+/// Number of ports of a node, and so of commands that can run in parallel.
 pub const PORTS: usize = 16;
 
-/// Name of a port in the node (`/dev/virtio-ports/…` and sysfs).
+/// Returns the name of a port in the node (`/dev/virtio-ports/…` and sysfs).
 pub fn port_name(index: usize) -> String {
     format!("lab.{index}")
 }
@@ -38,7 +40,7 @@ pub struct WinSize {
     pub cols: u16,
 }
 
-/// A command to run in the node. Strings are bytes as the kernel takes them.
+/// A command to run in the node. Strings are bytes, as in system calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// Program (looked up in PATH) and its arguments; not empty.
@@ -47,21 +49,21 @@ pub struct Request {
     pub env: Vec<(Vec<u8>, Vec<u8>)>,
     /// Working directory, `/root` when absent.
     pub cwd: Option<Vec<u8>>,
-    /// With a size: run on a terminal of its own, standard error included.
+    /// Size of the command's own terminal, which also carries standard error; `None`: pipes.
     pub pty: Option<WinSize>,
 }
 
-/// How a command ended.
+/// Result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Status {
-    /// It exited with this code, 0–255.
+    /// Exit code, 0–255.
     Code(i32),
-    /// A signal with this number killed it.
+    /// Number of the signal that killed the command.
     Signal(i32),
 }
 
 impl Status {
-    /// The status as a shell shows it: the code, or 128 + signal number.
+    /// Returns the status as a shell shows it: the code, or 128 + signal number.
     pub fn shell_code(self) -> i32 {
         match self {
             Status::Code(c) => c,
@@ -69,7 +71,7 @@ impl Status {
         }
     }
 
-    /// Whether the command exited with code 0.
+    /// Returns true if the command exited with code 0.
     pub fn success(self) -> bool {
         self == Status::Code(0)
     }
@@ -87,17 +89,17 @@ impl std::fmt::Display for Status {
 /// Messages from the host to the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostMsg {
-    /// Begins a session and ends whatever the port carried before.
+    /// Begins a session with this random number and ends the port's previous session.
     Hello(u64),
     /// Runs a command; once per session.
     Start(Request),
-    /// Standard input, at most [`CHUNK`] bytes and within the granted window.
+    /// Standard input: up to [`CHUNK`] bytes, within the granted window.
     Stdin(Vec<u8>),
-    /// Standard input ended.
+    /// End of standard input.
     StdinEof,
-    /// The terminal changed its size.
+    /// New size of the terminal.
     Resize(WinSize),
-    /// Sends this signal to the command's process group.
+    /// Signal for the command's process group.
     Signal(i32),
 }
 
@@ -106,29 +108,31 @@ pub enum HostMsg {
 pub enum GuestMsg {
     /// Answer to [`HostMsg::Hello`].
     HelloAck {
-        /// The number of the Hello.
+        /// Number of the Hello.
         nonce: u64,
         /// [`VERSION`] of the agent.
         version: u32,
     },
-    /// Standard output, or everything in case of a terminal.
+    /// Standard output, or all output of a terminal.
     Stdout(Vec<u8>),
     /// Standard error.
     Stderr(Vec<u8>),
-    /// This many bytes of standard input were consumed.
+    /// Number of bytes of standard input that were consumed.
     Credit(u32),
-    /// The command ended; all its output was sent before. Last message of a session.
+    /// End of the command, sent after all its output. Last message of a session.
     Exit(Status),
-    /// The command could not be started or the request was malformed. Last message of a session.
+    /// Reason why the command could not be started or the request was malformed. Last message of a
+    /// session.
     Failed(String),
-    /// The agent knows of no session on this port (it was restarted, or the message made no sense without one).
+    /// The agent has no session on this port: it was restarted, or the message is valid only within
+    /// a session.
     NoSession,
 }
 
-/// Why a message could not be understood.
+/// Error for a message that cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadMessage(
-    /// The reason, for a log line.
+    /// Reason, for a log line.
     pub String,
 );
 
@@ -155,7 +159,7 @@ const FAILED: u8 = 70;
 const NO_SESSION: u8 = 71;
 
 fn pack<T: Serialize>(value: &T) -> Vec<u8> {
-    // Serialising into a growing vector fails for no type used here.
+    // Serialising these types into a growing vector never fails.
     postcard::to_stdvec(value).unwrap_or_default()
 }
 
@@ -182,7 +186,7 @@ impl HostMsg {
 
     /// Reads a message out of a frame.
     ///
-    /// # Errors
+    /// When the kind is unknown or the payload does not fit it.
     /// When the kind is unknown or the payload doesn't fit it.
     pub fn get(frame: Frame) -> Result<Self, BadMessage> {
         let d = frame.payload;
@@ -216,7 +220,7 @@ impl GuestMsg {
 
     /// Reads a message out of a frame.
     ///
-    /// # Errors
+    /// When the kind is unknown or the payload does not fit it.
     /// When the kind is unknown or the payload doesn't fit it.
     pub fn get(frame: Frame) -> Result<Self, BadMessage> {
         let d = frame.payload;

@@ -1,4 +1,4 @@
-//! `fault`, `trace`, `top`.
+//! `lab fault`, `lab trace` and `lab top`.
 
 use anyhow::{ensure, Context, Result};
 use clap::{Args, Subcommand};
@@ -12,12 +12,13 @@ use lab::{Cluster, Paths};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-// What a fault happens to. No documentation comment: it would be taken for that of each command.
+// Target and rate of a fault. Not a doc comment, because clap would show it as the help of each
+// command.
 #[derive(Args)]
 pub struct EveryNth {
     /// Node
     node: String,
-    /// To every n-th one, 0 ends it
+    /// Inject it into every n-th one; 0 ends it
     #[arg(long)]
     every: u32,
     /// NIC of the node
@@ -25,7 +26,8 @@ pub struct EveryNth {
     nic: usize,
 }
 
-/// Kinds of trouble. Links are written `NODE PORT`, or as one word: `all`, `NIC:PORT`, `nicN`, `N-M` (NICs are counted over all nodes).
+/// Fault to inject. Links are written `NODE PORT`, or as one word: `all`, `NIC:PORT`, `nicN`, `N-M`
+/// (NICs are counted over all nodes).
 #[derive(Subcommand)]
 pub enum FaultVerb {
     /// Pull cables
@@ -33,7 +35,7 @@ pub enum FaultVerb {
         /// NODE PORT, all, NIC:PORT, nicN or N-M
         #[arg(required = true, num_args = 1..=2)]
         link: Vec<String>,
-        /// Hold packets meanwhile instead of dropping them
+        /// Hold packets while the link is down instead of dropping them
         #[arg(long)]
         hold: bool,
     },
@@ -43,7 +45,7 @@ pub enum FaultVerb {
         #[arg(required = true, num_args = 1..=2)]
         link: Vec<String>,
     },
-    /// Let cables go down and up by themselves
+    /// Pull cables and plug them in again, repeatedly
     Flap {
         /// NODE PORT, all, NIC:PORT, nicN or N-M
         #[arg(default_value = "all", num_args = 1..=2)]
@@ -54,10 +56,10 @@ pub enum FaultVerb {
         /// Time up, ms
         #[arg(long, default_value_t = 100)]
         up_ms: u64,
-        /// How often
+        /// Number of times
         #[arg(long, default_value_t = 1)]
         count: u32,
-        /// Drop packets meanwhile instead of holding them
+        /// Drop packets while the link is down instead of holding them
         #[arg(long)]
         drop: bool,
     },
@@ -66,7 +68,7 @@ pub enum FaultVerb {
         /// NODE PORT, all, NIC:PORT, nicN or N-M
         #[arg(default_value = "all", num_args = 1..=2)]
         link: Vec<String>,
-        /// Probability per transmission, 0 ends it
+        /// Probability per transmission; 0 ends the fault
         #[arg(long)]
         rate: f64,
     },
@@ -75,11 +77,11 @@ pub enum FaultVerb {
         /// NODE PORT, all, NIC:PORT, nicN or N-M
         #[arg(default_value = "all", num_args = 1..=2)]
         link: Vec<String>,
-        /// Probability per transmission, 0 ends it
+        /// Probability per transmission; 0 ends the fault
         #[arg(long)]
         rate: f64,
     },
-    /// Make links slow
+    /// Slow links down
     Slow {
         /// NODE PORT, all, NIC:PORT, nicN or N-M
         #[arg(default_value = "all", num_args = 1..=2)]
@@ -91,72 +93,73 @@ pub enum FaultVerb {
         #[arg(long)]
         bytes_per_second: Option<u64>,
     },
-    /// Let a receive queue behave as full
+    /// Make a receive queue behave as if it were full
     QueueFull {
         /// Node
         node: String,
-        /// Queue (default: all of the unit)
+        /// VPID of the queue (default: all queues of the unit)
         #[arg(long)]
         vpid: Option<u8>,
         /// RMA notification queues instead of VELO mailboxes
         #[arg(long)]
         rma: bool,
-        /// Full with this many slots in use (default: always)
+        /// Number of used slots at which the queue is full (default: always full)
         #[arg(long)]
         slots: Option<u32>,
-        /// End it
+        /// End the fault
         #[arg(long)]
         off: bool,
         /// NIC of the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
-    /// Let requesters report `retry`
+    /// Make requesters report `retry`
     #[command(group(clap::ArgGroup::new("when").required(true).multiple(true)))]
     Retry {
         /// Node
         node: String,
-        /// On every n-th descriptor; 1: nothing gets through, 0 ends it
+        /// On every n-th descriptor; 1 blocks all, 0 ends the fault
         #[arg(long, group = "when")]
         every: Option<u32>,
-        /// While more than this many messages wait for the queue that is sent to; `off` ends it
+        /// While more than this number of messages wait for the target queue; `off` ends the fault
         #[arg(long, group = "when")]
         waiting: Option<String>,
         /// NIC of the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
-    /// Let write-combining buffers keep what is sent
+    /// Make write-combining buffers keep descriptors instead of sending them
     Stuck {
         /// Node
         node: String,
-        /// End it: what was kept is sent
+        /// End the fault and send the kept descriptors
         #[arg(long)]
         off: bool,
         /// NIC of the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
-    /// Let registers hang: reads return all ones, writes are dropped, everything else goes on
+    /// Make registers hang: reads return all ones, writes are dropped, everything else continues
     Deaf {
         /// Node
         node: String,
-        /// End it
+        /// End the fault
         #[arg(long)]
         off: bool,
         /// NIC of the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
-    /// Let DMA accesses fail, or lose writes into a queue
+    /// Make DMA accesses fail, or lose writes into a queue
     #[command(group(clap::ArgGroup::new("what").required(true)))]
     DmaFault {
         /// Node
         node: String,
-        /// Every n-th access fails, 0 ends it
+        /// Every n-th access fails; 0 ends the fault
         #[arg(long, group = "what")]
         every: Option<u32>,
-        /// The next writes into this ring are lost: velo (mailboxes), rma (notification queues), snq (system notification queue); or msi (interrupts)
+        /// Lose the next writes into this ring: velo (mailboxes), rma (notification queues), snq
+        /// (system notification queue), or msi (interrupts)
         #[arg(long, group = "what", value_parser = lossy_ring)]
         ring: Option<LossyRing>,
         /// Only into the queue of this VPID
@@ -165,20 +168,20 @@ pub enum FaultVerb {
         /// Only this slot (0 to 2) of VELO messages of several slots
         #[arg(long, requires = "ring")]
         slot: Option<u8>,
-        /// So many messages, notifications or entries, 0 ends it
+        /// Number of messages, notifications or entries to lose; 0 ends the fault
         #[arg(long, requires = "ring", default_value_t = 1)]
         count: u32,
         /// NIC of the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
-    /// Let address translations fail
+    /// Make address translations fail
     AtuFault(EveryNth),
     /// Delay the ATU's commands: flushes take effect and are answered late
     AtuDelay {
         /// Node
         node: String,
-        /// Time, ms; 0 ends it and does what waits
+        /// Delay in ms; 0 ends the fault and executes the delayed commands
         #[arg(long)]
         ms: u64,
         /// NIC of the node
@@ -189,7 +192,7 @@ pub enum FaultVerb {
     AtuLose(EveryNth),
     /// Lose packets of RMA transfers on their way to a NIC, but never the last one of a transfer
     LoseInner(EveryNth),
-    /// Let a NIC take nothing from the network and send nothing
+    /// Stop a NIC from receiving and sending packets
     Freeze {
         /// Node
         node: String,
@@ -205,17 +208,17 @@ pub enum FaultVerb {
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
-    /// Take the power from a node
+    /// Switch a node off
     PowerOff {
         /// Node
         node: String,
     },
-    /// Give it back and wait until the node is ready
+    /// Switch a node on and wait until it is ready
     PowerOn {
         /// Node
         node: String,
     },
-    /// Tear a NIC out of its running node (reads return all ones)
+    /// Remove a NIC from its running node (reads return all ones)
     NicOff {
         /// Node
         node: String,
@@ -223,7 +226,7 @@ pub enum FaultVerb {
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
-    /// Put it back
+    /// Put a removed NIC back
     NicOn {
         /// Node
         node: String,
@@ -231,7 +234,7 @@ pub enum FaultVerb {
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
-    /// Change the configuration space of a NIC; seen at the node's next start
+    /// Change the configuration space of a NIC; takes effect at the node's next start
     Pci {
         /// Node
         node: String,
@@ -241,7 +244,7 @@ pub enum FaultVerb {
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
-    /// Restart the random draws
+    /// Restart the random number generator
     Seed {
         /// Seed
         seed: u64,
@@ -253,35 +256,36 @@ pub enum FaultVerb {
         /// The packets as JSON, in their order
         #[arg(required = true)]
         packets: Vec<String>,
-        /// Deliver all of them so many times
+        /// Number of times that all packets are delivered
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
         count: u32,
         /// NIC of the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
-    /// Raise a trigger event, as if a unit of the chip had found something
+    /// Raise a trigger event, as a unit of the chip would
     Event {
         /// Node
         node: String,
         /// Number of the event
         #[arg(value_parser = clap::value_parser!(u8).range(0..=31))]
         event: u8,
-        /// Sets a register before, as the unit would: OFFSET=VALUE
+        /// Register to set before the event, as OFFSET=VALUE (repeatable)
         #[arg(long = "set", value_parser = assignment)]
         set: Vec<(u32, u64)>,
         /// NIC of the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
-    /// End all of the above but power and configuration space: links, their speed and NICs are as the lab was started
+    /// End all faults except power and configuration space; links, their speeds and NICs are then
+    /// as at the lab's start
     Clear,
 }
 
 fn nic_of(cluster: &Cluster, node: &str, nic: usize) -> Result<usize> {
     let spec = cluster.spec();
     if let Some(index) = spec.accelerator(node)? {
-        ensure!(nic == 0, "{node} is one NIC, it has no NIC {nic}");
+        ensure!(nic == 0, "{node} has only NIC 0, no NIC {nic}");
         return Ok(index);
     }
     let node = parse_node(node)?;
@@ -295,7 +299,8 @@ fn nic_of(cluster: &Cluster, node: &str, nic: usize) -> Result<usize> {
     Ok(node * spec.nics + nic)
 }
 
-/// Refuses what needs a node behind the NIC: its memory, its queues, a driver that sends, or a boot.
+/// Fails if the fault needs a node behind the NIC (its memory, queues, driver or boot) and the NIC
+/// has none.
 fn needs_node(cluster: &Cluster, verb: &FaultVerb) -> Result<()> {
     let (node, what) = match verb {
         FaultVerb::QueueFull { node, .. } => (node, "queue-full"),
@@ -313,7 +318,7 @@ fn needs_node(cluster: &Cluster, verb: &FaultVerb) -> Result<()> {
     };
     ensure!(
         cluster.spec().accelerator(node)?.is_none(),
-        "{what} makes no sense for {node}, which has no node; links, freeze, power-off, nic-off and forge work"
+        "{what} makes no sense for {node}, a NIC without a node; use faults of links, freeze, power-off, nic-off or forge"
     );
     Ok(())
 }
@@ -323,7 +328,7 @@ fn link_of(cluster: &Cluster, words: &[String]) -> Result<LinkSelect> {
         [node, port] => {
             let port: u8 = port
                 .parse()
-                .with_context(|| format!("'{port}' is no port number"))?;
+                .with_context(|| format!("'{port}' is not a port number"))?;
             Ok(LinkSelect::End(format!(
                 "{}:{port}",
                 nic_of(cluster, node, 0)?
@@ -340,11 +345,11 @@ fn lossy_ring(word: &str) -> Result<LossyRing, String> {
         "rma" => Ok(LossyRing::Rma),
         "snq" => Ok(LossyRing::Snq),
         "msi" => Ok(LossyRing::Msi),
-        _ => Err("velo, rma, snq or msi".into()),
+        _ => Err("expected velo, rma, snq or msi".into()),
     }
 }
 
-/// A number in decimal or, with 0x, in hexadecimal.
+/// Parses a number, decimal or hexadecimal with prefix 0x.
 fn any_number(text: &str) -> Result<u64, String> {
     match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),
@@ -354,7 +359,7 @@ fn any_number(text: &str) -> Result<u64, String> {
 }
 
 fn assignment(text: &str) -> Result<(u32, u64), String> {
-    let (offset, value) = text.split_once('=').ok_or("OFFSET=VALUE")?;
+    let (offset, value) = text.split_once('=').ok_or("expected OFFSET=VALUE")?;
     let offset = any_number(offset)?;
     let offset = u32::try_from(offset).map_err(|e| e.to_string())?;
     Ok((offset, any_number(value)?))
@@ -364,7 +369,7 @@ fn some_unless_zero(n: u32) -> Option<u32> {
     (n > 0).then_some(n)
 }
 
-/// `lab fault`.
+/// Runs `lab fault`.
 pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
     let cluster = Cluster::attach(paths, name)?;
     let dir = cluster.dir();
@@ -473,7 +478,7 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
                 None => Ok(()),
                 Some("off") => inject(nic, Fault::RetryWaiting(None)),
                 Some(n) => {
-                    let n = n.parse().context("--waiting is a number or 'off'")?;
+                    let n = n.parse().context("--waiting: expected a number or 'off'")?;
                     inject(nic, Fault::RetryWaiting(Some(n)))
                 }
             }
@@ -505,7 +510,7 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
             Fault::AtuEvery(some_unless_zero(e.every)),
         ),
         FaultVerb::AtuDelay { node, ms, nic: k } => {
-            let ns = ms.checked_mul(1_000_000).context("that is too long")?;
+            let ns = ms.checked_mul(1_000_000).context("--ms is too large")?;
             inject(nic(&node, k)?, Fault::AtuDelay((ns > 0).then_some(ns)))
         }
         FaultVerb::AtuLose(e) => inject(
@@ -539,7 +544,8 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
             fields,
             nic: k,
         } => {
-            let fields = serde_json::from_str(&fields).context("the fields are no JSON object")?;
+            let fields =
+                serde_json::from_str(&fields).context("the fields are not a JSON object")?;
             call(Request::Pci {
                 nic: nic(&node, k)?,
                 fields,
@@ -556,7 +562,7 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
                 .iter()
                 .map(|text| {
                     let packet = serde_json::from_str(text)
-                        .with_context(|| format!("not what `forge` takes: {text}"))?;
+                        .with_context(|| format!("not a packet for `forge`: {text}"))?;
                     Ok(Request::Forge { nic, packet })
                 })
                 .collect::<Result<Vec<_>>>()?;
@@ -584,14 +590,14 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
     Ok(0)
 }
 
-/// What to do with the trace.
+/// Action on the trace.
 #[derive(Subcommand)]
 pub enum TraceVerb {
     /// Record register accesses, packets, DMA and faults from now on
     On,
     /// Stop recording
     Off,
-    /// Print what was recorded; options as for `extoll-emu trace print`
+    /// Print the recorded trace; options as for `extoll-emu trace print`
     Print {
         /// For instance --kind hop --nic 0
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -599,7 +605,7 @@ pub enum TraceVerb {
     },
 }
 
-/// `lab trace`.
+/// Runs `lab trace`.
 pub fn trace(paths: &Paths, name: &str, verb: TraceVerb) -> Result<u8> {
     let cluster = Cluster::attach(paths, name)?;
     let path = emu::trace_file(cluster.dir());
@@ -608,7 +614,7 @@ pub fn trace(paths: &Paths, name: &str, verb: TraceVerb) -> Result<u8> {
         TraceVerb::On => {
             let path = path
                 .to_str()
-                .context("the lab's path is no UTF-8")?
+                .context("the lab's path is not UTF-8")?
                 .to_owned();
             client.call(&Request::TraceStart { path })?;
         }
@@ -619,7 +625,7 @@ pub fn trace(paths: &Paths, name: &str, verb: TraceVerb) -> Result<u8> {
             }
             ensure!(
                 path.exists(),
-                "nothing was recorded; ./lab trace --name {name} on starts a trace"
+                "there is no trace; ./lab trace --name {name} on starts one"
             );
             let status = std::process::Command::new(paths.bin.join("extoll-emu"))
                 .args(["trace", "print"])
@@ -653,7 +659,7 @@ fn number(rate: f64) -> String {
     }
 }
 
-/// The screen of `top`.
+/// Returns the text that `top` shows: rates of NICs and links between two readings of the counters.
 fn screen(cluster: &Cluster, before: &Counters, now: &Counters, paint: Paint) -> String {
     let seconds = (now.uptime_ns.saturating_sub(before.uptime_ns) as f64 / 1e9).max(1e-3);
     let rate = |a: u64, b: u64, unit: f64| number(b.saturating_sub(a) as f64 / seconds / unit);
@@ -712,7 +718,7 @@ fn screen(cluster: &Cluster, before: &Counters, now: &Counters, paint: Paint) ->
     out + &table(&rows)
 }
 
-/// `lab top`.
+/// Runs `lab top`.
 pub fn top(paths: &Paths, name: &str, interval: f64, count: Option<u64>) -> Result<u8> {
     let interval = Duration::try_from_secs_f64(interval)
         .context("--interval: not a number of seconds")?
@@ -730,7 +736,8 @@ pub fn top(paths: &Paths, name: &str, interval: f64, count: Option<u64>) -> Resu
         let text = screen(&cluster, &before, &now, paint);
         let mut out = std::io::stdout().lock();
         if live {
-            // Home, then each line with the rest of its old content removed, then everything below.
+            // Moves the cursor home, erases the remainder of each line behind its text, then all
+            // lines below.
             let lines = text.replace('\n', "\x1b[K\n");
             write!(
                 out,

@@ -9,10 +9,10 @@ use signal_hook::consts::{SIGHUP, SIGTERM, SIGWINCH};
 use std::io::{IsTerminal, Write};
 use std::os::fd::AsFd;
 
-/// Size assumed without a terminal.
+/// Size of the terminal if it cannot be determined.
 const DEFAULT_SIZE: WinSize = WinSize { rows: 24, cols: 80 };
 
-/// `lab sh`.
+/// Runs `lab sh`.
 pub fn shell(paths: &Paths, name: &str, node: &str) -> Result<u8> {
     let cluster = Cluster::attach(paths, name)?;
     let node = running(&cluster, node)?;
@@ -29,7 +29,7 @@ fn size() -> WinSize {
     }
 }
 
-/// Passes every key on while it lives; restores the terminal afterwards.
+/// Raw mode of the terminal on standard input; the previous settings are restored on drop.
 struct Raw(Option<Termios>);
 
 impl Raw {
@@ -49,13 +49,13 @@ impl Raw {
 impl Drop for Raw {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {
-            // The terminal may be gone.
+            // Fails if the terminal was closed, which does no harm.
             let _ = tcsetattr(std::io::stdin(), OptionalActions::Drain, before);
         }
     }
 }
 
-/// Runs a command on a terminal in the node, connected with ours.
+/// Runs a command on a terminal in the node, connected to the user's terminal.
 pub fn run(node: &Node, command: Command) -> Result<u8> {
     let term = std::env::var_os("TERM")
         .filter(|t| t != "dumb")
@@ -71,7 +71,7 @@ pub fn run(node: &Node, command: Command) -> Result<u8> {
         for signal in &mut signals {
             remote.send(match signal {
                 SIGWINCH => Control::Resize(size()),
-                // The terminal is put right on the way out.
+                // `Raw` restores the terminal when the command has ended.
                 _ => Control::Abandon,
             });
         }
@@ -85,7 +85,7 @@ pub fn run(node: &Node, command: Command) -> Result<u8> {
         })
     };
     handle.close();
-    // It ends when the handle is closed; a panic in it has been printed.
+    // The thread ends because the handle is closed. A panic in it has already been printed.
     let _ = watcher.join();
     Ok(exit_code(result?))
 }

@@ -1,4 +1,4 @@
-//! The verbs of the command line.
+//! The command line: verbs and their options.
 
 mod fabric;
 mod interactive;
@@ -14,10 +14,10 @@ use lab::{BringUp, Paths, Spec};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Exit status for failures of `lab` itself, apart from the statuses that commands in nodes commonly return.
+/// Exit status for failures of `lab` itself; commands in nodes rarely return it.
 pub const FAILURE: u8 = 125;
 
-/// Exit status after Ctrl-C, as of a shell.
+/// Exit status after Ctrl-C, like that of a shell.
 pub const INTERRUPTED: u8 = 130;
 
 #[derive(Parser)]
@@ -31,7 +31,7 @@ struct Cli {
     verb: Verb,
 }
 
-/// Which lab is meant.
+/// Selection of a lab.
 #[derive(Args)]
 struct Which {
     /// Name of the lab
@@ -43,12 +43,13 @@ struct Which {
 enum Verb {
     /// Boot a cluster and wait until every node is usable
     Up(Box<Up>),
-    /// End a cluster and boot it again as it was described, for instance after its emulator has died
+    /// End a cluster and boot it again with the same options, for instance after its emulator has
+    /// died
     Restart {
         #[command(flatten)]
         which: Which,
     },
-    /// End a cluster and remove its traces
+    /// End a cluster and remove its files
     Down {
         #[command(flatten)]
         which: Which,
@@ -79,13 +80,14 @@ enum Verb {
         which: Which,
         /// Node, as 0 or node0; "emu" for the emulator's log
         node: String,
-        /// Go on as the log grows
+        /// Print new lines as the log grows
         #[arg(short, long)]
         follow: bool,
         /// Only the last N lines
         #[arg(short = 'n', long, value_name = "N")]
         lines: Option<usize>,
-        /// Only the first sign of a defect with some lines around it; exit status 1 if there is one
+        /// Print only the first sign of a defect, with some lines around it; exit status 1 if there
+        /// is one
         #[arg(long, conflicts_with_all = ["follow", "lines"])]
         defects: bool,
     },
@@ -93,18 +95,18 @@ enum Verb {
     Status {
         #[command(flatten)]
         which: Which,
-        /// For programs
+        /// Print JSON for programs
         #[arg(long)]
         json: bool,
     },
-    /// Cause trouble: links, queues, power
+    /// Inject faults into links, queues, NICs and power
     Fault {
         #[command(flatten)]
         which: Which,
         #[command(subcommand)]
         verb: fabric::FaultVerb,
     },
-    /// Record what the fabric sees
+    /// Record and print events of the fabric
     Trace {
         #[command(flatten)]
         which: Which,
@@ -115,10 +117,10 @@ enum Verb {
     Top {
         #[command(flatten)]
         which: Which,
-        /// Seconds between two looks
+        /// Seconds between two readings
         #[arg(short, long, value_name = "S", default_value_t = 1.0)]
         interval: f64,
-        /// Stop after N looks
+        /// Stop after N readings
         #[arg(short = 'n', long, value_name = "N")]
         count: Option<u64>,
     },
@@ -130,7 +132,7 @@ enum Verb {
         which: Which,
         /// Node, as 0 or node0
         node: String,
-        /// By the reset line instead of an orderly restart
+        /// Use the reset line instead of an orderly restart
         #[arg(long)]
         hard: bool,
     },
@@ -141,7 +143,7 @@ enum Verb {
 struct Up {
     #[command(flatten)]
     which: Which,
-    /// Number of nodes (default: what the topology has, else 2)
+    /// Number of nodes (default: number in the topology, else 2)
     #[arg(long, value_name = "N")]
     nodes: Option<usize>,
     /// single, pair, ring:N, mesh:AxB…, torus:AxB…, full:N, star:N, or a topology file
@@ -150,32 +152,35 @@ struct Up {
     /// NICs per node
     #[arg(long, value_name = "K", default_value_t = 1)]
     nics: usize,
-    /// NIC without a node with this device behind it (repeatable): nvme, nvme:64M, or a test device: plain, or what it does wrong
-    /// (docs/emulator.md); acc0, acc1, …
+    /// NIC without a node, with this device behind it (repeatable): nvme, nvme:64M, or a test
+    /// device: plain, or the name of its misbehaviour (docs/emulator.md). The NICs are named acc0,
+    /// acc1, …
     #[arg(long, value_name = "KIND[:SIZE]", conflicts_with_all = ["accelerators", "accelerator_kinds"])]
     accelerator: Vec<DeviceChoice>,
-    /// So many of them with test devices
+    /// Number of NICs without a node that have test devices behind them
     #[arg(long, value_name = "N", default_value_t = 0)]
     accelerators: usize,
-    /// Kinds of these devices, in their order, with commas: plain, or what they do wrong (docs/emulator.md)
+    /// Kinds of these test devices in order, separated by commas: plain, or the name of a
+    /// misbehaviour (docs/emulator.md)
     #[arg(long, value_name = "KIND,…", requires = "accelerators")]
     accelerator_kinds: Option<String>,
-    /// Further PCI device of a node, of QEMU's own models (repeatable): NODE:nvme,size=64M, NODE:e1000e, NODE:edu
+    /// Additional PCI device of a node, emulated by QEMU (repeatable): NODE:nvme,size=64M,
+    /// NODE:e1000e, NODE:edu
     #[arg(long, value_name = "NODE:MODEL")]
     device: Vec<lab::Device>,
     /// Memory per node in MiB
     #[arg(long, value_name = "MB", default_value_t = 512)]
     memory: u32,
-    /// Processors per node
+    /// CPUs per node
     #[arg(long, value_name = "C", default_value_t = 1)]
     cpus: u32,
-    /// Kernel to boot: a directory below the guest images
+    /// Kernel to boot: name of a directory below the guest images
     #[arg(long, default_value = "stock")]
     kernel: String,
     /// Don't load modules
     #[arg(long)]
     no_modules: bool,
-    /// Load modules, but set no interface up
+    /// Load modules, but do not set interfaces up
     #[arg(long)]
     no_net: bool,
     /// Nodes without NIC, no emulator
@@ -187,27 +192,29 @@ struct Up {
     /// Add a virtio-net pair (vio0) and an e1000e pair (e1k0) between node0 and node1
     #[arg(long)]
     bench_nics: bool,
-    /// Give every node an IOMMU that the kernel uses strictly: devices reach nothing but what drivers map
+    /// Give every node an IOMMU in strict mode: devices reach only memory that drivers have mapped
     #[arg(long)]
     iommu: bool,
     /// Give only these nodes an IOMMU (0,2)
     #[arg(long, value_delimiter = ',', requires = "iommu")]
     iommu_nodes: Vec<usize>,
-    /// Give every node two NUMA nodes, with the NICs at the second one (needs an even number of processors)
+    /// Give every node two NUMA nodes, with the NICs at the second one (needs an even number of
+    /// CPUs)
     #[arg(long)]
     numa: bool,
-    /// Whether everything in the fabric happens at once and in order, or as late and out of order as the hardware may (default:
-    /// LAB_TIMING, else unkind)
+    /// Timing of the fabric: at once and in order (ideal), or as late and out of order as the
+    /// hardware may be (unkind) (default: LAB_TIMING, else unkind)
     #[arg(long, value_enum)]
     timing: Option<TimingModel>,
-    /// Seed of the fabric's random draws (default: LAB_SEED, else any)
+    /// Seed of the fabric's random numbers (default: LAB_SEED, else random)
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// What the model does where the reference leaves a choice: default, auto, a number or KEY=VALUE,… (`extoll-emu variants`;
-    /// default: LAB_VARIANT, else default)
+    /// Behaviour of the NIC model where the reference leaves a choice: default, auto, a number or
+    /// KEY=VALUE,… (see `extoll-emu variants`; default: LAB_VARIANT, else default)
     #[arg(long, value_name = "V")]
     variant: Option<String>,
-    /// Factor of the time-outs after which drivers take a peer or NIC for stalled, 1 to 100 (default: LAB_SLOW, else 10)
+    /// Factor of the timeouts after which drivers consider a peer or NIC stalled, 1 to 100
+    /// (default: LAB_SLOW, else 10)
     #[arg(long, value_name = "N")]
     slow: Option<u32>,
     /// Word for the kernel command line (repeatable)
@@ -219,17 +226,18 @@ struct Up {
     /// Argument for the emulator (repeatable)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     emu_arg: Vec<String>,
-    /// Seconds that booting may take
+    /// Maximum boot time in seconds
     #[arg(long, value_name = "S")]
     timeout: Option<u64>,
-    /// No progress, only errors
+    /// Print errors only
     #[arg(short, long)]
     quiet: bool,
 }
 
 impl Up {
     fn spec(self) -> Spec {
-        // A file lies where the user is, which is not where this process is.
+        // The path of a topology file is relative to the user's directory, which differs from that
+        // of this process.
         let topology = self.topology.map(|t| {
             if !Topology::is_shorthand(&t) {
                 nodes::host_path(t.as_ref()).display().to_string()
@@ -245,7 +253,7 @@ impl Up {
         let emu_args = self.emu_arg.into_iter();
         let emu_args = emu_args.chain(kinds).chain(devices).collect();
         let accelerators = self.accelerators.max(self.accelerator.len());
-        // Its mistakes are told when the lab is settled.
+        // `Spec::settle` reports a malformed topology.
         let size = topology
             .as_deref()
             .and_then(|t| lab::spec::topology_size(t).ok()?);
@@ -291,10 +299,10 @@ impl Up {
 struct Exec {
     #[command(flatten)]
     which: Which,
-    /// No standard input
+    /// Give the command no standard input
     #[arg(short = 'n', long)]
     no_stdin: bool,
-    /// On a terminal of its own
+    /// Run the command on a terminal of its own
     #[arg(short, long)]
     tty: bool,
     /// Environment variable, as NAME=VALUE (repeatable)
@@ -318,7 +326,7 @@ struct Exec {
     command: Vec<OsString>,
 }
 
-/// Whether an error is only that nobody reads our output any more.
+/// Returns true if the error only means that the reader of standard output has closed it.
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .chain()
@@ -326,8 +334,9 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .any(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// A message with paths as the user knows them: the build root has a root directory of its own, below which the user's is reached by a
-/// descriptor, and `out/` of the work tree is `/out`.
+/// Rewrites the paths in a message to those that the user knows. This process runs in the build
+/// root, where `/out` is `out/` of the work tree and a descriptor leads to the user's root
+/// directory.
 pub fn shown(message: &str) -> String {
     let mut text = message.to_owned();
     if let Ok(root) = std::env::var("LAB_HOST_ROOT") {
@@ -339,7 +348,7 @@ pub fn shown(message: &str) -> String {
     let mut out = String::new();
     for part in text.split_inclusive("/out/lab") {
         match part.strip_suffix("/out/lab") {
-            // Not the end of a longer path.
+            // Replaces a whole path, not the end of a longer one.
             Some(before)
                 if !before.ends_with(|c: char| c.is_alphanumeric() || "._-".contains(c)) =>
             {
@@ -352,7 +361,7 @@ pub fn shown(message: &str) -> String {
     out
 }
 
-/// Parses the command line and does what it says; returns the exit status.
+/// Parses the command line and executes it. Returns the exit status.
 pub fn run() -> Result<u8> {
     let paths = Paths::default();
     match Cli::parse().verb {
@@ -486,7 +495,7 @@ mod tests {
 
     #[test]
     fn messages_name_the_paths_of_the_user() {
-        // Tests run without the wrapper, so without LAB_HOST_ROOT.
+        // Tests run without the wrapper, so `LAB_HOST_ROOT` is not set.
         assert_eq!(
             shown("logs are in /out/lab/x/emu.log"),
             "logs are in out/lab/x/emu.log"

@@ -1,4 +1,4 @@
-//! `exec`, `cp`, `log`.
+//! `lab exec`, `lab cp` and `lab log`.
 
 use super::Exec;
 use anyhow::{anyhow, bail, ensure, Context, Result};
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Exit status of timeout(1) when the time was over.
+/// Exit status of timeout(1) for a command that ran too long.
 const TIMED_OUT: u8 = 124;
 
-/// Shell-like exit status of a command.
+/// Returns the exit status that a shell would return for the command.
 pub fn exit_code(status: Status) -> u8 {
     u8::try_from(status.shell_code()).unwrap_or(super::FAILURE)
 }
@@ -40,7 +40,7 @@ impl Exec {
     }
 }
 
-/// `lab exec`.
+/// Runs `lab exec`.
 pub fn exec(paths: &Paths, args: Exec) -> Result<u8> {
     let cluster = Cluster::attach(paths, &args.which.name)?;
     if args.node == "all" {
@@ -76,10 +76,14 @@ pub fn exec(paths: &Paths, args: Exec) -> Result<u8> {
     }
 }
 
-/// Says what has become of the lab, when a node of it did not answer.
+/// Adds the state of the lab to the error of a node that did not answer. Returns the unchanged
+/// error as `Err` if the lab is up or starting.
 fn of_lab(cluster: &Cluster, error: anyhow::Error) -> Result<anyhow::Error, anyhow::Error> {
     if cluster.was_ended() {
-        return Ok(error.context(format!("lab '{}' was ended", cluster.spec().name)));
+        return Ok(error.context(format!(
+            "lab '{}' was ended by another command",
+            cluster.spec().name
+        )));
     }
     match cluster.health() {
         Health::Dead if !cluster.record().ready => Ok(anyhow!("{}", cluster.unborn_report())),
@@ -88,7 +92,7 @@ fn of_lab(cluster: &Cluster, error: anyhow::Error) -> Result<anyhow::Error, anyh
     }
 }
 
-/// The node that is meant, unless it is off.
+/// Returns the named node. Fails if it is off.
 pub fn running(cluster: &Cluster, node: &str) -> Result<Node> {
     let index = lab::spec::parse_node(node)?;
     cluster
@@ -96,7 +100,8 @@ pub fn running(cluster: &Cluster, node: &str) -> Result<Node> {
         .map_err(|e| of_lab(cluster, e).unwrap_or_else(|e| e))
 }
 
-/// Adds what is known of a node that is no longer there: the end of its console when it went off just now.
+/// Adds the known reason to the error of a command: the state of the lab, or that the node is off.
+/// If the node went off just now, the end of its console follows.
 pub fn explain(cluster: &Cluster, node: &Node, error: anyhow::Error) -> anyhow::Error {
     // A QEMU that has just closed its sockets takes a moment to end.
     let went_off = format!("{error:#}").contains("went off");
@@ -124,7 +129,7 @@ pub fn explain(cluster: &Cluster, node: &Node, error: anyhow::Error) -> anyhow::
     )
 }
 
-/// Runs the command in every node at once; each line is preceded by the node's name.
+/// Runs the command in all nodes in parallel. Prefixes each line of output with the node's name.
 fn exec_all(cluster: &Cluster, args: &Exec) -> Result<u8> {
     let paint = Paint::stdout();
     let screen = Mutex::new(());
@@ -185,8 +190,9 @@ fn exec_all(cluster: &Cluster, args: &Exec) -> Result<u8> {
     Ok(code)
 }
 
-/// Host paths as the user wrote them. The wrapper enters the build root, where they don't exist, and leaves the
-/// user's root directory and working directory in these variables.
+/// Returns the path by which this process reaches a host path of the user. The wrapper enters the
+/// build root, where such paths do not exist, and passes the user's root and working directories in
+/// `LAB_HOST_ROOT` and `LAB_HOST_CWD`.
 pub fn host_path(path: &Path) -> PathBuf {
     match (
         std::env::var_os("LAB_HOST_ROOT"),
@@ -200,7 +206,7 @@ pub fn host_path(path: &Path) -> PathBuf {
     }
 }
 
-/// `lab cp`.
+/// Runs `lab cp`.
 pub fn cp(paths: &Paths, name: &str, list: &[String]) -> Result<u8> {
     let cluster = Cluster::attach(paths, name)?;
     let places: Vec<Place> = list.iter().map(|p| Place::parse(p)).collect();
@@ -209,7 +215,7 @@ pub fn cp(paths: &Paths, name: &str, list: &[String]) -> Result<u8> {
         .context("cp needs a source and a target")?;
     ensure!(
         places.iter().any(|p| matches!(p, Place::Node(..))),
-        "neither side is in a node; write node0:/path"
+        "neither source nor target is in a node; write node0:/path"
     );
     match copy(&cluster, sources, target, &host_path) {
         Ok(()) => Ok(0),
@@ -217,14 +223,14 @@ pub fn cp(paths: &Paths, name: &str, list: &[String]) -> Result<u8> {
     }
 }
 
-/// Writes a piece of a log without the carriage returns of the serial line.
+/// Writes log data without the carriage returns of the serial line.
 fn write_log(out: &mut impl Write, data: &[u8]) -> Result<()> {
     let clean: Vec<u8> = data.iter().copied().filter(|b| *b != b'\r').collect();
     out.write_all(&clean)?;
     Ok(out.flush()?)
 }
 
-/// The last `n` lines.
+/// Returns the last `n` lines.
 fn last_lines(data: &[u8], n: usize) -> &[u8] {
     let body = data.strip_suffix(b"\n").unwrap_or(data);
     let mut breaks = body.iter().enumerate().rev().filter(|(_, b)| **b == b'\n');
@@ -234,7 +240,7 @@ fn last_lines(data: &[u8], n: usize) -> &[u8] {
     }
 }
 
-/// `lab log`.
+/// Runs `lab log`.
 pub fn log(
     paths: &Paths,
     name: &str,
@@ -254,7 +260,7 @@ pub fn log(
     let mut data = Vec::new();
     file.read_to_end(&mut data)?;
     write_log(&mut out, lines.map_or(&data[..], |n| last_lines(&data, n)))?;
-    // The lab is gone when its log is.
+    // The log is removed with the lab, which ends the loop.
     while follow && path.exists() {
         std::thread::sleep(Duration::from_millis(200));
         data.clear();
@@ -264,7 +270,7 @@ pub fn log(
     Ok(0)
 }
 
-/// `lab log --defects`: the signs that tests look for, too.
+/// Runs `lab log --defects`, which searches for the same signs of defects as the tests.
 pub fn defects(paths: &Paths, name: &str, node: &str) -> Result<u8> {
     let cluster = Cluster::attach(paths, name)?;
     let node = cluster.node(lab::spec::parse_node(node)?)?;

@@ -1,4 +1,4 @@
-//! `up`, `down`, `status`, `list`, `reboot`.
+//! `lab up`, `lab restart`, `lab down`, `lab status`, `lab list` and `lab reboot`.
 
 use super::Up;
 use anyhow::Result;
@@ -17,14 +17,14 @@ fn progress(quiet: bool) -> Box<dyn Progress> {
     }
 }
 
-/// Prints to standard output; that nobody reads it is an error as any other, which ends the program quietly.
+/// Prints to standard output. A closed pipe is an error, which ends the program silently.
 fn say(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
     Ok(out.flush()?)
 }
 
-/// `lab up`.
+/// Runs `lab up`.
 pub fn up(paths: &Paths, args: Up) -> Result<u8> {
     let start = Instant::now();
     lab::proc::catch_signals()?;
@@ -38,7 +38,7 @@ pub fn up(paths: &Paths, args: Up) -> Result<u8> {
     Ok(0)
 }
 
-/// `lab restart`.
+/// Runs `lab restart`.
 pub fn restart(paths: &Paths, name: &str) -> Result<u8> {
     let start = Instant::now();
     lab::proc::catch_signals()?;
@@ -49,7 +49,7 @@ pub fn restart(paths: &Paths, name: &str) -> Result<u8> {
     Ok(0)
 }
 
-/// Says that a lab is up, and what to do with it.
+/// Reports that a lab is up, with commands to try.
 fn announce(cluster: &Cluster, start: Instant) {
     let spec = cluster.spec();
     let name = if spec.name == "default" {
@@ -67,7 +67,7 @@ fn announce(cluster: &Cluster, start: Instant) {
     }
 }
 
-/// `lab down`.
+/// Runs `lab down`.
 pub fn down(paths: &Paths, name: &str, all: bool) -> Result<u8> {
     if all {
         for dir in LabDir::all(paths) {
@@ -79,7 +79,7 @@ pub fn down(paths: &Paths, name: &str, all: bool) -> Result<u8> {
     Ok(0)
 }
 
-/// `lab reboot`.
+/// Runs `lab reboot`.
 pub fn reboot(paths: &Paths, name: &str, node: &str, hard: bool) -> Result<u8> {
     lab::proc::catch_signals()?;
     let cluster = Cluster::attach(paths, name)?;
@@ -87,7 +87,7 @@ pub fn reboot(paths: &Paths, name: &str, node: &str, hard: bool) -> Result<u8> {
     Ok(0)
 }
 
-/// `lab list`.
+/// Runs `lab list`.
 pub fn list(paths: &Paths) -> Result<u8> {
     let mut rows = vec![["LAB", "NODES", "TOPOLOGY", "STATE"]
         .map(String::from)
@@ -139,12 +139,12 @@ fn document(cluster: &Cluster, states: &[NodeState]) -> Value {
     })
 }
 
-/// `lab status`.
+/// Runs `lab status`.
 pub fn status(paths: &Paths, name: &str, as_json: bool) -> Result<u8> {
     let cluster = Cluster::attach(paths, name)?;
     let states = cluster.states();
     let doc = document(&cluster, &states);
-    // For scripts that start a lab unless there is one.
+    // Scripts use the exit status to start a lab only if none is up.
     let code = u8::from(cluster.health() != Health::Up);
     if as_json {
         say(&(serde_json::to_string_pretty(&doc)? + "\n"))?;
@@ -200,7 +200,7 @@ pub fn status(paths: &Paths, name: &str, as_json: bool) -> Result<u8> {
     Ok(code)
 }
 
-/// Counters of a NIC worth a column: heading and name.
+/// Counters of NICs that `status` shows: heading and name.
 const COLUMNS: &[(&str, &str)] = &[
     ("VELO SENT", "velo_sent"),
     ("RECEIVED", "velo_received"),
