@@ -1,4 +1,4 @@
-//! How many packets per second the fabric moves: `cargo bench -p extoll-emulator`.
+//! Benchmark of the packet rate of the fabric: `cargo bench -p extoll-emulator`.
 
 use extoll_emulator::config::{ConfigFile, Fabric, Overrides};
 use extoll_emulator::env::{Dest, NetPort, Packet};
@@ -12,9 +12,9 @@ use std::time::Instant;
 use wire::ids::NodeId;
 use wire::rma::{Command, Mode, NotifySpec};
 
-/// Packets of one run.
+/// Number of packets per run.
 const PACKETS: u64 = 2_000_000;
-/// Packets that are under way together.
+/// Number of packets that are in flight together.
 const BATCH: u64 = 16;
 
 fn network(topology: &str) -> Network {

@@ -2,31 +2,33 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a device is. All kinds but [`Nvme`](Self::Nvme) are the test device, and say how it behaves.
+/// Kind of a device. All kinds but [`Nvme`](Self::Nvme) are the test device with a certain
+/// behaviour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceKind {
-    /// As it should.
+    /// Correct behaviour.
     #[default]
     Plain,
-    /// Before each transfer it also writes to, and reads from, addresses that nobody gave it.
+    /// Reads and writes addresses outside its buffers before each transfer.
     Astray,
-    /// Each interrupt is sent some thousand times.
+    /// Sends each interrupt several thousand times.
     Storm,
-    /// Its configuration registers have something else each time.
+    /// Returns different values from its configuration registers each time.
     Garbage,
-    /// Its BAR has 2^45 bytes.
+    /// Has a BAR of 2^45 bytes.
     Huge,
-    /// The bits of its BAR that can be written have a gap.
+    /// Has a BAR whose writable bits have a gap.
     Gap,
-    /// It answers no configuration requests when it has made a transfer, until it is reset with its NIC.
+    /// Stops answering configuration requests after its first transfer, until it is reset with its
+    /// NIC.
     Mute,
     /// An NVMe drive.
     Nvme,
 }
 
 impl DeviceKind {
-    /// All of them, with their names.
+    /// All kinds with their names.
     pub const ALL: [(&'static str, Self); 8] = [
         ("plain", Self::Plain),
         ("astray", Self::Astray),
@@ -46,15 +48,15 @@ impl std::str::FromStr for DeviceKind {
         let found = Self::ALL.iter().find(|(n, _)| *n == name);
         found.map(|(_, kind)| *kind).ok_or_else(|| {
             let names: Vec<_> = Self::ALL.iter().map(|(n, _)| *n).collect();
-            format!("'{name}' is no kind of device ({})", names.join(", "))
+            format!("'{name}' is not a kind of device ({})", names.join(", "))
         })
     }
 }
 
-/// Largest drive in MiB: its blocks are memory of the emulator.
+/// Maximum size of a drive in MiB; its blocks are in the emulator's memory.
 pub const MOST_MIB: u64 = 4096;
 
-/// A size in MiB: `64M`, `2G` or `64`. `None`: the text is no such size.
+/// Parses a size in MiB: `64M`, `2G` or `64`. Returns `None` for any other text.
 pub fn mib(text: &str) -> Option<u64> {
     let (number, factor) = match text.strip_suffix('G') {
         Some(number) => (number, 1024),
@@ -63,12 +65,12 @@ pub fn mib(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(factor)
 }
 
-/// A device as a command line names it: `KIND` or, for a drive, `nvme:SIZE`.
+/// A device on a command line: `KIND` or, for a drive, `nvme:SIZE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceChoice {
-    /// What it is.
+    /// Kind of the device.
     pub kind: DeviceKind,
-    /// Size of a drive in MiB; that of the configuration file if absent.
+    /// Size of a drive in MiB; if absent, the size from the configuration file.
     pub mib: Option<u64>,
 }
 
@@ -91,7 +93,7 @@ impl std::str::FromStr for DeviceChoice {
         }
         let mib = mib(size).filter(|n| (1..=MOST_MIB).contains(n));
         if mib.is_none() {
-            return Err(format!("'{size}' is no size of 1M to {MOST_MIB}M"));
+            return Err(format!("'{size}' is not a size from 1M to {MOST_MIB}M"));
         }
         Ok(Self { kind, mib })
     }
@@ -112,7 +114,7 @@ impl std::fmt::Display for DeviceChoice {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DeviceConfig {
-    /// What it is.
+    /// Kind of the device.
     pub kind: DeviceKind,
     /// Vendor ID of a test device.
     pub vendor: u16,
@@ -120,7 +122,7 @@ pub struct DeviceConfig {
     pub device: u16,
     /// MSI and MSI-X vectors: 1, 2, 4, 8, 16 or 32.
     pub vectors: u8,
-    /// Time in ns without progress after which DMA fails.
+    /// Time in ns without progress after which a DMA access fails.
     pub dma_timeout_ns: u64,
     /// Size of a drive in MiB.
     pub size_mib: u64,
@@ -140,7 +142,7 @@ impl Default for DeviceConfig {
 }
 
 impl DeviceConfig {
-    /// Checks the ranges; the message names the field.
+    /// Checks the ranges. The error names the field.
     pub fn validate(&self) -> Result<(), String> {
         if !self.vectors.is_power_of_two() || self.vectors > 32 {
             return Err(format!(

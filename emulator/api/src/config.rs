@@ -13,19 +13,20 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The set-up step.
+/// Options of the set-up step, which programs the NICs like management software.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct SetupConfig {
-    /// Programs every NIC at the start and whenever it comes back from a reset. Off: only on command.
+    /// True programs every NIC at the start and after each reset; false only on command.
     pub auto: bool,
     /// Time from a reset to the set-up, in ms.
     pub delay_ms: u64,
     /// Node IDs by NIC; absent: the index of the NIC.
     pub node_ids: Option<Vec<u16>>,
-    /// Multicast groups by number as lists of NIC indices. Group 63 has all NICs unless it is given here.
+    /// Lists of NIC indices by number of the multicast group. Group 63 has all NICs unless it is
+    /// given here.
     pub groups: BTreeMap<String, Vec<usize>>,
-    /// A multicast also returns to its sender (G21).
+    /// True returns a multicast to its sender, too (G21).
     pub multicast_to_sender: bool,
 }
 
@@ -51,9 +52,9 @@ pub struct NicOverride {
     pub nic: toml::Table,
     /// Fields of `[accelerator]`; only for NICs without a host.
     pub accelerator: toml::Table,
-    /// Socket, instead of `nic<N>.sock` in the directory.
+    /// Path of the socket, instead of `nic<N>.sock` in the directory.
     pub socket: Option<PathBuf>,
-    /// Without power at the start.
+    /// True if the NIC has no power at the start.
     pub off: bool,
 }
 
@@ -65,17 +66,18 @@ pub struct ConfigFile {
     pub nodes: Option<usize>,
     /// NICs per host.
     pub nics_per_node: Option<usize>,
-    /// Number of NICs without a host: the last ones, each root port of a built-in device.
+    /// Number of NICs without a host. These are the last ones, each the root port of a built-in
+    /// device.
     pub accelerators: Option<usize>,
     /// Shorthand of the topology.
     pub topology: Option<String>,
     /// Topology cable by cable, instead of the shorthand.
     pub cabling: Option<TopologyFile>,
-    /// The fabric.
+    /// Options of the fabric.
     pub network: NetConfig,
-    /// What passes what, and how late.
+    /// Order and delays.
     pub timing: TimingConfig,
-    /// The set-up step.
+    /// Options of the set-up step.
     pub setup: SetupConfig,
     /// Options of all NICs; `node-id` and `guid` have no effect here.
     pub nic: NicConfig,
@@ -87,70 +89,71 @@ pub struct ConfigFile {
     pub override_nic: BTreeMap<String, NicOverride>,
 }
 
-/// Everything about one NIC at the start.
+/// Complete options of one NIC at the start.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NicSpec {
-    /// The chip.
+    /// Options of the chip.
     pub nic: NicConfig,
-    /// Its configuration space.
+    /// Configuration space of the NIC.
     pub pci: PciConfig,
-    /// Its socket.
+    /// Path of the socket.
     pub socket: PathBuf,
-    /// Powered at the start.
+    /// True if the NIC has power at the start.
     pub powered: bool,
-    /// The device behind it, if it has no host. Then it has no socket.
+    /// Device behind a NIC without a host; such a NIC has no socket.
     pub accelerator: Option<DeviceConfig>,
 }
 
 /// A checked configuration.
 #[derive(Debug, Clone)]
 pub struct Fabric {
-    /// NICs per host; NIC n is number n mod this of host n / this.
+    /// NICs per host. NIC n is NIC number n mod `nics_per_node` of host n / `nics_per_node`.
     pub nics_per_node: usize,
     /// Cables.
     pub topology: Topology,
-    /// The network.
+    /// Options of the network.
     pub network: NetConfig,
-    /// What passes what, and how late.
+    /// Order and delays.
     pub timing: TimingConfig,
-    /// The switches, as [`Variant`] prints them.
+    /// Values of the switches, as [`Variant`] prints them.
     pub variant: String,
-    /// The set-up step.
+    /// Options of the set-up step.
     pub setup: SetupConfig,
-    /// One per NIC.
+    /// Options of each NIC.
     pub nics: Vec<NicSpec>,
     /// Directory of the sockets.
     pub dir: PathBuf,
 }
 
-/// What the command line says; it overrides the file.
+/// Options of the command line, which override the file.
 #[derive(Debug, Clone, Default)]
 pub struct Overrides {
     /// Number of hosts.
     pub nodes: Option<usize>,
     /// NICs per host.
     pub nics_per_node: Option<usize>,
-    /// NICs without a host; as many as there are devices if neither this nor the file says so.
+    /// Number of NICs without a host; if neither this nor the file gives it, the number of
+    /// `devices`.
     pub accelerators: Option<usize>,
-    /// Devices behind the first ones of them.
+    /// Devices behind the first NICs without a host.
     pub devices: Vec<DeviceChoice>,
     /// Shorthand of the topology.
     pub topology: Option<String>,
-    /// Seed of all random draws.
+    /// Seed of all random numbers.
     pub seed: Option<u64>,
     /// Timing model.
     pub timing: Option<TimingModel>,
-    /// Choice of switches.
+    /// Choice of the variant.
     pub variant: Choice,
     /// Fields of `[nic]`.
     pub nic: toml::Table,
 }
 
-/// Fields of `[nic]` from words `KEY=VALUE`. A value that is not TOML is a string.
+/// Parses words `KEY=VALUE` into fields of `[nic]`. A value that is not TOML is a string.
 ///
 /// # Errors
 ///
-/// A word without `=`.
+/// A word has no `=`.
 pub fn nic_options(words: &[String]) -> Result<toml::Table> {
     let mut table = toml::Table::new();
     for word in words {
@@ -166,7 +169,7 @@ pub fn nic_options(words: &[String]) -> Result<toml::Table> {
 }
 
 impl ConfigFile {
-    /// Reads a file. Errors name the file and the place in it.
+    /// Reads a file. Errors name the file and the position in it.
     pub fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read {}", path.display()))?;
@@ -198,7 +201,7 @@ fn index_map<T: Clone>(map: &BTreeMap<String, T>, what: &str) -> Result<BTreeMap
 }
 
 impl SetupConfig {
-    /// Multicast groups by number.
+    /// Returns the multicast groups by number.
     pub fn group_map(&self) -> Result<BTreeMap<u8, Vec<usize>>> {
         let map = index_map(&self.groups, "setup.groups")?;
         map.into_iter()
@@ -226,7 +229,7 @@ impl Fabric {
         let wanted = nodes.map(|n| n.saturating_mul(nics_per_node).saturating_add(accelerators));
         if cli.devices.len() > accelerators {
             bail!(
-                "{} devices for {accelerators} accelerators",
+                "{} devices were given for {accelerators} accelerators",
                 cli.devices.len()
             );
         }
@@ -241,7 +244,7 @@ impl Fabric {
         let count = topology.nodes;
         if let Some(w) = wanted.filter(|&w| w != count) {
             bail!(
-                "topology {} has {count} NICs, but {w} were asked for (nodes × NICs per node + accelerators)",
+                "topology {} has {count} NICs, but {w} are asked for (nodes × NICs per node + accelerators)",
                 topology.name
             );
         }
@@ -274,7 +277,8 @@ impl Fabric {
             pci.validate()
                 .map_err(anyhow::Error::msg)
                 .with_context(place)?;
-            // What the chip has before management software wrote anything: no ID of its own (HW §4.2), a GUID by place.
+            // State of a chip without management software: no node ID (HW §4.2), and a GUID by
+            // index.
             let mut nic: NicConfig = overlay(&file.nic, &o.nic).with_context(place)?;
             if !o.nic.contains_key("guid") {
                 nic.guid = Some(0xE0_0000 + i as u32);
@@ -445,7 +449,7 @@ mod tests {
         assert!(with(&["plain"; 4]).is_err());
         assert!(with(&["nonsense"]).is_err());
         assert_eq!(with(&["nvme:8M"]).unwrap(), [Nvme, Gap, Plain]);
-        // Without a number there are as many as are named.
+        // The number of NICs without a host defaults to the number of named devices.
         let named = |list: &[DeviceChoice]| {
             let cli = Overrides {
                 nodes: Some(2),

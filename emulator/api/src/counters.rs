@@ -1,4 +1,4 @@
-//! What a NIC counts for statistics and per-frame cost tables. The hardware's own counters are registers.
+//! Counters of a NIC for statistics and cost tables. The hardware's own counters are registers.
 
 use serde::Serialize;
 
@@ -13,21 +13,22 @@ pub struct Counters {
     pub velo_stores: u64,
     /// Host stores to the RMA requester.
     pub rma_stores: u64,
-    /// Accesses that are not 64 bit wide and aligned, outside the requesters (G32).
+    /// Accesses outside the requesters that are not 64 bits wide and aligned (G32).
     pub odd_accesses: u64,
-    /// Host stores to requester pages beyond the part that a descriptor is written to: executed all the same (G8).
+    /// Host stores to requester pages beyond the part that holds descriptors; they are executed all
+    /// the same (G8).
     pub wc_misplaced: u64,
     /// Host stores to requester pages that are not whole aligned quadwords (HW §17).
     pub wc_not_aligned: u64,
-    /// Descriptors with reserved bits set, executed without them.
+    /// Descriptors with reserved bits set. They are executed as if the bits were 0.
     pub reserved_bits: u64,
-    /// Descriptors that reached the requester, or were overwritten before they did, without a fence behind them.
+    /// Descriptors without a fence behind them that reached the requester or were overwritten.
     pub wc_unfenced: u64,
-    /// Registers that were set to what the reference does not allow: interrupt packet of the SNQ, queue segments against their page,
-    /// units of the RMA, classes of the SMFU.
+    /// Registers that were set to forbidden values: interrupt packet of the SNQ, queue segments
+    /// inconsistent with their page, units of the RMA, classes of the SMFU.
     pub bad_setup: u64,
-    /// Slots of queues of the kernel that were given back without being cleared, so that what was in them is written over, and read
-    /// pointers outside their queue (HW §7, §9.5).
+    /// Errors in the kernel's queues (HW §7, §9.5): slots that were returned without being cleared,
+    /// and read pointers outside their queue.
     pub bad_slots: u64,
     /// Accesses to addresses without a register, or against its access rights (G32).
     pub bad_accesses: u64,
@@ -61,9 +62,9 @@ pub struct Counters {
     pub smfu: SmfuCounters,
     /// PCIe bridge of a root port.
     pub bridge: BridgeCounters,
-    /// Discarded work, by reason.
+    /// Discarded work by reason.
     pub drops: Drops,
-    /// Things that software did wrong and a diagnostic was given for.
+    /// Diagnostics about errors of software.
     pub diagnostics: u64,
 }
 
@@ -80,11 +81,11 @@ pub struct VeloCounters {
     pub bytes_received: u64,
     /// Times that a message had to wait for a slot.
     pub held: u64,
-    /// Messages on hold now.
+    /// Number of messages on hold now.
     pub holding: u64,
     /// Times that a requester reported `retry`.
     pub retries: u64,
-    /// Messages dropped while `retry` was set; software replays them.
+    /// Messages dropped while `retry` was set; software sends them again.
     pub retry_drops: u64,
 }
 
@@ -95,9 +96,9 @@ pub struct RmaCounters {
     pub commands: [u64; 16],
     /// Bytes put by this node.
     pub put_bytes: u64,
-    /// Bytes that this node got from others.
+    /// Bytes that this node fetched from others.
     pub get_bytes: u64,
-    /// Bytes that others got from this node.
+    /// Bytes that others fetched from this node.
     pub served_bytes: u64,
     /// Notifications written.
     pub notifications: u64,
@@ -105,26 +106,27 @@ pub struct RmaCounters {
     pub error_notifications: u64,
     /// Times that a notification had to wait for a slot.
     pub held: u64,
-    /// Notifications on hold now.
+    /// Number of notifications on hold now.
     pub holding: u64,
     /// Times that a requester reported `retry`.
     pub retries: u64,
-    /// Commands dropped while `retry` was set; software replays them.
+    /// Commands dropped while `retry` was set; software sends them again.
     pub retry_drops: u64,
 }
 
 /// Address translation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct AtuCounters {
-    /// Translations asked for.
+    /// Requested translations.
     pub requests: u64,
-    /// Of those, refused.
+    /// Requests that were refused.
     pub refused: u64,
-    /// Of those, found in the cache.
+    /// Requests that were found in the cache.
     pub tlb_hits: u64,
-    /// Of those, outdated: the GATe in memory is another one. Beside a flush in progress, software forgot to flush.
+    /// Cache hits whose GATe in memory has changed. Unless a flush is in progress, software forgot
+    /// to flush.
     pub stale_hits: u64,
-    /// Cached translations now.
+    /// Number of cached translations now.
     pub cached: u64,
     /// Cached translations that flush commands dropped.
     pub flushed: u64,
@@ -132,7 +134,7 @@ pub struct AtuCounters {
     pub answers: u64,
     /// Answers lost by injected faults.
     pub lost_answers: u64,
-    /// Commands held back by injected faults now.
+    /// Commands delayed now by injected faults.
     pub waiting: u64,
 }
 
@@ -149,13 +151,13 @@ pub struct SmfuCounters {
     pub bytes_stored: u64,
     /// Loads that were not answered in time.
     pub timeouts: u64,
-    /// Loads that the target could not do.
+    /// Loads that the target could not execute.
     pub refused: u64,
-    /// Responses that nobody waits for (any more).
+    /// Responses to requests that no longer wait.
     pub late: u64,
     /// Requests waiting for a response now.
     pub outstanding: u64,
-    /// Times that the host had to wait with its stores for the network.
+    /// Times that the host's stores had to wait for the network.
     pub stalls: u64,
 }
 
@@ -174,7 +176,7 @@ pub struct BridgeCounters {
     pub timeouts: u64,
 }
 
-/// Discarded work, by reason.
+/// Discarded work by reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Drops {
     /// VELO descriptor with length 0 or above 120, or a bad multicast group.
@@ -189,36 +191,36 @@ pub struct Drops {
     pub vpid_disabled: u64,
     /// Destination queue is not valid or its engine is off.
     pub queue_invalid: u64,
-    /// Destination queue is described inconsistently.
+    /// Description of the destination queue is inconsistent.
     pub queue_bad: u64,
-    /// More on hold than allowed, or for too long.
+    /// Too many bytes on hold, or on hold for too long.
     pub hold_limit: u64,
-    /// On hold when the queue or VPID was closed.
+    /// Item on hold when its queue or VPID was closed.
     pub hold_closed: u64,
-    /// RMA command that is not allowed or not known.
+    /// RMA command that is forbidden or unknown.
     pub rma_bad_command: u64,
-    /// Transfer without a valid translation for all of it.
+    /// Transfer whose addresses are not all validly translated.
     pub translation: u64,
     /// Transfer with a failed DMA access.
     pub dma: u64,
-    /// Write into a queue or the notification ring that the bus lost by order.
+    /// Write into a queue or the notification ring that an injected fault lost.
     pub lost_write: u64,
-    /// Packet of a transfer, not its last one, that got lost on its way here by order.
+    /// Packet of a transfer, except its last one, that an injected fault lost on its way here.
     pub lost_inner: u64,
-    /// Access to the SMFU window that leads to no known node.
+    /// Access to the SMFU window that matches no known node.
     pub smfu_no_interval: u64,
     /// SMFU access or request while the unit is off.
     pub smfu_disabled: u64,
     /// SMFU load without a free entry in the matching store.
     pub smfu_store_full: u64,
-    /// SMFU store or response while too much waited for the network.
+    /// SMFU store or response while too many bytes waited for the network.
     pub smfu_congested: u64,
-    /// Malformed or unexpected PCIe packet, or one that does not fit the FIFO.
+    /// PCIe packet that is malformed, unexpected or too large for the FIFO.
     pub pcie_packet: u64,
     /// Interrupt or DMA while bus mastering is off.
     pub bus_master_off: u64,
-    /// Packet of a kind that the receiving unit does not take.
+    /// Packet of a kind that the receiving unit does not accept.
     pub wrong_unit: u64,
-    /// Packets or commands waiting when the NIC was reset.
+    /// Packet or command that waited when the NIC was reset.
     pub reset: u64,
 }

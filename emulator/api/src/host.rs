@@ -1,8 +1,8 @@
-//! A NIC as its host sees it: power and statistics.
+//! The host side of a NIC: power and statistics.
 
 use serde::{Deserialize, Serialize};
 
-/// What happened between NIC and host. Counters run up from the start of the emulator.
+/// Statistics of the interface between NIC and host, since the start of the emulator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostStats {
     /// Clients that connected.
@@ -21,32 +21,36 @@ pub struct HostStats {
     pub msi_lost: u64,
     /// DMA accesses refused because bus mastering was off.
     pub dma_no_bus_master: u64,
-    /// DMA accesses refused because they were outside guest memory and no other device of the host has the address.
+    /// DMA accesses refused because no guest memory and no other device of the host has the
+    /// address.
     pub dma_outside_memory: u64,
     /// Loads from other devices of the host that were answered.
     pub peer_loads: u64,
-    /// Stores to other devices of the host that were done.
+    /// Stores to other devices of the host that were executed.
     pub peer_stores: u64,
-    /// Accesses to other devices given up: the client went, or answered nothing for too long.
+    /// Accesses to other devices that were abandoned: the client disconnected, or did not answer in
+    /// time.
     pub peer_unanswered: u64,
-    /// Accesses to other devices refused because too many waited, or because they were too long.
+    /// Accesses to other devices that were refused because too many waited, or because they were
+    /// too long.
     pub peer_refused: u64,
-    /// Loads from other devices that could never have been answered, since the hosts wait for each other.
+    /// Loads from other devices that could never be answered, because the hosts wait for each
+    /// other.
     pub peer_deadlocks: u64,
-    /// Things that the client did wrong in the protocol.
+    /// Violations of the protocol by the client.
     pub protocol_errors: u64,
-    /// Panics contained.
+    /// Panics that were contained.
     pub panics: u64,
 }
 
-/// Whether a NIC has power.
+/// Power state of a NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Power {
-    /// Runs.
+    /// The NIC runs.
     On,
-    /// Switched off, or torn out: reads all ones.
+    /// The NIC is switched off or removed, and reads all ones.
     Off,
-    /// Its model panicked; like off, but a reset revives it.
+    /// The model has panicked. Like `Off`, but a reset revives the NIC.
     Dead,
 }

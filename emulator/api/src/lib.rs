@@ -1,12 +1,16 @@
-//! What is said about a fabric and to it: its description (configuration file, topology, switches, seeds), the requests and answers of
-//! its control socket, its trace. The model is `extoll-emulator`; who starts a fabric or talks to one needs this crate only.
+//! Interfaces of a fabric: its description (configuration file, topology, switches, seeds), its
+//! control socket and its trace. The model itself is `extoll-emulator`; programs that start or
+//! control a fabric need only this crate.
 //!
-//! * [`config`]: the file; [`network`], [`link`], [`nic`], [`pci`], [`timing`], [`accelerator`]: its sections, and statistics of the same.
-//! * [`topology`]: shorthands; [`variant`]: switches that are drawn; [`seed`]: where draws come from.
-//! * [`control`]: requests, answers, the client; [`host`] belongs to the answers. [`trace`]: records.
+//! * [`config`]: the configuration file; [`network`], [`link`], [`nic`], [`pci`], [`timing`],
+//!   [`accelerator`]: its sections and their statistics.
+//! * [`topology`]: shorthands; [`variant`]: switches of the model; [`seed`]: seeds of random number
+//!   generators.
+//! * [`control`]: requests, answers, client; [`host`]: statistics in answers. [`trace`]: records of
+//!   a trace.
 //!
-//! Reading and writing text is most of it, and is compiled without optimisation: generated code for it takes the compiler longer than
-//! the whole model.
+//! This crate is compiled without optimisation, because most of it parses and writes text.
+//! Optimising that generated code takes the compiler longer than the whole model.
 #![forbid(unsafe_code)]
 
 pub mod accelerator;

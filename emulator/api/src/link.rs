@@ -2,17 +2,18 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Largest sum of the damage rates; above it a link would hardly get anything through.
+/// Maximum sum of the damage rates; above it a link would deliver hardly any packet.
 pub const MAX_DAMAGE: f64 = 0.95;
 
-/// What happens to packets on a link that is down.
+/// Handling of packets on a link that is down.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DownPolicy {
-    /// Lost: the cable was pulled.
+    /// Packets are lost, because the cable was pulled.
     #[default]
     Drop,
-    /// Kept in the retransmission buffer until the link is up again, or the buffer is full.
+    /// Packets stay in the retransmission buffer until the link is up again, or are dropped if the
+    /// buffer is full.
     Hold,
 }
 
@@ -20,15 +21,17 @@ pub enum DownPolicy {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LinkKnobs {
-    /// Delay in ns; 0: packets arrive at once.
+    /// Delay in ns; 0: immediate arrival.
     pub latency_ns: u64,
-    /// Each packet takes up to so many ns more, but never overtakes the one ahead of it.
+    /// Maximum additional delay per packet in ns. Packets never overtake each other.
     pub jitter_ns: u64,
     /// Payload bytes per second; 0: no limit.
     pub bytes_per_second: u64,
-    /// Probability that a transmission arrives damaged (negative acknowledge, sent again).
+    /// Probability that a transmission arrives damaged and is repeated after a negative
+    /// acknowledge.
     pub corrupt_rate: f64,
-    /// Probability that a transmission or its acknowledge vanishes (time-out, sent again).
+    /// Probability that a transmission or its acknowledge is lost and the packet is repeated after
+    /// a timeout.
     pub loss_rate: f64,
 }
 
@@ -38,16 +41,18 @@ impl LinkKnobs {
         let rates = [self.corrupt_rate, self.loss_rate];
         if rates.iter().any(|r| !(0.0..=1.0).contains(r)) || rates.iter().sum::<f64>() > MAX_DAMAGE
         {
-            return Err(format!("corrupt_rate and loss_rate must be probabilities with a sum of at most {MAX_DAMAGE}"));
+            return Err(format!(
+                "corrupt_rate and loss_rate must be probabilities with a sum of up to {MAX_DAMAGE}"
+            ));
         }
         if self.latency_ns.max(self.jitter_ns) > 10_000_000_000 {
-            return Err("latency_ns and jitter_ns must be at most 10 s".into());
+            return Err("latency_ns and jitter_ns must not exceed 10 s".into());
         }
         Ok(())
     }
 }
 
-/// Statistics of one direction of a cable. All but `queued_bytes` count up from the start.
+/// Statistics of one direction of a cable. All but `queued_bytes` count from the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkStats {
     /// Packets that arrived.
@@ -56,12 +61,12 @@ pub struct LinkStats {
     pub bytes: u64,
     /// Transmissions that arrived damaged.
     pub corrupted: u64,
-    /// Transmissions that vanished.
+    /// Transmissions that were lost.
     pub lost: u64,
     /// Packets lost because the link was down.
     pub dropped_down: u64,
     /// Packets lost because the buffer of a link that was down was full.
     pub dropped_full: u64,
-    /// Bytes under way or held now.
+    /// Bytes in flight or held now.
     pub queued_bytes: u64,
 }

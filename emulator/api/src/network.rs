@@ -3,14 +3,14 @@
 use crate::link::{DownPolicy, LinkKnobs, LinkStats};
 use serde::{Deserialize, Serialize};
 
-/// Where packets without a legal route end (G21, HW §15.3).
+/// Point at which packets without a legal route are dropped (G21, HW §15.3).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IllegalRouting {
-    /// At the inport: `routing.illegal_routing`, TE 13.
+    /// The inport: `routing.illegal_routing`, TE 13.
     #[default]
     Inport,
-    /// In outport 10, whose credit counts stay up until software sets its credits anew: TE 14.
+    /// Outport 10: TE 14. Its credit counts stay used until software sets its credits again.
     Outport,
 }
 
@@ -18,27 +18,28 @@ pub enum IllegalRouting {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct NetConfig {
-    /// What a link that is down does with packets.
+    /// Handling of packets on a link that is down.
     pub link_down: DownPolicy,
-    /// Bytes that one direction of a link that is down holds.
+    /// Capacity in bytes of one direction of a link that is down.
     pub link_buffer_bytes: u64,
-    /// Bytes that each virtual channel has room for at a crossbar inport.
+    /// Capacity in bytes of each virtual channel at a crossbar inport.
     pub input_buffer_bytes: u64,
-    /// Bytes that each lane has room for between the crossbar and its unit.
+    /// Capacity in bytes of each lane between the crossbar and its unit.
     pub np_buffer_bytes: u64,
-    /// Bytes that the requesters of a NIC may have under way: sent and not stored at the receiver.
+    /// Maximum bytes in flight from the requesters of a NIC: sent, but not stored at the receiver.
     pub tx_credit_bytes: u64,
-    /// Where packets without a legal route end.
+    /// Point at which packets without a legal route are dropped.
     pub illegal_routing: IllegalRouting,
-    /// Time in ns for which packets wait until the deadlock detector looks at them, and between its looks.
+    /// Time in ns that packets wait before the deadlock detector checks them, and interval of its
+    /// checks.
     pub deadlock_check_ns: u64,
-    /// Links that a packet may cross; 0: as many as there are NICs, at least 64.
+    /// Maximum number of links that a packet may cross; 0: number of NICs, at least 64.
     pub hop_limit: u32,
-    /// Network ports that software has not enabled neither inject nor deliver.
+    /// True if network ports that software has not enabled neither inject nor deliver packets.
     pub require_enabled_ports: bool,
     /// Knobs of all links at the start.
     pub link: LinkKnobs,
-    /// Seed of all random draws.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
@@ -60,17 +61,17 @@ impl Default for NetConfig {
     }
 }
 
-/// Why the network dropped a packet.
+/// Reason why the network dropped a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DropReason {
     /// No valid table entry.
     IllegalRouting,
-    /// Crossed too many links.
+    /// Too many links crossed.
     HopLimit,
-    /// Multicast tables that copy without end.
+    /// Multicast tables that copy endlessly.
     CopyLimit,
-    /// Routed to a link without cable.
+    /// Route to a link without cable.
     NoCable,
     /// Link down.
     LinkDown,
@@ -78,18 +79,18 @@ pub enum DropReason {
     LinkBuffer,
     /// Network port not enabled.
     PortDisabled,
-    /// The NIC is powered off.
+    /// NIC without power.
     PowerOff,
 }
 
-/// Packets of one NIC's crossbar and network ports. Counters run up from the start.
+/// Counters of one NIC's crossbar and network ports, since the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStats {
     /// Packets that the NIC injected.
     pub injected: u64,
     /// Packets delivered to the NIC.
     pub delivered: u64,
-    /// Packets that passed through from link to link.
+    /// Packets that passed from link to link.
     pub transit: u64,
     /// Copies made for multicasts.
     pub copies: u64,
@@ -105,7 +106,7 @@ pub struct NodeStats {
     pub link_down: u64,
     /// Drops: network port not enabled.
     pub port_disabled: u64,
-    /// Drops: powered off.
+    /// Drops: NIC without power.
     pub power_off: u64,
     /// Deadlocks that input buffers of this NIC were part of.
     pub deadlocks: u64,
@@ -126,7 +127,7 @@ impl NodeStats {
         *c += 1;
     }
 
-    /// All drops.
+    /// Returns the sum of all drops.
     pub fn drops(&self) -> u64 {
         self.illegal_routing
             + self.hop_limit
@@ -143,18 +144,18 @@ impl NodeStats {
 pub struct LinkInfo {
     /// Both ends as `NIC:PORT`.
     pub ends: (String, String),
-    /// Plugged in.
+    /// True if the cable is plugged in.
     pub up: bool,
-    /// Carries packets.
+    /// True if the link carries packets.
     pub live: bool,
-    /// What happens while it is down.
+    /// Handling of packets while the link is down.
     pub policy: DownPolicy,
-    /// Goes down and up by itself.
+    /// True while the cable goes down and up repeatedly.
     pub flapping: bool,
     /// Knobs.
     pub knobs: LinkKnobs,
-    /// First end to second end.
+    /// Statistics from the first end to the second.
     pub forward: LinkStats,
-    /// Second end to first end.
+    /// Statistics from the second end to the first.
     pub backward: LinkStats,
 }

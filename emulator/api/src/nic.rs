@@ -1,44 +1,46 @@
-//! Options of a NIC instance: identity, the switches of G marked (S), and faults to inject.
+//! Options of a NIC: identity, switches for gaps of the reference marked (S), and faults to inject.
 
 use crate::seed::{self, Purpose};
 use rand::rngs::SmallRng;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 
-/// When a buffer queue counts as full (G10).
+/// Rule for when a buffer queue counts as full (G10).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FullRule {
-    /// Full when the next slot is the one at the read pointer: one slot stays free.
+    /// Full when the next slot is the one at the read pointer, so that one slot stays free.
     #[default]
     KeepOneFree,
-    /// Full once a write makes both pointers equal, until software writes `rp`.
+    /// Full after a write makes both pointers equal, until software writes `rp`.
     FlagOnEqual,
 }
 
-/// What a full buffer queue blocks (G10).
+/// Scope of the blocking by a full buffer queue (G10).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HoldScope {
-    /// Only its own VPID.
+    /// Only the queue's own VPID.
     #[default]
     Vpid,
     /// Every VPID of the unit: head-of-line blocking.
     Unit,
 }
 
-/// What becomes of messages on hold for a full queue when their VPID is disabled, or the queue is taken away (G10).
+/// Handling of messages on hold for a full queue when their VPID is disabled or the queue is
+/// removed (G10).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HoldClosed {
-    /// They are dropped, so that a closed queue blocks nobody.
+    /// They are dropped, so that a closed queue blocks no other one.
     #[default]
     Drop,
-    /// They stay, whatever software writes to the queue's registers, until the time-out, or until the VPID gets its next queue.
+    /// They stay until the timeout or until the VPID gets its next queue. Writes to the queue's
+    /// registers have no effect on them.
     Keep,
 }
 
-/// What starting the SNQ does to its write pointer (G6).
+/// Effect of starting the SNQ on its write pointer (G6).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SnqRestart {
@@ -49,7 +51,7 @@ pub enum SnqRestart {
     KeepPointer,
 }
 
-/// How RMA quadword commands treat unaligned addresses and lengths (G12).
+/// Handling of unaligned addresses and lengths in RMA quadword commands (G12).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UnalignedQw {
@@ -60,65 +62,65 @@ pub enum UnalignedQw {
     Error,
 }
 
-/// What the ATU caches (G17).
+/// Units that the ATU caches (G17).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AtuTlb {
-    /// Translations of 4 KiB each, also of larger pages.
+    /// Translations of 4 KiB each, also for larger pages.
     #[default]
     On,
-    /// Whole pages: an entry answers for the 4 KiB units around it, whose GATes are not read any more. A flush of any of
-    /// them drops it.
+    /// Whole pages. An entry translates all 4 KiB units of its page without reading their GATes. A
+    /// flush of any of these units drops the entry.
     WholePages,
-    /// Nothing: every translation reads its GATe.
+    /// No caching: every translation reads its GATe.
     Off,
 }
 
-/// What the answer to the ATU's notification command waits for (G17).
+/// Writes that precede the answer to the ATU's notification command (G17).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AtuNotify {
-    /// Everything that the NIC has written before, as the answer to a fence does.
+    /// All earlier writes of the NIC, as for the answer to a fence.
     #[default]
     BehindAll,
-    /// Earlier answers, and what was written before the last fence.
+    /// Earlier answers, and the writes before the last fence.
     OwnWay,
 }
 
-/// Which VPIDs take requests for registers (G19).
+/// VPIDs that accept requests for registers (G19).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RraVpid {
-    /// All, whether they are enabled or not, with any protection descriptor.
+    /// All VPIDs, enabled or not, with any protection descriptor.
     #[default]
     Any,
-    /// Those that take other requests.
+    /// VPIDs that accept other requests.
     Open,
 }
 
-/// What becomes of an interrupt that a VPID wants while it is masked (G7).
+/// Handling of an interrupt that a VPID requests while it is masked (G7).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IrqMissed {
-    /// It comes when software arms the VPID again.
+    /// The interrupt is sent when software arms the VPID again.
     #[default]
     Remember,
-    /// It does not come.
+    /// The interrupt is lost.
     Forget,
 }
 
-/// Where SMFU accesses go that match no interval while `addr_mask` is 0 (HW §12, G18).
+/// Target of SMFU accesses that match no interval while `addr_mask` is 0 (HW §12, G18).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ZeroMask {
-    /// Nowhere: stores are dropped, loads give all ones, TE 12.
+    /// No target: stores are dropped, loads give all ones, TE 12.
     #[default]
     Refuse,
-    /// To node 0.
+    /// Node 0.
     NodeZero,
 }
 
-/// What a target base of 0 means (HW §12, G18).
+/// Meaning of a target base of 0 (HW §12, G18).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ZeroBase {
@@ -129,40 +131,41 @@ pub enum ZeroBase {
     Address,
 }
 
-/// What a read of the backdoor's `info` does (HW §14, G20).
+/// Effect of reading the backdoor's `info` (HW §14, G20).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackdoorInfoRead {
-    /// Takes the entry out; the data stay.
+    /// Removes the entry; its data stay.
     #[default]
     Pop,
-    /// Nothing; the entry goes with the last quadword of its data.
+    /// No effect; the entry is removed with the last quadword of its data.
     Peek,
 }
 
-/// What a function-level reset clears (G2).
+/// Registers that a function-level reset clears (G2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FlrScope {
     /// Every register.
     #[default]
     Everything,
-    /// Everything except the node identity, scratchpads and network registers, which belong to management.
+    /// All registers except node identity, scratchpads and network registers, which belong to
+    /// management software.
     KeepNetwork,
 }
 
-/// What becomes of stores to requester pages on their way (HW §8, §17).
+/// Path of stores to requester pages (HW §8, §17).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WriteCombining {
-    /// Each store arrives at once and in order, as with programs that can't be made to mark their fences.
+    /// Each store arrives immediately and in order. For programs that cannot mark their fences.
     #[default]
     Stores,
-    /// Lines of 64 bytes are held until a marked fence, see docs/emulator.md.
+    /// Lines of 64 bytes are held until a marked fence (docs/emulator.md).
     Lines,
 }
 
-/// A buffer queue unit.
+/// Unit with buffer queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum QueueUnit {
@@ -181,34 +184,39 @@ impl From<QueueUnit> for wire::ids::Unit {
     }
 }
 
-/// Faults to inject. All off by default; may change while the NIC runs.
+/// Faults to inject. All are off by default and may change while the NIC runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Faults {
-    /// The requester of a VPID reports `retry` on every n-th descriptor (G11); 0 and 1: on all, so that nothing gets
-    /// through.
+    /// The requester of a VPID reports `retry` on every n-th descriptor (G11); 0 and 1: on all, so
+    /// that none gets through.
     pub wcbuf_retry_every: Option<u32>,
-    /// A requester reports `retry` while more than this many messages wait for the queue it sends to, or for the network.
+    /// A requester reports `retry` while more than this number of messages wait for its target
+    /// queue, or for the network.
     pub wcbuf_retry_waiting: Option<u32>,
-    /// Write-combining buffers keep complete descriptors: nothing is committed, nothing refused. Executed in order when this
-    /// ends, forgotten when software writes the state register of their VPID.
+    /// Write-combining buffers keep complete descriptors: none is committed or refused. They are
+    /// executed in order when the fault ends, or dropped when software writes the state register of
+    /// their VPID.
     pub wcbuf_stuck: bool,
-    /// These queues behave as full; `vpid` absent: all of the unit.
+    /// Queues that behave as full.
     pub queue_full: Vec<QueueFull>,
-    /// The host's loads from BAR 0 and 2 give all ones and its stores are dropped, while everything else goes on.
+    /// Loads of the host from BAR 0 and 2 give all ones and its stores are dropped; everything else
+    /// continues.
     pub deaf: bool,
     /// Every n-th DMA access of the NIC fails.
     pub dma_fault_every: Option<u32>,
-    /// Every n-th packet of a put or get response that is not the last one of its transfer gets lost on its way to this NIC,
-    /// counted from when this was set; 0 and 1: all of them. As with a link that was down for a moment (HW §10.3).
+    /// Every n-th packet of a put or get response, except the last one of its transfer, is lost on
+    /// its way to this NIC. Counted from when this was set; 0 and 1: all of them. The same happens
+    /// when a link is down for a moment (HW §10.3).
     pub lose_inner_every: Option<u32>,
     /// Every n-th address translation fails, counted from when this was set.
     pub atu_fault_every: Option<u32>,
-    /// ATU commands wait so many ns before anything comes of them; until then what they flush stays in use.
+    /// Delay of ATU commands in ns. Until then, translations that they flush stay in use.
     pub atu_delay_ns: Option<u64>,
     /// Every n-th fence or notification command is never answered, counted from when this was set.
     pub atu_lose_every: Option<u32>,
-    /// Writes into queues and the notification ring that the bus loses. Entries are counted down and vanish at 0.
+    /// Writes into queues and the notification ring that the bus loses. Entries are counted down
+    /// and removed at 0.
     pub lose_writes: Vec<LoseWrite>,
 }
 
@@ -216,17 +224,17 @@ pub struct Faults {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueueFull {
-    /// Unit.
+    /// Unit of the queue.
     pub unit: QueueUnit,
-    /// VPID, or all.
+    /// VPID of the queue; `None`: all VPIDs of the unit.
     #[serde(default)]
     pub vpid: Option<u8>,
-    /// Full with this many slots that software has not given back; absent: always.
+    /// Number of slots not returned by software at which the queue is full; `None`: always full.
     #[serde(default)]
     pub slots: Option<u32>,
 }
 
-/// What [`LoseWrite`] can hit.
+/// Target of [`LoseWrite`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LossyRing {
@@ -236,24 +244,24 @@ pub enum LossyRing {
     Rma,
     /// System notification queue.
     Snq,
-    /// No ring: the interrupts.
+    /// Interrupts, which are in no ring.
     Msi,
 }
 
-/// One entry of [`Faults::lose_writes`]. DMA writes are posted: the chip does not learn of a loss, moves its pointer on and
-/// interrupts, and memory keeps what it held.
+/// One entry of [`Faults::lose_writes`]. DMA writes are posted, so the chip does not notice the
+/// loss: it advances its pointer and interrupts, and memory keeps its old content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoseWrite {
-    /// Ring.
+    /// Ring that loses writes.
     pub ring: LossyRing,
-    /// VPID, or any; without meaning for the system notification queue and interrupts.
+    /// VPID; `None`: any. Has no meaning for the system notification queue and interrupts.
     #[serde(default)]
     pub vpid: Option<u8>,
-    /// Only this slot (0…2) of VELO messages that have it; absent: the whole message.
+    /// Slot (0…2) of VELO messages that have this slot; `None`: the whole message.
     #[serde(default)]
     pub slot: Option<u8>,
-    /// How many messages, notifications or entries.
+    /// Number of messages, notifications or entries to lose.
     pub count: u32,
 }
 
@@ -271,43 +279,46 @@ pub struct NicConfig {
     pub chip_revision: u64,
     /// Time stamp counter frequency in Hz (G25).
     pub tsc_hz: u64,
-    /// Shortest timer period that is honoured, in ns; keeps a wrong guest from loading the host.
+    /// Minimum timer period that is honoured, in ns. It keeps a faulty guest from loading the host.
     pub timer_min_ns: u64,
     /// Full rule of buffer queues.
     pub full_rule: FullRule,
-    /// What a full buffer queue blocks.
+    /// Scope of the blocking by a full buffer queue.
     pub hold_scope: HoldScope,
-    /// What becomes of messages on hold for a queue that is closed.
+    /// Handling of messages on hold for a queue that is closed.
     pub hold_closed: HoldClosed,
-    /// Bytes of messages that a unit holds for full queues before it takes no more from the network.
-    pub hold_buffer_bytes: u64,
-    /// Bytes of messages that a unit holds for full queues before it drops (G10); reached only by what does not come from the
+    /// Bytes of messages that a unit holds for full queues before it accepts no more from the
     /// network.
+    pub hold_buffer_bytes: u64,
+    /// Bytes of messages that a unit holds for full queues before it drops messages (G10). Only
+    /// messages from other sources than the network reach it.
     pub hold_limit_bytes: u64,
-    /// Unit in ns of the time-outs of full queues (`velo_rf_timeout`, `rma_rf_bq_timeout`; the chip's is unknown, G10).
+    /// Unit in ns of the timeouts of full queues (`velo_rf_timeout`, `rma_rf_bq_timeout`). The
+    /// chip's unit is unknown (G10).
     pub hold_timeout_unit_ns: u64,
-    /// Time in ns after which a held message is dropped; none: as the time-out registers say.
+    /// Time in ns after which a held message is dropped; `None`: from the timeout registers.
     pub hold_time_ns: Option<u64>,
     /// SNQ restart.
     pub snq_restart: SnqRestart,
-    /// Payload words that an SNQ program did not write keep data of earlier entries (G5).
+    /// True if payload words that an SNQ program did not write keep data of earlier entries (G5).
     pub snq_stale_words: bool,
     /// Unaligned RMA quadword commands.
     pub unaligned_qw: UnalignedQw,
-    /// What the ATU caches.
+    /// Units that the ATU caches.
     pub atu_tlb: AtuTlb,
-    /// Entries of that cache; the least recently used one makes room.
+    /// Entries of the ATU's cache. A new entry replaces the least recently used one.
     pub atu_tlb_entries: NonZeroU32,
-    /// What the answer to an ATU notification waits for.
+    /// Writes that precede the answer to an ATU notification command.
     pub atu_notify: AtuNotify,
-    /// Which VPIDs take requests for registers.
+    /// VPIDs that accept requests for registers.
     pub rra_vpid: RraVpid,
-    /// Interrupts of VPIDs that are masked.
+    /// Handling of interrupts of masked VPIDs.
     pub irq_missed: IrqMissed,
     /// Scope of a function-level reset.
     pub flr_scope: FlrScope,
-    /// Messages, commands and requests that wait for the network in one lane before the requester reports `retry`; twice as many
-    /// of the SMFU before the host is kept from storing to its window.
+    /// Maximum messages, commands and requests that wait for the network in one lane; at this
+    /// number the requester reports `retry`. At twice this number of SMFU requests the host's
+    /// stores to the SMFU window stop.
     pub tx_queue_limit: usize,
     /// Time in ns after which an SMFU request without response fails, if `timeout_control.timeout` is 0.
     pub smfu_timeout_ns: u64,
@@ -317,37 +328,40 @@ pub struct NicConfig {
     pub smfu_zero_mask: ZeroMask,
     /// Target bases of 0.
     pub smfu_zero_base: ZeroBase,
-    /// Time in ns that stores to the window need to the SMFU, where intervals are looked up. Loads wait behind them, register
-    /// accesses do not.
+    /// Time in ns that stores to the window take to the SMFU, where intervals are looked up. Loads
+    /// wait behind them, register accesses do not.
     pub smfu_store_ns: u64,
-    /// Time in ns after which a device behind a root port must have answered a read.
+    /// Maximum time in ns for a device behind a root port to answer a read.
     pub completion_timeout_ns: u64,
-    /// Reads of the backdoor's `info`.
+    /// Effect of reading the backdoor's `info`.
     pub backdoor_info_read: BackdoorInfoRead,
-    /// Seed of all draws of this NIC. In a fabric 0 stands for that of the run; every NIC gets another one from it either way.
+    /// Seed of all random numbers of this NIC. In a fabric 0 means the seed of the run. Each NIC
+    /// derives its own seed from this one.
     pub seed: u64,
-    /// Stores to requester pages.
+    /// Path of stores to requester pages.
     pub wc: WriteCombining,
-    /// Longest time in ns that a combined line stays without a fence.
+    /// Maximum time in ns that a combined line stays without a fence.
     pub wc_hold_ns: u64,
-    /// Longest time in ns from the last store of a descriptor to its execution, and from when it has left the requester to the
-    /// committed count; 0: none.
+    /// Maximum time in ns from the last store of a descriptor to its execution, and from its
+    /// departure from the requester to the committed count; 0: none.
     pub wc_commit_ns: u64,
-    /// Longest time in ns until a transfer begins whose turn it is, and between its packets; 0: none.
+    /// Maximum time in ns before a transfer begins, and between its packets; 0: none.
     pub rma_begin_ns: u64,
-    /// Longest time in ns that an ATU command takes; 0: none.
+    /// Maximum time in ns of an ATU command; 0: none.
     pub atu_command_ns: u64,
-    /// Longest time in ns from an event to the SNQ program that tells of it; 0: none.
+    /// Maximum time in ns from an event to its SNQ program; 0: none.
     pub snq_program_ns: u64,
-    /// Descriptors of a VPID on this way before the requester reports `retry`; none: 256, which is no limit for good software (G11).
+    /// Maximum descriptors of a VPID between store and committed count; at this number the
+    /// requester reports `retry`. `None`: 256, which correct software never reaches (G11).
     pub wc_depth: Option<NonZeroU32>,
-    /// Unit of the requesters' time-out for incomplete descriptors in ns; 0: they stay.
+    /// Unit of the requesters' timeout for incomplete descriptors in ns; 0: no timeout.
     pub wc_timeout_unit_ns: u64,
     /// Faults to inject.
     pub faults: Faults,
 }
 
-/// Enough that nothing a test does not want is evicted, little enough for the host's memory (some 5 MiB).
+/// Large enough that tests see no unwanted eviction, and small enough for the host's memory (about
+/// 5 MiB).
 const DEFAULT_TLB_ENTRIES: NonZeroU32 = NonZeroU32::new(65_536).unwrap();
 
 impl Default for NicConfig {
@@ -398,12 +412,12 @@ impl Default for NicConfig {
 }
 
 impl NicConfig {
-    /// Generator of this NIC for a purpose.
+    /// Returns the random number generator of this NIC for a purpose.
     pub fn draws(&self, purpose: Purpose) -> SmallRng {
         seed::rng(self.seed, 0, purpose)
     }
 
-    /// GUID in effect, 24 bits.
+    /// Returns the GUID in effect, 24 bits.
     pub fn guid(&self) -> u32 {
         self.guid.unwrap_or(0xE0_0000 + u32::from(self.node_id)) & 0xFF_FFFF
     }

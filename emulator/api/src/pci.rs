@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Identity and shape of the function. The default is the modelled Tourmalet board (HW §1, G3).
+/// Identity and BARs of the function. The default is the modelled Tourmalet board (HW §1, G3).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PciConfig {
@@ -20,9 +20,9 @@ pub struct PciConfig {
     pub bar0_size: u64,
     /// Size of BAR2 in bytes: a power of two from 4 KiB.
     pub bar2_size: u64,
-    /// The MSI capability is present.
+    /// True if the MSI capability is present.
     pub msi: bool,
-    /// MSI vectors offered: 1, 2, 4, 8, 16 or 32.
+    /// Number of MSI vectors offered: 1, 2, 4, 8, 16 or 32.
     pub msi_vectors: u8,
 }
 
@@ -43,7 +43,7 @@ impl Default for PciConfig {
 }
 
 impl PciConfig {
-    /// Checks the ranges; the message names the field.
+    /// Checks the ranges. The error names the field.
     pub fn validate(&self) -> Result<(), String> {
         for (name, size) in [("bar0-size", self.bar0_size), ("bar2-size", self.bar2_size)] {
             if !size.is_power_of_two() || !(4096..=1 << 40).contains(&size) {
@@ -60,11 +60,11 @@ impl PciConfig {
         }
         Ok(())
     }
-    /// The same with other values of these fields.
+    /// Returns a copy with other values of these fields.
     ///
     /// # Errors
     ///
-    /// There is no such field, or it has no such value.
+    /// A field does not exist or cannot have this value.
     pub fn with(
         &self,
         fields: serde_json::Map<String, serde_json::Value>,

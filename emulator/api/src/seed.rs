@@ -1,23 +1,23 @@
-//! Seeds of random draws: one for a run, and from it one for every generator.
+//! Seeds of random number generators, all derived from the seed of a run.
 //!
-//! Each generator has a seed of its own, so that what one of them draws depends neither on how often others drew nor on which
-//! of them exist, and no two NICs of a fabric draw alike.
+//! Each generator has its own seed. The numbers of one generator therefore do not depend on other
+//! generators, and no two NICs of a fabric get the same numbers.
 
 use rand::rngs::SmallRng;
 use rand::SeedableRng;
 
-/// What a generator draws for.
+/// Purpose of a generator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// Damage and jitter on links.
     Network,
-    /// Where the arbiters of a crossbar begin.
+    /// First inports of the arbiters of a crossbar.
     Arbiters,
     /// Latencies of links.
     Links,
     /// Sizes of buffers.
     Limits,
-    /// The seed of a chip, from which those of its units come.
+    /// Seed of a chip, from which the seeds of its units are derived.
     Chip,
     /// Packets on their way into the network.
     Injection,
@@ -29,7 +29,7 @@ pub enum Purpose {
     Pauses,
     /// Times of descriptors in the requesters.
     Requesters,
-    /// What the host's processors combine.
+    /// Combining of stores by the host's CPUs.
     Combining,
     /// Times of ATU commands.
     Translation,
@@ -37,7 +37,7 @@ pub enum Purpose {
     Events,
 }
 
-/// One round of SplitMix64: neighbouring numbers give unrelated ones.
+/// One round of SplitMix64, which maps neighbouring numbers to unrelated ones.
 fn scramble(x: u64) -> u64 {
     let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -45,12 +45,13 @@ fn scramble(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Seed for a purpose of the NIC with this index; of things that belong to no NIC the index is 0.
+/// Returns the seed for a purpose of the NIC with this index; the index is 0 for purposes outside
+/// NICs.
 pub fn derive(seed: u64, nic: usize, purpose: Purpose) -> u64 {
     scramble(scramble(scramble(seed) ^ nic as u64) ^ purpose as u64)
 }
 
-/// Generator with the seed of [`derive`].
+/// Returns a generator with the seed of [`derive`].
 pub fn rng(seed: u64, nic: usize, purpose: Purpose) -> SmallRng {
     SmallRng::seed_from_u64(derive(seed, nic, purpose))
 }

@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// How much order there is beyond what is promised.
+/// Order and timing of events, within the promises of the reference.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum TimingModel {
-    /// Everything happens at once and in order.
+    /// Everything happens immediately and in order.
     #[default]
     Ideal,
     /// Random delays and orders, wherever the reference allows them.
@@ -35,59 +35,63 @@ impl FromStr for TimingModel {
     }
 }
 
-/// Which DMA writes become visible before the answer to a register read, or before a read of the chip.
+/// DMA writes that become visible before the answer to a register read, or before a read by the
+/// chip.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Push {
-    /// All that the chip has made, wherever they are.
+    /// All writes that the chip has made, wherever they are.
     #[default]
     All,
-    /// Those that have reached the PCIe bridge, and of a read of the chip those of its own streams. PCIe promises no more: what is
-    /// still on its way between units is not in the bridge's queue.
+    /// Writes that have reached the PCIe bridge; for a read by the chip, only those of its own
+    /// streams. PCIe promises no more, because writes between the units are not in the bridge's
+    /// queue.
     Bridge,
 }
 
-/// Options of the timing model. All but `model` matter for `unkind` only.
+/// Options of the timing model. All but `model` apply only to `unkind`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TimingConfig {
-    /// Which model.
+    /// Timing model.
     pub model: TimingModel,
-    /// Longest usual time that a packet waits between its unit and the crossbar, ns.
+    /// Maximum usual time that a packet waits between its unit and the crossbar, ns.
     pub inject_delay_ns: u64,
-    /// Longest usual time until a DMA write becomes visible, ns.
+    /// Maximum usual time until a DMA write becomes visible, ns.
     pub dma_delay_ns: u64,
-    /// Longest usual time that an interrupt takes, ns.
+    /// Maximum usual delay of an interrupt, ns.
     pub msi_delay_ns: u64,
-    /// Which DMA writes a read pushes before it.
+    /// DMA writes that a read pushes ahead of itself.
     pub push: Push,
-    /// From when a DMA write has reached the PCIe bridge until it is visible, ns; matters for [`Push::Bridge`].
+    /// Time from the arrival of a DMA write at the PCIe bridge until it is visible, ns; used with
+    /// [`Push::Bridge`].
     pub bridge_ns: u64,
-    /// One in so many delays is `stretch` times as long; 0: none.
+    /// Average number of delays of which one is `stretch` times as long; 0: none.
     pub stretch_every: u32,
-    /// By how much.
+    /// Factor of a stretched delay.
     pub stretch: u32,
-    /// One in so many interrupts is preceded by one for nothing; 0: none.
+    /// Average number of interrupts of which one is preceded by a spurious interrupt; 0: none.
     pub spurious_every: u32,
-    /// Shortest and longest latency of a link whose latency is not given, ns.
+    /// Minimum and maximum latency of a link without configured latency, ns.
     pub link_latency_ns: [u64; 2],
-    /// What a packet may take longer than that on a link, ns.
+    /// Maximum additional latency of a packet on a link, ns.
     pub link_jitter_ns: u64,
-    /// `wc-commit-ns` of NICs that are not given one.
+    /// `wc-commit-ns` of NICs without a configured value.
     pub commit_delay_ns: u64,
-    /// `rma-begin-ns` of NICs that are not given one.
+    /// `rma-begin-ns` of NICs without a configured value.
     pub read_delay_ns: u64,
-    /// `atu-command-ns` of NICs that are not given one.
+    /// `atu-command-ns` of NICs without a configured value.
     pub atu_delay_ns: u64,
-    /// `snq-program-ns` of NICs that are not given one.
+    /// `snq-program-ns` of NICs without a configured value.
     pub event_delay_ns: u64,
-    /// Least and greatest `tx-queue-limit` of NICs that are not given one, drawn for each.
+    /// Minimum and maximum of the random `tx-queue-limit` of NICs without a configured value.
     pub queue_limit: [usize; 2],
 }
 
 impl Default for TimingConfig {
-    /// G35 knows no figures. The usual delays are long against a memory access and short against a context switch; the stretched ones
-    /// outlast an interrupt of an emulated guest (50–170 µs), so that what a guest concludes too early it concludes visibly too early.
+    /// G35 has no figures. The usual delays are longer than a memory access and shorter than a
+    /// context switch. Stretched delays are longer than an interrupt of an emulated guest (50–170
+    /// µs), so that premature conclusions of a guest become visible.
     fn default() -> Self {
         Self {
             model: TimingModel::default(),
@@ -115,7 +119,7 @@ impl TimingConfig {
     ///
     /// # Errors
     ///
-    /// Something would take longer than a second.
+    /// A delay would be longer than a second, or a range is reversed.
     pub fn validate(&self) -> Result<(), String> {
         let stretch = u64::from(self.stretch).max(1);
         let delays = [
@@ -134,21 +138,27 @@ impl TimingConfig {
         let longest = longest.into_iter().chain(units).max();
         let [least, most] = self.queue_limit;
         if least == 0 || least > most {
-            return Err("timing.queue-limit: the first is the smallest, at least 1".into());
+            return Err(
+                "timing.queue-limit: the first value must be at least 1 and not above the second"
+                    .into(),
+            );
         }
         let [low, high] = self.link_latency_ns;
         if low > high {
-            return Err("timing.link-latency-ns: the first is the shortest".into());
+            return Err(
+                "timing.link-latency-ns: the first value must not be above the second".into(),
+            );
         }
         if longest.into_iter().chain([high, self.link_jitter_ns]).max() > Some(1_000_000_000) {
-            return Err("timing: no delay may be longer than a second".into());
+            return Err("timing: delays must not exceed one second".into());
         }
         Ok(())
     }
 }
 
 impl TimingConfig {
-    /// Times and sizes of the units of a NIC, where nothing but the default is said of them.
+    /// Sets times and sizes of a NIC's units, except those that are given or differ from the
+    /// default.
     pub fn apply(
         &self,
         nic: &mut NicConfig,
@@ -188,7 +198,7 @@ impl TimingConfig {
     }
 }
 
-/// What the timing model did to one NIC. Counters run up from the start.
+/// Statistics of the timing model for one NIC, since the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TimingStats {
@@ -200,10 +210,10 @@ pub struct TimingStats {
     pub writes_delayed: u64,
     /// DMA writes that became visible before one that had been made earlier.
     pub writes_overtook: u64,
-    /// Times that a read of the NIC or of its host pushed writes before it.
+    /// Times that a read of the NIC or of its host pushed writes ahead of itself.
     pub pushes: u64,
-    /// Interrupts that became one with another.
+    /// Interrupts that were merged with another one.
     pub msi_merged: u64,
-    /// Interrupts for nothing.
+    /// Spurious interrupts.
     pub msi_spurious: u64,
 }

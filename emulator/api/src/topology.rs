@@ -1,7 +1,8 @@
-//! Which link of which NIC is cabled to which: shorthands and files.
+//! Cables between the links of NICs: shorthands and files.
 //!
-//! Shorthands: `single`, `pair`, `ring:N`, `mesh:AxB…`, `torus:AxB…`, `full:N` (every pair cabled), `star:N` (node 0 in the
-//! middle). A NIC has seven links, which bounds the degree. In a torus a dimension of size two is one cable, as in a mesh.
+//! Shorthands: `single`, `pair`, `ring:N`, `mesh:AxB…`, `torus:AxB…`, `full:N` (a cable between
+//! every pair), `star:N` (node 0 is the centre). A NIC has seven links, which limits the degree. In
+//! a torus, a dimension of size two is one cable, as in a mesh.
 
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
@@ -9,7 +10,7 @@ use std::fmt;
 
 /// Links per NIC.
 pub const LINKS: u8 = 7;
-/// Most NICs in a fabric; leaves the two reserved node IDs free (HW §4.2).
+/// Maximum number of NICs in a fabric; leaves the two reserved node IDs free (HW §4.2).
 pub const MAX_NODES: usize = 4096;
 
 /// One end of a cable.
@@ -40,17 +41,17 @@ impl std::str::FromStr for End {
     }
 }
 
-/// What is wrong with a topology.
+/// Error in a topology.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("topology: {0}")]
 pub struct TopologyError(pub String);
 
-/// A grid dimension that dimension-order routing walks along.
+/// A dimension of a grid, for dimension-order routing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dimension {
-    /// Number of nodes along it.
+    /// Number of nodes along the dimension.
     pub size: usize,
-    /// It wraps around (only with more than two nodes).
+    /// True if the dimension wraps around (only with more than two nodes).
     pub wraps: bool,
     /// Link towards the next higher coordinate.
     pub plus: u8,
@@ -61,13 +62,14 @@ pub struct Dimension {
 /// NICs and cables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
-    /// As given by the user.
+    /// Name as given by the user.
     pub name: String,
     /// Number of NICs.
     pub nodes: usize,
-    /// Cables; each end occurs once.
+    /// Cables. Each end occurs once.
     pub cables: Vec<(End, End)>,
-    /// Dimensions of a grid, lowest first; empty for other shapes. NIC index = c0 + size0 · (c1 + size1 · …).
+    /// Dimensions of a grid, lowest first; empty for other shapes. NIC index = c0 + size0 · (c1 +
+    /// size1 · …).
     pub dims: Vec<Dimension>,
 }
 
@@ -75,7 +77,7 @@ pub struct Topology {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TopologyFile {
-    /// Number of NICs, whatever hosts they are in.
+    /// Number of NICs in all hosts together.
     pub nodes: usize,
     /// Cables as `["NIC:PORT", "NIC:PORT"]`.
     pub cables: Vec<(String, String)>,
@@ -85,7 +87,7 @@ pub struct TopologyFile {
 const KINDS: [&str; 7] = ["single", "pair", "ring", "mesh", "torus", "full", "star"];
 
 impl Topology {
-    /// True if the text is meant as a shorthand, right or wrong, and not as the name of a file.
+    /// Returns true if the text is a shorthand, correct or not, rather than the name of a file.
     pub fn is_shorthand(text: &str) -> bool {
         let kind = text.split_once(':').map_or(text, |(kind, _)| kind);
         KINDS.contains(&kind)
@@ -132,7 +134,7 @@ impl Topology {
         }
     }
 
-    /// From a configuration file.
+    /// Builds the topology of a configuration file.
     pub fn from_file(file: &TopologyFile) -> Result<Self, TopologyError> {
         let mut cables = Vec::new();
         for (a, b) in &file.cables {
@@ -149,7 +151,7 @@ impl Topology {
     ) -> Result<Self, TopologyError> {
         let fail = |s: String| Err(TopologyError(format!("{name}: {s}")));
         if !(1..=MAX_NODES).contains(&nodes) {
-            return fail(format!("{nodes} nodes; 1…{MAX_NODES} are possible"));
+            return fail(format!("{nodes} nodes; the number must be 1…{MAX_NODES}"));
         }
         let mut used = HashSet::new();
         let mut cables = Vec::new();
@@ -232,7 +234,7 @@ impl Topology {
         })
     }
 
-    /// For every NIC the far end of each of its links.
+    /// Returns the far end of each link of each NIC.
     pub fn neighbours(&self) -> Vec<[Option<End>; LINKS as usize]> {
         let mut n = vec![[None; LINKS as usize]; self.nodes];
         for &(a, b) in &self.cables {
@@ -242,7 +244,7 @@ impl Topology {
         n
     }
 
-    /// The topology that the given number of NICs gets when the user names none.
+    /// Returns the default topology for a number of NICs.
     pub fn default_for(nodes: usize) -> Result<Self, TopologyError> {
         match nodes {
             1 => Self::parse("single"),

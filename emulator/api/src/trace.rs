@@ -10,32 +10,32 @@ pub struct Record {
     pub t: u64,
     /// Index of the NIC.
     pub nic: usize,
-    /// What happened.
+    /// Event that happened.
     #[serde(flatten)]
     pub event: Event,
 }
 
-/// Who accesses a register.
+/// Originator of a register access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum By {
-    /// The host the NIC sits in.
+    /// Host that the NIC is part of.
     Host,
     /// Another node, by remote register access.
     Remote,
     /// An SNQ program.
     Snq,
-    /// Set-up and control of the emulator.
+    /// Set-up step or control socket of the emulator.
     Management,
 }
 
-/// What happened.
+/// Event of a NIC.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Event {
     /// Register file write.
     RegWrite {
-        /// Who.
+        /// Originator of the access.
         by: By,
         /// Byte offset.
         offset: u32,
@@ -44,7 +44,7 @@ pub enum Event {
     },
     /// Register file read.
     RegRead {
-        /// Who.
+        /// Originator of the access.
         by: By,
         /// Byte offset.
         offset: u32,
@@ -60,9 +60,9 @@ pub enum Event {
         /// Quadwords.
         words: Vec<u64>,
     },
-    /// DMA.
+    /// DMA access.
     Dma {
-        /// To host memory.
+        /// True for a write to host memory.
         write: bool,
         /// Bus address.
         addr: u64,
@@ -74,20 +74,20 @@ pub enum Event {
         /// Vector.
         vector: u16,
     },
-    /// Software did something wrong.
+    /// Report of an error of software.
     Diagnostic {
-        /// What.
+        /// Description of the error.
         text: String,
     },
-    /// A NIC injects a packet.
+    /// Injection of a packet by a NIC.
     Inject {
-        /// Number of the packet; its copies have the same.
+        /// Number of the packet, which its copies share.
         id: u64,
         /// Source node ID.
         src: u16,
         /// Destination node ID or group.
         dst: u16,
-        /// The destination is a group.
+        /// True if the destination is a group.
         group: bool,
         /// Network port.
         port: u8,
@@ -98,7 +98,7 @@ pub enum Event {
         /// Kind of packet.
         body: String,
     },
-    /// A packet passes a crossbar.
+    /// Passage of a packet through a crossbar.
     Hop {
         /// Number of the packet.
         id: u64,
@@ -107,25 +107,25 @@ pub enum Event {
         /// Crossbar outport.
         outport: u8,
     },
-    /// A packet is handed to the NIC.
+    /// Delivery of a packet to the NIC.
     Deliver {
         /// Number of the packet.
         id: u64,
         /// Network port.
         port: u8,
     },
-    /// The network drops a packet.
+    /// Drop of a packet by the network.
     Drop {
         /// Number of the packet.
         id: u64,
-        /// Why.
+        /// Reason of the drop.
         reason: DropReason,
     },
-    /// A link changes state.
+    /// Change of a link's state.
     Link {
         /// Link port.
         port: u8,
-        /// Carries packets now.
+        /// True if the link carries packets now.
         up: bool,
     },
     /// Configuration space write.
@@ -135,19 +135,19 @@ pub enum Event {
         /// Bytes.
         data: Vec<u8>,
     },
-    /// Something that happens to the NIC as a whole: connect, reset, power.
+    /// Event of the NIC as a whole: connect, reset, power.
     State {
-        /// What.
+        /// Description of the event.
         text: String,
     },
 }
 
 impl Record {
-    /// From a line of the file.
+    /// Parses a line of the file.
     ///
     /// # Errors
     ///
-    /// It is no record.
+    /// The line is not a record.
     pub fn parse(line: &str) -> serde_json::Result<Self> {
         serde_json::from_str(line)
     }

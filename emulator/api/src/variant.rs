@@ -1,7 +1,9 @@
-//! Variants: one choice for every decision about a gap of the reference (docs/hardware.md) that can be taken otherwise.
+//! Variants: a value for each decision of the model about a gap of the reference
+//! (docs/hardware.md).
 //!
-//! Where the reference is silent the model decides one way and can do it another way. A driver must work with both, so tests run
-//! under a choice drawn from a seed, or under each of a set of choices that has every value of every switch.
+//! If the reference is silent, the model has a default behaviour and alternatives. A driver must
+//! work with all of them. Tests therefore run with a choice drawn from a seed, or with each of a
+//! set of choices that together contain every value of every switch.
 
 use crate::config::ConfigFile;
 use anyhow::{bail, Context, Result};
@@ -12,17 +14,17 @@ use std::fmt;
 use std::str::FromStr;
 use toml::{Table, Value};
 
-/// A value that stands for a field left out.
+/// Value of a field that is left out.
 const NONE: &str = "none";
 
-/// A decision of the model that can be another one.
+/// A decision of the model with alternatives.
 #[derive(Debug, Clone, Copy)]
 pub struct Switch {
-    /// Its place in the configuration file, as `section.field`.
+    /// Key in the configuration file, as `section.field`.
     pub key: &'static str,
-    /// Where it comes from.
+    /// Gap of the reference (`G` number).
     pub gap: &'static str,
-    /// Its values; the first one is the default.
+    /// Possible values; the first one is the default.
     pub values: &'static [&'static str],
 }
 
@@ -30,7 +32,7 @@ const fn switch(key: &'static str, gap: &'static str, values: &'static [&'static
     Switch { key, gap, values }
 }
 
-/// All switches that are drawn.
+/// All switches of which values are drawn.
 pub const SWITCHES: &[Switch] = &[
     switch("nic.flr-scope", "G2", &["everything", "keep-network"]),
     switch("pci.msi-vectors", "G3", &["1", "4", "32"]),
@@ -69,14 +71,14 @@ pub const SWITCHES: &[Switch] = &[
     switch("nic.hold-closed", "G10", &["drop", "keep"]),
 ];
 
-/// The switch that who starts a fabric sets otherwise, unless a variant names it: labs are unkind of themselves.
+/// Switch of the timing model. `lab` sets it to unkind by default, unless a variant names it.
 const TIMING: &str = "timing.model";
 
-/// Values of switches, by key; those left out have their defaults.
+/// Values of switches by key; absent ones have their defaults.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Variant(BTreeMap<String, String>);
 
-/// What was asked for.
+/// Choice of a variant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Choice {
     /// All defaults.
@@ -136,7 +138,8 @@ impl fmt::Display for Variant {
 }
 
 impl Variant {
-    /// The choice that belongs to a seed: every switch has its default with probability ½, else any of its other values.
+    /// Returns the variant of a seed. Each switch has its default with probability ½, else one of
+    /// its other values.
     pub fn from_seed(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut values = BTreeMap::new();
@@ -149,8 +152,8 @@ impl Variant {
         Self(values)
     }
 
-    /// Few variants that have every value of every switch at least once. Each names its timing model; that of the first is kind, for most of
-    /// what goes wrong does so with the other.
+    /// Returns a few variants that together contain every value of every switch. Each names its
+    /// timing model. Only the first one is ideal, because most errors appear with the other model.
     pub fn covering() -> Vec<Self> {
         let lines = SWITCHES.iter().map(|s| s.values.len()).max().unwrap_or(0);
         let line = |i: usize| {
@@ -168,11 +171,11 @@ impl Variant {
         (0..lines).map(line).collect()
     }
 
-    /// What a configuration has, whoever chose it.
+    /// Returns the values in a configuration, from whatever source.
     ///
     /// # Errors
     ///
-    /// The configuration can't be written as TOML.
+    /// The configuration cannot be written as TOML.
     pub fn of(file: &ConfigFile) -> Result<Self> {
         let table = Table::try_from(file)?;
         let differs = |s: &Switch| {
@@ -182,7 +185,8 @@ impl Variant {
         Ok(Self(SWITCHES.iter().filter_map(differs).collect()))
     }
 
-    /// The configuration with these values. Those that `keep` gives another value than the default stay.
+    /// Returns the configuration with these values. With `keep`, values of `file` that differ from
+    /// the default stay.
     fn apply(&self, file: ConfigFile, keep: bool) -> Result<ConfigFile> {
         if self.0.is_empty() {
             return Ok(file);
@@ -201,11 +205,12 @@ impl Variant {
 }
 
 impl Choice {
-    /// The configuration under this choice. What was drawn gives way to what the configuration file says; what was named does not.
+    /// Returns the configuration under this choice. Values of the file override drawn values; named
+    /// values override the file.
     ///
     /// # Errors
     ///
-    /// A switch does not have the value.
+    /// A switch cannot have its value.
     pub fn apply(&self, file: ConfigFile, seed: u64) -> Result<ConfigFile> {
         match self {
             Choice::Default => Ok(file),
@@ -217,7 +222,7 @@ impl Choice {
     }
 }
 
-/// A value as TOML; what is none is a string, and a field left out is nothing.
+/// Parses a value as TOML; any other text is a string, and `none` is `None`.
 fn parse(text: &str) -> Option<Value> {
     if text == NONE {
         return None;
@@ -298,7 +303,8 @@ mod tests {
         assert!(lines.len() <= 4, "each line costs a whole run");
     }
 
-    /// What only shows together is together in a line, and the timing model is named where `lab` would choose another one.
+    /// Values that have an effect only together must be in one variant, and each variant must name
+    /// its timing model.
     #[test]
     fn a_covering_set_has_what_belongs_together() {
         let lines = Variant::covering();
@@ -310,16 +316,17 @@ mod tests {
             let all = |l: &&Variant| wanted.iter().all(|(key, value)| of(l, key) == *value);
             lines.iter().any(|l| all(&l))
         };
-        // A lost identity is seen by a driver only if it does not come back before the reset is over.
+        // A driver notices a lost identity only if it is not restored before the reset has
+        // finished.
         assert!(has(&[("nic.flr-scope", ""), ("setup.delay-ms", "400")]));
-        // Nothing is on the way without time to be there.
+        // Descriptors are in flight only if execution takes time.
         assert!(has(&[
             ("nic.wc", "lines"),
             ("nic.wc-commit-ns", "200000"),
             ("nic.wc-depth", "16"),
             (TIMING, "unkind"),
         ]));
-        // Nor is anything to be pushed, or to be passed by an answer.
+        // Writes can be pushed, or passed by an answer, only with delays.
         for late in [("timing.push", "bridge"), ("nic.atu-notify", "own-way")] {
             assert!(has(&[late, (TIMING, "unkind")]), "{late:?}");
         }

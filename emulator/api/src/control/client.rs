@@ -1,4 +1,4 @@
-//! The typed client.
+//! The typed client of the control socket.
 
 use super::{Counters, LinkSelect, Request, Response, Status, SOCKET};
 use anyhow::{bail, Context, Result};
@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Blocking client of the control socket. Every call has a deadline.
+/// Blocking client of the control socket. Every call has a time limit.
 pub struct Client {
     reader: BufReader<UnixStream>,
 }
@@ -25,22 +25,23 @@ impl Client {
         Ok(client)
     }
 
-    /// Longest wait for an answer.
+    /// Sets the maximum time to wait for an answer.
     pub fn set_timeout(&self, limit: Duration) -> Result<()> {
         self.reader.get_ref().set_read_timeout(Some(limit))?;
         self.reader.get_ref().set_write_timeout(Some(limit))?;
         Ok(())
     }
 
-    /// Sends a request and returns the answer. Errors: the emulator refused it (its reason is the message), it is gone, or
-    /// it did not answer in time (the connection can't be used any more then).
+    /// Sends a request and returns the answer. Fails with the emulator's reason if it refuses the
+    /// request. Fails also if the emulator has ended or does not answer in time; a connection that
+    /// timed out cannot be used any more.
     pub fn call(&mut self, request: &Request) -> Result<serde_json::Value> {
         let mut line = serde_json::to_string(request)?;
         line.push('\n');
         self.reader
             .get_mut()
             .write_all(line.as_bytes())
-            .context("the emulator does not take requests")?;
+            .context("cannot send a request to the emulator")?;
         let mut answer = String::new();
         if self
             .reader
@@ -50,18 +51,18 @@ impl Client {
         {
             bail!("the emulator closed the connection");
         }
-        match serde_json::from_str(&answer).context("answer is not understood")? {
+        match serde_json::from_str(&answer).context("cannot parse the emulator's answer")? {
             Response::Ok(value) => Ok(value),
             Response::Error(e) => bail!(e),
         }
     }
 
-    /// State of everything.
+    /// Returns the state of the fabric.
     pub fn status(&mut self) -> Result<Status> {
         Ok(serde_json::from_value(self.call(&Request::Status)?)?)
     }
 
-    /// Counters of all NICs and cables.
+    /// Returns the counters of all NICs and cables.
     pub fn counters(&mut self) -> Result<Counters> {
         Ok(serde_json::from_value(
             self.call(&Request::Counters { nic: None })?,

@@ -1,4 +1,4 @@
-//! Packets that no NIC sent.
+//! Packets that tests inject without a sending NIC.
 
 use crate::nic::QueueUnit;
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,8 @@ pub enum Forged {
         /// Notification word 0.
         value: u64,
     },
-    /// An RMA request or response. What the numbers mean depends on the command, as in its descriptor.
+    /// An RMA request or response. The meaning of the numbers depends on the command, as in a
+    /// descriptor.
     Rma {
         /// Source node.
         src_node: u16,
@@ -49,11 +50,12 @@ pub enum Forged {
         /// Protection descriptor.
         #[serde(default)]
         protection: u16,
-        /// Destination VPID; of a response that of the port which is said to have asked.
+        /// Destination VPID; in a response the VPID of the port that appears to have sent the
+        /// request.
         vpid: u8,
         /// Code of the command (HW §10.2); responses are 10, 11, 13.
         command: u8,
-        /// Notifications asked for: 1 requester, 2 responder, 4 completer.
+        /// Requested notifications, as a sum: 1 requester, 2 responder, 4 completer.
         #[serde(default)]
         notify: u8,
         /// Mode bits as in notifications: 1 RRA, 2 interrupt, 4 NLAs, ….
@@ -62,36 +64,38 @@ pub enum Forged {
         /// Address at the receiver; value of a notification put, number of a lock.
         #[serde(default)]
         address: u64,
-        /// Address of a get's answer, value of an immediate put, operands or value of a lock.
+        /// Address for a get's answer, value of an immediate put, operands or value of a lock.
         #[serde(default)]
         second: u64,
-        /// Bytes of gets, immediate puts and responses of failure; class of a notification put.
+        /// Length in bytes of gets, immediate puts and failed responses; class of a notification
+        /// put.
         #[serde(default)]
         len: u32,
-        /// Bytes of puts and get responses as hexadecimal digits, at most 4096.
+        /// Data of puts and get responses as hexadecimal digits, up to 4096 bytes.
         #[serde(default)]
         data: String,
-        /// Makes a response one of failure.
+        /// Error code of a failed response; 0: success.
         #[serde(default)]
         error: u8,
-        /// Of a put or get response: more packets of the transfer follow, so this one does not complete it.
+        /// True if more packets of the put or get response follow, so that this one does not
+        /// complete it.
         #[serde(default)]
         more: bool,
     },
-    /// A slot of the queue of `vpid`, whatever its words say.
+    /// A slot of the queue of `vpid`, with arbitrary content.
     Slot {
-        /// Mailbox or notification queue.
+        /// Queue: mailbox or notification queue.
         unit: QueueUnit,
         /// VPID.
         vpid: u8,
-        /// The last words of the slot: quadword before the status and status, or notification.
+        /// Last two quadwords of the slot: quadword before the status and status, or notification.
         words: [u64; 2],
     },
-    /// A store by the SMFU; with a target base in the interrupt range, an interrupt.
+    /// A store by the SMFU. With a target base in the interrupt range it is an interrupt.
     SmfuWrite {
         /// Source node.
         src_node: u16,
-        /// Interval, whose target base counts; none: the default base.
+        /// Interval whose target base is used; `None`: the default base.
         #[serde(default)]
         interval: Option<u8>,
         /// Global address.

@@ -1,7 +1,8 @@
 //! The control socket: one JSON object per line in each direction.
 //!
-//! A request is a [`Request`] (its `cmd` field names it); the answer is `{"ok": …}` or `{"error": "…"}`. Requests of one
-//! connection are answered in order. [`Client`] is the typed, blocking client.
+//! A request is a [`Request`]; its `cmd` field is the name. The answer is `{"ok": …}` or `{"error":
+//! "…"}`. The requests of one connection are answered in order. [`Client`] is the typed, blocking
+//! client.
 
 mod client;
 mod forged;
@@ -19,26 +20,26 @@ use serde::{Deserialize, Serialize};
 /// Name of the control socket in the directory of a fabric.
 pub const SOCKET: &str = "control.sock";
 
-/// What can be asked for.
+/// Requests to the emulator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "cmd", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
-    /// State of everything; answer: [`Status`].
+    /// Returns the state of the fabric as [`Status`].
     Status,
-    /// All counters; answer: [`Counters`].
+    /// Returns all counters as [`Counters`].
     Counters {
-        /// Only this NIC.
+        /// NIC; `None`: all NICs.
         #[serde(default)]
         nic: Option<usize>,
     },
-    /// Reads a register as management software does; answer: the value.
+    /// Reads a register like management software, and returns its value.
     Peek {
         /// NIC.
         nic: usize,
         /// Byte offset in the register file, a multiple of 8.
         offset: u32,
     },
-    /// Writes a register as management software does.
+    /// Writes a register like management software.
     Poke {
         /// NIC.
         nic: usize,
@@ -47,33 +48,33 @@ pub enum Request {
         /// Value.
         value: u64,
     },
-    /// Plugs a cable in, pulls it, or changes what happens to packets while it is pulled.
+    /// Plugs a cable in, pulls it, or changes the handling of packets while it is pulled.
     Link {
-        /// Which cables.
+        /// Cables to change.
         link: LinkSelect,
-        /// Up or down.
+        /// True plugs the cables in.
         up: bool,
-        /// What happens to packets while it is down; absent: as before.
+        /// Handling of packets while the link is down; `None`: unchanged.
         #[serde(default)]
         policy: Option<DownPolicy>,
     },
-    /// Lets cables go down and up by themselves, beginning now.
+    /// Lets cables go down and up repeatedly, beginning now.
     Flap {
-        /// Which cables.
+        /// Cables to change.
         link: LinkSelect,
         /// Time down, ms.
         down_ms: u64,
         /// Time up, ms.
         up_ms: u64,
-        /// How often.
+        /// Number of times.
         count: u32,
-        /// What happens to packets while it is down; absent: they are held.
+        /// Handling of packets while the link is down; `None`: they are held.
         #[serde(default)]
         policy: Option<DownPolicy>,
     },
-    /// Sets knobs of cables; absent ones stay.
+    /// Sets knobs of cables; absent ones stay unchanged.
     Knobs {
-        /// Which cables.
+        /// Cables to change.
         link: LinkSelect,
         /// Delay, ns.
         #[serde(default)]
@@ -88,23 +89,24 @@ pub enum Request {
         #[serde(default)]
         loss_rate: Option<f64>,
     },
-    /// Ends all faults: cables, knobs and what NICs inject are as configured, nothing is frozen. Power and configuration space stay.
+    /// Ends all faults: cables, knobs and faults of NICs are as configured, and no NIC is frozen.
+    /// Power and configuration space stay unchanged.
     EndFaults,
     /// Freezes or thaws a NIC.
     Freeze {
         /// NIC.
         nic: usize,
-        /// Frozen.
+        /// True freezes the NIC.
         on: bool,
     },
-    /// Switches a NIC on or off (off: torn out of its host).
+    /// Switches a NIC on or off; off means removed from its host.
     Power {
         /// NIC.
         nic: usize,
-        /// On.
+        /// True switches the NIC on.
         on: bool,
     },
-    /// Resets a NIC as its host would.
+    /// Resets a NIC like its host.
     Reset {
         /// NIC.
         nic: usize,
@@ -123,19 +125,19 @@ pub enum Request {
         /// Fields to change.
         fields: serde_json::Map<String, serde_json::Value>,
     },
-    /// Makes the model of a NIC panic at its next access (test of the containment).
+    /// Makes the model of a NIC panic at its next access, to test that the panic is contained.
     Panic {
         /// NIC.
         nic: usize,
     },
-    /// Delivers a packet that no NIC sent.
+    /// Delivers a packet without a sending NIC.
     Forge {
         /// NIC that receives it.
         nic: usize,
         /// The packet.
         packet: Forged,
     },
-    /// Raises a trigger event as if a unit of the chip had, after setting what the unit reports.
+    /// Sets registers that a unit reports in, then raises a trigger event like a unit of the chip.
     Event {
         /// NIC.
         nic: usize,
@@ -145,20 +147,20 @@ pub enum Request {
         #[serde(default)]
         registers: Vec<(u32, u64)>,
     },
-    /// Restarts the random draws.
+    /// Restarts the random number generators.
     Seed {
         /// Seed.
         seed: u64,
     },
-    /// Programs all NICs.
+    /// Programs all NICs like management software.
     Setup {
-        /// Routes go around cables that carry nothing now.
+        /// True routes around cables that carry no packets now.
         #[serde(default)]
         avoid_dead: bool,
     },
     /// Sets the network state (0 unconfigured, 1 running, 2 stopped).
     NetworkState {
-        /// NIC; absent: all.
+        /// NIC; `None`: all NICs.
         #[serde(default)]
         nic: Option<usize>,
         /// State.
@@ -171,12 +173,12 @@ pub enum Request {
         /// New node ID.
         id: u16,
     },
-    /// Starts a trace; a running one ends.
+    /// Starts a trace. A running one ends.
     TraceStart {
         /// File.
         path: String,
     },
-    /// Writes buffered trace records to the file; answer: number of records so far.
+    /// Writes buffered trace records to the file, and returns the number of records so far.
     TraceFlush,
     /// Ends the trace.
     TraceStop,
@@ -185,11 +187,11 @@ pub enum Request {
 }
 
 impl Request {
-    /// From a line.
+    /// Parses a line.
     ///
     /// # Errors
     ///
-    /// It is no request.
+    /// The line is not a request.
     pub fn parse(line: &[u8]) -> serde_json::Result<Self> {
         serde_json::from_slice(line)
     }
@@ -210,7 +212,7 @@ pub enum LinkSelect {
 }
 
 impl std::fmt::Display for LinkSelect {
-    /// As `from_str` takes it.
+    /// Writes the form that `from_str` parses.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::All => f.write_str("all"),
@@ -224,7 +226,7 @@ impl std::fmt::Display for LinkSelect {
 impl std::str::FromStr for LinkSelect {
     type Err = String;
 
-    /// `all`, `NIC:PORT`, `nicN`, `N-M`.
+    /// Parses `all`, `NIC:PORT`, `nicN` or `N-M`.
     fn from_str(s: &str) -> Result<Self, String> {
         let bad = || format!("{s:?}: expected all, NIC:PORT, nicN or N-M");
         if s == "all" {
@@ -249,17 +251,17 @@ impl std::str::FromStr for LinkSelect {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Response {
-    /// It was done; what was asked for, or null.
+    /// Success, with the requested value or null.
     Ok(serde_json::Value),
-    /// It was not done, and why.
+    /// Failure, with the reason.
     Error(String),
 }
 
 impl Response {
-    /// The line without its end.
+    /// Returns the line without its line break.
     pub fn line(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_else(|e| {
-            format!("{{\"error\":\"answer can't be written: {e}\"}}").into_bytes()
+            format!("{{\"error\":\"cannot write the answer: {e}\"}}").into_bytes()
         })
     }
 }
@@ -270,17 +272,17 @@ impl Response {
 pub struct NicStatus {
     /// Index.
     pub nic: usize,
-    /// Host it sits in.
+    /// Host that the NIC is part of.
     pub host: usize,
-    /// Its socket; empty without a host.
+    /// Path of the socket; empty without a host.
     pub socket: String,
-    /// It has no host but a device behind it.
+    /// True if the NIC has a built-in device behind it and no host.
     pub accelerator: bool,
-    /// A guest is connected.
+    /// True while a guest is connected.
     pub connected: bool,
-    /// Power.
+    /// Power of the NIC.
     pub power: Power,
-    /// Frozen.
+    /// True while the NIC is frozen.
     pub frozen: bool,
     /// Node ID in its register.
     pub node_id: u16,
@@ -288,23 +290,23 @@ pub struct NicStatus {
     pub network_state: u64,
     /// GUID.
     pub guid: u32,
-    /// Bus mastering is on.
+    /// True while bus mastering is enabled.
     pub bus_master: bool,
-    /// MSI vectors enabled.
+    /// Number of enabled MSI vectors.
     pub msi_vectors: u16,
-    /// DMA mappings and their bytes.
+    /// Number of DMA mappings and of their bytes.
     pub dma_maps: (usize, u64),
-    /// Faults that it injects now.
+    /// Faults that the NIC injects now.
     pub faults: Faults,
 }
 
-/// State of the event loop.
+/// Statistics of the event loop.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct LoopStats {
     /// Returns from waiting.
     pub wakeups: u64,
-    /// Turns with something to do.
+    /// Work passes with something to do.
     pub turns: u64,
     /// Messages of vfio-user clients.
     pub messages: u64,
@@ -320,33 +322,33 @@ pub struct Status {
     pub pid: u32,
     /// Topology as the user gave it.
     pub topology: String,
-    /// Seed of random draws.
+    /// Seed of random numbers.
     pub seed: u64,
     /// Timing model.
     pub timing: TimingModel,
-    /// Choice of switches.
+    /// Variant of the model.
     pub variant: String,
-    /// ns since the start.
+    /// Time since the start in ns.
     pub uptime_ns: u64,
-    /// A trace is being written.
+    /// True while a trace is written.
     pub tracing: bool,
     /// NICs.
     pub nics: Vec<NicStatus>,
     /// Cables.
     pub links: Vec<LinkInfo>,
-    /// Event loop.
+    /// Statistics of the event loop.
     pub event_loop: LoopStats,
-    /// Deadlocks of the fabric as the buffers in them; the first few only.
+    /// Deadlocks of the fabric, as lists of the buffers involved; only the first few.
     #[serde(default)]
     pub deadlocks: Vec<String>,
 }
 
 impl Status {
-    /// As an answer.
+    /// Returns the state as an answer.
     ///
     /// # Errors
     ///
-    /// It can't be written as JSON.
+    /// The state cannot be written as JSON.
     pub fn value(&self) -> serde_json::Result<serde_json::Value> {
         serde_json::to_value(self)
     }
@@ -358,22 +360,23 @@ impl Status {
 pub struct NicCounters {
     /// Index.
     pub nic: usize,
-    /// The chip (fields as in `nic::Counters`).
+    /// Counters of the chip (fields as in [`counters::Counters`](crate::counters::Counters)).
     pub chip: serde_json::Value,
-    /// Between chip and host.
+    /// Counters between chip and host.
     pub host: HostStats,
-    /// What the timing model did.
+    /// Statistics of the timing model.
     pub timing: TimingStats,
-    /// Its crossbar.
+    /// Counters of the NIC's crossbar.
     pub network: NodeStats,
-    /// Bytes of its packets that are not stored yet.
+    /// Payload bytes of the NIC's packets that are not stored yet.
     pub in_flight_bytes: u64,
-    /// Bytes that wait for its units.
+    /// Payload bytes that wait for the NIC's units.
     pub waiting_bytes: u64,
 }
 
 impl NicCounters {
-    /// A counter of the chip by its path, for instance `"velo.sent"` or `"events.28"`; `None` if there is none.
+    /// Returns a counter of the chip by its path, for instance `"velo.sent"` or `"events.28"`;
+    /// `None` if it does not exist.
     pub fn chip(&self, path: &str) -> Option<u64> {
         let step = |v: &'_ serde_json::Value, key: &str| match v {
             serde_json::Value::Array(list) => {
@@ -391,7 +394,7 @@ impl NicCounters {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Counters {
-    /// ns since the start.
+    /// Time since the start in ns.
     pub uptime_ns: u64,
     /// NICs.
     pub nics: Vec<NicCounters>,
@@ -400,11 +403,11 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// As an answer.
+    /// Returns the counters as an answer.
     ///
     /// # Errors
     ///
-    /// They can't be written as JSON.
+    /// The counters cannot be written as JSON.
     pub fn value(&self) -> serde_json::Result<serde_json::Value> {
         serde_json::to_value(self)
     }
