@@ -1,4 +1,4 @@
-//! Whole fabrics over their sockets: guests, messages, faults, set-up, trace, control.
+//! Tests of whole fabrics over their sockets: guests, messages, faults, set-up, trace, control.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn a_message_arrives_with_its_interrupt() {
         (1 << (VPID - 192), 1, 23),
         "vector word 3, flip, pc"
     );
-    // One interrupt per VPID until software asks for the next (HW §6.5).
+    // Each VPID sends one interrupt until software arms the next one (HW §6.5).
     a.send(1, false, true, b"second");
     assert_eq!(b.msi_count(), 0);
     assert_eq!(b.receive(), Some((0, b"second".to_vec())));
@@ -43,7 +43,7 @@ fn a_message_arrives_with_its_interrupt() {
     assert_eq!(
         b.wait_msi(),
         1,
-        "what was missed is signalled at the retrigger"
+        "the missed interrupt comes at the retrigger"
     );
     let c = emu.counters();
     assert_eq!(
@@ -123,9 +123,9 @@ fn several_hops_are_traced() {
             _ => None,
         })
         .collect();
-    // Dimension order: x, y, z; in at the port of the same cable, n0 at both ends.
+    // Dimension order: x, y, z. Each hop enters at the port of the cable; n0 at both ends.
     assert_eq!(hops, [(0, 7, 0), (1, 0, 1), (3, 1, 2), (7, 2, 7)]);
-    // The guest's own stores are there in order, apart from what others did.
+    // The trace contains the guest's own stores in order, mixed with other accesses.
     let stores: Vec<u32> = list
         .iter()
         .filter_map(|r| match r.event {
@@ -150,7 +150,7 @@ fn several_hops_are_traced() {
                 ..
             }
         )));
-    // The printer names registers.
+    // The trace printer prints register names.
     let out = std::process::Command::new(env!("CARGO_BIN_EXE_extoll-emu"))
         .args([
             "trace",
@@ -195,7 +195,7 @@ fn set_up_writes_what_management_would() {
     );
     a.send(20, false, false, b"x");
     assert_eq!(b.receive(), Some((10, b"x".to_vec())));
-    // Change a node ID while everything runs. TE 28 tells the driver.
+    // Change a node ID while the fabric runs. TE 28 notifies the driver.
     let events = chip(&emu, 1, "events.28");
     b.w(0x10000, 1 << 28);
     b.barrier();
@@ -306,7 +306,7 @@ fn power_off_looks_like_removal_and_power_on_like_a_new_card() {
     assert_eq!(b.r(0x8008), u64::MAX, "a reset does not bring power back");
     emu.control().set_power(1, true).unwrap();
     assert_eq!((b.r(0x8058), b.r(0x8050), a.r(0x460008) & 2), (0, 1, 2));
-    // The client's memory and eventfd are still there; its driver starts again.
+    // The client's memory and eventfd still exist; its driver starts again.
     b.vfio.config(0x10, &common::BAR0.to_le_bytes());
     b.vfio.config(4, &[6, 4]);
     b.vfio.config(0x52, &[1, 0]);
@@ -320,7 +320,8 @@ fn power_off_looks_like_removal_and_power_on_like_a_new_card() {
 fn dma_stays_inside_guest_memory() {
     let emu = Emu::start(&["--topology", "pair"]);
     let (mut a, mut b) = pair(&emu);
-    // The mailbox of b moves to an address without memory, and a segment that straddles the end.
+    // The mailbox of b moves to an address without memory, and to a segment across the end of the
+    // address space.
     for base in [0x7000_0000u64, u64::MAX >> 12 << 12] {
         b.w(
             0xC0_1800 + 8 * VPID,
@@ -329,7 +330,7 @@ fn dma_stays_inside_guest_memory() {
         b.barrier();
         a.send(1, false, false, b"x");
     }
-    // Nothing else on the bus of b is there either, and b says so.
+    // No other device on the bus of b has the address, and b reports that.
     b.barrier();
     b.barrier();
     let h = emu.counters().nics[1].host.clone();
@@ -345,7 +346,7 @@ fn dma_stays_inside_guest_memory() {
     a.send(1, false, true, b"x");
     assert_eq!((b.receive(), b.msi_count()), (None, 0));
     b.vfio.config(4, &[6, 4]);
-    // The pointers went on meanwhile: the driver starts anew.
+    // The pointers advanced while bus mastering was off, so the driver starts again.
     b.init();
     // MSI disabled in configuration space: the interrupt is lost (G26), the message is not.
     b.vfio.config(0x52, &[0, 0]);
@@ -365,7 +366,7 @@ fn memory_that_is_unmapped_is_out_of_reach_at_once() {
     b.vfio.ok(cmd::DMA_UNMAP, &unmap);
     a.send(1, false, false, b"x");
     assert_eq!(b.receive(), None);
-    // Asked, b has nothing there.
+    // b reports that no device has the address.
     b.barrier();
     b.barrier();
     assert!(emu.counters().nics[1].host.dma_outside_memory > 0);
@@ -405,7 +406,7 @@ fn links_and_flaps() {
     ctl.set_link(LinkSelect::Between(0, 1), false).unwrap();
     a.send(1, false, false, b"lost");
     assert_eq!((b.receive(), a.r(0x460008) & 3), (None, 1));
-    // Management routes around it, the long way.
+    // Set-up routes around the cable, the long way.
     emu.ctl(json!({"cmd": "setup", "avoid_dead": true}));
     a.send(1, false, false, b"around");
     assert_eq!(b.receive(), Some((0, b"around".to_vec())));
@@ -447,7 +448,7 @@ fn latency_and_bandwidth_delay_but_keep_order() {
     for i in 0..20u8 {
         a.send(1, false, true, &[i]);
     }
-    assert_eq!(b.receive(), None, "under way for ten seconds");
+    assert_eq!(b.receive(), None, "in flight for ten seconds");
     assert_eq!(emu.counters().nics[0].in_flight_bytes, 20 * 65);
     emu.ctl(json!({"cmd": "link", "link": "all", "up": false, "policy": "hold"}));
     emu.ctl(
@@ -518,7 +519,7 @@ fn a_panic_kills_one_nic_until_its_reset() {
     assert_eq!(
         emu.counters().nics[2].network.port_disabled,
         1,
-        "it got there"
+        "the packet reached NIC 2"
     );
     drop(b.vfio.ok(cmd::DEVICE_RESET, &[]));
     assert_eq!((b.r(0x8050), emu.status().nics[1].power), (1, Power::On));
@@ -527,11 +528,11 @@ fn a_panic_kills_one_nic_until_its_reset() {
     b.init();
     a.send(1, false, false, b"alive");
     assert_eq!(b.receive(), Some((0, b"alive".to_vec())));
-    // The same while a packet is delivered: the receiver dies, the sender does not.
+    // A panic while a packet is delivered kills the receiver, but not the sender.
     emu.ctl(json!({"cmd": "panic", "nic": 1}));
     a.send(1, false, false, b"bomb");
     assert_eq!((emu.status().nics[1].power, a.r(0x8050)), (Power::Dead, 1));
-    // A new client revives it as well.
+    // A new client revives the NIC as well.
     drop(b);
     assert_eq!(emu.client(1).read64(0, 0x8050), 1);
 }
@@ -599,13 +600,13 @@ fn control_requests_are_checked() {
         assert!(l.starts_with("{\"error\":") && l.contains(word), "{l}");
     }
     assert_eq!(lines.next().unwrap().unwrap(), "{\"ok\":1}");
-    // A line without end is cut off, not collected for ever.
+    // A line without an end is cut off, rather than collected endlessly.
     let flood = vec![b'x'; 1 << 16];
     let refused = (0..64).any(|_| s.write_all(&flood).is_err());
     let closed = matches!(lines.next(), None | Some(Err(_)));
     assert!(refused || closed);
     assert_eq!(emu.status().nics.len(), 1);
-    // Poke and peek have side effects like a guest's access.
+    // Poke and peek have the same side effects as a guest's access.
     let mut ctl = emu.control();
     ctl.poke(0, 0x8058, 5).unwrap();
     assert_eq!(
@@ -639,7 +640,8 @@ fn it_ends_cleanly_and_can_start_again_in_the_same_place() {
             "{how}"
         );
     }
-    // A killed one leaves its sockets; the next start replaces them. A living one is not disturbed.
+    // A killed emulator leaves its sockets behind, and the next start replaces them. A running
+    // emulator is not disturbed.
     let mut emu = Emu::start(&["--topology", "single"]);
     let again = |emu: &Emu| {
         std::process::Command::new(env!("CARGO_BIN_EXE_extoll-emu"))

@@ -1,4 +1,5 @@
-//! Accesses to other devices of a host, over sockets: what a client is asked, and what it makes of it.
+//! Accesses to other devices of a host, over sockets: DMA messages to the client, and the handling
+//! of its answers.
 
 mod common;
 
@@ -17,12 +18,13 @@ use std::time::{Duration, Instant};
 use wire::ids::NodeId;
 use wire::regs::{htax, np, smfu as r};
 
-/// Where the device of a host is, and its registers.
+/// Address of the device of a host, and size of its registers.
 const DEVICE: u64 = 0x40_0000_0000;
 const BYTES: usize = 0x4000;
 const WINDOW: u64 = 0x0200_0000;
 
-/// HTAX and SMFU of HW §3.1 and §3.6; window offset 32 MiB + n MiB leads to the device of NIC n.
+/// Sets up HTAX and SMFU as in HW §3.1 and §3.6. Window offset 32 MiB + n MiB leads to the device
+/// of NIC n.
 fn init(g: &mut Guest, nodes: u32) {
     let bases = (wire::ids::BusAddr(BAR0), wire::ids::BusAddr(BAR2));
     let set = wire::htax::Windows::standard(bases.0, bases.1, 256 << 20);
@@ -47,12 +49,13 @@ fn init(g: &mut Guest, nodes: u32) {
     g.barrier();
 }
 
-/// Offset in BAR2 that leads to a register of the device of a node.
+/// Returns the offset in BAR2 that leads to a register of the device of a node.
 fn of(node: u64, at: u64) -> u64 {
     WINDOW + (node << 20) + at
 }
 
-/// An emulator whose NICs wait for the answers of a device for longer than those need on a busy machine.
+/// Starts an emulator whose NICs wait for a device's answers longer than those take on a busy
+/// machine.
 fn patient(args: &[&str]) -> Emu {
     Emu::with_config(args, Some("[nic]\nsmfu-timeout-ns = 5000000000"))
 }
@@ -67,7 +70,7 @@ fn guests(emu: &Emu, n: u32) -> Vec<Guest> {
     list.collect()
 }
 
-/// Asks for a load without waiting for the answer.
+/// Sends a load without waiting for the answer.
 fn ask(g: &mut Guest, id: u16, offset: u64, len: u32) {
     let mut body = offset.to_le_bytes().to_vec();
     body.extend(words(&[2, len]));
@@ -84,7 +87,7 @@ fn chip(emu: &Emu, nic: usize, path: &str) -> u64 {
     emu.counters().nics[nic].chip(path).unwrap()
 }
 
-/// Sizes and order as the host stored, whichever way it did, and a load behind them.
+/// Stores arrive with the sizes and in the order of the host, and a load arrives behind them.
 #[test]
 fn stores_arrive_as_they_were_made() {
     let emu = patient(&["--topology", "pair"]);
@@ -97,7 +100,7 @@ fn stores_arrive_as_they_were_made() {
             want.push((DEVICE + at, Ok(data)));
         }
     }
-    // Many in one message, of all sizes.
+    // Many stores in one message, of all sizes.
     let mut body = 200u64.to_le_bytes().to_vec();
     for i in 0..200u64 {
         let len = 1 + i % 8;
@@ -118,7 +121,7 @@ fn stores_arrive_as_they_were_made() {
     }
     assert_eq!(got(&mut g[0], 9), [1, 0, 0]);
     assert_eq!(g[1].vfio.bus.log, want);
-    // A long one, from a client that may: in pieces that end at pages, as the network has them.
+    // A long store arrives in pieces that end at pages, as the network carries them.
     let long: Vec<u8> = (0..9000).map(|i| i as u8).collect();
     g[0].vfio.post(2, of(1, 0x800), &long);
     ask(&mut g[0], 10, of(1, 0x800), 9000);
@@ -138,7 +141,8 @@ fn stores_arrive_as_they_were_made() {
     assert_eq!((host.dma_outside_memory, host.protocol_errors), (0, 0));
 }
 
-/// While a load waits for its device, everything else goes on: the device's own host, messages, a third node.
+/// While a load waits for its device, all else continues: the device's own host, messages, a third
+/// node.
 #[test]
 fn a_load_that_takes_its_time_takes_nobody_elses() {
     let emu = patient(&["--topology", "ring:3"]);
@@ -150,7 +154,7 @@ fn a_load_that_takes_its_time_takes_nobody_elses() {
         (m.command, &m.body[8..]),
         (cmd::DMA_READ, &8u64.to_le_bytes()[..])
     );
-    // The host of the device uses its NIC, and stores to where it has been asked for nothing.
+    // The device's host uses its NIC, and stores without having received a DMA message.
     g[1].barrier();
     g[1].vfio.post(2, of(2, 8), &[3; 8]);
     g[2].barrier();
@@ -158,7 +162,7 @@ fn a_load_that_takes_its_time_takes_nobody_elses() {
     assert_eq!(g[2].vfio.bus.devices[&DEVICE][8..16], [3; 8]);
     ask(&mut g[2], 2, of(1, 0x48), 8);
     let second = g[1].vfio.recv_dma();
-    // The answers come in the wrong order, and each finds its load.
+    // The answers arrive in reverse order, and each completes its own load.
     for m in [&second, &m] {
         let answer = g[1].vfio.bus.answer(m);
         g[1].vfio.send_bytes(&answer);
@@ -171,7 +175,7 @@ fn a_load_that_takes_its_time_takes_nobody_elses() {
 fn no_answer_an_error_and_nonsense() {
     let emu = Emu::start(&["--topology", "pair"]);
     let mut g = guests(&emu, 2);
-    // Never: the time-out of the SMFU.
+    // The client never answers, and the SMFU times out.
     let start = Instant::now();
     ask(&mut g[0], 1, of(1, 0), 8);
     let never = g[1].vfio.recv_dma();
@@ -180,14 +184,15 @@ fn no_answer_an_error_and_nonsense() {
     assert_eq!(chip(&emu, 0, "smfu.timeouts"), 1);
     let te = emu.counters().nics[0].chip.clone();
     assert_eq!(te["events"][Te::SmfuTimeout as usize], 1);
-    // 10 s from now on, because what follows answers in time, on a busy machine too.
+    // The timeout is 10 s from now on, because the following answers arrive in time, even on a busy
+    // machine.
     g[0].w(r::TIMEOUT_CONTROL.0.into(), 10_000_000 | (1 << 32));
     g[0].barrier();
-    // Late.
+    // The answer is late.
     let late = g[1].vfio.bus.answer(&never);
     g[1].vfio.send_bytes(&late);
     g[1].barrier();
-    // No such register.
+    // The register does not exist.
     ask(&mut g[0], 2, of(1, BYTES as u64), 8);
     let m = g[1].vfio.recv_dma();
     let error = g[1].vfio.bus.answer(&m);
@@ -195,7 +200,8 @@ fn no_answer_an_error_and_nonsense() {
     g[1].vfio.send_bytes(&error);
     assert_eq!(got(&mut g[0], 2), [0xFF; 8]);
     assert_eq!(emu.counters().nics[1].host.dma_outside_memory, 1);
-    // Too short, too long, about something else, without a body: all ones, and the next load works.
+    // Answers that are too short, too long, for another address, or without a body give all ones,
+    // and the next load works.
     let mut id = 2;
     for n in 0..4 {
         id += 1;
@@ -214,7 +220,7 @@ fn no_answer_an_error_and_nonsense() {
         g[1].vfio.send_bytes(&answer(m.id, m.command, 1, 0, &body));
         assert_eq!(got(&mut g[0], id), [0xFF; 8], "{n}");
     }
-    // Answers to nothing, or of another kind; the right one still counts.
+    // Unexpected answers and answers of another type are ignored; the right one still counts.
     ask(&mut g[0], 99, of(1, 0), 8);
     let m = g[1].vfio.recv_dma();
     let right = g[1].vfio.bus.answer(&m);
@@ -241,10 +247,10 @@ fn a_client_goes_with_what_it_was_asked() {
     assert_eq!(got(&mut g[0], 1), [0xFF; 8]);
     assert_eq!(chip(&emu, 0, "smfu.timeouts"), 0);
     assert_eq!(emu.counters().nics[1].host.peer_unanswered, 2);
-    // Nobody is there to be asked: as always.
+    // Without a client the load ends with all ones immediately.
     ask(&mut g[0], 2, of(1, 0), 8);
     assert_eq!(got(&mut g[0], 2), [0xFF; 8]);
-    // The next client is asked.
+    // The next client receives the DMA message.
     let mut next = emu.guest(1);
     init(&mut next, 2);
     next.vfio.bus.devices.insert(DEVICE, vec![5; BYTES]);
@@ -255,7 +261,7 @@ fn a_client_goes_with_what_it_was_asked() {
     assert_eq!(got(&mut g[0], 3), [5; 8]);
 }
 
-/// A client that goes while its own load waits for another one's device.
+/// A client disconnects while its own load waits for another host's device.
 #[test]
 fn who_asks_may_go_meanwhile() {
     let emu = patient(&["--topology", "pair"]);
@@ -263,14 +269,14 @@ fn who_asks_may_go_meanwhile() {
     ask(&mut g[0], 1, of(1, 0), 8);
     let m = g[1].vfio.recv_dma();
     drop(g.remove(0));
-    emu.wait_for("it is gone", |s| !s.nics[0].connected);
+    emu.wait_for("the client has disconnected", |s| !s.nics[0].connected);
     let answer = g[0].vfio.bus.answer(&m);
     g[0].vfio.send_bytes(&answer);
     g[0].barrier();
     assert_eq!(emu.counters().nics[1].host.protocol_errors, 0);
 }
 
-/// What begins in memory and ends elsewhere is for the client to look at.
+/// An access that begins in memory and ends elsewhere goes to the client.
 #[test]
 fn memory_that_straddles_its_end_is_no_memory() {
     let emu = patient(&["--topology", "pair"]);
@@ -289,11 +295,11 @@ fn memory_that_straddles_its_end_is_no_memory() {
     assert_eq!(chip(&emu, 1, "drops.dma"), 1);
 }
 
-/// A client like QEMU: while its guest loads something it answers nothing.
+/// A client like QEMU: while its guest loads, it answers no DMA message.
 struct Qemu {
     out: Arc<Mutex<UnixStream>>,
     replies: Receiver<common::Reply>,
-    /// Held by whoever does something for the guest.
+    /// Held while the client works for the guest.
     lock: Arc<Mutex<Bus>>,
     stream: UnixStream,
     threads: Vec<JoinHandle<()>>,
@@ -359,7 +365,7 @@ impl Qemu {
         self.out.lock().unwrap().write_all(&m).unwrap();
         let reply = match self.replies.recv_timeout(DEADLINE) {
             Ok(reply) => reply,
-            Err(RecvTimeoutError::Timeout) => panic!("a load hangs"),
+            Err(RecvTimeoutError::Timeout) => panic!("a load timed out"),
             Err(e) => panic!("{e}"),
         };
         drop(held);
@@ -377,7 +383,8 @@ impl Qemu {
     }
 }
 
-/// Both ways at once, at random: nothing hangs, and what is not data is all ones of a circle.
+/// Random loads in both directions: none hangs, and a load without data returns all ones because of
+/// a deadlock.
 #[test]
 fn crossing_loads_never_hang() {
     for (seed, timing) in [(1u64, "ideal"), (2, "unkind"), (3, "unkind")] {
@@ -398,7 +405,7 @@ fn crossing_loads_never_hang() {
             for i in 0..400u64 {
                 let to = rng.random_range(0..3);
                 let at = of(to, 0x100 * (me + 1));
-                // A load sees the stores of this host before it, or nothing at all.
+                // A load returns the value that this host stored before it, or all ones.
                 q.post(at, &(i + 1).to_le_bytes());
                 match q.load(2, at) {
                     u64::MAX => ones += 1,
@@ -439,8 +446,8 @@ fn crossing_loads_never_hang() {
     }
 }
 
-/// Two hosts store to each other's device, more than may be under way: answers are found behind stores that can't go on, and
-/// no store is lost.
+/// Two hosts store to each other's device, beyond the limit of stores in flight. Answers are
+/// received behind blocked stores, and no store is lost.
 #[test]
 fn floods_in_both_directions_lose_nothing() {
     let emu = Emu::start(&["--topology", "pair"]);
@@ -450,7 +457,7 @@ fn floods_in_both_directions_lose_nothing() {
         for i in 0..STORES {
             q.post(of(1 - me, 8 * (i % 512)), &(i + 1).to_le_bytes());
         }
-        // Behind everything that this host has stored to its NIC.
+        // Follows all stores of this host to its NIC.
         q.load(0, 0x8000);
         q
     };
@@ -470,7 +477,10 @@ fn floods_in_both_directions_lose_nothing() {
         assert!(Instant::now() < end, "{} stores are done", done(&emu));
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert!((0..2).any(|n| chip(&emu, n, "smfu.stalls") > 0), "no stop");
+    assert!(
+        (0..2).any(|n| chip(&emu, n, "smfu.stalls") > 0),
+        "no store was stalled"
+    );
     for n in 0..2 {
         assert_eq!(chip(&emu, n, "drops.smfu_congested"), 0);
     }
@@ -479,7 +489,7 @@ fn floods_in_both_directions_lose_nothing() {
         let stores = log.iter().map(|(_, data)| data.clone().unwrap());
         assert!(stores.eq((1..=STORES).map(|i| i.to_le_bytes().to_vec())));
     }
-    // It serves on.
+    // The emulator still serves.
     assert_eq!(
         emu.ctl(json!({"cmd": "peek", "nic": 0, "offset": 0x8050})),
         json!(1)

@@ -1,4 +1,4 @@
-//! The shared memory window over sockets: loads that take time, nodes that are gone, accelerator nodes.
+//! The shared memory window over sockets: slow loads, unreachable nodes, accelerator nodes.
 
 mod common;
 
@@ -11,11 +11,12 @@ use wire::regs::pcie::{self as p, BackdoorControl, BackdoorInfo};
 use wire::regs::{htax, np, smfu as r};
 use wire::tlp::{words as backdoor, Bdf, CfgType, Kind, Tlp};
 
-/// Memory that nodes export.
+/// Address of the memory that nodes export.
 const EXPORT: u64 = 0x80_0000;
 const WINDOW: u64 = 0x0200_0000;
 
-/// HTAX and SMFU of HW §3.1 and §3.6; window offset 32 MiB + n MiB leads to NIC n, 0 to the registers of NIC 1.
+/// Sets up HTAX and SMFU as in HW §3.1 and §3.6. Window offset 32 MiB + n MiB leads to NIC n,
+/// offset 0 to the registers of NIC 1.
 fn init(g: &mut Guest, nodes: u32) {
     let windows = htax_windows();
     for (i, value) in windows {
@@ -64,12 +65,13 @@ fn interval(g: &mut Guest, k: u32, start: u64, size: u64, node: u16) {
     );
 }
 
-/// Offset in BAR2 that leads to byte `at` of the memory that `node` exports.
+/// Returns the offset in BAR2 that leads to byte `at` of the memory that `node` exports.
 fn of(node: u64, at: u64) -> u64 {
     WINDOW + (node << 20) + at
 }
 
-/// A pair whose loads outlast a busy machine: the default time-out is half a second of real time.
+/// Starts a pair whose loads do not time out on a busy machine. The default timeout is half a
+/// second of real time.
 fn patient() -> Emu {
     let config = "[nic]\nsmfu-timeout-ns = 5000000000";
     Emu::with_config(&["--topology", "pair"], Some(config))
@@ -84,7 +86,7 @@ fn guests(emu: &Emu, n: u32) -> Vec<Guest> {
     list.collect()
 }
 
-/// Asks for a load without waiting for the answer.
+/// Sends a load without waiting for the answer.
 fn ask(g: &mut Guest, id: u16, offset: u64, len: u32) {
     let mut body = offset.to_le_bytes().to_vec();
     body.extend(words(&[2, len]));
@@ -126,7 +128,7 @@ fn loads_and_stores_over_several_hops() {
     for i in 0..16u64 {
         assert_eq!(g[0].vfio.read64(2, of(7, 0x1000 + 8 * i)), i + 1);
     }
-    // All nodes at once, each in the memory of the next.
+    // All nodes in parallel, each to the memory of the next.
     for i in 0..8u64 {
         let to = (i + 1) % 8;
         g[i as usize].vfio.post(2, of(to, 64), &[i as u8; 8]);
@@ -143,10 +145,14 @@ fn a_load_over_a_slow_link_takes_its_time_and_nobody_elses() {
     emu.ctl(json!({"cmd": "knobs", "link": "all", "latency_ns": 30_000_000}));
     let start = Instant::now();
     ask(&mut g[0], 1, of(1, 0), 8);
-    // Behind the load on the same connection: a store and another load.
+    // A store and another load follow the load on the same connection.
     g[0].vfio.post(2, of(1, 0), &[9; 8]);
     ask(&mut g[0], 2, of(1, 0), 8);
-    assert_eq!((g[1].r(0x8008) >> 24) & 0xFFFF, 1, "the other node goes on");
+    assert_eq!(
+        (g[1].r(0x8008) >> 24) & 0xFFFF,
+        1,
+        "the other node is not blocked"
+    );
     let before = emu.status().event_loop.wakeups;
     assert_eq!(answer(&mut g[0], 1), [1, 2, 3, 4, 5, 6, 7, 8]);
     assert_eq!(answer(&mut g[0], 2), [9; 8]);
@@ -155,7 +161,7 @@ fn a_load_over_a_slow_link_takes_its_time_and_nobody_elses() {
         "two round trips"
     );
     let woken = emu.status().event_loop.wakeups - before;
-    assert!(woken < 100, "blocked meanwhile, not {woken} wake-ups");
+    assert!(woken < 100, "{woken} wake-ups while the load waits");
     assert_eq!(chip(&emu, 0, "smfu.timeouts"), 0);
 }
 
@@ -178,13 +184,13 @@ fn nobody_waits_for_ever() {
     let emu = Emu::start(&["--topology", "ring:3"]);
     let mut g = guests(&emu, 3);
     let ones = [0xFF; 8];
-    // A node that nobody knows: at once.
+    // The target node is unknown: all ones immediately.
     interval(&mut g[0], 1, BAR2 + WINDOW, 0x10_0000, 500);
     assert_eq!(g[0].vfio.read(2, of(0, 0), 8), ones);
     assert_eq!(chip(&emu, 0, "drops.smfu_no_interval"), 1);
-    // 20 ms for the others.
+    // The timeout for the other cases is 20 ms.
     g[0].w(r::TIMEOUT_CONTROL.0.into(), 20_000 | (1 << 32));
-    // Powered off, cable cut, frozen, unit off, port off: the time-out tells.
+    // Power off, cable cut, frozen, unit off, port off: the load times out.
     let dead = |on: bool, g: &mut Vec<Guest>, emu: &Emu, how: u32| {
         match how {
             0 => drop(emu.ctl(json!({"cmd": "power", "nic": 1, "on": on}))),
@@ -215,7 +221,7 @@ fn nobody_waits_for_ever() {
     assert_eq!(chip(&emu, 0, "events.12"), 5);
     dead(false, &mut g, &emu, 0);
     assert_eq!(g[0].vfio.read(2, of(1, 0), 8), ones);
-    // The answer of the frozen node came when it thawed, and found nobody.
+    // The answer of the frozen node came when it thawed, after the load had timed out.
     assert_eq!(chip(&emu, 0, "smfu.late"), 1);
     assert_eq!(chip(&emu, 0, "smfu.outstanding"), 0);
 }
@@ -227,15 +233,15 @@ fn who_asks_may_go_away_meanwhile() {
     emu.ctl(json!({"cmd": "knobs", "link": "all", "latency_ns": 50_000_000}));
     g[0].w(r::TIMEOUT_CONTROL.0.into(), 10_000_000);
     g[0].barrier();
-    // Powered off while it waits.
+    // The NIC is powered off while the load waits.
     ask(&mut g[0], 1, of(1, 0), 8);
-    emu.wait_for("the request is on its way", |_| {
+    emu.wait_for("the request is in flight", |_| {
         chip(&emu, 0, "smfu.outstanding") == 1
     });
     emu.ctl(json!({"cmd": "power", "nic": 0, "on": false}));
     assert_eq!(answer(&mut g[0], 1), [0xFF; 8]);
     emu.ctl(json!({"cmd": "power", "nic": 0, "on": true}));
-    // Reset while it waits; the model fails while it waits.
+    // The NIC is reset, or its model panics, while the load waits.
     for how in ["reset", "panic"] {
         let nodes = 2;
         g[0].vfio.config(0x10, &BAR0.to_le_bytes());
@@ -245,7 +251,7 @@ fn who_asks_may_go_away_meanwhile() {
         g[0].w(r::TIMEOUT_CONTROL.0.into(), 10_000_000);
         g[0].barrier();
         ask(&mut g[0], 2, of(1, 0), 8);
-        emu.wait_for("the request is on its way", |_| {
+        emu.wait_for("the request is in flight", |_| {
             chip(&emu, 0, "smfu.outstanding") == 1
         });
         emu.ctl(json!({"cmd": how, "nic": 0}));
@@ -254,13 +260,17 @@ fn who_asks_may_go_away_meanwhile() {
         }
         assert_eq!(answer(&mut g[0], 2), [0xFF; 8], "{how}");
     }
-    // The client goes while it waits; the next one finds a NIC that works.
+    // The client disconnects while the load waits. The next client finds a working NIC.
     drop(g);
-    emu.wait_for("gone", |s| s.nics.iter().all(|n| !n.connected));
+    emu.wait_for("all clients have disconnected", |s| {
+        s.nics.iter().all(|n| !n.connected)
+    });
     let mut g = guests(&emu, 2);
     ask(&mut g[0], 3, of(1, 0), 8);
     drop(g);
-    emu.wait_for("gone", |s| s.nics.iter().all(|n| !n.connected));
+    emu.wait_for("all clients have disconnected", |s| {
+        s.nics.iter().all(|n| !n.connected)
+    });
     emu.ctl(json!({"cmd": "knobs", "link": "all", "latency_ns": 0}));
     let mut g = guests(&emu, 2);
     g[0].vfio.post(2, of(1, 0), &[5; 8]);
@@ -276,19 +286,19 @@ fn a_slow_network_holds_stores_back_and_loses_none() {
     for i in 0..n {
         g[0].vfio.post(2, of(1, 8 * i), &(i + 1).to_le_bytes());
     }
-    // The load comes last.
+    // The load stays behind all stores.
     assert_eq!(g[0].vfio.read64(2, of(1, 8 * (n - 1))), n);
     let mut all = vec![0; 8 * n as usize];
     assert!(g[1].ram.read(EXPORT, &mut all));
     assert!((0..n).all(|i| all[8 * i as usize..][..8] == (i + 1).to_le_bytes()));
     assert!(
         chip(&emu, 0, "smfu.stalls") > 0,
-        "it was too fast for the link"
+        "the stores must exceed the link's rate"
     );
     assert_eq!(chip(&emu, 0, "drops.smfu_congested"), 0);
 }
 
-/// A packet through the backdoor of NIC 1; the completion's payload.
+/// Sends a packet through the backdoor of NIC 1. Returns the payload of the completion.
 fn config(g: &mut Guest, register: u16, write: Option<u32>) -> Option<u32> {
     let (from, to) = ((Bdf(0), 0), Bdf::new(1, 0, 0));
     let kind = Kind::config(write.is_some(), CfgType::Type0, from, to, register, 0xF);
@@ -314,7 +324,7 @@ fn config(g: &mut Guest, register: u16, write: Option<u32>) -> Option<u32> {
 
 #[test]
 fn a_device_is_borrowed_over_the_fabric() {
-    // NIC 1 has no host. The link has latency, so nothing of this is done in one event.
+    // NIC 1 has no host. The latency of the link spreads the work over many events.
     let config_file = "[network]\nlink = { latency-ns = 200000 }\n[accelerator]\nvectors = 1";
     let emu = Emu::with_config(&["--nodes", "1", "--accelerators", "1"], Some(config_file));
     let status = emu.status();
@@ -329,8 +339,8 @@ fn a_device_is_borrowed_over_the_fabric() {
     assert!(emu.path("nic0.sock").exists() && !emu.path("nic1.sock").exists());
     let mut g = emu.guest(0);
     init(&mut g, 2);
-    // The management program has enabled the ports; the SMFU there is for the borrower to switch on. By RRA of the RMA on
-    // hardware; here management does it.
+    // The set-up step has enabled the ports. The borrower has to switch on the remote SMFU: on
+    // hardware by remote register access, here by the control socket.
     emu.ctl(json!({"cmd": "poke", "nic": 1, "offset": r::STATUS_CONTROL.0, "value": 1}));
     let w = |g: &mut Guest, at: wire::ids::RegOffset, value: u64| {
         g.vfio.post(2, at.0.into(), &value.to_le_bytes());
@@ -384,7 +394,7 @@ fn a_device_is_borrowed_over_the_fabric() {
     let mut back = vec![0; 5000];
     assert!(g.ram.read(0x100_8000, &mut back));
     assert_eq!(back, data);
-    // The lender is torn out while the device is busy, and comes back as a fresh one.
+    // The lender's NIC is removed while the device is busy, and comes back in its initial state.
     reg(&mut g, dev::DMA_CONTROL, dev::DMA_START);
     emu.ctl(json!({"cmd": "power", "nic": 1, "on": false}));
     assert_eq!(g.vfio.read(2, d(dev::ID), 4), [0xFF; 4]);

@@ -61,7 +61,7 @@ fn a_variant_is_drawn_printed_and_repeatable() {
     assert_eq!(
         of(&["--variant", &drawn]),
         drawn,
-        "what is printed can be given"
+        "a printed variant can be passed back"
     );
     assert_eq!(of(&[]), "default");
     let run = |args: &[&str]| {
@@ -75,7 +75,7 @@ fn a_variant_is_drawn_printed_and_repeatable() {
     let (ok, covering, _) = run(&["variants", "--covering"]);
     assert!(ok);
     for line in covering.lines() {
-        // What is printed leaves defaults out.
+        // The printed form omits defaults.
         let shown = line.replace(",timing.model=ideal", "");
         assert_eq!(of(&["--variant", line]), shown);
     }

@@ -1,4 +1,5 @@
-//! Large RMA transfers through a whole world: two NICs, the network between them, guest memory, no sockets.
+//! Large RMA transfers through a complete model without sockets: two NICs, the network between
+//! them, guest memory.
 
 use extoll_emulator::config::{ConfigFile, Fabric, Overrides};
 use extoll_emulator::device::NicDevice;
@@ -18,7 +19,7 @@ use wire::rma::{Descriptor, Modifiers, NotifySpec, Operation};
 const BAR0: u64 = 0x38_0000_0000;
 const BAR2: u64 = 0x39_0000_0000;
 const RAM: u64 = 64 << 20;
-/// Where transfers begin at both ends.
+/// Start address of transfers at both ends.
 const AT: u64 = 0x100_0003;
 const VPID: u8 = 6;
 
@@ -51,7 +52,7 @@ impl Pair {
         pair
     }
 
-    /// What firmware and driver do.
+    /// Does the set-up of firmware and driver.
     fn start(&mut self, nic: usize) {
         let fd = self.ram[nic].try_clone().expect("fd").into();
         let map = DmaMapRequest {
@@ -100,7 +101,7 @@ impl Pair {
             .expect("store");
     }
 
-    /// Has NIC 0 execute a command, as far as it comes in the event of the store.
+    /// Makes NIC 0 execute a command as far as the store's event allows.
     fn post(&mut self, op: Operation) {
         self.post_at(0, op);
     }
@@ -119,7 +120,7 @@ impl Pair {
         }
     }
 
-    /// Turns of the event loop until nothing is left to do.
+    /// Runs work passes of the event loop until all work is done. Returns their number.
     fn run(&mut self) -> usize {
         let mut turns = 0;
         while self.world.busy() {
@@ -141,7 +142,8 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(next).collect()
 }
 
-/// Both directions at full size. Prints what the model makes of it: the machine that tests run on is not always idle.
+/// Transfers in both directions at full size. Prints the throughput instead of checking it, because
+/// the test machine may be busy.
 #[test]
 fn throughput() {
     const ROUNDS: u32 = 16;
@@ -197,7 +199,8 @@ fn put(len: u32) -> Operation {
     }
 }
 
-/// A store that starts a large transfer comes back before it is done, and a small one the other way is done before it, too.
+/// A store that starts a large transfer returns before the transfer has finished. A small transfer
+/// in the other direction finishes before it, too.
 #[test]
 fn a_large_transfer_keeps_nobody_waiting() {
     let mut p = Pair::new("");
@@ -213,12 +216,12 @@ fn a_large_transfer_keeps_nobody_waiting() {
         turns += 1;
     }
     assert!(packets(&p, 0) < all / 2 && turns <= 2, "{turns} turns");
-    assert!(p.run() > 4, "the rest takes turns of the event loop");
+    assert!(p.run() > 4, "the remainder needs more work passes");
     assert_eq!(packets(&p, 0), all);
     assert_eq!(p.world.chip_counters(1).dma_bytes_written, u64::from(LEN));
 }
 
-/// Large transfers both ways take turns.
+/// Large transfers in both directions alternate.
 #[test]
 fn both_directions_share_the_fabric() {
     let mut p = Pair::new("");
@@ -232,7 +235,7 @@ fn both_directions_share_the_fabric() {
             ahead = sent[0].saturating_sub(sent[1]).max(ahead);
         }
     }
-    // NIC 0 had the turns of its store for itself.
+    // NIC 0 was alone during the work passes of its store.
     assert!(ahead < 6000, "{ahead} packets ahead");
     for nic in 0..2 {
         let c = p.world.chip_counters(nic);
@@ -240,7 +243,8 @@ fn both_directions_share_the_fabric() {
     }
 }
 
-/// An end loses power, its cable or its client in the middle: the transfer stays without its end, and the next one works.
+/// An end loses power, its cable or its client during a transfer. The transfer never completes, and
+/// the next one works.
 #[test]
 fn transfers_that_lose_an_end() {
     for case in 0..4 {

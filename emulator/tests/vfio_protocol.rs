@@ -1,4 +1,4 @@
-//! The vfio-user protocol on a real socket: what QEMU does, and what a hostile client does.
+//! The vfio-user protocol on a real socket, with the messages of QEMU and of hostile clients.
 
 mod common;
 
@@ -19,14 +19,14 @@ fn emu() -> Emu {
 fn the_client_of_another_project_works() {
     let emu = emu();
     let mut c = vfio_user::Client::new(&emu.path("nic0.sock")).unwrap();
-    // Not `c.resettable()`: version 0.1.7 inverts the flag.
+    // `c.resettable()` is not used, because version 0.1.7 inverts the flag.
     let sizes: Vec<u64> = (0..9).map(|i| c.region(i).map_or(0, |r| r.size)).collect();
     assert_eq!(sizes, [256 << 20, 0, 256 << 20, 0, 0, 0, 0, 4096, 0]);
     assert!(
         (0..9).all(|i| c
             .region(i)
             .is_none_or(|r| r.flags & 4 == 0 && r.file_offset.is_none())),
-        "nothing to mmap"
+        "no region can be mapped"
     );
     let mut ids = [0; 4];
     c.region_read(7, 0, &mut ids).unwrap();
@@ -68,7 +68,8 @@ fn negotiation_comes_first_and_once() {
         "deep nesting"
     );
     let caps: serde_json::Value = serde_json::from_str(&c.negotiate()).unwrap();
-    // Answers of QEMU pass what it collects for such messages.
+    // Without `write_multiple`, because QEMU's answers overtake the stores that it collects for
+    // such messages.
     assert_eq!(caps["capabilities"]["write_multiple"], false);
     assert_ne!(
         c.call(cmd::VERSION, &[0, 0, 0, 0]).error,
@@ -219,7 +220,7 @@ fn write_multi() {
     ));
     let got: Vec<u64> = (0..4).map(|i| c.read64(0, 0x8058 + 8 * i)).collect();
     assert_eq!(got, [1196, 1197, 1198, 1199]);
-    // A bad write does not stop those behind it.
+    // An invalid write does not stop later ones.
     let r = c.call(
         cmd::REGION_WRITE_MULTI,
         &multi(&[
@@ -296,7 +297,7 @@ fn descriptors_of_the_wrong_number_or_kind() {
         EINVAL,
         "two files"
     );
-    // Files that nobody asked for are closed; the next message does not inherit them.
+    // Unexpected files are closed; the next message does not inherit them.
     assert_eq!(
         c.call_fds(cmd::DEVICE_GET_INFO, &words(&[16, 0, 0, 0]), &[fd.as_fd()])
             .error,
@@ -304,7 +305,7 @@ fn descriptors_of_the_wrong_number_or_kind() {
     );
     assert_eq!(c.dma_map(0x200000, 0x10000, None), 0);
     assert_eq!(emu.status().nics[0].dma_maps, (2, 0x20000));
-    // Interrupt set-up: wrong index, vector, number of files, mask action.
+    // Interrupt set-up with a wrong index, vector, number of files or mask action.
     let ev = eventfd();
     for (set, fds, error) in [
         ([20, 4 | 32, 1, 0, 1], 2, EINVAL),
@@ -342,7 +343,7 @@ fn files_go_with_their_message() {
     let emu = emu();
     let mut c = emu.client(0);
     let fd = memfd(0x1000);
-    // Two maps in flight, the first without a file: only the second has memory.
+    // Two maps are in flight, the first without a file. Only the second has memory.
     let map = |iova: u64| {
         let mut b = words(&[32, 3]);
         b.extend([0u64, iova, 0x1000].iter().flat_map(|v| v.to_le_bytes()));
@@ -356,7 +357,7 @@ fn files_go_with_their_message() {
         rustix::fs::fcntl_get_seals(&fd)
             .unwrap()
             .contains(rustix::fs::SealFlags::SHRINK),
-        "it was mapped"
+        "the file was mapped"
     );
     let unmap = |iova: u64, size: u64, flags: u32| {
         let mut b = words(&[24, flags]);
@@ -394,10 +395,10 @@ fn posted_errors_and_stray_replies_are_not_answered() {
     assert_eq!(c.recv().unwrap().id, 4);
     c.send_bytes(&message(5, cmd::DEVICE_GET_INFO, 7, &[]));
     let r = c.recv().unwrap();
-    assert_eq!((r.id, r.error), (5, EINVAL), "a message of no known type");
+    assert_eq!((r.id, r.error), (5, EINVAL), "a message of unknown type");
     assert!(
         emu.log().contains("refused"),
-        "and the log says why: {}",
+        "the log must give the reason: {}",
         emu.log()
     );
 }
@@ -408,7 +409,7 @@ fn the_next_client_is_served_and_finds_a_fresh_device() {
     let mut first = emu.client(0);
     first.post(0, 0x8058, &7u64.to_le_bytes());
     assert_eq!(first.read64(0, 0x8058), 7);
-    // It waits in line meanwhile.
+    // The second client waits until the first one has disconnected.
     let mut second = emu.raw(0);
     second.send_bytes(&message(1, cmd::VERSION, 0, &[0, 0, 0, 0]));
     assert_eq!(first.read64(0, 0x8058), 7);
@@ -416,7 +417,7 @@ fn the_next_client_is_served_and_finds_a_fresh_device() {
     assert_eq!(second.recv().unwrap().error, 0);
     assert_eq!(second.read64(0, 0x8058), 0);
     assert_eq!(emu.counters().nics[0].host.connects, 2);
-    // One that goes in the middle of a message.
+    // A client that disconnects in the middle of a message.
     let m = message(1, cmd::DEVICE_GET_INFO, 0, &words(&[16, 0, 0, 0]));
     second.send_bytes(&m[..20]);
     drop(second);
@@ -432,7 +433,7 @@ fn a_client_that_does_not_read_its_replies_blocks_nobody() {
     read.extend(words(&[0, 1 << 20]));
     let m = message(1, cmd::REGION_READ, 0, &read);
     greedy.stream.set_nonblocking(true).unwrap();
-    // 4096 MiB of replies asked for, or as much as the sockets take.
+    // 4096 MiB of replies are requested, or as many as the sockets hold.
     let sent = (0..4096)
         .take_while(|_| std::io::Write::write(&mut greedy.stream, &m).is_ok())
         .count();
@@ -466,7 +467,7 @@ fn replies_larger_than_the_socket_all_arrive() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Random commands with random bodies: the emulator stays, and serves the next client.
+    /// Random commands with random bodies: the emulator survives and serves the next client.
     #[test]
     fn random_messages_are_survived(
         list in prop::collection::vec((0u16..18, any::<u8>(), prop::collection::vec(any::<u8>(), 0..96), any::<bool>()), 1..120),

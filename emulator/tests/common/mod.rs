@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest wait for anything; a test that gets here fails.
+/// Maximum wait for any event; a test that reaches it fails.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A running `extoll-emu`; killed when dropped.
+/// A running `extoll-emu`, which is killed on drop.
 pub struct Emu {
     pub dir: tempfile::TempDir,
     pub child: Child,
@@ -82,12 +82,12 @@ impl Emu {
             .unwrap()
     }
 
-    /// The raw client of a NIC's socket, without any message sent.
+    /// Returns a client of a NIC's socket that has not sent any message.
     pub fn raw(&self, nic: usize) -> Vfio {
         Vfio::connect(&self.path(&format!("nic{nic}.sock")))
     }
 
-    /// A client that has negotiated.
+    /// Returns a client that has negotiated.
     pub fn client(&self, nic: usize) -> Vfio {
         let mut c = self.raw(nic);
         c.negotiate();
@@ -98,18 +98,18 @@ impl Emu {
         Guest::boot(self.client(nic))
     }
 
-    /// Waits until `f` holds for the status.
+    /// Waits until `f` returns true for the status.
     pub fn wait_for(&self, what: &str, f: impl Fn(&Status) -> bool) {
         let end = Instant::now() + DEADLINE;
         while !f(&self.status()) {
-            assert!(Instant::now() < end, "never: {what}");
+            assert!(Instant::now() < end, "timed out waiting for: {what}");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Waits until only the request that asks wakes the event loop between two looks.
+    /// Waits until only the status request itself wakes the event loop between two readings.
     ///
-    /// An event loop that polls, or that has a timer running, never gets there.
+    /// An event loop that polls or that has a running timer never reaches this state.
     pub fn wait_for_idle(&self) {
         let mut control = self.control();
         let mut wakeups = || control.status().unwrap().event_loop.wakeups;
@@ -122,7 +122,7 @@ impl Emu {
                 return;
             }
             let n = after - before;
-            assert!(Instant::now() < end, "never idle: {n} wake-ups per look");
+            assert!(Instant::now() < end, "never idle: {n} wake-ups per reading");
             before = after;
         }
     }
@@ -148,7 +148,7 @@ pub struct Bus {
     pub log: Vec<(u64, Result<Vec<u8>, usize>)>,
 }
 
-/// No device is there.
+/// Error number for an address without a device.
 pub const ENODEV: u32 = 19;
 
 impl Bus {
@@ -158,7 +158,7 @@ impl Bus {
         bytes.get_mut(at..at.checked_add(len)?)
     }
 
-    /// The answer to a DMA message, as QEMU gives it.
+    /// Returns the answer to a DMA message, as QEMU sends it.
     pub fn answer(&mut self, m: &Reply) -> Vec<u8> {
         let word = |i: usize| u64::from_le_bytes(m.body[i..i + 8].try_into().unwrap());
         let (addr, len) = (word(0), word(8) as usize);
@@ -180,7 +180,8 @@ impl Bus {
     }
 }
 
-/// A vfio-user client that sends exactly what it is told to, and answers for the devices on its bus when it looks.
+/// A vfio-user client that sends only requested messages. It answers DMA messages for the devices
+/// on its bus while it receives.
 pub struct Vfio {
     pub stream: UnixStream,
     pub bus: Bus,
@@ -208,7 +209,7 @@ pub fn message(id: u16, command: u16, flags: u32, body: &[u8]) -> Vec<u8> {
     m
 }
 
-/// An answer, or something like it.
+/// Builds an answer, which may be malformed.
 pub fn answer(id: u16, command: u16, flags: u32, error: u32, body: &[u8]) -> Vec<u8> {
     let mut m = message(id, command, flags, body);
     m[12..16].copy_from_slice(&error.to_le_bytes());
@@ -234,7 +235,7 @@ impl Vfio {
         Self::over(stream)
     }
 
-    /// A client with this connection.
+    /// Creates a client on this connection.
     pub fn over(stream: UnixStream) -> Self {
         Self {
             stream,
@@ -263,7 +264,8 @@ impl Vfio {
         assert_eq!(n, bytes.len());
     }
 
-    /// The next reply; `None` if the emulator closed the connection. DMA messages before it are answered.
+    /// Returns the next reply, or `None` if the emulator closed the connection. Answers DMA
+    /// messages that arrive before it.
     pub fn recv(&mut self) -> Option<Reply> {
         loop {
             let (m, flags) = self.recv_any()?;
@@ -275,14 +277,14 @@ impl Vfio {
         }
     }
 
-    /// The next DMA message, not answered.
+    /// Returns the next DMA message without answering it.
     pub fn recv_dma(&mut self) -> Reply {
         let (m, flags) = self.recv_any().unwrap();
-        assert_eq!(flags & 0xf, 0, "a DMA message");
+        assert_eq!(flags & 0xf, 0, "expected a DMA message");
         m
     }
 
-    /// The next message, and its flags.
+    /// Returns the next message and its flags.
     pub fn recv_any(&mut self) -> Option<(Reply, u32)> {
         let mut h = [0; 16];
         match self.stream.read_exact(&mut h) {
@@ -304,7 +306,7 @@ impl Vfio {
         assert_eq!(
             (flags >> 5) & 1 == 1,
             at(12) != 0,
-            "the error flag goes with an error number"
+            "the error flag must match the error number"
         );
         let m = Reply {
             id: at(0) as u16,
@@ -355,7 +357,7 @@ impl Vfio {
         u64::from_le_bytes(self.read(region, offset, 8).try_into().unwrap())
     }
 
-    /// A posted write.
+    /// Sends a posted write.
     pub fn post(&mut self, region: u32, offset: u64, data: &[u8]) {
         let m = message(
             0,
@@ -406,11 +408,11 @@ pub const BAR2: u64 = 0x38_1000_0000;
 const RING: u64 = 0x10_0000;
 const MAILBOX: u64 = 0x20_0000;
 const DCQ: u64 = 0x30_0000;
-/// Slots of the mailbox.
+/// Number of slots of the mailbox.
 pub const SLOTS: u64 = 64;
 pub const VPID: u64 = 254;
 
-/// A guest that drives its NIC by the sequence of HW §3, as far as VELO needs it.
+/// A guest that drives its NIC with the part of the sequence of HW §3 that VELO needs.
 pub struct Guest {
     pub vfio: Vfio,
     pub ram: GuestMemory,
@@ -419,7 +421,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// RAM, configuration space, MSI; the NIC is untouched.
+    /// Sets up RAM, configuration space and MSI. Does not touch the NIC.
     pub fn boot(mut vfio: Vfio) -> Self {
         let fd = memfd(RAM);
         let mut ram = GuestMemory::default();
@@ -456,12 +458,12 @@ impl Guest {
         self.vfio.read64(0, offset)
     }
 
-    /// Makes sure that all stores before this have been executed, with everything that followed from them.
+    /// Waits until all earlier stores and their consequences have been executed.
     pub fn barrier(&mut self) {
         self.r(0x8000);
     }
 
-    /// HTAX, SNQ, buffer queues, VELO on VPID 254.
+    /// Sets up HTAX, SNQ, buffer queues, and VELO on VPID 254.
     pub fn init(&mut self) {
         for (i, base, port) in [
             (0u64, BAR0, 0xC107u64),
@@ -473,7 +475,7 @@ impl Guest {
             self.w(0x9210 + 24 * i, port);
         }
         self.w(0x9290, 0x8088);
-        // SNQ: one instruction for TE 23, read the four words of the VELO vector and emit them.
+        // SNQ: for TE 23, read and emit the four words of the VELO vector.
         self.w(0x10068, 0);
         self.w(0x10028, 0xff);
         self.w(0x10020, RING >> 10);
@@ -510,7 +512,7 @@ impl Guest {
         self.next_slot = 0;
     }
 
-    /// Sends a VELO message to VPID 254; returns when it has left.
+    /// Sends a VELO message to VPID 254. Returns when the NIC has sent it.
     pub fn send(&mut self, dst: u16, multicast: bool, interrupt: bool, data: &[u8]) {
         let desc = u64::from(dst)
             | (VPID << 16)
@@ -528,7 +530,7 @@ impl Guest {
         self.barrier();
     }
 
-    /// Takes the next message out of the mailbox: source node and payload.
+    /// Pops the next message from the mailbox: source node and payload.
     pub fn receive(&mut self) -> Option<(u16, Vec<u8>)> {
         let slot = MAILBOX + 128 * self.next_slot;
         let mut status = [0; 8];
@@ -547,7 +549,7 @@ impl Guest {
         Some((status as u16, data))
     }
 
-    /// Publishes the read pointer, with or without asking for interrupts.
+    /// Publishes the read pointer, optionally arming the interrupt.
     pub fn publish(&mut self, retrigger: bool) {
         self.w(
             0xD0_0000 + 0x1000 * VPID,
@@ -556,7 +558,7 @@ impl Guest {
         self.barrier();
     }
 
-    /// Number of MSI messages since the last call; waits for one.
+    /// Waits for an MSI message, and returns the number of messages since the last call.
     pub fn wait_msi(&mut self) -> u64 {
         let mut fds = [PollFd::new(&self.msi, PollFlags::IN)];
         let limit = rustix::event::Timespec {
@@ -567,7 +569,7 @@ impl Guest {
         self.msi_count()
     }
 
-    /// Number of MSI messages since the last call.
+    /// Returns the number of MSI messages since the last call.
     pub fn msi_count(&mut self) -> u64 {
         let mut b = [0; 8];
         match rustix::io::read(&self.msi, &mut b) {
@@ -577,7 +579,7 @@ impl Guest {
         }
     }
 
-    /// SNQ entry `i`: seven payload words and the header.
+    /// Returns SNQ entry `i`: seven payload words and the header.
     pub fn snq_entry(&self, i: u64) -> [u64; 8] {
         let mut b = [0; 64];
         assert!(self.ram.read(RING + 64 * i, &mut b));

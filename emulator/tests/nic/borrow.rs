@@ -1,4 +1,4 @@
-//! A node that borrows the device behind another one: what a driver for it does.
+//! A node that borrows the device behind another NIC, with the steps of a driver.
 
 use super::rig::*;
 use extoll_emulator::endpoint::{regs as dev, DeviceConfig, Endpoint, TestDevice};
@@ -11,19 +11,19 @@ use wire::tlp::{words, Bdf, CfgType, Kind, Status, Tlp};
 use wire::velo::SlotSize;
 
 pub const DEVICE: Bdf = Bdf::new(1, 0, 0);
-/// Where the borrower puts the device's BAR on the device's bus.
+/// Address of the device's BAR on the device's bus, chosen by the borrower.
 pub const BAR: u64 = 0xE000_0000;
-/// Bus addresses of the device that lead to the borrower's memory, and to its interrupt range.
+/// Bus addresses of the device that lead to the borrower's memory and to its interrupt range.
 pub const HOME: u64 = 0x10_0000_0000;
 pub const HOME_MSI: u64 = 0x20_0000_0000;
-/// Memory of the borrower that the device may use.
+/// Memory of the borrower for use by the device.
 pub const BUFFER: u64 = 0x100_0000;
-/// Interval of the device's BAR, of the memory, of interrupts: the same number on both sides.
+/// Intervals of the device's BAR, of memory and of interrupts, with the same numbers on both sides.
 pub const MMIO: u32 = 1;
 pub const MEMORY: u32 = 2;
 pub const MSI: u32 = 3;
 
-/// Node 0 borrows the device behind node 1.
+/// Node 0, which borrows the device behind node 1.
 pub struct Borrow {
     pub rig: Rig,
 }
@@ -34,7 +34,7 @@ impl Borrow {
         Self::with(NicConfig::default(), Box::new(device))
     }
 
-    /// What the set-up step and the borrower do before the first packet.
+    /// Does the set-up step, and the borrower's steps before the first packet.
     pub fn with(cfg: NicConfig, device: Box<dyn Endpoint>) -> Self {
         let mut rig = Rig::with_config(2, cfg);
         super::probe::probe(&mut rig, 0, SlotSize::B128);
@@ -43,7 +43,7 @@ impl Borrow {
         for n in [np::RMA_COMPLETER, np::RMA_RESPONDER, np::SMFU] {
             rig.write(1, np::general(n), np::GENERAL_INIT);
         }
-        // The SMFU of the other side answers only when it is on: that goes by RMA.
+        // The SMFU of node 1 answers only when it is on, so RMA switches it on.
         let mut b = Self { rig };
         b.rma_write(r::TRAFFIC_CLASS.0, 0x223);
         b.rma_write(r::STATUS_CONTROL.0, 1);
@@ -53,7 +53,7 @@ impl Borrow {
         b
     }
 
-    /// Register of node 1 by an immediate put (HW §13).
+    /// Writes a register of node 1 by an immediate put (HW §13).
     pub fn rma_write(&mut self, offset: u32, value: u64) {
         let vpid = 252;
         let table = wire::regs::rma::vpid_table(Vpid::from(vpid));
@@ -92,7 +92,7 @@ impl Borrow {
             .remote_write(0, p::HTOC_TO_PCIE_BACKDOOR_CONTROL, control.raw());
     }
 
-    /// Takes a packet out of the FIFO.
+    /// Pops a packet from the FIFO.
     pub fn fetch(&mut self) -> Option<(Tlp, Vec<u8>)> {
         let info = BackdoorInfo(self.rig.remote_read(0, p::PCIE_TO_HTOC_BACKDOOR_INFO));
         if !info.valid() {
@@ -138,7 +138,7 @@ impl Borrow {
         assert_eq!(status, Status::Success);
     }
 
-    /// Offset of a capability.
+    /// Returns the offset of a capability.
     pub fn capability(&mut self, id: u8) -> u16 {
         let mut at = self.cfg_read(0x34) as u16 & 0xFC;
         while at != 0 {
@@ -151,7 +151,8 @@ impl Borrow {
         panic!("no capability {id:#x}");
     }
 
-    /// Windows both ways, BAR placed, memory decoding and bus mastering on.
+    /// Opens windows in both directions, sets the BAR, and enables memory decoding and bus
+    /// mastering.
     pub fn open(&mut self) {
         let rig = &mut self.rig;
         rig.smfu_interval(0, MMIO, 1);
@@ -163,7 +164,7 @@ impl Borrow {
             rig.remote_write(0, r::interval_endaddr(k), start + size);
             let control = r::IntervalControl::to_node(NodeId(0));
             rig.remote_write(0, r::interval_control(k), control.raw());
-            // The HTAX bridge there: both classes of requests go to the SMFU.
+            // The HTAX bridge of node 1 forwards both classes of requests to the SMFU.
             use wire::regs::htax as h;
             rig.remote_write(0, h::intvl_upper(k), (start + size) >> 12);
             rig.remote_write(0, h::intvl_lower(k), (start >> 12) - 1);
@@ -200,7 +201,7 @@ impl Borrow {
         self.reg(dev::DMA_STATUS)
     }
 
-    /// MSI with vector 0 at an address that leads to the borrower's interrupt range.
+    /// Enables MSI with vector 0 at an address that leads to the borrower's interrupt range.
     pub fn enable_msi(&mut self) {
         let at = self.capability(5);
         self.cfg_write(at + 4, HOME_MSI as u32);

@@ -9,7 +9,8 @@ fn seen(notes: &[Notification]) -> Vec<(NotificationType, u8)> {
     notes.iter().map(|n| (n.kind, n.error)).collect()
 }
 
-/// The device of a node answers everything that it was asked until now, with a pattern by address, or not.
+/// Answers all pending requests to the device of a node: with a pattern by address, or with an
+/// error.
 fn serve(p: &mut Pair, node: usize, well: bool) -> usize {
     let asked = std::mem::take(&mut p.rig.nodes[node].ram.asked);
     let n = asked.len();
@@ -30,7 +31,7 @@ fn a_get_waits_for_the_device_and_others_do_not() {
     let mut p = Pair::new();
     let mut other = p.rig.open_rma(0, 9, 2, 256);
     p.post(PLAIN, &desc(1, 6, ALL, get(1000, PEER + 40, p.m0)));
-    // Another VPID's goes on meanwhile, with the same target.
+    // Commands of another VPID to the same target continue.
     p.rig.nodes[1].ram.put(p.m1, &[7; 64]);
     let quick = desc(1, 6, ALL, get(64, p.m1, p.m0 + 0x2000));
     p.rig.rma_post(0, 9, PLAIN, &quick);
@@ -40,10 +41,13 @@ fn a_get_waits_for_the_device_and_others_do_not() {
     assert_eq!(
         (seen(&a), b.len()),
         (vec![(NotificationType::Requester, 0)], 1),
-        "asked, and not answered"
+        "the device has not answered yet"
     );
-    assert!(!p.rig.nodes[1].nic.tx_waiting(), "nothing to do until then");
-    // Packet by packet.
+    assert!(
+        !p.rig.nodes[1].nic.tx_waiting(),
+        "no work until the device answers"
+    );
+    // The device is read packet by packet.
     for _ in 0..3 {
         assert_eq!(serve(&mut p, 1, true), 1);
     }
@@ -61,7 +65,7 @@ fn a_get_waits_for_the_device_and_others_do_not() {
 fn a_put_is_read_from_the_own_device() {
     let mut p = Pair::new();
     p.post(PLAIN, &desc(1, 6, ALL, put(600, PEER, p.m1)));
-    // Behind it in order.
+    // The second put stays behind the first one.
     p.rig.nodes[0].ram.put(p.m0, &[9; 8]);
     p.post(PLAIN, &desc(1, 6, ALL, put(8, p.m0, p.m1 + 0x1000)));
     assert_eq!(p.notes().0.len(), 0);
@@ -75,7 +79,7 @@ fn a_put_is_read_from_the_own_device() {
     assert_eq!(p.rig.nodes[1].ram.get(p.m1 + 0x1000, 8), [9; 8]);
 }
 
-/// As a failed DMA read of memory.
+/// The error is the same as for a failed DMA read of memory.
 #[test]
 fn a_device_that_does_not_answer_is_told() {
     let mut p = Pair::new();
@@ -92,7 +96,7 @@ fn a_device_that_does_not_answer_is_told() {
     );
     assert_eq!(seen(&b), [(NotificationType::Responder, 2)]);
     assert_eq!(p.rig.nodes[1].nic.counters().dma_faults, 1);
-    assert_eq!(serve(&mut p, 1, true), 0, "the rest is left out");
+    assert_eq!(serve(&mut p, 1, true), 0, "the remainder is not read");
 }
 
 #[test]
@@ -105,12 +109,12 @@ fn a_vpid_that_is_closed_meanwhile_stops_nothing() {
     p.rig.nodes[0].ram.put(p.m0, &[3; 8]);
     p.post(PLAIN, &desc(1, 6, ALL, put(8, p.m0, p.m1 + 8)));
     assert_eq!(p.rig.nodes[1].ram.get(p.m1, 16)[8..], [3; 8]);
-    // The answer comes to nobody.
+    // The answer has no receiver any more.
     assert_eq!(serve(&mut p, 0, true), 1);
     assert_eq!(p.rig.nodes[1].ram.get(p.m1, 8), [0; 8]);
     let (a, b) = p.notes();
     assert_eq!((a.len(), b.len()), (1, 1));
-    // Requests of others that wait behind one whose memory is asked for.
+    // Requests that wait behind one whose data are still read.
     p.post(PLAIN, &desc(1, 6, ALL, get(8, PEER, p.m0)));
     p.post(PLAIN, &desc(1, 6, ALL, get(8, p.m1 + 8, p.m0 + 8)));
     let entry = p.rig.read(1, regs::vpid_table(6.into()));

@@ -1,18 +1,18 @@
-//! Guests that do anything: the NIC must neither panic nor grow nor hang, and stay usable.
+//! Guests with arbitrary behaviour: the NIC must not panic, grow or hang, and must stay usable.
 
 use super::rig::*;
 use extoll_emulator::nic::{FullRule, HoldScope, NicConfig, RegMap, ResetKind};
 use wire::ids::RegOffset;
 use wire::velo::SlotSize;
 
-/// A register offset, mostly of one that exists.
+/// Returns a register offset, mostly of an existing register.
 fn offset(rng: &mut Rng) -> u64 {
     let regs = RegMap::get().registers();
     let r = &regs[rng.below(regs.len() as u64) as usize];
     match rng.below(8) {
         0 => rng.below(0x0700_0000),
         1 => {
-            // Units with behaviour.
+            // Units with side effects.
             let bases = [
                 0x8000, 0x9200, 0xC000, 0x1_0000, 0xC0_0000, 0xE0_0000, 0x100_0000, 0x120_0000,
                 0x140_0000, 0x160_0000, 0x5000, 0xA000,
@@ -39,7 +39,7 @@ fn value(rng: &mut Rng) -> u64 {
 
 const RAM_BYTES: u64 = 48 << 20;
 
-/// One random action of guest `i`.
+/// Executes one random action of guest `i`.
 fn act(rig: &mut Rig, i: usize, rng: &mut Rng) {
     let sizes = [1, 2, 3, 4, 5, 7, 8, 8, 8, 8, 16, 64, 200, 5000];
     let len = sizes[rng.below(sizes.len() as u64) as usize];
@@ -56,7 +56,7 @@ fn act(rig: &mut Rig, i: usize, rng: &mut Rng) {
             let at = offset(rng);
             rig.load(i, 0, at, &mut vec![0; len]);
         }
-        // Near-valid VELO messages and RMA descriptors on few VPIDs.
+        // Almost valid VELO messages and RMA descriptors on few VPIDs.
         9..=12 => {
             let d = (rng.below(130) << 48)
                 | (rng.below(8) << 32)
@@ -165,7 +165,7 @@ fn random_guests_on_a_bare_chip() {
     }
 }
 
-/// After a reset everything is as new.
+/// Checks that a reset restores the initial state.
 fn still_works(rig: &mut Rig) {
     rig.credit = u64::MAX;
     for i in 0..rig.nodes.len() {
@@ -183,7 +183,7 @@ fn still_works(rig: &mut Rig) {
 
 #[test]
 fn floods_are_bounded() {
-    // Requests of a node whose own way out is blocked, and messages for a queue that nobody reads.
+    // Requests of a node whose output is blocked, and messages for a queue that is not read.
     let cfg = NicConfig {
         hold_limit_bytes: 1 << 20,
         ..NicConfig::default()

@@ -1,4 +1,5 @@
-//! Test devices that are broken or malicious: each does what its kind says, and nothing of it passes the root port that leads nowhere.
+//! Broken and malicious test devices: each behaves as its kind says, and the root port discards its
+//! packets to unmapped addresses.
 
 use super::borrow::*;
 use super::rig::*;
@@ -25,7 +26,7 @@ fn what_goes_astray_is_discarded() {
     let around = b.rig.nodes[0].ram.get(0, 4096).to_vec();
     let transfers = 3u16;
     for n in 0..transfers {
-        // More reads than there are tags.
+        // There are more reads than tags.
         assert_eq!(b.dma(HOME, 0, 200_000, false), 2, "{n}");
     }
     let told = DiscardedCounter(b.rig.remote_read(0, DISCARDED_COUNTER));
@@ -34,7 +35,7 @@ fn what_goes_astray_is_discarded() {
         (7 * transfers, 7 * transfers)
     );
     assert_eq!(b.rig.nodes[0].ram.get(0, 4096), around);
-    // Each transfer's own interrupt, and none by address 0xFD….
+    // Each transfer sends its own interrupt, and the stray writes to 0xFD… send none.
     assert_eq!(b.rig.msis(0), u32::from(transfers));
 }
 
@@ -45,7 +46,7 @@ fn a_storm_is_many_interrupts() {
     b.enable_msi();
     b.set_reg(dev::INT_SET, 4);
     assert!(b.rig.msis(0) > 1000);
-    assert_eq!(b.dma(HOME, 0, 64, false), 2, "works all the same");
+    assert_eq!(b.dma(HOME, 0, 64, false), 2, "transfers still work");
 }
 
 #[test]
@@ -65,7 +66,7 @@ fn one_that_is_mute_was_not_before_its_first_transfer() {
     let id = Kind::config(false, CfgType::Type0, (Bdf(0), 0), DEVICE, 0, 0xF);
     b.inject(id.into(), &[]);
     assert!(b.fetch().is_none());
-    assert_eq!(b.dma(HOME, 0, 64, false), 2, "works all the same");
+    assert_eq!(b.dma(HOME, 0, 64, false), 2, "the transfer works");
 }
 
 #[test]

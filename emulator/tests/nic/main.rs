@@ -1,4 +1,4 @@
-//! Behaviour of one NIC and of small groups of them, with memory, network and time in the test's hands.
+//! Behaviour of one NIC and of small groups of NICs. The test controls memory, network and time.
 #![forbid(unsafe_code)]
 
 mod atu;

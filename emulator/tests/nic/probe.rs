@@ -1,16 +1,16 @@
-//! HW §3 access by access, access rights, identity, time, resets.
+//! HW §3 access by access; access rights, identity, time, resets.
 
 use super::rig::*;
 use extoll_emulator::nic::{Access, FlrScope, NicConfig, RegMap, ResetKind, Te};
 use wire::ids::RegOffset;
 use wire::velo::SlotSize;
 
-/// HW §3.1…3.6 in order, as a driver does it. Every read is checked.
+/// Executes HW §3.1…3.6 in order, like a driver, and checks every read.
 pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
     let w = |rig: &mut Rig, at: u32, value: u64| rig.write(i, RegOffset(at), value);
     let r = |rig: &mut Rig, at: u32| rig.read(i, RegOffset(at));
     let node = u64::from(rig.nodes[i].nic.node_id().0);
-    // 3: intervals in the order 0, 1, 2, 5, 3, 4.
+    // Step 3: intervals in the order 0, 1, 2, 5, 3, 4.
     let intervals = [
         (0, BAR0, 0x200_0000, 0xC107),
         (1, BAR0 + 0x200_0000, 0x200_0000, 0x4209),
@@ -25,10 +25,10 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
         w(rig, 0x9210 + 24 * k, control);
     }
     w(rig, 0x9290, 0x8088);
-    // 4, 5.
+    // Steps 4 and 5.
     assert_eq!(r(rig, 0x8050), 0, "network state");
     w(rig, 0x42_C290, 0x400_0000);
-    // 6, 7: SNQ. The ring of the rig is where the driver's would be.
+    // Steps 6 and 7: SNQ. The rig's ring is at the address that a driver would use.
     w(rig, 0x1_0068, 0);
     rig.nodes[i].ram.put(RING, &[0; 64 * RING_ENTRIES as usize]);
     w(rig, 0x1_0028, 0xFF);
@@ -47,9 +47,9 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
     w(rig, 0x1_0070, 0x20_1201);
     w(rig, 0x1_0068, 1);
     rig.nodes[i].ring = wire::snq::Ring::new(RING_ENTRIES, wp as u16);
-    // 8.
+    // Step 8.
     assert_eq!(r(rig, 0x8050), 0);
-    // 9…11.
+    // Steps 9 to 11.
     for base in [0xC0_0000, 0xE0_0000] {
         for q in 0..256 {
             for at in [
@@ -69,7 +69,7 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
         assert_eq!(general, 0);
         w(rig, base, general | 1);
     }
-    // 12.
+    // Step 12.
     for v in 0..256u32 {
         let at = 0x120_0800 + 8 * v;
         let value = r(rig, at);
@@ -93,7 +93,7 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
         assert_eq!(state, 0, "VELO wcbuf state");
         w(rig, at, state & 0x00FF_FFFF_FF00_0000);
     }
-    // 13…15.
+    // Steps 13 to 15.
     w(rig, 0x120_1800, 0x1_0000_0020);
     w(rig, 0x110_0000, 0x20_0000_0001);
     let completer = r(rig, 0x120_1808);
@@ -107,12 +107,12 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
         completer & !(1 << 9) | (u64::from(slots == SlotSize::B128) << 9),
     );
     w(rig, 0x9418, 81);
-    // 16, 17.
+    // Steps 16 and 17.
     for k in 0..1024u32 {
         w(rig, 0xE000 + 8 * k, 0);
     }
     w(rig, 0xC000, 1);
-    // 18.
+    // Step 18.
     assert_eq!((r(rig, 0x8008) >> 24) & 0xFFFF, node);
     for v in 0..256u32 {
         w(rig, 0x160_0800 + 8 * v, 0xF522);
@@ -121,7 +121,7 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
         assert_eq!(state, 0, "RMA wcbuf state");
         w(rig, at, state & 0x00FF_FFFF_FF00_0000);
     }
-    // 19…23.
+    // Steps 19 to 23.
     w(rig, 0x160_0080, 0x84_0200);
     let locks = rig.nodes[i].ram.alloc(16 << 10);
     w(rig, 0x160_0088, locks);
@@ -146,7 +146,7 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
     for n in [0x9498, 0x9518] {
         w(rig, n, 0xFF);
     }
-    // 24…26.
+    // Steps 24 to 26.
     w(rig, 0xA058, BAR2);
     let target = rig.nodes[i].ram.alloc(4096);
     w(rig, 0xA060, target);
@@ -203,7 +203,8 @@ fn driver_can_probe_again() {
 #[test]
 fn intervals_decide_where_accesses_go() {
     let mut rig = Rig::new(1);
-    // Nothing programmed: the register file answers, the rest of the BAR is empty (G3).
+    // Without programmed intervals the register file answers, and the remainder of the BAR is empty
+    // (G3).
     assert_eq!(rig.read(0, RegOffset(0x8000)), 0x1_0000);
     rig.velo_send(0, 0, 8 << 48, &[1; 8]);
     assert_eq!(rig.nodes[0].nic.counters().velo_stores, 0);
@@ -211,19 +212,19 @@ fn intervals_decide_where_accesses_go() {
     probe(&mut rig, 0, SlotSize::B128);
     rig.velo_send(0, 0, 8 << 48, &[1; 8]);
     assert_eq!(rig.nodes[0].nic.counters().velo_stores, 2);
-    // Requester pages read as 0, the upper 160 MiB too and ignore writes.
+    // Requester pages read as 0. The upper 160 MiB read as 0, too, and ignore writes.
     let mut word = [0xAA; 8];
     rig.load(0, 0, 0x200_0000, &mut word);
     assert_eq!(word, [0; 8]);
     rig.store(0, 0, 0x0800_0000, &[0xFF; 8]);
     rig.load(0, 0, 0x0800_0000, &mut word);
     assert_eq!(word, [0; 8]);
-    // Move the register file elsewhere (the layout of another build): it follows.
+    // The register file moves with its interval, as in the layout of another build.
     rig.write(0, RegOffset(0x9200), (BAR0 + 0x0A00_0000) >> 12);
     rig.write(0, RegOffset(0x9208), ((BAR0 + 0x0800_0000) >> 12) - 1);
     rig.load(0, 0, 0x0800_8000, &mut word);
     assert_eq!(u64::from_le_bytes(word), 0x1_0000);
-    // And the default port still leads there.
+    // The default port still leads to the register file.
     assert_eq!(rig.read(0, RegOffset(0x8000)), 0x1_0000);
 }
 
@@ -238,16 +239,16 @@ fn intervals_match_channel_and_both_bounds() {
         rig.nodes[0].nic.counters().velo_stores
     };
     assert_eq!(velo(&mut rig), 3);
-    // The VELO interval takes posted requests only, so a load ends at the default port.
+    // The VELO interval accepts only posted requests, so a load ends at the default port.
     assert_eq!(rig.nodes[0].nic.counters().bad_accesses, 0);
     rig.load(0, 0, 0x200_0000, &mut [0; 8]);
     assert_eq!(rig.nodes[0].nic.counters().bad_accesses, 1);
-    // Both bounds are exclusive: each step loses one page.
+    // Both bounds are exclusive, so each step loses one page.
     rig.write(0, RegOffset(0x9208 + 24), (BAR0 + 0x200_0000) >> 12);
     assert_eq!(velo(&mut rig), 5);
     rig.write(0, RegOffset(0x9200 + 24), ((BAR0 + 0x400_0000) >> 12) - 1);
     assert_eq!(velo(&mut rig), 6);
-    // An interval that is not enabled, and a port without a unit behind it.
+    // An interval that is not enabled, and a port without a unit.
     rig.write(0, RegOffset(0x9210 + 24), 0x4208);
     assert_eq!(velo(&mut rig), 6);
     rig.write(0, RegOffset(0x9210 + 24), 0x4001 | (0x40 << 5));
@@ -264,14 +265,15 @@ fn smfu_window_without_interval_reads_all_ones() {
     assert_eq!(word, [0xFF; 8]);
     assert_eq!(rig.nodes[0].nic.counters().drops.smfu_no_interval, 1);
     assert_eq!(rig.read(0, RegOffset(0xA010)), 1 << 32);
-    // TE 12's program has recorded its (stale) register.
+    // The program of TE 12 has recorded its (stale) register.
     let entries = rig.snq_handle(0);
     assert_eq!(entries.len(), 1);
     rig.write(0, RegOffset(0xA010), 1 << 32);
     assert_eq!(rig.read(0, RegOffset(0xA010)), 0);
 }
 
-/// Registers whose value is not what was written, or whose write has effects on others.
+/// Returns true for registers that do not read back the written value, or whose write affects other
+/// registers.
 fn is_live(offset: u32) -> bool {
     matches!(offset,
         0x8008 | 0x8028 | 0x8080                        // identity, time
@@ -320,16 +322,16 @@ fn odd_accesses_are_merged_and_reported() {
     let mut half = [0; 4];
     rig.load(0, 0, at + 4, &mut half);
     assert_eq!(u32::from_le_bytes(half), 0xAAAA_BBBB);
-    // Across two registers.
+    // A store across two registers.
     rig.store(0, 0, at + 6, &[1, 2, 3, 4]);
     assert_eq!(rig.read(0, RegOffset(at as u32)) >> 48, 0x0201);
     assert_eq!(rig.read(0, RegOffset(at as u32 + 8)), 0x0403);
-    // A burst of whole registers is fine.
+    // A burst of whole registers is allowed.
     rig.store(0, 0, at, &[7; 16]);
     assert_eq!(rig.read(0, RegOffset(at as u32 + 8)), 0x0707_0707_0707_0707);
     assert_eq!(rig.nodes[0].nic.counters().odd_accesses, 5);
     assert!(!rig.nodes[0].log.diagnostics.is_empty());
-    // No register, read-only, write-only.
+    // Missing, read-only and write-only registers.
     rig.write(0, RegOffset(0x88), 1);
     assert_eq!(rig.read(0, RegOffset(0x88)), 0);
     rig.write(0, RegOffset(0x8000), 1);
@@ -350,7 +352,7 @@ fn identity_and_network_state() {
     probe(&mut rig, 0, SlotSize::B128);
     rig.write(0, RegOffset(0x8008), 0x12_3400_0000);
     assert_eq!(rig.nodes[0].nic.node_id().0, 0x1234);
-    // A change of scratchpad 3 raises TE 28, by whomever; writing the same value does not (G23).
+    // Any change of scratchpad 3 raises TE 28; writing the same value does not (G23).
     rig.with(0, |nic, env| nic.reg_poke(0x8050, 1, env));
     rig.with(0, |nic, env| nic.reg_poke(0x8050, 1, env));
     assert_eq!(rig.with(0, |nic, env| nic.reg_peek(0x8050, env)), 1);
@@ -404,7 +406,7 @@ fn timer_fires_periodically_or_once() {
         [(1 << 56) | (1 << 48) | 100_000],
         "toggle bit"
     );
-    // Ten missed periods are one event.
+    // Ten missed periods give one event.
     rig.nodes[0].ram.now += 10_000_000;
     rig.tick(0);
     assert_eq!(rig.snq_handle(0).len(), 1);
@@ -412,7 +414,7 @@ fn timer_fires_periodically_or_once() {
     rig.nodes[0].ram.now += 1_000_000;
     assert_eq!(rig.tick(0), None);
     assert_eq!(rig.snq_handle(0).len(), 1);
-    // A period of one tick does not load the host.
+    // A period of one tick must not load the host.
     rig.write(0, timer, (1 << 48) | 1);
     let now = rig.nodes[0].ram.now;
     assert_eq!(rig.nodes[0].nic.next_deadline(), Some(now + 10_000));
@@ -482,7 +484,7 @@ fn network_registers_belong_to_their_owner() {
     assert_eq!(rig.read(0, RegOffset(0x40_2000)), 0, "taken, so not stored");
     rig.write(0, RegOffset(0x40_2008), 9);
     assert_eq!(rig.read(0, RegOffset(0x40_2008)), 9, "not taken, so stored");
-    // Read-only registers can't be written through it.
+    // Read-only registers stay read-only.
     rig.write(0, RegOffset(0x48_0100), 1);
     assert_eq!(rig.read(0, RegOffset(0x48_0100)), 0);
 }

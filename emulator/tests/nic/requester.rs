@@ -1,5 +1,5 @@
-//! The way of a descriptor from the processor into the requester: write combining, fences, the time until it counts as
-//! committed, no room, time-outs (HW §8, §17, G8, G11).
+//! Path of a descriptor from the CPU into the requester: write combining, fences, time until it
+//! counts as committed, full queues, timeouts (HW §8, §17, G8, G11).
 
 use super::rig::*;
 use super::rma::{desc, PLAIN};
@@ -23,7 +23,7 @@ fn rig(cfg: NicConfig) -> (Rig, Queue) {
     (rig, q)
 }
 
-/// The words of a message of 8 bytes from VPID 7 to 1/9.
+/// Returns the words of a message of 8 bytes from VPID 7 to VPID 9 of node 1.
 fn message(value: u64) -> [u64; 2] {
     let d = DescriptorWord(0).with_target(1).with_vpid(9).with_len(8);
     [d.raw(), value]
@@ -44,7 +44,7 @@ fn pass(rig: &mut Rig, ns: u64) {
     rig.tick(0);
 }
 
-/// Lets everything happen that is under way at node 0, and nothing else.
+/// Completes everything in flight at node 0 by passing time.
 fn finish(rig: &mut Rig) {
     for _ in 0..10_000 {
         if velo_state(rig).is_idle() {
@@ -91,7 +91,7 @@ fn stored_is_not_committed() {
         }
         let state = velo_state(&mut rig);
         assert_eq!(state.committed_count(), 0, "no time has passed");
-        assert!(!state.is_idle(), "what is under way shows");
+        assert!(!state.is_idle(), "descriptors in flight are visible");
         assert!(rig.velo_take(&mut q).is_none());
         pass(&mut rig, 100 * US);
         early += u32::from(velo_state(&mut rig).committed_count());
@@ -104,7 +104,7 @@ fn stored_is_not_committed() {
         );
     }
     assert!((1..1000).contains(&early), "the times are random: {early}");
-    // Without it there is no delay.
+    // Without `wc_commit_ns` there is no delay.
     let (mut rig, _) = rig(NicConfig::default());
     store_words(&mut rig, VELO_PAGE, &message(1));
     assert_eq!(velo_state(&mut rig), State(0).with_committed_count(1));
@@ -137,7 +137,7 @@ fn an_rma_command_takes_its_time_too() {
     assert_eq!(state, State(0).with_committed_count(1));
 }
 
-/// Sends 2,000 messages as the drivers do; what the receiver got and how many repairs it took.
+/// Sends 2,000 messages like a driver. Returns the received messages and the number of repairs.
 fn driver_like(rig: &mut Rig, q: &mut Queue, marks: bool) -> (Vec<u64>, u32) {
     let mut credits = Credits::new();
     let mut copies = [0; 256];
@@ -220,7 +220,7 @@ fn depth_is_exact() {
     assert!(state.retry());
     assert_eq!((state.committed_count(), state.retry_count()), (0, 2));
     finish(&mut rig);
-    // Also later ones are dropped while `retry` is set (HW §8).
+    // Later descriptors are dropped as well while `retry` is set (HW §8).
     store_words(&mut rig, VELO_PAGE, &message(5));
     let state = velo_state(&mut rig);
     assert_eq!((state.committed_count(), state.retry_count()), (3, 3));
@@ -230,7 +230,7 @@ fn depth_is_exact() {
 #[test]
 fn incomplete_descriptors_time_out() {
     let (mut rig, mut q) = rig(NicConfig::default());
-    // 0x20, active (HW §8), is a bit more than a second.
+    // The timeout of 0x20, active (HW §8), is slightly longer than a second.
     let half = message(1)[0].to_le_bytes();
     rig.store(0, 0, VELO_PAGE, &half);
     rig.store(0, 0, 0x0400_0000 + (7 << 12) + 8, &[1; 8]);
@@ -249,12 +249,12 @@ fn incomplete_descriptors_time_out() {
     assert_eq!(counters(&rig).events[22], 2);
     assert_eq!(rig.read(0, wcbuf::velo::ERRORS0), (7 << 24) | 1);
     assert_eq!(rig.read(0, wcbuf::rma::ERRORS0), (7 << 24) | 1);
-    // The rest alone is no message, and is forgotten too.
+    // The remainder alone is not a message, and is dropped as well.
     rig.store(0, 0, VELO_PAGE + 8, &[1; 8]);
     assert!(rig.velo_take(&mut q).is_none());
     pass(&mut rig, 2000 * MS);
     assert_eq!(counters(&rig).drops.wc_timeout, 3);
-    // Not active: no time-out.
+    // An inactive timeout never expires.
     rig.write(0, wcbuf::velo::TIMEOUT, 0x20 << 32);
     rig.store(0, 0, VELO_PAGE, &half);
     pass(&mut rig, 100_000 * MS);
@@ -274,14 +274,18 @@ fn reserved_bits_and_wrong_places_are_reported() {
     assert_eq!(counters(&rig).reserved_bits, 6);
     let log = &rig.nodes[0].log.diagnostics;
     assert!(log.iter().all(|t| t.contains("reserved bits")), "{log:?}");
-    // RMA descriptors lie in the first 32 bytes of their page.
+    // RMA descriptors belong into the first 32 bytes of their page.
     rig.open_rma(0, 5, 1, 16);
     let op = Operation::NotificationPut { class: 0, value: 1 };
     let words = desc(0, 5, NotifySpec::NONE, op).encode().expect("words");
     let page = 0x0400_0000 + (5 << 12);
     store_words(&mut rig, page + 0x20, &words);
     assert_eq!(counters(&rig).wc_misplaced, 3);
-    assert_eq!(counters(&rig).rma.commands[5], 1, "executed all the same");
+    assert_eq!(
+        counters(&rig).rma.commands[5],
+        1,
+        "executed in spite of the offset"
+    );
     assert_eq!(counters(&rig).events[22], 0);
     rig.store(0, 0, page + 4, &[0; 4]);
     assert_eq!(counters(&rig).wc_not_aligned, 1);
@@ -305,7 +309,10 @@ fn only_a_mode_that_needs_marks_asks_for_them() {
     assert_eq!(driver.ver(), NicConfig::default().driver_version);
     let (mut rig, _) = self::rig(NicConfig::default());
     assert!(!Driver(rig.read(0, DRIVER)).wants_marks());
-    assert!(!Driver(u64::MAX).wants_marks(), "a card that is gone");
+    assert!(
+        !Driver(u64::MAX).wants_marks(),
+        "a removed card reads all ones"
+    );
 }
 
 #[test]
@@ -337,7 +344,7 @@ fn every_descriptor_gets_through_with_fences() {
         });
         let (got, _) = driver_like(&mut rig, &mut q, true);
         assert_eq!(got, (0..2000).collect::<Vec<_>>());
-        // Every length, whole lines among them.
+        // Messages of every length, including whole lines.
         let mut want = Vec::new();
         for len in 1..=120u16 {
             let data = pattern(len.into(), len.into());
@@ -362,7 +369,7 @@ fn every_descriptor_gets_through_with_fences() {
     }
 }
 
-/// What a driver without its fence does: the last message is late, and of several only some arrive.
+/// Without its fence a driver's last message is late, and only some of several messages arrive.
 #[test]
 fn a_missing_fence_is_found() {
     let mut lost = 0;
@@ -392,14 +399,14 @@ fn a_single_message_without_a_fence_is_late_and_found() {
         assert_eq!(received(&mut rig, &mut q), [1]);
         assert_eq!(counters(&rig).wc_unfenced, 0, "the fence may still come");
         if again {
-            // It does not: here is the next message.
+            // The fence does not come, but the next message does.
             store_words(&mut rig, VELO_PAGE, &message(2)[..1]);
         } else {
             pass(&mut rig, 1000 * MS);
         }
         assert_eq!(counters(&rig).wc_unfenced, 1);
     }
-    // A guest that is slow is no guest without a fence.
+    // A slow guest does send its fence, and must not be counted.
     let (mut rig, mut q) = rig(lines(3));
     store_words(&mut rig, VELO_PAGE, &message(1));
     pass(&mut rig, 500 * MS);
@@ -412,7 +419,7 @@ fn a_single_message_without_a_fence_is_late_and_found() {
 #[test]
 fn a_processor_has_few_lines() {
     let (mut rig, _) = rig(lines(5));
-    // Thirty VPIDs at a time begin, none has a fence: most lines go by themselves.
+    // Thirty VPIDs begin at the same time without a fence, so most lines leave without one.
     for vpid in 0..30u64 {
         store_words(&mut rig, 0x0200_0000 + (vpid << 12), &message(vpid));
     }
@@ -430,12 +437,17 @@ fn an_uncached_store_to_the_state_acts_as_a_fence() {
     store_words(&mut rig, VELO_PAGE, &message(1));
     rig.write(0, wcbuf::velo::state(Vpid::from(7)), 0);
     assert_eq!(received(&mut rig, &mut q), [1]);
-    assert_eq!(velo_state(&mut rig), State(0), "the store came after it");
+    assert_eq!(
+        velo_state(&mut rig),
+        State(0),
+        "the store follows the message"
+    );
     pass(&mut rig, 5000 * MS);
     assert_eq!(counters(&rig).wc_unfenced, 0);
 }
 
-/// HW §8, §10.2: a fence follows each descriptor. One for two of them, in pages of different classes, is one too few.
+/// A fence must follow each descriptor (HW §8, §10.2). One fence for two descriptors in pages of
+/// different classes is too few.
 #[test]
 fn two_descriptors_before_one_fence_are_found() {
     let (mut rig, mut q) = rig(lines(7));

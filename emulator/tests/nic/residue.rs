@@ -1,5 +1,5 @@
-//! Requester pages that change hands: whatever their last owner stored, and whatever of it is on its way, the next owner's commands are
-//! his own, and count alone (HW §8, G8, G11).
+//! Requester pages that change owner. Words that the last owner stored, complete or in flight, must
+//! not affect the commands and counts of the next owner (HW §8, G8, G11).
 
 use super::requester::store_words;
 use super::rig::*;
@@ -16,18 +16,18 @@ const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const OWNER: u8 = 5;
 const WITNESS: u8 = 9;
-/// How long the driver waits, in microseconds.
+/// Maximum time that the driver waits, in microseconds.
 const PATIENCE: u64 = 10_000;
-/// What the last owner leaves in words that he does not complete.
+/// Value in the words that the last owner leaves incomplete.
 const LEFT: u64 = 0xDEAD;
 
-/// A unit's requester as its owners see it.
+/// A requester unit from the point of view of its owners.
 struct Requester {
     rig: Rig,
     unit: Unit,
-    /// Offsets in BAR 0.
+    /// Offsets of the pages in BAR 0.
     pages: Vec<u64>,
-    /// A command to the witness, and one that nobody notices.
+    /// Builds a command to the witness queue, and words of a command without visible effect.
     command: fn(u64) -> Vec<u64>,
     nothing: Vec<u64>,
     marks: bool,
@@ -132,7 +132,7 @@ impl Requester {
         self.fence(page);
     }
 
-    /// What the driver does when the VPID changes hands.
+    /// Runs the driver's sequence for a VPID that changes owner.
     fn erase(&mut self) -> Outcome {
         let us = |this: &Self| this.rig.nodes[0].ram.now / US;
         self.fence(0);
@@ -166,7 +166,10 @@ impl Requester {
         let got = std::iter::from_fn(|| match self.unit {
             Unit::Velo => {
                 let (_, data) = self.rig.velo_take(witness)?;
-                assert!(data.chunks(8).all(|w| w == &data[..8]), "of one piece");
+                assert!(
+                    data.chunks(8).all(|w| w == &data[..8]),
+                    "all words come from one message"
+                );
                 Some(u64::from_le_bytes(data[..8].try_into().expect("8 bytes")))
             }
             Unit::Rma => {
@@ -180,7 +183,8 @@ impl Requester {
         got
     }
 
-    /// The next owner: what he does happens, when he has done it and not before, and nothing else is counted.
+    /// Checks that commands of the next owner are executed when they are complete, not earlier, and
+    /// that no other command is counted.
     fn check_heir(&mut self, witness: &mut Queue) {
         let fresh = self.state().fresh();
         let register = self.register();
@@ -208,7 +212,8 @@ impl Requester {
     }
 }
 
-/// A command that was begun is never executed, and the next one is executed as it is, whichever words are there.
+/// An incomplete command is never executed, and the next one is executed correctly, whichever words
+/// were left.
 #[test]
 fn whatever_words_are_left_the_page_is_empty() {
     for left in 1..7u8 {
@@ -240,7 +245,8 @@ fn whatever_words_are_left_the_page_is_empty() {
     }
 }
 
-/// Pages are given out when everything of the last owner has been counted, and not a moment before, however long that takes.
+/// Pages are released only when all commands of the last owner have been counted, however long that
+/// takes.
 #[test]
 fn what_is_on_its_way_is_waited_for() {
     let (mut unclear, mut at_once) = (0, 0);
@@ -261,7 +267,7 @@ fn what_is_on_its_way_is_waited_for() {
         }
         let words = (r.command)(LEFT);
         for page in 0..r.pages.len() {
-            // Not the one that would make it complete, whatever it is.
+            // Leaves out one random word, so that the command stays incomplete.
             let missing = rng.below(words.len() as u64) as usize;
             for (i, word) in words.iter().enumerate() {
                 if i != missing && rng.below(2) == 0 {
@@ -295,7 +301,7 @@ fn what_is_on_its_way_is_waited_for() {
     assert!(unclear > 10 && at_once > 10, "{unclear}, {at_once}");
 }
 
-/// What the buffer keeps for ever, and counts that move by themselves, leave the pages alone.
+/// Pages are not released while the buffer keeps words for ever, or while counts still change.
 #[test]
 fn what_does_not_settle_is_left_alone() {
     let moving = |n: u64| State(n & 0xFF);

@@ -1,4 +1,4 @@
-//! A few NICs with in-memory hosts and a network that delivers at once.
+//! A few NICs with in-memory hosts and a network that delivers immediately.
 
 use extoll_emulator::env::{
     Accessor, Dest, DmaFault, Env, Host, NetPort, Packet, Trace, TraceEvent,
@@ -12,30 +12,30 @@ use wire::rma::{Descriptor, Notification, PageOptions};
 use wire::snq::{Entry, Ring, TriggerMask, ENTRY_BYTES, TOURMALET};
 use wire::velo::{SlotSize, Status};
 
-/// Where the host has mapped the BARs.
+/// Addresses of the BARs.
 pub const BAR0: u64 = 0x38_0000_0000;
 pub const BAR2: u64 = 0x39_0000_0000;
 pub const BAR2_SIZE: u64 = 0x1000_0000;
 const RAM: usize = 48 << 20;
-/// Where the SNQ ring lies.
+/// Address of the SNQ ring.
 pub const RING: u64 = 0x10_0000;
 pub const RING_ENTRIES: u16 = 256;
 
-/// Size of the intervals that [`Rig::smfu_interval`] makes.
+/// Size of the intervals of [`Rig::smfu_interval`].
 pub const WINDOW: u64 = 1 << 20;
 
-/// Offset in BAR2 of the interval `k` that [`Rig::smfu_interval`] makes.
+/// Returns the offset in BAR2 of interval `k` of [`Rig::smfu_interval`].
 pub fn window(k: u32) -> u64 {
     0x0200_0000 + u64::from(k) * WINDOW
 }
 
-/// Addresses of another device of the host begin here.
+/// First address of another device of the host.
 pub const PEER: u64 = 0x7A_0000_0000;
 const PEER_BYTES: u64 = 1 << 20;
 
 /// Memory of a host.
 pub struct Ram {
-    /// What other devices were asked for: number, address, bytes.
+    /// Pending reads of other devices: number, address, bytes.
     pub asked: Vec<(u64, u64, usize)>,
     last_asked: u64,
     pub bytes: Vec<u8>,
@@ -52,7 +52,7 @@ impl Ram {
         (end <= self.bytes.len()).then_some(start..end).ok_or(fault)
     }
 
-    /// Zeroed page-aligned memory.
+    /// Allocates zeroed page-aligned memory.
     pub fn alloc(&mut self, len: u64) -> u64 {
         let at = self.free;
         self.free += len.div_ceil(4096) * 4096;
@@ -117,11 +117,11 @@ impl Host for Ram {
     }
 }
 
-/// What a NIC traced.
+/// Trace of a NIC.
 #[derive(Default)]
 pub struct Log {
     pub on: bool,
-    /// Register accesses of the host: write?, offset, value.
+    /// Register accesses of the host: true for a write, offset, value.
     pub regs: Vec<(bool, u32, u64)>,
     pub diagnostics: Vec<String>,
 }
@@ -157,22 +157,22 @@ pub struct Node {
     pub ring: Option<Ring>,
 }
 
-/// Everything.
+/// All nodes and the network between them.
 pub struct Rig {
     pub nodes: Vec<Node>,
     pub wire: VecDeque<Packet>,
     /// Port and traffic class of every packet that was delivered.
     pub carried: Vec<(NetPort, u8)>,
-    /// Credit that each call starts with.
+    /// Credit at the start of each call.
     pub credit: u64,
-    /// Packets stay in `wire` until [`Rig::pump`].
+    /// True keeps packets in `wire` until [`Rig::pump`].
     pub hold_wire: bool,
-    /// Transfers go on only by [`Rig::tick`].
+    /// True lets transfers continue only in [`Rig::tick`].
     pub hold_transfers: bool,
 }
 
 impl Rig {
-    /// NICs with node IDs 0, 1, …, bus masters, BARs mapped.
+    /// Creates NICs with node IDs 0, 1, …, bus mastering enabled and BARs mapped.
     pub fn new(n: u16) -> Self {
         Self::with_config(n, NicConfig::default())
     }
@@ -212,7 +212,7 @@ impl Rig {
         }
     }
 
-    /// NICs after the driver's probe sequence.
+    /// Creates NICs that have gone through the driver's probe sequence.
     pub fn probed(n: u16, slots: SlotSize) -> Self {
         let mut rig = Self::new(n);
         rig.probe_all(slots);
@@ -225,7 +225,7 @@ impl Rig {
         }
     }
 
-    /// Calls into a NIC, then delivers what it sent.
+    /// Calls into a NIC, then delivers the packets that it sent.
     pub fn with<R>(&mut self, i: usize, f: impl FnOnce(&mut Nic, &mut Env<'_>) -> R) -> R {
         let node = &mut self.nodes[i];
         let mut env = Env {
@@ -243,7 +243,7 @@ impl Rig {
         result
     }
 
-    /// Lets transfers go on to their ends, unless credit is short.
+    /// Runs transfers to their ends, unless credit is limited.
     fn go_on(&mut self) {
         if self.hold_transfers || self.credit != u64::MAX {
             return;
@@ -262,7 +262,7 @@ impl Rig {
         self.pump_some(usize::MAX);
     }
 
-    /// Delivers so many packets.
+    /// Delivers up to `n` packets.
     pub fn pump_some(&mut self, n: usize) {
         let held = std::mem::replace(&mut self.hold_wire, true);
         for _ in 0..n {
@@ -299,7 +299,8 @@ impl Rig {
         self.with(i, |nic, env| nic.mmio_write(bar, offset, data, env));
     }
 
-    /// True: complete. What comes over the network comes at once unless the wire is held.
+    /// Returns true if the load is complete. Answers from the network arrive immediately, unless
+    /// the wire is held.
     pub fn load(&mut self, i: usize, bar: u8, offset: u64, data: &mut [u8]) -> bool {
         match self.with(i, |nic, env| nic.mmio_read(bar, offset, data, env)) {
             Load::Done => true,
@@ -307,8 +308,8 @@ impl Rig {
         }
     }
 
-    /// SMFU unit on, with a route for everything in the window's part from 32 MiB: interval `k` of 1 MiB at
-    /// `window(k)` leads to `node`.
+    /// Leads interval `k` of 1 MiB at `window(k)`, in the part of the window from 32 MiB, to
+    /// `node`.
     pub fn smfu_interval(&mut self, i: usize, k: u32, node: u16) {
         use wire::regs::smfu as r;
         let start = BAR2 + window(k);
@@ -318,7 +319,8 @@ impl Rig {
         self.write(i, r::interval_control(k), control.raw());
     }
 
-    /// Register of another node through the first part of the window; `smfu_rra` has named the node.
+    /// Writes a register of another node through the first part of the window. `smfu_rra` selects
+    /// the node.
     pub fn remote_write(&mut self, i: usize, reg: RegOffset, value: u64) {
         self.store(i, 2, reg.0.into(), &value.to_le_bytes());
     }
@@ -329,7 +331,7 @@ impl Rig {
         u64::from_le_bytes(raw)
     }
 
-    /// Interval 0 leads to the registers of `node` (HW §3.6).
+    /// Leads interval 0 to the registers of `node` (HW §3.6).
     pub fn smfu_rra(&mut self, i: usize, node: u16) {
         use wire::regs::smfu as r;
         let control = r::IntervalControl::to_node(wire::ids::NodeId(node));
@@ -341,7 +343,7 @@ impl Rig {
         self.with(i, |nic, env| nic.tick(now, env))
     }
 
-    /// Stores a VELO message the way the driver does: quadwords in ascending order.
+    /// Stores a VELO message like the driver: quadwords in ascending order.
     pub fn velo_send(&mut self, i: usize, vpid: u8, descriptor: u64, payload: &[u8]) {
         let page = 0x0200_0000 + 0x20_0000 + u64::from(vpid) * 4096;
         self.store(i, 0, page, &descriptor.to_le_bytes());
@@ -455,7 +457,7 @@ impl Rig {
         self.create_queue(i, Unit::Rma, vpid, SlotCode::B16, segments, per_segment)
     }
 
-    /// Next message of a mailbox, taken out; `rp` is not written.
+    /// Pops the next message of a mailbox. Does not write `rp`.
     pub fn velo_take(&mut self, q: &mut Queue) -> Option<(Status, Vec<u8>)> {
         let size = if q.slot == SlotCode::B128 {
             SlotSize::B128
@@ -487,14 +489,14 @@ impl Rig {
         Some((status, data))
     }
 
-    /// Next notification, taken out; `rp` is not written.
+    /// Pops the next notification. Does not write `rp`.
     pub fn rma_take(&mut self, q: &mut Queue) -> Option<[u64; 2]> {
         let words = self.rma_take_raw(q)?;
         assert!(Notification::decode(words).is_ok());
         Some(words)
     }
 
-    /// The same for notifications that may hold unknown commands.
+    /// Like `rma_take`, for notifications that may contain unknown commands.
     pub fn rma_take_raw(&mut self, q: &mut Queue) -> Option<[u64; 2]> {
         let at = q.addr(q.read);
         let ram = &mut self.nodes[q.node].ram;
@@ -507,12 +509,12 @@ impl Rig {
         Some(words)
     }
 
-    /// All notifications there are.
+    /// Pops all notifications.
     pub fn rma_drain(&mut self, q: &mut Queue) -> Vec<[u64; 2]> {
         std::iter::from_fn(|| self.rma_take(q)).collect()
     }
 
-    /// The same for notifications that may hold unknown commands.
+    /// Like `rma_drain`, for notifications that may contain unknown commands.
     pub fn rma_drain_raw(&mut self, q: &mut Queue) -> Vec<[u64; 2]> {
         std::iter::from_fn(|| self.rma_take_raw(q)).collect()
     }
@@ -523,7 +525,7 @@ impl Rig {
         self.write(q.node, BqRegs(q.unit).rp(Vpid::from(q.vpid)), value);
     }
 
-    /// Starts the SNQ as HW §3.1 says, with our program.
+    /// Starts the SNQ as in HW §3.1, with the project's program.
     pub fn start_snq(&mut self, i: usize, entries: u16) {
         use wire::regs::snq as r;
         self.write(i, r::EXECUTE, 0);
@@ -553,7 +555,7 @@ impl Rig {
         self.nodes[i].ring = Some(ring);
     }
 
-    /// Next entry of the SNQ ring, consumed but not acknowledged.
+    /// Returns the next entry of the SNQ ring, consumed but not acknowledged.
     pub fn snq_take(&mut self, i: usize) -> Option<Entry> {
         let node = &mut self.nodes[i];
         let ring = node.ring.as_mut().expect("started");
@@ -574,20 +576,20 @@ impl Rig {
         self.write(i, r::IRQ_WATERMARK, ring.watermark().raw());
     }
 
-    /// Interrupt handler: all entries, then acknowledge.
+    /// Acts as the interrupt handler: consumes all entries, then acknowledges them.
     pub fn snq_handle(&mut self, i: usize) -> Vec<Entry> {
         let entries = std::iter::from_fn(|| self.snq_take(i)).collect();
         self.snq_ack(i);
         entries
     }
 
-    /// MSIs since the last call.
+    /// Returns the number of MSIs since the last call.
     pub fn msis(&mut self, i: usize) -> u32 {
         std::mem::take(&mut self.nodes[i].ram.msi)
     }
 }
 
-/// A buffer queue as software sees it.
+/// A buffer queue from the point of view of software.
 pub struct Queue {
     pub node: usize,
     pub unit: Unit,
@@ -604,7 +606,7 @@ impl Queue {
         self.per_segment * self.bases.len() as u32
     }
 
-    /// Address of a slot; indices wrap.
+    /// Returns the address of a slot. Indices wrap.
     pub fn addr(&self, index: u32) -> u64 {
         let index = index % self.total();
         let base = self.bases[(index / self.per_segment) as usize];
@@ -612,13 +614,13 @@ impl Queue {
     }
 }
 
-/// Bytes that depend on `seed`.
+/// Returns bytes that depend on `seed`.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut rng = Rng(seed ^ 0x9E37_79B9_7F4A_7C15);
     (0..len).map(|_| rng.next() as u8).collect()
 }
 
-/// xorshift64*.
+/// Random number generator (xorshift64*).
 pub struct Rng(pub u64);
 
 impl Rng {

@@ -1,5 +1,5 @@
-//! Transfers as packets of 496 bytes (HW §10.3, G12, G29): what is there before the end, in which order they go, and what
-//! becomes of transfers that don't reach their ends.
+//! Transfers as packets of 496 bytes (HW §10.3, G12, G29): partial arrival, order of packets, and
+//! transfers that never complete.
 
 use super::rig::*;
 use super::rma::{desc, get, put, Pair, ALL, PLAIN};
@@ -11,10 +11,10 @@ use wire::regs::rma as regs;
 use wire::rma::{Descriptor, Modifiers, Operation, PageOptions};
 use wire::velo::SlotSize;
 
-/// Packets that a call of a NIC sends at most (MODEL).
+/// Maximum number of packets that a NIC sends per call (MODEL).
 const TURN: usize = 64;
 
-/// Origin, VPID and first byte in the packet's transfer of what a packet carries.
+/// Returns the origin, the VPID and the offset within the transfer of a packet's data.
 fn place(packet: &Packet) -> (u16, u8, u64) {
     let Body::Rma(m) = &packet.body else {
         panic!("{packet:?}")
@@ -38,7 +38,7 @@ fn the_first_fragment_is_not_the_transfer() {
     p.rig.hold_wire = true;
     p.post(PLAIN, &desc(1, 6, ALL, put(len as u32, from, to)));
     assert_eq!(p.rig.wire.len(), 5);
-    // Everything was sent, which is all that the requester tells of (HW §10.5).
+    // All packets were sent, which is all that the requester's notification promises (HW §10.5).
     let (a, b) = p.notes();
     assert_eq!((a.len(), b.len()), (1, 0));
     assert_eq!(p.rig.nodes[1].ram.get(to, len), vec![0; len]);
@@ -51,7 +51,7 @@ fn the_first_fragment_is_not_the_transfer() {
         assert_eq!(b.len(), usize::from(k == 5), "packet {k}");
     }
 
-    // A get: the responder has read everything, the origin has the first fragment.
+    // A get: the responder has read all data, the origin has only the first fragment.
     let back = p.m0 + 0x4001;
     p.post(PLAIN, &desc(1, 6, ALL, get(len as u32, to, back)));
     p.rig.pump_some(1);
@@ -91,7 +91,7 @@ fn a_call_sends_so_much_and_memory_is_read_when_it_is_sent() {
     assert_eq!(p.notes().1.len(), 1);
 }
 
-/// The packets of puts of VPIDs 5 and 7 of node 0 and of a get that node 1 asks it for.
+/// Returns the packets of puts of VPIDs 5 and 7 of node 0 and of a get by node 1 from node 0.
 fn crowd(seed: u64) -> Vec<(u16, u8, u64)> {
     let mut p = Pair::with_config(NicConfig {
         seed,
@@ -99,7 +99,7 @@ fn crowd(seed: u64) -> Vec<(u16, u8, u64)> {
     });
     p.rig.open_rma(0, 7, 1, 256);
     p.rig.hold_wire = true;
-    // None of them begins before all are there.
+    // No credit, so that no transfer begins before all are posted.
     p.rig.credit = 0;
     let len = 10 * 496;
     for k in 0..2 {
@@ -143,7 +143,8 @@ fn vpids_and_units_interleave_and_a_vpid_keeps_its_order() {
     assert!(orders.len() > 6, "seeds make a difference");
 }
 
-/// A notification put follows a put: on the same traffic class after all of it, on another one wherever it likes (HW §10.8).
+/// A notification put follows a put. On the same traffic class it stays behind the whole put, on
+/// another class it may overtake (HW §10.8).
 #[test]
 fn classes_are_not_ordered() {
     let mut overtook = 0;
@@ -177,13 +178,13 @@ fn classes_are_not_ordered() {
     assert!(overtook > 5, "{overtook} of 10");
 }
 
-/// The target cannot write the third packet: the ones before it stay, the ones after it are left out, and one notification
-/// tells of it (G13, G17).
+/// The target cannot write the third packet. Earlier packets stay, later ones are dropped, and one
+/// notification reports it (G13, G17).
 #[test]
 fn the_rest_of_a_failed_transfer_is_left_out() {
     let mut p = Pair::new();
     let gat = 0x0280_0000;
-    // Pages 0 and 2 of three are there.
+    // Of three pages only pages 0 and 2 are mapped.
     for k in [0, 2] {
         let gate = (p.m1 + 4096 * k) | (6 << 2) | 3;
         p.rig.nodes[1].ram.set_qw(gat + 8 * k, gate);
@@ -203,7 +204,7 @@ fn the_rest_of_a_failed_transfer_is_left_out() {
     p.rig.nodes[0].ram.put(p.m0, &[7; 3 * 4096]);
     p.post(translate, &desc(1, 6, ALL, put(3 * 4096, 0, 0)));
     let (_, b) = p.notes();
-    // Byte 4096 is in the packet of 3968.
+    // Byte 4096 belongs to the packet at offset 3968.
     let seen: Vec<_> = b.iter().map(|n| (n.word0, n.error)).collect();
     assert_eq!(seen, [(3968, 4)]);
     let ram = p.rig.nodes[1].ram.get(p.m1, 3 * 4096);
@@ -212,8 +213,8 @@ fn the_rest_of_a_failed_transfer_is_left_out() {
     assert_eq!(p.rig.nodes[1].nic.counters().drops.translation, 1);
     assert_eq!(p.rig.read(1, regs::PERF_COMPLETER_IN_0), 25 << 32);
 
-    // The end of a failed one is lost, and its sender starts anew and numbers its transfers as before: nothing of that is
-    // left out.
+    // The end of a failed transfer is lost, and its sender is reset and numbers its transfers from
+    // the start again. The target must not drop packets of the new transfers.
     p.rig.hold_wire = true;
     p.post(translate, &desc(1, 6, ALL, put(3 * 4096, 0, 0)));
     p.rig.pump_some(20);
@@ -267,8 +268,8 @@ fn lost_packets_leave_a_transfer_without_its_end_and_others_alone() {
     assert_eq!(p.notes().1.len(), 1);
 }
 
-/// HW §10.8 orders the requests of a VPID in one class, not what two units of the target do with them: a posted write passes a read that
-/// waits for its turn.
+/// HW §10.8 orders the requests of a VPID in one class, but not the work of two units of the
+/// target. A posted write may pass a waiting read.
 #[test]
 fn a_put_passes_an_earlier_get_at_the_target() {
     let mut p = Pair::new();
@@ -282,7 +283,7 @@ fn a_put_passes_an_earlier_get_at_the_target() {
         .map(|packet| matches!(&packet.body, Body::Rma(m) if matches!(m.kind, RmaKind::Put { .. })))
         .collect();
     assert_eq!(order, [false, true], "they travel in order");
-    // No room for answers yet.
+    // There is no credit for answers yet.
     p.rig.credit = 0;
     p.rig.pump();
     assert_eq!(p.rig.nodes[1].ram.get(p.m1, 8), [2; 8]);
@@ -292,8 +293,8 @@ fn a_put_passes_an_earlier_get_at_the_target() {
     assert_eq!(p.rig.nodes[0].ram.get(back, 8), [2; 8]);
 }
 
-/// A VPID is closed amid its transfers and those that others ask it for: the rest is dropped, nobody is told, and nothing of
-/// it comes back when the VPID is opened again.
+/// A VPID is closed during its transfers and during requests from others. The remainder is dropped
+/// without notification, and does not continue when the VPID is opened again.
 #[test]
 fn a_closed_vpid_sends_no_more() {
     let table = |vpid: u8| regs::vpid_table(Vpid::from(vpid));
@@ -303,7 +304,7 @@ fn a_closed_vpid_sends_no_more() {
     p.rig.hold_transfers = true;
     p.rig.hold_wire = true;
     p.post(PLAIN, &desc(1, 6, ALL, put(len, p.m0, p.m1)));
-    // Each access of the host would send as much again.
+    // Limits the credit, because each access of the host would send another batch of packets.
     p.rig.credit = 1;
     p.post(PLAIN, &desc(1, 6, ALL, put(8, p.m0, p.m1)));
     p.rig.write(0, table(5), regs::VPID_DISABLED);
@@ -317,7 +318,7 @@ fn a_closed_vpid_sends_no_more() {
     assert!((TURN * 496..len as usize).contains(&sent), "{sent}");
     let (a, b) = p.notes();
     assert_eq!((a.len(), b.len()), (0, 0));
-    // The responder.
+    // The same at the responder.
     p.post(PLAIN, &desc(1, 6, ALL, get(len, p.m1, p.m0)));
     p.rig.pump_some(1);
     assert!(p.rig.nodes[1].nic.tx_waiting());
@@ -327,7 +328,7 @@ fn a_closed_vpid_sends_no_more() {
     p.rig.pump();
     let (a, b) = p.notes();
     assert_eq!((a.len(), b.len()), (1, 0), "the request was sent");
-    // Commands that have not even begun, for want of credit.
+    // The same for commands that have not begun, because there is no credit.
     p.rig.credit = 0;
     p.post(PLAIN, &desc(1, 6, ALL, put(8, p.m0, p.m1)));
     p.rig.write(0, table(5), regs::VPID_DISABLED);
@@ -336,7 +337,7 @@ fn a_closed_vpid_sends_no_more() {
     p.rig.tick(0);
     assert!(p.rig.wire.is_empty());
     assert_eq!(p.rig.nodes[0].nic.counters().drops.hold_closed, 3);
-    // Both go on.
+    // Both directions work again.
     p.rig.hold_transfers = false;
     p.rig.hold_wire = false;
     p.post(PLAIN, &desc(1, 6, ALL, get(len, p.m1, p.m0)));
@@ -345,7 +346,8 @@ fn a_closed_vpid_sends_no_more() {
     assert_eq!((a.len(), b.len()), (3, 2));
 }
 
-/// A reset ends all transfers; what is under way to the node finds its VPIDs closed.
+/// A reset ends all transfers. Packets in flight to the node are dropped, because its VPIDs are
+/// closed.
 #[test]
 fn resets_end_transfers() {
     let mut p = Pair::new();
@@ -363,7 +365,8 @@ fn resets_end_transfers() {
     assert_eq!(c.rma.notifications, 0);
 }
 
-/// What a link loses that is down for a moment: the transfer ends as if nothing were missing, unless its last packet is.
+/// A link that is down for a moment loses packets. The transfer completes normally unless its last
+/// packet is lost.
 #[test]
 fn a_lost_packet_before_the_last_one_leaves_a_hole() {
     let mut p = Pair::new();
@@ -378,7 +381,7 @@ fn a_lost_packet_before_the_last_one_leaves_a_hole() {
         p.rig.with(node, |nic, env| nic.set_faults(faults, env));
     };
     let lost = |p: &Pair, node: usize| p.rig.nodes[node].nic.counters().drops.lost_inner;
-    // A put of four packets has three that are not the last: the third of them is missing.
+    // A put of four packets has three that are not the last one. The third of them is lost.
     lose(&mut p, 1, Some(3));
     for k in 0..3 {
         let to = p.m1 + k * 0x1000;
@@ -391,7 +394,7 @@ fn a_lost_packet_before_the_last_one_leaves_a_hole() {
         assert_eq!(p.rig.nodes[1].ram.get(to, len), want, "put {k}");
     }
     assert_eq!(lost(&p, 1), 3);
-    // A get of everything but its last packet, and one that is a single packet.
+    // A get loses all packets but the last. A get of a single packet loses none.
     lose(&mut p, 1, None);
     p.rig.nodes[1].ram.put(p.m1, &data);
     lose(&mut p, 0, Some(1));

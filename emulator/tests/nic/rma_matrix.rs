@@ -1,5 +1,6 @@
-//! Every RMA command × notifications × page options × replication × size: data, notification words, traffic classes,
-//! interrupts. What is expected comes from the tables of HW §10, bit by bit, not from the formats that the model uses.
+//! Every RMA command × notifications × page options × replication × size: data, notification words,
+//! traffic classes, interrupts. Expected values come from the tables of HW §10, bit by bit, rather
+//! than from the formats that the model uses.
 
 #![allow(clippy::precedence)] // bit patterns as the reference writes them
 
@@ -11,24 +12,25 @@ use wire::ids::RegOffset;
 use wire::rma::PageOptions;
 
 const GAT: u64 = 0x0280_0000;
-/// NLA of the first byte of the memory of either node.
+/// NLA of the first byte of either node's memory.
 const NLA: u64 = (7 << 30) | (33 << 12);
 const TARGET: u64 = (1 << 16) | (6 << 8);
 
-/// A descriptor's words and what is to come of it.
+/// The words of a descriptor and its expected result.
 struct Case {
     words: [u64; 3],
     command: u64,
-    /// Command that the completer shows.
+    /// Command in the completer's notification.
     response: u64,
-    /// Where and what the requester, responder and completer tell of: word 0 of the transfer's start, or the value.
+    /// Word 0 in the notifications of requester, responder and completer: address of the transfer's
+    /// start, or the value.
     word0: [u64; 3],
-    /// Bytes of a transfer; size field otherwise.
+    /// Bytes of a transfer; `Err`: the size field.
     len: Result<u64, u64>,
 }
 
 impl Case {
-    /// The requester's notifications, and those of the unit at the peer, and of the completer at the origin.
+    /// Returns the expected notifications at the origin and at the peer.
     fn notes(&self, spec: u64, options: u64, ntr: bool) -> [Vec<[u64; 2]>; 2] {
         let get = matches!(self.command, 0 | 1 | 12);
         let mode = (options >> 2 & 1) | (options >> 3 & 1) << 1 | (options >> 4 & 1) << 2;
@@ -51,7 +53,7 @@ impl Case {
             };
             let fixed = vpid << 23 | node << 32 | 1 << (48 + unit) | command << 51 | mode << 55;
             let word0 = self.word0[unit];
-            // The requester of an immediate put tells the value.
+            // The requester's notification of an immediate put contains the value.
             match self.len {
                 Ok(len) if !(self.command == 6 && unit == 0) => {
                     let last = (len - 1) / 496;
@@ -80,7 +82,7 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let mut p = Pair::with_config(NicConfig::default());
-        // Pages in reverse order on both sides.
+        // The pages are in reverse order on both sides.
         for (i, (m, vpid)) in [(p.m0, 5u64), (p.m1, 6)].into_iter().enumerate() {
             for k in 0..16 {
                 let gate = (m + 4096 * (15 - k)) | vpid << 2 | 3;
@@ -102,7 +104,7 @@ impl Bench {
             }
     }
 
-    /// Physical place of a byte.
+    /// Returns the physical address of a byte.
     fn place(&self, i: usize, translate: bool, offset: u64) -> u64 {
         let m = [self.p.m0, self.p.m1][i];
         match translate {
@@ -126,11 +128,11 @@ impl Bench {
         bytes.collect()
     }
 
-    /// Executes a case on a page and checks everything but the data.
+    /// Executes a case on a page and checks all results but the data.
     fn run(&mut self, case: &Case, spec: u64, options: u64, ntr: bool) {
         let tag = format!("{:x?} spec {spec} page {options} ntr {ntr}", case.words);
         let rig = &mut self.p.rig;
-        // Interrupts are allowed again, and what the last case missed is forgotten.
+        // Arms interrupts again and drops those that the last case missed.
         for (i, q) in [&self.p.q0, &self.p.q1].into_iter().enumerate() {
             rig.commit(q, true);
             while !rig.snq_handle(i).is_empty() {
@@ -142,10 +144,11 @@ impl Bench {
         let want = case.notes(spec, options, ntr);
         let seen = [rig.rma_drain(&mut self.p.q0), rig.rma_drain(&mut self.p.q1)];
         assert_eq!(seen, want, "{tag}");
-        // Requests keep their class; responses of classes 0 and 1 travel on 1, of 2 and 3 on 3.
+        // Requests keep their class. Responses of classes 0 and 1 travel on class 1, those of
+        // classes 2 and 3 on class 3.
         let tc = (options & 3) as u8;
         let back = [1, 1, 3, 3][usize::from(tc)];
-        // Data travels in packets of 496 bytes (HW §10.3).
+        // Data travel in packets of 496 bytes (HW §10.3).
         let packets = case.len.map_or(1, |len| len.div_ceil(496)) as usize;
         let answers = |n| std::iter::repeat_n((NetPort::RmaCompleter, back), n);
         let mut carried = vec![];
@@ -163,7 +166,7 @@ impl Bench {
             _ => carried.extend(std::iter::repeat_n((NetPort::RmaCompleter, tc), packets)),
         }
         assert_eq!(rig.carried, carried, "{tag}");
-        // Every VPID that was told something interrupts once, if the page says so.
+        // Every VPID with a notification interrupts once, if the page has interrupts enabled.
         for (i, want) in want.iter().enumerate() {
             let entries = rig.snq_handle(i);
             let due = usize::from(options & 8 != 0 && !want.is_empty());
@@ -175,7 +178,7 @@ impl Bench {
     }
 }
 
-/// Transfers of one command.
+/// Tests transfers of one command.
 fn transfers(command: u64, lens: &[u64]) {
     let mut b = Bench::new();
     let mut seed = command << 32;
@@ -188,7 +191,7 @@ fn transfers(command: u64, lens: &[u64]) {
             for spec in 0..8 {
                 for ntr in [false, true] {
                     seed += 1;
-                    // Every alignment turns up; quadword commands take any as well (G12).
+                    // All alignments occur. Quadword commands accept any alignment, too (G12).
                     let (here, there) = (seed % 64 + 300, seed * 7 % 64 + 4000);
                     let (local, remote) = (b.at(0, te, here), b.at(1, te, there));
                     let is_get = command < 2;
@@ -260,7 +263,7 @@ fn puts_without_memory_at_the_origin() {
                 };
                 b.run(&case, spec, page, ntr);
                 for len in 1..=8u64 {
-                    // Across the end of a page.
+                    // The data cross the end of a page.
                     let offset = 4096 - len / 2;
                     b.store(1, te, offset - 1, &[0xEE; 10]);
                     let to = b.at(1, te, offset);
@@ -329,7 +332,7 @@ fn locks_of_both_units() {
 fn modifiers_that_are_not_there() {
     let mut b = Bench::new();
     let (x, y) = (0x1111_0000_0000_0123u64, 0x2222_0000_0000_0456u64);
-    // Command, bits above 39, word 0 and size field of what the requester tells.
+    // Command, bits above 39, word 0 and size field of the requester's notification.
     let cases = [
         (0u64, 999u64, y, 495u64),
         (1, 7, y, 7),
@@ -348,7 +351,7 @@ fn modifiers_that_are_not_there() {
                     let words = [word0(command, spec, false, count) | modifiers << 35, x, y];
                     b.p.rig
                         .rma_raw(0, 5, PageOptions::from_index(page as u8), words);
-                    // Accelerator modes are `exldis`, multicast is `cmdt` (G14).
+                    // Accelerator modes count as `exldis`, multicast as `cmdt` (G14).
                     want += if modifiers & 12 != 0 { 1 << 16 } else { 1 };
                     let bits = [
                         page >> 2,
@@ -378,7 +381,7 @@ fn modifiers_that_are_not_there() {
     assert_eq!(b.p.rig.nodes[1].nic.counters().packets_received, 0);
 }
 
-/// Sizes where counting every byte in a test of all options takes too long.
+/// Sizes that are too large for the test of all options.
 #[test]
 fn large_transfers() {
     let mut p = Pair::new();

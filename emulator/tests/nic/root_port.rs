@@ -57,7 +57,7 @@ fn configuration_space_through_the_backdoor() {
     let map = p::HtocToPcie(0).with_map_config_to_0(true);
     b.rig.remote_write(0, p::HTOC_TO_PCIE, map.raw());
     assert_eq!(b.config(CfgType::Type1, DEVICE, 0, None).1, 0x7E57_1CAD);
-    // The completer is what the last write named.
+    // The completer ID is the target of the last configuration write.
     b.inject(
         Kind::CfgRead {
             ty: CfgType::Type0,
@@ -119,7 +119,7 @@ fn the_fifo_is_read_destructively() {
         assert_eq!((info(&mut b), data(&mut b)), (0, 0));
         let control = BackdoorControl(b.rig.remote_read(0, p::HTOC_TO_PCIE_BACKDOOR_CONTROL));
         assert_eq!((control.send(), control.sent_tlp_count()), (false, 2));
-        // A store to a part of a read-only register must not take anything out.
+        // A partial store to a read-only register must not pop an entry.
         b.inject(read, &[]);
         b.rig
             .store(0, 2, p::PCIE_TO_HTOC_BACKDOOR_INFO.0.into(), &[0; 4]);
@@ -141,7 +141,7 @@ fn what_goes_to_the_fifo_is_configured() {
         }
         .into()
     };
-    // Only tag 0; others belong to nobody.
+    // Only completions with tag 0 are expected; others are dropped.
     b.inject(read(5), &[]);
     assert_eq!(b.fetch(), None);
     assert_eq!(b.rig.nodes[1].nic.counters().drops.pcie_packet, 1);
@@ -160,14 +160,14 @@ fn what_goes_to_the_fifo_is_configured() {
     b.inject(read(5), &[]);
     assert!(b.fetch().is_some());
     assert_eq!(b.rig.nodes[1].nic.counters().events[4], 1);
-    // Counters: three requests out, one completion stored.
+    // Counters: three requests sent, one completion stored.
     let get = |b: &mut Borrow, at| b.rig.remote_read(0, at);
     assert_eq!(get(&mut b, p::HTOC_TO_PCIE_NP_COUNTER), 3);
     assert_eq!(
         p::ResponseCounter(get(&mut b, p::PCIE_TO_HTOC_COUNTER_RDRSP)).regfile(),
         1
     );
-    // 64 packets fit.
+    // The FIFO has room for 64 packets.
     (0..66).for_each(|_| b.inject(read(0), &[]));
     let drop = p::RegfwdDrop(get(&mut b, p::PCIE_TO_HTOC_REGFWD_DROP));
     assert_eq!(
@@ -199,7 +199,7 @@ fn malformed_packets_go_nowhere() {
         p::ForwardCounter(b.rig.remote_read(0, p::HTOC_TO_PCIE_NP_COUNTER)).disc_pkts(),
         3
     );
-    // More quadwords than needed do not matter, nor does a length above what the RAM has.
+    // Surplus quadwords have no effect, nor does a length above the size of the RAM.
     send(&mut b, [0x0000_000F_0400_0001, 0x0100_0000, 0], 31);
     assert!(b.fetch().is_some());
 }
@@ -240,12 +240,12 @@ fn memory_through_the_window() {
             assert_eq!(b.load(MEMORY_OFFSET, 64), want);
         }
     }
-    // Many packets, cut at pages and payload sizes.
+    // Many packets, split at pages and payload sizes.
     let want = pattern(5, 9000);
     b.rig
         .store(0, 2, window(MMIO) + MEMORY_OFFSET + 0x7F3, &want);
     assert_eq!(b.load(MEMORY_OFFSET + 0x7F3, 9000), want);
-    // The same through the backdoor.
+    // The same access through the backdoor.
     let span = Span::bytes(BAR + MEMORY_OFFSET + 0x7F3, 5).unwrap();
     b.inject(
         Kind::MemRead {
@@ -277,12 +277,12 @@ fn memory_through_the_window() {
         &[1, 2, 3, 4],
     );
     assert_eq!(b.reg(dev::SCRATCH), 0x0403_0201);
-    // Outside the BAR nobody answers but with an error.
+    // Outside the BAR every read is answered with an error.
     b.rig
         .remote_write(0, r::vpid_t_start_addr(MMIO), BAR + (1 << 20));
     assert_eq!(b.load(0, 4), [0xFF; 4]);
     b.rig.remote_write(0, r::vpid_t_start_addr(MMIO), BAR);
-    // Memory decoding off: the same.
+    // With memory decoding off the result is the same.
     b.cfg_write(4, 0);
     assert_eq!(b.load(0, 4), [0xFF; 4]);
     assert_eq!(b.rig.nodes[0].nic.counters().smfu.refused, 2);
@@ -302,7 +302,7 @@ fn dma_reaches_the_borrowers_memory() {
     assert_eq!(b.dma(HOME + 0x2_0001, 0x2003, 70_000, true), 2);
     assert_eq!(b.rig.nodes[0].ram.get(BUFFER + 0x2_0001, 70_000), want);
     assert_eq!(b.dma(HOME, 0, 0, true), 2, "nothing to do");
-    // Both halves of the counters of node 1's SMFU tell.
+    // Both halves of the interval counter of node 1's SMFU count.
     let sent = b.rig.remote_read(0, r::interval_counter(MEMORY));
     assert!(sent as u32 > 100 && sent >> 32 > 200, "{sent:#x}");
     let forwarded = p::RequestCounter(b.rig.remote_read(0, p::PCIE_TO_HTOC_COUNTER_MEMWR));
@@ -313,13 +313,18 @@ fn dma_reaches_the_borrowers_memory() {
 fn dma_that_leads_nowhere_fails() {
     let mut b = Borrow::new();
     b.open();
-    // No HTAX interval; an SMFU interval to memory that is not there; beyond the device's memory; not a bus master.
+    // No HTAX interval; an SMFU interval to missing memory; an address beyond the device's memory;
+    // no bus mastering.
     assert_eq!(b.dma(0x50_0000_0000, 0, 64, false), 3);
     let memrd = p::RequestCounter(b.rig.remote_read(0, p::PCIE_TO_HTOC_COUNTER_MEMRD));
     assert_eq!(memrd.error(), 1);
     b.rig.write(0, r::vpid_t_start_addr(MEMORY), 1 << 40);
     assert_eq!(b.dma(HOME, 0, 64, false), 3);
-    assert_eq!(b.dma(HOME, 0, 64, true), 2, "posted: nobody tells");
+    assert_eq!(
+        b.dma(HOME, 0, 64, true),
+        2,
+        "posted, so the failure is not reported"
+    );
     b.rig.write(0, r::vpid_t_start_addr(MEMORY), BUFFER);
     assert_eq!(b.dma(HOME, (1 << 19) - 32, 64, true), 3);
     assert_eq!(b.dma(HOME, u32::MAX, u32::MAX, true), 3);
@@ -327,7 +332,7 @@ fn dma_that_leads_nowhere_fails() {
     assert_eq!(b.dma(HOME, 0, 64, true), 3);
     b.cfg_write(4, 6);
     assert_eq!(b.dma(HOME, 0, 64, false), 2, "works again");
-    // Packets that can't be mapped go to the FIFO if software wants them; then the transfer has to give up by itself.
+    // Unmapped packets go to the FIFO if software enables that. The transfer then has to time out.
     let cfg = PcieToHtocCfg(0)
         .with_regfwd_srctag0(true)
         .with_regfwd_memrd_cantmap(true);
@@ -361,7 +366,7 @@ fn msi_becomes_the_hosts_interrupt_after_the_data() {
         }
     };
     start(&mut b);
-    // Packet by packet: when the interrupt is there, so are the data.
+    // Packet by packet: at the interrupt, all data have arrived.
     while let Some(packet) = b.rig.wire.pop_front() {
         let extoll_emulator::env::Dest::Node(to) = packet.dst else {
             panic!("{packet:?}")
@@ -375,20 +380,20 @@ fn msi_becomes_the_hosts_interrupt_after_the_data() {
     assert_eq!((b.reg(dev::INT_STATUS), b.reg(dev::INT_COUNT)), (1, 1));
     b.set_reg(dev::INT_STATUS, 1);
     assert_eq!(b.reg(dev::INT_STATUS), 0);
-    // A reason that is not enabled waits until it is.
+    // A pending reason is signalled when it becomes enabled.
     b.set_reg(dev::INT_ENABLE, 0);
     b.set_reg(dev::INT_SET, 0x10);
     assert_eq!(b.rig.msis(0), 0);
     b.set_reg(dev::INT_ENABLE, 0x10);
     assert_eq!(b.rig.msis(0), 1);
-    // The mask bit of MSI keeps it pending.
+    // The mask bit of MSI keeps the interrupt pending.
     let at = b.capability(5);
     b.cfg_write(at + 0x10, 1);
     b.set_reg(dev::INT_SET, 0x10);
     assert_eq!((b.rig.msis(0), b.cfg_read(at + 0x14)), (0, 1));
     b.cfg_write(at + 0x10, 0);
     assert_eq!((b.rig.msis(0), b.cfg_read(at + 0x14)), (1, 0));
-    // Not a bus master: nothing leaves.
+    // Without bus mastering no packet leaves.
     b.cfg_write(4, 2);
     b.set_reg(dev::INT_SET, 0x10);
     assert_eq!(b.rig.msis(0), 0);
@@ -399,7 +404,7 @@ fn msix_vectors() {
     let mut b = Borrow::new();
     b.open();
     let at = b.capability(0x11);
-    // Vectors start masked; vector 2 leads to memory, so that its data can be seen.
+    // Vectors are masked initially. Vector 2 writes to memory, where its data are visible.
     let entry = TABLE_OFFSET + 2 * 16;
     assert_eq!(b.reg(entry + 12), 1);
     b.set_reg(entry, (HOME + 0x40) as u32);
@@ -418,14 +423,14 @@ fn msix_vectors() {
         (b.reg(PBA_OFFSET), b.rig.nodes[0].ram.qw(BUFFER + 0x40)),
         (0, 0xCAFE_0002)
     );
-    // All masked at once.
+    // All vectors are masked by the function mask.
     b.rig.nodes[0].ram.set_qw(BUFFER + 0x40, 0);
     b.cfg_write(at, 0xC000 << 16);
     b.set_reg(dev::INT_SET, 4);
     assert_eq!(b.reg(PBA_OFFSET), 4);
     b.cfg_write(at, 0x8000 << 16);
     assert_eq!(b.rig.nodes[0].ram.qw(BUFFER + 0x40), 0xCAFE_0002);
-    // Function-level reset: table and configuration are gone, memory stays.
+    // A function-level reset clears table and configuration, but not memory.
     b.rig.store(0, 2, window(MMIO) + MEMORY_OFFSET, &[7; 8]);
     let exp = b.capability(0x10);
     b.cfg_write(exp + 8, 0x8000);
@@ -438,7 +443,7 @@ fn msix_vectors() {
     assert!(b.rig.nodes[1].nic.is_root_port());
 }
 
-/// Takes everything and answers nothing.
+/// Accepts all packets and answers none.
 struct Silent;
 
 impl Endpoint for Silent {
@@ -459,7 +464,7 @@ fn a_device_that_does_not_answer() {
     b.rig.smfu_interval(0, MMIO, 1);
     let mut data = [0; 8];
     assert!(!b.rig.load(0, 2, window(MMIO), &mut data));
-    // The bridge gives up before the origin does.
+    // The bridge times out before the origin does.
     let at = b.rig.nodes[1].nic.next_deadline().unwrap();
     assert!(at < b.rig.nodes[0].nic.next_deadline().unwrap());
     b.rig.nodes[1].ram.now = at;
@@ -475,7 +480,7 @@ fn a_device_that_does_not_answer() {
         (1, 1)
     );
     assert_eq!(b.rig.nodes[1].nic.next_deadline(), None);
-    // 255 tags; what finds none fails at once.
+    // There are 255 tags; a read without a tag fails at once.
     let mut data = vec![0; 512 * 256];
     assert!(!b.rig.load(0, 2, window(MMIO), &mut data));
     let c = b.rig.nodes[1].nic.counters();
@@ -486,7 +491,8 @@ fn a_device_that_does_not_answer() {
     assert!(data.iter().all(|&v| v == 0xFF));
 }
 
-/// Answers with rubbish: wrong tags, too much, too little, requests of its own to anywhere.
+/// Answers with garbage: wrong tags, too much or too little data, and its own requests to arbitrary
+/// addresses.
 struct Hostile(Rng);
 
 impl Endpoint for Hostile {

@@ -13,7 +13,8 @@ const RRA: PageOptions = PageOptions {
     ..PLAIN
 };
 const NONE: NotifySpec = NotifySpec::NONE;
-/// VPID that the vendor's stack uses; nothing has to be open there, unless [`RraVpid::Open`].
+/// VPID that the vendor's stack uses. It need not be open at the target, except with
+/// [`RraVpid::Open`].
 const VPID: u8 = 252;
 
 fn write(at: u64, value: u64) -> Operation {
@@ -24,7 +25,7 @@ fn write(at: u64, value: u64) -> Operation {
     }
 }
 
-/// Error counters of the responder and completer of node 1 for commands.
+/// Returns the error counters for commands of node 1's responder and completer.
 fn errcmd(p: &mut Pair) -> [u64; 2] {
     let field = |p: &mut Pair, at, shift: u32| (p.rig.read(1, at) >> shift) & 0x7FFF;
     [
@@ -48,7 +49,7 @@ fn as_the_vendors_stack_does_it() {
     };
     assert_eq!(seen(&a[0]), (6, 1, 1, 0, 1));
     assert_eq!(p.rig.read(1, RegOffset(0x8050)), 1);
-    // Side effects are those of a local access: the network-state event.
+    // The write has the side effects of a local access: the network-state event.
     assert_eq!(p.rig.snq_handle(1).len(), 1);
     let completer = NotifySpec {
         completer: true,
@@ -70,7 +71,7 @@ fn blocks_of_registers_in_every_way() {
         (true, true, 0, 5),
     ] {
         let mut p = Pair::new();
-        // Registers are never translated, the local side follows the page.
+        // Registers are never translated; the local side follows the page option.
         let gat = 0x0280_0000;
         for k in 0..2u64 {
             let page = p.m0 + 0x4000 - 0x2000 * k;
@@ -86,7 +87,7 @@ fn blocks_of_registers_in_every_way() {
             (false, _) => p.m0 + offset,
             (true, k) => p.m0 + 0x4000 - 0x2000 * k + offset % 4096,
         };
-        // 512 words of plain storage, the ATU's preload memory, from a source that crosses a page.
+        // 512 words of plain storage (the ATU's preload memory), from a source that crosses a page.
         let data = pattern(5, 4096);
         let from = 3001;
         for (k, byte) in (from..).zip(&data) {
@@ -116,7 +117,7 @@ fn blocks_of_registers_in_every_way() {
         let all: Vec<_> = a.iter().chain(&b).collect();
         assert!(all.iter().all(|n| n.error == 0 && n.mode.rra));
         assert!(all.iter().all(|n| n.mode.translate == local_te));
-        // Addresses of the remote side are register offsets: 4096 bytes end in a fragment at 3968.
+        // Remote addresses are register offsets: 4096 bytes end in a fragment at 3968.
         let remote = all.iter().filter(|n| n.word0 == 0xD000 + 3968).count();
         let want = match (node, peer) {
             (_, VPID) => 0, // no queue there
@@ -149,18 +150,18 @@ fn fragments_can_notify() {
 fn side_effects_are_those_of_local_accesses() {
     let mut p = Pair::new();
     let go = |p: &mut Pair, op| p.post(RRA, &desc(1, VPID, NONE, op));
-    // A trigger event.
+    // The write raises a trigger event.
     let now = wire::regs::snq::TRIGGER_NOW.0;
     go(&mut p, write(now.into(), 1 << 28));
     assert_eq!(p.rig.snq_handle(1).len(), 1);
-    // ATU: flush and notification, which writes into memory over there.
+    // ATU commands: a flush, and a notification that writes into the target's memory.
     p.rig.nodes[1].ram.set_qw(p.m1, 0);
     go(&mut p, write(0xC008, (1 << 60) | (3 << 18)));
     let to = p.m1;
     go(&mut p, write(0xC008, (4 << 60) | to));
     assert_eq!(p.rig.nodes[1].ram.qw(to), 1);
     assert_eq!(p.rig.read(1, RegOffset(0xC020)), (1 << 32) | 2);
-    // A read pointer with retrigger shows the interrupt that was missed.
+    // A read pointer with retrigger sends the missed interrupt.
     let irq = PageOptions { irq: true, ..PLAIN };
     for value in 0..2 {
         let op = Operation::NotificationPut { class: 0, value };
@@ -170,7 +171,7 @@ fn side_effects_are_those_of_local_accesses() {
     let rp = BqRegs(wire::ids::Unit::Rma).rp(Vpid::from(6));
     go(&mut p, write(rp.0.into(), (1 << 32) | 2));
     assert_eq!(super::velo::vectors(&p.rig.snq_handle(1)), [6]);
-    // A VPID opens.
+    // The write opens a VPID.
     let table = regs::vpid_table(Vpid::from(9));
     let op = Operation::NotificationPut { class: 0, value: 7 };
     p.post(PLAIN, &desc(1, 9, ALL, op));
@@ -179,7 +180,7 @@ fn side_effects_are_those_of_local_accesses() {
     go(&mut p, write(table.0.into(), regs::VPID_ENABLED));
     p.post(PLAIN, &desc(1, 9, ALL, op));
     assert_eq!(drops(&p), 1);
-    // Rights: read-only registers keep their value, write-only ones read 0, gaps are nothing.
+    // Access rights: read-only registers keep their value, write-only registers and gaps read 0.
     let version = p.rig.read(1, RegOffset(0x8000));
     for at in [0x8000, 0x88] {
         go(&mut p, write(at, 0x55));
@@ -190,7 +191,7 @@ fn side_effects_are_those_of_local_accesses() {
     go(&mut p, get(8, 0xC008, to));
     go(&mut p, get(8, 0x88, to + 8));
     assert_eq!(p.rig.nodes[0].ram.get(to, 16), [0; 16]);
-    // Interrupt vectors are read without clearing them; only an SNQ program does that.
+    // Reading interrupt vectors does not clear them; only an SNQ program does.
     let vec = regs::int_vec(0);
     p.rig.write(1, wire::regs::snq::TRIGGER_ENABLE, 0);
     p.rig.commit(&p.q1, true);
@@ -254,7 +255,8 @@ fn what_is_not_whole_registers_is_an_error() {
     assert_eq!(p.rig.nodes[1].nic.counters().drops.translation, 0);
 }
 
-/// G19 frees register access from the checks of the target VPID, not what else can be posted on such a page.
+/// G19 exempts register accesses from the checks of the target VPID, but not other commands on such
+/// a page.
 #[test]
 fn other_commands_are_checked_as_ever() {
     let mut p = Pair::new();
@@ -268,13 +270,13 @@ fn other_commands_are_checked_as_ever() {
     let note = Operation::NotificationPut { class: 0, value: 1 };
     for op in [lock, note] {
         p.post(RRA, &desc(1, closed, ALL, op));
-        assert_eq!(p.notes().0.len(), 1, "the requester alone");
+        assert_eq!(p.notes().0.len(), 1, "only the requester's notification");
     }
     assert_eq!(p.rig.nodes[1].nic.counters().drops.vpid_disabled, 2);
     let base = p.rig.read(1, regs::LOCK_BASE);
     let cell = |p: &Pair, vpid: u64| p.rig.nodes[1].ram.qw(base + 4 * (vpid + 256)) as u32;
     assert_eq!(cell(&p, closed.into()), 0);
-    // Towards an open VPID they do what they do elsewhere.
+    // With an open VPID they work as on other pages.
     for op in [lock, note] {
         p.post(RRA, &desc(1, 6, ALL, op));
     }
@@ -284,7 +286,7 @@ fn other_commands_are_checked_as_ever() {
     assert!(a.iter().chain(&b).all(|n| n.error == 0 && n.mode.rra));
 }
 
-/// G19: with [`RraVpid::Open`] the target VPID is checked as for everything else (HW §10.7).
+/// G19: with [`RraVpid::Open`] the target VPID is checked like for all other commands (HW §10.7).
 #[test]
 fn a_chip_may_want_the_vpid_to_be_open() {
     let mut p = Pair::with_config(NicConfig {
@@ -305,7 +307,7 @@ fn a_chip_may_want_the_vpid_to_be_open() {
         (drops.vpid_disabled, drops.wrong_protection)
     };
     assert_eq!((both(&mut p, 7), drops(&p)), ((0, 0), (2, 0)));
-    assert_eq!(p.notes().0.len(), 2, "the requester alone");
+    assert_eq!(p.notes().0.len(), 2, "only the requester's notification");
     let table = regs::vpid_table(Vpid::from(VPID));
     let open = regs::VpidTable(regs::VPID_ENABLED);
     p.rig.write(1, table, open.with_prot_desc(1).raw());

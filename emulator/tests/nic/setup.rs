@@ -1,5 +1,5 @@
-//! What software has to set up, and what the model makes of it when it is wrong: interrupt packet of the SNQ, segments and slots of
-//! queues, units and packet sizes of the RMA, classes of the SMFU.
+//! Errors in the set-up by software that the model reports: interrupt packet of the SNQ, segments
+//! and slots of queues, units and packet sizes of the RMA, classes of the SMFU.
 
 use super::rig::*;
 use super::rma::Pair;
@@ -19,7 +19,7 @@ fn rig() -> Rig {
     Rig::probed(2, SlotSize::B128)
 }
 
-/// Sends `n` messages to VPID 9 of node 1 and takes them out again.
+/// Sends `n` messages to VPID 9 of node 1 and pops them again.
 fn through(rig: &mut Rig, q: &mut Queue, n: u64) {
     for k in 0..n {
         rig.velo_send(0, 7, (8 << 48) | (9 << 16) | 1, &k.to_le_bytes());
@@ -41,7 +41,8 @@ fn registers(rig: &mut Rig) -> (u64, u64, u16) {
     )
 }
 
-/// HW §7: current and next segment and the next descriptor to be fetched go round with the write pointer.
+/// HW §7: the registers of current and next segment and of the next descriptor advance with the
+/// write pointer.
 #[test]
 fn segment_registers_move_on() {
     for segments in [1, 2, 3, 5] {
@@ -75,7 +76,7 @@ fn segment_registers_against_the_page_are_found() {
     }
 }
 
-/// Descriptors are fetched when they are needed: the page has to stay what and where it is.
+/// Descriptors are read when they are needed, so their page must keep its content and its address.
 #[test]
 fn descriptors_are_read_again_in_every_round() {
     let mut r = rig();
@@ -114,7 +115,7 @@ fn units_and_packet_sizes_of_the_rma_are_checked() {
         p.rig.write(0, entry, open.raw());
         assert_eq!(found(&p.rig, 0), before + 1, "{:#x}", bad.raw());
     }
-    // No larger packets than the bus takes.
+    // Packets must not be larger than the bus allows.
     let before = found(&p.rig, 0);
     for (write, read) in [(128, 512), (256, 256), (128, 128)] {
         let config = regs::Config::for_pcie(write, read);
@@ -146,7 +147,7 @@ fn classes_of_the_smfu_have_to_differ() {
     assert_eq!(found(&r, 0), 2);
 }
 
-/// HW §3.1 step 7, §6.2: the SNQ starts after its interrupt packet and its ways to the host were set.
+/// HW §3.1 step 7, §6.2: the SNQ starts after its interrupt packet and its HTAX routes were set.
 #[test]
 fn interrupt_packet_and_ways_of_the_snq_are_checked() {
     let mut r = rig();
@@ -155,7 +156,7 @@ fn interrupt_packet_and_ways_of_the_snq_are_checked() {
         r.write(0, snq::EXECUTE, 0);
         let good = r.read(0, at);
         r.write(0, at, value);
-        assert_eq!(found(r, 0), before, "nothing needs it yet");
+        assert_eq!(found(r, 0), before, "not needed before the start");
         r.write(0, snq::EXECUTE, 1);
         r.write(0, snq::EXECUTE, 1);
         r.write(0, at, good);
@@ -167,14 +168,15 @@ fn interrupt_packet_and_ways_of_the_snq_are_checked() {
     for bad in [0, snq::HTAX_INIT ^ 3] {
         assert_eq!(start(&mut r, snq::HTAX, bad), 1, "{bad:#x}");
     }
-    // Any address of those that become interrupts.
+    // Any address in the interrupt range is allowed.
     let other = snq::IRQ_0_INIT | (0xFF_FFFC << 24);
     for good in [snq::IRQ_0_INIT, other] {
         assert_eq!(start(&mut r, snq::IRQ_0, good), 0, "{good:#x}");
     }
 }
 
-/// HW §7, §9.5: a slot is cleared before it is given back. Processes are not watched, and nobody reads where nothing can be written.
+/// HW §7, §9.5: a slot is cleared before it is returned. Queues of processes are not checked, and
+/// queues that cannot be written are not read.
 #[test]
 fn slots_that_are_given_back_uncleared_are_found() {
     for (vpid, watched) in [(254, 1), (9, 0)] {
@@ -196,7 +198,7 @@ fn slots_that_are_given_back_uncleared_are_found() {
             r.commit(&q, false);
         }
         assert_eq!(slots(&r), 0);
-        // Slot 1 is given back as it is; slots 2, 3 and 0 come before it is in use again.
+        // Slot 1 is returned uncleared. Slots 2, 3 and 0 are used before it is used again.
         send(&mut r, 9);
         r.write(1, rp, 2);
         for n in [3, 0, 1] {

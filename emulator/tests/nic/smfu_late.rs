@@ -1,4 +1,4 @@
-//! What drivers rely on and should not: stores to the window take their time, and 0 is an address
+//! Assumptions that drivers must not make: stores to the window take time, and 0 may be an address
 //! (G18, G35).
 
 use super::borrow::*;
@@ -34,8 +34,8 @@ fn pass(rig: &mut Rig, ns: u64) {
     rig.tick(0);
 }
 
-/// A register write passes stores before it: what is still on its way meets the interval as it is
-/// then.
+/// A register write passes earlier stores. A store in flight uses the interval as it is when the
+/// store arrives.
 #[test]
 fn register_writes_pass_stores_to_the_window() {
     let mut rig = late();
@@ -45,9 +45,9 @@ fn register_writes_pass_stores_to_the_window() {
     rig.read(0, r::ADDR_MASK);
     rig.write(0, r::interval_control(1), 0);
     pass(&mut rig, LATE_NS);
-    assert_eq!(rig.nodes[1].ram.get(TARGET, 8), [0; 8], "lost");
+    assert_eq!(rig.nodes[1].ram.get(TARGET, 8), [0; 8], "the store is lost");
     assert_eq!(rig.nodes[0].nic.counters().drops.smfu_no_interval, 1);
-    // Without a change it arrives.
+    // Without a change the store arrives.
     let mut rig = late();
     rig.store(0, 2, window(1), &[5; 8]);
     pass(&mut rig, LATE_NS - 1);
@@ -56,8 +56,8 @@ fn register_writes_pass_stores_to_the_window() {
     assert_eq!(rig.nodes[1].ram.get(TARGET, 8), [5; 8]);
 }
 
-/// A load through the same part waits for them, and fails like any other when the part leads
-/// nowhere by then.
+/// A load through the same interval waits for the stores, and fails normally if the interval has no
+/// target by then.
 #[test]
 fn loads_wait_behind_stores_to_the_window() {
     let mut rig = late();
@@ -111,8 +111,8 @@ fn fetch(b: &mut Borrow, config: Config) -> (Status, u32) {
     (completion.status, config.value(completion.value))
 }
 
-/// The sequence of a driver gives the same with either reading of the FIFO's registers, also after
-/// one that was broken off.
+/// A driver's sequence gives the same result with either behaviour of the FIFO's registers, even
+/// after an aborted sequence.
 #[test]
 fn a_backdoor_sequence_works_with_either_fifo() {
     for how in [BackdoorInfoRead::Pop, BackdoorInfoRead::Peek] {
@@ -138,7 +138,7 @@ fn a_backdoor_sequence_works_with_either_fifo() {
             backdoor::info(b.rig.remote_read(0, p::PCIE_TO_HTOC_BACKDOOR_INFO)),
             Info::Empty
         );
-        // Broken off after one quadword: emptied as the driver does.
+        // The sequence is aborted after one quadword. Then the FIFO is emptied like in the driver.
         for (register, value) in backdoor::send(&config(0, 4).read(), &[]).unwrap() {
             b.rig.remote_write(0, register, value);
         }
@@ -160,8 +160,7 @@ fn a_backdoor_sequence_works_with_either_fifo() {
     }
 }
 
-/// A burst that arrives at once stops the host as soon as more is on its way than fits, and is
-/// complete in the end.
+/// A burst of stores stops the host as soon as the limit is exceeded, and all stores arrive.
 #[test]
 fn a_burst_on_its_way_stops_the_host_and_is_complete() {
     let mut rig = pair(NicConfig {
@@ -174,7 +173,7 @@ fn a_burst_on_its_way_stops_the_host_and_is_complete() {
         assert!(!rig.nodes[0].nic.host_stalled());
         store(&mut rig, i);
     }
-    // What the host has sent by then still fits.
+    // Stores that the host has already sent still fit.
     (8..207).for_each(|i| store(&mut rig, i));
     assert!(rig.nodes[0].nic.host_stalled());
     // The network takes nothing while they become due.

@@ -32,7 +32,7 @@ fn read_op(next: u8, slot: u8, len: u8, addr: u32, emit: Option<u8>) -> Instruct
 fn every_event_records_its_registers() {
     let mut rig = Rig::probed(1, SlotSize::B128);
     rig.write(0, regs::TRIGGER_ENABLE, 0xFFFF_FFFF);
-    // Scratchpads and writable registers get values that can be recognised.
+    // Scratchpads and writable registers get recognisable values.
     for row in &TABLE {
         for at in row.registers {
             if !matches!(at.0, 0x8028 | 0x8080 | 0x8050) {
@@ -60,7 +60,7 @@ fn every_event_records_its_registers() {
         );
         assert_eq!(got, want, "{}", row.event);
     }
-    // Events without a program write nothing.
+    // Events without a program write no entry.
     for event in Te::ALL {
         if !TABLE.iter().any(|row| row.event == event) {
             fire(&mut rig, event);
@@ -71,7 +71,8 @@ fn every_event_records_its_registers() {
 
 #[test]
 fn vendor_layout_of_the_velo_vector() {
-    // The vendor's program for TE 23: three chained reads from address 89 on, then opcode 6 at 92 (HW §6.5).
+    // The vendor's program for TE 23: three chained reads from address 89 on, then opcode 6 at 92
+    // (HW §6.5).
     let mut rig = Rig::probed(1, SlotSize::B128);
     let at = 0x120_0020;
     instruction(&mut rig, 23, read_op(89, 0, 1, at, None));
@@ -115,7 +116,7 @@ fn interrupts_and_entries_over_many_laps() {
             rig.write(0, RegOffset(0x8050), raised);
         }
         assert_eq!(rig.msis(0), 1, "one interrupt per arming");
-        // Consume all but some, twice.
+        // Consume all but a few, twice.
         let keep = rng.below(burst);
         for _ in keep..burst {
             let e = rig.snq_take(0).expect("entry");
@@ -124,14 +125,14 @@ fn interrupts_and_entries_over_many_laps() {
         }
         rig.snq_ack(0);
         if keep > 0 {
-            assert_eq!(rig.msis(0), 1, "armed while entries wait: at once");
+            assert_eq!(rig.msis(0), 1, "armed while entries wait, so immediately");
             for _ in 0..keep {
                 seen += 1;
                 assert_eq!(rig.snq_take(0).expect("entry").words(1), [seen]);
             }
             rig.snq_ack(0);
         }
-        assert_eq!(rig.msis(0), 0, "nothing waits");
+        assert_eq!(rig.msis(0), 0, "no entry waits");
         assert!(rig.snq_take(0).is_none());
     }
     assert_eq!(rig.nodes[0].nic.counters().snq_entries, raised);
@@ -148,7 +149,7 @@ fn spurious_arming_is_harmless() {
     fire(&mut rig, Te::GpioIrq);
     assert_eq!(rig.msis(0), 1);
     assert_eq!(rig.snq_handle(0).len(), 1);
-    // Disarmed: entries come, interrupts don't.
+    // Disarmed: entries are written without interrupts.
     rig.write(0, regs::IRQ_WATERMARK, 0);
     fire(&mut rig, Te::GpioIrq);
     assert_eq!(rig.msis(0), 0);
@@ -174,7 +175,7 @@ fn full_ring_holds_events_and_programs() {
     for _ in 0..3 {
         fire(&mut rig, Te::GpioIrq);
     }
-    // 3 of 4 entries are usable. Now an event with two entries: it needs room for both.
+    // 3 of 4 entries are usable. An event with two entries needs two free ones.
     fire(&mut rig, Te::PcieBridgeError);
     fire(&mut rig, Te::TimerInterrupt);
     fire(&mut rig, Te::TimerInterrupt);
@@ -221,7 +222,7 @@ fn lowest_event_first_and_disabled_ones_wait() {
     rig.write(0, regs::TRIGGER_ENABLE, TriggerMask::DEFAULT.raw());
     let pcs: Vec<_> = rig.snq_handle(0).iter().map(|e| e.header.pc()).collect();
     assert_eq!(pcs, [7, 8, 28]);
-    // trigger_now does nothing for disabled events.
+    // `trigger_now` has no effect for disabled events.
     rig.write(0, regs::TRIGGER_ENABLE, 0);
     fire(&mut rig, Te::GpioIrq);
     rig.write(0, regs::TRIGGER_ENABLE, TriggerMask::DEFAULT.raw());
@@ -257,7 +258,7 @@ fn restart_begins_a_first_lap() {
         }
         rig.write(0, regs::EXECUTE, 0);
         assert_eq!(rig.read(0, regs::QUEUE_WPLT), wp);
-        // Pending while stopped: forgotten at the start.
+        // An event that was pending while the SNQ was stopped is dropped at the start.
         rig.with(0, |nic, env| nic.raise_event(Te::GpioIrq, env));
         rig.start_snq(0, 256);
         rig.msis(0);

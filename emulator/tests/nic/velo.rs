@@ -31,7 +31,8 @@ fn drops(rig: &Rig, i: usize) -> extoll_emulator::nic::Drops {
 fn every_length_arrives_in_both_slot_sizes() {
     for slots in [SlotSize::B64, SlotSize::B128] {
         let mut rig = Rig::probed(2, slots);
-        // 50 slots in 5 segments: every message size meets segment and ring ends.
+        // 50 slots in 5 segments, so that all message sizes meet the ends of segments and of the
+        // ring.
         let mut q = rig.open_velo(1, 9, slots, 5, 10);
         for round in 0..3 {
             for len in 1..=120usize {
@@ -66,7 +67,7 @@ fn every_length_arrives_in_both_slot_sizes() {
 
 #[test]
 fn slot_layout_and_status_word() {
-    // The announcement of the Ethernet protocol, word by word.
+    // The RTS message of the Ethernet protocol, word by word.
     let mut rig = Rig::probed(3, SlotSize::B128);
     let q = rig.open_velo(2, 254, SlotSize::B128, 1, 32);
     rig.nodes[2].ram.put(q.addr(0), &[0xEE; 128]);
@@ -77,7 +78,7 @@ fn slot_layout_and_status_word() {
     assert_eq!(ram.get(q.addr(0) + 104, 16), pattern(1, 16));
     assert!(
         ram.get(q.addr(0), 104).iter().all(|b| *b == 0xEE),
-        "unused payload untouched"
+        "unused payload must be unchanged"
     );
 
     let mut rig = Rig::probed(2, SlotSize::B64);
@@ -107,7 +108,7 @@ fn multicast_reaches_the_others() {
             assert_eq!(data, pattern(5, 42));
         }
     }
-    // There are 64 groups.
+    // There are only 64 groups.
     rig.velo_send(2, 254, 0x002A_0007_80FE_0040, &pattern(5, 42));
     assert_eq!(drops(&rig, 2).velo_bad_descriptor, 1);
 }
@@ -116,7 +117,7 @@ fn multicast_reaches_the_others() {
 fn loop_back_and_forged_identity() {
     let mut rig = Rig::probed(1, SlotSize::B128);
     let mut q = rig.open_velo(0, 5, SlotSize::B128, 1, 16);
-    // What the tables say counts, whatever node and VPID the page belongs to.
+    // The tables determine the source, whatever node and VPID the page belongs to.
     rig.write(0, regs::node_vpid_prot_desc(Vpid::from(6)), 0x22_1111_0000);
     send(&mut rig, 0, 6, to(0, 5, 4), &[1, 2, 3, 4]);
     let (status, _) = rig.velo_take(&mut q).expect("message");
@@ -145,7 +146,7 @@ fn protection_and_disabled_mailboxes() {
     );
     send(&mut rig, 0, 6, to(1, 5, 1), &[2]);
     assert!(rig.velo_take(&mut q).is_some());
-    // Disabled, and a VPID that does not exist.
+    // A disabled VPID, and one that does not exist.
     send(&mut rig, 0, 6, to(1, 4, 1), &[3]);
     rig.velo_send(0, 6, (1 << 48) | (0x105 << 16) | 1, &[4]);
     assert_eq!(drops(&rig, 1).vpid_disabled, 2);
@@ -153,23 +154,23 @@ fn protection_and_disabled_mailboxes() {
     let debug = rig.read(1, regs::DEBUG_1);
     assert_eq!((debug >> 32) & 0xFF_FFFF, 3);
     assert_eq!(debug & 0xFFFF_FFFF, 0x0506_0000);
-    // Enabled, but without a queue.
+    // An enabled VPID without a queue.
     rig.write(1, regs::comp_prot_desc(Vpid::from(8)), 1 << 17);
     rig.write(0, regs::node_vpid_prot_desc(Vpid::from(6)), 6 << 32);
     send(&mut rig, 0, 6, to(1, 8, 1), &[5]);
     assert_eq!(drops(&rig, 1).queue_invalid, 1);
-    // Each refusal raised TE 24.
+    // Each dropped message raised TE 24.
     assert_eq!(rig.nodes[1].nic.counters().events[24], 3);
     let e = rig.snq_handle(1);
     assert!(e.iter().all(|e| e.header.pc() == 24));
-    // Engine off.
+    // The engine is off.
     rig.write(1, RegOffset(0xC0_0000), 0);
     rig.write(1, expect, 1 << 17);
     send(&mut rig, 0, 6, to(1, 5, 1), &[6]);
     assert_eq!(drops(&rig, 1).queue_invalid, 2);
 }
 
-/// VPIDs in a list of TE 23 or TE 25 entries.
+/// Returns the VPIDs in a list of TE 23 or TE 25 entries.
 pub fn vectors(entries: &[Entry]) -> Vec<u16> {
     let bits = |e: &Entry| {
         let words = [e.payload[3], e.payload[4], e.payload[5], e.payload[6]];
@@ -190,23 +191,23 @@ fn interrupts_are_masked_until_retriggered() {
         ..to(1, 200, 8)
     };
     send(&mut rig, 0, 1, to(1, 200, 8), &[0; 8]);
-    assert_eq!(rig.msis(1), 0, "not asked for");
+    assert_eq!(rig.msis(1), 0, "no interrupt requested");
     for _ in 0..5 {
         send(&mut rig, 0, 1, irq, &[1; 8]);
     }
     assert_eq!(rig.msis(1), 1);
     assert_eq!(vectors(&rig.snq_handle(1)), [200], "masked after the first");
-    // Moving the read pointer is not enough.
+    // Moving the read pointer does not arm the interrupt.
     while rig.velo_take(&mut q).is_some() {}
     rig.commit(&q, false);
     send(&mut rig, 0, 1, irq, &[2; 8]);
     assert_eq!(vectors(&rig.snq_handle(1)), [] as [u16; 0]);
-    // Retrigger delivers the remembered one at once.
+    // A retrigger sends the remembered interrupt immediately.
     rig.msis(1);
     rig.commit(&q, true);
     assert_eq!(rig.msis(1), 1);
     assert_eq!(vectors(&rig.snq_handle(1)), [200]);
-    // Nothing remembered now.
+    // No interrupt is remembered now.
     assert!(rig.velo_take(&mut q).is_some());
     rig.commit(&q, true);
     assert_eq!(rig.snq_handle(1).len(), 0);
@@ -238,14 +239,14 @@ fn interrupts_are_masked_until_retriggered() {
     rig.write(1, regs::int_retrig_vec(3), 1 << (200 - 192));
     assert_eq!(vectors(&rig.snq_handle(1)), [200]);
     assert!(rig.velo_take(&mut other).is_some());
-    // Destroying the queue forgets flags.
+    // Destroying the queue clears its flags.
     send(&mut rig, 0, 1, irq, &[5; 8]);
     rig.write(1, RegOffset(0xC0_1800 + 8 * 200), 0);
     rig.write(1, regs::int_retrig_vec(3), 1 << (200 - 192));
     assert_eq!(rig.snq_handle(1).len(), 0);
 }
 
-/// G7: a chip that forgets what was wanted while it was masked.
+/// G7: a chip that drops interrupts of a masked VPID.
 #[test]
 fn a_masked_interrupt_may_be_forgotten() {
     let mut rig = Rig::with_config(
@@ -265,7 +266,11 @@ fn a_masked_interrupt_may_be_forgotten() {
         for _ in 0..2 {
             send(&mut rig, 0, 1, irq, &[1; 8]);
         }
-        assert_eq!(vectors(&rig.snq_handle(1)), [200], "of the first alone");
+        assert_eq!(
+            vectors(&rig.snq_handle(1)),
+            [200],
+            "only the first message's interrupt"
+        );
         match arm {
             0 => rig.commit(&q, true),
             _ => rig.write(1, regs::int_retrig_vec(3), 1 << (200 - 192)),
@@ -313,7 +318,8 @@ fn stores_in_any_order_and_split_make_one_message() {
         );
         rig.commit(&q, false);
     }
-    // All were executed, but reported (G8): stores behind the first 128 bytes, and those that are not whole quadwords.
+    // All stores were executed, but two kinds are reported (G8): stores beyond the first 128 bytes,
+    // and stores that are not whole quadwords.
     let c = rig.nodes[0].nic.counters();
     assert_eq!((c.wc_not_aligned, c.wc_misplaced), (torn, misplaced));
     assert_eq!(c.events[22], torn);
@@ -396,7 +402,7 @@ fn committed_count_follows_each_message() {
         assert!(rig.velo_take(&mut q).is_some());
         rig.commit(&q, false);
     }
-    // Open paths write the state back; the count is theirs to set.
+    // Software writes the state back when it opens a VPID, and sets the count.
     let at = wcbuf::velo::state(Vpid::from(7));
     let opened = rig.read(0, at) & 0x00FF_FFFF_FF00_0000;
     rig.write(0, at, opened);
@@ -501,9 +507,9 @@ fn stuck_buffers_keep_what_is_sent() {
     }
     let s = state(&mut rig, 7);
     assert_eq!((s.committed_count(), s.retry()), (0, false));
-    assert!(!s.is_idle(), "something is being assembled");
+    assert!(!s.is_idle(), "a kept descriptor is visible");
     assert!(rig.velo_take(&mut q).is_none());
-    // Opening a port forgets what its buffer keeps.
+    // Opening a port drops the descriptors that its buffer keeps.
     let at = wcbuf::velo::state(Vpid::from(8));
     rig.write(0, at, 0);
     assert!(state(&mut rig, 8).is_idle());
@@ -539,14 +545,15 @@ fn retry_when_the_destination_is_congested() {
     for n in 0..10u64 {
         send(&mut rig, 0, 7, to(1, 9, 8), &n.to_le_bytes());
     }
-    // 3 stored, 4 on hold, then refused.
+    // 3 messages are stored, 4 on hold, the others are refused.
     let s = state(&mut rig, 7);
     assert_eq!(
         (s.committed_count(), s.retry(), s.retry_count()),
         (7, true, 3)
     );
     assert_eq!(rig.nodes[1].nic.counters().velo.holding, 4);
-    // Clearing while nothing moved: refused again. After the receiver caught up: accepted.
+    // Clearing without progress leads to another `retry`. After the receiver has caught up,
+    // descriptors are accepted.
     rig.write(0, wcbuf::velo::state(Vpid::from(7)), s.cleared().raw());
     send(&mut rig, 0, 7, to(1, 9, 8), &7u64.to_le_bytes());
     assert!(state(&mut rig, 7).retry());

@@ -1,4 +1,4 @@
-//! Mailboxes that are full, closed or wrong; network back-pressure.
+//! Mailboxes that are full, closed or inconsistent; back-pressure of the network.
 
 use super::rig::*;
 use super::velo::send;
@@ -101,7 +101,7 @@ fn a_message_needs_all_its_slots() {
         assert!(rig.velo_take(&mut q).is_none());
         rig.commit(&q, false);
     }
-    // A mailbox that can never take it does not hold it for ever.
+    // A mailbox that is too small for a message drops it instead of holding it for ever.
     let mut small = rig.open_velo(1, 10, SlotSize::B64, 1, 3);
     send(&mut rig, 0, 7, to(10, 120), &pattern(0, 120));
     send(&mut rig, 0, 7, to(10, 8), &[1; 8]);
@@ -162,8 +162,8 @@ fn closing_a_queue_frees_the_unit() {
     }
 }
 
-/// A chip that keeps what waits for a queue although it is closed: others wait behind it until the time-out. Who lets it in before he
-/// disables the VPID holds up nobody.
+/// Messages for a closed queue stay on hold, and other messages wait behind them until the timeout.
+/// If software drains the queue before it disables the VPID, no message is delayed.
 #[test]
 fn what_waits_for_a_closed_queue_may_stay() {
     for drained in [false, true] {
@@ -194,7 +194,7 @@ fn what_waits_for_a_closed_queue_may_stay() {
         assert_eq!(c.velo.holding, if drained { 0 } else { 4 });
         assert_eq!(c.drops.hold_closed, 0);
         assert_eq!(take_all(&mut rig, &mut b).len(), usize::from(drained));
-        // The next owner gets nothing of that.
+        // The next owner receives none of these messages.
         let mut heir = rig.open_velo(1, 9, SlotSize::B128, 1, 4);
         assert!(take_all(&mut rig, &mut heir).is_empty());
         assert_eq!(rig.nodes[1].nic.counters().velo.holding, 0);
@@ -234,7 +234,8 @@ fn hold_limit_and_time() {
     assert_eq!(take_all(&mut r, &mut q), [0]);
 }
 
-/// HW §9.3, §10.7: without the enable bit a full queue holds for ever, with it for the programmed number of units (G10).
+/// HW §9.3, §10.7: without the enable bit a full queue holds for ever, with it for the programmed
+/// number of units (G10).
 #[test]
 fn the_time_out_registers_say_how_long_full_queues_hold() {
     const UNIT: u64 = 1000;
@@ -269,13 +270,14 @@ fn the_time_out_registers_say_how_long_full_queues_hold() {
         (general & 4, (general >> 4) & 0xFF, general >> 12),
         (4, 9, 2)
     );
-    // While it stays full nobody waits for it any more; others are as ever.
+    // While the queue stays full, new messages for it are dropped without a wait. Other queues work
+    // normally.
     numbers(&mut r, 9, 5..7);
     numbers(&mut r, 10, 0..1);
     assert_eq!((drops(&r), events(&r)), (4, 1));
     assert_eq!(r.nodes[1].nic.next_deadline(), None);
     assert_eq!(take_all(&mut r, &mut other), [0]);
-    // With room again it holds again.
+    // After a slot was returned, the queue holds messages again.
     assert_eq!(take_all(&mut r, &mut q), [0, 1, 2]);
     r.commit(&q, false);
     numbers(&mut r, 9, 7..11);
@@ -285,7 +287,8 @@ fn the_time_out_registers_say_how_long_full_queues_hold() {
     assert_eq!(take_all(&mut r, &mut q), [10]);
 }
 
-/// HW §9.6: the time-out is for queues in which nothing moves, not for messages that are old because many were before them.
+/// HW §9.6: the timeout applies to queues without progress, not to messages that waited long behind
+/// others.
 #[test]
 fn a_queue_that_moves_is_not_timed_out() {
     const UNIT: u64 = 1000;
@@ -317,8 +320,8 @@ fn a_queue_that_moves_is_not_timed_out() {
     }
 }
 
-/// G10: what a unit can hold is finite; then it takes nothing more from the network (HW §9.6), for any VPID, until there is room
-/// or the time-out strikes. Other units go on.
+/// G10: a unit holds a limited number of bytes. Then it accepts no more packets from the network
+/// (HW §9.6), for any VPID, until slots are free or the timeout expires. Other units continue.
 #[test]
 fn a_unit_that_holds_enough_takes_no_more() {
     use extoll_emulator::lane::Lane;
@@ -384,7 +387,7 @@ fn queues_full_with_a_few_slots() {
         ..Faults::default()
     };
     rig.with(1, |nic, env| nic.set_faults(faults, env));
-    // Round the ring more than once.
+    // Messages go round the ring more than once.
     let mut got = Vec::new();
     for start in [0, 10, 20] {
         numbers(&mut rig, 9, start..start + 10);
@@ -419,18 +422,18 @@ fn lost_writes_leave_holes() {
     let status = |rig: &Rig, slot: u32| rig.nodes[1].ram.qw(q.addr(slot) + 56);
     let seen: Vec<bool> = (0..5).map(|s| status(&rig, s) != 0).collect();
     assert_eq!(seen, [false, false, true, true, false]);
-    // The pointer passed the holes, and the fault is over.
+    // The pointer passed the holes, and the fault has ended.
     let pointers = BqRegs(Unit::Velo).wp_lwp_dcq_rp(Vpid::from(9));
     assert_eq!(rig.read(1, pointers) >> 32, 4);
     assert_eq!(rig.nodes[1].nic.config().faults, Faults::default());
     assert_eq!(rig.nodes[1].nic.counters().drops.lost_write, 2);
-    // One slot of a message of three; messages without that slot are spared.
+    // One slot of a message of three slots. Messages without that slot are not affected.
     rig.with(1, |nic, env| nic.set_faults(lose(Some(1), 1), env));
     send(&mut rig, 0, 7, to(9, 8), &[1; 8]);
     send(&mut rig, 0, 7, to(9, 120), &[2; 120]);
     let seen: Vec<bool> = (4..9).map(|s| status(&rig, s) != 0).collect();
     assert_eq!(seen, [true, true, false, true, false]);
-    // A write that fails by itself is posted, too.
+    // A write that fails without an injected loss is posted, too.
     let faults = Faults {
         dma_fault_every: Some(1),
         ..Faults::default()
@@ -454,7 +457,7 @@ fn network_without_credit_makes_the_requester_wait_then_retry() {
     rig.credit = 0;
     numbers(&mut rig, 9, 0..10);
     assert!(rig.nodes[0].nic.tx_waiting());
-    // What waits has been accepted by nobody yet (HW §8).
+    // Waiting messages are not accepted yet (HW §8).
     let state = |rig: &mut Rig| {
         let at = wire::regs::wcbuf::velo::state(Vpid::from(7));
         wire::wcbuf::State(rig.read(0, at))
@@ -463,7 +466,7 @@ fn network_without_credit_makes_the_requester_wait_then_retry() {
     assert_eq!((s.committed_count(), s.retry_count()), (0, 6));
     assert!(!s.is_idle());
     assert_eq!(take_all(&mut rig, &mut q).len(), 0);
-    rig.credit = 2 * (8 + extoll_emulator::lane::OVERHEAD); // two small packets per turn
+    rig.credit = 2 * (8 + extoll_emulator::lane::OVERHEAD); // two small packets per work pass
     rig.tick(0);
     assert_eq!(take_all(&mut rig, &mut q), [0, 1]);
     assert_eq!(state(&mut rig).committed_count(), 2);
@@ -483,7 +486,7 @@ fn nothing_overtakes_what_waits_for_credit() {
     numbers(&mut rig, 9, 0..3);
     rig.hold_wire = true;
     rig.credit = u64::MAX;
-    // Complete with one store, so the first three still wait when it is executed.
+    // The message is complete with one store, so the first three still wait when it is executed.
     let mut message = to(9, 8)
         .encode()
         .expect("descriptor")
@@ -493,7 +496,8 @@ fn nothing_overtakes_what_waits_for_credit() {
     rig.store(0, 0, 0x220_0000 + 7 * 4096, &message);
     rig.pump();
     assert_eq!(take_all(&mut rig, &mut q), [0, 1, 2, 3]);
-    // Nor does what the same VPID sends in another class (HW §9.1), which holds up nobody else in its lane.
+    // A message of the same VPID in another class does not overtake either (HW §9.1), and delays no
+    // other VPID in its lane.
     rig.credit = 0;
     rig.hold_wire = false;
     numbers(&mut rig, 9, 4..6);
@@ -509,10 +513,10 @@ fn nothing_overtakes_what_waits_for_credit() {
 #[test]
 fn layout_mistakes_are_reported_not_followed() {
     let mut rig = rig(NicConfig::default(), SlotSize::B128);
-    // Slots of the wrong size.
+    // The slots have the wrong size.
     rig.open_velo(1, 1, SlotSize::B64, 1, 16);
     numbers(&mut rig, 1, 0..1);
-    // Segments that end before the queue does.
+    // The segments end before the queue does.
     let mut q = rig.open_velo(1, 2, SlotSize::B128, 2, 4);
     rig.write(1, velo_bq::ub(Vpid::from(2)), 99);
     numbers(&mut rig, 2, 0..9);
@@ -528,7 +532,7 @@ fn layout_mistakes_are_reported_not_followed() {
     rig.write(1, velo_bq::dcq_base_dcq_ub(Vpid::from(3)), 0xFFFF);
     numbers(&mut rig, 3, 0..1);
     assert_eq!(rig.nodes[1].nic.counters().drops.queue_bad, 4);
-    // Segment outside memory: the message is lost, the queue stays usable.
+    // The segment is outside memory: the message is lost, but the queue stays usable.
     rig.open_velo(1, 4, SlotSize::B128, 1, 4);
     let c = velo_bq::c_base_size_valid(Vpid::from(4));
     let good = rig.read(1, c);
@@ -542,7 +546,8 @@ fn layout_mistakes_are_reported_not_followed() {
 
 #[test]
 fn read_pointer_may_jump() {
-    // The vendor's RMA queues write the index within the segment; any value must do (HW §9.5).
+    // The vendor's RMA queues write the index within the segment, so any value must be accepted (HW
+    // §9.5).
     let mut rig = rig(NicConfig::default(), SlotSize::B128);
     let mut q = rig.open_velo(1, 9, SlotSize::B128, 4, 4);
     let mut rng = Rng(5);
@@ -554,7 +559,7 @@ fn read_pointer_may_jump() {
         } else {
             u64::from(q.read % 4)
         };
-        // An index that looks full makes messages wait; the next one lets them go.
+        // An index that makes the queue look full delays messages; the next index releases them.
         rig.write(1, velo_bq::rp(Vpid::from(9)), rp);
         rig.commit(&q, false);
     }
@@ -573,7 +578,7 @@ fn live_pointers_and_software_write_pointer() {
     assert_eq!(
         rig.nodes[1].ram.qw(q.addr(1) + 112),
         50,
-        "written where software said"
+        "written at the pointer that software set"
     );
 }
 

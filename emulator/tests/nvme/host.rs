@@ -1,4 +1,4 @@
-//! A host with a drive plugged in: memory, and what a driver does first.
+//! A host with a drive: memory, and the first steps of a driver.
 
 use extoll_emulator::endpoint::nvme::{command as c, regs};
 use extoll_emulator::endpoint::{DeviceConfig, Disk, Endpoint, Link, Nvme, PciePacket};
@@ -7,16 +7,16 @@ use wire::tlp::{Bdf, CfgType, Kind, Span};
 
 pub const DEVICE: Bdf = Bdf::new(1, 0, 0);
 pub const BAR: u64 = 0xE000_0000;
-/// Memory of the host, as the drive reaches it.
+/// Address of the host's memory on the drive's bus.
 pub const RAM: u64 = 0x1000_0000;
 pub const RAM_BYTES: usize = 1 << 20;
-/// Where interrupts lead.
+/// Address of interrupts.
 pub const MSI: u64 = 0x2000_0000;
-/// An address that leads nowhere.
+/// An unmapped address.
 pub const NOWHERE: u64 = 0x7000_0000;
 pub const DISK_MIB: u64 = 1;
 
-/// Where the test has queues, of which each gets so many bytes, lists, and data.
+/// Addresses of the test's queues (`QUEUE_BYTES` each), page lists and data.
 const QUEUES: u64 = RAM;
 const QUEUE_BYTES: u64 = 0x4000;
 pub const LIST: u64 = RAM + 0x3_0000;
@@ -45,7 +45,7 @@ impl Pair {
     }
 }
 
-/// What a completion says.
+/// Content of a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Said {
     pub id: u16,
@@ -70,22 +70,23 @@ pub struct Host {
     pub disk: Disk,
     pub ram: Vec<u8>,
     pub now: u64,
-    /// Packets that the link takes in each call.
+    /// Number of packets that the link accepts in each call.
     pub credits: usize,
-    /// Answers to reads are kept.
+    /// True keeps answers to reads until [`Host::release`].
     pub hold: bool,
     answers: VecDeque<PciePacket>,
     out: VecDeque<PciePacket>,
     loads: VecDeque<PciePacket>,
-    /// Data of interrupts.
+    /// Data words of interrupts.
     pub interrupts: Vec<u32>,
-    /// Stores that lead nowhere.
+    /// Number of stores to unmapped addresses.
     pub lost: u32,
     pub pairs: Vec<Pair>,
 }
 
 impl Host {
-    /// The drive as a driver finds it: BAR placed, memory decoding and bus mastering on.
+    /// Creates a host with the drive as a driver finds it: BAR set, memory decoding and bus
+    /// mastering enabled.
     pub fn new() -> Self {
         let disk = Disk::new(DISK_MIB);
         let mut h = Self {
@@ -141,7 +142,7 @@ impl Host {
         (at + len <= self.ram.len()).then_some(at..at + len)
     }
 
-    /// Takes what the drive has sent, and lets it go on.
+    /// Handles all packets that the drive sends, and lets it continue.
     fn pump(&mut self) {
         for _ in 0..1_000_000 {
             if let Some(packet) = self.out.pop_front() {
@@ -157,7 +158,7 @@ impl Host {
                 return;
             }
         }
-        panic!("it does not end");
+        panic!("the drive does not stop sending");
     }
 
     fn take(&mut self, packet: PciePacket) {
@@ -190,18 +191,18 @@ impl Host {
         }
     }
 
-    /// Answers that were kept arrive.
+    /// Delivers kept answers.
     pub fn release(&mut self) {
         self.hold = false;
         self.pump();
     }
 
-    /// Answers that were kept are lost.
+    /// Drops kept answers.
     pub fn lose(&mut self) {
         self.answers.clear();
     }
 
-    /// One answer that was kept arrives.
+    /// Delivers one kept answer. Returns false if there was none.
     pub fn release_one(&mut self) -> bool {
         let answer = self.answers.pop_front();
         answer.map(|answer| self.send(answer)).is_some()
@@ -279,7 +280,7 @@ impl Host {
         self.read(regs::CSTS)
     }
 
-    /// Sets up the admin queues, and switches the controller on.
+    /// Sets up the admin queues and enables the controller.
     pub fn enable(&mut self) {
         self.pairs = vec![Self::pair(0)];
         let pair = self.pairs[0];
@@ -305,7 +306,7 @@ impl Host {
         }
     }
 
-    /// Creates I/O queues of this number, which are the next ones of the list.
+    /// Creates I/O queues with this number, which must be the next one.
     pub fn create(&mut self, number: u16) {
         assert_eq!(usize::from(number), self.pairs.len());
         let pair = Self::pair(number);
@@ -334,7 +335,7 @@ impl Host {
         self.pairs.push(pair);
     }
 
-    /// Writes a command, without the doorbell.
+    /// Writes a command without ringing the doorbell.
     pub fn put(&mut self, queue: usize, ask: Ask) {
         let pair = &mut self.pairs[queue];
         let at = (pair.commands() - RAM) as usize + 64 * pair.tail as usize;
@@ -352,13 +353,13 @@ impl Host {
         self.ram[at..at + 64].copy_from_slice(&entry);
     }
 
-    /// Rings the doorbell of commands.
+    /// Rings the doorbell of a submission queue.
     pub fn ring(&mut self, queue: usize) {
         let pair = self.pairs[queue];
         self.write(regs::tail(pair.number), pair.tail);
     }
 
-    /// The next completion, if there is one, without the doorbell.
+    /// Returns the next completion, if there is one, without ringing the doorbell.
     pub fn peek(&mut self, queue: usize) -> Option<Said> {
         let pair = &mut self.pairs[queue];
         let at = (pair.completions() - RAM) as usize + 16 * pair.head as usize;
@@ -384,13 +385,13 @@ impl Host {
         })
     }
 
-    /// Tells the drive which completions were taken.
+    /// Reports the consumed completions to the drive.
     pub fn taken(&mut self, queue: usize) {
         let pair = self.pairs[queue];
         self.write(regs::head(pair.number), pair.head);
     }
 
-    /// Does a command.
+    /// Executes a command and returns its completion.
     pub fn ask(&mut self, queue: usize, ask: Ask) -> Said {
         self.put(queue, ask);
         self.ring(queue);
@@ -404,7 +405,7 @@ impl Host {
         self.ask(0, ask)
     }
 
-    /// Enabled, with a pair of I/O queues.
+    /// Creates a host with the drive enabled and one pair of I/O queues.
     pub fn up() -> Self {
         let mut h = Self::new();
         h.enable();
@@ -421,14 +422,14 @@ impl Host {
         &self.ram[self.in_ram(at, len).unwrap()]
     }
 
-    /// A list of pages.
+    /// Writes a list of page addresses.
     pub fn put_list(&mut self, at: u64, entries: &[u64]) {
         let bytes: Vec<u8> = entries.iter().flat_map(|e| e.to_le_bytes()).collect();
         self.put_ram(at, &bytes);
     }
 }
 
-/// A read or write of blocks.
+/// Builds a read or write of blocks.
 pub fn blocks(opcode: u8, first: u64, n: u32, prp: [u64; 2]) -> Ask {
     Ask {
         opcode,
@@ -445,7 +446,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(|_| rng.next() as u8).collect()
 }
 
-/// xorshift64*.
+/// Random number generator (xorshift64*).
 pub struct Rng(pub u64);
 
 impl Rng {

@@ -1,4 +1,4 @@
-//! The NVMe drive, driven by a small driver: queues, blocks, mistakes, resets.
+//! The NVMe drive with a small driver: queues, blocks, errors, resets.
 #![forbid(unsafe_code)]
 
 mod host;

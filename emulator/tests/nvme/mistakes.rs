@@ -1,4 +1,4 @@
-//! What a driver does wrong, memory that is not there, and resets in the middle of work.
+//! Errors of a driver, missing memory, and resets during work.
 
 use super::host::*;
 use extoll_emulator::endpoint::nvme::command::{admin, io, Status};
@@ -49,7 +49,7 @@ fn admin_commands_have_the_specified_status() {
         (opcode(0x18), Status::OPCODE),
         (fused, Status::FIELD),
         (lists, Status::FIELD),
-        // Queues: number, size, vector, place, order.
+        // Queues: number, size, vector, address, order.
         (queue(CREATE_CQ, 0, 8, page, 3), Status::QUEUE),
         (queue(CREATE_CQ, 1, 8, page, 3), Status::QUEUE),
         (queue(CREATE_CQ, 4, 8, page, 3), Status::QUEUE),
@@ -95,7 +95,7 @@ fn admin_commands_have_the_specified_status() {
     for (k, (ask, want)) in cases.into_iter().enumerate() {
         assert_eq!(h.admin(ask).status, want, "{k}: {ask:x?}");
     }
-    // In the right order it is done.
+    // In the right order the commands succeed.
     for number in [DELETE_SQ, DELETE_CQ] {
         assert_eq!(h.admin(queue(number, 1, 1, 0, 0)).status, Status::SUCCESS);
     }
@@ -131,12 +131,12 @@ fn io_commands_have_the_specified_status() {
             blocks(io::WRITE, 0, 32, [DATA, LIST + 4]),
             Status::PRP_OFFSET,
         ),
-        // Memory that is not there.
+        // Memory at unmapped addresses.
         (blocks(io::WRITE, 0, 1, [NOWHERE, 0]), Status::TRANSFER),
         (blocks(io::WRITE, 0, 9, [DATA, NOWHERE]), Status::TRANSFER),
         (blocks(io::READ, 0, 32, [DATA, NOWHERE]), Status::TRANSFER),
         (blocks(io::WRITE, 0, 8, [!0xFFF, 0]), Status::TRANSFER),
-        // The list has garbage.
+        // The list contains garbage.
         (blocks(io::READ, 0, 32, [DATA, LIST]), Status::PRP_OFFSET),
     ];
     h.put_list(LIST, &[DATA, DATA + 0x123]);
@@ -145,7 +145,7 @@ fn io_commands_have_the_specified_status() {
         assert_eq!(h.ask(1, ask).status, want, "{k}: {ask:x?}");
     }
     drop(before);
-    // What is written to no memory is lost, which nothing tells.
+    // Data for an unmapped address are lost, and no status reports it.
     let said = h.ask(1, blocks(io::READ, 0, 1, [NOWHERE, 0]));
     assert_eq!((said.status, h.lost > 0), (Status::SUCCESS, true));
     assert_eq!(h.ready(), regs::CSTS_READY);
@@ -154,7 +154,7 @@ fn io_commands_have_the_specified_status() {
 #[test]
 fn absurd_registers() {
     let mut h = Host::new();
-    // Doorbells of a controller that is off, of queues that are not there, and values that are no entries.
+    // Doorbells of a disabled controller and of missing queues, and values beyond the queues.
     h.write(regs::tail(0), 3);
     h.enable();
     for number in [0, 1, 5, 511] {
@@ -163,17 +163,17 @@ fn absurd_registers() {
             h.write(regs::head(number), value);
         }
     }
-    // A completion that is not there was taken.
+    // The doorbell consumes a completion that does not exist.
     h.write(regs::head(0), 3);
     h.create(1);
-    // Parts of registers, and all behind them.
+    // Accesses to parts of registers, and beyond all registers.
     h.store(regs::CC, &[0]);
     h.store(regs::CC + 1, &[0; 2]);
     assert_eq!(h.ready(), regs::CSTS_READY);
     assert_eq!(h.load(regs::BAR_SIZE, 4), None);
     assert_eq!(h.load(0x38, 16), Some(vec![0; 16]));
     h.write(regs::CC, 0);
-    // Choices that are not there: pages, command set, arbitration, sizes of queues.
+    // Unsupported choices: pages, command set, arbitration, sizes of queues.
     for (config, sizes) in [
         (1 << 7, 0x7_0007),
         (1 << 4, 0x7_0007),
@@ -187,14 +187,14 @@ fn absurd_registers() {
         h.write(regs::CC, 0);
         assert_eq!(h.ready(), 0);
     }
-    // Sizes of entries that are not there.
+    // Unsupported sizes of entries.
     h.enable();
     h.write(regs::CC, regs::CC_ENABLE);
     let ask = queue(admin::CREATE_CQ, 1, 8, RAM, 3);
     assert_eq!(h.admin(ask).status, Status::QUEUE_SIZE);
 }
 
-/// A queue that can't be read is fatal, until the controller is reset.
+/// A queue that cannot be read is fatal until the controller is reset.
 #[test]
 fn queues_that_are_not_there() {
     let mut h = Host::new();
@@ -212,7 +212,7 @@ fn queues_that_are_not_there() {
     assert_eq!(h.ask(1, read).status, Status::SUCCESS);
 }
 
-/// A read that is never answered fails its command in time.
+/// A read that is never answered makes its command fail after a timeout.
 #[test]
 fn answers_that_never_come() {
     let mut h = Host::up();
@@ -231,14 +231,14 @@ fn answers_that_never_come() {
     h.taken(1);
     assert_eq!(h.drive.next_deadline(), None);
     h.release();
-    // Nothing is read while the device may not.
+    // The device reads only with bus mastering enabled.
     h.cfg_write(4, 2);
     h.put(1, blocks(io::READ, 0, 1, [DATA, 0]));
     h.ring(1);
     assert_eq!(h.drive.next_deadline(), None);
     h.cfg_write(4, 6);
     assert_eq!(h.peek(1).map(|s| s.status), Some(Status::SUCCESS));
-    // The queue itself.
+    // The same for reading the queue itself.
     h.taken(1);
     h.hold = true;
     h.ring(1);
@@ -251,7 +251,8 @@ fn answers_that_never_come() {
     assert_eq!(h.ready() & regs::CSTS_FATAL, regs::CSTS_FATAL);
 }
 
-/// The controller, the function or a queue goes after any number of answers: nothing of what was under way is seen afterwards.
+/// The controller, the function or a queue is reset after any number of answers. No effect of the
+/// interrupted work is visible afterwards.
 #[test]
 fn resets_in_mid_io() {
     let list: Vec<u64> = (1..32).map(|k| DATA + 4096 * k).collect();
@@ -294,7 +295,7 @@ fn resets_in_mid_io() {
                 assert_eq!(h.ready(), 0);
                 let before = h.ram.clone();
                 let interrupts = h.interrupts.len();
-                // Late answers mix with those of the next life.
+                // Late answers mix with those after the reset.
                 for _ in 0..3 {
                     h.release_one();
                 }
@@ -320,7 +321,8 @@ fn resets_in_mid_io() {
     }
 }
 
-/// Random registers, doorbells, commands, lists and answers that do not come: nothing panics, and a reset makes it good again.
+/// Random registers, doorbells, commands, lists and missing answers: the drive does not panic, and
+/// a reset restores it.
 #[test]
 fn nonsense_breaks_nothing() {
     for seed in 1..60 {
