@@ -1,11 +1,12 @@
-//! Counts the instructions that an emulated x86-64 machine executes, kernel and user apart. A plugin for QEMU's TCG:
+//! Counts the instructions that an emulated x86-64 machine executes, separately for kernel and user
+//! space. It is a plugin for QEMU's TCG:
 //!
 //! ```text
 //! qemu-system-x86_64 … -plugin libextoll_insns.so,socket=PATH
 //! ```
 //!
-//! Each line that comes in at the socket is answered by `kernel N user N`: instructions since the start, of all processors.
-//! `make bench` asks before and after a run (docs/bench.md).
+//! Each line that arrives on the socket is answered with `kernel N user N`: instructions of all
+//! CPUs since the start. `make bench` sends a line before and after each run (docs/bench.md).
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
@@ -15,12 +16,13 @@ use qemu::Counters;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
-/// Which counter the instructions at an address belong to: kernels live in the upper half of the address space.
+/// Returns true if instructions at an address belong to the kernel. Kernels are in the upper half
+/// of the address space.
 fn is_kernel(address: u64) -> bool {
     address >> 63 == 1
 }
 
-/// The socket that the options name.
+/// Returns the path of the socket from the options.
 fn socket(options: &[String]) -> Result<&str, String> {
     match options {
         [one] => one
@@ -35,23 +37,23 @@ fn answer(stream: &UnixStream, counters: Counters) -> std::io::Result<()> {
     for request in BufReader::new(stream).lines() {
         request?;
         let (kernel, user) = counters.read();
-        // One write, so that nobody sees half a line.
+        // One write, so that the client never receives half a line.
         (&mut &*stream).write_all(format!("kernel {kernel} user {user}\n").as_bytes())?;
     }
     Ok(())
 }
 
-/// Listens; answers one client after the other for as long as QEMU runs.
+/// Listens on the socket and answers one client after the other while QEMU runs.
 fn serve(options: &[String], counters: Counters) -> Result<(), String> {
     let path = socket(options)?;
-    // A QEMU that was killed leaves its socket.
+    // A killed QEMU leaves its socket behind.
     let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path).map_err(|e| format!("{path}: {e}"))?;
     let work = move || {
         for stream in listener.incoming().flatten() {
-            // A client that went away is no reason to end.
+            // A client that disconnects must not end the thread.
             let _ = answer(&stream, counters);
         }
     };
-    qemu::spawn(work).map_err(|e| format!("no thread: {e}"))
+    qemu::spawn(work).map_err(|e| format!("cannot start a thread: {e}"))
 }

@@ -1,21 +1,22 @@
-//! QEMU's plugin interface, version 7 (include/plugins/qemu-plugin.h, docs/devel/tcg-plugins.rst): the few of its functions that
-//! counting needs, and all unsafe code of the plugin.
+//! QEMU's plugin interface, version 7 (include/plugins/qemu-plugin.h, docs/devel/tcg-plugins.rst):
+//! the functions that counting needs, and all unsafe code of the plugin.
 
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use std::mem::MaybeUninit;
 
-/// Version of the interface that the declarations below are of. QEMU refuses to load a plugin whose version it does not have.
+/// Version of the interface in the declarations below. QEMU refuses to load plugins for versions
+/// that it does not support.
 #[no_mangle]
 #[allow(non_upper_case_globals)]
 pub static qemu_plugin_version: c_int = 7;
 
-/// What the bit in [`crate::is_kernel`] is true of.
+/// Target for which [`crate::is_kernel`] is correct.
 const TARGET: &[u8] = b"x86_64";
 
-/// Processors that QEMU makes room for at first. It moves counters when there are more.
+/// Number of CPUs for which QEMU allocates counters at first. With more CPUs it moves the counters.
 const ROOM: c_int = 16;
 
-/// Statuses of [`qemu_plugin_install`].
+/// Results of [`qemu_plugin_install`].
 const LOADED: c_int = 0;
 const REFUSED: c_int = 1;
 
@@ -43,7 +44,7 @@ pub struct Info {
     most_processors: c_int,
 }
 
-/// `qemu_plugin_u64`: a number per processor.
+/// `qemu_plugin_u64`: one number per CPU.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct PerCpu {
@@ -51,7 +52,8 @@ struct PerCpu {
     offset: usize,
 }
 
-// SAFETY: names, arguments and results are those of the interface's version 7, which QEMU has, or it had not loaded the plugin.
+// SAFETY: the declarations are those of version 7 of the interface. QEMU has this version, because
+// it would otherwise refuse to load the plugin.
 unsafe extern "C" {
     fn qemu_plugin_scoreboard_new(element_size: usize) -> *mut Scoreboard;
     fn qemu_plugin_u64_sum(entry: PerCpu) -> u64;
@@ -70,25 +72,25 @@ unsafe extern "C" {
     );
 }
 
-/// The numbers of each processor.
+/// Counters of one CPU.
 #[repr(C)]
 struct Counts {
     kernel: u64,
     user: u64,
 }
 
-/// Instructions since the start.
+/// Instruction counts since the start.
 #[derive(Clone, Copy)]
 pub struct Counters {
     scoreboard: *mut Scoreboard,
 }
 
-// SAFETY: the scoreboard is QEMU's and is never freed; its functions may be called by any thread.
+// SAFETY: the scoreboard belongs to QEMU and is never freed, and any thread may call its functions.
 unsafe impl Send for Counters {}
 
 impl Counters {
     fn new() -> Self {
-        // SAFETY: needs nothing; QEMU ends itself when it has no memory.
+        // SAFETY: the function has no preconditions; QEMU exits if it has no memory.
         let scoreboard = unsafe { qemu_plugin_scoreboard_new(size_of::<Counts>()) };
         Self { scoreboard }
     }
@@ -107,26 +109,27 @@ impl Counters {
         }
     }
 
-    /// Of all processors: kernel, user.
+    /// Returns the sums over all CPUs: kernel, user.
     pub fn read(self) -> (u64, u64) {
         let sum = |entry| {
-            // SAFETY: the entry lies in a scoreboard of this plugin, which is not moved, since there are at most ROOM
-            // processors (see `suits`). Processors add meanwhile by whole words, as QEMU intends it.
+            // SAFETY: the entry is in a scoreboard of this plugin, which never moves, because there
+            // are up to ROOM CPUs (see `suits`). QEMU allows CPUs to add whole words concurrently.
             unsafe { qemu_plugin_u64_sum(entry) }
         };
         (sum(self.kernel()), sum(self.user()))
     }
 
-    /// Makes a block count its instructions whenever it is executed.
+    /// Makes a block count its instructions each time it is executed.
     fn count(self, block: *mut Block) {
-        // SAFETY: only called by `translated`, with the block that QEMU is translating.
+        // SAFETY: only `translated` calls this function, with the block that QEMU is translating.
         let (instructions, address) =
             unsafe { (qemu_plugin_tb_n_insns(block), qemu_plugin_tb_vaddr(block)) };
         let entry = match crate::is_kernel(address) {
             true => self.kernel(),
             false => self.user(),
         };
-        // SAFETY: the block is as above; the entry lies in a scoreboard of this plugin, which is never freed.
+        // SAFETY: the block is the one that QEMU is translating. The entry is in a scoreboard of
+        // this plugin, which is never freed.
         unsafe {
             qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(
                 block,
@@ -138,27 +141,27 @@ impl Counters {
     }
 }
 
-/// QEMU calls this for each block that it translates.
+/// Callback of QEMU for each block that it translates.
 extern "C" fn translated(block: *mut Block, scoreboard: *mut c_void) {
     let scoreboard = scoreboard.cast();
     Counters { scoreboard }.count(block);
 }
 
-/// Whether the emulation is one whose instructions can be told apart and counted.
+/// Checks that the emulated machine has a supported target and number of CPUs.
 fn suits(info: &Info, target: &[u8]) -> Result<(), String> {
     if !info.system_emulation || target != TARGET {
         return Err("only qemu-system-x86_64 is supported".into());
     }
     if !(1..=ROOM).contains(&info.most_processors) {
-        return Err(format!("at most {ROOM} processors are supported"));
+        return Err(format!("up to {ROOM} CPUs are supported"));
     }
     Ok(())
 }
 
-/// QEMU calls this when it loads the plugin.
+/// Entry point that QEMU calls when it loads the plugin.
 ///
 /// # Safety
-/// To be called by QEMU only: `info` and the `count` strings at `arguments` are valid.
+/// Only QEMU may call this: `info` and the `count` strings at `arguments` must be valid.
 #[no_mangle]
 pub unsafe extern "C" fn qemu_plugin_install(
     id: u64,
@@ -166,13 +169,13 @@ pub unsafe extern "C" fn qemu_plugin_install(
     count: c_int,
     arguments: *const *const c_char,
 ) -> c_int {
-    // SAFETY: QEMU passes a valid description, which nobody changes during this call.
+    // SAFETY: QEMU passes a valid description, which does not change during this call.
     let info = unsafe { &*info };
-    // SAFETY: the name in it is a string that lives as long.
+    // SAFETY: the target name is a string that is valid as long as the description.
     let target = unsafe { CStr::from_ptr(info.target) };
     let options: Vec<String> = (0..usize::try_from(count).unwrap_or(0))
         .map(|i| {
-            // SAFETY: QEMU passes `count` pointers to strings, and `i` is below.
+            // SAFETY: QEMU passes `count` pointers to strings, and `i` is less than `count`.
             let text = unsafe { CStr::from_ptr(*arguments.add(i)) };
             text.to_string_lossy().into_owned()
         })
@@ -183,26 +186,28 @@ pub unsafe extern "C" fn qemu_plugin_install(
         eprintln!("extoll_insns: {why}");
         return REFUSED;
     }
-    // SAFETY: the function has the callback's signature and stays loaded, since the plugin is never uninstalled; what it is given
-    // is a scoreboard that is never freed.
+    // SAFETY: the function has the callback's signature and stays loaded, because the plugin is
+    // never uninstalled. Its argument is a scoreboard that is never freed.
     unsafe {
         qemu_plugin_register_vcpu_tb_trans_cb(id, translated, counters.scoreboard.cast());
     }
     LOADED
 }
 
-/// A thread that gets none of the process's signals: QEMU waits for some of them in threads of its own, and has no handlers for those.
+/// Starts a thread that receives no signals of the process. QEMU waits for some signals in its own
+/// threads and has no handlers for them.
 pub fn spawn(work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut old = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: both sets are memory of the right type; the second call reads what the first has written.
+    // SAFETY: both sets are valid memory. The first call initialises the set that the second call
+    // reads.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
     }
     // The new thread inherits the mask.
     let thread = std::thread::Builder::new().name("insns".into()).spawn(work);
-    // SAFETY: the call above has filled the set; it can't fail with valid arguments.
+    // SAFETY: the call above has initialised the set. It cannot fail with valid arguments.
     unsafe {
         libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut());
     }

@@ -1,5 +1,5 @@
-//! The plugin in QEMU, with a machine that executes a known number of instructions instead of firmware: it enters 64-bit mode and
-//! loops in the lower and then in the upper half of the address space.
+//! The plugin in QEMU. Instead of firmware the machine executes a known number of instructions: it
+//! enters 64-bit mode and loops first in the lower, then in the upper half of the address space.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -7,17 +7,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Most that QEMU may take to start and to execute it all.
+/// Maximum time for QEMU to start and to execute everything.
 const PATIENCE: Duration = Duration::from_secs(60);
 const SIZE: usize = 0x1_0000;
-/// Where the code in 64-bit mode begins, lower and upper half, and the segment table.
+/// Offsets of the 64-bit code for the lower and the upper half, and of the segment table.
 const LOW: usize = 0x100;
 const HIGH: usize = 0x200;
 const TABLE: usize = 0x300;
 const RESET: usize = 0xfff0;
-/// Instructions in the lower half besides those of the loop: the jump at the reset vector, 15 until 64-bit mode, 3 there.
+/// Instructions in the lower half outside the loop: the jump at the reset vector, 15 until 64-bit
+/// mode, 3 in it.
 const BEFORE: u64 = 1 + 15 + 3;
-/// And in the upper half.
+/// Instructions in the upper half outside the loop.
 const AFTER: u64 = 3;
 
 fn put(rom: &mut [u8], at: usize, parts: &[&[u8]]) {
@@ -25,13 +26,13 @@ fn put(rom: &mut [u8], at: usize, parts: &[&[u8]]) {
     rom[at..at + code.len()].copy_from_slice(&code);
 }
 
-/// `mov ecx, turns`, then so many turns of two instructions.
+/// Returns code for `mov ecx, turns` and `turns` iterations of two instructions.
 fn turns(turns: u32) -> Vec<u8> {
     let [a, b, c, d] = turns.to_le_bytes();
     vec![0xb9, a, b, c, d, 0xff, 0xc9, 0x75, 0xfc]
 }
 
-/// The firmware. It is mapped below 4 GiB, at 0xffff0000.
+/// Returns the firmware, which is mapped below 4 GiB, at 0xffff0000.
 fn rom(low: u32, high: u32) -> Vec<u8> {
     let mut rom = vec![0xf4; SIZE];
     put(&mut rom, RESET, &[&[0xe9, 0x0d, 0x00]]); // jmp 0
@@ -39,7 +40,8 @@ fn rom(low: u32, high: u32) -> Vec<u8> {
         &mut rom,
         0,
         &[
-            // Page tables: the fourth gigabyte in its place and at 0xffff8000_00000000 + 3 GiB.
+            // Page tables map the fourth gigabyte to its own address and to 0xffff8000_00000000 + 3
+            // GiB.
             &[0x66, 0xc7, 0x06, 0x00, 0x10, 0x03, 0x20, 0x00, 0x00], // mov dword [0x1000], 0x2003
             &[0x66, 0xc7, 0x06, 0x00, 0x18, 0x03, 0x20, 0x00, 0x00], // mov dword [0x1800], 0x2003
             &[0x66, 0xc7, 0x06, 0x18, 0x20, 0x83, 0x00, 0x00, 0xc0], // mov dword [0x2018], 0xc0000083
@@ -73,20 +75,20 @@ fn rom(low: u32, high: u32) -> Vec<u8> {
         &[
             &[0; 8],
             &[0xff, 0xff, 0x00, 0x00, 0x00, 0x9b, 0xaf, 0x00], // 64-bit code
-            &[0x0f, 0x00, 0x00, 0x03, 0xff, 0xff],             // its limit and place
+            &[0x0f, 0x00, 0x00, 0x03, 0xff, 0xff],             // limit and address of the table
         ],
     );
     rom
 }
 
-/// Where cargo puts the plugin: next to the directory of this test.
+/// Returns the path where cargo puts the plugin: next to the directory of this test.
 fn plugin() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let dir = test.parent().and_then(Path::parent).unwrap();
     dir.join("libextoll_insns.so")
 }
 
-/// A directory of its own, removed when dropped.
+/// A temporary directory, removed on drop.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -127,11 +129,11 @@ fn ask(stream: &mut BufReader<UnixStream>) -> (u64, u64) {
     let words: Vec<&str> = line.split_whitespace().collect();
     match words[..] {
         ["kernel", kernel, "user", user] => (kernel.parse().unwrap(), user.parse().unwrap()),
-        _ => panic!("strange answer: {line:?}"),
+        _ => panic!("unexpected answer: {line:?}"),
     }
 }
 
-/// What the counters say when the machine has halted.
+/// Returns the counts after the machine has halted.
 fn counted(low: u32, high: u32) -> (u64, u64) {
     let dir = Dir::new(&format!("{low}-{high}"));
     let (image, socket) = (dir.file("rom"), dir.file("socket"));
@@ -139,7 +141,7 @@ fn counted(low: u32, high: u32) -> (u64, u64) {
     let mut child = qemu(&format!("socket={}", socket.display()), &image);
     let deadline = Instant::now() + PATIENCE;
     let wait = || {
-        assert!(Instant::now() < deadline, "QEMU does not get there");
+        assert!(Instant::now() < deadline, "QEMU took too long");
         std::thread::sleep(Duration::from_millis(50));
     };
     let stream = loop {

@@ -1,4 +1,4 @@
-//! What one operation costs on the bus, by the emulator's counters.
+//! Cost of one operation on the bus, from the emulator's counters.
 
 use crate::stats::{median, short};
 use anyhow::{Context, Result};
@@ -11,7 +11,7 @@ use serde::Serialize;
 pub struct Bus {
     /// Stores to registers.
     pub register_writes: u64,
-    /// 8-byte stores to the VELO and RMA requester pages; the processor combines them into bursts.
+    /// 8-byte stores to the VELO and RMA requester pages, which the CPU combines into bursts.
     pub window_stores: u64,
     /// Loads.
     pub reads: u64,
@@ -40,7 +40,7 @@ impl Bus {
         })
     }
 
-    /// What was added since `before`.
+    /// Returns the accesses since `before`.
     pub fn since(self, before: Self) -> Self {
         let d = u64::wrapping_sub;
         Self {
@@ -73,14 +73,14 @@ impl Bus {
     }
 }
 
-/// Accesses of both nodes so far.
+/// Returns the accesses of both nodes so far.
 ///
 /// # Errors
 /// When the emulator does not answer as expected.
 pub fn buses(emulator: &mut Client) -> Result<[Bus; 2]> {
     let counters = emulator.counters()?;
     let [a, b, ..] = &counters.nics[..] else {
-        anyhow::bail!("the emulator has less than two NICs")
+        anyhow::bail!("the emulator has fewer than two NICs")
     };
     Ok([Bus::of(a)?, Bus::of(b)?])
 }
@@ -88,22 +88,22 @@ pub fn buses(emulator: &mut Client) -> Result<[Bus; 2]> {
 /// Accesses per operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Rates {
-    /// As in [`Bus`].
+    /// See [`Bus::register_writes`].
     pub register_writes: f64,
-    /// As in [`Bus`].
+    /// See [`Bus::window_stores`].
     pub window_stores: f64,
-    /// As in [`Bus`].
+    /// See [`Bus::reads`].
     pub reads: f64,
-    /// As in [`Bus`].
+    /// See [`Bus::interrupts`].
     pub interrupts: f64,
-    /// As in [`Bus`].
+    /// See [`Bus::dma_read`].
     pub dma_read: f64,
-    /// As in [`Bus`].
+    /// See [`Bus::dma_written`].
     pub dma_written: f64,
 }
 
 impl Rates {
-    /// Head of the columns of [`Rates::list`].
+    /// Headings of the columns of [`Rates::list`].
     pub const HEAD: [&'static str; 6] = [
         "reg writes",
         "page stores",
@@ -113,8 +113,8 @@ impl Rates {
         "DMA written",
     ];
 
-    /// Of runs of which the first one had `more` operations less than each of the others: what those took beyond the first
-    /// one, per operation; the median.
+    /// Returns the median cost per operation. The first run is the reference: it has `more`
+    /// operations fewer than each of the others, and its cost is subtracted.
     pub fn marginal(runs: &[Bus], more: u64) -> Self {
         let Some((base, others)) = runs.split_first() else {
             return Self::default();
@@ -138,7 +138,7 @@ impl Rates {
         }
     }
 
-    /// All of them, in the order of [`Rates::HEAD`].
+    /// Returns all rates in the order of [`Rates::HEAD`].
     pub fn list(self) -> [f64; 6] {
         [
             self.register_writes,
@@ -151,21 +151,22 @@ impl Rates {
     }
 }
 
-/// Frames of an interface, by the guest's kernel.
+/// Frames of an interface, from statistics of the guest kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Frames {
     /// Frames sent.
     pub sent: u64,
     /// Frames received.
     pub received: u64,
-    /// Bytes of both.
+    /// Bytes sent and received.
     pub bytes: u64,
-    /// Frames sent that were announced and then read by the peer (rendezvous); the others went in messages (eager).
+    /// Frames sent as announced frames, which the peer reads by GET (rendezvous). The others travel
+    /// in messages (eager).
     pub rendezvous: u64,
 }
 
 impl Frames {
-    /// Of exn0 on a node.
+    /// Reads the statistics of exn0 on a node.
     ///
     /// # Errors
     /// When the node does not answer as expected.
@@ -208,30 +209,30 @@ impl Frames {
     }
 }
 
-/// Operations of runs over exn0.
+/// Name of the operation in runs over exn0.
 pub const FRAMES: &str = "frames";
 
 /// One side of a counted run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Side {
-    /// What was run.
+    /// Name of the run.
     pub run: String,
     /// Node.
     pub node: usize,
-    /// What an operation is.
+    /// Name of the operation.
     pub operation: &'static str,
     /// Number of operations.
     pub operations: u64,
     /// Bytes in those operations.
     pub bytes: u64,
-    /// Frames of exn0, also in runs that do not use it.
+    /// Frames of exn0, even in runs that do not use it.
     pub frames: Frames,
     /// Bus accesses in total.
     pub bus: Bus,
 }
 
 impl Side {
-    /// Head of the table that [`Side::row`] makes.
+    /// Headings of the columns of [`Side::row`].
     pub const HEAD: &'static [&'static str] = &[
         "per operation",
         "node",
@@ -246,7 +247,7 @@ impl Side {
         "DMA written",
     ];
 
-    /// Figures per operation.
+    /// Returns the figures per operation as a row of the table.
     pub fn row(&self) -> Vec<String> {
         let per = |n: u64| short(n as f64 / self.operations.max(1) as f64);
         let path = match self.frames.sent {
@@ -267,11 +268,11 @@ impl Side {
     }
 }
 
-/// Counts what `run` costs on nodes 0 and 1. It returns the number of operations and their bytes, or `None` for the
-/// frames of exn0.
+/// Counts the accesses of `run` on nodes 0 and 1. `run` returns the number of operations and their
+/// bytes, or `None` if the operations are the frames of exn0.
 ///
 /// # Errors
-/// Those of `run`, or when counters can't be read.
+/// When `run` fails or counters cannot be read.
 pub fn counted(
     lab: &Lab,
     emulator: &mut Client,

@@ -1,6 +1,6 @@
-//! A drive of node 1 that node 0 has borrowed (vpci.ko) against the same model plugged into node 0: instructions, interrupts, bytes that are
-//! copied, accesses to node 0's NIC and packets per read. What is read from the drive it stores to memory; an emulated drive's own reads of memory are so slow over the fabric that
-//! little is written.
+//! Compares a drive of node 1 that node 0 has borrowed (vpci.ko) with the same model in node 0:
+//! instructions, interrupts, copied bytes, accesses to node 0's NIC and packets per read. Few data
+//! are written, because the memory reads of an emulated drive are very slow over the fabric.
 
 use crate::insns::{at_rest, passes_of, Row, Unit};
 use anyhow::{ensure, Context, Result};
@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 64;
 
-/// As [`crate::insns::SPEC`], with a drive in each node. An IOMMU is in front of both drives of node 0.
+/// Like [`crate::insns::SPEC`], with a drive in each node. Both drives of node 0 are behind an
+/// IOMMU.
 pub const SPEC: Spec = Spec::pair()
     .no_sshd()
     .ideal()
@@ -29,15 +30,15 @@ pub const SPEC: Spec = Spec::pair()
         },
     ]);
 
-/// How long a run may take.
+/// Maximum time of a run.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// Time for the lender's module to begin to lend, and for a driver to find a drive.
+/// Maximum time until the lender's module leases the device, and until a driver finds a drive.
 const BEGIN: Duration = Duration::from_secs(60);
-/// Reads in the two runs that are compared.
+/// Numbers of reads in the two runs that are compared.
 const FEW: u64 = 16;
 const MANY: u64 = 272;
 
-/// What was read with what.
+/// Name, title and block size of each kind of read.
 const READS: [(&str, &str, &str); 2] = [
     ("read4k", "reads of 4 KiB", "4k"),
     ("read128k", "reads of 128 KiB", "128k"),
@@ -54,18 +55,18 @@ pub struct Drive {
     pub interrupts: f64,
     /// Bytes that node 0 copied between the pool and its driver's memory.
     pub copied: f64,
-    /// Loads and stores of node 0 at its NIC, the window to the drive included.
+    /// Loads and stores of node 0 to its NIC, including the window to the drive.
     pub mmio: f64,
     /// Packets of both NICs.
     pub packets: f64,
 }
 
-/// All of it.
+/// All figures.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Drives {
-    /// Instructions.
+    /// Instructions per read.
     pub rows: Vec<Row>,
-    /// The rest.
+    /// Other counts per read.
     pub counts: Vec<Drive>,
 }
 
@@ -81,7 +82,8 @@ fn until(lab: &Lab, what: &str, node: usize, script: &str) -> Result<String> {
     }
 }
 
-/// Interrupts of a controller that node 0 has had, bytes that it copied for borrowed devices, its accesses to the NIC, and packets.
+/// Returns the interrupts of a controller in node 0, the bytes copied for borrowed devices, node
+/// 0's accesses to its NIC, and packets.
 fn counted(lab: &Lab, controller: &str) -> Result<[u64; 4]> {
     let script = format!(
         "awk '/{controller}q/ {{n += $2}} END {{print n + 0}}' /proc/interrupts; \
@@ -113,7 +115,7 @@ fn read(lab: &Lab, controller: &str, size: &str, count: u64) -> Result<()> {
     lab.ok_for(0, &script, PATIENCE).map(drop)
 }
 
-/// Measures both drives, and says with what it begins.
+/// Measures both drives, and reports each step to `progress`.
 ///
 /// # Errors
 /// When a program fails, or instructions are not counted.
@@ -126,13 +128,13 @@ pub fn measure(lab: &Lab, passes: usize, progress: impl Fn(&str)) -> Result<Driv
     lab.ok_for(1, lend, PATIENCE)?;
     until(
         lab,
-        "the drive of node 1 is lent",
+        "node 0 has borrowed the drive of node 1",
         0,
         "extollctl accel borrow --node 1 0",
     )?;
     until(
         lab,
-        "both drives are there",
+        "both drives have appeared",
         0,
         "[ -b /dev/nvme0n1 ] && [ -b /dev/nvme1n1 ]",
     )?;
@@ -171,7 +173,7 @@ pub fn measure(lab: &Lab, passes: usize, progress: impl Fn(&str)) -> Result<Driv
             });
         }
     }
-    // The module's end gives the drive back.
+    // Unloading the module returns the drive.
     for node in 0..2 {
         lab.ok_for(node, "rmmod vpci", PATIENCE)?;
     }
@@ -179,7 +181,7 @@ pub fn measure(lab: &Lab, passes: usize, progress: impl Fn(&str)) -> Result<Driv
 }
 
 impl Drives {
-    /// Keys and values for the summary.
+    /// Returns keys and values for the summary.
     pub fn summary(&self) -> Vec<(String, f64)> {
         let rows = self.rows.iter().flat_map(Row::summary);
         let counts = self.counts.iter().flat_map(|d| {
@@ -203,7 +205,7 @@ impl Drives {
         rows.chain(counts).chain(ratios).collect()
     }
 
-    /// What is not in the table of instructions.
+    /// Returns the figures that are not in the table of instructions.
     pub fn text(&self) -> String {
         let mut out = String::from("\nPer read from a drive in node 0\n\n");
         for d in &self.counts {

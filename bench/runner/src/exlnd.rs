@@ -1,5 +1,6 @@
-//! kexlnd.ko against a driver over TCP (tests/lnet/sock.c) and against raw RMA: the stand-in for LNet (tests/lnet) asks the same over both.
-//! exn0 carries the TCP. The data are not checked, as that would take more than to move them.
+//! Compares kexlnd.ko with a driver over TCP (tests/lnet/sock.c) and with raw RMA. The stand-in for
+//! LNet (tests/lnet) sends the same requests over both drivers. TCP runs over exn0. Data are not
+//! checked, because that would take longer than the transfers.
 
 use crate::insns::Row;
 use crate::measure::{Effort, Pairs, RAW_TIMEOUT_MS};
@@ -11,12 +12,12 @@ use labctl::{pairs, Lab};
 use serde::Serialize;
 use std::time::Duration;
 
-/// How long a command may take beyond its own length.
+/// Maximum time of a command beyond its own length.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// VPID of `extoll_bench` meanwhile: kexlnd has the one that it has otherwise.
+/// VPID of `extoll_bench` during this measurement, because kexlnd uses the normal one.
 const RAW_VPID: u32 = 250;
 
-/// What carries the messages.
+/// Driver that carries the messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Over {
@@ -27,7 +28,7 @@ pub enum Over {
 }
 
 impl Over {
-    /// Name in the summary.
+    /// Returns the name in the summary.
     pub fn subject(self) -> &'static str {
         match self {
             Self::Ex => "exlnd",
@@ -36,18 +37,18 @@ impl Over {
     }
 }
 
-/// What one RPC of node 0 asks node 1 for.
+/// A kind of request from node 0 to node 1.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask {
     /// Name in the summary.
     pub name: &'static str,
-    /// The same for people.
+    /// Title in tables.
     pub title: &'static str,
     kind: &'static str,
-    /// Bytes of bulk data.
+    /// Size of the bulk data in bytes.
     size: u64,
     in_flight: u32,
-    /// How often, to count instructions: few and many times; `None`: they are not counted.
+    /// Numbers of requests in the two runs that count instructions; `None`: not counted.
     pub counted: Option<[u64; 2]>,
 }
 
@@ -70,7 +71,7 @@ const fn ask(
 
 const MIB: u64 = 1 << 20;
 
-/// All that is asked.
+/// All kinds of requests.
 pub const ASKS: [Ask; 14] = [
     ask("ping", "ping", ("ping", 0), 1, Some([100, 2100])),
     ask("ping_x16", "ping, 16 in flight", ("ping", 0), 16, None),
@@ -151,7 +152,7 @@ pub const ASKS: [Ask; 14] = [
 /// Both networks, with a service on both nodes.
 pub struct Nets<'a> {
     lab: &'a Lab,
-    /// Addresses of node 1.
+    /// NIDs of node 1.
     ex: String,
     tcp: String,
 }
@@ -163,13 +164,13 @@ fn tell(lab: &Lab, node: usize, command: &str, patience: Duration) -> Result<Str
     lab.ok_for(node, &script, patience)
 }
 
-/// Has `extoll_bench` serve with other options.
+/// Restarts the service of `extoll_bench` with other options.
 fn serve_raw(lab: &Lab, options: &str) -> Result<()> {
     for node in 0..2 {
         lab.raw(node, "stop")?;
     }
     for node in 0..2 {
-        // It waits for late writes to the memory that it had.
+        // The module waits for late writes to its previous memory.
         lab.until("extoll_bench serves", PATIENCE, |lab| {
             Ok(lab.raw(node, &format!("serve {options}")).is_ok())
         })?;
@@ -178,10 +179,10 @@ fn serve_raw(lab: &Lab, options: &str) -> Result<()> {
 }
 
 impl<'a> Nets<'a> {
-    /// Loads the drivers and adds the networks; exn0 has to be up.
+    /// Loads the drivers and adds the networks. exn0 must be up.
     ///
     /// # Errors
-    /// When a module or a network does not begin.
+    /// When a module or a network does not start.
     pub fn start(lab: &'a Lab) -> Result<Self> {
         let add = |node, net: &str| -> Result<String> {
             let said = tell(lab, node, &format!("net add {net}"), PATIENCE)?;
@@ -199,10 +200,10 @@ impl<'a> Nets<'a> {
         Ok(Self { lab, ex, tcp })
     }
 
-    /// Ends all of it.
+    /// Ends services, networks and drivers.
     ///
     /// # Errors
-    /// When something does not end.
+    /// When one of these does not end.
     pub fn end(self) -> Result<()> {
         for node in 0..2 {
             tell(self.lab, node, "serve stop", PATIENCE)?;
@@ -216,7 +217,7 @@ impl<'a> Nets<'a> {
         serve_raw(self.lab, "")
     }
 
-    /// Asks for as long as `length` says, `count=N` or `seconds=N`.
+    /// Sends requests for the given length, `count=N` or `seconds=N`.
     ///
     /// # Errors
     /// When an RPC fails.
@@ -239,7 +240,7 @@ impl<'a> Nets<'a> {
         Ok(said)
     }
 
-    /// Asks `count` times.
+    /// Sends `count` requests.
     ///
     /// # Errors
     /// When an RPC fails.
@@ -258,21 +259,21 @@ pub struct Sample {
     pub repetition: usize,
     /// `exlnd`, `exlnd.tcp`, or `raw` for RMA GETs of the same size, 8 in flight.
     pub of: &'static str,
-    /// Name of what was asked.
+    /// Name of the request.
     pub ask: &'static str,
     /// RPCs or transfers per second.
     pub per_s: f64,
-    /// What else was said.
+    /// Other values in the output.
     pub details: Pairs,
 }
 
-/// RMA GETs by node 0 from node 1.
+/// Runs RMA GETs by node 0 from node 1.
 fn raw(lab: &Lab, peer: u64, size: u64, effort: &Effort) -> Result<Pairs> {
     let count = (effort.raw_bytes / size).clamp(64, 4096);
     lab.raw(0, &format!("get node={peer} vpid={RAW_VPID} size={size} count={count} inflight=8 timeout_ms={RAW_TIMEOUT_MS}"))
 }
 
-/// Measures everything in each repetition, raw RMA with it.
+/// Measures all kinds of requests and raw RMA in each repetition.
 ///
 /// # Errors
 /// When an RPC or a transfer fails.
@@ -320,17 +321,17 @@ pub fn measure(
 /// A ratio of speeds.
 #[derive(Debug, Clone, Serialize)]
 pub struct Compared {
-    /// Name of what was asked.
+    /// Name of the request.
     pub ask: &'static str,
-    /// In the numerator.
+    /// Numerator.
     pub of: &'static str,
-    /// In the denominator.
+    /// Denominator.
     pub to: &'static str,
     /// Median over the repetitions, smallest, largest.
     pub ratio: Spread,
 }
 
-/// The ratios of what was measured.
+/// Returns the ratios of the samples.
 pub fn compare(samples: &[Sample]) -> Vec<Compared> {
     let mut all = Vec::new();
     for ask in &ASKS {
@@ -356,7 +357,7 @@ pub fn compare(samples: &[Sample]) -> Vec<Compared> {
     all
 }
 
-/// Keys and values for the summary.
+/// Returns keys and values for the summary.
 pub fn summary(compared: &[Compared]) -> impl Iterator<Item = (String, f64)> + use<'_> {
     compared.iter().map(|c| {
         let to = c.to.trim_start_matches("exlnd.");
@@ -364,7 +365,8 @@ pub fn summary(compared: &[Compared]) -> impl Iterator<Item = (String, f64)> + u
     })
 }
 
-/// Instructions over kexlnd.ko divided by those over TCP, as keys and values for the summary.
+/// Returns the instructions over kexlnd.ko divided by those over TCP, as keys and values for the
+/// summary.
 pub fn instructions(rows: &[Row]) -> Vec<(String, f64)> {
     let total = |over: Over, ask: &Ask| {
         let mut rows = rows.iter();
@@ -378,7 +380,7 @@ pub fn instructions(rows: &[Row]) -> Vec<(String, f64)> {
     ASKS.iter().filter_map(ratio).collect()
 }
 
-/// The table of speeds.
+/// Returns the table of speeds.
 pub fn text(compared: &[Compared]) -> String {
     let cell = |ask: &Ask, of, to| {
         let mut all = compared.iter();
@@ -402,7 +404,7 @@ pub fn text(compared: &[Compared]) -> String {
     )
 }
 
-/// The lines below the table of instructions.
+/// Returns the lines below the table of instructions.
 pub fn instructions_text(rows: &[Row]) -> String {
     let all = instructions(rows);
     let lines = all

@@ -1,8 +1,9 @@
-//! Instructions that the nodes execute per operation, kernel and user apart: the figure that depends neither on the machine nor on
-//! what else runs on it.
+//! Instructions that the nodes execute per operation, separately for kernel and user space. Unlike
+//! times they depend neither on the machine nor on its load.
 //!
-//! Every workload is a fixed number of operations. Each pass does it twice, with a few and with many; the difference is what the
-//! operations in between cost, without starting programs, connecting and closing, and without what nodes do anyway in that time.
+//! Every workload is a fixed number of operations. Each pass runs it twice, with few and with many
+//! operations. The difference is the cost of the additional operations, without starting programs,
+//! connecting and closing. The work of idle nodes in that time is subtracted.
 
 use crate::drives::Drives;
 use crate::exlnd::{self, Ask, Nets, Over, ASKS};
@@ -16,7 +17,8 @@ use labctl::{Instructions, Lab, Spec};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// Nodes that wait do so by HLT, which executes nothing, whatever the kernel thinks of how long it will take.
+/// Nodes of the measurement. Idle nodes use HLT, which executes no instructions, regardless of how
+/// long the kernel expects to be idle.
 pub const SPEC: Spec = Spec::pair()
     .bench_nics()
     .no_sshd()
@@ -25,20 +27,20 @@ pub const SPEC: Spec = Spec::pair()
     .count_instructions()
     .append(&["idle=halt"]);
 
-/// How long a run may take.
+/// Maximum time of a run.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// After a run: processes end, timers of the last packets expire.
+/// Time after a run until processes have ended and timers of the last packets have expired.
 const SETTLE: Duration = Duration::from_millis(100);
-/// How long to look at nodes that have nothing to do.
+/// Time during which idle nodes are measured.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// What an operation is.
+/// Unit of the figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unit {
     /// 1024 bytes of payload.
     Kib,
-    /// A message or packet there and one back.
+    /// A message or packet in each direction.
     RoundTrip,
     /// A message in one direction.
     Message,
@@ -46,7 +48,7 @@ pub enum Unit {
     Registration,
     /// A read from a drive.
     Read,
-    /// A request of LNet's stand-in, with its answer and bulk data.
+    /// A request of LNet's stand-in with its answer and bulk data.
     Rpc,
 }
 
@@ -62,7 +64,7 @@ impl Unit {
         }
     }
 
-    /// Last word of the key in the summary.
+    /// Returns the last word of the key in the summary.
     fn key(self) -> &'static str {
         match self {
             Self::Kib => "instructions_per_kib",
@@ -71,20 +73,21 @@ impl Unit {
     }
 }
 
-/// Who does the work.
+/// Program or module that does the work.
 #[derive(Debug, Clone, Copy)]
 enum Worker {
     /// A stream of `netperf` over a device, in KiB.
     Stream(Device),
-    /// The same past TCP by calls of so many KiB, of whole pages, whose data are lent or copied.
+    /// A stream of `netperf` that bypasses TCP, by calls of this number of KiB in whole pages. The
+    /// data are sent from the program's memory (true) or copied.
     Large(u64, bool),
     /// Requests of `netperf` over a device, by TCP or UDP.
     Request(Device, Test),
-    /// A command of `extoll_bench` with the unit driven as exn does it.
+    /// A command of `extoll_bench` and its message size, with the unit driven as in exn.
     Raw(&'static str, u64),
-    /// Messages of so many bytes.
+    /// Messages of this number of bytes.
     Rate(u64),
-    /// The units with registered memory, by one of the APIs.
+    /// A unit with registered memory, through one of the APIs.
     Unit(What, u64, Api),
     /// Requests of LNet's stand-in.
     Rpc(Over, Ask),
@@ -98,18 +101,18 @@ struct Work {
     title: &'static str,
     unit: Unit,
     worker: Worker,
-    /// How often in the two runs that are compared.
+    /// Numbers of operations in the two runs that are compared.
     few: u64,
     many: u64,
 }
 
 impl Work {
-    /// Its name in the summary.
+    /// Returns the name in the summary.
     fn key(&self) -> String {
         format!("{}.{}", self.subject, self.name)
     }
 
-    /// Units in a number of operations.
+    /// Returns the number of units in a number of operations.
     fn units(&self, operations: u64) -> u64 {
         match (self.unit, self.worker) {
             (Unit::Kib, Worker::Raw(_, size) | Worker::Unit(_, size, _)) => {
@@ -132,7 +135,7 @@ impl Work {
                 many: 104 << 10,
             });
         }
-        // The first size is that from which on it is done by itself.
+        // From 1 MiB on, data are sent without a copy by default.
         for (name, title, size, lent) in [
             ("large1m", "stream by calls of 1 MiB, lent", 1024, true),
             ("large1m_copied", "the same, copied", 1024, false),
@@ -220,7 +223,7 @@ impl Work {
         for (subject, api) in [("kernel_api", Api::Kernel), ("user", Api::User)] {
             let unit = |what, size| Worker::Unit(what, size, api);
             if api == Api::User {
-                // With the kernel API that is the raw unit.
+                // With the kernel API this is the raw unit.
                 all.push(trips(
                     subject,
                     "VELO ping-pong, 64 bytes",
@@ -278,11 +281,11 @@ impl Work {
                 netperf(EXTL, what, &format!("-m {size}K -M {size}K"))?;
                 let after = not_copied(lab)?;
                 let share = [0, 1].map(|i| (after[i] - before[i]) as f64 / (count * 1024) as f64);
-                // Some come before the reader does.
+                // Data that arrive before the reader calls are copied.
                 let right = |share: f64| if lent { share > 0.9 } else { share == 0.0 };
                 ensure!(
                     share.iter().all(|share| right(*share)),
-                    "shares that were not copied: {share:?}"
+                    "shares of the data that were not copied: {share:?}"
                 );
             }
             Worker::Request(device, test) => {
@@ -290,7 +293,7 @@ impl Work {
                 netperf(device, format!("-t {what}_RR -l -{count}"), "-r 64,64")?;
             }
             Worker::Raw("pingpong", size) => {
-                // Verified are more: those that warm up, too.
+                // `verified` is larger, because it includes the warm-up.
                 let done = number(&raw("pingpong", size, "")?, "count")?;
                 ensure!(done == count as f64, "{done} of {count} round trips");
             }
@@ -313,7 +316,10 @@ impl Work {
                 units.run(case, api, count)?;
             }
             Worker::Rpc(over, ask) => {
-                let nets = place.nets.as_ref().context("there are no networks")?;
+                let nets = place
+                    .nets
+                    .as_ref()
+                    .context("the networks are not prepared")?;
                 nets.count(over, &ask, count)?;
             }
         }
@@ -321,7 +327,7 @@ impl Work {
     }
 }
 
-/// The lab with what was prepared on it.
+/// The lab with everything that workloads need.
 struct Place<'a> {
     lab: &'a Lab,
     peer: u64,
@@ -329,7 +335,8 @@ struct Place<'a> {
     nets: Option<Nets<'a>>,
 }
 
-/// Bytes that node 0 has sent from a program's memory, and node 1 has fetched to one's.
+/// Returns the bytes that node 0 has sent from a program's memory, and the bytes that node 1 has
+/// fetched into a program's memory.
 fn not_copied(lab: &Lab) -> Result<[u64; 2]> {
     let one = |node, name: &str| -> Result<u64> {
         let script = format!("sed -n 's/^{name} //p' /sys/kernel/debug/af_extl/nics");
@@ -339,7 +346,7 @@ fn not_copied(lab: &Lab) -> Result<[u64; 2]> {
     Ok([one(0, "lent")?, one(1, "sunk")?])
 }
 
-/// Of both nodes.
+/// Counts of both nodes.
 type Nodes = [Instructions; 2];
 
 fn read(lab: &Lab) -> Result<Nodes> {
@@ -351,14 +358,14 @@ fn since(now: Nodes, before: Nodes) -> Nodes {
     [now[0] - before[0], now[1] - before[1]]
 }
 
-/// Instructions of the two runs of one pass on nodes 0 and 1: `[kernel, user]` of each.
+/// Instructions of nodes 0 and 1 in the two runs of one pass, `[kernel, user]` of each.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Pass {
-    /// Of the few operations.
+    /// Counts with few operations.
     pub few: [[u64; 2]; 2],
-    /// Of the many.
+    /// Counts with many operations.
     pub many: [[u64; 2]; 2],
-    /// Seconds that the latter took longer.
+    /// Seconds by which the second run was longer.
     pub seconds: f64,
 }
 
@@ -369,24 +376,25 @@ fn plain(nodes: Nodes) -> [[u64; 2]; 2] {
 /// Figures of one workload.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// Whose: a device, a unit or an API.
+    /// Device, unit or API that was measured.
     pub subject: &'static str,
     /// Name of the workload.
     pub work: &'static str,
-    /// The same for people.
+    /// Title in tables.
     pub title: &'static str,
-    /// What the figures are per.
+    /// Unit of the figures.
     pub unit: Unit,
-    /// How many of these lie between the few and the many operations.
+    /// Number of units between the few and the many operations.
     pub units: u64,
-    /// What the nodes execute in a second with nothing to do; it does not count.
+    /// Instructions of the idle nodes per second, which are subtracted.
     pub quiet: [[f64; 2]; 2],
-    /// What was read.
+    /// Counts of each pass.
     pub passes: Vec<Pass>,
 }
 
 impl Row {
-    /// Instructions per unit in the nodes and halves (0: kernel, 1: user) that are chosen; of the passes.
+    /// Returns the instructions per unit in the chosen nodes and halves (0: kernel, 1: user), one
+    /// value per pass.
     fn of(&self, chosen: impl Fn(usize, usize) -> bool) -> Vec<f64> {
         let cells = (0..2).flat_map(|node| (0..2).map(move |half| (node, half)));
         let cells: Vec<_> = cells.filter(|(node, half)| chosen(*node, *half)).collect();
@@ -400,17 +408,17 @@ impl Row {
         self.passes.iter().map(per).collect()
     }
 
-    /// Of both nodes; `None` when nothing was measured.
+    /// Returns the sum of both nodes; `None` if there are no passes.
     pub fn total(&self) -> Option<Spread> {
         Spread::of(&self.of(|_, _| true))
     }
 
-    /// Of one node.
+    /// Returns the figure of one node.
     pub fn of_node(&self, node: usize) -> Option<Spread> {
         Spread::of(&self.of(|n, _| n == node))
     }
 
-    /// Keys and values for the summary.
+    /// Returns keys and values for the summary.
     pub fn summary(&self) -> Vec<(String, f64)> {
         let key = format!("{}.{}.{}", self.subject, self.work, self.unit.key());
         let mut all = Vec::new();
@@ -445,21 +453,22 @@ impl Row {
     }
 }
 
-/// All of it.
+/// All figures.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Figures {
-    /// Instructions per second of nodes 0 and 1 with nothing to do and exn0 up, `[kernel, user]` of each.
+    /// Instructions per second of the idle nodes 0 and 1 with exn0 up, `[kernel, user]` of each.
     pub quiet: [[f64; 2]; 2],
-    /// The workloads.
+    /// Workloads.
     pub rows: Vec<Row>,
-    /// A drive that is borrowed, in nodes of their own.
+    /// Figures of a borrowed drive, measured in other nodes.
     pub drives: Option<Drives>,
 }
 
-/// Measures what is `wanted`, by names as `extl.tcp_rr`, and says with what it begins; nodes are prepared by [`crate::measure::prepare`]. Takes exn0 down.
+/// Measures the workloads whose names, such as `extl.tcp_rr`, are `wanted`, and reports each step
+/// to `progress`. Nodes must be prepared by [`crate::measure::prepare`]. Takes exn0 down.
 ///
 /// # Errors
-/// When a program fails, or instructions are not counted, or nothing is wanted.
+/// When a program fails, instructions are not counted, or no workload is wanted.
 pub fn measure(
     lab: &Lab,
     peer: u64,
@@ -492,7 +501,7 @@ pub fn measure(
         }
         if matches!(work.worker, Worker::Unit(..)) && place.units.is_none() {
             place.units = Some(Bench::start(lab, peer)?);
-            // With exn0 down they do less.
+            // Idle nodes do less work with exn0 down.
             now = at_rest(lab)?;
         }
         progress(&format!("instructions of {}, {}", work.subject, work.title));
@@ -513,7 +522,7 @@ pub fn measure(
     })
 }
 
-/// What the nodes execute in a second with nothing to do.
+/// Returns the instructions of the idle nodes per second.
 pub fn at_rest(lab: &Lab) -> Result<[[f64; 2]; 2]> {
     let before = read(lab)?;
     let start = Instant::now();
@@ -523,17 +532,18 @@ pub fn at_rest(lab: &Lab) -> Result<[[f64; 2]; 2]> {
     Ok(added.map(|node| node.map(|n| n as f64 / seconds)))
 }
 
-/// Does a few operations and many, so often; before that a few that do not count.
+/// Runs few operations and many, `passes` times. One more run of few operations before that does
+/// not count.
 ///
 /// # Errors
-/// Those of `run`, and when instructions are not counted.
+/// When `run` fails or instructions are not counted.
 pub fn passes_of(
     lab: &Lab,
     passes: usize,
     [few, many]: [u64; 2],
     run: impl Fn(u64) -> Result<()>,
 ) -> Result<Vec<Pass>> {
-    // What is done for the first time takes longer: pages of programs are read, neighbours are asked for.
+    // The first run takes longer, because programs are read from disk and neighbours are resolved.
     run(few)?;
     let mut all = Vec::new();
     for _ in 0..passes {
@@ -568,7 +578,7 @@ fn one(place: &Place<'_>, work: &Work, passes: usize, quiet: [[f64; 2]; 2]) -> R
     })
 }
 
-/// The table.
+/// Returns the table.
 pub fn text(figures: &Figures) -> String {
     let drives = figures.drives.iter().flat_map(|d| &d.rows);
     let rows: Vec<Vec<String>> = figures.rows.iter().chain(drives).map(Row::cells).collect();
@@ -583,7 +593,7 @@ pub fn text(figures: &Figures) -> String {
     ));
     let [a, b] = figures.quiet.map(|node| short(node.iter().sum()));
     out.push_str(&format!(
-        "\nWith nothing to do the nodes execute {a} and {b} instructions per second, which are not in the figures.\n"
+        "\nThe idle nodes execute {a} and {b} instructions per second, which are not in the figures.\n"
     ));
     out.push_str(&exlnd::instructions_text(&figures.rows));
     if let Some(drives) = &figures.drives {
@@ -647,7 +657,7 @@ mod tests {
         keys.dedup();
         assert_eq!(keys.len(), all.len());
         for work in &all {
-            // Transfers need all their slots in the short run, too.
+            // The short run must use all slots for transfers, too.
             assert!(work.few >= 8 && work.many >= 5 * work.few, "{work:?}");
         }
         let units = |subject, name| {

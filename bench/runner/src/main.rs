@@ -1,7 +1,8 @@
 //! `make bench`: exn, virtio-net and e1000e in one pair of nodes, and the raw VELO and RMA units as the limit.
 //!
-//! Everything runs in emulation, so times say nothing about hardware. What is printed are ratios of figures taken right
-//! after each other in the same nodes, and counts of bus accesses and instructions, which do not depend on the machine (docs/bench.md).
+//! Everything runs in emulation, so times say nothing about hardware. The output contains ratios of
+//! figures that were taken directly after each other in the same nodes. It also contains counts of
+//! bus accesses and instructions, which do not depend on the machine (docs/bench.md).
 #![forbid(unsafe_code)]
 
 mod counts;
@@ -33,13 +34,14 @@ struct Args {
     /// Fewer and shorter repetitions
     #[arg(long)]
     quick: bool,
-    /// Measure only this
+    /// Measure only this part
     #[arg(long, value_name = "PART")]
     only: Option<Part>,
-    /// Count the instructions only of workloads whose names in the summary contain this, as extl.tcp_rr; several with commas
+    /// Count instructions only of workloads whose names in the summary contain one of these words,
+    /// separated by commas, such as extl.tcp_rr
     #[arg(long, value_name = "NAMES")]
     work: Option<String>,
-    /// Where the results go, as JSON; the summary goes next to it, as summary.json
+    /// Output file for the results in JSON; the summary is written next to it as summary.json
     #[arg(long, default_value = "/out/bench/results.json", value_name = "FILE")]
     output: PathBuf,
     /// Name of the lab to use
@@ -50,7 +52,7 @@ struct Args {
     revision: String,
 }
 
-/// What can be measured alone.
+/// Parts that can be measured alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
     /// Ratios, bus accesses, kernel API and user space
@@ -61,10 +63,11 @@ enum Part {
     Exlnd,
 }
 
-/// Delays of the fabric would be the same for all and say nothing: what is compared is what drivers do.
+/// Timing is ideal, because delays of the fabric would be equal for all drivers and hide their
+/// differences.
 const SPEC: Spec = Spec::pair().bench_nics().no_sshd().ideal();
 
-/// Tells on stderr what goes on.
+/// Progress output on stderr.
 struct Progress(Instant);
 
 impl Progress {
@@ -124,10 +127,10 @@ fn run(args: &Args) -> Result<()> {
     store(&args.output, &results)?;
     store(&summary, &summary::of(&results))?;
     print!("{}", results.text());
-    // Inside the build root /out stands for out/ in the work tree.
+    // In the build root, /out is out/ of the work tree.
     let shown = |path: &Path| path.strip_prefix("/").unwrap_or(path).display().to_string();
     progress.step(&format!(
-        "done; all figures are in {}, those to compare in {}",
+        "done; all figures are in {}, the summary is in {}",
         shown(&args.output),
         shown(&summary)
     ));
@@ -140,7 +143,7 @@ fn store(path: &Path, what: &impl serde::Serialize) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Boots two nodes and prepares them; also returns the node ID of node 1.
+/// Boots two nodes and prepares them. The result includes the node ID of node 1.
 fn boot(name: &str, spec: &Spec, results: &mut Results) -> Result<(Lab, u64)> {
     let lab = Lab::up(name, spec)?;
     results.setup.extend(report::guest_setup(&lab)?);
@@ -149,7 +152,7 @@ fn boot(name: &str, spec: &Spec, results: &mut Results) -> Result<(Lab, u64)> {
         .raw(1, "status")?
         .get("node")
         .and_then(|n| n.parse().ok())
-        .context("node 1 does not tell its node ID")?;
+        .context("node 1 does not report its node ID")?;
     Ok((lab, peer))
 }
 
@@ -210,7 +213,8 @@ fn compare_devices(
     Ok(())
 }
 
-/// In nodes of their own: counting makes them slower, and needs emulated processors.
+/// Counts instructions in separate nodes, because counting makes nodes slower and needs emulated
+/// CPUs.
 fn count_instructions(
     args: &Args,
     progress: &Progress,
@@ -241,7 +245,7 @@ fn count_instructions(
     }
     ensure!(
         figures.drives.is_some() || !figures.rows.is_empty(),
-        "there is no such workload"
+        "no workload matches the given names"
     );
     Ok(figures)
 }
@@ -253,7 +257,7 @@ fn count_all(lab: &Lab, emulator: &mut Client, peer: u64, effort: &Effort) -> Re
             0,
             &format!("ping -q -c {pings} -i 0.005 -w 40 -s {size} 10.2.0.2"),
         )?;
-        // With -w it sends one more when the last answer is late.
+        // With -w ping sends one more packet if the last answer is late.
         ensure!(
             out.contains(&format!(" {pings} received")),
             "frames were lost: {out}"
@@ -261,7 +265,7 @@ fn count_all(lab: &Lab, emulator: &mut Client, peer: u64, effort: &Effort) -> Re
         Ok(None)
     };
     let mut all = Vec::new();
-    // 42 bytes of headers are added.
+    // Headers add 42 bytes.
     for size in [56, 1400, 60_000] {
         all.extend(counted(
             lab,

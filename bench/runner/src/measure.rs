@@ -7,18 +7,18 @@ use serde::Serialize;
 use serde_json::{json, Value};
 use std::time::Duration;
 
-/// One of the things compared: name in the results and network of its pair of interfaces (`raw` has none).
+/// A device that is compared, with the network of its pair of interfaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Device {
     /// Name in results.
     pub name: &'static str,
-    /// First three bytes of its addresses; node N has N + 1 as the last.
+    /// First three bytes of the addresses; node N has N + 1 as the last byte.
     pub network: &'static str,
     /// Port of its iperf3 server on node 1.
     pub port: u16,
     /// Port of its netperf server on node 1.
     pub netserver: u16,
-    /// Programs are started by this.
+    /// Prefix of the command lines of programs.
     pub by: &'static str,
 }
 
@@ -47,7 +47,7 @@ pub const DEVICES: [Device; 3] = [
     },
 ];
 
-/// Sockets of AF_EXTL over exn's network; the programs are the same. They have TCP's tests only.
+/// Sockets of AF_EXTL over exn's network, used by the same programs. Only TCP's tests run on them.
 pub const EXTL: Device = Device {
     name: "extl",
     network: "10.2.0",
@@ -56,31 +56,31 @@ pub const EXTL: Device = Device {
     by: "extl-run ",
 };
 
-/// What is measured on every device; higher is better for all.
+/// Tests of the devices; higher values are better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Test {
     /// One TCP stream from node 0 to node 1, bit/s. Raw: GETs of 64 KiB, eight in flight.
     Tcp1,
-    /// Four of them, the sum.
+    /// Four TCP streams, the sum of their rates in bit/s.
     Tcp4,
-    /// TCP request and response of 64 bytes each, transactions/s. Raw: as below.
+    /// TCP request and response of 64 bytes each, transactions/s. Raw: like `UdpRr`.
     TcpRr,
     /// UDP request and response of 64 bytes each, transactions/s. Raw: VELO ping-pong with interrupts.
     UdpRr,
 }
 
 impl Test {
-    /// All of them.
+    /// All tests.
     pub const ALL: [Test; 4] = [Test::Tcp1, Test::Tcp4, Test::TcpRr, Test::UdpRr];
 
-    /// What it is measured on.
+    /// Returns the devices that run the test.
     pub fn devices(self) -> impl Iterator<Item = Device> {
         let extl = (self != Test::UdpRr).then_some(EXTL);
         DEVICES.into_iter().chain(extl)
     }
 
-    /// For the table.
+    /// Returns the title in the table.
     pub fn title(self) -> &'static str {
         match self {
             Test::Tcp1 => "TCP stream",
@@ -90,7 +90,7 @@ impl Test {
         }
     }
 
-    /// In names of the summary.
+    /// Returns the name in the summary.
     pub fn key(self) -> &'static str {
         match self {
             Test::Tcp1 => "tcp1",
@@ -115,52 +115,53 @@ pub struct Sample {
     pub repetition: usize,
     /// Name of the device, or `raw`.
     pub device: &'static str,
-    /// What was measured.
+    /// Test of the figure.
     pub test: Test,
     /// Unit of the value.
     pub unit: &'static str,
-    /// The figure.
+    /// Measured value.
     pub value: f64,
-    /// What else the program said.
+    /// Other values in the program's output.
     pub details: Value,
 }
 
-/// How long and how often.
+/// Lengths and numbers of measurements.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Effort {
-    /// Repetitions of everything that is compared.
+    /// Repetitions of every comparison.
     pub repetitions: usize,
     /// Seconds of each measurement.
     pub seconds: u32,
     /// Round trips of each raw ping-pong.
     pub round_trips: u32,
-    /// Bytes of each raw transfer run; at least 64 and at most 4096 transfers.
+    /// Bytes of each raw run, which has 64 to 4096 transfers.
     pub raw_bytes: u64,
     /// Runs of the raw units at each size.
     pub raw_passes: usize,
-    /// Runs of everything that kernel API and user space are compared by.
+    /// Runs of each comparison of kernel API and user space.
     pub unit_passes: usize,
-    /// Runs of everything that instructions are counted of.
+    /// Runs of each workload that counts instructions.
     pub counted_passes: usize,
 }
 
-/// Patience beyond the length of a measurement.
+/// Time limit beyond the length of a measurement.
 const SLACK: Duration = Duration::from_secs(60);
-/// Size of raw transfers that are compared with TCP: the largest frame of exn is about as long.
+/// Size of the raw transfers that are compared with TCP, about that of exn's largest frame.
 pub const RAW_SIZE: u64 = 65536;
-/// A command of `extoll_bench` may take this long.
+/// Timeout of a command of `extoll_bench` in ms.
 pub const RAW_TIMEOUT_MS: u32 = 60_000;
 
-/// Starts the servers on node 1 and loads the raw module on both.
+/// Starts the servers on node 1 and loads the raw module on both nodes.
 ///
 /// # Errors
-/// When something does not start.
+/// When one of these does not start.
 pub fn prepare(lab: &Lab) -> Result<()> {
     for node in 0..2 {
         let tunables = "af_extl.ask_ms=20 af_extl.asks=50 af_extl.accept_ms=2000";
         lab.ok(node, &modules::modprobe("af_extl", tunables))?;
     }
-    // One server per device: the one that has just been used may still be busy with its last client.
+    // One server per device, because a server that was just used may still be busy with its last
+    // client.
     for Device { port, by, .. } in DEVICES.into_iter().chain([EXTL]) {
         lab.ok(1, &format!("{by}iperf3 -s -D -p {port} >/dev/null"))?;
     }
@@ -171,7 +172,7 @@ pub fn prepare(lab: &Lab) -> Result<()> {
         lab.ok(node, "modprobe extoll_bench")?;
         lab.raw(node, "serve")?;
     }
-    // Neighbours are known before anything is measured.
+    // Resolves neighbours before the first measurement.
     for device in DEVICES {
         lab.ok(
             0,
@@ -182,17 +183,18 @@ pub fn prepare(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Connections of node 0 whose data have bypassed TCP.
+/// Returns the number of connections of node 0 whose data have bypassed TCP.
 fn direct(lab: &Lab) -> Result<u64> {
     let count = "sed -n 's/^Waiting+UseStreams //p' /proc/net/extl_stat";
-    // Without a line there were none.
+    // The line is missing if the number is zero.
     Ok(lab.ok(0, count)?.trim().parse().unwrap_or(0))
 }
 
-/// Runs a program of a device, which makes so many connections; those of AF_EXTL have to bypass TCP.
+/// Runs a program of a device, which opens `connections` connections. Those of AF_EXTL must bypass
+/// TCP.
 ///
 /// # Errors
-/// When the program fails, or TCP was used.
+/// When the program fails, or a connection of AF_EXTL used TCP.
 pub fn by(
     lab: &Lab,
     device: Device,
@@ -213,7 +215,7 @@ pub fn by(
     Ok(said)
 }
 
-/// Why connections of both nodes used TCP since the modules were loaded.
+/// Returns the reasons why connections of both nodes used TCP since the modules were loaded.
 fn reasons(lab: &Lab) -> String {
     let of = |node| {
         let lines = "grep '^fallback-' /proc/net/extl_stat | grep -v ' 0$' | tr '\\n' ' '";
@@ -223,10 +225,10 @@ fn reasons(lab: &Lab) -> String {
     format!("{}, {}", of(0), of(1))
 }
 
-/// Measures one thing once.
+/// Runs one test once.
 ///
 /// # Errors
-/// When the program fails or says something unexpected.
+/// When the program fails or prints unexpected output.
 pub fn once(
     lab: &Lab,
     device: Device,
@@ -267,7 +269,7 @@ pub fn once(
     })
 }
 
-/// Measures the raw units once: what TCP and UDP are compared with.
+/// Measures the raw units once, as the reference for TCP and UDP.
 ///
 /// # Errors
 /// When a command of `extoll_bench` fails.
@@ -295,7 +297,7 @@ pub fn raw_once(lab: &Lab, peer: u64, repetition: usize, effort: &Effort) -> Res
 /// `key value` lines of a raw run.
 pub type Pairs = std::collections::BTreeMap<String, String>;
 
-/// GETs or PUTs.
+/// Runs GETs or PUTs.
 ///
 /// # Errors
 /// When the command fails.
@@ -309,7 +311,7 @@ pub fn transfer(lab: &Lab, verb: &str, peer: u64, size: u64, effort: &Effort) ->
     )
 }
 
-/// Round trips.
+/// Runs round trips.
 ///
 /// # Errors
 /// When the command fails.

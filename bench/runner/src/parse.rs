@@ -1,25 +1,25 @@
-//! Output of the programs that measure.
+//! Parsers for the output of measuring programs.
 
 use anyhow::{bail, Context, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// What a TCP stream came to.
+/// Result of a TCP stream.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stream {
-    /// Bits per second that the receiver saw.
+    /// Bits per second at the receiver.
     pub bits_per_s: f64,
-    /// Segments that the sender sent again.
+    /// Segments that the sender retransmitted.
     pub retransmits: u64,
 }
 
-/// Reads the report of `iperf3 -J`.
+/// Parses the report of `iperf3 -J`.
 ///
 /// # Errors
-/// When it is no report, or one of a failed run: then with iperf3's own words.
+/// When the text is not a report, or the run has failed. The error then contains iperf3's message.
 pub fn iperf3(text: &str) -> Result<Stream> {
     let report: Value =
-        serde_json::from_str(text).with_context(|| format!("iperf3 gave no JSON but: {text}"))?;
+        serde_json::from_str(text).with_context(|| format!("iperf3 printed no JSON: {text}"))?;
     if let Some(error) = report["error"].as_str() {
         bail!("iperf3: {error}");
     }
@@ -35,10 +35,10 @@ pub fn iperf3(text: &str) -> Result<Stream> {
     })
 }
 
-/// Reads `KEY=number` lines of `netperf -k`.
+/// Parses `KEY=number` lines of `netperf -k`.
 ///
 /// # Errors
-/// When THROUGHPUT is not among them.
+/// When THROUGHPUT is missing.
 pub fn netperf(text: &str) -> Result<BTreeMap<String, f64>> {
     let all: BTreeMap<String, f64> = text
         .lines()
@@ -46,15 +46,15 @@ pub fn netperf(text: &str) -> Result<BTreeMap<String, f64>> {
         .filter_map(|(k, v)| Some((k.to_string(), v.trim().parse().ok()?)))
         .collect();
     if !all.contains_key("THROUGHPUT") {
-        bail!("netperf gave no THROUGHPUT but: {text}");
+        bail!("netperf printed no THROUGHPUT: {text}");
     }
     Ok(all)
 }
 
-/// A number out of `key value` lines.
+/// Returns a number from `key value` lines.
 ///
 /// # Errors
-/// When there is no such key, or no number.
+/// When the key is missing or its value is not a number.
 pub fn number(pairs: &BTreeMap<String, String>, key: &str) -> Result<f64> {
     let text = pairs
         .get(key)

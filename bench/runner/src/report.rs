@@ -16,26 +16,27 @@ use std::collections::BTreeMap;
 /// Version of the JSON file's layout.
 const SCHEMA: u32 = 1;
 
-/// Raw runs that the others are compared with.
+/// Raw runs that are the reference for the others.
 const REFERENCES: [(&str, u64); 2] = [("VELO ping-pong irq", 64), ("RMA GET", 65536)];
 
 /// Runs of the raw units at one size.
 #[derive(Debug, Clone, Serialize)]
 pub struct RawRow {
-    /// What was run.
+    /// Name of the run.
     pub run: String,
     /// Bytes per message or transfer.
     pub size: u64,
-    /// Bytes per second, both ways for round trips.
+    /// Bytes per second, in both directions for round trips.
     pub bytes_per_s: f64,
-    /// Operations per second, median of the passes; of round trips by their median time.
+    /// Operations per second, median of the passes. For round trips it is derived from their median
+    /// time.
     pub operations_per_s: f64,
-    /// What the module said in each pass.
+    /// Output of the module in each pass.
     pub passes: Vec<Pairs>,
 }
 
 impl RawRow {
-    /// From the module's lines in each pass.
+    /// Builds a row from the module's output in each pass.
     pub fn new(run: &str, size: u64, passes: Vec<Pairs>) -> Self {
         let trips = passes.iter().any(|p| p.contains_key("rtt_ns_median"));
         let rate = |p: &Pairs| {
@@ -61,53 +62,53 @@ impl RawRow {
 /// A ratio of the table.
 #[derive(Debug, Clone, Serialize)]
 pub struct Ratio {
-    /// What was measured.
+    /// Test of the ratio.
     pub test: Test,
-    /// In the numerator: exn or AF_EXTL.
+    /// Numerator: exn or AF_EXTL.
     pub of: &'static str,
-    /// Device in the denominator.
+    /// Denominator: another device or the raw units.
     pub to: &'static str,
     /// Median over the repetitions, smallest, largest.
     pub ratio: Spread,
 }
 
-/// Everything.
+/// All results.
 #[derive(Debug, Serialize)]
 pub struct Results {
-    /// [`SCHEMA`].
+    /// Version of the layout, [`SCHEMA`].
     pub schema: u32,
     /// Revision of the sources.
     pub revision: String,
-    /// `--quick`.
+    /// True with `--quick`.
     pub quick: bool,
     /// Lengths and repetitions.
     pub effort: Effort,
-    /// How long it all took.
+    /// Duration of the run in seconds.
     pub seconds: u64,
-    /// Versions and machine.
+    /// Versions and properties of guests and host.
     pub setup: BTreeMap<String, String>,
-    /// Summary of the samples.
+    /// Ratios of the samples.
     pub ratios: Vec<Ratio>,
-    /// Single figures in the order in which they were taken.
+    /// Single figures in the order of measurement.
     pub samples: Vec<Sample>,
     /// Bus accesses.
     pub counts: Vec<Side>,
     /// Raw units by size.
     pub raw: Vec<RawRow>,
-    /// Units by the kernel API and from user space.
+    /// Units by kernel API and from user space.
     pub units: Vec<units::Row>,
-    /// Ratios between those.
+    /// Ratios of `units`.
     pub unit_ratios: Vec<units::Compared>,
     /// RPCs by kexlnd.ko and TCP, and raw RMA.
     pub exlnd: Vec<exlnd::Sample>,
-    /// Ratios between those.
+    /// Ratios of `exlnd`.
     pub exlnd_ratios: Vec<exlnd::Compared>,
     /// Instructions per operation.
     pub instructions: Option<insns::Figures>,
 }
 
 impl Results {
-    /// Nothing measured yet.
+    /// Creates empty results.
     pub fn new(effort: Effort, quick: bool, revision: &str) -> Self {
         Self {
             schema: SCHEMA,
@@ -162,12 +163,12 @@ impl Results {
         self.exlnd_ratios = exlnd::compare(&self.exlnd);
     }
 
-    /// What was measured, where, and in which units.
+    /// Returns the conditions of the measurement: revision, guests, host.
     fn conditions(&self) -> String {
         let of = |key: &str| self.setup.get(key).map_or("unknown", String::as_str);
         format!(
-            "\nRevision {}{}; {}; guests: {}, {} of memory; host: {} processors, load at the start {}\n\
-             Times and rates are ratios between things measured in this run; counts are accesses, DMA is in bytes, each per operation\n",
+            "\nRevision {}{}; {}; guests: {}, {} of memory; host: {} CPUs, load at the start {}\n\
+             Times and rates are ratios of figures of this run; counts are accesses, DMA is in bytes, each per operation\n",
             self.revision,
             if self.quick { ", --quick" } else { "" },
             of("qemu"),
@@ -178,7 +179,7 @@ impl Results {
         )
     }
 
-    /// The tables, of what was measured.
+    /// Returns the tables of all parts that were measured.
     pub fn text(&self) -> String {
         let mut out = self.conditions();
         if !self.ratios.is_empty() {
@@ -229,7 +230,9 @@ impl Results {
             "extl/raw",
         ];
         out.push_str(&render(&head, &rows));
-        out.push_str("\nWhat it takes on the bus between host and NIC (node 0 sends or asks, node 1 answers)\n\n");
+        out.push_str(
+            "\nAccesses on the bus between host and NIC (node 0 sends or asks, node 1 answers)\n\n",
+        );
         out.push_str(&render(
             Side::HEAD,
             &self.counts.iter().map(Side::row).collect::<Vec<_>>(),
@@ -260,7 +263,7 @@ impl Results {
     }
 }
 
-/// What the nodes are.
+/// Returns properties of the guests.
 ///
 /// # Errors
 /// When a node does not answer.
@@ -288,7 +291,7 @@ pub fn guest_setup(lab: &Lab) -> Result<BTreeMap<String, String>> {
     Ok(all)
 }
 
-/// What they run on.
+/// Returns properties of the host.
 pub fn host_setup() -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     let mut note = |key: &str, value: String| all.insert(key.to_string(), value.trim().to_string());

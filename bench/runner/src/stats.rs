@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// Median; `None` without values.
+/// Returns the median; `None` without values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut v: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
     v.sort_by(f64::total_cmp);
@@ -14,7 +14,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// Median of ratios and how far the single ones lie apart.
+/// Median and range of ratios.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
     /// Median.
@@ -26,7 +26,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of values; `None` without any.
+    /// Computes median and range of values; `None` without values.
     pub fn of(values: &[f64]) -> Option<Self> {
         Some(Self {
             median: median(values)?,
@@ -48,7 +48,7 @@ impl std::fmt::Display for Spread {
     }
 }
 
-/// Ratios of values that were measured in the same repetition; those that miss their partner are left out.
+/// Returns the ratios of values from the same repetition. A value without a partner is left out.
 pub fn ratios(upper: &[(usize, f64)], lower: &[(usize, f64)]) -> Vec<f64> {
     upper
         .iter()
@@ -59,7 +59,7 @@ pub fn ratios(upper: &[(usize, f64)], lower: &[(usize, f64)]) -> Vec<f64> {
         .collect()
 }
 
-/// A number with about three significant digits, without exponent.
+/// Formats a number with about three significant digits and without exponent.
 pub fn short(x: f64) -> String {
     match x.abs() {
         a if !a.is_finite() => "-".into(),

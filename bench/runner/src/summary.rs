@@ -1,10 +1,10 @@
-//! A flat map from name to number, for people and programs that compare runs.
+//! A flat map from name to number, for comparing runs.
 
 use crate::exlnd;
 use crate::report::Results;
 use std::collections::BTreeMap;
 
-/// Digits behind the point that are kept: more than any of the figures is exact to.
+/// Digits that are kept after the decimal point; the figures are less accurate than this.
 const DIGITS: i32 = 4;
 
 fn rounded(x: f64) -> f64 {
@@ -12,8 +12,8 @@ fn rounded(x: f64) -> f64 {
     (x * scale).round() / scale
 }
 
-/// Ratios by the name `OF.TEST.vs_TO`, instructions as [`crate::insns::Row::summary`] names them; medians. What was not measured is not
-/// there.
+/// Returns the medians of ratios, named `OF.TEST.vs_TO`, and of instructions, named by
+/// [`crate::insns::Row::summary`]. Parts that were not measured are left out.
 pub fn of(results: &Results) -> BTreeMap<String, f64> {
     let ratios = results.ratios.iter().map(|r| {
         let key = format!("{}.{}.vs_{}", r.of, r.test.key(), r.to);

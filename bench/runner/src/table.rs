@@ -1,6 +1,7 @@
-//! Aligned text.
+//! Tables of aligned text.
 
-/// First column to the left, the others to the right; a line below the head.
+/// Formats a table with the first column aligned left, the others right, and a line below the
+/// headings.
 pub fn render(head: &[&str], rows: &[Vec<String>]) -> String {
     let columns = rows
         .iter()

@@ -1,4 +1,4 @@
-//! The units themselves, by the kernel API and from user space: how they compare, and what each operation costs on the bus.
+//! The units by kernel API and from user space: comparison, and cost of each operation on the bus.
 
 use crate::counts::{buses, Bus, Rates};
 use crate::measure::{Effort, RAW_TIMEOUT_MS};
@@ -12,22 +12,22 @@ use serde::Serialize;
 use serde_json::Value;
 use std::time::Duration;
 
-/// Memory that transfers go to and come from, on node 1: the longest command.
+/// Size of the memory on node 1 for transfers, which is the maximum length of a command.
 const MEMORY: u64 = 8 << 20;
-/// Transfers on their way at once.
+/// Number of transfers in flight.
 const INFLIGHT: u32 = 8;
-/// Size to which throughput is compared.
+/// Transfer size that is the reference for throughput.
 const REFERENCE: u64 = 65536;
-/// Memory that is registered.
+/// Size of the memory that is registered.
 const REGISTERED: u64 = 2 << 20;
-/// Patience of the programs in seconds.
+/// Timeout of the programs in seconds.
 const TIMEOUT: u64 = 60;
 
-/// What is measured.
+/// Kind of measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum What {
-    /// VELO messages back and forth; half of the median time of a round trip.
+    /// VELO messages in both directions; half of the median round-trip time.
     HalfRoundTrip,
     /// VELO messages in one direction.
     MessageRate,
@@ -35,24 +35,24 @@ pub enum What {
     Get,
     /// RMA PUTs.
     Put,
-    /// Registration of memory in pages of 4 KiB, and its end.
+    /// Registration and deregistration of memory in pages of 4 KiB.
     Page,
-    /// The same of a huge page of 2 MiB, from user space only.
+    /// Registration and deregistration of a huge page of 2 MiB, from user space only.
     HugePage,
 }
 
-/// One thing that is measured.
+/// A measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Case {
-    /// What.
+    /// Kind of measurement.
     pub what: What,
     /// Bytes per message, transfer or page.
     pub size: u64,
-    /// By polling instead of interrupts.
+    /// True polls instead of using interrupts.
     pub polling: bool,
 }
 
-/// Who does it.
+/// API that runs a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Api {
@@ -114,7 +114,7 @@ impl Case {
         }
     }
 
-    /// The APIs that it is measured by.
+    /// Returns the APIs that the case is measured through.
     fn apis(self) -> &'static [Api] {
         match self.what {
             What::HugePage => &[Api::User],
@@ -132,7 +132,7 @@ impl Case {
         }
     }
 
-    /// Operations of `count` runs of it.
+    /// Returns the number of operations in `count` repetitions.
     fn operations(self, count: u64) -> u64 {
         match self.what {
             What::Page | What::HugePage => count * (REGISTERED / self.size),
@@ -141,28 +141,28 @@ impl Case {
     }
 }
 
-/// One thing done by one API.
+/// A measurement by one API.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// What.
+    /// The measurement.
     #[serde(flatten)]
     pub case: Case,
-    /// By whom.
+    /// The API.
     pub api: Api,
     /// Operations in each pass.
     pub operations: u64,
     /// Nanoseconds per operation in each pass.
     pub ns: Vec<f64>,
-    /// Bus accesses per operation on nodes 0 and 1: what was added by one pass compared with one of a single operation, so
-    /// that opening and closing do not count; median of the passes.
+    /// Bus accesses per operation on nodes 0 and 1, median of the passes. Each pass is compared
+    /// with a pass of one operation, so that opening and closing do not count.
     pub bus: [Rates; 2],
 }
 
-/// The lab with all that the measurements need on it.
+/// The lab with everything that the measurements need.
 pub struct Bench<'a> {
     lab: &'a Lab,
     peer: u64,
-    /// The offer of node 1: words of a command.
+    /// Memory of node 1, as words of a command.
     memory: String,
     /// `extoll-perf serve` on node 1.
     server: Option<Running>,
@@ -171,7 +171,7 @@ pub struct Bench<'a> {
 impl<'a> Bench<'a> {
     pub fn start(lab: &'a Lab, peer: u64) -> Result<Self> {
         for node in 0..2 {
-            // Nothing but what is measured uses the NICs.
+            // Only the measurement may use the NICs.
             lab.ok(node, "ip link set exn0 down")?;
         }
         let offer = lab.raw(1, &format!("offer kind=pages access=rw bytes={MEMORY}"))?;
@@ -204,7 +204,7 @@ impl<'a> Bench<'a> {
         self.lab.raw(1, "withdraw").map(|_| ())
     }
 
-    /// Does it `count` times; nanoseconds per operation.
+    /// Runs a measurement with `count` repetitions. Returns nanoseconds per operation.
     pub fn run(&self, case: Case, api: Api, count: u64) -> Result<f64> {
         match api {
             Api::Kernel => self.kernel(case, count),
@@ -277,8 +277,8 @@ impl<'a> Bench<'a> {
             &format!("extoll-perf {arguments} --json"),
             Duration::from_secs(2 * TIMEOUT),
         )?;
-        let all: Value =
-            serde_json::from_str(&text).with_context(|| format!("extoll-perf said: {text}"))?;
+        let all: Value = serde_json::from_str(&text)
+            .with_context(|| format!("unexpected output of extoll-perf: {text}"))?;
         let line = &all["results"][0];
         let value = match what {
             What::HalfRoundTrip => line["latency_us"]["median"].as_f64().map(|us| us * 1e3),
@@ -287,14 +287,14 @@ impl<'a> Bench<'a> {
         };
         value
             .filter(|ns| ns.is_finite())
-            .with_context(|| format!("extoll-perf said: {text}"))
+            .with_context(|| format!("unexpected output of extoll-perf: {text}"))
     }
 }
 
-/// Measures all cases by both APIs, one right after the other, in several passes. Takes exn0 down.
+/// Measures all cases by both APIs, directly after each other, in several passes. Takes exn0 down.
 ///
 /// # Errors
-/// When a program fails, or counters can't be read.
+/// When a program fails or counters cannot be read.
 pub fn measure(lab: &Lab, emulator: &mut Client, peer: u64, effort: &Effort) -> Result<Vec<Row>> {
     let bench = Bench::start(lab, peer)?;
     let mut rows = Vec::new();
@@ -345,7 +345,7 @@ pub fn measure(lab: &Lab, emulator: &mut Client, peer: u64, effort: &Effort) -> 
     Ok(rows)
 }
 
-/// As [`short`], with another digit for what is rare.
+/// Formats like [`short`], with one more digit for small values.
 fn fine(x: f64) -> String {
     if x > 0.0 && x < 0.0995 {
         format!("{x:.3}")
@@ -363,28 +363,29 @@ fn find(rows: &[Row], what: What, size: u64, polling: bool, api: Api) -> Option<
     rows.iter().find(|r| r.case == case && r.api == api)
 }
 
-/// How many times as fast `of` is as `to`, by the passes.
+/// Returns the speed of `of` relative to `to`, pass by pass.
 fn faster(of: Option<&Row>, to: Option<&Row>) -> Option<Spread> {
     let list = |row: &Row| row.ns.iter().copied().enumerate().collect::<Vec<_>>();
     Spread::of(&ratios(&list(to?), &list(of?)))
 }
 
-/// A ratio between two rows.
+/// Ratio of two rows.
 #[derive(Debug, Clone, Serialize)]
 pub struct Compared {
-    /// What.
+    /// The measurement.
     #[serde(flatten)]
     pub case: Case,
-    /// Which two: `user/kernel`, and for one API `PUT/GET` and `huge page/page`.
+    /// Name of the ratio: `user/kernel`, or for one API `PUT/GET` or `huge page/page`.
     pub ratio: &'static str,
-    /// API of both, for the last two.
+    /// API of both rows, for the last two ratios.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api: Option<Api>,
-    /// How many times as fast the first one is. Of the last: how many times the time the first one takes.
+    /// Speed of the first one relative to the second. For `huge page/page` it is the ratio of
+    /// times.
     pub spread: Spread,
 }
 
-/// All ratios.
+/// Returns all ratios.
 pub fn compare(rows: &[Row]) -> Vec<Compared> {
     let mut all = Vec::new();
     for row in rows {
@@ -422,7 +423,7 @@ pub fn compare(rows: &[Row]) -> Vec<Compared> {
     all
 }
 
-/// The tables.
+/// Returns the tables.
 pub fn text(rows: &[Row]) -> String {
     let passes = rows.first().map_or(0, |r| r.ns.len());
     let compared = compare(rows);
@@ -438,7 +439,7 @@ pub fn text(rows: &[Row]) -> String {
         .filter(|r| r.case.apis().first() == Some(&r.api))
     {
         let case = row.case;
-        // Time per byte, relative to GETs by the same API and way of waiting.
+        // Time per byte, relative to GETs with the same API and notification mode.
         let throughput = |api| {
             let row = find(rows, case.what, case.size, case.polling, api);
             let unit = find(rows, What::Get, REFERENCE, case.polling, api);
@@ -482,7 +483,7 @@ pub fn text(rows: &[Row]) -> String {
         &lines,
     ));
     out.push_str(
-        "\nWhat an operation takes on the bus (node 0 sends or asks, node 1 answers; for a half round trip: one message sent and one received)\n\n",
+        "\nAccesses on the bus per operation (node 0 sends or asks, node 1 answers; for a half round trip: one message sent and one received)\n\n",
     );
     let lines: Vec<Vec<String>> = rows
         .iter()
