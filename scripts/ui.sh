@@ -1,4 +1,5 @@
-# Sourced: messages and timed steps. Colours and live clocks only on a terminal (stderr) and without NO_COLOR.
+# Sourced. Messages and timed steps, with colours and a clock only if stderr is a terminal and
+# NO_COLOR is unset.
 if [ -t 2 ] && [ -z "${NO_COLOR:-}" ] && [ "${TERM:-dumb}" != dumb ]; then
 	_b=$'\e[1m' _d=$'\e[2m' _r=$'\e[31m' _g=$'\e[32m' _y=$'\e[33m' _0=$'\e[0m' _tty=1
 else
@@ -9,20 +10,22 @@ warn() { printf '%swarning:%s %s\n' "$_y" "$_0" "$*" >&2; }
 die() { printf '%serror:%s %s\n' "$_r" "$_0" "$*" >&2; exit 1; }
 _mmss() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
 
-# The set-up was told to end: so do the step that runs and those beside it ($guest of scripts/setup).
+# Ends the current step and the parallel one ($guest of scripts/setup) after a signal.
 _ended() {
 	trap '' INT TERM HUP
-	# By SIGKILL: the first process of a PID namespace heeds nothing else from outside.
+	# SIGKILL, because the first process of a PID namespace ignores all other signals from
+	# outside.
 	[ -z "${_step:-}" ] || kill -KILL -- "-$_step" 2>/dev/null || true
 	[ -z "${guest:-}" ] || kill -TERM "$guest" 2>/dev/null || true
 	wait 2>/dev/null
 	[ -z "$_tty" ] || printf '\r\e[K' >&2
-	say "interrupted: $_what. The next run begins this step anew."
+	say "interrupted: $_what. The next run repeats this step."
 	exit "$1"
 }
 
 # step NAME KEY USUAL_SECONDS "what" FUNCTION [ARG…]
-# Runs FUNCTION unless it already succeeded with this KEY; output goes to a log whose tail is shown on failure.
+# Runs FUNCTION unless it already succeeded with this KEY. Its output goes to a log, whose end is
+# shown on failure.
 step() {
 	local name=$1 key=$2 usual=$3 what=$4 log pid t0 rc=0 last=0 now
 	shift 4
@@ -34,7 +37,8 @@ step() {
 	log=$BUILD/logs/$name.log
 	t0=$SECONDS
 	rm -f "$BUILD/stamps/$name"
-	# A process group of its own, so that all of it can be ended: what runs in the background ignores Ctrl-C, and would go on unseen.
+	# A separate process group, so that the whole step can be ended. Background processes ignore
+	# Ctrl-C and would continue unseen.
 	set -m
 	(set -euo pipefail; "$@") >"$log" 2>&1 </dev/null &
 	pid=$!

@@ -1,6 +1,6 @@
 //! Compares a drive of node 1 that node 0 has borrowed (vpci.ko) with the same model in node 0:
-//! instructions, interrupts, copied bytes, accesses to node 0's NIC and packets per read. Few data
-//! are written, because the memory reads of an emulated drive are very slow over the fabric.
+//! instructions, interrupts, copied bytes, accesses to node 0's NIC and packets per read. Only reads
+//! are compared, because an emulated drive's own reads of memory are very slow over the fabric.
 
 use crate::insns::{at_rest, passes_of, Row, Unit};
 use anyhow::{ensure, Context, Result};

@@ -190,8 +190,8 @@ fn direct(lab: &Lab) -> Result<u64> {
     Ok(lab.ok(0, count)?.trim().parse().unwrap_or(0))
 }
 
-/// Runs a program of a device, which opens `connections` connections. Those of AF_EXTL must bypass
-/// TCP.
+/// Runs a program of a device, which opens `connections` connections. Connections of AF_EXTL must
+/// bypass TCP.
 ///
 /// # Errors
 /// When the program fails, or a connection of AF_EXTL used TCP.

@@ -122,7 +122,7 @@ impl Case {
         }
     }
 
-    /// How often it is done in one run.
+    /// Returns the number of repetitions in one run.
     fn count(self, effort: &Effort) -> u64 {
         match self.what {
             What::HalfRoundTrip => effort.round_trips.into(),

@@ -187,7 +187,7 @@ pub struct Drops {
     pub wc_timeout: u64,
     /// Protection descriptor of sender and receiver differ.
     pub wrong_protection: u64,
-    /// Destination VPID is not enabled or does not exist.
+    /// Destination VPID is disabled or out of range.
     pub vpid_disabled: u64,
     /// Destination queue is not valid or its engine is off.
     pub queue_invalid: u64,
