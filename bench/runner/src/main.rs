@@ -1,4 +1,5 @@
-//! `make bench`: exn, virtio-net and e1000e in one pair of nodes, and the raw VELO and RMA units as the limit.
+//! `make bench`: compares exn, virtio-net and e1000e in one pair of nodes, with the raw VELO and
+//! RMA units as the limit.
 //!
 //! Everything runs in emulation, so times say nothing about hardware. The output contains ratios of
 //! figures that were taken directly after each other in the same nodes. It also contains counts of

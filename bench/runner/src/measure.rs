@@ -66,7 +66,8 @@ pub enum Test {
     Tcp4,
     /// TCP request and response of 64 bytes each, transactions/s. Raw: like `UdpRr`.
     TcpRr,
-    /// UDP request and response of 64 bytes each, transactions/s. Raw: VELO ping-pong with interrupts.
+    /// UDP request and response of 64 bytes each, transactions/s. Raw: VELO ping-pong with
+    /// interrupts.
     UdpRr,
 }
 

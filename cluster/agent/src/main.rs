@@ -1,4 +1,5 @@
-//! Runs inside a node. `lab-agent init` is the node's first process, `lab-agent serve` runs commands for `lab`.
+//! The program inside a node. `lab-agent init` is the node's first process, `lab-agent serve` runs
+//! commands for `lab`.
 #![forbid(unsafe_code)]
 
 mod init;

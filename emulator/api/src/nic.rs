@@ -320,7 +320,8 @@ pub struct NicConfig {
     /// number the requester reports `retry`. At twice this number of SMFU requests the host's
     /// stores to the SMFU window stop.
     pub tx_queue_limit: usize,
-    /// Time in ns after which an SMFU request without response fails, if `timeout_control.timeout` is 0.
+    /// Time in ns after which an SMFU request without response fails, if `timeout_control.timeout`
+    /// is 0.
     pub smfu_timeout_ns: u64,
     /// Unit of `timeout_control.timeout` in ns.
     pub smfu_timeout_unit_ns: u64,

@@ -1,4 +1,5 @@
-//! A NIC as root port: backdoor, device, DMA and interrupts to the borrowing host (HW §14, G20, G26).
+//! A NIC as root port: backdoor, device, DMA and interrupts to the borrowing host (HW §14, G20,
+//! G26).
 
 use super::borrow::*;
 use super::rig::*;

@@ -176,7 +176,7 @@ fn a_burst_on_its_way_stops_the_host_and_is_complete() {
     // Stores that the host has already sent still fit.
     (8..207).for_each(|i| store(&mut rig, i));
     assert!(rig.nodes[0].nic.host_stalled());
-    // The network takes nothing while they become due.
+    // The network accepts no packets while the stores become due.
     rig.credit = 0;
     pass(&mut rig, LATE_NS);
     assert!(rig.nodes[0].nic.host_stalled());

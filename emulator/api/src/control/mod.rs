@@ -118,7 +118,8 @@ pub enum Request {
         /// Faults.
         faults: Faults,
     },
-    /// Changes the configuration space of a NIC (fields as in `[pci]`); takes effect when QEMU starts.
+    /// Changes the configuration space of a NIC (fields as in `[pci]`). Takes effect at QEMU's next
+    /// start.
     Pci {
         /// NIC.
         nic: usize,
