@@ -41,7 +41,7 @@ int main(int argc, char **argv)
 		printf("%d %d %#llx\n", rma2_get_nodeid(port), rma2_get_vpid(port), (unsigned long long)nla);
 		fflush(stdout);
 	}
-	/* At the sender: the data was read. At the receiver: it is here. */
+	/* At the sender: the data was read. At the receiver: it arrived. */
 	must(rma2_noti_get_block(port, &done), "notification");
 	if (argc != 4)
 		printf("%s from node %d\n", data, rma2_noti_get_remote_nodeid(done));
