@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only WITH Linux-syscall-note) OR MIT */
 /*
- * Stream sockets over Extoll (af_extl.ko), with the semantics of TCP: docs/af_extl.md.
+ * Stream sockets over Extoll (af_extl.ko) with the semantics of TCP; see docs/af_extl.md. Create one with one of these calls:
  *
  *   socket(AF_INET,  SOCK_STREAM, IPPROTO_EXTL)
  *   socket(AF_INET6, SOCK_STREAM, IPPROTO_EXTL)
@@ -14,7 +14,7 @@
 
 #include <linux/types.h>
 
-/* Unless the module was loaded with other numbers (parameters family and protocol). */
+/* Default numbers. The module parameters family and protocol change them. */
 #ifndef AF_EXTL
 #define AF_EXTL 19
 #define PF_EXTL AF_EXTL
@@ -23,56 +23,57 @@
 #define IPPROTO_EXTL 259
 #endif
 
-/* Protocols of AF_EXTL: the version of IP. */
+/* Protocols of AF_EXTL: IP version of the addresses. */
 #define EXTLPROTO_IPV4 0
 #define EXTLPROTO_IPV6 1
 
-/* Level of socket options. */
+/* Level for getsockopt(2). */
 #define SOL_EXTL 0x4558
 
-/* Option, read only: struct extl_info. Later versions append to it; as with TCP_INFO the length tells how much there is. */
+/* Option, read only: struct extl_info. Later versions may append fields; the returned length tells which fields are valid. */
 #define EXTL_INFO 1
 
-/* What carries the data. */
+/* Path of a connection's data. */
 enum extl_mode {
 	EXTL_MODE_IDLE = 0,      /* no connection */
-	EXTL_MODE_LISTENING = 1,
+	EXTL_MODE_LISTENING = 1, /* the socket listens */
 	EXTL_MODE_TCP = 2,       /* TCP */
-	EXTL_MODE_DIRECT = 3,    /* messages and RMA, past TCP */
-	EXTL_MODE_WAITING = 4,   /* it is being decided which of the two */
+	EXTL_MODE_DIRECT = 3,    /* direct: VELO messages and RMA, without TCP */
+	EXTL_MODE_WAITING = 4,   /* TCP or direct: not decided yet */
 };
 
-/* Why TCP does. */
+/* Reason for the use of TCP instead of the direct path. */
 enum extl_reason {
-	EXTL_REASON_NONE = 0,              /* it doesn't */
-	EXTL_REASON_NO_DATA_PATH = 1,      /* this version of the module has nothing else; not used any more */
-	EXTL_REASON_NO_ROUTE = 2,          /* the route does not lead through a NIC that could */
-	EXTL_REASON_OFF = 3,               /* switched off here (net.extl.data_path) */
-	EXTL_REASON_NO_MEMORY = 4,         /* no memory for rings */
-	EXTL_REASON_NO_PLACE = 5,          /* no place for one more connection, or no local port */
+	EXTL_REASON_NONE = 0,              /* TCP is not used */
+	EXTL_REASON_NO_DATA_PATH = 1,      /* not used any more */
+	EXTL_REASON_NO_ROUTE = 2,          /* the route does not lead through an Extoll NIC */
+	EXTL_REASON_OFF = 3,               /* switched off on this node (net.extl.data_path) */
+	EXTL_REASON_NO_MEMORY = 4,         /* no memory for the rings of the connection */
+	EXTL_REASON_NO_PLACE = 5,          /* the connection table is full, or no local port is free */
 	EXTL_REASON_SILENT = 6,            /* the peer does not answer */
-	EXTL_REASON_KNOWN_SILENT = 7,      /* it did not a short time ago */
-	EXTL_REASON_VERSION = 8,           /* it speaks another version */
-	EXTL_REASON_NO_LISTENER = 9,       /* its program uses plain TCP */
-	EXTL_REASON_PEER_BUSY = 10,        /* too many connections of this node wait there */
-	EXTL_REASON_PEER_RESOURCES = 11,   /* it has no memory, or no other resource */
-	EXTL_REASON_PEER_OFF = 12,         /* switched off there */
-	EXTL_REASON_NOT_ACCEPTED = 13,     /* the server's program took the connection too late */
-	EXTL_REASON_TCP_DATA = 14,         /* data came by TCP, or TCP's connection ended, before it was decided */
-	EXTL_REASON_CLIENT_FELL_BACK = 15, /* the client asked for TCP after the connection was taken */
-	EXTL_REASON_NOT_ASKED = 16,        /* the client never asked for anything else */
-	EXTL_REASON_TCP_ONLY = 17,         /* the program wants what only TCP has */
-	EXTL_REASON_KNOWN_LATE = 18,       /* the server's program took connections too late a short time ago */
-	EXTL_REASON_NO_NEIGHBOUR = 19,     /* the neighbour's address is not known, and it does not answer soon */
-	EXTL_REASON_USER_LIMIT = 20,       /* the user has as many connections as one may have (parameter user_connections) */
+	EXTL_REASON_KNOWN_SILENT = 7,      /* the peer did not answer a short time ago */
+	EXTL_REASON_VERSION = 8,           /* the peer has another version of the protocol */
+	EXTL_REASON_NO_LISTENER = 9,       /* the server's program uses plain TCP */
+	EXTL_REASON_PEER_BUSY = 10,        /* too many connections of this node are pending at the peer */
+	EXTL_REASON_PEER_RESOURCES = 11,   /* the peer has no memory or another resource is exhausted */
+	EXTL_REASON_PEER_OFF = 12,         /* switched off on the peer */
+	EXTL_REASON_NOT_ACCEPTED = 13,     /* the server's program accepted the connection too late */
+	EXTL_REASON_TCP_DATA = 14,         /* TCP carried data or was closed before the decision */
+	EXTL_REASON_CLIENT_FELL_BACK = 15, /* the client chose TCP after the server accepted the connection */
+	EXTL_REASON_NOT_ASKED = 16,        /* the client did not request the direct path */
+	EXTL_REASON_TCP_ONLY = 17,         /* the program uses a feature that only TCP has */
+	EXTL_REASON_KNOWN_LATE = 18,       /* the server's program accepted a connection too late a short time ago */
+	EXTL_REASON_NO_NEIGHBOUR = 19,     /* the neighbour's address is unknown and was not resolved in time */
+	EXTL_REASON_USER_LIMIT = 20,       /* the user has the maximum number of connections (parameter user_connections) */
 };
 
+/* Value of EXTL_INFO. */
 struct extl_info {
 	__u16 mode;     /* enum extl_mode */
 	__u16 reason;   /* enum extl_reason */
 	__u32 reserved;
-	__u64 sent;     /* bytes that send calls took, in all connections of this socket */
-	__u64 received; /* bytes that receive calls returned, without those that stayed in the queue (MSG_PEEK) */
+	__u64 sent;     /* bytes accepted by send calls, in all connections of this socket */
+	__u64 received; /* bytes returned by receive calls, without MSG_PEEK */
 };
 
 #endif

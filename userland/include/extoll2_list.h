@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
- * Lists with a pool of their items, as programs for the public librma use them. Everything is in this header: names and
- * members are those of the public one, which says no more about them than that each item begins with an extoll_list_head_t.
+ * Doubly linked lists with a pool of items, for programs written for the public librma. All functions are inline. Names and
+ * members are those of the public header. Each item begins with an extoll_list_head_t.
  *
- * A list owns its items: extoll2_new_item hands one out, which belongs to no chain until it is appended, and
- * extoll2_free_item takes one back that was removed before. Memory is never moved, and is given back by
- * extoll2_destruct_list, with all items. Not for several threads at once.
+ * A list owns its items. extoll2_new_item() allocates an item, which is in no list until it is appended.
+ * extoll2_free_item() returns an item that was removed from the list to the pool. Items are never moved.
+ * extoll2_destruct_list() frees the memory of all items. The functions do no locking.
  */
 #ifndef EXTOLL2_LIST
 #define EXTOLL2_LIST
@@ -25,7 +25,7 @@ extern "C" {
 #define unlikely(x) __builtin_expect(!!(x), 0)
 #endif
 
-/* What a removed item links to, so that following it faults. */
+/* Links of a removed item. Following them faults. */
 #define EXTOLL_LIST_POISON1 ((void *)0x00100100)
 #define EXTOLL_LIST_POISON2 ((void *)0x00200200)
 
@@ -34,24 +34,25 @@ typedef struct extoll_list_head {
 	struct extoll_list_head *prev;
 } extoll_list_head_t;
 
-/* A block of items. */
+/* Block of items that were allocated together. */
 typedef struct _extoll2_pool_item {
 	extoll_list_head_t list;
 	void *address;
 	uint32_t size;		/* bytes at address */
-	uint32_t entries;	/* items there */
+	uint32_t entries;	/* number of items at address */
 } extoll2_pool_item_t;
 
+/* A list and its pool. */
 typedef struct _extoll2_list_mgt {
 	char name[32];
-	uint32_t item_size;		/* bytes */
-	uint32_t num_items;		/* in the list */
-	uint32_t free_increment;	/* items per block when none is free */
-	uint32_t num_free_items;
-	uint32_t items_alloced;		/* in all blocks */
-	extoll_list_head_t pool_list;
-	extoll_list_head_t free_list;
-	extoll_list_head_t list;
+	uint32_t item_size;		/* bytes per item */
+	uint32_t num_items;		/* items in the list */
+	uint32_t free_increment;	/* items per block that is allocated when no item is free */
+	uint32_t num_free_items;	/* items in the pool */
+	uint32_t items_alloced;		/* items in all blocks */
+	extoll_list_head_t pool_list;	/* blocks */
+	extoll_list_head_t free_list;	/* items in the pool */
+	extoll_list_head_t list;	/* items in the list */
 } extoll2_list_t;
 
 static inline void extoll2_link_before(extoll_list_head_t *where, extoll_list_head_t *item)
@@ -68,7 +69,7 @@ static inline void extoll2_unlink(extoll_list_head_t *item)
 	item->next->prev = item->prev;
 }
 
-/* Takes an item back, which is in no list any more. 0. */
+/* Returns an item to the pool. It must not be in the list. Returns 0. */
 static inline int extoll2_free_item(extoll2_list_t *list, extoll_list_head_t *item)
 {
 	extoll2_link_before(&list->free_list, item);
@@ -76,7 +77,7 @@ static inline int extoll2_free_item(extoll2_list_t *list, extoll_list_head_t *it
 	return 0;
 }
 
-/* Makes room for more items, zeroed. 0, or -1: no memory, or more than 4 GiB. */
+/* Adds a block of num_items zeroed items to the pool. Returns 0, or -1 without memory or for more than 4 GiB. */
 static inline int extoll2_alloc_pool(extoll2_list_t *list, uint32_t num_items)
 {
 	uint64_t bytes = (uint64_t)num_items * list->item_size;
@@ -104,7 +105,7 @@ static inline int extoll2_alloc_pool(extoll2_list_t *list, uint32_t num_items)
 	return 0;
 }
 
-/* Gives a block back, of which no item may be in use, free ones included. 0. */
+/* Frees a block. Its items must be neither in the list nor in the pool. Returns 0. */
 static inline int extoll2_free_pool(extoll2_pool_item_t *pool)
 {
 	extoll2_unlink(&pool->list);
@@ -113,7 +114,7 @@ static inline int extoll2_free_pool(extoll2_pool_item_t *pool)
 	return 0;
 }
 
-/* Ends a list: all its items are gone. */
+/* Frees a list with all its items. */
 static inline void extoll2_destruct_list(extoll2_list_t *list)
 {
 	if (!list)
@@ -124,8 +125,9 @@ static inline void extoll2_destruct_list(extoll2_list_t *list)
 }
 
 /*
- * An empty list of items of item_size bytes, with room for initial_pool_size of them and free_increment more whenever that is used
- * up. The name is cut to 31 characters. NULL: no memory, or items too small for their links.
+ * Creates an empty list for items of item_size bytes. The pool has initial_pool_size items and grows by free_increment
+ * items when it is empty. The name is truncated to 31 characters. Returns NULL without memory or if item_size is too small
+ * for the links.
  */
 static inline extoll2_list_t *extoll2_construct_list(uint32_t item_size, uint32_t initial_pool_size, uint32_t free_increment,
 						     const char *name)
@@ -149,7 +151,7 @@ static inline extoll2_list_t *extoll2_construct_list(uint32_t item_size, uint32_
 	return list;
 }
 
-/* An item that is in no list, with whatever its last user left in it. NULL: no memory. */
+/* Takes an item from the pool. Its contents are undefined. Returns NULL without memory. */
 static inline extoll_list_head_t *extoll2_new_item(extoll2_list_t *list)
 {
 	extoll_list_head_t *item;
@@ -164,14 +166,14 @@ static inline extoll_list_head_t *extoll2_new_item(extoll2_list_t *list)
 	return item;
 }
 
-/* To the end of the list. */
+/* Appends an item to the list. */
 static inline void extoll2_list_append(extoll2_list_t *list, extoll_list_head_t *item)
 {
 	extoll2_link_before(&list->list, item);
 	list->num_items++;
 }
 
-/* Out of the list; the item is still the caller's. */
+/* Removes an item from the list. It does not return to the pool. */
 static inline void extoll2_list_remove(extoll2_list_t *list, extoll_list_head_t *item)
 {
 	extoll2_unlink(item);
@@ -180,7 +182,7 @@ static inline void extoll2_list_remove(extoll2_list_t *list, extoll_list_head_t 
 	list->num_items--;
 }
 
-/* In a list that is empty, and behind its last item, first, last and next are &list->list. */
+/* The first, last and next functions return &list->list at the end of the list, and for an empty list. */
 static inline extoll_list_head_t *extoll2_list_first(extoll2_list_t *list)
 {
 	return list->list.next;

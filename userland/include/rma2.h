@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
- * RMA for C programs: put, get, notify and lock on registered memory. Names, values and layouts are those of the public
- * librma, so that programs written for it compile and work. rma2(3) explains the functions; link with -lrma (-lrma2 and -lrma2rc
- * lead to the same library).
+ * RMA for C programs: put, get, notification and lock commands on registered memory.
  *
- * Every function that returns RMA2_ERROR returns RMA2_SUCCESS (0) or one of the values below. Ports may be shared between
- * threads; each notification is handed out once and belongs to the thread that got it until it frees it. No function may be
- * called on a port, connection or region that was closed. rma2_close and rma2_disconnect close nothing when they return
- * RMA2_ERR_POLL_EXCEEDED or RMA2_ERR_INTERRUPTED: call them again.
+ * Names, values and layouts are those of the public librma, so that programs written for it compile and run. rma2(3)
+ * explains the functions. Link with -lrma; -lrma2 and -lrma2rc name the same library.
+ *
+ * Functions of type RMA2_ERROR return RMA2_SUCCESS (0) or one of the values below. Threads may share a port. A
+ * notification is returned by one call only and belongs to the thread that got it, until that thread frees it. Do not
+ * pass a closed port, connection or region to any function. rma2_close and rma2_disconnect close nothing when they
+ * return RMA2_ERR_POLL_EXCEEDED or RMA2_ERR_INTERRUPTED: call them again.
  */
 #ifndef EXTOLL_RMA2_H
 #define EXTOLL_RMA2_H
@@ -29,65 +30,66 @@ extern "C" {
 
 typedef enum {
 	RMA2_SUCCESS             = 0,
-	RMA2_ERR_ERROR           = -1,	/* anything that has no value of its own */
-	RMA2_ERR_INV_HANDLE      = -2,
-	RMA2_ERR_INV_PORT        = -3,
-	RMA2_ERR_INV_VALUE       = -4,
-	RMA2_ERR_NO_ROUTE        = -5,
-	RMA2_ERR_PORTS_USED      = -6,	/* all VPIDs are taken */
+	RMA2_ERR_ERROR           = -1,	/* error without a code of its own */
+	RMA2_ERR_INV_HANDLE      = -2,	/* the connection is NULL */
+	RMA2_ERR_INV_PORT        = -3,	/* the port is NULL */
+	RMA2_ERR_INV_VALUE       = -4,	/* a value is out of range */
+	RMA2_ERR_NO_ROUTE        = -5,	/* not used */
+	RMA2_ERR_PORTS_USED      = -6,	/* no VPID is free, or the user has the maximum number of ports */
 	RMA2_ERR_NO_MEM          = -7,	/* the memory cannot be registered */
-	RMA2_NO_NOTI             = -9,	/* no notification is there */
-	RMA2_ERR_POLL_EXCEEDED   = -10,
-	RMA2_ERR_WRONG_ARG       = -11,
-	RMA2_ERR_NOT_YET         = -12,
-	RMA2_ERR_NO_DESC_MEM     = -13,	/* 255 commands are on their way: try again */
-	RMA2_ERR_NO_MATCH        = -15,	/* notifications are there, but not such a one */
-	RMA2_ERR_WRONG_CMD       = -16,
-	RMA2_ERR_NO_DEVICE       = -17,	/* no driver, or the NIC is gone */
-	RMA2_ERR_NO_CONNECT      = -18,
-	RMA2_ERR_INVALID_VERSION = -22,
-	RMA2_ERR_IOCTL           = -23,
-	RMA2_ERR_MMAP            = -24,
+	RMA2_NO_NOTI             = -9,	/* the notification queue is empty */
+	RMA2_ERR_POLL_EXCEEDED   = -10,	/* the NIC did not accept the commands in time: call again */
+	RMA2_ERR_WRONG_ARG       = -11,	/* not permitted for this program */
+	RMA2_ERR_NOT_YET         = -12,	/* not used */
+	RMA2_ERR_NO_DESC_MEM     = -13,	/* 255 commands are outstanding: try again */
+	RMA2_ERR_NO_MATCH        = -15,	/* there are notifications, but no matching one */
+	RMA2_ERR_WRONG_CMD       = -16,	/* the function does not support this command */
+	RMA2_ERR_NO_DEVICE       = -17,	/* the driver is not loaded, or the NIC was removed */
+	RMA2_ERR_NO_CONNECT      = -18,	/* not used */
+	RMA2_ERR_INVALID_VERSION = -22,	/* the versions of library and driver do not match */
+	RMA2_ERR_IOCTL           = -23,	/* the driver refused the operation */
+	RMA2_ERR_MMAP            = -24,	/* the port cannot be mapped */
 	RMA2_ERR_FD              = -25,	/* the device file cannot be opened, or the network is down */
-	RMA2_ERR_MAP             = -26,
-	RMA2_ERR_INTERRUPTED     = -27,	/* not in the public librma: a signal ended the wait, nothing else happened */
-	RMA2_ERR_DOUBLE_MAP      = 27,
-	RMA2_ERR_NO_TABLE        = 28,
-	RMA2_ERR_NOT_FREE        = 29,
-	RMA2_ERR_PART            = 30,
-	RMA2_ERR_ATU             = 31,
-	RMA2_ERR_MLOCKLIMIT      = 32	/* limit of locked memory (ulimit -l) */
+	RMA2_ERR_MAP             = -26,	/* not used */
+	RMA2_ERR_INTERRUPTED     = -27,	/* a signal handler ran while the function waited; not in the public librma */
+	RMA2_ERR_DOUBLE_MAP      = 27,	/* not used */
+	RMA2_ERR_NO_TABLE        = 28,	/* not used */
+	RMA2_ERR_NOT_FREE        = 29,	/* the NIC did not confirm in time that it no longer uses a region */
+	RMA2_ERR_PART            = 30,	/* not used */
+	RMA2_ERR_ATU             = 31,	/* the driver could not unregister a region */
+	RMA2_ERR_MLOCKLIMIT      = 32	/* the limit of locked memory is reached (ulimit -l) */
 } RMA2_ERROR;
 
-typedef uint16_t RMA2_Nodeid;	/* 0xFFFE and 0xFFFF are no nodes */
-typedef uint16_t RMA2_VPID;	/* port of a node, 0…255 */
-typedef uint64_t RMA2_NLA;	/* address of registered memory */
-typedef uint8_t RMA2_Class;	/* of a notification put; 0xFE and 0xFF are for matching */
+typedef uint16_t RMA2_Nodeid;	/* 0 to 65,533; 0xFFFE and 0xFFFF are reserved */
+typedef uint16_t RMA2_VPID;	/* number of a port on its node, 0 to 255 */
+typedef uint64_t RMA2_NLA;	/* network logical address: address of registered memory */
+typedef uint8_t RMA2_Class;	/* class of a notification put; 0xFE and 0xFF are for matching */
 
-/* Which notifications a command asks for; values may be or'ed. */
+/* Notifications that a command creates; values may be combined by or. */
 typedef enum {
 	RMA2_NO_NOTIFICATION        = 0,
-	RMA2_REQUESTER_NOTIFICATION = 1,	/* at the origin: request sent */
-	RMA2_RESPONDER_NOTIFICATION = 2,	/* at the target of a get or lock: data read, lock done */
+	RMA2_REQUESTER_NOTIFICATION = 1,	/* at the origin: the request was sent */
+	RMA2_RESPONDER_NOTIFICATION = 2,	/* at the target of a get or lock: data read, or lock operation done */
 	RMA2_COMPLETER_NOTIFICATION = 4,	/* where the data arrived */
 	RMA2_REQCOMPL_NOTIFICATION  = 5,
 	RMA2_RESPCOMPL_NOTIFICATION = 6,
 	RMA2_ALL_NOTIFICATIONS      = 7
 } RMA2_Notification_Spec;
 
-/* Requester page of a connection; values may be or'ed. RRA and physical addresses are for privileged programs. */
+/* Requester page of a connection; values may be combined by or. RRA and physical addresses are for privileged programs. */
 typedef enum {
 	RMA2_CONN_DEFAULT  = 16,
-	RMA2_CONN_TC0      = 0,
+	RMA2_CONN_TC0      = 0,	/* traffic class, 0 to 3 */
 	RMA2_CONN_TC1      = 1,
 	RMA2_CONN_TC2      = 2,
 	RMA2_CONN_TC3      = 3,
-	RMA2_CONN_RRA      = 4,	/* the remote side is the register file */
-	RMA2_CONN_IRQ      = 8,	/* notifications interrupt: wakes who sleeps */
+	RMA2_CONN_RRA      = 4,	/* the remote side is the register file of the node */
+	RMA2_CONN_IRQ      = 8,	/* notifications raise interrupts, which wake sleeping programs */
 	RMA2_CONN_TE       = 16,	/* addresses are NLAs */
-	RMA2_CONN_PHYSICAL = 0
+	RMA2_CONN_PHYSICAL = 0	/* addresses are physical */
 } RMA2_Connection_Options;
 
+/* Commands: bt = bytes, qw = quadwords. */
 typedef enum {
 	RMA2_BT_GET           = 0,
 	RMA2_QW_GET           = 1,
@@ -95,7 +97,7 @@ typedef enum {
 	RMA2_QW_PUT           = 3,
 	RMA2_NOTIFICATION_PUT = 5,
 	RMA2_IMMEDIATE_PUT    = 6,
-	RMA2_GET_BT_RSP       = 10,	/* made by the NIC, seen in notifications */
+	RMA2_GET_BT_RSP       = 10,	/* responses of a NIC, in notifications only */
 	RMA2_GET_QW_RSP       = 11,
 	RMA2_LOCK_REQ         = 12,
 	RMA2_LOCK_RSP         = 13,
@@ -104,14 +106,16 @@ typedef enum {
 	RMA2_ANY              = 15	/* for matching: any command */
 } RMA2_Command;
 
+/* Modifiers of a command; values may be combined by or. */
 typedef enum {
 	RMA2_CMD_DEFAULT = 0,
 	RMA2_CMD_MC      = 1,	/* the node is a multicast group */
-	RMA2_CMD_NTR     = 2,	/* every fragment notifies */
-	RMA2_CMD_ERA     = 4,
-	RMA2_CMD_EWA     = 8
+	RMA2_CMD_NTR     = 2,	/* every fragment creates notifications */
+	RMA2_CMD_ERA     = 4,	/* the remote read address belongs to a function unit beside the NIC */
+	RMA2_CMD_EWA     = 8	/* the remote write address belongs to a function unit beside the NIC */
 } RMA2_Command_Modifier;
 
+/* Mode of a notification: options and modifiers of its command. */
 typedef enum {
 	RMA2_NOTI_RRA = 1,
 	RMA2_NOTI_IRQ = 2,
@@ -121,22 +125,23 @@ typedef enum {
 	RMA2_NOTI_ERA = 32
 } RMA2_Notification_Modifier;
 
+/* Units of the NIC in which a command failed. */
 typedef enum {
-	RMA2_ERROR_REQ  = 1,
-	RMA2_ERROR_RESP = 2,
-	RMA2_ERROR_CMPL = 4
+	RMA2_ERROR_REQ  = 1,	/* requester */
+	RMA2_ERROR_RESP = 2,	/* responder */
+	RMA2_ERROR_CMPL = 4	/* completer */
 } RMA2_Notification_Error;
 
-/* When dropped commands are repeated; values may be or'ed. */
+/* Calls that repeat commands dropped by the NIC; values may be combined by or. */
 typedef enum {
-	RMA2_REPLAY_MANUAL = 0,
-	RMA2_REPLAY_POST   = 1,	/* posting waits for room */
-	RMA2_REPLAY_NOTI   = 2,	/* looking for notifications in vain */
-	RMA2_REPLAY_CLOSE  = 4,	/* disconnecting and closing */
-	RMA2_REPLAY_ALL    = 7
+	RMA2_REPLAY_MANUAL = 0,	/* none of the following */
+	RMA2_REPLAY_POST   = 1,	/* posting waits up to two seconds for room */
+	RMA2_REPLAY_NOTI   = 2,	/* probing for notifications without success */
+	RMA2_REPLAY_CLOSE  = 4,	/* disconnecting and closing wait until the NIC accepted all commands */
+	RMA2_REPLAY_ALL    = 7	/* initial mode */
 } RMA2_Replay_Buffer_Mode;
 
-/* As the NIC writes it; to be read with the rma2_noti_get functions. Packed, so that it has its place in other packed structures. */
+/* Notification in the NIC's format. Read it with the rma2_noti_get functions. Packed, so that it fits into packed structures. */
 typedef struct __attribute__((packed)) {
 	union {
 		uint64_t value;
@@ -146,11 +151,14 @@ typedef struct __attribute__((packed)) {
 	} word1;
 } RMA2_Notification;
 
+/* Opaque: a connection to a port of a node. */
 typedef struct rma2_connection RMA2_Connection;
 typedef RMA2_Connection *RMA2_Handle;
+/* Opaque: an open port. */
 typedef struct rma2_endpoint RMA2_Endpoint;
 typedef RMA2_Endpoint *RMA2_Port;
 
+/* Prepared command; fill it in with the rma2_desc_set functions. */
 typedef struct {
 	extoll_list_head_t list;
 	RMA2_Handle handle;
@@ -159,6 +167,7 @@ typedef struct {
 	uint64_t reserved1;
 } RMA2_Descriptor;
 
+/* Values for the match functions, see rma2_notification (3). */
 extern const RMA2_Class RMA2_CLASS_ANY;
 extern const RMA2_Nodeid RMA2_NODEID_ANY;
 extern const RMA2_VPID RMA2_VPID_ANY;
@@ -168,7 +177,7 @@ extern const uint32_t RMA2_DEFAULT_FLAG;
 extern const uint32_t RMA2_BLOCK_FLAG;
 extern const uint32_t RMA2_MATCH_LAST_NLA_FLAG;
 
-/* Ports and connections. */
+/* Ports and connections: rma2_port (3), rma2_connection (3). */
 RMA2_ERROR rma2_open(RMA2_Port *port);
 RMA2_ERROR rma2_close(RMA2_Port port);
 RMA2_ERROR rma2_connect(RMA2_Port port, RMA2_Nodeid node, RMA2_VPID vpid, RMA2_Connection_Options options,
@@ -177,7 +186,10 @@ RMA2_ERROR rma2_disconnect(RMA2_Port port, RMA2_Handle handle);
 RMA2_Nodeid rma2_handle_get_node(RMA2_Handle handle);
 RMA2_VPID rma2_handle_get_vpid(RMA2_Handle handle);
 
-/* Commands: 1…8,388,608 bytes; the qw kinds want lengths and addresses that are multiples of 8. */
+/*
+ * Commands: rma2_post (3). They return at once; notifications report the progress. Sizes are 1 to 8,388,608 bytes. The qw
+ * variants require sizes and addresses that are multiples of 8. The direct variants take an NLA for the local side too.
+ */
 RMA2_ERROR rma2_post_put_bt(RMA2_Port port, RMA2_Handle handle, RMA2_Region *source, uint32_t offset, uint32_t size,
 			    RMA2_NLA destination, RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier);
 RMA2_ERROR rma2_post_put_bt_direct(RMA2_Port port, RMA2_Handle handle, RMA2_NLA source, uint32_t size,
@@ -202,7 +214,7 @@ RMA2_ERROR rma2_post_immediate_put(RMA2_Port port, RMA2_Handle handle, uint32_t 
 				   RMA2_NLA destination, RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier);
 RMA2_ERROR rma2_post_descriptor(RMA2_Port port, RMA2_Handle handle, RMA2_Descriptor *desc);
 
-/* Descriptors made in advance. */
+/* Prepared commands: rma2_descriptor (3). */
 RMA2_ERROR rma2_desc_alloc(RMA2_Port port, RMA2_Descriptor **desc);
 RMA2_ERROR rma2_desc_free(RMA2_Port port, RMA2_Descriptor *desc);
 RMA2_ERROR rma2_desc_query_free(RMA2_Port port, int *num);
@@ -219,7 +231,7 @@ RMA2_ERROR rma2_desc_set_lock(RMA2_Descriptor *desc, RMA2_Handle handle, RMA2_No
 			      uint32_t add);
 RMA2_ERROR rma2_desc_set_notification_value(RMA2_Descriptor *desc, RMA2_Class mclass, uint64_t value);
 
-/* Notifications: each one that was found has to be freed. */
+/* Notifications: rma2_notification (3), rma2_noti_get (3). Each returned notification must be freed with rma2_noti_free. */
 RMA2_ERROR rma2_noti_probe(RMA2_Port port, RMA2_Notification **notification);
 RMA2_ERROR rma2_noti_get_block(RMA2_Port port, RMA2_Notification **notification);
 RMA2_ERROR rma2_noti_match(RMA2_Port port, RMA2_Command command, RMA2_Nodeid node, RMA2_VPID vpid,
@@ -255,7 +267,7 @@ uint8_t rma2_noti_get_lock_result(RMA2_Notification *notification);
 uint64_t rma2_noti_get_notiput_payload(RMA2_Notification *notification);
 uint8_t rma2_noti_get_notiput_class(RMA2_Notification *notification);
 
-/* Registered memory: whole pages; peers may read and write them until they are unregistered. */
+/* Registered memory: rma2_region (3). Peers may read and write whole pages of it until it is unregistered. */
 RMA2_ERROR rma2_register(RMA2_Port port, void *address, size_t size, RMA2_Region **region);
 RMA2_ERROR rma2_register_nomalloc(RMA2_Port port, void *address, size_t size, RMA2_Region *region);
 RMA2_ERROR rma2_register_cached(RMA2_Port port, void *address, size_t size, RMA2_Region **region);
@@ -272,9 +284,11 @@ int rma2_get_region_contained(RMA2_Region *region, void *start, size_t size);
 int rma2_get_region_overlap(RMA2_Region *region, void *start, size_t size);
 int rma2_get_region_equal(RMA2_Region *region, void *start, size_t size);
 
-/* The rest. */
+/* Error texts: rma2_error (3). */
 void rma2_serror(RMA2_ERROR error, char *text, int size);
 void rma2_perror(RMA2_ERROR error, char *header);
+
+/* Properties of ports and connections: rma2_port (3), rma2_connection (3). */
 RMA2_Nodeid rma2_get_nodeid(RMA2_Port port);
 RMA2_VPID rma2_get_vpid(RMA2_Port port);
 RMA2_Nodeid rma2_get_node_num(RMA2_Port port);
@@ -295,8 +309,13 @@ RMA2_ERROR rma2_set_queue_segment_size(RMA2_Port port, uint32_t bytes);
 void rma2_replay_buffer_drain(RMA2_Port port);
 void rma2_set_replay_mode(RMA2_Port port, RMA2_Replay_Buffer_Mode mode);
 RMA2_Replay_Buffer_Mode rma2_get_replay_buffer_mode(RMA2_Port port);
-/* Not in the public librma: what to wait on with poll(2), asking for the interrupt that makes it readable, and for how many
- * milliseconds to wait at most (-1: as long as you like). Ask for the time after rma2_arm, each time. */
+
+/*
+ * Event loops; not in the public librma.
+ *
+ * The descriptor is for poll(2). Arming requests the interrupt that makes it readable. Ask for the time-out after each call
+ * of rma2_arm; it is in milliseconds, -1 for no limit.
+ */
 int rma2_get_fd(RMA2_Port port);
 RMA2_ERROR rma2_arm(RMA2_Port port);
 int rma2_poll_timeout(RMA2_Port port);

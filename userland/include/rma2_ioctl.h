@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-or-later WITH Linux-syscall-note) OR MIT */
 /*
- * ioctls of /dev/extoll/rma2. GET calls store 8 bytes at the argument, whatever size the code names; SET calls take the
- * value itself as argument. See docs/uapi.md.
+ * ioctls of /dev/extoll/rma2. GET calls store 8 bytes at the address in the argument, even if the code encodes another
+ * size. The argument of SET calls is the value itself. See docs/uapi.md.
  */
 #ifndef EXTOLL_RMA2_IOCTL_H
 #define EXTOLL_RMA2_IOCTL_H
@@ -12,13 +12,13 @@
 #define RMA2_IOC_MAGIC 'k'
 #define RMA2_IOC_MAXNR 26
 
-/* Notification queue: bytes, multiples of the page size; they take effect when the queue is mapped. */
+/* Sizes of the notification queue in bytes, multiples of the page size. They take effect when the queue is mapped. */
 #define RMA2_IOCTL_GET_NOTIQ_SIZE         _IOR(RMA2_IOC_MAGIC, 0, uint32_t)
 #define RMA2_IOCTL_SET_NOTIQ_SIZE         _IOW(RMA2_IOC_MAGIC, 1, uint32_t)
 #define RMA2_IOCTL_SET_NOTIQ_SEGMENT_SIZE _IOW(RMA2_IOC_MAGIC, 2, uint32_t)
 #define RMA2_IOCTL_GET_NOTIQ_SEGMENT_SIZE _IOR(RMA2_IOC_MAGIC, 3, uint32_t)
 
-/* Logical write and read pointer in slots. */
+/* Logical write and read pointers, in slots. */
 #define RMA2_IOCTL_SET_NOTIQ_WP           _IOW(RMA2_IOC_MAGIC, 4, uint32_t)
 #define RMA2_IOCTL_SET_NOTIQ_RP           _IOW(RMA2_IOC_MAGIC, 5, uint32_t)
 #define RMA2_IOCTL_GET_NOTIQ_WP           _IOR(RMA2_IOC_MAGIC, 6, uint32_t)
@@ -27,14 +27,14 @@
 #define RMA2_IOCTL_GET_NODEID             _IOR(RMA2_IOC_MAGIC, 8, uint32_t)
 #define RMA2_IOCTL_GET_VPID               _IOR(RMA2_IOC_MAGIC, 9, uint32_t)
 
-/* The argument points to an RMA2_Region (rma2_region.h); the codes carry the size of a pointer. */
+/* The argument points to an RMA2_Region (rma2_region.h). The codes encode the size of a pointer. */
 #define RMA2_IOCTL_REGISTER_REGION        _IOW(RMA2_IOC_MAGIC, 10, void *)
 #define RMA2_IOCTL_UNREGISTER_REGION      _IOW(RMA2_IOC_MAGIC, 11, void *)
 
 #define RMA2_IOCTL_GET_MAXNODEID          _IOR(RMA2_IOC_MAGIC, 12, uint32_t)
 #define RMA2_IOCTL_GET_MAXVPID            _IOR(RMA2_IOC_MAGIC, 13, uint32_t)
 
-/* Privileged: target units, accelerator, response classes, protection, TLP hints, history (all VPIDs). */
+/* For privileged programs: target units, accelerator, response classes, protection, TLP hints, history (of all VPIDs). */
 #define RMA2_IOCTL_SET_TUS                _IOW(RMA2_IOC_MAGIC, 14, uint32_t)
 #define RMA2_IOCTL_GET_TUS                _IOR(RMA2_IOC_MAGIC, 15, uint32_t)
 #define RMA2_IOCTL_SET_EXCELL             _IOW(RMA2_IOC_MAGIC, 16, uint32_t)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-or-later WITH Linux-syscall-note) OR MIT */
 /*
- * A registered memory region as librma and the driver exchange it. The list links, refcount, endpoint and parent are the
- * library's own. The includer defines extoll_list_head_t (two pointers) before, as librma's rma2.h does.
+ * Registered memory region, exchanged between librma and the driver. The driver ignores list, refcount, endpoint and parent,
+ * which belong to the library. Before including this file, define extoll_list_head_t (two pointers); rma2.h does that.
  */
 #ifndef EXTOLL_RMA2_REGION_H
 #define EXTOLL_RMA2_REGION_H
@@ -12,9 +12,9 @@
 typedef struct _region {
 	extoll_list_head_t list;
 	void *start;		/* page-aligned virtual address of the first page */
-	unsigned long nla;	/* NLA of the first page: out when registering, in when unregistering */
-	uint32_t count;		/* pages of 4 KiB */
-	uint32_t offset;	/* of the caller's address in the first page */
+	unsigned long nla;	/* NLA of the first page: output of registering, input of unregistering */
+	uint32_t count;		/* number of pages of 4 KiB */
+	uint32_t offset;	/* offset of the caller's address in the first page */
 	void *end;		/* start + size */
 	size_t size;		/* count * 4096 */
 	uint64_t refcount;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
- * SMFU for C programs: loads and stores to the memory of other nodes. smfu(3) explains the functions; link with -lsmfu.
+ * SMFU for C programs: loads and stores to the memory of other nodes. smfu(3) explains the functions. Link with -lsmfu.
  *
- * Functions return 0 or a negative error number. A mapping stays valid until smfu_unmap(), also after smfu_close(), as long as
- * the NIC is there.
+ * Functions of type int return 0 or a negative error number. A mapping remains valid until smfu_unmap(), also after
+ * smfu_close(). After the NIC was removed, an access to a mapping raises SIGBUS.
  */
 #ifndef EXTOLL_SMFU_H
 #define EXTOLL_SMFU_H
@@ -15,24 +15,27 @@
 extern "C" {
 #endif
 
+/* Opaque: the open SMFU of a NIC, and a mapping of it. */
 typedef struct smfu smfu_t;
 typedef struct smfu_mapping smfu_mapping_t;
 
-/* device: directory of the device files, NULL for the first NIC. */
+/* Opens the SMFU. device: directory of the device files; NULL for EXTOLL_DEV or /dev/extoll. */
 int smfu_open(const char *device, smfu_t **smfu);
 void smfu_close(smfu_t *smfu);
+/* Returns the number of this node. */
 uint16_t smfu_node(const smfu_t *smfu);
-/* Bytes of local memory that other nodes can reach. */
+/* Returns the bytes of local memory that other nodes can access. */
 uint64_t smfu_exported(const smfu_t *smfu);
 
-/* The first len bytes of the window to other nodes; perhaps write-combining, so that stores are ordered by smfu_flush only. */
+/* Maps the first len bytes of the window to other nodes. It may be write-combining: only smfu_flush() orders stores. */
 int smfu_map_window(smfu_t *smfu, size_t len, smfu_mapping_t **mapping);
-/* The first len bytes of the local memory that other nodes can reach. */
+/* Maps the first len bytes of the local memory that other nodes can access. */
 int smfu_map_local(smfu_t *smfu, size_t len, smfu_mapping_t **mapping);
+/* Return the first address of a mapping and its bytes. */
 volatile void *smfu_address(const smfu_mapping_t *mapping);
 size_t smfu_length(const smfu_mapping_t *mapping);
 void smfu_unmap(smfu_mapping_t *mapping);
-/* Sends what the processor still combines. */
+/* Sends stores that the CPU still holds in its write-combining buffers. */
 void smfu_flush(void);
 
 #ifdef __cplusplus

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
- * VELO for C programs: messages of 1…120 bytes between ports. velo(3) explains the functions; link with -lvelo.
+ * VELO for C programs: messages of 1 to 120 bytes between ports. velo(3) explains the functions. Link with -lvelo.
  *
- * Functions return 0 or a negative error number. Ports may be shared between threads: one may send while another receives.
+ * Functions of type int return 0 or a negative error number, except velo_fd() and velo_poll_timeout(). Threads may share a
+ * port: one may send while another receives.
  */
 #ifndef EXTOLL_VELO_H
 #define EXTOLL_VELO_H
@@ -14,52 +15,62 @@
 extern "C" {
 #endif
 
+/* Maximum bytes of a message. */
 #define VELO_MAX_LEN 120
 
 /* velo_to.flags */
 #define VELO_MULTICAST 1	/* node is a multicast group */
-#define VELO_QUIET     2	/* don't wake a receiver that sleeps */
+#define VELO_QUIET     2	/* do not wake a receiver that sleeps */
 
+/* Opaque: an open port. */
 typedef struct velo_port velo_port_t;
 
-/* Where a message goes. */
+/* Destination of a message. */
 struct velo_to {
-	uint16_t node;		/* 0…65,533, of a group 0…63 */
-	uint16_t vpid;		/* 0…255 */
-	uint8_t tag;		/* for the receiver */
-	uint8_t mtt;		/* the same, 0…3 */
-	uint8_t flags;
-	uint8_t reserved;	/* 0 */
+	uint16_t node;		/* 0 to 65,533; with VELO_MULTICAST a group, 0 to 63 */
+	uint16_t vpid;		/* number of the port on its node, 0 to 255 */
+	uint8_t tag;		/* user tag, passed to the receiver */
+	uint8_t mtt;		/* type tag, passed to the receiver, 0 to 3 */
+	uint8_t flags;		/* VELO_MULTICAST, VELO_QUIET */
+	uint8_t reserved;	/* must be 0 */
 };
 
-/* A message received. */
+/* Received message. */
 struct velo_message {
-	uint16_t node;		/* sender, as its NIC stamped it */
-	uint16_t vpid;
-	uint8_t tag;
-	uint8_t mtt;
-	uint16_t len;
-	uint8_t data[VELO_MAX_LEN];
+	uint16_t node;		/* sender, written by its NIC */
+	uint16_t vpid;		/* port of the sender */
+	uint8_t tag;		/* user tag */
+	uint8_t mtt;		/* type tag */
+	uint16_t len;		/* bytes of data, 1 to 120 */
+	uint8_t data[VELO_MAX_LEN];	/* zeros after len bytes */
 };
 
-/* Opens a free port. device: directory of the device files, NULL for the first NIC. */
+/* Opens a free port. device: directory of the device files; NULL for EXTOLL_DEV or /dev/extoll. */
 int velo_open(const char *device, velo_port_t **port);
+/* Closes a port. No other thread may use it. */
 void velo_close(velo_port_t *port);
+/* Return node and VPID of the port, the address for its peers. */
 uint16_t velo_node(const velo_port_t *port);
 uint16_t velo_vpid(const velo_port_t *port);
 
 /*
- * timeout_ms: 0 = don't wait (-EAGAIN), -1 = wait for ever, -EINVAL below that; -ETIMEDOUT when it is over, -EINTR when a signal
- * handler ran.
+ * Functions that may wait. timeout_ms: 0 = do not wait (-EAGAIN), -1 = wait without limit, other negative values are
+ * invalid (-EINVAL). They return -ETIMEDOUT when the time-out expires, and -EINTR when a signal handler ran.
  */
+
+/* Sends len bytes, 1 to 120; waits for room. */
 int velo_send(velo_port_t *port, const struct velo_to *to, const void *data, size_t len, int timeout_ms);
+/* Stores the oldest message; waits for one. */
 int velo_recv(velo_port_t *port, struct velo_message *message, int timeout_ms);
-/* Waits until the NIC accepted everything that was sent, and repeats what it dropped; a program that only sends has to, in the end. */
+/*
+ * Repeats messages that the NIC dropped, until it accepted all messages of the port. A program that only sends must call
+ * this at the end.
+ */
 int velo_drain(velo_port_t *port, int timeout_ms);
 
 /*
- * For event loops: velo_arm(), velo_recv() with 0, then poll(2) the descriptor for velo_poll_timeout() milliseconds at most (-1: as
- * long as you like), and begin again.
+ * Event loops: call velo_arm(), then velo_recv() with time-out 0 until there are no messages. Then call poll(2) for the
+ * descriptor velo_fd() with the time-out velo_poll_timeout() in milliseconds (-1: no limit), and start again.
  */
 int velo_fd(const velo_port_t *port);
 int velo_arm(velo_port_t *port);

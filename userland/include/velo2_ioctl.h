@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-or-later WITH Linux-syscall-note) OR MIT */
 /*
- * ioctls of /dev/extoll/velo2. GET calls store 8 bytes at the argument, whatever size the code names; SET calls take the
- * value itself as argument. See docs/uapi.md.
+ * ioctls of /dev/extoll/velo2. GET calls store 8 bytes at the address in the argument, even if the code encodes another
+ * size. The argument of SET calls is the value itself. See docs/uapi.md.
  */
 #ifndef EXTOLL_VELO2_IOCTL_H
 #define EXTOLL_VELO2_IOCTL_H
@@ -12,7 +12,7 @@
 #define VELO2_IOC_MAGIC 'k'
 #define VELO2_IOC_MAXNR 21
 
-/* Logical read and write pointer in slots. */
+/* Logical read and write pointers, in slots. */
 #define VELO2_IOCG_GET_RP           _IOR(VELO2_IOC_MAGIC, 0, uint32_t)
 #define VELO2_IOCT_SET_RP           _IOW(VELO2_IOC_MAGIC, 1, uint32_t)
 #define VELO2_IOCG_GET_WP           _IOR(VELO2_IOC_MAGIC, 2, uint32_t)
@@ -20,20 +20,20 @@
 
 #define VELO2_IOCG_GET_VPID         _IOR(VELO2_IOC_MAGIC, 4, uint64_t)
 
-/* Mailbox: bytes, multiples of the page size; they take effect when the mailbox is mapped. */
+/* Sizes of the mailbox in bytes, multiples of the page size. They take effect when the mailbox is mapped. */
 #define VELO2_IOCG_GET_MBOX_SIZE    _IOR(VELO2_IOC_MAGIC, 5, uint64_t)
 #define VELO2_IOCG_SET_MBOX_SIZE    _IOW(VELO2_IOC_MAGIC, 6, uint64_t)
 #define VELO2_IOCG_GET_SEGMENT_SIZE _IOR(VELO2_IOC_MAGIC, 7, uint64_t)
 #define VELO2_IOCG_SET_SEGMENT_SIZE _IOW(VELO2_IOC_MAGIC, 8, uint64_t)
 
-/* Without effect. */
+/* Accepted without effect. */
 #define VELO2_IOCT_SET_ASYNC        _IOW(VELO2_IOC_MAGIC, 9, uint32_t)
 #define VELO2_IOCT_SET_POLLTIMES    _IOW(VELO2_IOC_MAGIC, 10, uint32_t)
 #define VELO2_IOCT_SET_POLLFLAG     _IOW(VELO2_IOC_MAGIC, 11, uint32_t)
 
 #define VELO2_IOCG_GET_NODEID       _IOR(VELO2_IOC_MAGIC, 12, uint64_t)
 
-/* Privileged to set: protection descriptors, source identity (node [15:0], VPID [31:16]). */
+/* Protection descriptors, and source identity (node in bits 15:0, VPID in bits 31:16). SET calls are for privileged programs. */
 #define VELO2_IOCG_SET_TX_PROTDESC  _IOW(VELO2_IOC_MAGIC, 13, uint64_t)
 #define VELO2_IOCG_GET_TX_PROTDESC  _IOR(VELO2_IOC_MAGIC, 14, uint64_t)
 #define VELO2_IOCG_SET_RX_PROTDESC  _IOW(VELO2_IOC_MAGIC, 15, uint64_t)
