@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Names the shared library.
+//! Sets the soname of the shared library.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libvelo.so.1");

@@ -9,7 +9,7 @@ use std::io::Write;
 macro_rules! codes {
     ($($name:ident = $value:literal, $text:literal;)*) => {
         $(
-            // Some are never returned by this library, but the header has them.
+            // The header defines codes that this library never returns.
             #[allow(dead_code)]
             pub const $name: Status = $value;
         )*
@@ -21,7 +21,7 @@ macro_rules! codes {
             }
         }
 
-        /// Every value with its name in the header.
+        /// All codes with their names.
         #[cfg(test)]
         pub const ALL: &[(&str, Status)] = &[$((stringify!($name), $value)),*];
     };
@@ -32,21 +32,21 @@ codes! {
     ERR_ERROR = -1, c"failed";
     INV_HANDLE = -2, c"not a connection";
     INV_PORT = -3, c"not a port";
-    INV_VALUE = -4, c"value out of range";
+    INV_VALUE = -4, c"a value is out of range";
     NO_ROUTE = -5, c"no route to the node";
     PORTS_USED = -6, c"all ports are in use";
     NO_MEM = -7, c"the memory cannot be registered";
-    NO_NOTI = -9, c"no notification is there";
-    POLL_EXCEEDED = -10, c"looked often enough";
-    WRONG_ARG = -11, c"wrong argument";
+    NO_NOTI = -9, c"the notification queue is empty";
+    POLL_EXCEEDED = -10, c"the NIC did not accept the commands in time";
+    WRONG_ARG = -11, c"not permitted for this program";
     NOT_YET = -12, c"not available";
-    NO_DESC_MEM = -13, c"no room for another command at the moment";
-    NO_MATCH = -15, c"no such notification is there";
-    WRONG_CMD = -16, c"wrong command";
+    NO_DESC_MEM = -13, c"no room for another command, try again";
+    NO_MATCH = -15, c"no matching notification";
+    WRONG_CMD = -16, c"command not supported by this function";
     NO_DEVICE = -17, c"no Extoll device";
     NO_CONNECT = -18, c"not connected";
-    INVALID_VERSION = -22, c"library and driver do not fit together";
-    IOCTL = -23, c"the driver refused";
+    INVALID_VERSION = -22, c"the versions of library and driver do not match";
+    IOCTL = -23, c"the driver refused the operation";
     MMAP = -24, c"the device cannot be mapped";
     FD = -25, c"the device file cannot be opened, or the network is down";
     MAP = -26, c"no memory for a region";
@@ -54,15 +54,15 @@ codes! {
     DOUBLE_MAP = 27, c"mapped twice";
     NO_TABLE = 28, c"not registered";
     NOT_FREE = 29, c"still in use";
-    PART = 30, c"only part of the region fits";
+    PART = 30, c"only a part of the region fits";
     ATU = 31, c"address translation failed";
     MLOCKLIMIT = 32, c"limit of locked memory reached (ulimit -l)";
 }
 
-/// The code nearest to an error of the crate.
+/// Returns the code that is closest to an error of the crate.
 pub fn of(error: &Error) -> Status {
     match error {
-        // From whatever call: the driver has lost its NIC.
+        // Any call may find that the driver lost its NIC.
         e if e.errno() == libc::ENODEV => NO_DEVICE,
         Error::NetworkDown(_) => FD,
         Error::NotPermitted { .. } => FD,
@@ -74,7 +74,7 @@ pub fn of(error: &Error) -> Status {
         },
         Error::Full => NO_DESC_MEM,
         Error::Interrupted => INTERRUPTED,
-        // Of an open port the driver refuses what is for privileged programs.
+        // On an open port the driver returns EPERM only for operations of privileged programs.
         e if e.errno() == libc::EINVAL => INV_VALUE,
         e if e.errno() == libc::EPERM => WRONG_ARG,
         Error::Driver(_) => INVALID_VERSION,
@@ -85,33 +85,33 @@ pub fn of(error: &Error) -> Status {
 }
 
 /// # Safety
-/// `to` is null or valid for writes of as many bytes as the call says.
+/// `to` is null or valid for writes of `size` bytes.
 #[no_mangle]
 unsafe extern "C" fn rma2_serror(error: Status, to: *mut c_char, size: c_int) {
-    // SAFETY: the caller's buffer of `size` bytes.
+    // SAFETY: `to` meets this function's safety requirements.
     unsafe { copy_text(text(error).to_bytes(), to, size) }
 }
 
 /// # Safety
-/// `header` is null or a string that ends with a zero.
+/// `header` is null or a zero-terminated string.
 #[no_mangle]
 unsafe extern "C" fn rma2_perror(error: Status, header: *const c_char) {
     let what = text(error).to_string_lossy();
     let line = if header.is_null() {
         format!("{what}\n")
     } else {
-        // SAFETY: the caller's string, ended by a zero.
+        // SAFETY: not null, and therefore zero-terminated as guaranteed by the caller.
         let header = unsafe { CStr::from_ptr(header) };
         format!("{}: {what}\n", header.to_string_lossy())
     };
-    // Nobody is left to be told of a failure.
+    // A failure cannot be reported: the standard error is the place for reports.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Copies as much of a text as fits, always ended by a zero.
+/// Copies the part of a text that fits into `size` bytes, and terminates it with a zero.
 ///
 /// # Safety
-/// `to` is null or has room for `size` bytes.
+/// `to` is null or valid for writes of `size` bytes.
 pub unsafe fn copy_text(text: &[u8], to: *mut c_char, size: c_int) {
     let Some(room) = usize::try_from(size).ok().filter(|n| *n > 0) else {
         return;
@@ -120,7 +120,7 @@ pub unsafe fn copy_text(text: &[u8], to: *mut c_char, size: c_int) {
         return;
     }
     let n = text.len().min(room - 1);
-    // SAFETY: n + 1 ≤ size bytes are written, for which there is room.
+    // SAFETY: n + 1 ≤ size bytes are written, and `to` is valid for them.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, n);
         to.add(n).write(0);
@@ -146,7 +146,7 @@ mod tests {
         // SAFETY: the buffer has eight bytes.
         unsafe { rma2_serror(INV_PORT, buffer.as_mut_ptr(), 4) };
         assert_eq!(buffer[..5], *b"not\0\x01".map(|b| b as c_char).as_slice());
-        // SAFETY: nothing is written to a buffer of no bytes, nor to null.
+        // SAFETY: the function writes neither to a buffer of zero bytes nor to null.
         unsafe {
             rma2_serror(INV_PORT, buffer.as_mut_ptr(), 0);
             rma2_serror(INV_PORT, std::ptr::null_mut(), 9);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! librma.so: the functions of include/rma2.h over the `extoll` crate.
+//! librma.so: the functions of include/rma2.h, implemented with the `extoll` crate.
 //!
-//! Every function is called from C, so each one relies on what the header promises: pointers are null or valid, ports,
-//! connections and regions are those that this library handed out and are not closed yet. Null is answered with an error.
+//! All exported functions are called from C and rely on the contract of the header. Pointers are
+//! null or valid. Ports, connections and regions were created by this library and are not closed
+//! yet. A null pointer results in an error.
 #![deny(missing_docs)]
 
 mod error;
@@ -21,7 +22,7 @@ use std::sync::atomic::{AtomicI32, AtomicU8};
 /// `RMA2_Port`.
 struct Endpoint {
     port: Port,
-    /// `RMA2_Replay_Buffer_Mode`.
+    /// Current `RMA2_Replay_Buffer_Mode`.
     mode: AtomicI32,
 }
 
@@ -29,7 +30,7 @@ struct Endpoint {
 struct Connection {
     node: NodeId,
     vpid: u8,
-    /// Requester page.
+    /// Index of the requester page (`RMA2_Connection_Options`).
     options: AtomicU8,
 }
 
@@ -39,7 +40,7 @@ impl Connection {
     }
 }
 
-/// `RMA2_Notification`: packed, as programs may have copies at any address.
+/// `RMA2_Notification`. Packed, because programs may hold copies at any address.
 #[repr(C, packed)]
 #[derive(Clone, Copy)]
 struct Noti {
@@ -57,7 +58,7 @@ struct Desc {
     reserved1: u64,
 }
 
-/// `RMA2_Region`: the structure that the driver exchanges too.
+/// `RMA2_Region`, which is also the structure that the driver exchanges.
 #[repr(C)]
 struct Region {
     list: [*mut c_void; 2],
@@ -79,7 +80,7 @@ const _: () = assert!(size_of::<Region>() == 80);
 /// `RMA2_ERROR`.
 type Status = c_int;
 
-/// Result inside the library.
+/// Result of functions inside the library; the error is the code that C gets.
 type Outcome<T> = Result<T, Status>;
 
 fn status(outcome: Outcome<()>) -> Status {
@@ -89,16 +90,16 @@ fn status(outcome: Outcome<()>) -> Status {
     }
 }
 
-/// What a pointer from C refers to, or `code` for null.
+/// Converts a pointer from C to a reference, or returns `code` for null.
 ///
 /// # Safety
-/// `pointer` is null or valid for the time of the call.
+/// `pointer` is null or valid for the duration of the call.
 unsafe fn borrow<'a, T>(pointer: *const T, code: Status) -> Outcome<&'a T> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { pointer.as_ref() }.ok_or(code)
 }
 
-/// Stores a result where C wants it; nothing for null.
+/// Stores a result at the address given by C. Fails with `INV_VALUE` for null.
 ///
 /// # Safety
 /// `to` is null or valid for writing.
@@ -106,7 +107,7 @@ unsafe fn give<T>(to: *mut T, value: T) -> Outcome<()> {
     if to.is_null() {
         return Err(error::INV_VALUE);
     }
-    // SAFETY: not null, so valid by the caller's promise.
+    // SAFETY: not null, and therefore valid as guaranteed by the caller.
     unsafe { to.write(value) };
     Ok(())
 }

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Registered memory.
+//! Registered memory: regions of a port.
 
 use super::{borrow, error, give, status, Endpoint, Outcome, Region, Status};
 use extoll::RegionArg;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-/// Registers pages and describes them.
+/// Registers the pages of a range and fills in a region.
 ///
 /// # Safety
-/// `port` is null or ours; the header tells the program what holds for the memory.
+/// `port` is null or an open port. The header informs the program that peers may write the memory.
 unsafe fn register(port: *mut Endpoint, address: *mut c_void, size: usize) -> Outcome<Region> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let endpoint = unsafe { borrow(port, error::INV_PORT)? };
-    // SAFETY: the memory is the program's, which is not Rust and was told by the header that peers may write it.
+    // SAFETY: the memory belongs to a C program, which has no Rust references to it. The header
+    // says that peers may write it.
     let arg = unsafe { endpoint.port.register_memory(address as u64, size as u64) }
         .map_err(|e| error::of(&e))?;
     Ok(Region {
@@ -31,8 +32,8 @@ unsafe fn register(port: *mut Endpoint, address: *mut c_void, size: usize) -> Ou
 }
 
 /// # Safety
-/// `port` is null or a port that is open; the memory at `address` is the program's, which knows that peers may change
-/// it while it is registered; `to` is null or valid for a write.
+/// `port` is null or an open port; the memory at `address` belongs to the program, and peers may
+/// change it while it is registered; `to` is null or valid for a write.
 #[no_mangle]
 pub unsafe extern "C" fn rma2_register(
     port: *mut Endpoint,
@@ -43,17 +44,17 @@ pub unsafe extern "C" fn rma2_register(
     if to.is_null() {
         return error::INV_VALUE;
     }
-    // SAFETY: no more of `port`, `address` and `to` is used than the section above promises; `to` is not null.
+    // SAFETY: `port`, `address` and `to` meet this function's safety requirements; `to` is not null.
     status(unsafe {
         register(port, address, size).and_then(|r| give(to, Box::into_raw(Box::new(r))))
     })
 }
 
-/// The same: the driver is fast enough not to need a cache.
+/// Same as rma2_register, because registering is fast enough without a cache.
 ///
 /// # Safety
-/// `port` is null or a port that is open; the memory at `address` is the program's, which knows that peers may change
-/// it while it is registered; `to` is null or valid for a write.
+/// `port` is null or an open port; the memory at `address` belongs to the program, and peers may
+/// change it while it is registered; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_register_cached(
     port: *mut Endpoint,
@@ -61,15 +62,15 @@ unsafe extern "C" fn rma2_register_cached(
     size: usize,
     to: *mut *mut Region,
 ) -> Status {
-    // SAFETY: no more of `port`, `address` and `to` is used than the section above promises.
+    // SAFETY: `port`, `address` and `to` meet this function's safety requirements.
     unsafe { rma2_register(port, address, size, to) }
 }
 
-/// The page that holds `address`.
+/// Registers the page that contains `address`.
 ///
 /// # Safety
-/// `port` is null or a port that is open; the memory at `address` is the program's, which knows that peers may change
-/// it while it is registered; `to` is null or valid for a write.
+/// `port` is null or an open port; the memory at `address` belongs to the program, and peers may
+/// change it while it is registered; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_register_adhoc(
     port: *mut Endpoint,
@@ -77,13 +78,13 @@ unsafe extern "C" fn rma2_register_adhoc(
     to: *mut *mut Region,
 ) -> Status {
     let page = (address as usize & !0xFFF) as *mut c_void;
-    // SAFETY: no more of `port` and `to` is used than the section above promises.
+    // SAFETY: `port` and `to` meet this function's safety requirements.
     unsafe { rma2_register(port, page, 4096, to) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open; the memory at `address` is the program's, which knows that peers may change
-/// it while it is registered; `to` is null or valid for a write.
+/// `port` is null or an open port; the memory at `address` belongs to the program, and peers may
+/// change it while it is registered; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_register_nomalloc(
     port: *mut Endpoint,
@@ -94,18 +95,19 @@ unsafe extern "C" fn rma2_register_nomalloc(
     if to.is_null() {
         return error::INV_VALUE;
     }
-    // SAFETY: no more of `port`, `address` and `to` is used than the section above promises; `to` is not null.
+    // SAFETY: `port`, `address` and `to` meet this function's safety requirements; `to` is not null.
     status(unsafe { register(port, address, size).and_then(|r| give(to, r)) })
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `region` is null or a region of this library that nobody uses any more.
+/// `port` is null or an open port; `region` is null or a region of this library that is not used
+/// any more.
 #[no_mangle]
 unsafe extern "C" fn rma2_unregister_nofree(port: *mut Endpoint, region: *mut Region) -> Status {
     let run = || -> Outcome<()> {
-        // SAFETY: no more of `port` is used than the section above promises.
+        // SAFETY: `port` meets this function's safety requirements.
         let endpoint = unsafe { borrow(port, error::INV_PORT)? };
-        // SAFETY: no more of `region` is used than the section above promises.
+        // SAFETY: `region` meets this function's safety requirements.
         let r = unsafe { borrow(region, error::INV_VALUE)? };
         let words = [
             0,
@@ -132,41 +134,41 @@ unsafe extern "C" fn rma2_unregister_nofree(port: *mut Endpoint, region: *mut Re
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `region` is null or a region of this library that nobody uses any more.
+/// `port` is null or an open port; `region` is null or a region of this library that is not used any more.
 #[no_mangle]
 pub unsafe extern "C" fn rma2_unregister(port: *mut Endpoint, region: *mut Region) -> Status {
-    // SAFETY: no more of `port` and `region` is used than the section above promises.
+    // SAFETY: `port` and `region` meet this function's safety requirements.
     let result = unsafe { rma2_unregister_nofree(port, region) };
-    // The registration is over, too, when the NIC is gone or did not confirm the end in time.
+    // The registration has also ended if the NIC was removed or did not confirm the end in time.
     if matches!(result, error::SUCCESS | error::NO_DEVICE | error::NOT_FREE) && !region.is_null() {
-        // SAFETY: made by rma2_register and, by the header, not used any more.
+        // SAFETY: created by rma2_register and, as the header requires, not used any more.
         drop(unsafe { Box::from_raw(region) });
     }
     result
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `region` is null or a region of this library that nobody uses any more.
+/// `port` is null or an open port; `region` is null or a region of this library that is not used any more.
 #[no_mangle]
 unsafe extern "C" fn rma2_unregister_cached(port: *mut Endpoint, region: *mut Region) -> Status {
-    // SAFETY: no more of `port` and `region` is used than the section above promises.
+    // SAFETY: `port` and `region` meet this function's safety requirements.
     unsafe { rma2_unregister(port, region) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `region` is null or a region of this library that nobody uses any more.
+/// `port` is null or an open port; `region` is null or a region of this library that is not used any more.
 #[no_mangle]
 unsafe extern "C" fn rma2_unregister_adhoc(port: *mut Endpoint, region: *mut Region) -> Status {
-    // SAFETY: no more of `port` and `region` is used than the section above promises.
+    // SAFETY: `port` and `region` meet this function's safety requirements.
     unsafe { rma2_unregister(port, region) }
 }
 
-/// Stores what `read` finds in a region.
+/// Stores the value that `read` returns for a region.
 ///
 /// # Safety
-/// `region` is null or valid, `to` null or valid for writing.
+/// `region` is null or valid; `to` is null or valid for a write.
 unsafe fn ask<T>(region: *const Region, to: *mut T, read: impl FnOnce(&Region) -> T) -> Status {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     status(unsafe { borrow(region, error::INV_VALUE).and_then(|r| give(to, read(r))) })
 }
 
@@ -174,7 +176,7 @@ unsafe fn ask<T>(region: *const Region, to: *mut T, read: impl FnOnce(&Region) -
 /// `region` is null or a region of this library; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_nla(region: *const Region, offset: usize, to: *mut u64) -> Status {
-    // SAFETY: no more of `region` and `to` is used than the section above promises.
+    // SAFETY: `region` and `to` meet this function's safety requirements.
     unsafe { ask(region, to, |r| r.nla + u64::from(r.offset) + offset as u64) }
 }
 
@@ -187,7 +189,7 @@ unsafe extern "C" fn rma2_get_va(
     to: *mut *mut c_void,
 ) -> Status {
     let address = |r: &Region| r.start.wrapping_byte_add(r.offset as usize + offset);
-    // SAFETY: no more of `region` and `to` is used than the section above promises.
+    // SAFETY: `region` and `to` meet this function's safety requirements.
     unsafe { ask(region, to, address) }
 }
 
@@ -195,7 +197,7 @@ unsafe extern "C" fn rma2_get_va(
 /// `region` is null or a region of this library; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_size(region: *const Region, to: *mut usize) -> Status {
-    // SAFETY: no more of `region` and `to` is used than the section above promises.
+    // SAFETY: `region` and `to` meet this function's safety requirements.
     unsafe { ask(region, to, |r| r.size) }
 }
 
@@ -203,11 +205,12 @@ unsafe extern "C" fn rma2_get_size(region: *const Region, to: *mut usize) -> Sta
 /// `region` is null or a region of this library; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_page_count(region: *const Region, to: *mut usize) -> Status {
-    // SAFETY: no more of `region` and `to` is used than the section above promises.
+    // SAFETY: `region` and `to` meet this function's safety requirements.
     unsafe { ask(region, to, |r| r.count as usize) }
 }
 
-/// 1 if `test` holds for the first and last byte but one of the region and of the range.
+/// Returns 1 if `test` holds for the first and end addresses of the region and of the range, else
+/// 0.
 ///
 /// # Safety
 /// `region` is null or valid.
@@ -217,7 +220,7 @@ unsafe fn compare(
     size: usize,
     test: impl FnOnce([usize; 2], [usize; 2]) -> bool,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { borrow(region, 0) }.map_or(0, |r| {
         let range = [start as usize, (start as usize).saturating_add(size)];
         test([r.start as usize, r.end as usize], range).into()
@@ -232,7 +235,7 @@ unsafe extern "C" fn rma2_get_region_contained(
     start: *const c_void,
     size: usize,
 ) -> c_int {
-    // SAFETY: no more of `region` and `start` is used than the section above promises.
+    // SAFETY: `region` and `start` meet this function's safety requirements.
     unsafe { compare(region, start, size, |r, x| r[0] <= x[0] && x[1] <= r[1]) }
 }
 
@@ -244,7 +247,7 @@ unsafe extern "C" fn rma2_get_region_overlap(
     start: *const c_void,
     size: usize,
 ) -> c_int {
-    // SAFETY: no more of `region` and `start` is used than the section above promises.
+    // SAFETY: `region` and `start` meet this function's safety requirements.
     unsafe { compare(region, start, size, |r, x| r[0] < x[1] && x[0] < r[1]) }
 }
 
@@ -256,7 +259,7 @@ unsafe extern "C" fn rma2_get_region_equal(
     start: *const c_void,
     size: usize,
 ) -> c_int {
-    // SAFETY: no more of `region` and `start` is used than the section above promises.
+    // SAFETY: `region` and `start` meet this function's safety requirements.
     unsafe { compare(region, start, size, |r, x| r == x) }
 }
 
@@ -280,7 +283,7 @@ mod tests {
         };
         let at = |a: usize| a as *const c_void;
         let (mut nla, mut va, mut size) = (0, null_mut(), 0);
-        // SAFETY: all pointers are valid, but for the last one, which is null.
+        // SAFETY: all pointers are valid, except the last one, which is null.
         unsafe {
             assert_eq!(rma2_get_nla(&region, 4, &mut nla), 0);
             assert_eq!(rma2_get_va(&region, 4, &mut va), 0);

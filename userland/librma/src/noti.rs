@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Notifications.
+//! Finding, reading and freeing notifications.
 
 use super::{borrow, error, give, status, Endpoint, Noti, Outcome, Status};
 use crate::port::REPLAY_NOTI;
@@ -27,13 +27,14 @@ static RMA2_BLOCK_FLAG: u32 = 1;
 #[no_mangle]
 static RMA2_MATCH_LAST_NLA_FLAG: u32 = 2;
 
-/// Programs for this interface expect polling: sleep only where nothing came for this long.
+/// Time of polling before a blocking call sleeps. Programs for this interface expect low latency.
 const SPIN: Duration = Duration::from_millis(5);
 
-/// Finds the oldest notification that is wanted. It is the caller's until it is freed.
+/// Stores the oldest notification that `wanted` accepts. It belongs to the caller until it is
+/// freed.
 ///
 /// # Safety
-/// `port` is null or ours, `to` null or valid for writing.
+/// `port` is null or an open port; `to` is null or valid for a write.
 unsafe fn find(
     port: *const Endpoint,
     to: *mut *mut Noti,
@@ -41,7 +42,7 @@ unsafe fn find(
     wanted: impl Fn(&Noti) -> bool,
 ) -> Status {
     let run = || -> Outcome<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let endpoint = unsafe { borrow(port, error::INV_PORT)? };
         if to.is_null() {
             return Err(error::INV_VALUE);
@@ -67,34 +68,34 @@ unsafe fn find(
                 }
             }
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { give(to, found.cast()) }
     };
     let result = status(run());
     if result != error::SUCCESS {
-        // SAFETY: the caller's promise; null is answered by an error that changes nothing.
+        // SAFETY: guaranteed by the caller. For null the function returns an error without a write.
         let _ = unsafe { give(to, std::ptr::null_mut()) };
     }
     result
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `to` is null or valid for a write.
+/// `port` is null or an open port; `to` is null or valid for a write.
 #[no_mangle]
 pub unsafe extern "C" fn rma2_noti_probe(port: *const Endpoint, to: *mut *mut Noti) -> Status {
-    // SAFETY: no more of `port` and `to` is used than the section above promises.
+    // SAFETY: `port` and `to` meet this function's safety requirements.
     unsafe { find(port, to, false, |_| true) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `to` is null or valid for a write.
+/// `port` is null or an open port; `to` is null or valid for a write.
 #[no_mangle]
 pub unsafe extern "C" fn rma2_noti_get_block(port: *const Endpoint, to: *mut *mut Noti) -> Status {
-    // SAFETY: no more of `port` and `to` is used than the section above promises.
+    // SAFETY: `port` and `to` meet this function's safety requirements.
     unsafe { find(port, to, true, |_| true) }
 }
 
-/// What rma2_noti_match looks for.
+/// Properties of the notifications that rma2_noti_match accepts, with the header's wildcards.
 struct Match {
     command: c_int,
     node: u16,
@@ -109,7 +110,8 @@ impl Match {
     fn is(&self, n: &Noti) -> bool {
         let w = NotificationWord(n.word1);
         let command = c_int::from(w.command());
-        // Matching by the last address: the end of the data instead of the start of the last fragment.
+        // With RMA2_MATCH_LAST_NLA_FLAG the given address is the end of the data, not the start of
+        // the last fragment.
         let before = if self.last_nla {
             u64::from(w.size()) + 1
         } else {
@@ -136,7 +138,7 @@ fn peer(w: NotificationWord, node: u16, vpid: u16) -> bool {
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `to` is null or valid for a write.
+/// `port` is null or an open port; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_match(
     port: *const Endpoint,
@@ -157,12 +159,12 @@ unsafe extern "C" fn rma2_noti_match(
         last_nla: flags & 2 != 0,
         class: RMA2_CLASS_ANY,
     };
-    // SAFETY: no more of `port` and `to` is used than the section above promises.
+    // SAFETY: `port` and `to` meet this function's safety requirements.
     unsafe { find(port, to, flags & 1 != 0, |n| m.is(n)) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `to` is null or valid for a write.
+/// `port` is null or an open port; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_match_block(
     port: *const Endpoint,
@@ -174,7 +176,7 @@ unsafe extern "C" fn rma2_noti_match_block(
     flags: c_int,
     to: *mut *mut Noti,
 ) -> Status {
-    // SAFETY: no more of `port` and `to` is used than the section above promises.
+    // SAFETY: `port` and `to` meet this function's safety requirements.
     unsafe { rma2_noti_match(port, command, node, vpid, kind, nla, flags | 1, to) }
 }
 
@@ -191,7 +193,7 @@ fn notification_put(class: u8, node: u16, vpid: u16) -> Match {
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `to` is null or valid for a write.
+/// `port` is null or an open port; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_noti_match(
     port: *const Endpoint,
@@ -200,7 +202,7 @@ unsafe extern "C" fn rma2_noti_noti_match(
     vpid: u16,
     to: *mut *mut Noti,
 ) -> Status {
-    // SAFETY: no more of `port` and `to` is used than the section above promises.
+    // SAFETY: `port` and `to` meet this function's safety requirements.
     unsafe {
         find(port, to, false, |n| {
             notification_put(class, node, vpid).is(n)
@@ -209,7 +211,7 @@ unsafe extern "C" fn rma2_noti_noti_match(
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `to` is null or valid for a write.
+/// `port` is null or an open port; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_noti_match_block(
     port: *const Endpoint,
@@ -218,7 +220,7 @@ unsafe extern "C" fn rma2_noti_noti_match_block(
     vpid: u16,
     to: *mut *mut Noti,
 ) -> Status {
-    // SAFETY: no more of `port` and `to` is used than the section above promises.
+    // SAFETY: `port` and `to` meet this function's safety requirements.
     unsafe {
         find(port, to, true, |n| {
             notification_put(class, node, vpid).is(n)
@@ -226,7 +228,8 @@ unsafe extern "C" fn rma2_noti_noti_match_block(
     }
 }
 
-/// The outcome of a lock: the completer's notification at the origin, the responder's at the target.
+/// True for the result of a lock operation: the completer's notification at the origin, or the
+/// responder's at the target.
 fn is_lock(n: &Noti, number: u32, node: u16, vpid: u16) -> bool {
     let w = NotificationWord(n.word1);
     matches!(w.command(), 12 | 13)
@@ -236,7 +239,7 @@ fn is_lock(n: &Noti, number: u32, node: u16, vpid: u16) -> bool {
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `to` is null or valid for a write.
+/// `port` is null or an open port; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_lock_match(
     port: *const Endpoint,
@@ -245,12 +248,12 @@ unsafe extern "C" fn rma2_noti_lock_match(
     vpid: u16,
     to: *mut *mut Noti,
 ) -> Status {
-    // SAFETY: no more of `port` and `to` is used than the section above promises.
+    // SAFETY: `port` and `to` meet this function's safety requirements.
     unsafe { find(port, to, false, |n| is_lock(n, number, node, vpid)) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `to` is null or valid for a write.
+/// `port` is null or an open port; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_lock_match_block(
     port: *const Endpoint,
@@ -259,16 +262,17 @@ unsafe extern "C" fn rma2_noti_lock_match_block(
     vpid: u16,
     to: *mut *mut Noti,
 ) -> Status {
-    // SAFETY: no more of `port` and `to` is used than the section above promises.
+    // SAFETY: `port` and `to` meet this function's safety requirements.
     unsafe { find(port, to, true, |n| is_lock(n, number, node, vpid)) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `noti` is null or a notification.
+/// `port` is null or an open port; `noti` is null or a notification.
 #[no_mangle]
 pub unsafe extern "C" fn rma2_noti_free(port: *const Endpoint, noti: *const Noti) -> Status {
     status(
-        // SAFETY: no more of `port` and `noti` is used than the section above promises; the address is only compared.
+        // SAFETY: `port` meets this function's safety requirements. The address in `noti` is only
+        // compared.
         unsafe { borrow(port, error::INV_PORT) }.and_then(|e| match e.port.free(noti.cast()) {
             true => Ok(()),
             false => Err(error::INV_VALUE),
@@ -277,15 +281,15 @@ pub unsafe extern "C" fn rma2_noti_free(port: *const Endpoint, noti: *const Noti
 }
 
 /// # Safety
-/// `input` is null or a notification; `output` is null or a notification, valid for a write.
+/// `input` is null or a notification; `output` is null or valid for the write of a notification.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_dup(input: *const Noti, output: *mut Noti) -> Status {
     status(
-        // SAFETY: no more of `input` is used than the section above promises.
+        // SAFETY: `input` meets this function's safety requirements.
         unsafe { read(input) }
             .ok_or(error::INV_VALUE)
             .and_then(|n| {
-                // SAFETY: no more of `output` is used than the section above promises.
+                // SAFETY: `output` meets this function's safety requirements.
                 unsafe { give(output, n) }
             }),
     )
@@ -296,7 +300,7 @@ unsafe extern "C" fn rma2_noti_dup(input: *const Noti, output: *mut Noti) -> Sta
 /// # Safety
 /// `noti` is null or valid.
 unsafe fn read(noti: *const Noti) -> Option<Noti> {
-    // SAFETY: not null, so valid.
+    // SAFETY: not null, and therefore valid as guaranteed by the caller.
     (!noti.is_null()).then(|| unsafe { noti.read_volatile() })
 }
 
@@ -307,7 +311,7 @@ macro_rules! fields {
             /// `noti` is null or a notification.
             #[no_mangle]
             unsafe extern "C" fn $name(noti: *const Noti) -> $type {
-                // SAFETY: no more of `noti` is used than the section above promises.
+                // SAFETY: `noti` meets this function's safety requirements.
                 let n = unsafe { read(noti) }.unwrap_or(Noti { word0: 0, word1: 0 });
                 let ($w0, $w1) = (n.word0, NotificationWord(n.word1));
                 let _ = ($w0, $w1);
@@ -337,7 +341,7 @@ fields! {
 /// `noti` is null or a notification.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_get_total_size(start: u64, noti: *const Noti) -> u32 {
-    // SAFETY: no more of `noti` is used than the section above promises.
+    // SAFETY: `noti` meets this function's safety requirements.
     let n = unsafe { read(noti) }.unwrap_or(Noti { word0: 0, word1: 0 });
     let last = u64::from(NotificationWord(n.word1).size()) + 1;
     n.word0.wrapping_sub(start).wrapping_add(last) as u32
@@ -364,7 +368,9 @@ fn describe(n: &Noti) -> String {
 /// `noti` is null or a notification.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_dump(noti: *const Noti) {
-    // SAFETY: no more of `noti` is used than the section above promises; the text ends with a zero and goes through C's own buffer, in order with the program's.
+    // SAFETY: `noti` meets this function's safety requirements. printf reads `text.len()` bytes,
+    // all of `text`. It uses C's output buffer, so that the line stays in order with output of the
+    // program.
     unsafe {
         if let Some(n) = read(noti) {
             let text = describe(&n);
@@ -380,7 +386,7 @@ unsafe extern "C" fn rma2_noti_fdump(noti: *const Noti, file: *mut libc::FILE) {
     if file.is_null() {
         return;
     }
-    // SAFETY: no more of `noti` is used than the section above promises.
+    // SAFETY: `noti` meets this function's safety requirements.
     unsafe {
         if let Some(n) = read(noti) {
             let text = describe(&n);
@@ -389,11 +395,11 @@ unsafe extern "C" fn rma2_noti_fdump(noti: *const Noti, file: *mut libc::FILE) {
     }
 }
 
-/// # Safety
+/// `noti` is null or a notification; `to` is null or valid for writes of `size` bytes.
 /// `noti` is null or a notification; `to` is null or valid for writes of as many bytes as the call says.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_sdump(noti: *const Noti, to: *mut c_char, size: c_int) {
-    // SAFETY: no more of `noti` and `to` is used than the section above promises.
+    // SAFETY: `noti` and `to` meet this function's safety requirements.
     unsafe {
         if let Some(n) = read(noti) {
             error::copy_text(describe(&n).as_bytes(), to, size);

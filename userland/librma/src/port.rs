@@ -13,7 +13,7 @@ pub const REPLAY_POST: i32 = 1;
 pub const REPLAY_NOTI: i32 = 2;
 const REPLAY_CLOSE: i32 = 4;
 const REPLAY_ALL: i32 = 7;
-/// How long draining waits: the NIC gives up repairs after a second.
+/// Time limit for draining. Repairs that take longer continue in a later call.
 const DRAIN: Duration = Duration::from_secs(1);
 
 const RRA: u8 = 4;
@@ -34,7 +34,7 @@ unsafe extern "C" fn rma2_open(to: *mut *mut Endpoint) -> Status {
     let port = match Port::open(&Device::default()) {
         Ok(port) => port,
         Err(e) if e.errno() == libc::ENODEV => return failed(e),
-        // What cannot be opened for another reason has a code of its own.
+        // A device file that cannot be opened has a code of its own, and so has a failed mapping.
         Err(extoll::Error::Os { what, .. }) if what.starts_with("cannot open") => return error::FD,
         Err(extoll::Error::Os { what, .. }) if what.starts_with("cannot map") => {
             return error::MMAP
@@ -46,32 +46,33 @@ unsafe extern "C" fn rma2_open(to: *mut *mut Endpoint) -> Status {
         port,
         mode: AtomicI32::new(REPLAY_ALL),
     });
-    // SAFETY: not null.
+    // SAFETY: `to` is not null and meets this function's safety requirements.
     status(unsafe { give(to, Box::into_raw(endpoint)) })
 }
 
 /// # Safety
-/// `port` is null or a port that is open, which nobody uses any more.
+/// `port` is null or an open port that is not used any more.
 #[no_mangle]
 pub unsafe extern "C" fn rma2_close(port: *mut Endpoint) -> Status {
     if port.is_null() {
         return error::INV_PORT;
     }
-    // SAFETY: not null, so a port of ours.
+    // SAFETY: `port` is not null, and therefore an open port.
     let sent = send_rest(unsafe { &*port });
     if !may_be_repeated(sent) {
-        // SAFETY: made by rma2_open and, by the header, not used any more.
+        // SAFETY: created by rma2_open and, as the header requires, not used any more.
         drop(unsafe { Box::from_raw(port) });
     }
     sent
 }
 
-/// Whether a call that closes has to be repeated: what was posted is not accepted yet, but still may be.
+/// True if the caller may repeat a call that closes: the NIC has not accepted all commands yet but
+/// still may.
 fn may_be_repeated(sent: Status) -> bool {
     matches!(sent, error::POLL_EXCEEDED | error::INTERRUPTED)
 }
 
-/// Waits until the NIC accepted what was posted, if the mode says so.
+/// Waits until the NIC accepted all posted commands, if the mode includes `REPLAY_CLOSE`.
 fn send_rest(endpoint: &Endpoint) -> Status {
     if endpoint.mode.load(Ordering::Relaxed) & REPLAY_CLOSE == 0 {
         return error::SUCCESS;
@@ -81,7 +82,7 @@ fn send_rest(endpoint: &Endpoint) -> Status {
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `to` is null or valid for a write.
+/// `port` is null or an open port; `to` is null or valid for a write.
 #[no_mangle]
 pub unsafe extern "C" fn rma2_connect(
     port: *mut Endpoint,
@@ -91,7 +92,7 @@ pub unsafe extern "C" fn rma2_connect(
     to: *mut *mut Connection,
 ) -> Status {
     let connect = || -> Outcome<()> {
-        // SAFETY: null or a port of ours.
+        // SAFETY: `port` meets this function's safety requirements.
         let endpoint = unsafe { borrow(port, error::INV_PORT)? };
         if NodeId(node).is_reserved() {
             return Err(error::INV_VALUE);
@@ -112,17 +113,17 @@ pub unsafe extern "C" fn rma2_connect(
         if to.is_null() {
             return Err(error::INV_VALUE);
         }
-        // SAFETY: not null.
+        // SAFETY: `to` is not null and meets this function's safety requirements.
         unsafe { give(to, Box::into_raw(Box::new(connection))) }
     };
     status(connect())
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `handle` is null or a connection that is open, which nobody uses any more.
+/// `port` is null or an open port; `handle` is null or an open connection that is not used any more.
 #[no_mangle]
 pub unsafe extern "C" fn rma2_disconnect(port: *mut Endpoint, handle: *mut Connection) -> Status {
-    // SAFETY: null or a port of ours.
+    // SAFETY: `port` meets this function's safety requirements.
     let endpoint = match unsafe { borrow(port, error::INV_PORT) } {
         Ok(endpoint) => endpoint,
         Err(code) => return code,
@@ -132,115 +133,116 @@ pub unsafe extern "C" fn rma2_disconnect(port: *mut Endpoint, handle: *mut Conne
     }
     let sent = send_rest(endpoint);
     if !may_be_repeated(sent) {
-        // SAFETY: made by rma2_connect and, by the header, not used any more.
+        // SAFETY: created by rma2_connect and, as the header requires, not used any more.
         drop(unsafe { Box::from_raw(handle) });
     }
     sent
 }
 
 /// # Safety
-/// `handle` is null or a connection that is open.
+/// `handle` is null or an open connection.
 #[no_mangle]
 unsafe extern "C" fn rma2_handle_get_node(handle: *const Connection) -> u16 {
-    // SAFETY: null or a connection of ours.
+    // SAFETY: `handle` meets this function's safety requirements.
     unsafe { borrow(handle, 0) }.map_or(u16::MAX, |h| h.node.0)
 }
 
 /// # Safety
-/// `handle` is null or a connection that is open.
+/// `handle` is null or an open connection.
 #[no_mangle]
 pub unsafe extern "C" fn rma2_handle_get_vpid(handle: *const Connection) -> u16 {
-    // SAFETY: null or a connection of ours.
+    // SAFETY: `handle` meets this function's safety requirements.
     unsafe { borrow(handle, 0) }.map_or(u16::MAX, |h| h.vpid.into())
 }
 
-/// Answers with what `read` finds on a port, or `otherwise`.
+/// Returns the result of `read` for a port; `otherwise` for null and after an error.
 ///
 /// # Safety
-/// `port` is null or a port of ours.
+/// `port` is null or an open port.
 unsafe fn ask<T>(
     port: *const Endpoint,
     otherwise: T,
     read: impl FnOnce(&Port) -> extoll::Result<T>,
 ) -> T {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     match unsafe { borrow(port, 0) } {
         Ok(endpoint) => read(&endpoint.port).unwrap_or(otherwise),
         Err(_) => otherwise,
     }
 }
 
-/// Does something to a port.
+/// Runs `f` on a port and returns its status.
 ///
 /// # Safety
-/// `port` is null or a port of ours.
+/// `port` is null or an open port.
 unsafe fn act(port: *const Endpoint, f: impl FnOnce(&Port) -> extoll::Result<()>) -> Status {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     status(unsafe { borrow(port, error::INV_PORT) }.and_then(|e| f(&e.port).map_err(failed)))
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_nodeid(port: *const Endpoint) -> u16 {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { ask(port, u16::MAX, |p| Ok(p.read_node()?.0)) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_vpid(port: *const Endpoint) -> u16 {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { ask(port, u16::MAX, |p| Ok(p.vpid().get())) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_node_num(port: *const Endpoint) -> u16 {
-    // 65,536 nodes do not fit the type; the public library truncates, a limit is more useful.
-    // SAFETY: no more of `port` is used than the section above promises.
+    // 65,536 nodes do not fit the type. The public library truncates the number; this library
+    // returns the maximum.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { ask(port, 0, |p| Ok(p.max_nodes()?.min(u16::MAX.into()) as u16)) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_proc_num(port: *const Endpoint) -> u16 {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { ask(port, 0, |p| Ok(p.max_ports()?.min(u16::MAX.into()) as u16)) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_queue_size(port: *const Endpoint) -> u32 {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { ask(port, 0, |p| Ok(p.queue_size() as u32)) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn rma2_set_queue_size(port: *const Endpoint, bytes: u32) -> Status {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { act(port, |p| p.resize_queue(bytes.into(), p.segment_size()?)) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_queue_segment_size(port: *const Endpoint) -> u32 {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { ask(port, 0, |p| Ok(p.segment_size()? as u32)) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn rma2_set_queue_segment_size(port: *const Endpoint, bytes: u32) -> Status {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe {
         act(port, |p| {
             p.resize_queue(p.queue_size() as u64, bytes.into())
@@ -249,77 +251,78 @@ unsafe extern "C" fn rma2_set_queue_segment_size(port: *const Endpoint, bytes: u
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn rma2_set_protectionid(port: *const Endpoint, id: u16) -> Status {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { act(port, |p| p.set_protection(id)) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn rma2_replay_buffer_drain(port: *const Endpoint) {
     let wait = Wait::for_at_most(DRAIN);
-    // There is no way to report a failure, for which the next command is, nor a signal.
-    // SAFETY: no more of `port` is used than the section above promises.
+    // This function cannot report failures: the next command does. It ignores signals for the same
+    // reason.
+    // SAFETY: `port` meets this function's safety requirements.
     while unsafe { act(port, |p| p.drain(wait)) } == error::INTERRUPTED {}
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 pub unsafe extern "C" fn rma2_set_replay_mode(port: *const Endpoint, mode: c_int) {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     if let Ok(endpoint) = unsafe { borrow(port, 0) } {
         endpoint.mode.store(mode & REPLAY_ALL, Ordering::Relaxed);
     }
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_replay_buffer_mode(port: *const Endpoint) -> c_int {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { borrow(port, 0) }.map_or(0, |e| e.mode.load(Ordering::Relaxed))
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_fd(port: *const Endpoint) -> c_int {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { ask(port, -1, |p| Ok(p.as_fd().as_raw_fd())) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn rma2_arm(port: *const Endpoint) -> Status {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { act(port, |p| p.arm().map(drop)) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn rma2_poll_timeout(port: *const Endpoint) -> c_int {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { ask(port, -1, |p| Ok(poll_milliseconds(p.poll_timeout()))) }
 }
 
 /// Changes the requester page of a connection if the port may use the new one.
 ///
 /// # Safety
-/// Both pointers are null or ours.
+/// Both pointers are null, or an open port and an open connection.
 unsafe fn change(
     port: *const Endpoint,
     handle: *const Connection,
     new: impl FnOnce(u8) -> u8,
 ) -> Status {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let both = unsafe { borrow(port, error::INV_PORT) }
-        // SAFETY: the same.
+        // SAFETY: guaranteed by the caller.
         .and_then(|p| Ok((p, unsafe { borrow(handle, error::INV_HANDLE)? })));
     status(both.and_then(|(endpoint, connection)| {
         let options = new(connection.options.load(Ordering::Relaxed));
@@ -332,12 +335,13 @@ unsafe fn change(
     }))
 }
 
-/// SUCCESS if the page option is as asked, else ERR_ERROR (as an unsigned number, so says the header).
+/// Returns `SUCCESS` if the page option has the value `set`, else `ERR_ERROR`, as an unsigned
+/// number because the header declares that type.
 ///
 /// # Safety
-/// `handle` is null or ours.
+/// `handle` is null or an open connection.
 unsafe fn is(handle: *const Connection, bit: u8, set: bool) -> u32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let options = unsafe { borrow(handle, error::INV_HANDLE) };
     match options.map(|h| h.options.load(Ordering::Relaxed) & bit != 0) {
         Ok(it) if it == set => error::SUCCESS as u32,
@@ -347,58 +351,58 @@ unsafe fn is(handle: *const Connection, bit: u8, set: bool) -> u32 {
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `h` is null or a connection that is open.
+/// `port` is null or an open port; `h` is null or an open connection.
 #[no_mangle]
 unsafe extern "C" fn rma2_request_interrupt(port: *const Endpoint, h: *const Connection) -> Status {
-    // SAFETY: no more of `port` and `h` is used than the section above promises.
+    // SAFETY: `port` and `h` meet this function's safety requirements.
     unsafe { change(port, h, |o| o | IRQ) }
 }
 
 /// # Safety
-/// `_port` is null or a port that is open; `h` is null or a connection that is open.
+/// `_port` is null or an open port; `h` is null or an open connection.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_interrupt(_port: *const Endpoint, h: *const Connection) -> u32 {
-    // SAFETY: no more of `h` is used than the section above promises.
+    // SAFETY: `h` meets this function's safety requirements.
     unsafe { is(h, IRQ, true) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `h` is null or a connection that is open.
+/// `port` is null or an open port; `h` is null or an open connection.
 #[no_mangle]
 unsafe extern "C" fn rma2_request_rra(port: *const Endpoint, h: *const Connection) -> Status {
-    // SAFETY: no more of `port` and `h` is used than the section above promises.
+    // SAFETY: `port` and `h` meet this function's safety requirements.
     unsafe { change(port, h, |o| o | RRA) }
 }
 
 /// # Safety
-/// `_port` is null or a port that is open; `h` is null or a connection that is open.
+/// `_port` is null or an open port; `h` is null or an open connection.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_rra(_port: *const Endpoint, h: *const Connection) -> u32 {
-    // SAFETY: no more of `h` is used than the section above promises.
+    // SAFETY: `h` meets this function's safety requirements.
     unsafe { is(h, RRA, true) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `h` is null or a connection that is open.
+/// `port` is null or an open port; `h` is null or an open connection.
 #[no_mangle]
 unsafe extern "C" fn rma2_request_physical_access(
     port: *const Endpoint,
     h: *const Connection,
 ) -> Status {
-    // SAFETY: no more of `port` and `h` is used than the section above promises.
+    // SAFETY: `port` and `h` meet this function's safety requirements.
     unsafe { change(port, h, |o| o & !TE) }
 }
 
 /// # Safety
-/// `_port` is null or a port that is open; `h` is null or a connection that is open.
+/// `_port` is null or an open port; `h` is null or an open connection.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_physical_access(_port: *const Endpoint, h: *const Connection) -> u32 {
-    // SAFETY: no more of `h` is used than the section above promises.
+    // SAFETY: `h` meets this function's safety requirements.
     unsafe { is(h, TE, false) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `h` is null or a connection that is open.
+/// `port` is null or an open port; `h` is null or an open connection.
 #[no_mangle]
 unsafe extern "C" fn rma2_request_tcs(
     port: *const Endpoint,
@@ -409,13 +413,13 @@ unsafe extern "C" fn rma2_request_tcs(
     if request > 3 || response > 3 {
         return error::INV_VALUE;
     }
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     let set = unsafe {
         act(port, |p| {
             let old = p.response_classes()?;
             let shift = 8 * request;
             let new = (old & !(0xFF << shift)) | (u64::from(response) << shift);
-            // Only a change needs the right to make one.
+            // Setting the present value needs no privilege.
             if new == old {
                 return Ok(());
             }
@@ -425,12 +429,12 @@ unsafe extern "C" fn rma2_request_tcs(
     if set != error::SUCCESS {
         return set;
     }
-    // SAFETY: no more of `port` and `h` is used than the section above promises.
+    // SAFETY: `port` and `h` meet this function's safety requirements.
     unsafe { change(port, h, |o| (o & !3) | request as u8) }
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `h` is null or a connection that is open; `request` is null or valid for a
+/// `port` is null or an open port; `h` is null or an open connection; `request` is null or valid for a
 /// write; `response` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_tcs(
@@ -440,13 +444,13 @@ unsafe extern "C" fn rma2_get_tcs(
     response: *mut u32,
 ) -> Status {
     let read = || -> Outcome<()> {
-        // SAFETY: no more of `port` is used than the section above promises.
+        // SAFETY: `port` meets this function's safety requirements.
         let endpoint = unsafe { borrow(port, error::INV_PORT)? };
-        // SAFETY: no more of `h` is used than the section above promises.
+        // SAFETY: `h` meets this function's safety requirements.
         let connection = unsafe { borrow(h, error::INV_HANDLE)? };
         let class = u32::from(connection.options().traffic_class);
         let responses = endpoint.port.response_classes().map_err(failed)?;
-        // SAFETY: no more of `request` is used than the section above promises.
+        // SAFETY: `request` meets this function's safety requirements.
         unsafe {
             give(request, class)?;
             give(response, (responses >> (8 * class)) as u32 & 3)

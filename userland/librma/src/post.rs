@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Commands and descriptors.
+//! Posting of commands, and prepared descriptors.
 
 use super::{borrow, error, give, status, Connection, Desc, Endpoint, Outcome, Region, Status};
 use crate::port::REPLAY_POST;
@@ -10,10 +10,10 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long posting waits for room: a repair takes at most a second.
+/// Time limit of posting when there is no room.
 const ROOM: Duration = Duration::from_secs(2);
 
-/// Words of a command, or why the NIC would not take it.
+/// Returns the words of a command, or the error for a command that the NIC would reject.
 fn encode(h: &Connection, spec: c_int, modifier: c_int, op: Operation) -> Outcome<[u64; 3]> {
     let bits = |value: c_int, limit: u8| {
         u8::try_from(value)
@@ -47,10 +47,10 @@ fn send(endpoint: &Endpoint, h: &Connection, words: [u64; 3]) -> Outcome<()> {
     })
 }
 
-/// Encodes and sends.
+/// Encodes and posts a command.
 ///
 /// # Safety
-/// Both pointers are null or ours.
+/// Both pointers are null, or an open port and an open connection.
 unsafe fn post(
     port: *const Endpoint,
     handle: *const Connection,
@@ -59,21 +59,21 @@ unsafe fn post(
     op: Operation,
 ) -> Status {
     let run = || -> Outcome<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let endpoint = unsafe { borrow(port, error::INV_PORT)? };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let h = unsafe { borrow(handle, error::INV_HANDLE)? };
         send(endpoint, h, encode(h, spec, modifier, op)?)
     };
     status(run())
 }
 
-/// NLA of a range of a region.
+/// Returns the NLA of a range of a region. Fails if the region does not contain the range.
 ///
 /// # Safety
 /// `region` is null or valid.
 unsafe fn nla(region: *const Region, offset: u32, size: u32) -> Outcome<u64> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let r = unsafe { borrow(region, error::INV_VALUE)? };
     let offset = u64::from(r.offset) + u64::from(offset);
     if offset + u64::from(size) > r.size as u64 {
@@ -86,7 +86,7 @@ macro_rules! transfers {
     ($($put:ident $by_region:ident $direct:ident $qw:literal;)*) => {
         $(
             /// # Safety
-            /// `port` is null or a port that is open; `handle` is null or a connection that is open; `region` is null or a region
+            /// `port` is null or an open port; `handle` is null or an open connection; `region` is null or a region
             /// of this library.
             #[no_mangle]
             unsafe extern "C" fn $by_region(
@@ -99,9 +99,9 @@ macro_rules! transfers {
                 spec: c_int,
                 modifier: c_int,
             ) -> Status {
-                // SAFETY: no more of `port`, `handle` and `region` is used than the section above promises.
+                // SAFETY: `port`, `handle` and `region` meet this function's safety requirements.
                 match unsafe { nla(region, offset, size) } {
-                    // SAFETY: no more of `port` and `handle` is used than the section above promises.
+                    // SAFETY: `port` and `handle` meet this function's safety requirements.
                     Ok(local) => unsafe {
                         $direct(port, handle, local, size, remote, spec, modifier)
                     },
@@ -110,7 +110,7 @@ macro_rules! transfers {
             }
 
             /// # Safety
-            /// `port` is null or a port that is open; `handle` is null or a connection that is open.
+            /// `port` is null or an open port; `handle` is null or an open connection.
             #[no_mangle]
             unsafe extern "C" fn $direct(
                 port: *const Endpoint,
@@ -122,7 +122,7 @@ macro_rules! transfers {
                 modifier: c_int,
             ) -> Status {
                 let op = Operation::$put { qw: $qw, len, local, remote };
-                // SAFETY: no more of `port` and `handle` is used than the section above promises.
+                // SAFETY: `port` and `handle` meet this function's safety requirements.
                 unsafe { post(port, handle, spec, modifier, op) }
             }
         )*
@@ -150,7 +150,7 @@ fn lock(target: u32, number: u32, compare: i32, add: i32) -> Outcome<Operation> 
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `handle` is null or a connection that is open.
+/// `port` is null or an open port; `handle` is null or an open connection.
 #[no_mangle]
 unsafe extern "C" fn rma2_post_lock(
     port: *const Endpoint,
@@ -163,14 +163,14 @@ unsafe extern "C" fn rma2_post_lock(
     modifier: c_int,
 ) -> Status {
     match lock(target, number, compare, add) {
-        // SAFETY: no more of `port` and `handle` is used than the section above promises.
+        // SAFETY: `port` and `handle` meet this function's safety requirements.
         Ok(op) => unsafe { post(port, handle, spec, modifier, op) },
         Err(code) => code,
     }
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `handle` is null or a connection that is open.
+/// `port` is null or an open port; `handle` is null or an open connection.
 #[no_mangle]
 unsafe extern "C" fn rma2_post_notification(
     port: *const Endpoint,
@@ -181,13 +181,13 @@ unsafe extern "C" fn rma2_post_notification(
     modifier: c_int,
 ) -> Status {
     let op = Operation::NotificationPut { class, value };
-    // SAFETY: no more of `port` and `handle` is used than the section above promises.
+    // SAFETY: `port` and `handle` meet this function's safety requirements.
     unsafe { post(port, handle, spec, modifier, op) }
 }
 
 fn immediate(count: u32, value: u64, remote: u64) -> Operation {
     Operation::ImmediatePut {
-        // 0 and what does not fit are refused when encoding.
+        // Encoding rejects 0 and too large counts.
         len: u8::try_from(count).unwrap_or(0),
         remote,
         value,
@@ -195,7 +195,7 @@ fn immediate(count: u32, value: u64, remote: u64) -> Operation {
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `handle` is null or a connection that is open.
+/// `port` is null or an open port; `handle` is null or an open connection.
 #[no_mangle]
 unsafe extern "C" fn rma2_post_immediate_put(
     port: *const Endpoint,
@@ -206,7 +206,7 @@ unsafe extern "C" fn rma2_post_immediate_put(
     spec: c_int,
     modifier: c_int,
 ) -> Status {
-    // SAFETY: no more of `port` and `handle` is used than the section above promises.
+    // SAFETY: `port` and `handle` meet this function's safety requirements.
     unsafe {
         post(
             port,
@@ -219,7 +219,7 @@ unsafe extern "C" fn rma2_post_immediate_put(
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `handle` is null or a connection that is open; `desc` is null or a
+/// `port` is null or an open port; `handle` is null or an open connection; `desc` is null or a
 /// descriptor of this library.
 #[no_mangle]
 unsafe extern "C" fn rma2_post_descriptor(
@@ -228,11 +228,12 @@ unsafe extern "C" fn rma2_post_descriptor(
     desc: *const Desc,
 ) -> Status {
     let run = || -> Outcome<()> {
-        // SAFETY: no more of `port` is used than the section above promises.
+        // SAFETY: `port` meets this function's safety requirements.
         let endpoint = unsafe { borrow(port, error::INV_PORT)? };
-        // SAFETY: no more of `handle` is used than the section above promises.
+        // SAFETY: `handle` meets this function's safety requirements.
         let h = unsafe { borrow(handle, error::INV_HANDLE)? };
-        // SAFETY: no more of `desc` is used than the section above promises. What the program put there goes to the NIC as it is, as with the public library.
+        // SAFETY: `desc` meets this function's safety requirements. The NIC gets the words of the
+        // descriptor without a check, as in the public library.
         let desc = unsafe { borrow(desc, error::INV_VALUE)? };
         send(endpoint, h, desc.value)
     };
@@ -240,10 +241,10 @@ unsafe extern "C" fn rma2_post_descriptor(
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `to` is null or valid for a write.
+/// `port` is null or an open port; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_alloc(port: *const Endpoint, to: *mut *mut Desc) -> Status {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     if let Err(code) = unsafe { borrow(port, error::INV_PORT) } {
         return code;
     }
@@ -257,36 +258,36 @@ unsafe extern "C" fn rma2_desc_alloc(port: *const Endpoint, to: *mut *mut Desc) 
         value: [0; 3],
         reserved1: 0,
     });
-    // SAFETY: not null.
+    // SAFETY: `to` is not null and meets this function's safety requirements.
     status(unsafe { give(to, Box::into_raw(desc)) })
 }
 
 /// # Safety
-/// `_port` is null or a port that is open; `desc` is null or a descriptor of this library that nobody uses any more.
+/// `_port` is null or an open port; `desc` is null or a descriptor of this library that is not used any more.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_free(_port: *const Endpoint, desc: *mut Desc) -> Status {
     if desc.is_null() {
         return error::INV_VALUE;
     }
-    // SAFETY: made by rma2_desc_alloc and, by the header, not used any more.
+    // SAFETY: created by rma2_desc_alloc and, as the header requires, not used any more.
     drop(unsafe { Box::from_raw(desc) });
     error::SUCCESS
 }
 
-/// Descriptors come from the heap: there is always one more.
+/// Stores the largest number, because descriptors come from the heap.
 ///
 /// # Safety
-/// `_port` is null or a port that is open; `num` is null or valid for a write.
+/// `_port` is null or an open port; `num` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_query_free(_port: *const Endpoint, num: *mut c_int) -> Status {
-    // SAFETY: no more of `num` is used than the section above promises.
+    // SAFETY: `num` meets this function's safety requirements.
     status(unsafe { give(num, c_int::MAX) })
 }
 
-/// Fills a descriptor.
+/// Fills in a descriptor.
 ///
 /// # Safety
-/// `desc` is null or valid for writing, `handle` null or ours.
+/// `desc` is null or valid for writes; `handle` is null or an open connection.
 unsafe fn fill(
     desc: *mut Desc,
     handle: *mut Connection,
@@ -295,10 +296,10 @@ unsafe fn fill(
     op: Outcome<Operation>,
 ) -> Status {
     let run = || -> Outcome<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let h = unsafe { borrow(handle, error::INV_HANDLE)? };
         let words = encode(h, spec, modifier, op?)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let desc = unsafe { desc.as_mut() }.ok_or(error::INV_VALUE)?;
         desc.handle = handle;
         desc.value = words;
@@ -308,7 +309,7 @@ unsafe fn fill(
 }
 
 /// # Safety
-/// `desc` is null or a descriptor of this library; `handle` is null or a connection that is open.
+/// `desc` is null or a descriptor of this library; `handle` is null or an open connection.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_set_put_get(
     desc: *mut Desc,
@@ -336,12 +337,12 @@ unsafe extern "C" fn rma2_desc_set_put_get(
         }),
         _ => Err(error::WRONG_CMD),
     };
-    // SAFETY: no more of `desc` and `handle` is used than the section above promises.
+    // SAFETY: `desc` and `handle` meet this function's safety requirements.
     unsafe { fill(desc, handle, spec, modifier, op) }
 }
 
 /// # Safety
-/// `desc` is null or a descriptor of this library; `handle` is null or a connection that is open.
+/// `desc` is null or a descriptor of this library; `handle` is null or an open connection.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_set_immediate_put(
     desc: *mut Desc,
@@ -352,7 +353,7 @@ unsafe extern "C" fn rma2_desc_set_immediate_put(
     write: u64,
     value: u64,
 ) -> Status {
-    // SAFETY: no more of `desc` and `handle` is used than the section above promises.
+    // SAFETY: `desc` and `handle` meet this function's safety requirements.
     unsafe {
         fill(
             desc,
@@ -365,7 +366,7 @@ unsafe extern "C" fn rma2_desc_set_immediate_put(
 }
 
 /// # Safety
-/// `desc` is null or a descriptor of this library; `handle` is null or a connection that is open.
+/// `desc` is null or a descriptor of this library; `handle` is null or an open connection.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_set_noti_put(
     desc: *mut Desc,
@@ -376,12 +377,12 @@ unsafe extern "C" fn rma2_desc_set_noti_put(
     value: u64,
 ) -> Status {
     let op = Operation::NotificationPut { class, value };
-    // SAFETY: no more of `desc` and `handle` is used than the section above promises.
+    // SAFETY: `desc` and `handle` meet this function's safety requirements.
     unsafe { fill(desc, handle, spec, modifier, Ok(op)) }
 }
 
 /// # Safety
-/// `desc` is null or a descriptor of this library; `handle` is null or a connection that is open.
+/// `desc` is null or a descriptor of this library; `handle` is null or an open connection.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_set_lock(
     desc: *mut Desc,
@@ -394,11 +395,11 @@ unsafe extern "C" fn rma2_desc_set_lock(
     add: u32,
 ) -> Status {
     let op = lock(target.into(), number, compare as i32, add as i32);
-    // SAFETY: no more of `desc` and `handle` is used than the section above promises.
+    // SAFETY: `desc` and `handle` meet this function's safety requirements.
     unsafe { fill(desc, handle, spec, modifier, op) }
 }
 
-/// Another class and value in a descriptor made by rma2_desc_set_noti_put.
+/// Replaces class and value in a descriptor that rma2_desc_set_noti_put filled in.
 ///
 /// # Safety
 /// `desc` is null or a descriptor of this library.
@@ -408,7 +409,7 @@ unsafe extern "C" fn rma2_desc_set_notification_value(
     class: u8,
     value: u64,
 ) -> Status {
-    // SAFETY: no more of `desc` is used than the section above promises.
+    // SAFETY: `desc` meets this function's safety requirements.
     let Some(desc) = (unsafe { desc.as_mut() }) else {
         return error::INV_VALUE;
     };
@@ -448,16 +449,16 @@ mod tests {
     #[test]
     fn descriptors_have_the_bits_of_the_reference() {
         let (mut h, mut d) = (connection(), desc());
-        // SAFETY: both are valid here and in the calls below.
+        // SAFETY: both pointers are valid, also in the calls below.
         let put = unsafe { rma2_desc_set_put_get(&mut d, &mut h, 2, 500, 5, 2, 0xAAA, 0xBBB) };
         assert_eq!(put, error::SUCCESS);
         let word0 =
             (499 << 40) | (2 << 35) | (5 << 32) | (0x1234 << 16) | (0x56 << 8) | (2 << 2) | 3;
         assert_eq!(d.value, [word0, 0xAAA, 0xBBB]);
-        // SAFETY: as above.
+        // SAFETY: both pointers are valid.
         let get = unsafe { rma2_desc_set_put_get(&mut d, &mut h, 0, 8, 0, 0, 0xAAA, 0xBBB) };
         assert_eq!((get, d.value[1], d.value[2]), (0, 0xAAA, 0xBBB));
-        // SAFETY: as above.
+        // SAFETY: both pointers are valid.
         unsafe {
             assert_eq!(
                 rma2_desc_set_lock(&mut d, &mut h, 4, 0, 1, 9, 7, -1i32 as u32),
@@ -478,7 +479,7 @@ mod tests {
     #[test]
     fn what_the_nic_would_not_take_is_refused() {
         let (mut h, mut d) = (connection(), desc());
-        // SAFETY: pointers are valid or null.
+        // SAFETY: all pointers are valid or null.
         unsafe {
             let mut put = |command, len, spec, modifier| {
                 rma2_desc_set_put_get(&mut d, &mut h, command, len, spec, modifier, 0, 0)
@@ -490,7 +491,7 @@ mod tests {
             assert_eq!(put(2, 8, 0, -1), error::INV_VALUE);
             assert_eq!(put(4, 8, 0, 0), error::WRONG_CMD);
             assert_eq!(put(2, 8 << 20, 7, 14), error::SUCCESS);
-            // With 1 the node is a group, of which there are 64.
+            // With modifier 1 the node is a multicast group, of which there are 64.
             assert_eq!(put(2, 8 << 20, 7, 15), error::INV_VALUE);
             let mut group = Connection {
                 node: extoll::rma::NodeId(63),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The functions on a device made of memory.
+//! Tests of the exported functions on a fake device in memory.
 
 #[path = "../../extoll/tests/fake/mod.rs"]
 mod fake;
@@ -27,7 +27,7 @@ fn open() -> (Arc<Fake>, *mut Endpoint) {
     (fake, Box::into_raw(Box::new(endpoint)))
 }
 
-/// Lets the NIC accept `n` packets altogether.
+/// Makes the fake NIC accept `n` packets in total.
 fn accept(fake: &Fake, n: u64) {
     fake.view(0x20000, 4096).store(0, n);
 }
@@ -35,7 +35,7 @@ fn accept(fake: &Fake, n: u64) {
 #[test]
 fn ending_too_early_may_be_repeated() {
     let (fake, port) = open();
-    // SAFETY: here and below: pointers are null, or of this library and not ended yet.
+    // SAFETY: here and below, pointers are null or were created by this library and not closed.
     unsafe {
         let mut handle: *mut Connection = null_mut();
         assert_eq!(rma2_connect(port, 1, 9, 16, &mut handle), error::SUCCESS);
@@ -53,7 +53,7 @@ fn ending_too_early_may_be_repeated() {
         assert_eq!(rma2_disconnect(port, handle), error::SUCCESS);
         assert_eq!(rma2_close(port), error::SUCCESS);
     }
-    // The last user of the device is this test.
+    // The library has released the device; this test holds the last reference.
     assert_eq!(Arc::strong_count(&fake), 1);
 }
 
@@ -75,26 +75,26 @@ fn nodes_that_are_reserved_are_refused() {
     }
 }
 
-/// What a blocking call and a call that closes return.
+/// Both blocking and closing calls return `INTERRUPTED`.
 #[test]
 fn a_signal_ends_waiting() {
     extern "C" fn handler(_: libc::c_int) {}
     let handler = handler as extern "C" fn(libc::c_int) as libc::sighandler_t;
     let (fake, port) = open();
-    // SAFETY: the handler does nothing.
+    // SAFETY: the handler does nothing, and therefore is async-signal-safe.
     unsafe { libc::signal(libc::SIGUSR2, handler) };
     let options = extoll::rma::PageOptions::from_index(16);
     // SAFETY: the port is not closed yet.
     let endpoint = unsafe { &*port };
     let during = |call: &dyn Fn() -> Status| {
-        // SAFETY: it names this thread.
+        // SAFETY: the function has no requirements.
         let this = unsafe { libc::pthread_self() } as usize;
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
                     std::thread::sleep(Duration::from_millis(5));
-                    // SAFETY: the thread waits for the end of this one.
+                    // SAFETY: the thread exists, because it waits for this one.
                     unsafe { libc::pthread_kill(this as libc::pthread_t, libc::SIGUSR2) };
                 }
             });
@@ -110,7 +110,7 @@ fn a_signal_ends_waiting() {
     assert_eq!(during(&block), error::INTERRUPTED);
     assert!(found.is_null());
     endpoint.port.post_words(options, [3, 0, 0]).unwrap();
-    // SAFETY: as above; it closes nothing.
+    // SAFETY: the port is open, and this call closes nothing.
     let close = || unsafe { rma2_close(port) };
     assert_eq!(during(&close), error::INTERRUPTED);
     accept(&fake, 1);
@@ -167,7 +167,8 @@ fn a_nic_that_is_gone_has_its_own_code() {
     let refuse = |code| fake.driver().refuse = Some(code);
     let mut page = vec![0u8; 8192];
     let address = page.as_mut_ptr().cast();
-    // SAFETY: as above; the memory is not used otherwise.
+    // SAFETY: pointers are null or created by this library and not closed. The memory is not used
+    // otherwise.
     unsafe {
         let mut region: *mut Region = null_mut();
         refuse(libc::ENODEV);
@@ -184,10 +185,10 @@ fn a_nic_that_is_gone_has_its_own_code() {
             refuse(code);
             (rma2_unregister(port, region), region)
         };
-        // Freed: a leak checker would tell.
+        // A leak checker reports memory that was not freed.
         assert_eq!(ending(libc::ENODEV).0, error::NO_DEVICE);
         assert_eq!(ending(libc::ETIMEDOUT).0, error::NOT_FREE);
-        // Refused: still there.
+        // The driver refused, and the region is still valid.
         let (code, region) = ending(libc::EFAULT);
         assert_eq!(code, error::ATU);
         assert_eq!(rma2_unregister(port, region), error::SUCCESS);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
- * The calls of rma2.h that the examples don't need, against a real driver: every value that they give is compared.
+ * Tests the functions of rma2.h that the examples do not use, with a real driver, and compares
+ * every result.
  *
- *   node1$ calls serve          prints "ready NODE VPID NLA"; ends with the client
- *   node0$ calls NODE VPID NLA  prints "ok"
+ *     node1$ calls serve          prints "ready NODE VPID NLA"; ends with the client
+ *     node0$ calls NODE VPID NLA  prints "ok"
  */
 #define _GNU_SOURCE
 #include <rma2.h>
@@ -20,14 +21,14 @@
 #define PATIENCE 40
 #define ROUNDS 100
 
-/* Classes of notification puts: what the server does, and its answer. */
+/* Classes of notification puts: requests to the server, and its answer. */
 enum { ECHO = 1, ANSWER, BYE };
 
 static RMA2_Port port;
 
 #define CHECK(is, want) (at_line = __LINE__, check(__LINE__, #is, (uint64_t)(is), (uint64_t)(want)))
 
-/* Where it is. */
+/* Source line of the current check, for the message of a time-out. */
 static volatile int at_line;
 
 static void too_late(int signal)
@@ -58,7 +59,7 @@ static uint8_t *memory(size_t size)
 	return data;
 }
 
-/* The next notification by an event loop; a copy, and the original is freed. */
+/* Returns a copy of the next notification, received by an event loop, and frees the original. */
 static RMA2_Notification event(void)
 {
 	struct pollfd fd = { .fd = rma2_get_fd(port), .events = POLLIN };
@@ -75,7 +76,7 @@ static RMA2_Notification event(void)
 			break;
 		CHECK(rc, RMA2_NO_NOTI);
 		CHECK(found == NULL, 1);
-		/* Every command of this program interrupts: nothing may be missed. */
+		/* All commands of this program raise interrupts, so that none may be missed. */
 		CHECK(poll(&fd, 1, PATIENCE / 2 * 1000), 1);
 		CHECK(fd.revents, POLLIN);
 	}
@@ -115,7 +116,7 @@ static void serve(void)
 	CHECK(rma2_unregister(port, region), RMA2_SUCCESS);
 }
 
-/* The other side, as the client knows it. */
+/* Server, from the client's arguments. */
 static RMA2_Nodeid node;
 static RMA2_VPID vpid;
 static RMA2_NLA remote;
@@ -130,7 +131,7 @@ static void is_from(RMA2_Notification *n, RMA2_Command command, RMA2_Notificatio
 	CHECK(rma2_noti_get_error(n), 0);
 }
 
-/* Memory in all ways of registering it. */
+/* Registers memory with each of the functions. */
 static void regions(void)
 {
 	RMA2_Region own, *region;
@@ -166,7 +167,9 @@ static void regions(void)
 	CHECK(rma2_register(port, data, PAGE, &region), RMA2_ERR_NO_MEM);
 }
 
-/* Descriptors made in advance, immediate puts, gets: data and notifications. */
+/*
+ * Descriptors, immediate puts and gets transfer the right data and create the right notifications.
+ */
 static void commands(uint8_t *data, RMA2_NLA nla)
 {
 	RMA2_Notification *n;
@@ -177,7 +180,10 @@ static void commands(uint8_t *data, RMA2_NLA nla)
 	CHECK(rma2_desc_query_free(port, &left), RMA2_SUCCESS);
 	CHECK(left > 0, 1);
 	memset(data, 0x11, PAGE);
-	/* 600 bytes in two packets: the notification names the second one. */
+	/*
+	 * A put of 600 bytes has two fragments. The notification contains the address of the second
+	 * one.
+	 */
 	CHECK(rma2_desc_set_put_get(desc, handle, RMA2_BT_PUT, 600, RMA2_REQUESTER_NOTIFICATION, RMA2_CMD_DEFAULT, nla, remote + 8),
 	      RMA2_SUCCESS);
 	CHECK(rma2_post_descriptor(port, handle, desc), RMA2_SUCCESS);
@@ -198,7 +204,10 @@ static void commands(uint8_t *data, RMA2_NLA nla)
 	CHECK(rma2_post_immediate_put(port, handle, 8, 0x0123456789ABCDEF, remote + 24, RMA2_NO_NOTIFICATION, RMA2_CMD_DEFAULT),
 	      RMA2_SUCCESS);
 
-	/* Behind the puts on the same connection: it has what they wrote. */
+	/*
+	 * The get follows the puts on the same connection, and therefore reads the data that they
+	 * wrote.
+	 */
 	CHECK(rma2_desc_set_put_get(desc, handle, RMA2_QW_GET, 1024, RMA2_COMPLETER_NOTIFICATION, RMA2_CMD_DEFAULT, remote, nla + PAGE),
 	      RMA2_SUCCESS);
 	sleep(1);
@@ -216,7 +225,10 @@ static void commands(uint8_t *data, RMA2_NLA nla)
 			want = 0x0123456789ABCDEF >> (8 * (i - 24));
 		CHECK(data[PAGE + i], want);
 	}
-	/* A notification put by descriptor, whose value is changed; the server answers with its complement. */
+	/*
+	 * Posts a notification put by descriptor and changes its value. The server answers with the
+	 * complement.
+	 */
 	CHECK(rma2_desc_set_noti_put(desc, handle, RMA2_COMPLETER_NOTIFICATION, RMA2_CMD_DEFAULT, BYE, 1), RMA2_SUCCESS);
 	CHECK(rma2_desc_set_notification_value(desc, ECHO, 0xF00D), RMA2_SUCCESS);
 	CHECK(rma2_post_descriptor(port, handle, desc), RMA2_SUCCESS);
@@ -261,7 +273,7 @@ static void locks(void)
 	}
 }
 
-/* Sends a value to the server and sees its answer by the event loop. */
+/* Sends a value to the server and receives its answer by the event loop. */
 static void echo(uint64_t value)
 {
 	RMA2_Notification n;
@@ -279,7 +291,7 @@ static void classes(void)
 	CHECK(rma2_get_tcs(port, handle, &request, &response), RMA2_SUCCESS);
 	CHECK(request, 0);
 	for (uint32_t tc = 0; tc < 4; tc++) {
-		/* What the driver has set for the class: other values are for privileged programs. */
+		/* The class that the driver has set. Other values are for privileged programs. */
 		CHECK(rma2_get_tcs(port, handle, &now, &response), RMA2_SUCCESS);
 		response = tc < 2 ? 1 : 3;
 		CHECK(rma2_request_tcs(port, handle, tc, response), RMA2_SUCCESS);
@@ -303,10 +315,13 @@ static void queue(void)
 	echo(1);
 	CHECK(rma2_set_queue_segment_size(port, 8 << 10), RMA2_SUCCESS);
 	CHECK(rma2_get_queue_segment_size(port), 8 << 10);
-	/* Once around, and more. */
+	/* The resized queue receives notifications. */
 	for (uint64_t i = 0; i < 3; i++)
 		echo(i);
-	/* No whole pages; no whole segments: an error, and the queue is as before. */
+	/*
+	 * Sizes that are not whole pages or segments result in an error, and the queue stays
+	 * unchanged.
+	 */
 	CHECK(rma2_set_queue_size(port, 5000), RMA2_ERR_INV_VALUE);
 	CHECK(rma2_set_queue_size(port, 12 << 10), RMA2_ERR_INV_VALUE);
 	CHECK(rma2_get_queue_size(port), 128 << 10);
@@ -326,7 +341,10 @@ static void refusals(RMA2_Region *region, RMA2_NLA nla)
 	CHECK(rma2_post_put_bt_direct(port, NULL, nla, 8, remote, 0, 0), RMA2_ERR_INV_HANDLE);
 	CHECK(rma2_noti_probe(port, &n), RMA2_NO_NOTI);
 	CHECK(rma2_noti_free(port, (RMA2_Notification *)handle), RMA2_ERR_INV_VALUE);
-	/* No such NLA there: the responder says so. None here: the requester. */
+	/*
+	 * An invalid remote NLA is reported by the responder, an invalid local one by the
+	 * requester.
+	 */
 	CHECK(rma2_post_get_bt_direct(port, handle, nla, 8, 0x7F00000000, RMA2_COMPLETER_NOTIFICATION, 0), RMA2_SUCCESS);
 	CHECK(rma2_noti_get_block(port, &n), RMA2_SUCCESS);
 	CHECK(rma2_noti_get_error(n), RMA2_ERROR_RESP);
@@ -338,7 +356,7 @@ static void refusals(RMA2_Region *region, RMA2_NLA nla)
 	CHECK(rma2_noti_free(port, n), RMA2_SUCCESS);
 }
 
-/* Two threads on one port: each posts gets to memory of its own and waits for these. */
+/* Two threads share a port. Each posts gets to its own memory and waits for their notifications. */
 struct worker {
 	pthread_t thread;
 	uint8_t *data;
@@ -357,7 +375,10 @@ static void *work(void *argument)
 
 		CHECK(rma2_post_immediate_put(port, handle, 8, value, remote + w->first + at, RMA2_NO_NOTIFICATION,
 					      RMA2_CMD_DEFAULT), RMA2_SUCCESS);
-		/* Behind the put, as the lock is done by the unit that writes. */
+		/*
+		 * The completer executes the lock, because it must follow the put that the same
+		 * unit writes.
+		 */
 		CHECK(rma2_post_lock(port, handle, 0, 8 + w->first / PAGE, -1, 0, RMA2_COMPLETER_NOTIFICATION, 0), RMA2_SUCCESS);
 		CHECK(rma2_noti_lock_match_block(port, 8 + w->first / PAGE, node, vpid, &n), RMA2_SUCCESS);
 		CHECK(rma2_noti_free(port, n), RMA2_SUCCESS);
@@ -373,7 +394,7 @@ static void *work(void *argument)
 	return NULL;
 }
 
-/* And two that take whatever comes: together everything, nothing twice. */
+/* Two threads collect notifications of any kind. Together they get all of them, each once. */
 static uint8_t taken[2 * ROUNDS];
 
 static void *collect(void *argument)
@@ -450,7 +471,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: %s serve | NODE VPID NLA\n", argv[0]);
 		return 2;
 	}
-	/* No call waits longer for something that does not come. */
+	/* Maximum time of a call that waits for an event that never happens. */
 	signal(SIGALRM, too_late);
 	alarm(PATIENCE);
 	CHECK(rma2_open(&port), RMA2_SUCCESS);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
- * A program as they are written for the public libraries librma2 and librma2rc: registers the same memory twice, "cached", and ends
- * one of the registrations. Prints "ok", or "no device".
+ * A program as written for the public libraries librma2 and librma2rc. It registers the same memory
+ * twice with the cached functions, and ends one of the registrations. Prints "ok", or "no device".
  */
 #include <rma2.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ int main(void)
 		fprintf(stderr, "not registered\n");
 		return 1;
 	}
-	/* What ends the one leaves the other alone. */
+	/* The other registration remains valid. */
 	if (rma2_unregister_cached(port, second) || rma2_get_nla(first, 0, &two) || one != two ||
 	    !rma2_get_region_contained(first, memory, SIZE) || rma2_unregister_cached(port, first) || rma2_close(port)) {
 		fprintf(stderr, "not unregistered\n");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The headers against the libraries: a C compiler checks values and layouts, the dynamic symbols are compared with the
-//! declarations, and a C program that needs every function is linked and run.
+//! Compares the headers with the libraries. A C compiler checks values and layouts. The exported
+//! symbols must be those that the headers declare. A C program that uses every function is linked
+//! and run.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ fn include() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../include")
 }
 
-/// Where cargo puts librma.so: next to the directory of this test.
+/// Returns the directory of librma.so, which is the parent of this test's directory.
 fn libraries() -> PathBuf {
     let mut dir = std::env::current_exe().unwrap();
     dir.pop();
@@ -45,7 +46,7 @@ fn compiler(language: &str, standard: &str) -> Command {
     cc
 }
 
-/// Names of the functions that a header declares and of the constants it promises.
+/// Returns the names of the functions and constants that a header declares.
 fn declared(header: &str, prefix: &str) -> BTreeSet<String> {
     let text = std::fs::read_to_string(include().join(header)).unwrap();
     let text = text.replace('\n', " ");
@@ -53,7 +54,7 @@ fn declared(header: &str, prefix: &str) -> BTreeSet<String> {
     let functions = text.match_indices(prefix).filter_map(|(at, _)| {
         let name: String = text[at..].chars().take_while(|c| is_name(*c)).collect();
         let starts = !text[..at].ends_with(is_name);
-        // A comment mentions a function with nothing between the parentheses.
+        // In comments of headers, functions have empty parentheses.
         let rest = &text[at + name.len()..];
         (starts && rest.starts_with('(') && !rest.starts_with("()")).then_some(name)
     });
@@ -87,7 +88,8 @@ fn libraries_export_what_their_headers_declare_and_nothing_else() {
     ] {
         let path = libraries().join(library);
         if library != "librma.so" && !path.exists() {
-            // Built by the whole workspace only; librma.so is this package's own.
+            // Cargo builds this library only with the whole workspace, but always librma.so, which
+            // belongs to this package.
             continue;
         }
         let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(&path));
@@ -116,7 +118,7 @@ fn a_c_program_links_and_gets_an_answer_without_a_device() {
     }
     source += "};\nint main(void)\n{\n\tRMA2_Port port;\n\tRMA2_ERROR rc = rma2_open(&port);\n\
                \trma2_perror(rc, \"open\");\n\
-               \t/* Nobody reads what goes to stderr: no reason to end the program. */\n\
+               \t/* stderr is a closed pipe: the program must not be terminated. */\n\
                \tint ends[2];\n\tsignal(SIGPIPE, SIG_IGN);\n\tif (pipe(ends) || close(ends[0]) || dup2(ends[1], 2) < 0)\n\
                \t\treturn 2;\n\trma2_perror(rc, \"open\");\n\trma2_perror(rc, 0);\n\treturn rc == RMA2_ERR_NO_DEVICE ? 0 : 1;\n}\n";
     let file = dir.path().join("all.c");
@@ -128,7 +130,7 @@ fn a_c_program_links_and_gets_an_answer_without_a_device() {
         .arg("-o")
         .arg(&program)
         .arg(libraries().join("librma.so")));
-    // The program asks for the name of the library, not for that of the file.
+    // The program was linked to the soname, which differs from the file name.
     std::os::unix::fs::symlink(
         libraries().join("librma.so"),
         dir.path().join("librma.so.2"),
@@ -139,7 +141,8 @@ fn a_c_program_links_and_gets_an_answer_without_a_device() {
         .env("EXTOLL_DEV", "/nonexistent"));
 }
 
-/// Without <string.h>, which the public rma2.h brings along, and every function of its lists.
+/// The test program does not include <string.h>, because the public rma2.h includes it. It uses
+/// every function of the lists.
 #[test]
 fn lists_work_as_programs_of_the_public_library_use_them() {
     let dir = tempfile::tempdir().unwrap();
@@ -155,7 +158,7 @@ fn lists_work_as_programs_of_the_public_library_use_them() {
     }
 }
 
-/// Copies of notifications may be at any address.
+/// Programs may copy notifications to any address.
 #[test]
 fn notifications_are_read_at_odd_addresses() {
     let dir = tempfile::tempdir().unwrap();

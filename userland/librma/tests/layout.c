@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
-/* What programs written for the public librma rely on, checked by the compiler. */
+/* Compile-time checks of the values and layouts that programs for the public librma rely on. */
 #include "rma2.h"
 #include "rma2_ioctl.h"
 #include "velo.h"
@@ -15,7 +15,7 @@
 #define CHECK(what) _Static_assert(what, #what)
 #endif
 
-/* Packed: behind a byte of another structure there is no gap. */
+/* A packed notification leaves no gap after a single byte. */
 struct behind {
 	char byte;
 	RMA2_Notification notification;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
-/* Every function of extoll2_list.h, as a program of the public librma has it: through rma2.h alone. Prints "ok". */
+/*
+ * Tests every function of extoll2_list.h through rma2.h, like a program for the public librma.
+ * Prints "ok".
+ */
 #include <rma2.h>
 
 struct job {
@@ -31,7 +34,7 @@ int main(void)
 		((struct job *)(void *)jobs[i])->number = i;
 		extoll2_list_append(list, jobs[i]);
 	}
-	/* Two at first, three more when those were used up. */
+	/* Two items in the first block, three in the next one. */
 	CHECK(extoll2_list_get_allocated_items(list) == 5 && extoll2_list_get_freelist_size(list) == 0);
 	CHECK(extoll2_list_get_size(list) == 5 && !extoll2_list_isempty(list));
 	CHECK(extoll2_list_first(list) == jobs[0] && extoll2_list_last(list) == jobs[4]);
@@ -45,10 +48,10 @@ int main(void)
 	CHECK(extoll2_free_item(list, jobs[2]) == 0 && extoll2_list_get_freelist_size(list) == 1);
 	CHECK(extoll2_new_item(list) == jobs[2]);
 	CHECK(extoll2_alloc_pool(list, 4) == 0 && extoll2_list_get_allocated_items(list) == 9);
-	/* What nobody can have: more than 4 GiB, and items without room for their links. */
+	/* More than 4 GiB, and items that are too small for their links, are rejected. */
 	CHECK(extoll2_alloc_pool(list, UINT32_MAX) == -1 && extoll2_list_get_allocated_items(list) == 9);
 	CHECK(!extoll2_construct_list(sizeof(extoll_list_head_t) - 1, 1, 1, NULL));
-	/* A block by itself. */
+	/* A single block can be freed. */
 	{
 		extoll2_list_t *other = extoll2_construct_list(sizeof(struct job), 0, 0, NULL);
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! libsmfu.so: the functions of include/smfu.h over the `extoll` crate.
+//! libsmfu.so: the functions of include/smfu.h, implemented with the `extoll` crate.
 //!
-//! Every function is called from C and relies on what the header promises: pointers are null or valid, and made by this library
-//! and not closed yet. Null is answered with -EINVAL.
+//! All exported functions are called from C and rely on the contract of the header. Pointers are
+//! null or valid. Handles and mappings were created by this library and are not closed or unmapped
+//! yet. Functions of type int return -EINVAL for null.
 #![deny(missing_docs)]
 
 use extoll::{Device, Error, Smfu, Window};
@@ -10,32 +11,32 @@ use std::ffi::{c_char, c_int, c_void, CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 
 /// # Safety
-/// `name` is null or a string that ends with a zero; `to` is null or valid for a write.
+/// `name` is null or a zero-terminated string; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn smfu_open(name: *const c_char, to: *mut *mut Smfu) -> c_int {
     let device = if name.is_null() {
         Device::default()
     } else {
         Device::at(OsStr::from_bytes(
-            // SAFETY: a string ended by a zero, as the header says.
+            // SAFETY: not null, and zero-terminated by this function's safety requirements.
             unsafe { CStr::from_ptr(name) }.to_bytes(),
         ))
     };
-    // SAFETY: no more of `to` is used than the section above promises.
+    // SAFETY: `to` meets this function's safety requirements.
     unsafe { give(to, || Smfu::open(&device)) }
 }
 
-/// Makes something and stores a pointer to it.
+/// Creates an object and stores a pointer to it.
 ///
 /// # Safety
-/// `to` is null or valid for writing.
+/// `to` is null or valid for a write.
 unsafe fn give<T>(to: *mut *mut T, make: impl FnOnce() -> Result<T, Error>) -> c_int {
     if to.is_null() {
         return -libc::EINVAL;
     }
     match make() {
         Ok(made) => {
-            // SAFETY: not null, so valid.
+            // SAFETY: not null, and therefore valid as guaranteed by the caller.
             unsafe { to.write(Box::into_raw(Box::new(made))) };
             0
         }
@@ -44,11 +45,11 @@ unsafe fn give<T>(to: *mut *mut T, make: impl FnOnce() -> Result<T, Error>) -> c
 }
 
 /// # Safety
-/// `smfu` is null or an open handle, which nobody uses any more.
+/// `smfu` is null or an open handle that is not used any more.
 #[no_mangle]
 unsafe extern "C" fn smfu_close(smfu: *mut Smfu) {
     if !smfu.is_null() {
-        // SAFETY: made by smfu_open and, by the header, not used any more.
+        // SAFETY: created by smfu_open and, as the header requires, not used any more.
         drop(unsafe { Box::from_raw(smfu) });
     }
 }
@@ -57,7 +58,7 @@ unsafe extern "C" fn smfu_close(smfu: *mut Smfu) {
 /// `smfu` is null or an open handle.
 #[no_mangle]
 unsafe extern "C" fn smfu_node(smfu: *const Smfu) -> u16 {
-    // SAFETY: no more of `smfu` is used than the section above promises.
+    // SAFETY: `smfu` meets this function's safety requirements.
     unsafe { smfu.as_ref() }.map_or(u16::MAX, |s| s.node().0)
 }
 
@@ -65,7 +66,7 @@ unsafe extern "C" fn smfu_node(smfu: *const Smfu) -> u16 {
 /// `smfu` is null or an open handle.
 #[no_mangle]
 unsafe extern "C" fn smfu_exported(smfu: *const Smfu) -> u64 {
-    // SAFETY: no more of `smfu` is used than the section above promises.
+    // SAFETY: `smfu` meets this function's safety requirements.
     unsafe { smfu.as_ref() }.map_or(0, Smfu::exported)
 }
 
@@ -73,9 +74,9 @@ unsafe extern "C" fn smfu_exported(smfu: *const Smfu) -> u64 {
 /// `smfu` is null or an open handle; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn smfu_map_window(smfu: *const Smfu, len: usize, to: *mut *mut Window) -> c_int {
-    // SAFETY: no more of `smfu` and `to` is used than the section above promises.
+    // SAFETY: `smfu` and `to` meet this function's safety requirements.
     match unsafe { smfu.as_ref() } {
-        // SAFETY: no more of `to` is used than the section above promises.
+        // SAFETY: `to` meets this function's safety requirements.
         Some(s) if len > 0 => unsafe { give(to, || s.window(len)) },
         _ => -libc::EINVAL,
     }
@@ -85,36 +86,36 @@ unsafe extern "C" fn smfu_map_window(smfu: *const Smfu, len: usize, to: *mut *mu
 /// `smfu` is null or an open handle; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn smfu_map_local(smfu: *const Smfu, len: usize, to: *mut *mut Window) -> c_int {
-    // SAFETY: no more of `smfu` and `to` is used than the section above promises.
+    // SAFETY: `smfu` and `to` meet this function's safety requirements.
     match unsafe { smfu.as_ref() } {
-        // SAFETY: no more of `to` is used than the section above promises.
+        // SAFETY: `to` meets this function's safety requirements.
         Some(s) if len > 0 => unsafe { give(to, || s.local(len)) },
         _ => -libc::EINVAL,
     }
 }
 
 /// # Safety
-/// `mapping` is null or a mapping that was not unmapped.
+/// `mapping` is null or a valid mapping.
 #[no_mangle]
 unsafe extern "C" fn smfu_address(mapping: *const Window) -> *mut c_void {
-    // SAFETY: no more of `mapping` is used than the section above promises.
+    // SAFETY: `mapping` meets this function's safety requirements.
     unsafe { mapping.as_ref() }.map_or(std::ptr::null_mut(), |m| m.address().cast())
 }
 
 /// # Safety
-/// `mapping` is null or a mapping that was not unmapped.
+/// `mapping` is null or a valid mapping.
 #[no_mangle]
 unsafe extern "C" fn smfu_length(mapping: *const Window) -> usize {
-    // SAFETY: no more of `mapping` is used than the section above promises.
+    // SAFETY: `mapping` meets this function's safety requirements.
     unsafe { mapping.as_ref() }.map_or(0, Window::len)
 }
 
 /// # Safety
-/// `mapping` is null or a mapping that was not unmapped, which nobody uses any more.
+/// `mapping` is null or a valid mapping that is not used any more.
 #[no_mangle]
 unsafe extern "C" fn smfu_unmap(mapping: *mut Window) {
     if !mapping.is_null() {
-        // SAFETY: made by this library and, by the header, not used any more.
+        // SAFETY: created by this library and, as the header requires, not used any more.
         drop(unsafe { Box::from_raw(mapping) });
     }
 }
@@ -132,7 +133,7 @@ mod tests {
     #[test]
     fn null_and_missing_devices_are_answered() {
         let (mut smfu, mut mapping) = (null_mut(), null_mut());
-        // SAFETY: pointers are valid or null.
+        // SAFETY: all pointers are valid or null.
         unsafe {
             assert_eq!(
                 smfu_open(c"/nonexistent".as_ptr(), &mut smfu),

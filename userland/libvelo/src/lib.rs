@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! libvelo.so: the functions of include/velo.h over the `extoll` crate.
+//! libvelo.so: the functions of include/velo.h, implemented with the `extoll` crate.
 //!
-//! Every function is called from C and relies on what the header promises: pointers are null or valid, ports are those that
-//! velo_open() made and not closed yet. Null is answered with -EINVAL.
+//! All exported functions are called from C and rely on the contract of the header. Pointers are
+//! null or valid. Ports were created by velo_open() and are not closed yet. A null pointer results
+//! in -EINVAL.
 #![deny(missing_docs)]
 
 use extoll::velo::{check_target, Mtt, NodeId, Port, Target, To, Vpid, MAX_LEN};
@@ -43,31 +44,31 @@ fn number(result: Result<(), Error>) -> c_int {
     result.map_or_else(|e| -e.errno(), |()| 0)
 }
 
-/// The NIC whose device files are in the directory `name`.
+/// Returns the NIC whose device files are in the directory `name`; the default NIC for null.
 ///
 /// # Safety
-/// `name` is null or a string ended by a zero.
+/// `name` is null or a zero-terminated string.
 unsafe fn device(name: *const c_char) -> Device {
     if name.is_null() {
         return Device::default();
     }
     Device::at(OsStr::from_bytes(
-        // SAFETY: a string ended by a zero, as the header says.
+        // SAFETY: not null, and therefore zero-terminated as guaranteed by the caller.
         unsafe { CStr::from_ptr(name) }.to_bytes(),
     ))
 }
 
 /// # Safety
-/// `name` is null or a string that ends with a zero; `to` is null or valid for a write.
+/// `name` is null or a zero-terminated string; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn velo_open(name: *const c_char, to: *mut *mut Port) -> c_int {
     if to.is_null() {
         return -libc::EINVAL;
     }
-    // SAFETY: no more of `name` and `to` is used than the section above promises.
+    // SAFETY: `name` meets this function's safety requirements.
     match Port::open(&unsafe { device(name) }) {
         Ok(port) => {
-            // SAFETY: not null.
+            // SAFETY: `to` is not null and meets this function's safety requirements.
             unsafe { to.write(Box::into_raw(Box::new(port))) };
             0
         }
@@ -76,60 +77,60 @@ unsafe extern "C" fn velo_open(name: *const c_char, to: *mut *mut Port) -> c_int
 }
 
 /// # Safety
-/// `port` is null or a port that is open, which nobody uses any more.
+/// `port` is null or an open port that is not used any more.
 #[no_mangle]
 unsafe extern "C" fn velo_close(port: *mut Port) {
     if !port.is_null() {
-        // SAFETY: made by velo_open and, by the header, not used any more.
+        // SAFETY: created by velo_open and, as the header requires, not used any more.
         drop(unsafe { Box::from_raw(port) });
     }
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn velo_node(port: *const Port) -> u16 {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { port.as_ref() }.map_or(u16::MAX, |p| p.node().0)
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn velo_vpid(port: *const Port) -> u16 {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { port.as_ref() }.map_or(u16::MAX, |p| p.vpid().get())
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn velo_fd(port: *const Port) -> c_int {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { port.as_ref() }.map_or(-libc::EINVAL, |p| p.as_fd().as_raw_fd())
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn velo_arm(port: *const Port) -> c_int {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { port.as_ref() }.map_or(-libc::EINVAL, |p| number(p.arm().map(drop)))
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn velo_poll_timeout(port: *const Port) -> c_int {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     unsafe { port.as_ref() }.map_or(-libc::EINVAL, |p| poll_milliseconds(p.poll_timeout()))
 }
 
 /// # Safety
-/// `port` is null or a port that is open.
+/// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn velo_drain(port: *const Port, timeout_ms: c_int) -> c_int {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     let Some(port) = (unsafe { port.as_ref() }) else {
         return -libc::EINVAL;
     };
@@ -142,7 +143,7 @@ unsafe extern "C" fn velo_drain(port: *const Port, timeout_ms: c_int) -> c_int {
     })
 }
 
-/// `None`: not a time-out.
+/// Returns the wait for a time-out; `None` for an invalid one.
 fn wait(timeout_ms: c_int) -> Option<Wait> {
     match u64::try_from(timeout_ms) {
         Ok(ms) => Some(Wait::for_at_most(Duration::from_millis(ms))),
@@ -169,8 +170,8 @@ fn target(to: &CTo) -> Option<To> {
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `to` is null or valid for a read; `data` is null or valid for reads of as
-/// many bytes as the call says.
+/// `port` is null or an open port; `to` is null or valid for a read; `data` is null or valid for
+/// reads of `len` bytes.
 #[no_mangle]
 unsafe extern "C" fn velo_send(
     port: *const Port,
@@ -179,9 +180,9 @@ unsafe extern "C" fn velo_send(
     len: usize,
     timeout_ms: c_int,
 ) -> c_int {
-    // SAFETY: an open port or NULL, as the header says.
+    // SAFETY: `port` meets this function's safety requirements.
     let port = unsafe { port.as_ref() };
-    // SAFETY: an address or NULL, as the header says.
+    // SAFETY: `to` meets this function's safety requirements.
     let to = unsafe { to.as_ref() };
     let (Some(port), Some(to)) = (port, to) else {
         return -libc::EINVAL;
@@ -192,7 +193,7 @@ unsafe extern "C" fn velo_send(
     if data.is_null() || len > MAX_LEN as usize {
         return -libc::EINVAL;
     }
-    // SAFETY: not null, and `len` bytes by the header.
+    // SAFETY: `data` is not null, and valid for `len` bytes by this function's safety requirements.
     let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len) };
     number(match timeout_ms {
         0 => port.try_send(&to, data),
@@ -201,10 +202,10 @@ unsafe extern "C" fn velo_send(
 }
 
 /// # Safety
-/// `port` is null or a port that is open; `to` is null or valid for a write.
+/// `port` is null or an open port; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn velo_recv(port: *const Port, to: *mut CMessage, timeout_ms: c_int) -> c_int {
-    // SAFETY: no more of `port` is used than the section above promises.
+    // SAFETY: `port` meets this function's safety requirements.
     let Some(port) = (unsafe { port.as_ref() }) else {
         return -libc::EINVAL;
     };
@@ -214,7 +215,7 @@ unsafe extern "C" fn velo_recv(port: *const Port, to: *mut CMessage, timeout_ms:
     let received = match timeout_ms {
         0 => port.try_recv().and_then(|m| match m {
             Some(m) => Ok(m),
-            // A program that polls may have no other call that repeats what was dropped.
+            // A program that only polls makes no other call that repeats dropped messages.
             None => port.settle().and(Err(Error::Full)),
         }),
         _ => port.recv(wait),
@@ -230,7 +231,7 @@ unsafe extern "C" fn velo_recv(port: *const Port, to: *mut CMessage, timeout_ms:
             len: m.data().len() as u16,
             data,
         };
-        // SAFETY: not null, and valid for writing by the header.
+        // SAFETY: `to` is not null and meets this function's safety requirements.
         unsafe { to.write(message) }
     }))
 }
@@ -284,7 +285,7 @@ mod tests {
     #[test]
     fn null_and_missing_devices_are_answered() {
         let mut port = std::ptr::null_mut();
-        // SAFETY: pointers are valid or null.
+        // SAFETY: all pointers are valid or null.
         unsafe {
             assert_eq!(
                 velo_open(std::ptr::null(), std::ptr::null_mut()),
