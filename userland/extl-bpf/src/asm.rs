@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Instructions of BPF, as RFC 9669 has them, with jumps to labels.
+//! Assembler for BPF instructions (RFC 9669) with labels for jumps.
 
 use std::fmt;
 
-/// A register. `R0` is the result of calls and programs, `R1` … `R5` are arguments of calls, which destroy them, `R6` … `R9` stay, `R10`
-/// is the end of the stack.
+/// BPF register. `R0` holds the result of calls and of the program. `R1` to `R5` are arguments of
+/// calls, which overwrite them. Calls preserve `R6` to `R9`. `R10` is the end of the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -22,19 +22,19 @@ pub enum Reg {
     R10,
 }
 
-/// Functions of the kernel by their numbers (`enum bpf_func_id`).
+/// Kernel functions that BPF programs may call, with their numbers (`enum bpf_func_id`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Helper {
     /// `bpf_get_current_comm(to, size)`.
     CurrentComm = 16,
-    /// `bpf_current_task_under_cgroup(map, index)`: 1 if so.
+    /// `bpf_current_task_under_cgroup(map, index)`: returns 1 if the task is in the control group.
     CurrentUnderCgroup = 37,
-    /// `bpf_probe_read_kernel(to, size, from)`: 0 if it could be read.
+    /// `bpf_probe_read_kernel(to, size, from)`: returns 0 on success.
     ProbeReadKernel = 113,
 }
 
-/// What a 64-bit constant stands for.
+/// Meaning of a 64-bit constant in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Pseudo {
@@ -43,36 +43,36 @@ enum Pseudo {
     MapValue = 2,
 }
 
-/// A place in a program to jump to.
+/// Target of jumps in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label(usize);
 
-/// Conditions of jumps.
+/// Condition of a jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum If {
     /// Equal.
     Eq = 0x10,
-    /// Less, as unsigned numbers.
+    /// First operand less than the second, as unsigned numbers.
     Lt = 0xa0,
     /// Not equal.
     Ne = 0x50,
 }
 
-/// Why a program can't be finished.
+/// Error of [`Program::finish`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// A jump leads to a label that is nowhere.
+    /// The target of a jump was not placed with [`Program::here`].
     NoPlace,
-    /// A jump is longer than 32,767 instructions.
+    /// A jump spans more than 32,767 instructions.
     TooFar,
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NoPlace => "a jump leads nowhere",
-            Self::TooFar => "a jump leads too far",
+            Self::NoPlace => "the target of a jump is undefined",
+            Self::TooFar => "a jump spans too many instructions",
         })
     }
 }
@@ -92,7 +92,7 @@ const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 const JA: u8 = 0x05;
 
-/// Sizes of memory accesses.
+/// Size of a memory access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Size {
@@ -102,17 +102,17 @@ pub enum Size {
     Double = 0x18,
 }
 
-/// A program that is being written.
+/// Program under construction.
 #[derive(Default, Debug)]
 pub struct Program {
     instructions: Vec<u64>,
     labels: Vec<Option<usize>>,
-    /// Jumps by their index, and where they lead.
+    /// Jumps: index of the instruction, and target.
     jumps: Vec<(usize, Label)>,
 }
 
 impl Program {
-    /// Nothing.
+    /// Returns an empty program.
     pub fn new() -> Self {
         Self::default()
     }
@@ -127,13 +127,13 @@ impl Program {
         );
     }
 
-    /// A new label, which is nowhere yet.
+    /// Returns a new label. Place it with [`Program::here`].
     pub fn label(&mut self) -> Label {
         self.labels.push(None);
         Label(self.labels.len() - 1)
     }
 
-    /// The label is here.
+    /// Places the label before the next instruction.
     pub fn here(&mut self, label: Label) {
         if let Some(at) = self.labels.get_mut(label.0) {
             *at = Some(self.instructions.len());
@@ -155,7 +155,7 @@ impl Program {
         self.put(ADD64, to, 0, 0, value);
     }
 
-    /// The lower half of `to` with these bits only, the upper one with none.
+    /// Masks the lower 32 bits of `to` with `bits` and clears the upper 32 bits.
     pub fn and32(&mut self, to: Reg, bits: i32) {
         self.put(AND32, to, 0, 0, bits);
     }
@@ -165,37 +165,37 @@ impl Program {
         self.put(0, Reg::R0, 0, 0, high as i32);
     }
 
-    /// `to = value`, of 64 bits.
+    /// `to = value`, a 64-bit constant.
     pub fn set64(&mut self, to: Reg, value: u64) {
         self.wide(to, Pseudo::Number, value as u32, (value >> 32) as u32);
     }
 
-    /// `to` = a map, for helpers.
+    /// Sets `to` to a map, as an argument of helpers.
     pub fn set_map(&mut self, to: Reg, fd: i32) {
         self.wide(to, Pseudo::MapFd, fd as u32, 0);
     }
 
-    /// `to` = address of a byte of the only value of an array.
+    /// Sets `to` to the address of byte `offset` of the only value of an array.
     pub fn set_map_value(&mut self, to: Reg, fd: i32, offset: u32) {
         self.wide(to, Pseudo::MapValue, fd as u32, offset);
     }
 
-    /// `to` = memory at `from + offset`.
+    /// Loads `to` from memory at `from + offset`.
     pub fn load(&mut self, size: Size, to: Reg, from: Reg, offset: i16) {
         self.put(CLASS_LDX | size as u8, to, from as u8, offset, 0);
     }
 
-    /// The 64-bit number at `to + offset` grows by `from`, in one step.
+    /// Adds `from` atomically to the 64-bit number at `to + offset`.
     pub fn atomic_add(&mut self, to: Reg, offset: i16, from: Reg) {
         self.put(CLASS_ATOMIC_DW, to, from as u8, offset, 0);
     }
 
-    /// Calls a function of the kernel.
+    /// Calls a kernel function.
     pub fn call(&mut self, helper: Helper) {
         self.put(CALL, Reg::R0, 0, 0, helper as i32);
     }
 
-    /// Ends the program, whose result is in `R0`.
+    /// Ends the program. `R0` is the result.
     pub fn exit(&mut self) {
         self.put(EXIT, Reg::R0, 0, 0, 0);
     }
@@ -204,36 +204,36 @@ impl Program {
         self.jumps.push((self.instructions.len(), label));
     }
 
-    /// Goes on at a label.
+    /// Jumps to a label.
     pub fn jump(&mut self, label: Label) {
         self.to(label);
         self.put(JA, Reg::R0, 0, 0, 0);
     }
 
-    /// Goes on at a label if two registers compare so.
+    /// Jumps to a label if the condition holds for two registers.
     pub fn jump_if(&mut self, a: Reg, how: If, b: Reg, label: Label) {
         self.to(label);
         self.put(CLASS_JMP | SOURCE_REG | how as u8, a, b as u8, 0, 0);
     }
 
-    /// Goes on at a label if a register compares so with a number.
+    /// Jumps to a label if the condition holds for a register and a number.
     pub fn jump_if_value(&mut self, a: Reg, how: If, value: i32, label: Label) {
         self.to(label);
         self.put(CLASS_JMP | how as u8, a, 0, 0, value);
     }
 
-    /// The same with the lower half of the register.
+    /// Like [`Program::jump_if_value`], for the lower 32 bits of the register.
     pub fn jump_if32(&mut self, a: Reg, how: If, value: i32, label: Label) {
         self.to(label);
         self.put(CLASS_JMP32 | how as u8, a, 0, 0, value);
     }
 
-    /// The instructions, with all jumps in place.
+    /// Resolves all jumps and returns the instructions.
     pub fn finish(mut self) -> Result<Vec<u64>, Error> {
         for (at, label) in self.jumps {
             let to = self.labels.get(label.0).copied().flatten();
             let to = to.ok_or(Error::NoPlace)?;
-            // From behind the jump.
+            // Offsets count from the instruction after the jump.
             let offset = to as i64 - at as i64 - 1;
             let offset = i16::try_from(offset).map_err(|_| Error::TooFar)?;
             self.instructions[at] |= u64::from(offset as u16) << 16;
@@ -246,7 +246,7 @@ impl Program {
 mod tests {
     use super::*;
 
-    /// One instruction in bytes, as they are in memory.
+    /// Returns the bytes of instructions in memory order.
     fn one(write: impl FnOnce(&mut Program)) -> Vec<[u8; 8]> {
         let mut program = Program::new();
         write(&mut program);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What the kernel tells of its types and functions: BTF, `/sys/kernel/btf/vmlinux`.
+//! Reader for the kernel's type information (BTF, `/sys/kernel/btf/vmlinux`).
 
 use std::fmt;
 
-/// Kinds of types that are looked for.
+/// Kinds of types that this module searches.
 const STRUCT: u32 = 4;
 const FUNC: u32 = 12;
 
-/// Why it can't be read.
+/// Reason why BTF cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// It is no BTF, or ends too early.
+    /// The data is not BTF or is truncated.
     Broken,
-    /// A kind of type that is younger than this program.
+    /// A kind of type that this program does not know, from a newer kernel.
     Kind(u32),
 }
 
@@ -27,7 +27,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// A type: its number and the bytes behind its header.
+/// A type: its number, and the bytes after its header.
 struct Type<'a> {
     number: u32,
     name: u32,
@@ -35,7 +35,7 @@ struct Type<'a> {
     rest: &'a [u8],
 }
 
-/// All types of a kernel.
+/// Type information of a kernel.
 pub struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
@@ -48,7 +48,7 @@ fn word(bytes: &[u8], at: usize) -> Result<u32, Error> {
     ))
 }
 
-/// Bytes behind the header of a type, by its kind and number of members.
+/// Returns the bytes after the header of a type of this kind with `members` members.
 fn behind(kind: u32, members: usize) -> Result<usize, Error> {
     Ok(match kind {
         // Pointer, forward, typedef, volatile, const, restrict, function, float, type tag.
@@ -66,7 +66,7 @@ fn behind(kind: u32, members: usize) -> Result<usize, Error> {
 }
 
 impl<'a> Btf<'a> {
-    /// Of the content of the file.
+    /// Parses the content of the file.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         if word(bytes, 0)? & 0xffff != 0xeb9f {
             return Err(Error::Broken);
@@ -90,13 +90,13 @@ impl<'a> Btf<'a> {
         rest.is_some_and(|rest| rest.first() == Some(&0))
     }
 
-    /// The first type that a test is true of.
+    /// Returns the first type for which `test` is true.
     fn find(&self, test: impl Fn(&Type<'a>) -> bool) -> Result<Option<Type<'a>>, Error> {
         let (mut at, mut number) = (0, 0);
         while at < self.types.len() {
             number += 1;
             let info = word(self.types, at + 4)?;
-            // Older kernels use fewer bits of both, and leave the others 0.
+            // Older kernels use fewer bits for both fields. Their other bits are 0.
             let (kind, members) = ((info >> 24) & 0x7f, info & 0x00ff_ffff);
             let end = at + 12 + behind(kind, members as usize)?;
             let found = Type {
@@ -113,13 +113,14 @@ impl<'a> Btf<'a> {
         Ok(None)
     }
 
-    /// The number of a function.
+    /// Returns the type number of a function.
     pub fn function(&self, name: &str) -> Result<Option<u32>, Error> {
         let found = self.find(|t| t.kind == FUNC && self.is_called(t.name, name))?;
         Ok(found.map(|t| t.number))
     }
 
-    /// Where a member of a structure begins, in bytes; `None` if there is no such member, or it does not begin with a byte.
+    /// Returns the byte offset of a member of a structure; `None` if there is no such member or it
+    /// is not byte-aligned.
     pub fn offset(&self, structure: &str, member: &str) -> Result<Option<u32>, Error> {
         let found = self.find(|t| t.kind == STRUCT && self.is_called(t.name, structure))?;
         for m in found.map_or(&[][..], |t| t.rest).chunks_exact(12) {
@@ -136,7 +137,7 @@ impl<'a> Btf<'a> {
 mod tests {
     use super::*;
 
-    /// A small BTF: an integer, `struct s { a; b; }`, `f()`.
+    /// Returns a small BTF with an integer, `struct s { a; b; }` and `f()`.
     fn sample(kind: u32) -> Vec<u8> {
         let strings = b"\0int\0s\0a\0b\0f\0fun\0";
         let types: &[u32] = &[
@@ -198,7 +199,8 @@ mod tests {
     fn what_is_broken_is_refused() {
         let bytes = sample(12);
         for len in 0..bytes.len() {
-            // Never a panic; the names are last, so some may still be found.
+            // Truncated data never causes a panic. The names are last, so that some may still be
+            // found.
             if let Ok(btf) = Btf::parse(&bytes[..len]) {
                 let _ = (btf.function("f"), btf.offset("s", "b"));
             }
@@ -207,7 +209,7 @@ mod tests {
         let unknown = sample(25);
         let btf = Btf::parse(&unknown).unwrap();
         assert_eq!(btf.function("f"), Err(Error::Kind(25)));
-        // Members that are not there.
+        // A type with missing members.
         let mut cut = sample(12);
         cut[12] = 40;
         let btf = Btf::parse(&cut).unwrap();
@@ -216,7 +218,7 @@ mod tests {
 
     #[test]
     fn the_kernel_of_this_machine_can_be_read() {
-        // Where there is one.
+        // The file is missing on kernels without BTF.
         if let Ok(bytes) = std::fs::read("/sys/kernel/btf/vmlinux") {
             let btf = Btf::parse(&bytes).unwrap();
             assert_eq!(btf.offset("list_head", "next"), Ok(Some(0)));

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The BPF program behind `extlctl enable`, which turns sockets of TCP into sockets of AF_EXTL when programs make them.
+//! The BPF program of `extlctl enable`, which replaces TCP sockets by AF_EXTL sockets when programs
+//! create them.
 //!
-//! [`switch`] makes the program, out of instructions ([`asm`]), for what [`symbols`] and [`btf`] find in the running kernel; [`sys`]
-//! has the few system calls that load and keep it. No library does that: those that are well kept either have no programs that
-//! modify return values, or come with a C library and a compiler for BPF, for a program of some sixty instructions.
+//! [`switch`] generates the program as instructions ([`asm`]) for the addresses and types that
+//! [`symbols`] and [`btf`] find in the running kernel. [`sys`] contains the system calls that load,
+//! attach and pin the program. It uses no BPF library: the maintained ones lack programs that
+//! modify return values, or require a C library and a compiler for some sixty instructions.
 #![deny(missing_docs)]
 
 pub mod asm;

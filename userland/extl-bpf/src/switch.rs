@@ -1,69 +1,73 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The program. It is run by the kernel whenever somebody calls `socket()`, in place of the function `update_socket_protocol(family, type,
-//! protocol)`, whose result is the protocol that is used: 0 leaves that to the function itself, which returns what was asked for.
+//! The BPF program. The kernel runs it for every call of `socket()`, before the function
+//! `update_socket_protocol(family, type, protocol)`. The result is the protocol to use. The result
+//! 0 runs the function itself, which returns the requested protocol.
 //!
-//! The module may go while the program is attached. So it asks for the module's protocol only if that is registered now, as the
-//! kernel's own list of protocols says (`inetsw[SOCK_STREAM]`, `inetsw6[SOCK_STREAM]`, which `socket()` goes through just after): else the
-//! caller gets what it asked for. A module that is on its way out has its protocol in the list for some time, and is not asked for either
-//! ([`Owner`]); it waits for a grace period of RCU before it takes the protocol off, so that whoever was switched before has found it. Only where
-//! the kernel is preempted between both looks for that long, and can't load the module again, is a socket refused.
+//! The module af_extl may be unloaded while the program is attached. The program therefore returns
+//! the module's protocol only if it is registered. It searches the kernel's lists of protocols
+//! (`inetsw[SOCK_STREAM]`, `inetsw6[SOCK_STREAM]`), which `socket()` searches afterwards. An entry
+//! of a module that is being unloaded does not count ([`Owner`]).
+//!
+//! The module waits for an RCU grace period before it unregisters the protocol. A `socket()` call
+//! whose protocol was replaced before that still finds it. A call fails only if the kernel preempts
+//! it for longer than that and cannot load the module again.
 
 use crate::asm::{Error, Helper, If, Program, Reg, Size};
 
-/// Most entries of the kernel's list that are looked at.
+/// Maximum number of list entries that the program checks.
 const ENTRIES: i32 = 64;
-/// Bytes of a program's name, with the 0 at its end (`TASK_COMM_LEN`).
+/// Bytes of a program's name with the terminating 0 (`TASK_COMM_LEN`).
 pub const COMM: usize = 16;
-/// Where the names of programs stop mattering: more would make the program too long for its jumps.
+/// Maximum number of program names. With more, jumps of the program could be too long.
 pub const MOST_NAMES: usize = 64;
 
-/// Offsets in the array that belongs to the program: sockets that were switched, and those that could not be, since the module was not
-/// there. Behind them is room for what the user wants to know of it.
+/// Byte offset in the state array of the number of replaced sockets.
 pub const SWITCHED: u32 = 0;
-/// See [`SWITCHED`].
+/// Byte offset in the state array of the number of sockets that kept TCP because the module was not
+/// loaded.
 pub const ABSENT: u32 = 8;
-/// Where the room begins.
+/// Byte offset in the state array of the text that the user of this crate stores there.
 pub const NOTES: usize = 16;
 
-/// Where the state of an entry's module is.
+/// Offsets that lead from a list entry to the state of its module.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Owner {
-    /// Of the table of operations in an entry of the lists.
+    /// Offset of the pointer to the operations, in a list entry.
     pub ops: u32,
-    /// Of the module in the table.
+    /// Offset of the pointer to the module, in the operations.
     pub module: u32,
-    /// Of its state in the module.
+    /// Offset of the state, in the module.
     pub state: u32,
 }
 
-/// State of a module that is there (`MODULE_STATE_LIVE`).
+/// State of a loaded module (`MODULE_STATE_LIVE`).
 const LIVE: i32 = 0;
 
-/// What is fixed when the program is made.
+/// Parameters of the program.
 #[derive(Clone, Debug, Default)]
 pub struct Switch {
-    /// Protocol number to use.
+    /// Protocol number of the replaced sockets.
     pub protocol: u16,
-    /// Addresses of the kernel's lists of protocols for stream sockets of IPv4 and IPv6; without one, sockets of that version stay as
-    /// they are.
+    /// Addresses of the kernel's lists of stream protocols for IPv4 and IPv6. Sockets of a version
+    /// without an address keep their protocol.
     pub lists: [Option<u64>; 2],
-    /// Where the protocol number is in an entry of the lists, and the list in an entry.
+    /// Offset of the protocol number in a list entry.
     pub protocol_offset: u32,
-    /// See there.
+    /// Offset of the list links in a list entry.
     pub list_offset: u32,
-    /// See there.
+    /// Offsets that lead to the state of an entry's module.
     pub owner: Owner,
-    /// A map with the control group whose programs are meant; else all.
+    /// Map with the control group whose programs are selected; `None` for all programs.
     pub cgroup_map: Option<i32>,
-    /// Only programs of these names, if there are any.
+    /// Names of the selected programs; empty for all.
     pub only: Vec<String>,
-    /// No programs of these names.
+    /// Names of programs that keep TCP.
     pub not: Vec<String>,
-    /// The array that belongs to it.
+    /// Descriptor of the state array.
     pub state_map: i32,
 }
 
-/// A name as the kernel has it: cut, and filled up with 0, in two words.
+/// Returns a name in the kernel's form: truncated, padded with zeros, as two words.
 fn comm(name: &str) -> [u64; 2] {
     let mut bytes = [0; COMM];
     for (to, from) in bytes.iter_mut().zip(name.bytes().take(COMM - 1)) {
@@ -77,20 +81,20 @@ fn comm(name: &str) -> [u64; 2] {
 }
 
 impl Switch {
-    /// The instructions.
+    /// Returns the instructions of the program.
     pub fn program(&self) -> Result<Vec<u64>, Error> {
         use Reg::*;
         let mut p = Program::new();
         let [leave, v4, v6, found, done] = std::array::from_fn(|_| p.label());
         p.mov(R6, R1);
-        // Arguments of the function are words of 64 bits here, of which an int has the lower half.
+        // Arguments are 64-bit words. An int is in the lower half.
         p.load(Size::Double, R2, R6, 8);
         p.and32(R2, 0xf);
         p.jump_if32(R2, If::Ne, 1, leave); // SOCK_STREAM
         let asked = p.label();
         p.load(Size::Double, R2, R6, 16);
         p.jump_if32(R2, If::Eq, 0, asked);
-        // IPPROTO_MPTCP: servers in Go ask for it if they have not been told otherwise, and take TCP.
+        // IPPROTO_MPTCP: servers written in Go request it by default, and accept TCP.
         p.jump_if32(R2, If::Eq, 262, asked);
         p.jump_if32(R2, If::Ne, 6, leave); // IPPROTO_TCP
         p.here(asked);
@@ -117,7 +121,7 @@ impl Switch {
             p.jump_if32(R0, If::Ne, 1, leave);
         }
         self.names(&mut p, leave);
-        // The list: R9 is an element, R7 its head, R8 counts.
+        // Search the list: R9 is an entry, R7 the head, R8 the number of checked entries.
         let (next, listed) = (p.label(), p.label());
         let absent = p.label();
         p.mov(R9, R7);
@@ -142,7 +146,7 @@ impl Switch {
             p.jump_if32(R0, If::Ne, 0, absent);
             p.load(Size::Double, R9, R10, -8);
         }
-        // Of an int on a machine where the lower half comes first.
+        // The lower half of the int, which comes first on little-endian machines.
         read(&mut p, 2, R9, state as i32);
         p.jump_if32(R0, If::Ne, 0, absent);
         p.load(Size::Half, R1, R10, -8);
@@ -160,7 +164,7 @@ impl Switch {
         p.finish()
     }
 
-    /// Leaves if the name of the current program is not one of those that are meant.
+    /// Jumps to `leave` if the name of the current program is not selected.
     fn names(&self, p: &mut Program, leave: crate::asm::Label) {
         use Reg::*;
         if self.only.is_empty() && self.not.is_empty() {
@@ -197,7 +201,7 @@ impl Switch {
     }
 }
 
-/// Reads memory of the kernel to the end of the stack; `R0` is 0 if it could be read.
+/// Reads kernel memory into the last bytes of the stack. `R0` is 0 on success.
 fn read(p: &mut Program, bytes: i32, from: Reg, offset: i32) {
     p.mov(Reg::R3, from);
     p.add(Reg::R3, offset);

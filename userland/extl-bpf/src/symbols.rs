@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Where things are in the kernel: `/proc/kallsyms`.
+//! Addresses of kernel symbols (`/proc/kallsyms`).
 
-/// Address of a variable of the kernel itself, not of a module; `None` if it has none of that name, has several, or doesn't tell (its
-/// addresses are 0 for those who may not know them).
+/// Returns the address of a variable of the kernel itself, not of a module. Returns `None` if there
+/// is no such variable, if several have the name, or if the kernel hides addresses from this user
+/// (they are 0).
 pub fn variable(text: &str, name: &str) -> Option<u64> {
     let mut found = text.lines().filter_map(|line| {
         let mut words = line.split_ascii_whitespace();

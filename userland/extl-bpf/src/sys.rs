@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! bpf(2): the few commands that are needed. All may sleep, and need the capabilities that the manual page names.
+//! Calls of bpf(2). All may sleep, and require the capabilities that the manual page names.
 
 use std::ffi::CString;
 use std::fs;
@@ -21,12 +21,12 @@ const MAP_TYPE_CGROUP_ARRAY: u32 = 8;
 const PROG_TYPE_TRACING: u32 = 26;
 const MODIFY_RETURN: u32 = 26;
 
-/// The licence of the program, as the kernel wants to know it: some of its functions are for those that are free.
+/// Licence of the program. Some kernel functions are reserved for GPL-compatible programs.
 const LICENCE: &std::ffi::CStr = c"Dual MIT/GPL";
-/// What the kernel's verifier may say.
+/// Bytes for the messages of the kernel's verifier.
 const LOG_BYTES: usize = 256 << 10;
 
-/// `union bpf_attr`: fields by their offsets, all others 0.
+/// `union bpf_attr`: fields are set by offset, all others are 0.
 struct Attr([u8; 128]);
 
 impl Attr {
@@ -47,17 +47,18 @@ impl Attr {
         self.put(at, &fd.to_ne_bytes())
     }
 
-    /// An address. What is there has to live until the call.
+    /// Sets an address. The memory must stay valid until the call.
     fn memory<T>(self, at: usize, memory: *const T) -> Self {
         self.put(at, &(memory as u64).to_ne_bytes())
     }
 
     /// # Safety
     ///
-    /// Memory that the fields refer to must be valid for what the command does with it.
+    /// Memory that the fields refer to must be valid for the accesses of the command.
     unsafe fn call(mut self, command: libc::c_int) -> Result<libc::c_int> {
         let size = self.0.len();
-        // SAFETY: the union is as long as `size` says; the rest is by the requirements.
+        // SAFETY: the union has `size` bytes. The memory that it refers to is valid as guaranteed
+        // by the caller.
         let result = unsafe { libc::syscall(libc::SYS_bpf, command, self.0.as_mut_ptr(), size) };
         match result {
             -1 => Err(Error::last_os_error()),
@@ -67,16 +68,16 @@ impl Attr {
 
     /// # Safety
     ///
-    /// As [`Attr::call`], and the command must be one that returns a descriptor.
+    /// As for [`Attr::call`]. In addition, the command must return a descriptor.
     unsafe fn open(self, command: libc::c_int) -> Result<OwnedFd> {
-        // SAFETY: by the requirements.
+        // SAFETY: guaranteed by the caller.
         let fd = unsafe { self.call(command)? };
-        // SAFETY: it was made just now, for us.
+        // SAFETY: the kernel created the descriptor in this call, and nothing else owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }
 
-/// An array of the kernel with one value.
+/// BPF array with one value.
 #[derive(Debug)]
 pub struct Array {
     fd: OwnedFd,
@@ -90,19 +91,19 @@ fn new_map(kind: u32, bytes: u32, name: &[u8]) -> Result<OwnedFd> {
         .word(8, bytes)
         .word(12, 1)
         .put(28, name);
-    // SAFETY: the attributes refer to nothing; the command returns a descriptor.
+    // SAFETY: the attributes contain no addresses, and the command returns a descriptor.
     unsafe { attr.open(MAP_CREATE) }
 }
 
 impl Array {
-    /// A new one, of zeroes.
+    /// Creates an array whose value is zeros.
     pub fn new(bytes: u32) -> Result<Self> {
         let fd = new_map(MAP_TYPE_ARRAY, bytes, b"extl_state")?;
         let bytes = bytes as usize;
         Ok(Self { fd, bytes })
     }
 
-    /// One that a file system has.
+    /// Opens the array that is pinned at a path.
     pub fn at(path: &Path) -> Result<Self> {
         let fd = get(path)?;
         let about = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
@@ -115,23 +116,24 @@ impl Array {
             (Some(kind), Some(bytes), Some(1)) if kind == MAP_TYPE_ARRAY as usize => {
                 Ok(Self { fd, bytes })
             }
-            _ => Err(Error::new(ErrorKind::InvalidData, "it is no array of one")),
+            _ => Err(Error::new(ErrorKind::InvalidData, "not an array with one value")),
         }
     }
 
-    /// Its value.
+    /// Returns the value.
     pub fn read(&self) -> Result<Vec<u8>> {
         let (key, mut value) = (0u32, vec![0u8; self.bytes]);
         let attr = Attr::new()
             .fd(0, self.fd.as_raw_fd())
             .memory(8, &raw const key)
             .memory(16, value.as_mut_ptr());
-        // SAFETY: the map is an array with values of `bytes` bytes, which is what is written to `value`; keys have 4.
+        // SAFETY: the map is an array with values of `bytes` bytes, the length of `value`, and keys
+        // of 4 bytes.
         unsafe { attr.call(MAP_LOOKUP)? };
         Ok(value)
     }
 
-    /// Sets its value, filled up with zeroes; what is too long is cut.
+    /// Sets the value: pads it with zeros, or truncates it.
     pub fn write(&self, value: &[u8]) -> Result<()> {
         let mut value = value.to_vec();
         value.resize(self.bytes, 0);
@@ -140,7 +142,7 @@ impl Array {
             .fd(0, self.fd.as_raw_fd())
             .memory(8, &raw const key)
             .memory(16, value.as_ptr());
-        // SAFETY: as above; `value` is read.
+        // SAFETY: as in `read()`, except that the kernel reads `value`.
         unsafe { attr.call(MAP_UPDATE).map(drop) }
     }
 }
@@ -151,7 +153,8 @@ impl AsFd for Array {
     }
 }
 
-/// A map with a control group (of cgroup2, by a descriptor of its directory), which it keeps.
+/// Creates a map that holds a reference to a control group, given by a descriptor of its cgroup2
+/// directory.
 pub fn cgroup(directory: BorrowedFd<'_>) -> Result<OwnedFd> {
     let map = new_map(MAP_TYPE_CGROUP_ARRAY, 4, b"extl_cgroup")?;
     let (key, value) = (0u32, directory.as_raw_fd());
@@ -159,13 +162,13 @@ pub fn cgroup(directory: BorrowedFd<'_>) -> Result<OwnedFd> {
         .fd(0, map.as_raw_fd())
         .memory(8, &raw const key)
         .memory(16, &raw const value);
-    // SAFETY: keys and values of this map have 4 bytes each, and both are read.
+    // SAFETY: keys and values of this map have 4 bytes, and the kernel reads both.
     unsafe { attr.call(MAP_UPDATE)? };
     Ok(map)
 }
 
-/// Loads a program that may modify what a function returns, by the function's number in the kernel's BTF. The error has what the
-/// kernel's verifier said last.
+/// Loads a program that modifies the return value of a function, given by its number in the
+/// kernel's BTF. The error contains the last messages of the kernel's verifier.
 pub fn load(instructions: &[u64], function: u32) -> Result<OwnedFd> {
     let count = u32::try_from(instructions.len()).map_err(|_| ErrorKind::InvalidInput)?;
     let attr = || {
@@ -178,10 +181,10 @@ pub fn load(instructions: &[u64], function: u32) -> Result<OwnedFd> {
             .word(68, MODIFY_RETURN)
             .word(108, function)
     };
-    // SAFETY: there are as many instructions as it says, the licence ends with a 0; both are read.
+    // SAFETY: the kernel reads `count` instructions and the zero-terminated licence.
     let error = match unsafe { attr().open(PROG_LOAD) } {
         Ok(fd) => return Ok(fd),
-        // The verifier refuses with EACCES, which is the same kind.
+        // The verifier reports EACCES. Its error kind is that of EPERM.
         Err(e) if e.raw_os_error() == Some(libc::EPERM) => return Err(e),
         Err(e) => e,
     };
@@ -190,7 +193,7 @@ pub fn load(instructions: &[u64], function: u32) -> Result<OwnedFd> {
         .word(24, 1)
         .word(28, LOG_BYTES as u32)
         .memory(32, log.as_mut_ptr());
-    // SAFETY: as above, and the log has as much room as it says.
+    // SAFETY: as above, and the log has `LOG_BYTES` bytes.
     if let Ok(fd) = unsafe { again.open(PROG_LOAD) } {
         return Ok(fd);
     }
@@ -204,12 +207,13 @@ pub fn load(instructions: &[u64], function: u32) -> Result<OwnedFd> {
     ))
 }
 
-/// Attaches a program of [`load`] to its function. It stays so as long as the link, or a file of it, is there.
+/// Attaches a program of [`load`] to its function. It stays attached while the returned link is
+/// open or pinned.
 pub fn attach(program: BorrowedFd<'_>) -> Result<OwnedFd> {
     let attr = Attr::new()
         .fd(0, program.as_raw_fd())
         .word(8, MODIFY_RETURN);
-    // SAFETY: the attributes refer to nothing; the command returns a descriptor.
+    // SAFETY: the attributes contain no addresses, and the command returns a descriptor.
     unsafe { attr.open(LINK_CREATE) }
 }
 
@@ -217,21 +221,22 @@ fn path(path: &Path) -> Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
-/// Makes a file of an object, in a BPF file system.
+/// Pins an object at a path in a BPF file system.
 pub fn pin(object: BorrowedFd<'_>, at: &Path) -> Result<()> {
     let name = path(at)?;
     let attr = Attr::new()
         .memory(0, name.as_ptr())
         .fd(8, object.as_raw_fd());
-    // SAFETY: the path ends with a 0, and is read.
+    // SAFETY: the path is zero-terminated, and the kernel only reads it.
     unsafe { attr.call(OBJ_PIN).map(drop) }
 }
 
-/// The object of a file.
+/// Opens a pinned object.
 fn get(at: &Path) -> Result<OwnedFd> {
     let name = path(at)?;
     let attr = Attr::new().memory(0, name.as_ptr());
-    // SAFETY: the path ends with a 0, and is read; the command returns a descriptor.
+    // SAFETY: the path is zero-terminated, the kernel only reads it, and the command returns a
+    // descriptor.
     unsafe { attr.open(OBJ_GET) }
 }
 
@@ -249,7 +254,8 @@ mod tests {
 
     #[test]
     fn errors_are_those_of_the_kernel() {
-        // A path that is not there, and a descriptor that is no program: whatever the kernel allows.
+        // Missing paths and a descriptor that is not a BPF object result in errors, with any
+        // privileges.
         assert!(Array::at(Path::new("/nonexistent/x")).is_err());
         assert!(attach(std::io::stdin().as_fd()).is_err());
         assert!(pin(std::io::stdin().as_fd(), Path::new("/nonexistent/x")).is_err());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Which sockets of which programs.
+//! Selection of programs and sockets that get `IPPROTO_EXTL` instead of TCP.
 
 use libc::{
     c_int, AF_INET, AF_INET6, IPPROTO_MPTCP, IPPROTO_TCP, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM,
@@ -8,23 +8,23 @@ use libc::{
 /// `IPPROTO_EXTL` of extoll/af_extl.h.
 const IPPROTO_EXTL: c_int = 259;
 
-/// What the environment asks of a process.
+/// Setting for a process, read from its environment.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Choice {
-    /// All its sockets of TCP get this protocol.
+    /// Protocol number for all TCP sockets of the process.
     Protocol(c_int),
-    /// None.
+    /// The process keeps TCP.
     Nothing,
 }
 
-/// Whether a list with commas has `name`.
+/// True if a comma-separated list contains `name`.
 fn has(list: &[u8], name: &[u8]) -> bool {
     list.split(|b| *b == b',').any(|item| item == name)
 }
 
 impl Choice {
-    /// For program `name`, by the variables `EXTL_ONLY`, `EXTL_NOT` and `EXTL_PROTOCOL`. A protocol
-    /// that is no number: nothing.
+    /// Returns the setting for program `name`. `EXTL_ONLY` and `EXTL_NOT` are lists of program
+    /// names; `EXTL_PROTOCOL` is a protocol number. If it is not a number, the process keeps TCP.
     pub(crate) fn new(name: &[u8], variable: impl Fn(&str) -> Option<Vec<u8>>) -> Self {
         let only = variable("EXTL_ONLY").is_none_or(|list| has(&list, name));
         let not = variable("EXTL_NOT").is_some_and(|list| has(&list, name));
@@ -38,7 +38,7 @@ impl Choice {
         }
     }
 
-    /// The protocol to ask for instead, if the program asks for TCP, or MPTCP.
+    /// Returns the protocol to use instead of the requested one, if that is TCP or MPTCP.
     pub(crate) fn protocol(&self, domain: c_int, kind: c_int, protocol: c_int) -> Option<c_int> {
         let Self::Protocol(other) = self else {
             return None;

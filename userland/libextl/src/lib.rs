@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! libextl.so: preloaded, it makes the program's sockets of TCP sockets of AF_EXTL
-//! (docs/af_extl.md). It has one function, `socket()`; all others work on such a socket as they
-//! are. Where a socket can't be had that way, the program gets one of TCP.
+//! libextl.so: a preloaded library that replaces TCP sockets of a program by AF_EXTL sockets
+//! (docs/af_extl.md).
+//!
+//! It replaces one function, `socket()`. All other socket functions work on AF_EXTL sockets
+//! unchanged. If such a socket cannot be created, the program gets a TCP socket.
 #![deny(missing_docs)]
 
 mod choice;
@@ -13,18 +15,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 
 extern "C" {
-    /// glibc: the last part of the name that the program was started by.
+    /// Base name by which the program was started (glibc).
     static program_invocation_short_name: *const c_char;
 }
 
-/// What the environment asks for, read once.
+/// Setting of this process, initialized by the first call of `socket()`.
 static CHOICE: OnceLock<Choice> = OnceLock::new();
 
-/// The choice of this process.
+/// Returns the setting of this process.
 fn choice() -> &'static Choice {
     CHOICE.get_or_init(|| {
-        // SAFETY: glibc sets it to a string before any code of the program runs, and a program that
-        // changes it does so before it has threads.
+        // SAFETY: glibc initializes the variable with a string before any code of the program runs.
+        // A program that changes it does so before it creates threads.
         let name = unsafe { CStr::from_ptr(program_invocation_short_name) };
         Choice::new(name.to_bytes(), |variable| {
             std::env::var_os(variable).map(|value| value.as_bytes().to_vec())
@@ -32,7 +34,7 @@ fn choice() -> &'static Choice {
     })
 }
 
-/// The system call, since a program that looks for `socket` finds this library's.
+/// Calls socket(2) by its number, because the symbol `socket` is this library's own function.
 fn make(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let [domain, kind, protocol] = [domain, kind, protocol].map(c_long::from);
     // SAFETY: socket(2) takes three numbers and touches no memory of the program.
@@ -43,14 +45,14 @@ fn make(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
 #[no_mangle]
 extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if let Some(other) = choice().protocol(domain, kind, protocol) {
-        // SAFETY: the address of the thread's own errno.
+        // SAFETY: the function returns the address of the thread's errno, which is always valid.
         let errno = unsafe { *libc::__errno_location() };
         let fd = make(domain, kind, other);
         if fd >= 0 {
             return fd;
         }
-        // Whatever the reason: if it is one for TCP, too, the program gets to know it.
-        // SAFETY: as above.
+        // This error is hidden. If it concerns TCP too, the call below reports it.
+        // SAFETY: the address of the thread's errno is always valid.
         unsafe { *libc::__errno_location() = errno };
     }
     make(domain, kind, protocol)

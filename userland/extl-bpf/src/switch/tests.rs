@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The program is run by a small interpreter, in a kernel that consists of a list of protocols.
+//! Runs the BPF program in a small interpreter, with a simulated kernel that consists of lists of
+//! protocols.
 
 use super::*;
 use std::collections::BTreeMap;
 
-/// Where the stack ends, and the array of the program begins.
+/// Simulated addresses: end of the stack, and start of the program's array.
 const STACK: u64 = 0x1_0000;
 const ARRAY: u64 = 0x2_0000;
 /// Heads of the two lists.
@@ -14,7 +15,7 @@ const HEADS: [u64; 2] = [0xffff_8880_0000_1000, 0xffff_8880_0000_2000];
 const OPS: u64 = 0xffff_ffff_c000_1000;
 const MODULE: u64 = 0xffff_ffff_c000_2000;
 
-/// What the program sees.
+/// State that the program can read.
 struct Kernel {
     memory: BTreeMap<u64, u8>,
     comm: &'static str,
@@ -22,7 +23,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// With these protocols for IPv4 and IPv6.
+    /// Creates a kernel with these protocols for IPv4 and IPv6.
     fn new(protocols: [&[u16]; 2]) -> Self {
         let mut kernel = Self {
             memory: BTreeMap::new(),
@@ -86,11 +87,11 @@ impl Kernel {
         }
     }
 
-    /// The protocol that a caller of `socket()` gets.
+    /// Returns the protocol that a caller of `socket()` gets.
     fn socket(&mut self, switch: &Switch, family: u64, kind: u64, protocol: u64) -> u64 {
         let program = switch.program().unwrap();
         let context = 0x3_0000;
-        // The upper halves are anything.
+        // The upper halves of the arguments are undefined.
         for (i, argument) in [family, kind, protocol].into_iter().enumerate() {
             self.write(context + 8 * i as u64, 8, argument | (0xdead_beef << 32));
         }
@@ -146,7 +147,7 @@ impl Kernel {
                 }
                 0x85 => {
                     r[0] = self.call(imm, &r);
-                    // So that nobody relies on them.
+                    // Overwrite the argument registers, so that the program cannot rely on them.
                     r[1..6].fill(0xbad0_bad0_bad0_bad0);
                     0
                 }
@@ -162,7 +163,7 @@ impl Kernel {
             };
             pc = (pc as i64 + jump) as usize;
         };
-        // 0: the function itself is run.
+        // The result 0 runs the function itself.
         if result == 0 {
             protocol
         } else {
@@ -210,7 +211,7 @@ fn without_the_module_nothing_changes() {
     assert_eq!(kernel.socket(&switch(), 2, 1, 0), 0);
     assert_eq!(kernel.socket(&switch(), 10, 1, 6), 6);
     assert_eq!((kernel.count(SWITCHED), kernel.count(ABSENT)), (0, 2));
-    // It is there for one of the two only.
+    // The protocol is registered for one of the two IP versions only.
     let mut kernel = Kernel::new([&[6], &[6, 259]]);
     assert_eq!(kernel.socket(&switch(), 2, 1, 0), 0);
     assert_eq!(kernel.socket(&switch(), 10, 1, 0), 259);
@@ -240,14 +241,14 @@ fn a_list_that_has_no_end_or_cannot_be_read_ends() {
 #[test]
 fn a_module_on_its_way_out_is_left_alone() {
     let mut kernel = Kernel::new([&[6, 259], &[259]]);
-    // Live, coming, going, not formed yet.
+    // MODULE_STATE_LIVE, COMING, GOING, UNFORMED.
     for (state, protocol) in [(0, 259), (1, 0), (2, 0), (3, 0), (0, 259)] {
         kernel.write(MODULE, 4, state);
         assert_eq!(kernel.socket(&switch(), 2, 1, 0), protocol);
         assert_eq!(kernel.socket(&switch(), 10, 1, 0), protocol);
     }
     assert_eq!((kernel.count(SWITCHED), kernel.count(ABSENT)), (4, 6));
-    // Memory that is gone.
+    // Memory that was freed.
     kernel.write(OPS + 8, 8, 0x1234);
     assert_eq!(kernel.socket(&switch(), 2, 1, 0), 0);
 }
@@ -255,7 +256,7 @@ fn a_module_on_its_way_out_is_left_alone() {
 #[test]
 fn the_list_may_be_anywhere_in_an_entry() {
     let mut kernel = Kernel::new([&[259], &[259]]);
-    // As if the list began 8 bytes behind the beginning of the entry.
+    // List links at offset 8 of an entry.
     let moved = Switch {
         protocol_offset: 26,
         list_offset: 8,
@@ -288,7 +289,7 @@ fn programs_are_chosen_by_name() {
     assert!(!says("a", &[], &["b", "a"]));
     assert!(!says("a", &["a"], &["a"]));
     assert!(says("a", &["a"], &["b"]));
-    // The second half counts, and what the kernel cuts is cut.
+    // Both words of a name are compared, and names are truncated like the kernel's.
     assert!(!says("redis-server-1", &["redis-server-2"], &[]));
     assert!(says(
         "postgres-client-of-mine",
