@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The device interface: ioctls and mappings of `/dev/extoll/*`, as docs/uapi.md has them.
+//! Device interface: ioctls and mappings of `/dev/extoll/*` (docs/uapi.md).
 
 use crate::error::{Error, Result};
 use crate::raw::{self, Mapping, PAGE};
@@ -8,26 +8,27 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-/// The device nodes of one NIC.
+/// Directory with the device nodes of a NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
     dir: PathBuf,
 }
 
 impl Default for Device {
-    /// The NIC whose nodes are in `/dev/extoll`; the environment variable `EXTOLL_DEV` names another directory.
+    /// Returns the NIC whose nodes are in `/dev/extoll`, or in the directory that the environment
+    /// variable `EXTOLL_DEV` names.
     fn default() -> Self {
         Self::at(std::env::var_os("EXTOLL_DEV").map_or_else(|| "/dev/extoll".into(), PathBuf::from))
     }
 }
 
 impl Device {
-    /// The NIC whose nodes are in this directory.
+    /// Returns the NIC whose nodes are in this directory.
     pub fn at(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into() }
     }
 
-    /// The directory of the nodes.
+    /// Returns the directory of the nodes.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -43,12 +44,13 @@ impl Device {
     }
 }
 
-/// The structure that registering memory exchanges with the driver: 80 bytes, ten words (kernel-api §A4).
+/// Structure for registering memory: 80 bytes, ten words (kernel-api §A4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionArg([u64; 10]);
 
 impl RegionArg {
-    /// The pages that hold `bytes` bytes at `address`; `None` for nothing and for what does not fit.
+    /// Describes the pages that contain `bytes` bytes at `address`. `None` for zero bytes and for
+    /// ranges that do not fit into the structure.
     pub fn new(address: u64, bytes: u64) -> Option<Self> {
         let page = PAGE as u64;
         let start = address / page * page;
@@ -65,68 +67,68 @@ impl RegionArg {
         Some(Self(words))
     }
 
-    /// The words as the driver takes them.
+    /// Returns the words in the driver's layout.
     pub fn words(&mut self) -> &mut [u64; 10] {
         &mut self.0
     }
 
-    /// NLA of the first page, set by the driver.
+    /// Returns the NLA of the first page, which the driver sets.
     pub fn nla(&self) -> u64 {
         self.0[3]
     }
 
-    /// NLA of the first byte asked for.
+    /// Returns the NLA of the first byte of the range.
     pub fn nla_of_start(&self) -> u64 {
         self.nla().wrapping_add(u64::from(self.offset()))
     }
 
-    /// First page.
+    /// Returns the address of the first page.
     pub fn start(&self) -> u64 {
         self.0[2]
     }
 
-    /// Pages.
+    /// Returns the number of pages.
     pub fn count(&self) -> u32 {
         self.0[4] as u32
     }
 
-    /// Offset of the first byte asked for in the first page.
+    /// Returns the offset of the range in the first page.
     pub fn offset(&self) -> u32 {
         (self.0[4] >> 32) as u32
     }
 
-    /// Bytes in all pages.
+    /// Returns the bytes of all pages.
     pub fn size(&self) -> u64 {
         self.0[6]
     }
 
-    /// A structure as a C program keeps it.
+    /// Converts a structure kept by a C program.
     pub fn from_words(words: [u64; 10]) -> Self {
         Self(words)
     }
 }
 
-/// What the driver says about a port (`EXTOLL_IOCTL_INFO`, docs/uapi.md).
+/// Properties of a port (`EXTOLL_IOCTL_INFO`, docs/uapi.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortInfo {
     /// Version of the interface.
     pub version: u32,
-    /// Opened with CAP_SYS_RAWIO: everything is allowed.
+    /// The device was opened with CAP_SYS_RAWIO: all operations are permitted.
     pub privileged: bool,
     /// The network is running.
     pub up: bool,
-    /// Number of the NIC on this host.
+    /// Number of the NIC on this host, 0 for `/dev/extoll`.
     pub nic: u32,
-    /// Bit p: requester page p can be used.
+    /// Bit p: requester page p may be used.
     pub pages: u32,
     /// Protection descriptor.
     pub protection: u16,
-    /// The NIC is an emulator that wants each fence marked.
+    /// The NIC is an emulator that requires a marking store after each fence.
     pub marks: bool,
 }
 
 impl PortInfo {
-    /// From the structure: six quadwords of two fields each.
+    /// Decodes the structure from six quadwords of two fields each.
     pub fn from_words(words: &[u64; 6]) -> Self {
         let field = |i: usize| (words[i / 2] >> (32 * (i % 2))) as u32;
         Self {
@@ -141,23 +143,25 @@ impl PortInfo {
     }
 }
 
-/// What a port needs from an open device node. Programs use [`File`]; tests use memory.
+/// Operations of an open device node that a port needs. Programs use [`File`], tests use a
+/// simulation in memory.
 pub trait Backend: Send + Sync {
-    /// An ioctl that reads a value.
+    /// Calls an ioctl that returns a value.
     fn get(&self, number: u32) -> io::Result<u64>;
-    /// An ioctl that takes a value.
+    /// Calls an ioctl that takes a value.
     fn set(&self, number: u32, value: u64) -> io::Result<()>;
-    /// Pins the pages described and fills in their NLA.
+    /// Pins the described pages and sets their NLA.
     fn register(&self, arg: &mut RegionArg) -> io::Result<()>;
-    /// Takes the pages back; when it returns the NIC does not access them any more.
+    /// Unregisters the pages. When it returns, the NIC no longer accesses them.
     fn unregister(&self, arg: &mut RegionArg) -> io::Result<()>;
-    /// Frees all slots before `slot` and asks for an interrupt with the next marked entry; true if `slot` holds one already.
+    /// Frees all slots before `slot` and requests an interrupt with the next entry that has the
+    /// interrupt flag. Returns true if `slot` already contains an entry.
     fn arm(&self, slot: u32) -> io::Result<bool>;
-    /// What the port is and may do; `None` for a driver that does not say.
+    /// Returns properties of the port; `None` if the driver does not provide them.
     fn info(&self) -> io::Result<Option<PortInfo>>;
     /// Maps `len` bytes at byte offset `offset`.
     fn map(&self, offset: u64, len: usize) -> io::Result<Mapping>;
-    /// What to wait on.
+    /// Returns the descriptor for poll(2).
     fn fd(&self) -> BorrowedFd<'_>;
 }
 
@@ -200,14 +204,14 @@ impl Backend for File {
     }
 }
 
-/// A value read from the driver, with the name of what was read in the error.
+/// Reads a value from the driver. `what` names the value in the error text.
 pub(crate) fn get(backend: &dyn Backend, number: u32, what: &str) -> Result<u64> {
     backend
         .get(number)
         .map_err(|e| Error::os(format!("cannot read the {what}"), e))
 }
 
-/// A value set in the driver.
+/// Sets a value in the driver. `what` names the value in the error text.
 pub(crate) fn set(backend: &dyn Backend, number: u32, value: u64, what: &str) -> Result<()> {
     backend
         .set(number, value)
@@ -222,14 +226,14 @@ const fn write(magic: u8, number: u32, size: u32) -> u32 {
     0x4000_0000 | (size << 16) | ((magic as u32) << 8) | number
 }
 
-/// Numbers that only this driver has (`extoll_ioctl.h`).
+/// ioctls that only this driver has (`extoll_ioctl.h`).
 pub(crate) mod ext {
     use super::{read, write};
     pub const INFO: u32 = read(0xE7, 0, 48);
     pub const ARM: u32 = write(0xE7, 1, 8);
 }
 
-/// Numbers of `rma2` (kernel-api §A3).
+/// ioctls of `rma2` (kernel-api §A3).
 pub(crate) mod rma {
     use super::{read, write};
     pub const GET_NOTIQ_SIZE: u32 = read(b'k', 0, 4);
@@ -251,7 +255,7 @@ pub(crate) mod rma {
     pub const GET_PROTDESC: u32 = read(b'k', 21, 4);
 }
 
-/// Numbers of `velo2` (kernel-api §A6).
+/// ioctls of `velo2` (kernel-api §A6).
 pub(crate) mod velo {
     use super::{read, write};
     pub const SET_RP: u32 = write(b'k', 1, 4);
@@ -266,14 +270,14 @@ pub(crate) mod velo {
     pub const GET_SLOT_SIZE: u32 = read(b'k', 21, 4);
 }
 
-/// Numbers of `smfu2` (kernel-api §A7).
+/// ioctls of `smfu2` (kernel-api §A7).
 pub(crate) mod smfu {
     use super::read;
     pub const GET_LOCAL_SIZE: u32 = read(b'k', 0, 8);
     pub const GET_NODE_ID: u32 = read(b'k', 2, 8);
 }
 
-/// Numbers of `pmap` (kernel-api §A8).
+/// ioctls of `pmap` (kernel-api §A8).
 pub(crate) mod pmap {
     use super::{read, write};
     pub const SET_TYPE: u32 = write(b'k', 0, 4);
@@ -281,7 +285,7 @@ pub(crate) mod pmap {
     pub const GET_PADDR: u32 = read(b'k', 6, 4);
 }
 
-/// Numbers of `extoll_rf_access` (kernel-api §A9).
+/// ioctls of `extoll_rf_access` (kernel-api §A9).
 pub(crate) mod rf {
     use super::{read, write};
     pub const GET_WRITE_METHOD: u32 = read(b'n', 0, 8);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,132 +8,140 @@ use wire::rma::{DescriptorError, NotificationError};
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Every failure of this crate.
+/// Error of a function of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The device node does not exist or has no driver behind it.
+    /// The device node does not exist or has no driver.
     #[error("no Extoll device: {0} (is extoll.ko loaded?)")]
     NoDevice(PathBuf),
-    /// The system does not let this user open the device node.
+    /// This user may not open the device node.
     #[error("cannot open {path} as user {user}: {reason} ({})", who_may_open(.path))]
     NotPermitted {
-        /// The node.
+        /// Path of the device node.
         path: PathBuf,
-        /// Effective user of the process.
+        /// Effective user ID of the process.
         user: u32,
-        /// The system's answer, as in [`Error::Register`].
+        /// Error of the system call, with the same rule as in [`Error::Register`].
         reason: io::Error,
     },
-    /// The NIC is not part of a network at the moment; opening may work later.
+    /// The network of the NIC is down. A later attempt may succeed.
     #[error("{0}: the NIC's network is not up")]
     NetworkDown(PathBuf),
-    /// All VPIDs are taken.
+    /// All VPIDs are in use.
     #[error("{0}: all ports are in use")]
     PortsUsed(PathBuf),
-    /// The user has as many ports as the driver allows one user.
+    /// The user has the maximum number of ports per user.
     #[error(
-        "{0}: this user has as many ports as are allowed (parameter vpids_per_user of extoll.ko)"
+        "{0}: this user has the maximum number of ports (parameter vpids_per_user of extoll.ko)"
     )]
     UserPortsUsed(PathBuf),
-    /// Registering failed: beyond the limit of locked memory (`ulimit -l`) or of the translation tables, not mapped, or the NIC did not
-    /// confirm it in time.
+    /// Memory could not be registered. It exceeds the limit of locked memory (`ulimit -l`) or the
+    /// translation tables, is not mapped, or the NIC did not confirm in time.
     #[error("{bytes} bytes cannot be registered: {reason}{}", why_not_registered(.reason))]
     Register {
-        /// Bytes of the pages asked for.
+        /// Bytes of all pages in the range.
         bytes: u64,
-        /// The driver's answer. Not a source in the sense of `std::error::Error`: the text has it already.
+        /// Error of the driver. Not a `std::error::Error::source`, because the text already
+        /// contains it.
         reason: io::Error,
     },
-    /// The driver makes no queue of this size: beyond the limit of locked memory (`ulimit -l`), or no memory.
+    /// The driver could not create a queue: it exceeds the limit of locked memory (`ulimit -l`), or
+    /// there is no memory.
     #[error("no memory for the {what}: {reason}{}", locked_memory(.reason))]
     Queue {
-        /// Which one.
+        /// Name of the queue.
         what: &'static str,
-        /// The driver's answer, as in [`Error::Register`].
+        /// Error of the driver, with the same rule as in [`Error::Register`].
         reason: io::Error,
     },
     /// A system call failed.
     #[error("{what}: {reason}{}", privilege(.reason))]
     Os {
-        /// What was tried.
+        /// Failed operation.
         what: String,
-        /// The system's answer, as in [`Error::Register`].
+        /// Error of the system call, with the same rule as in [`Error::Register`].
         reason: io::Error,
     },
-    /// 255 packets are outstanding; nothing was sent. Try again later.
-    #[error("no room for another packet at the moment")]
+    /// 255 packets are outstanding. The call sent nothing; try again later.
+    #[error("no room for another packet, try again later")]
     Full,
-    /// The time given is over.
+    /// The time limit expired.
     #[error("timed out")]
     Timeout,
-    /// A signal handler ran while the call waited. What it had sent is on its way all the same: wait for
-    /// that, and do not send it once more.
+    /// A signal handler ran while the call waited. Packets that the call had sent are on their way:
+    /// wait for their completion, and do not send them again.
     #[error("interrupted by a signal")]
     Interrupted,
-    /// Not a node: 65,534 and 65,535 are reserved.
+    /// The node ID is reserved: 65,534 or 65,535.
     #[error("node {0} is reserved")]
     Node(u16),
-    /// Not a multicast group.
+    /// The multicast group does not exist.
     #[error("there is no multicast group {0}")]
     Group(u16),
-    /// Sizes that a queue cannot have.
-    #[error("a queue of {bytes} bytes in segments of {segment}: whole pages and whole segments are needed")]
+    /// A queue cannot have these sizes.
+    #[error("invalid queue of {bytes} bytes in segments of {segment}: both must be multiples of the page size, and the queue of the segment")]
     QueueSize {
-        /// Of the queue.
+        /// Bytes of the queue.
         bytes: u64,
-        /// Of each contiguous piece.
+        /// Bytes of a segment, which is physically contiguous.
         segment: u64,
     },
-    /// The NIC was unbound or removed, or reads as all ones. Final: open another port when it is back.
+    /// The NIC was unbound or removed, or its registers read as all ones. Final: open another port
+    /// when the NIC is back.
     #[error("the NIC is gone")]
     Gone,
-    /// The NIC dropped packets and did not take them again in time. They are given up: all that were not confirmed, in order.
-    /// Told once, by the call that found out, which sent nothing itself, and by the calls that wait for what one of them asked
-    /// for (`put_wait` and the like); the port goes on.
+    /// The NIC dropped packets and did not accept their repetitions in time. All unconfirmed
+    /// packets of the port are lost. The call that detects it returns this error once and sends
+    /// nothing. Waiting calls whose packets are among them (`put_wait` and the like) return it too.
+    /// The port remains usable.
     #[error("{packets} packets of this port are lost: {why}")]
     Lost {
-        /// How many.
+        /// Number of lost packets.
         packets: u8,
-        /// What happened.
+        /// Cause of the loss.
         why: &'static str,
     },
-    /// What the NIC wrote into this many slots of the queue got lost on its way, and with it messages or notifications. Told once, by
-    /// the call that found out, and by `put_wait` and the like, whose notification may be among them; the queue goes on.
-    #[error("{0} slots of the queue were never written: what was in them is lost")]
+    /// Writes of the NIC to this number of queue slots never arrived; their messages or
+    /// notifications are lost. The call that detects it returns this error once. Waiting calls
+    /// whose notification may be among them (`put_wait` and the like) return it too. The queue
+    /// remains usable.
+    #[error("{0} slots of the queue were never written: their messages or notifications are lost")]
     Skipped(u32),
-    /// Not a descriptor that the NIC would take.
+    /// The NIC would reject the command.
     #[error("{0}")]
     Descriptor(DescriptorError),
-    /// Not a message that the NIC would take, or an impossible status word.
+    /// The NIC would reject the message, or the status word of a received message is invalid.
     #[error("VELO: {0}")]
     Message(wire::velo::Error),
-    /// The window to other nodes has fewer bytes than asked for.
+    /// The window to other nodes is shorter than requested.
     #[error("the window has fewer than {0} bytes")]
     Window(u64),
-    /// A range outside the memory.
-    #[error("bytes {offset}…{offset}+{len} are not inside {size} bytes")]
+    /// The range exceeds the memory.
+    #[error("{len} bytes at offset {offset} exceed the size of {size} bytes")]
     Range {
-        /// First byte asked for.
+        /// First byte of the range.
         offset: u64,
-        /// Bytes asked for.
+        /// Bytes of the range.
         len: u64,
-        /// Bytes there are.
+        /// Bytes of the memory.
         size: u64,
     },
-    /// The transfer failed; the text names the units that reported it (HW §10.4).
+    /// The transfer failed. The bits are the units that reported the error (HW §10.4).
     #[error("the transfer failed in the {}", units(*.0))]
     Transfer(u8),
-    /// A notification that makes no sense.
+    /// A notification is malformed.
     #[error("{0}")]
     Notification(NotificationError),
-    /// This process may not use commands with these options (untranslated addresses, remote registers).
+    /// This process may not post commands with these options (untranslated addresses, remote
+    /// registers).
     #[error("commands with {} are for privileged programs (requester page {})", special(*.0), .0.index())]
     Forbidden(wire::rma::PageOptions),
-    /// The queue of notifications is gone: its size could neither be changed nor be changed back.
-    #[error("the port has no notification queue any more: changing its size failed")]
+    /// The port has no notification queue, because a change of its size failed and could not be
+    /// reverted.
+    #[error("the port has no notification queue, because changing its size failed")]
     NoQueue,
-    /// What the driver reported does not fit together.
+    /// The driver returned an invalid value.
     #[error("the driver reports {0}")]
     Driver(String),
 }
@@ -145,37 +153,38 @@ fn locked_memory(source: &io::Error) -> &'static str {
     }
 }
 
-/// What the driver means by the error numbers of REGISTER_REGION (docs/uapi.md).
+/// Returns the meaning of the driver's errors of REGISTER_REGION (docs/uapi.md).
 fn why_not_registered(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EFAULT) => " (it is not mapped, or cannot be written)",
         Some(libc::EDQUOT) => {
-            " (address tables of this user: parameter tables_per_user of extoll.ko)"
+            " (the user has the maximum number of address tables: parameter tables_per_user of extoll.ko)"
         }
         Some(libc::ENOSPC) => " (no network addresses are left)",
-        Some(libc::EAGAIN) => " (it was unmapped meanwhile)",
-        Some(libc::EOPNOTSUPP) => " (processor and NIC do not see each other's writes)",
-        Some(libc::EIO) => " (the machine cannot map it for the NIC)",
+        Some(libc::EAGAIN) => " (it was unmapped during the call)",
+        Some(libc::EOPNOTSUPP) => " (CPU and NIC are not cache-coherent)",
+        Some(libc::EIO) => " (it cannot be mapped for DMA)",
         Some(libc::ETIMEDOUT) => " (the NIC did not confirm it)",
         _ => locked_memory(source),
     }
 }
 
-/// The driver refuses calls on an open file for this reason only.
+/// Returns the meaning of `EPERM` from a call on an open file. The driver returns it for missing
+/// privileges only.
 fn privilege(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EPERM) => {
-            " (for programs that open the device with CAP_SYS_RAWIO; kernel lockdown refuses some to all)"
+            " (requires CAP_SYS_RAWIO when the device is opened; kernel lockdown forbids some operations to all programs)"
         }
         _ => "",
     }
 }
 
-/// What `EPERM` can mean when a device node is opened.
+/// Returns the meaning of `EPERM` from opening a device node.
 fn who_may_open(path: &Path) -> &'static str {
     match path.file_name().and_then(|name| name.to_str()) {
         Some("velo2" | "rma2") => {
-            "unprivileged users, and root under kernel lockdown, need an ID among the 65,535 from parameter first_user of extoll.ko on, see docs/security.md; a container needs the device in its device rules"
+            "the user ID must be one of the 65,535 that begin with parameter first_user of extoll.ko (docs/security.md); this applies to unprivileged users, and to root under kernel lockdown; in a container, the device rules must permit the device"
         }
         _ => "kernel lockdown, or the device rules of a container",
     }
@@ -199,7 +208,7 @@ fn units(bits: u8) -> String {
 }
 
 impl Error {
-    /// A failed system call on an open device.
+    /// Converts the error of a system call on an open device.
     pub(crate) fn os(what: impl Into<String>, source: io::Error) -> Self {
         match source.raw_os_error() {
             Some(libc::ENODEV) => Error::Gone,
@@ -210,7 +219,7 @@ impl Error {
         }
     }
 
-    /// A failed registration.
+    /// Converts the error of a registration.
     pub(crate) fn register(bytes: u64, source: io::Error) -> Self {
         match source.raw_os_error() {
             Some(libc::ENODEV) => Error::Gone,
@@ -221,7 +230,8 @@ impl Error {
         }
     }
 
-    /// A queue that could not be mapped: it is made then, and charged to the process.
+    /// Converts the error of mapping a queue, which is when the driver allocates it and charges it
+    /// to the process.
     pub(crate) fn queue(what: &'static str, source: io::Error) -> Self {
         match source.raw_os_error() {
             Some(libc::ENOMEM) => Error::Queue {
@@ -232,7 +242,7 @@ impl Error {
         }
     }
 
-    /// The nearest error number, for C.
+    /// Returns the closest error number, for C.
     pub fn errno(&self) -> i32 {
         match self {
             Error::NoDevice(_) | Error::Gone => libc::ENODEV,
@@ -261,7 +271,7 @@ impl Error {
         }
     }
 
-    /// A failed open of a device node.
+    /// Converts the error of opening a device node.
     pub(crate) fn open(path: PathBuf, source: io::Error) -> Self {
         match source.raw_os_error() {
             Some(libc::ENOENT | libc::ENXIO) => Error::NoDevice(path),
@@ -278,7 +288,7 @@ impl Error {
     }
 }
 
-/// Fails unless `offset..offset + len` lies in `size` bytes.
+/// Fails unless `size` bytes contain `offset..offset + len`.
 pub(crate) fn check_range(offset: u64, len: u64, size: u64) -> Result<()> {
     match offset.checked_add(len) {
         Some(end) if end <= size => Ok(()),
@@ -309,7 +319,7 @@ mod tests {
         assert!(matches!(open(libc::ENOENT), Error::NoDevice(_)));
         assert!(matches!(open(libc::ENOSPC), Error::PortsUsed(_)));
         assert!(matches!(open(libc::EACCES), Error::Os { .. }));
-        // The file is there, so the driver is, too.
+        // ENODEV from a file that exists: the driver is loaded, but the NIC was removed.
         assert!(matches!(open(libc::ENODEV), Error::Gone));
     }
 
@@ -375,7 +385,7 @@ mod tests {
             Error::queue("mailbox", no(libc::ENOMEM)),
             Error::queue("mailbox", no(libc::EFAULT)),
         ] {
-            // Who prints a chain of errors, as the tools do, adds the sources to the text.
+            // Programs that print a chain of errors, like the tools, add the sources to the text.
             assert!(std::error::Error::source(&e).is_none(), "{e:?}");
             let answer = no(e.errno()).to_string();
             assert_eq!(e.to_string().matches(&answer).count(), 1, "{e}");

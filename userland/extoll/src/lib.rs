@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! User programs on an Extoll NIC: VELO messages, RMA transfers and registered memory, SMFU windows, registers.
+//! Access to an Extoll NIC for user programs: VELO messages, RMA transfers and registered memory,
+//! SMFU windows, registers.
 //!
 //! ```no_run
 //! use extoll::{rma, Buffer, Device, Wait};
@@ -8,30 +9,38 @@
 //! let port = rma::Port::open(&Device::default())?;
 //! let region = port.register(Buffer::new(1 << 20)?)?;
 //! region.write(0, b"hello")?;
-//! // To ourselves: the peer is this very port.
+//! // The peer of this example is the port itself.
 //! let peer = rma::Peer::new(port.node(), port.vpid());
 //! port.put_wait(&peer, &region, 0, 5, region.nla_at(4096)?, Wait::for_at_most(Duration::from_secs(1)))?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! **Ownership.** A port owns its VPID and its mappings; the last of the port and its regions frees them. A [`rma::Region`]
-//! owns its [`Buffer`]: the NIC may write it at any time, so it is never lent as a slice, and it cannot be freed while the
-//! NIC knows of it, not even by `mem::forget`. Buffers are not inherited by a forked child.
+//! **Ownership.** A port owns its VPID and its mappings. They are freed when the port and all of
+//! its regions are dropped. A [`rma::Region`] owns its [`Buffer`]. The NIC may write the buffer at
+//! any time, so that no slice of it is available. The buffer is not freed while it is registered,
+//! even after `mem::forget`. A forked child does not inherit buffers.
 //!
-//! **Threads.** All types here are `Send` and `Sync`. Sending and receiving on a port have a lock each, which nobody holds while
-//! waiting: one thread may send, drain or wait for room while another one receives, and each keeps to its own deadline. Messages of
-//! one thread stay in order; between threads there is none.
+//! **Threads.** All types are `Send` and `Sync`. A port has one lock for sending and one for
+//! receiving. No thread holds a lock while it waits. One thread may therefore send, drain or wait
+//! for room while another one receives, each with its own deadline. Messages of one thread stay in
+//! order; messages of different threads have no defined order.
 //!
-//! **Waiting.** Nothing waits without a [`Wait`]. Ports implement [`std::os::fd::AsFd`]: to sit in an event loop call `arm`, then try to
-//! receive once more, then wait until the descriptor is readable, at most as long as `arm` said, and begin again. Only messages that their
-//! sender marked for an interrupt wake a program at once. A signal handler that runs while a call waits ends it with [`Error::Interrupted`]. `arm` names a time while packets are not confirmed by the NIC: it drops some at times,
-//! and only the program's next call finds that out and repeats them.
+//! **Waiting.** All calls that wait take a [`Wait`]. A signal handler that runs while a call waits
+//! ends the call with [`Error::Interrupted`].
 //!
-//! **A NIC that goes.** Unbinding revokes all mappings. Calls that sleep end with [`Error::Gone`], and from then on no call of the
-//! port touches its mappings: all fail with it. What cannot be caught is an access before a system call told: of a call that polls, sends, or
-//! only tries, of a window or the exported memory, and, between two system calls of a call that sleeps, of a thread that just found
-//! something in the queue or repairs. It ends the process with SIGBUS.
+//! **Event loops.** Ports implement [`std::os::fd::AsFd`]. Repeat these steps: call `arm`; try to
+//! receive until there is nothing; wait until the descriptor is readable, with the time limit that
+//! `arm` returned. Only messages sent with the interrupt flag make the descriptor readable at once.
+//! `arm` returns a time limit while packets are unconfirmed, because the NIC may drop them, and
+//! only calls of the program detect and repeat dropped packets.
+//!
+//! **Removal of the NIC.** Unbinding the NIC revokes all mappings. Calls that sleep return
+//! [`Error::Gone`], and so do all later calls of the port, without an access to the mappings. An
+//! access to a revoked mapping before a system call reported the removal ends the process by
+//! SIGBUS. Such accesses happen in calls that poll, send or do not wait, and in windows and
+//! exported memory. They also happen in calls that sleep, between two system calls, when they found
+//! an entry in the queue or repair dropped packets.
 #![deny(missing_docs)]
 
 #[cfg(test)]
@@ -67,27 +76,27 @@ pub use smfu::{Smfu, Window};
 pub use wait::{poll_milliseconds, Wait};
 pub use wire;
 
-/// Counters of one port since it was opened.
+/// Counters of a port since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Packets written to the requester page, without repetitions.
+    /// Packets posted, without repetitions.
     pub posted: u64,
-    /// Reads of the write-combining buffer's state, one device read each.
+    /// Reads of the write-combining buffer's state. Each is a read from the device.
     pub state_reads: u64,
-    /// Repairs after the NIC dropped packets.
+    /// Repairs, which repeat packets that the NIC dropped.
     pub replays: u64,
-    /// Packets written again by repairs.
+    /// Packets that repairs sent again.
     pub resent: u64,
-    /// Packets given up because a repair took too long.
+    /// Packets that were lost because a repair took too long.
     pub lost: u64,
-    /// Messages or notifications taken from the queue.
+    /// Messages or notifications received from the queue.
     pub received: u64,
-    /// Slots of the queue given up because the NIC's write never arrived.
+    /// Slots of the queue that were skipped because the NIC's write did not arrive.
     pub skipped: u64,
-    /// Writes of the read pointer, one device write each.
+    /// Updates of the read pointer. Each is a write to the device.
     pub commits: u64,
-    /// Sleeps of waiting calls.
+    /// Number of times that calls slept.
     pub sleeps: u64,
-    /// Sleeps that ended because the descriptor became readable.
+    /// Number of sleeps that ended because the descriptor became readable.
     pub woken: u64,
 }

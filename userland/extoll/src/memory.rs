@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Memory that can be registered.
+//! Buffers that can be registered.
 
 use crate::error::{Error, Result};
 use crate::raw::{Mapping, PAGE};
 
-/// Zeroed pages of this process, not inherited by children.
+/// Zeroed pages of this process, which children do not inherit.
 ///
-/// Registration covers whole pages, so a buffer always has its pages to itself.
+/// Registration covers whole pages. A buffer shares its pages with no other data.
 #[derive(Debug)]
 pub struct Buffer {
     map: Mapping,
@@ -14,13 +14,13 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `len` bytes.
+    /// Allocates `len` bytes.
     pub fn new(len: usize) -> Result<Self> {
         Self::with(len, None, PAGE)
     }
 
-    /// `len` bytes in huge pages of 2 MiB, of which the system must have some reserved (`vm.nr_hugepages`): one
-    /// translation entry each.
+    /// Allocates `len` bytes in huge pages of 2 MiB, each of which takes one translation entry. The
+    /// system must have reserved huge pages (`vm.nr_hugepages`).
     pub fn huge(len: usize) -> Result<Self> {
         Self::with(len, Some(21), 1 << 21)
     }
@@ -37,7 +37,7 @@ impl Buffer {
         Ok(Self { map, len })
     }
 
-    /// Bytes asked for.
+    /// Returns the requested bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -47,18 +47,18 @@ impl Buffer {
         self.len == 0
     }
 
-    /// The pages.
+    /// Returns the mapping, which consists of whole pages.
     pub fn mapping(&self) -> &Mapping {
         &self.map
     }
 
-    /// Copies `to.len()` bytes from `offset`.
+    /// Copies `to.len()` bytes at `offset` to `to`.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
         crate::error::check_range(offset, to.len() as u64, self.len as u64)?;
         self.map.read(offset, to)
     }
 
-    /// Copies `from` to `offset`.
+    /// Copies `from` to the buffer at `offset`.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
         crate::error::check_range(offset, from.len() as u64, self.len as u64)?;
         self.map.write(offset, from)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Which NICs there are, from sysfs and debugfs.
+//! Enumeration of NICs through sysfs and debugfs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,27 +16,27 @@ pub struct Nic {
     pub device_id: u32,
     /// PCI revision.
     pub revision: u32,
-    /// Driver bound to it.
+    /// Name of the bound driver.
     pub driver: Option<String>,
     /// NUMA node; −1 = none.
     pub numa_node: i32,
-    /// Network interfaces on it.
+    /// Names of its network interfaces.
     pub interfaces: Vec<String>,
     /// Its directory in sysfs.
     pub sysfs: PathBuf,
-    /// Its directory in debugfs (readable by root only).
+    /// Its directory in debugfs, readable by root only.
     pub debugfs: PathBuf,
 }
 
-/// What the driver says about a NIC, from debugfs `status`.
+/// Status of a NIC, from the driver's debugfs file `status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NicStatus {
-    /// Every line: name and value.
+    /// Name and value of every line.
     pub fields: BTreeMap<String, String>,
 }
 
 impl NicStatus {
-    /// A value as a number.
+    /// Returns a value as a number.
     pub fn number(&self, name: &str) -> Option<u64> {
         let text = self.fields.get(name)?;
         match text.strip_prefix("0x") {
@@ -82,7 +82,7 @@ impl Nic {
             return None;
         }
         let driver = fs::read_link(sysfs.join("driver")).ok();
-        // The network device is a child of the auxiliary device that the driver makes.
+        // The network device is a child of the auxiliary device that the driver creates.
         let interfaces = names(&sysfs)
             .iter()
             .map(|child| sysfs.join(child).join("net"))
@@ -103,18 +103,18 @@ impl Nic {
         })
     }
 
-    /// What the driver says; `None` without debugfs or without the right to read it.
+    /// Returns the driver's status; `None` without a readable debugfs.
     pub fn status(&self) -> Option<NicStatus> {
         text(&self.debugfs.join("status")).map(|t| NicStatus::parse(&t))
     }
 
-    /// Directory with one file per register, if the driver has it.
+    /// Returns the directory with one file per register. Only some drivers provide it.
     pub fn registers(&self) -> PathBuf {
         self.sysfs.join("extoll_rf")
     }
 }
 
-/// All NICs, by PCI address. `root` is `/` (tests use another directory).
+/// Returns all NICs, sorted by PCI address. `root` is `/`; tests use another directory.
 pub fn nics(root: &Path) -> Vec<Nic> {
     names(&root.join("sys/bus/pci/devices"))
         .iter()

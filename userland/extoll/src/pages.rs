@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Sending: requester pages, credits and replay (HW §8), the same for VELO and RMA.
+//! Sending: requester pages, credits and replay (HW §8), for VELO and RMA.
 
 use crate::error::{Error, Result};
 use crate::raw::{flush, publish, Mapping, PAGE};
@@ -10,18 +10,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use wire::wcbuf::{Action, Credits, Event, Replay, State, Verdict, COPIES, MARK};
 
-/// Longest repair: longer than full queues at the other end may hold the fabric up (the programmed time-outs, HW §9.3, §10.7). The
-/// kernel driver gives up after the same time.
+/// Maximum time of a repair. It exceeds the programmed time-outs after which full queues at the
+/// other end release the network (HW §9.3, §10.7). The kernel driver uses the same time.
 const REPAIR: Duration = Duration::from_secs(5);
-/// Most of it in one go: nobody who sends, receives or looks at the time waits longer for another thread.
+/// Maximum time of a repair step, which holds the lock, so that other threads do not miss their
+/// deadlines.
 const PIECE: Duration = Duration::from_millis(1);
-/// The time between two pieces counts as this much at most: nothing is tried while no call is made.
+/// Maximum part of the interval between two steps that counts as repair time, because nothing is
+/// tried between calls.
 const BETWEEN: Duration = Duration::from_millis(10);
-/// How long closing waits for the NIC to accept what was sent.
+/// Time that closing waits for the NIC to accept sent packets.
 const LINGER: Duration = Duration::from_millis(100);
 const SENSELESS: &str = "impossible committed count";
 
-/// What was sent under a packet number, kept until it is committed. `N` quadwords at most.
+/// Contents of a packet, kept until it is committed; up to `N` quadwords.
 #[derive(Clone, Copy)]
 struct Packet<const N: usize> {
     words: [u64; N],
@@ -29,25 +31,25 @@ struct Packet<const N: usize> {
     page: u8,
 }
 
-/// A packet that was posted: its number, and how often packets had been given up before.
+/// A posted packet: its number, and the number of losses before it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
     number: u64,
     losses: u64,
 }
 
-/// Packets that were given up: numbers from `first` on.
+/// Lost packets: their numbers begin with `first`.
 struct Loss {
     first: u64,
     packets: u8,
     why: &'static str,
 }
 
-/// A repair that was begun.
+/// A repair in progress.
 struct Repair {
     replay: Replay,
     action: Action,
-    /// How long it was tried, and until when that was counted.
+    /// Time of the repair so far, and the time at which it was last updated.
     tried: Duration,
     counted: Instant,
 }
@@ -69,13 +71,13 @@ impl Repair {
     }
 }
 
-/// Where packets go, and where the NIC says how far it is.
+/// Mappings for packets and for the state that the NIC reports.
 pub(crate) struct Pages {
     pub requester: Arc<Mapping>,
     pub state: Arc<Mapping>,
     /// Offset of the state word.
     pub state_at: usize,
-    /// A store at [`MARK`] follows each fence.
+    /// True if a store at [`MARK`] must follow each fence.
     pub marks: bool,
 }
 
@@ -85,14 +87,15 @@ impl Pages {
     }
 }
 
-/// Pauses before the state is read again when it was all ones: a NIC that did not answer once is not gone.
+/// Pauses before a state of all ones is read again. A single failed read does not mean that the NIC
+/// was removed.
 const UNREAD: [Duration; 3] = [
     Duration::ZERO,
     Duration::from_millis(1),
     Duration::from_millis(20),
 ];
 
-/// Repeats a read that returns all ones after each pause of [`UNREAD`].
+/// Reads the state. Repeats a read of all ones after each pause of [`UNREAD`].
 fn read_state(mut read: impl FnMut() -> State, mut pause: impl FnMut(Duration)) -> State {
     for time in UNREAD {
         let state = read();
@@ -104,21 +107,21 @@ fn read_state(mut read: impl FnMut() -> State, mut pause: impl FnMut(Duration)) 
     read()
 }
 
-/// The sending half of a port.
+/// Sending half of a port.
 pub(crate) struct Sender<const N: usize> {
     pages: Pages,
     link: Arc<Link>,
     credits: Credits,
     copies: Box<[Packet<N>; COPIES]>,
     repair: Option<Repair>,
-    /// How often packets were given up, and the last time.
+    /// Number of losses, and the last one.
     losses: u64,
     last_loss: Option<Loss>,
     counters: Counters,
 }
 
 impl<const N: usize> Sender<N> {
-    /// Clears the state as opening a VPID does.
+    /// Creates the sending half and clears the state, as for a newly opened VPID.
     pub fn new(pages: Pages, link: Arc<Link>) -> Result<Self> {
         let opened = State(pages.state.load(pages.state_at));
         if opened.is_all_ones() {
@@ -142,7 +145,8 @@ impl<const N: usize> Sender<N> {
         })
     }
 
-    /// Writes a packet to requester page `page`, or fails with [`Error::Full`] and leaves nothing behind.
+    /// Writes a packet to requester page `page`. Fails with [`Error::Full`] and without an effect
+    /// if there is no room.
     fn post(&mut self, page: u8, words: &[u64]) -> Result<Posted> {
         self.link.check()?;
         if self.repair.is_some() || self.credits.room() == 0 {
@@ -157,7 +161,7 @@ impl<const N: usize> Sender<N> {
         copy.len = words.len() as u8;
         copy.page = page;
         self.push(index);
-        // If the NIC drops the packet, a thread that sleeps has to repair that.
+        // If the NIC drops the packet, a sleeping thread must repair it.
         self.link.wake();
         let number = self.counters.posted;
         self.counters.posted += 1;
@@ -167,7 +171,7 @@ impl<const N: usize> Sender<N> {
         })
     }
 
-    /// Has room for `n` packets, or fails with [`Error::Full`].
+    /// Ensures room for `n` packets. Fails with [`Error::Full`] if there is none.
     fn make_room(&mut self, n: u8) -> Result<()> {
         self.link.check()?;
         if self.repair.is_some() || self.credits.room() < n {
@@ -179,7 +183,8 @@ impl<const N: usize> Sender<N> {
         }
     }
 
-    /// Fails if the packet was given up. When packets were given up twice since it was posted it cannot be known, and it fails.
+    /// Fails if the packet was lost. After two losses since the packet was posted, its state is
+    /// unknown, and the function fails.
     fn check_posted(&self, posted: Posted) -> Result<()> {
         match &self.last_loss {
             Some(loss) if self.losses > posted.losses => {
@@ -196,12 +201,13 @@ impl<const N: usize> Sender<N> {
         }
     }
 
-    /// Packets may not be accepted yet, by the last look.
+    /// True if packets were unconfirmed at the last check.
     fn is_unconfirmed(&self) -> bool {
         self.repair.is_some() || self.credits.outstanding() > 0
     }
 
-    /// Looks at the state if anything is outstanding, and repairs what was dropped. Nobody else would tell.
+    /// Checks the state if packets are outstanding, and repairs dropped packets, which the NIC does
+    /// not report otherwise.
     fn settle(&mut self) -> Result<()> {
         self.link.check()?;
         if self.is_unconfirmed() {
@@ -213,7 +219,7 @@ impl<const N: usize> Sender<N> {
     fn push(&self, index: u8) {
         let packet = &self.copies[usize::from(index)];
         let base = usize::from(packet.page) * PAGE;
-        // What the packet refers to has to be in memory before it.
+        // Data that the packet refers to must be in memory before the packet is sent.
         publish();
         for (i, word) in packet.words[..usize::from(packet.len)].iter().enumerate() {
             self.pages.requester.store(base + 8 * i, *word);
@@ -224,7 +230,7 @@ impl<const N: usize> Sender<N> {
         }
     }
 
-    /// The state; all ones if the NIC is gone.
+    /// Returns the state; all ones if the NIC was removed.
     fn load(&mut self) -> State {
         let (pages, reads) = (&self.pages, &mut self.counters.state_reads);
         let read = || {
@@ -234,7 +240,7 @@ impl<const N: usize> Sender<N> {
         read_state(read, std::thread::sleep)
     }
 
-    /// Forgets all outstanding packets and starts afresh, as the kernel driver does.
+    /// Gives up all outstanding packets and resets the state, like the kernel driver.
     fn give_up(&mut self, why: &'static str) -> Error {
         let state = self.load();
         if state.is_all_ones() {
@@ -272,7 +278,7 @@ impl<const N: usize> Sender<N> {
         Ok(())
     }
 
-    /// A piece of a repair; what is left of it.
+    /// Executes a step of a repair. Returns the repair if it is not complete.
     fn go_on(&mut self, mut repair: Repair) -> Result<Option<Repair>> {
         let began = Instant::now();
         repair.count(began);
@@ -312,15 +318,15 @@ impl<const N: usize> Sender<N> {
     }
 }
 
-/// The sending half of a port, shared by its threads. Nobody holds the lock while waiting, so that threads that send, drain or receive
-/// don't wait for each other's deadlines.
+/// Sending half of a port, shared by its threads. No thread holds the lock while it waits, so that
+/// threads that send, drain or receive keep their own deadlines.
 pub(crate) struct Outbox<const N: usize> {
     sender: Mutex<Sender<N>>,
     link: Arc<Link>,
 }
 
 impl<const N: usize> Outbox<N> {
-    /// See [`Sender::new`].
+    /// Creates the half, see [`Sender::new`].
     pub fn new(pages: Pages, link: &Arc<Link>) -> Result<Self> {
         Ok(Self {
             sender: Mutex::new(Sender::new(pages, link.clone())?),
@@ -329,16 +335,17 @@ impl<const N: usize> Outbox<N> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Sender<N>> {
-        // A panic in another thread leaves nothing half done here: packets are taken and pushed in one step.
+        // A panic in another thread leaves a consistent state, because packets are recorded and
+        // pushed in one step.
         self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// See [`Sender::post`].
+    /// Posts a packet, see [`Sender::post`].
     pub fn post(&self, page: u8, words: &[u64]) -> Result<()> {
         self.lock().post(page, words).map(drop)
     }
 
-    /// [`Outbox::post`] of several packets: all or none.
+    /// Posts all of the packets, or fails with [`Error::Full`] and posts none.
     pub fn post_all(&self, page: u8, packets: &[[u64; N]]) -> Result<()> {
         let mut sender = self.lock();
         sender.make_room(u8::try_from(packets.len()).map_err(|_| Error::Full)?)?;
@@ -347,23 +354,24 @@ impl<const N: usize> Outbox<N> {
             .try_for_each(|words| sender.post(page, words).map(drop))
     }
 
-    /// [`Outbox::post`] of what makes sense only if `before` was not given up.
+    /// Posts a packet that depends on `before`. Fails if `before` was lost.
     pub fn post_behind(&self, page: u8, words: &[u64], before: Option<Posted>) -> Result<Posted> {
         let mut sender = self.lock();
         before.map_or(Ok(()), |before| sender.check_posted(before))?;
         sender.post(page, words)
     }
 
-    /// Fails with [`Error::Lost`] if the packet was given up, whoever found out.
+    /// Fails with [`Error::Lost`] if the packet was lost, even if another call detected the loss.
     pub fn check_posted(&self, posted: Posted) -> Result<()> {
         self.lock().check_posted(posted)
     }
 
-    /// [`Outbox::post`] that waits for room. Packets of one thread stay in order; between threads there is none.
+    /// Like [`Outbox::post`], but waits for room. Packets of one thread stay in order; packets of
+    /// different threads have no defined order.
     pub fn post_wait(&self, fd: BorrowedFd<'_>, page: u8, words: &[u64], wait: Wait) -> Result<()> {
         let mut pauses = Pauses::new(wait);
         loop {
-            // In a statement of its own: the lock is not held in the branches.
+            // A separate statement, so that the lock is not held in the branches.
             let result = self.post(page, words);
             match result {
                 Err(Error::Full) => pauses.pause(&self.link, fd)?,
@@ -372,17 +380,18 @@ impl<const N: usize> Outbox<N> {
         }
     }
 
-    /// Packets may not be accepted yet, by the last look.
+    /// True if packets were unconfirmed at the last check.
     pub fn is_unconfirmed(&self) -> bool {
         self.lock().is_unconfirmed()
     }
 
-    /// Looks at the state if anything is outstanding, and repairs what was dropped, for a millisecond at most.
+    /// Checks the state if packets are outstanding, and repairs dropped packets for up to a
+    /// millisecond.
     pub fn settle(&self) -> Result<()> {
         self.lock().settle()
     }
 
-    /// [`Outbox::settle`], unless another thread is at it or sends.
+    /// Like [`Outbox::settle`], but does nothing while another thread holds the lock.
     pub fn try_settle(&self) -> Result<()> {
         match self.sender.try_lock() {
             Ok(mut sender) => sender.settle(),
@@ -391,7 +400,7 @@ impl<const N: usize> Outbox<N> {
         }
     }
 
-    /// Waits until the NIC accepted everything.
+    /// Waits until the NIC accepted all packets.
     pub fn drain(&self, fd: BorrowedFd<'_>, wait: Wait) -> Result<()> {
         self.link.check()?;
         let mut pauses = Pauses::new(wait);
@@ -404,16 +413,17 @@ impl<const N: usize> Outbox<N> {
         Ok(())
     }
 
-    /// Before the mappings go: what was sent has a little time to be accepted. Nothing is touched of a NIC that is gone.
+    /// Called before the mappings are removed. Gives the NIC a short time to accept sent packets.
+    /// Accesses nothing if the NIC was removed.
     pub fn close(&self, fd: BorrowedFd<'_>) {
         if self.is_unconfirmed() && self.link.look(fd).is_ok() {
             let wait = Wait::for_at_most(LINGER);
-            // Closing goes on after a signal and after any other failure, which cannot be reported.
+            // Closing ignores signals and other failures, because it cannot report them.
             while matches!(self.drain(fd, wait), Err(Error::Interrupted)) {}
         }
     }
 
-    /// What it counted.
+    /// Returns the counters.
     pub fn counters(&self) -> Counters {
         self.lock().counters
     }
@@ -468,7 +478,7 @@ mod tests {
             self.outbox.post_wait(self.fd.as_fd(), 0, &[0; 3], wait)
         }
 
-        /// The toggles differ for ever: the buffer never becomes idle.
+        /// Sets a state in which the toggles stay different, so that the buffer never becomes idle.
         fn stick(&self, dropped: u8) {
             let stuck = State(0)
                 .with_retry(true)
@@ -477,7 +487,7 @@ mod tests {
             self.state.store(0, stuck.raw());
         }
 
-        /// The repair has taken this time so far.
+        /// Sets the time of the repair so far.
         fn repairs_since(&self, time: Duration) {
             self.outbox.lock().repair.as_mut().unwrap().tried = time;
         }
@@ -585,7 +595,8 @@ mod tests {
         nic.drain(ms(5)).unwrap();
     }
 
-    /// Plays the NIC: accepts `accept` packets, drops the rest until the state was cleared, then takes what is resent.
+    /// Simulates a NIC that accepts two packets and drops the others until the state is cleared. It
+    /// then accepts the repeated packets.
     #[test]
     fn dropped_packets_are_sent_again() {
         let nic = nic();
@@ -605,7 +616,7 @@ mod tests {
                 while State(state.load(0)).retry() {
                     std::thread::yield_now();
                 }
-                // Packets 3, 4, 5 come again; the fifth goes to page 1.
+                // The NIC gets packets 3, 4 and 5 again. The fifth goes to page 1.
                 while pages.load(PAGE) != 5 && !stop.load(Ordering::Relaxed) {
                     std::thread::yield_now();
                 }
@@ -636,7 +647,7 @@ mod tests {
             nic.outbox.settle(),
             Err(Error::Lost { packets: 3, .. })
         ));
-        // Told once; then the port is as new.
+        // The loss is reported once. Then the port works as before.
         nic.drain(ms(0)).unwrap();
         assert_eq!(nic.outbox.counters().lost, 3);
         nic.outbox.post(0, &[7; 3]).unwrap();
@@ -644,7 +655,8 @@ mod tests {
         nic.drain(ms(0)).unwrap();
     }
 
-    /// A NIC that takes packets again when full queues elsewhere have timed out, as late as that may be (HW §9.3).
+    /// A NIC may accept packets only after full queues elsewhere have timed out (HW §9.3). That
+    /// takes seconds, and the packets are not lost.
     #[test]
     fn a_nic_that_is_held_up_for_seconds_loses_nothing() {
         let nic = nic();
@@ -674,7 +686,7 @@ mod tests {
         nic.drain(ms(0)).unwrap();
         let (second, third) = (post(Some(first)).unwrap(), post(None).unwrap());
         nic.outbox.check_posted(third).unwrap();
-        // A count beyond what was sent.
+        // A committed count that exceeds the number of sent packets.
         nic.state.store(0, State(0).with_committed_count(9).raw());
         assert!(matches!(nic.outbox.settle(), Err(Error::Lost { .. })));
         nic.outbox.check_posted(first).unwrap();
@@ -685,7 +697,7 @@ mod tests {
             )
         };
         assert!(is_lost(second) && is_lost(third));
-        // What was to follow a lost packet is not sent; the rest is.
+        // A packet that depends on a lost one is not sent; others are.
         assert!(matches!(
             post(Some(third)),
             Err(Error::Lost { packets: 2, .. })
@@ -707,7 +719,7 @@ mod tests {
         ));
         nic.outbox.post_all(0, &[[1; 3]; 2]).unwrap();
         assert_eq!(nic.outbox.counters().posted, 255);
-        // Nor while a repair goes on, which may give up.
+        // The same during a repair, which may give up packets.
         nic.state.store(0, State(0).with_committed_count(250).raw());
         nic.outbox.settle().unwrap();
         let stuck = State(0)
@@ -729,7 +741,7 @@ mod tests {
         let nic = nic();
         nic.outbox.post(0, &[0; 3]).unwrap();
         nic.stick(1);
-        // A call that stayed with the repair to its end would give the packet up.
+        // A call that continued the repair to its end would give up the packet.
         assert!(matches!(nic.drain(ms(10)), Err(Error::Timeout)));
         assert!(matches!(nic.post_wait(ms(10)), Err(Error::Timeout)));
         assert!(matches!(nic.outbox.post(0, &[0; 3]), Err(Error::Full)));

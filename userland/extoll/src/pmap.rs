@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Physically contiguous buffers (`pmap`): for privileged programs that give the NIC bus addresses.
+//! Physically contiguous buffers (`pmap`) for privileged programs that pass bus addresses to the
+//! NIC.
 
 use crate::backend::{get, pmap as nr, set, Backend, Device};
 use crate::error::{Error, Result};
@@ -7,7 +8,8 @@ use crate::raw::{Mapping, PAGE};
 use std::sync::Arc;
 use wire::ids::BusAddr;
 
-/// Zeroed coherent memory with one bus address. The last owner of the device node frees it, never before the mapping is gone.
+/// Zeroed coherent memory with one bus address. It is freed when the device node is closed, after
+/// the mapping was removed.
 pub struct ContiguousBuffer {
     map: Mapping,
     bus: BusAddr,
@@ -20,7 +22,7 @@ impl ContiguousBuffer {
         Self::with_backend(Arc::new(device.open("pmap")?), len)
     }
 
-    /// The same through an open device node, which must not have a buffer yet.
+    /// Like [`ContiguousBuffer::new`], with an open device node, which must not have a buffer yet.
     pub fn with_backend(backend: Arc<dyn Backend>, len: usize) -> Result<Self> {
         let too_long = Error::Range {
             offset: 0,
@@ -41,12 +43,12 @@ impl ContiguousBuffer {
         })
     }
 
-    /// Address that the NIC uses.
+    /// Returns the address for the NIC.
     pub fn bus(&self) -> BusAddr {
         self.bus
     }
 
-    /// The memory.
+    /// Returns the mapping of the memory.
     pub fn mapping(&self) -> &Mapping {
         &self.map
     }

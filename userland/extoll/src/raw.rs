@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Mapped memory, ioctls, and waiting with signals held: all `unsafe` code of this crate.
+//! Mapped memory, ioctls, and polling with held signals: all `unsafe` code of this crate.
 //!
-//! The NIC reads and writes this memory at any time, so no Rust reference to it is ever made; every access goes through a raw
-//! pointer after a bounds check.
+//! The NIC reads and writes mapped memory at any time. Therefore no Rust reference to it exists.
+//! All accesses use raw pointers after a bounds check.
 
 use crate::error::{check_range, Error, Result};
 use memmap2::{MmapOptions, MmapRaw};
@@ -15,7 +15,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
 
-/// Bytes per page in all offsets and lengths of the device interface.
+/// Bytes per page, the unit of all offsets and lengths in the device interface.
 pub const PAGE: usize = 4096;
 
 /// Memory shared with the NIC: device registers, a queue, or a buffer.
@@ -23,7 +23,7 @@ pub const PAGE: usize = 4096;
 pub struct Mapping(MmapRaw);
 
 impl Mapping {
-    /// Maps `len` bytes of a device (or file) at byte offset `offset`, readable and writable, shared.
+    /// Maps `len` bytes of a device or file at byte offset `offset`, readable, writable and shared.
     pub fn of(file: &File, offset: u64, len: usize) -> io::Result<Self> {
         MmapOptions::new()
             .offset(offset)
@@ -32,7 +32,7 @@ impl Mapping {
             .map(Self)
     }
 
-    /// Zeroed private memory; `huge` asks for pages of 2^huge bytes.
+    /// Allocates zeroed private memory. `huge` selects pages of 2^huge bytes.
     pub fn anonymous(len: usize, huge: Option<u8>) -> io::Result<Self> {
         let mut options = MmapOptions::new();
         options.len(len);
@@ -40,22 +40,24 @@ impl Mapping {
             options.huge(Some(bits));
         }
         let map = Self(MmapRaw::from(options.map_anon()?));
-        // A child must not get copies of pages that the NIC writes: whichever process wrote first would lose them.
+        // A child must not share pages that the NIC writes: after copy-on-write, one of the
+        // processes would not see its writes.
         map.0.advise(memmap2::Advice::DontFork)?;
         Ok(map)
     }
 
-    /// Bytes mapped.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// True for a mapping without bytes (there is none).
+    /// True if the length is 0, which does not occur.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Address of byte `offset`, for bindings and for the driver. Panics outside the mapping.
+    /// Returns the address of byte `offset`, for bindings and for the driver. Panics if the mapping
+    /// does not contain it.
     pub fn address(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.len(), "offset outside the mapping");
         self.0.as_mut_ptr().wrapping_add(offset)
@@ -70,37 +72,41 @@ impl Mapping {
         self.0.as_mut_ptr().wrapping_add(offset).cast()
     }
 
-    /// Reads the quadword at `offset`; what the NIC wrote before it is visible afterwards. Panics if there is none.
+    /// Reads the quadword at `offset`. Data that the NIC wrote before it is visible afterwards.
+    /// Panics if the mapping does not contain an aligned quadword there.
     pub fn load(&self, offset: usize) -> u64 {
-        // SAFETY: word() checked that the eight bytes lie in the mapping and are aligned (mappings start at a page); no
-        // reference to them exists.
+        // SAFETY: word() checked that the mapping contains the eight bytes and that they are
+        // aligned; mappings begin at a page. No reference to them exists.
         let value = unsafe { self.word(offset).read_volatile() };
         fence(Ordering::Acquire);
         value
     }
 
-    /// Writes the quadword at `offset` after everything written before. Panics if there is none.
+    /// Writes the quadword at `offset` after all previous writes. Panics if the mapping does not
+    /// contain an aligned quadword there.
     pub fn store(&self, offset: usize, value: u64) {
         fence(Ordering::Release);
-        // SAFETY: as in load(); the mapping is writable.
+        // SAFETY: as in load(), and the mapping is writable.
         unsafe { self.word(offset).write_volatile(value) }
     }
 
-    /// Copies out of the mapping; fails outside it. Bytes that the NIC writes meanwhile may be old or new.
+    /// Copies from the mapping. Fails if the range exceeds it. Bytes that the NIC writes at the
+    /// same time may be old or new.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
         check_range(offset, to.len() as u64, self.len() as u64)?;
         fence(Ordering::Acquire);
-        // SAFETY: the range was checked; `to` is Rust memory, never part of a mapping, so they do not overlap.
+        // SAFETY: the mapping contains the range. `to` is Rust memory, which is never part of a
+        // mapping, so that the two do not overlap.
         unsafe {
             std::ptr::copy_nonoverlapping(self.address(offset as usize), to.as_mut_ptr(), to.len());
         }
         Ok(())
     }
 
-    /// Copies into the mapping; fails outside it.
+    /// Copies into the mapping. Fails if the range exceeds it.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
         check_range(offset, from.len() as u64, self.len() as u64)?;
-        // SAFETY: as in read(), the other way round; the mapping is writable.
+        // SAFETY: as in read(), with the roles exchanged, and the mapping is writable.
         unsafe {
             std::ptr::copy_nonoverlapping(from.as_ptr(), self.address(offset as usize), from.len());
         }
@@ -109,15 +115,16 @@ impl Mapping {
     }
 }
 
-/// Pushes write-combined stores out to the device (HW §8: a store fence ends every packet).
+/// Flushes write-combined stores to the device. A store fence ends a packet (HW §8).
 pub fn flush() {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 processor has SSE; the instruction only orders stores.
+    // SAFETY: all x86-64 CPUs have SSE. The instruction only orders stores.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: the instruction only orders stores. No fence of the language does, since those reach other processors only.
+    // SAFETY: the instruction only orders stores. Fences of the language do not suffice, because
+    // they affect other CPUs only.
     unsafe {
         std::arch::asm!("dsb st", options(nostack, preserves_flags));
     }
@@ -125,10 +132,11 @@ pub fn flush() {
     fence(Ordering::SeqCst);
 }
 
-/// Orders stores to memory that the device reads before later ones to the device. x86-64 never swaps the two.
+/// Orders stores to memory that the device reads before later stores to the device. x86-64 never
+/// reorders them.
 pub fn publish() {
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: as in flush().
+    // SAFETY: the instruction only orders stores.
     unsafe {
         std::arch::asm!("dmb oshst", options(nostack, preserves_flags));
     }
@@ -142,11 +150,13 @@ fn check(result: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// An ioctl that stores eight bytes (kernel-api §A2: whatever size its number says).
+/// Calls an ioctl that stores eight bytes, even if its number encodes another size (kernel-api
+/// §A2).
 pub fn ioctl_get(fd: BorrowedFd<'_>, number: u32) -> io::Result<u64> {
-    // Room to spare, should a driver store more than it says.
+    // Extra space for drivers that store more than they declare.
     let mut value = [0u64; 16];
-    // SAFETY: the descriptor is open; the driver writes at most the buffer that lives across the call.
+    // SAFETY: the descriptor is open. The driver writes within the buffer, which is valid during
+    // the call.
     check(unsafe {
         libc::ioctl(
             fd.as_raw_fd(),
@@ -157,27 +167,29 @@ pub fn ioctl_get(fd: BorrowedFd<'_>, number: u32) -> io::Result<u64> {
     Ok(value[0])
 }
 
-/// An ioctl that takes the value itself instead of a pointer; gives its answer.
+/// Calls an ioctl that takes the value itself instead of a pointer. Returns its result.
 pub fn ioctl_value(fd: BorrowedFd<'_>, number: u32, value: u64) -> io::Result<libc::c_int> {
-    // SAFETY: the descriptor is open. The numbers this crate uses take the argument as a plain value; one that took it as a
-    // pointer would have the kernel check the address itself.
+    // SAFETY: the descriptor is open. The ioctls that this crate uses here take a plain value. The
+    // kernel itself would check an argument that it uses as an address.
     let answer = unsafe { libc::ioctl(fd.as_raw_fd(), libc::c_ulong::from(number) as _, value) };
     check(answer).map(|()| answer)
 }
 
-/// An ioctl whose argument points to memory that the driver reads and may write.
+/// Calls an ioctl whose argument points to memory that the driver reads and may write.
 pub fn ioctl_words<const N: usize>(
     fd: BorrowedFd<'_>,
     number: u32,
     words: &mut [u64; N],
 ) -> io::Result<()> {
     let size = (number >> 16) & 0x3FFF;
-    // Vendor numbers may say the size of a pointer; the structures of kernel-api §A4 have 80 bytes.
+    // Numbers of the vendor may encode the size of a pointer. The structures of kernel-api §A4 have
+    // 80 bytes.
     assert!(
         size as usize <= N * 8,
         "ioctl {number:#x} moves {size} bytes"
     );
-    // SAFETY: the descriptor is open; the array lives across the call and is as large as the structure of this number.
+    // SAFETY: the descriptor is open. The array is valid during the call and has the size of this
+    // ioctl's structure.
     check(unsafe {
         libc::ioctl(
             fd.as_raw_fd(),
@@ -187,11 +199,11 @@ pub fn ioctl_words<const N: usize>(
     })
 }
 
-/// Tells the driver to pin `bytes` bytes at `start` for the NIC.
+/// Makes the driver pin the pages of `bytes` bytes at `start` for the NIC.
 ///
 /// # Safety
-/// Until the memory is unregistered any peer that knows its NLA may read and write whole pages of it: it must stay
-/// allocated, and neither it nor what shares its pages may be accessed through Rust references.
+/// Until the memory is unregistered, peers that know its NLA may read and write its pages. It must
+/// stay allocated. Rust references must not be used for it or for other data in its pages.
 pub unsafe fn register(
     backend: &dyn crate::Backend,
     start: u64,
@@ -208,8 +220,8 @@ pub unsafe fn register(
     Ok(arg)
 }
 
-/// Signals that the processor raises for an access of the thread itself. If they were held, they would end the process without
-/// its handler.
+/// Signals that the CPU raises for an instruction of the thread. While they are blocked, they end
+/// the process without a call of the handler.
 const NEVER_HELD: [libc::c_int; 6] = [
     libc::SIGBUS,
     libc::SIGFPE,
@@ -219,20 +231,20 @@ const NEVER_HELD: [libc::c_int; 6] = [
     libc::SIGTRAP,
 ];
 
-/// Keeps signals from this thread until it is dropped, except while [`HeldSignals::poll`] waits. So a signal that arrives between
-/// two of these waits ends the next one.
+/// Blocks signals of this thread until it is dropped, except while [`HeldSignals::poll`] waits. A
+/// signal that arrives between two of these waits therefore ends the next one.
 pub(crate) struct HeldSignals {
     before: libc::sigset_t,
-    // The mask is that of the thread.
+    // Makes the type `!Send`, because the mask belongs to the thread.
     _thread: PhantomData<*mut ()>,
 }
 
 impl HeldSignals {
-    /// Holds the signals of the calling thread.
+    /// Blocks the signals of the calling thread.
     pub fn new() -> Self {
-        // SAFETY: a set of signals consists of integers, for which all zeros are a value.
+        // SAFETY: a signal set consists of integers, for which zero is valid.
         let (mut held, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { zeroed() };
-        // SAFETY: both sets live across the calls, and the signal numbers are valid.
+        // SAFETY: both sets are valid during the calls, and the signal numbers are valid.
         unsafe {
             libc::sigfillset(&mut held);
             for signal in NEVER_HELD {
@@ -246,7 +258,8 @@ impl HeldSignals {
         }
     }
 
-    /// ppoll(2) with the signal mask that the thread had before: what each descriptor is ready for. `EINTR`: a handler ran.
+    /// Calls ppoll(2) with the thread's previous signal mask. Returns the events of each
+    /// descriptor. `EINTR` means that a handler ran.
     pub fn poll<const N: usize>(
         &self,
         fds: [(BorrowedFd<'_>, libc::c_short); N],
@@ -262,9 +275,10 @@ impl HeldSignals {
             tv_nsec: time.subsec_nanos().into(),
         };
         let before: *const libc::sigset_t = &self.before;
-        // The system call itself: the C library's function is a point at which a thread may be cancelled, which Rust code cannot be.
-        // SAFETY: the list and the time live across the call, which writes no more than them. It reads the first eight bytes of the mask, of
-        // which glibc's has more.
+        // The C library's ppoll() is a cancellation point, and Rust code must not be cancelled.
+        // Hence the system call.
+        // SAFETY: the list and the time are valid during the call, which writes only to them. The
+        // call reads the first eight bytes of the mask, and glibc's type is longer.
         let ready = unsafe {
             libc::syscall(
                 libc::SYS_ppoll,
@@ -284,7 +298,7 @@ impl HeldSignals {
 
 impl Drop for HeldSignals {
     fn drop(&mut self) {
-        // SAFETY: the set lives across the call, and nothing is stored.
+        // SAFETY: the set is valid during the call, and the null pointer is permitted.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, null_mut()) };
     }
 }
@@ -307,25 +321,25 @@ pub(crate) mod signals {
 
     fn handle() {
         let handler = handler as extern "C" fn(libc::c_int) as libc::sighandler_t;
-        // SAFETY: the handler only counts.
+        // SAFETY: the handler only increments a thread-local counter.
         unsafe { libc::signal(libc::SIGUSR1, handler) };
     }
 
     /// Sends the signal to the calling thread.
     pub fn raise() {
         handle();
-        // SAFETY: this thread exists.
+        // SAFETY: the calling thread exists.
         unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR1) };
     }
 
     /// Sends the signal to another thread.
     pub fn send<T>(thread: &JoinHandle<T>) {
         handle();
-        // SAFETY: the thread was not joined, as there is a handle.
+        // SAFETY: the thread was not joined, because its handle exists.
         unsafe { libc::pthread_kill(thread.as_pthread_t(), libc::SIGUSR1) };
     }
 
-    /// How often the handler ran in this thread.
+    /// Returns the number of times that the handler ran in this thread.
     pub fn handled() -> u32 {
         HANDLED.get()
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Registers of this and other nodes (`extoll_rf_access`, for privileged programs).
+//! Access to registers of all nodes (`extoll_rf_access`), for privileged programs.
 
 use crate::backend::{get, rf as nr, Device};
 use crate::error::{Error, Result};
@@ -9,18 +9,18 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use wire::ids::{NodeId, RegOffset};
 
-/// How accesses travel.
+/// Path of register accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessMethod {
-    /// By RMA; works with any node.
+    /// By RMA, to any node.
     Rma,
     /// Through the SMFU window.
     Smfu,
-    /// Straight to the local NIC, whatever node is given.
+    /// To the local NIC. The given node is ignored.
     Local,
 }
 
-/// Register access on all nodes. `Send` and `Sync`; accesses are one at a time.
+/// Register access on all nodes. `Send` and `Sync`; accesses are serialized.
 pub struct RegisterFile {
     file: Mutex<File>,
 }
@@ -75,7 +75,7 @@ impl RegisterFile {
         self.at(node, register, |file| file.write_all(&value.to_le_bytes()))
     }
 
-    /// How reads and writes travel.
+    /// Returns the methods of reads and writes.
     pub fn methods(&self) -> Result<(AccessMethod, AccessMethod)> {
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         Ok((
@@ -84,25 +84,25 @@ impl RegisterFile {
         ))
     }
 
-    /// Chooses how reads and writes travel.
+    /// Sets the methods of reads and writes.
     pub fn set_methods(&self, read: AccessMethod, write: AccessMethod) -> Result<()> {
         self.set(nr::SET_READ_METHOD, read as u64, "read method")?;
         self.set(nr::SET_WRITE_METHOD, write as u64, "write method")
     }
 
-    /// How long an access by RMA waits.
+    /// Returns the time-out of accesses by RMA.
     pub fn timeout(&self) -> Result<Duration> {
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         get(&*file, nr::GET_TIMEOUT, "time-out").map(Duration::from_micros)
     }
 
-    /// Sets [`RegisterFile::timeout`], at least a microsecond.
+    /// Sets [`RegisterFile::timeout`], with a minimum of one microsecond.
     pub fn set_timeout(&self, time: Duration) -> Result<()> {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
         self.set(nr::SET_TIMEOUT, us, "time-out")
     }
 
-    /// The SET calls of this device take a pointer (kernel-api §A2).
+    /// Sets a value. The SET calls of this device take a pointer (kernel-api §A2).
     fn set(&self, number: u32, value: u64, what: &str) -> Result<()> {
         use std::os::fd::AsFd;
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);

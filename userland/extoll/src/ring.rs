@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Receiving: the queue of a port (HW §7), the same for VELO mailboxes and RMA notifications.
+//! Receiving: the queue of a port (HW §7). VELO mailboxes and RMA notification queues use the same
+//! code.
 
 use crate::error::{Error, Result};
 use crate::raw::{Mapping, PAGE};
@@ -11,34 +12,38 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::bq::Rp;
 
-/// Most slots freed before the NIC hears of it.
+/// Maximum number of slots that are freed before the read pointer is written.
 const LAZY: u32 = 256;
-/// An interrupt is asked for again after this time, should the last one have been lost or taken by another descriptor of the port.
+/// Time after which an interrupt is requested again, because it may have been lost or consumed by
+/// another descriptor of the port.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
-/// Pause between two looks at a slot that stays empty; the driver's own ports have the same.
+/// Interval between checks of a slot that stays empty. The driver's own ports use the same
+/// interval.
 pub(crate) const HOLE: Duration = Duration::from_millis(100);
 
-/// The first slot without content, and when it was looked at, or since when nothing was found.
+/// First slot without content, and the time of its last check.
 struct Gap {
     slot: Option<u32>,
     since: Instant,
-    /// Slots by which the NIC's write pointer was ahead of it then.
+    /// Slots by which the NIC's write pointer was ahead of the slot at that time.
     ahead: u32,
 }
 
-/// A ring of slots whose last quadword is a status word, 0 = free. Page 0 of the mapping is the read pointer register.
+/// Ring of slots. The last quadword of a slot is a status word, 0 for a free slot. Page 0 of the
+/// mapping is the read pointer register.
 pub(crate) struct Ring {
     map: Mapping,
     slot: usize,
     slots: u32,
     rp: u32,
     uncommitted: u32,
-    /// Slots freed since the driver was asked for an interrupt: whether it stored the pointer then is not known.
+    /// Slots freed since the driver was asked for an interrupt. The driver may have stored the read
+    /// pointer in that call.
     since_arm: u32,
     link: Arc<Link>,
-    /// Slot and time of the last request for an interrupt, and what came of it.
+    /// Last request for an interrupt: slot, time, result.
     armed: Option<(u32, Instant, Armed)>,
-    /// Slots behind `rp` that were freed out of order.
+    /// Slots after `rp` that were freed out of order.
     freed: BTreeSet<u32>,
     gap: Option<Gap>,
     pub commits: u64,
@@ -46,7 +51,7 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// The ring in a mapping of one page and `bytes` bytes of slots of `slot` bytes.
+    /// Creates the ring for a mapping of one page and `bytes` bytes of slots of `slot` bytes each.
     pub fn new(map: Mapping, slot: usize, bytes: usize, link: Arc<Link>) -> Result<Self> {
         let slots = u32::try_from(bytes / slot).unwrap_or(0);
         if slots < 4 || map.len() < PAGE + bytes {
@@ -68,17 +73,17 @@ impl Ring {
         })
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// Fails when the NIC is known to be gone. All slots look empty then.
+    /// Fails if the NIC is known to be removed. All slots look empty in that case.
     pub fn check(&self) -> Result<()> {
         self.link.check()
     }
 
-    /// Index of the slot to read next.
+    /// Returns the index of the next slot to read.
     #[cfg(test)]
     pub fn rp(&self) -> u32 {
         self.rp
@@ -88,17 +93,17 @@ impl Ring {
         PAGE + slot as usize * self.slot
     }
 
-    /// The slot `ahead` slots after the next one.
+    /// Returns the slot `ahead` slots after the next slot to read.
     pub fn slot(&self, ahead: u32) -> u32 {
         self.behind(self.rp, ahead)
     }
 
-    /// The slot `n` slots after another one.
+    /// Returns the slot `n` slots after `slot`.
     fn behind(&self, slot: u32, n: u32) -> u32 {
         ((u64::from(slot) + u64::from(n)) % u64::from(self.slots)) as u32
     }
 
-    /// Status word of a slot; what the NIC wrote before it is visible afterwards.
+    /// Returns the status word of a slot. Data that the NIC wrote before it is visible afterwards.
     pub fn status(&self, slot: u32) -> u64 {
         if self.link.is_gone() {
             return 0;
@@ -106,29 +111,29 @@ impl Ring {
         self.map.load(self.offset(slot) + self.slot - 8)
     }
 
-    /// Quadword of a slot at byte offset `at`.
+    /// Returns the quadword at byte offset `at` of a slot.
     pub fn word(&self, slot: u32, at: usize) -> u64 {
         self.map.load(self.offset(slot) + at)
     }
 
-    /// Copies bytes of a slot.
+    /// Copies bytes of a slot, from byte offset `at`.
     pub fn read(&self, slot: u32, at: usize, to: &mut [u8]) -> Result<()> {
         self.map.read((self.offset(slot) + at) as u64, to)
     }
 
-    /// Address of a slot, for bindings that hand out pointers into the queue.
+    /// Returns the address of a slot, for bindings that return pointers into the queue.
     pub fn address(&self, slot: u32) -> *mut u8 {
         self.map.address(self.offset(slot))
     }
 
-    /// The slot that starts at this address.
+    /// Returns the slot that starts at this address.
     pub fn slot_at(&self, address: *const u8) -> Option<u32> {
         let offset = (address as usize).checked_sub(self.map.address(PAGE) as usize)?;
         let slot = u32::try_from(offset / self.slot).ok()?;
         (offset % self.slot == 0 && slot < self.slots).then_some(slot)
     }
 
-    /// Slots that hold something and were not freed, in order of arrival.
+    /// Returns the slots that have content and were not freed, in order of arrival.
     pub fn filled(&self) -> impl Iterator<Item = u32> + '_ {
         (0..self.slots)
             .map(|ahead| self.slot(ahead))
@@ -136,24 +141,27 @@ impl Ring {
             .filter(|slot| !self.freed.contains(slot))
     }
 
-    /// The first slot that is empty.
+    /// Returns the first empty slot.
     pub fn first_empty(&self) -> Option<u32> {
         (0..self.slots)
             .map(|ahead| self.slot(ahead))
             .find(|slot| self.status(*slot) == 0 && !self.freed.contains(slot))
     }
 
-    /// Number of empty slots from `slot` on, at most `limit`.
+    /// Returns the number of consecutive empty slots from `slot` on, up to `limit`.
     pub fn run_of_empty(&self, slot: u32, limit: u32) -> u32 {
         (0..limit)
             .take_while(|n| self.status(self.behind(slot, *n)) == 0)
             .count() as u32
     }
 
-    /// A slot, and the number of slots from it on whose content had to be there by now: the NIC's write pointer, which `wp` asks for, was
-    /// ahead of it at two looks, [`HOLE`] apart, and nothing was freed between them. DMA writes are posted, and one that got lost
-    /// leaves its slot empty for ever. `first` finds the first slot whose content is not there. To be called while the queue is looked at
-    /// in vain; before the first look is due no memory is touched.
+    /// Finds slots whose content should have arrived: a first slot and the number of slots. DMA
+    /// writes are posted, and a lost write leaves its slot empty.
+    ///
+    /// A slot counts if the NIC's write pointer, which `wp` reads, was ahead of it in two checks at
+    /// an interval of [`HOLE`], without a freed slot in between. `first` returns the first slot
+    /// without content. Call this function while nothing is found in the queue. It accesses no
+    /// memory before the first check is due.
     pub fn overdue(
         &mut self,
         first: impl FnOnce(&Self) -> Option<u32>,
@@ -171,11 +179,11 @@ impl Ring {
         }
         gap.since = now;
         let before = (gap.slot, gap.ahead);
-        // First of all, as it fails when the NIC is gone.
+        // Read the write pointer first, because that fails if the NIC was removed.
         let wp = match wp() {
             Ok(wp) => wp,
             Err(e) if e.raw_os_error() == Some(libc::ENODEV) => return Err(self.link.lost()),
-            // A driver that does not tell: nothing is known.
+            // Drivers that do not provide the write pointer cannot detect lost writes.
             Err(_) => return Ok(None),
         };
         let slot = first(self);
@@ -193,7 +201,7 @@ impl Ring {
         })
     }
 
-    /// Slots by which the NIC's write pointer is ahead of a slot.
+    /// Returns the number of slots by which the NIC's write pointer is ahead of a slot.
     fn ahead(&self, slot: u32, wp: u64) -> u32 {
         match u32::try_from(wp) {
             Ok(wp) if wp < self.slots => (wp + self.slots - slot) % self.slots,
@@ -201,12 +209,13 @@ impl Ring {
         }
     }
 
-    /// True when a look found the NIC's write pointer ahead of an empty slot: another look has to follow.
+    /// True if a check found the NIC's write pointer ahead of an empty slot. Another check must
+    /// follow.
     pub fn is_suspect(&self) -> bool {
         self.gap.as_ref().is_some_and(|gap| gap.ahead != 0)
     }
 
-    /// Gives up `n` empty slots from `slot` on.
+    /// Skips `n` empty slots from `slot` on.
     pub fn skip(&mut self, slot: u32, n: u32) {
         self.skipped += u64::from(n);
         for i in 0..n {
@@ -227,7 +236,7 @@ impl Ring {
         if self.link.is_gone() {
             return;
         }
-        // Other threads sleep until something comes to a slot that is free from now on.
+        // Other threads sleep until an entry arrives in a slot that this call frees.
         if self.armed.take().is_some() {
             self.link.wake();
         }
@@ -237,13 +246,14 @@ impl Ring {
             self.uncommitted += 1;
             self.since_arm = self.since_arm.saturating_add(1);
         }
-        // The driver leaves one slot where this leaves two: the pointer would be the same, or that before.
+        // The driver keeps one slot unused, this function two. With fewer freed slots, the new
+        // pointer would be equal to or before the driver's.
         if self.uncommitted >= LAZY.min(self.slots / 4).max(2) && self.since_arm >= 2 {
             self.commit(false);
         }
     }
 
-    /// Frees a slot that need not be the next one; false if it holds nothing.
+    /// Frees any slot; returns false if it has no content.
     pub fn free(&mut self, slot: u32) -> bool {
         if slot >= self.slots || self.status(slot) == 0 {
             return false;
@@ -257,8 +267,8 @@ impl Ring {
         true
     }
 
-    /// Frees what was read and asks for an interrupt with the next marked entry; unless `necessary`, not if that was done for the same
-    /// slot lately.
+    /// Frees the slots that were read and requests an interrupt with the next entry that has the
+    /// interrupt flag. Unless `necessary`, a recent request for the same slot is not repeated.
     pub fn arm(&mut self, backend: &dyn Backend, necessary: bool) -> Result<Armed> {
         self.link.check()?;
         if let (false, Some((rp, since, armed))) = (necessary, self.armed) {
@@ -272,14 +282,14 @@ impl Ring {
         let asked = backend.arm(self.rp);
         self.since_arm = 0;
         let armed = match asked {
-            // Something came, before or behind what the driver stored.
+            // An entry arrived, and the driver may have stored the pointer or not.
             Ok(true) => Armed::Look,
             Ok(false) => {
                 self.uncommitted = 0;
                 self.commits += 1;
                 Armed::Empty
             }
-            // A driver without this call takes the same by register.
+            // Drivers without this call accept the request through the read pointer register.
             Err(e) if e.raw_os_error() == Some(libc::ENOTTY) => {
                 self.commit(true);
                 Armed::Look
@@ -295,11 +305,14 @@ impl Ring {
         Ok(armed)
     }
 
-    /// Tells the NIC what is free; `rearm` also asks for an interrupt with the next marked entry.
+    /// Writes the read pointer. `rearm` also requests an interrupt with the next entry that has the
+    /// interrupt flag.
     ///
-    /// A store of the pointer that the NIC has already may undo that it found the queue full meanwhile (G10), and all that is in it is
-    /// overwritten then. So what only frees leaves one slot to the store that arms, which moves the pointer that way. One more always stays
-    /// unused, so that equal pointers tell a full queue from an empty one.
+    /// A store of an unchanged pointer may clear the state in which the NIC found the queue full
+    /// (G10). The NIC then overwrites the entries in the queue. Therefore a store that only frees
+    /// slots keeps one slot back for the store that requests an interrupt, which then always
+    /// changes the pointer. One more slot stays unused, so that equal pointers mean an empty queue,
+    /// not a full one.
     fn commit(&mut self, rearm: bool) {
         let lrp = match rearm {
             true => self.slot(self.slots - 1),
@@ -342,12 +355,13 @@ mod tests {
         }
     }
 
-    /// Otherwise a NIC whose full queue is a flag that stores clear (G10) overwrites what it filled the queue with between the two.
+    /// Protects from NICs that represent a full queue as a flag which stores clear (G10). With an
+    /// unchanged pointer they would overwrite entries.
     #[test]
     fn arming_moves_the_pointer_that_the_nic_has() {
         for slots in [4u32, 8, 256] {
             let mut r = ring(slots as usize);
-            // As it is set up.
+            // Initial value of the read pointer.
             let mut before = slots - 1;
             for i in 1..=1000u32 {
                 fill(&r, (i - 1) % slots, 1);
@@ -371,7 +385,7 @@ mod tests {
         }
     }
 
-    /// A driver that has the pointer stored by `arm`, or finds something before that or behind it.
+    /// A driver whose `arm` stores the pointer, or finds an entry before or after that.
     struct Driver {
         stores: bool,
         finds: bool,
@@ -408,8 +422,8 @@ mod tests {
         }
     }
 
-    /// Whatever the driver did when it was asked for an interrupt, and whenever that was: no pointer is stored twice, or goes back, and
-    /// slots are freed all the same.
+    /// The pointer increases with each store, and slots are freed, in all cases of the driver's
+    /// `arm` and for all intervals between its calls.
     #[test]
     fn what_the_driver_may_have_stored_is_not_stored_again() {
         for (stores, finds, every) in [
@@ -426,7 +440,7 @@ mod tests {
                 finds,
                 stored: Default::default(),
             };
-            // Slots that the NIC was told of, all in all.
+            // Total number of slots that were freed for the NIC.
             let mut free = 63u32;
             let mut told = |i: u32, pointer: u32| {
                 let gained = (pointer + 64 - free % 64) % 64;
@@ -444,7 +458,7 @@ mod tests {
                 }
                 if i % every == 0 {
                     if finds && !stores {
-                        // What the driver finds at once is there to be seen.
+                        // An entry that the driver finds is visible to the program.
                         fill(&r, i % 64, 1);
                     }
                     r.arm(&driver, true).unwrap();
@@ -505,10 +519,12 @@ mod tests {
         assert_eq!(r.map.load(r.offset(0)), 1);
     }
 
-    /// Looks until a hole is found; how long it is, and how many looks at the pointer that took.
+    /// Checks until a hole is found. Returns its length, and the number of reads of the write
+    /// pointer.
     fn looks(r: &mut Ring, slot: u32, wp: u64) -> (u32, u32) {
         let mut looks = 0;
-        // Four times what is needed. Pauses are counted, because a machine that stands still makes them longer.
+        // Four times the required number. The limit is a number of pauses, not a time, because a
+        // machine may stall.
         for _ in 0..80 {
             let wp = || {
                 looks += 1;
@@ -528,7 +544,7 @@ mod tests {
     #[test]
     fn a_slot_that_the_pointer_passed_at_two_looks_is_a_hole() {
         let mut r = ring(256);
-        // The NIC wrote slots 0…4, and the second and third write got lost.
+        // The NIC wrote slots 0 to 4. The second and third writes were lost.
         for slot in [0, 3, 4] {
             fill(&r, slot, 9);
         }
@@ -539,11 +555,11 @@ mod tests {
         assert_eq!(r.filled().collect::<Vec<_>>(), [0, 3, 4]);
         assert!(r.free(0));
         assert_eq!(r.rp(), 3);
-        // The next one is empty because nothing came.
+        // The next slot is empty because no entry arrived.
         r.advance(2);
         assert_eq!(looks(&mut r, 5, 5).0, 0);
         assert!(!r.is_suspect());
-        // Nor does a pointer that is not in the queue mean anything.
+        // A pointer outside of the queue is ignored.
         assert_eq!(looks(&mut r, 5, 1 << 40).0, 0);
     }
 

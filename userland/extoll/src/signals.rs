@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! A signal ends every call that waits.
+//! A signal ends every call that waits. Each test protects this promise for some of the calls.
 
 use crate::fake::Fake;
 use crate::raw::signals;
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 const PAGE: u64 = 4096;
 
-/// Runs `call` in a thread that gets signals, and fails unless one of them ends it.
+/// Runs `call` in a thread and sends signals to it. Fails unless a signal ends the call.
 fn is_interrupted<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) {
     let thread = spawn(call);
     let end = Instant::now() + Duration::from_secs(120);
     while !thread.is_finished() {
         assert!(Instant::now() < end, "it waits on");
-        // The first one may come before the call begins.
+        // The first signal may arrive before the call begins.
         sleep(Duration::from_millis(5));
         signals::send(&thread);
     }
@@ -52,7 +52,7 @@ fn peer() -> Peer {
     Peer::new(NodeId(1), Vpid::from(9))
 }
 
-/// In each manner; the deadline of none of them is near.
+/// All modes of waiting, without a deadline.
 fn manners() -> [Wait; 3] {
     let wait = Wait::forever();
     [wait, wait.sleeping(), wait.polling()]
@@ -93,7 +93,7 @@ fn a_signal_ends_waiting_for_room_and_for_confirmation() {
         is_interrupted(move || waiting.send(&to, b"y", wait));
         let waiting = port.clone();
         is_interrupted(move || waiting.drain(wait));
-        // Nothing was sent.
+        // The interrupted calls sent nothing.
         assert_eq!(port.counters().posted, 255);
         let port = rma_port();
         for _ in 0..255 {

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use wire::ids::NodeId;
 
-/// The SMFU of a NIC.
+/// The open SMFU of a NIC.
 pub struct Smfu {
     backend: Arc<dyn Backend>,
     node: NodeId,
@@ -16,12 +16,12 @@ pub struct Smfu {
 }
 
 impl Smfu {
-    /// Opens the unit.
+    /// Opens the SMFU of a NIC.
     pub fn open(device: &Device) -> Result<Self> {
         Self::with_backend(Arc::new(device.open("smfu2")?))
     }
 
-    /// The unit behind an open device node.
+    /// Creates the object for an open device node.
     pub fn with_backend(backend: Arc<dyn Backend>) -> Result<Self> {
         let node = NodeId(get(&*backend, nr::GET_NODE_ID, "node ID")? as u16);
         let exported = get(&*backend, nr::GET_LOCAL_SIZE, "size of the exported memory")?;
@@ -32,17 +32,18 @@ impl Smfu {
         })
     }
 
-    /// This node.
+    /// Returns the number of this node.
     pub fn node(&self) -> NodeId {
         self.node
     }
 
-    /// Bytes of local memory that other nodes can reach.
+    /// Returns the bytes of local memory that other nodes can access.
     pub fn exported(&self) -> u64 {
         self.exported
     }
 
-    /// Maps the first `len` bytes of the window to other nodes' memory; perhaps write-combining: see [`Window::flush`].
+    /// Maps the first `len` bytes of the window to other nodes' memory. The window may be
+    /// write-combining, see [`Window::flush`].
     pub fn window(&self, len: usize) -> Result<Window> {
         self.map(0, len, "the window").map_err(|e| match e {
             Error::Os { reason, .. } if is_too_long(&reason, len) => Error::Window(len as u64),
@@ -50,7 +51,7 @@ impl Smfu {
         })
     }
 
-    /// Maps the first `len` bytes of the local memory that other nodes can reach.
+    /// Maps the first `len` bytes of the local memory that other nodes can access.
     pub fn local(&self, len: usize) -> Result<Window> {
         check_range(0, len as u64, self.exported)?;
         self.map(PAGE as u64, len, "the exported memory")
@@ -67,37 +68,38 @@ impl Smfu {
     }
 }
 
-/// Bytes that no process has room for: half of an address space of 48 bits.
+/// Half of a 48-bit address space: more bytes than a process can map.
 const ADDRESS_SPACE: usize = 1 << 47;
 
-/// Whether a mapping was refused because of its length. Only the driver knows how long the window is.
+/// True if a mapping failed because of its length. Only the driver knows the length of the window.
 fn is_too_long(reason: &io::Error, len: usize) -> bool {
     match reason.raw_os_error() {
         Some(libc::EFAULT | libc::EOVERFLOW) => true,
-        // What the driver is not asked about.
+        // These errors occur before the kernel asks the driver.
         Some(libc::ENOMEM) | None => len >= ADDRESS_SPACE,
         _ => false,
     }
 }
 
-/// Memory reached through the SMFU. `Send` and `Sync`. Reads of a node that does not answer give all ones.
+/// Memory that is accessed through the SMFU. `Send` and `Sync`. Reads from a node that does not
+/// answer return all ones.
 pub struct Window {
     map: Mapping,
     _backend: Arc<dyn Backend>,
 }
 
 impl Window {
-    /// Bytes mapped.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.map.len()
     }
 
-    /// True for a window without bytes (there is none).
+    /// True if the length is 0, which does not occur.
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }
 
-    /// Address of the first byte, for language bindings.
+    /// Returns the address of the first byte, for language bindings.
     pub fn address(&self) -> *mut u8 {
         self.map.address(0)
     }
@@ -119,23 +121,23 @@ impl Window {
         Ok(self.map.load(self.quadword(offset)?))
     }
 
-    /// Writes an aligned quadword with one store; it may stay in the processor until [`Window::flush`].
+    /// Writes an aligned quadword with one store. The CPU may hold it until [`Window::flush`].
     pub fn store(&self, offset: u64, value: u64) -> Result<()> {
         self.map.store(self.quadword(offset)?, value);
         Ok(())
     }
 
-    /// Copies out of the window.
+    /// Copies from the window to `to`.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
         self.map.read(offset, to)
     }
 
-    /// Copies into the window; see [`Window::store`].
+    /// Copies from `from` into the window; see [`Window::store`].
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
         self.map.write(offset, from)
     }
 
-    /// Sends what the processor still combines.
+    /// Sends stores that the CPU still holds in its write-combining buffers.
     pub fn flush(&self) {
         flush();
     }
@@ -151,7 +153,7 @@ mod tests {
         assert!(refused(libc::EFAULT, 4096));
         assert!(refused(libc::ENOMEM, usize::MAX / 2) && !refused(libc::ENOMEM, 4096));
         assert!(!refused(libc::EPERM, usize::MAX));
-        // The length does not even reach the system.
+        // This length fails before the system call.
         let file = tempfile::tempfile().unwrap();
         let e = Mapping::of(&file, 0, usize::MAX).unwrap_err();
         assert!(is_too_long(&e, usize::MAX), "{e}");

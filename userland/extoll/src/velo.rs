@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! VELO: messages of 1…120 bytes between ports (HW §9).
+//! VELO: messages of 1 to 120 bytes between ports (HW §9).
 
 use crate::backend::{get, set, velo as nr, Backend, Device};
 use crate::error::{Error, Result};
@@ -16,30 +16,30 @@ use wire::route::MCAST_GROUPS;
 use wire::velo::{Descriptor, SlotSize, Status};
 pub use wire::velo::{Mtt, SourceId, Target, MAX_LEN};
 
-/// Bytes of the mailbox that a port asks for: 2,048 messages in slots of 128 bytes.
+/// Bytes of the mailbox of a port: 2,048 messages in slots of 128 bytes.
 pub const MAILBOX: usize = 256 << 10;
-/// Bytes of a contiguous piece of it.
+/// Bytes of a segment of the mailbox, which is physically contiguous.
 const SEGMENT: usize = 64 << 10;
-/// Offset at which the mailbox is mapped.
+/// Offset of the mailbox in the device file.
 const MAILBOX_AT: u64 = 2 * PAGE as u64;
 
-/// Where a message goes and what it carries besides data.
+/// Destination of a message, and its properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct To {
     /// A node, or a multicast group.
     pub target: Target,
-    /// The port there.
+    /// Port on the node.
     pub vpid: Vpid,
     /// User tag.
     pub tag: u8,
-    /// Message type tag, 0…3.
+    /// Message type tag, 0 to 3.
     pub mtt: Mtt,
-    /// Wakes a receiver that sleeps.
+    /// True to wake a receiver that sleeps.
     pub interrupt: bool,
 }
 
 impl To {
-    /// A port of a node; tags 0, waking the receiver.
+    /// Addresses a port of a node. The tags are 0, and the message wakes the receiver.
     pub fn new(node: NodeId, vpid: Vpid) -> Self {
         Self {
             target: Target::Node(node),
@@ -50,18 +50,18 @@ impl To {
         }
     }
 
-    /// The sender of a message that was received.
+    /// Addresses the sender of a received message.
     pub fn reply(source: SourceId) -> Self {
         Self::new(source.node, source.vpid)
     }
 
-    /// With a user tag.
+    /// Sets the user tag.
     #[must_use]
     pub fn tagged(self, tag: u8) -> Self {
         Self { tag, ..self }
     }
 
-    /// Without waking the receiver: for receivers that poll.
+    /// Does not wake the receiver; for receivers that poll.
     #[must_use]
     pub fn quiet(self) -> Self {
         Self {
@@ -71,10 +71,10 @@ impl To {
     }
 }
 
-/// A message received.
+/// A received message.
 #[derive(Clone, Copy, Debug)]
 pub struct Message {
-    /// Sender as the NIC stamped it.
+    /// Sender, as written by its NIC.
     pub source: SourceId,
     /// User tag.
     pub tag: u8,
@@ -85,7 +85,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// The data, 1…120 bytes.
+    /// Returns the data, 1 to 120 bytes.
     pub fn data(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -98,9 +98,9 @@ struct Inbox {
     sleeps: u64,
 }
 
-/// An open VELO port. `Send` and `Sync`: one lock for sending, one for receiving.
+/// An open VELO port. `Send` and `Sync`; it has one lock for sending and one for receiving.
 pub struct Port {
-    // In this order: the mappings go before the descriptor that closes the port.
+    // Fields are dropped in this order: the mappings before the descriptor that closes the port.
     sender: Outbox<16>,
     inbox: Mutex<Inbox>,
     backend: Arc<dyn Backend>,
@@ -115,7 +115,7 @@ impl Port {
         Self::with_backend(Arc::new(device.open("velo2")?))
     }
 
-    /// The port behind an open device node.
+    /// Creates the port for an open device node.
     pub fn with_backend(backend: Arc<dyn Backend>) -> Result<Self> {
         let b = &*backend;
         let node = NodeId(get(b, nr::GET_NODEID, "node ID")? as u16);
@@ -169,17 +169,17 @@ impl Port {
         })
     }
 
-    /// This node.
+    /// Returns the number of this node.
     pub fn node(&self) -> NodeId {
         self.node
     }
 
-    /// This port.
+    /// Returns the number of this port on the node.
     pub fn vpid(&self) -> Vpid {
         self.vpid
     }
 
-    /// What receivers see as the sender.
+    /// Returns the source that receivers see.
     pub fn id(&self) -> SourceId {
         SourceId {
             node: self.node,
@@ -187,13 +187,14 @@ impl Port {
         }
     }
 
-    /// Protection descriptor: only ports that have the same one reach each other (docs/security.md).
+    /// Returns the protection descriptor. Only ports with the same descriptor reach each other
+    /// (docs/security.md).
     pub fn protection(&self) -> Result<u16> {
         let descriptor = get(&*self.backend, nr::GET_RX_PROTDESC, "protection descriptor")?;
         Ok(descriptor as u16)
     }
 
-    /// Counters since the port was opened.
+    /// Returns counters since the port was opened.
     pub fn counters(&self) -> Counters {
         let sent = self.sender.counters();
         let inbox = self.lock_inbox();
@@ -211,44 +212,46 @@ impl Port {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a message of 1…120 bytes, or fails with [`Error::Full`] at once.
+    /// Sends a message of 1 to 120 bytes. Fails with [`Error::Full`] if there is no room.
     pub fn try_send(&self, to: &To, data: &[u8]) -> Result<()> {
         let (words, n) = pack(to, data)?;
         self.sender.post(0, &words[..n])
     }
 
-    /// [`Port::try_send`] that waits for room.
+    /// Like [`Port::try_send`], but waits for room.
     pub fn send(&self, to: &To, data: &[u8], wait: Wait) -> Result<()> {
         let (words, n) = pack(to, data)?;
         self.sender
             .post_wait(self.backend.fd(), 0, &words[..n], wait)
     }
 
-    /// Looks whether the NIC dropped packets and repeats them, and whether something got lost on its way into the mailbox. The waiting
-    /// calls and [`Port::arm`] do it by themselves; programs that only try have to.
+    /// Checks for dropped packets and repeats them, and checks for messages that were lost on their
+    /// way into the mailbox. Calls that wait and [`Port::arm`] do this too. Programs that use
+    /// neither must call it.
     pub fn settle(&self) -> Result<()> {
         self.sender.settle()?;
         self.lock_inbox().skip_lost(&*self.backend)
     }
 
-    /// Waits until the NIC accepted everything that was sent; that says nothing about its arrival.
+    /// Waits until the NIC accepted all messages. It does not wait for their arrival.
     pub fn drain(&self, wait: Wait) -> Result<()> {
         self.sender.drain(self.backend.fd(), wait)
     }
 
-    /// The next message, if there is one.
+    /// Returns the next message if there is one.
     pub fn try_recv(&self) -> Result<Option<Message>> {
         self.lock_inbox().take()
     }
 
-    /// The next message.
+    /// Waits for the next message.
     pub fn recv(&self, wait: Wait) -> Result<Message> {
         wait.until(
             &self.link,
             self.backend.fd(),
             || self.try_recv(),
             || {
-                // What the NIC dropped is repaired here, or a reply would never come. Another thread that sends does that, too.
+                // Repair dropped packets, because a reply to them would never come. Skip this if
+                // another thread sends, which repairs too.
                 self.sender.try_settle()?;
                 self.lock_inbox().skip_lost(&*self.backend)
             },
@@ -261,16 +264,19 @@ impl Port {
         )
     }
 
-    /// For event loops: asks for an interrupt with the next marked message, and repeats what the NIC dropped. Then try to receive,
-    /// then wait until the descriptor is readable, at most as long as this says, and begin again; `None`: as long as you like.
-    /// Time-outs are needed while packets are unconfirmed: nothing makes the descriptor readable when the NIC drops one.
+    /// For event loops: requests an interrupt with the next message that has the interrupt flag,
+    /// and repeats dropped packets. Afterwards try to receive, then wait until the descriptor is
+    /// readable, up to the returned time; `None` means no limit.
+    ///
+    /// The time is limited while packets are unconfirmed, because the descriptor does not become
+    /// readable when the NIC drops one.
     pub fn arm(&self) -> Result<Option<Duration>> {
         self.lock_inbox().ring.arm(&*self.backend, true)?;
         self.settle()?;
         Ok(self.poll_timeout())
     }
 
-    /// How long to wait on the descriptor at most, by the last look; see [`Port::arm`].
+    /// Returns the longest time to wait for the descriptor, by the last check; see [`Port::arm`].
     pub fn poll_timeout(&self) -> Option<Duration> {
         if self.sender.is_unconfirmed() {
             Some(SETTLE)
@@ -292,7 +298,7 @@ impl Drop for Port {
     }
 }
 
-/// Fails for what is neither a node nor a group.
+/// Fails unless the target is a valid node or multicast group.
 pub fn check_target(target: Target) -> Result<()> {
     match target {
         Target::Node(node) if node.is_reserved() => Err(Error::Node(node.0)),
@@ -323,7 +329,7 @@ fn pack(to: &To, data: &[u8]) -> Result<([u64; 16], usize)> {
 }
 
 impl Inbox {
-    /// Gives up what got lost on its way into the mailbox.
+    /// Skips messages that were lost on their way into the mailbox.
     fn skip_lost(&mut self, backend: &dyn Backend) -> Result<()> {
         let wp = || backend.get(nr::GET_WP);
         let Some((first, overdue)) = self.ring.overdue(|ring| Some(ring.slot(0)), wp)? else {
@@ -335,8 +341,9 @@ impl Inbox {
         let slots = match self.slots_from(first) {
             0 => {
                 let empty = self.ring.run_of_empty(first, overdue);
-                // What follows in 64-byte slots may be the rest of a long message: no slot tells which one it is. A message
-                // begins where the NIC's pointer was.
+                // Slots of 64 bytes after the gap may be the end of a long message, and no slot
+                // tells its position in the message. The NIC's pointer is at the start of a
+                // message.
                 match self.slots_from(self.ring.slot(empty)) {
                     0 | 1 => empty,
                     _ => overdue,
@@ -349,7 +356,8 @@ impl Inbox {
         Err(Error::Skipped(slots))
     }
 
-    /// Slots of the message that begins in a slot, 0 if that is empty, 1 if its status makes no sense.
+    /// Returns the number of slots of the message that begins in a slot: 0 for an empty slot, 1 for
+    /// an invalid status.
     fn slots_from(&self, first: u32) -> u32 {
         match Status::decode(self.ring.status(first)) {
             Ok(None) => 0,
@@ -358,7 +366,7 @@ impl Inbox {
         }
     }
 
-    /// The message that begins in the slot to be read next is there with all its slots.
+    /// True if the message in the next slot has arrived with all of its slots.
     fn is_there(&self, first: u32) -> bool {
         let slots = self.slots_from(first);
         slots > 0 && (1..slots).all(|i| self.ring.status(self.ring.slot(i)) != 0)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! How long and in which manner to wait.
+//! Waiting: deadlines, and the choice between polling and sleeping.
 
 use crate::error::{Error, Result};
 use crate::raw::HeldSignals;
@@ -9,39 +9,41 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest sleep while no interrupt is promised, and the first one while one is.
+/// Longest sleep while no interrupt is promised, and first sleep while one is.
 pub(crate) const SLICE: Duration = Duration::from_millis(1);
-/// Lost-interrupt guard: longest sleep while an interrupt is promised. A sleep takes as long as the call has waited already, up to this, because
-/// a sender may not have asked for an interrupt.
+/// Lost-interrupt guard: longest sleep while an interrupt is promised. A sleep takes as long as the
+/// call has already waited, up to this time, because a sender may omit the interrupt flag.
 pub(crate) const GUARD: Duration = Duration::from_secs(1);
-/// How long to poll before the first sleep when the caller did not say.
+/// Default time of polling before the first sleep.
 const SPIN: Duration = Duration::from_micros(50);
-/// Pause between reads of a register while nothing comes: as long as the driver's own ports wait before they look for packets
-/// that the NIC dropped.
+/// Interval between register reads while nothing arrives. The driver's own ports check for dropped
+/// packets at the same interval.
 pub(crate) const SETTLE: Duration = Duration::from_millis(4);
-/// First pause when the descriptor is ready because of something that this call does not wait for; it doubles up to [`SLICE`].
+/// First pause when the descriptor is readable because of an event for another call. It doubles up
+/// to [`SLICE`].
 const IN_VAIN: Duration = Duration::from_micros(25);
 
 thread_local! {
-    /// Wakes this thread from a long sleep. `None` without a free descriptor: no sleep is long then.
+    /// Event descriptor that wakes this thread from a long sleep. `None` if no descriptor is free;
+    /// long sleeps are then split.
     static BELL: Option<Arc<OwnedFd>> =
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok().map(Arc::new);
 }
 
-/// What a port knows of its device file. Once the NIC is gone its mappings are not touched any more: they are revoked, and
-/// an access would end the process with SIGBUS.
+/// State of a port's device file. After the NIC was removed, the port does not access its mappings,
+/// because they are revoked and an access would end the process with SIGBUS.
 #[derive(Default)]
 pub(crate) struct Link {
     gone: AtomicBool,
     woken: AtomicU64,
-    /// Calls of [`Link::wake`].
+    /// Number of calls of [`Link::wake`].
     changes: AtomicU64,
-    /// Threads in a long sleep, and what wakes them.
+    /// Number of threads in a long sleep; `bells` has their event descriptors.
     asleep: AtomicUsize,
     bells: Mutex<Vec<Arc<OwnedFd>>>,
 }
 
-/// Why a sleep ended.
+/// Reason why a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Woken {
     Time,
@@ -51,7 +53,7 @@ enum Woken {
     Thread,
 }
 
-/// A thread in a long sleep.
+/// A thread in a long sleep, which [`Link::wake`] wakes.
 struct Sleeper<'a> {
     link: &'a Link,
     bell: Arc<OwnedFd>,
@@ -73,13 +75,13 @@ impl Drop for Sleeper<'_> {
         if let Some(at) = bells.iter().position(|bell| Arc::ptr_eq(bell, &self.bell)) {
             bells.swap_remove(at);
         }
-        // Empty for the next sleep; nothing was in it if nobody wrote.
+        // Clears the event for the next sleep. The read fails if there was no event.
         let _ = rustix::io::read(&self.bell, &mut [0; 8]);
     }
 }
 
 impl Link {
-    /// Fails when the NIC is known to be gone.
+    /// Fails if the NIC is known to be removed.
     pub fn check(&self) -> Result<()> {
         match self.is_gone() {
             true => Err(Error::Gone),
@@ -87,12 +89,12 @@ impl Link {
         }
     }
 
-    /// True when the NIC is known to be gone.
+    /// True if the NIC is known to be removed.
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// The NIC is gone.
+    /// Records that the NIC was removed, and returns the error.
     pub fn lost(&self) -> Error {
         self.gone.store(true, Ordering::Relaxed);
         Error::Gone
@@ -102,36 +104,38 @@ impl Link {
         self.bells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes the threads that sleep on the port, because what they saw before they slept is not so any more: the slot that they wait
-    /// for, or whether packets are unconfirmed.
+    /// Wakes the threads that sleep on the port, because their conditions have changed: the slot
+    /// that they wait for, or the presence of unconfirmed packets.
     pub fn wake(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) == 0 {
             return;
         }
         for bell in self.bells().iter() {
-            // Full: it rings already.
+            // A full counter already wakes the thread.
             let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
         }
     }
 
-    /// Asks the descriptor whether the NIC is gone.
+    /// Checks by the descriptor whether the NIC was removed. Does not wait.
     pub fn look(&self, fd: BorrowedFd<'_>) -> Result<()> {
         self.check()?;
         match self.pause(&HeldSignals::new(), fd, Duration::ZERO) {
-            // Not a wait.
+            // The call does not wait, so that a signal does not end it.
             Err(Error::Interrupted) => Ok(()),
             other => other,
         }
     }
 
-    /// Sleeps whether or not the descriptor is readable. Fails when a signal comes or the NIC is gone.
+    /// Sleeps for `time`, even if the descriptor is readable. Fails when a signal arrives or the
+    /// NIC was removed.
     fn pause(&self, held: &HeldSignals, fd: BorrowedFd<'_>, time: Duration) -> Result<()> {
         self.poll(held, [(fd, 0)], time).map(drop)
     }
 
-    /// Waits until the descriptor is readable, or, if the sleep is a long one, another thread calls [`Link::wake`]. `seen`: value of
-    /// `changes` when it was decided to sleep.
+    /// Sleeps until the descriptor is readable. A sleep longer than [`SETTLE`] also ends when
+    /// another thread calls [`Link::wake`]. `seen` is the value of `changes` at the decision to
+    /// sleep.
     fn sleep(
         &self,
         held: &HeldSignals,
@@ -159,7 +163,7 @@ impl Link {
         self.poll(held, fds, time).map(ready)
     }
 
-    /// What the descriptors are ready for; the first one is the device's.
+    /// Returns the events of the descriptors. The first one is the device's.
     fn poll<const N: usize>(
         &self,
         held: &HeldSignals,
@@ -178,13 +182,14 @@ impl Link {
         }
     }
 
-    /// Sleeps that ended because the descriptor became readable.
+    /// Returns the number of sleeps that ended because the descriptor became readable.
     pub fn woken(&self) -> u64 {
         self.woken.load(Ordering::Relaxed)
     }
 }
 
-/// Pauses of a call that waits for what no interrupt announces: room for a packet, or the NIC's confirmation.
+/// Pauses of a call that waits for an event without an interrupt: room for a packet, or the NIC's
+/// confirmation.
 pub(crate) struct Pauses {
     wait: Wait,
     began: Instant,
@@ -200,8 +205,8 @@ impl Pauses {
         }
     }
 
-    /// Yields at first, then sleeps as long as the call has waited already, a millisecond at most. Fails when the time is over, a signal
-    /// comes, or the NIC is gone.
+    /// Yields the CPU at first. Later it sleeps as long as the call has already waited, up to a
+    /// millisecond. Fails when the deadline has passed, a signal arrives or the NIC was removed.
     pub fn pause(&mut self, link: &Link, fd: BorrowedFd<'_>) -> Result<()> {
         link.check()?;
         let left = self.wait.left();
@@ -221,22 +226,22 @@ impl Pauses {
     }
 }
 
-/// What is known of a queue after an interrupt was asked for.
+/// State of a queue after the request for an interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Armed {
-    /// It has to be looked at.
+    /// The queue may contain entries: check it.
     Look,
-    /// There is nothing, and the descriptor becomes readable with whatever comes next.
+    /// The queue is empty, and the next entry makes the descriptor readable.
     Empty,
 }
 
-/// A time as poll(2) takes it: in milliseconds, rounded up; -1 for ever (`None`).
+/// Converts a time for poll(2): milliseconds, rounded up; −1 for `None`, which means no limit.
 pub fn poll_milliseconds(time: Option<Duration>) -> i32 {
     let up = |t: Duration| i32::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
     time.map_or(-1, up)
 }
 
-/// A deadline, and whether to burn processor time until then.
+/// A deadline, and the time of polling before the call sleeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Wait {
     deadline: Option<Instant>,
@@ -244,18 +249,19 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// At most this long from now; polls a little, then sleeps until an interrupt.
+    /// Waits up to this time from now: polls for a short time, then sleeps until an interrupt.
     ///
-    /// Whatever the manner: when a signal handler runs while a call waits, the call ends with [`Error::Interrupted`], as poll(2) does.
+    /// In all modes, a signal handler that runs while a call waits ends the call with
+    /// [`Error::Interrupted`], as in poll(2).
     pub fn for_at_most(time: Duration) -> Self {
-        // A time beyond what the clock can count is for ever.
+        // A time beyond the range of the clock means no limit.
         Self {
             deadline: Instant::now().checked_add(time),
             spin: Some(SPIN),
         }
     }
 
-    /// Until it happens.
+    /// Waits without a limit.
     pub fn forever() -> Self {
         Self {
             deadline: None,
@@ -263,19 +269,20 @@ impl Wait {
         }
     }
 
-    /// Never sleep: lowest latency, needs no interrupt, keeps a processor busy (it is offered to others from time to time).
+    /// Never sleeps. This has the lowest latency and needs no interrupts, but keeps a CPU busy; the
+    /// call yields the CPU from time to time.
     #[must_use]
     pub fn polling(self) -> Self {
         Self { spin: None, ..self }
     }
 
-    /// Sleep at once if there is nothing.
+    /// Sleeps at once if there is nothing.
     #[must_use]
     pub fn sleeping(self) -> Self {
         self.spinning(Duration::ZERO)
     }
 
-    /// Sleep after looking for this long.
+    /// Polls for this time before it sleeps.
     #[must_use]
     pub fn spinning(self, time: Duration) -> Self {
         Self {
@@ -284,23 +291,24 @@ impl Wait {
         }
     }
 
-    /// Time that is left; `None` = unlimited.
+    /// Returns the remaining time; `None` means no limit.
     pub fn left(&self) -> Option<Duration> {
         self.deadline
             .map(|d| d.saturating_duration_since(Instant::now()))
     }
 
-    /// True when the time is over.
+    /// True if the deadline has passed.
     pub fn is_over(&self) -> bool {
         self.left() == Some(Duration::ZERO)
     }
 
-    /// Calls `look` until it finds something. `idle` reads registers, from time to time and once before the time is over. `arm` asks
-    /// for an interrupt before a sleep on `fd`; its argument says whether that is certainly necessary. `limit` is how long a sleep
-    /// may take before `idle` has to be called again, `None` for any time.
+    /// Calls `look` until it finds something. `idle` reads registers; it is called at intervals,
+    /// and once before the deadline. `arm` requests an interrupt before a sleep on `fd`; its
+    /// argument is true if the request is certainly necessary. `limit` returns the longest sleep
+    /// before `idle` must run again; `None` means no limit.
     ///
-    /// While the descriptor announces whatever comes, memory is not touched between two sleeps: a NIC that is unbound meanwhile
-    /// ends the wait with an error instead of SIGBUS.
+    /// While the descriptor reports all new entries, no memory is accessed between two sleeps. If
+    /// the NIC is unbound during such a wait, the call returns an error, and there is no SIGBUS.
     pub(crate) fn until<T>(
         &self,
         link: &Link,
@@ -321,7 +329,8 @@ impl Wait {
             due
         };
         link.check()?;
-        // Not at once: most calls find something at once, and these are system calls.
+        // Signals are not held at first, because holding them takes system calls, and most calls
+        // find something at once.
         let mut held = None;
         for n in 0u32.. {
             let round = n % 64 == 63;
@@ -351,14 +360,14 @@ impl Wait {
         let held = held.unwrap_or_else(HeldSignals::new);
         let asleep = Instant::now();
         let (mut necessary, mut changed) = (true, false);
-        // How often in a row the descriptor was readable and yet there was nothing to be found.
+        // Number of consecutive times that the descriptor was readable but the call found nothing.
         let mut in_vain = 0u32;
         loop {
             let seen = link.changes.load(Ordering::SeqCst);
             let armed = arm(necessary)?;
             let left = self.left();
             let over = left == Some(Duration::ZERO);
-            // What came before the interrupt was asked for may not raise one.
+            // Entries that arrived before the request may not raise an interrupt.
             if over || armed == Armed::Look {
                 if let Some(found) = look()? {
                     return Ok(found);
@@ -389,7 +398,8 @@ impl Wait {
                 in_vain = 0;
                 continue;
             }
-            // Before the interrupt is asked for again, which the next wait may do as well.
+            // Check before the next request for an interrupt, because the next sleep may not need
+            // one.
             if let Some(found) = look()? {
                 link.woken.fetch_add(1, Ordering::Relaxed);
                 return Ok(found);
@@ -398,7 +408,7 @@ impl Wait {
             if in_vain == 1 {
                 link.woken.fetch_add(1, Ordering::Relaxed);
             } else {
-                // It was not an interrupt that ended this sleep.
+                // The sleep did not end by an interrupt.
                 necessary = false;
             }
         }
@@ -470,7 +480,8 @@ mod tests {
                 |_| Ok(Armed::Look),
             );
             assert!(matches!(result, Err(Error::Timeout)));
-            // Once per [`SETTLE`] of the time that passed, which is more than asked for on a busy machine, and at the end.
+            // Once per [`SETTLE`] of the elapsed time, which may exceed the requested time on a
+            // busy machine, and once at the end.
             let most = start.elapsed().as_millis() / SETTLE.as_millis() + 1;
             assert!((1..=most).contains(&registers), "{registers} of {looks}");
         }
@@ -589,12 +600,12 @@ mod tests {
             },
         );
         assert!(matches!(result, Err(Error::Timeout)));
-        // Two per millisecond, and those before the pauses are as long.
+        // Two per millisecond, and those during the first, shorter pauses.
         let most = 2 * start.elapsed().as_millis() as u32 + 20;
         assert!(looks < most && asked <= 3, "{looks} looks, {asked} asked");
     }
 
-    /// The signal comes while the call runs, not while it sleeps, and only once.
+    /// A signal during the call, outside of the sleeps, ends the call too. It is sent once.
     #[test]
     fn a_signal_between_two_sleeps_is_not_missed() {
         let (a, _b) = UnixStream::pair().unwrap();
@@ -657,7 +668,7 @@ mod tests {
         };
         let result = until(wait, &a, || Ok(None::<()>), || Ok(()), arm);
         assert!(matches!(result, Err(Error::Timeout)));
-        // 1, 1, 2, 4 … 512 ms, then one a second.
+        // Sleeps of 1, 1, 2, 4 … 512 ms, then one per second.
         assert!((5..20).contains(&sleeps.get()), "{} sleeps", sleeps.get());
     }
 
@@ -693,7 +704,7 @@ mod tests {
         });
         assert_eq!(link.asleep.load(Ordering::SeqCst), 0);
         assert!(link.bells().is_empty());
-        // What changed before the sleep began is not missed either.
+        // A change before the sleep began ends the sleep too.
         let held = HeldSignals::new();
         let seen = link.changes.load(Ordering::SeqCst);
         link.wake();

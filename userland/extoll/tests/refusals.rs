@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What is refused before anything is sent.
+//! Errors of calls with invalid arguments, which send nothing.
 
 mod fake;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! RMA ports on a device made of memory.
+//! RMA ports on a simulated device in memory.
 
 mod fake;
 
@@ -22,7 +22,7 @@ fn device() -> Arc<Fake> {
     Fake::new((QUEUE_AT, 16), &values.map(|(n, v)| (0x8004_6B00 + n, v)))
 }
 
-/// The NIC's side: requester pages, state, queue.
+/// The simulated NIC: requester pages, state, notification queue.
 struct Nic {
     fake: Arc<Fake>,
     requester: Mapping,
@@ -30,9 +30,9 @@ struct Nic {
     queue: Mapping,
     next: usize,
     committed: u64,
-    /// Commands are taken, and not confirmed.
+    /// True if the NIC accepts commands without confirming them.
     secretive: bool,
-    /// Notifications don't make the descriptor readable.
+    /// True if notifications do not make the descriptor readable.
     silent: bool,
 }
 
@@ -56,7 +56,7 @@ impl Nic {
         Descriptor::decode(words).unwrap()
     }
 
-    /// The next command, once it is there; those with a third word of 0 are not seen.
+    /// Waits for the next command. It does not detect commands whose third word is 0.
     fn next(&mut self) -> Descriptor {
         let end = Instant::now() + LATER;
         while !self.has_next() {
@@ -64,7 +64,7 @@ impl Nic {
             std::thread::yield_now();
         }
         let words = [0, 8, 16].map(|o| self.requester.load(TE * PAGE + o));
-        // Before there is room for the next one.
+        // Clear the command before there is room for the next one.
         self.requester.store(TE * PAGE + 16, 0);
         self.commit();
         Descriptor::decode(words).unwrap()
@@ -81,7 +81,7 @@ impl Nic {
         self.requester.load(TE * PAGE + 16) != 0
     }
 
-    /// Answers a put, get or lock as the origin sees it.
+    /// Writes the notification that the origin of a put, get or lock gets.
     fn answer(&mut self, d: &Descriptor, error: u8) {
         use NotificationType::{Completer, Requester};
         let (kind, command, local, len) = match d.op {
@@ -109,7 +109,7 @@ impl Nic {
         self.queue.store(PAGE + self.next * 16, word0);
         self.queue.store(PAGE + self.next * 16 + 8, word1);
         self.next = (self.next + 1) % (64 << 6);
-        // The driver's poll(2) looks at the queue.
+        // Entries in the queue make the descriptor readable, as in the driver's poll(2).
         if !self.silent {
             self.fake.interrupt();
         }
@@ -137,7 +137,7 @@ fn soon() -> Wait {
     Wait::for_at_most(Duration::from_millis(30))
 }
 
-/// Only a failure takes as long.
+/// Time limit that only a failing test reaches.
 const LATER: Duration = Duration::from_secs(120);
 
 fn later() -> Wait {
@@ -188,7 +188,7 @@ fn a_put_reaches_the_requester_page_and_its_notification_ends_the_wait() {
         }
     );
     assert_eq!(d.notify.bits(), 1);
-    // First others: of another peer, and an older put.
+    // Notifications that do not belong to the call: of another peer, and of an older put.
     let mut other = note(NotificationType::Requester, Command::BytePut, nla + 4960);
     other.vpid = Vpid::from(8);
     nic.notify(&other);
@@ -197,14 +197,14 @@ fn a_put_reaches_the_requester_page_and_its_notification_ends_the_wait() {
     fake.interrupt();
     drop(waiting.join().unwrap());
     assert!(fake.driver().regions.is_empty());
-    // The others are still there, in order.
+    // The other notifications are still in the queue, in order.
     assert_eq!(port.try_notification().unwrap(), Some(other));
     assert_eq!(port.try_notification().unwrap().unwrap().word0, nla);
     assert_eq!(port.try_notification().unwrap(), None);
     assert_eq!(port.counters().received, 3);
 }
 
-/// A call of the port on a thread of its own.
+/// Runs a call of the port in a new thread.
 fn spawn<T: Send + 'static>(
     port: &Arc<Port>,
     call: impl FnOnce(&Port) -> T + Send + 'static,
@@ -230,7 +230,7 @@ fn an_error_ends_the_call_whose_command_it_names_and_no_other() {
     });
     let d = nic.next();
     let mut foreign = vec![
-        // A peer's put into this port; others' gets: below, above, of another port.
+        // A put of a peer into this port; gets at lower and higher addresses, and of another port.
         note(NotificationType::Completer, Command::BytePut, nla),
         note(
             NotificationType::Completer,
@@ -258,7 +258,7 @@ fn an_error_ends_the_call_whose_command_it_names_and_no_other() {
     for n in foreign {
         assert_eq!(port.try_notification().unwrap(), Some(n));
     }
-    // Garbage is reported once and does not stop the queue.
+    // A malformed notification is reported once and does not stop the queue.
     nic.queue.store(PAGE + nic.next * 16 + 8, 1);
     assert!(matches!(
         port.try_notification(),
@@ -267,7 +267,7 @@ fn an_error_ends_the_call_whose_command_it_names_and_no_other() {
     assert_eq!(port.try_notification().unwrap(), None);
 }
 
-/// The first call times out and the second one, which looks the same, gets its own answer.
+/// The first call times out. The second call has equal notifications and must get its own.
 fn twice<T: Send + 'static>(
     call: impl Fn(&Port, &Region, Wait) -> extoll::Result<T> + Clone + Send + 'static,
 ) -> T {
@@ -305,7 +305,7 @@ fn late_notifications_are_nobody_elses() {
     nic.answer(&d, 4);
     assert_eq!(port.try_notification().unwrap(), None);
     assert_eq!(port.peek(|_| true).unwrap(), Found::Others(0));
-    // Another one at the same place is for who asks.
+    // A later notification of the same kind goes to the program.
     nic.answer(&d, 0);
     assert!(port.try_notification().unwrap().is_some());
 }
@@ -323,7 +323,7 @@ fn two_threads_wait_on_one_port_each_for_its_own() {
     let one = nic.next();
     let second = ask(64);
     let other = nic.next();
-    // A third one takes what is nobody's.
+    // A third call takes notifications that belong to no job.
     let third = spawn(&port, |port| port.notification(later()));
     nic.answer(&other, 2);
     assert!(matches!(second.join().unwrap(), Err(Error::Transfer(2))));
@@ -335,7 +335,8 @@ fn two_threads_wait_on_one_port_each_for_its_own() {
     assert_eq!(third.join().unwrap().unwrap(), put);
 }
 
-/// Two calls that sleep on one port, and the commands that they posted.
+/// Starts two calls that sleep on one port. Returns their threads and the commands that they
+/// posted.
 fn two_sleepers(
     port: &Arc<Port>,
     region: &Arc<Region>,
@@ -374,18 +375,19 @@ fn packets_that_are_given_up_end_all_calls_that_wait_for_them() {
     let (_fake, port, region, mut nic) = small();
     nic.secretive = true;
     let [(first, one), (second, _)] = two_sleepers(&port, &region, &mut nic);
-    // A count that makes no sense.
+    // A committed count that exceeds the number of sent packets.
     nic.state.store(0, 99);
     for waiting in [first, second] {
         let result = waiting.join().unwrap();
         assert!(matches!(result, Err(Error::Lost { .. })), "{result:?}");
     }
-    // Told; the port goes on.
+    // The loss was reported, and the port remains usable.
     port.drain(soon()).unwrap();
     assert_eq!(port.counters().lost, 2);
     nic.secretive = false;
     let get = |wait| port.get_wait(&peer(), &region, 0, 64, Nla(0), wait);
-    // Nobody knows whether the NIC took it: its answer is not taken for that of another call.
+    // The NIC may have executed the lost command. Its notification must not be assigned to another
+    // call.
     assert!(matches!(get(soon()), Err(Error::Timeout)));
     assert!(!nic.has_next());
     nic.answer(&one, 0);
@@ -404,7 +406,7 @@ fn lost_notifications_end_all_calls_that_wait_for_some() {
         assert!(matches!(result, Err(Error::Skipped(1))), "{result:?}");
     }
     assert_eq!(port.counters().skipped, 1);
-    // Calls from now on are not concerned, and a new queue does not forget.
+    // Later calls are not affected, and a new queue keeps the counter.
     nic.next = 1;
     let waiting = spawn(&port, move |port| {
         port.get_wait(&peer(), &region, 128, 64, Nla(0), later())
@@ -430,7 +432,8 @@ fn long_transfers_post_all_commands_or_none_and_each_notifies() {
         "commands"
     );
     get().unwrap();
-    // The page shows the last command only; the conformance matrix sees the notifications of all.
+    // The page contains only the last command. The conformance matrix checks the notifications of
+    // all commands.
     let d = Nic::new(&fake).descriptor(TE);
     assert_eq!(
         d.op,
@@ -451,7 +454,8 @@ fn long_transfers_post_all_commands_or_none_and_each_notifies() {
         port.put(&peer(), &region, 0, 0, Nla(0), all),
         Err(Error::Descriptor(_))
     ));
-    // Room for one is not enough for two. (The NIC has taken one of the two above.)
+    // There is room for one command, but not for two. The NIC has confirmed one of the two commands
+    // above.
     for n in 0..253 {
         port.notify(&peer(), 0, n).unwrap();
     }
@@ -460,7 +464,8 @@ fn long_transfers_post_all_commands_or_none_and_each_notifies() {
     port.notify(&peer(), 0, 0).unwrap();
 }
 
-/// A put of three commands, with room for one at a time; the answers have these errors.
+/// Runs a put of three commands, with room for one at a time. `errors` are the errors in its
+/// notifications.
 fn split(errors: [u8; 3]) -> extoll::Result<()> {
     let fake = device();
     let port = Arc::new(Port::with_backend(fake.clone()).unwrap());
@@ -522,7 +527,7 @@ fn a_lock_reports_its_outcome() {
             add: 1
         }
     ));
-    // Of another lock.
+    // Notification of another lock.
     nic.notify(&note(
         NotificationType::Completer,
         Command::LockResponse,
@@ -551,7 +556,7 @@ fn regions_keep_their_port_and_a_refusal_leaks_instead_of_freeing() {
     fake.driver().refuse = Some(libc::EINTR);
     let address = fake.driver().regions.values().next().copied();
     assert!(matches!(region.unregister(), Err(Error::Os { .. })));
-    // Still mapped: /proc/self/maps lists the page.
+    // The memory is still mapped, as /proc/self/maps shows.
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let address = address.unwrap();
     let inside = |line: &str| {
@@ -571,7 +576,8 @@ fn the_time_of_a_sleeper_ends() {
     let wait = Wait::for_at_most(Duration::from_millis(40)).sleeping();
     assert!(matches!(port.notification(wait), Err(Error::Timeout)));
     let nic = Nic::new(&fake);
-    // Armed: bit 32 of the read pointer, which is at the last slot as nothing was read.
+    // Bit 32 of the read pointer requests an interrupt. The pointer is at the last slot, because no
+    // entry was read.
     assert_eq!(nic.queue.load(0), (1 << 32) | 4095);
     assert!(port.counters().sleeps > 0);
 }
@@ -585,10 +591,10 @@ fn a_transfer_in_pieces_keeps_its_deadline() {
         port.notify(&peer(), 0, 0).unwrap();
     }
     let start = Instant::now();
-    // There is room for the first piece only.
+    // There is room for the first command only.
     let result = port.put_wait(&peer(), &region, 0, (8 << 20) + 1, Nla(0), soon());
     assert!(matches!(result, Err(Error::Timeout)), "{result:?}");
-    // Nor does it wait for the answer to the first piece, which may take 10 s.
+    // The call does not wait for the answer to the first command, which may take 10 seconds.
     assert!(start.elapsed() < Duration::from_secs(5));
     assert_eq!(port.counters().posted, 255);
 }
@@ -648,7 +654,7 @@ fn an_unbound_nic_is_an_error_everywhere() {
         Err(Error::Gone)
     ));
     assert!(matches!(port.read_node(), Err(Error::Gone)));
-    // The driver has taken everything from the NIC.
+    // The driver has ended all registrations of the NIC.
     assert!(region.unregister().is_ok());
 }
 
@@ -665,12 +671,12 @@ fn bindings_get_addresses_and_free_in_any_order() {
         other => panic!("{other:?}"),
     };
     let (second, third) = (lend(2), lend(3));
-    // Lent ones are nobody else's.
+    // A notification whose address was returned is not found by other calls.
     assert_eq!(port.peek(|w| w[0] == 2).unwrap(), Found::Others(1));
     assert!(port.free(second));
     assert!(!port.free(second));
     assert!(!port.free(std::ptr::null()));
-    // Not lent, so not to be freed.
+    // An address that was not returned cannot be freed.
     assert!(!port.free(second.wrapping_sub(16)));
     let words: Vec<u64> = std::iter::from_fn(|| port.try_notification().unwrap())
         .map(|n| n.word0)
@@ -690,7 +696,7 @@ fn two_threads_never_get_the_same_notification() {
         spawn(&port, move |port| {
             let round = |_| {
                 let found = port.peek_wait(later(), |_| true).unwrap();
-                // Each has one; only then they are freed.
+                // Both threads get a notification before either frees one.
                 both.wait();
                 let freed = port.free(found);
                 both.wait();
@@ -716,15 +722,16 @@ fn a_queue_that_cannot_be_changed_is_kept_or_missed_but_never_touched() {
     let refuse = |maps| fake.driver().refuse_maps = maps;
     let n = note(NotificationType::Completer, Command::BytePut, 1);
     nic.notify(&n);
-    // A size that the driver does not take: nothing happened.
+    // The driver rejects the size, and the queue stays unchanged.
     assert!(port.resize_queue(5000, 4096).is_err());
     assert_eq!(port.try_notification().unwrap(), Some(n));
-    // One that it cannot make: a new queue of the old size.
+    // The driver cannot create the queue. The port gets a new queue of the old size.
     refuse(1);
     let result = port.resize_queue(128 << 10, 64 << 10);
     assert!(matches!(result, Err(Error::Queue { .. })), "{result:?}");
     assert_eq!(port.queue_size(), 64 << 10);
-    // Nor the old one again: the dead mapping, where a notification stands, is not looked at.
+    // A queue of the old size cannot be created either. The old mapping, which contains a
+    // notification, must not be read.
     nic.next = 0;
     nic.notify(&n);
     refuse(2);
@@ -738,7 +745,7 @@ fn a_queue_that_cannot_be_changed_is_kept_or_missed_but_never_touched() {
     assert!(matches!(port.arm(), Err(Error::NoQueue)));
     port.settle().unwrap();
     assert_eq!(port.queue_size(), 0);
-    // It can be tried again.
+    // Another attempt may succeed.
     port.resize_queue(64 << 10, 64 << 10).unwrap();
     assert_eq!(port.try_notification().unwrap(), Some(n));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! VELO ports on a device made of memory.
+//! VELO ports on a simulated device in memory.
 
 mod fake;
 
@@ -28,7 +28,7 @@ fn ms(ms: u64) -> Wait {
     Wait::for_at_most(Duration::from_millis(ms))
 }
 
-/// Only a failure takes as long.
+/// Time limit that only a failing test reaches.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn later() -> Wait {
@@ -39,7 +39,8 @@ fn to() -> To {
     To::new(NodeId(5), Vpid::from(6))
 }
 
-/// A port that sent as much as can be outstanding, and the page with the state that confirms it.
+/// Opens a port and sends the maximum number of outstanding packets. Also returns the page with the
+/// state that confirms them.
 fn full(fake: &Arc<Fake>) -> (Arc<Port>, Mapping) {
     let port = Arc::new(Port::with_backend(fake.clone()).unwrap());
     for _ in 0..255 {
@@ -48,7 +49,7 @@ fn full(fake: &Arc<Fake>) -> (Arc<Port>, Mapping) {
     (port, fake.view(0, 2 * PAGE))
 }
 
-/// Until `seen` says so; false after [`PATIENCE`].
+/// Waits until `seen` returns true. Returns false after [`PATIENCE`].
 fn eventually(seen: impl Fn() -> bool) -> bool {
     let end = Instant::now() + PATIENCE;
     while !seen() {
@@ -60,7 +61,7 @@ fn eventually(seen: impl Fn() -> bool) -> bool {
     true
 }
 
-/// Writes a message into the mailbox as the NIC does, starting at `slot`; returns the next slot.
+/// Writes a message into the mailbox like the NIC, beginning at `slot`. Returns the next slot.
 fn deliver(
     mailbox: &Mapping,
     size: SlotSize,
@@ -127,7 +128,8 @@ fn a_message_is_one_packet() {
     assert_eq!(port.counters().posted, 1);
 }
 
-/// One thread takes the message that another one sleeps for; the next one is for the sleeper.
+/// One thread takes the message that another thread sleeps for. The sleeping thread must get the
+/// next message.
 #[test]
 fn a_sleeper_waits_for_the_slot_behind_what_others_took() {
     let fake = device(128);
@@ -137,7 +139,7 @@ fn a_sleeper_waits_for_the_slot_behind_what_others_took() {
         let port = port.clone();
         std::thread::spawn(move || port.recv(later().sleeping()))
     };
-    // Sleeps of 1, 1, 2, 4 … ms: the next one takes longer than the test does otherwise.
+    // After sleeps of 1, 1, 2, 4 … ms the next sleep takes longer than the rest of the test.
     assert!(eventually(|| port.counters().sleeps > 10));
     let asked = |slot| fake.driver().armed.contains(&slot);
     let next = deliver(&mailbox, SlotSize::B128, 0, FROM, 1, b"first");
@@ -153,7 +155,7 @@ fn an_idle_receiver_hardly_ever_wakes_up() {
     let fake = device(128);
     let port = Port::with_backend(fake.clone()).unwrap();
     assert!(matches!(port.recv(ms(3000)), Err(Error::Timeout)));
-    // 1, 1, 2, 4 … 512 ms, then one a second.
+    // Sleeps of 1, 1, 2, 4 … 512 ms, then one per second.
     let sleeps = port.counters().sleeps;
     assert!(sleeps < 20, "{sleeps} sleeps");
 }
@@ -192,7 +194,8 @@ fn an_interrupt_wakes_a_sleeper() {
     let nic = {
         let (fake, port) = (fake.clone(), port.clone());
         std::thread::spawn(move || {
-            // The first sleep follows the request for an interrupt. One that came for nothing is not the end of it.
+            // The first sleep follows the request for an interrupt. An interrupt without a message
+            // must not end the call.
             let asleep = eventually(|| port.counters().sleeps > 1);
             fake.interrupt();
             let woken = eventually(|| port.counters().woken == 1);
@@ -219,7 +222,8 @@ fn without_the_call_the_register_asks_for_the_interrupt() {
     let port = Port::with_backend(fake.clone()).unwrap();
     let mailbox = fake.view(2 * PAGE as u64, PAGE + MAILBOX);
     let nic = std::thread::spawn(move || {
-        // Armed: bit 32 of the read pointer. Nothing makes the descriptor readable here.
+        // Bit 32 of the read pointer requests an interrupt. The descriptor does not become readable
+        // in this test.
         let armed = eventually(|| mailbox.load(0) >> 32 != 0);
         deliver(&mailbox, SlotSize::B64, 0, FROM, 3, &[7; 60]);
         armed
@@ -229,7 +233,7 @@ fn without_the_call_the_register_asks_for_the_interrupt() {
     assert_eq!(port.counters().woken, 0);
 }
 
-/// Neither a sender nor a drain that waits keeps a receiver from its deadline.
+/// A sender or a drain that waits must not delay the deadline of a receiver.
 #[test]
 fn a_receiver_keeps_its_deadline_while_others_wait() {
     for drains in [false, true] {
@@ -279,7 +283,8 @@ fn a_lost_write_is_skipped_and_told() {
         let fake = device(64);
         let port = Port::with_backend(fake.clone()).unwrap();
         let mailbox = fake.view(2 * PAGE as u64, PAGE + MAILBOX);
-        // A message of two slots of which the second got lost, one that got lost, and one that is there.
+        // A message of two slots whose second slot was lost, a lost message, and a message that
+        // arrived.
         deliver(&mailbox, SlotSize::B64, 0, FROM, 1, &[1; 100]);
         mailbox.store(PAGE + 120, 0);
         deliver(&mailbox, SlotSize::B64, 3, FROM, 2, &[2; 20]);
@@ -313,11 +318,11 @@ fn an_event_loop_skips_a_lost_write_too() {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(port.try_recv().unwrap().unwrap().data(), b"behind");
-    // Between the two looks at the pointer.
+    // At the first check of the pointer nothing is known; the second one detects the loss.
     assert!(times[0].is_none() && times.last().is_some_and(Option::is_some));
 }
 
-/// In this order an access to a mapping would be SIGBUS.
+/// Asserts that all calls fail with `Gone`. An access to a mapping would raise SIGBUS.
 fn is_gone(port: &Port) {
     assert!(matches!(port.try_recv(), Err(Error::Gone)));
     assert!(matches!(port.recv(later().polling()), Err(Error::Gone)));
@@ -372,7 +377,8 @@ fn a_sender_that_waits_gets_an_error_when_the_nic_is_unbound() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Any messages, over the end of the ring too, in both slot sizes.
+    /// Messages of all lengths arrive unchanged in both slot sizes, also when they wrap around the
+    /// end of the ring.
     #[test]
     fn what_is_delivered_is_received(
         small in any::<bool>(),

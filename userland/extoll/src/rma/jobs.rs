@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Whose notification is it: the transfers and locks that calls of this port wait for, and those that were given up.
+//! Assignment of notifications to the transfers and locks that calls of this port wait for.
 //!
-//! A notification names unit, peer, command and local address (HW §10.4), not the command that it belongs to. So of what would
-//! look the same, only one is on its way at a time: the next one waits. What timed out, or failed otherwise, stays in the list and takes its late
-//! notifications, for [`ABSORB`]; up to [`MOST`] entries altogether.
+//! A notification contains unit, peer, command and local address (HW §10.4), but no identification
+//! of its command. Therefore only one of several jobs with equal notifications is outstanding at a
+//! time; the others wait. A job that timed out or failed stays in the list for [`ABSORB`] and takes
+//! its late notifications. The list has up to [`MOST`] entries.
 
 use crate::error::{Error, Result};
 use std::time::{Duration, Instant};
@@ -11,21 +12,22 @@ use wire::ids::{NodeId, Vpid};
 use wire::rma::{Command, Notification, NotificationType};
 use wire::transfer::{Chunk, Direction, Transfer, Verdict};
 
-/// How long late notifications are absorbed; the kernel's engine does it as long. No packet stays in the network for this time.
+/// Time for which a job absorbs late notifications, the same as in the kernel's engine. No packet
+/// stays in the network for that time.
 const ABSORB: Duration = Duration::from_secs(10);
-/// Most entries of a port, those that absorb included.
+/// Maximum number of jobs of a port, including those that absorb.
 const MOST: usize = 1024;
 
-/// What a call waits for.
+/// Operation that a call waits for.
 #[derive(Clone, Debug)]
 pub(super) enum Work {
-    /// A transfer of any length, with its direction and local addresses.
+    /// A transfer of any length, with its direction and range of local addresses.
     Move(Transfer, Direction, std::ops::Range<u64>),
-    /// The outcome of a lock.
+    /// A lock operation.
     Lock { number: u32, state: Outcome },
 }
 
-/// Of a lock.
+/// State of a lock operation. `Known` has word 0 of the notification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
     New,
@@ -34,7 +36,7 @@ pub(super) enum Outcome {
 }
 
 impl Work {
-    /// `None` for 0 bytes and what wraps around.
+    /// Describes a transfer. `None` for 0 bytes and for ranges that wrap around.
     pub fn transfer(
         direction: Direction,
         peer: (NodeId, Vpid),
@@ -52,7 +54,7 @@ impl Work {
         }
     }
 
-    /// Whether a notification could be of either.
+    /// True if a notification could belong to either operation.
     fn resembles(&self, other: &Self) -> bool {
         match (self, other) {
             (Work::Move(_, d, r), Work::Move(_, e, s)) => {
@@ -75,14 +77,15 @@ struct Job {
     id: u64,
     peer: (NodeId, Vpid),
     work: Work,
-    /// Units that reported the first error.
+    /// Units that reported the first error, 0 for none.
     error: u8,
-    /// Given up; absorbs until then.
+    /// Time until which a job without a waiting call absorbs notifications; `None` while a call
+    /// waits.
     late: Option<Instant>,
 }
 
 impl Job {
-    /// True if it took the notification.
+    /// Returns true if the notification belongs to this job, and records it.
     fn take(&mut self, n: &Notification) -> bool {
         let taken = match &mut self.work {
             Work::Move(transfer, ..) => transfer.take(n) != Verdict::Foreign,
@@ -104,7 +107,8 @@ impl Job {
         taken
     }
 
-    /// The result, once there is one: word 0 of a lock.
+    /// Returns the result if the job is complete: word 0 of a lock's notification, 0 for a
+    /// transfer.
     fn result(&self) -> Option<Result<u64>> {
         if self.work.is_outstanding() {
             return None;
@@ -120,7 +124,7 @@ impl Job {
     }
 }
 
-/// The list, in the order of posting.
+/// Jobs of a port, in the order of posting.
 #[derive(Default)]
 pub(super) struct Jobs {
     all: Vec<Job>,
@@ -132,7 +136,8 @@ impl Jobs {
         self.all.is_empty()
     }
 
-    /// A new entry, unless its notifications could be taken for those of another one, or the list is full.
+    /// Adds a job and returns its number. `None` if its notifications could be those of another
+    /// job, or if the list is full.
     pub fn admit(&mut self, peer: (NodeId, Vpid), work: &Work) -> Option<u64> {
         let taken = |job: &Job| job.peer == peer && job.work.resembles(work);
         if self.all.len() >= MOST || self.all.iter().any(taken) {
@@ -153,7 +158,8 @@ impl Jobs {
         self.all.iter_mut().find(|job| job.id == id)
     }
 
-    /// What to post next, counted as posted: its notification may be there before posting returns.
+    /// Returns the next command to post, and counts it as posted, because its notification may
+    /// arrive before posting returns.
     pub fn begin(&mut self, id: u64) -> Option<Chunk> {
         match &mut self.get(id)?.work {
             Work::Move(transfer, ..) => {
@@ -169,7 +175,8 @@ impl Jobs {
         }
     }
 
-    /// True while nothing but a notification lets the call go on: there is no result, and nothing to post.
+    /// True if only a notification lets the call continue: there is no result, and no command to
+    /// post.
     pub fn is_waiting(&self, id: u64) -> bool {
         let Some(job) = self.all.iter().find(|job| job.id == id) else {
             return false;
@@ -181,7 +188,7 @@ impl Jobs {
             }
     }
 
-    /// What was begun last was not posted.
+    /// Reverts [`Jobs::begin`], because the command was not posted.
     pub fn retract(&mut self, id: u64) {
         match self.get(id).map(|job| &mut job.work) {
             Some(Work::Move(transfer, ..)) => transfer.retract(),
@@ -190,7 +197,7 @@ impl Jobs {
         }
     }
 
-    /// The result, with which the entry ends.
+    /// Returns the result of a complete job and removes it.
     pub fn end(&mut self, id: u64) -> Option<Result<u64>> {
         let at = self.all.iter().position(|job| job.id == id)?;
         let result = self.all[at].result()?;
@@ -198,7 +205,8 @@ impl Jobs {
         Some(result)
     }
 
-    /// Nobody waits any more; says which units reported an error until now. What was posted may be late.
+    /// Ends the wait for a job. Returns the units that reported an error so far. Notifications of
+    /// posted commands may still arrive.
     pub fn give_up(&mut self, id: u64) -> u8 {
         let Some(at) = self.all.iter().position(|job| job.id == id) else {
             return 0;
@@ -216,7 +224,7 @@ impl Jobs {
         error
     }
 
-    /// True if the notification belongs to one of them.
+    /// Returns true if the notification belongs to a job.
     pub fn take(&mut self, n: &Notification) -> bool {
         let Some(at) = self.all.iter_mut().position(|job| job.take(n)) else {
             return false;
@@ -228,7 +236,8 @@ impl Jobs {
         true
     }
 
-    /// Forgets what absorbed for long enough. To be called when no notification is waiting to be taken.
+    /// Removes jobs whose time for late notifications has expired. Call it when the queue contains
+    /// no notifications for jobs.
     pub fn expire(&mut self) {
         if self.all.iter().any(|job| job.late.is_some()) {
             let now = Instant::now();
@@ -236,7 +245,7 @@ impl Jobs {
         }
     }
 
-    /// As if the time of the late ones were over.
+    /// Lets the time for late notifications expire.
     #[cfg(test)]
     fn age(&mut self) {
         for job in &mut self.all {
@@ -287,7 +296,7 @@ mod tests {
         jobs.admit((NodeId(2), PEER.1), &get(0x1000, 64)).unwrap();
         assert_eq!(jobs.admit(PEER, &Work::lock(3)), None);
         jobs.admit(PEER, &Work::lock(4)).unwrap();
-        // Nothing of it was posted: no trace is left.
+        // No command of the job was posted, so that it absorbs nothing.
         assert_eq!(jobs.give_up(first), 0);
         jobs.admit(PEER, &get(0x1000, 64)).unwrap();
     }
@@ -303,7 +312,7 @@ mod tests {
         assert_eq!(jobs.admit(PEER, &get(0x1000, 8)), None);
         assert!(jobs.take(&response(0x1000)) && jobs.is_empty());
         assert!(!jobs.take(&response(0x1000)));
-        // One that never comes.
+        // A notification that never arrives.
         let id = jobs.admit(PEER, &Work::lock(5)).unwrap();
         jobs.begin(id).unwrap();
         jobs.give_up(id);

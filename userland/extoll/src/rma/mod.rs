@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! RMA: put, get, notify, lock on registered memory (HW §10).
+//! RMA: put, get, notification and lock commands on registered memory (HW §10).
 
 mod jobs;
 mod queue;
@@ -33,31 +33,32 @@ use wait::{get_of, put_of};
 use wire::rma::Descriptor;
 use wire::route::MCAST_GROUPS;
 
-/// Bytes of the notification queue that a port asks for: 16,384 notifications.
+/// Bytes of the notification queue of a port: 16,384 notifications.
 pub const QUEUE: usize = 256 << 10;
-/// Bytes of a contiguous piece of it.
+/// Bytes of a segment of the queue, which is physically contiguous.
 const SEGMENT: usize = 64 << 10;
 const REQUESTER_PAGES: usize = 32;
 const STATE_AT: u64 = (REQUESTER_PAGES * PAGE) as u64;
 const QUEUE_AT: u64 = STATE_AT + PAGE as u64;
-/// Longest sleep while nothing is known of what is waited for: most commands are not posted with [`Peer::interrupting`].
+/// Longest sleep while it is unknown whether the awaited notification interrupts. Most commands are
+/// posted without [`Peer::interrupting`].
 const UNPROMISED: Duration = Duration::from_millis(100);
-/// Packets of a port that may be outstanding (HW §8).
+/// Maximum number of outstanding packets of a port (HW §8).
 const PACKETS: u64 = 255;
 
-/// A port of some node as the target of commands, with the options of the requester page.
+/// A remote port as the target of commands, with the options of the requester page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its node.
+    /// Node of the port.
     pub node: NodeId,
-    /// Its number there.
+    /// Number of the port on its node.
     pub vpid: Vpid,
-    /// Traffic class, interrupts, kind of addresses.
+    /// Traffic class, interrupts and kind of addresses.
     pub options: PageOptions,
 }
 
 impl Peer {
-    /// Translated addresses, traffic class 0, no interrupts.
+    /// Addresses a port with translated addresses, traffic class 0 and no interrupts.
     pub fn new(node: NodeId, vpid: Vpid) -> Self {
         let options = PageOptions {
             translate: true,
@@ -70,14 +71,15 @@ impl Peer {
         }
     }
 
-    /// Every notification of the commands also wakes who sleeps on the port that gets it.
+    /// Makes all notifications of the commands raise interrupts, which wake programs that sleep on
+    /// the port that gets the notification.
     #[must_use]
     pub fn interrupting(mut self) -> Self {
         self.options.irq = true;
         self
     }
 
-    /// On traffic class 0…3; between classes there is no order.
+    /// Sets the traffic class, 0 to 3. Commands of different classes have no defined order.
     #[must_use]
     pub fn class(mut self, class: u8) -> Self {
         self.options.traffic_class = class & 3;
@@ -85,16 +87,16 @@ impl Peer {
     }
 }
 
-/// What a port and its regions share; the last of them closes the device.
+/// State that a port and its regions share. The device is closed when the last of them is dropped.
 pub(crate) struct Shared {
-    // In this order: the mappings go before the descriptor that closes the port.
+    // Fields are dropped in this order: the mappings before the descriptor that closes the port.
     sender: Outbox<3>,
     queue: Mutex<Queue>,
     backend: Arc<dyn Backend>,
     link: Arc<Link>,
     node: NodeId,
     vpid: Vpid,
-    /// Bit p: requester page p may be used; a store to another one would end the program.
+    /// Bit p: requester page p may be used. A store to another page would end the process.
     pages: u32,
 }
 
@@ -104,7 +106,7 @@ impl Drop for Shared {
     }
 }
 
-/// An open RMA port. `Send` and `Sync`: one lock for posting, one for notifications.
+/// An open RMA port. `Send` and `Sync`; it has one lock for posting and one for notifications.
 pub struct Port(Arc<Shared>);
 
 impl Port {
@@ -113,7 +115,7 @@ impl Port {
         Self::with_backend(Arc::new(device.open("rma2")?))
     }
 
-    /// The port behind an open device node.
+    /// Creates the port for an open device node.
     pub fn with_backend(backend: Arc<dyn Backend>) -> Result<Self> {
         let b = &*backend;
         set(
@@ -158,22 +160,22 @@ impl Port {
         })))
     }
 
-    /// This node.
+    /// Returns the number of this node.
     pub fn node(&self) -> NodeId {
         self.0.node
     }
 
-    /// This port.
+    /// Returns the number of this port on the node.
     pub fn vpid(&self) -> Vpid {
         self.0.vpid
     }
 
-    /// The device node behind the port.
+    /// Returns the device node of the port.
     pub fn backend(&self) -> &dyn Backend {
         &*self.0.backend
     }
 
-    /// Counters since the port was opened.
+    /// Returns counters since the port was opened.
     pub fn counters(&self) -> Counters {
         let sent = self.sender().counters();
         let queue = self.queue();
@@ -195,7 +197,8 @@ impl Port {
         self.0.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a buffer: from now on peers that know the NLA can read and write it through this port.
+    /// Registers a buffer. From then on peers that know its NLA may read and write it through this
+    /// port.
     pub fn register(&self, buffer: Buffer) -> Result<Region> {
         Region::new(self.0.clone(), buffer)
     }
@@ -203,14 +206,14 @@ impl Port {
     /// Registers memory by address, for language bindings.
     ///
     /// # Safety
-    /// Until [`Port::unregister_memory`] succeeded or the port is closed, the memory must stay allocated, and neither it nor what
-    /// shares its pages may be accessed through Rust references.
+    /// Until [`Port::unregister_memory`] succeeded or the port is closed, the memory must stay
+    /// allocated. Rust references must not be used for it or for other data in its pages.
     pub unsafe fn register_memory(&self, address: u64, bytes: u64) -> Result<RegionArg> {
-        // SAFETY: the caller promises what crate::raw::register asks for.
+        // SAFETY: the caller guarantees the requirements of crate::raw::register.
         unsafe { crate::raw::register(&*self.0.backend, address, bytes) }
     }
 
-    /// Ends a registration by address; afterwards the NIC does not access the memory any more.
+    /// Ends a registration by address. Afterwards the NIC does not access the memory.
     pub fn unregister_memory(&self, mut arg: RegionArg) -> Result<()> {
         self.0
             .backend
@@ -218,7 +221,8 @@ impl Port {
             .map_err(|e| Error::os("cannot unregister", e))
     }
 
-    /// Posts one command, or fails with [`Error::Full`] at once. Local addresses are NLAs of this port's regions.
+    /// Posts one command. Fails with [`Error::Full`] if there is no room. Local addresses are NLAs
+    /// of this port's regions.
     pub fn post(
         &self,
         peer: &Peer,
@@ -230,13 +234,13 @@ impl Port {
         self.post_words(peer.options, words)
     }
 
-    /// Posts a descriptor built elsewhere, or fails with [`Error::Full`] at once.
+    /// Posts an encoded descriptor. Fails with [`Error::Full`] if there is no room.
     pub fn post_words(&self, options: PageOptions, words: [u64; 3]) -> Result<()> {
         self.check_page(options)?;
         self.sender().post(options.index(), &words)
     }
 
-    /// Fails if the driver does not let this process use such commands.
+    /// Fails if this process may not post commands with these options.
     pub fn check_page(&self, options: PageOptions) -> Result<()> {
         match (self.0.pages >> options.index()) & 1 {
             0 => Err(Error::Forbidden(options)),
@@ -263,9 +267,12 @@ impl Port {
         .map_err(Error::Descriptor)
     }
 
-    /// Writes `len` bytes of a region to `remote`, or fails with [`Error::Full`] at once, and nothing is sent. Longer than 8 MiB:
-    /// [`commands`] of them, each of which notifies as `notify` says, as an error is reported by the one it hits alone; all or
-    /// none are posted, at most 255. Commands of one port and traffic class are in order.
+    /// Writes `len` bytes of a region to `remote`. Fails with [`Error::Full`] and sends nothing if
+    /// there is no room.
+    ///
+    /// For more than 8 MiB, [`commands`] tells the number of commands, up to 255. Either all or
+    /// none are posted. Each creates the notifications in `notify`, because an error is reported
+    /// only by the command that it affects. Commands of one port and traffic class stay in order.
     pub fn put(
         &self,
         peer: &Peer,
@@ -278,7 +285,7 @@ impl Port {
         self.transfer(peer, region, (offset, len), remote, notify, put_of)
     }
 
-    /// Reads `len` bytes at `remote` into a region; the rest is as for [`Port::put`].
+    /// Reads `len` bytes at `remote` into a region; otherwise like [`Port::put`].
     pub fn get(
         &self,
         peer: &Peer,
@@ -322,7 +329,7 @@ impl Port {
         }
     }
 
-    /// Sends a value and a class to the peer, which finds them in a notification.
+    /// Sends a value and a class to the peer, which gets them in a notification.
     pub fn notify(&self, peer: &Peer, class: u8, value: u64) -> Result<()> {
         let notify = NotifySpec {
             completer: true,
@@ -336,7 +343,7 @@ impl Port {
         )
     }
 
-    /// Repeats what fails with [`Error::Full`] until there is room.
+    /// Repeats a call that fails with [`Error::Full`] until there is room.
     pub fn retry<T>(&self, wait: Wait, mut post: impl FnMut() -> Result<T>) -> Result<T> {
         let mut pauses = Pauses::new(wait);
         loop {
@@ -347,17 +354,17 @@ impl Port {
         }
     }
 
-    /// The next notification, if there is one. Its `error` field is for the caller to look at.
+    /// Returns the next notification if there is one. Check its `error` field.
     pub fn try_notification(&self) -> Result<Option<Notification>> {
         self.queue().take(|_| true)
     }
 
-    /// The next notification.
+    /// Waits for the next notification. Check its `error` field.
     pub fn notification(&self, wait: Wait) -> Result<Notification> {
         self.wait_for(wait, |_| true)
     }
 
-    /// The oldest notification that `wanted` accepts; others stay where they are.
+    /// Waits for the oldest notification that `wanted` accepts. Others stay in the queue.
     pub fn wait_for(
         &self,
         wait: Wait,
@@ -371,14 +378,15 @@ impl Port {
         wait: Wait,
         mut look: impl FnMut(&mut Queue) -> Result<Option<T>>,
     ) -> Result<T> {
-        // Nobody else takes what is looked for: it is there, or comes as a notification.
+        // No other call takes the notification that this one waits for: it is in the queue, or will
+        // arrive there.
         let waiting = |_: &Jobs| true;
         let sleep = UNPROMISED;
         self.look_until(wait, sleep, || look(&mut self.queue()), || Ok(()), waiting)
     }
 
-    /// Waits until `look` finds something. `sleep` is the longest sleep. `check` fails when that cannot happen any more; `waiting` says
-    /// whether nothing but a notification lets it find something.
+    /// Waits until `look` finds something. `sleep` is the longest sleep. `check` fails if `look`
+    /// can no longer succeed. `waiting` is true if only a notification can make `look` succeed.
     fn look_until<T>(
         &self,
         wait: Wait,
@@ -392,7 +400,8 @@ impl Port {
             self.0.backend.fd(),
             look,
             || {
-                // What the NIC dropped is repaired here, or its notification would never come. Another thread that sends does that, too.
+                // Repair dropped packets, because their notifications would never come. Skip this
+                // if another thread sends, which repairs too.
                 self.sender().try_settle()?;
                 self.queue().skip_lost(&*self.0.backend)?;
                 check()
@@ -410,29 +419,32 @@ impl Port {
         )
     }
 
-    /// Looks whether the NIC dropped packets and repeats them, and whether something got lost on its way into the queue. The
-    /// waiting calls and [`Port::arm`] do it by themselves; programs that only try have to.
+    /// Checks for dropped packets and repeats them, and checks for notifications that were lost on
+    /// their way into the queue. Calls that wait and [`Port::arm`] do this too. Programs that use
+    /// neither must call it.
     pub fn settle(&self) -> Result<()> {
         self.sender().settle()?;
         self.queue().skip_lost(&*self.0.backend)
     }
 
-    /// Waits until the NIC accepted everything that was posted; that says nothing about its arrival.
+    /// Waits until the NIC accepted all posted commands. It does not wait for their completion.
     pub fn drain(&self, wait: Wait) -> Result<()> {
         self.sender().drain(self.0.backend.fd(), wait)
     }
 
-    /// For event loops: asks for an interrupt with the next notification of a command posted with [`Peer::interrupting`], and
-    /// repeats what the NIC dropped. Then look for notifications, then wait until the descriptor is readable, at most as long as this
-    /// says, and begin again; `None`: as long as you like. Time-outs are needed while commands are unconfirmed: nothing makes
-    /// the descriptor readable when the NIC drops one.
+    /// For event loops: requests an interrupt with the next notification of a command posted with
+    /// [`Peer::interrupting`], and repeats dropped packets. Afterwards check for notifications,
+    /// then wait until the descriptor is readable, up to the returned time; `None` means no limit.
+    ///
+    /// The time is limited while commands are unconfirmed, because the descriptor does not become
+    /// readable when the NIC drops one.
     pub fn arm(&self) -> Result<Option<Duration>> {
         self.queue().ring()?.arm(&*self.0.backend, true)?;
         self.settle()?;
         Ok(self.poll_timeout())
     }
 
-    /// How long to wait on the descriptor at most, by the last look; see [`Port::arm`].
+    /// Returns the longest time to wait for the descriptor, by the last check; see [`Port::arm`].
     pub fn poll_timeout(&self) -> Option<Duration> {
         if self.sender().is_unconfirmed() {
             Some(SETTLE)
@@ -441,14 +453,16 @@ impl Port {
         }
     }
 
-    /// Bytes of the notification queue; 0 if there is none any more.
+    /// Returns the bytes of the notification queue; 0 if there is none.
     pub fn queue_size(&self) -> usize {
         self.queue().slots() as usize * 16
     }
 
-    /// Makes a new, empty queue of `bytes` bytes in segments of `segment` bytes, both multiples of the page size. For a port
-    /// without traffic: notifications in the old one are lost. After an error the port has a queue of the old size; if not even
-    /// that can be made, everything that receives fails with [`Error::NoQueue`] until another call of this succeeds.
+    /// Creates a new, empty queue of `bytes` bytes in segments of `segment` bytes, both multiples
+    /// of the page size. Call it while the port has no traffic, because notifications in the old
+    /// queue are lost. After an error the port has a new queue of the old size. If that cannot be
+    /// created either, all receiving calls fail with [`Error::NoQueue`] until another call of this
+    /// function succeeds.
     pub fn resize_queue(&self, bytes: u64, segment: u64) -> Result<()> {
         let page = PAGE as u64;
         if bytes == 0 || segment == 0 || segment % page != 0 || bytes % segment != 0 {
@@ -465,11 +479,11 @@ impl Port {
             set(b, nr::SET_NOTIQ_SIZE, bytes, "queue size")
         };
         if let Err(e) = sizes((bytes, segment)) {
-            // Nothing was made yet, so nothing is lost; the first error is the one to tell.
+            // The old queue still exists. The caller gets the first error.
             let _ = sizes(old);
             return Err(e);
         }
-        // From here on the driver may have taken the old queue away: no access to it any more.
+        // The driver may free the old queue from here on. Do not access it.
         queue.replace(None);
         let map = || map_queue(b, &self.0.link);
         let made = map();
@@ -478,18 +492,19 @@ impl Port {
             Err(e) => (sizes(old).and_then(|()| map()).ok(), Err(e)),
         };
         queue.replace(ring);
-        // Threads that sleep wait for a slot of the old queue.
+        // Sleeping threads wait for a slot of the old queue.
         self.0.link.wake();
         result
     }
 
-    /// Lends the oldest notification in the queue that `wanted` accepts by its two words, for language bindings: its address
-    /// stays valid, and nobody else gets it, until it is freed or the queue is resized.
+    /// Returns the address of the oldest notification whose two words `wanted` accepts, for
+    /// language bindings. The address stays valid until the notification is freed or the queue is
+    /// resized. No other call returns this notification.
     pub fn peek(&self, wanted: impl Fn([u64; 2]) -> bool) -> Result<Found> {
         self.queue().lend(wanted)
     }
 
-    /// [`Port::peek`] that waits.
+    /// Like [`Port::peek`], but waits.
     pub fn peek_wait(&self, wait: Wait, wanted: impl Fn([u64; 2]) -> bool) -> Result<*mut u8> {
         self.wait_until(wait, |queue| {
             Ok(match queue.lend(&wanted)? {
@@ -499,7 +514,8 @@ impl Port {
         })
     }
 
-    /// Frees a notification given out by [`Port::peek`], in any order; false if the address is not one of those.
+    /// Frees a notification returned by [`Port::peek`], in any order. Returns false for other
+    /// addresses.
     pub fn free(&self, address: *const u8) -> bool {
         self.queue().free(address)
     }
@@ -511,7 +527,7 @@ impl AsFd for Port {
     }
 }
 
-/// Fails for what is no node, or with [`Modifiers::multicast`] no group.
+/// Fails unless the target is a valid node or, with [`Modifiers::multicast`], a valid group.
 pub fn check_target(node: NodeId, modifiers: Modifiers) -> Result<()> {
     match modifiers.multicast {
         true if node.0 >= MCAST_GROUPS => Err(Error::Group(node.0)),
@@ -536,34 +552,35 @@ fn map_queue(backend: &dyn Backend, link: &Arc<Link>) -> Result<Ring> {
     queue::ring(map, bytes, link)
 }
 
-/// Limits and settings of a port that only some programs need.
+/// Limits and settings that only some programs need.
 impl Port {
-    /// Nodes that the driver supports.
+    /// Returns the number of nodes that the driver supports.
     pub fn max_nodes(&self) -> Result<u64> {
         get(self.backend(), nr::GET_MAXNODEID, "number of nodes")
     }
 
-    /// Ports per node.
+    /// Returns the number of ports per node.
     pub fn max_ports(&self) -> Result<u64> {
         get(self.backend(), nr::GET_MAXVPID, "number of ports")
     }
 
-    /// Traffic classes of the responses to requests of class 0…3, one byte each from bit 0.
+    /// Returns the traffic classes of responses to requests of class 0 to 3, one byte each from bit
+    /// 0.
     pub fn response_classes(&self) -> Result<u64> {
         get(self.backend(), nr::GET_TCS, "traffic classes")
     }
 
-    /// Sets [`Port::response_classes`]; the driver may refuse it to unprivileged programs.
+    /// Sets [`Port::response_classes`]. The driver may permit it to privileged programs only.
     pub fn set_response_classes(&self, classes: u64) -> Result<()> {
         set(self.backend(), nr::SET_TCS, classes, "traffic classes")
     }
 
-    /// Protection descriptor: packets with another one are dropped.
+    /// Returns the protection descriptor. The NIC drops packets with another one.
     pub fn protection(&self) -> Result<u64> {
         get(self.backend(), nr::GET_PROTDESC, "protection descriptor")
     }
 
-    /// Sets [`Port::protection`]; the driver may refuse it to unprivileged programs.
+    /// Sets [`Port::protection`]. The driver may permit it to privileged programs only.
     pub fn set_protection(&self, descriptor: u16) -> Result<()> {
         set(
             self.backend(),
@@ -573,12 +590,12 @@ impl Port {
         )
     }
 
-    /// Bytes of a queue segment.
+    /// Returns the bytes of a queue segment.
     pub fn segment_size(&self) -> Result<u64> {
         get(self.backend(), nr::GET_NOTIQ_SEGMENT_SIZE, "segment size")
     }
 
-    /// The node ID as it is now; it changes when the network is set up anew.
+    /// Reads the present node ID, which changes when the network is set up again.
     pub fn read_node(&self) -> Result<NodeId> {
         Ok(NodeId(
             get(self.backend(), nr::GET_NODEID, "node ID")? as u16

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Notifications of a port (HW §10.4).
+//! The notification queue of a port (HW §10.4).
 
 use super::jobs::Jobs;
 use crate::backend::rma::GET_NOTIQ_WP;
@@ -12,30 +12,30 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use wire::rma::Notification;
 
-/// What a look for a notification by address found.
+/// Result of a search for a notification by address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Found {
-    /// Its address.
+    /// Address of the notification.
     At(*mut u8),
-    /// So many, of which none is wanted.
+    /// Number of notifications in the queue. The search accepted none of them.
     Others(usize),
 }
 
 pub(crate) struct Queue {
-    /// `None` after a failed change of its size.
+    /// `None` after a failed change of the size.
     ring: Option<Ring>,
-    /// Slots whose address was given out.
+    /// Slots whose addresses were returned to the program.
     lent: BTreeSet<u32>,
     pub jobs: Jobs,
     pub received: u64,
     pub sleeps: u64,
-    /// Of rings that are gone.
+    /// Counters of rings that were replaced.
     commits: u64,
     skipped: u64,
 }
 
 fn words(ring: &Ring, slot: u32) -> [u64; 2] {
-    // The status first: word 0 is valid once word 1 is there.
+    // Read the status first: word 0 is valid when word 1 is set.
     let word1 = ring.status(slot);
     [ring.word(slot, 0), word1]
 }
@@ -43,12 +43,12 @@ fn words(ring: &Ring, slot: u32) -> [u64; 2] {
 /// Bytes of a slot.
 const SLOT: usize = 16;
 
-/// The ring in a mapping.
+/// Creates the ring for a mapping.
 pub(super) fn ring(map: Mapping, bytes: usize, link: &Arc<Link>) -> Result<Ring> {
     Ring::new(map, SLOT, bytes, link.clone())
 }
 
-/// The last slot of a ring of so many bytes.
+/// Returns the last slot of a ring of `bytes` bytes.
 pub(super) fn last(bytes: usize) -> u64 {
     (bytes / SLOT).saturating_sub(1) as u64
 }
@@ -66,7 +66,7 @@ impl Queue {
         }
     }
 
-    /// Another ring, or none. Addresses that were given out mean nothing any more.
+    /// Replaces the ring. Addresses that were returned become invalid.
     pub fn replace(&mut self, ring: Option<Ring>) {
         (self.commits, self.skipped) = (self.commits(), self.skipped());
         self.lent.clear();
@@ -77,29 +77,29 @@ impl Queue {
         self.ring.as_mut().ok_or(Error::NoQueue)
     }
 
-    /// Slots of the ring.
+    /// Returns the number of slots of the ring.
     pub fn slots(&self) -> u32 {
         self.ring.as_ref().map_or(0, Ring::slots)
     }
 
-    /// Read pointers written.
+    /// Returns the number of updates of the read pointer.
     pub fn commits(&self) -> u64 {
         self.commits + self.ring.as_ref().map_or(0, |ring| ring.commits)
     }
 
-    /// Slots given up.
+    /// Returns the number of skipped slots.
     pub fn skipped(&self) -> u64 {
         self.skipped + self.ring.as_ref().map_or(0, |ring| ring.skipped)
     }
 
-    /// The queue has to be looked at again soon, for slots that stay empty.
+    /// True if the queue must be checked again soon because a slot stays empty.
     pub fn is_suspect(&self) -> bool {
         self.ring.as_ref().is_some_and(Ring::is_suspect)
     }
 
-    /// Gives up what got lost on its way into the queue.
+    /// Skips notifications that were lost on their way into the queue.
     pub fn skip_lost(&mut self, backend: &dyn Backend) -> Result<()> {
-        // Without a queue nothing can get lost in it.
+        // A port without a queue has lost nothing.
         let Some(ring) = self.ring.as_mut() else {
             return Ok(());
         };
@@ -116,7 +116,7 @@ impl Queue {
         }
     }
 
-    /// Gives what the port's own calls wait for, or gave up, to them.
+    /// Moves notifications of the port's own calls from the queue to their jobs.
     pub fn sort(&mut self) -> Result<()> {
         let ring = self.ring.as_mut().ok_or(Error::NoQueue)?;
         ring.check()?;
@@ -137,7 +137,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes the oldest notification that is wanted. A malformed one is taken and reported.
+    /// Takes the oldest notification that `wanted` accepts. A malformed notification before it is
+    /// removed, and an error is returned.
     pub fn take(&mut self, wanted: impl Fn(&Notification) -> bool) -> Result<Option<Notification>> {
         self.sort()?;
         let lent = &self.lent;
@@ -159,7 +160,8 @@ impl Queue {
         result.map(Some)
     }
 
-    /// Lends the oldest wanted notification, which nobody else gets until it is freed.
+    /// Returns the address of the oldest notification that `wanted` accepts. No other call returns
+    /// it until it is freed.
     pub fn lend(&mut self, wanted: impl Fn([u64; 2]) -> bool) -> Result<Found> {
         self.sort()?;
         let lent = &mut self.lent;
@@ -175,12 +177,12 @@ impl Queue {
         Ok(Found::Others(others))
     }
 
-    /// Frees a notification that was lent; false for any other address.
+    /// Frees a notification returned by [`Queue::lend`]. Returns false for other addresses.
     pub fn free(&mut self, address: *const u8) -> bool {
         let Some(ring) = self.ring.as_mut() else {
             return false;
         };
-        // Of a NIC that is gone nothing has to be freed any more.
+        // If the NIC was removed, there is no slot to free.
         let freed = ring.slot_at(address).is_some_and(|slot| {
             self.lent.remove(&slot) && (ring.free(slot) || ring.check().is_err())
         });

@@ -8,10 +8,11 @@ use crate::raw::register;
 use crate::Buffer;
 use std::sync::Arc;
 
-/// A buffer that the NIC may access: peers that know its NLA read and write it while the program runs.
+/// A buffer that the NIC may access. Peers that know its NLA read and write it while the program
+/// runs.
 ///
-/// It keeps its port open. Dropping it ends the registration; if the driver refuses that, the memory is leaked rather than
-/// freed under the NIC's hands.
+/// A region keeps its port open. Dropping it ends the registration. If the driver fails to end it,
+/// the memory is leaked, because the NIC may still access it.
 pub struct Region {
     buffer: Option<Buffer>,
     arg: RegionArg,
@@ -21,8 +22,9 @@ pub struct Region {
 impl Region {
     pub(super) fn new(port: Arc<Shared>, buffer: Buffer) -> Result<Self> {
         let address = buffer.mapping().address(0) as u64;
-        // SAFETY: the buffer is owned by the region from here on and given back only after it was unregistered; it has its
-        // pages to itself and no reference to its bytes exists (Buffer lends none).
+        // SAFETY: the region owns the buffer, and returns it only after it was unregistered. The
+        // buffer shares its pages with no other data, and no reference to its bytes exists, because
+        // Buffer returns none.
         let arg = unsafe { register(&*port.backend, address, buffer.mapping().len() as u64)? };
         Ok(Self {
             buffer: Some(buffer),
@@ -31,12 +33,12 @@ impl Region {
         })
     }
 
-    /// There until end(), which consumes the region.
+    /// Returns the buffer, which exists until end().
     fn buffer(&self) -> Result<&Buffer> {
         self.buffer.as_ref().ok_or(Error::Gone)
     }
 
-    /// Bytes of the buffer.
+    /// Returns the bytes of the buffer.
     pub fn len(&self) -> u64 {
         self.buffer.as_ref().map_or(0, Buffer::len) as u64
     }
@@ -46,18 +48,18 @@ impl Region {
         self.len() == 0
     }
 
-    /// NLA of the first byte: what a peer needs to know.
+    /// Returns the NLA of the first byte, for peers.
     pub fn nla(&self) -> Nla {
         Nla(self.arg.nla())
     }
 
-    /// NLA of a byte of the buffer, or of its end.
+    /// Returns the NLA of a byte of the buffer, or of its end.
     pub fn nla_at(&self, offset: u64) -> Result<Nla> {
         check_range(offset, 0, self.len())?;
         Ok(Nla(self.arg.nla().wrapping_add(offset)))
     }
 
-    /// Copies out of the buffer. Bytes that arrive meanwhile may be old or new.
+    /// Copies from the buffer. Bytes that arrive at the same time may be old or new.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
         self.buffer()?.read(offset, to)
     }
@@ -67,14 +69,14 @@ impl Region {
         self.buffer()?.write(offset, from)
     }
 
-    /// Reads an aligned quadword in one go: for programs that watch memory instead of notifications. What arrived before it on
-    /// the same connection is visible afterwards.
+    /// Reads an aligned quadword with one load, for programs that poll memory instead of
+    /// notifications. Data that arrived before it on the same connection is visible afterwards.
     pub fn load(&self, offset: u64) -> Result<u64> {
         let at = self.quadword(offset)?;
         Ok(self.buffer()?.mapping().load(at))
     }
 
-    /// Writes an aligned quadword in one go.
+    /// Writes an aligned quadword with one store.
     pub fn store(&self, offset: u64, value: u64) -> Result<()> {
         let at = self.quadword(offset)?;
         self.buffer()?.mapping().store(at, value);
@@ -93,7 +95,8 @@ impl Region {
         Ok(offset as usize)
     }
 
-    /// Ends the registration and gives the buffer back; after an error the memory is leaked, as the NIC may still use it.
+    /// Ends the registration and returns the buffer. After an error the memory is leaked, because
+    /// the NIC may still access it.
     pub fn unregister(mut self) -> Result<Buffer> {
         self.end()
     }
@@ -103,7 +106,7 @@ impl Region {
         let mut arg = self.arg;
         match self.port.backend.unregister(&mut arg) {
             Ok(()) => Ok(buffer),
-            // The driver took everything from a NIC that it gave up.
+            // The driver ended all registrations of a removed NIC.
             Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(buffer),
             Err(e) => {
                 std::mem::forget(buffer);
@@ -116,7 +119,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if self.buffer.is_some() {
-            // A refusal leaks the memory; there is nobody left to tell.
+            // After an error the memory is leaked. The error cannot be reported.
             let _ = self.end();
         }
     }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Notifications in words.
+//! Text for notifications.
 
 use wire::rma::{Command, LockResult, NotificationWord};
 
-/// What a notification says beside who sent it, whatever its words are: depends on its command (HW §10.4).
+/// Returns the contents of a notification without its sender, as text. They depend on the command
+/// (HW §10.4). Accepts any words.
 pub fn content(words: [u64; 2]) -> String {
     let (word0, word1) = (words[0], NotificationWord(words[1]));
     match Command::from_code(word1.command()) {

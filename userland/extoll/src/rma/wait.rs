@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Calls that post commands and wait until they are done.
+//! Calls that post commands and wait for their completion.
 
 use super::jobs::Work;
 use super::{
@@ -13,25 +13,26 @@ use std::cell::Cell;
 use wire::rma::DescriptorError;
 use wire::transfer::{Chunk, Direction};
 
-/// An entry of the list of what is waited for; one that is dropped before its end is given up.
+/// Entry of a call in the list of jobs. A ticket that is dropped before the job is complete gives
+/// it up.
 struct Ticket<'a> {
     port: &'a Port,
     id: Cell<Option<u64>>,
-    /// The last command that was posted.
+    /// Last posted command.
     posted: Cell<Option<Posted>>,
-    /// Slots of the queue that had been given up before.
+    /// Number of skipped queue slots when the first command was posted.
     skipped: Cell<u64>,
 }
 
 impl Ticket<'_> {
-    /// Units that reported an error so far.
+    /// Ends the wait for the job. Returns the units that reported an error so far.
     fn give_up(&self) -> u8 {
         self.id
             .take()
             .map_or(0, |id| self.port.queue().jobs.give_up(id))
     }
 
-    /// Fails if what is waited for does not come any more, or may not, because of what another call found.
+    /// Fails if another call detected that the awaited notification is lost or may be lost.
     fn check(&self) -> Result<()> {
         let Some(posted) = self.posted.get() else {
             return Ok(());
@@ -50,13 +51,17 @@ impl Drop for Ticket<'_> {
     }
 }
 
-/// Waiting for the end. A call that timed out or failed may leave commands on their way; the port remembers them and takes their late
-/// notifications, for ten seconds. Until then, or until these came, a call that would be answered by notifications that look the
-/// same (same peer, and overlapping local memory or the same lock) posts nothing but waits, and so does one beside another such
-/// call. A GET that timed out may still write to the region. Commands posted otherwise, with notifications, on the
-/// same memory at the same time would be confused with them.
+/// Calls that wait for completion. A call that timed out or failed may leave commands outstanding.
+/// The port takes their late notifications for ten seconds. Until then, or until they arrived,
+/// calls with equal notifications post nothing and wait. Notifications are equal for the same peer
+/// and overlapping local memory, or the same lock. Such calls also wait for each other.
+///
+/// A GET that timed out may still write to the region. Do not post other commands with
+/// notifications on the same memory at the same time, because their notifications could be assigned
+/// to these calls.
 impl Port {
-    /// [`Port::put`] that waits until the data has left: the region may be changed, the peer may not have it yet.
+    /// Like [`Port::put`], but waits until the data was read from the region. The region may then
+    /// be changed. The peer may not have the data yet.
     pub fn put_wait(
         &self,
         peer: &Peer,
@@ -73,7 +78,7 @@ impl Port {
         self.move_wait(peer, region, (offset, len), remote, notify, wait)
     }
 
-    /// [`Port::get`] that waits until the data is in the region.
+    /// Like [`Port::get`], but waits until the data is in the region.
     pub fn get_wait(
         &self,
         peer: &Peer,
@@ -90,7 +95,8 @@ impl Port {
         self.move_wait(peer, region, (offset, len), remote, notify, wait)
     }
 
-    /// Every command notifies, up to four are on their way; the first error is the result.
+    /// Posts the commands of a transfer, up to four at a time, each with a notification. The result
+    /// is the first error.
     fn move_wait(
         &self,
         peer: &Peer,
@@ -122,7 +128,8 @@ impl Port {
         self.finish(peer, work, words, wait).map(drop)
     }
 
-    /// Fetch-compare-and-add at the peer: if the lock ≤ `compare` then `add` is added. Waits for the outcome.
+    /// Fetch, compare and add at the peer: adds `add` to the lock if it is less than or equal to
+    /// `compare`. Waits for the result.
     pub fn lock_wait(
         &self,
         peer: &Peer,
@@ -161,7 +168,8 @@ impl Port {
             posted: Cell::new(None),
             skipped: Cell::new(0),
         };
-        // The commands are those of this call, so it is known whether their notifications interrupt.
+        // The call posts the commands itself, and therefore knows whether their notifications
+        // interrupt.
         let sleep = match peer.options.irq {
             true => GUARD,
             false => SLICE,
@@ -171,7 +179,8 @@ impl Port {
             sleep,
             || self.step(peer, &work, &words, &ticket),
             || ticket.check(),
-            // Others take notifications for this call, and it may wait for room or its turn.
+            // Other calls may take notifications for this one, and it may have to wait for room or
+            // for an equal job.
             |jobs| ticket.id.get().is_some_and(|id| jobs.is_waiting(id)),
         );
         match (result, ticket.give_up()) {
@@ -180,7 +189,7 @@ impl Port {
         }
     }
 
-    /// Looks for the result and posts what can be posted.
+    /// Checks for the result, and posts commands while there is room.
     fn step(
         &self,
         peer: &Peer,
@@ -246,7 +255,8 @@ pub(super) fn get_of(len: u32, local: u64, remote: u64) -> Operation {
     }
 }
 
-/// Commands that [`Port::put`] and [`Port::get`] post for so many bytes, each of which notifies.
+/// Returns the number of commands that [`Port::put`] and [`Port::get`] post for `len` bytes. Each
+/// has its own notifications.
 pub fn commands(len: u64) -> u64 {
     len.div_ceil(u64::from(MAX_LEN)).max(1)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! A device made of memory: the test plays the NIC on the other side of the same file.
-// Each test uses a part of it.
+//! Simulated device in memory. A test acts as the NIC through the same file.
+// Each test uses only a part of this module.
 #![allow(dead_code)]
 
 use extoll::{Backend, Mapping, PortInfo, RegionArg};
@@ -13,37 +13,37 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 const PAGE: u64 = 4096;
 
-/// What the driver side keeps.
+/// State of the simulated driver.
 #[derive(Default)]
 pub struct Driver {
-    /// Values by ioctl number: what GET calls answer and SET calls left.
+    /// Values by ioctl number: results of GET calls, and values of SET calls.
     pub values: BTreeMap<u32, u64>,
-    /// Registered regions by NLA.
+    /// Registered regions: NLA and address.
     pub regions: BTreeMap<u64, u64>,
-    /// Answer of the next register or unregister call.
+    /// Error of the next register or unregister call.
     pub refuse: Option<i32>,
-    /// Requester pages that may be used; `None`: the driver does not say.
+    /// Requester pages that may be used; `None` simulates a driver without this information.
     pub pages: Option<u32>,
-    /// Mappings to refuse from now on.
+    /// Number of mappings that will fail.
     pub refuse_maps: u32,
-    /// As the vendor's driver: no call asks for an interrupt, the register does.
+    /// Simulates the vendor's driver, which has no call for requesting an interrupt.
     pub no_arm: bool,
-    /// Slots that an interrupt was asked for with.
+    /// Slots given in requests for an interrupt.
     pub armed: Vec<u32>,
-    /// Unbinds the NIC in the next call that asks for an interrupt.
+    /// Unbinds the NIC in the next request for an interrupt.
     pub unbind_in_arm: bool,
     gone: bool,
     next_nla: u64,
-    /// The other end of the descriptor.
+    /// Other end of the descriptor.
     bell: Option<UnixStream>,
 }
 
-/// The device: one file, of which each mapping offset is a different part.
+/// The device. Each offset in the file is a different mapping.
 pub struct Fake {
     file: File,
     driver: Mutex<Driver>,
     fd: UnixStream,
-    /// Where the queue is mapped, and bytes per slot: ARM looks at the status word.
+    /// Offset of the queue's mapping, and bytes per slot. ARM reads the status word of a slot.
     queue: (u64, u64),
 }
 
@@ -52,7 +52,7 @@ fn error<T>(code: i32) -> io::Result<T> {
 }
 
 impl Fake {
-    /// `queue`: offset of the queue's mapping, bytes per slot.
+    /// Creates a device. `queue` is the offset of the queue's mapping and the bytes per slot.
     pub fn new(queue: (u64, u64), values: &[(u32, u64)]) -> Arc<Self> {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8 << 20).unwrap();
@@ -72,30 +72,31 @@ impl Fake {
         })
     }
 
-    /// The driver's side.
+    /// Returns the state of the driver.
     pub fn driver(&self) -> MutexGuard<'_, Driver> {
         self.driver.lock().unwrap()
     }
 
-    /// The NIC's view of what the program maps at `offset`.
+    /// Returns the memory that the program maps at `offset`, as the NIC sees it.
     pub fn view(&self, offset: u64, len: usize) -> Mapping {
         Mapping::of(&self.file, offset, len).unwrap()
     }
 
-    /// Makes the descriptor readable until an interrupt is asked for again, as an interrupt does.
+    /// Makes the descriptor readable until the next request for an interrupt.
     pub fn interrupt(&self) {
         if let Some(mut bell) = self.driver().bell.as_ref() {
-            // No room: it is readable.
+            // A full buffer means that the descriptor is readable.
             let _ = bell.write(&[0]);
         }
     }
 
-    /// Only the descriptor tells of the end.
+    /// Hangs up the descriptor, and changes nothing else.
     pub fn hang_up(&self) {
         self.driver().bell = None;
     }
 
-    /// As unbinding does it: calls fail, the descriptor hangs up, an access to a mapping is SIGBUS.
+    /// Unbinds the NIC: calls fail, the descriptor hangs up, and an access to a mapping raises
+    /// SIGBUS.
     pub fn unbind(&self) {
         self.take_away(&mut self.driver());
     }
@@ -117,13 +118,14 @@ impl Fake {
 
 impl Backend for Fake {
     fn get(&self, number: u32) -> io::Result<u64> {
-        // The SET number of a value has the other direction and may have the neighbouring number; tests list what they need.
+        // Value by the GET number. The SET number of the same value differs, so that tests list the
+        // GET values that they need.
         let value = self.alive()?.values.get(&number).copied();
         value.map_or_else(|| error(libc::ENOTTY), Ok)
     }
 
     fn set(&self, number: u32, value: u64) -> io::Result<()> {
-        // Sizes are pages; a read pointer begins at the last slot.
+        // Sizes are multiples of a page. The initial read pointer is the last slot.
         if value % PAGE != 0 && !(value + 1).is_power_of_two() {
             return error(libc::EFAULT);
         }
@@ -165,10 +167,10 @@ impl Backend for Fake {
         }
         driver.armed.push(slot);
         drop(driver);
-        // Before the look: an interrupt from now on is not lost.
+        // Clear the descriptor before reading the status, so that no later interrupt is lost.
         while (&self.fd).read(&mut [0; 64]).is_ok_and(|n| n > 0) {}
         let (offset, bytes) = self.queue;
-        // Behind the page of the read pointer.
+        // The page of the read pointer precedes the slots.
         let status = (PAGE + (u64::from(slot) + 1) * bytes) as usize - 8;
         Ok(self.view(offset, status + 8).load(status) != 0)
     }
