@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `extollctl accel`: PCIe devices that nodes lend to each other (vpci.ko).
+//! `extollctl accel`: PCIe devices that nodes borrow from each other (vpci.ko).
 
 use crate::choice::Choice;
 use crate::table::table;
@@ -16,95 +16,125 @@ use std::time::{Duration, Instant};
 const FILE: &str = "/dev/extoll_pci";
 const DEVICES: &str = "/sys/bus/pci/devices";
 const DRIVER: &str = "vpci";
-/// How long the PCI core may take to bind a driver, or a borrower to give a device back.
+/// Maximum time for the PCI core to bind a driver, or for a borrower to return a device.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What is done with devices.
+/// Subcommands for devices.
 #[derive(Subcommand, Debug)]
 pub enum Verb {
-    /// Devices that a node lends; without a node those that this one has borrowed, and lends itself.
+    /// Lists the devices that a node lends. Without --node: the devices that this node has
+    /// borrowed, and those that it lends.
+    ///
+    /// Example: extollctl accel list --node 3
     List {
-        /// The node.
+        /// Number of the node.
         #[arg(short, long)]
         node: Option<u16>,
     },
-    /// Has a device of another node appear in this one's PCI tree; says its PCI domain.
+    /// Borrows a device of another node: adds it to this node's PCI tree and prints its PCI domain.
+    ///
+    /// Example: extollctl accel borrow --node 3 0000:02:00.0
     Borrow {
-        /// The node.
+        /// Number of the node.
         #[arg(short, long)]
         node: u16,
-        /// Which of its devices: index in its list, or PCI address there; not needed if it is an accelerator.
+        /// The device: its index in the node's list, or its PCI address there. Not required for an
+        /// accelerator.
         #[arg(default_value = "0")]
         address: String,
     },
-    /// Says of a node that it is an accelerator: its NIC has a device behind it, and no host. Once, and again after a loss of power.
+    /// Enrols a node as an accelerator: a NIC with a device behind it and no host. Repeat this
+    /// after each loss of power.
+    ///
+    /// Example: extollctl accel enrol --node 5
     Enrol {
-        /// The node.
+        /// Number of the node.
         #[arg(short, long)]
         node: u16,
     },
-    /// Gives a device back, whose driver lets go of it first.
+    /// Returns a borrowed device to its lender. Its driver on this node is unbound first.
+    ///
+    /// Example: extollctl accel return 0x10001
     Return {
-        /// Its PCI domain (0x10001).
+        /// PCI domain of the device (0x10001).
         #[arg(value_parser = crate::number)]
         domain: u64,
     },
-    /// Takes a device of this node from its driver, and offers it to others.
+    /// Unbinds a device of this node from its driver and offers it to other nodes.
+    ///
+    /// Example: extollctl accel lend 0000:02:00.0
     Lend {
-        /// Its PCI address (0000:02:00.0).
+        /// PCI address of the device (0000:02:00.0).
         address: String,
     },
-    /// Takes a device back from whoever has it: one of this node, which its own driver gets then, or that of an accelerator.
+    /// Takes a device back from its borrower. A device of this node is then bound to its own
+    /// driver. With --node: the device of an accelerator.
+    ///
+    /// Example: extollctl accel reclaim 0000:02:00.0
+    ///
+    /// Example: extollctl accel reclaim --node 5
     Reclaim {
-        /// Its PCI address (0000:02:00.0).
+        /// PCI address of the device (0000:02:00.0).
         #[arg(required_unless_present = "node", conflicts_with = "node")]
         address: Option<String>,
-        /// The accelerator's node.
+        /// Node of the accelerator.
         #[arg(short, long)]
         node: Option<u16>,
-        /// All nodes that have had the accelerator, and accelerators that it was joined with, are known to be down, or to have no window to it
-        /// any more: the numbers of their intervals are given to others.
+        /// Declares that all nodes which borrowed the accelerator, and all accelerators joined with
+        /// it, are down or have no window to it. The numbers of their intervals are then used for
+        /// other nodes.
         #[arg(long, requires = "node")]
         down: bool,
-        /// Milliseconds that the borrower gets to let go of it in order; then it is cut off.
+        /// Milliseconds for the borrower to unbind its driver. Afterwards the device is cut off
+        /// from the borrower.
         #[arg(long, default_value_t = 5000, conflicts_with = "node")]
         grace_ms: u32,
-        /// Goes on being offered.
+        /// Keeps offering the device to other nodes.
         #[arg(long, conflicts_with = "node")]
         keep: bool,
     },
-    /// Has the device of an accelerator reach that of another one, past this node: drivers can map its BARs (dma_map_resource).
+    /// Joins the devices of two accelerators: the first device accesses the second one directly,
+    /// not through this node. Drivers can map the BARs of the second device (dma_map_resource).
+    ///
+    /// Example: extollctl accel join 0x10001 0x10002
     Join {
-        /// Its PCI domain (0x10001).
+        /// PCI domain of the first device (0x10001).
         #[arg(value_parser = crate::number)]
         domain: u64,
-        /// PCI domain of the device that it is to reach.
+        /// PCI domain of the second device.
         #[arg(value_parser = crate::number)]
         with: u64,
     },
-    /// The device of an accelerator reaches that of the other one no more.
+    /// Ends the access of a device to another one that "join" set up.
+    ///
+    /// Example: extollctl accel part 0x10001 0x10002
     Part {
-        /// Its PCI domain (0x10001).
+        /// PCI domain of the first device (0x10001).
         #[arg(value_parser = crate::number)]
         domain: u64,
-        /// PCI domain of the device that it reaches.
+        /// PCI domain of the second device.
         #[arg(value_parser = crate::number)]
         with: u64,
     },
-    /// Says that a node is switched off, and has nothing of this one any more. It must be true: what that node reaches is given to others.
+    /// Declares that a node is switched off and has no access to resources of this node. This must
+    /// be true, because these resources are then given to other nodes.
+    ///
+    /// Example: extollctl accel down --node 5
     Down {
-        /// The node.
+        /// Number of the node.
         #[arg(short, long)]
         node: u16,
     },
-    /// Offers a device again that was found broken; it is reset first.
+    /// Resets a device that was found broken, and offers it again.
+    ///
+    /// Example: extollctl accel repair 0000:02:00.0
     Repair {
-        /// Its PCI address (0000:02:00.0).
+        /// PCI address of the device (0000:02:00.0).
         address: String,
     },
 }
 
-/// Why the module does not do what it was told.
+/// Error that the module returned for a command.
 #[derive(Debug)]
 struct Refused(Errno);
 
@@ -114,22 +144,22 @@ impl fmt::Display for Refused {
             Errno::TIMEDOUT => "the node does not answer",
             Errno::BUSY => "somebody has the device",
             Errno::AGAIN => {
-                "one of the nodes does not lend yet: its module, or this node's, has begun less than some 16 s ago"
+                "one of the nodes does not lend yet, because its module vpci, or that of this node, was loaded less than about 16 s ago: try again"
             }
             Errno::NXIO => "there is no such device",
             Errno::NOENT => "nobody has the device",
-            Errno::EXIST => "it is an accelerator already",
-            Errno::ISCONN => "it reaches that device already",
-            Errno::NOTCONN => "it does not reach that device",
+            Errno::EXIST => "the node is an accelerator already",
+            Errno::ISCONN => "the devices are already joined",
+            Errno::NOTCONN => "the devices are not joined",
             Errno::OPNOTSUPP => "the node of the device has a host",
             Errno::XDEV => "that node has a host, whose driver uses its NIC",
-            Errno::NOSPC => "there are no intervals, or no room, for the device's BARs",
-            Errno::IO => "the device does not work; the kernel's log says why",
-            Errno::NODEV => "this node has no NIC for that",
-            Errno::MFILE => "no more devices: see the parameters leases and per_node of vpci",
-            Errno::STALE => "the device was offered anew meanwhile; list it again",
-            Errno::PROTO => "the node's vpci is of another version",
-            Errno::PERM => "the lender does not allow it",
+            Errno::NOSPC => "no intervals or no address space are left for the BARs of the device",
+            Errno::IO => "the device does not work; see the kernel log",
+            Errno::NODEV => "this node has no suitable NIC",
+            Errno::MFILE => "the maximum number of devices is reached (parameters leases and per_node of vpci)",
+            Errno::STALE => "the device was offered again since it was listed; list it again",
+            Errno::PROTO => "the node has another version of vpci",
+            Errno::PERM => "the lender does not permit it",
             other => return std::io::Error::from(other).fmt(f),
         })
     }
@@ -137,7 +167,7 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Says something to the module: its answer.
+/// Sends a command to the module and returns its answer.
 fn ask(command: &str) -> Result<String> {
     let mut file = fs::OpenOptions::new()
         .read(true)
@@ -157,13 +187,13 @@ fn ask(command: &str) -> Result<String> {
     Ok(text)
 }
 
-/// The same, about a device of a node: says what else is known when the module refuses.
+/// Sends a command about a device of a node. Adds a hint to some errors of the module.
 fn ask_about(node: u16, index: &str, command: &str) -> Result<String> {
     ask(command).map_err(|e| {
         let hint = match e.downcast_ref() {
             Some(Refused(Errno::BUSY)) => holder(node, index),
             Some(Refused(Errno::TIMEDOUT)) => Some(format!(
-                "either its module vpci is not loaded, or it is an accelerator that has not been enrolled since it got power \
+                "either its module vpci is not loaded, or it is an accelerator that has not been enrolled since it was powered on \
                  (extollctl accel enrol --node {node})"
             )),
             _ => None,
@@ -175,7 +205,7 @@ fn ask_about(node: u16, index: &str, command: &str) -> Result<String> {
     })
 }
 
-/// Which node has a device.
+/// Returns a description of the node that has borrowed a device.
 fn holder(node: u16, index: &str) -> Option<String> {
     let offered = parse(&ask(&format!("list node={node}")).ok()?);
     let found = offered.iter().find(|r| cell(r, "index") == index)?;
@@ -184,18 +214,18 @@ fn holder(node: u16, index: &str) -> Option<String> {
         cell(r, "node") == node.to_string() && cell(r, "at") == cell(found, "at")
     };
     if own.iter().any(is_own) {
-        return Some("this node, which gives it back by 'extollctl accel return'".into());
+        return Some("this node; return it with 'extollctl accel return'".into());
     }
     let state = cell(found, "state");
     let by: String = state.chars().filter(char::is_ascii_digit).collect();
     (!by.is_empty()).then(|| format!("node {by}"))
 }
 
-/// `name=value` words of a line; values of the same name with commas.
+/// Parses the `name=value` words of a line. Several values of a name are joined with commas.
 fn words(line: &str) -> Map<String, Value> {
     let mut all = Map::new();
     for (name, value) in line.split_whitespace().filter_map(|w| w.split_once('=')) {
-        // What there is several of has one word for each.
+        // Properties with several values have one word for each value.
         let value = match all.get(name).and_then(Value::as_str) {
             Some(before) => format!("{before},{value}"),
             None => value.to_owned(),
@@ -257,9 +287,9 @@ fn borrow(node: u16, device: &str) -> Result<(Value, String)> {
     Ok((json!({ "domain": domain }), said.clone()))
 }
 
-/// The directory of a device.
+/// Returns the sysfs directory of a device.
 fn directory(device: &str) -> Result<PathBuf> {
-    ensure!(!device.contains('/'), "{device} is no PCI address");
+    ensure!(!device.contains('/'), "{device} is not a PCI address");
     let dir = Path::new(DEVICES).join(device);
     ensure!(dir.is_dir(), "there is no {device}");
     Ok(dir)
@@ -270,13 +300,13 @@ fn driver(dir: &Path) -> Option<String> {
     Some(link.file_name()?.to_string_lossy().into_owned())
 }
 
-/// Gives a device to another driver, or to the one that the kernel finds.
+/// Binds a device to the driver `name`; if `name` is empty, to the driver that the kernel selects.
 fn rebind(device: &str, name: &str) -> Result<()> {
     let dir = directory(device)?;
     if driver(&dir).is_some() {
         fs::write(dir.join("driver/unbind"), device).context("unbind")?;
     }
-    // A line feed alone: none.
+    // A single line feed clears the override.
     fs::write(dir.join("driver_override"), format!("{name}\n")).context("driver_override")?;
     fs::write("/sys/bus/pci/drivers_probe", device).context("drivers_probe")?;
     Ok(())
@@ -284,22 +314,22 @@ fn rebind(device: &str, name: &str) -> Result<()> {
 
 fn lend(device: &str) -> Result<(Value, String)> {
     let dir = directory(device)?;
-    // Before its own driver lets go of it.
+    // Check that the module answers before the device is unbound from its own driver.
     ask("lent")?;
     rebind(device, DRIVER)?;
     let begun = Instant::now();
     while driver(&dir).as_deref() != Some(DRIVER) {
         if begun.elapsed() > Duration::from_secs(2) {
-            // Its own driver has it again.
+            // Bind the device to its own driver again.
             rebind(device, "")?;
-            bail!("the driver {DRIVER} does not take {device}; the kernel's log says why");
+            bail!("the driver {DRIVER} does not take {device}; see the kernel log");
         }
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok((json!({ "lent": device }), String::new()))
 }
 
-/// A device of this node that is kept for others.
+/// Returns the entry of a device of this node that is offered to other nodes.
 fn kept(device: &str) -> Result<Option<Map<String, Value>>> {
     let rows = parse(&ask("lent")?);
     Ok(rows.into_iter().find(|r| cell(r, "at") == device))
@@ -325,7 +355,7 @@ fn reclaim(device: &str, grace_ms: u32, keep: bool) -> Result<(Value, String)> {
         match state.as_deref() {
             Some("Free" | "Broken") | None => break,
             Some(state) if begun.elapsed() > PATIENCE + Duration::from_millis(grace_ms.into()) => {
-                bail!("{device} does not come back: {state}")
+                bail!("{device} was not returned in time: its state is {state}")
             }
             Some(_) => std::thread::sleep(Duration::from_millis(20)),
         }
@@ -336,11 +366,11 @@ fn reclaim(device: &str, grace_ms: u32, keep: bool) -> Result<(Value, String)> {
     Ok((json!({ "reclaimed": device }), String::new()))
 }
 
-/// What a verb says, for programs and for people.
+/// Runs a subcommand. Returns its output as JSON and as text.
 pub fn run(verb: &Verb, choice: &Choice) -> Result<(Value, String)> {
     ensure!(
         choice.nic.is_none() && choice.device.is_none(),
-        "'accel' is about the first NIC; -N and -d are not for it"
+        "'accel' uses the first NIC: omit --nic and --device"
     );
     match verb {
         Verb::List { node } => list(*node),

@@ -1,29 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Which NIC a program is about, when there are several.
+//! Selection of a NIC on machines with several.
 
 use anyhow::{bail, Result};
 use extoll::{Device, Nic};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Classes of the device files, as the driver names them in sysfs.
+/// Device classes of the driver in sysfs.
 const CLASSES: [&str; 2] = ["extoll", "extoll_priv"];
 
-/// The options that choose a NIC.
+/// Options that select a NIC.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Choice {
-    /// PCI address of the NIC, as extollctl list shows it.
+    /// PCI address of the NIC, as shown by "extollctl list".
     #[arg(short = 'N', long, global = true, conflicts_with = "device")]
     pub nic: Option<String>,
-    /// Directory of the NIC's device files; without it EXTOLL_DEV of the environment, else /dev/extoll, the first NIC.
+    /// Directory of the NIC's device files. Default: the environment variable EXTOLL_DEV, or else
+    /// /dev/extoll, the first NIC.
     #[arg(short, long, global = true)]
     pub device: Option<PathBuf>,
-    /// Directory that stands for / in tests.
+    /// Directory that replaces / in tests.
     #[arg(long, global = true, hide = true, default_value = "/")]
     pub root: PathBuf,
 }
 
-/// Directory of a NIC's device files: /dev/extoll, /dev/extoll1 …; `None` without the driver.
+/// Returns the directory of a NIC's device files (/dev/extoll, /dev/extoll1 …); `None` if the NIC
+/// has no driver.
 pub fn directory(nic: &Nic, root: &Path) -> Option<PathBuf> {
     let below = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten();
     let event = CLASSES
@@ -31,12 +33,12 @@ pub fn directory(nic: &Nic, root: &Path) -> Option<PathBuf> {
         .flat_map(|class| below(nic.sysfs.join(class)))
         .find_map(|file| fs::read_to_string(file.path().join("uevent")).ok())?;
     let name = event.lines().find_map(|l| l.strip_prefix("DEVNAME="))?;
-    // Older devtmpfs tools give the whole path.
+    // Older versions of devtmpfs report the whole path.
     let (dir, _) = name.trim_start_matches("/dev/").split_once('/')?;
     Some(root.join("dev").join(dir))
 }
 
-/// Whether `word` names the PCI address of a NIC; the domain 0000 may be left out.
+/// True if `word` is the PCI address of a NIC. The domain 0000 may be omitted.
 pub fn is_at(address: &str, word: &str) -> bool {
     address == word || address.strip_prefix("0000:") == Some(word)
 }
@@ -46,20 +48,20 @@ impl Choice {
         self.nic.is_some() || self.device.is_some()
     }
 
-    /// Fails for what does not depend on the NIC, and would not heed the choice.
+    /// Fails if a NIC is selected. For operations that do not depend on the NIC.
     pub fn refuse(&self, what: &str) -> Result<()> {
         if self.is_made() {
-            bail!("{what} is the same for all NICs: no --nic or --device there");
+            bail!("{what} is the same for all NICs: omit --nic and --device");
         }
         Ok(())
     }
 
-    /// The NICs that are meant: the chosen one, else all.
+    /// Returns the selected NIC, or else all NICs.
     pub fn nics(&self) -> Result<Vec<Nic>> {
         let mut chosen = extoll::nics(&self.root);
         let what = match (&self.nic, &self.device) {
-            // Globals of different subcommand levels are not compared by clap.
-            (Some(_), Some(_)) => bail!("--nic and --device: one of them"),
+            // clap does not detect conflicts between global options of different subcommand levels.
+            (Some(_), Some(_)) => bail!("--nic and --device exclude each other"),
             (None, None) => return Ok(chosen),
             (Some(pci), None) => {
                 chosen.retain(|n| is_at(&n.pci, pci));
@@ -77,7 +79,7 @@ impl Choice {
         Ok(chosen)
     }
 
-    /// The chosen NIC, else all that have a driver.
+    /// Returns the selected NIC, or else all NICs with a driver.
     pub fn driven(&self) -> Result<Vec<Nic>> {
         let mut all = self.nics()?;
         if !self.is_made() {
@@ -86,14 +88,14 @@ impl Choice {
         Ok(all)
     }
 
-    /// The device files of the chosen NIC, else those of the first one.
+    /// Returns the device files of the selected NIC, or else of the first one.
     pub fn device(&self) -> Result<Device> {
         if self.nic.is_none() {
             return Ok(self.device.clone().map_or_else(Device::default, Device::at));
         }
         let nics = self.nics()?;
         let [nic] = &nics[..] else {
-            bail!("--nic has to name one NIC");
+            bail!("--nic must name exactly one NIC");
         };
         match directory(nic, &self.root) {
             Some(dir) => Ok(Device::at(dir)),
@@ -104,7 +106,8 @@ impl Choice {
         }
     }
 
-    /// The same, but fails when there are several NICs and nothing says which one is meant.
+    /// Like [`Choice::device`], but fails if there are several NICs and none is selected.
+    /// `named_by_environment` means that EXTOLL_DEV is set.
     pub fn the_device(&self, named_by_environment: bool) -> Result<Device> {
         if !self.is_made() && !named_by_environment {
             let nics = extoll::nics(&self.root);
@@ -114,14 +117,14 @@ impl Choice {
                 .map(|n| n.pci.as_str())
                 .collect();
             if usable.len() > 1 {
-                bail!("several NICs: --nic says which one ({})", usable.join(", "));
+                bail!("there are several NICs: select one with --nic ({})", usable.join(", "));
             }
         }
         self.device()
     }
 }
 
-/// Whether two paths lead to the same directory.
+/// True if two paths lead to the same directory.
 fn same(a: &Path, b: &Path) -> bool {
     match (a.canonicalize(), b.canonicalize()) {
         (Ok(a), Ok(b)) => a == b,

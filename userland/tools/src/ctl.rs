@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `extollctl`: NICs, links, ports, counters, registers.
+//! `extollctl`: shows and changes NICs, links, ports, counters and registers.
 
 use crate::accel;
 use crate::choice::{directory, Choice};
@@ -19,11 +19,20 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Shows and changes what the Extoll driver knows of this machine's NICs.
+/// Shows and changes the state of this machine's Extoll NICs.
 ///
-/// "list" and "reg list" work for everybody; the rest reads debugfs or registers and needs root. "list", "ports" and "counters"
-/// are about all NICs unless one is chosen; "links", "reg read" and "reg write" are about one, which has to be chosen when there
-/// are several.
+/// "list" and "reg list" work for all users. All other subcommands read debugfs or registers and
+/// need root. "list", "ports" and "counters" apply to all NICs unless one is selected. "links",
+/// "reg read" and "reg write" apply to one NIC: if there are several, select one with --nic or
+/// --device.
+///
+/// Example: extollctl list
+///
+/// Example: extollctl links --node 3
+///
+/// Example: extollctl --json counters --all
+///
+/// Example: extollctl reg read info_rf_node
 #[derive(Parser, Debug)]
 #[command(name = "extollctl", version)]
 pub struct Args {
@@ -31,42 +40,57 @@ pub struct Args {
     verb: Verb,
     #[command(flatten)]
     choice: Choice,
-    /// JSON instead of tables.
+    /// Prints JSON instead of tables.
     #[arg(long, global = true)]
     json: bool,
 }
 
 #[derive(Subcommand, Debug)]
 enum Verb {
-    /// NICs: address, driver, node, network, interfaces, device files.
+    /// Lists the NICs: address, driver, node, network, interfaces, device files.
+    ///
+    /// Example: extollctl list
     List,
-    /// Links of a node: state, neighbour, packets, retransmissions.
+    /// Shows the links of a node: state, neighbour, packets, retransmissions.
+    ///
+    /// Example: extollctl links --node 3
     Links {
-        /// Another node, through the fabric.
+        /// Number of another node, which is accessed through the fabric.
         #[arg(short, long)]
         node: Option<u16>,
     },
-    /// Ports in use: unit, VPID, process and user that opened it (none: the kernel), counters.
+    /// Shows the open ports: unit, VPID, process and user that opened it (empty for the kernel),
+    /// counters.
+    ///
+    /// Example: extollctl ports
     Ports,
-    /// Counters of the driver.
+    /// Shows the counters of the driver.
+    ///
+    /// Example: extollctl counters --all
     Counters {
-        /// Those that are 0 too.
+        /// Shows counters that are 0 too.
         #[arg(short, long)]
         all: bool,
     },
-    /// PCIe devices that nodes lend to each other; needs the module vpci, and root.
+    /// Borrows and lends PCIe devices of nodes. Needs the module vpci, and root.
+    ///
+    /// Example: extollctl accel list --node 3
     Accel {
         #[command(subcommand)]
         verb: accel::Verb,
     },
-    /// Registers by name or offset.
+    /// Lists, reads and writes registers by name or offset.
+    ///
+    /// Example: extollctl reg list node
+    ///
+    /// Example: extollctl reg read info_rf_node --node 3
     Reg {
         #[command(subcommand)]
         verb: RegVerb,
-        /// Node whose registers are meant; default: this one.
+        /// Number of the node whose registers are accessed. Default: this node.
         #[arg(short, long, global = true)]
         node: Option<u16>,
-        /// Microseconds to wait for another node (1000000).
+        /// Time-out in microseconds for accesses to another node (1000000).
         #[arg(long, global = true)]
         timeout_us: Option<u64>,
     },
@@ -74,30 +98,36 @@ enum Verb {
 
 #[derive(Subcommand, Debug)]
 enum RegVerb {
-    /// Names and offsets of the registers whose names contain all of these words.
+    /// Lists names and offsets of the registers whose names contain all of the given words.
+    ///
+    /// Example: extollctl reg list lp0 status
     List {
-        /// Words.
+        /// Words that the names contain.
         words: Vec<String>,
     },
-    /// Reads a register and takes its value apart.
+    /// Reads a register and shows its value and fields.
+    ///
+    /// Example: extollctl reg read 0x8008 --node 3
     Read {
-        /// Name, or offset (0x…).
+        /// Name or offset (0x…) of the register.
         register: String,
-        /// Element of an array.
+        /// Index of the element in an array of registers.
         #[arg(short, long, default_value_t = 0)]
         index: u32,
-        /// Reads a register whose reading changes something.
+        /// Reads the register even if reading changes its value.
         #[arg(long)]
         force: bool,
     },
-    /// Writes a register. Can take the node, or the whole network, down.
+    /// Writes a register. A wrong value can take down the node or the whole network.
+    ///
+    /// Example: extollctl reg write 0x8058 1
     Write {
-        /// Name, or offset (0x…).
+        /// Name or offset (0x…) of the register.
         register: String,
-        /// Value (decimal or 0x…).
+        /// Value, decimal or 0x….
         #[arg(value_parser = crate::number)]
         value: u64,
-        /// Element of an array.
+        /// Index of the element in an array of registers.
         #[arg(short, long, default_value_t = 0)]
         index: u32,
     },
@@ -116,7 +146,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a verb says, for programs and for people.
+/// Runs a subcommand. Returns its output as JSON and as text.
 fn output(args: &Args) -> Result<(Value, String)> {
     match &args.verb {
         Verb::List => list(args),
@@ -132,7 +162,7 @@ fn output(args: &Args) -> Result<(Value, String)> {
     }
 }
 
-/// Rows with a heading; empty cells become dashes.
+/// Formats rows with a heading. Empty cells become dashes.
 fn rows(heading: &[&str], rows: Vec<Vec<String>>) -> String {
     let dash = |cell: String| if cell.is_empty() { "-".into() } else { cell };
     let mut all = vec![heading.iter().map(|h| h.to_string()).collect::<Vec<_>>()];
@@ -140,7 +170,7 @@ fn rows(heading: &[&str], rows: Vec<Vec<String>>) -> String {
     table(&all)
 }
 
-/// Paths of the files in a directory.
+/// Returns the paths of the files in a directory.
 fn files(dir: &String) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut all: Vec<String> = entries.map(|e| e.path().display().to_string()).collect();
@@ -205,7 +235,7 @@ fn debugfs(nic: &Nic, file: &str) -> Result<String> {
     })
 }
 
-/// A line of debugfs `ports`: unit, then names and values.
+/// Parses a line of debugfs `ports`: unit, then names and values.
 fn parse_port(line: &str) -> Option<(String, Vec<(String, String)>)> {
     let mut words = line.split_whitespace();
     let unit = words.next()?.to_lowercase();
@@ -216,7 +246,7 @@ fn parse_port(line: &str) -> Option<(String, Vec<(String, String)>)> {
     Some((unit, pairs))
 }
 
-/// Names of users by their numbers.
+/// Returns the names of users by user ID.
 fn users(root: &Path) -> BTreeMap<String, String> {
     let text = fs::read_to_string(root.join("etc/passwd")).unwrap_or_default();
     let user = |line: &str| {
@@ -224,7 +254,7 @@ fn users(root: &Path) -> BTreeMap<String, String> {
         let name = fields.next()?.to_string();
         Some((fields.nth(1)?.to_string(), name))
     };
-    // The first of several names, as the system's functions take it.
+    // If an ID has several names, the first one counts, as in the system's functions.
     text.lines().rev().filter_map(user).collect()
 }
 
@@ -275,7 +305,8 @@ const PORT_COLUMNS: [&str; 10] = [
     "interrupts",
 ];
 
-/// A line of debugfs `counters`: name, value, text. Reasons and events have a number in their name.
+/// Parses a line of debugfs `counters`: name, value, text. Names of reasons and events contain a
+/// number.
 fn parse_counter(line: &str) -> Option<(String, u64, String)> {
     let (words, text) = line.split_once('(').unwrap_or((line, ""));
     let (name, value) = words.trim().rsplit_once(' ')?;
@@ -315,7 +346,7 @@ impl Registers {
             let forbidden = e.errno() == Errno::ACCESS.raw_os_error();
             let e = anyhow::Error::new(e);
             match forbidden {
-                true => e.context("registers are for root, through the driver's register device"),
+                true => e.context("only root may access registers, through the driver's register device"),
                 false => e,
             }
         })?;
@@ -326,7 +357,7 @@ impl Registers {
         file.set_timeout(timeout_us.map_or(TIMEOUT, Duration::from_micros))?;
         Ok(Self {
             file,
-            // Local access ignores the node, but wants one.
+            // Local access requires a node ID and ignores it.
             node: NodeId(node.unwrap_or(0)),
         })
     }
@@ -395,25 +426,26 @@ fn links(args: &Args, node: Option<u16>) -> Result<(Value, String)> {
 }
 
 const LINKS: u32 = 7;
-/// How long another node may take: a thousand times the driver's default, for a person can wait.
+/// Default time-out of accesses to another node: a thousand times the driver's, for interactive
+/// use.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A register by name (with or without the vendor's prefix) or by offset.
+/// Finds a register by name, with or without the vendor's prefix, or by offset.
 fn find(text: &str, index: u32) -> Result<(Option<Register>, RegOffset)> {
     if text.starts_with(|c: char| c.is_ascii_digit()) {
         let offset = crate::number(text).map_err(anyhow::Error::msg)?;
         let offset = RegOffset(u32::try_from(offset).unwrap_or(u32::MAX));
         if !offset.is_valid() {
             bail!(
-                "{text} is no offset of a register: multiples of 8 below {:#x}",
+                "{text} is not a register offset: offsets are multiples of 8 below {:#x}",
                 RegOffset::WINDOW
             );
         }
         return match (Register::find(offset), index) {
             (found, 0) => Ok((found.map(|(register, _)| register), offset)),
-            // Elements are counted from the first one, as they are after a name.
+            // The index counts from the first element, as for a name.
             (Some((register, 0)), _) => element(register, index),
-            _ => bail!("{text} is not where an array begins: no --index there"),
+            _ => bail!("no array begins at {text}: omit --index"),
         };
     }
     let name = text.strip_prefix(PREFIX).unwrap_or(text);
@@ -427,7 +459,7 @@ fn find(text: &str, index: u32) -> Result<(Option<Register>, RegOffset)> {
         if like.is_empty() {
             bail!("no register {text}");
         }
-        bail!("no register {text}; there are {}", like.join(", "));
+        bail!("no register {text}; similar names: {}", like.join(", "));
     };
     element(register, index)
 }
@@ -466,7 +498,7 @@ fn reg(
         RegVerb::List { words } => {
             args.choice.refuse("the list of registers")?;
             if node.is_some() || timeout_us.is_some() {
-                bail!("the list of registers needs no node");
+                bail!("the list of registers is the same for all nodes: omit --node and --timeout-us");
             }
             let mut lines = Vec::new();
             let mut values = Vec::new();
@@ -488,7 +520,7 @@ fn reg(
             }
             if lines.is_empty() {
                 bail!(
-                    "no register has all of this in its name: {}",
+                    "no register name contains all of these words: {}",
                     words.join(" ")
                 );
             }
@@ -504,7 +536,7 @@ fn reg(
         } => {
             let (register, offset) = find(register, *index)?;
             if let Some(r) = register.filter(|r| r.is_destructive() && !force) {
-                bail!("reading {r} changes it; --force reads it nevertheless");
+                bail!("reading {r} changes it; use --force to read it");
             }
             let value = Registers::open(args, node, timeout_us)?.read(offset)?;
             let name = register.map(|r| r.to_string()).unwrap_or_default();
@@ -639,7 +671,8 @@ mod tests {
             );
             assert_eq!(run(&["counters"]).unwrap().0[0]["value"], 11);
             assert_eq!(run(&["ports"]).unwrap().0[0]["vpid"], 1);
-            // Opening fails, these files are no devices, but it is the right one that fails.
+            // Opening fails because these files are not devices. The error must name the file of
+            // the selected NIC.
             for verb in [
                 &["links"][..],
                 &["reg", "read", "0x8008"],
@@ -657,7 +690,7 @@ mod tests {
         }
         assert!(run(&["reg", "list", "lp0"]).is_ok());
         assert!(run(&["reg", "--node", "1", "list", "lp0"]).is_err());
-        // A choice has to be made, and not twice.
+        // A NIC must be selected, and only once.
         assert_eq!(
             run(&["counters"]).unwrap().0.as_array().map(Vec::len),
             Some(2)

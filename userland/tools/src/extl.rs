@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `extl-run`: a program with libextl.so preloaded.
+//! `extl-run`: runs a program with libextl.so preloaded.
 
 use anyhow::{ensure, Context, Result};
 use clap::Parser;
@@ -8,32 +8,37 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-/// The library's name for the dynamic linker.
+/// Name of the library for the dynamic linker.
 const LIBRARY: &str = "libextl.so.1";
-/// Variable of the dynamic linker.
+/// Environment variable of the dynamic linker.
 const PRELOAD: &str = "LD_PRELOAD";
 
-/// Runs a program whose sockets of TCP are sockets of AF_EXTL.
+/// Runs a program whose TCP sockets are AF_EXTL sockets.
 ///
-/// It preloads libextl.so, which asks for IPPROTO_EXTL in place of TCP when the program, or one
-/// that it starts, makes a stream socket of IPv4 or IPv6. Where that can't be had, for instance
-/// because the module af_extl is not there, the program gets a socket of TCP. Nothing else of the
-/// program changes. The environment variables EXTL_ONLY, EXTL_NOT and EXTL_PROTOCOL mean what the
-/// options of these names do.
+/// extl-run preloads libextl.so. The library requests IPPROTO_EXTL instead of TCP when the program,
+/// or a program that it starts, creates a stream socket of IPv4 or IPv6. If that is not possible,
+/// for instance because the module af_extl is not loaded, the program gets a TCP socket. The
+/// program is otherwise unchanged. The environment variables EXTL_ONLY, EXTL_NOT and EXTL_PROTOCOL
+/// have the same meaning as the options of these names.
 ///
-/// Not reached are programs that are linked statically or make system calls without the C library
-/// (Go), those with privileges of their own (set-user-ID), sockets that a program inherits, and
-/// those made by io_uring. Exits with the program's status; with 2 if the program can't be run.
+/// These are not affected: statically linked programs, programs that make system calls without the
+/// C library (Go), set-user-ID programs, inherited sockets, and sockets created by io_uring.
+///
+/// The exit status is that of the program, or 2 if the program cannot be run.
+///
+/// Example: extl-run redis-server
+///
+/// Example: extl-run --only python3 ./job.sh
 #[derive(Parser, Debug)]
 #[command(name = "extl-run", version)]
 pub struct Args {
-    /// Only for programs of these names, with commas between them.
+    /// Only for programs with these names, separated by commas.
     #[arg(long, value_name = "NAMES")]
     only: Option<OsString>,
-    /// Not for programs of these names, with commas between them.
+    /// Not for programs with these names, separated by commas.
     #[arg(long, value_name = "NAMES")]
     not: Option<OsString>,
-    /// Protocol number, if the module was loaded with another one.
+    /// Protocol number. Required if the module was loaded with another number than the default.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     protocol: Option<u16>,
     /// The program and its arguments.
@@ -41,7 +46,8 @@ pub struct Args {
     program: Vec<OsString>,
 }
 
-/// The library beside this program, where it is installed so, or its name for the linker to find.
+/// Returns the path of the library in the installation of this program, or else its name, for which
+/// the dynamic linker searches.
 fn library(own: Option<&Path>) -> OsString {
     let beside = own
         .and_then(|program| program.parent()?.parent())
@@ -52,7 +58,7 @@ fn library(own: Option<&Path>) -> OsString {
     }
 }
 
-/// What to preload: the library before what was there.
+/// Returns the value of `LD_PRELOAD`: the library, followed by the previous value.
 fn preload(library: &OsStr, before: Option<OsString>) -> OsString {
     let mut all = library.to_os_string();
     if let Some(before) = before.filter(|b| !b.is_empty()) {
@@ -62,13 +68,13 @@ fn preload(library: &OsStr, before: Option<OsString>) -> OsString {
     all
 }
 
-/// Runs the program in place of this one: returns only if it can't.
+/// Replaces this process by the program. Returns only if that fails.
 pub fn run(args: Args) -> Result<ExitCode> {
     let (name, words) = args.program.split_first().context("no program")?;
     let library = library(std::env::current_exe().ok().as_deref());
     ensure!(
         !library.as_encoded_bytes().contains(&b':') && !library.as_encoded_bytes().contains(&b' '),
-        "the dynamic linker can't be given {}: no blanks or colons",
+        "the path {} must not contain blanks or colons, because the dynamic linker does not accept them",
         Path::new(&library).display()
     );
     let mut command = Command::new(name);

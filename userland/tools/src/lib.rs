@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The command line tools. A module is a program, its options and what it does (`ctl`, `extl`, `extlctl`, `extlss`, `perf`, `ping`, `stats`, `trace`), or what several of
-//! them need.
+//! The command line tools. A module contains a program with its options (`ctl`, `extl`, `extlctl`,
+//! `extlss`, `perf`, `ping`, `trace`), or code that several programs use.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -25,11 +25,12 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Parses the arguments of a program, runs it, and reports its error as `NAME: reason`.
+/// Parses the arguments of a program and runs it. Prints an error as `NAME: reason` and returns
+/// exit status 2.
 pub fn main<A: Parser>(name: &str, run: impl FnOnce(A) -> anyhow::Result<ExitCode>) -> ExitCode {
     match run(A::parse()) {
         Ok(code) => code,
-        // Whoever read our output had enough.
+        // The reader of the output has closed it, which is not an error.
         Err(e) if is_closed_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
             complain(name, &e);
@@ -38,23 +39,25 @@ pub fn main<A: Parser>(name: &str, run: impl FnOnce(A) -> anyhow::Result<ExitCod
     }
 }
 
-/// Tells an error, if anybody listens.
+/// Prints an error to the standard error.
 pub(crate) fn complain(name: &str, e: &anyhow::Error) {
     say(&format!("{name}: {e:#}"));
 }
 
-/// A line on the standard error, if anybody listens: `eprintln!` panics when nobody does.
+/// Prints a line to the standard error and ignores failures. `eprintln!` would panic if the
+/// standard error is closed.
 pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Why a file of one of the kernel's file systems cannot be read, in words; `mount` makes the file system visible.
+/// Returns a hint why a file of a kernel file system cannot be read. `mount` is the command that
+/// mounts the file system.
 pub(crate) fn why_unreadable(e: &std::io::Error, mount: &str) -> String {
     match Errno::from_io_error(e) {
-        Some(Errno::NOENT) => format!("is it there? {mount}"),
-        Some(Errno::ACCESS) => "for root only".into(),
+        Some(Errno::NOENT) => format!("it does not exist; try: {mount}"),
+        Some(Errno::ACCESS) => "only root may read it".into(),
         Some(Errno::PERM) => "kernel lockdown, or a missing capability".into(),
-        _ => "unexpected".into(),
+        _ => "unexpected error".into(),
     }
 }
 
@@ -63,7 +66,7 @@ fn is_closed_pipe(e: &anyhow::Error) -> bool {
         .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// A number in decimal, or in hexadecimal after 0x.
+/// Parses a decimal number, or a hexadecimal one after 0x.
 pub fn number(text: &str) -> Result<u64, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(&hex.replace('_', ""), 16),
@@ -72,7 +75,7 @@ pub fn number(text: &str) -> Result<u64, String> {
     parsed.map_err(|e| format!("{text}: {e}"))
 }
 
-/// A size in bytes, with k, M or G for powers of 1,024.
+/// Parses a size in bytes, with k, M or G for powers of 1,024.
 pub fn size(text: &str) -> Result<u64, String> {
     let (digits, unit) = match text.char_indices().last() {
         Some((i, 'k' | 'K')) => (&text[..i], 1 << 10),
@@ -85,7 +88,7 @@ pub fn size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text} is too large"))
 }
 
-/// Seconds with fractions.
+/// Parses a time in seconds, with fractions.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let number: f64 = text.parse().map_err(|e| format!("{text}: {e}"))?;
     Duration::try_from_secs_f64(number).map_err(|e| format!("{text}: {e}"))

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The manual pages of the programs, made from their options.
+//! Manual pages of the programs, generated from their options.
 
 use anyhow::Result;
 use clap::{Command, CommandFactory};
 
-/// Section of the manual.
+/// Section of the manual for the pages.
 pub const SECTION: &str = "8";
 
-/// The programs, with everything that clap adds: global options in the subcommands, --help.
+/// Returns the programs, completed by clap: global options in subcommands, --help.
 pub fn programs() -> Vec<Command> {
     let mut all = [
         crate::ctl::Args::command(),
@@ -18,26 +18,27 @@ pub fn programs() -> Vec<Command> {
         crate::ping::Args::command(),
         crate::trace::Args::command(),
     ]
-    // "help" as a subcommand says what the pages say.
+    // The pages of the subcommands replace the subcommand "help".
     .map(|c| c.disable_help_subcommand(true));
     all.iter_mut().for_each(Command::build);
     all.into()
 }
 
-/// A command and all below it, each of which has a page of its own, as git has them: `extollctl-reg-read`.
+/// Returns a command and all of its subcommands. Each has its own page, named like those of git:
+/// `extollctl-reg-read`.
 pub fn tree(command: &Command) -> Vec<&Command> {
     let below = command.get_subcommands().flat_map(tree);
     [command].into_iter().chain(below).collect()
 }
 
-/// Name of a command's page.
+/// Returns the name of a command's page.
 pub fn name(command: &Command) -> &str {
     command
         .get_display_name()
         .unwrap_or_else(|| command.get_name())
 }
 
-/// File name and text of every page.
+/// Returns the file name and text of all pages.
 pub fn pages() -> Result<Vec<(String, Vec<u8>)>> {
     let mut all = Vec::new();
     for program in programs() {
@@ -53,7 +54,8 @@ pub fn pages() -> Result<Vec<(String, Vec<u8>)>> {
     Ok(all)
 }
 
-/// The page above this one; below are those in the list of subcommands.
+/// Adds a reference to the page of the parent command. References to subcommands are in the list of
+/// subcommands.
 fn see_also(text: &mut Vec<u8>, program: &Command, command: &Command) {
     let is_above = |c: &&Command| c.get_subcommands().any(|s| name(s) == name(command));
     if let Some(above) = tree(program).into_iter().find(is_above) {

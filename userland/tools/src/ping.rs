@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `extoll-ping`: VELO round trips.
+//! `extoll-ping`: round trips of VELO messages.
 
 use crate::choice::Choice;
 use crate::peer::{target, Identity, Listener, Target};
@@ -12,28 +12,38 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Message type tags of a request and of its reply.
+/// Message type tags of requests and replies.
 const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
 const HEADER: usize = 8;
-/// The one after that of extoll-perf.
+/// Default port, the one after that of extoll-perf.
 const TCP_PORT: u16 = 18516;
 
-/// Sends VELO messages to a node and times the replies, over the fabric alone.
+/// Sends VELO messages to a node and measures the time until the replies. All messages use the
+/// fabric only.
 ///
-/// Without --listen: to the extoll-ping --listen of another node, which is asked for its VPID unless that is given: over TCP if the
-/// machine is named, by a multicast over the interfaces of the NIC if only the number of the node is known. Exits with 0 when a reply came,
-/// 1 when none did.
+/// Start "extoll-ping --listen" on one node and "extoll-ping TARGET" on another node. The client
+/// asks the listener for its VPID, unless TARGET contains it. If TARGET is the name or address of a
+/// machine, it asks over TCP. If TARGET is the number of a node, it asks by a multicast over the
+/// interfaces of the NIC.
+///
+/// The exit status is 0 if a reply arrived, 1 if no reply arrived, and 2 after an error.
+///
+/// Example: extoll-ping --listen
+///
+/// Example: extoll-ping node1 --count 5
+///
+/// Example: extoll-ping 3/17 --size 120 --interval 0.1
 #[derive(Parser, Debug)]
 #[command(name = "extoll-ping", version)]
 pub struct Args {
-    /// Name or address of a machine, number of a node, or NODE/VPID as the other side printed it.
+    /// Name or address of a machine, number of a node, or NODE/VPID as printed by the listener.
     #[arg(required_unless_present = "listen", value_parser = target)]
     target: Option<Target>,
-    /// Answers others until it is killed or --count requests were answered.
+    /// Answers requests until the program is killed, or until it has answered --count requests.
     #[arg(short, long, conflicts_with = "target")]
     listen: bool,
-    /// Stops after this many requests.
+    /// Stops after this number of requests.
     #[arg(short, long, value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Seconds between requests.
@@ -42,16 +52,16 @@ pub struct Args {
     /// Seconds to wait for each reply.
     #[arg(short = 'W', long, default_value = "1", value_parser = crate::seconds)]
     timeout: Duration,
-    /// Bytes of data, 8 to 120.
+    /// Bytes of data per message, 8 to 120.
     #[arg(short, long, default_value = "56", value_parser = clap::value_parser!(u8).range(8..=MAX_LEN as i64))]
     size: u8,
-    /// Only the summary.
+    /// Prints only the summary.
     #[arg(short, long)]
     quiet: bool,
-    /// Polls instead of sleeping until the interrupt.
+    /// Polls instead of sleeping until an interrupt.
     #[arg(short = 'P', long)]
     poll: bool,
-    /// TCP and UDP port at which a listener tells its VPID.
+    /// TCP and UDP port at which a listener reports its VPID.
     #[arg(short, long, default_value_t = TCP_PORT)]
     port: u16,
     #[command(flatten)]
@@ -83,9 +93,9 @@ fn listen(args: &Args, port: &Port) -> Result<ExitCode> {
     let mut out = std::io::stdout();
     writeln!(out, "listening on {}", port.id())?;
     out.flush()?;
-    // Several may listen on a node, but for TCP only one.
+    // Several listeners may run on a node, but only one can use the TCP port.
     if let Err(e) = Listener::new(port)?.announce(&args.choice, args.port) {
-        let e = e.context(format!("clients have to be told {}", port.id()));
+        let e = e.context(format!("clients must be started with {}", port.id()));
         crate::complain("extoll-ping", &e);
     }
     let mut answered = 0;
@@ -169,7 +179,7 @@ fn ping(args: &Args, port: &Port, target: SourceId) -> Result<ExitCode> {
                     }
                     break;
                 }
-                // A late reply, or something else that was sent to this port.
+                // A late reply, or a message from another sender.
                 Ok(_) => {}
                 Err(Error::Timeout) => {
                     if !args.quiet {
@@ -203,9 +213,10 @@ fn ping(args: &Args, port: &Port, target: SourceId) -> Result<ExitCode> {
         bail!("{wrong} replies carried wrong data");
     }
     if received == 0 {
-        // A packet that the receiving NIC does not let in is told to nobody.
+        // The NIC of the receiver drops packets that it does not admit, without a report to the
+        // sender.
         crate::say(&format!(
-            "extoll-ping: is extoll-ping --listen running at {target}, as the same user and with or without CAP_SYS_RAWIO as this one? Others don't reach each other (docs/security.md)"
+            "extoll-ping: check that extoll-ping --listen runs at {target}, as the same user, and with CAP_SYS_RAWIO only if this program has it too: other ports don't reach each other (docs/security.md)"
         ));
     }
     Ok(ExitCode::from(u8::from(received == 0)))

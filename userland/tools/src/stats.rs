@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Summaries of many measurements.
+//! Statistics of measurements.
 
 use serde::Serialize;
 use std::time::Duration;
@@ -7,24 +7,25 @@ use std::time::Duration;
 /// Times in microseconds, as the perftest programs report them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
-    /// Smallest.
+    /// Minimum.
     pub min: f64,
-    /// Half of them are smaller.
+    /// Median: half of the values are smaller.
     pub median: f64,
     /// Mean.
     pub mean: f64,
     /// Standard deviation.
     pub deviation: f64,
-    /// 99 % are smaller.
+    /// 99th percentile.
     pub p99: f64,
-    /// 99.9 % are smaller.
+    /// 99.9th percentile.
     pub p999: f64,
-    /// Largest.
+    /// Maximum.
     pub max: f64,
 }
 
 impl Summary {
-    /// Of times in nanoseconds, which get sorted; all zero for none.
+    /// Computes the summary of times in nanoseconds, and sorts them. All fields are zero if there
+    /// are no times.
     pub fn of(ns: &mut [u64]) -> Self {
         ns.sort_unstable();
         let (Some(min), Some(max)) = (ns.first(), ns.last()) else {
@@ -34,7 +35,7 @@ impl Summary {
         let us = |x: f64| x / 1000.0;
         let mean = ns.iter().map(|x| *x as f64).sum::<f64>() / n;
         let variance = ns.iter().map(|x| (*x as f64 - mean).powi(2)).sum::<f64>() / n;
-        // The nearest rank: the smallest value that at least this share of all does not exceed.
+        // Nearest rank: the smallest value which at least this share of all values does not exceed.
         let rank = |share: f64| ns[((share * n).ceil() as usize).clamp(1, ns.len()) - 1] as f64;
         Self {
             min: us(*min as f64),
@@ -48,12 +49,13 @@ impl Summary {
     }
 }
 
-/// Nanoseconds of a time, or the largest number.
+/// Returns a time in nanoseconds, limited to the largest number.
 pub fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Interrupts of the driver so far, all processors and NICs; `None` if the system does not tell.
+/// Returns the driver's interrupts since boot, of all CPUs and NICs; `None` if /proc/interrupts is
+/// not readable.
 pub fn interrupts() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/interrupts").ok()?;
     Some(count_interrupts(&text))

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Tables for terminals.
 
-/// Lines with columns as wide as their widest cell; the first row is the heading. Cells that start with a digit are aligned
-/// to the right.
+/// Formats rows as lines whose columns have the width of their widest cell. The first row is the
+/// heading. A column is right-aligned if one of its cells begins with a digit.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| {

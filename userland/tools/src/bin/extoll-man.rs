@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Writes the manual pages of the tools, made from their options: `extoll-man DIRECTORY`.
+//! Writes the manual pages of the tools: `extoll-man DIRECTORY`.
 
 use anyhow::{Context, Result};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `extlctl`: the switch for programs that know nothing of AF_EXTL, and counters.
+//! `extlctl`: lets programs use AF_EXTL without changes, and shows counters.
 
 mod counters;
 mod pins;
@@ -20,67 +20,92 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// The function of the kernel that the program is attached to.
+/// Kernel function to which the BPF program is attached.
 const HOOK: &str = "update_socket_protocol";
-/// Number of the protocol, unless the module says otherwise (`IPPROTO_EXTL`).
+/// Default protocol number (`IPPROTO_EXTL`). The module may have been loaded with another one.
 const PROTOCOL: u16 = 259;
-/// Index of SOCK_STREAM in the kernel's lists, which are two pointers each.
+/// Byte offset of SOCK_STREAM in the kernel's lists, whose entries are two pointers each.
 const STREAM: u64 = 16;
-/// Bytes of what is noted of a switch.
+/// Bytes for the state of a switch: counters and notes.
 const NOTE_BYTES: u32 = 8192;
-/// Type of a file system of control groups.
+/// Type of a cgroup2 file system.
 const CGROUP2: i64 = 0x6367_7270;
 
-/// Makes programs that know nothing of AF_EXTL use it, and shows what became of their sockets.
+/// Makes unchanged programs use AF_EXTL, and shows the results.
 ///
-/// "enable" has the kernel run a small BPF program whenever somebody makes a socket: for stream sockets of IPv4 and IPv6 whose
-/// protocol is TCP, or none, it is IPPROTO_EXTL instead. It reaches every program, statically linked ones and those in containers
-/// included, from the next socket on; sockets that are there stay what they are. While the module af_extl is not loaded programs
-/// get sockets of TCP. What is enabled stays so until "disable", or until the machine is booted again, whatever becomes of this
-/// program; it is in /sys/fs/bpf/extl.
+/// "enable" makes the kernel run a small BPF program whenever a program creates a socket. For
+/// stream sockets of IPv4 and IPv6 whose protocol is TCP or 0, it replaces the protocol by
+/// IPPROTO_EXTL. This applies to all programs, also statically linked ones and those in containers,
+/// from their next socket on. Existing sockets are not changed. While the module af_extl is not
+/// loaded, programs get TCP sockets. The setting lasts until "disable" or until the machine is
+/// rebooted. It is stored in /sys/fs/bpf/extl.
 ///
-/// "enable", "disable" and "status" need root (the capabilities CAP_BPF, CAP_PERFMON, and CAP_SYSLOG to find the kernel's list of
-/// protocols), a kernel with BTF and MPTCP, as Debian's is, and may need CAP_SYS_ADMIN to mount /sys/fs/bpf.
+/// "enable", "disable" and "status" need root: the capabilities CAP_BPF and CAP_PERFMON, CAP_SYSLOG
+/// for finding the kernel's list of protocols, and CAP_SYS_ADMIN if /sys/fs/bpf must be mounted.
+/// The kernel needs BTF and MPTCP, like Debian's kernel.
 ///
-/// Not reached are sockets made by io_uring, by the kernel itself, and those that a program got from elsewhere. Ports can't be chosen: a
-/// socket has none when it is made.
+/// These sockets are not affected: sockets created by io_uring or by the kernel itself, and sockets
+/// that a program inherits or receives. Selection by port is not possible, because a socket has no
+/// port when it is created.
+///
+/// Example: extlctl enable --only redis-server,curl
+///
+/// Example: extlctl status
+///
+/// Example: extlctl stats --interval 1
 #[derive(Parser, Debug)]
 #[command(name = "extlctl", version)]
 pub struct Args {
     #[command(subcommand)]
     verb: Verb,
-    /// JSON instead of text.
+    /// Prints JSON instead of text.
     #[arg(long, global = true)]
     json: bool,
-    /// Directory that stands for / in tests.
+    /// Directory that replaces / in tests.
     #[arg(long, global = true, hide = true, default_value = "/")]
     root: PathBuf,
 }
 
 #[derive(Subcommand, Debug)]
 enum Verb {
-    /// Sockets of TCP that programs make from now on are sockets of AF_EXTL; replaces what was enabled for the same programs.
+    /// Replaces TCP by AF_EXTL for sockets that programs create from now on. Overrides an earlier
+    /// "enable" for the same programs.
+    ///
+    /// Example: extlctl enable
+    ///
+    /// Example: extlctl enable --cgroup /sys/fs/cgroup/system.slice --not sshd
     Enable(Enable),
-    /// They are sockets of TCP again.
+    /// Ends the replacement of TCP for sockets that programs create from now on.
+    ///
+    /// Example: extlctl disable
+    ///
+    /// Example: extlctl disable --all
     Disable {
-        /// For the programs of this control group, as it was enabled for them.
+        /// For the programs of this control group, as given to "enable".
         #[arg(long, value_name = "DIRECTORY", conflicts_with = "all")]
         cgroup: Option<PathBuf>,
-        /// Everything that is enabled.
+        /// For everything that is enabled.
         #[arg(long)]
         all: bool,
     },
-    /// What is enabled, how many sockets were switched, and whether the module is there.
+    /// Shows the enabled settings, the number of replaced sockets, and the state of the module.
+    ///
+    /// Example: extlctl status
     Status,
-    /// Counters of the module: sockets, connections by what carries their data, reasons for TCP; with debugfs (root) those of NICs.
+    /// Shows counters of the module: sockets, connections by path of their data, reasons for TCP.
+    /// With debugfs (root), also counters of the NICs.
+    ///
+    /// Example: extlctl stats --all
+    ///
+    /// Example: extlctl stats --interval 1 --count 10
     Stats {
-        /// Those that are 0 too.
+        /// Shows counters that are 0 too.
         #[arg(short, long)]
         all: bool,
-        /// Every so many seconds, what has changed.
+        /// Shows the changes, at intervals of this number of seconds.
         #[arg(short, long, value_name = "SECONDS", value_parser = crate::seconds)]
         interval: Option<Duration>,
-        /// Stops after so many intervals.
+        /// Stops after this number of intervals.
         #[arg(short, long, requires = "interval")]
         count: Option<u64>,
     },
@@ -88,22 +113,24 @@ enum Verb {
 
 #[derive(clap::Args, Debug)]
 struct Enable {
-    /// Only for programs in this control group and those below it: a directory of cgroup2. Each may have its own choice of names.
+    /// Only for programs in this control group and those below it: a directory of cgroup2. Each
+    /// group may have its own selection of names.
     #[arg(long, value_name = "DIRECTORY")]
     cgroup: Option<PathBuf>,
-    /// Only for programs of these names, with commas between them: the name of the thread (/proc/PID/comm), of which the kernel
-    /// has 15 letters.
+    /// Only for programs with these names, separated by commas. The name is that of the thread
+    /// (/proc/PID/comm), of which the kernel stores 15 characters.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
-    /// Not for programs of these names, with commas between them.
+    /// Not for programs with these names, separated by commas.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     not: Vec<String>,
-    /// Protocol number, if the module is not loaded yet and will be with another one.
+    /// Protocol number. Required only if the module is not loaded yet and will be loaded with
+    /// another number than the default.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     protocol: Option<u16>,
 }
 
-/// What is noted of a switch, for `status`.
+/// Settings of a switch, stored for `status`.
 #[derive(Serialize, Deserialize, Debug, PartialEq, Eq)]
 struct Notes {
     protocol: u16,
@@ -138,21 +165,21 @@ fn is_loaded(root: &Path) -> bool {
     root.join("sys/module/af_extl").exists()
 }
 
-/// A parameter of the module that is loaded.
+/// Returns a parameter of the loaded module.
 fn parameter(root: &Path, name: &str) -> Option<u64> {
     let text = fs::read_to_string(root.join("sys/kernel/debug/af_extl/parameters")).ok()?;
     let mut lines = text.lines().filter_map(|l| l.split_once(' '));
     lines.find(|(n, _)| *n == name)?.1.parse().ok()
 }
 
-/// A name that the kernel may compare with.
+/// Checks names of programs. Prints a message for names that the kernel truncates.
 fn check(names: &[String]) -> Result<()> {
     for name in names {
-        ensure!(!name.is_empty(), "a program has a name");
+        ensure!(!name.is_empty(), "a name of a program is empty");
         if name.len() >= COMM {
             let cut: String = name.chars().take(COMM - 1).collect();
             say(&format!(
-                "extlctl: of {name} the kernel knows {} letters: {cut}",
+                "extlctl: the kernel compares only {} characters of {name}: {cut}",
                 COMM - 1
             ));
         }
@@ -160,11 +187,11 @@ fn check(names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What the running kernel has, for the program.
+/// Reads the properties of the running kernel that the BPF program depends on.
 fn look(root: &Path, protocol: u16) -> Result<(Switch, u32)> {
     let path = root.join("sys/kernel/btf/vmlinux");
     let bytes = fs::read(&path)
-        .with_context(|| format!("the kernel tells nothing of its types: {}", path.display()))?;
+        .with_context(|| format!("the kernel provides no type information: {}", path.display()))?;
     let btf = Btf::parse(&bytes).with_context(|| path.display().to_string())?;
     let hook = btf.function(HOOK)?;
     let hook = hook.with_context(|| format!("this kernel has no {HOOK}()"))?;
@@ -179,7 +206,7 @@ fn look(root: &Path, protocol: u16) -> Result<(Switch, u32)> {
     let lists = ["inetsw", "inetsw6"].map(list);
     ensure!(
         lists[0].is_some(),
-        "{} does not tell where inetsw is: it wants CAP_SYSLOG, and kernel.kptr_restrict below 2",
+        "{} does not contain the address of inetsw: this requires CAP_SYSLOG, and kernel.kptr_restrict below 2",
         path.display()
     );
     let switch = Switch {
@@ -202,15 +229,16 @@ fn enable(root: &Path, wish: Enable) -> Result<()> {
     check(&wish.not)?;
     ensure!(
         wish.only.len() + wish.not.len() <= MOST_NAMES,
-        "more than {MOST_NAMES} names"
+        "more than {MOST_NAMES} names of programs"
     );
     if !is_loaded(root) {
-        // It comes with the first socket only for those who ask for its protocol, which the program does not while it is away.
+        // The kernel loads the module on demand only for programs that request its protocol. The
+        // BPF program does not request it while the module is not loaded.
         let loaded = std::process::Command::new("modprobe")
             .args(["-q", "af_extl"])
             .status();
         if !loaded.is_ok_and(|s| s.success()) {
-            say("extlctl: af_extl can't be loaded: programs have sockets of TCP until it is");
+            say("extlctl: af_extl can't be loaded: programs get TCP sockets until it is loaded");
         }
     }
     let loaded = parameter(root, "protocol").and_then(|n| u16::try_from(n).ok());
@@ -223,7 +251,7 @@ fn enable(root: &Path, wish: Enable) -> Result<()> {
             (Scope::cgroup(&path)?, Some(map), Some(path))
         }
     };
-    let state = sys::Array::new(NOTE_BYTES).map_err(|e| refused(e, "cannot make a BPF map"))?;
+    let state = sys::Array::new(NOTE_BYTES).map_err(|e| refused(e, "cannot create a BPF map"))?;
     switch.only = wish.only;
     switch.not = wish.not;
     switch.cgroup_map = map.as_ref().map(AsRawFd::as_raw_fd);
@@ -236,28 +264,28 @@ fn enable(root: &Path, wish: Enable) -> Result<()> {
     };
     let mut value = vec![0; NOTES];
     value.extend(serde_json::to_vec(&notes)?);
-    ensure!(value.len() < NOTE_BYTES as usize, "names are too long");
+    ensure!(value.len() < NOTE_BYTES as usize, "the names of programs are too long");
     state.write(&value).context("cannot write to a BPF map")?;
     let program = sys::load(&switch.program()?, hook)
-        .map_err(|e| refused(e, "the kernel refuses the program"))?;
+        .map_err(|e| refused(e, "the kernel rejects the BPF program"))?;
     let pins = pins::directory(root)?;
     let link = sys::attach(program.as_fd())
         .map_err(|e| refused(e, &format!("cannot attach the program to {HOOK}()")))?;
     pins::replace(&pins, &scope, link.as_fd(), state.as_fd())
 }
 
-/// A failed call of bpf(2).
+/// Converts the error of a bpf(2) call, with a hint for missing capabilities.
 fn refused(e: std::io::Error, what: &str) -> anyhow::Error {
     let why = match Errno::from_io_error(&e) {
         Some(Errno::PERM) => {
-            " (CAP_BPF and CAP_PERFMON are needed; kernel lockdown refuses it to all)"
+            " (requires CAP_BPF and CAP_PERFMON; kernel lockdown forbids it to all programs)"
         }
         _ => "",
     };
     anyhow::Error::new(e).context(format!("{what}{why}"))
 }
 
-/// A control group: its path, and a map with it.
+/// Returns the path of a control group and a BPF map that contains it.
 fn group(directory: &Path) -> Result<(PathBuf, std::os::fd::OwnedFd)> {
     let path = fs::canonicalize(directory)
         .with_context(|| format!("no control group {}", directory.display()))?;
@@ -268,7 +296,7 @@ fn group(directory: &Path) -> Result<(PathBuf, std::os::fd::OwnedFd)> {
         "{} is no directory of cgroup2",
         path.display()
     );
-    let map = sys::cgroup(file.as_fd()).map_err(|e| refused(e, "cannot make a BPF map"))?;
+    let map = sys::cgroup(file.as_fd()).map_err(|e| refused(e, "cannot create a BPF map"))?;
     Ok((path, map))
 }
 
@@ -282,7 +310,7 @@ fn disable(root: &Path, scope: Option<&Scope>) -> Result<()> {
     if let (Some(scope), []) = (scope, &chosen[..]) {
         bail!("nothing is enabled for {}", scope.words());
     }
-    // One that can't be removed does not keep the others.
+    // A failure to remove one setting does not prevent the removal of others.
     let failed: Vec<_> = chosen.iter().filter_map(|p| p.remove().err()).collect();
     let Some((last, others)) = failed.split_last() else {
         return Ok(());
@@ -291,7 +319,7 @@ fn disable(root: &Path, scope: Option<&Scope>) -> Result<()> {
     bail!("{last:#}")
 }
 
-/// What one switch has done.
+/// State of a switch, for `status`.
 struct Report {
     name: String,
     notes: Notes,
@@ -312,8 +340,8 @@ impl Report {
         let text = value.get(NOTES..).unwrap_or(&[]);
         let end = text.iter().position(|b| *b == 0).unwrap_or(text.len());
         let notes: Notes =
-            serde_json::from_slice(&text[..end]).with_context(|| format!("notes of {name}"))?;
-        // The same path may be another group by now.
+            serde_json::from_slice(&text[..end]).with_context(|| format!("cannot parse the notes of {name}"))?;
+        // The path may lead to another control group by now.
         let gone = match &notes.cgroup {
             Some(path) => Scope::cgroup(path).ok().as_ref() != Some(&pinned.scope),
             None => false,
@@ -383,7 +411,7 @@ fn status(root: &Path, as_json: bool) -> Result<()> {
             "af_extl: loaded, TCP carries all data (net.extl.data_path = 0)"
         )?,
         (true, None) => writeln!(out, "af_extl: loaded")?,
-        (false, _) => writeln!(out, "af_extl: not loaded, all programs have sockets of TCP")?,
+        (false, _) => writeln!(out, "af_extl: not loaded, all programs get TCP sockets")?,
     }
     if all.is_empty() {
         writeln!(out, "nothing is enabled")?;
@@ -394,7 +422,7 @@ fn status(root: &Path, as_json: bool) -> Result<()> {
         if protocol.is_some_and(|p| p != used) {
             writeln!(
                 out,
-                "  with protocol {used}, which is not the module's: enable it again"
+                "  uses protocol {used}, but the module has another number: enable it again"
             )?;
         }
     }
@@ -440,7 +468,7 @@ mod tests {
             let error = format!("{:#}", look(root, 259).unwrap_err());
             assert!(error.contains(what), "{error}, not {what}");
         };
-        says("tells nothing of its types");
+        says("provides no type information");
         fs::create_dir_all(root.join("sys/kernel/btf")).unwrap();
         fs::write(root.join("sys/kernel/btf/vmlinux"), "nothing").unwrap();
         says("not in the format of BTF");
