@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
- * Writes into the memory of a process on another node; EXAMPLES of rma2(3).
+ * Writes into the memory of a process on another node. This is the example in rma2(3).
  *
- *   node1$ ./hello_rma                 prints "NODE VPID NLA", then what was written there
+ *   node1$ ./hello_rma                 prints "NODE VPID NLA", then the written text
  *   node0$ ./hello_rma NODE VPID NLA
  *
  * cc hello_rma.c -o hello_rma $(pkg-config --cflags --libs librma)

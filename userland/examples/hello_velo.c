@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
- * Sends a message from one node to another; EXAMPLES of velo(3).
+ * Sends a message from one node to another. This is the example in velo(3).
  *
- *   node1$ ./hello_velo                prints "NODE VPID", then what comes
+ *   node1$ ./hello_velo                prints "NODE VPID", then the message
  *   node0$ ./hello_velo NODE VPID
  *
  * cc hello_velo.c -o hello_velo $(pkg-config --cflags --libs libvelo)

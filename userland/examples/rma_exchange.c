@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
- * Moves a megabyte both ways between two nodes with the rma2.h interface. The same protocol as extoll-exchange
- * (src/main.rs): either side may be either program.
+ * Transfers a megabyte in both directions between two nodes with the rma2.h interface. The protocol is that of extoll-exchange
+ * (src/main.rs), and each side may be either program.
  *
  *   node1$ ./rma_exchange serve          prints "ready NODE VPID"
  *   node0$ ./rma_exchange NODE VPID      prints "ok"
@@ -54,7 +54,7 @@ static void check(const uint8_t *data, uint32_t seed, uint8_t invert, const char
 	}
 }
 
-/* Waits for the notification put of this class; the copy has its value. */
+/* Waits for a notification put of this class and returns a copy of its notification. */
 static RMA2_Notification expect(RMA2_Class class)
 {
 	RMA2_Notification *found, copy;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
- * Asks a node that runs "extoll-ping --listen" for an echo with libvelo.
+ * Sends messages with libvelo to a node that runs "extoll-ping --listen", and compares the replies.
  *
  *   ./velo_echo NODE VPID        prints "ok"
  *

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Sends a message from one node to another. The same protocol as hello_velo.c: either side may be either program.
+//! Sends a message from one node to another. The protocol is that of hello_velo.c, and each side
+//! may be either program.
 //!
 //! ```text
-//! node1$ extoll-hello                prints "NODE VPID", then what comes
+//! node1$ extoll-hello                prints "NODE VPID", then the message
 //! node0$ extoll-hello NODE VPID
 //! ```
 #![forbid(unsafe_code)]
@@ -20,7 +21,7 @@ fn main() -> Result<()> {
             let vpid = Vpid::new(vpid.parse()?).context("VPIDs are 0 to 255")?;
             let wait = Wait::for_at_most(Duration::from_secs(1));
             port.send(&To::new(NodeId(node.parse()?), vpid), b"hello", wait)?;
-            // The NIC has it; whether anybody is there to get it is another matter.
+            // The NIC has accepted the message. Its arrival is not confirmed.
             port.drain(wait)?;
         }
         [] => {

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Moves a megabyte both ways between two nodes. The same protocol as rma_exchange.c: either side may be either program.
+//! Transfers a megabyte in both directions between two nodes. The protocol is that of
+//! rma_exchange.c, and each side may be either program.
 //!
 //! ```text
 //! node1$ extoll-exchange serve            prints "ready NODE VPID"
 //! node0$ extoll-exchange NODE VPID        prints "ok"
 //! ```
 //!
-//! 1. The client tells its NLA by a notification put of class 1, the server answers with its own in class 2.
-//! 2. The client PUTs a pattern into the server's buffer (class 3 follows). The server checks and inverts it (class 4).
-//! 3. The client GETs it back and checks it (class 5). The server PUTs another pattern into the client's buffer (class 6).
+//! 1. The client sends its NLA in a notification put of class 1. The server answers with its own
+//!    NLA in class 2.
+//! 2. The client PUTs a pattern into the server's buffer and sends class 3. The server checks and
+//!    inverts the data and sends class 4.
+//! 3. The client GETs the data back, checks it and sends class 5. The server PUTs another pattern
+//!    into the client's buffer and sends class 6.
 #![forbid(unsafe_code)]
 
 use anyhow::{bail, ensure, Context, Result};
@@ -69,7 +73,8 @@ fn say(port: &Port, peer: &Peer, class: u8, value: u64) -> Result<()> {
 }
 
 fn put(port: &Port, peer: &Peer, region: &Region, to: Nla) -> Result<()> {
-    // In order with what is said next on the same connection, so nobody needs to wait here.
+    // No wait is necessary, because the next notification put of the connection stays behind the
+    // data.
     let put = || port.put(peer, region, 0, SIZE as u64, to, NotifySpec::NONE);
     Ok(port.retry(patience(), put)?)
 }

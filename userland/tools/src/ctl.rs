@@ -22,9 +22,10 @@ use std::time::Duration;
 /// Shows and changes the state of this machine's Extoll NICs.
 ///
 /// "list" and "reg list" work for all users. All other subcommands read debugfs or registers and
-/// need root. "list", "ports" and "counters" apply to all NICs unless one is selected. "links",
-/// "reg read" and "reg write" apply to one NIC: if there are several, select one with --nic or
-/// --device.
+/// need root.
+///
+/// "list", "ports" and "counters" apply to all NICs unless one is selected. "links", "reg read" and
+/// "reg write" apply to one NIC. If there are several, select one with --nic or --device.
 ///
 /// Example: extollctl list
 ///

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The other side: whether its ports can be reached, and the port of a listener, which it tells over TCP or UDP.
+//! The other side of a test: the rules for reaching its ports, and its address, which a listener
+//! reports over TCP or UDP.
 
 use crate::choice::Choice;
 use crate::rendezvous::{self, tcp_listener};
@@ -12,22 +13,22 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::Duration;
 
-/// How long connecting and each line may take.
+/// Maximum time for connecting and for each line.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest line.
+/// Maximum bytes of a line.
 const LINE: u64 = 4096;
 
-/// What decides whether ports reach each other.
+/// Properties of a process that determine the ports which it can reach.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Protection descriptor: packets pass between equal ones only.
+    /// Protection descriptor. Only ports with equal descriptors reach each other.
     pub protection: u16,
-    /// Effective user.
+    /// Effective user ID.
     pub user: u32,
 }
 
 impl Identity {
-    /// Of this process, whose port it is.
+    /// Returns the properties of this process for one of its ports.
     pub fn of(port: &Port) -> Result<Self> {
         Ok(Self {
             protection: port.protection()?,
@@ -35,7 +36,7 @@ impl Identity {
         })
     }
 
-    /// Fails, with the reason, when the ports of another process cannot be reached.
+    /// Fails, with an explanation, if the ports of another process cannot be reached.
     pub fn admit(&self, other: &Self) -> Result<()> {
         if self.protection == other.protection {
             return Ok(());
@@ -46,15 +47,15 @@ impl Identity {
             self.user == other.user,
         ) {
             (true, false, _) | (false, true, _) => {
-                "start both with CAP_SYS_RAWIO, or both without it and as the same user; kernel lockdown takes it away"
+                "start both with CAP_SYS_RAWIO, or both without it and as the same user; kernel lockdown removes this capability"
             }
             (_, _, false) => "start both as the same user",
-            (_, _, true) => "parameter first_user of extoll.ko has to be the same on all nodes",
+            (_, _, true) => "parameter first_user of extoll.ko must be the same on all nodes",
         };
         bail!("the other side has {other}, this one has {self}: such ports don't reach each other (docs/security.md); {advice}");
     }
 
-    /// Descriptor 0 is that of programs with CAP_SYS_RAWIO.
+    /// True for a program with CAP_SYS_RAWIO, which has descriptor 0.
     fn is_privileged(&self) -> bool {
         self.protection == 0
     }
@@ -74,7 +75,7 @@ impl fmt::Display for Identity {
     }
 }
 
-/// What a listener says of itself.
+/// Address and properties of a listener.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listener {
     node: u16,
@@ -84,7 +85,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// That of this process.
+    /// Returns the data of this process.
     pub fn new(port: &Port) -> Result<Self> {
         Ok(Self {
             node: port.node().0,
@@ -93,7 +94,8 @@ impl Listener {
         })
     }
 
-    /// Answers clients that ask at a TCP port of this machine, or ask all nodes for this one, from now on.
+    /// Answers clients from now on: those that connect to a TCP port of this machine, and those
+    /// that ask all nodes for this one.
     pub fn announce(self, choice: &Choice, port: u16) -> Result<()> {
         self.serve(tcp_listener(port)?)?;
         rendezvous::answer_for(choice, self.node, port, serde_json::to_vec(&self)?)
@@ -104,7 +106,7 @@ impl Listener {
         line.push(b'\n');
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                // A client that does not take the answer goes without it.
+                // A client that does not read the answer gets none.
                 let _ = stream.set_write_timeout(Some(PATIENCE));
                 let _ = (&stream).write_all(&line);
             }
@@ -112,10 +114,10 @@ impl Listener {
         Ok(())
     }
 
-    /// Its port, if ports of `own` reach it.
+    /// Returns the port of the listener if ports of `own` reach it.
     fn reached_by(self, own: &Identity) -> Result<SourceId> {
         own.admit(&self.identity)?;
-        let vpid = Vpid::new(self.vpid).context("the other side says nonsense")?;
+        let vpid = Vpid::new(self.vpid).context("the other side reported an invalid VPID")?;
         Ok(SourceId {
             node: NodeId(self.node),
             vpid,
@@ -123,23 +125,23 @@ impl Listener {
     }
 }
 
-/// Who is meant.
+/// Destination of messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A port.
     Port(SourceId),
-    /// Whoever listens on a node.
+    /// The listener on a node.
     Node(NodeId),
-    /// Whoever listens on a machine.
+    /// The listener on a machine.
     Host(String),
 }
 
-/// Reads `NODE/VPID`, `NODE` or a name or address of a machine.
+/// Parses `NODE/VPID`, `NODE`, or the name or address of a machine.
 pub fn target(text: &str) -> Result<Target, String> {
     let node = |text: &str| {
-        let node = u16::try_from(crate::number(text)?).map_err(|_| format!("no node {text}"))?;
+        let node = u16::try_from(crate::number(text)?).map_err(|_| format!("{text} is not a node number"))?;
         match NodeId(node) {
-            node if node.is_reserved() => Err(format!("{node} is no node")),
+            node if node.is_reserved() => Err(format!("node {node} is reserved")),
             node => Ok(node),
         }
     };
@@ -152,7 +154,7 @@ pub fn target(text: &str) -> Result<Target, String> {
         return Ok(Target::Port(SourceId { node, vpid }));
     }
     if text.is_empty() || text.contains(char::is_whitespace) {
-        return Err("neither a node nor a host".into());
+        return Err("not a node number or a host name".into());
     }
     match text.starts_with(|c: char| c.is_ascii_digit()) && !text.contains(['.', ':']) {
         true => Ok(Target::Node(node(text)?)),
@@ -161,7 +163,7 @@ pub fn target(text: &str) -> Result<Target, String> {
 }
 
 impl Target {
-    /// The port, which its listener is asked for if need be.
+    /// Returns the port. Asks its listener if necessary.
     pub fn find(&self, choice: &Choice, own: &Identity, port: u16) -> Result<SourceId> {
         let (found, who) = match self {
             Target::Port(id) => return Ok(*id),
@@ -177,7 +179,7 @@ impl Target {
         };
         let listener = found.with_context(|| {
             format!(
-                "cannot ask {who} for its VPID (is extoll-ping --listen running there? NODE/VPID, which it prints, needs no IP)"
+                "cannot ask {who} for its VPID (check that extoll-ping --listen runs there; NODE/VPID, which it prints, works without IP)"
             )
         })?;
         listener.reached_by(own)
@@ -187,7 +189,7 @@ impl Target {
 fn ask_host(host: &str, port: u16) -> Result<Listener> {
     let addresses = (host, port).to_socket_addrs();
     let addresses = addresses.with_context(|| format!("no host {host}"))?;
-    let mut last = anyhow!("it has no address");
+    let mut last = anyhow!("the name has no address");
     for address in addresses {
         match ask(address) {
             Ok(listener) => return Ok(listener),
@@ -202,7 +204,7 @@ fn ask(address: SocketAddr) -> Result<Listener> {
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut line = String::new();
     BufReader::new(stream.take(LINE)).read_line(&mut line)?;
-    serde_json::from_str(&line).with_context(|| format!("not understood: {line:?}"))
+    serde_json::from_str(&line).with_context(|| format!("invalid answer: {line:?}"))
 }
 
 #[cfg(test)]
@@ -245,7 +247,8 @@ mod tests {
         let id = target.find(&choice, &identity(1000, 1000), address.port());
         let id = id.unwrap();
         assert_eq!((id.node.0, id.vpid.get()), (5, 17));
-        // Twice: it goes on. Another user is told why nothing would come back.
+        // The listener answers a second client, of another user. That client gets the reason why
+        // the listener cannot be reached.
         let refused = target.find(&choice, &identity(0, 0), address.port());
         let refused = format!("{:#}", refused.unwrap_err());
         assert!(
@@ -256,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_node_without_listener_is_named() {
-        // A port that nobody listens on, and that no other test gets meanwhile: bound only.
+        // The port is bound only, so that no listener or other test uses it.
         let held = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         bind(&held, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let held = TcpListener::from(held);
@@ -281,7 +284,7 @@ mod tests {
             }
             e
         };
-        // Root of a container, whose ports are those of user 0 and not of the kernel.
+        // Root of a container: its ports have the descriptor of user 0, not of the kernel.
         let e = says(identity(0xFFFF, 0), identity(0, 0));
         assert!(e.contains("start both with CAP_SYS_RAWIO"), "{e}");
         let e = says(identity(1000, 1000), identity(1001, 1001));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Sockets of the listeners, and finding a listener by the number of its node.
+//! Sockets of listeners, and search for a listener by the number of its node.
 //!
-//! No address of a node follows from its number: what it is depends on the configuration of its interface. So the client asks all
-//! nodes at once, by a multicast over the interfaces of the NIC, and the node that is meant answers.
+//! The address of a node does not follow from its number, because it depends on the configuration
+//! of the interface. Therefore the client asks all nodes by a multicast over the interfaces of the
+//! NIC, and the requested node answers.
 
 use crate::choice::Choice;
 use anyhow::{bail, Context, Result};
@@ -18,12 +19,12 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Groups for private use on one link (RFC 3692, RFC 4727).
+/// Multicast groups for private use on one link (RFC 3692, RFC 4727).
 const GROUP4: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 254);
 const GROUP6: Ipv6Addr = Ipv6Addr::new(0xFF02, 0, 0, 0, 0, 0, 0, 0x114);
-/// Pause between two questions, of which one may be lost.
+/// Interval between repeated questions, because a question may be lost.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Longest question or answer.
+/// Maximum bytes of a question or an answer.
 const DATAGRAM: usize = 512;
 const BACKLOG: i32 = 128;
 
@@ -31,11 +32,11 @@ fn socket(family: AddressFamily, kind: SocketType) -> rustix::io::Result<OwnedFd
     socket_with(family, kind, SocketFlags::CLOEXEC, None)
 }
 
-/// Listens at a TCP port for IPv4 and IPv6, whatever `net.ipv6.bindv6only` says.
+/// Listens on a TCP port for IPv4 and IPv6, independent of `net.ipv6.bindv6only`.
 pub fn tcp_listener(port: u16) -> Result<TcpListener> {
     let listener = match socket(AddressFamily::INET6, SocketType::STREAM) {
         Ok(socket) => listen_for_both(socket, port),
-        // A kernel without IPv6.
+        // The kernel does not support IPv6.
         Err(Errno::AFNOSUPPORT) => return Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?),
         Err(e) => Err(e),
     };
@@ -53,12 +54,12 @@ fn listen_for_both(socket: OwnedFd, port: u16) -> rustix::io::Result<TcpListener
     Ok(socket.into())
 }
 
-/// A UDP socket of one IP version; port 0 is any port.
+/// Creates a UDP socket of one IP version. Port 0 selects any port.
 fn udp(v6: bool, port: u16) -> rustix::io::Result<UdpSocket> {
     let socket = match v6 {
         true => {
             let socket = socket(AddressFamily::INET6, SocketType::DGRAM)?;
-            // The other version has a socket of its own at the same port.
+            // The other IP version uses a second socket with the same port.
             sockopt::set_ipv6_v6only(&socket, true)?;
             bind(
                 &socket,
@@ -75,8 +76,8 @@ fn udp(v6: bool, port: u16) -> rustix::io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// Indices of the NIC's interfaces in this network namespace, and of those directly on top of them: the address of a bridge's port
-/// is that of the bridge.
+/// Returns the indices of the NIC's interfaces in this network namespace, and of the interfaces
+/// directly on top of them. For a port of a bridge, the bridge has the address.
 fn interfaces(choice: &Choice) -> Result<Vec<u32>> {
     let names = choice.driven()?.into_iter().flat_map(|nic| nic.interfaces);
     Ok(names
@@ -101,7 +102,7 @@ fn question(node: u16) -> String {
     format!("extoll-ping: where does node {node} listen?")
 }
 
-/// Answers the question for this node with `answer`, from now on.
+/// Answers questions for this node with `answer` from now on.
 pub fn answer_for(choice: &Choice, node: u16, port: u16, answer: Vec<u8>) -> Result<()> {
     answer_on(&interfaces(choice)?, node, port, answer)
 }
@@ -114,7 +115,7 @@ fn answer_on(interfaces: &[u32], node: u16, port: u16, answer: Vec<u8>) -> Resul
             Err(e) => return Err(e).with_context(|| format!("cannot listen on UDP port {port}")),
         };
         for interface in interfaces {
-            // It may be without this version.
+            // The interface may not have this IP version.
             let _ = match v6 {
                 true => sockopt::set_ipv6_add_membership(&socket, &GROUP6, *interface),
                 false => {
@@ -129,7 +130,7 @@ fn answer_on(interfaces: &[u32], node: u16, port: u16, answer: Vec<u8>) -> Resul
             loop {
                 match socket.recv_from(&mut bytes) {
                     Ok((n, from)) if bytes[..n] == *question(node).as_bytes() => {
-                        // A client that is gone does not need it.
+                        // The client may have ended, and then needs no answer.
                         let _ = socket.send_to(&answer, from);
                     }
                     Ok(_) => {}
@@ -142,7 +143,7 @@ fn answer_on(interfaces: &[u32], node: u16, port: u16, answer: Vec<u8>) -> Resul
     Ok(())
 }
 
-/// The first answer to the question where a node listens that `parse` understands.
+/// Asks for a node and returns the first answer that `parse` accepts.
 pub fn find<T>(
     choice: &Choice,
     node: u16,
@@ -161,7 +162,7 @@ fn find_on<T>(
     parse: impl Fn(&[u8]) -> Option<T>,
 ) -> Result<T> {
     if interfaces.is_empty() {
-        bail!("no interface of the NIC is in this network namespace");
+        bail!("this network namespace contains no interface of the NIC");
     }
     let mut sockets = Vec::new();
     for interface in interfaces {
@@ -203,7 +204,7 @@ fn find_on<T>(
     }
 }
 
-/// The next datagram; `None` if there is none in time.
+/// Receives the next datagram; `None` if there is none until `end`.
 fn receive(sockets: &[(UdpSocket, SocketAddr)], end: Instant) -> Result<Option<Vec<u8>>> {
     let mut fds: Vec<PollFd<'_>> = sockets
         .iter()
@@ -221,7 +222,7 @@ fn receive(sockets: &[(UdpSocket, SocketAddr)], end: Instant) -> Result<Option<V
     let Some((socket, _)) = ready.and_then(|i| sockets.get(i)) else {
         return Ok(None);
     };
-    // An error is that of an earlier question.
+    // An error belongs to an earlier question.
     let n = socket.recv(&mut bytes).unwrap_or(0);
     bytes.truncate(n);
     Ok(Some(bytes))
@@ -235,7 +236,7 @@ mod tests {
     #[test]
     fn both_versions_are_listened_for_whatever_the_default_is() {
         let socket = socket(AddressFamily::INET6, SocketType::STREAM).unwrap();
-        // As net.ipv6.bindv6only=1 leaves it.
+        // State of a socket with net.ipv6.bindv6only=1.
         sockopt::set_ipv6_v6only(&socket, true).unwrap();
         let listener = listen_for_both(socket, 0).unwrap();
         assert!(!sockopt::ipv6_v6only(&listener).unwrap());
@@ -243,7 +244,7 @@ mod tests {
         for host in ["127.0.0.1", "::1"] {
             TcpStream::connect((host, port)).unwrap();
         }
-        // A second listener is refused, and does not get one of the two versions.
+        // A second listener must fail, and must not get one of the two versions.
         let second = tcp_listener(port).unwrap_err();
         assert!(format!("{second:#}").contains("in use"), "{second:#}");
     }
@@ -264,10 +265,10 @@ mod tests {
         assert!(indices(root.path(), "exn1").is_empty());
     }
 
-    /// Over the loopback interface.
+    /// Uses the loopback interface.
     #[test]
     fn a_node_is_found_by_its_number() {
-        // Free for UDP just now, in both versions.
+        // A port that is currently free for UDP in both versions.
         let port = udp(true, 0).unwrap().local_addr().unwrap().port();
         let lo = 1;
         answer_on(&[lo], 5, port, b"here".to_vec()).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `extoll-trace`: the driver's tracepoints in words.
+//! `extoll-trace`: decodes the driver's tracepoints.
 
 use crate::choice::{is_at, Choice};
 use anyhow::{Context, Result};
@@ -20,36 +20,44 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Prints what the Extoll driver traces (system "extoll" of tracefs), decoded. Needs root.
+/// Prints the trace events of the Extoll driver (system "extoll" of tracefs), decoded. Needs root.
 ///
-/// Uses a trace buffer of its own, so that other users of tracefs are not disturbed. Ends with Ctrl-C. When events come faster than
-/// they are read the kernel drops some: a line says where and how many, whatever the filters are, and at the end the exit status is 1
-/// and a message tells their number.
+/// The program uses its own trace buffer and does not disturb other users of tracefs. Stop it with
+/// Ctrl-C. When events arrive faster than they are read, the kernel drops some. The program then
+/// prints a line with their number at that position, independent of filters. At the end it prints
+/// the total number, and the exit status is 1.
+///
+/// Example: extoll-trace --events velo,error
+///
+/// Example: extoll-trace --nic 0000:02:00.0 --vpid 4 --duration 10
+///
+/// Example: extoll-trace --input trace.txt
 #[derive(Parser, Debug)]
 #[command(name = "extoll-trace", version, disable_version_flag = true)]
 pub struct Args {
     /// Only these kinds of events.
     #[arg(short, long, value_enum, value_delimiter = ',')]
     events: Vec<Kind>,
-    /// Only this NIC (PCI address).
+    /// Only events of this NIC (PCI address).
     #[arg(short = 'N', long)]
     nic: Option<String>,
-    /// Only this VPID.
+    /// Only events of this VPID.
     #[arg(short = 'V', long)]
     vpid: Option<u8>,
-    /// Print version; without a letter, which is the VPID's.
+    /// Prints the version. There is no short option, because -V selects a VPID.
     #[arg(long, action = clap::ArgAction::Version)]
     version: Option<bool>,
-    /// Stops after this many lines.
+    /// Stops after this number of lines.
     #[arg(short, long)]
     count: Option<u64>,
-    /// Stops after this many seconds.
+    /// Stops after this number of seconds.
     #[arg(short = 'D', long, value_parser = crate::seconds)]
     duration: Option<Duration>,
-    /// One JSON object per line.
+    /// Prints one JSON object per line.
     #[arg(long)]
     json: bool,
-    /// Decodes a file (output of trace-cmd report or of tracefs) instead of the running kernel; - = standard input.
+    /// Decodes a file instead of the running kernel: output of trace-cmd report or of tracefs. The
+    /// name "-" means the standard input.
     #[arg(short, long)]
     input: Option<PathBuf>,
     /// Directory of tracefs.
@@ -57,7 +65,7 @@ pub struct Args {
     tracefs: PathBuf,
 }
 
-/// Kinds of events.
+/// Kind of events.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// VELO messages sent and received.
@@ -66,9 +74,9 @@ pub enum Kind {
     Rma,
     /// Interrupts of the NIC.
     Interrupt,
-    /// Events in the notification queue of the NIC.
+    /// Entries in the NIC's own notification queue.
     Event,
-    /// Everything that went wrong.
+    /// Errors of all kinds.
     Error,
 }
 
@@ -85,7 +93,7 @@ impl Kind {
     }
 }
 
-/// A line of the trace, taken apart.
+/// Parsed line of the trace.
 #[derive(Debug, PartialEq)]
 struct Record<'a> {
     task: &'a str,
@@ -96,7 +104,7 @@ struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// `None` for anything that is not an event of the driver.
+    /// Returns `None` for lines that are not events of the driver.
     fn parse(line: &'a str) -> Option<Self> {
         let at = line.find(": extoll_")?;
         let (head, tail) = (&line[..at], &line[at + 2..]);
@@ -133,7 +141,7 @@ impl<'a> Record<'a> {
         Some(words)
     }
 
-    /// PCI address of the NIC.
+    /// Returns the PCI address of the NIC.
     fn nic(&self) -> Option<String> {
         let id = self.hex("nic")?;
         let (bus, device) = ((id >> 8) & 0xFF, id & 0xFF);
@@ -145,7 +153,7 @@ impl<'a> Record<'a> {
         ))
     }
 
-    /// What happened, in words; `None` if fields are missing.
+    /// Describes the event in words. `None` if fields are missing.
     fn describe(&self, reasons: &BTreeMap<u64, String>) -> Option<String> {
         let vpid = || self.number("vpid");
         Some(match self.event {
@@ -198,10 +206,11 @@ impl<'a> Record<'a> {
     }
 }
 
-/// Events that were lost before this line: `CPU:1 [LOST 5 EVENTS]`, `CPU 1 is empty … [LOST EVENTS]`. 0 = the kernel does not know
-/// how many. `None` for other lines.
+/// Returns the number of events that were lost before this line, from `CPU:1 [LOST 5 EVENTS]` or
+/// `CPU 1 is empty … [LOST EVENTS]`. 0 means that the kernel does not know the number. `None` for
+/// other lines.
 fn lost(line: &str) -> Option<u64> {
-    // Not in the middle of an event, whose text is free.
+    // Match the whole line, because the text of an event may contain such words.
     let line = line.trim();
     let mark = line.strip_prefix("CPU")?.strip_suffix(" EVENTS]")?;
     let (_, count) = mark.split_once("[LOST")?;
@@ -314,7 +323,7 @@ fn rma_notification(words: [u64; 2]) -> String {
     )
 }
 
-/// A trace buffer of our own; removed by drop.
+/// Trace buffer of this program, removed on drop.
 struct Instance {
     dir: PathBuf,
 }
@@ -341,12 +350,12 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // The buffer only costs memory if it stays; `rmdir` by hand removes it.
+        // A buffer that cannot be removed only uses memory; `rmdir` removes it.
         let _ = fs::remove_dir(&self.dir);
     }
 }
 
-/// Texts of the numbered reasons, from the driver's debugfs counters.
+/// Returns the texts of the numbered reasons, from the driver's counters in debugfs.
 fn reasons() -> BTreeMap<u64, String> {
     extoll::nics(Path::new("/"))
         .iter()
@@ -365,12 +374,12 @@ fn parse_reasons(text: &str) -> Vec<(u64, String)> {
     text.lines().filter_map(one).collect()
 }
 
-/// Prints what fits the filters.
+/// Prints the events that match the filters.
 struct Printer<'a> {
     args: &'a Args,
     reasons: BTreeMap<u64, String>,
     printed: u64,
-    /// Places where events were lost, and how many the kernel counted.
+    /// Number of gaps in the trace, and of lost events as counted by the kernel.
     gaps: u64,
     lost: u64,
 }
@@ -399,7 +408,7 @@ impl<'a> Printer<'a> {
         Ok(())
     }
 
-    /// What to say about lost events at the end.
+    /// Returns the message about lost events for the end of the trace.
     fn verdict(&self) -> Option<String> {
         let places = match self.gaps {
             0 => return None,
@@ -412,7 +421,7 @@ impl<'a> Printer<'a> {
         })
     }
 
-    /// True when enough was printed.
+    /// Prints a line if it matches the filters. Returns true after the requested number of lines.
     fn line(&mut self, line: &str, out: &mut impl Write) -> Result<bool> {
         if let Some(count) = lost(line) {
             self.gap(count, line, out)?;
@@ -476,7 +485,7 @@ fn trace(args: &Args, printer: &mut Printer) -> Result<()> {
                 File::open(path).with_context(|| format!("cannot open {}", path.display()))?,
             ),
         };
-        // Bytes of a task's name need not be UTF-8.
+        // The name of a task need not be UTF-8.
         for line in BufReader::new(input).split(b'\n') {
             if printer.line(&String::from_utf8_lossy(&line?), &mut out)? {
                 break;
@@ -486,7 +495,7 @@ fn trace(args: &Args, printer: &mut Printer) -> Result<()> {
         return Ok(());
     }
     if args.nic.is_some() {
-        // Of a NIC that is not there nothing would ever be printed.
+        // Fail for a missing NIC, for which there would be no events.
         let nic = args.nic.clone();
         let (device, root) = (None, "/".into());
         Choice { nic, device, root }.nics()?;
@@ -500,7 +509,7 @@ fn trace(args: &Args, printer: &mut Printer) -> Result<()> {
         .custom_flags(nonblocking)
         .open(&pipe)
         .with_context(|| format!("cannot open {}", pipe.display()))?;
-    crate::say("tracing; Ctrl-C ends it");
+    crate::say("tracing; stop with Ctrl-C");
     let end = args.duration.map(|d| Instant::now() + d);
     let stopped = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -577,7 +586,7 @@ mod tests {
             let mut printer = Printer::new(&args, BTreeMap::new());
             assert_eq!(printer.verdict(), None);
             let mut out = Vec::new();
-            // They do not count as lines that were asked for.
+            // Lines about lost events do not count as requested lines.
             assert!(!printer.line("CPU:0 [LOST 5 EVENTS]\n", &mut out).unwrap());
             assert!(!printer.line("CPU:1 [LOST 6 EVENTS]\n", &mut out).unwrap());
             let out = String::from_utf8(out).unwrap();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Programs whose output nobody reads any more end quietly.
+//! Programs end without an error message when the reader of their output has closed it.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Output, Stdio};
 
-/// A standard output without a reader: every write to it fails.
+/// Returns a standard output without a reader, to which every write fails.
 fn closed() -> Stdio {
     let (ours, _) = UnixStream::pair().unwrap();
     OwnedFd::from(ours).into()
@@ -44,7 +44,7 @@ fn tools_end_quietly_when_their_output_is_closed() {
         let out = command.args(&words[1..]).stdout(closed()).output();
         is_quiet(&out.unwrap(), &words.join(" "));
     }
-    // With a reader of the first line.
+    // The reader closes the output after the first line.
     let script = format!("'{ctl}' reg list | head -n 1");
     let out = Command::new("sh").args(["-c", &script]).output().unwrap();
     is_quiet(&out, &script);

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The manual pages of the libraries agree with their headers, and lead only to pages that exist.
+//! The manual pages of the libraries agree with their headers and refer only to pages that exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Headers whose functions have pages.
+/// Headers whose functions have manual pages.
 const HEADERS: [&str; 3] = ["rma2", "velo", "smfu"];
-/// Pages of the system that ours name.
+/// Pages of the system that the project's pages refer to.
 const SYSTEM: [&str; 2] = ["poll(2)", "mlock(2)"];
 
 fn userland(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// A header without comments.
+/// Returns a header without comments.
 fn header(name: &str) -> String {
     let text = std::fs::read_to_string(userland(&format!("include/{name}.h"))).unwrap();
     let mut out = String::new();
@@ -25,13 +25,13 @@ fn header(name: &str) -> String {
     out + rest
 }
 
-/// Words with one blank between them, stars at the name.
+/// Normalizes white space: one blank between words, stars next to the name.
 fn tidy(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
     words.join(" ").replace("* ", "*")
 }
 
-/// Functions of a header: name, and `type name(parameters)`.
+/// Returns the functions of a header: name, and `type name(parameters)`.
 fn functions(name: &str) -> BTreeMap<String, String> {
     let text = header(name);
     let prefix = format!("{name}_");
@@ -49,7 +49,7 @@ fn functions(name: &str) -> BTreeMap<String, String> {
     all
 }
 
-/// Names of the values of all enumerations of a header.
+/// Returns the names of the values of all enumerations in a header.
 fn values(name: &str) -> BTreeSet<String> {
     let text = header(name);
     let mut all = BTreeSet::new();
@@ -63,7 +63,7 @@ fn values(name: &str) -> BTreeSet<String> {
     all
 }
 
-/// Members of a structure of a header.
+/// Returns the members of a structure in a header.
 fn members(text: &str, name: &str) -> Vec<String> {
     let (_, body) = text.split_once(&format!("struct {name} {{")).unwrap();
     let body = body.split_once('}').unwrap().0;
@@ -73,7 +73,7 @@ fn members(text: &str, name: &str) -> Vec<String> {
         .collect()
 }
 
-/// All library pages: name without the section, text.
+/// Returns all library pages: name without the section, and text.
 fn pages() -> BTreeMap<String, String> {
     let dir = std::fs::read_dir(userland("man")).unwrap();
     dir.map(|entry| {
@@ -85,7 +85,7 @@ fn pages() -> BTreeMap<String, String> {
     .collect()
 }
 
-/// Lines of a section of a page.
+/// Returns the lines of a section of a page.
 fn section<'a>(page: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
     let heading = format!(".Sh {name}");
     page.lines()
@@ -94,7 +94,7 @@ fn section<'a>(page: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
         .take_while(|l| !l.starts_with(".Sh "))
 }
 
-/// What a page's NAME section names, the page itself too.
+/// Returns the names in the NAME section of a page, including the page itself.
 fn named(page: &str) -> Vec<&str> {
     section(page, "NAME")
         .filter_map(|l| l.strip_prefix(".Nm "))
@@ -102,7 +102,7 @@ fn named(page: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Words of a macro line; quotes hold some together.
+/// Returns the words of a macro line. Quoted text is one word.
 fn words(line: &str) -> Vec<String> {
     line.split('"')
         .enumerate()
@@ -163,7 +163,7 @@ fn pages_name_nothing_else() {
         for other in &named[1..] {
             assert!(functions.contains(*other), "{name} names {other}");
         }
-        // And speaks of no other functions.
+        // Pages mention no other functions.
         for line in text.lines().filter_map(|l| l.strip_prefix(".Fn ")) {
             let function = &words(line)[0];
             assert!(functions.contains(function), "{name}: {function}");

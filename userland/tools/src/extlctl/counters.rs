@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `extlctl stats`: counters of the module, and how they change.
+//! `extlctl stats`: counters of the module, and their changes.
 
 use crate::table::table;
 use anyhow::{Context, Result};
@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 /// Counters by name, in the order of the files.
 type Sample = Vec<(String, u64)>;
 
-/// Reads `name number`, and `name number of number`, of which the first counts. After a line `nic ID` names begin with the NIC's.
+/// Parses lines `name number` and `name number of number`; the first number is the value. After a
+/// line `nic ID`, names get the NIC as a prefix.
 fn parse(text: &str) -> Sample {
     let mut nic = String::new();
     let mut all = Sample::new();
@@ -36,14 +37,14 @@ fn sample(root: &Path) -> Result<Sample> {
     let text = fs::read_to_string(&path)
         .with_context(|| format!("{}: is af_extl loaded?", path.display()))?;
     let mut all = parse(&text);
-    // For root only.
+    // Readable by root only.
     if let Ok(text) = fs::read_to_string(root.join("sys/kernel/debug/af_extl/nics")) {
         all.extend(parse(&text));
     }
     Ok(all)
 }
 
-/// What has changed, with both values. A NIC may have come or gone.
+/// Returns the counters that have changed, with both values. NICs may have been added or removed.
 fn changes<'a>(before: &Sample, now: &'a Sample) -> Vec<(&'a str, u64, u64)> {
     let old = |name: &str| {
         before
@@ -61,7 +62,7 @@ fn object<'a>(all: impl Iterator<Item = (&'a str, Value)>) -> Value {
     Value::Object(all.map(|(n, v)| (n.to_owned(), v)).collect::<Map<_, _>>())
 }
 
-/// Prints them once, or again and again what has changed.
+/// Prints the counters once, or their changes at intervals.
 pub fn run(
     root: &Path,
     zeroes: bool,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Where the kernel keeps what is enabled: files of a BPF file system, a directory for each switch.
+//! Storage of the enabled settings: a directory with pinned objects for each one, in a BPF file
+//! system.
 
 use anyhow::{ensure, Context, Result};
 use extl_bpf::sys;
@@ -9,34 +10,34 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// The directory, below the root.
+/// Directory of the settings, relative to the root.
 pub const DIRECTORY: &str = "sys/fs/bpf/extl";
-/// The two files of a switch.
+/// Files in the directory of a setting.
 const LINK: &str = "link";
 const STATE: &str = "state";
-/// End of the name of a directory that is being made.
+/// Suffix of the name of a directory that is being created.
 const NEW: &str = "-new";
 /// Type of a BPF file system.
 const BPF: i64 = 0xcafe_4a11;
 
-/// Whose sockets: the name of a directory.
+/// Programs to which a setting applies, as the name of its directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope(String);
 
 impl Scope {
-    /// Those of all programs.
+    /// Selects all programs.
     pub fn system() -> Self {
         Self("system".into())
     }
 
-    /// Those of a control group, by its number.
+    /// Selects the programs of a control group, by its inode number.
     pub fn cgroup(directory: &Path) -> Result<Self> {
         let about = fs::metadata(directory)
             .with_context(|| format!("no control group {}", directory.display()))?;
         Ok(Self(format!("cgroup-{}", about.ino())))
     }
 
-    /// In words.
+    /// Returns a description.
     pub fn words(&self) -> String {
         match self.0.strip_prefix("cgroup-") {
             Some(number) => format!("control group {number}"),
@@ -45,16 +46,16 @@ impl Scope {
     }
 }
 
-/// A switch that is enabled.
+/// An enabled setting.
 #[derive(Debug)]
 pub struct Pinned {
-    /// For whom.
+    /// Programs to which it applies.
     pub scope: Scope,
     directory: PathBuf,
 }
 
 impl Pinned {
-    /// The value of its array.
+    /// Returns the value of its array.
     pub fn state(&self) -> Result<Vec<u8>> {
         let path = self.directory.join(STATE);
         let array = sys::Array::at(&path);
@@ -62,13 +63,13 @@ impl Pinned {
         Ok(array.read()?)
     }
 
-    /// Ends it.
+    /// Disables it.
     pub fn remove(&self) -> Result<()> {
         remove(&self.directory)
     }
 }
 
-/// All of them, in the order of their names.
+/// Returns all enabled settings, sorted by name.
 pub fn all(directory: &Path) -> Result<Vec<Pinned>> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -82,7 +83,7 @@ pub fn all(directory: &Path) -> Result<Vec<Pinned>> {
         let name = entry?.file_name().to_string_lossy().into_owned();
         let directory = directory.join(&name);
         all.push(Pinned {
-            // What was left half done is removed with the rest.
+            // Incomplete directories are removed together with the complete one.
             scope: Scope(name.strip_suffix(NEW).unwrap_or(&name).to_owned()),
             directory,
         });
@@ -91,7 +92,7 @@ pub fn all(directory: &Path) -> Result<Vec<Pinned>> {
     Ok(all)
 }
 
-/// Removes a directory with its files, whichever are there.
+/// Removes a directory and its files, if they exist.
 fn remove(directory: &Path) -> Result<()> {
     let gone = |result: std::io::Result<()>| match result {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
@@ -106,18 +107,19 @@ fn remove(directory: &Path) -> Result<()> {
         .with_context(|| format!("cannot remove {}", directory.display()))
 }
 
-/// The directory of all switches, whose file system is mounted if need be.
+/// Returns the directory of all settings. Mounts its file system if necessary.
 pub fn directory(root: &Path) -> Result<PathBuf> {
     let directory = root.join(DIRECTORY);
     let mount = directory.parent().context("no parent")?;
     let kind = rustix::fs::statfs(mount).with_context(|| format!("no {}", mount.display()))?;
     if kind.f_type as i64 != BPF {
-        // In a mount namespace of its own it would be gone with the last process there, and the switch as well.
+        // In a private mount namespace the file system, and with it the setting, would end with the
+        // last process of the namespace.
         let namespace =
             |process: &str| fs::read_link(root.join("proc").join(process).join("ns/mnt"));
         ensure!(
             namespace("self").ok() == namespace("1").ok(),
-            "no BPF file system at {}: mount one outside, as this is a mount namespace of its own",
+            "no BPF file system at {}: mount one outside of this private mount namespace",
             mount.display()
         );
         let flags = rustix::mount::MountFlags::NOSUID
@@ -130,7 +132,7 @@ pub fn directory(root: &Path) -> Result<PathBuf> {
     let kept = fs::symlink_metadata(&directory)?;
     ensure!(
         kept.is_dir() && kept.uid() == 0 && kept.mode() & 0o022 == 0,
-        "{} is somebody else's: only root may write to it, and it must be a directory",
+        "{} must be a directory that belongs to root and that only root may write to",
         directory.display()
     );
     Ok(directory)
@@ -141,10 +143,11 @@ fn make(directory: &Path) -> Result<()> {
         .recursive(true)
         .mode(0o700)
         .create(directory);
-    made.with_context(|| format!("cannot make {}", directory.display()))
+    made.with_context(|| format!("cannot create {}", directory.display()))
 }
 
-/// Keeps a link and an array, in place of what there was. Without success there is what there was.
+/// Pins a link and an array, and replaces the previous ones. After an error the previous ones
+/// remain.
 pub fn replace(
     directory: &Path,
     scope: &Scope,
@@ -158,14 +161,15 @@ pub fn replace(
     let pinned = [(STATE, state), (LINK, link)]
         .into_iter()
         .try_for_each(|(name, object)| sys::pin(object, &new.join(name)))
-        .with_context(|| format!("cannot make files in {}", new.display()));
-    // For a moment both are attached, which does no harm: the first that switches a socket is the last that is asked.
+        .with_context(|| format!("cannot create files in {}", new.display()));
+    // Both programs are attached for a short time. This is harmless, because a replaced socket is
+    // not replaced again.
     let done = pinned.and_then(|()| {
         remove(&place)?;
-        fs::rename(&new, &place).with_context(|| format!("cannot make {}", place.display()))
+        fs::rename(&new, &place).with_context(|| format!("cannot create {}", place.display()))
     });
     if done.is_err() {
-        // The error is that of the attempt.
+        // Report the error of the attempt, not of the removal.
         let _ = remove(&new);
     }
     done
@@ -188,11 +192,11 @@ mod tests {
         let words: Vec<String> = found.iter().map(|p| p.scope.words()).collect();
         assert_eq!(words, ["control group 7", "control group 8", "the system"]);
         assert_eq!(found[2].scope, Scope::system());
-        // No array in this file system.
+        // The file is not a BPF array.
         assert!(found[2].state().is_err());
         found.iter().for_each(|p| p.remove().unwrap());
         assert!(all(&top).unwrap().is_empty());
-        // Once more is no error.
+        // A repeated removal is not an error.
         found[2].remove().unwrap();
     }
 
@@ -203,7 +207,7 @@ mod tests {
         make(&top.join("system")).unwrap();
         let file = fs::File::open(dir.path()).unwrap();
         use std::os::fd::AsFd;
-        // A directory is no object of BPF.
+        // A directory is not a BPF object.
         let failed = replace(&top, &Scope::system(), file.as_fd(), file.as_fd());
         assert!(failed.is_err());
         assert_eq!(all(&top).unwrap().len(), 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `extlss`: sockets of AF_EXTL, as ss shows those of TCP.
+//! `extlss`: shows AF_EXTL sockets, as ss shows TCP sockets.
 
 mod process;
 mod socket;
@@ -16,67 +16,76 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Shows sockets of AF_EXTL: what carries their data, and if it is TCP, why.
+/// Shows AF_EXTL sockets, the path of their data, and the reasons for TCP.
 ///
-/// A line has state, queues, both ends, what carries the data (direct: messages and RMA, past TCP), bytes that TCP carried, bytes that went
-/// past it, and the reason for TCP. As with ss, the queues of a connection are bytes that the program has not read, and bytes that the
-/// peer has not acknowledged; those of a listener are connections that wait, and how many may. Without options it shows
-/// connections.
+/// Each line contains the state, the queues, both addresses, the mode (direct: VELO messages and
+/// RMA, without TCP), the bytes that TCP carried, the bytes of the direct path, and the reason for
+/// TCP. The queues have the same meaning as in ss. For a connection they are the bytes that the
+/// program has not read, and the bytes that the peer has not acknowledged. For a listener they are
+/// the pending connections, and their maximum number. Without options the program shows connections
+/// only.
 ///
-/// It reads /proc/net/extl, so it shows the sockets of its network namespace. Only sockets on which something was done are there. ss
-/// shows the same sockets as sockets of TCP.
+/// extlss reads /proc/net/extl and therefore shows the sockets of its network namespace. It does
+/// not list unused sockets. ss shows the same sockets as TCP sockets.
+///
+/// Example: extlss --all --processes
+///
+/// Example: extlss --mode tcp --extended
+///
+/// Example: extlss --state established --port 6379
 #[derive(Parser, Debug)]
 #[command(name = "extlss", version)]
 pub struct Args {
-    /// Sockets that listen, and those without a connection, too.
+    /// Shows listening sockets and sockets without a connection too.
     #[arg(short, long)]
     all: bool,
-    /// Only sockets that listen.
+    /// Shows only listening sockets.
     #[arg(short, long)]
     listening: bool,
-    /// No effect: all are of this kind. For those who are used to ss -t.
+    /// No effect, because all sockets are of this kind. For users who are used to ss -t.
     #[arg(short, long)]
     tcp: bool,
-    /// Only sockets of IPv4.
+    /// Shows only IPv4 sockets.
     #[arg(short = '4', long, conflicts_with = "ipv6")]
     ipv4: bool,
-    /// Only sockets of IPv6.
+    /// Shows only IPv6 sockets.
     #[arg(short = '6', long)]
     ipv6: bool,
-    /// Ports as numbers; without it by the names of /etc/services.
+    /// Shows ports as numbers instead of the names in /etc/services.
     #[arg(short, long)]
     numeric: bool,
-    /// Processes that have the socket; of other users only for root.
+    /// Shows the processes that use the socket. Processes of other users are shown to root only.
     #[arg(short, long)]
     processes: bool,
-    /// User, inode, and of bytes past TCP how they went: by messages, by RMA.
+    /// Shows user and inode, and for the direct path the bytes by messages and by RMA.
     #[arg(short, long)]
     extended: bool,
-    /// No heading.
+    /// Omits the heading.
     #[arg(short = 'H', long)]
     no_header: bool,
-    /// JSON: an array with an object for each socket, with all there is.
+    /// Prints JSON: an array with an object for each socket, with all of its data.
     #[arg(short, long)]
     json: bool,
-    /// Only in these states, with commas between them: established, syn-sent, close-wait, listen, close …
+    /// Only sockets in these states, separated by commas: established, syn-sent, close-wait,
+    /// listen, close …
     #[arg(long, value_name = "STATES", value_delimiter = ',')]
     state: Vec<String>,
-    /// Only those with this port at one of the ends.
+    /// Only sockets with this local or remote port.
     #[arg(long)]
     port: Option<u16>,
-    /// Only those whose data this carries.
+    /// Only sockets with this path of the data.
     #[arg(long, value_enum)]
     mode: Option<Mode>,
-    /// Only those that use TCP for one of these reasons, by their names or numbers, with commas between them.
+    /// Only sockets that use TCP for one of these reasons: names or numbers, separated by commas.
     #[arg(long, value_name = "REASONS", value_delimiter = ',')]
     reason: Vec<String>,
-    /// Directory that stands for / in tests.
+    /// Directory that replaces / in tests.
     #[arg(long, hide = true, default_value = "/")]
     root: PathBuf,
 }
 
 impl Args {
-    /// Whether a socket is to be shown.
+    /// True if the options select a socket.
     fn wants(&self, s: &Socket) -> bool {
         let state = if self.listening {
             s.state == "listen"
@@ -101,7 +110,7 @@ impl Args {
     }
 }
 
-/// Names of TCP's ports, by the text of /etc/services.
+/// Parses the text of /etc/services. Returns the names of TCP ports.
 fn services(text: &str) -> BTreeMap<u16, String> {
     let one = |line: &str| {
         let line = line.split('#').next()?;
@@ -110,13 +119,13 @@ fn services(text: &str) -> BTreeMap<u16, String> {
         let port = port.strip_suffix("/tcp")?.parse().ok()?;
         Some((port, name.to_owned()))
     };
-    // The first name of a port counts.
+    // If a port has several names, the first one counts.
     let mut all: Vec<_> = text.lines().filter_map(one).collect();
     all.reverse();
     all.into_iter().collect()
 }
 
-/// An end as ss writes it.
+/// Formats an address like ss.
 fn end(at: &std::net::SocketAddr, services: &BTreeMap<u16, String>) -> String {
     let host = match at.ip() {
         std::net::IpAddr::V6(v6) => format!("[{v6}]"),
@@ -129,7 +138,7 @@ fn end(at: &std::net::SocketAddr, services: &BTreeMap<u16, String>) -> String {
     }
 }
 
-/// Cells of a socket's line.
+/// Returns the cells of a socket's line.
 fn row(args: &Args, s: &Socket, services: &BTreeMap<u16, String>, owners: &Owners) -> Vec<String> {
     let way = |all: u64, direct: u64| all.saturating_sub(direct).to_string();
     let mut cells = vec![

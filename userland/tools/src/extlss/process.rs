@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Which processes have a socket.
+//! Search for the processes that use a socket.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Processes by inodes of their sockets.
+/// Processes by the inode numbers of their sockets.
 #[derive(Default, Debug)]
 pub struct Owners(BTreeMap<u64, Vec<String>>);
 
 impl Owners {
-    /// Those of all processes that may be looked at; processes end meanwhile.
+    /// Finds the sockets of all processes that this user may inspect. Ignores processes that end
+    /// during the search.
     pub fn find(root: &Path) -> Self {
         let mut all = Self::default();
         let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten();
@@ -41,7 +42,7 @@ impl Owners {
         all
     }
 
-    /// Those of a socket.
+    /// Returns the processes that use a socket.
     pub fn of(&self, inode: u64) -> Vec<String> {
         self.0.get(&inode).cloned().unwrap_or_default()
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! A socket as /proc/net/extl has it.
+//! A socket, parsed from /proc/net/extl.
 
 use anyhow::{bail, Context, Result};
 use clap::ValueEnum;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-/// What carries the data.
+/// Path of a socket's data.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// No connection.
@@ -17,14 +17,14 @@ pub enum Mode {
     Listening,
     /// TCP.
     Tcp,
-    /// Messages and RMA, past TCP.
+    /// Direct path: messages and RMA, without TCP.
     Direct,
-    /// It is not decided yet.
+    /// TCP or direct path: not decided yet.
     Waiting,
 }
 
 impl Mode {
-    /// Its name.
+    /// Returns the name.
     pub fn word(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -36,24 +36,24 @@ impl Mode {
     }
 }
 
-/// Reasons for TCP: number, name in files, words.
+/// Reasons for TCP: number, name in files, description.
 const REASONS: &[(u16, &str, &str)] = &[
     (
         1,
         "no-data-path",
-        "this version of the module has nothing else",
+        "this version of the module supports TCP only",
     ),
     (
         2,
         "no-route",
-        "the route does not lead through a NIC that could",
+        "the route does not lead through an Extoll NIC",
     ),
-    (3, "off", "switched off here"),
+    (3, "off", "switched off on this node"),
     (4, "no-memory", "no memory for rings"),
     (
         5,
         "no-place",
-        "no place for one more connection, or no port of its own",
+        "the connection table is full, or no local port is free",
     ),
     (6, "silent", "the peer does not answer"),
     (
@@ -61,85 +61,86 @@ const REASONS: &[(u16, &str, &str)] = &[
         "known-silent",
         "the peer did not answer a short time ago",
     ),
-    (8, "version", "the peer speaks another version"),
+    (8, "version", "the peer has another version of the protocol"),
     (9, "no-listener", "the peer's program uses plain TCP"),
     (
         10,
         "peer-busy",
-        "too many connections of this node wait at the peer",
+        "too many connections of this node are pending at the peer",
     ),
     (
         11,
         "peer-resources",
-        "the peer lacks memory or other resources",
+        "the peer has no memory or another resource is exhausted",
     ),
-    (12, "peer-off", "switched off at the peer"),
+    (12, "peer-off", "switched off on the peer"),
     (
         13,
         "not-accepted",
-        "the server's program took the connection too late",
+        "the server's program accepted the connection too late",
     ),
     (
         14,
         "tcp-data",
-        "data came by TCP, or its connection ended, before it was decided",
+        "TCP carried data or was closed before the decision",
     ),
-    (15, "client-fell-back", "the client asked for TCP after all"),
-    (16, "not-asked", "the client never asked for anything else"),
-    (17, "tcp-only", "the program wants what only TCP has"),
-    (18, "known-late", "the server's program was too late before"),
-    (19, "no-neighbour", "the neighbour does not answer"),
+    (15, "client-fell-back", "the client chose TCP after the server accepted the connection"),
+    (16, "not-asked", "the client did not request the direct path"),
+    (17, "tcp-only", "the program uses a feature that only TCP has"),
+    (18, "known-late", "the server's program accepted a connection too late a short time ago"),
+    (19, "no-neighbour", "the neighbour's address is unknown and was not resolved in time"),
     (
         20,
         "user-limit",
-        "this user has too many connections past TCP",
+        "the user has the maximum number of connections (parameter user_connections)",
     ),
 ];
 
 /// A socket.
 #[derive(Clone, Debug)]
 pub struct Socket {
-    /// State of TCP, as filters name it: `established`, `close-wait`.
+    /// TCP state, in the form that filters use: `established`, `close-wait`.
     pub state: String,
-    /// Both ends.
+    /// Local address.
     pub local: SocketAddr,
-    /// All zero without a connection.
+    /// Remote address; zeros without a connection.
     pub peer: SocketAddr,
-    /// What carries the data.
+    /// Path of the data.
     pub mode: Mode,
     /// Name of the reason for TCP.
     pub reason: Option<String>,
-    /// Bytes in all connections of the socket.
+    /// Bytes sent in all connections of the socket.
     pub sent: u64,
-    /// See there.
+    /// Bytes received in all connections of the socket.
     pub received: u64,
-    /// Of these past TCP.
+    /// Part of `sent` that used the direct path.
     pub direct_sent: u64,
-    /// See there.
+    /// Part of `received` that used the direct path.
     pub direct_received: u64,
-    /// Of the present connection past TCP: by messages.
+    /// Bytes that the present connection sent by messages.
     pub message_sent: u64,
-    /// Announced, for the peer to fetch.
+    /// Bytes that the present connection announced, for a GET by the peer.
     pub announced: u64,
-    /// By messages.
+    /// Bytes that the present connection received by messages.
     pub message_received: u64,
-    /// Fetched.
+    /// Bytes that the present connection received by GET.
     pub fetched: u64,
-    /// From the program's memory, not copied here.
+    /// Bytes that were sent from the program's memory without a copy.
     pub lent: u64,
-    /// To the program's memory.
+    /// Bytes that were received into the program's memory without a copy.
     pub sunk: u64,
-    /// Queues.
+    /// Bytes that the program has not read; for a listener, pending connections.
     pub unread: u64,
-    /// See there.
+    /// Bytes that the peer has not acknowledged; for a listener, the maximum number of pending
+    /// connections.
     pub unacknowledged: u64,
-    /// User.
+    /// User ID.
     pub uid: u64,
-    /// Inode.
+    /// Inode number.
     pub inode: u64,
 }
 
-/// `CloseWait` as `close-wait`, `FinWait1` as `fin-wait-1`.
+/// Converts `CloseWait` to `close-wait` and `FinWait1` to `fin-wait-1`.
 fn dashed(name: &str) -> String {
     let mut out = String::new();
     for (i, c) in name.chars().enumerate() {
@@ -151,7 +152,7 @@ fn dashed(name: &str) -> String {
     out
 }
 
-/// Columns of a line by their names. A file may have more than this program knows, or fewer.
+/// Columns of a line by name. A file may have more or fewer columns than this program knows.
 struct Columns<'a>(BTreeMap<&'a str, &'a str>);
 
 impl Columns<'_> {
@@ -166,7 +167,7 @@ impl Columns<'_> {
         value.with_context(|| format!("{name}: {text}"))
     }
 
-    /// A number that older modules don't tell.
+    /// Returns a number; 0 for modules that do not provide it.
     fn later(&self, name: &str) -> Result<u64> {
         match self.0.contains_key(name) {
             true => self.get(name),
@@ -202,7 +203,7 @@ impl Columns<'_> {
     }
 }
 
-/// Reads the file.
+/// Parses the file.
 pub fn parse(text: &str) -> Result<Vec<Socket>> {
     let mut lines = text.lines();
     let names: Vec<&str> = lines.next().unwrap_or("").split(' ').collect();
@@ -223,22 +224,22 @@ impl Socket {
         REASONS.iter().find(|(_, n, _)| *n == name)
     }
 
-    /// Number of the reason for TCP.
+    /// Returns the number of the reason for TCP.
     pub fn reason_number(&self) -> Option<u16> {
         self.known().map(|(number, ..)| *number)
     }
 
-    /// Why TCP carries the data, in words.
+    /// Returns the description of the reason for TCP.
     pub fn reason_words(&self) -> Option<String> {
         let name = self.reason.as_deref()?;
         Some(match self.known() {
             Some((number, _, words)) => format!("({number}) {words}"),
-            // A younger module.
+            // A newer module has more reasons.
             None => name.to_owned(),
         })
     }
 
-    /// The state as ss writes it.
+    /// Returns the state in the form that ss uses.
     pub fn state_word(&self) -> String {
         match self.state.as_str() {
             "established" => "ESTAB".into(),
@@ -247,7 +248,7 @@ impl Socket {
         }
     }
 
-    /// All there is.
+    /// Returns all fields as JSON.
     pub fn json(&self, users: Option<Vec<String>>) -> Value {
         let mut object = json!({
             "state": self.state, "local": self.local.to_string(), "peer": self.peer.to_string(),
@@ -292,7 +293,7 @@ mod tests {
         assert_eq!((all[2].lent, all[2].sunk), (70, 80));
         assert_eq!(all[4].state_word(), "CLOSE-WAIT");
         assert_eq!(all[1].state_word(), "UNCONN");
-        // A module without the last columns, and one with more.
+        // Files of modules with fewer columns, and with more.
         let cut: String = SAMPLE
             .lines()
             .map(|l| l.split(' ').take(9).collect::<Vec<_>>().join(" ") + "\n")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What the two sides tell each other, what each has open, and which part it has in a test.
+//! First messages, ports and roles of the two sides of a test.
 
 use super::tcp::{Link, Watch};
 use super::{Measured, Plan, Test};
@@ -10,10 +10,10 @@ use extoll::{velo, Buffer, Counters, Device};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Changes whenever the two sides would not understand each other.
+/// Version of the messages between the two sides.
 const PROTOCOL: u32 = 3;
 
-/// What each side tells of itself.
+/// First message of each side.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug)]
 pub struct Hello {
     pub protocol: u32,
@@ -25,16 +25,16 @@ pub struct Hello {
     pub identity: Identity,
 }
 
-/// One test, as one side has it.
+/// State of a test on one side.
 pub struct Session<'a> {
     pub end: &'a Endpoint,
     pub plan: &'a Plan,
     pub peer: &'a Hello,
-    /// Every wait goes through this one, so that nobody waits for a side that is gone.
+    /// All waits use it, so that they end when the connection to the other side is closed.
     pub watch: Watch<'a>,
 }
 
-/// The ports and the buffer of one side.
+/// Ports and buffer of one side.
 pub struct Endpoint {
     pub velo: velo::Port,
     pub rma: extoll::rma::Port,
@@ -84,10 +84,10 @@ impl Endpoint {
         }
     }
 
-    /// Fails when the other side's ports cannot reach these.
+    /// Fails if the ports of the other side cannot reach those of this side.
     pub fn admit(&self, peer: &Hello) -> Result<()> {
         if peer.protocol != PROTOCOL {
-            bail!("the other side is another version of this program");
+            bail!("the other side runs another version of this program");
         }
         Identity::of(&self.velo)?.admit(&peer.identity)
     }
@@ -100,7 +100,7 @@ impl Endpoint {
             self.region.len().min(peer.buffer)
         };
         if plan.size == 0 || plan.size > limit {
-            bail!("{} bytes: at most {limit} were agreed", plan.size);
+            bail!("{} bytes exceed the agreed maximum of {limit}", plan.size);
         }
         Ok(())
     }
@@ -120,7 +120,7 @@ impl Endpoint {
         })
     }
 
-    /// The client's part of a test.
+    /// Runs a test on the client.
     pub fn run(&self, plan: &Plan, peer: &Hello, link: &Link) -> Result<Measured> {
         let s = self.session(plan, peer, link)?;
         match plan.test {
@@ -132,7 +132,7 @@ impl Endpoint {
         }
     }
 
-    /// The server's part.
+    /// Runs a test on the server.
     pub fn serve(&self, plan: &Plan, peer: &Hello, link: &Link) -> Result<Measured> {
         let s = self.session(plan, peer, link)?;
         match plan.test {

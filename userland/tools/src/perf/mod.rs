@@ -21,20 +21,26 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tcp::Link;
 
-/// Where the two sides meet, that of the perftest programs.
+/// Default TCP port, the same as that of the perftest programs.
 const TCP_PORT: u16 = 18515;
-/// How long the server waits for what a client has to say before and between tests.
+/// Maximum time for a message of the client before and between tests.
 const HELLO: Duration = Duration::from_secs(10);
-/// How long a client waits for its turn.
+/// Maximum time that a client waits for the server to finish with other clients.
 const TURN: Duration = Duration::from_secs(3600);
-/// Longest transfer.
+/// Maximum bytes of a transfer.
 const LARGEST: u64 = 1 << 30;
 
-/// Measures VELO and RMA between two nodes, in the manner of ib_send_lat and ib_write_bw.
+/// Measures VELO and RMA between two nodes, like ib_send_lat and ib_write_bw.
 ///
-/// Start "extoll-perf serve" on one node and "extoll-perf run TEST HOST" on another one. The two sides agree on ports and
-/// addresses over TCP, any network will do; what is measured goes over Extoll only. "extoll-perf reg" measures the registration
-/// of memory and needs no other side.
+/// Start "extoll-perf serve" on one node and "extoll-perf run TEST HOST" on another node. The two
+/// sides exchange ports and addresses over TCP on any network. The measured data uses Extoll only.
+/// "extoll-perf reg" measures the registration of memory and needs no second node.
+///
+/// Example: extoll-perf serve
+///
+/// Example: extoll-perf run velo-lat node1
+///
+/// Example: extoll-perf run put-bw node1 --all
 #[derive(Parser, Debug)]
 #[command(name = "extoll-perf", version)]
 pub struct Args {
@@ -42,7 +48,7 @@ pub struct Args {
     verb: Verb,
     #[command(flatten)]
     choice: Choice,
-    /// TCP port to listen on or to connect to.
+    /// TCP port on which the server listens.
     #[arg(short, long, global = true, default_value_t = TCP_PORT)]
     port: u16,
 }
@@ -50,71 +56,80 @@ pub struct Args {
 #[derive(Subcommand, Debug)]
 enum Verb {
     /// Serves tests, one client at a time, until it is killed.
+    ///
+    /// Example: extoll-perf serve --once
     Serve {
         /// Ends after one client.
         #[arg(long)]
         once: bool,
     },
     /// Runs a test with the server on HOST.
+    ///
+    /// Example: extoll-perf run put-lat node1 --size 4k
+    ///
+    /// Example: extoll-perf run velo-bw node1 --bidirectional --duration 10
     Run(RunArgs),
-    /// Measures what it costs to register memory.
+    /// Measures the time for registering and unregistering memory.
+    ///
+    /// Example: extoll-perf reg --size 64M --huge
     Reg(reg::RegArgs),
 }
 
 #[derive(clap::Args, Debug)]
 struct RunArgs {
-    /// What to measure.
+    /// Test to run.
     #[arg(value_enum)]
     test: Test,
-    /// Name or address of the node that serves.
+    /// Name or address of the machine that runs the server.
     host: String,
-    /// Bytes per message or transfer (8 for latency, else 120 or 65536); k, M, G for powers of 1,024.
+    /// Bytes per message or transfer, with k, M, G for powers of 1,024. Default: 8 for latency and
+    /// velo-rate, 120 for velo-bw, 65536 for put-bw and get-bw.
     #[arg(short, long, value_parser = crate::size)]
     size: Option<u64>,
-    /// Messages or transfers (1000; bandwidth 5000).
+    /// Number of messages or transfers. Default: 1000 for latency, else 5000.
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u64).range(1..))]
     iters: Option<u64>,
-    /// All powers of two up to 120 (VELO) or 8 MiB.
+    /// Measures all powers of two up to 120 bytes (VELO) or 8 MiB.
     #[arg(short, long, conflicts_with = "size")]
     all: bool,
-    /// Largest size of --all.
+    /// Largest size for --all.
     #[arg(long, value_parser = crate::size, requires = "all")]
     max_size: Option<u64>,
-    /// Both sides send at once; their sum is reported (bandwidth and rate tests).
+    /// Both sides send at the same time. The result is the sum (bandwidth and rate tests).
     #[arg(short, long)]
     bidirectional: bool,
-    /// Seconds per size instead of a number of iterations.
+    /// Seconds per size, instead of a number of iterations.
     #[arg(short = 'D', long, value_parser = crate::seconds, conflicts_with = "iters")]
     duration: Option<Duration>,
-    /// Transfers on their way at once (bandwidth tests).
+    /// Maximum number of outstanding transfers (bandwidth tests).
     #[arg(short = 't', long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=250))]
     tx_depth: u32,
-    /// Iterations before the measurement.
+    /// Number of iterations before the measurement.
     #[arg(short, long, default_value_t = 10)]
     warmup: u64,
-    /// Sleep until the interrupt instead of polling.
+    /// Sleeps until an interrupt instead of polling.
     #[arg(short, long)]
     events: bool,
-    /// Seconds without progress after which a test fails, on both sides (the server hears of the client's progress over TCP,
-    /// and allows two seconds more).
+    /// Seconds without progress after which a test fails on both sides. The server gets the
+    /// progress of the client over TCP and waits two seconds longer.
     #[arg(long, default_value = "10", value_parser = crate::seconds)]
     timeout: Duration,
-    /// One JSON object instead of the table.
+    /// Prints one JSON object instead of the table.
     #[arg(long)]
     json: bool,
 }
 
-/// The tests.
+/// Test to run.
 #[derive(ValueEnum, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Test {
-    /// VELO: half round trip.
+    /// VELO: half of the round trip time.
     VeloLat,
-    /// VELO: one direction, bytes and messages per second.
+    /// VELO: bytes and messages per second.
     VeloBw,
-    /// VELO: the same as velo-bw with 8 bytes unless -s says otherwise.
+    /// VELO: like velo-bw, with 8 bytes by default.
     VeloRate,
-    /// RMA PUT: half round trip, each side notified when the data is in memory.
+    /// RMA PUT: half of the round trip time. Each side is notified when the data is in memory.
     PutLat,
     /// RMA PUT: stream of transfers.
     PutBw,
@@ -134,13 +149,13 @@ impl Test {
     }
 }
 
-/// One measurement, as the client tells it to the server.
+/// Parameters of a measurement, which the client sends to the server.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug)]
 struct Plan {
     test: Test,
     size: u64,
     iters: u64,
-    /// Milliseconds instead of iterations.
+    /// Duration in milliseconds; replaces the number of iterations.
     duration_ms: Option<u64>,
     warmup: u64,
     bidirectional: bool,
@@ -150,7 +165,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// When to stop sending.
+    /// Returns the condition for the end of sending.
     fn goal(&self) -> Goal {
         match self.duration_ms {
             Some(ms) => Goal::Until(Instant::now() + Duration::from_millis(ms)),
@@ -159,7 +174,7 @@ impl Plan {
     }
 }
 
-/// When a side has sent enough.
+/// Condition for the end of sending.
 #[derive(Clone, Copy, Debug)]
 enum Goal {
     Count(u64),
@@ -175,19 +190,19 @@ impl Goal {
     }
 }
 
-/// What one side measured.
+/// Result of one side.
 #[derive(Serialize, Deserialize, Clone, Debug, Default)]
 struct Measured {
-    /// Messages or transfers that this side sent.
+    /// Number of messages or transfers that this side sent.
     iterations: u64,
-    /// Nanoseconds for all of them.
+    /// Nanoseconds for all iterations.
     ns: u64,
-    /// Nanoseconds of each (latency tests).
+    /// Nanoseconds of each iteration (latency tests only).
     #[serde(skip)]
     times: Vec<u64>,
 }
 
-/// A line of the result.
+/// Result for one size.
 #[derive(Serialize, Clone, Debug)]
 struct Line {
     bytes: u64,
@@ -199,7 +214,7 @@ struct Line {
     per_message: PerMessage,
 }
 
-/// What the client spent on each message.
+/// Operations of the client per message.
 #[derive(Serialize, Clone, Copy, Debug, Default, PartialEq)]
 struct PerMessage {
     packets: f64,
@@ -223,7 +238,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 fn serve(device: &Device, port: u16, once: bool) -> Result<()> {
     let listener = tcp_listener(port)?;
-    // Fails early when the NIC cannot be used.
+    // Open the NIC now, so that errors are reported at the start.
     let endpoint = Endpoint::open(device)?;
     let mut out = std::io::stdout();
     writeln!(
@@ -248,7 +263,7 @@ fn serve(device: &Device, port: u16, once: bool) -> Result<()> {
 fn serve_client(device: &Device, link: &Link) -> Result<()> {
     let theirs: Hello = link.receive(HELLO)?;
     if theirs.buffer > LARGEST {
-        bail!("a client asks for {} bytes", theirs.buffer);
+        bail!("a client requested a buffer of {} bytes", theirs.buffer);
     }
     let endpoint = Endpoint::with_buffer(device, theirs.buffer)?;
     link.send(&endpoint.hello()?)?;
@@ -278,19 +293,19 @@ fn sizes(args: &RunArgs) -> Result<Vec<u64>> {
         vec![args.size.unwrap_or(default)]
     };
     match all.iter().find(|s| **s == 0 || **s > limit) {
-        Some(bad) => bail!("{bad} bytes: this test takes 1 to {limit}"),
-        None if all.is_empty() => bail!("--max-size leaves nothing to do"),
+        Some(bad) => bail!("invalid size of {bad} bytes: this test supports 1 to {limit} bytes"),
+        None if all.is_empty() => bail!("no size is left to measure: increase --max-size"),
         None => Ok(all),
     }
 }
 
-/// The server's hello, which comes when it is our turn.
+/// Receives the server's first message, which it sends when it has finished with other clients.
 fn hello(link: &Link, host: &str) -> Result<Hello> {
     match link.receive(Duration::from_secs(2)) {
         Err(e) if matches!(e.downcast_ref(), Some(Error::Timeout)) => {}
         other => return other,
     }
-    let busy = anyhow!("{host} does not answer yet (it serves one client at a time); waiting");
+    let busy = anyhow!("waiting for {host}, which serves one client at a time");
     crate::complain("extoll-perf", &busy);
     link.receive(TURN)
 }
@@ -298,7 +313,7 @@ fn hello(link: &Link, host: &str) -> Result<Hello> {
 fn client(device: &Device, port: u16, args: &RunArgs) -> Result<()> {
     let sizes = sizes(args)?;
     if args.bidirectional && args.test.is_latency() {
-        bail!("latency tests go both ways anyway: --bidirectional is for bandwidth");
+        bail!("--bidirectional is for bandwidth and rate tests only");
     }
     let largest = sizes.iter().copied().max().unwrap_or(1);
     let endpoint = Endpoint::with_buffer(device, largest)?;
@@ -329,7 +344,7 @@ fn client(device: &Device, port: u16, args: &RunArgs) -> Result<()> {
         let after = (endpoint.counters(), interrupts());
         let theirs: Measured = link
             .receive(args.timeout.saturating_add(HELLO))
-            .context("the server gave up; see its output")?;
+            .context("the server has failed; see its output")?;
         lines.push(line(&plan, mine, theirs, before, after));
         if !args.json {
             report::print(&mut std::io::stdout(), args.test, &lines)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Registration of memory: how long it takes to register a buffer and to end that again.
+//! Time for registering and unregistering a buffer.
 
 use crate::stats::{ns, Summary};
 use anyhow::Result;
@@ -13,16 +13,16 @@ const PAGES: [u64; 2] = [4 << 10, 2 << 20];
 
 #[derive(clap::Args, Debug)]
 pub struct RegArgs {
-    /// Bytes of the buffer; k, M, G for powers of 1,024.
+    /// Bytes of the buffer, with k, M, G for powers of 1,024.
     #[arg(short, long, value_parser = crate::size, default_value = "2M")]
     size: u64,
     /// Number of registrations.
     #[arg(short = 'n', long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     iters: u64,
-    /// A buffer in huge pages of 2 MiB (the system must have some reserved, vm.nr_hugepages).
+    /// Uses huge pages of 2 MiB. The system must have reserved some (vm.nr_hugepages).
     #[arg(long)]
     huge: bool,
-    /// One JSON object instead of the table.
+    /// Prints one JSON object instead of the table.
     #[arg(long)]
     json: bool,
 }
@@ -34,7 +34,7 @@ struct Cost {
     iterations: u64,
     register_us: Summary,
     unregister_us: Summary,
-    /// Mean of both for one page.
+    /// Mean time for registering and unregistering a page, in nanoseconds.
     ns_per_page: f64,
 }
 
@@ -47,7 +47,7 @@ pub fn run(device: &Device, args: &RegArgs) -> Result<()> {
         Buffer::new(bytes)?
     };
     let (mut up, mut down) = (Vec::new(), Vec::new());
-    // The first one also makes the pages exist.
+    // The first registration is not measured, because it allocates the pages.
     for i in 0..=args.iters {
         let begin = Instant::now();
         let region = port.register(buffer)?;

@@ -43,14 +43,15 @@ fn row(line: &Line) -> Vec<String> {
     }
     let per = &line.per_message;
     cells.push(format!("{:.3}", per.device_reads));
-    // Each packet is at least one write of the processor, each read pointer update another one.
+    // Each packet takes at least one write by the CPU, and each update of the read pointer another
+    // one.
     cells.push(format!("{:.3}", per.packets + per.device_writes));
     cells.push(per.interrupts.map_or("-".into(), |x| format!("{x:.3}")));
     cells
 }
 
-/// Prints the newest line, before the first one the heading. Columns have the width of the heading, so that lines can be
-/// printed while the test goes on.
+/// Prints the last line, and the heading before the first line. Columns have the width of the
+/// heading, so that lines can be printed while tests run.
 pub fn print(out: &mut impl Write, test: Test, lines: &[Line]) -> Result<()> {
     let heading = heading(test.is_latency());
     let Some(last) = lines.last() else {
@@ -71,7 +72,7 @@ pub fn print(out: &mut impl Write, test: Test, lines: &[Line]) -> Result<()> {
     Ok(())
 }
 
-/// Prints everything as one object.
+/// Prints all results as one JSON object.
 pub fn json(test: Test, here: &Hello, there: &Hello, lines: &[Line]) -> Result<()> {
     let all = serde_json::json!({
         "test": test,

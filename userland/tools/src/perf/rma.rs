@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The RMA tests.
+//! RMA tests.
 
 use super::link::{Hello, Session};
 use super::{Measured, Plan, Test};
@@ -34,7 +34,8 @@ fn is_class(n: &Notification, class: u8) -> bool {
     n.command == Command::NotificationPut && n.class() == class
 }
 
-/// The next notification from the other side that `wanted` accepts. An error report ends the test.
+/// Waits for the next notification from the other side that `wanted` accepts. A notification with
+/// an error ends the test.
 fn expect(s: &Session, wanted: impl Fn(&Notification) -> bool) -> Result<Notification> {
     let wanted = |n: &Notification| is_from(n, s.peer) && (n.error != 0 || wanted(n));
     let n = s
@@ -48,7 +49,7 @@ fn expect(s: &Session, wanted: impl Fn(&Notification) -> bool) -> Result<Notific
     Ok(n)
 }
 
-/// [`expect`] for a whole transfer, of which every command notifies.
+/// Waits for the notifications of all commands of a transfer.
 fn expect_all(s: &Session, wanted: impl Fn(&Notification) -> bool) -> Result<()> {
     for _ in 0..commands(s.plan.size) {
         expect(s, &wanted)?;
@@ -91,7 +92,7 @@ fn sent(n: &Notification) -> bool {
     n.kind == NotificationType::Requester && n.command == Command::BytePut
 }
 
-/// Repeats `step` for the warm-up and then until the goal, noting the time of each.
+/// Repeats `step` for the warm-up and then until the goal. Records the time of each repetition.
 fn repeat(plan: &Plan, mut step: impl FnMut() -> Result<()>) -> Result<Measured> {
     for _ in 0..plan.warmup {
         step()?;
@@ -109,7 +110,7 @@ fn repeat(plan: &Plan, mut step: impl FnMut() -> Result<()>) -> Result<Measured>
     Ok(m)
 }
 
-/// Client: PUTs, waits for the PUT that comes back; half the time is the latency.
+/// Client: sends a PUT and waits for the PUT of the server. The latency is half of the time.
 pub fn put_latency(s: &Session) -> Result<Measured> {
     let mut m = repeat(s.plan, || {
         put(s, COMPLETER)?;
@@ -120,7 +121,7 @@ pub fn put_latency(s: &Session) -> Result<Measured> {
     Ok(m)
 }
 
-/// Server: answers each PUT by one.
+/// Server: answers each PUT with a PUT.
 pub fn put_pong(s: &Session) -> Result<Measured> {
     loop {
         let n = expect(s, |n| arrived(n) || is_class(n, STOP))?;
@@ -135,7 +136,7 @@ pub fn put_pong(s: &Session) -> Result<Measured> {
     }
 }
 
-/// Client: the time of a GET.
+/// Client: measures the time of a GET.
 pub fn get_latency(s: &Session) -> Result<Measured> {
     let m = repeat(s.plan, || {
         get(s)?;
@@ -145,14 +146,15 @@ pub fn get_latency(s: &Session) -> Result<Measured> {
     Ok(m)
 }
 
-/// Server: waits for the end, asleep: what is measured does not need it.
+/// Server: sleeps until the end, because a GET does not involve it.
 pub fn idle(s: &Session) -> Result<Measured> {
     answer_stop(s, true)?;
     Ok(Measured::default())
 }
 
 fn answer_stop(s: &Session, asleep: bool) -> Result<()> {
-    // Transfers of the other side are not seen here; its signs of life tell that there still are some.
+    // This side does not see the transfers of the other side. The other side's keep-alive lines
+    // show its progress.
     let is_stop = |n: &Notification| is_from(n, s.peer) && is_class(n, STOP);
     s.watch
         .wait_for_the_other(|wait| {
@@ -163,13 +165,13 @@ fn answer_stop(s: &Session, asleep: bool) -> Result<()> {
     say(s, ACK)
 }
 
-/// Asks for the acknowledgement that comes behind all data (commands of a port are in order).
+/// Requests an acknowledgement, which follows all data because the commands of a port are in order.
 fn stop(s: &Session) -> Result<()> {
     say(s, STOP)?;
     expect(s, |n| is_class(n, ACK)).map(|_| ())
 }
 
-/// Either side of a stream of transfers. A side that does not send only answers.
+/// Streams transfers. Without `sends`, only answers the other side.
 pub fn stream(s: &Session, sends: bool) -> Result<Measured> {
     let mut m = Measured::default();
     if sends {
@@ -195,7 +197,7 @@ pub fn stream(s: &Session, sends: bool) -> Result<Measured> {
             flying += 1;
             m.iterations += 1;
         }
-        // PUTs are sent but may not have arrived yet.
+        // PUTs are sent, and may not have arrived yet.
         say(s, STOP)?;
         if !s.plan.bidirectional {
             expect(s, |n| is_class(n, ACK))?;

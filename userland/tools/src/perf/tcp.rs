@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The TCP connection of the two sides: what they say to each other, and whether the other one is still there.
+//! TCP connection between the two sides: messages, and detection of a failed side.
 
 use anyhow::{anyhow, bail, Context, Result};
 use extoll::{Error, Wait};
@@ -11,24 +11,25 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// Longest line.
+/// Maximum bytes of a line.
 const LINE: usize = 4096;
-/// How long connecting and sending a line may take.
+/// Maximum time for connecting and for sending a line.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A machine that does not answer is found to be gone after this time: pauses and number of the keep-alives.
+/// Interval and number of keep-alive probes. They detect a machine that does not answer.
 const PROBE: Duration = Duration::from_secs(6);
 const PROBES: u32 = 4;
-/// How often a side that waits looks at the connection.
+/// Interval at which a waiting side checks the connection.
 const SLICE: Duration = Duration::from_millis(100);
-/// Longest time between signs of life of a side that makes progress.
+/// Maximum interval between the keep-alive lines of a side that makes progress.
 const SIGN: Duration = Duration::from_secs(1);
-/// How much later than the other side itself this one gives up: its signs of life need time.
+/// Time by which this side's limit exceeds that of the other side, because keep-alive lines take
+/// time.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// JSON lines over TCP. An empty line is a sign of life: its sender makes progress.
+/// Exchanges lines of JSON over TCP. An empty line is a keep-alive line: its sender makes progress.
 pub struct Link {
     stream: TcpStream,
-    /// Received and not taken yet.
+    /// Received bytes that were not processed yet.
     buffer: RefCell<Vec<u8>>,
 }
 
@@ -62,10 +63,10 @@ impl Link {
     }
 
     fn write(&self, bytes: &[u8]) -> Result<()> {
-        // Not as an I/O error: that would be taken for one of our standard output.
+        // Not an I/O error, because that would be taken for an error of the standard output.
         (&self.stream)
             .write_all(bytes)
-            .map_err(|e| anyhow!("the other side is gone: {e}"))
+            .map_err(|e| anyhow!("the connection to the other side is gone: {e}"))
     }
 
     pub fn send<T: Serialize>(&self, what: &T) -> Result<()> {
@@ -74,32 +75,34 @@ impl Link {
         self.write(&line)
     }
 
-    /// Appends what came; true if there were signs of life.
+    /// Appends received bytes. Returns true if there were keep-alive lines.
     fn keep(&self, bytes: &[u8]) -> Result<bool> {
         let mut buffer = self.buffer.borrow_mut();
         buffer.extend_from_slice(bytes);
         let signs = buffer.iter().take_while(|b| **b == b'\n').count();
         buffer.drain(..signs);
         if buffer.len() > LINE {
-            bail!("the other side says too much");
+            bail!("the other side sent a line that is too long");
         }
         Ok(signs > 0)
     }
 
-    /// Takes what has arrived, without waiting; true if there were signs of life. Fails when the other side is gone.
+    /// Receives available bytes without waiting. Returns true if there were keep-alive lines. Fails
+    /// if the other side has closed the connection.
     fn look(&self) -> Result<bool> {
         let (mut signs, mut bytes) = (false, [0; 256]);
         loop {
             match recv(&self.stream, &mut bytes[..], RecvFlags::DONTWAIT) {
-                Ok((0, _)) => bail!("the other side is gone"),
+                Ok((0, _)) => bail!("the connection to the other side is gone"),
                 Ok((n, _)) => signs |= self.keep(&bytes[..n])?,
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(signs),
-                Err(e) => bail!("the other side is gone: {e}"),
+                Err(e) => bail!("the connection to the other side is gone: {e}"),
             }
         }
     }
 
-    /// The next line; `None` when the other side closed the connection. Each sign of life lets the time begin again.
+    /// Receives the next line. `None` means that the other side has closed the connection. Each
+    /// keep-alive line restarts the time limit.
     pub fn receive_or_end<T: DeserializeOwned>(&self, limit: Duration) -> Result<Option<T>> {
         let mut start = Instant::now();
         let mut bytes = [0; 256];
@@ -109,7 +112,7 @@ impl Link {
                 let line: Vec<u8> = buffer.drain(..=end).collect();
                 let line = String::from_utf8_lossy(&line);
                 return serde_json::from_str(&line)
-                    .with_context(|| format!("not understood: {line:?}"))
+                    .with_context(|| format!("invalid message from the other side: {line:?}"))
                     .map(Some);
             }
             drop(buffer);
@@ -120,7 +123,7 @@ impl Link {
             self.stream.set_read_timeout(Some(left))?;
             match (&self.stream).read(&mut bytes) {
                 Ok(0) if self.buffer.borrow().is_empty() => return Ok(None),
-                Ok(0) => bail!("the other side is gone in mid-sentence"),
+                Ok(0) => bail!("the connection to the other side is gone within a message"),
                 Ok(n) if self.keep(&bytes[..n])? => start = Instant::now(),
                 Ok(_) => {}
                 Err(e)
@@ -128,24 +131,25 @@ impl Link {
                         e.kind(),
                         ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
                     ) => {}
-                Err(e) => bail!("the other side is gone: {e}"),
+                Err(e) => bail!("the connection to the other side is gone: {e}"),
             }
         }
     }
 
     pub fn receive<T: DeserializeOwned>(&self, limit: Duration) -> Result<T> {
         self.receive_or_end(limit)?
-            .context("the other side is gone")
+            .context("the connection to the other side is gone")
     }
 }
 
-/// Waiting during a test, with an eye on the connection: a side that is gone ends it at once.
+/// Waits during a test and checks the connection. Waits end when the other side closes the
+/// connection.
 pub struct Watch<'a> {
     link: &'a Link,
     /// Time without progress after which the test fails.
     timeout: Duration,
     events: bool,
-    /// Steps of this side, and what of them the other side was told.
+    /// Steps of this side, and the number at the last keep-alive line.
     steps: Cell<u64>,
     told: Cell<u64>,
     said: Cell<Instant>,
@@ -170,12 +174,13 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Time after which a side that only hears of the other one's progress gives up.
+    /// Returns the time after which a side gives up that knows the other side's progress only from
+    /// keep-alive lines.
     pub fn limit(&self) -> Duration {
         self.timeout.saturating_add(GRACE)
     }
 
-    /// To be called at each step forward. Cheap: asks for the time at every 16th one only.
+    /// Call this at each step of progress. It reads the clock at each 16th call only.
     pub fn progress(&self) -> Result<()> {
         let steps = self.steps.get() + 1;
         self.steps.set(steps);
@@ -204,7 +209,7 @@ impl<'a> Watch<'a> {
         self.tell()
     }
 
-    /// For loops that do not wait here: looks at the connection from time to time.
+    /// Checks the connection at intervals, for loops that do not wait here.
     pub fn glance(&self) -> Result<()> {
         let asked = self.asked.get().wrapping_add(1);
         self.asked.set(asked);
@@ -214,7 +219,8 @@ impl<'a> Watch<'a> {
         Ok(())
     }
 
-    /// Repeats what may end with a time-out, a slice at a time. `heeds_signs`: the other side's signs of life are progress, too.
+    /// Repeats `attempt`, which may time out, with short time limits. With `heeds_signs`,
+    /// keep-alive lines of the other side count as progress.
     fn attempt<T>(
         &self,
         limit: Duration,
@@ -222,7 +228,7 @@ impl<'a> Watch<'a> {
         mut attempt: impl FnMut(Wait) -> extoll::Result<T>,
     ) -> Result<T> {
         let slice = SLICE.min(limit);
-        // Asked for when the first attempt failed: most don't.
+        // Set when the first attempt fails, because most attempts succeed.
         let mut start = None;
         loop {
             let wait = Wait::for_at_most(slice);
@@ -242,12 +248,13 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Waits for something that has to happen within the time-out of the test.
+    /// Waits for an event that must happen within the time-out of the test.
     pub fn wait<T>(&self, attempt: impl FnMut(Wait) -> extoll::Result<T>) -> Result<T> {
         self.attempt(self.timeout, false, attempt)
     }
 
-    /// Waits for something that happens when the other side is through; as long as that one makes progress.
+    /// Waits for an event that happens when the other side has finished, while that side makes
+    /// progress.
     pub fn wait_for_the_other<T>(
         &self,
         attempt: impl FnMut(Wait) -> extoll::Result<T>,
@@ -330,7 +337,7 @@ mod tests {
             assert!(error.to_string().contains("gone"), "{error:#}");
             assert!(start.elapsed() < Duration::from_secs(20));
             gone.join().unwrap();
-            // And loops that look only now and then.
+            // Loops that check at intervals detect it too.
             std::thread::sleep(SLICE);
             assert!((0..64).any(|_| watch.glance().is_err()));
         }
@@ -338,7 +345,7 @@ mod tests {
 
     #[test]
     fn signs_of_life_prolong_what_depends_on_the_other_side_only() {
-        // More attempts than fit into the limit without signs.
+        // Number of attempts that exceeds the limit without keep-alive lines.
         const SIGNS: usize = 30;
         let (a, b) = pair();
         let (alive, watch) = (

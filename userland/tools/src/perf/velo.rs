@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The VELO tests.
+//! VELO tests.
 
 use super::link::{Hello, Session};
 use super::{Measured, Plan};
@@ -9,13 +9,14 @@ use extoll::velo::{Message, NodeId, To, Vpid};
 use extoll::Error;
 use std::time::{Duration, Instant};
 
-/// User tags.
+/// User tags of the messages.
 const DATA: u8 = 1;
 const LAST: u8 = 2;
 const CREDIT: u8 = 3;
-/// Messages that may wait at the receiver, whose mailbox has room for more than twice as many.
+/// Maximum number of unacknowledged messages. The mailbox of the receiver has room for more than
+/// twice that number.
 const WINDOW: u64 = 768;
-/// Messages after which the receiver says so.
+/// Number of messages after which the receiver sends an acknowledgement.
 const REPORT: u64 = 128;
 
 fn to(plan: &Plan, peer: &Hello) -> To {
@@ -48,7 +49,7 @@ fn send(s: &Session, to: &To, data: &[u8]) -> Result<()> {
     s.watch.wait(|wait| s.end.velo.send(to, data, wait))
 }
 
-/// Client: sends, waits for the answer; half the time is the latency.
+/// Client: sends a message and waits for the answer. The latency is half of the time.
 pub fn ping(s: &Session) -> Result<Measured> {
     let data = vec![0xA5; s.plan.size as usize];
     let to = to(s.plan, s.peer);
@@ -71,7 +72,7 @@ pub fn ping(s: &Session) -> Result<Measured> {
     Ok(m)
 }
 
-/// Server: answers until the last message.
+/// Server: answers messages until the last one.
 pub fn pong(s: &Session) -> Result<Measured> {
     let to = to(s.plan, s.peer);
     loop {
@@ -83,7 +84,7 @@ pub fn pong(s: &Session) -> Result<Measured> {
     }
 }
 
-/// Either side of a stream. A side that does not send data only says at once that it has none.
+/// Streams messages. Without `sends`, sends only the last message, which contains no data.
 pub fn stream(s: &Session, sends: bool) -> Result<Measured> {
     let data = vec![0x5A; s.plan.size as usize];
     let to = to(s.plan, s.peer);
@@ -95,7 +96,7 @@ pub fn stream(s: &Session, sends: bool) -> Result<Measured> {
     let timeout = Duration::from_millis(s.plan.timeout_ms);
     let start = Instant::now();
     let mut m = Measured::default();
-    // Sent, acknowledged by the other side; received, acknowledged by us.
+    // Messages acknowledged by the other side; messages received, and acknowledged by this side.
     let (mut acknowledged, mut received, mut reported) = (0, 0, 0);
     let (mut said_last, mut heard_last) = (false, false);
     let mut moved = Instant::now();
@@ -122,7 +123,7 @@ pub fn stream(s: &Session, sends: bool) -> Result<Measured> {
                 .velo
                 .try_send(&to.tagged(CREDIT), &count.to_le_bytes())
             {
-                // That may have been all.
+                // This may have completed the test.
                 Ok(()) => {
                     reported = received;
                     continue;
@@ -160,7 +161,7 @@ pub fn stream(s: &Session, sends: bool) -> Result<Measured> {
             _ => {}
         }
     }
-    // The last credit may still be on its way through our own NIC.
+    // The last acknowledgement may still be unconfirmed by this side's NIC.
     s.watch.wait(|wait| s.end.velo.drain(wait))?;
     Ok(m)
 }
