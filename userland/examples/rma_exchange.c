@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
- * Transfers a megabyte in both directions between two nodes with the rma2.h interface. The protocol is that of extoll-exchange
- * (src/main.rs), and each side may be either program.
+ * Transfers a megabyte in both directions between two nodes with the rma2.h interface. The protocol
+ * is that of extoll-exchange (src/main.rs), and each side may be either program.
  *
  *   node1$ ./rma_exchange serve          prints "ready NODE VPID"
  *   node0$ ./rma_exchange NODE VPID      prints "ok"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only WITH Linux-syscall-note) OR MIT */
 /*
- * Stream sockets over Extoll (af_extl.ko) with the semantics of TCP; see docs/af_extl.md. Create one with one of these calls:
+ * Stream sockets over Extoll (af_extl.ko) with the semantics of TCP; see docs/af_extl.md. Create
+ * one with one of these calls:
  *
  *   socket(AF_INET,  SOCK_STREAM, IPPROTO_EXTL)
  *   socket(AF_INET6, SOCK_STREAM, IPPROTO_EXTL)
@@ -30,7 +31,10 @@
 /* Level for getsockopt(2). */
 #define SOL_EXTL 0x4558
 
-/* Option, read only: struct extl_info. Later versions may append fields; the returned length tells which fields are valid. */
+/*
+ * Option, read only: struct extl_info. Later versions may append fields; the returned length tells
+ * which fields are valid.
+ */
 #define EXTL_INFO 1
 
 /* Path of a connection's data. */
@@ -49,22 +53,22 @@ enum extl_reason {
 	EXTL_REASON_NO_ROUTE = 2,          /* the route does not lead through an Extoll NIC */
 	EXTL_REASON_OFF = 3,               /* switched off on this node (net.extl.data_path) */
 	EXTL_REASON_NO_MEMORY = 4,         /* no memory for the rings of the connection */
-	EXTL_REASON_NO_PLACE = 5,          /* the connection table is full, or no local port is free */
+	EXTL_REASON_NO_PLACE = 5,          /* no table entry or no local port is free */
 	EXTL_REASON_SILENT = 6,            /* the peer does not answer */
 	EXTL_REASON_KNOWN_SILENT = 7,      /* the peer did not answer a short time ago */
 	EXTL_REASON_VERSION = 8,           /* the peer has another version of the protocol */
 	EXTL_REASON_NO_LISTENER = 9,       /* the server's program uses plain TCP */
-	EXTL_REASON_PEER_BUSY = 10,        /* too many connections of this node are pending at the peer */
-	EXTL_REASON_PEER_RESOURCES = 11,   /* the peer has no memory or another resource is exhausted */
+	EXTL_REASON_PEER_BUSY = 10,        /* too many connections are pending at the peer */
+	EXTL_REASON_PEER_RESOURCES = 11,   /* the peer has no memory or other resources */
 	EXTL_REASON_PEER_OFF = 12,         /* switched off on the peer */
-	EXTL_REASON_NOT_ACCEPTED = 13,     /* the server's program accepted the connection too late */
+	EXTL_REASON_NOT_ACCEPTED = 13,     /* the server accepted the connection too late */
 	EXTL_REASON_TCP_DATA = 14,         /* TCP carried data or was closed before the decision */
-	EXTL_REASON_CLIENT_FELL_BACK = 15, /* the client chose TCP after the server accepted the connection */
+	EXTL_REASON_CLIENT_FELL_BACK = 15, /* the client chose TCP after the accept */
 	EXTL_REASON_NOT_ASKED = 16,        /* the client did not request the direct path */
 	EXTL_REASON_TCP_ONLY = 17,         /* the program uses a feature that only TCP has */
-	EXTL_REASON_KNOWN_LATE = 18,       /* the server's program accepted a connection too late a short time ago */
-	EXTL_REASON_NO_NEIGHBOUR = 19,     /* the neighbour's address is unknown and was not resolved in time */
-	EXTL_REASON_USER_LIMIT = 20,       /* the user has the maximum number of connections (parameter user_connections) */
+	EXTL_REASON_KNOWN_LATE = 18,       /* the server was too late a short time ago */
+	EXTL_REASON_NO_NEIGHBOUR = 19,     /* the neighbour's address was not resolved in time */
+	EXTL_REASON_USER_LIMIT = 20,       /* limit of the user (parameter user_connections) */
 };
 
 /* Value of EXTL_INFO. */

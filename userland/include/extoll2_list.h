@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
- * Doubly linked lists with a pool of items, for programs written for the public librma. All functions are inline. Names and
- * members are those of the public header. Each item begins with an extoll_list_head_t.
+ * Doubly linked lists with a pool of items, for programs written for the public librma. All
+ * functions are inline. Names and members are those of the public header. Each item begins with an
+ * extoll_list_head_t.
  *
- * A list owns its items. extoll2_new_item() allocates an item, which is in no list until it is appended.
- * extoll2_free_item() returns an item that was removed from the list to the pool. Items are never moved.
- * extoll2_destruct_list() frees the memory of all items. The functions do no locking.
+ * A list owns its items. extoll2_new_item() allocates an item, which is in no list until it is
+ * appended. extoll2_free_item() returns an item that was removed from the list to the pool. Items
+ * are never moved. extoll2_destruct_list() frees the memory of all items. The functions do no
+ * locking.
  */
 #ifndef EXTOLL2_LIST
 #define EXTOLL2_LIST
@@ -77,7 +79,10 @@ static inline int extoll2_free_item(extoll2_list_t *list, extoll_list_head_t *it
 	return 0;
 }
 
-/* Adds a block of num_items zeroed items to the pool. Returns 0, or -1 without memory or for more than 4 GiB. */
+/*
+ * Adds a block of num_items zeroed items to the pool. Returns 0, or -1 without memory or for more
+ * than 4 GiB.
+ */
 static inline int extoll2_alloc_pool(extoll2_list_t *list, uint32_t num_items)
 {
 	uint64_t bytes = (uint64_t)num_items * list->item_size;
@@ -125,9 +130,9 @@ static inline void extoll2_destruct_list(extoll2_list_t *list)
 }
 
 /*
- * Creates an empty list for items of item_size bytes. The pool has initial_pool_size items and grows by free_increment
- * items when it is empty. The name is truncated to 31 characters. Returns NULL without memory or if item_size is too small
- * for the links.
+ * Creates an empty list for items of item_size bytes. The pool has initial_pool_size items and
+ * grows by free_increment items when it is empty. The name is truncated to 31 characters. Returns
+ * NULL without memory or if item_size is too small for the links.
  */
 static inline extoll2_list_t *extoll2_construct_list(uint32_t item_size, uint32_t initial_pool_size, uint32_t free_increment,
 						     const char *name)
@@ -182,7 +187,10 @@ static inline void extoll2_list_remove(extoll2_list_t *list, extoll_list_head_t 
 	list->num_items--;
 }
 
-/* The first, last and next functions return &list->list at the end of the list, and for an empty list. */
+/*
+ * The first, last and next functions return &list->list at the end of the list, and for an empty
+ * list.
+ */
 static inline extoll_list_head_t *extoll2_list_first(extoll2_list_t *list)
 {
 	return list->list.next;

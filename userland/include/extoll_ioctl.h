@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-or-later WITH Linux-syscall-note) OR MIT */
 /*
- * Additions of this driver to the vendor's ABI, on /dev/extoll/velo2 and /dev/extoll/rma2: properties and permissions of a
- * port, and interrupts for poll(2). See docs/uapi.md.
+ * Additions of this driver to the vendor's ABI, on /dev/extoll/velo2 and /dev/extoll/rma2:
+ * properties and permissions of a port, and interrupts for poll(2). See docs/uapi.md.
  */
 #ifndef EXTOLL_IOCTL_H
 #define EXTOLL_IOCTL_H
@@ -14,10 +14,10 @@
 #define EXTOLL_ABI_VERSION 1
 
 /* extoll_info.flags */
-#define EXTOLL_INFO_PRIVILEGED 0x1	/* opened with CAP_SYS_RAWIO: all operations are permitted */
+#define EXTOLL_INFO_PRIVILEGED 0x1	/* opened with CAP_SYS_RAWIO: all is permitted */
 #define EXTOLL_INFO_COMPAT     0x2	/* the module was loaded with compat_unsafe */
 #define EXTOLL_INFO_UP         0x4	/* the network is running */
-#define EXTOLL_INFO_MARKS      0x8	/* emulator: store a quadword at offset 0xFF8 of the requester page after each fence */
+#define EXTOLL_INFO_MARKS      0x8	/* emulator: store to offset 0xFF8 of the page after each fence */
 
 struct extoll_info {
 	uint32_t version;	/* EXTOLL_ABI_VERSION of the driver */
@@ -28,16 +28,17 @@ struct extoll_info {
 	uint32_t pages;		/* bit p: requester page p may be used */
 	uint32_t slot_bytes;	/* bytes per slot of the queue */
 	uint32_t slots;		/* slots of the mapped queue; 0 before it is mapped */
-	uint32_t protection;	/* protection descriptor; only ports with the same one reach each other */
+	uint32_t protection;	/* only ports with the same descriptor reach each other */
 	uint32_t reserved[3];	/* 0 */
 };
 
 /* Fills in a struct extoll_info. */
 #define EXTOLL_IOCTL_INFO _IOR(EXTOLL_IOC_MAGIC, 0, struct extoll_info)
 /*
- * Frees all slots before the slot given as argument, which is the next to be read. Requests an interrupt with the next
- * message or notification that carries the interrupt flag. Returns 1 if that slot already contains an entry, 0 if not.
- * Afterwards poll(2) reports POLLIN when the slot contains an entry. Call it before each poll.
+ * Frees all slots before the slot given as argument, which is the next to be read. Requests an
+ * interrupt with the next message or notification that carries the interrupt flag. Returns 1 if
+ * that slot already contains an entry, 0 if not. Afterwards poll(2) reports POLLIN when the slot
+ * contains an entry. Call it before each poll.
  */
 #define EXTOLL_IOCTL_ARM  _IOW(EXTOLL_IOC_MAGIC, 1, uint64_t)
 

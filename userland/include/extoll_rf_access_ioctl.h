@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-or-later WITH Linux-syscall-note) OR MIT */
 /*
- * ioctls of /dev/extoll/extoll_rf_access, which accesses registers of all nodes. All arguments point to 64-bit values.
- * lseek(2) selects a register: node in bits 47:32, register offset in bits 25:0. read(2) and write(2) transfer its 8 bytes.
- * See docs/uapi.md.
+ * ioctls of /dev/extoll/extoll_rf_access, which accesses registers of all nodes. All arguments
+ * point to 64-bit values. lseek(2) selects a register: node in bits 47:32, register offset in bits
+ * 25:0. read(2) and write(2) transfer its 8 bytes. See docs/uapi.md.
  */
 #ifndef EXTOLL_RF_ACCESS_IOCTL_H
 #define EXTOLL_RF_ACCESS_IOCTL_H

@@ -2,13 +2,15 @@
 /*
  * RMA for C programs: put, get, notification and lock commands on registered memory.
  *
- * Names, values and layouts are those of the public librma, so that programs written for it compile and run. rma2(3)
- * explains the functions. Link with -lrma; -lrma2 and -lrma2rc name the same library.
+ * Names, values and layouts are those of the public librma, so that programs written for it compile
+ * and run. rma2(3) explains the functions. Link with -lrma; -lrma2 and -lrma2rc name the same
+ * library.
  *
- * Functions of type RMA2_ERROR return RMA2_SUCCESS (0) or one of the values below. Threads may share a port. A
- * notification is returned by one call only and belongs to the thread that got it, until that thread frees it. Do not
- * pass a closed port, connection or region to any function. rma2_close and rma2_disconnect close nothing when they
- * return RMA2_ERR_POLL_EXCEEDED or RMA2_ERR_INTERRUPTED: call them again.
+ * Functions of type RMA2_ERROR return RMA2_SUCCESS (0) or one of the values below. Threads may
+ * share a port. A notification is returned by one call only and belongs to the thread that got it,
+ * until that thread frees it. Do not pass a closed port, connection or region to any function.
+ * rma2_close and rma2_disconnect close nothing when they return RMA2_ERR_POLL_EXCEEDED or
+ * RMA2_ERR_INTERRUPTED: call them again.
  */
 #ifndef EXTOLL_RMA2_H
 #define EXTOLL_RMA2_H
@@ -35,10 +37,10 @@ typedef enum {
 	RMA2_ERR_INV_PORT        = -3,	/* the port is NULL */
 	RMA2_ERR_INV_VALUE       = -4,	/* a value is out of range */
 	RMA2_ERR_NO_ROUTE        = -5,	/* not used */
-	RMA2_ERR_PORTS_USED      = -6,	/* no VPID is free, or the user has the maximum number of ports */
+	RMA2_ERR_PORTS_USED      = -6,	/* all VPIDs, or all of this user, are in use */
 	RMA2_ERR_NO_MEM          = -7,	/* the memory cannot be registered */
 	RMA2_NO_NOTI             = -9,	/* the notification queue is empty */
-	RMA2_ERR_POLL_EXCEEDED   = -10,	/* the NIC did not accept the commands in time: call again */
+	RMA2_ERR_POLL_EXCEEDED   = -10,	/* the NIC was too slow: call the function again */
 	RMA2_ERR_WRONG_ARG       = -11,	/* not permitted for this program */
 	RMA2_ERR_NOT_YET         = -12,	/* not used */
 	RMA2_ERR_NO_DESC_MEM     = -13,	/* 255 commands are outstanding: try again */
@@ -49,12 +51,12 @@ typedef enum {
 	RMA2_ERR_INVALID_VERSION = -22,	/* the versions of library and driver do not match */
 	RMA2_ERR_IOCTL           = -23,	/* the driver refused the operation */
 	RMA2_ERR_MMAP            = -24,	/* the port cannot be mapped */
-	RMA2_ERR_FD              = -25,	/* the device file cannot be opened, or the network is down */
+	RMA2_ERR_FD              = -25,	/* cannot open the device file, or network down */
 	RMA2_ERR_MAP             = -26,	/* not used */
-	RMA2_ERR_INTERRUPTED     = -27,	/* a signal handler ran while the function waited; not in the public librma */
+	RMA2_ERR_INTERRUPTED     = -27,	/* a signal handler ran during a wait; an addition */
 	RMA2_ERR_DOUBLE_MAP      = 27,	/* not used */
 	RMA2_ERR_NO_TABLE        = 28,	/* not used */
-	RMA2_ERR_NOT_FREE        = 29,	/* the NIC did not confirm in time that it no longer uses a region */
+	RMA2_ERR_NOT_FREE        = 29,	/* the NIC did not confirm the end of a region in time */
 	RMA2_ERR_PART            = 30,	/* not used */
 	RMA2_ERR_ATU             = 31,	/* the driver could not unregister a region */
 	RMA2_ERR_MLOCKLIMIT      = 32	/* the limit of locked memory is reached (ulimit -l) */
@@ -69,14 +71,17 @@ typedef uint8_t RMA2_Class;	/* class of a notification put; 0xFE and 0xFF are fo
 typedef enum {
 	RMA2_NO_NOTIFICATION        = 0,
 	RMA2_REQUESTER_NOTIFICATION = 1,	/* at the origin: the request was sent */
-	RMA2_RESPONDER_NOTIFICATION = 2,	/* at the target of a get or lock: data read, or lock operation done */
+	RMA2_RESPONDER_NOTIFICATION = 2,	/* at the target of a get or lock: done there */
 	RMA2_COMPLETER_NOTIFICATION = 4,	/* where the data arrived */
 	RMA2_REQCOMPL_NOTIFICATION  = 5,
 	RMA2_RESPCOMPL_NOTIFICATION = 6,
 	RMA2_ALL_NOTIFICATIONS      = 7
 } RMA2_Notification_Spec;
 
-/* Requester page of a connection; values may be combined by or. RRA and physical addresses are for privileged programs. */
+/*
+ * Requester page of a connection; values may be combined by or. RRA and physical addresses are for
+ * privileged programs.
+ */
 typedef enum {
 	RMA2_CONN_DEFAULT  = 16,
 	RMA2_CONN_TC0      = 0,	/* traffic class, 0 to 3 */
@@ -111,8 +116,8 @@ typedef enum {
 	RMA2_CMD_DEFAULT = 0,
 	RMA2_CMD_MC      = 1,	/* the node is a multicast group */
 	RMA2_CMD_NTR     = 2,	/* every fragment creates notifications */
-	RMA2_CMD_ERA     = 4,	/* the remote read address belongs to a function unit beside the NIC */
-	RMA2_CMD_EWA     = 8	/* the remote write address belongs to a function unit beside the NIC */
+	RMA2_CMD_ERA     = 4,	/* remote read address of a function unit beside the NIC */
+	RMA2_CMD_EWA     = 8	/* remote write address of a function unit beside the NIC */
 } RMA2_Command_Modifier;
 
 /* Mode of a notification: options and modifiers of its command. */
@@ -137,11 +142,14 @@ typedef enum {
 	RMA2_REPLAY_MANUAL = 0,	/* none of the following */
 	RMA2_REPLAY_POST   = 1,	/* posting waits up to two seconds for room */
 	RMA2_REPLAY_NOTI   = 2,	/* probing for notifications without success */
-	RMA2_REPLAY_CLOSE  = 4,	/* disconnecting and closing wait until the NIC accepted all commands */
+	RMA2_REPLAY_CLOSE  = 4,	/* disconnecting and closing wait for the NIC */
 	RMA2_REPLAY_ALL    = 7	/* initial mode */
 } RMA2_Replay_Buffer_Mode;
 
-/* Notification in the NIC's format. Read it with the rma2_noti_get functions. Packed, so that it fits into packed structures. */
+/*
+ * Notification in the NIC's format. Read it with the rma2_noti_get functions. Packed, so that it
+ * fits into packed structures.
+ */
 typedef struct __attribute__((packed)) {
 	union {
 		uint64_t value;
@@ -187,8 +195,9 @@ RMA2_Nodeid rma2_handle_get_node(RMA2_Handle handle);
 RMA2_VPID rma2_handle_get_vpid(RMA2_Handle handle);
 
 /*
- * Commands: rma2_post (3). They return at once; notifications report the progress. Sizes are 1 to 8,388,608 bytes. The qw
- * variants require sizes and addresses that are multiples of 8. The direct variants take an NLA for the local side too.
+ * Commands: rma2_post (3). They return at once; notifications report the progress. Sizes are 1 to
+ * 8,388,608 bytes. The qw variants require sizes and addresses that are multiples of 8. The direct
+ * variants take an NLA for the local side too.
  */
 RMA2_ERROR rma2_post_put_bt(RMA2_Port port, RMA2_Handle handle, RMA2_Region *source, uint32_t offset, uint32_t size,
 			    RMA2_NLA destination, RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier);
@@ -231,7 +240,10 @@ RMA2_ERROR rma2_desc_set_lock(RMA2_Descriptor *desc, RMA2_Handle handle, RMA2_No
 			      uint32_t add);
 RMA2_ERROR rma2_desc_set_notification_value(RMA2_Descriptor *desc, RMA2_Class mclass, uint64_t value);
 
-/* Notifications: rma2_notification (3), rma2_noti_get (3). Each returned notification must be freed with rma2_noti_free. */
+/*
+ * Notifications: rma2_notification (3), rma2_noti_get (3). Each returned notification must be freed
+ * with rma2_noti_free.
+ */
 RMA2_ERROR rma2_noti_probe(RMA2_Port port, RMA2_Notification **notification);
 RMA2_ERROR rma2_noti_get_block(RMA2_Port port, RMA2_Notification **notification);
 RMA2_ERROR rma2_noti_match(RMA2_Port port, RMA2_Command command, RMA2_Nodeid node, RMA2_VPID vpid,
@@ -267,7 +279,10 @@ uint8_t rma2_noti_get_lock_result(RMA2_Notification *notification);
 uint64_t rma2_noti_get_notiput_payload(RMA2_Notification *notification);
 uint8_t rma2_noti_get_notiput_class(RMA2_Notification *notification);
 
-/* Registered memory: rma2_region (3). Peers may read and write whole pages of it until it is unregistered. */
+/*
+ * Registered memory: rma2_region (3). Peers may read and write whole pages of it until it is
+ * unregistered.
+ */
 RMA2_ERROR rma2_register(RMA2_Port port, void *address, size_t size, RMA2_Region **region);
 RMA2_ERROR rma2_register_nomalloc(RMA2_Port port, void *address, size_t size, RMA2_Region *region);
 RMA2_ERROR rma2_register_cached(RMA2_Port port, void *address, size_t size, RMA2_Region **region);
@@ -313,8 +328,8 @@ RMA2_Replay_Buffer_Mode rma2_get_replay_buffer_mode(RMA2_Port port);
 /*
  * Event loops; not in the public librma.
  *
- * The descriptor is for poll(2). Arming requests the interrupt that makes it readable. Ask for the time-out after each call
- * of rma2_arm; it is in milliseconds, -1 for no limit.
+ * The descriptor is for poll(2). Arming requests the interrupt that makes it readable. Ask for the
+ * time-out after each call of rma2_arm; it is in milliseconds, -1 for no limit.
  */
 int rma2_get_fd(RMA2_Port port);
 RMA2_ERROR rma2_arm(RMA2_Port port);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-or-later WITH Linux-syscall-note) OR MIT */
 /*
- * ioctls of /dev/extoll/rma2. GET calls store 8 bytes at the address in the argument, even if the code encodes another
- * size. The argument of SET calls is the value itself. See docs/uapi.md.
+ * ioctls of /dev/extoll/rma2. GET calls store 8 bytes at the address in the argument, even if the
+ * code encodes another size. The argument of SET calls is the value itself. See docs/uapi.md.
  */
 #ifndef EXTOLL_RMA2_IOCTL_H
 #define EXTOLL_RMA2_IOCTL_H
@@ -12,7 +12,10 @@
 #define RMA2_IOC_MAGIC 'k'
 #define RMA2_IOC_MAXNR 26
 
-/* Sizes of the notification queue in bytes, multiples of the page size. They take effect when the queue is mapped. */
+/*
+ * Sizes of the notification queue in bytes, multiples of the page size. They take effect when the
+ * queue is mapped.
+ */
 #define RMA2_IOCTL_GET_NOTIQ_SIZE         _IOR(RMA2_IOC_MAGIC, 0, uint32_t)
 #define RMA2_IOCTL_SET_NOTIQ_SIZE         _IOW(RMA2_IOC_MAGIC, 1, uint32_t)
 #define RMA2_IOCTL_SET_NOTIQ_SEGMENT_SIZE _IOW(RMA2_IOC_MAGIC, 2, uint32_t)
@@ -34,7 +37,10 @@
 #define RMA2_IOCTL_GET_MAXNODEID          _IOR(RMA2_IOC_MAGIC, 12, uint32_t)
 #define RMA2_IOCTL_GET_MAXVPID            _IOR(RMA2_IOC_MAGIC, 13, uint32_t)
 
-/* For privileged programs: target units, accelerator, response classes, protection, TLP hints, history (of all VPIDs). */
+/*
+ * For privileged programs: target units, accelerator, response classes, protection, TLP hints,
+ * history (of all VPIDs).
+ */
 #define RMA2_IOCTL_SET_TUS                _IOW(RMA2_IOC_MAGIC, 14, uint32_t)
 #define RMA2_IOCTL_GET_TUS                _IOR(RMA2_IOC_MAGIC, 15, uint32_t)
 #define RMA2_IOCTL_SET_EXCELL             _IOW(RMA2_IOC_MAGIC, 16, uint32_t)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-or-later WITH Linux-syscall-note) OR MIT */
 /*
- * Registered memory region, exchanged between librma and the driver. The driver ignores list, refcount, endpoint and parent,
- * which belong to the library. Before including this file, define extoll_list_head_t (two pointers); rma2.h does that.
+ * Registered memory region, exchanged between librma and the driver. The driver ignores list,
+ * refcount, endpoint and parent, which belong to the library. Before including this file, define
+ * extoll_list_head_t (two pointers); rma2.h does that.
  */
 #ifndef EXTOLL_RMA2_REGION_H
 #define EXTOLL_RMA2_REGION_H
@@ -12,7 +13,7 @@
 typedef struct _region {
 	extoll_list_head_t list;
 	void *start;		/* page-aligned virtual address of the first page */
-	unsigned long nla;	/* NLA of the first page: output of registering, input of unregistering */
+	unsigned long nla;	/* NLA of the first page: output when registering, else input */
 	uint32_t count;		/* number of pages of 4 KiB */
 	uint32_t offset;	/* offset of the caller's address in the first page */
 	void *end;		/* start + size */

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
- * SMFU for C programs: loads and stores to the memory of other nodes. smfu(3) explains the functions. Link with -lsmfu.
+ * SMFU for C programs: loads and stores to the memory of other nodes. smfu(3) explains the
+ * functions. Link with -lsmfu.
  *
- * Functions of type int return 0 or a negative error number. A mapping remains valid until smfu_unmap(), also after
- * smfu_close(). After the NIC was removed, an access to a mapping raises SIGBUS.
+ * Functions of type int return 0 or a negative error number. A mapping remains valid until
+ * smfu_unmap(), also after smfu_close(). After the NIC was removed, an access to a mapping raises
+ * SIGBUS.
  */
 #ifndef EXTOLL_SMFU_H
 #define EXTOLL_SMFU_H
@@ -27,7 +29,10 @@ uint16_t smfu_node(const smfu_t *smfu);
 /* Returns the bytes of local memory that other nodes can access. */
 uint64_t smfu_exported(const smfu_t *smfu);
 
-/* Maps the first len bytes of the window to other nodes. It may be write-combining: only smfu_flush() orders stores. */
+/*
+ * Maps the first len bytes of the window to other nodes. It may be write-combining: only
+ * smfu_flush() orders stores.
+ */
 int smfu_map_window(smfu_t *smfu, size_t len, smfu_mapping_t **mapping);
 /* Maps the first len bytes of the local memory that other nodes can access. */
 int smfu_map_local(smfu_t *smfu, size_t len, smfu_mapping_t **mapping);

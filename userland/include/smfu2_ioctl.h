@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-or-later WITH Linux-syscall-note) OR MIT */
-/* ioctls of /dev/extoll/smfu2. GET calls store 8 bytes at the address in the argument. See docs/uapi.md. */
+/*
+ * ioctls of /dev/extoll/smfu2. GET calls store 8 bytes at the address in the argument. See
+ * docs/uapi.md.
+ */
 #ifndef EXTOLL_SMFU2_IOCTL_H
 #define EXTOLL_SMFU2_IOCTL_H
 

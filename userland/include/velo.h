@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
- * VELO for C programs: messages of 1 to 120 bytes between ports. velo(3) explains the functions. Link with -lvelo.
+ * VELO for C programs: messages of 1 to 120 bytes between ports. velo(3) explains the functions.
+ * Link with -lvelo.
  *
- * Functions of type int return 0 or a negative error number, except velo_fd() and velo_poll_timeout(). Threads may share a
- * port: one may send while another receives.
+ * Functions of type int return 0 or a negative error number, except velo_fd() and
+ * velo_poll_timeout(). Threads may share a port: one may send while another receives.
  */
 #ifndef EXTOLL_VELO_H
 #define EXTOLL_VELO_H
@@ -54,8 +55,9 @@ uint16_t velo_node(const velo_port_t *port);
 uint16_t velo_vpid(const velo_port_t *port);
 
 /*
- * Functions that may wait. timeout_ms: 0 = do not wait (-EAGAIN), -1 = wait without limit, other negative values are
- * invalid (-EINVAL). They return -ETIMEDOUT when the time-out expires, and -EINTR when a signal handler ran.
+ * Functions that may wait. timeout_ms: 0 = do not wait (-EAGAIN), -1 = wait without limit, other
+ * negative values are invalid (-EINVAL). They return -ETIMEDOUT when the time-out expires, and
+ * -EINTR when a signal handler ran.
  */
 
 /* Sends len bytes, 1 to 120; waits for room. */
@@ -63,14 +65,15 @@ int velo_send(velo_port_t *port, const struct velo_to *to, const void *data, siz
 /* Stores the oldest message; waits for one. */
 int velo_recv(velo_port_t *port, struct velo_message *message, int timeout_ms);
 /*
- * Repeats messages that the NIC dropped, until it accepted all messages of the port. A program that only sends must call
- * this at the end.
+ * Repeats messages that the NIC dropped, until it accepted all messages of the port. A program that
+ * only sends must call this at the end.
  */
 int velo_drain(velo_port_t *port, int timeout_ms);
 
 /*
- * Event loops: call velo_arm(), then velo_recv() with time-out 0 until there are no messages. Then call poll(2) for the
- * descriptor velo_fd() with the time-out velo_poll_timeout() in milliseconds (-1: no limit), and start again.
+ * Event loops: call velo_arm(), then velo_recv() with time-out 0 until there are no messages. Then
+ * call poll(2) for the descriptor velo_fd() with the time-out velo_poll_timeout() in milliseconds
+ * (-1: no limit), and start again.
  */
 int velo_fd(const velo_port_t *port);
 int velo_arm(velo_port_t *port);

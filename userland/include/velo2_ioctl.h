@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-or-later WITH Linux-syscall-note) OR MIT */
 /*
- * ioctls of /dev/extoll/velo2. GET calls store 8 bytes at the address in the argument, even if the code encodes another
- * size. The argument of SET calls is the value itself. See docs/uapi.md.
+ * ioctls of /dev/extoll/velo2. GET calls store 8 bytes at the address in the argument, even if the
+ * code encodes another size. The argument of SET calls is the value itself. See docs/uapi.md.
  */
 #ifndef EXTOLL_VELO2_IOCTL_H
 #define EXTOLL_VELO2_IOCTL_H
@@ -20,7 +20,10 @@
 
 #define VELO2_IOCG_GET_VPID         _IOR(VELO2_IOC_MAGIC, 4, uint64_t)
 
-/* Sizes of the mailbox in bytes, multiples of the page size. They take effect when the mailbox is mapped. */
+/*
+ * Sizes of the mailbox in bytes, multiples of the page size. They take effect when the mailbox is
+ * mapped.
+ */
 #define VELO2_IOCG_GET_MBOX_SIZE    _IOR(VELO2_IOC_MAGIC, 5, uint64_t)
 #define VELO2_IOCG_SET_MBOX_SIZE    _IOW(VELO2_IOC_MAGIC, 6, uint64_t)
 #define VELO2_IOCG_GET_SEGMENT_SIZE _IOR(VELO2_IOC_MAGIC, 7, uint64_t)
@@ -33,7 +36,10 @@
 
 #define VELO2_IOCG_GET_NODEID       _IOR(VELO2_IOC_MAGIC, 12, uint64_t)
 
-/* Protection descriptors, and source identity (node in bits 15:0, VPID in bits 31:16). SET calls are for privileged programs. */
+/*
+ * Protection descriptors, and source identity (node in bits 15:0, VPID in bits 31:16). SET calls
+ * are for privileged programs.
+ */
 #define VELO2_IOCG_SET_TX_PROTDESC  _IOW(VELO2_IOC_MAGIC, 13, uint64_t)
 #define VELO2_IOCG_GET_TX_PROTDESC  _IOR(VELO2_IOC_MAGIC, 14, uint64_t)
 #define VELO2_IOCG_SET_RX_PROTDESC  _IOW(VELO2_IOC_MAGIC, 15, uint64_t)

@@ -119,8 +119,8 @@ impl<'a> Btf<'a> {
         Ok(found.map(|t| t.number))
     }
 
-    /// Returns the byte offset of a member of a structure; `None` if there is no such member or it
-    /// is not byte-aligned.
+    /// Returns the byte offset of a member of a structure. Returns `None` for a missing member and
+    /// for one that is not byte-aligned.
     pub fn offset(&self, structure: &str, member: &str) -> Result<Option<u32>, Error> {
         let found = self.find(|t| t.kind == STRUCT && self.is_called(t.name, structure))?;
         for m in found.map_or(&[][..], |t| t.rest).chunks_exact(12) {

@@ -39,7 +39,8 @@ fn to() -> To {
     To::new(NodeId(5), Vpid::from(6))
 }
 
-/// Opens a port and sends the maximum number of outstanding packets. Also returns the page with the
+/// Opens a port and sends the maximum number of outstanding packets. Returns the port and the page
+/// with the state that confirms them.
 /// state that confirms them.
 fn full(fake: &Arc<Fake>) -> (Arc<Port>, Mapping) {
     let port = Arc::new(Port::with_backend(fake.clone()).unwrap());

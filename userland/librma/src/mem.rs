@@ -134,7 +134,8 @@ unsafe extern "C" fn rma2_unregister_nofree(port: *mut Endpoint, region: *mut Re
 }
 
 /// # Safety
-/// `port` is null or an open port; `region` is null or a region of this library that is not used any more.
+/// `port` is null or an open port; `region` is null or a region of this library that is not used any
+/// more.
 #[no_mangle]
 pub unsafe extern "C" fn rma2_unregister(port: *mut Endpoint, region: *mut Region) -> Status {
     // SAFETY: `port` and `region` meet this function's safety requirements.
@@ -148,7 +149,8 @@ pub unsafe extern "C" fn rma2_unregister(port: *mut Endpoint, region: *mut Regio
 }
 
 /// # Safety
-/// `port` is null or an open port; `region` is null or a region of this library that is not used any more.
+/// `port` is null or an open port; `region` is null or a region of this library that is not used any
+/// more.
 #[no_mangle]
 unsafe extern "C" fn rma2_unregister_cached(port: *mut Endpoint, region: *mut Region) -> Status {
     // SAFETY: `port` and `region` meet this function's safety requirements.
@@ -156,7 +158,8 @@ unsafe extern "C" fn rma2_unregister_cached(port: *mut Endpoint, region: *mut Re
 }
 
 /// # Safety
-/// `port` is null or an open port; `region` is null or a region of this library that is not used any more.
+/// `port` is null or an open port; `region` is null or a region of this library that is not used any
+/// more.
 #[no_mangle]
 unsafe extern "C" fn rma2_unregister_adhoc(port: *mut Endpoint, region: *mut Region) -> Status {
     // SAFETY: `port` and `region` meet this function's safety requirements.

@@ -395,8 +395,8 @@ unsafe extern "C" fn rma2_noti_fdump(noti: *const Noti, file: *mut libc::FILE) {
     }
 }
 
+/// # Safety
 /// `noti` is null or a notification; `to` is null or valid for writes of `size` bytes.
-/// `noti` is null or a notification; `to` is null or valid for writes of as many bytes as the call says.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_sdump(noti: *const Noti, to: *mut c_char, size: c_int) {
     // SAFETY: `noti` and `to` meet this function's safety requirements.

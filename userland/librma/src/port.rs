@@ -434,8 +434,8 @@ unsafe extern "C" fn rma2_request_tcs(
 }
 
 /// # Safety
-/// `port` is null or an open port; `h` is null or an open connection; `request` is null or valid for a
-/// write; `response` is null or valid for a write.
+/// `port` is null or an open port; `h` is null or an open connection; `request` and `response` are
+/// null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_tcs(
     port: *const Endpoint,

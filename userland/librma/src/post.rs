@@ -86,8 +86,8 @@ macro_rules! transfers {
     ($($put:ident $by_region:ident $direct:ident $qw:literal;)*) => {
         $(
             /// # Safety
-            /// `port` is null or an open port; `handle` is null or an open connection; `region` is null or a region
-            /// of this library.
+            /// `port` is null or an open port; `handle` is null or an open connection; `region` is
+            /// null or a region of this library.
             #[no_mangle]
             unsafe extern "C" fn $by_region(
                 port: *const Endpoint,
@@ -263,7 +263,8 @@ unsafe extern "C" fn rma2_desc_alloc(port: *const Endpoint, to: *mut *mut Desc) 
 }
 
 /// # Safety
-/// `_port` is null or an open port; `desc` is null or a descriptor of this library that is not used any more.
+/// `_port` is null or an open port; `desc` is null or a descriptor of this library that is not used
+/// any more.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_free(_port: *const Endpoint, desc: *mut Desc) -> Status {
     if desc.is_null() {

@@ -136,7 +136,8 @@ fn same(a: &Path, b: &Path) -> bool {
 pub(crate) mod tests {
     use super::*;
 
-    /// A machine with NICs at these PCI addresses, the first one with /dev/extoll and so on; the last one without driver.
+    /// Creates a machine with NICs at these PCI addresses. The first one has /dev/extoll, the next
+    /// one /dev/extoll1 and so on. The last one has no driver.
     pub fn machine(addresses: &[&str]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let put = |path: String, content: &str| {
