@@ -116,7 +116,10 @@ impl Array {
             (Some(kind), Some(bytes), Some(1)) if kind == MAP_TYPE_ARRAY as usize => {
                 Ok(Self { fd, bytes })
             }
-            _ => Err(Error::new(ErrorKind::InvalidData, "not an array with one value")),
+            _ => Err(Error::new(
+                ErrorKind::InvalidData,
+                "not an array with one value",
+            )),
         }
     }
 

@@ -117,7 +117,10 @@ impl Choice {
                 .map(|n| n.pci.as_str())
                 .collect();
             if usable.len() > 1 {
-                bail!("there are several NICs: select one with --nic ({})", usable.join(", "));
+                bail!(
+                    "there are several NICs: select one with --nic ({})",
+                    usable.join(", ")
+                );
             }
         }
         self.device()

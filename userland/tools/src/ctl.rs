@@ -347,7 +347,9 @@ impl Registers {
             let forbidden = e.errno() == Errno::ACCESS.raw_os_error();
             let e = anyhow::Error::new(e);
             match forbidden {
-                true => e.context("only root may access registers, through the driver's register device"),
+                true => e.context(
+                    "only root may access registers, through the driver's register device",
+                ),
                 false => e,
             }
         })?;
@@ -499,7 +501,9 @@ fn reg(
         RegVerb::List { words } => {
             args.choice.refuse("the list of registers")?;
             if node.is_some() || timeout_us.is_some() {
-                bail!("the list of registers is the same for all nodes: omit --node and --timeout-us");
+                bail!(
+                    "the list of registers is the same for all nodes: omit --node and --timeout-us"
+                );
             }
             let mut lines = Vec::new();
             let mut values = Vec::new();

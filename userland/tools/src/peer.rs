@@ -139,7 +139,8 @@ pub enum Target {
 /// Parses `NODE/VPID`, `NODE`, or the name or address of a machine.
 pub fn target(text: &str) -> Result<Target, String> {
     let node = |text: &str| {
-        let node = u16::try_from(crate::number(text)?).map_err(|_| format!("{text} is not a node number"))?;
+        let node = u16::try_from(crate::number(text)?)
+            .map_err(|_| format!("{text} is not a node number"))?;
         match NodeId(node) {
             node if node.is_reserved() => Err(format!("node {node} is reserved")),
             node => Ok(node),

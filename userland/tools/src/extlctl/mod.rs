@@ -190,8 +190,12 @@ fn check(names: &[String]) -> Result<()> {
 /// Reads the properties of the running kernel that the BPF program depends on.
 fn look(root: &Path, protocol: u16) -> Result<(Switch, u32)> {
     let path = root.join("sys/kernel/btf/vmlinux");
-    let bytes = fs::read(&path)
-        .with_context(|| format!("the kernel provides no type information: {}", path.display()))?;
+    let bytes = fs::read(&path).with_context(|| {
+        format!(
+            "the kernel provides no type information: {}",
+            path.display()
+        )
+    })?;
     let btf = Btf::parse(&bytes).with_context(|| path.display().to_string())?;
     let hook = btf.function(HOOK)?;
     let hook = hook.with_context(|| format!("this kernel has no {HOOK}()"))?;
@@ -264,7 +268,10 @@ fn enable(root: &Path, wish: Enable) -> Result<()> {
     };
     let mut value = vec![0; NOTES];
     value.extend(serde_json::to_vec(&notes)?);
-    ensure!(value.len() < NOTE_BYTES as usize, "the names of programs are too long");
+    ensure!(
+        value.len() < NOTE_BYTES as usize,
+        "the names of programs are too long"
+    );
     state.write(&value).context("cannot write to a BPF map")?;
     let program = sys::load(&switch.program()?, hook)
         .map_err(|e| refused(e, "the kernel rejects the BPF program"))?;
@@ -339,8 +346,8 @@ impl Report {
         };
         let text = value.get(NOTES..).unwrap_or(&[]);
         let end = text.iter().position(|b| *b == 0).unwrap_or(text.len());
-        let notes: Notes =
-            serde_json::from_slice(&text[..end]).with_context(|| format!("cannot parse the notes of {name}"))?;
+        let notes: Notes = serde_json::from_slice(&text[..end])
+            .with_context(|| format!("cannot parse the notes of {name}"))?;
         // The path may lead to another control group by now.
         let gone = match &notes.cgroup {
             Some(path) => Scope::cgroup(path).ok().as_ref() != Some(&pinned.scope),

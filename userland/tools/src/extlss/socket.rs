@@ -84,11 +84,31 @@ const REASONS: &[(u16, &str, &str)] = &[
         "tcp-data",
         "TCP carried data or was closed before the decision",
     ),
-    (15, "client-fell-back", "the client chose TCP after the server accepted the connection"),
-    (16, "not-asked", "the client did not request the direct path"),
-    (17, "tcp-only", "the program uses a feature that only TCP has"),
-    (18, "known-late", "the server's program accepted a connection too late a short time ago"),
-    (19, "no-neighbour", "the neighbour's address is unknown and was not resolved in time"),
+    (
+        15,
+        "client-fell-back",
+        "the client chose TCP after the server accepted the connection",
+    ),
+    (
+        16,
+        "not-asked",
+        "the client did not request the direct path",
+    ),
+    (
+        17,
+        "tcp-only",
+        "the program uses a feature that only TCP has",
+    ),
+    (
+        18,
+        "known-late",
+        "the server's program accepted a connection too late a short time ago",
+    ),
+    (
+        19,
+        "no-neighbour",
+        "the neighbour's address is unknown and was not resolved in time",
+    ),
     (
         20,
         "user-limit",
