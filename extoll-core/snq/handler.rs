@@ -231,8 +231,8 @@ impl Snq {
             self.schedule::<UNMASK>(MASKED_MS);
         }
         match event {
-            TriggerEvent::VeloNotification => return self.deliver(Unit::Velo, report.words),
-            TriggerEvent::RmaNotification => return self.deliver(Unit::Rma, report.words),
+            TriggerEvent::VeloNotification => self.deliver(Unit::Velo, report.words),
+            TriggerEvent::RmaNotification => self.deliver(Unit::Rma, report.words),
             TriggerEvent::NwState | TriggerEvent::BarrierGlobalInterrupt => {
                 events.count(&report);
                 self.to.monitor.schedule();

@@ -4,7 +4,7 @@
 use super::expected::REFUSED;
 use super::node::node;
 use super::{on_pair, raw::number};
-use crate::cluster::{as_slow, Lab, Spec, PATIENCE};
+use crate::cluster::{as_slow, Lab, Spec};
 use crate::Scenario;
 use anyhow::{ensure, Result};
 use std::collections::BTreeMap;
