@@ -1,39 +1,41 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Negotiation as a client sees it.
+//! Negotiation of a connection, client's side.
 //!
-//! It asks before it sends TCP's SYN, so that a server knows of it when its TCP connection comes,
-//! and goes on when it has an answer, or knows that it gets none. TCP's connection is made in any
-//! case. Then it waits for a short time for the server's program to take the connection, and may
-//! change its mind until it says [`Answer::Confirm`]. What is written before that is not sent by either:
-//! who drives this has the program wait, or keeps the data until it is decided.
+//! The client sends [`Connect`] before TCP's SYN, so that the server knows of the wish when the TCP
+//! connection arrives. TCP's handshake starts after the server's answer, or after the last
+//! unanswered question. The client then waits a short time until the server's program accepts the
+//! connection.
+//! Until it sends [`Answer::Confirm`], the client may change to TCP. Both ends send no data before
+//! this decision: the driver blocks writing programs, or keeps their data.
+//! this decision: the driver blocks writing programs, or keeps their data.
 
 use super::Fallback;
 use crate::{base::flow::Flow, Time};
 use wire::ds::{Answer, Answered, ConnId, Connect, Endpoint};
 
 crate::flow! {
-    /// States of a connection of a client before it carries data.
+    /// States of a client's connection before it transfers data.
     states Opening {
-        /// It has asked.
+        /// Questions are sent; the server has not answered.
         Asking,
-        /// The server would take it; TCP's connection is being made.
+        /// The server offered direct data; TCP's handshake is in progress.
         Offered,
-        /// TCP's connection is there.
+        /// TCP's handshake is complete; the server's program has not accepted the connection.
         Waiting,
-        /// The server has taken it.
+        /// The server accepted the connection with direct data. Final.
         Direct,
-        /// It uses TCP.
+        /// The connection uses TCP. Final.
         Tcp,
     }
-    /// What happens to it.
+    /// Events of a client's connection.
     events Opened {
-        /// The server would take it.
+        /// The server's offer arrived.
         Offer,
-        /// TCP's connection is there.
+        /// TCP's handshake is complete.
         TcpUp,
-        /// The server has taken it.
+        /// The server accepted the connection with direct data.
         Accept,
-        /// It is declined, or takes too long.
+        /// The server declined, a time-out expired, or the driver decided to use TCP.
         GiveUp,
     }
     transitions {
@@ -46,28 +48,29 @@ crate::flow! {
     }
 }
 
-/// Times in ticks.
+/// Limits of the negotiation; times in ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpenLimits {
-    /// Between questions of a client that got no answer, and between [`Answer::Accept`]s.
+    /// Time between unanswered questions of a client, and between two [`Answer::Accept`] of a
+    /// server.
     pub ask: u64,
-    /// So many questions without an answer are enough.
+    /// Maximum number of unanswered questions.
     pub asks: u32,
-    /// A client waits for so long after TCP's connection is there.
+    /// Maximum time from TCP's handshake to [`Answer::Accept`].
     pub accept: u64,
-    /// While it waits it says so again after this time.
+    /// Time between two [`Connect`] of a waiting client.
     pub refresh: u64,
-    /// A server forgets a client that says nothing for so long; some times `refresh`.
+    /// Time after which a server forgets a client that sends nothing; several times `refresh`.
     pub keep: u64,
-    /// A server that hears nothing from its client for so long gives the connection up.
+    /// Time after which a server aborts an accepted connection that the client does not confirm.
     pub confirm: u64,
-    /// Nodes that did not answer are not asked for so long.
+    /// Time for which a silent node is not asked again.
     pub silent: u64,
-    /// Servers that take their connections too late are not asked for so long, and longer each time.
+    /// Time for which a server that accepted too late is not asked, doubled each time.
     pub late: u64,
 }
 
-/// What a client has to send.
+/// Message that a client sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ClientSays {
     /// [`Kind::Connect`](wire::ds::Kind::Connect).
@@ -78,28 +81,29 @@ pub enum ClientSays {
     Answer(Answered),
 }
 
-/// A connection that a client makes.
+/// Negotiation of one connection, client's side.
 #[derive(Debug)]
 pub struct Client {
     state: Opening,
     connect: Connect,
-    /// Questions asked, and of these the ones that could not be sent.
+    /// Number of questions (`asked`), and of those that could not be sent (`unsent`).
     asked: u32,
     unsent: u32,
     next: Time,
-    /// Until then the server is waited for.
+    /// End of the wait for the server's `Accept`; valid in `Waiting`.
     until: Time,
     why: Option<Fallback>,
     server: Option<Endpoint>,
-    /// Who has to be told of the outcome: the server, or one that has taken it for another connection.
+    /// Connection of the server that awaits `Confirm` or `Fallback`. It may have been accepted for
+    /// another connection of the same addresses.
     tell: Option<ConnId>,
     cancel: bool,
-    /// Its only question was declined.
+    /// The server declined the only question that was sent.
     alone: bool,
 }
 
 impl Client {
-    /// One that asks at once.
+    /// Returns a negotiation whose first question is due at once.
     #[must_use]
     pub fn new(connect: Connect, now: Time) -> Self {
         Self {
@@ -117,37 +121,38 @@ impl Client {
         }
     }
 
-    /// Its state.
+    /// Returns the state of the negotiation.
     #[must_use]
     pub fn state(&self) -> Opening {
         self.state
     }
 
-    /// Whether TCP's SYN may go: the server knows of the connection, or will not.
+    /// Returns whether TCP's SYN may be sent: the server has answered, or is no longer waited for.
     #[must_use]
     pub fn may_connect(&self) -> bool {
         self.state != Opening::Asking
     }
 
-    /// What it has asked for.
+    /// Returns the connection that the client asks for.
     #[must_use]
     pub fn connect(&self) -> &Connect {
         &self.connect
     }
 
-    /// Why it uses TCP.
+    /// Returns the reason for using TCP.
     #[must_use]
     pub fn fallback(&self) -> Option<Fallback> {
         self.why
     }
 
-    /// Returns whether the only question was declined. No server can accept the connection then.
+    /// Returns whether the server declined the only question. No server can accept the connection
+    /// then.
     #[must_use]
     pub fn is_alone(&self) -> bool {
         self.alone
     }
 
-    /// The server's end, when it has taken the connection.
+    /// Returns the server's end of a connection in state `Direct`.
     #[must_use]
     pub fn server(&self) -> Option<Endpoint> {
         self.server.filter(|_| self.state == Opening::Direct)
@@ -163,13 +168,14 @@ impl Client {
         }
     }
 
-    /// The question that [`Client::next`] gave last could not be sent.
+    /// Records that the question returned last by [`Client::next`] could not be sent.
     pub fn not_sent(&mut self) {
         self.unsent = self.unsent.saturating_add(1);
     }
 
-    /// It uses TCP, for this reason, unless it is too late for that: false then. A server that may
-    /// wait for it is told. A peer is not [`Silent`](Fallback::Silent) if questions could not be sent.
+    /// Changes to TCP for the given reason, and notifies a server that may wait. Returns whether
+    /// the connection uses TCP; false after [`Opening::Direct`]. If questions could not be sent,
+    /// [`Fallback::NoPlace`] replaces [`Fallback::Silent`].
     pub fn give_up(&mut self, why: Fallback) -> bool {
         let asked = self.asked > self.unsent;
         let why = match why {
@@ -184,14 +190,14 @@ impl Client {
         true
     }
 
-    /// TCP's connection is there.
+    /// Records that TCP's handshake is complete.
     pub fn tcp_up(&mut self, limits: &OpenLimits, now: Time) {
         if self.step(Opened::TcpUp) {
             self.until = now.after(limits.accept);
         }
     }
 
-    /// Takes what the server says; true if the state is another one.
+    /// Processes an answer of the server. Returns whether the state changed.
     pub fn receive(&mut self, said: &Answered, limits: &OpenLimits, now: Time) -> bool {
         if said.cookie != self.connect.cookie || said.to != self.connect.client.id {
             return false;
@@ -218,8 +224,8 @@ impl Client {
                 if news {
                     self.server = Some(server);
                 }
-                // Also if it is said again: the answer got lost. What comes before it can be meant is
-                // forgotten: it is said again by who means it.
+                // A repeated `Accept` is answered again, because the first answer may be lost. An
+                // `Accept` in an earlier state is ignored, because the server repeats it.
                 if matches!(self.state, Opening::Direct | Opening::Tcp) {
                     self.tell = Some(server.id);
                 }
@@ -229,7 +235,7 @@ impl Client {
         }
     }
 
-    /// When [`Client::next`] has something, if nothing else happens.
+    /// Returns the time of the next call of [`Client::next`], if no other event occurs.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
         match self.state {
@@ -239,7 +245,7 @@ impl Client {
         }
     }
 
-    /// What is to be sent now; to be called until there is nothing.
+    /// Returns the next message to send. The caller repeats the call until it returns `None`.
     pub fn next(&mut self, limits: &OpenLimits, now: Time) -> Option<ClientSays> {
         match self.state {
             Opening::Asking if self.next <= now && self.asked >= limits.asks => {
@@ -263,7 +269,7 @@ impl Client {
             return Some(ClientSays::Cancel(self.connect));
         }
         let to = self.tell.take()?;
-        // Who has taken it for another connection of the same addresses is not used.
+        // A server that accepted for another connection of the same addresses gets `Fallback`.
         let answer = match self.server() {
             Some(server) if server.id == to => Answer::Confirm,
             _ => Answer::Fallback,

@@ -1,56 +1,57 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Why a connection uses TCP.
+//! Reasons for using TCP.
 
 use wire::ds::Decline;
 
-/// Numbered reasons, which statistics, traces and `EXTL_INFO` show (docs/ds-protocol.md, Fallback).
+/// Reason for using TCP. Statistics, traces and `EXTL_INFO` show its number (docs/ds-protocol.md,
+/// Fallback).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Fallback {
-    /// This version of the module has no data path.
+    /// This version of the module has no direct data path.
     NoDataPath = 1,
-    /// The route does not lead through a NIC that could.
+    /// The route uses no Extoll NIC.
     NoRoute = 2,
-    /// It is switched off here.
+    /// Direct data are switched off on this node.
     Off = 3,
     /// No memory for rings.
     NoMemory = 4,
-    /// No place for one more connection, or no local port.
+    /// No free connection slot, or no local port.
     NoPlace = 5,
     /// The peer does not answer on the service VPID.
     Silent = 6,
-    /// It did not answer a short time ago.
+    /// The peer did not answer a short time ago.
     KnownSilent = 7,
-    /// It speaks another version of the protocol.
+    /// The peer uses another version of the protocol.
     Version = 8,
-    /// Its program uses plain TCP.
+    /// The server's program uses plain TCP.
     NoListener = 9,
-    /// Too many connections of this node wait there.
+    /// Too many connections of this node are pending at the server.
     PeerBusy = 10,
-    /// It has no memory, or no other resource.
+    /// The server has no memory, or lacks another resource.
     PeerResources = 11,
-    /// It is switched off there.
+    /// Direct data are switched off on the server.
     PeerOff = 12,
-    /// The server took the connection too late, or as plain TCP.
+    /// The server accepted the connection too late, or as plain TCP.
     NotAccepted = 13,
-    /// Data came by TCP.
+    /// Data arrived on the TCP connection.
     TcpData = 14,
-    /// The client asked for TCP after the connection was taken.
+    /// The client changed to TCP after the server had accepted direct data.
     ClientFellBack = 15,
-    /// The client never asked for anything else.
+    /// The client did not ask for direct data.
     NotAsked = 16,
-    /// The program wants what only TCP has.
+    /// The program uses a feature that only TCP has.
     TcpOnly = 17,
-    /// The server took connections too late a short time ago.
+    /// The server accepted connections too late a short time ago.
     KnownLate = 18,
-    /// The neighbour's address is not known, and it does not answer soon.
+    /// The neighbour's address is unknown, and it does not answer in time.
     NoNeighbour = 19,
-    /// The user has as many connections as one may have.
+    /// The user has reached the maximum number of connections.
     UserLimit = 20,
 }
 
 impl Fallback {
-    /// All of them.
+    /// All reasons, ordered by number.
     pub const ALL: [Self; 20] = [
         Self::NoDataPath,
         Self::NoRoute,
@@ -74,13 +75,13 @@ impl Fallback {
         Self::UserLimit,
     ];
 
-    /// Its number.
+    /// Returns the number of the reason.
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// What a server said.
+    /// Returns the reason for a server's refusal.
     #[must_use]
     pub const fn declined(why: Decline) -> Self {
         match why {

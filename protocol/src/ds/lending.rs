@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! A stream connection past its rings: sources of the own end and of the peer, memory of readers.
+//! Streams without send and receive ring: sources of both ends, and buffers of readers.
 
 use super::stream::{Heard, Stream};
 use super::{Broken, Limits, SourceId};
@@ -9,21 +9,22 @@ use wire::{
     ids::Nla,
 };
 
-/// So many times [`Limits::orphan`] memory of a program that has closed its socket is lent at most.
+/// Maximum time that sources of a closed socket stay readable, as a multiple of [`Limits::orphan`].
 const LENT_ORPHANS: u64 = 4;
 
 impl Stream {
-    /// Until when memory of a program that has closed its socket may be lent, however much the peer
-    /// has acknowledged meanwhile: nobody but this connection would give it back.
+    /// Returns the time until which sources of a closed socket may stay readable, regardless of
+    /// acknowledgements. The limit is needed because only this connection can end the access to the
+    /// program's memory.
     pub(super) fn lent_until(&self, limits: &Limits) -> Option<Time> {
         let orphan = self.orphan.filter(|_| self.sending.is_lending())?;
         Some(orphan.after(limits.orphan.saturating_mul(LENT_ORPHANS)))
     }
 
-    /// The next `len` bytes are at `nla`, which the peer may read until the source is over
-    /// ([`Sending::source`](super::Sending::source)), or the connection is, and for some time after the latter
-    /// ([`Stream::send_ring_free`]). `None` if nothing can be sent any more, or as
-    /// [`Sending::source_room`](super::Sending::source_room) says.
+    /// Appends `len` bytes at `nla` to the stream as a source. The peer may read them until the
+    /// source is finished ([`Sending::source`](super::Sending::source)). After the end of the
+    /// connection they stay readable until [`Stream::send_ring_free`]. Returns `None` if the stream
+    /// accepts no more data, or no source ([`Sending::source_room`](super::Sending::source_room)).
     pub fn commit_source(&mut self, len: u32, nla: Nla) -> Option<SourceId> {
         if !self.can_send() {
             return None;
@@ -33,25 +34,28 @@ impl Stream {
         Some(id)
     }
 
-    /// What of a source the peer has not begun to fetch is not part of the stream. False if that has
-    /// to be tried again, when another one is over. Unless the caller is `alone`, somebody may be copying
-    /// what comes behind it to the send ring: then its numbers stay used.
+    /// Withdraws a source: bytes that the peer has not begun to fetch leave the stream. Returns
+    /// false if the caller must retry after an earlier withdrawal has finished. `alone` says that
+    /// no other thread copies data behind the source to the send ring; otherwise its numbers stay
+    /// used.
     pub fn withdraw_source(&mut self, id: SourceId, alone: bool) -> bool {
         self.end.is_some() || self.sending.withdraw(id, alone)
     }
 
-    /// Nobody asks after a source any more.
+    /// Ends the owner's interest in a source: its state is dropped as soon as it is finished.
     pub fn let_source_go(&mut self, id: SourceId) {
         self.sending.let_go(id);
     }
 
-    /// A reader waits who may take a source itself; up to `most` bytes of one go to the ring before.
+    /// Keeps sources for a waiting reader that may provide a buffer. Up to `most` bytes of a source
+    /// are still fetched to the ring.
     pub fn hold_sources(&mut self, most: u32) {
         self.held_until = None;
         self.receiving.hold(Some(most));
     }
 
-    /// It does not wait any more, and may come back until then.
+    /// Ends [`Stream::hold_sources`], because the reader stopped waiting. With `until`, sources
+    /// stay kept until that time, because the reader may return.
     pub fn release_sources(&mut self, until: Option<Time>) {
         if self.receiving.is_held() {
             match until {
@@ -62,9 +66,10 @@ impl Stream {
         }
     }
 
-    /// Memory of a reader for the next `len` bytes: how many of them will be fetched to it, as
-    /// [`Get::sink`](super::Get::sink) says. What becomes of them is [`Receiving::sunk`](super::Receiving::sunk); it ends with
-    /// [`Stream::withdraw_sink`].
+    /// Offers `len` bytes of a reader's memory for the pending source. Returns the number of bytes
+    /// that will be fetched to it; [`Get::sink`](super::Get::sink) is the offset.
+    /// [`Receiving::sunk`](super::Receiving::sunk) reports the progress, and
+    /// [`Stream::withdraw_sink`] ends the offer.
     pub fn offer_sink(&mut self, len: u32) -> Option<u32> {
         if self.end.is_some() {
             return None;
@@ -72,8 +77,8 @@ impl Stream {
         self.receiving.offer(len)
     }
 
-    /// The reader's memory is not to be used any more: how many bytes are there. GETs that were posted
-    /// may still write to it until they are quiet.
+    /// Ends the use of the reader's memory. Returns the number of bytes present in it. Posted GETs
+    /// may still write to the memory until they are quiet.
     pub fn withdraw_sink(&mut self) -> u32 {
         let bytes = self.receiving.withdraw_sink();
         self.counters.sunk += u64::from(bytes);
@@ -81,10 +86,10 @@ impl Stream {
         bytes
     }
 
-    /// Takes back what the peer has withdrawn meanwhile.
+    /// Executes the withdrawal of the peer that was delayed by a reader's buffer.
     pub(super) fn cut_now(&mut self) {
         if let Some((end, len)) = self.late_cut.take() {
-            // What can't be right would have been found before.
+            // A violation would have been reported by the message already.
             let _ = self.withdrawn(end, len);
         }
     }
@@ -109,7 +114,8 @@ impl Stream {
 
     pub(super) fn withdrawn(&mut self, end: Seq, len: u32) -> Result<Heard, Broken> {
         let from = Seq(end.0.wrapping_sub(len));
-        // An answer is not forgotten for another one: that counts as lost, and is asked for again.
+        // A pending answer is not replaced. The new withdrawal counts as lost, and the peer repeats
+        // it.
         let other = |cut: Option<(Seq, u32)>| cut.is_some_and(|(at, _)| at != end);
         if !self.receiving.takes_sources() {
             self.counters.foreign += 1;
@@ -119,7 +125,7 @@ impl Stream {
         } else if other(self.cut) || other(self.late_cut) {
             self.counters.gaps += 1;
         } else if self.receiving.is_sinking() {
-            // What goes to a reader's memory comes first.
+            // The withdrawal waits until no GET writes to a reader's memory.
             self.late_cut = Some((end, len));
         } else {
             match self.receiving.withdraw(from, end)? {

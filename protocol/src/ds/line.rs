@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! A queue of numbers below a bound, in reserved memory: connections that wait for something, first
-//! come, first served.
+//! FIFO queue of numbers below a bound, in preallocated memory: connections that wait for a
+//! resource.
 
 use crate::Memory;
 use wire::ids::NodeId;
 
-/// When there is nothing for so many nodes, there is nothing.
+/// Number of nodes without a free resource after which a [`Round`] ends.
 const FULL: usize = 16;
 
-/// Each number is in it once at most, so that it never overflows.
+/// FIFO queue of numbers. Each number is queued once, so the queue cannot overflow.
 pub struct Line<M: Memory> {
-    /// Ring of those that wait.
+    /// Ring buffer of the queued numbers.
     order: M::Array<u32>,
     first: usize,
     len: usize,
-    /// Whether a number waits.
+    /// Flag per number: it is queued.
     waits: M::Array<bool>,
 }
 
 impl<M: Memory> Line<M> {
-    /// For the numbers 0…`bound` − 1. May sleep where getting memory does.
+    /// Returns a queue for the numbers 0…`bound` − 1. May sleep if the allocation does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// Memory allocation failed.
     pub fn new(bound: usize) -> Result<Self, M::Error> {
         Ok(Self {
             order: M::array(bound, |_| 0)?,
@@ -33,33 +33,32 @@ impl<M: Memory> Line<M> {
         })
     }
 
-    /// How many wait.
+    /// Returns the number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nobody waits.
+    /// Returns whether the queue is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where in memory the one behind `at` others is: no more of them than there is room for.
+    /// Returns the index in `order` of the entry at position `at`, which is less than the bound.
     fn place(&self, at: usize) -> usize {
         let place = self.first.saturating_add(at);
         place.checked_sub(self.order.len()).unwrap_or(place)
     }
 
-    /// How many others than `number` wait.
+    /// Returns the number of entries other than `number`.
     #[must_use]
     pub fn others(&self, number: u32) -> usize {
         let waits = self.waits.get(number as usize).copied();
         self.len.saturating_sub(usize::from(waits.unwrap_or(false)))
     }
 
-    /// A number waits from now on, behind the others, unless it does already. One that is not below
-    /// the bound never does.
+    /// Appends a number, unless it is queued already or not below the bound.
     pub fn push(&mut self, number: u32) {
         let Some(waits) = self.waits.get_mut(number as usize) else {
             return;
@@ -74,12 +73,12 @@ impl<M: Memory> Line<M> {
         }
     }
 
-    /// The one that waits for longest, and does not any more.
+    /// Removes and returns the first entry.
     pub fn pop(&mut self) -> Option<u32> {
         self.remove(0)
     }
 
-    /// The one behind `at` others, which still waits.
+    /// Returns the entry at position `at`.
     #[must_use]
     pub fn get(&self, at: usize) -> Option<u32> {
         if at >= self.len {
@@ -88,7 +87,7 @@ impl<M: Memory> Line<M> {
         self.order.get(self.place(at)).copied()
     }
 
-    /// The one behind `at` others, and does not wait any more. Moves those before it.
+    /// Removes and returns the entry at position `at`. Moves all entries before it.
     pub fn remove(&mut self, at: usize) -> Option<u32> {
         let number = self.get(at)?;
         for i in (0..at).rev() {
@@ -107,9 +106,10 @@ impl<M: Memory> Line<M> {
     }
 }
 
-/// Once through a line of those who wait for something that there is a bounded number of for each node.
-/// Who gets nothing, as there is nothing for its node, keeps its place; who gets some and wants more
-/// is the last one from then on. So nobody gets any twice before one that waits for the same.
+/// One pass over a queue of connections that wait for a resource with a limit per node. A
+/// connection whose node has no free resource keeps its position. A served connection that wants
+/// more is queued again at the end. Therefore no connection is served twice before another one that
+/// waits for the same resource.
 pub struct Round {
     at: usize,
     left: usize,
@@ -118,7 +118,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// Through a line of so many.
+    /// Returns a pass over a queue of `len` entries.
     #[must_use]
     pub const fn new(len: usize) -> Self {
         Self {
@@ -129,24 +129,25 @@ impl Round {
         }
     }
 
-    /// Where in the line the next one is. It has to be removed, unless it is [kept](Round::keep).
+    /// Returns the position of the next entry. The caller must remove that entry or
+    /// [keep](Round::keep) it.
     pub fn next_place(&mut self) -> Option<usize> {
         self.left = self.left.checked_sub(1)?;
         Some(self.at)
     }
 
-    /// The one that [`Round::next_place`] gave got nothing, and stays where it is.
+    /// Keeps the entry of the last [`Round::next_place`] at its position.
     pub fn keep(&mut self) {
         self.at += 1;
     }
 
-    /// Whether there is nothing for a node.
+    /// Returns whether the node has no free resource.
     #[must_use]
     pub fn is_full(&self, node: NodeId) -> bool {
         self.full.iter().flatten().any(|other| *other == node)
     }
 
-    /// There is nothing more for a node. If that is so for many, the round is over.
+    /// Records that the node has no free resource. Ends the pass when this is true for 16 nodes.
     pub fn fill(&mut self, node: NodeId) {
         if let Some(place) = self.full.get_mut(self.count) {
             *place = Some(node);

@@ -1,30 +1,54 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Direct sockets (EXT-DS): the machine of one stream connection (docs/ds-protocol.md).
+//! Direct sockets (DS): the state machines of the connections of `af_extl.ko`
+//! (docs/ds-protocol.md).
 //!
-//! Each direction is a stream of bytes with consecutive numbers ([`Seq`]). The
-//! sender keeps what was not acknowledged in its send ring, the receiver what was not read in a ring
-//! of its own; in both each byte has its place. Small pieces travel in VELO messages, which the
-//! receiver copies to their place. Long ones are announced by a message, and the receiver fetches them
-//! from the send ring to their place by a GET, which tells it when they are there. So the order of the
-//! stream is that of the messages; nothing is assumed of the order between messages and GETs, nor
-//! between GETs, and no peer writes to memory here.
+//! A connection has two streams, one for each direction. A stream is a sequence of bytes with
+//! consecutive 32-bit numbers ([`Seq`]). The sender keeps unacknowledged bytes in its send ring,
+//! and the receiver keeps unread bytes in its receive ring. The number of a byte determines its
+//! offset in both rings.
 //!
-//! Whoever drives the machine makes sure that a GET has brought all: see [`crate::base::marks`].
+//! Short data are sent in VELO messages and copied to the receive ring. Long data are announced by
+//! a message, and the receiver fetches them from the send ring by RMA GET. A *source* is other
+//! memory of the sender, which the receiver fetches from directly. The messages alone define the
+//! order of a stream. No order between messages and GETs, or between GETs, is assumed. No node
+//! writes to memory of another node, because nothing proves that a PUT has arrived.
 //!
-//! (A PUT would need proof that it arrived: nobody is told of one that the network loses, and what
-//! is asked of the peer behind it is answered nevertheless.)
+//! Messages and GETs can be lost. A receiver accepts only the expected number, and reports a gap. A
+//! sender that receives no acknowledgement asks its peer. A failed GET is posted again.
 //!
-//! What can get lost are messages (a link that goes away, a mailbox that loses one) and GETs. A
-//! receiver takes what comes next and nothing else, and says so if there is a gap. A sender that
-//! hears nothing asks. A GET that fails is made anew.
+//! # State machines
 //!
-//! **Memory that a peer reads from.** What is fetched must be what was announced, not what is in that
-//! memory after the peer was restarted, or has used it for something else. So a GET is posted only
-//! while the peer is known to have been alive within [`Limits::fresh`], and an end that is gone keeps
-//! its send ring for as long as such a GET may come ([`Stream::send_ring_free`]), unless the peer has
-//! acknowledged all.
+//! * [`Client`]: negotiation of a connecting socket. Its states ([`Opening`]) lead from `Asking`
+//!   over `Offered` and `Waiting` to `Direct` or `Tcp`.
+//! * [`Pending`]: clients that asked this server, and whose TCP connections the program has not
+//!   accepted.
+//! * [`Server`]: an accepted connection until its client confirms it. The outcome is in
+//!   [`Accepted`].
+//! * [`Stream`]: a connection that transfers data. Its states ([`StreamState`]) are those of TCP,
+//!   and its events are in [`Step`]. It contains a [`Sending`] and a [`Receiving`] direction.
 //!
-//! The machine copies nothing: it says which bytes go where, and whoever drives it has the rings.
+//! # Driver
+//!
+//! The state machines have no locks, memory of their own, clock or I/O. The driver of a [`Stream`]
+//! holds a lock and has these duties:
+//!
+//! * It passes each message to [`Stream::receive`]. For [`Heard::Data`] it copies the data to the
+//!   receive ring.
+//! * It calls [`Stream::commit`] after it copied a program's data to the send ring, and
+//!   [`Stream::consume`] after the program read from the receive ring.
+//! * It calls [`Stream::pump`] after each event, when the port has room again, and at
+//!   [`Stream::deadline`]. `pump` sends messages and posts GETs through a [`Port`].
+//! * It reports the result of each GET to [`Stream::get_ended`]. A GET is successful only if all
+//!   its packets arrived, which [`crate::base::marks`] proves.
+//! * It frees the receive ring after [`Stream::is_quiet`], and the send ring after
+//!   [`Stream::send_ring_free`].
+//!
+//! # Memory that a peer reads
+//!
+//! A GET must return the announced bytes, and no later contents of the same memory. Therefore a GET
+//! is posted only if the peer is known to have been alive within [`Limits::fresh`]. A closed
+//! connection keeps its send ring as long as such a GET may arrive, unless the peer acknowledged
+//! all bytes.
 
 mod client;
 mod fallback;
@@ -53,72 +77,72 @@ pub use stream::{unknown, End, Heard, Port, Ready, RingFree, Step, Stream, Strea
 
 use wire::ds::Seq;
 
-/// Pieces of a stream that are announced and not there.
+/// Maximum number of announced ranges of a stream that are not fetched yet.
 pub const FETCHES: usize = 32;
 
-/// Times in ticks, sizes in bytes.
+/// Limits of a stream; times in ticks, sizes in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// So much that is to be sent is announced, less goes by messages.
+    /// Minimum size of announced data; shorter data are sent in messages.
     pub threshold: u32,
-    /// Bytes of a GET.
+    /// Maximum size of a GET.
     pub chunk: u32,
-    /// How often a unit may refuse a GET.
+    /// Number of times that the NIC units may refuse a GET before the connection is aborted.
     pub tries: u8,
-    /// A GET that has not brought its bytes after this time has failed; twice as long the second time,
-    /// and so on. If none succeeds for `give_up` the connection is lost.
+    /// Time after which a GET without result has failed, doubled with each failure. The connection
+    /// is aborted if no GET succeeds for `give_up`.
     pub get: u64,
-    /// A GET is decided upon within this time of when the peer was known to be alive, and posted within
-    /// twice of it.
+    /// Maximum age of the last sign of life of the peer when a GET is decided. The GET is posted
+    /// within twice this time of it.
     pub fresh: u64,
-    /// How long a message or a GET may be on its way. A node takes longer to restart than twice
-    /// `fresh` and this together.
+    /// Maximum time that a message or a GET is in flight. A node must take longer than 2 × (`fresh`
+    /// + `hold`) to restart.
     pub hold: u64,
-    /// After so long without an answer the peer is asked; doubled each time, up to `ask_most`.
+    /// Time without an acknowledgement after which the peer is asked, doubled up to `ask_most`.
     pub ask: u64,
-    /// See `ask`.
+    /// Maximum time between two questions.
     pub ask_most: u64,
-    /// A peer that was asked and says nothing for so long is dead.
+    /// Time after which a peer that does not answer questions counts as dead.
     pub give_up: u64,
-    /// A connection that nobody has open any more, and whose peer neither acknowledges more nor
-    /// finishes, ends after this time.
+    /// Time after which a connection that the program closed is aborted, if the peer neither
+    /// acknowledges data nor ends its direction.
     pub orphan: u64,
-    /// For so long a connection that has ended in order answers a peer who has missed that.
+    /// Time for which a finished connection still answers a peer that missed the last message.
     pub linger: u64,
-    /// Corked data waits for so long at most.
+    /// Maximum delay of corked data.
     pub cork: u64,
 }
 
-/// Sizes and first numbers of both directions.
+/// Ring sizes and first numbers of both directions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
-    /// Number of the first byte that is sent.
+    /// Number of the first byte that this end sends.
     pub send_isn: Seq,
-    /// Number of the first byte that is received.
+    /// Number of the first byte that this end receives.
     pub receive_isn: Seq,
-    /// Bytes of the own send ring, a power of two.
+    /// Size of the own send ring in bytes; a power of two.
     pub send_ring: u32,
-    /// Bytes of the own receive ring, a power of two.
+    /// Size of the own receive ring in bytes; a power of two.
     pub receive_ring: u32,
-    /// Bytes of the peer's receive ring, a power of two.
+    /// Size of the peer's receive ring in bytes; a power of two.
     pub peer_ring: u32,
-    /// Bytes of the peer's send ring, a power of two.
+    /// Size of the peer's send ring in bytes; a power of two.
     pub peer_send: u32,
-    /// Both ends take sources.
+    /// Both ends accept sources.
     pub sources: bool,
 }
 
-/// Bytes of a ring one behind the other; they may go on at its beginning.
+/// Consecutive bytes of a ring; they may wrap to its beginning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Span {
-    /// The first one, counted from the beginning of the ring.
+    /// Offset of the first byte in the ring.
     pub at: u32,
     /// Number of bytes.
     pub len: u32,
 }
 
 impl Span {
-    /// The parts before and behind the end of a ring of `ring` bytes, as offset and length.
+    /// Returns the chunks before and after the wrap in a ring of `ring` bytes, as (offset, length).
     #[must_use]
     pub const fn parts(self, ring: u32) -> [(u32, u32); 2] {
         let before = ring - self.at;
@@ -130,60 +154,61 @@ impl Span {
     }
 }
 
-/// How a peer broke the rules.
+/// Protocol violations of a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Broken {
-    /// It acknowledges what was never sent.
+    /// It acknowledges bytes that were never sent.
     Ack,
-    /// It has more room than its ring has bytes.
+    /// It offers more room than its receive ring has.
     Edge,
-    /// It sends more than there is room for.
+    /// It sends more data than the receive ring has room for.
     Room,
     /// It sends data behind the end of its stream.
     BehindEnd,
-    /// It announces more than its ring holds.
+    /// It announces more bytes than its send ring holds.
     Ring,
-    /// It withdraws more than it may before the reader is past that.
+    /// It withdraws another source although the reader has not passed eight withdrawn ranges.
     Voids,
 }
 
-/// What happened to a stream.
+/// Statistics of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
-    /// Bytes sent by messages, those that were repeated included.
+    /// Bytes sent in messages, including repeated ones.
     pub velo_bytes: u64,
     /// Messages with data sent.
     pub velo_messages: u64,
-    /// Bytes announced, those that were repeated included.
+    /// Bytes announced, including repeated ones.
     pub announced_bytes: u64,
     /// Announcements sent.
     pub announcements: u64,
-    /// Bytes received in order by messages.
+    /// Bytes received in order in messages.
     pub velo_received: u64,
-    /// Bytes that were announced to be fetched.
+    /// Bytes of accepted announcements.
     pub rma_received: u64,
     /// GETs posted.
     pub gets: u64,
-    /// Of these, made anew.
+    /// GETs posted again after a failure.
     pub gets_again: u64,
-    /// Times that the peer was asked.
+    /// Questions sent to the peer.
     pub asked: u64,
-    /// Times that data was sent once more.
+    /// Times that unacknowledged data were sent again.
     pub rewinds: u64,
-    /// Messages that came twice.
+    /// Messages received again.
     pub old: u64,
-    /// Messages that came too early.
+    /// Messages that arrived before a missing one.
     pub gaps: u64,
-    /// Messages of another stream.
+    /// Messages whose number is too far from the expected one, or of unsupported types.
     pub foreign: u64,
-    /// Other messages sent.
+    /// Messages without data sent.
     pub control: u64,
-    /// Bytes announced of sources, those that were repeated included.
+    /// Bytes of sources announced, including repeated ones.
     pub source_bytes: u64,
-    /// Bytes of sources that were to be fetched, to the ring or to a reader's memory.
+    /// Bytes of the peer's sources for which a first GET was posted, to the ring or to a reader's
+    /// memory.
     pub source_received: u64,
     /// Bytes fetched to a reader's memory.
     pub sunk: u64,
-    /// Sources that were withdrawn after they had been announced.
+    /// Withdrawals of announced sources sent.
     pub cuts: u64,
 }

@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Peers that did not answer, or failed otherwise: they are not asked for some time.
+//! Nodes and servers that failed a short time ago, and are not asked for some time.
 
 use crate::{Memory, Slots, Time};
 use wire::ids::NodeId;
 
-/// Nodes that did not answer, a bounded number of them: of more the oldest is asked again.
+/// Nodes that did not answer. If the table is full, the oldest entry is dropped and that node is
+/// asked again.
 pub struct SilentNodes<M: Memory> {
     nodes: Slots<M, Time>,
 }
 
 impl<M: Memory> SilentNodes<M> {
-    /// For `capacity` nodes. May sleep where getting memory does.
+    /// Returns a table for `capacity` nodes. May sleep if the allocation does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// Memory allocation failed.
     pub fn new(capacity: u16) -> Result<Self, M::Error> {
         Ok(Self {
             nodes: Slots::new(capacity)?,
         })
     }
 
-    /// Whether a node did not answer within the last `silent` ticks.
+    /// Returns whether the node did not answer within the last `silent` ticks.
     pub fn is_silent(&mut self, node: NodeId, silent: u64, now: Time) -> bool {
         let key = u64::from(node.0);
         match self.nodes.get(key) {
@@ -34,37 +35,37 @@ impl<M: Memory> SilentNodes<M> {
         }
     }
 
-    /// It has not answered.
+    /// Records that the node did not answer.
     pub fn silent(&mut self, node: NodeId, now: Time) {
         let key = u64::from(node.0);
         self.nodes.remove(key);
         if self.nodes.is_full() {
             self.nodes.pop_oldest();
         }
-        // There is room.
+        // The table has room for one entry.
         let _ = self.nodes.insert(key, now);
     }
 
-    /// Something came from it.
+    /// Removes the node, because a message of it arrived.
     pub fn heard(&mut self, node: NodeId) {
         self.nodes.remove(u64::from(node.0));
     }
 }
 
-/// What may fail, as [`Failures`] tells it from others.
+/// Key of a [`Failures`] table.
 pub trait Subject: Copy + Eq {
-    /// A number for it; which ones share one depends on a secret.
+    /// Returns a hash of the key. Collisions depend on the secret, so a peer cannot provoke them.
     fn digest(&self, secret: u64) -> u64;
 }
 
-/// A server's program: where its connections go.
+/// Listening socket of a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Program {
     /// Node of the server.
     pub node: NodeId,
-    /// Address, of IPv6 or mapped.
+    /// IPv6 or mapped IPv4 address.
     pub address: [u8; 16],
-    /// Port of TCP.
+    /// TCP port.
     pub port: u16,
 }
 
@@ -75,12 +76,12 @@ impl Subject for Program {
     }
 }
 
-/// A host on the link of an interface.
+/// Neighbour on the link of a network interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Host {
-    /// Number of the interface.
+    /// Interface index.
     pub interface: u32,
-    /// Address, of IPv6 or mapped.
+    /// IPv6 or mapped IPv4 address.
     pub address: [u8; 16],
 }
 
@@ -99,27 +100,28 @@ fn mix(secret: u64, address: &[u8; 16], rest: u64) -> u64 {
         })
 }
 
-/// A failure.
+/// Entry of a [`Failures`] table.
 struct Failed<S> {
     what: S,
     until: Time,
-    /// How often in a row.
+    /// Number of failures in a row, minus 1; maximum 6.
     times: u8,
 }
 
-/// What has failed lately, and is not tried for some time: twice as long each time it fails again, up to
-/// 64 times as long. A bounded number: of more the oldest is tried again.
+/// Keys that failed a short time ago and are not tried again for some time. The time is doubled
+/// with each failure in a row, up to 64-fold. If the table is full, the oldest entry is dropped.
 pub struct Failures<M: Memory, S: Subject> {
     failed: Slots<M, Failed<S>>,
     secret: u64,
 }
 
 impl<M: Memory, S: Subject> Failures<M, S> {
-    /// For `capacity` of them; `secret` is a random number. May sleep where getting memory does.
+    /// Returns a table for `capacity` keys; `secret` is a random number. May sleep if the
+    /// allocation does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// Memory allocation failed.
     pub fn new(capacity: u16, secret: u64) -> Result<Self, M::Error> {
         Ok(Self {
             failed: Slots::new(capacity)?,
@@ -132,15 +134,15 @@ impl<M: Memory, S: Subject> Failures<M, S> {
         found.filter(|failed| failed.what == *what)
     }
 
-    /// Whether there is no use in trying now.
+    /// Returns whether the key must not be tried now.
     pub fn is_avoided(&self, what: &S, now: Time) -> bool {
         self.get(what).is_some_and(|failed| now < failed.until)
     }
 
-    /// It has failed: not to be tried for `pause` ticks, or longer if it has failed before.
+    /// Records a failure. The key is not tried for `pause` ticks, or longer after earlier failures.
     pub fn fail(&mut self, what: S, pause: u64, now: Time) {
         let times = match self.get(&what) {
-            // Others that were begun before it was known, at the same time: once.
+            // Attempts that began before the first failure count as one.
             Some(failed) if now < failed.until => return,
             Some(failed) => failed.times.saturating_add(1).min(6),
             None => 0,
@@ -151,11 +153,11 @@ impl<M: Memory, S: Subject> Failures<M, S> {
             self.failed.pop_oldest();
         }
         let until = now.after(pause.saturating_mul(1 << times));
-        // There is room.
+        // The table has room for one entry.
         let _ = self.failed.insert(key, Failed { what, until, times });
     }
 
-    /// It has not failed.
+    /// Records a success, which removes the key.
     pub fn succeed(&mut self, what: &S) {
         if self.get(what).is_some() {
             self.failed.remove(what.digest(self.secret));

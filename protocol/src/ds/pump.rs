@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What a stream connection does by itself: time-outs, messages, GETs.
+//! Actions of a stream: time-outs, messages, GETs.
 
 use super::sending::Emission;
 use super::stream::{End, Port, Stream};
@@ -22,11 +22,11 @@ impl Stream {
         if self.refused.is_none() && over(self.stuck, self.timing.get_patience(limits)) {
             self.fail(End::FetchFailed, now);
         }
-        // What is acknowledged piece by piece may take as long as it needs, unless it is lent.
+        // Sent data of a closed socket may be acknowledged slowly, but sources have a time limit.
         let lent = self.lent_until(limits).is_some_and(|at| at <= now);
         if over(self.patience(), limits.orphan) || lent {
             self.fail(End::OrphanTimeout, now);
-            // As with TCP a peer that has all is not told.
+            // A peer that has received everything gets no reset, as in TCP.
             if self.sending.end_acknowledged() {
                 self.farewell = None;
             }
@@ -51,13 +51,13 @@ impl Stream {
         }
     }
 
-    /// Sends and posts what can be, at most `budget` messages and GETs; whether there is more to do
-    /// now. To be called after everything that changes something, when there is room in the port,
-    /// and at [`Stream::deadline`].
+    /// Sends messages and posts GETs, up to `budget` of both. Returns whether more can be done now.
+    /// The driver calls it after each event, when the port has room again, and at
+    /// [`Stream::deadline`].
     ///
     /// # Errors
     ///
-    /// The port takes nothing more: `Later` until it has room.
+    /// The port accepts no more. `Later`: until it has room. `Never`: the connection has ended.
     pub fn pump(
         &mut self,
         port: &mut impl Port,
@@ -99,15 +99,15 @@ impl Stream {
         Ok(true)
     }
 
-    /// Whether there is nothing to say, to post or to wait for, so that [`Stream::pump`] need not be called
-    /// on account of what a message has brought, nor a time be noted: what was noted before is not too
-    /// late. It looks for all that [`Stream::one`] does. Most messages of a conversation leave a stream
-    /// so: they acknowledge what was said before, and the program's answer comes later.
+    /// Returns whether the stream has no message to send, no GET to post and no timer to set. The
+    /// driver may then skip [`Stream::pump`] after a message, and keep the deadline that it has.
+    /// The check covers all actions of `one`. It is worth its cost because most messages of a
+    /// conversation only acknowledge data.
     #[must_use]
     pub fn is_calm(&self, limits: &Limits, now: Time) -> bool {
         let told = self.end.is_none() && self.farewell.is_none() && !self.asked && !self.gap;
         let said = self.corked.is_none() && self.sending.next(limits, false).is_none();
-        // Of zero copy: an answer that is due, and who held sources back for a while.
+        // Zero copy: answers to withdrawals, and sources kept for a reader.
         let lent = self.cut.is_none() && self.late_cut.is_none() && self.held_until.is_none();
         told && said
             && lent
@@ -121,7 +121,7 @@ impl Stream {
             && !self.timing.is_due(now)
     }
 
-    /// Does one thing; whether there was one.
+    /// Performs one action. Returns whether there was one.
     fn one(&mut self, port: &mut impl Port, limits: &Limits, now: Time) -> Result<bool, Refused> {
         if let Some(how) = self.farewell {
             let (head, ack) = (self.head(), self.receiving.ack());
@@ -130,7 +130,7 @@ impl Stream {
             return Ok(true);
         }
         if self.end.is_some() {
-            // The peer may not know that we know of its end.
+            // The peer may not know that this end has received its end.
             let answer = self.asked || self.receiving.has_news();
             if answer && self.end == Some(End::Finished) {
                 self.send_avail(port, false)?;
@@ -148,10 +148,10 @@ impl Stream {
         self.control(port, limits, now)
     }
 
-    /// Posts a GET; whether it did.
+    /// Posts one GET. Returns whether an action was performed.
     fn fetch(&mut self, port: &mut impl Port, limits: &Limits, now: Time) -> bool {
         if !self.receiving.wants_fetch(limits) {
-            // What the peer has withdrawn is not fetched.
+            // The peer has withdrawn the ranges that waited for `retry`.
             self.retry = None;
             return false;
         }
@@ -170,10 +170,10 @@ impl Stream {
         let Some(get) = self.receiving.next_get(limits) else {
             return false;
         };
-        // A network that is slow today gets more time with each try.
+        // Each failure doubles the time, because the network may be slow.
         let patience = limits.get.saturating_mul(1 << get.failed.min(16));
         let post_by = alive.after(limits.fresh.saturating_mul(2));
-        // What is on its way for longer than anything is may read what is not the peer's any more.
+        // After `hold`, a GET may read memory that the peer has already reused.
         let deadline = now.after(patience).min(post_by.after(limits.hold));
         match port.get(&get, post_by, deadline) {
             Ok(()) => {
@@ -181,7 +181,8 @@ impl Stream {
                     self.stuck = self.stuck.map(|at| at.after(now.since(since)));
                 }
             }
-            // The port tells when there is room ([`Stream::retry_gets`]), unless that was not why.
+            // The port calls [`Stream::retry_gets`] when it has room. The time covers other causes
+            // of the refusal.
             Err(Refused::Later) => {
                 self.refused = self.refused.or(Some(now));
                 self.retry = Some(now.after(limits.ask.max(1)));
@@ -285,8 +286,8 @@ impl Stream {
         Ok(())
     }
 
-    /// What the peer is asked instead of what it has: how much it takes of a source that is
-    /// withdrawn.
+    /// Returns the question about the open withdrawal, which replaces `RMA_AVAIL`: the number of
+    /// bytes of the source that the peer leaves out.
     fn question(&self, ask: bool) -> Option<Message> {
         let source = self.sending.cutting().filter(|_| ask && !self.gap)?;
         Some(Message::RmaCut {
@@ -317,7 +318,8 @@ impl Stream {
             self.counters.control += 1;
             return Ok(true);
         }
-        // Of one gap the peer is told once in a while: what came behind it is on its way already.
+        // A gap is reported once per half of `ask`. Messages that were in flight at the first
+        // report show the same gap.
         let place = self.receiving.next().0;
         if self.gap && !self.asked {
             let told = |(at, when): (u32, Time)| at == place && now.since(when) < limits.ask / 2;

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The receiving direction of a stream: what is in the ring, what is to be fetched, and what the peer
-//! was told of it.
+//! Receiving direction of a stream: contents of the receive ring, ranges to fetch,
+//! acknowledgements.
+//!
+//! An announced range is a `Fetch`. Its states are in `FetchState`: `Due` → `Moving` (GET posted) →
+//! `Here`, or back to `Due` if the GET failed. A range in state `Here` is removed when all ranges
+//! before it are removed.
 
 use super::{
     source::{Pending, Voids},
@@ -15,112 +19,114 @@ use wire::{
 mod fetch;
 mod sink;
 
-/// What bytes at some place are.
+/// Relation of received bytes to the expected number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fit {
-    /// The next ones, behind some that are known already.
+    /// New bytes, behind `skip` known bytes.
     Next {
-        /// That are known already.
+        /// Number of known bytes.
         skip: u32,
-        /// The next ones.
+        /// Number of new bytes.
         len: u32,
     },
-    /// All are known already.
+    /// All bytes are known.
     Old,
-    /// Something before them is missing.
+    /// Bytes before them are missing.
     Gap,
-    /// They belong to no place that is near.
+    /// Their number is too far from the expected one.
     Foreign,
 }
 
-/// Life of bytes that are to be fetched.
+/// State of an announced range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum FetchState {
-    /// A GET has to be posted.
+    /// A GET must be posted.
     #[default]
     Due,
-    /// One is on its way.
+    /// A GET is in flight.
     Moving,
-    /// They are there.
+    /// The bytes have arrived.
     Here,
 }
 
-/// Bytes that were announced.
+/// Announced range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Fetch {
     id: u16,
     from: Seq,
     len: u32,
-    /// Where they are, if that is not the peer's ring.
+    /// NLA of the bytes in a source; `None` if they are in the peer's send ring.
     source: Option<Nla>,
-    /// Where they go in a reader's memory, if that is not the ring.
+    /// Offset of the destination in a reader's memory; `None` if it is the receive ring.
     sink: Option<u32>,
-    /// A reader has taken the memory back that its GET goes to: what that brings is of no use.
+    /// The reader took its memory back while the GET was in flight: the result is discarded.
     stray: bool,
-    /// Remainder of a piece that was divided; it does not wait for more.
+    /// Second half of a divided range; it is fetched without waiting for more bytes.
     is_rest: bool,
     state: FetchState,
-    /// Until when its GET has to be done.
+    /// Time at which the GET in flight fails.
     until: Time,
-    /// How often it failed, and how often a unit refused it.
+    /// Number of failures (`failed`), and of refusals by a NIC unit (`refused`).
     failed: u8,
     refused: u8,
 }
 
-/// A GET to post.
+/// GET to post.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Get {
-    /// Names it until its outcome is known.
+    /// Name of the GET until its result is reported.
     pub id: u16,
-    /// Bytes in the send ring of the peer, unless there is a `source`.
+    /// Bytes in the peer's send ring; ignored with a `source`.
     pub from: Span,
-    /// Where they go in the own ring, unless there is a `sink`.
+    /// Destination in the receive ring; ignored with a `sink`.
     pub to: Span,
-    /// Where the bytes are instead.
+    /// NLA of the bytes in a source.
     pub source: Option<Nla>,
-    /// Where they go in the reader's memory instead.
+    /// Offset of the destination in the reader's memory.
     pub sink: Option<u32>,
-    /// How often it failed before.
+    /// Number of earlier failures of this range.
     pub failed: u8,
 }
 
-/// See the module's documentation.
+/// Receiving direction of a stream; see `receiving.rs`.
 #[derive(Debug)]
 pub struct Receiving {
     isn: Seq,
     ring: u32,
     peer_send: u32,
-    /// How far from here a place may be.
+    /// Maximum distance of an accepted number from the expected one, in bytes. Sources increase it.
     near: u32,
-    /// A quarter of what peer or ring can hold.
+    /// A quarter of the smaller one of the receive ring and the peer's send ring, in bytes.
     quarter: u32,
-    /// All before was received or announced.
+    /// All bytes before this number were received or noted in `fetches`.
     known: Seq,
-    /// All before was read.
+    /// All bytes before this number were read.
     read: Seq,
-    /// The end was received, at `known` − 1.
+    /// The end of the stream was received, with number `known` − 1.
     finished: bool,
-    /// What the peer was told.
+    /// Last acknowledgement sent to the peer.
     told: Ack,
-    /// All before was the last of what was sent together.
+    /// End of the last complete send of the peer.
     pushed: Seq,
-    /// What is to be fetched, in ascending order, and some that was: the first so many.
+    /// Ranges that are due or in flight, in ascending order, and arrived ones between them. The
+    /// first `count` are valid.
     fetches: [Fetch; FETCHES],
     count: usize,
-    /// The next name. A ring has fewer pieces than there are names: none is in use twice.
+    /// Name of the next range. A ring has fewer ranges than there are names, so a name is unique.
     ids: u16,
-    /// Where a source ended that the peer has to be told of when all of it is there.
+    /// End of the last source. It is acknowledged as soon as everything before it has arrived.
     owed: Seq,
-    /// What follows `known`, and is in a source.
+    /// Announced part of a source that follows `known`, and is not in `fetches`.
     pending: Option<Pending>,
     voids: Voids,
-    /// Numbers that go to a reader's memory.
+    /// Start and end of the numbers that are fetched to a reader's memory.
     sink: Option<(Seq, Seq)>,
-    /// A reader waits who may take a source itself: of it no more than so many bytes go to the ring.
+    /// Number of bytes of sources that may still be fetched to the ring while a reader may provide
+    /// a buffer; `None` if no such reader waits.
     hold: Option<u32>,
-    /// The last source that was withdrawn: where it ended, and how many bytes before were left out.
+    /// Last withdrawn source: its end, and the number of bytes before the end that were left out.
     cut: Option<(Seq, u32)>,
-    /// Sources are taken.
+    /// Sources are accepted.
     takes_sources: bool,
 }
 
@@ -158,32 +164,32 @@ impl Receiving {
         self.fetches.get(..self.count).unwrap_or_default()
     }
 
-    /// Where the bytes end that were received or announced.
+    /// Returns the end of the bytes that were received or announced.
     fn data_end(&self) -> Seq {
         Seq(self.known.0.wrapping_sub(u32::from(self.finished)))
     }
 
-    /// Where the bytes end that are there without a hole.
+    /// Returns the end of the bytes that have arrived without a gap.
     fn present(&self) -> Seq {
         self.fetches()
             .first()
             .map_or(self.data_end(), |fetch| fetch.from)
     }
 
-    /// Whether there is something that was not read, be it still to be fetched.
+    /// Returns whether unread bytes exist, including those that are still to be fetched.
     #[must_use]
     pub fn has_unread(&self) -> bool {
         self.pending.is_some() || self.voids.bytes(self.read, self.data_end()) > 0
     }
 
-    /// Bytes in the ring that were not read; behind them there may be others, after numbers that have
-    /// none.
+    /// Returns consecutive unread bytes of the ring. More bytes may follow behind a withdrawn
+    /// range.
     #[must_use]
     pub fn readable(&self) -> Span {
         self.readable_behind(0)
     }
 
-    /// The same behind the first `skip` of them.
+    /// Returns consecutive unread bytes of the ring behind the first `skip` unread bytes.
     #[must_use]
     pub fn readable_behind(&self, skip: u32) -> Span {
         let (at, len) = self.voids.behind(self.read, self.present(), skip);
@@ -193,29 +199,29 @@ impl Receiving {
         }
     }
 
-    /// All bytes in the ring that were not read.
+    /// Returns the number of all unread bytes in the ring.
     #[must_use]
     pub fn available(&self) -> u32 {
         self.voids.bytes(self.read, self.present())
     }
 
-    /// Whether a reader should be woken for them: they are the last of what was sent together, or
-    /// many.
+    /// Returns whether a reader should be woken: a complete send has arrived, or a quarter of the
+    /// ring.
     #[must_use]
     pub fn is_pushed(&self) -> bool {
         let all = self.available();
         let pushed = self.read.before(self.pushed) && !self.present().before(self.pushed);
-        // Who waits for a source waits for little before it, too.
+        // A reader that waits for a source also reads a few bytes before the source.
         all > 0 && (pushed || all >= self.quarter || self.hold.is_some())
     }
 
-    /// Whether the stream ends behind them.
+    /// Returns whether the end of the stream was received, with all bytes before it.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.finished && self.count == 0 && self.pending.is_none()
     }
 
-    /// Whether the peer has said that nothing follows what it has said.
+    /// Returns whether the peer announced the end of its stream.
     pub(super) fn knows_end(&self) -> bool {
         self.finished
     }
@@ -224,25 +230,25 @@ impl Receiving {
         seq.since(self.isn) & (self.ring - 1)
     }
 
-    /// What is announced next.
+    /// Returns the number that the next message of the peer must begin with.
     pub(super) fn next(&self) -> Seq {
         self.pending.map_or(self.known, |source| source.end)
     }
 
-    /// Whether a place is near.
+    /// Returns whether a number is close enough to the expected one to belong to this stream.
     pub(super) fn is_near(&self, seq: Seq) -> bool {
         let next = self.next();
         let far = match seq.before(next) {
-            // It may be said once more from where the peer was told to be.
+            // The peer may repeat everything behind the last acknowledgement sent to it.
             true => next.since(self.told.ack.min(next)),
-            // A source may have got lost.
+            // An announcement of a source may be lost.
             false if self.takes_sources => SOURCE_MAX,
             false => 0,
         };
         seq.distance(next).unsigned_abs() <= self.near.saturating_add(far)
     }
 
-    /// What `len` bytes at a place are.
+    /// Returns the relation of `len` bytes with number `seq` to the expected number.
     pub(super) fn fit(&self, seq: Seq, len: u32) -> Fit {
         if !self.is_near(seq) {
             return Fit::Foreign;
@@ -254,7 +260,7 @@ impl Receiving {
         let skip = ahead.unsigned_abs();
         match len.checked_sub(skip) {
             None | Some(0) => Fit::Old,
-            // It comes again when there was room for the rest of the source before it.
+            // The peer repeats them after the remainder of the pending source has room.
             Some(_) if self.pending.is_some() => Fit::Gap,
             Some(len) => Fit::Next { skip, len },
         }
@@ -270,16 +276,16 @@ impl Receiving {
         Ok(())
     }
 
-    /// Room behind what is known.
+    /// Returns the room of the ring behind `known`.
     fn room(&self) -> u32 {
         self.ring.saturating_sub(self.known.since(self.read))
     }
 
-    /// Takes the next `len` bytes: where they go.
+    /// Accepts the next `len` bytes. Returns their destination in the ring.
     ///
     /// # Errors
     ///
-    /// There is no room, or the stream has ended.
+    /// The ring has no room, or the stream has ended.
     pub(super) fn take(&mut self, len: u32, push: bool) -> Result<Span, Broken> {
         self.check_room(len)?;
         let span = Span {
@@ -297,12 +303,12 @@ impl Receiving {
         }
     }
 
-    /// The next `len` bytes are to be fetched; false if there is no place to note that.
+    /// Notes the next `len` bytes for fetching. Returns false if `fetches` is full.
     ///
     /// # Errors
     ///
-    /// As for [`Receiving::take`]; or the peer's ring is not as long as what it has announced and was
-    /// not told that it may forget.
+    /// Like [`Receiving::take`]. [`Broken::Ring`] if the peer's send ring cannot hold all bytes
+    /// since the last acknowledgement sent to it.
     pub(super) fn announced(&mut self, len: u32, push: bool) -> Result<bool, Broken> {
         self.check_room(len)?;
         if self.known.plus(len).since(self.told.ack) > self.peer_send {
@@ -315,7 +321,7 @@ impl Receiving {
         Ok(noted)
     }
 
-    /// Takes the end.
+    /// Accepts the end of the stream.
     pub(super) fn take_end(&mut self) {
         if !self.finished {
             self.finished = true;
@@ -323,20 +329,21 @@ impl Receiving {
         }
     }
 
-    /// `len` bytes were read, no more than there were.
+    /// Marks up to `len` readable bytes as read.
     pub(super) fn consume(&mut self, len: u32) {
         self.read = self.read.plus(len.min(self.readable().len));
         self.pass();
     }
 
-    /// What comes next was read as far as there are no bytes; there may be room for more of a source.
+    /// Skips withdrawn ranges at the read position. The ring may then have room for more of a
+    /// source.
     fn pass(&mut self) {
         self.read = self.voids.pass(self.read);
         self.pushed = self.pushed.max(self.read);
         self.extend();
     }
 
-    /// What the peer is to be told.
+    /// Returns the acknowledgement to send.
     pub(super) fn ack(&self) -> Ack {
         let ack = match self.count {
             0 => self.known,
@@ -345,18 +352,18 @@ impl Receiving {
         let edge = self.read.plus(self.ring);
         let ack = match self.finished {
             true => ack,
-            // Numbers without bytes may be more than the ring has.
+            // Withdrawn numbers may reach beyond the ring.
             false => ack.min(edge),
         };
         Ack { ack, edge }
     }
 
-    /// It was told.
+    /// Records that `ack` was sent.
     pub(super) fn tell(&mut self, ack: Ack) {
         self.told = ack;
     }
 
-    /// Whether there is enough news to tell them at once.
+    /// Returns whether `ack` has advanced so far that it must be sent at once.
     pub(super) fn has_news(&self) -> bool {
         let now = self.ack();
         if self.is_finished() {
@@ -368,29 +375,29 @@ impl Receiving {
             || now.ack.since(self.told.ack) >= self.quarter
     }
 
-    /// Checks what must always hold.
+    /// Checks the invariants.
     ///
     /// # Errors
     ///
-    /// What does not.
+    /// Description of the violated invariant.
     pub(super) fn check(&self) -> Result<(), &'static str> {
         let bytes = self.voids.bytes(self.read, self.present());
         if self.sink.is_none() && bytes > self.ring {
-            return Err("the ring has more than fits");
+            return Err("the receive ring has more bytes than its size");
         }
         let now = self.ack();
         if now.ack.before(self.told.ack) || now.edge.before(self.told.edge) {
-            return Err("the peer was told more than there is");
+            return Err("the last acknowledgement sent exceeds the present one");
         }
         let mut last = self.read;
         for f in self.fetches() {
             if f.from.before(last) || f.len == 0 || self.data_end().before(f.from.plus(f.len)) {
-                return Err("what is to be fetched overlaps, or was never announced");
+                return Err("ranges to fetch overlap, or were never announced");
             }
             last = f.from.plus(f.len);
         }
         match self.fetches().first().map(|f| f.state) {
-            Some(FetchState::Here) => Err("what was fetched is not said to be there"),
+            Some(FetchState::Here) => Err("the first range has arrived and was not removed"),
             _ => Ok(()),
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The sending direction of a stream: what is in the send ring, and what of it was said.
+//! Sending direction of a stream: contents of the send ring, and the progress of sending them.
 
 use super::{
     source::{Source, Sources, Withdrawn},
@@ -10,57 +10,58 @@ use wire::{
     ids::Nla,
 };
 
-/// Bytes in a message that tells what was received.
+/// Maximum data bytes of a message with an acknowledgement.
 const LAST: u32 = LAST_DATA as u32;
 
-/// What is to be said next.
+/// Next message of the sending direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Emission {
-    /// Bytes, in a message; more follow at once.
+    /// Data in a message; further data follow at once.
     More { seq: Seq, len: u16 },
-    /// Bytes, in a message.
+    /// Data in a message with an acknowledgement.
     Last { seq: Seq, len: u16 },
-    /// Bytes that the peer may fetch.
+    /// Announcement of data in the send ring.
     Announce { seq: Seq, len: u32, push: bool },
-    /// Bytes that the peer may fetch from elsewhere.
+    /// Announcement of data in a source.
     Source {
         seq: Seq,
         len: u32,
         nla: Nla,
         push: bool,
     },
-    /// Bytes that the peer shall not fetch any more.
+    /// Withdrawal of a source.
     Cut { seq: Seq, len: u32 },
-    /// The end.
+    /// End of the stream.
     Finish { seq: Seq },
 }
 
-/// See the module's documentation. `una` ≤ `emit` ≤ `high` ≤ `end`, and all of them before `edge`
-/// except that the end of the stream needs no room, and a source only where it begins.
+/// Sending direction of a stream. `una` ≤ `emit` ≤ `high` ≤ `end`, and all of them are at or before
+/// `edge`. Exceptions: the end of the stream needs no room, and a source needs room for its first
+/// byte only.
 #[derive(Debug)]
 pub struct Sending {
     isn: Seq,
     ring: u32,
     peer_ring: u32,
-    /// The peer has all before.
+    /// All numbers before it are acknowledged.
     una: Seq,
-    /// All before was said to the peer, since it was last told to go back.
+    /// All numbers before it were sent since the last rewind.
     emit: Seq,
-    /// All before was said to the peer at some time.
+    /// All numbers before it were sent at least once.
     high: Seq,
-    /// All before is in the send ring, or in a source.
+    /// All numbers before it are in the send ring or in a source.
     end: Seq,
-    /// The peer has room for all before.
+    /// The peer has room for all numbers before it.
     edge: Seq,
-    /// Nothing follows.
+    /// The program has ended this direction: `end` is final.
     finished: bool,
-    /// The peer takes sources.
+    /// The peer accepts sources.
     takes_sources: bool,
     sources: Sources,
 }
 
 impl Sending {
-    /// An empty send ring; the peer's ring is empty as well.
+    /// Returns an empty sending direction to an empty receive ring.
     #[must_use]
     pub(super) fn new(g: &Geometry) -> Self {
         let isn = g.send_isn;
@@ -79,29 +80,29 @@ impl Sending {
         }
     }
 
-    /// Bytes that the peer has not acknowledged.
+    /// Returns the number of unacknowledged bytes.
     #[must_use]
     pub fn unacknowledged(&self) -> u32 {
         self.end.since(self.una.min(self.end))
     }
 
-    /// Bytes that were not sent yet.
+    /// Returns the number of bytes that were never sent.
     #[must_use]
     pub fn unsent(&self) -> u32 {
         self.end.since(self.high.min(self.end))
     }
 
-    /// Where the next bytes go in the send ring, as many as fit.
+    /// Returns the free bytes of the send ring, beginning where the next byte belongs.
     #[must_use]
     pub fn room(&self) -> Span {
         Span {
             at: self.place(self.end),
-            // So that each byte has its place: those of sources have numbers, too.
+            // Bytes of sources count, because offsets in the ring follow the numbers.
             len: self.ring.saturating_sub(self.unacknowledged()),
         }
     }
 
-    /// Bytes that a source may have now; 0 if there can be none.
+    /// Returns the maximum size of the next source in bytes; 0 if no source is possible now.
     #[must_use]
     pub fn source_room(&self) -> u32 {
         match self.takes_sources && !self.finished && self.sources.has_place(self.peer_read()) {
@@ -110,25 +111,26 @@ impl Sending {
         }
     }
 
-    /// Whether there are as many sources as there may be, which will be over by themselves.
+    /// Returns whether the maximum number of sources is in use. Each of them finishes without an
+    /// action of the program.
     #[must_use]
     pub fn is_lent_out(&self) -> bool {
         self.sources.is_full()
     }
 
-    /// Whether there are sources that are not forgotten.
+    /// Returns whether any source is not dropped yet.
     pub(super) fn is_lending(&self) -> bool {
         !self.sources.is_empty()
     }
 
-    /// What became of a source; nothing is known of one that was let go, or withdrawn before the peer
-    /// was told of it.
+    /// Returns the state of a source; `None` after its owner let it go, or after a withdrawal
+    /// before it was announced.
     #[must_use]
     pub fn source(&self, id: SourceId) -> Option<SourceState> {
         self.sources.state(id, self.una)
     }
 
-    /// `len` bytes more are at `nla`.
+    /// Appends a source of `len` bytes at `nla`. Returns `None` if no source is possible now.
     pub(super) fn commit_source(&mut self, len: u32, nla: Nla) -> Option<SourceId> {
         if len == 0 || len > self.source_room() {
             return None;
@@ -138,7 +140,7 @@ impl Sending {
         Some(id)
     }
 
-    /// Withdraws a source; false if that has to be tried again.
+    /// Withdraws a source. Returns false if the caller must retry later.
     pub(super) fn withdraw(&mut self, id: SourceId, alone: bool) -> bool {
         let end = alone.then_some(self.end);
         match self.sources.cut(id, self.una, self.high, end) {
@@ -150,29 +152,30 @@ impl Sending {
         true
     }
 
-    /// Whether somebody who waits for a source can go on.
+    /// Returns whether a source that has an owner is finished.
     #[must_use]
     pub fn is_any_over(&self) -> bool {
         self.sources.is_any_over(self.una)
     }
 
-    /// Nobody asks after a source any more.
+    /// Ends the owner's interest in a source.
     pub(super) fn let_go(&mut self, id: SourceId) {
         self.sources.let_go(id, self.una, self.peer_read());
     }
 
-    /// Of the source that ended at `end` the last bytes are not fetched.
+    /// Processes the peer's answer to a withdrawal: the last `left` bytes of the source that ends
+    /// at `end` are not fetched.
     pub(super) fn cut_done(&mut self, end: Seq, left: u32) {
         self.sources.cut_done(end, left);
         self.sources.tidy(self.una, self.peer_read());
     }
 
-    /// The source of which the peer has to say how much it takes.
+    /// Returns the source whose withdrawal the peer has not answered.
     pub(super) fn cutting(&self) -> Option<&Source> {
         self.sources.cutting()
     }
 
-    /// The peer's reader is here at least.
+    /// Returns a lower bound of the peer's read position.
     fn peer_read(&self) -> Seq {
         Seq(self.edge.0.wrapping_sub(self.peer_ring))
     }
@@ -181,7 +184,7 @@ impl Sending {
         seq.since(self.isn) & (self.ring - 1)
     }
 
-    /// The bytes `seq`… in the send ring.
+    /// Returns the location in the send ring of `len` bytes from number `seq` on.
     pub(super) fn span(&self, seq: Seq, len: u32) -> Span {
         Span {
             at: self.place(seq),
@@ -189,47 +192,50 @@ impl Sending {
         }
     }
 
-    /// `len` bytes more are in the send ring, no more than there was room for.
+    /// Appends `len` bytes of the send ring, limited to the room, to the stream.
     pub(super) fn commit(&mut self, len: u32) {
         if !self.finished {
             self.end = self.end.plus(len.min(self.room().len));
         }
     }
 
-    /// Nothing follows.
+    /// Ends this direction behind the bytes in the send ring.
     pub(super) fn finish(&mut self) {
         self.finished = true;
     }
 
-    /// Where the peer is told to be.
+    /// Returns the next number to send.
     pub(super) fn emitted(&self) -> Seq {
         self.emit
     }
 
-    /// Something was said that the peer has not acknowledged.
+    /// Returns whether sent numbers are unacknowledged.
     pub(super) fn owes_ack(&self) -> bool {
         self.una != self.high
     }
 
-    /// All bytes were acknowledged, and nothing follows; the end itself perhaps not.
+    /// Returns whether all bytes of an ended direction are acknowledged. The end itself may be
+    /// unacknowledged.
     #[must_use]
     pub fn all_acknowledged(&self) -> bool {
         self.finished && !self.una.before(self.end)
     }
 
-    /// The peer has all that was sent, and knows that nothing follows.
+    /// Returns whether the peer acknowledged all bytes and the end of this direction.
     #[must_use]
     pub fn end_acknowledged(&self) -> bool {
         self.finished && self.una == self.end.plus(1)
     }
 
-    /// What could go now.
+    /// Returns the number of bytes from `emit` on that can be sent together now. They belong to one
+    /// source, or to the send ring up to the next source.
     fn open(&self) -> u32 {
         if let Some(source) = self.sources.at(self.emit) {
-            // The peer knows how much it has left out of the last one only.
+            // The peer remembers its last answer only, so an earlier withdrawal must be answered
+            // first.
             let before = |s: &Source| s.from().before(source.from());
             let asked = source.is_cut() && self.sources.cutting().is_some_and(before);
-            // What was withdrawn takes no room if it was said before.
+            // A withdrawn source that was announced before needs no room.
             let again = source.is_cut() && self.emit.before(self.high);
             let open = !asked && (again || self.emit.before(self.edge));
             return if open {
@@ -247,12 +253,13 @@ impl Sending {
         }
     }
 
-    /// There is something to say that there is no room for.
+    /// Returns whether unsent bytes wait for room at the peer.
     pub(super) fn wants_room(&self) -> bool {
         self.open() == 0 && self.emit.before(self.end)
     }
 
-    /// What is to be said next. Less than `limits.threshold` waits while `corked`.
+    /// Returns the next message. While `corked`, less than `limits.threshold` new bytes are not
+    /// sent.
     pub(super) fn next(&self, limits: &Limits, corked: bool) -> Option<Emission> {
         let (seq, left) = (self.emit, self.open());
         if let (Some(source), true) = (self.sources.at(seq), left > 0) {
@@ -274,13 +281,13 @@ impl Sending {
                 push,
             });
         }
-        // What was said once is said once more.
+        // Repeated bytes are not delayed.
         let last = self.sources.next_from(seq, self.end) == self.end;
         if corked && last && !self.finished && !seq.before(self.high) {
             return None;
         }
         match left {
-            // Behind a source that the peer has no room for yet it would count as lost.
+            // The peer would count the end as lost while a source before it lacks room.
             0 if self.finished && seq == self.end && !self.edge.before(self.end) => {
                 Some(Emission::Finish { seq })
             }
@@ -290,14 +297,14 @@ impl Sending {
                 len: left as u16,
             }),
             _ => {
-                // The last message of a burst has something as well.
+                // At least one byte remains for the last message, which has the acknowledgement.
                 let len = (left - 1).min(MORE_DATA.into()) as u16;
                 Some(Emission::More { seq, len })
             }
         }
     }
 
-    /// It was said.
+    /// Records that the message was sent.
     pub(super) fn said(&mut self, what: Emission) {
         self.emit = match what {
             Emission::More { seq, len } | Emission::Last { seq, len } => seq.plus(len.into()),
@@ -309,11 +316,11 @@ impl Sending {
         self.high = self.high.max(self.emit);
     }
 
-    /// Takes what the peer says it has; whether that is news.
+    /// Processes an acknowledgement. Returns whether it advanced.
     ///
     /// # Errors
     ///
-    /// It can't be.
+    /// The peer acknowledged unsent bytes, or offered more room than its ring has.
     pub(super) fn acknowledged(&mut self, ack: Ack) -> Result<bool, Broken> {
         if ack.ack.before(self.una) {
             return Ok(false);
@@ -321,7 +328,7 @@ impl Sending {
         if self.high.before(ack.ack) {
             return Err(Broken::Ack);
         }
-        // The end takes a number, but no room.
+        // The end of the stream has a number, but needs no room.
         let room = ack.edge.distance(ack.ack.min(self.end));
         if room < 0 || room as u32 > self.peer_ring {
             return Err(Broken::Edge);
@@ -334,18 +341,18 @@ impl Sending {
         Ok(news)
     }
 
-    /// What is not acknowledged is said once more; whether there is something.
+    /// Makes all unacknowledged numbers unsent. Returns whether there were any.
     pub(super) fn rewind(&mut self) -> bool {
         let back = self.una != self.emit;
         self.emit = self.una;
         back
     }
 
-    /// Checks what must always hold.
+    /// Checks the invariants.
     ///
     /// # Errors
     ///
-    /// What does not.
+    /// Description of the violated invariant.
     pub(super) fn check(&self) -> Result<(), &'static str> {
         let end = self.end.plus(u32::from(self.finished));
         let order = [self.una, self.emit, self.high, end];
@@ -354,10 +361,10 @@ impl Sending {
         }
         let plain = self.sources.is_empty();
         if plain && self.edge.before(self.high.min(self.end)) {
-            return Err("more was said than there is room for");
+            return Err("more was sent than the peer has room for");
         }
         if plain && self.unacknowledged() > self.ring {
-            return Err("the send ring has more than fits");
+            return Err("the send ring has more bytes than its size");
         }
         Ok(())
     }

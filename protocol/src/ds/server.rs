@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Negotiation as a server sees it: clients that have asked and whose TCP connections were not
-//! taken yet, and connections that were taken and that the client has not confirmed.
+//! Negotiation of connections, server's side.
+//!
+//! A [`Pending`] table has the clients that asked and whose TCP connections the program has not
+//! accepted. A [`Server`] is one accepted connection until its client confirms it.
 
 use super::client::OpenLimits;
 use super::Fallback;
@@ -8,15 +10,15 @@ use crate::{Memory, Slots, Time};
 use wire::ds::{Answer, Answered, ConnId, Connect, Decline, Endpoint, Tuple};
 use wire::ids::NodeId;
 
-/// A client that has asked.
+/// Request of a client that waits for the program to accept its connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Asked {
-    /// Its node.
+    /// Node of the client.
     pub node: NodeId,
-    /// What it said.
+    /// Contents of the client's request.
     pub connect: Connect,
     heard: Time,
-    /// Its connection is being taken.
+    /// The driver is creating the connection ([`Pending::begin_take`]).
     taken: bool,
 }
 
@@ -28,8 +30,9 @@ impl Asked {
     }
 }
 
-/// Clients whose TCP connections were not taken yet. A node has one for a TCP connection at most, and
-/// a bounded number of them; what it says of connections of other nodes is of no use to it.
+/// Requests of clients whose TCP connections were not accepted yet. A node has one entry per TCP
+/// connection, and up to `per_node` entries. A request never matches a TCP connection of another
+/// node.
 pub struct Pending<M: Memory> {
     asked: Slots<M, Asked>,
     nodes: Slots<M, u16>,
@@ -37,8 +40,8 @@ pub struct Pending<M: Memory> {
     secret: u64,
 }
 
-/// A number for a TCP connection of a node; those that share one can't wait at the same time. Which do
-/// depends on a secret, so that nobody takes those of others.
+/// Returns a hash of a node's TCP connection. Connections with equal hashes cannot wait at the same
+/// time. Collisions depend on the secret, so a node cannot displace entries of other nodes.
 fn key(secret: u64, node: NodeId, tuple: &Tuple) -> u64 {
     let ports = (u64::from(tuple.client_port) << 16) | u64::from(tuple.server_port);
     let mut key = secret ^ ((u64::from(node.0) << 32) | ports);
@@ -55,12 +58,12 @@ fn key(secret: u64, node: NodeId, tuple: &Tuple) -> u64 {
 }
 
 impl<M: Memory> Pending<M> {
-    /// For `capacity` clients, `per_node` of each node; `secret` is a random number. May sleep where
-    /// getting memory does.
+    /// Returns a table for `capacity` clients, up to `per_node` of each node. `secret` is a random
+    /// number. May sleep if the allocation does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// Memory allocation failed.
     pub fn new(capacity: u16, per_node: u16, secret: u64) -> Result<Self, M::Error> {
         Ok(Self {
             asked: Slots::new(capacity)?,
@@ -70,13 +73,13 @@ impl<M: Memory> Pending<M> {
         })
     }
 
-    /// Clients that wait.
+    /// Returns the number of waiting clients.
     #[must_use]
     pub fn len(&self) -> usize {
         self.asked.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether no client waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.asked.is_empty()
@@ -94,11 +97,11 @@ impl<M: Memory> Pending<M> {
         Some(asked)
     }
 
-    /// A client asks, or says once more that it waits; false if its connection is being taken.
+    /// Adds or refreshes a client's request. Returns false if its connection is being created.
     ///
     /// # Errors
     ///
-    /// Too many wait, of this node or altogether.
+    /// The table is full, or the node has the maximum number of entries.
     pub fn ask(
         &mut self,
         node: NodeId,
@@ -115,7 +118,7 @@ impl<M: Memory> Pending<M> {
         {
             return Ok(false);
         }
-        // An older one of the same TCP connection is over, or it is this one.
+        // Replaces this request, or an obsolete one for the same TCP connection.
         let same = |other: &Asked| other.node == node && other.connect.tuple == connect.tuple;
         if self.asked.get(key).is_some_and(same) {
             self.remove(key);
@@ -133,7 +136,7 @@ impl<M: Memory> Pending<M> {
         self.asked.insert(key, asked).map_err(|_| Decline::Busy)?;
         match self.nodes.get_mut(u64::from(node.0)) {
             Some(n) => *n = n.saturating_add(1),
-            // There is room: no more nodes than clients.
+            // The table has room, because it has one entry per client.
             None => {
                 let _ = self.nodes.insert(u64::from(node.0), 1);
             }
@@ -141,7 +144,7 @@ impl<M: Memory> Pending<M> {
         Ok(true)
     }
 
-    /// A client does not wait any longer.
+    /// Removes a request that the client cancelled.
     pub fn cancel(&mut self, node: NodeId, connect: &Connect) {
         let key = key(self.secret, node, &connect.tuple);
         let same = |a: &Asked| !a.taken && a.is_of(node, connect);
@@ -150,8 +153,8 @@ impl<M: Memory> Pending<M> {
         }
     }
 
-    /// As [`Pending::take`], but the client is known until [`Pending::taken`]: what it says once more
-    /// while its connection is being made is nothing that waits for another one.
+    /// Returns the client's request for an accepted TCP connection, and keeps the entry until
+    /// [`Pending::taken`]. A repeated request during this time creates no new entry.
     pub fn begin_take(
         &mut self,
         node: NodeId,
@@ -169,7 +172,7 @@ impl<M: Memory> Pending<M> {
         })
     }
 
-    /// A connection was made of a client that [`Pending::begin_take`] gave, or could not be.
+    /// Removes the entry of [`Pending::begin_take`], because the connection was created or failed.
     pub fn taken(&mut self, asked: &Asked) {
         let key = key(self.secret, asked.node, &asked.connect.tuple);
         let same = |a: &Asked| a.taken && a.is_of(asked.node, &asked.connect);
@@ -178,8 +181,8 @@ impl<M: Memory> Pending<M> {
         }
     }
 
-    /// The client on `node` of a TCP connection that was taken, which waits no longer. `None`: it has
-    /// not asked, or not lately.
+    /// Removes and returns the client's request for an accepted TCP connection. Returns `None`
+    /// without a recent request.
     pub fn take(
         &mut self,
         node: NodeId,
@@ -192,8 +195,8 @@ impl<M: Memory> Pending<M> {
         Some(asked)
     }
 
-    /// Clients of any node that have asked for a TCP connection, and are forgotten: for one that turns out to
-    /// come from somewhere else than they said, one by one. Looks at all of them.
+    /// Removes and returns one request for a TCP connection, of any node. Used if the TCP
+    /// connection arrives by another route than its client announced. Searches the whole table.
     pub fn take_any(&mut self, tuple: &Tuple) -> Option<Asked> {
         let mut found = None;
         self.asked.for_each_mut(|key, asked| {
@@ -205,15 +208,15 @@ impl<M: Memory> Pending<M> {
         self.remove(found?)
     }
 
-    /// Forgets those that have said nothing for some time: they use TCP by now. Those whose connection
-    /// is being made are told to whoever makes it.
+    /// Removes clients without a message for [`OpenLimits::keep`], which use TCP by now. Entries
+    /// whose connection is being created stay.
     pub fn expire(&mut self, limits: &OpenLimits, now: Time) {
         while let Some((key, oldest)) = self.asked.oldest() {
             if now.since(oldest.heard) < limits.keep {
                 return;
             }
             if oldest.taken {
-                // As the youngest, for which there is the place that it had.
+                // Becomes the newest entry; the removal left a free slot.
                 if let Some(asked) = self.asked.remove(key) {
                     let asked = Asked {
                         heard: now,
@@ -228,21 +231,21 @@ impl<M: Memory> Pending<M> {
     }
 }
 
-/// What became of a connection that was taken.
+/// State of an accepted connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Accepted {
     /// The client has not answered.
     Waiting,
-    /// It uses it.
+    /// The client confirmed: both ends use streams.
     Direct,
-    /// It uses TCP.
+    /// The connection uses TCP, for the given reason.
     Tcp(Fallback),
-    /// It does not answer: nobody knows what it does.
+    /// The client did not answer in time. Its choice is unknown, so the connection is aborted.
     Dead,
 }
 
-/// A connection that was taken. What the server sends waits in its send ring until the client has
-/// confirmed.
+/// Accepted connection that its client has not confirmed. Data of the server stay in the send ring
+/// until the confirmation.
 #[derive(Debug)]
 pub struct Server {
     said: Answered,
@@ -252,7 +255,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// `own` is the end here.
+    /// Returns the state machine for a client's request. `own` describes the server's end.
     #[must_use]
     pub fn new(asked: &Asked, own: Endpoint, limits: &OpenLimits, now: Time) -> Self {
         Self {
@@ -268,13 +271,13 @@ impl Server {
         }
     }
 
-    /// What became of it.
+    /// Returns the state of the connection.
     #[must_use]
     pub fn state(&self) -> Accepted {
         self.state
     }
 
-    /// Takes what the client says; true if the state is another one.
+    /// Processes an answer of the client. Returns whether the state changed.
     pub fn receive(&mut self, said: &Answered) -> bool {
         let mine = said.cookie == self.said.cookie
             && said.to == self.said.from
@@ -290,7 +293,8 @@ impl Server {
         true
     }
 
-    /// A message of the stream came: the client uses it, though it was not heard to say so.
+    /// Records a message of the stream, which implies the confirmation. Returns whether the state
+    /// changed.
     pub fn stream_came(&mut self) -> bool {
         let news = self.state == Accepted::Waiting;
         if news {
@@ -299,9 +303,9 @@ impl Server {
         news
     }
 
-    /// Data came by TCP: the client uses that. One that uses the streams sends nothing by TCP. TCP's end
-    /// alone shows nothing: it may have overtaken what the client said. A connection of TCP that is
-    /// closed, or reset, counts as data.
+    /// Records data on the TCP connection, which imply that the client uses TCP. Returns whether
+    /// the state changed. A closed or reset TCP connection counts as data. TCP's FIN alone does
+    /// not, because it may have overtaken the client's answer.
     pub fn tcp_came(&mut self) -> bool {
         let news = self.state == Accepted::Waiting;
         if news {
@@ -310,13 +314,13 @@ impl Server {
         news
     }
 
-    /// When [`Server::next`] has something, if nothing else happens.
+    /// Returns the time of the next call of [`Server::next`], if no other event occurs.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
         (self.state == Accepted::Waiting).then(|| self.next.min(self.until))
     }
 
-    /// What is to be sent now.
+    /// Returns the message to send now.
     pub fn next(&mut self, limits: &OpenLimits, now: Time) -> Option<Answered> {
         if self.state != Accepted::Waiting {
             return None;
@@ -333,7 +337,7 @@ impl Server {
     }
 }
 
-/// What a client is told that asks for another version, or is declined for another reason.
+/// Returns the message that declines a client's request.
 #[must_use]
 pub fn decline(cookie: u32, to: ConnId, why: Decline) -> Answered {
     Answered {

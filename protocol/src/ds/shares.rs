@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! How much of something each user has, so that one can't have all of it.
+//! Number of resources in use per user, with a limit.
 
 use crate::{Memory, Slots};
 
-/// How many each user has of what there is a bounded number of.
+/// Number of units of a bounded resource that each user has.
 pub struct Shares<M: Memory> {
     users: Slots<M, u16>,
 }
 
 impl<M: Memory> Shares<M> {
-    /// For `all` that there are at most. May sleep where getting memory does.
+    /// Returns a table for a resource of `all` units. May sleep if the allocation does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// Memory allocation failed.
     pub fn new(all: u16) -> Result<Self, M::Error> {
         Ok(Self {
             users: Slots::new(all)?,
         })
     }
 
-    /// A user takes one: whether he may, of whom nobody has more than `most`. To be given back.
+    /// Counts one more unit for a user, up to `most`. Returns whether the user may have it. The
+    /// caller returns the unit with [`Shares::give`].
     #[must_use]
     pub fn take(&mut self, user: u32, most: u16) -> bool {
         let user = u64::from(user);
@@ -34,7 +35,7 @@ impl<M: Memory> Shares<M> {
         }
     }
 
-    /// A user gives one back.
+    /// Counts one unit less for a user.
     pub fn give(&mut self, user: u32) {
         let user = u64::from(user);
         let left = self.users.get_mut(user).map(|n| {
@@ -46,7 +47,7 @@ impl<M: Memory> Shares<M> {
         }
     }
 
-    /// How many a user has.
+    /// Returns the number of units that a user has.
     #[must_use]
     pub fn count(&self, user: u32) -> u16 {
         self.users.get(u64::from(user)).copied().unwrap_or(0)

@@ -1,44 +1,47 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Bytes that are not in the send ring: each end's part of them (docs/ds-protocol.md, Sources).
+//! Sources: data outside of the send ring, both ends' records of them (docs/ds-protocol.md,
+//! Sources).
 //!
-//! They have numbers as all bytes do. A byte's place in a ring is still that of its number, as
-//! nothing goes into the send ring unless all that is unacknowledged would fit there.
+//! Bytes of a source have numbers like all others. The sender fills its ring only if all
+//! unacknowledged bytes, including those of sources, fit into the ring size. Therefore the number
+//! still determines the offset of each byte in a ring.
 
 use wire::{ds::Seq, ids::Nla};
 
-/// Sources of a sender that are not over.
+/// Maximum number of unfinished sources of a sender.
 pub const SOURCES: usize = 4;
-/// Ranges without bytes that a receiver has not read past. A sender sees to it that there are no more.
+/// Maximum number of withdrawn ranges that a receiver has not read past. The sender observes this
+/// limit.
 const VOIDS: usize = 8;
 
-/// Names a source as long as its owner wants to know of it, and no other one of the stream ever.
+/// Name of a source, unique within its stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SourceId(u64);
 
-/// What became of a source.
+/// State of a source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SourceState {
-    /// So many bytes of it the peer has.
+    /// Number of its bytes that the peer has.
     pub acknowledged: u32,
-    /// Nothing more of it will be fetched, and the peer has all that was.
+    /// No more bytes of it will be fetched, and the peer has all fetched ones.
     pub over: bool,
-    /// It was withdrawn.
+    /// The owner has withdrawn it.
     pub withdrawn: bool,
 }
 
-/// Whether a source is withdrawn.
+/// State of a withdrawal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cut {
     No,
-    /// The peer has to say where.
+    /// The peer has not answered where it stops.
     Asked,
-    /// Nothing behind this place is fetched.
+    /// The peer fetches no bytes from this number on.
     At(Seq),
-    /// The peer was never told of it.
+    /// The source was never announced, so its numbers have no bytes.
     Unsaid,
 }
 
-/// Bytes that the peer fetches from elsewhere than the send ring.
+/// Source of a sender.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Source {
     id: SourceId,
@@ -46,7 +49,7 @@ pub(super) struct Source {
     end: Seq,
     nla: Nla,
     cut: Cut,
-    /// Somebody wants to know what becomes of it.
+    /// The owner may still ask for its state.
     owned: bool,
 }
 
@@ -61,7 +64,7 @@ impl Source {
             acknowledged: una.max(self.from).min(end).since(self.from),
             over: match self.cut {
                 Cut::No | Cut::At(_) => !una.before(end),
-                // How much it has is not known yet.
+                // The number of fetched bytes is unknown until the peer answers.
                 Cut::Asked => false,
                 Cut::Unsaid => true,
             },
@@ -81,26 +84,26 @@ impl Source {
         self.cut != Cut::No
     }
 
-    /// Where byte `seq` is.
+    /// Returns the NLA of byte `seq`.
     pub(super) fn place(&self, seq: Seq) -> Nla {
         Nla(self.nla.0 + u64::from(seq.since(self.from)))
     }
 }
 
-/// Sources of a sender.
+/// Unfinished sources of a sender.
 #[derive(Debug, Default)]
 pub(super) struct Sources {
     list: [Option<Source>; SOURCES],
-    /// The next name. Numbers of bytes are none: those of a source that was never said are used again.
+    /// Name of the next source. Names are no byte numbers, because withdrawn numbers can be used
+    /// again.
     ids: u64,
-    /// Where those ended that are forgotten, of which something was left out, and which the peer's
-    /// reader may not be past.
+    /// Ends of dropped sources with bytes left out, which the peer's reader may not have passed.
     left_out: [Option<Seq>; VOIDS],
 }
 
 impl Sources {
-    /// Whether there is a place for one more, here and at the peer, if it is withdrawn: the peer's
-    /// reader is at `read` at least.
+    /// Returns whether one more source is possible. Even if it is withdrawn, the peer must not
+    /// exceed its eight ranges. `read` is a lower bound of the peer's read position.
     pub(super) fn has_place(&self, read: Seq) -> bool {
         let past = |end: &Seq| !read.before(*end);
         let voids = self.left_out.iter().flatten().filter(|end| !past(end));
@@ -108,17 +111,17 @@ impl Sources {
         used < SOURCES && used + voids.count() < VOIDS
     }
 
-    /// Whether all places are taken.
+    /// Returns whether all slots are used.
     pub(super) fn is_full(&self) -> bool {
         self.list.iter().all(Option::is_some)
     }
 
-    /// Whether there is none.
+    /// Returns whether all slots are free.
     pub(super) fn is_empty(&self) -> bool {
         self.list.iter().all(Option::is_none)
     }
 
-    /// Adds one that begins at `from`, for which there is a place.
+    /// Adds a source that begins at `from`. The caller checked [`Sources::has_place`].
     pub(super) fn add(&mut self, from: Seq, len: u32, nla: Nla) -> Option<SourceId> {
         let place = self.list.iter_mut().find(|s| s.is_none())?;
         let id = SourceId(self.ids);
@@ -142,30 +145,31 @@ impl Sources {
         self.list.iter_mut().flatten().find(|s| s.id == id)
     }
 
-    /// That which `seq` lies in.
+    /// Returns the source that contains `seq`.
     pub(super) fn at(&self, seq: Seq) -> Option<&Source> {
         self.all()
             .find(|s| !seq.before(s.from) && seq.before(s.end))
     }
 
-    /// Where the first one begins that begins at `seq` or behind it; no later than `end`.
+    /// Returns the start of the first source at or behind `seq`, and `end` if there is no such
+    /// source.
     pub(super) fn next_from(&self, seq: Seq, end: Seq) -> Seq {
         let later = self.all().filter(|s| !s.from.before(seq)).map(|s| s.from);
         later.fold(end, Seq::min)
     }
 
-    /// What became of one; nothing is known of one that was let go.
+    /// Returns the state of a source; `None` after its owner let it go.
     pub(super) fn state(&self, id: SourceId, una: Seq) -> Option<SourceState> {
         let mut all = self.all();
         all.find(|s| s.id == id).map(|s| s.state(una))
     }
 
-    /// Whether one is over whose owner may not know that.
+    /// Returns whether a finished source still has an owner.
     pub(super) fn is_any_over(&self, una: Seq) -> bool {
         self.all().any(|s| s.owned && s.state(una).over)
     }
 
-    /// Its owner does not ask any more.
+    /// Ends the owner's interest in a source.
     pub(super) fn let_go(&mut self, id: SourceId, una: Seq, read: Seq) {
         if let Some(source) = self.find(id) {
             source.owned = false;
@@ -173,21 +177,22 @@ impl Sources {
         self.tidy(una, read);
     }
 
-    /// Forgets those that are over, and that nobody asks for. The peer's reader is at `read` at least.
+    /// Drops finished sources without owner. `una` is acknowledged; `read` is a lower bound of the
+    /// peer's read position.
     pub(super) fn tidy(&mut self, una: Seq, read: Seq) {
         for end in &mut self.left_out {
             *end = end.filter(|end| read.before(*end));
         }
         for place in &mut self.list {
-            // What was withdrawn has its numbers until these are acknowledged, and until it is known
-            // how much of it counts.
+            // A withdrawn source keeps its numbers until they are acknowledged and the peer has
+            // answered.
             let over = |s: &Source| !una.before(s.end) && s.cut != Cut::Asked;
             let Some(source) = place.filter(|s| !s.owned && over(s)) else {
                 continue;
             };
             *place = None;
             if source.is_cut() && read.before(source.end) {
-                // There is one, as `has_place` sees to it.
+                // `has_place` guarantees a free entry.
                 let mut free = self.left_out.iter_mut().filter(|end| end.is_none());
                 if let Some(free) = free.next() {
                     *free = Some(source.end);
@@ -196,14 +201,14 @@ impl Sources {
         }
     }
 
-    /// Withdraws one. The peer has all before `una`, and was told of all before `said`; the stream ends at
-    /// `end` and may end earlier, if that is told.
+    /// Withdraws a source. All numbers before `una` are acknowledged, and all before `said` were
+    /// sent. `end` is the end of the stream if it may move back; otherwise `None`.
     pub(super) fn cut(&mut self, id: SourceId, una: Seq, said: Seq, end: Option<Seq>) -> Withdrawn {
         let busy = self.cutting().is_some();
         let Some(source) = self.find(id) else {
             return Withdrawn::Gone;
         };
-        // The peer may have all of it.
+        // The peer may have received the whole source, although its acknowledgement is missing.
         if source.cut != Cut::No || !una.before(source.end) {
             return Withdrawn::Quietly;
         }
@@ -212,7 +217,7 @@ impl Sources {
                 source.cut = Cut::Unsaid;
                 return Withdrawn::Quietly;
             }
-            // It is the last thing in the stream.
+            // The source is the last item of the stream, so its numbers are given back.
             let from = source.from;
             for place in &mut self.list {
                 if place.is_some_and(|s| s.id == id) {
@@ -228,13 +233,13 @@ impl Sources {
         Withdrawn::Ask(source.from)
     }
 
-    /// The one that is withdrawn and waits for the peer's word.
+    /// Returns the withdrawn source that the peer has not answered.
     pub(super) fn cutting(&self) -> Option<&Source> {
         self.all().find(|s| s.cut == Cut::Asked)
     }
 
-    /// The peer says that of the source that ended at `end` it does not fetch the last `left` bytes.
-    /// What is no answer to a question counts for nothing.
+    /// Records the peer's answer that the last `left` bytes of the source ending at `end` are not
+    /// fetched. Ignores an answer without question.
     pub(super) fn cut_done(&mut self, end: Seq, left: u32) {
         let mut all = self.list.iter_mut().flatten();
         if let Some(s) = all.find(|s| s.cut == Cut::Asked && s.end == end) {
@@ -244,33 +249,33 @@ impl Sources {
     }
 }
 
-/// How a source was withdrawn.
+/// Result of a withdrawal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Withdrawn {
-    /// The peer has to be told from this place on.
+    /// The peer must be notified, from this number on.
     Ask(Seq),
-    /// The stream ends here now.
+    /// The source was removed; the stream now ends here.
     Unmade(Seq),
-    /// Its numbers have no bytes, or will have none.
+    /// The numbers of the source have no bytes, or it was withdrawn before, or is acknowledged.
     Quietly,
-    /// The peer is asked after another one.
+    /// An earlier withdrawal is unanswered; the caller must retry.
     Later,
-    /// It is not there.
+    /// The source does not exist.
     Gone,
 }
 
-/// A source that was announced, and of which not everything is to be fetched yet.
+/// Announced source, or its remainder, that is not yet noted for fetching.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Pending {
-    /// Where it ends.
+    /// Number behind its last byte.
     pub(super) end: Seq,
-    /// Where the next byte of it is.
+    /// NLA of its first byte.
     pub(super) nla: Nla,
-    /// Its end is the last of what was sent together.
+    /// Its last byte ends a send of the peer.
     pub(super) push: bool,
 }
 
-/// Numbers without bytes, of sources that were withdrawn: in ascending order.
+/// Withdrawn ranges, i.e. numbers without bytes, in ascending order.
 #[derive(Debug, Default)]
 pub(super) struct Voids {
     list: [(Seq, Seq); VOIDS],
@@ -282,12 +287,12 @@ impl Voids {
         self.list.get(..self.count).unwrap_or_default()
     }
 
-    /// Whether there is no place for another one.
+    /// Returns whether another range has no slot.
     pub(super) fn is_full(&self) -> bool {
         self.count == VOIDS
     }
 
-    /// Adds one behind the others, for which there is a place.
+    /// Adds a range behind the others. The caller checked [`Voids::is_full`].
     pub(super) fn add(&mut self, from: Seq, end: Seq) {
         if let Some(place) = self.list.get_mut(self.count) {
             *place = (from, end);
@@ -295,7 +300,7 @@ impl Voids {
         }
     }
 
-    /// Where a reader is who is at `read`: behind numbers without bytes.
+    /// Returns the read position behind withdrawn ranges at `read`, and removes these ranges.
     pub(super) fn pass(&mut self, mut read: Seq) -> Seq {
         while let Some((from, end)) = self.all().first().copied() {
             if read != from {
@@ -308,8 +313,8 @@ impl Voids {
         read
     }
 
-    /// The bytes of `read`…`end` behind the first `skip`: where they begin, and how many there are
-    /// before the next number without one.
+    /// Returns the start and length of consecutive bytes in `read`…`end`, behind the first `skip`
+    /// bytes.
     pub(super) fn behind(&self, read: Seq, end: Seq, mut skip: u32) -> (Seq, u32) {
         let mut at = read;
         for (from, to) in self.all() {
@@ -327,7 +332,7 @@ impl Voids {
         (at.plus(skip.min(len)), len.saturating_sub(skip))
     }
 
-    /// How many bytes `read`…`end` are.
+    /// Returns the number of bytes in `read`…`end`, without withdrawn ranges.
     pub(super) fn bytes(&self, read: Seq, end: Seq) -> u32 {
         let empty = self.all().iter().map(|(from, to)| {
             let (from, to) = (from.min(end), to.min(end));

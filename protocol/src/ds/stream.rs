@@ -1,5 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! A stream connection: both directions, its end, and what is said to the peer.
+//! State machine of a stream connection: both directions and their end.
+//!
+//! States ([`StreamState`]) and events ([`Step`]) are those of TCP, without `TIME_WAIT`. `Finish`
+//! comes from the program (`shut`, `close`), and `Acknowledged` and `PeerFinished` from messages
+//! and GETs of the peer. `Abort` follows a protocol violation, a time-out, a `SHUTDOWN` of the peer
+//! or a call of `abort`. Every connection ends in `Closed`, with its reason in [`End`]. The
+//! driver's duties are in the documentation of [`crate::ds`]; its actions on time-outs, and all
+//! sending, are in `pump.rs`.
 
 use super::receiving::Fit;
 use super::timing::{KeepAlive, Timing};
@@ -12,32 +19,33 @@ use crate::{Refused, Time};
 use wire::ds::{Ack, ConnId, Ended, Head, Message, Seq};
 
 crate::flow! {
-    /// States of a connection, with the names that TCP has for them.
+    /// States of a connection, named like those of TCP.
     states StreamState {
         /// Both directions are open.
         Established,
-        /// The own direction has ended, which the peer does not know yet.
+        /// This end has ended its direction; the end is not acknowledged.
         FinWait1,
-        /// The own direction has ended.
+        /// This end has ended its direction, and the peer acknowledged the end.
         FinWait2,
-        /// The peer's direction has ended.
+        /// The peer has ended its direction.
         CloseWait,
-        /// Both have ended, which the peer does not know yet.
+        /// Both ends have ended their directions, this end first; its end is not acknowledged.
         Closing,
-        /// As `Closing`, but the peer's ended first.
+        /// Both ends have ended their directions, the peer first; the end of this one is not
+        /// acknowledged.
         LastAck,
-        /// It is over.
+        /// The connection has ended in order or was aborted.
         Closed,
     }
-    /// What happens to it.
+    /// Events of a connection.
     events Step {
-        /// The own direction ends.
+        /// This end ends its direction.
         Finish,
-        /// The peer knows that.
+        /// The peer acknowledged the end of this direction.
         Acknowledged,
-        /// The peer's direction ends.
+        /// The peer ended its direction, and all its bytes have arrived.
         PeerFinished,
-        /// It is aborted.
+        /// The connection is aborted.
         Abort,
     }
     transitions {
@@ -58,33 +66,33 @@ crate::flow! {
     }
 }
 
-/// Why a connection is over.
+/// Reason of a connection's end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum End {
-    /// Both directions have ended.
+    /// Both directions have ended in order.
     Finished,
-    /// The peer says so.
+    /// The peer sent `SHUTDOWN`.
     Peer(Ended),
     /// The peer does not answer.
     TimedOut,
-    /// The peer broke the rules.
+    /// The peer violated the protocol.
     Broken(Broken),
-    /// GETs from the peer's ring fail.
+    /// GETs from the peer's memory fail.
     FetchFailed,
-    /// It was aborted here.
+    /// This end aborted the connection.
     Aborted,
-    /// Data came after it was closed.
+    /// Data arrived after the program had closed the socket.
     Orphaned,
-    /// Data came after the program had ended both directions.
+    /// Data arrived after the program had ended both directions.
     Unwanted,
-    /// The peer did not finish after it was closed.
+    /// The peer did not end its direction in time after the program had closed the socket.
     OrphanTimeout,
-    /// The NIC does not work any more.
+    /// The NIC has failed.
     Down,
 }
 
 impl End {
-    /// What the peer is told.
+    /// Returns the reason to send to the peer; `None` if it gets no message.
     const fn told(self) -> Option<Ended> {
         match self {
             Self::Finished | Self::Peer(_) | Self::Down => None,
@@ -95,74 +103,72 @@ impl End {
     }
 }
 
-/// Takes messages and GETs.
+/// Transport of a stream: VELO messages and RMA GETs.
 pub trait Port {
-    /// Sends a message to the peer; `data` is the place of its bytes in the send ring.
+    /// Sends a message to the peer; `data` is the location of its data in the send ring.
     ///
     /// # Errors
     ///
-    /// `Later`: there is no room; [`Stream::pump`] has to be called when there is. `Never`: the port
-    /// is dead.
+    /// `Later`: the port has no room; the driver calls [`Stream::pump`] when it has. `Never`: the
+    /// port has failed.
     fn send(&mut self, message: &Message, data: Span) -> Result<(), Refused>;
 
-    /// Posts a GET. What becomes of it is told to [`Stream::get_ended`]. It may not be posted after
-    /// `post_by`, and has failed then, and at `deadline` if it is not done.
+    /// Posts a GET. The port reports the result to [`Stream::get_ended`]. The GET fails if it was
+    /// not posted by `post_by`, or has no result at `deadline`.
     ///
     /// # Errors
     ///
-    /// `Later`: not now; it is tried again after a while, or once [`Stream::retry_gets`] says so.
-    /// `Never`: it can't be, for this peer.
+    /// `Later`: the stream tries again after a while, or after [`Stream::retry_gets`]. `Never`:
+    /// GETs from this peer are impossible.
     fn get(&mut self, get: &Get, post_by: Time, deadline: Time) -> Result<(), Refused>;
 }
 
-/// What a message brought.
+/// Result of a received message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Heard {
-    /// No data.
+    /// The message has no new data.
     Nothing,
-    /// Data, which has to be copied to the receive ring, with the lock held that the stream is
-    /// behind.
+    /// The driver must copy data to the receive ring. It still holds the lock of the stream.
     Data {
-        /// Bytes of the message's data to leave out.
+        /// Number of the message's data bytes to omit.
         skip: u16,
-        /// Where the others go.
+        /// Destination of the other bytes.
         to: Span,
     },
 }
 
-/// What the user of a socket can do now.
+/// Operations that are possible on a socket now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ready {
-    /// There is something to read, or the end of the stream.
+    /// Data or the end of the stream can be read.
     pub readable: bool,
-    /// There is room for a third of the send ring, or writing fails.
+    /// A third of the send ring is free, or writing fails.
     pub writable: bool,
-    /// The peer has finished.
+    /// The peer has ended its direction.
     pub peer_finished: bool,
-    /// It is over with an error.
+    /// The connection has ended with an error.
     pub failed: bool,
 }
 
-/// Whether the send ring can be used for something else.
+/// State of the send ring after the end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RingFree {
-    /// Not yet.
+    /// The connection has not ended.
     No,
-    /// Some time after the port has committed what was sent last, which [`Stream::committed`] has to
-    /// be told.
+    /// The end of the wait is unknown: the driver must call [`Stream::committed`] first.
     Uncommitted,
-    /// At this time.
+    /// The ring is free at this time.
     At(Time),
-    /// Yes: the peer has all that was in it.
+    /// The ring is free now, because the peer acknowledged everything.
     Now,
 }
 
-/// See the module's documentation.
+/// Connection with two directions.
 #[derive(Debug)]
 pub struct Stream {
-    /// Its name at the peer.
+    /// Name of the connection at the peer.
     pub(super) peer: ConnId,
-    /// Its name here.
+    /// Name of the connection at this end.
     pub(super) own: ConnId,
     pub(super) sending: Sending,
     pub(super) receiving: Receiving,
@@ -170,52 +176,54 @@ pub struct Stream {
     pub(super) ring: u32,
     pub(super) state: StreamState,
     pub(super) end: Option<End>,
-    /// When that was.
+    /// Time of the end.
     pub(super) ended: Time,
-    /// When the port had committed the last message of before that.
+    /// Time at which the port had committed all messages that were sent before the end.
     pub(super) committed: Option<Time>,
-    /// What the peer has to be told of that.
+    /// Reason that must be sent to the peer.
     pub(super) farewell: Option<Ended>,
-    /// The peer has asked.
+    /// The peer asked for an answer.
     pub(super) asked: bool,
-    /// Something is missing, which it has to be told; and when it was told last, for which place.
+    /// Data are missing, which must be reported to the peer. `told_gap`: number and time of the
+    /// last report.
     pub(super) gap: bool,
     pub(super) told_gap: Option<(u32, Time)>,
-    /// Small data waits for company since then.
+    /// Time since which small data are delayed.
     pub(super) corked: Option<Time>,
-    /// The program receives no more.
+    /// The program has ended receiving.
     pub(super) deaf: bool,
-    /// Nobody has it open, since then.
+    /// Time at which the program closed the socket.
     pub(super) orphan: Option<Time>,
-    /// Of a source that was withdrawn the peer has to be told how much was taken: where it ended.
+    /// Answer to a withdrawal, to be sent: end of the source, and number of bytes left out.
     pub(super) cut: Option<(Seq, u32)>,
-    /// One was withdrawn while a reader had lent its memory: its end, and bytes.
+    /// Withdrawal that waits for a reader's memory: end and length of the source.
     pub(super) late_cut: Option<(Seq, u32)>,
-    /// Until then a reader is waited for who may take a source.
+    /// Time until which sources are kept for a reader that stopped waiting.
     pub(super) held_until: Option<Time>,
-    /// GETs of which something may be on its way.
+    /// Number of GETs that may still write to memory.
     pub(super) moving: u32,
-    /// When a GET failed last: none is posted before the peer is known to have been alive after that.
+    /// Time of the last failed GET. The next one is posted after a later sign of life of the peer.
     pub(super) failed_get: Option<Time>,
-    /// Since when none succeeded, although some were tried.
+    /// Time of the first failed GET since the last successful one.
     pub(super) stuck: Option<Time>,
-    /// A GET was refused, and is tried again then.
+    /// Time of the next try after the port refused a GET.
     pub(super) retry: Option<Time>,
-    /// Since when the port refuses them, which is not the peer's fault.
+    /// Time since which the port refuses GETs, which does not count against the peer.
     pub(super) refused: Option<Time>,
-    /// When data was sent once more because the peer said so.
+    /// Time of the last repetition that the peer requested.
     pub(super) rewound: Option<Time>,
-    /// The port had no room.
+    /// The port had no room for a message.
     pub(super) blocked: bool,
-    /// It has ended in order long enough ago.
+    /// The time to answer a peer after the end in order has expired.
     pub(super) lingered: bool,
-    /// There is no port any more.
+    /// The port has failed.
     pub(super) dead: bool,
     pub(super) counters: Counters,
 }
 
 impl Stream {
-    /// A connection that both ends have agreed on. `own` is its name here, `peer` that at the peer.
+    /// Returns a connection in state `Established`, after the negotiation. `own` is its name at
+    /// this end, `peer` that at the peer.
     #[must_use]
     pub fn new(own: ConnId, peer: ConnId, geometry: &Geometry, now: Time) -> Self {
         Self {
@@ -252,55 +260,55 @@ impl Stream {
         }
     }
 
-    /// Its name here.
+    /// Returns the name of the connection at this end.
     #[must_use]
     pub fn own(&self) -> ConnId {
         self.own
     }
 
-    /// Number of the byte that is expected next.
+    /// Returns the number that the peer's next message must begin with.
     #[must_use]
     pub fn next_number(&self) -> Seq {
         self.receiving.next()
     }
 
-    /// Number of what is said next.
+    /// Returns the next number to send.
     #[must_use]
     pub fn own_number(&self) -> Seq {
         self.sending.emitted()
     }
 
-    /// Its state.
+    /// Returns the state of the connection.
     #[must_use]
     pub fn state(&self) -> StreamState {
         self.state
     }
 
-    /// Why it is over.
+    /// Returns the reason of the end; `None` while the connection is open.
     #[must_use]
     pub fn end(&self) -> Option<End> {
         self.end
     }
 
-    /// The sending direction.
+    /// Returns the sending direction.
     #[must_use]
     pub fn sending(&self) -> &Sending {
         &self.sending
     }
 
-    /// The receiving direction.
+    /// Returns the receiving direction.
     #[must_use]
     pub fn receiving(&self) -> &Receiving {
         &self.receiving
     }
 
-    /// What happened.
+    /// Returns the statistics.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Whether bytes can be written.
+    /// Returns whether bytes can be written.
     #[must_use]
     pub fn can_send(&self) -> bool {
         matches!(
@@ -309,7 +317,7 @@ impl Stream {
         )
     }
 
-    /// What can be done now.
+    /// Returns the operations that are possible now.
     #[must_use]
     pub fn ready(&self) -> Ready {
         let r = &self.receiving;
@@ -344,12 +352,12 @@ impl Stream {
         self.farewell = why.told();
     }
 
-    /// Ends the connection at once. What was not sent is not sent; what was not read can be read.
+    /// Aborts the connection. Unsent data are dropped; received data can still be read.
     pub fn abort(&mut self, now: Time) {
         self.fail(End::Aborted, now);
     }
 
-    /// The NIC does not work any more.
+    /// Ends the connection because the NIC has failed.
     pub fn down(&mut self, now: Time) {
         self.fail(End::Down, now);
         self.farewell = None;
@@ -357,9 +365,9 @@ impl Stream {
         self.dead = true;
     }
 
-    /// `len` bytes more are in the send ring, where [`Sending::room`] said. With `more` little of
-    /// it may wait for more. False if nothing can be sent any more: then they are not part of the
-    /// stream.
+    /// Appends `len` bytes, which the driver copied to [`Sending::room`], to the stream. `more`:
+    /// small data may wait for further data. Returns false if the stream accepts no more data; then
+    /// the bytes are dropped.
     pub fn commit(&mut self, len: u32, more: bool, now: Time) -> bool {
         let taken = self.can_send();
         if taken {
@@ -369,19 +377,19 @@ impl Stream {
         taken
     }
 
-    /// There may be room for GETs again, of which the port has refused one.
+    /// Permits GETs again, because the port may have room after a refusal.
     pub fn retry_gets(&mut self) {
         self.retry = None;
     }
 
-    /// What waits for more goes.
+    /// Ends the delay of small data.
     pub fn push(&mut self) {
         self.corked = None;
     }
 
-    /// `len` bytes of [`Receiving::readable`] were read. Whether the peer has to be told now, there is
-    /// room for more of a source, or somebody can take one to memory of their own: if not,
-    /// [`Stream::pump`] has nothing to do on that account, and nobody has to be woken.
+    /// Marks `len` bytes of [`Receiving::readable`] as read. Returns whether [`Stream::pump`] or a
+    /// waiting reader has work: an acknowledgement is due, more of a source fits, or a reader's
+    /// memory can be used.
     pub fn consume(&mut self, len: u32, limits: &Limits) -> bool {
         self.receiving.consume(len);
         let receiving = &self.receiving;
@@ -389,7 +397,7 @@ impl Stream {
         receiving.has_news() || receiving.wants_fetch(limits) || sinks
     }
 
-    /// Ends the own direction, behind what is in the send ring.
+    /// Ends this direction behind the bytes in the send ring.
     pub fn shut(&mut self) {
         if self.can_send() {
             self.sending.finish();
@@ -398,14 +406,14 @@ impl Stream {
         }
     }
 
-    /// Refuses new data; what was received can still be read. If the own direction has ended, too, new
-    /// data reset the connection, as with TCP, because the peer would otherwise wait for room for ever.
+    /// Refuses new data; received data can still be read. If this direction has ended, too, new
+    /// data abort the connection, as in TCP. Otherwise the peer would wait for room without end.
     pub fn deafen(&mut self) {
         self.deaf = true;
     }
 
-    /// Nobody has it open any more. What was not read is lost, which the peer is told as TCP does:
-    /// by a reset.
+    /// Closes the connection for the program. Unread data are lost, and the peer gets a reset, as
+    /// in TCP.
     pub fn close(&mut self, now: Time) {
         if self.receiving.has_unread() {
             self.abort(now);
@@ -415,7 +423,8 @@ impl Stream {
         }
     }
 
-    /// Probes of an idle connection: after `idle`, `probes` times, `interval` apart. `None`: none.
+    /// Sets the keep-alive probes: idle time and interval in ticks, number of probes. `None`
+    /// disables them.
     pub fn set_keepalive(&mut self, settings: Option<(u64, u64, u32)>) {
         let keepalive = settings.map(|(idle, interval, probes)| KeepAlive {
             idle,
@@ -425,14 +434,15 @@ impl Stream {
         self.timing.set_keepalive(keepalive);
     }
 
-    /// After how long a peer that does not answer is given up, instead of [`Limits::give_up`].
+    /// Sets the time after which a silent peer counts as dead, in ticks. `None` selects
+    /// [`Limits::give_up`].
     pub fn set_give_up(&mut self, after: Option<u64>) {
         self.timing.set_give_up(after);
     }
 
-    /// What became of a GET: its outcome, and whether nothing of it can be on its way any more
-    /// (`quiet`), at the same time or later. One that failed is made anew; the bytes are the same, so
-    /// that it does not matter if those of the first one come late.
+    /// Processes the `outcome` of a GET, and its `quiet` (no late packet can arrive), together or
+    /// in two calls. A failed GET is posted again. A late first GET is harmless because it writes
+    /// the same bytes.
     pub fn get_ended(
         &mut self,
         id: u16,
@@ -444,7 +454,7 @@ impl Stream {
         if quiet.is_some() {
             self.moving = self.moving.saturating_sub(1);
         }
-        // What took so long may be of a peer that has used its memory for something else.
+        // After its deadline, a GET may have read memory that the peer had already reused.
         let late = self.receiving.is_late(id, now);
         let outcome = match outcome {
             Some(Ok(())) if late => Some(Err(Failure::TimedOut)),
@@ -452,7 +462,7 @@ impl Stream {
         };
         match outcome {
             None => {}
-            // What comes after the end may be of somebody else, who has the peer's memory now.
+            // After the end, a GET may have read memory that the peer had already reused.
             Some(Ok(())) if self.end.is_some() => {}
             Some(Ok(())) => {
                 self.stuck = None;
@@ -475,7 +485,7 @@ impl Stream {
         }
     }
 
-    /// The peer's direction has ended when all of it is there.
+    /// Ends the peer's direction if all its bytes have arrived.
     fn see_end(&mut self, now: Time) {
         if self.receiving.is_finished() {
             self.step(Step::PeerFinished);
@@ -483,8 +493,8 @@ impl Stream {
         }
     }
 
-    /// Takes a message of the peer for this connection, which was sent after `sent` (see
-    /// [`age::Horizon`](crate::base::age::Horizon)).
+    /// Processes a message of the peer for this connection. `sent` is a lower bound of the time at
+    /// which it was sent (see [`age::Horizon`](crate::base::age::Horizon)).
     pub fn receive(&mut self, message: &Message, sent: Time, limits: &Limits, now: Time) -> Heard {
         let head = message.head();
         if !self.receiving.is_near(head.seq) {
@@ -492,8 +502,9 @@ impl Stream {
             return Heard::Nothing;
         }
         if self.end.is_some() {
-            // It has missed the farewell, or the last acknowledgement. Two that both know of the end
-            // don't go on telling each other.
+            // The peer missed the last message of this end. A message that shows that it knows of
+            // the end is not answered, because both ends would otherwise answer each other for
+            // ever.
             let knows = match message {
                 Message::RmaAvail { ask, .. } => !ask && self.end == Some(End::Finished),
                 Message::Shutdown { how, .. } => *how != Ended::Finished,
@@ -542,12 +553,12 @@ impl Stream {
                 .acknowledged(ack, sent, now)
                 .and_then(|()| self.withdrawn(end, len)),
             Message::RmaCutDone { ack, end, left, .. } => {
-                // First, as what was left out is acknowledged, too.
+                // Before the acknowledgement, which includes the bytes left out.
                 self.sending.cut_done(end, left);
                 self.acknowledged(ack, sent, now).map(|()| Heard::Nothing)
             }
             Message::Shutdown { how, .. } => {
-                // It has forgotten us since it has acknowledged the last we said.
+                // The peer has dropped the connection after it acknowledged everything.
                 let last = matches!(self.state, StreamState::LastAck | StreamState::Closing);
                 let done = how == Ended::Unknown && last && self.sending.all_acknowledged();
                 if done {
@@ -578,7 +589,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends the connection if new data cannot be read by any program; returns whether it did.
+    /// Aborts the connection if no program can read new data. Returns whether it did.
     pub(super) fn refuse(&mut self, now: Time) -> bool {
         let why = if self.orphan.is_some() {
             End::Orphaned
@@ -608,7 +619,7 @@ impl Stream {
             if !self.refuse(now) {
                 match self.receiving.announced(len, push)? {
                     true => self.counters.rma_received += u64::from(len),
-                    // It is asked for again when it is missed.
+                    // The peer announces it again when this end reports it missing.
                     false => self.counters.gaps += 1,
                 }
             }
@@ -616,7 +627,7 @@ impl Stream {
         Ok(Heard::Nothing)
     }
 
-    /// What of some bytes is to be taken: how many to leave out, and how many follow.
+    /// Returns the number of known bytes to omit and of new bytes; `None` if no byte is acceptable.
     pub(super) fn fit(&mut self, head: Head, len: u32) -> Option<(u32, u32)> {
         match self.receiving.fit(head.seq, len) {
             Fit::Next { skip, len } => return Some((skip, len)),
@@ -642,7 +653,7 @@ impl Stream {
         let Some(limits) = again else {
             return;
         };
-        // Once in a while, unless it has got something since: what was sent once more is on its way.
+        // Without progress, once per half of `ask`, because repeated data may be in flight.
         let soon = |at: Time| now.since(at) < limits.ask / 2;
         if !self.rewound.is_some_and(soon) && self.sending.rewind() {
             self.rewound = Some(now);
@@ -664,14 +675,14 @@ impl Stream {
         Ok(Heard::Nothing)
     }
 
-    /// Whether the peer owes something.
+    /// Returns whether a message of the peer is awaited.
     pub(super) fn needs_answer(&self) -> bool {
         let s = &self.sending;
         self.end.is_none() && (s.owes_ack() || s.wants_room() || s.cutting().is_some())
     }
 
-    /// When [`Stream::pump`] has to be called, if nothing else happens: never in the past after it
-    /// was. While the port has no room there is nothing to do but to wait for that.
+    /// Returns the time of the next call of [`Stream::pump`], if no other event occurs. It is in
+    /// the future after `pump`. Without room in the port, the question timer does not count.
     #[must_use]
     pub fn deadline(&self, limits: &Limits) -> Option<Time> {
         if self.end.is_some() {
@@ -693,20 +704,22 @@ impl Stream {
         own.chain([asks, corked, orphan, stuck]).flatten().min()
     }
 
-    /// Since when a peer is waited for that nobody but this connection waits for.
+    /// Returns the start of the wait for a peer after the program closed the socket: the time of
+    /// the close or of the last progress.
     pub(super) fn patience(&self) -> Option<Time> {
         let orphan = self.orphan?;
         Some(orphan.max(self.timing.last_progress()))
     }
 
-    /// Whether nothing of it writes to the receive ring any more.
+    /// Returns whether no GET can write to the receive ring any more.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.moving == 0
     }
 
-    /// Whether it can be forgotten: it is over, there is nothing to say and nothing on its way. One
-    /// that has ended in order answers for [`Limits::linger`] a peer who has missed that.
+    /// Returns whether the connection can be dropped: it has ended, no message is due, and no GET
+    /// is in flight. After an end in order, it answers a peer that missed the last message for
+    /// [`Limits::linger`].
     #[must_use]
     pub fn is_over(&self, now: Time, limits: &Limits) -> bool {
         let lingers = match self.end {
@@ -720,14 +733,14 @@ impl Stream {
         !lingers && self.is_quiet()
     }
 
-    /// When the send ring can be used for something else.
+    /// Returns the time at which the send ring is free.
     #[must_use]
     pub fn send_ring_free(&self, limits: &Limits) -> RingFree {
         match self.end {
             None => RingFree::No,
             Some(_) if self.sending.end_acknowledged() => RingFree::Now,
-            // From when it was committed the last message of ours may be on its way for some time, and
-            // may be answered by a GET within its time, which may be on its way for as long.
+            // After its commit, the last message is in flight for up to `hold`. It may then cause a
+            // GET within `fresh`, which is in flight for up to `hold`, too.
             Some(_) => match self.committed {
                 None => RingFree::Uncommitted,
                 Some(at) => {
@@ -738,21 +751,20 @@ impl Stream {
         }
     }
 
-    /// The port has committed all messages of the connection that it took before its end, or has
-    /// given up those that it has not. One that it took before and sends later would have a GET
-    /// posted as late as that. What is said after the end has none posted: a peer that hears of an
-    /// abort fetches nothing more, and one that has finished has nothing left to fetch.
+    /// Records that the port has committed or dropped all messages from before the end. A later
+    /// message could still cause a GET. Messages after the end cause none: an aborted peer fetches
+    /// no more, and a finished peer has fetched everything.
     pub fn committed(&mut self, now: Time) {
         if self.end.is_some() && self.committed.is_none() {
             self.committed = Some(self.ended.max(now));
         }
     }
 
-    /// Checks what must always hold.
+    /// Checks the invariants.
     ///
     /// # Errors
     ///
-    /// What does not.
+    /// Description of the violated invariant.
     pub fn check(&self) -> Result<(), &'static str> {
         if (self.state == StreamState::Closed) != self.end.is_some() {
             return Err("it is closed without a reason, or has a reason and is not closed");
@@ -762,7 +774,8 @@ impl Stream {
     }
 }
 
-/// What somebody is told who asks after a connection that is not there, or tells it something.
+/// Returns the answer to a message for an unknown connection: `SHUTDOWN` to the sender of
+/// `RMA_AVAIL`, which names its own connection; `None` for other messages.
 #[must_use]
 pub fn unknown(message: &Message) -> Option<Message> {
     match *message {

@@ -1,43 +1,47 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! When the peer is asked, and when it is given up.
+//! Questions to a silent peer, and the time at which it counts as dead.
+//!
+//! The stream calls `heard` for each message of the peer, and `update` after each run of `pump`. A
+//! question is due `ask` ticks after an answer is first needed, and the time doubles with each
+//! question. Keep-alive probes are questions of an idle connection.
 
 use super::Limits;
 use crate::Time;
 
-/// A peer is not dead before it was asked so often.
+/// Minimum number of questions before a peer counts as dead.
 const QUESTIONS: u32 = 2;
 
-/// Probes of an idle connection, as TCP has them.
+/// Settings of TCP's keep-alive probes for an idle connection, in ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct KeepAlive {
-    /// After so long without a message of the peer.
+    /// Time without a message of the peer before the first probe.
     pub idle: u64,
-    /// Between probes.
+    /// Time between two probes.
     pub interval: u64,
-    /// So many.
+    /// Number of unanswered probes after which the peer counts as dead.
     pub probes: u32,
 }
 
-/// See the module's documentation.
+/// Timer of questions to the peer.
 #[derive(Debug)]
 pub(super) struct Timing {
-    /// When a message of the peer came last.
+    /// Arrival of the peer's last message.
     heard: Time,
-    /// The peer was alive after this time: its last message was sent then.
+    /// Lower bound of the time at which the peer sent its last message.
     alive: Time,
-    /// When one came that acknowledged something.
+    /// Arrival of the last acknowledgement that advanced.
     progress: Time,
-    /// The first question that nothing was heard after.
+    /// Time of the first question since the last message of the peer.
     asked: Option<Time>,
-    /// The last question.
+    /// Time of the last question.
     last: Option<Time>,
-    /// When it is asked next.
+    /// Time of the next question.
     next: Option<Time>,
-    /// How often it was asked without progress.
+    /// Number of questions without progress; determines the time between questions.
     backoff: u8,
-    /// How often it was asked since something was heard.
+    /// Number of questions since the last message of the peer.
     questions: u32,
-    /// Somebody asks at once.
+    /// A question must be sent at once.
     urgent: bool,
     keepalive: Option<KeepAlive>,
     give_up: Option<u64>,
@@ -68,7 +72,7 @@ impl Timing {
         self.give_up = after;
     }
 
-    /// A message of the peer came, which was sent after `sent`; with `progress` it had got something.
+    /// Records a message that the peer sent after `sent`. `progress`: its acknowledgement advanced.
     pub(super) fn heard(&mut self, now: Time, sent: Time, progress: bool) {
         self.heard = self.heard.max(now);
         self.alive = self.alive.max(sent);
@@ -82,7 +86,7 @@ impl Timing {
         }
     }
 
-    /// The peer was alive after this.
+    /// Returns a lower bound of the time of the peer's last sign of life.
     pub(super) fn alive(&self) -> Time {
         self.alive
     }
@@ -91,14 +95,16 @@ impl Timing {
         self.progress
     }
 
-    /// An answer is needed at once, unless one is on its way, or came a moment ago: false then.
+    /// Requests a question at once, unless one is unanswered or was sent a moment ago. Returns
+    /// whether an answer can be expected; false a moment after an answered question.
     pub(super) fn want_answer(&mut self, now: Time, limits: &Limits) -> bool {
         let lately = |at| now.since(at) < limits.ask / 4;
         self.urgent |= self.asked.is_none() && !self.last.is_some_and(lately);
         self.urgent || self.asked.is_some()
     }
 
-    /// Sets the clock, as an answer is needed or not.
+    /// Starts the timer if an answer is needed. Stops it if none is needed and no question is
+    /// unanswered.
     pub(super) fn update(&mut self, now: Time, needed: bool, limits: &Limits) {
         if !needed && self.asked.is_none() {
             self.next = None;
@@ -113,7 +119,7 @@ impl Timing {
         limits.ask.saturating_mul(1 << shift).min(limits.ask_most)
     }
 
-    /// When the next question is due.
+    /// Returns the time of the next question.
     fn next_question(&self) -> Option<Time> {
         let idle = self.keepalive.map(|k| {
             let idle = self.heard.after(k.idle);
@@ -128,36 +134,36 @@ impl Timing {
         }
     }
 
-    /// When something is due.
+    /// Returns the time of the next action.
     pub(super) fn deadline(&self, limits: &Limits) -> Option<Time> {
         let dead = self.asked.map(|at| at.after(self.patience(limits)));
-        // It was asked too seldom to be dead by then: after the next question.
+        // With too few questions, the peer can be dead only after the next one.
         let dead = dead.filter(|_| self.questions >= QUESTIONS);
         [self.next_question(), dead].into_iter().flatten().min()
     }
 
-    /// How long a peer that does not answer is waited for.
+    /// Returns the time after which a silent peer counts as dead.
     pub(super) fn patience(&self, limits: &Limits) -> u64 {
         self.give_up.unwrap_or(limits.give_up)
     }
 
-    /// How long GETs are tried for. A program that wants to know early of a peer that does not answer
-    /// says nothing of those that do, but a NIC makes slow.
+    /// Returns the maximum time without a successful GET. A program's shorter time limit applies to
+    /// silent peers only, not to slow NICs.
     pub(super) fn get_patience(&self, limits: &Limits) -> u64 {
         self.patience(limits).max(limits.give_up)
     }
 
-    /// Whether an answer is waited for, or will be.
+    /// Returns whether the timer runs or a question is unanswered.
     pub(super) fn is_waiting(&self) -> bool {
         self.asked.is_some() || self.next.is_some()
     }
 
-    /// Whether a question is due.
+    /// Returns whether a question must be sent now.
     pub(super) fn is_due(&self, now: Time) -> bool {
         self.urgent || self.next_question().is_some_and(|at| at <= now)
     }
 
-    /// It was asked.
+    /// Records that a question was sent.
     pub(super) fn ask(&mut self, now: Time, limits: &Limits) {
         self.urgent = false;
         self.asked = self.asked.or(Some(now));
@@ -167,8 +173,8 @@ impl Timing {
         self.next = Some(now.after(self.pause(limits)));
     }
 
-    /// Whether the peer is dead: it was asked more than once, in case that nobody had the time to look
-    /// for its answer.
+    /// Returns whether the peer is dead. More than one question is required, because the driver may
+    /// have had no CPU time to read the first answer.
     pub(super) fn is_dead(&self, now: Time, limits: &Limits) -> bool {
         let Some(asked) = self.asked else {
             return false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Pieces of a stream that are to be fetched, and the GETs that do.
+//! Announced ranges and their GETs.
 
 use super::{Fetch, FetchState, Get, Receiving};
 use crate::{
@@ -9,8 +9,8 @@ use crate::{
 use wire::ids::Nla;
 
 impl Receiving {
-    /// The next `len` bytes are to be fetched, from a source or to a reader's memory: whether there was
-    /// a place to note that.
+    /// Notes the next `len` bytes for fetching, from a source or to a reader's memory. Bytes that
+    /// follow the last range are merged with it. Returns false if `fetches` is full.
     pub(super) fn note(&mut self, len: u32, source: Option<Nla>, sink: Option<u32>) -> bool {
         let from = self.known;
         let follows = |f: &Fetch| {
@@ -43,13 +43,12 @@ impl Receiving {
         true
     }
 
-    /// Whether something is to be fetched.
+    /// Returns whether a GET can be posted.
     pub(in crate::ds) fn wants_fetch(&self, limits: &Limits) -> bool {
         self.due(limits).is_some()
     }
 
-    /// Room in the ring from a place on that may be announced already: none if it is little for what
-    /// there is.
+    /// Returns the room of the ring from the first byte of `f` on.
     fn room_at(&self, f: &Fetch) -> u32 {
         let limit = self.read.plus(self.ring);
         match f.from.before(limit) {
@@ -58,9 +57,9 @@ impl Receiving {
         }
     }
 
-    /// The first piece of which a GET can be posted, and how much of it. While two GETs are in flight,
-    /// the last piece waits until it is a quarter of the ring, because announcements that follow may be
-    /// merged with it.
+    /// Returns the index of the first range for which a GET can be posted, and the number of bytes
+    /// to fetch. While two GETs are in flight, the last range waits until it is a quarter of the
+    /// ring, because later announcements may be merged with it.
     fn due(&self, limits: &Limits) -> Option<(usize, u32)> {
         let moving = self.fetches().iter();
         let moving = moving.filter(|f| f.state == FetchState::Moving).count();
@@ -74,7 +73,7 @@ impl Receiving {
         due.find_map(|(i, f)| {
             let room = match f.sink {
                 Some(_) => f.len,
-                // Only what a reader has not taken to its memory may have none.
+                // Only a range that a reader did not complete can lack room in the ring.
                 None => self.room_at(f).min(f.len),
             };
             let whole = room == f.len;
@@ -83,8 +82,8 @@ impl Receiving {
         })
     }
 
-    /// The GET that is to be posted next. What is longer than `limits.chunk` is divided, if there is
-    /// a place for the rest.
+    /// Returns the next GET to post. A range longer than `limits.chunk` is divided if `fetches` has
+    /// room for the remainder.
     pub(in crate::ds) fn next_get(&mut self, limits: &Limits) -> Option<Get> {
         let (at, room) = self.due(limits)?;
         let fetch = *self.fetches.get(at)?;
@@ -124,7 +123,7 @@ impl Receiving {
         all.iter_mut().find(|f| f.id == id && f.state == state)
     }
 
-    /// It was posted, and has to be done by `until`.
+    /// Records that the GET was posted, and fails at `until`.
     pub(in crate::ds) fn posted(&mut self, id: u16, until: Time) {
         if let Some(f) = self.moving(id, FetchState::Due) {
             f.state = FetchState::Moving;
@@ -132,13 +131,13 @@ impl Receiving {
         }
     }
 
-    /// Whether a GET has taken too long.
+    /// Returns whether a GET in flight has exceeded its time.
     pub(in crate::ds) fn is_late(&self, id: u16, now: Time) -> bool {
         let mut all = self.fetches().iter();
         all.any(|f| f.id == id && f.state == FetchState::Moving && f.until < now)
     }
 
-    /// The bytes of a GET are there.
+    /// Records that the GET was successful, and removes arrived ranges from the front.
     pub(in crate::ds) fn fetched(&mut self, id: u16) {
         if let Some(f) = self.moving(id, FetchState::Moving) {
             let stray = core::mem::take(&mut f.stray);
@@ -153,7 +152,7 @@ impl Receiving {
             .take_while(|f| f.state == FetchState::Here);
         let here = here.count();
         for f in self.fetches.get(..here).unwrap_or_default() {
-            // Who offered the memory has read it.
+            // The owner of a reader's memory has already read these bytes.
             if f.sink.is_some() {
                 self.read = f.from.plus(f.len);
             }
@@ -163,12 +162,12 @@ impl Receiving {
         self.pass();
     }
 
-    /// A GET has failed and has to be made anew; how often a unit refused it.
+    /// Records that the GET failed and must be repeated. Returns how often a NIC unit refused it.
     pub(in crate::ds) fn not_fetched(&mut self, id: u16, refused: bool) -> u8 {
         match self.moving(id, FetchState::Moving) {
             Some(f) => {
                 f.state = FetchState::Due;
-                // What was for a reader's memory has not written to the ring.
+                // The failed GET had a reader's memory as destination, so no GET wrote to the ring.
                 let stray = core::mem::take(&mut f.stray);
                 f.failed = f.failed.saturating_add(u8::from(!stray));
                 f.refused = f.refused.saturating_add(u8::from(refused));

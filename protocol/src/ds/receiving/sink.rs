@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Sources of the peer, and memory of readers that they go to.
+//! Sources of the peer, and readers' memory as destination for them.
 
 use super::{FetchState, Pending, Receiving};
 use crate::ds::Broken;
 use wire::{ds::Seq, ids::Nla};
 
 impl Receiving {
-    /// Whether sources are taken.
+    /// Returns whether sources are accepted.
     pub(in crate::ds) fn takes_sources(&self) -> bool {
         self.takes_sources
     }
 
-    /// Bytes of a source that nobody has taken yet.
+    /// Returns the number of bytes of the pending source that have no destination yet.
     #[must_use]
     pub fn pending(&self) -> u32 {
         self.pending.map_or(0, |s| s.end.since(self.known))
     }
 
-    /// The next `len` bytes are in a source.
+    /// Accepts a source with the next `len` bytes.
     ///
     /// # Errors
     ///
-    /// The stream has ended, or there is no room for the first of them.
+    /// The stream has ended, or the ring has no room for the first byte of the source.
     pub(in crate::ds) fn source(&mut self, nla: Nla, len: u32, push: bool) -> Result<(), Broken> {
         self.check_room(1)?;
         self.pending = Some(Pending {
@@ -34,8 +34,8 @@ impl Receiving {
         Ok(())
     }
 
-    /// Has as much of the source fetched to the ring as there is room for. Little is left until there is
-    /// more.
+    /// Notes as many bytes of the pending source as the ring has room for. Less than a quarter of
+    /// the ring is noted only at the end of the source, or while sources are kept for a reader.
     pub(super) fn extend(&mut self) {
         let Some(source) = self.pending else {
             return;
@@ -51,7 +51,7 @@ impl Receiving {
         self.took(source, len);
     }
 
-    /// `len` bytes of the source are to be fetched.
+    /// Moves `len` bytes of the source from `pending` to the noted bytes.
     fn took(&mut self, source: Pending, len: u32) {
         self.advance(len, false);
         let whole = self.known == source.end;
@@ -64,27 +64,29 @@ impl Receiving {
         });
     }
 
-    /// A reader waits who may take a source itself, but for the next `most` bytes, which go to the ring;
-    /// or none does any more.
+    /// Keeps sources for a reader, except the next `most` bytes, which are fetched to the ring.
+    /// `None` ends this state.
     pub(in crate::ds) fn hold(&mut self, most: Option<u32>) {
         self.hold = most;
         self.extend();
     }
 
-    /// Whether a reader waits who may take a source.
+    /// Returns whether sources are kept for a reader.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.hold.is_some()
     }
 
-    /// Whether a reader can take some of the source: all before it was read.
+    /// Returns whether a reader's memory can be the destination: everything before the source was
+    /// read.
     #[must_use]
     pub fn can_sink(&self) -> bool {
         self.pending.is_some() && self.count == 0 && self.known == self.read && self.sink.is_none()
     }
 
-    /// The next bytes go to memory of a reader, which has room for `len`: how many do. None if there is
-    /// no source, or something comes before it.
+    /// Makes a reader's memory of `len` bytes the destination of the pending source. Returns the
+    /// number of bytes to be fetched to it. Returns `None` if no source is pending, or bytes before
+    /// it are unread.
     pub(in crate::ds) fn offer(&mut self, len: u32) -> Option<u32> {
         let source = self.pending.filter(|_| self.can_sink())?;
         let len = len.min(self.pending());
@@ -96,7 +98,8 @@ impl Receiving {
         Some(len)
     }
 
-    /// Bytes that a reader has in its memory, and whether these are all that were to go there.
+    /// Returns the number of bytes that have arrived in the reader's memory, and whether these are
+    /// all.
     #[must_use]
     pub fn sunk(&self) -> Option<(u32, bool)> {
         let (from, end) = self.sink?;
@@ -104,15 +107,16 @@ impl Receiving {
         Some((done.since(from), done == end))
     }
 
-    /// Whether something goes to a reader's memory, or is on its way to memory that was taken back.
+    /// Returns whether a GET to a reader's memory is due or in flight, including memory that was
+    /// taken back.
     pub(in crate::ds) fn is_sinking(&self) -> bool {
-        // All of it there is as good as taken back, whenever its owner looks.
+        // A completed destination no longer counts, even if its owner has not noticed.
         let going = self.sink.is_some_and(|(_, end)| self.read.before(end));
         going || self.fetches().iter().any(|f| f.stray)
     }
 
-    /// The reader's memory is not to be used any more: how many bytes are there. What was on its way is
-    /// fetched anew, to the ring.
+    /// Ends the use of the reader's memory. Returns the number of bytes that have arrived in it.
+    /// Ranges in flight are fetched again, to the ring.
     pub(in crate::ds) fn withdraw_sink(&mut self) -> u32 {
         let Some((from, end)) = self.sink.take() else {
             return 0;
@@ -121,11 +125,13 @@ impl Receiving {
             if f.sink.take().is_none() {
                 continue;
             }
-            // None of its GETs has written to the ring.
+            // The failed GETs had the reader's memory as destination, so none of them wrote to the
+            // ring.
             f.failed = 0;
             match f.state {
                 FetchState::Due => {}
-                // The peer's memory is not over while it may be read.
+                // The range stays until the GET has ended, because the GET still reads the peer's
+                // memory.
                 FetchState::Moving => f.stray = true,
                 FetchState::Here => f.state = FetchState::Due,
             }
@@ -134,8 +140,7 @@ impl Receiving {
         self.read.min(end).since(from)
     }
 
-    /// Whether nothing was posted of the last bytes of a source that are to be fetched, with nothing
-    /// behind them.
+    /// Returns whether the last range is part of a source and had no GET yet.
     fn is_last_unused(&self) -> bool {
         self.fetches().last().is_some_and(|f| {
             let never = f.state == FetchState::Due && f.failed == 0;
@@ -143,15 +148,16 @@ impl Receiving {
         })
     }
 
-    /// What nothing was posted of is not wanted any more, of the source that begins at `from`. Where a
-    /// GET has failed it may still write, and what follows would be at that place: it is fetched.
+    /// Removes ranges without GET of the source that begins at `from`, from the last one backwards.
+    /// A range with a failed GET is still fetched, because that GET may write late to the place of
+    /// later bytes.
     fn pop_unused(&mut self, from: Seq) {
         while from.before(self.known) && self.is_last_unused() {
             let last = self.count.checked_sub(1);
             let Some(f) = last.and_then(|i| self.fetches.get_mut(i)) else {
                 break;
             };
-            // It may begin in another source.
+            // A merged range may begin in the source before.
             self.known = f.from.max(from);
             f.len = self.known.since(f.from);
             self.count -= usize::from(f.len == 0);
@@ -159,16 +165,17 @@ impl Receiving {
         }
     }
 
-    /// The peer withdraws a source from `from` to `end`, of which the former was announced: how many bytes
-    /// of it were left out. None if another one is not taken yet.
+    /// Processes the withdrawal of the source `from`…`end`, whose begin was announced. Returns the
+    /// number of bytes left out; `None` if another source is still pending.
     ///
     /// # Errors
     ///
-    /// The stream has ended before, or the reader is not past as many as there may be.
+    /// The stream has ended, or the reader has not passed eight withdrawn ranges.
     pub(in crate::ds) fn withdraw(&mut self, from: Seq, end: Seq) -> Result<Option<u32>, Broken> {
         if !self.next().before(end) && self.pending.is_none_or(|s| s.end != end) {
-            // All of it is to be fetched, or it was withdrawn before. A reader who took all of it, and
-            // then his memory back, has left some that there may be no room for in the ring for long.
+            // The source was noted completely, or withdrawn before. However, if a reader took its
+            // memory back, its ranges may find no room in the ring for a long time. These are left
+            // out.
             let known = self.cut.filter(|(at, _)| *at == end);
             let taken_back = self.next() == end && self.is_last_unused() && !self.finished;
             if known.is_some() || !taken_back {
@@ -185,7 +192,7 @@ impl Receiving {
             return Err(Broken::Voids);
         }
         self.pop_unused(from);
-        // Nothing comes that would push what is there.
+        // No later bytes of the source would wake the reader for the bytes present.
         self.pushed = self.pushed.max(self.known);
         self.voids.add(self.known, end);
         let left = end.since(self.known);
