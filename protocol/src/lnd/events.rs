@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What is to be done, and time.
+//! Actions for the driver, and time-outs.
 
 use super::tables::{Lnd, ReceiveNews, SendNews, Ticket, EVENTS};
 use super::{Outcome, PeerState, ReceiveState, SendState};
@@ -9,48 +9,47 @@ use wire::{
     lnd::{Payload, Source},
 };
 
-/// Something to be done, without the lock.
+/// Action that the driver must perform without the lock of [`Lnd`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event<T> {
-    /// A message has come, and all that travels with it: LNet has to be given it ([`Lnd::offered`]
-    /// tells what), and [`Lnd::parsed`] what it says.
+    /// A complete message arrived. The driver passes it to LNet ([`Lnd::offered`] describes it),
+    /// and reports LNet's decision to [`Lnd::parsed`].
     Offer(Ticket, NodeId),
-    /// Payload has to be fetched by GETs, and [`Lnd::fetched`] told what becomes of that. Marks have
-    /// to be in the memory ([`marks`](crate::base::marks)).
+    /// Payload must be fetched by GETs. The driver writes validity tags to the destination first
+    /// ([`marks`](crate::base::marks)), and reports the result to [`Lnd::fetched`].
     Fetch {
-        /// The message.
+        /// Message that the payload belongs to.
         ticket: Ticket,
-        /// Node.
+        /// Node of the peer.
         node: NodeId,
-        /// Where it is there.
+        /// Location of the payload on that node.
         source: Source,
-        /// Bytes.
+        /// Number of bytes to fetch.
         len: u32,
-        /// None may be posted later than this.
+        /// Latest time to post a GET.
         post_by: Time,
-        /// What is not done then has failed.
+        /// Time at which unfinished GETs have failed.
         until: Time,
     },
-    /// The memory that was registered for GETs of a message has to be revoked: nothing may write to
-    /// it any more. Then [`Lnd::shut`] has to be called.
+    /// The destination of a message's GETs must be revoked, so that no GET can write to it. The
+    /// driver then calls [`Lnd::shut`].
     Shut(Ticket),
-    /// A message whose payload was to be fetched is over; whether that was. It has its place until
-    /// [`Lnd::finished`] is called, so that no more end than there are places.
+    /// A message with payload to fetch is finished; true if the payload is complete. The message
+    /// keeps its entry until [`Lnd::finished`], which bounds the number of such events.
     Received(Ticket, bool),
-    /// The memory that was exposed for a message has to be revoked: nothing may read it any more, but
-    /// its address may not lead anywhere else either. Then [`Lnd::revoked`] has to be called.
+    /// The exposed memory of a message must be revoked: the peer can no longer read it, and its
+    /// address stays reserved. The driver then calls [`Lnd::revoked`].
     Revoke(Ticket, T),
-    /// What became of a message. Its owner may use its memory.
+    /// Result of a message; its owner may use its memory again.
     Sent(Ticket, T, Outcome),
-    /// The address that was exposed for a message may be used for others; comes after
-    /// [`Event::Sent`].
+    /// The exposed address of a message may be used again; follows [`Event::Sent`].
     Released(Ticket, T),
-    /// A peer is alive, or has gone.
+    /// A peer is alive (true) or down.
     Peer(NodeId, bool),
 }
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
-    /// The next thing to be done.
+    /// Returns the next action.
     pub fn next_event(&mut self) -> Option<Event<T>> {
         while let Some(at) = self.receives.pop::<EVENTS>(&mut self.receive_events) {
             if let Some(receive) = self.receives.get_mut(at) {
@@ -135,7 +134,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         event
     }
 
-    /// Forgets a message that goes out, if it is over and nothing is to be told of it.
+    /// Removes a finished message to a peer, unless an event about it is pending.
     pub(super) fn reap_send(&mut self, at: At) {
         let Some(send) = self.sends.get(at) else {
             return;
@@ -150,7 +149,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.leave(peer);
     }
 
-    /// Forgets a message that has come, if it is over and nothing is to be told of it.
+    /// Removes a finished message from a peer, unless an event about it is pending or unfinished.
     pub(super) fn reap_receive(&mut self, at: At) {
         let Some(receive) = self.receives.get(at) else {
             return;
@@ -170,7 +169,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.leave(peer);
     }
 
-    /// A message has no GET posted any more.
+    /// Ends a message's use of one of its peer's [`Capacity::fetches`](super::Capacity::fetches).
     fn end_fetch(&mut self, at: At) {
         let Some(receive) = self.receives.get_mut(at) else {
             return;
@@ -186,7 +185,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             p.fetches = p.fetches.saturating_sub(1);
         }
         if waits {
-            // Another one of this peer's may be fetched now.
+            // The timer of the peer starts the GETs of its next message.
             self.set_next(peer, Some(Time(0)));
         }
     }
@@ -197,7 +196,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Does what is due, `most` things at a time; true if there is more: call again.
+    /// Handles up to `most` expired timers. Returns whether more may have expired; the driver then
+    /// calls it again.
     pub fn expire(&mut self, now: Time, most: usize) -> bool {
         for _ in 0..most {
             let due = |first: Option<(Time, u32)>| {
@@ -218,7 +218,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         true
     }
 
-    /// When [`Lnd::expire`] has to be called next.
+    /// Returns the time of the next call of [`Lnd::expire`].
     pub fn next_deadline(&self) -> Option<Time> {
         let all = [
             self.receive_times.first(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Messages of peers.
+//! Dispatch of received messages.
 
 use super::tables::{Lnd, Ticket};
 use crate::{base::arena::At, Memory, Time};
@@ -8,21 +8,21 @@ use wire::{
     lnd::{Message, Notes, What},
 };
 
-/// Where the payload of a message goes: into the buffer of the message that comes in.
+/// Destination of received payload in the buffer of its message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part {
-    /// The message that it belongs to, whose buffer it goes to.
+    /// Message whose buffer is the destination.
     pub of: Ticket,
-    /// From which byte on.
+    /// Offset in the buffer.
     pub at: u16,
-    /// Bytes.
+    /// Number of bytes.
     pub len: u16,
 }
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
-    /// Takes a message that a node has sent, from [`wire::lnd::VPID`], after `sent` (see
-    /// [`age::Horizon`](crate::base::age::Horizon)). If it has payload that is wanted, that is to be
-    /// copied before anything else is done here.
+    /// Processes a message that a node sent from [`wire::lnd::VPID`]. `sent` is a lower bound of
+    /// the time at which it was sent (see [`age::Horizon`](crate::base::age::Horizon)). Returns the
+    /// destination of its payload, which the driver must copy before the next call of this object.
     pub fn take(&mut self, node: NodeId, message: &Message, sent: Time, now: Time) -> Option<Part> {
         let (key, len) = match message {
             Message::Hello(hello) => {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Copies of what came with messages that LNet keeps for later ([`Lnd::kept`](super::Lnd::kept)).
+//! Copies of messages that LNet keeps for later ([`Lnd::kept`](super::Lnd::kept)).
 
 use super::tables::Ticket;
 use crate::{base::slots::Slots, Memory};
 use wire::ids::NodeId;
 
-/// A peer may have so many kept in any case, if there is as much room left.
+/// Minimum number of copies of a peer, if the same number of entries is free.
 const LEAST: usize = 32;
 
 impl Ticket {
-    /// A number that only this message is called by, until its place has had 2³² others. It is never
+    /// Returns the name of the message, unique until its entry was reused 2³² times. Never
     /// `u64::MAX`.
     #[must_use]
     pub const fn number(self) -> u64 {
@@ -17,20 +17,20 @@ impl Ticket {
     }
 }
 
-/// Copies, by the numbers of messages: a message is called the same before and after it was copied,
-/// as LNet may call it by either name.
+/// Copies of messages by name. A message keeps its name when it is copied, because LNet may use the
+/// name before and after.
 pub struct Kept<M: Memory, T> {
     copies: Slots<M, (NodeId, T)>,
-    /// How many each node has, of those that have any.
+    /// Number of copies per node; only nodes with copies have an entry.
     nodes: Slots<M, usize>,
 }
 
 impl<M: Memory, T> Kept<M, T> {
-    /// For so many, at most 32,768. May sleep where getting memory does.
+    /// Returns a table for `size` copies, up to 32,768. May sleep if the allocation does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// Memory allocation failed.
     pub fn new(size: u16) -> Result<Self, M::Error> {
         Ok(Self {
             copies: Slots::new(size)?,
@@ -38,22 +38,22 @@ impl<M: Memory, T> Kept<M, T> {
         })
     }
 
-    /// How many there are.
+    /// Returns the number of copies.
     pub fn len(&self) -> usize {
         self.copies.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.copies.is_empty()
     }
 
-    /// Keeps what came with a message of a node.
+    /// Adds the copy of a node's message.
     ///
     /// # Errors
     ///
-    /// The copy: its sender has a quarter of all, or as many as there is room left. Who has much
-    /// here leaves as much to others.
+    /// The copy, if its sender has a quarter of the table, or as many copies as there are free
+    /// entries. The second limit leaves room for other senders.
     pub fn insert(&mut self, message: u64, node: NodeId, copy: T) -> Result<(), T> {
         let room = self.copies.room();
         let quarter = (self.copies.len() + room) / 4;
@@ -68,13 +68,13 @@ impl<M: Memory, T> Kept<M, T> {
             .map_err(|(_, copy)| copy)?;
         match self.nodes.get_mut(key) {
             Some(count) => *count += 1,
-            // There is room: each node in it has a copy.
+            // The table has room, because each node in it has a copy.
             None => drop(self.nodes.insert(key, 1)),
         }
         Ok(())
     }
 
-    /// Takes what came with a message, if it was kept, and was not taken.
+    /// Removes and returns the copy of a message.
     pub fn take(&mut self, message: u64) -> Option<T> {
         let (node, copy) = self.copies.remove(message)?;
         let key = node.0.into();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Which nodes are peers.
+//! Table of peers.
 
 use super::stray::Stray;
 use super::tables::{Lnd, Peer, Say};
@@ -11,12 +11,12 @@ use crate::{
 use wire::{ids::NodeId, lnd::Key};
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
-    /// The peer that a node is.
+    /// Returns the peer entry of a node.
     pub(super) fn find(&self, node: NodeId) -> Option<At> {
         self.by_node.get(node.0.into()).copied()
     }
 
-    /// The same, made a peer if there is room.
+    /// Returns the peer entry of a node, and creates it if possible.
     pub(super) fn make(&mut self, node: NodeId, now: Time) -> Option<At> {
         if let Some(at) = self.find(node) {
             return Some(at);
@@ -59,9 +59,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         Some(at)
     }
 
-    /// Forgets a peer that nothing goes on with, if there is one: one that has no session, if
-    /// possible, otherwise the one that has said nothing for the longest time. It is told, so that
-    /// it greets before it has something to say.
+    /// Removes an idle peer, preferably one without session, otherwise the longest silent one. A
+    /// peer with a session gets `STALE`, so that it greets before it needs the session.
     fn evict(&mut self) {
         let mut found: Option<(bool, Time, u64, At)> = None;
         let mut next = self.by_node.oldest().map(|(key, at)| (key, *at));

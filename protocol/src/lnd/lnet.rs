@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What LNet says of messages that come in.
+//! Decisions of LNet about received messages.
 
 use super::tables::{Lnd, On, Ticket};
 use super::{ReceiveState, ReceiveStep};
 use crate::{base::arena::At, Memory, Time};
 use wire::lnd::{Form, Header, Payload, Verdict};
 
-/// What is to be done for an LNet message whose payload is wanted.
+/// Action for a message whose payload LNet requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Taking {
-    /// Copy it from the buffer that it came in, and say [`Lnd::copied`] then.
+    /// The driver copies the payload from the message's buffer, and calls [`Lnd::copied`].
     Copy,
-    /// It will be fetched: [`Event::Fetch`](super::Event::Fetch) follows, then
-    /// [`Event::Received`](super::Event::Received).
+    /// The payload is fetched by [`Event::Fetch`](super::Event::Fetch), and
+    /// [`Event::Received`](super::Event::Received) reports the result.
     Fetch,
-    /// Nothing: it is done.
+    /// The message is finished, without any payload.
     Nothing,
-    /// It can't be had any more; the LNet message has failed.
+    /// The payload is no longer available; the LNet message has failed.
     Gone,
 }
 
@@ -25,16 +25,16 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.receives.find(ticket.1)
     }
 
-    /// A message that LNet was given: form of its header, header, bytes of payload, and whether
-    /// these are in the buffer that they came in.
+    /// Returns a message to pass to LNet: form of its header, header, payload bytes, and whether
+    /// the payload is in the buffer.
     pub fn offered(&self, ticket: Ticket) -> Option<(Form, Header, u32, bool)> {
         let receive = self.receives.get(self.receive_at(ticket)?)?;
         let here = matches!(receive.payload, Payload::Here(_));
         Some((receive.form, receive.header, receive.payload.len(), here))
     }
 
-    /// LNet has taken a message, or not; if it has, [`Lnd::receive`] is or was called for it, or
-    /// will be.
+    /// Records whether LNet accepted a message. For an accepted message, [`Lnd::receive`] was
+    /// called or will be called.
     pub fn parsed(&mut self, ticket: Ticket, taken: bool) {
         let Some(at) = self.receive_at(ticket) else {
             return;
@@ -57,13 +57,14 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// LNet need not be given a message that it was not given yet.
+    /// Drops a message that was not yet passed to LNet.
     pub(super) fn withdraw(&mut self, at: At) {
         self.step_receive(at, ReceiveStep::Lapse);
         self.forget_receive(at, ReceiveStep::Drop);
     }
 
-    /// LNet wants so many bytes of the payload of a message, none if it drops it.
+    /// Returns the action for a message of which LNet requests `wanted` payload bytes; 0 if LNet
+    /// drops it.
     pub fn receive(&mut self, ticket: Ticket, wanted: u32, now: Time) -> Taking {
         let Some(at) = self.receive_at(ticket) else {
             return Taking::Gone;
@@ -107,14 +108,14 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Payload that [`Lnd::receive`] said to copy was copied: the buffer is free.
+    /// Frees the buffer after the payload was copied ([`Taking::Copy`]).
     pub fn copied(&mut self, ticket: Ticket) {
         if let Some(at) = self.receive_at(ticket) {
             self.forget_receive(at, ReceiveStep::Copied);
         }
     }
 
-    /// LNet was told of a message that [`Event::Received`](super::Event::Received) was about.
+    /// Frees a message after LNet was notified of [`Event::Received`](super::Event::Received).
     pub fn finished(&mut self, ticket: Ticket) {
         let Some(at) = self.receive_at(ticket) else {
             return;
@@ -125,13 +126,12 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.reap_receive(at);
     }
 
-    /// LNet keeps a message for later that it was given and has not said yet what it wants of, and
-    /// its payload was copied from the buffer that it came in: the buffer is free, and nothing is
-    /// remembered of the message, which counts as taken; neither [`Lnd::parsed`] nor
-    /// [`Lnd::receive`] is needed. So what LNet keeps does not keep out what it waits for.
+    /// Drops a message that LNet keeps for later (eager receive), after its payload was copied from
+    /// the buffer. The message counts as accepted, and [`Lnd::parsed`] and [`Lnd::receive`] are not
+    /// needed. This frees its slot, because LNet may keep messages until further ones have arrived.
     ///
-    /// False if that can't be, as the payload has to be fetched: then the message has its place in
-    /// the session until LNet wants it.
+    /// Returns false if the payload must be fetched. The message then keeps its slot until LNet
+    /// requests the payload.
     pub fn kept(&mut self, ticket: Ticket) -> bool {
         let Some(at) = self.receive_at(ticket) else {
             return false;

@@ -1,18 +1,38 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Lustre networking over Extoll (docs/lnd-protocol.md): what a network interface remembers of its peers
-//! and of the messages that go to them and come from them.
+//! Lustre networking (LND): the state machines of `kexlnd.ko` (docs/lnd-protocol.md).
 //!
-//! An LNet message goes as a *request*, in one or several VELO messages, and is *answered* when the
-//! peer's LNet has it. Short payload travels in these messages; long one stays where it is, is
-//! *exposed* there by whoever drives this, and fetched by the peer with RMA GETs. There is no other
-//! access to memory of other nodes. So two things are told of a request, in this order: what became
-//! of it, when nobody reads its memory any more ([`Event::Sent`]), and that its address may name
-//! something else ([`Event::Released`]).
+//! [`Lnd`] keeps the peers of a network interface and the LNet messages to and from them. An LNet
+//! message is sent as a *request*, in one or several VELO messages. The request is *answered* when
+//! the peer's LNet has it. Short payload is part of these messages. Long payload is *exposed* by
+//! the driver, and the peer fetches it by RMA GET. No other access to memory of other nodes exists.
 //!
-//! [`Lnd`] is told of messages ([`Lnd::take`]), of what LNet does with them ([`Lnd::parsed`],
-//! [`Lnd::receive`]), of GETs and revocations, of time ([`Lnd::expire`]) and of room to send
-//! ([`Lnd::pump`]); what is to be done it says in [`Lnd::next_event`]. No function sleeps or gets
-//! memory but [`Lnd::new`]. One lock around it suffices, which may not be held while LNet is called.
+//! # State machines
+//!
+//! * [`PeerState`]: session with a peer. A message to send starts a greeting (`New` → `Greeting`).
+//!   The peer's answer begins the session (`Up`), and silence ends it (`Down`).
+//! * [`SendState`]: message to a peer. It waits for a slot of the session (`Queued`), is
+//!   transmitted (`Sending`) and awaits the answer (`Waiting`). Then its memory is revoked
+//!   (`Closing`). Without an answer it keeps its address for some time (`Resting`).
+//! * [`ReceiveState`]: message from a peer. Its parts are collected (`Gathering`) and LNet decides
+//!   about it (`Offered`). Payload is then copied (`Copying`), or fetched by GETs (`Due`,
+//!   `Fetching`) and its memory revoked (`Closing`).
+//!
+//! # Driver
+//!
+//! The driver holds one lock around [`Lnd`], and must not hold it while it calls LNet. Only
+//! [`Lnd::new`] allocates memory or sleeps. The driver has these duties:
+//!
+//! * It passes each message of a node to [`Lnd::take`], and copies payload into the message's
+//!   buffer.
+//! * It passes messages of LNet to [`Lnd::submit`].
+//! * It performs the actions of [`Lnd::next_event`] after each call, and reports their results.
+//!   Examples are [`Lnd::parsed`], [`Lnd::fetched`] and [`Lnd::revoked`].
+//! * It calls [`Lnd::pump`] after each call and when the port has room again.
+//! * It calls [`Lnd::expire`] at [`Lnd::next_deadline`].
+//!
+//! The owner of a sent message is notified twice. [`Event::Sent`] has the result, after the peer
+//! can no longer read the memory. [`Event::Released`] follows when the address of the memory may be
+//! used again.
 
 mod check;
 mod events;
@@ -38,30 +58,30 @@ use crate::Refused;
 use wire::{ids::NodeId, lnd::Message};
 
 crate::flow! {
-    /// A peer.
+    /// States of the session with a peer.
     states PeerState {
-        /// There is no session, and none is wanted.
+        /// No session exists, and none is needed.
         New,
-        /// A session is wanted, which the peer has not answered.
+        /// `HELLO` was sent or is due; the peer has not answered.
         Greeting,
-        /// There is a session.
+        /// A session exists.
         Up,
-        /// It did not answer a short time ago.
+        /// The peer did not answer a short time ago, or declined the session.
         Down,
     }
-    /// What happens to it.
+    /// Events of the session with a peer.
     events PeerStep {
-        /// Something has to go to it.
+        /// A message to the peer is queued.
         Want,
-        /// It has answered: there is a session.
+        /// The peer accepted the session with `WELCOME`.
         Welcome,
-        /// It has begun another session than the one that there was, if any.
+        /// The peer used the key of a pending session, which replaces the present one.
         Adopt,
-        /// It does not know the session any more.
+        /// The peer sent `STALE`: it does not know the session.
         Stale,
-        /// It does not answer, or does not want a session.
+        /// The peer does not answer, or declined the session.
         Silent,
-        /// The interface ends.
+        /// The interface is being closed, or the port has failed.
         Leave,
     }
     transitions {
@@ -83,40 +103,40 @@ crate::flow! {
 }
 
 crate::flow! {
-    /// A message that goes out.
+    /// States of a message to a peer.
     states SendState {
-        /// It waits for a session, for a place in it, or for a peer that was busy.
+        /// It waits for a session, for a free slot, or for the next try after `BUSY`.
         Queued,
         /// Its parts are being sent.
         Sending,
-        /// All of it was sent.
+        /// All parts were sent, and the answer is missing.
         Waiting,
-        /// What becomes of it is known; its memory is being revoked.
+        /// Its result is known; its exposed memory is being revoked.
         Closing,
-        /// Its owner was told, but the peer has not answered, and may still know its address.
+        /// Its owner was notified. The peer has not answered and may still know the address.
         Resting,
-        /// It is over.
+        /// It is finished.
         Over,
     }
-    /// What happens to it.
+    /// Events of a message to a peer.
     events SendStep {
-        /// It has got a place.
+        /// It received a slot of the session.
         Start,
         /// The last part was sent.
         Sent,
-        /// The peer has not got all of it.
+        /// The peer reported a missing part.
         Again,
-        /// The peer was busy.
+        /// The peer answered `BUSY`.
         Later,
-        /// The peer has answered.
+        /// The peer sent a final answer.
         Answer,
-        /// It ends without an answer.
+        /// It ends without an answer: deadline, end of the session or of the interface.
         GiveUp,
-        /// Nobody can reach its memory any more. The peer has answered, or never heard of it.
+        /// Its memory is revoked. The peer has answered, or the request was never sent.
         Close,
-        /// The same, but it has not answered.
+        /// Its memory is revoked, but the peer has not answered.
         Rest,
-        /// It has answered, or has had the time to forget.
+        /// The peer answered, or [`Limits::memory`] has expired after the session.
         Release,
     }
     transitions {
@@ -138,48 +158,48 @@ crate::flow! {
 }
 
 crate::flow! {
-    /// A message that comes in.
+    /// States of a message from a peer.
     states ReceiveState {
-        /// Not all of it is there.
+        /// Parts of it are missing.
         Gathering,
-        /// LNet was given it, and has not said yet where the payload goes.
+        /// LNet has received it, and has not requested the payload.
         Offered,
-        /// The peer does not want it any more, or has gone. LNet has not said yet.
+        /// The peer cancelled it, or the session ended, before LNet requested the payload.
         Lapsed,
-        /// Its payload is being copied from the buffer that it came in.
+        /// LNet's payload is being copied from the buffer of the message.
         Copying,
-        /// A GET has to be posted.
+        /// A GET must be posted.
         Due,
-        /// One is on its way.
+        /// A GET is in flight.
         Fetching,
-        /// What becomes of it is known; the memory that GETs write to is being revoked.
+        /// Its result is known; the destination of the GETs is being revoked.
         Closing,
-        /// It is over.
+        /// It is finished.
         Over,
     }
-    /// What happens to it.
+    /// Events of a message from a peer.
     events ReceiveStep {
-        /// The last part came.
+        /// The last part arrived.
         Complete,
-        /// The peer cancels it, or has gone.
+        /// The peer cancelled it, the session ended, or its parts did not arrive in time.
         Lapse,
-        /// LNet does not take it, or wants none of the payload.
+        /// LNet refused it, or wants no payload.
         Drop,
-        /// LNet wants payload that is here.
+        /// LNet requested payload that is in the buffer.
         Copy,
-        /// It has it.
+        /// The payload was copied.
         Copied,
-        /// LNet wants payload that has to be fetched.
+        /// LNet requested payload that must be fetched.
         Fetch,
-        /// A GET is posted.
+        /// A GET is to be posted by the driver.
         Post,
-        /// It brought nothing, or not all.
+        /// The GET failed.
         Fail,
-        /// All is there.
+        /// The GET brought all bytes.
         Fetched,
-        /// It will never be.
+        /// The payload cannot be fetched, or the peer cancelled it.
         GiveUp,
-        /// Nothing writes to its memory any more.
+        /// The destination of the GETs is revoked.
         Close,
     }
     transitions {
@@ -200,69 +220,69 @@ crate::flow! {
     }
 }
 
-/// Sizes of the tables, which get their memory when they are made.
+/// Sizes of the tables, which are allocated by [`Lnd::new`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capacity {
-    /// Peers, at most 32,768.
+    /// Maximum number of peers; up to 32,768.
     pub peers: u16,
-    /// Messages that go out, those included whose peers have not answered.
+    /// Maximum number of messages to peers, including finished ones that are not answered.
     pub sends: usize,
-    /// Messages that come in.
+    /// Maximum number of messages from peers.
     pub receives: usize,
-    /// Requests that a peer may have here at a time, and most that this end has at a peer; 1…256.
+    /// Slots of a session: requests of a peer, and to a peer, at a time; 1…256.
     pub slots: u16,
-    /// Messages of one peer that have a GET posted, or had, at a time; at least 1. Their number here
-    /// is what a peer can take of others that never brings what its messages promise.
+    /// Maximum number of one peer's messages with GETs, at least 1. This bounds the resources that
+    /// a peer occupies if its GETs never succeed.
     pub fetches: u32,
 }
 
-/// Messages that LNet gives an interface at a time, by its credits: of all, of each peer, and the
-/// CPTs among which it divides them.
+/// Returns the maximum number of messages that LNet passes to an interface at a time. `credits` are
+/// those of the interface, `peer_credits` those of one peer. `cpts` is the number of CPU partitions
+/// that share the interface's credits.
 #[must_use]
 pub const fn at_a_time(credits: u32, peer_credits: u32, cpts: u32) -> u32 {
     if cpts <= 1 {
         return credits;
     }
-    // Each CPT has its part, but enough for eight peers, and no more than all.
+    // Each CPT has its share, at least for eight peers, and maximum all credits.
     let (part, least) = (credits / cpts, peer_credits.saturating_mul(8));
     let each = if part > least { part } else { least };
     let each = if each < credits { each } else { credits };
     each.saturating_mul(cpts)
 }
 
-/// Times in ticks, and bounds. docs/lnd-protocol.md tells how they depend on each other.
+/// Limits; times in ticks. docs/lnd-protocol.md describes how they depend on each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// After so long without an answer a peer is asked; then after twice that time, and so on up to
+    /// Time without an answer after which a peer is asked, doubled with each question up to
     /// `ask_most`.
     pub ask: u64,
-    /// See `ask`.
+    /// Maximum time between two questions.
     pub ask_most: u64,
-    /// A peer that was asked and has not answered for so long has gone.
+    /// Time after a question at which a silent peer counts as down.
     pub give_up: u64,
-    /// For so long one that has gone is not tried again.
+    /// Time for which a peer that is down is not greeted again.
     pub dead: u64,
-    /// After so long a request is sent again to a peer that was busy; then after twice that time,
-    /// and so on up to 16 times.
+    /// Time after which a request is sent again to a busy peer, doubled each time up to 16-fold.
     pub busy: u64,
-    /// A GET is decided upon only so long after a moment when the peer was alive, and posted within
-    /// twice that time. The same for all nodes.
+    /// Maximum age of the peer's last sign of life when a GET is decided. The GET is posted within
+    /// twice this time. Equal on all nodes.
     pub fresh: u64,
-    /// Nothing is on its way in the network for longer. The same for all nodes.
+    /// Maximum time that a packet is in flight. Equal on all nodes.
     pub hold: u64,
-    /// A port that has taken a message sends it by then, or never.
+    /// Maximum time from a message's acceptance by the port until it is sent or dropped.
     pub port: u64,
-    /// Time for a GET; `hold` may be shorter.
+    /// Maximum duration of a GET; `hold` may shorten it.
     pub get: u64,
-    /// GETs that may fail before a message does.
+    /// Number of failed GETs after which the message fails.
     pub tries: u8,
-    /// For so long payload is fetched.
+    /// Maximum duration of receiving the parts of a request, and of fetching its payload.
     pub receive: u64,
 }
 
 impl Limits {
-    /// For how long a peer may use an address that this end has told it, from when this end has
-    /// ended the session with it.
+    /// Returns the time after the end of a session for which the peer may still use an exposed
+    /// address.
     #[must_use]
     pub const fn memory(&self) -> u64 {
         let each = self.fresh.saturating_add(self.hold);
@@ -270,63 +290,63 @@ impl Limits {
     }
 }
 
-/// Why something did not happen.
+/// Cause of a result.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Why {
-    /// Its time was over.
+    /// Its deadline has expired.
     TimedOut,
-    /// The peer has gone, or has begun anew.
+    /// The session ended: the peer does not answer any more, or was restarted.
     PeerLost,
-    /// The peer does not answer.
+    /// The peer does not answer the greeting.
     Unreachable,
-    /// The peer speaks another version of the protocol, or has no place for this end.
+    /// The peer uses another version of the protocol, has no free peer entry, or is closing.
     Unwelcome,
-    /// The peer's LNet did not take it.
+    /// The peer's LNet did not accept the message.
     Refused,
-    /// The peer had no place for it.
+    /// The peer had no free slot for the message.
     Busy,
-    /// The peer had not got all of it when it was cancelled.
+    /// It was cancelled before the peer's LNet received it.
     Cancelled,
-    /// The interface ends.
+    /// The interface is being closed.
     Closing,
-    /// The port does not work any more.
+    /// The port has failed.
     Down,
 }
 
-/// What became of a message that went out.
+/// Result of a message to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Outcome {
-    /// The peer's LNet has it, and all of the payload that it wanted.
+    /// The peer's LNet has the message, with all payload that it requested.
     Delivered,
-    /// The peer's LNet has not seen it and never will.
+    /// The peer's LNet has not received the message and will not.
     NotDelivered(Why),
-    /// The peer's LNet has seen it, but could not get the payload.
+    /// The peer's LNet received the message, but not the payload.
     Failed,
-    /// Nobody knows.
+    /// It is unknown whether the peer's LNet has the message.
     Unknown(Why),
 }
 
-/// Why a GET did not bring what it was to.
+/// Cause of a GET's failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum GetFailure {
-    /// Nothing came in time, or not all: it may succeed the next time.
+    /// No result in time, or packets are missing. The next try may succeed.
     Lost,
-    /// A unit refused it: there is no such memory.
+    /// A NIC unit refused the GET, because the address is invalid.
     Fault,
-    /// It could not be posted.
+    /// The port could not post the GET.
     NotPosted,
 }
 
-/// Sends messages.
+/// Transport of messages.
 pub trait Port<T> {
-    /// Sends a message to a node; its payload is that of the [`Letter`] with this token, from an
-    /// offset on. A message that is `quiet` need not interrupt the receiver, because another part
-    /// of the same request follows.
+    /// Sends a message to a node. `payload` names the submitted message by its token, and the
+    /// offset of the payload to send. A `quiet` message need not interrupt the receiver, because
+    /// another part of the same request follows.
     ///
     /// # Errors
     ///
-    /// `Later`: there is no room; [`Lnd::pump`] has to be called when there is. `Never`: the port
-    /// is dead.
+    /// `Later`: the port has no room; the driver calls [`Lnd::pump`] when it has. `Never`: the port
+    /// has failed.
     fn send(
         &mut self,
         to: NodeId,
@@ -336,48 +356,48 @@ pub trait Port<T> {
     ) -> Result<(), Refused>;
 }
 
-/// What happened so far.
+/// Statistics of an interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
-    /// Messages to peers that were taken.
+    /// Messages accepted by [`Lnd::submit`].
     pub sends: u64,
-    /// Of these, delivered.
+    /// Messages delivered.
     pub delivered: u64,
-    /// Certainly not delivered.
+    /// Messages certainly not delivered.
     pub not_delivered: u64,
-    /// Delivered without their payload.
+    /// Messages delivered without their payload.
     pub failed: u64,
-    /// Of which nobody knows.
+    /// Messages with unknown result.
     pub unknown: u64,
-    /// Not taken.
+    /// Messages refused by [`Lnd::submit`].
     pub refused: u64,
-    /// Messages that LNet was given.
+    /// Messages of peers that were complete and passed to LNet.
     pub offered: u64,
     /// Payloads fetched.
     pub fetched: u64,
-    /// Payloads that could not be.
+    /// Payloads that could not be fetched.
     pub not_fetched: u64,
-    /// GETs made anew.
+    /// GETs posted again.
     pub gets_again: u64,
-    /// Requests sent once more as a part of them was missing.
+    /// Requests sent again because a part was missing.
     pub again: u64,
-    /// Requests of peers that there was no place for.
+    /// Requests of peers answered with `BUSY`.
     pub busy: u64,
-    /// Requests that peers were busy for.
+    /// `BUSY` answers received.
     pub peer_busy: u64,
-    /// Requests that a peer was asked about.
+    /// Questions about requests sent, including repeated cancellations.
     pub asked: u64,
-    /// Requests and parts that came twice, or too early.
+    /// Requests, parts and answers that arrived twice or out of place.
     pub odd: u64,
-    /// Messages of no session.
+    /// Messages with an unknown session key.
     pub strays: u64,
-    /// Messages that make no sense in their session.
+    /// Fragments that do not match their request.
     pub nonsense: u64,
     /// Sessions begun.
     pub sessions: u64,
-    /// Sessions that ended with requests in them, or whose peer has gone.
+    /// Sessions ended by silence, restart, `STALE` or close.
     pub lost: u64,
-    /// Messages sent.
+    /// VELO messages sent.
     pub messages: u64,
     /// Notes sent.
     pub notes: u64,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Sessions: how they begin and end (docs/lnd-protocol.md, Sessions).
+//! Sessions: begin and end (docs/lnd-protocol.md, Sessions).
 
 use super::stray::Stray;
 use super::tables::{In, InSlot, Lnd, OutSlot, Pending, Say};
@@ -36,7 +36,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.time_peer(at);
     }
 
-    /// Sets the timer of a peer to what comes first.
+    /// Sets the timer of a peer to its next action.
     pub(super) fn time_peer(&mut self, at: At) {
         let Some(peer) = self.peers.get(at) else {
             return;
@@ -56,7 +56,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// A session is wanted, if there is none.
+    /// Starts the greeting if no session exists.
     pub(super) fn want(&mut self, at: At, now: Time) {
         let Some(peer) = self.peers.get(at) else {
             return;
@@ -64,7 +64,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         if !matches!(peer.state, PeerState::New | PeerState::Down) {
             return;
         }
-        // The same as that which the peer has been told, if it has asked.
+        // A pending session's key was already sent to the peer.
         let own = match peer.pending {
             Some(pending) => pending.own,
             None => self.draw_key(),
@@ -81,7 +81,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.want_work(at);
     }
 
-    /// This end, as it is said to a peer.
+    /// Returns the description of this end for a greeting.
     pub(super) fn hello(&self, own: Key) -> Hello {
         Hello {
             version: VERSION,
@@ -91,7 +91,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// The peer wants a session.
+    /// Processes `HELLO`.
     pub(super) fn take_hello(&mut self, node: NodeId, hello: &Hello, now: Time) {
         let welcome = |answer, own| Welcome {
             answer,
@@ -140,7 +140,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.want_work(at);
     }
 
-    /// The peer has answered.
+    /// Processes `WELCOME`.
     pub(super) fn take_welcome(&mut self, node: NodeId, welcome: &Welcome, sent: Time, now: Time) {
         let Some(at) = self.find(node) else {
             return;
@@ -150,7 +150,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         };
         let mine = (welcome.key, welcome.incarnation) == (peer.own, self.incarnation);
         if !mine || peer.state != PeerState::Greeting {
-            // It may not have heard that this end has the session.
+            // The peer may have missed that this end uses the session.
             if mine && peer.state == PeerState::Up {
                 peer.say.confirm = true;
                 self.want_work(at);
@@ -172,7 +172,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.begin(at, pending, sent);
     }
 
-    /// A session begins.
+    /// Begins a session.
     fn begin(&mut self, at: At, with: Pending, sent: Time) {
         self.counters.sessions += 1;
         let slots = self.slots.min(with.slots);
@@ -193,8 +193,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.want_work(at);
     }
 
-    /// The peer that uses this key for its messages, if it has a session with it, or begins one
-    /// with this message, which was sent after `sent`.
+    /// Returns the peer whose session has this key, after beginning a pending session with it.
+    /// `sent` is a lower bound of the time at which the message was sent.
     pub(super) fn session(&mut self, node: NodeId, key: Key, sent: Time, now: Time) -> Option<At> {
         let at = self.find(node);
         let Some((at, peer)) = at.and_then(|at| Some((at, self.peers.get(at)?))) else {
@@ -213,7 +213,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             self.begin(at, pending, sent);
             return Some(at);
         }
-        // Who greets does not know yet whether there is one.
+        // The peer may use the key of this end's greeting before the session exists here.
         if state != PeerState::Greeting || peer.own != key {
             if let Some(peer) = self.peers.get_mut(at) {
                 peer.say.stale = Some(key);
@@ -223,7 +223,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         None
     }
 
-    /// The peer has no session with this key.
+    /// Processes `STALE`: the peer knows no session with this key.
     pub(super) fn take_stale(&mut self, node: NodeId, key: Key, now: Time) {
         let Some(at) = self.find(node) else {
             return;
@@ -245,7 +245,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// The peer has said something in its session, which it sent after `sent`.
+    /// Records a message in the peer's session, which the peer sent after `sent`.
     pub(super) fn heard(&mut self, at: At, sent: Time, now: Time) {
         let Some(peer) = self.peers.get_mut(at) else {
             return;
@@ -256,7 +256,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.fetch_due(at, now);
     }
 
-    /// A peer does not answer, or does not want a session.
+    /// Ends the session or greeting of a peer that does not answer or declined.
     fn down(&mut self, at: At, why: Why, now: Time) {
         if self.peers.get(at).is_some_and(|p| p.state == PeerState::Up) {
             self.lose(at, why, now);
@@ -266,7 +266,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         if let Some(peer) = self.peers.get_mut(at) {
             peer.asked = None;
             peer.say.hello = false;
-            // Who still wanted the session would have said so again.
+            // A peer that still wants the pending session would have repeated `HELLO`.
             peer.pending = peer.pending.filter(|p| now.since(p.said) <= lately);
             peer.say.welcome = peer.say.welcome.filter(|_| peer.pending.is_some());
         }
@@ -275,7 +275,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.list_peer(at, false);
     }
 
-    /// The session ends: nobody knows what becomes of what is in it.
+    /// Ends a session; the results of its requests are unknown.
     pub(super) fn lose(&mut self, at: At, why: Why, now: Time) {
         self.counters.lost += 1;
         for slot in 0..self.slots {
@@ -290,7 +290,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 self.lose_receive(receive, now);
             }
         }
-        // What was answered, and is being fetched, is not: both were told of the end.
+        // `lose_send` and `lose_receive` have removed all requests from these slots.
         self.clear_slots(at);
         let key = Key(0);
         if let Some(peer) = self.peers.get_mut(at) {
@@ -342,7 +342,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Time has come for something of a peer.
+    /// Handles the expired timer of a peer.
     pub(super) fn expire_peer(&mut self, at: At, now: Time) {
         let Some(peer) = self.peers.get(at) else {
             return;
@@ -365,7 +365,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 self.set_next(at, Some(next));
                 self.want_work(at);
             }
-            // Pings go on as long as something waits for them.
+            // `fetch_due` sends another `PING` while a due GET waits for an answer.
             PeerState::Up if due => {
                 self.set_next(at, None);
                 self.fetch_due(at, now);
@@ -375,14 +375,14 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// The interface ends: no more is taken, what goes on ends, and peers are told when
-    /// [`Lnd::pump`] is called next. It is over when [`Lnd::is_over`] says so.
+    /// Closes the interface: all messages end, and new ones are refused. The next [`Lnd::pump`]
+    /// notifies the peers. The close is complete when [`Lnd::is_over`] returns true.
     pub fn close(&mut self, now: Time) {
         self.closing = true;
         self.end_all(Why::Closing, now);
     }
 
-    /// The port does not work any more.
+    /// Ends all messages because the port has failed.
     pub fn down_all(&mut self, now: Time) {
         self.end_all(Why::Down, now);
     }
@@ -392,7 +392,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         while let Some((key, at)) = next {
             self.close_queued(at, Outcome::NotDelivered(why), now);
             let up = self.peers.get(at).filter(|p| p.state == PeerState::Up);
-            // So that the peer does not have to find out.
+            // The peer then need not wait for a time-out.
             let farewell = up.map(|p| p.own).filter(|_| why == Why::Closing);
             if up.is_some() {
                 self.lose(at, why, now);
@@ -413,13 +413,13 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Whether nothing goes on: no message is remembered, and there is nothing to tell.
+    /// Returns whether all messages are finished and all events are delivered.
     pub fn is_over(&self) -> bool {
         self.sends.is_empty() && self.receives.is_empty()
     }
 
-    /// Whether no memory is registered, and no peer knows an address: the port may become another
-    /// one. What LNet keeps is remembered still, for as long as it likes.
+    /// Returns whether no memory is registered and no peer knows an address. The driver may then
+    /// replace the port. LNet may still keep received messages.
     pub fn is_idle(&self) -> bool {
         self.sends.is_empty() && self.fetching == 0
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What is sent.
+//! Transmission of messages, one work pass of a peer after the other.
 
 use super::tables::{In, Lnd, WORK};
 use super::{Outcome, PeerState, Port, Why};
@@ -9,22 +9,22 @@ use wire::{
     lnd::{pieces, Fragment, Key, Message, Note, Notes, Payload, Place, Request, What},
 };
 
-/// Messages of a peer before it is another one's turn.
+/// Maximum number of request parts of a peer in one work pass.
 const TURN: usize = 8;
 
-/// The last part of a request interrupts the receiver, and one in so many, because a mailbox must
-/// not fill with parts that no interrupt tells of when many senders stop within a request.
+/// Interval of a request's parts that interrupt the receiver, besides the last one. Without these
+/// interrupts, unread parts could fill a mailbox if many senders stop within a request.
 const LOUD: u8 = 16;
 
-/// How a turn ended.
+/// Result of a work pass.
 enum Turn {
-    /// There is nothing more to send.
+    /// The peer has no more messages to send.
     Done,
-    /// There may be more.
+    /// The peer may have more messages to send.
     More,
     /// The port has no room.
     Full,
-    /// The port is dead.
+    /// The port has failed.
     Dead,
 }
 
@@ -38,8 +38,9 @@ impl From<Refused> for Turn {
 }
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
-    /// Sends what is to be sent, about `most` messages. To be called when there is something new,
-    /// and when the port has room again. True if there is more: call again.
+    /// Sends pending messages, about `most` at a time. Returns whether there are more; the driver
+    /// then calls it again. The driver also calls it after each event, and when the port has room
+    /// again.
     pub fn pump(&mut self, port: &mut impl Port<T>, now: Time, most: usize) -> bool {
         let before = self.counters.messages;
         match self.say_strays(port, most) {
@@ -62,7 +63,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                         p.in_work = false;
                     }
                     if matches!(turn, Turn::More) {
-                        // Behind the others.
+                        // The peer continues after all other peers.
                         self.want_work(peer);
                     }
                 }
@@ -86,7 +87,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 return Turn::Done;
             };
             let Some(send) = peer.parts.first() else {
-                // Questions come behind requests.
+                // Questions about requests are sent after the requests.
                 return match peer.say.notes && peer.state == PeerState::Up {
                     true => Turn::More,
                     false => Turn::Done,
@@ -110,7 +111,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         Ok(())
     }
 
-    /// The peer owes an answer from now on.
+    /// Starts the wait for a message of the peer.
     fn expect(&mut self, at: At, now: Time) {
         if let Some(peer) = self.peers.get_mut(at) {
             peer.asked.get_or_insert(now);
@@ -173,11 +174,12 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Collects notes of places from `next` on; true if they fill a message and there may be more.
+    /// Collects notes of the slots from `next` on. Returns whether the message is full and there
+    /// may be more notes.
     fn gather(&mut self, at: At, notes: &mut Notes, next: &mut u16, asks: &mut bool) -> bool {
         while *next < self.slots {
             let slot = *next as u8;
-            // Of one place there are two at most.
+            // Each slot has up to two notes.
             if notes.as_slice().len() + 2 > Notes::MOST {
                 return true;
             }
@@ -190,7 +192,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             }
             if let Some(inn) = self.in_slot(at, slot) {
                 if let Some(what) = inn.say {
-                    // What is missing is what comes next, unless a part of it is there.
+                    // A request of which no part has arrived has the next number.
                     let active = matches!(inn.state, In::Active(_));
                     let seq = match what {
                         What::Missing if !active => inn.seq.wrapping_add(1),
@@ -233,7 +235,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         Ok(())
     }
 
-    /// Sends the next part of a message.
+    /// Sends the next part of a request.
     fn say_part(
         &mut self,
         peer: At,
@@ -243,7 +245,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     ) -> Result<(), Refused> {
         let p = self.peers.get(peer).map(|p| (p.node, p.theirs));
         let (Some((node, key)), Some(place)) = (p, self.place(at)) else {
-            // Can't be: it would not be on the list.
+            // Impossible, because such a message is not on the list.
             self.close_send(at, Outcome::NotDelivered(Why::Down), now);
             return Ok(());
         };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Messages that come in.
+//! Messages from peers, from the first part of a request to its answer ([`ReceiveState`]).
 
 use super::tables::{In, Lnd, On, Receive, ReceiveNews, Ticket};
 use super::{GetFailure, PeerState, ReceiveState, ReceiveStep};
@@ -11,21 +11,22 @@ fn bit(part: u8) -> u64 {
 }
 
 impl ReceiveState {
-    /// Memory that GETs write to may be registered for it.
+    /// Returns whether a destination of GETs may be registered in this state.
     pub(super) const fn is_fetching(self) -> bool {
         matches!(self, Self::Due | Self::Fetching | Self::Closing)
     }
 }
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
-    /// A request of a peer, or the first part of it. Gives the message that its payload belongs to.
+    /// Processes a `REQUEST`. Returns the message whose buffer receives the payload; `None` if the
+    /// payload is not needed.
     pub(super) fn take_request(&mut self, peer: At, request: &Request, now: Time) -> Option<At> {
         let place = request.place;
         let slot = self.in_slot(peer, place.slot)?;
         if slot.seq == place.seq {
             match slot.state {
                 In::Active(at) => return self.take_part(at, 0),
-                // The answer got lost, perhaps.
+                // The peer repeats the request, because the answer may be lost.
                 In::Answered(verdict) => self.note(peer, place.slot, What::Answer(verdict)),
                 In::Nothing => {}
             }
@@ -63,8 +64,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             news: ReceiveNews::default(),
             listed: false,
         };
-        // What LNet keeps may be here for as long as it likes. Who has much here leaves as much room
-        // to others.
+        // LNet may keep messages for any time. The limit leaves as many free entries as the peer
+        // uses.
         let most = (2 * usize::from(self.slots)).min(self.receives.room());
         let here = self.peers.get(peer).map(|p| p.receives as usize);
         let room = here.is_some_and(|here| here < most);
@@ -82,7 +83,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                     p.users += 1;
                     p.receives += 1;
                 }
-                // Not all of it may come.
+                // Later parts may never arrive.
                 let until = now.after(self.limits.receive);
                 if let Some(r) = self.receives.get_mut(at) {
                     r.deadline = until;
@@ -98,7 +99,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// A part came; the message, if its payload is wanted.
+    /// Records a part of a request. Returns the message if the part is new.
     fn take_part(&mut self, at: At, part: u8) -> Option<At> {
         let receive = self.receives.get_mut(at)?;
         if receive.state != ReceiveState::Gathering || receive.parts & bit(part) != 0 {
@@ -120,14 +121,15 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         Some(at)
     }
 
-    /// More payload of a request.
+    /// Processes a `FRAGMENT`. Returns the message and the payload's offset in its buffer, if the
+    /// payload is needed.
     pub(super) fn take_fragment(&mut self, peer: At, fragment: &Fragment) -> Option<(At, u16)> {
         let place = fragment.place;
         let slot = self.in_slot(peer, place.slot)?;
         let at = match slot.state {
             In::Active(at) if slot.seq == place.seq => at,
             _ => {
-                // Before the request itself, or after its answer.
+                // It arrived before its request, or after the answer.
                 self.counters.odd += 1;
                 return None;
             }
@@ -145,7 +147,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         Some((self.take_part(at, fragment.part)?, offset))
     }
 
-    /// Says what became of a request, once.
+    /// Answers the request in a slot, and remembers the answer.
     pub(super) fn answer(&mut self, peer: At, slot: u8, verdict: Verdict) {
         if let Some(slot) = self.in_slot(peer, slot) {
             slot.state = In::Answered(verdict);
@@ -163,7 +165,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// The peer asks what becomes of a request.
+    /// Processes `ASK`.
     pub(super) fn take_ask(&mut self, peer: At, place: Place) {
         let Some(slot) = self.in_slot(peer, place.slot).copied() else {
             return;
@@ -181,7 +183,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.note(peer, place.slot, what);
     }
 
-    /// The peer does not want a request any more.
+    /// Processes `CANCEL`.
     pub(super) fn take_cancel(&mut self, peer: At, place: Place, now: Time) {
         let Some(slot) = self.in_slot(peer, place.slot) else {
             return;
@@ -192,7 +194,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             In::Answered(verdict) if seq == place.seq => {
                 return self.note(peer, place.slot, What::Answer(verdict));
             }
-            // It never came, and must not come any more.
+            // The request has not arrived, and must be ignored if it arrives later.
             In::Nothing | In::Answered(_) if seq.wrapping_add(1) == place.seq => {
                 slot.seq = place.seq;
                 return self.answer(peer, place.slot, Verdict::Cancelled);
@@ -221,12 +223,12 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 self.note(peer, place.slot, What::Working);
             }
             ReceiveState::Due | ReceiveState::Fetching => self.fail_receive(at, now),
-            // LNet is about to have it.
+            // LNet is accepting the message.
             _ => self.note(peer, place.slot, What::Working),
         }
     }
 
-    /// The rest of a request does not come; it may come again.
+    /// Drops an incomplete request. The peer may send it again.
     fn abandon(&mut self, at: At) {
         let place = self
             .receives
@@ -240,7 +242,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.forget_receive(at, ReceiveStep::Lapse);
     }
 
-    /// Has GETs posted that wait for a peer to be alive, if it is known to be; otherwise it is asked.
+    /// Requests GETs for the peer's due messages if the peer is known to be alive. Otherwise
+    /// requests `PING`.
     pub(super) fn fetch_due(&mut self, peer: At, now: Time) {
         let Some(p) = self.peers.get(peer) else {
             return;
@@ -262,7 +265,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             if now < receive.not_before || !receive.placed && room == 0 {
                 continue;
             }
-            // What failed is not tried before the peer was alive after that.
+            // After a failure, a GET needs a later sign of life of the peer.
             if !fresh || receive.failed.is_some_and(|failed| heard <= failed) {
                 ask = true;
                 continue;
@@ -285,7 +288,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         };
         p.fetches += begun;
         if !ask {
-            // If it was asked, it has answered.
+            // No unanswered `PING` is left.
             return self.set_next(peer, None);
         }
         if p.next.is_some() {
@@ -296,7 +299,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.want_work(peer);
     }
 
-    /// What became of a GET: all of its bytes are there, or why not.
+    /// Processes the result of a message's GETs.
     pub fn fetched(&mut self, ticket: Ticket, result: Result<(), GetFailure>, now: Time) {
         let Some(at) = self.receive_at(ticket) else {
             return;
@@ -308,7 +311,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         if receive.state != ReceiveState::Fetching || receive.news.fetch {
             return;
         }
-        // What took so long may be of a peer that has used its memory for something else.
+        // After its deadline, a GET may have read memory that the peer had already reused.
         if result.is_ok() && now <= receive.until {
             receive.done = true;
             self.counters.fetched += 1;
@@ -337,7 +340,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.fetch_due(peer, now);
     }
 
-    /// Payload can't be had.
+    /// Ends a message whose payload cannot be fetched.
     pub(super) fn fail_receive(&mut self, at: At, _now: Time) {
         self.counters.not_fetched += 1;
         self.answer_for(at, Verdict::Failed);
@@ -357,7 +360,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.list_receive(at);
     }
 
-    /// GETs don't write to the memory of a message any more, however late they come.
+    /// Records that the destination of a message's GETs is revoked: even late GETs cannot write to
+    /// it.
     pub fn shut(&mut self, ticket: Ticket) {
         let at = self.receive_at(ticket);
         let at = at.filter(|at| self.receives.get(*at).is_some_and(|r| !r.news.revoke));
@@ -371,7 +375,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Nothing more is to be told of a message, which is over with this step.
+    /// Ends a message with this step, and drops its pending events.
     pub(super) fn forget_receive(&mut self, at: At, step: ReceiveStep) {
         if self.step_receive(at, step) {
             if let Some(receive) = self.receives.get_mut(at) {
@@ -381,7 +385,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Time has come for a message.
+    /// Handles the expired timer of a message.
     pub(super) fn expire_receive(&mut self, at: At, now: Time) {
         let Some(receive) = self.receives.get(at) else {
             return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Messages that go out.
+//! Messages to peers, from their submission to the release of their address ([`SendState`]).
 
 use super::tables::{Lnd, On, Send, SendNews, Ticket};
 use super::{Outcome, PeerState, SendState, SendStep, Why};
@@ -9,45 +9,45 @@ use wire::{
     lnd::{fragments, Form, Header, Place, Source, Verdict, What, MAX_PAYLOAD},
 };
 
-/// A busy peer is waited for at most so many times as long as the first time.
+/// Maximum time between two tries at a busy peer, as a multiple of
+/// [`Limits::busy`](super::Limits::busy).
 const BUSY_MOST: u64 = 16;
 
-/// An LNet message that is to go to a peer.
+/// LNet message to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Letter {
-    /// Form of its header.
+    /// Form of the header.
     pub form: Form,
-    /// Its header.
+    /// LNet header.
     pub header: Header,
-    /// Bytes of payload.
+    /// Number of payload bytes.
     pub len: u32,
-    /// Where the peer may fetch it; otherwise it goes in messages.
+    /// Location from which the peer fetches the payload; `None` if messages contain it.
     pub source: Option<Source>,
 }
 
-/// Why a message was not taken. Nothing of it is remembered.
+/// Reason for refusing a message. A refused message leaves no state.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Refusal {
-    /// The payload is too long, or an empty one is to be fetched.
+    /// The payload is too long, or payload to fetch is empty.
     Invalid,
-    /// No place for one more message.
+    /// The table of messages is full.
     Full,
-    /// No place for one more peer.
+    /// The table of peers is full.
     Peers,
-    /// The peer does not answer, or has ended so many sessions that the addresses of what was in
-    /// them rest, and no more may.
+    /// The peer is down, or too many of its messages are `Resting` and keep their addresses.
     Unreachable,
-    /// The interface ends.
+    /// The interface is being closed.
     Closing,
 }
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
-    /// Takes a message, which has to be over at `deadline`: then its memory is revoked at the
-    /// latest. Nothing is sent before [`Lnd::pump`].
+    /// Accepts a message. If it is not finished at `deadline`, its memory is revoked then.
+    /// [`Lnd::pump`] sends it.
     ///
     /// # Errors
     ///
-    /// Why not, and the token.
+    /// The reason, and the token.
     pub fn submit(
         &mut self,
         node: NodeId,
@@ -77,7 +77,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let Some(peer) = self.make(node, now) else {
             return refuse(self, Refusal::Peers, token);
         };
-        // A peer that has asked for a session is alive.
+        // A peer with a pending session is alive.
         let down = self.peers.get(peer).is_some_and(|p| {
             p.state == PeerState::Down && p.next.is_some_and(|t| t > now) && p.pending.is_none()
         });
@@ -121,7 +121,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         Ok(Ticket(at, name))
     }
 
-    /// Gives places to messages of a peer that wait for one.
+    /// Assigns free slots to queued messages of a peer.
     pub(super) fn start_sends(&mut self, peer: At) {
         while let Some(at) = self.startable(peer) {
             let Some(slot) = self.take_slot(peer, at) else {
@@ -144,14 +144,14 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         p.queue.first().filter(|_| free && !self.is_unsteady(peer))
     }
 
-    /// So much rests of a peer, whose sessions end again and again, that it would take the places
-    /// of others if there was more.
+    /// Returns whether a peer has the maximum number of messages in `Resting`, after repeated ends
+    /// of sessions. More of them would occupy the entries of other peers.
     fn is_unsteady(&self, peer: At) -> bool {
         let most = 2 * u32::from(self.slots);
         self.peers.get(peer).is_some_and(|p| p.resting >= most)
     }
 
-    /// A free place, the one behind that which was taken last.
+    /// Assigns the next free slot behind the last assigned one.
     fn take_slot(&mut self, peer: At, at: At) -> Option<u8> {
         let (slots, last) = self.peers.get(peer).map(|p| (p.slots, p.last_slot))?;
         for i in 1..=slots {
@@ -189,7 +189,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.want_work(peer);
     }
 
-    /// The place of a message in the session.
+    /// Returns the slot and number of a message in the session.
     pub(super) fn place(&mut self, at: At) -> Option<Place> {
         let send = self.sends.get(at)?;
         let (peer, slot) = (send.peer, send.slot?);
@@ -197,7 +197,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         Some(Place { slot, seq })
     }
 
-    /// A part of a message was sent.
+    /// Records that a part of a message was sent.
     pub(super) fn said_part(&mut self, at: At, now: Time) {
         let Some(send) = self.sends.get_mut(at) else {
             return;
@@ -215,12 +215,12 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.move_send(at, None);
         self.send_times.set(at.index(), time);
         if more {
-            // Whether there is a place for the others.
+            // The answer shows whether the peer has room for the other parts.
             self.say_of(at, What::Ask);
         }
     }
 
-    /// The peer has said what became of a request.
+    /// Processes the peer's answer to a request.
     pub(super) fn answered(&mut self, at: At, verdict: Verdict, now: Time) {
         let Some(send) = self.sends.get_mut(at) else {
             return;
@@ -243,7 +243,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 self.end_send(at, SendStep::Answer, outcome);
             }
             SendState::Closing => {
-                // Its owner hears the truth after all, if that was not known.
+                // The late answer replaces an unknown result.
                 if matches!(send.outcome, Some(Outcome::Unknown(_))) {
                     send.outcome = Some(outcome);
                 }
@@ -257,7 +257,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// The peer had no place for it: again, after a while.
+    /// Queues a message for another try after `BUSY`.
     fn later(&mut self, at: At, now: Time) {
         self.free_slot(at);
         self.step_send(at, SendStep::Later);
@@ -272,8 +272,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// The peer has not got all of a request. It is sent again once for each time that the peer was
-    /// asked, whatever that says.
+    /// Repeats a request of which the peer reported a missing part. The request is repeated once
+    /// per question, however often the peer reports.
     pub(super) fn missing(&mut self, at: At) {
         let Some(send) = self.sends.get_mut(at) else {
             return;
@@ -291,7 +291,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 self.send_times.set(at.index(), deadline);
                 self.move_send(at, Some(On::Parts));
             }
-            // The cancellation got lost, or what is cancelled did.
+            // The `CANCEL` or its request may be lost.
             SendState::Closing | SendState::Resting => self.say_of(at, What::Cancel),
             _ => {}
         }
@@ -329,7 +329,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.say_of(at, What::Cancel);
     }
 
-    /// The peer has never heard of the request in a place.
+    /// Frees the slot of a request that was never sent, and its number.
     fn unused_slot(&mut self, at: At) {
         let place = self.sends.get(at).and_then(|s| Some((s.peer, s.slot?)));
         if let Some((peer, number)) = place {
@@ -358,8 +358,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// The memory that was exposed for a message can't be reached any more, nor will its address
-    /// lead anywhere before [`Event::Released`](super::Event::Released).
+    /// Records that the exposed memory of a message is revoked. Its address stays reserved until
+    /// [`Event::Released`](super::Event::Released).
     pub fn revoked(&mut self, ticket: Ticket) {
         let at = self.sends.find(ticket.1);
         let at = at.filter(|at| self.sends.get(*at).is_some_and(|s| !s.news.revoke));
@@ -372,7 +372,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let Some(send) = self.sends.get(at) else {
             return;
         };
-        // Without a place in a session, but told of: the session has ended.
+        // A message that was sent and has no slot lost its session.
         let ended = send.slot.is_none() && matches!(send.outcome, Some(Outcome::Unknown(_)));
         let exposed = send.source.is_some();
         let rest = send.slot.is_some() || ended && exposed;
@@ -406,7 +406,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// The peer does not know the address of a message any more.
+    /// Releases a message whose address the peer can no longer use.
     pub(super) fn release_send(&mut self, at: At) {
         if !self.step_send(at, SendStep::Release) {
             return;
@@ -427,7 +427,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.reap_send(at);
     }
 
-    /// Time has come for something of a message.
+    /// Handles the expired timer of a message.
     pub(super) fn expire_send(&mut self, at: At, now: Time) {
         self.send_times.clear(at.index());
         let most = self.limits.ask_most;
@@ -471,7 +471,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Ends messages that have not got a place in the session.
+    /// Ends a peer's messages without a slot.
     pub(super) fn close_queued(&mut self, peer: At, outcome: Outcome, now: Time) {
         let first = |lnd: &Self| {
             let p = lnd.peers.get(peer)?;

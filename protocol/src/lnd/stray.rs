@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Messages to nodes that are no peers.
+//! Messages to nodes without a peer entry.
 
 use super::tables::Lnd;
 use super::Port;
@@ -9,22 +9,22 @@ use wire::{
     lnd::{Key, Message, Welcome},
 };
 
-/// Nodes that something is to be said to, at a time.
+/// Maximum number of nodes with a pending message.
 const NODES: usize = 8;
-/// One in so many messages that are sent in a row is one of these.
+/// Part of the messages in a run of [`Lnd::pump`] that may be of this kind: one of four.
 const SHARE: usize = 4;
 
-/// Something for a node that is no peer.
+/// Message to a node without a peer entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stray {
     Stale(Key),
     Welcome(Welcome),
 }
 
-/// What is to be said to whom: one thing to each node.
+/// Pending messages, up to one per node.
 pub(super) struct Strays {
     places: [Option<(NodeId, Stray)>; NODES],
-    /// Whose turn it is.
+    /// Index of the next entry to send.
     turn: usize,
 }
 
@@ -38,7 +38,7 @@ impl Strays {
         self.places.iter().all(Option::is_none)
     }
 
-    /// The next node in turn.
+    /// Returns the next pending message and its index.
     fn first(&self) -> Option<(usize, NodeId, Stray)> {
         let mut turns = (0..NODES).map(|i| (self.turn + i) % NODES);
         turns.find_map(|i| {
@@ -56,8 +56,8 @@ impl Strays {
 }
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
-    /// Something is to be said to a node that is no peer, instead of what was before. What does not
-    /// fit gets lost.
+    /// Queues a message to a node without a peer entry, in place of an earlier one. Drops it if the
+    /// table is full.
     pub(super) fn stray(&mut self, node: NodeId, what: Stray) {
         let places = &mut self.strays.places;
         let own = places.iter().position(|s| s.is_some_and(|s| s.0 == node));
@@ -68,7 +68,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Says it, of about `most` messages a part.
+    /// Sends some of the pending messages: a quarter of `most`, rounded up.
     pub(super) fn say_strays(
         &mut self,
         port: &mut impl Port<T>,

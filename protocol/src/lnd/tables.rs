@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What is remembered.
+//! Tables of peers, messages and slots.
 
 use super::stray::Strays;
 use super::{
@@ -19,38 +19,39 @@ use wire::{
     lnd::{Form, Header, Incarnation, Key, Payload, Place, Source, Verdict, Welcome, What},
 };
 
-/// Lists of an object: one of its peer's, and that of what has something to tell.
+/// Indices of a message's list links: a list of its peer, and the list of pending events.
 pub(super) const PEER: usize = 0;
 pub(super) const EVENTS: usize = 1;
-/// Lists of a peer: those that have something to say, and that of what has something to tell.
+/// Index of a peer's list link: peers with messages to send. The link of the list of pending events
+/// has index [`EVENTS`].
 pub(super) const WORK: usize = 0;
 
-/// Names a message for ever.
+/// Name of a message, never used for another one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Ticket(pub(super) At, pub(super) Name);
 
 impl Ticket {
-    /// Its place: a number below the capacity, that nothing else has at the same time.
+    /// Returns the table index, which is below the capacity and unique at a time.
     #[must_use]
     pub const fn index(self) -> u32 {
         self.0.index()
     }
 }
 
-/// List of a peer that a message is on.
+/// List of a peer that contains a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum On {
-    /// Waits for a place in the session.
+    /// Messages to the peer that wait for a slot.
     Queue,
-    /// Waits as the peer was busy.
+    /// Messages to the peer that wait after `BUSY`.
     Later,
-    /// Has parts to send.
+    /// Messages to the peer with parts to send.
     Parts,
-    /// Waits until its peer is known to be alive.
+    /// Messages from the peer that wait for a GET.
     Due,
 }
 
-/// What is to be told of a message that goes out.
+/// Pending events of a message to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct SendNews {
     pub(super) revoke: bool,
@@ -58,7 +59,7 @@ pub(super) struct SendNews {
     pub(super) released: bool,
 }
 
-/// A message that goes out.
+/// Message to a peer.
 pub(super) struct Send<T> {
     pub(super) token: T,
     pub(super) peer: At,
@@ -69,28 +70,28 @@ pub(super) struct Send<T> {
     pub(super) len: u32,
     pub(super) source: Option<Source>,
     pub(super) deadline: Time,
-    /// Place in the session.
+    /// Its slot in the session.
     pub(super) slot: Option<u8>,
-    /// The part to send next, and how many there are.
+    /// Next part to send (`part`), and number of parts (`parts`).
     pub(super) part: u8,
     pub(super) parts: u8,
-    /// Some of it was sent, and the peer has not said since that it was busy.
+    /// At least one part was sent since the message was queued.
     pub(super) said: bool,
-    /// When the peer is asked next, or it is queued again, or released.
+    /// Time of the next question, of the next try, or of the release.
     pub(super) next: Time,
     pub(super) interval: u64,
-    /// For so long it waits when the peer is busy next.
+    /// Delay after the next `BUSY`, in ticks.
     pub(super) busy: u64,
-    /// The peer was busy: its first part goes alone until there is a place.
+    /// The peer was busy: only the first part is sent until the peer reports missing parts.
     pub(super) alone: bool,
-    /// The peer was asked, and has not said that something is missing.
+    /// The peer was asked, and has not reported a missing part since.
     pub(super) asked: bool,
     pub(super) outcome: Option<Outcome>,
     pub(super) news: SendNews,
     pub(super) listed: bool,
 }
 
-/// What is to be told of a message that comes in.
+/// Pending events of a message from a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct ReceiveNews {
     pub(super) offer: bool,
@@ -99,7 +100,7 @@ pub(super) struct ReceiveNews {
     pub(super) received: bool,
 }
 
-/// A message that comes in.
+/// Message from a peer.
 pub(super) struct Receive {
     pub(super) peer: At,
     pub(super) node: NodeId,
@@ -108,43 +109,44 @@ pub(super) struct Receive {
     pub(super) form: Form,
     pub(super) header: Header,
     pub(super) payload: Payload,
-    /// Its place in the session, as long as it has not been answered.
+    /// Its slot in the session until it is answered.
     pub(super) slot: Option<u8>,
-    /// Parts that are there.
+    /// Bit mask of the parts that have arrived.
     pub(super) parts: u64,
-    /// Bytes that LNet wants.
+    /// Number of payload bytes that LNet requested.
     pub(super) wanted: u32,
     pub(super) tries: u8,
     pub(super) failed: Option<Time>,
-    /// The port has no place for a GET before this.
+    /// Earliest time of the next GET, because the port could not post one.
     pub(super) not_before: Time,
-    /// Until when a GET has to be posted, and to be done.
+    /// Latest time to post the GET (`post_by`), and its deadline (`until`).
     pub(super) post_by: Time,
     pub(super) until: Time,
     pub(super) deadline: Time,
-    /// LNet has said that it takes it.
+    /// LNet has accepted it.
     pub(super) parsed: bool,
-    /// A GET was posted for it: it counts among those of its peer.
+    /// A GET was posted for it, so it counts in `Peer::fetches`.
     pub(super) placed: bool,
-    /// The peer does not want it, which LNet has to be waited for.
+    /// The peer cancelled it while LNet decides.
     pub(super) cancelled: bool,
     pub(super) done: bool,
-    /// Its end was told, and is not known to have been taken note of.
+    /// [`Event::Received`](super::Event::Received) was delivered, and [`Lnd::finished`] was not
+    /// called.
     pub(super) held: bool,
     pub(super) news: ReceiveNews,
     pub(super) listed: bool,
 }
 
-/// A place for a request to the peer.
+/// Slot for requests to the peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct OutSlot {
     pub(super) seq: u16,
     pub(super) user: Option<At>,
-    /// A note to send.
+    /// Note to send.
     pub(super) say: Option<What>,
 }
 
-/// What is in a place for requests of the peer.
+/// Contents of a slot for requests of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum In {
     #[default]
@@ -153,7 +155,7 @@ pub(super) enum In {
     Answered(Verdict),
 }
 
-/// A place for requests of the peer.
+/// Slot for requests of the peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct InSlot {
     pub(super) seq: u16,
@@ -161,18 +163,18 @@ pub(super) struct InSlot {
     pub(super) say: Option<What>,
 }
 
-/// A session that the peer has asked for and not used yet.
+/// Session that the peer has requested and not used yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Pending {
     pub(super) own: Key,
     pub(super) key: Key,
     pub(super) incarnation: Incarnation,
     pub(super) slots: u16,
-    /// When it has said so last.
+    /// Time of the last `HELLO`.
     pub(super) said: Time,
 }
 
-/// What a peer is to be told besides requests and notes about them.
+/// Pending messages to a peer, except requests and notes about requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Say {
     pub(super) hello: bool,
@@ -180,24 +182,24 @@ pub(super) struct Say {
     pub(super) stale: Option<Key>,
     pub(super) ping: bool,
     pub(super) pong: bool,
-    /// That this end has the session.
+    /// A message with the session's key, which shows that this end uses the session.
     pub(super) confirm: bool,
-    /// Slots have notes.
+    /// Slots have notes to send.
     pub(super) notes: bool,
 }
 
-/// A peer.
+/// Peer of the interface.
 pub(super) struct Peer {
     pub(super) node: NodeId,
     pub(super) state: PeerState,
-    /// Own key of the session, or of the greeting.
+    /// This end's key of the session or greeting.
     pub(super) own: Key,
     /// The peer's key of the session.
     pub(super) theirs: Key,
     pub(super) incarnation: Incarnation,
-    /// Places that this end may use.
+    /// Number of slots for requests to the peer.
     pub(super) slots: u16,
-    /// The place that was taken last.
+    /// Slot that was assigned last.
     pub(super) last_slot: u16,
     pub(super) used: u16,
     pub(super) pending: Option<Pending>,
@@ -205,39 +207,39 @@ pub(super) struct Peer {
     pub(super) later: List,
     pub(super) parts: List,
     pub(super) due: List,
-    /// It was alive after this time.
+    /// Lower bound of the time of the peer's last sign of life.
     pub(super) heard: Time,
-    /// Since when it owes an answer.
+    /// Time of the first question since then.
     pub(super) asked: Option<Time>,
-    /// When a hello or ping goes out, or it may be tried again.
+    /// Time of the next `HELLO` or `PING`, or the end of state `Down`.
     pub(super) next: Option<Time>,
     pub(super) interval: u64,
     pub(super) say: Say,
     pub(super) in_work: bool,
-    /// Messages, in either direction, that know it.
+    /// Number of messages to and from the peer.
     pub(super) users: u32,
-    /// Of these, those that come in.
+    /// Number of messages from the peer.
     pub(super) receives: u32,
-    /// Of these, those that a GET was posted for.
+    /// Number of messages from the peer for which a GET was posted.
     pub(super) fetches: u32,
-    /// Of those that go out, those that rest.
+    /// Number of messages to the peer in `Resting`.
     pub(super) resting: u32,
-    /// What is to be told: whether it is alive.
+    /// Pending event: the peer is alive (true) or down (false).
     pub(super) news: Option<bool>,
 }
 
-/// Peers and messages of a network interface. See the module's documentation.
+/// Peers and messages of a network interface; see [`crate::lnd`].
 pub struct Lnd<M: Memory, T> {
     pub(super) limits: Limits,
     pub(super) slots: u16,
-    /// See [`Capacity::fetches`].
+    /// Value of [`Capacity::fetches`].
     pub(super) fetches: u32,
-    /// Messages for which memory is registered here, or may be.
+    /// Number of messages for which memory is or may be registered.
     pub(super) fetching: usize,
     pub(super) incarnation: Incarnation,
     pub(super) random: u64,
     pub(super) closing: bool,
-    /// The number before the first one of a session.
+    /// Number before the first one of a session.
     pub(super) count_from: u16,
     pub(super) peers: Arena<M, Peer, 2>,
     pub(super) by_node: Slots<M, At>,
@@ -260,12 +262,12 @@ pub struct Lnd<M: Memory, T> {
 }
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
-    /// Makes the tables. `random` is a number that no other life of the interface has had: keys and
-    /// the incarnation are made from it. May sleep where getting memory does.
+    /// Allocates the tables. `random` must differ from all earlier values of this interface,
+    /// because keys and the incarnation are derived from it. May sleep if the allocation does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// Memory allocation failed.
     pub fn new(capacity: &Capacity, limits: &Limits, random: u64) -> Result<Self, M::Error> {
         let peers = capacity.peers.clamp(1, 0x8000);
         let slots = capacity.slots.clamp(1, 256);
@@ -303,7 +305,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         Ok(lnd)
     }
 
-    /// A number that was not drawn before.
+    /// Returns a pseudo-random number that was not returned before.
     pub(super) fn draw(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -313,7 +315,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
 
     pub(super) fn draw_key(&mut self) -> Key {
         loop {
-            // 0 is no key.
+            // 0 is not a valid key.
             if let key @ 1.. = (self.draw() >> 16) as u32 {
                 return Key(key);
             }
@@ -336,13 +338,13 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.inn.get_mut(index)
     }
 
-    /// The request in a place, if its number is this one.
+    /// Returns the request in a slot if it has this number.
     pub(super) fn user(&mut self, peer: At, place: Place) -> Option<At> {
         let slot = self.out_slot(peer, place.slot)?;
         slot.user.filter(|_| slot.seq == place.seq)
     }
 
-    /// A peer has something to say.
+    /// Adds a peer to the list of peers with messages to send.
     pub(super) fn want_work(&mut self, at: At) {
         if let Some(peer) = self.peers.get_mut(at) {
             if !peer.in_work {
@@ -352,7 +354,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Something is to be told to a peer of a request of its.
+    /// Queues a note about a request of the peer.
     pub(super) fn note(&mut self, peer: At, slot: u8, what: What) {
         if let Some(slot) = self.in_slot(peer, slot) {
             slot.say = Some(what);
@@ -385,7 +387,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         done
     }
 
-    /// Puts a message that goes out on another list of its peer, or on none.
+    /// Moves a message to a peer to another list, or to no list.
     pub(super) fn move_send(&mut self, at: At, on: Option<On>) {
         let Some(send) = self.sends.get_mut(at) else {
             return;
@@ -409,7 +411,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.want_work(peer);
     }
 
-    /// The same for one that comes in.
+    /// Moves a message from a peer to the list of due GETs, or to no list.
     pub(super) fn move_receive(&mut self, at: At, on: Option<On>) {
         let Some(receive) = self.receives.get_mut(at) else {
             return;
@@ -426,7 +428,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// There is something to tell of a message that goes out.
+    /// Adds a message to a peer to the list of pending events.
     pub(super) fn list_send(&mut self, at: At) {
         if let Some(send) = self.sends.get_mut(at) {
             if !core::mem::replace(&mut send.listed, true) {
@@ -435,7 +437,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// The same for one that comes in.
+    /// Adds a message from a peer to the list of pending events.
     pub(super) fn list_receive(&mut self, at: At) {
         if let Some(receive) = self.receives.get_mut(at) {
             if !core::mem::replace(&mut receive.listed, true) {
@@ -444,7 +446,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Whether a peer is alive is to be told.
+    /// Queues the event that a peer is alive or down.
     pub(super) fn list_peer(&mut self, at: At, alive: bool) {
         if let Some(peer) = self.peers.get_mut(at) {
             if peer.news.replace(alive).is_none() {
@@ -453,32 +455,33 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// The ticket of a message that goes out.
+    /// Returns the ticket of a message to a peer.
     pub(super) fn send_ticket(&self, at: At) -> Option<Ticket> {
         Some(Ticket(at, self.sends.name(at)?))
     }
 
-    /// The ticket of one that comes in.
+    /// Returns the ticket of a message from a peer.
     pub(super) fn receive_ticket(&self, at: At) -> Option<Ticket> {
         Some(Ticket(at, self.receives.name(at)?))
     }
 
-    /// Messages that go out and are not forgotten.
+    /// Returns the number of messages to peers.
     pub fn sends(&self) -> usize {
         self.sends.len()
     }
 
-    /// Messages that come in and are not forgotten.
+    /// Returns the number of messages from peers.
     pub fn receives(&self) -> usize {
         self.receives.len()
     }
 
-    /// What happened so far.
+    /// Returns the statistics.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// How often each step was made, of peers, of messages that go out, of those that come in.
+    /// Returns how often each transition was made: of peers, of messages to peers, of messages from
+    /// peers.
     pub fn flows(
         &self,
     ) -> (
@@ -489,7 +492,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         (&self.peer_flow, &self.send_flow, &self.receive_flow)
     }
 
-    /// State of a peer.
+    /// Returns the state of a peer; `None` without an entry.
     pub fn peer_state(&self, node: NodeId) -> Option<PeerState> {
         let at = *self.by_node.get(node.0.into())?;
         Some(self.peers.get(at)?.state)
