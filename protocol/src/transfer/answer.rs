@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Whose notification is it.
+//! Assignment of notifications to commands, and their effects.
 
 use super::{
     tables::{flight_hash, Action, Confirmed, Flight, Kind, Place, Role, FLIGHT, SAME},
@@ -11,7 +11,8 @@ use wire::{
     transfer::Fault,
 };
 
-/// What kind of command a notification may belong to; the unit of a lock operation is not told.
+/// Returns the kind of command that a notification belongs to. The unit of a lock operation is
+/// unknown.
 fn kind(n: &Notification) -> Option<Action> {
     use NotificationType::{Completer, Requester};
     match (n.kind, n.command) {
@@ -37,8 +38,8 @@ impl Flight {
 }
 
 impl<M: Memory, T: Clone> Transfers<M, T> {
-    /// Takes a notification of the port. False, and counted, if it belongs to no command in flight:
-    /// then a peer caused it, or it is too late.
+    /// Processes a notification of the port. Returns false, and counts it, if it belongs to no
+    /// command in flight: a peer caused it, or it is too late.
     pub fn take(&mut self, n: &Notification) -> bool {
         match self.find_flight(n) {
             Some(at) => self.answered(at, n),
@@ -63,12 +64,12 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             let found = self.oldest_same(peer, action, key, |f| {
                 f.is_lock() || last_fragment_len(f.len) == last
             });
-            // A lock that failed may name no number.
+            // The error of a lock operation may contain no number.
             if found.is_some() || !failed {
                 return found;
             }
         }
-        // In the order of posting.
+        // Searches in the order of posting.
         let mut next = self.peers.get(peer)?.flights.first();
         while let Some(at) = next {
             let f = self.flights.get(at)?;
@@ -81,7 +82,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         None
     }
 
-    /// The command posted first of those with a key.
+    /// Returns the command with a key that was posted first.
     fn oldest_same(
         &mut self,
         peer: At,
@@ -120,13 +121,13 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         self.wake(flight.peer);
     }
 
-    /// A command of a transfer that has not ended was answered.
+    /// Processes the answer to a command of a transfer without outcome.
     fn progress(&mut self, flight: &Flight, n: &Notification) {
         let Some(job) = self.jobs.get_mut(flight.job) else {
             return;
         };
         let fault = match flight.role {
-            // An answer, whatever it says.
+            // Any answer proves the order, even an error.
             Role::Fence => {
                 job.fenced = false;
                 None
@@ -163,8 +164,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         }
     }
 
-    /// A lock operation was answered by this unit: nothing comes any more for what it was asked
-    /// before in the same class. Late commands of that kind are over.
+    /// Drops late commands that precede an answered lock operation of the same class. `unit` has
+    /// answered the lock operation, so earlier answers can no longer arrive.
     fn pass(&mut self, lock: &Flight, unit: LockTarget) {
         let Some(peer) = self.peers.get(lock.peer).filter(|p| p.late > 0) else {
             return;
@@ -176,7 +177,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
                 return;
             };
             let reached = match f.action {
-                // The requester here reports it, which all commands pass.
+                // The local requester notifies of PUTs, in order with all commands.
                 Action::Put => true,
                 Action::Get => unit == LockTarget::Responder,
                 Action::Lock(at) => at == unit,
@@ -189,7 +190,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         }
     }
 
-    /// The transfer is over if nothing of it is in flight any more.
+    /// Ends a late transfer without commands in flight.
     fn settle_late(&mut self, at: At) {
         let Some(job) = self.jobs.get_mut(at) else {
             return;
@@ -200,7 +201,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         }
     }
 
-    /// What a transfer did, when all is answered.
+    /// Returns the result of a transfer whose commands were all answered.
     pub(super) fn done(&self, at: At) -> Done {
         match self.jobs.get(at).map(|job| &job.kind) {
             Some(Kind::Move { moved, .. }) => Done {

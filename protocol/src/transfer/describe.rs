@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Descriptors of commands.
+//! Construction of RMA descriptors.
 
 use super::{tables::Action, Lock};
 use wire::{
@@ -8,14 +8,14 @@ use wire::{
     transfer::Direction,
 };
 
-/// A piece of a transfer.
+/// Data command of a transfer.
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
     pub(super) direction: Direction,
     pub(super) local: u64,
     pub(super) remote: u64,
     pub(super) len: u32,
-    /// The peer is told of it.
+    /// The peer gets a notification.
     pub(super) tell: bool,
 }
 
@@ -94,13 +94,14 @@ pub(super) fn value(to: (NodeId, Vpid), class: u8, value: u64) -> Descriptor {
     descriptor(to, NotifySpec::from_bits(4), op)
 }
 
-/// What a command's notification will name.
+/// Returns the kind, address or lock number, and length that the notification of a command is
+/// recognised by.
 pub(super) fn subject(op: &Operation) -> (Action, u64, u32) {
     match *op {
         Operation::Get { local, len, .. } => (Action::Get, local, len),
         Operation::Put { local, len, .. } => (Action::Put, local, len),
         Operation::Lock { at, number, .. } => (Action::Lock(at), number.into(), 0),
-        // Have no notification here.
+        // These are posted without notification.
         Operation::NotificationPut { value, .. } | Operation::ImmediatePut { value, .. } => {
             (Action::Put, value, 0)
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! How transfers end, and what their owners are told.
+//! End of transfers, and reports to their owners.
 
 use super::{
     tables::{Place, Ticket, Transfers, ALL, CHAIN, EVENTS, PLACE},
@@ -8,11 +8,11 @@ use super::{
 use crate::{base::arena::At, Memory, Time};
 use wire::ids::NodeId;
 
-/// Lists of a peer with transfers that have not ended.
+/// Lists of a peer with transfers that have no outcome.
 const LIVE: [Place; 3] = [Place::Ready, Place::Blocked, Place::Waiting];
 
 impl<M: Memory, T: Clone> Transfers<M, T> {
-    /// All of it was answered, with success or not.
+    /// Ends a transfer whose commands were all answered, with success or with an error.
     pub(super) fn finish(&mut self, at: At) {
         let done = self.done(at);
         let Some(job) = self.jobs.get_mut(at) else {
@@ -27,7 +27,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         self.over(at, Quiet::Settled);
     }
 
-    /// Ends a transfer that has not ended; what is in flight is late.
+    /// Ends a transfer early, unless it has an outcome. Its commands in flight become late.
     pub(super) fn give_up(&mut self, at: At, why: Failure, now: Time) {
         let state = self.jobs.get(at).map(|job| job.state);
         if matches!(state, None | Some(State::Late | State::Over)) {
@@ -38,7 +38,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             return;
         };
         self.flow.step(&mut job.state, Step::GiveUp);
-        // What is known to have failed did not just take too long.
+        // A known error takes precedence over the cause of the early end.
         let why = job.fault.map_or(why, Failure::Fault);
         let (peer, over, flights) = (job.peer, job.state == State::Over, job.flights);
         self.tell(at, Err(why));
@@ -58,7 +58,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         self.wake(peer);
     }
 
-    /// Nobody waits for the answers of a transfer that has ended.
+    /// Drops the late commands of a transfer without waiting for answers.
     fn forget(&mut self, at: At, quiet: Quiet) {
         let Some(job) = self.jobs.get_mut(at) else {
             return;
@@ -79,7 +79,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         self.wake(peer);
     }
 
-    /// Notes the outcome of a transfer.
+    /// Records the outcome of a transfer.
     fn tell(&mut self, at: At, outcome: Result<Done, Failure>) {
         let c = &mut self.counters;
         let counter = match outcome {
@@ -97,7 +97,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         self.list(at);
     }
 
-    /// Nothing of a transfer is in flight, or waited for.
+    /// Records that a transfer is quiet.
     pub(super) fn over(&mut self, at: At, quiet: Quiet) {
         self.deadlines.clear(at.index());
         self.move_to(at, None);
@@ -107,7 +107,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         self.list(at);
     }
 
-    /// There is something to tell the owner of a transfer.
+    /// Queues the pending report of a transfer.
     fn list(&mut self, at: At) {
         let Some(job) = self.jobs.get_mut(at) else {
             return;
@@ -125,7 +125,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         self.jobs.push::<EVENTS>(list, at);
     }
 
-    /// Whether there is something to tell.
+    /// Returns whether a queue has a report.
     pub fn has_events(&self, queue: Queue) -> bool {
         let [direct, deferred] = &self.events;
         !match queue {
@@ -135,8 +135,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         .is_empty()
     }
 
-    /// The next thing to tell an owner. Say when that is done ([`Transfers::told`]), unless it was
-    /// the last: the owner of a transfer is told one thing after the other.
+    /// Returns the next report for an owner. Unless it has `quiet`, the driver calls
+    /// [`Transfers::told`] afterwards, because an owner gets one report at a time.
     pub fn next_event(&mut self, queue: Queue) -> Option<Event<T>> {
         let [direct, deferred] = &mut self.events;
         let list = match queue {
@@ -168,8 +168,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         })
     }
 
-    /// An owner was told what [`Transfers::next_event`] gave. True if there is something else to
-    /// tell him now.
+    /// Records that the owner has received the last report of [`Transfers::next_event`]. Returns
+    /// whether another report to this owner is due.
     pub fn told(&mut self, ticket: Ticket) -> bool {
         let Some(at) = self.jobs.find(ticket.0) else {
             return false;
@@ -181,7 +181,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         self.jobs.get(at).is_some_and(|job| job.listed)
     }
 
-    /// A transfer of a peer is forgotten, and with the last one the peer.
+    /// Removes one transfer from the count of its peer, and the peer after its last transfer.
     fn leave_peer(&mut self, at: At) {
         let Some(peer) = self.peers.get_mut(at) else {
             return;
@@ -201,7 +201,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         self.peers.remove(at);
     }
 
-    /// Ends what is overdue, at most `most` transfers. True if there is more: call again.
+    /// Handles up to `most` expired deadlines. Returns whether more have expired; the driver then
+    /// calls it again.
     pub fn expire(&mut self, now: Time, most: usize) -> bool {
         for _ in 0..most {
             let due = self.deadlines.first().filter(|(at, _)| *at <= now);
@@ -218,8 +219,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         self.deadlines.first().is_some_and(|(at, _)| at <= now)
     }
 
-    /// Ends a transfer as cancelled. False if it has ended already, with an outcome of its own.
-    /// What is in flight may still touch memory until the transfer is quiet.
+    /// Ends a transfer with [`Failure::Cancelled`]. Returns false if it has an outcome already.
+    /// Commands in flight may touch memory until the transfer is quiet.
     pub fn cancel(&mut self, ticket: Ticket, now: Time) -> bool {
         let Some(at) = self.jobs.find(ticket.0) else {
             return false;
@@ -232,13 +233,14 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         true
     }
 
-    /// Names the present for [`Transfers::abort`].
+    /// Returns a mark for [`Transfers::abort`] that covers all transfers submitted so far.
     pub fn mark(&self) -> u64 {
         self.serial
     }
 
-    /// Ends transfers with a node, all VPIDs, that were taken up to `mark`, as their peer was given
-    /// up. At most about `most`; true if there are more: call again.
+    /// Ends transfers with all VPIDs of a node, submitted before `mark`, with
+    /// [`Failure::PeerLost`]. Ends up to `most` transfers. Returns whether there are more; the
+    /// driver then calls it again.
     pub fn abort(&mut self, node: NodeId, mark: u64, now: Time, most: usize) -> bool {
         let mut left = most;
         let mut next = self.all_peers.first();
@@ -258,7 +260,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         false
     }
 
-    /// A transfer of a peer that was taken up to `mark` and has not ended.
+    /// Returns a transfer of a peer without outcome that was submitted before `mark`.
     fn live_until(&self, peer: At, mark: u64) -> Option<At> {
         let peer = self.peers.get(peer)?;
         for place in LIVE {
@@ -273,9 +275,9 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         None
     }
 
-    /// Ends all transfers as the port is down, and waits for no answers: what has commands in
-    /// flight is quiet for the reason given. At most about `most`; true if there are more: call
-    /// again.
+    /// Ends all transfers with [`Failure::Down`], without waiting for answers. Transfers with
+    /// commands in flight become quiet for the given reason. Ends up to `most` transfers. Returns
+    /// whether there are more; the driver then calls it again.
     pub fn close(&mut self, quiet: Quiet, now: Time, most: usize) -> bool {
         let mut left = most;
         let mut next = self.all_peers.first();
@@ -301,11 +303,11 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         false
     }
 
-    /// Checks what must always hold; for tests.
+    /// Checks the invariants; for tests.
     ///
     /// # Errors
     ///
-    /// What does not.
+    /// Description of the violated invariant.
     pub fn check(&self) -> Result<(), &'static str> {
         let (mut jobs, mut flights) = (0, 0);
         let mut next = self.all_peers.first();
@@ -318,7 +320,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             if late != peer.late as usize {
                 return Err("wrong number of late commands");
             }
-            // Fences come on top, each with a lock number of its own.
+            // Fences are allowed in addition, each with its own lock number.
             if peer.flights.len() > self.limits.window + 16 {
                 return Err("too many commands of one peer in flight");
             }
@@ -331,10 +333,10 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
                 return Err("too many fragments of one node");
             }
             if !peer.in_turn && peer.flights.is_empty() && !peer.lists[0].is_empty() {
-                return Err("a peer with something to post gets no turn");
+                return Err("a peer with a command to post is not in the turn list");
             }
             if !peer.lists[1].is_empty() && peer.flights.is_empty() {
-                return Err("a transfer waits for nothing");
+                return Err("a transfer is blocked although no command is in flight");
             }
         }
         let (mut all, mut fragments) = (0, self.pool.room());
@@ -350,12 +352,12 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             () if fragments != self.pool.len() => Err("wrong number of fragments of nodes"),
             () if jobs != self.jobs.len() => Err("wrong number of transfers"),
             () if flights != self.flights.len() => Err("wrong number of commands in flight"),
-            () if self.flow.refused() != 0 => Err("an impossible step"),
+            () if self.flow.refused() != 0 => Err("an event occurred in a state that does not permit it"),
             () => Ok(()),
         }
     }
 
-    /// Late commands of a peer.
+    /// Returns the number of a peer's late commands.
     fn check_flights(&self, peer: At) -> Result<usize, &'static str> {
         let mut late = 0;
         let mut order = 0;
@@ -363,9 +365,9 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         while let Some(at) = next {
             next = self.flights.after::<{ super::tables::FLIGHT }>(at);
             let flight = self.flights.get(at).ok_or("no command")?;
-            let job = self.jobs.get(flight.job).ok_or("a command of nobody")?;
+            let job = self.jobs.get(flight.job).ok_or("a command without a transfer")?;
             if flight.late != (job.state == State::Late) {
-                return Err("a command is late, its transfer not, or the other way round");
+                return Err("a command and its transfer differ in being late");
             }
             if flight.order <= order {
                 return Err("commands out of order");

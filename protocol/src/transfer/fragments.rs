@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Fragment lists in a reserved pool, and where a transfer is in them.
+//! Pool of fragment lists, and the read position of a transfer in its lists.
 
 use crate::Memory;
 
-/// No cell.
+/// End of a list: no cell.
 const NONE: u32 = u32::MAX;
 
-/// Contiguous memory: bus addresses or NLAs, as the transfer says.
+/// Contiguous memory of bus addresses or NLAs, depending on the transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fragment {
-    /// Of the first byte.
+    /// Address of the first byte.
     pub address: u64,
-    /// Bytes, at least one.
+    /// Number of bytes, at least 1.
     pub len: u64,
 }
 
 impl Fragment {
-    /// Whether it has bytes, none of them above the highest address.
+    /// Returns whether the fragment has bytes, and does not exceed the address space.
     fn is_valid(&self) -> bool {
         self.len != 0 && self.address.checked_add(self.len - 1).is_some()
     }
@@ -26,8 +26,8 @@ impl Fragment {
     }
 }
 
-/// Length of a list, if it is valid: the number of its fragments, those that continue the one
-/// before not counted, and of its bytes.
+/// Returns the number of fragments and of bytes in a list; `None` if it is invalid or empty.
+/// Adjacent fragments count as one.
 pub(super) fn measure(list: impl Iterator<Item = Fragment>) -> Option<(usize, u64)> {
     let (mut number, mut bytes) = (0usize, 0u64);
     let mut last: Option<Fragment> = None;
@@ -48,7 +48,7 @@ struct Cell {
     next: u32,
 }
 
-/// What is left of a list: cells of the pool, of the first of which some bytes may be done.
+/// Remainder of a list: its first cell, and the number of processed bytes in this cell.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rest {
     first: u32,
@@ -62,7 +62,7 @@ impl Rest {
     };
 }
 
-/// Cells of all lists.
+/// Cells of all fragment lists.
 pub(super) struct Pool<M: Memory> {
     cells: M::Array<Cell>,
     free: u32,
@@ -82,11 +82,12 @@ impl<M: Memory> Pool<M> {
         })
     }
 
-    /// Fragments that still fit.
+    /// Returns the total number of cells.
     pub(super) fn len(&self) -> usize {
         self.cells.len()
     }
 
+    /// Returns the number of free cells.
     pub(super) fn room(&self) -> usize {
         self.room
     }
@@ -95,8 +96,8 @@ impl<M: Memory> Pool<M> {
         self.cells.get_mut(index as usize)
     }
 
-    /// Stores a list that was measured; there is room. Fragments that continue each other become
-    /// one.
+    /// Stores a list that was measured. The caller checked that the pool has room. Adjacent
+    /// fragments are merged.
     pub(super) fn store(&mut self, list: impl Iterator<Item = Fragment>) -> Rest {
         let (mut first, mut last) = (NONE, NONE);
         for fragment in list {
@@ -123,7 +124,7 @@ impl<M: Memory> Pool<M> {
         Rest { first, done: 0 }
     }
 
-    /// What comes next, up to the end of a fragment.
+    /// Returns the remainder of the current fragment.
     pub(super) fn next(&self, rest: &Rest) -> Option<Fragment> {
         let cell = self.cells.get(rest.first as usize)?;
         Some(Fragment {
@@ -132,7 +133,7 @@ impl<M: Memory> Pool<M> {
         })
     }
 
-    /// The next `len` bytes, which are of one fragment, are done with.
+    /// Removes the next `len` bytes, which belong to one fragment.
     pub(super) fn advance(&mut self, rest: &mut Rest, len: u64) {
         rest.done += len;
         let Some(cell) = self.cells.get(rest.first as usize) else {
@@ -157,7 +158,7 @@ impl<M: Memory> Pool<M> {
         }
     }
 
-    /// Gives all that is left back.
+    /// Frees all remaining cells of a list.
     pub(super) fn free(&mut self, rest: &mut Rest) {
         let mut index = core::mem::replace(rest, Rest::NOTHING).first;
         while let Some(cell) = self.cells.get(index as usize) {

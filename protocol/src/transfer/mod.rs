@@ -1,32 +1,55 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Transfers between fragment lists, and lock operations, over one RMA port: what is posted next,
-//! whose notification is it, what is late, and when memory may be used again.
+//! Transfers between fragment lists, and lock operations, over one RMA port.
 //!
-//! A transfer is cut into commands where a local or a remote fragment ends and at
-//! [`Limits::command`] bytes, and has one outcome. [`Transfers`] keeps all transfers of a port. It
-//! is told of notifications ([`Transfers::take`]), of time ([`Transfers::expire`]) and of room to
-//! post ([`Transfers::post`]), and reports ([`Transfers::next_event`]) the outcome of each
-//! transfer, once, and later or at the same time, once, that it is quiet ([`Quiet`]): that nothing
-//! of it is on its way that could touch memory.
+//! [`Transfers`] keeps all transfers of a port. It divides them into commands, at the ends of local
+//! and remote fragments and after [`Limits::command`] bytes. It selects the next command to post,
+//! and assigns notifications to commands. It ends transfers after their deadline, and reports when
+//! their memory may be used again.
 //!
-//! **Whose notification.** One names unit, peer, command and the local address of the last fragment
-//! (HW §10.4), nothing else. Commands in flight are found by a hash of these. An error may name any
-//! address within a command, so all commands of the peer are looked at, of which there is a bounded
-//! number. Of GETs, or PUTs, of one peer that meet in local memory, and of operations on one lock,
-//! only one is on its way at a time: a notification that gets lost, or a command that the port
-//! gives up, is never made up for by that of another one.
+//! # State machine
 //!
-//! **What is late.** A transfer that ends before its commands were answered (time-out, cancelled,
-//! its peer given up) keeps these for [`Limits::absorb`], to take late notifications. A command
-//! whose notification could be taken for one of those first has a lock operation answered that
-//! changes nothing, by the unit that owes the old one: a *fence*. What is asked of a unit in one
-//! traffic class is answered in order (HW §10.8), so nothing comes for the old one behind the
-//! fence, and it is forgotten. This also keeps a late answer from writing to memory that a later
-//! transfer of the same peer uses.
+//! The states of a transfer are in [`State`]. A `Queued` transfer becomes `Moving` with its first
+//! command, and `Over` when all commands were answered. After an error it is `Failing`: its other
+//! commands are awaited, and no more are posted. A transfer that ends early (time-out,
+//! cancellation, loss of its peer) is `Late`: it has a result, but its commands are in flight.
 //!
-//! **Peers** (a node and a VPID) take turns, one command each. What a peer has in flight, in
-//! commands and bytes, is bounded, and so are the places for transfers and fragments that a node has
-//! altogether: one that stands still leaves room for the others.
+//! The owner of a transfer gets two reports, each once: its outcome, and, at the same time or
+//! later, that it is quiet ([`Quiet`]). No command of a quiet transfer can touch memory.
+//!
+//! # Driver
+//!
+//! The driver holds a lock around [`Transfers`] and has these duties:
+//!
+//! * It passes transfers to [`Transfers::submit`], and notifications of the port to
+//!   [`Transfers::take`].
+//! * It calls [`Transfers::post`] after each of these, and when the port has room again.
+//! * It calls [`Transfers::expire`] at [`Transfers::next_deadline`].
+//! * It reports the events of [`Transfers::next_event`] to their owners, and calls
+//!   [`Transfers::told`] after each.
+//!
+//! # Assignment of notifications
+//!
+//! A notification names only unit, peer, command and the local address of the last fragment (HW
+//! §10.4). Commands in flight are found by a hash of these. An error may name any address within a
+//! command, so the commands of the peer are searched, whose number is bounded. Two GETs, or two
+//! PUTs, of a peer are never in flight together if their local memory overlaps. The same holds for
+//! two operations on one lock. Therefore the notification of one command is never taken for a lost
+//! notification of another one.
+//!
+//! # Late commands
+//!
+//! The commands of a `Late` transfer are kept for [`Limits::absorb`], because their notifications
+//! may still arrive. A new command that could be confused with a late one waits for a *fence*. A
+//! fence is a lock operation without effect, performed by the unit whose answer is missing. A unit
+//! answers all requests of one traffic class in order (HW §10.8), so the late command is dropped
+//! after the fence. The fence also prevents late answers from writing to memory of a later transfer
+//! with the same peer.
+//!
+//! # Fairness
+//!
+//! Peers (a node and a VPID) post in turn, one command each. Commands and bytes in flight are
+//! bounded per peer, transfers and fragments per node. Therefore a stalled peer leaves resources
+//! for others.
 //!
 //! ```
 //! use protocol::transfer::*;
@@ -44,7 +67,7 @@
 //!     }
 //! }
 //!
-//! /// A port that nobody answers.
+//! /// A port without answers.
 //! struct Void(usize);
 //! impl Port for Void {
 //!     fn post(&mut self, _: PageOptions, _: &Descriptor) -> Result<(), Refused> {
@@ -72,7 +95,7 @@
 //!
 //! let mut port = Void(0);
 //! assert_eq!(all.post(&mut port, Time(0), 10).commands, 2);
-//! // Its end, and when memory may be used again.
+//! // The outcome, and then the time at which memory may be used again.
 //! all.expire(all.next_deadline().unwrap(), 10);
 //! let end = all.next_event(Queue::Direct).unwrap();
 //! assert_eq!((end.token, end.outcome, end.quiet), ("mine", Some(Err(Failure::TimedOut)), None));
@@ -103,32 +126,32 @@ use wire::{
 };
 
 crate::flow! {
-    /// Life of a transfer or lock operation.
+    /// States of a transfer or lock operation.
     states State {
-        /// Nothing was posted.
+        /// No command was posted.
         Queued,
         /// Commands were posted.
         Moving,
-        /// A command failed: the others in flight are awaited, no more are posted.
+        /// A command failed. Other commands in flight are awaited, and no more are posted.
         Failing,
-        /// It has ended; commands in flight are not answered.
+        /// It has an outcome; its commands in flight are not answered.
         Late,
-        /// Nothing of it is on its way.
+        /// It is quiet: no command is in flight.
         Over,
     }
-    /// What happens to it.
+    /// Events of a transfer or lock operation.
     events Step {
         /// The first command is posted.
         Begin,
-        /// All is done.
+        /// All commands were posted and answered.
         Finish,
         /// A command failed.
         Fault,
-        /// It ends early: time-out, cancelled, peer given up, port down.
+        /// It ends early: time-out, cancellation, loss of its peer, failure of the port.
         GiveUp,
-        /// The last command in flight was answered.
+        /// The last command in flight was answered, or fenced.
         Settle,
-        /// Nobody waits for the answers any longer.
+        /// The wait for late answers ends.
         Forget,
     }
     transitions {
@@ -144,38 +167,38 @@ crate::flow! {
     }
 }
 
-/// Sizes of the tables, which get their memory when they are made.
+/// Sizes of the tables, which are allocated by [`Transfers::new`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capacity {
-    /// Transfers and lock operations, those that are late included; at most 65,536.
+    /// Maximum number of transfers and lock operations, including late ones; up to 65,536.
     pub transfers: usize,
-    /// Fragments of all transfers together that no command was posted for yet.
+    /// Maximum number of fragments, of all transfers together, that are not posted yet.
     pub fragments: usize,
-    /// Commands in flight, late ones included; at most 65,536.
+    /// Maximum number of commands in flight, including late ones; up to 65,536.
     pub commands: usize,
 }
 
-/// Bounds and times.
+/// Limits of peers and nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Commands in flight to a peer, late ones included, fences not.
+    /// Maximum number of commands in flight to a peer, including late ones, without fences.
     pub window: usize,
-    /// Bytes in flight to a peer; one command may always be.
+    /// Maximum number of bytes in flight to a peer. A single command may exceed it.
     pub window_bytes: u64,
-    /// Bytes of a command, 1…8 MiB.
+    /// Maximum size of a command in bytes, 1…8 MiB.
     pub command: u32,
-    /// Transfers of a node, whatever their VPIDs, late ones included.
+    /// Maximum number of transfers with all VPIDs of a node, including late ones.
     pub node: usize,
-    /// Of [`Capacity::fragments`], those of a node.
+    /// Maximum number of [`Capacity::fragments`] for a node.
     pub node_fragments: usize,
-    /// How long late notifications are waited for, in ticks: longer than anything is on its way.
+    /// Time for which late notifications are awaited, in ticks; longer than any packet is in
+    /// flight.
     pub absorb: u64,
 }
 
 impl Limits {
-    /// Windows for a NIC that takes 255 commands at a time, of which peers have 16 each and no more
-    /// than 32 MiB of data, and nodes half of the places for transfers and fragments; `absorb` in
-    /// ticks.
+    /// Returns limits for a NIC with 255 commands in flight. A peer has up to 16 commands and 32
+    /// MiB in flight. A node has up to half of the transfers and fragments. `absorb` is in ticks.
     pub const fn new(capacity: &Capacity, absorb: u64) -> Self {
         Self {
             window: 16,
@@ -188,44 +211,45 @@ impl Limits {
     }
 }
 
-/// What the peer is told of a transfer besides its data.
+/// Notification of the peer about a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Tell {
-    /// Nothing.
+    /// No notification.
     #[default]
     Nothing,
-    /// A notification for each command, also for one that is refused there: of a PUT by its
-    /// completer when the data is there, of a GET by its responder when the data was read.
+    /// A notification for each command, including refused ones. For a PUT, the completer sends it
+    /// when the data have arrived. For a GET, the responder sends it when the data were read.
     Each,
-    /// One for the last command, which is posted when all others have been answered without error.
+    /// A notification for the last command, which is posted after all others were answered without
+    /// error.
     Last,
-    /// A notification PUT behind the data, when all commands have been answered without error. The
-    /// peer gets the value, and the class in the size field.
+    /// A notification PUT behind the data, after all commands were answered without error. The peer
+    /// receives the value, and the class in the size field.
     Value {
-        /// Class.
+        /// Class of the notification PUT, in its size field.
         class: u8,
-        /// Value.
+        /// Value of the notification PUT.
         value: u64,
     },
 }
 
-/// What a transfer does.
+/// Kind of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Move {
-    /// Which way the data goes.
+    /// Direction of the data.
     pub direction: Direction,
-    /// What the peer hears of it.
+    /// Notification of the peer.
     pub tell: Tell,
-    /// Of a PUT: it is done when the peer's completer has answered a lock operation behind the
-    /// data, not when the data was sent. Nothing of it comes later then; what the network has lost
-    /// nobody tells.
+    /// For a PUT: the transfer is complete only after a lock operation behind the data was answered
+    /// by the peer's completer. No data arrive later then. A packet lost by the network is not
+    /// detected.
     pub confirm: bool,
 }
 
-/// A fetch-compare-and-add.
+/// Fetch-compare-and-add operation on a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lock {
-    /// The unit that performs it.
+    /// Unit that performs it.
     pub at: LockTarget,
     /// Lock number, 24 bits.
     pub number: u32,
@@ -235,7 +259,7 @@ pub struct Lock {
     pub add: i32,
 }
 
-/// With whom, how, and until when.
+/// Parameters of a transfer: peer, class, deadlines, event queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Terms {
     /// Remote node.
@@ -244,145 +268,145 @@ pub struct Terms {
     pub vpid: Vpid,
     /// Traffic class, 0…3.
     pub class: u8,
-    /// Addresses are NLAs, otherwise bus addresses.
+    /// Addresses are NLAs (true) or bus addresses (false).
     pub translate: bool,
-    /// When it times out.
+    /// Time at which the transfer ends with [`Failure::TimedOut`].
     pub deadline: Time,
-    /// It times out, too, if something of it was not posted by then, as the port had no room: memory
-    /// of the peer may be something else's later. Confirmation and fences don't count.
+    /// Time at which the transfer times out if commands are still not posted. The reason is that
+    /// the peer may have reused the memory by then. Confirmation and fences do not count.
     pub post_by: Option<Time>,
-    /// Which of two queues its events go to.
+    /// Queue for the events of the transfer.
     pub queue: Queue,
 }
 
-/// Events are kept apart by who takes them.
+/// Event queue; each queue has its own consumer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Queue {
-    /// Whoever handles notifications.
+    /// Events for the context that processes notifications.
     Direct,
-    /// Somebody who may take his time.
+    /// Events for a context that may take longer.
     Deferred,
 }
 
-/// What was done.
+/// Result of a successful transfer or lock operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Done {
-    /// Bytes of a transfer.
+    /// Number of transferred bytes.
     pub bytes: u64,
     /// Word 0 of the answer to a lock operation.
     pub word: u64,
 }
 
-/// Why a transfer did not succeed.
+/// Cause of a transfer's failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Failure {
-    /// A unit refused a command.
+    /// A NIC unit refused a command.
     Fault(Fault),
-    /// The deadline came first.
+    /// [`Terms::deadline`] or [`Terms::post_by`] has expired.
     TimedOut,
     /// It was cancelled.
     Cancelled,
-    /// Its peer was given up.
+    /// The driver ended all transfers of its peer ([`Transfers::abort`]).
     PeerLost,
-    /// The port takes no more commands, or was closed.
+    /// The port has failed or was closed.
     Down,
 }
 
-/// Why nothing of a transfer is on its way any more.
+/// Reason why a transfer is quiet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Quiet {
-    /// All commands that were posted have been answered, or a fence behind them, or the NIC can't
-    /// touch memory any more. Memory may be used again.
+    /// All posted commands, or fences behind them, were answered, or the NIC can no longer touch
+    /// memory. The memory may be used again.
     Settled,
-    /// No answer came for [`Limits::absorb`]. That nothing comes later is an assumption: memory
-    /// that a late answer would harm has to be protected by other means.
+    /// No answer arrived for [`Limits::absorb`]. It is assumed that none will arrive. Memory that a
+    /// late answer would damage needs another protection.
     Unanswered,
-    /// The tables were cleared while commands were in flight, as the port is about to be closed.
+    /// The port is about to be closed, and commands were in flight.
     Closed,
 }
 
-/// Why a transfer was not taken.
+/// Reason for refusing a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Refusal {
-    /// No bytes, other lengths here than there, an address range that wraps around, a lock number
-    /// above 24 bits.
+    /// The transfer is empty, the lists have different lengths, an address range wraps around, or a
+    /// lock number has more than 24 bits.
     Invalid,
-    /// No place for a transfer.
+    /// The table of transfers is full.
     Transfers,
-    /// No place for its fragments.
+    /// The fragment pool is full.
     Fragments,
-    /// Its node has, on all VPIDs, as many transfers or fragments as one may have.
+    /// The node has the maximum number of transfers or fragments, on all VPIDs.
     Peer,
 }
 
-/// Something to tell the owner of a transfer.
+/// Report to the owner of a transfer.
 #[derive(Debug)]
 pub struct Event<T> {
-    /// The transfer.
+    /// Transfer that the report is about.
     pub ticket: Ticket,
-    /// What its owner gave with it; the last one if it is quiet.
+    /// Token of the owner. The report with `quiet` returns the original.
     pub token: T,
-    /// Its outcome.
+    /// Outcome of the transfer, reported once.
     pub outcome: Option<Result<Done, Failure>>,
-    /// It is quiet. Nothing follows.
+    /// The transfer is quiet; this is its last report.
     pub quiet: Option<Quiet>,
 }
 
-/// Takes commands.
+/// RMA port that accepts commands.
 pub trait Port {
     /// Posts a command from a requester page.
     ///
     /// # Errors
     ///
-    /// `Later`: there is no room; [`Transfers::post`] has to be called when there is. `Never`: the
-    /// port is dead.
+    /// `Later`: the port has no room; the driver calls [`Transfers::post`] when it has. `Never`:
+    /// the port has failed.
     fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), Refused>;
 }
 
-/// What a call of [`Transfers::post`] did.
+/// Result of a call of [`Transfers::post`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Posted {
     /// Commands posted.
     pub commands: usize,
-    /// There may be more to post: call again.
+    /// More commands may be possible; the driver calls it again.
     pub more: bool,
 }
 
-/// What happened so far.
+/// Statistics of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
-    /// Transfers and lock operations taken.
+    /// Accepted transfers and lock operations.
     pub submitted: u64,
-    /// Of these, done.
+    /// Transfers that succeeded.
     pub done: u64,
-    /// Ended by the error of a unit.
+    /// Transfers that failed because a unit refused a command.
     pub faults: u64,
-    /// Ended by their deadline.
+    /// Transfers that timed out.
     pub timed_out: u64,
-    /// Cancelled.
+    /// Transfers that were cancelled.
     pub cancelled: u64,
-    /// Ended as their peer was given up.
+    /// Transfers that failed because the driver gave up their peer.
     pub peer_lost: u64,
-    /// Ended as the port went down.
+    /// Transfers that failed because of the port.
     pub down: u64,
-    /// Not taken: arguments that form no transfer.
+    /// Transfers refused because of invalid arguments.
     pub refused_invalid: u64,
-    /// Not taken: no place for a transfer.
+    /// Transfers refused because the table of transfers was full.
     pub refused_transfers: u64,
-    /// Not taken: no place for the fragments.
+    /// Transfers refused because the fragment pool was full.
     pub refused_fragments: u64,
-    /// Not taken: too many of one peer.
+    /// Transfers refused because of the limits of their node.
     pub refused_peer: u64,
-    /// Commands posted, fences included.
+    /// Commands posted, including fences.
     pub commands: u64,
-    /// Lock operations that ask whether something old still comes.
+    /// Fences posted.
     pub fences: u64,
-    /// Late notifications taken.
+    /// Notifications of late commands.
     pub late: u64,
-    /// Late commands that a fence showed to be over: their notifications were lost.
+    /// Late commands dropped after a fence, because their notifications were lost.
     pub passed: u64,
-    /// Late commands that nobody answered in time.
+    /// Late commands dropped after [`Limits::absorb`].
     pub forgotten: u64,
-    /// Notifications that no command in flight was waiting for.
+    /// Notifications that belong to no command in flight.
     pub unclaimed: u64,
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What is posted next.
+//! Selection and posting of commands.
 
 use super::{
     describe::{self, Piece},
@@ -13,13 +13,13 @@ use wire::{
     transfer::Direction,
 };
 
-/// The next command of a transfer.
+/// Next command of a transfer.
 #[derive(Clone, Copy)]
 enum Next {
-    /// Nothing before something is answered.
+    /// No command, or none before an answer arrives.
     Nothing,
     Part(Piece),
-    /// The notification PUT behind the data.
+    /// Notification PUT behind the data.
     Tell {
         class: u8,
         value: u64,
@@ -28,41 +28,42 @@ enum Next {
     Confirm,
 }
 
-/// What is in the way of a command.
+/// Condition that delays a command.
 enum Obstacle {
     None,
-    /// Its notification could not be told from that of another one under way.
+    /// Its notification could be confused with that of a command in flight.
     Wait,
-    /// The same for one that is late: this tells whether something still comes for that.
+    /// Its notification could be confused with that of a late command. A fence at this unit, in
+    /// this class, resolves that.
     Ask {
         at: LockTarget,
         class: u8,
     },
 }
 
-/// How a turn of a peer ended.
+/// Result of a peer's turn.
 enum Turn {
-    /// A command was posted, or a transfer ended for want of a port.
+    /// A command was posted, or a transfer ended because of the port or its time.
     Used,
-    /// It can post nothing now.
+    /// The peer can post no command now.
     Idle,
-    /// Nobody can.
+    /// No peer can post a command now.
     Stop,
 }
 
-/// A command with what it is for; one without notification has no role.
+/// Command and its role; a command without notification has none.
 struct Command {
     role: Option<Role>,
     page: PageOptions,
     descriptor: Descriptor,
 }
 
-/// What one attempt at a transfer's next command did.
+/// Result of an attempt to post a transfer's next command.
 enum Tried {
     Posted,
-    /// The transfer waits on this list.
+    /// The transfer must wait on this list.
     Moved(Place),
-    /// The peer may have no more in flight.
+    /// The peer has reached the limit of data or commands in flight.
     Window,
     Stop,
     Dead,
@@ -75,19 +76,19 @@ fn overlap(a: (u64, u64), b: (u64, u64)) -> bool {
     }
 }
 
-/// The unit of the peer that owes the answer to a command, or answers behind it.
+/// Returns the unit of the peer that answers a command, or that answers behind it.
 fn debtor(action: Action) -> LockTarget {
     match action {
         Action::Get => LockTarget::Responder,
-        // The requester here reports it, which all commands pass.
+        // The local requester notifies of PUTs, in order with all commands.
         Action::Put => LockTarget::Completer,
         Action::Lock(at) => at,
     }
 }
 
 impl<M: Memory, T: Clone> Transfers<M, T> {
-    /// Posts up to `most` commands. To be called when there is something new: after transfers were
-    /// taken, notifications taken, time-outs, and when the port has room again.
+    /// Posts up to `most` commands. The driver calls it after new transfers, notifications and
+    /// time-outs, and when the port has room again.
     pub fn post(&mut self, port: &mut impl Port, now: Time, most: usize) -> Posted {
         let mut posted = Posted::default();
         let mut turns = 0;
@@ -99,7 +100,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             match self.turn_of(peer, port, now) {
                 Turn::Used => {
                     turns += 1;
-                    // To the end.
+                    // Moves the peer to the end of the list.
                     self.leave_turn(peer);
                     self.take_turn(peer);
                 }
@@ -130,7 +131,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
                     if self.is_finished(job) {
                         self.finish(job);
                     } else {
-                        // Behind the other transfers of the peer.
+                        // Moves the transfer behind the other ones of the peer.
                         self.move_to(job, Some(Place::Ready));
                     }
                     return Turn::Used;
@@ -200,13 +201,13 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         }
     }
 
-    /// True if there is something to post, as far as the transfer itself is concerned.
+    /// Returns whether the transfer has a command to post, regardless of others.
     pub(super) fn has_next(&self, job: At) -> bool {
         let job = self.jobs.get(job);
         job.is_some_and(|job| !matches!(self.next(job), Next::Nothing))
     }
 
-    /// True if all that a transfer consists of was posted and answered.
+    /// Returns whether all commands of a transfer were posted and answered.
     pub(super) fn is_finished(&self, job: At) -> bool {
         let Some(job) = self.jobs.get(job) else {
             return false;
@@ -219,7 +220,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             }
     }
 
-    /// True if nothing more of a transfer may be posted that has something to post.
+    /// Returns whether [`Terms::post_by`](super::Terms::post_by) of a transfer has expired.
     fn is_too_late(&self, job: At, now: Time) -> bool {
         let job = self.jobs.get(job);
         job.is_some_and(|job| job.post_by.is_some_and(|at| at <= now))
@@ -256,7 +257,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         Tried::Posted
     }
 
-    /// The next command of a transfer, or a fence that it needs first, or why there is none.
+    /// Returns the next command of a transfer, or a fence that it needs first. The error is the
+    /// reason why there is none.
     fn prepare(&mut self, peer: At, at: At) -> Result<Command, Tried> {
         let (Some(job), Some(p)) = (self.jobs.get(at), self.peers.get(peer)) else {
             return Err(Tried::Moved(Place::Waiting));
@@ -276,7 +278,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             || p.bytes != 0 && p.bytes + bytes > self.limits.window_bytes;
         let fenced = p.fences > 0;
         let obstacle = match full {
-            // Perhaps nothing comes any more for what is late.
+            // A fence may show that late commands are finished.
             true if p.late > 0 && !fenced => self.oldest_late(peer),
             true => return Err(Tried::Window),
             false => self.obstacle(peer, &next),
@@ -284,7 +286,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         match obstacle {
             Obstacle::None => {}
             Obstacle::Wait => return Err(Tried::Moved(Place::Blocked)),
-            // One at a time: it may be over when the present one was answered.
+            // One fence at a time, because its answer may also resolve this condition.
             Obstacle::Ask { .. } if fenced => return Err(Tried::Moved(Place::Blocked)),
             Obstacle::Ask { at, class } => {
                 let lock = self.nothing(peer, at)?;
@@ -312,7 +314,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         })
     }
 
-    /// A transfer's command was posted.
+    /// Records a posted command of a transfer.
     fn note(&mut self, at: At, role: Option<Role>) {
         let room = self.pool.room();
         let Some(job) = self.jobs.get_mut(at) else {
@@ -374,8 +376,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         }
     }
 
-    /// A lock operation that changes nothing. An answer names its number only, so none is used
-    /// again while an answer with it may come: if all are in use the transfer has to wait.
+    /// Returns a lock operation without effect. An answer contains only its number, so a number is
+    /// not reused while its answer is outstanding. If all numbers are in use, the transfer waits.
     fn nothing(&mut self, peer: At, at: LockTarget) -> Result<Lock, Tried> {
         let peer = self.peers.get_mut(peer);
         let number = peer.and_then(|p| p.numbers.take(p.used));
@@ -403,8 +405,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         Obstacle::Wait
     }
 
-    /// What is in the way of a command: others in flight whose notifications could be taken for its
-    /// own. Locks are told apart by their number, GETs and PUTs by their local addresses.
+    /// Returns the condition that delays a command: commands in flight with confusable
+    /// notifications. Locks differ in their number, GETs and PUTs in their local addresses.
     fn obstacle(&self, peer: At, next: &Next) -> Obstacle {
         let (action, start, len) = match *next {
             Next::Part(p) => (Action::of(p.direction), p.local, p.len),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What is taken.
+//! Submission of transfers.
 
 use super::{
     fragments::{measure, Fragment},
@@ -24,12 +24,12 @@ impl<M: Memory, T> Transfers<M, T> {
         Err((why, token))
     }
 
-    /// Takes a transfer between fragment lists of the same length, which the two iterators give
-    /// twice. Nothing is posted before [`Transfers::post`].
+    /// Accepts a transfer between fragment lists of equal length. Each iterator is cloned and read
+    /// twice. [`Transfers::post`] posts the commands.
     ///
     /// # Errors
     ///
-    /// Why not, and the token.
+    /// The reason, and the token.
     pub fn submit(
         &mut self,
         terms: &Terms,
@@ -72,11 +72,11 @@ impl<M: Memory, T> Transfers<M, T> {
         self.insert(terms, peer, kind, token)
     }
 
-    /// Takes a lock operation.
+    /// Accepts a lock operation.
     ///
     /// # Errors
     ///
-    /// Why not, and the token.
+    /// The reason, and the token.
     pub fn submit_lock(
         &mut self,
         terms: &Terms,
@@ -98,7 +98,7 @@ impl<M: Memory, T> Transfers<M, T> {
         self.insert(terms, peer, kind, token)
     }
 
-    /// The peer, if there is a place for one more transfer of it.
+    /// Returns the peer entry, if one more transfer of the peer is possible.
     fn admit(&mut self, terms: &Terms) -> Result<At, Refusal> {
         if self.jobs.room() == 0 {
             return Err(Refusal::Transfers);
@@ -123,7 +123,7 @@ impl<M: Memory, T> Transfers<M, T> {
             numbers: LockNumbers::default(),
             in_turn: false,
         };
-        // There is room: no more peers than transfers.
+        // The table has room, because it has one entry per transfer.
         let Ok((at, _)) = self.peers.insert(peer) else {
             self.leave(terms.node);
             return Err(Refusal::Transfers);

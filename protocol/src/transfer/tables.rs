@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The tables: transfers, their peers, commands in flight.
+//! Tables of transfers, peers and commands in flight.
 
 use super::{
     fragments::{Pool, Rest},
@@ -20,47 +20,47 @@ use wire::{
     transfer::{Direction, Fault, LockNumbers},
 };
 
-/// Most objects of a kind.
+/// Maximum number of entries of a table.
 const MAX: usize = 1 << 16;
 
-/// Names a transfer for ever.
+/// Name of a transfer, never used for another one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Ticket(pub(super) Name);
 
-/// Lists that a transfer is on: one of those of its peer, and that of events.
+/// Indices of a transfer's list links: a list of its peer, and an event queue.
 pub(super) const PLACE: usize = 0;
 pub(super) const EVENTS: usize = 1;
-/// Lists that a peer is on: of those with something to post, of its bucket, of all.
+/// Indices of a peer's list links: peers with commands to post, hash bucket, all peers.
 pub(super) const TURN: usize = 0;
 pub(super) const CHAIN: usize = 1;
 pub(super) const ALL: usize = 2;
-/// Lists that a command in flight is on: that of its peer, in the order of posting, and of its
+/// Indices of a command's list links: commands of its peer in the order of posting, and hash
 /// bucket.
 pub(super) const FLIGHT: usize = 0;
 pub(super) const SAME: usize = 1;
 
-/// Where a transfer is among those of its peer.
+/// List of a peer that contains a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
-    /// It has something to post, as far as is known.
+    /// Transfers that probably have a command to post.
     Ready = 0,
-    /// It has to wait for something else of the peer.
+    /// Transfers that wait for another command of the peer.
     Blocked = 1,
-    /// It waits for answers.
+    /// Transfers that wait for answers to their own commands.
     Waiting = 2,
-    /// It has ended, and waits for late answers.
+    /// Transfers with an outcome that wait for late answers.
     Late = 3,
 }
 
-/// What is moved, or done.
+/// Kind and progress of a transfer.
 pub(super) enum Kind {
     Move {
         what: Move,
         local: Rest,
         remote: Rest,
-        /// Bytes that no command was posted for.
+        /// Number of bytes without a posted command.
         left: u64,
-        /// Bytes of commands that were answered.
+        /// Number of bytes of answered commands.
         moved: u64,
         /// The notification PUT was posted.
         told: bool,
@@ -81,12 +81,12 @@ pub(super) enum Confirmed {
     Yes,
 }
 
-/// A transfer or lock operation.
+/// Transfer or lock operation.
 pub(super) struct Job<T> {
     pub(super) token: T,
     pub(super) queue: Queue,
     pub(super) deadline: Time,
-    /// Until then all of it has to be posted, if it is not yet.
+    /// Time by which all commands must be posted; `None` after that.
     pub(super) post_by: Option<Time>,
     pub(super) peer: At,
     pub(super) class: u8,
@@ -95,47 +95,47 @@ pub(super) struct Job<T> {
     pub(super) state: State,
     pub(super) place: Option<Place>,
     pub(super) kind: Kind,
-    /// A fence that it waits for is in flight.
+    /// A fence that the transfer waits for is in flight.
     pub(super) fenced: bool,
-    /// Commands in flight.
+    /// Number of commands in flight.
     pub(super) flights: u32,
     pub(super) fault: Option<Fault>,
-    /// What its owner was not told yet.
+    /// Outcome, and reason of being quiet, that the owner did not receive yet.
     pub(super) outcome: Option<Result<Done, Failure>>,
     pub(super) quiet: Option<Quiet>,
-    /// It is on the list of events.
+    /// It is in an event queue.
     pub(super) listed: bool,
-    /// Its owner is being told something.
+    /// Its owner is receiving a report.
     pub(super) busy: bool,
 }
 
-/// A peer with transfers.
+/// Peer with transfers.
 pub(super) struct Peer {
     pub(super) node: NodeId,
     pub(super) vpid: Vpid,
-    /// Transfers that are not over, by [`Place`].
+    /// Transfers that are not quiet, by [`Place`].
     pub(super) lists: [List; 4],
-    /// Transfers, those that are over but not forgotten included.
+    /// Number of transfers, including quiet ones with a pending report.
     pub(super) jobs: usize,
     /// Commands in flight.
     pub(super) flights: List,
-    /// Of these: bytes, late ones, fences that are not late.
+    /// Properties of the commands in flight: bytes, late ones, fences that are not late.
     pub(super) bytes: u64,
     pub(super) late: u32,
     pub(super) fences: u32,
-    /// Lock numbers below 16 in flight, as bits.
+    /// Bit mask of the lock numbers below 16 in flight.
     pub(super) used: u16,
     pub(super) numbers: LockNumbers,
-    /// It is among those with something to post.
+    /// It is on the list of peers with commands to post.
     pub(super) in_turn: bool,
 }
 
-/// What a node has of what all share, whatever its VPIDs.
+/// Resources of a node, with all its VPIDs.
 #[derive(Default)]
 pub(super) struct Share {
-    /// Transfers, those that are over but not forgotten included.
+    /// Number of transfers, including quiet ones with a pending report.
     pub(super) jobs: usize,
-    /// Fragments in the pool.
+    /// Number of fragments in the pool.
     pub(super) fragments: usize,
 }
 
@@ -151,7 +151,7 @@ impl Peer {
     }
 }
 
-/// What a command does, as its notification tells.
+/// Kind of a command, as its notification shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Action {
     Get,
@@ -159,20 +159,20 @@ pub(super) enum Action {
     Lock(LockTarget),
 }
 
-/// What a command is for.
+/// Purpose of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
-    /// Part of a transfer.
+    /// Transfers data.
     Part,
-    /// The operation that the owner wants.
+    /// Performs the owner's lock operation.
     Operation,
-    /// Shows that a PUT has arrived.
+    /// Proves that a PUT has arrived.
     Confirm,
-    /// Shows that nothing old comes any more.
+    /// Proves that earlier answers can no longer arrive.
     Fence,
 }
 
-/// A command in flight.
+/// Command in flight.
 #[derive(Clone, Copy)]
 pub(super) struct Flight {
     pub(super) job: At,
@@ -183,14 +183,14 @@ pub(super) struct Flight {
     pub(super) start: u64,
     pub(super) len: u32,
     pub(super) class: u8,
-    /// In the order of posting.
+    /// Serial number in the order of posting.
     pub(super) order: u64,
-    /// Its transfer has ended.
+    /// Its transfer has an outcome.
     pub(super) late: bool,
 }
 
 impl Flight {
-    /// What its notification is found by: the address of the last fragment, or the lock number.
+    /// Returns the key of its notification: address of the last fragment, or lock number.
     pub(super) fn key(&self) -> u64 {
         match self.action {
             Action::Lock(_) => self.start,
@@ -202,7 +202,7 @@ impl Flight {
         matches!(self.action, Action::Lock(_))
     }
 
-    /// Bit of its lock number.
+    /// Returns the bit of its lock number.
     pub(super) fn number_bit(&self) -> u16 {
         match self.action {
             Action::Lock(_) if self.start < 16 => 1 << self.start,
@@ -221,29 +221,30 @@ pub(super) fn flight_hash(peer: At, action: Action, key: u64) -> u64 {
         Action::Put => 1,
         Action::Lock(_) => 2,
     };
-    // Odd, so that addresses that differ in high bits only don't meet.
+    // The multiplier is odd, so addresses that differ in high bits only have different hashes.
     key.wrapping_mul(0xD6E8_FEB8_6659_FD93)
         .wrapping_add((u64::from(peer.index()) << 34) | (code << 32))
 }
 
-/// All transfers of a port, with a `T` of their owner each. See the module's documentation. No
-/// function sleeps or gets memory but [`Transfers::new`].
+/// All transfers of a port, each with a token `T` of its owner. Only [`Transfers::new`] allocates
+/// memory or sleeps. See [`crate::transfer`].
 pub struct Transfers<M: Memory, T> {
     pub(super) limits: Limits,
     pub(super) jobs: Arena<M, Job<T>, 2>,
     pub(super) peers: Arena<M, Peer, 3>,
-    /// By node.
+    /// Resources in use, by node.
     pub(super) shares: Slots<M, Share>,
     pub(super) flights: Arena<M, Flight, 2>,
     pub(super) by_peer: Buckets<M>,
     pub(super) by_key: Buckets<M>,
     pub(super) pool: Pool<M>,
     pub(super) deadlines: Deadlines<M>,
-    /// Peers with something to post, in turn.
+    /// Peers with commands to post, in the order of their turns.
     pub(super) turns: List,
     pub(super) all_peers: List,
     pub(super) events: [List; 2],
-    /// Of the transfer taken last, and of the command posted last.
+    /// Serial numbers of the last submitted transfer (`serial`) and of the last posted command
+    /// (`order`).
     pub(super) serial: u64,
     pub(super) order: u64,
     pub(super) flow: Counts<State>,
@@ -251,11 +252,11 @@ pub struct Transfers<M: Memory, T> {
 }
 
 impl<M: Memory, T> Transfers<M, T> {
-    /// Makes the tables. May sleep where getting memory does.
+    /// Allocates the tables. May sleep if the allocation does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// Memory allocation failed.
     pub fn new(capacity: &Capacity, limits: &Limits) -> Result<Self, M::Error> {
         let jobs = capacity.transfers.clamp(1, MAX);
         let flights = capacity.commands.clamp(1, MAX);
@@ -284,27 +285,27 @@ impl<M: Memory, T> Transfers<M, T> {
         })
     }
 
-    /// Transfers that are not forgotten: under way, late, or with something to tell their owner.
+    /// Returns the number of transfers: in progress, late, or with a pending report.
     pub fn len(&self) -> usize {
         self.jobs.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no transfers.
     pub fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }
 
-    /// Commands in flight, late ones included.
+    /// Returns the number of commands in flight, including late ones.
     pub fn in_flight(&self) -> usize {
         self.flights.len()
     }
 
-    /// What happened so far.
+    /// Returns the statistics.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// How often each step of a transfer was made.
+    /// Returns how often each transition of a transfer was made.
     pub fn flow(&self) -> &Counts<State> {
         &self.flow
     }
@@ -321,7 +322,7 @@ impl<M: Memory, T> Transfers<M, T> {
         None
     }
 
-    /// What a node may still take: whether a place for a transfer, and how many fragments.
+    /// Returns whether a node may have one more transfer, and how many more fragments.
     pub(super) fn allowance(&self, node: NodeId) -> (bool, usize) {
         let share = self.shares.get(node.0.into());
         let (jobs, fragments) = share.map_or((0, 0), |s| (s.jobs, s.fragments));
@@ -331,11 +332,11 @@ impl<M: Memory, T> Transfers<M, T> {
         )
     }
 
-    /// A transfer of a node has come.
+    /// Adds one transfer to the count of a node.
     ///
     /// # Errors
     ///
-    /// There are as many nodes as fit.
+    /// The table of nodes is full.
     pub(super) fn join(&mut self, node: NodeId) -> Result<(), ()> {
         let key = node.0.into();
         if self.shares.get(key).is_none() {
@@ -347,7 +348,7 @@ impl<M: Memory, T> Transfers<M, T> {
         Ok(())
     }
 
-    /// One is forgotten, of which no fragment is left.
+    /// Removes one transfer, which has no fragments, from the count of a node.
     pub(super) fn leave(&mut self, node: NodeId) {
         let key = node.0.into();
         if let Some(share) = self.shares.get_mut(key) {
@@ -358,7 +359,7 @@ impl<M: Memory, T> Transfers<M, T> {
         }
     }
 
-    /// There were `room` places for fragments before a transfer of this peer took or gave back some.
+    /// Updates the fragment count of a peer's node, after the room of the pool changed from `room`.
     pub(super) fn charge(&mut self, peer: At, room: usize) {
         let node = self.peers.get(peer).map(|p| p.node.0.into());
         if let Some(share) = node.and_then(|key| self.shares.get_mut(key)) {
@@ -366,7 +367,7 @@ impl<M: Memory, T> Transfers<M, T> {
         }
     }
 
-    /// No more of a transfer is posted: gives its fragments back.
+    /// Frees the fragments of a transfer that posts no more commands.
     pub(super) fn strip(&mut self, at: At) {
         let Some(job) = self.jobs.get_mut(at) else {
             return;
@@ -379,7 +380,7 @@ impl<M: Memory, T> Transfers<M, T> {
         }
     }
 
-    /// Puts a transfer on another list of its peer, or on none.
+    /// Moves a transfer to another list of its peer, or to no list.
     pub(super) fn move_to(&mut self, at: At, place: Option<Place>) {
         let Some(job) = self.jobs.get_mut(at) else {
             return;
@@ -396,7 +397,7 @@ impl<M: Memory, T> Transfers<M, T> {
         }
     }
 
-    /// A peer that has something to post is among those that do so in turn.
+    /// Adds a peer with ready transfers to the list of peers with commands to post.
     pub(super) fn take_turn(&mut self, at: At) {
         let Some(peer) = self.peers.get_mut(at) else {
             return;
@@ -415,7 +416,7 @@ impl<M: Memory, T> Transfers<M, T> {
         }
     }
 
-    /// Something that transfers of a peer may have waited for has happened.
+    /// Makes the blocked transfers of a peer ready, because a command was answered or dropped.
     pub(super) fn wake(&mut self, at: At) {
         while let Some(job) = self
             .peers
@@ -427,9 +428,9 @@ impl<M: Memory, T> Transfers<M, T> {
         self.take_turn(at);
     }
 
-    /// Enters a command that was posted.
+    /// Adds a posted command to the tables.
     pub(super) fn take_off(&mut self, flight: Flight) {
-        // There is room, which was seen to before it was posted.
+        // The caller checked for room before it posted the command.
         let Ok((at, _)) = self.flights.insert(flight) else {
             return;
         };
@@ -450,7 +451,7 @@ impl<M: Memory, T> Transfers<M, T> {
         }
     }
 
-    /// Takes a command out: it was answered, or is not waited for any more.
+    /// Removes a command that was answered or is no longer awaited.
     pub(super) fn land(&mut self, at: At) -> Option<Flight> {
         let flight = *self.flights.get(at)?;
         let hash = flight_hash(flight.peer, flight.action, flight.key());
@@ -473,7 +474,7 @@ impl<M: Memory, T> Transfers<M, T> {
         self.flights.remove(at)
     }
 
-    /// The commands of a transfer in flight are late from now on.
+    /// Marks the commands in flight of a transfer as late.
     pub(super) fn make_late(&mut self, job: At, peer: At) {
         let Some(p) = self.peers.get_mut(peer) else {
             return;
@@ -492,7 +493,7 @@ impl<M: Memory, T> Transfers<M, T> {
         }
     }
 
-    /// Bytes of a transfer that were moved for certain; for tests.
+    /// Returns the number of bytes that were certainly transferred; for tests.
     pub fn moved(&self, ticket: Ticket) -> Option<u64> {
         match &self.jobs.get(self.jobs.find(ticket.0)?)?.kind {
             Kind::Move { moved, .. } => Some(*moved),
@@ -500,7 +501,7 @@ impl<M: Memory, T> Transfers<M, T> {
         }
     }
 
-    /// When the next call of [`Transfers::expire`] is due.
+    /// Returns the time of the next call of [`Transfers::expire`].
     pub fn next_deadline(&self) -> Option<Time> {
         self.deadlines.first().map(|(at, _)| at)
     }

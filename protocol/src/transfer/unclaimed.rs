@@ -1,29 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Notifications that no transfer waits for, on their way to whoever wants them: those that peers
-//! cause.
+//! Queue of notifications that belong to no transfer, because peers caused them.
 
 use crate::{base::slots::Slots, Memory};
 use wire::{ids::NodeId, rma::Notification};
 
-/// A queue of bounded size, of which each node may fill a part: one that notifies faster than the
-/// reader takes loses its own, not those of others.
+/// Bounded queue with a limit per node. A node whose notifications arrive faster than they are read
+/// loses only its own ones.
 pub struct Unclaimed<M: Memory> {
     ring: M::Array<Option<Notification>>,
     first: usize,
     len: usize,
-    /// Entries by node.
+    /// Number of entries by node.
     shares: Slots<M, u32>,
     share: u32,
     busy: bool,
 }
 
 impl<M: Memory> Unclaimed<M> {
-    /// For `capacity` notifications, at most 32,768, of which `share` may be of one node; both at
-    /// least one. May sleep where getting memory does.
+    /// Returns a queue for `capacity` notifications, up to 32,768; maximum `share` of one node.
+    /// Both are at least 1. May sleep if the allocation does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// Memory allocation failed.
     pub fn new(capacity: u16, share: u16) -> Result<Self, M::Error> {
         let capacity = capacity.clamp(1, 0x8000);
         Ok(Self {
@@ -36,17 +35,17 @@ impl<M: Memory> Unclaimed<M> {
         })
     }
 
-    /// Notifications that wait.
+    /// Returns the number of queued notifications.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether none waits.
+    /// Returns whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Index of a place, of which `i` is less than a whole round too far.
+    /// Returns the index of a slot; `i` is less than twice the capacity.
     fn wrap(&self, i: usize) -> usize {
         match i.checked_sub(self.ring.len()) {
             Some(rest) => rest,
@@ -54,7 +53,7 @@ impl<M: Memory> Unclaimed<M> {
         }
     }
 
-    /// Adds one; false if its node or the queue has no room.
+    /// Adds a notification. Returns false if the queue is full, or its node has reached its limit.
     pub fn push(&mut self, n: &Notification) -> bool {
         let key = u64::from(n.node.0);
         let mine = self.shares.get(key).copied().unwrap_or(0);
@@ -68,15 +67,16 @@ impl<M: Memory> Unclaimed<M> {
         match self.shares.get_mut(key) {
             Some(share) => *share += 1,
             None => {
-                // There is room: no more nodes than entries.
+                // The table has room, because it has one entry per notification.
                 let _ = self.shares.insert(key, 1);
             }
         }
         true
     }
 
-    /// Takes the oldest one out, unless somebody is at work with one: they keep their order. Say
-    /// when that is done ([`Unclaimed::taken`]).
+    /// Removes and returns the oldest notification. Returns `None` while an earlier one is
+    /// processed, which preserves the order. The caller reports the end of processing with
+    /// [`Unclaimed::taken`].
     pub fn pop(&mut self) -> Option<Notification> {
         if self.busy {
             return None;
@@ -89,17 +89,17 @@ impl<M: Memory> Unclaimed<M> {
         Some(n)
     }
 
-    /// The one taken out was handled.
+    /// Records that the last returned notification was processed.
     pub fn taken(&mut self) {
         self.busy = false;
     }
 
-    /// Whether somebody is at work with one.
+    /// Returns whether a notification is being processed.
     pub fn is_busy(&self) -> bool {
         self.busy
     }
 
-    /// Whether one can be taken out.
+    /// Returns whether [`Unclaimed::pop`] would return a notification.
     pub fn is_ready(&self) -> bool {
         self.len != 0 && !self.busy
     }
