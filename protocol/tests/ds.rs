@@ -1,4 +1,4 @@
-//! A stream connection, rule by rule: messages, loss, ends, and peers that break the rules.
+//! Rules of a stream connection: messages, loss, ends, and protocol violations of the peer.
 
 mod ds_two;
 
@@ -16,13 +16,13 @@ fn a_small_piece_is_one_message() {
     assert!(matches!(message, Message::VeloLast { len: 4, .. }));
     assert!(t.sides[1].stream.ready().readable);
     assert_eq!(t.read(1, 100), b"ping");
-    // The answer says that it was received: nobody sends anything else, ever.
+    // The answer acknowledges the message, so no further message is sent.
     t.write(1, b"pong");
     t.settle();
     assert_eq!(t.read(0, 100), b"pong");
     assert_eq!(t.sides[1].stream.counters().control, 0);
     t.wait(LIMITS.ask * 10);
-    // Only the last piece is asked after.
+    // Only the unacknowledged answer causes a question.
     t.settle();
     let asked: u64 = (0..2).map(|i| t.sides[i].stream.counters().asked).sum();
     assert_eq!(asked, 1);
@@ -57,7 +57,7 @@ fn what_is_lost_in_the_middle_is_sent_once_more_at_once() {
     t.write(0, b"three");
     t.carry(0, true);
     t.carry(0, false);
-    // It says so, once.
+    // The receiver reports the gap once.
     assert_eq!(t.sides[1].out.messages.len(), 1);
     t.carry(0, false);
     assert_eq!(t.sides[1].out.messages.len(), 1);
@@ -77,7 +77,7 @@ fn what_is_lost_at_the_end_is_found_by_asking() {
     t.wait(1);
     t.settle();
     assert_eq!(t.read(1, 100), b"lost");
-    // The same for an announcement.
+    // Repeats the test for an announcement.
     t.write(0, &data(600));
     t.carry(0, true);
     t.wait_for(0);
@@ -119,7 +119,7 @@ fn both_directions_end_in_order() {
         assert_eq!(t.sides[first].stream.state(), StreamState::FinWait2);
         assert_eq!(t.sides[1 - first].stream.state(), StreamState::CloseWait);
         assert!(t.sides[1 - first].stream.receiving().is_finished());
-        // The other one goes on.
+        // The other direction still works.
         t.write(1 - first, b"reply");
         t.settle();
         t.sides[1 - first].stream.shut();
@@ -157,7 +157,7 @@ fn who_has_acknowledged_the_last_message_answers_for_a_while() {
     t.pump(1);
     t.carry(1, false);
     assert_eq!(t.sides[0].stream.end(), Some(End::Finished));
-    // The acknowledgement gets lost.
+    // The acknowledgement is lost.
     assert!(t.carry(0, true).is_some());
     assert!(!t.sides[0].stream.is_over(Time(t.now), &LIMITS));
     t.wait_for(1);
@@ -213,7 +213,7 @@ fn data_for_a_program_that_has_ended_both_directions_reset() {
         assert_eq!(t.sides[1].stream.end(), both.then_some(End::Unwanted));
         let told = both.then_some(End::Peer(Ended::Reset));
         assert_eq!(t.sides[0].stream.end(), told);
-        // What came before can be read, and nothing else.
+        // Only data from before the end can be read.
         let read = t.sides[1].stream.receiving().available();
         assert_eq!(read, if both { 5 } else { 9 });
     }
@@ -234,10 +234,10 @@ fn a_closed_connection_does_not_wait_for_ever() {
     assert_eq!(t.sides[0].stream.end(), None);
     t.wait(1);
     assert_eq!(t.sides[0].stream.end(), Some(End::OrphanTimeout));
-    // The other one has all, and is told when it says something.
+    // The peer acknowledged everything, and is notified only when it sends a message.
     t.settle();
     assert_eq!(t.sides[1].stream.end(), None);
-    // Who has something that is not acknowledged tells of it.
+    // An end with unacknowledged data notifies its peer.
     let mut t = Two::new();
     t.write(0, b"unheard");
     t.sides[0].out.messages.clear();
@@ -294,7 +294,7 @@ fn an_end_that_stays_open_for_long_needs_no_timer() {
         t.pump(i);
     }
     t.settle();
-    // The program still has it open.
+    // The program keeps the socket open.
     t.wait(LIMITS.linger);
     t.wait(1_000);
     assert_eq!(t.sides[0].stream.deadline(&LIMITS), None);
@@ -308,7 +308,7 @@ fn who_has_missed_an_abort_is_told_when_he_speaks() {
     t.sides[0].stream.abort(Time(t.now));
     t.pump(0);
     assert!(t.carry(0, true).is_some());
-    // He has read something, and tells of the room.
+    // The peer's program has read, and the peer announces the room.
     let told = Message::RmaAvail {
         head: Head {
             conn: ConnId::new(0, 5),
@@ -336,10 +336,10 @@ fn who_is_not_known_is_told_so_when_he_asks() {
     assert_eq!(unknown(&said), None);
     t.wait_for(0);
     let asked = t.carry(0, true).unwrap();
-    let answer = unknown(&asked).expect("an answer");
+    let answer = unknown(&asked).expect("no answer");
     t.hear(0, &answer, &[]);
     assert_eq!(t.sides[0].stream.end(), Some(End::Peer(Ended::Unknown)));
-    // Nobody is told anything of that.
+    // The end that received `SHUTDOWN` sends no answer.
     assert!(t.sides[0].out.messages.is_empty());
 }
 
@@ -429,7 +429,7 @@ fn who_breaks_the_rules_is_cut_off() {
             t.hear(1, &message, b"x");
         }
         assert_eq!(t.sides[1].stream.end(), Some(End::Broken(broken)));
-        // It is told why; only then is the connection over for it, too.
+        // The violation is reported to the peer, which ends its connection only then.
         let told = t.sides[1].out.messages.back().map(|m| m.0);
         let violation = matches!(
             told,
@@ -456,7 +456,7 @@ fn corked_data_waits_for_company_but_not_for_long() {
     assert_eq!(t.sides[0].out.messages.len(), 1);
     t.settle();
     assert_eq!(t.read(1, 100), b"headtail");
-    // A trickle does not make it wait longer.
+    // Further small data do not extend the delay.
     t.sides[0].stream.commit(4, true, Time(0));
     t.wait(LIMITS.cork - 1);
     t.sides[0].stream.commit(4, true, Time(t.now));
@@ -464,7 +464,7 @@ fn corked_data_waits_for_company_but_not_for_long() {
     assert!(t.sides[0].out.messages.is_empty());
     t.wait_for(0);
     assert_eq!((t.now, t.sides[0].out.messages.len()), (LIMITS.cork, 1));
-    // Nor what is pushed.
+    // A push ends the delay.
     t.sides[0].stream.commit(4, true, Time(t.now));
     t.pump(0);
     assert_eq!(t.sides[0].out.messages.len(), 1);
@@ -485,7 +485,7 @@ fn what_is_committed_after_the_end_is_said_not_to_be_sent() {
     t.pump(0);
     t.settle();
     assert_eq!(t.read(1, 100), b"first");
-    // The peer has all, though it does not finish itself.
+    // The peer has acknowledged everything, although it has not ended its own direction.
     assert!(t.sides[0].stream.sending().end_acknowledged());
     assert_eq!(t.sides[0].stream.end(), None);
 }
@@ -500,7 +500,7 @@ fn a_program_may_give_its_peer_less_time() {
         while t.carry(0, true).is_some() {}
     }
     assert_eq!(t.now, LIMITS.ask + 250);
-    // But not none at all: somebody has to look for the answer.
+    // Even a limit of 0 leaves time for the driver to read the answer.
     let mut t = Two::new();
     t.sides[0].stream.set_give_up(Some(0));
     t.write(0, b"hello?");
@@ -518,7 +518,7 @@ fn an_idle_peer_is_asked_if_wanted() {
     t.wait(400);
     assert_eq!(t.sides[0].out.messages.len(), 1);
     t.settle();
-    // It lives.
+    // The peer has answered the probe.
     assert_eq!(t.sides[0].stream.deadline(&LIMITS), Some(Time(800)));
     t.now = 800;
     while t.sides[0].stream.end().is_none() {
@@ -542,7 +542,7 @@ fn what_comes_twice_is_acknowledged_once_more() {
         t.hear(1, message, bytes);
     }
     t.sides[1].out.messages.clear();
-    // The acknowledgement got lost: data and end are said again.
+    // The acknowledgement was lost, so data and end are sent again.
     for (message, bytes) in &said {
         t.hear(1, message, bytes);
         let answer = t.sides[1].out.messages.pop_front().map(|m| m.0);
@@ -559,7 +559,7 @@ fn readers_are_woken_for_what_was_sent_together() {
     let mut t = Two::new();
     t.write(0, &data(150));
     t.carry(0, false);
-    // There is something, but the rest comes at once.
+    // Data are readable, but the remainder of the send follows at once.
     let r = t.sides[1].stream.receiving();
     assert!(r.readable().len > 0 && !r.is_pushed());
     t.carry(0, false);

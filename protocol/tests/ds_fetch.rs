@@ -1,4 +1,4 @@
-//! A stream connection, rule by rule: what is announced and fetched, rings, ports without room.
+//! Rules of a stream connection: announcements, GETs, rings, and ports without room.
 
 mod ds_two;
 
@@ -26,7 +26,7 @@ fn a_long_piece_is_announced_and_fetched() {
     let gets = &t.sides[1].out.gets;
     let parts: Vec<u32> = gets.iter().map(|g| g.0.from.len).collect();
     assert_eq!(parts, [1_000, 1_000, 500]);
-    // The second one is done first: nothing can be read before the first.
+    // The second GET is finished first, so no byte is readable before the first GET is finished.
     let first = t.sides[1].out.gets.pop_front().unwrap();
     t.fetch(1, Ok(()));
     assert!(!t.sides[1].stream.ready().readable);
@@ -48,7 +48,7 @@ fn what_comes_behind_an_announcement_is_taken_and_waits() {
     t.carry(0, false);
     assert!(!t.sides[1].stream.ready().readable);
     assert!(!t.sides[1].stream.receiving().is_pushed());
-    // The end, too.
+    // The end of the stream waits, too.
     t.sides[0].stream.shut();
     t.pump(0);
     t.carry(0, false);
@@ -58,7 +58,7 @@ fn what_comes_behind_an_announcement_is_taken_and_waits() {
     assert!(t.sides[1].stream.receiving().is_pushed());
     assert_eq!(t.sides[1].stream.state(), StreamState::CloseWait);
     assert_eq!(t.read(1, 1_000), [data(600), b"small".to_vec()].concat());
-    // All of it is acknowledged only now.
+    // Everything is acknowledged after the GET only.
     t.settle();
     assert_eq!(t.sides[0].stream.state(), StreamState::FinWait2);
 }
@@ -82,7 +82,7 @@ fn announcements_that_are_not_fetched_yet_become_one() {
     assert_eq!(t.read(1, 10_000), data(600).repeat(4));
 }
 
-/// Pieces of 600 bytes are announced; GETs that are in flight.
+/// Announces chunks of 600 bytes. Returns the sizes of the GETs in flight.
 fn announce(t: &mut Two, pieces: usize) -> Vec<u32> {
     for _ in 0..pieces {
         t.write(0, &data(600));
@@ -100,12 +100,12 @@ fn in_flight(t: &Two) -> Vec<u32> {
 fn a_short_piece_waits_while_two_gets_are_in_flight() {
     let mut t = Two::new();
     assert_eq!(announce(&mut t, 3), [600, 600]);
-    // What follows is merged with it.
+    // The next announcement is merged with the last range.
     assert_eq!(announce(&mut t, 1), [600, 600, 1_000, 200]);
     t.settle();
     assert_eq!(t.read(1, 10_000), data(600).repeat(4));
     t.settle();
-    // It goes when a GET has ended, in whatever way.
+    // The last range is fetched after any GET has ended, with success or not.
     assert_eq!(announce(&mut t, 3), [600, 600]);
     t.fetch(1, Ok(()));
     assert_eq!(in_flight(&t), [600, 600]);
@@ -123,20 +123,20 @@ fn a_short_piece_waits_while_two_gets_are_in_flight() {
 
 #[test]
 fn a_short_piece_that_cannot_grow_does_not_wait() {
-    // Bytes of a message behind it.
+    // The bytes of a message follow the range.
     let mut t = Two::new();
     assert_eq!(announce(&mut t, 3), [600, 600]);
     t.write(0, b"small");
     t.carry(0, false);
     assert_eq!(in_flight(&t), [600, 600, 600]);
-    // The end.
+    // The end of the stream follows the range.
     let mut t = Two::new();
     assert_eq!(announce(&mut t, 3), [600, 600]);
     t.sides[0].stream.shut();
     t.pump(0);
     t.carry(0, false);
     assert_eq!(in_flight(&t), [600, 600, 600]);
-    // A source.
+    // A source follows the range.
     let mut t = Two::new();
     assert_eq!(announce(&mut t, 3), [600, 600]);
     t.lend(0, &data(900));
@@ -150,7 +150,7 @@ fn more_announcements_than_there_are_places_for_are_asked_for_again() {
     t.sides[1].out.get_room = 0;
     t.sides[0].limits.threshold = 30;
     let mut all = Vec::new();
-    // What is in between keeps them apart.
+    // The short data between the announcements prevent merging.
     for piece in [data(40), data(3)].iter().cycle().take(3 * FETCHES) {
         assert_eq!(t.write(0, piece), piece.len());
         all.extend(piece);
@@ -174,16 +174,16 @@ fn a_full_ring_is_filled_and_waits_for_room() {
     let mut written = t.write(0, &all);
     assert_eq!(written, RING as usize);
     t.settle();
-    // The last quarter is acknowledged when it is asked after.
+    // The last quarter is acknowledged after a question only.
     t.wait_for(0);
     t.settle();
-    // The ring of the sender is free again as the receiver has all; its own is full.
+    // The send ring is free again because the receiver has all bytes; the receive ring is full.
     written += t.write(0, &all[written..]);
     assert!(t.sides[0].out.messages.is_empty());
     assert!(t.sides[0].stream.deadline(&LIMITS).is_some());
     assert_eq!(t.sides[0].stream.sending().unsent(), RING);
     assert!(!t.sides[0].stream.ready().writable);
-    // A little room is told when it is asked after, and used by a message.
+    // Little room is announced after a question only, and used by a message.
     let mut got = t.read(1, 300);
     assert!(t.sides[1].out.messages.is_empty());
     t.wait_for(0);
@@ -205,7 +205,7 @@ fn a_failed_get_is_made_anew_once_the_peer_was_heard_of() {
     t.carry(0, false);
     t.now = 30;
     t.fetch(1, Err(Failure::TimedOut));
-    // It asks first.
+    // The receiver asks for a sign of life first.
     assert!(t.sides[1].out.gets.is_empty());
     assert!(matches!(
         t.carry(1, false),
@@ -215,7 +215,7 @@ fn a_failed_get_is_made_anew_once_the_peer_was_heard_of() {
     t.carry(0, false);
     let (get, _, deadline) = t.sides[1].out.gets[0];
     assert_eq!((get.failed, deadline), (1, Time(t.now + 2 * LIMITS.get)));
-    // However often it failed: not later than anything may be on its way.
+    // After many failures, the deadline is limited by `hold`.
     for _ in 0..2 {
         t.fetch(1, Err(Failure::TimedOut));
         t.wait(LIMITS.ask);
@@ -267,7 +267,7 @@ fn nothing_is_fetched_from_a_peer_that_may_be_another_one() {
     let mut t = Two::new();
     t.write(0, &data(600));
     let (said, _) = t.sides[0].out.messages.pop_front().unwrap();
-    // It is read now, and may be as old as 100.
+    // The message is read now, and was sent after time 100.
     t.now = 100 + LIMITS.fresh + 1;
     let now = Time(t.now);
     t.sides[1].stream.receive(&said, Time(100), &LIMITS, now);
@@ -278,7 +278,7 @@ fn nothing_is_fetched_from_a_peer_that_may_be_another_one() {
     let (_, post_by, deadline) = t.sides[1].out.gets[0];
     assert_eq!(post_by, Time(t.now + 2 * LIMITS.fresh));
     assert_eq!(deadline, Time(t.now + LIMITS.get));
-    // A little later the time counts from when it was alive.
+    // A message that was read in time counts from the time at which it was sent.
     let mut t = Two::new();
     t.write(0, &data(600));
     let (said, _) = t.sides[0].out.messages.pop_front().unwrap();
@@ -298,7 +298,7 @@ fn a_refused_get_stops_nothing_else() {
     t.write(1, b"other way");
     t.settle();
     assert_eq!(t.read(0, 100), b"other way");
-    // It is tried again soon.
+    // The GET is tried again soon.
     t.sides[1].out.get_room = 1;
     t.wait_for(1);
     t.settle();
@@ -321,7 +321,7 @@ fn while_the_port_refuses_gets_the_peer_loses_no_time() {
         step(&mut t);
     }
     assert_eq!(t.sides[1].stream.end(), None);
-    // What fails from then on has the time that is left.
+    // Later failures count only against the remaining time.
     t.sides[1].out.get_room = 1;
     let since = t.now;
     while t.sides[1].stream.end().is_none() {
@@ -344,19 +344,19 @@ fn the_send_ring_of_a_lost_connection_rests() {
     let mut t = Two::new();
     t.now = 40;
     t.sides[0].stream.abort(Time(t.now));
-    // However long the port keeps what it has got.
+    // The port may keep its messages for any time.
     t.wait(5 * LIMITS.hold);
     let stream = &mut t.sides[0].stream;
     assert_eq!(stream.send_ring_free(&LIMITS), RingFree::Uncommitted);
     stream.committed(Time(t.now));
     let rest = Time(t.now + 2 * (LIMITS.fresh + LIMITS.hold));
     assert_eq!(stream.send_ring_free(&LIMITS), RingFree::At(rest));
-    // Said once more it changes nothing.
+    // A second call has no effect.
     stream.committed(Time(t.now + 1));
     assert_eq!(stream.send_ring_free(&LIMITS), RingFree::At(rest));
     t.sides[1].stream.committed(Time(t.now));
     assert_eq!(t.sides[1].stream.send_ring_free(&LIMITS), RingFree::No);
-    // Who aborts when the peer has all and knows it need not wait.
+    // An abort needs no wait if the peer acknowledged everything.
     let mut t = Two::new();
     t.sides[0].stream.shut();
     t.pump(0);
@@ -401,14 +401,14 @@ fn no_more_is_fetched_than_the_ring_of_the_peer_has() {
     let mut stream = new();
     say(&mut stream, 0, SHORT + 1);
     assert_eq!(stream.end(), broken);
-    // All that the peer was not told to be here counts.
+    // Bytes count until their acknowledgement was sent.
     let mut stream = new();
     say(&mut stream, 0, SHORT - 1);
     say(&mut stream, SHORT - 1, 1);
     assert_eq!(stream.end(), None);
     say(&mut stream, SHORT, 1);
     assert_eq!(stream.end(), broken);
-    // What it was told to be here does not.
+    // Acknowledged bytes do not count.
     let mut stream = new();
     let mut out = Out {
         room: 10,
@@ -436,11 +436,11 @@ fn a_get_that_took_too_long_has_brought_nothing() {
     t.now = deadline.0 + 1;
     t.fetch(1, Ok(()));
     assert_eq!(t.sides[1].stream.receiving().readable().len, 0);
-    // It is made anew.
+    // The GET is posted again.
     t.wait(LIMITS.ask);
     t.settle();
     assert_eq!(t.read(1, 1_000), data(600));
-    // At its deadline it is in time.
+    // A result at the deadline is in time.
     let mut t = Two::new();
     t.write(0, &data(600));
     t.carry(0, false);
@@ -457,7 +457,7 @@ fn the_receive_ring_is_written_to_until_the_last_get_is_over() {
     t.sides[1].stream.abort(Time(t.now));
     t.pump(1);
     assert!(!t.sides[1].stream.is_quiet());
-    // The outcome first, the end later.
+    // The outcome is reported before the quiet state.
     let (get, ..) = t.sides[1].out.gets.pop_front().unwrap();
     let failed = Some(Err(Failure::TimedOut));
     let s = &mut t.sides[1].stream;
@@ -475,7 +475,7 @@ fn a_port_that_is_gone_leaves_nothing_to_wait_for() {
     t.settle();
     t.sides[1].stream.shut();
     t.pump(1);
-    // The last acknowledgement can't be sent any more.
+    // The port cannot send the last acknowledgement.
     t.sides[0].out.room = 0;
     t.carry(1, false);
     t.sides[0].stream.down(Time(t.now));
@@ -491,7 +491,7 @@ fn a_port_without_room_is_tried_again() {
     t.sides[0].out.room = 0;
     t.write(0, &all);
     assert!(t.sides[0].out.messages.is_empty());
-    // Until then there is nothing to do.
+    // The stream has no deadline until the port has room.
     assert_eq!(t.sides[0].stream.deadline(&LIMITS), None);
     for _ in 0..100 {
         for room in [1, 0] {
@@ -523,7 +523,7 @@ fn a_program_without_patience_for_its_peer_has_some_for_gets() {
     t.carry(0, false);
     t.now = LIMITS.get;
     t.fetch(1, Err(Failure::TimedOut));
-    // The peer answers all the time, and no GET brings anything.
+    // The peer answers all questions, and all GETs fail.
     while t.now < LIMITS.give_up * 3 / 4 {
         t.wait(LIMITS.ask);
         while t.carry(1, false).is_some() || t.carry(0, false).is_some() {}

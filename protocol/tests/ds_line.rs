@@ -1,4 +1,4 @@
-//! A queue of numbers, against a plain one.
+//! Comparison of the queue of numbers with a simple model.
 
 mod heap;
 
@@ -17,7 +17,7 @@ fn first_come_first_served_and_each_once() {
         random = random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
-        // One is never below the bound.
+        // The highest number in this test is not below the bound.
         let number = (random >> 40) as u32 % (BOUND as u32 + 1);
         let at = (random >> 50) as usize % BOUND;
         assert_eq!(line.get(at), model.get(at).copied());
@@ -38,8 +38,8 @@ fn first_come_first_served_and_each_once() {
     assert!(full);
 }
 
-/// Those of two nodes wait for places, which come back one by one or some at once. Each takes as many as
-/// it gets, and wants more.
+/// Connections of two nodes wait for a bounded number of units per node. Units are returned one at
+/// a time, or several together. Each connection wants more than it gets.
 #[test]
 fn nobody_gets_any_twice_before_one_that_waits() {
     const ALL: usize = 6;

@@ -1,5 +1,5 @@
-//! What is remembered of peers and users: servers and neighbours that failed, shares of users, notes of
-//! clients that came from somewhere else.
+//! Tables about peers and users: failed servers and neighbours, shares of users, and requests of
+//! clients that use another route than announced.
 
 use protocol::ds::{Failures, Host, OpenLimits, Pending, Program, Shares, Subject};
 use protocol::{Memory, Time};
@@ -42,7 +42,7 @@ fn who_fails_again_is_avoided_for_longer() {
     let mut pauses = Vec::new();
     for _ in 0..9 {
         known.fail(late, PAUSE, now);
-        // Others that were begun at the same time.
+        // An attempt that began at the same time counts as the same failure.
         known.fail(late, PAUSE, now);
         let began = now;
         while known.is_avoided(&late, now) {
@@ -76,7 +76,7 @@ fn only_what_failed_is_avoided() {
     ];
     for other in others {
         assert!(!known.is_avoided(&other, Time(1)), "{other:?}");
-        // Nor does one that is well let the other be tried.
+        // The success of another subject has no effect on the failed one.
         known.succeed(&other);
     }
     assert!(known.is_avoided(&late, Time(1)));
@@ -92,7 +92,7 @@ fn the_oldest_is_forgotten() {
     assert_eq!(avoided.collect::<Vec<_>>(), [false, true, true]);
 }
 
-/// Subjects that share a number are not taken for each other.
+/// Subjects with equal hashes are distinguished.
 #[test]
 fn a_number_is_no_proof() {
     #[derive(Clone, Copy, PartialEq, Eq)]
@@ -138,12 +138,12 @@ fn a_user_has_a_share() {
     for _ in 0..2 {
         shares.give(7);
     }
-    // Nothing is left of him, and nothing comes of giving back what nobody has.
+    // The user has no entry any more, and returning an unused unit has no effect.
     assert_eq!(shares.count(7), 0);
     shares.give(7);
     assert_eq!(shares.count(7), 0);
     assert!(shares.take(9, 1) && shares.take(10, 1));
-    // No more users than there are things.
+    // The table has no room for more users than units.
     assert!(!shares.take(11, 1));
 }
 

@@ -1,6 +1,5 @@
-//! Negotiation of direct sockets: rule by rule, and both ends under every order of loss and delay
-//! that a random walk finds. What must hold: both use the same in the end, or the connection is
-//! dead, which the server knows.
+//! Negotiation of direct sockets: single rules, and random walks with loss and delay of messages.
+//! Invariant: both ends finally use the same path, or the server knows that the connection is dead.
 
 use protocol::ds::{
     decline, Accepted, Client, ClientSays, Fallback, OpenLimits, Opening, Pending, Server,
@@ -24,7 +23,7 @@ impl Memory for Heap {
 }
 
 mod rand_like {
-    /// Numbers from a seed.
+    /// Pseudo-random numbers from a seed.
     pub struct Walk(u64);
 
     impl Walk {
@@ -113,7 +112,7 @@ fn the_usual_course() {
     assert!(client.receive(&accept, &LIMITS, Time(7)));
     assert_eq!(client.server(), Some(server_end()));
     let Some(ClientSays::Answer(confirm)) = client.next(&LIMITS, Time(7)) else {
-        panic!("the client says nothing");
+        panic!("the client sends no message");
     };
     assert!(server.receive(&confirm));
     assert_eq!(server.state(), Accepted::Direct);
@@ -131,7 +130,7 @@ fn who_could_not_ask_says_nothing_of_the_peer() {
         }
     }
     assert_eq!(client.fallback(), Some(Fallback::NoPlace));
-    // One that gets through is taken back, and tells.
+    // If only some questions were sent, the client cancels them, for the same reason.
     let mut client = Client::new(connect(7, 1000), Time(0));
     assert!(client.next(&LIMITS, Time(0)).is_some());
     let now = client.deadline().unwrap();
@@ -157,7 +156,7 @@ fn who_gets_no_answer_uses_tcp_and_does_not_ask_for_some_time() {
     }
     assert_eq!(now, Time(u64::from(LIMITS.asks) * LIMITS.ask));
     assert_eq!(client.fallback(), Some(Fallback::Silent));
-    // The last one tells a server that has heard the first ones.
+    // The last message cancels the request at a server that received only earlier ones.
     assert_eq!(said.len(), 4);
     assert_eq!(said[3], ClientSays::Cancel(c));
     let mut silent = match SilentNodes::<Heap>::new(2) {
@@ -190,7 +189,7 @@ fn who_is_declined_uses_tcp_at_once_for_that_reason() {
             let said = decline(c.cookie, c.client.id, why);
             assert!(client.receive(&said, &LIMITS, Time(1)));
             assert_eq!(client.state(), Opening::Tcp);
-            // Nobody waits there.
+            // No other server waits for this client, so no message is due.
             assert_eq!(client.next(&LIMITS, Time(1)), None);
             assert!(client.is_alone());
             client.fallback().unwrap()
@@ -246,15 +245,16 @@ fn an_acceptance_that_comes_too_late_is_answered_with_tcp() {
     for _ in 0..2 {
         client.receive(&accept, &LIMITS, now);
         let Some(ClientSays::Answer(said)) = client.next(&LIMITS, now) else {
-            panic!("the client says nothing");
+            panic!("the client sends no message");
         };
         assert_eq!((said.answer, said.to), (Answer::Fallback, server_end().id));
     }
-    // Who uses it does not change his mind.
+    // A client with direct data cannot change to TCP.
     let mut client = Client::new(c, Time(0));
     client.next(&LIMITS, Time(0));
     client.receive(&answer(&c, Answer::Offer), &LIMITS, Time(1));
-    // There is no TCP connection yet, so it is one of an older client that was taken.
+    // The handshake of TCP is not complete, so this answer belongs to an older connection of the
+    // client.
     client.receive(&accept, &LIMITS, Time(1));
     assert_eq!(client.state(), Opening::Offered);
     client.tcp_up(&LIMITS, Time(1));
@@ -266,7 +266,7 @@ fn an_acceptance_that_comes_too_late_is_answered_with_tcp() {
 
 #[test]
 fn clients_of_a_node_don_t_take_each_other_s_place() {
-    // Whatever the secret is, ports that differ anywhere are others.
+    // With every secret, ports that differ in any bit have separate entries.
     for secret in [0, u64::MAX, 0x5555_5555_5555_5555, 0xffff_ffff] {
         let mut waiting = Pending::<Heap>::new(64, 64, secret).unwrap();
         let ports: Vec<u16> = (0..16).map(|bit| 1 << bit).chain([0, u16::MAX]).collect();
@@ -296,7 +296,7 @@ fn answers_to_somebody_else_are_not_heard() {
             ..right
         },
         answer(&c, Answer::Confirm),
-        // Before it was offered.
+        // This answer arrives before the offer.
         answer(&c, Answer::Accept(server_end())),
     ] {
         assert!(!client.receive(&wrong, &LIMITS, Time(1)));
@@ -330,7 +330,7 @@ fn answers_to_somebody_else_are_not_heard() {
         assert!(!server.receive(&wrong));
     }
     assert_eq!(server.state(), Accepted::Waiting);
-    // Data by TCP says the same as the client would.
+    // Data on the TCP connection have the same effect as the client's answer.
     let mut other = Server::new(&asked, server_end(), &LIMITS, Time(0));
     assert!(other.tcp_came());
     assert_eq!(other.state(), Accepted::Tcp(Fallback::TcpData));
@@ -348,7 +348,7 @@ fn who_takes_it_for_another_connection_is_not_used() {
     let c = connect(7, 1000);
     let mut client = Client::new(c, Time(0));
     client.next(&LIMITS, Time(0));
-    // Before it was offered: it is for an older connection of the same addresses.
+    // An answer before the offer belongs to an older connection with the same addresses.
     let accepted = |client: &mut Client, end| {
         client.receive(&answer(&c, Answer::Accept(end)), &LIMITS, Time(1));
         match client.next(&LIMITS, Time(1)) {
@@ -366,7 +366,7 @@ fn who_takes_it_for_another_connection_is_not_used() {
     assert_eq!(accepted(&mut client, other), fallback);
     assert_eq!(accepted(&mut client, server_end()), confirm);
     assert_eq!(client.server(), Some(server_end()));
-    // Who uses TCP says so to everybody.
+    // A client that uses TCP answers every server with `Fallback`.
     let mut client = Client::new(c, Time(0));
     client.next(&LIMITS, Time(0));
     client.give_up(Fallback::TcpOnly);
@@ -386,26 +386,26 @@ fn those_that_wait_are_bounded_and_forgotten() {
     }
     let busy = Err(Decline::Busy);
     assert_eq!(waiting.ask(NODE, &connect(1, 9), &LIMITS, Time(0)), busy);
-    // The same once more needs no place, and is remembered from now on.
+    // A repeated request needs no new entry, and refreshes the existing one.
     waiting
         .ask(NODE, &connect(1, 0), &LIMITS, Time(30))
         .unwrap();
     assert_eq!(waiting.len(), 3);
-    // A node takes no place of others until all are taken.
+    // A node cannot use entries of others until the table is full.
     for node in 10..15 {
         let taken = waiting.ask(NodeId(node), &connect(1, 0), &LIMITS, Time(30));
         assert!(taken.is_ok());
     }
     let other = waiting.ask(NodeId(16), &connect(1, 0), &LIMITS, Time(30));
     assert_eq!(other, busy);
-    // A connection of one node is not that of another.
+    // A request of one node does not match a connection of another one.
     let tuple = connect(1, 1).tuple;
     assert!(waiting
         .take(NodeId(10), &tuple, &LIMITS, Time(40))
         .is_none());
     assert!(waiting.take(NODE, &tuple, &LIMITS, Time(40)).is_some());
     assert!(waiting.take(NODE, &tuple, &LIMITS, Time(40)).is_none());
-    // Only whoever has asked takes it back.
+    // Only the client that made a request can cancel it.
     waiting.cancel(NODE, &connect(2, 2));
     assert_eq!(waiting.len(), 7);
     waiting.cancel(NODE, &connect(1, 2));
@@ -423,7 +423,7 @@ fn a_client_whose_connection_is_being_taken_waits_for_no_other_one() {
     let tuple = said.tuple;
     assert_eq!(waiting.ask(NODE, &said, &LIMITS, Time(0)), Ok(true));
     let asked = waiting.begin_take(NODE, &tuple, &LIMITS, Time(1)).unwrap();
-    // Until it is made, which may take long, what it says once more is for that one.
+    // While the connection is created, which may take long, repeated requests belong to it.
     let later = Time(1 + 3 * LIMITS.keep);
     assert_eq!(waiting.ask(NODE, &said, &LIMITS, Time(2)), Ok(false));
     assert_eq!(waiting.ask(NODE, &said, &LIMITS, later), Ok(false));
@@ -433,7 +433,7 @@ fn a_client_whose_connection_is_being_taken_waits_for_no_other_one() {
     assert_eq!(waiting.len(), 1);
     waiting.taken(&asked);
     assert!(waiting.is_empty());
-    // The next connection with this address is another one, also if it comes before that.
+    // A later connection with the same addresses has its own request, even if it arrives earlier.
     assert_eq!(waiting.ask(NODE, &said, &LIMITS, later), Ok(true));
     let asked = waiting.begin_take(NODE, &tuple, &LIMITS, later).unwrap();
     assert_eq!(waiting.ask(NODE, &connect(2, 5), &LIMITS, later), Ok(true));
@@ -443,7 +443,7 @@ fn a_client_whose_connection_is_being_taken_waits_for_no_other_one() {
     assert_eq!(next.connect.cookie, 2);
 }
 
-/// What is on its way.
+/// Message in flight.
 enum Mail {
     ToServer(ClientSays),
     ToClient(Answered),
@@ -456,8 +456,8 @@ struct Seen {
     dead: u32,
 }
 
-/// One connection: messages are lost, doubled and late, TCP is slow, the server's program takes its
-/// time. `Err`: what does not hold.
+/// Simulates one connection. Messages are lost, duplicated and delayed, TCP is slow, and the
+/// server's program accepts late. Returns a description of the violated invariant as error.
 fn walk(seed: u64, seen: &mut Seen) -> Result<(), String> {
     let mut r = Walk::new(seed);
     let loss = [0, 10, 40][r.below(3) as usize];
@@ -499,7 +499,7 @@ fn walk(seed: u64, seen: &mut Seen) -> Result<(), String> {
                 }
             }
         }
-        // Decisions are final.
+        // The client's decision is final.
         let before = client.state();
         while let Some(says) = client.next(&LIMITS, time) {
             out.push(Mail::ToServer(says));
@@ -513,7 +513,7 @@ fn walk(seed: u64, seen: &mut Seen) -> Result<(), String> {
         if tcp_at == Some(now) {
             client.tcp_up(&LIMITS, time);
         }
-        // The server's program takes the connection.
+        // The server's program accepts the connection.
         if tcp_at.is_some_and(|at| now == at + accept_time) && listens {
             match waiting.take(NODE, &c.tuple, &LIMITS, time) {
                 Some(asked) => server = Some(Server::new(&asked, server_end(), &LIMITS, time)),
@@ -572,6 +572,6 @@ fn both_ends_agree() {
     }
     let part = |n: u32, of: u32| n > seeds as u32 / of;
     assert!(part(seen.direct, 10) && part(seen.tcp, 10), "{seen:?}");
-    // Some have lost all answers.
+    // Some connections lost all answers.
     assert!(seen.dead > 0 && !part(seen.dead, 10), "{seen:?}");
 }

@@ -1,4 +1,4 @@
-//! Bytes of a stream that don't go through rings: sources of the sender, memory of the reader.
+//! Data of a stream outside of the rings: sources of the sender, memory of the reader.
 
 mod ds_two;
 
@@ -10,11 +10,15 @@ use std::collections::HashMap;
 use wire::ds::{Ack, ConnId, Head, Message};
 use wire::ids::Nla;
 
-/// What is in memory that was given back.
+/// Contents of memory that was returned to its owner.
 const POISON: u8 = 0xdb;
 
 fn state(t: &Two, id: SourceId) -> SourceState {
-    t.sides[0].stream.sending().source(id).expect("a source")
+    t.sides[0]
+        .stream
+        .sending()
+        .source(id)
+        .expect("no such source")
 }
 
 #[test]
@@ -23,7 +27,7 @@ fn a_source_is_fetched_as_far_as_there_is_room() {
     let all = data(10_000);
     t.write(0, b"before");
     let id = t.lend(0, &all).unwrap();
-    // Nothing goes into the send ring that would not have a place of its own there.
+    // The source uses all numbers of the send ring, so the ring accepts no bytes.
     assert_eq!(t.sides[0].stream.sending().room().len, 0);
     t.settle();
     assert_eq!(t.sides[1].stream.receiving().available(), RING);
@@ -35,7 +39,7 @@ fn a_source_is_fetched_as_far_as_there_is_room() {
         t.settle();
     }
     assert_eq!(got, [b"before".to_vec(), all].concat());
-    // It is told at once when all of it is there.
+    // The complete source is acknowledged at once.
     let whole = SourceState {
         acknowledged: 10_000,
         over: true,
@@ -92,13 +96,13 @@ fn a_readers_memory_that_is_withdrawn_is_not_used_any_more() {
     t.sides[1].stream.offer_sink(9_000);
     t.pump(1);
     t.fetch(1, Ok(()));
-    // The third one before the second.
+    // The third GET is finished before the second.
     let second = t.sides[1].out.gets.pop_front().unwrap();
     t.fetch(1, Ok(()));
     t.sides[1].out.gets.push_front(second);
     assert_eq!(t.sides[1].stream.withdraw_sink(), 1_000);
     t.sides[1].stream.release_sources(None);
-    // What was on its way is over now, and brings nothing.
+    // GETs in flight end now, and their data are discarded.
     while !t.sides[1].out.gets.is_empty() {
         let (get, ..) = t.sides[1].out.gets.pop_front().unwrap();
         assert!(get.sink.is_some());
@@ -151,7 +155,7 @@ fn a_source_that_is_withdrawn_ends_where_the_peer_says() {
     assert_eq!(state(&t, id), cut);
     t.sides[0].stream.let_source_go(id);
     t.sides[0].sources[0].1.fill(POISON);
-    // What follows comes when the numbers without bytes were read past.
+    // The following data arrive after the reader has passed the numbers without bytes.
     let mut got = Vec::new();
     while got.len() < RING as usize + 5 {
         if t.sides[0].stream.sending().room().len >= 5 && got.len() == RING as usize {
@@ -182,7 +186,7 @@ fn a_withdrawal_does_not_wait_for_a_reader_who_has_all() {
     assert!(t.sides[0].stream.withdraw_source(id, true));
     t.pump(0);
     t.settle();
-    // The reader has not looked yet.
+    // The reader has not noticed that its memory is filled.
     let cut = SourceState {
         acknowledged: 4_000,
         over: true,
@@ -207,7 +211,7 @@ fn a_withdrawal_does_not_wait_for_a_reader_who_took_his_memory_back() {
     let had = t.sides[1].stream.withdraw_sink();
     t.sides[1].stream.release_sources(None);
     t.settle();
-    // The rest has no room in the ring, and nobody reads.
+    // The remainder has no room in the ring, and the program does not read.
     assert!(!state(&t, id).over);
     assert!(t.sides[0].stream.withdraw_source(id, true));
     t.pump(0);
@@ -248,7 +252,7 @@ fn who_copies_to_the_ring_keeps_his_place_when_what_is_before_it_is_withdrawn() 
 #[test]
 fn no_more_is_lent_than_the_reader_could_pass_if_it_is_withdrawn() {
     let mut t = Two::new();
-    // A reader waits who takes nothing.
+    // A reader waits that never provides memory.
     t.sides[1].stream.hold_sources(0);
     let lend = |t: &mut Two| {
         assert_eq!(t.write(0, b"x"), 1);
@@ -275,7 +279,7 @@ fn no_more_is_lent_than_the_reader_could_pass_if_it_is_withdrawn() {
         got.extend(some);
     }
     assert_eq!(got, [b'x'; 12]);
-    // The sender hears of it when it asks, or is told something.
+    // The sender learns the read position from the next message of the peer.
     t.write(1, b"y");
     t.settle();
     assert!(lend(&mut t).is_some());
@@ -284,7 +288,7 @@ fn no_more_is_lent_than_the_reader_could_pass_if_it_is_withdrawn() {
 #[test]
 fn where_a_get_that_failed_may_still_write_nothing_is_left_out() {
     let mut t = Two::new();
-    // More than there is room for, so that something is left of it.
+    // The source is larger than the ring, so a part of it is not fetched.
     let all = data(6_000);
     t.sides[1].out.get_room = 2;
     let id = t.lend(0, &all).unwrap();
@@ -293,7 +297,7 @@ fn where_a_get_that_failed_may_still_write_nothing_is_left_out() {
     for _ in 0..2 {
         let (get, ..) = t.sides[1].out.gets.pop_front().unwrap();
         let s = &mut t.sides[1].stream;
-        // Not quiet: it may come late.
+        // The GET is not quiet: its data may arrive late.
         s.get_ended(get.id, Some(Err(Failure::TimedOut)), None, &LIMITS, Time(0));
     }
     assert!(t.sides[0].stream.withdraw_source(id, true));
@@ -322,11 +326,11 @@ fn a_source_has_a_name_of_its_own() {
     t.sides[0].out.room = 0;
     let first = t.lend(0, &data(1_000)).unwrap();
     assert!(t.sides[0].stream.withdraw_source(first, true));
-    // It begins where that did.
+    // The second source begins at the number of the first one.
     let second = t.lend(0, &data(1_000)).unwrap();
     assert_ne!(first, second);
     assert_eq!(t.sides[0].stream.sending().source(first), None);
-    // Nor does the owner of the first one do anything to it.
+    // The name of the first source has no effect on the second one.
     t.sides[0].stream.withdraw_source(first, true);
     t.sides[0].stream.let_source_go(first);
     assert!(!state(&t, second).withdrawn);
@@ -343,7 +347,7 @@ fn an_answer_to_a_withdrawal_is_not_forgotten_for_another_one() {
     t.sides[1].stream.hold_sources(0);
     let first = t.lend(0, &data(1_000)).unwrap();
     t.carry(0, false);
-    // One that is withdrawn before it is said, and is not the last.
+    // This source is withdrawn before it is announced, and is not the last item of the stream.
     t.sides[0].out.room = 0;
     let second = t.lend(0, &data(600)).unwrap();
     t.write(0, b"behind");
@@ -351,13 +355,16 @@ fn an_answer_to_a_withdrawal_is_not_forgotten_for_another_one() {
     t.sides[0].out.room = 10_000;
     t.pump(0);
     while t.carry(0, false).is_some() {}
-    // The answer finds no room.
+    // The port has no room for the answer.
     t.sides[1].out.room = 0;
     assert!(t.sides[0].stream.withdraw_source(first, true));
     t.pump(0);
     let cut = |(m, _): &(Message, Vec<u8>)| matches!(m, Message::RmaCut { .. });
     let said = t.sides[0].out.messages.iter().filter(|m| cut(m)).count();
-    assert_eq!(said, 1, "the second one before the first is answered");
+    assert_eq!(
+        said, 1,
+        "the second withdrawal was sent before the answer to the first"
+    );
     while t.carry(0, false).is_some() {}
     let head = Head {
         conn: ConnId::new(1, 5),
@@ -368,7 +375,7 @@ fn an_answer_to_a_withdrawal_is_not_forgotten_for_another_one() {
         ack: FIRST[1],
         edge: FIRST[1].plus(RING),
     };
-    // A peer that says it all the same is not listened to.
+    // The receiver ignores a second withdrawal that arrives too early.
     let early = Message::RmaCut {
         head,
         ack,
@@ -398,7 +405,7 @@ fn memory_of_a_program_that_is_gone_is_not_lent_for_long() {
     t.lend(0, &data(16_000)).unwrap();
     t.sides[0].stream.close(Time(0));
     t.pump(0);
-    // The peer reads slowly, but does.
+    // The peer reads slowly but steadily.
     while t.now < 10_000 && t.sides[0].stream.end().is_none() {
         for ticks in [190, 5, 5] {
             t.wait(ticks);
@@ -408,7 +415,7 @@ fn memory_of_a_program_that_is_gone_is_not_lent_for_long() {
         t.settle();
     }
     assert_eq!(t.sides[0].stream.end(), Some(End::OrphanTimeout));
-    // Not before: each time that something was acknowledged counts for the rest.
+    // The limit is 8,000 ticks after the close, regardless of acknowledgements.
     assert!((8_000..8_400).contains(&t.now), "{}", t.now);
 }
 
@@ -420,7 +427,7 @@ fn a_source_nobody_was_told_of_was_never_there() {
     assert!(t.sides[0].stream.withdraw_source(id, true));
     assert_eq!(t.sides[0].stream.sending().source(id), None);
     assert_eq!(t.sides[0].stream.sending().unacknowledged(), 0);
-    // Unless something is behind it.
+    // If data follow the source, its numbers stay used.
     let id = t.lend(0, &data(100)).unwrap();
     t.write(0, b"behind");
     assert!(t.sides[0].stream.withdraw_source(id, true));
@@ -526,7 +533,7 @@ fn a_source_behind_the_room_breaks_the_rules() {
     assert_eq!(end, Some(End::Broken(Broken::Room)));
 }
 
-/// A small generator: the same seed gives the same walk.
+/// Small pseudo-random generator; the same seed gives the same walk.
 struct Random(u64);
 
 impl Random {
@@ -543,22 +550,23 @@ impl Random {
     }
 }
 
-/// What was written: bytes, or a source of which it is not known yet how much counts.
+/// Item written to the stream: bytes, or a source whose final length is unknown until it is
+/// finished.
 enum Piece {
     Bytes(Vec<u8>),
     Lent(SourceId, usize, Vec<u8>),
 }
 
-/// A reader and a writer who use rings, sources and a reader's memory at random, while messages and
-/// GETs are lost, doubled, and late.
+/// Random walk of a reader and a writer. They use rings, sources and a reader's memory, while
+/// messages and GETs are lost, duplicated and delayed.
 struct Walk {
     t: Two,
     random: Random,
     pieces: Vec<Piece>,
     got: Vec<u8>,
-    /// Messages that come once more.
+    /// Messages that are delivered again.
     old: Vec<(Message, Vec<u8>)>,
-    /// Which memory of a reader a GET goes to, and which is lent now.
+    /// Reader's memory that each GET writes to (`sinks`), and the present one (`lent`).
     sinks: HashMap<u16, u32>,
     lent: u32,
     lossy: bool,
@@ -599,7 +607,7 @@ impl Walk {
         }
     }
 
-    /// Sources that are over are bytes, and their memory is used for something else.
+    /// Replaces finished sources by their bytes, and overwrites their memory.
     fn settle(&mut self, withdraw: bool) {
         for piece in &mut self.pieces {
             let Piece::Lent(id, place, bytes) = piece else {
@@ -613,7 +621,7 @@ impl Walk {
                 *piece = Piece::Bytes(Vec::new());
                 continue;
             }
-            let state = s.stream.sending().source(*id).expect("a source");
+            let state = s.stream.sending().source(*id).expect("no such source");
             if state.over {
                 bytes.truncate(state.acknowledged as usize);
                 s.stream.let_source_go(*id);
@@ -654,7 +662,7 @@ impl Walk {
             }
             _ => {
                 let most = self.random.below(3_000) as u32;
-                // As far as there are bytes, seen before they are read.
+                // Position behind the first readable bytes, determined before they are read.
                 let receiving = self.t.sides[1].stream.receiving();
                 let all = receiving.available();
                 let skip = self.random.below(u64::from(all) + 1) as u32;
@@ -684,7 +692,7 @@ impl Walk {
         }
     }
 
-    /// What was posted since goes to the memory that is lent now.
+    /// Assigns GETs that were posted since the last call to the present memory of the reader.
     fn note(&mut self) {
         for (get, ..) in &self.t.sides[1].out.gets {
             if get.sink.is_some() {
@@ -710,7 +718,7 @@ impl Walk {
             Ok(())
         };
         if old {
-            // Its memory is another one.
+            // The GET belongs to memory that was taken back.
             self.t.sides[1].out.gets.pop_front();
             let (quiet, now) = (Some(Quiet::Settled), Time(self.t.now));
             let stream = &mut self.t.sides[1].stream;
@@ -759,7 +767,7 @@ impl Walk {
         for piece in &self.pieces {
             match piece {
                 Piece::Bytes(bytes) => written.extend(bytes),
-                Piece::Lent(..) => panic!("seed {seed}: a source is not over"),
+                Piece::Lent(..) => panic!("seed {seed}: a source is not finished"),
             }
         }
         let wrong = (written.iter().zip(&self.got)).position(|(a, b)| a != b);

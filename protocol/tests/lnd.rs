@@ -1,4 +1,4 @@
-//! Rules of EX-LND, one by one.
+//! Rules of the LND protocol, one by one.
 
 mod lnd_net;
 
@@ -15,7 +15,7 @@ fn short_payload_comes_with_the_request() {
             assert!(ends[0].submit(2, token, len, false, 100, 0));
             let events = settle(&mut ends, 0);
             let ticket = offer(&events);
-            // Nothing is answered before LNet has it.
+            // The request is not answered before LNet has it.
             assert_eq!(ends[0].outcomes.get(&token), None);
             let (name, taking, data) = ends[1].accept(ticket, 0);
             assert_eq!((name, taking == Taking::Copy), (token, len > 0));
@@ -41,7 +41,7 @@ fn long_payload_is_fetched_and_its_address_released_once() {
 
 #[test]
 fn what_lnet_does_not_want_is_answered() {
-    // Dropped: that is no error. Refused: the peer's LNet has not seen it.
+    // A dropped message is a success. A refused message was not seen by the peer's LNet.
     for (taken, expected) in [
         (true, Outcome::Delivered),
         (false, Outcome::NotDelivered(Why::Refused)),
@@ -65,12 +65,12 @@ fn what_lnet_does_not_want_is_answered() {
 fn a_get_that_failed_is_made_anew_when_the_peer_was_alive_since() {
     let (mut ends, ticket) = fetching();
     ends[1].lnd.fetched(ticket, lost(), Time(5));
-    // The peer has to say something first.
+    // The peer must give a sign of life first.
     ends[1].collect();
     assert!(ends[1].events.is_empty());
     let events = settle(&mut ends, 6);
     assert_eq!(fetch(&events), Some(ticket));
-    // As often as may be.
+    // The GET fails until the limit of tries is reached.
     for i in 1..LIMITS.tries {
         ends[1]
             .lnd
@@ -90,7 +90,7 @@ fn a_get_is_only_posted_for_a_peer_that_was_alive_a_short_time_ago() {
     let mut ends = pair();
     assert!(ends[0].submit(2, 7, 5000, true, 1000, 0));
     let ticket = offer(&settle(&mut ends, 0));
-    // LNet takes its time.
+    // LNet decides late.
     let now = LIMITS.fresh;
     ends[1].accept(ticket, now);
     ends[1].collect();
@@ -103,7 +103,7 @@ fn a_get_is_only_posted_for_a_peer_that_was_alive_a_short_time_ago() {
         }
         _ => panic!("{events:?}"),
     }
-    // One that comes too late counts as failed, whatever it brought.
+    // A result after the deadline counts as failure, even a successful one.
     ends[1]
         .lnd
         .fetched(ticket, Ok(()), Time(now + LIMITS.get + 1));
@@ -118,7 +118,7 @@ fn memory_is_revoked_at_the_deadline_and_the_address_rests() {
     ends[0].simple();
     assert_eq!(ends[0].outcomes[&7], Outcome::Unknown(Why::TimedOut));
     assert_eq!((ends[0].exposed.len(), ends[0].addresses.len()), (0, 1));
-    // The peer hears of it, and gives up.
+    // The peer receives the cancellation, and ends its GETs.
     let events = settle(&mut ends, 1000);
     assert!(events.contains(&(2, Event::Received(ticket, false))));
     assert!(ends[0].addresses.is_empty());
@@ -132,7 +132,7 @@ fn the_address_rests_for_long_if_the_peer_is_gone() {
     while !ends[0].outcomes.contains_key(&7) {
         now += 1;
         while ends[0].lnd.expire(Time(now), 10) {}
-        // Nobody is there.
+        // The peer does not answer.
         ends[0].pump(100, now);
         ends[0].simple();
     }
@@ -151,7 +151,7 @@ fn the_address_rests_for_long_if_the_peer_is_gone() {
 
 #[test]
 fn lost_requests_come_again_and_lnet_sees_them_once() {
-    // Each message of the exchange gets lost once, or comes twice.
+    // One message of the exchange is lost, or arrives twice.
     for (lose, twice) in (0..12).flat_map(|i| [(i, 99), (99, i)]) {
         let mut ends = pair();
         assert!(ends[0].submit(2, 4, 300, false, 10_000, 0));
@@ -189,7 +189,7 @@ fn lost_requests_come_again_and_lnet_sees_them_once() {
 #[test]
 fn a_busy_peer_gets_it_later() {
     let mut ends = pair();
-    // All places that the sender may have are taken by messages that LNet keeps.
+    // LNet keeps messages in all slots of the sender.
     let mut kept = Vec::new();
     for i in 0..6 {
         ends[0].submit(2, i, 5, false, 10_000, 0);
@@ -210,7 +210,7 @@ fn a_busy_peer_gets_it_later() {
     settle(&mut ends, 200);
     assert_eq!(ends[0].lnd.counters().peer_busy, 1);
     assert_eq!(ends[0].outcomes.get(&100), None);
-    // LNet wants one of them at last.
+    // LNet requests one of them now.
     assert_eq!(ends[1].lnd.receive(kept[0], 5, Time(201)), Taking::Copy);
     ends[1].lnd.copied(kept[0]);
     let now = 200 + LIMITS.busy;
@@ -224,7 +224,7 @@ fn a_busy_peer_gets_it_later() {
 #[test]
 fn cancelled_before_lnet_saw_it_is_certain() {
     let mut ends = pair();
-    // A session, and then a request of which a part gets lost.
+    // Begins a session, and then sends a request of which a part is lost.
     assert!(ends[0].submit(2, 2, 10, false, 1000, 0));
     let ticket = offer(&settle(&mut ends, 0));
     ends[1].accept(ticket, 0);
@@ -233,17 +233,17 @@ fn cancelled_before_lnet_saw_it_is_certain() {
     let said = ends[0].pump(100, 1);
     ends[1].take(&said[0], 1, 1);
     while ends[0].lnd.expire(Time(5), 10) {}
-    // Its owner is told before the peer answers.
+    // The owner is notified before the peer answers.
     ends[0].simple();
     assert_eq!(ends[0].outcomes[&4], Outcome::Unknown(Why::TimedOut));
     settle(&mut ends, 5);
     assert!(ends.iter().all(|e| e.lnd.is_over()));
-    // What comes late is not taken any more.
+    // The late request is ignored.
     for m in &said {
         ends[1].take(m, 6, 6);
     }
     assert_eq!(settle(&mut ends, 6), []);
-    // With memory that takes a while to be revoked the owner hears more.
+    // If revocation of the memory takes time, the answer still reaches the owner.
     assert!(ends[0].submit(2, 6, 300, true, 20, 10));
     let said = ends[0].pump(100, 10);
     assert_eq!(said.len(), 1);
@@ -266,7 +266,7 @@ fn cancelled_before_lnet_saw_it_is_certain() {
 
 #[test]
 fn a_cancelled_message_is_not_given_to_lnet_and_one_that_lnet_has_is_said_to_have_failed() {
-    // How far LNet is, what the peer is told then, and at last.
+    // Progress of LNet, its decision, and the final outcome.
     for (offered, taken, expected) in [
         (false, true, Outcome::NotDelivered(Why::Cancelled)),
         (true, false, Outcome::NotDelivered(Why::Refused)),
@@ -284,11 +284,11 @@ fn a_cancelled_message_is_not_given_to_lnet_and_one_that_lnet_has_is_said_to_hav
         if offered {
             ends[1].collect();
         }
-        // Its revocation takes a while.
+        // The revocation takes time.
         while ends[0].lnd.expire(Time(10), 10) {}
         ends[0].collect();
         let Some(Event::Revoke(revoked, 7)) = ends[0].events.pop_front() else {
-            panic!("nothing is revoked");
+            panic!("no revocation is requested");
         };
         let carry = |ends: &mut [lnd_net::End; 2]| {
             for (from, to) in [(0, 1), (1, 0)] {
@@ -300,7 +300,7 @@ fn a_cancelled_message_is_not_given_to_lnet_and_one_that_lnet_has_is_said_to_hav
         carry(&mut ends);
         if offered {
             let Some(Event::Offer(ticket, _)) = ends[1].events.pop_front() else {
-                panic!("nothing is offered");
+                panic!("no message is offered");
             };
             ends[1].lnd.parsed(ticket, taken);
             carry(&mut ends);

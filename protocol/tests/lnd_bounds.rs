@@ -1,5 +1,4 @@
-//! Rules of EX-LND that keep one peer from taking what others need, and a table from being full for
-//! long.
+//! Bounds of the LND protocol: a peer leaves resources to others, and tables do not stay full.
 
 mod lnd_net;
 
@@ -10,7 +9,7 @@ use std::collections::HashMap;
 use wire::ids::NodeId;
 use wire::lnd::{Answer, Hello, Incarnation, Key, Message, Note, Notes, Verdict, What, VERSION};
 
-/// Messages that LNet of a node is given.
+/// Returns the messages that are offered to a node's LNet.
 fn offers(events: &[(u16, Event<u32>)], node: u16) -> Vec<Ticket> {
     let all = events.iter().filter_map(|e| match e {
         (n, Event::Offer(ticket, _)) if *n == node => Some(*ticket),
@@ -32,7 +31,7 @@ fn hello(key: u32) -> Message {
     })
 }
 
-/// The key that an end has told a node in its last answer.
+/// Returns the key of the last `WELCOME` that accepts a session.
 fn told(said: &[Moving]) -> Option<Key> {
     said.iter().rev().find_map(|m| match m.message {
         Message::Welcome(w) if w.answer == Answer::Yes => Some(w.own.key),
@@ -40,7 +39,7 @@ fn told(said: &[Moving]) -> Option<Key> {
     })
 }
 
-/// Requests and fragments of them.
+/// Returns the number of requests and fragments.
 fn parts(said: &[Moving]) -> usize {
     let part = |m: &&Moving| matches!(m.message, Message::Request(_) | Message::Fragment(_));
     said.iter().filter(part).count()
@@ -52,7 +51,7 @@ fn parts_of_a_request_interrupt_the_receiver_now_and_then_and_at_the_end() {
     for (token, len) in [(0, 0), (1, 100), (2, 4096), (3, 7000)] {
         assert!(ends[0].submit(2, token, len, false, 10_000, 0));
         if token == 0 {
-            // A session begins.
+            // The first message begins the session.
             let ticket = offer(&settle(&mut ends, 0));
             ends[1].accept(ticket, 0);
             settle(&mut ends, 0);
@@ -70,7 +69,7 @@ fn parts_of_a_request_interrupt_the_receiver_now_and_then_and_at_the_end() {
         }
         let ticket = offer(&settle(&mut ends, 0));
         ends[1].accept(ticket, 0);
-        // All other messages do.
+        // All other messages interrupt the receiver.
         let notes = ends[1].pump(100, 0);
         assert!(!notes.is_empty() && notes.iter().all(|m| !m.quiet));
         for m in &notes {
@@ -99,14 +98,14 @@ fn what_lnet_keeps_does_not_keep_out_what_it_waits_for() {
         assert_eq!((header[0], len, here), (i.into(), 300, true));
         names.insert(i, ends[1].buffers[&ticket.index()][..300].to_vec());
         assert!(ends[1].lnd.kept(ticket));
-        // As LNet says at last.
+        // LNet reports its decision later.
         ends[1].lnd.parsed(ticket, true);
         settle(&mut ends, 0);
         assert_eq!(ends[0].outcomes[&i], Outcome::Delivered);
         assert!(ends.iter().all(|e| e.lnd.is_over()));
         assert_eq!(names[&i], ends[0].letters[&i]);
     }
-    // What has to be fetched is not here to be kept.
+    // A message with payload to fetch cannot be kept as copy.
     assert!(ends[0].submit(2, 200, 300, true, 10_000, 0));
     let ticket = offer(&settle(&mut ends, 0));
     assert!(!ends[1].lnd.kept(ticket));
@@ -154,7 +153,7 @@ fn a_peer_that_ends_sessions_again_and_again_takes_no_more_places_than_its_own()
         end.pump(100, now);
         end.simple();
         end.lnd.check().unwrap();
-        // What rests, and what is sent or waits.
+        // Messages in `Resting`, and as many others as slots.
         let most = 3 * usize::from(CAPACITY.slots);
         assert!(end.lnd.sends() <= most, "{key}: {}", end.lnd.sends());
         assert!(end.submit(3, 1000 + key, 5, false, now + 1, now), "{key}");
@@ -162,7 +161,7 @@ fn a_peer_that_ends_sessions_again_and_again_takes_no_more_places_than_its_own()
     let unknown = Outcome::Unknown(Why::PeerLost);
     let lost = end.outcomes.values().filter(|o| **o == unknown).count();
     assert!(lost >= 2 * usize::from(CAPACITY.slots), "{lost}");
-    // It is over at some time.
+    // The messages are finished after the time limit.
     now += LIMITS.memory();
     expire(&mut end, now);
     end.pump(100, now);
@@ -170,7 +169,8 @@ fn a_peer_that_ends_sessions_again_and_again_takes_no_more_places_than_its_own()
     assert!(end.submit(2, 5000, 500, true, now + 1000, now));
 }
 
-/// Node 2 has said that it is busy so often.
+/// Answers a request with `BUSY` the given number of times. Returns the time and number of parts of
+/// each try.
 fn busy(times: usize) -> Vec<(u64, usize)> {
     let mut ends = pair();
     assert!(ends[0].submit(2, 2, 10, false, 100_000, 0));
@@ -201,13 +201,13 @@ fn busy(times: usize) -> Vec<(u64, usize)> {
                 assert_eq!(ends[0].outcomes[&4], Outcome::Delivered);
                 return said;
             }
-            // As the peer would say, which has not seen it.
+            // The answer of a peer that has not accepted the request.
             let what = What::Answer(Verdict::Busy);
-            let own = ends[0].key.expect("a session");
+            let own = ends[0].key.expect("no session exists");
             let note = notes(own, &[Note { what, place }]);
             let _ = ends[0].lnd.take(NodeId(2), &note, Time(now), Time(now));
             ends[0].pump(100, now);
-            // The number counts all the same.
+            // The number of the request is used up nevertheless.
             let cancel = What::Cancel;
             let theirs = request.unwrap().0;
             let note = notes(
@@ -250,7 +250,7 @@ fn what_is_said_to_be_missing_is_sent_once_for_each_question() {
         what: What::Missing,
         place: request.place,
     };
-    let own = ends[0].key.expect("a session");
+    let own = ends[0].key.expect("no session exists");
     let mut sent = 0;
     let mut asked = 0;
     for now in 2..202 {
@@ -270,7 +270,7 @@ fn what_is_said_to_be_missing_is_sent_once_for_each_question() {
 #[test]
 fn who_is_forgotten_is_told() {
     let mut ends: Vec<End> = (1..8).map(|n| End::new(n, u64::from(n) * 77)).collect();
-    // More nodes have something for node 1, one after the other, than it has places for.
+    // More nodes than peer entries send a message to node 1, one after the other.
     for (now, node) in (2..8u16).enumerate() {
         let (now, token) = (now as u64, u32::from(node));
         assert!(ends[usize::from(node) - 1].submit(1, token, 5, false, 10_000, now));
@@ -284,7 +284,7 @@ fn who_is_forgotten_is_told() {
         );
     }
     assert_eq!(ends[0].lnd.peer_state(NodeId(2)), None);
-    // The one that has said nothing for the longest time went, and knows it.
+    // The peer that was silent for the longest time was removed, and was notified.
     assert_eq!(ends[1].lnd.peer_state(NodeId(1)), Some(PeerState::New));
     assert_eq!(ends[6].lnd.peer_state(NodeId(1)), Some(PeerState::Up));
     assert!(ends[1].submit(1, 50, 5, false, 10_000, 10));
@@ -302,7 +302,7 @@ fn a_node_that_says_much_gets_one_answer_at_a_time() {
             .lnd
             .take(NodeId(9), &notes(Key(key), &[]), Time(0), Time(0));
     }
-    // Others have places.
+    // Other nodes have entries, too.
     for node in 20..27 {
         let _ = end
             .lnd
@@ -310,7 +310,7 @@ fn a_node_that_says_much_gets_one_answer_at_a_time() {
     }
     assert!(end.submit(2, 1, 5, false, 100, 0));
     let mut out = Vec::new();
-    // They are not all said before a peer's turn comes.
+    // A peer's messages are sent before all of these answers.
     assert!(end_pump(&mut end, &mut out, 4));
     assert!(out.iter().any(|m| m.to == 2), "{out:?}");
     while end_pump(&mut end, &mut out, 4) {}
@@ -319,7 +319,7 @@ fn a_node_that_says_much_gets_one_answer_at_a_time() {
     assert!((20..27).all(|node| to(node) == 1));
 }
 
-/// Sends about so many messages.
+/// Sends about `most` messages. Returns whether there are more.
 fn end_pump(end: &mut End, said: &mut Vec<Moving>, most: usize) -> bool {
     let (more, out) = end.pump_some(most, 0);
     said.extend(out);
@@ -357,7 +357,7 @@ fn who_has_greeted_long_ago_is_not_alive() {
     }
     assert_eq!(now, LIMITS.give_up);
     assert!(!end.submit(2, 2, 10, false, 10_000, now));
-    // One that has done so a short time ago is.
+    // A peer whose greeting is recent counts as alive.
     let mut end = End::new(1, 5);
     assert!(end.submit(2, 1, 10, false, 10_000, 0));
     let last = LIMITS.give_up - 1;
@@ -375,8 +375,8 @@ fn what_waits_for_a_busy_peer_ends_with_it() {
     let ticket = offer(&settle(&mut ends, 0));
     ends[1].accept(ticket, 0);
     settle(&mut ends, 0);
-    // The peer says nothing of one message, and that it is busy for another one, so often that this
-    // waits for longer than a peer is asked that has gone.
+    // The peer does not answer one message, and answers `BUSY` to another one. The second message
+    // then waits longer than the time after which a silent peer is down.
     assert!(ends[0].submit(2, 4, 10, false, 10_000, 0));
     ends[0].pump(100, 0);
     assert!(ends[0].submit(2, 6, 10, false, 10_000, 0));
@@ -386,7 +386,7 @@ fn what_waits_for_a_busy_peer_ends_with_it() {
             if let (Message::Request(r), true) = (m.message, busy < 5) {
                 busy += 1;
                 let what = What::Answer(Verdict::Busy);
-                let own = ends[0].key.expect("a session");
+                let own = ends[0].key.expect("no session exists");
                 let note = notes(
                     own,
                     &[Note {
@@ -433,7 +433,7 @@ fn places_count_on_when_their_numbers_wrap() {
 #[test]
 fn a_peer_that_brings_nothing_leaves_gets_to_others() {
     let mut ends = [End::new(1, 11), End::new(2, 22), End::new(3, 33)];
-    // The first one's payload never comes.
+    // The payload of the first sender never arrives.
     for i in 0..4 {
         assert!(ends[0].submit(2, i, 900, true, 10_000, 0));
     }
@@ -451,7 +451,7 @@ fn a_peer_that_brings_nothing_leaves_gets_to_others() {
     }
     let most = CAPACITY.fetches as usize;
     assert_eq!(posted.len(), most);
-    // Those that wait for the peer to be alive count all the same.
+    // Messages that wait for a sign of life count, too.
     for ticket in posted.drain(..) {
         ends[1].lnd.fetched(ticket, lnd_net::lost(), Time(1));
     }
@@ -460,12 +460,12 @@ fn a_peer_that_brings_nothing_leaves_gets_to_others() {
         posted.extend(fetches(&settle(&mut ends, now)));
     }
     assert_eq!(posted.len(), most);
-    // Another one is not concerned.
+    // Another peer is not affected.
     assert!(ends[2].submit(2, 100, 900, true, 10_000, 15));
     let ticket = offers(&settle(&mut ends, 15), 2)[0];
     ends[1].accept(ticket, 15);
     assert_eq!(fetches(&settle(&mut ends, 15)).len(), 1);
-    // When one is over the next one's turn comes, without anything else.
+    // The end of one message starts the GET of the next one, without further events.
     ends[1].lnd.fetched(posted[0], Ok(()), Time(16));
     assert!(fetches(&settle(&mut ends, 16)).is_empty());
     assert!(ends[1].lnd.next_deadline().is_some_and(|t| t <= Time(16)));

@@ -1,5 +1,5 @@
-//! What LNet keeps of EX-LND: copies that are found by the name that their message had, and of which
-//! no peer has so many that nothing is left to others.
+//! Copies of messages that LNet keeps: they are found by the name of the message, and one peer
+//! cannot use the whole table.
 
 mod lnd_net;
 
@@ -25,8 +25,7 @@ fn a_message_that_has_the_place_of_one_that_is_kept_is_another_one() {
     assert_eq!(number as u32, first.index());
     assert_eq!(kept.insert(number, NodeId(1), 1), Ok(()));
     assert!(ends[1].lnd.kept(first));
-    // The next request is in the same place, and LNet says once more by its old name that it has no
-    // use for the first one.
+    // The next request has the same table entry. LNet drops the first message by its old name.
     assert!(ends[0].submit(2, 3, 10, false, 10_000, 0));
     let second = offer(&settle(&mut ends, 0));
     assert_eq!(second.index(), first.index());
@@ -54,26 +53,26 @@ fn peers_whose_messages_are_kept_leave_room_to_others() {
         }
         counts.push(count);
     }
-    // A quarter each, and then half of what is left.
+    // The first nodes get a quarter each, and later ones half of the free entries.
     assert_eq!(counts, [256, 256, 256, 128, 64, 32, 16, 8]);
     assert_eq!(kept.len(), counts.iter().sum::<usize>());
-    // What is taken makes room for that peer; one that has more waits for others.
+    // A removed copy makes room for its node, but not for a node with more copies.
     let last = number - 1;
     assert_eq!(kept.take(last), Some(last));
     assert_eq!(kept.insert(5000, NodeId(0), 5), Err(5));
     assert_eq!(kept.insert(5000, NodeId(7), 5), Ok(()));
     assert_eq!(kept.insert(5001, NodeId(7), 6), Err(6));
     assert_eq!(kept.insert(5001, NodeId(8), 6), Ok(()));
-    // One has as many as there is room if there is little at all.
+    // In a small table, one node gets half of the entries.
     let mut few = table(16);
     let taken = (0..20).filter(|i| few.insert(*i, NodeId(1), *i).is_ok());
     assert_eq!(taken.count(), 8);
-    // All that there were are found.
+    // All inserted copies are found.
     for i in 0..20 {
         assert_eq!(few.take(i).is_some(), i < 8);
     }
     assert!(few.is_empty());
-    // Who has none any more is not remembered.
+    // A node without copies has no entry.
     for i in 0..100 {
         assert_eq!(few.insert(i, NodeId(i as u16), i), Ok(()));
         assert_eq!(few.take(i), Some(i));

@@ -1,4 +1,4 @@
-//! Rules of EX-LND about sessions and bounds, one by one.
+//! Rules of the LND protocol about sessions, one by one.
 
 mod lnd_net;
 
@@ -24,10 +24,10 @@ fn a_peer_that_does_not_answer_is_not_tried_for_a_while() {
     assert_eq!(now, LIMITS.give_up);
     assert!((4..10).contains(&hellos), "{hellos}");
     assert_eq!(end.outcomes[&1], Outcome::NotDelivered(Why::Unreachable));
-    // Refused at once; later it is tried again.
+    // A message is refused now, and accepted after `dead`.
     assert!(!end.submit(2, 2, 10, false, 10_000, now));
     assert!(end.submit(2, 3, 10, false, 10_000, now + LIMITS.dead));
-    // One that asks for a session itself is alive.
+    // A peer that greets counts as alive.
     let mut end = End::new(1, 5);
     let mut peer = End::new(2, 6);
     assert!(end.submit(2, 1, 10, false, 10_000, 0));
@@ -43,13 +43,13 @@ fn a_peer_that_does_not_answer_is_not_tried_for_a_while() {
 #[test]
 fn a_restarted_peer_is_noticed() {
     let (mut ends, ticket) = fetching();
-    // The sender begins anew, with other keys; it sends at once.
+    // The sender is restarted with other keys, and sends at once.
     ends[0] = End::new(1, 99);
     assert!(ends[0].submit(2, 8, 10, false, 1000, 1));
     let events = settle(&mut ends, 1);
     assert!(events.contains(&(2, Event::Received(ticket, false))));
     assert!(events.iter().any(|e| matches!(e, (2, Event::Offer(..)))));
-    // The receiver does: what it has not answered is lost for the sender.
+    // The receiver is restarted, and the sender's unanswered request is lost.
     let (mut ends, _) = fetching();
     ends[1] = End::new(2, 99);
     while ends[0].lnd.expire(Time(10), 10) {}
@@ -83,7 +83,7 @@ fn an_old_hello_changes_nothing() {
     assert!(ends[0].submit(2, 2, 10, false, 1000, 0));
     let first = ends[0].pump(100, 0);
     assert!(matches!(first[0].message, Message::Hello(_)));
-    // It arrives, and once more when node 1 is another one.
+    // The message arrives now, and again after node 1 was restarted.
     ends[1].take(&first[0], 0, 0);
     ends[0] = End::new(1, 77);
     assert!(ends[0].submit(2, 4, 5000, true, 1000, 1));
@@ -121,7 +121,7 @@ fn other_versions_are_told() {
         }
         _ => panic!("{said:?}"),
     }
-    // Who is told so gives up, whatever the reason; only an answer to its own greeting counts.
+    // A declined end gives up for every reason. Only the answer to its own greeting counts.
     for answer in [Answer::Version, Answer::Full, Answer::Closing] {
         let mut end = End::new(1, 5);
         assert!(end.submit(2, 2, 10, false, 1000, 0));
@@ -163,7 +163,7 @@ fn other_versions_are_told() {
         let said = end.pump(10, 1 + LIMITS.dead);
         assert!(matches!(said[0].message, Message::Hello(_)));
     }
-    // As a peer that ends says it.
+    // An interface that is being closed declines.
     let mut ends = pair();
     assert!(ends[0].submit(2, 2, 10, false, 1000, 0));
     ends[1].lnd.close(Time(0));
@@ -171,11 +171,10 @@ fn other_versions_are_told() {
     assert_eq!(ends[0].outcomes[&2], Outcome::NotDelivered(Why::Unwelcome));
 }
 
-/// Two ends, the first of which has said a request that waits for its answer; its place, and the
-/// keys that go with messages to the first end and to the second.
+/// Returns two ends, the slot of a request that waits for its answer, and both session keys.
 fn waiting() -> ([End; 2], Place, Key, Key) {
     let mut ends = pair();
-    // Both have said something: their keys are known.
+    // Both ends have sent a message, so the keys are known.
     assert!(ends[0].submit(2, 2, 10, false, 1000, 0));
     let ticket = offer(&settle(&mut ends, 0));
     ends[1].accept(ticket, 0);
@@ -185,7 +184,7 @@ fn waiting() -> ([End; 2], Place, Key, Key) {
     let Message::Request(request) = said[0].message else {
         panic!("{said:?}");
     };
-    let own = ends[0].key.expect("a session");
+    let own = ends[0].key.expect("no session exists");
     (ends, request.place, own, request.key)
 }
 
@@ -199,7 +198,7 @@ fn notes_of_others_change_nothing() {
     };
     let (_, place, key, theirs) = waiting();
     assert_ne!(key, theirs);
-    // One field at a time is not what it has to be: the node, the key, the slot, the number.
+    // One field is wrong at a time: node, key, slot or number.
     let slot = |slot| Place { slot, ..place };
     let seq = |seq| Place { seq, ..place };
     let cases = [
@@ -212,7 +211,7 @@ fn notes_of_others_change_nothing() {
         (2, done(key, slot(255))),
         (2, done(key, seq(place.seq.wrapping_add(1)))),
         (2, done(key, seq(place.seq.wrapping_sub(1)))),
-        // The key that ends the session is that of the other end.
+        // `STALE` needs the key of the other end.
         (2, Message::Stale(key)),
         (3, Message::Stale(theirs)),
     ];
@@ -223,7 +222,7 @@ fn notes_of_others_change_nothing() {
         assert!(!ends[0].outcomes.contains_key(&7), "{node} {message:?}");
         assert_eq!(ends[0].lnd.peer_state(NodeId(2)), Some(PeerState::Up));
     }
-    // All of them as they have to be.
+    // All fields are correct.
     let (mut ends, ..) = waiting();
     ends[0]
         .lnd
@@ -252,7 +251,7 @@ fn what_is_taken_has_bounds() {
     };
     let full = end.lnd.submit(NodeId(2), &letter, Time(1), 50, Time(0));
     assert_eq!(full, Err((Refusal::Full, 50)));
-    // Peers: those that nothing goes on with make room.
+    // New peers replace idle ones.
     let mut end = End::new(1, 5);
     for node in 2..6 {
         assert!(end.submit(node, u32::from(node), 1, false, 100, 0));
@@ -276,10 +275,10 @@ fn the_end_of_an_interface_ends_everything() {
     assert_eq!(rest, [Event::Received(ticket, false)]);
     assert_eq!(ends[1].outcomes[&9], Outcome::NotDelivered(Why::Closing));
     assert!(ends[1].lnd.is_over());
-    // The other one is told.
+    // The other end is notified.
     settle(&mut ends, 2);
     assert_eq!(ends[0].outcomes[&7], Outcome::Unknown(Why::PeerLost));
-    // If that gets lost it hears when it asks.
+    // If the notification is lost, the other end receives it after a question.
     let (mut ends, _) = fetching();
     ends[1].lnd.close(Time(1));
     let said = ends[1].pump(10, 1);
@@ -293,7 +292,8 @@ fn the_end_of_an_interface_ends_everything() {
 
 #[test]
 fn what_lnet_keeps_needs_no_port() {
-    // LNet of node 2 keeps two messages: one that came with its payload, one that has to be fetched.
+    // LNet of node 2 keeps two messages: one with payload in the buffer, and one with payload to
+    // fetch.
     let mut ends = pair();
     assert!(ends[1].lnd.is_idle());
     let mut kept = Vec::new();
@@ -307,13 +307,13 @@ fn what_lnet_keeps_needs_no_port() {
     ends[1].pump_dead(1);
     assert_eq!(ends[1].simple(), []);
     assert!(ends[1].lnd.is_idle() && !ends[1].lnd.is_over());
-    // Both are what they were when LNet wants them, or no more.
+    // Both are still valid when LNet requests them, but the second payload is lost.
     assert_eq!(ends[1].lnd.receive(kept[0], 300, Time(2)), Taking::Copy);
     ends[1].lnd.copied(kept[0]);
     assert_eq!(ends[1].lnd.receive(kept[1], 300, Time(2)), Taking::Gone);
     ends[1].lnd.check().unwrap();
     assert!(ends[1].lnd.is_over());
-    // What is fetched does.
+    // A message whose payload is being fetched needs the port.
     let (mut ends, ticket) = fetching();
     ends[1].lnd.down_all(Time(1));
     ends[1].collect();

@@ -1,8 +1,9 @@
 //! Random walks of ends over queues that lose, repeat and swap messages, with restarts.
 //!
-//! What must hold: LNet of the peer sees a message at most once, exactly once if its owner is told
-//! that it was delivered, and never if he is told so. What is fetched is what was exposed for it. Once
-//! nothing gets lost any more, everything ends and all addresses come back.
+//! Invariants: LNet of the peer sees a message once if its sender was told that it was delivered.
+//! It sees it up to once if the outcome is unknown, and not at all if the message was reported as
+//! not delivered. Fetched data are those exposed for the message. Without further loss, all
+//! messages end and all addresses are released.
 
 mod lnd_net;
 
@@ -25,11 +26,11 @@ struct Walk {
     now: u64,
     seed: u64,
     moving: Vec<Moving>,
-    /// GETs: node, message, what they read where, until when.
+    /// GETs: node, message, target node, address, deadline, length.
     gets: Vec<(usize, Ticket, u16, u64, u64, u32)>,
     late: Vec<(usize, Ticket)>,
     revoking: Vec<(usize, Ticket, u32)>,
-    /// What a message at a node is: token, and whether it is to be fetched.
+    /// Token of each message, by node and table index.
     names: HashMap<(usize, u32), u32>,
     seen: HashMap<u32, Seen>,
     /// Tokens whose sender or receiver was restarted.
@@ -64,7 +65,7 @@ impl Walk {
         (self.seed >> 33) % below
     }
 
-    /// One thing happens; with `fair` nothing gets lost.
+    /// Performs one random action; with `fair` no message is lost.
     fn step(&mut self, fair: bool) {
         let node = self.draw(2) as usize;
         match self.draw(12) {
@@ -104,7 +105,7 @@ impl Walk {
         }
     }
 
-    /// Nothing of before the restart is under way any more when it is over.
+    /// Restarts a node, after all messages and GETs from before have left the network.
     fn restart(&mut self, node: usize) {
         for (token, (from, to)) in &self.routes {
             if *from == node || *to == node {
@@ -165,7 +166,7 @@ impl Walk {
                 Event::Shut(ticket) => self.ends[node].lnd.shut(ticket),
                 Event::Received(ticket, done) => {
                     let token = self.names[&(node, ticket.index())];
-                    let seen = self.seen.get_mut(&token).expect("a message");
+                    let seen = self.seen.get_mut(&token).expect("no such message");
                     assert_eq!(seen.got.replace(done), None);
                     self.ends[node].lnd.finished(ticket);
                 }
@@ -177,8 +178,8 @@ impl Walk {
                 }
                 Event::Released(_, token) => {
                     let end = &mut self.ends[node];
-                    let nla = end.addresses.remove(&token).expect("released once");
-                    // The next one gets it at once.
+                    let nla = end.addresses.remove(&token).expect("released twice");
+                    // The address is reused at once.
                     end.free.push(nla);
                 }
                 Event::Peer(..) => {}
@@ -189,19 +190,19 @@ impl Walk {
     }
 
     fn offer(&mut self, node: usize, ticket: Ticket) {
-        let (_, header, len, here) = self.ends[node].lnd.offered(ticket).expect("offered");
+        let (_, header, len, here) = self.ends[node].lnd.offered(ticket).expect("no such offer");
         let token = header[0] as u32;
-        let seen = self.seen.get_mut(&token).expect("a message");
+        let seen = self.seen.get_mut(&token).expect("no such message");
         seen.offered += 1;
-        assert_eq!(seen.offered, 1, "{token} comes twice");
+        assert_eq!(seen.offered, 1, "{token} was offered twice");
         self.names.insert((node, ticket.index()), token);
         match self.draw(8) {
             0 => self.ends[node].lnd.parsed(ticket, false),
             1 | 2 => {
-                // Later; what is here may be copied for that.
+                // LNet decides later, and payload in the buffer may be copied until then.
                 let kept = self.draw(2) == 0 && self.ends[node].lnd.kept(ticket);
                 assert!(here || !kept);
-                let seen = self.seen.get_mut(&token).expect("a message");
+                let seen = self.seen.get_mut(&token).expect("no such message");
                 seen.taken = true;
                 if kept {
                     seen.got = Some(true);
@@ -211,7 +212,7 @@ impl Walk {
                 self.ends[node].lnd.parsed(ticket, true);
             }
             _ => {
-                self.seen.get_mut(&token).expect("a message").taken = true;
+                self.seen.get_mut(&token).expect("no such message").taken = true;
                 self.wants(node, ticket, token, len, here);
                 self.ends[node].lnd.parsed(ticket, true);
             }
@@ -236,7 +237,7 @@ impl Walk {
             Taking::Gone => Some(false),
             Taking::Fetch => None,
         };
-        self.seen.get_mut(&token).expect("a message").got = got;
+        self.seen.get_mut(&token).expect("no such message").got = got;
     }
 
     fn late(&mut self) {
@@ -266,7 +267,7 @@ impl Walk {
             _ if lose => lost(),
             None => Err(protocol::lnd::GetFailure::Fault),
             Some(read) => {
-                assert_eq!(read, token, "{node} fetches something else");
+                assert_eq!(read, token, "{node} fetched data of another message");
                 assert!(len as usize <= self.ends[usize::from(from)].letters[&read].len());
                 Ok(())
             }
@@ -295,7 +296,7 @@ impl Walk {
             let (from, _) = self.routes[token];
             let restarted = self.restarted.contains(token);
             let outcome = self.ends[from].outcomes.get(token);
-            assert!(outcome.is_some() || restarted, "{token} never ended");
+            assert!(outcome.is_some() || restarted, "{token} has no outcome");
             match outcome {
                 Some(Outcome::Delivered) => {
                     assert!(seen.taken && (seen.got == Some(true) || restarted));

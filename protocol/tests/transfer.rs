@@ -1,4 +1,4 @@
-//! Transfers: the rules one by one.
+//! Rules of transfers, one by one.
 
 mod heap;
 mod rma;
@@ -14,7 +14,7 @@ use wire::transfer::{Direction, Fault, FaultCause, FaultUnit};
 fn fragments_are_cut_where_either_list_is() {
     let (mut t, mut nic) = (table(), nic());
     let local = [(0x1000, 100), (0x3000, 1), (0x5000, 2999)];
-    // The second and third continue each other.
+    // The second and third fragment are adjacent.
     let remote = [(0x8000, 50), (0x9000, 60), (0x903C, 2990)];
     let id = submit(&mut t, &terms(1, 100), PUT, &local, &remote).unwrap();
     let mut all = Vec::new();
@@ -64,7 +64,7 @@ fn what_is_no_transfer_is_refused() {
         assert_eq!(r, Err(Refusal::Invalid));
     }
     assert_eq!(t.counters().refused_invalid, 5);
-    // The highest address there is.
+    // The highest possible address is valid.
     submit(&mut t, &terms(1, 9), GET, &[(u64::MAX, 1)], &[(0, 1)]).unwrap();
     let lock = Lock {
         at: LockTarget::Completer,
@@ -98,7 +98,7 @@ fn tables_are_bounded_and_give_their_places_back() {
         (1, 1, 1)
     );
     t.close(Quiet::Closed, Time(0), usize::MAX);
-    // The outcome of what was never posted is all there is to tell.
+    // Transfers without posted commands have their outcome as only report.
     for _ in 0..16 {
         let e = event(&mut t).unwrap();
         assert_eq!(e.outcome, Some(Err(Failure::Down)));
@@ -123,10 +123,10 @@ fn peers_take_turns_and_their_windows_are_bounded() {
         })
         .collect();
     assert_eq!(order, [(1, 1), (2, 3), (1, 2), (2, 3), (1, 1), (1, 2)]);
-    // One answered, one posted.
+    // One answer makes room for one command.
     assert!(take(&mut t, &sent[0], 0));
     assert_eq!(post(&mut t, &mut nic, 0).len(), 1);
-    // Without room the turn stays where it was.
+    // If the port has no room, the same peer is next.
     nic.room = 0;
     for s in &sent[1..4] {
         take(&mut t, s, 0);
@@ -134,7 +134,7 @@ fn peers_take_turns_and_their_windows_are_bounded() {
     assert_eq!(post(&mut t, &mut nic, 0).len(), 0);
     nic.room = 1;
     assert_eq!(post(&mut t, &mut nic, 0).len(), 1);
-    // In small steps.
+    // The peers are served in small steps.
     take(&mut t, &sent[4], 0);
     nic.room = usize::MAX;
     let p = t.post(&mut nic, Time(0), 1);
@@ -163,12 +163,12 @@ fn a_confirmed_put_ends_with_its_lock() {
         sent[2].descriptor.op,
         Operation::Lock { add: 0, .. }
     ));
-    // In another order: units of different nodes report.
+    // The answers arrive in another order, because units of different nodes send them.
     assert!(take(&mut t, &sent[2], 0) && take(&mut t, &sent[0], 0));
     assert!(event(&mut t).is_none());
     assert!(take(&mut t, &sent[1], 0));
     ends(&mut t, id, bytes(2000));
-    // It is no answer to anything else.
+    // A second answer of the same kind belongs to no command.
     assert!(!take(&mut t, &sent[2], 0));
     assert_eq!(t.counters().unclaimed, 1);
 }
@@ -197,7 +197,7 @@ fn the_peer_is_told_as_asked() {
                     assert!(t.take(&n));
                 }
             }
-            // The last one waits for the others.
+            // The notification is posted after all other commands are answered.
             told.push((false, false, None));
             if sent.is_empty() {
                 break;
@@ -239,7 +239,7 @@ fn the_first_error_counts_and_the_others_are_awaited() {
         cause: FaultCause::Memory,
     };
     ends(&mut t, id, Err(Failure::Fault(fault)));
-    // A time-out does not hide an error that is known.
+    // A time-out does not replace a known error.
     let id = get(&mut t, 1, 0x1000, 2048);
     let sent = post(&mut t, &mut nic, 0);
     assert!(take(&mut t, &sent[1], 2));

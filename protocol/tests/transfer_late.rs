@@ -1,4 +1,4 @@
-//! Transfers that end early: what is late, and what comes next.
+//! Transfers that end early: their late commands, and later transfers.
 
 mod heap;
 mod rma;
@@ -10,7 +10,7 @@ use rma::*;
 use wire::ids::NodeId;
 use wire::rma::{LockTarget, Operation};
 
-/// Ends a GET of `len` bytes before it is answered; returns what was posted.
+/// Ends a GET of `len` bytes before it is answered. Returns its posted commands.
 fn late(t: &mut Table, nic: &mut Nic, local: u64, len: u64) -> (Ticket, Vec<Sent>) {
     let id = get(t, 1, local, len);
     let sent = post(t, nic, 0);
@@ -26,7 +26,7 @@ fn late_answers_are_absorbed_and_end_it() {
     let (mut t, mut nic) = (table(), nic());
     let (id, sent) = late(&mut t, &mut nic, 0x1000, 2048);
     assert_eq!(t.next_deadline(), Some(Time(1100)));
-    // An error is an answer.
+    // An error is an answer, too.
     assert!(take(&mut t, &sent[0], 4));
     assert!(event(&mut t).is_none());
     assert!(take(&mut t, &sent[1], 0));
@@ -54,7 +54,7 @@ fn what_nobody_answers_is_forgotten_in_time() {
 fn what_could_be_mistaken_for_something_late_asks_first() {
     let (mut t, mut nic) = (table(), nic());
     let (old, _lost) = late(&mut t, &mut nic, 0x1000, 1000);
-    // Elsewhere, other kind, other peer: nothing in the way.
+    // Transfers at other addresses, of another kind or with another peer are posted at once.
     let others = [
         submit(&mut t, &terms(1, 900), GET, &[(0x13E8, 8)], &[(0, 8)]).unwrap(),
         submit(&mut t, &terms(1, 900), PUT, &[(0x1000, 8)], &[(0, 8)]).unwrap(),
@@ -65,7 +65,7 @@ fn what_could_be_mistaken_for_something_late_asks_first() {
     for s in &sent {
         assert!(take(&mut t, s, 0));
     }
-    // Peer 2 came in between.
+    // The command of peer 2 was posted second.
     for id in [others[0], others[2], others[1]] {
         ends(&mut t, id, bytes(8));
     }
@@ -130,7 +130,8 @@ fn what_meets_in_local_memory_goes_one_after_the_other() {
         };
         submit(&mut t, &terms, PUT, &[(local, len)], &[(0, len)]).unwrap()
     };
-    // The same; the same last fragment; in another class. The last one is in nobody's way.
+    // Same range, same last fragment, and same range in another class. The last transfer overlaps
+    // with no other one.
     let ids = [
         put(0, 0x1000, 992),
         put(0, 0x1000, 992),
@@ -169,7 +170,7 @@ fn cancelled_before_and_after_it_was_posted() {
     for s in &sent {
         assert!(take(&mut t, s, 0));
     }
-    // Its owner is still being told of the first.
+    // The owner is still receiving the first report.
     assert!(event(&mut t).is_none());
     assert!(t.told(e.ticket));
     assert_eq!(event(&mut t).unwrap().quiet, Some(Quiet::Settled));
@@ -200,7 +201,7 @@ fn a_lost_peer_ends_at_once_and_others_go_on() {
     let mine = sent.iter().find(|s| s.descriptor.node.0 == 2).unwrap();
     assert!(take(&mut t, mine, 0));
     ends(&mut t, other, bytes(64));
-    // The window of the lost one is full of late commands: the next asks whether they are over.
+    // The window of the lost peer is full of late commands, so the next command is a fence.
     let fence = post(&mut t, &mut nic, 8);
     assert_eq!(fence.len(), 1);
     assert!(matches!(fence[0].descriptor.op, Operation::Lock { .. }));
@@ -223,7 +224,7 @@ fn a_dead_port_ends_all_that_is_posted() {
     nic.dead = true;
     t.post(&mut nic, Time(0), 10);
     ends(&mut t, id, Err(Failure::Down));
-    // Closing forgets what is late, too.
+    // Closing drops late commands, too.
     let mut nic = rma::nic();
     late(&mut t, &mut nic, 0x9000, 64);
     get(&mut t, 1, 0x1000, 64);
@@ -242,7 +243,7 @@ fn a_dead_port_ends_all_that_is_posted() {
 fn a_silent_node_leaves_room_for_others_however_many_vpids_it_has() {
     let (mut t, mut nic) = (table(), nic());
     let mut refused = 0;
-    // It has all that it can get, and answers nothing.
+    // The node uses all resources that it can get, and does not answer.
     for i in 0..64u64 {
         let terms = Terms {
             vpid: vpid(1 + i as u16),
@@ -259,7 +260,7 @@ fn a_silent_node_leaves_room_for_others_however_many_vpids_it_has() {
                 refused += 1;
             }
         }
-        // Places are taken with fragments and without.
+        // Transfers with and without fragments use entries.
         if i == 16 {
             let lock = Lock {
                 at: LockTarget::Completer,
@@ -271,7 +272,7 @@ fn a_silent_node_leaves_room_for_others_however_many_vpids_it_has() {
         }
     }
     assert!(refused > 40, "{refused}");
-    // Another one still moves as much as one may have.
+    // Another node can still use its full share.
     let parts: Vec<_> = (0..29).map(|n| (n * 0x1000, 1)).collect();
     let few = &parts[..4];
     for _ in 0..3 {
@@ -285,7 +286,7 @@ fn a_silent_node_leaves_room_for_others_however_many_vpids_it_has() {
         }
         ends(&mut t, id, bytes(4));
     }
-    // All comes back.
+    // All resources are returned.
     t.close(Quiet::Closed, Time(0), usize::MAX);
     while event(&mut t).is_some() {}
     assert!(t.is_empty());
@@ -300,8 +301,7 @@ fn silent_peers_keep_no_more_than_their_share() {
     };
     let mut t: Table = Transfers::new(&CAPACITY, &limits).unwrap();
     let mut nic = nic();
-    // The same silent peer over and over: its late commands are bounded, the places of its
-    // transfers too.
+    // The same peer never answers. Its late commands and its transfers are bounded.
     for round in 0..50 {
         let now = round * 100;
         for i in 0..8 {

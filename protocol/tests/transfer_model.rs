@@ -1,5 +1,5 @@
-//! Transfers against a network that answers late, loses answers, forgets commands and reports
-//! errors, and against a plain account of what every command did.
+//! Random test of transfers. The network answers late, loses answers, drops commands and reports
+//! errors. A model records the effect of every command.
 
 mod heap;
 mod rma;
@@ -23,7 +23,7 @@ const CAPACITY: Capacity = Capacity {
 };
 const PEERS: u64 = 3;
 
-/// What is known of a transfer for certain.
+/// Certain facts about a transfer.
 struct Account {
     ticket: Ticket,
     what: Option<Move>,
@@ -31,10 +31,10 @@ struct Account {
     remote: Vec<Fragment>,
     bytes: u64,
     posted: u64,
-    /// Bytes of commands that were done without an error.
+    /// Number of bytes of commands that were executed without error.
     done: u64,
     failed: bool,
-    /// Its peer has forgotten data of it.
+    /// A restart of its peer dropped its data.
     excused: bool,
     outcome: bool,
     quiet: bool,
@@ -47,11 +47,11 @@ struct World {
     accounts: Vec<Account>,
     paths: BTreeMap<(u16, u8), Path>,
     born: BTreeMap<u64, u64>,
-    /// Calls of owners that have not returned.
+    /// Owners whose report is not finished.
     telling: Vec<Ticket>,
 }
 
-/// Address of a byte of a list.
+/// Returns the address of byte `at` of a list.
 fn place(list: &[Fragment], mut at: u64) -> Option<u64> {
     for f in list {
         if at < f.len {
@@ -62,7 +62,7 @@ fn place(list: &[Fragment], mut at: u64) -> Option<u64> {
     None
 }
 
-/// Whose command it is: remote addresses and compare operands tell.
+/// Returns the transfer that a command belongs to, by its remote address or compare operand.
 fn owner(sent: &Sent) -> Option<usize> {
     match sent.descriptor.op {
         Operation::Get { remote, .. } | Operation::Put { remote, .. } => {
@@ -74,7 +74,7 @@ fn owner(sent: &Sent) -> Option<usize> {
     }
 }
 
-/// Some local memory can't be read: each command with it fails.
+/// Returns whether a command must fail, because its local memory is unreadable.
 fn is_bad(sent: &Sent) -> bool {
     match sent.descriptor.op {
         Operation::Put { local, .. } => local % 5 == 4,
@@ -124,7 +124,7 @@ impl World {
             }
             return;
         }
-        // Little memory, so that transfers meet.
+        // The address range is small, so that transfers overlap.
         let (mut local, mut remote) = (Vec::new(), Vec::new());
         let mut s = r >> 24;
         let mut bytes = 0;
@@ -200,7 +200,7 @@ impl World {
         if let Some(a) = owner(&sent).map(|id| &mut self.accounts[id]) {
             assert!(
                 !a.outcome,
-                "a command of a transfer that has ended: {sent:?}"
+                "posted a command of a finished transfer: {sent:?}"
             );
             if let Operation::Get {
                 local, remote, len, ..
@@ -221,16 +221,19 @@ impl World {
                 assert_eq!(told, n.responder || n.requester && n.completer);
                 assert!(what.tell != Tell::Last || !last || a.done + u64::from(len) == a.bytes);
             } else if let Operation::NotificationPut { .. } = sent.descriptor.op {
-                assert_eq!(a.done, a.bytes, "told before all is done");
+                assert_eq!(
+                    a.done, a.bytes,
+                    "the peer was notified before all data were transferred"
+                );
             }
         }
-        // Nothing that is on its way looks like it, or writes to its memory.
+        // No other command in flight has the same notification, or writes to the same memory.
         if let Some((get, start, end)) = range(&sent) {
             let others = self.paths.iter().filter(|((n, _), _)| *n == node);
             for other in others.flat_map(|(_, p)| p.pending()) {
                 if let Some((g, s, e)) = range(other) {
                     let apart = g != get || e <= start || end <= s;
-                    assert!(apart, "{other:?} meets {sent:?}");
+                    assert!(apart, "{other:?} overlaps with {sent:?}");
                 }
             }
         }
@@ -240,7 +243,7 @@ impl World {
         path.requester.push_back(sent);
     }
 
-    /// Lets a unit do something, which is reported, or not.
+    /// Lets a unit execute a command. The notification may be lost.
     fn work(&mut self, r: u64, lose: bool, fail: bool) {
         let key = ((r % PEERS) as u16, (r >> 8) as u8 % 2);
         let Some(path) = self.paths.get_mut(&key) else {
@@ -265,12 +268,12 @@ impl World {
         }
         if !lose {
             let n = answer(&sent, error).unwrap();
-            // Nobody is waiting for what was forgotten.
+            // The notification of a dropped command belongs to no transfer.
             self.table.take(&n);
         }
     }
 
-    /// Commands of a peer vanish.
+    /// Drops all commands in flight to a peer.
     fn restart(&mut self, node: u16) {
         for ((n, _), path) in &mut self.paths {
             if *n == node {
@@ -286,7 +289,7 @@ impl World {
 
     fn advance(&mut self, by: u64) {
         self.now += by;
-        // Nothing is on its way for longer than late answers are waited for.
+        // A command is in flight for less than `absorb`.
         let (born, now) = (&self.born, self.now);
         let young = |s: &Sent| born[&s.number] + LIMITS.absorb > now;
         for path in self.paths.values_mut() {
@@ -342,10 +345,13 @@ impl World {
     }
 
     fn event(&mut self, e: &Event<usize>) {
-        assert!(!self.telling.contains(&e.ticket), "two things at a time");
+        assert!(
+            !self.telling.contains(&e.ticket),
+            "two reports to one owner at a time"
+        );
         let a = &mut self.accounts[e.token];
         assert_eq!(a.ticket, e.ticket);
-        assert!(!a.quiet, "something after the last");
+        assert!(!a.quiet, "a report after the last one");
         if let Some(outcome) = e.outcome {
             assert!(!a.outcome, "two outcomes");
             a.outcome = true;
@@ -357,7 +363,8 @@ impl World {
                     assert!(!a.failed);
                 }
                 Err(Failure::Fault(_)) => {
-                    // Of its own, or of the lock operation behind it.
+                    // The error belongs to a data command, or to the lock operation behind the
+                    // data.
                     let confirms = a.what.is_some_and(|w| w.confirm);
                     assert!(a.failed || confirms, "wrong error");
                 }
@@ -368,13 +375,13 @@ impl World {
             assert!(a.outcome, "quiet before the outcome");
             a.quiet = true;
             let pending = self.paths.values().flat_map(Path::pending);
-            // What tells the peer touches no memory here.
+            // A notification PUT to the peer does not access local memory.
             let tells = |s: &Sent| matches!(s.descriptor.op, Operation::NotificationPut { .. });
             let mine = pending.filter(|s| owner(s) == Some(e.token) && !tells(s));
             let mine = mine.count();
             assert!(
                 mine == 0 || quiet == Quiet::Closed,
-                "quiet: {mine} are on their way"
+                "quiet: {mine} commands are in flight"
             );
         }
     }

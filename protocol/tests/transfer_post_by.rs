@@ -1,4 +1,4 @@
-//! Transfers that may not be posted late.
+//! Transfers with a time limit for posting.
 
 mod heap;
 mod rma;
@@ -8,7 +8,7 @@ use protocol::Time;
 use rma::table::*;
 use rma::*;
 
-/// Of a GET whose commands are these; nothing of it may be posted at 20 or later.
+/// Returns the parameters of a GET whose commands must be posted before time 20.
 fn soon() -> Terms {
     Terms {
         post_by: Some(Time(20)),
@@ -22,7 +22,7 @@ fn get_soon(t: &mut Table, len: u64) -> protocol::transfer::Ticket {
 
 #[test]
 fn what_was_not_posted_in_time_is_not_posted() {
-    // Nobody has looked at the clock: whoever posts does.
+    // If `expire` was not called in time, `post` checks the limit.
     for expire in [false, true] {
         let (mut t, mut nic) = (table(), nic());
         nic.room = 0;

@@ -19,7 +19,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     /// Description of the violated invariant.
     pub fn check(&self) -> Result<(), &'static str> {
         if self.peer_flow.refused() + self.send_flow.refused() + self.receive_flow.refused() > 0 {
-            return Err("an event occurred in a state that does not permit it");
+            return Err("an event that its state forbids");
         }
         for index in 0..self.sends.capacity() {
             let at = At::from_index(index as u32);

@@ -352,7 +352,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             () if fragments != self.pool.len() => Err("wrong number of fragments of nodes"),
             () if jobs != self.jobs.len() => Err("wrong number of transfers"),
             () if flights != self.flights.len() => Err("wrong number of commands in flight"),
-            () if self.flow.refused() != 0 => Err("an event occurred in a state that does not permit it"),
+            () if self.flow.refused() != 0 => Err("an event that its state forbids"),
             () => Ok(()),
         }
     }
@@ -365,7 +365,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         while let Some(at) = next {
             next = self.flights.after::<{ super::tables::FLIGHT }>(at);
             let flight = self.flights.get(at).ok_or("no command")?;
-            let job = self.jobs.get(flight.job).ok_or("a command without a transfer")?;
+            let job = self.jobs.get(flight.job).ok_or("a command of no job")?;
             if flight.late != (job.state == State::Late) {
                 return Err("a command and its transfer differ in being late");
             }

@@ -1,4 +1,4 @@
-//! Two ends of a stream connection whose messages and GETs go through queues of the test.
+//! Two ends of a stream connection. The test carries their messages and GETs.
 
 #![allow(dead_code)]
 
@@ -26,13 +26,13 @@ pub const LIMITS: Limits = Limits {
 };
 pub const FIRST: [Seq; 2] = [Seq(u32::MAX - 700), Seq(77)];
 
-/// What left one end.
+/// Port of one end, and its receive ring.
 #[derive(Default)]
 pub struct Out {
     pub messages: VecDeque<(Message, Vec<u8>)>,
     pub gets: VecDeque<(Get, Time, Time)>,
     pub ring: Vec<u8>,
-    /// Takes no more messages than so many, and no more GETs.
+    /// Number of further messages (`room`) and GETs (`get_room`) that the port accepts.
     pub room: usize,
     pub get_room: usize,
 }
@@ -63,7 +63,7 @@ pub struct Side {
     pub out: Out,
     pub ring: Vec<u8>,
     pub limits: Limits,
-    /// Memory of sources by NLA, and of readers.
+    /// Memory of sources by NLA (`sources`), and of a reader (`sink`).
     pub sources: Vec<(u64, Vec<u8>)>,
     pub sink: Vec<u8>,
 }
@@ -134,7 +134,7 @@ impl Two {
         let gets = s.out.gets.len();
         let news = s.stream.consume(span.len, &s.limits);
         self.pump(i);
-        // Whoever has no news saves himself the call.
+        // `consume` may return false only if `pump` has no work.
         let gets = gets == self.sides[i].out.gets.len();
         assert!(news || gets, "{:?}", self.sides[i].stream);
         data
@@ -149,9 +149,9 @@ impl Two {
             result = s.stream.pump(&mut s.out, &s.limits, Time(self.now), 3);
         }
         s.stream.check().unwrap();
-        // Whoever saw that has saved himself the call.
+        // `is_calm` may return true only if `pump` has no work.
         assert!(!calm || left(&s.out) == before, "{:?}", s.stream);
-        // There is nothing to do before the next deadline.
+        // No action is due before the next deadline.
         let deadline = s.stream.deadline(&s.limits);
         assert!(
             deadline.is_none_or(|at| at.0 > self.now),
@@ -161,7 +161,7 @@ impl Two {
         );
     }
 
-    /// The first message of a side, which the other one gets, or nobody.
+    /// Delivers the first message of a side to the other one, or drops it.
     pub fn carry(&mut self, from: usize, lost: bool) -> Option<Message> {
         let (message, data) = self.sides[from].out.messages.pop_front()?;
         if !lost {
@@ -189,14 +189,18 @@ impl Two {
         self.pump(to);
         let s = &self.sides[to];
         if let (true, Some(at)) = (calm, s.stream.deadline(&s.limits)) {
-            // What was noted before is not too late.
+            // The earlier deadline may not be later than the present one.
             assert!(noted.is_some_and(|noted| noted <= at), "{:?}", s.stream);
         }
     }
 
-    /// The first GET of a side is done, or is not.
+    /// Ends the first GET of a side with the given outcome.
     pub fn fetch(&mut self, to: usize, outcome: Result<(), Failure>) -> Get {
-        let (get, ..) = self.sides[to].out.gets.pop_front().expect("a GET");
+        let (get, ..) = self.sides[to]
+            .out
+            .gets
+            .pop_front()
+            .expect("no GET is queued");
         if outcome.is_ok() {
             let mut rest = &self.sent(1 - to, &get)[..];
             if let Some(at) = get.sink {
@@ -219,12 +223,12 @@ impl Two {
         get
     }
 
-    /// What a GET reads.
+    /// Returns the bytes that a GET reads.
     pub fn sent(&self, from: usize, get: &Get) -> Vec<u8> {
         let side = &self.sides[from];
         if let Some(nla) = get.source {
             let found = |s: &&(u64, Vec<u8>)| s.0 <= nla.0 && nla.0 < s.0 + s.1.len() as u64;
-            let (base, bytes) = side.sources.iter().find(found).expect("a source");
+            let (base, bytes) = side.sources.iter().find(found).expect("no such source");
             return bytes[(nla.0 - base) as usize..][..get.from.len as usize].to_vec();
         }
         let parts = get.from.parts(RING).into_iter();
@@ -232,7 +236,7 @@ impl Two {
         bytes.copied().collect()
     }
 
-    /// Sends bytes that are not in the ring.
+    /// Writes a source to the stream.
     pub fn lend(&mut self, i: usize, data: &[u8]) -> Option<SourceId> {
         let s = &mut self.sides[i];
         let nla = 0x1000_0000 * (1 + s.sources.len() as u64);
@@ -242,7 +246,7 @@ impl Two {
         Some(id)
     }
 
-    /// All that is on its way arrives.
+    /// Delivers everything until no message and no GET is left.
     pub fn settle(&mut self) {
         loop {
             let mut moved = false;
@@ -268,9 +272,12 @@ impl Two {
         }
     }
 
-    /// Until a side has something to say.
+    /// Advances the time to the next deadline of a side.
     pub fn wait_for(&mut self, i: usize) {
-        let at = self.sides[i].stream.deadline(&LIMITS).expect("a deadline");
+        let at = self.sides[i]
+            .stream
+            .deadline(&LIMITS)
+            .expect("no deadline is set");
         self.now = self.now.max(at.0);
         self.pump(i);
     }

@@ -1,4 +1,4 @@
-//! Ends of EX-LND with queues between them, and memory that is modelled.
+//! Ends of the LND protocol with queues between them, and a model of memory.
 
 #![allow(dead_code)]
 
@@ -43,18 +43,18 @@ pub const LIMITS: Limits = Limits {
     receive: 400,
 };
 
-/// A message under way.
+/// Message in flight.
 #[derive(Clone, Debug)]
 pub struct Moving {
     pub from: u16,
     pub to: u16,
     pub message: Message,
     pub data: Vec<u8>,
-    /// Sent without an interrupt.
+    /// The message does not interrupt the receiver.
     pub quiet: bool,
 }
 
-/// What a sender's machine says with.
+/// Port of a sender.
 pub struct Out<'a> {
     pub from: u16,
     pub room: usize,
@@ -88,7 +88,11 @@ impl Port<u32> for Out<'_> {
         let read = Message::parse(message.kind().tag(), message.len(), |i| {
             words.as_slice().get(i).copied().unwrap_or(0)
         });
-        assert_eq!(read, Ok(*message), "what is sent can be read");
+        assert_eq!(
+            read,
+            Ok(*message),
+            "the encoded message decodes to the same message"
+        );
         self.sent.push(Moving {
             from: self.from,
             to: to.0,
@@ -100,23 +104,23 @@ impl Port<u32> for Out<'_> {
     }
 }
 
-/// An end.
+/// End of the protocol with its memory.
 pub struct End {
     pub node: u16,
     pub lnd: Lnd<Heap, u32>,
     /// Payload by token.
     pub letters: HashMap<u32, Vec<u8>>,
-    /// Addresses that lead somewhere: to which token's payload.
+    /// Tokens by exposed address that the peer can read.
     pub exposed: HashMap<u64, u32>,
-    /// Addresses by token, until they are released.
+    /// Addresses by token, until their release.
     pub addresses: HashMap<u32, u64>,
     pub free: Vec<u64>,
-    /// Buffers by index.
+    /// Message buffers by table index.
     pub buffers: HashMap<u32, Vec<u8>>,
-    /// Everything that was said, in order.
+    /// Pending events, in order.
     pub events: VecDeque<Event<u32>>,
     pub outcomes: HashMap<u32, Outcome>,
-    /// The key that was used last in what came.
+    /// Key of the last received message of a session.
     pub key: Option<Key>,
 }
 
@@ -199,7 +203,7 @@ impl End {
         out.sent
     }
 
-    /// Says about so many messages; whether there are more.
+    /// Sends about `most` messages. Returns whether there are more.
     pub fn pump_some(&mut self, most: usize, now: u64) -> (bool, Vec<Moving>) {
         let mut out = Out {
             from: self.node,
@@ -212,7 +216,7 @@ impl End {
         (more, out.sent)
     }
 
-    /// The port does not work any more.
+    /// Calls `pump` with a port that has failed.
     pub fn pump_dead(&mut self, now: u64) {
         let mut out = Out {
             from: self.node,
@@ -250,7 +254,7 @@ impl End {
         }
     }
 
-    /// Does what is simple: revokes at once, notes outcomes. Gives the rest.
+    /// Performs revocations and records outcomes. Returns all other events.
     pub fn simple(&mut self) -> Vec<Event<u32>> {
         let mut rest = Vec::new();
         loop {
@@ -282,9 +286,10 @@ impl End {
         }
     }
 
-    /// LNet takes a message and wants all of it; what came if it is here.
+    /// Accepts a message with all its payload for LNet. Returns its token, the action, and the
+    /// payload if it is in the buffer.
     pub fn accept(&mut self, ticket: Ticket, now: u64) -> (u32, Taking, Option<Vec<u8>>) {
-        let (_, header, len, here) = self.lnd.offered(ticket).expect("offered");
+        let (_, header, len, here) = self.lnd.offered(ticket).expect("no such offer");
         let taking = self.lnd.receive(ticket, len, Time(now));
         self.lnd.parsed(ticket, true);
         let mut data = here.then(Vec::new);
@@ -296,7 +301,7 @@ impl End {
     }
 }
 
-/// Carries everything between ends until nothing more is said.
+/// Carries messages until no end sends any more.
 pub fn settle(ends: &mut [End], now: u64) -> Vec<(u16, Event<u32>)> {
     let mut rest = Vec::new();
     loop {
@@ -331,13 +336,13 @@ pub fn pair() -> [End; 2] {
     [End::new(1, 11), End::new(2, 22)]
 }
 
-/// The message that LNet of a node is given.
+/// Returns the only message that is offered to LNet.
 pub fn offer(events: &[(u16, Event<u32>)]) -> Ticket {
     let mut all = events.iter().filter_map(|(_, e)| match e {
         Event::Offer(ticket, _) => Some(*ticket),
         _ => None,
     });
-    let ticket = all.next().expect("an offer");
+    let ticket = all.next().expect("no offer");
     assert_eq!(all.next(), None);
     ticket
 }
@@ -349,7 +354,7 @@ pub fn fetch(events: &[(u16, Event<u32>)]) -> Option<Ticket> {
     })
 }
 
-/// With a message of node 1 that has to be fetched by node 2, which LNet there wants.
+/// Returns two ends, and a message from node 1 whose payload node 2 must fetch.
 pub fn fetching() -> ([End; 2], Ticket) {
     let mut ends = pair();
     assert!(ends[0].submit(2, 7, 5000, true, 1000, 0));

@@ -1,4 +1,5 @@
-//! A network for transfers: units that answer in order, class by class, and may lose things.
+//! Network for tests of transfers. Its units answer in order within a class, and may lose commands
+//! and answers.
 
 #![allow(dead_code)]
 
@@ -22,7 +23,7 @@ pub const LIMITS: Limits = Limits {
     absorb: 1000,
 };
 
-/// A command on its way.
+/// Command in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Sent {
     pub number: u64,
@@ -30,7 +31,7 @@ pub struct Sent {
     pub descriptor: Descriptor,
 }
 
-/// A port that takes as many commands as there is room for.
+/// Port that accepts a given number of commands.
 #[derive(Default)]
 pub struct Nic {
     pub room: usize,
@@ -41,7 +42,7 @@ pub struct Nic {
 
 impl Port for Nic {
     fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), Refused> {
-        descriptor.encode().expect("an illegal command");
+        descriptor.encode().expect("the command is illegal");
         if self.dead {
             return Err(Refused::Never);
         }
@@ -56,7 +57,7 @@ impl Port for Nic {
     }
 }
 
-/// A port with room.
+/// Returns a port with unlimited room.
 pub fn nic() -> Nic {
     Nic {
         room: usize::MAX,
@@ -80,13 +81,13 @@ pub fn terms(node: u16, deadline: u64) -> Terms {
     }
 }
 
-/// What a unit says of a command, with error bits.
+/// Returns the notification of a unit about a command, with the given error bits.
 pub fn answer(sent: &Sent, error: u8) -> Option<Notification> {
     let note = |kind, command, start: u64, len: u32| Notification {
         word0: if error == 0 {
             last_fragment_start(start, len)
         } else {
-            // Any fragment.
+            // An error may name any fragment.
             start + u64::from(len - 1) / 496 / 2 * 496
         },
         size_field: last_fragment_len(len) - 1,
@@ -115,7 +116,7 @@ pub fn answer(sent: &Sent, error: u8) -> Option<Notification> {
     }
 }
 
-/// Units on the way of one peer's commands of one class, each with what it has not done.
+/// Units for the commands of one class to one peer, each with its pending commands.
 #[derive(Default)]
 pub struct Path {
     pub requester: VecDeque<Sent>,
@@ -123,13 +124,13 @@ pub struct Path {
     pub completer: VecDeque<Sent>,
 }
 
-/// What a unit did.
+/// Action of a unit.
 #[derive(Clone, Copy, Debug)]
 pub enum Act {
     Idle,
-    /// Passed it on, or did something that nobody hears of.
+    /// The unit passed the command on, or executed it without a notification.
     On,
-    /// Did it: it touches memory no more.
+    /// The unit executed the command, which no longer accesses memory.
     Did(Sent),
 }
 
@@ -139,7 +140,7 @@ impl Path {
         self.requester.iter().chain(later)
     }
 
-    /// Lets a unit work.
+    /// Lets a unit process one command.
     pub fn step(&mut self, unit: usize) -> Act {
         match unit {
             0 => {

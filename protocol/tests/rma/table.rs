@@ -1,4 +1,4 @@
-//! A small table of transfers, and what tests do with it.
+//! Small table of transfers, and helpers for tests.
 
 use super::*;
 use crate::heap::Heap;
@@ -77,9 +77,9 @@ pub fn event(t: &mut Table) -> Option<Event<u32>> {
     Some(event)
 }
 
-/// The next event is both.
+/// Checks that the next event has the outcome, and that the transfer is quiet.
 pub fn ends(t: &mut Table, ticket: Ticket, outcome: Result<Done, Failure>) {
-    let e = event(t).expect("no event");
+    let e = event(t).expect("no event is pending");
     assert_eq!(
         (e.ticket, e.outcome, e.quiet),
         (ticket, Some(outcome), Some(Quiet::Settled))
