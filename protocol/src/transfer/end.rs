@@ -365,7 +365,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         while let Some(at) = next {
             next = self.flights.after::<{ super::tables::FLIGHT }>(at);
             let flight = self.flights.get(at).ok_or("no command")?;
-            let job = self.jobs.get(flight.job).ok_or("a command of no job")?;
+            let job = self.jobs.get(flight.job).ok_or("a command without job")?;
             if flight.late != (job.state == State::Late) {
                 return Err("a command and its transfer differ in being late");
             }

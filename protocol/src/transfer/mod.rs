@@ -77,7 +77,8 @@
 //! }
 //!
 //! let capacity = Capacity { transfers: 8, fragments: 64, commands: 16 };
-//! let mut all: Transfers<Heap, &str> = Transfers::new(&capacity, &Limits::new(&capacity, 1000)).unwrap();
+//! let limits = Limits::new(&capacity, 1000);
+//! let mut all: Transfers<Heap, &str> = Transfers::new(&capacity, &limits).unwrap();
 //! let terms = Terms {
 //!     node: NodeId(1),
 //!     vpid: Vpid::new(9).unwrap(),
