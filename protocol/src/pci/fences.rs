@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Interval numbers of leases that are over, which may not be used for anything else yet.
+//! Interval numbers of ended leases that may not be reused yet.
 //!
-//! The other end is asked again and again whether its window is gone. When it has said so, accesses
-//! may still be on their way for [`Limits::hold`]; then the numbers are released. Nobody else may have
-//! them before, in this node: they are to lead nowhere.
+//! A fence keeps the target numbers of one lease. The other end is asked repeatedly to confirm that
+//! its windows are closed. After its confirmation, accesses may be in flight for [`Limits::hold`]
+//! more; then the fence is removed and its numbers are released. Until then this node opens no
+//! other target with these numbers, so that late accesses reach nothing. A lease without numbers
+//! has a fence too, which makes the other end close its side; it is removed without confirmation
+//! after [`Limits::give_up`].
 
 use super::{sooner, Limits};
 use crate::{Memory, Time};
 use wire::ids::NodeId;
 use wire::pci::LeaseId;
 
-/// Leases with numbers: each has one at least, and there are 62.
+/// Maximum number of fences with numbers: each has a minimum of one, and 62 numbers exist.
 const NUMBERED: usize = 62;
-/// Leases without; of these the oldest are forgotten.
+/// Maximum number of fences without numbers; a further one replaces the oldest.
 const OTHERS: usize = 18;
 
 #[derive(Clone, Copy, Debug)]
@@ -20,17 +23,19 @@ struct Fence {
     node: NodeId,
     lease: LeaseId,
     numbers: u64,
-    /// The other end has said it: when the numbers are released.
+    /// Time at which the numbers are released; `None` until the other end has confirmed.
     until: Option<Time>,
-    /// When it is asked next, and how long the pause behind that is.
+    /// Time at which the other end is asked next.
     next: Time,
+    /// Time between the next question and the one after it, in ticks.
     interval: u64,
-    /// When it was asked last.
+    /// Time of the last question; `None` before the first one.
     asked: Option<Time>,
+    /// Time at which the lease was closed at this end.
     since: Time,
 }
 
-/// See the module's documentation.
+/// Fences of all leases of a [`Lender`](super::Lender) or [`Borrower`](super::Borrower).
 pub struct Fences<M: Memory> {
     list: M::Array<Option<Fence>>,
 }
@@ -51,8 +56,8 @@ impl<M: Memory> Fences<M> {
         all.find(|f| f.node == node && f.lease == lease)
     }
 
-    /// The numbers of a lease may not be used until its other end has said that it reaches nothing
-    /// by them, if it has not done so, and `hold` longer.
+    /// Adds a fence for a lease that was closed at this end. If the other end has already confirmed
+    /// that its windows are closed, the numbers are fenced for `hold` only.
     pub(super) fn add(
         &mut self,
         now: Time,
@@ -78,7 +83,7 @@ impl<M: Memory> Fences<M> {
         let others = self.all().filter(|f| f.numbers == 0).count();
         let place = match free {
             Some(place) if numbers != 0 || others < OTHERS => Some(place),
-            // There is one without numbers, as each with some has others.
+            // A fence without numbers exists, because at most `NUMBERED` fences have numbers.
             _ => (0u32..)
                 .zip(self.list.iter())
                 .filter_map(|(i, f)| f.as_ref().filter(|f| f.numbers == 0).map(|f| (f.since, i)))
@@ -90,8 +95,8 @@ impl<M: Memory> Fences<M> {
         }
     }
 
-    /// The other end has said that it reaches nothing any more by a lease: whether that is one of
-    /// these.
+    /// Records that the other end has closed all windows of a lease. Returns false if the lease has
+    /// no fence.
     pub(super) fn confirm(
         &mut self,
         now: Time,
@@ -108,12 +113,13 @@ impl<M: Memory> Fences<M> {
         true
     }
 
-    /// Whether a lease is one of these.
+    /// Returns true if the lease has a fence.
     pub(super) fn knows(&mut self, node: NodeId, lease: LeaseId) -> bool {
         self.find(node, lease).is_some()
     }
 
-    /// A node is there: it is asked soon, but not more often than every `ask`.
+    /// Moves the next question to a node forward, because the node has just sent a message. The
+    /// time between two questions remains at least `ask`.
     pub(super) fn kick(&mut self, now: Time, node: NodeId, limits: &Limits) {
         let fences = self.list.iter_mut().flatten();
         for fence in fences.filter(|f| f.node == node && f.until.is_none()) {
@@ -122,7 +128,7 @@ impl<M: Memory> Fences<M> {
         }
     }
 
-    /// A node reaches nothing any more: whoever says so knows.
+    /// Records that a node has no windows any more. The caller must be certain of it.
     pub(super) fn forget(&mut self, now: Time, node: NodeId, limits: &Limits) {
         let fences = self.list.iter_mut().flatten();
         for fence in fences.filter(|f| f.node == node && f.until.is_none()) {
@@ -130,7 +136,8 @@ impl<M: Memory> Fences<M> {
         }
     }
 
-    /// The next lease that is to be asked about now, which counts as done.
+    /// Returns the next lease whose confirmation must be requested now, and schedules the
+    /// repetition.
     pub(super) fn due(&mut self, now: Time, limits: &Limits) -> Option<(NodeId, LeaseId)> {
         let mut fences = self.list.iter_mut().flatten();
         let fence = fences.find(|f| f.until.is_none() && f.next <= now)?;
@@ -140,7 +147,7 @@ impl<M: Memory> Fences<M> {
         Some((fence.node, fence.lease))
     }
 
-    /// Ends what is over; numbers that are free again, as a set.
+    /// Removes expired fences. Returns the set of numbers that are free again.
     pub(super) fn release(&mut self, now: Time, limits: &Limits) -> u64 {
         let mut free = 0;
         for place in self.list.iter_mut() {
@@ -157,32 +164,32 @@ impl<M: Memory> Fences<M> {
         free
     }
 
-    /// Numbers of all of these, as a set.
+    /// Returns the set of all fenced numbers.
     #[must_use]
     pub fn numbers(&self) -> u64 {
         self.all().fold(0, |set, f| set | f.numbers)
     }
 
-    /// How many leases these are.
+    /// Returns the number of fences.
     #[must_use]
     pub fn len(&self) -> usize {
         self.all().count()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no fences.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Leases of which the other end has not said yet that it reaches nothing, with its node, the
-    /// numbers, and since when.
+    /// Lists the leases that are not confirmed: node of the other end, lease, set of numbers, and
+    /// time at which the lease was closed at this end.
     pub fn open(&self) -> impl Iterator<Item = (NodeId, LeaseId, u64, Time)> + '_ {
         let open = self.all().filter(|f| f.until.is_none());
         open.map(|f| (f.node, f.lease, f.numbers, f.since))
     }
 
-    /// When something is to be done next.
+    /// Returns the time at which [`Fences::due`] or [`Fences::release`] must be called.
     pub(super) fn next(&self, limits: &Limits) -> Option<Time> {
         self.all().fold(None, |first, f| {
             let at = f.until.unwrap_or(f.next);

@@ -1,24 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! PCIe devices lent to other nodes (EXT-PCI): what lender and borrower remember and decide
-//! (docs/pci-protocol.md).
+//! Device Lending over Extoll (EXT-PCI): the state machines of a lender and of a borrower of PCIe
+//! devices (docs/pci-protocol.md).
 //!
-//! A lease gives the borrower windows to the device's memory BARs, and the device windows to memory
-//! and to an interrupt of the borrower: intervals of the shared memory unit (HW §12). At the target
-//! an interval is a number and nothing else. Whoever has a window with that number reaches what is
-//! open under it. So no machine gives a number away again before the other end has said that its
-//! window is gone ([`Fences`]), and for some time after that, as accesses may be on their way.
+//! During a lease, the borrower has windows to the device's memory BARs, and the device has windows
+//! to DMA memory and to an interrupt target of the borrower. Windows and targets are intervals of
+//! the shared memory unit (SMFU, HW §12). At its target, an interval is only a number: any window
+//! with this number reaches the target that is open under it. A number is therefore fenced after
+//! its lease ([`Fences`]). It is not reused before the other end has confirmed that its window is
+//! closed, and not for [`Limits::hold`] after that, because accesses may be in flight.
 //!
-//! * [`Lender`]: devices, and who has them.
-//! * [`Borrower`]: leases, and accesses to configuration registers.
-//! * [`config`]: which registers of a function a borrower sees and may write.
+//! * [`Lender`]: devices that this node offers, and their leases.
+//! * [`Borrower`]: leases that this node has, and accesses to configuration registers.
+//! * [`config`]: the registers of a function that a borrower sees and may write.
 //! * [`accel`]: the same without a lender, for devices behind NICs that have no host.
-//! * [`Reach`]: addresses at the lender that lead into memory of the borrower.
+//! * [`Reach`]: bus addresses at the lender that lead into memory of the borrower.
 //!
-//! All memory is had when a machine is made. Every other call takes a bounded time (tables have
-//! tens of entries), never sleeps, and may be made in any context with a lock held that keeps others
-//! off the machine. What is to be done is asked for: messages and configuration accesses with
-//! `step`, from any context; what may sleep with `work`. After any call but these, ask for both
-//! until there is nothing. A message that can't be sent may be dropped: it is said again.
+//! The state machines do no I/O. The driver tells them of each event: a received message (`hear`),
+//! the time (`time`, due at `next`), the result of an operation (`opened`, `closed`, `reset`,
+//! `configured`), a request of a user. After each event it calls `step` and `work` until both
+//! return `None`. `step` returns the next message or configuration access, which any context can
+//! execute; `work` returns the next operation that may sleep. A message that cannot be sent may be
+//! dropped, because it is repeated.
+//!
+//! `new` allocates all memory. Every other call takes a bounded time (tables have tens of entries),
+//! never sleeps, and may be made in any context. The caller serializes the calls of a state machine
+//! with a lock.
 
 pub mod accel;
 pub mod borrower;
@@ -33,49 +39,51 @@ pub use fences::Fences;
 pub use lender::{Config, DeviceEvent, DeviceLife, Lender, OpenError, Opened, Write};
 pub use reach::{Reach, VECTORS};
 
-/// Times in ticks but where it says ms.
+/// Times and maxima of a lender or borrower. Times are in ticks unless the name ends in `_ms`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Ticks of a ms.
+    /// Ticks per millisecond.
     pub ms: u64,
-    /// Of the lender: it takes a device back when it has heard nothing for so many ms,
-    /// 1…[`Limits::longest_ms`].
+    /// Time-out of a lease in ms, 1…[`Limits::longest_ms`]. The lender ends a lease after this time
+    /// without a message of the borrower.
     pub timeout_ms: u32,
-    /// The longest `timeout_ms` of all nodes, whatever this one's is; no more than
-    /// [`LONGEST_LEASE_MS`](wire::pci::LONGEST_LEASE_MS), and that unless it is known to be less. No
-    /// machine agrees to a longer one, and [`Limits::with_quarantine`] relies on that.
+    /// Maximum `timeout_ms` of all nodes in the network, up to
+    /// [`LONGEST_LEASE_MS`](wire::pci::LONGEST_LEASE_MS). Use that constant unless the maximum is
+    /// known to be smaller: no state machine agrees to a longer time-out, and
+    /// [`Limits::with_quarantine`] relies on that.
     pub longest_ms: u32,
-    /// What is asked is asked again after this time, doubled each time, up to `ask_most`.
+    /// Interval after which a request is repeated for the first time. It is doubled at each
+    /// repetition, up to `ask_most`.
     pub ask: u64,
-    /// See `ask`.
+    /// Maximum interval between two repetitions of a request.
     pub ask_most: u64,
-    /// For so long an access through an interval, or a message, may be on its way.
+    /// Maximum time for which a message or an access through an interval may be in flight.
     pub hold: u64,
-    /// After its start a machine gives no numbers away for so long: whoever has leases with an
-    /// earlier life has lost them by then. See [`Limits::with_quarantine`].
+    /// Time after its start during which a state machine hands out no interval numbers. Other nodes
+    /// lose the leases of its earlier life within this time. See [`Limits::with_quarantine`].
     pub quarantine: u64,
-    /// An access to a configuration register takes no longer.
+    /// Maximum time for an access to a configuration register.
     pub access: u64,
-    /// It is asked for again after this time.
+    /// Interval between repetitions of an access to a configuration register.
     pub access_again: u64,
-    /// What nobody waits for is asked for so long.
+    /// Time for which the end of a lease without interval numbers is asked to confirm.
     pub give_up: u64,
-    /// Leases that a node may have of a lender.
+    /// Maximum number of leases that one node may have from a lender.
     pub per_node: u8,
-    /// Of the lender: bytes of DMA memory that a lease may have. The lender's windows for them take
-    /// room from others of its node.
+    /// Maximum DMA memory of a lease in bytes, used by the lender. The lender's windows to this
+    /// memory take address space from other users of its NIC.
     pub dma_most: u64,
-    /// Of the lender: so long after a reset that a borrower has asked for the next one of the lease
-    /// begins at the earliest. What it does for others comes in between.
+    /// Minimum time between the end of a reset and the begin of the next reset that a borrower
+    /// requests, used by the lender. The lender serves other borrowers in the meantime.
     pub reset_pause: u64,
 }
 
 impl Limits {
-    /// With the quarantine that is long enough: for the longest time-out that any node may have
-    /// agreed to, as it is the other ends that have to lose their leases; for the time that their
-    /// drivers take at most, from when a lease is over to when its intervals are closed, which is
-    /// `end` ([`lender::Work::Close`] and [`borrower::Work::Close`], and what these wait for); and
-    /// for `hold`.
+    /// Sets [`Limits::quarantine`] to the sum of `longest_ms`, `end` and `hold`. `end` is the
+    /// maximum time, in ticks, from the end of a lease until a driver has closed its intervals: the
+    /// time of [`lender::Work::Close`] and [`borrower::Work::Close`], including everything that
+    /// these wait for. The longest time-out of any node counts, because the other ends are the ones
+    /// that must lose their leases.
     #[must_use]
     pub const fn with_quarantine(mut self, end: u64) -> Self {
         let lost = self.ticks(self.longest_ms);
@@ -83,18 +91,18 @@ impl Limits {
         self
     }
 
-    /// Ticks of so many ms.
+    /// Converts milliseconds to ticks.
     pub(crate) const fn ticks(&self, ms: u32) -> u64 {
         self.ms.saturating_mul(ms as u64)
     }
 }
 
-/// Random numbers that name things.
+/// Generator of random numbers that serve as names of leases, devices and lives.
 #[derive(Clone, Copy)]
 pub(crate) struct Draw(pub(crate) u64);
 
 impl Draw {
-    /// A number that was not drawn before.
+    /// Returns the next number.
     pub(crate) fn long(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -102,7 +110,7 @@ impl Draw {
         z ^ (z >> 31)
     }
 
-    /// A number that is not 0.
+    /// Returns the next number that is not 0.
     pub(crate) fn short(&mut self) -> u32 {
         loop {
             if let key @ 1.. = (self.long() >> 16) as u32 {
@@ -112,7 +120,7 @@ impl Draw {
     }
 }
 
-/// The earlier one.
+/// Returns the earlier of two optional times.
 pub(crate) fn sooner(a: Option<crate::Time>, b: Option<crate::Time>) -> Option<crate::Time> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Addresses at the lender that lead into memory of the borrower.
+//! Bus addresses at the lender that lead into memory of the borrower.
 
-/// Vectors of a lease at most: MSI-X has no more.
+/// Maximum number of interrupt vectors of a lease: the maximum of MSI-X.
 pub const VECTORS: u32 = 2048;
 
-/// A window of the lender's NIC: what a device stores to or loads from an address in it arrives in
-/// the borrower at the same offset of what is open there.
+/// Window in the lender's NIC. An access of the device to an address in the window reaches the same
+/// offset of the borrower's target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reach {
     base: u64,
@@ -13,8 +13,8 @@ pub struct Reach {
 }
 
 impl Reach {
-    /// The window of `bytes` bytes at bus address `base` of the lender; `None` if there is none, or
-    /// it does not end within 64 bits.
+    /// Returns the window of `bytes` bytes at bus address `base` of the lender. Returns `None` if
+    /// `bytes` is 0 or the end exceeds 64 bits.
     #[must_use]
     pub const fn new(base: u64, bytes: u64) -> Option<Self> {
         match base.checked_add(bytes) {
@@ -23,19 +23,19 @@ impl Reach {
         }
     }
 
-    /// Bus address at the lender of the first byte.
+    /// Returns the bus address of the window's first byte at the lender.
     #[must_use]
     pub const fn base(self) -> u64 {
         self.base
     }
 
-    /// Bytes.
+    /// Returns the size of the window in bytes.
     #[must_use]
     pub const fn bytes(self) -> u64 {
         self.bytes
     }
 
-    /// Where the device finds `len` bytes at an offset; `None` if they are not all inside.
+    /// Returns the bus address of `len` bytes at `offset`; `None` if they exceed the window.
     #[must_use]
     pub const fn address(self, offset: u64, len: u64) -> Option<u64> {
         match offset.checked_add(len) {
@@ -44,7 +44,8 @@ impl Reach {
         }
     }
 
-    /// The offset of `len` bytes that the device finds there; `None` if they are not all inside.
+    /// Returns the offset of `len` bytes at bus address `address`; `None` if they exceed the
+    /// window.
     #[must_use]
     pub const fn offset(self, address: u64, len: u64) -> Option<u64> {
         match address.checked_sub(self.base) {
@@ -53,9 +54,10 @@ impl Reach {
         }
     }
 
-    /// Address and data of the message of an interrupt vector, if this is the window for
-    /// interrupts; `None` from [`VECTORS`] on. All vectors have the same address, so that those
-    /// of MSI can be several. The borrower's NIC tells neither address nor data (G26).
+    /// Returns address and data of the message for an interrupt vector, if this is the interrupt
+    /// window. Returns `None` for vectors from [`VECTORS`] on. All vectors share one address,
+    /// because the vectors of multi-message MSI do. The borrower's NIC reports neither address nor
+    /// data (G26).
     #[must_use]
     pub const fn message(self, vector: u32) -> Option<(u64, u32)> {
         if vector < VECTORS && self.bytes >= 4 {

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Answers that belong to no lease. A node has one at a time: the last one counts, and whoever
-//! misses the others asks again.
+//! Answers that belong to no lease. A node has at most one pending answer. A later answer replaces
+//! it, and the node repeats the request whose answer it did not get.
 
 use wire::ids::NodeId;
 use wire::pci::Message;
 
-/// Nodes that can have one at the same time.
+/// Maximum number of nodes with a pending answer.
 const MOST: usize = 16;
 
-/// See the module's documentation.
+/// Pending answers, one per node.
 pub(super) struct Strays {
     list: [Option<(NodeId, Message)>; MOST],
-    /// How often there was no room, or another answer was given up for a later one.
+    /// Number of answers that were dropped, because the table was full or a later answer to the
+    /// same node replaced them.
     pub(super) dropped: u64,
 }
 

@@ -1,71 +1,79 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! How one node among several gets an accelerator's lease word.
+//! Acquisition of an accelerator's lease word by one of several nodes.
 //!
-//! No register of the NIC can be compared and changed at once (its locks are in host memory, HW
-//! §10.6, and there is no host). So this is mutual exclusion by time: who sees that nobody has the
-//! device writes its claim, waits until whoever saw the same has written, and has the device if its
-//! claim is still there. It needs a bound on how long an access is on its way ([`Times::settle`]),
-//! as fences do; who was slower than [`Times::window`] between looking and having written waits so
-//! long that an owner whose word it may have overwritten has written it again.
+//! Registers of the NIC have no compare-and-swap, because its locks are in host memory (HW §10.6)
+//! and an accelerator has no host. Nodes therefore exclude each other by time:
+//!
+//! 1. Read the word. For [`Goal::Borrow`] it must be free.
+//! 2. Write a claim, which contains a random number, and read it back.
+//! 3. Wait until each node that read the same word in its step 1 has written its claim
+//!    ([`Times::settle`]; for the other goals [`Times::taken`]).
+//! 4. If the claim is still there, write the final word and read it back.
+//!
+//! A node that takes longer than [`Times::window`] from reading to writing may have overwritten the
+//! word of an owner. The node waits [`Times::late`] longer, so that the owner can write its word
+//! again. All of this needs an upper bound on the time that a register access is in flight.
+//!
+//! The driver executes what [`Claim::next`] returns and reports it by `read`, `written` or
+//! `waited`, until `next` returns [`Want::Over`].
 
 use crate::Time;
 use wire::accel::{Mark, State};
 use wire::ids::NodeId;
 
-/// Times in ticks.
+/// Waiting times of a claim, in ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Times {
-    /// From looking at the word to having written it, usually.
+    /// Usual maximum of the time from reading the word to having written it.
     pub window: u64,
-    /// How long a claim is left alone before it counts: more than `window`, and than an access is on
-    /// its way.
+    /// Time for which a claim must remain unchanged. Longer than `window` and than an access is in
+    /// flight.
     pub settle: u64,
-    /// The same of who takes the device from its owner, or enrols a NIC whose owner may not know of
-    /// its reset: more than the time between two looks of an owner, who lets go of the device's
-    /// registers when it sees that.
+    /// Like `settle`, for [`Goal::Reclaim`] and [`Goal::Enrol`]. Longer than the time between two
+    /// checks of an owner, which stops using the device's registers when it finds the claim.
     pub taken: u64,
-    /// The same of one that was later than `window`: more than the time after which an owner that does
-    /// not look at its word gives the device up.
+    /// Additional waiting time of a node that was later than `window`. Longer than the time after
+    /// which an owner that cannot read its word gives the device up.
     pub late: u64,
 }
 
-/// What is wanted of the word.
+/// Purpose for which the word is acquired.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Goal {
-    /// The device, if it is free.
+    /// Borrow the device, if it is free.
     Borrow,
-    /// The device, of whoever has it.
+    /// Take the device from its owner.
     Reclaim {
-        /// Or of nobody.
+        /// Succeed for a free device too.
         free: bool,
     },
-    /// To be the first one: the NIC has no word yet.
+    /// Write the first word into a NIC that has no lease word.
     Enrol,
 }
 
-/// What is to be done next.
+/// Next operation of the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Want {
     /// Read the word, then call [`Claim::read`].
     Read,
-    /// Write this, then call [`Claim::written`].
+    /// Write this word, then call [`Claim::written`].
     Write(u64),
-    /// Wait until then, then call [`Claim::waited`].
+    /// Wait until this time, then call [`Claim::waited`].
     Wait(Time),
-    /// It is over.
+    /// The claim is finished, with the acquired word or an error.
     Over(Result<Mark, Unclaimed>),
 }
 
-/// Why the word was not had.
+/// Reason for which the word was not acquired.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unclaimed {
-    /// The NIC is no accelerator's, or was reset, so that nobody has said yet that it is one.
+    /// The NIC has no lease word: it was never enrolled, or was reset.
     Unknown,
-    /// It is one already.
+    /// The NIC has a lease word already.
     Known,
-    /// It is so, by that node.
+    /// The word has this state and was written by this node.
     Taken(State, NodeId),
-    /// Nobody has it.
+    /// The device is free, so there is no owner to take it from.
     Free,
 }
 
@@ -77,13 +85,13 @@ enum Step {
     Settle(Time),
     Check,
     Hold(Time),
-    /// When the word was looked at before it was written, as long as that counts.
+    /// Time at which the word was read before it was written; `None` if a late node has waited.
     Held(Option<Time>),
     Again(Time),
     Over(Result<Mark, Unclaimed>),
 }
 
-/// See the module's documentation. Any context.
+/// Acquisition of a lease word. Any context.
 #[derive(Clone, Debug)]
 pub struct Claim {
     goal: Goal,
@@ -93,7 +101,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Of node `me`; `nonce` was drawn for this claim.
+    /// Creates a claim of node `me`. `nonce` is a random number for this claim.
     #[must_use]
     pub const fn new(goal: Goal, me: NodeId, nonce: u32, times: Times) -> Self {
         let state = match goal {
@@ -113,7 +121,7 @@ impl Claim {
         }
     }
 
-    /// The word when it is had.
+    /// Returns the word after a successful claim.
     const fn held(&self) -> Mark {
         match self.goal {
             Goal::Borrow => self.claim.with(State::Lent),
@@ -121,7 +129,7 @@ impl Claim {
         }
     }
 
-    /// What is to be done next.
+    /// Returns the next operation.
     #[must_use]
     pub const fn next(&self) -> Want {
         match self.step {
@@ -133,7 +141,7 @@ impl Claim {
         }
     }
 
-    /// Whether somebody has the device, or may it be claimed.
+    /// Checks that the goal may be pursued, given the word that was read.
     const fn may_claim(&self, seen: Option<Mark>) -> Result<(), Unclaimed> {
         match (self.goal, seen) {
             (Goal::Enrol, None) => Ok(()),
@@ -150,13 +158,13 @@ impl Claim {
         }
     }
 
-    /// What the claim says, whatever becomes of it: its state aside, the word that may have been written.
+    /// Returns the claim as it is written to the word. The final word may have another state.
     #[must_use]
     pub const fn mark(&self) -> Mark {
         self.claim
     }
 
-    /// What the word was; the question was sent at `sent`.
+    /// Reports the word that was read. The read request was sent at `sent`.
     pub fn read(&mut self, sent: Time, now: Time, word: u64) {
         let seen = Mark::parse(word);
         let lost = Unclaimed::from_seen(seen);
@@ -178,7 +186,7 @@ impl Claim {
             }
             Step::Check if seen == Some(self.claim) => Step::Hold(sent),
             Step::Held(looked) if seen == Some(self.held()) => match looked {
-                // Somebody may have had it in between, whose word this was written over.
+                // The write may have replaced the word of a new owner.
                 Some(looked) if self.is_late(looked, now) => {
                     Step::Again(Time(now.0.saturating_add(self.times.late)))
                 }
@@ -189,7 +197,7 @@ impl Claim {
         };
     }
 
-    /// The word was written, or is about to be.
+    /// Reports that the word was written. May also be called just before the write.
     pub fn written(&mut self) {
         self.step = match self.step {
             Step::Mark(looked) => Step::Confirm(looked),
@@ -198,7 +206,7 @@ impl Claim {
         };
     }
 
-    /// Time went by.
+    /// Reports that the waiting time has passed.
     pub fn waited(&mut self, now: Time) {
         self.step = match self.step {
             Step::Settle(until) if now >= until => Step::Check,
@@ -207,7 +215,7 @@ impl Claim {
         };
     }
 
-    /// Whether it took too long from looking at the word to having written it.
+    /// Returns true if the time from reading the word to having written it exceeds `window`.
     const fn is_late(&self, looked: Time, now: Time) -> bool {
         now.since(looked) > self.times.window
     }

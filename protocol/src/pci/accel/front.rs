@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What a borrower makes of accesses of its kernel, and of the function's driver, to configuration
-//! registers of a function behind a NIC without a host.
+//! Accesses of the borrower's kernel and of the function's driver to configuration registers of an
+//! accelerator.
 //!
-//! The rules are those of a lender with a host ([`Filter`]): nobody moves BARs, and MSI leads to the
-//! borrower's interrupts. Here they keep a driver from what the borrower has set up itself.
+//! The rules are those of a lender with a host ([`Filter`]): BARs do not move, and MSI leads to the
+//! borrower's interrupt window. In this case the borrower applies them to its own driver, to
+//! protect the settings that the borrower has made.
 
 use crate::pci::borrower::UNANSWERED_MOST;
 use crate::pci::config::{Filter, Layout, Verdict};
@@ -13,43 +14,44 @@ use wire::pci::Register;
 
 use super::ResetBy;
 
-/// What is to be done.
+/// Operation that executes an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Read this register: that is the answer.
+    /// Read this register and return its value.
     Read(Register),
-    /// Write this to the register, over what it has if bits are kept; [`Front::made`] is to be called
-    /// when that has been done.
+    /// Write this to the register, then call [`Front::made`]. If the write keeps bits, read the
+    /// register first.
     Write(Register, Write),
-    /// Set this bit over what the register has: the function is reset, and [`Front::reset`] is to be
-    /// called.
+    /// Set this bit and keep the others, then call [`Front::reset`]. The function resets itself.
     Reset(ResetBy),
-    /// The function was reset a while ago: write the BARs again ([`super::Plan::bars`]), call
-    /// [`Front::restored`], and ask again.
+    /// The function has been reset: write its BARs again ([`super::Plan::bars`]), call
+    /// [`Front::restored`], and repeat the access.
     Restore,
-    /// Nothing; all ones.
+    /// The access is denied: return all ones.
     Denied,
-    /// Nothing, as the function is being reset; all ones.
+    /// The function is being reset: return all ones.
     Resetting,
 }
 
-/// See the module's documentation. Any context; its owner keeps accesses apart.
+/// Access filter of one function. Any context; the caller serializes accesses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Front {
     filter: Filter,
     layout: Layout,
     by: ResetBy,
-    /// The function was reset, and may be used again then.
+    /// End of the reset in progress; `None` if there is none or the BARs are restored.
     ready: Option<Time>,
-    /// How long a reset takes, in ticks.
+    /// Duration of a reset, in ticks.
     pause: u64,
-    /// Accesses one after the other that nothing was answered to, and when the first of them began.
+    /// Number of consecutive accesses that were not answered.
     unanswered: u32,
+    /// Time at which the first of the unanswered accesses began.
     since: Time,
 }
 
 impl Front {
-    /// With the page for interrupts; a reset takes `pause` ticks (100 ms, by PCI Express).
+    /// Creates the filter of a function. `interrupts` is the window for interrupts. A reset takes
+    /// `pause` ticks (PCI Express: 100 ms).
     #[must_use]
     pub const fn new(layout: &Layout, by: ResetBy, interrupts: Option<Reach>, pause: u64) -> Self {
         Self {
@@ -63,7 +65,7 @@ impl Front {
         }
     }
 
-    /// What is to be done for an access.
+    /// Returns the operation that executes an access.
     pub fn access(&mut self, now: Time, ask: Ask) -> Access {
         match self.ready {
             Some(ready) if now < ready => return Access::Resetting,
@@ -85,18 +87,18 @@ impl Front {
         }
     }
 
-    /// What [`Access::Write`] said has been written.
+    /// Reports that [`Access::Write`] was executed.
     pub fn made(&mut self, register: Register) {
         self.filter.made(&self.layout, register);
     }
 
-    /// The function was told to reset itself.
+    /// Reports that [`Access::Reset`] was executed.
     pub fn reset(&mut self, now: Time) {
         self.filter.reset();
         self.ready = Some(now.after(self.pause));
     }
 
-    /// Whether an access that began then was answered.
+    /// Reports whether the access that began at `begun` was answered.
     pub fn answered(&mut self, begun: Time, answered: bool) {
         if answered {
             self.unanswered = 0;
@@ -108,8 +110,9 @@ impl Front {
         self.unanswered = self.unanswered.saturating_add(1);
     }
 
-    /// Since when so many accesses were not answered that the function counts as dead if its NIC answers. (If that does not either, a cable
-    /// may be out, which the time-out of the lease is for.)
+    /// Returns the time since which [`UNANSWERED_MOST`] or more accesses were not answered. The
+    /// function then counts as dead, if its NIC answers. If the NIC does not answer, a cable may be
+    /// unplugged, and the time-out of the lease applies.
     #[must_use]
     pub const fn silent_since(&self) -> Option<Time> {
         if self.unanswered >= UNANSWERED_MOST {
@@ -119,7 +122,7 @@ impl Front {
         }
     }
 
-    /// Its BARs are where they were.
+    /// Reports that the BARs were written again after a reset.
     pub fn restored(&mut self) {
         self.ready = None;
     }

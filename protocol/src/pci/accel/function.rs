@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What a function is that no host has enumerated: its capabilities and BARs.
+//! Identity, capabilities and BARs of a function that no host has enumerated.
 //!
-//! Nothing that it says is believed beyond what it can be. A function whose registers say something
-//! impossible is refused with a reason, and what is only strange is hidden.
+//! The function is not trusted. Impossible register values make [`describe`] fail with a reason.
+//! Unknown capabilities are hidden from the borrower's kernel.
 
 use crate::pci::config::{Layout, LayoutError, Shown, BAR, COMMAND};
 use wire::pci::{Bar, Identity, Register, BARS};
 
-/// Configuration cycles of a function. `None`: they were not answered, or refused.
+/// Configuration cycles of a function. `None` means that a cycle was not answered, or was refused.
 pub trait Cycles {
     /// Reads a register.
     fn read(&mut self, register: Register) -> Option<u32>;
@@ -15,25 +15,25 @@ pub trait Cycles {
     fn write(&mut self, register: Register, value: u32) -> Option<()>;
 }
 
-/// Why a function can't be borrowed.
+/// Reason for which a function cannot be borrowed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FunctionError {
-    /// It does not answer.
+    /// The function does not answer.
     Gone,
-    /// Its header or capabilities lead nowhere.
+    /// The header or the list of capabilities is invalid.
     Layout(LayoutError),
-    /// This BAR's register reads as this, which none can.
+    /// The register of this BAR has a value that no BAR can have.
     Bar(usize, u32),
-    /// It has no memory BAR.
+    /// The function has no memory BAR.
     NoBars,
-    /// It can't be reset, so that the next borrower would have what is left of this one.
+    /// The function cannot be reset. The next borrower would find the state of this one.
     NoReset,
-    /// It says something else each time.
+    /// The function returns different values for the same register.
     Unsteady,
 }
 
 impl FunctionError {
-    /// Number of the reason, for logs.
+    /// Returns the number of the reason for logs.
     #[must_use]
     pub const fn code(self) -> u8 {
         match self {
@@ -47,45 +47,45 @@ impl FunctionError {
     }
 }
 
-/// How a function is reset: this is written to that register, over what it has.
+/// Register bit that resets a function. It is written over the register's other bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResetBy {
-    /// The register.
+    /// Register that contains the bit.
     pub register: Register,
-    /// The bit.
+    /// Mask of the bit.
     pub bit: u32,
 }
 
-/// A function.
+/// Description of a function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Found {
-    /// Who made it.
+    /// Vendor, device and class.
     pub identity: Identity,
-    /// Its capabilities.
+    /// Capabilities.
     pub layout: Layout,
-    /// Its memory BARs.
+    /// Memory BARs.
     pub bars: [Option<Bar>; BARS],
-    /// How it is reset.
+    /// Register bit that resets the function.
     pub reset: ResetBy,
 }
 
-/// PCI Express, device capabilities: the function can be reset.
+/// PCI Express, device capabilities: function level reset is supported.
 const EXPRESS_CAN: u32 = 1 << 28;
-/// PCI Express, device control: resets it.
+/// PCI Express, device control: starts a function level reset.
 const EXPRESS_RESET: u32 = 1 << 15;
-/// Advanced features, capabilities: the function can be reset.
+/// Advanced Features, capabilities: function level reset is supported.
 const ADVANCED_CAN: u32 = 1 << 25;
-/// Advanced features, control: resets it.
+/// Advanced Features, control: starts a function level reset.
 const ADVANCED_RESET: u32 = 1;
-/// The largest BAR of 32 bits.
+/// Maximum log2 of the size of a 32-bit BAR.
 const NARROW_MOST: u32 = 31;
 
 fn dword(cycles: &mut impl Cycles, offset: u16) -> Option<u32> {
     cycles.read(Register::new(offset, 4)?)
 }
 
-/// Finds out what a function is. Its memory is not decoded any more afterwards, it may not master the
-/// bus, and BARs have what they had. `cycles` may be called some hundred times.
+/// Reads the description of a function. Leaves memory decoding and bus mastering disabled, and BARs
+/// unchanged. Calls `cycles` up to some hundred times.
 ///
 /// # Errors
 ///
@@ -154,7 +154,7 @@ fn reset_by(cycles: &mut impl Cycles, layout: &Layout) -> Option<ResetBy> {
     })
 }
 
-/// What a BAR's register has with all ones written; it has what it had afterwards.
+/// Writes all ones to a BAR's register, reads it, and restores it. Returns the value read.
 fn size(cycles: &mut impl Cycles, i: usize) -> Result<u32, FunctionError> {
     let mut done = || {
         let register = Register::new(BAR + 4 * i as u16, 4)?;
@@ -167,11 +167,12 @@ fn size(cycles: &mut impl Cycles, i: usize) -> Result<u32, FunctionError> {
     done().ok_or(FunctionError::Gone)
 }
 
-/// BAR `i`: one of size 0 (`log2` 0) takes two registers and is not there; `None`: no memory.
+/// Returns BAR `i`. `log2` is 0 for a 64-bit BAR of size 0, which occupies two registers. Returns
+/// `None` if BAR `i` is not a memory BAR.
 fn bar(cycles: &mut impl Cycles, i: usize) -> Result<Option<Bar>, FunctionError> {
     let low = size(cycles, i)?;
     let odd = FunctionError::Bar(i, low);
-    // None, or I/O ports.
+    // Not implemented, or I/O ports.
     if low == 0 || low & 1 != 0 && low != u32::MAX {
         return Ok(None);
     }

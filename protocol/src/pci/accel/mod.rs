@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! A device behind a NIC without a host, which its borrower sets up by registers of that NIC alone
-//! (HW §13, §14; docs/pci-protocol.md, *Accelerators*).
+//! Devices behind a NIC without a host ("accelerators"). The borrower sets such a device up through
+//! registers of its NIC (HW §13, §14; docs/pci-protocol.md, *Accelerators*).
 //!
-//! Nobody is there who could be asked. So a borrower does both ends' work, and what keeps borrowers
-//! apart is a word in a register of the accelerator's NIC ([`wire::accel`]):
+//! There is no lender with a CPU, so the borrower does the work of both ends. A lease word in a
+//! register of the accelerator's NIC ([`wire::accel`]) keeps borrowers apart.
 //!
-//! * [`Claim`] gets the word;
-//! * [`Watch`] looks whether it still is the borrower's;
-//! * [`Plan`] says which interval is what, where everything is on the accelerator's bus, and which
-//!   registers are written in which order;
-//! * [`Peer`] is what leads to another accelerator;
-//! * [`describe`] finds out what the function is;
-//! * [`Front`] makes of an access of the borrower's kernel what may be written to the function.
+//! * [`Claim`] acquires the lease word.
+//! * [`Watch`] checks periodically that the lease word is still the borrower's.
+//! * [`Plan`] assigns interval numbers and addresses on the accelerator's bus, and lists the
+//!   registers to be written in order.
+//! * [`Peer`] lists the registers that connect the device to another accelerator.
+//! * [`describe`] reads identity, capabilities and BARs of the function.
+//! * [`Front`] decides how an access of the borrower's kernel to the function is executed.
 //!
-//! None of it has locks or a clock, or waits.
+//! All of them are free of I/O, locks and clocks, and never wait. The driver executes the
+//! operations that they return.
 
 mod claim;
 mod front;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What leads from one accelerator's device to the BARs of another one's, past all hosts (TH §4.6.2.3).
+//! Paths from one accelerator's device to the BARs of another accelerator's device, without a host
+//! in between (TH §4.6.2.3).
 //!
 //! | Addresses of the accelerator's bus | Lead to |
 //! |---|---|
-//! | from [`PEERS`] on, by [`Slot`] | the other device's BARs, one behind the other |
+//! | from [`PEERS`] on, by [`Slot`] | the other device's BARs, one after the other |
 //!
-//! Each slot has HTAX intervals of its own, so that what is in none of the BARs leads nowhere, and what
-//! leads to one of the two others can be closed alone.
+//! Each slot has its own HTAX intervals. Addresses outside of the BARs therefore reach nothing, and
+//! each slot can be closed alone.
 
 use super::plan::{mapped, way, PlanError, Setting};
 use wire::htax::control;
@@ -15,26 +16,26 @@ use wire::pci::{Bar, BARS};
 use wire::regs::{htax, smfu};
 use wire::smfu::NOWHERE;
 
-/// Where the device finds others: addresses of 32 bits, above DMA memory and below the device's own
-/// BARs.
+/// First bus address of other devices: a 32-bit address, above DMA memory and below the device's
+/// own BARs.
 pub const PEERS: u64 = 0x4000_0000;
-/// Bytes of a slot.
+/// Size of a slot in bytes.
 const ROOM: u64 = 0x2000_0000;
-/// HTAX intervals of the slots, of stores and of loads: those that lead to units which a NIC without
-/// a host does not need (HW §5).
+/// HTAX intervals of each slot for stores and for loads. They lead to units that a NIC without a
+/// host does not need (HW §5).
 const INTERVALS: [(u32, u32); Slot::ALL.len()] = [(0, 1), (2, 5)];
 
-/// Which of the devices that a device may reach.
+/// Slot of another device. A device may reach two others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Slot {
-    /// The first one.
+    /// First slot.
     First,
-    /// The other one.
+    /// Second slot.
     Second,
 }
 
 impl Slot {
-    /// All.
+    /// All slots.
     pub const ALL: [Self; 2] = [Self::First, Self::Second];
 
     const fn intervals(self) -> (u32, u32) {
@@ -44,7 +45,7 @@ impl Slot {
         }
     }
 
-    /// Bus address of its first byte.
+    /// Returns the bus address of the slot's first byte.
     #[must_use]
     pub const fn base(self) -> u64 {
         match self {
@@ -57,17 +58,17 @@ impl Slot {
 /// A BAR of the other device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part {
-    /// Number of the intervals at both NICs.
+    /// Number of the interval at both NICs.
     pub number: u8,
-    /// Where it is on the bus of the device that reaches it.
+    /// Address on the bus of the device that reaches the BAR.
     pub at: u64,
-    /// Whole pages.
+    /// Size in bytes, a multiple of the page size.
     pub bytes: u64,
-    /// Where it is on its own bus.
+    /// Address on the BAR's own bus.
     home: u64,
 }
 
-/// See the module's documentation.
+/// Path to one other device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer {
     slot: Slot,
@@ -76,9 +77,9 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Ways to the BARs of the device at node `to`, which are at these addresses of its bus. `free`:
-    /// numbers of intervals that the device's NIC uses for nothing, nor does that of the other device,
-    /// see [`wire::accel::NUMBERS`].
+    /// Plans the path to the device at node `to`. `home` returns the address of each BAR on its own
+    /// bus. `free` is the set of interval numbers that are unused at the NICs of both devices, see
+    /// [`wire::accel::NUMBERS`].
     ///
     /// # Errors
     ///
@@ -90,7 +91,7 @@ impl Peer {
         home: impl Fn(usize) -> Option<u64>,
         free: u64,
     ) -> Result<Self, PlanError> {
-        // 0 leads to registers, 63 is nobody's.
+        // Interval 0 leads to the register file; 63 is never used.
         let mut free = free & !(1 | (1 << 63));
         let (mut next, end) = (slot.base(), slot.base() + ROOM);
         let mut parts = [None; BARS];
@@ -111,25 +112,25 @@ impl Peer {
         Ok(Self { slot, to, parts })
     }
 
-    /// Its slot.
+    /// Returns the slot.
     #[must_use]
     pub const fn slot(&self) -> Slot {
         self.slot
     }
 
-    /// Node of the other device.
+    /// Returns the node of the other device.
     #[must_use]
     pub const fn node(&self) -> NodeId {
         self.to
     }
 
-    /// Where a BAR is found.
+    /// Returns interval and addresses of a BAR of the other device.
     #[must_use]
     pub fn part(&self, bar: usize) -> Option<&Part> {
         self.parts.get(bar)?.as_ref()
     }
 
-    /// Numbers of intervals.
+    /// Returns the set of interval numbers.
     #[must_use]
     pub fn numbers(&self) -> u64 {
         let all = self.parts.iter().flatten();
@@ -140,25 +141,27 @@ impl Peer {
         self.parts.iter().flatten().map(|part| part.bytes).sum()
     }
 
-    /// Targets of the other device's NIC: to be opened first.
+    /// Returns the settings that open the targets at the other device's NIC. They come first when a
+    /// path is opened.
     #[must_use]
     pub const fn targets(&self) -> PeerSettings<'_> {
         self.settings(Kind::Targets)
     }
 
-    /// The same, closed: last.
+    /// Returns the settings that close the targets at the other device's NIC. They come last when a
+    /// path is closed.
     #[must_use]
     pub const fn no_targets(&self) -> PeerSettings<'_> {
         self.settings(Kind::NoTargets)
     }
 
-    /// Registers of the device's NIC that lead there, in this order.
+    /// Returns the settings that open the windows at the device's NIC, in order.
     #[must_use]
     pub const fn ways(&self) -> PeerSettings<'_> {
         self.settings(Kind::Ways)
     }
 
-    /// Registers of the device's NIC that lead there no more, in this order.
+    /// Returns the settings that close the windows at the device's NIC, in order.
     #[must_use]
     pub const fn no_ways(&self) -> PeerSettings<'_> {
         self.settings(Kind::NoWays)
@@ -172,7 +175,7 @@ impl Peer {
         }
     }
 
-    /// The register of a place in a list, if there is one.
+    /// Returns the setting of one step, if the step writes a register.
     fn setting(&self, kind: Kind, step: usize) -> Option<Setting> {
         let part = |i: usize| self.parts.get(i)?.as_ref();
         let (posted, nonposted) = self.slot.intervals();
@@ -206,7 +209,7 @@ impl Peer {
     }
 }
 
-/// In [`Kind::Ways`]: where the registers of the on-chip network begin.
+/// Step of [`Kind::Ways`] at which the registers of the on-chip network begin.
 const MAPS: usize = 3 * BARS;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -227,7 +230,7 @@ impl Kind {
     }
 }
 
-/// Registers that are to be written in order.
+/// Registers to be written in order.
 #[derive(Clone, Debug)]
 pub struct PeerSettings<'a> {
     peer: &'a Peer,

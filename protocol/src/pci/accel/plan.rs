@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Which registers of an accelerator's NIC are written, and what leads where on its bus.
+//! Addresses on an accelerator's bus, and the registers of its NIC that a borrower writes.
 //!
 //! | Addresses of the accelerator's bus | Lead to |
 //! |---|---|
@@ -8,9 +8,9 @@
 //! | from 1 TiB on | BARs of 64 bits |
 //! | from [`PEERS`](super::PEERS) on | other accelerators, see [`Peer`](super::Peer) |
 //!
-//! No address of a host is there, so everything that devices of 32 bits reach is below 4 GiB (TH
-//! §4.7.5). What the device asks of any other address leads nowhere: no interval of the on-chip
-//! network maps it.
+//! The accelerator's bus has no host memory, so everything that 32-bit devices reach is below 4 GiB
+//! (TH §4.7.5). Accesses of the device to other addresses reach nothing, because no interval of the
+//! on-chip network maps these addresses.
 
 use wire::htax::{control, Interval};
 use wire::ids::{BusAddr, NodeId, RegOffset};
@@ -20,27 +20,28 @@ use wire::regs::smfu::{self, IntervalControl, StatusControl, INTERVALS, TRAFFIC_
 use wire::regs::{htax, np, pcie, snq};
 use wire::smfu::{NOWHERE, PAGE};
 
-/// Where the device finds the first byte of DMA memory.
+/// Bus address of the first byte of DMA memory.
 pub const DMA_BASE: u64 = 0x1000_0000;
-/// Most DMA memory in bytes, a multiple of 4096.
+/// Maximum DMA memory in bytes, a multiple of 4096.
 pub const DMA_MOST: u64 = 0x1000_0000;
-/// BARs of 32 bits lie there.
+/// Address range of 32-bit BARs.
 const LOW: (u64, u64) = (0x8000_0000, 0xF000_0000);
-/// Those of 64 bits lie there: above the addresses that mean interrupts (HW §6.2), below the end of
-/// what registers of the unit hold.
+/// Address range of 64-bit BARs: above the addresses that mean interrupts (HW §6.2), and below the
+/// maximum address of the SMFU's registers.
 const HIGH: (u64, u64) = (1 << 40, 1 << 46);
-/// HTAX intervals of stores and loads: those that a host's SMFU window has (HW §5).
+/// HTAX intervals of the device's stores and loads: those of the SMFU window in a NIC with host (HW
+/// §5).
 const POSTED: u32 = 3;
 const NONPOSTED: u32 = 4;
 
-/// A register of the accelerator's NIC, and what it is to have.
+/// Value for a register of the accelerator's NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Setting {
-    /// Which register.
+    /// Offset of the register.
     pub offset: RegOffset,
-    /// What is written.
+    /// Value to be written.
     pub value: u64,
-    /// Bits that are read back as they were written.
+    /// Mask of bits that return the written value when they are read.
     pub mask: u64,
 }
 
@@ -62,18 +63,17 @@ impl Setting {
         }
     }
 
-    /// Whether the register has what was written, if it was read as this.
+    /// Returns true if the value read shows that the register has the written value.
     #[must_use]
     pub const fn is_seen(&self, read: u64) -> bool {
         (read ^ self.value) & self.mask == 0
     }
 }
 
-/// Flags of `status_control` come and go.
+/// Enable bit of `status_control`; other bits of this register are flags that change.
 const SWITCH: u64 = StatusControl(0).with_enable(true).raw();
 
-/// Registers that are to be written in order: the type of what [`close`] and [`Plan::open`] give, so
-/// that its name is short.
+/// Registers to be written in order, returned by [`close`] and [`Plan::open`].
 #[derive(Clone, Debug)]
 pub struct Settings<'a> {
     plan: Option<&'a Plan>,
@@ -99,16 +99,16 @@ impl Iterator for Settings<'_> {
     }
 }
 
-/// A place in a list of settings.
+/// Element of a list of settings.
 enum Step {
     Write(Setting),
-    /// Nothing here.
+    /// No register is written in this step.
     Skip,
     Over,
 }
 
-/// What closes all ways from and to the device, in this order: first those of the device into the
-/// network, then those of the network to it.
+/// Returns the settings that close all paths from and to the device, in order: first the paths from
+/// the device into the network, then the paths from the network to the device.
 #[must_use]
 pub const fn close() -> Settings<'static> {
     Settings {
@@ -117,7 +117,7 @@ pub const fn close() -> Settings<'static> {
     }
 }
 
-/// Numbers of the settings of [`close`]: where those of each kind begin.
+/// Numbers of the steps of [`close`] at which each kind of register begins.
 const UNMAPPED: u32 = 1;
 const SINGLE: u32 = UNMAPPED + htax::INTERVALS;
 const ORIGINS: u32 = SINGLE + 6;
@@ -125,7 +125,7 @@ const TARGETS: u32 = ORIGINS + INTERVALS;
 const CLOSED: u32 = TARGETS + INTERVALS;
 
 fn closing(step: u32) -> Step {
-    // Nothing of the device goes to the register file but what answers the backdoor.
+    // The device reaches the register file only with answers of the backdoor.
     let only = PcieToHtocCfg(0).with_regfwd_srctag0(true).raw();
     Step::Write(match step {
         0 => Setting::new(htax::GENERAL, 0),
@@ -144,25 +144,25 @@ fn closing(step: u32) -> Step {
     })
 }
 
-/// Registers of a NIC of which one is not 0 if the driver of a host uses it: that NIC is no
+/// Returns registers that are all 0 unless a host's driver uses the NIC. Such a NIC is not an
 /// accelerator's.
 #[must_use]
 pub const fn host_signs() -> [RegOffset; 3] {
     [snq::EXECUTE, snq::QUEUE_BALT, snq::TRIGGER_ENABLE]
 }
 
-/// Why there is no plan.
+/// Reason for which no plan can be made.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PlanError {
-    /// No numbers of intervals are left.
+    /// No interval numbers are free.
     NoInterval,
-    /// There is no room for this BAR.
+    /// The address range has no space for this BAR.
     NoRoom(usize),
-    /// The DMA memory is none: not of whole pages, or larger than [`DMA_MOST`].
+    /// The size of DMA memory is 0, not a multiple of the page size, or larger than [`DMA_MOST`].
     Memory,
 }
 
-/// What is opened for a borrower.
+/// Interval numbers and addresses of one lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Plan {
     numbers: Numbers,
@@ -172,7 +172,8 @@ pub struct Plan {
     borrower: NodeId,
 }
 
-/// The highest number of a set, which is taken out: lenders with a host mostly take low ones.
+/// Removes the highest number from a set and returns it. Lenders with a host mostly use low
+/// numbers.
 pub(super) fn take(set: &mut u64) -> Option<u8> {
     let number = 63u32.checked_sub(set.leading_zeros())?;
     *set &= !(1 << number);
@@ -180,8 +181,9 @@ pub(super) fn take(set: &mut u64) -> Option<u8> {
 }
 
 impl Plan {
-    /// For `borrower`, which has these numbers free for windows and for targets. `used`: numbers that
-    /// somebody may have windows for, see [`wire::accel::NUMBERS`]. `dma`: bytes of DMA memory.
+    /// Plans a lease of `borrower`, whose free numbers for windows and for targets are given.
+    /// `used` is the set of numbers for which any node may have windows, see
+    /// [`wire::accel::NUMBERS`]. `dma` is the size of DMA memory in bytes.
     ///
     /// # Errors
     ///
@@ -196,7 +198,7 @@ impl Plan {
         if dma == 0 || dma % PAGE != 0 || dma > DMA_MOST {
             return Err(PlanError::Memory);
         }
-        // 0 leads to registers, 63 is nobody's.
+        // Interval 0 leads to the register file; 63 is never used.
         let usable = !(1 | (1 << 63));
         let (mut windows, mut targets) = (windows & usable & !used, targets & usable);
         let mut numbers = Numbers::default();
@@ -222,14 +224,14 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Gives BARs their addresses, large ones first, so that there are no gaps.
+    /// Assigns addresses to BARs in descending order of size, so that there are no gaps.
     fn place(&mut self, wide: bool, (mut next, end): (u64, u64)) -> Result<(), PlanError> {
         for log2 in (4..=Bar::LOG2_MOST).rev() {
             for (i, (bar, at)) in self.bars.iter().zip(&mut self.at).enumerate() {
                 let Some(bar) = bar.filter(|b| b.wide == wide && b.log2 == log2) else {
                     continue;
                 };
-                // Each has pages of its own, as windows have.
+                // Each BAR starts at a page, because windows consist of whole pages.
                 let bytes = bar.window();
                 let start = next.checked_next_multiple_of(bytes);
                 let behind = start.and_then(|s| s.checked_add(bytes).filter(|n| *n <= end));
@@ -240,26 +242,26 @@ impl Plan {
         Ok(())
     }
 
-    /// Numbers of intervals.
+    /// Returns the interval numbers.
     #[must_use]
     pub const fn numbers(&self) -> &Numbers {
         &self.numbers
     }
 
-    /// Bus address of a BAR there.
+    /// Returns the bus address of a BAR at the accelerator.
     #[must_use]
     pub fn address(&self, bar: usize) -> Option<u64> {
         let there = self.bars.get(bar)?.is_some();
         self.at.get(bar).copied().filter(|_| there)
     }
 
-    /// Where the device stores to cause interrupts: a page.
+    /// Returns the bus address of the page to which the device stores interrupts.
     #[must_use]
     pub const fn interrupts(&self) -> u64 {
         DMA_BASE + self.dma
     }
 
-    /// What the registers of BARs are to have: number of the register, value.
+    /// Returns the values of the BAR registers, as pairs of register number and value.
     pub fn bars(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
         let there = self.bars.iter().zip(self.at).enumerate();
         there.flat_map(|(i, (bar, at))| {
@@ -269,8 +271,8 @@ impl Plan {
         })
     }
 
-    /// What opens the ways, in this order, after [`close`]: those of the device into the network last.
-    /// The borrower's targets have to be open.
+    /// Returns the settings that open all paths after [`close`], in order. Paths from the device
+    /// into the network come last. The borrower's targets must be open.
     #[must_use]
     pub const fn open(&self) -> Settings<'_> {
         Settings {
@@ -318,7 +320,7 @@ impl Plan {
         mapped(which, i, DMA_BASE, self.dma + PAGE, control)
     }
 
-    /// Two of them that show whether the ways are still open as they were made.
+    /// Returns two settings that show whether the paths are still open.
     #[must_use]
     pub const fn signs(&self) -> [Setting; 2] {
         let to = IntervalControl::to_node(self.borrower).raw();
@@ -329,7 +331,7 @@ impl Plan {
     }
 }
 
-/// One of the three registers of an interval towards a node.
+/// Returns setting `which` (0…2) of the SMFU interval that leads to a node.
 pub(super) const fn way(which: u32, number: u8, start: u64, bytes: u64, to: NodeId) -> Setting {
     let number = number as u32;
     match which {
@@ -342,14 +344,14 @@ pub(super) const fn way(which: u32, number: u8, start: u64, bytes: u64, to: Node
     }
 }
 
-/// One of the three registers of an interval of the on-chip network towards the unit.
+/// Returns setting `which` (0…2) of the HTAX interval that leads to the SMFU.
 pub(super) const fn mapped(which: u32, i: u32, start: u64, bytes: u64, control: u64) -> Setting {
     let interval = Interval::covering(BusAddr(start), bytes, control);
     match (which, interval) {
         (0, Some(interval)) => Setting::new(htax::intvl_upper(i), interval.upper.raw()),
         (1, Some(interval)) => Setting::new(htax::intvl_lower(i), interval.lower.raw()),
         (_, Some(interval)) => Setting::new(htax::intvl_control(i), interval.control.raw()),
-        // They are of whole pages, and low.
+        // Cannot happen, because all ranges are whole pages at low addresses.
         (_, None) => Setting::new(htax::intvl_control(i), 0),
     }
 }

@@ -1,49 +1,53 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Whether an accelerator still is its borrower's.
+//! Periodic check that an accelerator still belongs to its borrower.
+//!
+//! Eight times per time-out, the driver reads the lease word and two registers of the path to the
+//! device, and reports them by [`Watch::looked`]. The result is to continue, to write the word
+//! again, or to give the device up.
 
 use crate::Time;
 use wire::accel::{Mark, State};
 use wire::ids::NodeId;
 
-/// Why a borrower has lost its device.
+/// Reason for which a borrower has lost its device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Gone {
-    /// Nothing was heard of its NIC for the time-out.
+    /// The NIC did not answer during the time-out.
     Silent,
-    /// Its NIC was reset, or had no power.
+    /// The NIC was reset, or had no power.
     Reset,
-    /// Its word is another one.
+    /// Another node has written the lease word.
     Taken(State, NodeId),
-    /// The ways to it are closed, although the word is the borrower's.
+    /// The paths to the device are closed, although the word is the borrower's.
     Closed,
-    /// Its NIC answers, and it does not ([`super::Front::silent_since`]).
+    /// The NIC answers but the device does not ([`super::Front::silent_since`]).
     Stuck,
 }
 
-/// What follows from a look.
+/// Result of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sight {
-    /// Nothing.
+    /// The device still belongs to the borrower.
     Fine,
-    /// Somebody who was late has written its claim over the word: it is to be written again.
+    /// A node that was late has written its claim over the word. Write this word again.
     Rewrite(u64),
     /// The device is lost.
     Lost(Gone),
 }
 
-/// Looks at the word of a lease every now and then. Times in ticks; any context.
+/// Schedule and state of the checks of a lease. Times are in ticks. Any context.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Watch {
     mark: Mark,
-    /// When a question was sent that was answered.
+    /// Time at which the last answered read was sent.
     heard: Time,
     next: Time,
     timeout: u64,
 }
 
 impl Watch {
-    /// Of a lease that has this word, as was seen by a question that was sent then. It looks eight
-    /// times within `timeout`.
+    /// Creates the checks of a lease with this word, which was seen by a read sent at `sent`. Eight
+    /// checks are due per `timeout`.
     #[must_use]
     pub const fn new(mark: Mark, sent: Time, timeout: u64) -> Self {
         Self {
@@ -54,26 +58,26 @@ impl Watch {
         }
     }
 
-    /// The word.
+    /// Returns the lease word.
     #[must_use]
     pub const fn mark(&self) -> Mark {
         self.mark
     }
 
-    /// When it looks next.
+    /// Returns the time of the next check.
     #[must_use]
     pub const fn next(&self) -> Time {
         self.next
     }
 
-    /// Whether its NIC has answered a question that was sent at this time or later.
+    /// Returns true if the NIC has answered a read that was sent at `since` or later.
     #[must_use]
     pub const fn has_heard(&self, since: Time) -> bool {
         self.heard.0 >= since.0
     }
 
-    /// A question was sent then; `answer`: the word, and whether the ways are open as they were made.
-    /// `None`: nobody answered.
+    /// Reports a check whose reads were sent at `sent`. `answer` is the word, and true if the paths
+    /// are still open; `None` if the NIC did not answer.
     pub fn looked(&mut self, sent: Time, now: Time, answer: Option<(u64, bool)>) -> Sight {
         self.next = Time(now.0.saturating_add(self.timeout / 8));
         let Some((word, open)) = answer else {
@@ -89,7 +93,7 @@ impl Watch {
                 true => Sight::Fine,
                 false => Sight::Lost(Gone::Closed),
             },
-            // Who takes the device closes the ways to it.
+            // A node that takes the device closes its paths first.
             Some(mark) if mark.state == State::Claimed && open => Sight::Rewrite(self.mark.raw()),
             Some(mark) => Sight::Lost(Gone::Taken(mark.state, mark.node)),
         }

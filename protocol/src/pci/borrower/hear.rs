@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What lenders say to a borrower.
+//! Messages that a borrower receives from lenders.
 
 use super::types::{Doing, Entry, Handle, LeaseEvent, LeaseState, Why};
 use super::Borrower;
@@ -8,7 +8,7 @@ use wire::ids::NodeId;
 use wire::pci::{Body, Grant, Incarnation, LeaseId, Message, Reason, Role, Status};
 
 impl<M: Memory> Borrower<M> {
-    /// A message for a borrower has come. `from` is what the NIC says.
+    /// Processes a message for a borrower. `from` is the sender's node, stamped by the NIC.
     pub fn hear(&mut self, now: Time, from: NodeId, message: &Message) {
         let (number, sender) = (message.number, message.sender);
         match message.body {
@@ -32,8 +32,8 @@ impl<M: Memory> Borrower<M> {
         self.fences.kick(now, from, &self.limits);
     }
 
-    /// A refusal of another version has come: of that only the number is known, which is that of the
-    /// request, and it says the version.
+    /// Processes a `REFUSE` of another protocol version. Only its number is known, which is that of
+    /// the request; it means [`Reason::Version`].
     pub fn hear_other(&mut self, now: Time, from: NodeId, number: u32) {
         if self.query.is_some_and(|q| q.number == number) {
             return self.device(from, number, Err(Reason::Version));
@@ -45,13 +45,14 @@ impl<M: Memory> Borrower<M> {
         self.counters.odd = self.counters.odd.wrapping_add(1);
     }
 
-    /// The lease of a lender whose name begins so.
+    /// Returns the lease from this lender whose half of the name that the borrower drew is that of
+    /// `id`.
     fn by_nonce(&mut self, from: NodeId, id: LeaseId) -> Option<&mut Entry> {
         let entry = self.find(Handle(id.nonce()))?;
         Some(entry).filter(|e| e.lender == from)
     }
 
-    /// The lease of a lender that has this name.
+    /// Returns the lease from this lender whose whole name is `id`.
     fn by_name(&mut self, from: NodeId, id: LeaseId) -> Option<&mut Entry> {
         self.by_nonce(from, id).filter(|e| e.id == id)
     }
@@ -73,9 +74,9 @@ impl<M: Memory> Borrower<M> {
     fn grant(&mut self, now: Time, from: NodeId, sender: Incarnation, grant: &Grant) {
         let id = grant.lease;
         let own = self.incarnation == grant.borrower;
-        // A longer one may last when a later life of this end thinks that it is over.
+        // A longer time-out could outlast the quarantine of the next life of this end.
         let longest = self.limits.longest_ms;
-        // Nothing is open by a lease that is not known, or is over.
+        // For an unknown or ended lease nothing is open at this end.
         let stray = |s: &mut Self| {
             s.odd();
             if s.fences.knows(from, id) {
@@ -87,7 +88,7 @@ impl<M: Memory> Borrower<M> {
             return stray(self);
         };
         match entry.state {
-            // It has come before.
+            // A repetition.
             LeaseState::Opening | LeaseState::Up | LeaseState::Closing if entry.id == id => {
                 return self.odd();
             }
@@ -127,7 +128,7 @@ impl<M: Memory> Borrower<M> {
             if reason != Reason::Lease {
                 return self.odd();
             }
-            // Nothing leads from there to here by a lease that is not known there.
+            // `REFUSE` for an unknown lease confirms that the lender has no windows for it.
             if self.fences.confirm(now, from, id, &self.limits) {
                 return;
             }
@@ -140,7 +141,7 @@ impl<M: Memory> Borrower<M> {
         }
         match self.by_nonce(from, id) {
             Some(entry) if entry.state == LeaseState::Asking => {
-                // It is asked again.
+                // `BORROW` is repeated.
                 if reason != Reason::NotYet {
                     let handle = entry.handle;
                     self.finish(now, handle, Why::Refused(reason));
@@ -167,7 +168,7 @@ impl<M: Memory> Borrower<M> {
             let handle = entry.handle;
             let known = entry.id == id;
             match entry.state {
-                // The grant got lost, or comes later.
+                // `GRANT` was lost or comes later.
                 LeaseState::Asking => {
                     entry.id = id;
                     entry.confirmed = cut;
@@ -188,7 +189,7 @@ impl<M: Memory> Borrower<M> {
                     }
                     return;
                 }
-                // Nothing of it is open.
+                // The lease has ended at this end.
                 _ => {}
             }
         }
@@ -208,10 +209,10 @@ impl<M: Memory> Borrower<M> {
                 LeaseState::Up | LeaseState::Opening if !answer => {
                     entry.say_alive = Some(number);
                 }
-                // It is said that it is over when it is.
+                // A lease that is closing is reported after its windows are closed.
                 _ => {}
             },
-            // The grant may still come.
+            // `GRANT` may still arrive.
             Some(entry) if entry.state == LeaseState::Asking => {}
             _ if answer || fenced => {}
             _ => {

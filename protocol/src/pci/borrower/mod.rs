@@ -1,5 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The borrower: its leases, and accesses to configuration registers (docs/pci-protocol.md, The borrower).
+//! The borrower: leases that this node has, and accesses to configuration registers of borrowed
+//! devices (docs/pci-protocol.md, Leases).
+//!
+//! Each lease is in one of these states ([`LeaseState`]):
+//!
+//! * `Asking`: `BORROW` is repeated until the lender answers. `GRANT` leads to `Opening`; `REFUSE`
+//!   (except *not yet*), the deadline, or a `GRANT` that does not match the request leads to
+//!   `Over`.
+//! * `Opening`: the driver executes [`Work::Open`], then calls [`Borrower::opened`]. Success leads
+//!   to `Up`, an error to `Over`.
+//! * `Up`: the device is usable. `ALIVE` is sent five times per time-out. Messages of the lender,
+//!   the time-out, [`UNANSWERED_MOST`] accesses without answer, or [`Borrower::give_back`] lead to
+//!   `Closing`.
+//! * `Closing`: the driver executes [`Work::Close`], then calls [`Borrower::closed`], which leads
+//!   to `Over`.
+//! * `Over`: [`Work::Over`] reports the reason and frees the entry. The numbers of the lease remain
+//!   fenced ([`Fences`]).
+//!
+//! The time-out counts from the sending of the last question that the lender answered. The borrower
+//! therefore closes its windows before the lender gives up.
 
 mod hear;
 mod pump;
@@ -15,37 +34,38 @@ use types::{Access, Doing, Entry, Query};
 use wire::ids::NodeId;
 use wire::pci::{Body, Borrow, Device, Incarnation, LeaseId, Message, Reason, Status};
 
-/// After so many accesses in a row that the lender has not answered in time, although it said meanwhile
-/// that the lease goes on, the lease is lost. A lender answers both by the same means: a network
-/// that loses a third of all messages makes it answer an access and its repetitions less often
-/// than the question beside them once in some tens of cases, and so many times in a row
-/// practically never. Each access costs whoever makes it [`Limits::access`], perhaps with
-/// interrupts disabled, so that a lender that does it on purpose costs that much and no more.
+/// Number of consecutive unanswered accesses after which a lease is lost, although the lender
+/// answers questions about the lease. A lender sends both answers by the same means. In a network
+/// that loses a third of all messages, an access with its repetitions remains unanswered beside an
+/// answered question in a few percent of all cases; this number in a row practically never happens.
+/// Each access takes its caller up to [`Limits::access`], perhaps with interrupts disabled. The
+/// number bounds this cost if a lender is malicious.
 pub const UNANSWERED_MOST: u32 = 8;
 
-/// Leases of a node. See the documentation of [`super`].
+/// Borrower of one node. The documentation of [`super`] describes how a driver uses it.
 pub struct Borrower<M: Memory> {
     limits: Limits,
     incarnation: Incarnation,
     draw: Draw,
-    /// Before this no leases are asked for.
+    /// End of the quarantine; no leases are requested before.
     begin: Time,
     leases: M::Array<Option<Entry>>,
     fences: Fences<M>,
     strays: Strays,
     query: Option<Query>,
+    /// Set of numbers whose fences have been removed, for the next [`Work::Release`].
     free: u64,
     flow: Counts<LeaseState>,
     counters: Counters,
 }
 
 impl<M: Memory> Borrower<M> {
-    /// For so many leases. `random` is a number that no other life of the borrower has had. May sleep
-    /// where getting memory does.
+    /// Creates a borrower for up to `leases` leases (1…31). `random` is a number that no other life
+    /// of this borrower has used. May sleep if the allocation of memory does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// The error of [`Memory::array`].
     pub fn new(now: Time, leases: u16, limits: &Limits, random: u64) -> Result<Self, M::Error> {
         let mut draw = Draw(random);
         let incarnation = Incarnation(draw.long());
@@ -64,8 +84,8 @@ impl<M: Memory> Borrower<M> {
         })
     }
 
-    /// Asks a lender which device has this index in its list, until `until`. One question at a time:
-    /// the last one counts. Its number, for [`Borrower::listed`].
+    /// Asks a lender for the device with this index in its list, until `until`. Replaces the
+    /// previous question. Returns the question's number for [`Borrower::listed`].
     pub fn list(&mut self, now: Time, node: NodeId, index: u16, until: Time) -> u32 {
         let number = self.draw.short();
         self.query = Some(Query {
@@ -79,8 +99,9 @@ impl<M: Memory> Borrower<M> {
         number
     }
 
-    /// The answer to a question, with the life of the lender; [`Reason::Unknown`]: there are no more.
-    /// `Err(None)`: nobody has answered. `None`: to be looked for again.
+    /// Returns the answer to a question: the lender's incarnation and the device.
+    /// [`Reason::Unknown`] means that the index is after the end of the list, `Err(None)` that the
+    /// lender did not answer in time. Returns `None` while the question is pending.
     pub fn listed(
         &mut self,
         now: Time,
@@ -98,9 +119,9 @@ impl<M: Memory> Borrower<M> {
         Some(answer)
     }
 
-    /// Asks a lender for a device, until `until`. Interval numbers in `terms` are those that are free in
-    /// the node; those of this machine's leases are left out. `None` if there is no room.
-    /// [`Work::Open`] or [`Work::Over`] follows.
+    /// Requests a device from a lender, until `until`. The interval numbers in `terms` are those
+    /// that are free in this node; numbers of leases and fences of this borrower are removed from
+    /// them. Returns `None` if the table is full. [`Work::Open`] or [`Work::Over`] follows.
     pub fn borrow(
         &mut self,
         now: Time,
@@ -156,13 +177,13 @@ impl<M: Memory> Borrower<M> {
         self.leases.iter().position(is)
     }
 
-    /// A lease is not wanted any more. Accesses to the device end: it is to be removed before.
-    /// [`Work::Close`] follows, unless it is not up; in the end [`Work::Over`].
+    /// Ends a lease. Accesses to the device end, so the caller removes the device first.
+    /// [`Work::Close`] follows if the lease is up, and [`Work::Over`] at last.
     pub fn give_back(&mut self, now: Time, handle: Handle) {
         self.finish(now, handle, Why::GivenBack);
     }
 
-    /// A lease ends, whatever its state.
+    /// Ends a lease in any state.
     fn finish(&mut self, now: Time, handle: Handle, why: Why) {
         let limits = self.limits;
         let entry = self
@@ -182,7 +203,7 @@ impl<M: Memory> Borrower<M> {
                     Why::NoAnswer => c.no_answer = c.no_answer.wrapping_add(1),
                     _ => {}
                 }
-                // The lender may have granted it.
+                // The lender may have granted the lease.
                 let asked = entry.asked && !matches!(why, Why::Refused(_));
                 let confirmed = confirmed || !asked;
                 self.fences.add(now, (node, id), 0, confirmed, &limits);
@@ -197,12 +218,13 @@ impl<M: Memory> Borrower<M> {
                     _ => {}
                 }
             }
-            // When it is open.
+            // The lease ends after it was opened.
             LeaseState::Opening | LeaseState::Closing | LeaseState::Over => {}
         }
     }
 
-    /// The intervals of a lease are open, or nothing of them is, and their numbers are as they were.
+    /// Reports the result of [`Work::Open`]. If `done` is false, no interval is open and their
+    /// numbers are unchanged.
     pub fn opened(&mut self, now: Time, handle: Handle, done: bool) {
         let limits = self.limits;
         let entry = self
@@ -223,13 +245,14 @@ impl<M: Memory> Borrower<M> {
         entry.why = entry.why.or(Some(Why::NotOpened));
         let (node, id, confirmed) = (entry.lender, entry.id, entry.confirmed);
         self.flow.step(&mut entry.state, LeaseEvent::Closed);
-        // The lender has windows with the numbers, but nobody drives the device. Perhaps they are in
-        // use here, which is why this failed.
+        // The lender has windows with these numbers, but no driver uses the device. The numbers are
+        // not fenced, because another user of this node may have them: this may be the reason of
+        // the error.
         entry.grant = None;
         self.fences.add(now, (node, id), 0, confirmed, &limits);
     }
 
-    /// The intervals of a lease are closed.
+    /// Reports that [`Work::Close`] is complete.
     pub fn closed(&mut self, now: Time, handle: Handle) {
         let limits = self.limits;
         let entry = self
@@ -245,13 +268,13 @@ impl<M: Memory> Borrower<M> {
         self.fences
             .add(now, (node, id), numbers, confirmed, &limits);
         if confirmed {
-            // He asks again otherwise.
+            // Without confirmation the fence sends `RETURN` repeatedly.
             self.say(node, Body::Return(id));
         }
     }
 
-    /// A node is down and has no windows any more. Only who knows that may say so: that nothing is
-    /// heard of it, or its link is gone, does not mean it.
+    /// Records that a node is down and has no windows any more. The caller must be certain: missing
+    /// messages or a lost link do not prove it.
     pub fn node_down(&mut self, now: Time, node: NodeId) {
         for i in 0..self.leases.len() {
             let entry = self.leases.get_mut(i).and_then(Option::as_mut);
@@ -264,8 +287,9 @@ impl<M: Memory> Borrower<M> {
         self.fences.forget(now, node, &self.limits);
     }
 
-    /// Begins an access to a register of the device. One at a time. Its number, for
-    /// [`Borrower::poll`], and the message to be sent. Any context, also with interrupts disabled.
+    /// Begins an access to a register of the device; a lease has one at a time. Returns its number
+    /// for [`Borrower::poll`] and the message to be sent. Any context, also with interrupts
+    /// disabled.
     ///
     /// # Errors
     ///
@@ -306,8 +330,8 @@ impl<M: Memory> Borrower<M> {
         Ok((number, node, message))
     }
 
-    /// How far an access is; one that is over is forgotten. If it has timed out the lease may be over by
-    /// that ([`UNANSWERED_MOST`]), so that there is work. Any context.
+    /// Returns the progress of an access, and forgets a finished one. A time-out can end the lease
+    /// ([`UNANSWERED_MOST`]), after which there is work. Any context.
     pub fn poll(&mut self, now: Time, handle: Handle, number: u32) -> Poll {
         let index = self.index(handle);
         let entry = index.and_then(|i| self.leases.get_mut(i)?.as_mut());
@@ -328,8 +352,8 @@ impl<M: Memory> Borrower<M> {
         match poll {
             Poll::TimedOut => {
                 c.timed_out = c.timed_out.wrapping_add(1);
-                // A question of meanwhile was answered. If none was the lender may be out of reach,
-                // which the lease's own time-out is for.
+                // Counts only if the lender answered a question in the meantime. Otherwise the
+                // lender may be unreachable, which the time-out of the lease detects.
                 entry.unanswered += u32::from(entry.sure >= access.begin);
                 if entry.unanswered >= UNANSWERED_MOST {
                     self.finish(now, handle, Why::Stuck);
@@ -361,44 +385,44 @@ impl<M: Memory> Borrower<M> {
         }
     }
 
-    /// State of a lease.
+    /// Returns the state of a lease.
     pub fn state(&self, handle: Handle) -> Option<LeaseState> {
         let entry = self.leases.get(self.index(handle)?)?.as_ref()?;
         Some(entry.state)
     }
 
-    /// All leases: handle, name, lender, state.
+    /// Lists all leases: handle, name, lender, state.
     pub fn leases(&self) -> impl Iterator<Item = (Handle, LeaseId, NodeId, LeaseState)> + '_ {
         let all = self.leases.iter().flatten();
         all.map(|l| (l.handle, l.id, l.lender, l.state))
     }
 
-    /// Numbers that may not be used, and why.
+    /// Returns the fences of ended leases.
     pub fn fences(&self) -> &Fences<M> {
         &self.fences
     }
 
-    /// Before this no leases are asked for.
+    /// Returns the end of the quarantine. No leases are requested before.
     pub fn begins(&self) -> Time {
         self.begin
     }
 
-    /// Names this life.
+    /// Returns the incarnation: the random number that names this life of the borrower.
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
     }
 
-    /// What happened so far.
+    /// Returns the statistics.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Answers that were dropped for others: whoever misses one asks again.
+    /// Returns the number of answers that were dropped. Their recipients repeat the request.
     pub fn dropped(&self) -> u64 {
         self.strays.dropped
     }
 
-    /// How often each step in the life of a lease was made.
+    /// Returns how often each transition of a lease was made.
     pub fn flow(&self) -> &Counts<LeaseState> {
         &self.flow
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What a borrower has to do: when, and what next.
+//! Time-outs of a borrower, and the work and messages that it hands to its driver.
 
 use super::types::{Doing, Entry, LeaseState, Why, Work};
 use super::Borrower;
@@ -9,7 +9,7 @@ use wire::ids::NodeId;
 use wire::pci::{Body, Message, Role};
 
 impl<M: Memory> Borrower<M> {
-    /// Looks at the clock. To be called at [`Borrower::next`] at the latest.
+    /// Processes time-outs. The caller calls it at [`Borrower::next`] or earlier.
     pub fn time(&mut self, now: Time) {
         for i in 0..self.leases.len() {
             let Some(entry) = self.leases.get(i).and_then(Option::as_ref) else {
@@ -37,7 +37,7 @@ impl<M: Memory> Borrower<M> {
         entry.sure.after(self.timeout(entry))
     }
 
-    /// When [`Borrower::time`] is to be called next, or [`Borrower::step`].
+    /// Returns the time at which [`Borrower::time`] and [`Borrower::step`] must be called.
     pub fn next(&self) -> Option<Time> {
         let leases = self.leases.iter().flatten().filter_map(|entry| {
             let access = entry.access.filter(|a| a.over.is_none());
@@ -54,7 +54,7 @@ impl<M: Memory> Borrower<M> {
         sooner(sooner(leases.min(), query), self.fences.next(&self.limits))
     }
 
-    /// What may sleep and is to be done next.
+    /// Returns the next operation that may sleep.
     pub fn work(&mut self) -> Option<Work> {
         if self.free != 0 {
             return Some(Work::Release(core::mem::take(&mut self.free)));
@@ -89,7 +89,7 @@ impl<M: Memory> Borrower<M> {
         None
     }
 
-    /// The message that is to be sent next.
+    /// Returns the next message to be sent.
     pub fn step(&mut self, now: Time) -> Option<(NodeId, Message)> {
         if let Some(stray) = self.strays.take() {
             return Some(stray);
@@ -135,7 +135,7 @@ impl<M: Memory> Borrower<M> {
                     },
                 )
             }
-            // First, as whoever waits for an access asks for that again and again.
+            // Before accesses, because the caller of an access repeats it at short intervals.
             LeaseState::Up if entry.next <= now => {
                 let timeout = entry.grant.map_or(0, |g| g.timeout_ms);
                 entry.next = now.after((limits.ticks(timeout) / 5).max(1));
@@ -154,8 +154,8 @@ impl<M: Memory> Borrower<M> {
             LeaseState::Up => {
                 let access = entry.access.as_mut().filter(|a| a.is_due(now))?;
                 access.next = now.after(limits.access_again);
-                // Is it the lender that does not answer, or the way there? Of questions there is one at
-                // a time.
+                // Ask for a sign of life too, to find out whether the lender or the network is at
+                // fault. One question is open at a time.
                 let first = !core::mem::replace(&mut access.again, true);
                 if first && entry.sure >= entry.question.1 {
                     entry.next = now;

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What a borrower has in its table, and what it wants to be done.
+//! Table entries of a borrower, and the operations that it requests from its driver.
 
 use crate::Time;
 use wire::ids::NodeId;
 use wire::pci::{Body, Borrow, Device, Grant, Incarnation, LeaseId, Reason, Register, Status};
 
 crate::flow! {
-    /// The life of a lease at the borrower.
+    /// States of a lease at the borrower.
     states LeaseState {
-        /// The lender is asked for it.
+        /// Requested from the lender.
         Asking,
-        /// It is granted, and its intervals are being opened.
+        /// Granted; the driver opens its intervals.
         Opening,
-        /// It is there.
+        /// In use.
         Up,
-        /// Its intervals are being closed.
+        /// Ended; the driver closes its intervals.
         Closing,
-        /// It is not there any more, or never was.
+        /// Closed, or never granted.
         Over,
     }
-    /// What happens to it.
+    /// Events of a lease at the borrower.
     events LeaseEvent {
-        /// The lender grants it.
+        /// The lender grants the lease.
         Granted,
-        /// Its intervals are open.
+        /// The intervals are open.
         Opened,
-        /// It ends.
+        /// The lease ends.
         Ended,
-        /// Its intervals are closed.
+        /// The intervals are closed, or could not be opened.
         Closed,
     }
     transitions {
@@ -40,134 +40,135 @@ crate::flow! {
     }
 }
 
-/// Names a lease of a [`Borrower`](super::Borrower), also before the lender has granted it, and
-/// after it is over.
+/// Name of a lease of a [`Borrower`](super::Borrower), valid from the request until [`Work::Over`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Handle(pub(super) u32);
 
 impl Handle {
-    /// What the borrower drew: the first half of the lease's name ([`LeaseId::nonce`]).
+    /// Returns the half of the lease's name that the borrower drew ([`LeaseId::nonce`]).
     #[must_use]
     pub const fn number(self) -> u32 {
         self.0
     }
 }
 
-/// Why a lease is over.
+/// Reason for the end of a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
-    /// The lender has refused it.
+    /// The lender refused the request.
     Refused(Reason),
-    /// The lender did not answer in time.
+    /// The lender did not answer the request in time.
     NoAnswer,
-    /// What the lender has granted was not asked for.
+    /// The grant did not match the request.
     Wrong,
-    /// The intervals could not be opened here.
+    /// The intervals could not be opened at this end.
     NotOpened,
-    /// It was given back.
+    /// The user gave the device back.
     GivenBack,
-    /// The lender has taken the device.
+    /// The lender revoked the lease.
     Revoked,
-    /// The lender does not know it: it has been restarted.
+    /// The lender does not know the lease, for example after a restart.
     Unknown,
-    /// Nothing was heard of the lender.
+    /// The lender answered no questions during the time-out.
     Lost,
-    /// The lender says that it is there, and answers no accesses: see
+    /// The lender answered questions but no accesses: see
     /// [`UNANSWERED_MOST`](super::UNANSWERED_MOST).
     Stuck,
 }
 
-/// What may sleep. Of a lease there is one at a time.
+/// Operation that may sleep. A lease has one at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Work {
-    /// Open the intervals of a lease, then call [`Borrower::opened`](super::Borrower::opened): targets for DMA memory and
-    /// interrupts, then windows to the BARs. All have the numbers that the grant says.
+    /// Open the intervals of a lease, with the numbers in the grant: first the targets for DMA
+    /// memory and interrupts, then the windows to the BARs. Then call
+    /// [`Borrower::opened`](super::Borrower::opened).
     Open(Handle, Grant),
-    /// The lender wants the device back within so many ms: remove it in order, then call
-    /// [`Borrower::give_back`](super::Borrower::give_back).
+    /// The lender wants the device back within this number of milliseconds. Remove the device in
+    /// order, then call [`Borrower::give_back`](super::Borrower::give_back).
     Recall(Handle, u32),
-    /// The lease is over: remove the device, take its intervals away, then call [`Borrower::closed`](super::Borrower::closed). The
-    /// windows are to go first and soon; unless it was given back the device is lost, and what
-    /// accesses it gets all ones. Nobody else gets the targets' numbers before [`Work::Release`],
-    /// in this node; they lead nowhere. Windows' numbers are free.
+    /// The lease has ended. Close its windows first and soon, remove the device, close the targets,
+    /// then call [`Borrower::closed`](super::Borrower::closed). Unless the user gave it back, the
+    /// device is lost, and its drivers read all ones. The targets' numbers remain unused in this
+    /// node until [`Work::Release`]. The windows' numbers are free.
     Close(Handle, Why),
-    /// The lease is over, and nothing of it is left here; the handle means nothing any more.
+    /// The lease is closed at this end. Its handle becomes invalid.
     Over(Handle, Why),
-    /// The numbers of these targets may be used again, as a set.
+    /// Free these target numbers, a set.
     Release(u64),
 }
 
-/// An access to a register of a lent function.
+/// Access to a register of a borrowed function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ask {
-    /// It is read.
+    /// Read a register.
     Read(Register),
-    /// It is written.
+    /// Write a register.
     Write(Register, u32),
-    /// The function is reset. The access is over when that has begun: until it is done reads give all
-    /// ones.
+    /// Reset the function. The access finishes when the reset begins; reads return all ones until
+    /// the reset is complete.
     Reset,
 }
 
-/// How far an access is.
+/// Progress of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Poll {
-    /// It is not over; at this time something changes.
+    /// Not finished; poll again at this time.
     Pending(Time),
-    /// It is over: what became of it; of a read the value, all ones unless it was done.
+    /// Finished, with status and value. The value of a read is all ones unless the status is
+    /// [`Status::Done`].
     Over(Status, u32),
-    /// Nobody has answered in time: it may have been made.
+    /// The lender did not answer in time. The access may have been executed.
     TimedOut,
-    /// The lease is over; it may have been made.
+    /// The lease has ended. The access may have been executed.
     Lost,
 }
 
-/// Why an access was not begun.
+/// Reason for which an access was not begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// There is one already.
+    /// The lease has an access already.
     Busy,
     /// The lease is not up.
     Lost,
 }
 
-/// What happened so far.
+/// Statistics of a borrower.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
     /// Leases that were up.
     pub leases: u64,
-    /// Of these, lost because nothing was heard.
+    /// Leases lost because the lender answered no questions during the time-out.
     pub lost: u64,
-    /// Of these, lost because the lender answered no accesses.
+    /// Leases lost because the lender answered no accesses.
     pub stuck: u64,
-    /// Of these, taken by the lender, or not known to it any more.
+    /// Leases that the lender revoked or did not know any more.
     pub revoked: u64,
     /// Requests that were refused.
     pub refused: u64,
-    /// Requests that nobody has answered.
+    /// Requests without answer.
     pub no_answer: u64,
     /// Accesses that were begun.
     pub accesses: u64,
-    /// Accesses that nobody has answered in time.
+    /// Accesses that were not answered in time.
     pub timed_out: u64,
-    /// Accesses that the lender has denied.
+    /// Accesses that the lender denied.
     pub denied: u64,
-    /// Requests that were made again.
+    /// Repeated requests.
     pub again: u64,
-    /// Messages of no lease, or of another life, and those that came too late.
+    /// Messages that name no lease, belong to another life, or are late.
     pub odd: u64,
-    /// Grants of what was not asked for.
+    /// Grants that did not match the request.
     pub wrong: u64,
-    /// Calls that did not fit.
+    /// Calls of the driver that do not match an operation of the borrower.
     pub misused: u64,
 }
 
-/// An access.
+/// A configuration access.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Access {
     pub(super) number: u32,
     pub(super) begin: Time,
-    /// It has been asked for again.
+    /// The request has been repeated.
     pub(super) again: bool,
     pub(super) ask: Ask,
     pub(super) next: Time,
@@ -175,12 +176,11 @@ pub(super) struct Access {
     pub(super) over: Option<(Status, u32)>,
 }
 
-/// What is being done with a lease that may sleep.
+/// Operation of a lease that is scheduled (false) or was handed to the driver (true).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Doing {
     #[default]
     Nothing,
-    /// To be handed out, or handed out.
     Open(bool),
     Close(bool),
 }
@@ -191,33 +191,33 @@ pub(super) struct Entry {
     pub(super) lender: NodeId,
     pub(super) terms: Borrow,
     pub(super) state: LeaseState,
-    /// Its key is 0 until it is granted.
+    /// Name of the lease; the lender's half is 0 until it is granted.
     pub(super) id: LeaseId,
     pub(super) grant: Option<Grant>,
     pub(super) until: Time,
-    /// When the lender is asked next, for the lease or whether it goes on.
+    /// Time of the next `BORROW` or `ALIVE`.
     pub(super) next: Time,
     pub(super) interval: u64,
     pub(super) asked: bool,
-    /// The last question whether it goes on, and when that was.
+    /// Number of the last `ALIVE` question, and the time at which it was sent.
     pub(super) question: (u32, Time),
-    /// The lender has answered a question of this time.
+    /// Time at which the latest answered question was sent.
     pub(super) sure: Time,
     pub(super) number: u32,
     pub(super) access: Option<Access>,
-    /// Accesses in a row that the lender has not answered although it was there.
+    /// Number of consecutive accesses without answer while the lender answered questions.
     pub(super) unanswered: u32,
     pub(super) doing: Doing,
-    /// Until when the lender waits for it.
+    /// Grace period of a recall in ms, until [`Work::Recall`] is handed to the driver.
     pub(super) recall: Option<u32>,
     pub(super) recalled: bool,
     pub(super) say_alive: Option<u32>,
     pub(super) why: Option<Why>,
-    /// The lender has said that nothing leads here any more.
+    /// The lender has confirmed that its windows are closed.
     pub(super) confirmed: bool,
 }
 
-/// A question about a lender's devices.
+/// Question about a lender's list of devices.
 #[derive(Clone, Copy)]
 pub(super) struct Query {
     pub(super) number: u32,
@@ -241,7 +241,8 @@ impl Access {
         }
     }
 
-    /// The value of a read.
+    /// Returns the value of an access: that of a read that was done, all ones for any other read,
+    /// otherwise 0.
     pub(super) fn value(&self, status: Status, value: u32) -> u32 {
         match (self.ask, status) {
             (Ask::Read(register), Status::Done) => value & register.ones(),

@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What the lender makes of an access to a configuration register.
+//! The lender's rules for accesses to configuration registers.
 //!
 //! A borrower may write what its kernel needs to run the function: command bits, power states, MSI,
-//! MSI-X, some bits of PCI Express. It never writes BARs or whatever moves the function elsewhere, and MSI
-//! addresses lead into its window for interrupts. (The table of MSI-X is in a BAR, which the borrower
-//! writes past the lender: only an IOMMU bounds what a function does with it, or with DMA.)
+//! MSI-X, some bits of PCI Express. It may not write BARs or other registers that move the
+//! function. MSI addresses must be in its interrupt window. The MSI-X table is in a BAR, which the
+//! borrower writes without the lender. Only an IOMMU therefore limits what a function does with
+//! MSI-X and DMA.
 
 use super::super::{lender::Write, Reach};
 use super::{command, Layout, Shown, BAR, BARS_END, COMMAND, EXTENDED, HEADER, HEADER_END, ROM};
 use wire::pci::Register;
 
-/// What is to be done with an access.
+/// Result of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// The register may be read.
     Read,
-    /// This may be written, to [`Filter::place`].
+    /// This may be written, to the register [`Filter::place`].
     Write(Write),
-    /// Nothing.
+    /// The access is denied.
     Denied,
 }
 
-/// Bits of four bytes that may be written.
+/// Writable bits of a 32-bit register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Rule {
-    /// Bits that get what is written.
+    /// Bits that get the written value.
     write: u32,
     /// Bits that are cleared by writing ones.
     clear: u32,
@@ -32,17 +33,20 @@ struct Rule {
     force: u32,
 }
 
-/// What has to be known of a lease for that.
+/// Access rules of a lease, with the state of MSI's address that they depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Filter {
     interrupts: Option<Reach>,
-    /// Both halves of MSI's address have been written since the last reset, and lead into the window.
+    /// The lower half of MSI's address was written since the last reset, with an address in the
+    /// window.
     low: bool,
+    /// The same for the upper half.
     high: bool,
 }
 
 impl Filter {
-    /// With the window for interrupts; without one no interrupts can be enabled.
+    /// Creates the rules of a lease. `interrupts` is the interrupt window; without it interrupts
+    /// cannot be enabled.
     #[must_use]
     pub const fn new(interrupts: Option<Reach>) -> Self {
         Self {
@@ -52,22 +56,22 @@ impl Filter {
         }
     }
 
-    /// The function has been reset.
+    /// Reports a reset of the function.
     pub fn reset(&mut self) {
         self.low = false;
         self.high = false;
     }
 
-    /// Whether a register may be read: those that tell where something is in the lender may not. That
-    /// are BARs, and what is in hidden capabilities behind their first four bytes (BARs of virtual
-    /// functions, headers of packets that failed), which lead to the next one. Of the extended
-    /// registers those of no capability may not either, as nobody knows what they are.
+    /// Checks a read. Registers that reveal addresses at the lender are denied: BARs, and hidden
+    /// capabilities except their first four bytes, which link to the next one. (Hidden capabilities
+    /// contain BARs of virtual functions and headers of failed packets.) Extended registers outside
+    /// of capabilities are denied too, because their meaning is unknown.
     #[must_use]
     pub fn read(&self, layout: &Layout, register: Register) -> Verdict {
         let dword = register.dword();
         let allowed = match dword {
             BAR..BARS_END | ROM => false,
-            // There may be no list at all.
+            // The list may be empty.
             EXTENDED => true,
             _ => match layout.at(dword) {
                 Some(c) => c.shown.is_some() || dword == c.at,
@@ -80,9 +84,9 @@ impl Filter {
         }
     }
 
-    /// The register that is written in place of another one: what [`Verdict::Write`] has is of that. The
-    /// first byte of command is written with the second one, in which interrupts by a pin are
-    /// disabled. Others are written themselves.
+    /// Returns the register that is accessed for a write, to which [`Verdict::Write`] applies. A
+    /// write to the first byte of the command register includes its second byte, which disables the
+    /// interrupt pin. All other registers are returned unchanged.
     #[must_use]
     pub fn place(register: Register) -> Register {
         match (register.offset(), register.size()) {
@@ -91,12 +95,12 @@ impl Filter {
         }
     }
 
-    /// Whether a value may be written to a register, and what of it. Nothing has been written by that:
-    /// [`Filter::made`] is to be called when it has.
+    /// Checks a write. Returns the bits that are written. The caller reports an executed write by
+    /// [`Filter::made`].
     #[must_use]
     pub fn write(&self, layout: &Layout, register: Register, value: u32) -> Verdict {
         let (dword, shift) = (register.dword(), register.shift());
-        // What the borrower writes, and what is accessed for that.
+        // Bits that the borrower writes, and bits of the register that is accessed.
         let field = register.ones() << shift;
         let place = Self::place(register).ones() << shift;
         let value = (value << shift) & field;
@@ -128,19 +132,19 @@ impl Filter {
         })
     }
 
-    /// A write that was allowed has been made to this register.
+    /// Reports an executed write to this register.
     pub fn made(&mut self, layout: &Layout, register: Register) {
         let dword = register.dword();
         let capability = layout.at(dword);
         match capability.and_then(|c| Some((c.shown?, dword - c.at))) {
-            // These are written as a whole only.
+            // The rules allow only 4-byte writes to these registers.
             Some((Shown::Msi { .. }, 4)) => self.low = true,
             Some((Shown::Msi { wide: true, .. }, 8)) => self.high = true,
             _ => {}
         }
     }
 
-    /// What of four bytes of a capability may be written.
+    /// Returns the writable bits of a 32-bit register of a capability; `None` to deny the write.
     fn capability(&self, layout: &Layout, register: Register, value: u32) -> Option<Rule> {
         let dword = register.dword();
         let capability = layout.at(dword)?;
@@ -154,7 +158,7 @@ impl Filter {
             (Shown::Power, 4) => rule(if layout.keeps() { 3 } else { 0 }, 1 << 15),
             // Enable, function mask.
             (Shown::MsiX, 0) => rule(3 << 30, 0),
-            // Relaxed ordering, extended tags, no snoop, size of reads; errors.
+            // Relaxed ordering, extended tags, no snoop, read request size; error bits.
             (Shown::Express, 8) => rule(0x7910, 0xF << 16),
             (Shown::Msi { wide, .. }, 0) => {
                 let enable = value & (1 << 16) != 0;
@@ -190,7 +194,7 @@ impl Filter {
         })
     }
 
-    /// Whether addresses of 32 bits reach the window.
+    /// Returns true if the interrupt window is below 4 GiB.
     fn is_low(&self) -> bool {
         self.interrupts.is_some_and(|reach| reach.base() >> 32 == 0)
     }

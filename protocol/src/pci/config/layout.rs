@@ -3,90 +3,90 @@
 
 use super::{command, COMMAND, EXTENDED, HEADER, HEADER_END, POINTER};
 
-/// Capabilities of a function at most, of both chains.
+/// Maximum number of capabilities of a function, in both chains.
 const MOST: usize = 64;
-/// The same of the first chain: they have at least four bytes each.
+/// Maximum number of capabilities in the first chain, each of which has at least 4 bytes.
 const FIRST_MOST: usize = 48;
-/// Registers of functions without extended ones.
+/// End of the configuration space of a function without extended registers.
 const SHORT_END: u16 = EXTENDED;
-/// All registers.
+/// End of the extended configuration space.
 const LONG_END: u16 = 4096;
 
-/// A capability that a borrower sees.
+/// Capability that a borrower sees.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Shown {
-    /// Power management. Its states may be changed if the function keeps its registers then.
+    /// Power management. Its state is writable if the function keeps its registers in D3hot.
     Power,
-    /// MSI: with addresses of 64 bits, with masks.
+    /// MSI.
     Msi {
-        /// Addresses have 64 bits.
+        /// The address has 64 bits.
         wide: bool,
-        /// Vectors can be masked.
+        /// Vectors have mask bits.
         masks: bool,
     },
-    /// MSI-X. The table is in a BAR.
+    /// MSI-X. Its table is in a BAR.
     MsiX,
     /// PCI Express.
     Express,
-    /// Reset of functions that are not PCI Express.
+    /// Advanced Features: reset of functions that are not PCI Express.
     Advanced,
-    /// Vendor's own, to be read.
+    /// Vendor-specific; read-only.
     Vendor,
-    /// Subsystem ID of bridges' form, to be read.
+    /// Subsystem ID in the form of bridges; read-only.
     Subsystem,
     /// Serial number, extended.
     Serial,
-    /// Vendor's own, extended, to be read.
+    /// Vendor-specific, extended; read-only.
     VendorExtended,
 }
 
 /// A capability.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Capability {
-    /// Its number in its chain's list.
+    /// Capability ID, in the numbering of its chain.
     pub id: u16,
-    /// Offset.
+    /// Offset in configuration space.
     pub at: u16,
-    /// Bytes.
+    /// Size in bytes.
     pub len: u16,
-    /// What the borrower sees; `None`: nothing.
+    /// Kind of capability that the borrower sees; `None` if it is hidden.
     pub shown: Option<Shown>,
-    /// Offset of the next one that the borrower sees; 0 if there is none.
+    /// Offset of the next visible capability in the chain; 0 for the last one.
     pub next: u16,
 }
 
 impl Capability {
-    /// The first offset behind it.
+    /// Returns the first offset after the capability.
     #[must_use]
     pub const fn end(&self) -> u16 {
         self.at + self.len
     }
 
-    /// Whether it is in the chain of extended ones.
+    /// Returns true if the capability is in the chain of extended ones.
     #[must_use]
     pub const fn is_extended(&self) -> bool {
         self.at >= EXTENDED
     }
 }
 
-/// Why a function can't be lent.
+/// Reason for which a function cannot be lent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LayoutError {
-    /// It does not answer.
+    /// The function does not answer.
     Gone,
-    /// It is a bridge, or what else has no BARs of a function's form.
+    /// The header has this type: a bridge, or another header without the BARs of a function.
     Header(u8),
-    /// A chain of capabilities leads nowhere or in a circle, at this offset.
+    /// A chain of capabilities is invalid or circular at this offset.
     Chain(u16),
-    /// It has too many.
+    /// The function has too many capabilities.
     TooMany,
-    /// Two overlap, at this offset.
+    /// Two capabilities overlap at this offset.
     Overlap(u16),
-    /// Its BARs are described by a capability (enhanced allocation).
+    /// A capability describes the BARs (enhanced allocation).
     Allocation,
 }
 
-/// See the module's documentation.
+/// Capabilities of a function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// In ascending order of offsets.
@@ -98,7 +98,7 @@ pub struct Layout {
     keeps: bool,
 }
 
-/// Nothing.
+/// Unused entry.
 const NONE: Capability = Capability {
     id: 0,
     at: 0,
@@ -108,7 +108,7 @@ const NONE: Capability = Capability {
 };
 
 impl Layout {
-    /// A function without capabilities.
+    /// Layout of a function without capabilities.
     pub const EMPTY: Self = Self {
         list: [NONE; MOST],
         count: 0,
@@ -117,12 +117,12 @@ impl Layout {
         keeps: false,
     };
 
-    /// Reads the chains. `read` gives the four bytes at an offset that is a multiple of four; what it
-    /// gives when the function does not answer is all ones.
+    /// Reads both chains. `read` returns the four bytes at an offset that is a multiple of four,
+    /// and all ones if the function does not answer.
     ///
     /// # Errors
     ///
-    /// The function can't be lent.
+    /// See [`LayoutError`].
     pub fn read(mut read: impl FnMut(u16) -> u32) -> Result<Self, LayoutError> {
         let mut layout = Self::EMPTY;
         if read(0) == u32::MAX {
@@ -133,7 +133,7 @@ impl Layout {
             return Err(LayoutError::Header(header));
         }
         let express = layout.read_first(&mut read)?;
-        // Others have no extended registers.
+        // Functions that are not PCI Express have no extended registers.
         if express {
             layout.read_extended(&mut read)?;
         }
@@ -150,7 +150,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Whether it is PCI Express.
+    /// Reads the first chain. Returns true if the function is PCI Express.
     fn read_first(&mut self, read: &mut impl FnMut(u16) -> u32) -> Result<bool, LayoutError> {
         if read(COMMAND) & command::CAPABILITIES == 0 {
             return Ok(false);
@@ -192,7 +192,7 @@ impl Layout {
                 0x11 => (12, Some(Shown::MsiX)),
                 0x13 => (6, Some(Shown::Advanced)),
                 0x14 => return Err(LayoutError::Allocation),
-                // How long it is shows when the others are known.
+                // The size of other capabilities follows from their neighbours.
                 _ => (0, None),
             };
             self.push(Capability {
@@ -211,7 +211,7 @@ impl Layout {
         let mut at = EXTENDED;
         for _ in 0..MOST {
             let word = read(at);
-            // There are none.
+            // The function has no extended capabilities.
             if word == 0 || word == u32::MAX {
                 return match at {
                     EXTENDED => Ok(()),
@@ -246,7 +246,7 @@ impl Layout {
 
     fn sort(&mut self) {
         let count = usize::from(self.count);
-        // By hand, as what the library has for this can panic.
+        // Insertion sort, because the sort functions of `core` can panic.
         for end in 1..count {
             for i in (1..=end).rev() {
                 let Some([a, b]) = self.list.get_mut(i - 1..=i) else {
@@ -260,7 +260,8 @@ impl Layout {
         }
     }
 
-    /// Hidden ones go on to the next one, as it is not known where they end.
+    /// Extends each hidden capability to the next one, because its size is unknown. Checks that no
+    /// two overlap.
     fn bound(&mut self) -> Result<(), LayoutError> {
         let mut behind = LONG_END;
         let count = usize::from(self.count);
@@ -269,7 +270,7 @@ impl Layout {
                 behind = behind.min(SHORT_END);
             }
             match c.shown {
-                // The same offset twice: a circle.
+                // Two capabilities at the same offset mean a circle.
                 _ if c.at >= behind => return Err(LayoutError::Chain(c.at)),
                 Some(_) if c.len > behind - c.at => return Err(LayoutError::Overlap(c.at)),
                 Some(_) => {}
@@ -280,7 +281,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Leads from each that is shown to the next one.
+    /// Links each capability to the next visible one.
     fn link(&mut self) {
         let (mut next, mut next_extended) = (0, 0);
         let count = usize::from(self.count);
@@ -298,32 +299,32 @@ impl Layout {
         self.first_extended = next_extended;
     }
 
-    /// All of them, in ascending order of offsets.
+    /// Returns all capabilities in ascending order of offsets.
     #[must_use]
     pub fn capabilities(&self) -> &[Capability] {
         self.list.get(..self.count.into()).unwrap_or_default()
     }
 
-    /// The one that an offset is in.
+    /// Returns the capability that contains an offset.
     #[must_use]
     pub fn at(&self, offset: u16) -> Option<&Capability> {
         let mut all = self.capabilities().iter();
         all.find(|c| (c.at..c.end()).contains(&offset))
     }
 
-    /// Offset of the first one that the borrower sees; 0 if there is none.
+    /// Returns the offset of the first visible capability; 0 if there is none.
     #[must_use]
     pub const fn first(&self) -> u16 {
         self.first
     }
 
-    /// The same of extended ones.
+    /// Returns the offset of the first visible extended capability; 0 if there is none.
     #[must_use]
     pub const fn first_extended(&self) -> u16 {
         self.first_extended
     }
 
-    /// Whether the function keeps its registers when it leaves D3hot.
+    /// Returns true if the function keeps its registers when it leaves D3hot.
     #[must_use]
     pub const fn keeps(&self) -> bool {
         self.keeps

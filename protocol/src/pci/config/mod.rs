@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Configuration registers of a lent function: what a borrower sees, and what it may write.
+//! Configuration registers of a lent function, as a borrower may read and write them.
 //!
-//! * [`Layout`]: the capabilities of the function, read once by either end, and which of them a
-//!   borrower sees.
-//! * [`Space`]: the registers as the borrower's kernel sees them. BARs are its own.
-//! * [`Filter`]: what the lender makes of an access, whatever the borrower's end did.
+//! * [`Layout`]: the capabilities of the function and which of them a borrower sees. Either end
+//!   reads it once.
+//! * [`Space`]: the registers as the borrower's kernel sees them, with the borrower's addresses in
+//!   BARs.
+//! * [`Filter`]: the lender's rules for accesses. They hold whatever the borrower sends.
 
 mod filter;
 mod layout;
@@ -22,7 +23,7 @@ pub(super) const COMMAND: u16 = 0x04;
 pub(super) const HEADER: u16 = 0x0C;
 /// Offset of the first BAR.
 pub(super) const BAR: u16 = 0x10;
-/// First offset behind the BARs.
+/// First offset after the BARs.
 pub(super) const BARS_END: u16 = 0x28;
 /// Offset of the expansion ROM's BAR.
 pub(super) const ROM: u16 = 0x30;
@@ -30,32 +31,32 @@ pub(super) const ROM: u16 = 0x30;
 pub(super) const POINTER: u16 = 0x34;
 /// Offset of interrupt line and pin.
 pub(super) const INTERRUPT: u16 = 0x3C;
-/// First offset behind the header.
+/// First offset after the header.
 pub(super) const HEADER_END: u16 = 0x40;
 /// Offset of the first extended capability.
 pub(super) const EXTENDED: u16 = 0x100;
 
-/// Bits of command and status.
+/// Bits of the command and status registers, as 32 bits.
 pub(super) mod command {
-    /// I/O ports are decoded.
+    /// Enables the decoding of I/O ports.
     pub(in super::super) const IO: u32 = 1 << 0;
-    /// Memory is decoded.
+    /// Enables the decoding of memory.
     pub(in super::super) const MEMORY: u32 = 1 << 1;
-    /// The function may master the bus.
+    /// Enables bus mastering.
     pub(in super::super) const MASTER: u32 = 1 << 2;
-    /// It answers parity errors.
+    /// Enables the response to parity errors.
     pub(in super::super) const PARITY: u32 = 1 << 6;
-    /// It reports system errors.
+    /// Enables the report of system errors.
     pub(in super::super) const SERR: u32 = 1 << 8;
-    /// It uses no interrupt pin.
+    /// Disables the interrupt pin.
     pub(in super::super) const NO_PIN: u32 = 1 << 10;
-    /// Status: there are capabilities.
+    /// Status: the function has capabilities.
     pub(in super::super) const CAPABILITIES: u32 = 1 << 20;
     /// Status: errors, cleared by writing ones.
     pub(in super::super) const ERRORS: u32 = 0xF900_0000;
 }
 
-/// Bits `mask` of `value` in place of those of `old`.
+/// Returns `old` with the bits in `mask` replaced by those of `value`.
 pub(super) const fn merge(old: u32, value: u32, mask: u32) -> u32 {
     old & !mask | value & mask
 }

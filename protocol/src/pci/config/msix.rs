@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Where a lent function has the table of its MSI-X vectors.
+//! Location of a lent function's MSI-X table.
 //!
-//! The borrower's kernel maps the table at the place that registers name, and stores addresses there that the lender has chosen. So the place
-//! is looked at once, and what registers say about it later is what they said then: a lender that lies would have the kernel store somewhere
-//! else.
+//! The borrower's kernel maps the table at the location in the capability, and stores addresses
+//! there that the lender has chosen. The location is therefore read once, and later reads return
+//! the same values. A malicious lender could otherwise make the kernel store to another location.
 
 use super::Layout;
 use wire::pci::{Bar, Register, BARS};
 
 const ID: u16 = 0x11;
-/// Of the capability: control, table, pending bits.
+/// Offsets in the capability: control register, table, pending bits, end.
 const CONTROL: u16 = 2;
 const TABLE: u16 = 4;
 const PENDING: u16 = 8;
 const END: u16 = 12;
-/// Bits of the control register that are the number of vectors less 1.
+/// Bits of the control register that contain the number of vectors minus 1.
 const SIZE: u32 = 0x7ff;
-/// Bytes of a vector in the table.
+/// Size of a vector's table entry in bytes.
 const ENTRY: u64 = 16;
 
-/// See the module's documentation.
+/// Number of vectors and locations of table and pending bits, as read once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Msix {
     at: u16,
@@ -28,16 +28,17 @@ pub struct Msix {
     pending: u32,
 }
 
-/// A table that is not in the BARs.
+/// Error: table or pending bits are not in a BAR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outside;
 
 impl Msix {
-    /// Reads the registers by `dword`, which gets offsets in configuration space that are multiples of 4. `None` without MSI-X.
+    /// Reads the capability by `dword`, which gets offsets in configuration space that are
+    /// multiples of 4. Returns `None` if the function has no MSI-X.
     ///
     /// # Errors
     ///
-    /// The table, or the pending bits, are not all in a BAR.
+    /// The table or the pending bits exceed their BAR.
     pub fn read(
         layout: &Layout,
         bars: &[Option<Bar>; BARS],
@@ -68,13 +69,14 @@ impl Msix {
         }
     }
 
-    /// Vectors.
+    /// Returns the number of vectors.
     #[must_use]
     pub const fn vectors(&self) -> u32 {
         self.size + 1
     }
 
-    /// What a register has, of which the function says `value`.
+    /// Returns the value of a register for the borrower's kernel, where `value` was read from the
+    /// function.
     #[must_use]
     pub fn seen(&self, register: Register, value: u32) -> u32 {
         let mut bytes = value.to_le_bytes();
@@ -120,7 +122,7 @@ mod tests {
         assert_eq!(seen(0x48, 4, 0), 0x3003);
         assert_eq!(seen(0x45, 1, 0xff), 0x20);
         assert_eq!(seen(0x4a, 2, 0xffff), 0);
-        // Enabling and masking are the function's own.
+        // Enable and mask bits come from the function.
         assert_eq!(seen(0x40, 4, 0xffff_0011), 0xf905_0011);
         assert_eq!(seen(0x42, 2, 0xc7ff), 0xc105);
         assert_eq!(seen(0x43, 1, 0x80), 0x81);

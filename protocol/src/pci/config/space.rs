@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The registers of a lent function as the borrower's kernel sees them.
+//! Configuration registers of a lent function as the borrower's kernel sees them.
 
 use super::{
     command, merge, Layout, Shown, BAR, BARS_END, COMMAND, EXTENDED, HEADER, INTERRUPT, POINTER,
@@ -7,49 +7,50 @@ use super::{
 };
 use wire::pci::{Bar, Register, BARS};
 
-/// How a register is read.
+/// Source of a register's value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Read {
-    /// This is what it has.
+    /// The register has this value.
     Value(u32),
-    /// The lender is to be asked; what it says goes through [`Space::seen`].
+    /// The lender reads the register, and [`Space::seen`] converts its value.
     Ask,
 }
 
-/// What becomes of a write.
+/// Effect of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Written {
-    /// Nothing more.
+    /// The write is complete.
     Done,
-    /// This is to be written by the lender.
+    /// The lender writes this value to this register.
     Ask(Register, u32),
-    /// The function is to be reset.
+    /// The function is reset.
     Reset,
 }
 
-/// Enables the reset of a PCI Express function.
+/// Device control of PCI Express: starts a function level reset.
 const EXPRESS_RESET: u32 = 1 << 15;
-/// The same of one that is not.
+/// Control register of Advanced Features: starts a function level reset.
 const ADVANCED_RESET: u32 = 1;
 
-/// Of power management, in its second four bytes: the function is not reset by going to D3hot.
+/// Power management, control and status: the function keeps its state in D3hot.
 const NO_SOFT_RESET: u32 = 1 << 3;
 
-/// See the module's documentation. Has no locks: its owner keeps accesses apart.
+/// Registers of one function. The caller serializes accesses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Space {
     layout: Layout,
     bars: [Option<Bar>; BARS],
-    /// What BAR registers have, but for the bits that say what they are.
+    /// Values of the BAR registers without the bits for kind and size.
     addresses: [u32; BARS],
-    /// Bus addresses that lead to the device.
+    /// Bus addresses of the windows that lead to the device.
     assigned: [u64; BARS],
     line: u8,
 }
 
 impl Space {
-    /// With BARs at these bus addresses of the borrower, each a multiple of its size: windows lead
-    /// from there to the device. Those of BARs that are not there are ignored.
+    /// Creates the registers with BARs at the bus addresses `at` of the borrower, at which windows
+    /// lead to the device. Each address is a multiple of its BAR's size. Addresses of missing BARs
+    /// are ignored.
     #[must_use]
     pub fn new(layout: &Layout, bars: &[Option<Bar>; BARS], at: &[u64; BARS]) -> Self {
         let mut space = Self {
@@ -70,7 +71,7 @@ impl Space {
         space
     }
 
-    /// The BAR whose register this is, whether it is its upper half.
+    /// Returns the BAR to which a BAR register belongs, with true for its upper half.
     fn bar(&self, i: usize) -> Option<(Bar, bool)> {
         let own = self.bars.get(i).copied().flatten().map(|bar| (bar, false));
         let below = i.checked_sub(1).and_then(|i| self.bars.get(i).copied());
@@ -78,7 +79,7 @@ impl Space {
         own.or(below.map(|bar| (bar, true)))
     }
 
-    /// Bits of a BAR register that an address has, and what the others say.
+    /// Returns the address bits of a BAR register, and the value of its other bits.
     fn form(&self, i: usize) -> (u32, u32) {
         match self.bar(i) {
             None => (0, 0),
@@ -100,7 +101,7 @@ impl Space {
         }
     }
 
-    /// Where a BAR is, as it was written last.
+    /// Returns the address that was last written to a BAR.
     #[must_use]
     pub fn address(&self, i: usize) -> Option<u64> {
         let bar = self.bars.get(i).copied().flatten()?;
@@ -112,14 +113,14 @@ impl Space {
         Some((high << 32) | low)
     }
 
-    /// Whether all BARs are where windows lead to the device.
+    /// Returns true if the addresses of all BARs are those of the windows.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         let mut all = self.assigned.iter().enumerate();
         all.all(|(i, at)| self.address(i).is_none_or(|a| a == *at))
     }
 
-    /// Bits of four bytes that are not the device's, and what they are.
+    /// Returns a mask of the bits that do not come from the device, and their values.
     fn own(&self, dword: u16) -> (u32, u32) {
         const ALL: u32 = u32::MAX;
         match dword {
@@ -128,7 +129,7 @@ impl Space {
                 let list = if none { command::CAPABILITIES } else { 0 };
                 (command::IO | list, 0)
             }
-            // One function, no self test.
+            // Single function, no self test.
             HEADER => (0xFF80_0000, 0),
             BAR..BARS_END => {
                 let i = usize::from((dword - BAR) / 4);
@@ -137,20 +138,20 @@ impl Space {
             }
             ROM => (ALL, 0),
             POINTER => (ALL, self.layout.first().into()),
-            // No pin.
+            // No interrupt pin.
             INTERRUPT => (0xFFFF, self.line.into()),
             _ => match self.layout.at(dword) {
                 Some(c) if c.shown.is_some() && dword == c.at => match c.is_extended() {
                     true => (0xFFF0_0000, u32::from(c.next) << 20),
                     false => (0xFF00, u32::from(c.next) << 8),
                 },
-                // The lender lets none go there that would be reset by that, so nobody may take it for
-                // a way to reset the function.
+                // The lender does not let a function enter D3hot if it would be reset by that. The
+                // kernel must not use D3hot as a reset method.
                 Some(c) if c.shown == Some(Shown::Power) && dword == c.at + 4 => {
                     (NO_SOFT_RESET, NO_SOFT_RESET)
                 }
                 Some(c) if c.shown.is_some() => (0, 0),
-                // One that is not shown is nothing, but leads to those that are.
+                // If the capability at 0x100 is hidden, an empty header links to the visible ones.
                 Some(_) | None if dword == EXTENDED => {
                     (ALL, u32::from(self.layout.first_extended()) << 20)
                 }
@@ -161,7 +162,7 @@ impl Space {
         }
     }
 
-    /// How a register is read.
+    /// Returns the source of a register's value.
     #[must_use]
     pub fn read(&self, register: Register) -> Read {
         let (mask, value) = self.own(register.dword());
@@ -173,8 +174,8 @@ impl Space {
         }
     }
 
-    /// What the kernel sees of a register that the lender has read. All ones when nobody answers stay
-    /// what they are.
+    /// Returns what the kernel sees of a register whose value the lender has read. All ones, the
+    /// value of a failed read, remain unchanged.
     #[must_use]
     pub fn seen(&self, register: Register, value: u32) -> u32 {
         let ones = register.ones();
@@ -186,7 +187,7 @@ impl Space {
         merge(value, own >> shift, mask >> shift) & ones
     }
 
-    /// What becomes of a write.
+    /// Applies a write of the kernel and returns its effect.
     #[must_use]
     pub fn write(&mut self, register: Register, value: u32) -> Written {
         let (dword, shift) = (register.dword(), register.shift());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What borrowers say to a lender.
+//! Messages that a lender receives from borrowers.
 
 use super::types::{Access, DeviceEvent, DeviceLife, Doing, Ended, Lease};
 use super::Lender;
@@ -9,7 +9,7 @@ use wire::ids::NodeId;
 use wire::pci::{Body, Borrow, Incarnation, Kind, LeaseId, Message, Reason, Role, Status};
 
 impl<M: Memory> Lender<M> {
-    /// A message for a lender has come. `from` is what the NIC says.
+    /// Processes a message for a lender. `from` is the sender's node, stamped by the NIC.
     pub fn hear(&mut self, now: Time, from: NodeId, message: &Message) {
         let (number, sender) = (message.number, message.sender);
         match message.body {
@@ -27,14 +27,14 @@ impl<M: Memory> Lender<M> {
             } => self.alive(now, from, (number, answer), lease),
             _ => self.odd(),
         }
-        // He is there; and may be another one than he was.
+        // The sender is reachable. It may have been restarted since its lease began.
         self.fences.kick(now, from, &self.limits);
         self.suspect(now, from, sender);
     }
 
-    /// A request of another version has come; what it is, its number.
+    /// Processes a request of another protocol version, of which only kind and number are known.
     pub fn hear_other(&mut self, from: NodeId, kind: Kind, number: u32) {
-        // A question names no lease.
+        // `LIST` names no lease.
         let lease = match kind {
             Kind::List => LeaseId::NONE,
             Kind::Borrow => LeaseId::new(number, 0),
@@ -47,8 +47,8 @@ impl<M: Memory> Lender<M> {
         self.counters.odd = self.counters.odd.wrapping_add(1);
     }
 
-    /// Leases of other lives of a node: whether they are still there. That somebody is new is not
-    /// believed: his message may be older than the lease.
+    /// Asks a node about its leases if they belong to another life than that of its message. The
+    /// message does not end these leases, because it may be older than they are.
     fn suspect(&mut self, now: Time, from: NodeId, sender: Incarnation) {
         for entry in self.devices.iter_mut().flatten() {
             let lent = matches!(entry.life, DeviceLife::Lent | DeviceLife::Recalling);
@@ -56,7 +56,7 @@ impl<M: Memory> Lender<M> {
                 continue;
             };
             if lease.node == from && lease.incarnation != sender {
-                // Not more often than every `ask`.
+                // The interval between two questions is `ask` or more.
                 lease.question = lease.question.min(now.after(self.limits.ask));
             }
         }
@@ -112,7 +112,7 @@ impl<M: Memory> Lender<M> {
             .filter_map(|d| d.lease.as_ref())
             .filter(|l| his(l));
         let have = have.count();
-        // Also those whose lease is not there yet.
+        // Includes devices whose lease is still being opened.
         let used = all
             .clone()
             .filter_map(|d| d.lease.as_ref())
@@ -192,7 +192,7 @@ impl<M: Memory> Lender<M> {
         Ok(())
     }
 
-    /// The device that a node has by a lease, unless that is over.
+    /// Returns the device of a node's lease if the lease has not ended.
     fn lent(&mut self, from: NodeId, id: LeaseId) -> Option<u32> {
         let lent = |life| matches!(life, DeviceLife::Lent | DeviceLife::Recalling);
         let mut all = self.devices.iter().flatten().filter(|d| lent(d.life));
@@ -201,7 +201,7 @@ impl<M: Memory> Lender<M> {
         Some(entry.offer.handle)
     }
 
-    /// Whether a lease is over, and something still leads to the borrower.
+    /// Returns true if the lease has ended and its intervals are not closed yet.
     fn is_closing(&self, from: NodeId, id: LeaseId) -> bool {
         let mut leases = self
             .devices
@@ -211,10 +211,10 @@ impl<M: Memory> Lender<M> {
         leases.any(|l| l.node == from && l.id == id && !l.closed)
     }
 
-    /// Somebody wants something of a lease that he does not have.
+    /// Answers a request for a lease that the sender does not have.
     fn no_lease(&mut self, from: NodeId, number: u32, id: LeaseId) {
         self.odd();
-        // Before its intervals are closed he is told nothing.
+        // No answer before the intervals are closed, because the answer confirms that they are.
         if !self.is_closing(from, id) {
             self.refuse(from, number, Reason::Lease, id);
         }
@@ -232,11 +232,11 @@ impl<M: Memory> Lender<M> {
             return;
         };
         lease.heard = now;
-        // Numbers count upwards; what is behind the last one is never made any more.
+        // Access numbers increase. An access with a number before the last one is never executed.
         let ahead = message.number.wrapping_sub(lease.number) as i32;
         let again = ahead == 0 && !matches!(lease.access, Access::None);
-        // One that is not made yet is not given up for another one either: what comes next is judged by
-        // what has been written.
+        // An access in progress is not replaced, because the filter judges a later access by
+        // completed writes.
         let busy = matches!(lease.access, Access::Made | Access::Wanted(..));
         if again {
             lease.say.done = matches!(lease.access, Access::Over(..));
@@ -244,7 +244,7 @@ impl<M: Memory> Lender<M> {
             return;
         }
         if ahead <= 0 || busy {
-            // Of the one that is being made the answer is not wanted any more: it is asked again.
+            // The borrower repeats its request.
             return self.odd();
         }
         lease.number = message.number;
@@ -288,11 +288,11 @@ impl<M: Memory> Lender<M> {
         }
     }
 
-    /// The borrower reaches nothing by a lease, and does not want it.
+    /// Processes `RETURN`: the borrower has closed its windows and ends the lease.
     fn returned(&mut self, now: Time, from: NodeId, sender: Incarnation, id: LeaseId) {
         let mut all = self.devices.iter_mut().flatten();
         let his = |l: &Lease| match id.key() {
-            // He does not know whether there is one.
+            // The borrower never got the grant and knows only its half of the name.
             0 => l.id.nonce() == id.nonce() && l.incarnation == sender,
             _ => l.id == id,
         };
@@ -302,7 +302,7 @@ impl<M: Memory> Lender<M> {
             let handle = entry.offer.handle;
             if let Some(lease) = &mut entry.lease {
                 lease.confirmed = true;
-                // What he is told names what he knows.
+                // `RETURNED` repeats the name that the borrower used.
                 lease.owed = Some(id);
             }
             return self.finish(now, handle, Ended::Returned);
@@ -311,7 +311,7 @@ impl<M: Memory> Lender<M> {
         self.say(from, 0, Body::Returned(id));
     }
 
-    /// The borrower reaches nothing by a lease.
+    /// Processes `REVOKED`: the borrower has closed its windows.
     fn revoked(&mut self, now: Time, from: NodeId, id: LeaseId) {
         if self.fences.confirm(now, from, id, &self.limits) {
             return;

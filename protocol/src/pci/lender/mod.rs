@@ -1,5 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The lender: its devices, and who has them (docs/pci-protocol.md, The lender).
+//! The lender: devices that this node offers, and their leases (docs/pci-protocol.md, Leases).
+//!
+//! Each offered device is in one of these states ([`DeviceLife`]):
+//!
+//! * `Free`: may be borrowed. A valid `BORROW` leads to `Granting`.
+//! * `Granting`: the driver executes [`Work::Open`], then calls [`Lender::opened`]. Success leads
+//!   to `Lent` and sends `GRANT`; an error sends `REFUSE` and leads back to `Free`, or to `Broken`
+//!   if the function cannot be reset.
+//! * `Lent`: the borrower uses the device. [`Lender::reclaim`] with a grace period leads to
+//!   `Recalling`.
+//! * `Recalling`: `REVOKE` is repeated until the borrower returns the device or the grace period
+//!   ends.
+//! * `Fencing`: the lease has ended. The driver executes [`Work::Close`] and [`Work::Reset`], then
+//!   the device is `Free` again, or `Broken` if the reset failed. The numbers of the lease remain
+//!   fenced ([`Fences`]).
+//! * `Broken`: not lent, until [`Lender::repair`].
+//!
+//! A lease ends, and the device is `Fencing`, when the borrower returns it, is reported as down, or
+//! sends no message during the time-out; when a reset fails; and when the device is reclaimed or
+//! withdrawn.
 
 mod hear;
 mod pump;
@@ -21,18 +40,19 @@ use wire::pci::{
 };
 use wire::smfu::PAGE;
 
-/// Devices of a node, and their leases. See the documentation of [`super`].
+/// Lender of one node. The documentation of [`super`] describes how a driver uses it.
 pub struct Lender<M: Memory> {
     limits: Limits,
     incarnation: Incarnation,
     draw: Draw,
-    /// Before this no leases are given.
+    /// End of the quarantine; no leases are granted before.
     begin: Time,
     devices: M::Array<Option<Entry>>,
     fences: Fences<M>,
     strays: Strays,
+    /// Set of numbers whose fences have been removed, for the next [`Work::Release`].
     free: u64,
-    /// The device whose turn it is to be opened or reset.
+    /// Index of the device that [`Lender::work`] checks first for an open or a reset.
     turn: usize,
     closing: bool,
     flow: Counts<DeviceLife>,
@@ -40,12 +60,12 @@ pub struct Lender<M: Memory> {
 }
 
 impl<M: Memory> Lender<M> {
-    /// For so many devices. `random` is a number that no other life of the lender has had. May sleep
-    /// where getting memory does.
+    /// Creates a lender for up to `devices` devices (1…64). `random` is a number that no other life
+    /// of this lender has used. May sleep if the allocation of memory does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// The error of [`Memory::array`].
     pub fn new(now: Time, devices: u16, limits: &Limits, random: u64) -> Result<Self, M::Error> {
         let mut draw = Draw(random);
         let incarnation = Incarnation(draw.long());
@@ -70,9 +90,9 @@ impl<M: Memory> Lender<M> {
         })
     }
 
-    /// Offers a device: what it is, where it is, its BARs; the rest of `device` is ignored. Its handle, or
-    /// `None` if there is no room, or no memory BAR. It is to be in the state that it has after a
-    /// reset.
+    /// Offers a device and returns its handle. Uses identity, location and BARs of `device` only.
+    /// Returns `None` if the table is full, the device has no memory BAR, or the lender is closing.
+    /// The device must be in its state after a reset.
     pub fn offer(&mut self, device: &Device, layout: &Layout) -> Option<u32> {
         if !device.has_valid_bars() || self.closing {
             return None;
@@ -106,7 +126,7 @@ impl<M: Memory> Lender<M> {
         self.devices.iter().position(is)
     }
 
-    /// The device is not offered any more: who has it loses it. [`Work::Gone`] follows.
+    /// Withdraws a device. A lease of it ends. [`Work::Gone`] follows.
     pub fn withdraw(&mut self, now: Time, handle: u32) {
         if let Some(entry) = self.entry(handle) {
             entry.withdrawn = true;
@@ -114,8 +134,8 @@ impl<M: Memory> Lender<M> {
         self.finish(now, handle, Ended::Reclaimed);
     }
 
-    /// Who has the device gives it back within so many ms, or loses it. 0: at once. False if nobody
-    /// has it.
+    /// Asks the borrower to return the device within `grace_ms` milliseconds, after which the lease
+    /// ends. Ends the lease at once if `grace_ms` is 0. Returns false if the device is not lent.
     pub fn reclaim(&mut self, now: Time, handle: u32, grace_ms: u32) -> bool {
         let ticks = self.limits.ticks(grace_ms);
         let ask = self.limits.ask;
@@ -146,8 +166,8 @@ impl<M: Memory> Lender<M> {
         true
     }
 
-    /// All devices are withdrawn: the module is about to end. It can when there are none, and should
-    /// wait for some time until there are no fences.
+    /// Withdraws all devices, because the module is being unloaded. The caller waits until there
+    /// are no devices, and for a bounded time until there are no fences.
     pub fn close(&mut self, now: Time) {
         self.closing = true;
         for i in 0..self.devices.len() {
@@ -162,8 +182,8 @@ impl<M: Memory> Lender<M> {
         Some(entry.offer.handle)
     }
 
-    /// A node is down and has no windows any more. Only who knows that may say so: that nothing is
-    /// heard of it, or its link is gone, does not mean it.
+    /// Records that a node is down and has no windows any more. The caller must be certain: missing
+    /// messages or a lost link do not prove it.
     pub fn node_down(&mut self, now: Time, node: NodeId) {
         for i in 0..self.devices.len() {
             let entry = self.devices.get_mut(i).and_then(Option::as_mut);
@@ -178,7 +198,8 @@ impl<M: Memory> Lender<M> {
         self.fences.forget(now, node, &self.limits);
     }
 
-    /// The administrator says that a device works again. It is reset before anybody gets it.
+    /// Makes a broken device available again. It is reset before the next lease. Returns false if
+    /// the device is not `Broken`.
     pub fn repair(&mut self, handle: u32) -> bool {
         let Some(i) = self.index(handle) else {
             return false;
@@ -191,7 +212,8 @@ impl<M: Memory> Lender<M> {
         }
     }
 
-    /// A lease is over, if there is one.
+    /// Ends the lease of a device, if it has one. A lease whose intervals are being opened ends
+    /// after [`Lender::opened`].
     fn finish(&mut self, now: Time, handle: u32, why: Ended) {
         let Some(i) = self.index(handle) else {
             return;
@@ -207,7 +229,7 @@ impl<M: Memory> Lender<M> {
                 self.flow.step(&mut entry.life, DeviceEvent::End);
                 entry.offer.generation = entry.offer.generation.wrapping_add(1);
                 entry.reset_wanted = false;
-                // What was not begun is not done any more.
+                // An access that has not begun is dropped.
                 if let Access::Wanted(..) = lease.access {
                     lease.access = Access::None;
                 }
@@ -228,7 +250,7 @@ impl<M: Memory> Lender<M> {
         }
     }
 
-    /// The intervals of a lease are open, or are not.
+    /// Reports the result of [`Work::Open`].
     pub fn opened(&mut self, now: Time, handle: u32, result: Result<Opened, OpenError>) {
         let Some(i) = self.index(handle) else {
             return self.misuse();
@@ -273,7 +295,7 @@ impl<M: Memory> Lender<M> {
         }
     }
 
-    /// The intervals of a lease are closed.
+    /// Reports that [`Work::Close`] is complete.
     pub fn closed(&mut self, now: Time, handle: u32) {
         let limits = self.limits;
         let entry = self.entry(handle);
@@ -294,7 +316,7 @@ impl<M: Memory> Lender<M> {
         }
     }
 
-    /// The function has been reset, or could not be.
+    /// Reports the result of [`Work::Reset`]; `done` is false if the function could not be reset.
     pub fn reset(&mut self, now: Time, handle: u32, done: bool) {
         let Some(i) = self.index(handle) else {
             return self.misuse();
@@ -324,7 +346,7 @@ impl<M: Memory> Lender<M> {
         }
     }
 
-    /// An access was made; of a read the value.
+    /// Reports the result of a configuration access, for a read with its value.
     pub fn configured(&mut self, config: &Config, value: Result<u32, ()>) {
         let Some(entry) = self.entry(config.handle) else {
             return self.misuse();
@@ -338,7 +360,7 @@ impl<M: Memory> Lender<M> {
         let ones = config.register.ones();
         lease.access = match value {
             Ok(value) => {
-                // Only what was written counts.
+                // The filter tracks completed writes only.
                 if config.write.is_some() {
                     lease.filter.made(&entry.layout, config.register);
                 }
@@ -372,7 +394,7 @@ impl<M: Memory> Lender<M> {
         }
     }
 
-    /// Denies an access, or has it made.
+    /// Denies an access or schedules it.
     fn judge(layout: &Layout, lease: &mut Lease, body: &Body) -> Access {
         let (register, verdict) = match body {
             Body::Read(_, register) => (*register, lease.filter.read(layout, *register)),
@@ -388,51 +410,51 @@ impl<M: Memory> Lender<M> {
         }
     }
 
-    /// Life of a device.
+    /// Returns the state of a device.
     pub fn life(&self, handle: u32) -> Option<DeviceLife> {
         let entry = self.devices.iter().flatten();
         Some(entry.into_iter().find(|d| d.offer.handle == handle)?.life)
     }
 
-    /// All devices: what is said of them, and their leases.
+    /// Lists all devices as they are described to borrowers, with their leases.
     pub fn devices(&self) -> impl Iterator<Item = (Device, Option<LeaseId>)> + '_ {
         let all = self.devices.iter().flatten();
         all.map(|e| (e.described(), e.lease.as_ref().map(|l| l.id)))
     }
 
-    /// Numbers that may not be used, and why.
+    /// Returns the fences of ended leases.
     pub fn fences(&self) -> &Fences<M> {
         &self.fences
     }
 
-    /// Before this no leases are given.
+    /// Returns the end of the quarantine. No leases are granted before.
     pub fn begins(&self) -> Time {
         self.begin
     }
 
-    /// Names this life.
+    /// Returns the incarnation: the random number that names this life of the lender.
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
     }
 
-    /// What happened so far.
+    /// Returns the statistics.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Answers that were dropped for others: whoever misses one asks again.
+    /// Returns the number of answers that were dropped. Their recipients repeat the request.
     pub fn dropped(&self) -> u64 {
         self.strays.dropped
     }
 
-    /// How often each step in the life of a device was made.
+    /// Returns how often each transition of a device was made.
     pub fn flow(&self) -> &Counts<DeviceLife> {
         &self.flow
     }
 }
 
 impl Entry {
-    /// What is said of it.
+    /// Returns the device as it is described to borrowers.
     fn described(&self) -> Device {
         let node = self.lease.as_ref().map_or(NodeId(0), |l| l.node);
         let state = match self.life {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What a lender has to do: when, and what next.
+//! Time-outs of a lender, and the work and messages that it hands to its driver.
 
 use super::types::{Access, Config, DeviceLife, Doing, Ended, Entry, Open, Step, Work};
 use super::Lender;
@@ -8,7 +8,7 @@ use crate::{Memory, Time};
 use wire::pci::{Body, Grant, Message, Numbers, Role};
 
 impl<M: Memory> Lender<M> {
-    /// Looks at the clock. To be called at [`Lender::next`] at the latest.
+    /// Processes time-outs. The caller calls it at [`Lender::next`] or earlier.
     pub fn time(&mut self, now: Time) {
         let timeout = self.limits.ticks(self.limits.timeout_ms);
         for i in 0..self.devices.len() {
@@ -41,7 +41,7 @@ impl<M: Memory> Lender<M> {
         self.free |= self.fences.release(now, &self.limits);
     }
 
-    /// When [`Lender::time`] is to be called next, or [`Lender::step`].
+    /// Returns the time at which [`Lender::time`] and [`Lender::step`] must be called.
     pub fn next(&self) -> Option<Time> {
         let timeout = self.limits.ticks(self.limits.timeout_ms);
         let lent = self.devices.iter().flatten().filter_map(|entry| {
@@ -59,8 +59,9 @@ impl<M: Memory> Lender<M> {
         sooner(lent.min(), self.fences.next(&self.limits))
     }
 
-    /// What may sleep and is to be done next. What ends leases comes first, as others wait for that with
-    /// a deadline; the rest takes turns, so that no borrower keeps the lender from the other devices.
+    /// Returns the next operation that may sleep. Ends of leases come first, because other nodes
+    /// wait for them with a deadline. Opens and resets are handed out by device in round-robin
+    /// order, so that one borrower cannot delay the other devices.
     pub fn work(&mut self) -> Option<Work> {
         if self.free != 0 {
             return Some(Work::Release(core::mem::take(&mut self.free)));
@@ -79,7 +80,7 @@ impl<M: Memory> Lender<M> {
         None
     }
 
-    /// What ends a lease, or a device.
+    /// Returns the operation that ends a lease or removes a withdrawn device.
     fn ending(place: &mut Option<Entry>) -> Option<Work> {
         let entry = place.as_mut()?;
         let handle = entry.offer.handle;
@@ -99,7 +100,7 @@ impl<M: Memory> Lender<M> {
         Some(Work::Close(handle, numbers))
     }
 
-    /// What else is to be done with a device.
+    /// Returns the next open or reset of a device.
     fn doing(entry: &mut Entry) -> Option<Work> {
         let handle = entry.offer.handle;
         let lease = entry.lease.as_ref()?;
@@ -128,7 +129,7 @@ impl<M: Memory> Lender<M> {
         }
     }
 
-    /// What is to be done next in any context.
+    /// Returns the next message or configuration access, for any context.
     pub fn step(&mut self, now: Time) -> Option<Step> {
         if let Some((node, message)) = self.strays.take() {
             return Some(Step::Send(node, message));
@@ -189,7 +190,7 @@ impl<M: Memory> Lender<M> {
             lease.again = now.after(lease.interval);
             lease.interval = lease.interval.saturating_mul(2).min(limits.ask_most);
             let left = lease.grace.since(now) / limits.ms.max(1);
-            // 0 would mean that it is over.
+            // 0 would mean that the lease has ended.
             let left = u32::try_from(left).unwrap_or(u32::MAX).max(1);
             (0, Body::Revoke(id, left))
         } else {

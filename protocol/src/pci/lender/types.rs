@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What a lender has in its table, and what it wants to be done.
+//! Table entries of a lender, and the operations that it requests from its driver.
 
 use crate::pci::config::{Filter, Layout};
 use crate::Time;
@@ -7,38 +7,38 @@ use wire::ids::NodeId;
 use wire::pci::{Device, Incarnation, LeaseId, Message, Numbers, Reason, Register, Status};
 
 crate::flow! {
-    /// The life of a device that is offered.
+    /// States of an offered device.
     states DeviceLife {
-        /// Anybody may borrow it.
+        /// Available to any borrower.
         Free,
-        /// Its intervals are being opened for a borrower.
+        /// The driver opens its intervals for a borrower.
         Granting,
-        /// Somebody has it.
+        /// In use by a borrower.
         Lent,
-        /// He is to give it back.
+        /// In use, and its borrower has been asked to return it.
         Recalling,
-        /// Its intervals are being closed, then it is reset.
+        /// The lease has ended: the driver closes its intervals, then resets the function.
         Fencing,
-        /// It does not work.
+        /// The function could not be reset.
         Broken,
     }
-    /// What happens to it.
+    /// Events of an offered device.
     events DeviceEvent {
-        /// Somebody wants it.
+        /// A borrower requests the device.
         Borrow,
-        /// Its intervals are open.
+        /// The intervals are open.
         Opened,
-        /// They could not be opened.
+        /// The intervals could not be opened.
         Failed,
-        /// It does not work.
+        /// The function could not be reset.
         Spoilt,
-        /// The administrator wants it back.
+        /// The administrator wants the device back within a grace period.
         Recall,
-        /// The lease is over.
+        /// The lease ends.
         End,
-        /// It has been reset.
+        /// The intervals are closed and the function is reset.
         Cleared,
-        /// The administrator says that it works again.
+        /// The administrator states that the device works again.
         Repaired,
     }
     transitions {
@@ -55,106 +55,109 @@ crate::flow! {
     }
 }
 
-/// Why intervals were not opened; what was opened on the way is closed again.
+/// Error of [`Work::Open`]. The driver has closed any interval that it opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpenError {
-    /// The borrower is told why: [`Reason::NoInterval`], [`Reason::NoRoom`], [`Reason::NotAllowed`].
+    /// Refusal for the borrower: [`Reason::NoInterval`], [`Reason::NoRoom`],
+    /// [`Reason::NotAllowed`].
     Refuse(Reason),
-    /// The function could not be reset: nobody gets it any more.
+    /// The function could not be reset. The device is not lent again until it is repaired.
     Broken,
 }
 
 /// Intervals that were opened for a borrower.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Opened {
-    /// Their numbers.
+    /// Numbers of the intervals.
     pub numbers: Numbers,
-    /// Bus address in the NIC's window from where the device reaches DMA memory.
+    /// Bus address of the window through which the device reaches DMA memory.
     pub dma: u64,
-    /// The same for interrupts: a page.
+    /// Bus address of the window through which the device reaches interrupts: one page.
     pub interrupts: u64,
 }
 
-/// An access to a configuration register that is to be made.
+/// Access to a configuration register that the driver executes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Which device.
+    /// Handle of the device.
     pub handle: u32,
-    /// Which lease it is for.
+    /// Lease to which the access belongs.
     pub lease: LeaseId,
-    /// Its number there.
+    /// Number of the access within the lease.
     pub number: u32,
-    /// Which register.
+    /// Register that is accessed.
     pub register: Register,
-    /// To be written: this value, with those bits of what is there that `keep` has. `None`: to be read.
+    /// Value to be written; `None` for a read.
     pub write: Option<Write>,
 }
 
-/// What is to be written to a register.
+/// Value for a write that may keep some bits of the register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Write {
-    /// Bits that are written.
+    /// New value of the bits that are not kept.
     pub value: u32,
-    /// Bits that keep what they have. If there are some, the register is read before.
+    /// Bits that keep their value. If it is not 0, the driver reads the register first.
     pub keep: u32,
 }
 
 impl Write {
-    /// What to write if this was read. Nothing is to be read if no bits are kept.
+    /// Returns the value to be written, where `old` is the register's value before. `old` is not
+    /// used if `keep` is 0.
     #[must_use]
     pub const fn over(self, old: u32) -> u32 {
         self.value & !self.keep | old & self.keep
     }
 }
 
-/// What may sleep. Of a device there is one at a time, which ends with the call that is named. They
-/// may be done one after the other for all devices: what ends leases is asked for first, the rest
-/// device by device in turn.
+/// Operation that may sleep. A device has one at a time, which ends with the call that its
+/// documentation names. The driver may execute the operations of all devices one after the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Work {
-    /// Reset the function, open the intervals of a lease, then call [`Lender::opened`](super::Lender::opened). The function may
-    /// not master the bus yet.
+    /// Reset the function without bus mastering, open the intervals of a lease, then call
+    /// [`Lender::opened`](super::Lender::opened).
     Open(Open),
-    /// Take the intervals of a lease away, then call [`Lender::closed`](super::Lender::closed): forbid the function to master the
-    /// bus and wait until its transactions are over, then close targets and windows. Nobody else gets
-    /// the targets' numbers before [`Work::Release`], in this node; they lead nowhere. Windows'
-    /// numbers are free.
+    /// Close the intervals of a lease: disable bus mastering, wait until the function has no
+    /// transactions pending, close targets and windows, then call
+    /// [`Lender::closed`](super::Lender::closed). The targets' numbers remain unused in this node
+    /// until [`Work::Release`]. The windows' numbers are free.
     Close(u32, Numbers),
-    /// Reset the function, restore what its registers had before it was offered, then call
-    /// [`Lender::reset`](super::Lender::reset). It may not master the bus then, unless it still has a lease: a borrower has
-    /// asked, and restores what it needs.
+    /// Reset the function, restore the registers that it had when it was offered, then call
+    /// [`Lender::reset`](super::Lender::reset). Leave bus mastering disabled unless the device is
+    /// lent: in this case the borrower has requested the reset and restores the registers that it
+    /// needs.
     Reset(u32),
-    /// The numbers of these targets may be used again, as a set.
+    /// Free these target numbers, a set.
     Release(u64),
-    /// A device that was withdrawn has no lease any more, and is forgotten.
+    /// Forget a withdrawn device, which has no lease any more.
     Gone(u32),
 }
 
-/// Intervals to be opened.
+/// Intervals to be opened for a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Open {
-    /// Which device.
+    /// Handle of the device.
     pub handle: u32,
-    /// Who wants it.
+    /// Node of the borrower.
     pub borrower: NodeId,
-    /// Numbers that targets of BARs may have, as a set: a different one for each.
+    /// Set of numbers from which each BAR's target gets a different one.
     pub bars: u64,
-    /// Numbers that the windows for DMA memory and interrupts may have, as a set.
+    /// Set of numbers for the windows to DMA memory and interrupts.
     pub links: u64,
-    /// Bytes of DMA memory.
+    /// Size of DMA memory in bytes.
     pub dma: u64,
 }
 
-/// What is to be done in any context.
+/// Operation for any context.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// A message is to be sent.
+    /// Send a message.
     Send(NodeId, Message),
-    /// A register is to be accessed, then [`Lender::configured`](super::Lender::configured) to be called, always.
+    /// Access a register, then call [`Lender::configured`](super::Lender::configured), on errors
+    /// too.
     Config(Config),
 }
 
-/// Why a lease is over; counted.
+/// Reason for the end of a lease, for the statistics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ended {
     Returned,
@@ -164,42 +167,41 @@ pub(super) enum Ended {
     Broken,
 }
 
-/// What is being done with a device that may sleep: one thing at a time.
+/// Operation of a device that is scheduled (false) or was handed to the driver (true).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Doing {
     #[default]
     Nothing,
-    /// To be handed out, or handed out.
     Open(bool),
     Close(bool),
     Reset(bool),
 }
 
-/// What is to be told to a borrower.
+/// Pending messages to a borrower.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Say {
     pub(super) grant: bool,
     pub(super) done: bool,
     pub(super) alive: Option<u32>,
-    /// Is the lease still there?
+    /// A question whether the borrower still has the lease.
     pub(super) question: bool,
     pub(super) revoke: bool,
 }
 
-/// The last access of a lease.
+/// State of the last configuration access of a lease.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) enum Access {
     #[default]
     None,
-    /// To be made: see [`Config`].
+    /// Scheduled: see [`Config`].
     Wanted(Register, Option<Write>),
-    /// It has been handed out.
+    /// Handed to the driver.
     Made,
-    /// It is over.
+    /// Finished, with status and value.
     Over(Status, u32),
 }
 
-/// A lease.
+/// A lease, from the accepted `BORROW` until its intervals are closed and the function is reset.
 pub(super) struct Lease {
     pub(super) id: LeaseId,
     pub(super) node: NodeId,
@@ -209,70 +211,73 @@ pub(super) struct Lease {
     pub(super) dma: u64,
     pub(super) opened: Option<Opened>,
     pub(super) heard: Time,
-    /// When he is asked next whether he has it, if he is silent.
+    /// Time at which the borrower is asked next whether it has the lease. Each message of the
+    /// borrower moves it back.
     pub(super) question: Time,
-    /// Until when it is to be given back, and when that is said next.
+    /// End of the grace period of a recall.
     pub(super) grace: Time,
+    /// Time at which `REVOKE` is repeated.
     pub(super) again: Time,
     pub(super) interval: u64,
     /// Number of the last access.
     pub(super) number: u32,
     pub(super) access: Access,
     pub(super) filter: Filter,
-    /// Before this no reset begins that the borrower asks for.
+    /// Earliest time of the next reset that the borrower may request.
     pub(super) rested: Time,
-    /// One that he has asked for waits for that.
+    /// A reset that the borrower has requested waits for `rested`.
     pub(super) waits: bool,
     pub(super) say: Say,
-    /// It is not wanted any more, although it is being opened.
+    /// Reason for which the lease ends as soon as its intervals are open.
     pub(super) doomed: Option<Ended>,
-    /// The borrower has said that it reaches nothing any more.
+    /// The borrower has confirmed that its windows are closed.
     pub(super) confirmed: bool,
-    /// He wants to be told when nothing leads to him any more: what he calls the lease.
+    /// Name of the lease in the `RETURNED` that is sent when the intervals are closed; `None` if
+    /// the borrower has not sent `RETURN`.
     pub(super) owed: Option<LeaseId>,
-    /// Its intervals are closed.
+    /// The intervals are closed.
     pub(super) closed: bool,
 }
 
-/// A device.
+/// A device that is offered.
 pub(super) struct Entry {
     pub(super) offer: Device,
     pub(super) layout: Layout,
     pub(super) life: DeviceLife,
     pub(super) lease: Option<Lease>,
     pub(super) doing: Doing,
-    /// A reset that the borrower has asked for; otherwise one between leases.
+    /// The borrower has requested a reset that was not handed to the driver yet.
     pub(super) reset_wanted: bool,
     pub(super) withdrawn: bool,
 }
 
-/// What happened so far.
+/// Statistics of a lender.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
-    /// Leases.
+    /// Leases that were granted.
     pub leases: u64,
-    /// Of these, given back by the borrower.
+    /// Leases that the borrower returned.
     pub returned: u64,
-    /// Of these, over because nothing was heard.
+    /// Leases that ended because the borrower sent no message during the time-out.
     pub expired: u64,
-    /// Of these, taken back.
+    /// Leases that the lender reclaimed.
     pub reclaimed: u64,
-    /// Of these, over because the borrower was said to be down.
+    /// Leases that ended because the borrower was reported as down.
     pub down: u64,
-    /// Of these, over because the device broke.
+    /// Leases that ended because the device broke.
     pub broken: u64,
     /// Requests that were refused.
     pub refused: u64,
-    /// Accesses that were made.
+    /// Accesses that were executed.
     pub accesses: u64,
     /// Accesses that were denied.
     pub denied: u64,
-    /// Resets that borrowers have asked for.
+    /// Resets that borrowers requested.
     pub resets: u64,
-    /// Requests that came again.
+    /// Repeated requests.
     pub again: u64,
-    /// Messages of no lease, or of another life, and those that came too late.
+    /// Messages that name no lease, belong to another life, or are late.
     pub odd: u64,
-    /// Calls that did not fit.
+    /// Calls of the driver that do not match an operation of the lender.
     pub misused: u64,
 }
