@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Which node a MAC address lives on that is not a node's own: containers (macvlan), virtual
-//! machines and everything else behind a bridge.
+//! Table of foreign MAC addresses: the node behind which each one is found. Foreign addresses
+//! belong to containers (macvlan), virtual machines and everything else behind a bridge.
 //!
-//! Addresses are learned from the source addresses of received frames, as a switch does. An address
-//! moves when another node sends with it, and is forgotten when no frame has come from it for a
-//! while. Each node has a part of the table only, so that a node that makes up addresses cannot
-//! displace those of all others.
+//! Addresses are learned from the source addresses of received frames, as in a switch. An address
+//! moves when another node sends with it, and is forgotten some time after its last frame. Each
+//! node has a maximum number of addresses, so that a node with invented addresses cannot displace
+//! the addresses of all others.
 
 use crate::{base::slots::Slots, Memory, Time};
 use wire::{eth::as_number, ids::NodeId};
@@ -16,46 +16,46 @@ pub type Mac = [u8; 6];
 /// Bounds of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {
-    /// Addresses of all nodes.
+    /// Maximum number of addresses of all nodes.
     pub all: u16,
-    /// Addresses of one node.
+    /// Maximum number of addresses of one node.
     pub of_node: u16,
-    /// An address from which no frame has come for so many ticks is forgotten.
+    /// Ticks after which an address without frames is forgotten.
     pub age: u64,
 }
 
-/// What a source address told.
+/// Effect of a received source address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Heard {
-    /// The address was known to be on that node.
+    /// The address was known on this node.
     Known,
-    /// It is new, or was on another node before.
+    /// The address is new, or was on another node.
     Learned,
-    /// The node has its part of the table already: not learned.
+    /// Not learned, because the node has its maximum number of addresses.
     Refused,
 }
 
 struct Place {
     node: NodeId,
-    /// Last frame, to within [`Macs::grain`].
+    /// Time of the last frame, with a resolution of [`Macs::grain`].
     heard: Time,
 }
 
-/// See the module.
+/// Table of foreign MAC addresses.
 pub struct Macs<M: Memory> {
     bounds: Bounds,
-    /// By address, in the order of `heard`.
+    /// Addresses in the order of `heard`.
     places: Slots<M, Place>,
-    /// Addresses of each node that has any.
+    /// Number of addresses of each node.
     held: Slots<M, u16>,
 }
 
 impl<M: Memory> Macs<M> {
-    /// Makes an empty table.
+    /// Creates an empty table.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// The error of [`Memory::array`].
     pub fn new(bounds: Bounds) -> Result<Self, M::Error> {
         Ok(Self {
             bounds,
@@ -64,23 +64,23 @@ impl<M: Memory> Macs<M> {
         })
     }
 
-    /// Number of addresses, forgotten ones that still have their place included.
+    /// Returns the number of addresses, including expired ones that were not removed yet.
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if the table is empty.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
-    /// Forgets all addresses.
+    /// Removes all addresses.
     pub fn clear(&mut self) {
         while self.drop_oldest() {}
     }
 
-    /// Frames that come within this time after one another do not change the order of addresses,
-    /// which would cost too much for each.
+    /// Returns the minimum time between two updates of an address. Frames within this time do not
+    /// change the order, because an update for each frame is too expensive.
     const fn grain(&self) -> u64 {
         self.bounds.age / 16
     }
@@ -97,7 +97,7 @@ impl<M: Memory> Macs<M> {
         while self.is_oldest_past(now) {
             self.drop_oldest();
         }
-        // It may have been forgotten just now.
+        // The address may have just expired.
         let old = self.places.get(key).map(|place| place.node);
         if old != Some(node) && self.of_node(node) >= self.bounds.of_node {
             return Heard::Refused;
@@ -106,7 +106,7 @@ impl<M: Memory> Macs<M> {
         if self.places.is_full() {
             self.drop_oldest();
         }
-        // There is a place, and the key is not in use.
+        // Cannot fail: a slot is free, and the key is not in use.
         if self.places.insert(key, Place { node, heard: now }).is_ok() {
             self.count(node, 1);
         }
@@ -116,13 +116,13 @@ impl<M: Memory> Macs<M> {
         }
     }
 
-    /// Node that `mac` lives on, if that is known.
+    /// Returns the node of `mac`, if it is known.
     pub fn node(&self, mac: Mac, now: Time) -> Option<NodeId> {
         let place = self.places.get(as_number(mac))?;
         (now.since(place.heard) < self.bounds.age).then_some(place.node)
     }
 
-    /// Number of addresses of `node`.
+    /// Returns the number of addresses of `node`.
     pub fn of_node(&self, node: NodeId) -> u16 {
         self.held.get(node.0.into()).copied().unwrap_or(0)
     }
@@ -133,13 +133,13 @@ impl<M: Memory> Macs<M> {
             .is_some_and(|(_, place)| now.since(place.heard) >= self.bounds.age)
     }
 
-    /// Returns whether there was one.
+    /// Removes the oldest address. Returns false if the table is empty.
     fn drop_oldest(&mut self) -> bool {
         let oldest = self.places.oldest().map(|(key, _)| key);
         oldest.is_some_and(|key| self.forget(key))
     }
 
-    /// Returns whether the address was known.
+    /// Removes an address. Returns false if it was not known.
     fn forget(&mut self, key: u64) -> bool {
         let known = self.places.get(key).is_some();
         if let Some(place) = self.places.remove(key).filter(|_| known) {
@@ -156,7 +156,7 @@ impl<M: Memory> Macs<M> {
         } else if let Some(held) = self.held.get_mut(key) {
             *held = n;
         } else {
-            // No more nodes than addresses.
+            // Cannot fail, because there are not more nodes than addresses.
             let _ = self.held.insert(key, n);
         }
     }

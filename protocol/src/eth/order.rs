@@ -1,26 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Frames of one source in the order in which it sent them, although some of them are announced and
-//! have to be fetched first, which later ones that come in messages would overtake.
+//! Delivery order of received frames.
 //!
-//! Whoever takes messages tells [`Order`] of announcements and shows it frames that are complete;
-//! whoever ends fetches tells how they ended. A frame waits for earlier announcements of its own
-//! source only, and for none of them longer than [`Order::expire`] is told: what is late has lost
-//! its place. A source that keeps more frames waiting than its part has its order given up for
-//! once.
+//! A source sends some frames in messages and announces others, which the receiver fetches. Without
+//! [`Order`], frames in messages would overtake announced frames that the same source sent before.
+//!
+//! An announcement is in one of these states:
+//!
+//! * `Waiting`: the receive path has reported it ([`Order::announced`]).
+//! * `Ready`: its frame was fetched ([`Order::arrived`]). Frames in messages are `Ready` at once
+//!   ([`Order::complete`]).
+//! * `Gone`: the frame does not come ([`Order::ended`]), or its position was given up. A frame that
+//!   arrives later is delivered at once.
+//!
+//! [`Order::pop`] returns the frames that may be delivered. A frame waits only for earlier
+//! announcements of its own source. It waits no longer than the limit passed to [`Order::expire`].
+//! A source with more waiting frames than its limit loses the positions of all its announcements.
 
 use crate::{base::slots::Slots, Memory, Time};
 use wire::ids::NodeId;
 
-/// Place of an announced frame.
+/// Position of an announced frame.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Ticket(u64);
 
 enum State<F> {
-    /// Announced.
+    /// Announced; its frame is not complete.
     Waiting,
     /// Complete.
     Ready(F),
-    /// It will not come, or not in time.
+    /// The frame does not come, or is too late.
     Gone,
 }
 
@@ -28,40 +36,40 @@ struct Item<F> {
     node: NodeId,
     since: Time,
     state: State<F>,
-    /// The next one of the same source.
+    /// Number of the source's next item.
     next: Option<u64>,
 }
 
-/// A source of which something is in the table.
+/// Source that has items in the table.
 struct Source {
     first: u64,
     last: u64,
-    /// Frames that are complete.
+    /// Number of complete frames.
     ready: usize,
 }
 
-/// See the module's documentation.
+/// Announcements and frames of all sources in their order of arrival.
 pub struct Order<M: Memory, F> {
-    /// Everything in the order of arrival, by number.
+    /// All items by number, in order of arrival.
     items: Slots<M, Item<F>>,
     sources: Slots<M, Source>,
-    /// Sources whose first item does not wait.
+    /// Sources whose first item is not `Waiting`.
     runnable: Slots<M, ()>,
-    /// Number of the next one.
+    /// Number of the next item.
     number: u64,
-    /// Complete frames of one source that may wait.
+    /// Maximum number of complete frames of one source that wait.
     part: usize,
-    /// Announcements whose order was given up.
+    /// Number of announcements whose position was given up.
     given_up: u64,
 }
 
 impl<M: Memory, F> Order<M, F> {
-    /// For `capacity` announcements and frames that wait for them, of which a source may have
-    /// `part` frames.
+    /// Creates a table for `capacity` announcements and frames that wait for them. Up to `part`
+    /// frames of one source may wait.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// The error of [`Memory::array`].
     pub fn new(capacity: u16, part: u16) -> Result<Self, M::Error> {
         Ok(Self {
             items: Slots::new(capacity)?,
@@ -73,23 +81,23 @@ impl<M: Memory, F> Order<M, F> {
         })
     }
 
-    /// Announcements and frames in it.
+    /// Returns the number of announcements and frames.
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if the table is empty.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// Whether [`Order::pop`] has something.
+    /// Returns true if [`Order::pop`] may return a frame.
     pub fn is_runnable(&self) -> bool {
         !self.runnable.is_empty()
     }
 
-    /// Announcements whose order was given up so far: late ones, those of sources with too much
-    /// behind them, and those without a place.
+    /// Returns the number of announcements whose position was given up: because they were late,
+    /// because too many frames waited for them, or because the table was full.
     pub fn given_up(&self) -> u64 {
         self.given_up
     }
@@ -118,14 +126,14 @@ impl<M: Memory, F> Order<M, F> {
                     last: number,
                     ready,
                 };
-                // There is room: no more sources than items.
+                // Cannot fail, because there are not more sources than items.
                 let _ = self.sources.insert(key, source);
             }
         }
         Ok(number)
     }
 
-    /// Marks the source as one to be looked at if its first item does not wait.
+    /// Marks the source as runnable if its first item is not `Waiting`.
     fn check_first(&mut self, node: NodeId) {
         let key = u64::from(node.0);
         let first = self.sources.get(key).map(|source| source.first);
@@ -133,13 +141,13 @@ impl<M: Memory, F> Order<M, F> {
         if first.is_some_and(|item| !matches!(item.state, State::Waiting))
             && self.runnable.get(key).is_none()
         {
-            // There is room: no more sources than items.
+            // Cannot fail, because there are not more sources than items.
             let _ = self.runnable.insert(key, ());
         }
     }
 
-    /// An announcement has come. `None`: there is no place for it, and its frame is not to wait for
-    /// anything.
+    /// Records an announcement. Returns `None` if the table is full: its frame is then delivered at
+    /// once.
     pub fn announced(&mut self, now: Time, node: NodeId) -> Option<Ticket> {
         match self.append(now, node, State::Waiting) {
             Ok(number) => Some(Ticket(number)),
@@ -150,12 +158,12 @@ impl<M: Memory, F> Order<M, F> {
         }
     }
 
-    /// A frame is complete that was not announced.
+    /// Records a complete frame that was not announced.
     ///
     /// # Errors
     ///
-    /// The frame: it waits for nothing. Or there is no room; then whatever it would have waited for
-    /// has lost its order.
+    /// Returns the frame if it may be delivered at once, because it waits for no announcement.
+    /// Returns the frame too if the table is full, after the positions before it were given up.
     pub fn complete(&mut self, now: Time, node: NodeId, frame: F) -> Result<(), F> {
         let Some(source) = self.sources.get(u64::from(node.0)) else {
             return Err(frame);
@@ -170,7 +178,8 @@ impl<M: Memory, F> Order<M, F> {
         }
     }
 
-    /// What a source has announced loses its order: all its frames that are complete come next.
+    /// Gives up the positions of all announcements of a source. Its complete frames are delivered
+    /// next.
     fn give_up(&mut self, node: NodeId) {
         let mut next = self.sources.get(u64::from(node.0)).map(|s| s.first);
         while let Some(item) = next.and_then(|number| self.items.get_mut(number)) {
@@ -183,11 +192,11 @@ impl<M: Memory, F> Order<M, F> {
         self.check_first(node);
     }
 
-    /// The frame that was announced has arrived.
+    /// Records that the frame of an announcement was fetched.
     ///
     /// # Errors
     ///
-    /// The frame: it was too late, and waits for nothing.
+    /// Returns the frame if its position was given up: it is delivered at once.
     pub fn arrived(&mut self, ticket: Ticket, frame: F) -> Result<(), F> {
         let Some(item) = self.items.get_mut(ticket.0) else {
             return Err(frame);
@@ -208,7 +217,7 @@ impl<M: Memory, F> Order<M, F> {
         Ok(())
     }
 
-    /// The frame that was announced will not come.
+    /// Records that the frame of an announcement does not come.
     pub fn ended(&mut self, ticket: Ticket) {
         if let Some(item) = self.items.get_mut(ticket.0) {
             if matches!(item.state, State::Waiting) {
@@ -219,7 +228,8 @@ impl<M: Memory, F> Order<M, F> {
         }
     }
 
-    /// Announcements that have waited for `limit` lose their order. To be called now and then.
+    /// Gives up the positions of announcements that have waited for `limit` ticks. The caller calls
+    /// it periodically.
     pub fn expire(&mut self, now: Time, limit: u64) {
         let mut next = self.items.oldest().map(|(number, _)| number);
         while let Some(number) = next {
@@ -228,7 +238,7 @@ impl<M: Memory, F> Order<M, F> {
                 break;
             };
             if now.since(item.since) < limit {
-                // All others are younger.
+                // All further items are younger.
                 break;
             }
             if matches!(item.state, State::Waiting) {
@@ -240,12 +250,12 @@ impl<M: Memory, F> Order<M, F> {
         }
     }
 
-    /// When the oldest announcement or frame came.
+    /// Returns the arrival time of the oldest announcement or frame.
     pub fn oldest(&self) -> Option<Time> {
         self.items.oldest().map(|(_, item)| item.since)
     }
 
-    /// The next frame whose turn it is. Sources take turns.
+    /// Returns the next frame to be delivered. Serves sources in round-robin order.
     pub fn pop(&mut self) -> Option<F> {
         loop {
             let (key, ()) = self.runnable.pop_oldest()?;
@@ -278,7 +288,7 @@ impl<M: Memory, F> Order<M, F> {
         }
     }
 
-    /// Forgets everything, from the oldest on; `f` gets the frames.
+    /// Removes all items in their order of arrival. `f` receives the frames.
     pub fn flush(&mut self, mut f: impl FnMut(F)) {
         while let Some((_, item)) = self.items.pop_oldest() {
             if let State::Ready(frame) = item.state {
@@ -289,11 +299,11 @@ impl<M: Memory, F> Order<M, F> {
         while self.runnable.pop_oldest().is_some() {}
     }
 
-    /// Checks what must always hold; for tests.
+    /// Checks the invariants, for tests.
     ///
     /// # Errors
     ///
-    /// What does not.
+    /// The invariant that is violated.
     pub fn check(&mut self) -> Result<(), &'static str> {
         let (mut items, mut ready, mut excess) = (0, 0, false);
         let (mut stuck, mut loops) = (false, false);
@@ -332,10 +342,10 @@ impl<M: Memory, F> Order<M, F> {
         });
         match () {
             () if loops => Err("a source's items are not in order"),
-            () if items != self.items.len() => Err("items of no source"),
+            () if items != self.items.len() => Err("items without a source"),
             () if ready != counted => Err("wrong number of complete frames"),
             () if stuck => {
-                Err("a source whose turn it is is not known, or one whose turn it is not")
+                Err("a runnable source is not marked, or a waiting one is")
             }
             () if excess => Err("too many frames of one source wait"),
             () => Ok(()),

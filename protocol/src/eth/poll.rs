@@ -1,25 +1,32 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Order of work in a poll function that takes messages, fetches what they announce, and looks
-//! after what is overdue, all by one timer.
+//! Sequence of work in a NAPI poll function that processes messages, fetches announced frames and
+//! does housekeeping, with one timer.
 //!
-//! The poll function runs when something came, and when the timer says so. There is one timer for
-//! everything, which each run sets to the next thing that is due, and never to a later time than it
-//! has.
+//! The poll function runs on an interrupt and when the timer expires. Each run sets the timer to
+//! the earliest time at which something is due. The timer is never moved to a later time.
+//!
+//! A run ([`run`]) consists of these steps:
+//!
+//! 1. Post GETs for waiting announcements.
+//! 2. Process messages, up to the budget and the room for announcements.
+//! 3. If housekeeping is due, process time-outs.
+//! 4. Publish the number of waiting announcements, and post GETs again.
+//! 5. Set the timer.
 
 use crate::{base::age::Horizon, Clock, Shared, Time};
 
-/// Times in ticks.
+/// Periods of the poll function, in ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Periods {
-    /// Between two runs of housekeeping while something is pending.
+    /// Time between two runs of housekeeping while transfers are pending.
     pub busy: u64,
-    /// While nothing is. It bounds what is known of the age of messages.
+    /// The same while no transfer is pending. Limits the error of the age of messages.
     pub idle: u64,
-    /// Until messages are looked for again that there was no room for.
+    /// Time until messages are processed again after there was no room for them.
     pub pause: u64,
 }
 
-/// When housekeeping is due, and what the timer is set to.
+/// Time at which housekeeping is due, and time at which the timer expires.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Timer {
     due: Option<Time>,
@@ -27,7 +34,7 @@ pub struct Timer {
 }
 
 impl Timer {
-    /// Nothing is due, and the timer doesn't run.
+    /// Creates a timer that does not run. Housekeeping is not due.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -36,8 +43,8 @@ impl Timer {
         }
     }
 
-    /// Housekeeping is wanted at `at`, or earlier if it was. Returns what the timer has to be set
-    /// to, if it has to be.
+    /// Schedules housekeeping at `at`, unless it is due earlier. Returns the new expiry time if the
+    /// caller must set the timer.
     #[must_use]
     pub fn want(&mut self, at: Time) -> Option<Time> {
         let due = self.due.map_or(at, |due| due.min(at));
@@ -45,8 +52,8 @@ impl Timer {
         self.wake(due)
     }
 
-    /// The poll function is to run at `at` at the latest. Returns what the timer has to be set to,
-    /// if it has to be.
+    /// Schedules a run of the poll function at `at` or earlier. Returns the new expiry time if the
+    /// caller must set the timer.
     #[must_use]
     pub fn wake(&mut self, at: Time) -> Option<Time> {
         if self.set.is_some_and(|set| set <= at) {
@@ -56,11 +63,12 @@ impl Timer {
         Some(at)
     }
 
-    /// The poll function runs, and the timer does or has gone off, perhaps before this clock has
-    /// moved: whether housekeeping is due, which counts as done then.
+    /// Returns true if housekeeping is due, and marks it as done. The poll function calls this at
+    /// its start; `running` is true if the timer has not expired. The timer may have expired
+    /// slightly before `clock` reaches its time.
     #[must_use]
     pub fn take(&mut self, now: Time, running: bool) -> bool {
-        // One that is overdue goes off at once, without harm.
+        // A running timer that is overdue expires at once, without harm.
         self.set = self.set.filter(|set| running && *set > now);
         let due = self.due.is_some_and(|due| due <= now);
         if due {
@@ -70,7 +78,7 @@ impl Timer {
     }
 }
 
-/// Until when all that was posted has been carried out by the transport, which counts it.
+/// Tracker for the completion of posted operations, from the transport's counters.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Settled {
     horizon: Horizon,
@@ -78,8 +86,8 @@ pub struct Settled {
 }
 
 impl Settled {
-    /// At this time so many things were posted and carried out, all in all. Returns the time before
-    /// which all that was posted has been carried out.
+    /// Updates the tracker with the total numbers of posted and completed operations at `now`.
+    /// Returns a time before which all operations posted have been completed.
     pub fn update(&mut self, now: Time, posted: u64, carried_out: u64) -> Time {
         let new = carried_out.saturating_sub(self.carried_out);
         self.carried_out = carried_out;
@@ -94,39 +102,39 @@ impl Settled {
     }
 }
 
-/// What the poll function works on.
+/// Operations of the driver's poll function.
 pub trait Work {
-    /// Handles up to `most` messages, at least 1; returns how many there were.
+    /// Processes up to `most` messages, at least 1. Returns their number.
     fn messages(&mut self, most: usize) -> usize;
-    /// Messages that there is room for, whatever they bring.
+    /// Returns the number of messages that can be processed now, whatever they contain.
     fn room(&self) -> usize;
-    /// Messages that have come and were not read, by the pointers of whoever writes them; not too
-    /// few. Asked rarely.
+    /// Returns the number of received messages that were not read, from the NIC's write pointer.
+    /// The number may be too high. Called rarely.
     fn backlog(&mut self) -> usize;
-    /// What is known of their age.
+    /// Returns the age bound of messages.
     fn horizon(&mut self) -> &mut Horizon;
-    /// Number of things that wait.
+    /// Returns the number of waiting announcements.
     fn waiting(&self) -> usize;
-    /// Tries again what waits.
+    /// Posts GETs for waiting announcements, if possible.
     fn pump(&mut self);
-    /// Tells whoever frees what is waited for that something waits.
+    /// Publishes that announcements wait, for the contexts that free their resources.
     fn publish(&mut self);
-    /// Looks after what is overdue.
+    /// Processes time-outs.
     fn housekeeping(&mut self);
-    /// Whether something is pending that needs housekeeping.
+    /// Returns true if transfers are pending, which need frequent housekeeping.
     fn is_busy(&self) -> bool;
-    /// Whether the timer runs.
+    /// Returns true if the timer runs.
     fn timer_runs(&self) -> bool;
-    /// Sets the timer; replaces what it was set to. With the lock of the [`Timer`] held.
+    /// Sets the timer to a new time, with the lock of the [`Timer`] held.
     fn set_timer(&mut self, at: Time);
 }
 
-/// What a run did.
+/// Result of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ran {
-    /// Messages handled.
+    /// Number of processed messages.
     pub messages: usize,
-    /// There was no room for more. The timer is set for the next try.
+    /// There was no room for further messages. The timer is set for the next run.
     pub paused: bool,
 }
 
@@ -168,7 +176,8 @@ pub fn run(
     if due {
         work.housekeeping();
     }
-    // First told, then tried: what becomes free between the two is seen by one side or the other.
+    // Publish before the attempt: either this attempt or the context that frees a resource in
+    // between sees the other.
     work.publish();
     if work.waiting() > 0 {
         work.pump();

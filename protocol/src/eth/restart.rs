@@ -1,36 +1,37 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! How often a driver closes and opens its ports again because they look stuck, and when it tries
-//! again after opening failed.
+//! Pauses between restarts of ports that look stuck, and between attempts to open ports.
 //!
-//! Whether ports are stuck is seen by what peers do and leave undone, so a peer can make them look
-//! so. What each restart costs the others is bounded by pauses that double.
+//! A restart closes the ports and opens them again. The behaviour of peers decides whether a port
+//! looks stuck (see [`super::stuck`]), so a malicious peer can cause restarts. A restart disturbs
+//! traffic with all other peers. The pauses between restarts therefore double.
 
 use crate::Time;
 
-/// Times in ticks.
+/// Pauses in ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pauses {
-    /// Between the first two restarts.
+    /// Pause after the first restart.
     pub restart: u64,
-    /// Between two restarts at most. After twice this time without one the pauses begin anew.
+    /// Maximum pause after a restart. After twice this time without a restart, the next pause is
+    /// `restart` again.
     pub longest_restart: u64,
-    /// Between the first two attempts to open the ports.
+    /// Pause after the first failed attempt to open the ports.
     pub retry: u64,
-    /// Between two attempts at most.
+    /// Maximum pause after a failed attempt.
     pub longest_retry: u64,
 }
 
-/// See the module's documentation.
+/// History of restarts and failed attempts.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Restarts {
-    /// When the last one was, and how long the pause behind it is.
+    /// Time of the last restart, and the pause after it in ticks.
     last: Option<(Time, u64)>,
-    /// Attempts to open the ports that failed since they were open.
+    /// Number of failed attempts since the ports were open.
     failed: u32,
 }
 
 impl Restarts {
-    /// None so far.
+    /// Creates an empty history.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -39,7 +40,8 @@ impl Restarts {
         }
     }
 
-    /// The ports look stuck: whether they are to be reopened now, which counts as done then.
+    /// Returns true if ports that look stuck must be reopened now, and records the restart. Returns
+    /// false during a pause.
     #[must_use]
     pub fn begin(&mut self, now: Time, pauses: &Pauses) -> bool {
         let pause = match self.last {
@@ -53,7 +55,8 @@ impl Restarts {
         true
     }
 
-    /// The ports could not be opened: time until the next attempt.
+    /// Records a failed attempt to open the ports. Returns the time until the next attempt in
+    /// ticks.
     #[must_use]
     pub fn failed(&mut self, pauses: &Pauses) -> u64 {
         let doubled = 1u64
@@ -63,13 +66,13 @@ impl Restarts {
         doubled.min(pauses.longest_retry)
     }
 
-    /// Whether opening has failed and is to be tried again.
+    /// Returns true if the last attempt to open the ports failed.
     #[must_use]
     pub const fn is_failing(&self) -> bool {
         self.failed != 0
     }
 
-    /// The ports are open, or not wanted.
+    /// Records that the ports are open, or that the interface was brought down.
     pub fn settled(&mut self) {
         self.failed = 0;
     }

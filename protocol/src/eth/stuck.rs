@@ -1,42 +1,43 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Whether the own port is stuck (a lost write of the NIC leaves a hole in its queue), judged by
-//! what peers do.
+//! Detection of a stuck port of this node, from the behaviour of its peers.
 //!
-//! When transfers are given up while no notification comes at all, either their peer is dead or
-//! nothing gets through to here. A peer that is heard of again and again from before such a transfer
-//! began until it is given up shows that it is the latter. One that is dead is never heard of, one
-//! that is away not for a while, and they show nothing: so several are watched, each by itself. Nor
-//! does one show anything that is not asked for anything.
+//! A lost write of the NIC leaves a hole in the port's notification queue, after which the driver
+//! finds no notifications. Transfers are then given up, and no notification arrives at all. The
+//! same happens if the peers of all transfers are dead.
+//!
+//! A peer that has sent messages without a gap, from before such a transfer began until it was
+//! given up, is alive. The next message of this peer then proves that the port is stuck. A dead or
+//! unreachable peer sends no messages and proves nothing, so several peers are observed separately.
+//! A peer without transfers proves nothing either.
 
 use crate::{base::slots::Slots, Memory, Time};
 use wire::ids::NodeId;
 
-/// Times in ticks.
+/// Times of the proof, in ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Proof {
-    /// For so long no notification has come when a transfer that is given up counts: the time that a
-    /// transfer gets.
+    /// Minimum time without any notification: the time-out of a transfer.
     pub silence: u64,
-    /// A peer that is not heard of for longer is away.
+    /// Maximum time between two messages of a peer that counts as reachable.
     pub gap: u64,
 }
 
 impl Proof {
-    /// Within this time after it is overdue a transfer is given up.
+    /// Maximum delay from the time-out of a transfer until it is given up.
     const fn slack(&self) -> u64 {
         self.gap / 4
     }
 }
 
 struct Suspect {
-    /// Since when it has been heard of without a gap, and when last.
+    /// Times of the first and last message in the current series without a gap.
     heard: Option<(Time, Time)>,
-    /// A transfer was given up that began after that, and until when there was no gap.
+    /// The peer was reachable during a whole transfer that was given up.
     asked: bool,
 }
 
 impl Suspect {
-    /// Whether it was there for the whole time of a transfer that is given up at `now`.
+    /// Returns true if the peer was reachable during a whole transfer that is given up at `now`.
     fn was_there(&self, now: Time, proof: &Proof) -> bool {
         self.heard.is_some_and(|(first, last)| {
             now.since(last) <= proof.gap
@@ -45,46 +46,47 @@ impl Suspect {
     }
 }
 
-/// Peers that leave transfers unanswered while no notification comes.
+/// Peers whose transfers were given up while no notification arrived.
 pub struct Suspects<M: Memory> {
-    /// By node, the one whose transfer was given up longest ago first.
+    /// By node, in the order of their last transfer that was given up; the oldest is first.
     peers: Slots<M, Suspect>,
 }
 
 impl<M: Memory> Suspects<M> {
-    /// For `capacity` peers.
+    /// Creates a table for `capacity` peers.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// The error of [`Memory::array`].
     pub fn new(capacity: u16) -> Result<Self, M::Error> {
         Ok(Self {
             peers: Slots::new(capacity)?,
         })
     }
 
-    /// Peers that are watched.
+    /// Returns the number of peers under observation.
     pub fn len(&self) -> usize {
         self.peers.len()
     }
 
-    /// Whether none is.
+    /// Returns true if no peer is under observation.
     pub fn is_empty(&self) -> bool {
         self.peers.is_empty()
     }
 
-    /// A notification has come, or the port is a new one: all is well.
+    /// Removes all peers, because a notification has arrived or the port was reopened.
     pub fn clear(&mut self) {
         while self.peers.pop_oldest().is_some() {}
     }
 
-    /// Transfers with `node` were given up at `now`. The last notification came at `notified`.
+    /// Records that transfers with `node` were given up at `now`. The last notification arrived at
+    /// `notified`.
     pub fn unanswered(&mut self, node: NodeId, now: Time, notified: Time, proof: &Proof) {
         if now.since(notified) < proof.silence {
             return;
         }
         let key = u64::from(node.0);
-        // Moved to the young end.
+        // Insert the peer again as the youngest.
         let before = match self.peers.get(key) {
             Some(_) => self.peers.remove(key),
             None => None,
@@ -97,11 +99,11 @@ impl<M: Memory> Suspects<M> {
             self.displace();
         }
         let suspect = Suspect { heard, asked };
-        // There is a place, and the key was removed.
+        // Cannot fail: a slot is free, and the key was removed.
         let _ = self.peers.insert(key, suspect);
     }
 
-    /// Makes room: one that nothing was heard of, or else the oldest.
+    /// Removes a peer without messages, or the oldest one.
     fn displace(&mut self) {
         let mut next = self.peers.oldest().map(|(key, _)| key);
         let first = next;
@@ -117,7 +119,7 @@ impl<M: Memory> Suspects<M> {
         }
     }
 
-    /// A message of `node` has come: whether the port is stuck.
+    /// Records a message of `node`. Returns true if the port is stuck.
     pub fn heard(&mut self, node: NodeId, now: Time, proof: &Proof) -> bool {
         let key = u64::from(node.0);
         let Some(suspect) = self.peers.get_mut(key) else {

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Which flows have announced frames on their way: what comes after them in messages would overtake
-//! them at a receiver that delivers frames as they come.
+//! Announced frames in flight, counted by flow. A later frame of the same flow that goes in
+//! messages would overtake them at a receiver that delivers frames in their order of arrival.
 
 use crate::Memory;
 use wire::ids::NodeId;
 
-/// Number of counters. Flows that share one are taken for one flow, which costs them some messages.
+/// Number of counters. Flows with the same counter are treated as one, so that some frames are
+/// announced unnecessarily.
 const COUNTERS: usize = 256;
 
-/// A flow to a peer.
+/// Index of a flow's counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place(u8);
 
 impl Place {
-    /// `flow` is any number that all frames of a flow share.
+    /// Returns the counter of a flow to `node`. `flow` is any number that all frames of the flow
+    /// share.
     pub(super) fn new(node: NodeId, flow: u32) -> Self {
         // Fibonacci hashing.
         let mixed = (flow ^ (u32::from(node.0) << 16)).wrapping_mul(0x9E37_79B9);
@@ -21,7 +23,7 @@ impl Place {
     }
 }
 
-/// Announced frames on their way, by flow.
+/// Numbers of announced frames in flight, by flow.
 pub(super) struct Flows<M: Memory>(M::Array<u16>);
 
 impl<M: Memory> Flows<M> {
@@ -35,22 +37,22 @@ impl<M: Memory> Flows<M> {
         }
     }
 
-    /// A frame was announced.
+    /// Counts a frame that was announced.
     pub(super) fn began(&mut self, place: Place) {
         self.change(place, |n| n.saturating_add(1));
     }
 
-    /// It has arrived, or is not waited for.
+    /// Uncounts a frame that was fetched, stalled or given up.
     pub(super) fn ended(&mut self, place: Place) {
         self.change(place, |n| n.saturating_sub(1));
     }
 
-    /// Whether there are some of this flow.
+    /// Returns true if announced frames of the flow are in flight.
     pub(super) fn is_moving(&self, place: Place) -> bool {
         self.0.get(usize::from(place.0)).is_some_and(|n| *n > 0)
     }
 
-    /// All of them.
+    /// Returns the number of all announced frames in flight.
     pub(super) fn sum(&self) -> usize {
         self.0.iter().map(|n| usize::from(*n)).sum()
     }

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Peers that fetch late, though not so late that what they leave is stalled.
+//! Lagging peers: peers that fetch frames late, but not late enough for the frames to count as
+//! stalled.
 //!
-//! One that took its time just below that limit would have its share of what may be in flight
-//! occupied, and the queue of all others stopped, for nearly all of the time. If there are no others,
-//! it may: then it is well that whoever sends to it has to wait.
+//! A peer that needs nearly that time for each frame would occupy its part of the frames in flight,
+//! and stop the queue that all peers share, nearly all of the time. A lagging peer is therefore
+//! limited while frames for other peers are sent. Without other traffic a lagging peer has no
+//! limit, and its senders wait for it.
 
 use crate::{base::slots::Slots, Memory, Time};
 use wire::ids::NodeId;
 
-/// Peers that are remembered; of more the one that was late longest ago is forgotten.
+/// Maximum number of lagging peers. A further one replaces the peer that was late longest ago.
 const PEERS: u16 = 64;
 
-/// When each of them was late last.
+/// Times at which peers last fetched a frame late.
 pub(super) struct Lagging<M: Memory> {
     late: Slots<M, Time>,
-    /// The peer that the last frame was for, and another one before it, each with its time.
+    /// The peer of the last frame, and the last other peer before it, with the times of these
+    /// frames.
     sent: [Option<(NodeId, Time)>; 2],
 }
 
@@ -26,7 +29,7 @@ impl<M: Memory> Lagging<M> {
         })
     }
 
-    /// There is a frame for `node`.
+    /// Records that a frame for `node` is to be sent.
     #[inline]
     pub(super) fn sends(&mut self, node: NodeId, now: Time) {
         let [last, before] = &mut self.sent;
@@ -36,13 +39,13 @@ impl<M: Memory> Lagging<M> {
         *last = Some((node, now));
     }
 
-    /// Whether there was one for another peer within `time`.
+    /// Returns true if a frame for another peer was to be sent within the last `time` ticks.
     pub(super) fn others_wait(&self, node: NodeId, now: Time, time: u64) -> bool {
         let mut sent = self.sent.iter().flatten();
         sent.any(|(other, at)| *other != node && now.since(*at) < time)
     }
 
-    /// `node` has let a frame wait.
+    /// Records that `node` is late with a frame.
     pub(super) fn note(&mut self, node: NodeId, now: Time) {
         let key = u64::from(node.0);
         if self.late.get(key) == Some(&now) {
@@ -53,23 +56,23 @@ impl<M: Memory> Lagging<M> {
         } else if self.late.is_full() {
             let _ = self.late.pop_oldest();
         }
-        // There is a place, and the key is not in use.
+        // Cannot fail: a slot is free, and the key is not in use.
         let _ = self.late.insert(key, now);
     }
 
-    /// Whether `node` has let one wait within `probation`.
+    /// Returns true if `node` was late within the last `probation` ticks.
     pub(super) fn contains(&self, node: NodeId, now: Time, probation: u64) -> bool {
         let at = self.late.get(u64::from(node.0));
         at.is_some_and(|at| now.since(*at) < probation)
     }
 
-    /// Sum of what `f` says of each of them.
+    /// Returns the sum of `f` over all lagging peers.
     pub(super) fn sum(&self, now: Time, probation: u64, f: impl Fn(NodeId) -> usize) -> usize {
         let mut sum = 0;
         let mut next = self.late.oldest().map(|(key, _)| key);
         while let Some(key) = next {
             next = self.late.younger(key);
-            // Keys are node IDs.
+            // All keys are node IDs.
             let node = NodeId(key as u16);
             if self.contains(node, now, probation) {
                 sum += f(node);

@@ -1,17 +1,47 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Rendezvous of EXT-Eth: a frame is announced, fetched by the receiver with one GET, and both
-//! sides learn of the end by a notification that names the address of the last fragment (EXT §4).
+//! Rendezvous of EXT-Eth: the sender announces a frame, and the receiver fetches it with one GET.
+//! Both NICs report the end by a notification that names the address of the last fragment (EXT §4,
+//! docs/eth-protocol.md).
 //!
-//! [`Sender`] keeps announced frames, [`Waiting`] and [`Fetches`] are the receiver. Rules that both
-//! follow:
-//! * Memory that a GET may still read or write is not given back: what was given up stays in a
-//!   quarantine first.
-//! * Only the peer that a transfer is with can end it.
-//! * A frame that was fetched counts only if all of it has come, which whoever has the buffers looks
-//!   at ([`crate::base::marks`]): by then its sender has heard that it was fetched, and uses the memory for
-//!   something else, so that it can't be fetched again.
-//! * A peer that leaves things unanswered may occupy a part of the tables only, and what it holds
-//!   up is not waited for.
+//! [`Sender`] is the table of announced frames at the sender. States of a frame ([`FlightState`]):
+//!
+//! * `Announced`: the peer may fetch the frame.
+//! * `Stalled`: the peer did not fetch the frame within [`Limits::stall`]. The frame does not count
+//!   as in flight, and the peer gets few further frames.
+//! * `GivenUp`: the peer did not fetch the frame within [`Limits::timeout`], or reports that it
+//!   dropped it. The memory remains mapped and unchanged for [`Limits::keep`], because a GET may
+//!   still read it.
+//! * `Ended`: fetched, failed or expired; the memory belongs to the caller.
+//!
+//! The driver calls [`Sender::admit`] and [`Sender::announce`] for each frame, [`Sender::notified`]
+//! for responder notifications, [`Sender::dropped`] if a peer reports a dropped frame, and
+//! [`Sender::age`] periodically.
+//!
+//! [`Waiting`] and [`Fetches`] belong to the receiver. States of an announcement ([`FetchState`]):
+//!
+//! * `Waiting`: in the queue [`Waiting`], which the receive path owns.
+//! * `Fetching`: the GET is posted, and the announcement is in the table [`Fetches`], which the
+//!   receive path shares with the context that processes notifications.
+//! * `Discarding`: the same, but the GET writes to the scratch buffer. It only releases the
+//!   sender's memory; the frame is lost.
+//! * `Lost`: the GET was not answered within [`Limits::timeout`]. The buffer remains mapped for
+//!   [`Limits::keep`], because data may still arrive.
+//! * `Ended`: arrived, failed, refused or expired.
+//!
+//! The driver calls [`Waiting::push`] for each announcement, [`Waiting::pump`] when a GET may have
+//! become possible, [`Fetches::notified`] for completer notifications, and [`Fetches::age`]
+//! periodically.
+//!
+//! Rules of both ends:
+//!
+//! * Memory that a GET may still read or write is not freed. It remains in quarantine for
+//!   [`Limits::keep`].
+//! * Only the peer of a transfer can end it.
+//! * A fetched frame is valid only if all of its packets have arrived. The owner of the buffers
+//!   checks this with validity tags ([`crate::base::marks`]). An incomplete frame cannot be fetched
+//!   again, because its sender reuses the memory after the notification.
+//! * A peer that does not answer may occupy only a part of the tables, and transfers with other
+//!   peers do not wait for it.
 
 mod flows;
 mod lagging;
@@ -27,98 +57,106 @@ pub use waiting::{Announced, Pumped, Refusal, Waiting};
 use crate::{base::slots::Slots, Memory, Time};
 use wire::ids::NodeId;
 
-/// Memory of a frame, mapped for the NIC for as long as this exists.
+/// Memory of a frame. It remains mapped for the NIC until this value is dropped.
 pub trait Buffer {
-    /// Address for the NIC.
+    /// Returns the NIC's address of the memory.
     fn address(&self) -> u64;
 }
 
-/// Times in ticks, and bounds per peer.
+/// Times and maxima. Times are in ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// After this time an announced frame counts as stalled, and a fetch as late.
+    /// Time after which an announced frame or a GET counts as stalled.
     pub stall: u64,
-    /// A peer that let an announced frame wait for this time, less than `stall`, counts as lagging.
+    /// Time, less than `stall`, after which an announced frame counts as late. Its peer is then
+    /// lagging.
     pub lag: u64,
-    /// It does for so long then.
+    /// Time for which a peer is lagging after its last late frame.
     pub probation: u64,
-    /// After this time an announced frame is given up, and a fetch is lost.
+    /// Time after which an announced frame is given up, and a GET is lost.
     pub timeout: u64,
-    /// For so long the memory of both stays untouched then.
+    /// Quarantine: time for which the memory of a frame or GET remains mapped and unchanged after
+    /// `timeout`.
     pub keep: u64,
-    /// An announcement that gets no memory for so long is fetched to be thrown away, and a source
-    /// that answers nothing for so long has less waiting.
+    /// Time after which an announcement without memory is fetched to the scratch buffer and
+    /// discarded. After the same time without an answer, a source may have only `slow_waiting`
+    /// announcements waiting.
     pub patience: u64,
-    /// Announced frames in flight, stalled ones not counted.
+    /// Maximum number of announced frames in flight, stalled ones not counted.
     pub flight: usize,
-    /// Announced frames in flight to a peer that has stalled ones, or has fetched none since some
-    /// were given up, and as many beside those once it fetches again; an eighth of `flight` if that
-    /// is less. A lagging one may have as many, or a quarter of `flight`, and all lagging ones
-    /// together twice that, while there are frames for others.
+    /// Maximum number of announced frames in flight to a stalled peer, or an eighth of `flight` if
+    /// that is less. A peer is stalled while frames to it are stalled, or since some were given up
+    /// without an answer after that. A stalled peer that fetches again may have this number of
+    /// further frames. A lagging peer may have the maximum of this number and a quarter of
+    /// `flight`, all lagging peers together twice that, while frames for other peers are sent.
     pub stalled_peer: usize,
-    /// Fetches in flight, late ones not counted.
+    /// Maximum number of GETs in flight, stalled ones not counted.
     pub fetches: usize,
-    /// Fetches in flight from one source.
+    /// Maximum number of GETs in flight from one source.
     pub source: usize,
-    /// Fetches in flight from a source that has answered none yet, or has left some unanswered.
+    /// Maximum number of GETs in flight from a source that has not answered a GET yet, or has left
+    /// some without answer.
     pub lossy_source: usize,
-    /// Announcements that wait of one source.
+    /// Maximum number of waiting announcements of one source.
     pub waiting: usize,
-    /// Announcements that wait of a source that answers nothing, and that wait to be thrown away of
-    /// any source.
+    /// Maximum number of waiting announcements of a source that does not answer, and of any
+    /// source's announcements that will be discarded.
     pub slow_waiting: usize,
 }
 
-/// How long memory has to be kept at least that was announced and given up, in ms, beyond the
-/// time-out of `timeout` ms. Peers post GETs for what is up to twice their time-out old; what they
-/// have posted gets here within 5 s, or never.
+/// Returns the minimum of [`Limits::keep`] for announced frames in ms, for a time-out of `timeout`
+/// ms. Peers post GETs for announcements that are up to twice their time-out old. A posted GET
+/// arrives within 5 s or never.
 #[must_use]
 pub const fn shortest_keep_ms(timeout: u32) -> u32 {
     timeout.saturating_add(5_000)
 }
 
-/// Transfers of one peer.
+/// Record of the transfers with one peer. A transfer is an announced frame (at the sender) or a GET
+/// (at the receiver).
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct Tally {
-    /// Waited for.
+    /// Transfers that are not given up.
     open: usize,
-    /// Of these, not answered in time.
+    /// Transfers among `open` that are stalled.
     late: usize,
-    /// Not waited for any more, but not forgotten.
+    /// Transfers that were given up and are in quarantine.
     lost: usize,
-    /// It has answered nothing since it last let something be lost.
+    /// The peer has answered no transfer since one was given up.
     silent: bool,
-    /// How often it became silent (receiver), or slow and then fetched again (sender).
+    /// Generation of transfers. Receiver: number of times that the peer became silent. Sender:
+    /// number of times that the peer stalled, or fetched again after that.
     turns: u32,
-    /// Of those that are waited for, begun before it last did. They say nothing of how it is now.
+    /// Transfers among `open` of earlier generations. They reveal nothing about the present state
+    /// of the peer.
     old: usize,
-    /// Sender: it has fetched something that was announced after that, and nothing of that has
-    /// come to stand still since.
+    /// Sender: the peer has fetched a frame of the current generation, and no frame of this
+    /// generation has stalled since then.
     back: bool,
-    /// Sender: it has fetched something that was announced after it became slow, and some of what
-    /// stood still then does so still.
+    /// Sender: the peer has fetched a frame that was announced after it stalled, and frames that
+    /// were stalled at that time are still in the table.
     shown: bool,
-    /// It has answered something.
+    /// The peer has answered a transfer.
     answered: bool,
-    /// When it last answered something (receiver), or began to owe an answer (sender: another one),
-    /// other than old ones.
+    /// Receiver: time of the last answer, or at which a GET was posted while none of this
+    /// generation was open. Sender: time of the last announcement.
     progress: Time,
 }
 
 impl Tally {
-    /// Whether it leaves things unanswered.
+    /// Returns true if the peer is stalled: transfers are stalled, or the last ones were given up.
     fn is_slow(&self) -> bool {
         self.late > 0 || self.silent
     }
 
-    /// What there is from now on says how it is now.
+    /// Begins a new generation of transfers.
     fn turn(&mut self) {
         self.turns = self.turns.wrapping_add(1);
         self.old = self.open;
         self.back = false;
     }
 
-    /// One that was begun after so many `turns` stands still.
+    /// Records that a transfer of generation `turns` has stalled.
     fn stalls(&mut self, turns: u32) {
         if !self.is_slow() {
             self.turn();
@@ -129,9 +167,10 @@ impl Tally {
         self.late += 1;
     }
 
-    /// One was fetched that was begun after so many `turns`; `None` for one that was given up. The
-    /// first that was begun when the peer was slow already shows that it fetches again, and what
-    /// stands still by then may be lost; this once only, or it could have any number stand still.
+    /// Records that the peer has fetched a frame of generation `turns`; `None` if the frame was
+    /// given up before. The first fetch of a frame that was announced while the peer was stalled
+    /// begins a new generation, because the frames that are stalled by then may be lost. This
+    /// happens once per stall; otherwise the peer could leave any number of frames stalled.
     fn fetches(&mut self, turns: Option<u32>) {
         self.silent = false;
         if turns == Some(self.turns) {
@@ -143,12 +182,13 @@ impl Tally {
         }
     }
 
-    /// Begun since the last turn.
+    /// Returns the number of open transfers of the current generation.
     fn recent(&self) -> usize {
         self.open.saturating_sub(self.old)
     }
 
-    /// One that was begun after so many `turns` is not waited for any more.
+    /// Records the end of an open transfer of generation `turns`. `late` is true if the transfer
+    /// was stalled.
     fn ended(&mut self, turns: u32, late: bool) {
         self.open = self.open.saturating_sub(1);
         self.late = self.late.saturating_sub(usize::from(late));
@@ -158,15 +198,16 @@ impl Tally {
         }
     }
 
-    /// It has answered something. Of what it owed when it became silent more may be lost.
+    /// Records an answer. Other transfers of earlier generations may still be lost.
     fn answers(&mut self, now: Time) {
         self.silent = false;
         self.answered = true;
         self.progress = now;
     }
 
-    /// One that is not waited for any more was lost. The others may be lost as well, long since: of
-    /// a link that was away for a moment such losses are found one after the other.
+    /// Records that a transfer was given up. The first one begins a new generation, because the
+    /// others may be lost too: after a short link failure, the time-outs of the lost transfers
+    /// follow one after the other.
     fn lost(&mut self) {
         self.lost += 1;
         if !self.silent {
@@ -176,15 +217,15 @@ impl Tally {
     }
 }
 
-/// Transfers by peer.
+/// Records of all peers that have transfers.
 struct Peers<M: Memory> {
     tallies: Slots<M, Tally>,
-    /// What is waited for from peers that leave things unanswered.
+    /// Number of open transfers of stalled peers.
     slow: usize,
 }
 
 impl<M: Memory> Peers<M> {
-    /// For as many peers as there can be transfers.
+    /// Creates records for up to `transfers` transfers, each of which may have its own peer.
     fn new(transfers: u16) -> Result<Self, M::Error> {
         Ok(Self {
             tallies: Slots::new(transfers)?,
@@ -199,16 +240,16 @@ impl<M: Memory> Peers<M> {
             .unwrap_or_default()
     }
 
-    /// What is waited for from peers that leave things unanswered.
+    /// Returns the number of open transfers of stalled peers.
     fn slow(&self) -> usize {
         self.slow
     }
 
-    /// Changes a peer's tally; a peer without transfers is forgotten.
+    /// Changes the record of a peer. Removes the record if the peer has no transfers any more.
     fn update(&mut self, node: NodeId, f: impl FnOnce(&mut Tally)) {
         let key = u64::from(node.0);
         if self.tallies.get(key).is_none() {
-            // There is room: no more peers than transfers.
+            // Cannot fail, because there are not more peers than transfers.
             let _ = self.tallies.insert(key, Tally::default());
         }
         if let Some(t) = self.tallies.get_mut(key) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The side that fetches: [`Fetches`] are shared with whoever takes notifications.
+//! The table of posted GETs at the receiver. The receive path shares it with the context that
+//! processes notifications.
 
 use super::{Buffer, Limits, Peers};
 use crate::{
@@ -13,36 +14,37 @@ use wire::{
 };
 
 crate::flow! {
-    /// Life of an announcement at its receiver.
+    /// States of an announcement at its receiver.
     states FetchState {
-        /// Not fetched yet.
+        /// Waiting to be fetched.
         Waiting,
         /// The GET is posted.
         Fetching,
-        /// The GET is posted, into the scratch buffer: the frame is thrown away.
+        /// A GET to the scratch buffer is posted; the frame is discarded.
         Discarding,
-        /// Not answered in time. The buffer stays as it is, and what arrives is thrown away.
+        /// The GET was not answered in time. The buffer remains mapped, and data that arrive are
+        /// discarded.
         Lost,
-        /// Done with.
+        /// Finished.
         Ended,
     }
-    /// What happens to it.
+    /// Events of an announcement at its receiver.
     events FetchEvent {
-        /// A buffer was found, and the GET goes out.
+        /// A buffer is available, and the GET is about to be posted.
         Post,
-        /// Only the scratch buffer was found.
+        /// Only the scratch buffer is available, and the GET is about to be posted.
         PostScratch,
-        /// The port did not take the GET.
+        /// The port refused the GET.
         NotPosted,
-        /// It is refused.
+        /// The announcement is refused.
         Refuse,
         /// The frame has arrived.
         Arrived,
-        /// The NIC reports that it failed.
+        /// The NIC reports that the GET failed.
         Failed,
-        /// It is overdue.
+        /// [`Limits::timeout`] has passed.
         TimeOut,
-        /// It was kept for long enough.
+        /// [`Limits::keep`] has passed.
         Expire,
         /// The port was closed.
         Flush,
@@ -69,19 +71,19 @@ crate::flow! {
     }
 }
 
-/// Finds buffers and posts GETs.
+/// Memory and transmit path for GETs.
 pub trait FetchPort {
-    /// Memory that frames arrive in.
+    /// Memory to which GETs write.
     type Buffer: Buffer;
-    /// Makes sure that one GET can be posted.
+    /// Reserves the resources to post one GET.
     ///
     /// # Errors
     ///
-    /// It can't.
+    /// The resources are not available.
     fn reserve(&mut self) -> Result<(), Refused>;
-    /// A buffer for `len` bytes, `None` without memory.
+    /// Allocates a buffer for `len` bytes. Returns `None` if no memory is available.
     fn buffer(&mut self, len: u32) -> Option<Self::Buffer>;
-    /// Takes a buffer back that was not used.
+    /// Takes back a buffer that was not used.
     fn give_back(&mut self, buffer: Self::Buffer) {
         drop(buffer);
     }
@@ -89,7 +91,7 @@ pub trait FetchPort {
     ///
     /// # Errors
     ///
-    /// Nothing was posted.
+    /// The GET was not posted.
     fn get(
         &mut self,
         from: NodeId,
@@ -104,72 +106,72 @@ struct Fetch<B> {
     /// `buffer` is the scratch buffer.
     scratch: bool,
     node: NodeId,
-    /// Size that its notification has to show.
+    /// Size field of the expected notification.
     last: u32,
     ticket: Option<Ticket>,
     since: Time,
-    /// How often its source had become silent by then.
+    /// Generation of the source's transfers when the GET was posted.
     turns: u32,
-    /// When the port was last found to have held the GET back.
+    /// Last time at which the port had not sent the GET.
     held: Time,
     state: FetchState,
-    /// Not answered for a while: it doesn't count for what may be in flight.
+    /// The GET is stalled, and does not count as in flight.
     late: bool,
 }
 
-/// What a source may do.
+/// Decision about a further GET from a source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Allowed {
-    /// Fetch now.
+    /// The GET may be posted now.
     Yes,
-    /// Not now, because of its own fetches; whether it has answered nothing for a while.
+    /// The GET must wait for other GETs from the same source.
     Later {
-        /// So it is.
+        /// The source has answered nothing for [`Limits::patience`].
         slow: bool,
     },
-    /// Not now, because of all fetches.
+    /// The GET must wait for GETs from other sources.
     Full,
-    /// It leaves this many unanswered or in flight.
+    /// The GET is refused: the source has this number of GETs in flight or without answer.
     No(usize),
 }
 
-/// How a fetch ended, with the place that its frame was to have. Buffers are to be freed by the
-/// caller, without its lock.
+/// End of a GET, with the position of its frame in the delivery order. The caller frees the buffer
+/// without holding its lock.
 #[derive(Debug)]
 pub enum Fetched<B> {
     /// The frame of this node.
     Frame(B, NodeId, Option<Ticket>),
-    /// The frame was only fetched to free the sender's buffer.
+    /// The frame was discarded.
     Discarded(Option<Ticket>),
-    /// It failed with these error bits.
+    /// The GET failed with these error bits.
     Failed(Option<B>, u8, Option<Ticket>),
-    /// It had been given up before.
+    /// The GET was lost before.
     Late(Option<B>),
-    /// There is none, or it is none of this peer's.
+    /// No GET from this peer matches the notification.
     Unmatched,
 }
 
-/// Fetches in flight and lost, by the address of their last fragment.
+/// GETs in flight and lost, by the address of their last fragment.
 pub struct Fetches<M: Memory, B> {
     fetches: Slots<M, Fetch<B>>,
     sources: Peers<M>,
-    /// Those that were not answered in time.
+    /// Number of lost GETs, which were not answered in time.
     lost: usize,
-    /// Those that are waited for, but were not answered for a while.
+    /// Number of stalled GETs that are not lost.
     late: usize,
-    /// For frames that are fetched only to free the sender's buffer; `None` while in use.
+    /// Buffer for frames that are discarded; `None` while in use.
     scratch: Option<B>,
-    /// For whose frame it is in use, and since when.
+    /// Node whose frame uses the scratch buffer, and since when.
     scratch_for: Option<(NodeId, Time)>,
     counts: Counts<FetchState>,
 }
 
 impl<M: Memory, B: Buffer> Fetches<M, B> {
-    /// For `flight` fetches in flight and `lost` that were not answered in time.
+    /// Creates a table for `flight` GETs in flight and `lost` lost ones.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// The error of [`Memory::array`].
     pub fn new(flight: u16, lost: u16) -> Result<Self, M::Error> {
         Ok(Self {
             fetches: Slots::new(flight.saturating_add(lost))?,
@@ -182,50 +184,55 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         })
     }
 
-    /// Number in flight, lost ones included.
+    /// Returns the number of GETs, lost ones included.
     pub fn len(&self) -> usize {
         self.fetches.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if the table is empty.
     pub fn is_empty(&self) -> bool {
         self.fetches.is_empty()
     }
 
-    /// Whether none is still expected to be answered.
+    /// Returns true if no GET is expected to be answered.
     pub fn is_idle(&self) -> bool {
         self.fetches.len() == self.lost
     }
 
-    /// Those that were not answered in time.
+    /// Returns the number of lost GETs.
     pub fn lost(&self) -> usize {
         self.lost
     }
 
-    /// What happened so far.
+    /// Returns how often each transition was made.
     pub fn counts(&self) -> &Counts<FetchState> {
         &self.counts
     }
 
-    /// Puts the scratch buffer in its place or takes it; returns what was there.
+    /// Replaces the scratch buffer. Returns the previous one.
     pub fn set_scratch(&mut self, scratch: Option<B>) -> Option<B> {
         core::mem::replace(&mut self.scratch, scratch)
     }
 
-    /// Whether a scratch buffer is missing: the one that there was got lost with its fetch.
+    /// Returns true if the scratch buffer is missing, because its GET was lost.
     pub fn needs_scratch(&self) -> bool {
         self.scratch.is_none() && self.scratch_for.is_none()
     }
 
-    /// Whether a frame of this source may be fetched.
+    /// Decides whether a frame of this source may be fetched.
     ///
-    /// Fetches that are not answered hold their places for `timeout` and `keep`. So an unknown
-    /// source gets few places, and while some are unanswered nobody gets more than a part of what
-    /// is left. A silent source gets one at a time as long as there is no shortage: enough to notice
-    /// that it answers again. What it owed when it became silent doesn't count for what it may have
-    /// in flight, then and when it answers again; in flight and lost together it never has more than
-    /// one beyond `source` and `lossy_source`, but by time. Any other leaves a quarter of what there is
-    /// to those that come after it, so that no two that answer late, if not too late, hold all.
+    /// A GET without answer keeps its slot for `timeout` and `keep`. These limits apply:
+    ///
+    /// * A source without any answer so far gets few GETs ([`Limits::lossy_source`], or an eighth
+    ///   of the free slots), and so does a source with lost GETs.
+    /// * A source that has not answered since a GET was lost gets one GET at a time, while more
+    ///   than an eighth of all slots is free. It shows whether the source answers again. Its GETs
+    ///   from before do not count in this limit. Lost GETs and GETs in flight together, it has up
+    ///   to one more than `source` and `lossy_source`, and gets slots back only at the end of a
+    ///   quarantine.
+    /// * While any GETs are stalled or lost, a source gets up to a quarter of the free slots.
+    /// * Otherwise each source leaves a quarter of the remaining GETs to other sources, so that two
+    ///   sources that answer late cannot occupy all.
     pub fn allowed(&self, clock: &impl Clock, node: NodeId, limits: &Limits) -> Allowed {
         let source = self.sources.get(node);
         let all = source.open + source.lost;
@@ -260,18 +267,19 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         }
     }
 
-    /// Whether `node` leaves fetches unanswered for longer than a while, or has answered nothing
-    /// since it let one be lost.
+    /// Returns true if the source is stalled: it has stalled GETs, or has answered nothing since a
+    /// GET was lost.
     pub fn is_slow(&self, node: NodeId) -> bool {
         self.sources.get(node).is_slow()
     }
 
-    /// Takes the scratch buffer for a frame of `node`.
+    /// Claims the scratch buffer for a frame of `node`.
     ///
     /// # Errors
     ///
-    /// There is none now. Or there is none for `node`, which was silent, or holds it without
-    /// answering: it leaves this many unanswered or in flight.
+    /// `None` if the buffer is in use. The number of GETs in flight or without answer if `node` may
+    /// not have the buffer: because it has not answered since a GET was lost, or because a stalled
+    /// GET of this node uses the buffer.
     pub(super) fn take_scratch(
         &mut self,
         node: NodeId,
@@ -299,16 +307,16 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         self.scratch_for = None;
     }
 
-    /// Counts what happened to an announcement that waits.
+    /// Counts an event of a waiting announcement.
     pub(super) fn count_waiting(&mut self, event: FetchEvent) {
         self.counts.step(&mut { FetchState::Waiting }, event);
     }
 
-    /// A frame of `len` bytes is about to be fetched from `node`.
+    /// Inserts a GET of `len` bytes from `node` that is about to be posted.
     ///
     /// # Errors
     ///
-    /// There is no place: the buffer, if it is the caller's.
+    /// The table is full. Returns the buffer, unless it is the scratch buffer.
     pub(super) fn begin(
         &mut self,
         node: NodeId,
@@ -347,7 +355,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         })
     }
 
-    /// The port did not take the GET. Returns its buffer, if it is the caller's.
+    /// Removes a GET that the port refused. Returns its buffer, unless it is the scratch buffer.
     pub(super) fn not_posted(&mut self, key: u64) -> Option<B> {
         self.end(key, FetchEvent::NotPosted)?.2
     }
@@ -364,7 +372,8 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         Ok(())
     }
 
-    /// Ends a fetch by an event; the state it was in. The scratch buffer goes back to its place.
+    /// Removes a GET after an event. Returns its previous state, and its buffer unless it is the
+    /// scratch buffer, which is free again.
     fn end(&mut self, key: u64, event: FetchEvent) -> Option<(FetchState, NodeId, Option<B>)> {
         let state = self.fetches.get(key)?.state;
         let mut next = state;
@@ -386,7 +395,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         Some((state, f.node, Some(f.buffer)))
     }
 
-    /// A completer notification.
+    /// Processes a completer notification.
     pub fn notified(&mut self, clock: &impl Clock, c: &Completion) -> Fetched<B> {
         let is_it = |f: &Fetch<B>| f.node == c.peer && (c.error != 0 || f.last == c.last);
         let Some(fetch) = self.fetches.get(c.key).filter(|f| is_it(f)) else {
@@ -408,11 +417,11 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         }
     }
 
-    /// Marks what is overdue, and gives the memory back that was kept for long enough (`free`).
-    /// Returns a source and the number of fetches lost.
+    /// Processes time-outs: marks stalled and lost GETs, and calls `free` for memory at the end of
+    /// its quarantine. Returns a source with the number of GETs lost.
     ///
-    /// The port has posted all that it got before `settled`. What it may still have to post keeps
-    /// its memory, and is not held against the source before it is lost.
+    /// The port has posted all GETs that it got before `settled`. Later GETs keep their memory, and
+    /// their sources are not blamed before the GETs are lost.
     pub fn age(
         &mut self,
         clock: &impl Clock,
@@ -430,7 +439,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             };
             let age = now.since(f.since);
             if age < limits.stall {
-                // All others are younger.
+                // All further GETs are younger.
                 break;
             }
             if f.state != FetchState::Lost && age < limits.timeout {
@@ -455,7 +464,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
                 f.late = false;
                 self.late -= 1;
                 if f.scratch {
-                    // Its buffer is kept as any other, and others need one.
+                    // The lost GET keeps this buffer, and the driver sets a new scratch buffer.
                     f.scratch = false;
                     self.scratch_for = None;
                 }
@@ -475,8 +484,8 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         lost
     }
 
-    /// Takes any fetch out, after the port was closed: true if it was still expected. The NIC may
-    /// write to it all the same.
+    /// Removes a GET after the port was closed. Returns true if it was not lost. The NIC may still
+    /// write to the buffer.
     pub fn flush_one(&mut self) -> Option<(bool, B)> {
         let (key, _) = self.fetches.oldest()?;
         let (state, _, buffer) = self.end(key, FetchEvent::Flush)?;
@@ -484,11 +493,11 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         Some((state != FetchState::Lost, buffer))
     }
 
-    /// Checks what must always hold; for tests.
+    /// Checks the invariants, for tests.
     ///
     /// # Errors
     ///
-    /// What does not.
+    /// The invariant that is violated.
     pub fn check(&mut self) -> Result<(), &'static str> {
         let (mut lost, mut late, mut scratch) = (0, 0, 0);
         self.fetches.for_each_mut(|_, f| {
@@ -508,9 +517,9 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             () if lost != self.lost => Err("wrong number of fetches lost"),
             () if late != self.late => Err("wrong number of late fetches"),
             () if owed != late => Err("late fetches are held against the wrong source"),
-            () if !old => Err("a source owes more from before it was silent than it owes"),
+            () if !old => Err("a source has more GETs of earlier generations than GETs"),
             () if scratch != usize::from(self.scratch_for.is_some()) => {
-                Err("the scratch buffer is in use for nothing")
+                Err("the scratch buffer is in use without a GET")
             }
             () if scratch + usize::from(self.scratch.is_some()) > 1 => Err("two scratch buffers"),
             () => Ok(()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The side that announces.
+//! The table of announced frames at the sender.
 
 use super::{
     flows::{Flows, Place},
@@ -16,32 +16,33 @@ use wire::{
 };
 
 crate::flow! {
-    /// Life of an announced frame.
+    /// States of an announced frame.
     states FlightState {
-        /// The peer may fetch it any time.
+        /// The peer may fetch the frame.
         Announced,
-        /// Not fetched for a while: held against the peer.
+        /// Not fetched within [`Limits::stall`]; the peer counts as stalled.
         Stalled,
-        /// Not waited for any more. Its memory stays as it is, because the peer may still fetch it.
+        /// Given up. The memory remains mapped and unchanged, because the peer may still fetch the
+        /// frame.
         GivenUp,
-        /// Its memory is the caller's again.
+        /// The memory belongs to the caller again.
         Ended,
     }
-    /// What happens to it.
+    /// Events of an announced frame.
     events FlightEvent {
         /// The announcement could not be sent.
         NotSent,
-        /// The peer has fetched it.
+        /// The peer has fetched the frame.
         Fetched,
-        /// The NIC reports that the fetch failed.
+        /// The NIC reports that the peer's GET failed.
         Failed,
-        /// The peer says that it dropped it.
+        /// The peer reports that it dropped the frame.
         Dropped,
-        /// It is due to be fetched.
+        /// [`Limits::stall`] has passed.
         Stall,
-        /// It is overdue.
+        /// [`Limits::timeout`] has passed.
         TimeOut,
-        /// It was kept for long enough.
+        /// [`Limits::keep`] has passed.
         Expire,
         /// The port was closed.
         Flush,
@@ -66,19 +67,19 @@ crate::flow! {
 }
 
 impl FlightState {
-    /// Whether the frame is still waited for.
+    /// Returns true if the frame was not given up.
     fn is_active(self) -> bool {
         matches!(self, Self::Announced | Self::Stalled)
     }
 }
 
-/// Sends announcements.
+/// Transmit path for announcements.
 pub trait AnnouncePort {
-    /// Sends one.
+    /// Sends an announcement.
     ///
     /// # Errors
     ///
-    /// Nothing was sent.
+    /// The announcement was not sent.
     fn announce(&mut self, to: NodeId, announcement: &Announcement) -> Result<(), Refused>;
 }
 
@@ -86,55 +87,56 @@ struct Flight<B> {
     buffer: B,
     node: NodeId,
     flow: Place,
-    /// Size that its notification has to show.
+    /// Size field of the expected notification.
     last: u32,
-    /// When it was announced, or given up.
+    /// Time at which the frame was announced or given up.
     since: Time,
-    /// How often its peer had become slow, or fetched again, by then.
+    /// Generation of the peer's transfers at that time.
     turns: u32,
-    /// When the port was last found to have held the announcement back, for long.
+    /// Last time at which the port had not sent the announcement for long.
     held: Time,
     state: FlightState,
 }
 
-/// Whether a frame may be announced.
+/// Decision about a new frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admitted {
-    /// Now.
+    /// Announce the frame now.
     Yes {
-        /// The peer answers soon: what goes to one that stands still or lags must not count for
-        /// what limits the traffic with all.
+        /// The peer is neither stalled nor lagging. A frame for any other peer must not count in
+        /// limits that all peers share.
         prompt: bool,
     },
-    /// When others have ended.
+    /// Announce the frame when others have ended.
     Later,
-    /// The peer fetches nothing, or late, and has this many pending.
+    /// Do not announce the frame: the peer is stalled or lagging, and has this number of frames in
+    /// flight.
     No(usize),
 }
 
-/// Why a frame was not announced.
+/// Reason for which a frame was not announced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unsent {
-    /// The port said so.
+    /// The port refused the announcement.
     Refused(Refused),
-    /// No place, or memory that is announced already.
+    /// The table is full, or the memory is announced already.
     Table,
 }
 
-/// How an announced frame ended. Buffers are to be freed by the caller, without its lock.
+/// End of an announced frame. The caller frees the buffer without holding its lock.
 #[derive(Debug)]
 pub enum Ended<B> {
-    /// The peer has it.
+    /// The peer has fetched the frame.
     Fetched(B),
-    /// The fetch failed with these error bits.
+    /// The peer's GET failed with these error bits.
     Failed(B, u8),
-    /// It had been given up before.
+    /// The frame was given up before.
     Late(B),
-    /// There is none, or it is none of this peer's.
+    /// No frame of this peer matches the notification.
     Unmatched,
 }
 
-/// Announced frames, in flight and given up.
+/// Announced frames, both in flight and in quarantine.
 pub struct Sender<M: Memory, B> {
     flights: Slots<M, Flight<B>>,
     peers: Peers<M>,
@@ -147,11 +149,11 @@ pub struct Sender<M: Memory, B> {
 }
 
 impl<M: Memory, B: Buffer> Sender<M, B> {
-    /// For `flight` frames in flight and `quarantine` given up.
+    /// Creates a table for `flight` frames in flight and `quarantine` frames that were given up.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// The error of [`Memory::array`].
     pub fn new(flight: u16, quarantine: u16) -> Result<Self, M::Error> {
         Ok(Self {
             flights: Slots::new(flight.saturating_add(quarantine))?,
@@ -165,59 +167,63 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         })
     }
 
-    /// Frames in flight.
+    /// Returns the number of frames that were not given up.
     pub fn active(&self) -> usize {
         self.flights.len() - self.given_up
     }
 
-    /// Frames in flight that don't stand still.
+    /// Returns the number of frames that are neither given up nor stalled.
     pub fn moving(&self) -> usize {
         self.active() - self.stalled
     }
 
-    /// Frames given up whose memory is kept.
+    /// Returns the number of frames in quarantine.
     pub fn given_up(&self) -> usize {
         self.given_up
     }
 
-    /// Whether there is nothing to look after.
+    /// Returns true if the table is empty.
     pub fn is_empty(&self) -> bool {
         self.flights.is_empty()
     }
 
-    /// What happened so far.
+    /// Returns how often each transition was made.
     pub fn counts(&self) -> &Counts<FlightState> {
         &self.counts
     }
 
-    /// There is a frame for `node`, to be announced or not.
+    /// Records that a frame for `node` is to be sent, in messages or announced.
     #[inline]
     pub fn sends(&mut self, clock: &impl Clock, node: NodeId) {
         self.lagging.sends(node, clock.now());
     }
 
-    /// Whether frames of this flow to `node` were announced that are on their way: not fetched, but
-    /// not stalled either. What goes in messages now overtakes them.
+    /// Returns true if announced frames of this flow to `node` are in flight, stalled ones not
+    /// counted. Frames that are sent in messages now overtake them.
     pub fn is_moving(&self, node: NodeId, flow: u32) -> bool {
         self.flows.is_moving(Place::new(node, flow))
     }
 
-    /// Whether a frame to `node` may be announced.
+    /// Decides whether a frame to `node` may be announced.
     ///
-    /// What stands still doesn't count for what may be in flight, so it stops nobody else, but it
-    /// takes places until its quarantine is over. So peers that fetch nothing get few, all of them
-    /// together half of what may be in flight, and beyond a first one, which shows that they fetch
-    /// again, nothing that the quarantine has no room for. Beside the few one at a time is
-    /// announced, at growing intervals ([`Self::may_try`]); once it has fetched one that was
-    /// announced when it was slow, what stands still by then counts no longer. A peer without a
-    /// record does not get the last quarter of what may be in flight, nor more places than it
-    /// leaves to others. One that leaves things unanswered and has its part of the quarantine gets
-    /// fewer still. Of the last eighth of all places each peer gets one at a time. What finds no
-    /// place is refused: a place that is not given up soon comes back only when its quarantine is
-    /// over.
+    /// Stalled frames do not count as in flight, so that they do not stop frames to other peers.
+    /// They still occupy slots until the end of their quarantine. These limits apply:
     ///
-    /// For a peer that fetches late nobody waits who sends to others ([`Sender::sends`]): it has a
-    /// part of what may be in flight, and beyond that nothing.
+    /// * Each peer gets up to three quarters of [`Limits::flight`], and up to half of the free
+    ///   slots.
+    /// * A stalled peer gets few frames ([`Limits::stalled_peer`]), and all stalled peers together
+    ///   half of `flight`. Beyond its first frame, which shows whether it fetches again, they must
+    ///   fit into the quarantine.
+    /// * Beside these few, one frame at a time is announced at growing intervals
+    ///   ([`Self::may_try`]). After the peer has fetched a frame that was announced while it was
+    ///   stalled, the frames that are stalled by then do not count any more.
+    /// * A stalled peer with its part of the quarantine gets a quarter of the few.
+    /// * A lagging peer gets a part of `flight` while frames for other peers are sent
+    ///   ([`Sender::sends`]), so that these do not wait for it.
+    /// * Each peer gets one of the last eighth of all slots at a time.
+    ///
+    /// A frame without a slot is refused instead of delayed, because a slot in quarantine becomes
+    /// free only after a long time.
     pub fn admit(&self, clock: &impl Clock, node: NodeId, limits: &Limits) -> Admitted {
         let peer = self.peers.get(node);
         let now = clock.now();
@@ -234,8 +240,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             let part = fits && (peer.back || self.peers.slow() < limits.flight / 2);
             let further = part || self.may_try(&peer, bound, now, limits);
             let kept = self.given_up + self.peers.slow() < self.quarantine;
-            // What peers get that leave things unanswered keeps others from half of what there is
-            // at most, until it stands still.
+            // Frames to stalled peers that are not stalled yet occupy up to half of `flight`.
             let moving = self.peers.slow().saturating_sub(self.stalled);
             let has_room = room > reserve && moving < (limits.flight / 2).max(1);
             if !(has_room && (peer.open == 0 || further && kept)) {
@@ -255,14 +260,14 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         if self.moving() >= limits.flight {
             return Admitted::Later;
         }
-        // Places come back only when a quarantine is over: nobody waits for them.
+        // Slots come back only at the end of a quarantine, so no frame waits for one.
         let free = room.saturating_sub(reserve);
         if room == 0 || (free == 0 && peer.open > 0) {
             return Admitted::No(peer.open);
         }
         let share = (limits.flight - limits.flight / 4).min(free / 2).max(1);
         if peer.is_slow() {
-            // What stands still may do so for long, and is bounded above.
+            // The number of stalled frames is limited above, and they may remain stalled for long.
             if peer.recent() >= share {
                 return Admitted::No(peer.open);
             }
@@ -274,13 +279,13 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         }
     }
 
-    /// Whether a slow peer gets a frame, beside those that it let stand still, to show whether it
-    /// fetches again: when the last one does so for twice as long as that before it did, or a
-    /// quarter of the time-out; at once if the last one was fetched. A peer that has its part of the
-    /// quarantine gets none so.
+    /// Returns true if a stalled peer gets one frame more than `few`, which shows whether the peer
+    /// fetches again. This is so if the last such frame was fetched, or has been stalled for twice
+    /// the interval before it, up to a quarter of the time-out. A peer with its part of the
+    /// quarantine gets no such frame.
     fn may_try(&self, peer: &Tally, few: usize, now: Time, limits: &Limits) -> bool {
         let longest = limits.stall.max(limits.timeout / 4);
-        // Of those that it may have anyway none shows more than the others.
+        // Frames within the peer's normal limit do not count as attempts.
         let tries = peer.recent().min(peer.open.saturating_sub(few));
         let pause = (limits.stall << tries.min(16)).min(longest);
         !self.has_its_part(peer)
@@ -288,16 +293,17 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             && (peer.back || now.since(peer.progress) >= pause)
     }
 
-    /// Whether a peer gets no more of the quarantine but by time: it has a quarter of what is left.
+    /// Returns true if the peer has a quarter or more of the remaining quarantine.
     fn has_its_part(&self, peer: &Tally) -> bool {
         peer.lost >= self.quarantine.saturating_sub(self.given_up) / 4
     }
 
-    /// Announces a frame of `len` bytes that was admitted. Order matters within a `flow`.
+    /// Announces a frame of `len` bytes that [`Sender::admit`] has allowed. Frames with the same
+    /// `flow` must not overtake each other.
     ///
     /// # Errors
     ///
-    /// The buffer, and why.
+    /// The buffer and the reason.
     pub fn announce(
         &mut self,
         clock: &impl Clock,
@@ -324,8 +330,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             held: Time::default(),
             state: FlightState::Announced,
         };
-        // The notification may come at once, so the entry has to be there before the message is
-        // sent.
+        // Insert the entry before the message is sent, because the notification may arrive at once.
         self.flights
             .insert(key, flight)
             .map_err(|f| (f.buffer, Unsent::Table))?;
@@ -341,16 +346,16 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         let Err(refused) = port.announce(node, &announcement) else {
             return Ok(());
         };
-        // It was shown nothing.
+        // The peer did not get the announcement.
         self.peers.update(node, |p| p.progress = progress);
         match self.end(key, FlightEvent::NotSent) {
             Some((_, f)) => Err((f.buffer, Unsent::Refused(refused))),
-            // Can't be: it was inserted above.
+            // Cannot happen: the entry was inserted above.
             None => Ok(()),
         }
     }
 
-    /// Removes a frame by an event; the state it was in.
+    /// Removes a frame after an event. Returns its previous state.
     fn end(&mut self, key: u64, event: FlightEvent) -> Option<(FlightState, Flight<B>)> {
         let state = self.flights.get(key)?.state;
         let mut next = state;
@@ -374,9 +379,9 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         Some((state, flight))
     }
 
-    /// A responder notification.
+    /// Processes a responder notification.
     pub fn notified(&mut self, clock: &impl Clock, limits: &Limits, c: &Completion) -> Ended<B> {
-        // A GET of this peer that reads something else may end at the same address.
+        // A GET of this peer for other memory may end at the same address.
         let is_it = |f: &&Flight<B>| f.node == c.peer && (c.error != 0 || f.last == c.last);
         let flight = self.flights.get(c.key).filter(is_it);
         let Some(f) = flight else {
@@ -401,10 +406,11 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         }
     }
 
-    /// `node` says that it dropped the frame at `address`: true if that is in flight. Its GET may
-    /// be under way all the same, so the frame is given up as one that was not fetched in time.
-    /// While the peer has its part of the quarantine it stays in flight, stalled (`stalled` hears
-    /// of it), until it is overdue: or a peer could fill the quarantine as fast as it gets frames.
+    /// Processes the report of `node` that it dropped the frame at `address`. Returns false if no
+    /// such frame is in flight. The frame is given up and goes into quarantine, because its GET may
+    /// be under way. If the peer has its part of the quarantine already, the frame is stalled
+    /// instead until its time-out: otherwise a peer could fill the quarantine with each frame that
+    /// it gets. Calls `stalled` for a frame that was not stalled before.
     pub fn dropped(
         &mut self,
         clock: &impl Clock,
@@ -454,14 +460,16 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         true
     }
 
-    /// Marks what stands still (`stalled` hears of it, and says whether it can take another one),
-    /// gives up what is overdue, and gives the memory back that was kept for long enough (`free`).
-    /// Returns a peer and the number of frames given up, and whether all of it was done. While the
+    /// Processes time-outs. Calls `stalled` for each frame that is stalled now; its result is false
+    /// if it cannot process another one. Gives up frames after their time-out, and calls `free` for
+    /// memory at the end of its quarantine. While the quarantine is full, frames remain stalled
+    /// after their time-out. Returns a peer with the number of frames given up, and true if all
+    /// time-outs were processed.
     /// quarantine is full, what is overdue stays in flight.
-    ///
-    /// The port has sent all that it got before `settled`. What it may still have to send keeps its
-    /// memory, and is not held against the peer before it is overdue: an announcement that the port
-    /// has held back for half the time in which a frame counts as stalled has that time from then.
+    /// The port has sent all announcements that it got before `settled`. Frames with later
+    /// announcements keep their memory, and their peers are not blamed before the time-out. If the
+    /// port has not sent an announcement after half of [`Limits::stall`], the time until the frame
+    /// is stalled begins again.
     pub fn age(
         &mut self,
         clock: &impl Clock,
@@ -488,7 +496,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 continue;
             }
             if age < limits.lag {
-                // Others in flight are younger, and what was given up behind them is no older.
+                // Other frames in flight are younger, and given-up frames after them are not older.
                 break;
             }
             let mut waited = age;
@@ -536,19 +544,19 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         (lost, true)
     }
 
-    /// Takes any frame out, after the port was closed: true if it was in flight. Peers may fetch it
-    /// all the same.
+    /// Removes a frame after the port was closed. Returns true if it was not given up. Peers may
+    /// still fetch the frame.
     pub fn flush_one(&mut self) -> Option<(bool, B)> {
         let (key, _) = self.flights.oldest()?;
         let (state, f) = self.end(key, FlightEvent::Flush)?;
         Some((state.is_active(), f.buffer))
     }
 
-    /// Checks what must always hold; for tests.
+    /// Checks the invariants, for tests.
     ///
     /// # Errors
     ///
-    /// What does not.
+    /// The invariant that is violated.
     pub fn check(&mut self) -> Result<(), &'static str> {
         let (mut given_up, mut stalled, mut moving) = (0, 0, 0);
         self.flights.for_each_mut(|_, f| {

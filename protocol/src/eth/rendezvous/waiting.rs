@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Announcements that wait to be fetched: they belong to whoever takes messages.
+//! Queue of received announcements that were not fetched yet. The receive path owns it.
 
 use super::{Allowed, Buffer, FetchEvent, FetchPort, Fetches, Limits};
 use crate::{
@@ -12,96 +12,97 @@ use wire::{
     ids::NodeId,
 };
 
-/// An announcement.
+/// A received announcement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Announced {
-    /// Who has announced it.
+    /// Node of the source.
     pub node: NodeId,
-    /// What was announced.
+    /// Address and length as announced.
     pub announcement: Announcement,
-    /// Bytes to be fetched.
+    /// Number of bytes to be fetched.
     pub len: u32,
-    /// Not a frame that can be delivered: only to free the sender's buffer.
+    /// The frame cannot be delivered, and is fetched only to release the sender's memory.
     pub discard: bool,
-    /// The place that it is to have among frames of its source.
+    /// Position in the delivery order of the source's frames.
     pub ticket: Option<Ticket>,
 }
 
-/// One that waits.
+/// Announcement in the queue.
 #[derive(Clone, Copy)]
 struct Entry {
     announced: Announced,
-    /// It was sent after this.
+    /// Time before the announcement was sent.
     since: Time,
-    /// It was read then.
+    /// Time at which the announcement was read.
     read: Time,
 }
 
-/// Why an announcement is not fetched.
+/// Reason for which an announcement is not fetched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// Its source leaves this many unanswered or in flight.
+    /// The source has this number of GETs in flight or without answer.
     Source(usize),
-    /// Its source has too many waiting.
+    /// The source has this number of announcements waiting, which is too many.
     Waiting(usize),
-    /// It is so old that its sender may use the memory for something else.
+    /// The announcement is so old that its sender may have reused the memory.
     Stale,
-    /// The port said so.
+    /// The port refuses the GET.
     Port,
 }
 
-/// What a run did.
+/// Result of a run of [`Waiting::pump`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pumped {
-    /// Announcements done with: fetched, or refused.
+    /// Number of announcements that were fetched or refused.
     pub taken: usize,
-    /// Announcements that wait.
+    /// Number of announcements that still wait.
     pub left: usize,
 }
 
-/// Why an announcement is not fetched now.
+/// Result of an attempt to fetch an announcement.
 enum Next {
-    /// It is done with.
+    /// The GET is posted.
     Taken,
-    /// It is refused.
+    /// The announcement is refused.
     Refuse(Refusal),
-    /// For a reason of its own: others may go past it. Whether its source has answered nothing for
-    /// a while.
+    /// The announcement waits because of its own source; others may overtake it. True if the source
+    /// has answered nothing for `patience`.
     Pass(bool),
-    /// There is no memory for frames of this length.
+    /// Memory for frames of this length is not available.
     Short(u32),
-    /// For a reason that holds for all.
+    /// No announcement can be fetched now.
     Stop,
 }
 
-/// Announcements of one source that wait.
+/// Numbers of waiting announcements of one source.
 #[derive(Clone, Copy, Default)]
 struct Share {
     all: usize,
-    /// Of these, only to free the sender's buffer.
+    /// Announcements among `all` that are only to be discarded.
     discards: usize,
-    /// When room is made: it is not waited for.
+    /// The source loses announcements when room is made ([`Waiting::make_room`]).
     slow: bool,
 }
 
-/// Announcements that wait for a place, credit or memory, in the order of their arrival.
+/// Announcements that wait for a slot, credits or memory, in their order of arrival.
 pub struct Waiting<M: Memory> {
     queue: Slots<M, Entry>,
     shares: Slots<M, Share>,
-    /// Number of the next one.
+    /// Number of the next announcement.
     number: u64,
-    /// What is known of the age of messages.
+    /// Age bound of messages.
     horizon: Horizon,
-    /// All that was sent before this has been read, or there was room for it.
+    /// Time at which the queue became full; `None` while it is not. Messages sent before have been
+    /// read.
     full: Option<Time>,
 }
 
 impl<M: Memory> Waiting<M> {
-    /// For `capacity` announcements.
+    /// Creates a queue for `capacity` announcements.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// The error of [`Memory::array`].
     pub fn new(capacity: u16) -> Result<Self, M::Error> {
         Ok(Self {
             queue: Slots::new(capacity)?,
@@ -112,22 +113,22 @@ impl<M: Memory> Waiting<M> {
         })
     }
 
-    /// Announcements that wait.
+    /// Returns the number of waiting announcements.
     pub fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// Whether none waits.
+    /// Returns true if no announcement waits.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Further announcements that fit.
+    /// Returns the number of further announcements that fit.
     pub fn room(&self) -> usize {
         self.queue.room()
     }
 
-    /// What is known of the age of the messages that announcements come in.
+    /// Returns the age bound of the messages that contain announcements.
     pub fn horizon(&mut self) -> &mut Horizon {
         &mut self.horizon
     }
@@ -137,11 +138,11 @@ impl<M: Memory> Waiting<M> {
         share.copied().unwrap_or_default()
     }
 
-    /// Takes an announcement.
+    /// Adds an announcement.
     ///
     /// # Errors
     ///
-    /// Its source has too many waiting, or there is no room at all.
+    /// [`Refusal::Waiting`] if the source has too many announcements waiting, or the queue is full.
     pub fn push(
         &mut self,
         clock: &impl Clock,
@@ -163,18 +164,18 @@ impl<M: Memory> Waiting<M> {
         };
         let number = self.number;
         self.number = number.wrapping_add(1);
-        // There is room, and numbers don't come again before 2⁶⁴ announcements.
+        // Cannot fail: a slot is free, and a number repeats only after 2⁶⁴ announcements.
         if self.queue.insert(number, entry).is_ok() {
             self.count(&announced, true);
         }
         Ok(())
     }
 
-    /// Counts what came or went of a source.
+    /// Counts an announcement of a source that was added or removed.
     fn count(&mut self, a: &Announced, came: bool) {
         let key = u64::from(a.node.0);
         if self.shares.get(key).is_none() {
-            // There is room: no more sources than announcements.
+            // Cannot fail, because there are not more sources than announcements.
             let _ = self.shares.insert(key, Share::default());
         }
         let Some(share) = self.shares.get_mut(key) else {
@@ -193,10 +194,11 @@ impl<M: Memory> Waiting<M> {
         }
     }
 
-    /// Fetches what waits, as far as possible. What waits because of its own source, or for memory
-    /// of its size, doesn't hold up the others, and what waits because its source answers nothing
-    /// is bounded. If nothing more fits then, further messages have to wait for what is in flight,
-    /// but not for sources that answer slowly, and for others not for long: room is made.
+    /// Posts GETs for waiting announcements, as far as possible. An announcement that waits because
+    /// of its own source, or for memory of its size, does not delay others. The number of
+    /// announcements of a source that does not answer is limited. If the queue is full afterwards,
+    /// announcements of slow sources are refused at once, others after [`Limits::patience`],
+    /// because new messages cannot be read.
     pub fn pump<P: FetchPort>(
         &mut self,
         fetches: &impl Shared<Fetches<M, P::Buffer>>,
@@ -249,9 +251,10 @@ impl<M: Memory> Waiting<M> {
         }
     }
 
-    /// Refuses the oldest announcements of sources that have more than an equal part waiting, for
-    /// which they and one more source count: of those that answer slowly, and of any when messages
-    /// have been waiting for room for `limits.patience`. Returns how many.
+    /// Refuses the oldest announcements of sources that have more than an equal part of the queue,
+    /// counting one source more than there are. Applies to stalled sources, and to all sources if
+    /// messages have waited for room for `limits.patience`. Returns the number of refused
+    /// announcements.
     fn make_room<B: Buffer>(
         &mut self,
         fetches: &impl Shared<Fetches<M, B>>,
@@ -263,7 +266,7 @@ impl<M: Memory> Waiting<M> {
         self.full = Some(since);
         let overdue = now.since(since) >= limits.patience;
         self.shares.for_each_mut(|node, share| {
-            // Keys are node IDs.
+            // All keys are node IDs.
             share.slow = overdue || fetches.with(|f| f.is_slow(NodeId(node as u16)));
             true
         });
@@ -288,7 +291,7 @@ impl<M: Memory> Waiting<M> {
         n
     }
 
-    /// Forgets everything; returns the number of announcements. The port is closed.
+    /// Removes all announcements after the port was closed. Returns their number.
     pub fn flush<B: Buffer>(&mut self, fetches: &impl Shared<Fetches<M, B>>) -> usize {
         let mut n = 0;
         while let Some((_, entry)) = self.queue.pop_oldest() {
@@ -299,11 +302,11 @@ impl<M: Memory> Waiting<M> {
         n
     }
 
-    /// Checks what must always hold; for tests.
+    /// Checks the invariants, for tests.
     ///
     /// # Errors
     ///
-    /// What does not.
+    /// The invariant that is violated.
     pub fn check(&mut self, limits: &Limits) -> Result<(), &'static str> {
         let (mut all, mut excess) = (0, false);
         self.shares.for_each_mut(|_, s| {
@@ -319,7 +322,7 @@ impl<M: Memory> Waiting<M> {
     }
 }
 
-/// Fetches one announced frame. There is no memory for frames of `short` bytes.
+/// Fetches one announced frame. `short` is the minimum length for which no memory is available.
 fn fetch<M: Memory, P: FetchPort>(
     entry: &Entry,
     shared: &impl Shared<Fetches<M, P::Buffer>>,
@@ -331,8 +334,8 @@ fn fetch<M: Memory, P: FetchPort>(
     let a = &entry.announced;
     let now = clock.now();
     let age = now.since(entry.since);
-    // Its sender keeps the memory for some time after it has given the frame up, for how long is
-    // not known here.
+    // The sender keeps the memory for some time after it has given the frame up, but this node does
+    // not know how long.
     if age >= 2 * limits.timeout {
         return Next::Refuse(Refusal::Stale);
     }
@@ -347,7 +350,7 @@ fn fetch<M: Memory, P: FetchPort>(
         Err(Refused::Later) => return Next::Stop,
         Err(Refused::Never) => return Next::Refuse(Refusal::Port),
     }
-    // By now the sender has given it up.
+    // The sender has given the frame up by now.
     let discard = a.discard || age >= limits.timeout;
     let fresh = match discard || a.len >= short {
         true => None,
@@ -364,7 +367,7 @@ fn fetch<M: Memory, P: FetchPort>(
     };
     let local = buffer.address();
     let key = match_key(local, a.len);
-    // The notification may come at once, so the entry has to be there before the GET is posted.
+    // Insert the entry before the GET is posted, because the notification may arrive at once.
     let inserted = shared.with(|f| f.begin(a.node, a.len, buffer, scratch, now, a.ticket));
     if let Err(buffer) = inserted {
         if let Some(buffer) = buffer {
