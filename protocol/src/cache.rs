@@ -1,31 +1,37 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! A bounded cache of registrations: which memory is registered already, and what has to go for new
-//! memory to be registered.
+//! Bounded cache of registrations: finds registered memory, and selects registrations to be evicted
+//! for new memory.
 //!
-//! Registering memory (pinning, translation entries) costs far more than using it, and programs use
-//! the same buffers again and again. So what was registered stays so after its use, until it is
-//! invalidated (its space has lost it), or others need its place. The cache knows ranges, users and
-//! limits; the registrations are values of the caller, who revokes those that the cache gives back:
+//! Registration (pinning, translation entries) costs far more than the use of registered memory,
+//! and programs use the same buffers again and again. A registration therefore remains after its
+//! use, until it is invalidated because its space has lost the memory, or evicted for other memory.
+//! The cache stores ranges, users and limits. Registrations are values of the caller, which revokes
+//! the ones that the cache returns:
 //!
-//! 1. [`Cache::find`]: somebody uses a registration that covers the range with the access wanted.
-//! 2. Else [`Cache::prepare`] makes room. It gives back one registration after the other, the ones
-//!    that have rested longest first, until there is a [`Pending`] place; nothing in use is ever
-//!    given back. The caller registers without the cache's lock, and tells the end by
-//!    [`Cache::complete`] or [`Cache::abandon`].
-//! 3. [`Cache::release`] ends a use. The registration rests, or is given back if it was invalidated
-//!    meanwhile.
-//! 4. [`Cache::invalidate`] gives back what rests in a range, and tells of what is in use there:
-//!    nobody finds that any more. A place that is pending loses its range, too: its registration
-//!    may have been made of what is gone, so it is refused when it is complete.
+//! 1. [`Cache::find`] begins the use of a registration that covers the range with the required
+//!    access.
+//! 2. If there is none, [`Cache::prepare`] makes room. It returns one idle registration after the
+//!    other for revocation, in the order of their last use, until there is a [`Pending`] entry. A
+//!    registration in use is never returned. The caller registers the memory without the cache's
+//!    lock, and reports the result by [`Cache::complete`] or [`Cache::abandon`].
+//! 3. [`Cache::release`] ends a use. The registration is idle afterwards, or is returned for
+//!    revocation if it was invalidated in the meantime.
+//! 4. [`Cache::invalidate`] returns idle registrations in a range for revocation. Registrations in
+//!    use are returned by reference, and are not found again. A pending entry loses its range too,
+//!    because its registration may refer to memory that does not exist any more;
+//!    [`Cache::complete`] then refuses it.
 //!
-//! Ranges may overlap in any way: each registration is of its own. A search finds the one that
-//! reaches farthest, so the ones within it rest and go first. Limits: entries and bytes of all, and
-//! of each space (a process), which gives up what is its own when it has its share. Bytes and
-//! entries count until the caller has them back. What is given back has to be revoked; no two users
-//! may revoke the same.
+//! An entry ([`EntryState`]) is `Pending`, then `Busy` and `Idle` in turns. An invalidated entry is
+//! `Overtaken` while pending, or `Doomed` while in use. An `Ended` entry is free.
 //!
-//! No call allocates, waits, or takes longer than logarithmic time, so all of them may be made
-//! under a spinlock, in a notifier of the memory management among other places.
+//! Ranges may overlap in any way. A search returns the registration that reaches farthest, so
+//! registrations within it become idle and are evicted first. Limits apply to entries and bytes of
+//! all spaces, and of each space (a process). A space at its limit evicts its own registrations.
+//! Entries and bytes count until the registration was returned to the caller. Each registration is
+//! returned to one caller only, which revokes it.
+//!
+//! No call allocates, sleeps, or takes longer than logarithmic time. All of them may be made with a
+//! spinlock held, for example in an MMU notifier.
 //!
 //! ```
 //! use protocol::cache::{Access, Cache, Limits, Prepared, Range};
@@ -90,16 +96,16 @@ use crate::{
 use entry::{Entry, List, Short, Space, Tally, ALL, NONE, OWN};
 use types::PENDING;
 
-/// What memory it is: process or other space, first address, length.
+/// Range of memory: space (such as a process), first address, length.
 pub type Range = Interval;
 
-/// Most entries; more are taken for this number.
+/// Maximum number of entries.
 pub const MOST: u16 = 0x8000;
 
-/// See the module's documentation.
+/// Cache of registrations of type `V`.
 pub struct Cache<M: Memory, V> {
     entries: M::Array<Entry<V>>,
-    /// Those that may be found.
+    /// Ranges of entries that may be found or invalidated.
     index: Intervals<M>,
     spaces: Slots<M, Space>,
     tally: Tally,
@@ -112,11 +118,12 @@ pub struct Cache<M: Memory, V> {
 }
 
 impl<M: Memory, V> Cache<M, V> {
-    /// A cache of `capacity` entries, 1 to [`MOST`]. May sleep where getting memory does.
+    /// Creates a cache of `capacity` entries, limited to 1…[`MOST`]. May sleep if the allocation of
+    /// memory does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// The error of [`Memory::array`].
     pub fn new(capacity: u16, limits: Limits) -> Result<Self, M::Error> {
         let capacity = capacity.clamp(1, MOST);
         let entry = |i: usize| match i as u16 + 1 {
@@ -137,37 +144,37 @@ impl<M: Memory, V> Cache<M, V> {
         })
     }
 
-    /// Entries, those that are pending included.
+    /// Returns the number of entries, pending ones included.
     #[must_use]
     pub fn len(&self) -> usize {
         self.tally.entries
     }
 
-    /// Whether there are none.
+    /// Returns true if the cache has no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tally.entries == 0
     }
 
-    /// Bytes of all entries.
+    /// Returns the size of all entries in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.tally.bytes
     }
 
-    /// Entries that nobody uses.
+    /// Returns the number of idle entries.
     #[must_use]
     pub fn idle(&self) -> usize {
         self.tally.idle_entries
     }
 
-    /// What happened to entries so far.
+    /// Returns how often each transition was made.
     #[must_use]
     pub fn counts(&self) -> &Counts<EntryState> {
         &self.counts
     }
 
-    /// How often [`Cache::find`] has found nothing, and [`Cache::prepare`] refused.
+    /// Returns the numbers of failed calls of [`Cache::find`] and of [`Cache::prepare`].
     #[must_use]
     pub fn failures(&self) -> (u64, u64) {
         (self.missed, self.refused)
@@ -181,13 +188,13 @@ impl<M: Memory, V> Cache<M, V> {
         self.entries.get_mut(usize::from(at))
     }
 
-    /// The entry of a hold, unless that is of another cache.
+    /// Returns the entry of a hold, unless the hold belongs to another cache.
     fn held(&self, hold: &Hold) -> Option<&Entry<V>> {
         let entry = self.entry(hold.entry)?;
         (entry.generation == hold.generation && entry.state != EntryState::Ended).then_some(entry)
     }
 
-    /// Moves the entry on; false if the event can't happen there.
+    /// Changes the state of an entry. Returns false if the event is impossible in its state.
     fn step(&mut self, at: u16, event: EntryEvent) -> bool {
         let Some(entry) = self.entries.get_mut(usize::from(at)) else {
             return false;
@@ -195,7 +202,7 @@ impl<M: Memory, V> Cache<M, V> {
         self.counts.step(&mut entry.state, event)
     }
 
-    /// An entry begins to rest, or does so no more.
+    /// Adds an entry to the lists of idle entries, or removes it from them.
     fn set_idle(&mut self, at: u16, idle: bool) {
         let Some(range) = self.entry(at).map(|e| e.range) else {
             return;
@@ -212,7 +219,7 @@ impl<M: Memory, V> Cache<M, V> {
         }
     }
 
-    /// Frees the place of an entry that has ended. Returns its value.
+    /// Frees an entry that has ended. Returns its value.
     fn end(&mut self, at: u16) -> Option<V> {
         self.index.remove(at);
         let free = self.free;
@@ -233,8 +240,8 @@ impl<M: Memory, V> Cache<M, V> {
         value
     }
 
-    /// Begins to use a registration that covers `range` and has at least this access. `None`: there
-    /// is none; [`Cache::prepare`] makes a place for one.
+    /// Begins the use of a registration that covers `range` with at least this access. Returns
+    /// `None` if there is none; [`Cache::prepare`] then makes room.
     pub fn find(&mut self, range: &Range, access: Access) -> Option<Hold> {
         let found = self.index.covering(range, access.classes());
         let usable = |at: &u16| self.entry(*at).is_some_and(|e| e.uses < u32::MAX);
@@ -256,20 +263,21 @@ impl<M: Memory, V> Cache<M, V> {
         })
     }
 
-    /// The registration in use. Any number of users may look at it.
+    /// Returns the registration in use, to which any number of users may have access.
     #[must_use]
     pub fn get(&self, hold: &Hold) -> Option<&V> {
         self.held(hold)?.value.as_ref()
     }
 
-    /// The range of the registration in use, which may be larger than what was asked for.
+    /// Returns the range of the registration in use, which may be larger than the range of the
+    /// search.
     #[must_use]
     pub fn range(&self, hold: &Hold) -> Option<Range> {
         Some(self.held(hold)?.range)
     }
 
-    /// Makes a place for memory that is to be registered. To be called again as long as it gives
-    /// registrations back, each of which counts no more.
+    /// Reserves an entry for memory to be registered. The caller repeats the call while it returns
+    /// registrations to be revoked, which do not count any more.
     pub fn prepare(&mut self, range: &Range, access: Access) -> Prepared<V> {
         let Limits {
             bytes,
@@ -300,7 +308,7 @@ impl<M: Memory, V> Cache<M, V> {
         };
         match self.evict(victim) {
             Some(value) => Prepared::Evict(value),
-            // Can't be: without room, but with enough that rests, something does.
+            // Cannot happen: without room, but with enough idle entries, an idle entry exists.
             None => Prepared::Refused(Refused::Entries),
         }
     }
@@ -315,7 +323,7 @@ impl<M: Memory, V> Cache<M, V> {
         entry.class = access.class();
         entry.state = EntryState::Pending;
         let generation = entry.generation;
-        // For invalidations.
+        // Invalidations must find the range.
         self.index.insert(at, *range, PENDING);
         self.tally.add(range.len());
         if self.spaces.get(range.space).is_none() {
@@ -323,7 +331,7 @@ impl<M: Memory, V> Cache<M, V> {
                 tally: Tally::default(),
                 idle: List::EMPTY,
             };
-            // There is room: no more spaces than entries.
+            // Cannot fail, because there are not more spaces than entries.
             let _ = self.spaces.insert(range.space, space);
         }
         if let Some(space) = self.spaces.get_mut(range.space) {
@@ -344,11 +352,11 @@ impl<M: Memory, V> Cache<M, V> {
         self.end(at)
     }
 
-    /// The memory is registered: its first use begins.
+    /// Reports that the memory is registered, and begins its first use.
     ///
     /// # Errors
     ///
-    /// The registration: its memory was invalidated meanwhile, so it is to be revoked.
+    /// The registration, to be revoked because its memory was invalidated in the meantime.
     pub fn complete(&mut self, pending: Pending, value: V) -> Result<Hold, V> {
         let hold = pending.0;
         if self.held(&hold).is_none() || !self.step(hold.entry, EntryEvent::Complete) {
@@ -369,15 +377,15 @@ impl<M: Memory, V> Cache<M, V> {
         }
     }
 
-    /// The memory could not be registered.
+    /// Reports that the memory could not be registered.
     pub fn abandon(&mut self, pending: Pending) {
         if self.held(&pending.0).is_some() && self.step(pending.0.entry, EntryEvent::Abandon) {
             self.end(pending.0.entry);
         }
     }
 
-    /// Ends a use. Returns the registration if this was the last use of one that was invalidated:
-    /// it is to be revoked.
+    /// Ends a use. Returns the registration for revocation if it was invalidated and this was its
+    /// last use.
     #[must_use]
     pub fn release(&mut self, hold: Hold) -> Option<V> {
         self.held(&hold)?;
@@ -395,15 +403,15 @@ impl<M: Memory, V> Cache<M, V> {
         }
     }
 
-    /// The memory in `range` is not what it was, or not there any more ([`Range::all`]: the space
-    /// ends). To be called until it finds nothing.
+    /// Invalidates the next registration in `range`, because its memory was replaced or removed
+    /// ([`Range::all`]: the space ends). The caller repeats the call until it returns `None`.
     pub fn invalidate(&mut self, range: &Range) -> Option<Invalid<'_, V>> {
         let at = self.index.meeting(range)?;
         self.invalidate_entry(at)
     }
 
-    /// The registration in use is no good, for reasons that the cache does not know: nobody finds
-    /// it any more, and the last user gets it back.
+    /// Invalidates a registration in use for reasons that the cache does not know. It is not found
+    /// again, and its last user gets it back.
     pub fn invalidate_held(&mut self, hold: &Hold) {
         if self.held(hold).is_some_and(|e| e.state == EntryState::Busy) {
             let _ = self.invalidate_entry(hold.entry);
@@ -423,18 +431,18 @@ impl<M: Memory, V> Cache<M, V> {
         }
     }
 
-    /// Gives back what has rested longest, if anything rests: for when memory is short, or the
-    /// cache ends.
+    /// Evicts the registration that has been idle for the longest time, if any. Used when memory is
+    /// short, and when the cache is destroyed.
     #[must_use]
     pub fn shrink(&mut self) -> Option<V> {
         self.evict(self.idle.oldest)
     }
 
-    /// Checks what must always hold; for tests. Takes long.
+    /// Checks the invariants, for tests. Takes a long time.
     ///
     /// # Errors
     ///
-    /// What does not.
+    /// The invariant that is violated.
     pub fn check(&mut self) -> Result<(), &'static str> {
         let found = self.index.check()?;
         let (mut all, mut indexed, mut spaces) = (Tally::default(), 0, Tally::default());

@@ -1,34 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! An index of intervals: which of them reaches over a range, and which ones meet it.
+//! Index of intervals: finds an interval that covers a range, and intervals that overlap a range.
 //!
-//! Intervals are known by the caller's numbers and belong to spaces, which don't meet. They may
-//! overlap in any way, and several may be equal. Each is of some classes; a search names the
-//! classes that will do. All memory is obtained when the index is made, and every search takes a
-//! time that is logarithmic in the number of intervals, whatever their places are: the tree (AVL)
-//! is balanced, as places are chosen by processes that may be hostile.
+//! Intervals have numbers of the caller and belong to separate spaces. They may overlap in any way,
+//! and several may be equal. Each interval has a class; a search names the permitted classes. All
+//! memory is allocated when the index is created. Every search takes logarithmic time for any set
+//! of intervals, because the tree (AVL) is balanced. This matters because malicious processes
+//! choose the addresses.
 
 use crate::Memory;
 
-/// No node.
+/// Index that means no node.
 const NONE: u16 = u16::MAX;
-/// More than a balanced tree of 2^16 nodes is high.
+/// Upper bound for the height of a balanced tree of 2^16 nodes.
 const HEIGHT: usize = 32;
 /// Number of classes.
 pub const CLASSES: usize = 4;
 
-/// An interval of a space, both ends included.
+/// Interval of a space, both ends included.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Interval {
-    /// Where it lies: intervals of different spaces have nothing to do with each other.
+    /// Space of the interval. Intervals of different spaces never overlap.
     pub space: u64,
-    /// First place.
+    /// First address.
     pub first: u64,
-    /// Last place, not before the first.
+    /// Last address, not less than the first.
     pub last: u64,
 }
 
 impl Interval {
-    /// `len` places from `first`; `None` for none, and beyond the end of the space.
+    /// Creates an interval of `len` addresses from `first`. Returns `None` if `len` is 0 or the end
+    /// exceeds the space.
     #[must_use]
     pub const fn new(space: u64, first: u64, len: u64) -> Option<Self> {
         let Some(more) = len.checked_sub(1) else {
@@ -40,7 +41,7 @@ impl Interval {
         }
     }
 
-    /// A whole space.
+    /// Returns a whole space.
     #[must_use]
     pub const fn all(space: u64) -> Self {
         Self {
@@ -50,46 +51,46 @@ impl Interval {
         }
     }
 
-    /// Number of places; one less than there are for a whole space.
+    /// Returns the number of addresses; one less than the true number for a whole space.
     #[must_use]
     pub const fn len(&self) -> u64 {
         (self.last - self.first).saturating_add(1)
     }
 
-    /// Never: an interval has one place at least.
+    /// Returns false, because an interval has at least 1 address.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         false
     }
 
-    /// Whether all places of `other` are in it.
+    /// Returns true if the interval contains all of `other`.
     #[must_use]
     pub const fn covers(&self, other: &Self) -> bool {
         self.space == other.space && self.first <= other.first && other.last <= self.last
     }
 
-    /// Whether they have a place in common.
+    /// Returns true if the intervals overlap.
     #[must_use]
     pub const fn meets(&self, other: &Self) -> bool {
         self.space == other.space && self.first <= other.last && other.first <= self.last
     }
 }
 
-/// Order of the nodes: space, first place, number.
+/// Order of the nodes: space, first address, number.
 type Key = (u64, u64, u16);
-/// Last place that intervals of each class reach.
+/// Last address of any interval, by class.
 type Reach = [Option<u64>; CLASSES];
 
 #[derive(Clone, Copy)]
 struct Node {
     interval: Interval,
-    /// Which class; not below [`CLASSES`] means that the node is not in the tree.
+    /// Class; [`CLASSES`] or more if the node is not in the tree.
     class: u8,
     height: u8,
     left: u16,
     right: u16,
     parent: u16,
-    /// Of the node and all below it.
+    /// Last address of this node and all nodes below it, by class.
     reach: Reach,
 }
 
@@ -117,25 +118,25 @@ impl Node {
     }
 }
 
-/// How far the `classes` reach, a bit for each.
+/// Returns the last address of the `classes`, a bit set.
 fn farthest(reach: &Reach, classes: u8) -> Option<u64> {
     let wanted = |(class, _): &(usize, &Option<u64>)| classes & (1 << class) != 0;
     let found = reach.iter().enumerate().filter(wanted);
     found.filter_map(|(_, last)| *last).max()
 }
 
-/// See the module's documentation.
+/// Index of intervals by number.
 pub struct Intervals<M: Memory> {
     nodes: M::Array<Node>,
     root: u16,
 }
 
 impl<M: Memory> Intervals<M> {
-    /// An index for the numbers below `capacity`. May sleep where getting memory does.
+    /// Creates an index for numbers below `capacity`. May sleep if the allocation of memory does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// The error of [`Memory::array`].
     pub fn new(capacity: u16) -> Result<Self, M::Error> {
         Ok(Self {
             nodes: M::array(usize::from(capacity), |_| Node::UNUSED)?,
@@ -159,13 +160,13 @@ impl<M: Memory> Intervals<M> {
         self.node(at).map_or(0, |n| i32::from(n.height))
     }
 
-    /// What is below the node on its left and right.
+    /// Returns the left and right child of a node.
     fn children(&self, at: u16) -> (u16, u16) {
         self.node(at).map_or((NONE, NONE), |n| (n.left, n.right))
     }
 
-    /// Works out height and reach of a node by those below it. Returns how much higher its left
-    /// side is.
+    /// Computes height and reach of a node from its children. Returns the height of the left child
+    /// minus the height of the right one.
     fn update(&mut self, at: u16) -> i32 {
         let (left, right) = self.children(at);
         let (l, r) = (self.height(left), self.height(right));
@@ -182,7 +183,7 @@ impl<M: Memory> Intervals<M> {
         l - r
     }
 
-    /// Puts `new` where `old` is below its parent.
+    /// Replaces `old` by `new` as the child of its parent.
     fn replace(&mut self, old: u16, new: u16) {
         let parent = self.node(old).map_or(NONE, |n| n.parent);
         match self.node_mut(parent) {
@@ -195,7 +196,7 @@ impl<M: Memory> Intervals<M> {
         }
     }
 
-    /// Puts `child` below `parent`, on its left or right.
+    /// Makes `child` the left or right child of `parent`.
     fn attach(&mut self, parent: u16, child: u16, left: bool) {
         if let Some(p) = self.node_mut(parent) {
             match left {
@@ -208,7 +209,7 @@ impl<M: Memory> Intervals<M> {
         }
     }
 
-    /// Lifts the child of a node on its left or right to its place. Returns the child.
+    /// Rotates a node with its left or right child. Returns the child, which is now above the node.
     fn rotate(&mut self, at: u16, left: bool) -> u16 {
         let side = |(l, r): (u16, u16)| if left { (l, r) } else { (r, l) };
         let (child, _) = side(self.children(at));
@@ -221,7 +222,7 @@ impl<M: Memory> Intervals<M> {
         child
     }
 
-    /// Balances the tree from a node, below which something changed, to the root.
+    /// Balances the tree from a changed node up to the root.
     fn balance(&mut self, mut at: u16) {
         while self.node(at).is_some() {
             let lean = self.update(at);
@@ -242,8 +243,8 @@ impl<M: Memory> Intervals<M> {
         }
     }
 
-    /// Adds the interval with this number. False and no change if the number is not below the
-    /// capacity, or is in use, or there is no such class.
+    /// Adds the interval with this number. Returns false, without a change, if the number is not
+    /// below the capacity or is in use, or the class does not exist.
     pub fn insert(&mut self, number: u16, interval: Interval, class: u8) -> bool {
         let unused = |n: &Node| usize::from(n.class) >= CLASSES;
         if usize::from(class) >= CLASSES || !self.node(number).is_some_and(unused) {
@@ -287,7 +288,7 @@ impl<M: Memory> Intervals<M> {
             self.replace(number, if left == NONE { right } else { left });
             parent
         } else {
-            // The next one takes its place.
+            // The next node in order replaces the removed one.
             let mut next = right;
             while self.children(next).0 != NONE {
                 next = self.children(next).0;
@@ -311,20 +312,20 @@ impl<M: Memory> Intervals<M> {
         self.balance(changed);
     }
 
-    /// The interval with this number.
+    /// Returns the interval with this number.
     #[must_use]
     pub fn get(&self, number: u16) -> Option<Interval> {
         let node = self.node(number)?;
         (usize::from(node.class) < CLASSES).then_some(node.interval)
     }
 
-    /// Number of an interval of one of the `classes` (bit n: class n) that covers `range`. Of
-    /// several it is one that reaches farthest.
+    /// Returns the number of an interval in one of the `classes` (bit n: class n) that covers
+    /// `range`. Prefers an interval that reaches farthest.
     #[must_use]
     pub fn covering(&self, range: &Interval, classes: u8) -> Option<u16> {
         let low = (range.space, 0, 0);
         let high = (range.space, range.first, NONE);
-        // The farthest so far, where it is, and whether it may be below that node.
+        // Farthest address so far, its node, and true if it may belong to a node below.
         let mut best: Option<(u64, u16, bool)> = None;
         let mut offer = |last: Option<u64>, at: u16, below: bool| {
             if let Some(last) = last.filter(|last| best.is_none_or(|b| *last > b.0)) {
@@ -336,7 +337,7 @@ impl<M: Memory> Intervals<M> {
             farthest(&node.own(), classes)
         };
         let all = |at: u16| farthest(&self.node(at)?.reach, classes);
-        // The node at which the ways to both ends of the keys part.
+        // Node at which the paths to `low` and `high` diverge.
         let mut split = self.root;
         while let Some(node) = self.node(split) {
             let key = Self::key(node, split);
@@ -379,8 +380,8 @@ impl<M: Memory> Intervals<M> {
         Some(at)
     }
 
-    /// Number of the first interval that meets `range`, in the order of their beginnings; of any
-    /// class.
+    /// Returns the number of the first interval, by its first address, that overlaps `range`, in
+    /// any class.
     #[must_use]
     pub fn meeting(&self, range: &Interval) -> Option<u16> {
         const ALL: u8 = (1 << CLASSES) - 1;
@@ -405,7 +406,7 @@ impl<M: Memory> Intervals<M> {
             let found = *stack.get(depth)?;
             let node = self.node(found)?;
             if Self::key(node, found) > high {
-                // All others begin later.
+                // All further intervals begin later.
                 return None;
             }
             if node.interval.last >= range.first {
@@ -415,14 +416,14 @@ impl<M: Memory> Intervals<M> {
         }
     }
 
-    /// Checks what must always hold; for tests.
+    /// Checks the invariants, for tests. Returns the number of intervals.
     ///
     /// # Errors
     ///
-    /// What does not.
+    /// The invariant that is violated.
     pub fn check(&self) -> Result<usize, &'static str> {
         let (mut seen, mut before) = (0, None);
-        // In order, by the links to parents.
+        // In-order traversal by the links to parents.
         let (mut at, mut from) = (self.root, NONE);
         while let Some(node) = self.node(at) {
             let (left, right) = (node.left, node.right);

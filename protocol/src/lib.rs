@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Protocol machines: what both ends of a protocol remember and decide, without I/O, locks, memory
-//! of its own, or a clock.
+//! State machines of the protocols: what both ends of a protocol store and decide, without I/O,
+//! locks, allocation or a clock.
 //!
-//! A machine is driven by whoever has those: a kernel module in production, the simulation (`sim/`)
-//! over the emulator's NIC models, or a unit test. It gets
-//! * memory for its tables from a [`Memory`], all of it when it is made,
-//! * the time from a [`Clock`],
-//! * a way to send from a transport trait of its own,
-//! * buffers as a type of the caller, of which it knows no more than it has to
+//! A kernel module drives them in production, the simulation (`sim/`) over the emulator's NIC
+//! models, and unit tests. A driver provides
+//! * memory for tables by a [`Memory`]; all of it is allocated when a state machine is created,
+//! * the time by a [`Clock`],
+//! * transmission by a transport trait of the state machine,
+//! * buffers of its own type, of which the state machine knows only what it needs
 //!   ([`eth::rendezvous::Buffer`]).
 //!
-//! The life of each object is a table of states and events ([`mod@base::flow`]), whose transitions are
-//! counted. docs/machines.md tells how to write one and its simulation.
+//! Each object has a table of states and events ([`mod@base::flow`]), whose transitions are
+//! counted. docs/machines.md explains how to write a state machine and its simulation.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -31,24 +31,25 @@ pub use wire::time::Time;
 
 use core::ops::DerefMut;
 
-/// Where the memory of tables comes from.
+/// Allocator for tables.
 pub trait Memory {
-    /// An array whose length never changes.
+    /// Array whose length never changes.
     type Array<T>: DerefMut<Target = [T]>;
-    /// Why there is none.
+    /// Error of an allocation.
     type Error;
 
-    /// An array of `len` elements made by `make`, which gets their indices in ascending order.
+    /// Allocates an array of `len` elements made by `make`, which gets their indices in ascending
+    /// order. May sleep if the allocator does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// No memory is available.
     fn array<T>(len: usize, make: impl FnMut(usize) -> T) -> Result<Self::Array<T>, Self::Error>;
 }
 
-/// Tells the time.
+/// Source of the time.
 pub trait Clock {
-    /// Now.
+    /// Returns the present time.
     fn now(&self) -> Time;
 }
 
@@ -58,17 +59,17 @@ impl Clock for Time {
     }
 }
 
-/// Access to what is behind a lock.
+/// Access to data that a lock protects.
 pub trait Shared<T> {
     /// Calls `f` with the lock held.
     fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R;
 }
 
-/// Why a transport did not take something.
+/// Reason for which a transport refused something.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Refused {
-    /// No room now; the transport tells its user when there is.
+    /// No room now. The transport notifies its user when there is room.
     Later,
-    /// It never will.
+    /// It will never be accepted.
     Never,
 }

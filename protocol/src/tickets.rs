@@ -1,39 +1,43 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Questions to a unit that executes commands in order, and which of them are answered (HW §11.3,
+//! Questions to a unit of the NIC that executes commands in order, and their answers (HW §11.3,
 //! G17).
 //!
-//! Each question is a command that makes the unit write a word of host memory. Questions are
-//! numbered, so that a [`Ticket`] with a lower number is answered with any later one: an answer may
-//! get lost or be late. There are few words. One is used again only when the answer to a later
-//! question than the last one for this word was seen, since that one may have been asked twice
-//! ([`Ask::Again`]), and its second answer must not pass for that to somebody else.
+//! A question is a command that makes the unit write a word of host memory. Its answer shows that
+//! all earlier commands were executed. Questions are numbered: the answer to any later question
+//! answers a [`Ticket`] too, because an answer may be lost or late.
+//!
+//! There are few words. A word is not reused before the answer to a later question than the last
+//! one for this word was seen. The last one may have been asked twice ([`Ask::Again`]), and its
+//! second answer must not count for another question.
 
-/// Number of a question. When it is answered, all commands given before it was asked are executed.
+/// Number of a question. Its answer shows that all commands given before the question were
+/// executed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket(u64);
 
-/// What to do to ask.
+/// Next step to ask a question.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ask {
     /// Clear this word, then give the command with it.
     New(Ticket, usize),
-    /// Give the command with this word once more, without clearing it: no word is free, perhaps
-    /// because all answers got lost. It answers for all who have asked, but for nobody new, as the
-    /// first one may be late only.
+    /// Repeat the command with this word, without clearing it, because no word is free: perhaps all
+    /// answers were lost. The answer counts for existing tickets only, because it may be the late
+    /// first answer.
     Again(usize),
 }
 
-/// Which questions are asked and answered.
+/// Numbers of the questions that were asked and answered.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Tickets {
     words: u64,
-    /// Number asked last, and highest one that is known to be answered.
+    /// Number of the last question.
     asked: u64,
+    /// Highest number that is known to be answered.
     seen: u64,
 }
 
 impl Tickets {
-    /// None so far; `words` words for answers, of which at least two are needed.
+    /// Creates the state without questions. `words` is the number of words for answers, at least 2.
     pub const fn new(words: u32) -> Self {
         Self {
             words: if words < 2 { 2 } else { words as u64 },
@@ -43,14 +47,14 @@ impl Tickets {
     }
 
     const fn word(&self, number: u64) -> usize {
-        // There are some.
+        // `words` is never 0.
         match number.checked_rem(self.words) {
             Some(word) => word as usize,
             None => 0,
         }
     }
 
-    /// Looks for answers: `is_written` tells of a word whether it was written since it was cleared.
+    /// Checks for answers. `is_written` returns true if a word was written since it was cleared.
     pub fn look(&mut self, mut is_written: impl FnMut(usize) -> bool) {
         let mut open = (self.seen + 1..=self.asked).rev();
         if let Some(newest) = open.find(|n| is_written(self.word(*n))) {
@@ -58,7 +62,7 @@ impl Tickets {
         }
     }
 
-    /// The next question. Look for answers before.
+    /// Begins the next question. The caller checks for answers before.
     #[must_use]
     pub fn ask(&mut self) -> Ask {
         if self.asked - self.seen >= self.words - 1 {
@@ -68,17 +72,17 @@ impl Tickets {
         Ask::New(Ticket(self.asked), self.word(self.asked))
     }
 
-    /// Whether it is answered, as far as was looked.
+    /// Returns true if the ticket is answered, as of the last check.
     pub const fn is_answered(&self, ticket: Ticket) -> bool {
         ticket.0 <= self.seen
     }
 
-    /// Questions asked so far.
+    /// Returns the number of questions.
     pub const fn asked(&self) -> u64 {
         self.asked
     }
 
-    /// Of these, those known to be answered.
+    /// Returns the number of questions that are known to be answered.
     pub const fn answered(&self) -> u64 {
         self.seen
     }

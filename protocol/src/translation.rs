@@ -1,53 +1,65 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Life of a translation: what the NIC knows of registered memory, how it is made to forget that,
-//! and when the memory may be given back (HW §11.3, G17).
+//! Life cycle of a translation of registered memory: how the NIC is made to forget the memory, and
+//! when memory and NLAs may be freed (HW §11.3, G17).
 //!
-//! Several parties may end the same translation at the same time: its owner, a change of the
-//! address space that the memory belongs to, whoever waits for answers of the NIC, and unbinding.
-//! Each asks [`Life::next`] what is to be done, does it, and reports. What must be done by one of
-//! them only is given to one: the zeroing of the entries, and the giving back. Nothing is given
-//! back before the NIC has answered, or has lost its access to memory.
+//! 1. `Live`: the NIC translates addresses to the memory.
+//! 2. `Zeroing`: one context clears the translation entries and commands a flush of the NIC's
+//!    cache.
+//! 3. `Flushed`: the NIC must confirm the flush.
+//! 4. `Forgotten`: the NIC has confirmed, or has lost its access to host memory. Memory and NLAs
+//!    may be freed.
+//! 5. `Releasing`, `Gone`: one context frees them.
 //!
-//! A translation that has ended may begin anew with the same entries ([`Life::begin_again`]). A
-//! [`Turn`] tells such lives apart, so that whoever comes late from an earlier one changes nothing.
-//! Who can't wait leaves the end to a worker ([`Life::leave`]), which asks which life was left to it
-//! ([`Life::left`]) when it comes: by then there may be another one, which is its owner's.
+//! If the NIC does not confirm in time, the translation is `Quarantined` instead, until it does.
+//! Its memory and NLAs remain reserved.
+//!
+//! Several contexts may end the same translation at the same time: its owner, the MMU notifier, a
+//! context that waits for answers of the NIC, and unbinding. Each of them calls [`Life::next`],
+//! executes the operation, and reports the result. [`Life::revoke`] and [`Life::release`] return
+//! true for one context only, which clears the entries or frees the memory.
+//!
+//! The same entries can be used for another translation after the end ([`Life::begin_again`]). A
+//! [`Turn`] is the generation of the translation: reports of earlier generations have no effect. A
+//! context that must not wait leaves the end to a work item ([`Life::leave`]). The work item asks
+//! for the generation that was left to it ([`Life::left`]), because the present one may belong to a
+//! new owner.
 
 use crate::{base::flow, tickets::Ticket};
 
 crate::flow! {
-    /// How far the end of a translation has come.
+    /// States of a translation.
     states Phase {
         /// The NIC translates.
         Live,
-        /// One party zeroes the entries and commands the flush.
+        /// One context clears the entries and commands the flush.
         Zeroing,
-        /// That is done; the NIC is to say that it has forgotten the translations.
+        /// The flush is commanded, and the NIC must confirm it.
         Flushed,
-        /// It did not say so in time. Everything stays reserved until it does.
+        /// The NIC did not confirm in time. Everything remains reserved until it does.
         Quarantined,
-        /// It has said so, or can't access memory any more. Memory and NLAs may be given back.
+        /// The NIC has confirmed, or has no access to host memory any more. Memory and NLAs may be
+        /// freed.
         Forgotten,
-        /// One party gives them back.
+        /// One context frees memory and NLAs.
         Releasing,
-        /// They are given back.
+        /// Memory and NLAs are freed.
         Gone,
     }
-    /// What happens to a translation.
+    /// Events of a translation.
     events Event {
-        /// Somebody wants it ended.
+        /// A context ends the translation.
         Revoke,
-        /// The entries are zero, and the flush is commanded.
+        /// The entries are cleared, and the flush is commanded.
         Zeroed,
-        /// The NIC answered to a question that was asked behind the flush.
+        /// The NIC answered a question that was asked after the flush.
         Answered,
-        /// It did not in time.
+        /// The NIC did not answer in time.
         TimedOut,
-        /// It has no access to memory any more.
+        /// The NIC has no access to host memory any more.
         CutOff,
-        /// Somebody begins to give memory and NLAs back.
+        /// A context begins to free memory and NLAs.
         Release,
-        /// All is given back.
+        /// Memory and NLAs are freed.
         Released,
         /// The same entries are used for other memory.
         Again,
@@ -66,93 +78,94 @@ crate::flow! {
     }
 }
 
-/// Which life of a translation is meant. Never 0.
+/// Generation of a translation. Never 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Turn(u64);
 
 impl Turn {
-    /// As a number that is never 0.
+    /// Returns the generation as a number, which is never 0.
     pub const fn get(self) -> u64 {
         self.0
     }
 }
 
-/// Number of a flush command, counted by whoever commands them, so that one wait for the NIC can do
-/// for many translations: what it answers to a question covers all flushes that were counted
-/// before.
+/// Number of a flush command, counted by the driver. The answer to one question covers all flushes
+/// that were counted before it, so that one wait serves many translations.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Flush(pub u64);
 
-/// What became of a question to the NIC.
+/// Result of a question to the NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Answer {
     /// Last flush that was counted before the question was asked.
     pub upto: Flush,
-    /// Whether the NIC answered in time; if not, what it has to answer, if it could be asked.
+    /// `Err` if the NIC did not answer in time, with the ticket of the question if it could be
+    /// asked.
     pub result: Result<(), Option<Ticket>>,
 }
 
-/// What brings the end of a translation nearer.
+/// Next operation for the end of a translation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
-    /// [`Life::revoke`] it.
+    /// Call [`Life::revoke`].
     Revoke,
-    /// Somebody zeroes the entries; wait a moment.
+    /// Wait: another context clears the entries.
     Zeroing,
-    /// Somebody gives things back; wait.
+    /// Wait: another context frees memory and NLAs.
     Releasing,
-    /// Ask the NIC, unless that was done behind this flush, and report what it [`Life::answered`].
+    /// Ask the NIC, unless a question was asked after this flush. Report the result by
+    /// [`Life::answered`].
     Ask(Flush),
-    /// In quarantine: look whether this is answered, and report [`Life::forgotten`] or
+    /// Check whether this ticket is answered. Report the result by [`Life::forgotten`] or
     /// [`Life::asked_again`].
     Look(Option<Ticket>),
-    /// [`Life::release`] it.
+    /// Call [`Life::release`].
     Release,
-    /// Nothing: that life is over.
+    /// The life has ended.
     Done,
 }
 
-/// Why the NIC does not use a translation any more.
+/// Reason for which the NIC does not use a translation any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
-    /// It answered late, to the ticket of [`Next::Look`].
+    /// The NIC answered late, to the ticket of [`Next::Look`].
     Answered,
-    /// It has no access to memory any more.
+    /// The NIC has no access to host memory any more.
     CutOff,
 }
 
-/// What an [`Answer`] means for a translation.
+/// Effect of an [`Answer`] on a translation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Effect {
-    /// Nothing: it does not cover the flush, or somebody else has reported one.
+    /// No effect: the answer does not cover the flush, or another context has reported one.
     None,
     /// The NIC has forgotten the translation.
     Forgotten,
-    /// It has not said so in time: from now on this is in quarantine.
+    /// The NIC did not answer in time: the translation is in quarantine.
     Quarantined,
 }
 
-/// Pages of a region by number, the first one and the one after the last.
+/// Range of pages of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Pages {
-    /// First page.
+    /// Number of the first page.
     pub first: usize,
-    /// Page after the last.
+    /// Number of the page after the last one.
     pub end: usize,
 }
 
-/// See the module's documentation.
+/// State of a translation.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Life {
     phase: Phase,
     turn: u64,
-    /// That of [`Phase::Flushed`].
+    /// Number of the flush, in [`Phase::Flushed`].
     flush: Flush,
-    /// Pages that the owner of the memory may have replaced.
+    /// Range of pages that the owner of the memory may have replaced.
     suspects: Option<Pages>,
-    /// In quarantine: what the NIC has to answer.
+    /// In quarantine: the ticket that the NIC must answer.
     ticket: Option<Ticket>,
-    /// The end of this life is left to a worker.
+    /// The end of this life was left to a work item.
     left: bool,
 }
 
@@ -163,7 +176,7 @@ impl Default for Life {
 }
 
 impl Life {
-    /// Live, for the first time.
+    /// Creates a live translation of the first generation.
     pub const fn new() -> Self {
         Self {
             phase: Phase::Live,
@@ -175,7 +188,7 @@ impl Life {
         }
     }
 
-    /// Over; [`Life::begin_again`] begins the first one.
+    /// Creates an ended translation, for [`Life::begin_again`].
     pub const fn over() -> Self {
         Self {
             phase: Phase::Gone,
@@ -183,12 +196,12 @@ impl Life {
         }
     }
 
-    /// Present phase.
+    /// Returns the present phase.
     pub const fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// Present life.
+    /// Returns the present generation.
     pub const fn turn(&self) -> Turn {
         Turn(self.turn)
     }
@@ -204,7 +217,7 @@ impl Life {
         }
     }
 
-    /// What is to be done for the end of this life.
+    /// Returns the next operation for the end of this generation.
     pub fn next(&self, turn: Turn) -> Next {
         if turn.0 != self.turn {
             return Next::Done;
@@ -220,19 +233,19 @@ impl Life {
         }
     }
 
-    /// Leaves the end of this life to a worker, begun or not.
+    /// Leaves the end of this generation to a work item, in any phase.
     pub fn leave(&mut self, turn: Turn) {
         self.left |= self.next(turn) != Next::Done;
     }
 
-    /// The present life and what is to be done for its end, if that was left to a worker.
+    /// Returns generation and next operation if the end was left to a work item.
     pub fn left(&self) -> Option<(Turn, Next)> {
         let (turn, next) = (self.turn(), self.next(self.turn()));
         (self.left && next != Next::Done).then_some((turn, next))
     }
 
-    /// Begins the end. True for one caller only, who then has the entries: he zeroes them, commands
-    /// the flush, and calls [`Life::zeroed`].
+    /// Begins the end. Returns true to one caller only, which clears the entries, commands the
+    /// flush, and calls [`Life::zeroed`].
     #[must_use]
     pub fn revoke(&mut self, turn: Turn) -> bool {
         let first = self.step(turn, Event::Revoke);
@@ -242,14 +255,15 @@ impl Life {
         first
     }
 
-    /// The entries are zero, and the flush is commanded and counted.
+    /// Reports that the entries are cleared, and the flush is commanded and counted.
     pub fn zeroed(&mut self, turn: Turn, flush: Flush) {
         if self.step(turn, Event::Zeroed) {
             self.flush = flush;
         }
     }
 
-    /// What the NIC answered, perhaps to a question that was asked for others.
+    /// Reports the result of a question to the NIC, which may have been asked for another
+    /// translation.
     pub fn answered(&mut self, turn: Turn, answer: Answer) -> Effect {
         if self.phase != Phase::Flushed || self.flush > answer.upto {
             return Effect::None;
@@ -264,7 +278,8 @@ impl Life {
         }
     }
 
-    /// The NIC does not use the translation any more. True if this is news.
+    /// Reports that the NIC does not use the translation any more. Returns false if this was
+    /// reported before.
     pub fn forgotten(&mut self, turn: Turn, why: Why) -> bool {
         match why {
             Why::Answered if self.phase == Phase::Quarantined => self.step(turn, Event::Answered),
@@ -273,26 +288,26 @@ impl Life {
         }
     }
 
-    /// It was asked again, with this ticket. Only who has none needs it.
+    /// Reports a further question. Its ticket is stored if the translation has none.
     pub fn asked_again(&mut self, turn: Turn, ticket: Option<Ticket>) {
         if turn.0 == self.turn && self.phase == Phase::Quarantined {
             self.ticket = self.ticket.or(ticket);
         }
     }
 
-    /// Begins to give memory and NLAs back. True for one caller only, who does that, and then calls
+    /// Begins the release. Returns true to one caller only, which frees memory and NLAs, and calls
     /// [`Life::released`].
     #[must_use]
     pub fn release(&mut self, turn: Turn) -> bool {
         self.step(turn, Event::Release)
     }
 
-    /// All is given back.
+    /// Reports that memory and NLAs are freed.
     pub fn released(&mut self, turn: Turn) {
         self.step(turn, Event::Released);
     }
 
-    /// Begins another life; `None` unless the last one is over.
+    /// Begins the next generation. Returns `None` unless the last one has ended.
     #[must_use]
     pub fn begin_again(&mut self) -> Option<Turn> {
         if !self.step(Turn(self.turn), Event::Again) {
@@ -304,7 +319,8 @@ impl Life {
         Some(Turn(self.turn))
     }
 
-    /// Notes that pages may have been replaced. False if they don't matter any more.
+    /// Records that pages may have been replaced. Returns false if the translation is ending, so
+    /// that they do not matter.
     pub fn suspect(&mut self, pages: Pages) -> bool {
         if self.phase != Phase::Live {
             return false;
@@ -317,7 +333,7 @@ impl Life {
         true
     }
 
-    /// Takes the pages that are to be looked at.
+    /// Returns the range of pages to be checked, and clears it.
     pub fn take_suspects(&mut self) -> Option<Pages> {
         self.suspects.take()
     }

@@ -1,47 +1,52 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Age of messages that are read in the order in which they were sent.
+//! Age bound of messages that are read in the order in which they were sent.
 
 use crate::Time;
 
-/// What is known of the age of messages, or of anything else that is worked off in order: when
-/// those that are read next were sent at the earliest.
+/// Lower bound for the time at which unread messages were sent, or other items that are processed
+/// in order were queued.
+///
+/// Messages carry no time. The reader therefore notes the number of unread messages at some time.
+/// After it has read this number of messages, all further ones were sent later than that time.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Horizon {
-    /// All that was sent before this has been read.
+    /// All messages sent before this time have been read.
     since: Time,
-    /// All that was sent before this will have been read, after so many further messages.
+    /// A time, and the number of messages after which all messages sent before this time have been
+    /// read.
     mark: Option<(Time, usize)>,
-    /// When the backlog was counted last.
+    /// Time of the last call of [`Horizon::count`].
     pub(crate) counted: Time,
 }
 
 impl Horizon {
-    /// Messages that are read now were sent after this.
+    /// Returns a time before which no unread message was sent.
     #[must_use]
     pub const fn since(&self) -> Time {
         self.since
     }
 
-    /// There were no further messages at this time, or later.
+    /// Reports that there were no unread messages at time `at`.
     pub fn emptied(&mut self, at: Time) {
         self.since = self.since.max(at);
         self.mark = None;
     }
 
-    /// Whether messages have to be counted to know more.
+    /// Returns true if a mark is pending: then [`Horizon::mark`] is not needed.
     #[must_use]
     pub const fn is_marked(&self) -> bool {
         self.mark.is_some()
     }
 
-    /// At this time, or later, no more than so many messages were to be read.
+    /// Reports that there were up to `backlog` unread messages at time `at`.
     pub fn mark(&mut self, at: Time, backlog: usize) {
         self.mark = Some((at, backlog));
         self.took(0);
     }
 
-    /// At this time, or later, `backlog` messages were unread by the writer's count. Finding none
-    /// to read proves nothing: one whose write got lost hides those behind it.
+    /// Reports that there were `backlog` unread messages at time `at`, from the writer's counter.
+    /// An empty mailbox would not prove that there are none, because a lost write of the NIC hides
+    /// the messages after it.
     pub fn count(&mut self, at: Time, backlog: usize) {
         self.counted = at;
         match self.mark {
@@ -51,7 +56,7 @@ impl Horizon {
         }
     }
 
-    /// So many messages were read.
+    /// Reports that this number of messages was read.
     pub fn took(&mut self, messages: usize) {
         self.mark = match self.mark {
             Some((at, left)) if left <= messages => {

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Objects of a bounded number, each of which is on lists: everything takes the same time however
-//! many there are. All memory is obtained when the arena is made.
+//! Arena: a fixed number of objects, each of which can be on several linked lists. All operations
+//! take constant time. All memory is allocated when the arena is created.
 
 use crate::Memory;
 
-/// No cell.
+/// Index that means no cell.
 const NONE: u32 = u32::MAX;
-/// Most cells.
+/// Maximum number of cells.
 const MAX: usize = 1 << 20;
 
-/// Place of an object, as long as it is there.
+/// Index of an object in its arena, valid while the object exists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct At(u32);
 
 impl At {
-    /// As an index, below the capacity of the arena.
+    /// Returns the index, less than the capacity of the arena.
     #[inline]
     pub const fn index(self) -> u32 {
         self.0
     }
 
-    /// The place with this index.
+    /// Returns the position with this index.
     #[inline]
     pub const fn from_index(index: u32) -> Self {
         Self(index)
     }
 }
 
-/// Names an object for ever: a later one in the same place has another name.
+/// Unique name of an object. A later object at the same index has another name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Name {
     at: u32,
@@ -35,7 +35,7 @@ pub struct Name {
 }
 
 impl Name {
-    /// As a number, which no other name has; the place is its lower half.
+    /// Returns the name as a unique number; the lower half is the index.
     #[inline]
     pub const fn number(self) -> u64 {
         ((self.generation as u64) << 32) | self.at as u64
@@ -53,16 +53,16 @@ const ALONE: Link = Link {
     after: NONE,
 };
 
-/// One cell.
+/// Storage of one object.
 pub struct Cell<T, const LISTS: usize> {
     value: Option<T>,
     generation: u32,
     links: [Link; LISTS],
-    /// Next cell without an object.
+    /// Index of the next free cell.
     free: u32,
 }
 
-/// Objects of an arena in an order, the first and the last of them.
+/// Ends of a doubly linked list of objects in an arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct List {
     first: u32,
@@ -84,27 +84,27 @@ impl List {
         len: 0,
     };
 
-    /// The first object.
+    /// Returns the first object.
     #[inline]
     pub fn first(&self) -> Option<At> {
         (self.first != NONE).then_some(At(self.first))
     }
 
-    /// Objects on it.
+    /// Returns the number of objects on the list.
     #[inline]
     pub const fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether nothing is on it.
+    /// Returns true if the list is empty.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.first == NONE
     }
 }
 
-/// See the module's documentation. Each object may be on one list of each of `LISTS` kinds; of
-/// which list of a kind is the user's business.
+/// Fixed number of objects. Each object may be on one list of each of `LISTS` kinds. The caller
+/// knows which list of a kind this is.
 pub struct Arena<M: Memory, T, const LISTS: usize> {
     cells: M::Array<Cell<T, LISTS>>,
     free: u32,
@@ -112,12 +112,12 @@ pub struct Arena<M: Memory, T, const LISTS: usize> {
 }
 
 impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
-    /// For `capacity` objects, at least one and at most 1,048,576. May sleep where getting memory
+    /// Creates an arena for `capacity` objects (1…1,048,576). May sleep if the allocation of memory
     /// does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// The error of [`Memory::array`].
     pub fn new(capacity: usize) -> Result<Self, M::Error> {
         let capacity = capacity.clamp(1, MAX);
         let cells = M::array(capacity, |i| Cell {
@@ -133,25 +133,25 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
         })
     }
 
-    /// Objects in it.
+    /// Returns the number of objects.
     #[inline]
     pub fn len(&self) -> usize {
         self.used
     }
 
-    /// Whether there are none.
+    /// Returns true if the arena has no objects.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.used == 0
     }
 
-    /// Objects that fit.
+    /// Returns the maximum number of objects.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.cells.len()
     }
 
-    /// Objects that still fit.
+    /// Returns the number of objects that can be added.
     #[inline]
     pub fn room(&self) -> usize {
         self.cells.len() - self.used
@@ -162,11 +162,11 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
         self.cells.get_mut(index as usize)
     }
 
-    /// Adds an object, which is on no list; gives its place and its name.
+    /// Adds an object, which is on no list. Returns its position and its name.
     ///
     /// # Errors
     ///
-    /// The object, if there is no room.
+    /// The object, if the arena is full.
     pub fn insert(&mut self, value: T) -> Result<(At, Name), T> {
         let index = self.free;
         let Some(cell) = self.cell(index) else {
@@ -184,7 +184,7 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
         Ok((At(index), name))
     }
 
-    /// Takes an object out, which must be on no list any more.
+    /// Removes an object, which must not be on a list.
     pub fn remove(&mut self, at: At) -> Option<T> {
         let free = self.free;
         let cell = self.cell(at.0)?;
@@ -196,19 +196,19 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
         Some(value)
     }
 
-    /// The object at a place.
+    /// Returns the object at a position.
     #[inline]
     pub fn get(&self, at: At) -> Option<&T> {
         self.cells.get(at.0 as usize)?.value.as_ref()
     }
 
-    /// The object at a place.
+    /// Returns the object at a position.
     #[inline]
     pub fn get_mut(&mut self, at: At) -> Option<&mut T> {
         self.cell(at.0)?.value.as_mut()
     }
 
-    /// The name of the object at a place.
+    /// Returns the name of the object at a position.
     pub fn name(&self, at: At) -> Option<Name> {
         let cell = self.cells.get(at.0 as usize)?;
         cell.value.as_ref()?;
@@ -218,7 +218,7 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
         })
     }
 
-    /// Where the object of this name is, if it is still there.
+    /// Returns the position of the object with this name, if it still exists.
     pub fn find(&self, name: Name) -> Option<At> {
         (self.name(At(name.at)) == Some(name)).then_some(At(name.at))
     }
@@ -228,7 +228,7 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
         self.cell(index)?.links.get_mut(KIND)
     }
 
-    /// Puts an object, which is on no list of this kind, at the end of one.
+    /// Appends an object to a list. It must not be on another list of this kind.
     pub fn push<const KIND: usize>(&mut self, list: &mut List, at: At) {
         let last = list.last;
         let Some(link) = self.link::<KIND>(at.0) else {
@@ -246,7 +246,7 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
         list.len += 1;
     }
 
-    /// Takes an object from the list that it is on.
+    /// Removes an object from its list.
     pub fn unlink<const KIND: usize>(&mut self, list: &mut List, at: At) {
         let Some(link) = self.link::<KIND>(at.0) else {
             return;
@@ -263,14 +263,14 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
         list.len = list.len.saturating_sub(1);
     }
 
-    /// Takes the first object from a list.
+    /// Removes the first object from a list.
     pub fn pop<const KIND: usize>(&mut self, list: &mut List) -> Option<At> {
         let first = list.first()?;
         self.unlink::<KIND>(list, first);
         Some(first)
     }
 
-    /// Puts all of `from` at the end of `to`, in one step.
+    /// Appends all objects of `from` to `to`, in constant time.
     pub fn append<const KIND: usize>(&mut self, to: &mut List, from: &mut List) {
         let moved = core::mem::take(from);
         if moved.is_empty() {
@@ -287,7 +287,7 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
         to.len += moved.len;
     }
 
-    /// The object behind one on the same list of this kind.
+    /// Returns the next object on the list of this kind.
     #[inline]
     pub fn after<const KIND: usize>(&self, at: At) -> Option<At> {
         let link = self.cells.get(at.0 as usize)?.links.get(KIND)?;
@@ -295,17 +295,17 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
     }
 }
 
-/// Lists by a hash of 64 bits, to find objects of an arena.
+/// Hash table of 64-bit hashes, whose buckets are lists of objects in an arena.
 pub struct Buckets<M: Memory> {
     heads: M::Array<List>,
 }
 
 impl<M: Memory> Buckets<M> {
-    /// For about `objects` objects. May sleep where getting memory does.
+    /// Creates a table for about `objects` objects. May sleep if the allocation of memory does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// The error of [`Memory::array`].
     pub fn new(objects: usize) -> Result<Self, M::Error> {
         let len = objects.clamp(1, MAX).next_power_of_two();
         Ok(Self {
@@ -313,7 +313,7 @@ impl<M: Memory> Buckets<M> {
         })
     }
 
-    /// The list of what has this hash, and of others.
+    /// Returns the list with all objects of this hash. It may contain objects of other hashes too.
     #[inline]
     pub fn of(&mut self, hash: u64) -> Option<&mut List> {
         // Fibonacci hashing; the number of lists is a power of two.
@@ -322,7 +322,7 @@ impl<M: Memory> Buckets<M> {
         self.heads.get_mut(index)
     }
 
-    /// The first object of that list.
+    /// Returns the first object of that list.
     #[inline]
     pub fn first(&mut self, hash: u64) -> Option<At> {
         self.of(hash)?.first()

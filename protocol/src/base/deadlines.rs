@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Which of many points in time comes first: a heap from which items can be taken out, in reserved
-//! memory.
+//! Deadlines of many items: a binary heap with removal by item. All memory is allocated when the
+//! heap is created.
 
 use crate::{Memory, Time};
 
-/// The item has none.
+/// Index of an item without deadline.
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
@@ -13,21 +13,21 @@ struct Entry {
     item: u32,
 }
 
-/// At most one point in time for each item, which is a number below the capacity.
+/// Deadlines of items, each of which has up to one. An item is a number below the capacity.
 pub struct Deadlines<M: Memory> {
-    /// Each is not later than those at 2i + 1 and 2i + 2.
+    /// Binary heap: each element is not later than those at 2i + 1 and 2i + 2.
     heap: M::Array<Entry>,
     len: usize,
-    /// Where an item is in the heap.
+    /// Index of each item in the heap.
     places: M::Array<u32>,
 }
 
 impl<M: Memory> Deadlines<M> {
-    /// For items 0…`capacity` − 1. May sleep where getting memory does.
+    /// Creates a heap for items 0…`capacity` − 1. May sleep if the allocation of memory does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// The error of [`Memory::array`].
     pub fn new(capacity: usize) -> Result<Self, M::Error> {
         let nothing = Entry {
             at: Time(0),
@@ -40,7 +40,7 @@ impl<M: Memory> Deadlines<M> {
         })
     }
 
-    /// The item whose time comes first, and when that is.
+    /// Returns the earliest deadline and its item.
     #[inline]
     pub fn first(&self) -> Option<(Time, u32)> {
         let entry = self.heap.first().filter(|_| self.len > 0)?;
@@ -56,7 +56,7 @@ impl<M: Memory> Deadlines<M> {
         self.heap.get(place).map_or(Time(u64::MAX), |e| e.at)
     }
 
-    /// Writes an entry to its place.
+    /// Writes an entry to an index of the heap.
     fn put(&mut self, place: usize, entry: Entry) {
         if let Some(e) = self.heap.get_mut(place) {
             *e = entry;
@@ -66,7 +66,7 @@ impl<M: Memory> Deadlines<M> {
         }
     }
 
-    /// Moves an entry from `place` to where it belongs.
+    /// Inserts an entry at `place`, and moves it up or down until the heap is in order.
     fn settle(&mut self, mut place: usize, entry: Entry) {
         while place > 0 {
             let above = (place - 1) / 2;
@@ -92,7 +92,7 @@ impl<M: Memory> Deadlines<M> {
         self.put(place, entry);
     }
 
-    /// Sets the time of an item, in place of the one that it had.
+    /// Sets the deadline of an item. Replaces its previous one.
     pub fn set(&mut self, item: u32, at: Time) {
         if item as usize >= self.places.len() {
             return;
@@ -107,7 +107,7 @@ impl<M: Memory> Deadlines<M> {
         self.settle(place, Entry { at, item });
     }
 
-    /// The item has none any more.
+    /// Removes the deadline of an item.
     pub fn clear(&mut self, item: u32) {
         let Some(place) = self.place(item) else {
             return;

@@ -1,35 +1,38 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Tables of states and events, and the count of what happened.
+//! Tables of states and events, with a count of each transition.
+//!
+//! [`flow!`](crate::flow!) declares the states of an object, its events, and all possible
+//! transitions. The object stores its state; [`Counts`] changes and counts it.
 
 use core::fmt;
 
-/// Most states of a table.
+/// Maximum number of states of a table.
 const STATES: usize = 8;
-/// Most events of a table.
+/// Maximum number of events of a table.
 const EVENTS: usize = 12;
 
 /// A table of states and events, made by [`flow!`](crate::flow!).
 pub trait Flow: Copy + 'static {
-    /// What can happen.
+    /// Events.
     type Event: Copy + 'static;
     /// All states.
     const STATES: &'static [Self];
     /// All events.
     const EVENTS: &'static [Self::Event];
-    /// Place in [`Flow::STATES`].
+    /// Returns the index of the state in [`Flow::STATES`].
     fn index(self) -> usize;
-    /// Place in [`Flow::EVENTS`].
+    /// Returns the index of an event in [`Flow::EVENTS`].
     fn event_index(event: Self::Event) -> usize;
-    /// Name as in the source.
+    /// Returns the name of the state as in the source.
     fn name(self) -> &'static str;
-    /// Name of an event.
+    /// Returns the name of an event as in the source.
     fn event_name(event: Self::Event) -> &'static str;
-    /// The state after `event`, `None` if it can't happen here.
+    /// Returns the state after `event`; `None` if the event is impossible in this state.
     fn next(self, event: Self::Event) -> Option<Self>;
 }
 
-/// Declares the states of an object, the events of its life, and which leads where. All other pairs
-/// can't happen.
+/// Declares states, events and transitions of an object. All other pairs of state and event are
+/// impossible.
 #[macro_export]
 macro_rules! flow {
     (
@@ -91,11 +94,11 @@ macro_rules! flow {
     };
 }
 
-/// How often each transition of a table was made.
+/// Number of times that each transition was made.
 #[derive(Clone, Debug)]
 pub struct Counts<F: Flow> {
     made: [[u64; EVENTS]; STATES],
-    /// Events where they can't happen.
+    /// Number of impossible events.
     refused: u64,
     flow: core::marker::PhantomData<F>,
 }
@@ -112,7 +115,8 @@ impl<F: Flow> Default for Counts<F> {
 }
 
 impl<F: Flow> Counts<F> {
-    /// Moves `state` on and counts that; false and no change if `event` can't happen there.
+    /// Changes `state` by `event` and counts the transition. Returns false, without a change, if
+    /// `event` is impossible in this state.
     #[inline]
     pub fn step(&mut self, state: &mut F, event: F::Event) -> bool {
         let Some(next) = state.next(event) else {
@@ -127,7 +131,7 @@ impl<F: Flow> Counts<F> {
         true
     }
 
-    /// How often `event` happened in `state`.
+    /// Returns how often `event` happened in `state`.
     pub fn made(&self, state: F, event: F::Event) -> u64 {
         let row = self.made.get(state.index());
         row.and_then(|row| row.get(F::event_index(event)))
@@ -135,12 +139,12 @@ impl<F: Flow> Counts<F> {
             .unwrap_or(0)
     }
 
-    /// How often something happened where it can't: an error of the machine.
+    /// Returns the number of impossible events, each of which is an error of the state machine.
     pub fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// Every possible transition with its count.
+    /// Returns all possible transitions with their counts.
     pub fn iter(&self) -> impl Iterator<Item = (F, F::Event, F, u64)> + '_ {
         F::STATES.iter().flat_map(move |s| {
             F::EVENTS
@@ -150,7 +154,7 @@ impl<F: Flow> Counts<F> {
     }
 }
 
-/// One line per transition that was made.
+/// Prints one line per transition that was made.
 impl<F: Flow> fmt::Display for Counts<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (from, event, to, n) in self.iter().filter(|t| t.3 != 0) {

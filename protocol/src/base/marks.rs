@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Whether all of a GET has arrived.
+//! Validity tags: detection of data that a GET did not deliver.
 //!
-//! Its completer tells of the last packet only (HW §10.3): of those before it some may have been lost,
-//! with a link that went away for a moment, here or elsewhere on the way. Nothing here tells of that,
-//! and the memory of such a packet holds what it held before: a hole. So a random quadword is put into
-//! the memory that a GET writes to, again and again, so close together that each packet but the last
-//! covers one. One that is still there afterwards shows a packet that is missing, or data that is the
-//! same by chance: the GET has failed.
+//! The completer reports the last packet of a GET only (HW §10.3). Earlier packets may be lost
+//! without report, for example by a link failure in this or another node. Memory of a lost packet
+//! keeps its old content (a hole). Before the GET, a random quadword, the tag, is therefore written
+//! to this memory every [`MARK_DISTANCE`] bytes. Each packet except the last overwrites at least
+//! one tag. A tag that is still there after the GET shows a missing packet, or in rare cases equal
+//! data: the GET has failed.
 
 use wire::rma::FRAGMENT;
 
-/// Bytes from one mark to the next: any 496 bytes one behind the other, a whole packet, have one in
-/// them.
+/// Distance between the starts of two tags in bytes. Each range of 496 bytes, the size of a full
+/// packet, contains a whole tag.
 pub const MARK_DISTANCE: u32 = FRAGMENT - MARK_BYTES;
-/// Bytes of a mark.
+/// Size of a tag in bytes.
 pub const MARK_BYTES: u32 = 8;
 
-/// A mark: a number that nobody can guess, another one for each GET.
+/// Tag: a random number that other nodes cannot guess, different for each GET.
 pub type Mark = [u8; MARK_BYTES as usize];
 
-/// Offsets of the marks in `len` bytes. What is no longer than a packet has none: the only packet is
-/// the one that is told of.
+/// Returns the offsets of the tags in `len` bytes. GETs of a single packet have no tags, because
+/// the completer reports this packet.
 pub fn marks(len: u32) -> impl Iterator<Item = u32> + Clone {
     let count = match len {
         0..=FRAGMENT => 0,
@@ -29,7 +29,8 @@ pub fn marks(len: u32) -> impl Iterator<Item = u32> + Clone {
     (0..count).map(|i| i * MARK_DISTANCE)
 }
 
-/// Where the first mark is that is left in what a GET has written, if it has lost something.
+/// Returns the offset of the first tag that a GET did not overwrite; `None` if all data have
+/// arrived.
 #[must_use]
 pub fn hole(data: &[u8], mark: Mark) -> Option<u32> {
     let len = u32::try_from(data.len()).unwrap_or(u32::MAX);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Data structures and vocabulary that all state machines share.
+//! Data structures that all state machines share.
 
 pub mod age;
 pub mod arena;

@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! A table of bounded size with O(1) lookup by a 64-bit key and iteration by age.
+//! Table of fixed size with constant-time lookup by a 64-bit key, and iteration by age.
 //!
-//! Used for transfers in flight, keyed by the address that their notification will carry, and for
-//! peers, keyed by node ID. All memory is obtained when the table is made.
+//! It stores transfers by the address that their notification contains, and peers by node ID. All
+//! memory is allocated when the table is created.
 
 use crate::Memory;
 
-/// No entry.
+/// Index that means no entry.
 const NONE: u16 = u16::MAX;
-/// Most entries.
+/// Maximum number of entries.
 const MAX: u16 = 0x8000;
 
-/// Place of one entry.
+/// Storage of one entry.
 pub struct Entry<T> {
     key: u64,
-    /// Next in the hash chain or in the free list.
+    /// Index of the next entry in the hash chain, or in the free list.
     chain: u16,
-    /// Neighbours by age.
+    /// Index of the next older entry.
     older: u16,
+    /// Index of the next younger entry.
     younger: u16,
     value: Option<T>,
 }
 
-/// See the module's documentation.
+/// Table of entries by key.
 pub struct Slots<M: Memory, T> {
     entries: M::Array<Entry<T>>,
     heads: M::Array<u16>,
@@ -33,12 +34,12 @@ pub struct Slots<M: Memory, T> {
 }
 
 impl<M: Memory, T> Slots<M, T> {
-    /// A table for `capacity` entries; more than 32,768 or none are taken for the nearest number
-    /// allowed. May sleep where getting memory does.
+    /// Creates a table for `capacity` entries, limited to 1…32,768. May sleep if the allocation of
+    /// memory does.
     ///
     /// # Errors
     ///
-    /// There is no memory.
+    /// The error of [`Memory::array`].
     pub fn new(capacity: u16) -> Result<Self, M::Error> {
         let capacity = capacity.clamp(1, MAX);
         let entries = M::array(usize::from(capacity), |i| Entry {
@@ -61,25 +62,25 @@ impl<M: Memory, T> Slots<M, T> {
         })
     }
 
-    /// Entries in it.
+    /// Returns the number of entries.
     #[inline]
     pub fn len(&self) -> usize {
         usize::from(self.used)
     }
 
-    /// Whether there are none.
+    /// Returns true if the table is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.used == 0
     }
 
-    /// Entries that still fit.
+    /// Returns the number of entries that can be added.
     #[inline]
     pub fn room(&self) -> usize {
         self.entries.len() - self.len()
     }
 
-    /// Whether no further entry fits.
+    /// Returns true if no further entry can be added.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.free == NONE
@@ -151,20 +152,20 @@ impl<M: Memory, T> Slots<M, T> {
         Ok(())
     }
 
-    /// The value with this key.
+    /// Returns the value of this key.
     #[inline]
     pub fn get(&self, key: u64) -> Option<&T> {
         self.entry(self.find(key)?)?.value.as_ref()
     }
 
-    /// The value with this key.
+    /// Returns the value of this key.
     #[inline]
     pub fn get_mut(&mut self, key: u64) -> Option<&mut T> {
         let index = self.find(key)?;
         self.entry_mut(index)?.value.as_mut()
     }
 
-    /// Removes the entry with this key.
+    /// Removes the entry with this key. Returns its value.
     pub fn remove(&mut self, key: u64) -> Option<T> {
         let bucket = self.bucket(key);
         let mut before = NONE;
@@ -203,7 +204,7 @@ impl<M: Memory, T> Slots<M, T> {
         value
     }
 
-    /// Key and value of the oldest entry.
+    /// Returns key and value of the oldest entry.
     #[inline]
     pub fn oldest(&self) -> Option<(u64, &T)> {
         let e = self.entry(self.oldest)?;
@@ -216,7 +217,7 @@ impl<M: Memory, T> Slots<M, T> {
         Some((key, self.remove(key)?))
     }
 
-    /// Key of the entry that is next younger than the one with this key.
+    /// Returns the key of the next younger entry after the entry with this key.
     #[inline]
     pub fn younger(&self, key: u64) -> Option<u64> {
         let e = self.entry(self.find(key)?)?;

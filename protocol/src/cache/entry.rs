@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Entries of the cache: their life, the lists of those that rest, and tallies.
+//! Entries of the cache: states, lists of idle entries, totals.
 
 use super::Range;
 
-/// No entry.
+/// Index that means no entry.
 pub(super) const NONE: u16 = u16::MAX;
 
 crate::flow! {
-    /// Life of an entry.
+    /// States of an entry.
     states EntryState {
-        /// Its memory is being registered.
+        /// The memory is being registered.
         Pending,
-        /// As before, but the memory was invalidated meanwhile.
+        /// The memory is being registered, and was invalidated in the meantime.
         Overtaken,
-        /// Somebody uses it.
+        /// In use.
         Busy,
-        /// Nobody does.
+        /// Registered, not in use.
         Idle,
-        /// Somebody uses it, but nobody else will.
+        /// In use, and invalidated; no further use can begin.
         Doomed,
-        /// Given back.
+        /// The entry is free.
         Ended,
     }
-    /// What happens to it.
+    /// Events of an entry.
     events EntryEvent {
-        /// It is registered.
+        /// The memory is registered.
         Complete,
-        /// It could not be registered.
+        /// The memory could not be registered.
         Abandon,
-        /// Somebody begins to use it.
+        /// A use begins.
         Use,
-        /// The last one has ended that.
+        /// The last use ends.
         Rest,
-        /// Its space has lost the memory.
+        /// The space has lost the memory.
         Invalidate,
-        /// Somebody else needs the place.
+        /// The entry is needed for other memory.
         Evict,
     }
     transitions {
@@ -60,15 +60,16 @@ pub(super) struct List {
     pub(super) youngest: u16,
 }
 
-/// Neighbours in such a list.
+/// Neighbours of an entry in a list.
 #[derive(Clone, Copy)]
 pub(super) struct Link {
     older: u16,
     pub(super) younger: u16,
 }
 
-/// Which list: of all that rest, or of those of a space.
+/// Index of the list of all idle entries.
 pub(super) const ALL: usize = 0;
+/// Index of the list of a space's idle entries.
 pub(super) const OWN: usize = 1;
 
 pub(super) struct Entry<V> {
@@ -76,16 +77,16 @@ pub(super) struct Entry<V> {
     pub(super) state: EntryState,
     pub(super) class: u8,
     pub(super) uses: u32,
-    /// Tells uses of the place apart.
+    /// Generation of the entry, increased at each end.
     pub(super) generation: u32,
     pub(super) links: [Link; 2],
-    /// Next free entry.
+    /// Index of the next free entry.
     pub(super) free: u16,
     pub(super) value: Option<V>,
 }
 
 impl<V> Entry<V> {
-    /// One that is free, as the next one is.
+    /// Creates a free entry. `free` is the next free one.
     pub(super) fn new(free: u16) -> Self {
         let link = Link {
             older: NONE,
@@ -105,7 +106,7 @@ impl<V> Entry<V> {
 }
 
 impl List {
-    /// Nothing.
+    /// Empty list.
     pub(super) const EMPTY: Self = Self {
         oldest: NONE,
         youngest: NONE,
@@ -115,7 +116,7 @@ impl List {
         entries.get_mut(usize::from(at))?.links.get_mut(list)
     }
 
-    /// Adds an entry at the young end.
+    /// Adds an entry as the youngest.
     pub(super) fn push<V>(&mut self, entries: &mut [Entry<V>], at: u16, list: usize) {
         let older = self.youngest;
         if let Some(link) = Self::link(entries, at, list) {
@@ -131,7 +132,7 @@ impl List {
         self.youngest = at;
     }
 
-    /// Takes an entry out that is in it.
+    /// Removes an entry from its list.
     pub(super) fn remove<V>(&mut self, entries: &mut [Entry<V>], at: u16, list: usize) {
         let Some(&mut Link { older, younger }) = Self::link(entries, at, list) else {
             return;
@@ -147,13 +148,13 @@ impl List {
     }
 }
 
-/// Why something does not fit.
+/// Limit that is exceeded.
 pub(super) enum Short {
     Entries,
     Bytes,
 }
 
-/// What there is of something.
+/// Totals of entries.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Tally {
     pub(super) entries: usize,
@@ -163,19 +164,19 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// One more.
+    /// Adds an entry.
     pub(super) fn add(&mut self, bytes: u64) {
         self.entries += 1;
         self.bytes = self.bytes.saturating_add(bytes);
     }
 
-    /// One less.
+    /// Removes an entry.
     pub(super) fn remove(&mut self, bytes: u64) {
         self.entries = self.entries.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
-    /// One of them begins to rest, or does so no more.
+    /// Counts an entry as idle, or as not idle.
     pub(super) fn set_idle(&mut self, bytes: u64, idle: bool) {
         if idle {
             self.idle_entries += 1;
@@ -186,11 +187,11 @@ impl Tally {
         }
     }
 
-    /// Whether `bytes` more will fit when all that rests is gone.
+    /// Checks that `bytes` more fit after all idle entries are evicted.
     ///
     /// # Errors
     ///
-    /// They won't.
+    /// The limit that is exceeded.
     pub(super) fn can_take(&self, bytes: u64, limit: u64, entries: usize) -> Result<(), Short> {
         let busy = self.bytes.saturating_sub(self.idle_bytes);
         match () {
@@ -200,13 +201,13 @@ impl Tally {
         }
     }
 
-    /// Whether `bytes` more fit now.
+    /// Returns true if `bytes` more fit without eviction.
     pub(super) fn has_room(&self, bytes: u64, limit: u64, entries: usize) -> bool {
         self.entries < entries && self.bytes.saturating_add(bytes) <= limit
     }
 }
 
-/// What there is of a space.
+/// Totals and idle entries of a space.
 #[derive(Clone, Copy)]
 pub(super) struct Space {
     pub(super) tally: Tally,

@@ -1,53 +1,53 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What users of the cache give and get.
+//! Parameters and results of the cache.
 
 #[cfg(doc)]
 use super::{Cache, Range};
 
-/// Class of what nobody may find yet.
+/// Class of pending entries, which searches do not find.
 pub(super) const PENDING: u8 = 3;
 
-/// What a device may do with memory.
+/// Access of a device to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Access {
-    /// It may read it.
+    /// Read.
     READ,
-    /// It may write it.
+    /// Write.
     WRITE,
-    /// Both.
+    /// Read and write.
     BOTH,
 }
 
 impl Access {
-    /// Its class in the index.
+    /// Returns the class in the index.
     pub(super) const fn class(self) -> u8 {
         self as u8
     }
 
-    /// The classes that will do, a bit each.
+    /// Returns the classes with sufficient access, as a bit set.
     pub(super) const fn classes(self) -> u8 {
         (1 << self.class()) | (1 << Self::BOTH.class())
     }
 
-    /// Whether this is enough for who wants `other`.
+    /// Returns true if this access includes `other`.
     #[must_use]
     pub const fn includes(self, other: Self) -> bool {
         other.classes() & (1 << self.class()) != 0
     }
 }
 
-/// Bounds of a cache besides the number of its entries.
+/// Limits of a cache beside the number of its entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Bytes of all entries together.
+    /// Maximum size of all entries in bytes.
     pub bytes: u64,
-    /// Bytes of the entries of one space.
+    /// Maximum size of the entries of one space in bytes.
     pub space_bytes: u64,
-    /// Entries of one space.
+    /// Maximum number of entries of one space.
     pub space_entries: usize,
 }
 
-/// A use of an entry, to be ended by [`Cache::release`].
+/// Use of an entry, which [`Cache::release`] ends.
 #[must_use]
 #[derive(PartialEq, Eq, Debug)]
 pub struct Hold {
@@ -55,50 +55,51 @@ pub struct Hold {
     pub(super) generation: u32,
 }
 
-/// A place for memory that is being registered: for [`Cache::complete`] or [`Cache::abandon`].
+/// Entry for memory that is being registered, for [`Cache::complete`] or [`Cache::abandon`].
 #[must_use]
 #[derive(PartialEq, Eq, Debug)]
 pub struct Pending(pub(super) Hold);
 
-/// Why memory can't be registered in the cache. What there is is in use.
+/// Reason for which memory cannot be registered in the cache: entries in use exceed a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Refused {
-    /// All entries.
+    /// Maximum number of entries.
     Entries,
-    /// Too many bytes.
+    /// Maximum number of bytes.
     Bytes,
-    /// Too many entries of the space.
+    /// Maximum number of entries of the space.
     SpaceEntries,
-    /// Too many bytes of the space.
+    /// Maximum number of bytes of the space.
     SpaceBytes,
 }
 
-/// What [`Cache::prepare`] has found.
+/// Result of [`Cache::prepare`].
 #[must_use]
 #[derive(PartialEq, Eq, Debug)]
 pub enum Prepared<V> {
-    /// A place.
+    /// A free entry.
     Ready(Pending),
-    /// A registration to be revoked first; then ask again.
+    /// A registration to be revoked before the call is repeated.
     Evict(V),
-    /// There is no place, nor will there be one before somebody ends a use.
+    /// No entry is available until a use ends.
     Refused(Refused),
 }
 
-/// What [`Cache::invalidate`] has found.
+/// Result of [`Cache::invalidate`].
 #[must_use]
 #[derive(PartialEq, Eq, Debug)]
 pub enum Invalid<'a, V> {
-    /// Nobody uses it: to be revoked.
+    /// The registration is not in use, and must be revoked.
     Idle(V),
-    /// It is in use: given back with the last [`Cache::release`], be it revoked before that or not.
+    /// The registration is in use. The last [`Cache::release`] returns it, even if the caller
+    /// revokes it now.
     Busy(&'a V),
-    /// It is being registered, which will be refused.
+    /// The memory is being registered, which the cache will refuse.
     Pending,
 }
 
 impl<V> Invalid<'_, V> {
-    /// What is to be revoked by whoever has found it.
+    /// Returns the registration if the caller must revoke it.
     pub fn into_idle(self) -> Option<V> {
         match self {
             Self::Idle(value) => Some(value),

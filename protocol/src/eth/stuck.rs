@@ -7,8 +7,8 @@
 //!
 //! A peer that has sent messages without a gap, from before such a transfer began until it was
 //! given up, is alive. The next message of this peer then proves that the port is stuck. A dead or
-//! unreachable peer sends no messages and proves nothing, so several peers are observed separately.
-//! A peer without transfers proves nothing either.
+//! unreachable peer sends no messages, and its silence has no meaning here. Several peers are
+//! therefore observed separately. Only peers with transfers can be evidence.
 
 use crate::{base::slots::Slots, Memory, Time};
 use wire::ids::NodeId;

@@ -277,9 +277,9 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     ///
     /// # Errors
     ///
-    /// `None` if the buffer is in use. The number of GETs in flight or without answer if `node` may
-    /// not have the buffer: because it has not answered since a GET was lost, or because a stalled
-    /// GET of this node uses the buffer.
+    /// `None` if the buffer is in use. A number if `node` may not have the buffer, because it has
+    /// not answered since a GET was lost, or a stalled GET of this node uses the buffer. The number
+    /// counts its GETs in flight or without answer.
     pub(super) fn take_scratch(
         &mut self,
         node: NodeId,

@@ -36,10 +36,10 @@ use wire::pci::{Body, Borrow, Device, Incarnation, LeaseId, Message, Reason, Sta
 
 /// Number of consecutive unanswered accesses after which a lease is lost, although the lender
 /// answers questions about the lease. A lender sends both answers by the same means. In a network
-/// that loses a third of all messages, an access with its repetitions remains unanswered beside an
-/// answered question in a few percent of all cases; this number in a row practically never happens.
-/// Each access takes its caller up to [`Limits::access`], perhaps with interrupts disabled. The
-/// number bounds this cost if a lender is malicious.
+/// that loses a third of all messages, the lender answers the question but not the access in a few
+/// percent of all cases. This number of such cases in a row practically never happens. Each access
+/// takes its caller up to [`Limits::access`], perhaps with interrupts disabled. The number bounds
+/// this cost if a lender is malicious.
 pub const UNANSWERED_MOST: u32 = 8;
 
 /// Borrower of one node. The documentation of [`super`] describes how a driver uses it.

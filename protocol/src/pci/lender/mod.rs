@@ -17,8 +17,8 @@
 //! * `Broken`: not lent, until [`Lender::repair`].
 //!
 //! A lease ends, and the device is `Fencing`, when the borrower returns it, is reported as down, or
-//! sends no message during the time-out; when a reset fails; and when the device is reclaimed or
-//! withdrawn.
+//! sends no message during the time-out. The lease also ends when a reset fails, and when the
+//! device is reclaimed or withdrawn.
 
 mod hear;
 mod pump;
