@@ -1,5 +1,5 @@
-//! Lent PCIe devices: the rules of docs/pci-protocol.md one by one, with two borrowers and a lender whose
-//! messages go by hand.
+//! Rules of docs/pci-protocol.md, one per test, with a lender and up to two borrowers. The test
+//! delivers messages and executes work.
 
 mod pci_world;
 
@@ -29,7 +29,7 @@ fn a_device_is_lent_and_given_back() {
     assert_eq!(w.life(), DeviceLife::Lent);
     let described = w.lender.devices().next().expect("a device").0;
     assert_eq!(described.state, DeviceState::Lent(NodeId(1)));
-    // They go on for as long as both want.
+    // The lease lasts while both ends are alive.
     w.pass(20_000);
     assert_eq!(w.life(), DeviceLife::Lent);
     assert!(w.work.is_empty() && w.lender_work.is_empty());
@@ -38,7 +38,7 @@ fn a_device_is_lent_and_given_back() {
     w.all();
     assert_eq!(w.life(), DeviceLife::Free);
     assert_eq!(w.borrowers[0].state(handle), None);
-    // Numbers are free when nothing can be on its way any more.
+    // Numbers remain fenced until no access can be in flight.
     assert_eq!(w.lender.fences().numbers(), 0b10);
     assert_eq!(w.borrowers[0].fences().numbers(), 0b110);
     w.pass(20_049);
@@ -47,7 +47,7 @@ fn a_device_is_lent_and_given_back() {
     assert_eq!(w.lender_work, [LenderWork::Release(0b10)]);
     assert_eq!(w.work, [(0, Work::Release(0b110))]);
     assert!(w.lender.fences().is_empty() && w.borrowers[0].fences().is_empty());
-    // The next lease is another one.
+    // The next lease has another generation.
     let described = w.lender.devices().next().expect("a device").0;
     assert_eq!(
         (described.generation, described.state),
@@ -61,7 +61,7 @@ fn requests_that_come_again_are_answered_the_same() {
     w.borrow(0);
     w.settle();
     let request = w.said[0].2;
-    // While it is being opened, and afterwards.
+    // Repeat the request while the lease is being opened, and afterwards.
     w.send(1, LENDER, request);
     w.all();
     w.send(1, LENDER, request);
@@ -115,7 +115,7 @@ fn what_is_refused_is_refused_for_its_reason() {
     }
     w.up(0);
     assert_eq!(reason(&mut w, good), Some(Reason::Lent));
-    // A second and a third device.
+    // A second and a third device: one borrower may have two.
     for (wanted, place) in [(None, 1), (Some(Reason::TooMany), 2)] {
         let handle = w.lender.offer(&device(), &layout()).expect("room");
         let terms = Borrow {
@@ -162,7 +162,7 @@ fn what_the_driver_refuses_is_told() {
     }
 }
 
-/// What the fence is for: a borrower that is silent may still have its window.
+/// The purpose of fences: a silent borrower may still have its window.
 #[test]
 fn numbers_of_a_silent_borrower_are_not_given_to_others() {
     let mut w = World::new(2);
@@ -170,14 +170,14 @@ fn numbers_of_a_silent_borrower_are_not_given_to_others() {
     w.deaf = Some(1);
     w.pass(999);
     assert_eq!(w.life(), DeviceLife::Lent);
-    // The borrower loses it no later than the lender does.
+    // The borrower loses the lease before the lender does.
     w.pass(1000);
     assert_eq!(w.borrowers[0].state(first), Some(LeaseState::Closing));
     w.pass(1200);
     assert_eq!(w.life(), DeviceLife::Fencing);
     w.all();
     assert_eq!(w.life(), DeviceLife::Free);
-    // Long afterwards its number is still his, and the next lease gets another one.
+    // Long afterwards the number is still fenced, and the next lease gets another one.
     w.pass(60_000);
     w.all();
     assert_eq!(w.lender.fences().numbers(), 0b10);
@@ -190,7 +190,7 @@ fn numbers_of_a_silent_borrower_are_not_given_to_others() {
     };
     assert_eq!(open.bars, SOME & !0b10);
     w.all();
-    // When it is there again it is asked, and says it.
+    // The borrower is asked when it is reachable again, and confirms.
     w.deaf = None;
     w.pass(61_000);
     assert!(w.count(|b| matches!(b, Body::Revoke(_, 0))) > 3);
@@ -212,7 +212,7 @@ fn a_node_that_is_known_to_be_down_is_not_waited_for() {
     assert_eq!(w.lender_work, [LenderWork::Release(0b10)]);
 }
 
-/// What is said of one lease is not said of another one of the same node.
+/// A confirmation counts for one lease only, not for other leases of the same node.
 #[test]
 fn each_lease_is_confirmed_by_its_own_name() {
     let mut w = World::new(1);
@@ -230,7 +230,7 @@ fn each_lease_is_confirmed_by_its_own_name() {
         w.lender.reclaim(now, w.device, 0);
         w.deaf = Some(1);
         w.all();
-        // He has closed nothing: he will be asked.
+        // The restarted borrower has not confirmed: the lender will ask it.
         w.deaf = None;
         w.borrowers[0] = borrower(&LIMITS, 900 + names.len() as u64);
     }
@@ -246,7 +246,7 @@ fn each_lease_is_confirmed_by_its_own_name() {
     assert_eq!(open, names[..1]);
 }
 
-/// A request whose grant may still come is not denied, whatever the lender asks.
+/// While `GRANT` may still arrive, the borrower does not answer a question about the lease.
 #[test]
 fn a_question_that_comes_before_the_grant_is_not_answered() {
     let mut w = World::new(1);
@@ -266,7 +266,7 @@ fn a_question_that_comes_before_the_grant_is_not_answered() {
     w.settle();
     assert_eq!(w.said.len(), before);
     assert_eq!(w.borrowers[0].state(handle), Some(LeaseState::Asking));
-    // Taken back before it came: it is not taken any more when it comes.
+    // Revoked before `GRANT` arrives: the borrower does not accept the grant any more.
     let revoke = Message {
         body: Body::Revoke(LeaseId::new(handle.number(), 5), 0),
         ..question
@@ -280,7 +280,7 @@ fn a_question_that_comes_before_the_grant_is_not_answered() {
     assert_eq!(w.life(), DeviceLife::Free);
 }
 
-/// A message of another life may be older than the lease: the lender asks.
+/// A message of another life may be older than the lease, so the lender asks the borrower first.
 #[test]
 fn another_life_of_a_borrower_is_asked_and_not_believed() {
     let mut w = World::new(1);
@@ -294,7 +294,7 @@ fn another_life_of_a_borrower_is_asked_and_not_believed() {
     w.pass(150);
     assert_eq!(w.borrowers[0].state(handle), Some(LeaseState::Up));
     assert_eq!(w.life(), DeviceLife::Lent);
-    // He was restarted.
+    // The borrower was restarted.
     w.borrowers[0] = borrower(&LIMITS, 555);
     let now = w.time();
     w.borrowers[0].list(now, LENDER, 0, Time(5000));
@@ -342,7 +342,7 @@ fn a_lender_that_has_forgotten_says_so() {
 
 #[test]
 fn a_device_is_taken_back() {
-    // At once.
+    // Without a grace period.
     let mut w = World::new(1);
     let handle = w.up(0);
     assert!(w.lender.reclaim(Time(0), w.device, 0));
@@ -359,7 +359,7 @@ fn a_device_is_taken_back() {
     assert_eq!(w.work, [(0, Work::Close(handle, Why::Revoked))]);
     w.all();
     assert_eq!(w.life(), DeviceLife::Free);
-    // In order.
+    // The borrower returns the device within the grace period.
     let handle = w.up(0);
     assert!(w.lender.reclaim(Time(0), w.device, 500));
     w.settle();
@@ -368,7 +368,7 @@ fn a_device_is_taken_back() {
     w.all();
     assert_eq!(w.life(), DeviceLife::Free);
     assert_eq!(w.lender.counters().returned, 1);
-    // He does not want to.
+    // The borrower does not return the device.
     w.up(0);
     assert!(w.lender.reclaim(Time(0), w.device, 500));
     w.settle();
@@ -397,7 +397,7 @@ fn a_device_that_is_withdrawn_goes_when_nobody_has_it() {
     assert_eq!(w.lender.life(w.device), None);
 }
 
-/// The borrower gives up before the grant comes.
+/// A request that is given up before `GRANT` arrives leaves no lease and no fence.
 #[test]
 fn a_request_that_is_given_up_leaves_nothing() {
     let mut w = World::new(1);
@@ -412,7 +412,7 @@ fn a_request_that_is_given_up_leaves_nothing() {
     assert_eq!(w.life(), DeviceLife::Free);
     w.pass(200);
     assert!(w.lender.fences().is_empty() && w.borrowers[0].fences().is_empty());
-    // Nobody answers at all.
+    // The lender does not answer at all.
     w.deaf = Some(0);
     let handle = w.borrow(0);
     w.work.clear();
@@ -466,7 +466,7 @@ fn a_write_is_made_once_however_often_it_comes() {
     let poll = w.borrowers[0].poll(Time(0), handle, number);
     assert_eq!(poll, Poll::Over(Status::Done, 0));
     assert_eq!(w.borrowers[0].poll(Time(0), handle, number), Poll::Lost);
-    // One that is late, behind the next one.
+    // A late access, which arrives after the next one.
     let ask = Ask::Read(register(0x50, 2));
     let (next, to, read) = w.borrowers[0].access(Time(0), handle, ask).expect("up");
     w.send(1, to, read);
@@ -485,7 +485,7 @@ fn an_access_ends_in_time() {
     w.deaf = Some(0);
     let ask = Ask::Read(register(0, 4));
     let (number, _, message) = w.borrowers[0].access(Time(0), handle, ask).expect("up");
-    // It is asked for again.
+    // The request is repeated.
     w.pass(199);
     assert_eq!(w.said.iter().filter(|s| s.2 == message).count(), 9);
     let poll = w.borrowers[0].poll(Time(199), handle, number);
@@ -493,7 +493,7 @@ fn an_access_ends_in_time() {
     let poll = w.borrowers[0].poll(Time(200), handle, number);
     assert_eq!(poll, Poll::TimedOut);
     assert_eq!(w.borrowers[0].counters().timed_out, 1);
-    // With the lease it is lost.
+    // An access is lost at the end of the lease.
     let (number, ..) = w.borrowers[0].access(Time(900), handle, ask).expect("up");
     w.pass(1001);
     assert_eq!(w.borrowers[0].poll(Time(1001), handle, number), Poll::Lost);
@@ -540,7 +540,7 @@ fn while_a_function_is_reset_its_registers_are_not_accessed() {
     assert_eq!(w.lender_work, [LenderWork::Reset(w.device)]);
     let read = Ask::Read(register(4, 2));
     assert_eq!(access(&mut w, read), Poll::Over(Status::Resetting, 0xffff));
-    // The lease ends meanwhile: that waits for the reset, and another one follows.
+    // The end of the lease waits for the reset in progress, and another reset follows.
     w.lender_work.clear();
     w.lender.reclaim(Time(0), w.device, 0);
     w.settle();
@@ -556,7 +556,7 @@ fn while_a_function_is_reset_its_registers_are_not_accessed() {
     assert_eq!(w.life(), DeviceLife::Broken);
 }
 
-/// An access that is being made is over before the intervals are taken away.
+/// Intervals are closed only after an access in progress has finished.
 #[test]
 fn a_lease_does_not_end_in_the_middle_of_an_access() {
     let mut w = World::new(1);
@@ -598,7 +598,7 @@ fn devices_are_listed() {
     assert_eq!(w.borrowers[0].listed(Time(500), number), Some(Err(None)));
 }
 
-/// Nobody is harmed by what a node says of leases of others.
+/// Messages of a node about leases of other nodes have no effect.
 #[test]
 fn others_can_not_end_a_lease() {
     let mut w = World::new(2);

@@ -1,4 +1,4 @@
-//! Devices behind NICs without a host: what is written to which register, what functions are believed.
+//! Devices behind NICs without a host: registers that a borrower writes, and checks of functions.
 
 use proptest::prelude::*;
 use protocol::pci::accel::{
@@ -40,7 +40,7 @@ fn what_is_opened_was_closed_and_is_apart() {
     assert!(numbers.is_valid(), "{numbers:?}");
     assert_eq!(numbers.bar_set() & (used | !free), 0);
     assert_eq!(numbers.bar_set().count_ones(), 4);
-    // BARs are multiples of their sizes, apart from each other and from what the device masters.
+    // BARs are aligned to their size, and overlap neither each other nor DMA memory and interrupts.
     let mut spans = vec![(DMA_BASE, plan.interrupts() + 4096)];
     for (i, bar) in bars.iter().enumerate() {
         let Some(bar) = bar else {
@@ -60,7 +60,7 @@ fn what_is_opened_was_closed_and_is_apart() {
     assert_eq!(written[1], (1, (plan.address(0).unwrap() >> 32) as u32));
 
     let closed: Vec<_> = close().collect();
-    // First of all the device reaches nothing any more; then nobody reaches it.
+    // The paths from the device are closed first, then the paths to it.
     assert_eq!((closed[0].offset, closed[0].value), (htax::GENERAL, 0));
     for k in 0..64 {
         let has = |offset, value| {
@@ -82,7 +82,7 @@ fn what_is_opened_was_closed_and_is_apart() {
             .iter()
             .all(|s| s.offset != sign.offset || !sign.is_seen(s.value)));
     }
-    // The ways of the device are these two, without a gap; all else leads nowhere.
+    // The device has exactly these two paths, without a gap; all other addresses lead to NOWHERE.
     let ways: Vec<_> = (0..64)
         .filter(|k| registers[&smfu::interval_control(*k).get()] != 0)
         .collect();
@@ -120,7 +120,7 @@ fn what_is_opened_was_closed_and_is_apart() {
 
 #[test]
 fn large_bars_are_aligned() {
-    // The largest one leaves no room for another one above it.
+    // Above the largest BAR there is no space for another one.
     for log2 in 4..46 {
         let bars = [
             bar(log2, true),
@@ -140,7 +140,7 @@ fn large_bars_are_aligned() {
     }
 }
 
-/// Registers of both NICs after a device was led to another one, and when it is led there no more.
+/// Registers of both NICs after a path to another device was opened, and after it was closed.
 #[test]
 fn ways_to_another_accelerator_are_its_bars_and_nothing_else() {
     let [me, to] = [NodeId(1), NodeId(7)];
@@ -159,7 +159,7 @@ fn ways_to_another_accelerator_are_its_bars_and_nothing_else() {
             let all = lists.iter().flatten();
             all.map(|s| (s.offset.get(), s.value)).collect()
         };
-        // The other NIC: targets at its BARs, beside its own.
+        // The other NIC: targets at its BARs, in addition to its own.
         let there = state(&[close().collect(), other.open().collect()]);
         let with = state(&[
             close().collect(),
@@ -175,7 +175,7 @@ fn ways_to_another_accelerator_are_its_bars_and_nothing_else() {
             assert_eq!(part.bytes, bars[i].unwrap().window());
         }
         assert_eq!(peer.part(1), None);
-        // This one: an interval for each BAR, no gap between them, and the on-chip network ends with them.
+        // This NIC: one interval per BAR without gaps; the on-chip network maps exactly these.
         let (first, second) = (peer.part(0).unwrap(), peer.part(2).unwrap());
         assert_eq!(first.at, slot.base());
         assert_eq!(second.at, first.at + first.bytes);
@@ -198,7 +198,7 @@ fn ways_to_another_accelerator_are_its_bars_and_nothing_else() {
             let of = |at: wire::ids::RegOffset| (here.get(&at.get()), led.get(&at.get()));
             let (before, after) = of(htax::intvl_control(i));
             if before == after {
-                // Its own ways are as before.
+                // The device's own paths are unchanged.
                 assert_eq!(of(htax::intvl_upper(i)).0, of(htax::intvl_upper(i)).1);
                 continue;
             }
@@ -210,7 +210,7 @@ fn ways_to_another_accelerator_are_its_bars_and_nothing_else() {
             assert_eq!(bound(htax::intvl_upper(i)) << 12, end);
         }
         assert_eq!(maps, 2);
-        // And back: the on-chip network first.
+        // Closing: the on-chip network comes first.
         let back: Vec<_> = peer.no_ways().collect();
         assert!(back[..2].iter().all(|s| s.value == 0));
         let over = state(&[
@@ -270,7 +270,7 @@ fn a_plan_needs_numbers_and_room() {
     assert_eq!(make(&large, all, 0, 4096), Err(PlanError::NoRoom(4)));
 }
 
-/// A function: registers, and bits of them that can be written.
+/// A function: registers, and their writable bits.
 #[derive(Clone)]
 struct Function {
     words: BTreeMap<u16, u32>,
@@ -279,7 +279,7 @@ struct Function {
 }
 
 impl Function {
-    /// Like the emulator's test device: one BAR of 1 MiB, MSI-X, PCI Express with a reset.
+    /// A function like the emulator's test device: one BAR of 1 MiB, MSI-X, PCI Express with reset.
     fn new() -> Self {
         let words = [
             (0x00, 0x7E57_1CAD),
@@ -354,11 +354,11 @@ fn a_function_is_described() {
         (found.reset.register.offset(), found.reset.bit),
         (0x78, 0x8000)
     );
-    // Nothing is decoded while BARs have odd addresses, and they have what they had.
+    // Decoding is disabled while the BARs have test values, which are restored.
     assert_eq!(f.log[0], (0x04, 0));
     assert_eq!((f.words[&0x10], f.words[&0x14]), (0xE000_0004, 0));
     assert_eq!(f.words[&0x04] & 6, 0);
-    // Others: 32 bits, I/O ports, none.
+    // Other BARs: 32 bits, I/O ports, not implemented.
     let f = Function::new()
         .with(0x18, 0x8, 0xFFFF_F000)
         .with(0x1C, 0x1, 0xFFFF_FF00)
@@ -382,7 +382,7 @@ fn impossible_functions_are_refused() {
     use FunctionError::{Bar, Gone, Layout, NoBars, NoReset};
     assert_eq!(refused(0, 0xFFFF_FFFF, 0), Some(Gone));
     assert_eq!(refused(0, 0x7E57_0000, 0), Some(Gone));
-    // A BAR of 2^60, with holes, of a kind that there is not, that is all ones, the last one and wide.
+    // BARs: 2^60 bytes; mask with holes; reserved kind; all ones; 64 bits in the last register.
     assert_eq!(refused(0x14, 0, 0xF000_0000), Some(Bar(0, 0xFFF0_0004)));
     assert!(matches!(refused(0x10, 4, 0x8010_0000), Some(Bar(0, _))));
     assert!(matches!(refused(0x18, 2, 0xFFFF_F000), Some(Bar(2, _))));
@@ -394,14 +394,14 @@ fn impossible_functions_are_refused() {
         refused(0x34, 0xFC, 0),
         Some(Layout(_)) | Some(NoReset)
     ));
-    // In a circle.
+    // A circular list.
     assert!(matches!(refused(0x40, 0x0003_4001, 0), Some(Layout(_))));
-    // Bridges.
+    // A bridge.
     assert!(matches!(refused(0x0C, 0x0001_0000, 0), Some(Layout(_))));
     assert_eq!(refused(0x74, 0x8001, 0), Some(NoReset));
 }
 
-/// A function whose registers are noise.
+/// A function with random registers.
 struct Noise(u64);
 
 impl Cycles for Noise {
@@ -419,13 +419,13 @@ impl Cycles for Noise {
 }
 
 proptest! {
-    /// Noise is refused, or has BARs that there can be; nothing panics.
+    /// Random registers are refused, or describe possible BARs. The code never panics.
     #[test]
     fn noise_is_no_function(seed: u64) {
         prop_assert!(describe(&mut Noise(seed)).is_err());
     }
 
-    /// Whatever registers have: what is found can be.
+    /// For any register values: a function that is accepted is possible.
     #[test]
     fn what_is_found_can_be(words in proptest::collection::vec(any::<(u8, u32, u32)>(), 0..24)) {
         let mut f = Function::new();
@@ -460,7 +460,7 @@ fn drivers_write_what_is_theirs() {
     let register = |at, size| Register::new(at, size).unwrap();
     let write = |at, size, value| Ask::Write(register(at, size), value);
     let mut asks = |now, ask| front.access(Time(now), ask);
-    // Bus mastering; BARs are not to be moved; MSI leads to the page for interrupts and nowhere else.
+    // Bus mastering is allowed. BARs are not writable. MSI leads to the interrupt page only.
     assert!(matches!(asks(0, write(0x04, 2, 6)), Access::Write(_, w) if w.value & 6 == 6));
     assert_eq!(asks(0, write(0x10, 4, 0)), Access::Denied);
     assert_eq!(asks(0, Ask::Read(register(0x10, 4))), Access::Denied);
@@ -469,12 +469,13 @@ fn drivers_write_what_is_theirs() {
         asks(0, Ask::Read(register(0, 4))),
         Access::Read(register(0, 4))
     );
-    // One byte of command is written with the other one, in which interrupts by a pin are off.
+    // A write to one byte of the command register includes the byte that disables the interrupt
+    // pin.
     assert!(matches!(
         asks(0, write(0x04, 1, 6)),
         Access::Write(r, w) if r == register(0x04, 2) && w.value == 0x406
     ));
-    // MSI is enabled when its whole address has been written, not when somebody wanted to.
+    // MSI can be enabled after its whole address was written, not after a request to write it.
     for (at, value) in [(0x54, 0x1040_0000), (0x58, 0)] {
         let enable = front.access(Time(0), write(0x52, 2, 1));
         assert_eq!(enable, Access::Denied, "before {at:#x} is written");
@@ -484,7 +485,7 @@ fn drivers_write_what_is_theirs() {
     }
     let mut asks = |now, ask| front.access(Time(now), ask);
     assert!(matches!(asks(1, write(0x52, 2, 1)), Access::Write(..)));
-    // A reset takes its time, and BARs are put to their places before anything else.
+    // A reset takes time, and BARs are restored before any other access.
     assert_eq!(asks(5, Ask::Reset), Access::Reset(found.reset));
     front.reset(Time(5));
     assert_eq!(front.access(Time(104), Ask::Reset), Access::Resetting);
@@ -492,7 +493,7 @@ fn drivers_write_what_is_theirs() {
     assert_eq!(front.access(Time(105), id), Access::Restore);
     front.restored();
     assert_eq!(front.access(Time(106), id), Access::Read(register(0, 4)));
-    // MSI can't be enabled by what was written before the reset.
+    // An address written before the reset does not enable MSI.
     assert_eq!(front.access(Time(107), write(0x52, 2, 1)), Access::Denied);
 }
 
@@ -512,7 +513,7 @@ fn a_function_that_answers_nothing_is_dead_if_its_nic_answers() {
     }
     assert_eq!(front.silent_since(), Some(Time(100)));
 
-    // A look that began before says nothing of now.
+    // A check that began earlier does not prove the present state.
     let mark = Mark {
         state: State::Lent,
         node: NodeId(1),

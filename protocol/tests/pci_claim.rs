@@ -1,4 +1,5 @@
-//! Who gets the lease word of a device behind a NIC without a host, and when its owner has lost it.
+//! Lease word of a device behind a NIC without a host: acquisition by one node, and detection of
+//! its loss.
 
 use protocol::pci::accel::{Claim, Goal, Gone, Sight, Times, Unclaimed, Want, Watch};
 use protocol::Time;
@@ -31,7 +32,7 @@ fn the_word_has_its_form() {
         Mark::parse(word),
         Some(mark(State::Lent, 0x1234, 0x89AB_CDEF))
     );
-    // What registers have after a reset, and what a NIC that is gone gives.
+    // Register values after a reset, and of a NIC that does not answer.
     for none in [
         0,
         u64::MAX,
@@ -44,33 +45,34 @@ fn the_word_has_its_form() {
     assert_eq!(LeaseWord(word).magic(), MAGIC);
 }
 
-/// A node that wants the device, and keeps it for a while.
+/// A node that borrows the device for some time.
 struct Node {
     me: u16,
     claim: Option<Claim>,
     watch: Option<Watch>,
-    /// When what it has sent arrives, and its answer; when it was sent.
+    /// Access in flight: time of the request, arrival at the NIC, arrival of the answer, kind.
     on_way: Option<(u64, u64, u64, Want)>,
-    /// It does nothing before.
+    /// Time before which the node is idle.
     idle: u64,
     until: u64,
     draws: u32,
 }
 
-/// A claim gets its accesses made with delays: usually short, sometimes as long as they may be.
+/// Nodes and the lease word. Accesses are delayed: usually by a short time, sometimes by the
+/// maximum.
 struct World {
     word: u64,
     now: u64,
     nodes: Vec<Node>,
     rng: u64,
     most: u64,
-    /// Who thinks that it has the device.
+    /// Nodes that believe to have the device.
     had: BTreeSet<u16>,
     leases: u32,
     rewritten: u32,
-    /// Leases that somebody who was late has ended.
+    /// Leases that ended because of a late node.
     lost: u32,
-    /// Nodes are held up between an answer and what they do then, at most for so long.
+    /// Maximum time for which a node is suspended between an answer and its next access.
     stall: u64,
     times: Times,
 }
@@ -96,7 +98,7 @@ impl World {
         self.nodes[n].on_way = Some((self.now, there, back, want));
     }
 
-    /// One node's turn.
+    /// Executes the next step of one node.
     fn turn(&mut self, n: usize) {
         let now = self.now;
         if let Some((sent, there, back, want)) = self.nodes[n].on_way {
@@ -105,7 +107,8 @@ impl World {
                     self.word = word;
                 }
             }
-            // A read tells what is there when it arrives; both are answered later.
+            // A read returns the word at the time of its arrival at the NIC; the answer arrives
+            // later.
             if there == now && want == Want::Read {
                 let word = self.word;
                 self.nodes[n].on_way = Some((sent, u64::MAX, back, Want::Write(word)));
@@ -144,7 +147,8 @@ impl World {
                         self.rewritten += 1;
                         self.send(n, Want::Write(word));
                     }
-                    // Somebody who was late is about to have it, and waits until this is seen.
+                    // A late node is about to have the device, and waits until the owner has
+                    // noticed.
                     Sight::Lost(Gone::Taken(State::Lent, _)) => {
                         assert!(self.had.remove(&me));
                         self.lost += 1;
@@ -153,7 +157,7 @@ impl World {
                     Sight::Lost(why) => panic!("{me} lost it: {why:?}"),
                 }
             }
-            // Its word is written again, or was given back.
+            // The word is written again, or the device was returned.
             _ => {}
         }
     }
@@ -198,7 +202,7 @@ impl World {
                 if now < self.nodes[n].until {
                     return self.send(n, Want::Read);
                 }
-                // Given back: before the word says so.
+                // The node stops using the device before it writes the word.
                 assert!(self.had.remove(&me));
                 let free = watch.mark().with(State::Free).raw();
                 self.nodes[n].watch = None;
@@ -248,14 +252,14 @@ impl World {
     }
 }
 
-/// Nodes that want the same device never have it at once, whether they are slower than they should be or not, as long as no access is
-/// on its way for longer than claims are left alone.
+/// Two nodes never have the device at the same time, even if nodes are suspended, as long as no
+/// access is in flight for longer than a claim must remain unchanged.
 #[test]
 fn one_has_it_at_a_time() {
     let (mut leases, mut rewritten, mut lost) = (0, 0, 0);
     for seed in 1..120u64 {
         let nodes = 2 + (seed % 4) as u16;
-        // Half of them in a world in which nodes stand still for longer than anything lasts.
+        // With half of the seeds, nodes may be suspended for longer than all waiting times.
         let stall = [0, 2500][(seed % 2) as usize];
         let seed = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let world = World::run(seed, nodes, 110, stall, TIMES);
@@ -271,7 +275,7 @@ fn one_has_it_at_a_time() {
     );
 }
 
-/// Without the waits two have it: the test above would see it.
+/// Without the waiting times two nodes have the device, and the test above would fail.
 #[test]
 fn without_a_wait_two_have_it() {
     let short = [
@@ -365,7 +369,7 @@ fn a_borrower_sees_that_it_has_lost_it() {
         let seen = sees(mark(state, 6, 1).raw(), open);
         assert_eq!(seen, Sight::Lost(Gone::Taken(state, NodeId(6))));
     }
-    // The same node, in another life.
+    // The same node with another lease.
     let other = mark(State::Lent, 5, 8).raw();
     assert!(matches!(sees(other, true), Sight::Lost(_)));
 

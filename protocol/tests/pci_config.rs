@@ -1,18 +1,18 @@
-//! Configuration registers of a lent function: what a borrower's kernel sees of them, and what the
-//! lender lets it write.
+//! Configuration registers of a lent function: what a borrower's kernel reads, and what the lender
+//! lets it write.
 
 use proptest::prelude::*;
 use protocol::pci::config::{Filter, Layout, LayoutError, Read, Shown, Space, Verdict, Written};
 use protocol::pci::Reach;
 use wire::pci::{Bar, Register};
 
-/// Registers, four bytes each.
+/// Configuration registers of a function, four bytes each.
 #[derive(Clone)]
 struct Function(Vec<u32>);
 
 impl Function {
-    /// One like an NVMe controller: power management, MSI, something hidden, MSI-X, PCI Express; extended:
-    /// errors, serial number, SR-IOV.
+    /// A function like an NVMe controller: power management, MSI, a hidden capability, MSI-X, PCI
+    /// Express. Extended: errors, serial number, SR-IOV.
     fn new() -> Self {
         let mut f = Self(vec![0; 1024]);
         for (at, value) in [
@@ -28,7 +28,7 @@ impl Function {
             (0x30, 0xfe40_0001),
             (0x34, 0x68),
             (0x3c, 0x0406_010b),
-            // Vital product data, hidden, comes first.
+            // Vital product data comes first and is hidden.
             (0x68, 0x0000_4003),
             (0x40, 0x0003_5001),
             (0x44, 0x0000_0008),
@@ -54,7 +54,7 @@ impl Function {
         Layout::read(|at| self.word(at))
     }
 
-    /// As the borrower's kernel reads it.
+    /// Returns a register as the borrower's kernel reads it.
     fn seen(&self, space: &Space, offset: u16, size: u8) -> u32 {
         let r = register(offset, size);
         match space.read(r) {
@@ -137,13 +137,13 @@ fn a_kernel_that_walks_the_chains_meets_nothing_hidden() {
         ids.push(word & 0xffff);
         at = word >> 20;
     }
-    // A header without a capability leads to the others.
+    // An empty header links to the visible capabilities.
     assert_eq!(ids, [0, 3]);
-    // Nothing is seen of what is hidden, nor behind it.
+    // Hidden capabilities and the registers after them read as 0.
     for at in [0x6c, 0x104, 0x160, 0x200, 0x300] {
         assert_eq!(f.seen(&space, at, 4), 0, "{at:#x}");
     }
-    // Registers of no capability are the device's.
+    // Registers outside of capabilities come from the device.
     assert_eq!(f.seen(&space, 0xc0, 4), 0x5555_aaaa);
 }
 
@@ -159,12 +159,12 @@ fn a_kernel_sees_one_function_without_ports_rom_and_pin() {
     assert_eq!(f.seen(&space, 0x30, 4), 0);
     assert_eq!(f.seen(&space, 0x3d, 1), 0);
     assert_eq!(f.seen(&space, 0x3c, 4), 0x0406_0000);
-    // A device that does not answer stays all ones.
+    // All ones of a device that does not answer remain all ones.
     assert_eq!(space.seen(register(4, 2), 0xffff), 0xffff);
     assert_eq!(space.seen(register(0x3c, 4), u32::MAX), u32::MAX);
 }
 
-/// As kernels do it: all ones are written, read back, and the old value is written.
+/// Kernels write all ones to a BAR, read it back, and restore the old value.
 #[test]
 fn bars_are_sized_and_stay() {
     let f = Function::new();
@@ -190,11 +190,11 @@ fn bars_are_sized_and_stay() {
     assert_eq!(space.address(1), None);
     assert_eq!(space.address(2), Some(AT[2]));
     assert_eq!(space.address(4), Some(AT[4]));
-    // Byte by byte.
+    // Single bytes can be written.
     assert_eq!(space.write(register(0x13, 1), 0x70), Written::Done);
     assert_eq!(space.address(0), Some(0x12_7000_0000));
     assert!(!space.is_in_place());
-    // The ROM is not there, the line is a note of the kernel's own.
+    // There is no ROM. The kernel may store any value in the interrupt line.
     assert_eq!(space.write(register(0x30, 4), u32::MAX), Written::Done);
     assert_eq!(f.seen(&space, 0x30, 4), 0);
     assert_eq!(space.write(register(0x3c, 1), 0x0b), Written::Done);
@@ -214,10 +214,10 @@ fn writes_go_to_the_lender_or_are_resets() {
         space.write(register(0x8a, 2), 0x8000),
         Written::Ask(register(0x8a, 2), 0x8000)
     );
-    // What is hidden is not written.
+    // Writes to hidden capabilities have no effect.
     assert_eq!(space.write(register(0x6c, 4), 5), Written::Done);
     assert_eq!(space.write(register(0x168, 4), 5), Written::Done);
-    // A function that is reset by another capability.
+    // A function that is reset by the Advanced Features capability.
     let mut f = Function::new();
     f.0[0x34 / 4] = 0x40;
     f.0[0x40 / 4] = 0x0306_0013;
@@ -244,7 +244,7 @@ fn functions_that_can_not_be_lent_are_told() {
         changed(&[(0x0c, 0x0001_0000)]),
         Some(LayoutError::Header(1))
     );
-    // Circles, the header, nowhere.
+    // Circles, pointers into the header, pointers to missing capabilities.
     assert!(matches!(
         changed(&[(0x80, 0x0002_4010)]),
         Some(LayoutError::Chain(_))
@@ -262,7 +262,7 @@ fn functions_that_can_not_be_lent_are_told() {
         changed(&[(0x160, 0x3001_0010)]),
         Some(LayoutError::Chain(0x300))
     );
-    // MSI of 24 bytes, and something behind 16 of them.
+    // MSI of 24 bytes, and another capability at its byte 16.
     assert_eq!(
         changed(&[(0x50, 0x0180_6005), (0x34, 0x50), (0x60, 0x0003_0001)]),
         Some(LayoutError::Overlap(0x50))
@@ -271,7 +271,7 @@ fn functions_that_can_not_be_lent_are_told() {
         changed(&[(0x68, 0x0000_4014)]),
         Some(LayoutError::Allocation)
     );
-    // No list at all; no PCI Express, and so nothing extended.
+    // A function without capabilities; without PCI Express it has no extended ones.
     let mut f = Function::new();
     f.0[1] = 0;
     let layout = f.layout().expect("a layout");
@@ -282,7 +282,7 @@ fn functions_that_can_not_be_lent_are_told() {
     assert!(layout.capabilities().iter().all(|c| !c.is_extended()));
 }
 
-/// What is written, and kept, of a write that is made if it may be.
+/// Executes a write if it is allowed. Returns the value and the bits that are kept.
 fn written(filter: &mut Filter, offset: u16, size: u8, value: u32) -> Option<(u32, u32)> {
     let layout = Function::new().layout().expect("a layout");
     let register = register(offset, size);
@@ -300,16 +300,17 @@ fn written(filter: &mut Filter, offset: u16, size: u8, value: u32) -> Option<(u3
 fn a_borrower_writes_what_it_may() {
     let mut f = filter(0xfe00_1000);
     let mut write = |offset, size, value| written(&mut f, offset, size, value);
-    // Command: memory, mastering, errors; no ports; the pin stays off.
+    // Command: memory, bus mastering and errors are writable, I/O ports are not; the pin remains
+    // disabled.
     assert_eq!(write(4, 2, 0xffff), Some((0x0546, 0xfab9)));
     assert_eq!(write(4, 2, 0), Some((0x0400, 0xfab9)));
-    // Status alone: errors are cleared. Both at once.
+    // Status alone: errors are cleared. Then both registers at once.
     assert_eq!(write(6, 2, 0xffff), Some((0xf900, 0x06ff)));
     assert_eq!(write(4, 4, 6), Some((0x0406, 0x06ff_fab9)));
     assert_eq!(write(0x0c, 1, 0x10), Some((0x10, 0)));
-    // Power states, as registers are kept.
+    // Power states are writable, because the function keeps its registers.
     assert_eq!(write(0x44, 2, 0x0103), Some((3, 0x7ffc)));
-    // MSI-X: enabled, masked; PCI Express.
+    // MSI-X: enable, function mask. PCI Express: device control.
     assert_eq!(write(0x72, 2, 0xffff), Some((0xc000, 0x3fff)));
     assert_eq!(write(0x88, 2, 0xffff), Some((0x7910, 0x86ef)));
     for (offset, size) in [
@@ -325,7 +326,7 @@ fn a_borrower_writes_what_it_may() {
         (0x30, 4),
         (0x34, 1),
         (0x3c, 1),
-        // What is hidden, what is behind it, where capabilities lead, links, what is not known.
+        // Hidden capabilities, registers after them, links, read-only and unknown registers.
         (0x6c, 4),
         (0x160, 4),
         (0x200, 4),
@@ -344,7 +345,7 @@ fn a_borrower_writes_what_it_may() {
             "{offset:#x}"
         );
     }
-    // Where BARs are in the lender is not told.
+    // The addresses of BARs at the lender are not readable.
     let layout = Function::new().layout().expect("a layout");
     for (offset, verdict) in [
         (0x00, Verdict::Read),
@@ -354,11 +355,12 @@ fn a_borrower_writes_what_it_may() {
         (0x30, Verdict::Denied),
         (0x148, Verdict::Read),
         (0x150, Verdict::Read),
-        // Registers of no capability are the device's, but for extended ones.
+        // Registers outside of capabilities come from the device, except extended ones.
         (0xc0, Verdict::Read),
         (0x154, Verdict::Denied),
-        // Hidden ones lead to others, and say nothing more: vital product data, the headers of packets
-        // that failed, BARs of virtual functions, and whatever comes behind.
+        // The first four bytes of hidden capabilities are readable, because they link to others.
+        // Their other registers are not: vital product data, headers of failed packets, BARs of
+        // virtual functions.
         (0x68, Verdict::Read),
         (0x6c, Verdict::Denied),
         (0x100, Verdict::Read),
@@ -370,7 +372,7 @@ fn a_borrower_writes_what_it_may() {
     ] {
         assert_eq!(f.read(&layout, register(offset, 4)), verdict, "{offset:#x}");
     }
-    // The borrower's end reads the same list nevertheless.
+    // The borrower reads the same list of capabilities in spite of that.
     let function = Function::new();
     let seen = Layout::read(|at| match f.read(&layout, register(at, 4)) {
         Verdict::Read => function.word(at),
@@ -379,7 +381,7 @@ fn a_borrower_writes_what_it_may() {
     assert_eq!(seen, Ok(layout));
 }
 
-/// Interrupts by a pin stay disabled, whichever bytes are written.
+/// The interrupt pin remains disabled, whichever bytes are written.
 #[test]
 fn the_pin_stays_disabled() {
     let layout = Function::new().layout().expect("a layout");
@@ -405,8 +407,8 @@ fn the_pin_stays_disabled() {
     }
 }
 
-/// What is not made does not count: MSI is enabled when its address is in the window, not when that
-/// was wanted.
+/// A write counts only after its execution: MSI can be enabled after its address was written, not
+/// after a request to write it.
 #[test]
 fn an_address_counts_when_it_has_been_written() {
     let layout = Function::new().layout().expect("a layout");
@@ -423,7 +425,7 @@ fn an_address_counts_when_it_has_been_written() {
     assert!(enable(&f));
 }
 
-/// A function that loses its BARs in D3hot is not sent there.
+/// A function that loses its BARs in D3hot cannot be sent there.
 #[test]
 fn power_states_are_for_functions_that_keep_their_registers() {
     let mut f = Function::new();
@@ -435,8 +437,8 @@ fn power_states_are_for_functions_that_keep_their_registers() {
     };
     assert_eq!(write.value & 3, 0);
     assert_eq!(write.keep & 3, 3);
-    // So it is not reset by that, and says so: a kernel that takes it for a reset would hand on what
-    // the one before has left.
+    // D3hot does not reset the function, and the kernel sees *no soft reset*. A kernel that used
+    // D3hot as a reset would pass the old state to the next user.
     let space = space(&f);
     assert_eq!(f.seen(&space, 0x44, 2), 0x0008);
     assert_eq!(f.seen(&space, 0x44, 4), 0x0008);
@@ -451,7 +453,7 @@ fn msi_leads_into_the_window_or_nowhere() {
     let base = 0x12_fe00_1000_u64;
     let mut f = filter(base);
     let enable = 0x0081;
-    // Not before there is an address.
+    // MSI cannot be enabled before it has an address.
     assert_eq!(written(&mut f, 0x52, 2, enable), None);
     assert_eq!(
         written(&mut f, 0x54, 4, 0xfe00_1000),
@@ -462,7 +464,7 @@ fn msi_leads_into_the_window_or_nowhere() {
     assert_eq!(written(&mut f, 0x52, 2, enable), None);
     assert_eq!(written(&mut f, 0x58, 4, 0x12), Some((0x12, 0)));
     assert_eq!(written(&mut f, 0x52, 2, enable), Some((1, 0xff8e)));
-    // It does not leave the window, not even by a byte.
+    // The whole address must be in the window.
     for outside in [0, 0xfe00_0ffc, 0xfe00_2000, 0xfe00_1ffd, 0xfee0_0000] {
         assert_eq!(written(&mut f, 0x54, 4, outside), None, "{outside:#x}");
     }
@@ -472,11 +474,11 @@ fn msi_leads_into_the_window_or_nowhere() {
         written(&mut f, 0x54, 4, 0xfe00_1ffc),
         Some((0xfe00_1ffc, 0))
     );
-    // Data, masks; what is pending can't be written.
+    // Data and masks are writable, pending bits are not.
     assert_eq!(written(&mut f, 0x5c, 2, 7), Some((7, 0)));
     assert_eq!(written(&mut f, 0x60, 4, 7), Some((7, 0)));
     assert_eq!(written(&mut f, 0x64, 4, 7), None);
-    // It can always be switched off; after a reset nothing counts.
+    // MSI can always be disabled. After a reset its address must be written again.
     assert_eq!(written(&mut f, 0x52, 2, 0), Some((0, 0xff8e)));
     f.reset();
     assert_eq!(written(&mut f, 0x52, 2, enable), None);
@@ -514,8 +516,8 @@ fn msi_of_32_bits_reaches_windows_below_4_gib() {
 }
 
 proptest! {
-    /// Whatever a borrower writes, however often, and whichever of that is made: BARs, ports, the pin, and
-    /// MSI outside of its window are safe.
+    /// For any sequence of writes, of which some are executed: BARs, I/O ports, the pin, and MSI
+    /// addresses outside of the window are never written.
     #[test]
     fn nothing_dangerous_is_ever_written(
         writes in proptest::collection::vec(
@@ -531,7 +533,7 @@ proptest! {
         device.0[1] |= u32::from(disabled) << 10;
         let mut safe = disabled;
         for (offset, log2, value, kind, made) in writes {
-            // Often what leads to interrupts.
+            // Frequent writes to the registers of MSI.
             let (offset, log2, value) = match kind {
                 0 => (0x54, 2, base as u32 | value & 0xffc),
                 1 => (0x58, 2, 1),
@@ -542,7 +544,7 @@ proptest! {
             let Some(r) = Register::new(offset & !((1 << log2) - 1), 1 << log2) else {
                 continue;
             };
-            // Some fail, or are never begun.
+            // Some writes fail, or are never executed.
             if let (Verdict::Write(write), 1..) = (f.write(&layout, r, value & r.ones()), made) {
                 let place = Filter::place(r);
                 let old = device.word(place.dword());
@@ -566,8 +568,8 @@ proptest! {
         }
     }
 
-    /// What the borrower's kernel reads and writes, in any order: no device moves its BARs, and no
-    /// register says more than its size.
+    /// For any sequence of reads and writes of the borrower's kernel: the lender never writes BARs,
+    /// and values do not exceed the size of their register.
     #[test]
     fn registers_have_their_size(
         offset in 0_u16..4096,

@@ -1,9 +1,9 @@
-//! MSI-X tables of lent functions that lie: docs/pci-protocol.md, *Whom this trusts*.
+//! MSI-X tables of malicious lenders: docs/pci-protocol.md, *Trust*.
 
 use protocol::pci::config::{Layout, Msix, Outside};
 use wire::pci::{Bar, BARS};
 
-/// A function with MSI-X at 0x40, and its table and pending bits.
+/// Registers of a function with MSI-X at 0x40, and the given table and pending bits.
 fn dword(table: u32, pending: u32, size: u32) -> impl Fn(u16) -> u32 {
     move |at| match at {
         0x00 => 0x0010_1b36,
@@ -33,7 +33,7 @@ fn look(table: u32, pending: u32, size: u32) -> Result<Option<Msix>, Outside> {
 fn a_table_in_its_bar_is_good() {
     let found = look(0x2000, 0x3000, 64).expect("inside").expect("there");
     assert_eq!(found.vectors(), 65);
-    // Up to the last byte.
+    // The table may end at the last byte of its BAR.
     assert!(look(0x3000, 0x2000, 255).is_ok());
 }
 
@@ -44,7 +44,7 @@ fn a_table_beyond_its_bar_is_refused() {
         (0x3fff_fff8, 0x2000, 0),
         (0xffff_fff8, 0x2000, 2047),
         (0x2000, 0x4000, 0),
-        // In BARs that are not there, or upper halves.
+        // Missing BARs, and upper halves of BARs.
         (0x2001, 0x3000, 0),
         (0x2000, 0x3005, 0),
         (0x2007, 0x3000, 0),

@@ -1,5 +1,5 @@
-//! Lent PCIe devices: ends that do not keep to the rules, nodes with other limits or another version,
-//! and what others are spared by that.
+//! Lent PCIe devices with peers that violate the protocol, have other limits or another version.
+//! Other nodes must not be affected.
 
 mod pci_world;
 
@@ -14,13 +14,13 @@ use wire::pci::{
     Body, Borrow, Kind, LeaseId, Message, ParseError, Reason, Register, Status, LONGEST_LEASE_MS,
 };
 
-/// The lease of the first device.
+/// Returns the lease of the first device.
 fn lease(w: &World) -> LeaseId {
     let mut devices = w.lender.devices();
     devices.next().and_then(|d| d.1).expect("a lease")
 }
 
-/// What a borrower says of a lease by itself, with a number.
+/// Sends a message of the borrower about a lease, with a number.
 fn say(w: &mut World, number: u32, body: Body) {
     let sender = w.borrowers[0].incarnation();
     let message = Message {
@@ -31,7 +31,7 @@ fn say(w: &mut World, number: u32, body: Body) {
     w.send(1, LENDER, message);
 }
 
-/// The last answer to an access.
+/// Returns the status of the last answer to an access.
 fn answer(w: &World, wanted: u32) -> Option<Status> {
     w.said.iter().rev().find_map(|s| match s.2.body {
         Body::Done(_, status, _) if s.2.number == wanted => Some(status),
@@ -39,7 +39,7 @@ fn answer(w: &World, wanted: u32) -> Option<Status> {
     })
 }
 
-/// MSI's registers of the devices here, and what a borrower writes to enable it.
+/// MSI registers of the devices in this test, with the values that a borrower writes to enable MSI.
 const LOW: (u16, u8, u32) = (0x44, 4, 0xfe00_0000);
 const HIGH: (u16, u8, u32) = (0x48, 4, 0);
 const ENABLE: (u16, u8, u32) = (0x42, 2, 1);
@@ -49,13 +49,13 @@ fn write(w: &mut World, number: u32, (offset, size, value): (u16, u8, u32)) {
     say(w, number, body);
 }
 
-/// Whoever does not wait for one access before he asks for the next one does not have that judged by
-/// what was never written.
+/// A borrower that does not wait for its accesses cannot enable MSI with an address that was never
+/// written.
 #[test]
 fn an_access_that_waits_is_not_given_up_for_another_one() {
     let mut w = World::new(1);
     w.up(0);
-    // Read from the mailbox at once.
+    // The lender reads all three messages at once.
     write(&mut w, 1, LOW);
     write(&mut w, 2, HIGH);
     w.all();
@@ -65,7 +65,7 @@ fn an_access_that_waits_is_not_given_up_for_another_one() {
     write(&mut w, 3, ENABLE);
     w.all();
     assert_eq!(answer(&w, 3), Some(Status::Denied));
-    // In order it goes.
+    // With one access after the other, MSI is enabled.
     write(&mut w, 4, HIGH);
     w.all();
     write(&mut w, 5, ENABLE);
@@ -75,7 +75,7 @@ fn an_access_that_waits_is_not_given_up_for_another_one() {
     assert_eq!(made, [LOW.0, HIGH.0, ENABLE.0]);
 }
 
-/// The device does not take one half of the address.
+/// A failed write of one half of MSI's address does not count.
 #[test]
 fn a_write_that_fails_does_not_count() {
     let mut w = World::new(1);
@@ -102,13 +102,13 @@ fn the_pin_stays_disabled_when_one_byte_of_command_is_written() {
     w.settle();
     let config = w.configs[0];
     assert_eq!(config.register, Register::new(4, 2).expect("command"));
-    // The other byte is kept but for that.
+    // The other bits of the second byte are kept.
     assert_eq!(config.write.map(|w| w.over(0x0100)), Some(0x0506));
     w.all();
     assert_eq!(answer(&w, 1), Some(Status::Done));
 }
 
-/// Whoever begins waits for the longest lease that others may have, not for one of his own.
+/// The quarantine covers the longest lease of any node, not only of the own one.
 #[test]
 fn quarantine_covers_the_leases_of_others() {
     let own = Limits {
@@ -124,7 +124,7 @@ fn quarantine_covers_the_leases_of_others() {
     }
 }
 
-/// And nobody agrees to one that is longer than the others wait for.
+/// No node agrees to a longer lease than other nodes wait for.
 #[test]
 fn no_lease_is_longer_than_nodes_wait_for() {
     let short = |longest_ms, timeout_ms| Limits {
@@ -132,7 +132,7 @@ fn no_lease_is_longer_than_nodes_wait_for() {
         timeout_ms,
         ..LIMITS
     };
-    // A borrower.
+    // The borrower refuses the grant.
     let mut w = World::new(1);
     w.borrowers[0] = borrower(&short(999, 500), 44);
     let handle = w.borrow(0);
@@ -147,7 +147,7 @@ fn no_lease_is_longer_than_nodes_wait_for() {
     assert_eq!(w.work, [(0, Work::Over(handle, Why::Wrong))]);
     w.all();
     assert_eq!(w.life(), DeviceLife::Free);
-    // A lender.
+    // The lender limits its time-out.
     let mut w = World::new(1);
     w.lender = lender(&short(600, 5000), 45);
     w.device = w.lender.offer(&device(), &layout()).expect("room");
@@ -159,7 +159,7 @@ fn no_lease_is_longer_than_nodes_wait_for() {
     assert_eq!(grants.collect::<Vec<_>>(), [600]);
 }
 
-/// A device more.
+/// Offers a further device.
 fn offer(w: &mut World) -> u32 {
     w.lender.offer(&device(), &layout()).expect("room")
 }
@@ -176,7 +176,7 @@ fn borrow_this(w: &mut World, i: usize, device: u32) -> Handle {
     handle.expect("room")
 }
 
-/// One piece of work at a time, as drivers do it; those that were done.
+/// Executes up to `most` operations, one at a time as drivers do. Returns them.
 fn one_by_one(w: &mut World, most: usize) -> Vec<LenderWork> {
     let mut done = Vec::new();
     while done.len() < most {
@@ -198,7 +198,7 @@ fn one_by_one(w: &mut World, most: usize) -> Vec<LenderWork> {
     done
 }
 
-/// What ends leases comes before all that takes long.
+/// Ends of leases come before operations that take long.
 #[test]
 fn leases_end_before_anything_else_is_begun() {
     let mut w = World::new(2);
@@ -207,7 +207,7 @@ fn leases_end_before_anything_else_is_begun() {
     w.up(0);
     borrow_this(&mut w, 1, third);
     w.all();
-    // A reset and an opening are wanted before; the lease of the last device ends.
+    // A reset and an opening are pending when the lease of the last device ends.
     let id = lease(&w);
     say(&mut w, 1, Body::Reset(id));
     let now = w.time();
@@ -232,14 +232,14 @@ fn leases_end_before_anything_else_is_begun() {
     );
 }
 
-/// A borrower that has its device reset for ever keeps nobody else from his.
+/// A borrower that requests resets without end does not delay other borrowers.
 #[test]
 fn resets_without_end_do_not_keep_others_from_their_devices() {
     let mut w = World::new(2);
     let other = offer(&mut w);
     w.up(0);
     let id = lease(&w);
-    // The next one is wanted as soon as one is done.
+    // The next reset is requested as soon as one is complete.
     let (mut number, mut resets) = (0, Vec::new());
     let mut flood = |w: &mut World, resets: &mut Vec<u64>| {
         for _ in 0..4 {
@@ -261,7 +261,8 @@ fn resets_without_end_do_not_keep_others_from_their_devices() {
         flood(&mut w, &mut resets),
         Some(LenderWork::Reset(w.device))
     );
-    // No time goes by, and the lease wants the next one: it is not its turn, nor its time.
+    // At the same time, the lease requests the next reset: it must wait for other devices and for
+    // the reset pause.
     assert_eq!(flood(&mut w, &mut resets), None);
     let sender = w.borrowers[1].incarnation();
     let terms = Borrow {
@@ -280,10 +281,11 @@ fn resets_without_end_do_not_keep_others_from_their_devices() {
         matches!(work, Some(LenderWork::Open(open)) if open.handle == other),
         "{work:?}"
     );
-    // Accesses meanwhile are told that the function is being reset: honest ones wait for that.
+    // Accesses during this time are answered with *resetting*, after which a regular borrower
+    // waits.
     number_of(&mut w, 9000, Body::Read(id, register(0, 4)));
     assert_eq!(answer(&w, 9000), Some(Status::Resetting));
-    // One reset for each pause.
+    // One reset per pause.
     for t in 1..=1000 {
         w.now = t;
         let now = w.time();
@@ -301,7 +303,7 @@ fn resets_without_end_do_not_keep_others_from_their_devices() {
 
 fn number_of(w: &mut World, number: u32, body: Body) {
     say(w, number, body);
-    // Answers only: work is done by the test.
+    // Send messages only; the test executes the work.
     while let Some(step) = w.lender.step(w.time()) {
         if let protocol::pci::lender::Step::Send(to, message) = step {
             w.said.push((0, to.0, message));
@@ -309,7 +311,7 @@ fn number_of(w: &mut World, number: u32, body: Body) {
     }
 }
 
-/// Turns: of several devices that want to be reset none is first for ever.
+/// Resets of several devices are executed in round-robin order.
 #[test]
 fn devices_take_turns() {
     let mut w = World::new(2);
@@ -332,7 +334,7 @@ fn devices_take_turns() {
             };
             w.send(from as u16, LENDER, message);
         }
-        // Only two of the three are done, then there is more to do.
+        // Two of three resets are executed, then the next ones are requested.
         w.now += 300;
         let now = w.time();
         w.lender.time(now);
@@ -347,7 +349,7 @@ fn devices_take_turns() {
     assert_eq!(done[..3], [0, 1, 2], "{done:?}");
 }
 
-/// The lender says that the lease goes on, and answers nothing else.
+/// A lender that answers questions about the lease but no accesses loses the lease.
 #[test]
 fn a_lender_that_makes_no_accesses_loses_the_lease() {
     let mut w = World::new(1);
@@ -365,7 +367,7 @@ fn a_lender_that_makes_no_accesses_loses_the_lease() {
         };
         begun += 1;
         assert!(begun <= 12, "never ends");
-        // Accesses are wanted, and never made.
+        // Drop the accesses that the lender requests.
         w.pass(w.now + 200);
         w.configs.clear();
         let now = w.time();
@@ -378,7 +380,7 @@ fn a_lender_that_makes_no_accesses_loses_the_lease() {
     assert_eq!(w.borrowers[0].counters().lost, 0);
 }
 
-/// One that is out of reach for a while does not lose it by that, however often it is tried.
+/// A lender that is unreachable for some time keeps the lease, however many accesses time out.
 #[test]
 fn a_lender_that_is_out_of_reach_is_not_stuck() {
     let mut w = World::new(1);
@@ -389,18 +391,18 @@ fn a_lender_that_is_out_of_reach_is_not_stuck() {
     for _ in 0..16 {
         let now = w.time();
         let (number, ..) = w.borrowers[0].access(now, handle, ask).expect("up");
-        // Less than the lease's time-out in all.
+        // Shorter than the time-out of the lease in total.
         w.now += 50;
         let now = w.time();
         w.borrowers[0].time(now);
         w.settle();
-        // Given up early, as limits of other nodes are.
+        // Poll with a later time, so that the access times out early.
         let poll = w.borrowers[0].poll(Time(w.now + 200), handle, number);
         assert_eq!(poll, Poll::TimedOut);
     }
     assert_eq!(w.borrowers[0].state(handle), Some(LeaseState::Up));
     w.deaf = None;
-    // One that is answered ends the row.
+    // An answered access ends the series.
     w.pass(w.now + 150);
     let now = w.time();
     let (number, to, message) = w.borrowers[0].access(now, handle, ask).expect("up");
@@ -426,7 +428,7 @@ fn more_memory_than_a_lender_has_room_for_is_refused() {
     }
 }
 
-/// The other version's words of a message: a later one, of which more is not known.
+/// Returns the parse result of a message in a later protocol version.
 fn of_version_2(message: &Message) -> ParseError {
     let words = message.words();
     let word = |i: usize| match i {
@@ -436,10 +438,10 @@ fn of_version_2(message: &Message) -> ParseError {
     Message::parse(message.kind().tag(), words.bytes(), word).expect_err("another version")
 }
 
-/// Who has another version is told so, and hears it.
+/// Requests of another version are answered with that reason, and such answers are understood.
 #[test]
 fn other_versions_are_told() {
-    // A lender of this version, and requests of another one.
+    // A lender of this version gets requests of another version.
     let mut w = World::new(1);
     for (kind, lease) in [
         (Kind::List, LeaseId::NONE),
@@ -453,7 +455,7 @@ fn other_versions_are_told() {
             (9, Body::Refuse(Reason::Version, lease))
         );
     }
-    // A borrower that asked a lender of another version.
+    // A borrower has asked a lender of another version.
     for refusals_are_read in [true, false] {
         let mut w = World::new(1);
         let number = w.borrowers[0].list(Time(0), LENDER, 0, Time(500));
@@ -468,7 +470,7 @@ fn other_versions_are_told() {
                 panic!("{message:?}");
             };
             assert_eq!(kind, Kind::Refuse);
-            // Of somebody else it says nothing.
+            // The same answer from another node has no effect.
             w.borrowers[0].hear_other(Time(0), NodeId(5), number);
             assert_eq!(w.borrowers[0].listed(Time(0), number), None);
             w.borrowers[0].hear_other(Time(0), LENDER, number);
@@ -482,7 +484,7 @@ fn other_versions_are_told() {
     w.settle();
     let why = Why::Refused(Reason::Version);
     assert_eq!(w.work, [(0, Work::Over(handle, why))]);
-    // A lease that is up is not ended by that.
+    // A lease that is up does not end.
     let mut w = World::new(1);
     let handle = w.up(0);
     w.borrowers[0].hear_other(Time(0), LENDER, handle.number());

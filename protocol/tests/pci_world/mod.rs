@@ -1,4 +1,4 @@
-//! A lender with one device, and borrowers, whose messages and work go by hand.
+//! A lender with one device, and borrowers. The test delivers messages and executes work.
 
 #[path = "../heap/mod.rs"]
 mod heap;
@@ -29,7 +29,7 @@ pub const LIMITS: Limits = Limits {
     reset_pause: 300,
 };
 pub const LENDER: NodeId = NodeId(0);
-/// Intervals 1…8.
+/// Interval numbers 1…8.
 pub const SOME: u64 = 0x1fe;
 
 pub fn lender(limits: &Limits, random: u64) -> Lender<Heap> {
@@ -54,7 +54,7 @@ pub fn device() -> Device {
     }
 }
 
-/// Registers of a function with MSI at 0x40: 64-bit addresses, masks.
+/// Registers of a function with MSI at 0x40: 64-bit addresses, mask bits.
 pub fn registers(at: u16) -> u32 {
     match at {
         0x00 => 0x0010_1b36,
@@ -75,13 +75,13 @@ pub struct World {
     pub lender: Lender<Heap>,
     pub borrowers: Vec<Borrower<Heap>>,
     pub device: u32,
-    /// Work that is to be done by hand, with the node.
+    /// Pending work of the lender, and of borrowers by index.
     pub lender_work: Vec<LenderWork>,
     pub work: Vec<(usize, Work)>,
-    /// Accesses that the lender is to make, and those that it has made.
+    /// Accesses that the lender requested, and accesses that were executed.
     pub configs: Vec<Config>,
     pub made: Vec<Config>,
-    /// Messages to this node get lost.
+    /// Node whose messages are lost.
     pub deaf: Option<u16>,
     pub said: Vec<(u16, u16, Message)>,
 }
@@ -143,12 +143,12 @@ impl World {
             (Role::Borrower, NodeId(n)) if n > 0 => {
                 self.borrowers[usize::from(n) - 1].hear(now, NodeId(from), &message);
             }
-            // It does not have this role.
+            // The node does not have the role for this message.
             _ => {}
         }
     }
 
-    /// Until nobody has anything to say or do but work.
+    /// Delivers messages and executes accesses until none are pending. Work remains pending.
     pub fn settle(&mut self) {
         for round in 0.. {
             assert!(round < 1000, "never settles");
@@ -194,7 +194,7 @@ impl World {
         }
     }
 
-    /// Does all work, also what follows from it.
+    /// Executes all work, including the work that follows.
     pub fn all(&mut self) {
         for round in 0.. {
             assert!(round < 1000, "never ends");
@@ -232,7 +232,7 @@ impl World {
         }
     }
 
-    /// Goes on to a time, looking at the clock when that is wanted; no work is done.
+    /// Advances the time to `until` and processes time-outs on the way. Executes no work.
     pub fn pass(&mut self, until: u64) {
         loop {
             let mut next = until;
