@@ -1,4 +1,4 @@
-//! Arenas, deadlines, and the queue of notifications that nobody waits for, against plain models.
+//! Arenas, deadlines, and the queue of unclaimed notifications, compared with simple models.
 
 mod heap;
 mod rma;

@@ -1,4 +1,4 @@
-//! The cache of registrations.
+//! Cache of registrations.
 
 mod heap;
 
@@ -30,7 +30,7 @@ fn range(space: u64, first: u64, len: u64) -> Range {
     Range::new(space, first, len).unwrap()
 }
 
-/// Makes room, with what had to be revoked for that.
+/// Makes room. Returns the entry, and the registrations that were evicted.
 fn place(c: &mut Numbers, range: Range, access: Access) -> (Result<Pending, Refused>, Vec<u32>) {
     let mut evicted = Vec::new();
     loop {
@@ -48,7 +48,8 @@ fn add(c: &mut Numbers, range: Range, access: Access, value: u32) -> (Hold, Vec<
     (c.complete(pending.unwrap(), value).unwrap(), evicted)
 }
 
-/// What rests in a range, what is in use, how many were pending.
+/// Invalidates a range. Returns idle registrations, registrations in use, and the number of pending
+/// ones.
 fn invalidate(c: &mut Numbers, range: Range) -> (Vec<u32>, Vec<u32>, usize) {
     let mut all = (Vec::new(), Vec::new(), 0);
     while let Some(invalid) = c.invalidate(&range) {
@@ -72,7 +73,7 @@ fn what_was_registered_is_found_again() {
     assert_eq!((c.get(&hold), c.range(&hold)), (Some(&7), Some(memory)));
     let part = c.find(&range(1, 105, 10), Access::READ).unwrap();
     assert_eq!(c.get(&part), Some(&7));
-    // Not with another access, beyond its ends, or of another space.
+    // Not found with another access, beyond its ends, or in another space.
     assert_eq!(c.find(&memory, Access::WRITE), None);
     assert_eq!(c.find(&memory, Access::BOTH), None);
     assert_eq!(c.find(&range(1, 105, 16), Access::READ), None);
@@ -112,7 +113,7 @@ fn what_has_rested_longest_goes_first_and_nothing_in_use() {
     for hold in holds {
         assert_eq!(c.release(hold), None);
     }
-    // The first one rests again, now as the last.
+    // The first registration is idle again, now as the most recent one.
     let used = c.find(&range(0, 3, 3), Access::READ).unwrap();
     assert_eq!(c.release(used), None);
     let used = c.find(&range(1, 3, 3), Access::READ).unwrap();
@@ -139,7 +140,7 @@ fn a_space_with_its_share_gives_up_what_is_its_own() {
         assert!(evicted.is_empty());
         assert_eq!(c.release(hold), None);
     }
-    // Number 1 has rested longer, but is another's.
+    // Registration 1 has been idle for longer, but belongs to another space.
     let (hold, evicted) = add(&mut c, range(2, 70, 45), Access::READ, 20);
     assert_eq!(evicted, [10, 11, 12]);
     let (refused, _) = place(&mut c, range(2, 200, 16), Access::READ);
@@ -181,7 +182,7 @@ fn invalid_ones_are_revoked_by_exactly_one() {
     let (behind, _) = add(&mut c, range(1, 18, 5), Access::READ, 4);
     assert_eq!(invalidate(&mut c, range(1, 9, 9)), (vec![1], vec![2], 1));
     assert_eq!(invalidate(&mut c, range(1, 9, 9)), (vec![], vec![], 0));
-    // Nobody finds them, but who has one goes on.
+    // They are not found any more, but existing users continue.
     assert_eq!(c.find(&range(1, 9, 9), Access::READ), None);
     assert_eq!(c.get(&busy), Some(&2));
     assert_eq!(c.release(busy), None);
@@ -216,7 +217,7 @@ fn what_is_pending_does_not_hide_what_is_there() {
     let pending = place(&mut c, range(1, 0, 20), Access::READ).0.unwrap();
     let found = c.find(&range(1, 2, 2), Access::READ).unwrap();
     assert_eq!(c.get(&found), Some(&1));
-    // From now on the one that reaches farther is found, and the other one rests.
+    // Now the registration that reaches farther is found, and the other one is idle.
     let larger = c.complete(pending, 2).unwrap();
     assert_eq!((c.release(hold), c.release(found)), (None, None));
     let found = c.find(&range(1, 2, 2), Access::READ).unwrap();
@@ -240,17 +241,17 @@ fn holds_of_another_cache_do_nothing() {
     one.check().unwrap();
 }
 
-/// What happens next.
+/// Random operation.
 #[derive(Clone, Debug)]
 enum Op {
-    /// Somebody uses memory; registering it takes its time if `later`, or fails.
+    /// Uses memory. Its registration takes some time if `later` is set, or fails.
     Use {
         range: Range,
         access: Access,
         later: bool,
         fails: bool,
     },
-    /// A registration that took its time is complete.
+    /// Completes a registration that took some time.
     Complete(usize),
     Release(usize),
     Invalidate(Range),
@@ -284,19 +285,19 @@ struct Known {
     range: Range,
     access: Access,
     valid: bool,
-    /// When its last use ended.
+    /// Time at which its last use ended.
     rested: u64,
 }
 
-/// The cache, and what must be true of it.
+/// The cache, with a model of its content.
 struct Model {
     cache: Numbers,
-    /// Registrations by their numbers.
+    /// Registrations by number.
     known: Vec<Known>,
-    /// What was registered and not yet given back.
+    /// Registrations that the cache has not returned.
     live: BTreeSet<u32>,
     holds: Vec<(Hold, u32)>,
-    /// What is being registered, and whether it was not invalidated meanwhile.
+    /// Pending registrations; false if they were invalidated in the meantime.
     pending: Vec<(Pending, Range, Access, bool)>,
     time: u64,
 }
@@ -306,9 +307,9 @@ impl Model {
         self.holds.iter().filter(|(_, v)| *v == value).count()
     }
 
-    /// It was given back: nobody uses it, and it was not given back before.
+    /// Checks that a returned registration is not in use, and was not returned before.
     fn revoke(&mut self, value: u32) {
-        assert!(self.live.remove(&value), "{value} is given back twice");
+        assert!(self.live.remove(&value), "{value} is returned twice");
         assert_eq!(self.uses(value), 0, "{value} is in use");
     }
 
@@ -341,7 +342,7 @@ impl Model {
         true
     }
 
-    /// What rests, of a space or of all, the one that has longest first.
+    /// Returns the idle registrations of one space or all spaces, in the order of their last use.
     fn resting(&self, space: Option<u64>) -> Vec<u32> {
         let rests = |v: &u32| {
             let range = self.known[*v as usize].range;
@@ -365,13 +366,14 @@ impl Model {
                     return Some(pending);
                 }
                 Prepared::Evict(value) => {
-                    assert!(own_full || full, "{value} had not to go");
+                    assert!(own_full || full, "{value} was evicted without need");
                     let space = own_full.then_some(range.space);
                     assert_eq!(self.resting(space).first(), Some(&value));
                     self.revoke(value);
                 }
                 Prepared::Refused(_) => {
-                    // With all that rests gone it would not fit.
+                    // The memory would exceed a limit even after the eviction of all idle
+                    // registrations.
                     let idle = |space| {
                         let idle = self.resting(space);
                         let bytes: u64 = idle
@@ -486,8 +488,8 @@ impl Model {
 }
 
 proptest! {
-    /// It finds what there is, gives back what has rested longest and nothing in use, each once,
-    /// and keeps its limits.
+    /// The cache finds existing registrations, evicts idle ones in the order of their last use,
+    /// returns each once, and keeps its limits.
     #[test]
     fn it_does_what_the_model_does(ops in ops()) {
         let mut m = Model {
@@ -505,7 +507,7 @@ proptest! {
             prop_assert_eq!((m.cache.bytes(), m.cache.len()), (bytes, entries));
             prop_assert_eq!(m.cache.idle(), m.resting(None).len());
         }
-        // The end: everything comes back.
+        // At the end all registrations are returned.
         for space in 0..4 {
             m.invalidate(Range::all(space));
         }

@@ -1,5 +1,5 @@
-//! Peers that are away for a moment, or longer: how they show the sender that they are back, and what
-//! they get until then.
+//! Peers that are unreachable for some time: how many frames they get until they fetch again, and
+//! afterwards.
 
 mod eth_parts;
 mod heap;
@@ -11,8 +11,8 @@ use protocol::{Refused, Time};
 use wire::eth::Side;
 use wire::ids::NodeId;
 
-/// Announces what is admitted at `now` to node 1, at most 300 frames; how many that were. The queue never waits for a peer that lets
-/// some stand still.
+/// Announces all frames to node 1 that are admitted at `now`, up to 300. Returns their number. The
+/// queue must never wait for a peer with stalled frames.
 fn announce_all(s: &mut Sender<Heap, At>, now: u64, limits: &Limits, next: &mut u64) -> usize {
     (0..300)
         .take_while(|_| match s.admit(&Time(now), NodeId(1), limits) {
@@ -24,7 +24,7 @@ fn announce_all(s: &mut Sender<Heap, At>, now: u64, limits: &Limits, next: &mut 
             Admitted::Later => {
                 assert!(
                     s.active() == s.moving(),
-                    "{now}: waits for one that stands still"
+                    "{now}: the queue waits for a stalled peer"
                 );
                 false
             }
@@ -44,17 +44,19 @@ fn fetch(s: &mut Sender<Heap, At>, now: u64, limits: &Limits, i: u64) {
     s.check().unwrap();
 }
 
-/// Announces what is admitted every tick from `now` on, until that is something; when that was.
+/// Announces admitted frames on every tick from `from` on, until there is one. Returns the time of
+/// this tick.
 fn next_try(s: &mut Sender<Heap, At>, from: u64, limits: &Limits, next: &mut u64) -> u64 {
     (from..from + 100)
         .find(|now| {
             grow_old(s, *now, limits);
             announce_all(s, *now, limits, next) > 0
         })
-        .expect("nothing shows that it is back")
+        .expect("no frame shows that the peer is back")
 }
 
-/// Every tick what is admitted is announced, and fetched; returns the least that was admitted.
+/// Announces all admitted frames on every tick, and fetches them. Returns the minimum number of
+/// admitted frames per tick.
 fn flow(
     s: &mut Sender<Heap, At>,
     time: core::ops::Range<u64>,
@@ -89,19 +91,21 @@ fn a_peer_that_was_away_for_a_moment_shows_that_it_is_back() {
             announce(&mut s, 0, 1, 4096 * next);
             next += 1;
         }
-        // They stand still. One that it got before they did shows nothing.
+        // The frames stall. Fetching a frame that was announced before that proves nothing.
         grow_old(&mut s, 10, &limits);
         fetch(&mut s, 10, &limits, 1);
         let old = lost - 1;
         let few = old.max(16);
-        // While it is away it gets as few as any such peer, and then one at a time, ever more rarely.
+        // While unreachable, the peer gets as few frames as any stalled peer, and then one at a
+        // time with growing intervals.
         for now in 10..40 {
             grow_old(&mut s, now, &limits);
             announce_all(&mut s, now, &limits, &mut next);
             assert!(s.active() <= few + 2, "{lost} {now}: {}", s.active());
         }
         assert!(s.active() >= few, "{lost}: {}", s.active());
-        // The first that is announced when it is back is fetched, and then what it gets at once.
+        // The first frame announced after the peer is back is fetched, and then every frame that it
+        // gets.
         let back = next_try(&mut s, 40, &limits, &mut next);
         assert!(back <= 40 + 40, "{lost}: {back}");
         fetch(&mut s, back, &limits, next - 1);
@@ -109,8 +113,8 @@ fn a_peer_that_was_away_for_a_moment_shows_that_it_is_back() {
         assert!(least <= few + 3, "{lost}: {least}");
         let got = flow(&mut s, back..back + 20, &limits, &mut next);
         assert_eq!(got, 16, "{lost}");
-        // Once more. What is announced to it now stands still, too, but no more than that, and it
-        // shows again that it is back, if not so well.
+        // The same once more. Frames announced in this phase stall too, but not more of them. The
+        // peer is noticed again, though it gets fewer frames.
         let away = back + 20;
         for now in away..away + 40 {
             grow_old(&mut s, now, &limits);
@@ -136,7 +140,7 @@ fn a_peer_that_fetches_some_of_what_stands_still_gets_no_more_for_that() {
         announce(&mut s, 0, 1, 4096 * next);
         next += 1;
     }
-    // It fetches the last of those it has got, at once, again and again.
+    // The peer fetches the last frame that it got, at once, again and again.
     for now in 10..90 {
         grow_old(&mut s, now, &limits);
         announce_all(&mut s, now, &limits, &mut next);
@@ -173,7 +177,7 @@ fn a_peer_that_was_away_for_a_moment_and_then_for_long_shows_that_it_is_back() {
     }
     let back = next_try(&mut s, 10, &limits, &mut next);
     fetch(&mut s, back, &limits, next - 1);
-    // What is lost then is followed by more before it is given up.
+    // Further frames are lost before the first ones are given up.
     for now in back..500 {
         grow_old(&mut s, now, &limits);
         announce_all(&mut s, now, &limits, &mut next);
@@ -186,7 +190,7 @@ fn a_peer_that_was_away_for_a_moment_and_then_for_long_shows_that_it_is_back() {
 #[test]
 fn late_fetches_of_what_was_given_up_get_a_peer_no_more() {
     let (mut s, limits) = large_sender();
-    // So that it never has its part of the quarantine.
+    // These times keep the peer below its part of the quarantine.
     let limits = Limits {
         timeout: 600,
         keep: 1200,
@@ -197,7 +201,7 @@ fn late_fetches_of_what_was_given_up_get_a_peer_no_more() {
         announce(&mut s, 0, 1, 4096 * next);
         next += 1;
     }
-    // Those in flight or kept, and when they were announced.
+    // Frames in flight or in quarantine, with the time of their announcement.
     let mut there: Vec<(u64, u64)> = Vec::new();
     for now in 10..4000 {
         grow_old(&mut s, now, &limits);
@@ -208,7 +212,7 @@ fn late_fetches_of_what_was_given_up_get_a_peer_no_more() {
             most = most.max(s.active());
         }
         there.retain(|(_, at)| now - at < limits.timeout + limits.keep);
-        // Every now and then it fetches the newest of those that were given up.
+        // At intervals the peer fetches the newest frame that was given up.
         let newest = there.iter().rposition(|(_, at)| now - at > limits.timeout);
         if let Some(k) = newest.filter(|_| now % 10 == 0) {
             let (i, _) = there.remove(k);
@@ -227,7 +231,7 @@ fn each_time_that_a_peer_was_away_it_shows_that_it_is_back() {
     for round in 0..3 {
         announce(&mut s, now, 1, 4096 * next);
         next += 1;
-        // As many as a peer may have that is away are lost.
+        // The peer loses the maximum number of frames of an unreachable peer.
         for now in now + 10..now + 20 {
             grow_old(&mut s, now, &limits);
             announce_all(&mut s, now, &limits, &mut next);
@@ -238,7 +242,7 @@ fn each_time_that_a_peer_was_away_it_shows_that_it_is_back() {
         let end = next;
         let got = flow(&mut s, back..back + 5, &limits, &mut next);
         assert_eq!(got, 16, "{round}");
-        // It was slow, no more than that. It has always something in flight.
+        // The peer was only slow. It always has frames in flight.
         announce(&mut s, back + 5, 1, 4096 * next);
         for i in first..end - 1 {
             fetch(&mut s, back + 5, &limits, i);
@@ -300,7 +304,8 @@ fn what_was_not_sent_shows_nothing() {
 
 #[test]
 fn the_queue_does_not_wait_for_a_dead_peer_that_has_much_in_flight() {
-    // Others have left much in the quarantine, so that a peer may have less than this one has.
+    // Other peers occupy much of the quarantine. This peer therefore has more frames in flight than
+    // its part allows.
     let (mut s, limits) = large_sender();
     let mut next = 1;
     for peer in 2..17 {
@@ -310,7 +315,7 @@ fn the_queue_does_not_wait_for_a_dead_peer_that_has_much_in_flight() {
         }
     }
     grow_old(&mut s, 100, &limits);
-    // More than it may have now.
+    // More frames than the peer may have now.
     for _ in 0..195 {
         announce(&mut s, 100, 1, 4096 * next);
         next += 1;

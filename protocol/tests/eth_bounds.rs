@@ -1,4 +1,4 @@
-//! What each peer may take, and what is left to the others.
+//! Limits of what each peer may occupy, so that other peers have the remainder.
 
 mod eth_parts;
 mod heap;
@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use wire::eth::{Announcement, Side};
 use wire::ids::NodeId;
 
-/// As large as those of a driver.
+/// Limits as large as those of the driver.
 const LARGE: Limits = Limits {
     fetches: 256,
     source: 192,
@@ -68,7 +68,7 @@ fn silent_sources_do_not_take_all_places() {
                 end(now, first, node);
                 pump(&mut w, &mut port, now);
             }
-            // Before long somebody else is served at once.
+            // A little later, another source is served at once.
             let now = now + 30;
             f.0.borrow_mut().age(&Time(now), &limits, NOW, drop);
             pump(&mut w, &mut port, now);
@@ -137,7 +137,7 @@ fn few_in_flight_leave_a_dead_peer_fewer_still() {
             stalled_peer: 16,
             ..LIMITS
         };
-        // Each dead peer gets as much as it can, again and again.
+        // Each dead peer gets all frames that are admitted, repeatedly.
         for (now, peer) in (0..2000).step_by(11).zip((1..5).cycle()) {
             s.age(&Time(now), &limits, NOW, |_| true, drop);
             while let Admitted::Yes { .. } = s.admit(&Time(0), NodeId(peer), &limits) {
@@ -163,7 +163,7 @@ fn a_peer_that_stands_still_gets_few_until_it_fetches_again() {
         }
         announce(&mut s, 0, 1, 4096 * (i + 1));
     }
-    // Never the last quarter.
+    // The last quarter remains free.
     assert_eq!(s.admit(&Time(0), NodeId(1), &LIMITS), Admitted::Later);
     assert_eq!(
         s.admit(&Time(0), NodeId(2), &LIMITS),
@@ -177,7 +177,7 @@ fn a_peer_that_stands_still_gets_few_until_it_fetches_again() {
     }
     age(&mut s, 100);
     assert_eq!((s.active(), s.given_up()), (0, 4));
-    // What it let time out is not forgotten.
+    // Frames that the peer let time out still count.
     for i in 20..22 {
         assert_eq!(
             s.admit(&Time(0), NodeId(1), &LIMITS),
@@ -187,23 +187,23 @@ fn a_peer_that_stands_still_gets_few_until_it_fetches_again() {
     }
     assert_eq!(s.admit(&Time(0), NodeId(1), &LIMITS), Admitted::No(2));
     s.notified(&Time(0), &LIMITS, &done(Side::Sent, 4096 * 20, 1, 0));
-    // It fetches again, but it has been late.
+    // The peer fetches again, but was late.
     let at = |now| s.admit(&Time(now), NodeId(1), &LIMITS);
     assert_eq!(at(0), Admitted::Yes { prompt: false });
     assert_eq!(at(200), Admitted::Yes { prompt: true });
 }
 
-/// A node whose mailbox others fill.
+/// A receiver whose mailbox is filled by other nodes.
 struct Crowd {
     limits: Limits,
     waiting: Waiting<Heap>,
     fetches: Locked,
     port: Port,
-    /// When it was sent, and by whom.
+    /// Messages: time of sending, source.
     mailbox: VecDeque<(u64, u16)>,
-    /// When it will be answered, where to, and by whom.
+    /// GETs in flight: time of the answer, local address, source.
     gets: VecDeque<(u64, u64, u16)>,
-    /// Who was refused.
+    /// Sources whose announcements were refused.
     refused: Vec<u16>,
 }
 
@@ -228,7 +228,7 @@ impl Crowd {
         }
     }
 
-    /// Fetches are answered `hold` later.
+    /// Posts GETs, which are answered after `hold` ticks.
     fn pump(&mut self, now: u64, hold: u64) {
         let (first, before) = (self.port.buffers[0], self.port.sent.len());
         let refused = &mut self.refused;
@@ -251,8 +251,8 @@ impl Crowd {
         self.waiting.check(&self.limits).unwrap();
     }
 
-    /// One tick: answers, housekeeping, and the poll function as long as there is room. Returns how old the oldest message was that was
-    /// left or read.
+    /// One tick: answers, housekeeping, and the poll function while there is room. Returns the age
+    /// of the oldest message that was in the mailbox.
     fn tick(&mut self, now: u64, hold: u64) -> u64 {
         while self.gets.front().is_some_and(|(at, ..)| *at <= now) {
             let Some((_, local, node)) = self.gets.pop_front() else {
@@ -276,7 +276,7 @@ impl Crowd {
             for (_, node) in self.mailbox.drain(..n) {
                 let a = Announced {
                     node: NodeId(node),
-                    // Tells who it was.
+                    // The address identifies the source.
                     announcement: Announcement {
                         address: node.into(),
                         len: LEN.into(),
@@ -305,14 +305,14 @@ impl Crowd {
 
 #[test]
 fn sources_that_announce_more_than_they_answer_do_not_hold_up_others() {
-    // Answers take long, but not so long that nothing is answered for a while; or hardly long enough to be noticed.
+    // Answers take long, but come within `patience`; or they take barely long enough to be noticed.
     for (hold, longest) in [(40, 15), (8, 65)] {
         let mut crowd = Crowd::new();
         for now in 0..2000 {
             for _ in 0..40 {
                 crowd.mailbox.extend([(now, 1), (now, 2)]);
             }
-            // This one has little to say, and answers in time as those it stands for do.
+            // This source sends little, and answers in time.
             if now % 50 == 0 {
                 crowd.mailbox.push_back((now, 3));
             }
@@ -331,7 +331,7 @@ fn a_table_that_is_full_for_a_short_time_costs_nobody_a_frame() {
     let mut crowd = Crowd::new();
     let mut paused = 0;
     for now in 0..1000 {
-        // Again and again many have something to say at once.
+        // At intervals many sources announce at the same time.
         if now % 100 == 0 {
             for node in 1..=16 {
                 crowd.mailbox.extend([(now, node); 192]);
@@ -347,14 +347,14 @@ fn a_table_that_is_full_for_a_short_time_costs_nobody_a_frame() {
 
 #[test]
 fn room_is_made_at_the_expense_of_who_has_most() {
-    // So many that each has but one or two.
+    // With 1,024 sources, each has one announcement.
     for sources in [2, 3, 600, 1024] {
         let mut crowd = Crowd::new();
         for node in (1..=sources).cycle().take(1024) {
             crowd.mailbox.push_back((0, node));
         }
         crowd.mailbox.push_back((0, 2000));
-        // Nobody is fetched from.
+        // No GET can be posted.
         crowd.port.answer = Some(Refused::Later);
         for now in 0..50 {
             crowd.tick(now, 1);
@@ -364,7 +364,8 @@ fn room_is_made_at_the_expense_of_who_has_most() {
         assert!(crowd.mailbox.is_empty(), "{sources}");
         let part = 1024 / (usize::from(sources) + 1);
         let all = crowd.refused.len();
-        // One more for what made room needless, but was not known to.
+        // One or two more than necessary may be refused, because the receiver did not know that the
+        // room was sufficient.
         assert!((1..=part + 2).contains(&all), "{sources}: {all}, {part}");
     }
 }
@@ -378,7 +379,7 @@ fn admitted(s: &Sender<Heap, At>, node: u16, limits: &Limits) -> bool {
 
 #[test]
 fn peers_that_say_that_they_dropped_everything_do_not_fill_the_quarantine() {
-    // One of them, then two.
+    // One such peer, then two.
     for (peers, most) in [(1, 200), (2, 350)] {
         let (mut s, limits) = large_sender();
         let mut next = 1;
@@ -396,7 +397,7 @@ fn peers_that_say_that_they_dropped_everything_do_not_fill_the_quarantine() {
             }
             assert!(s.given_up() <= most, "{now}: {}", s.given_up());
         }
-        // What others leave is given up in time.
+        // Frames to other peers are given up in time.
         announce(&mut s, 3000, 9, 4096 * next);
         let (lost, _) = s.age(&Time(3100), &limits, NOW, |_| true, drop);
         assert_eq!(lost.map(|(node, _)| node), Some(NodeId(9)));
@@ -407,7 +408,7 @@ fn peers_that_say_that_they_dropped_everything_do_not_fill_the_quarantine() {
 fn a_peer_that_drops_some_frames_gets_the_others() {
     let (mut s, limits) = large_sender();
     let mut next = 1;
-    // For a while it has memory for nothing, later it lacks some now and then.
+    // The receiver has no memory at all for some time, and later lacks memory at intervals.
     for now in 0..4000 {
         s.age(&Time(now), &limits, NOW, |_| true, drop);
         for i in 0..8 {
@@ -440,7 +441,7 @@ fn a_drop_message_of_a_peer_that_nothing_was_announced_to_is_for_nothing() {
     assert!(dropped(&mut s, 0, 2, 8192));
 }
 
-/// Sources that answer late, if not too late, leave places to others.
+/// Sources that answer late, but in time, leave slots for others.
 #[test]
 fn no_two_sources_take_all_places() {
     let limits = Limits {
@@ -478,7 +479,7 @@ fn no_two_sources_take_all_places() {
         w.pump(&f, &Time(0), &mut port, &limits, |_, _| ());
         taken.push(f.0.borrow().len() - before);
     }
-    // Each had one open before.
+    // Each source had one open GET before.
     assert_eq!(taken[0], 189, "{taken:?}");
     assert!(taken.iter().all(|n| *n > 0), "{taken:?}");
 }
@@ -487,7 +488,7 @@ fn no_two_sources_take_all_places() {
 fn peers_that_die_one_after_the_other_stop_nobody() {
     let (mut s, limits) = large_sender();
     let mut next = 1;
-    // Each takes what it gets, and is never heard of. Nothing comes back meanwhile.
+    // Each node fetches no frame that it gets. No slot becomes free in the meantime.
     for (now, node) in (0..).step_by(11).zip(1..=160) {
         s.age(
             &Time(now),

@@ -1,4 +1,4 @@
-//! Which node a foreign MAC address lives on.
+//! Table of foreign MAC addresses.
 
 mod heap;
 
@@ -31,7 +31,7 @@ fn an_address_is_where_it_was_heard_last() {
     assert_eq!(m.heard(mac(1), NodeId(3), Time(1)), Heard::Known);
     assert_eq!(m.node(mac(1), Time(2)), Some(NodeId(3)));
     assert_eq!(m.node(mac(2), Time(2)), None);
-    // A virtual machine that moves announces itself.
+    // A virtual machine announces itself after a migration.
     assert_eq!(m.heard(mac(1), NodeId(5), Time(3)), Heard::Learned);
     assert_eq!(m.node(mac(1), Time(4)), Some(NodeId(5)));
     assert_eq!((m.of_node(NodeId(3)), m.of_node(NodeId(5))), (0, 1));
@@ -50,9 +50,9 @@ fn silent_addresses_are_forgotten_and_others_are_not() {
     }
     assert_eq!(m.node(mac(1), Time(3200)), None);
     assert_eq!(m.node(mac(2), Time(3200)), Some(NodeId(1)));
-    // Not even looked up it takes no place.
+    // An expired address occupies no slot, even if it is never looked up.
     assert_eq!(m.len(), 1);
-    // One that comes back is learned anew, be it the oldest itself.
+    // An expired address is learned again, even if it is the oldest one.
     assert_eq!(m.heard(mac(2), NodeId(1), Time(5000)), Heard::Learned);
     assert_eq!((m.len(), m.of_node(NodeId(1))), (1, 1));
 }
@@ -67,12 +67,12 @@ fn a_node_has_its_part_only() {
     for n in 4..1000 {
         assert_eq!(m.heard(mac(n), NodeId(1), Time(2)), Heard::Refused);
     }
-    // Nor does it get more by taking those of others.
+    // A node at its maximum cannot take addresses of others either.
     assert_eq!(m.heard(mac(100), NodeId(1), Time(3)), Heard::Refused);
     assert_eq!(m.node(mac(100), Time(4)), Some(NodeId(9)));
     assert_eq!(m.heard(mac(0), NodeId(1), Time(5)), Heard::Known);
     assert_eq!(m.len(), 5);
-    // What it no longer uses makes room.
+    // Expired addresses of the node make room.
     assert_eq!(m.heard(mac(50), NodeId(1), Time(1700)), Heard::Learned);
 }
 
@@ -89,7 +89,7 @@ fn a_full_table_forgets_the_oldest() {
     assert_eq!(m.len(), 16);
 }
 
-/// Against a table without bounds: what is known is right, and counts agree.
+/// Comparison with a table without limits: known addresses and counts are right.
 #[test]
 fn what_is_known_is_right() {
     let mut m = macs();

@@ -1,4 +1,4 @@
-//! Frames of a source in their order.
+//! Delivery order of the frames of a source.
 
 mod heap;
 
@@ -11,7 +11,7 @@ use wire::ids::NodeId;
 
 const CAPACITY: u16 = 32;
 const PART: u16 = 6;
-/// How long an announcement is waited for.
+/// Maximum time that frames wait for an announcement.
 const LIMIT: u64 = 20;
 
 type Frames = Order<Heap, (u16, u64)>;
@@ -38,7 +38,7 @@ fn a_frame_waits_for_what_its_source_announced_before() {
     assert_eq!(o.complete(now, NodeId(1), (1, 2)), Ok(()));
     let other = o.announced(now, NodeId(1)).unwrap();
     assert_eq!(o.complete(now, NodeId(1), (1, 4)), Ok(()));
-    // Others don't.
+    // Frames of other sources do not wait.
     assert_eq!(o.complete(now, NodeId(2), (2, 0)), Err((2, 0)));
     assert_eq!(o.arrived(other, (1, 3)), Ok(()));
     assert_eq!(all(&mut o), []);
@@ -65,7 +65,7 @@ fn what_does_not_come_is_not_waited_for() {
     o.expire(Time(5 + LIMIT), LIMIT);
     assert_eq!(all(&mut o), [(1, 3)]);
     assert_eq!(o.given_up(), 1);
-    // It comes after all.
+    // The frames arrive after their position was given up.
     assert_eq!(o.arrived(second, (1, 2)), Err((1, 2)));
     assert_eq!(o.arrived(first, (1, 0)), Err((1, 0)));
     assert!(o.is_empty());
@@ -85,7 +85,7 @@ fn a_source_has_its_part_and_no_more() {
     assert_eq!(frames.len(), usize::from(PART) + 1);
     assert!(frames.is_sorted());
     assert_eq!(o.arrived(ticket, (1, 99)), Err((1, 99)));
-    // That is nothing to others.
+    // Other sources are not affected.
     assert_eq!(o.complete(Time(0), NodeId(2), (2, 1)), Ok(()));
     assert_eq!(o.arrived(other, (2, 0)), Ok(()));
     assert_eq!(all(&mut o), [(2, 0), (2, 1)]);
@@ -99,7 +99,7 @@ fn a_full_table_delivers_at_once() {
     }
     assert_eq!(o.announced(Time(0), NodeId(9)), None);
     assert_eq!(o.complete(Time(0), NodeId(9), (9, 0)), Err((9, 0)));
-    // Its source has no order any more, so that it can't wait for anything.
+    // The announcements of this source have lost their positions, so its frames do not wait.
     assert_eq!(o.complete(Time(0), NodeId(1), (1, 0)), Err((1, 0)));
     assert_eq!(all(&mut o), []);
     let mut dropped = 0;
@@ -108,12 +108,12 @@ fn a_full_table_delivers_at_once() {
     assert!(o.is_empty() && dropped == 0);
 }
 
-/// What happens next.
+/// Random operation.
 #[derive(Clone, Debug)]
 enum Op {
     Announce(u16),
     Complete(u16),
-    /// An open announcement arrives, or ends.
+    /// The frame of an open announcement arrives (true), or does not come.
     End(usize, bool),
     Deliver(usize),
     Pass(u64),
@@ -131,7 +131,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 proptest! {
-    /// Each frame is delivered once; those of a source in order, unless an announcement was given up; and nothing waits for ever.
+    /// Each frame is delivered once. Frames of a source are in order, unless a position was given
+    /// up. No frame waits forever.
     #[test]
     fn frames_come_once_and_in_order(ops in ops()) {
         let mut o = order();
@@ -163,7 +164,7 @@ proptest! {
                         (Some(ticket), true) => {
                             expected.insert(n, node);
                             if let Err(frame) = o.arrived(ticket, (node, n)) {
-                                // Late.
+                                // Too late for its position.
                                 got.push(frame);
                             }
                         }
@@ -186,13 +187,14 @@ proptest! {
             }
             o.check().unwrap();
             for (node, n) in now_delivered {
-                // Within one source numbers ascend: what could go past a given up announcement comes before it is delivered late.
+                // Within a source numbers ascend, because frames that could overtake a given-up
+                // announcement are delivered before it arrives late.
                 let before = last.insert(node, n);
                 prop_assert!(before.is_none_or(|before| before < n) || given_up > 0, "{n} after {before:?}");
                 got.push((node, n));
             }
         }
-        prop_assert!(o.oldest().is_none(), "something waits for ever");
+        prop_assert!(o.oldest().is_none(), "a frame waits forever");
         let mut all: Vec<(u64, u16)> = got.into_iter().map(|(node, n)| (n, node)).collect();
         all.sort_unstable();
         prop_assert_eq!(all, expected.into_iter().collect::<Vec<_>>());

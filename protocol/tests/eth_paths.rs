@@ -1,4 +1,4 @@
-//! Announced frames on their way by flow, and peers that fetch late.
+//! Announced frames in flight by flow, and peers that fetch late.
 
 mod eth_parts;
 mod heap;
@@ -40,7 +40,7 @@ fn a_flow_moves_until_its_last_frame_is_fetched() {
     assert!(!s.is_moving(NodeId(1), 5));
 }
 
-/// Behind what stands still, or is not waited for, nothing waits.
+/// Stalled frames and frames that were given up do not count as in flight.
 #[test]
 fn what_is_stalled_or_given_up_does_not_move() {
     let mut s = sender();
@@ -53,7 +53,7 @@ fn what_is_stalled_or_given_up_does_not_move() {
     announce_flow(&mut s, 1, 5, 8192);
     assert!(dropped(&mut s, 0, 1, 8192));
     assert!(!s.is_moving(NodeId(1), 5));
-    // What the port did not take is not on its way.
+    // A frame that the port refused is not in flight.
     let mut port = Port {
         answer: Some(Refused::Later),
         ..Port::default()
@@ -77,7 +77,8 @@ fn flows_are_told_apart() {
 }
 
 proptest! {
-    /// A flow moves just as long as one of its frames is announced and neither fetched nor stalled.
+    /// A flow is in flight exactly while one of its frames is announced, and neither fetched nor
+    /// stalled.
     #[test]
     fn as_a_plain_list(steps in proptest::collection::vec((0..3u8, 0..4u32, 0..12u64), 0..80)) {
         let mut s = sender();
@@ -112,8 +113,8 @@ fn large() -> (Sender<Heap, At>, Limits) {
     (Sender::new(512, 512).unwrap(), limits)
 }
 
-/// What a peer that fetches just before its frames are stalled does to those that are sent to another
-/// one through the same queue: it is stopped for `lag` now and then, not all of the time.
+/// A peer that fetches frames just before they stall may stop frames to another peer in the same
+/// queue for `lag` at a time, but not all of the time.
 #[test]
 fn a_peer_that_fetches_late_does_not_hold_the_queue() {
     let (mut s, limits) = large();
@@ -122,7 +123,7 @@ fn a_peer_that_fetches_late_does_not_hold_the_queue() {
     let mut open: Vec<(u64, u64)> = Vec::new();
     const TIME: u64 = 5_000;
     for now in 0..TIME {
-        // It fetches after 9, and its frames are stalled after 10.
+        // The peer fetches after 9 ticks; its frames would stall after 10.
         while let Some((at, address)) = open.first().copied().filter(|(at, _)| now >= at + 9) {
             let ended = s.notified(&Time(now), &limits, &done(Side::Sent, address, 1, 0));
             assert!(matches!(ended, Ended::Fetched(_)), "{ended:?} of {at}");
@@ -130,7 +131,8 @@ fn a_peer_that_fetches_late_does_not_hold_the_queue() {
         }
         s.age(&Time(now), &limits, NOW, |_| true, drop);
         assert_eq!(s.active(), s.moving(), "nothing stalls");
-        // The stack has more for it than it takes, and one frame for the other by turns.
+        // In turns, the stack has more frames for this peer than it fetches, and one frame for the
+        // other peer.
         let mut stopped = false;
         for _ in 0..100 {
             s.sends(&Time(now), NodeId(1));
@@ -166,7 +168,7 @@ fn a_peer_that_fetches_late_does_not_hold_the_queue() {
     assert!(other >= TIME * 9 / 10, "{other} frames for the other peer");
 }
 
-/// Many of them together leave half of what may be in flight.
+/// Many lagging peers together occupy half of the frames in flight.
 #[test]
 fn many_that_fetch_late_leave_half() {
     let (mut s, limits) = large();
@@ -183,7 +185,7 @@ fn many_that_fetch_late_leave_half() {
             }
         }
     };
-    // Each is known to fetch late.
+    // Each peer fetches one frame late.
     for node in 1..=60 {
         announce(&mut s, 0, node, u64::from(node) << 32);
         let c = done(Side::Sent, u64::from(node) << 32, node, 0);
@@ -196,14 +198,15 @@ fn many_that_fetch_late_leave_half() {
         s.admit(&Time(6), NodeId(99), &limits),
         Admitted::Yes { prompt: true }
     );
-    // After a while without being late they are as others.
+    // After some time without late frames they are normal peers.
     assert!(matches!(
         s.admit(&Time(106), NodeId(60), &limits),
         Admitted::Yes { prompt: true } | Admitted::Later
     ));
 }
 
-/// Nothing is dropped that need not be: with few in flight, or for a peer that all frames are for.
+/// Frames are dropped only if necessary: not with few in flight, and not if all frames are for one
+/// peer.
 #[test]
 fn the_queue_waits_for_late_peers() {
     for (flight, other, share) in [(4, 2, 3), (256, 1, 192)] {

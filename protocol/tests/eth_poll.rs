@@ -1,4 +1,4 @@
-//! The order of work in a poll function, and its one timer, against a model of both.
+//! Sequence of work in a poll function with one timer, compared with a model.
 
 use proptest::prelude::*;
 use protocol::base::age::Horizon;
@@ -20,16 +20,16 @@ impl Shared<Timer> for Locked {
     }
 }
 
-/// A mailbox, a table of `places`, and somebody who takes out of it what may go.
+/// A mailbox, a table of `places` slots, and a context that frees resources.
 #[derive(Default)]
 struct Model {
     mailbox: usize,
     places: usize,
     waiting: usize,
-    /// Of what waits, so many may go.
+    /// Number of waiting items that may leave.
     free: usize,
     published: usize,
-    /// What becomes free just after the first try to fetch.
+    /// Number of items that may leave just after the first attempt.
     freed_meanwhile: usize,
     pumps: usize,
     cared: usize,
@@ -71,7 +71,7 @@ impl Work for Model {
 
     fn publish(&mut self) {
         self.published = self.waiting;
-        // Whoever frees something sees what is published before it does.
+        // A context that frees a resource sees the number published before.
         self.free += core::mem::take(&mut self.freed_meanwhile);
     }
 
@@ -107,7 +107,7 @@ fn a_full_table_does_not_stop_housekeeping() {
         places: 8,
         ..Model::default()
     };
-    // Messages come all the time, as well: each has the poll function run.
+    // Messages arrive all the time, and each of them starts a run.
     let mut timer = 0;
     for now in 0..1000 {
         if now >= timer || now % 7 == 0 {
@@ -134,7 +134,8 @@ fn what_was_read_is_fetched_in_the_same_run() {
     };
     assert_eq!(step(&mut m, &t, 0, 64), (false, Some(20)));
     assert_eq!((m.waiting, m.published), (3, 3));
-    // What becomes free between the last try and the note that something waits would otherwise wait for the next tick.
+    // Resources that become free between the last attempt and the publication would otherwise wait
+    // until the next tick.
     m.freed_meanwhile = 3;
     step(&mut m, &t, 1, 64);
     assert_eq!((m.waiting, m.published), (0, 0));
@@ -150,7 +151,7 @@ fn a_timer_that_goes_off_early_is_set_again() {
     };
     assert_eq!(step(&mut m, &t, 100, 64), (false, Some(120)));
     assert_eq!(step(&mut m, &t, 118, 64), (false, None));
-    // It has gone off, but this clock has not moved yet.
+    // The timer has expired, but this clock has not reached its time.
     m.stopped = true;
     assert_eq!(step(&mut m, &t, 119, 64), (false, Some(120)));
     m.stopped = false;
@@ -163,7 +164,7 @@ fn a_timer_that_goes_off_early_is_set_again() {
         (step(&mut m, &t, 141, 64), m.cared),
         ((false, Some(1141)), 2)
     );
-    // Something is pending earlier than that.
+    // Another thing is due before that time.
     assert_eq!(t.with(|t| t.want(Time(170))), Some(Time(170)));
     assert_eq!(t.with(|t| t.want(Time(180))), None);
 }
@@ -190,11 +191,11 @@ fn the_age_of_messages_is_known_while_the_mailbox_is_never_empty() {
 fn messages_behind_a_lost_one_are_as_old_as_they_are() {
     let mut h = Horizon::default();
     h.count(Time(10), 0);
-    // None is found, since the write of the first one got lost, but three have come.
+    // No message is found, because the write of the first one was lost, but three have arrived.
     h.count(Time(100), 3);
     h.took(2);
     assert_eq!(h.since(), Time(10));
-    // The lost one will never be read.
+    // The lost message is never read.
     h.count(Time(120), 1);
     assert_eq!(h.since(), Time(10));
     h.count(Time(140), 0);
@@ -205,7 +206,7 @@ fn messages_behind_a_lost_one_are_as_old_as_they_are() {
 fn what_was_posted_is_settled_when_it_was_carried_out() {
     let mut s = Settled::default();
     assert_eq!(s.update(Time(10), 5, 2), Time(0));
-    // Others were posted meanwhile, which don't count.
+    // Operations that were posted in the meantime do not count.
     assert_eq!(s.update(Time(20), 50, 4), Time(0));
     assert_eq!(s.update(Time(30), 90, 5), Time(10));
     assert_eq!(s.update(Time(40), 95, 89), Time(10));
@@ -215,7 +216,7 @@ fn what_was_posted_is_settled_when_it_was_carried_out() {
 }
 
 proptest! {
-    /// The timer is never later than what is due.
+    /// The timer never expires later than the next due time.
     #[test]
     fn the_timer_covers_what_is_due(ops in prop::collection::vec((0u64..30, 0u64..60, 0u8..4), 1..200)) {
         let (mut t, mut now, mut due, mut set) = (Timer::new(), 0, None::<u64>, None::<u64>);
@@ -235,7 +236,7 @@ proptest! {
                     if was {
                         due = None;
                     }
-                    // As at the end of each run.
+                    // Like the end of each run.
                     due = Some(due.map_or(now + 20, |d| d.min(now + 20)));
                     set = t.want(Time(now + 20)).map(|t| t.0).or(set);
                 }

@@ -1,4 +1,4 @@
-//! The machine alone: both sides, step by step and at random.
+//! Sender and receiver of the rendezvous, step by step and with random operations.
 
 mod eth_parts;
 mod heap;
@@ -61,7 +61,8 @@ fn only_the_peer_ends_a_frame() {
         matches!(s.notified(&Time(0), &LIMITS, &other), Ended::Unmatched),
         "in quarantine"
     );
-    // Nor does a drop message: its fetch may be under way.
+    // A report that the frame was dropped does not release its memory either, because a GET may be
+    // in flight.
     assert!(!dropped(&mut s, 100, 1, 4096));
     assert_eq!(s.given_up(), 1);
 }
@@ -84,7 +85,8 @@ fn a_frame_that_its_peer_dropped_stays_for_a_fetch_under_way() {
     for state in [FlightState::Announced, FlightState::Stalled] {
         assert_eq!(s.counts().made(state, FlightEvent::Dropped), 1);
     }
-    // What is more than its part of the quarantine is not forgotten either, and given up when it is overdue.
+    // Frames beyond the peer's part of the quarantine are not forgotten either, and are given up at
+    // their time-out.
     for i in 1..=9 {
         announce(&mut s, 2000, 1, 4096 * i);
     }
@@ -97,8 +99,8 @@ fn a_frame_that_its_peer_dropped_stays_for_a_fetch_under_way() {
     assert_eq!(age(&mut s, 3000).2.len(), 6);
 }
 
-/// A port that repairs what the NIC has dropped holds announcements back for a while. The peer has its time
-/// from then; what stays with the port is given up in the end.
+/// A port that repeats commands which the NIC has dropped sends announcements late. The time of the
+/// peer begins at that moment. Frames that the port never sends are given up in the end.
 #[test]
 fn what_the_port_holds_back_is_not_held_against_the_peer() {
     let mut s = sender();
@@ -127,7 +129,7 @@ fn what_the_port_holds_back_is_not_held_against_the_peer() {
     assert_eq!((s.active(), s.given_up()), (0, 1));
 }
 
-/// The same of a GET.
+/// The same for GETs.
 #[test]
 fn what_the_port_holds_back_is_not_held_against_the_source() {
     let (mut w, f) = receiver();
@@ -224,7 +226,8 @@ fn a_source_at_its_bound_does_not_hold_up_others() {
     assert_eq!(pump(&mut w, &f, 0, &mut port), vec![]);
     assert_eq!(port.sent, [1, 2, 3, 4, 5, 100]);
     assert_eq!(w.len(), 1);
-    // It answers nothing: it gets one more, to show whether it does again, and nothing else while that is open.
+    // The source does not answer. It gets one more GET, to find out whether it answers again, and
+    // no others while this one is open.
     f.0.borrow_mut().age(&Time(100), &LIMITS, NOW, drop);
     assert_eq!(pump(&mut w, &f, 100, &mut port), vec![]);
     push(&mut w, 105, 1, 7, false);
@@ -254,7 +257,7 @@ fn a_source_that_answers_again_gets_more_than_one() {
     for i in 3..=6 {
         push(&mut w, 100, 1, i, false);
     }
-    // The others wait for what becomes of the first one.
+    // The other announcements wait for the result of the first GET.
     assert_eq!(pump(&mut w, &f, 100, &mut port), vec![]);
     assert_eq!((port.sent.as_slice(), w.len()), (&[3][..], 3));
     let ended = f.with(|f| f.notified(&Time(101), &done(Side::Received, 3 << 20, 1, 0)));
@@ -263,7 +266,8 @@ fn a_source_that_answers_again_gets_more_than_one() {
     assert_eq!((port.sent.as_slice(), w.len()), (&[3, 4, 5][..], 1));
 }
 
-/// A link is away for a moment at 0 and at 40: source 1 owes what was fetched then, and one from before.
+/// Returns a receiver after two short link failures, at 0 and 40. Source 1 has not answered the
+/// GETs of these times, nor one from before.
 fn after_two_losses() -> (Waiting<Heap>, Locked, Port) {
     let (mut w, f) = receiver();
     let mut port = plenty();
@@ -275,7 +279,7 @@ fn after_two_losses() -> (Waiting<Heap>, Locked, Port) {
     (w, f, port)
 }
 
-/// What source 1 announces is fetched, and answered.
+/// Fetches a frame of source 1, which answers.
 fn fetch_at_once(w: &mut Waiting<Heap>, f: &Locked, at: u64, port: &mut Port) {
     port.buffers = [at << 20].into();
     push(w, at, 1, at, false);
@@ -293,7 +297,7 @@ fn losses_that_are_found_late_are_not_held_against_a_source_that_answers() {
         f.0.borrow_mut().age(&Time(at), &LIMITS, NOW, drop);
         fetch_at_once(&mut w, &f, at, &mut port);
     }
-    // These, and one that it owed before.
+    // These GETs, and one from before.
     assert_eq!(f.0.borrow().lost(), 3);
 }
 
@@ -306,14 +310,14 @@ fn a_silent_source_shows_that_it_is_back_though_it_owes_old_answers() {
     for i in 3..=5 {
         push(&mut w, 100, 1, i, false);
     }
-    // One, and the others wait for what becomes of it: not for long.
+    // One GET; the other announcements wait for its result for a short time.
     assert_eq!(pump(&mut w, &f, 100, &mut port), vec![]);
     assert_eq!((port.sent.as_slice(), w.len()), (&[3][..], 2));
     assert_eq!(
         pump(&mut w, &f, 110, &mut port),
         vec![(1, Refusal::Source(4)); 2]
     );
-    // The old one is lost, too: still no second one while the first is open.
+    // The old GET is lost too: there is no second GET while the first one is open.
     f.0.borrow_mut().age(&Time(140), &LIMITS, NOW, drop);
     push(&mut w, 140, 1, 6, false);
     assert_eq!(
@@ -332,13 +336,13 @@ fn what_a_source_owed_when_it_became_silent_is_not_held_against_it_afterwards() 
     let (mut w, f) = receiver();
     let mut port = plenty();
     acquaint(&f, 1);
-    // More than a source may have in flight of which something was lost.
+    // More GETs than a source with losses may have in flight.
     for i in 1..=4 {
         push(&mut w, 40, 1, i, false);
     }
     assert_eq!(pump(&mut w, &f, 40, &mut port), vec![]);
     assert_eq!((port.sent.len(), w.len()), (4, 0));
-    // It is back, and one from before is found lost.
+    // The source is back, and a GET from before is found lost.
     for at in 100_u64..140 {
         f.0.borrow_mut().age(&Time(at), &LIMITS, NOW, drop);
         fetch_at_once(&mut w, &f, at, &mut port);
@@ -374,19 +378,19 @@ fn a_scratch_buffer_that_is_not_answered_does_not_hold_up_others() {
     };
     assert_eq!(pump(&mut w, &f, 0, &mut port), vec![]);
     assert_eq!((port.sent.as_slice(), w.len()), (&[1, 3][..], 2));
-    // What its source has wait behind it does not wait.
+    // Further announcements of this source are refused.
     assert_eq!(
         pump(&mut w, &f, 10, &mut port),
         vec![(1, Refusal::Source(1))]
     );
-    // Lost with its fetch; what waits for another one gets it.
+    // The scratch buffer is lost with its GET. The next announcement gets a new one.
     assert!(!f.0.borrow().needs_scratch());
     f.0.borrow_mut().age(&Time(100), &LIMITS, NOW, drop);
     assert!(f.0.borrow().needs_scratch());
     f.with(|f| f.set_scratch(Some(At(1 << 31))));
     assert_eq!(pump(&mut w, &f, 100, &mut port), vec![]);
     assert_eq!((port.sent.as_slice(), w.len()), (&[1, 3, 4][..], 0));
-    // The first one is kept as any other, and its source gets no other one.
+    // The first scratch buffer remains in quarantine, and its source gets no other one.
     push(&mut w, 100, 1, 5, true);
     assert_eq!(
         pump(&mut w, &f, 101, &mut port),
@@ -407,12 +411,12 @@ fn what_waited_too_long_is_not_delivered() {
         buffers: [1 << 20].into(),
         ..Port::default()
     };
-    // Its sender has given it up, and may use the memory for something else before long.
+    // The sender has given the frame up, and may reuse the memory soon.
     assert_eq!(pump(&mut w, &f, 100, &mut port), vec![]);
     let ended = f.with(|f| f.notified(&Time(100), &done(Side::Received, 1 << 30, 1, 0)));
     assert!(matches!(ended, Fetched::Discarded(None)), "{ended:?}");
     assert_eq!(port.buffers.len(), 1);
-    // It may have done so: what it sends now is nobody's business.
+    // The sender may have reused the memory: its present content must not be fetched.
     push(&mut w, 1000, 1, 2, false);
     assert_eq!(pump(&mut w, &f, 1200, &mut port), vec![(1, Refusal::Stale)]);
     assert_eq!(port.sent, [1]);
@@ -431,12 +435,12 @@ fn the_age_of_what_lay_in_the_mailbox_counts() {
         discard: false,
         ticket: None,
     };
-    // Read just now, but the mailbox was last seen empty long ago.
+    // Read just now, but the mailbox was last known to be empty long ago.
     w.horizon().emptied(Time(300));
     assert_eq!(w.push(&Time(1000), announced, &LIMITS), Ok(()));
     let mut port = plenty();
     assert_eq!(pump(&mut w, &f, 1000, &mut port), vec![(1, Refusal::Stale)]);
-    // The mailbox is never empty, but what was in it at 980 has been read.
+    // The mailbox is never empty, but messages that were in it at 980 have been read.
     w.horizon().mark(Time(980), 3);
     w.horizon().took(2);
     assert_eq!(w.horizon().since(), Time(300));
@@ -467,7 +471,7 @@ fn no_memory_for_long_frames_does_not_hold_up_short_ones() {
     }
     assert_eq!(pump(&mut w, &f, 0, &mut port), vec![]);
     assert_eq!((port.sent.as_slice(), w.len()), (&[3][..], 3));
-    // Nor is memory asked for again and again that is not there.
+    // The receiver does not request unavailable memory repeatedly.
     assert_eq!(port.asked, [5000, 60]);
 }
 
@@ -529,12 +533,12 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    /// No buffer is given back twice, too early, or never.
+    /// Each buffer is returned exactly once, and not too early.
     #[test]
     fn the_sender_gives_each_buffer_back_once(ops in prop::collection::vec(op(), 0..300)) {
         let mut s = sender();
         let mut now = 0u64;
-        // Address to node, and until when it is kept at least.
+        // Address to node, and time before which the buffer must not be returned.
         let mut out: HashMap<u64, (u16, u64)> = HashMap::new();
         for op in ops {
             match op {
@@ -563,7 +567,7 @@ proptest! {
                     let right = out.get(&a).is_some_and(|o| o.0 == n);
                     let found = s.dropped(&Time(now), NodeId(n), a, |_| {});
                     prop_assert!(right || !found);
-                    // It is kept as long as one that is given up now.
+                    // The frame is kept as long as one that is given up now.
                     if let (true, Some(o)) = (found, out.get_mut(&a)) {
                         o.1 = now + LIMITS.keep;
                     }
@@ -592,7 +596,8 @@ proptest! {
 #[test]
 fn memory_is_kept_for_longer_than_peers_fetch_from_it() {
     for timeout in [200, 3_000, 600_000] {
-        // They fetch what is up to twice the time-out old. It is given up after one, and kept from then on.
+        // Peers fetch frames of up to twice their time-out. The sender gives a frame up after one
+        // time-out, and keeps it from then on.
         assert!(timeout + shortest_keep_ms(timeout) >= 2 * timeout + 5_000);
     }
 }

@@ -1,4 +1,4 @@
-//! Whether the own port is stuck.
+//! Detection of a stuck port.
 
 mod heap;
 
@@ -17,7 +17,7 @@ fn suspects(capacity: u16) -> Suspects<Heap> {
     Suspects::new(capacity).unwrap()
 }
 
-/// Given up at `at`, whatever came before.
+/// Reports that transfers with `node` were given up at `at`. No notification has ever arrived.
 fn give_up(s: &mut Suspects<Heap>, node: u16, at: u64) {
     s.unanswered(NodeId(node), Time(at), NEVER, &PROOF);
 }
@@ -26,7 +26,7 @@ fn heard(s: &mut Suspects<Heap>, node: u16, at: u64) -> bool {
     s.heard(NodeId(node), Time(at), &PROOF)
 }
 
-/// It is heard of at these times.
+/// Reports messages of `node` at these times.
 fn alive(s: &mut Suspects<Heap>, node: u16, times: impl Iterator<Item = u64>) {
     for at in times {
         assert!(!heard(s, node, at), "at {at}");
@@ -39,12 +39,12 @@ fn a_peer_that_lives_and_answers_nothing_shows_it() {
     give_up(&mut s, 1, 100);
     alive(&mut s, 1, (105..=138).step_by(11));
     give_up(&mut s, 1, 137);
-    assert!(!heard(&mut s, 1, 138), "may have been on its way before");
+    assert!(!heard(&mut s, 1, 138), "may have been sent before");
     give_up(&mut s, 1, 138);
     assert!(heard(&mut s, 1, 139));
 }
 
-/// However long a transfer gets, and however rarely there is one.
+/// The detection works for any time-out and any pause between transfers.
 #[test]
 fn times_between_transfers_do_not_matter() {
     for (silence, pause) in [(30, 30), (30, 500), (6000, 6000), (6000, 20_000)] {
@@ -61,19 +61,19 @@ fn times_between_transfers_do_not_matter() {
     }
 }
 
-/// It was away while something was asked of it, and afterwards nothing is.
+/// A peer that was unreachable during its transfers, and has none afterwards, is no evidence.
 #[test]
 fn a_peer_that_is_not_asked_shows_nothing() {
     let mut s = suspects(4);
     for away in (100..1000).step_by(100) {
         give_up(&mut s, 1, away);
         alive(&mut s, 1, away + 1..away + 60);
-        // What began when it had just gone.
+        // This transfer began when the peer had just become unreachable.
         give_up(&mut s, 1, away + 80);
     }
 }
 
-/// It is away again and again, each time for a part of the time that a transfer gets.
+/// A peer that is unreachable repeatedly, each time for a part of the time-out, is no evidence.
 #[test]
 fn a_peer_that_comes_and_goes_shows_nothing() {
     let mut s = suspects(4);
@@ -89,7 +89,7 @@ fn a_peer_that_comes_and_goes_shows_nothing() {
 fn a_notification_shows_the_opposite() {
     let mut s = suspects(4);
     s.unanswered(NodeId(1), Time(100), Time(71), &PROOF);
-    assert!(s.is_empty(), "one came less than 30 ago");
+    assert!(s.is_empty(), "a notification arrived 29 ticks ago");
     s.unanswered(NodeId(1), Time(100), Time(70), &PROOF);
     alive(&mut s, 1, 101..140);
     give_up(&mut s, 1, 140);
@@ -97,7 +97,7 @@ fn a_notification_shows_the_opposite() {
     assert!(!heard(&mut s, 1, 141));
 }
 
-/// Dead peers, however many there are and whenever they died, don't hide it.
+/// Dead peers do not hide a stuck port, for any number and any time of death.
 #[test]
 fn dead_peers_hide_nothing() {
     for dead in [1, 3, 4, 64] {
@@ -105,7 +105,7 @@ fn dead_peers_hide_nothing() {
         for now in (100..400).step_by(5) {
             give_up(&mut s, 100 + (now % dead) as u16, now);
         }
-        // The port gets stuck, and a peer that lives speaks all the time.
+        // The port becomes stuck, and a live peer sends all the time.
         let mut found = None;
         for now in 400..500 {
             give_up(&mut s, 100 + (now % dead) as u16, now);
@@ -122,7 +122,7 @@ fn dead_peers_hide_nothing() {
     }
 }
 
-/// A dead one is never heard of.
+/// A dead peer sends nothing, and is no evidence.
 #[test]
 fn a_dead_peer_shows_nothing() {
     let mut s = suspects(4);

@@ -1,4 +1,4 @@
-//! The index of intervals.
+//! Index of intervals.
 
 mod heap;
 
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 const CAPACITY: u16 = 48;
 
-/// Few places, so that intervals meet, and the ends of the space.
+/// Intervals of few addresses, so that they overlap, and at the ends of the space.
 fn interval() -> impl Strategy<Value = Interval> {
     let place = prop_oneof![
         8 => 0u64..64,
@@ -41,7 +41,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 proptest! {
-    /// It finds what a search of all of them finds.
+    /// The index finds the same intervals as a linear search.
     #[test]
     fn it_is_a_map_of_intervals(ops in ops()) {
         let mut index: Intervals<Heap> = Intervals::new(CAPACITY).unwrap();
@@ -107,8 +107,8 @@ fn intervals_end_where_their_space_does() {
     assert_eq!(Interval::all(0).len(), u64::MAX);
 }
 
-/// Places in ascending, descending and zigzag order, which are the worst ones of a tree that is not
-/// balanced.
+/// Addresses in ascending, descending and zigzag order, which are the worst cases of a tree that is
+/// not balanced.
 #[test]
 fn its_height_does_not_depend_on_the_order() {
     const N: u16 = 4096;
@@ -129,7 +129,7 @@ fn its_height_does_not_depend_on_the_order() {
             let at = Interval::new(5, u64::from(order(n)) * 10, 10).unwrap();
             assert!(index.insert(n, at, 2));
         }
-        // Checks the balance.
+        // Checks the balance too.
         assert_eq!(index.check(), Ok(usize::from(N)));
         for n in 0..N {
             let inside = Interval::new(5, u64::from(order(n)) * 10 + 3, 4).unwrap();

@@ -1,4 +1,4 @@
-//! Marks: whatever packet is missing, one of them shows it.
+//! Validity tags: any missing packet leaves a tag untouched.
 
 use protocol::base::marks::{hole, marks, MARK_BYTES};
 use wire::rma::FRAGMENT;
@@ -17,7 +17,7 @@ fn each_whole_packet_covers_a_mark() {
     }
 }
 
-/// What a GET of `len` bytes leaves whose packets `lost` did not come.
+/// Returns the memory after a GET of `len` bytes whose packets `lost` did not arrive.
 fn get(len: u32, lost: impl Fn(u32) -> bool) -> Vec<u8> {
     let mut memory = vec![0xdb; len as usize];
     for at in marks(len) {
@@ -40,7 +40,7 @@ fn any_packet_but_the_last_one_is_missed() {
             for lost in [i..i + 1, i..last, 0..i + 1] {
                 let at = hole(&get(len, |k| lost.contains(&k)), MARK);
                 let at = at.unwrap_or_else(|| panic!("{lost:?} of {len}"));
-                // The first one that is left is in what is missing.
+                // The first untouched tag is in the first missing packet.
                 let packet = lost.start * FRAGMENT..lost.end * FRAGMENT;
                 assert!(packet.contains(&at) && at < (lost.start + 1) * FRAGMENT);
             }
@@ -58,6 +58,6 @@ fn what_looks_like_a_mark_elsewhere_is_none() {
     data[976..984].copy_from_slice(&MARK);
     assert_eq!(hole(&data, MARK), Some(976));
     assert_eq!(hole(&[], MARK), None);
-    // A packet is told of.
+    // The completer reports a single packet.
     assert_eq!(hole(&MARK, MARK), None);
 }

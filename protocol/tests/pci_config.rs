@@ -1,5 +1,4 @@
-//! Configuration registers of a lent function: what a borrower's kernel reads, and what the lender
-//! lets it write.
+//! Configuration registers of a lent function, as the borrower's kernel may read and write them.
 
 use proptest::prelude::*;
 use protocol::pci::config::{Filter, Layout, LayoutError, Read, Shown, Space, Verdict, Written};

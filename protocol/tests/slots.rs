@@ -1,4 +1,4 @@
-//! The table of bounded size.
+//! Table of fixed size.
 
 mod heap;
 
@@ -8,13 +8,13 @@ use protocol::Slots;
 use std::collections::HashSet;
 
 proptest! {
-    /// The table of bounded size is a map that remembers the order.
+    /// The table is a map that keeps the order of insertion.
     #[test]
     fn slots_are_an_ordered_map(ops in prop::collection::vec((0u64..48, any::<bool>()), 0..400)) {
         let mut s: Slots<Heap, u64> = Slots::new(24).unwrap();
         let mut order: Vec<u64> = Vec::new();
         for (key, pop) in ops {
-            // Same low bits, to have chains.
+            // Equal low bits produce hash chains.
             let key = key << 40;
             match order.iter().position(|k| *k == key) {
                 Some(i) => {

@@ -1,29 +1,29 @@
-//! Questions to a unit that loses and delays answers: nobody takes an answer for his that is not,
-//! and everybody gets his when answers come again.
+//! Questions to a unit that loses and delays answers. No ticket is answered by the answer to an
+//! earlier question, and all tickets are answered when answers arrive again.
 
 use proptest::prelude::*;
 use protocol::tickets::{Ask, Ticket, Tickets};
 use std::collections::{HashSet, VecDeque};
 
-/// A command as the unit has it: a flush that somebody waits for, or a question.
+/// A command: a flush for which a context waits, or a question.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Command {
     Flush,
     Write(usize),
 }
 
-/// Driver and unit.
+/// State of driver and unit.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct World {
     tickets: Tickets,
     words: Vec<bool>,
-    /// Given, not executed.
+    /// Commands that were given and not executed.
     queue: VecDeque<Command>,
-    /// Executed, not visible yet, in order: a delayed write.
+    /// Words of executed questions whose writes are delayed, in order.
     writes: VecDeque<usize>,
     given: u64,
     flushed: u64,
-    /// Tickets with the flushes that were given before.
+    /// Tickets, with the number of flushes that were given before.
     out: Vec<(Ticket, u64)>,
 }
 
@@ -66,7 +66,7 @@ impl World {
         self.queue.push_back(Command::Flush);
     }
 
-    /// The unit does the next command; an answer may get lost.
+    /// Executes the next command. The answer may be lost.
     fn execute(&mut self, lose: bool) {
         match self.queue.pop_front() {
             Some(Command::Flush) => self.flushed += 1,
@@ -81,7 +81,7 @@ impl World {
         }
     }
 
-    /// Whoever has an answer: all that he had given before is executed.
+    /// Checks for each answered ticket that all earlier flushes were executed.
     fn check(&mut self) {
         self.look();
         for (ticket, flushes) in &self.out {
@@ -97,7 +97,7 @@ impl World {
     }
 }
 
-/// All that can happen in `steps` steps, with so few words that each is used again.
+/// Explores all sequences of `steps` steps, with so few words that each is reused.
 fn explore(world: World, steps: u32, seen: &mut HashSet<(World, u32)>) {
     if steps == 0 || !seen.insert((world.clone(), steps)) {
         return;
@@ -160,7 +160,7 @@ proptest! {
             }
             w.check();
         }
-        // From now on nothing gets lost: after one more question, new or not, all are answered.
+        // Without further losses, one more question, new or repeated, answers all tickets.
         w.ask();
         while !w.queue.is_empty() || !w.writes.is_empty() {
             w.execute(false);
@@ -168,7 +168,7 @@ proptest! {
             w.check();
         }
         prop_assert!(w.out.iter().all(|(t, _)| w.tickets.is_answered(*t)));
-        // And the next one is a new one again.
+        // The next question is a new one again.
         prop_assert!(w.ask().is_some());
     }
 }

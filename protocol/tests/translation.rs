@@ -1,5 +1,5 @@
-//! The end of a translation, in every order in which its parties can come: owner, change of the
-//! address space, worker, unbinding, and a NIC that answers late or never.
+//! End of a translation in every order of its contexts: owner, MMU notifier, work item, unbinding,
+//! and a NIC that answers late or never.
 
 use protocol::base::flow::Flow;
 use protocol::tickets::{Ask, Ticket, Tickets};
@@ -8,38 +8,38 @@ use std::collections::{HashSet, VecDeque};
 
 const WORDS: usize = 3;
 
-/// What the NIC is told.
+/// Commands to the NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Command {
     Flush,
     Write(usize),
 }
 
-/// A party that ends the translation, as a program that can be interrupted between any two lines.
+/// A context that ends the translation: a program that can be interrupted between any two steps.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Party {
     kind: Kind,
     turn: Turn,
     at: At,
-    /// Times that it asked the NIC in quarantine.
+    /// Number of times that it asked the NIC in quarantine.
     asked: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Kind {
-    /// `revoke`: goes away when the NIC does not answer.
+    /// Calls `revoke`, and returns if the NIC does not answer.
     Owner,
-    /// Only begins the end, in a context that can't wait, and leaves the rest to the worker.
+    /// Begins the end in a context that cannot wait, and leaves the remainder to the work item.
     Notifier,
-    /// Ends what others began, and comes back for what is in quarantine.
+    /// Completes ends that were begun, and returns for translations in quarantine.
     Worker,
-    /// Leaves the end to a reaper, and begins it here, in a context that can't wait.
+    /// Leaves the end to the reaper, and begins it in a context that cannot wait.
     Dropper,
-    /// Ends what is left, whatever life that is, whenever it is told to look.
+    /// Completes the ends that were left to it, in any generation, when it is scheduled.
     Reaper,
-    /// Waits for the NIC on account of others, then ends this one, too.
+    /// Waits for the NIC for other translations, then ends this one too.
     Batch,
-    /// As the owner, then takes the NIC its access to memory, and gives everything back.
+    /// Like the owner; then disables the NIC's access to memory, and frees everything.
     Unbind,
 }
 
@@ -58,7 +58,7 @@ enum At {
     GiveBack,
     Released,
     CutOff,
-    /// With what it says about that life.
+    /// Finished, with the result for this generation.
     End(Outcome),
 }
 
@@ -76,22 +76,23 @@ struct World {
     words: [bool; WORDS],
     queue: VecDeque<Command>,
     flushes: u64,
-    /// Entries lead to memory.
+    /// The entries translate to memory.
     entries: bool,
-    /// The NIC remembers the translation.
+    /// The NIC caches the translation.
     cached: bool,
-    /// It can access memory.
+    /// The NIC can access host memory.
     master: bool,
-    /// Memory belongs to the region; else to somebody else.
+    /// The memory belongs to the region, and was not freed.
     memory: bool,
-    /// Lives that were given back, and how often the entries were used again.
+    /// Number of generations that were freed.
     given_back: u8,
+    /// Number of times that the entries were used again.
     again: u8,
-    /// Answers that may get lost.
+    /// Number of answers that may be lost.
     losses: u8,
-    /// The reaper is told to look.
+    /// The reaper is scheduled.
     listed: bool,
-    /// The life that was left last.
+    /// The last generation that was left to the reaper.
     left: Option<Turn>,
     parties: Vec<Party>,
 }
@@ -157,7 +158,7 @@ impl World {
         ticket.is_some_and(|t| self.tickets.is_answered(t))
     }
 
-    /// What party `n` can do next, as the worlds that follow.
+    /// Returns the possible next steps of context `n`, as the states that follow.
     fn moves(&self, n: usize) -> Vec<World> {
         let (party, life) = (&self.parties[n], &self.life);
         let turn = party.turn;
@@ -195,14 +196,14 @@ impl World {
             At::Next => match life.next(turn) {
                 Next::Revoke => go(&|w| {
                     let theirs = party.kind == Kind::Reaper && w.left != Some(turn);
-                    assert!(!theirs, "ends what was not left: {w:?}");
+                    assert!(!theirs, "ends a generation that was not left to it: {w:?}");
                     if w.life.revoke(turn) {
                         At::Zero
                     } else {
                         At::Next
                     }
                 }),
-                // It begins nothing that is begun.
+                // The notifier does nothing for an end that has begun.
                 _ if party.kind == Kind::Notifier => go(&|_| At::End(Outcome::Begun)),
                 _ if party.kind == Kind::Dropper => go(&|_| At::List),
                 Next::Zeroing | Next::Releasing => vec![],
@@ -210,7 +211,7 @@ impl World {
                 Next::Look(ticket) => match party.kind {
                     Kind::Owner | Kind::Batch => go(&|_| At::End(Outcome::Quarantined)),
                     Kind::Unbind => go(&|_| At::CutOff),
-                    // Bounded, so that there is an end to all orders.
+                    // A bound, so that all orders terminate.
                     _ if party.asked == 2 => vec![],
                     _ => go(&|w| {
                         if w.is_answered(ticket) {
@@ -255,7 +256,7 @@ impl World {
             }),
             At::Wait(upto, ticket) => {
                 let answered = self.clone().is_answered(ticket);
-                // If not, the deadline may come at any time.
+                // Without an answer, the deadline may pass at any time.
                 let result = if answered { Ok(()) } else { Err(ticket) };
                 go(&|w| {
                     w.life.answered(turn, Answer { upto, result });
@@ -263,7 +264,7 @@ impl World {
                 })
             }
             At::Free => go(&|w| {
-                assert!(w.memory, "given back twice: {w:?}");
+                assert!(w.memory, "freed twice: {w:?}");
                 w.memory = false;
                 At::GiveBack
             }),
@@ -283,7 +284,7 @@ impl World {
         }
     }
 
-    /// What the NIC can do.
+    /// Returns the possible next steps of the NIC.
     fn nic(&self) -> Vec<World> {
         let mut all = vec![];
         if let Some(command) = self.queue.front() {
@@ -310,7 +311,7 @@ impl World {
         all
     }
 
-    /// Other memory gets the same entries, and another owner ends it.
+    /// Uses the entries for other memory, whose owner ends it.
     fn again(&self) -> Vec<World> {
         let unbinding = self.parties.iter().any(|p| p.kind == Kind::Unbind);
         let mut w = self.clone();
@@ -336,13 +337,13 @@ impl World {
         let reach = self.master && (self.entries || self.cached);
         assert!(
             self.memory || !reach,
-            "the NIC reaches what was freed: {self:?}"
+            "the NIC has access to freed memory: {self:?}"
         );
         assert!(self.given_back <= 1 + self.again, "{self:?}");
         let phase = self.life.phase();
         for party in &self.parties {
             if party.at == At::End(Outcome::Over) && party.turn == self.life.turn() {
-                assert!(phase == Phase::Gone && !self.memory, "not over: {self:?}");
+                assert!(phase == Phase::Gone && !self.memory, "not freed: {self:?}");
             }
         }
         if phase == Phase::Gone {
@@ -351,7 +352,8 @@ impl World {
     }
 }
 
-/// All orders; returns how many worlds there are, and the phases at ends where nobody can go on.
+/// Explores all orders. Returns the number of states, and the phases in which no context can
+/// continue.
 fn explore(first: World) -> (usize, HashSet<Phase>) {
     let mut seen = HashSet::new();
     let mut ends = HashSet::new();
@@ -392,7 +394,8 @@ fn whoever_comes_first_memory_goes_once_and_not_too_early() {
         (&[Notifier, Worker, Unbind], 1),
     ] {
         let (worlds, ends) = explore(World::new(kinds, losses));
-        // Unless all parties have gone away before the NIC answered.
+        // A translation may remain in quarantine if all contexts have returned before the NIC
+        // answered.
         let allowed: HashSet<_> = match kinds.last() {
             Some(Unbind) => [Phase::Gone].into(),
             _ => [Phase::Gone, Phase::Quarantined].into(),
@@ -403,7 +406,7 @@ fn whoever_comes_first_memory_goes_once_and_not_too_early() {
     }
 }
 
-/// A worker of an earlier life that comes late changes nothing.
+/// A late work item of an earlier generation has no effect.
 #[test]
 fn lives_are_told_apart() {
     let mut life = Life::new();
@@ -415,7 +418,7 @@ fn lives_are_told_apart() {
     assert!(life.revoke(first) && !life.revoke(first));
     life.zeroed(first, Flush(7));
     assert_eq!(life.next(first), Next::Ask(Flush(7)));
-    // An answer that came before says nothing, nor that there was none.
+    // A result for an earlier flush has no effect, neither an answer nor a time-out.
     assert_eq!(life.answered(first, answer(6, Ok(()))), Effect::None);
     assert_eq!(life.answered(first, answer(6, Err(None))), Effect::None);
     assert!(!life.forgotten(first, Why::Answered));
@@ -448,13 +451,13 @@ fn lives_are_told_apart() {
     assert_eq!(life.next(second), Next::Look(Some(ticket)));
 }
 
-/// A worker ends the life that was left to it, and none that somebody has begun meanwhile.
+/// A work item ends the generation that was left to it, and no later one.
 #[test]
 fn a_worker_ends_only_what_was_left_to_it() {
     let mut life = Life::new();
     let first = life.turn();
     assert_eq!(life.left(), None);
-    // Before its end has begun, as that takes long.
+    // Left to the work item before the end has begun, because the end takes long.
     life.leave(first);
     assert_eq!(life.left(), Some((first, Next::Revoke)));
     assert!(life.revoke(first));
@@ -469,11 +472,11 @@ fn a_worker_ends_only_what_was_left_to_it() {
     assert_eq!(life.left(), Some((first, Next::Releasing)));
     life.released(first);
     assert_eq!(life.left(), None);
-    // Over already.
+    // The generation has ended already.
     life.leave(first);
     let second = life.begin_again().unwrap();
     assert_eq!(life.left(), None);
-    // Late.
+    // The generation has been replaced.
     life.leave(first);
     assert_eq!(life.left(), None);
     life.leave(second);
@@ -494,7 +497,7 @@ fn suspects_are_gathered_while_it_lives() {
     assert!(!life.suspect(pages(1, 2)));
 }
 
-/// What can happen where, as a table.
+/// Table of all transitions.
 #[test]
 fn phases_have_these_successors_and_no_others() {
     let all: Vec<String> = Phase::STATES

@@ -1,6 +1,6 @@
-//! A port and buffers for tests of the rendezvous, and what they often do.
+//! Port, buffers and common operations for tests of the rendezvous.
 
-// No test file needs all of it.
+// No test file uses all of it.
 #![allow(dead_code)]
 
 use crate::heap::Heap;
@@ -39,18 +39,18 @@ pub const LIMITS: Limits = Limits {
     slow_waiting: 4,
 };
 pub const LEN: u32 = 1000;
-/// The port is never behind.
+/// Time before which the port has executed all commands: the port is never behind.
 pub const NOW: Time = Time(u64::MAX);
 
-/// A port that does what it is told.
+/// Port that records GETs and announcements.
 #[derive(Default)]
 pub struct Port {
     pub answer: Option<Refused>,
     pub sent: Vec<u64>,
     pub buffers: VecDeque<u64>,
-    /// Longer ones there are none.
+    /// Maximum length of an available buffer.
     pub largest: Option<u32>,
-    /// Lengths that buffers were asked for.
+    /// Lengths of the requested buffers.
     pub asked: Vec<u32>,
 }
 
@@ -166,14 +166,14 @@ pub fn pump(w: &mut Waiting<Heap>, f: &Locked, at: u64, port: &mut Port) -> Vec<
     refused
 }
 
-/// Has `node` answer something, so that it is known.
+/// Makes `node` a known source, which has answered a GET.
 pub fn acquaint(f: &Locked, node: u16) {
     let (mut w, mut port) = (Waiting::new(1).unwrap(), Port::default());
     let address = (1 << 40) | (u64::from(node) << 32);
     port.buffers.push_back(address);
     push(&mut w, 0, node, 1, false);
     pump(&mut w, f, 0, &mut port);
-    // One stays open: what nothing is owed by is forgotten.
+    // One GET remains open, because a source without GETs is forgotten.
     port.buffers.push_back(address + 0x1_0000);
     push(&mut w, 0, node, 1, false);
     pump(&mut w, f, 0, &mut port);
@@ -188,8 +188,7 @@ pub fn plenty() -> Port {
     }
 }
 
-/// Limits and tables of a sender as large as those of a driver, with a quarantine as long as twenty
-/// time-outs.
+/// Returns a sender with the sizes of the driver, and a quarantine of twenty time-outs.
 pub fn large_sender() -> (Sender<Heap, At>, Limits) {
     let limits = Limits {
         flight: 256,

@@ -1,4 +1,4 @@
-//! Tables on the heap, for which there is always memory.
+//! Allocator for tables on the heap, which never fails.
 
 use protocol::Memory;
 
