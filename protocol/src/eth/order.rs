@@ -345,7 +345,7 @@ impl<M: Memory, F> Order<M, F> {
             () if items != self.items.len() => Err("items without a source"),
             () if ready != counted => Err("wrong number of complete frames"),
             () if stuck => {
-                Err("a runnable source is not marked as runnable, or a waiting one is")
+                Err("a runnable source is not marked as runnable, or a waiting source is marked")
             }
             () if excess => Err("too many frames of one source wait"),
             () => Ok(()),

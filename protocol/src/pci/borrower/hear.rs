@@ -45,8 +45,8 @@ impl<M: Memory> Borrower<M> {
         self.counters.odd = self.counters.odd.wrapping_add(1);
     }
 
-    /// Returns the lease from this lender whose half of the name that the borrower drew is that of
-    /// `id`.
+    /// Returns the lease from this lender with the nonce of `id`: the half of the name that the
+    /// borrower drew.
     fn by_nonce(&mut self, from: NodeId, id: LeaseId) -> Option<&mut Entry> {
         let entry = self.find(Handle(id.nonce()))?;
         Some(entry).filter(|e| e.lender == from)
