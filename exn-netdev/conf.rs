@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What can be configured: load-time facts from module parameters, the rest changeable at run time.
+//! Limits and times of the driver: constants, module parameters, and the two settings that ethtool
+//! changes at run time.
 
 use crate::{machine::ms, module_parameters as param};
 use extoll_core::time::patience;
@@ -9,101 +10,107 @@ use kernel_ext::param::{Param, Tunable};
 use protocol::eth::{macs, rendezvous};
 use wire::ids::NodeId;
 
-/// Most messages of one frame: what the port can have outstanding (HW §8).
+/// Maximum number of messages of one frame: limit of a port's outstanding messages (HW §8).
 pub(crate) const MAX_FRAGMENTS: u32 = 255;
-/// Longest eager frame in bytes: 30,600.
+/// Maximum length of an eager frame in bytes: 30,600.
 pub(crate) const MAX_EAGER: u32 = MAX_FRAGMENTS * 120;
-/// Largest threshold: all unicast frames are eager that can be.
+/// Maximum eager threshold; every frame that can be eager is.
 const THRESHOLD_MAX: u32 = MAX_EAGER + 1;
-/// Largest and default MTU, that of IPoIB in connected mode. The stack knows no Ethernet MTU above
+/// Maximum and default MTU, that of IPoIB in connected mode. Linux supports no Ethernet MTU above
 /// 65,535 (bridges and veth refuse more), IPv4 no packet above that. With 65,520 a frame and its
 /// header fit into 64 KiB. Peers may send longer frames, up to [`MAX_FRAME`].
 pub(crate) const MAX_MTU: u32 = 65_520;
-/// Smallest MTU.
+/// Minimum MTU.
 pub(crate) const MIN_MTU: u32 = wire::eth::MIN_MTU;
-/// Longest frame that the protocol allows: peers may have an MTU of 65,536.
+/// Maximum length of a frame in the protocol, in bytes; peers may have an MTU of 65,536.
 pub(crate) const MAX_FRAME: u32 = wire::eth::MAX_FRAME;
-/// Fewest announced frames that may be allowed in flight.
+/// Minimum of the configurable limit of announced frames in flight.
 const TX_FLIGHT_MIN: u32 = 4;
-/// Most announced frames that may be in flight.
+/// Maximum of the configurable limit of announced frames in flight.
 pub(crate) const TX_FLIGHT_MAX: u32 = 512;
-/// Announced frames in flight by default.
+/// Default limit of announced frames in flight.
 const TX_FLIGHT: u32 = 256;
-/// Frames given up but kept readable for late fetches.
+/// Maximum number of frames that were given up but stay readable for late GETs.
 pub(crate) const TX_QUARANTINE: u16 = 512;
-/// Most objects that a port can leave when it is closed: frames announced and given up, fetches.
+/// Maximum number of buffers that may still be in use by the NIC when a port is closed: frames
+/// announced or given up, GETs in flight or lost.
 pub(crate) const LEFT_MAX: usize =
     TX_FLIGHT_MAX as usize + TX_QUARANTINE as usize + RX_FLIGHT as usize + RX_LOST as usize;
-/// Frames in flight that a peer may have which fetches nothing; an eighth of all if that is less.
+/// Maximum number of frames in flight to a peer that fetches none; an eighth of the overall limit
+/// if that is less.
 pub(crate) const STALLED_PEER_BOUND: u16 = 16;
-/// After this time an announced frame no longer counts for the byte queue limit, so that one slow
-/// peer can't stop all others.
+/// Time in ms after which an announced frame counts as stalled. It is then no longer charged to the
+/// byte queue limit, because one slow peer would stop the traffic to all others.
 pub(crate) const STALL_MS: u32 = 100;
-/// A peer that lets an announced frame wait for so long lags: what goes to it doesn't count for the
-/// byte queue limit, and beyond its part is dropped, so that it can't stop the queue of all others.
+/// Time in ms after which a peer that has not fetched a frame counts as slow. Frames to a slow peer
+/// are not charged to the byte queue limit and are dropped beyond the peer's limit, because they
+/// would stop the queue for all other peers.
 pub(crate) const LAG_MS: u32 = 25;
-/// For so long it does then.
+/// Time in ms for which a peer counts as slow after that.
 pub(crate) const PROBATION_MS: u32 = 1000;
-/// Messages that are sent with interrupts off.
+/// Maximum number of messages that are sent with interrupts off.
 pub(crate) const BURST: usize = 16;
-/// Received frames that netpoll may find, but not deliver, and that wait for nothing else: as many
-/// as there can be fetches, since what does not fit would stay in the queue before the frames sent.
+/// Maximum number of received frames that netpoll collects for later delivery. Equal to the maximum
+/// number of GETs, because a notification without room here would block the transmit completions
+/// behind it.
 pub(crate) const FOUND: usize = RX_FLIGHT as usize + RX_LOST as usize;
-/// Peers that are watched because they leave transfers unanswered.
+/// Maximum number of watched peers, i.e. peers that leave transfers unanswered.
 pub(crate) const SUSPECTS: u16 = 64;
-/// Fetches in flight.
+/// Maximum number of GETs in flight.
 pub(crate) const RX_FLIGHT: u16 = 256;
-/// Fetches not answered in time whose buffers are kept.
+/// Maximum number of lost GETs (not answered in time) whose buffers are kept.
 pub(crate) const RX_LOST: u16 = 256;
-/// Fetches in flight from one source.
+/// Maximum number of GETs in flight to one source.
 pub(crate) const RX_PEER_BOUND: u16 = 192;
-/// Announcements that wait for memory, credit or a place.
+/// Maximum number of announcements that wait for memory, credit or a free slot.
 pub(crate) const RX_WAITING: u16 = 1024;
-/// An announcement that got no memory for so long is fetched into the scratch buffer and discarded.
+/// Time in ms after which an announcement without memory is fetched into the scratch buffer and
+/// discarded.
 pub(crate) const RX_PATIENCE_MS: u32 = 500;
-/// Announcements and frames whose order is known.
+/// Maximum number of announcements and held frames whose order is tracked.
 pub(crate) const ORDER: u16 = 2048;
-/// Frames of one source that may wait for an earlier one that it has announced.
+/// Maximum number of frames of one source that are held for an earlier announced one.
 pub(crate) const ORDER_PART: u16 = 128;
-/// How long they wait, in ms.
+/// Maximum time in ms that a frame is held.
 pub(crate) const ORDER_MS: u32 = 100;
-/// Maximum length of a frame that is flooded because its destination was not learned, in bytes. ARP
+/// Maximum length in bytes of a frame that is flooded because its destination was not learned. ARP
 /// probes, neighbour solicitations and TCP SYNs fit; their answers teach the address.
 pub(crate) const MAX_FLOODED: u32 = 256;
-/// MAC addresses that are not those of nodes, but of containers and virtual machines on them.
+/// Maximum number of learned foreign MAC addresses, i.e. those of containers and virtual machines.
 const FOREIGN_MACS: u16 = 1024;
-/// Of one node.
+/// Maximum number of learned foreign MAC addresses of one node.
 const FOREIGN_MACS_OF_NODE: u16 = 256;
-/// Time for which a silent one is known, in ms: that of the kernel's bridges.
+/// Time in ms after which a silent foreign address is forgotten: that of the kernel's bridges.
 const FOREIGN_AGE_MS: u32 = 300_000;
-/// Partial frames at once.
+/// Maximum number of sources with a partial frame.
 pub(crate) const PARTIALS: u16 = 64;
-/// A partial frame whose next fragment doesn't come in this time is discarded.
+/// Time in ms after which a partial frame is discarded if no further fragment arrives.
 pub(crate) const PARTIAL_MS: u32 = 1000;
-/// Period of housekeeping while something is pending.
+/// Period of housekeeping in ms while work is pending.
 pub(crate) const TICK_MS: u32 = 20;
-/// Period of housekeeping while nothing is; a quarter of the time-out of announcements if that is
+/// Period of housekeeping in ms while no work is pending; a quarter of `rdv_timeout_ms` if that is
 /// less.
 pub(crate) const IDLE_MS: u32 = 500;
-/// After this time messages are looked for again that there was no room for.
+/// Time in ms after which the mailbox is polled again when no room for announcements was left.
 pub(crate) const PAUSE_MS: u32 = 1;
-/// A peer that is not heard of for longer, or for half of the time-out, is away, and does not show
-/// that our own ports are stuck.
+/// Maximum gap in ms between two messages of a peer that counts as present; half of
+/// `rdv_timeout_ms` if that is more. Only a peer that is present can prove that the own ports are
+/// stuck.
 pub(crate) const GAP_MS: u32 = 1000;
-/// Pause between the first two times that ports are reopened, which doubles with each.
+/// Pause in ms between the first two restarts of the ports; doubles with each restart.
 pub(crate) const RESTART_MS: u32 = 30_000;
-/// It grows to this.
+/// Maximum pause in ms between two restarts.
 pub(crate) const RESTART_MAX_MS: u32 = 3_600_000;
-/// Pause before ports are opened that could not be reopened, which doubles with each attempt.
+/// Pause in ms before the first retry of a failed restart; doubles with each retry.
 pub(crate) const RETRY_MS: u32 = 500;
-/// It grows to this.
+/// Maximum pause in ms between two retries.
 pub(crate) const RETRY_MAX_MS: u32 = 30_000;
-/// How long the transmit queue may stand still. Longer than the core tries to repair what a
-/// requester refuses (5 s), which ends by giving up packets and waking the queue.
+/// Time in ms after which the transmit watchdog fires. Longer than the 5 s in which `extoll.ko`
+/// repairs a stalled requester, which ends by dropping packets and waking the queue.
 pub(crate) const WATCHDOG_MS: u32 = 8000;
-/// How long `down` waits for transfers in flight.
+/// Time in ms that `down` waits for transfers in flight.
 pub(crate) const DRAIN_MS: u32 = 500;
-/// Notifications that `down` handles before it looks at the time again.
+/// Maximum number of notifications that `down` processes before it checks the time again.
 pub(crate) const DRAIN_BATCH: usize = 64;
 
 /// Returns the four bytes that all MAC addresses of the network begin with.
@@ -134,33 +141,33 @@ pub(crate) fn load_tunables() {
     all.into_iter().for_each(Tunable::load);
 }
 
-/// Where unicast frames for foreign MAC addresses go.
+/// Returns the destination node of unicast frames to unknown foreign MAC addresses, if one is set.
 pub(crate) fn default_node() -> Option<NodeId> {
     u16::try_from(param::default_nodeid.value())
         .ok()
         .map(NodeId)
 }
 
-/// Whether frames are sent with unfinished checksums, by agreement with all peers.
+/// Returns whether frames are sent with unfinished checksums. All peers must accept them.
 pub(crate) fn skip_tx_checksum() -> bool {
     SKIP_TX_CSUM.value() != 0
 }
 
-/// What is done about checksums of received frames. The links have CRC and retransmission, and
-/// peers may leave checksums unfinished.
+/// Verification of received frames' checksums. The links have CRC and retransmission, and peers may
+/// leave checksums unfinished.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verify {
-    /// The stack verifies all but unfinished ones. Of frames that came in several messages it
-    /// verifies those, too: a receiver can't always tell that a message of a frame got lost on its
-    /// way into the mailbox, only the checksum of the frame does.
+    /// The stack verifies all finished checksums. It also verifies unfinished ones of frames that
+    /// arrived in several messages, because only the frame's checksum reveals the loss of a message
+    /// on its way into the mailbox.
     Finished,
-    /// The stack verifies all.
+    /// The stack verifies all checksums.
     All,
-    /// Nobody verifies any.
+    /// All frames are passed to the stack as verified.
     None,
 }
 
-/// What `verify_rx_csum` says.
+/// Returns the setting of `verify_rx_csum`.
 pub(crate) fn verify_rx_checksum() -> Verify {
     match VERIFY_RX_CSUM.value() {
         0 => Verify::Finished,
@@ -169,7 +176,7 @@ pub(crate) fn verify_rx_checksum() -> Verify {
     }
 }
 
-/// Time in which a reason gets few log lines, in ms.
+/// Returns the interval in ms in which up to 4 log lines per reason are printed.
 pub(crate) fn log_interval_ms() -> u32 {
     LOG_INTERVAL_MS.number()
 }
@@ -198,24 +205,25 @@ pub(crate) fn parameters() -> [Param; 8] {
     ]
 }
 
-/// Time after which an announced frame, or a fetch, is given up, in ms.
+/// Returns the time in ms after which an announced frame or a GET is given up.
 pub(crate) fn timeout_ms() -> u32 {
     RDV_TIMEOUT_MS.number()
 }
 
-/// Time for which what was given up stays mapped, in ms: longer ([`parameters`]) than peers take
-/// what was announced for fresh enough to be fetched, if they have the same time-out.
+/// Returns the time in ms for which the memory of given-up transfers stays mapped. [`parameters`]
+/// ensures that it exceeds the time in which peers with the same timeout still fetch an announced
+/// frame.
 pub(crate) fn quarantine_ms() -> u32 {
     RDV_QUARANTINE_MS.number()
 }
 
-/// Returns for how long peers may let frames wait, in ms: `ms`, multiplied in slow guests
-/// ([`patience`]). At most half of the time-out then, because what waits longer is given up.
+/// Returns the time in ms that a peer may leave a frame unfetched: `ms`, multiplied in slow guests
+/// ([`patience`]), but then limited to half of `rdv_timeout_ms`, after which frames are given up.
 pub(crate) fn patient(ms: u32) -> u32 {
     patience(ms).min(ms.max(timeout_ms() / 2))
 }
 
-/// Bounds of the table of foreign MAC addresses.
+/// Returns the bounds of the table of foreign MAC addresses.
 pub(crate) fn foreign_macs() -> macs::Bounds {
     macs::Bounds {
         all: FOREIGN_MACS,
@@ -224,14 +232,14 @@ pub(crate) fn foreign_macs() -> macs::Bounds {
     }
 }
 
-/// What can be changed at run time.
+/// Settings that ethtool changes at run time.
 pub(crate) struct Conf {
     threshold: Atomic<u32>,
     flight: Atomic<u32>,
 }
 
 impl Conf {
-    /// Defaults and module parameters.
+    /// Creates the settings from defaults and module parameters.
     pub(crate) fn new() -> Self {
         let c = Self {
             threshold: Atomic::new(120),
@@ -242,14 +250,14 @@ impl Conf {
         c
     }
 
-    /// Unicast frames shorter than this are sent eagerly, in bytes.
+    /// Returns the eager threshold in bytes; shorter unicast frames are sent eagerly.
     #[inline]
     pub(crate) fn threshold(&self) -> u32 {
         self.threshold.load(Relaxed)
     }
 
-    /// Changes the threshold; false if it is longer than what can be sent eagerly. 0 announces
-    /// every unicast frame.
+    /// Sets the eager threshold in bytes; 0 announces every unicast frame. Returns false if `bytes`
+    /// exceeds the maximum.
     pub(crate) fn set_threshold(&self, bytes: u32) -> bool {
         let ok = bytes <= THRESHOLD_MAX;
         if ok {
@@ -258,13 +266,13 @@ impl Conf {
         ok
     }
 
-    /// Announced frames that may be in flight.
+    /// Returns the limit of announced frames in flight.
     #[inline]
     pub(crate) fn flight(&self) -> u32 {
         self.flight.load(Relaxed)
     }
 
-    /// Changes the number of announced frames in flight; false if it is out of range.
+    /// Sets the limit of announced frames in flight. Returns false if it is out of range.
     pub(crate) fn set_flight(&self, frames: u32) -> bool {
         let ok = (TX_FLIGHT_MIN..=TX_FLIGHT_MAX).contains(&frames);
         if ok {

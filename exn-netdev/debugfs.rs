@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! debugfs directory of an interface, `exn-<PCI name>/`: `state`, `reasons`, `transitions`
-//! (docs/exn.md).
+//! debugfs directory of an interface, `exn-<PCI name>/`, with the files `state`, `reasons` and
+//! `transitions` (docs/exn.md). Process context; takes the locks of [`Shared`] one at a time.
 
 use crate::{reason::Reason, shared::Shared};
 use kernel::{
@@ -12,10 +12,10 @@ use kernel::{
 };
 use kernel_ext::debugfs::Dir;
 
-/// The files; removed by drop.
+/// debugfs files of an interface; drop removes them.
 pub(crate) type Files = Dir<Shared>;
 
-/// Makes the files of an interface. May sleep.
+/// Creates the files of an interface. May sleep.
 pub(crate) fn files(shared: &Arc<Shared>) -> Result<Files> {
     let name = CString::try_from_fmt(fmt!("exn-{}", shared.nic.device().name()))?;
     Dir::new::<crate::LocalModule>(
@@ -67,7 +67,7 @@ fn show_reasons(sh: &Shared, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 fn show_transitions(sh: &Shared, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    // Copies: the text is not made under a lock.
+    // Copies the counts, because the text is not formatted under a lock.
     let sent = sh.tx.lock().counts().clone();
     let fetched = sh.rx.lock().counts().clone();
     write!(f, "announced frames:\n{sent}fetches:\n{fetched}")

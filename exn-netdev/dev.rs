@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The interface: making it, up and down, carrier, MAC address, time-outs.
+//! The net device: registration, `open` and `stop`, carrier, MAC address, statistics, watchdog.
+//!
+//! Net device operations run under RTNL in process context and may sleep, except `start_xmit`
+//! (softirq or process context with bottom halves off) and `stats64`. Callbacks of the ports
+//! ([`Client`]) run in hard interrupt or process context and only schedule NAPI or work.
 
 use crate::{
     conf,
@@ -41,7 +45,7 @@ pub(crate) struct Exn {
     napi: Arc<Napi<Poll>>,
 }
 
-/// Hears of the VELO port.
+/// Callbacks of the VELO port.
 struct VeloClient {
     shared: Arc<Shared>,
     napi: Arc<Napi<Poll>>,
@@ -54,7 +58,7 @@ impl Client for VeloClient {
     }
 
     fn writable(&self) {
-        // The poll function sends what is parked.
+        // The poll function sends the pending frame.
         self.napi.schedule();
     }
 
@@ -63,7 +67,7 @@ impl Client for VeloClient {
     }
 }
 
-/// Hears of the RMA port.
+/// Callbacks of the RMA port.
 struct RmaClient {
     shared: Arc<Shared>,
     napi: Arc<Napi<Poll>>,
@@ -77,21 +81,21 @@ impl Client for RmaClient {
 
     fn writable(&self) {
         if self.shared.set_gated(false) {
-            // The VPID was enabled: switches the carrier on.
+            // The VPID was enabled, so the work item can switch the carrier on.
             self.shared.ndev.schedule_work();
         }
-        // The poll function posts the fetches.
+        // The poll function posts the GETs.
         self.napi.schedule();
     }
 }
 
-/// Hears of node ID and network state.
+/// Callbacks for changes of node ID, network state and links.
 struct StatusWatch(Arc<Shared>);
 
 impl StatusClient for StatusWatch {
     fn changed(&self, _: Status) {
         self.0.update_carrier();
-        // The MAC address changes under RTNL.
+        // Setting the MAC address requires RTNL, which the work item takes.
         self.0.ndev.schedule_work();
     }
 
@@ -101,8 +105,8 @@ impl StatusClient for StatusWatch {
 }
 
 impl Exn {
-    /// Data for `ndev`. May sleep.
-    #[inline(never)] // As Shared::new.
+    /// Creates the private data of `ndev`. May sleep.
+    #[inline(never)] // Keeps the stack frame small, like Shared::new.
     fn new(ndev: &Arc<NetDev>, shared: &Arc<Shared>) -> Result<Self> {
         let poll = Poll {
             shared: shared.clone(),
@@ -114,8 +118,8 @@ impl Exn {
         })
     }
 
-    /// Gives transfers in flight some time to end: frames that peers are fetching, and fetches by
-    /// us (thrown away).
+    /// Waits up to [`conf::DRAIN_MS`] until the transfers in flight have ended: announced frames
+    /// that peers are fetching, and own GETs, whose frames are dropped. Sleeps.
     fn drain(&self, state: &mut RmaState) {
         let sh = &*self.shared;
         let end = Clock.now().after(ms(conf::DRAIN_MS));
@@ -139,9 +143,9 @@ impl Exn {
         }
     }
 
-    /// Gives up all that is left. The ports are closed, but peers know the addresses of frames, and
-    /// fetches may still be answered when the next port is open: the memory goes to the quarantine
-    /// of the NIC.
+    /// Gives up all pending transfers and moves their memory to the NIC's quarantine. The ports are
+    /// closed, but peers know the addresses of announced frames, and a GET may still be answered
+    /// after the next port is opened. May sleep.
     fn flush(&self) {
         let sh = &*self.shared;
         let Some(mut batch) = sh.batch.lock().take() else {
@@ -185,7 +189,7 @@ impl Operations for Exn {
     fn open(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>) -> Result {
         let exn = dev.data();
         let sh = &exn.shared;
-        // Of attempts that are repeated one line is enough.
+        // Repeated attempts to reopen the ports are logged once.
         let quiet = sh.is_reopening();
         let log = |what: &str, e: Error| {
             if !quiet {
@@ -221,8 +225,8 @@ impl Operations for Exn {
             .scratch_buffer()
             .inspect_err(|e| log("no memory for the scratch buffer", *e))?;
         sh.set_scratch(Some(scratch));
-        // Nothing fails from here on but for a bug: the instance is disabled while the interface is
-        // down.
+        // Only a bug can make the following calls fail: the NAPI instance is disabled while the
+        // interface is down.
         exn.napi.with_state(rtnl, |state| {
             state.velo.mailbox = Some(mailbox);
             state.velo.rx.start(requester.clone());
@@ -233,11 +237,11 @@ impl Operations for Exn {
         drop(old);
         sh.set_gated(!requester.is_enabled());
         sh.tx.lock().start(sender.clone());
-        // The first poll, which follows, arms the interrupts.
+        // Arming the interrupts is left to the first poll, which `ndo_open` triggers.
         sender.attach(velo_client);
         requester.attach(rma_client);
         rtnl.set_mac(&sh.prefix.mac(sh.nic.node()));
-        // The client may have been attached too late to hear of it.
+        // The VPID may have been enabled before the client was attached.
         if requester.is_enabled() {
             sh.set_gated(false);
         }
@@ -250,7 +254,7 @@ impl Operations for Exn {
         let sh = &exn.shared;
         dev.set_carrier(false);
         let mut waiting = 0;
-        // The instance is disabled before, so the call succeeds.
+        // Cannot fail: the NAPI instance is disabled before `stop`.
         let _ = exn.napi.with_state(rtnl, |state| {
             exn.drain(&mut state.rma);
             if let Some(queue) = state.rma.queue.take() {
@@ -275,9 +279,9 @@ impl Operations for Exn {
             sh.counters.reason(Reason::TxFlushed, 1);
         }
         drop(parked);
-        // Should a link have come up meanwhile.
+        // A link may have come up before the sender was taken out.
         sh.update_carrier();
-        // The ports are closed now.
+        // The ports are closed.
         exn.flush();
     }
 
@@ -290,7 +294,7 @@ impl Operations for Exn {
     }
 
     fn set_mac_address(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>, mac: [u8; 6]) -> Result {
-        // The address says where the node is; any other would be unreachable.
+        // The address encodes the node ID. Peers could not reach any other address.
         let sh = &dev.data().shared;
         if mac != sh.prefix.mac(sh.nic.node()) {
             return Err(EADDRNOTAVAIL);
@@ -312,7 +316,7 @@ impl Operations for Exn {
             .add_rx_length_errors(length)
             .add_rx_frame_errors(frame)
             .add_rx_missed(missed)
-            // Not what was missed: readers add that themselves.
+            // Missed frames are not included, because readers add them to the errors themselves.
             .add_rx_errors(length.wrapping_add(frame))
             .add_tx_dropped(c.class(Class::TxDropped))
             .add_tx_aborted(aborted)
@@ -321,16 +325,16 @@ impl Operations for Exn {
     }
 
     fn set_rx_mode(_dev: &Device<Self>) {
-        // Nothing to program: the fabric delivers every multicast frame to every node, and the
-        // stack sorts them.
+        // No filter to program: the fabric delivers every multicast frame to every node, and the
+        // stack filters them.
     }
 
     fn tx_timeout(dev: &Device<Self>) {
         let exn = dev.data();
         let sh = &exn.shared;
         sh.reject(Reason::TxWatchdog, None, 0);
-        // What the NIC hasn't taken for so long is given up; the poll function looks at everything
-        // else that can hold the queue.
+        // Drops messages that the NIC has not accepted since the queue stalled. The poll function
+        // handles every other reason for a stopped queue.
         sh.tx_reset_port();
         exn.napi.schedule();
         sh.want_tick(|delay| exn.napi.schedule_in(delay));
@@ -345,12 +349,12 @@ impl Operations for Exn {
                 Err(e) => sh.reopen_later(e),
             }
         }
-        // May have been switched before the interface was up.
+        // The carrier may have been switched before the interface was up.
         sh.update_carrier();
     }
 }
 
-/// One NIC's interface, from probe to unbind. Dropped in the order of the fields.
+/// Interface of one NIC, from probe to unbind. Fields are dropped in their order.
 pub(crate) struct Interface<'bound> {
     _files: Option<Files>,
     _status: Subscription,
@@ -359,7 +363,7 @@ pub(crate) struct Interface<'bound> {
 }
 
 impl<'bound> Interface<'bound> {
-    /// Makes and registers the interface of a NIC. May sleep, takes RTNL.
+    /// Creates and registers the interface of a NIC. May sleep, takes RTNL.
     pub(crate) fn new(nic: Handle, parent: &'bound device::Device<Bound>) -> Result<Self> {
         let settled = Settled;
         let config = Config {
@@ -378,13 +382,13 @@ impl<'bound> Interface<'bound> {
         let mac = MacPrefix(conf::mac_prefix()).mac(nic.node());
         let data = Exn::new(&ndev, &shared)?;
         let net = Registration::<Exn>::new(ndev, parent, &mac, Ok::<_, Error>(data))?;
-        // The interface works without them.
+        // The interface works without debugfs files.
         let files = debugfs::files(&shared)
             .inspect_err(|e| dev_warn!(shared.nic.device(), "exn: no debugfs files: {e:?}\n"))
             .ok();
         let watch = Arc::new(StatusWatch(shared.clone()), GFP_KERNEL)?;
         let status = nic.subscribe(watch)?;
-        // What changed before the subscription.
+        // Handles changes that happened before the subscription.
         shared.ndev.schedule_work();
         Ok(Self {
             _files: files,

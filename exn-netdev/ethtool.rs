@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! ethtool: driver information, counters, ring sizes, eager threshold.
+//! ethtool: driver information, counters, ring sizes, eager threshold. Process context under RTNL.
 
 use crate::{conf, dev::Exn, reason};
 use extoll_core::velo;

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `exn.ko`: Ethernet over Extoll. One interface `exn%d` per NIC; wire format and rules:
-//! docs/exn.md.
+//! `exn.ko`: Ethernet over Extoll. Registers one network interface `exn%d` per NIC.
+//!
+//! The module binds to the auxiliary device that `extoll.ko` creates for each NIC. Probe, unbind,
+//! module load and unload run in process context and may sleep. `dev.rs` documents the interface,
+//! `shared.rs` the locks, docs/exn.md the wire format and the user interface.
 
 #![forbid(unsafe_code)]
 
@@ -48,7 +51,7 @@ impl auxiliary::Driver for Driver {
     }
 }
 
-/// What the files of the module show.
+/// Data of the module's debugfs directory, which has no state of its own.
 struct Parameters;
 
 #[pin_data]

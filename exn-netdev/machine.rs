@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What the protocol machines need from this module: memory, time, buffers.
+//! Environment of the state machines in `protocol::eth`: clock, receive and transmit buffers, lock
+//! wrappers, and type aliases for this module.
 
 pub(crate) use extoll_core::machine::Kernel;
 use extoll_core::nic::Nic;
@@ -26,7 +27,7 @@ use protocol::{
 };
 use wire::ids::NodeId;
 
-/// A table.
+/// Keyed table of bounded size.
 pub(crate) type Slots<T> = protocol::Slots<Kernel, T>;
 
 /// The kernel's time in jiffies.
@@ -45,29 +46,29 @@ pub(crate) fn ms(ms: u32) -> u64 {
     msecs_to_jiffies(ms) as u64
 }
 
-/// Time from `now` to `at`; none if that has passed.
+/// Returns the time from `now` to `at`, zero if `at` has passed.
 #[inline]
 pub(crate) fn delay(now: Time, at: Time) -> Delta {
     duration(at.since(now))
 }
 
-/// How long so many ticks of [`Clock`] are.
+/// Converts ticks of [`Clock`] to a duration.
 #[inline]
 pub(crate) fn duration(ticks: u64) -> Delta {
     let hz = ms(1000).max(1);
     Delta::from_millis((ticks * 1000 / hz) as i64)
 }
 
-/// A frame that peers may fetch.
+/// Announced frame, mapped for GETs of the peer.
 pub(crate) struct TxBuffer {
     pub(crate) map: TxMapping,
     pub(crate) bql: Option<BqlToken>,
 }
 
 impl TxBuffer {
-    /// Frees the frame, which peers fetch no more. Any context.
+    /// Unmaps and frees the frame. No peer may fetch it any more. Any context.
     pub(crate) fn free(self, nic: &Nic) {
-        // Without a device it stays mapped.
+        // Without a bound device the frame stays mapped and is leaked.
         let _ = nic.with_bound_atomic(|dev| drop(self.map.unmap(dev)));
     }
 }
@@ -78,42 +79,43 @@ impl Buffer for TxBuffer {
     }
 }
 
-/// Memory that a frame arrives in.
+/// Receive buffer of a GET.
 pub(crate) struct RxBuffer {
     pub(crate) map: RxMapping,
-    /// What its GET has to overwrite.
+    /// Validity tag written throughout the buffer. The GET must overwrite all copies.
     mark: Mark,
 }
 
 impl RxBuffer {
-    /// Memory for the GET of a frame of `len` bytes. Softirq or process context, does not sleep.
+    /// Allocates and maps the buffer for a frame of `len` bytes. Softirq or process context, does
+    /// not sleep.
     ///
     /// # Errors
     ///
-    /// Those of [`RxMapping::new`].
+    /// Returns the errors of [`RxMapping::new`].
     pub(crate) fn new(dev: &BoundDevice, ndev: &NetDev, len: u32) -> Result<Self> {
         let mark = security::random().to_le_bytes();
         let map = RxMapping::marked(dev, ndev, len, marks(len), mark)?;
         Ok(Self { map, mark })
     }
 
-    /// Memory for GETs of which nobody looks at what they have brought. As [`RxBuffer::new`].
+    /// Like [`RxBuffer::new`], for GETs whose data is discarded: without validity tags.
     pub(crate) fn scratch(dev: &BoundDevice, ndev: &NetDev, len: u32) -> Result<Self> {
         let map = RxMapping::new(dev, ndev, len)?;
         Ok(Self { map, mark: [0; 8] })
     }
 
-    /// The frame that a GET has brought, and where something of it is missing, if so. `None`: the
-    /// buffer is of another binding, and stays mapped.
+    /// Unmaps the buffer. Returns the frame and, if data is missing, the offset of the first hole.
+    /// Returns `None` if the buffer was mapped by an earlier driver binding; it then stays mapped.
     pub(crate) fn complete(self, dev: &BoundDevice) -> Option<(RxSkb, Option<u32>)> {
         let skb = self.map.complete(dev).ok()?;
         let hole = hole(skb.data(), self.mark);
         Some((skb, hole))
     }
 
-    /// Frees the memory, to which nothing comes any more. Any context.
+    /// Unmaps and frees the buffer. No GET may still write to it. Any context.
     pub(crate) fn free(self, nic: &Nic) {
-        // Without a device it stays mapped.
+        // Without a bound device the buffer stays mapped and is leaked.
         let _ = nic.with_bound_atomic(|dev| drop(self.map.discard(dev)));
     }
 }
@@ -124,34 +126,34 @@ impl Buffer for RxBuffer {
     }
 }
 
-/// Announced frames.
+/// Announced frames of the sending side.
 pub(crate) type Sender = rendezvous::Sender<Kernel, TxBuffer>;
-/// Fetches.
+/// GETs in flight and lost ones.
 pub(crate) type Fetches = rendezvous::Fetches<Kernel, RxBuffer>;
-/// Announcements that wait.
+/// Announcements that wait to be fetched.
 pub(crate) type Waiting = rendezvous::Waiting<Kernel>;
 
 /// Nodes of foreign MAC addresses.
 pub(crate) type Macs = protocol::eth::macs::Macs<Kernel>;
-/// Peers that are watched.
+/// Peers that are watched because they leave transfers unanswered.
 pub(crate) type Suspects = stuck::Suspects<Kernel>;
 
-/// A received frame, how it is marked, and its source.
+/// Received frame, state of its checksum, and source node.
 pub(crate) type Frame = (RxSkb, Checksum, NodeId);
 /// Frames that wait for earlier ones of their source.
 pub(crate) type Order = order::Order<Kernel, Frame>;
 
-/// Makes what is too large for the stacks of those who make many such things.
+/// Creates a large object in a separate stack frame and moves it to the heap. May sleep.
 ///
 /// # Errors
 ///
-/// Those of `make`, `ENOMEM`.
+/// Returns the errors of `make`, or `ENOMEM`.
 #[inline(never)]
 pub(crate) fn boxed<T>(make: impl FnOnce() -> Result<T>) -> Result<KBox<T>> {
     Ok(KBox::new(make()?, GFP_KERNEL)?)
 }
 
-/// Fetches behind their lock.
+/// The table of GETs behind its lock.
 pub(crate) struct Locked<'a>(pub(crate) &'a SpinLockIrq<KBox<Fetches>>);
 
 impl protocol::Shared<Fetches> for Locked<'_> {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! State of the sending side: the port, frames that are announced, the one that is parked. What is done with a
-//! frame is in [`crate::tx`].
+//! State of the sending side: the VELO port, announced frames, and the frame that waits for credit.
+//! [`Shared`](crate::shared::Shared) protects it with its lock `tx`; [`crate::tx`] implements the
+//! sending.
 
 use crate::{
     conf,
@@ -16,31 +17,31 @@ use protocol::{
 };
 use wire::{eth::Path, velo::Target};
 
-/// A frame on its way to the port.
+/// Frame on its way to the port.
 pub(crate) struct Outgoing {
     pub(crate) skb: SkBuff,
     pub(crate) target: Target,
-    /// By its length.
+    /// Eager or rendezvous, chosen by the length.
     pub(crate) path: Path,
-    /// A number that all frames of a flow share.
+    /// Number that all frames of a flow share; 0 if the flow is irrelevant.
     pub(crate) flow: u32,
-    /// Messages of it that were sent.
+    /// Number of its messages that were sent.
     pub(crate) sent: usize,
 }
 
-/// Sending side of an interface.
+/// Sending side of an interface; protected by the lock `tx`.
 pub(crate) struct Tx {
     pub(crate) port: Option<velo::Sender>,
-    /// What the port has sent.
+    /// Tracks the commands that the NIC has carried out.
     pub(crate) settled: Settled,
     pub(crate) announced: KBox<Sender>,
     pub(crate) parked: Option<Outgoing>,
-    /// The queue was stopped by this module.
+    /// Set while this module has the queue stopped.
     pub(crate) stopped: bool,
 }
 
 impl Tx {
-    /// An empty one. May sleep.
+    /// Creates the state without a port. May sleep.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self {
             port: None,
@@ -51,24 +52,26 @@ impl Tx {
         })
     }
 
-    /// Takes the port into use.
+    /// Installs the port when the interface is opened.
     pub(crate) fn start(&mut self, port: velo::Sender) {
         self.port = Some(port);
         self.settled = Settled::default();
         self.stopped = false;
     }
 
-    /// Gives the port back, and the frame that waited for it: both to be dropped without the lock.
+    /// Removes the port and the pending frame. The caller drops both after it has released the
+    /// lock.
     pub(crate) fn stop(&mut self) -> (Option<velo::Sender>, Option<SkBuff>) {
         (self.port.take(), self.parked.take().map(|p| p.skb))
     }
 
-    /// The port, to be used without the lock: it may log, and the line may have to go out here.
+    /// Returns the port for use without the lock: the port may log, and netconsole may send the
+    /// line through this interface.
     pub(crate) fn port(&self) -> Option<velo::Sender> {
         self.port.clone()
     }
 
-    /// Announced frames in flight and in quarantine.
+    /// Returns the numbers of announced frames in flight and in quarantine.
     pub(crate) fn gauges(&self) -> (u64, u64) {
         (
             self.announced.active() as u64,
@@ -76,34 +79,34 @@ impl Tx {
         )
     }
 
-    /// Whether a frame is parked, and whether the queue is stopped.
+    /// Returns whether a frame is pending and whether the queue is stopped.
     pub(crate) fn blocked(&self) -> (bool, bool) {
         (self.parked.is_some(), self.stopped)
     }
 
-    /// Whether housekeeping has something to do.
+    /// Returns whether housekeeping must run.
     pub(crate) fn needs_tick(&self) -> bool {
         !self.announced.is_empty() || self.parked.is_some()
     }
 
-    /// Whether the port is open.
+    /// Returns whether the port is open.
     pub(crate) fn is_open(&self) -> bool {
         self.port.is_some()
     }
 
-    /// Whether nothing is in flight.
+    /// Returns whether no announced frame is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.announced.active() == 0
     }
 
-    /// Takes one frame out at `down`, true if it was in flight, to be dropped without the lock; the
-    /// port is closed.
+    /// Removes one announced frame at `down`, after the port was closed. Returns whether it was in
+    /// flight. The caller drops the mapping after it has released the lock.
     pub(crate) fn flush_one(&mut self) -> Option<(bool, TxMapping)> {
         let (active, buffer) = self.announced.flush_one()?;
         Some((active, buffer.map))
     }
 
-    /// What happened to announced frames.
+    /// Returns the counts of state transitions of announced frames.
     pub(crate) fn counts(&self) -> &Counts<FlightState> {
         self.announced.counts()
     }

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The poll function of the interface, for both units: only one context delivers frames, so that
-//! those of a source stay in their order.
+//! NAPI poll function of an interface, for VELO and RMA port together: a single context delivers
+//! frames, so that frames of a source stay in order.
+//!
+//! Runs in softirq, in a NAPI thread or in a busy-polling process, with bottom halves off, on one
+//! CPU at a time. `netpoll` runs in any context, also with interrupts off. No lock of [`Shared`] is
+//! held on entry; functions of the port are called without these locks.
 
 use crate::{
     conf,
@@ -16,30 +20,31 @@ use kernel::{prelude::*, sync::Arc};
 use kernel_ext::net::{NapiPoll, Owner, PollCx};
 use protocol::{Clock as _, Memory as _, Time};
 
-/// Most notifications handled in one run, transmit completions included.
+/// Maximum number of notifications processed in one run, transmit completions included.
 const BATCH: usize = 256;
 
-/// Most times in a row that netpoll takes so many.
+/// Maximum number of such batches that netpoll processes in one call.
 const ROUNDS: usize = 4;
 
-/// What only the poll function uses.
+/// State used by the poll function only, without a lock.
 pub(crate) struct State {
     pub(crate) velo: VeloState,
     pub(crate) rma: RmaState,
-    /// Frames that netpoll has found, and that wait for nothing but delivery.
+    /// Frames that netpoll received and that are ready for delivery.
     found: KVVec<Frame>,
-    /// Owners of frames that netpoll has found to stand still: they can't be dropped there.
+    /// Sockets of frames that netpoll found to be stalled. Netpoll cannot release them, because it
+    /// may run with interrupts off.
     owners: KVVec<Option<Owner>>,
-    /// There are some.
+    /// Set if `owners` is not empty.
     owed: bool,
-    /// When netpoll did the housekeeping of the sending side last.
+    /// Time of netpoll's last housekeeping of the sending side.
     aged: Time,
-    /// Messages are left in the mailbox: it fills and holds the network back.
+    /// Set while messages are left in the mailbox, which fills and slows the senders.
     paused: bool,
 }
 
 impl State {
-    /// Without ports. May sleep.
+    /// Creates the state without ports. May sleep.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self {
             velo: VeloState::new()?,
@@ -52,8 +57,8 @@ impl State {
         })
     }
 
-    /// Forgets what was received; returns the number of announcements and frames. The ports are
-    /// closed. May sleep.
+    /// Drops everything received but not delivered. Returns the number of announcements and frames
+    /// dropped. The ports are closed. May sleep.
     pub(crate) fn flush(&mut self, sh: &Shared) -> usize {
         let found = self.found.len();
         self.found.clear();
@@ -62,7 +67,7 @@ impl State {
         found + self.velo.rx.flush(sh)
     }
 
-    /// Drops what netpoll has left. Not with interrupts disabled.
+    /// Releases the sockets that netpoll collected. Interrupts must be enabled.
     fn disown(&mut self) {
         if core::mem::take(&mut self.owed) {
             self.owners.iter_mut().for_each(|owner| *owner = None);
@@ -70,33 +75,36 @@ impl State {
     }
 }
 
-/// Notifications that were handled.
+/// Result of processing notifications.
 struct Handled {
-    /// Frames that were received.
+    /// Received frames.
+    /// All notifications, transmit completions included.
     frames: usize,
     all: usize,
-    /// There may be more.
+    /// Set if more notifications may be pending.
     more: bool,
 }
 
-/// Handles messages and notifications of the ports.
+/// The poll function of an interface.
 pub(crate) struct Poll {
     pub(crate) shared: Arc<Shared>,
 }
 
 impl Poll {
-    /// Takes notifications of up to `budget` received frames.
+    /// Processes notifications until `budget` frames were received or [`BATCH`] notifications
+    /// processed.
     fn notifications(&self, state: &mut State, budget: usize, cx: &mut PollCx<'_>) -> Handled {
         let sh = &*self.shared;
         let State {
             velo, rma, found, ..
         } = state;
-        // All at once, as they came before the others; that is what this run does, then.
+        // Frames from netpoll are older than all others, so they are delivered first and at once;
+        // this run counts them as up to `budget`.
         let (mut frames, mut all) = (found.len().min(budget), 0);
         for frame in found.drain_all() {
             deliver(sh, frame, cx);
         }
-        // Frames that were sent are not counted, but bounded.
+        // Transmit completions do not count against the budget, but against `BATCH`.
         while frames < budget && all < BATCH {
             let chunk = (budget - frames).min(BATCH - all);
             let n = rma.run(sh, chunk, |outcome| match outcome {
@@ -123,8 +131,8 @@ impl Poll {
         Handled { frames, all, more }
     }
 
-    /// Takes notifications in any context; received frames are delivered later. Returns whether
-    /// there were any.
+    /// Processes notifications in any context and keeps received frames for later delivery. Returns
+    /// whether there were notifications.
     fn completions(&self, state: &mut State) -> bool {
         let sh = &*self.shared;
         let State {
@@ -132,14 +140,14 @@ impl Poll {
         } = state;
         let mut all = 0;
         for _ in 0..ROUNDS {
-            // There is room for all fetches that can be in flight, and no new ones begin.
+            // `found` has room for all GETs that can be in flight; none is posted during this call.
             let chunk = conf::FOUND.saturating_sub(found.len()).min(BATCH);
             let n = rma.run(sh, chunk, |outcome| match outcome {
                 Outcome::Sent(skb) => skb.consume(),
                 Outcome::Received(skb, node, ticket) => {
                     let checksum = checksum(sh, &skb, false);
                     if let Err(frame) = velo.rx.fetched(ticket, (skb, checksum, node)) {
-                        // There is room for as many as were asked for.
+                        // Cannot fail: `chunk` is limited to the free capacity.
                         let _ = found.push_within_capacity(frame);
                     }
                 }
@@ -153,13 +161,13 @@ impl Poll {
         all > 0
     }
 
-    /// Housekeeping of the sending side in any context, as often as the clock moves. It stands still
-    /// if the only processor has interrupts off.
+    /// Does the housekeeping of the sending side in any context, once per clock tick. The clock
+    /// does not advance while the only CPU has interrupts off.
     fn age(&self, state: &mut State) {
         let now = Clock.now();
         if core::mem::replace(&mut state.aged, now) != now {
             let mut owners = Owners::new(&mut state.owners);
-            // One that finds no place would be dropped at once.
+            // Without a free slot a socket would be released here, possibly with interrupts off.
             if !owners.is_full() {
                 self.shared.tx_age(now, &mut owners);
                 state.owed = true;
@@ -177,7 +185,7 @@ impl NapiPoll for Poll {
         state.disown();
         sh.tx_unblock();
         sh.count(Counter::PollVelo);
-        // Messages get their part, too.
+        // Half of the budget is left for messages.
         let handled = self.notifications(state, budget.div_ceil(2), cx);
         let left = budget - handled.frames;
         if left == 0 {
@@ -202,14 +210,14 @@ impl NapiPoll for Poll {
         if ran.paused {
             sh.count(Counter::RxPaused);
         }
-        // What was sent counts, too, so that its interrupts can be deferred as well.
+        // Transmit completions count as work, so that their interrupts can be deferred as well.
         (ran.messages + handled.all).min(budget - 1)
     }
 
     fn arm(&self, state: &mut State) -> bool {
         let sh = &*self.shared;
         let more = state.rma.rearm(sh);
-        // The interrupt of a mailbox that is left to fill stays masked until there is room.
+        // The interrupt of a mailbox that was left unread stays masked until there is room.
         let pending = !state.paused && state.velo.rearm(sh);
         more || pending
     }
@@ -220,8 +228,8 @@ impl NapiPoll for Poll {
             self.age(state);
             found
         });
-        // All that can hold the queue has to be looked at here. Timers and work items may not get
-        // to run until the caller has sent what it has.
+        // Netpoll must handle every cause of a stopped queue here. Timers and work items may not
+        // run until the caller has sent its data.
         self.shared.tx_poll_port();
         self.shared.tx_unblock();
         found

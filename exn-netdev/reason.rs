@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Why a frame or message was dropped or refused: numbered reasons and the other counters of the
-//! interface.
+//! Counters of an interface: numbered drop reasons and counts of normal operation. All operations
+//! are atomic and run in any context.
 
 use kernel::{
     prelude::*,
@@ -9,30 +9,30 @@ use kernel::{
 };
 use wire::eth::{self, Reject};
 
-/// Which of the standard statistics a reason adds to.
+/// Standard statistic (`ip -s link`) that a reason adds to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Received and thrown away without an error.
+    /// Received intact, then dropped.
     RxDropped,
-    /// Impossible length.
+    /// Received with an invalid length.
     RxLength,
-    /// Damaged or illegal.
+    /// Received damaged or in violation of the protocol.
     RxFrame,
-    /// Announced, but not obtained.
+    /// Announced by the peer, but not fetched.
     RxMissed,
-    /// Not sent by decision.
+    /// Dropped before sending because of a limit or a missing route.
     TxDropped,
     /// Not sent because of an error.
     TxError,
-    /// Given up after a time-out.
+    /// Given up after a timeout or by the peer.
     TxAborted,
-    /// An event that cost no frame.
+    /// Event that lost no frame.
     Event,
 }
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $num:literal $name:ident $class:ident $key:literal $text:literal;)*) => {
-        /// Numbered reasons; the numbers are stable (docs/exn.md).
+        /// Drop reasons. Their numbers are stable (docs/exn.md).
         #[derive(Clone, Copy, PartialEq, Eq)]
         #[repr(u8)]
         pub(crate) enum Reason {
@@ -40,7 +40,7 @@ macro_rules! reasons {
         }
 
         impl Reason {
-            /// All of them, in the order of their numbers from 0.
+            /// All reasons in the order of their numbers, from 0.
             pub(crate) const ALL: &'static [Reason] = &[$(Reason::$name),*];
 
             /// Name of the ethtool counter.
@@ -50,19 +50,19 @@ macro_rules! reasons {
                 }
             }
 
-            /// Name without the terminator, for debugfs.
+            /// Name of the counter as `str`, for debugfs.
             pub(crate) fn name(self) -> &'static str {
                 self.key().to_str().unwrap_or("")
             }
 
-            /// What a log line says.
+            /// Text of the log line.
             pub(crate) const fn text(self) -> &'static str {
                 match self {
                     $(Reason::$name => $text,)*
                 }
             }
 
-            /// Where it shows in the standard statistics.
+            /// Standard statistic that the reason adds to.
             pub(crate) const fn class(self) -> Class {
                 match self {
                     $(Reason::$name => Class::$class,)*
@@ -73,106 +73,111 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Sent while the carrier is off.
+    /// Frame was sent while the carrier is off.
     0 TxNoCarrier TxDropped c"tx_no_carrier" "no carrier";
-    /// Shorter than an Ethernet header.
+    /// Frame to send is shorter than an Ethernet header.
     1 TxShort TxError c"tx_short" "frame shorter than an Ethernet header";
-    /// Longer than the protocol allows.
+    /// Frame to send is longer than the protocol allows.
     2 TxLong TxError c"tx_long" "frame longer than 65,558 bytes";
-    /// No node for the destination address.
+    /// Destination address belongs to no known node.
     3 TxNoRoute TxDropped c"tx_no_route"
         "destination MAC address belongs to no node and default_nodeid is not set";
-    /// Multicast longer than 255 fragments.
+    /// Multicast frame is longer than 255 fragments.
     4 TxMulticastLong TxDropped c"tx_multicast_long" "multicast frame longer than 30,600 bytes";
-    /// No memory to linearise the frame.
+    /// Allocation for linearising the frame failed.
     5 TxNoMemory TxDropped c"tx_no_memory" "no memory to make the frame contiguous";
     /// The checksum could not be finished.
     6 TxChecksum TxError c"tx_checksum" "checksum could not be finished";
     /// DMA mapping failed.
     7 TxMap TxError c"tx_map_error" "DMA mapping failed";
-    /// The peer does not fetch, or late, and has as many frames pending as allowed.
+    /// Peer is stalled or slow and already has the allowed number of frames pending.
     8 TxPeerBound TxDropped c"tx_peer_bound"
-        "the peer fetches nothing, or late, and has the allowed number of frames pending";
-    /// The port refused to send.
-    9 TxPort TxError c"tx_port_error" "the port refused to send";
-    /// Not fetched in time.
+        "peer fetches too slowly and has reached its limit of pending frames";
+    /// VELO port failed for good.
+    9 TxPort TxError c"tx_port_error" "VELO port cannot send: NIC is gone or port is closed";
+    /// Peer did not fetch the frame in time.
     10 TxTimeout TxAborted c"tx_rdv_timeout" "announced frame was not fetched in time";
-    /// The responder reported an error.
+    /// Responder notification reports an error.
     11 TxNotifyError TxError c"tx_notify_error" "responder notification reports an error";
-    /// The peer says that it dropped the frame.
+    /// Peer reports that it dropped the frame.
     12 TxPeerDropped TxAborted c"tx_peer_dropped" "the peer dropped an announced frame";
-    /// The interface went down before the frame was fetched.
+    /// Interface was set down before the peer fetched the frame.
     13 TxFlushed TxAborted c"tx_flushed" "interface went down before the frame was fetched";
     /// The transmit watchdog fired.
-    14 TxWatchdog Event c"tx_watchdog" "transmit queue stood still";
-    /// Source VPID is not 254, or a reserved node.
-    15 RxSource RxFrame c"rx_bad_source" "message from a source that is no network driver";
-    /// Message type and tag that the protocol does not know.
+    14 TxWatchdog Event c"tx_watchdog" "transmit queue stalled";
+    /// Source VPID is not 254, or the source node ID is reserved.
+    15 RxSource RxFrame c"rx_bad_source"
+        "message from a source that is not the port of a network driver";
+    /// Type and tag of the message are unknown.
     16 RxType RxFrame c"rx_bad_type" "message of unknown type or with wrong tag";
-    /// The slot holds an impossible message.
-    17 RxMessage RxFrame c"rx_bad_message" "mailbox slot with an impossible message";
-    /// A fragment that is not 120 bytes long.
+    /// Mailbox slot contains a message of invalid length or with its error bit set.
+    17 RxMessage RxFrame c"rx_bad_message" "message of invalid length or with its error bit set";
+    /// Non-final fragment is not 120 bytes long.
     18 RxFragmentLength RxLength c"rx_bad_fragment_length"
-        "fragment that is not the last has not 120 bytes";
-    /// Tag sequence broken.
+        "non-final fragment is not 120 bytes long";
+    /// Tag sequence of a frame's fragments is broken.
     19 RxSequence RxFrame c"rx_bad_sequence" "fragment sequence broken, partial frame discarded";
-    /// More than 65,558 bytes reassembled.
+    /// Reassembled frame exceeds 65,558 bytes.
     20 RxTooLong RxLength c"rx_too_long" "reassembled frame longer than 65,558 bytes";
-    /// Shorter than a header.
+    /// Received frame is shorter than an Ethernet header.
     21 RxShort RxLength c"rx_short" "frame shorter than an Ethernet header";
-    /// The end of a frame never came.
-    22 RxStale RxFrame c"rx_partial_timeout" "fragments without end, partial frame discarded";
-    /// Too many partial frames at once.
+    /// Final fragment of a frame never arrived.
+    22 RxStale RxFrame c"rx_partial_timeout"
+        "final fragment never arrived, partial frame discarded";
+    /// Too many sources have a partial frame.
     23 RxPartials RxDropped c"rx_partials_full" "too many partial frames at once, oldest discarded";
-    /// No memory for an eager frame.
+    /// Allocation for an eager frame failed.
     24 RxNoMemory RxDropped c"rx_no_memory" "no memory for a received frame";
-    /// Own multicast came back.
+    /// Own multicast frame came back.
     25 RxOwnMulticast Event c"rx_own_multicast" "own multicast frame came back";
-    /// An announcement whose length is not 16.
-    26 RxAnnounceLength RxLength c"rx_bad_announce_length" "announcement has not 16 bytes";
-    /// An announced frame of absurd size.
-    27 RxAnnounceSize RxLength c"rx_bad_announce_size" "announced frame has an absurd size";
-    /// Fetched only to be thrown away.
+    /// Announcement is not 16 bytes long.
+    26 RxAnnounceLength RxLength c"rx_bad_announce_length" "announcement is not 16 bytes long";
+    /// Announced length is invalid.
+    27 RxAnnounceSize RxLength c"rx_bad_announce_size" "announced frame has an invalid length";
+    /// Frame was fetched only to free the sender's buffer, and discarded.
     28 RxDiscarded RxDropped c"rx_rdv_discarded"
         "no memory for an announced frame, fetched and discarded";
-    /// The source does not answer GETs.
+    /// Source leaves too many GETs unanswered.
     29 RxPeerBound RxMissed c"rx_peer_bound"
-        "announcement refused: the source leaves too many fetches unanswered";
-    /// A GET was not answered.
-    30 RxTimeout RxMissed c"rx_rdv_timeout" "fetch of an announced frame was not answered in time";
-    /// A completer notification with an error.
+        "announcement dropped: its source leaves too many GETs unanswered";
+    /// GET was not answered in time.
+    30 RxTimeout RxMissed c"rx_rdv_timeout" "GET of an announced frame was not answered in time";
+    /// Completer notification reports an error.
     31 RxNotifyError RxFrame c"rx_notify_error" "completer notification reports an error";
-    /// The port refused a GET.
-    32 RxPort RxMissed c"rx_port_error" "the port refused a fetch";
-    /// A notification that belongs to nothing.
+    /// RMA port cannot post GETs.
+    32 RxPort RxMissed c"rx_port_error"
+        "announcement dropped: RMA port cannot fetch (VPID not enabled yet, or NIC gone)";
+    /// Notification matches no transfer.
     33 Unmatched Event c"notify_unmatched" "notification that matches no transfer";
-    /// A notification for something that was given up.
+    /// Notification is for a transfer that was given up.
     34 Late Event c"notify_late" "notification for a transfer that was given up";
-    /// A notification of a wrong type or command.
-    35 BadNotify Event c"notify_bad" "notification of a type or command that was not asked for";
-    /// "Frame dropped" for a frame that is not pending.
+    /// Notification has an unexpected type or command.
+    35 BadNotify Event c"notify_bad" "notification of an unexpected type or command";
+    /// Peer reports a drop of a frame that is not pending.
     36 DropUnmatched Event c"drop_unmatched" "peer says it dropped a frame that is not pending";
-    /// Announcements lost when the interface went down.
+    /// Interface was set down before the frame was fetched.
     37 RxFlushed RxMissed c"rx_flushed" "interface went down before the frame was fetched";
-    /// The ports were reopened.
+    /// Ports are reopened because they are stuck.
     38 Restart Event c"port_restart"
-        "no notification comes although the peer is alive, reopening the ports";
-    /// Read so late that its sender may use the memory for something else.
-    39 RxOld RxMissed c"rx_rdv_stale" "announcement refused: too old";
-    /// The source has too many announcements waiting.
-    40 RxWaiting RxMissed c"rx_waiting_bound" "announcement refused: too many of its source wait";
-    /// The ports could not be reopened, which is tried again.
+        "no notification arrives although the peer is alive, reopening the ports";
+    /// Announcement is so old that its sender may already reuse the memory.
+    39 RxOld RxMissed c"rx_rdv_stale" "announcement dropped: too old";
+    /// Too many announcements of the source wait to be fetched.
+    40 RxWaiting RxMissed c"rx_waiting_bound"
+        "announcement dropped: too many of its source are waiting";
+    /// Ports could not be reopened; the driver retries.
     41 RestartFailed Event c"port_restart_failed"
-        "the ports can't be opened again, trying again later";
+        "ports could not be reopened, retrying later";
     /// Packets of a fetched frame were lost.
-    42 RxHole RxFrame c"rx_rdv_hole" "fetched frame with a hole: packets got lost on their way";
-    /// A node sends with more foreign addresses than it may have.
-    43 RxMacBound Event c"rx_mac_bound" "too many foreign MAC addresses of one node";
+    42 RxHole RxFrame c"rx_rdv_hole"
+        "fetched frame is incomplete: packets were lost in the network";
+    /// Node sends from more foreign MAC addresses than allowed.
+    43 RxMacBound Event c"rx_mac_bound" "too many foreign MAC addresses from one node";
 }
 
 impl Reason {
-    /// Whether it is worth a log line: not what is a consequence of something logged elsewhere, or
-    /// harmless.
+    /// Returns whether the reason is logged. Harmless reasons and consequences of an event that is
+    /// logged elsewhere are only counted.
     pub(crate) const fn is_logged(self) -> bool {
         !matches!(
             self,
@@ -186,7 +191,7 @@ impl Reason {
     }
 }
 
-/// The reason that is counted for what the encoding of messages refuses.
+/// Returns the reason to count for a message that the decoder rejected.
 pub(crate) fn reason_of(reject: &Reject) -> Reason {
     use eth::Reason as W;
     match reject.reason {
@@ -214,7 +219,7 @@ macro_rules! counters {
         }
 
         impl Counter {
-            /// All of them.
+            /// All counters, in the order of their numbers.
             pub(crate) const ALL: &'static [Counter] = &[$(Counter::$name),*];
 
             /// Name of the ethtool counter.
@@ -228,64 +233,68 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Unicast frames sent eagerly.
+    /// Eager unicast frames sent.
     TxEager c"tx_eager_frames";
-    /// Messages sent for eager frames.
+    /// Messages sent for eager and multicast frames.
     TxFragments c"tx_eager_fragments";
     /// Multicast frames sent.
     TxMulticast c"tx_multicast_frames";
-    /// Unicast frames sent to all nodes.
+    /// Unicast frames flooded to all nodes.
     TxFlooded c"tx_flooded_frames";
-    /// Frames announced.
+    /// Announced frames.
     TxRdv c"tx_rdv_frames";
-    /// Announced frames that were fetched.
+    /// Announced frames that the peer has fetched.
     TxRdvDone c"tx_rdv_done";
-    /// Frames that had to be made contiguous by the driver.
+    /// Frames linearised by the driver.
     TxLinearized c"tx_linearized";
     /// Checksums finished by the driver.
     TxChecksummed c"tx_checksummed";
-    /// Short frames that were announced, behind announced ones of their flow.
+    /// Frames below the threshold that were announced because their flow had announced frames in
+    /// flight.
     TxShortRdv c"tx_rdv_short";
-    /// Queue stopped for want of credit.
+    /// Stops of the queue because the port had no credit.
     TxStopCredit c"tx_stop_credit";
-    /// Queue stopped because the bound of frames in flight was reached.
+    /// Stops of the queue because the limit of frames in flight was reached.
     TxStopFull c"tx_stop_full";
-    /// Queue woken.
+    /// Wakeups of the queue.
     TxWake c"tx_wake";
-    /// Frames whose bytes were given back to the byte queue limit early.
+    /// Announced frames that stalled: no longer charged to the byte queue limit and to their
+    /// socket.
     TxStalled c"tx_rdv_stalled";
     /// Eager frames received.
     RxEager c"rx_eager_frames";
-    /// Messages received with pieces of eager frames.
+    /// Messages received with fragments of eager frames.
     RxFragments c"rx_eager_fragments";
     /// Multicast frames received.
     RxMulticast c"rx_multicast_frames";
-    /// Eager frames for everybody that were received.
+    /// Eager broadcast frames received.
     RxBroadcast c"rx_broadcast_frames";
-    /// Frames received whose checksum is to be finished.
+    /// Frames received with an unfinished checksum.
     RxUnfinished c"rx_csum_unfinished";
     /// Announcements received.
     RxAnnounced c"rx_rdv_announced";
     /// Announced frames received.
     RxRdv c"rx_rdv_frames";
-    /// Announcements that had to wait (memory, credit, bound).
+    /// Rounds in which no waiting announcement could be fetched (no memory, no credit or a limit
+    /// reached).
     RxDeferred c"rx_rdv_deferred";
-    /// Frames that waited for an earlier one of their source.
+    /// Frames held back until an earlier frame of their source was complete.
     RxHeld c"rx_held_frames";
-    /// Announced frames that were not waited for (any longer): what came later went past them.
+    /// Announced frames whose order was given up: later frames of their source were delivered
+    /// first.
     RxUnordered c"rx_unordered";
-    /// Pauses of message processing because too many announcements wait.
+    /// Runs that left messages in the mailbox because too many announcements were waiting.
     RxPaused c"rx_paused";
     /// Runs of the poll function.
     PollVelo c"poll_velo";
-    /// Runs of it that found notifications.
+    /// Runs of the poll function that found notifications.
     PollRma c"poll_rma";
 }
 
 const REASONS: usize = Reason::ALL.len();
 const COUNTERS: usize = Counter::ALL.len();
 
-/// Gauges that `ethtool -S` shows behind the counters.
+/// Gauges that `ethtool -S` shows after the counters.
 pub(crate) const GAUGES: [&CStr; 6] = [
     c"tx_rdv_in_flight",
     c"tx_rdv_quarantined",
@@ -295,7 +304,7 @@ pub(crate) const GAUGES: [&CStr; 6] = [
     c"foreign_macs",
 ];
 
-/// Names for `ethtool -S`: counters, reasons, gauges.
+/// Names for `ethtool -S`: counters, reasons, gauges. Same order as [`Counters::values`].
 pub(crate) const NAMES: [&CStr; COUNTERS + REASONS + GAUGES.len()] = {
     let mut names = [c""; COUNTERS + REASONS + GAUGES.len()];
     let mut i = 0;
@@ -316,14 +325,14 @@ pub(crate) const NAMES: [&CStr; COUNTERS + REASONS + GAUGES.len()] = {
     names
 };
 
-/// The counters of one interface. They survive `down` and `up`.
+/// Counters of one interface. They survive `down` and `up`.
 pub(crate) struct Counters {
     counters: [Atomic<u64>; COUNTERS],
     reasons: [Atomic<u64>; REASONS],
 }
 
 impl Counters {
-    /// All zero.
+    /// Creates counters with value 0.
     pub(crate) fn new() -> Self {
         Self {
             counters: core::array::from_fn(|_| Atomic::new(0)),
@@ -352,17 +361,17 @@ impl Counters {
         }
     }
 
-    /// How often a reason occurred.
+    /// Returns the number of events of a reason.
     pub(crate) fn reason_count(&self, r: Reason) -> u64 {
         self.reasons.get(r as usize).map_or(0, |v| v.load(Relaxed))
     }
 
-    /// Value of a counter.
+    /// Returns the value of a counter.
     pub(crate) fn get(&self, c: Counter) -> u64 {
         self.counters.get(c as usize).map_or(0, |v| v.load(Relaxed))
     }
 
-    /// Sum of all reasons of a class.
+    /// Returns the sum of all reasons of a class.
     pub(crate) fn class(&self, class: Class) -> u64 {
         Reason::ALL
             .iter()
@@ -370,7 +379,7 @@ impl Counters {
             .fold(0, |n, r| n.wrapping_add(self.reason_count(*r)))
     }
 
-    /// All values in the order of [`NAMES`], without the gauges.
+    /// Returns all values in the order of [`NAMES`], without the gauges.
     pub(crate) fn values(&self) -> impl Iterator<Item = u64> + '_ {
         Iterator::chain(self.counters.iter(), self.reasons.iter()).map(|v| v.load(Relaxed))
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Frames that come in messages: put together per source.
+//! Reassembly of frames that arrive in VELO messages, one frame per source at a time. Used by the
+//! poll function only; no lock is held, except by allocators.
 
 use crate::{
     conf,
@@ -17,11 +18,11 @@ use wire::{
     ids::NodeId,
 };
 
-/// A source whose frame is incomplete, or whose broken frame has not ended.
+/// Source whose frame is incomplete, or whose broken frame has not ended.
 struct Partial {
     asm: Reassembler,
     skb: Option<RxSkb>,
-    /// Last fragment.
+    /// Time of the last fragment.
     touched: Time,
 }
 
@@ -34,7 +35,8 @@ impl Partial {
         }
     }
 
-    /// Appends to the frame, in a larger buffer if need be (more than 256 fragments share tags).
+    /// Appends to the frame. Allocates a larger buffer if necessary, because tags repeat after 256
+    /// fragments and the first tag then understates the length. Returns false without memory.
     fn append(&mut self, sh: &Shared, data: &[u8]) -> bool {
         let Some(skb) = self.skb.as_mut() else {
             return false;
@@ -52,7 +54,8 @@ impl Partial {
         true
     }
 
-    /// Takes a fragment; a frame that it completes, and whether it came in several.
+    /// Processes a fragment. Returns the frame if it is complete, and whether it came in several
+    /// messages.
     fn push(
         &mut self,
         sh: &Shared,
@@ -101,7 +104,7 @@ impl Partial {
             }
             Progress::Reject(reject) => {
                 self.skb = None;
-                // The rest of a frame that was given up is counted once, with the break.
+                // Further fragments of a broken frame are not counted; the break was.
                 if reject.reason != eth::Reason::Tail {
                     refuse(&reject);
                 }
@@ -111,38 +114,39 @@ impl Partial {
     }
 }
 
-/// A message with a piece of a frame.
+/// One message of an eager frame.
 pub(crate) struct Fragment<'a> {
     pub(crate) tag: u8,
     pub(crate) last: bool,
     pub(crate) data: &'a [u8],
 }
 
-/// Frames that are incomplete.
+/// Incomplete frames by source.
 pub(crate) struct Partials(Slots<Partial>);
 
 impl Partials {
-    /// None. May sleep.
+    /// Creates an empty table. May sleep.
     pub(crate) fn new() -> Result<Self> {
         Slots::new(conf::PARTIALS).map(Self)
     }
 
-    /// Number of sources with one.
+    /// Returns the number of sources with an incomplete frame.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there is no incomplete frame.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Forgets all.
+    /// Drops all incomplete frames.
     pub(crate) fn flush(&mut self) {
         while self.0.pop_oldest().is_some() {}
     }
 
-    /// What comes next of `node` does not continue its frame.
+    /// Marks the frame of `node` as broken: its following fragments are dropped up to the final
+    /// one.
     pub(crate) fn abandon(&mut self, node: NodeId) {
         if let Some(p) = self.0.get_mut(u64::from(node.0)) {
             p.asm.abandon();
@@ -150,7 +154,7 @@ impl Partials {
         }
     }
 
-    /// Takes a fragment; a frame that it completes.
+    /// Processes a fragment. Returns the frame if it is complete.
     pub(crate) fn push(
         &mut self,
         sh: &Shared,
@@ -168,14 +172,14 @@ impl Partials {
         .unwrap_or_else(|| Partial::new(now));
         p.touched = now;
         let complete = p.push(sh, node, fragment, cx);
-        // Between frames there is nothing to remember.
+        // A source without an incomplete or broken frame needs no entry.
         if p.asm != Reassembler::new(conf::MAX_FRAME) {
             if self.0.is_full() {
                 if let Some((old, _)) = self.0.pop_oldest() {
                     sh.reject(Reason::RxPartials, Some(NodeId(old as u16)), 0);
                 }
             }
-            // Can't fail: there is a place, and the key was removed above.
+            // Cannot fail: a slot is free, and the key was removed above.
             let _ = self.0.insert(key, p);
         }
         complete.map(|(skb, several)| {
@@ -184,10 +188,10 @@ impl Partials {
         })
     }
 
-    /// Discards frames that don't go on.
+    /// Discards frames without a new fragment for [`conf::PARTIAL_MS`].
     pub(crate) fn age(&mut self, sh: &Shared, now: Time) {
         let limit = ms(conf::PARTIAL_MS);
-        // A source that goes on is moved to the young end with every fragment.
+        // Each fragment moves its source to the young end of the table.
         while self
             .0
             .oldest()

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The end of fetches: notifications end announced frames (of ours) and fetches (by us).
+//! RMA notifications: a responder notification ends an announced frame of this node, a completer
+//! notification ends a GET of this node.
+//!
+//! Used by the poll function, by netpoll and by `stop`. The locks `rx` and `tx` of [`Shared`] are
+//! taken for each notification, one at a time.
 
 use crate::{
     conf,
@@ -28,9 +32,8 @@ use wire::{
 };
 
 impl Shared {
-    /// Housekeeping of the fetches.
-    ///
-    /// All GETs that were given to the port before `settled` are with the NIC.
+    /// Housekeeping of GETs: replaces a used scratch buffer and gives up what is overdue. All GETs
+    /// that were given to the port before `settled` have reached the NIC.
     pub(crate) fn rx_tick(&self, now: Time, settled: Time) {
         let limits = self.limits();
         let (lost, needs_scratch) = {
@@ -38,7 +41,7 @@ impl Shared {
             let free = |buffer: RxBuffer| buffer.free(&self.nic);
             (rx.age(&Clock, &limits, settled, free), rx.needs_scratch())
         };
-        // Without memory the next run tries again.
+        // If the allocation fails, the next run tries again.
         let fresh = needs_scratch.then(|| self.scratch_buffer().ok()).flatten();
         if let Some(scratch) = fresh {
             self.set_scratch(Some(scratch));
@@ -49,13 +52,13 @@ impl Shared {
         }
     }
 
-    /// Makes a scratch buffer.
+    /// Allocates a scratch buffer, the target of GETs whose data is discarded.
     pub(crate) fn scratch_buffer(&self) -> Result<RxBuffer> {
         let make = |dev: &BoundDevice| RxBuffer::scratch(dev, &self.ndev, conf::MAX_FRAME);
         self.nic.with_bound_atomic(make)?
     }
 
-    /// Replaces the scratch buffer, or takes it away.
+    /// Replaces or removes the scratch buffer.
     pub(crate) fn set_scratch(&self, scratch: Option<RxBuffer>) {
         let old = self.rx.lock().set_scratch(scratch);
         if let Some(old) = old {
@@ -63,17 +66,18 @@ impl Shared {
         }
     }
 
-    /// Ends a fetch; `each` takes the frame, or hears that there will be none.
+    /// Ends a GET. Calls `each` with the frame, or with [`Outcome::Ended`] if the frame failed.
     fn rx_complete(&self, dev: &BoundDevice, c: &Completion, each: impl FnOnce(Outcome)) {
         let ended = self.rx.lock().notified(&Clock, c);
         let (buffer, reason, detail, ticket) = match ended {
             Fetched::Frame(buffer, node, ticket) => {
-                // The buffers are of this binding: nothing is kept beyond it.
+                // Cannot fail: the ports are closed, and buffers removed, before the driver is
+                // unbound.
                 let Some((skb, hole)) = buffer.complete(dev) else {
                     return;
                 };
                 if let Some(at) = hole {
-                    // Nobody may see what was in that memory before.
+                    // The stale contents of the memory must not reach the stack.
                     drop(skb);
                     (None, Reason::RxHole, at.into(), ticket)
                 } else if !eth::is_own_group_frame(skb.data(), node, self.nic.node()) {
@@ -88,7 +92,7 @@ impl Shared {
             Fetched::Failed(buffer, error, ticket) => {
                 (buffer, Reason::RxNotifyError, error.into(), ticket)
             }
-            // Nothing waits for it any more.
+            // The frame was given up earlier and has no position in the order any more.
             Fetched::Late(buffer) => (buffer, Reason::Late, c.key, None),
             Fetched::Unmatched => return self.unmatched(c.peer, c.key),
         };
@@ -102,16 +106,16 @@ impl Shared {
     }
 }
 
-/// What only the poll function uses.
+/// RMA state of the poll function; used without a lock.
 #[derive(Default)]
 pub(crate) struct RmaState {
     pub(crate) queue: Option<rma::Notifications>,
-    /// Something was taken from the queue since it was armed.
+    /// Set if notifications were read since the interrupt was armed.
     pub(crate) used: bool,
 }
 
 impl RmaState {
-    /// Handles up to `budget` notifications.
+    /// Processes up to `budget` notifications. Returns their number.
     pub(crate) fn run(
         &mut self,
         sh: &Shared,
@@ -138,7 +142,7 @@ impl RmaState {
                 }
             })
         });
-        // The ports are closed before the device is unbound.
+        // Cannot fail: the ports are closed before the device is unbound.
         let n = handled.unwrap_or(0);
         if n > 0 {
             self.used = true;
@@ -149,7 +153,7 @@ impl RmaState {
         n
     }
 
-    /// Arms the interrupt if it has come since, or something was taken. True if there is more.
+    /// Arms the interrupt if it fired or notifications were read. Returns whether more are pending.
     pub(crate) fn rearm(&mut self, sh: &Shared) -> bool {
         let fired = sh.rma_fired.xchg(false, Relaxed);
         let used = core::mem::take(&mut self.used);
@@ -158,21 +162,21 @@ impl RmaState {
     }
 }
 
-/// What a notification says.
+/// Result of a notification.
 pub(crate) enum Outcome {
-    /// A frame was sent.
+    /// An announced frame was fetched by the peer.
     Sent(Unmapped),
-    /// A frame of this node was received, whose place this is.
+    /// A frame of this node was fetched; the ticket is its position in the order of frames.
     Received(RxSkb, NodeId, Option<Ticket>),
-    /// The frame of this place will not come.
+    /// The frame with this position failed.
     Ended(Ticket),
 }
 
-/// How a received frame is marked, which came in several messages or not.
+/// Returns the checksum state of a received frame; `several` if it came in several messages.
 ///
-/// One whose checksum is unfinished says nothing about itself, and all that is known is that the
-/// links and the tags of its messages found nothing wrong. All others are left to the stack, which
-/// adds them up once, most of them when it puts them together or copies them.
+/// A frame with an unfinished checksum carries no proof of its integrity besides link CRC and
+/// message tags. All other frames are left to the stack, which sums them once, usually when it
+/// assembles or copies them.
 pub(crate) fn checksum(sh: &Shared, frame: &RxSkb, several: bool) -> Checksum {
     match conf::verify_rx_checksum() {
         _ if !sh.ndev.takes_unfinished() => Checksum::Unknown,

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Messages: announced frames are fetched, and all of a source delivered in the order in which it
-//! sent them. And the housekeeping of the interface.
+//! Receiving side: VELO messages, GETs for announced frames, delivery of each source's frames in
+//! the order of sending, and the housekeeping of the interface.
+//!
+//! Used by the NAPI poll function, and by `open` and `stop` while NAPI is disabled, so its state
+//! needs no lock. The table of GETs has the lock `rx` of [`Shared`], because netpoll and `stop`
+//! also end GETs.
 
 use crate::{
     conf,
@@ -30,7 +34,7 @@ use wire::{
     ids::NodeId,
 };
 
-/// What the machine fetches with.
+/// RMA port, as the state machine uses it for GETs.
 struct Gets<'a> {
     sh: &'a Shared,
     requester: &'a rma::Requester,
@@ -73,16 +77,16 @@ impl FetchPort for Gets<'_> {
     }
 }
 
-/// What only the poll function uses.
+/// State used by the poll function only, without a lock.
 pub(crate) struct VeloState {
     pub(crate) mailbox: Option<velo::Mailbox>,
     pub(crate) rx: VeloRx,
-    /// Something was taken from the mailbox since it was armed.
+    /// Set if messages were read since the interrupt was armed.
     pub(crate) used: bool,
 }
 
 impl VeloState {
-    /// Without ports. May sleep.
+    /// Creates the state without ports. May sleep.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self {
             mailbox: None,
@@ -98,7 +102,7 @@ impl VeloState {
         })
     }
 
-    /// Arms the interrupt if it has come since, or something was taken. True if there is more.
+    /// Arms the interrupt if it fired or messages were read. Returns whether more are pending.
     pub(crate) fn rearm(&mut self, sh: &Shared) -> bool {
         let fired = sh.velo_fired.xchg(false, Relaxed);
         let used = core::mem::take(&mut self.used);
@@ -107,19 +111,19 @@ impl VeloState {
     }
 }
 
-/// Receiving side apart from the mailbox.
+/// Receiving side without the mailbox.
 pub(crate) struct VeloRx {
     pub(crate) requester: Option<rma::Requester>,
-    /// What the port has posted.
+    /// Tracks the commands that the NIC has carried out.
     settled: Settled,
     partials: Partials,
     waiting: KBox<Waiting>,
     order: Order,
-    /// Announcements whose order was given up, as counted so far.
+    /// Number of announcements with abandoned order that is already in the counters.
     given_up: u64,
 }
 
-/// Hands a frame to the stack.
+/// Learns the source address of a frame and passes the frame to the stack.
 pub(crate) fn deliver(sh: &Shared, (skb, checksum, node): Frame, cx: &mut PollCx<'_>) {
     sh.learn(skb.data(), node);
     if let Err(skb) = cx.receive(skb, checksum) {
@@ -127,7 +131,7 @@ pub(crate) fn deliver(sh: &Shared, (skb, checksum, node): Frame, cx: &mut PollCx
     }
 }
 
-/// An announcement is not fetched.
+/// Counts an announcement that is not fetched.
 fn refuse(sh: &Shared, node: NodeId, len: u32, why: Refusal) {
     match why {
         Refusal::Source(open) => sh.reject(Reason::RxPeerBound, Some(node), open as u64),
@@ -138,14 +142,14 @@ fn refuse(sh: &Shared, node: NodeId, len: u32, why: Refusal) {
 }
 
 impl VeloRx {
-    /// Takes the port into use. Its mailbox is new.
+    /// Installs the port, whose mailbox is empty, when the interface is opened.
     pub(crate) fn start(&mut self, requester: rma::Requester) {
         self.requester = Some(requester);
         self.waiting.horizon().emptied(Clock.now());
     }
 
-    /// Forgets everything received so far; returns the number of announcements and frames that were
-    /// waiting. The ports are closed.
+    /// Drops everything received so far. Returns the number of announcements and frames dropped.
+    /// The ports are closed.
     pub(crate) fn flush(&mut self, sh: &Shared) -> usize {
         self.partials.flush();
         self.settled = Settled::default();
@@ -158,7 +162,7 @@ impl VeloRx {
         n
     }
 
-    /// All GETs that were given to the port before this are with the NIC.
+    /// Returns the time before which all GETs given to the port have reached the NIC.
     fn settle(&mut self) -> Time {
         self.requester.as_ref().map_or(Time::default(), |port| {
             let (given, posted) = port.progress();
@@ -188,8 +192,8 @@ impl VeloRx {
         }
         sh.heard(node, now);
         if status.err {
-            // Semantics unknown (G9): such a message is not to be trusted, nor is what it would
-            // continue.
+            // The meaning of the error bit is unknown (G9). The message and a frame that it would
+            // continue are not trusted.
             self.partials.abandon(node);
             return sh.reject(Reason::RxMessage, Some(node), u64::from(status.len));
         }
@@ -225,11 +229,11 @@ impl VeloRx {
         }
     }
 
-    /// An announced frame was fetched.
+    /// Accepts a fetched frame.
     ///
     /// # Errors
     ///
-    /// The frame: it waits for nothing.
+    /// The frame, if it need not wait for another one.
     pub(crate) fn fetched(&mut self, ticket: Option<Ticket>, frame: Frame) -> Result<(), Frame> {
         match ticket {
             Some(ticket) => self.order.arrived(ticket, frame),
@@ -237,12 +241,12 @@ impl VeloRx {
         }
     }
 
-    /// The frame that was to have this place will not come.
+    /// Marks the announced frame with this position as failed.
     pub(crate) fn ended(&mut self, ticket: Ticket) {
         self.order.ended(ticket);
     }
 
-    /// Delivers the frames whose turn it is.
+    /// Delivers the frames that wait for no earlier one.
     pub(crate) fn deliver(&mut self, sh: &Shared, cx: &mut PollCx<'_>) {
         while let Some(frame) = self.order.pop() {
             deliver(sh, frame, cx);
@@ -258,14 +262,15 @@ impl VeloRx {
     fn announced(&mut self, sh: &Shared, node: NodeId, announcement: Announcement, now: Time) {
         sh.count(Counter::RxAnnounced);
         if sh.is_gated() {
-            // Waiting would hold back the network.
+            // Holding announcements would leave the mailbox full and block the network.
             return sh.reject(Reason::RxPort, Some(node), announcement.len);
         }
         let (len, discard) = match announcement.frame_len(conf::MAX_FRAME) {
             Ok(len) => (len, false),
             Err(reject) => {
                 sh.reject(reason_of(&reject), Some(node), reject.got);
-                // What can be fetched is, to free the sender's buffer.
+                // A frame that cannot be delivered is still fetched if possible, to free the
+                // sender's buffer.
                 match u32::try_from(announcement.len) {
                     Ok(len) if len > 0 && len <= conf::MAX_FRAME => (len, true),
                     _ => return,
@@ -293,7 +298,7 @@ impl VeloRx {
         }
     }
 
-    /// Fetches what waits, as far as possible.
+    /// Fetches waiting announcements as far as limits, credit and memory permit.
     fn pump(&mut self, sh: &Shared) {
         let Some(requester) = self.requester.as_ref() else {
             return;
@@ -323,7 +328,7 @@ impl VeloRx {
         }
     }
 
-    /// Whether something is pending that needs housekeeping.
+    /// Returns whether pending work needs housekeeping.
     fn is_busy(&self, sh: &Shared) -> bool {
         !self.waiting.is_empty()
             || !self.partials.is_empty()
@@ -332,20 +337,21 @@ impl VeloRx {
             || sh.tx.lock().needs_tick()
     }
 
-    /// Discards partial frames that don't go on, and lets go past what is not fetched in time.
+    /// Discards partial frames that are not continued, and stops waiting for announced frames that
+    /// are not fetched in time.
     fn age(&mut self, sh: &Shared, now: Time) {
         self.order.expire(now, ms(conf::patient(conf::ORDER_MS)));
         self.partials.age(sh, now);
     }
 }
 
-/// One run of the poll function.
+/// One run of the poll function, as the state machine sees it.
 pub(crate) struct Run<'a, 'b> {
     pub(crate) sh: &'a Shared,
     pub(crate) mailbox: Option<&'a mut velo::Mailbox>,
     pub(crate) rx: &'a mut VeloRx,
     pub(crate) cx: &'a mut PollCx<'b>,
-    /// When it began.
+    /// Start of the run.
     pub(crate) now: Time,
 }
 
@@ -384,7 +390,8 @@ impl Work for Run<'_, '_> {
     }
 
     fn publish(&mut self) {
-        // Whoever ends a fetch looks at this after it has let go of the lock that fetching takes.
+        // A context that ends a GET reads this gauge after it has released the lock `rx`, which
+        // `pump` takes.
         self.rx.gauges(self.sh);
     }
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What all parts of one interface share.
+//! State of one interface that the transmit path, the NAPI poll function and the control paths
+//! share; counting and logging of drops; supervision of the peers and of the own ports.
+//!
+//! Functions run in any context unless their comment says otherwise. [`Shared`] documents the
+//! locks.
 
 use crate::{
     conf::{self, Conf},
@@ -37,10 +41,10 @@ use wire::{
     ids::NodeId,
 };
 
-/// State of one interface, shared by transmit, the poll function and the control paths.
+/// State of one interface, shared by the transmit path, the poll function and the control paths.
 ///
-/// Locks: `tx`, `rx` and `macs` are never held together, and nothing is logged under them. They disable
-/// interrupts, so that netconsole may transmit from any context.
+/// Locks: `tx`, `rx` and `macs` are never held together, and no log line is printed while one of
+/// them is held. They disable interrupts, because netconsole may transmit from any context.
 #[pin_data]
 pub(crate) struct Shared {
     pub(crate) ndev: Arc<NetDev>,
@@ -53,44 +57,49 @@ pub(crate) struct Shared {
     pub(crate) tx: SpinLockIrq<Tx>,
     #[pin]
     pub(crate) rx: SpinLockIrq<KBox<Fetches>>,
-    /// Nodes of MAC addresses that are not those of nodes.
+    /// Nodes behind MAC addresses that do not encode a node ID (containers, virtual machines).
     #[pin]
     pub(crate) macs: SpinLockIrq<Macs>,
-    /// Room for what is left when the ports are closed.
+    /// Quarantine space for the memory that is still in use by the NIC when the ports are closed.
+    /// `None` while the interface is down.
     #[pin]
     pub(crate) batch: SpinLockIrq<Option<Batch>>,
-    /// The VELO port has interrupted, and has not been armed since; the same of the RMA port.
+    /// Set by the interrupt of the VELO port; cleared when the port is armed.
+    /// Set by the interrupt of the RMA port; cleared when the port is armed.
     pub(crate) velo_fired: AtomicFlag,
     pub(crate) rma_fired: AtomicFlag,
-    /// Announcements that wait: gauge.
+    /// Gauge: announcements that wait to be fetched.
     pub(crate) waiting: Atomic<u32>,
-    /// Partial frames: gauge.
+    /// Gauge: sources with a partial frame.
     pub(crate) partials: Atomic<u32>,
-    /// Announced frames on their way: gauge, for whoever has no frame of the queue before it.
+    /// Gauge: announced frames in flight. Lets the transmit path skip the flow hash of short frames
+    /// while it is 0.
     pub(crate) moving: Atomic<u32>,
-    /// Peers that left transfers unanswered while no notification came at all.
+    /// Peers that left transfers unanswered while no notification arrived from any peer.
     #[pin]
     suspects: SpinLockIrq<Suspects>,
-    /// How many: gauge.
+    /// Gauge: number of entries in `suspects`.
     watched: Atomic<u32>,
-    /// Last notification.
+    /// Time of the last RMA notification.
     notified: AtomicTime,
-    /// 1 if the ports are to be reopened.
+    /// 1 if the ports must be reopened.
     restart: Atomic<i32>,
-    /// How often that was, and failed.
+    /// Time of the last reopening and number of failed attempts since.
     #[pin]
     restarts: SpinLockIrq<Restarts>,
-    /// 1 while the RMA port is postponed: open, but its VPID not enabled.
+    /// 1 while the RMA port is open but its VPID is not enabled yet, because of the NIC's
+    /// quarantine.
     gated: Atomic<i32>,
-    /// What the timer of the poll function is set to. It is set with this lock held, so that nobody
-    /// sets it to a later time than another one has just asked for.
+    /// Deadline of housekeeping and expiry of the poll function's timer. The timer is set with this
+    /// lock held, because concurrent callers could otherwise replace an earlier expiry by a later
+    /// one.
     #[pin]
     pub(crate) timer: SpinLockIrq<Timer>,
 }
 
 impl Shared {
-    /// A new interface on `nic`. May sleep.
-    #[inline(never)] // So that what registers the interface has the stack for itself.
+    /// Creates the state of an interface on `nic`. May sleep.
+    #[inline(never)] // Keeps the stack frame of the registering caller small.
     pub(crate) fn new(ndev: Arc<NetDev>, nic: Handle) -> Result<Arc<Self>> {
         let tx = Tx::new()?;
         let rx = boxed(|| Fetches::new(conf::RX_FLIGHT, conf::RX_LOST))?;
@@ -125,20 +134,20 @@ impl Shared {
         )
     }
 
-    /// Counts one event of normal operation.
+    /// Counts one event of normal operation. Any context.
     #[inline]
     pub(crate) fn count(&self, c: Counter) {
         self.counters.inc(c);
     }
 
-    /// Counts a reason, and logs it (rate-limited) with the node concerned and a value that shows
-    /// it. Any context, no lock of this module held.
+    /// Counts a drop reason and logs it, rate-limited, with the node concerned and a
+    /// reason-specific value. Any context, no lock of this module held.
     #[cold]
     pub(crate) fn reject(&self, r: Reason, node: Option<NodeId>, detail: u64) {
         self.reject_many(r, 1, node, detail);
     }
 
-    /// As [`Shared::reject`] for `n` events of the same reason, with one line at most.
+    /// Like [`Shared::reject`] for `n` events of the same reason; prints up to one line.
     #[cold]
     pub(crate) fn reject_many(&self, r: Reason, n: u64, node: Option<NodeId>, detail: u64) {
         self.counters.reason(r, n);
@@ -164,8 +173,8 @@ impl Shared {
         }
     }
 
-    /// Counts a notification that belongs to nothing in flight: late, if it is for what an earlier
-    /// port left.
+    /// Counts a notification that matches no transfer in flight: as [`Reason::Late`] if its memory
+    /// is in the NIC's quarantine, i.e. belongs to an earlier port.
     #[cold]
     pub(crate) fn unmatched(&self, node: NodeId, key: u64) {
         let reason = match self.nic.quarantine().covers(key) {
@@ -175,31 +184,30 @@ impl Shared {
         self.reject(reason, Some(node), key);
     }
 
-    /// Whether the interface has ports that work.
+    /// Returns whether the ports are open and their VPIDs enabled.
     pub(crate) fn is_usable(&self) -> bool {
         !self.is_gated() && self.tx.lock().is_open()
     }
 
-    /// Switches the carrier: on while other nodes can be reached and the interface has ports. Any
-    /// context, no lock of this module held.
+    /// Switches the carrier on if other nodes are reachable and the ports are usable, otherwise
+    /// off. Any context, no lock of this module held.
     pub(crate) fn update_carrier(&self) {
         self.ndev
             .carrier_by(|| self.nic.is_connected() && self.is_usable());
     }
 
-    /// Whether the RMA port waits for its VPID to be enabled: nothing can be fetched here or from
-    /// here.
+    /// Returns whether the RMA VPID is not enabled yet. Until then neither side can fetch.
     #[inline]
     pub(crate) fn is_gated(&self) -> bool {
         self.gated.load(Relaxed) != 0
     }
 
-    /// The RMA port has to wait, or no longer. Returns what was before.
+    /// Records whether the RMA VPID is still disabled. Returns the previous state.
     pub(crate) fn set_gated(&self, gated: bool) -> bool {
         self.gated.xchg(i32::from(gated), Relaxed) != 0
     }
 
-    /// Calls `f` with the peers that are watched.
+    /// Calls `f` with the watched peers and updates their gauge.
     fn with_suspects<R>(&self, f: impl FnOnce(&mut Suspects) -> R) -> R {
         let mut suspects = self.suspects.lock();
         let result = f(&mut suspects);
@@ -207,7 +215,8 @@ impl Shared {
         result
     }
 
-    /// Notifications came: the queue works.
+    /// Records the arrival of notifications. Stops watching peers, because the queue evidently
+    /// works.
     #[inline]
     pub(crate) fn notified(&self, now: Time) {
         self.notified.store(now);
@@ -216,16 +225,16 @@ impl Shared {
         }
     }
 
-    /// Transfers with `node` were given up. If no notification at all came meanwhile, either the
-    /// peer is dead or our queue is stuck (a lost write of the NIC leaves a hole in it):
-    /// [`Shared::heard`] decides.
+    /// Records that transfers with `node` were given up. Watches the node if no notification
+    /// arrived since they began: either the peer is dead, or the own queue is stuck because a lost
+    /// write of the NIC left a hole in it. [`Shared::heard`] decides between the two.
     pub(crate) fn unanswered(&self, node: NodeId, now: Time) {
         let (notified, proof) = (self.notified.load(), self.proof());
         self.with_suspects(|s| s.unanswered(node, now, notified, &proof));
     }
 
-    /// A message of `node` came. One that is alive while nothing of what it is asked for is answered
-    /// shows that our ports are stuck.
+    /// Records a message from `node`. A peer that sends messages but answers none of the transfers
+    /// proves that the own ports are stuck; they are then reopened.
     #[inline]
     pub(crate) fn heard(&self, node: NodeId, now: Time) {
         if self.watched.load(Relaxed) != 0 {
@@ -250,8 +259,8 @@ impl Shared {
         }
     }
 
-    /// Learns where the source address of a received frame lives, unless it is the node's own. No
-    /// lock of this module held.
+    /// Learns the node of a received frame's source address, unless the address is the node's own.
+    /// No lock of this module held.
     #[inline]
     pub(crate) fn learn(&self, frame: &[u8], node: NodeId) {
         let Some(mac) = eth::source(frame) else {
@@ -272,30 +281,30 @@ impl Shared {
         }
     }
 
-    /// Node that frames to `mac`, which is not a node's own, go to.
+    /// Returns the node for frames to `mac`, an address that encodes no node ID: the learned node,
+    /// or `default_nodeid`.
     pub(crate) fn node_of_foreign(&self, mac: [u8; 6]) -> Option<NodeId> {
         let known = self.macs.lock().node(mac, Clock.now());
         known.or_else(conf::default_node)
     }
 
-    /// Whether the ports are to be reopened; asked once.
+    /// Returns whether the ports must be reopened, and clears the request.
     pub(crate) fn take_restart(&self) -> bool {
         self.restart.xchg(0, Relaxed) != 0
     }
 
-    /// Whether the ports could not be reopened so far.
+    /// Returns whether the last attempt to reopen the ports failed.
     pub(crate) fn is_reopening(&self) -> bool {
         self.restarts.lock().is_failing()
     }
 
-    /// The ports were reopened, or are not wanted any more.
+    /// Resets the retry state, because the ports are open again or no longer needed.
     pub(crate) fn reopened(&self) {
         self.restarts.lock().settled();
     }
 
-    /// The ports could not be reopened: it is tried again after a while, unless the interface is
-    /// set down and up before. The reason is logged the first time. May not be called with a lock
-    /// held.
+    /// Schedules another attempt to reopen the ports. Setting the interface down and up is an
+    /// attempt as well. Logs the first failure of a series. No lock held.
     pub(crate) fn reopen_later(&self, e: Error) {
         let (again, pause) = {
             let mut restarts = self.restarts.lock();
@@ -304,7 +313,7 @@ impl Shared {
         if !again {
             dev_err!(
                 self.nic.device(),
-                "exn: reopening the ports failed, trying again: {e:?}\n"
+                "exn: could not reopen the ports, retrying until it succeeds: {e:?}\n"
             );
         }
         self.counters.reason(Reason::RestartFailed, 1);
@@ -313,10 +322,10 @@ impl Shared {
             .schedule_work_in(duration(pause).as_millis() as u32);
     }
 
-    /// A new period of the interface begins.
+    /// Resets everything that does not survive `down`. Called by `open` before the ports are used.
     pub(crate) fn reset(&self) {
         *self.timer.lock() = Timer::new();
-        // The first run of the poll function arms both.
+        // The first run of the poll function arms both ports.
         self.velo_fired.store(true, Relaxed);
         self.rma_fired.store(true, Relaxed);
         self.restart.store(0, Relaxed);
@@ -326,8 +335,8 @@ impl Shared {
         self.notified.store(Clock.now());
     }
 
-    /// Makes sure that housekeeping runs soon; `schedule_in` has the interface polled after a
-    /// delay.
+    /// Ensures that housekeeping runs within [`conf::TICK_MS`]. `schedule_in` schedules a poll
+    /// after the given delay.
     #[inline]
     pub(crate) fn want_tick(&self, schedule_in: impl FnOnce(Delta)) {
         let now = Clock.now();
@@ -337,7 +346,7 @@ impl Shared {
         }
     }
 
-    /// Times of the poll function.
+    /// Returns the periods of the poll function.
     pub(crate) fn periods(&self) -> Periods {
         Periods {
             busy: ms(conf::TICK_MS),
@@ -346,7 +355,7 @@ impl Shared {
         }
     }
 
-    /// Times and bounds of the rendezvous.
+    /// Returns times and bounds of the rendezvous protocol.
     pub(crate) fn limits(&self) -> Limits {
         Limits {
             stall: ms(conf::patient(conf::STALL_MS)),
@@ -365,7 +374,7 @@ impl Shared {
         }
     }
 
-    /// Times of the proof that the ports are stuck.
+    /// Returns the times used to decide whether the own ports are stuck.
     pub(crate) fn proof(&self) -> Proof {
         Proof {
             silence: ms(conf::timeout_ms()),
@@ -374,7 +383,7 @@ impl Shared {
     }
 }
 
-/// Pauses of restarts, in ticks.
+/// Returns the pauses between restarts of the ports, in ticks.
 fn pauses() -> Pauses {
     Pauses {
         restart: ms(conf::RESTART_MS),

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! From the stack to the sending side, and the ends of announced frames.
+//! Transmit path from the network stack to [`Tx`](crate::outgoing::Tx), and the completion of
+//! announced frames.
+//!
+//! `transmit` runs with bottom halves off. Each function takes the lock `tx` of [`Shared`] for the
+//! access to the sending side and releases it before it logs, frees frames or calls the port.
 
 use crate::{
     conf,
@@ -34,7 +38,7 @@ impl Shared {
         }
     }
 
-    /// Takes a frame from the stack: sends it, parks it, or drops it with a reason. Returns whether
+    /// Sends a frame of the stack, keeps it pending, or drops it with a reason. Returns whether
     /// housekeeping is needed.
     pub(crate) fn transmit(&self, mut skb: SkBuff, queue: &TxQueue<'_>) -> bool {
         let (target, path, flow) = match self.prepare(&mut skb) {
@@ -60,7 +64,7 @@ impl Shared {
             let mut tx = self.tx.lock();
             (tx.transmit(self, frame, queue), tx.needs_tick())
         };
-        // Interrupts have their turn in between.
+        // The lock is released in between to let interrupts run.
         while let Sent::Part = result.0 {
             let mut tx = self.tx.lock();
             result = tx.proceed(self);
@@ -70,11 +74,11 @@ impl Shared {
         tick
     }
 
-    /// Checks a frame, makes it contiguous, finishes its checksum, and chooses its way. The last
-    /// part of that is the number of its flow, if that matters.
+    /// Checks a frame, makes it contiguous, finishes its checksum, and chooses target and path.
+    /// The last value is the number of its flow, or 0 if the flow is irrelevant.
     fn prepare(&self, skb: &mut SkBuff) -> Result<(Target, Path, u32), (Reason, u64)> {
         let len = skb.len();
-        // Until the stack has noticed that the carrier is gone.
+        // The stack may not have noticed yet that the carrier is off.
         if !self.ndev.carrier_ok() {
             return Err((Reason::TxNoCarrier, u64::from(len)));
         }
@@ -105,8 +109,8 @@ impl Shared {
         if matches!(target, Target::Group(_)) && len > conf::MAX_EAGER {
             return Err((Reason::TxMulticastLong, u64::from(len)));
         }
-        // While nothing is on its way short frames overtake nothing. Frames of a flow come one
-        // after the other, so those before this one are counted.
+        // While no frame is in flight, a short frame cannot overtake another. The frames of a flow
+        // are transmitted one after another, so earlier ones are included in the gauge.
         let matters = match path {
             Path::Rendezvous => true,
             Path::Eager => self.moving.load(Relaxed) != 0,
@@ -115,7 +119,7 @@ impl Shared {
         Ok((target, path, flow))
     }
 
-    /// Floods a short frame whose destination was not learned.
+    /// Chooses all nodes for a short frame whose destination was not learned.
     fn flood(&self, len: u32) -> Option<Target> {
         (len <= conf::MAX_FLOODED).then(|| {
             self.count(Counter::TxFlooded);
@@ -123,7 +127,7 @@ impl Shared {
         })
     }
 
-    /// There may be room: sends what is parked and wakes the queue. Not with a lock of this module.
+    /// Sends the pending frame and wakes the queue if there is room. No lock of this module held.
     pub(crate) fn tx_unblock(&self) {
         loop {
             let result = self.tx.lock().unblock(self);
@@ -136,8 +140,8 @@ impl Shared {
         }
     }
 
-    /// Gives up messages that the NIC doesn't take, if a frame waits for that. Not with a lock of
-    /// this module.
+    /// Drops messages that the NIC does not accept, if a frame waits for them. No lock of this
+    /// module held.
     pub(crate) fn tx_reset_port(&self) {
         let (port, (parked, _)) = {
             let tx = self.tx.lock();
@@ -150,8 +154,8 @@ impl Shared {
         }
     }
 
-    /// For netpoll: does what the port leaves to a work item, which may not get to run. Not with a
-    /// lock of this module.
+    /// Does the work of the port that is normally left to a work item, which may not run under
+    /// netpoll. No lock of this module held.
     pub(crate) fn tx_poll_port(&self) {
         let port = self.tx.lock().port();
         if let Some(port) = port {
@@ -159,7 +163,7 @@ impl Shared {
         }
     }
 
-    /// Ends an announced frame by its notification; `consume` frees a frame that was sent.
+    /// Completes an announced frame on its notification. `consume` frees a frame that was sent.
     pub(crate) fn tx_complete(
         &self,
         dev: &BoundDevice,
@@ -171,7 +175,7 @@ impl Shared {
         self.tx_ended(dev, ended, c, done, consume);
     }
 
-    /// The peer says that it dropped an announced frame.
+    /// Handles the peer's message that it dropped an announced frame.
     pub(crate) fn tx_dropped(&self, node: NodeId, address: u64) {
         let (mut done, mut owner) = (BqlDone::default(), [None]);
         let mut owners = Owners::new(&mut owner);
@@ -208,7 +212,7 @@ impl Shared {
         if let Some(token) = buffer.bql {
             done.add(token);
         }
-        // The frames are of this binding: nothing is kept beyond it.
+        // Cannot fail: no announced frame outlives the driver binding that mapped it.
         let Ok(skb) = buffer.map.unmap(dev) else {
             return;
         };
@@ -225,7 +229,7 @@ impl Shared {
         }
     }
 
-    /// Housekeeping of the sending side. Not with interrupts disabled.
+    /// Housekeeping of the sending side. Interrupts must be enabled.
     pub(crate) fn tx_tick(&self, now: Time) {
         loop {
             let mut owners = [const { None }; 32];
@@ -238,8 +242,8 @@ impl Shared {
         self.tx_unblock();
     }
 
-    /// Marks what stands still, as far as there is room for its `owners`, and gives up what is
-    /// overdue. Returns whether all of that was done. Any context, no lock of this module held.
+    /// Marks stalled frames while `owners` has free slots for their sockets, and gives up overdue
+    /// frames. Returns false if it ran out of slots. Any context, no lock of this module held.
     pub(crate) fn tx_age(&self, now: Time, owners: &mut Owners<'_>) -> bool {
         let mut done = BqlDone::default();
         let (lost, all) = self.tx.lock().age(self, &self.limits(), &mut done, owners);

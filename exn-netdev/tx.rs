@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The sending side: eager frames as VELO messages, the others announced and kept until the peer
-//! has fetched them.
+//! Sending side: short frames are sent as VELO messages ("eager"), all others are announced and
+//! kept until the peer has fetched them. All functions run with the lock `tx` of [`Shared`] held,
+//! i.e. with interrupts off.
 //!
-//! A frame that can't go out at once (no credit, too many in flight) is *parked*: the queue is
-//! stopped, and the frame goes first when there is room again. So the stack never gets a frame
-//! back, and a frame of several messages of which some were sent is finished before anything else
-//! is sent: messages of two frames never interleave. Of a long one a few messages are sent at a
-//! time, as interrupts are off meanwhile; it is parked in between.
+//! A frame that cannot be sent at once (no credit, too many frames in flight) is kept as the
+//! *pending* frame and the queue is stopped. When there is room again, the pending frame is sent
+//! first. Therefore the stack never gets a frame back, and messages of two frames never interleave.
+//! Of a long frame only a few messages are sent at a time, because interrupts are off; it is
+//! pending in between.
 //!
-//! Receivers may deliver frames as they come. So a short frame is announced as well as long as
-//! announced ones of its flow are on their way, which it would overtake in a message.
+//! Receivers may deliver eager frames at once. A short frame is therefore announced as well while
+//! announced frames of its flow are in flight; as a message it would overtake them.
 
 use crate::{
     conf,
@@ -32,15 +33,16 @@ use wire::{
     velo::{Descriptor, Target},
 };
 
-/// What became of a frame.
+/// Result of sending a frame.
 pub(crate) enum Sent {
-    /// Sent or announced. The frame is given back if nobody needs it any more.
+    /// Sent or announced. The frame is returned if it may be freed.
     Done,
-    /// Some of it. It is parked, and the rest can go at once: [`Tx::proceed`].
+    /// Some messages were sent. The frame is pending, and its remainder can be sent at once with
+    /// [`Tx::proceed`].
     Part,
-    /// No room: it is parked, and the queue is stopped.
+    /// No room: the frame is pending, and the queue is stopped for this reason.
     Parked(Counter),
-    /// Not sent.
+    /// Not sent, for a reason and with a value for the log.
     Dropped(Reason, u64),
 }
 
@@ -53,7 +55,7 @@ fn header(d: Descriptor) -> Header {
     }
 }
 
-/// The port as the machine sees it.
+/// The VELO port, as the state machine uses it for announcements.
 struct Messages<'a>(&'a velo::Sender);
 
 impl AnnouncePort for Messages<'_> {
@@ -71,14 +73,14 @@ impl AnnouncePort for Messages<'_> {
 }
 
 impl Tx {
-    /// Sends a frame of an open interface, or parks it. Gives a frame that is not sent back.
+    /// Sends a frame of an open interface or makes it pending. Returns a frame that is finished.
     fn send(
         &mut self,
         sh: &Shared,
         frame: Outgoing,
         queue: Option<&TxQueue<'_>>,
     ) -> (Sent, Option<SkBuff>) {
-        // Moved out and back (under the lock), which is cheaper than a reference.
+        // Moved out and back under the lock, which is cheaper than a new reference.
         let Some(port) = self.port.take() else {
             return (Sent::Dropped(Reason::TxPort, 0), Some(frame.skb));
         };
@@ -117,7 +119,7 @@ impl Tx {
             );
         };
         let total = pieces.len();
-        // All of it or nothing: a frame is not begun without credit for its end.
+        // A frame is begun only with credit for all of its messages.
         let mut result = port.reserve(total - frame.sent.min(total));
         if result.is_ok() {
             if frame.sent == 0 {
@@ -202,11 +204,11 @@ impl Tx {
             Ok(Some(Err((skb, _)))) => {
                 return (Sent::Dropped(Reason::TxMap, u64::from(len)), Some(skb))
             }
-            // The device is unbound only after the port was closed.
+            // Cannot happen: the port is closed before the device is unbound.
             Ok(None) | Err(_) => return (Sent::Dropped(Reason::TxPort, 0), skb),
         };
-        // What goes to a peer that stands still is not charged: it would stop the queue for all
-        // others.
+        // Frames to a slow peer are not charged to the byte queue limit, because they would stop
+        // the queue for all other peers.
         let bql = queue.filter(|_| prompt).map(|q| q.bql_sent(len));
         let buffer = TxBuffer { map, bql };
         match self
@@ -245,7 +247,7 @@ impl Tx {
         }
     }
 
-    /// Undoes the making of what was not announced.
+    /// Unmaps a frame that could not be announced and undoes its charge.
     fn take_back(sh: &Shared, buffer: TxBuffer) -> Option<SkBuff> {
         let mut done = BqlDone::default();
         if let Some(token) = buffer.bql {
@@ -253,16 +255,16 @@ impl Tx {
         }
         sh.ndev.bql_done(done);
         let unmapped = sh.nic.with_bound_atomic(|dev| buffer.map.unmap(dev).ok());
-        // Its owner was not given up, as it never was in flight.
+        // Cannot fail: a frame that never was in flight still has its owner.
         unmapped.ok()??.into_frame().ok()
     }
 
-    /// Tells whoever prepares a frame whether its flow matters.
+    /// Updates the gauge that lets the transmit path skip the flow hash.
     fn publish(&self, sh: &Shared) {
         sh.moving.store(self.announced.moving() as u32, Relaxed);
     }
 
-    /// Sends a frame, and stops the queue if it can't.
+    /// Sends a frame, and stops the queue if it becomes pending.
     fn send_or_stop(
         &mut self,
         sh: &Shared,
@@ -282,8 +284,8 @@ impl Tx {
         sh.count(why);
     }
 
-    /// Takes a frame from the stack; with the lock of its queue held. After [`Sent::Part`] the rest
-    /// is to be sent with [`Tx::proceed`] before that is let go of.
+    /// Sends a frame of the stack, with the lock of its transmit queue held. After [`Sent::Part`]
+    /// the caller sends the remainder with [`Tx::proceed`] before it releases that lock.
     pub(crate) fn transmit(
         &mut self,
         sh: &Shared,
@@ -298,8 +300,8 @@ impl Tx {
         result
     }
 
-    /// Sends more of the frame that is parked. Somebody else may have done so: the poll function
-    /// does not wait for the queue's lock.
+    /// Sends more of the pending frame. Another CPU may already have sent it, because the poll
+    /// function does not wait for the lock of the transmit queue.
     pub(crate) fn proceed(&mut self, sh: &Shared) -> (Sent, Option<SkBuff>) {
         match self.parked.take() {
             Some(frame) => self.send_or_stop(sh, frame, None),
@@ -307,8 +309,8 @@ impl Tx {
         }
     }
 
-    /// There may be room again: sends what is parked, then wakes the queue. Gives back a frame that
-    /// is done, with its fate.
+    /// Sends the pending frame, then wakes the queue if there is room. Returns the result for the
+    /// pending frame, if there was one.
     pub(crate) fn unblock(&mut self, sh: &Shared) -> Option<(Sent, Option<SkBuff>)> {
         let result = self.parked.is_some().then(|| self.proceed(sh));
         if self.parked.is_some() {
@@ -323,14 +325,15 @@ impl Tx {
         result
     }
 
-    /// A notification ends an announced frame.
+    /// Ends an announced frame on its notification.
     pub(crate) fn notified(&mut self, sh: &Shared, c: &Completion) -> Ended<TxBuffer> {
         let ended = self.announced.notified(&Clock, &sh.limits(), c);
         self.publish(sh);
         ended
     }
 
-    /// `node` says that it dropped the frame at `address`: whether there is one.
+    /// Handles `node`'s message that it dropped the frame at `address`. Returns whether there is
+    /// such a frame.
     pub(crate) fn dropped(
         &mut self,
         sh: &Shared,
@@ -346,8 +349,8 @@ impl Tx {
         found
     }
 
-    /// Marks what stands still, gives up what is overdue. Returns node and number of the frames
-    /// given up, and whether all of it was done.
+    /// Marks stalled frames and gives up overdue ones. Returns a peer with the number of its frames
+    /// given up, and whether all work was done.
     pub(crate) fn age(
         &mut self,
         sh: &Shared,
@@ -355,8 +358,7 @@ impl Tx {
         done: &mut BqlDone,
         owners: &mut Owners<'_>,
     ) -> (Option<(NodeId, u64)>, bool) {
-        // The time is asked for with the lock held: the other processor may just have announced
-        // something.
+        // The time is read with the lock held, because another CPU may just have announced a frame.
         let settled = self.port.as_ref().map_or(Time::default(), |port| {
             let (posted, sent) = port.progress();
             self.settled.update(Clock.now(), posted, sent)
@@ -376,15 +378,15 @@ impl Tx {
     }
 }
 
-/// Owners of frames that stand still, as many as there are places. They are to be dropped without a
-/// lock, and with interrupts on.
+/// Sockets of stalled frames, in slots provided by the caller. The caller drops them with no lock
+/// held and interrupts enabled.
 pub(crate) struct Owners<'a> {
     places: &'a mut [Option<Owner>],
     used: usize,
 }
 
 impl<'a> Owners<'a> {
-    /// Behind those that are there already.
+    /// Uses the slots behind those already occupied.
     pub(crate) fn new(places: &'a mut [Option<Owner>]) -> Self {
         let used = places.iter().take_while(|place| place.is_some()).count();
         Self { places, used }
@@ -397,16 +399,16 @@ impl<'a> Owners<'a> {
         }
     }
 
-    /// Whether there is no place for another one.
+    /// Returns whether no slot is free.
     pub(crate) fn is_full(&self) -> bool {
         self.used == self.places.len()
     }
 }
 
 impl TxBuffer {
-    /// The frame stops counting against shared limits and is detached from its socket: TCP sends
-    /// nothing again that it believes to be in a queue, and other senders would wait for room in
-    /// their send buffer.
+    /// Stops charging the frame to the byte queue limit, and detaches it from its socket. TCP
+    /// retransmits no segment that it believes to be queued, and other senders would wait for space
+    /// in their send buffers.
     fn stalled(&mut self, sh: &Shared, done: &mut BqlDone, owners: &mut Owners<'_>) {
         if let Some(token) = self.bql.take() {
             done.add(token);

@@ -205,7 +205,7 @@ fn watchdog(lab: &Lab) -> Result<()> {
     ensure!(reason(lab, 0, 12)? > before.2, "no stall was reported");
     let log = lab.ok(0, "dmesg")?;
     ensure!(
-        log.contains("transmit queue stood still"),
+        log.contains("transmit queue stalled"),
         "exn did not log the time-out"
     );
     lab.assert_clean_log_but(&[WATCHDOG])?;

@@ -26,7 +26,7 @@ struct Reason(u8, &'static str, &'static str);
 const SOURCE: Reason = Reason(
     15,
     "rx_bad_source",
-    "message from a source that is no network driver",
+    "message from a source that is not the port of a network driver",
 );
 const TYPE: Reason = Reason(
     16,
@@ -36,7 +36,7 @@ const TYPE: Reason = Reason(
 const FRAGMENT: Reason = Reason(
     18,
     "rx_bad_fragment_length",
-    "fragment that is not the last has not 120 bytes",
+    "non-final fragment is not 120 bytes long",
 );
 const SEQUENCE: Reason = Reason(
     19,
@@ -52,7 +52,7 @@ const SHORT: Reason = Reason(21, "rx_short", "frame shorter than an Ethernet hea
 const STALE: Reason = Reason(
     22,
     "rx_partial_timeout",
-    "fragments without end, partial frame discarded",
+    "final fragment never arrived, partial frame discarded",
 );
 const PARTIALS: Reason = Reason(
     23,
@@ -62,17 +62,17 @@ const PARTIALS: Reason = Reason(
 const LENGTH: Reason = Reason(
     26,
     "rx_bad_announce_length",
-    "announcement has not 16 bytes",
+    "announcement is not 16 bytes long",
 );
 const SIZE: Reason = Reason(
     27,
     "rx_bad_announce_size",
-    "announced frame has an absurd size",
+    "announced frame has an invalid length",
 );
 const BAD_NOTIFY: Reason = Reason(
     35,
     "notify_bad",
-    "notification of a type or command that was not asked for",
+    "notification of an unexpected type or command",
 );
 const NOT_PENDING: Reason = Reason(
     36,
