@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What is fixed when the module is loaded.
+//! Module parameters and constants: limits, sizes and times.
 
 use crate::{module_parameters, nic::Size};
 use extoll_core::time::patience;
 use kernel_ext::param::{Param, Tunable};
 use protocol::ds::{Limits, OpenLimits};
 
-/// Families that have a name but no implementation in the kernels that this is built for.
+/// Socket families that have a number, but no implementation, in the supported kernels.
 const FAMILIES: &[i64] = &[13, 14, 18, 19, 22, 25];
-/// First protocol number that the kernel leaves free below its limit.
+/// First protocol number that the kernel does not use.
 const FIRST_PROTOCOL: i64 = 257;
-/// Last one.
+/// Last protocol number below the kernel's limit.
 const LAST_PROTOCOL: i64 = 261;
-/// Sizes of rings in KiB.
+/// Permitted sizes of rings in KiB.
 const RINGS: &[i64] = &[4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
-/// A millisecond in ticks of the machines.
+/// A millisecond in ticks of the state machines.
 const MS: u64 = 1_000_000;
-/// Bytes of a GET.
+/// Maximum number of bytes of one GET.
 const CHUNK: u32 = 128 << 10;
 
 /// 1 if data may bypass TCP in new network namespaces; later `net.extl.data_path` decides.
@@ -70,23 +70,23 @@ pub(crate) fn family() -> u32 {
     module_parameters::family.value()
 }
 
-/// Protocol number.
+/// Returns the protocol number.
 pub(crate) fn protocol() -> u16 {
-    // Checked when the module is loaded.
+    // Range checked when the module was loaded.
     module_parameters::protocol.value() as u16
 }
 
-/// Whether data may bypass TCP, until that is changed: for each namespace when it begins.
+/// Returns the initial value of each namespace's `net.extl.data_path`: 1 if data may bypass TCP.
 pub(crate) fn data_path() -> u32 {
     DATA_PATH.number()
 }
 
-/// Connections of a NIC that have rings.
+/// Returns the maximum number of connections of a NIC that have rings.
 pub(crate) fn connections() -> usize {
     module_parameters::connections.value() as usize
 }
 
-/// Ring sizes, in the order in which they are used.
+/// Returns the ring sizes in the order of preference.
 pub(crate) fn rings() -> [Size; 2] {
     let large = (LARGE_RINGS.number() as usize).min(connections());
     let size = |kib: u32, most| Size {
@@ -99,24 +99,24 @@ pub(crate) fn rings() -> [Size; 2] {
     ]
 }
 
-/// Largest `zero_copy_kib`.
+/// Maximum of `zero_copy_kib`.
 pub(crate) const ZERO_COPY_MOST: u32 = 1 << 20;
 
-/// From which size on in KiB data are not copied, until that is changed: for each namespace when it
-/// begins.
+/// Returns the initial value of each namespace's `net.extl.zero_copy_kib`: minimum size in KiB of
+/// calls that use zero copy.
 pub(crate) fn zero_copy_kib() -> u32 {
     ZERO_COPY_KIB.number()
 }
 
-/// How long a program that connects waits for an answer, in ms: somewhat longer than the questions
-/// take.
+/// Returns the time in ms that `connect` waits for an answer of the peer: slightly longer than all
+/// requests take.
 pub(crate) fn longest_question() -> u32 {
     let asks = ASKS.number() + 2;
     ASK_MS.number().saturating_mul(asks) + 20
 }
 
-/// How long the address of a neighbour is waited for, in ms, by a program that would wait for TCP, and by
-/// one that would not.
+/// Returns the time in ms to wait for the resolution of a neighbour's address, for blocking and
+/// non-blocking calls.
 pub(crate) fn neighbour_ms(nonblock: bool) -> u32 {
     patience(match nonblock {
         false => 100,
@@ -124,12 +124,12 @@ pub(crate) fn neighbour_ms(nonblock: bool) -> u32 {
     })
 }
 
-/// Connections of a NIC with rings that one user has.
+/// Returns the maximum number of connections with rings of one user.
 pub(crate) fn user_connections() -> usize {
     module_parameters::user_connections.value() as usize
 }
 
-/// Times of the negotiation.
+/// Returns the times of the negotiation.
 pub(crate) fn opening() -> OpenLimits {
     let ask = u64::from(ASK_MS.number()) * MS;
     OpenLimits {
@@ -144,7 +144,7 @@ pub(crate) fn opening() -> OpenLimits {
     }
 }
 
-/// Times and sizes of streams.
+/// Returns times and sizes of streams.
 pub(crate) fn limits() -> Limits {
     let dead = u64::from(DEAD_MS.number()) * MS;
     let sizes = rings().into_iter().filter(|size| size.most > 0);
@@ -166,7 +166,7 @@ pub(crate) fn limits() -> Limits {
     }
 }
 
-/// All parameters with what they may be.
+/// Returns all parameters with their values and ranges.
 pub(crate) fn parameters() -> [Param; 16] {
     use module_parameters as p;
     [

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The data of a socket: what carries its data, and how much went where.
+//! Private data of a socket: phase, connection, byte counters.
+//!
+//! Process context. The spin lock `now` of [`Shown`] protects phase and connection; the lock of a
+//! [`Conn`] is never taken with it held.
 
 use crate::{
     all,
@@ -23,22 +26,22 @@ use kernel_ext::net::{
 };
 use protocol::ds::Fallback;
 
-/// `struct extl_info` of extoll/af_extl.h.
+/// Size of `struct extl_info` of extoll/af_extl.h in bytes.
 pub(crate) const INFO_SIZE: usize = 24;
 
-/// What a socket is now.
+/// Phase of a socket and its connection.
 struct Now {
     phase: Phase,
-    /// Why TCP carries its data.
+    /// Reason for the fallback, if TCP carries the data.
     why: Option<Fallback>,
-    /// Its connection, while that is waited for or used.
+    /// Direct connection, while it is undecided or in use.
     conn: Option<Arc<Conn>>,
-    /// A thread is about to ask the peer, or to make TCP's connection.
+    /// Set while a thread requests the connection or connects TCP.
     opening: bool,
 }
 
 impl Now {
-    /// Whether its connection is this one, or it has none.
+    /// Returns whether `conn` is the current connection, where `None` means no connection.
     fn has(&self, conn: Option<&Arc<Conn>>) -> bool {
         match (&self.conn, conn) {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
@@ -48,54 +51,56 @@ impl Now {
     }
 }
 
-/// A socket as files show it. Readers may have it a little longer than the socket exists.
+/// Part of a socket's data that files show. Readers may keep it longer than the socket exists.
 #[pin_data]
 pub(crate) struct Shown {
     endpoint: Endpoint,
     space: Arc<Space>,
     #[pin]
     now: SpinLock<Now>,
-    /// Bytes, and of these the ones past TCP.
+    /// Bytes sent in all, and past TCP.
     sent: Bytes,
+    /// Bytes received in all, and past TCP.
     received: Bytes,
-    /// The program wants what only TCP has.
+    /// Set if the program requires a feature that only TCP has.
     tcp_only: AtomicFlag,
 }
 
-/// Bytes that a program sent, or received.
+/// Number of bytes sent or received.
 struct Bytes {
     all: Atomic<u64>,
     direct: Atomic<u64>,
 }
 
-/// The data of a socket. Listed from its creation to its drop.
+/// Private data of a socket. Listed in its namespace while it exists.
 pub(crate) struct Connection {
     shown: Arc<Shown>,
     number: u64,
-    /// The program receives no more.
+    /// Set if the program has shut down the receiving direction.
     deaf: AtomicFlag,
-    /// It has accepted connections.
+    /// Set if the socket is in the list of listening sockets.
     listed: AtomicFlag,
-    /// It sends no more, by what it said before it was decided what carries the data.
+    /// Set if the program shut down the sending direction before the carrier of the data was
+    /// decided.
     mute: AtomicFlag,
 }
 
-/// What carries the data of a socket, for those who send and receive.
+/// Carrier of a socket's data.
 pub(crate) enum Mode {
-    /// TCP, or there is no connection.
+    /// TCP, or no connection.
     Tcp,
-    /// It is not decided.
+    /// Undecided.
     Waiting,
     /// Streams.
     Direct(Arc<Conn>),
 }
 
 impl Connection {
-    /// For a socket that has none. May sleep.
+    /// Creates the data of a socket without a connection. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `ENODEV` while the module is being unloaded.
+    /// `ENOMEM`, or `ENODEV` while the module is being unloaded.
     pub(crate) fn new(tcp: &Tcp) -> Result<Self> {
         let space = Space::of(tcp).ok_or(ENODEV)?;
         let endpoint = Endpoint::new(tcp).ok_or(ENODEV)?;
@@ -129,7 +134,7 @@ impl Connection {
             State::Listen => {
                 new.shown.step(Event::Listen);
             }
-            // An accepted socket, be it that there was no memory for its data at first.
+            // An accepted socket. Its data may be created late if memory was short at first.
             _ => {
                 new.shown.step(Event::Accept);
             }
@@ -137,18 +142,19 @@ impl Connection {
         Ok(new)
     }
 
-    /// Something happened to the socket: whether that is possible. Otherwise nothing changes.
+    /// Applies an event to the phase. Returns false, without a change, if the event is impossible.
     pub(crate) fn step(&self, event: Event) -> bool {
         self.shown.step(event)
     }
 
-    /// An operation that can end a connection, or an attempt to make one, is over.
+    /// Closes the connection if TCP has none any more. Called after operations that can end a
+    /// connection or an attempt to make one.
     pub(crate) fn look(&self, tcp: &Tcp) {
         if tcp.state() != State::Close {
             return;
         }
-        // The streams are over, but the program still uses their connection: received data may be
-        // unread.
+        // The streams have ended, but received data may be unread, so the program still uses the
+        // connection.
         if matches!(self.mode(), Mode::Direct(_)) && !tcp.is_unconnected() {
             return;
         }
@@ -165,17 +171,18 @@ impl Connection {
         }
     }
 
-    /// Only TCP will do from now on.
+    /// Makes all further connections of the socket use TCP.
     pub(crate) fn want_tcp(&self) {
         self.shown.tcp_only.store(true, Relaxed);
     }
 
-    /// Whether only TCP will do.
+    /// Returns whether the program requires TCP.
     pub(crate) fn wants_tcp(&self) -> bool {
         self.shown.wants_tcp()
     }
 
-    /// A thread begins to connect a socket that has no connection: whether it is the only one.
+    /// Begins to connect a socket without a connection. Returns false if another thread does so
+    /// already.
     pub(crate) fn begin(&self) -> bool {
         let mut now = self.shown.now.lock();
         let begins = !now.opening && self.shown.space.step(&mut now.phase, Event::Connect);
@@ -183,7 +190,7 @@ impl Connection {
         begins
     }
 
-    /// The thread has done so.
+    /// Ends what [`Connection::begin`] began, after TCP's connect.
     pub(crate) fn began(&self) {
         let conn = self.shown.now.lock().conn.clone();
         if let Some(conn) = conn {
@@ -192,17 +199,17 @@ impl Connection {
         self.shown.now.lock().opening = false;
     }
 
-    /// The program receives no more.
+    /// Records that the program shut down the receiving direction.
     pub(crate) fn deafen(&self) {
         self.deaf.store(true, Relaxed);
     }
 
-    /// Whether the program receives no more.
+    /// Returns whether the program shut down the receiving direction.
     pub(crate) fn is_deaf(&self) -> bool {
         self.deaf.load(Relaxed)
     }
 
-    /// It begins to accept connections: clients may ask from now on.
+    /// Adds the socket to the listening sockets; clients may send requests from now on.
     pub(crate) fn hear(&self) {
         if let Some(all) = all() {
             self.listed.store(true, Relaxed);
@@ -210,14 +217,14 @@ impl Connection {
         }
     }
 
-    /// The socket is closed.
+    /// Removes the socket from the listening sockets.
     pub(crate) fn hear_no_more(&self) {
         if let (true, Some(all)) = (self.listed.load(Relaxed), all()) {
             all.deafen(&self.shown);
         }
     }
 
-    /// The program ends directions before it is decided what carries the data.
+    /// Records directions that the program shut down before the carrier of the data was decided.
     pub(crate) fn end(&self, ended: Ended) {
         if ended.receiving {
             self.deafen();
@@ -227,22 +234,23 @@ impl Connection {
         }
     }
 
-    /// Whether the program sends no more, and has said so before that was decided.
+    /// Returns whether the program shut down the sending direction before the decision.
     pub(crate) fn is_mute(&self) -> bool {
         self.mute.load(Relaxed)
     }
 
-    /// Its connection, if there is one that may bypass TCP.
+    /// Returns the direct or undecided connection, if there is one.
     pub(crate) fn conn(&self) -> Option<Arc<Conn>> {
         self.shown.now.lock().conn.clone()
     }
 
-    /// Counts a direct connection that has also got data by TCP, which nobody reads.
+    /// Counts a direct connection that also received data over TCP, which is never delivered.
     pub(crate) fn got_tcp_data(&self) {
         self.shown.space.count_astray();
     }
 
-    /// A connection that begins has a chance of bypassing TCP, or has none.
+    /// Sets the connection of a socket that begins one, or the reason for the fallback to TCP.
+    /// Closes the connection if the socket does not wait for it any more.
     pub(crate) fn chance(&self, conn: Result<Arc<Conn>, Fallback>) -> Option<Arc<Conn>> {
         match conn {
             Ok(conn) => {
@@ -266,11 +274,11 @@ impl Connection {
         }
     }
 
-    /// What carries the data now. Doesn't sleep.
+    /// Updates the phase and returns the carrier of the data. Does not sleep.
     pub(crate) fn mode(&self) -> Mode {
         let (phase, conn, opening) = self.shown.settle(true);
         let (phase, conn, _) = match (phase, &conn) {
-            // Else somebody is about to give it a connection, or to tell TCP.
+            // With `opening`, another thread is about to set the connection or to fall back to TCP.
             (Phase::Waiting, Some(waits)) if !opening => {
                 waits.look_at_tcp();
                 self.shown.settle(true)
@@ -284,52 +292,52 @@ impl Connection {
         }
     }
 
-    /// Its connection, if there is one that may bypass TCP, when the socket is closed.
+    /// Removes and returns the connection when the socket is closed.
     pub(crate) fn take(&self) -> Option<Arc<Conn>> {
         self.shown.settle(true);
         self.shown.now.lock().conn.take()
     }
 
-    /// Counts bytes that TCP took.
+    /// Counts bytes that were given to TCP.
     #[inline]
     pub(crate) fn sent(&self, bytes: usize) {
         self.shown.count_sent(bytes as u64, false);
     }
 
-    /// Counts bytes that TCP gave.
+    /// Counts bytes that were received from TCP.
     #[inline]
     pub(crate) fn received(&self, bytes: usize) {
         self.shown.count_received(bytes as u64, false);
     }
 
-    /// Bytes from which on calls that wait lend their memory; 0: none do.
+    /// Returns the minimum size in bytes of blocking calls that use zero copy; 0: never.
     pub(crate) fn zero_copy(&self) -> usize {
         self.shown.space.zero_copy()
     }
 
-    /// Counts bytes sent past TCP.
+    /// Counts bytes that were sent past TCP.
     #[inline]
     pub(crate) fn sent_direct(&self, bytes: usize) {
         self.shown.count_sent(bytes as u64, true);
     }
 
-    /// Counts bytes received past TCP.
+    /// Counts bytes that were received past TCP.
     #[inline]
     pub(crate) fn received_direct(&self, bytes: usize) {
         self.shown.count_received(bytes as u64, true);
     }
 
-    /// A program ends directions, by the numbers of `shutdown(2)`.
+    /// Traces a `shutdown` with the argument `how` of `shutdown(2)`.
     pub(crate) fn trace_shutdown(&self, how: i32, direct: bool) {
         self.shown.endpoint.trace_shutdown(how, direct);
     }
 
-    /// Counts a connection whose socket could not get its data yet.
+    /// Counts an accepted connection whose socket has no private data yet.
     pub(crate) fn accepted_without_data(&self) {
         self.shown.space.count_unmade();
     }
 
-    /// `struct extl_info`: `__u16 mode, reason; __u32 reserved; __u64 sent, received`.
+    /// Encodes `struct extl_info`: `__u16 mode, reason; __u32 reserved; __u64 sent, received`.
     pub(crate) fn info(&self) -> [u8; INFO_SIZE] {
         let (phase, why) = self.shown.current();
         let mut info = [0; INFO_SIZE];
@@ -390,12 +398,12 @@ impl Shown {
         }
     }
 
-    /// Whether data of connections that begin may bypass TCP.
+    /// Returns whether data of new connections may bypass TCP.
     pub(crate) fn may_bypass(&self) -> bool {
         self.space.data_path()
     }
 
-    /// Whether only TCP will do.
+    /// Returns whether the program requires TCP.
     pub(crate) fn wants_tcp(&self) -> bool {
         self.tcp_only.load(Relaxed)
     }
@@ -404,8 +412,8 @@ impl Shown {
         self.space.step(&mut self.now.lock().phase, event)
     }
 
-    /// TCP carries the data of connection `of`, unless it has another one by now, or somebody else than
-    /// the caller, `opener`, is about to give it one.
+    /// Makes TCP the carrier of connection `of`. Does nothing if the socket has another connection
+    /// by now, or if a thread other than the caller (`opener`) is about to set one.
     fn fall_back(&self, why: Fallback, of: Option<&Arc<Conn>>, opener: bool) {
         let conn = {
             let mut now = self.now.lock();
@@ -421,9 +429,10 @@ impl Shown {
         drop(conn);
     }
 
-    /// Takes over what was decided of its connection; what it is then, and whether somebody is about
-    /// to give it one. A socket without one uses TCP otherwise, if the caller is the program: a socket
-    /// that is just being accepted has none yet.
+    /// Applies the decision about the connection to the phase. Returns phase, connection and
+    /// whether a thread is about to set one. `program` marks a call of the program, in which an
+    /// undecided socket without a connection falls back to TCP. In other calls such a socket may be
+    /// about to be accepted and is left alone.
     fn settle(&self, program: bool) -> (Phase, Option<Arc<Conn>>, bool) {
         let look = || {
             let now = self.now.lock();
@@ -448,19 +457,19 @@ impl Shown {
         look()
     }
 
-    /// What it is, and why TCP carries its data.
+    /// Returns the phase and the reason for the fallback to TCP.
     fn current(&self) -> (Phase, Option<Fallback>) {
         self.settle(false);
         let now = self.now.lock();
         (now.phase, now.why)
     }
 
-    /// Which sock it has.
+    /// Returns the identity of the sock.
     pub(crate) fn id(&self) -> SockId {
         self.endpoint.id()
     }
 
-    /// Writes its line of /proc/net/extl.
+    /// Writes the socket's line of /proc/net/extl.
     pub(crate) fn line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ends = self.endpoint.ends();
         let (local, remote) = (ends.local, ends.remote);

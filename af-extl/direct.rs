@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Operations on sockets whose data go by streams, with the semantics of TCP's.
+//! Operations on sockets with direct connections, with the semantics of TCP's.
+//!
+//! Process context; functions may sleep unless their comment says otherwise. Lock order: mutex
+//! `writer` or `reader` of the [`Conn`], then its spin lock. User memory is copied with a mutex
+//! held, never with the spin lock.
 
 mod poll;
 
@@ -18,7 +22,7 @@ use kernel::{
 use kernel_ext::net::socket::{is_exiting, Incoming, Linger, Outgoing, State, Tcp, Waiting};
 use protocol::ds::{Span, Stream};
 
-/// Of shutdown(2).
+/// Argument of shutdown(2).
 const SHUT_WR: i32 = 1;
 
 /// Flags of sendmsg and recvmsg.
@@ -30,28 +34,28 @@ const MSG_WAITALL: u32 = 0x100;
 const MSG_MORE: u32 = 0x8000;
 pub(crate) const MSG_ZEROCOPY: u32 = 0x0400_0000;
 
-/// Most that is copied before the peer hears of it.
+/// Maximum number of bytes copied before they are announced to the peer.
 const PIECE: u32 = 64 << 10;
 
-/// Why an operation that waits goes on.
+/// Result of a check that may end the wait of an operation.
 enum Found {
+    /// Room or data in the ring.
     Some(Arc<Rings>, Span),
-    /// Something in the peer's memory, for a reader that takes it to its own.
+    /// Data in the peer's memory that a zero-copy reader can receive directly.
     Source,
-    /// The peer has finished, and everything was read.
+    /// End of the stream: the peer has finished, and all data were read.
     End,
-    /// Nothing comes, or goes, any more.
+    /// No more data can be sent or received.
     Over,
-    /// The sock has an error, which does not end the connection.
+    /// The sock has an error that does not end the connection.
     Failed,
 }
 
-/// Waits until it is decided what carries the data, or the program wants no data any more, as long
-/// as `waiting` allows.
+/// Waits until the carrier of the data is decided, or until `enough` is true.
 ///
 /// # Errors
 ///
-/// `EAGAIN`, and those of a signal.
+/// `EAGAIN` after a timeout, or the error of a signal.
 pub(crate) fn decided(
     data: &Connection,
     waiting: &mut Waiting<'_>,
@@ -63,7 +67,7 @@ pub(crate) fn decided(
     })
 }
 
-/// Notes it if TCP's connection is over; whether it is not.
+/// Returns whether TCP's connection exists. Notifies the direct connection if it does not.
 pub(crate) fn tcp_lives(tcp: &Tcp, conn: &Arc<Conn>) -> bool {
     let lives = tcp.state() != State::Close;
     if !lives {
@@ -72,20 +76,21 @@ pub(crate) fn tcp_lives(tcp: &Tcp, conn: &Arc<Conn>) -> bool {
     lives
 }
 
-/// What `find` finds; else whether the sock has an error, as an unreachable host can be one (with
-/// `IP_RECVERR`). That of a connection that is over comes with its end.
+/// Returns the result of `find`, or [`Found::Failed`] if the sock has an error. An unreachable host
+/// can be such an error (with `IP_RECVERR`). The error of a connection that has ended is reported
+/// with its end.
 fn find(tcp: &Tcp, conn: &Arc<Conn>, find: impl Fn() -> Option<Found>) -> Option<Found> {
     let lives = tcp_lives(tcp, conn);
     let found = find();
     if found.is_none() && lives && conn.sock().error().is_some() {
-        // What came before it comes first.
+        // Data that arrived before the error is reported first.
         return find().or(Some(Found::Failed));
     }
     found
 }
 
-/// Room in the send ring for `most` bytes, or as many as make a socket writable: so small sends are
-/// neither cut nor mixed with those of others.
+/// Returns room for `most` bytes in the send ring; less only if the socket counts as writable. So
+/// small sends are neither split nor interleaved with those of other threads.
 fn room(conn: &Conn, most: usize) -> Option<Found> {
     conn.peek(|inner| {
         let rings = inner.rings();
@@ -105,7 +110,7 @@ fn room(conn: &Conn, most: usize) -> Option<Found> {
     })
 }
 
-/// Sends, and waits as long as `waiting` still does.
+/// Sends a message, with the timeout `waiting`.
 pub(crate) fn send(
     tcp: &Tcp,
     data: &Connection,
@@ -125,7 +130,7 @@ pub(crate) fn send(
     data.sent_direct(done);
     if done > 0 {
         if msg.remaining() > 0 && flags & MSG_MORE == 0 {
-            // Nothing follows soon.
+            // The remainder is not expected soon.
             push(tcp, conn);
         }
         return Ok(done);
@@ -133,7 +138,7 @@ pub(crate) fn send(
     match result {
         Ok(()) => Ok(0),
         Err(EPIPE) => {
-            // As with TCP, of which a reset after its end comes as this.
+            // As in TCP, a reset after the peer's end is reported as `EPIPE`.
             let finished = |s: &mut Stream| s.receiving().is_finished();
             if conn.peek(|inner| inner.direct().is_some_and(finished))
                 && conn.sock().error() == Some(ECONNRESET)
@@ -152,8 +157,8 @@ pub(crate) fn send(
     }
 }
 
-/// Sends until everything is in the ring, or an error, which is of interest only if nothing was
-/// `done`: `EPIPE` stands for that of the sock, too.
+/// Sends until all data are in the ring or lent, or until an error. The caller ignores the error if
+/// bytes were sent. `EPIPE` also stands for an error of the sock.
 fn send_all(
     tcp: &Tcp,
     conn: &Arc<Conn>,
@@ -187,7 +192,7 @@ fn send_all(
             }
             let lent = match &completion {
                 Some(completion) => zero::send_later(conn, msg, completion, what),
-                // It asked for a completion that it does not want.
+                // Flag `MSG_ZEROCOPY` without `SO_ZEROCOPY`.
                 None if waiting.is_over() => None,
                 None => {
                     drop(writer);
@@ -196,7 +201,8 @@ fn send_all(
             };
             let Some(n) = lent else {
                 if *done == 0 {
-                    // While nobody else can get the next number.
+                    // Dropped with the lock held, so that no other thread gets the next completion
+                    // number first.
                     completion = None;
                 }
                 lends = None;
@@ -206,7 +212,8 @@ fn send_all(
             if let (Some(completion), true) = (&completion, n > 0) {
                 completion.sent(false);
             }
-            // If the peer has nothing of it the connection is over, which is seen above.
+            // If the peer has received no byte, the connection has ended, which the next iteration
+            // finds.
             if n < bytes && *done > 0 {
                 return Ok(());
             }
@@ -214,7 +221,8 @@ fn send_all(
         }
         if let Next::Full(_) = next {
             if waiting.is_over() {
-                // `poll` knows of the room in the ring, not of what is lent.
+                // `poll` reports room in the ring, not room for lent memory, so a non-blocking call
+                // copies.
                 lends = None;
                 continue;
             }
@@ -226,7 +234,7 @@ fn send_all(
             tcp.no_space();
             waiting.until_news(|| find(tcp, conn, || room(conn, left)))?;
         }
-        // One at a time: what is copied is behind what another one has committed.
+        // One writer at a time, because data are copied behind those already committed.
         let writer = conn.writer.lock();
         let Some(Found::Some(rings, span)) = room(conn, left) else {
             continue;
@@ -244,7 +252,7 @@ fn send_all(
             _ => false,
         });
         if !taken {
-            // First, as nobody else can have got the next one meanwhile.
+            // Dropped first, so that no other thread can have got the next completion number.
             drop(completion);
             drop(writer);
             return copied.and(Err(EPIPE));
@@ -261,14 +269,14 @@ fn send_all(
     }
 }
 
-/// What waits for more to be sent goes, unless there is a cork.
+/// Sends corked data, unless the program has set a cork.
 pub(crate) fn push(tcp: &Tcp, conn: &Arc<Conn>) {
     if !tcp.is_corked() {
         conn.with(|inner, _| inner.direct().map(Stream::push));
     }
 }
 
-/// What can be read behind `skip` bytes that were seen already; no more than `most`.
+/// Returns the data behind the first `skip` bytes, up to `most` bytes.
 fn found(conn: &Conn, deaf: bool, skip: u32, most: usize) -> Option<Found> {
     conn.peek(|inner| {
         let rings = inner.rings();
@@ -290,7 +298,7 @@ fn found(conn: &Conn, deaf: bool, skip: u32, most: usize) -> Option<Found> {
     })
 }
 
-/// Receives, and waits as long as `waiting` still does.
+/// Receives a message, with the timeout `waiting`.
 pub(crate) fn receive(
     tcp: &Tcp,
     data: &Connection,
@@ -314,7 +322,7 @@ pub(crate) fn receive(
         let left = conn.peek(|inner| {
             let stream = inner.direct()?;
             let left = stream.receiving().available() as usize;
-            // The end counts as a byte.
+            // The end of the stream counts as a byte, as with TCP.
             Some(left + usize::from(stream.receiving().is_finished()))
         });
         msg.answer_inq(tcp, left.unwrap_or(0));
@@ -322,7 +330,8 @@ pub(crate) fn receive(
     Ok(done)
 }
 
-/// Receives as long as TCP would: how much is `done`, and if that is nothing, the result.
+/// Receives as long as TCP would. Adds the bytes received to `done`; the caller ignores the error
+/// if there are any.
 fn receive_all(
     tcp: &Tcp,
     data: &Connection,
@@ -351,7 +360,8 @@ fn receive_all(
                 let n = take(conn, msg, &rings, span, flags)?;
                 tcp.peeked(n as usize, peek);
                 *done += n as usize;
-                // There may be more behind numbers without bytes, and behind the end of the ring.
+                // More data may follow behind numbers without bytes (withdrawn memory) and behind
+                // the end of the ring.
                 if *done >= len || n < span.len {
                     return Ok(());
                 }
@@ -374,7 +384,7 @@ fn receive_all(
                 match conn.poll_busily(busily, ready) {
                     Some(what) => what,
                     None => match waiting.until_news(ready) {
-                        // Who wants nothing has waited.
+                        // A call for 0 bytes ends successfully after its timeout.
                         Err(EAGAIN) if len == 0 && waits => return Ok(()),
                         found => found?,
                     },
@@ -386,32 +396,33 @@ fn receive_all(
             Found::Source => {
                 let taken = match &mut sinks {
                     Some(sinks) => sinks.take(tcp, msg, len - *done, &mut waiting)?,
-                    // It was held for another one, which does not come.
+                    // The source was reserved for another reader, which did not come.
                     None => {
                         Reader::new(conn, 0, None);
                         None
                     }
                 };
-                // Nothing came of it if the connection is over, which is seen above: it is no end.
+                // Without a result the connection has ended, which the next iteration finds; it is
+                // not the end of the stream.
                 *done += taken.unwrap_or(0);
                 if *done >= len {
                     return Ok(());
                 }
             }
             Found::End => return Ok(()),
-            // Something was received: the next call tells.
+            // The next call reports the error.
             _ if *done > 0 => return Ok(()),
             Found::Over => {
                 conn.forget_second_error();
                 return tcp.take_error().inspect_err(|_| conn.error_heard());
             }
-            // Somebody else may have taken it.
+            // Another thread may have taken the error.
             Found::Failed => tcp.take_error()?,
         }
     }
 }
 
-/// Copies what is there to the message: how much.
+/// Copies data of the ring to the message. Returns the number of bytes.
 fn take(
     conn: &Arc<Conn>,
     msg: &mut Incoming<'_>,
@@ -432,11 +443,11 @@ fn take(
     Ok(n)
 }
 
-/// Ends one or both directions, by the numbers of `shutdown(2)`.
+/// Shuts down one or both directions; `how` is that of `shutdown(2)`.
 ///
 /// # Errors
 ///
-/// `ENOTCONN`: it is over.
+/// `ENOTCONN`: the connection has ended. `EINVAL`: invalid `how`.
 pub(crate) fn shutdown(data: &Connection, conn: &Arc<Conn>, how: i32) -> Result {
     if !(0..=2).contains(&how) {
         return Err(EINVAL);
@@ -463,12 +474,12 @@ pub(crate) fn shutdown(data: &Connection, conn: &Arc<Conn>, how: i32) -> Result 
     Ok(())
 }
 
-/// Whether both directions have ended.
+/// Returns whether the connection has ended.
 pub(crate) fn is_over(conn: &Conn) -> bool {
     conn.peek(|inner| inner.direct().is_none_or(|stream| stream.end().is_some()))
 }
 
-/// The last descriptor was closed. Waits as long as `SO_LINGER` says.
+/// Closes the connection after the last descriptor was closed. Waits according to `SO_LINGER`.
 pub(crate) fn release(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) {
     let direct = conn.peek(|inner| inner.direct().is_some());
     if direct && conn.sock().queued().unread > 0 {
@@ -476,14 +487,14 @@ pub(crate) fn release(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) {
     }
     let linger = tcp.linger();
     if direct && linger != Linger::Abort {
-        // Before the stream's end: a peer that sees that one, and closes in its turn, would otherwise close first for TCP, and keep
-        // the port in TIME_WAIT.
+        // TCP's FIN is sent before the end of the stream. Otherwise a peer that closes on the
+        // stream's end would close TCP first and keep the port in TIME_WAIT.
         let _ = tcp.shutdown(SHUT_WR);
     }
     conn.close(linger == Linger::Abort);
     if let (Linger::Wait(longest), false) = (linger, is_exiting()) {
         let mut waiting = tcp.at_most(longest);
-        // Whatever it is, it goes on.
+        // The result is irrelevant: closing continues in any case.
         let _ = waiting.until(|| {
             let waits = conn.peek(|inner| {
                 let stream = inner.direct()?;
@@ -492,7 +503,7 @@ pub(crate) fn release(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) {
             });
             waits.is_none().then_some(())
         });
-        // TCP waits in its turn, and not for longer than the program has said.
+        // TCP waits in its own close for the remaining time only.
         tcp.lingered(waiting.left());
     }
 }

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `af_extl.ko`: stream sockets with the semantics of TCP. docs/af_extl.md tells how they are used.
+//! `af_extl.ko`: stream sockets with the semantics of TCP whose data bypass TCP where both ends
+//! support it. docs/af_extl.md describes their use, docs/ds-protocol.md the protocol.
+//!
+//! The module registers the socket family `AF_EXTL`, the protocol `IPPROTO_EXTL` of IPv4 and IPv6,
+//! and a driver for the auxiliary device that `extoll.ko` creates for each NIC. Probe, unbind,
+//! module load and unload run in process context and may sleep. `ops.rs` is the entry point of
+//! socket operations, `nic/mod.rs` documents contexts and locks of the data path.
 
 #![forbid(unsafe_code)]
 
@@ -54,8 +60,8 @@ impl auxiliary::Driver for Driver {
     }
 }
 
-/// In the order in which they end: sockets can't be made any more when the NICs go, and when the
-/// namespaces forget theirs.
+/// State of the module. Fields are dropped in their order: no socket can be created any more when
+/// the NICs are unbound and the namespaces release their data.
 #[pin_data]
 struct AfExtl {
     #[pin]
@@ -71,7 +77,7 @@ struct AfExtl {
     _files: Option<Dir<Parameters>>,
 }
 
-/// What the files of the module show.
+/// Data of the module's debugfs directory, which has no state of its own.
 struct Parameters;
 
 fn show_parameters(_: &Parameters, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -96,11 +102,11 @@ fn files() -> Result<Dir<Parameters>> {
     Dir::new::<LocalModule>(c"af_extl", &data, &files)
 }
 
-/// The protocol number for a version of IP. Without it there is still the family.
+/// Registers the protocol number for a version of IP. If that fails, `AF_EXTL` sockets still work.
 fn alias(version: Version) -> Option<Alias<Stream, LocalModule>> {
     let number = conf::protocol();
     Alias::new(version, number)
-        .inspect_err(|e| pr_warn!("protocol {} of IP{:?}: {:?}\n", number, version, e))
+        .inspect_err(|e| pr_warn!("no protocol {} for IP{:?}: {:?}\n", number, version, e))
         .ok()
 }
 
@@ -108,7 +114,7 @@ impl InPlaceModule for AfExtl {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
         conf::load_tunables();
         let checked = param::check(&conf::parameters(), |p| pr_err!("{}\n", p));
-        // Fields are made in the order in which they stand here.
+        // Fields are initialised in the order written here.
         try_pin_init!(Self {
             _: { checked? },
             _spaces <- namespace::Registration::new(),

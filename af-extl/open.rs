@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! How a connection gets a chance of bypassing TCP: where it leads, and whether the peer is asked,
-//! or has asked.
+//! Preparation of a direct connection: finds NIC and node behind TCP's route, requests the
+//! connection from the peer (client), or accepts the peer's request (server).
+//!
+//! Process context; functions may sleep and take the sock's lock.
 
 use crate::{
     all, conf,
@@ -17,7 +19,7 @@ use kernel_ext::net::{
 use protocol::ds::Fallback;
 use wire::{ds::Tuple, ids::NodeId};
 
-/// A connection as the protocol has it, for those who ask TCP about it.
+/// Converts the protocol's tuple to that of the socket layer.
 pub(crate) fn of_tcp(tuple: &Tuple) -> socket::Tuple {
     socket::Tuple {
         client: tuple.client,
@@ -27,21 +29,21 @@ pub(crate) fn of_tcp(tuple: &Tuple) -> socket::Tuple {
     }
 }
 
-/// The NIC of an interface.
+/// Returns the NIC of an interface.
 fn nic_of(interface: &Interface) -> Option<Arc<Nic>> {
     all()?.find(|nic| interface.is_of(nic.device()))
 }
 
-/// The NIC that a route leads through, and the node behind it. Packets of a node for itself don't
-/// leave it; data go through the NIC that the server's address belongs to. A neighbour is waited for,
-/// at most `patience` ms.
+/// Returns the NIC through which a route leads, and the node behind it. Packets of a node to itself
+/// do not leave it; their data use the NIC to which the server's address belongs. Waits up to
+/// `patience` ms for the resolution of a neighbour's address.
 fn place(
     tcp: &Tcp,
     route: &Route,
     server: IpAddr,
     patience: u32,
 ) -> Result<(Arc<Nic>, NodeId), Fallback> {
-    // What is to be encrypted, or wrapped, does not go past that.
+    // Data that must be encrypted or encapsulated cannot bypass that.
     if !route.plain {
         return Err(Fallback::NoRoute);
     }
@@ -57,7 +59,7 @@ fn place(
         let there = nic.resolve(route.interface.index(), neighbour, patience)?;
         (nic, here, there)
     };
-    // All interfaces of a fabric have the same prefix.
+    // All interfaces of a fabric share the first four bytes of the MAC address.
     let ([a, b, c, d, ..], [w, x, y, z, high, low]) = (here, there);
     match [a, b, c, d] == [w, x, y, z] {
         true => Ok((nic, NodeId(u16::from_be_bytes([high, low])))),
@@ -65,12 +67,12 @@ fn place(
     }
 }
 
-/// Asks the peer before TCP's connection is made, which has to get the port that is returned. May
-/// sleep, as long as the neighbour's address is looked for, shortly with `nonblock`.
+/// Requests a direct connection from the peer. TCP's connection must use the returned port. May
+/// sleep until the neighbour's address is resolved, with `nonblock` only briefly.
 ///
 /// # Errors
 ///
-/// Why TCP has to do.
+/// The reason for the fallback to TCP.
 pub(crate) fn ask<'a>(
     tcp: &'a Tcp,
     addr: &Addr<'_>,
@@ -91,7 +93,7 @@ pub(crate) fn ask<'a>(
         server_port: to.port(),
     };
     nic.may_ask(node, &tuple)?;
-    // The peer has to know the port before TCP asks.
+    // The request names the port, so it is chosen before TCP connects.
     let port = tcp
         .choose_port(&of_tcp(&tuple), route.interface.index())
         .map_err(|_| Fallback::NoPlace)?;
@@ -100,7 +102,7 @@ pub(crate) fn ask<'a>(
     Ok((nic.connect(node, tuple, sock)?, port))
 }
 
-/// Leaves a connection that was accepted to TCP, which its client does not know. May sleep.
+/// Leaves an accepted connection to TCP and declines the client's request. May sleep.
 pub(crate) fn leave(tcp: &Tcp) -> Fallback {
     if let (Ok(sock), Some(all)) = (tcp.endpoint(), all()) {
         all.refuse(tcp, &tuple_of(&sock));
@@ -108,7 +110,7 @@ pub(crate) fn leave(tcp: &Tcp) -> Fallback {
     Fallback::TcpOnly
 }
 
-/// An accepted connection as the protocol has it.
+/// Returns the tuple of an accepted connection in the protocol's form.
 fn tuple_of(sock: &Endpoint) -> Tuple {
     let ends = sock.ends();
     let end = |at: SocketAddr| (bytes(at.ip()), at.port());
@@ -121,11 +123,11 @@ fn tuple_of(sock: &Endpoint) -> Tuple {
     }
 }
 
-/// Looks whether the client of a connection that was accepted has asked. May sleep.
+/// Accepts the request that the client of an accepted connection sent. May sleep.
 ///
 /// # Errors
 ///
-/// Why TCP has to do; who has asked knows.
+/// The reason for the fallback to TCP. The client is informed if it has sent a request.
 pub(crate) fn take(tcp: &Tcp) -> Result<Arc<Conn>, Fallback> {
     let sock = tcp.endpoint().map_err(|_| Fallback::NoRoute)?;
     let tuple = tuple_of(&sock);
@@ -134,7 +136,8 @@ pub(crate) fn take(tcp: &Tcp) -> Result<Arc<Conn>, Fallback> {
         false => Err(Fallback::Off),
     };
     if let (Err(_), Some(all)) = (&taken, all()) {
-        // It may have come another way than the answers go, or from a node that nobody knows now.
+        // The request may have arrived on another path than the route, or from a node whose address
+        // is unknown.
         all.refuse(tcp, &tuple);
     }
     taken
@@ -146,7 +149,7 @@ fn take_from(tcp: &Tcp, sock: Endpoint, tuple: &Tuple) -> Result<Arc<Conn>, Fall
     let server = canonical(ends.local.ip());
     let (nic, node) = place(tcp, &route, server, conf::neighbour_ms(false))?;
     let queued = sock.queued();
-    // The note goes in any case: it is for this connection, or an older one.
+    // The pending request is removed in any case: it belongs to this connection or to an older one.
     if ends.state != State::Established || queued.finished || queued.unread > 0 {
         return Err(match nic.withdraw(node, tuple) {
             true => Fallback::TcpData,

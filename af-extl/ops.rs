@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The operations: TCP's, or those of streams.
+//! Socket operations (`struct proto_ops`): each is passed to TCP or handled by the streams,
+//! depending on the [`Mode`] of the socket.
+//!
+//! Process context, without locks of this module; operations may sleep. [`Connection`] decides the
+//! mode, [`direct`] implements the operations of streams.
 
 use crate::{
     conf,
@@ -19,29 +23,30 @@ use protocol::ds::Fallback;
 
 /// Level of the socket options of this family, as in extoll/af_extl.h.
 const SOL_EXTL: i32 = 0x4558;
-/// Option: `struct extl_info`, read only.
+/// Read-only option of level `SOL_EXTL`; value: `struct extl_info`.
 const EXTL_INFO: i32 = 1;
-/// Flag of recvmsg: from the error queue.
+/// Flag of recvmsg: read the error queue.
 const MSG_ERRQUEUE: u32 = 0x2000;
-/// Flag of sendmsg: connect.
+/// Flag of sendmsg: connect and send.
 const MSG_FASTOPEN: u32 = 0x2000_0000;
-/// Options of TCP that streams can't have: `TCP_DEFER_ACCEPT`, by which a client sends data before the
-/// server's program can take the connection; `TCP_MD5SIG`, `TCP_MD5SIG_EXT`, `TCP_AO_ADD_KEY`,
-/// `TCP_AO_INFO`, as who wants segments signed does not want data that are not; `TCP_REPAIR`,
-/// `TCP_FASTOPEN_CONNECT`.
+/// TCP options that streams cannot support; setting one makes the socket use TCP.
+/// `TCP_DEFER_ACCEPT`: the client sends data before the server's program can accept. `TCP_MD5SIG`,
+/// `TCP_MD5SIG_EXT`, `TCP_AO_ADD_KEY`, `TCP_AO_INFO`: the program requires signed segments.
+/// `TCP_REPAIR` and `TCP_FASTOPEN_CONNECT` manipulate TCP's own connection.
 const TCP_ONLY: [(i32, i32); 7] = [(6, 9), (6, 14), (6, 19), (6, 30), (6, 32), (6, 38), (6, 40)];
-/// Option of TCP for sockets without a connection only.
+/// TCP option that is valid only without a connection.
 const TCP_FASTOPEN: (i32, i32) = (6, 23);
-/// Flag of connect, as of files.
+/// Flag of connect: the file is non-blocking.
 const O_NONBLOCK: i32 = 0x800;
 
-/// The sockets of the module.
+/// Socket type of this module.
 pub(crate) struct Stream;
 
-/// A connection that the peer was asked for, and the port that it was told of.
+/// Connection that was requested from the peer, and the local port named in the request.
 type Asked<'a> = (Arc<Conn>, Port<'a>);
 
-/// Runs what may begin a connection: by TCP's state before and after it.
+/// Runs an operation that may begin a connection, and updates the phase of the socket by TCP's
+/// state before and after it.
 fn connecting<'a, A, R>(
     sock: &'a Socket<'_, Stream>,
     ask: impl FnOnce(&'a Tcp, &Connection) -> Option<A>,
@@ -61,8 +66,8 @@ fn connecting<'a, A, R>(
     result
 }
 
-/// Ends TCP's connection if the streams are over. To be called before operations whose result depends
-/// on TCP's state, because the program reuses its socket then.
+/// Ends TCP's connection if the streams have ended. Operations that depend on TCP's state call this
+/// first, because the program may now reuse the socket.
 fn end_with_stream(sock: &Socket<'_, Stream>) {
     if let Mode::Direct(conn) = sock.data().mode() {
         if direct::is_over(&conn) {
@@ -72,7 +77,7 @@ fn end_with_stream(sock: &Socket<'_, Stream>) {
     }
 }
 
-/// Asks the peer, and waits for its answer for some milliseconds.
+/// Requests a direct connection from the peer and waits some milliseconds for the answer.
 fn ask<'a>(tcp: &'a Tcp, data: &Connection, addr: &Addr<'_>, nonblock: bool) -> Option<Asked<'a>> {
     let asked = match data.wants_tcp() {
         true => Err(Fallback::TcpOnly),
@@ -84,8 +89,8 @@ fn ask<'a>(tcp: &'a Tcp, data: &Connection, addr: &Addr<'_>, nonblock: bool) -> 
     };
     let conn = data.chance(chance)?;
     let mut waiting = tcp.at_most(msecs_to_jiffies(conf::longest_question()));
-    // A signal ends the wait and TCP's, too, and says nothing of the peer, whose answer will mostly be
-    // in time.
+    // A signal also interrupts TCP's connect. It says nothing about the peer, whose answer usually
+    // still arrives in time.
     let answered = waiting.until(|| conn.may_connect().then_some(()));
     if answered == Err(EAGAIN) {
         conn.give_up(Fallback::Silent);
@@ -93,7 +98,7 @@ fn ask<'a>(tcp: &'a Tcp, data: &Connection, addr: &Addr<'_>, nonblock: bool) -> 
     Some((conn, port?))
 }
 
-/// TCP's connect, from the port that the peer was told of.
+/// Runs TCP's connect from the port that was named in the request.
 fn connect_from(tcp: &Tcp, asked: Option<Asked<'_>>, connect: impl Fn(&Tcp) -> Result) -> Result {
     let result = connect(tcp);
     let Some((conn, port)) = asked else {
@@ -101,7 +106,7 @@ fn connect_from(tcp: &Tcp, asked: Option<Asked<'_>>, connect: impl Fn(&Tcp) -> R
     };
     drop(port);
     if result == Err(EADDRNOTAVAIL) && tcp.state() == State::Close {
-        // Somebody was faster. To TCP any port will do.
+        // Another socket took the port. TCP may use any port, so the connection uses TCP.
         conn.give_up(Fallback::NoPlace);
         return connect(tcp);
     }
@@ -135,7 +140,7 @@ impl Operations for Stream {
             |tcp, data| ask(tcp, data, addr, flags & O_NONBLOCK != 0),
             |tcp, asked| connect_from(tcp, asked, |tcp| tcp.connect(addr, flags)),
         );
-        // TCP's connection may be there.
+        // Updates the phase, because TCP's connection may be established.
         sock.data().mode();
         result
     }
@@ -143,7 +148,7 @@ impl Operations for Stream {
     fn accept(sock: &Socket<'_, Self>, child: &Child<'_, Self>) -> Result {
         match child.accept()? {
             Some(new) => {
-                // Other parts of the kernel read TCP's queues.
+                // In-kernel users read TCP's queues directly, so their connections use TCP.
                 let chance = match child.is_for_kernel() {
                     true => Err(open::leave(new.tcp())),
                     false => open::take(new.tcp()),
@@ -171,7 +176,7 @@ impl Operations for Stream {
 
     fn shutdown(sock: &Socket<'_, Self>, how: i32) -> Result {
         let (tcp, data) = (sock.tcp(), &*sock.data());
-        // These have no connection afterwards.
+        // In these states the socket has no connection afterwards.
         let ends = matches!(tcp.state(), State::Listen | State::SynSent);
         if !(0..=2).contains(&how) {
             return Err(EINVAL);
@@ -209,7 +214,7 @@ impl Operations for Stream {
         }
         data.trace_shutdown(how, false);
         tcp.shutdown(how)?;
-        // Of a connection the data stay until they are read.
+        // The phase of a connection is kept until its data was read.
         if ends {
             data.look(tcp);
         }
@@ -222,7 +227,7 @@ impl Operations for Stream {
             Mode::Tcp => return tcp.poll(table),
             _ => tcp.poll_wait(&table),
         }
-        // It may have been decided just before.
+        // The decision may have been made before the wait queue was entered.
         match data.mode() {
             Mode::Tcp => tcp.poll_now(&table),
             Mode::Waiting => direct::poll_undecided(data),
@@ -288,8 +293,7 @@ impl Operations for Stream {
                 data.look(tcp);
                 return result.inspect(|n| data.sent(*n));
             }
-            // TCP knows whether that is an error, or waits for its connection; the data may go
-            // past it.
+            // TCP returns an error or waits for its connection; the data itself may bypass TCP.
             end_with_stream(sock);
             let result = msg.without_data(|msg| tcp.sendmsg(msg, 0));
             data.look(tcp);
@@ -327,7 +331,7 @@ impl Operations for Stream {
             Mode::Direct(conn) => {
                 return direct::receive(tcp, data, &conn, msg, (len, bits), waiting);
             }
-            // The program has said that it receives no more.
+            // The program has shut down the receiving direction.
             Mode::Waiting => return Ok(0),
             Mode::Tcp => {}
         }
@@ -354,7 +358,7 @@ impl Operations for Stream {
         }
         match mode {
             Mode::Waiting => Ok(0),
-            // Counted there.
+            // `recvmsg` counts the bytes.
             Mode::Direct(_) => to.by_recvmsg(tcp, len),
             _ => {
                 let result = tcp.splice_read(to, len);

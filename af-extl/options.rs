@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Options of TCP on sockets whose data go by streams.
+//! TCP options on sockets with direct connections. Process context.
 
 use crate::{direct, nic::Conn};
 use kernel::{
@@ -10,7 +10,7 @@ use kernel::{
 use kernel_ext::net::socket::{GetOption, Past, SetOption, State, Tcp};
 use protocol::ds::{Stream, StreamState};
 
-/// Levels and numbers.
+/// Levels and numbers of socket options.
 pub(crate) const SOL_SOCKET: i32 = 1;
 pub(crate) const SO_ERROR: i32 = 4;
 pub(crate) const SOL_TCP: i32 = 6;
@@ -19,11 +19,11 @@ const TCP_CORK: i32 = 3;
 pub(crate) const TCP_INFO: i32 = 11;
 const TCP_USER_TIMEOUT: i32 = 18;
 
-/// An option was set, which TCP's sock has now.
+/// Applies an option to the streams after it was set in TCP's sock.
 pub(crate) fn was_set(tcp: &Tcp, conn: &Arc<Conn>, option: &SetOption<'_>) {
     match (option.level(), option.name()) {
         (SOL_TCP, TCP_CORK) => direct::push(tcp, conn),
-        // As with TCP that is stronger than a cork, for what waits.
+        // Sends corked data, as TCP does.
         (SOL_TCP, TCP_NODELAY) => {
             let mut value = [0; 4];
             if option.read(&mut value).is_ok() && value != [0; 4] {
@@ -35,11 +35,11 @@ pub(crate) fn was_set(tcp: &Tcp, conn: &Arc<Conn>, option: &SetOption<'_>) {
     }
 }
 
-/// Answers `TCP_INFO`. May sleep.
+/// Answers `TCP_INFO` with the values of the streams. May sleep.
 ///
 /// # Errors
 ///
-/// `EFAULT`, `EINVAL`.
+/// `EFAULT`, `EINVAL`: the program's buffer is invalid.
 pub(crate) fn info(tcp: &Tcp, conn: &Conn, option: &mut GetOption<'_>) -> Result {
     let (sent, read) = (conn.sent.load(Relaxed), conn.received.load(Relaxed));
     let past = conn.peek(|inner| {

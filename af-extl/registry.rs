@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What all sockets of the module share: the NICs, and the sockets that accept connections.
+//! Global state of the module: the NICs and the listening sockets.
+//!
+//! Process context; both mutexes may be held while memory is allocated. They are never held
+//! together.
 
 use crate::{connection::Shown, nic::Nic};
 use kernel::{
@@ -17,12 +20,12 @@ use wire::ds::Tuple;
 
 static ALL: Global<All> = Global::new();
 
-/// The object, while the module is loaded.
+/// Returns the global state while the module is loaded.
 pub(crate) fn all() -> Option<Arc<All>> {
     ALL.get()
 }
 
-/// See the module's documentation.
+/// NICs and listening sockets of the module.
 #[pin_data]
 pub(crate) struct All {
     #[pin]
@@ -31,11 +34,12 @@ pub(crate) struct All {
     listeners: Mutex<RBTree<SockId, Arc<Shown>>>,
 }
 
-/// While it exists [`all`] has something. Made and dropped when the module is loaded and unloaded.
+/// Owner of the global state: [`all`] returns it while this value exists, i.e. while the module is
+/// loaded.
 pub(crate) struct Registered(());
 
 impl Registered {
-    /// May sleep.
+    /// Creates the global state. May sleep.
     ///
     /// # Errors
     ///
@@ -61,23 +65,23 @@ impl Drop for Registered {
 
 /// Process context, may sleep.
 impl All {
-    /// A NIC was bound.
+    /// Adds a NIC after it was bound.
     pub(crate) fn add(&self, nic: &Arc<Nic>) -> Result {
         Ok(self.nics.lock().push(nic.clone(), GFP_KERNEL)?)
     }
 
-    /// A NIC goes.
+    /// Removes a NIC before it is unbound.
     pub(crate) fn remove(&self, nic: &Arc<Nic>) {
         self.nics.lock().retain(|other| !Arc::ptr_eq(other, nic));
     }
 
-    /// The NIC that a test is true of.
+    /// Returns the first NIC for which `test` returns true.
     pub(crate) fn find(&self, test: impl Fn(&Nic) -> bool) -> Option<Arc<Nic>> {
         let nics = self.nics.lock();
         nics.iter().find(|nic| test(nic)).cloned()
     }
 
-    /// A socket begins to accept connections. Without memory its clients use TCP.
+    /// Adds a socket that begins to listen. If the allocation fails, its clients use TCP.
     pub(crate) fn hear(&self, shown: &Arc<Shown>) {
         let Ok(place) = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT) else {
             return;
@@ -89,23 +93,24 @@ impl All {
         }
     }
 
-    /// A socket that began to accept connections is closed.
+    /// Removes a listening socket that is closed.
     pub(crate) fn deafen(&self, shown: &Arc<Shown>) {
         let node = self.listeners.lock().remove_node(&shown.id());
-        // Without the lock.
+        // Dropped without the lock.
         drop(node);
     }
 
-    /// Of a socket of the module's that listens, and does not want what only TCP has: whether data of
-    /// its connections may bypass TCP.
+    /// Returns `None` unless `id` is a listening socket of this module that does not require TCP.
+    /// Otherwise returns whether data of its connections may bypass TCP.
     pub(crate) fn listener_may_bypass(&self, id: SockId) -> Option<bool> {
         let listeners = self.listeners.lock();
         let shown = listeners.get(&id).filter(|shown| !shown.wants_tcp());
         shown.map(|shown| shown.may_bypass())
     }
 
-    /// Tells clients that have asked for a connection that TCP carries it: those of all NICs with an
-    /// interface in its namespace, as other namespaces may have the same addresses.
+    /// Informs clients that requested a direct connection that TCP carries it. Only NICs with an
+    /// interface in the socket's namespace are considered, because other namespaces may use the
+    /// same addresses.
     pub(crate) fn refuse(&self, tcp: &Tcp, tuple: &Tuple) {
         for nic in self.nics.lock().iter() {
             if nic.is_waited_for() && tcp.shares_namespace(nic.device()) {
@@ -114,12 +119,12 @@ impl All {
         }
     }
 
-    /// What there is of the NICs.
+    /// Writes the statistics of all NICs.
     pub(crate) fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.nics.lock().iter().try_for_each(|nic| nic.show(f))
     }
 
-    /// What there is of their connections.
+    /// Writes a line for each connection of all NICs.
     pub(crate) fn show_connections(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nics = self.nics.lock();
         nics.iter().try_for_each(|nic| nic.show_connections(f))

@@ -1,31 +1,33 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The last columns of a line of /proc/net/extl: what went which way, and what waits.
+//! Last columns of a line of /proc/net/extl: bytes by path, and bytes that wait. Process context;
+//! takes the connection's lock.
 
 use crate::nic::Conn;
 use kernel::{fmt, sync::atomic::Relaxed};
 use kernel_ext::net::socket::Endpoint;
 
-/// Their names.
+/// Names of the columns.
 pub(crate) const COLUMNS: &str = "direct_sent direct_received message_sent announced \
      message_received fetched unread unacknowledged lent sunk";
 
-/// The columns of a socket.
+/// Values of the columns of a socket.
 pub(crate) struct Paths {
-    /// Bytes past TCP, in all connections of the socket: sent, received.
+    /// Bytes of all direct connections of the socket: sent, received.
     direct: [u64; 2],
-    /// Of these in the present connection: sent by messages, announced to be fetched (both with what
-    /// was repeated), received by messages, fetched.
+    /// Bytes of the current direct connection: sent by messages, announced for GETs (both including
+    /// repetitions), received by messages, fetched.
     ways: [u64; 4],
-    /// Bytes that wait: not read, not acknowledged; of a socket that listens connections, and how
-    /// many may wait.
+    /// Unread and unacknowledged bytes. Of a listening socket: connections in its queue and
+    /// maximum.
     queues: [u32; 2],
-    /// Bytes of the present connection that were copied nowhere here: sent, received.
+    /// Bytes of the current connection sent and received without copying.
     uncopied: [u64; 2],
 }
 
 impl Paths {
-    /// Of a socket with these bytes past TCP, and its connection past TCP if there is one.
+    /// Collects the values: `direct` bytes of the socket, and its current direct connection if
+    /// there is one.
     pub(crate) fn new(direct: [u64; 2], conn: Option<&Conn>, sock: &Endpoint) -> Self {
         let streams = conn.and_then(|conn| {
             conn.peek(|inner| {
@@ -54,7 +56,7 @@ impl Paths {
         }
     }
 
-    /// Writes them, and the end of the line.
+    /// Writes the columns and the end of the line.
     pub(crate) fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [sent, received] = self.direct;
         let [messages, announced, came, fetched] = self.ways;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What there is per network namespace: the list of sockets, counters, and the files that show
-//! both.
+//! Data of a network namespace: the list of its sockets, counters, and the files `/proc/net/extl`
+//! and `/proc/net/extl_stat` that show both. Process context. The mutex `sockets` protects the
+//! list; the spin lock `transitions` is taken with a socket's phase lock held.
 
 use crate::{
     conf,
@@ -28,10 +29,10 @@ use protocol::{base::flow::Counts, ds::Fallback};
 
 static PLACE: Place<Space> = Place::new();
 
-/// Sockets that are listed at a time.
+/// Number of sockets listed with the lock held once.
 const BATCH: usize = 32;
 
-/// A network namespace.
+/// Data of a network namespace.
 #[pin_data]
 pub(crate) struct Space {
     #[pin]
@@ -39,14 +40,15 @@ pub(crate) struct Space {
     #[pin]
     transitions: SpinLock<Counts<Phase>>,
     reasons: [Atomic<u64>; Fallback::ALL.len()],
-    /// Sockets whose data could not be made, and which are TCP's until they can.
+    /// Accepted sockets whose private data could not be allocated. TCP carries their data until it
+    /// can.
     unmade: Atomic<u64>,
     knobs: Knobs,
-    /// Connections past TCP that have got data by TCP.
+    /// Direct connections that also received data over TCP, which is never delivered.
     astray: Atomic<u64>,
 }
 
-/// Sockets by number.
+/// Sockets of the namespace by number.
 struct Sockets {
     by_number: RBTree<u64, Arc<Shown>>,
     count: u64,
@@ -100,7 +102,7 @@ impl PerNet for Space {
 }
 
 impl Space {
-    /// Lists a socket, whose number it returns. May sleep.
+    /// Adds a socket to the list and returns its number. May sleep.
     pub(crate) fn add(&self, shown: Arc<Shown>) -> Result<u64> {
         let reservation = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?;
         let mut sockets = self.sockets.lock();
@@ -113,7 +115,7 @@ impl Space {
         Ok(number)
     }
 
-    /// Takes a socket off the list. May sleep.
+    /// Removes a socket from the list. May sleep.
     pub(crate) fn remove(&self, number: u64) {
         let mut sockets = self.sockets.lock();
         let node = sockets.by_number.remove_node(&number);
@@ -122,8 +124,8 @@ impl Space {
         drop(node);
     }
 
-    /// Some sockets, from a number on, which becomes that of the next ones: the lock is for those who make
-    /// and close sockets.
+    /// Returns the next sockets from number `next` on and advances `next`. Works in batches,
+    /// because sockets are created and closed under the same lock.
     fn batch(&self, next: &mut u64) -> [Option<Arc<Shown>>; BATCH] {
         let mut batch = [const { None }; BATCH];
         let mut sockets = self.sockets.lock();
@@ -142,12 +144,13 @@ impl Space {
         batch
     }
 
-    /// Moves `phase` on and counts that; false and no change if `event` can't happen in it.
+    /// Applies `event` to `phase` and counts the transition. Returns false, without a change, if
+    /// the event is impossible in this phase.
     pub(crate) fn step(&self, phase: &mut Phase, event: Event) -> bool {
         self.transitions.lock().step(phase, event)
     }
 
-    /// Counts a connection that goes over TCP.
+    /// Counts a connection that fell back to TCP.
     pub(crate) fn fell_back(&self, why: Fallback) {
         let index = usize::from(why.code()).wrapping_sub(1);
         if let Some(n) = self.reasons.get(index) {
@@ -155,22 +158,22 @@ impl Space {
         }
     }
 
-    /// Whether data of connections that begin may bypass TCP.
+    /// Returns whether data of new connections may bypass TCP.
     pub(crate) fn data_path(&self) -> bool {
         self.knobs.get(0) != 0
     }
 
-    /// Bytes from which on calls that wait lend their memory; 0: none do.
+    /// Returns the minimum size in bytes of blocking calls that use zero copy; 0: never.
     pub(crate) fn zero_copy(&self) -> usize {
         (self.knobs.get(1) as usize) << 10
     }
 
-    /// Counts a connection past TCP whose peer has sent by TCP.
+    /// Counts a direct connection whose peer has sent data over TCP.
     pub(crate) fn count_astray(&self) {
         self.astray.fetch_add(1, Relaxed);
     }
 
-    /// Counts an accepted socket without data.
+    /// Counts an accepted socket without private data.
     pub(crate) fn count_unmade(&self) {
         self.unmade.fetch_add(1, Relaxed);
     }
@@ -182,7 +185,7 @@ fn show_sockets(space: &Space, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         "local remote state mode reason sent received uid inode {}",
         crate::show::COLUMNS
     )?;
-    // Those that are made meanwhile are not waited for.
+    // Sockets created during the listing are not shown.
     let (mut next, end) = (0, space.sockets.lock().next);
     while next < end {
         let batch = space.batch(&mut next);

@@ -1,36 +1,37 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What a socket is, and why its connection goes over TCP.
+//! Phases of a socket, and the names of the reasons for a fallback to TCP.
 
 use protocol::ds::Fallback;
 
 protocol::flow! {
-    /// What carries the data of a socket. TCP's own states are TCP's: `LISTEN`, `ESTABLISHED`, …
+    /// Carrier of a socket's data. TCP's own states (`LISTEN`, `ESTABLISHED`, …) are not repeated
+    /// here.
     states Phase {
         /// No connection.
         Idle,
         /// Accepts connections.
         Listening,
-        /// There is a connection, or one is being made, and it is not decided what carries its data.
+        /// A connection exists or is being made, and its carrier is undecided.
         Waiting,
-        /// Its data go by the streams of EXT-DS.
+        /// The streams of EXT-DS carry the data.
         Direct,
-        /// TCP carries its data.
+        /// TCP carries the data.
         Tcp,
     }
-    /// What happens to a socket.
+    /// Events of a socket.
     events Event {
         /// A connection begins.
         Connect,
-        /// It is the socket of a connection that was accepted.
+        /// The socket was created for an accepted connection.
         Accept,
         /// Both ends use the streams.
         UseStreams,
-        /// It uses TCP.
+        /// The connection falls back to TCP.
         FallBack,
-        /// It begins to listen.
+        /// The socket begins to listen.
         Listen,
-        /// Connection or listening has ended, and the socket can be used again.
+        /// The connection or listening has ended, and the socket can be reused.
         Close,
     }
     transitions {
@@ -48,7 +49,7 @@ protocol::flow! {
     }
 }
 
-/// Number of a phase in extoll/af_extl.h.
+/// Returns the number of a phase in extoll/af_extl.h.
 pub(crate) fn mode(phase: Phase) -> u16 {
     match phase {
         Phase::Idle => 0,
@@ -59,7 +60,7 @@ pub(crate) fn mode(phase: Phase) -> u16 {
     }
 }
 
-/// Name of a reason in files and counters.
+/// Returns the name of a reason in files and counters.
 pub(crate) fn name(why: Fallback) -> &'static str {
     match why {
         Fallback::NoDataPath => "no-data-path",

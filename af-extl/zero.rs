@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Large calls whose data are not copied: the peer reads the sender's memory, and the reader's is
-//! fetched to. What can't go this way is copied by [`crate::direct`].
+//! Zero copy for large calls: the peer reads the sender's memory ("source"), and GETs write to the
+//! reader's memory ("sink"). Data that cannot use zero copy are copied by [`crate::direct`].
+//!
+//! Process context; functions may sleep. Without a note to the contrary they are called without
+//! locks.
 
 use crate::{
     direct::{tcp_lives, MSG_ZEROCOPY},
@@ -18,26 +21,27 @@ use kernel_ext::{
 };
 use protocol::ds::{SourceId, SourceState, Stream};
 
-/// Bytes that are lent at a time, so that locked memory stays within usual limits.
+/// Maximum number of bytes lent at a time, which keeps locked memory within usual limits.
 const MOST: usize = 1 << 20;
-/// So long, in milliseconds, who is killed waits for what the peer says of withdrawn memory.
+/// Time in ms for which a killed process waits for the peer's confirmation of withdrawn memory.
 const KILLED_MS: u64 = 2000;
-/// So long, in milliseconds, anybody else does at most, however patient the connection is.
+/// Maximum of that time in ms for all other processes, however long the peer timeout is.
 const WITHDRAWN_MS: u64 = 20_000;
-/// So long, in nanoseconds, a reader is waited for that takes sources to its memory.
+/// Time in ns for which sources are reserved for a zero-copy reader between two calls.
 const GRACE: u64 = 2_000_000;
 
-/// What is done with the next bytes of a message.
+/// Treatment of the next bytes of a message.
 pub(crate) enum Next {
-    /// So many are copied.
+    /// Copy this number of bytes.
     Copy(usize),
-    /// So many are lent, from this address on.
+    /// Lend memory: address and number of bytes.
     Lend(usize, usize),
-    /// So many will be when something else is over that is lent.
+    /// Wait until other lent memory is released, then lend this number of bytes.
     Full(usize),
 }
 
-/// How the next bytes go that a process sends: so many or more are lent. `None`: all are copied.
+/// Returns the treatment of the next bytes. Memory of at least `least` bytes is lent; `None`: all
+/// is copied.
 pub(crate) fn next(conn: &Conn, msg: &Outgoing<'_>, least: Option<usize>) -> Next {
     let left = msg.remaining();
     let Some(least) = least.filter(|least| *least > 0 && left >= *least) else {
@@ -62,34 +66,39 @@ pub(crate) fn next(conn: &Conn, msg: &Outgoing<'_>, least: Option<usize>) -> Nex
     }
     match before {
         0 => Next::Lend(start, bytes.min(MOST).min(room as usize)),
-        // Up to the first whole page.
+        // Copy up to the first whole page.
         _ => Next::Copy(before),
     }
 }
 
-/// Whether nothing more can be lent until something is over; not if nothing can be sent any more.
+/// Returns whether the maximum of lent memory is in use and will be released. False if sending is
+/// impossible.
 pub(crate) fn is_lent_out(conn: &Conn) -> bool {
     let lent_out = |s: &mut Stream| s.can_send() && s.sending().is_lent_out();
     conn.peek(|inner| inner.direct().is_some_and(lent_out))
 }
 
-/// What became of lent memory; nothing of one that nobody was told of.
+/// Returns the state of lent memory; `None` if the memory was withdrawn before it was announced.
 fn state(conn: &Conn, id: SourceId) -> Option<SourceState> {
     conn.peek(|inner| inner.direct().and_then(|s| s.sending().source(id)))
 }
 
-/// Whether there is nothing to wait for.
+/// Returns whether the lent memory is released or the connection has ended.
 fn is_over(conn: &Conn, id: SourceId) -> bool {
     let ended = |inner: &mut crate::nic::Inner| inner.direct().is_none_or(|s| s.end().is_some());
     conn.peek(ended) || state(conn, id).is_none_or(|s| s.over)
 }
 
-/// Takes back what the peer has not begun to fetch. It answers at once, whatever its program does. One
-/// that says nothing is dead as it always would be, by the streams' own clock: so who gives up early
-/// loses no connection that is slow. One that says all but this breaks the rules, and is given twice
-/// that time; not more than a constant, as no signal ends this. Who is killed does not wait for that:
-/// then it may not be over when this returns, and the connection is not either, which others may have
-/// open.
+/// Withdraws lent memory that the peer has not begun to fetch, and waits for the peer's
+/// confirmation.
+///
+/// The peer confirms at once, independently of its program. A peer without any message is declared
+/// dead by the streams' own timeout, so an early end of this call breaks no slow connection. A peer
+/// that sends other messages but no confirmation violates the protocol: after twice that time, at
+/// most [`WITHDRAWN_MS`], the connection is aborted, because no signal ends this wait.
+///
+/// A killed process waits for [`KILLED_MS`] only. Then the memory may still be in use when this
+/// returns; the connection stays, because other processes may have it open.
 fn withdraw((tcp, conn): (&Tcp, &Arc<Conn>), id: SourceId) -> Option<SourceState> {
     let last = state(conn, id);
     let mut asked = false;
@@ -97,14 +106,15 @@ fn withdraw((tcp, conn): (&Tcp, &Arc<Conn>), id: SourceId) -> Option<SourceState
     loop {
         tcp_lives(tcp, conn);
         if !asked {
-            // Who copies to the send ring has a place there, and may be held up by memory that does not come.
+            // A writer that copies to the send ring has a position there, and may block on a page
+            // fault.
             let writer = conn.writer.try_lock();
             let alone = writer.is_some();
             let ask = |s: &mut Stream| s.withdraw_source(id, alone);
             asked = conn.with(|inner, _| inner.direct().is_none_or(ask));
         }
         if asked && is_over(conn, id) {
-            // It may never have been there.
+            // The memory may never have been announced.
             return state(conn, id).or(last.map(|s| SourceState {
                 acknowledged: 0,
                 over: true,
@@ -130,12 +140,12 @@ fn withdraw((tcp, conn): (&Tcp, &Arc<Conn>), id: SourceId) -> Option<SourceState
     state(conn, id)
 }
 
-/// Lends `bytes` bytes from `start` to the peer, and waits until it has them: how many it has, and
-/// whether that is all there was to wait for. `None`: they have to be copied.
+/// Lends `bytes` bytes from address `start` to the peer and waits until the peer has received them.
+/// Returns the number of bytes received; `None`: they must be copied.
 ///
 /// # Errors
 ///
-/// Those of waiting, if the peer has nothing of it.
+/// The error of the wait, if the peer received no byte.
 pub(crate) fn send(
     (tcp, conn): (&Tcp, &Arc<Conn>),
     msg: &mut Outgoing<'_>,
@@ -166,10 +176,10 @@ pub(crate) fn send(
     };
     if state.is_some_and(|s| s.over) {
         conn.with(|inner, _| inner.direct().map(|s| s.let_source_go(id)));
-        // Nobody reads it any more.
+        // The peer does not read the memory any more.
         drop(source);
     } else if let Err(source) = conn.settle_later(id, source) {
-        // The connection is over: nothing more comes of it.
+        // The connection has ended, so the peer's confirmation will not arrive.
         conn.with(|inner, _| inner.direct().map(|s| s.let_source_go(id)));
         source.revoke();
     }
@@ -183,8 +193,9 @@ pub(crate) fn send(
     }
 }
 
-/// Lends `bytes` bytes from `start` to the peer: how many. The completion comes when nobody reads them
-/// any more. `None`: they have to be copied. With the connection's `writer` locked.
+/// Lends `bytes` bytes from address `start` to the peer without waiting. Returns the number of
+/// bytes; `None`: they must be copied. The completion is signalled when the peer has finished
+/// reading. The caller holds the connection's `writer`.
 pub(crate) fn send_later(
     conn: &Arc<Conn>,
     msg: &mut Outgoing<'_>,
@@ -202,18 +213,18 @@ pub(crate) fn send_later(
     Some(bytes)
 }
 
-/// A call that takes sources to its memory, as long as it lasts.
+/// Zero-copy state of one receive call.
 pub(crate) struct Reader<'a> {
     conn: &'a Arc<Conn>,
-    /// It has taken some.
+    /// Set if the call received bytes without copying.
     took: bool,
-    /// What can't be registered is copied.
+    /// Set if memory could not be registered: the call copies from then on.
     copies: bool,
 }
 
 impl<'a> Reader<'a> {
-    /// For a call that reads `len` bytes, if so many or more are taken; `None` if it copies, as it
-    /// always does without such a bound.
+    /// Creates the state for a call that reads `len` bytes, at least `least`. Returns `None` if the
+    /// call copies, which it always does with `least` `None`.
     pub(crate) fn new(conn: &'a Arc<Conn>, len: usize, least: Option<usize>) -> Option<Self> {
         if least.is_some_and(|least| least > 0 && len >= least) {
             return Some(Self {
@@ -222,7 +233,7 @@ impl<'a> Reader<'a> {
                 copies: false,
             });
         }
-        // Nobody may come who is waited for.
+        // Releases sources that were reserved for a reader, because that reader may not come.
         let held =
             |inner: &mut crate::nic::Inner| inner.direct().is_some_and(|s| s.receiving().is_held());
         if conn.peek(held) {
@@ -231,13 +242,14 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// Bytes before the next whole page, and of whole pages, of the memory that is filled next.
+    /// Returns the number of bytes before the first whole page of the memory to fill next, and the
+    /// number of bytes in whole pages.
     fn room(&self, msg: &Incoming<'_>, left: usize) -> (usize, usize) {
         let piece = msg.next_piece().unwrap_or((0, 0));
         whole_pages((piece.0, piece.1.min(left)))
     }
 
-    /// What comes next from the peer's memory goes to the ring only as far as it has to be copied.
+    /// Reserves the peer's sources for this call; only bytes that it must copy go to the ring.
     pub(crate) fn hold(&self, msg: &Incoming<'_>, left: usize) {
         let (before, bytes) = self.room(msg, left);
         self.conn.with(|inner, _| {
@@ -252,11 +264,12 @@ impl<'a> Reader<'a> {
         });
     }
 
-    /// Takes the next bytes to the memory of the call: how many; `None` if they have to be copied.
+    /// Receives the next bytes in the memory of the call. Returns their number; `None`: they must
+    /// be copied.
     ///
     /// # Errors
     ///
-    /// Those of waiting, if nothing was taken.
+    /// The error of the wait, if no byte was received.
     pub(crate) fn take(
         &mut self,
         tcp: &Tcp,
@@ -294,14 +307,14 @@ impl<'a> Reader<'a> {
                 (whole || stream.end().is_some()).then_some(())
             })
         });
-        // One reference more is dropped without the lock.
+        // The last reference must be dropped without the lock.
         let (n, lent) = conn.with(|inner, _| {
             let n = inner.stream_mut().map_or(0, |s| s.withdraw_sink());
             (n as usize, inner.lend(None))
         });
         drop(lent);
-        // Late answers must not find what the program does with its memory next. Where the NIC does not
-        // say that they won't, no more is received.
+        // Late GET data must not be written to memory that the program reuses. If the NIC cannot
+        // confirm that, the connection is aborted.
         if !sink.end() {
             conn.with(|inner, now| inner.direct().map(|s| s.abort(now)));
         }
@@ -314,7 +327,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What is left goes to the ring.
+    /// Releases the reserved sources to the ring, so that the remainder is copied.
     fn copy(&self) -> Option<usize> {
         let release = |s: &mut Stream| s.release_sources(None);
         self.conn.with(|inner, _| inner.direct().map(release));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What is ready on sockets whose data go by streams.
+//! Readiness (`poll`) and queue lengths (`ioctl`) of sockets with direct connections. Process
+//! context; takes the connection's lock.
 
 use super::tcp_lives;
 use crate::{connection::Connection, nic::Conn};
@@ -19,7 +20,7 @@ const ERR: u32 = 0x008;
 const HUP: u32 = 0x010;
 const RDHUP: u32 = 0x2000;
 
-/// What is ready, by the bits of `poll(2)`.
+/// Returns the readiness in bits of `poll(2)`.
 pub(crate) fn poll(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) -> u32 {
     let mask = mask(tcp, data, conn);
     if mask & OUT == 0 {
@@ -29,7 +30,8 @@ pub(crate) fn poll(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) -> u32 {
     mask
 }
 
-/// The same while it is not decided what carries the data: what the program has ended itself.
+/// Returns the readiness while the carrier is undecided: only directions that the program has shut
+/// down.
 pub(crate) fn poll_undecided(data: &Connection) -> u32 {
     let deaf = if data.is_deaf() { IN | RDHUP } else { 0 };
     let mute = if data.is_mute() { OUT } else { 0 };
@@ -41,7 +43,7 @@ fn mask(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) -> u32 {
     let low = tcp.rcvlowat(false, usize::MAX) as u32;
     let sock = conn.sock();
     conn.forget_second_error();
-    // First: an error that comes with the end is seen with it.
+    // The error is read first, so that an error that arrives with the end is reported with it.
     let (error, queued) = (sock.error(), sock.has_error());
     let (mut mask, over) = conn.peek(|inner| {
         let half = inner.rings().map_or(0, |r| r.receive.bytes() as u32 / 2);
@@ -54,7 +56,7 @@ fn mask(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) -> u32 {
         if ready.peer_finished || deaf {
             mask |= IN | RDHUP;
         }
-        // More than that may never be there at once.
+        // Limited to half of the ring, because more may never be available at once.
         if stream.receiving().available() >= low.min(half) {
             mask |= IN;
         }
@@ -66,7 +68,7 @@ fn mask(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) -> u32 {
         }
         (mask, stream.end().is_some())
     });
-    // The error of TCP's connection comes when this one is over as well.
+    // The error of TCP's own connection is reported when the direct connection has ended as well.
     let lives = tcp_lives(tcp, conn);
     if queued && (over || lives || error.is_none()) {
         mask |= ERR;
@@ -74,7 +76,7 @@ fn mask(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) -> u32 {
     mask
 }
 
-/// `FIONREAD`, `SIOCOUTQ`, `SIOCOUTQNSD`; `None` for others.
+/// Handles `FIONREAD`, `SIOCOUTQ`, `SIOCOUTQNSD`; returns `None` for other commands.
 pub(crate) fn ioctl(conn: &Conn, command: u32, arg: usize) -> Option<Result<usize>> {
     const FIONREAD: u32 = 0x541b;
     const SIOCOUTQ: u32 = 0x5411;

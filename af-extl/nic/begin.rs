@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! How connections begin: those of clients, and those that were taken.
+//! Creation of connections: requests of clients, and accepted connections of servers. Process
+//! context, may sleep.
 
 use super::{
     conn::{Conn, Parts},
@@ -18,7 +19,7 @@ use wire::{
 };
 
 impl Nic {
-    /// A place, rings and ports for a connection. May sleep.
+    /// Allocates table slot and rings of a connection. May sleep.
     fn parts(self: &Arc<Self>, peer: NodeId, sock: Endpoint) -> Result<Parts, Fallback> {
         let link = self.link.lock().clone().ok_or(Fallback::NoRoute)?;
         let limit = Fallback::UserLimit;
@@ -45,7 +46,7 @@ impl Nic {
         })
     }
 
-    /// Puts a connection into the table, and begins.
+    /// Puts a connection into the table and starts it.
     fn begin(
         self: &Arc<Self>,
         made: Result<Arc<Conn>>,
@@ -59,7 +60,8 @@ impl Nic {
             }
         };
         self.table.lock().put(conn.clone());
-        // Whoever closes it looks at the table after he has said so.
+        // `close` reads the table after it has set `closing`, so one of the two ends this
+        // connection.
         if self.closing.load(Relaxed) {
             conn.unmade();
             return Err(Fallback::NoRoute);
@@ -68,11 +70,11 @@ impl Nic {
         Ok(conn)
     }
 
-    /// Asks a node whether it would take a connection. May sleep.
+    /// Requests a direct connection from a node. May sleep.
     ///
     /// # Errors
     ///
-    /// Why TCP has to do.
+    /// The reason for the fallback to TCP.
     pub(crate) fn connect(
         self: &Arc<Self>,
         peer: NodeId,
@@ -89,11 +91,11 @@ impl Nic {
         self.begin(parts.client(connect), name)
     }
 
-    /// Takes a connection of a client that has asked. May sleep.
+    /// Accepts the request of a client. May sleep.
     ///
     /// # Errors
     ///
-    /// Why TCP has to do.
+    /// The reason for the fallback to TCP.
     pub(crate) fn accept(
         self: &Arc<Self>,
         peer: NodeId,

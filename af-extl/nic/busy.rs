@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Who waits for a message looks for it himself, if he was told to (`SO_BUSY_POLL`).
+//! Busy polling of the mailbox by threads that wait for a message (`SO_BUSY_POLL`).
 
 use super::{run::Left, Conn, Count, Nic};
 use kernel::{
@@ -10,9 +10,9 @@ use kernel::{
 use kernel_ext::sched::need_resched;
 
 impl Nic {
-    /// Reads the mailbox, whosever messages come, until `ready` has something, at most for so many
-    /// microseconds, and not longer than nobody else wants the processor and no signal comes. Meanwhile
-    /// the mailbox interrupts once at most. Process context without locks.
+    /// Processes messages of all connections until `ready` returns a value, for up to `us`
+    /// microseconds. Ends early when the CPU is needed or a signal is pending. The mailbox
+    /// interrupts at most once meanwhile. Process context without locks.
     pub(super) fn poll_busily<R>(
         self: &Arc<Self>,
         us: u32,
@@ -26,7 +26,7 @@ impl Nic {
             if let Some(found) = ready() {
                 break Some(found);
             }
-            // A message of a negotiation wants a work item, which may have no other processor.
+            // A negotiation message requires the work item, which may have to run on this CPU.
             let blocked = matches!(left, Left::Setup);
             if blocked || need_resched() || self.now() >= until || self.is_closing() {
                 break None;
@@ -37,7 +37,7 @@ impl Nic {
             cpu_relax();
         };
         self.pollers.fetch_sub(1, Relaxed);
-        // The last one arms the mailbox again.
+        // The last polling thread arms the mailbox.
         match self.read_soft() {
             Left::Nothing => {}
             Left::More | Left::Setup => self.wake(),
@@ -47,8 +47,8 @@ impl Nic {
 }
 
 impl Conn {
-    /// Waits busily until `ready` has something, at most for so many microseconds, if there are any. Process
-    /// context without locks.
+    /// Polls busily until `ready` returns a value, for up to `us` microseconds. Process context
+    /// without locks.
     pub(crate) fn poll_busily<R>(&self, us: u32, ready: impl FnMut() -> Option<R>) -> Option<R> {
         (us > 0).then(|| self.nic.poll_busily(us, ready)).flatten()
     }

@@ -2,10 +2,10 @@
 
 //! A connection: first its negotiation, then its streams.
 //!
-//! All that happens to it is told to the machines of `protocol::ds` with its lock held, then
-//! [`Inner::drive`] has them do what is to be done, and whoever waits is woken when the lock was
-//! given back ([`Conn::with`]). The lock is one that softirqs take: what the NIC tells is handled there.
-//! Nobody copies from or to user memory with it held.
+//! Each event is passed to the state machines of `protocol::ds` with the connection's lock held.
+//! Then [`Inner::drive`] performs the resulting actions, and waiting threads are woken after the
+//! lock was released ([`Conn::with`]). The lock is taken in softirqs, because messages and
+//! completed GETs are processed there. User memory is never copied with it held.
 
 mod drive;
 mod end;
@@ -44,152 +44,158 @@ use wire::{
     ids::{NodeId, Vpid},
 };
 
-/// What a connection is.
+/// Carrier of a connection's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Decision {
-    /// It is not decided yet.
+    /// Undecided.
     Waiting,
     /// Its data bypass TCP.
     Direct,
     /// TCP carries its data.
     Tcp(Fallback),
-    /// Nobody knows what the peer does: it is over.
+    /// The state of the peer is unknown: the connection has failed.
     Lost(Error),
 }
 
-/// What to do with the connection when its lock was given back.
+/// Actions that follow after the connection's lock was released.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Todo {
+    /// Wake readers.
     readable: bool,
+    /// Wake writers.
     writable: bool,
-    /// It is over, or what carries its data was decided.
+    /// Wake all: the connection ended or its carrier was decided.
     state: bool,
-    /// Nothing is left of it.
+    /// Remove the connection from the table.
     forget: bool,
-    /// There is more to send.
+    /// Run the connection again: it has more to send.
     again: bool,
-    /// TCP has to be told what it has to end.
+    /// Shut down directions of TCP's connection.
     tell: bool,
-    /// The peer has finished.
+    /// Wake threads that wait for the peer's end.
     finished: bool,
-    /// Something is over that was lent by calls that have returned.
+    /// Release memory that was lent by calls that have returned.
     settle: bool,
-    /// When it has to be looked at again, if that is not known yet.
+    /// Run the connection at this time, if it is earlier than the known one.
     at: Option<Time>,
 }
 
-/// Who has asked whom.
+/// Role in the negotiation.
 enum Setup {
     Client(Client),
     Server(Server),
 }
 
-/// What the lock protects.
+/// State protected by the connection's lock.
 pub(crate) struct Inner {
     setup: Setup,
-    /// In memory of its own, as it is large.
+    /// Allocated separately because of its size.
     pub(super) stream: KBox<Option<Stream>>,
     decision: Decision,
-    /// It was decided just now.
+    /// Set when the decision is new, until [`Inner::drive`] has applied it.
     news: bool,
-    /// The ports, until the NIC goes.
+    /// Sending side of the ports; `None` after the NIC was lost.
     pub(super) link: Option<Arc<Link>>,
     rings: Option<Arc<Rings>>,
-    /// Memory of a reader that is fetched to.
+    /// Memory of a reader that GETs write to.
     sink: Option<Arc<Sink>>,
-    /// There was something for a reader to take to its memory, or it had all.
+    /// Last state reported to readers: a source can be received directly, or the sink is full.
     sinks: bool,
-    /// Memory that the peer reads from, of calls that have returned.
+    /// Memory that the peer reads, lent by calls that have returned.
     pub(super) lendings: KVec<Lending>,
-    /// Nothing more could be lent when it was last looked at.
+    /// Last state reported to writers: the maximum of lent memory was in use.
     lent_out: bool,
+    /// Peer's end of the connection, once known.
     far: Option<Far>,
     geometry: Geometry,
-    /// A socket has it.
+    /// Set while a socket uses the connection.
     open: bool,
-    /// TCP's SYN was sent.
+    /// Set after TCP's SYN was sent.
     syn: bool,
-    /// Data came by TCP, or it is over.
+    /// Set if data arrived over TCP, or TCP's connection has ended.
     tcp_came: bool,
-    /// Those who wait were told that the streams are over.
+    /// Set after the end of the streams was reported to waiting threads.
     told: bool,
-    /// The error of the streams that was set in the sock.
+    /// Error of the streams that was set in the sock.
     error: Option<Error>,
-    /// The program has had that error.
+    /// Set after the program has received that error.
     heard: bool,
-    /// Whether TCP's own connection is over, while data go past it.
+    /// State of TCP's own connection while its data go past it.
     tcp: Tcp,
-    /// Directions that were ended before it was decided what carries the data.
+    /// Directions that were shut down before the carrier was decided.
     shut: Ended,
-    /// There was room to write when it was last looked at, and so much to read.
+    /// Last state reported to writers: there was room.
     writable: bool,
+    /// Number of readable bytes last reported to readers.
     readable: u32,
-    /// It was to be read at once.
+    /// Last state reported to readers: data were to be read at once.
     pushed: bool,
+    /// Last state reported to readers: the peer had finished.
     finished: bool,
-    /// The port had no room.
+    /// Set if the port had no room for a message.
     blocked: bool,
-    /// It has more to do than it may at a time.
+    /// Set if the connection used up its budget.
     more: bool,
-    /// GETs that it may have posted although others wait for a place.
+    /// Number of GETs that may be posted although other connections wait for slots.
     turn: u8,
-    /// There was no place for a GET.
+    /// Set if no slot was free for a GET.
     refused: bool,
-    /// So much had been given to the port when it was seen that it is over.
+    /// Number of commands given to the port when the end of the connection was found.
     posted: Option<u64>,
-    /// When it was decided that TCP carries the data.
+    /// Time of the decision.
     since: Time,
-    /// When it has to be looked at.
+    /// Time at which the connection must run next.
     due: Option<Time>,
-    /// When it will be: not later.
+    /// Time for which a run is scheduled; not later than `due`.
     scheduled: Option<Time>,
 }
 
-/// What is known of TCP's connection while data go past it.
+/// State of TCP's own connection while data go past it.
 #[derive(Clone, Copy)]
 enum Tcp {
-    /// Nothing.
+    /// No end was noticed.
     Fine,
-    /// It is over, with this error, and the work item has to look at that.
+    /// It ended with this error; the work item must evaluate that.
     Over(Option<Error>),
-    /// It has, and it is of no consequence.
+    /// It ended without consequence.
     Ignored,
-    /// So are the streams, and the sock has the error.
+    /// It ended, and so did the streams; the sock has the error.
     Followed,
 }
 
-/// A connection. It belongs to a NIC, and to the socket that has it open.
+/// A connection. It belongs to a NIC and to the socket that uses it.
 #[pin_data]
 pub(crate) struct Conn {
     pub(super) nic: Arc<Nic>,
     pub(crate) peer: NodeId,
     pub(super) name: ConnId,
     sock: Endpoint,
-    /// Cookie and name of the client that has asked for it.
+    /// Cookie and connection ID of the client that requested it; `None` at the client.
     asked: Option<(u32, ConnId)>,
-    /// Whose it is.
+    /// Charge of the table slot to a user.
     _place: Share,
     #[pin]
     inner: BhLock<Inner>,
-    /// Whoever copies to the send ring.
+    /// Held by the thread that copies to the send ring.
     #[pin]
     pub(crate) writer: Mutex<()>,
-    /// Whoever copies from the receive ring.
+    /// Held by the thread that copies from the receive ring.
     #[pin]
     pub(crate) reader: Mutex<()>,
-    /// Bytes that were sent and received.
+    /// Bytes sent by the program.
     pub(crate) sent: Atomic<u64>,
+    /// Bytes read by the program.
     pub(crate) received: Atomic<u64>,
-    /// Of these, bytes that were copied nowhere here.
+    /// Bytes sent without copying, contained in `sent`.
     pub(crate) lent: Atomic<u64>,
-    /// See `lent`.
+    /// Bytes received without copying, contained in `received`.
     pub(crate) sunk: Atomic<u64>,
-    /// Memory of readers that is not given back.
+    /// Number of readers' memory registrations that are not released.
     pub(super) sinks: Atomic<u32>,
-    /// Tells TCP what it has to end.
+    /// Work item that shuts down directions of TCP's connection.
     #[pin]
     telling: DelayedWork<Conn, 0>,
-    /// Gives back what is over of what was lent.
+    /// Work item that releases lent memory.
     #[pin]
     settling: DelayedWork<Conn, 1>,
 }
@@ -200,7 +206,7 @@ impl_has_delayed_work! {
 }
 
 impl Inner {
-    /// The streams, if data go by them.
+    /// Returns the streams if they carry the data.
     pub(crate) fn direct(&mut self) -> Option<&mut Stream> {
         match self.decision {
             Decision::Direct => self.stream.as_mut(),
@@ -208,24 +214,25 @@ impl Inner {
         }
     }
 
-    /// The streams, whatever carries the data.
+    /// Returns the streams independently of the carrier.
     pub(crate) fn stream_mut(&mut self) -> Option<&mut Stream> {
         self.stream.as_mut()
     }
 
-    /// Memory of a reader is fetched to from now on, as the streams say; or not any more.
+    /// Sets or removes the reader's memory that GETs write to. Returns the previous one.
     pub(crate) fn lend(&mut self, sink: Option<Arc<Sink>>) -> Option<Arc<Sink>> {
         core::mem::replace(&mut self.sink, sink)
     }
 
-    /// The rings, if they are there.
+    /// Returns the rings, unless they were released.
     pub(crate) fn rings(&self) -> Option<Arc<Rings>> {
         self.rings.clone()
     }
 }
 
 impl Conn {
-    /// Calls `f` with the lock held, then does what there is to do. May sleep nowhere.
+    /// Calls `f` with the lock held, then performs the resulting actions. Does not sleep; process
+    /// context or softirq.
     pub(crate) fn with<R>(self: &Arc<Self>, f: impl FnOnce(&mut Inner, Time) -> R) -> R {
         let (result, todo) = {
             let mut inner = self.inner.lock();
@@ -237,8 +244,8 @@ impl Conn {
         result
     }
 
-    /// As [`Conn::with`], for what mostly leaves the streams with nothing to do and does not want to know
-    /// the time by the nanosecond.
+    /// Like [`Conn::with`], for events that rarely change the stream's state. `now` need not be
+    /// exact.
     fn with_some<R>(self: &Arc<Self>, now: Time, f: impl FnOnce(&mut Inner) -> R) -> R {
         let (result, todo) = {
             let mut inner = self.inner.lock();
@@ -249,12 +256,13 @@ impl Conn {
         result
     }
 
-    /// Calls `f` with the lock held, which changes nothing that there is something to do about.
+    /// Calls `f` with the lock held. `f` must not change anything that requires an action.
     pub(crate) fn peek<R>(&self, f: impl FnOnce(&mut Inner) -> R) -> R {
         f(&mut self.inner.lock())
     }
 
-    /// The program has read so much. Mostly that is no news for the peer, and there is nothing to do.
+    /// Records that the program has read `len` bytes. In most cases the peer needs no update, and
+    /// there is no further action.
     pub(crate) fn consume(self: &Arc<Self>, len: u32) {
         let news = self.peek(|inner| {
             let Some(stream) = inner.direct() else {
@@ -300,32 +308,33 @@ impl Conn {
         }
     }
 
-    /// Its sock.
+    /// Returns the sock.
     pub(crate) fn sock(&self) -> &Endpoint {
         &self.sock
     }
 
-    /// What carries its data.
+    /// Returns the carrier of the data.
     pub(crate) fn decision(&self) -> Decision {
         self.inner.lock().decision
     }
 
-    /// A message of the negotiation came.
+    /// Processes an answer of the negotiation.
     pub(super) fn answered(self: &Arc<Self>, said: &Answered) {
-        // What is said of a connection counts when there is one.
+        // Answers about the connection are valid only if TCP's connection exists.
         self.look_at_tcp();
         let news = self.with(|inner, now| match &mut inner.setup {
             Setup::Client(client) => client.receive(said, &self.nic.opening, now),
             Setup::Server(server) => server.receive(said),
         });
-        // An offer is nothing that was decided, but is waited for.
+        // An offer decides nothing, but `connect` waits for it.
         if news {
             self.sock.wake(Wake::Writable);
         }
     }
 
-    /// A message of a stream came from somebody, sent after the first of two times and found after the
-    /// second; `copy` copies its data from a byte on. Whether it is for this connection.
+    /// Processes a stream message from a port of the peer, sent after `sent` and found at `now`.
+    /// `copy` copies its data from the given offset. Returns false if the message is not for this
+    /// connection.
     pub(super) fn heard(
         self: &Arc<Self>,
         (node, vpid): (NodeId, Vpid),
@@ -356,7 +365,7 @@ impl Conn {
         })
     }
 
-    /// Something became of a GET.
+    /// Processes the outcome of a GET, or its transition to quiet.
     pub(super) fn get_ended(
         self: &Arc<Self>,
         id: u16,
@@ -370,8 +379,8 @@ impl Conn {
         });
     }
 
-    /// Looks at TCP's connection while it is not decided what carries the data: whether it is there.
-    /// If data came by it, or it is over, the work item decides: what the peer said before may still be
+    /// Checks TCP's connection while the carrier is undecided. If data arrived over TCP or the
+    /// connection ended, the work item decides, because earlier messages of the peer may still be
     /// in the mailbox.
     pub(crate) fn look_at_tcp(self: &Arc<Self>) {
         if self.see_tcp(self.sock.queued()) {
@@ -379,11 +388,11 @@ impl Conn {
         }
     }
 
-    /// Whether TCP's connection may say what carries the data.
+    /// Evaluates TCP's connection. Returns whether it may decide the carrier.
     fn see_tcp(self: &Arc<Self>, queued: Queued) -> bool {
         let state = self.sock.ends().state;
-        // An end alone says nothing: who uses the streams may have closed the socket, and TCP's FIN has
-        // overtaken what was said before.
+        // A FIN alone decides nothing: a peer that uses the streams may have closed its socket, and
+        // TCP's FIN may overtake earlier messages.
         let came = queued.unread > 0;
         self.with(|inner, now| {
             if inner.decision != Decision::Waiting || !inner.open {
@@ -391,7 +400,7 @@ impl Conn {
             }
             inner.tcp_came = match &mut inner.setup {
                 Setup::Client(client) => {
-                    // The peer may have finished since.
+                    // The peer may already have sent its FIN, so later states count as well.
                     if !matches!(state, State::SynSent | State::SynRecv | State::Close) {
                         client.tcp_up(&self.nic.opening, now);
                     }
@@ -403,7 +412,8 @@ impl Conn {
         })
     }
 
-    /// Data came by TCP, which nobody sends who uses the streams, or it is over.
+    /// Makes TCP the carrier, because data arrived over TCP, which a peer with streams never sends,
+    /// or because TCP's connection ended.
     fn use_tcp(self: &Arc<Self>) {
         self.with(|inner, _| match &mut inner.setup {
             Setup::Client(client) => {
@@ -415,7 +425,7 @@ impl Conn {
         });
     }
 
-    /// Whether TCP's SYN may go.
+    /// Returns whether TCP's SYN may be sent.
     pub(crate) fn may_connect(&self) -> bool {
         match &self.inner.lock().setup {
             Setup::Client(client) => client.may_connect(),
@@ -423,7 +433,7 @@ impl Conn {
         }
     }
 
-    /// A client uses TCP.
+    /// Makes a client use TCP.
     pub(crate) fn give_up(self: &Arc<Self>, why: Fallback) {
         self.with(|inner, _| {
             if let Setup::Client(client) = &mut inner.setup {
@@ -432,12 +442,12 @@ impl Conn {
         });
     }
 
-    /// TCP's SYN was sent, or could not be.
+    /// Records that TCP's SYN was sent, or could not be sent.
     pub(crate) fn syn_went(&self) {
         self.inner.lock().syn = true;
     }
 
-    /// Everybody who waits for anything looks again; those, too, who wait for an end only.
+    /// Wakes all threads that wait for the socket, after its end also those that wait for hang-up.
     pub(crate) fn wake_all(&self) {
         self.sock.wake(Wake::Readable);
         self.sock.wake(Wake::Writable);
@@ -453,12 +463,12 @@ impl Conn {
         }
     }
 
-    /// The client that has asked for it: node, cookie and name.
+    /// Returns node, cookie and connection ID of the client that requested the connection.
     pub(super) fn asked(&self) -> Option<(NodeId, u32, ConnId)> {
         let (cookie, name) = self.asked?;
         Some((self.peer, cookie, name))
     }
 }
 
-/// Bytes of a message.
+/// Maximum number of bytes of a message.
 pub(super) const MESSAGE: usize = 120;

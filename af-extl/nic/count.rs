@@ -1,48 +1,49 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What happened on a NIC, and the files that show it.
+//! Counters of a NIC, and the debugfs files `nics` and `connections`. Counting is possible in any
+//! context.
 
 use super::Nic;
 use kernel::{fmt, sync::atomic::Relaxed};
 
-/// What happened on a NIC.
+/// Counters of a NIC.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Count {
-    /// Messages of streams.
+    /// Stream messages received.
     Messages,
-    /// Messages of the negotiation.
+    /// Negotiation messages received.
     Setup,
-    /// Messages that make no sense, or are for no connection.
+    /// Messages that are invalid or belong to no connection.
     Strays,
-    /// GETs that were done and had not brought everything.
+    /// Completed GETs with missing data.
     Holes,
-    /// Clients that asked.
+    /// Requests of clients.
     Asked,
-    /// Clients that were declined.
+    /// Requests declined.
     Declined,
-    /// Runs of the work item.
+    /// Runs of the work item and of the softirq.
     Runs,
-    /// Connections that ended because the peer broke the rules.
+    /// Connections that ended because the peer violated the protocol.
     Violations,
-    /// Waits that began with a look at the mailbox again and again.
+    /// Waits that polled the mailbox busily first.
     BusyPolls,
-    /// Memory of programs that was pinned and registered.
+    /// Registrations of programs' memory.
     Registered,
-    /// Bytes sent from there.
+    /// Bytes sent without copying.
     Lent,
-    /// Bytes fetched to there.
+    /// Bytes received without copying.
     Sunk,
-    /// Memory that could not be pinned, so that data were copied.
+    /// Failures to pin memory; the data were copied.
     NotPinned,
-    /// That could not be registered.
+    /// Failures to register memory; the data were copied.
     NotRegistered,
-    /// That was not lent, as late GETs had too much of the connection already.
+    /// Memory of readers that was not registered because late GETs hold too many registrations.
     Crowded,
-    /// That was taken back while GETs could write to it.
+    /// Memory of readers that was revoked while GETs could write to it.
     Torn,
-    /// That was not lent at once, as there was too much of the connection already, or its peer takes
-    /// nothing of the kind.
+    /// Memory that was not lent because the connection has too much lent already, or the peer does
+    /// not support it.
     NotLent,
 }
 
@@ -73,24 +74,24 @@ impl Nic {
         self.count_by(what, 1);
     }
 
-    /// The same, so often.
+    /// Adds `by` to a counter.
     pub(super) fn count_by(&self, what: Count, by: u64) {
         if let Some(n) = self.counts.get(what as usize) {
             n.fetch_add(by, Relaxed);
         }
     }
 
-    /// A GET was done and had not brought everything.
+    /// Counts a completed GET with missing data.
     pub(super) fn count_hole(&self) {
         self.count(Count::Holes);
     }
 
-    /// A peer has broken the rules.
+    /// Counts a connection whose peer violated the protocol.
     pub(super) fn count_violation(&self) {
         self.count(Count::Violations);
     }
 
-    /// Lines of the file that shows it.
+    /// Writes the NIC's statistics. May sleep.
     pub(crate) fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (used, places) = {
             let table = self.table.lock();
@@ -110,7 +111,7 @@ impl Nic {
         Ok(())
     }
 
-    /// Lines of the file that shows its connections.
+    /// Writes a line for each connection.
     pub(crate) fn show_connections(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let capacity = self.table.lock().capacity();
         let mut all = (0..capacity).filter_map(|i| self.at(i));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What the ports tell, and what follows at once.
+//! Events of the ports. Callbacks run in hard interrupt or process context; stream messages are
+//! then processed in a softirq.
 
 use super::{run::Left, Nic};
 use extoll_core::vpid::Client;
@@ -10,7 +11,7 @@ use kernel::{
 };
 use kernel_ext::tasklet::{Soft, Tasklet};
 
-/// Reads messages of streams behind interrupts.
+/// Softirq that processes stream messages after an interrupt.
 struct Reader(Arc<Nic>);
 
 impl Soft for Reader {
@@ -25,14 +26,14 @@ impl Soft for Reader {
     }
 }
 
-/// Hears of the ports. Its drop, which sleeps, waits for the softirq.
+/// Port events of a NIC. Drop waits for the softirq and may sleep.
 pub(super) struct Ear {
     nic: Arc<Nic>,
     reader: Arc<Tasklet<Reader>>,
 }
 
 impl Ear {
-    /// May sleep.
+    /// Creates the softirq. May sleep.
     pub(super) fn new(nic: &Arc<Nic>) -> Result<Self> {
         let reader = Tasklet::new(Ok::<_, Error>(Reader(nic.clone())));
         Ok(Self {

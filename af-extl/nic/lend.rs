@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory of processes that the NIC reads or writes for a connection, past its rings.
+//! Memory of processes that the NIC reads ("source") or writes ("sink") for a connection, without a
+//! copy to the rings.
 //!
-//! It is pinned and registered for one transfer, and counts as the process's locked memory. Whole
-//! pages, as the NIC, and nodes that may use the port, reach all of them.
+//! The memory is pinned and registered for one transfer, and counts as locked memory of the
+//! process. Only whole pages are registered, because the NIC, and nodes that may use the port,
+//! reach them completely. Functions take the connection's lock; those that may sleep say so.
 
 use super::{
     conn::{Conn, Inner},
@@ -26,18 +28,18 @@ use kernel_ext::{
 use protocol::ds::{SourceId, Stream};
 use wire::ids::{Nla, Vpid};
 
-/// Memory of readers of a connection that is not given back yet.
+/// Maximum number of readers' registrations of a connection that are not released.
 const SINKS: u32 = 4;
 
-/// Pinned and registered memory of the current process.
+/// Pinned and registered memory of a process.
 struct Memory {
     region: Region,
     pages: Arc<PageList>,
 }
 
 impl Nic {
-    /// Pins and registers `bytes` bytes from `start`, both multiples of the page size, of the current
-    /// process. Counts why it can't. May sleep.
+    /// Pins and registers `bytes` bytes from address `start` of the current process, both multiples
+    /// of the page size. Counts failures. May sleep.
     fn pin(&self, vpid: Vpid, start: usize, bytes: usize, access: Access) -> Result<Memory> {
         let atu = {
             let rings = self.rings.lock();
@@ -47,7 +49,7 @@ impl Nic {
         let pages = PageList::pin(start, bytes, access.write)
             .inspect_err(|_| self.count(Count::NotPinned))?;
         let pages = Arc::new(pages, GFP_KERNEL)?;
-        // Whole pages of the process that has asked for the transfer.
+        // Only whole pages of the process that requested the transfer are exposed.
         let exposed = WholePages::EXPOSED;
         let region = atu
             .register_lent(vpid, pages.clone(), access, exposed)
@@ -57,48 +59,49 @@ impl Nic {
     }
 }
 
-/// Memory that a peer reads from.
+/// Memory that the peer reads.
 pub(crate) struct Source(Memory);
 
 impl Source {
-    /// Where it is.
+    /// Returns the network address of the memory.
     pub(crate) fn nla(&self) -> Nla {
         self.0.region.nla()
     }
 
-    /// Nothing reads it any more when this returns; if the NIC does not confirm that within about a
-    /// second, it stays pinned and reserved until the NIC does. May sleep.
+    /// Ends all access to the memory. If the NIC does not confirm that within about a second, the
+    /// memory stays pinned and reserved until the NIC does. May sleep.
     pub(crate) fn revoke(self) {
         let Memory { region, pages } = self.0;
-        // What peers still read then is no part of any stream.
+        // Data that peers may still read then belong to no stream.
         let _ = region.revoke();
         drop(pages);
     }
 }
 
-/// Memory that a peer reads from for a call that has returned.
+/// Source of a call that has returned.
 pub(super) struct Lending {
     id: SourceId,
     source: Source,
-    /// Told when nobody reads it any more, unless the program is killed.
+    /// Signalled when the peer has finished reading; `None` if the process is being killed.
     completion: Option<Arc<Zerocopy>>,
 }
 
 impl Lending {
-    /// Whether the peer has it, or the connection is over.
+    /// Returns whether the peer has finished reading, or the connection has ended.
     pub(super) fn is_over(&self, stream: &Stream) -> bool {
         let over = |id| stream.sending().source(id).is_none_or(|s| s.over);
         stream.end().is_some() || over(self.id)
     }
 }
 
-// It waits for the NIC, which the work items that all connections share do not.
+// A work item of the connection, because it waits for the NIC; the shared work items of the NIC do
+// not.
 impl WorkItem<1> for Conn {
     type Pointer = Arc<Conn>;
 
     fn run(this: Arc<Conn>) {
         while let Some(lending) = this.with(|inner, _| inner.take_over()) {
-            // Before the program hears that it may use its memory for something else.
+            // Revoked before the completion tells the program that it may reuse the memory.
             lending.source.revoke();
             drop(lending.completion);
         }
@@ -106,7 +109,7 @@ impl WorkItem<1> for Conn {
 }
 
 impl Inner {
-    /// Something that was lent, and is over.
+    /// Removes and returns a source that the peer has finished reading.
     fn take_over(&mut self) -> Option<Lending> {
         let stream = self.stream.as_mut()?;
         let at = self.lendings.iter().position(|l| l.is_over(stream))?;
@@ -121,33 +124,33 @@ pub(crate) struct Sink {
     region: Region,
     pages: Option<Arc<PageList>>,
     conn: Arc<Conn>,
-    /// GETs that may write to it.
+    /// Number of GETs that may still write to the memory.
     flying: Atomic<u32>,
 }
 
 impl Sink {
-    /// The registered memory.
+    /// Returns the registration.
     pub(super) fn region(&self) -> &Region {
         &self.region
     }
 
-    /// Its pages.
+    /// Returns the pages.
     pub(super) fn pages(&self) -> Option<&PageList> {
         self.pages.as_deref()
     }
 
-    /// A GET was posted, and may write to it; or won't any more.
+    /// Counts a GET that was posted.
     pub(super) fn posted(&self) {
         self.flying.add(1, Relaxed);
     }
 
-    /// See [`Sink::posted`].
+    /// Counts a GET that will not write any more.
     pub(super) fn over(&self) {
         self.flying.fetch_sub(1, Full);
     }
 
-    /// Whether nothing writes to it any more. If the NIC does not confirm that within about a second,
-    /// it stays pinned and reserved until the NIC does. May sleep.
+    /// Ends all access to the memory. Returns false if the NIC does not confirm that within about a
+    /// second; the memory then stays pinned and reserved until the NIC does. May sleep.
     #[must_use]
     pub(crate) fn end(&self) -> bool {
         if self.flying.load(Relaxed) == 0 {
@@ -162,7 +165,7 @@ impl Sink {
 impl Drop for Sink {
     fn drop(&mut self) {
         self.conn.sinks.fetch_sub(1, Full);
-        // Here nobody may sleep.
+        // The drop may run in a context that must not sleep, so the pages are released later.
         if let Some(pages) = self.pages.take() {
             self.region.keep(pages);
         }
@@ -170,39 +173,39 @@ impl Drop for Sink {
 }
 
 impl Conn {
-    /// VPID of memory that peers reach, until the NIC goes.
+    /// Returns the VPID of registrations; `None` after the NIC was lost.
     fn vpid(&self) -> Option<Vpid> {
         self.peek(|inner| inner.link.as_ref().map(|link| link.rma))
     }
 
-    /// So many milliseconds a peer that says nothing is waited for, unless the program has said
-    /// something else.
+    /// Milliseconds after which a silent peer counts as dead, unless the program set
+    /// `TCP_USER_TIMEOUT`.
     pub(crate) fn dead_ms(&self) -> u64 {
         self.nic.limits.give_up / 1_000_000
     }
 
-    /// Something was not lent at once.
+    /// Counts memory that could not be lent.
     pub(crate) fn count_not_lent(&self) {
         self.nic.count(Count::NotLent);
     }
 
-    /// Bytes were sent from lent memory.
+    /// Counts bytes sent without copying.
     pub(crate) fn count_lent(&self, n: usize) {
         self.lent.fetch_add(n as u64, Relaxed);
         self.nic.count_by(Count::Lent, n as u64);
     }
 
-    /// Bytes were fetched to a reader's memory.
+    /// Counts bytes received without copying.
     pub(crate) fn count_sunk(&self, n: usize) {
         self.sunk.fetch_add(n as u64, Relaxed);
         self.nic.count_by(Count::Sunk, n as u64);
     }
 
-    /// Lends `bytes` bytes for a call that returns before the peer has them.
+    /// Lends `bytes` bytes for a call that returns before the peer has received them.
     ///
     /// # Errors
     ///
-    /// The memory, of which nobody was told: it has to be copied.
+    /// Returns the source, which was not announced: the data must be copied.
     pub(crate) fn lend_later(
         self: &Arc<Self>,
         source: Source,
@@ -222,18 +225,19 @@ impl Conn {
                 source,
                 completion: Some(completion.clone()),
             };
-            // There is room.
+            // Cannot fail: capacity was reserved.
             let _ = inner.lendings.push_within_capacity(lending);
             Ok(())
         })
     }
 
-    /// Leaves memory to the connection of which the peer has still to say how much it has: of a process
-    /// that is killed.
+    /// Leaves a killed process's source to the connection until the peer has confirmed its
+    /// withdrawal.
     ///
     /// # Errors
     ///
-    /// The memory, if the connection is over. It is, too, if there is no memory to note this.
+    /// Returns the source if the connection has ended. Without memory for the entry, the connection
+    /// is aborted.
     pub(crate) fn settle_later(
         self: &Arc<Self>,
         id: SourceId,
@@ -254,36 +258,36 @@ impl Conn {
                 source,
                 completion: None,
             };
-            // There is room.
+            // Cannot fail: capacity was reserved.
             let _ = inner.lendings.push_within_capacity(lending);
             Ok(())
         })
     }
 
-    /// Has what is over given back, by a work item of its own. Any context.
+    /// Queues the work item that releases finished sources. Any context.
     pub(super) fn settle_soon(self: &Arc<Self>) {
-        // Queued already is fine: it looks for all.
+        // A failure means that the work item is already queued; it handles all sources.
         let _ = work::enqueue_waiting::<_, 1>(self.clone(), 0);
     }
 
-    /// Registers memory that the peer may read: whole pages of the current process. May sleep.
+    /// Registers memory that the peer reads: whole pages of the current process. May sleep.
     ///
     /// # Errors
     ///
-    /// It has to be copied.
+    /// The memory cannot be registered: the data must be copied.
     pub(crate) fn source(&self, start: usize, bytes: usize) -> Result<Source> {
         let vpid = self.vpid().ok_or(ENODEV)?;
         self.nic.pin(vpid, start, bytes, Access::READ).map(Source)
     }
 
-    /// Registers memory that is fetched to: whole pages of the current process. May sleep.
+    /// Registers memory that GETs write to: whole pages of the current process. May sleep.
     ///
     /// # Errors
     ///
-    /// It has to be copied.
+    /// The memory cannot be registered: the data must be copied.
     pub(crate) fn sink(self: &Arc<Self>, start: usize, bytes: usize) -> Result<Arc<Sink>> {
         let vpid = self.vpid().ok_or(ENODEV)?;
-        // What late GETs keep is bounded.
+        // Bounds the memory that late GETs keep pinned.
         if self.sinks.fetch_add(1, Full) >= SINKS {
             self.sinks.fetch_sub(1, Full);
             self.nic.count(Count::Crowded);
@@ -299,13 +303,13 @@ impl Conn {
             conn: self.clone(),
             flying: Atomic::new(0),
         };
-        // If there is no memory it is dropped, which counts.
+        // If the allocation fails, the drop of `sink` corrects the count.
         Ok(Arc::new(sink, GFP_KERNEL)?)
     }
 }
 
-/// Of the memory that comes next in a message, whole pages: bytes before the first one, and how many
-/// bytes these have.
+/// Returns the number of bytes before the first whole page of a range of memory, and the number of
+/// bytes in whole pages.
 pub(crate) fn whole_pages((start, len): (usize, usize)) -> (usize, usize) {
     let before = start.wrapping_neg() % PAGE;
     let pages = len.saturating_sub(before) / PAGE;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The ports of a NIC as connections use them: messages and GETs.
+//! Ports of a NIC as connections use them: sending of messages, and GETs with a check that all data
+//! arrived.
+//!
+//! Softirq or process context, with the connection's lock held; nothing here sleeps.
 
 use super::{
     conn::{Conn, MESSAGE},
@@ -34,11 +37,11 @@ use wire::{
     ids::{Nla, NodeId, Vpid},
 };
 
-/// The sending side of the ports. It is dropped before the NIC goes.
+/// Sending side of the ports. Dropped before the NIC is unbound.
 pub(super) struct Link {
     pub(super) sender: Sender,
     pub(super) gets: Submitter,
-    /// VPID of the rings.
+    /// VPID of the rings' registrations.
     pub(super) rma: Vpid,
 }
 
@@ -59,7 +62,7 @@ fn send(port: &Sender, (node, vpid): (NodeId, Vpid), tag: u8, bytes: &[u8]) -> R
     port.send(header, bytes).map_err(refused)
 }
 
-/// Little-endian bytes of quadwords, as many as there is room for whole ones.
+/// Stores quadwords as little-endian bytes, as far as `to` has room for whole quadwords.
 fn put_words(words: &[u64], to: &mut [u8]) {
     for (to, word) in to.chunks_exact_mut(8).zip(words) {
         if let Some(to) = to.first_chunk_mut() {
@@ -69,7 +72,7 @@ fn put_words(words: &[u64], to: &mut [u8]) {
 }
 
 impl Link {
-    /// One end of a connection as its peer has to know it.
+    /// Describes this end of a connection for the peer.
     pub(super) fn endpoint(&self, name: ConnId, rings: &Rings, isn: Seq) -> Endpoint {
         Endpoint {
             id: name,
@@ -92,25 +95,25 @@ impl Link {
         send(&self.sender, (to, SERVICE), kind.tag(), bytes)
     }
 
-    /// Sends a question of a client, or takes it back.
+    /// Sends a client's request or its withdrawal.
     ///
     /// # Errors
     ///
-    /// The port has no room, or is closed.
+    /// The port has no room or is closed.
     pub(super) fn ask(&self, to: NodeId, kind: Kind, connect: &Connect) -> Result<(), Refused> {
         self.say(to, kind, &connect.words())
     }
 
-    /// Sends an answer.
+    /// Sends an answer of the negotiation.
     pub(super) fn answer(&self, to: NodeId, said: &Answered) {
         let (words, count) = said.words();
         if let Some(words) = words.get(..count) {
-            // What finds no room is said again.
+            // An answer without room is lost and repeated later.
             let _ = self.say(to, said.kind(), words);
         }
     }
 
-    /// Sends a message without data to any port.
+    /// Sends a message without data to any port. It is lost if there is no room.
     pub(super) fn tell(&self, to: (NodeId, Vpid), message: &Message) {
         let mut bytes = [0; MESSAGE];
         put_words(message.words().as_slice(), &mut bytes);
@@ -120,29 +123,29 @@ impl Link {
     }
 }
 
-/// What a stream sends by.
+/// Transmit path of a stream, for one call of its state machine.
 pub(super) struct Wire<'a> {
     pub(super) conn: &'a Arc<Conn>,
     pub(super) link: &'a Link,
-    /// Not any more when it is over, and only the end has to be told.
+    /// Rings of the connection; `None` after they were released, when only the end is announced.
     pub(super) rings: Option<&'a Arc<Rings>>,
-    /// Memory of a reader that is fetched to.
+    /// Memory of a reader that GETs write to.
     pub(super) sink: Option<&'a Arc<Sink>>,
     pub(super) far: Endpoint,
-    /// GETs that may be posted although others wait for a place.
+    /// Number of GETs that may be posted although other connections wait for slots.
     pub(super) turn: &'a mut u8,
-    /// There was no place for one.
+    /// Set if no slot was free for a GET.
     pub(super) refused: &'a mut bool,
 }
 
 impl Wire<'_> {
-    /// The connection waits for a place for a GET.
+    /// Queues the connection for a GET slot.
     fn wait(&mut self, seen: u64) -> Refused {
         *self.refused = true;
         *self.turn = 0;
         let nic = &self.conn.nic;
         if nic.places.wait(self.conn.name.index(), seen) {
-            // One was left in between, and nobody was told.
+            // A slot became free after the attempt, and that notification found no waiter.
             nic.place_again();
         }
         Refused::Later
@@ -168,15 +171,16 @@ impl ds::Port for Wire<'_> {
         let conn = self.conn;
         let nic = &conn.nic;
         let seen = nic.places.seen();
-        // Not before those who wait.
+        // Connections that already wait are served first.
         if *self.turn == 0 && nic.places.others(conn.name.index()) > 0 {
             let refused = self.wait(seen);
-            // They may wait for a place of another node, and nothing may be on its way that tells.
+            // They may wait for slots of another node, and no GET may be in flight whose end would
+            // run them.
             nic.place_again();
             return Err(refused);
         }
         let ring = &rings.receive;
-        // Where it comes from: a source is one piece.
+        // Source of the GET. Lent memory is contiguous.
         let (base, from, from_ring) = match get.source {
             Some(nla) => (nla.0, Span { at: 0, ..get.from }, u32::MAX),
             None => (self.far.ring.nla.0, get.from, self.far.ring.bytes()),
@@ -185,7 +189,7 @@ impl ds::Port for Wire<'_> {
             address: Nla(base + at as u64),
             len: len as u64,
         });
-        // Where it goes: a reader's memory is one piece, too.
+        // Destination of the GET. A reader's memory is contiguous, too.
         let sink = match get.sink {
             Some(at) => Some((self.sink.ok_or(Refused::Later)?, at)),
             None => None,
@@ -227,7 +231,8 @@ impl ds::Port for Wire<'_> {
             context: CallIn::Poll,
         };
         told.marked.write();
-        // The engine counts from when it is called, which may be long after the machine was.
+        // The engine counts from its call, which may be much later than the decision of the state
+        // machine.
         let now = nic.now();
         let request = Request {
             timeout: delay(now, deadline),
@@ -240,7 +245,7 @@ impl ds::Port for Wire<'_> {
                 Ok(())
             }
             Err(RmaError::Busy) => Err(self.wait(seen)),
-            // Who is told that the NIC is lost ends it with the proper error.
+            // The handler of a lost NIC ends the stream with the proper error.
             Err(RmaError::NoMemory | RmaError::Down) => Err(Refused::Later),
             Err(_) => Err(Refused::Never),
         }
@@ -251,13 +256,13 @@ fn delay(now: Time, at: Time) -> Delta {
     Delta::from_nanos(at.since(now) as i64)
 }
 
-/// The two parts of a span, of which the second may be empty.
+/// Returns the two parts of a span in a ring; the second may be empty.
 fn parts(span: Span, ring: u32) -> [(usize, usize); 2] {
     span.parts(ring)
         .map(|(at, len)| (at as usize, len as usize))
 }
 
-/// Those that are not.
+/// Returns the non-empty parts.
 fn used<T>(parts: &[T; 2], span: Span, ring: u32) -> &[T] {
     let count = match span.parts(ring) {
         [_, (_, 0)] => 1,
@@ -266,26 +271,28 @@ fn used<T>(parts: &[T; 2], span: Span, ring: u32) -> &[T] {
     parts.get(..count).unwrap_or(parts)
 }
 
-/// Memory of a GET, with marks that it has to overwrite.
+/// Destination of a GET with validity tags, which the GET must overwrite.
 struct Marked {
     rings: Arc<Rings>,
-    /// A reader's, instead of the ring.
+    /// Reader's memory as destination; `None`: the receive ring.
     sink: Option<Flight>,
+    /// Range of the destination.
     to: Span,
+    /// Value of the tags.
     secret: [u8; MARK_BYTES as usize],
 }
 
 impl Marked {
-    /// The places of marks: one behind the other, and those that the end of the ring divides; in a
-    /// reader's memory each by itself. Until one of both functions says that this is enough: whether
-    /// one did.
+    /// Visits the tags until one of the functions returns true; returns whether one did. `row` gets
+    /// equally spaced tags of the ring, `divided` single tags: those that wrap around the end of
+    /// the ring, and all in a reader's memory.
     fn places(
         &self,
         mut row: impl FnMut(Comb) -> bool,
         mut divided: impl FnMut(Span) -> bool,
     ) -> bool {
         if self.sink.is_some() {
-            // It has no end that divides one.
+            // The memory has no wrap-around.
             return marks(self.to.len).any(|offset| {
                 divided(Span {
                     at: self.to.at + offset,
@@ -336,7 +343,7 @@ impl Marked {
         self.places(row, divided);
     }
 
-    /// Whether one is still there.
+    /// Returns whether a tag was not overwritten, i.e. data are missing.
     fn is_left(&self) -> bool {
         let ring = &self.rings.receive;
         let divided = |place| {
@@ -351,7 +358,7 @@ impl Marked {
     }
 }
 
-/// A reader's memory, as long as a GET may write to it.
+/// Reader's memory while a GET may write to it.
 struct Flight {
     sink: Arc<Sink>,
     over: AtomicFlag,
@@ -372,12 +379,13 @@ impl Flight {
         }
     }
 
-    /// It may be written to whatever becomes of the GET: who takes the memory back revokes it.
+    /// Keeps the count although the GET has ended, because it may still write. The owner then
+    /// revokes the memory before reuse.
     fn stays(&self) {
         self.over.xchg(true, Relaxed);
     }
 
-    // What is not within is never asked for.
+    // The range of the tags is always inside the memory.
     fn store(&self, place: Span, from: &[u8]) {
         let pages = self.sink.pages();
         let _ = pages.map(|pages| pages.copy_from(place.at as usize, from));
@@ -395,7 +403,7 @@ impl Drop for Flight {
     }
 }
 
-/// A GET on its way.
+/// A GET in flight.
 struct Fetch {
     conn: Arc<Conn>,
     id: u16,
@@ -410,7 +418,7 @@ impl Completion for Fetch {
                 Err(Failure::TimedOut)
             }
             Ok(_) => {
-                // All of it is there: nothing comes any more.
+                // All data arrived, so no further write follows.
                 if let Some(flight) = &self.marked.sink {
                     flight.over();
                 }
@@ -429,7 +437,7 @@ impl Completion for Fetch {
         if let Some(flight) = &self.marked.sink {
             match how {
                 Quiet::Settled => flight.over(),
-                // The engine has let go of it without an answer, which may still come.
+                // The engine has given up the GET without an answer, which may still arrive.
                 Quiet::Unanswered | Quiet::Closed => flight.stays(),
             }
         }

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The data path of a NIC: its ports, rings, connections and timer. It begins and ends with the
-//! binding of the NIC's device `extoll.af_extl`.
+//! Data path of a NIC: its ports, rings, connections and timer. Created and dropped with the
+//! binding of the NIC's auxiliary device `extoll.af_extl`.
 //!
-//! Messages of streams, and the ends of GETs, are handled in softirqs, right behind the interrupts that
-//! tell of them; work items look after what is due, and take the messages of negotiations, for which
-//! they may sleep; sockets send what they can themselves. So all spin locks here keep softirqs off.
-//! They are taken in this order, with the mutex `reading` first: `ports`, that of a connection, then one of
-//! `table`, `link`, `timer`, `due`, those of the queues of waiters (never two of these), then those of the engine and the sender.
+//! Contexts: stream messages and completed GETs are processed in softirqs, directly after the
+//! interrupts that report them. Work items run what is due and process negotiation messages, which
+//! may sleep. Socket operations send what they can themselves. Therefore all spin locks here
+//! disable softirqs.
+//!
+//! Lock order: the mutex `reading`; `ports`; the lock of a connection; one of `table`, `link`,
+//! `timer`, `due` and the queues of waiters, never two of these; the locks of engine and sender.
 
 mod begin;
 mod busy;
@@ -69,19 +71,21 @@ use wire::{
     ids::NodeId,
 };
 
-/// The receiving side of the ports.
+/// Receiving side of the ports.
 struct Ports {
     mailbox: Mailbox,
-    /// Notifications are handled in softirqs.
+    /// Runs the GETs; notifications are processed in softirqs.
     engine: Engine,
-    /// Somebody has a message of a negotiation in hand: those behind it wait for him.
+    /// Set while a work item processes a negotiation message; other contexts leave the messages
+    /// behind it in the mailbox.
     busy: bool,
-    /// What is known of the age of messages.
+    /// Bounds the age of the messages in the mailbox.
     horizon: Horizon,
+    /// Time of the last count of the mailbox's backlog.
     counted: Time,
 }
 
-/// The data path of a NIC.
+/// Data path of a NIC.
 #[pin_data]
 pub(crate) struct Nic {
     id: u32,
@@ -104,38 +108,40 @@ pub(crate) struct Nic {
     waiting: BhLock<Pending>,
     #[pin]
     silent: BhLock<SilentNodes<Kernel>>,
-    /// Servers that took their connections too late.
+    /// Server programs that accepted their connections too late.
     #[pin]
     late: BhLock<Failures<Kernel, Program>>,
-    /// Neighbours that were asked for in vain.
+    /// Neighbours whose address could not be resolved.
     #[pin]
     unresolved: BhLock<Failures<Kernel, Host>>,
-    /// Who has rings, and places.
+    /// Numbers of rings per user.
     users_of_rings: Arc<Users>,
+    /// Numbers of slots of the connection table per user.
     users_of_places: Arc<Users>,
-    /// When places have to be looked at, or earlier.
+    /// Earliest time at which each slot's connection must run.
     #[pin]
     due: BhLock<Deadlines<Kernel>>,
-    /// When the timer goes off.
+    /// Expiry of the timer; `None` if it is not set.
     #[pin]
     timer: SpinLockIrq<Option<Time>>,
     closing: AtomicFlag,
-    /// So many poll the mailbox and want no interrupts.
+    /// Number of threads that poll the mailbox busily. The mailbox is not armed while there are
+    /// any.
     pollers: Atomic<u32>,
-    /// Connections that the ports had no room for a message of.
+    /// Connections that wait for room in the ports to send a message.
     #[pin]
     blocked: Waiters,
-    /// Those that there was no place for a GET for.
+    /// Connections that wait for a free GET slot.
     #[pin]
     places: Waiters,
-    /// Those that have more to do than they may at a time.
+    /// Connections that used up their budget and must be run again.
     #[pin]
     again: Waiters,
-    /// The ports have room for messages again.
+    /// Set when the ports have room for messages again.
     room: AtomicFlag,
-    /// There are places for GETs again, and somebody waits for them.
+    /// Set when GET slots are free and connections wait for them.
     place: AtomicFlag,
-    /// The NIC is lost: all connections have to hear of it.
+    /// Set when the NIC is lost, until the work item has ended all connections.
     dead: AtomicFlag,
     counts: [Atomic<u64>; Count::NAMES.len()],
     #[pin]
@@ -168,25 +174,26 @@ impl WorkItem<1> for Nic {
     }
 }
 
-/// Servers that are remembered because they were late, and neighbours that did not answer.
+/// Maximum number of late server programs that are remembered.
 const PROGRAMS: u16 = 1024;
+/// Maximum number of unresolved neighbours that are remembered.
 const HOSTS: u16 = 256;
 
-/// Rings that nobody uses are given back after this time.
+/// Time in ns after which unused rings are freed.
 const IDLE: u64 = 2_000_000_000;
 
-/// A NIC that is bound. Its drop ends the data path, and may sleep.
+/// A bound NIC. Its drop ends the data path and may sleep.
 pub(crate) struct Bound {
     nic: Arc<Nic>,
     _settled: work::Settled,
 }
 
 impl Bound {
-    /// Opens the ports. May sleep.
+    /// Opens the ports and starts the data path. May sleep.
     ///
     /// # Errors
     ///
-    /// Those of the ports, `ENOMEM`.
+    /// Returns the errors of opening the ports, or `ENOMEM`.
     pub(crate) fn new(handle: Handle) -> Result<Self> {
         let settled = work::Settled;
         let nic = Nic::new(handle)?;
@@ -210,7 +217,8 @@ impl Drop for Bound {
 
 impl Nic {
     fn new(handle: Handle) -> Result<Arc<Self>> {
-        // Negotiations and streams have one mailbox. VPIDs of other numbers are for processes.
+        // Negotiations and streams share one mailbox. The VPIDs with other numbers are for
+        // processes.
         let (sender, mailbox) = patiently(|| {
             let bytes = velo::DEFAULT_MAILBOX_BYTES;
             handle.velo().open(Some(SERVICE), bytes)
@@ -286,48 +294,48 @@ impl Nic {
             GFP_KERNEL,
         )?;
         sender.attach(Arc::new(Ear::new(&nic)?, GFP_KERNEL)?);
-        // What came before, and arms.
+        // Processes earlier messages and arms the mailbox.
         nic.wake();
         Ok(nic)
     }
 
-    /// Its device.
+    /// Returns the NIC's PCI device.
     pub(crate) fn device(&self) -> &device::Device {
         &self.device
     }
 
-    /// Whether it goes.
+    /// Returns whether the NIC is being unbound.
     fn is_closing(&self) -> bool {
         self.closing.load(Relaxed)
     }
 
-    /// Nanoseconds.
+    /// Returns the time in nanoseconds since the data path was created.
     pub(super) fn now(&self) -> Time {
         Time(self.epoch.elapsed().as_nanos().max(0) as u64)
     }
 
-    /// Has the work item run. Any context.
+    /// Queues the work item. Any context.
     fn wake(self: &Arc<Self>) {
         if !self.closing.load(Relaxed) {
-            // Queued already is fine.
+            // A failure means that the work item is already queued.
             let _ = work::enqueue::<_, 0>(self.clone());
         }
     }
 
-    /// Has the work item look at a connection, when it has read the mailbox. Process context or
+    /// Lets the work item run a connection after it has read the mailbox. Process context or
     /// softirq.
     pub(super) fn look_again(self: &Arc<Self>, conn: &Conn) {
         self.again.wait(conn.name.index(), 0);
         self.wake();
     }
 
-    /// Has the work item give places for GETs to those who wait for some. Process context or softirq.
+    /// Lets the work item give GET slots to waiting connections. Process context or softirq.
     pub(super) fn place_again(self: &Arc<Self>) {
         self.place.store(true, Relaxed);
         self.wake();
     }
 
-    /// A GET has left its place.
+    /// Notifies waiting connections after a GET has released its slot.
     pub(super) fn place_left(self: &Arc<Self>) {
         self.places.tell();
         if self.places.len() > 0 {
@@ -335,7 +343,7 @@ impl Nic {
         }
     }
 
-    /// Something is due then. Any context.
+    /// Ensures that the timer expires at `at` or earlier. Any context.
     pub(super) fn want(self: &Arc<Self>, at: Time) {
         let mut timer = self.timer.lock();
         if self.closing.load(Relaxed) || timer.is_some_and(|set| set <= at) {
@@ -347,14 +355,15 @@ impl Nic {
         let _ = work::enqueue_delayed::<_, 1>(self.clone(), msecs_to_jiffies(ms as u32));
     }
 
-    /// Forgets that a client has asked, whose connection is taken as one of TCP: whether it had.
+    /// Drops the request of a client whose connection was accepted as one of TCP. Returns whether
+    /// there was a request.
     pub(crate) fn withdraw(&self, peer: NodeId, tuple: &Tuple) -> bool {
         let now = self.now();
         let mut waiting = self.waiting.lock();
         waiting.take(peer, tuple, &self.opening, now).is_some()
     }
 
-    /// Nothing is left of a connection.
+    /// Removes a finished connection from the table.
     pub(super) fn forget(self: &Arc<Self>, conn: &Arc<Conn>) {
         let mut table = self.table.lock();
         let found = table.get(conn.name).is_some_and(|c| Arc::ptr_eq(c, conn));
@@ -364,12 +373,12 @@ impl Nic {
         if idle {
             self.want(self.now().after(IDLE));
         }
-        // Without the lock.
+        // Dropped without the lock.
         drop(last);
     }
 
-    /// There are no connections: gives the rings back, in a while. Whoever makes some may wait for
-    /// memory with the lock held, which this one must not wait for.
+    /// Frees unused rings when no connection has existed for some time. Does not wait for the lock
+    /// of the rings, because its holder may be waiting for memory.
     fn rest(self: &Arc<Self>) {
         let now = self.now();
         let rest = match self.rings.try_lock() {
@@ -382,20 +391,20 @@ impl Nic {
         match rest {
             Rest::Nothing => {}
             Rest::Until(at) => self.want(at),
-            // Without the lock.
+            // Dropped without the lock.
             Rest::Over(portions) => drop(portions),
         }
     }
 
-    /// The connection at a place.
+    /// Returns the connection in a slot.
     fn at(&self, index: usize) -> Option<Arc<Conn>> {
         self.table.lock().at(index).cloned()
     }
 
-    /// Ends everything. May sleep.
+    /// Ends all connections and closes the ports. May sleep.
     fn close(self: &Arc<Self>) {
         let capacity = self.table.lock().capacity();
-        // As long as the ports are there, peers can be told.
+        // Peers can be notified while the ports are open.
         self.closing.store(true, Relaxed);
         for conn in (0..capacity).filter_map(|i| self.at(i)) {
             conn.part();
@@ -406,7 +415,7 @@ impl Nic {
         }
         work::cancel_sync::<Nic, 0>(self);
         {
-            // Whoever sets it looks whether it is closing with the lock held.
+            // `want` checks `closing` with this lock held, so it sets no timer after this point.
             drop(self.timer.lock());
         }
         work::cancel_delayed_sync::<Nic, 1>(self);
@@ -418,7 +427,7 @@ impl Nic {
             mailbox, engine, ..
         }) = ports
         {
-            // Tells those who wait for GETs.
+            // Completes the GETs that are still pending.
             drop(engine);
             mailbox.close();
         }
@@ -434,7 +443,7 @@ impl Nic {
             if rings.revoke(&handle).is_err() {
                 dev_warn!(
                     handle.device(),
-                    "af_extl: rings are not given back in time\n"
+                    "af_extl: NIC did not confirm release of the rings; their memory is kept\n"
                 );
             }
         }

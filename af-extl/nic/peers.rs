@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What a NIC remembers of peers that did not answer, or too late.
+//! Peers that did not answer, or answered too late. Process context or softirq, except
+//! [`Nic::resolve`].
 
 use super::Nic;
 use kernel::prelude::*;
@@ -8,7 +9,7 @@ use kernel_ext::net::socket::{Mac, Neighbour};
 use protocol::ds::{Fallback, Host, Program};
 use wire::{ds::Tuple, ids::NodeId};
 
-/// What a connection of a client goes to.
+/// Returns the server program that a client connects to.
 fn program(node: NodeId, tuple: &Tuple) -> Program {
     Program {
         node,
@@ -18,11 +19,11 @@ fn program(node: NodeId, tuple: &Tuple) -> Program {
 }
 
 impl Nic {
-    /// Whether there is a use in asking a node for a connection.
+    /// Checks whether it is useful to request a connection from a node.
     ///
     /// # Errors
     ///
-    /// Why there is none.
+    /// The reason for the fallback to TCP.
     pub(crate) fn may_ask(&self, peer: NodeId, tuple: &Tuple) -> Result<(), Fallback> {
         let now = self.now();
         if self.silent.lock().is_silent(peer, self.opening.silent, now) {
@@ -34,11 +35,11 @@ impl Nic {
         }
     }
 
-    /// What became of a question to a node.
+    /// Records the result of a request to a node.
     pub(super) fn asked(&self, peer: NodeId, tuple: &Tuple, why: Option<Fallback>) {
         let (now, program) = (self.now(), program(peer, tuple));
         match why {
-            // Messages of it say when it is not any more.
+            // A message of the node removes it from the silent ones.
             Some(Fallback::Silent) => self.silent.lock().silent(peer, now),
             Some(Fallback::NotAccepted) => {
                 self.late.lock().fail(program, self.opening.late, now);
@@ -48,12 +49,12 @@ impl Nic {
         }
     }
 
-    /// The address of a neighbour on an interface of the NIC, which is asked for and waited for, at most
-    /// `patience` ms; if it did not answer lately, not at all. May sleep.
+    /// Returns the MAC address of a neighbour, after a wait of up to `patience` ms for its
+    /// resolution. Does not wait if the neighbour recently did not answer. May sleep.
     ///
     /// # Errors
     ///
-    /// `NoNeighbour`: it is not known. It is asked for nevertheless.
+    /// `NoNeighbour`: the address is unknown. Its resolution was started nevertheless.
     pub(crate) fn resolve(
         &self,
         interface: u32,
@@ -65,7 +66,7 @@ impl Nic {
             address: neighbour.host(),
         };
         if let Ok(Some(mac)) = neighbour.address() {
-            // It may have answered since it was given up.
+            // The neighbour may have answered since the last failure.
             self.unresolved.lock().succeed(&host);
             return Ok(mac);
         }
@@ -76,7 +77,7 @@ impl Nic {
                 Ok(mac)
             }
             Err(e) => {
-                // A signal says nothing of the neighbour.
+                // A signal says nothing about the neighbour.
                 if e != EINTR {
                     let pause = self.opening.silent;
                     self.unresolved.lock().fail(host, pause, self.now());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory of rings: registered in portions, when it is needed, and given back when there are no
-//! connections any more.
+//! Memory of rings. It is allocated and registered in chunks on demand, and freed when no
+//! connection exists any more. The pool is protected by the mutex `rings` of the NIC.
 
 use super::share::Share;
 use extoll_core::{
@@ -13,53 +13,53 @@ use kernel_ext::mem::PageList;
 use protocol::{ds::Span, Time};
 use wire::ids::Vpid;
 
-/// Bytes of rings that are made together: of one connection at least.
+/// Allocation granularity of ring memory in bytes; at least one connection's rings.
 const PORTION: usize = 2 << 20;
 
-/// The rings of a connection. Peers may read the first and not write to it; into the second only
-/// GETs of this node write.
+/// Rings of a connection. Peers may read the send ring and cannot write to it; only GETs of this
+/// node write to the receive ring.
 pub(crate) struct Rings {
     pub(crate) send: Buffer,
     pub(crate) receive: Buffer,
-    /// Whose they are.
+    /// Charge of the rings to a user.
     _share: Share,
 }
 
-/// Send and receive rings that are made together.
+/// Chunks of send and receive rings.
 pub(super) type Portions = KVec<(BufferPool, BufferPool)>;
 
-/// What is to be done with rings that nobody uses.
+/// Result of a check whether unused rings can be freed.
 pub(super) enum Rest {
-    /// There are none.
+    /// There are no rings.
     Nothing,
-    /// Look again then.
+    /// Check again at this time.
     Until(Time),
-    /// These are to be given back, which may sleep.
+    /// The caller drops these chunks, which may sleep.
     Over(Portions),
 }
 
-/// Rings of one size.
+/// Size class of rings.
 pub(crate) struct Size {
-    /// Bytes of each of the two of a connection.
+    /// Bytes of each of the two rings of a connection, a power of two.
     pub(crate) bytes: usize,
-    /// So many connections may have some.
+    /// Maximum number of connections that may hold rings of this size.
     pub(crate) most: usize,
 }
 
-/// All rings of a NIC, free ones and others.
+/// All rings of a NIC.
 pub(super) struct RingPool {
     portions: Portions,
     vpid: Vpid,
-    /// In the order in which they are used.
+    /// Size classes in the order of preference.
     sizes: [Size; 2],
-    /// Connections for which there are rings of either size.
+    /// Number of connections for which rings of either size exist.
     made: [usize; 2],
-    /// Since when nobody uses any.
+    /// Time at which the rings were found unused; `None` while some are in use.
     idle: Option<Time>,
 }
 
-/// Copies between a message and a span of a ring: how much, which is less than the span if the
-/// caller's memory ends.
+/// Copies between a message and a span of a ring. Returns the number of bytes, which is less than
+/// the span if the caller's memory ends or faults.
 pub(crate) fn copy(
     ring: (&PageList, usize, u32),
     span: Span,
@@ -80,7 +80,7 @@ pub(crate) fn copy(
     Ok(done)
 }
 
-/// Copies bytes of a ring to `to`, which has room for them.
+/// Copies a span of a ring to `to`, which is large enough.
 pub(crate) fn load(ring: &Buffer, span: Span, to: &mut [u8]) {
     let mut rest = to;
     for (at, len) in span.parts(ring.bytes() as u32) {
@@ -93,7 +93,7 @@ pub(crate) fn load(ring: &Buffer, span: Span, to: &mut [u8]) {
     }
 }
 
-/// Copies `from` to bytes of a ring.
+/// Copies `from` to a span of a ring.
 pub(crate) fn store(ring: &Buffer, span: Span, from: &[u8]) {
     let mut rest = from;
     for (at, len) in span.parts(ring.bytes() as u32) {
@@ -106,7 +106,7 @@ pub(crate) fn store(ring: &Buffer, span: Span, from: &[u8]) {
 }
 
 impl RingPool {
-    /// Without memory as yet. The port must be open.
+    /// Creates a pool without memory. The port must be open.
     pub(super) fn new(vpid: Vpid, sizes: [Size; 2]) -> Self {
         Self {
             portions: KVec::new(),
@@ -119,7 +119,7 @@ impl RingPool {
 
     fn free(&self) -> Option<(Buffer, Buffer)> {
         self.portions.iter().find_map(|(send, receive)| {
-            // A pool counts those who ask in vain.
+            // Checked first, because a pool counts failed allocations.
             if send.count().1 == 0 || receive.count().1 == 0 {
                 return None;
             }
@@ -127,11 +127,12 @@ impl RingPool {
         })
     }
 
-    /// Rings for one connection, of which `share` is some user's. May sleep.
+    /// Allocates the rings of one connection, charged to a user by `share`. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENOBUFS`: so many have some. `ENOMEM` and others: there are no more.
+    /// `ENOBUFS`: the maximum number of connections has rings. Other errors: no memory or no
+    /// address tables.
     pub(super) fn take(&mut self, nic: &Nic, share: Share) -> Result<Rings> {
         let (send, receive) = self.pair(nic)?;
         Ok(Rings {
@@ -156,7 +157,7 @@ impl RingPool {
             let atu = nic.atu();
             let pools = |access| atu.buffers(self.vpid, count, size.bytes, access);
             let both = pools(Access::READ).and_then(|send| Ok((send, pools(Access::WRITE)?)));
-            // Where there is no room for large ones there may be for others.
+            // If large rings cannot be allocated, small ones may be.
             match both.and_then(|both| Ok(self.portions.push(both, GFP_KERNEL)?)) {
                 Ok(()) => {
                     *made += count;
@@ -168,7 +169,7 @@ impl RingPool {
         Err(why)
     }
 
-    /// Nobody uses any: they are to be given back if that is so for `after`.
+    /// Checks whether the rings, all unused now, have been unused for `after`.
     pub(super) fn rest(&mut self, now: Time, after: u64) -> Rest {
         if self.portions.is_empty() {
             return Rest::Nothing;
@@ -179,17 +180,18 @@ impl RingPool {
         }
         self.idle = None;
         self.made = [0; 2];
-        // What is in use by somebody who copies stays until he has done so.
+        // Rings that a thread is still copying from stay until it has finished.
         Rest::Over(core::mem::replace(&mut self.portions, KVec::new()))
     }
 
-    /// Connections that may have rings without more memory, and all that have or may.
+    /// Returns the number of connections that can get rings without new memory, and the number of
+    /// all rings.
     pub(super) fn count(&self) -> (usize, usize) {
         let count = self.portions.iter().map(|(send, _)| send.count());
         count.fold((0, 0), |(free, all), (n, left)| (free + left, all + n))
     }
 
-    /// Nothing reaches the rings any more when this returns. May sleep.
+    /// Ends all access of peers to the rings. May sleep.
     pub(super) fn revoke(self, nic: &Nic) -> Result {
         nic.atu().revoke_all(|| {
             let pairs = self.portions.iter();

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What the NIC's side does: messages first, then what is due.
+//! Processing of the mailbox and of due connections, by the NIC's work items and the softirq.
+//!
+//! The mutex `reading` and the lock `ports` are taken here; connections are called without `ports`,
+//! except that stream messages are delivered with it held.
 
 use super::{
     conn::{Conn, Placed},
@@ -18,35 +21,35 @@ use protocol::{
 };
 use wire::ds::{Kind, Message, SERVICE};
 
-/// Messages in a row.
+/// Maximum number of messages processed with the lock `ports` held once.
 const BATCH: usize = 64;
-/// Messages that a run takes at most; then others get their turn.
+/// Maximum number of messages processed in a run before other work.
 const MOST: usize = 32 * BATCH;
-/// So many connections try to get a place for GETs in a row.
+/// Maximum number of connections tried for GET slots in a row.
 const PLACED: usize = 64;
 
-/// What a look at the mailbox in process context has found.
+/// Result of processing messages in process context.
 enum Found {
-    /// All that was there, and it is armed; or the port is gone.
+    /// The mailbox is empty and armed, or the port is closed.
     All,
-    /// Messages of streams; there may be more.
+    /// Stream messages were processed; more may be pending.
     Some,
-    /// Perhaps some of streams, then one of a negotiation; there may be more.
+    /// A negotiation message was processed, perhaps after stream messages; more may be pending.
     Setup,
 }
 
-/// What a look at the mailbox in a softirq has left there.
+/// State of the mailbox after a softirq has processed messages.
 pub(super) enum Left {
-    /// Nothing: it is armed, or somebody else reads it.
+    /// The mailbox is empty and armed, or another context reads it.
     Nothing,
-    /// Perhaps something.
+    /// More messages may be pending.
     More,
-    /// A message of a negotiation, which wants process context.
+    /// A negotiation message is pending, which requires process context.
     Setup,
 }
 
 impl Nic {
-    /// Something came, or the port has room.
+    /// Processes messages and all requested runs of connections. Process context, may sleep.
     pub(super) fn run(self: &Arc<Self>) {
         self.count(Count::Runs);
         let again = self.read_some();
@@ -73,19 +76,19 @@ impl Nic {
         }
     }
 
-    /// Who waits for longest, if it is still there.
+    /// Removes the first of the waiters and returns its connection if it still exists.
     fn next_of(&self, waiters: &Waiters) -> Option<Arc<Conn>> {
         let index = waiters.next()?;
         self.at(index as usize)
     }
 
-    /// The ports have room for messages: who waits for that sends, until there is none. A connection
-    /// that has used up what there was is the last one of them next time.
+    /// Runs connections that wait for room in the ports until the room is used up. A connection
+    /// that used up the room is last in the next round.
     fn send_again(self: &Arc<Self>) {
         for _ in 0..self.blocked.len() {
             if let Some(conn) = self.next_of(&self.blocked) {
                 conn.look(true);
-                // The ports tell when there is room again.
+                // The ports notify when there is room again.
                 if conn.is_blocked() {
                     return;
                 }
@@ -94,8 +97,8 @@ impl Nic {
         }
     }
 
-    /// There are places for GETs: who waits for one gets some. The engine has some for each node, so
-    /// that others may get one when the first does not.
+    /// Gives GET slots to waiting connections. The engine has slots for each node, so a later
+    /// connection may get one when the first does not.
     fn give_places(self: &Arc<Self>) {
         let (seen, mut tried) = (self.places.seen(), 0);
         let mut round = Round::new(self.places.len());
@@ -106,7 +109,7 @@ impl Nic {
                 .and_then(|index| self.at(index as usize));
             cond_resched();
             let Some(conn) = conn else {
-                // It moves those before it.
+                // The removal moves the following entries forward.
                 if tried >= PLACED {
                     return self.place_again();
                 }
@@ -119,7 +122,7 @@ impl Nic {
                 continue;
             }
             if tried >= PLACED {
-                // Messages have to be read.
+                // Messages must be processed in between.
                 return self.place_again();
             }
             tried += 1;
@@ -128,7 +131,7 @@ impl Nic {
                 round.keep();
             } else {
                 self.places.remove(at);
-                // Also if it was refused by now, as one that waited already.
+                // Queued again also if another context refused it while it still had its entry.
                 if conn.waits_for_place() && self.places.wait(conn.name.index(), seen) {
                     self.place_again();
                 }
@@ -136,10 +139,10 @@ impl Nic {
         }
     }
 
-    /// Reads the mailbox until it is empty and armed, or others have to get their turn: whether
-    /// there may be more. If not, all that came before is known to the connections.
+    /// Processes messages until the mailbox is empty and armed, or the limit is reached. Returns
+    /// true if more may be pending. Otherwise the connections have got all earlier messages.
     fn read_some(self: &Arc<Self>) -> bool {
-        // One of the work items at a time: the other would take for read what this one has in hand.
+        // One work item at a time: another one would consider the message in progress as delivered.
         let _reading = self.reading.lock();
         let mut left = MOST;
         while left > 0 {
@@ -153,7 +156,7 @@ impl Nic {
         true
     }
 
-    /// Reads some messages.
+    /// Processes stream messages up to the first negotiation message, and that one.
     fn read(self: &Arc<Self>) -> Found {
         let mut said = None;
         let more = {
@@ -181,8 +184,8 @@ impl Nic {
         Found::Setup
     }
 
-    /// The same in a softirq, which leaves messages of negotiations, and those behind them, to the work
-    /// item.
+    /// Processes stream messages in a softirq. Leaves a negotiation message and all messages behind
+    /// it to the work item.
     pub(super) fn read_soft(self: &Arc<Self>) -> Left {
         self.count(Count::Runs);
         let mut guard = self.ports.lock();
@@ -201,8 +204,9 @@ impl Nic {
         }
     }
 
-    /// Takes messages of streams, until `setup` has decided about one of a negotiation: whether there
-    /// may be more. If not, the mailbox is armed, or somebody polls it.
+    /// Processes stream messages. `setup` decides about a negotiation message, which ends the
+    /// batch. Returns whether more may be pending. If not, the mailbox is armed, or a thread polls
+    /// it busily.
     fn take_some(
         self: &Arc<Self>,
         ports: &mut Ports,
@@ -214,7 +218,8 @@ impl Nic {
         let taken = ports.mailbox.poll(BATCH, |m| {
             match Kind::from_tag(m.status.tag) {
                 Some(kind) if kind.is_stream() => self.stream(m, (since, began)),
-                // Of negotiations there are none but from the others' service: it is not for those to stop this.
+                // Only the peer's service port may send negotiation messages; other ports must not
+                // be able to stop the batch.
                 Some(kind) if m.status.source.vpid == SERVICE => {
                     stopped = true;
                     return ControlFlow::Break(setup(kind, m));
@@ -228,11 +233,11 @@ impl Nic {
         if stopped || taken == BATCH {
             return true;
         }
-        // Who polls it arms it afterwards.
+        // A thread that polls busily arms the mailbox afterwards.
         self.pollers.load(Relaxed) == 0 && ports.mailbox.rearm()
     }
 
-    /// Learns how old messages are, when that was not done for some time.
+    /// Updates the bound of the messages' age if the last update is too old.
     fn count_backlog(&self, ports: &mut Ports, began: Time) {
         if began.since(ports.counted) >= self.limits.fresh / 3 {
             ports.counted = began;
@@ -240,7 +245,7 @@ impl Nic {
         }
     }
 
-    /// A message of a stream, sent after the first time and found after the second.
+    /// Delivers a stream message; `times`: it was sent after the first and found after the second.
     fn stream(self: &Arc<Self>, m: &velo::Message<'_>, times: (Time, Time)) {
         self.count(Count::Messages);
         let source = m.status.source;
@@ -264,7 +269,7 @@ impl Nic {
         }
     }
 
-    /// A place that has to be looked at by `now`; it is not noted any more.
+    /// Removes and returns a slot whose connection is due by `now`.
     fn next_due(&self, now: Time) -> Option<u32> {
         let mut due = self.due.lock();
         let (_, place) = due.first().filter(|(at, _)| *at <= now)?;
@@ -272,7 +277,7 @@ impl Nic {
         Some(place)
     }
 
-    /// Looks at connections of which something is due. Returns when there is next.
+    /// Runs the connections that are due. Returns the time of the next one.
     fn look(self: &Arc<Self>) -> Option<Time> {
         let now = self.now();
         let most = self.table.lock().capacity();
@@ -288,7 +293,8 @@ impl Nic {
         self.due.lock().first().map(|(at, _)| at)
     }
 
-    /// The timer has gone off. Messages come first: what is due may be in them.
+    /// Handles the timer. Messages are processed first, because they may contain what connections
+    /// wait for.
     pub(super) fn tick(self: &Arc<Self>) {
         *self.timer.lock() = None;
         if self.read_some() {
@@ -296,7 +302,7 @@ impl Nic {
         }
         let next = self.look();
         if self.table.lock().used() > 0 {
-            // The age of messages has to be known when one comes.
+            // The age of messages must be known whenever one arrives.
             let count = self.now().after(self.limits.fresh / 3);
             self.want(next.map_or(count, |at| at.min(count)));
         } else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Messages of the negotiation: clients that ask, and answers.
+//! Negotiation messages: requests of clients, and answers. Process context, may sleep.
 
 use super::{conn::MESSAGE, Count, Kernel, Nic};
 use crate::{all, open::of_tcp};
@@ -13,13 +13,13 @@ use wire::{
     ids::NodeId,
 };
 
-/// Clients that wait for a program to take their connection.
+/// Requests that wait for a program to accept the connection.
 pub(super) type Pending = ds::Pending<Kernel>;
 
-/// Clients that may wait, and of these, those of one node.
+/// Maximum number of pending requests in all, and of one node.
 const WAITING: [u16; 2] = [1024, 256];
 
-/// A message of a negotiation, out of the mailbox.
+/// Copy of a negotiation message.
 pub(super) struct Said {
     kind: Kind,
     source: velo::SourceId,
@@ -42,13 +42,13 @@ impl Said {
     }
 }
 
-/// A table without clients. May sleep.
+/// Creates an empty table of requests. May sleep.
 pub(super) fn pending() -> Result<Pending> {
     let [all, node] = WAITING;
     Pending::new(all, node, security::random())
 }
 
-/// Declines a client that was to be taken, for lack of something.
+/// Declines a request that could not be accepted for lack of resources.
 pub(super) fn refuse(nic: &Nic, asked: &Asked) {
     nic.waiting.lock().taken(asked);
     let Connect { cookie, client, .. } = asked.connect;
@@ -68,7 +68,7 @@ impl Nic {
         self.answer(node, &decline(cookie, to, why));
     }
 
-    /// A message of the negotiation. May sleep.
+    /// Processes a negotiation message. May sleep.
     pub(super) fn setup(self: &Arc<Self>, said: &Said) {
         self.count(Count::Setup);
         let Said {
@@ -100,11 +100,11 @@ impl Nic {
         }
     }
 
-    /// A client asks, or says that it waits.
+    /// Processes a request, or its repetition.
     fn ask(self: &Arc<Self>, node: NodeId, connect: &Connect) {
         self.count(Count::Asked);
-        // It was taken meanwhile, and will hear of that. The note of one that is just being taken is
-        // there until it is in the table.
+        // An accepted request needs no offer; the client gets ACCEPT. While it is being accepted,
+        // its entry stays until the connection is in the table.
         if self.is_taken(node, connect) {
             return;
         }
@@ -116,7 +116,7 @@ impl Nic {
         };
         let Connect { cookie, client, .. } = *connect;
         match noted {
-            // It is being taken, and will hear of that.
+            // The request is being accepted; the client gets ACCEPT.
             Ok(false) => {}
             Ok(true) => self.answer(
                 node,
@@ -131,21 +131,21 @@ impl Nic {
         }
     }
 
-    /// Whether a program would take a connection soon: the socket that TCP would give it to is one of
-    /// the module's, and does not wait for data, which would not come by TCP. Then whether their data
-    /// may bypass TCP.
+    /// Returns whether a program can accept a connection: the socket that TCP would choose belongs
+    /// to this module and does not wait for data, which would not arrive over TCP. The value is
+    /// true if its data may bypass TCP.
     fn listens(&self, node: NodeId, tuple: &Tuple) -> Option<bool> {
         let found = Listener::find(self.device(), node.0, &of_tcp(tuple));
         let listener = found.filter(|listener| !listener.deferred)?;
         all()?.listener_may_bypass(listener.id)
     }
 
-    /// Whether clients wait whose connections were not taken.
+    /// Returns whether requests are pending.
     pub(crate) fn is_waited_for(&self) -> bool {
         !self.waiting.lock().is_empty()
     }
 
-    /// Declines all clients that have asked for a connection that TCP carries.
+    /// Declines all requests for a connection that TCP carries.
     pub(crate) fn refuse_all(&self, tuple: &Tuple) {
         loop {
             let asked = self.waiting.lock().take_any(tuple);

@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Bounds of what one user has of a NIC.
+//! Per-user limits of a NIC's resources. Process context or softirq.
 
 use super::Kernel;
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::{net::socket::accountable_user, new_bh_lock, BhLock};
 use protocol::ds::Shares;
 
-/// How many of something each user has.
+/// Number of units of a resource held by each user.
 #[pin_data]
 pub(super) struct Users {
     #[pin]
     shares: BhLock<Shares<Kernel>>,
-    /// So many each, at most.
+    /// Maximum per user.
     most: u16,
 }
 
-/// One of them, of a user unless he may exceed the bound. Given back by its drop, in process
-/// context or a softirq.
+/// One unit of a resource, charged to a user unless the user is privileged. Drop returns it;
+/// process context or softirq.
 pub(crate) struct Share(Option<(Arc<Users>, u32)>);
 
 impl Users {
-    /// Of `all` one user has `most` at most. May sleep.
+    /// Creates the limits of a resource with `all` units, of which one user may hold `most`. May
+    /// sleep.
     pub(super) fn new(all: usize, most: usize) -> Result<Arc<Self>> {
         let shares = Shares::new(all.min(0x8000) as u16)?;
         let most = most.min(all).min(0x8000) as u16;
@@ -34,7 +35,8 @@ impl Users {
         )
     }
 
-    /// One for who answers for the calling process; `None`: he has as many as one may have.
+    /// Charges a unit to the user who is accountable for the calling process. Returns `None` if the
+    /// user holds the maximum.
     pub(super) fn take(self: &Arc<Self>) -> Option<Share> {
         let Some(user) = accountable_user() else {
             return Some(Share(None));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Connections by name.
+//! Table of connections by connection ID. Protected by the lock `table` of the NIC.
 
 use super::conn::Conn;
 use extoll_core::machine::Kernel;
@@ -9,26 +9,29 @@ use kernel_ext::security;
 use protocol::Slots;
 use wire::{ds::ConnId, ids::NodeId};
 
-/// A place. It is used again only after all others that are free.
+/// Slot of the table. Free slots are reused in FIFO order, so as late as possible.
 struct Place {
     conn: Option<Arc<Conn>>,
-    /// How often it was used, from a random number on.
+    /// Number of uses, starting at a random number. Part of the connection ID.
     uses: u32,
 }
 
-/// Connections of a NIC by place, and the places that are free.
+/// Connections of a NIC by slot, and the free slots.
 pub(super) struct Table {
     places: KVVec<Place>,
-    /// Ring of free places.
+    /// Ring buffer of free slots.
     free: KVVec<u16>,
+    /// Index of the first entry of `free`.
     first: usize,
+    /// Number of entries of `free`.
     len: usize,
-    /// Places of connections that clients have asked for, by what they said.
+    /// Slots of accepted connections by a hash of the client's request.
     asked: Slots<Kernel, u16>,
+    /// Secret of that hash.
     secret: u64,
 }
 
-/// A number for a client that has asked; which share one depends on a secret.
+/// Hashes a client's request. The secret prevents clients from choosing collisions.
 fn key(secret: u64, (node, cookie, client): (NodeId, u32, ConnId)) -> u64 {
     let name = u64::from(node.0) << 24 | u64::from(client.raw());
     let mixed = (name ^ secret).wrapping_mul(secret | 1).rotate_left(29);
@@ -36,7 +39,7 @@ fn key(secret: u64, (node, cookie, client): (NodeId, u32, ConnId)) -> u64 {
 }
 
 impl Table {
-    /// With so many places. May sleep.
+    /// Creates a table with `capacity` slots. May sleep.
     pub(super) fn new(capacity: usize) -> Result<Self> {
         let mut places = KVVec::with_capacity(capacity, GFP_KERNEL)?;
         let mut free = KVVec::with_capacity(capacity, GFP_KERNEL)?;
@@ -50,23 +53,23 @@ impl Table {
             free,
             first: 0,
             len: capacity,
-            // More places than numbers for them there are not.
+            // The number of slots never exceeds the range of `u16`.
             asked: Slots::new(capacity as u16)?,
             secret: security::random(),
         })
     }
 
-    /// Places.
+    /// Returns the number of slots.
     pub(super) fn capacity(&self) -> usize {
         self.places.len()
     }
 
-    /// Places that are not free.
+    /// Returns the number of slots in use.
     pub(super) fn used(&self) -> usize {
         self.places.len() - self.len
     }
 
-    /// A name for a new connection.
+    /// Reserves a slot and returns the connection ID for it.
     pub(super) fn reserve(&mut self) -> Option<ConnId> {
         if self.len == 0 {
             return None;
@@ -79,11 +82,11 @@ impl Table {
         Some(ConnId::new(index.into(), place.uses))
     }
 
-    /// Puts a connection in the place that was reserved for it.
+    /// Puts a connection into its reserved slot.
     pub(super) fn put(&mut self, conn: Arc<Conn>) {
         let index = conn.name.index();
         if let Some(asked) = conn.asked() {
-            // One that has asked for two of them is known by the first.
+            // If a client has requested two connections with the same hash, the first stays.
             let _ = self.asked.insert(key(self.secret, asked), index as u16);
         }
         if let Some(place) = self.places.get_mut(index as usize) {
@@ -91,7 +94,7 @@ impl Table {
         }
     }
 
-    /// Frees a name, whose connection is returned to be dropped without a lock.
+    /// Frees the slot of a connection. The caller drops the returned connection without the lock.
     pub(super) fn free(&mut self, name: ConnId) -> Option<Arc<Conn>> {
         let index = name.index() as usize;
         let conn = self.places.get_mut(index)?.conn.take();
@@ -109,20 +112,21 @@ impl Table {
         conn
     }
 
-    /// The connection of a name.
+    /// Returns the connection with this ID.
     pub(super) fn get(&self, name: ConnId) -> Option<&Arc<Conn>> {
         let conn = self.at(name.index() as usize)?;
         (conn.name == name).then_some(conn)
     }
 
-    /// Whether there is one that this client has asked for: its node, cookie and name.
+    /// Returns whether a connection was accepted for the request with this node, cookie and
+    /// connection ID.
     pub(super) fn is_taken(&self, client: (NodeId, u32, ConnId)) -> bool {
         let index = self.asked.get(key(self.secret, client));
         let conn = index.and_then(|index| self.at(usize::from(*index)));
         conn.is_some_and(|conn| conn.asked() == Some(client))
     }
 
-    /// That at a place.
+    /// Returns the connection in a slot.
     pub(super) fn at(&self, index: usize) -> Option<&Arc<Conn>> {
         self.places.get(index)?.conn.as_ref()
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Connections that wait for something of the ports, first come, first served.
+//! Queues of connections that wait for a resource of the ports, in FIFO order.
 
 use super::Kernel;
 use kernel::{
@@ -10,18 +10,18 @@ use kernel::{
 use kernel_ext::{new_bh_lock, BhLock};
 use protocol::ds::Line;
 
-/// A queue of connections by their places. Who looks what a place has finds another connection
-/// there, or none, if the one that waited is gone.
+/// Queue of connections by their slots in the table. A slot may be empty or reused by another
+/// connection when it is removed from the queue.
 #[pin_data]
 pub(super) struct Waiters {
     #[pin]
     line: BhLock<Line<Kernel>>,
-    /// How often there was something.
+    /// Number of notifications.
     news: Atomic<u64>,
 }
 
 impl Waiters {
-    /// For so many places. May sleep.
+    /// Creates a queue for `places` slots. May sleep.
     ///
     /// # Errors
     ///
@@ -34,47 +34,49 @@ impl Waiters {
         }))
     }
 
-    /// To be kept by who is about to try, for [`Waiters::wait`]. Any context.
+    /// Returns the number of notifications. Read before an attempt that may lead to
+    /// [`Waiters::wait`]. Any context.
     pub(super) fn seen(&self) -> u64 {
         self.news.load(Relaxed)
     }
 
-    /// A connection was refused, and waits. Whether there was something since `seen`: whoever tells of
-    /// it may have found nobody who waits. Process context or softirq.
+    /// Queues a connection that got no resource. Returns whether a notification arrived since
+    /// `seen`, which may have found no waiter. Process context or softirq.
     pub(super) fn wait(&self, place: u32, seen: u64) -> bool {
         let mut line = self.line.lock();
         line.push(place);
-        // With the lock, which [`Waiters::next`] takes after `news`: one of the two sees the other.
+        // Read with the lock held. [`Waiters::next`] takes the lock after `news` was changed, so
+        // one of the two sees the other.
         self.news.load(Relaxed) != seen
     }
 
-    /// There is something: who has said so has to look for those who wait afterwards. Any context.
+    /// Notifies that the resource is available. The caller runs the waiters afterwards. Any
+    /// context.
     pub(super) fn tell(&self) {
         self.news.fetch_add(1, Relaxed);
     }
 
-    /// Who waits for longest, and does not any more. Process context.
+    /// Removes and returns the first waiter. Process context.
     pub(super) fn next(&self) -> Option<u32> {
         self.line.lock().pop()
     }
 
-    /// The one behind `at` others, which still waits. Process context; nobody but the caller takes
-    /// any.
+    /// Returns the waiter at position `at`. Process context; no other thread may remove waiters.
     pub(super) fn get(&self, at: usize) -> Option<u32> {
         self.line.lock().get(at)
     }
 
-    /// It does not wait any more. Process context, as for [`Waiters::get`].
+    /// Removes the waiter at position `at`. Process context, as for [`Waiters::get`].
     pub(super) fn remove(&self, at: usize) {
         self.line.lock().remove(at);
     }
 
-    /// How many others than this one wait. Process context or softirq.
+    /// Returns the number of waiters other than `place`. Process context or softirq.
     pub(super) fn others(&self, place: u32) -> usize {
         self.line.lock().others(place)
     }
 
-    /// How many wait. Process context or softirq.
+    /// Returns the number of waiters. Process context or softirq.
     pub(super) fn len(&self) -> usize {
         self.line.lock().len()
     }

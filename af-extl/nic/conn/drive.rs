@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What a connection does by itself, with its lock held: negotiation, streams, their end.
+//! Actions of a connection, with its lock held: negotiation, streams, their end. Softirq or process
+//! context; nothing here sleeps.
 
 use super::{
     super::{link::Wire, Nic},
@@ -16,14 +17,14 @@ use wire::{
     ids::NodeId,
 };
 
-/// Messages and GETs of a connection in a row.
+/// Maximum number of messages and GETs of a connection per run.
 const BUDGET: usize = 64;
 
-/// Time between looks whether the port has committed what it was given. It has at once, unless it
-/// repairs something.
+/// Time in ns between checks whether the port has committed its commands. Normally it commits at
+/// once; it does not while it repairs a lost command.
 const COMMITTING: u64 = 20_000_000;
 
-/// What programs are told of the end of a stream.
+/// Returns the error that the program gets for the end of a stream.
 fn error_of(end: End) -> Option<Error> {
     Some(match end {
         End::Finished => return None,
@@ -45,7 +46,7 @@ impl Inner {
         match setup {
             Setup::Client(client) => {
                 while let Some(says) = client.next(limits, now) {
-                    // What finds no room is lost, and said again.
+                    // A message without room is lost and repeated later.
                     match says {
                         ClientSays::Connect(connect) => {
                             if link.ask(peer, Kind::Connect, &connect).is_err() {
@@ -67,7 +68,7 @@ impl Inner {
         }
     }
 
-    /// Takes over what the negotiation has decided.
+    /// Applies the decision of the negotiation.
     pub(super) fn decide(&mut self, name: ConnId, now: Time) {
         if self.decision != Decision::Waiting {
             return;
@@ -125,14 +126,15 @@ impl Inner {
             }
             Err(Refused::Later) => {
                 self.blocked = true;
-                // There may have been room in between, of which nobody tells any more.
+                // Room may have become free in between; no notification follows for that.
                 todo.again = blocked.wait(conn.name.index(), seen);
             }
             Err(Refused::Never) => {}
         }
     }
 
-    /// It is over: whether the send ring can be used for something else; if not, when to look again.
+    /// Returns whether the send ring of an ended connection can be reused; if not, also the time of
+    /// the next check.
     fn send_ring(&mut self, nic: &Nic, now: Time) -> (bool, Option<Time>) {
         let Some(stream) = &mut *self.stream else {
             return (true, None);
@@ -146,7 +148,7 @@ impl Inner {
             if committed < *self.posted.get_or_insert(posted) {
                 return (false, Some(now.after(COMMITTING)));
             }
-            // Not a time from before the lock was taken: something may have been sent since.
+            // Not the time before the lock was taken, because a message may have been sent since.
             stream.committed(nic.now());
             free = stream.send_ring_free(&nic.limits);
         }
@@ -157,8 +159,8 @@ impl Inner {
         }
     }
 
-    /// The same after a message, or what the program has read: mostly there is nothing to do but to wake
-    /// who waits.
+    /// Like [`Inner::drive`], for messages and reads of the program, which usually require nothing
+    /// but waking threads.
     pub(super) fn drive_some(&mut self, conn: &Arc<Conn>, now: Time) -> Todo {
         let calm = |stream: &Stream| stream.is_calm(&conn.nic.limits, now);
         let direct = self.decision == Decision::Direct && !self.news;
@@ -170,7 +172,7 @@ impl Inner {
         todo
     }
 
-    /// Does all there is to do; to be called after everything that changes something.
+    /// Performs all pending actions. Called after each change of state.
     pub(super) fn drive(&mut self, conn: &Arc<Conn>, now: Time) -> Todo {
         let nic = &conn.nic;
         let mut todo = Todo::default();
@@ -197,7 +199,7 @@ impl Inner {
         todo
     }
 
-    /// Notes when it has to be looked at, unless it is earlier: when that is.
+    /// Records the due time and returns it, unless an earlier run is scheduled.
     pub(super) fn schedule(&mut self, conn: &Conn) -> Option<Time> {
         let at = self.due?;
         if self.scheduled.is_some_and(|scheduled| scheduled <= at) {
@@ -208,7 +210,7 @@ impl Inner {
         Some(at)
     }
 
-    /// It is over with an error. The sock may have another connection when this one is not open.
+    /// Fails the connection. The sock gets the error only while it uses this connection.
     pub(super) fn fail(&mut self, conn: &Conn, error: Error) {
         self.told = true;
         if self.open {
@@ -217,7 +219,7 @@ impl Inner {
         }
     }
 
-    /// What those who wait have to know.
+    /// Determines which waiting threads must be woken, from the changes since the last call.
     fn look(&mut self, conn: &Conn, todo: &mut Todo) {
         let Some(stream) = &*self.stream else {
             return;
@@ -225,7 +227,7 @@ impl Inner {
         let ready = stream.ready();
         let len = stream.receiving().available();
         let receiving = stream.receiving();
-        // Who takes what comes to its memory, and who waits for what is lent.
+        // For readers with zero copy, and for writers that wait for lent memory.
         let sinks = match receiving.sunk() {
             Some((_, whole)) => whole,
             None => receiving.is_held() && receiving.can_sink(),
@@ -243,21 +245,21 @@ impl Inner {
         let lent_out = stream.sending().is_lent_out();
         todo.writable |= core::mem::replace(&mut self.lent_out, lent_out) && !lent_out;
         todo.settle = self.lendings.iter().any(|lending| lending.is_over(stream));
-        // Who lingers waits for the last acknowledgement.
+        // A lingering close waits for the last acknowledgement.
         todo.writable |= !self.open && stream.sending().end_acknowledged();
         if let (Some(end), false) = (stream.end(), self.told) {
             self.told = true;
-            // There is no error to report. A later one of TCP's connection is dropped.
+            // No error to report. A later error of TCP's connection is dropped.
             self.heard |= end == End::Finished;
             todo.state = true;
             if matches!(end, End::Broken(_)) {
                 conn.nic.count_violation();
             }
             let error = match error_of(end) {
-                // The sock has had it already.
+                // The sock has already got the error.
                 _ if matches!(self.tcp, Tcp::Followed) => None,
                 Some(_) if end == End::Aborted && conn.nic.is_closing() => Some(ENETDOWN),
-                // As with TCP: what could be read was read, so it concerns who sends.
+                // As in TCP: all data were read, so only senders are affected.
                 Some(ECONNRESET) if stream.receiving().is_finished() => Some(EPIPE),
                 other => other,
             };
@@ -267,7 +269,7 @@ impl Inner {
         }
     }
 
-    /// Gives back what is not needed any more, and says when to look again.
+    /// Releases resources that are not needed any more and determines the time of the next run.
     fn tidy(&mut self, nic: &Nic, now: Time, todo: &mut Todo) {
         let setup = match &self.setup {
             Setup::Client(client) => client.deadline(),
@@ -282,7 +284,7 @@ impl Inner {
             (Decision::Direct, Some(stream)) => {
                 let over = stream.end().is_some();
                 if over && !self.open && free && stream.is_quiet() {
-                    // Whoever copies has a reference.
+                    // A thread that is copying has its own reference.
                     self.rings = None;
                 }
                 let at = stream.deadline(&nic.limits);
@@ -295,7 +297,8 @@ impl Inner {
                 self.rings = None;
                 todo.tell = true;
             }
-            // A client answers those who have not heard that it uses TCP, as long as they may say ACCEPT.
+            // A client keeps answering servers that missed its fallback to TCP, for the time in
+            // which they may repeat ACCEPT.
             (Decision::Tcp(_), _) if self.link.is_some() => {
                 self.rings = None;
                 if let Setup::Client(client) = &self.setup {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! How a connection ends: its socket is closed, or its NIC goes.
+//! End of a connection: its socket is closed, or its NIC is unbound or lost. Process context.
 
 use super::{Conn, Decision, Setup};
 use kernel::{prelude::*, sync::Arc};
@@ -8,11 +8,11 @@ use kernel_ext::net::socket::Ended;
 use protocol::ds::Fallback;
 
 impl Conn {
-    /// The socket is closed; with `abort` nothing of its data is sent any more.
+    /// Closes the connection with its socket. With `abort`, unsent data are dropped.
     pub(crate) fn close(self: &Arc<Self>, abort: bool) {
         self.with(|inner, now| {
             inner.open = false;
-            // The sock may have another connection next.
+            // The sock may be used for another connection next.
             inner.shut = Ended::default();
             if let Setup::Client(client) = &mut inner.setup {
                 if inner.decision == Decision::Waiting {
@@ -29,7 +29,7 @@ impl Conn {
         self.tell_nobody();
     }
 
-    /// It could not begin: its socket uses TCP, and hears of nothing.
+    /// Abandons a connection that could not begin. Its socket uses TCP and is not woken.
     pub(in crate::nic) fn unmade(self: &Arc<Self>) {
         self.peek(|inner| {
             inner.link = None;
@@ -40,7 +40,7 @@ impl Conn {
         self.nic.forget(self);
     }
 
-    /// The NIC goes.
+    /// Ends the connection because its NIC is lost or unbound.
     pub(in crate::nic) fn down(self: &Arc<Self>) {
         self.with(|inner, now| {
             inner.link = None;
@@ -51,7 +51,7 @@ impl Conn {
                 Setup::Server(_) if inner.decision == Decision::Waiting => {
                     inner.decision = Decision::Lost(ENETDOWN);
                     inner.fail(self, ENETDOWN);
-                    // The client may come to use TCP, and is not to wait for answers by it.
+                    // The client may fall back to TCP, and must not wait there for answers.
                     if inner.open {
                         inner.shut = Ended {
                             receiving: true,
@@ -67,11 +67,12 @@ impl Conn {
             }
         });
         self.follow_tcp();
-        // Whoever waits sees it.
+        // Waiting threads evaluate the new state.
         self.wake_all();
     }
 
-    /// The module or the NIC goes, and peers can still be told.
+    /// Aborts the connection before the module or the NIC is removed, while the peer can still be
+    /// notified.
     pub(in crate::nic) fn part(self: &Arc<Self>) {
         self.with(|inner, now| {
             if let Setup::Client(client) = &mut inner.setup {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Making connections, of clients and of servers.
+//! Creation of client and server connections. Process context, may sleep.
 
 use super::{
     super::{link::Link, rings::Rings, share::Share, Nic},
@@ -24,7 +24,7 @@ use wire::{
     ids::NodeId,
 };
 
-/// What a connection is made of besides its negotiation.
+/// Components of a connection besides its negotiation.
 pub(in crate::nic) struct Parts {
     pub(in crate::nic) nic: Arc<Nic>,
     pub(in crate::nic) peer: NodeId,
@@ -36,7 +36,7 @@ pub(in crate::nic) struct Parts {
     pub(in crate::nic) isn: Seq,
 }
 
-/// What a connection is made of besides what its lock protects.
+/// Components of a connection besides the state protected by its lock.
 struct Rest {
     nic: Arc<Nic>,
     peer: NodeId,
@@ -47,7 +47,7 @@ struct Rest {
 }
 
 impl Rest {
-    // Copies of what the lock protects take much of the stack.
+    // Separate function, because moves of `Inner` take much stack.
     #[inline(never)]
     fn make(self, inner: Inner) -> Result<Arc<Conn>> {
         let Self {
@@ -82,20 +82,20 @@ impl Rest {
     }
 }
 
-/// Memory for streams.
+/// Allocates memory for the streams.
 #[inline(never)]
 fn no_stream() -> Result<KBox<Option<Stream>>> {
     Ok(KBox::new(None, GFP_KERNEL)?)
 }
 
-/// Gives a connection its streams, where they are: they are large, too.
+/// Initialises the streams in place, because they are large.
 #[inline(never)]
 fn begin(conn: &Conn, name: ConnId, far: ConnId, geometry: &Geometry, now: Time) {
     conn.peek(|inner| *inner.stream = Some(Stream::new(name, far, geometry, now)));
 }
 
 impl Parts {
-    /// This end as the peer has to know it.
+    /// Returns this end of the connection as the peer must know it.
     pub(in crate::nic) fn endpoint(&self) -> Far {
         self.link.endpoint(self.name, &self.rings, self.isn)
     }
@@ -112,7 +112,7 @@ impl Parts {
             receive_ring: self.rings.receive.bytes() as u32,
             peer_ring: far_ring(|far| 1 << far.receive_log2),
             peer_send: far_ring(|far| far.ring.bytes()),
-            // Here they are taken.
+            // This end always supports sources.
             sources: far.is_some_and(|far| far.sources),
         };
         let inner = Inner {
@@ -166,13 +166,13 @@ impl Parts {
         Ok(conn)
     }
 
-    /// A connection that a client makes.
+    /// Creates a client's connection.
     pub(in crate::nic) fn client(self, connect: Connect) -> Result<Arc<Conn>> {
         let client = Client::new(connect, self.nic.now());
         self.make(Setup::Client(client), None)
     }
 
-    /// A connection that was taken.
+    /// Creates the connection for an accepted request.
     pub(in crate::nic) fn server(self, asked: &Asked) -> Result<Arc<Conn>> {
         let (limits, now) = (&self.nic.opening, self.nic.now());
         let server = Server::new(asked, self.endpoint(), limits, now);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! A connection in the file that shows them.
+//! A connection's line in the debugfs file `connections`. Process context.
 
 use super::Conn;
 use kernel::fmt;
 use protocol::Time;
 
 impl Conn {
-    /// Its line of the file that shows connections.
+    /// Writes the connection's line. Takes the connection's lock.
     pub(in crate::nic) fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let now = self.nic.now();
         let inner = self.inner.lock();

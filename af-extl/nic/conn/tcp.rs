@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! TCP's connection below: it may end while data go past it, and has to do what was asked for
-//! before it was decided that it carries them. Options of the sock that streams heed.
+//! TCP's own connection below the streams: its end, and directions that the program shut down
+//! before the carrier was decided. Applies the socket options that streams honour.
 
 use super::{Conn, Decision, Inner, Tcp};
 use kernel::{prelude::*, sync::Arc, time::msecs_to_jiffies, workqueue::WorkItem};
 use kernel_ext::{net::socket::Ended, work};
 use protocol::ds::{Stream, StreamState};
 
-/// Whoever has the lock of a sock is asked again after this time, in ms.
+/// Time in ms between attempts to shut down a sock that is locked.
 const AGAIN_MS: u32 = 10;
 
-// The work items of a NIC are for all: none of them waits for the lock of a sock, whose holder may be
-// copying from memory that never comes, or waiting for some.
+// A work item of the connection, because those of the NIC serve all connections and must not wait
+// for a sock's lock. Its holder may be copying from memory that causes a long page fault, or
+// waiting for memory.
 impl WorkItem<0> for Conn {
     type Pointer = Arc<Conn>;
 
@@ -24,7 +25,8 @@ impl WorkItem<0> for Conn {
         if this.sock.try_shutdown(shut) {
             this.with(|inner, _| inner.shut = Ended::default());
         } else {
-            // With the lock: who closes it takes it out of the queue afterwards.
+            // Queued with the lock held, because `close` cancels the work item after it has changed
+            // `shut` under the lock.
             this.peek(|inner| {
                 if inner.shut.any() {
                     this.tell_tcp(AGAIN_MS);
@@ -35,7 +37,7 @@ impl WorkItem<0> for Conn {
 }
 
 impl Inner {
-    /// It was decided what carries the data: what was asked for before.
+    /// Applies shutdowns and options that preceded the decision.
     pub(super) fn catch_up(&mut self, conn: &Conn) {
         let shut = self.shut;
         if let Some(stream) = self.direct() {
@@ -50,26 +52,25 @@ impl Inner {
     }
 }
 
-/// Has a stream heed the options of the sock.
+/// Applies the socket options to a stream.
 fn heed(stream: &mut Stream, conn: &Conn) {
     let ms = conn.sock.user_timeout();
     stream.set_give_up(ms.map(|ms| u64::from(ms) * 1_000_000));
 }
 
 impl Conn {
-    /// Has TCP end what the program has ended before it was decided that TCP carries the data, in a
-    /// work item of its own. Any context.
+    /// Queues the work item that shuts down TCP's directions, after `ms` milliseconds. Any context.
     pub(super) fn tell_tcp(self: &Arc<Self>, ms: u32) {
-        // Queued already is fine.
+        // A failure means that the work item is already queued.
         let _ = work::enqueue_waiting::<_, 0>(self.clone(), msecs_to_jiffies(ms));
     }
 
-    /// Nobody is to be told any more. Any context.
+    /// Cancels the work item that shuts down TCP's directions. Any context.
     pub(super) fn tell_nobody(self: &Arc<Self>) {
         work::cancel_delayed::<_, 0>(self);
     }
 
-    /// An option was set.
+    /// Applies socket options after one was set.
     pub(crate) fn heed_options(self: &Arc<Self>) {
         self.with(|inner, _| {
             if let Some(stream) = inner.direct() {
@@ -78,8 +79,8 @@ impl Conn {
         });
     }
 
-    /// Ends directions when it is decided what carries the data; unless that is decided already,
-    /// and nothing is done.
+    /// Records directions to shut down when the carrier is decided. Does nothing if it is already
+    /// decided. Returns the decision.
     pub(crate) fn shut_when_decided(self: &Arc<Self>, ended: Ended) -> Decision {
         self.with(|inner, _| {
             if inner.decision == Decision::Waiting {
@@ -90,15 +91,15 @@ impl Conn {
         })
     }
 
-    /// Drops a pending error of TCP's own connection, which ends after the streams. To be called before
-    /// the sock's error is read, because the program must get the error of the streams, and only once.
-    /// Process context.
+    /// Drops a pending error of TCP's own connection, which ends after the streams. Called before
+    /// the sock's error is read, because the program must get the streams' error, once. Process
+    /// context.
     pub(crate) fn forget_second_error(&self) {
         let (told, heard, own) = self.peek(|inner| (inner.told, inner.heard, inner.error));
         if told && heard {
             let _ = self.sock.take_error();
         } else if let (true, Some(own)) = (told, own) {
-            // TCP has replaced the error that the program has not read yet.
+            // TCP has replaced an error that the program has not read yet.
             if self.sock.error().is_some_and(|error| error != own) {
                 let _ = self.sock.take_error();
                 self.sock.fail(own);
@@ -106,13 +107,13 @@ impl Conn {
         }
     }
 
-    /// The program has got an error of the sock.
+    /// Records that the program received an error of the sock.
     pub(crate) fn error_heard(&self) {
         self.peek(|inner| inner.heard |= inner.told);
     }
 
-    /// TCP's connection is over, while data go past it. The work item looks at that, as what the
-    /// peer said before may still be in the mailbox. Process context.
+    /// Records the end of TCP's connection while data go past it. The work item evaluates it,
+    /// because earlier messages of the peer may still be in the mailbox. Process context.
     pub(crate) fn tcp_is_over(self: &Arc<Self>) {
         let error = self.sock.error();
         let news = self.peek(|inner| {
@@ -128,7 +129,7 @@ impl Conn {
         }
     }
 
-    /// Has this connection do what TCP's did. Process context.
+    /// Lets the direct connection follow the end of TCP's. Process context.
     pub(super) fn follow_tcp(self: &Arc<Self>) {
         if self.peek(|inner| matches!(inner.tcp, Tcp::Over(_))) {
             let finished = self.sock.queued().finished;
@@ -143,11 +144,11 @@ impl Conn {
                 if stream.end().is_some() || !inner.open {
                     return;
                 }
-                // Whoever closes his socket leaves to the stream what it still has; TCP's part of
-                // it is gone earlier, and answers so when it is asked for (SO_KEEPALIVE).
+                // A peer that closed its socket leaves unsent data to the stream. Its TCP
+                // connection ends earlier, and its host reports that when probed (SO_KEEPALIVE).
                 let closed = finished && matches!(error, None | Some(EPIPE));
-                // A peer that has received everything may reset TCP's connection, because its program
-                // reuses the socket. The stream asks for the last acknowledgement itself.
+                // A peer that has received everything may reset TCP's connection, because its
+                // program reuses the socket. The stream itself requests the last acknowledgement.
                 let ends = matches!(stream.state(), StreamState::Closing | StreamState::LastAck);
                 let last = ends && stream.sending().all_acknowledged();
                 if closed || last {

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What the work items have a connection do when it is its turn.
+//! Runs of a connection by the NIC's work items. Process context.
 
 use super::{Conn, Decision, Inner};
 use kernel::sync::Arc;
 
-/// GETs that a connection posts when others wait for a place, too.
+/// Number of GETs that a connection posts per run while others wait for slots.
 const TURN: u8 = 8;
 
-/// What a connection got in its turn.
+/// Result of [`Conn::place`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::nic) enum Placed {
-    /// A place, or it wanted none.
+    /// The connection posted GETs, or wanted none.
     Some,
-    /// None.
+    /// No slot was free for its GETs.
     None,
 }
 
 impl Conn {
-    /// Whether the ports have no room for it.
+    /// Returns whether the connection waits for room in the ports.
     pub(in crate::nic) fn is_blocked(&self) -> bool {
         self.peek(|inner| inner.blocked)
     }
 
-    /// It may post some GETs, before others that wait for that.
+    /// Posts up to [`TURN`] GETs, ahead of other waiting connections.
     pub(in crate::nic) fn place(self: &Arc<Self>) -> Placed {
         let gets = |inner: &Inner| inner.stream.as_ref().map_or(0, |s| s.counters().gets);
         let before = self.with(|inner, _| {
@@ -34,7 +34,7 @@ impl Conn {
             gets(inner)
         });
         self.peek(|inner| {
-            // What it did not use now is not for later, when others wait.
+            // Unused GETs are not saved for later, when others wait.
             inner.turn = 0;
             match inner.refused {
                 true if gets(inner) == before => Placed::None,
@@ -43,13 +43,13 @@ impl Conn {
         })
     }
 
-    /// Whether there was no place for a GET when it last wanted one.
+    /// Returns whether no slot was free for the last GET.
     pub(in crate::nic) fn waits_for_place(&self) -> bool {
         self.peek(|inner| inner.refused)
     }
 
-    /// Looks whether something is due, or can go on since the port has room. The mailbox was read
-    /// before.
+    /// Runs the connection if something is due, or if it was blocked and the port now has `room`.
+    /// The mailbox was read before.
     pub(in crate::nic) fn look(self: &Arc<Self>, room: bool) {
         self.follow_tcp();
         let now = self.nic.now();
@@ -63,8 +63,9 @@ impl Conn {
             )
         });
         let due = due.is_some_and(|at| at <= now);
-        // Once more: an end that is just coming counts as a byte for a moment. Who can't tell now looks
-        // again when TCP wakes it, or when the next step of the negotiation is due, which is not put off.
+        // Checked once more, because an arriving FIN counts as a byte for a moment. If the sock is
+        // locked, the check is repeated when TCP wakes the socket or at the next step of the
+        // negotiation.
         let settled = match waits && tcp {
             true => self.sock.queued_settled(),
             false => None,
@@ -81,11 +82,11 @@ impl Conn {
         }
     }
 
-    /// The time has come that was noted for it, which may have been put off since.
+    /// Runs the connection at its scheduled time. The due time may have been postponed since.
     pub(in crate::nic) fn look_if_due(self: &Arc<Self>) {
         self.peek(|inner| inner.scheduled = None);
         self.look(false);
-        // Whoever noted it looks when the next one is due.
+        // The caller continues with the earliest due time, so none is returned.
         self.peek(|inner| inner.schedule(self));
     }
 }
