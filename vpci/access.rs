@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Accesses to configuration registers of devices that are borrowed: the kernel makes them with
-//! interrupts off as well, so whoever makes one reads the mailbox until the answer is there.
+//! Configuration accesses to borrowed devices. The kernel may make them with interrupts off, so the
+//! caller polls the mailbox until the answer has arrived. Any context; no lock of [`Nic`] is held
+//! on entry.
 
 use crate::nic::Nic;
 use core::hint::spin_loop;
@@ -10,13 +11,13 @@ use protocol::pci::{borrower::Handle, Ask, Poll};
 use wire::pci::Status;
 
 impl Nic {
-    /// Makes an access, one at a time for each lease. Returns the value, 0 for a write. Any context; takes
-    /// `access_ms` at most.
+    /// Makes a configuration access; the caller allows one at a time for each lease. Returns the
+    /// value, 0 for a write. Any context; spins for up to `access_ms`.
     ///
     /// # Errors
     ///
-    /// `TimedOut`: the lender has not answered in time, so a write may have been made. `Lost`: the lease is
-    /// over, or the port closed. `Over`: the lender has not made it.
+    /// `TimedOut`: the lender did not answer in time; a write may have been executed. `Lost`: the
+    /// lease has ended, or the port is closed. `Over`: the lender did not execute the access.
     pub(crate) fn access(self: &Arc<Self>, lease: Handle, ask: Ask) -> Result<u32, Poll> {
         let asked = self.with_machines(|machines, now| machines.borrower.access(now, lease, ask));
         let (number, node, message) = asked.map_err(|_| Poll::Lost)?;
@@ -38,7 +39,7 @@ impl Nic {
                 Ok(None) => spin_loop(),
                 Err(value) => {
                     if value == Err(Poll::TimedOut) {
-                        // The lease may be over by that.
+                        // The timeout may have ended the lease.
                         self.wake();
                     }
                     return value;

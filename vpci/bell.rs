@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Interrupts of devices that are borrowed.
+//! Interrupts of borrowed devices.
 //!
-//! The NIC does not say which device an interrupt is of (G26), so that the handlers of all vectors are
-//! called. Each load from a device that is gone takes the NIC's time-out, whose event may be an
-//! interrupt of a device again; so a device whose handlers take long rests, which its own driver pays
-//! for, and no other one.
+//! The NIC does not report which device sent an interrupt (G26), so the handlers of all borrowed
+//! devices are called. A load from a device that does not answer takes the NIC's timeout, and the
+//! event of that timeout may look like another device interrupt. Therefore a device whose handlers
+//! run long is held off for some time, at the expense of its own driver only.
+//!
+//! Handlers run in the context of the NIC's interrupt, or in a work item after a hold-off. The lock
+//! `interrupts` of [`Nic`] protects the list and is not held while handlers run.
 
 use crate::{conf, nic::Nic};
 use extoll_core::snq::MessageClient;
@@ -17,15 +20,16 @@ use kernel::{
 use kernel_ext::pci_host::Interrupts;
 use protocol::Time;
 
-/// Handlers that take longer than this, in nanoseconds, load from devices that do not answer.
+/// Duration of handlers in nanoseconds above which their device counts as not answering.
 const SLOW: u64 = 20_000_000;
-/// They are called again after so many times what they took, at most [`LONGEST`] nanoseconds.
+/// Factor from the duration of handlers to the hold-off time.
 const REST: u64 = 8;
+/// Maximum hold-off time in nanoseconds.
 const LONGEST: u64 = 4_000_000_000;
-/// How often somebody looks whether handlers have ended.
+/// Interval between checks whether handlers have returned.
 const STEP: Delta = Delta::from_millis(1);
 
-/// Hears of interrupts by devices of other nodes.
+/// Relay of device interrupts from the NIC to the handlers of borrowed devices.
 pub(crate) struct Bell(pub(crate) Arc<Nic>);
 
 impl MessageClient for Bell {
@@ -35,21 +39,21 @@ impl MessageClient for Bell {
     }
 }
 
-/// A device that is borrowed.
+/// Entry of a borrowed device.
 pub(crate) struct Heard {
     interrupts: Arc<Interrupts>,
-    /// Its handlers are not called before.
+    /// End of the hold-off time.
     until: Time,
-    /// They are to be called then.
+    /// Set if the handlers must be called (again).
     owed: bool,
-    /// Somebody calls them now, and looks at `owed` afterwards.
+    /// Set while a context calls the handlers. That context checks `owed` afterwards.
     ringing: bool,
-    /// Vector to begin with: those before it were called the last time.
+    /// Vector with which the next call begins; the previous ones were called last time.
     from: u32,
 }
 
 impl Nic {
-    /// Calls the handlers of all borrowed devices, of those that rest later. Any context.
+    /// Calls the handlers of all borrowed devices; those in hold-off are called later. Any context.
     fn ring(&self) {
         let mut next = 0;
         loop {
@@ -75,13 +79,14 @@ impl Nic {
             };
             let left = interrupts.fire_while(from, || self.now().since(begun) <= SLOW);
             let this = Arc::as_ptr(&interrupts);
-            // Not the last reference: it stays in the list while handlers are called.
+            // Never the last reference, because the entry stays in the list while handlers run.
             drop(interrupts);
             self.rung(this, begun, left);
         }
     }
 
-    /// Handlers of a device have been called, all of them or those before vector `left`.
+    /// Updates the entry of a device after its handlers were called: all of them, or those before
+    /// vector `left`.
     fn rung(&self, this: *const Interrupts, begun: Time, left: Option<u32>) {
         let now = self.now();
         let took = now.since(begun);
@@ -104,7 +109,7 @@ impl Nic {
         }
     }
 
-    /// Calls handlers that were not called before. Process context.
+    /// Calls handlers whose hold-off has ended. Process context.
     pub(crate) fn ring_late(&self) {
         let now = self.now();
         let owed = |heard: &&Heard| heard.owed && !heard.ringing;
@@ -119,13 +124,13 @@ impl Nic {
         }
     }
 
-    /// Interrupts of other nodes may be some of these. May sleep.
+    /// Adds the interrupts of a borrowed device. May sleep.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
     pub(crate) fn listen(&self, new: &Arc<Interrupts>) -> Result {
-        // Devices of accelerators are not among those of `leases`.
+        // Devices of accelerators do not count against `leases`.
         let most = 2 * usize::from(conf::leases()) + 64;
         let mut place = KVec::with_capacity(most, GFP_KERNEL)?;
         let mut list = self.interrupts.lock();
@@ -148,7 +153,7 @@ impl Nic {
         pushed.map_err(|_| ENOMEM)
     }
 
-    /// No more of these: their handlers are not called any more when this returns. May sleep.
+    /// Removes the interrupts of a device and waits until its handlers have returned. May sleep.
     pub(crate) fn unlisten(&self, gone: &Arc<Interrupts>) {
         loop {
             let old = {
@@ -158,7 +163,8 @@ impl Nic {
                     Some(at) if list.get(at).is_some_and(|h| h.ringing) => None,
                     Some(at) => {
                         let old = list.remove(at).ok();
-                        // Who is at a later one just now may leave one out.
+                        // A context that is walking the list may skip an entry, so all are called
+                        // again.
                         for heard in list.iter_mut() {
                             heard.owed = true;
                         }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Leases of a NIC, from the wish for a device to their end.
+//! Borrower: leases from the request for a device to their end, for devices of nodes with a host.
+//! Process context, may sleep, except [`Nic::state`].
 
 use crate::{
     conf,
@@ -22,28 +23,32 @@ use wire::{
     pci::{Borrow, Device, DeviceState, Incarnation, Reason},
 };
 
-/// How long a lender may take to tell of a device, and to lend one, in milliseconds.
+/// Maximum time in ms that a lender may take to describe a device.
 const LIST_MS: u64 = 2_000;
+/// Maximum time in ms that a lender may take to lend a device, and a driver to release one.
 const BORROW_MS: u64 = 25_000;
+/// Interval between two polls for an answer.
 const STEP: Delta = Delta::from_millis(2);
-/// Maximum time that a lender may take to reset a returned device, and the interval between two polls.
+/// Maximum time in ms that a lender may take to reset a returned device.
 const RESET_MS: u64 = 10_000;
+/// Interval between two polls of a device that is being reset.
 const LOOK: Delta = Delta::from_millis(10);
 
 impl Nic {
-    /// A device of a node, and how many it has; `None`: there is no such one. May sleep.
+    /// Asks a node for its device number `index`. Returns the device and the node's incarnation, or
+    /// `None` if there is no such device. May sleep.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT`: the node does not answer. `EPROTO`: it has another version of the protocol.
-    /// `ENODEV`.
+    /// `ETIMEDOUT`: the node does not answer. `EPROTO`: the node uses another version of the
+    /// protocol. `EIO`: another refusal. `ENODEV`: the NIC is being unbound.
     pub(crate) fn describe(
         self: &Arc<Self>,
         node: NodeId,
         index: u16,
     ) -> Result<Option<(Incarnation, Device)>> {
         let until = self.after(LIST_MS);
-        // One question at a time.
+        // One request at a time.
         let _alone = self.asking.lock();
         let ask = |this: &Self| {
             this.with_machines(|machines, now| machines.borrower.list(now, node, index, until))
@@ -64,15 +69,17 @@ impl Nic {
         }
     }
 
-    /// Borrows a device, whose driver has been looked for when this returns: its PCI domain. May
-    /// sleep, for long.
+    /// Borrows a device and binds its driver. Returns the PCI domain of the device. May sleep, for
+    /// long.
     ///
     /// # Errors
     ///
-    /// `ENXIO`: there is no such device. `EBUSY`: somebody has it. Others say why not.
+    /// `ENXIO`: there is no such device. `EBUSY`: another node has borrowed the device. `EAGAIN`:
+    /// the quarantine after loading the module has not ended. Others name the reason for the
+    /// refusal.
     pub(crate) fn borrow_device(self: &Arc<Self>, node: NodeId, index: u16) -> Result<u32> {
         if node == self.handle()?.node() {
-            // Its own driver would do.
+            // The device's own driver can be used instead.
             return Err(EINVAL);
         }
         let reset = self.after(RESET_MS);
@@ -86,7 +93,7 @@ impl Nic {
         };
         let smfu = self.smfu()?;
         if !self.end_early() {
-            // Numbers of an earlier life may not be offered yet.
+            // Interval numbers of an earlier module instance must not be used yet.
             return Err(EAGAIN);
         }
         let pages = self.map_bytes()?;
@@ -100,7 +107,7 @@ impl Nic {
         };
         let until = self.after(BORROW_MS);
         let lease = {
-            // Before the work item looks for it.
+            // Locked before the work item can search for the lease.
             let mut leases = self.leases.lock();
             if self.is_closing() {
                 return Err(ENODEV);
@@ -144,18 +151,20 @@ impl Nic {
         }
     }
 
-    /// Bytes of addresses for pages that drivers map: only an IOMMU can lead to them, without which there is `None`.
+    /// Returns the bytes of bus addresses for pages that drivers map without copying; `None`
+    /// without an IOMMU, which is needed for that.
     pub(crate) fn map_bytes(&self) -> Result<Option<u64>> {
         let handle = self.handle()?;
         let translated = handle.with_bound(|dev| pci::is_translated(dev))?;
         Ok(translated.then(conf::map_bytes))
     }
 
-    /// Gives a device back: when this returns, it has no driver here any more. May sleep, for long.
+    /// Returns a device. Its driver has been unbound when this returns. May sleep, for long.
     ///
     /// # Errors
     ///
-    /// `ENXIO`: there is none in this PCI domain. `ETIMEDOUT`.
+    /// `ENXIO`: there is no borrowed device in this PCI domain. `ETIMEDOUT`: its driver was not
+    /// unbound in time.
     pub(crate) fn return_device(self: &Arc<Self>, domain: u32) -> Result {
         let lease = {
             let leases = self.leases.lock();
@@ -182,7 +191,7 @@ impl Nic {
         leases.iter().find(|l| l.handle() == Some(handle)).cloned()
     }
 
-    /// What may sleep and is to be done for devices that are borrowed.
+    /// Does the borrower's pending work that may sleep. Runs in work item 1.
     pub(crate) fn borrow(self: &Arc<Self>) {
         loop {
             let work = self.with_machines(|machines, _| machines.borrower.work());
@@ -201,7 +210,11 @@ impl Nic {
                 let lease = self.lease(handle);
                 let opened = lease.as_ref().ok_or(ENODEV).and_then(|l| l.open(&grant));
                 if let (Err(e), Some(lease)) = (&opened, &lease) {
-                    pr_err!("node {}: not opened: {:?}\n", lease.lender.0, e);
+                    pr_err!(
+                        "node {}: cannot open its intervals: {:?}\n",
+                        lease.lender.0,
+                        e
+                    );
                     lease.set_over(Err(*e));
                 }
                 let done = opened.is_ok();
@@ -209,7 +222,11 @@ impl Nic {
                 self.pump();
                 if let Some(lease) = lease.filter(|_| done) {
                     if let Err(e) = lease.build() {
-                        pr_err!("node {}: no bridge: {:?}\n", lease.lender.0, e);
+                        pr_err!(
+                            "node {}: cannot create its host bridge: {:?}\n",
+                            lease.lender.0,
+                            e
+                        );
                         lease.set_over(Err(e));
                         lease.give_up();
                     }
@@ -237,7 +254,7 @@ impl Nic {
                 };
                 if let Some(lease) = lease {
                     if why != Why::GivenBack {
-                        pr_warn!("node {}: the lease is over: {:?}\n", lease.lender.0, why);
+                        pr_warn!("node {}: lease ended: {:?}\n", lease.lender.0, why);
                     }
                     lease.set_over(Ok(why));
                 }
@@ -249,7 +266,7 @@ impl Nic {
         }
     }
 
-    /// Gives one device back that nobody wants any more; whether there was one.
+    /// Returns one device whose return was requested. Returns whether there was one.
     fn return_unwanted(&self) -> bool {
         let lease = {
             let leases = self.leases.lock();
@@ -263,7 +280,8 @@ impl Nic {
         true
     }
 
-    /// State of a lease; one that needs no answers of others is up as long as there is one.
+    /// Returns the state of a lease. A lease of an accelerator counts as up while it exists. Any
+    /// context.
     pub(crate) fn state(&self, lease: &Lease) -> Option<LeaseState> {
         match lease.handle() {
             Some(handle) => self.with_machines(|machines, _| machines.borrower.state(handle)),
@@ -271,7 +289,7 @@ impl Nic {
         }
     }
 
-    /// Ends what is left, as the NIC goes. May sleep.
+    /// Ends the remaining leases when the NIC is removed. May sleep.
     pub(crate) fn end_leases(&self) {
         let leases = core::mem::take(&mut *self.leases.lock());
         for lease in leases {
@@ -285,8 +303,8 @@ impl Nic {
         }
     }
 
-    /// What is to be soon, whatever drivers and resets take: devices that are lost are out of reach, and those that were lent access
-    /// memory no more. May sleep.
+    /// Does what must not wait for drivers and resets: disconnects the windows of lost devices, and
+    /// stops DMA of devices whose lease has ended. Runs in work item 2; may sleep.
     pub(crate) fn cut(&self) {
         let over = |lease: &&Arc<Lease>| {
             let state = self.state(lease);
@@ -295,12 +313,12 @@ impl Nic {
         let leases = self.leases.lock();
         for lease in leases.iter().filter(over) {
             lease.cut();
-            // They would ask what is out of reach, while their driver frees them.
+            // The handlers would load from the unreachable device while its driver is unbound.
             lease.mute();
         }
         drop(leases);
         for (name, device) in self.offered.lock().iter() {
-            // With the lock, so that it is nobody else's meanwhile.
+            // With the lock held, so that the device cannot be lent again before it is stopped.
             self.with_machines(|machines, _| {
                 if machines.lender.life(*name) == Some(DeviceLife::Fencing) {
                     device.stop();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What is fixed when the module is loaded.
+//! Module parameters and constants: limits and times.
 
 use crate::module_parameters as params;
 use kernel::time::Delta;
@@ -8,13 +8,15 @@ use kernel_ext::param::{Param, Tunable};
 use protocol::pci::{accel::Times, Limits};
 use wire::pci::LONGEST_LEASE_MS;
 
+/// A millisecond in ticks of the state machines.
 const MS: u64 = 1_000_000;
-/// Time that a driver may take to reset a function, and for what else ends a lease.
+/// Maximum time in ms that the end of a lease takes, including the driver's unbinding and a reset.
 const END_MS: u64 = 5_000;
 /// Maximum number of devices that one node borrows.
 const PER_NODE: u8 = 8;
 /// The largest parameters.
 const DMA_KIB_MOST: u32 = 65_536;
+/// Maximum of `map_kib`.
 const MAP_KIB_MOST: u32 = 1 << 20;
 
 /// Time in ms without a message after which a lease ends.
@@ -40,45 +42,48 @@ pub(crate) fn parameters() -> [Param; 5] {
     ]
 }
 
-/// How long numbers rest whose other end has not said that it is gone.
+/// Returns the time for which interval numbers stay reserved if the other end has not confirmed
+/// that it released them.
 pub(crate) fn quarantine() -> Delta {
     Delta::from_nanos(limits().quarantine as i64)
 }
 
-/// Memory of a lease that its device reaches, in bytes: whole pages.
+/// Returns the bytes of DMA memory of a lease; whole pages.
 pub(crate) fn dma_bytes() -> u64 {
     u64::from(params::dma_kib.value()).next_multiple_of(4) << 10
 }
 
-/// Addresses of a lease for pages that are mapped as they are, in bytes: whole pages, or none.
+/// Returns the bytes of bus addresses of a lease for pages that are mapped without copying; whole
+/// pages, or 0.
 pub(crate) fn map_bytes() -> u64 {
     u64::from(params::map_kib.value()).next_multiple_of(4) << 10
 }
 
-/// Time of an access to a configuration register of an accelerator at most, in microseconds.
+/// Returns the maximum time of a configuration access to an accelerator in microseconds.
 pub(crate) fn access_us() -> u64 {
     u64::from(ACCESS_MS.number()) * 1000
 }
 
-/// How lease words of accelerators are claimed, in nanoseconds.
+/// Returns the times for claiming lease words of accelerators, in nanoseconds.
 pub(crate) fn claim_times() -> Times {
     Times {
         window: 200 * MS,
-        // From a question that is answered within `window` to what follows from it.
+        // From a read that is answered within `window` to the action that follows from it.
         settle: 1_000 * MS,
-        // Owners look eight times within the longest time-out.
+        // Owners check their word eight times within the longest timeout.
         taken: 2_500 * MS,
-        // The longest time-out, the eighth of it between two looks, and some for the last one.
+        // The longest timeout, an eighth of it between two checks, and a reserve for the last
+        // check.
         late: 13_000 * MS,
     }
 }
 
-/// Devices that this node has lent, and as many that it has borrowed.
+/// Returns the maximum number of devices lent, and of devices borrowed.
 pub(crate) fn leases() -> u16 {
     params::leases.value() as u16
 }
 
-/// The machines' times, in nanoseconds.
+/// Returns the times and limits of the state machines, in nanoseconds.
 pub(crate) fn limits() -> Limits {
     let timeout_ms = TIMEOUT_MS.number();
     let access = u64::from(ACCESS_MS.number()) * MS;
@@ -86,7 +91,7 @@ pub(crate) fn limits() -> Limits {
     let limits = Limits {
         ms: MS,
         timeout_ms,
-        // Others may have other parameters.
+        // Other nodes may use other parameters.
         longest_ms: LONGEST_LEASE_MS,
         ask: 100 * MS,
         ask_most: 10_000 * MS,

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! /dev/extoll_pci: who administers writes a command, and reads what became of it.
+//! Control device `/dev/extoll_pci`: the administrator writes a command and reads its result.
+//! Opening it requires `CAP_NET_ADMIN` and `CAP_SYS_RAWIO`. Process context; commands may sleep.
 //!
-//! | Command | Answer |
+//! | Command | Result |
 //! |---|---|
 //! | `list node=N` | a line for each device that node N lends |
-//! | `borrow node=N index=I` | `domain D`: the device is there |
-//! | `enrol node=N` | nothing: the NIC of node N has no host, but a device |
-//! | `return domain=D` | nothing: it is given back |
-//! | `leases` | a line for each device that is borrowed |
-//! | `lent` | a line for each device that is kept for others |
-//! | `reclaim handle=H grace_ms=M` | nothing: its borrower has to give it back |
-//! | `down node=N` | nothing: that node is switched off, and has nothing of this one any more |
-//! | `repair handle=H` | nothing: a device that is broken is reset, and offered again |
-//! | `join domain=D with=E` | nothing: the device in domain D reaches that in domain E, both of accelerators |
-//! | `part domain=D with=E` | nothing: it does not any more |
-//! | `reclaim node=N down=0` | nothing: nobody has the device behind node N's NIC; `down=1`: who had it is down |
+//! | `borrow node=N index=I` | `domain D`: the PCI domain of the borrowed device |
+//! | `enrol node=N` | empty; declares node N's NIC one without a host and with a device |
+//! | `return domain=D` | empty; returns the device |
+//! | `leases` | a line for each borrowed device |
+//! | `lent` | a line for each device of this node that may be lent |
+//! | `reclaim handle=H grace_ms=M` | empty; the borrower must return the device |
+//! | `down node=N` | empty; node N is switched off and has no access to this node any more |
+//! | `repair handle=H` | empty; resets a broken device and offers it again |
+//! | `join domain=D with=E` | empty; lets an accelerator's device access that in domain E |
+//! | `part domain=D with=E` | empty; ends that access |
+//! | `reclaim node=N down=0` | empty; frees an accelerator's device; `down=1`: its users are down |
 //! | `counters` | `name value` lines |
 //!
-//! Each takes `nic=K`, too: the NIC, by the order in which they were bound; 0 without that.
+//! Each command also accepts `nic=K`: the NIC by the order in which they were bound; default 0.
 
 use crate::{accel::Listed, nic::Nic, registry, remote::PLACE};
 use core::fmt::Write;
@@ -34,12 +35,12 @@ use kernel::{
 use kernel_ext::security::{capable, Capability};
 use wire::{ids::NodeId, pci::Device};
 
-/// Longest command in bytes.
+/// Maximum length of a command in bytes.
 const MOST: usize = 256;
-/// Devices of a node that are asked for.
+/// Maximum number of devices of a node that are listed.
 const DEVICES: u16 = 256;
 
-/// Text that grows.
+/// Growing text buffer.
 #[derive(Default)]
 struct Text(KVec<u8>);
 
@@ -51,12 +52,13 @@ impl fmt::Write for Text {
     }
 }
 
+/// Result of a command and the position of the reader.
 struct Output {
     text: KVec<u8>,
     position: i64,
 }
 
-/// An open file: what became of its last command.
+/// An open file with the result of its last command.
 #[pin_data]
 pub(crate) struct Control {
     #[pin]
@@ -108,7 +110,7 @@ impl MiscDevice for Control {
     }
 }
 
-/// Words of a command behind its verb: each once, with a number.
+/// Options of a command, each `name=number`.
 #[derive(Default)]
 struct Words {
     nic: u64,
@@ -151,7 +153,7 @@ impl Words {
         Ok(NodeId(node))
     }
 
-    /// That of the device which reaches the other one, and of that.
+    /// Returns the domains of the device that gets access and of the device that is accessed.
     fn domains(&self) -> Result<(u32, u32)> {
         let number = |domain: Option<u64>| u32::try_from(domain.ok_or(EINVAL)?).map_err(|_| EINVAL);
         Ok((number(self.domain)?, number(self.with)?))
@@ -321,7 +323,7 @@ fn leases(nic: &Nic, text: &mut Text) -> fmt::Result {
 }
 
 fn lent(nic: &Nic, text: &mut Text) -> fmt::Result {
-    // No text is made with the machines' lock held, as memory for it may take time.
+    // The text is formatted without the lock of the state machines, because that allocates memory.
     for index in 0..usize::from(crate::conf::leases()) {
         let found = nic.with_machines(|machines, _| {
             let mut devices = machines.lender.devices();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What happened to the messages of a NIC.
+//! Counters of a NIC. All operations are possible in any context.
 
 use kernel::{
     prelude::*,
@@ -9,19 +9,19 @@ use kernel::{
 use kernel_ext::ratelimit::{RateLimit, Suppressed};
 use wire::velo::Status;
 
-/// The log has four messages that are not taken in so many milliseconds.
+/// Interval in ms in which up to four rejected messages are logged.
 const INTERVAL_MS: u32 = 5_000;
 
 /// Why a message is not taken, by number (docs/vpci.md, /dev/extoll_pci).
 #[derive(Clone, Copy)]
 pub(crate) enum Reject {
-    /// Its sender is not the module of a node.
+    /// The sender is not the port of this module on another node.
     Source = 1,
-    /// It has no such form.
+    /// The message has an invalid form.
     Form = 2,
 }
 
-/// What happened.
+/// Counters of a NIC.
 pub(crate) struct Counts {
     pub(crate) received: Atomic<u64>,
     pub(crate) sent: Atomic<u64>,
@@ -29,9 +29,11 @@ pub(crate) struct Counts {
     pub(crate) rejected: Atomic<u64>,
     pub(crate) foreign: Atomic<u64>,
     pub(crate) interrupts: Atomic<u64>,
-    /// Devices of accelerators that were lost; that were not believed; lease words written again.
+    /// Devices of accelerators that were lost.
     pub(crate) lost: Atomic<u64>,
+    /// Devices of accelerators that are not usable PCI functions.
     pub(crate) odd: Atomic<u64>,
+    /// Lease words of accelerators that were written again after a competing claim.
     pub(crate) rewritten: Atomic<u64>,
     lines: RateLimit,
 }
@@ -52,16 +54,16 @@ impl Counts {
         }
     }
 
-    /// Counts a message that is not taken, and says so. Any context.
+    /// Counts a rejected message and logs it, rate-limited. Any context.
     pub(crate) fn reject(&self, why: Reject, status: &Status) {
         let (count, what) = match why {
-            Reject::Source => (&self.foreign, "not from the module of a node"),
-            Reject::Form => (&self.rejected, "of no such form"),
+            Reject::Source => (&self.foreign, "sender is not a vpci port"),
+            Reject::Form => (&self.rejected, "invalid form"),
         };
         count.fetch_add(1, Relaxed);
         if let Some(missed) = self.lines.allow() {
             pr_warn!(
-                "reason {}: message {}: from node {}, VPID {}, tag {:#x}, {} bytes{}\n",
+                "reason {}: message dropped: {}: from node {}, VPID {}, tag {:#x}, {} bytes{}\n",
                 why as u8,
                 what,
                 status.source.node.0,

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! A device that is borrowed: what the kernel of this node sees of it.
+//! A borrowed device: its lease, the intervals opened for it, and its configuration space as this
+//! node's kernel sees it.
+//!
+//! Functions that may sleep say so. Configuration accesses ([`Functions`]) come in any context; the
+//! spin lock `space` serialises them and is held until the answer has arrived. Spin locks here
+//! disable interrupts.
 
 use crate::{accel::Accelerator, conf, nic::Nic};
 use extoll_core::{
@@ -30,24 +35,25 @@ use wire::{
     smfu::PAGE,
 };
 
-/// Bus addresses of BARs of 32 bits, as the kernel sees them: they need not be those of the
-/// processor.
+/// Start of the bus addresses of 32-bit BARs, as the kernel sees them. They may differ from the
+/// CPU's addresses.
 const LOW: u64 = 0x8000_0000;
 
-/// Maximum number of attempts to read a register that describes the device. Less than `UNANSWERED_MOST`,
-/// because that many unanswered accesses end the lease.
+/// Maximum number of attempts to read a register that describes the device. Less than
+/// `UNANSWERED_MOST`, because that many unanswered accesses end the lease.
 const TRIES: u32 = 4;
 
-/// What a device reaches here.
+/// DMA memory of a device.
 #[derive(Clone)]
 enum Memory {
-    /// All that it reaches.
+    /// Memory through which all DMA data are copied.
     Words(Arc<DmaWords>),
-    /// And pages that drivers map.
+    /// The same, and addresses for pages that drivers map without copying.
     Pages(Arc<PoolPages>),
 }
 
 impl Memory {
+    /// Returns the memory in the form that an SMFU target needs.
     fn target(&self) -> TargetMemory {
         match self {
             Self::Words(words) => TargetMemory::Memory(words.clone()),
@@ -55,7 +61,7 @@ impl Memory {
         }
     }
 
-    /// `base`: where devices reach it.
+    /// Creates the pool of DMA memory. `base` is its address for the device.
     fn pool(self, base: u64) -> Result<Arc<Pool>> {
         match self {
             Self::Words(words) => {
@@ -70,53 +76,61 @@ impl Memory {
     }
 }
 
-/// What a lease has, which is had in this order and ends in the other one.
+/// Resources of a lease, in the order of their creation; they are released in reverse order.
 #[derive(Default)]
 struct Parts {
-    /// DMA memory and interrupts.
+    /// Targets of DMA memory and interrupts.
     targets: KVec<Target>,
+    /// DMA memory, once it is allocated.
     memory: Option<Memory>,
+    /// Pool in the DMA memory, once the bridge is being built.
     pool: Option<Arc<Pool>>,
+    /// Interval numbers and addresses that the lender granted.
     grant: Option<Grant>,
+    /// Windows to the device's BARs, by BAR index.
     windows: KVec<(usize, Window)>,
+    /// Host bridge with the device behind it.
     bridge: Option<HostBridge>,
 }
 
-/// How a lease is had, and configuration registers are reached.
+/// Back end of a lease: how it is obtained and how configuration registers are accessed.
 pub(crate) enum Way {
-    /// The lender has a host, which is asked.
+    /// The lender has a host and is accessed by messages.
     Messages(Handle),
-    /// It has none: by registers of its NIC.
+    /// The lender has no host and is accessed by registers of its NIC.
     Backdoor(Arc<Accelerator>),
 }
 
-/// A lease.
+/// A lease of a device.
 #[pin_data]
 pub(crate) struct Lease {
     nic: Arc<Nic>,
     pub(crate) way: Way,
     pub(crate) lender: NodeId,
     pub(crate) device: Device,
-    /// Behind an IOMMU: bytes of addresses for pages that are mapped as they are.
+    /// Bytes of bus addresses for pages that are mapped without copying; `None` without an IOMMU.
     pages: Option<u64>,
-    /// One access at a time.
+    /// Configuration space as the kernel sees it; `None` while no device exists. The lock allows
+    /// one access at a time.
     #[pin]
     space: SpinLockIrq<Option<(Space, Option<Msix>)>>,
+    /// Addresses at the lender that cause interrupts here.
     #[pin]
     interrupts: SpinLockIrq<Option<Reach>>,
     #[pin]
     parts: Mutex<Parts>,
-    /// What the NIC's interrupts may be meant for.
+    /// Handlers that the NIC's interrupt calls.
     #[pin]
     heard: Mutex<Option<Arc<Interrupts>>>,
+    /// Set when the lease must be returned.
     unwanted: AtomicFlag,
-    /// PCI domain of its device plus 1, and why it is over.
+    /// PCI domain of the device and result of the lease; `None` until they are known.
     #[pin]
     end: SpinLockIrq<(Option<u32>, Option<Result<Why>>)>,
 }
 
 impl Lease {
-    /// Nothing is open yet. May sleep.
+    /// Creates a lease without open intervals. May sleep.
     ///
     /// # Errors
     ///
@@ -144,7 +158,7 @@ impl Lease {
         Arc::pin_init(init, GFP_KERNEL)
     }
 
-    /// Its name in the machine, if the lender has a host.
+    /// Returns the borrower's handle of the lease, if the lender has a host.
     pub(crate) fn handle(&self) -> Option<Handle> {
         match self.way {
             Way::Messages(handle) => Some(handle),
@@ -152,8 +166,8 @@ impl Lease {
         }
     }
 
-    /// Makes an access to a configuration register: the value, 0 of a write; `None`: all ones. One at
-    /// a time. Any context; the time of it is bounded.
+    /// Makes a configuration access; the caller allows one at a time. Returns the value, 0 for a
+    /// write; `None` stands for all ones. Any context; takes a bounded time.
     fn access(&self, ask: Ask) -> Option<u32> {
         match &self.way {
             Way::Messages(handle) => self.nic.access(*handle, ask).ok(),
@@ -161,9 +175,9 @@ impl Lease {
         }
     }
 
-    /// Reads a register that describes the device. Makes up to [`TRIES`] attempts, because a lender that
-    /// stalls once must not make the device look broken. Not with interrupts disabled; takes [`TRIES`] times
-    /// `access_ms` at most. `None` as of [`Self::access`].
+    /// Reads a register that describes the device. Makes up to [`TRIES`] attempts, because a lender
+    /// that stalls once must not make the device look broken. Interrupts must be enabled; takes up
+    /// to [`TRIES`] times `access_ms`. Returns `None` like [`Self::access`].
     fn read(&self, register: Register) -> Option<u32> {
         let ask = Ask::Read(register);
         let Way::Messages(handle) = &self.way else {
@@ -173,22 +187,22 @@ impl Lease {
         tries.find(|how| *how != Err(Poll::TimedOut))?.ok()
     }
 
-    /// It is to be given back. Any context.
+    /// Requests the return of the lease. Any context.
     pub(crate) fn give_up(&self) {
         self.unwanted.store(true, Relaxed);
     }
 
-    /// Whether it is to be given back, asked for the first time.
+    /// Returns whether the return was requested, and clears the request.
     pub(crate) fn take_unwanted(&self) -> bool {
         self.unwanted.xchg(false, Relaxed)
     }
 
-    /// PCI domain of the device, once it is there.
+    /// Returns the PCI domain of the device, once it exists.
     pub(crate) fn domain(&self) -> Option<u32> {
         self.end.lock().0
     }
 
-    /// Why it is over, if it is.
+    /// Returns the result of the lease, if it has ended.
     pub(crate) fn over(&self) -> Option<Result<Why>> {
         self.end.lock().1
     }
@@ -198,7 +212,7 @@ impl Lease {
         end.1.get_or_insert(why);
     }
 
-    /// Memory of as many bytes as were told to the lender. May sleep.
+    /// Allocates DMA memory of the size that was announced to the lender. May sleep.
     fn memory(&self, smfu: &Smfu) -> Result<Memory> {
         let bytes = conf::dma_bytes() as usize;
         if let Some(pages) = self.pages {
@@ -210,8 +224,8 @@ impl Lease {
         Ok(Memory::Words(Arc::new(memory, GFP_KERNEL)?))
     }
 
-    /// Where its device has memory and interrupts, and what became of that memory, once it is there.
-    /// May sleep.
+    /// Returns the granted addresses and the statistics of the DMA pool, once they exist. May
+    /// sleep.
     pub(crate) fn reach(&self) -> (Option<Grant>, Option<PoolStats>) {
         let parts = self.parts.lock();
         let (grant, pool) = (parts.grant, parts.pool.clone());
@@ -219,20 +233,20 @@ impl Lease {
         (grant, pool.map(|pool| pool.stats()))
     }
 
-    /// The pool of its device, once there is one. May sleep.
+    /// Returns the DMA pool, once it exists. May sleep.
     pub(crate) fn pool(&self) -> Option<Arc<Pool>> {
         self.parts.lock().pool.clone()
     }
 
-    /// Numbers of its targets that are open. May sleep.
+    /// Returns the numbers of the open targets as a bit set. May sleep.
     pub(crate) fn targets(&self) -> u64 {
         let parts = self.parts.lock();
         let numbers = parts.targets.iter().map(|target| 1u64 << target.interval());
         numbers.fold(0, |set, bit| set | bit)
     }
 
-    /// Of a device behind a NIC without a host: whether nobody else binds its driver or ends it, what
-    /// the caller does from now on.
+    /// Claims the exclusive right to bind the driver or to end the lease. Only for devices behind a
+    /// NIC without a host; false if another thread has it.
     pub(crate) fn take(&self) -> bool {
         match &self.way {
             Way::Messages(_) => false,
@@ -240,14 +254,14 @@ impl Lease {
         }
     }
 
-    /// The driver of such a device has been bound.
+    /// Releases that right after the driver was bound.
     pub(crate) fn leave(&self) {
         if let Way::Backdoor(accelerator) = &self.way {
             accelerator.leave();
         }
     }
 
-    /// Nodes whose devices its device reaches. May sleep.
+    /// Returns the nodes whose devices this device can access. May sleep.
     pub(crate) fn peers(&self) -> [Option<NodeId>; 2] {
         match &self.way {
             Way::Messages(_) => [None; 2],
@@ -255,14 +269,14 @@ impl Lease {
         }
     }
 
-    /// Where processors of this node have a BAR of its device. May sleep.
+    /// Returns the CPU address of a BAR of the device. May sleep.
     pub(crate) fn window(&self, bar: usize) -> Option<u64> {
         let parts = self.parts.lock();
         let (_, window) = parts.windows.iter().find(|(index, _)| *index == bar)?;
         Some(window.physical()?.0)
     }
 
-    /// Opens its intervals. May sleep.
+    /// Opens targets and windows of the lease. May sleep.
     pub(crate) fn open(&self, grant: &Grant) -> Result {
         let smfu = self.nic.smfu()?;
         let numbers = &grant.numbers;
@@ -298,7 +312,7 @@ impl Lease {
         Ok(())
     }
 
-    /// Has the kernel find the device, and its driver use it. Takes long.
+    /// Creates the host bridge, finds the device and binds its driver. May sleep, for long.
     pub(crate) fn build(self: &Arc<Self>) -> Result {
         let dword = |at| {
             let register = Register::new(at, 4);
@@ -307,14 +321,18 @@ impl Lease {
         };
         let layout = Layout::read(dword);
         let layout = layout.map_err(|e| {
-            pr_err!("node {}: not a device: {:?}\n", self.lender.0, e);
+            pr_err!(
+                "node {}: device has an invalid config space: {:?}\n",
+                self.lender.0,
+                e
+            );
             EIO
         })?;
         let vectors = vectors(&layout, |register| self.read(register));
         let msix = Msix::read(&layout, &self.device.bars, dword);
         let msix = msix.map_err(|_| {
             pr_err!(
-                "node {}: its MSI-X table is not in its BARs\n",
+                "node {}: MSI-X table of the device is outside of its BARs\n",
                 self.lender.0
             );
             EIO
@@ -349,11 +367,12 @@ impl Lease {
         let prepare = |dev: &_| HostBridge::prepare(dev, &windows, count, pool, behind);
         let bridge = handle.with_bound(|dev| prepare(dev))??;
         drop(handle);
-        // The NIC is unbound when the work item has ended that this is in, and later the bridge.
+        // Unbinding the NIC waits for the work item or system call that runs this, and later for
+        // the bridge.
         let bridge = bridge.begin()?;
         self.end.lock().0 = Some(bridge.domain());
         pr_info!(
-            "node {}: {:04x}:{:04x} is in domain {:x}\n",
+            "node {}: device {:04x}:{:04x} is in PCI domain {:x}\n",
             self.lender.0,
             self.device.identity.vendor,
             self.device.identity.device,
@@ -363,7 +382,8 @@ impl Lease {
         Ok(())
     }
 
-    /// The kernel forgets the device: in order, or because it is out of reach. May sleep.
+    /// Removes the device and its host bridge. With `lost`, the device does not answer any more.
+    /// May sleep.
     pub(crate) fn remove(&self, lost: bool) {
         let bridge = self.parts.lock().bridge.take();
         if let Some(bridge) = bridge {
@@ -377,7 +397,7 @@ impl Lease {
         *self.space.lock() = None;
     }
 
-    /// Handlers of its device are not called any more. May sleep.
+    /// Stops calling the handlers of the device and waits until they have returned. May sleep.
     pub(crate) fn mute(&self) {
         let heard = self.heard.lock().take();
         if let Some(interrupts) = heard {
@@ -385,21 +405,22 @@ impl Lease {
         }
     }
 
-    /// Registers of the device are out of reach, whatever its driver does. May sleep.
+    /// Disconnects the windows to the device, so that its driver cannot access it any more. May
+    /// sleep.
     pub(crate) fn cut(&self) {
         for (_, window) in &self.parts.lock().windows {
             window.cut();
         }
     }
 
-    /// Closes its intervals; nobody gets the numbers of targets yet. May sleep.
+    /// Closes all intervals. The numbers of targets stay reserved. May sleep.
     pub(crate) fn close(&self) {
         let parts = core::mem::take(&mut *self.parts.lock());
         drop(parts.pool);
         drop(parts.windows);
         let mut shut = self.nic.shut.lock();
         for target in parts.targets {
-            // There was room for it before it was opened.
+            // Space was reserved before the targets were opened.
             if let Err(full) = shut.push_within_capacity(target.shut()) {
                 full.0.rest(conf::quarantine());
             }
@@ -407,7 +428,7 @@ impl Lease {
     }
 }
 
-/// Interrupts that a device causes, at most.
+/// Returns the maximum number of interrupts of a device.
 fn vectors(layout: &Layout, read: impl Fn(Register) -> Option<u32>) -> u32 {
     const MSI: u16 = 5;
     const MSIX: u16 = 0x11;
@@ -427,7 +448,7 @@ fn vectors(layout: &Layout, read: impl Fn(Register) -> Option<u32>) -> u32 {
     most
 }
 
-/// What the host bridge finds behind it.
+/// Functions behind the host bridge of a lease.
 struct Behind(Arc<Lease>);
 
 fn register(offset: u16, width: Width) -> Option<Register> {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Devices of this node that are kept for others: the driver that keeps them, and what is opened
-//! for whoever has one.
+//! Lender: the PCI driver of devices that this node lends, and the intervals that are open for
+//! their borrowers.
+//!
+//! Process context, may sleep, except [`access`]. Locks: the mutex `by` of a device, then those of
+//! [`Nic`].
 
 use crate::{conf, nic::Nic};
 use core::pin::Pin;
@@ -24,11 +27,11 @@ use wire::{
     smfu::PAGE,
 };
 
-/// How often somebody else may have a device's lock before it counts as broken, and the time
-/// between in milliseconds.
+/// Maximum number of attempts to reset a device whose lock is held by another context.
 const TRIES: u32 = 20;
+/// Time between these attempts in ms.
 const PAUSE_MS: i64 = 100;
-/// How long a device that goes waits for the end of its lease, in milliseconds.
+/// Maximum time in ms that the removal of a device waits for the end of its lease.
 const PATIENCE_MS: i64 = 3_000;
 
 const fn width(register: Register) -> Width {
@@ -39,7 +42,7 @@ const fn width(register: Register) -> Width {
     }
 }
 
-/// Accesses a register for whoever has the device. Any context.
+/// Makes a configuration access for the borrower. Any context.
 pub(crate) fn access(device: &LentDevice, config: &Config) -> Result<u32, ()> {
     let (at, width) = (config.register.offset(), width(config.register));
     let Some(write) = config.write else {
@@ -60,13 +63,13 @@ pub(crate) fn access(device: &LentDevice, config: &Config) -> Result<u32, ()> {
     Ok(0)
 }
 
-/// A device that is kept for others.
+/// A device that this node lends.
 #[pin_data]
 pub(crate) struct Kept {
     device: Arc<LentDevice>,
     offer: Device,
     layout: Layout,
-    /// The NIC that offers it, and its name there.
+    /// The NIC that offers the device, and the lender's handle for it.
     #[pin]
     by: Mutex<Option<(Arc<Nic>, u32)>>,
 }
@@ -91,7 +94,7 @@ impl Kept {
 
     fn describe(device: &Arc<LentDevice>) -> Result<(Device, Layout)> {
         let layout = Layout::read(|at| device.read(at, Width::Dword)).map_err(|e| {
-            pr_err!("{:08x}: can't be lent: {:?}\n", device.place(), e);
+            pr_err!("device {:08x}: cannot be lent: {:?}\n", device.place(), e);
             ENOTSUPP
         })?;
         let dword = |at| device.read(at, Width::Dword);
@@ -126,7 +129,7 @@ impl Kept {
         Ok((offer, layout))
     }
 
-    /// A NIC offers it, unless one does. May sleep.
+    /// Lets a NIC offer the device, unless another one does. May sleep.
     pub(crate) fn offer(&self, nic: &Arc<Nic>) {
         let mut by = self.by.lock();
         if by.is_some() || nic.is_closing() {
@@ -135,19 +138,22 @@ impl Kept {
         let (offer, layout) = (&self.offer, &self.layout);
         let name = nic.with_machines(|machines, _| machines.lender.offer(offer, layout));
         let Some(name) = name else {
-            return pr_err!("{:08x}: no place to offer it\n", self.device.place());
+            return pr_err!(
+                "device {:08x} not offered: parameter `leases` allows no more\n",
+                self.device.place()
+            );
         };
         match nic.offer(name, &self.device) {
             Ok(()) => *by = Some((nic.clone(), name)),
             Err(e) => {
-                pr_err!("{:08x}: not offered: {:?}\n", self.device.place(), e);
+                pr_err!("device {:08x} not offered: {:?}\n", self.device.place(), e);
                 nic.with_machines(|machines, now| machines.lender.withdraw(now, name));
                 nic.wake();
             }
         }
     }
 
-    /// A NIC goes, which ends its leases itself. May sleep.
+    /// Forgets a NIC that is removed and ends its leases itself. May sleep.
     pub(crate) fn forget(&self, nic: &Arc<Nic>) {
         let mut by = self.by.lock();
         if by.as_ref().is_some_and(|(n, _)| Arc::ptr_eq(n, nic)) {
@@ -155,7 +161,7 @@ impl Kept {
         }
     }
 
-    /// It goes. May sleep.
+    /// Ends the lease of the device and gives the device back to the kernel. May sleep.
     fn end(&self, pdev: &pci::Device<Core<'_>>) {
         self.device.leave();
         let by = self.by.lock().take();
@@ -168,30 +174,37 @@ impl Kept {
                 fsleep(Delta::from_millis(5));
             }
             if nic.offered(name).is_some() {
-                pr_err!("{:08x}: its lease does not end\n", self.device.place());
+                pr_err!(
+                    "device {:08x}: not returned by its borrower in time, access revoked\n",
+                    self.device.place()
+                );
                 self.device.quiesce();
                 nic.lending.lock().end(name);
                 nic.forget(name);
             }
         }
         if let Err(e) = self.device.withdraw(pdev) {
-            pr_warn!("{:08x}: not reset: {:?}\n", self.device.place(), e);
+            pr_warn!(
+                "device {:08x}: could not be reset before its return: {:?}\n",
+                self.device.place(),
+                e
+            );
         }
     }
 }
 
-/// The driver of devices that are kept for others. No device has it by itself: an administrator
-/// writes "vpci" to its `driver_override`.
+/// PCI driver of devices that this node lends. It binds only to devices to whose `driver_override`
+/// an administrator has written "vpci".
 pub(crate) struct Keeper;
 
 kernel::pci_device_table!(
     PCI_TABLE,
     <Keeper as pci::Driver>::IdInfo,
-    // No vendor has this number.
+    // No vendor uses this ID.
     [(kernel_ext::pci::device_id(0xffff, 0xffff), ())]
 );
 
-/// A device that is bound.
+/// A bound device.
 pub(crate) struct Keeping(Arc<Kept>);
 
 impl pci::Driver for Keeper {
@@ -218,46 +231,49 @@ impl pci::Driver for Keeper {
     }
 }
 
-/// What is open for a lease.
+/// Open intervals of a lease.
 struct Lent {
+    /// Lender's handle of the device.
     name: u32,
+    /// Targets of the device's BARs.
     targets: KVec<Target>,
-    /// Towards the borrower: DMA memory, interrupts.
+    /// Windows to the borrower: DMA memory, interrupts.
     windows: KVec<Window>,
 }
 
-/// What is open for all that have devices of this node.
+/// Open intervals of all leases of this node's devices.
 #[derive(Default)]
 pub(crate) struct Lending {
     lent: KVec<Lent>,
-    /// Numbers that nobody gets yet.
+    /// Target numbers of ended leases that must not be reused yet.
     shut: KVec<ShutTarget>,
 }
 
 impl Lending {
-    /// Whether nothing is open.
+    /// Returns whether no interval is open.
     pub(crate) fn is_empty(&self) -> bool {
         self.lent.is_empty()
     }
 
-    /// Closes what is open by a device. May sleep.
+    /// Closes the intervals of a device. May sleep.
     pub(crate) fn end(&mut self, name: u32) {
         let at = self.lent.iter().position(|lent| lent.name == name);
         let Some(lent) = at.and_then(|at| self.lent.remove(at).ok()) else {
             return;
         };
         for target in lent.targets {
-            // There was room for it before it was opened.
+            // Cannot fail: space was reserved before the targets were opened.
             let _ = self.shut.push_within_capacity(target.shut());
         }
     }
 }
 
+/// Iterates over the interval numbers in a bit set, without 0 and 63.
 fn numbers(set: u64) -> impl Iterator<Item = u32> {
     (1..63).filter(move |n| set & 1 << n != 0)
 }
 
-/// Tries numbers of a set until one is free.
+/// Opens the first free number of a set and removes it from the set.
 fn first<T>(set: &mut u64, open: impl Fn(u32) -> Result<T>) -> Result<(u8, T)> {
     for number in numbers(*set) {
         match open(number) {
@@ -273,7 +289,7 @@ fn first<T>(set: &mut u64, open: impl Fn(u32) -> Result<T>) -> Result<(u8, T)> {
 }
 
 impl Nic {
-    /// What may sleep and is to be done for devices that are lent.
+    /// Does the lender's pending work that may sleep. Runs in work item 0.
     pub(crate) fn lend(self: &Arc<Self>) {
         self.end_early();
         loop {
@@ -294,8 +310,12 @@ impl Nic {
                 Work::Close(name, _) => {
                     if let Some(device) = self.offered(name) {
                         if !device.quiesce() {
-                            // What it does meanwhile must not go where somebody else's device will.
-                            pr_warn!("{:08x}: does not come to rest\n", device.place());
+                            // Until its reset, the device may write to addresses that the next
+                            // device will use.
+                            pr_warn!(
+                                "device {:08x}: transactions still pending, resetting it\n",
+                                device.place()
+                            );
                             self.reset(name);
                         }
                     }
@@ -316,7 +336,7 @@ impl Nic {
         }
     }
 
-    /// Resets a device; false if it can't be.
+    /// Resets a device. Returns false on failure.
     fn reset(&self, name: u32) -> bool {
         let Some(device) = self.offered(name) else {
             return false;
@@ -324,17 +344,17 @@ impl Nic {
         for _ in 0..TRIES {
             match device.reset() {
                 Err(e) if e == EAGAIN => fsleep(Delta::from_millis(PAUSE_MS)),
-                // It is going.
+                // The device is being removed.
                 Err(e) if e == ENODEV => return false,
                 Err(e) => {
-                    pr_err!("{:08x}: can't be reset: {:?}\n", device.place(), e);
+                    pr_err!("device {:08x}: cannot be reset: {:?}\n", device.place(), e);
                     return false;
                 }
                 Ok(()) => return true,
             }
         }
         pr_err!(
-            "{:08x}: can't be reset, as its lock is held\n",
+            "device {:08x}: cannot be reset, because its lock is held\n",
             device.place()
         );
         false
@@ -346,7 +366,11 @@ impl Nic {
         }
         let device = self.offered(open.handle).ok_or(OpenError::Broken)?;
         self.open_intervals(&device, open).map_err(|e| {
-            pr_err!("{:08x}: not opened: {:?}\n", device.place(), e);
+            pr_err!(
+                "device {:08x}: cannot open intervals for its borrower: {:?}\n",
+                device.place(),
+                e
+            );
             let reason = match e {
                 e if e == EBUSY => Reason::NoInterval,
                 e if e == ENOSPC => Reason::NoRoom,
@@ -379,8 +403,9 @@ impl Nic {
                 .push_within_capacity(target)
                 .map_err(|_| ENOMEM)?;
         }
-        // The borrower's memory is closed when these end, so there is nothing to load from. What the
-        // device had stored is given time by the lease's own end.
+        // No probe load is needed when the windows are closed, because the borrower's memory is
+        // closed then. Stores of the device in flight are covered by the time that the end of a
+        // lease takes.
         let window = |number, bytes| {
             let spec = WindowSpec::new(open.borrower, bytes);
             smfu.window(spec.interval(number).no_probe())
@@ -400,7 +425,7 @@ impl Nic {
                 .map_err(|_| ENOMEM)?;
         }
         let mut lending = self.lending.lock();
-        // So that what is shut later has a place for sure.
+        // Reserves space, so that closing the targets later cannot fail.
         let open: usize = lending.lent.iter().map(|lent| lent.targets.len()).sum();
         lending
             .shut
@@ -409,7 +434,7 @@ impl Nic {
         Ok(opened)
     }
 
-    /// Closes all that is open, as the NIC goes. May sleep.
+    /// Closes all intervals when the NIC is removed. May sleep.
     pub(crate) fn end_lending(&self) {
         let mut lending = self.lending.lock();
         while let Some(name) = lending.lent.first().map(|lent| lent.name) {

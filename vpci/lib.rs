@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `vpci.ko`: PCIe devices of other nodes, driven here by their own drivers; and devices of this
-//! node, driven by others. docs/pci-protocol.md tells what the nodes say to each other, docs/vpci.md how
-//! it is used.
+//! `vpci.ko`: PCIe Device Lending. PCIe devices of other nodes are driven here by their own drivers
+//! (borrower), and devices of this node by drivers of other nodes (lender). docs/vpci.md describes
+//! the use, docs/pci-protocol.md the protocol.
+//!
+//! The module registers a driver for the auxiliary device that `extoll.ko` creates for each NIC, a
+//! PCI driver for devices to lend, and the control device `/dev/extoll_pci`. All of their callbacks
+//! run in process context and may sleep. `nic.rs` documents contexts and locks.
 
 #![forbid(unsafe_code)]
 
@@ -46,7 +50,7 @@ impl auxiliary::Driver for NicDriver {
     }
 }
 
-/// In the order in which they end.
+/// State of the module. Fields are dropped in their order.
 #[pin_data]
 struct Vpci {
     #[pin]
@@ -59,15 +63,15 @@ struct Vpci {
     _settled: work::Settled,
 }
 
-/// Whether this kernel can have bridges.
+/// Checks whether this kernel can have host bridges of this module.
 ///
 /// # Errors
 ///
-/// `EOPNOTSUPP`: it can't; the log says why.
+/// `EOPNOTSUPP`: it cannot. The log contains the reason.
 fn supported() -> Result {
     match pci_host::unsupported() {
         Some(why) => {
-            pr_err!("not for this kernel: {}\n", why);
+            pr_err!("this kernel is not supported: {}\n", why);
             Err(EOPNOTSUPP)
         }
         None => Ok(()),

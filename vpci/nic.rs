@@ -1,12 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! A NIC: its port, both machines, and who drives them.
+//! State of a NIC: its port, the lender's and the borrower's state machine, and the contexts that
+//! run them.
 //!
-//! The mailbox is read in a softirq, or by whoever waits for an answer with interrupts off. What may
-//! sleep is done by work items, one for what this node has lent, one for what it has borrowed:
-//! drivers of borrowed devices wait for other nodes, which may be waiting for this one. A third one
-//! does what must not wait for drivers and resets, a fourth one looks at accelerators, and a fifth one ends what the
-//! fourth one has found to be lost.
+//! Contexts: messages are processed in a softirq, or by a configuration access that waits for its
+//! answer, perhaps with interrupts off. Five work items do what may sleep:
+//!
+//! * 0: devices that this node lends;
+//! * 1: devices that this node borrows. Separate from 0, because their drivers wait for other
+//!   nodes, which may wait for this one;
+//! * 2: actions that must not wait for drivers and resets;
+//! * 3: checks of accelerators;
+//! * 4: the end of what 3 has found to be lost.
+//!
+//! Locks: `machines`, `mailbox`, `sender`, `offered`, `interrupts` and `alarm` disable interrupts,
+//! because configuration accesses use them in any context. `mailbox` and `offered` may be held when
+//! `machines` is taken; the others are taken alone. Mutexes are taken before spin locks,
+//! `accelerating` before the other mutexes.
 
 use crate::{
     accel::Owed,
@@ -51,23 +61,23 @@ use wire::{
     pci::{Message, VPID},
 };
 
-/// How long a NIC waits for the ends of leases when it goes, in milliseconds.
+/// Maximum time in ms that a NIC waits for the ends of leases when it is unbound.
 const PATIENCE_MS: i64 = 3_000;
 
-/// What both ends remember.
+/// State machines of both roles.
 pub(crate) struct Machines {
     pub(crate) lender: Lender<Kernel>,
     pub(crate) borrower: Borrower<Kernel>,
 }
 
-/// What is to be done at once, in any context.
+/// Action that is possible in any context.
 pub(crate) enum Step {
     Send(NodeId, Message),
     Config(Config),
 }
 
 impl Machines {
-    #[inline(never)] // Its stack is not that of what comes after it.
+    #[inline(never)] // Keeps its stack frame out of the caller's.
     fn new() -> Result<KBox<Self>> {
         let (limits, most) = (conf::limits(), conf::leases());
         let lender = Lender::new(Time(0), most, &limits, security::random())?;
@@ -93,20 +103,22 @@ impl Machines {
     }
 }
 
-/// What goes with the NIC, in the order in which it ends.
+/// Resources that end with the NIC, dropped in their order.
 struct Open {
     _messages: MessageSubscription,
     handle: Handle,
 }
 
-/// When the timer goes off, which is there as long as the port.
+/// Timer of the state machines.
 #[derive(Default)]
 pub(crate) struct Alarm {
+    /// Expiry of the timer; `None` if it is not set.
     pub(crate) due: Option<Time>,
+    /// The timer; `None` while the port is closed.
     pub(crate) beat: Option<Arc<Timed<Beat>>>,
 }
 
-/// A NIC.
+/// A bound NIC.
 #[pin_data]
 pub(crate) struct Nic {
     epoch: Instant<Monotonic>,
@@ -118,33 +130,36 @@ pub(crate) struct Nic {
     pub(crate) sender: SpinLockIrq<Option<Sender>>,
     #[pin]
     open: Mutex<Option<Open>>,
-    /// Devices that this NIC offers, by the names that the lender has for them.
+    /// Devices that this NIC offers, by the lender's handle.
     #[pin]
     pub(crate) offered: SpinLockIrq<KVec<(u32, Arc<LentDevice>)>>,
     #[pin]
     pub(crate) lending: Mutex<Lending>,
     #[pin]
     pub(crate) leases: Mutex<KVec<Arc<Lease>>>,
-    /// Held by who borrows, lists, enrols, reclaims or gives back a device behind a NIC without a
-    /// host.
+    /// Held while a thread borrows, lists, enrols, reclaims or returns a device behind a NIC
+    /// without a host.
     #[pin]
     pub(crate) accelerating: Mutex<()>,
+    /// Leases of accelerators that could not be cleaned up yet.
     #[pin]
     pub(crate) owed: Mutex<KVec<Owed>>,
-    /// Numbers of targets of leases that are over, which nobody gets yet.
+    /// Target numbers of ended leases that must not be reused yet.
     #[pin]
     pub(crate) shut: Mutex<KVec<ShutTarget>>,
-    /// Of devices that are borrowed.
+    /// Interrupts of borrowed devices.
     #[pin]
     pub(crate) interrupts: SpinLockIrq<KVec<Heard>>,
-    /// Numbers of targets that an earlier life may have had open, until this one lends.
+    /// Target numbers that may have been open before this module was loaded; reserved until the NIC
+    /// may lend and borrow.
     #[pin]
     early: Mutex<KVec<ShutTarget>>,
-    /// Held by who asks which devices a node lends.
+    /// Held while a thread asks a node for its devices.
     #[pin]
     pub(crate) asking: Mutex<()>,
     #[pin]
     pub(crate) alarm: SpinLockIrq<Alarm>,
+    /// Set when the NIC is being unbound.
     closing: AtomicFlag,
     pub(crate) counts: Counts,
     #[pin]
@@ -208,7 +223,7 @@ impl WorkItem<4> for Nic {
     }
 }
 
-/// Reads messages behind interrupts.
+/// Softirq that processes messages after an interrupt.
 struct Reader(Arc<Nic>);
 
 impl Soft for Reader {
@@ -220,7 +235,7 @@ impl Soft for Reader {
     }
 }
 
-/// Hears of the port.
+/// Port events: hard interrupt or process context.
 struct Ear(Arc<Tasklet<Reader>>);
 
 impl Client for Ear {
@@ -235,7 +250,7 @@ impl Client for Ear {
     }
 }
 
-/// Something is due.
+/// Timer callback of the state machines.
 pub(crate) struct Beat(Arc<Nic>);
 
 impl Expire for Beat {
@@ -253,17 +268,17 @@ impl Expire for Beat {
     }
 }
 
-/// A NIC that is bound. Its drop ends all leases, and may sleep.
+/// A bound NIC. Its drop ends all leases and may sleep.
 pub(crate) struct Bound(Arc<Nic>);
 
 impl Bound {
-    /// Opens the port. May sleep.
+    /// Opens the port and starts lending and borrowing. May sleep.
     ///
     /// # Errors
     ///
-    /// Those of the port, `ENOMEM`.
+    /// Returns the errors of opening the port, or `ENOMEM`.
     pub(crate) fn new(handle: Handle) -> Result<Self> {
-        // Its drop undoes what was begun.
+        // On an error its drop undoes what was begun.
         let bound = Self(Nic::new(&handle)?);
         bound.0.begin(handle)?;
         registry::add_nic(&bound.0)?;
@@ -280,7 +295,7 @@ impl Drop for Bound {
 }
 
 impl Nic {
-    #[inline(never)] // As above.
+    #[inline(never)] // Keeps its stack frame out of the caller's.
     fn new(handle: &Handle) -> Result<Arc<Self>> {
         let (sender, mailbox) = patiently(|| {
             let bytes = velo::DEFAULT_MAILBOX_BYTES;
@@ -317,8 +332,8 @@ impl Nic {
         Ok(nic)
     }
 
-    /// Begins to hear. May sleep.
-    #[inline(never)] // As above.
+    /// Starts timer, interrupts and message processing. May sleep.
+    #[inline(never)] // Keeps its stack frame out of the caller's.
     fn begin(self: &Arc<Self>, handle: Handle) -> Result {
         let nic = self;
         *nic.early.lock() = handle.smfu().hold_free_targets()?;
@@ -338,63 +353,65 @@ impl Nic {
         if let Some(sender) = sender {
             sender.attach(ear);
         }
-        // What came before, and arms.
+        // Processes earlier messages and arms the mailbox.
         nic.read();
         nic.pump();
         Ok(())
     }
 
-    /// From when on this life lends and borrows.
+    /// Returns the time from which this NIC may lend and borrow.
     fn begins(&self) -> Time {
         let machines = self.machines.lock();
         machines.lender.begins().max(machines.borrower.begins())
     }
 
-    /// Others get the numbers that an earlier life may have had, if that is over: whether it is. May
-    /// sleep.
+    /// Releases the reserved target numbers of an earlier module instance once the quarantine has
+    /// ended. Returns whether it has. May sleep.
     pub(crate) fn end_early(&self) -> bool {
         let begins = self.begins();
         if self.now() < begins {
             self.want(begins);
             return false;
         }
-        // Dropped under the lock, so that a second caller does not find numbers that are still held.
+        // Dropped with the lock held, so that a second caller finds no numbers that are still
+        // reserved.
         *self.early.lock() = KVec::new();
         true
     }
 
-    /// Nanoseconds.
+    /// Returns the time in nanoseconds since the NIC was bound.
     pub(crate) fn now(&self) -> Time {
         Time(self.epoch.elapsed().as_nanos().max(0) as u64)
     }
 
-    /// So many milliseconds from now on.
+    /// Returns the time in `ms` milliseconds.
     pub(crate) fn after(&self, ms: u64) -> Time {
         Time(self.now().0.saturating_add(ms * 1_000_000))
     }
 
-    /// Calls `f` with the machines; call [`Self::pump`] behind that. Any context; `f` must not sleep.
+    /// Calls `f` with the state machines locked. The caller calls [`Self::pump`] afterwards. Any
+    /// context; `f` must not sleep.
     pub(crate) fn with_machines<R>(&self, f: impl FnOnce(&mut Machines, Time) -> R) -> R {
         let mut machines = self.machines.lock();
         let now = self.now();
         f(&mut machines, now)
     }
 
-    /// The unit of a NIC that is there. May sleep.
+    /// Returns the NIC's shared-memory unit. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENODEV`.
+    /// `ENODEV`: the NIC is being unbound.
     pub(crate) fn smfu(&self) -> Result<Arc<Smfu>> {
         let open = self.open.lock();
         Ok(open.as_ref().ok_or(ENODEV)?.handle.smfu().clone())
     }
 
-    /// A handle of the NIC, to be dropped soon. May sleep.
+    /// Returns a handle of the NIC, which the caller drops soon. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENODEV`.
+    /// `ENODEV`: the NIC is being unbound.
     pub(crate) fn handle(&self) -> Result<Handle> {
         let open = self.open.lock();
         Ok(open.as_ref().ok_or(ENODEV)?.handle.clone())
@@ -404,7 +421,7 @@ impl Nic {
         self.closing.load(Relaxed)
     }
 
-    /// A device has this name from now on. May sleep.
+    /// Registers a device under the lender's handle. May sleep.
     ///
     /// # Errors
     ///
@@ -425,14 +442,14 @@ impl Nic {
         Ok(())
     }
 
-    /// The device with a name. Any context.
+    /// Returns the device with a handle. Any context.
     pub(crate) fn offered(&self, name: u32) -> Option<Arc<LentDevice>> {
         let offered = self.offered.lock();
         let found = offered.iter().find(|(n, _)| *n == name);
         found.map(|(_, device)| device.clone())
     }
 
-    /// No device has this name any more. May sleep.
+    /// Removes the device with a handle. May sleep.
     pub(crate) fn forget(&self, name: u32) {
         let old = {
             let mut offered = self.offered.lock();
@@ -442,13 +459,13 @@ impl Nic {
         drop(old);
     }
 
-    /// No device has a name any more. May sleep.
+    /// Removes all devices. May sleep.
     pub(crate) fn forget_all(&self) {
         let old = core::mem::take(&mut *self.offered.lock());
         drop(old);
     }
 
-    /// The end of all leases, then of the port. May sleep.
+    /// Ends all leases, then closes the port. May sleep.
     fn close(self: &Arc<Self>) {
         self.closing.store(true, Relaxed);
         self.end_accelerators();
@@ -486,14 +503,15 @@ impl Nic {
         for target in core::mem::take(&mut *self.early.lock()) {
             target.rest(conf::quarantine());
         }
-        // What is left without an answer of the others.
+        // Ends what other nodes have not confirmed.
         self.end_lending();
         self.end_leases();
         let open = self.open.lock().take();
         drop(open);
     }
 
-    /// Whether nothing is lent, nothing borrowed, and no other end may still reach anything by what was. May sleep.
+    /// Returns whether no device is lent or borrowed and no other node may still have access
+    /// through an ended lease. May sleep.
     fn is_idle(&self) -> bool {
         let leases = self.leases.lock().is_empty();
         let idle = leases && self.lending.lock().is_empty();

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Messages of a NIC, and what follows at once.
+//! Receive and transmit path of a NIC, and the actions that follow in any context.
+//!
+//! The mailbox is read in a softirq, or by a configuration access that waits for an answer, perhaps
+//! with interrupts off. Locks: `mailbox`, then `machines`; `sender` and `alarm` are taken alone.
 
 use crate::{
     counts::Reject,
@@ -18,13 +21,14 @@ use wire::{
     pci::{Kind, Message, ParseError, Role, TRAFFIC_CLASS, VPID},
 };
 
-/// Messages in a row.
+/// Maximum number of messages processed in a row.
 const BATCH: usize = 32;
-/// Steps in a row.
+/// Maximum number of actions in a row.
 const STEPS: usize = 256;
 
 impl Nic {
-    /// Reads messages; whether there may be more. Any context.
+    /// Processes messages, and arms the mailbox if it is empty. Returns whether more may be
+    /// pending. Any context.
     pub(crate) fn read(self: &Arc<Self>) -> bool {
         let mut mailbox = self.mailbox.lock();
         let Some(mailbox) = mailbox.as_mut().get_mut().as_mut() else {
@@ -38,8 +42,9 @@ impl Nic {
         n == BATCH || mailbox.rearm()
     }
 
-    /// Reads messages while somebody waits for one, and does what follows, which nobody else may be able to meanwhile: it stays armed
-    /// or not, as it was. False if there is no port any more. Any context.
+    /// Processes messages for a caller that waits for one, and the actions that follow, because no
+    /// other context may be able to run. Does not arm the mailbox. Returns false if the port is
+    /// closed. Any context.
     pub(crate) fn look(self: &Arc<Self>) -> bool {
         let mut mailbox = self.mailbox.lock();
         let mut look = false;
@@ -57,12 +62,12 @@ impl Nic {
         true
     }
 
-    /// Whether there may be something for the work items.
+    /// Processes a message. Returns whether work items may have to run.
     fn hear(&self, message: &velo::Message<'_>) -> bool {
         self.counts.received.fetch_add(1, Relaxed);
         let status = &message.status;
         let (from, tag) = (status.source.node, status.tag);
-        // Programs have other VPIDs.
+        // Programs use other VPIDs.
         if status.source.vpid != VPID {
             self.counts.reject(Reject::Source, status);
             return false;
@@ -102,7 +107,8 @@ impl Nic {
         }
     }
 
-    /// Sends a message, or not: it is said again. Any context.
+    /// Sends a message. A message that cannot be sent is dropped; the state machines repeat it. Any
+    /// context.
     pub(crate) fn send(&self, node: NodeId, message: &Message) {
         let words = message.words();
         let mut bytes = [0; 120];
@@ -127,7 +133,8 @@ impl Nic {
         count.fetch_add(1, Relaxed);
     }
 
-    /// Does what is to be done: messages, accesses to registers, the timer. Any context.
+    /// Performs the pending actions of the state machines: messages and configuration accesses.
+    /// Then sets the timer. Any context.
     pub(crate) fn pump(self: &Arc<Self>) {
         for _ in 0..STEPS {
             let step = {
@@ -147,10 +154,11 @@ impl Nic {
         }
     }
 
-    /// Has the work items look. Any context.
+    /// Queues all work items. Any context.
     pub(crate) fn wake(self: &Arc<Self>) {
-        // Queued already is fine. Drivers allocate, and wait for what is not there for when memory is
-        // short; the module's end waits for this queue.
+        // A failure means that a work item is already queued. Uses the queue for items that may
+        // wait for memory, because drivers are bound in these items. Unloading the module waits for
+        // the queue.
         let _ = work::enqueue_waiting::<_, 0>(self.clone(), 0);
         let _ = work::enqueue_waiting::<_, 1>(self.clone(), 0);
         let _ = work::enqueue_waiting::<_, 2>(self.clone(), 0);
@@ -158,7 +166,7 @@ impl Nic {
         let _ = work::enqueue_waiting::<_, 4>(self.clone(), 0);
     }
 
-    /// Something is due then.
+    /// Ensures that the timer expires at `at` or earlier. Any context.
     pub(crate) fn want(&self, at: Time) {
         let mut alarm = self.alarm.lock();
         let Alarm { due, beat } = &mut *alarm;
@@ -169,7 +177,7 @@ impl Nic {
         }
     }
 
-    /// Accesses a register of a device that is lent.
+    /// Executes a configuration access on a lent device.
     fn configure(self: &Arc<Self>, config: &Config) {
         let device = {
             let offered = self.offered.lock();
@@ -180,7 +188,7 @@ impl Nic {
             .ok_or(())
             .and_then(|d| crate::lend::access(&d, config));
         self.machines.lock().lender.configured(config, value);
-        // What waits for the end of it.
+        // The end of a lease may have waited for this access.
         self.wake();
     }
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The NICs that are bound, and the devices of this node that are kept for others.
+//! Lists of the bound NICs and of this node's devices to lend. Process context; the mutex of the
+//! lists is held while NICs and devices are offered to each other, so it comes before all locks of
+//! [`Nic`].
 
 use crate::{lend::Kept, nic::Nic};
 use kernel::{
@@ -12,10 +14,11 @@ use kernel_ext::global::Global;
 
 static ALL: Global<All> = Global::new();
 
-/// Both lists.
+/// Lists of the module.
 pub(crate) struct Lists {
-    /// By the order in which they were bound.
+    /// NICs in the order in which they were bound.
     pub(crate) nics: KVec<Arc<Nic>>,
+    /// Devices bound to the lender driver.
     pub(crate) kept: KVec<Arc<Kept>>,
 }
 
@@ -25,11 +28,11 @@ struct All {
     lists: Mutex<Lists>,
 }
 
-/// While it exists there are lists.
+/// Owner of the lists; they exist while this value does, i.e. while the module is loaded.
 pub(crate) struct Registered(());
 
 impl Registered {
-    /// May sleep.
+    /// Creates the lists. May sleep.
     ///
     /// # Errors
     ///
@@ -53,18 +56,18 @@ impl Drop for Registered {
     }
 }
 
-/// Calls `f` with the lists, which nobody changes meanwhile. May sleep.
+/// Calls `f` with the lists locked. May sleep.
 ///
 /// # Errors
 ///
-/// `ENODEV`: the module goes.
+/// `ENODEV`: the module is being unloaded.
 pub(crate) fn with<R>(f: impl FnOnce(&mut Lists) -> R) -> Result<R> {
     let all = ALL.get().ok_or(ENODEV)?;
     let result = f(&mut all.lists.lock());
     Ok(result)
 }
 
-/// A NIC has come: it offers what no NIC offers. May sleep.
+/// Adds a NIC and lets it offer the devices that no NIC offers. May sleep.
 ///
 /// # Errors
 ///
@@ -79,7 +82,7 @@ pub(crate) fn add_nic(nic: &Arc<Nic>) -> Result {
     })?
 }
 
-/// A NIC goes: it is not found any more. May sleep.
+/// Removes a NIC. May sleep.
 pub(crate) fn remove_nic(nic: &Arc<Nic>) {
     let _ = with(|lists| {
         if let Some(at) = lists.nics.iter().position(|n| Arc::ptr_eq(n, nic)) {
@@ -88,7 +91,7 @@ pub(crate) fn remove_nic(nic: &Arc<Nic>) {
     });
 }
 
-/// A NIC has gone, and with it what it had lent: others offer that. May sleep.
+/// Lets another NIC offer the devices of a removed NIC. May sleep.
 pub(crate) fn offer_by_others(nic: &Arc<Nic>) {
     let _ = with(|lists| {
         for kept in &lists.kept {
@@ -103,7 +106,7 @@ pub(crate) fn offer_by_others(nic: &Arc<Nic>) {
     });
 }
 
-/// A device has come: the first NIC offers it, if there is one. May sleep.
+/// Adds a device and lets the first NIC offer it, if there is one. May sleep.
 ///
 /// # Errors
 ///
@@ -118,7 +121,7 @@ pub(crate) fn add_kept(kept: &Arc<Kept>) -> Result {
     })?
 }
 
-/// A device goes. May sleep.
+/// Removes a device. May sleep.
 pub(crate) fn remove_kept(kept: &Arc<Kept>) {
     let _ = with(|lists| {
         if let Some(at) = lists.kept.iter().position(|k| Arc::ptr_eq(k, kept)) {
@@ -127,7 +130,7 @@ pub(crate) fn remove_kept(kept: &Arc<Kept>) {
     });
 }
 
-/// The NIC with a number: that of its place in the list. May sleep.
+/// Returns the NIC with a number, i.e. position in the list. May sleep.
 pub(crate) fn nic(number: usize) -> Option<Arc<Nic>> {
     with(|lists| lists.nics.get(number).cloned()).ok()?
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The NIC of an accelerator node: its registers, and configuration cycles of the device behind it.
+//! Remote access to the NIC of an accelerator node: its registers, and configuration cycles of the
+//! device behind it. Process context, may sleep, except [`Remote::cycle_now`].
 
 use crate::conf;
 use extoll_core::{
@@ -18,41 +19,45 @@ use wire::{
     pci::Register,
 };
 
-/// Time of an access to registers of another node at most, in microseconds, and how often it is
-/// tried.
+/// Maximum time of an access to registers of another node in microseconds.
 const REGISTER_US: u32 = 200_000;
+/// Maximum number of attempts of an access.
 const TRIES: u32 = 3;
-/// Requests at once.
+/// Maximum number of requests in flight.
 const BATCH: usize = 16;
-/// Time that a function may take after a reset, in milliseconds: first it is left alone (PCI
-/// Express), then it is asked whether it is there.
+/// Time in ms that a function gets after a reset before it is accessed (PCI Express).
 pub(crate) const RESET_MS: i64 = 100;
+/// Maximum time in ms until a function answers after that.
 const READY_MS: i64 = 1_000;
-/// How long some hundred registers may take that tell what a device is, in milliseconds: one that is
-/// slow keeps others from their devices meanwhile, and its lease word goes unwatched.
+/// Maximum time in ms for reading the hundreds of registers that describe a device. A slow device
+/// blocks other borrowers meanwhile, and its lease word is not checked.
 const DESCRIBE_MS: i64 = 5_000;
-/// How long transactions of a device that may send no more may be under way, in milliseconds.
+/// Maximum time in ms for pending transactions of a device that has lost bus mastering.
 const PENDING_MS: i64 = 100;
-/// Bits of the command register that a function has that does nothing: no interrupt pin.
+/// Bits of the command register of an idle function: no interrupt pin, no decoding, no bus
+/// mastering.
 const QUIET: u32 = 1 << 10;
+/// Offset of the command register.
 const COMMAND: u16 = 4;
+/// Offset of the device status register from the device control register (PCI Express).
 const STATUS_BEHIND_CONTROL: u16 = 2;
+/// Bit of the device status register: transactions pending.
 const PENDING: u32 = 1 << 5;
 
-/// The device is function 0 of device 0 of the bus behind the root port, of which it is the only
-/// one (TH §4.5.2.2).
+/// Bus and function number of the device: function 0 of device 0, the only one on the bus behind
+/// the root port (TH §4.5.2.2).
 pub(crate) const PLACE: (u8, u8) = (1, 0);
 
 fn target() -> Bdf {
     Bdf::new(PLACE.0, PLACE.1 >> 3, PLACE.1 & 7)
 }
 
-/// See the module's documentation. All of it may sleep, but for [`Remote::cycle_now`].
+/// Access to the NIC of an accelerator node. All functions may sleep, except [`Remote::cycle_now`].
 #[derive(Clone)]
 pub(crate) struct Remote {
     handle: Handle,
     pub(crate) node: NodeId,
-    /// Configuration cycles are not made later.
+    /// Time after which no configuration cycle is started; `None`: unlimited.
     until: Option<Instant<Monotonic>>,
 }
 
@@ -65,7 +70,7 @@ impl Remote {
         }
     }
 
-    /// Reads registers into `to`.
+    /// Reads registers. Makes up to [`TRIES`] attempts.
     pub(crate) fn read_all<const N: usize>(&self, offsets: [RegOffset; N]) -> Result<[u64; N]> {
         let mut left = TRIES;
         loop {
@@ -83,12 +88,12 @@ impl Remote {
         }
     }
 
-    /// Reads a register.
+    /// Reads a register. Makes up to [`TRIES`] attempts.
     pub(crate) fn read(&self, offset: RegOffset) -> Result<u64> {
         self.read_all([offset]).map(|[value]| value)
     }
 
-    /// Reads registers once, within so many microseconds.
+    /// Reads registers once, in up to `us` microseconds. Returns `None` if one was not answered.
     pub(crate) fn look<const N: usize>(
         &self,
         offsets: [RegOffset; N],
@@ -100,7 +105,7 @@ impl Remote {
         good.then(|| requests.map(|r| r.result.unwrap_or_default()))
     }
 
-    /// Writes a register, which may have arrived or not when this fails.
+    /// Writes a register. If this fails, the write may still have been executed.
     pub(crate) fn write(&self, offset: RegOffset, value: u64) -> Result {
         let mut request = [Request::write(self.node, offset, value)];
         self.handle
@@ -110,7 +115,7 @@ impl Remote {
         Ok(request.result.map(drop)?)
     }
 
-    /// Writes a register, and looks whether it has it.
+    /// Writes a register and reads it back.
     pub(crate) fn set(&self, offset: RegOffset, value: u64) -> Result {
         self.write(offset, value)?;
         match self.read(offset)? {
@@ -119,7 +124,7 @@ impl Remote {
         }
     }
 
-    /// Writes registers in order, and looks whether they have what was written.
+    /// Writes registers in order, then reads them back.
     pub(crate) fn apply(&self, settings: impl Iterator<Item = Setting> + Clone) -> Result {
         let rra = self.handle.rra();
         let none = Request::read(self.node, RegOffset(0));
@@ -145,7 +150,7 @@ impl Remote {
                     let value = request.result?;
                     if !write && !s.is_seen(value) {
                         pr_warn!(
-                            "node {}: register {:#x} has {:#x} instead of {:#x}\n",
+                            "node {}: register {:#x} reads {:#x} instead of {:#x}\n",
                             self.node.0,
                             s.offset.get(),
                             value,
@@ -191,12 +196,12 @@ impl Remote {
         None
     }
 
-    /// A cycle for the kernel, which may have interrupts disabled; `None`: nothing has answered. Any context; it takes `access_ms`
-    /// at most.
+    /// Makes a configuration cycle for the kernel, which may have interrupts disabled. Returns
+    /// `None` if nothing has answered. Any context; spins for up to `access_ms`.
     ///
     /// # Errors
     ///
-    /// `EIO`: it was refused, or this node's NIC is gone.
+    /// `EIO`: the cycle was refused, or this node's NIC is lost.
     pub(crate) fn cycle_now(&self, register: Register, write: Option<u32>) -> Result<Option<u32>> {
         let begun: Instant<Monotonic> = Instant::now();
         loop {
@@ -209,21 +214,22 @@ impl Remote {
             match self.cycle(register, write, wait) {
                 Ok(value) => return Ok(Some(value)),
                 Err(BackdoorError::Refused(_) | BackdoorError::Invalid) => return Err(EIO),
-                // The NIC of this node is gone.
+                // The NIC of this node is lost.
                 Err(BackdoorError::Register(RraError::Down | RraError::Open(_))) => {
                     return Err(EIO);
                 }
-                // Its device may have been slow, or busy.
+                // The device may have been slow or busy.
                 Err(_) => {}
             }
         }
     }
 
-    /// What the device is, with memory decoding and bus mastering off. Takes [`DESCRIBE_MS`] at most.
+    /// Examines the device, with memory decoding and bus mastering off. Takes up to
+    /// [`DESCRIBE_MS`].
     ///
     /// # Errors
     ///
-    /// `EIO` and a line in the log.
+    /// `EIO`: the device cannot be used; the log contains the reason.
     pub(crate) fn describe(&self) -> Result<Found> {
         let mut hurried = self.clone();
         hurried.until = Some(Instant::now() + Delta::from_millis(DESCRIBE_MS));
@@ -232,7 +238,7 @@ impl Remote {
 
     fn not_borrowed(&self, e: &FunctionError) -> Error {
         pr_warn!(
-            "node {}: not a device (reason {}): {:?}\n",
+            "node {}: unusable device (reason {}): {:?}\n",
             self.node.0,
             e.code(),
             e
@@ -240,10 +246,12 @@ impl Remote {
         EIO
     }
 
-    /// The device masters the bus no more, and what it has sent is through.
+    /// Disables bus mastering of the device and waits for its pending transactions. Returns `None`
+    /// if the device does not answer.
     pub(crate) fn quiet(&self, reset: Option<&ResetBy>) -> Option<()> {
         self.patient(Register::new(COMMAND, 2)?, Some(QUIET))?;
-        // Of PCI Express functions; others just get the time.
+        // Only PCI Express functions report pending transactions; for others the time has to
+        // suffice.
         let status = reset
             .filter(|by| by.bit == 1 << 15)
             .and_then(|by| Register::new(by.register.offset() + STATUS_BEHIND_CONTROL, 2));
@@ -258,11 +266,11 @@ impl Remote {
         Some(())
     }
 
-    /// Resets the device, and waits until it is there again.
+    /// Resets the device and waits until it answers again.
     ///
     /// # Errors
     ///
-    /// `EIO`: it does not come back.
+    /// `EIO`: the device does not answer.
     pub(crate) fn reset(&self, by: &ResetBy) -> Result {
         let old = self.patient(by.register, None).ok_or(EIO)?;
         self.patient(by.register, Some(old | by.bit)).ok_or(EIO)?;
@@ -278,11 +286,11 @@ impl Remote {
         Err(EIO)
     }
 
-    /// Writes registers of BARs.
+    /// Writes BAR registers and reads them back.
     ///
     /// # Errors
     ///
-    /// `EIO`: the device does not take them.
+    /// `EIO`: the device does not keep the values.
     pub(crate) fn set_bars(&self, bars: impl Iterator<Item = (usize, u32)>) -> Result {
         for (i, value) in bars {
             let register = Register::new(0x10 + 4 * i as u16, 4).ok_or(EIO)?;

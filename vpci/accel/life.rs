@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The life of such a lease: what is opened, how it is looked after, how it ends.
+//! Life of an accelerator's lease: opening, supervision, end. Process context, may sleep.
 
 use super::{device, planned, Accelerator};
 use crate::{
@@ -24,11 +24,11 @@ use wire::{
     pci::Grant,
 };
 
-/// How often somebody looks whether a driver has been bound.
+/// Interval between checks whether another thread has finished binding a driver.
 const STEP: Delta = Delta::from_millis(10);
 
-/// At least `need` of a set of numbers, and not always the same ones first: a device that could not be
-/// told that a lease is over may still come with numbers that it had.
+/// Returns a subset of `set` with at least `need` numbers, and different ones each time. A device
+/// that could not be disconnected may still use numbers of an earlier lease.
 fn some_of(set: u64, need: u32) -> u64 {
     let below = (1u64 << (security::random() % 64)) - 1;
     match set & below {
@@ -38,7 +38,8 @@ fn some_of(set: u64, need: u32) -> u64 {
 }
 
 impl Nic {
-    /// Opens everything, for a lease that is busy; on an error nothing of it is open here. May sleep.
+    /// Opens all intervals of a new lease, which is returned busy. On an error nothing stays open
+    /// at this node. May sleep.
     pub(super) fn set_up(self: &Arc<Self>, remote: &Remote, mark: Mark) -> Result<Arc<Lease>> {
         let planned = self.plan(remote, mark);
         let (found, plan, used, pages) = planned.inspect_err(|_| {
@@ -56,7 +57,7 @@ impl Nic {
         let lease = made.inspect_err(|_| self.owe_word(remote, mark))?;
         let opened = self.open_all(&lease, remote, mark, &plan, used);
         opened.inspect_err(|_| {
-            // The device reaches nothing before anything else of it is undone.
+            // The device loses all access before the rest is undone.
             let shut = self
                 .still(remote, mark)
                 .and_then(|()| remote.apply(close()));
@@ -71,8 +72,8 @@ impl Nic {
         Ok(lease)
     }
 
-    /// Looks what the device is, and resets it: the device, what is to be opened, numbers that others
-    /// have, bytes of addresses for pages.
+    /// Examines and resets the device. Returns the device, the intervals to open, the interval
+    /// numbers in use by others, and the bytes of bus addresses for pages mapped without copying.
     #[allow(clippy::type_complexity)]
     fn plan(&self, remote: &Remote, mark: Mark) -> Result<(Found, Plan, u64, Option<u64>)> {
         let (found, used) = self.examine(remote, mark)?;
@@ -80,7 +81,7 @@ impl Nic {
         remote.reset(&found.reset)?;
         let smfu = self.smfu()?;
         let bars = found.bars.iter().flatten().count() as u32;
-        // What leads to registers, and to nobody, is in no set.
+        // Interval 0 leads to registers, interval 63 to no target.
         let usable = !(1 | (1 << 63));
         let windows = some_of(smfu.free_windows() & !used & usable, bars);
         let targets = some_of(smfu.free_targets() & usable, 2);
@@ -90,7 +91,7 @@ impl Nic {
         let dma = bytes + pages.unwrap_or(0);
         let free = (windows, targets);
         let plan = Plan::new(&found.bars, self.own_node()?, free, used, dma).map_err(|e| {
-            pr_warn!("node {}: {:?}\n", remote.node.0, e);
+            pr_warn!("node {}: cannot map its device: {:?}\n", remote.node.0, e);
             planned(e)
         })?;
         remote.set_bars(plan.bars())?;
@@ -115,18 +116,18 @@ impl Nic {
         remote.set(NUMBERS, used | plan.numbers().bar_set())?;
         lease.open(&grant)?;
         remote.apply(plan.open())?;
-        // Who took the word meanwhile may have closed everything before.
+        // Another node that took the word in between may have closed everything again.
         self.still(remote, mark)?;
         Ok(self.leases.lock().push(lease.clone(), GFP_KERNEL)?)
     }
 
-    /// Ends a lease that is busy: in order, or because the device is out of reach. May sleep, for long.
+    /// Ends a busy lease: in order, or because the device was lost. May sleep, for long.
     pub(super) fn end_accelerator(&self, lease: &Arc<Lease>) {
         let Way::Backdoor(accelerator) = &lease.way else {
             return;
         };
         let gone = *accelerator.gone.lock();
-        // Its driver takes as long as it likes.
+        // Unbinding the driver may take arbitrarily long.
         lease.remove(gone.is_some());
         let _alone = self.accelerating.lock();
         self.leave_all(lease, accelerator);
@@ -134,7 +135,7 @@ impl Nic {
         let (remote, found) = (&accelerator.remote, &accelerator.found);
         let mark = accelerator.watch.lock().mark();
         let bars = accelerator.plan.numbers().bar_set();
-        // What is another one's is not touched; one that is silent is tried later.
+        // A device of another node is not touched; a silent one is cleaned up later.
         let shut = match gone {
             None | Some(Gone::Stuck) => self.shut_accelerator(remote, mark, Some(found)),
             Some(_) => Err(ENODEV),
@@ -144,8 +145,12 @@ impl Nic {
         let back = shut.and_then(|()| self.give_back(remote, mark, bars));
         match (gone, back) {
             (Some(why), _) => pr_warn!("node {}: the device is lost: {:?}\n", remote.node.0, why),
-            (None, Ok(())) => pr_info!("node {}: given back\n", remote.node.0),
-            (None, Err(e)) => pr_warn!("node {}: not given back yet: {:?}\n", remote.node.0, e),
+            (None, Ok(())) => pr_info!("node {}: device returned\n", remote.node.0),
+            (None, Err(e)) => pr_warn!(
+                "node {}: could not return the device yet, retrying: {:?}\n",
+                remote.node.0,
+                e
+            ),
         }
         let bars = if back.is_ok() { 0 } else { bars };
         let noted = matches!(gone, Some(Gone::Taken(..) | Gone::Closed));
@@ -163,7 +168,7 @@ impl Nic {
         });
     }
 
-    /// Closes all ways of a device that is this node's, and resets it. May sleep.
+    /// Closes all intervals of this node's device and resets it. May sleep.
     pub(super) fn shut_accelerator(
         &self,
         remote: &Remote,
@@ -171,7 +176,7 @@ impl Nic {
         found: Option<&Found>,
     ) -> Result {
         self.still(remote, mark)?;
-        // A device that does not answer is cut off all the same.
+        // A device that does not answer is disconnected all the same.
         let quiet = remote.quiet(found.map(|f| &f.reset));
         self.shut(remote, mark)?;
         if let (Some(()), Some(found)) = (quiet, found) {
@@ -181,7 +186,7 @@ impl Nic {
         Ok(())
     }
 
-    /// The device is anybody's; this node's windows are closed. May sleep.
+    /// Releases the device. The caller has closed this node's windows. May sleep.
     pub(super) fn give_back(&self, remote: &Remote, mark: Mark, bars: u64) -> Result {
         let used = remote.read(NUMBERS)?;
         self.still(remote, mark)?;
@@ -189,11 +194,11 @@ impl Nic {
         self.set_free(remote, mark)
     }
 
-    /// Gives a device back. May sleep, for long.
+    /// Returns a device. May sleep, for long.
     ///
     /// # Errors
     ///
-    /// `EBUSY`: its driver is just bound, or somebody else gives it back.
+    /// `EBUSY`: its driver is being bound, or another thread returns it.
     pub(crate) fn return_accelerator(&self, lease: &Arc<Lease>) -> Result {
         if !lease.take() {
             return Err(EBUSY);
@@ -212,9 +217,9 @@ impl Nic {
         Ok(all)
     }
 
-    /// The NIC goes: all are given back. May sleep, for long.
+    /// Returns all devices of accelerators when the NIC is removed. May sleep, for long.
     pub(crate) fn end_accelerators(&self) {
-        // Who has begun to borrow one has put it into the list when this is had.
+        // Waits for commands in progress, which add their lease to the list.
         drop(self.accelerating.lock());
         loop {
             let Ok(all) = self.accelerators() else {
@@ -233,9 +238,9 @@ impl Nic {
         }
     }
 
-    /// Looks whether devices still are this node's; what is lost is out of reach at once, and its
-    /// handlers, which would ask a device that does not answer, are not called any more. May sleep, not
-    /// for long.
+    /// Checks whether devices are still this node's. Disconnects a lost device at once and stops
+    /// its handlers, which would load from a device that does not answer. Runs in work item 3. May
+    /// sleep for a short time.
     pub(crate) fn watch(self: &Arc<Self>) {
         let Ok(all) = self.accelerators() else {
             return self.want(self.after(100));
@@ -246,7 +251,7 @@ impl Nic {
             }
             match accelerator.look(self) {
                 Ok(next) => self.want(next),
-                // It is just given back: its ways are closed before it is free.
+                // The device is being returned: its intervals are closed before it is free.
                 Err(_) if accelerator.lost.load(Relaxed) => {}
                 Err(why) => {
                     self.counts.lost.add(1, Relaxed);
@@ -254,14 +259,14 @@ impl Nic {
                     *accelerator.gone.lock() = Some(why);
                     lease.cut();
                     lease.mute();
-                    // Another work item ends it.
+                    // Work item 4 ends the lease.
                     self.wake();
                 }
             }
         }
     }
 
-    /// Ends leases whose devices are lost. May sleep, for long.
+    /// Ends the leases of lost devices. May sleep, for long.
     pub(super) fn end_lost(&self) {
         for (lease, accelerator) in self.accelerators().unwrap_or_default() {
             if accelerator.gone.lock().is_none() || lease.over().is_some() {
@@ -269,7 +274,7 @@ impl Nic {
             }
             match lease.take() {
                 true => self.end_accelerator(&lease),
-                // Its driver is just bound, and finds that nobody answers.
+                // The driver is still being bound, and will find that the device does not answer.
                 false => self.want(self.after(50)),
             }
         }

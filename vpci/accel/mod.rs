@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Leases of devices behind NICs without a host, which this node sets up by itself
-//! (docs/vpci.md, *Accelerator nodes*).
+//! Leases of devices behind NICs without a host ("accelerators"). This node sets up both ends by
+//! itself (docs/vpci.md, *Accelerator nodes*).
 //!
-//! Whoever borrows, lists, reclaims, enrols or gives back is in a system call and has the mutex
-//! `accelerating` as long as it writes registers of an accelerator's NIC; not while a driver is bound or
-//! unbound, which takes as long as that likes. One work item looks at the lease words and cuts off what
-//! is lost, at once; another one ends that, and closes what could not be closed before.
+//! The commands borrow, list, reclaim, enrol and return run in a system call. They hold the mutex
+//! `accelerating` while they write registers of an accelerator's NIC, but not while a driver is
+//! bound or unbound, which may take arbitrarily long. Work item 3 checks the lease words and
+//! disconnects lost devices at once. Work item 4 ends their leases and cleans up what could not be
+//! closed before.
 
 mod life;
 mod owed;
@@ -47,27 +48,31 @@ use wire::{
     smfu::PAGE,
 };
 
+/// Interval between two steps of a claim.
 const STEP: Delta = Delta::from_millis(5);
-/// Time of a look at registers in microseconds.
+/// Maximum time of a check of registers in microseconds.
 const LOOK_US: u32 = 100_000;
 
-/// A device that is borrowed, as its registers are reached.
+/// A borrowed device behind a NIC without a host.
 #[pin_data]
 pub(crate) struct Accelerator {
     remote: Remote,
     found: Found,
     plan: Plan,
+    /// Filter of the kernel's configuration accesses.
     #[pin]
     front: SpinLockIrq<Front>,
+    /// Supervision of the lease word.
     #[pin]
     watch: SpinLockIrq<Watch>,
+    /// Set when the device was lost or is being returned; no access is made any more.
     lost: AtomicFlag,
-    /// Why it is lost, as soon as it is.
+    /// Reason of the loss; `None` while the device is reachable.
     #[pin]
     gone: SpinLockIrq<Option<Gone>>,
-    /// Somebody has its driver bound, or ends the lease.
+    /// Set while a thread binds the driver or ends the lease.
     busy: AtomicFlag,
-    /// Other devices that it reaches. Changed by who has `accelerating`.
+    /// Other devices that this device can access. Changed only with `accelerating` held.
     #[pin]
     peers: Mutex<[Option<Peer>; Slot::ALL.len()]>,
 }
@@ -91,20 +96,21 @@ impl Accelerator {
         Arc::pin_init(init, GFP_KERNEL)
     }
 
-    /// Whether nobody else has its driver bound, nor ends its lease: from now on the caller does.
+    /// Claims the exclusive right to bind the driver or to end the lease. Returns false if another
+    /// thread has it.
     pub(crate) fn take(&self) -> bool {
         !self.busy.xchg(true, Relaxed)
     }
 
-    /// Its driver has been bound.
+    /// Releases that right after the driver was bound.
     pub(crate) fn leave(&self) {
         self.busy.store(false, Relaxed);
     }
 
-    /// Makes an access of the kernel; `None`: all ones. Any context; it takes `access_ms` at most,
-    /// and the first one after a reset some times more.
+    /// Makes a configuration access of the kernel; `None` stands for all ones. Any context; takes
+    /// up to `access_ms`, the first access after a reset several times that.
     pub(crate) fn access(&self, nic: &Nic, ask: Ask) -> Option<u32> {
-        // Twice: the first one after a reset puts BARs to their places.
+        // Twice, because the first access after a reset restores the BARs first.
         for _ in 0..2 {
             if self.lost.load(Relaxed) {
                 return None;
@@ -140,7 +146,8 @@ impl Accelerator {
         None
     }
 
-    /// Makes a configuration cycle, and has it looked soon whether the device is dead if it has answered none of many. Any context.
+    /// Makes a configuration cycle. If many cycles were not answered, the device's check is
+    /// scheduled at once. Any context.
     fn cycle(&self, nic: &Nic, register: Register, write: Option<u32>) -> Option<u32> {
         let begun = nic.now();
         let done = self.remote.cycle_now(register, write);
@@ -155,7 +162,7 @@ impl Accelerator {
         done.ok().flatten()
     }
 
-    /// Looks whether it still is this node's, if it is time to; when to look next. May sleep.
+    /// Re-reads the lease word if its check is due. Returns the time of the next check. May sleep.
     fn look(&self, nic: &Nic) -> Result<Time, Gone> {
         let silent = self.front.lock().silent_since();
         let due = self.watch.lock().next();
@@ -177,7 +184,7 @@ impl Accelerator {
             Sight::Fine => {}
             Sight::Rewrite(word) => {
                 nic.counts.rewritten.add(1, Relaxed);
-                // If it does not arrive, the next look does it again.
+                // A lost write is repeated by the next check.
                 let _ = self.remote.write(LEASE, word);
             }
             Sight::Lost(why) => return Err(why),
@@ -186,11 +193,11 @@ impl Accelerator {
     }
 }
 
-/// What a node says about the device behind its NIC.
+/// Result of listing an accelerator.
 pub(crate) enum Listed {
-    /// The device, which nobody else has.
+    /// The device, which is free.
     Device(Device),
-    /// Somebody has it.
+    /// The device is in use, in this state and by this node.
     Had(State, NodeId),
 }
 
@@ -226,13 +233,13 @@ fn device(found: &Found) -> Device {
 }
 
 impl Nic {
-    /// The node of the NIC. May sleep.
+    /// Returns the node ID of the NIC. May sleep.
     fn own_node(&self) -> Result<NodeId> {
         let raw = self.handle()?.rra().read_local(info::NODE)?;
         Ok(info::Node(raw).node_id())
     }
 
-    /// The NIC of an accelerator node, which is another one. May sleep.
+    /// Returns access to the NIC of another node. May sleep.
     fn remote(&self, node: NodeId) -> Result<Remote> {
         if self.is_closing() {
             return Err(ENODEV);
@@ -243,7 +250,7 @@ impl Nic {
         Ok(Remote::new(&self.handle()?, node))
     }
 
-    /// Gets the lease word. May sleep, for some seconds, or more when the fabric is slow.
+    /// Claims the lease word. May sleep, for some seconds or longer if the network is slow.
     fn claim(&self, remote: &Remote, goal: Goal) -> Result<Mark> {
         let nonce = (security::random() as u32).max(1);
         let mut claim = Claim::new(goal, self.own_node()?, nonce, conf::claim_times());
@@ -262,7 +269,7 @@ impl Nic {
                     }
                 }
                 Want::Write(word) => {
-                    // It may have arrived whatever this says, which the next look tells.
+                    // The write may have been executed even on an error; the next read shows that.
                     let _ = remote.write(LEASE, word);
                     claim.written();
                     written = true;
@@ -277,7 +284,7 @@ impl Nic {
             };
             if let Some(e) = failed {
                 if written {
-                    // The word may be this node's, which has nothing.
+                    // The word may name this node, which has no lease.
                     self.owe_word(remote, claim.mark());
                 }
                 return Err(e);
@@ -285,13 +292,13 @@ impl Nic {
         }
     }
 
-    /// Whether the word is this node's; a claim of who was late is overwritten. To be asked before
-    /// each thing that nobody else may do. May sleep.
+    /// Verifies that the lease word is this node's; overwrites a late claim of another node. Called
+    /// before each write that only the owner of the word may make. May sleep.
     ///
     /// # Errors
     ///
-    /// `EBUSY`: it is another one. Those of registers; also if the answer took so long that somebody
-    /// else may have the word by now.
+    /// `EBUSY`: the word is another node's. Errors of register accesses, also if the answer took so
+    /// long that another node may have got the word.
     fn still(&self, remote: &Remote, mark: Mark) -> Result {
         for _ in 0..2 {
             let sent = self.now();
@@ -311,17 +318,17 @@ impl Nic {
         Err(ETIMEDOUT)
     }
 
-    /// Says that nobody has the device, if this node still does. May sleep.
+    /// Marks the device as free if this node still owns the lease word. May sleep.
     fn set_free(&self, remote: &Remote, mark: Mark) -> Result {
         self.still(remote, mark)?;
         remote.set(LEASE, mark.with(State::Free).raw())
     }
 
-    /// Has a NIC without a host closed all ways. May sleep.
+    /// Closes all intervals of a NIC without a host. May sleep.
     ///
     /// # Errors
     ///
-    /// `EXDEV`: it has a host by now. `EBUSY`: the word is not this node's any more.
+    /// `EXDEV`: the NIC has a host by now. `EBUSY`: the lease word is not this node's any more.
     fn shut(&self, remote: &Remote, mark: Mark) -> Result {
         if remote.read_all(host_signs())?.iter().any(|v| *v != 0) {
             return Err(EXDEV);
@@ -330,11 +337,12 @@ impl Nic {
         remote.apply(close())
     }
 
-    /// What is behind the NIC of a node, if that is an accelerator. May sleep.
+    /// Returns the device behind the NIC of a node; `None` if the node is not an accelerator node.
+    /// May sleep.
     ///
     /// # Errors
     ///
-    /// Those of its registers; `EIO`: it is no device that can be borrowed.
+    /// Errors of register accesses. `EIO`: the device cannot be borrowed.
     pub(crate) fn list_accelerator(&self, node: NodeId) -> Result<Option<Listed>> {
         let Ok(remote) = self.remote(node) else {
             return Ok(None);
@@ -353,13 +361,14 @@ impl Nic {
         Ok(Some(Listed::Device(device(&found?))))
     }
 
-    /// Whether the NIC of a node says that it is an accelerator's. May sleep.
+    /// Returns whether the NIC of a node is marked as an accelerator's. May sleep.
     pub(crate) fn is_accelerator(&self, node: NodeId) -> bool {
         let word = self.remote(node).and_then(|r| r.read(LEASE));
         word.is_ok_and(|word| Mark::parse(word).is_some())
     }
 
-    /// Closes all ways, and looks what the device is; numbers that may be in use. May sleep.
+    /// Closes all intervals and examines the device. The second value are the interval numbers that
+    /// may be in use. May sleep.
     fn examine(&self, remote: &Remote, mark: Mark) -> Result<(Found, u64)> {
         let used = remote.read(NUMBERS)?;
         self.shut(remote, mark)?;
@@ -368,18 +377,19 @@ impl Nic {
         Ok((found?, used))
     }
 
-    /// Borrows the device behind the NIC of a node: its PCI domain, when its driver has been looked
-    /// for. May sleep, for long.
+    /// Borrows the device behind the NIC of a node and binds its driver. Returns its PCI domain.
+    /// May sleep, for long.
     ///
     /// # Errors
     ///
-    /// `ENXIO`: it is no accelerator's. `EBUSY`: somebody has the device. `EAGAIN`: this module has
-    /// just begun. `EMFILE`: this node has borrowed `leases` devices. `EIO`: the device, or its NIC, does not do what it should. Others say why not.
+    /// `ENXIO`: the node is not an accelerator node. `EBUSY`: the device is in use. `EAGAIN`: the
+    /// quarantine after loading the module has not ended. `EMFILE`: this node has borrowed `leases`
+    /// devices. `EIO`: the device or its NIC does not work properly. Others name the reason.
     pub(crate) fn borrow_accelerator(self: &Arc<Self>, node: NodeId) -> Result<u32> {
         let lease = {
             let _alone = self.accelerating.lock();
             if !self.end_early() {
-                // Numbers of an earlier life may not be used yet.
+                // Interval numbers of an earlier module instance must not be used yet.
                 return Err(EAGAIN);
             }
             if self.leases.lock().len() >= usize::from(conf::leases()) {
@@ -388,13 +398,13 @@ impl Nic {
             let remote = self.remote(node)?;
             let mark = self.claim(&remote, Goal::Borrow)?;
             self.set_up(&remote, mark).inspect_err(|e| {
-                pr_err!("node {}: not borrowed: {:?}\n", node.0, e);
+                pr_err!("node {}: cannot borrow its device: {:?}\n", node.0, e);
             })?
         };
-        // From now on others see that it is busy.
+        // The lease is in the list now, so other threads see that it is busy.
         let built = lease.build();
         if let Err(e) = built {
-            pr_err!("node {}: no bridge: {:?}\n", node.0, e);
+            pr_err!("node {}: cannot create its host bridge: {:?}\n", node.0, e);
             self.end_accelerator(&lease);
             return Err(e);
         }
@@ -403,11 +413,11 @@ impl Nic {
         domain
     }
 
-    /// Says of a NIC that it is an accelerator's. May sleep.
+    /// Marks the NIC of a node as an accelerator's. May sleep.
     ///
     /// # Errors
     ///
-    /// `EEXIST`: it is known. `EXDEV`: the driver of a host uses it.
+    /// `EEXIST`: the NIC is marked already. `EXDEV`: a host uses the NIC.
     pub(crate) fn enrol(&self, node: NodeId) -> Result {
         let _alone = self.accelerating.lock();
         let remote = self.remote(node)?;
@@ -421,13 +431,14 @@ impl Nic {
         done.inspect_err(|_| self.owe_word(&remote, mark))
     }
 
-    /// Takes a device from whoever has it, and closes all ways to and from it. `down`: all nodes that
-    /// had it before are known to have no windows to it any more. May sleep.
+    /// Frees a device that another node has borrowed, and closes all intervals from and to it.
+    /// `down` asserts that all previous borrowers have no windows to the device any more. May
+    /// sleep.
     ///
     /// # Errors
     ///
-    /// `ENXIO`: it is no accelerator's. `ENOENT`: nobody has it. `EBUSY`: this node has it, or
-    /// another one takes it.
+    /// `ENXIO`: the node is not an accelerator node. `ENOENT`: the device is free. `EBUSY`: this
+    /// node has borrowed the device, or another node is claiming it.
     pub(crate) fn reclaim_accelerator(&self, node: NodeId, down: bool) -> Result {
         let _alone = self.accelerating.lock();
         let remote = self.remote(node)?;
@@ -447,8 +458,8 @@ impl Nic {
             remote.reset(&found.reset)
         });
         if reset.is_err() {
-            // Its next borrower does it, or does not get it.
-            pr_warn!("node {}: its device is not reset\n", remote.node.0);
+            // The next borrower resets the device, or cannot borrow it.
+            pr_warn!("node {}: its device could not be reset\n", remote.node.0);
         }
         self.still(remote, mark)?;
         if down {

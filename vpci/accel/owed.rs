@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What is left of leases that are over: words that say that this node has a device, and numbers of
-//! intervals that a device may still come with.
+//! Clean-up after ended leases of accelerators: lease words that still name this node, and interval
+//! numbers that a device may still use.
 //!
-//! Numbers are given back when the registers of the accelerator's NIC lead here no more, which this
-//! node looks at itself: the lease word alone does not tell what is open.
+//! Interval numbers are released when the registers of the accelerator's NIC do not lead to this
+//! node any more. This node reads these registers itself, because the lease word does not show
+//! which intervals are open. Process context, may sleep; the list `owed` has its own mutex.
 
 use super::LOOK_US;
 use crate::{conf, nic::Nic, remote::Remote};
@@ -18,27 +19,30 @@ use wire::{
     regs::smfu::{self, IntervalControl},
 };
 
-/// How long the end of the module waits for accelerators, in milliseconds.
+/// Maximum time in ms that unbinding waits for accelerators.
 const LAST_MS: i64 = 3_000;
+/// Interval between two attempts during that time.
 const PAUSE: Delta = Delta::from_millis(50);
 
-/// Of one lease.
+/// Outstanding clean-up of one lease.
 #[derive(Clone)]
 pub(crate) struct Owed {
     remote: Remote,
     mark: Mark,
-    /// Numbers that this node had windows for, which the accelerator's NIC keeps a note of.
+    /// Numbers of this node's windows, which the accelerator's NIC has recorded as used.
     bars: u64,
-    /// Its NIC was not reset: otherwise others may have these numbers by now.
+    /// Set if that record still exists, because the NIC was not reset. Otherwise other nodes may
+    /// use these numbers by now.
     noted: bool,
-    /// Numbers of targets of this node.
+    /// Numbers of this node's targets.
     targets: u64,
-    /// The word was seen not to be this node's any more.
+    /// Set when the lease word does not name this node any more.
     free: bool,
-    /// When its NIC is asked, and how long after that again.
+    /// Time of the next attempt.
     next: Time,
+    /// Pause after that attempt in nanoseconds.
     pause: u64,
-    /// Nothing leads here any more, and what was under way is through then.
+    /// Time at which accesses in flight have ended; `None` while intervals may still lead here.
     through: Option<Time>,
 }
 
@@ -49,8 +53,9 @@ impl Owed {
 }
 
 impl Nic {
-    /// A lease is over. `closed`: no way of the device leads here. `noted`: the accelerator's NIC keeps
-    /// its note of `bars`, whoever has it by now. May sleep.
+    /// Adds the clean-up of an ended lease. `closed`: no interval of the device leads here.
+    /// `noted`: the accelerator's NIC keeps its record of `bars`, even if another node has the
+    /// device by now. May sleep.
     pub(super) fn owe(
         &self,
         remote: &Remote,
@@ -74,21 +79,23 @@ impl Nic {
             through: closed.then(|| now.after(hold)),
         };
         if self.owed.lock().push(owed, GFP_KERNEL).is_err() {
-            pr_err!("no memory for numbers of intervals, which stay taken\n");
+            pr_err!("no memory: interval numbers of an ended lease stay reserved\n");
         }
         self.want(self.now());
     }
 
-    /// A word may say that this node has a device that it does not have. May sleep.
+    /// Adds the clean-up of a lease word that may name this node although it has no lease. May
+    /// sleep.
     pub(super) fn owe_word(&self, remote: &Remote, mark: Mark) {
         pr_warn!(
-            "node {}: its lease word is given back later\n",
+            "node {}: release of its lease word postponed\n",
             remote.node.0
         );
         self.owe(remote, mark, 0, 0, false, false);
     }
 
-    /// Ends what is lost, and what could not be ended before. May sleep, for long.
+    /// Ends leases of lost devices and continues outstanding clean-ups. Runs in work item 4. May
+    /// sleep, for long.
     pub(crate) fn settle(&self) {
         self.end_lost();
         let mut at = 0;
@@ -113,7 +120,7 @@ impl Nic {
             }
             self.let_go(&mut owed);
             let mut all = self.owed.lock();
-            // Only this work item takes some away.
+            // Only this work item removes entries.
             if owed.is_over(self.now()) {
                 let _ = all.remove(at);
             } else if let Some(place) = all.get_mut(at) {
@@ -123,7 +130,7 @@ impl Nic {
         }
     }
 
-    /// Numbers of targets are anybody's, once what was under way is through.
+    /// Releases target numbers after accesses in flight have ended.
     fn let_go(&self, owed: &mut Owed) {
         match owed.through {
             Some(through) if through <= self.now() => {
@@ -136,9 +143,10 @@ impl Nic {
         }
     }
 
-    /// Asks an accelerator that may still reach this node, or whose word may be this node's.
+    /// Continues the clean-up at an accelerator that may still access this node, or whose lease
+    /// word may name it.
     fn ask(&self, owed: &mut Owed) {
-        // Whoever has it writes registers as well.
+        // The owner of the mutex writes the same registers.
         let Some(_alone) = self.accelerating.try_lock() else {
             return;
         };
@@ -149,7 +157,7 @@ impl Nic {
         let seen = Mark::parse(word);
         let own = seen.filter(|seen| (seen.node, seen.nonce) == (owed.mark.node, owed.mark.nonce));
         match (own, seen) {
-            // It was silent meanwhile.
+            // The accelerator was unreachable when the lease ended.
             (Some(own), _) if own.state != State::Free => {
                 if self.shut_accelerator(&owed.remote, own, None).is_ok() {
                     owed.through.get_or_insert(self.now().after(hold));
@@ -158,7 +166,7 @@ impl Nic {
                     }
                 }
             }
-            // The NIC was reset: nothing is open, and nothing is noted.
+            // The NIC was reset: no interval is open, and no number is recorded.
             (_, None) => {
                 owed.through.get_or_insert(self.now().after(hold));
                 (owed.bars, owed.free) = (0, true);
@@ -178,8 +186,9 @@ impl Nic {
         }
     }
 
-    /// Whether intervals of the accelerator's NIC with this lease's numbers still lead to this node;
-    /// those that do are closed, whoever has the device: nobody else has ways to here.
+    /// Returns whether intervals of the accelerator's NIC with the lease's numbers still lead to
+    /// this node. Closes intervals that do, even if another node has the device, because only this
+    /// node opens intervals to itself.
     fn leads_here(&self, owed: &Owed) -> Option<bool> {
         let to = IntervalControl::to_node(owed.mark.node).raw();
         let mut left = owed.targets;
@@ -199,7 +208,7 @@ impl Nic {
         Some(leads)
     }
 
-    /// Nobody has the device: the note of this node's windows goes, which are closed.
+    /// Removes the record of this node's windows, which are closed, from the NIC of a free device.
     fn forget_bars(&self, owed: &mut Owed) {
         let Ok(mark) = self.claim(&owed.remote, Goal::Borrow) else {
             return;
@@ -210,7 +219,7 @@ impl Nic {
         }
     }
 
-    /// The module ends: what is left is tried for a moment, and then nobody knows of it any more.
+    /// Makes last attempts when the NIC is unbound. The remaining clean-ups are dropped.
     pub(crate) fn settle_last(&self) {
         let begun: Instant<Monotonic> = Instant::now();
         loop {
@@ -219,7 +228,7 @@ impl Nic {
             }
             self.settle();
             let left = self.owed.lock().is_empty();
-            // Or the NIC of this node is gone.
+            // The NIC of this node may be lost.
             let gone = self.own_node().is_err();
             if left || gone || begun.elapsed().as_millis() > LAST_MS {
                 break;
@@ -228,7 +237,7 @@ impl Nic {
         }
         for owed in core::mem::take(&mut *self.owed.lock()) {
             pr_warn!(
-                "node {}: its device may come with numbers {:#x}: reclaim it before it is used again\n",
+                "node {}: device may still access intervals {:#x}; run `extollctl accel reclaim`\n",
                 owed.remote.node.0,
                 owed.targets
             );

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Accelerators whose devices reach each other, past this node (docs/vpci.md, *Between
-//! accelerators*). All of it is done by who has `accelerating`.
+//! Access between the devices of two accelerators, without this node (docs/vpci.md, *Between
+//! accelerators*). Process context, may sleep; all functions of [`Nic`] here hold the mutex
+//! `accelerating`.
 
 use super::{planned, Accelerator};
 use crate::{
@@ -16,25 +17,25 @@ use kernel_ext::pci_host::PeerBar;
 use protocol::pci::accel::{Peer, Slot};
 use wire::{accel::NUMBERS, ids::NodeId};
 
-/// A lease of a device behind a NIC without a host.
+/// Lease of a device behind a NIC without a host.
 struct End {
     lease: Arc<Lease>,
     accelerator: Arc<Accelerator>,
 }
 
 impl Accelerator {
-    /// What it reaches at a node. May sleep.
+    /// Returns the access to the device of a node, if there is one. May sleep.
     fn peer(&self, node: NodeId) -> Option<Peer> {
         let peers = self.peers.lock();
         peers.iter().flatten().find(|p| p.node() == node).copied()
     }
 
-    /// Nodes of devices that it reaches. May sleep.
+    /// Returns the nodes whose devices this device can access. May sleep.
     pub(crate) fn peers(&self) -> [Option<NodeId>; Slot::ALL.len()] {
         self.peers.lock().map(|p| p.map(|p| p.node()))
     }
 
-    /// Numbers with which its device comes to targets of other NICs. May sleep.
+    /// Returns the interval numbers with which the device addresses other NICs. May sleep.
     fn ways(&self) -> u64 {
         let peers = self.peers.lock();
         let numbers = peers.iter().flatten().map(Peer::numbers);
@@ -64,14 +65,15 @@ impl Nic {
         }
     }
 
-    /// Has the device in domain `of` reach the BARs of that in domain `to`, both of accelerators:
-    /// drivers map these then. May sleep.
+    /// Gives the device in domain `of` access to the BARs of the device in domain `to`, both of
+    /// accelerators. Drivers can then map these BARs. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENXIO`: no such domain. `EOPNOTSUPP`: the device is of a node with a host. `EINVAL`: both are
-    /// the same. `EISCONN`: it does. `ENOSPC`: no numbers or addresses are left, or it reaches as many
-    /// devices as it can. Others are of the registers.
+    /// `ENXIO`: no such domain. `EOPNOTSUPP`: a device is of a node with a host. `EINVAL`: both
+    /// devices are the same. `EISCONN`: the access exists already. `ENOSPC`: no interval numbers or
+    /// addresses are left, or the device has the maximum of accesses. Others are errors of register
+    /// accesses.
     pub(crate) fn join(&self, of: u32, to: u32) -> Result {
         let _alone = self.accelerating.lock();
         let (of, to) = (self.end(of)?, self.end(to)?);
@@ -95,7 +97,7 @@ impl Nic {
         let peer = Peer::new(slot, there.remote.node, &there.found.bars, home, free);
         let peer = peer.map_err(planned)?;
         let pool = of.lease.pool().ok_or(ENODEV)?;
-        // From now on its number is somebody's.
+        // Reserved at the other NIC from now on.
         there.remote.set(NUMBERS, used | peer.numbers())?;
         if let Some(place) = here.peers.lock().iter_mut().find(|p| p.is_none()) {
             *place = Some(peer);
@@ -111,11 +113,11 @@ impl Nic {
         opened.inspect_err(|_| self.leave(&of, &to))
     }
 
-    /// The device in domain `of` reaches that in domain `to` no more. May sleep.
+    /// Ends the access of the device in domain `of` to that in domain `to`. May sleep.
     ///
     /// # Errors
     ///
-    /// As [`Nic::join`]; `ENOTCONN`: it does not.
+    /// The errors of [`Nic::join`], and `ENOTCONN`: there is no access.
     pub(crate) fn part(&self, of: u32, to: u32) -> Result {
         let _alone = self.accelerating.lock();
         let (of, to) = (self.end(of)?, self.end(to)?);
@@ -126,7 +128,7 @@ impl Nic {
         Ok(())
     }
 
-    /// A lease ends, or its device is lost: nothing leads to that any more, nor from it to others.
+    /// Ends all accesses from and to a device whose lease ends or that was lost.
     pub(super) fn leave_all(&self, lease: &Arc<Lease>, accelerator: &Arc<Accelerator>) {
         let this = End {
             lease: lease.clone(),
@@ -141,7 +143,7 @@ impl Nic {
         }
     }
 
-    /// Whether an accelerator still is this node's.
+    /// Verifies that an accelerator's lease word is still this node's.
     fn has(&self, accelerator: &Accelerator) -> Result {
         if accelerator.lost.load(Relaxed) {
             return Err(ENODEV);
@@ -150,8 +152,8 @@ impl Nic {
         self.still(&accelerator.remote, mark)
     }
 
-    /// Ends what leads from one device to another one, if something does. A NIC that is lost is not
-    /// written to; numbers that may still be used then are nobody's, until somebody says that all is down.
+    /// Ends the access from one device to another, if it exists. A lost NIC is not written to.
+    /// Interval numbers that it may still use stay reserved until `reclaim` with `down` frees them.
     fn leave(&self, of: &End, to: &End) {
         let (here, there) = (&of.accelerator, &to.accelerator);
         let Some(peer) = here.peer(there.remote.node) else {
@@ -177,7 +179,7 @@ impl Nic {
         };
         if free().is_err() {
             pr_warn!(
-                "node {}: numbers {:#x} stay taken, as node {} may use them\n",
+                "node {}: intervals {:#x} stay reserved, because node {} may use them\n",
                 there.remote.node.0,
                 peer.numbers(),
                 here.remote.node.0
@@ -187,7 +189,7 @@ impl Nic {
     }
 }
 
-/// A BAR as drivers of this node have it, and as a device does.
+/// Describes a BAR by its addresses for this node's CPUs and for the other device.
 fn bar_of(peer: &Peer, to: &Lease, bar: usize) -> Option<PeerBar> {
     let part = peer.part(bar)?;
     Some(PeerBar {

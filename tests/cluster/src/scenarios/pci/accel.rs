@@ -453,7 +453,7 @@ fn accelerator_hostile(lab: &Lab) -> Result<()> {
             refused(lab, 0, &format!("borrow --node {acc}"), "does not work")?;
         }
         let log = lab.ok(0, "dmesg")?;
-        let said = |r: &&str| log.contains(&format!("node {acc}: not a device (reason {r})"));
+        let said = |r: &&str| log.contains(&format!("node {acc}: unusable device (reason {r})"));
         ensure!(reasons.iter().any(said), "no reason for node {acc}");
     }
     let odd = "exec 3<>/dev/extoll_pci; echo counters >&3; awk '$1 == \"accelerator.odd\" {print $2}' <&3";
