@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What is fixed when the module is loaded.
+//! Module parameters and constants: limits, sizes and times.
 
 use crate::module_parameters as params;
 use core::ops::RangeInclusive;
 use kernel_ext::param::{Param, Tunable};
 use protocol::lnd::{Capacity, Limits};
 
+/// A millisecond in ticks of the state machine.
 const MS: u64 = 1_000_000;
+/// A second in ticks of the state machine.
 const S: u64 = 1_000 * MS;
 
-/// Bytes of payload that can be sent in messages: those of a GET's answer that LNet counts as small
-/// are among them in any case.
+/// Permitted values of `immediate`: maximum payload in bytes that is sent in messages. The minimum
+/// covers the payload of GET answers that LNet counts as small.
 pub(crate) const IMMEDIATE: RangeInclusive<i64> = 1024..=7064;
-/// See [`places`].
+/// Maximum of [`places`].
 const MOST_PLACES: u32 = 4096;
-/// Time that is kept for the end of a message's memory.
+/// Part of the timeout that is reserved for the revocation of a message's memory.
 const REVOCATION: u64 = 2 * S;
 
-/// What LNet counts with if its user has said nothing.
+/// Tunables of LNet for an interface, where its user set none.
 pub(crate) struct Tunables {
     pub(crate) credits: i32,
     pub(crate) peer_credits: i32,
@@ -62,12 +64,12 @@ pub(crate) fn parameters() -> [Param; 10] {
     ]
 }
 
-/// Number of the network type, if one is given.
+/// Returns the number of the network type, if one is set.
 pub(crate) fn kind() -> Option<u32> {
     Some(params::lnd_type.value()).filter(|kind| *kind != 0)
 }
 
-/// See [`Tunables`].
+/// Returns the default tunables.
 pub(crate) fn tunables() -> Tunables {
     Tunables {
         credits: params::credits.value() as i32,
@@ -77,29 +79,29 @@ pub(crate) fn tunables() -> Tunables {
     }
 }
 
-/// Seconds in which each message is over.
+/// Returns the time in seconds within which each message ends.
 pub(crate) fn timeout() -> u32 {
     params::timeout.value()
 }
 
-/// Longest payload that is sent in messages, unless an interface has another one.
+/// Returns the maximum payload in bytes that is sent in messages, unless an interface overrides it.
 pub(crate) fn immediate() -> u32 {
     IMMEDIATE_BYTES.number()
 }
 
-/// Messages of an interface that can have memory exposed, and as many that can fetch at a time, if
-/// LNet gives it so many at a time.
+/// Returns the number of messages of an interface that can have memory registered in each
+/// direction. `at_a_time` is the number of messages that LNet sends concurrently.
 pub(crate) fn places(at_a_time: u32) -> usize {
     let most = at_a_time.min(MOST_PLACES);
     PLACES.number().max(most) as usize
 }
 
-/// Nanoseconds after which a message that goes out is given up.
+/// Returns the time in nanoseconds after which an outgoing message is given up.
 pub(crate) fn patience() -> u64 {
     u64::from(timeout()) * S - REVOCATION
 }
 
-/// Sizes of the tables of an interface with so many places.
+/// Returns the table sizes of an interface with `places` registration slots per direction.
 pub(crate) fn capacity(places: usize) -> Capacity {
     let sends = 2 * places + params::credits.value() as usize;
     Capacity {
@@ -111,7 +113,7 @@ pub(crate) fn capacity(places: usize) -> Capacity {
     }
 }
 
-/// Times (docs/lnd-protocol.md).
+/// Returns the times of the protocol (docs/lnd-protocol.md).
 pub(crate) fn limits() -> Limits {
     Limits {
         ask: 200 * MS,

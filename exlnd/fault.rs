@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Numbered places where something can be made to fail once, for tests: docs/exlnd.md lists them.
+//! Fault injection for tests: numbered points at which the module can be made to fail once
+//! (docs/exlnd.md). Any context.
 
 use kernel::{
     fmt,
@@ -8,48 +9,48 @@ use kernel::{
     sync::atomic::{Atomic, Full, Relaxed},
 };
 
-/// Where.
+/// Point at which a failure is injected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(crate) enum Point {
-    /// There is no place to register payload that goes out.
+    /// No slot is free for the registration of outgoing payload.
     Source = 1,
-    /// Payload that goes out has gaps.
+    /// Outgoing payload is not contiguous.
     SourceGaps,
-    /// The machine has no room for a message.
+    /// The state machine has no room for a message.
     Submit,
-    /// There is no place to register where payload goes.
+    /// No slot is free for the registration of a receive buffer.
     Sink,
-    /// Where payload goes can't be registered.
+    /// A receive buffer cannot be registered in place.
     SinkGaps,
-    /// The engine has no place for a GET.
+    /// The engine has no slot for a GET.
     Get,
-    /// A GET has left something out.
+    /// A GET has left data out.
     Hole,
-    /// LNet does not take a message.
+    /// LNet does not accept a message.
     Parse,
     /// The end of a registration is confirmed late.
     Late,
-    /// An interface can't begin, when its threads are there already.
+    /// An interface fails to start after its threads were started.
     Start,
 }
 
-/// The last of them.
+/// Last point.
 const LAST: u32 = Point::Start as u32;
 
-/// The one that fails next; 0: none.
+/// Point that fails next; 0: none.
 static NEXT: Atomic<u32> = Atomic::new(0);
 
-/// Whether something has to fail here: once. Any context.
+/// Returns whether `point` must fail now, and disarms it. Any context.
 pub(crate) fn hit(point: Point) -> bool {
     NEXT.load(Relaxed) == point as u32 && NEXT.cmpxchg(point as u32, 0, Full).is_ok()
 }
 
-/// Has a place fail, the next time that it is reached.
+/// Arms a point: it fails the next time that it is reached. 0 disarms.
 ///
 /// # Errors
 ///
-/// `EINVAL`: there is no such place.
+/// `EINVAL`: there is no such point.
 pub(crate) fn set(text: &str) -> Result {
     let point = text.parse::<u32>().map_err(|_| EINVAL)?;
     if point > LAST {
@@ -59,7 +60,7 @@ pub(crate) fn set(text: &str) -> Result {
     Ok(())
 }
 
-/// Shows the one that fails next.
+/// Writes the number of the armed point.
 pub(crate) fn show(f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "{}", NEXT.load(Relaxed))
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Where C and Rust meet, with all of the module's unsafe code: lnet.c calls [`entry`], and offers
-//! what [`lnet`] and [`thread`] make safe.
+//! Interface between C and Rust, with all unsafe code of the module: lnet.c calls [`entry`];
+//! [`lnet`] and [`thread`] are safe wrappers of the functions in lnet.c.
 
 #![allow(unsafe_code)]
 

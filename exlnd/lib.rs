@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `kexlnd.ko`: Lustre networking. docs/lnd-protocol.md tells what it says to its peers, docs/exlnd.md
-//! how it is used.
+//! `kexlnd.ko`: LNet driver (LND) for Extoll. docs/exlnd.md describes the use, docs/lnd-protocol.md
+//! the protocol.
+//!
+//! The module registers the network type `ex` with LNet and a driver for the auxiliary device that
+//! `extoll.ko` creates for each NIC. LNet starts an interface `exN` on the NIC with number N.
+//! Probe, unbind, module load and unload run in process context and may sleep. `ni/mod.rs`
+//! documents threads and locks; `ffi/` contains all unsafe code.
 
 #![deny(unsafe_code)]
 
@@ -40,7 +45,7 @@ impl auxiliary::Driver for Driver {
     }
 }
 
-/// In the order in which they end.
+/// State of the module. Fields are dropped in their order.
 #[pin_data]
 struct Exlnd {
     _lnd: lnet::Registration,
@@ -51,7 +56,7 @@ struct Exlnd {
     _files: Option<Dir<Parameters>>,
 }
 
-/// What the files of the module show.
+/// Data of the module's debugfs directory, which has no state of its own.
 struct Parameters;
 
 fn show_parameters(_: &Parameters, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -85,13 +90,13 @@ fn register() -> Result<lnet::Registration> {
     let kind = conf::kind();
     lnet::Registration::new(kind).inspect_err(|e| match (*e, kind) {
         (e, None) if e == EPROTONOSUPPORT => {
-            pr_err!("LNet knows no network type 'ex': see docs/exlnd.md, or give lnd_type\n")
+            pr_err!("LNet does not know network type 'ex': see docs/exlnd.md, or set lnd_type\n")
         }
         (e, Some(kind)) if e == EPROTONOSUPPORT => {
-            pr_err!("LNet knows no network type {}\n", kind)
+            pr_err!("LNet does not know network type {}\n", kind)
         }
-        (e, _) if e == EBUSY => pr_err!("another driver has the network type\n"),
-        _ => pr_err!("LNet refuses: {:?}\n", e),
+        (e, _) if e == EBUSY => pr_err!("another LNet driver uses this type\n"),
+        _ => pr_err!("cannot register with LNet: {:?}\n", e),
     })
 }
 
@@ -99,7 +104,7 @@ impl InPlaceModule for Exlnd {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
         conf::load_tunables();
         let checked = param::check(&conf::parameters(), |p| pr_err!("{}\n", p));
-        // Fields are made in the order in which they stand here.
+        // Fields are initialised in the order written here.
         try_pin_init!(Self {
             _: { checked? },
             _settled: work::Settled,

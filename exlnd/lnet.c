@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * LNet as ffi/lnet.rs sees it. Here is what only C can do: the operation table, whose functions have types that
- * change with LNet's version, fields of LNet's structures, which are packed, or have bit fields, or depend on
- * how LNet was configured, its inline functions, and those macros of the kernel that wait.
+ * C part of the LNet driver, with what only C can do:
  *
- * Functions that begin with exlnd_rs_ are in ffi/entry.rs.
+ * - the operation table, whose function types change with LNet's version;
+ * - fields of LNet's structures that are packed, are bit fields or depend on LNet's configuration;
+ * - inline functions of LNet and wait macros of the kernel.
+ *
+ * Functions whose name begins with exlnd_rs_ are in ffi/entry.rs. Process context unless noted.
  */
 #include <linux/kthread.h>
 #include <linux/sched/mm.h>
@@ -27,7 +29,9 @@
 
 static struct lnet_lnd exlnd_lnd;
 
-/* Values that nobody has set. LNet puts back afterwards what was given on its command line. */
+/*
+ * Sets the tunables that the user left open. LNet restores values from its command line afterwards.
+ */
 static void exlnd_tunables(struct lnet_ioctl_config_lnd_cmn_tunables *t)
 {
 	int credits, peer, router, timeout;
@@ -45,7 +49,10 @@ static void exlnd_tunables(struct lnet_ioctl_config_lnd_cmn_tunables *t)
 		t->lct_peer_rtr_credits = router;
 }
 
-/* What can be set for each interface. It lies in the union of all drivers' tunables, of which each knows its own. */
+/*
+ * Settings of an interface, stored in the union of all drivers' tunables, of which each driver
+ * defines its own part.
+ */
 struct exlnd_settings {
 	s32 immediate;
 };
@@ -71,7 +78,7 @@ static int exlnd_startup(struct lnet_ni *ni)
 			      ni->ni_net->net_tunables.lct_peer_tx_credits);
 	if (rc)
 		module_put(THIS_MODULE);
-	/* LNet would use what it has freed. */
+	/* LNet would use memory after freeing it on -EEXIST. */
 	return rc == -EEXIST ? -EBUSY : rc;
 }
 
@@ -81,13 +88,16 @@ static void exlnd_shutdown(struct lnet_ni *ni)
 
 	if (!data)
 		return;
-	/* What came in before is still given to LNet meanwhile, which calls lnd_recv for it. */
+	/* LNet may still get earlier messages, and call lnd_recv for them, until this returns. */
 	exlnd_rs_shutdown(data);
 	ni->ni_data = NULL;
 	module_put(THIS_MODULE);
 }
 
-/* Payload is sent, and may have to be, so that memory gets free: what is allocated here must not wait for that. */
+/*
+ * Sending may be required to free memory, so allocations must not wait for file systems or, with
+ * vmflush, for reclaim.
+ */
 static int exlnd_send(struct lnet_ni *ni, void *private, struct lnet_msg *msg)
 {
 	unsigned int nofs = memalloc_nofs_save(), noreclaim = 0;
@@ -106,7 +116,10 @@ static int exlnd_send(struct lnet_ni *ni, void *private, struct lnet_msg *msg)
 static int exlnd_receive(struct lnet_ni *ni, void *private, struct lnet_msg *msg, struct iov_iter *to)
 {
 	unsigned int nofs = memalloc_nofs_save();
-	/* Memory of a GPU can't be registered: the message is dropped, and LNet ends it with this error. */
+	/*
+	 * Memory of a GPU cannot be registered. The message is dropped, and LNet finalizes it with
+	 * this error.
+	 */
 	bool gpu = msg && lnet_md_is_gpu(msg->msg_md);
 	int rc;
 
@@ -118,8 +131,8 @@ static int exlnd_receive(struct lnet_ni *ni, void *private, struct lnet_msg *msg
 }
 
 /*
- * LNet has no use for a message yet. It is called the same then, whether what came with it has been copied or not: LNet may drop
- * it by the name that it had before this.
+ * Called if LNet cannot use a message yet. The private value stays the same whether the payload is
+ * copied or not, because LNet may drop the message by its old value.
  */
 static int exlnd_eager_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, void **new_private)
 {
@@ -160,7 +173,7 @@ enum {
 	EXLND_KEYS,
 };
 
-/* Names of the values in what `lnetctl net show -v` prints and `lnetctl import` takes. */
+/* Names of the values in the output of `lnetctl net show -v` and the input of `lnetctl import`. */
 static const struct ln_key_list exlnd_keys = {
 	.lkl_maxattr = EXLND_KEYS - 1,
 	.lkl_list = {
@@ -179,7 +192,7 @@ static int exlnd_nl_put(int cmd, struct sk_buff *skb, int type, void *data, bool
 		return -EOPNOTSUPP;
 	if (nla_put_s32(skb, EXLND_KEY_IMMEDIATE, exlnd_settings(&ni->ni_lnd_tunables)->immediate))
 		return -EMSGSIZE;
-	/* The module's, not the interface's: nothing to be read back. */
+	/* A module parameter, which cannot be imported for an interface. */
 	if (!backup && nla_put_s32(skb, EXLND_KEY_TIMEOUT, exlnd_rs_timeout()))
 		return -EMSGSIZE;
 	return 0;
@@ -229,7 +242,7 @@ static int exlnd_tun_defaults(struct lnet_lnd_tunables *tunables, struct lnet_io
 
 static int exlnd_nid_metadata(struct lnet_ni *ni, struct lnet_nid_md_entry *entry)
 {
-	/* A node's address is all that its peers have to know. */
+	/* Peers need to know only a node's address. */
 	return -ENOENT;
 }
 #endif
@@ -251,13 +264,13 @@ static struct lnet_lnd exlnd_lnd = {
 #endif
 };
 
-/* Number of the type `ex`, if LNet knows that name. */
+/* Returns the number of the type `ex`, if LNet knows that name. */
 int exlnd_known_type(void)
 {
 	return libcfs_str2lnd("ex");
 }
 
-/* LNet asserts that it knows the type, and that nobody has it: both are looked at before. */
+/* Checks the type first, because LNet asserts that it is known and unused. */
 int exlnd_register(u32 type)
 {
 	int rc = libcfs_setup();
@@ -278,7 +291,7 @@ void exlnd_unregister(void)
 	lnet_unregister_lnd(&exlnd_lnd);
 }
 
-/* The interface has an address and threads: `data` is what the other functions get. */
+/* Sets the address of an interface. */
 void exlnd_ni_address(struct lnet_ni *ni, u32 address)
 {
 	ni->ni_nid.nid_addr[0] = cpu_to_be32(address);
@@ -289,7 +302,7 @@ void exlnd_ni_data(struct lnet_ni *ni, void *data)
 	ni->ni_data = data;
 }
 
-/* To be called before the CPTs are asked for: those near the device are the interface's. */
+/* Sets the device of an interface, which determines its CPTs. Called before exlnd_ni_cpt(). */
 int exlnd_ni_numa(struct lnet_ni *ni, struct device *dev)
 {
 	int node = dev_to_node(dev);
@@ -302,7 +315,7 @@ int exlnd_ni_numa(struct lnet_ni *ni, struct device *dev)
 #endif
 }
 
-/* The CPTs of an interface: number `i`, or how many they are for i = -1. */
+/* Returns CPT number `i` of an interface, or the number of its CPTs for i = -1. */
 int exlnd_ni_cpt(struct lnet_ni *ni, int i)
 {
 	int count = ni->ni_cpts ? ni->ni_ncpts : cfs_cpt_number(lnet_cpt_table());
@@ -320,7 +333,7 @@ static void exlnd_nid(struct lnet_ni *ni, u32 address, struct lnet_nid *nid)
 	nid->nid_addr[0] = cpu_to_be32(address);
 }
 
-/* CPT whose thread looks after a peer. */
+/* Returns the CPT whose thread serves a peer. */
 int exlnd_peer_cpt(struct lnet_ni *ni, u32 address)
 {
 	struct lnet_nid nid;
@@ -337,7 +350,7 @@ void exlnd_notify(struct lnet_ni *ni, u32 address, bool alive)
 	lnet_notify(ni, &nid, alive, alive, ktime_get_seconds());
 }
 
-/* Whether the NIC is lost, in which case LNet takes another interface if there is one. */
+/* Reports an interface as unusable or usable. LNet prefers other interfaces to an unusable one. */
 void exlnd_ni_fatal(struct lnet_ni *ni, bool fatal)
 {
 	if (atomic_xchg(&ni->ni_fatal_error_on, fatal) != fatal)
@@ -372,7 +385,7 @@ int exlnd_msg_letter(struct lnet_msg *msg, struct exlnd_letter *letter)
 	return 0;
 }
 
-/* Bytes of what a message sends, from `at` on; zeros if it has less. */
+/* Copies payload of an outgoing message from offset `at`; zeros if the payload is shorter. */
 void exlnd_msg_read(struct lnet_msg *msg, u32 at, void *to, u32 len)
 {
 	struct iov_iter from;
@@ -398,7 +411,7 @@ static const enum lnet_msg_hstatus exlnd_health[] = {
 	LNET_MSG_STATUS_NETWORK_TIMEOUT,
 };
 
-/* Of a message that is about to be refused or finalised: what it means for the health of interfaces. */
+/* Sets the health status of a message that is about to be refused or finalized. */
 void exlnd_msg_health(struct lnet_msg *msg, u32 health)
 {
 	if (health < ARRAY_SIZE(exlnd_health))
@@ -410,7 +423,7 @@ void exlnd_msg_finalize(struct lnet_msg *msg, int status)
 	lnet_finalize(msg, status);
 }
 
-/* Whether a rule of `lnetctl fault` wants this message to fail, and with which health status. */
+/* Returns whether a rule of `lnetctl fault` lets this message fail, and sets its health status. */
 bool exlnd_msg_fault(struct lnet_msg *msg)
 {
 	enum lnet_msg_hstatus health = LNET_MSG_STATUS_OK;
@@ -434,7 +447,7 @@ int exlnd_parse(struct lnet_ni *ni, u32 form, const u64 *header, u32 address, un
 	return lnet_parse(ni, &hdr, &from, (void *)(number + 1), 0);
 }
 
-/* Pieces of an iterator over pages; LNet has no others. */
+/* Returns the segments of an iterator over pages; LNet uses no others. */
 int exlnd_iter_vecs(const struct iov_iter *iter, const struct bio_vec **vecs, u32 *count, u32 *skip)
 {
 	if (!iov_iter_is_bvec(iter))
@@ -455,7 +468,7 @@ size_t exlnd_iter_write(struct iov_iter *iter, const void *from, size_t len)
 	return copy_to_iter(from, len, iter);
 }
 
-/* What a thread waits for. */
+/* Doorbell on which a thread waits. */
 struct exlnd_bell {
 	wait_queue_head_t wait;
 	atomic_t rung;
@@ -475,14 +488,17 @@ void exlnd_bell_free(struct exlnd_bell *bell)
 	kfree(bell);
 }
 
-/* Any context. */
+/* Rings a doorbell. Any context. */
 void exlnd_bell_ring(struct exlnd_bell *bell)
 {
 	if (!atomic_xchg(&bell->rung, 1))
 		wake_up(&bell->wait);
 }
 
-/* Waits for so many jiffies, or, if they are negative, without end. Whether the thread is to go on. */
+/*
+ * Waits for a doorbell, without limit if `jiffies` is negative. Returns false if the thread must
+ * stop.
+ */
 bool exlnd_bell_wait(struct exlnd_bell *bell, long jiffies)
 {
 	long timeout = jiffies < 0 ? MAX_SCHEDULE_TIMEOUT : jiffies;
@@ -508,11 +524,14 @@ static int exlnd_thread_main(void *data)
 		cfs_cpt_bind(lnet_cpt_table(), thread->cpt);
 	thread->run(thread->arg);
 	memalloc_nofs_restore(nofs);
-	/* It may have ended by itself, and is joined all the same. */
+	/* A thread that has returned is joined as well. */
 	return 0;
 }
 
-/* Starts a thread on a CPT, or anywhere for cpt < 0; NULL if there is no memory. `arg` has to stay until it is joined. */
+/*
+ * Starts a thread on a CPT, or anywhere if cpt < 0. Returns NULL without memory. `arg` must stay
+ * until the thread was joined.
+ */
 struct exlnd_thread *exlnd_thread_start(void (*run)(void *arg), void *arg, int cpt, const char *name, int n, int m)
 {
 	struct exlnd_thread *thread = kmalloc(sizeof(*thread), GFP_KERNEL);
@@ -530,7 +549,7 @@ struct exlnd_thread *exlnd_thread_start(void (*run)(void *arg), void *arg, int c
 	return thread;
 }
 
-/* Has a thread end, and waits for that. It may not have run at all. */
+/* Stops a thread and waits for its end. The thread may not have run at all. */
 void exlnd_thread_join(struct exlnd_thread *thread)
 {
 	kthread_stop(thread->task);

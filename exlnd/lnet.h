@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What lnet.c and the Rust files beside it call of each other. */
+/* Functions that lnet.c and the Rust files of this module call in each other. */
 #ifndef EXLND_LNET_H
 #define EXLND_LNET_H
 
@@ -13,7 +13,7 @@ struct iov_iter;
 struct lnet_msg;
 struct lnet_ni;
 
-/* An LNet message that goes out; the same as Letter of ffi/lnet.rs. */
+/* An outgoing LNet message; same layout as RawLetter of ffi/lnet.rs. */
 struct exlnd_letter {
 	u64 header[12];
 	const struct bio_vec *vecs;
@@ -22,11 +22,11 @@ struct exlnd_letter {
 	u32 len;
 	/* LNet address of the next hop. */
 	u32 address;
-	/* 0: addresses of the header have 8 bytes. 1: 20. */
+	/* Size of the addresses in the header: 0: 8 bytes, 1: 20 bytes. */
 	u32 form;
 };
 
-/* Of ffi/entry.rs. */
+/* Defined in ffi/entry.rs. */
 int exlnd_rs_startup(struct lnet_ni *ni, const char *interface, u32 immediate, u32 credits, u32 peer_credits);
 void exlnd_rs_shutdown(void *data);
 int exlnd_rs_send(void *data, struct lnet_msg *msg);
@@ -38,7 +38,7 @@ bool exlnd_rs_is_immediate(s64 bytes);
 void exlnd_rs_tunables(int *credits, int *peer_credits, int *router_credits, int *peer_timeout);
 int exlnd_rs_ctl(void *data, unsigned int cmd);
 
-/* Of lnet.c; described there. */
+/* Defined and documented in lnet.c. */
 int exlnd_known_type(void);
 int exlnd_register(u32 type);
 void exlnd_unregister(void);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The NICs, and the interfaces that use them.
+//! The bound NICs, and the LNet interfaces that use them. Process context; the mutex of the list is
+//! never held while an interface is called, except by [`show`].
 
 use crate::ni::Ni;
 use extoll_core::child::Handle;
@@ -14,22 +15,22 @@ use wire::ids::NodeId;
 
 static ALL: Global<All> = Global::new();
 
-/// A NIC that is bound.
+/// A bound NIC.
 struct Entry {
-    /// What it is called by: its interface is ex0.
+    /// Number of the NIC; its interface is `exN`.
     number: u32,
-    /// No other binding has the same.
+    /// Unique number of the binding.
     id: u64,
     handle: Handle,
-    /// Somebody has it, or is about to.
+    /// Set while an interface uses the NIC or is being started on it.
     claimed: bool,
     ni: Option<Arc<Ni>>,
 }
 
-/// All that are bound.
+/// The bound NICs.
 struct Nics {
     bound: KVec<Entry>,
-    /// How many were.
+    /// Number of bindings so far.
     count: u64,
 }
 
@@ -50,11 +51,11 @@ struct All {
     nics: Mutex<Nics>,
 }
 
-/// While it exists there are NICs.
+/// Owner of the list; it exists while this value does, i.e. while the module is loaded.
 pub(crate) struct Registered(());
 
 impl Registered {
-    /// May sleep.
+    /// Creates the list. May sleep.
     ///
     /// # Errors
     ///
@@ -78,13 +79,13 @@ impl Drop for Registered {
     }
 }
 
-/// A NIC that is bound: its drop ends what is done with it, and may sleep.
+/// A bound NIC. Its drop ends the use of the NIC and may sleep.
 pub(crate) struct Bound(u64);
 
 impl Bound {
-    /// Gives a NIC the lowest number that is free, which is that of its device files if all of its
-    /// modules are loaded. An interface that had the NIC with this node ID, and has none, takes it
-    /// by itself ([`adopt`]). May sleep.
+    /// Adds a NIC under the lowest free number, which equals that of its device files if all
+    /// modules of the NIC are loaded. An interface that lost the NIC with this node ID takes it by
+    /// itself ([`adopt`]). May sleep.
     ///
     /// # Errors
     ///
@@ -125,7 +126,7 @@ impl Drop for Bound {
     }
 }
 
-/// A NIC that an interface is begun for; given back by drop.
+/// Claim of a NIC for an interface being started. Drop releases it unless the interface has begun.
 pub(crate) struct Claim {
     id: u64,
     handle: Handle,
@@ -155,7 +156,7 @@ impl Drop for Claim {
 ///
 /// # Errors
 ///
-/// `ENODEV`: there is none with this number. `EBUSY`: it has an interface.
+/// `ENODEV`: there is no NIC with this number. `EBUSY`: the NIC has an interface.
 pub(crate) fn claim(number: u32) -> Result<Claim> {
     let all = ALL.get().ok_or(ENODEV)?;
     let mut nics = all.nics.lock();
@@ -171,11 +172,12 @@ pub(crate) fn claim(number: u32) -> Result<Claim> {
     })
 }
 
-/// An interface begins: from now on it hears if its NIC goes. May sleep.
+/// Assigns a claimed NIC to its interface, which is notified from now on if the NIC is unbound. May
+/// sleep.
 ///
 /// # Errors
 ///
-/// `ENODEV`: it is gone.
+/// `ENODEV`: the NIC was unbound.
 pub(crate) fn begun(mut claim: Claim, ni: &Arc<Ni>) -> Result {
     let all = ALL.get().ok_or(ENODEV)?;
     let mut nics = all.nics.lock();
@@ -185,8 +187,8 @@ pub(crate) fn begun(mut claim: Claim, ni: &Arc<Ni>) -> Result {
     Ok(())
 }
 
-/// Gives an interface without a NIC the one with a node ID, if there is one that nobody has and
-/// whose network runs. The interface hears if that goes. May sleep.
+/// Assigns the NIC with a node ID to an interface without a NIC, if it is free and its network is
+/// up. The interface is notified if the NIC is unbound. May sleep.
 pub(crate) fn adopt(ni: &Arc<Ni>, node: NodeId) -> Option<Handle> {
     let all = ALL.get()?;
     let mut nics = all.nics.lock();
@@ -200,13 +202,13 @@ pub(crate) fn adopt(ni: &Arc<Ni>, node: NodeId) -> Option<Handle> {
     Some(nic.handle.clone())
 }
 
-/// Whether an interface has a NIC that is bound. May sleep.
+/// Returns whether an interface has a bound NIC. May sleep.
 pub(crate) fn has(ni: &Arc<Ni>) -> bool {
     ALL.get()
         .is_some_and(|all| all.nics.lock().of(ni).is_some())
 }
 
-/// An interface has ended, or can't use its NIC, which may have another one. May sleep.
+/// Releases the NIC of an interface that was stopped or cannot use it. May sleep.
 pub(crate) fn over(ni: &Arc<Ni>) {
     let Some(all) = ALL.get() else {
         return;
@@ -220,7 +222,7 @@ pub(crate) fn over(ni: &Arc<Ni>) {
     drop(own);
 }
 
-/// What there is of the interfaces.
+/// Writes the statistics of all interfaces.
 pub(crate) fn show(f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let Some(all) = ALL.get() else {
         return Ok(());

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! A queue of bounded size, which gets its memory when it is made.
+//! A queue of bounded size that allocates its memory when it is created. The owner provides the
+//! lock.
 
 use kernel::prelude::*;
 
-/// First in, first out.
+/// A FIFO queue.
 pub(crate) struct Ring<T> {
     places: KVVec<Option<T>>,
     first: usize,
@@ -12,7 +13,7 @@ pub(crate) struct Ring<T> {
 }
 
 impl<T> Ring<T> {
-    /// For up to `size` things. May sleep.
+    /// Creates a queue for up to `size` entries. May sleep.
     ///
     /// # Errors
     ///
@@ -29,12 +30,12 @@ impl<T> Ring<T> {
         })
     }
 
-    /// Things in it.
+    /// Returns the number of entries.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Puts something behind the others; back if there is no place.
+    /// Appends an entry; gives it back if the queue is full.
     pub(crate) fn push(&mut self, new: T) -> Result<(), T> {
         let at = (self.first + self.len) % self.places.len().max(1);
         match self.places.get_mut(at) {
@@ -47,7 +48,7 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Takes the first one.
+    /// Removes the first entry.
     pub(crate) fn pop(&mut self) -> Option<T> {
         let taken = self.places.get_mut(self.first)?.take()?;
         self.first = (self.first + 1) % self.places.len().max(1);

@@ -29,8 +29,8 @@ const BATCH: usize = 16;
 pub(crate) const RESET_MS: i64 = 100;
 /// Maximum time in ms until a function answers after that.
 const READY_MS: i64 = 1_000;
-/// Maximum time in ms for reading the hundreds of registers that describe a device. A slow device
-/// blocks other borrowers meanwhile, and its lease word is not checked.
+/// Maximum time in ms for reading the hundreds of registers that describe a device. During that
+/// time a slow device blocks other borrowers, and its lease word is not checked.
 const DESCRIBE_MS: i64 = 5_000;
 /// Maximum time in ms for pending transactions of a device that has lost bus mastering.
 const PENDING_MS: i64 = 100;

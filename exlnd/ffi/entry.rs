@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What lnet.c calls for LNet: in process context, but for those that only tell a number.
+//! Functions that lnet.c calls on behalf of LNet. Process context, may sleep, unless the comment
+//! says otherwise.
 
 use super::lnet::{Msg, NiRef, Wanted};
 use crate::{
@@ -10,26 +11,26 @@ use crate::{
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{bindings, prelude::*, sync::Arc};
 
-/// The interface of a call.
+/// Returns the interface of a call.
 ///
 /// # Safety
 ///
-/// `data` came from `exlnd_rs_startup`, and was not given to `exlnd_rs_shutdown`.
+/// `data` must come from `exlnd_rs_startup` and must not have been passed to `exlnd_rs_shutdown`.
 unsafe fn ni(data: *mut c_void) -> ManuallyDrop<Arc<Ni>> {
-    // SAFETY: by the requirement. LNet keeps the reference, and gives it back at the end.
+    // SAFETY: By the requirements, LNet holds this reference until `exlnd_rs_shutdown`.
     ManuallyDrop::new(unsafe { Arc::from_raw(data.cast_const().cast::<Ni>()) })
 }
 
-// A function of lnet.c, with the same types.
+// Function of lnet.c, with the same types.
 extern "C" {
     fn exlnd_ni_data(ni: *mut c_void, data: *mut c_void);
 }
 
-/// Begins an interface.
+/// Starts an interface.
 ///
 /// # Safety
 ///
-/// `raw` is an interface of LNet's that is about to be started, `interface` a string.
+/// `raw` must be an interface that LNet is starting, `interface` a C string.
 #[no_mangle]
 unsafe extern "C" fn exlnd_rs_startup(
     raw: *mut c_void,
@@ -41,21 +42,22 @@ unsafe extern "C" fn exlnd_rs_startup(
     let Some(handle) = NonNull::new(raw) else {
         return EINVAL.to_errno();
     };
-    // SAFETY: by the requirement.
+    // SAFETY: By the requirements.
     let name = unsafe { CStr::from_char_ptr(interface) };
     let asked = Asked {
         immediate,
         credits,
         peer_credits,
     };
-    // SAFETY: by the requirement; `exlnd_rs_shutdown` ends all that uses it.
+    // SAFETY: By the requirements; `exlnd_rs_shutdown` ends all users of the interface.
     let lnet = unsafe { NiRef::new(handle) };
     match Ni::start(lnet, name.to_bytes(), &asked) {
         Ok(ni) => {
             let data = Arc::into_raw(ni.clone()).cast_mut();
-            // SAFETY: by the requirement; it is given back by `exlnd_rs_shutdown`.
+            // SAFETY: By the requirements. `exlnd_rs_shutdown` takes the reference back.
             unsafe { exlnd_ni_data(raw, data.cast()) };
-            // LNet calls back with `data` for what comes in.
+            // LNet passes `data` to the calls for incoming messages, so it is set before they are
+            // processed.
             ni.begin_to_read();
             0
         }
@@ -63,30 +65,31 @@ unsafe extern "C" fn exlnd_rs_startup(
     }
 }
 
-/// Ends an interface, which has no messages any more. LNet may still be given some that came in
-/// before, and call back for them, until this returns.
+/// Stops an interface without outgoing messages. Until this returns, earlier incoming messages may
+/// still be passed to LNet, which calls back for them.
 ///
 /// # Safety
 ///
-/// As [`ni`], and LNet does not use `data` after this.
+/// The requirements of [`ni`] apply. LNet must not use `data` after this call.
 #[no_mangle]
 unsafe extern "C" fn exlnd_rs_shutdown(data: *mut c_void) {
-    // SAFETY: by the requirement.
+    // SAFETY: By the requirements.
     let ni = ManuallyDrop::into_inner(unsafe { ni(data) });
     ni.end();
 }
 
-/// Takes a message that goes out.
+/// Sends a message.
 ///
 /// # Safety
 ///
-/// As [`ni`]; `msg` is a message, this module's if 0 is returned.
+/// The requirements of [`ni`] apply. `msg` must be a message, which is this module's if 0 is
+/// returned.
 #[no_mangle]
 unsafe extern "C" fn exlnd_rs_send(data: *mut c_void, msg: *mut c_void) -> c_int {
     let Some(msg) = NonNull::new(msg) else {
         return EINVAL.to_errno();
     };
-    // SAFETY: by the requirement.
+    // SAFETY: By the requirements.
     let (ni, msg) = unsafe { (ni(data), Msg::new(msg)) };
     match ni.send(msg) {
         Ok(()) => 0,
@@ -97,12 +100,12 @@ unsafe extern "C" fn exlnd_rs_send(data: *mut c_void, msg: *mut c_void) -> c_int
     }
 }
 
-/// Is told what LNet wants of a message that has come in, and where that goes.
-///
+/// Receives the payload of an incoming message, as far as LNet wants it.
 /// # Safety
 ///
-/// As [`ni`]; `number` is that of a message that LNet was given; `msg` is null, or this
-/// module's from now on, and `to` an iterator over pages that stay until it is finalized.
+/// The requirements of [`ni`] apply. `number` must be that of a message passed to LNet. `msg` must
+/// be null, or a message that is this module's from now on; then `to` must be an iterator over
+/// pages that stay until `msg` is finalized.
 #[no_mangle]
 unsafe extern "C" fn exlnd_rs_recv(
     data: *mut c_void,
@@ -110,53 +113,53 @@ unsafe extern "C" fn exlnd_rs_recv(
     msg: *mut c_void,
     to: *mut bindings::iov_iter,
 ) -> c_int {
-    // SAFETY: by the requirement.
+    // SAFETY: By the requirements.
     let ni = unsafe { ni(data) };
     let wanted = NonNull::new(msg).map(|msg| {
-        // SAFETY: by the requirement.
+        // SAFETY: By the requirements.
         let msg = unsafe { Msg::new(msg) };
-        // SAFETY: by the requirement; an iterator may be copied.
+        // SAFETY: By the requirements; an iterator may be copied.
         unsafe { Wanted::new(msg, to.read()) }
     });
     ni.recv(number as u64, wanted);
     0
 }
 
-/// LNet keeps a message that it was given, and wants it later by the same number.
+/// Makes a message available for a later receive by the same number, because LNet keeps it.
 ///
 /// # Safety
 ///
-/// As [`ni`]; `number` is that of a message that LNet was given.
+/// The requirements of [`ni`] apply. `number` must be that of a message passed to LNet.
 #[no_mangle]
 unsafe extern "C" fn exlnd_rs_keep(data: *mut c_void, number: c_ulong) {
-    // SAFETY: by the requirement.
+    // SAFETY: By the requirements.
     let ni = unsafe { ni(data) };
     ni.keep(number as u64);
 }
 
-/// What LNet may count with for a message, in seconds. Any context.
+/// Returns the maximum time of a message in seconds. Any context.
 #[no_mangle]
 extern "C" fn exlnd_rs_timeout() -> c_int {
     conf::timeout() as c_int
 }
 
-/// Payload that is sent in messages, by default. Any context.
+/// Returns the default maximum of payload sent in messages, in bytes. Any context.
 #[no_mangle]
 extern "C" fn exlnd_rs_immediate() -> i32 {
     conf::immediate() as i32
 }
 
-/// Whether this many bytes of payload can be sent in messages. Any context.
+/// Returns whether `bytes` is a permitted maximum of payload sent in messages. Any context.
 #[no_mangle]
 extern "C" fn exlnd_rs_is_immediate(bytes: i64) -> bool {
     conf::IMMEDIATE.contains(&bytes)
 }
 
-/// Credits and times for which LNet was given no number. Any context.
+/// Returns the default credits and times. Any context.
 ///
 /// # Safety
 ///
-/// The pointers may be written.
+/// The pointers must be valid for writes.
 #[no_mangle]
 unsafe extern "C" fn exlnd_rs_tunables(
     credits: *mut c_int,
@@ -165,7 +168,7 @@ unsafe extern "C" fn exlnd_rs_tunables(
     peer_timeout: *mut c_int,
 ) {
     let t = conf::tunables();
-    // SAFETY: by the requirement.
+    // SAFETY: By the requirements.
     unsafe {
         credits.write(t.credits);
         peer_credits.write(t.peer_credits);
@@ -174,11 +177,11 @@ unsafe extern "C" fn exlnd_rs_tunables(
     }
 }
 
-/// A command of LNet's for an interface; there are none.
+/// Handles a command of LNet for an interface; there are none.
 ///
 /// # Safety
 ///
-/// As [`ni`].
+/// The requirements of [`ni`] apply.
 #[no_mangle]
 unsafe extern "C" fn exlnd_rs_ctl(_data: *mut c_void, _cmd: c_uint) -> c_int {
     EINVAL.to_errno()

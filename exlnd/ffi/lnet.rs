@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! LNet, as far as a driver of its sees it: what lnet.c offers.
+//! Safe wrappers of LNet's functions for drivers, as lnet.c offers them.
 //!
-//! LNet and this module call each other in process context, where sleeping is allowed; no lock may
-//! be held while LNet is called, as it may call back ([`Msg::finalize`], [`NiRef::parse`],
+//! LNet and this module call each other in process context and may sleep. No lock may be held when
+//! LNet is called, because LNet may call back ([`Msg::finalize`], [`NiRef::parse`],
 //! [`NiRef::notify`]).
 
 use core::{
@@ -15,11 +15,11 @@ use kernel::{bindings, device, error::to_result, prelude::*};
 use kernel_ext::mem::{BioVecs, FragmentList};
 use wire::lnd::{Form, Header};
 
-/// As `struct exlnd_letter`.
+/// The C type `struct exlnd_letter`.
 #[repr(C)]
 struct RawLetter {
     header: Header,
-    /// Of `struct bio_vec`.
+    /// Array of `struct bio_vec`.
     vecs: *const c_void,
     count: u32,
     skip: u32,
@@ -28,8 +28,7 @@ struct RawLetter {
     form: u32,
 }
 
-// The functions of lnet.c, with the same types: pointers to structures that are
-// opaque here, and numbers.
+// Functions of lnet.c with the same types. Structures are opaque pointers here.
 extern "C" {
     fn exlnd_known_type() -> c_int;
     fn exlnd_register(kind: u32) -> c_int;
@@ -62,23 +61,22 @@ extern "C" {
     fn exlnd_iter_write(iter: *mut bindings::iov_iter, from: *const u8, len: usize) -> usize;
 }
 
-/// LNet knows of the driver while this exists.
+/// Registration of the driver with LNet. Drop unregisters it.
 pub(crate) struct Registration(());
 
 impl Registration {
-    /// Tells LNet of the driver, under a number of a network type; under that of `ex` if none is
-    /// given. May sleep.
+    /// Registers the driver under the number of a network type, by default that of `ex`. May sleep.
     ///
     /// # Errors
     ///
-    /// `EPROTONOSUPPORT`: LNet does not know such a type. `EBUSY`: another driver has it.
+    /// `EPROTONOSUPPORT`: LNet does not know the type. `EBUSY`: another driver uses it.
     pub(crate) fn new(kind: Option<u32>) -> Result<Self> {
         let kind = match kind {
             Some(kind) => kind,
-            // SAFETY: looks into a constant table.
+            // SAFETY: The function reads a constant table.
             None => u32::try_from(unsafe { exlnd_known_type() }).map_err(|_| EPROTONOSUPPORT)?,
         };
-        // SAFETY: process context. The functions of the table may be called from now on.
+        // SAFETY: Process context. The functions of the operation table may be called from now on.
         to_result(unsafe { exlnd_register(kind) })?;
         Ok(Self(()))
     }
@@ -86,114 +84,119 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: it was registered. Interfaces keep the module, so there are none.
+        // SAFETY: The driver is registered. No interface exists, because interfaces hold a
+        // reference to the module.
         unsafe { exlnd_unregister() }
     }
 }
 
-/// What became of a message, for the health of interfaces; the order of lnet.c's table.
+/// Result of a message for LNet's health statistics, in the order of the table in lnet.c.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Health {
-    /// Nothing is wrong.
+    /// Success.
     Ok,
-    /// Not delivered, for want of something here. It may be sent again by another way.
+    /// Not delivered, for lack of a local resource. LNet may resend it on another path.
     LocalDropped,
-    /// Not delivered, as the interface ends. It may be sent again.
+    /// Not delivered, because the interface is stopped. LNet may resend it.
     LocalAborted,
-    /// An error here.
+    /// Local error.
     LocalError,
-    /// Certainly not delivered, because of the peer. It may be sent again.
+    /// Certainly not delivered, because of the peer. LNet may resend it.
     RemoteDropped,
-    /// Perhaps delivered; an error of the peer.
+    /// Perhaps delivered; the peer reported an error.
     RemoteError,
     /// Perhaps delivered; the peer does not answer.
     RemoteTimeout,
-    /// Perhaps delivered; nobody knows who is at fault.
+    /// Perhaps delivered; the cause is unknown.
     NetworkTimeout,
 }
 
-/// How a message ends.
+/// Result of a message: health status and errno.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct End(pub(crate) Health, pub(crate) i32);
 
 impl End {
-    /// Well.
+    /// Success.
     pub(crate) const OK: Self = Self(Health::Ok, 0);
 }
 
-/// LNet address of a node. 0 stands for no address in parts of LNet.
+/// Returns the LNet address of a node, which is its node ID plus 1. Parts of LNet treat 0 as no
+/// address.
 pub(crate) fn address(node: wire::ids::NodeId) -> u32 {
     u32::from(node.0) + 1
 }
 
-/// An interface of LNet's.
+/// An interface of LNet.
 pub(crate) struct NiRef(NonNull<c_void>);
 
-// SAFETY: LNet's functions for interfaces may be called by any thread. Who has one ends its threads
-// before LNet frees it: `Ni::end` is what `lnd_shutdown` waits for.
+// SAFETY: LNet's functions for interfaces may be called by any thread. The owner ends its threads
+// before LNet frees the interface, because `lnd_shutdown` waits for `Ni::end`.
 unsafe impl Send for NiRef {}
-// SAFETY: as above.
+// SAFETY: LNet's functions for interfaces may be called concurrently.
 unsafe impl Sync for NiRef {}
 
 impl NiRef {
+    /// Wraps an interface.
+    ///
     /// # Safety
     ///
-    /// `raw` is an interface that LNet has this module start, and is not used any more when LNet was
-    /// told that it has not begun, or has ended.
+    /// `raw` must be an interface that LNet is starting on this module. It must not be used after
+    /// LNet was notified that the start failed or the interface was stopped.
     pub(super) unsafe fn new(raw: NonNull<c_void>) -> Self {
         Self(raw)
     }
 
-    /// CPTs whose threads look after the peers. To be asked after [`NiRef::place`].
+    /// Returns the CPTs whose threads serve the peers. Called after [`NiRef::place`].
     pub(crate) fn cpts(&self) -> impl Iterator<Item = i32> + use<'_> {
-        // SAFETY: valid, as an interface's owner promises.
+        // SAFETY: The interface is valid, by the requirements of `new`.
         let count = unsafe { exlnd_ni_cpt(self.0.as_ptr(), -1) };
-        // SAFETY: as above; the number is one of those.
+        // SAFETY: The interface is valid, by the requirements of `new`; `i` is less than the number
+        // of CPTs.
         (0..count).map(move |i| unsafe { exlnd_ni_cpt(self.0.as_ptr(), i) })
     }
 
-    /// The CPT of a peer.
+    /// Returns the CPT of a peer.
     pub(crate) fn cpt_of(&self, address: u32) -> i32 {
-        // SAFETY: valid, as an interface's owner promises.
+        // SAFETY: The interface is valid, by the requirements of `new`.
         unsafe { exlnd_peer_cpt(self.0.as_ptr(), address) }
     }
 
-    /// Says where the device is, and what address the interface has.
+    /// Sets the address and the device of the interface. The device determines its CPTs.
     pub(crate) fn place(&self, device: &device::Device, address: u32) -> Result {
-        // `Device` is `struct device`, transparently.
+        // `Device` is a transparent wrapper of `struct device`.
         let device = ptr::from_ref(device).cast_mut().cast();
-        // SAFETY: valid, and about to be started: LNet calls this module for that. The device is
-        // borrowed.
+        // SAFETY: The interface is valid and LNet is starting it. The device is borrowed for the
+        // call.
         unsafe {
             exlnd_ni_address(self.0.as_ptr(), address);
             to_result(exlnd_ni_numa(self.0.as_ptr(), device))
         }
     }
 
-    /// Tells LNet whether a peer is alive. LNet may call back.
+    /// Notifies LNet that a peer is alive or dead. LNet may call back.
     pub(crate) fn notify(&self, address: u32, alive: bool) {
-        // SAFETY: valid, and a thread of this module's runs, without locks.
+        // SAFETY: The interface is valid. The caller is a thread of this module without locks.
         unsafe { exlnd_notify(self.0.as_ptr(), address, alive) }
     }
 
-    /// Tells LNet whether the interface is of no use.
+    /// Notifies LNet that the interface is unusable or usable.
     pub(crate) fn set_fatal(&self, fatal: bool) {
-        // SAFETY: valid, as an interface's owner promises.
+        // SAFETY: The interface is valid, by the requirements of `new`.
         unsafe { exlnd_ni_fatal(self.0.as_ptr(), fatal) }
     }
 
-    /// Gives LNet a message. It says what it wants of that by [`Ni::recv`] with `number`, before
-    /// this returns or later; not at all if it does not take the message.
+    /// Passes an incoming message to LNet. If LNet accepts the message, it requests the payload by
+    /// [`Ni::recv`] with `number`, before this returns or later.
     ///
     /// # Errors
     ///
-    /// LNet does not take it.
+    /// LNet does not accept the message.
     pub(crate) fn parse(&self, form: Form, header: &Header, address: u32, number: u64) -> Result {
         let form = match form {
             Form::Nid4 => 0,
             Form::Nid16 => 1,
         };
-        // SAFETY: valid, as above; a header has as many bytes as LNet's largest. It is copied.
+        // SAFETY: The interface is valid. A header has the size of LNet's largest; it is copied.
         to_result(unsafe {
             exlnd_parse(
                 self.0.as_ptr(),
@@ -206,28 +209,28 @@ impl NiRef {
     }
 }
 
-/// What a message says, and where its payload is.
+/// Header, address and payload of an outgoing message.
 pub(crate) struct Letter<'a> {
     pub(crate) header: Header,
     pub(crate) form: Form,
-    /// LNet address of where it goes.
+    /// LNet address of the next hop.
     pub(crate) address: u32,
     pub(crate) len: u32,
     pieces: Pieces<'a>,
 }
 
 impl Letter<'_> {
-    /// Its payload as a list of pages that a device reads. May sleep.
+    /// Returns the payload as a list of pages that a device reads. May sleep.
     ///
     /// # Errors
     ///
-    /// As [`FragmentList::share_bvecs`].
+    /// Returns the errors of [`FragmentList::share_bvecs`].
     pub(crate) fn pages(&self) -> Result<FragmentList> {
         self.pieces.share(self.len as usize, false)
     }
 }
 
-/// Pieces of pages, of which the first bytes don't count.
+/// Segments of pages; the first `skip` bytes are not part of the payload.
 struct Pieces<'a> {
     vecs: *const bindings::bio_vec,
     count: u32,
@@ -236,13 +239,13 @@ struct Pieces<'a> {
 }
 
 impl Pieces<'_> {
-    /// `len` bytes as a list of pages.
+    /// Returns the first `len` bytes as a list of pages.
     fn share(&self, len: usize, write: bool) -> Result<FragmentList> {
         let (mut skip, mut left) = (self.skip, u32::try_from(len).map_err(|_| EINVAL)?);
         let mut vecs = KVVec::with_capacity(self.count as usize, GFP_KERNEL)?;
         for i in 0..self.count as usize {
-            // SAFETY: LNet's array has so many, which don't change before the message is finalized;
-            // whoever has `self` has the message.
+            // SAFETY: LNet's array has `count` entries, which do not change until the message is
+            // finalized. `self` borrows the message.
             let mut vec = unsafe { self.vecs.add(i).read() };
             let passed = skip.min(vec.bv_len);
             skip -= passed;
@@ -256,36 +259,38 @@ impl Pieces<'_> {
         if left > 0 {
             return Err(EINVAL);
         }
-        // SAFETY: the array is not changed. LNet's buffers are pages with permanent addresses, and
-        // the list keeps references. A device may access them until the message is finalized, and
-        // does not afterwards: this module waits for that.
+        // SAFETY: The array is not changed. LNet's buffers are pages with permanent addresses, and
+        // the list holds references to them. Devices access the pages only until the message is
+        // finalized, because this module waits for the end of their access.
         let vecs = unsafe { BioVecs::from_raw(vecs.as_ptr(), vecs.len(), write) };
         FragmentList::share_bvecs(vecs)
     }
 }
 
-/// An LNet message that this module owns, and has to finalize once. Its drop does so, as of one
-/// that has failed: never with a lock.
+/// An LNet message that this module owns and must finalize once. Drop finalizes it with an error;
+/// no lock may be held then.
 pub(crate) struct Msg(NonNull<c_void>);
 
 // SAFETY: LNet's messages may be finalized by any thread.
 unsafe impl Send for Msg {}
-// SAFETY: `&Msg` allows reading only, of what LNet does not change.
+// SAFETY: `&Msg` only allows reading data that LNet does not change.
 unsafe impl Sync for Msg {}
 
 impl Msg {
+    /// Takes ownership of a message.
+    ///
     /// # Safety
     ///
-    /// `raw` is a message of LNet's that is this module's now, and nobody else's.
+    /// `raw` must be a message of LNet that only this module owns from now on.
     pub(super) unsafe fn new(raw: NonNull<c_void>) -> Self {
         Self(raw)
     }
 
-    /// What it says.
+    /// Returns header, address and payload of the message.
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP`: memory of a GPU, or an address that no node of Extoll has.
+    /// `EOPNOTSUPP`: memory of a GPU, or an address that is not that of an Extoll node.
     pub(crate) fn letter(&self) -> Result<Letter<'_>> {
         let mut raw = RawLetter {
             header: [0; 12],
@@ -296,7 +301,7 @@ impl Msg {
             address: 0,
             form: 0,
         };
-        // SAFETY: a message that was not finalized.
+        // SAFETY: The message was not finalized.
         to_result(unsafe { exlnd_msg_letter(self.0.as_ptr(), &mut raw) })?;
         Ok(Letter {
             header: raw.header,
@@ -315,46 +320,47 @@ impl Msg {
         })
     }
 
-    /// Copies bytes of its payload, from `at` on; zeros if it has less.
+    /// Copies payload from offset `at`. Fills `to` with zeros if the payload is shorter.
     pub(crate) fn read(&self, at: u32, to: &mut [u8]) {
-        // SAFETY: a message that was not finalized; lnet.c copies within its payload.
+        // SAFETY: The message was not finalized; lnet.c copies within its payload.
         unsafe { exlnd_msg_read(self.0.as_ptr(), at, to.as_mut_ptr(), to.len() as u32) }
     }
 
-    /// Whether it is to fail, by a rule of `lnetctl fault`; its health status is set then.
+    /// Returns whether a rule of `lnetctl fault` lets the message fail. Sets its health status in
+    /// that case.
     pub(crate) fn is_to_fail(&mut self) -> bool {
-        // SAFETY: a message that was not finalized; nobody else looks at it.
+        // SAFETY: The message was not finalized, and `self` is borrowed exclusively.
         unsafe { exlnd_msg_fault(self.0.as_ptr()) }
     }
 
-    /// Ends it. LNet may call back, with this on its stack. No lock may be held.
+    /// Finalizes the message. LNet may call back from within this call. No lock may be held.
     pub(crate) fn finalize(self, end: End) {
         let this = ManuallyDrop::new(self);
-        // SAFETY: it is finalized once, as `self` is consumed, in process context.
+        // SAFETY: The message is finalized once, because `self` is consumed. Process context.
         unsafe {
             exlnd_msg_health(this.0.as_ptr(), end.0 as u32);
             exlnd_msg_finalize(this.0.as_ptr(), end.1);
         }
     }
 
-    /// Ends it with the health status that it has.
+    /// Finalizes the message without changing its health status.
     pub(crate) fn finalize_as_is(self, status: i32) {
         let this = ManuallyDrop::new(self);
-        // SAFETY: as in `finalize`.
+        // SAFETY: The message is finalized once, because `self` is consumed. Process context.
         unsafe { exlnd_msg_finalize(this.0.as_ptr(), status) }
     }
 
-    /// Leaves it to LNet, which has just given it to this module and is told that it was not taken.
+    /// Leaves the message to LNet, whose send call returns an error.
     pub(crate) fn refuse(self, health: Health) {
         let this = ManuallyDrop::new(self);
-        // SAFETY: a message that was not finalized.
+        // SAFETY: The message was not finalized.
         unsafe { exlnd_msg_health(this.0.as_ptr(), health as u32) }
     }
 }
 
 impl Drop for Msg {
     fn drop(&mut self) {
-        // SAFETY: it was not finalized, or `finalize` would have consumed it.
+        // SAFETY: The message was not finalized, because `finalize` consumes `self`.
         unsafe {
             exlnd_msg_health(self.0.as_ptr(), Health::LocalError as u32);
             exlnd_msg_finalize(self.0.as_ptr(), -(bindings::EIO as c_int));
@@ -362,54 +368,59 @@ impl Drop for Msg {
     }
 }
 
-/// A message that has come in, and where its payload goes: a copy of LNet's iterator, which is good
-/// until the message is finalized.
+/// An incoming message with the destination of its payload. The iterator is a copy of LNet's, and
+/// valid until the message is finalized.
 pub(crate) struct Wanted {
     msg: Msg,
     to: bindings::iov_iter,
 }
 
-// SAFETY: `Msg` is; the iterator stands for pieces of pages, which may be written by any thread.
+// SAFETY: `Msg` is `Send`. The iterator refers to pages, which any thread may write.
 unsafe impl Send for Wanted {}
-// SAFETY: `&Wanted` allows reading only.
+// SAFETY: `&Wanted` only allows reading.
 unsafe impl Sync for Wanted {}
 
 impl Wanted {
+    /// Takes ownership of a message and its destination.
+    ///
     /// # Safety
     ///
-    /// `to` is an iterator over pages that stay until `msg` is finalized, and may be written until
-    /// then.
+    /// `to` must be an iterator over pages that stay, and may be written, until `msg` is finalized.
     pub(super) unsafe fn new(msg: Msg, to: bindings::iov_iter) -> Self {
         Self { msg, to }
     }
 
-    /// Bytes that are wanted, and were not written.
+    /// Returns the number of bytes that are still to be written.
     pub(crate) fn len(&self) -> usize {
-        // SAFETY: a valid iterator: the message was not finalized, as that consumes `self`.
+        // SAFETY: The iterator is valid, because the message was not finalized, which consumes
+        // `self`.
         unsafe { exlnd_iter_count(&self.to) }
     }
 
-    /// Copies bytes to where they belong and goes on behind them.
+    /// Copies bytes to the destination and advances it.
     ///
     /// # Errors
     ///
-    /// `EIO`: fewer are wanted.
+    /// `EIO`: the destination has less room.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result {
-        // SAFETY: as above, over pages that stay.
+        // SAFETY: The iterator is valid, because the message was not finalized, which consumes
+        // `self`.
         match unsafe { exlnd_iter_write(&mut self.to, bytes.as_ptr(), bytes.len()) } {
             n if n == bytes.len() => Ok(()),
             _ => Err(EIO),
         }
     }
 
-    /// Its pages as a list that a device writes. May sleep.
+    /// Returns the destination as a list of pages that a device writes. May sleep.
     ///
     /// # Errors
     ///
-    /// As [`FragmentList::share_bvecs`]; `EOPNOTSUPP`: not made of pages.
+    /// Returns the errors of [`FragmentList::share_bvecs`], or `EOPNOTSUPP` if the destination is
+    /// not made of pages.
     pub(crate) fn pages(&self) -> Result<FragmentList> {
         let (mut vecs, mut count, mut skip) = (ptr::null(), 0, 0);
-        // SAFETY: as above, and places for what it tells.
+        // SAFETY: The iterator is valid, because the message was not finalized. The pointers refer
+        // to local variables.
         to_result(unsafe { exlnd_iter_vecs(&self.to, &mut vecs, &mut count, &mut skip) })?;
         let pieces = Pieces {
             vecs: vecs.cast(),
@@ -420,7 +431,7 @@ impl Wanted {
         pieces.share(self.len(), true)
     }
 
-    /// As [`Msg::finalize`].
+    /// Like [`Msg::finalize`].
     pub(crate) fn finalize(self, end: End) {
         self.msg.finalize(end);
     }

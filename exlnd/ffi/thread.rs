@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Threads, which run on the CPTs of LNet, and what they wait for.
+//! Kernel threads bound to the CPTs of LNet, and their doorbells.
 
 use core::{marker::PhantomData, ptr::NonNull};
 use kernel::{prelude::*, sync::Arc};
@@ -22,80 +22,82 @@ extern "C" {
     fn exlnd_thread_join(thread: *mut c_void);
 }
 
-/// What threads wait for.
+/// Doorbell on which threads wait.
 pub(crate) struct Bell(NonNull<c_void>);
 
-// SAFETY: lnet.c's functions may be called by any thread.
+// SAFETY: The functions of lnet.c may be called by any thread.
 unsafe impl Send for Bell {}
-// SAFETY: as above, at the same time as well.
+// SAFETY: The functions of lnet.c may be called concurrently.
 unsafe impl Sync for Bell {}
 
 impl Bell {
-    /// May sleep.
+    /// Creates a doorbell. May sleep.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
     pub(crate) fn new() -> Result<Self> {
-        // SAFETY: process context.
+        // SAFETY: Process context.
         let raw = unsafe { exlnd_bell_new() };
         Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
     }
 
-    /// Wakes who waits, or will. Any context.
+    /// Wakes the waiting thread, or lets the next wait return at once. Any context.
     pub(crate) fn ring(&self) {
-        // SAFETY: it exists as long as `self`.
+        // SAFETY: The object is freed only by the drop of `self`.
         unsafe { exlnd_bell_ring(self.0.as_ptr()) }
     }
 
-    /// Waits until it is rung, for so many jiffies at most; without end if none are said. Returns
-    /// whether the thread is to go on.
+    /// Waits until the doorbell is rung or `jiffies` have passed; `None`: without limit. Returns
+    /// false if the thread must end.
     pub(crate) fn wait(&self, _: &Current, jiffies: Option<u32>) -> bool {
         let jiffies = jiffies.map_or(-1, |n| n as c_long);
-        // SAFETY: as above; one of lnet.c's threads calls it, as it has its `Current`.
+        // SAFETY: The object is freed only by the drop of `self`. `Current` proves that the caller
+        // is a thread started by lnet.c.
         unsafe { exlnd_bell_wait(self.0.as_ptr(), jiffies) }
     }
 }
 
 impl Drop for Bell {
     fn drop(&mut self) {
-        // SAFETY: nobody waits: that takes a reference.
+        // SAFETY: No thread waits, because waiting borrows `self`.
         unsafe { exlnd_bell_free(self.0.as_ptr()) }
     }
 }
 
-/// Whoever has it is a [`Thread`].
+/// Proof that the caller runs in a [`Thread`].
 pub(crate) struct Current(PhantomData<*mut ()>);
 
-/// What a thread does.
+/// Function of a thread.
 pub(crate) trait Run: Send + Sync + 'static {
-    /// All of it: returns when its bell says so.
+    /// Runs until a wait on its doorbell returns false.
     fn run(&self, current: &Current);
 }
 
-/// A thread. Its drop has it end, and waits for that.
+/// A kernel thread. Drop stops it and waits for its end.
 pub(crate) struct Thread<T: Run> {
     raw: NonNull<c_void>,
     _arg: Arc<T>,
 }
 
-// SAFETY: a thread may be ended by any other.
+// SAFETY: A thread may be stopped by any other thread.
 unsafe impl<T: Run> Send for Thread<T> {}
-// SAFETY: `&Thread` allows nothing.
+// SAFETY: `&Thread` has no methods.
 unsafe impl<T: Run> Sync for Thread<T> {}
 
-/// Runs a thread.
+/// Entry point of a thread.
 ///
 /// # Safety
 ///
-/// `arg` is a `T` that exists until this has returned, in a thread that lnet.c has started.
+/// `arg` must point to a `T` that exists until this function returns. The caller must be a thread
+/// started by lnet.c.
 unsafe extern "C" fn main<T: Run>(arg: *mut c_void) {
-    // SAFETY: by the requirement.
+    // SAFETY: By the requirements of this function.
     unsafe { &*arg.cast_const().cast::<T>() }.run(&Current(PhantomData));
 }
 
 impl<T: Run> Thread<T> {
-    /// Starts one on a CPT, or anywhere. May sleep.
+    /// Starts a thread on a CPT, or on any CPU. May sleep.
     ///
     /// # Errors
     ///
@@ -107,7 +109,7 @@ impl<T: Run> Thread<T> {
         (n, m): (u32, u32),
     ) -> Result<Self> {
         let (ptr, cpt) = (Arc::as_ptr(&arg).cast_mut(), cpt.unwrap_or(-1));
-        // SAFETY: `arg` stays until the thread was joined, in the drop of `Self`; the name is a
+        // SAFETY: `arg` lives until the thread was joined in the drop of `Self`. The name is a C
         // string, which is copied.
         let raw = unsafe {
             exlnd_thread_start(
@@ -128,7 +130,7 @@ impl<T: Run> Thread<T> {
 
 impl<T: Run> Drop for Thread<T> {
     fn drop(&mut self) {
-        // SAFETY: it was started, and is joined once, by another thread.
+        // SAFETY: The thread was started, and is joined once, by another thread.
         unsafe { exlnd_thread_join(self.raw.as_ptr()) }
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The NIC of an interface: how it goes, and how an interface without one gets one again.
+//! Loss of an interface's NIC, and the search for the NIC when it returns. Process context, sleeps;
+//! the mutex `binding` serialises changes of the NIC.
 
 use super::{
     ports::{ports, Ear, Link, Ports, Watch},
@@ -16,35 +17,36 @@ use kernel::{
 use protocol::Time;
 use wire::lnd::VPID;
 
-/// How long the end of what goes on is waited for when a NIC goes.
+/// Maximum time in ms that unbinding a NIC waits for messages in progress.
 const HASTE_MS: i64 = 2_500;
-/// An interface without a NIC looks for one so often.
+/// Interval in ms between searches for a NIC.
 const SEARCH_MS: u32 = 250;
-/// So long it waits if it could not use one that it has found.
+/// Pause in ns after a NIC was found but could not be used.
 const PAUSE: u64 = 2_000_000_000;
 
-/// What goes on when a NIC is lost has ended by then, as a rule.
+/// Time in ns after which messages that survive their NIC are reported.
 const LONG: u64 = 30_000_000_000;
 
-/// How the search for a NIC goes.
+/// State of the search for a NIC.
 #[derive(Default)]
 pub(super) struct Search {
-    /// Not before this time.
+    /// Earliest time of the next attempt.
     from: Time,
-    /// Since when the end of what went on is waited for; that it takes long was told.
+    /// Start of the wait for messages of the previous NIC.
     waits: Option<Time>,
+    /// Set after a long wait was logged.
     told_waits: bool,
-    /// Why one could not be used was told.
+    /// Last logged error of using a NIC.
     told: Option<Error>,
 }
 
 impl Ni {
-    /// Whether LNet waits for no memory that is registered.
+    /// Returns whether no registered memory is in use by LNet.
     fn is_quiet(&self) -> bool {
         !self.outs.lock().is_exposed() && self.sinks.lock().is_empty()
     }
 
-    /// The NIC goes: all that goes on ends, and nothing begins any more. Sleeps.
+    /// Ends all messages because the NIC is being unbound; no new ones begin. Sleeps.
     pub(crate) fn lose(self: &Arc<Self>) {
         let ended = self.binding.lock();
         if *ended {
@@ -53,7 +55,8 @@ impl Ni {
         let link = {
             let mut core = self.core.lock();
             let now = self.now();
-            // Without it nothing is taken: messages would come for as long as it is waited here.
+            // Without the link no message is processed. Otherwise new messages would arrive during
+            // the wait below.
             let link = core.link.take();
             self.tell_fatal(true);
             if let Some(machine) = core.machine_mut() {
@@ -63,10 +66,13 @@ impl Ni {
             link
         };
         if !self.wait(HASTE_MS, || self.is_quiet()) {
-            pr_warn!("ex{}: memory is still registered\n", self.number);
+            pr_warn!(
+                "ex{}: memory of some messages is still registered\n",
+                self.number
+            );
         }
         self.close(link);
-        // What is registered still ends with the NIC.
+        // Remaining registrations end with the NIC.
         if self.is_quiet() {
             self.drop_places();
         }
@@ -75,7 +81,7 @@ impl Ni {
         drop(ended);
     }
 
-    /// Nothing is registered any more, and nothing begins. Sleeps.
+    /// Drops the registration slots after all registrations have ended. Sleeps.
     fn drop_places(&self) {
         let places = {
             let mut core = self.core.lock();
@@ -109,21 +115,21 @@ impl Ni {
         drop(handle);
     }
 
-    /// Takes a NIC if the interface has none and there is the one that it had, by the node ID,
-    /// which is its address; tries again if that fails. For its thread. Returns the jiffies until
-    /// it is to be called again, if it is. Sleeps.
+    /// Searches for the lost NIC by its node ID, which is the interface's address, and takes it
+    /// into use. Called by the interface's thread. Returns the jiffies until the next attempt;
+    /// `None`: no search is needed. Sleeps.
     pub(super) fn look_for_nic(self: &Arc<Self>, search: &mut Search) -> Option<u32> {
         if !self.orphan.load(Relaxed) || self.ended.load(Relaxed) {
             return None;
         }
         let again = Some(msecs_to_jiffies(SEARCH_MS) as u32);
         let now = self.now();
-        // Peers may still know addresses of before, for some seconds.
+        // Peers may know addresses of the previous NIC for some seconds.
         if !self.is_idle() || !self.is_quiet() {
             let since = *search.waits.get_or_insert(now);
             if now.since(since) > LONG && !core::mem::replace(&mut search.told_waits, true) {
                 pr_warn!(
-                    "ex{}: has no NIC, as messages have not ended\n",
+                    "ex{}: NIC is not used yet, because earlier messages have not ended\n",
                     self.number
                 );
             }
@@ -137,14 +143,14 @@ impl Ni {
             return again;
         };
         let ended = self.binding.lock();
-        // Whoever has unbound it in the meantime waits for that lock, or had it.
+        // If the NIC was unbound in between, its unbinding waits for `binding` or already had it.
         let revived = match !*ended && registry::has(self) {
             true => self.revive(handle),
             false => return again,
         };
         match revived {
             Ok(()) => {
-                pr_info!("ex{}: has its NIC again\n", self.number);
+                pr_info!("ex{}: NIC is in use again\n", self.number);
                 *search = Search::default();
                 return None;
             }
@@ -152,7 +158,7 @@ impl Ni {
                 registry::over(self);
                 search.from = now.after(PAUSE);
                 if search.told.replace(e) != Some(e) {
-                    pr_err!("ex{}: {:?}, tries again\n", self.number, e);
+                    pr_err!("ex{}: cannot use the NIC, retrying: {:?}\n", self.number, e);
                 }
             }
         }
@@ -160,7 +166,7 @@ impl Ni {
         again
     }
 
-    /// What begins now goes by this NIC. Sleeps.
+    /// Opens ports and registration slots on a NIC. Sleeps.
     fn revive(self: &Arc<Self>, handle: Handle) -> Result {
         self.drop_places();
         let watch = Watch(self.signals.clone(), self.changed.clone());
@@ -178,7 +184,7 @@ impl Ni {
         }
         sender.attach(ear);
         self.orphan.store(false, Relaxed);
-        // The thread tells LNet.
+        // The thread reports the interface as usable to LNet.
         self.signals.bell.ring();
         Ok(())
     }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What an interface counts besides its machine.
+//! Counters of an interface besides those of its state machine. Any context.
 
 use kernel::{
     fmt,
     sync::atomic::{Atomic, Relaxed},
 };
 
-/// Size classes: up to 64 bytes, then twice as many for each, up to 1 MiB.
+/// Number of size classes: up to 64 bytes, then powers of two up to 1 MiB.
 const CLASSES: usize = 15;
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident $text:literal,)*) => {
-        /// Something that is counted.
+        /// Counter of an interface.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub(super) enum Count { $($(#[$doc])* $name,)* }
 
@@ -21,45 +21,45 @@ macro_rules! counts {
 }
 
 counts! {
-    /// Messages that no peer sends.
+    /// Messages that no correct peer sends.
     Strays "strays",
-    /// Payload that is exposed from where it is.
+    /// Payload registered for GETs of the peer.
     Exposed "exposed",
-    /// Payload that had to be copied for that.
+    /// Payload that had to be copied before it was registered.
     ExposedCopies "exposed_copies",
-    /// Payload that is fetched to where it belongs.
+    /// Payload fetched directly to a contiguous destination.
     Sinks "sinks",
-    /// Of these, in several pieces.
+    /// Payload fetched directly to a destination of several pieces.
     SinkPieces "sink_pieces",
-    /// Payload that is fetched elsewhere, and copied.
+    /// Payload fetched to a buffer and copied.
     SinkCopies "sink_copies",
-    /// No place to register memory.
+    /// Failures to find a free registration slot.
     NoPlace "no_place",
-    /// Memory that could not be registered.
+    /// Failures to register memory.
     NotRegistered "not_registered",
-    /// GETs that have left something out.
+    /// GETs with missing data.
     Holes "holes",
-    /// GETs that the engine had no place for, or did not get around to in time.
+    /// GETs that could not be posted in time.
     NotPosted "not_posted",
-    /// Ends of registrations that the NIC did not confirm in time.
+    /// Revocations that the NIC did not confirm in time.
     Late "late_revocations",
-    /// Messages that a rule of `lnetctl fault` made fail.
+    /// Messages that failed by a rule of `lnetctl fault`.
     Faults "faults",
-    /// Messages whose header tells of other payload than there is.
+    /// Messages whose header contradicts their payload.
     Lies "lies",
-    /// Messages that LNet did not take.
+    /// Messages that LNet did not accept.
     NotParsed "not_parsed",
-    /// Messages that this interface did not take.
+    /// Messages that this interface did not accept for sending.
     NotTaken "not_taken",
-    /// Messages that LNet keeps, and that were copied for that.
+    /// Messages that LNet keeps, copied for that.
     Kept "kept",
-    /// The same, not copied as there is no room.
+    /// Messages that LNet keeps, not copied for lack of room.
     KeptInPlace "kept_in_place",
-    /// Threads that woke up.
+    /// Work passes of the thread.
     Turns "turns",
 }
 
-/// All numbers of an interface.
+/// Counters of an interface.
 pub(super) struct Counters {
     counts: [Atomic<u64>; NAMES.len()],
     sent: [Atomic<u64>; CLASSES],
@@ -87,14 +87,14 @@ impl Counters {
         }
     }
 
-    /// A message with so many bytes goes out.
+    /// Counts an outgoing message with `bytes` bytes of payload.
     pub(super) fn sent(&self, bytes: u32) {
         if let Some(n) = self.sent.get(class(bytes)) {
             n.add(1, Relaxed);
         }
     }
 
-    /// One has come in.
+    /// Counts an incoming message with `bytes` bytes of payload.
     pub(super) fn received(&self, bytes: u32) {
         if let Some(n) = self.received.get(class(bytes)) {
             n.add(1, Relaxed);

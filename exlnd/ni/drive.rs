@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The thread that reads messages and looks after time. It never calls LNet.
+//! The interface's thread: processes messages, timeouts, and events of registrations and GETs. It
+//! never calls LNet.
 
 use super::{
     bind::Search, count::Count, memory::Side, tasks::Task, Core, Machine, Ni, Outs, Ports, BUFFER,
@@ -29,16 +30,16 @@ use wire::{
     lnd::{Message, TRAFFIC_CLASS, VPID},
 };
 
-/// Messages that are read, and things that are done, before others get the lock.
+/// Maximum number of messages, and of actions, before the lock is released.
 pub(super) const BATCH: usize = 64;
-/// Longest message.
+/// Maximum length of a message in bytes.
 const LONGEST: usize = 120;
-/// While messages come the age of the next ones is looked at from time to time.
+/// Time in ns after the last message during which the age of pending messages is tracked.
 const BUSY: u64 = 1_000_000_000;
-/// Revocations that are late are looked at so often.
+/// Interval in ns between polls of late revocations.
 const LATE: u64 = 50_000_000;
 
-/// The thread.
+/// The interface's thread.
 pub(super) struct Driver(pub(super) Arc<Ni>);
 
 impl Run for Driver {
@@ -55,7 +56,7 @@ impl Run for Driver {
     }
 }
 
-/// What the machine sends by.
+/// Transmit path of the state machine.
 pub(super) struct Voice<'a> {
     pub(super) sender: Option<&'a Sender>,
     pub(super) outs: &'a Mutex<Outs>,
@@ -97,7 +98,7 @@ impl Port<u32> for Voice<'_> {
 }
 
 impl Ni {
-    /// Changes the machine, and does what follows.
+    /// Changes the state machine and performs the resulting actions.
     pub(super) fn change(&self, f: impl FnOnce(&mut Machine, Time)) {
         let mut core = self.core.lock();
         let now = self.now();
@@ -107,7 +108,8 @@ impl Ni {
         self.drive(&mut core, now);
     }
 
-    /// Does what there is to do. Returns the jiffies until there is something again.
+    /// Performs one work pass. Returns the jiffies until the next one; `None`: until the doorbell
+    /// is rung.
     fn turn(&self) -> Option<u32> {
         self.counters.count(Count::Turns);
         let mut again = self.read();
@@ -138,27 +140,28 @@ impl Ni {
         next.map(|at| kernel::time::msecs_to_jiffies(ms(at)) as u32)
     }
 
-    /// Has LNet told whether the interface is of any use, if that has changed.
+    /// Queues a report to LNet if the usability of the interface has changed.
     pub(super) fn tell_fatal(&self, fatal: bool) {
         if self.fatal.xchg(fatal, Full) != fatal && !self.fatal_due.xchg(true, Full) {
             self.post(None, Task::Fatal);
         }
     }
 
-    /// Tells LNet so. One thread does, so that the last it says is the last that was found.
+    /// Reports the current usability to LNet. Only one thread does so, so the last report is the
+    /// current state.
     pub(super) fn report_fatal(&self) {
         self.fatal_due.xchg(false, Full);
         self.raw.set_fatal(self.fatal.load(Acquire));
     }
 
-    /// Looks whether other nodes can be reached at all, if that may have changed.
+    /// Checks whether other nodes are reachable, if that may have changed.
     fn look_at_network(&self) {
         if self.changed.xchg(false, Full) {
             let ports = self.ports.lock();
-            // Peers know it by its node ID.
+            // Peers know the interface by its node ID.
             let works = |nic: &Handle| nic.is_connected() && nic.node() == self.node;
             let connected = ports.as_ref().map(|ports| works(&ports.handle));
-            // When a NIC goes, that is said under this lock, and holds.
+            // The loss of a NIC is reported under this lock and must not be overwritten.
             let core = self.core.lock();
             if let (Some(connected), Some(_)) = (connected, &core.link) {
                 self.tell_fatal(!connected);
@@ -166,13 +169,13 @@ impl Ni {
         }
     }
 
-    /// When the age of messages has to be looked at.
+    /// Returns the time at which the age of pending messages must be updated.
     fn next_count(&self, now: Time) -> Option<Time> {
         let busy = Time(self.busy.load(Relaxed));
         (now.since(busy) < BUSY).then(|| now.after(conf::limits().fresh / 3))
     }
 
-    /// Reads messages; whether there may be more.
+    /// Processes messages. Returns whether more may be pending.
     fn read(&self) -> bool {
         let mut guard = self.ports.lock();
         let Some(ports) = Option::as_mut(&mut *guard) else {
@@ -195,7 +198,7 @@ impl Ni {
         taken == BATCH || ports.mailbox.rearm()
     }
 
-    /// Learns how old messages are, when that was not done for some time.
+    /// Updates the bound of the messages' age if the last update is too old.
     fn count_backlog(&self, ports: &mut Ports, began: Time) {
         if began.since(ports.counted) >= conf::limits().fresh / 4 {
             ports.counted = began;
@@ -219,15 +222,15 @@ impl Ni {
         if let Some(part) = bytes.get_mut(..len.into()) {
             m.copy_from(message.data_offset().into(), part);
             let place = of.index() as usize * BUFFER + usize::from(at);
-            // All of it is in the buffer of a message.
+            // Cannot fail: the range is inside the buffer of one message.
             let _ = self.buffers.copy_from(place, part);
         }
     }
 
-    /// Hears what places were told.
+    /// Handles events of registration slots.
     fn listen(&self, core: &mut Core, now: Time) {
         let Some(places) = core.places.clone() else {
-            // What places of before have to tell nobody needs.
+            // Events of earlier slots are irrelevant.
             while self.signals.next().is_some() {}
             return;
         };
@@ -251,7 +254,7 @@ impl Ni {
             }
             if place.told.take_late() {
                 self.counters.count(Count::Late);
-                // Each is late once, so there is room.
+                // Cannot fail: each slot is queued once.
                 let _ = core.late.push(number);
             }
             if places.side(number) == Side::Sink {
@@ -263,7 +266,7 @@ impl Ni {
                 break;
             };
             let ended = places.get(number).is_none_or(|p| p.has_ended());
-            // Those of a NIC that is gone end, too, when it was cut off from memory.
+            // Registrations of a lost NIC also end, when the NIC is cut off from memory.
             if ended {
                 self.ended(core, places.side(number), number);
             } else {
@@ -272,7 +275,7 @@ impl Ni {
         }
     }
 
-    /// Nothing reaches the memory in a place any more.
+    /// Notifies the state machine that no access to the memory in a slot is possible any more.
     fn ended(&self, core: &mut Core, side: Side, number: u32) {
         let Some(machine) = core.machine_mut() else {
             return;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What the machine wants to be done. Nothing of it waits, nor calls LNet: others do that.
+//! Events of the state machine. The lock `core` is held, so handlers do not call LNet or wait for
+//! other threads. They queue tasks for the threads that call LNet.
 
 use super::{
     drive::{Voice, BATCH},
@@ -15,11 +16,11 @@ use protocol::{
 };
 use wire::ids::NodeId;
 
-/// Reports of peers that wait for LNet, at most.
+/// Maximum number of queued reports about peers.
 pub(super) const REPORTS: usize = 64;
 
 impl Ni {
-    /// Has the machine send, and does what it says.
+    /// Lets the state machine send, and handles its events.
     pub(super) fn drive(&self, core: &mut Core, now: Time) {
         let mut again;
         loop {
@@ -52,7 +53,7 @@ impl Ni {
         core.machine_mut()?.next_event()
     }
 
-    /// Leaves something to a thread that calls LNet: the one of a peer, or any.
+    /// Queues a task for a thread that calls LNet: that of the peer's CPT, or any.
     pub(super) fn post(&self, node: Option<NodeId>, task: Task) {
         let kind = match task {
             Task::Offer(..) => Kind::Arrivals,
@@ -69,12 +70,16 @@ impl Ni {
             return;
         };
         if matches!(task, Task::Peer(..)) && queue.len() >= REPORTS {
-            // LNet finds out by itself.
+            // LNet notices the state of the peer by itself.
             return;
         }
         if let Err(task) = queue.push(task) {
-            // Can't be: there is a place for each message. LNet may not be called here.
-            pr_err!("ex{}: a queue is full\n", self.number);
+            // Cannot happen: the queue has room for every message. LNet must not be called here, so
+            // the task is leaked.
+            pr_err!(
+                "ex{}: task queue is full, a message of LNet will not end\n",
+                self.number
+            );
             core::mem::forget(task);
         }
     }
@@ -121,7 +126,7 @@ impl Ni {
                     _ => false,
                 };
                 if !begun {
-                    // Nothing is registered.
+                    // No registration exists.
                     machine.shut(ticket);
                 }
             }

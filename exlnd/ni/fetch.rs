@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory that payload is fetched to, and the GETs that do so.
+//! Payload GETs: the memory that they write, its registration, and validity tags. Functions are
+//! called with the lock `core` where noted; `sinks` is taken here.
 
 use super::{
     count::Count,
@@ -30,22 +31,23 @@ use wire::{
     lnd::{Source, TRAFFIC_CLASS},
 };
 
-/// Memory in a place.
+/// Destination of a GET in a registration slot.
 struct Use {
     ticket: Ticket,
     memory: FragmentList,
-    /// Until it is revoked.
+    /// `None` after the revocation was started.
     region: Option<Region>,
+    /// Value of the validity tags.
     mark: Mark,
-    /// Nobody needs it any more, once nothing comes for it.
+    /// Set when the message has ended; the slot is freed when no GET may write any more.
     over: bool,
 }
 
-/// All of it, by the numbers of places.
+/// Destinations by the number of their slot.
 pub(super) struct Sinks(KVVec<Option<Use>>);
 
 impl Sinks {
-    /// For places with numbers below `size`. May sleep.
+    /// Creates a table for `size` slots. May sleep.
     pub(super) fn new(size: usize) -> Result<Self> {
         let mut all = KVVec::with_capacity(size, GFP_KERNEL)?;
         for _ in 0..size {
@@ -58,25 +60,26 @@ impl Sinks {
         self.0.get_mut(place as usize)?.as_mut()
     }
 
-    /// The message that is fetched to a place.
+    /// Returns the message that uses a slot.
     pub(super) fn ticket_at(&mut self, place: u32) -> Option<Ticket> {
         Some(self.get(place)?.ticket)
     }
 
-    /// All places are gone, and nothing is registered.
+    /// Removes all destinations after their registrations have ended.
     pub(super) fn forget_places(&mut self) {
         for sink in self.0.iter_mut() {
             *sink = None;
         }
     }
 
-    /// Whether there is none that LNet waits for.
+    /// Returns whether no destination is in use by LNet.
     pub(super) fn is_empty(&self) -> bool {
         self.0.iter().flatten().all(|sink| sink.over)
     }
 }
 
-/// Copies between bytes and `len` bytes of memory after the first `at`.
+/// Iterates over the contiguous pieces of `len` bytes from offset `at`, each as position in the
+/// list of pages and length.
 fn pieces(
     memory: &FragmentList,
     at: usize,
@@ -92,7 +95,7 @@ impl Use {
         self.memory.bytes() as u32
     }
 
-    /// Where the marks of `len` bytes are, if the memory is one piece.
+    /// Returns the positions of the tags of `len` bytes, if the memory is contiguous.
     fn comb(&self, len: u32) -> Option<Comb> {
         let mut all = pieces(&self.memory, 0, len as usize);
         let (at, _) = all.next()?;
@@ -101,11 +104,11 @@ impl Use {
         all.next().is_none().then_some(Comb { at, step, count })
     }
 
-    /// Puts marks into the memory.
+    /// Writes validity tags to the memory.
     fn write_marks(&mut self, len: u32) {
         self.mark = security::random().to_le_bytes();
         if let Some(comb) = self.comb(len) {
-            // All of it is in the list, which may be written.
+            // Cannot fail: the range is inside the list, which is writable.
             let _ = self.memory.pages().mark(comb, self.mark);
             return;
         }
@@ -113,7 +116,7 @@ impl Use {
             let mut done = 0;
             for (place, n) in pieces(&self.memory, at as usize, MARK_BYTES as usize) {
                 if let Some(part) = self.mark.get(done..done + n) {
-                    // All of it is in the list, which may be written.
+                    // Cannot fail: the range is inside the list, which is writable.
                     let _ = self.memory.pages().copy_from(place, part);
                 }
                 done += n;
@@ -121,7 +124,7 @@ impl Use {
         }
     }
 
-    /// Whether one is left.
+    /// Returns whether a tag was not overwritten, i.e. data are missing.
     fn has_hole(&self) -> bool {
         if let Some(comb) = self.comb(self.len()) {
             let found = self.memory.pages().has_mark(comb, self.mark);
@@ -141,7 +144,7 @@ impl Use {
     }
 }
 
-/// Pages of this module's for so many bytes.
+/// Allocates pages of this module for `len` bytes.
 fn own_pages(len: usize) -> Result<FragmentList> {
     let mut pages = KVVec::with_capacity(len.div_ceil(PAGE), GFP_KERNEL)?;
     let mut left = len;
@@ -154,14 +157,15 @@ fn own_pages(len: usize) -> Result<FragmentList> {
 }
 
 impl Ni {
-    /// Memory for the payload of a message, and whether it is not where the payload belongs. Sleeps.
+    /// Returns memory for the payload of a message, and whether the payload must be copied from
+    /// there. Sleeps.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
     pub(super) fn memory(&self, to: &Wanted) -> Result<(FragmentList, bool)> {
         match to.pages() {
-            // Pieces may be spread over more pages than a place has.
+            // A scattered destination may have more pages than a slot.
             Ok(list) if list.pages().len() <= PAGES && !fault::hit(Point::SinkGaps) => {
                 self.counters.count(match list.fragments().len() {
                     1 => Count::Sinks,
@@ -176,11 +180,11 @@ impl Ni {
         }
     }
 
-    /// Registers memory for the payload of a message; gives its place. With the lock of the machine.
+    /// Registers memory for the payload of a message. Returns its slot. The caller holds `core`.
     ///
     /// # Errors
     ///
-    /// The memory: all places are in use, or it can't be registered now.
+    /// Returns the memory if no slot is free or it cannot be registered now.
     pub(super) fn register(
         &self,
         places: &Places,
@@ -213,7 +217,7 @@ impl Ni {
         Ok(number)
     }
 
-    /// LNet has what was fetched to a place, or will not have it.
+    /// Marks the destination in a slot as unused after its message has ended.
     pub(super) fn sink_done(&self, place: u32) {
         if let Some(sink) = self.sinks.lock().get(place) {
             sink.over = true;
@@ -224,7 +228,7 @@ impl Ni {
         }
     }
 
-    /// Frees a place that nobody needs and that nothing comes for.
+    /// Frees a slot that is unused and to which no GET may write any more.
     pub(super) fn reap_sink(&self, places: &Places, place: u32) {
         let quiet = places.get(place).is_some_and(|p| p.told.is_quiet());
         let mut sinks = self.sinks.lock();
@@ -240,7 +244,8 @@ impl Ni {
         }
     }
 
-    /// Has the registration of a place end; whether there is one. With the lock of the machine.
+    /// Starts the revocation of a destination's registration. Returns whether there is one. The
+    /// caller holds `core`.
     pub(super) fn revoke_sink(&self, places: &Places, number: u32) -> bool {
         let region = self.sinks.lock().get(number).and_then(|s| s.region.take());
         match (region, places.get(number)) {
@@ -252,7 +257,7 @@ impl Ni {
         }
     }
 
-    /// Begins a GET to a place. With the lock of the machine.
+    /// Posts a GET to the destination in a slot. The caller holds `core`.
     pub(super) fn get(
         &self,
         (link, places): (&Link, &Places),
@@ -266,7 +271,7 @@ impl Ni {
         let sink = sinks.get(number).ok_or(failed)?;
         sink.write_marks(len);
         let region = sink.region.as_ref().ok_or(failed)?;
-        // One piece, as a rule. With the lock of the machine memory is not waited for.
+        // Usually a single piece. Allocations must not wait, because `core` is held.
         let mut all =
             pieces(&sink.memory, 0, len as usize).map(|(offset, n)| Part::new(region, offset, n));
         let first = [all.next().ok_or(failed)?];
@@ -322,7 +327,7 @@ impl Ni {
         })
     }
 
-    /// What a GET has brought.
+    /// Checks the result of a GET. Returns the message, and an error if data are missing.
     pub(super) fn check(
         &self,
         place: u32,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Messages that LNet keeps for later: copies of what came with them, so that they don't keep out
-//! what LNet waits for.
+//! Messages that LNet keeps for later. Their payload is copied, so that they do not occupy buffers
+//! that messages need for which LNet waits. Process context, sleeps.
 
 use super::{
     count::Count,
@@ -13,12 +13,12 @@ use extoll_core::machine::Kernel;
 use kernel::prelude::*;
 use protocol::lnd;
 
-/// All of them.
+/// Copied messages by number.
 pub(super) type Kept = lnd::Kept<Kernel, KVVec<u8>>;
 
 impl Ni {
-    /// LNet keeps a message for later. What came with it is copied if it can be; otherwise it has
-    /// its place until LNet wants it. Without locks; sleeps.
+    /// Copies the payload of a message that LNet keeps for later. If that fails, the message
+    /// occupies its buffer until LNet receives it. Called without locks; sleeps.
     pub(crate) fn keep(&self, number: u64) {
         let kept = self.copy_kept(number).unwrap_or(false);
         self.counters.count(match kept {
@@ -44,7 +44,7 @@ impl Ni {
         let now = self.now();
         let kept = core.machine_mut().is_some_and(|m| m.kept(ticket));
         if kept {
-            // Before another message gets the place.
+            // Before another message gets the index.
             drop(self.set_in(index, In::Free));
         }
         self.drive(&mut core, now);
@@ -55,7 +55,7 @@ impl Ni {
         Some(kept)
     }
 
-    /// LNet wants something of a message that it has kept, or nothing. Without locks.
+    /// Receives a message that LNet has kept, as far as LNet wants it. Called without locks.
     pub(super) fn recv_kept(&self, number: u64, msg: Option<Wanted>) {
         let copied = self.kept.lock().take(number);
         let Some(mut msg) = msg else {

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory that NICs access: places where it can be registered, and what becomes of registrations.
+//! Registration of payload: slots with reserved network addresses, and the events of registrations
+//! and GETs.
+//!
+//! Events arrive in any context; they are recorded in [`Told`] and queued in [`Signals`] for the
+//! interface's thread. The locks here disable interrupts.
 
 use crate::{
     fault::{self, Point},
@@ -24,26 +28,28 @@ use kernel_ext::mem::PageList;
 use protocol::lnd::GetFailure;
 use wire::ids::Vpid;
 
-/// Pages of a message at most: 1 MiB that begins within a page.
+/// Maximum number of pages of a message: 1 MiB that begins within a page.
 pub(super) const PAGES: usize = 257;
 
-/// Codes of [`Told::got`]: the time of a GET was over; it was, and the engine had not posted it, or
-/// what it had was answered, so that this tells nothing of the peer.
+/// Code of [`Told::got`]: the GET timed out.
 const TIMED_OUT: u32 = 4;
+/// Code of [`Told::got`]: the GET timed out before it was posted, or after all its parts were
+/// answered. This says nothing about the peer.
 const LATE: u32 = 5;
 
-/// Which places have something to tell, and who wants to hear of it.
+/// Queue of slots with events, and the doorbell of the thread that handles them.
 #[pin_data]
 pub(super) struct Signals {
+    /// Doorbell of the interface's thread.
     pub(super) bell: Bell,
     #[pin]
     told: SpinLockIrq<Ring<u32>>,
 }
 
 impl Signals {
-    /// For so many places.
+    /// Creates a queue for `places` slots.
     pub(super) fn new(places: usize) -> Result<Arc<Self>> {
-        // Those of a NIC that is gone may have something to tell as well.
+        // Twice that, because slots of a lost NIC may have events as well.
         let (bell, ring) = (Bell::new()?, Ring::new(2 * places)?);
         Arc::pin_init(
             pin_init!(Self {
@@ -54,50 +60,53 @@ impl Signals {
         )
     }
 
-    /// The next place that has something to tell.
+    /// Returns the next slot with an event.
     pub(super) fn next(&self) -> Option<u32> {
         self.told.lock().pop()
     }
 }
 
-/// What a place has been told: by the ATU, and by the engine of GETs, in any context.
+/// Events of a slot, recorded by the ATU and by the engine of GETs in any context.
 pub(super) struct Told {
     signals: Arc<Signals>,
     number: u32,
+    /// Set while the slot is in the queue.
     listed: AtomicFlag,
+    /// Set when the revocation was confirmed.
     revoked: AtomicFlag,
+    /// Set when the revocation was not confirmed in time.
     late: AtomicFlag,
-    /// 0, or a code of [`Told::take_got`].
+    /// Result of the GET: 0, or a code of [`Told::take_got`].
     got: Atomic<u32>,
-    /// GETs that may still write.
+    /// Number of GETs that may still write.
     moving: Atomic<u32>,
 }
 
 impl Told {
     fn tell(&self) {
         if !self.listed.xchg(true, Full) {
-            // Each place is listed once, so there is room.
+            // Cannot fail: each slot is queued once.
             let _ = self.signals.told.lock().push(self.number);
         }
         self.signals.bell.ring();
     }
 
-    /// To be called before its state is looked at.
+    /// Removes the mark of a queued slot. Called before its events are read.
     pub(super) fn unlist(&self) {
         self.listed.xchg(false, Full);
     }
 
-    /// Whether nothing reaches the memory any more that was registered: true once.
+    /// Returns whether the revocation was confirmed, and clears the event.
     pub(super) fn take_revoked(&self) -> bool {
         self.revoked.xchg(false, Full)
     }
 
-    /// Whether the NIC did not say so in time.
+    /// Returns whether the revocation was not confirmed in time, and clears the event.
     pub(super) fn take_late(&self) -> bool {
         self.late.xchg(false, Full)
     }
 
-    /// What became of a GET: once.
+    /// Returns the result of the GET and clears the event.
     pub(super) fn take_got(&self) -> Option<Result<(), GetFailure>> {
         match self.got.xchg(0, Full) {
             1 => Some(Ok(())),
@@ -108,17 +117,17 @@ impl Told {
         }
     }
 
-    /// A GET begins.
+    /// Counts a GET that is being posted.
     pub(super) fn begin(&self) {
         self.moving.fetch_add(1, Full);
     }
 
-    /// It did not begin after all.
+    /// Takes back the count of a GET that could not be posted.
     pub(super) fn unbegin(&self) {
         self.moving.fetch_sub(1, Full);
     }
 
-    /// Whether nothing comes any more.
+    /// Returns whether no GET may write any more.
     pub(super) fn is_quiet(&self) -> bool {
         self.moving.load(Relaxed) == 0
     }
@@ -147,7 +156,7 @@ impl Completion for Told {
     }
 
     fn quiet(&self, how: Quiet) {
-        // The engine says so at once if nothing was posted that was not answered.
+        // The engine reports this at once if nothing was posted or everything was answered.
         if self.moving.fetch_sub(1, Full) == 1 && how == Quiet::Settled {
             let _ = self.got.cmpxchg(TIMED_OUT, LATE, Full);
         }
@@ -155,8 +164,8 @@ impl Completion for Told {
     }
 }
 
-/// Where the memory of one message can be registered. Its NLAs are nobody else's, so that they lead
-/// nowhere when the message is over, as long as the place is not used again.
+/// A slot for the registration of one message's memory. Its network addresses are used for nothing
+/// else, so they lead nowhere after the message has ended, until the slot is reused.
 pub(super) struct Place {
     reserve: Reserve,
     pub(super) told: Arc<Told>,
@@ -172,7 +181,7 @@ impl Place {
     ///
     /// # Errors
     ///
-    /// As [`Reserve::register`].
+    /// Returns the errors of [`Reserve::register`].
     pub(super) fn register(&self, pages: &Arc<PageList>) -> Result<Region> {
         self.told.take_revoked();
         self.told.take_late();
@@ -180,25 +189,26 @@ impl Place {
         self.reserve.register(pages, WholePages::EXPOSED)
     }
 
-    /// Has a registration end; the place is told when it has. Any context.
+    /// Starts the revocation of a registration. Its end is recorded as an event. Any context.
     pub(super) fn revoke(&self, region: Region) {
         region.revoke_async(self.told.clone());
     }
 
-    /// Whether the last registration, whose end was late, has ended.
+    /// Returns whether the last registration has ended, after its revocation was late.
     pub(super) fn has_ended(&self) -> bool {
         self.reserve.is_unused()
     }
 }
 
-/// Places of an interface: the first half to be read by peers, the others for GETs to write to.
+/// Registration slots of an interface: the first half is read by peers, the second half written by
+/// GETs.
 pub(super) struct Places {
     all: KVVec<Place>,
     free: [Pin<KBox<SpinLockIrq<Ring<u32>>>>; 2],
     half: usize,
 }
 
-/// Which half.
+/// Half of the slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Side {
     /// Peers read the memory.
@@ -208,11 +218,11 @@ pub(super) enum Side {
 }
 
 impl Places {
-    /// `half` of each kind. May sleep.
+    /// Creates `half` slots for each side. May sleep.
     ///
     /// # Errors
     ///
-    /// Those of [`extoll_core::atu::Atu::reserve`].
+    /// Returns the errors of [`extoll_core::atu::Atu::reserve`].
     pub(super) fn new(
         nic: &Nic,
         vpid: Vpid,
@@ -238,7 +248,7 @@ impl Places {
             };
             let told = Arc::new(told, GFP_KERNEL)?;
             all.push(Place::new(nic, vpid, access, told)?, GFP_KERNEL)?;
-            // There is room for all.
+            // Cannot fail: the queue has room for all.
             let _ = ring.push(number);
         }
         let lock = |ring| KBox::pin_init(new_spinlock_irq!(ring, "exlnd_places"), GFP_KERNEL);
@@ -260,12 +270,12 @@ impl Places {
         }
     }
 
-    /// The place with a number.
+    /// Returns the slot with a number.
     pub(super) fn get(&self, number: u32) -> Option<&Place> {
         self.all.get(number as usize)
     }
 
-    /// Of which kind it is.
+    /// Returns the side of a slot.
     pub(super) fn side(&self, number: u32) -> Side {
         match (number as usize) < self.half {
             true => Side::Source,
@@ -273,19 +283,19 @@ impl Places {
         }
     }
 
-    /// Takes the place that has been free for longest.
+    /// Claims the slot that has been free for longest.
     pub(super) fn take(&self, side: Side) -> Option<(u32, &Place)> {
         let number = self.free(side).lock().pop()?;
         Some((number, self.get(number)?))
     }
 
-    /// Gives one back, whose NLAs nobody knows any more.
+    /// Frees a slot whose network addresses no peer uses any more.
     pub(super) fn put(&self, number: u32) {
-        // It was taken, so there is room.
+        // Cannot fail: the slot was claimed.
         let _ = self.free(self.side(number)).lock().push(number);
     }
 
-    /// Free ones of a kind.
+    /// Returns the number of free slots of a side.
     pub(super) fn left(&self, side: Side) -> usize {
         self.free(side).lock().len()
     }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! A network interface of LNet's: the machine of `protocol::lnd`, what drives it, and what it is
-//! told.
+//! An LNet interface: the state machine of `protocol::lnd`, its threads and its tables.
 //!
-//! One thread reads messages, looks after time, and after memory that is registered. It never calls
-//! LNet, so that nothing that LNet waits for keeps it from reading. Those that do are two on each
-//! CPT: one gives LNet what has come in, the other tells it what has ended.
+//! Threads: one thread ([`Driver`]) processes messages, timeouts and the end of registrations. It
+//! never calls LNet, so it makes progress whatever LNet waits for. Two threads on each CPT
+//! ([`Worker`]) call LNet: one passes incoming messages, the other finalizes messages and reports
+//! peers.
 //!
-//! Locks, in the order in which they are taken: `binding`, `life`, `ports`, `core`, one of `outs`
-//! and `ins`, then `sinks`, then those of queues, of places and of what is kept. LNet is called
-//! without any.
+//! Lock order: `binding`, `life`, `ports`, `core`, one of `outs` and `ins`, `sinks`, then the locks
+//! of queues, of registration slots and `kept`. All are mutexes except those of queues and slots.
+//! LNet is called without any lock.
 
 mod bind;
 mod count;
@@ -59,23 +59,24 @@ use send::Outs;
 use tasks::{Kind, Queue, Worker};
 use wire::{ids::NodeId, lnd::VPID};
 
-/// Bytes of a buffer for payload that comes in messages.
+/// Bytes of the buffer for the payload of one incoming message.
 const BUFFER: usize = 8192;
-/// How long the end of an interface waits for what goes on.
+/// Maximum time in ms that the stop of an interface waits for messages in progress.
 const PATIENCE_MS: i64 = 10_000;
 
-/// The machine. A message that goes out is named by its place in [`Outs`].
+/// State machine of an interface. Outgoing messages are identified by their index in [`Outs`].
 type Machine = Lnd<Kernel, u32>;
 
-/// What is behind the lock of the machine.
+/// State protected by the lock of the state machine.
 struct Core {
     machine: KBox<Option<Machine>>,
+    /// Ports for sending and GETs; `None` without a NIC.
     link: Option<Arc<Link>>,
-    /// Where memory is registered: until all of that has ended.
+    /// Registration slots; kept until all registrations have ended.
     places: Option<Arc<Places>>,
-    /// When the thread looks again.
+    /// Time at which the thread runs next without an event.
     armed: Time,
-    /// A revocation was not confirmed in time, so that it has to be looked after.
+    /// Slots whose revocation was not confirmed in time; polled until it is.
     late: Ring<u32>,
 }
 
@@ -89,21 +90,24 @@ impl Core {
     }
 }
 
-/// See the module's documentation.
+/// An LNet interface.
 #[pin_data]
 pub(crate) struct Ni {
-    /// Its number: that of its NIC.
+    /// Number of the interface, which is that of its NIC.
     number: u32,
     raw: NiRef,
     node: NodeId,
+    /// Maximum payload in bytes that is sent in messages.
     immediate: u32,
-    /// Messages whose payload can be fetched at a time, and as many that can have it fetched.
+    /// Number of registration slots in each direction, i.e. maximum number of concurrent payload
+    /// GETs.
     places: usize,
     epoch: Instant<Monotonic>,
-    /// Whether it has ended; who holds it changes which NIC it has.
+    /// Set when the interface has ended. The holder of the lock may change the interface's NIC.
     #[pin]
     binding: Mutex<bool>,
     #[pin]
+    /// Threads of the interface.
     life: Mutex<KVec<KBox<dyn Ends>>>,
     #[pin]
     ports: Mutex<Option<Ports>>,
@@ -117,45 +121,46 @@ pub(crate) struct Ni {
     sinks: Mutex<Sinks>,
     #[pin]
     kept: Mutex<Kept>,
-    /// Payload that has come in messages: [`BUFFER`] bytes for each message that may be here.
+    /// Payload of incoming messages: [`BUFFER`] bytes for each message.
     buffers: PageList,
     signals: Arc<Signals>,
-    /// By CPT, then [`Kind`].
+    /// Tasks for the threads of each CPT, by [`Kind`].
     queues: KVec<(i32, [Arc<Queue>; 2])>,
-    /// It has ended, or is about to.
+    /// Set when the interface is being stopped.
     ended: AtomicFlag,
-    /// Its NIC is gone.
+    /// Set while the interface has no NIC.
     orphan: AtomicFlag,
-    /// LNet may be given messages: from when nothing can fail any more that its start waits for.
+    /// Set when incoming messages may be passed to LNet, i.e. when the start can no longer fail.
     reading: AtomicFlag,
-    /// LNet was told that the interface is of no use.
+    /// Set if the interface was reported as unusable to LNet.
     fatal: AtomicFlag,
-    /// LNet is about to be told whether it is.
+    /// Set while such a report is queued.
     fatal_due: AtomicFlag,
-    /// The network may have changed.
+    /// Set when the state of the network may have changed.
     changed: Arc<AtomicFlag>,
-    /// The NIC is lost, and nobody has looked after that.
+    /// Set when the NIC was lost, until the thread has handled that.
     lost: Arc<AtomicFlag>,
-    /// When a message came last.
+    /// Time of the last incoming message.
     busy: Atomic<u64>,
     counters: Counters,
 }
 
-/// What LNet wants of an interface.
+/// Settings of LNet for an interface.
 pub(crate) struct Asked {
-    /// Longest payload that is sent in messages.
+    /// Maximum payload in bytes that is sent in messages.
     pub(crate) immediate: u32,
-    /// Messages at a time; of these, to one peer.
+    /// Maximum number of concurrent messages.
     pub(crate) credits: u32,
+    /// Maximum number of concurrent messages to one peer.
     pub(crate) peer_credits: u32,
 }
 
-/// A thread of any kind.
+/// A thread of any type.
 trait Ends: Send + Sync {}
 
 impl<T: Run> Ends for Thread<T> {}
 
-/// The machine, which is too large for a stack.
+/// Allocates the state machine, which is too large for the stack.
 #[inline(never)]
 fn machine(capacity: &Capacity) -> Result<KBox<Option<Machine>>> {
     let mut place = KBox::new(None, GFP_KERNEL)?;
@@ -169,29 +174,29 @@ fn fill(place: &mut Option<Machine>, capacity: &Capacity) -> Result {
     Ok(())
 }
 
-/// Number of the NIC that an interface is named after.
+/// Returns the number of the NIC in an interface name.
 fn number_of(name: &[u8]) -> Option<u32> {
     let digits = name.strip_prefix(b"ex")?;
     let text = core::str::from_utf8(digits).ok()?;
-    // "ex01" would be another name for the same NIC.
+    // "ex01" is refused, because it would be a second name of the same NIC.
     let plain = text == "0" || !text.starts_with(['0', '+']);
     text.parse().ok().filter(|_| plain)
 }
 
 impl Ni {
-    /// Begins an interface, which is named after its NIC: `ex0`. It reads nothing before
+    /// Starts an interface, which is named after its NIC: `ex0`. It processes no message before
     /// [`Self::begin_to_read`]. Process context, sleeps.
     ///
     /// # Errors
     ///
-    /// `ENODEV`: there is no such NIC. `EINVAL`: no message has room for `immediate`. `EBUSY`: it
-    /// has an interface, or something else has its ports. Those of the ports, `ENOMEM`.
+    /// `ENODEV`: there is no such NIC. `EINVAL`: `immediate` is out of range. `EBUSY`: the NIC has
+    /// an interface, or its ports are in use. `ENOMEM` and errors of opening the ports.
     pub(crate) fn start(raw: NiRef, name: &[u8], asked: &Asked) -> Result<Arc<Self>> {
         let number = number_of(name).ok_or(ENODEV)?;
         let immediate = asked.immediate;
         if !conf::IMMEDIATE.contains(&immediate.into()) {
             pr_err!(
-                "ex{}: immediate {}: {} to {}\n",
+                "ex{}: immediate is {}, but must be {} to {}\n",
                 number,
                 immediate,
                 conf::IMMEDIATE.start(),
@@ -201,18 +206,18 @@ impl Ni {
         }
         let claim = registry::claim(number)?;
         let ni = Self::new(raw, number, asked, claim.handle());
-        let ni = ni.inspect_err(|e| pr_err!("ex{}: {:?}\n", number, e))?;
+        let ni = ni.inspect_err(|e| pr_err!("ex{}: cannot start: {:?}\n", number, e))?;
         let begun = registry::begun(claim, &ni).and_then(|()| ni.start_threads());
         if let Err(e) = begun {
-            pr_err!("ex{}: {:?}\n", number, e);
+            pr_err!("ex{}: cannot start: {:?}\n", number, e);
             ni.end();
             return Err(e);
         }
         Ok(ni)
     }
 
-    /// Begins to read what comes in, of which LNet is told. A message of an unknown peer waits
-    /// there until LNet has started this interface.
+    /// Begins to process incoming messages and to pass them to LNet. LNet holds back messages of
+    /// unknown peers until it has started the interface.
     pub(crate) fn begin_to_read(&self) {
         self.reading.store(true, Relaxed);
         self.signals.bell.ring();
@@ -290,7 +295,7 @@ impl Ni {
 
     fn start_threads(self: &Arc<Self>) -> Result {
         let mut threads = self.life.lock();
-        // They end in this order: who gives LNet messages, who tells it of ends, and who drives.
+        // They are stopped in this order.
         for kind in [Kind::Arrivals, Kind::Endings] {
             for (i, (cpt, queues)) in self.queues.iter().enumerate() {
                 let queue = queues.get(kind as usize).ok_or(EINVAL)?;
@@ -309,23 +314,24 @@ impl Ni {
         }
     }
 
-    /// Nanoseconds.
+    /// Returns the time in nanoseconds since the start of the interface.
     fn now(&self) -> Time {
         Time(self.epoch.elapsed().as_nanos().max(0) as u64)
     }
 
-    /// Whether nothing goes on any more.
+    /// Returns whether no message is in progress any more.
     fn is_over(&self) -> bool {
         let core = self.core.lock();
         core.machine().is_none_or(|machine| machine.is_over())
     }
 
-    /// Whether nothing goes on that needs a NIC.
+    /// Returns whether no message needs a NIC any more.
     fn is_idle(&self) -> bool {
         let core = self.core.lock();
         core.machine().is_none_or(|machine| machine.is_idle())
     }
 
+    /// Waits up to `ms` milliseconds until `over` is true. Returns false after a timeout.
     fn wait(&self, ms: i64, over: impl Fn() -> bool) -> bool {
         let begun: Instant<Monotonic> = Instant::now();
         while !over() {
@@ -338,20 +344,21 @@ impl Ni {
         true
     }
 
-    /// Ends the interface: LNet has no messages of it any more. Sleeps, as a rule for milliseconds,
-    /// and for some seconds if peers are gone that may still know addresses.
+    /// Stops the interface, which has no outgoing messages of LNet any more. Sleeps, usually for
+    /// milliseconds, for some seconds if lost peers may still know addresses of memory.
     pub(crate) fn end(self: &Arc<Self>) {
         self.change(|machine, now| machine.close(now));
         self.ended.xchg(true, Full);
         if !self.wait(PATIENCE_MS, || self.is_over()) {
-            pr_warn!("ex{}: something did not end\n", self.number);
+            pr_warn!("ex{}: some messages have not ended in time\n", self.number);
         }
-        // Not with the lock that others wait for who hold what threads wait for.
+        // Joined without the lock, because threads may wait for locks whose holders wait for this
+        // one.
         let threads = core::mem::replace(&mut *self.life.lock(), KVec::new());
         for thread in threads {
             drop(thread);
         }
-        // Who unbinds the NIC waits for this, and finds nothing to do then.
+        // Unbinding of the NIC waits for this lock, and then finds the interface stopped.
         let mut binding = self.binding.lock();
         let link = self.core.lock().link.take();
         self.close(link);
@@ -360,7 +367,7 @@ impl Ni {
         registry::over(self);
     }
 
-    /// What debugfs shows.
+    /// Writes the interface's statistics for debugfs.
     pub(crate) fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "ex{} node {}", self.number, self.node.0)?;
         self.counters.show(f)?;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The ports of an interface.
+//! Ports of an interface. Callbacks run in hard interrupt or process context and only ring the
+//! thread's doorbell.
 
 use super::memory::{self, Signals};
 use extoll_core::{
@@ -25,24 +26,25 @@ use kernel::{
 use protocol::{base::age::Horizon, Time};
 use wire::lnd::VPID;
 
-/// What is needed to send and to fetch. It goes with the NIC.
+/// Sending side of the ports. Dropped before the NIC is unbound.
 pub(super) struct Link {
     pub(super) sender: Sender,
     pub(super) gets: Submitter,
 }
 
-/// The receiving side of the ports. `handle` is the last one to go.
+/// Receiving side of the ports. `handle` is dropped last.
 pub(super) struct Ports {
     pub(super) mailbox: Mailbox,
     pub(super) engine: Engine,
-    /// What is known of the age of messages.
+    /// Bounds the age of the messages in the mailbox.
     pub(super) horizon: Horizon,
+    /// Time of the last count of the mailbox's backlog.
     pub(super) counted: Time,
     pub(super) status: Subscription,
     pub(super) handle: Handle,
 }
 
-/// Hears of the ports.
+/// Port events. The flag is set when the NIC is lost.
 pub(super) struct Ear(pub(super) Arc<Signals>, pub(super) Arc<AtomicFlag>);
 
 impl Client for Ear {
@@ -60,7 +62,7 @@ impl Client for Ear {
     }
 }
 
-/// Hears of the network.
+/// Network events. The flag is set at each change.
 pub(super) struct Watch(pub(super) Arc<Signals>, pub(super) Arc<AtomicFlag>);
 
 impl StatusClient for Watch {
@@ -75,11 +77,11 @@ impl StatusClient for Watch {
     }
 }
 
-/// Ports of a NIC, for so many messages whose payload is fetched at a time. Sleeps.
+/// Opens the ports of a NIC for up to `places` concurrent payload GETs. Sleeps.
 ///
 /// # Errors
 ///
-/// Those of the ports, `ENOMEM`.
+/// Returns the errors of opening the ports, or `ENOMEM`.
 pub(super) fn ports(handle: Handle, watch: Watch, places: usize) -> Result<(Ports, Link)> {
     let (sender, mailbox) = patiently(|| {
         let bytes = velo::DEFAULT_MAILBOX_BYTES;
@@ -99,7 +101,7 @@ pub(super) fn ports(handle: Handle, watch: Watch, places: usize) -> Result<(Port
         sender,
         gets: engine.submitter(),
     };
-    // The first look is due.
+    // Requests the first check.
     watch.1.xchg(true, Full);
     let status = handle.subscribe(Arc::new(watch, GFP_KERNEL)?)?;
     let ports = Ports {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Messages that come in, from when LNet is given them.
+//! Incoming messages, from passing them to LNet to their end. Process context. Functions that call
+//! LNet are called without locks.
 
 use super::{count::Count, Core, Ni, Places, BUFFER};
 use crate::{
@@ -18,40 +19,40 @@ use wire::{
     lnd::{Form, Header},
 };
 
-/// Bytes that are copied at a time.
+/// Number of bytes copied in one step.
 const CHUNK: usize = 512;
 
-/// A message that has come in, by the number of its ticket.
+/// Entry of an incoming message in the table, by the index of its ticket.
 pub(super) enum In {
-    /// There is none.
+    /// No message.
     Free,
-    /// LNet was given it.
+    /// The message was passed to LNet.
     Offered(Ticket, NodeId),
-    /// Its payload is being fetched.
+    /// The payload is being fetched.
     Fetching(Fetching),
 }
 
-/// See [`In::Fetching`].
+/// An incoming message whose payload is being fetched.
 pub(super) struct Fetching {
     pub(super) ticket: Ticket,
     node: NodeId,
     msg: Wanted,
-    /// Memory that it is to be fetched to, until that is registered; none if there was none to get.
+    /// Destination of the GET until it is registered; `None` if it could not be allocated.
     memory: Option<FragmentList>,
-    /// The place where it is registered.
+    /// Slot in which the destination is registered.
     place: Option<u32>,
-    /// If that is not where it belongs: from where it has to be copied.
+    /// Pages to copy from, if the destination is not the final one.
     copy: Option<Arc<PageList>>,
 }
 
-/// One whose end LNet has to be told of.
+/// A fetched or failed message that must be finalized.
 pub(super) struct Got {
     fetching: Fetching,
     done: bool,
 }
 
 impl In {
-    /// A table of them. May sleep.
+    /// Creates an empty table. May sleep.
     pub(super) fn table(size: usize) -> Result<KVVec<Self>> {
         let mut table = KVVec::with_capacity(size, GFP_KERNEL)?;
         for _ in 0..size {
@@ -61,12 +62,12 @@ impl In {
     }
 }
 
-/// A message that has come in could not be had.
+/// Returns the result for a message whose payload could not be received.
 pub(super) fn failed(e: Error) -> End {
     End(Health::RemoteError, e.to_errno())
 }
 
-/// Bytes of payload that a header tells LNet of.
+/// Returns the payload length in a header.
 fn told(form: Form, header: &Header) -> Option<u32> {
     let word = match form {
         Form::Nid4 => 3,
@@ -75,7 +76,7 @@ fn told(form: Form, header: &Header) -> Option<u32> {
     header.get(word).map(|word| (word >> 32) as u32)
 }
 
-/// Copies the first bytes of a list of pages, from `at` on.
+/// Copies bytes of a list of pages, from offset `at`, to the whole destination.
 fn copy(pages: &PageList, at: usize, to: &mut Wanted) -> Result {
     let mut done = 0;
     loop {
@@ -92,12 +93,12 @@ fn copy(pages: &PageList, at: usize, to: &mut Wanted) -> Result {
 }
 
 impl Got {
-    /// Whose message it is.
+    /// Returns the sender of the message.
     pub(super) fn node(&self) -> NodeId {
         self.fetching.node
     }
 
-    /// Tells LNet. Without locks.
+    /// Finalizes the message. Called without locks.
     pub(super) fn end(self, ni: &Ni) {
         let Fetching {
             ticket,
@@ -132,10 +133,10 @@ impl Ni {
         }
     }
 
-    /// Gives LNet a message. Without locks.
+    /// Passes a message to LNet. Called without locks.
     pub(super) fn offer(&self, ticket: Ticket, node: NodeId) {
         if self.ended.load(Relaxed) {
-            // LNet's configuration changes, which giving it a message may have to wait for.
+            // LNet changes its configuration, and passing a message may have to wait for that.
             return self.change(|machine, _| machine.parsed(ticket, false));
         }
         let offered = {
@@ -143,11 +144,11 @@ impl Ni {
             core.machine().and_then(|m| m.offered(ticket))
         };
         let Some((form, header, len, _)) = offered else {
-            // Its sender has cancelled it.
+            // The sender has cancelled the message.
             return;
         };
         if told(form, &header) != Some(len) {
-            // LNet would take what is not there for payload.
+            // LNet would read payload that does not exist.
             self.counters.count(Count::Lies);
             return self.change(|machine, _| machine.parsed(ticket, false));
         }
@@ -165,7 +166,7 @@ impl Ni {
         self.change(|machine, _| machine.parsed(ticket, taken));
     }
 
-    /// LNet was not given a message after all.
+    /// Removes a message that LNet did not accept.
     fn withdraw(&self, ticket: Ticket) {
         drop(self.kept.lock().take(ticket.number()));
         if let Some(place) = self.ins.lock().get_mut(ticket.index() as usize) {
@@ -175,16 +176,17 @@ impl Ni {
         }
     }
 
-    /// The message that LNet was given by this number, unless that is over, or it was copied.
+    /// Returns the message that was passed to LNet under a number, unless it has ended or was
+    /// copied.
     pub(super) fn offered(&self, number: u64) -> Option<(Ticket, NodeId)> {
-        // Its place is the lower half.
+        // The lower half of a number is the index.
         match self.ins.lock().get(number as u32 as usize)? {
             In::Offered(ticket, node) if ticket.number() == number => Some((*ticket, *node)),
             _ => None,
         }
     }
 
-    /// LNet wants something of a message, or nothing. Without locks.
+    /// Receives the payload of a message, as far as LNet wants it. Called without locks.
     pub(crate) fn recv(&self, number: u64, msg: Option<Wanted>) {
         let Some((ticket, node)) = self.offered(number) else {
             return self.recv_kept(number, msg);
@@ -210,7 +212,7 @@ impl Ni {
         }
     }
 
-    /// LNet wants nothing of a message.
+    /// Ends a message of which LNet wants no payload.
     fn recv_nothing(&self, ticket: Ticket) -> End {
         let mut core = self.core.lock();
         drop(self.set_in(ticket.index(), In::Free));
@@ -222,7 +224,7 @@ impl Ni {
         End::OK
     }
 
-    /// LNet wants payload that has come with the message.
+    /// Receives payload that arrived with the message.
     fn recv_near(&self, ticket: Ticket, mut msg: Wanted) {
         let wanted = msg.len() as u32;
         let taking = self.receive(&mut self.core.lock(), ticket, wanted);
@@ -245,10 +247,10 @@ impl Ni {
         msg.finalize(end);
     }
 
-    /// LNet wants payload that has to be fetched.
+    /// Starts the GET of payload that stayed at the sender.
     fn recv_far(&self, (ticket, node): (Ticket, NodeId), msg: Wanted) {
         let wanted = msg.len() as u32;
-        // Without memory it fails when its time is over, and its sender hears of that.
+        // Without memory the message times out, and its sender is notified.
         let (memory, copy) = match self.memory(&msg) {
             Ok((memory, true)) => {
                 let pages = memory.pages().clone();
@@ -288,7 +290,7 @@ impl Ni {
         }
     }
 
-    /// The payload of a message was fetched, or can't be had: what LNet has to be told.
+    /// Removes a message whose payload was fetched or is lost. Returns it for finalization.
     pub(super) fn got(&self, ticket: Ticket, done: bool) -> Option<Got> {
         let mut ins = self.ins.lock();
         let place = ins.get_mut(ticket.index() as usize)?;
@@ -302,7 +304,7 @@ impl Ni {
         }
     }
 
-    /// The place of the memory that a message is fetched to.
+    /// Returns the registration slot of a message that is being fetched.
     pub(super) fn place_of(&self, ticket: Ticket) -> Option<u32> {
         match self.ins.lock().get(ticket.index() as usize)? {
             In::Fetching(fetching) if fetching.ticket == ticket => fetching.place,
@@ -310,7 +312,8 @@ impl Ni {
         }
     }
 
-    /// The same, where it is registered if that was not done. With the lock of the machine.
+    /// Returns the registration slot like [`Self::place_of`], and registers the destination if
+    /// necessary. The caller holds `core`.
     pub(super) fn make_place(&self, places: &Places, ticket: Ticket) -> Option<u32> {
         let mut ins = self.ins.lock();
         let fetching = match ins.get_mut(ticket.index() as usize)? {

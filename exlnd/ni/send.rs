@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Messages that go out.
+//! Outgoing messages, from LNet's send call to their end. Process context. The lock `core` is held
+//! where noted; `outs` is taken here.
 
 use super::{
     count::Count,
@@ -22,41 +23,41 @@ use wire::{
     lnd::{Source, VPID},
 };
 
-/// Bytes that are copied at a time.
+/// Number of bytes copied in one step.
 const CHUNK: usize = 512;
 
-/// Memory of a message that its peer may read.
+/// Registered payload of a message, which the peer may read.
 struct Exposed {
     place: u32,
-    /// Until it is revoked.
+    /// `None` after the revocation was started.
     region: Option<Region>,
 }
 
-/// A message that goes out.
+/// An outgoing message.
 pub(super) struct Out {
-    /// Until LNet is told.
+    /// `None` after LNet was notified of the end.
     msg: Option<Msg>,
     ticket: Option<Ticket>,
     exposed: Option<Exposed>,
     node: NodeId,
 }
 
-/// All of them, by the tokens that the machine knows them by.
+/// Outgoing messages by token, which is their name in the state machine.
 pub(super) struct Outs {
     all: KVVec<Option<Out>>,
     free: Ring<u32>,
-    /// By the number of a place: the message that has it.
+    /// Token of the message that uses a registration slot, by slot.
     users: KVVec<Option<u32>>,
 }
 
 impl Outs {
-    /// For so many, and those of `places` that can be exposed at a time. May sleep.
+    /// Creates a table for `size` messages and `places` registration slots. May sleep.
     pub(super) fn new(size: usize, places: usize) -> Result<Self> {
         let (mut all, mut free) = (KVVec::with_capacity(size, GFP_KERNEL)?, Ring::new(size)?);
         let mut users = KVVec::with_capacity(places, GFP_KERNEL)?;
         for i in 0..size {
             all.push(None, GFP_KERNEL)?;
-            // There is room for all.
+            // Cannot fail: the queue has room for all.
             let _ = free.push(i as u32);
         }
         for _ in 0..places {
@@ -89,18 +90,18 @@ impl Outs {
         if let Some(user) = place.and_then(|place| self.users.get_mut(place)) {
             *user = None;
         }
-        // It was taken from there, so there is room.
+        // Cannot fail: the token was taken from the queue.
         let _ = self.free.push(token);
         Some(out)
     }
 
-    /// The message whose memory is in a place.
+    /// Returns the ticket of the message that uses a slot.
     pub(super) fn ticket_at(&mut self, place: u32) -> Option<Ticket> {
         let token = (*self.users.get(place as usize)?)?;
         self.get(token)?.ticket
     }
 
-    /// All places are gone, and nothing is registered.
+    /// Removes all registration slots after their registrations have ended.
     pub(super) fn forget_places(&mut self) {
         for out in self.all.iter_mut().flatten() {
             out.exposed = out.exposed.take().filter(|e| e.region.is_some());
@@ -110,13 +111,13 @@ impl Outs {
         }
     }
 
-    /// Whether memory of any is registered.
+    /// Returns whether the memory of a message that LNet waits for is registered.
     pub(super) fn is_exposed(&self) -> bool {
         let exposed = |out: &Out| out.exposed.is_some() && out.msg.is_some();
         self.all.iter().flatten().any(exposed)
     }
 
-    /// Copies payload of a message.
+    /// Copies payload of a message, from offset `at`.
     pub(super) fn read(&mut self, token: u32, at: u16, to: &mut [u8]) {
         if let Some(msg) = self.get(token).and_then(|out| out.msg.as_ref()) {
             msg.read(at.into(), to);
@@ -124,7 +125,7 @@ impl Outs {
     }
 }
 
-/// What LNet is told.
+/// Returns the result that LNet gets.
 fn end_of(outcome: Outcome) -> End {
     let errno = |e: Error| e.to_errno();
     match outcome {
@@ -150,7 +151,7 @@ fn refused(why: Refusal) -> (Health, Error) {
     }
 }
 
-/// A list of its own with the payload of a message.
+/// Copies the payload of a message to a new list of pages.
 fn copy(msg: &Msg, len: u32) -> Result<Arc<PageList>> {
     let buffer = VVec::from_elem(0u8, len as usize, GFP_KERNEL)?;
     let pages = PageList::from_buffer(buffer)?;
@@ -168,12 +169,13 @@ fn copy(msg: &Msg, len: u32) -> Result<Arc<PageList>> {
 }
 
 impl Ni {
-    /// Takes a message of LNet's, which hears of it by its end: at once if there is no place for it,
-    /// no NIC, or no such peer, as LNet does not send by another way what it gets back. Sleeps.
+    /// Sends a message of LNet. If the message cannot be sent now (no slot, no NIC, no such peer),
+    /// it is finalized at once, because LNet does not resend what a send call returns as an error.
+    /// Sleeps.
     ///
     /// # Errors
     ///
-    /// It can't be sent in any way. With the message, and what its health status should be.
+    /// The message can never be sent. Returns the message, its health status and the errno.
     pub(crate) fn send(&self, msg: Msg) -> Result<(), (Msg, Health, Error)> {
         self.try_send(msg).or_else(|(msg, health, e)| {
             self.counters.count(Count::NotTaken);
@@ -211,7 +213,7 @@ impl Ni {
         if letter.len > self.immediate {
             match self.expose(&places, &msg, &letter) {
                 Ok(e) => exposed = Some(e),
-                // It can be sent all the same.
+                // The payload is small enough for messages.
                 Err(_) if conf::IMMEDIATE.contains(&letter.len.into()) => {}
                 Err(e) => return Err((msg, Health::LocalDropped, e)),
             }
@@ -246,7 +248,7 @@ impl Ni {
         };
         let mut core = self.core.lock();
         let now = self.now();
-        // The NIC may be gone, or be another one than that of its memory.
+        // The NIC may have been lost or replaced since the memory was registered.
         let bound = core.link.is_some()
             && core
                 .places
@@ -282,7 +284,7 @@ impl Ni {
         };
         drop(core);
         let Some(out) = out else {
-            // Can't be: it was inserted just now.
+            // Cannot happen: the message was inserted above.
             return Ok(());
         };
         if let Some(exposed) = out.exposed {
@@ -294,7 +296,7 @@ impl Ni {
         }
     }
 
-    /// Registers the payload of a message for its peer to read.
+    /// Registers the payload of a message for the peer.
     fn expose(&self, places: &Places, msg: &Msg, letter: &Letter<'_>) -> Result<Exposed> {
         let taken = match fault::hit(Point::Source) {
             true => None,
@@ -304,7 +306,7 @@ impl Ni {
             self.counters.count(Count::NoPlace);
             return Err(EAGAIN);
         };
-        // In one piece: the peer is told one address.
+        // Must be contiguous, because the peer gets a single address.
         let pages = letter.pages().map(|list| list.contiguous());
         let pages = match pages {
             Ok(Ok(pages)) if !fault::hit(Point::SourceGaps) => Ok(pages),
@@ -329,7 +331,8 @@ impl Ni {
         }
     }
 
-    /// Has the registration of a message end; whether there is one. With the lock of the machine.
+    /// Starts the revocation of a message's registration. Returns whether there is one. The caller
+    /// holds `core`.
     pub(super) fn revoke_out(&self, places: &Places, token: u32) -> bool {
         let mut outs = self.outs.lock();
         let exposed = outs.get(token).and_then(|out| out.exposed.as_mut());
@@ -344,13 +347,13 @@ impl Ni {
         }
     }
 
-    /// LNet has to be told of the end of a message: which thread does, and how.
+    /// Returns the peer, which determines the thread, and the result for LNet.
     pub(super) fn out_ended(&self, token: u32, outcome: Outcome) -> Option<(NodeId, End)> {
         let node = self.outs.lock().get(token)?.node;
         Some((node, end_of(outcome)))
     }
 
-    /// The address of a message may lead to something else.
+    /// Frees the registration slot of a message whose address no peer uses any more.
     pub(super) fn released(&self, places: Option<&Places>, token: u32) {
         let mut outs = self.outs.lock();
         let Some(out) = outs.get(token) else {
@@ -371,7 +374,7 @@ impl Ni {
         }
     }
 
-    /// Tells LNet of the end of a message. Without locks.
+    /// Finalizes a message. Called without locks.
     pub(super) fn sent(&self, token: u32, end: End) {
         let msg = {
             let mut outs = self.outs.lock();
@@ -379,7 +382,7 @@ impl Ni {
                 return;
             };
             let msg = out.msg.take();
-            // Otherwise its address is known to the peer still.
+            // Otherwise the peer still knows its address, and `released` removes the entry.
             if out.exposed.is_none() {
                 outs.remove(token);
             }
@@ -398,7 +401,7 @@ impl Outs {
     }
 }
 
-/// Ends a registration that nobody was told of.
+/// Ends a registration that was not announced.
 fn unexpose(places: &Places, exposed: Exposed) {
     drop(exposed.region);
     places.put(exposed.place);

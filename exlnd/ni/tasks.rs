@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What threads do that call LNet.
+//! Threads that call LNet, and their queues. Tasks are queued in process context, also with the
+//! lock `core` held.
 
 use super::{receive::Got, Ni};
 use crate::{
@@ -18,12 +19,13 @@ use kernel::{
 use protocol::lnd::Ticket;
 use wire::ids::NodeId;
 
-/// Which thread of a CPT.
+/// Type of a CPT's thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// Gives LNet messages. LNet may keep it from that for as long as its configuration changes.
+    /// Passes incoming messages to LNet, which may block the thread while its configuration
+    /// changes.
     Arrivals,
-    /// Tells LNet what has ended.
+    /// Finalizes messages and reports peers.
     Endings,
 }
 
@@ -36,21 +38,21 @@ impl Kind {
     }
 }
 
-/// Something to be done.
+/// Task of a thread that calls LNet.
 pub(super) enum Task {
-    /// LNet has to be given a message.
+    /// Pass an incoming message to LNet.
     Offer(Ticket, NodeId),
-    /// A message that went out has ended.
+    /// Finalize an outgoing message.
     Sent(u32, End),
-    /// A message that was to be fetched has ended.
+    /// Finalize an incoming message whose payload was fetched or lost.
     Got(Got),
-    /// A peer is alive, or not.
+    /// Report a peer as alive or dead.
     Peer(NodeId, bool),
-    /// The NIC is lost, or there again: what holds when this is done.
+    /// Report the interface as usable or unusable; the state at execution counts.
     Fatal,
 }
 
-/// Tasks of a thread.
+/// Queue of a thread.
 #[pin_data]
 pub(super) struct Queue {
     bell: Bell,
@@ -59,7 +61,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// For so many tasks. May sleep.
+    /// Creates a queue for `size` tasks. May sleep.
     pub(super) fn new(size: usize) -> Result<Arc<Self>> {
         let (bell, ring) = (Bell::new()?, Ring::new(size)?);
         Arc::pin_init(
@@ -71,20 +73,20 @@ impl Queue {
         )
     }
 
-    /// Adds one; back if there is no place.
+    /// Adds a task; gives it back if the queue is full.
     pub(super) fn push(&self, task: Task) -> Result<(), Task> {
         self.tasks.lock().push(task)?;
         self.bell.ring();
         Ok(())
     }
 
-    /// How many there are.
+    /// Returns the number of tasks.
     pub(super) fn len(&self) -> usize {
         self.tasks.lock().len()
     }
 }
 
-/// A thread.
+/// A thread that calls LNet.
 pub(super) struct Worker {
     ni: Arc<Ni>,
     queue: Arc<Queue>,
