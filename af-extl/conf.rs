@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Module parameters and constants: limits, sizes and times.
+//! Module parameters and constants: limits, sizes and times. All functions run in any context.
 
 use crate::{module_parameters, nic::Size};
 use extoll_core::time::patience;

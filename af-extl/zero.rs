@@ -94,8 +94,8 @@ fn is_over(conn: &Conn, id: SourceId) -> bool {
 ///
 /// The peer confirms at once, independently of its program. A peer without any message is declared
 /// dead by the streams' own timeout, so an early end of this call breaks no slow connection. A peer
-/// that sends other messages but no confirmation violates the protocol: after twice that time, at
-/// most [`WITHDRAWN_MS`], the connection is aborted, because no signal ends this wait.
+/// that sends other messages but no confirmation violates the protocol. After twice that timeout,
+/// up to [`WITHDRAWN_MS`], the connection is aborted, because no signal ends this wait.
 ///
 /// A killed process waits for [`KILLED_MS`] only. Then the memory may still be in use when this
 /// returns; the connection stays, because other processes may have it open.

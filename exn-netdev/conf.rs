@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Limits and times of the driver: constants, module parameters, and the two settings that ethtool
-//! changes at run time.
+//! changes at run time. All functions run in any context.
 
 use crate::{machine::ms, module_parameters as param};
 use extoll_core::time::patience;

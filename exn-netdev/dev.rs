@@ -3,8 +3,9 @@
 //! The net device: registration, `open` and `stop`, carrier, MAC address, statistics, watchdog.
 //!
 //! Net device operations run under RTNL in process context and may sleep, except `start_xmit`
-//! (softirq or process context with bottom halves off) and `stats64`. Callbacks of the ports
-//! ([`Client`]) run in hard interrupt or process context and only schedule NAPI or work.
+//! (bottom halves off, under netpoll also interrupts off) and `stats64`. Callbacks of the ports
+//! ([`Client`]) run in hard interrupt or process context. They schedule NAPI or work, or switch the
+//! carrier off.
 
 use crate::{
     conf,
@@ -237,7 +238,7 @@ impl Operations for Exn {
         drop(old);
         sh.set_gated(!requester.is_enabled());
         sh.tx.lock().start(sender.clone());
-        // Arming the interrupts is left to the first poll, which `ndo_open` triggers.
+        // The first poll, which follows this call, arms the interrupts.
         sender.attach(velo_client);
         requester.attach(rma_client);
         rtnl.set_mac(&sh.prefix.mac(sh.nic.node()));
@@ -279,7 +280,7 @@ impl Operations for Exn {
             sh.counters.reason(Reason::TxFlushed, 1);
         }
         drop(parked);
-        // A link may have come up before the sender was taken out.
+        // The status callback may have switched the carrier on before the ports were removed.
         sh.update_carrier();
         // The ports are closed.
         exn.flush();

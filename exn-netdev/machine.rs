@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Environment of the state machines in `protocol::eth`: clock, receive and transmit buffers, lock
-//! wrappers, and type aliases for this module.
+//! wrappers, and type aliases for this module. Functions run in any context unless their comment
+//! says otherwise.
 
 pub(crate) use extoll_core::machine::Kernel;
 use extoll_core::nic::Nic;

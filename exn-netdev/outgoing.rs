@@ -65,8 +65,8 @@ impl Tx {
         (self.port.take(), self.parked.take().map(|p| p.skb))
     }
 
-    /// Returns the port for use without the lock: the port may log, and netconsole may send the
-    /// line through this interface.
+    /// Returns the port for calls that may log. They must be made without the lock, because
+    /// netconsole may send the line through this interface.
     pub(crate) fn port(&self) -> Option<velo::Sender> {
         self.port.clone()
     }

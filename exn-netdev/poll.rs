@@ -5,7 +5,7 @@
 //!
 //! Runs in softirq, in a NAPI thread or in a busy-polling process, with bottom halves off, on one
 //! CPU at a time. `netpoll` runs in any context, also with interrupts off. No lock of [`Shared`] is
-//! held on entry; functions of the port are called without these locks.
+//! held on entry.
 
 use crate::{
     conf,
@@ -77,9 +77,9 @@ impl State {
 
 /// Result of processing notifications.
 struct Handled {
-    /// Received frames.
-    /// All notifications, transmit completions included.
+    /// Number of received frames.
     frames: usize,
+    /// Number of notifications, transmit completions included.
     all: usize,
     /// Set if more notifications may be pending.
     more: bool,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Reassembly of frames that arrive in VELO messages, one frame per source at a time. Used by the
-//! poll function only; no lock is held, except by allocators.
+//! poll function, and by `stop` while NAPI is disabled, so the state needs no lock.
 
 use crate::{
     conf,

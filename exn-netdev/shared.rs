@@ -65,8 +65,8 @@ pub(crate) struct Shared {
     #[pin]
     pub(crate) batch: SpinLockIrq<Option<Batch>>,
     /// Set by the interrupt of the VELO port; cleared when the port is armed.
-    /// Set by the interrupt of the RMA port; cleared when the port is armed.
     pub(crate) velo_fired: AtomicFlag,
+    /// Set by the interrupt of the RMA port; cleared when the port is armed.
     pub(crate) rma_fired: AtomicFlag,
     /// Gauge: announcements that wait to be fetched.
     pub(crate) waiting: Atomic<u32>,

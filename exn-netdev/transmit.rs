@@ -3,8 +3,9 @@
 //! Transmit path from the network stack to [`Tx`](crate::outgoing::Tx), and the completion of
 //! announced frames.
 //!
-//! `transmit` runs with bottom halves off. Each function takes the lock `tx` of [`Shared`] for the
-//! access to the sending side and releases it before it logs, frees frames or calls the port.
+//! `transmit` runs with bottom halves off, under netpoll also with interrupts off. Functions take
+//! the lock `tx` of [`Shared`] for the access to the sending side, and release it before they log
+//! or free frames.
 
 use crate::{
     conf,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Module parameters and constants: limits and times.
+//! Module parameters and constants: limits and times. All functions run in any context.
 
 use crate::module_parameters as params;
 use kernel::time::Delta;

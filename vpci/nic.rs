@@ -384,7 +384,7 @@ impl Nic {
         Time(self.epoch.elapsed().as_nanos().max(0) as u64)
     }
 
-    /// Returns the time in `ms` milliseconds.
+    /// Returns the time `ms` milliseconds from now.
     pub(crate) fn after(&self, ms: u64) -> Time {
         Time(self.now().0.saturating_add(ms * 1_000_000))
     }

@@ -12,7 +12,7 @@ use kernel_ext::sched::need_resched;
 impl Nic {
     /// Processes messages of all connections until `ready` returns a value, for up to `us`
     /// microseconds. Ends early when the CPU is needed or a signal is pending. The mailbox raises
-    /// one interrupt at most during this call. Process context without locks.
+    /// up to one interrupt during this call. Process context without locks.
     pub(super) fn poll_busily<R>(
         self: &Arc<Self>,
         us: u32,

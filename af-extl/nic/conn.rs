@@ -49,9 +49,9 @@ use wire::{
 pub(crate) enum Decision {
     /// Undecided.
     Waiting,
-    /// Its data bypass TCP.
+    /// The data bypass TCP.
     Direct,
-    /// TCP carries its data.
+    /// TCP carries the data.
     Tcp(Fallback),
     /// The state of the peer is unknown: the connection has failed.
     Lost(Error),
@@ -155,11 +155,11 @@ pub(crate) struct Inner {
 enum Tcp {
     /// No end was noticed.
     Fine,
-    /// It ended with this error; the work item must evaluate that.
+    /// Ended with this error; the work item must evaluate that.
     Over(Option<Error>),
-    /// It ended without consequence.
+    /// Ended without consequence for the streams.
     Ignored,
-    /// It ended, and so did the streams; the sock has the error.
+    /// Ended, and the streams with it; the sock has the error.
     Followed,
 }
 

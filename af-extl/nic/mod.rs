@@ -6,7 +6,7 @@
 //! Contexts: stream messages and completed GETs are processed in softirqs, directly after the
 //! interrupts that report them. Work items run what is due and process negotiation messages, which
 //! may sleep. Socket operations send what they can themselves. Therefore all spin locks here
-//! disable softirqs.
+//! disable softirqs or interrupts.
 //!
 //! Lock order: the mutex `reading`; `ports`; the lock of a connection; one of `table`, `link`,
 //! `timer`, `due` and the queues of waiters, never two of these; the locks of engine and sender.

@@ -52,7 +52,7 @@ pub(super) struct RingPool {
     vpid: Vpid,
     /// Size classes in the order of preference.
     sizes: [Size; 2],
-    /// Number of connections for which rings of either size exist.
+    /// Number of connections for which rings of each size exist.
     made: [usize; 2],
     /// Time at which the rings were found unused; `None` while some are in use.
     idle: Option<Time>,

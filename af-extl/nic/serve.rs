@@ -131,9 +131,9 @@ impl Nic {
         }
     }
 
-    /// Returns whether a program can accept a connection: the socket that TCP would choose belongs
-    /// to this module and does not wait for data, which would not arrive over TCP. The value is
-    /// true if its data may bypass TCP.
+    /// Returns `None` unless a program can accept the connection: the socket that TCP would choose
+    /// belongs to this module and does not wait for data, which would not arrive over TCP.
+    /// Otherwise returns whether the data of its connections may bypass TCP.
     fn listens(&self, node: NodeId, tuple: &Tuple) -> Option<bool> {
         let found = Listener::find(self.device(), node.0, &of_tcp(tuple));
         let listener = found.filter(|listener| !listener.deferred)?;

@@ -91,7 +91,7 @@ impl Told {
         self.signals.bell.ring();
     }
 
-    /// Removes the mark of a queued slot. Called before its events are read.
+    /// Clears the flag of a queued slot. Called before its events are read.
     pub(super) fn unlist(&self) {
         self.listed.xchg(false, Full);
     }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! TCP's own connection below the streams: its end, and directions that the program shut down
-//! before the carrier was decided. Applies the socket options that streams honour.
+//! TCP's own connection below the streams: its end, directions that the program shut down before
+//! the carrier was decided, and the socket options that streams honour. Process context or softirq;
+//! functions take the connection's lock unless they get [`Inner`].
 
 use super::{Conn, Decision, Inner, Tcp};
 use kernel::{prelude::*, sync::Arc, time::msecs_to_jiffies, workqueue::WorkItem};

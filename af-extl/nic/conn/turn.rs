@@ -86,7 +86,7 @@ impl Conn {
     pub(in crate::nic) fn look_if_due(self: &Arc<Self>) {
         self.peek(|inner| inner.scheduled = None);
         self.look(false);
-        // The caller continues with the earliest due time, so none is returned.
+        // The result is ignored, because the caller reads the earliest due time of all connections.
         self.peek(|inner| inner.schedule(self));
     }
 }
