@@ -150,7 +150,7 @@ pub(crate) fn limits() -> Limits {
     let sizes = rings().into_iter().filter(|size| size.most > 0);
     let shortest = sizes.map(|size| size.bytes).min().unwrap_or(0) as u32;
     Limits {
-        // So that there is always room for what is announced.
+        // A quarter of the smallest ring at most, so that an announced chunk always fits.
         threshold: THRESHOLD.number().min(shortest / 4),
         chunk: CHUNK,
         tries: 8,

@@ -14,7 +14,7 @@ const MS: u64 = 1_000_000;
 const END_MS: u64 = 5_000;
 /// Maximum number of devices that one node borrows.
 const PER_NODE: u8 = 8;
-/// The largest parameters.
+/// Maximum of `dma_kib`.
 const DMA_KIB_MOST: u32 = 65_536;
 /// Maximum of `map_kib`.
 const MAP_KIB_MOST: u32 = 1 << 20;
@@ -101,7 +101,7 @@ pub(crate) fn limits() -> Limits {
         access_again: access / 4,
         give_up: 10_000 * MS,
         per_node: PER_NODE,
-        // What an honest borrower wants at most, whatever its parameters.
+        // Maximum that a correct borrower requests, whatever its parameters.
         dma_most: u64::from(DMA_KIB_MOST + MAP_KIB_MOST) << 10,
         reset_pause: 1_000 * MS,
     };
