@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Bound on the address tables that a user's memory lies in.
+//! Limit of the address tables that one user's memory occupies.
+//!
+//! Everything here may sleep. The mutex of an account is taken with the mutex of the unit's tables
+//! held.
 
 use super::Atu;
 use kernel::{
@@ -9,19 +12,20 @@ use kernel::{
 };
 use wire::{nla::Range, table_use::TableUse};
 
-/// The tables of one user on one NIC. What is registered with it ([`Atu::register_user_for`]) may
-/// lie in as many tables as the NIC's limit says, and in two for each GiB that it has.
+/// Use of one NIC's address tables by one user. Memory that is registered with the account
+/// ([`Atu::register_user_for`]) may occupy the NIC's limit of tables, plus two for each GiB
+/// registered.
 #[pin_data]
 pub(crate) struct TableAccount {
-    /// Tables that need not be filled.
+    /// Maximum number of partially filled tables.
     spare: u32,
-    /// Locked with the tables of the NIC.
+    /// Use of each table. Taken with the mutex of the unit's tables held.
     #[pin]
     used: Mutex<TableUse<KVVec<u32>>>,
 }
 
 impl Atu {
-    /// An account for another user. May sleep.
+    /// Allocates an account for a user. May sleep.
     ///
     /// # Errors
     ///
@@ -32,7 +36,8 @@ impl Atu {
 }
 
 impl TableAccount {
-    /// For a NIC with `gats` tables, of which `spare` need not be filled. May sleep.
+    /// Allocates an account for a NIC with `gats` tables and a limit of `spare` partially filled
+    /// ones. May sleep.
     pub(crate) fn new(gats: u32, spare: u32) -> Result<Arc<Self>> {
         let used = TableUse::new(KVVec::from_elem(0, gats as usize, GFP_KERNEL)?);
         Arc::pin_init(
@@ -44,7 +49,8 @@ impl TableAccount {
         )
     }
 
-    /// Whether nothing is registered with it, so that it may be forgotten. May sleep.
+    /// Returns whether no memory is registered with the account, so that it can be freed. May
+    /// sleep.
     pub(crate) fn is_idle(&self) -> bool {
         self.used.lock().pages() == 0
     }
@@ -61,7 +67,7 @@ impl TableAccount {
         self.used.lock().remove(range);
     }
 
-    /// What `f` finds first in one of the tables that the user has.
+    /// Calls `f` with the NLAs of each table that the user occupies, and returns its first result.
     pub(super) fn find<R>(&self, f: impl FnMut(Range) -> Option<R>) -> Option<R> {
         self.used.lock().windows().find_map(f)
     }

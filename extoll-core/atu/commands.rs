@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Flush, fence and notification commands (HW §11.3, G17).
+//! Flush, fence and notification commands of the ATU (HW §11.3, G17).
 //!
-//! Which notifications are asked for, which words they get, and which of them are answered is
-//! decided by [`Tickets`]; here are the words and the register.
+//! The NIC answers a notification command by writing a word to host memory. [`Tickets`] decides
+//! when to issue such a command, which word it names and which commands are answered. This file
+//! holds the words and writes the register. Commands can be issued in any context, under a spinlock
+//! that disables interrupts; functions that wait for the NIC poll and may sleep.
 
 use crate::{context::Context, dma::DmaWords, hw::Hw};
 use kernel::{
@@ -26,15 +28,16 @@ use wire::{
     regs::atu,
 };
 
-/// Flushes that are commanded without asking whether the NIC keeps up: as many as a table has, 1 GiB
-/// of memory.
+/// Maximum number of flushes between two waits in [`Commands::flush_slowly`]: those of one table,
+/// that is 1 GiB of memory.
 const FLUSHES: u32 = GAT_ENTRIES / MAX_FLUSH;
-/// Words for notifications, each with one for the fence that comes with it, which writes, too.
+/// Number of notification words. Each has a second word for the fence command that precedes the
+/// notification, because a fence writes a word, too.
 const SLOTS: u32 = 256;
 const WORDS: usize = 2 * SLOTS as usize;
-/// How long the NIC may take to answer, in milliseconds.
+/// Time limit for an answer of the NIC, in milliseconds.
 const DEADLINE_MS: i64 = 1000;
-/// First and longest pause between looks at a word, in microseconds.
+/// First and longest pause between two polls of a word, in microseconds.
 const PAUSE_US: (i64, i64) = (10, 2000);
 
 struct Inner {
@@ -42,12 +45,12 @@ struct Inner {
     tickets: Tickets,
 }
 
-/// The command interface.
+/// Command interface of the unit.
 #[pin_data]
 pub(super) struct Commands {
     #[pin]
     inner: SpinLockIrq<Inner>,
-    /// Flushes that were commanded.
+    /// Number of flushes issued.
     flushes: Atomic<u64>,
 }
 
@@ -58,7 +61,7 @@ fn post(hw: &Hw, command: Command) {
 }
 
 impl Inner {
-    /// Looks for answers.
+    /// Polls the words of outstanding notifications.
     fn look(&mut self) {
         if let Some(words) = &self.words {
             self.tickets.look(|word| words.read(word) != 0);
@@ -71,14 +74,15 @@ impl Inner {
         let (ticket, word) = match self.tickets.ask() {
             Ask::New(ticket, word) => {
                 words.write(word, 0);
-                // The word is clear before the NIC may set it.
+                // The word must be clear before the NIC can set it.
                 barrier::wmb();
                 (Some(ticket), word)
             }
             Ask::Again(word) => (None, word),
         };
         let address = |word: usize| BusAddr(words.address().0 + 8 * word as u64);
-        // A build of the chip may lack the fence (HW §11.3): only the notification is waited for.
+        // Only the notification is awaited, because some versions of the chip may lack the fence
+        // (HW §11.3).
         post(hw, Command::Fence(address(word + SLOTS as usize)));
         post(hw, Command::Notify(address(word)));
         ticket
@@ -89,12 +93,13 @@ impl Inner {
     }
 }
 
-/// Which notifications had come at some time; `None` for all, of a NIC that is gone, and has lost
-/// its access to memory.
+/// Snapshot of the answered notifications. `None` covers all, because the NIC is gone and was cut
+/// off from memory.
 pub(super) struct Seen(Option<Tickets>);
 
 impl Seen {
-    /// Whether it answers a ticket; without one nothing was asked.
+    /// Returns whether the snapshot covers `ticket`. Without a ticket, no notification was
+    /// requested.
     pub(super) fn answers(&self, ticket: Option<Ticket>) -> bool {
         match (&self.0, ticket) {
             (None, _) => true,
@@ -116,7 +121,7 @@ impl Commands {
         })
     }
 
-    /// May sleep.
+    /// Allocates the words. May sleep.
     pub(super) fn open(&self, ctx: &Context) -> Result {
         let words = ctx.with_bound(|dev| DmaWords::new(dev, WORDS))??;
         let end = words.address().0 + 8 * WORDS as u64;
@@ -128,20 +133,20 @@ impl Commands {
         Ok(())
     }
 
-    /// May sleep.
+    /// Frees the words. May sleep.
     pub(super) fn close(&self) {
         let words = self.inner.lock().words.take();
         drop(words);
     }
 
-    /// Makes the NIC forget the translations of pages whose entries were zeroed. Any context; takes
-    /// as long as it takes for all pages.
+    /// Issues flush commands for pages whose entries were zeroed. Any context; takes time in
+    /// proportion to the number of pages.
     pub(super) fn flush(&self, ctx: &Context, range: Range) -> Flush {
         self.command(ctx, range)
     }
 
-    /// As [`Commands::flush`], but now and then waits until the NIC has executed what it was given,
-    /// so that others get through to it. May sleep, a second at most if it does not answer.
+    /// Like [`Commands::flush`], but waits for the NIC after each 1 GiB, so that other callers'
+    /// commands are not delayed for long. May sleep, up to a second if the NIC does not answer.
     pub(super) fn flush_slowly(&self, ctx: &Context, range: Range) -> Flush {
         let most = u64::from(FLUSHES) * u64::from(MAX_FLUSH);
         let (mut first, mut answers) = (range.first, true);
@@ -155,7 +160,7 @@ impl Commands {
     }
 
     fn command(&self, ctx: &Context, range: Range) -> Flush {
-        // The zeros are visible before the NIC may read the entries again.
+        // The zeros must be visible before the NIC can read the entries again.
         barrier::wmb();
         if let Some(hw) = ctx.alive_access() {
             let (mut page, end) = (range.first, range.end());
@@ -173,26 +178,27 @@ impl Commands {
                 page += count;
             }
         }
-        // Who sees that it is counted asks behind it.
+        // The commands must precede the count, because readers of the count issue a notification
+        // command that covers them.
         barrier::wmb();
         Flush(self.flushes.fetch_add(1, Full) + 1)
     }
 
-    /// Makes the NIC forget all translations. Any context.
+    /// Issues flush commands for all translations of all VPIDs. Any context.
     pub(super) fn flush_all(hw: &Hw) {
         for vpid in Vpid::all() {
             post(hw, Command::FlushVpid(vpid));
         }
     }
 
-    /// Asks for a notification without waiting for it; `None` if too many are not answered, or the
-    /// NIC is gone. Any context.
+    /// Requests a notification without waiting for it. Returns `None` if all words are outstanding
+    /// or the NIC is gone. Any context.
     pub(super) fn ask(&self, ctx: &Context) -> Option<Ticket> {
         let hw = ctx.alive_access()?;
         self.inner.lock().ask(&hw)
     }
 
-    /// Which notifications have come. May sleep, but does not wait for the NIC.
+    /// Returns a snapshot of the answered notifications. May sleep, but does not wait for the NIC.
     pub(super) fn seen(&self, ctx: &Context) -> Seen {
         if !ctx.is_alive() {
             ctx.isolate();
@@ -207,9 +213,10 @@ impl Commands {
         Seen(Some(tickets))
     }
 
-    /// Waits until the NIC has executed all commands given so far, and what it had begun to write
-    /// has arrived: what it has forgotten can be given back. Once for many that end, as this takes
-    /// some milliseconds. Otherwise as [`Commands::wait`].
+    /// Waits until the NIC has executed all commands issued so far and its earlier writes have
+    /// reached memory. Memory whose translations were flushed can then be freed. Callers end many
+    /// regions with one call, because it takes some milliseconds. Otherwise like
+    /// [`Commands::wait`].
     pub(super) fn settle(&self, ctx: &Context) -> Answer {
         let answer = self.wait(ctx);
         if answer.result.is_ok() {
@@ -218,11 +225,11 @@ impl Commands {
         answer
     }
 
-    /// Waits until the NIC has executed all commands given so far: it reads no tables any more that
-    /// it has forgotten. Answered also by a NIC that is gone, and has lost its access to memory
-    /// then. May sleep, at most about [`DEADLINE_MS`].
+    /// Waits until the NIC has executed all commands issued so far, so that it no longer reads the
+    /// tables whose translations were flushed. Succeeds also if the NIC is gone, after cutting it
+    /// off from memory. May sleep, up to about [`DEADLINE_MS`].
     pub(super) fn wait(&self, ctx: &Context) -> Answer {
-        // With full order, as it is added to.
+        // A read with full ordering, to match the increment.
         let upto = Flush(self.flushes.fetch_add(0, Full));
         let result = self.wait_for_one(ctx);
         Answer { upto, result }
@@ -251,7 +258,7 @@ impl Commands {
             };
             drop(hw);
             if answered {
-                // What the NIC wrote before, e.g. data, is visible.
+                // Data that the NIC wrote before its answer is visible from here on.
                 barrier::dma_rmb();
                 return Ok(());
             }
@@ -264,14 +271,14 @@ impl Commands {
         }
     }
 
-    /// Notifications asked for and seen. Any context.
+    /// Returns the numbers of notifications requested and received. Any context.
     pub(super) fn show(&self) -> (u64, u64) {
         let inner = self.inner.lock();
         (inner.tickets.asked(), inner.tickets.answered())
     }
 }
 
-/// The NIC did not answer: notices if it is gone.
+/// Checks whether the NIC is gone, because it did not answer in time.
 fn notice_gone(ctx: &Context) {
     if let Some(hw) = ctx.alive_access() {
         ctx.is_gone(&hw, hw.rf.read(atu::CONTROL));

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! How regions end: many at a time with one wait, without a wait, and what is in quarantine.
+//! Ending of regions: in batches with one wait for the NIC, asynchronously by a work item, and
+//! after quarantine.
+//!
+//! Lists are under the spinlock `ending`, which disables interrupts. Adding a translation to one
+//! needs no memory and works in any context. The work items `reaper` and `retry` may sleep.
 
 use super::{translation::Translation, Atu, Region};
 use kernel::{
@@ -12,24 +16,24 @@ use kernel::{
 use kernel_ext::work;
 use protocol::translation::{Next, Why};
 
-/// Pause before the NIC is asked again about what is in quarantine, in milliseconds.
+/// Pause between two requests to the NIC about regions in quarantine, in milliseconds.
 const RETRY_MS: u32 = 2000;
 
-/// Hears that a region has ended ([`Region::revoke_async`]). A module that has its own drops a
-/// [`kernel_ext::work::Settled`] last, as a worker may run the code of its client, and drop it.
+/// Callback for the end of a region ([`Region::revoke_async`]). A module with its own client drops
+/// a [`kernel_ext::work::Settled`] last, because a work item may run the client's code and drop the
+/// client.
 pub trait RevokeClient: Send + Sync {
-    /// The memory was given back; or `ETIMEDOUT`: the NIC did not answer in time, and memory and
-    /// NLAs stay reserved until it does. Called once, in any context, perhaps before the end was
-    /// left to others: it must not sleep.
+    /// Reports that the memory was freed. `ETIMEDOUT`: the NIC did not answer in time, and memory
+    /// and NLAs stay reserved until it does. Called once, in any context, possibly before
+    /// [`Region::revoke_async`] returns. Must not sleep.
     fn revoked(&self, result: Result);
 }
 
-/// Translations whose end is left to the workers of the unit. Nothing is allocated when one is
-/// added.
+/// Translations that the unit's work items end.
 pub(super) struct Ending {
-    /// Revoked, or about to be.
+    /// Translations that are revoked, or will be by the reaper.
     revoked: List<Translation>,
-    /// Unanswered.
+    /// Translations about which the NIC has not answered.
     quarantined: List<Translation>,
 }
 
@@ -43,17 +47,17 @@ impl Ending {
 }
 
 impl Atu {
-    /// Most pages whose entries are zeroed by whoever drops a region: 128 MiB, which takes a
-    /// fraction of a millisecond. Those of more are left to the worker.
+    /// Maximum number of pages whose entries are zeroed in the context that drops a region: 128
+    /// MiB, which takes a fraction of a millisecond. The work item zeroes larger regions.
     pub(super) const AT_ONCE: u64 = 1 << 15;
 
-    /// Ends regions, and waits for the NIC once for all of them. They are dead then, and can only
-    /// be dropped. May sleep, about a second at most.
+    /// Ends regions with one wait for the NIC. Afterwards, the regions are dead and can only be
+    /// dropped. May sleep, up to about a second.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT`: the NIC may still access the memory of some, which stays reserved until it says
-    /// that it does not.
+    /// `ETIMEDOUT`: the NIC may still access the memory of some regions. That memory stays reserved
+    /// until the NIC has answered.
     ///
     /// ```
     /// use extoll_core::{atu::Region, nic::Nic};
@@ -77,7 +81,7 @@ impl Atu {
         let mut result = Ok(());
         for region in regions() {
             let (translation, turn) = region.translation();
-            // The answer is this NIC's.
+            // The answer counts only for regions of this NIC.
             let answer = answer.filter(|_| core::ptr::eq(&*translation.atu, self));
             if !translation.conclude(turn, answer) {
                 result = Err(ETIMEDOUT);
@@ -86,19 +90,21 @@ impl Atu {
         result
     }
 
-    /// Has the worker end a translation whose end is left to it. Any context.
+    /// Queues a translation for the reaper. Any context.
     pub(super) fn leave_to_worker(self: &Arc<Self>, translation: &Arc<Translation>) {
-        // In a list already: whoever takes it out of that looks whether it is left to the worker.
+        // A translation that is already in a list is checked for this by the work item that removes
+        // it.
         if let Ok(item) = ListArc::try_from_arc(translation.clone()) {
             self.ending.lock().revoked.push_back(item);
         }
-        // Queued already is fine.
+        // It may be queued already.
         let _ = work::enqueue::<_, 0>(self.clone());
     }
 
-    /// Has the worker look after a translation in quarantine. Any context.
+    /// Queues a translation in quarantine for the next poll. Any context.
     pub(super) fn keep_in_quarantine(self: &Arc<Self>, translation: &Arc<Translation>) {
-        // In a list already: whoever takes it out of that looks whether it is in quarantine.
+        // A translation that is already in a list is checked for this by the work item that removes
+        // it.
         if let Ok(item) = ListArc::try_from_arc(translation.clone()) {
             self.ending.lock().quarantined.push_back(item);
             self.retry_later();
@@ -110,7 +116,7 @@ impl Atu {
         let _ = work::enqueue_delayed::<_, 1>(self.clone(), delay);
     }
 
-    /// Puts one that was taken out of a list where it belongs, if it has not ended.
+    /// Puts a translation that has not ended back into the list for its state.
     fn put(self: &Arc<Self>, item: ListArc<Translation>) {
         let is_kept = |t: &Translation| matches!(t.next(t.turn()), Next::Look(_));
         if is_kept(&item) {
@@ -118,7 +124,8 @@ impl Atu {
             self.retry_later();
             return;
         }
-        // From here on others can put it into a list. Who came too early for that has left a mark.
+        // From here on, another CPU can add the translation to a list. A CPU that failed to add it
+        // before has recorded that in the translation's state.
         let translation = item.into_arc();
         if is_kept(&translation) {
             self.keep_in_quarantine(&translation);
@@ -127,7 +134,7 @@ impl Atu {
         }
     }
 
-    /// Ends what is left to the worker, as many as there are with one wait. May sleep.
+    /// Ends all translations in the reaper's list with one wait for the NIC. May sleep.
     pub(super) fn reap(self: &Arc<Self>) {
         let mut batch = List::new();
         batch.push_all_back(&mut self.ending.lock().revoked);
@@ -136,7 +143,7 @@ impl Atu {
         }
         let mut all = List::new();
         while let Some(item) = batch.pop_front() {
-            // What was left may be over, and the entries be somebody else's.
+            // That end may be complete by now, and the entries may belong to a new region.
             if let Some((turn, _)) = item.left() {
                 item.begin(turn);
             }
@@ -151,7 +158,7 @@ impl Atu {
         }
     }
 
-    /// Looks for late answers. May sleep.
+    /// Polls for late answers about translations in quarantine. May sleep.
     pub(super) fn look_at_quarantine(self: &Arc<Self>) {
         let mut batch = List::new();
         batch.push_all_back(&mut self.ending.lock().quarantined);
@@ -159,7 +166,8 @@ impl Atu {
             return;
         }
         let mut asked = None;
-        // What comes from now on is for the next time, as its writes may not have arrived.
+        // Later answers wait for the next poll, because earlier writes of the NIC may not have
+        // arrived.
         let seen = self.commands.seen(&self.ctx);
         self.ctx.let_writes_arrive();
         while let Some(item) = batch.pop_front() {
@@ -169,7 +177,7 @@ impl Atu {
                 if seen.answers(ticket) {
                     translation.forgotten(turn, Why::Answered);
                 } else {
-                    // The answer to the first one may be lost; that to a later one will do.
+                    // The first answer may be lost, so an answer to a later request counts, too.
                     let next = *asked.get_or_insert_with(|| self.commands.ask(&self.ctx));
                     translation.asked_again(turn, next);
                 }
@@ -179,7 +187,7 @@ impl Atu {
         }
     }
 
-    /// Empties the lists, when all translations have ended. May sleep.
+    /// Empties the lists after all translations have ended. May sleep.
     pub(super) fn forget_lists(&self) {
         let mut all = List::new();
         {

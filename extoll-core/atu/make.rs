@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! How translations begin: with a place of their own, or again with one that a reserve has kept.
+//! Creation of translations, with a newly allocated NLA range or with one that a reserve holds.
+//!
+//! Making a translation may sleep and takes the mutex of the tables. Reusing one of a reserve works
+//! in any context. Both take the translation's spinlock, then the registry's, one after the other.
 
 use super::{
     memory::{Memory, Nlps},
@@ -26,27 +29,28 @@ use kernel_ext::{
 use protocol::translation::{Life, Turn};
 use wire::{ids::Vpid, nla::Range};
 
-/// What a translation is made for.
+/// Arguments for a new translation.
 pub(super) struct Request {
     pub(super) vpid: Vpid,
     pub(super) access: Access,
     /// First address of user memory.
     pub(super) start: usize,
     pub(super) account: Option<Arc<TableAccount>>,
-    /// How long its NLAs rest afterwards.
+    /// Hold-off time of its NLAs after its end.
     pub(super) rest: Rest,
 }
 
-/// Why a translation of a reserve was not used again.
+/// Reason why reuse of a translation of a reserve failed.
 pub(super) enum Refused {
-    /// It is as it was, and the device is still kept bound.
+    /// The translation is unchanged. The caller gets its hold on the device back.
     Unused(Error, BoundHold),
-    /// Entries were written, or unbinding has begun: it ends, and goes back by itself.
+    /// Entries were written, or unbinding has begun. The translation ends, and returns to its
+    /// reserve afterwards.
     Ending(Error),
 }
 
 impl Translation {
-    /// Gives memory a place in NLA space and writes its entries. May sleep.
+    /// Allocates an NLA range for the memory and writes the entries. May sleep.
     ///
     /// # Errors
     ///
@@ -99,7 +103,7 @@ impl Translation {
         Ok(this)
     }
 
-    /// One of a reserve: not in use, at `place`. May sleep.
+    /// Allocates an unused translation of a reserve, for the range of `place`. May sleep.
     ///
     /// # Errors
     ///
@@ -158,12 +162,14 @@ impl Translation {
         )
     }
 
-    /// Live in `turn`, with the entries that were written. Any context.
+    /// Makes the translation live in generation `turn`, after its entries were written. Any
+    /// context.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if unbinding has begun, which waits for the end then; that of `entered` if not all
-    /// entries were written. Either way it ends like any other, since peers may guess its NLAs.
+    /// `ENODEV` if unbinding has begun; the error of `entered` if not all entries were written. In
+    /// both cases the translation ends like any other, because peers may guess its NLAs. Unbinding
+    /// waits for that end.
     #[allow(clippy::too_many_arguments)]
     fn occupy(
         self: &Arc<Self>,
@@ -202,7 +208,7 @@ impl Translation {
         result
     }
 
-    /// Begins another life of one of a reserve, with other memory. Any context.
+    /// Begins a new generation of a translation of a reserve, with other memory. Any context.
     ///
     /// # Errors
     ///
@@ -236,7 +242,7 @@ impl Translation {
         };
         let unmap = |memory: Memory| memory.unmap(ctx).map(|(_, room)| room);
         let largest = self.atu.settings.largest;
-        // There is another life: whoever has it from the reserve is alone.
+        // A new generation can begin, because the caller alone has claimed the translation.
         let again = || self.state.lock().life.begin_again().ok_or(EINVAL);
         let turn = match memory.placement(largest).and_then(|_| again()) {
             Ok(turn) => turn,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory of regions as the NIC sees it, and the entries that lead there.
+//! Memory of regions: its DMA mapping, and the table entries that point to it.
+//!
+//! Takes no locks of its own; the functions state their contexts.
 
 use super::{tables::Place, Access};
 use crate::context::Context;
@@ -14,11 +16,11 @@ use wire::{
     nla::{cut, Placement, SIZE_CODES},
 };
 
-/// Memory of a region.
+/// DMA-mapped memory of a region.
 pub(super) enum Memory {
-    /// Pages, mapped by the unit.
+    /// Pages with a scatterlist that was allocated for them.
     Pages(StreamingPages),
-    /// The same with a scatterlist that was made before.
+    /// Pages in a scatterlist that a reserve allocated in advance.
     Room(StreamingRoom),
 }
 
@@ -28,18 +30,19 @@ pub(super) type Nlps = [u64; SIZE_CODES.len()];
 impl Memory {
     /// Maps a list of pages for the NIC. May sleep.
     pub(super) fn map(ctx: &Context, pages: Arc<PageList>, access: Access) -> Result<Self> {
-        // Dropped without the lock, if there is an error.
+        // A second reference, so that on an error the last one is dropped after the device lock is
+        // released.
         let kept = pages.clone();
         let mapped = ctx.with_bound(|dev| StreamingPages::map(dev, pages, access.write));
         drop(kept);
         mapped?.map(Memory::Pages)
     }
 
-    /// Maps a list of pages with `room`. Any context.
+    /// Maps a list of pages with the preallocated scatterlist `room`. Any context.
     ///
     /// # Errors
     ///
-    /// With the room, unless it is lost with the device.
+    /// Returns `room` with the error, unless the device is gone.
     pub(super) fn map_in(
         ctx: &Context,
         room: DmaRoom,
@@ -55,7 +58,7 @@ impl Memory {
         }
     }
 
-    /// Calls `f` with bus address and bytes of each segment.
+    /// Calls `f` with the bus address and the length in bytes of each segment.
     fn segments(&self, mut f: impl FnMut(u64, u64)) {
         match self {
             Memory::Pages(map) => map
@@ -67,18 +70,19 @@ impl Memory {
         }
     }
 
-    /// Calls `f` with bus address and pages of each segment of what [`Memory::placement`] has
-    /// checked.
+    /// Calls `f` with the bus address and the number of pages of each segment.
+    /// [`Memory::placement`] has checked that segments are whole pages.
     fn runs(&self, mut f: impl FnMut(BusAddr, u64)) {
         self.segments(|addr, bytes| f(BusAddr(addr), bytes / PAGE as u64));
     }
 
-    /// Where the region should start, with hardware pages of sizes up to that of code `largest`;
-    /// how many pages it has. Any context.
+    /// Returns the best alignment and the number of pages of a region for this memory. `largest` is
+    /// the largest size code of hardware pages. Any context.
     ///
     /// # Errors
     ///
-    /// `EINVAL` unless all segments are made of whole pages, `EIO` if addresses mean interrupts.
+    /// `EINVAL` unless all segments are whole pages; `EIO` if an address is in the range that
+    /// raises interrupts.
     pub(super) fn placement(&self, largest: u8) -> Result<Placement> {
         let mut placement = Placement::new(largest);
         let mut result = Ok(());
@@ -97,12 +101,12 @@ impl Memory {
         }
     }
 
-    /// Writes the entries that lead to the memory; `between` is called after each segment. What was
-    /// written before an error is there. Any context in which `between` can be called.
+    /// Writes the table entries for the memory and calls `between` after each segment. On an error,
+    /// the entries written before stay. Any context in which `between` can be called.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if an address or page does not fit.
+    /// `EINVAL` if an address or a page number is out of range.
     pub(super) fn enter(
         &self,
         place: &Place,
@@ -129,12 +133,12 @@ impl Memory {
             page += pages;
             between();
         });
-        // The entries are there before anybody tells the NIC an NLA.
+        // The entries must be visible before the NIC or a peer gets an NLA.
         barrier::wmb();
         result.map(|()| nlps)
     }
 
-    /// The pages of user memory.
+    /// Returns the pages, if they can be user memory.
     pub(super) fn pages(&self) -> Option<&Arc<PageList>> {
         match self {
             Memory::Pages(map) => Some(map.pages()),
@@ -142,18 +146,20 @@ impl Memory {
         }
     }
 
-    /// Gives the memory up. The NIC must not access it any more. May sleep.
+    /// Unmaps the memory and drops its pages. The NIC must no longer access it. May sleep.
     pub(super) fn release(self, ctx: &Context) {
         if let Memory::Pages(map) = self {
-            // Unbinding waits until all regions are gone, so there is a device.
+            // The device exists, because unbinding waits until all regions have ended.
             let pages = ctx.with_bound(|dev| map.unmap(dev));
-            // Without the lock, as unpinning takes long, and their owner may want the device.
+            // Dropped without the device lock, because unpinning takes long and the pages' owner
+            // may need the device.
             drop(pages);
         }
     }
 
-    /// As [`Memory::release`] for one that was made with a room, which is given back: neither sleeps nor
-    /// waits for anybody who needs memory. The pages may have to be dropped where sleeping is allowed.
+    /// Unmaps memory of a reserve and returns its pages and its scatterlist. Neither sleeps nor
+    /// waits for memory. The caller must drop the pages where sleeping is allowed, if they require
+    /// that.
     pub(super) fn unmap(self, ctx: &Context) -> Option<(Arc<PageList>, DmaRoom)> {
         match self {
             Memory::Room(map) => ctx

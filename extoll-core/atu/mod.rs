@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Address translation unit (HW §11): registration of memory, so that RMA commands reach it by NLA.
+//! Address translation unit (ATU, HW §11): registers memory, so that RMA commands can name it by
+//! network logical address (NLA).
 //!
-//! A [`Region`] is made in this order: pin or reference pages, map them for DMA, take an NLA range
-//! (and tables for it), write the entries; and ended in the opposite one, with the NIC's word in
-//! between that it has forgotten the translations. What it does not answer for stays reserved. The
-//! order in which that may happen is [`protocol::translation`].
+//! Making a [`Region`] takes these steps: pin or reference the pages, map them for DMA, allocate an
+//! NLA range and its tables, write the entries. Its end reverses them, after the NIC has confirmed
+//! that it dropped the translations. Without that confirmation, memory and NLAs stay reserved. The
+//! state machine that orders these steps is [`protocol::translation`].
+//!
+//! Locks: the mutex `tables` (allocation of NLAs and tables, process context) and three spinlocks
+//! that disable interrupts: `registry`, `ending` and the one of the command interface. Regions can
+//! be dropped in any context; making one from a [`Reserve`] is possible in any context, too. Two
+//! work items end regions: `reaper` ends regions that were dropped, `retry` polls for late answers
+//! about regions in quarantine.
 //!
 //! ```
 //! use extoll_core::{atu::{Access, Region}, nic::Nic};
@@ -13,7 +20,7 @@
 //! use kernel_ext::mem::PageList;
 //! use wire::ids::Vpid;
 //!
-//! /// A megabyte that peers of `vpid` may read and write.
+//! /// A megabyte of memory that peers of `vpid` can read and write.
 //! fn offer(nic: &Nic, vpid: Vpid) -> Result<Region> {
 //!     let pages = PageList::from_buffer(VVec::from_elem(0u8, 1 << 20, GFP_KERNEL)?)?;
 //!     let pages = Arc::new(pages, GFP_KERNEL)?;
@@ -65,39 +72,40 @@ use wire::{
     regs::atu::{self, Control, GATS},
 };
 
-/// Facts fixed at load time.
+/// Settings of the unit, fixed at load time.
 #[derive(Clone, Copy)]
 pub(crate) struct Settings {
-    /// Address tables that may exist, 0…1024.
+    /// Maximum number of address tables, 0…1024.
     pub(crate) gats: u32,
     /// Largest size code of hardware pages, one of [`SIZE_CODES`].
     pub(crate) largest: u8,
-    /// Tables that memory of a user may lie in without filling them.
+    /// Maximum number of partially filled tables per unprivileged user.
     pub(crate) spare_tables: u32,
 }
 
-/// What can be counted of translations at a time, or has happened so far. Any context.
+/// Statistics: current numbers and totals since the NIC was bound. Any context.
 struct Gauges {
-    /// Translations and reserves, by VPID.
+    /// Number of translations and reserves of each VPID.
     uses: [Atomic<u32>; Vpid::COUNT as usize],
-    /// What unbinding waits for: translations, and what is about to become one.
+    /// Number of [`registry::BoundHold`]s, for which unbinding waits: translations, and attempts to
+    /// make one.
     bound: Atomic<u32>,
-    /// Translations that are being ended, those in quarantine not included.
+    /// Number of translations that are ending, without the quarantined ones.
     ending: Atomic<u32>,
     quarantined: Atomic<u32>,
-    /// Pages that translations have.
+    /// Number of pages in all translations.
     pages: Atomic<u64>,
-    /// Hardware pages that they are made of, by size.
+    /// Number of hardware pages in all translations, by size code.
     nlps: [Atomic<u64>; SIZE_CODES.len()],
-    /// Registrations that a reserve had no room for.
+    /// Number of registrations that failed because the reserve had no free region.
     reserve_exhausted: Atomic<u64>,
-    /// Buffers that a pool did not have.
+    /// Number of times that a buffer pool was empty.
     pool_exhausted: Atomic<u64>,
-    /// Registrations that a user's bound on tables did not allow.
+    /// Number of registrations that failed because of the user's limit of tables (`EDQUOT`).
     table_limit: Atomic<u64>,
 }
 
-/// The unit of one NIC. [`crate::nic::Nic::atu`] has it.
+/// Address translation unit of one NIC, returned by [`crate::nic::Nic::atu`].
 #[pin_data]
 pub struct Atu {
     ctx: Arc<Context>,
@@ -142,7 +150,7 @@ impl WorkItem<1> for Atu {
 }
 
 impl Atu {
-    /// Before the hardware is set up. May sleep.
+    /// Allocates the unit; [`Atu::init`] then sets up the hardware. May sleep.
     pub(crate) fn new(ctx: Arc<Context>, settings: Settings) -> Result<Arc<Self>> {
         let settings = Settings {
             gats: settings.gats.min(GATS),
@@ -175,8 +183,8 @@ impl Atu {
         )
     }
 
-    /// Empties the base table, as tables come on demand, and switches the unit on (HW §3.4). May
-    /// sleep.
+    /// Clears the base table, because tables are made on demand, and enables the unit (HW §3.4).
+    /// May sleep.
     pub(crate) fn init(&self) -> Result {
         let ctx = &self.ctx;
         self.commands.open(ctx)?;
@@ -188,7 +196,7 @@ impl Atu {
         }
         hw.rf
             .write(atu::CONTROL, Control(0).with_enable(true).raw());
-        // Translations that an earlier owner left.
+        // Drops translations that an earlier driver left.
         Commands::flush_all(&hw);
         drop(hw);
         if self.commands.wait(ctx).result.is_err() {
@@ -197,8 +205,8 @@ impl Atu {
         Ok(())
     }
 
-    /// Ends all regions and switches translation off. No region can be made any more. May sleep,
-    /// about a second at most.
+    /// Ends all regions and disables translation. Registration fails from then on. May sleep, up to
+    /// about a second.
     pub(crate) fn stop(self: &Arc<Self>) {
         self.registry.lock().refuse();
         self.tables.lock().refuse();
@@ -221,16 +229,16 @@ impl Atu {
         for i in 0..GATS {
             hw.rf.write(atu::gat(i), 0);
         }
-        // The NIC has seen all that.
+        // The read flushes the posted writes.
         hw.rf.read(atu::CONTROL);
     }
 
-    /// Gives all memory back, that of quarantined regions too. To be called after the device lost
-    /// its access to memory, while it is still bound. May sleep.
+    /// Frees the memory of all regions, quarantined ones included. The caller has ended the
+    /// device's access to memory, and the device is still bound. May sleep.
     pub(crate) fn release(self: &Arc<Self>) {
         while self.gauges.bound.load(Acquire) != 0 {
             self.for_each(|translation| translation.cut_off());
-            // Others may be about to give something up.
+            // Another CPU may be about to drop a `BoundHold`.
             fsleep(Delta::from_micros(100));
         }
         work::cancel_sync::<Atu, 0>(self);
@@ -240,7 +248,7 @@ impl Atu {
         self.commands.close();
     }
 
-    /// Whether nothing of an earlier owner of the VPID is left. Any context.
+    /// Returns whether no translation or reserve of the VPID is left. Any context.
     pub(crate) fn is_clean(&self, vpid: Vpid) -> bool {
         self.uses(vpid).is_none_or(|n| n.load(Acquire) == 0)
     }
@@ -249,8 +257,8 @@ impl Atu {
         self.gauges.uses.get(vpid.index())
     }
 
-    /// Gives a range back, and the tables that nobody needs any more: the device must be kept bound.
-    /// May sleep, about a second at most.
+    /// Frees a range of NLAs and the tables that are empty then. The caller keeps the device bound.
+    /// May sleep, up to about a second.
     fn free(&self, range: Range, rest: Option<(RestNode, Rest)>, account: Option<&TableAccount>) {
         let ctx = &self.ctx;
         let idle = {
@@ -267,7 +275,7 @@ impl Atu {
         }
     }
 
-    /// One line per fact, for debugfs. May sleep.
+    /// Writes the statistics to debugfs, one per line. May sleep.
     pub(crate) fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gauges = &self.gauges;
         let (tables, made, limit, resting) = self.tables.lock().show();

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Buffers that are registered once and used many times.
+//! Pools of buffers that are registered once and used many times.
+//!
+//! Making a pool may sleep. Buffers are taken and returned in any context, under a spinlock that
+//! disables interrupts.
 
 use super::{Access, Atu, Region};
 use kernel::{
@@ -10,29 +13,29 @@ use kernel::{
 use kernel_ext::mem::{Comb, PageList, PAGE};
 use wire::ids::{Nla, Vpid};
 
-/// Most memory of a pool in bytes.
+/// Maximum size of a pool in bytes.
 const MOST_BYTES: usize = 1 << 30;
-/// Most buffers of a pool.
+/// Maximum number of buffers per pool.
 const MOST: usize = 1 << 16;
 
-/// A fixed number of buffers of one size in one region. They are taken and given back in any
-/// context, without registering anything: the one that has been free for longest is taken first, so
-/// that what comes late for one that was given back meets it as rarely as possible.
+/// Fixed number of buffers of one size in one region. Taking or returning a buffer registers
+/// nothing and works in any context. The buffer that has been free for longest is reused first, so
+/// that late writes to a returned buffer rarely corrupt a new use.
 ///
-/// Drop in any context. Buffers that are in use stay, and so does the memory of all until they are
-/// dropped; the NIC, and peers that know their NLAs, reach it as long.
+/// Can be dropped in any context. Buffers in use stay valid. The memory of all buffers is freed
+/// with the last one; until then the NIC and peers that know the NLAs can access it.
 ///
 /// ```
 /// use extoll_core::{atu::{Access, Buffer, BufferPool}, nic::Nic};
 /// use kernel::prelude::*;
 /// use wire::ids::Vpid;
 ///
-/// /// Replies that peers write, 512 bytes each.
+/// /// Buffers for replies that peers write, 512 bytes each.
 /// fn replies(nic: &Nic, vpid: Vpid) -> Result<BufferPool> {
 ///     nic.atu().buffers(vpid, 256, 512, Access::WRITE)
 /// }
 ///
-/// /// In any context: where the next reply goes, which its sender has to be told.
+/// /// Takes the buffer for the next reply, in any context. Its NLA is sent to the replying peer.
 /// fn expect(pool: &BufferPool) -> Option<Buffer> {
 ///     let buffer = pool.take()?;
 ///     buffer.write(0, 0);
@@ -41,9 +44,9 @@ const MOST: usize = 1 << 16;
 /// ```
 pub struct BufferPool(Arc<Buffers>);
 
-/// Numbers of buffers that are free, in the order in which they were given back.
+/// Queue of the numbers of free buffers, in the order of their return.
 struct Free {
-    /// From the heap, so that it can be freed in any context.
+    /// From `kmalloc`, so that it can be freed in any context.
     ring: KVec<u32>,
     first: usize,
     len: usize,
@@ -69,9 +72,9 @@ impl Free {
     }
 }
 
-/// Memory that the processor sees, too.
+/// Memory that both the CPU and the NIC access.
 struct Backing {
-    /// Before the region, which has another reference that is dropped where sleeping is allowed.
+    /// Declared before the region, whose own reference is dropped last, where sleeping is allowed.
     pages: Arc<PageList>,
     region: Region,
 }
@@ -92,13 +95,14 @@ struct Buffers {
 }
 
 impl Atu {
-    /// Makes a pool of `count` buffers of `bytes` bytes each, a multiple of 8, for `vpid`, which
-    /// the caller must have open. They are zero at first. May sleep.
+    /// Allocates a pool of `count` zeroed buffers of `bytes` bytes each, a multiple of 8, for
+    /// `vpid`. The caller must have opened that VPID. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no buffer, more than 65,536 or 1 GiB in all, another size, or no access asked for.
-    /// `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`, `ETIMEDOUT` as [`Atu::register_pages`].
+    /// `EINVAL`: no buffer, more than 65,536 buffers or 1 GiB in total, a size that is no multiple
+    /// of 8, or no access requested. `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`, `ETIMEDOUT`
+    /// as for [`Atu::register_pages`].
     pub fn buffers(
         self: &Arc<Self>,
         vpid: Vpid,
@@ -136,8 +140,8 @@ impl Atu {
 }
 
 impl BufferPool {
-    /// Takes a buffer, with whatever was in it last. `None`, which is counted, if all are in use,
-    /// or the device is gone. Any context.
+    /// Takes a buffer, with its old content. Returns `None` if the device is gone, or if all
+    /// buffers are in use, which is counted. Any context.
     pub fn take(&self) -> Option<Buffer> {
         let this = &self.0;
         if !this.backing.region.is_alive() {
@@ -155,52 +159,52 @@ impl BufferPool {
         })
     }
 
-    /// Buffers, and how many of them are free. Any context.
+    /// Returns the numbers of all buffers and of free ones. Any context.
     pub fn count(&self) -> (usize, usize) {
         (self.0.count, self.0.free.lock().len)
     }
 
-    /// The region that they are in. Any context.
+    /// Returns the region of the pool. Any context.
     pub fn region(&self) -> &Region {
         &self.0.backing.region
     }
 }
 
-/// A buffer of a pool, given back by drop, in any context. Whoever drops it knows that nobody
-/// writes to it any more on his account.
+/// Buffer of a pool, returned to it by drop in any context. Its owner drops it only when no peer
+/// writes to it any more on the owner's request.
 pub struct Buffer {
     buffers: Arc<Buffers>,
     number: u32,
 }
 
 impl Buffer {
-    /// Length in bytes. Any context.
+    /// Returns the length in bytes. Any context.
     pub fn bytes(&self) -> usize {
         self.buffers.bytes
     }
 
-    /// Its number, less than the number of buffers. Any context.
+    /// Returns the number of the buffer in its pool, from 0. Any context.
     pub fn number(&self) -> usize {
         self.number as usize
     }
 
-    /// Where it begins in [`Buffer::region`], for commands of this node. Any context.
+    /// Returns the offset in [`Buffer::region`] in bytes, for commands of this node. Any context.
     pub fn offset(&self) -> usize {
         self.number as usize * self.buffers.bytes
     }
 
-    /// The region that it is in. Any context.
+    /// Returns the region of the pool. Any context.
     pub fn region(&self) -> &Region {
         &self.buffers.backing.region
     }
 
-    /// NLA of its first byte, for peers. Any context.
+    /// Returns the NLA of the first byte, for peers. Any context.
     pub fn nla(&self) -> Nla {
         Nla(self.region().nla().0 + self.offset() as u64)
     }
 
-    /// The memory of the pool, in which this begins at [`Buffer::offset`]: for what copies bytes.
-    /// Other buffers are in it, too. Any context.
+    /// Returns the memory of the whole pool, in which this buffer begins at [`Buffer::offset`]. It
+    /// includes the other buffers. Any context.
     pub fn memory(&self) -> &PageList {
         &self.buffers.backing.pages
     }
@@ -209,13 +213,13 @@ impl Buffer {
         (index < self.bytes() / 8).then(|| self.offset() / 8 + index)
     }
 
-    /// Reads little-endian quadword `index` of it; 0 outside. Any context.
+    /// Reads little-endian quadword `index`; 0 if it is outside of the buffer. Any context.
     pub fn read(&self, index: usize) -> u64 {
         let pages = &self.buffers.backing.pages;
         self.index(index).map_or(0, |i| pages.read(i))
     }
 
-    /// Writes little-endian quadword `index` of it; ignored outside. Any context.
+    /// Writes little-endian quadword `index`; ignored outside of the buffer. Any context.
     pub fn write(&self, index: usize, value: u64) {
         if let Some(i) = self.index(index) {
             self.buffers.backing.pages.write(i, value);
@@ -227,16 +231,17 @@ impl Buffer {
         (end <= self.bytes()).then(|| self.offset() + at)
     }
 
-    /// Copies the bytes from `at` on to `to`; nothing if they are not all in it. What the NIC writes
-    /// at the same time may be there or not, byte by byte. Any context.
+    /// Copies the bytes from offset `at` on to `to`; does nothing if the range exceeds the buffer.
+    /// Bytes that the NIC writes at the same time may be old or new. Any context.
     pub fn load(&self, at: usize, to: &mut [u8]) {
         if let Some(at) = self.range(at, to.len()) {
-            // All of it is in the list.
+            // Cannot fail, because the range was checked.
             let _ = self.buffers.backing.pages.copy_to(at, to);
         }
     }
 
-    /// Copies `from` to the bytes from `at` on; nothing if they are not all in it. Any context.
+    /// Copies `from` to the bytes from offset `at` on; does nothing if the range exceeds the
+    /// buffer. Any context.
     pub fn store(&self, at: usize, from: &[u8]) {
         if let Some(at) = self.range(at, from.len()) {
             let _ = self.buffers.backing.pages.copy_from(at, from);
@@ -245,7 +250,8 @@ impl Buffer {
 }
 
 impl Buffer {
-    /// A comb of it as one of its pool, if its marks of eight bytes are all in it.
+    /// Converts a comb (evenly spaced 8-byte tags) of this buffer to one of the pool. `None` if it
+    /// exceeds the buffer.
     fn comb(&self, comb: Comb) -> Option<Comb> {
         let last = comb.count.checked_sub(1)?;
         let end = last.checked_mul(comb.step)?.checked_add(8)?;
@@ -253,14 +259,16 @@ impl Buffer {
         Some(Comb { at, ..comb })
     }
 
-    /// Writes a mark to all places of a comb; to none if they are not all in it. Any context.
+    /// Writes the validity tag `mark` to all slots of a comb; to none if the comb exceeds the
+    /// buffer. Any context.
     pub fn mark(&self, comb: Comb, mark: [u8; 8]) {
         if let Some(comb) = self.comb(comb) {
             let _ = self.buffers.backing.pages.mark(comb, mark);
         }
     }
 
-    /// Whether a mark is in one of the places of a comb; not if they are not all in it. Any context.
+    /// Returns whether a slot of the comb still holds the validity tag `mark`; false if the comb
+    /// exceeds the buffer. Any context.
     pub fn has_mark(&self, comb: Comb, mark: [u8; 8]) -> bool {
         let pages = &self.buffers.backing.pages;
         let comb = self.comb(comb);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Registered memory, as its owner has it.
+//! Handle of registered memory ([`Region`]).
+//!
+//! Most functions work in any context and take the spinlock of the translation, if any. Functions
+//! that wait for the NIC say that they may sleep.
 
 use super::{end::RevokeClient, translation::Translation, Atu};
 use crate::context::Context;
@@ -9,27 +12,27 @@ use kernel_ext::mem::PageList;
 use protocol::translation::Turn;
 use wire::ids::{Nla, Vpid};
 
-/// What the NIC may do with registered memory, be it for commands of its owner or of peers.
+/// Access of the NIC to registered memory, for commands of its owner and of peers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access {
-    /// The NIC may read it: source of local PUTs and of remote GETs.
+    /// Allows the NIC to read: source of local PUTs and of remote GETs.
     pub read: bool,
-    /// The NIC may write it: destination of local GETs and of remote PUTs.
+    /// Allows the NIC to write: destination of local GETs and of remote PUTs.
     pub write: bool,
 }
 
 impl Access {
-    /// Reading only.
+    /// Read access only.
     pub const READ: Self = Self {
         read: true,
         write: false,
     };
-    /// Writing only.
+    /// Write access only.
     pub const WRITE: Self = Self {
         read: false,
         write: true,
     };
-    /// Reading and writing.
+    /// Read and write access.
     pub const READ_WRITE: Self = Self {
         read: true,
         write: true,
@@ -44,33 +47,34 @@ impl Access {
     }
 }
 
-/// Memory that RMA commands reach by NLA, on behalf of one VPID.
+/// Registered memory that RMA commands of one VPID name by NLA.
 ///
-/// Byte i of the memory has NLA [`Region::nla`] + i. It is a range of bytes in pages, of which the
-/// NIC, and with it every peer that may use the VPID, reaches all bytes ([`super::WholePages`]).
+/// Byte i of the memory has NLA [`Region::nla`] + i. A region covers a range of bytes. The NIC, and
+/// every peer that may use the VPID, can access all bytes of the pages around it
+/// ([`super::WholePages`]).
 ///
-/// Drop ends it, in any context: translations are cleared, and flushed; a work item awaits that the
-/// NIC says so, and only then the memory is unmapped and given back. Who wants to wait for that
-/// calls [`Region::revoke`], for many regions [`Atu::revoke_all`]; who wants to hear of it,
-/// [`Region::revoke_async`]. When the NIC does not say so within about a second, memory and NLAs
-/// stay reserved (quarantine) until it does, or until it is unbound.
+/// Drop ends the region in any context: it clears and flushes the translations. A work item then
+/// waits for the NIC's confirmation, and unmaps and frees the memory. [`Region::revoke`] waits for
+/// that, as does [`Atu::revoke_all`] for many regions; [`Region::revoke_async`] reports it by
+/// callback. If the NIC does not confirm within about a second, memory and NLAs stay reserved
+/// (quarantine) until it does, or until it is unbound.
 ///
-/// While a region or such a remainder of one exists, its VPID is not given to anybody else, and
-/// can't be opened again. Keep the port open as long as there are regions.
+/// While a region or its quarantined memory exists, its VPID cannot be opened again. Keep the port
+/// open while regions exist.
 ///
-/// Unbinding the NIC ends all its regions: what is left of them can only be dropped.
+/// Unbinding the NIC ends all its regions; their handles can then only be dropped.
 pub struct Region {
     translation: Arc<Translation>,
     turn: Turn,
-    /// Of the first byte in the first page.
+    /// Offset of the first byte in the first page.
     first_offset: usize,
     bytes: usize,
-    /// Its end is left to the worker already.
+    /// Set if a work item already ends the region, so that drop does nothing.
     left: bool,
 }
 
 impl Region {
-    /// Bytes `first_offset` to `first_offset` + `bytes` of the pages that are translated.
+    /// Makes a handle for `bytes` bytes from `first_offset` on in the translated pages.
     pub(super) fn new(
         translation: Arc<Translation>,
         turn: Turn,
@@ -90,32 +94,32 @@ impl Region {
         (&self.translation, self.turn)
     }
 
-    /// NLA of the first byte. Any context.
+    /// Returns the NLA of the first byte. Any context.
     pub fn nla(&self) -> Nla {
         Nla(self.translation.nla().0 + self.first_offset as u64)
     }
 
-    /// Length in bytes. Any context.
+    /// Returns the length in bytes. Any context.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Place of the first byte in its page, 0…4095. Any context.
+    /// Returns the offset of the first byte in its page, 0…4095. Any context.
     pub fn first_offset(&self) -> usize {
         self.first_offset
     }
 
-    /// What the NIC may do. Any context.
+    /// Returns the NIC's access. Any context.
     pub fn access(&self) -> Access {
         self.translation.access
     }
 
-    /// The VPID that commands have to name. Any context.
+    /// Returns the VPID that commands must name. Any context.
     pub fn vpid(&self) -> Vpid {
         self.translation.vpid
     }
 
-    /// The unit whose NLA it has. Any context.
+    /// Returns the unit that holds the translation. Any context.
     pub fn atu(&self) -> &Arc<Atu> {
         &self.translation.atu
     }
@@ -124,21 +128,22 @@ impl Region {
         self.translation.ctx()
     }
 
-    /// False once the memory was unmapped (munmap, mremap, madvise, exit) or the device is gone:
-    /// commands with its NLAs fail. Any context.
+    /// Returns false once the memory was unmapped (munmap, mremap, madvise, exit) or the device is
+    /// gone. Commands with its NLAs then fail. Any context.
     pub fn is_alive(&self) -> bool {
         self.translation.is_live(self.turn) && self.ctx().is_alive()
     }
 
-    /// NLA of byte `offset`, if `len` bytes from there lie in the region and it is alive. Any
-    /// context.
+    /// Returns the NLA of byte `offset`, if the region is alive and contains `len` bytes from
+    /// there. Any context.
     pub fn slice(&self, offset: usize, len: usize) -> Option<Nla> {
         let inside = offset.checked_add(len)? <= self.bytes();
         (inside && self.is_alive()).then(|| Nla(self.nla().0 + offset as u64))
     }
 
-    /// [`Region::slice`] for a command that a port of `vpid` gives to the NIC of `ctx`, and that
-    /// writes here, or reads. Numbers of another NIC mean other memory. Any context.
+    /// Like [`Region::slice`], for a command of a port of `vpid` on the NIC of `ctx`. `write` says
+    /// whether the command writes to the region. Returns `None` also for a region of another NIC or
+    /// VPID, or without that access. Any context.
     pub(crate) fn for_command(
         &self,
         ctx: &Context,
@@ -152,13 +157,13 @@ impl Region {
         self.slice(offset, len).filter(|_| allowed && own)
     }
 
-    /// Ends it, waits for that, and tells how it went. May sleep, as a rule some milliseconds,
-    /// about a second at most.
+    /// Ends the region and waits for the result. May sleep, normally for some milliseconds, up to
+    /// about a second.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT`: the NIC may still access the memory, which stays reserved until it says that it
-    /// does not.
+    /// `ETIMEDOUT`: the NIC may still access the memory, which stays reserved until the NIC has
+    /// answered.
     pub fn revoke(self) -> Result {
         if self.translation.conclude(self.turn, None) {
             Ok(())
@@ -167,7 +172,7 @@ impl Region {
         }
     }
 
-    /// Ends it as drop does, and tells `client` when it has ended. Any context.
+    /// Ends the region like drop, and calls `client` when it has ended. Any context.
     ///
     /// ```
     /// use extoll_core::atu::{Region, RevokeClient};
@@ -185,7 +190,7 @@ impl Region {
     ///     }
     /// }
     ///
-    /// /// In a softirq, say.
+    /// /// Ends a region, for example in a softirq.
     /// fn end(region: Region, ended: &Arc<Ended>) {
     ///     region.revoke_async(ended.clone());
     /// }
@@ -195,8 +200,8 @@ impl Region {
         self.translation.abandon(self.turn, Some(client));
     }
 
-    /// Has a list of pages dropped where sleeping is allowed, some time after the region. Any
-    /// context.
+    /// Stores a reference to a list of pages, which is dropped some time after the region, where
+    /// sleeping is allowed. Any context.
     pub fn keep(&self, pages: Arc<PageList>) {
         self.translation.keep(pages);
     }

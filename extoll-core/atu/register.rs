@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Registration of memory of all kinds.
+//! Registration of user and kernel memory.
+//!
+//! All functions may sleep. They take the device lock to map memory, and the mutex of the tables.
 
 use super::{
     memory::Memory, registry::BoundHold, tables::Rest, translation::Translation,
@@ -13,22 +15,22 @@ use wire::{atu::GAT_ENTRIES, ids::Vpid};
 
 use super::make::Request;
 
-/// Said by who registers a range of bytes that is not made of whole pages: the NIC protects pages,
-/// so the rest of the first and of the last one is exposed as well. Peers that may use the VPID
-/// read and write it as the [`Access`] says, with NLAs before and behind those of the region. To be
-/// said only where that rest is nobody's, or of those who may reach the region anyway: not of
-/// memory that the kernel shares between others, as the pages of frames and of the slab are.
+/// Promise of the caller that exposing whole pages is safe. The NIC protects pages, so the bytes
+/// before and after a range are exposed, too. Peers that may use the VPID can access them with the
+/// region's [`Access`]. Make this promise only if those bytes are unused, or belong to parties
+/// that may access the region anyway. Do not make it for pages that the kernel shares, such as
+/// those of packets and of the slab.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WholePages {
     _said: (),
 }
 
 impl WholePages {
-    /// "The whole pages are exposed, and may be."
+    /// Exposes the whole pages.
     pub const EXPOSED: Self = Self { _said: () };
 }
 
-/// Pages that bytes lie in, and where.
+/// Pages that a range of bytes occupies.
 struct Span {
     pages: usize,
     first_offset: usize,
@@ -36,7 +38,8 @@ struct Span {
 }
 
 impl Span {
-    /// `bytes` bytes from `start`; `EINVAL` for nothing, and for what wraps around.
+    /// Returns the pages of `bytes` bytes from `start`. `EINVAL` if the range is empty or wraps
+    /// around.
     fn new(start: usize, bytes: usize) -> Result<Self> {
         let first_offset = start % PAGE;
         let end = start.checked_add(bytes).ok_or(EINVAL)?;
@@ -53,26 +56,28 @@ impl Span {
 
 impl Atu {
     /// Registers memory of the current process: `bytes` bytes from `start`, both multiples of 4096,
-    /// for `vpid`, which the caller must have open. The pages are pinned and count against
-    /// `RLIMIT_MEMLOCK` (unless `CAP_IPC_LOCK`). When the process unmaps any of it, moves it or
-    /// ends, the region dies ([`Region::is_alive`]): for munmap, mremap and exit before these
-    /// return, for other ways to lose the pages (madvise, truncation) some milliseconds later.
-    /// Until then the NIC reaches the old pages, which are not reused before. A fork does not
-    /// matter: the child gets copies of the pages. Memory that is shared (tmpfs, memfd, System V,
-    /// huge pages) stays, whatever the kernel does to page tables meanwhile; a mapped file on a
-    /// disk, which can be registered for reading only, may be taken for lost.
+    /// for `vpid`. The caller must have opened that VPID. The pages are pinned and count against
+    /// `RLIMIT_MEMLOCK` (unless `CAP_IPC_LOCK`).
     ///
-    /// May sleep; process context of the owner.
+    /// The region dies ([`Region::is_alive`]) when the process unmaps or moves any of the memory,
+    /// or exits. It dies before munmap, mremap and exit return, and some milliseconds after other
+    /// losses of pages (madvise, truncation). Until then the NIC accesses the old pages, which are
+    /// not reused before. A fork changes nothing, because the child gets copies of the pages.
+    /// Shared memory (tmpfs, memfd, System V, huge pages) stays registered whatever the kernel does
+    /// to its page tables. A mapped file on a disk, which can be registered for reading only, may
+    /// be taken for lost.
+    ///
+    /// May sleep; called in process context of the owner.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: not page aligned, nothing, wraps around, no access asked for. `EFAULT`: not all of
-    /// it is mapped, or not with the access asked for. `ENOMEM`: no memory, or `RLIMIT_MEMLOCK`
-    /// exceeded. `ENOSPC`: no contiguous NLA range, the limit of address tables reached, or more
-    /// than 512 GiB. `EOPNOTSUPP`: CPU and device do not see each other's writes by themselves.
-    /// `EIO`: it cannot be mapped for the device, or only as a copy. `EAGAIN`: the memory was
-    /// unmapped meanwhile. `EINTR`: a fatal signal. `ENODEV`: the device is gone. `ETIMEDOUT`: it
-    /// does not answer. `EDQUOT`: the user has the maximum number of tables.
+    /// `EINVAL`: not page aligned, empty, wraps around, or no access requested. `EFAULT`: not all
+    /// of the range is mapped with that access. `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` exceeded.
+    /// `ENOSPC`: no contiguous NLA range, the limit of address tables reached, or more than 512
+    /// GiB. `EOPNOTSUPP`: CPU and device are not cache-coherent. `EIO`: it cannot be mapped for the
+    /// device, or only as a copy. `EAGAIN`: the memory was unmapped during the call. `EINTR`: a
+    /// fatal signal. `ENODEV`: the device is gone. `ETIMEDOUT`: the NIC does not answer. `EDQUOT`:
+    /// the user has the maximum number of tables.
     pub(crate) fn register_user_for(
         self: &Arc<Self>,
         account: Option<Arc<TableAccount>>,
@@ -96,7 +101,7 @@ impl Atu {
         access: Access,
     ) -> Result<Region> {
         access.check()?;
-        // Before much is pinned for nothing.
+        // Checked before pages are pinned.
         let most = u64::from(self.settings.gats) * u64::from(GAT_ENTRIES);
         if span.pages as u64 > most {
             return Err(ENOSPC);
@@ -114,16 +119,16 @@ impl Atu {
         };
         let translation = Translation::new(bound, request, memory)?;
         let turn = translation.turn();
-        // From here on an error revokes by the drop of the region.
+        // From here on, an error ends the region by dropping it.
         let region = Region::new(translation.clone(), turn, span.first_offset, span.bytes);
         let (mm, _) = pages.user().ok_or(EFAULT)?;
         let watcher = Arc::new(MemoryWatch(translation.clone()), GFP_KERNEL)?;
         let watch = Arc::new(Watch::new(mm, start, bytes, watcher)?, GFP_KERNEL)?;
         if translation.watch(watch.clone()).is_some() {
-            // Unbinding has ended it already.
+            // Unbinding has already ended the region.
             return Err(ENODEV);
         }
-        // What happened before the watch began, or is under way.
+        // Waits for changes that began before the watch did.
         watch.settle();
         let all = Pages {
             first: 0,
@@ -139,14 +144,14 @@ impl Atu {
         }
     }
 
-    /// Registers whole pages of the kernel (see [`PageList`]) for `vpid`; page i of the list has NLA
-    /// `nla` + 4096 i. They are kept until the region is gone. May sleep.
+    /// Registers whole pages of kernel memory (see [`PageList`]) for `vpid`; page i of the list has
+    /// NLA `nla` + 4096 i. The list is kept until the region has ended. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no access asked for, or a list that is not about whole pages, or shares them with
-    /// others: that is for [`Atu::register_range`]. `EACCES`: the NIC is to write what it may not.
-    /// `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`, `ETIMEDOUT` as
+    /// `EINVAL`: no access requested, or a list that does not cover whole pages or shares pages
+    /// with others (for those, use [`Atu::register_range`]). `EACCES`: write access to read-only
+    /// pages. `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`, `ETIMEDOUT` as for
     /// `Atu::register_user_for`.
     pub fn register_pages(
         self: &Arc<Self>,
@@ -161,10 +166,10 @@ impl Atu {
         self.register_range(vpid, pages, 0, bytes, access, WholePages::EXPOSED)
     }
 
-    /// As [`Atu::register_pages`] for `bytes` bytes from byte `first_offset` of the first page on, in
-    /// pages that are exposed as a whole. Those of a list whose ends are not aligned, e.g. of one of
-    /// fragments, are [`PageList::offset`] and [`PageList::bytes`]. Memory of processes is not
-    /// watched: this is for one transfer.
+    /// Like [`Atu::register_pages`], for `bytes` bytes from byte `first_offset` of the first page
+    /// on. The pages are exposed as a whole. For a list with unaligned ends, such as one of packet
+    /// fragments, pass its [`PageList::offset`] and [`PageList::bytes`]. Memory of processes is not
+    /// watched for changes, so use this for single transfers only.
     ///
     /// ```
     /// use extoll_core::{atu::{Access, Region, WholePages}, nic::Nic};
@@ -172,7 +177,7 @@ impl Atu {
     /// use kernel_ext::mem::PageList;
     /// use wire::ids::Vpid;
     ///
-    /// /// A record of 1,000 bytes behind a header of 60, in a page of its own.
+    /// /// Registers a record of 1,000 bytes after a header of 60 bytes, in a page of its own.
     /// fn record(nic: &Nic, vpid: Vpid, page: Arc<PageList>) -> Result<Region> {
     ///     let access = Access::READ;
     ///     let region =
@@ -184,8 +189,8 @@ impl Atu {
     ///
     /// # Errors
     ///
-    /// As [`Atu::register_pages`]; `EINVAL` also for no bytes, a `first_offset` beyond the first
-    /// page, and a range that does not lie in the list or does not reach its last page.
+    /// As for [`Atu::register_pages`]. `EINVAL` also for an empty range, a `first_offset` beyond
+    /// the first page, and a range that exceeds the list or does not reach its last page.
     pub fn register_range(
         self: &Arc<Self>,
         vpid: Vpid,
@@ -202,14 +207,15 @@ impl Atu {
         self.list(vpid, pages, span, access, Rest::Usual)
     }
 
-    /// As [`Atu::register_range`], for all pages of a list, whose NLAs **rest for the full time**, as
-    /// accesses may still come that nobody can stop: of peers that have not heard of the end, and of
-    /// own GETs that were given up. They would find other memory of the same VPID in their place. May
-    /// sleep.
+    /// Like [`Atu::register_range`] for all pages of a list, with **the full hold-off time** for
+    /// the NLAs after the end. Use this if late accesses cannot be prevented: by peers that do not
+    /// know of the end, or by own GETs that timed out. Without the hold-off such accesses would
+    /// reach other memory of the same VPID. May sleep.
     ///
     /// # Errors
     ///
-    /// As [`Atu::register_range`]. `ENOSPC` also when half of all NLAs rest so.
+    /// As for [`Atu::register_range`]. `ENOSPC` also if half of all NLAs are held off for the full
+    /// time.
     pub fn register_lent(
         self: &Arc<Self>,
         vpid: Vpid,

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! All translations and reserves of a NIC, for unbinding; and what keeps it from being unbound.
+//! Registry of all translations and reserves of a NIC, which unbinding walks, and the counts that
+//! delay unbinding and the reuse of VPIDs.
+//!
+//! The registry is under the spinlock `registry`, which disables interrupts. Any context, unless a
+//! function says otherwise.
 
 use super::{reserve::Reserved, translation::Translation, Atu};
 use kernel::{
@@ -13,15 +17,15 @@ use kernel::{
 };
 use wire::ids::Vpid;
 
-/// Room for a translation in the registry.
+/// Preallocated node for a translation in the registry.
 pub(super) type TranslationNode = RBTreeNodeReservation<u64, Arc<Translation>>;
-/// Room for a reserve.
+/// Preallocated node for a reserve in the registry.
 pub(super) type ReserveNode = RBTreeNodeReservation<u64, Arc<Reserved>>;
 
-/// See the module. Needs no memory when something is entered or taken out.
+/// All translations and reserves of a NIC. Insertion and removal allocate no memory.
 pub(super) struct Registry {
     open: bool,
-    /// By first page.
+    /// Translations by number of their first page.
     translations: RBTree<u64, Arc<Translation>>,
     count: usize,
     reserves: RBTree<u64, Arc<Reserved>>,
@@ -29,7 +33,7 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    /// Before a NIC is set up.
+    /// Makes the registry of a NIC that is not set up yet.
     pub(super) fn closed() -> Self {
         Self {
             open: false,
@@ -40,32 +44,32 @@ impl Registry {
         }
     }
 
-    /// From now on translations can be made.
+    /// Allows new translations.
     pub(super) fn open(&mut self) {
         self.open = true;
     }
 
-    /// From now on none can be made.
+    /// Refuses new translations.
     pub(super) fn refuse(&mut self) {
         self.open = false;
     }
 
-    /// Enters a translation; false if it is to be ended at once, since unbinding has looked at all
-    /// others.
+    /// Inserts a translation. Returns false if the caller must end it at once, because unbinding
+    /// has already walked the registry.
     pub(super) fn enter(&mut self, node: RBTreeNode<u64, Arc<Translation>>) -> bool {
         self.translations.insert(node);
         self.count += 1;
         self.open
     }
 
-    /// Takes a translation out. The node is to be dropped without the lock.
+    /// Removes a translation. The caller drops the node without the lock.
     pub(super) fn take(&mut self, page: u64) -> Option<RBTreeNode<u64, Arc<Translation>>> {
         let node = self.translations.remove_node(&page)?;
         self.count -= 1;
         Some(node)
     }
 
-    /// Enters a reserve; the node comes back if none can be made any more.
+    /// Inserts a reserve. Returns the node if the registry is closed.
     pub(super) fn enter_reserve(
         &mut self,
         node: RBTreeNode<u64, Arc<Reserved>>,
@@ -78,21 +82,21 @@ impl Registry {
         Ok(())
     }
 
-    /// Takes a reserve out. The node is to be dropped without the lock.
+    /// Removes a reserve. The caller drops the node without the lock.
     pub(super) fn take_reserve(&mut self, page: u64) -> Option<RBTreeNode<u64, Arc<Reserved>>> {
         let node = self.reserves.remove_node(&page)?;
         self.reserve_count -= 1;
         Some(node)
     }
 
-    /// Numbers of translations and reserves.
+    /// Returns the numbers of translations and of reserves.
     pub(super) fn show(&self) -> (usize, usize) {
         (self.count, self.reserve_count)
     }
 }
 
 impl Atu {
-    /// Calls `f` for every translation, without a lock. May sleep if `f` does.
+    /// Calls `f` for each translation, without a lock held. May sleep if `f` does.
     pub(super) fn for_each(&self, f: impl Fn(&Arc<Translation>)) {
         let mut page = 0;
         loop {
@@ -109,7 +113,7 @@ impl Atu {
         }
     }
 
-    /// Takes from all reserves what is not in use. May sleep.
+    /// Closes all reserves, which frees their unused translations. May sleep.
     pub(super) fn retire_reserves(&self) {
         let mut page = 0;
         loop {
@@ -127,15 +131,15 @@ impl Atu {
     }
 }
 
-/// Keeps the NIC from being unbound while memory is mapped for it. Drop in any context.
+/// Delays unbinding of the NIC while memory is mapped for it. Dropped in any context.
 pub(super) struct BoundHold(Arc<Atu>);
 
 impl BoundHold {
-    /// Any context.
+    /// Takes a hold. Any context.
     ///
     /// # Errors
     ///
-    /// `ENODEV` before the NIC is set up, and once unbinding has begun.
+    /// `ENODEV` before the NIC is set up and after unbinding has begun.
     pub(super) fn new(atu: &Arc<Atu>) -> Result<Self> {
         let registry = atu.registry.lock();
         if !registry.open {
@@ -146,7 +150,7 @@ impl BoundHold {
         Ok(Self(atu.clone()))
     }
 
-    /// The unit that is kept bound.
+    /// Returns the unit. Any context.
     pub(super) fn atu(&self) -> &Arc<Atu> {
         &self.0
     }
@@ -158,7 +162,7 @@ impl Drop for BoundHold {
     }
 }
 
-/// Keeps a VPID from being given to somebody else while the NIC may translate for it. Any context.
+/// Delays reuse of a VPID while the NIC may translate for it. Any context.
 pub(super) struct VpidUse {
     atu: Arc<Atu>,
     vpid: Vpid,

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Registration when there is no memory: all that it takes is made before.
+//! Reserves: registration of memory without allocation, because all resources are allocated in
+//! advance.
+//!
+//! Making and dropping a reserve may sleep. Registering memory with it works in any context, under
+//! a spinlock that disables interrupts.
 
 use super::{
     make::Refused,
@@ -19,21 +23,21 @@ use wire::{
     nla::{Placement, Range},
 };
 
-/// Most regions of a reserve.
+/// Maximum number of regions per reserve.
 const MOST_REGIONS: usize = 1 << 14;
 
-/// What a number of regions takes, made before they are: NLAs, address tables, scatterlists and
-/// objects. So registering needs no memory of the kernel's, and waits for nobody who does; nor does
-/// the end of a region. For what has to be sent to get memory back.
+/// Preallocated resources for a number of regions: NLAs, address tables, scatterlists and objects.
+/// Registering memory and ending a region therefore neither allocate memory nor wait for an
+/// allocation. This is for transfers on which memory reclaim depends.
 ///
-/// An IOMMU that makes an entry for the memory may need some. It takes that from what the kernel
-/// keeps for contexts that can't wait, and may find none.
+/// An IOMMU driver may need memory for its own entries. It allocates with `GFP_ATOMIC` and may
+/// fail.
 ///
-/// NLAs of a region that has ended are used again by another of the same reserve: by the one that
-/// has been free for longest, so that late answers meet nothing as long as possible.
+/// The NLAs of a region that has ended are reused for another region of the same reserve. Those
+/// that have been free for longest are reused first, so that late answers rarely hit a new region.
 ///
-/// Drop may sleep. Regions stay; what they take is given back when they end. Unbinding the NIC
-/// takes the reserve away.
+/// Drop may sleep. Regions stay valid; their resources are freed when they end. Unbinding the NIC
+/// closes the reserve.
 ///
 /// ```
 /// use extoll_core::{atu::{Access, Region, Reserve, WholePages}, nic::Nic};
@@ -41,33 +45,34 @@ const MOST_REGIONS: usize = 1 << 14;
 /// use kernel_ext::mem::PageList;
 /// use wire::ids::Vpid;
 ///
-/// /// For up to 64 requests of up to 1 MiB at a time.
+/// /// Prepares for up to 64 concurrent requests of up to 1 MiB each.
 /// fn prepare(nic: &Nic, vpid: Vpid) -> Result<Reserve> {
 ///     nic.atu().reserve(vpid, 64, 256, Access::READ_WRITE)
 /// }
 ///
-/// /// In any context; `EAGAIN` while 64 are in use.
+/// /// Registers the pages of a request in any context; fails with `EAGAIN` while 64 regions are in
+/// use.
 /// fn begin(reserve: &Reserve, pages: &Arc<PageList>) -> Result<Region> {
 ///     reserve.register(pages, WholePages::EXPOSED)
 /// }
 /// ```
 pub struct Reserve(Arc<Reserved>);
 
-/// Translations that are not in use, and who are.
+/// Unused translations, and the number of those in use.
 struct Spares {
-    /// In the order in which they were given back; as long as there are translations.
+    /// Unused translations, in the order of their return; has a slot for each translation.
     ring: KVVec<Option<Arc<Translation>>>,
     first: usize,
     free: usize,
-    /// Of these not in the ring.
+    /// Number of translations that are not in the ring.
     used: usize,
-    /// Whether the reserve can be used.
+    /// True until the reserve is closed.
     open: bool,
-    /// Where the NLAs go when nothing is in use any more.
+    /// Node for the hold-off time of the NLAs, taken by the CPU that frees them.
     rest: Option<RestNode>,
 }
 
-/// A reserve as its translations know it.
+/// Reserve with its resources, shared by its handle and its translations.
 #[pin_data]
 pub(super) struct Reserved {
     atu: Arc<Atu>,
@@ -90,7 +95,7 @@ impl Spares {
         Some(translation)
     }
 
-    /// Takes one back; gives it back if the reserve is closed.
+    /// Puts an unused translation into the ring; returns it if the reserve is closed.
     fn put(&mut self, translation: Arc<Translation>) -> Option<Arc<Translation>> {
         self.used = self.used.saturating_sub(1);
         if !self.open {
@@ -104,7 +109,7 @@ impl Spares {
         place.replace(translation)
     }
 
-    /// Where the NLAs go, if nothing is in use any more: once.
+    /// Returns the node with which to free the NLAs, once, if the reserve is closed and unused.
     fn take_rest(&mut self) -> Option<RestNode> {
         match (self.open, self.used) {
             (false, 0) => self.rest.take(),
@@ -114,13 +119,13 @@ impl Spares {
 }
 
 impl Atu {
-    /// Makes a reserve for `regions` regions of up to `pages` pages each, for `vpid`, which the
-    /// caller must have open. May sleep.
+    /// Makes a reserve for `regions` regions of up to `pages` pages each, for `vpid`. The caller
+    /// must have opened that VPID. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no region, more than 16,384, no page, more than 8 MiB each, or no access asked
-    /// for. `ENOMEM`, `ENOSPC`, `ENODEV`, `ETIMEDOUT` as [`Atu::register_pages`].
+    /// `EINVAL`: no region, more than 16,384 regions, no page, more than 8 MiB per region, or no
+    /// access requested. `ENOMEM`, `ENOSPC`, `ENODEV`, `ETIMEDOUT` as for [`Atu::register_pages`].
     pub fn reserve(
         self: &Arc<Self>,
         vpid: Vpid,
@@ -172,7 +177,7 @@ impl Atu {
                 return Err(e);
             }
         };
-        // From here on an error gives everything back by the drop of the reserve.
+        // From here on, an error frees everything by dropping the reserve.
         let reserve = Reserve(reserved.clone());
         for n in 0..regions {
             let part = place.part(Range {
@@ -193,23 +198,25 @@ impl Atu {
 }
 
 impl Reserve {
-    /// Most pages of a region of a reserve: 8 MiB, as much as a command can move.
+    /// Maximum number of pages per region: 8 MiB, the maximum that a command can transfer.
     pub const MOST_PAGES: usize = (8 << 20) / PAGE;
 
-    /// Registers the bytes that a list is about, in pages that are exposed as a whole, as
-    /// [`Atu::register_range`] does. Any context.
+    /// Registers the bytes that a list describes. The pages are exposed as a whole, as with
+    /// [`Atu::register_range`]. Any context.
     ///
     /// # Errors
     ///
-    /// `EAGAIN`, which is counted: all regions are in use, or have not ended yet. `EINVAL`: more pages
-    /// than the reserve has for one. `EACCES`, `EIO`, `EOPNOTSUPP` as [`Atu::register_pages`]. `ENOMEM`:
-    /// the IOMMU found none. `ENODEV`: the device is gone.
+    /// `EAGAIN`, which is counted: all regions are in use or still ending. `EINVAL`: more pages
+    /// than the reserve has per region. `EACCES`, `EIO`, `EOPNOTSUPP` as for
+    /// [`Atu::register_pages`]. `ENOMEM`: the IOMMU driver found no memory. `ENODEV`: the device is
+    /// gone.
     pub fn register(&self, pages: &Arc<PageList>, _: WholePages) -> Result<Region> {
         let this = &self.0;
         if pages.len() > this.pages {
             return Err(EINVAL);
         }
-        // Before one is taken: what is not in the ring keeps address tables in use.
+        // Taken before a translation, because translations outside of the ring keep address tables
+        // in use.
         let bound = BoundHold::new(&this.atu)?;
         let taken = this.spares.lock().take();
         let Some(translation) = taken else {
@@ -232,23 +239,23 @@ impl Reserve {
         }
     }
 
-    /// The VPID that regions are registered for. Any context.
+    /// Returns the VPID for which regions are registered. Any context.
     pub fn vpid(&self) -> Vpid {
         self.0.vpid.vpid()
     }
 
-    /// Regions that can be made now. Any context.
+    /// Returns the number of regions that can be registered now. Any context.
     pub fn free(&self) -> usize {
         self.0.spares.lock().free
     }
 
-    /// Whether nothing reaches the memory of any of its regions any more: all have ended, be it that
-    /// the NIC was unbound. Any context.
+    /// Returns whether all its regions have ended, also by unbinding, so that the NIC no longer
+    /// accesses their memory. Any context.
     pub fn is_unused(&self) -> bool {
         self.0.spares.lock().used == 0
     }
 
-    /// Most pages of each. Any context.
+    /// Returns the maximum number of pages per region. Any context.
     pub fn pages(&self) -> usize {
         self.0.pages
     }
@@ -256,8 +263,9 @@ impl Reserve {
 
 impl Drop for Reserve {
     fn drop(&mut self) {
-        // Once unbinding has begun it closes all reserves. One that was not entered is dropped by its
-        // maker, who keeps the device bound, and its NLAs go with the tables.
+        // Unbinding closes all reserves itself. A reserve that is not yet in the registry is
+        // dropped by `Atu::reserve`, which keeps the device bound. After unbinding has begun, its
+        // NLAs are freed together with all tables.
         if let Ok(bound) = BoundHold::new(&self.0.atu) {
             self.0.close();
             drop(bound);
@@ -266,15 +274,15 @@ impl Drop for Reserve {
 }
 
 impl Reserved {
-    /// Takes a translation back that was not used, by whoever keeps the device bound. Any context.
+    /// Returns a translation that was not used. The caller keeps the device bound. Any context.
     fn put_back(&self, translation: Arc<Translation>) {
         let (back, rest) = {
             let mut spares = self.spares.lock();
             (spares.put(translation), spares.take_rest())
         };
         if let Some(translation) = back {
-            // Unbinding has closed the reserve, as its owner is using it: all NLAs go with the
-            // tables.
+            // Only unbinding can have closed the reserve, because its owner is using it. The NLAs
+            // are freed together with all tables.
             translation.empty();
         }
         if rest.is_some() {
@@ -283,7 +291,7 @@ impl Reserved {
         }
     }
 
-    /// Takes a translation back that has ended. May sleep only if the reserve is closed.
+    /// Returns a translation that has ended. May sleep only if the reserve is closed.
     pub(super) fn give_back(&self, translation: Arc<Translation>) {
         let back = self.spares.lock().put(translation);
         if let Some(translation) = back {
@@ -292,8 +300,8 @@ impl Reserved {
         }
     }
 
-    /// No further region is made of it; what is not in use is given back. The device must be kept
-    /// bound. May sleep.
+    /// Closes the reserve: no region can be made, and unused translations are freed. The caller
+    /// keeps the device bound. May sleep.
     pub(super) fn close(&self) {
         let ring = {
             let mut spares = self.spares.lock();
@@ -307,7 +315,7 @@ impl Reserved {
         self.free_range();
     }
 
-    /// As [`Reserved::close`].
+    /// Frees the NLAs if the reserve is closed and unused. Conditions as for [`Reserved::close`].
     fn free_range(&self) {
         let rest = self.spares.lock().take_rest();
         if let Some(rest) = rest {

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! NLA space and global address tables, which come and go with the regions in them.
+//! NLA space and global address tables (GATs). Tables are made on demand, and freed when no region
+//! needs them.
+//!
+//! Everything here is under the mutex `tables` of the unit, and may sleep. Writing entries of a
+//! [`Place`] needs no lock and works in any context.
 
 use super::{commands::Commands, TableAccount};
 use crate::{context::Context, dma::DmaWords};
@@ -20,34 +24,33 @@ use wire::{
     table_use::{share, tables_of, SPAN},
 };
 
-/// How long NLAs that were given back are not given out again, unless nothing else is free, in
-/// milliseconds: the answer to a GET may come late, and nothing tells the NIC that it is for
-/// somebody else.
+/// Hold-off time of freed NLAs in milliseconds: they are reused earlier only if no others are free.
+/// The answer to a GET may arrive late, and the NIC cannot tell that the NLA has a new owner.
 const REST_MS: u32 = 10_000;
 
-/// A range at rest.
+/// Freed range in its hold-off time.
 #[derive(Clone, Copy)]
 pub(super) struct Resting {
     range: Range,
-    /// In jiffies.
+    /// Time at which the range was freed, in jiffies.
     since: u64,
     rest: Rest,
 }
 
-/// How long NLAs rest.
+/// Hold-off policy of freed NLAs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rest {
-    /// As long as there are others.
+    /// Held off while other NLAs are free.
     Usual,
-    /// The full time: those who may still use them can't be told. Of these there are at most so many
-    /// that the half of all NLAs is left to others.
+    /// Always held off for the full time, because late users cannot be notified. Ranges with this
+    /// policy may occupy up to half of all NLAs.
     Full,
 }
 
-/// Room for a range at rest, by its number among those given back.
+/// Preallocated node for a freed range, by its number among all freed ranges.
 pub(super) type RestNode = RBTreeNodeReservation<u64, Resting>;
 
-/// Free ranges in kernel memory.
+/// Free ranges of NLAs, in kernel memory.
 pub(super) struct Ranges(KVVec<Range>);
 
 impl Store for Ranges {
@@ -65,7 +68,7 @@ impl Store for Ranges {
     }
 
     fn insert(&mut self, at: usize, range: Range) {
-        // There is room, by the contract.
+        // Cannot fail, because the caller has reserved capacity (contract of [`Store`]).
         let _ = self.0.insert_within_capacity(at, range);
     }
 
@@ -74,21 +77,21 @@ impl Store for Ranges {
     }
 }
 
-/// A table in use.
+/// Global address table, with its memory.
 pub(super) struct Gat {
     memory: DmaWords,
-    /// Word of `memory` that is the first entry.
+    /// Index of the word of `memory` that holds the first entry.
     first: usize,
 }
 
 impl Gat {
-    /// An empty table. May sleep.
+    /// Allocates an empty table. May sleep.
     fn new(ctx: &Context) -> Result<Self> {
         const WORDS: usize = GAT_BYTES as usize / 8;
         let allocate = |words| ctx.with_bound(|dev| DmaWords::accounted(dev, words))?;
         let mut memory = allocate(WORDS)?;
-        // As a rule memory is aligned to its size, but what the kernel takes from its contiguous
-        // memory area (`cma=`) is so up to 1 MiB only.
+        // Coherent memory is normally aligned to its size, but the kernel aligns memory from its
+        // contiguous area (`cma=`) to 1 MiB only.
         if memory.address().0 % GAT_BYTES != 0 {
             memory = allocate(2 * WORDS)?;
         }
@@ -101,7 +104,7 @@ impl Gat {
         BusAddr(self.memory.address().0 + self.first as u64 * 8)
     }
 
-    /// Writes the entry of page `page` of the space, which lies in this table.
+    /// Writes the entry of page `page` of the space, which belongs to this table.
     fn write(&self, page: u64, entry: u64) {
         self.memory
             .write(self.first + (page % SPAN) as usize, entry);
@@ -110,59 +113,59 @@ impl Gat {
 
 struct Slot {
     gat: Arc<Gat>,
-    /// Pages of it that are given out.
+    /// Number of allocated pages in this table.
     used: u64,
-    /// The NIC may remember translations of an earlier table in its place.
+    /// Set if the NIC may still cache translations of an earlier table at this index.
     stale: Option<Stale>,
 }
 
-/// What was asked of the NIC, which did not answer in time.
+/// Ticket of a flush that the NIC did not answer in time; `None` if it could not be requested.
 #[derive(Clone, Copy)]
 struct Stale(Option<Ticket>);
 
-/// NLA space and tables.
+/// NLA space and its tables.
 pub(super) struct Tables {
     space: Option<Space<Ranges>>,
-    /// By index; `None` as long as nothing is there.
+    /// Tables by index; `None` if no table exists there.
     slots: KVVec<Option<Slot>>,
-    /// Tables that the NIC may still read, as it did not answer.
+    /// Unused tables that the NIC may still read, because it did not answer.
     parked: KVec<Arc<Gat>>,
-    /// Ranges in the order in which they were given back.
+    /// Freed ranges, in the order in which they were freed.
     resting: RBTree<u64, Resting>,
-    /// Pages of those that rest the full time.
+    /// Number of pages in freed ranges with [`Rest::Full`].
     held: u64,
-    /// Ranges given back so far.
+    /// Number of ranges freed so far.
     returned: u64,
-    /// Tables made so far.
+    /// Number of tables made so far.
     made: u64,
 }
 
-/// A range that was given out, with the tables for it.
+/// Allocated range of NLAs, with its tables.
 pub(super) struct Place {
     pub(super) range: Range,
     gats: KVec<Arc<Gat>>,
 }
 
 impl Place {
-    /// Writes the entry of page `page` of the range; `None` outside of it. Any context.
+    /// Writes the entry of page `page`; `None` if it is outside of the range. Any context.
     pub(super) fn write(&self, page: u64, entry: u64) -> Option<()> {
         let index = (page / SPAN).checked_sub(self.range.first / SPAN)?;
         self.gats.get(index as usize)?.write(page, entry);
         Some(())
     }
 
-    /// Zeroes all entries. Any context; takes long for many.
+    /// Zeroes all entries. Any context; takes time in proportion to the number of pages.
     pub(super) fn zero(&self) {
         for page in self.range.first..self.range.end() {
             self.write(page, 0);
         }
     }
 
-    /// The part `range` of it. May sleep.
+    /// Returns the part `range` of this place. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, `EINVAL` for no part of it.
+    /// `ENOMEM`; `EINVAL` if `range` exceeds this place.
     pub(super) fn part(&self, range: Range) -> Result<Place> {
         let mut gats = KVec::new();
         for index in tables_of(range) {
@@ -175,7 +178,7 @@ impl Place {
 }
 
 impl Tables {
-    /// Before a NIC is set up, or after it was given up.
+    /// Makes the space of a NIC that is not set up, or is no longer.
     pub(super) fn closed() -> Self {
         Self {
             space: None,
@@ -188,7 +191,8 @@ impl Tables {
         }
     }
 
-    /// A space of `limit` tables. Page 0 is never given out, so that NLA 0 is an error.
+    /// Makes a space for `limit` tables. Page 0 is never allocated, so that NLA 0 is always an
+    /// error.
     pub(super) fn open(&mut self, limit: u32) -> Result {
         let mut slots = KVVec::with_capacity(limit as usize, GFP_KERNEL)?;
         for _ in 0..limit {
@@ -203,23 +207,23 @@ impl Tables {
         Ok(())
     }
 
-    /// No places any more.
+    /// Refuses further allocations.
     pub(super) fn refuse(&mut self) {
         self.space = None;
     }
 
-    /// Frees everything.
+    /// Frees all tables.
     pub(super) fn close(&mut self) {
         *self = Self::closed();
     }
 
-    /// Takes a range, aligned if that is possible, and makes tables for it. With an account it is
-    /// charged there. It will rest as `rest` says. May sleep.
+    /// Allocates a range, aligned as wished if possible, and makes tables for it. Charges
+    /// `account`, if given. `rest` is the range's hold-off policy. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENODEV` when closed, `ENOSPC`, `ENOMEM`, `EDQUOT` if the account does not allow another
-    /// table, `ETIMEDOUT` if the NIC does not take a new table.
+    /// `ENODEV` when closed; `ENOSPC`; `ENOMEM`; `EDQUOT` if the account does not allow another
+    /// table; `ETIMEDOUT` if the NIC does not confirm a new table.
     pub(super) fn allocate(
         &mut self,
         ctx: &Context,
@@ -228,7 +232,7 @@ impl Tables {
         wish: (u64, u64),
         (account, rest): (Option<&TableAccount>, Rest),
     ) -> Result<Place> {
-        // A range of any alignment touches at most one table more.
+        // A range of any alignment touches up to one table more.
         let gats = KVec::with_capacity((pages / SPAN) as usize + 2, GFP_KERNEL)?;
         self.wake_rested();
         let half = self.slots.len() as u64 * SPAN / 2;
@@ -242,7 +246,8 @@ impl Tables {
             match table.and_then(|gat| Ok(place.gats.push(gat, GFP_KERNEL)?)) {
                 Ok(()) => {}
                 Err(e) => {
-                    // Tables that were made for it stay until the next region in them goes.
+                    // Tables that were made for this range stay until a later region in them is
+                    // freed.
                     let first = range.first;
                     let done = Range {
                         first,
@@ -285,14 +290,16 @@ impl Tables {
             return Ok(range);
         }
         space.free(range);
-        // Others may have filled the lower ones, which is not his fault: he may use up his own.
+        // Other users may have filled the lower tables, so search the tables that this user already
+        // occupies.
         account
             .find(|window| space.allocate_in(window, pages, 1, 0).ok())
             .map(|first| Range { first, pages })
             .ok_or(EDQUOT)
     }
 
-    /// Takes pages of the space; if need be, those that have not rested long. `ENODEV` when closed.
+    /// Allocates pages of the space, and ends hold-off times early if necessary. `ENODEV` when
+    /// closed.
     fn take(&mut self, pages: u64, align: u64, phase: u64) -> Result<Result<u64, SpaceError>> {
         loop {
             let space = self.space.as_mut().ok_or(ENODEV)?;
@@ -303,15 +310,15 @@ impl Tables {
         }
     }
 
-    /// Frees what has rested long enough.
+    /// Frees ranges whose hold-off time has passed.
     fn wake_rested(&mut self) {
         let rest = msecs_to_jiffies(REST_MS) as u64;
         let until = jiffies64().saturating_sub(rest);
         while self.wake(until, None) {}
     }
 
-    /// Frees the range that has rested longest, of those that rest so, if that is since `until` or
-    /// before.
+    /// Frees the range that was freed first, of those with policy `only`. Returns false if there is
+    /// none that was freed at `until` or before.
     fn wake(&mut self, until: u64, only: Option<Rest>) -> bool {
         let mut all = self.resting.iter();
         let oldest = all.find(|(_, r)| only.is_none_or(|rest| r.rest == rest));
@@ -328,7 +335,7 @@ impl Tables {
         true
     }
 
-    /// The table `index`, `pages` more pages of which are used.
+    /// Returns the table `index`, made if necessary, and counts `pages` more pages as used.
     fn table(
         &mut self,
         ctx: &Context,
@@ -340,13 +347,14 @@ impl Tables {
             None => return Err(ENOSPC),
             Some(None) => self.make(ctx, commands, index)?,
             Some(Some(slot)) => {
-                // No waiting this time: others wait for the lock.
+                // Only polls, because other callers wait for the mutex.
                 if let Some(Stale(ticket)) = slot.stale {
                     let ticket = ticket.or_else(|| commands.ask(ctx));
                     let answered = commands.seen(ctx).answers(ticket);
                     slot.stale = (!answered).then_some(Stale(ticket));
                     if !answered {
-                        // The answer to the first one may be lost; that to a later one will do.
+                        // The first answer may be lost, so an answer to a later request counts,
+                        // too.
                         commands.ask(ctx);
                     }
                 }
@@ -361,8 +369,8 @@ impl Tables {
         }
     }
 
-    /// Puts a new table in its place. Until the NIC has forgotten what was there, it is stale. May
-    /// sleep.
+    /// Makes the table `index`. It is stale until the NIC has confirmed a flush of the earlier
+    /// table's translations. May sleep.
     fn make(&mut self, ctx: &Context, commands: &Commands, index: u64) -> Result {
         let gat = Gat::new(ctx)?;
         let base = GatBase::new(gat.address()).ok_or(ENOMEM)?;
@@ -371,8 +379,8 @@ impl Tables {
             let hw = ctx.alive_access().ok_or(ENODEV)?;
             hw.rf.write(atu::gat(index as u32), base.raw());
         }
-        // The NIC may remember translations of an earlier driver's life, since only a flush makes
-        // it forget (G17).
+        // The NIC may cache translations of an earlier driver, because only a flush drops them
+        // (G17).
         let whole = Range {
             first: index * SPAN,
             pages: SPAN,
@@ -398,11 +406,11 @@ impl Tables {
         }
     }
 
-    /// Gives a range back, to rest in its node if it was in use. Tables that are not needed any
-    /// more are taken off the NIC and returned; free them when the NIC has answered
-    /// ([`Commands::wait`]), else [`Tables::park`] them. Of those that are empty the one that
-    /// became so last is kept: the next region most likely gets its place there, since what was
-    /// given back before rests. May sleep.
+    /// Frees a range. With a node, the range is held off first, because it was in use. Clears the
+    /// base registers of tables that are not needed and returns those tables. The caller frees them
+    /// after the NIC has answered ([`Commands::wait`]), or else calls [`Tables::park`]. The table
+    /// that became empty last is kept, because the next region probably needs it: other NLAs are
+    /// held off. May sleep.
     pub(super) fn free(
         &mut self,
         ctx: &Context,
@@ -413,7 +421,7 @@ impl Tables {
         self.unuse(range);
         let mut idle = KVec::new();
         let Some(space) = &mut self.space else {
-            // All tables go together, soon.
+            // Unbinding has begun and soon frees all tables.
             return idle;
         };
         match rest {
@@ -438,7 +446,7 @@ impl Tables {
             if index as u64 == kept || !is_empty(place) {
                 continue;
             }
-            // Without memory for the list the table simply stays.
+            // Without memory for the list the table stays in use.
             if idle.reserve(1, GFP_KERNEL).is_err() {
                 break;
             }
@@ -446,8 +454,8 @@ impl Tables {
                 if let Some(hw) = ctx.alive_access() {
                     hw.rf.write(atu::gat(index as u32), 0);
                 }
-                // Translations of its pages are forgotten already; this comes behind a look at the
-                // table that is under way.
+                // Its translations are flushed already. This flush orders the answer after a table
+                // lookup that is in progress.
                 let first = index as u64 * SPAN;
                 commands.flush(ctx, Range { first, pages: 1 });
                 let _ = idle.push_within_capacity(slot.gat);
@@ -456,12 +464,13 @@ impl Tables {
         idle
     }
 
-    /// Keeps tables that the NIC may still read.
+    /// Keeps tables that the NIC may still read until the NIC is unbound.
     pub(super) fn park(&mut self, gats: impl IntoIterator<Item = Arc<Gat>>) {
         for gat in gats {
             if self.parked.reserve(1, GFP_KERNEL).is_err() {
-                // Better lost than read by the NIC after somebody else got it.
-                pr_warn!("no memory: a translation table is lost\n");
+                // A leak is better than a table that the NIC reads after its memory has a new
+                // owner.
+                pr_warn!("out of memory: leaking an address table that the NIC may still read\n");
                 core::mem::forget(gat);
             } else {
                 let _ = self.parked.push_within_capacity(gat);
@@ -469,7 +478,8 @@ impl Tables {
         }
     }
 
-    /// Tables in use, made so far, most possible, ranges at rest.
+    /// Returns the numbers of tables in use, tables made so far, maximum tables, and ranges held
+    /// off.
     pub(super) fn show(&self) -> (usize, u64, usize, usize) {
         let tables = self.slots.iter().filter(|s| s.is_some()).count();
         let resting = self.resting.values().count();

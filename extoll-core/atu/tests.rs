@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What of the unit needs a kernel, but no device. The rest is in host tests (`protocol`, `wire`)
-//! and in scenarios.
+//! Tests that need a kernel, but no device. Host tests (`protocol`, `wire`) and scenarios cover the
+//! other parts of the unit.
 
 use kernel::prelude::*;
 
@@ -24,7 +24,7 @@ mod units {
             account.add(page(table));
         }
         assert!(!account.may_add(page(3)));
-        // A place is found in his own tables only.
+        // An address range is found only in tables that the user already occupies.
         let found = account.find(|window| (window.first != 0).then_some(window.first / SPAN));
         assert_eq!(found, Some(5));
         account.remove(page(0));

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What the NIC and the memory management know of a region. How it ends is [`Life`]'s affair, which
-//! tells each party what to do; here is how that is done.
+//! Translation: the table entries, DMA mapping and MMU watch behind one region.
 //!
-//! A change of the address space revokes at once in the notifier; what may sleep is left to work
-//! items.
+//! The state machine [`Life`] decides how a translation ends and which step each caller has to do;
+//! this file executes the steps. Several callers may end the same translation at the same time: its
+//! owner, an MMU notifier, a work item and unbinding. The state is under a spinlock that disables
+//! interrupts. Notifiers revoke at once; steps that may sleep are left to work items.
 
 use super::{
     end::RevokeClient,
@@ -39,30 +40,30 @@ use wire::{
     nla::Range,
 };
 
-/// Pause while somebody else zeroes entries or gives memory back.
+/// Pause while another CPU zeroes entries or frees the memory.
 const MOMENT: Delta = Delta::from_micros(100);
 
-/// What becomes of the NLAs when the translation has ended.
+/// Owner of the NLAs after the translation has ended.
 pub(super) enum Home {
-    /// They go back to the space, to rest first.
+    /// The NLA space frees them, after a hold-off time.
     Space {
         node: RestNode,
         rest: Rest,
         account: Option<Arc<TableAccount>>,
         _vpid: VpidUse,
     },
-    /// The translation goes back to its reserve, with all that it needs.
+    /// The translation returns to its reserve, with all its resources.
     Reserve(Arc<Reserved>),
 }
 
-/// Whether whoever ends a translation may sleep.
+/// Whether the caller may sleep.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sleep {
     May,
     Never,
 }
 
-/// What a translation needs for other memory.
+/// Resources for the next generation of a translation of a reserve.
 pub(super) struct Spare {
     pub(super) node: TranslationNode,
     pub(super) room: DmaRoom,
@@ -75,30 +76,30 @@ pub(super) struct State {
     pub(super) nlps: Nlps,
     pub(super) home: Option<Home>,
     pub(super) bound: Option<BoundHold>,
-    /// Of a reserve, not in use.
+    /// Resources of a translation of a reserve, while it is unused.
     pub(super) spare: Option<Spare>,
-    /// Tells of changes of user memory.
+    /// Watch on user memory.
     pub(super) watch: Option<Arc<Watch>>,
-    /// Hears of the end.
+    /// Client that is called at the end.
     pub(super) client: Option<Arc<dyn RevokeClient>>,
-    /// To be dropped where sleeping is allowed.
+    /// Pages to be dropped where sleeping is allowed.
     pub(super) leftover: Option<Arc<PageList>>,
 }
 
-/// See the module.
+/// Entries, mapping and watch of one region; see the module.
 #[pin_data]
 pub(super) struct Translation {
     pub(super) atu: Arc<Atu>,
     pub(super) vpid: Vpid,
     pub(super) range: Range,
     pub(super) access: Access,
-    /// First address in the address space of user memory, 0 for other memory.
+    /// First address in the process's address space; 0 for kernel memory.
     pub(super) start: usize,
-    /// The number of the life in which it is live, else 0, for those that can't take the lock.
+    /// Number of the generation that is live; 0 if none is. Readable without the lock.
     pub(super) live: Atomic<u64>,
     #[pin]
     pub(super) state: SpinLockIrq<State>,
-    /// Looks at suspect pages, and gives memory back.
+    /// Checks suspect pages and frees memory.
     #[pin]
     pub(super) work: DelayedWork<Translation>,
     #[pin]
@@ -133,27 +134,27 @@ impl Translation {
         &self.atu.ctx
     }
 
-    /// NLA of the first page. Any context.
+    /// Returns the NLA of the first page. Any context.
     pub(super) fn nla(&self) -> Nla {
         Nla(self.range.first * PAGE as u64)
     }
 
-    /// The present life. Any context.
+    /// Returns the current generation. Any context.
     pub(super) fn turn(&self) -> Turn {
         self.state.lock().life.turn()
     }
 
-    /// Whether it is live in `turn`. Any context.
+    /// Returns whether generation `turn` is live. Any context.
     pub(super) fn is_live(&self, turn: Turn) -> bool {
         self.live.load(Relaxed) == turn.get()
     }
 
-    /// What is to be done for its end. Any context.
+    /// Returns the next step for the end of generation `turn`. Any context.
     pub(super) fn next(&self, turn: Turn) -> Next {
         self.state.lock().life.next(turn)
     }
 
-    /// Changes the state of its life, and the gauges with it. Any context.
+    /// Changes the state of the state machine and updates the statistics. Any context.
     fn step<R>(&self, f: impl FnOnce(&mut Life) -> R) -> R {
         let gauges = &self.atu.gauges;
         let class = |phase| match phase {
@@ -175,8 +176,8 @@ impl Translation {
         result
     }
 
-    /// Zeroes the entries and commands the flush, unless somebody else did or does: false then.
-    /// Does not allocate; takes as long as it takes for all pages. Sleeps only if it `may`.
+    /// Zeroes the entries and issues the flush. Returns false if another CPU does or did. Allocates
+    /// nothing; takes time in proportion to the number of pages. Sleeps only with [`Sleep::May`].
     fn revoke(&self, turn: Turn, may: Sleep) -> bool {
         let first = self.step(|life| {
             let first = life.revoke(turn);
@@ -202,7 +203,7 @@ impl Translation {
         true
     }
 
-    /// Revokes; when this returns the NIC was told. May sleep.
+    /// Revokes the translation; the flush has been issued on return. May sleep.
     pub(super) fn begin(&self, turn: Turn) {
         loop {
             match self.next(turn) {
@@ -215,8 +216,8 @@ impl Translation {
         }
     }
 
-    /// What the NIC answered, perhaps to a question that was asked for others, and
-    /// [`Commands::settle`](super::commands::Commands::settle) gave. May sleep.
+    /// Processes an answer of the NIC from [`Commands::settle`](super::commands::Commands::settle),
+    /// which may have been requested for other translations. May sleep.
     pub(super) fn answered(self: &Arc<Self>, turn: Turn, answer: Answer) -> Effect {
         let effect = self.step(|life| life.answered(turn, answer));
         if effect == Effect::Quarantined {
@@ -228,9 +229,9 @@ impl Translation {
         effect
     }
 
-    /// Ends it, with an answer of the NIC as for [`Translation::answered`] if that covers it, else
-    /// with one of its own. False if
-    /// there was none in time, and it is in quarantine. May sleep, about a second at most.
+    /// Ends the translation. Uses `answer` if it covers the flush, else requests another one.
+    /// Returns false if the NIC did not answer in time, so that the translation is in quarantine.
+    /// May sleep, up to about a second.
     pub(super) fn conclude(self: &Arc<Self>, turn: Turn, mut answer: Option<Answer>) -> bool {
         loop {
             match self.next(turn) {
@@ -258,7 +259,7 @@ impl Translation {
         }
     }
 
-    /// Gives everything back, as the NIC has no access to memory any more. May sleep.
+    /// Frees all resources, because the NIC can no longer access memory. May sleep.
     pub(super) fn cut_off(self: &Arc<Self>) {
         let turn = self.turn();
         self.begin(turn);
@@ -267,23 +268,23 @@ impl Translation {
         self.cancel();
     }
 
-    /// The NIC does not use it any more, and what it had begun to write has arrived.
+    /// Records that the NIC no longer uses the translation and that its writes have arrived.
     pub(super) fn forgotten(&self, turn: Turn, why: Why) {
         self.step(|life| life.forgotten(turn, why));
     }
 
-    /// In quarantine: the NIC was asked again.
+    /// Records a further request to the NIC for a translation in quarantine.
     pub(super) fn asked_again(&self, turn: Turn, ticket: Option<Ticket>) {
         self.step(|life| life.asked_again(turn, ticket));
     }
 
-    /// Gives everything back, unless somebody else does or did. May sleep; one of a reserve neither
-    /// waits for memory nor for anybody who does.
+    /// Frees all resources, unless another CPU does or did. May sleep; for a translation of a
+    /// reserve it neither allocates memory nor waits for an allocation.
     fn release(self: &Arc<Self>, turn: Turn) {
         if !self.step(|life| life.release(turn)) {
             return;
         }
-        // Nobody schedules it for suspects any more. One that runs finds nothing to do.
+        // The work item is no longer queued for suspect pages. A running one finds no work.
         work::cancel_delayed(self);
         let (watch, place, memory, home, bound, nlps) = {
             let mut state = self.state.lock();
@@ -320,7 +321,7 @@ impl Translation {
                 if let Some(memory) = memory {
                     memory.release(ctx);
                 }
-                // Before somebody else gets the range, under whose number it was entered.
+                // Removed before the range, whose first page is the key, can be allocated again.
                 drop(node(self.range.first));
                 if let Some(Home::Space {
                     node,
@@ -338,8 +339,8 @@ impl Translation {
             all.fetch_sub(own, Relaxed);
         }
         self.step(|life| life.released(turn));
-        // Taken before the next turn can have its own, and called after: who hears of the end of a
-        // region of a reserve may register another one.
+        // Taken before the next generation can have a client, but called after the return to the
+        // reserve, because the client may register another region.
         let told = self.take_client();
         if let Some(reserved) = reserved {
             reserved.give_back(self.clone());
@@ -347,14 +348,15 @@ impl Translation {
         if let Some((client, result)) = told {
             client.revoked(result);
         }
-        // Last: unbinding waits for it.
+        // Dropped last, because unbinding waits for it.
         drop(bound);
     }
 
-    /// Revokes, and leaves the rest to the worker. Any context, but takes as long as it takes.
+    /// Revokes, and leaves the other steps to the work item. Any context; takes time in proportion
+    /// to the number of pages.
     ///
-    /// For notifiers, which do not wait for the NIC: the pages stay pinned until it has answered, so
-    /// that what it still writes meets memory that nobody else has.
+    /// For MMU notifiers, which do not wait for the NIC. The pages stay pinned until the NIC has
+    /// answered, so late writes of the NIC cannot reach memory with a new owner.
     pub(super) fn die(self: &Arc<Self>) {
         let turn = self.turn();
         if self.revoke(turn, Sleep::Never) {
@@ -363,9 +365,9 @@ impl Translation {
         }
     }
 
-    /// Leaves the end to the worker, and begins it here unless that takes long. `client` hears of
-    /// it, at once if it has ended or is in quarantine. Once for each life, as the first client would
-    /// hear of nothing otherwise. Any context.
+    /// Leaves the end to the work item, and zeroes the entries here unless there are many. Calls
+    /// `client` at the end; at once if the translation has ended or is in quarantine. Called once
+    /// per generation, because a second call would replace the first client. Any context.
     pub(super) fn abandon(self: &Arc<Self>, turn: Turn, client: Option<Arc<dyn RevokeClient>>) {
         let (known, now) = {
             let mut state = self.state.lock();
@@ -395,8 +397,8 @@ impl Translation {
                 if let Some(client) = now {
                     client.revoked(result);
                 }
-                // What the caller drops may be the last reference, to the unit of a NIC that is
-                // unbound, too.
+                // The caller may drop the last reference to the translation, and so to the unit of
+                // an unbound NIC. The work item drops it where sleeping is allowed.
                 let leftover = self.state.lock().leftover.is_some();
                 if leftover || !self.ctx().is_alive() {
                     self.schedule(0);
@@ -405,19 +407,19 @@ impl Translation {
         }
     }
 
-    /// The life whose end is left to the worker, and what is to be done for it. Any context.
+    /// Returns the generation whose end was left to the work item, and its next step. Any context.
     pub(super) fn left(&self) -> Option<(Turn, Next)> {
         self.state.lock().life.left()
     }
 
-    /// Tells the client of the end, if it is known. Any context.
+    /// Calls the client if the outcome is known. Any context.
     fn tell(&self) {
         if let Some((client, result)) = self.take_client() {
             client.revoked(result);
         }
     }
 
-    /// The client, once, and what to tell it of the end, if that is known.
+    /// Returns the client, once, with the outcome for it, if that is known.
     fn take_client(&self) -> Option<(Arc<dyn RevokeClient>, Result)> {
         let mut state = self.state.lock();
         let result = match state.life.phase() {
@@ -428,8 +430,8 @@ impl Translation {
         Some((state.client.take()?, result))
     }
 
-    /// Has memory given back, if the NIC has forgotten it: here if that waits for nobody, else by
-    /// the work item. Not in atomic context.
+    /// Frees memory if the NIC has confirmed the flush: in this context for a translation of a
+    /// reserve, which waits for nothing, else in the work item. Not in atomic context.
     pub(super) fn settle_soon(self: &Arc<Self>) {
         let (next, reserved) = {
             let state = self.state.lock();
@@ -442,13 +444,13 @@ impl Translation {
         if reserved {
             self.settle();
         } else {
-            // It may wait for a look at suspects, which do not matter any more.
+            // The work item may be delayed for a check of suspect pages, which is no longer needed.
             work::cancel_delayed(self);
             self.schedule(0);
         }
     }
 
-    /// Gives memory back that the NIC has forgotten. May sleep.
+    /// Frees memory if the NIC has confirmed the flush. May sleep.
     fn settle(self: &Arc<Self>) {
         let turn = self.turn();
         if self.next(turn) == Next::Release {
@@ -464,8 +466,8 @@ impl Translation {
         drop(leftover);
     }
 
-    /// Of a reserve, not in use: gives up what it keeps. The device must be kept bound. Any
-    /// context.
+    /// Frees the resources of an unused translation of a reserve. The caller keeps the device
+    /// bound. Any context.
     pub(super) fn empty(&self) {
         let (place, spare) = {
             let mut state = self.state.lock();
@@ -474,23 +476,23 @@ impl Translation {
         drop((place, spare));
     }
 
-    /// Has a list of pages dropped where sleeping is allowed, after the end. Any context.
+    /// Stores pages to be dropped after the end, where sleeping is allowed. Any context.
     pub(super) fn keep(&self, pages: Arc<PageList>) {
         self.state.lock().leftover = Some(pages);
     }
 
-    /// Has the work item run. Any context.
+    /// Queues the work item with a delay. Any context.
     pub(super) fn schedule(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        // Already queued is fine. User memory is looked at and let go with locks of its process,
-        // other memory without.
+        // It may be queued already. User memory needs locks of its process, so its work item runs
+        // on the queue for work that waits.
         let _ = match self.start {
             0 => work::enqueue_delayed(self.clone(), delay),
             _ => work::enqueue_waiting(self.clone(), delay),
         };
     }
 
-    /// Stops the work item. May sleep.
+    /// Cancels the work item and waits for it. May sleep.
     pub(super) fn cancel(self: &Arc<Self>) {
         work::cancel_delayed_sync(self);
     }

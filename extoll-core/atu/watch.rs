@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Changes of the address space that memory of a translation belongs to.
+//! Watch on the address space of registered user memory.
 //!
-//! What is unmapped is revoked at once, in the notifier. Where pages may have been replaced, a work
-//! item looks whether they have.
+//! MMU notifiers call in from the memory management, in contexts that must not wait for the NIC. If
+//! memory is unmapped, the notifier revokes the translation at once. If pages may have been
+//! replaced, a work item checks them and may sleep.
 
 use super::{memory::Memory, translation::Translation};
 use kernel::sync::Arc;
 use kernel_ext::mem::{Change, Maps, Watch, Watcher, PAGE};
 use protocol::translation::Pages;
 
-/// Pause before another look at pages of which nothing can be told yet, in milliseconds.
+/// Pause before pages with an unclear state are checked again, in milliseconds.
 const LOOK_MS: u32 = 20;
 
-/// Tells a translation of changes of the address space.
+/// Forwards changes of the address space to a translation.
 pub(super) struct MemoryWatch(pub(super) Arc<Translation>);
 
 impl Watcher for MemoryWatch {
@@ -21,8 +22,7 @@ impl Watcher for MemoryWatch {
         let this = &self.0;
         match change {
             Change::Gone => this.die(),
-            // The entries go on to point to pages that stay reserved, so there is time for a second
-            // look.
+            // The entries point to pages that stay pinned, so a work item can check them later.
             Change::Suspect => {
                 let first = start.saturating_sub(this.start) / PAGE;
                 let end = end.saturating_sub(this.start).div_ceil(PAGE);
@@ -34,8 +34,8 @@ impl Watcher for MemoryWatch {
 }
 
 impl Translation {
-    /// Has changes of user memory noticed. The caller then looks at the pages itself, once. Gives
-    /// the watch back if the translation has ended meanwhile.
+    /// Begins to react to changes of user memory. The caller then checks the pages once itself.
+    /// Returns the watch if the translation has ended already.
     pub(super) fn watch(&self, watch: Arc<Watch>) -> Option<Arc<Watch>> {
         let mut state = self.state.lock();
         if state.memory.is_none() {
@@ -44,19 +44,19 @@ impl Translation {
         state.watch.replace(watch)
     }
 
-    /// Has pages looked at after a while, if they still matter. Any context.
+    /// Queues pages for a check after a delay, unless the translation has ended. Any context.
     pub(super) fn suspect(self: &Arc<Self>, pages: Pages, delay_ms: u32) {
         if self.state.lock().life.suspect(pages) {
             self.schedule(delay_ms);
         }
     }
 
-    /// Has pages of which nothing can be told yet looked at some time later.
+    /// Queues pages with an unclear state for another check after [`LOOK_MS`].
     pub(super) fn doubt(self: &Arc<Self>, pages: Pages) {
         self.suspect(pages, LOOK_MS);
     }
 
-    /// Looks whether suspect pages are still the process's; if not, revokes. May sleep.
+    /// Checks whether suspect pages are still mapped by the process; if not, revokes. May sleep.
     pub(super) fn verify(self: &Arc<Self>) {
         loop {
             let (suspects, pages, watch) = {
@@ -69,7 +69,7 @@ impl Translation {
                     _ => return,
                 }
             };
-            // The news comes before the change.
+            // The notifier runs before the change, so wait until the change is complete.
             watch.settle();
             match pages.mapped(suspects.first, suspects.end) {
                 Maps::Same => {}
