@@ -98,7 +98,7 @@ pub struct Backdoors {
 
 impl Backdoors {
     /// May sleep.
-    #[inline(never)] // Its stack is not that of what comes after it.
+    #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(ctx: Arc<Context>, rra: Arc<Rra>) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {

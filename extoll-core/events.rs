@@ -99,7 +99,7 @@ impl WorkItem for Events {
 
 impl Events {
     /// `vendor`: only the events of the vendor's driver are enabled. May sleep.
-    #[inline(never)] // Its stack is not that of what comes after it.
+    #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(
         ctx: Arc<Context>,
         links: Arc<Links>,

@@ -62,7 +62,7 @@ impl WorkItem for Links {
 
 impl Links {
     /// May sleep.
-    #[inline(never)] // Its stack is not that of what comes after it.
+    #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(ctx: Arc<Context>, monitor: Arc<Monitor>) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {

@@ -135,7 +135,7 @@ impl Lost for Report {
 
 impl Monitor {
     /// `log_interval_ms`: time in which the status gets few log lines. May sleep.
-    #[inline(never)] // Its stack is not that of what comes after it.
+    #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(
         ctx: Arc<Context>,
         units: Arc<dyn Units>,

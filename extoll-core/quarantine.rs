@@ -164,7 +164,7 @@ impl WorkItem for Quarantine {
 impl Quarantine {
     /// Nothing is held; `table` has the VPIDs of the RMA unit, `limit_kib` is the memory above which its
     /// ports wait. May sleep.
-    #[inline(never)] // Its stack is not that of what comes after it.
+    #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(ctx: Arc<Context>, table: Arc<Table>, limit_kib: u32) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {

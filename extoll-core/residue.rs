@@ -138,7 +138,7 @@ impl WorkItem for Residue {
 
 impl Residue {
     /// Nothing is kept. May sleep.
-    #[inline(never)] // Its stack is not that of what comes after it.
+    #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(ctx: Arc<Context>) -> Result<Arc<Self>> {
         let list = List {
             ports: KVec::with_capacity(MOST, GFP_KERNEL)?,

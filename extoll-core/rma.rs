@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! RMA: put, get, locks, notifications (HW §10).
+//! RMA: PUT, GET, lock operations, notifications (HW §10).
 //!
-//! [`Rma::open`] gives the two halves of a port: a [`Requester`], which may be shared and cloned, and its queue
-//! of [`Notifications`], which has one owner. The port is closed when all of them are dropped, which may be done
-//! in any context, and takes a moment then; who wants it to be closed calls `close` on all of them.
-//! [`transfer::Engine`] takes both and offers transfers of any length with one completion and a deadline each.
+//! [`Rma::open`] returns the two halves of a port: a [`Requester`], which can be cloned and shared,
+//! and its queue of [`Notifications`], which has one owner. The port is closed in the background
+//! when all of them are dropped, which is possible in any context. To wait until the port is
+//! closed, call `close` on all of them. [`transfer::Engine`] takes both halves and offers transfers
+//! of any length, each with a completion and a deadline.
 //!
-//! Commands name memory by [`Address`]: bus addresses on both sides, which nobody checks (it must stay mapped
-//! for the device until the notification says that they are done; without one, closing the port is not enough,
-//! see [`crate::quarantine`]), or a local [`Region`](crate::atu::Region) and an NLA of the peer, which the ATUs
-//! check.
+//! A command names memory by [`Address`], in one of two ways. Bus addresses on both sides are
+//! checked by no hardware. Memory at such an address must stay mapped for the device until a
+//! notification reports that the command is done. If there is none, closing the port is not enough;
+//! see [`crate::quarantine`]. A local [`Region`](crate::atu::Region) and an NLA of the peer are
+//! checked by the ATUs.
+//!
+//! Posting commands and polling notifications work in any context, under spinlocks of the port.
+//! Opening and closing may sleep.
 //!
 //! ```
 //! use extoll_core::{
@@ -20,7 +25,7 @@
 //! use kernel::prelude::*;
 //! use wire::ids::{NodeId, Vpid};
 //!
-//! /// Tells a port of another node a value.
+//! /// Sends a value to a port of another node.
 //! fn tell(nic: &Nic, node: NodeId, vpid: Vpid, value: u64) -> Result {
 //!     let (requester, _notifications) = nic.rma().open(None, DEFAULT_QUEUE_BYTES)?;
 //!     requester.notify(Peer::new(node, vpid), 0, value)?;
@@ -73,19 +78,19 @@ use wire::{
     rma::RequesterAddr,
 };
 
-/// Words of a descriptor.
+/// Number of words of a descriptor.
 const PACKET_WORDS: usize = 3;
-/// Requester pages of a VPID (HW §10.1).
+/// Number of requester pages of a VPID (HW §10.1).
 const PAGES: u8 = 32;
 /// Default size of the notification queue in bytes (HW §7).
 pub const DEFAULT_QUEUE_BYTES: u32 = 2 << 20;
 
-/// An open port.
+/// Open port.
 type Port = KernelPort<Rma, PACKET_WORDS>;
-/// A handle of it.
+/// Handle of an open port.
 type Handle = PortHandle<Rma, PACKET_WORDS>;
 
-/// The unit of a NIC.
+/// RMA unit of one NIC.
 pub struct Rma {
     base: PortBase,
     quarantine: Arc<Quarantine>,
@@ -93,7 +98,7 @@ pub struct Rma {
     locks: Pin<KBox<Locks>>,
 }
 
-/// Changes the entry of the VPID table (HW §10.7).
+/// Changes a VPID's entry in the VPID table (HW §10.7).
 pub(crate) fn update_entry(hw: &Hw, vpid: Vpid, f: impl FnOnce(VpidTable) -> VpidTable) {
     hw.rf
         .update(rma::vpid_table(vpid), |v| f(VpidTable(v)).raw());
@@ -133,7 +138,7 @@ impl PortUnit for Rma {
         hw.rf.write(rma::vpid_table(vpid), entry.raw());
     }
 
-    /// The vendor's driver does this before there is a queue (HW §10.9).
+    /// Enables the VPID. The vendor's driver does this before it installs a queue (HW §10.9).
     fn enable(hw: &Hw, vpid: Vpid) {
         update_entry(hw, vpid, |v| v.with_vpid_enable(true));
     }
@@ -146,7 +151,7 @@ impl PortUnit for Rma {
         hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
     }
 
-    /// The next owner starts with locks of zero, and learns nothing of this one's (HW §10.9).
+    /// Zeroes the VPID's locks, so that the next owner cannot read values of this one (HW §10.9).
     fn wipe(&self, vpid: Vpid) {
         self.locks.clear(vpid);
     }
@@ -156,7 +161,7 @@ impl PortUnit for Rma {
         (index < PAGES).then(|| RequesterAddr::page(vpid, options).encode())
     }
 
-    /// A notification PUT that asks for no notification.
+    /// Returns a notification PUT that requests no notification.
     fn nothing(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>> {
         let descriptor = Descriptor {
             node,
@@ -174,8 +179,8 @@ impl PortUnit for Rma {
 }
 
 impl Rma {
-    /// The unit with the VPIDs of `table`. May sleep.
-    #[inline(never)] // Its stack is not that of what comes after it.
+    /// Makes the unit; `table` holds its VPIDs. May sleep.
+    #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(
         ctx: Arc<Context>,
         table: Arc<Table>,
@@ -197,20 +202,22 @@ impl Rma {
         Ok(Arc::new(this, GFP_KERNEL)?)
     }
 
-    /// Frees the memory of the locks, of which the NIC does not know any more. May sleep.
+    /// Frees the memory of the locks, after the NIC was told to forget it. May sleep.
     pub(crate) fn free_locks(&self) {
         self.locks.free();
     }
 
-    /// Opens a port with the given VPID, or the user VPID that has been free for longest, and a queue of
-    /// `queue_bytes`, a power of two of 512 KiB…64 MiB ([`DEFAULT_QUEUE_BYTES`], 16 bytes per notification).
-    /// Interrupts are armed, but nobody hears them before [`Requester::attach`]. The VPID may stay disabled
-    /// for a while ([`Requester::is_enabled`]). May sleep.
+    /// Opens a port with the given VPID, or with the user VPID that has been free for longest.
+    /// `queue_bytes` is the size of its notification queue, a power of two of 512 KiB…64 MiB (16
+    /// bytes per notification, see [`DEFAULT_QUEUE_BYTES`]). Interrupts are armed, but cause no
+    /// call before [`Requester::attach`]. The VPID may stay disabled for a while
+    /// ([`Requester::is_enabled`]). May sleep.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if the VPID is taken, or something of its last owner is left, `ENOSPC` if none is
-    /// free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is gone.
+    /// `EBUSY` if the VPID is in use, or commands or memory of its last owner are still pending;
+    /// `ENOSPC` if no VPID is free; `EINVAL` for the size; `ENOMEM`; `ENODEV` if the device was
+    /// removed.
     pub fn open(
         self: &Arc<Self>,
         vpid: Option<Vpid>,
@@ -222,7 +229,8 @@ impl Rma {
         Ok((Requester::new(port), notifications))
     }
 
-    /// `rma2` part of the probe (HW §3.5). `mps` and `mrrs`: PCIe maximum payload and read request sizes in bytes.
+    /// Sets up the unit like `rma2` does in its probe (HW §3.5). `mps` and `mrrs` are the PCIe
+    /// maximum payload and read request sizes in bytes. May sleep.
     pub(crate) fn init(&self, mps: u32, mrrs: u32) -> Result {
         let ctx = &self.base.ctx;
         let locks = ctx.with_bound(|dev| DmaWords::new(dev, rma::LOCK_MEMORY as usize / 8))??;

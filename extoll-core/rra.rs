@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Remote register file access: quadword registers of any node (HW §13).
+//! Remote register file access (RRA): quadword registers of any node (HW §13).
 //!
-//! Over RMA requests use VPID 252, which is open while the NIC is bound: a NIC may refuse requests
-//! of others to a VPID that is not (G19). Any number of requests of any number of callers may be
-//! outstanding. By SMFU there is one at a time. An access to the own node never leaves the host,
-//! whatever the method.
+//! RMA requests use VPID 252, which is open while the NIC is bound, because a NIC may reject
+//! requests for a VPID that is closed (G19). Any number of requests of any number of callers may be
+//! outstanding. The SMFU path has one access at a time. An access to the own node stays in this
+//! host with every method.
 //!
-//! What a write's success means: by RMA that the NIC sent the request, by SMFU that the store was
-//! posted; neither that the register was written. Later accesses to the same node by the same
-//! method come after it. Registers whose reading has an effect (HW §14) show it remotely too: a
-//! read that timed out may still happen.
+//! A successful write by RMA means that the NIC sent the request; by SMFU, that the store was
+//! posted. Neither means that the register was written. Later accesses to the same node by the same
+//! method are executed after the write. Registers with read side effects (HW §14) have them for
+//! remote reads, too: a read that timed out may still be executed.
 //!
-//! **With a spin lock held** use [`Rra::batch`] with [`Wait::Spin`]: the processor waits for the
-//! answer (a round trip and two notifications, some microseconds) or the time-out, and 20 µs more
-//! for what is under way then.
+//! Locks: the mutex `closed` for opening the port; the spinlocks `port` (RMA path) and `pointed`
+//! (SMFU path), which disable interrupts.
+//!
+//! **With a spinlock held** use [`Rra::batch`] with [`Wait::Spin`]. The CPU spins until the answer (a
+//! round trip and two notifications, some microseconds) or the time-out, plus 20 µs for requests in
+//! flight at that time.
 
 mod port;
 mod request;
@@ -72,22 +75,22 @@ pub(crate) fn write_local(ctx: &Context, offset: RegOffset, value: u64) -> Resul
     Ok(())
 }
 
-/// Requests of one caller that are outstanding at once.
+/// Maximum number of outstanding requests per caller.
 const AT_ONCE: usize = 16;
 
-/// Where interval 0 of the SMFU leads to, and whether stores to it may be under way.
+/// Node that interval 0 of the SMFU points to, and whether stores to it may be in flight.
 type Pointed = Option<(NodeId, bool)>;
 
-/// Registers of any node.
+/// Registers of all nodes.
 #[pin_data]
 pub struct Rra {
     ctx: Arc<Context>,
     smfu: Arc<Smfu>,
     rma: Arc<Rma>,
     quarantine: Arc<Quarantine>,
-    /// The port is about to be closed: nobody waits any longer.
+    /// Set before the port is closed; waiting callers return.
     closing: AtomicFlag,
-    /// Taken to open the port; it stays closed.
+    /// Taken to open the port. True after the port was closed for good.
     #[pin]
     closed: Mutex<bool>,
     #[pin]
@@ -97,8 +100,8 @@ pub struct Rra {
 }
 
 impl Rra {
-    /// May sleep.
-    #[inline(never)] // Its stack is not that of what comes after it.
+    /// Allocates the unit; the port is opened later. May sleep.
+    #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(
         ctx: Arc<Context>,
         smfu: Arc<Smfu>,
@@ -129,8 +132,8 @@ impl Rra {
         self.read_by(Method::Rma, DEFAULT_TIMEOUT_US, node, offset)
     }
 
-    /// Writes a register by RMA, with the default time-out; see the module's text about what
-    /// success means. May sleep.
+    /// Writes a register by RMA, with the default time-out. For the meaning of success see the
+    /// module's documentation. May sleep.
     ///
     /// # Errors
     ///
@@ -139,8 +142,8 @@ impl Rra {
         self.write_by(Method::Rma, DEFAULT_TIMEOUT_US, node, offset, value)
     }
 
-    /// Reads a register by `method`. `timeout_us` of 1…10,000,000 is for RMA; by SMFU the NIC's own
-    /// time-out counts, and the processor stands still. May sleep.
+    /// Reads a register by `method`. `timeout_us` of 1…10,000,000 applies to RMA. With SMFU the CPU
+    /// stalls up to the NIC's own time-out. May sleep.
     ///
     /// # Errors
     ///
@@ -156,7 +159,7 @@ impl Rra {
         self.one(method, timeout_us, request)
     }
 
-    /// Writes a register by `method`; as [`Rra::read_by`]. May sleep.
+    /// Writes a register by `method`, like [`Rra::read_by`]. May sleep.
     ///
     /// # Errors
     ///
@@ -189,16 +192,16 @@ impl Rra {
         }
     }
 
-    /// Makes requests to any nodes by RMA, many of them outstanding at once, and waits once for
-    /// all; their results are in them afterwards. Those to the same node are executed in order,
-    /// whether or not one before failed. One of the own node is made before the others. Context and
-    /// time-out, which is for all together: [`Wait`].
+    /// Executes requests to any nodes by RMA, with many of them outstanding, and stores a result in
+    /// each. Requests to the same node are executed in order, even if one of them fails. Requests
+    /// to the own node are executed first. [`Wait`] determines the context, and the time-out for
+    /// the whole batch.
     ///
     /// ```no_run
     /// # use extoll_core::{nic::Nic, rra::{Request, Wait}};
     /// # use wire::{ids::NodeId, regs::info};
     /// # fn example(nic: &Nic) {
-    /// // The network states of two nodes, in the time of one.
+    /// // Reads the network state of two nodes in the time of one access.
     /// let mut requests = [1, 2].map(|n| Request::read(NodeId(n), info::NW_STATE));
     /// nic.rra().batch(&mut requests, Wait::Sleep(1000));
     /// for request in &requests {
@@ -216,7 +219,7 @@ impl Rra {
         }
     }
 
-    /// At most [`AT_ONCE`] requests.
+    /// Executes up to [`AT_ONCE`] requests.
     fn some(&self, requests: &mut [Request], until: &mut Deadline) {
         let mut steps = [Step::Next(RraError::TimedOut); AT_ONCE];
         for (request, step) in requests.iter_mut().zip(&mut steps) {
@@ -249,8 +252,8 @@ impl Rra {
         }
     }
 
-    /// Posts what was not yet, and takes what came; gives the rest up if it is the `last` look.
-    /// Returns how many are left.
+    /// Posts requests and collects answers; with `last`, gives up the remaining requests. Returns
+    /// the number of unfinished requests.
     fn look(
         &self,
         port: &mut Port,
@@ -265,7 +268,7 @@ impl Rra {
             let done = match *step {
                 Step::Over => continue,
                 Step::Posted(ticket) => port.fetch(ticket),
-                // In order: not before one that could not be posted.
+                // Requests are posted in order, so one that cannot be posted blocks its successors.
                 Step::Next(_) if stuck || last || down => None,
                 Step::Next(_) => match port.post(request) {
                     Posted::Yes(ticket) => {
@@ -329,7 +332,7 @@ impl Rra {
         }
     }
 
-    /// The method to use for a node.
+    /// Checks the arguments and returns the method to use for a node.
     fn check(&self, method: Method, node: NodeId, offset: RegOffset) -> Result<Method, RraError> {
         if !offset.is_valid() {
             return Err(RraError::BadOffset);
@@ -344,7 +347,7 @@ impl Rra {
         }
     }
 
-    /// Counts and logs what went wrong outside this host.
+    /// Counts and logs errors from outside of this host.
     fn report(&self, node: NodeId, offset: RegOffset, done: &Result<u64, RraError>) {
         let detail = u64::from(node.0) << 32 | u64::from(offset.get());
         match done {
@@ -355,7 +358,7 @@ impl Rra {
         }
     }
 
-    /// Runs `f` with the port, which is opened if the caller may sleep.
+    /// Runs `f` with the port. Opens the port if necessary and the caller may sleep.
     fn with_port<T>(&self, sleeps: bool, f: impl FnOnce(&mut Port) -> T) -> Result<T, RraError> {
         if self.closing.load(Relaxed) || !self.ctx.is_alive() {
             return Err(RraError::Down);
@@ -370,7 +373,7 @@ impl Rra {
         }
     }
 
-    /// Opens the port (HW §3.7), which the first request does otherwise. May sleep.
+    /// Opens the port (HW §3.7), if it is not open yet. May sleep.
     ///
     /// # Errors
     ///
@@ -388,7 +391,7 @@ impl Rra {
         Ok(())
     }
 
-    /// Points interval 0 at the node of `request`, and loads or stores.
+    /// Points interval 0 at the request's node, and loads or stores.
     fn through_window(&self, request: &Request) -> Result<u64, RraError> {
         let node = request.node;
         let mut pointed = self.pointed.lock();
@@ -399,9 +402,9 @@ impl Rra {
             Some((current, _)) if current == node => {}
             old => {
                 if let Some((_, true)) = old {
-                    // The way of stores to the window and that of register writes differ on the
-                    // chip: a load that follows the stores makes sure that they are through before
-                    // they could go to the other node.
+                    // Stores to the window and register writes take different paths in the chip. A
+                    // load that follows the stores completes after them, so they cannot reach the
+                    // other node.
                     let _ = self.smfu.rra_load(info::DRIVER);
                 }
                 self.smfu.point_rra(node).ok_or(RraError::Down)?;
@@ -411,7 +414,7 @@ impl Rra {
         match request.operation {
             Operation::Read => {
                 let value = self.smfu.rra_load(request.offset)?;
-                // It came behind the stores.
+                // The load completed after all earlier stores.
                 *pointed = Some((node, false));
                 Ok(value)
             }
@@ -423,25 +426,26 @@ impl Rra {
         }
     }
 
-    /// Closes the port for good. May sleep.
+    /// Closes the port for good. The caller keeps the returned memory until RMA is stopped. May
+    /// sleep.
     pub(crate) fn close(&self) -> Remains {
         self.closing.store(true, Relaxed);
         *self.closed.lock() = true;
         let port = self.port.lock().take();
-        // The port is closed here, outside the locks.
+        // The port is closed here, without the locks.
         Remains(port.map(|port| port.close(&self.ctx, &self.quarantine)))
     }
 }
 
-/// How far a request of a batch is.
+/// Progress of a request of a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Not posted yet, and why not.
+    /// Not posted yet, with the reason.
     Next(RraError),
     Posted(Ticket),
     Over,
 }
 
-/// Memory that late answers may still be written to; to be kept until RMA is stopped.
-#[allow(dead_code)] // Held, never read.
+/// Memory that late answers may still be written to. Must be kept until RMA is stopped.
+#[allow(dead_code)] // Held for its drop, never read.
 pub(crate) struct Remains(Option<DmaWords>);

@@ -97,7 +97,7 @@ const REGISTERS: Span = Span {
 
 impl Smfu {
     /// `target_kib`: memory to be exported, in KiB, 0 for none. May sleep.
-    #[inline(never)] // Its stack is not that of what comes after it.
+    #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(ctx: Arc<Context>, window_bytes: u64, target_kib: u32) -> Result<Arc<Self>> {
         let state = State {
             exported: None,

@@ -117,7 +117,7 @@ pub(crate) struct Snq {
 
 impl Snq {
     /// `memory` is from [`allocate`]. May sleep.
-    #[inline(never)] // Its stack is not that of what comes after it.
+    #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(
         ctx: Arc<Context>,
         memory: DmaWords,

@@ -2,9 +2,13 @@
 
 //! VELO: small two-sided messages of 1…120 bytes (HW §9).
 //!
-//! [`Velo::open`] gives the two halves of a port: a [`Sender`], which may be shared and cloned, and the
-//! [`Mailbox`], which has one owner. The port is closed when all of them are dropped, which may be done in any
-//! context, and takes a moment then; who wants it to be closed calls `close` on all of them.
+//! [`Velo::open`] returns the two halves of a port: a [`Sender`], which can be cloned and shared,
+//! and the [`Mailbox`], which has one owner. The port is closed in the background when all of them
+//! are dropped, which is possible in any context. To wait until the port is closed, call `close` on
+//! all of them.
+//!
+//! Sending and polling work in any context; sending takes the port's spinlock, which disables
+//! interrupts. Opening and closing may sleep.
 //!
 //! ```
 //! use extoll_core::{
@@ -14,7 +18,7 @@
 //! use kernel::prelude::*;
 //! use wire::ids::{NodeId, Vpid};
 //!
-//! /// Sends a message to a port of another node and counts those that are here.
+//! /// Sends a message to a port of another node and returns the number of received messages.
 //! fn greet(nic: &Nic, node: NodeId, vpid: Vpid) -> Result<usize> {
 //!     let (sender, mut mailbox) = nic.velo().open(None, DEFAULT_MAILBOX_BYTES)?;
 //!     sender.send(Header::new(Target::Node(node), vpid), b"hello")?;
@@ -53,19 +57,19 @@ use wire::{
     velo::{Descriptor, RequesterAddr},
 };
 
-/// Descriptor and payload.
+/// Maximum words of a packet: descriptor and payload.
 const PACKET_WORDS: usize = 16;
-/// Traffic classes of messages.
+/// Number of traffic classes of messages.
 const CLASSES: u8 = 4;
 /// Default mailbox size in bytes (HW §7).
 pub const DEFAULT_MAILBOX_BYTES: u32 = 4 << 20;
 
-/// An open port.
+/// Open port.
 type Port = KernelPort<Velo, PACKET_WORDS>;
-/// A handle of it.
+/// Handle of an open port.
 type Handle = PortHandle<Velo, PACKET_WORDS>;
 
-/// The unit of a NIC.
+/// VELO unit of one NIC.
 pub struct Velo {
     base: PortBase,
     slot_size: SlotSize,
@@ -78,7 +82,7 @@ impl PortUnit for Velo {
         &self.base
     }
 
-    /// First part of the opening sequence of HW §9.7.
+    /// Executes the first part of the opening sequence of HW §9.7.
     fn prepare(hw: &Hw, vpid: Vpid, protection: u16) {
         update_source(hw, vpid, |v| v.with_tx_prot_desc(protection));
         stamp(hw, vpid);
@@ -86,8 +90,9 @@ impl PortUnit for Velo {
         hw.rf.write(velo::comp_prot_desc(vpid), accept.raw());
     }
 
-    /// The vendor's driver sets the pointers of the queue after this (HW §9.7): a message that came between would
-    /// lie in a slot that the NIC then takes for free.
+    /// Enables the VPID after the queue was installed. The vendor's driver sets the queue's
+    /// pointers afterwards (HW §9.7), but then a message that arrives in between would occupy a
+    /// slot that the NIC considers free.
     fn enable(hw: &Hw, vpid: Vpid) {
         hw.rf.update(velo::comp_prot_desc(vpid), |v| {
             CompProtDesc(v).with_vpid_enable(true).raw()
@@ -104,18 +109,18 @@ impl PortUnit for Velo {
         hw.rf.write(velo::comp_prot_desc(vpid), 0);
     }
 
-    /// A message that is still on its way goes out under the identity that stands here then, and 0 is that of
-    /// the kernel.
+    /// Clears the identity for outgoing messages. Pending messages use the current identity when
+    /// they are sent, and 0 is the kernel's.
     fn forget(hw: &Hw, vpid: Vpid) {
         update_source(hw, vpid, |_| NodeVpidProtDesc(0));
     }
 
-    /// One per traffic class.
+    /// Returns the requester page, of which there is one per traffic class.
     fn page(vpid: Vpid, index: u8) -> Option<u32> {
         (index < CLASSES).then(|| RequesterAddr::page(vpid, index).encode())
     }
 
-    /// The longest possible message to the port's own mailbox, which nobody reads any more.
+    /// Returns a message of maximum length to the port's own mailbox, which is no longer read.
     fn nothing(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>> {
         let descriptor = Descriptor {
             target: Target::Node(node),
@@ -131,8 +136,8 @@ impl PortUnit for Velo {
     }
 }
 
-/// Sets the identity that the NIC puts into outgoing messages: current node ID, VPID. The protection descriptor
-/// stays: it is 0 for closed ports and those of the kernel. Process context.
+/// Sets the identity that the NIC puts into outgoing messages: current node ID and VPID. The
+/// protection descriptor stays: it is 0 for closed ports and those of the kernel. Process context.
 pub(crate) fn stamp(hw: &Hw, vpid: Vpid) {
     let node = info::Node(hw.rf.read(info::NODE)).id();
     update_source(hw, vpid, |v| {
@@ -140,7 +145,8 @@ pub(crate) fn stamp(hw: &Hw, vpid: Vpid) {
     });
 }
 
-/// Changes identity and protection of a VPID's messages; nobody else does meanwhile. Process context.
+/// Changes identity and protection descriptor of a VPID's outgoing messages, under a lock that
+/// serializes such changes. Process context.
 pub(crate) fn update_source(
     hw: &Hw,
     vpid: Vpid,
@@ -153,9 +159,9 @@ pub(crate) fn update_source(
 }
 
 impl Velo {
-    /// The unit with the VPIDs of `table`; `slots_64`: mailboxes have slots of 64 instead of 128 bytes. May
-    /// sleep.
-    #[inline(never)] // Its stack is not that of what comes after it.
+    /// Makes the unit; `table` holds its VPIDs. With `slots_64`, mailboxes have slots of 64 instead
+    /// of 128 bytes. May sleep.
+    #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(
         ctx: Arc<Context>,
         table: Arc<Table>,
@@ -175,19 +181,19 @@ impl Velo {
         Ok(Arc::new(Self { base, slot_size }, GFP_KERNEL)?)
     }
 
-    /// Size of the slots of mailboxes. Any context.
+    /// Returns the slot size of mailboxes. Any context.
     pub fn slot_size(&self) -> SlotSize {
         self.slot_size
     }
 
-    /// Opens a port with the given VPID, or the user VPID that has been free for longest, and a mailbox of
-    /// `mailbox_bytes`, a power of two of 512 KiB…64 MiB ([`DEFAULT_MAILBOX_BYTES`]). Interrupts are armed,
-    /// but nobody hears them before [`Sender::attach`]. May sleep.
+    /// Opens a port with the given VPID, or with the user VPID that has been free for longest.
+    /// `mailbox_bytes` is a power of two of 512 KiB…64 MiB ([`DEFAULT_MAILBOX_BYTES`]). Interrupts
+    /// are armed, but cause no call before [`Sender::attach`]. May sleep.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if the VPID is taken, or something of its last owner on its way, `ENOSPC` if none is
-    /// free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is gone.
+    /// `EBUSY` if the VPID is in use, or messages of its last owner are still pending; `ENOSPC` if
+    /// no VPID is free; `EINVAL` for the size; `ENOMEM`; `ENODEV` if the device was removed.
     pub fn open(
         self: &Arc<Self>,
         vpid: Option<Vpid>,
@@ -199,7 +205,7 @@ impl Velo {
         Ok((Sender::new(port), mailbox))
     }
 
-    /// `velo2` part of the probe (HW §3.3).
+    /// Sets up the unit like `velo2` does in its probe (HW §3.3). May sleep.
     pub(crate) fn init(&self) -> Result {
         let ctx = &self.base.ctx;
         for vpid in Vpid::all() {

@@ -33,8 +33,9 @@ const MOST_REGIONS: usize = 1 << 14;
 /// An IOMMU driver may need memory for its own entries. It allocates with `GFP_ATOMIC` and may
 /// fail.
 ///
-/// The NLAs of a region that has ended are reused for another region of the same reserve. Those
-/// that have been free for longest are reused first, so that late answers rarely hit a new region.
+/// The NLAs of a region that has ended are reused for another region of the same reserve. The
+/// range that has been free for longest is reused first, so that late answers rarely hit a new
+/// region.
 ///
 /// Drop may sleep. Regions stay valid; their resources are freed when they end. Unbinding the NIC
 /// closes the reserve.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What RMA commands name: the peer, and memory on both sides.
+//! Operands of RMA commands: the peer, and memory on both sides. Any context; takes the spinlock of
+//! a region at most.
 
 use super::Requester;
 use crate::atu::Region;
@@ -9,25 +10,26 @@ use wire::{
     rma::{Modifiers, NotifySpec, PageOptions},
 };
 
-/// Where a command goes, how, and what is reported about it.
+/// Peer of a command, with the notifications and options of the command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer {
     /// Remote node.
     pub node: NodeId,
     /// Remote VPID.
     pub vpid: Vpid,
-    /// Notifications asked for.
+    /// Requested notifications.
     pub notify: NotifySpec,
-    /// Requester page: traffic class, remote registers, interrupts. Translation follows from the [`Address`].
+    /// Options of the requester page: traffic class, remote registers, interrupts. The [`Address`]
+    /// decides about translation.
     pub page: PageOptions,
-    /// Modifiers: one notification per fragment (NTR), multicast. The NIC may refuse some (G14).
+    /// Modifiers: one notification per fragment (NTR), multicast. The NIC may reject some (G14).
     pub modifiers: Modifiers,
-    /// Quadword instead of byte GETs and PUTs: lengths and addresses are multiples of 8.
+    /// Use quadword instead of byte GETs and PUTs; lengths and addresses are then multiples of 8.
     pub quadwords: bool,
 }
 
 impl Peer {
-    /// Byte commands on traffic class 0 without notifications and modifiers.
+    /// Makes a peer for byte commands on traffic class 0, without notifications and modifiers.
     pub const fn new(node: NodeId, vpid: Vpid) -> Self {
         Self {
             node,
@@ -40,28 +42,29 @@ impl Peer {
     }
 }
 
-/// Memory on both sides of a command. The NIC translates both or none (HW §10.1), so they come together.
+/// Memory on both sides of a command. The NIC translates both sides or none (HW §10.1).
 #[derive(Clone, Copy)]
 pub enum Address<'a> {
-    /// Bus addresses. Memory of a command that is not done goes to [`crate::quarantine`] instead of being freed.
+    /// Bus addresses. If a command does not complete, its memory must go to [`crate::quarantine`]
+    /// instead of being freed.
     Bus {
-        /// Here.
+        /// Address in memory of this node.
         local: BusAddr,
-        /// At the peer.
+        /// Address in memory of the peer's node.
         remote: BusAddr,
     },
     /// Registered memory.
     Region {
-        /// Local region; has to be alive, of the port's NIC and VPID, and allow the access.
+        /// Local region. It must be alive, belong to the port's NIC and VPID, and allow the access.
         region: &'a Region,
-        /// Byte offset in it.
+        /// Byte offset in the region.
         offset: usize,
         /// NLA in a region of the peer's VPID.
         remote: Nla,
     },
 }
 
-/// Both sides as numbers.
+/// Numeric addresses of both sides, for a descriptor.
 #[derive(Clone, Copy)]
 pub(super) struct Ends {
     pub(super) translate: bool,
@@ -70,7 +73,8 @@ pub(super) struct Ends {
 }
 
 impl Address<'_> {
-    /// Checks the local side for a port that reads (or, for a GET, writes) `len` bytes there.
+    /// Checks the local memory and returns both addresses. `port` reads `len` bytes there, or
+    /// writes them (`write`, for a GET).
     pub(super) fn ends(&self, port: &Requester, write: bool, len: u64) -> Option<Ends> {
         match *self {
             Address::Bus { local, remote } => Some(Ends {

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Commands that the NIC has accepted from a port and not executed when its owner is done, as the network does
-//! not take them. The NIC looks into the VPID table when it executes a command (HW §10.7): with the next owner's
-//! protection descriptor and translations, if there is one by then.
+//! Waits until the NIC has executed all commands of a closed RMA port.
 //!
-//! So the VPID goes on only when they are executed. Commands of a VPID are executed in order within a traffic
-//! class (HW §10.8): one is posted behind them in each class, which asks for a notification with a number that
-//! nobody can know, to a queue that no process sees.
+//! The network may block commands that the NIC has already accepted. When the NIC executes such a
+//! command later, it uses the VPID's current table entry (HW §10.7). With a new owner, that would
+//! be the new owner's protection descriptor and translations. So the VPID is reused only after all
+//! commands are executed.
+//!
+//! To detect that, the driver posts one command in each traffic class, because the NIC executes
+//! commands of a VPID in order within a class (HW §10.8). Each requests a notification with a
+//! random number, in a queue that no process can see.
+//!
+//! Runs in process context and sleeps. Takes no locks of its own.
 
 use crate::{
     context::Context,
@@ -36,15 +41,16 @@ use wire::{
 };
 
 const CLASSES: u8 = 4;
-/// Longest pause between looks, in microseconds.
+/// Longest pause between two polls, in microseconds.
 const PAUSE_US: i64 = 1000;
-/// How long the NIC may take to finish with what it accepted.
+/// Time limit in milliseconds for the NIC to empty its buffers after the last notification.
 const SETTLE_MS: u32 = 10;
 const QUEUE_BYTES: u64 = BusAddr::PAGE_SIZE;
 
-/// Waits up to `patience_ms` until all commands of an RMA VPID are executed, which is closed, cleared of its
-/// owner's translations, and without a queue. It is so again afterwards. Its commands go out with the
-/// protection descriptor that they had. True also for a NIC that is gone. May sleep.
+/// Waits up to `patience_ms` until all commands of an RMA VPID are executed. The VPID is closed and
+/// has no translations and no queue, before and after the call. Its commands run with the
+/// protection descriptor `protection` that they had. Returns true also if the NIC was removed. May
+/// sleep.
 pub(crate) fn is_done(ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i64) -> bool {
     if !ctx.is_alive() {
         return true;
@@ -56,8 +62,8 @@ pub(crate) fn is_done(ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i
     })
 }
 
-/// Takes the queue from the VPID, which is disabled then, as is done with that of a port: what waits for room in it,
-/// which may be anybody's, would hold up the queues of others. May sleep.
+/// Disables the VPID and removes its queue, draining it like that of a port: packets that wait for
+/// room in it could block queues of other VPIDs. May sleep.
 fn remove(queue: &Queue, ctx: &Context, vpid: Vpid) {
     let reg = BqRegs(Unit::Rma).ub(vpid);
     queue.drain(ctx);
@@ -65,12 +71,12 @@ fn remove(queue: &Queue, ctx: &Context, vpid: Vpid) {
         hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
         hw.rf.read(reg);
     }
-    // What came in between.
+    // Notifications that arrived in between.
     queue.drain(ctx);
     ctx.withdraw(reg, |hw| queue::clear(hw, Unit::Rma, vpid));
 }
 
-/// The commands: what the notification in class k says is `number` + k.
+/// Returns the commands. The notification of class k carries `number` + k.
 fn commands(
     node: NodeId,
     vpid: Vpid,
@@ -101,13 +107,13 @@ fn commands(
     })
 }
 
-/// A queue of a page.
+/// Allocates a queue of one page.
 fn new_queue(ctx: &Context, vpid: Vpid) -> Result<Queue> {
     let layout = Layout::new(SlotCode::B16, QUEUE_BYTES, QUEUE_BYTES)?;
     ctx.with_bound(|dev| Queue::new(dev, Unit::Rma, vpid, layout))?
 }
 
-/// Takes what is in a slot.
+/// Pops the content of a slot; `None` if it is empty.
 fn take(queue: &Queue, slot: u32) -> Option<[u64; 2]> {
     let slot = queue.slot(slot)?;
     let status = slot.status();
@@ -145,7 +151,8 @@ fn run(queue: &Queue, ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i
                 return true;
             };
             let reg = wcbuf::state(Unit::Rma, vpid);
-            // The NIC drops commands at times (HW §8), and goes on when it is told that this was seen.
+            // The NIC drops commands at times (HW §8), and continues after the driver has cleared
+            // the retry flag.
             let state = State(hw.rf.read(reg));
             if state.retry() && !state.is_all_ones() {
                 tx::reset_state(&hw, Unit::Rma, vpid);
@@ -156,7 +163,8 @@ fn run(queue: &Queue, ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i
             }
         }
         let before = next;
-        // What is left of the owner may notify without end; the deadline holds all the same.
+        // Pending commands of the former owner may notify without end, so the number of slots
+        // bounds one pass.
         for _ in 0..queue.slots() {
             let Some(content) = take(queue, next) else {
                 break;
@@ -195,7 +203,8 @@ fn post(hw: &Hw, node: NodeId, vpid: Vpid, number: u64, seen: u32) -> bool {
         })
 }
 
-/// Traffic class of the command that `words` tells of, if it is one of those posted with `number`.
+/// Returns the traffic class of the posted command that `words` reports, if it is one of those with
+/// `number`.
 fn class_of(words: [u64; 2], number: u64) -> Option<u64> {
     let told = Notification::decode(words).ok().flatten()?;
     let class = told.word0.wrapping_sub(number);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The locks (HW §10.6).
+//! Memory of the RMA locks, on which peers operate by lock commands (HW §10.6).
+//!
+//! The memory is under a mutex; everything here may sleep.
 
 use crate::dma::DmaWords;
 use kernel::{new_mutex, prelude::*, sync::Mutex};
 use wire::ids::Vpid;
 
-/// The locks, in host memory from [`Locks::keep`] to [`Locks::free`].
+/// Locks in host memory, present from [`Locks::keep`] to [`Locks::free`].
 #[pin_data]
 pub(crate) struct Locks {
     #[pin]
@@ -18,12 +20,12 @@ impl Locks {
         pin_init!(Self { memory <- new_mutex!(None, "extoll_locks") })
     }
 
-    /// They are in this memory. May sleep.
+    /// Stores the memory of the locks. May sleep.
     pub(super) fn keep(&self, memory: DmaWords) {
         *self.memory.lock() = Some(memory);
     }
 
-    /// Zeroes the locks of a VPID that is closed. May sleep.
+    /// Zeroes the locks of a closed VPID. May sleep.
     pub(crate) fn clear(&self, vpid: Vpid) {
         if let Some(memory) = &*self.memory.lock() {
             for i in (vpid.index()..memory.words() * 2).step_by(usize::from(Vpid::COUNT)) {
@@ -32,7 +34,7 @@ impl Locks {
         }
     }
 
-    /// Frees the memory, of which the NIC does not know any more. May sleep.
+    /// Frees the memory, after the NIC was told to forget it. May sleep.
     pub(crate) fn free(&self) {
         let memory = self.memory.lock().take();
         drop(memory);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Notification queue of an RMA port.
+//! Notification queue of an RMA port: polling and arming of its interrupt.
+//!
+//! The queue has one consumer and needs no lock. Any context, but for `close`.
 
 use super::{Handle, Notification};
 use crate::{
@@ -10,7 +12,7 @@ use crate::{
 use core::ops::ControlFlow;
 use kernel_ext::{barrier, trace};
 
-/// Notification queue of a port. Drop in any context.
+/// Notification queue of a port. Can be dropped in any context.
 pub struct Notifications {
     reader: Reader,
     port: Handle,
@@ -24,18 +26,18 @@ impl Notifications {
         }
     }
 
-    /// Takes up to `budget` notifications and calls `f` for each; returns their number. Fewer than `budget`
-    /// means that the queue was found empty, or that `f` ended it. Slots that stay empty although the NIC wrote
-    /// them are skipped. No register access but an occasional read pointer update, and a look at the write
-    /// pointer while nothing comes. Any context.
+    /// Processes up to `budget` notifications with `f` and returns their number. The number is
+    /// smaller than `budget` if the queue is empty or `f` stopped. Slots that stay empty although
+    /// the NIC wrote them are skipped. Accesses registers only to update the read pointer from time
+    /// to time, and to poll the write pointer while the queue is empty. Any context.
     ///
-    /// `f` returns nothing, or whether to go on:
+    /// `f` returns `()`, or a [`ControlFlow`] that stops the poll:
     ///
     /// ```
     /// use core::ops::ControlFlow;
     /// use extoll_core::rma::{Notifications, Stop};
     ///
-    /// /// Waits for nothing else once the notification with this value was there.
+    /// /// Polls until the notification with this value is found.
     /// fn find(queue: &mut Notifications, value: u64) -> bool {
     ///     let mut found = false;
     ///     queue.poll(64, |n| {
@@ -108,20 +110,21 @@ impl Notifications {
         done
     }
 
-    /// Drops it, as [`Requester::close`](super::Requester::close). May sleep, for some 100 ms.
+    /// Drops the queue and waits like [`Requester::close`](super::Requester::close). May sleep, for
+    /// some 100 ms.
     pub fn close(self) {
         let Self { port, reader } = self;
         drop(reader);
         port.close();
     }
 
-    /// True when a notification waits. No register access. Any context.
+    /// Returns true if a notification is in the queue. No register access. Any context.
     pub fn pending(&self) -> bool {
         self.port.queue.status(self.reader.next()) != 0
     }
 
-    /// Unmasks the interrupt of the port after the queue was found empty. True when a notification is waiting
-    /// all the same: poll again, as its interrupt may or may not come (G7). Any context.
+    /// Arms the port's interrupt after the queue was found empty. If it returns true, a
+    /// notification has arrived: poll again, because its interrupt may not come (G7). Any context.
     #[must_use]
     pub fn rearm(&mut self) -> bool {
         let port = &self.port;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Requesting half of an RMA port.
+//! Requester half of an RMA port: posting of commands.
+//!
+//! Posting works in any context and takes the port's spinlock, which disables interrupts.
 
 use super::{
     address::{Address, Ends, Peer},
@@ -14,7 +16,7 @@ use wire::{
     rma::{Descriptor, LockTarget, Operation, PageOptions, RequesterAddr},
 };
 
-/// Requesting half of a port. Drop in any context.
+/// Requester half of a port. Can be dropped in any context.
 #[derive(Clone)]
 pub struct Requester {
     port: Handle,
@@ -25,54 +27,59 @@ impl Requester {
         Self { port }
     }
 
-    /// Own VPID.
+    /// Returns the port's VPID.
     pub fn vpid(&self) -> Vpid {
         self.port.core().vpid()
     }
 
-    /// What is known of the NIC: identity, status, liveness.
+    /// Returns the NIC's context: identity, status, liveness.
     pub fn context(&self) -> &Arc<Context> {
         self.port.core().ctx()
     }
 
-    /// Counters.
+    /// Returns the port's counters.
     pub fn stats(&self) -> &PortStats {
         self.port.core().stats()
     }
 
-    /// False while the VPID stays disabled because of [`crate::quarantine`]: commands are refused with `Retry`, answers and
-    /// commands of peers are not taken, and [`Client::writable`] follows. Any context.
+    /// Returns false while [`crate::quarantine`] keeps the VPID disabled. Commands then fail with
+    /// `Retry`, answers and commands of peers are not accepted, and [`Client::writable`] follows.
+    /// Any context.
     pub fn is_enabled(&self) -> bool {
         !self.port.core().unit().quarantine.is_waiting(self.vpid())
     }
 
-    /// Sets who hears of interrupts and of room to send. Replaces an earlier client, which is not called any more when
-    /// this returns. Call [`rearm`](super::Notifications::rearm) afterwards. Not from a client's method.
+    /// Sets the client for interrupts and for room to send. Replaces an earlier client, which is
+    /// not called after this returns. Call [`rearm`](super::Notifications::rearm) afterwards. Must
+    /// not be called from a client's method.
     pub fn attach(&self, client: Arc<dyn Client>) {
         self.port.core().set_client(Some(client));
     }
 
-    /// Removes the client: when this returns, it is not called any more. Not from a client's method.
+    /// Removes the client, which is not called after this returns. Must not be called from a
+    /// client's method.
     pub fn detach(&self) {
         self.port.core().set_client(None);
     }
 
-    /// Commands that can be posted by the last known state. No register access, any context.
+    /// Returns the number of commands that can be posted according to the last known state. No
+    /// register access. Any context.
     pub fn room(&self) -> usize {
         self.port.tx.room()
     }
 
-    /// Commands given to the port since it was opened, and those of them that it will not post again. No register access, any context.
+    /// Returns the number of commands posted since the port was opened, and the number of those
+    /// that will not be posted again. No register access. Any context.
     pub fn progress(&self) -> (u64, u64) {
         self.port.tx.progress()
     }
 
-    /// Makes sure that the next `n` (at most 255) commands do not fail for lack of credit, provided nobody else posts;
-    /// see [`velo::Sender::reserve`](crate::velo::Sender::reserve).
+    /// Ensures that the next `n` (maximum 255) commands do not fail for lack of credit, provided
+    /// that this is the only poster. See [`velo::Sender::reserve`](crate::velo::Sender::reserve).
     ///
     /// # Errors
     ///
-    /// As [`Requester::post`].
+    /// As for [`Requester::post`].
     pub fn reserve(&self, n: usize) -> Result<(), SendError> {
         if !self.is_enabled() {
             return Err(SendError::Retry);
@@ -80,13 +87,14 @@ impl Requester {
         self.port.tx.reserve(n)
     }
 
-    /// Posts a command. Any context; takes an interrupt-safe spin lock.
+    /// Posts a command. Any context; takes a spinlock that disables interrupts.
     ///
     /// # Errors
     ///
-    /// `Full`: no credit. `Retry`: lost commands are being sent again, or the VPID is not enabled yet. In both
-    /// cases nothing was posted and [`Client::writable`] follows, perhaps even before this returns. `Down`: for
-    /// ever. `Invalid`: a count, address or number that the command does not allow.
+    /// `Full`: no credit. `Retry`: dropped commands are being posted again, or the VPID is not
+    /// enabled yet. In both cases nothing was posted and [`Client::writable`] follows, possibly
+    /// before this returns. `Down`: permanent. `Invalid`: a count, address or number that the
+    /// command does not allow.
     pub fn post(&self, page: PageOptions, descriptor: &Descriptor) -> Result<(), SendError> {
         let words = descriptor.encode().map_err(|_| SendError::Invalid)?;
         if !self.is_enabled() {
@@ -144,7 +152,8 @@ impl Requester {
     ///
     /// # Errors
     ///
-    /// As [`Requester::post`]; `Invalid` also for a local region that is dead, too short, read-only or another NIC's or VPID's.
+    /// As for [`Requester::post`]; `Invalid` also for a local region that is dead, too short,
+    /// read-only, or belongs to another NIC or VPID.
     pub fn get(&self, peer: Peer, address: Address<'_>, len: u32) -> Result<(), SendError> {
         let ends = address
             .ends(self, true, len.into())
@@ -156,7 +165,7 @@ impl Requester {
     ///
     /// # Errors
     ///
-    /// As [`Requester::get`], where the local region has to allow reading.
+    /// As for [`Requester::get`], but the local region must allow reading.
     pub fn put(&self, peer: Peer, address: Address<'_>, len: u32) -> Result<(), SendError> {
         let ends = address
             .ends(self, false, len.into())
@@ -164,12 +173,13 @@ impl Requester {
         self.put_ends(&peer, ends, len)
     }
 
-    /// Fetch-compare-and-add on lock `number` of the peer's VPID: if its value is at most `compare`, adds `add`. The
-    /// completer notification carries the outcome as [`LockResult`](super::LockResult). See [`Requester::post`].
+    /// Fetch-compare-and-add on lock `number` of the peer's VPID: if its value is not greater than
+    /// `compare`, the NIC adds `add`. The completer notification carries the outcome as
+    /// [`LockResult`](super::LockResult). See [`Requester::post`].
     ///
     /// # Errors
     ///
-    /// As [`Requester::post`].
+    /// As for [`Requester::post`].
     pub fn lock(
         &self,
         peer: Peer,
@@ -190,22 +200,25 @@ impl Requester {
         )
     }
 
-    /// Only notifies the peer, with a class and a value. See [`Requester::post`].
+    /// Sends the peer a notification with a class and a value, without data. See
+    /// [`Requester::post`].
     ///
     /// # Errors
     ///
-    /// As [`Requester::post`].
+    /// As for [`Requester::post`].
     pub fn notify(&self, peer: Peer, class: u8, value: u64) -> Result<(), SendError> {
         self.command(&peer, false, Operation::NotificationPut { class, value })
     }
 
-    /// Drops it; if nothing else of the port is left, waits until that is closed: its VPID can be opened again,
-    /// unless commands are still on their way (reason 34). May sleep, for some 100 ms.
+    /// Drops this half; if it is the last handle of the port, waits until the port is closed. The
+    /// VPID can then be opened again, unless commands are still pending (reason 34). May sleep, for
+    /// some 100 ms.
     pub fn close(self) {
         self.port.close();
     }
 
-    /// Gives up commands that the NIC did not take, e.g. after a transmit time-out. Any context.
+    /// Discards commands that the NIC did not accept, for example after a transmit time-out. Any
+    /// context.
     pub fn reset(&self) {
         self.port.tx.reset();
     }

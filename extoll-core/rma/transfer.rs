@@ -1,44 +1,46 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Transfers of any length between fragment lists, lock operations, and what peers notify of: an
-//! [`Engine`] owns a port and drives the machine of `protocol::transfer` for it, which has the
-//! rules.
+//! Transfer engine: transfers of any length between fragment lists, lock operations, and
+//! notifications from peers. An [`Engine`] owns an RMA port and runs the state machine of
+//! `protocol::transfer` for it, which defines the rules.
 //!
 //! **Submitting.** [`Submitter::submit`] takes a [`Request`] and the owner's [`Completion`]. It
-//! neither sleeps nor gets memory, in any context: the engine's tables are made with it
-//! ([`Capacity`]), and what does not fit is refused as [`RmaError::Busy`], which is counted.
-//! [`Submitter::get`], [`put`](Submitter::put) and
-//! [`lock`](Submitter::lock) are for those who wait: one fragment, and a [`Handle`].
+//! works in any context and allocates nothing, because the engine's tables have a fixed
+//! [`Capacity`]. A transfer that does not fit fails with [`RmaError::Busy`], which is counted.
+//! [`Submitter::get`], [`put`](Submitter::put) and [`lock`](Submitter::lock) are for callers that
+//! can sleep: they take one fragment and return a [`Handle`].
 //!
-//! **The end.** The owner hears of each transfer that was taken, from [`Completion::done`], exactly
-//! once: by its deadline (give or take a scheduling delay), when it is cancelled, when its peer is
-//! given up ([`Submitter::abort`]), when the NIC or the engine goes. None of this happens on the
-//! stack of a call of `submit`, `cancel` or `abort`, and no lock of the engine is held.
+//! **Completion.** Each accepted transfer ends with exactly one call of [`Completion::done`]. It
+//! ends at its deadline (plus a scheduling delay), when it is cancelled, when its peer is aborted
+//! ([`Submitter::abort`]), or when the NIC or the engine is removed. The call never happens on the
+//! stack of `submit`, `cancel` or `abort`, and no lock of the engine is held.
 //!
-//! **When memory may be used again.** Not before [`Completion::quiet`], which comes exactly once,
-//! with or after the outcome; an owner that keeps the memory in the completion object need not do
-//! anything, since the engine drops that after the call.
+//! **Reuse of memory.** Memory of a transfer may be reused after [`Completion::quiet`], which is
+//! called exactly once, with or after the outcome. An owner that keeps the memory in the completion
+//! object need not do anything, because the engine drops that object after the call.
 //!
 //! | [`Quiet`] | Meaning | Registered memory | Memory given by bus address |
 //! |---|---|---|---|
-//! | `Settled` | each command was answered, or a fence behind it, or none was posted, or the NIC is cut off from memory | at once | at once |
-//! | `Unanswered` | ten seconds went by without an answer | when its region is gone (drop or [`Region::revoke`](crate::atu::Region::revoke)) | into a [`quarantine::Batch`](crate::quarantine::Batch) |
-//! | `Closed` | the engine goes while commands are unanswered | as before | as before |
+//! | `Settled` | each command, or a fence after it, was answered; or none was posted; or the NIC is cut off from memory | reusable at once | reusable at once |
+//! | `Unanswered` | no answer within ten seconds | reusable when its region has ended (drop or [`Region::revoke`](crate::atu::Region::revoke)) | must go into a [`quarantine::Batch`](crate::quarantine::Batch) |
+//! | `Closed` | the engine was dropped while commands were unanswered | as before | as before |
 //!
 //! A transfer that succeeds or fails by an error is `Settled` at the same moment. After a time-out,
-//! `Cancelled` or `PeerLost` it may take up to ten seconds; meanwhile a GET may still write to
-//! local memory, and a PUT read from it. Submitting the same transfer again is safe even so: an
-//! engine lets no command go that could meet a late one, before it knows that nothing comes any
-//! more for that.
+//! `Cancelled` or `PeerLost`, that may take up to ten seconds. Until then a GET may still write to
+//! local memory, and a PUT may read from it. Submitting the same transfer again is safe
+//! nevertheless, because the engine delays commands that could overlap with late ones of the first
+//! transfer.
 //!
-//! **Contexts.** What happens is in work items of `extoll.ko`'s queue: one handles notifications
-//! (and posts), started by interrupts and by room to send, one deadlines, one calls those
-//! completions that may take their time ([`CallIn::Process`]), one after the other. With
-//! [`Setup::soft`] the first has a counterpart in a softirq, which interrupts and room start.
+//! **Contexts.** The engine runs in work items of `extoll.ko`'s queue. One processes notifications
+//! and posts commands; interrupts and room to send start it. One handles deadlines. One calls, one
+//! after the other, the completions that may sleep ([`CallIn::Process`]). With [`Setup::soft`], a
+//! softirq does the work of the first one. All state is under one spinlock that disables
+//! interrupts.
 //!
-//! **Fairness.** Peers (a node and a VPID) take turns, one command each. A peer has at most 16
-//! commands and 32 MiB in flight, late ones included, and half of the places for transfers. What
-//! peers notify of goes through a queue of which each node has a part ([`Listener`]).
+//! **Fairness.** The engine serves peers (a node and a VPID) in round-robin order, one command
+//! each. A peer may have up to 16 commands and 32 MiB in flight, late ones included, and half of
+//! the slots for transfers. Notifications from peers go through a queue with a limit per node
+//! ([`Listener`]).
 
 mod engine;
 mod handle;
@@ -60,29 +62,28 @@ use kernel::{prelude::*, time::Delta};
 use protocol::transfer::{Failure, Lock, Refusal};
 use wire::ids::{NodeId, Vpid};
 
-/// How long late notifications are waited for. No packet stays in the network as long.
+/// Time for which late notifications are awaited. No packet stays in the network that long.
 pub const ABSORB: Delta = Delta::from_secs(10);
 
-/// Why a transfer did not succeed, or was not taken.
+/// Reason why a transfer failed or was not accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RmaError {
-    /// A unit refused a command.
+    /// A unit reported an error for a command.
     Fault(Fault),
-    /// Not done by the deadline: the peer is dead, unreachable, has closed its port, or is too
-    /// slow.
+    /// The deadline passed: the peer is dead, unreachable, too slow, or has closed its port.
     TimedOut,
-    /// Its owner cancelled it.
+    /// The owner cancelled the transfer.
     Cancelled,
-    /// Its peer was given up ([`Submitter::abort`]).
+    /// The peer was aborted ([`Submitter::abort`]).
     PeerLost,
-    /// The device is gone, or the engine was dropped.
+    /// The device was removed, or the engine was dropped.
     Down,
-    /// The arguments do not form a legal transfer, or a local region is dead, too short, of another
-    /// VPID, or does not allow the access.
+    /// The arguments do not form a legal transfer; or a local region is dead, too short, belongs to
+    /// another VPID, or does not allow the access.
     Invalid,
-    /// The engine has no place for it, or for so many of one peer.
+    /// No free slot for a transfer, or the peer has reached its limit.
     Busy,
-    /// No memory.
+    /// Out of memory.
     NoMemory,
 }
 
@@ -122,7 +123,7 @@ impl From<Refusal> for RmaError {
     }
 }
 
-/// Where a transfer goes.
+/// Destination of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Destination {
     /// Remote node.
@@ -131,22 +132,22 @@ pub struct Destination {
     pub vpid: Vpid,
     /// Traffic class, 0…3.
     pub traffic_class: u8,
-    /// What the peer is told besides the data, with interrupt: its [`Listener`] gets the
-    /// notification, if it has an engine.
+    /// Notification for the peer, with interrupt, sent besides the data. If the peer has an engine,
+    /// its [`Listener`] gets it.
     pub tell: Tell,
 }
 
-/// What a lock operation did.
+/// Outcome of a lock operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Locked {
-    /// The value was at most the compare operand, and was changed.
+    /// True if the lock's value was not greater than the compare operand, so that it was changed.
     pub success: bool,
-    /// The value afterwards.
+    /// Value of the lock afterwards.
     pub value: i32,
 }
 
 impl Locked {
-    /// From the outcome of [`Submitter::submit_lock`].
+    /// Decodes the outcome of [`Submitter::submit_lock`].
     pub fn of(done: &Done) -> Self {
         let word = LockResult(done.word);
         Self {
@@ -156,34 +157,33 @@ impl Locked {
     }
 }
 
-/// Where an owner is called.
+/// Context in which an owner is called.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CallIn {
-    /// In a work item of its own, in process context: it may sleep. Meanwhile no other owner of
-    /// the engine that wants to be called here is. It may wait for other transfers of the engine
-    /// by their [`Handle`], unless memory reclaim waits for it: the work queue has one thread for
-    /// certain.
+    /// In a separate work item, in process context; may sleep. Calls of this kind are serialized
+    /// for an engine. The callee may wait for other transfers of the engine by their [`Handle`],
+    /// unless memory reclaim waits for the callee: the work queue is guaranteed only one thread.
     Process,
-    /// Straight from where notifications are handled: in a work item as well, in a softirq with
-    /// [`Setup::soft`], or in the context of a caller of [`Submitter::poll`]. It must not sleep nor
-    /// take long, and neither may the drop of the completion object, if the engine's reference is
-    /// the last one. A region may be in it; what sleeps when it is dropped belongs into a
+    /// In the context that processes notifications: a work item, a softirq with [`Setup::soft`], or
+    /// a caller of [`Submitter::poll`]. The call must not sleep nor take long; neither must the
+    /// drop of the completion object, because the engine may hold the last reference. The object
+    /// may contain a region. Wrap contents whose drop sleeps in a
     /// [`Deferred`](kernel_ext::work::Deferred).
     Poll,
 }
 
-/// Hears of the end of a transfer. It is shared, so that one of a pool of descriptors can be used
-/// over and over without getting memory.
+/// Receives the end of a transfer. Passed by reference count, so that an object of a pool can be
+/// reused without allocation.
 ///
-/// Both methods are called in the [`CallIn`] that the request asks for, without a lock of the
-/// engine: they may submit and cancel. They must not drop the [`Engine`], and need not keep it: a
+/// Both methods are called in the [`CallIn`] that the request names, without a lock of the engine:
+/// they may submit and cancel. They must not drop the [`Engine`], and need not keep it: a
 /// [`Submitter`] is a reference that does not keep the port open.
 ///
 /// ```
 /// use extoll_core::rma::transfer::{Completion, Done, Quiet, RmaError};
 /// use kernel::{prelude::*, sync::Arc};
 ///
-/// /// A message on its way, with the registered memory that it is in.
+/// /// Message in flight, with the registered memory that holds it.
 /// struct Sending {
 ///     region: Arc<extoll_core::atu::Region>,
 /// }
@@ -197,30 +197,29 @@ pub enum CallIn {
 ///     }
 ///
 ///     fn quiet(&self, how: Quiet) {
-///         // The engine lets go of `self`, and with it of the region: its drop revokes, should
-///         // something come after all.
+///         // The engine drops `self` and so the region, whose drop revokes: late accesses
+///         // cannot reach reused memory.
 ///         pr_info!("{how:?}\n");
 ///     }
 /// }
 /// ```
 pub trait Completion: Send + Sync {
-    /// The outcome. Called exactly once.
+    /// Reports the outcome. Called exactly once.
     fn done(&self, outcome: Result<Done, RmaError>);
 
-    /// Nothing of the transfer is on its way any more that could touch memory, as far as is known:
-    /// see the table above. Called exactly once, after `done` has returned; then the engine drops
-    /// its reference.
+    /// Reports that no command of the transfer can access memory any more, with the certainty of
+    /// the table above. Called exactly once, after `done` has returned. The engine then drops its
+    /// reference.
     fn quiet(&self, _how: Quiet) {}
 }
 
-/// Gets notifications that no transfer of the engine waits for: those that peers cause (data of a
-/// PUT has arrived, of a GET was read, a notification PUT), and answers that come after ten
-/// seconds.
+/// Receives notifications that belong to no transfer of the engine. Peers cause them (data of a PUT
+/// has arrived, data of a GET was read, a notification PUT), or they are answers that arrive after
+/// ten seconds.
 ///
-/// They are kept in a queue of [`Setup::unclaimed`] entries, of which each node may fill
-/// [`Setup::unclaimed_per_node`]: who notifies faster than the listener takes loses its own
-/// notifications, and not those of others. A
-/// protocol with credits loses none.
+/// Notifications wait in a queue of [`Setup::unclaimed`] entries, of which each node may use
+/// [`Setup::unclaimed_per_node`]. A node that notifies faster than the listener runs loses its own
+/// notifications, not those of other nodes. A protocol with credits loses none.
 ///
 /// ```
 /// use extoll_core::rma::{transfer::Listener, Command, Notification, NotificationType};
@@ -241,12 +240,12 @@ pub trait Completion: Send + Sync {
 /// }
 /// ```
 pub trait Listener: Send + Sync {
-    /// A notification, in the order of arrival, one at a time, in the [`CallIn`] that was asked
-    /// for.
+    /// Processes one notification. Calls are serialized and in the order of arrival, in the
+    /// [`CallIn`] that was requested.
     fn notified(&self, notification: &Notification);
 }
 
-/// A transfer to be done.
+/// Transfer to be submitted.
 ///
 /// ```
 /// # use kernel::{prelude::*, time::Delta};
@@ -259,8 +258,7 @@ pub trait Listener: Send + Sync {
 /// };
 /// use wire::ids::Nla;
 ///
-/// /// Fetches 6,000 bytes, which the peer has in two places, to the end of one region and the
-/// /// beginning of another.
+/// /// Fetches 6,000 bytes from two fragments of the peer's memory into parts of two regions.
 /// fn gather(
 ///     engine: &Submitter,
 ///     from: Destination,
@@ -285,19 +283,20 @@ pub trait Listener: Send + Sync {
 /// ```
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
-    /// With whom.
+    /// Peer of the transfer.
     pub to: Destination,
-    /// Which way.
+    /// GET or PUT.
     pub direction: Direction,
-    /// Between which memory, at most 8 MiB in one command: one ends where a fragment of either list
-    /// does.
+    /// Local and remote memory. A command transfers up to 8 MiB, and ends where a fragment of
+    /// either list ends.
     pub lists: Lists<'a>,
-    /// Of a PUT: it is done when the peer's completer has processed all of it, shown by a lock
-    /// operation behind the data that changes nothing. Otherwise it is done when the data was sent,
-    /// and only the peer learns of an error there, or of nothing when it is dead.
+    /// For a PUT: report success only after the peer's completer has processed all data. A lock
+    /// operation that changes nothing follows the data and confirms this. Without it, success means
+    /// that the data was sent: only the peer learns of errors at its side, and a dead peer goes
+    /// unnoticed.
     pub confirm: bool,
-    /// When it times out, from now.
+    /// Time until the transfer times out.
     pub timeout: Delta,
-    /// Where the completion is called.
+    /// Context in which the completion is called.
     pub context: CallIn,
 }

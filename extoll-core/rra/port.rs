@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The RMA port of remote register access: posts requests and matches answers. Nothing here sleeps
-//! but opening and closing.
+//! RMA port of remote register access: posts requests and matches answers.
+//!
+//! Opening and closing may sleep. Everything else runs under the spinlock of [`super::Rra`], which
+//! disables interrupts.
 
 use super::{Operation, Request, RraError};
 use crate::{
@@ -25,16 +27,17 @@ use wire::{
     rra::{Answer, Reads, Slot, Writes, EXPIRY_S},
 };
 
-/// Reads that may be unanswered, overdue ones included.
+/// Maximum number of unanswered reads, overdue ones included.
 const SLOTS: usize = 4096;
-/// Bytes of the notification queue: the smallest there is.
+/// Size of the notification queue in bytes: the minimum.
 const QUEUE_BYTES: u32 = 512 * 1024;
-/// Notifications that it holds.
+/// Number of notifications in the queue.
 const QUEUE_SLOTS: usize = QUEUE_BYTES as usize / 16;
-/// Notifications that one look takes: a peer that sends without end holds up neither deadlines nor
-/// closing, and the port's lock is not held for long.
+/// Maximum number of notifications per poll. It bounds the time with the lock held, so that a peer
+/// that sends without end delays neither deadlines nor closing.
 const AT_ONCE: usize = 256;
-/// Where requests go: the register file, physical local addresses, traffic class 2 (HW §13).
+/// Requester page of the requests: register file, physical local addresses, traffic class 2 (HW
+/// §13).
 const PAGE: PageOptions = PageOptions {
     traffic_class: 2,
     rra: true,
@@ -42,22 +45,22 @@ const PAGE: PageOptions = PageOptions {
     translate: false,
 };
 
-/// A request that was posted.
+/// Posted request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ticket {
     Read(usize),
     Write(u32, u64),
 }
 
-/// Whether a request was posted.
+/// Result of posting a request.
 pub(super) enum Posted {
     Yes(Ticket),
-    /// Not now; what to say if it stays so.
+    /// Not posted for now; the error to report if that does not change.
     Later(RraError),
     Never(RraError),
 }
 
-/// What notifications are compared with.
+/// Outstanding requests, which notifications are matched with.
 struct Answers {
     memory: DmaWords,
     slots: KVec<Slot>,
@@ -75,7 +78,7 @@ impl Answers {
         self.memory.address().0 + slot as u64 * 8
     }
 
-    /// Takes a notification.
+    /// Matches a notification with an outstanding request.
     fn take(&mut self, ctx: &Context, n: &Notification) {
         let answer = match (n.kind, n.command) {
             (NotificationType::Completer, Command::ByteGetResponse) => {
@@ -86,7 +89,8 @@ impl Answers {
             (NotificationType::Requester, Command::ImmediatePut) => {
                 self.writes.settle(n.node, n.word0, n.error)
             }
-            // The origin's own view of a failed get (G17): the completer's notification tells, too.
+            // Report of the origin about a failed GET (G17). The completer's notification reports
+            // the error, too.
             (NotificationType::Requester, Command::ByteGet) if n.error != 0 => Answer::Unknown,
             _ => Answer::Unknown,
         };
@@ -98,7 +102,7 @@ impl Answers {
     }
 }
 
-/// An open port.
+/// Open port of remote register access.
 pub(super) struct Port {
     requester: Requester,
     notifications: Notifications,
@@ -106,7 +110,7 @@ pub(super) struct Port {
 }
 
 impl Port {
-    /// Opens it. May sleep.
+    /// Opens the port. May sleep.
     pub(super) fn open(ctx: &Context, rma: &Arc<Rma>) -> Result<Self> {
         let memory = ctx.with_bound(|dev| DmaWords::new(dev, SLOTS))??;
         let mut slots = KVec::with_capacity(SLOTS, GFP_KERNEL)?;
@@ -177,7 +181,8 @@ impl Port {
         match posted {
             Ok(()) => Posted::Yes(ticket),
             Err(SendError::Full | SendError::Retry) => {
-                // Nothing is sent before late answers of an earlier binding are over.
+                // The VPID stays disabled until late answers of an earlier binding can no longer
+                // arrive.
                 Posted::Later(match self.requester.is_enabled() {
                     true => RraError::TimedOut,
                     false => RraError::Busy,
@@ -199,18 +204,18 @@ impl Port {
         self.requester.post(PAGE, &descriptor)
     }
 
-    /// Takes in what was answered; [`AT_ONCE`]: there may be more.
+    /// Processes up to [`AT_ONCE`] notifications and returns their number.
     pub(super) fn settle(&mut self, ctx: &Context) -> usize {
         let answers = &mut self.answers;
         self.notifications.poll(AT_ONCE, |n| answers.take(ctx, n))
     }
 
-    /// The answer to a request, once.
+    /// Returns the answer to a request, once.
     pub(super) fn fetch(&mut self, ticket: Ticket) -> Option<Result<u64, RraError>> {
         let answers = &mut self.answers;
         let (value, error) = match ticket {
             Ticket::Read(slot) => {
-                // Before the slot is free for others.
+                // Read before the slot can be reused.
                 let value = answers.memory.read(slot);
                 (value, Reads(&mut answers.slots).fetch(slot)?)
             }
@@ -222,7 +227,7 @@ impl Port {
         })
     }
 
-    /// Nobody waits for the answer to a request any more.
+    /// Records that the caller no longer waits for an answer.
     pub(super) fn give_up(&mut self, ticket: Ticket) {
         let now = self.answers.now_s();
         match ticket {
@@ -231,9 +236,9 @@ impl Port {
         }
     }
 
-    /// Closes it; memory that late answers may still be written to. May sleep.
+    /// Closes the port. Returns memory that late answers may still be written to. May sleep.
     pub(super) fn close(mut self, ctx: &Context, quarantine: &Quarantine) -> DmaWords {
-        // What came after its deadline is looked at by the next request only.
+        // Late answers are normally processed with the next request, so process them here.
         for _ in 0..QUEUE_SLOTS / AT_ONCE {
             if self.settle(ctx) < AT_ONCE {
                 break;

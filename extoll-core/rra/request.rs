@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Requests for registers of other nodes: what is asked, how long for, and how it ends.
+//! Requests for registers of other nodes: operation, time-out and result. [`Deadline`] sleeps or
+//! spins, whichever the caller allows. No locks.
 
 use crate::smfu::AccessError;
 use kernel::{
@@ -12,51 +13,50 @@ use kernel::{
 };
 use wire::ids::{NodeId, RegOffset};
 
-/// Time-out in microseconds that the vendor's driver has, and that [`read`](super::Rra::read) and
-/// [`write`](super::Rra::write) use (HW §13).
+/// Time-out of the vendor's driver in microseconds, used by [`read`](super::Rra::read) and
+/// [`write`](super::Rra::write) (HW §13).
 pub const DEFAULT_TIMEOUT_US: u32 = 1000;
-/// Longest time-out in microseconds.
+/// Maximum time-out in microseconds.
 pub const MAX_TIMEOUT_US: u32 = 10_000_000;
-/// Longest time-out in microseconds of a caller that must not sleep.
+/// Maximum time-out in microseconds for a caller that must not sleep.
 pub const MAX_SPIN_US: u32 = 100_000;
-/// How a register of another node is reached.
+/// Path to a register of another node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Method {
     /// Immediate put and get.
     Rma,
     /// Store and load in interval 0 of the SMFU window.
     Smfu,
-    /// Not at all: registers of this node only.
+    /// No path: only registers of this node are accessible.
     Local,
 }
 
-/// How to wait for answers over RMA.
+/// Method of waiting for answers over RMA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wait {
-    /// Asleep, so many microseconds at most, 1…[`MAX_TIMEOUT_US`]. Process context.
+    /// Sleeps for up to this number of microseconds, 1…[`MAX_TIMEOUT_US`]. Process context.
     Sleep(u32),
-    /// Busy, so many microseconds at most, 1…[`MAX_SPIN_US`]. Any context but non-maskable
-    /// interrupts.
+    /// Spins for up to this number of microseconds, 1…[`MAX_SPIN_US`]. Any context except NMI.
     Spin(u32),
 }
 
-/// Why an access failed. Each is counted; what the network or a node did wrong is logged too.
+/// Reason why an access failed. Each is counted; errors of the network or of a node are logged,
+/// too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RraError {
-    /// Node IDs 0xFFFE and 0xFFFF are no nodes (HW §4.2), and [`Method::Local`] knows only the own
-    /// one.
+    /// Node ID 0xFFFE or 0xFFFF, which are reserved (HW §4.2); or, with [`Method::Local`], another
+    /// node.
     BadNode,
-    /// Not a multiple of 8, or outside the register file.
+    /// Offset is not a multiple of 8, or outside of the register file.
     BadOffset,
     /// No answer in time.
     TimedOut,
     /// The NIC reported an error for the request; bits as in the notification (HW §10.4).
     Failed(u8),
-    /// Too many requests wait for answers that do not come; or such answers may still reach memory
-    /// of an earlier binding of the driver, so that the port stays closed to them for up to a
-    /// minute.
+    /// Too many requests are outstanding, or the port is still disabled: late answers from an
+    /// earlier binding of the driver could reach memory, for up to a minute.
     Busy,
-    /// The device is gone or unbound.
+    /// The device was removed or unbound.
     Down,
     /// The port could not be opened. `EAGAIN`: it is not open yet, and the caller must not sleep.
     Open(Error),
@@ -85,7 +85,7 @@ impl From<AccessError> for RraError {
     }
 }
 
-/// What a request does.
+/// Operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
     /// Reads the register.
@@ -94,16 +94,16 @@ pub enum Operation {
     Write(u64),
 }
 
-/// A request of a batch ([`batch`](super::Rra::batch)).
+/// Request of a batch ([`batch`](super::Rra::batch)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Whose register.
+    /// Node of the register.
     pub node: NodeId,
-    /// Which one.
+    /// Offset of the register.
     pub offset: RegOffset,
-    /// What is done with it.
+    /// Operation.
     pub operation: Operation,
-    /// How it ended: the value read or written. Nobody looks at what it is before.
+    /// Result: the value read or written. Its initial value is ignored.
     pub result: Result<u64, RraError>,
 }
 
@@ -117,23 +117,23 @@ impl Request {
         }
     }
 
-    /// A read.
+    /// Makes a read request.
     pub const fn read(node: NodeId, offset: RegOffset) -> Self {
         Self::new(node, offset, Operation::Read)
     }
 
-    /// A write.
+    /// Makes a write request.
     pub const fn write(node: NodeId, offset: RegOffset, value: u64) -> Self {
         Self::new(node, offset, Operation::Write(value))
     }
 }
 
-/// When requests are given up.
+/// Deadline of a batch of requests.
 pub(crate) struct Deadline {
     start: Instant<Monotonic>,
     limit: Delta,
-    /// The next pause in microseconds of a caller that sleeps: short answers cost little time, long
-    /// waits little processor.
+    /// Next pause in microseconds of a caller that sleeps. It grows, so that quick answers are seen
+    /// early and long waits take little CPU time.
     pub(super) pause: Option<i64>,
 }
 
@@ -154,7 +154,7 @@ impl Deadline {
         self.start.elapsed().as_nanos() >= self.limit.as_nanos()
     }
 
-    /// What is left of the time.
+    /// Returns the remaining time, in the caller's method of waiting; `None` if it has passed.
     pub(crate) fn left(&self) -> Option<Wait> {
         let us = (self.limit.as_nanos() - self.start.elapsed().as_nanos()) / 1000;
         let us = u32::try_from(us).ok().filter(|us| *us != 0)?;
@@ -164,7 +164,7 @@ impl Deadline {
         })
     }
 
-    /// At least so many microseconds are left from now on.
+    /// Extends the deadline to at least `us` microseconds from now.
     pub(crate) fn extend(&mut self, us: u32) {
         let enough = |(Wait::Sleep(left) | Wait::Spin(left))| left >= us;
         if !self.left().is_some_and(enough) {
@@ -173,7 +173,7 @@ impl Deadline {
         }
     }
 
-    /// Lets time go by, asleep if that is allowed.
+    /// Pauses: sleeps if that is allowed, else spins for 1 µs.
     pub(crate) fn pause(&mut self) {
         match &mut self.pause {
             Some(us) => {

@@ -92,11 +92,11 @@ pub enum TargetMemory {
 }
 
 enum Proof {
-    #[allow(dead_code)] // Held, never read.
+    #[allow(dead_code)] // Held for its drop, never read.
     Memory(Arc<DmaWords>),
-    #[allow(dead_code)] // As above.
+    #[allow(dead_code)] // Held for its drop, never read.
     Pages(Arc<PoolPages>),
-    #[allow(dead_code)] // As above.
+    #[allow(dead_code)] // Held for its drop, never read.
     Bar(Arc<LentDevice>),
     Nothing,
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Receiving half of a VELO port.
+//! Receiving half of a VELO port: polling of the mailbox and arming of its interrupt.
+//!
+//! The mailbox has one consumer and needs no lock. Any context, but for `close`.
 
 use super::{Handle, SlotSize, Status, MAX_LEN};
 use crate::{
@@ -12,38 +14,39 @@ use core::ops::ControlFlow;
 use kernel_ext::{barrier, trace};
 use wire::words::scatter;
 
-/// Slots that a message takes at most.
+/// Maximum number of slots per message.
 const MOST_SLOTS: usize = 3;
 
-/// Part of a message in a slot: the slot, and the first word of the part.
+/// Fragment of a message: its slot, and the index of the first word in the slot.
 type Part<'a> = Option<(Slot<'a>, usize)>;
 
-/// A received message, which lies in its mailbox still: what its methods read is copied from there.
+/// Received message. It is still in its mailbox; the methods copy from there.
 pub struct Message<'a> {
     /// Sender, tags, length.
     pub status: Status,
     parts: [Part<'a>; MOST_SLOTS],
-    /// Words of each part but the last.
+    /// Number of words in each fragment except the last.
     part_words: usize,
 }
 
 impl Message<'_> {
-    /// Number of payload bytes, 1…120.
+    /// Returns the number of payload bytes, 1…120.
     pub fn len(&self) -> usize {
         usize::from(self.status.len.min(MAX_LEN))
     }
 
-    /// Never true; messages have at least one byte.
+    /// Returns false, because messages have at least 1 byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies the payload to the start of `to`, as much as fits; returns the number of bytes copied.
+    /// Copies the start of the payload to `to`, limited to its length. Returns the number of bytes
+    /// copied.
     pub fn copy_to(&self, to: &mut [u8]) -> usize {
         self.copy_from(0, to)
     }
 
-    /// Copies the payload from byte `from` on to the start of `to`, as much as fits; returns the number of
+    /// Copies the payload from byte `from` on to `to`, limited to its length. Returns the number of
     /// bytes copied.
     pub fn copy_from(&self, from: usize, to: &mut [u8]) -> usize {
         let n = self.len().saturating_sub(from).min(to.len());
@@ -53,8 +56,8 @@ impl Message<'_> {
         n
     }
 
-    /// Copies the payload from byte `from` on to several buffers one after the other, as much as fits; returns
-    /// the number of bytes copied.
+    /// Copies the payload from byte `from` on to several buffers, one after the other, limited to
+    /// their lengths. Returns the number of bytes copied.
     pub fn scatter(&self, from: usize, to: &mut [&mut [u8]]) -> usize {
         let mut done = 0;
         for part in to {
@@ -63,13 +66,14 @@ impl Message<'_> {
         done
     }
 
-    /// Payload quadword `index`; bytes beyond the length are unspecified, 0 beyond the message.
+    /// Returns payload quadword `index`: bytes beyond the length are unspecified, words beyond the
+    /// message 0.
     #[inline]
     pub fn word(&self, index: usize) -> u64 {
         if 8 * index >= self.len() {
             return 0;
         }
-        // Most messages have one part.
+        // Fast path: most messages have one fragment.
         if let (true, [Some((slot, first)), ..]) = (index < self.part_words, &self.parts) {
             return slot.word(first + index);
         }
@@ -86,7 +90,7 @@ impl Message<'_> {
     }
 }
 
-/// Receiving half of a port. Drop in any context.
+/// Receiving half of a port. Can be dropped in any context.
 pub struct Mailbox {
     reader: Reader,
     port: Handle,
@@ -95,7 +99,7 @@ pub struct Mailbox {
 
 enum Taken {
     Message,
-    /// A message was looked at, and the poll ends.
+    /// A message was processed, and the poll ends.
     Last(Stop),
     Bad,
     Nothing,
@@ -110,12 +114,12 @@ impl Mailbox {
         }
     }
 
-    /// Takes up to `budget` messages and calls `f` for each; returns their number. Fewer than `budget` means
-    /// that the mailbox was found empty, or that `f` ended it. A message whose slots stay empty although the
-    /// NIC wrote them is skipped. No register access but an occasional read pointer update, and a look at the
-    /// write pointer while nothing comes. Any context.
+    /// Processes up to `budget` messages with `f` and returns their number. The number is smaller
+    /// than `budget` if the mailbox is empty or `f` stopped. A message whose slots stay empty
+    /// although the NIC wrote them is skipped. Accesses registers only to update the read pointer
+    /// from time to time, and to poll the write pointer while the mailbox is empty. Any context.
     ///
-    /// `f` returns nothing, or whether to go on:
+    /// `f` returns `()`, or a [`ControlFlow`] that stops the poll:
     ///
     /// ```
     /// use core::ops::ControlFlow;
@@ -142,7 +146,7 @@ impl Mailbox {
         let mut done = 0;
         while done < budget {
             match self.take(&mut f) {
-                // A bad one counts as work, so that a stream of them ends the pass.
+                // Bad messages count, so that a flood of them ends the poll.
                 Taken::Message | Taken::Bad => done += 1,
                 Taken::Last(Stop::Taken) => {
                     done += 1;
@@ -156,26 +160,27 @@ impl Mailbox {
         done
     }
 
-    /// Drops it, as [`Sender::close`](super::Sender::close). May sleep, for some 100 ms.
+    /// Drops the mailbox and waits like [`Sender::close`](super::Sender::close). May sleep, for
+    /// some 100 ms.
     pub fn close(self) {
         let Self { port, reader, .. } = self;
         drop(reader);
         port.close();
     }
 
-    /// Slots that the NIC has written and that were not read, which is at least the number of messages that
-    /// wait. Reads a register. Any context.
+    /// Returns the number of slots that the NIC has written and that were not read. The number of
+    /// waiting messages is not greater. Reads a register. Any context.
     pub fn backlog(&self) -> usize {
         self.reader.backlog() as usize
     }
 
-    /// True when a message waits. No register access. Any context.
+    /// Returns true if a message is in the mailbox. No register access. Any context.
     pub fn pending(&self) -> bool {
         self.ready().is_some()
     }
 
-    /// Unmasks the interrupt of the port after the mailbox was found empty. True when a message is waiting all
-    /// the same: poll again, as its interrupt may or may not come (G7). Any context.
+    /// Arms the port's interrupt after the mailbox was found empty. If it returns true, a message
+    /// has arrived: poll again, because its interrupt may not come (G7). Any context.
     #[must_use]
     pub fn rearm(&mut self) -> bool {
         let port = &self.port;
@@ -183,7 +188,8 @@ impl Mailbox {
         self.pending()
     }
 
-    /// Slots of the message whose status word is `raw`; 1 if that makes no sense.
+    /// Returns the number of slots of the message with status word `raw`; 1 if the word is
+    /// malformed.
     fn slots_of(&self, raw: u64) -> u32 {
         match Status::decode(raw) {
             Ok(Some(status)) => self.slot_size.slots_for(status.len),
@@ -191,7 +197,7 @@ impl Mailbox {
         }
     }
 
-    /// Status word of the next message if all its slots are there.
+    /// Returns the status word of the next message if all its slots have arrived.
     fn ready(&self) -> Option<u64> {
         let (queue, first) = (&self.port.queue, self.reader.next());
         let raw = queue.status(first);
@@ -203,7 +209,7 @@ impl Mailbox {
         complete.then_some(raw)
     }
 
-    /// The next message is not there, or not all of it: skips what got lost on its way.
+    /// Skips slots that are overdue, because their message was lost or is incomplete.
     fn skip_lost(&mut self) -> Taken {
         let port = &self.port;
         let (queue, first) = (&port.queue, self.reader.next());
@@ -214,8 +220,8 @@ impl Mailbox {
         let raw = queue.status(first);
         let slots = if raw == 0 {
             let empty = self.reader.run_of_empty(queue, overdue);
-            // What follows in 64-byte slots may be the rest of a long message: no slot tells which one it is. A
-            // message begins where the NIC's pointer was.
+            // With 64-byte slots, the next filled slot may be a continuation of a long message, and
+            // no slot tells which. The NIC's write pointer marks the start of a message.
             match self.slots_of(queue.status(queue.next(first, empty))) {
                 1 => empty,
                 _ => overdue,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Sending half of a VELO port.
+//!
+//! Sending works in any context and takes the port's spinlock, which disables interrupts.
 
 use super::{Handle, Mtt, Target, CLASSES};
 use crate::{context::Context, stats::PortStats, tx::SendError, vpid::Client};
@@ -12,10 +14,10 @@ use wire::{
     words::gather,
 };
 
-/// Traffic class of messages for which nothing else is said, that of the vendor's kernel sends (HW §9.1).
+/// Default traffic class, which the vendor's kernel modules use (HW §9.1).
 pub const DEFAULT_CLASS: u8 = 2;
 
-/// A message to send, without its payload.
+/// Message header: everything except the payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
     /// Node or multicast group.
@@ -26,15 +28,15 @@ pub struct Header {
     pub mtt: Mtt,
     /// User tag.
     pub tag: u8,
-    /// Interrupt the receiver.
+    /// Request an interrupt at the receiver.
     pub irq: bool,
-    /// Traffic class, 0…3 ([`DEFAULT_CLASS`]): messages of a port to the same node stay in order within a
-    /// class; between classes nothing is said (HW §9.1, §10.8).
+    /// Traffic class, 0…3 ([`DEFAULT_CLASS`]). Messages of a port to the same node stay in order
+    /// within a class, but not between classes (HW §9.1, §10.8).
     pub class: u8,
 }
 
 impl Header {
-    /// A message with tags of 0, without interrupt, in the default class.
+    /// Makes a header with tags of 0, without interrupt, in the default class.
     pub const fn new(target: Target, vpid: Vpid) -> Self {
         Self {
             target,
@@ -46,7 +48,7 @@ impl Header {
         }
     }
 
-    /// Descriptor for a payload of `len` bytes; `None` for what makes no message.
+    /// Returns the descriptor for a payload of `len` bytes; `None` if the message is invalid.
     fn descriptor(&self, len: usize) -> Option<u64> {
         let descriptor = Descriptor {
             target: self.target,
@@ -60,7 +62,7 @@ impl Header {
     }
 }
 
-/// Sending half of a port. Drop in any context.
+/// Sending half of a port. Can be dropped in any context.
 #[derive(Clone)]
 pub struct Sender {
     port: Handle,
@@ -71,69 +73,73 @@ impl Sender {
         Self { port }
     }
 
-    /// Own VPID.
+    /// Returns the port's VPID.
     pub fn vpid(&self) -> Vpid {
         self.port.core().vpid()
     }
 
-    /// What is known of the NIC: identity, status, liveness.
+    /// Returns the NIC's context: identity, status, liveness.
     pub fn context(&self) -> &Arc<Context> {
         self.port.core().ctx()
     }
 
-    /// Counters.
+    /// Returns the port's counters.
     pub fn stats(&self) -> &PortStats {
         self.port.core().stats()
     }
 
-    /// Sets who hears of interrupts and of room to send. Replaces an earlier client, which is not called any
-    /// more when this returns. Call [`Mailbox::rearm`](super::Mailbox::rearm) afterwards. Any context, but not
-    /// a client's method; one in which an earlier client may be dropped.
+    /// Sets the client for interrupts and for room to send. Replaces an earlier client, which is
+    /// not called after this returns. Call [`Mailbox::rearm`](super::Mailbox::rearm) afterwards.
+    /// Any context in which the earlier client may be dropped; must not be called from a client's
+    /// method.
     pub fn attach(&self, client: Arc<dyn Client>) {
         self.port.core().set_client(Some(client));
     }
 
-    /// Removes the client: when this returns, it is not called any more. Any context, but not a client's
-    /// method; one in which the client may be dropped.
+    /// Removes the client, which is not called after this returns. Any context in which the client
+    /// may be dropped; must not be called from a client's method.
     pub fn detach(&self) {
         self.port.core().set_client(None);
     }
 
-    /// Messages that can be sent by the last known state. No register access, any context.
+    /// Returns the number of messages that can be sent according to the last known state. No
+    /// register access. Any context.
     pub fn room(&self) -> usize {
         self.port.tx.room()
     }
 
-    /// Messages given to the port since it was opened, and those of them that it will not send again. No
-    /// register access, any context.
+    /// Returns the number of messages sent since the port was opened, and the number of those that
+    /// will not be sent again. No register access. Any context.
     pub fn progress(&self) -> (u64, u64) {
         self.port.tx.progress()
     }
 
-    /// Makes sure that the next `n` (at most 255) sends do not fail for lack of credit, provided nobody else
-    /// sends. Reads a register only if the last known credit does not suffice. Any context.
+    /// Ensures that the next `n` (maximum 255) sends do not fail for lack of credit, provided that
+    /// this is the only sender. Reads a register only if the last known credit does not suffice.
+    /// Any context.
     ///
     /// # Errors
     ///
-    /// As [`Sender::send`]. After `Full` and `Retry`, [`Client::writable`] is called once there is room for
-    /// `n`, perhaps even before this returns.
+    /// As for [`Sender::send`]. After `Full` and `Retry`, [`Client::writable`] is called once there
+    /// is room for `n`, possibly before this returns.
     pub fn reserve(&self, n: usize) -> Result<(), SendError> {
         self.port.tx.reserve(n)
     }
 
-    /// Sends one message of 1…120 bytes. Any context; takes an interrupt-safe spin lock.
+    /// Sends one message of 1…120 bytes. Any context; takes a spinlock that disables interrupts.
     ///
     /// # Errors
     ///
-    /// `Full`: no credit. `Retry`: lost messages are being sent again. In both cases nothing was sent and
-    /// [`Client::writable`] follows, perhaps even before this returns. `Down`: for ever. `Invalid`: length not
-    /// in 1…120, or class not in 0…3.
+    /// `Full`: no credit. `Retry`: dropped messages are being sent again. In both cases nothing was
+    /// sent and [`Client::writable`] follows, possibly before this returns. `Down`: permanent.
+    /// `Invalid`: length not in 1…120, or class not in 0…3.
     #[inline]
     pub fn send(&self, header: Header, payload: &[u8]) -> Result<(), SendError> {
         self.send_gathered(header, &[payload])
     }
 
-    /// As [`Sender::send`], with a payload in pieces, which go to the NIC without being put together before.
+    /// Like [`Sender::send`], with a payload in fragments, which are written to the NIC without an
+    /// intermediate copy.
     ///
     /// ```
     /// use extoll_core::velo::{Header, SendError, Sender};
@@ -145,10 +151,10 @@ impl Sender {
     ///
     /// # Errors
     ///
-    /// As [`Sender::send`], of the whole length.
+    /// As for [`Sender::send`], for the total length.
     #[inline]
     pub fn send_gathered(&self, header: Header, payload: &[&[u8]]) -> Result<(), SendError> {
-        // More than a slice can hold is too long in any case.
+        // The sum saturates, because such a length is invalid anyway.
         let len = payload
             .iter()
             .fold(0usize, |len, part| len.saturating_add(part.len()));
@@ -156,7 +162,7 @@ impl Sender {
         let page = RequesterAddr::page(self.vpid(), header.class).encode();
         let number = self.port.tx.post(|packet| {
             packet.page = page;
-            // The rest of the last word is 0, so that nothing leaks (EXT-Eth rule).
+            // The remainder of the last word is 0, so that no memory content leaks (EXT-Eth rule).
             if let Some((first, rest)) = packet.words.split_first_mut() {
                 *first = descriptor;
                 packet.len = 1 + gather(rest, payload.iter().copied()) as u8;
@@ -176,21 +182,23 @@ impl Sender {
         );
     }
 
-    /// Drops it; if nothing else of the port is left, waits until that is closed: its VPID can be opened again,
-    /// unless messages are still on their way (reason 34). May sleep, for some 100 ms.
+    /// Drops this half; if it is the last handle of the port, waits until the port is closed. The
+    /// VPID can then be opened again, unless messages are still pending (reason 34). May sleep, for
+    /// some 100 ms.
     pub fn close(self) {
         self.port.close();
     }
 
-    /// For those who keep work items from running, as they have interrupts off on the only processor, and wait
-    /// for the port (netpoll): looks whether messages were dropped, and sends them again as far as that is
-    /// possible now. To be called again and again, some microseconds apart; whether there is room is to be
-    /// tried, as nobody is told meanwhile. Any context; it may log.
+    /// Checks whether messages were dropped, and resends them as far as possible. For callers that
+    /// keep work items from running while they wait for the port: with interrupts disabled on the
+    /// only CPU (netpoll). Must be called repeatedly, some microseconds apart. Clients are not
+    /// called, so the caller retries its send. Any context; may log.
     pub fn poll(&self) {
         self.port.tx.poll();
     }
 
-    /// Gives up messages that the NIC did not take, e.g. after a transmit time-out. Any context; it may log.
+    /// Discards messages that the NIC did not accept, for example after a transmit time-out. Any
+    /// context; may log.
     pub fn reset(&self) {
         self.port.tx.reset();
     }

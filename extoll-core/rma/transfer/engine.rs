@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The engine: a port, its tables, its end.
+//! Engine: creation, owner handle, and shutdown. Creation and drop may sleep.
 
 use super::{
     run::{Inner, Kick, Shared, SoftKick, CALLS},
@@ -23,20 +23,21 @@ use kernel::{
 use kernel_ext::{sched::cond_resched, work};
 use protocol::transfer::{Limits, Queue, Transfers, Unclaimed};
 
-/// What an engine is made with.
+/// Parameters of an engine.
 pub struct Setup {
-    /// Sizes of the tables: about 700 bytes per transfer, 24 per fragment, 80 per command. A node may
-    /// have half of the places for transfers, and of those for fragments, which a transfer needs for
-    /// both sides: one with more is never taken.
+    /// Sizes of the tables: about 700 bytes per transfer, 24 per fragment, 80 per command. A node
+    /// may use half of the slots for transfers, and half of those for fragments, of which a
+    /// transfer needs some for both sides. A transfer with more fragments always fails.
     pub capacity: Capacity,
-    /// Gets the notifications that no transfer waits for; without one they are counted and dropped.
+    /// Receives the notifications that belong to no transfer; without a listener they are counted
+    /// and dropped.
     pub listener: Option<(Arc<dyn Listener>, CallIn)>,
-    /// Notifications on their way to the listener.
+    /// Maximum number of notifications queued for the listener.
     pub unclaimed: u16,
-    /// Of these, of one node.
+    /// Maximum number of notifications queued for the listener per node.
     pub unclaimed_per_node: u16,
-    /// Notifications are handled in a softirq behind the interrupt, and not in a work item: owners that
-    /// want to be called in [`CallIn::Poll`] mostly are called there. It saves changes of task.
+    /// Process notifications in a softirq after the interrupt instead of in a work item. Owners
+    /// with [`CallIn::Poll`] are then mostly called there, which saves context switches.
     pub soft: bool,
 }
 
@@ -57,11 +58,12 @@ impl Default for Setup {
     }
 }
 
-/// A port used for transfers, and its owner: all of [`Submitter`], by several threads at once.
+/// Port with an engine for transfers, and its owner handle. All methods of [`Submitter`] can be
+/// used, by several threads at once.
 ///
-/// Drop ends all transfers with `Down` and calls the completions that were not called yet, whatever
-/// context they asked for, closes the port, and may sleep. It waits for completions that are being
-/// called, and for the listener, so it must not happen in one of them; none is called afterwards.
+/// Drop ends all transfers with `Down`, calls the remaining completions in the caller's context,
+/// whichever they requested, and closes the port. It may sleep. It waits for running completions
+/// and the listener, so it must not be called from one of them; none runs afterwards.
 pub struct Engine {
     requester: Requester,
     submitter: Submitter,
@@ -76,7 +78,7 @@ impl Deref for Engine {
 }
 
 impl Engine {
-    /// Takes a port, which must not have a client, with the default [`Setup`]. May sleep.
+    /// Makes an engine with the default [`Setup`] for a port that has no client. May sleep.
     ///
     /// # Errors
     ///
@@ -85,14 +87,15 @@ impl Engine {
         Self::with(requester, notifications, Setup::default())
     }
 
-    /// Takes a port, which must not have a client. May sleep; afterwards no memory is needed.
+    /// Makes an engine for a port that has no client. May sleep; afterwards the engine allocates
+    /// nothing.
     ///
     /// ```
     /// # use extoll_core::rma::{self, transfer::{CallIn, Listener}, DEFAULT_QUEUE_BYTES};
     /// use extoll_core::{nic::Nic, rma::transfer::{Capacity, Engine, Setup}};
     /// use kernel::{prelude::*, sync::Arc};
     ///
-    /// /// For 256 transfers of up to 257 fragments on either side at a time.
+    /// /// Makes an engine for 256 concurrent transfers of up to 257 fragments on either side.
     /// fn engine(
     ///     port: (rma::Requester, rma::Notifications),
     ///     target: Arc<dyn Listener>,
@@ -143,7 +146,7 @@ impl Engine {
             false => Arc::new(Kick(shared.clone()), GFP_KERNEL)?,
         };
         requester.attach(kick);
-        // What is there already, and arms.
+        // Processes notifications that have already arrived, and arms the interrupt.
         shared.enqueue_poll();
         Ok(Self {
             requester,
@@ -151,12 +154,12 @@ impl Engine {
         })
     }
 
-    /// The port, e.g. to register memory for its VPID.
+    /// Returns the port, for example to register memory for its VPID.
     pub fn requester(&self) -> &Requester {
         &self.requester
     }
 
-    /// A reference for others.
+    /// Returns a reference for other submitters.
     pub fn submitter(&self) -> Submitter {
         self.submitter.clone()
     }
@@ -167,17 +170,17 @@ impl Drop for Engine {
         let shared = &self.submitter.0;
         shared.closing.store(true, Relaxed);
         self.requester.detach();
-        // Nobody starts them any more but themselves, and they look whether the engine is closing.
+        // Only the work items queue themselves from here on, and they check `closing`.
         work::cancel_sync::<Shared, 0>(shared);
         work::cancel_sync::<Shared, 2>(shared);
         shared.close(Quiet::Closed);
-        // Here, as it is started with the lock held: whoever takes that after `close` has knows that
-        // the engine is closing.
+        // Cancelled after `close`, because it is queued with the lock held: later lock holders see
+        // `closing`.
         work::cancel_delayed_sync::<Shared, 1>(shared);
         loop {
             let direct = shared.call_owners(Queue::Direct, CALLS);
             if !shared.call_owners(Queue::Deferred, CALLS) && !direct {
-                // Somebody who polls may be calling one, or the listener.
+                // A caller of `poll` may be running a completion or the listener.
                 if shared.with(|inner| inner.is_idle()) != Some(false) {
                     break;
                 }
@@ -185,10 +188,10 @@ impl Drop for Engine {
             }
             cond_resched();
         }
-        // One may have been started just before they were told not to.
+        // A work item may have been queued just before `closing` was set.
         work::cancel_sync::<Shared, 0>(shared);
         work::cancel_sync::<Shared, 2>(shared);
-        // The port is closed with its last reference, which `self` has.
+        // `self` holds the last reference to the port, which closes it.
         let inner = Option::take(&mut *shared.inner.lock());
         drop(inner);
     }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Completions for those who wait, and for those who give a closure.
+//! Ready-made completions: [`Handle`] for callers that wait, [`callback`] for closures.
+//!
+//! The results are under spinlocks that disable interrupts. Waiting and allocation may sleep; other
+//! functions work in any context.
 
 use super::{Completion, Done, Quiet, RmaError, Submitter, Ticket};
 use kernel::{
@@ -10,18 +13,18 @@ use kernel::{
     sync::{self, Arc, SpinLockIrq},
 };
 
-/// The lock checker compares names by address, and literals in generic code may be there more than
-/// once.
+/// Name of the lock of a [`Callback`]. A static, because lockdep compares names by address and a
+/// literal in generic code may exist several times.
 static LOCK_NAME: &CStr = c"extoll_rma_callback";
 
-/// What was told so far.
+/// Results so far.
 #[derive(Default)]
 struct Known {
     outcome: Option<Result<Done, RmaError>>,
     quiet: Option<Quiet>,
 }
 
-/// What somebody waits for.
+/// Completion behind a [`Handle`].
 #[pin_data]
 pub(super) struct Outcome {
     #[pin]
@@ -33,7 +36,7 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    /// May sleep.
+    /// Allocates a completion. May sleep.
     pub(super) fn new() -> Result<Arc<Self>, RmaError> {
         let outcome = pin_init!(Self {
             known <- new_spinlock_irq!(Known::default(), "extoll_rma_outcome"),
@@ -56,7 +59,7 @@ impl Completion for Outcome {
     }
 }
 
-/// A transfer under way. Dropping it neither stops the transfer nor waits for it.
+/// Transfer in flight. Dropping the handle neither stops the transfer nor waits for it.
 #[must_use]
 pub struct Handle {
     outcome: Arc<Outcome>,
@@ -73,13 +76,13 @@ impl Handle {
         }
     }
 
-    /// The outcome, unless it is still under way. Any context.
+    /// Returns the outcome, unless the transfer is in flight. Any context.
     pub fn poll(&self) -> Option<Result<(), RmaError>> {
         let known = self.outcome.known.lock().outcome;
         known.map(|r| r.map(|_| ()))
     }
 
-    /// Waits for the end, which comes by the deadline (give or take a scheduling delay). May sleep.
+    /// Waits for the end, which comes by the deadline (plus a scheduling delay). May sleep.
     ///
     /// # Errors
     ///
@@ -88,7 +91,7 @@ impl Handle {
         self.done().map(|_| ())
     }
 
-    /// Waits for the end, and tells what was done. May sleep.
+    /// Waits for the end and returns the result. May sleep.
     ///
     /// # Errors
     ///
@@ -99,13 +102,14 @@ impl Handle {
         known.unwrap_or(Err(RmaError::Down))
     }
 
-    /// Ends it as `Cancelled`, unless it has ended. True if so. Any context.
+    /// Ends the transfer as `Cancelled`, unless it has ended. Returns true if it was cancelled. Any
+    /// context.
     ///
     /// ```
     /// use extoll_core::rma::transfer::{Handle, RmaError};
     /// use kernel::sync::{atomic::{AtomicFlag, Relaxed}};
     ///
-    /// /// Gives up if told so.
+    /// /// Cancels the transfer if `stop` is set, and waits for its end.
     /// fn end(transfer: &Handle, stop: &AtomicFlag) -> Result<(), RmaError> {
     ///     if stop.load(Relaxed) {
     ///         transfer.cancel();
@@ -117,13 +121,13 @@ impl Handle {
         self.submitter.cancel(self.ticket)
     }
 
-    /// How it became quiet, if it is: see [the table](super). Any context.
+    /// Returns how the transfer became quiet, if it has: see [the table](super). Any context.
     pub fn quiet(&self) -> Option<Quiet> {
         self.outcome.known.lock().quiet
     }
 }
 
-/// A closure, and what is kept until the transfer is quiet.
+/// Completion that calls a closure, and keeps an object until the transfer is quiet.
 #[pin_data]
 struct Callback<K: Send + Sync, F: FnOnce(Result<Done, RmaError>) + Send> {
     #[pin]
@@ -140,12 +144,12 @@ impl<K: Send + Sync, F: FnOnce(Result<Done, RmaError>) + Send> Completion for Ca
     }
 }
 
-/// A completion that calls `f` with the outcome, once, and drops `keep` when the transfer is quiet.
-/// May sleep, as it gets memory.
+/// Makes a completion that calls `f` with the outcome, once, and drops `keep` when the transfer is
+/// quiet. Allocates memory and may sleep.
 ///
-/// `keep` is for registered memory, whose drop revokes: whoever has to tell apart how a transfer
-/// became quiet writes a [`Completion`]. Ask for [`CallIn::Process`](super::CallIn::Process) if
-/// `f` or a drop sleeps; that of a region does not.
+/// `keep` is for registered memory, whose drop revokes. Implement [`Completion`] instead to
+/// distinguish how a transfer became quiet. Use [`CallIn::Process`](super::CallIn::Process) if `f`
+/// or the drop of `keep` sleeps; the drop of a region does not.
 ///
 /// # Errors
 ///

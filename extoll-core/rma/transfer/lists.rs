@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory of a transfer: fragment lists.
+//! Fragment lists: local and remote memory of a transfer. Any context.
 
 use super::{
     super::{Address, Requester},
@@ -10,12 +10,12 @@ use crate::atu::Region;
 use protocol::transfer::Fragment;
 use wire::ids::{BusAddr, Nla};
 
-/// Contiguous memory by its address.
+/// Contiguous memory, by address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span<A> {
-    /// Of the first byte.
+    /// Address of the first byte.
     pub address: A,
-    /// Bytes, at least one.
+    /// Length in bytes, at least 1.
     pub len: u64,
 }
 
@@ -37,19 +37,19 @@ impl Span<Nla> {
     }
 }
 
-/// A part of a local region.
+/// Part of a local region.
 #[derive(Clone, Copy)]
 pub struct Part<'a> {
-    /// The region; has to be alive, of the engine's NIC and VPID, and allow the access.
+    /// Region. It must be alive, belong to the engine's NIC and VPID, and allow the access.
     pub region: &'a Region,
-    /// Byte offset in it.
+    /// Byte offset in the region.
     pub offset: usize,
-    /// Bytes, at least one.
+    /// Length in bytes, at least 1.
     pub len: usize,
 }
 
 impl<'a> Part<'a> {
-    /// Bytes `offset`…`offset + len` of a region.
+    /// Makes a part of bytes `offset`…`offset + len` of a region.
     pub fn new(region: &'a Region, offset: usize, len: usize) -> Self {
         Self {
             region,
@@ -73,27 +73,27 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Memory on both sides, in fragments with boundaries of their own but of the same length
-/// altogether. The NIC translates both sides or none (HW §10.1).
+/// Memory on both sides, as fragments. The fragment boundaries of both sides may differ, but not
+/// the total length. The NIC translates both sides or none (HW §10.1).
 #[derive(Clone, Copy)]
 pub enum Lists<'a> {
-    /// Bus addresses, which nobody checks.
+    /// Bus addresses, which no hardware checks.
     Bus {
-        /// Here. It has to stay mapped until the transfer is quiet.
+        /// Local memory. It must stay mapped until the transfer is quiet.
         local: &'a [Span<BusAddr>],
-        /// At the peer.
+        /// Memory of the peer.
         remote: &'a [Span<BusAddr>],
     },
     /// Registered memory.
     Regions {
-        /// Here.
+        /// Local memory.
         local: &'a [Part<'a>],
         /// NLAs in regions of the peer's VPID.
         remote: &'a [Span<Nla>],
     },
 }
 
-/// One fragment on either side, from which [`Lists`] can be made.
+/// One fragment on either side, which can be borrowed as [`Lists`].
 pub(super) enum Single<'a> {
     Bus([Span<BusAddr>; 2]),
     Region(Part<'a>, Span<Nla>),
@@ -141,7 +141,7 @@ impl<'a> Single<'a> {
 }
 
 impl Lists<'_> {
-    /// Whether the local memory may be used so by a port.
+    /// Returns whether the port may access the local memory in this direction.
     pub(super) fn is_allowed(&self, by: &Requester, direction: Direction) -> bool {
         match self {
             Self::Bus { .. } => true,

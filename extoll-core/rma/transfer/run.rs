@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Who runs the machine, when, and who is told.
+//! Execution of an engine: the work items and the softirq that run the state machine, and the calls
+//! of completions and listeners.
+//!
+//! The state is under the spinlock `inner`, which disables interrupts. The lock is released after
+//! each batch and before each call.
 
 use super::{CallIn, Completion, Listener, Quiet, RmaError};
 use crate::{
@@ -28,34 +32,35 @@ use protocol::{
     Refused, Time,
 };
 
-/// Notifications taken, and transfers ended, with the lock held once.
+/// Maximum number of notifications processed, and of transfers ended, per lock hold.
 pub(super) const BATCH: usize = 32;
-/// Commands posted with the lock held once.
+/// Maximum number of commands posted per lock hold.
 const POSTS: usize = 8;
-/// So many times in a row; then others get their turn: a peer may notify faster than that is
-/// handled.
+/// Maximum number of passes of the work item before it requeues itself, because a peer may notify
+/// faster than the engine processes.
 const ROUNDS: usize = 32;
-/// Owners told, and notifications handed on, in a row.
+/// Maximum number of completions, and of notifications for the listener, called in a row.
 pub(super) const CALLS: usize = 256;
 
-/// What the lock protects.
+/// State under the lock.
 pub(super) struct Inner {
     pub(super) requester: Requester,
     pub(super) notifications: Notifications,
     pub(super) table: Transfers<Kernel, Arc<dyn Completion>>,
-    /// Gets what no transfer waits for. Here, as it may have a [`Submitter`].
+    /// Receiver of unclaimed notifications. Dropped with the engine, because it may hold a
+    /// [`Submitter`].
     pub(super) listener: Option<(Arc<dyn Listener>, CallIn)>,
     pub(super) unclaimed: Unclaimed<Kernel>,
-    /// When the item for deadlines runs, if it is known.
+    /// Time for which the work item for deadlines is queued, if known.
     pub(super) scheduled: Option<Time>,
 }
 
-/// Work of an engine.
+/// Work items and state of an engine.
 #[pin_data]
 pub(super) struct Shared {
-    /// Ticks are nanoseconds since then.
+    /// Origin of the engine's clock, in nanoseconds.
     pub(super) epoch: Instant<Monotonic>,
-    /// `None` once the engine was dropped.
+    /// State; `None` after the engine was dropped.
     #[pin]
     pub(super) inner: SpinLockIrq<Option<Inner>>,
     pub(super) closing: AtomicFlag,
@@ -119,7 +124,7 @@ impl Client for Kick {
     }
 }
 
-/// Handles notifications in a softirq.
+/// Tasklet that processes notifications in a softirq.
 struct SoftPoll(Arc<Shared>);
 
 impl Soft for SoftPoll {
@@ -130,14 +135,14 @@ impl Soft for SoftPoll {
     }
 }
 
-/// As [`Kick`] with a softirq; its drop waits for that.
+/// Like [`Kick`], with a softirq; its drop waits for the softirq.
 pub(super) struct SoftKick {
     shared: Arc<Shared>,
     poll: Arc<Tasklet<SoftPoll>>,
 }
 
 impl SoftKick {
-    /// May sleep.
+    /// Allocates the tasklet. May sleep.
     pub(super) fn new(shared: &Arc<Shared>) -> Result<Self> {
         let poll = Tasklet::new(Ok::<_, Error>(SoftPoll(shared.clone())));
         Ok(Self {
@@ -161,7 +166,7 @@ impl Client for SoftKick {
     }
 }
 
-/// Posts the machine's commands.
+/// Posts the commands of the state machine.
 struct Poster<'a>(&'a Requester);
 
 impl Port for Poster<'_> {
@@ -174,14 +179,14 @@ impl Port for Poster<'_> {
     }
 }
 
-/// What one step found.
+/// Result of one step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
-    /// There is more to do.
+    /// Work remains.
     More,
-    /// The next interrupt, or deadline, tells when there is.
+    /// No work remains; an interrupt or a deadline starts the next step.
     Nothing,
-    /// The NIC is gone.
+    /// The NIC was removed.
     Dead,
 }
 
@@ -201,7 +206,7 @@ impl Inner {
             .more
     }
 
-    /// Takes notifications, ends what is overdue, posts.
+    /// Processes notifications, ends overdue transfers, and posts commands.
     fn step(&mut self, now: Time) -> Found {
         if !self.requester.context().is_alive() {
             return Found::Dead;
@@ -215,7 +220,7 @@ impl Inner {
         } = self;
         let taken = notifications.poll(BATCH, |n| {
             if !table.take(n) && listener.is_some() {
-                // What does not fit is counted.
+                // The queue counts notifications that do not fit.
                 unclaimed.push(n);
             }
         });
@@ -233,12 +238,12 @@ impl Inner {
         self.listener.as_ref().is_some_and(|(_, c)| *c == context)
     }
 
-    /// Nobody is called, or will be.
+    /// Returns whether no call is running or pending.
     pub(super) fn is_idle(&self) -> bool {
         self.table.is_empty() && !self.unclaimed.is_busy()
     }
 
-    /// The next notification for the listener, if it is called in this context.
+    /// Returns the next notification for the listener, if the listener is called in this context.
     fn hear(&mut self, context: CallIn) -> Option<(Arc<dyn Listener>, Notification)> {
         let (listener, c) = self.listener.as_ref()?;
         if *c != context {
@@ -250,7 +255,7 @@ impl Inner {
 }
 
 impl Shared {
-    /// Calls `f` with the lock held; `None` once the engine was dropped.
+    /// Calls `f` with the lock held; returns `None` after the engine was dropped.
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut Inner) -> R) -> Option<R> {
         let mut guard = self.inner.lock();
         Option::as_mut(&mut *guard).map(f)
@@ -262,7 +267,7 @@ impl Shared {
 
     pub(super) fn enqueue_poll(self: &Arc<Self>) {
         if !self.closing.load(Relaxed) {
-            // Queued already is fine.
+            // It may be queued already.
             let _ = work::enqueue::<_, 0>(self.clone());
         }
     }
@@ -273,12 +278,12 @@ impl Shared {
         }
     }
 
-    /// Has the item for deadlines run when the next one is due. With the lock held.
+    /// Queues the work item for deadlines for the next one. Called with the lock held.
     pub(super) fn schedule(self: &Arc<Self>, inner: &mut Inner, now: Time) {
         let Some(next) = inner.table.next_deadline() else {
             return;
         };
-        // An earlier look does no harm.
+        // Running earlier than necessary does no harm.
         if self.closing.load(Relaxed) || inner.scheduled.is_some_and(|at| at <= next) {
             return;
         }
@@ -289,7 +294,7 @@ impl Shared {
         let _ = work::enqueue_delayed::<_, 1>(self.clone(), delay);
     }
 
-    /// One step, in any context.
+    /// Runs one step. Any context.
     pub(super) fn step(self: &Arc<Self>) -> Found {
         let now = self.now();
         let found = self.with(|inner| {
@@ -300,8 +305,8 @@ impl Shared {
         found.unwrap_or(Found::Nothing)
     }
 
-    /// The work item for notifications: until the queue is empty and armed, or others have to get
-    /// their turn.
+    /// Work item for notifications: runs until the queue is empty and armed, or until [`ROUNDS`]
+    /// passes are done.
     fn run(self: &Arc<Self>) {
         for _ in 0..ROUNDS {
             let found = self.step();
@@ -318,12 +323,12 @@ impl Shared {
         self.enqueue_poll();
     }
 
-    /// The same in a softirq: whether there is more. Both may run at a time; either arms the queue when
-    /// it is empty.
+    /// Runs one step in a softirq; returns whether work remains. May run at the same time as the
+    /// work item, because either arms an empty queue.
     fn run_soft(self: &Arc<Self>) -> bool {
         let found = self.step();
         if found == Found::Dead {
-            // What is to be done then may sleep.
+            // The following steps may sleep.
             self.enqueue_poll();
             return false;
         }
@@ -332,25 +337,25 @@ impl Shared {
         found == Found::More || more
     }
 
-    /// The NIC is gone.
+    /// Ends all transfers because the NIC was removed.
     fn end(self: &Arc<Self>) {
         let Some(requester) = self.with(|inner| inner.requester.clone()) else {
             return;
         };
-        // Before owners believe that their memory is out of its reach.
+        // The NIC must be cut off before owners are told that their memory is safe.
         requester.context().isolate();
         drop(requester);
         self.close(Quiet::Settled);
     }
 
-    /// Ends everything.
+    /// Ends all transfers.
     pub(super) fn close(&self, quiet: Quiet) {
         let step = |inner: &mut Inner| inner.table.close(quiet, self.now(), BATCH);
         while self.with(step) == Some(true) {}
     }
 
-    /// Has the item run that calls owners and the listener in this context, if there is something
-    /// for it.
+    /// Queues the work item that calls owners and the listener in this context, if there are calls
+    /// pending.
     pub(super) fn look_after(self: &Arc<Self>, context: CallIn) {
         let waits = self.with(|inner| {
             inner.table.has_events(context.queue())
@@ -364,7 +369,7 @@ impl Shared {
         }
     }
 
-    /// Calls owners and the listener that want to be called in this context. True if there is more.
+    /// Calls owners and the listener that requested this context. Returns true if calls remain.
     pub(super) fn call(&self, context: CallIn) -> bool {
         self.call_some(context, CALLS)
     }
@@ -391,7 +396,7 @@ impl Shared {
 
     fn call_listener(&self, context: CallIn, most: usize) -> bool {
         for _ in 0..most {
-            // Whoever closes it takes the lock afterwards, and waits for those who are called.
+            // `Engine::drop` sets `closing`, then takes the lock and waits for running calls.
             let next = self.with(|inner| match self.closing.load(Relaxed) {
                 true => None,
                 false => inner.hear(context),
@@ -406,7 +411,7 @@ impl Shared {
     }
 }
 
-/// Tells an owner; true if that was the last that he hears.
+/// Calls a completion; returns true if that was its last call.
 fn tell(event: Event<Arc<dyn Completion>>) -> bool {
     if let Some(outcome) = event.outcome {
         event.token.done(outcome.map_err(RmaError::from));

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What is asked of an engine.
+//! Interface for submitters: submitting, cancelling, aborting and polling.
+//!
+//! Each call takes the engine's spinlock, which disables interrupts. Any context, unless a function
+//! says otherwise.
 
 use super::{
     handle::Outcome,
@@ -21,26 +24,27 @@ use protocol::{
 };
 use wire::ids::NodeId;
 
-/// A time in the clock of an engine.
+/// Returns the time `delay` after `now`, in an engine's clock.
 fn after(now: Time, delay: Delta) -> Time {
     Time(now.0.saturating_add(delay.as_nanos().max(0) as u64))
 }
 
-/// A reference to an engine, to be given to whoever submits. It neither keeps the port open nor the
-/// engine: when that was dropped everything is refused with `Down`.
+/// Reference to an engine, for submitters. It keeps neither the port open nor the engine alive.
+/// After the engine was dropped, all calls fail with `Down`.
 #[derive(Clone)]
 pub struct Submitter(pub(super) Arc<Shared>);
 
 impl Submitter {
-    /// Takes a transfer. `completion` hears of its end; without success it is dropped and hears
-    /// nothing. Neither sleeps nor gets memory; any context, apart from the drop of the completion,
-    /// if the reference is the last one.
+    /// Submits a transfer. Calls `completion` at its end; on an error, `completion` is dropped
+    /// without a call. Neither sleeps nor allocates. Any context in which `completion` may be
+    /// dropped, if its reference is the last one.
     ///
     /// # Errors
     ///
-    /// `Invalid`: not the same number of bytes on both sides, or none, an address range that wraps
-    /// around, or local memory that may not be used so. `Busy`: no place for it, its fragments, or
-    /// one more of this node; some is free when a transfer of the engine becomes quiet. `Down`.
+    /// `Invalid`: zero bytes or different lengths on both sides, an address range that wraps
+    /// around, or local memory without the necessary access. `Busy`: no free slot for the transfer
+    /// or its fragments, or the node's limit is reached; slots become free when transfers of the
+    /// engine become quiet. `Down`.
     pub fn submit(
         &self,
         request: &Request<'_>,
@@ -49,12 +53,12 @@ impl Submitter {
         self.submit_within(request, None, completion)
     }
 
-    /// As [`Submitter::submit`] for a transfer whose commands may not be posted later than `within`
-    /// from now: what waits for room until then times out.
+    /// Like [`Submitter::submit`], with a limit for the time until the commands are posted. The
+    /// transfer times out if commands still wait for room after `within`.
     ///
     /// # Errors
     ///
-    /// As [`Submitter::submit`].
+    /// As for [`Submitter::submit`].
     pub fn submit_within(
         &self,
         request: &Request<'_>,
@@ -74,7 +78,7 @@ impl Submitter {
             tell: to.tell,
             confirm,
         };
-        // Not from when the lock was free.
+        // Before the lock is taken, so that waiting for the lock counts.
         let post_by = within.map(|within| after(self.0.now(), within));
         self.take(&to, timeout, context, |inner, mut terms| {
             if !lists.is_allowed(&inner.requester, direction) {
@@ -88,9 +92,9 @@ impl Submitter {
         })
     }
 
-    /// Takes a fetch-compare-and-add on a lock of the peer's VPID: if its value is at most
-    /// `compare`, `add` is added. Operations on one lock of a peer are made one after the other. As
-    /// [`Submitter::submit`]; [`Locked::of`] reads the outcome.
+    /// Submits a fetch-compare-and-add on a lock of the peer's VPID: if its value is not greater
+    /// than `compare`, `add` is added. Operations on one lock of a peer are serialized. Like
+    /// [`Submitter::submit`]; [`Locked::of`] decodes the outcome.
     ///
     /// ```
     /// use extoll_core::rma::{
@@ -99,7 +103,7 @@ impl Submitter {
     /// };
     /// use kernel::{prelude::*, time::Delta};
     ///
-    /// /// Takes a ticket of the peer: counts its lock 3 up.
+    /// /// Draws a ticket from the peer by adding 1 to its lock 3.
     /// fn ticket(engine: &Submitter, to: Destination) -> Result<(), RmaError> {
     ///     let told = callback((), |outcome| match outcome {
     ///         Ok(done) => pr_info!("ticket {}\n", Locked::of(&done).value),
@@ -153,18 +157,18 @@ impl Submitter {
         };
         let mut submit = Some(submit);
         let done = self.0.with(|inner| {
-            // Whoever closes it takes the lock afterwards.
+            // `Engine::drop` sets `closing` before it takes the lock.
             if self.0.closing.load(Relaxed) || !inner.requester.context().is_alive() {
                 return None;
             }
             let submit = submit.take()?;
             let taken = submit(inner, terms);
-            // What is over already is told by the work item.
+            // The work item reports transfers that have ended already.
             let more = taken.is_ok() && inner.post(now) || inner.table.has_events(Queue::Direct);
             self.0.schedule(inner, now);
             Some((taken, more))
         });
-        // Without the lock, as they drop the completion.
+        // Without the lock, because this drops completions.
         let (taken, more) = done.flatten().ok_or(RmaError::Down)?;
         if more {
             self.0.enqueue_poll();
@@ -173,8 +177,8 @@ impl Submitter {
         taken.map_err(|(why, _)| why)
     }
 
-    /// Ends a transfer as `Cancelled`, unless it has ended: true if so. No further command is
-    /// posted; those on their way are late, see [the table](super). Any context.
+    /// Ends a transfer as `Cancelled`, unless it has ended; returns true if it was cancelled. No
+    /// further command is posted; those in flight become late, see [the table](super). Any context.
     pub fn cancel(&self, ticket: Ticket) -> bool {
         let now = self.0.now();
         let cancelled = self.0.with(|inner| {
@@ -188,15 +192,15 @@ impl Submitter {
         cancelled.unwrap_or(false)
     }
 
-    /// Ends all transfers with a node, on any VPID, as `PeerLost`: those that were submitted before
-    /// the call. For whoever learns in another way that the peer died, or was started again. What
-    /// is on its way is late, see [the table](super). Any context.
+    /// Ends, as `PeerLost`, all transfers with a node, on any VPID, that were submitted before the
+    /// call. For callers that know from another source that the peer died or was restarted.
+    /// Commands in flight become late, see [the table](super). Any context.
     ///
     /// ```
     /// use extoll_core::rma::transfer::Submitter;
     /// use wire::ids::NodeId;
     ///
-    /// /// The peer has said hello with another incarnation stamp than the one known.
+    /// /// The peer has sent a hello with a new incarnation stamp.
     /// fn restarted(engine: &Submitter, node: NodeId) {
     ///     engine.abort(node);
     ///     // Transfers with the new incarnation may be submitted at once.
@@ -217,21 +221,22 @@ impl Submitter {
         self.after_ends();
     }
 
-    /// Others may have waited for what ended, and owners want to know.
+    /// Starts the work items after transfers have ended, because other transfers may have waited
+    /// for those and completions are pending.
     fn after_ends(&self) {
         self.0.enqueue_poll();
         self.0.look_after(CallIn::Process);
     }
 
-    /// Handles what has arrived, and calls owners (and the listener) that want to be called in
-    /// [`CallIn::Poll`] on the caller's stack: for callers that have no time to wait for the
-    /// interrupt and the work item. True if there is more: the interrupt is off then, so call again.
-    /// Any context that those owners allow for.
+    /// Processes notifications that have arrived. Calls the owners and the listener that requested
+    /// [`CallIn::Poll`] on the caller's stack. For callers that cannot wait for the interrupt and
+    /// the work item. Returns true if work remains: call again then, because the interrupt is off.
+    /// Any context that those owners allow.
     #[must_use = "if there is more, no interrupt tells of it"]
     pub fn poll(&self) -> bool {
         let found = self.0.step();
         if found == Found::Dead {
-            // Process context is needed.
+            // The next steps need process context.
             self.0.enqueue_poll();
         }
         let more = self.0.call(CallIn::Poll);
@@ -239,13 +244,13 @@ impl Submitter {
         more || found == Found::More
     }
 
-    /// What happened so far; docs/counters.md has the meaning of each. Any context.
+    /// Returns the counters, which docs/counters.md explains. Any context.
     ///
     /// ```
     /// use extoll_core::rma::transfer::Submitter;
     /// use kernel::{prelude::*, fmt};
     ///
-    /// /// A line for debugfs.
+    /// /// Writes a line to debugfs.
     /// fn show(engine: &Submitter, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     ///     let c = engine.counters();
     ///     let refused = c.refused_transfers + c.refused_fragments + c.refused_peer;
@@ -257,8 +262,8 @@ impl Submitter {
         counters.unwrap_or_default()
     }
 
-    /// Reads `len` bytes of the peer's memory; done when they are in local memory. May sleep, as it
-    /// gets memory for the handle.
+    /// Reads `len` bytes of the peer's memory; done when they are in local memory. May sleep,
+    /// because it allocates the handle.
     ///
     /// ```
     /// use extoll_core::{
@@ -268,7 +273,7 @@ impl Submitter {
     /// use kernel::time::Delta;
     /// use wire::ids::Nla;
     ///
-    /// /// Fetches a page, changes it by `f`, and takes it back.
+    /// /// Fetches a page, changes it with `f`, and writes it back.
     /// fn update(
     ///     engine: &Submitter,
     ///     at: Destination,
@@ -286,7 +291,7 @@ impl Submitter {
     ///
     /// # Errors
     ///
-    /// `Invalid`, `Busy`, `NoMemory`, `Down`; the others by the handle.
+    /// `Invalid`, `Busy`, `NoMemory`, `Down`; the handle returns other errors.
     pub fn get(
         &self,
         to: Destination,
@@ -298,11 +303,12 @@ impl Submitter {
     }
 
     /// Writes `len` bytes to the peer's memory; done when local memory has been read and the data
-    /// sent. Only the peer learns of an error there. May sleep, as it gets memory for the handle.
+    /// sent. Only the peer learns of errors at its side. May sleep, because it allocates the
+    /// handle.
     ///
     /// # Errors
     ///
-    /// As [`Submitter::get`].
+    /// As for [`Submitter::get`].
     pub fn put(
         &self,
         to: Destination,
@@ -333,12 +339,12 @@ impl Submitter {
         self.start(&request)
     }
 
-    /// Takes a transfer for somebody who waits. The request's context does not matter. May sleep,
-    /// as it gets memory for the handle.
+    /// Submits a transfer for a caller that waits with the handle. The request's context is
+    /// ignored. May sleep, because it allocates the handle.
     ///
     /// # Errors
     ///
-    /// As [`Submitter::submit`], and `NoMemory`.
+    /// As for [`Submitter::submit`], and `NoMemory`.
     pub fn start(&self, request: &Request<'_>) -> Result<Handle, RmaError> {
         let request = Request {
             context: CallIn::Poll,
@@ -349,8 +355,8 @@ impl Submitter {
         Ok(Handle::new(outcome, self.clone(), ticket))
     }
 
-    /// Fetch-compare-and-add on lock `number` of the peer's VPID, see [`Submitter::submit_lock`].
-    /// Sleeps until the outcome is there.
+    /// Executes a fetch-compare-and-add on lock `number` of the peer's VPID, see
+    /// [`Submitter::submit_lock`]. Sleeps until the operation has ended.
     ///
     /// # Errors
     ///
