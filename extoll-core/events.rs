@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What trigger events report (HW §6.5): which field of which register moved, counted, and logged
-//! at a limited rate.
+//! Decoding of trigger events (HW §6.5): finds which register fields changed, counts these changes,
+//! and logs errors at a limited rate.
 //!
-//! The notification program records registers with each event. Every field of every recorded
-//! register is a sub-cause: a report in which the field differs from the last report counts for it.
-//! For ECC events the program records no ECC register (HW §6.5), so all registers with ECC flags
-//! are read instead.
+//! The notification program records registers with each event. Each field of each recorded register
+//! is a sub-cause: its count grows with each report in which the field differs from the last
+//! report. For ECC events the program records no ECC register (HW §6.5), so the work item reads all
+//! registers with ECC flags instead.
+//!
+//! Events are handled in the hard interrupt, with the notification queue locked. A work item does
+//! what may sleep: first values, ECC flags, links.
 
 mod registers;
 
@@ -28,7 +31,7 @@ use wire::{
     snq::{TriggerEvent, TriggerMask},
 };
 
-/// Events for [`Events::handle`] that report normal things: counted, but no errors.
+/// Events that are normal when they pass [`Events::handle`]: counted, but not as errors.
 const NORMAL: TriggerMask = TriggerMask(0)
     .with(TriggerEvent::PcieCoreLinkStatus)
     .with(TriggerEvent::PcieBridgeRegfileInfo)
@@ -38,16 +41,17 @@ const NORMAL: TriggerMask = TriggerMask(0)
     .with(TriggerEvent::LinkPort)
     .with(TriggerEvent::LinkMacStatus);
 
-/// The driver's events: the vendor's (HW §6.5), and links, inports and correctable ECC errors.
+/// Events that the driver enables: the vendor's (HW §6.5), links, inports and correctable ECC
+/// errors.
 const ENABLED: TriggerMask = TriggerMask::DEFAULT
     .with(TriggerEvent::EccError)
     .with(TriggerEvent::XbarInport)
     .with(TriggerEvent::LinkPort)
     .with(TriggerEvent::LinkMacStatus);
 
-/// Words of an entry that has another part after it (HW §6.3).
+/// Number of words of an entry that another part follows (HW §6.3).
 const FULL_PART: usize = 7;
-/// What a trigger event reports.
+/// Report of a trigger event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Report<'a> {
     /// The event.
@@ -77,9 +81,9 @@ pub(crate) struct Events {
     /// Taken to read the first values.
     #[pin]
     beginning: Mutex<()>,
-    /// ECC flags are to be looked at.
+    /// Set if the work item must read the ECC flags.
     ecc: AtomicFlag,
-    /// Only the events of the vendor's driver are enabled.
+    /// Enable only the events of the vendor's driver.
     vendor: bool,
     #[pin]
     work: Work<Events>,
@@ -98,7 +102,8 @@ impl WorkItem for Events {
 }
 
 impl Events {
-    /// `vendor`: only the events of the vendor's driver are enabled. May sleep.
+    /// Allocates the state. With `vendor`, only the events of the vendor's driver are enabled. May
+    /// sleep.
     #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(
         ctx: Arc<Context>,
@@ -121,8 +126,8 @@ impl Events {
         )
     }
 
-    /// Handles all that the dispatcher does not itself: decodes, counts, logs, and starts what has
-    /// to be done in process context. Hard interrupt, with the notification queue locked.
+    /// Handles the events that the dispatcher does not handle itself: decodes, counts, logs, and
+    /// queues the work item. Hard interrupt, with the notification queue locked.
     pub(crate) fn handle(self: &Arc<Self>, hw: &Hw, report: &Report<'_>) {
         let changes = self.registers.compare(report.event, report.values());
         match report.event {
@@ -140,7 +145,7 @@ impl Events {
             | TriggerEvent::LinkMacRetrainError => self.schedule(),
             _ => {}
         }
-        // Of a report in parts those without change say nothing.
+        // Parts without a change are not logged, if the report has several parts.
         let full = report.words.len() == FULL_PART;
         let silent = changes.total == 0 && (report.part > 0 || full);
         if NORMAL.contains(report.event) {
@@ -151,12 +156,12 @@ impl Events {
         }
     }
 
-    /// As [`Events::handle`] for events whose words the dispatcher judged itself: only counts.
+    /// Like [`Events::handle`] for events whose words the dispatcher has evaluated: only counts.
     pub(crate) fn count(&self, report: &Report<'_>) {
         self.registers.compare(report.event, report.values());
     }
 
-    /// What a report of an error changed, logged. Any context.
+    /// Counts and logs the changes of an error report. Any context.
     pub(crate) fn error(&self, report: &Report<'_>) {
         let changes = self.registers.compare(report.event, report.values());
         self.log(report.event, report.part, &changes);
@@ -170,20 +175,19 @@ impl Events {
         }
     }
 
-    /// Which events are enabled: links that none tells of are looked at from time to time. Any
-    /// context.
+    /// Switches polling of links on if their events are disabled by `mask`, else off. Any context.
     pub(crate) fn allowed(&self, mask: TriggerMask) {
         let told = [TriggerEvent::LinkPort, TriggerEvent::LinkMacStatus];
         let told = told.iter().all(|event| mask.contains(*event));
         self.links.poll(!told);
     }
 
-    /// Schedules a look at the links, and at what events asked for. Any context.
+    /// Queues the work item, which polls the links. Any context.
     pub(crate) fn look_at_links(self: &Arc<Self>) {
         self.schedule();
     }
 
-    /// As [`Context::error`] for an event that reports an error, with what it changed.
+    /// Like [`Context::error`] for an error event, with the changed fields.
     fn log(&self, event: TriggerEvent, part: u8, changes: &Changes<'_>) {
         let ctx = &self.ctx;
         ctx.note(Reason::ErrorEvent, u64::from(event.number()));
@@ -199,12 +203,12 @@ impl Events {
         }
     }
 
-    /// Schedules a look at what events asked for. Any context.
+    /// Queues the work item. Any context.
     fn schedule(self: &Arc<Self>) {
         let _ = work::enqueue(self.clone());
     }
 
-    /// Registers' values as they are, but of those that are read for `wanted`.
+    /// Reads the registers that `wanted` selects.
     fn read_all<'a>(
         &'a self,
         wanted: impl Fn(&Word) -> bool + 'a,
@@ -216,7 +220,8 @@ impl Events {
         })
     }
 
-    /// Notes how things are, once: from then on changes can be told. Process context.
+    /// Reads the first values of all registers, once, with which later reports are compared.
+    /// Process context.
     pub(crate) fn begin(&self) {
         let _beginning = self.beginning.lock();
         if self.registers.begun.load(Relaxed) {
@@ -230,7 +235,7 @@ impl Events {
         self.registers.begun.store(true, Relaxed);
     }
 
-    /// Looks at what events asked for. Process context.
+    /// Runs the work item: reads ECC flags if requested, and polls the links. Process context.
     fn look(&self) {
         self.begin();
         if self.ecc.xchg(false, Full) {
@@ -241,12 +246,13 @@ impl Events {
         self.links.refresh();
     }
 
-    /// Writes the sub-causes of an event that occurred.
+    /// Writes the sub-causes of an event whose count is not 0.
     pub(crate) fn show(&self, event: TriggerEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.registers.show(event, f)
     }
 
-    /// The device is retired and no event is handled: nothing runs by itself any more. May sleep.
+    /// Cancels the work item and waits for it. The device is retired and no event is handled. May
+    /// sleep.
     pub(crate) fn end(self: &Arc<Self>) {
         work::cancel_sync::<Self, 0>(self);
     }

@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Shared memory functional unit: loads and stores that reach memory of other nodes (HW §12).
+//! Shared memory functional unit (SMFU): loads and stores to memory of other nodes (HW §12).
 //!
 //! BAR 2 is the window. Its first 32 MiB are interval 0 and lead to remote register files
 //! ([`crate::rra`]). In the rest a [`Window`] is an interval: an address range that leads to one
 //! node, where the access goes to what the node has opened for *the same interval number*
 //! ([`Target`]), else to its exported memory.
 //!
-//! **Ordering.** The PCIe order holds from end to end for accesses of one processor to one node:
-//! stores arrive in the order in which they were made, and a load comes back after all earlier
-//! stores have arrived (HW §12). Nothing is ordered between nodes, nor between the window and RMA,
+//! **Ordering.** The PCIe order applies from end to end for accesses of one CPU to one node. Stores
+//! arrive in program order, and a load completes after all earlier stores have arrived (HW §12).
+//! Accesses to different nodes are not ordered, nor are accesses by the window with those by RMA,
 //! VELO or the register file. A write-combining mapping delays stores until [`RemoteMemory::flush`]
 //! or a load.
 //!
-//! **Time-outs.** A load that is not answered gives all ones, sets `timeout_ERR` and raises trigger
-//! event
-//! 12. [`RemoteMemory::read`] tells such a load from data; for a store there is no answer, so that
-//!   a lost store goes unnoticed by its maker.
+//! **Time-outs.** A load without an answer returns all ones, sets `timeout_ERR` and raises trigger
+//! event 12. [`RemoteMemory::read`] distinguishes such a load from data. Stores are not answered,
+//! so a lost store goes unnoticed.
+//!
+//! **Locks.** The mutex `state` (exported memory, layout of the window, mappings; process context)
+//! and the spinlocks `opened` (targets) and `flag` (time-out register), which disable interrupts.
 
 mod memory;
 mod target;
@@ -49,16 +51,16 @@ pub use memory::{AccessError, Caching, RemoteMemory};
 pub use target::{ShutTarget, Target, TargetMemory};
 pub use window::{Window, WindowSpec};
 
-/// Most memory that can be exported, in KiB: 1 GiB.
+/// Maximum size of exported memory in KiB: 1 GiB.
 pub const MOST_KIB: u32 = 1 << 20;
-/// Smallest exported memory worth having, in KiB.
+/// Minimum size of exported memory in KiB, below which none is exported.
 const MIN_TARGET_KIB: u32 = 64;
 
-/// State of a NIC's unit.
+/// SMFU of one NIC.
 #[pin_data]
 pub struct Smfu {
     ctx: Arc<Context>,
-    /// Memory to be exported, in KiB.
+    /// Configured size of exported memory in KiB.
     target_kib: u32,
     #[pin]
     state: Mutex<State>,
@@ -66,7 +68,7 @@ pub struct Smfu {
     opened: SpinLockIrq<Opened>,
     /// Time-outs seen; grows before the flag in the register is cleared.
     timeouts: Atomic<u64>,
-    /// Taken to look at that flag.
+    /// Taken to read and clear that flag.
     #[pin]
     flag: SpinLockIrq<()>,
 }
@@ -78,7 +80,7 @@ struct State {
     closed: bool,
 }
 
-/// Sets an interval: control, start, end (HW §13). `base`: bus address of the window.
+/// Sets an interval: control, start, end (HW §13). `base` is the bus address of the window.
 fn write_interval(hw: &Hw, base: u64, number: u32, node: NodeId, span: Span) {
     hw.rf.write(
         smfu::interval_control(number),
@@ -89,14 +91,15 @@ fn write_interval(hw: &Hw, base: u64, number: u32, node: NodeId, span: Span) {
     hw.rf.write(smfu::interval_endaddr(number), base + span.end);
 }
 
-/// The part of the window that leads to remote register files.
+/// Part of the window that points to remote register files.
 const REGISTERS: Span = Span {
     start: 0,
     end: RRA_WINDOW,
 };
 
 impl Smfu {
-    /// `target_kib`: memory to be exported, in KiB, 0 for none. May sleep.
+    /// Allocates the unit's state. `target_kib` is the size of exported memory in KiB, 0 for none.
+    /// May sleep.
     #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(ctx: Arc<Context>, window_bytes: u64, target_kib: u32) -> Result<Arc<Self>> {
         let state = State {
@@ -119,16 +122,16 @@ impl Smfu {
         )
     }
 
-    /// Time-outs so far.
+    /// Returns the number of time-outs.
     pub(crate) fn timeouts(&self) -> u64 {
         self.timeouts.load(Acquire)
     }
 
-    /// If the unit reports a time-out: counts it and clears the flag by writing 1 (HW §12). Any
-    /// context.
+    /// Checks for a time-out; if the unit reports one, counts it, clears the flag by writing 1 (HW
+    /// §12), and returns true. Any context.
     pub(crate) fn take_timeout(&self, hw: &Hw) -> bool {
         {
-            // Writing 1 to a flag that somebody else has cleared would set it again.
+            // Without the lock, a second write of 1 could set a flag that another CPU has cleared.
             let _alone = self.flag.lock();
             let control = TimeoutControl(hw.rf.read(smfu::TIMEOUT_CONTROL));
             if !control.timeout_err() {
@@ -141,26 +144,27 @@ impl Smfu {
         true
     }
 
-    /// Whether all ones mean that the access failed; `before`: time-outs before it.
+    /// Returns an error if a load of all ones means a failed access. `before` is the number of
+    /// time-outs before the load.
     fn failed(&self, hw: &Hw, before: u64) -> Result<(), AccessError> {
         if self.ctx.is_gone(hw, u64::MAX) {
             return Err(AccessError::Down);
         }
-        // The order matters: who clears the flag has counted before.
+        // Check the flag first, because it is cleared only after a time-out is counted.
         if self.take_timeout(hw) || self.timeouts() != before {
             return Err(AccessError::TimedOut);
         }
         Ok(())
     }
 
-    /// Points interval 0 at a node, in the order of HW §13. Any context.
+    /// Points interval 0 to a node, in the order of HW §13. Any context.
     pub(crate) fn point_rra(&self, node: NodeId) -> Option<()> {
         let hw = self.ctx.alive_access()?;
         write_interval(&hw, hw.windows.bus.smfu.0, 0, node, REGISTERS);
         Some(())
     }
 
-    /// Loads a register of the node that interval 0 points at. Any context.
+    /// Loads a register of the node that interval 0 points to. Any context.
     pub(crate) fn rra_load(&self, offset: RegOffset) -> Result<u64, AccessError> {
         let before = self.timeouts();
         let hw = self.ctx.alive_access().ok_or(AccessError::Down)?;
@@ -172,21 +176,21 @@ impl Smfu {
         Ok(value)
     }
 
-    /// Stores to a register of the node that interval 0 points at. Any context.
+    /// Stores to a register of the node that interval 0 points to. Any context.
     pub(crate) fn rra_store(&self, offset: RegOffset, value: u64) -> Result<(), AccessError> {
         let hw = self.ctx.alive_access().ok_or(AccessError::Down)?;
         let at = offset.get() as usize;
         value.store(&hw.remote_rf, at).ok_or(AccessError::Outside)
     }
 
-    /// Allocates the exported memory and sets the unit up (HW §3.6).
+    /// Allocates the exported memory and sets the unit up (HW §3.6). May sleep.
     pub(crate) fn init(&self) -> Result {
         let exported = self.allocate()?;
         let hw = self.ctx.access().ok_or(ENODEV)?;
         let window = hw.windows.bus.smfu.0;
         {
-            // What an earlier owner left would lead peers to memory that is somebody else's by now.
-            // And base 0 may mean the default or the beginning of all memory (G18).
+            // Bases of an earlier driver could point to memory with a new owner. Base 0 is no safe
+            // value either: it may mean the default base or physical address 0 (G18).
             let mut opened = self.opened.lock();
             if let Some(memory) = &exported {
                 let bytes = memory.words() as u64 * 8;
@@ -208,14 +212,15 @@ impl Smfu {
             hw.rf.write(smfu::interval_endaddr(i), 0);
             hw.rf.write(smfu::interval_control(i), 0);
         }
-        // Interval 0: the remote register file.
+        // Interval 0 points to remote register files.
         write_interval(&hw, window, 0, NodeId(0), REGISTERS);
         drop(hw);
         self.state.lock().exported = exported;
         Ok(())
     }
 
-    /// Halves the size until memory is found whose addresses the unit can hold.
+    /// Allocates the exported memory. Halves the size until the allocation succeeds at addresses
+    /// that the unit supports.
     fn allocate(&self) -> Result<Option<Arc<DmaWords>>> {
         let mut kib = self.target_kib.checked_next_power_of_two().unwrap_or(0);
         while kib >= MIN_TARGET_KIB {
@@ -231,7 +236,7 @@ impl Smfu {
         Ok(None)
     }
 
-    /// Switches the unit off, so that nobody reaches the exported memory.
+    /// Disables the unit, so that peers can no longer access the exported memory.
     pub(crate) fn stop(&self) {
         let Some(hw) = self.ctx.alive_access() else {
             return;
@@ -247,40 +252,40 @@ impl Smfu {
         hw.rf.write(smfu::T_START_ADDR_DEFAULT, NOWHERE.0);
     }
 
-    /// The memory that this node exports: address for the NIC and size in bytes. May sleep.
+    /// Returns the bus address and the size in bytes of the exported memory. May sleep.
     pub fn exported(&self) -> Option<(BusAddr, usize)> {
         self.with_exported(|m| (m.address(), m.words() * 8))
     }
 
-    /// Calls `f` with the memory that this node exports, which stays while `f` runs; it may sleep.
+    /// Calls `f` with the exported memory, which stays allocated while `f` runs. May sleep.
     pub fn with_exported<R>(&self, f: impl FnOnce(&DmaWords) -> R) -> Option<R> {
         self.exported_memory().map(|m| f(&m))
     }
 
-    /// The memory that this node exports; to be dropped before the NIC is unbound. May sleep.
+    /// Returns the exported memory. The caller drops it before the NIC is unbound. May sleep.
     pub(crate) fn exported_memory(&self) -> Option<Arc<DmaWords>> {
         self.state.lock().exported.clone()
     }
 
-    /// The whole window: address for the processor and size in bytes. The first 32 MiB lead to
-    /// remote register files and must not be given to unprivileged users. Any context.
+    /// Returns the CPU address and the size in bytes of the whole window. Its first 32 MiB point to
+    /// remote register files and must not be mapped for unprivileged users. Any context.
     pub fn whole_window(&self) -> Option<(CpuAddr, u64)> {
         let hw = self.ctx.alive_access()?;
         Some((hw.windows.cpu.smfu, hw.windows.bus.smfu_size))
     }
 
-    /// Where the window begins for the processor.
+    /// Returns the CPU address of the window.
     fn window_start(&self) -> Option<u64> {
         Some(self.whole_window()?.0 .0)
     }
 
-    /// Where it begins for other devices of this host.
+    /// Returns the address of the window for other devices of this host.
     fn window_bus(&self) -> Option<u64> {
         let hw = self.ctx.alive_access()?;
         Some(hw.windows.bus.smfu.0)
     }
 
-    /// Frees the exported memory; the unit was stopped.
+    /// Frees the exported memory after the unit was stopped.
     pub(crate) fn free_exported(&self) {
         let memory = self.state.lock().exported.take();
         drop(memory);

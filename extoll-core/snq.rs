@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! System notification queue: interrupts and events (HW §6).
+//! System notification queue (SNQ): interrupts and events (HW §6).
 //!
-//! Events make the NIC write entries into a ring in host memory and send an MSI. The handler takes
-//! entries while their flip bit is as expected, tells the NIC how far it came and re-arms; only the
-//! handler advances. What is taken, skipped, masked and drained is decided by [`wire::snq`]
-//! ([`Intake`], [`Enabled`]); this file has the registers, the memory and the time.
+//! For each event the NIC writes an entry to a ring in host memory and raises an MSI. The interrupt
+//! handler consumes entries while their flip bit has the expected value, updates the read pointer
+//! and re-arms the interrupt. [`wire::snq`] ([`Intake`], [`Enabled`]) decides which entries to
+//! consume or skip and which events to mask; this file holds registers, memory and time.
+//!
+//! State is under a spinlock that disables interrupts. The handler and the recovery work item
+//! consume entries under it; clients are called with it held.
 
 mod handler;
 mod messages;
@@ -36,28 +39,28 @@ pub use messages::{MessageClient, MessageSubscription};
 
 /// Words per ring entry.
 const ENTRY_WORDS: usize = 8;
-/// What decides about entries that were taken.
+/// Decisions about consumed entries.
 struct Judge {
     enabled: Enabled,
     errors: ErrorReports,
 }
 
 struct State {
-    /// The entries; `None` once the driver is unbound.
+    /// Memory of the ring; `None` after the driver was unbound.
     memory: Option<DmaWords>,
     intake: Intake,
     running: bool,
-    /// The register with the address of the ring was seen to hold it.
+    /// Set once the register with the address of the ring has read back as written.
     reads_back: bool,
     judge: Judge,
 }
 
-/// Memory for a ring. To be allocated below 4 GiB: no source has higher addresses in use for this
+/// Allocates memory for a ring, below 4 GiB, because no source uses higher addresses for this
 /// queue. May sleep.
 ///
 /// # Errors
 ///
-/// `ENOMEM`; `ERANGE` if it is not aligned as the hardware wants it.
+/// `ENOMEM`; `ERANGE` if the memory is not aligned as the hardware requires.
 pub(crate) fn allocate(dev: &device::Device<Bound>) -> Result<DmaWords> {
     let memory = DmaWords::new(dev, usize::from(ENTRIES) * ENTRY_WORDS)?;
     if memory.address().0 % QUEUE_ALIGN != 0 {
@@ -66,12 +69,12 @@ pub(crate) fn allocate(dev: &device::Device<Bound>) -> Result<DmaWords> {
     Ok(memory)
 }
 
-/// What the queue's entries are for.
+/// Receivers of the queue's entries.
 pub(crate) struct Handlers {
     pub(crate) events: Arc<Events>,
     pub(crate) smfu: Arc<Smfu>,
     pub(crate) monitor: Arc<Monitor>,
-    /// VPIDs of VELO and RMA.
+    /// VPID tables of VELO and RMA.
     pub(crate) tables: [Arc<Table>; 2],
 }
 
@@ -157,7 +160,7 @@ impl Snq {
         self.epoch.elapsed().as_millis().max(0) as u64
     }
 
-    /// HW §3.1 step 6: ring, pointers, program, enabled events.
+    /// Sets up the ring, its pointers, the program and the enabled events (step 6 of HW §3.1).
     pub(crate) fn setup(&self, hw: &Hw) -> Result {
         hw.rf.write(snq::EXECUTE, 0);
         let mut guard = self.state.lock();
@@ -188,12 +191,13 @@ impl Snq {
         Ok(())
     }
 
-    /// What the register holds that says where the ring is.
+    /// Returns the value of the register that holds the address of the ring.
     fn ring_base(memory: &DmaWords) -> QueueBalt {
         QueueBalt(0).with_address_div_1024(memory.address().0 / QUEUE_ALIGN)
     }
 
-    /// HW §3.1 step 7: interrupt packet and start. The interrupt handler must be installed.
+    /// Sets the interrupt packet and starts the queue (step 7 of HW §3.1). The interrupt handler
+    /// must be installed.
     pub(crate) fn start(&self, hw: &Hw) {
         let [irq_0, irq_1, irq_2] = INTERRUPT_PACKET;
         self.state.lock().running = true;
@@ -205,7 +209,7 @@ impl Snq {
             .write(snq::EXECUTE, Execute(0).with_enable(true).raw());
     }
 
-    /// No event is reported any more. The memory stays in use until a register was read afterwards.
+    /// Disables all events. The final register read ensures that the NIC no longer uses the memory.
     pub(crate) fn stop(&self) {
         self.state.lock().running = false;
         if let Some(hw) = self.ctx.alive_access() {
@@ -215,14 +219,14 @@ impl Snq {
         }
     }
 
-    /// Frees the ring, which the NIC does not reach any more. The interrupt handler is gone. May
+    /// Frees the ring, which the NIC can no longer access. The interrupt handler is removed. May
     /// sleep.
     pub(crate) fn free(&self) {
         let memory = self.state.lock().memory.take();
         drop(memory);
     }
 
-    /// Changes which events are enabled, and writes that if `change` says so.
+    /// Changes the set of enabled events, and writes it to the NIC if `change` returns true.
     fn write_mask(&self, change: impl FnOnce(&mut Enabled) -> bool) {
         let hw = self.ctx.alive_access();
         let mut state = self.state.lock();

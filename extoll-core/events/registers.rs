@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The registers that events record: which of their fields moved since the last report.
+//! Registers that events record: finds which of their fields changed since the last report. Values
+//! and counts are atomic; any context.
 
 use core::fmt;
 use kernel::{
@@ -13,17 +14,17 @@ use wire::{
     snq::{TriggerEvent, TABLE},
 };
 
-/// Changed fields that one log line shows.
+/// Maximum number of changed fields in a log line.
 const SHOWN: usize = 6;
 
-/// A register that an event records, or one with ECC flags.
+/// Register that an event records, or one with ECC flags.
 pub(super) struct Word {
     pub(super) event: TriggerEvent,
     place: Place,
     pub(super) offset: RegOffset,
     entry: u32,
     last: Atomic<u64>,
-    /// Its fields in `causes`.
+    /// Index of the first of its fields in `causes`.
     first: usize,
     count: usize,
 }
@@ -33,15 +34,15 @@ struct Cause {
     count: Atomic<u64>,
 }
 
-/// The registers that are compared, with the values last seen.
+/// Registers that are compared, with their last values.
 pub(super) struct Registers {
     pub(super) words: KVVec<Word>,
     causes: KVVec<Cause>,
-    /// The first values were read: changes can be told.
+    /// Set after the first values were read; changes count from then on.
     pub(super) begun: AtomicFlag,
 }
 
-/// A field that changed.
+/// Change of a field.
 #[derive(Clone, Copy)]
 struct Change {
     word: usize,
@@ -50,7 +51,7 @@ struct Change {
     new: u64,
 }
 
-/// What a report changed.
+/// Changes in one report, for the log.
 pub(super) struct Changes<'a> {
     registers: &'a Registers,
     list: [Option<Change>; SHOWN],
@@ -80,14 +81,14 @@ impl fmt::Display for Changes<'_> {
     }
 }
 
-// For the kernel's printing macros.
+// Implemented also for the kernel's printing macros.
 impl kernel::fmt::Display for Changes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// A field name after a register's.
+/// Field name with a leading dot, after a register name.
 struct Dotted(&'static str);
 
 impl fmt::Display for Dotted {
@@ -112,7 +113,7 @@ impl fmt::Display for Word {
     }
 }
 
-/// Whether a field is an ECC flag.
+/// Returns whether a field is an ECC flag.
 fn is_ecc(field: &Field) -> bool {
     let name = field.name;
     let ends = |s: &str| {
@@ -174,7 +175,7 @@ impl Registers {
         Ok(self.words.push(word, GFP_KERNEL)?)
     }
 
-    /// Counts the fields that a report changed.
+    /// Counts and returns the fields that changed since the last report.
     pub(super) fn compare<'a>(
         &'a self,
         event: TriggerEvent,
@@ -217,7 +218,7 @@ impl Registers {
         changes
     }
 
-    /// Writes the sub-causes of an event that occurred.
+    /// Writes the sub-causes of an event whose count is not 0.
     pub(super) fn show(&self, event: TriggerEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for word in self.words.iter().filter(|w| w.event == event) {
             let causes = self.causes.get(word.first..word.first + word.count);
@@ -232,7 +233,7 @@ impl Registers {
     }
 }
 
-/// Events whose words are interrupt vectors of VPIDs.
+/// Returns whether the words of an event are interrupt vectors of VPIDs.
 fn is_vector(event: TriggerEvent) -> bool {
     matches!(
         event,

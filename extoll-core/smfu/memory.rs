@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory of other nodes as the kernel accesses it.
+//! Kernel mappings of remote memory in the SMFU window.
+//!
+//! Loads and stores work in any context and take no locks. Mapping and unmapping may sleep.
 
 use super::{window::Route, Smfu};
 use crate::mmio::{Remote, Word};
 use kernel::{prelude::*, revocable::Revocable, sync::Arc};
 
-/// Why remote memory was not accessed.
+/// Reason why an access to remote memory failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AccessError {
-    /// Outside the window, or not aligned to its size.
+    /// Outside of the window, or not aligned to the access size.
     Outside,
-    /// The target did not answer; or, seldom, a load of all ones was under way while another access
-    /// timed out.
+    /// The target did not answer. In rare cases, a load of all ones was executed while another
+    /// access timed out.
     TimedOut,
-    /// The device is gone or unbound.
+    /// The device was removed or unbound.
     Down,
 }
 
@@ -28,16 +30,16 @@ impl From<AccessError> for Error {
     }
 }
 
-/// How the kernel maps a window.
+/// Cache attribute of a kernel mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Caching {
-    /// Every access goes out at once.
+    /// Each access is executed at once.
     Uncached,
-    /// Stores are merged and go out later.
+    /// Stores are merged and delayed.
     WriteCombining,
 }
 
-/// A mapped part of the window, revoked when the device goes.
+/// Mapped part of the window, revoked when the device is unbound.
 #[pin_data]
 pub(super) struct IoMapping {
     #[pin]
@@ -45,8 +47,8 @@ pub(super) struct IoMapping {
 }
 
 impl Smfu {
-    /// Maps `bytes` of the window from `offset` while the device is bound, and notes that for the
-    /// end of the binding. May sleep.
+    /// Maps `bytes` of the window from `offset`, and registers the mapping to be revoked at
+    /// unbinding. May sleep.
     pub(super) fn map_io(&self, offset: u64, bytes: u64, combine: bool) -> Result<Arc<IoMapping>> {
         let start = self.window_start().ok_or(ENODEV)?;
         self.ctx.with_bound(|_| {
@@ -62,13 +64,13 @@ impl Smfu {
         })?
     }
 
-    /// The mapping is not needed any more. May sleep.
+    /// Unregisters a mapping that is no longer used. May sleep.
     pub(super) fn unmap_io(&self, mapping: &Arc<IoMapping>) {
         let mut state = self.state.lock();
         state.mapped.retain(|m| !Arc::ptr_eq(m, mapping));
     }
 
-    /// Loads the quadword at byte `at` of a mapping, whatever it is: stores before it are through.
+    /// Flushes earlier stores by loading the quadword at byte `at` of a mapping.
     pub(super) fn push_stores(&self, mapping: &IoMapping, at: usize) {
         let before = self.timeouts();
         let Some(hw) = self.ctx.alive_access() else {
@@ -78,12 +80,13 @@ impl Smfu {
             return;
         };
         if u64::load(&io, at) == Some(u64::MAX) {
-            // Whether the target answered does not matter, but the next reader must not be told so.
+            // The result is ignored, but a time-out must be counted now, so that the next load does
+            // not report it.
             let _ = self.failed(&hw, before);
         }
     }
 
-    /// Revokes all mappings and waits for their users; no more are made. May sleep.
+    /// Revokes all mappings, waits for their users, and refuses new mappings. May sleep.
     pub(crate) fn unmap_all(&self) {
         let mapped = {
             let mut state = self.state.lock();
@@ -96,16 +99,16 @@ impl Smfu {
     }
 }
 
-/// Memory of another node as the kernel accesses it; unmapped by drop, and useless once the device
-/// is unbound. Accesses: any context, but a load holds the processor until it is answered or timed
-/// out. The drop may sleep.
+/// Kernel mapping of remote memory, unmapped by drop; accesses fail after the device was unbound.
+/// Accesses work in any context, but a load stalls the CPU until it is answered or times out. The
+/// drop may sleep.
 pub struct RemoteMemory {
     route: Arc<Route>,
     mapping: Arc<IoMapping>,
 }
 
 impl RemoteMemory {
-    /// `bytes` of the window from `offset`, which `route` leads somewhere. May sleep.
+    /// Maps `bytes` of the window from `offset`, which `route` points to a node. May sleep.
     pub(super) fn new(
         route: &Arc<Route>,
         offset: u64,
@@ -120,7 +123,7 @@ impl RemoteMemory {
         })
     }
 
-    /// Loads a word at byte `offset`.
+    /// Loads a word at byte `offset`. Any context.
     ///
     /// # Errors
     ///
@@ -137,14 +140,15 @@ impl RemoteMemory {
         Ok(value)
     }
 
-    /// Stores a word at byte `offset`. Success says nothing about its arrival.
+    /// Stores a word at byte `offset`. Success does not mean that the word has arrived. Any
+    /// context.
     ///
     /// # Errors
     ///
     /// `Outside`, `Down`.
     pub fn write<T: Word>(&self, offset: usize, value: T) -> Result<(), AccessError> {
         let io = self.mapping.io.try_access().ok_or(AccessError::Down)?;
-        // Looked at by a reader of RCU, as `Context::alive_access` does.
+        // Checked inside of an RCU read-side section, like in `Context::alive_access`.
         if !self.route.smfu().ctx.is_alive() {
             return Err(AccessError::Down);
         }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What other nodes reach here: exported memory, and targets of their intervals.
+//! Local memory that peers access through the SMFU: exported memory, and targets of single
+//! intervals.
 //!
-//! The unit knows the base of a target and not its length: what a peer's interval is longer than
-//! the target leads to what is behind it, which only an IOMMU keeps peers from.
+//! The unit knows the base of a target, but not its length. If a peer's interval is longer than the
+//! target, the peer can access memory behind the target, unless an IOMMU prevents it.
+//!
+//! Targets are under the spinlock `opened`, which disables interrupts.
 
 use super::Smfu;
 use crate::{dma::DmaWords, hw::Hw, pool_pages::PoolPages};
@@ -28,11 +31,11 @@ fn refused(e: TargetRefused) -> Error {
     }
 }
 
-/// The targets of a NIC, and whether interrupts are held back.
+/// Targets of a NIC, and whether interrupt targets are closed.
 pub(super) struct Opened {
     pub(super) targets: KBox<Targets>,
     held: bool,
-    /// Numbers that lead nowhere until then.
+    /// Times until which numbers are held off and point nowhere, by number.
     resting: KVec<Option<Instant<Monotonic>>>,
 }
 
@@ -46,7 +49,7 @@ impl Opened {
         })
     }
 
-    /// Gives numbers free that have rested long enough.
+    /// Frees numbers whose hold-off time has passed.
     fn wake(&mut self, now: Instant<Monotonic>) {
         for (number, until) in self.resting.iter_mut().enumerate() {
             if until.is_some_and(|until| (now - until).as_nanos() >= 0) {
@@ -62,7 +65,7 @@ impl Opened {
         hw.rf.write(smfu::vpid_t_start_addr(number), base.0);
     }
 
-    /// Writes the bases of all intervals: none is left to mean whatever 0 means (G18).
+    /// Writes the bases of all intervals, because the meaning of base 0 is unknown (G18).
     pub(super) fn write_all(&self, hw: &Hw) {
         for number in 0..smfu::INTERVALS {
             self.write(hw, number);
@@ -75,18 +78,18 @@ impl Opened {
     }
 }
 
-/// Memory to be opened to other nodes, with the proof that it is the caller's.
+/// Memory to be opened to other nodes, with the object that keeps it allocated.
 pub enum TargetMemory {
-    /// Coherent memory of this NIC, all of it; of whole pages. It is kept as long as it is open.
+    /// Coherent memory of this NIC, in whole pages. All of it is opened, and kept while it is open.
     Memory(Arc<DmaWords>),
-    /// Memory behind an IOMMU, and the addresses that follow; kept as long as it is open.
+    /// Memory behind an IOMMU, with the I/O addresses that follow it. Kept while it is open.
     Pages(Arc<PoolPages>),
-    /// Registers or memory of a device that another host drives. Whoever has it withdrawn closes
-    /// what is open first.
+    /// Registers or memory of a device that another host drives. The caller closes the target
+    /// before the device is withdrawn.
     Bar {
-        /// The device.
+        /// Leased device.
         device: Arc<LentDevice>,
-        /// Number of the BAR; what is opened is all of it, in whole pages.
+        /// Number of the BAR, all of which is opened, in whole pages.
         bar: usize,
     },
 }
@@ -101,8 +104,8 @@ enum Proof {
     Nothing,
 }
 
-/// What interval `number` of other nodes leads to here, instead of the exported memory; closed by
-/// drop, after which it is out of reach. The drop may sleep.
+/// Local memory that interval `number` of other nodes points to, instead of the exported memory.
+/// Drop closes it, after which peers cannot access it. The drop may sleep.
 pub struct Target {
     smfu: Arc<Smfu>,
     number: u32,
@@ -113,13 +116,14 @@ pub struct Target {
 }
 
 impl Smfu {
-    /// Opens memory to all nodes that have an interval `number` (1…62) lead here. May sleep.
+    /// Opens memory to all nodes that have an interval `number` (1…62) to this node. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for the number, memory of another NIC, or what is not whole pages; `EBUSY` if the number is taken, or part
-    /// of the memory is open already; `ERANGE` above 2^48; `EIO` for addresses that mean
-    /// interrupts; `EOPNOTSUPP` for a BAR if an IOMMU translates the NIC's addresses; `ENODEV`.
+    /// `EINVAL` for the number, memory of another NIC, or memory that is not whole pages; `EBUSY`
+    /// if the number is in use or part of the memory is already open; `ERANGE` above 2^48; `EIO`
+    /// for addresses that raise interrupts; `EOPNOTSUPP` for a BAR if an IOMMU translates the NIC's
+    /// addresses; `ENODEV`.
     pub fn target(self: &Arc<Self>, number: u32, memory: TargetMemory) -> Result<Target> {
         let (base, bytes, proof) = match memory {
             TargetMemory::Memory(memory) => {
@@ -143,7 +147,7 @@ impl Smfu {
                     return Err(EOPNOTSUPP);
                 }
                 if place.bytes < PAGE && place.bus % PAGE != 0 {
-                    // What shares its page is not the caller's.
+                    // Its page contains registers of others.
                     return Err(EINVAL);
                 }
                 let bytes = place.bytes.max(PAGE);
@@ -153,13 +157,13 @@ impl Smfu {
         self.open(number, base, bytes, proof, |t| t.open(number, base, bytes))
     }
 
-    /// Has stores of all nodes that have an interval `number` (1…62) lead here cause interrupts, of
-    /// which [`crate::nic::Nic::subscribe_messages`] tells. If there are too many, all such targets
-    /// are closed for a second. May sleep.
+    /// Opens an interrupt target: stores by nodes that have an interval `number` (1…62) to this
+    /// node raise interrupts, which are delivered to [`crate::nic::Nic::subscribe_messages`]. If
+    /// they are too frequent, all such targets are closed for a second. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for the number; `EBUSY` if it is taken; `ENODEV`.
+    /// `EINVAL` for the number; `EBUSY` if it is in use; `ENODEV`.
     pub fn interrupt_target(self: &Arc<Self>, number: u32) -> Result<Target> {
         let base = BusAddr(BusAddr::INTERRUPTS.start);
         self.open(number, base, PAGE, Proof::Nothing, |t| {
@@ -167,26 +171,26 @@ impl Smfu {
         })
     }
 
-    /// Memory for devices of other nodes, and addresses behind it for pages that are mapped one by one, each in bytes of whole
-    /// pages; `None` if no IOMMU is in front of the NIC. Sleeps.
+    /// Allocates memory for devices of other nodes, followed by I/O addresses for pages that are
+    /// mapped one by one; both sizes in bytes of whole pages. Returns `None` if no IOMMU translates
+    /// for the NIC. May sleep.
     ///
     /// # Errors
     ///
-    /// As [`PoolPages`] says.
+    /// As for [`PoolPages`].
     pub fn pool_pages(&self, bytes: usize, pages: usize) -> Result<Option<Arc<PoolPages>>> {
         PoolPages::new(&self.ctx, bytes, pages)
     }
 
-    /// Numbers (1…62) that nothing is opened for, as a set: bit *n* stands for number *n*. Any
-    /// context.
+    /// Returns the free numbers (1…62) as a set: bit *n* is number *n*. Any context.
     pub fn free_targets(&self) -> u64 {
         let mut opened = self.opened.lock();
         opened.wake(Instant::now());
         opened.targets.free_numbers()
     }
 
-    /// Keeps all numbers from others that nothing is opened for: peers may still have intervals of
-    /// what an earlier owner of them had opened. They lead nowhere. May sleep.
+    /// Reserves all free numbers, because peers may still have intervals to targets of an earlier
+    /// owner. They point nowhere. May sleep.
     ///
     /// # Errors
     ///
@@ -206,7 +210,7 @@ impl Smfu {
                 number,
             };
             if held.push_within_capacity(target).is_err() {
-                // There is a place for each.
+                // Cannot happen, because there is capacity for each.
                 break;
             }
         }
@@ -238,37 +242,38 @@ impl Smfu {
         })
     }
 
-    /// Interrupts by other nodes lead nowhere for a while. Any context.
+    /// Closes all interrupt targets for a while. Any context.
     pub(crate) fn close_interrupts(&self, hw: &Hw) {
         self.opened.lock().hold(hw, true);
     }
 
-    /// They cause interrupts again. Any context.
+    /// Opens all interrupt targets again. Any context.
     pub(crate) fn open_interrupts(&self, hw: &Hw) {
         self.opened.lock().hold(hw, false);
     }
 }
 
 impl Target {
-    /// Number of the interval.
+    /// Returns the number of the interval.
     pub fn interval(&self) -> u32 {
         self.number
     }
 
-    /// Where it begins, as the NIC sees it.
+    /// Returns the bus address of the first byte, for the NIC.
     pub fn base(&self) -> BusAddr {
         self.base
     }
 
-    /// Its size in bytes. Peers' intervals must not be longer: the hardware does not check.
+    /// Returns the size in bytes. Peers' intervals must not be longer, because the hardware does
+    /// not check.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 }
 
 impl Target {
-    /// Has it lead nowhere, so that its memory is out of reach when this returns, but keeps others
-    /// from the number, which peers may still have intervals for. May sleep.
+    /// Closes the target, so that peers cannot access its memory when this returns, but keeps the
+    /// number reserved. Peers may still have intervals with that number. May sleep.
     pub fn shut(mut self) -> ShutTarget {
         self.leave(|targets, number| targets.shut(number));
         let number = ShutTarget {
@@ -283,7 +288,7 @@ impl Target {
         let (smfu, number) = (&self.smfu, self.number);
         let base = smfu::vpid_t_start_addr(number);
         let mut told = false;
-        // What arrived before is in memory when this returns.
+        // Writes that arrived earlier are in memory when this returns.
         smfu.ctx.withdraw(base, |hw| {
             let mut opened = smfu.opened.lock();
             change(&mut opened.targets, number);
@@ -291,7 +296,7 @@ impl Target {
             told = true;
         });
         if !told {
-            // The device is gone.
+            // The device was removed.
             change(&mut smfu.opened.lock().targets, number);
         }
     }
@@ -305,14 +310,14 @@ impl Drop for Target {
     }
 }
 
-/// The number of a target that leads nowhere any more: nobody else gets it before the drop.
+/// Reserved number of a closed target. The drop frees the number.
 pub struct ShutTarget {
     smfu: Arc<Smfu>,
     number: u32,
 }
 
 impl ShutTarget {
-    /// Nobody else gets the number for so long from now on, though its owner goes. Any context.
+    /// Holds the number off for `time` from now on, though its owner is dropped. Any context.
     pub fn rest(self, time: Delta) {
         let until = Instant::<Monotonic>::now() + time;
         let mut opened = self.smfu.opened.lock();
@@ -323,7 +328,7 @@ impl ShutTarget {
 }
 
 impl ShutTarget {
-    /// Number of the interval.
+    /// Returns the number of the interval.
     pub fn interval(&self) -> u32 {
         self.number
     }

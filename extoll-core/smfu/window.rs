@@ -21,7 +21,7 @@ use wire::{
     smfu::{Refused, Span, PAGE},
 };
 
-/// Time for stores that nothing pushes.
+/// Pause for stores that no load flushes.
 const STORE_TIME: Delta = Delta::from_millis(5);
 fn refused(e: Refused) -> Error {
     match e {
@@ -34,9 +34,9 @@ fn refused(e: Refused) -> Error {
 /// What the hardware was set to, so that a part of the window leads somewhere; set back by the
 /// drop, when the last handle and mapping are gone. The drop may sleep.
 ///
-/// Stores to the window and register writes take different ways in the chip, so that a register
-/// read behind the stores does not push them: only a load through the same part does (HW §12). So
-/// the drop makes one before the part leads elsewhere. Whether it is answered does not matter.
+/// Stores to the window and register writes take different paths in the chip, so reading a register
+/// does not flush stores. Only a load through the same part of the window does (HW §12). The drop
+/// makes such a load before it resets the hardware, and ignores the result.
 pub(super) struct Route {
     smfu: Arc<Smfu>,
     /// Number of the interval.
@@ -74,7 +74,7 @@ impl Route {
         &self.smfu
     }
 
-    /// Somebody stores, or may. Any context.
+    /// Records that a store is or may be made. Any context.
     #[inline]
     pub(super) fn note_store(&self) {
         if !self.stored.load(Relaxed) {
@@ -93,7 +93,7 @@ impl Drop for Route {
     fn drop(&mut self) {
         let smfu = &self.smfu;
         if self.stored.load(Relaxed) {
-            // Out of the processors first.
+            // Flush the CPUs' write-combining buffers first.
             kernel_ext::barrier::wmb_everywhere();
             match &self.probe {
                 Some((mapping, at)) => smfu.push_stores(mapping, *at),
@@ -110,14 +110,14 @@ impl Drop for Route {
     }
 }
 
-/// What kind of window is wanted.
+/// Specification of a window.
 ///
 /// ```no_run
 /// # use extoll_core::{nic::Nic, smfu::{Caching, WindowSpec}};
 /// # use kernel::prelude::*;
 /// # use wire::ids::NodeId;
 /// # fn example(nic: &Nic) -> Result {
-/// // A BAR of 1 MiB of a device behind node 5, at a multiple of its size.
+/// // Maps a BAR of 1 MiB of a device behind node 5, naturally aligned.
 /// let spec = WindowSpec::new(NodeId(5), 1 << 20).natural();
 /// let window = nic.smfu().window(spec)?;
 /// let id: u32 = window.map(Caching::Uncached)?.read(0)?;
@@ -135,7 +135,7 @@ pub struct WindowSpec {
 }
 
 impl WindowSpec {
-    /// `bytes`, a multiple of 4096, that lead to `node`.
+    /// Makes a specification for a window of `bytes`, a multiple of 4096, that points to `node`.
     pub fn new(node: NodeId, bytes: u64) -> Self {
         Self {
             node,
@@ -146,36 +146,37 @@ impl WindowSpec {
         }
     }
 
-    /// Interval `number` (1…62), which selects the base at the target, instead of the lowest free
-    /// one.
+    /// Requests interval `number` (1…62), which selects the base at the target. The default is the
+    /// lowest free number.
     pub fn interval(mut self, number: u32) -> Self {
         self.interval = Some(number);
         self
     }
 
-    /// The size is a power of two, and the address a multiple of it.
+    /// Requests natural alignment: the size is a power of two, and the address a multiple of it.
     pub fn natural(mut self) -> Self {
         self.natural = true;
         self
     }
 
-    /// Before the window leads elsewhere the quadword at byte `offset` is loaded, 0 without this.
-    /// Choose another one if the target is no memory, and reading its first quadword has an effect.
+    /// Sets the offset of the quadword that is loaded before the window is reset; the default is 0.
+    /// Choose another one if reading the first quadword of the target has a side effect.
     pub fn probe(mut self, offset: u64) -> Self {
         self.probe = Some(offset);
         self
     }
 
-    /// Nothing is loaded before the window leads elsewhere, because the target must not be read, as
-    /// of [interrupts](Smfu::interrupt_target). Five milliseconds go by instead, which no source
-    /// promises to be enough for stores that are under way.
+    /// Disables that load, because the target must not be read, for example
+    /// [interrupts](Smfu::interrupt_target). Instead, the drop waits five milliseconds; no source
+    /// promises that this is long enough for stores in flight.
     pub fn no_probe(mut self) -> Self {
         self.probe = None;
         self
     }
 }
 
-/// An interval that leads to a node; freed when it and its mappings are dropped. May sleep.
+/// Interval that points to a node. It is freed when the window and its mappings are dropped, which
+/// may sleep.
 pub struct Window {
     route: Arc<Route>,
     span: Span,
@@ -183,12 +184,12 @@ pub struct Window {
 }
 
 impl Smfu {
-    /// Takes an interval. May sleep.
+    /// Allocates an interval and points it to a node. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for size, number or node; `EBUSY` if the number is taken; `ENOSPC` without room;
-    /// `ENOMEM`; `ENODEV`.
+    /// `EINVAL` for size, number or node; `EBUSY` if the number is in use; `ENOSPC` if the window
+    /// is full; `ENOMEM`; `ENODEV`.
     pub fn window(self: &Arc<Self>, spec: WindowSpec) -> Result<Window> {
         let power = spec.bytes.is_power_of_two();
         let align = if spec.natural { spec.bytes } else { PAGE };
@@ -214,29 +215,29 @@ impl Smfu {
         Ok(window)
     }
 
-    /// Numbers (1…62) of intervals that are free, as a set: bit *n* stands for number *n*. May sleep.
+    /// Returns the free interval numbers (1…62) as a set: bit *n* is number *n*. May sleep.
     pub fn free_windows(&self) -> u64 {
         self.state.lock().layout.free_numbers()
     }
 }
 
 impl Window {
-    /// Node it leads to.
+    /// Returns the node that the window points to.
     pub fn node(&self) -> NodeId {
         self.node
     }
 
-    /// Number of the interval, which selects the base at the target.
+    /// Returns the number of the interval, which selects the base at the target.
     pub fn interval(&self) -> u32 {
         self.route.number
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.span.bytes()
     }
 
-    /// Offset in the window (BAR 2).
+    /// Returns the offset in BAR 2.
     pub fn offset(&self) -> u64 {
         self.span.start
     }
@@ -257,16 +258,16 @@ impl Window {
         Some(BusAddr(start + self.span.start))
     }
 
-    /// Has it lead to the node no more, though somebody may still access its addresses, which nobody
-    /// else gets before the drop. What an access does is not told by any source: it may lead to the
-    /// memory that node 0 exports (G18), or give all ones. Any context.
+    /// Disconnects the window from the node, while its addresses may still be in use; they stay
+    /// reserved until the drop. The effect of later accesses is unknown: they may access the memory
+    /// that node 0 exports (G18), or return all ones. Any context.
     pub fn cut(&self) {
         if let Some(hw) = self.route.smfu().ctx.alive_access() {
             clear_interval(&hw, self.route.number);
         }
     }
 
-    /// Maps it for the kernel. May sleep.
+    /// Maps the window for the kernel. May sleep.
     ///
     /// # Errors
     ///

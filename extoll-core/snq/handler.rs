@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Entries of the notification queue: the interrupt handler, the dispatcher, and recovery.
+//! Consumer of the notification queue: interrupt handler, dispatcher, recovery of lost entries, and
+//! drain.
+//!
+//! Everything runs with the queue's spinlock held, in the hard interrupt or in work items, except
+//! where a function says otherwise.
 
 use super::{
     work::{DRAIN, RECOVER, UNMASK},
@@ -18,17 +22,17 @@ use wire::{
     },
 };
 
-/// Entries that one interrupt may handle; the rest raises the next one at once.
+/// Maximum number of entries per interrupt; the remainder raises the next one at once.
 const BUDGET: u32 = 256;
-/// How long an entry that the write pointer has passed may be under way, in milliseconds.
+/// Time limit in milliseconds for an entry to arrive after the write pointer has passed it.
 const HOLE_MS: u32 = 100;
 
-/// An entry of the ring, valid or not, with its header.
+/// Reads an entry of the ring and its header, valid or not.
 fn entry(memory: &Option<DmaWords>, index: u16) -> Option<(Header, Entry)> {
     let memory = memory.as_ref()?;
     let first = usize::from(index) * ENTRY_WORDS;
     let mut words = [0; ENTRY_WORDS];
-    // The header decides whether the entry is there: read it before the rest.
+    // The header tells whether the entry has arrived, so read it before the other words.
     words[ENTRY_WORDS - 1] = memory.read(first + ENTRY_WORDS - 1);
     barrier::dma_rmb();
     for (i, word) in words.iter_mut().take(ENTRY_WORDS - 1).enumerate() {
@@ -60,8 +64,8 @@ impl Snq {
         }
         let mut handled = self.take_entries(&hw, state);
         if handled == 0 {
-            // Nobody's interrupt? Ask whether somebody is still there at all. The answer comes
-            // behind all that the NIC wrote before, so an entry that was late is there now.
+            // A spurious interrupt, or a removed NIC. The answer to the register read arrives after
+            // all earlier writes of the NIC, so a late entry has arrived then.
             let wp = hw.rf.read(snq::QUEUE_WPLT);
             if ctx.is_gone(&hw, wp) {
                 return;
@@ -69,7 +73,8 @@ impl Snq {
             handled = self.take_entries(&hw, state);
             let wp = QueueIndex(wp).index();
             if handled == 0 && state.intake.found_none(wp) == Empty::Missing {
-                // Lost. Not re-armed, or it would interrupt again at once.
+                // The entry is lost. Do not re-arm, because the interrupt would be raised again at
+                // once.
                 self.schedule::<RECOVER>(HOLE_MS);
                 return;
             }
@@ -84,7 +89,7 @@ impl Snq {
         self.deliver_message(&hw, handled == 0, ring.next());
     }
 
-    /// Handles the entries that are there, at most [`BUDGET`]; returns their number.
+    /// Processes up to [`BUDGET`] entries and returns their number.
     fn take_entries(self: &Arc<Self>, hw: &Hw, state: &mut State) -> u32 {
         let (memory, judge) = (&state.memory, &mut state.judge);
         state.intake.take(
@@ -94,7 +99,7 @@ impl Snq {
         )
     }
 
-    /// Tells the NIC how far the handler came, and arms the interrupt.
+    /// Writes the read pointer and arms the interrupt.
     fn acknowledge(hw: &Hw, state: &mut State) {
         state.intake.armed();
         let ring = state.intake.ring();
@@ -103,10 +108,10 @@ impl Snq {
         hw.rf.write(snq::IRQ_WATERMARK, ring.watermark().raw());
     }
 
-    /// Takes entries that have been waiting since the last look: their interrupt got lost, and
-    /// there will be none before it is armed.
+    /// Processes entries that have waited since the last poll, because their interrupt was lost.
+    /// Only the handler re-arms the interrupt, so no other would follow.
     pub(super) fn watch(self: &Arc<Self>) {
-        // What clients schedule runs when bottom halves are on again.
+        // Softirqs that clients raise run when bottom halves are enabled again.
         let _bh = BhDisabled::new();
         let Some(hw) = self.ctx.alive_access() else {
             return;
@@ -133,9 +138,9 @@ impl Snq {
         Self::acknowledge(&hw, state);
     }
 
-    /// Returns whether the NIC lost its registers without notice of the driver: the address of the
-    /// ring, which only [`Snq::setup`] writes, and which is zero after a reset. Such a NIC answers, but
-    /// does nothing any more. One that was never seen to hold the address says nothing.
+    /// Returns whether the NIC lost its registers unexpectedly. The register with the ring address
+    /// is zero after a reset, and only [`Snq::setup`] writes it. Such a NIC answers, but no longer
+    /// works. The check needs a NIC that has returned the written address before.
     pub(super) fn has_forgotten(&self) -> bool {
         let Some(hw) = self.ctx.alive_access() else {
             return false;
@@ -162,11 +167,11 @@ impl Snq {
         }
     }
 
-    /// Skips entries that got lost on their way, then does what they may have asked for: all
-    /// clients poll, the status is read and the outport drained. The counters that error events
-    /// report are cumulative, the next one tells.
+    /// Skips entries that were lost, then does what they may have requested: all clients poll, the
+    /// status is read and the outport is drained. Error events need no replacement, because their
+    /// counters are cumulative.
     pub(super) fn recover(self: &Arc<Self>) {
-        // What clients schedule runs when bottom halves are on again.
+        // Softirqs that clients raise run when bottom halves are enabled again.
         let _bh = BhDisabled::new();
         let Some(hw) = self.ctx.alive_access() else {
             return;
@@ -189,7 +194,7 @@ impl Snq {
                 },
             );
             let Some(skipped) = done else {
-                return; // It came after all.
+                return; // The entry has arrived late.
             };
             if skipped.lost != 0 {
                 self.ctx.error(
@@ -256,7 +261,7 @@ impl Snq {
         }
     }
 
-    /// Calls the clients of all VPIDs in a vector of four words: bit j of word i is VPID 64·i + j.
+    /// Calls the clients of all VPIDs in a vector of four words; bit j of word i is VPID 64·i + j.
     fn deliver(&self, unit: Unit, vector: &[u64]) {
         for (i, word) in (0u16..4).zip(vector) {
             let mut rest = *word;
@@ -276,7 +281,7 @@ impl Snq {
         }
     }
 
-    /// Runs the drain. Returns the pause in milliseconds until it wants to run again.
+    /// Runs the drain. Returns the pause in milliseconds until the next run. Process context.
     pub(super) fn drain(&self) -> Option<u32> {
         {
             let state = self.state.lock();

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Interrupts that other nodes cause: their writes to 0xFD_0000_0000…0xFD_FFFF_FFFF become MSI
-//! vector 0, which is the notification queue's, too (HW §6.2, G26).
+//! Interrupts raised by other nodes: their writes to 0xFD_0000_0000…0xFD_FFFF_FFFF raise MSI vector
+//! 0, which the notification queue uses, too (HW §6.2, G26).
 //!
-//! Nothing says who wrote, or what: clients hear that there may be a message and look for
-//! themselves. An interrupt that finds no entry in the queue was such a write for sure; one that
-//! finds some may have been one, since interrupts of a vector are merged while one is pending.
+//! The interrupt carries neither sender nor content, so clients are told that there may be a
+//! message and poll for it. An interrupt without an entry in the queue was certainly such a write.
+//! An interrupt with entries may also include one, because interrupts of a vector are merged while
+//! one is pending.
 //!
-//! Who causes too many is held back: each client is called at the rate it asked for, and for what
-//! came above that once at the end of a tenth of a second. If all together are more than the NIC
-//! may have in a second, the interrupt targets ([`Smfu::interrupt_target`]) are closed for a
-//! second; afterwards all clients are called, as what others wrote meanwhile led nowhere.
+//! Interrupts are rate-limited. Each client is called at its requested rate, and once per 100 ms
+//! for those above it. If the total exceeds the NIC's limit per second, the interrupt targets
+//! ([`Smfu::interrupt_target`]) are closed for a second. Afterwards all clients are called, because
+//! writes of that second were lost.
 //!
-//! [`Smfu::interrupt_target`]: crate::smfu::Smfu::interrupt_target
+//! Clients are called in the hard interrupt or in a work item, with their list locked.
 
 use super::{work::MESSAGES, Snq};
 use crate::{hw::Hw, stats::Reason, subscribers::Subscribers};
@@ -23,11 +24,11 @@ use kernel::{
 use kernel_ext::net::BhDisabled;
 use wire::snq::{Admission, MessageLimit, MASKED_MS};
 
-/// Hears of interrupts that other nodes may have caused.
+/// Client for interrupts that other nodes may have raised.
 pub trait MessageClient: Send + Sync {
-    /// A message may have come; `sure`: the interrupt was nothing else. Hard interrupt, or process
-    /// context with interrupts disabled, with the list of clients locked: must not sleep, not take
-    /// long, and neither subscribe nor unsubscribe.
+    /// Reports that a message may have arrived. With `sure`, the interrupt had no other cause. Hard
+    /// interrupt, or process context with interrupts disabled, with the list of clients locked.
+    /// Must not sleep nor take long, and neither subscribe nor unsubscribe.
     fn message(&self, sure: bool);
 }
 
@@ -37,13 +38,13 @@ struct Listener {
 }
 
 struct Storm {
-    /// Of all interrupts that the queue does not explain.
+    /// Limit of all interrupts without entries in the queue.
     limit: MessageLimit,
-    /// Interrupt targets are closed until then, in milliseconds.
+    /// Time in milliseconds until which interrupt targets are closed.
     closed_until: Option<u64>,
 }
 
-/// The clients of a NIC.
+/// Clients of a NIC.
 #[pin_data]
 pub(super) struct Messages {
     #[pin]
@@ -53,7 +54,8 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    /// `per_second`: more interrupts by other nodes are a storm; 0: none is.
+    /// Makes the list of clients. More than `per_second` interrupts by other nodes are a storm; 0
+    /// disables the limit.
     pub(super) fn new(per_second: u32) -> impl PinInit<Self> {
         let storm = Storm {
             limit: MessageLimit::new(per_second),
@@ -66,7 +68,7 @@ impl Messages {
     }
 }
 
-/// A subscription to messages, ended by drop: when that returns, the client is not called any more.
+/// Subscription to messages. The drop ends it: when it returns, the client is not called any more.
 /// Process context; may sleep.
 pub struct MessageSubscription {
     snq: Arc<Snq>,
@@ -92,8 +94,8 @@ impl Snq {
         Ok(MessageSubscription { snq, key })
     }
 
-    /// An interrupt came; `sure`: the queue had nothing to tell, its next entry is `next`. Hard
-    /// interrupt.
+    /// Delivers an interrupt to the clients. With `sure`, the queue had no entry; `next` is its
+    /// next slot. Hard interrupt.
     pub(super) fn deliver_message(self: &Arc<Self>, hw: &Hw, sure: bool, next: u16) {
         let (now, clients) = (self.now_ms(), &self.messages.clients);
         if sure {
@@ -118,7 +120,7 @@ impl Snq {
         }
         clients.for_each(|listener| {
             if !sure {
-                // What is owed will be told anyway.
+                // A deferred call follows anyway.
                 if !listener.limit.is_owed() {
                     listener.client.message(false);
                 }
@@ -132,9 +134,9 @@ impl Snq {
         });
     }
 
-    /// Tells clients of what was held back, and opens interrupt targets again.
+    /// Makes deferred calls to clients, and opens interrupt targets again. Process context.
     pub(super) fn deliver_late_messages(self: &Arc<Self>) {
-        // What clients schedule runs when bottom halves are on again.
+        // Softirqs that clients raise run when bottom halves are enabled again.
         let _bh = BhDisabled::new();
         let Some(hw) = self.ctx.alive_access() else {
             return;
@@ -148,7 +150,7 @@ impl Snq {
             self.to.smfu.open_interrupts(&hw);
         }
         drop(storm);
-        // What came while targets were closed led nowhere: all look.
+        // Writes were lost while the targets were closed, so all clients must poll.
         self.messages.clients.for_each(|listener| {
             if listener.limit.collect() {
                 listener.client.message(true);

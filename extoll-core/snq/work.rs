@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What the notification queue does in process context: work items, and that they end.
+//! Work items of the notification queue, and their cancellation. They run in process context and
+//! may sleep.
 
 use super::Snq;
 use kernel::{
@@ -13,23 +14,23 @@ use kernel::{
 use kernel_ext::{reset, work};
 use wire::snq::Enabled;
 
-/// Pause between looks for entries that no interrupt tells of, in milliseconds. One may get lost,
-/// and it is armed again by its handler only.
+/// Interval of polls for lost interrupts, in milliseconds. A lost interrupt is never re-armed
+/// otherwise, because only its handler does that.
 const WATCH_MS: u32 = 1000;
 
-/// The drain of outport 10.
+/// Drains outport 10.
 pub(super) const DRAIN: u64 = 0;
-/// Recovery of lost entries.
+/// Recovers from lost entries.
 pub(super) const RECOVER: u64 = 1;
-/// Looks for lost interrupts.
+/// Polls for lost interrupts.
 pub(super) const WATCH: u64 = 2;
-/// The end of storms.
+/// Unmasks events after storms.
 pub(super) const UNMASK: u64 = 3;
-/// The first look at the registers of events.
+/// Reads the first values of the events' registers.
 pub(super) const BEGIN: u64 = 4;
-/// Interrupts by writes of other nodes that were held back.
+/// Delivers interrupts by other nodes that were deferred.
 pub(super) const MESSAGES: u64 = 5;
-/// The NIC has lost its registers.
+/// Requests a reset, because the NIC has lost its registers.
 pub(super) const FORGOTTEN: u64 = 6;
 
 impl_has_delayed_work! {
@@ -97,7 +98,7 @@ impl WorkItem<UNMASK> for Snq {
 
     fn run(this: Arc<Snq>) {
         this.write_mask(Enabled::calm);
-        // What happened to links while their events were masked.
+        // Events of links may have been missed while they were masked.
         this.to.events.look_at_links();
     }
 }
@@ -108,7 +109,7 @@ impl WorkItem<BEGIN> for Snq {
     fn run(this: Arc<Snq>) {
         this.to.events.begin();
         this.allow(this.to.events.wanted());
-        // What happened to links since the first look.
+        // Links may have changed since their first values were read.
         this.to.events.look_at_links();
     }
 }
@@ -130,7 +131,7 @@ impl WorkItem<FORGOTTEN> for Snq {
 }
 
 impl Snq {
-    /// Schedules a work item in `delay_ms`. Any context.
+    /// Queues a work item with a delay of `delay_ms`. Any context.
     pub(super) fn schedule<const ID: u64>(self: &Arc<Self>, delay_ms: u32)
     where
         Arc<Self>: RawDelayedWorkItem<ID, EnqueueOutput = Result<(), Arc<Self>>>,
@@ -138,18 +139,17 @@ impl Snq {
         let _ = work::enqueue_delayed::<_, ID>(self.clone(), msecs_to_jiffies(delay_ms));
     }
 
-    /// What runs beside the interrupt handler: once the first look at the events' registers, after
-    /// which the driver's events are enabled, and from time to time one for lost interrupts. Any
-    /// context.
+    /// Starts the work items: one reads the first values of the events' registers and then enables
+    /// the driver's events; one polls for lost interrupts periodically. Any context.
     pub(crate) fn attend(self: &Arc<Self>) {
         let _ = work::enqueue::<_, BEGIN>(self.clone());
         self.schedule::<WATCH>(WATCH_MS);
     }
 
-    /// The device is retired and the interrupt handler is gone: nothing runs by itself any more.
-    /// May sleep.
+    /// Cancels all work items and waits for them. The device is retired and the interrupt handler
+    /// is removed. May sleep.
     pub(crate) fn end(self: &Arc<Self>) {
-        // Each after those that schedule it.
+        // Each item is cancelled after those that queue it.
         work::cancel_sync::<Self, BEGIN>(self);
         work::cancel_delayed_sync::<Self, WATCH>(self);
         work::cancel_delayed_sync::<Self, FORGOTTEN>(self);

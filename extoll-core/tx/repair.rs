@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The repair of a port that the NIC has dropped packets of (HW §8), step by step: by the work item that looks,
-//! or by who keeps that from running. [`wire::sending`] and [`wire::wcbuf`] decide.
+//! Repair of a port after the NIC has dropped packets (HW §8), in single steps. The work item
+//! `watch` runs it; callers that keep work items from running use [`Tx::poll`]. [`wire::sending`]
+//! and [`wire::wcbuf`] decide about the steps.
+//!
+//! Each step takes the port's spinlock, which disables interrupts.
 
 use super::{reset_state, Inner, Tx};
 use crate::{
@@ -18,27 +21,30 @@ use wire::{
     wcbuf::{Action, Event, Failure, COPIES},
 };
 
-/// How long a repair may take before its packets are given up: longer than full queues at the other end may
-/// hold the fabric up (the programmed time-outs, HW §9.3, §10.7).
+/// Time limit of a repair in milliseconds, after which its packets are discarded. It exceeds the
+/// time for which full queues at the peer can block the fabric (the programmed time-outs, HW §9.3,
+/// §10.7).
 const REPAIR_DEADLINE_MS: i64 = 5000;
-/// Pause between looks of a repair.
+/// Pause between two polls of a repair.
 const REPAIR_PAUSE: Delta = Delta::from_micros(20);
-/// Steps of a repair in one go by somebody who can't pause: enough to send everything again.
+/// Maximum number of steps per call of [`Tx::poll`], which cannot pause: enough to resend
+/// everything.
 const STEPS_AT_ONCE: usize = COPIES + 16;
 
-/// What became of a step of a repair.
+/// Result of a repair step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// It is done.
+    /// The step is done.
     Done,
-    /// So it is, but the NIC needs some time before the next one.
+    /// The step is done, but the NIC needs some time before the next one.
     Waits,
-    /// There is nothing to repair, or no more.
+    /// No repair is necessary, or the repair has ended.
     Over,
 }
 
 impl<const N: usize> Tx<N> {
-    /// Drives the repair of HW §8 until it is done, its deadline has passed, or the port is closed.
+    /// Runs the repair of HW §8 until it is done, its deadline has passed, or the port is closed.
+    /// May sleep.
     pub(super) fn repair(&self) {
         loop {
             match self.repair_step() {
@@ -50,8 +56,8 @@ impl<const N: usize> Tx<N> {
         self.wake();
     }
 
-    /// Does what the watch does, as far as that is possible without a pause: looks whether packets were dropped,
-    /// and goes on with their repair. Nobody is told of room. Any context.
+    /// Checks whether packets were dropped, and continues their repair as far as possible without a
+    /// pause. Does not report room to clients. Any context.
     pub(crate) fn poll(&self) {
         {
             let mut inner = self.inner.lock();
@@ -68,7 +74,7 @@ impl<const N: usize> Tx<N> {
         }
     }
 
-    /// Does the next step of a repair. Any context.
+    /// Executes the next step of a repair. Any context.
     fn repair_step(&self) -> Step {
         let (mut began, mut lost) = (false, None);
         let step = {
@@ -87,7 +93,8 @@ impl<const N: usize> Tx<N> {
         step
     }
 
-    /// With the number of packets that were `lost`, if they were given up.
+    /// Executes a step with the lock held. Stores the number of discarded packets in `lost`, if the
+    /// repair gives up.
     fn step_locked(&self, inner: &mut Inner<N>, lost: &mut Option<u8>) -> Step {
         let (Some(action), Some(hw)) = (inner.machine.repair(), self.ctx.alive_access()) else {
             return Step::Over;
@@ -109,7 +116,7 @@ impl<const N: usize> Tx<N> {
                 }
                 Event::Sent
             }
-            // The port is open then.
+            // The port is open again.
             Action::Done => return Step::Over,
             Action::Failed(failure) => {
                 if matches!(failure, Failure::Desync { .. }) {
@@ -120,7 +127,7 @@ impl<const N: usize> Tx<N> {
             }
         };
         let waits = inner.machine.repair_did(event);
-        // The rounds are bounded too: the NIC may drop what is sent again.
+        // The number of rounds is bounded, too, because the NIC may drop resent packets.
         let late = |began: Instant<Monotonic>| began.elapsed().as_millis() >= REPAIR_DEADLINE_MS;
         if inner.machine.mode() == Mode::Repair && inner.repair.is_some_and(late) {
             *lost = Some(self.give_up(inner, &hw));
@@ -132,7 +139,7 @@ impl<const N: usize> Tx<N> {
         }
     }
 
-    /// Forgets all outstanding packets and starts afresh. Returns their number.
+    /// Discards all outstanding packets and resets the state. Returns their number.
     fn give_up(&self, inner: &mut Inner<N>, hw: &Hw) -> u8 {
         reset_state(hw, self.unit, self.vpid);
         let lost = inner.machine.give_up();
@@ -140,7 +147,7 @@ impl<const N: usize> Tx<N> {
         lost
     }
 
-    /// So many packets were given up. Not with the lock held.
+    /// Reports discarded packets. Must be called without the lock.
     fn given_up(&self, lost: Option<u8>) {
         if let Some(lost) = lost {
             self.ctx.error(
@@ -150,8 +157,9 @@ impl<const N: usize> Tx<N> {
         }
     }
 
-    /// Gives up everything outstanding, e.g. after a transmit time-out. Does nothing while a repair runs,
-    /// which has a deadline of its own. Any context; what the console may need to send is not locked.
+    /// Discards all outstanding packets, for example after a transmit time-out. Does nothing during
+    /// a repair, which has its own deadline. Any context; holds no lock that the console may need
+    /// while it logs.
     pub(crate) fn reset(self: &Arc<Self>) {
         let lost = {
             let mut guard = self.inner.lock();
@@ -162,7 +170,7 @@ impl<const N: usize> Tx<N> {
             }
         };
         self.given_up(Some(lost));
-        // There is room for those who wait.
+        // Waiting senders have room now.
         self.kick(Kick::Now);
     }
 }
