@@ -1,22 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory that the NIC may still reach although its user is done with it.
+//! Quarantine: memory that the NIC may still access after its owner has finished.
 //!
-//! A command with bus addresses is not bound to the port that posted it: nothing takes it back, its answer is written to
-//! the address that it carries, and all that the NIC compares is whether the VPID is enabled then (G15). So closing a
-//! port stops late answers only until its VPID is opened again, and memory that an unanswered command names, or that a
-//! peer was told of, must not be freed with the port.
+//! A command with bus addresses outlives the port that posted it. It cannot be cancelled, its
+//! answer is written to the address in the command, and the NIC checks only whether the VPID is
+//! enabled at that time (G15). Closing a port stops late answers only until its VPID is opened
+//! again. Memory that an unanswered command or a peer can name must therefore not be freed with the
+//! port.
 //!
-//! Who closes such a port puts the memory into a [`Batch`] and has that held. It is freed when the time has
-//! passed, or when the NIC has lost bus mastering at unbind. What was held then is noted by [`past`]: mappings
-//! don't survive the driver, so the next one keeps the VPIDs concerned disabled until the time has passed.
+//! The closer of such a port puts the memory into a [`Batch`] and holds it. The memory is freed
+//! when its time has passed, or when the NIC has lost bus mastering at unbinding. [`past`] then
+//! records the VPIDs: mappings do not survive the driver, so its next binding keeps these VPIDs
+//! disabled until the time has passed.
 //!
-//! Memory is never freed early. Instead, while more is held than the limit of the NIC, the VPID of a port that
-//! is opened stays disabled and nothing can be posted: so no more than the limit and what is outstanding at
-//! open ports is held.
+//! Memory is never freed early. Instead, a VPID that is opened stays disabled while the quarantine
+//! holds more than the NIC's limit. The total is thus bounded by the limit plus the outstanding
+//! memory of open ports.
 //!
-//! Processes with the right to bus addresses get memory for them (`/dev/extoll/pmap`), which ends here, too. It
-//! has an account of its own: while more than the limit is held they get no more.
+//! Processes with the right to bus addresses allocate memory for them by `/dev/extoll/pmap`; it
+//! ends here, too. It is counted separately: while more than the limit is held, they cannot
+//! allocate more.
+//!
+//! Locks: the spinlock `list`, which disables interrupts, and the mutex `enabling`. Everything else
+//! states its context.
 
 mod list;
 mod past;
@@ -47,25 +53,24 @@ use wire::{
     regs::rma,
 };
 
-/// Longest pause between looks in ms.
+/// Longest pause between two runs of the work item, in milliseconds.
 const LOOK_MS: i64 = 60_000;
-/// What an object is charged for besides its bytes.
+/// Bytes charged per object in addition to its size.
 const OVERHEAD: u64 = 4096;
 
-/// Memory mapped for the NIC. Its destructors are this module's code: it may outlive the module that made it.
-///
-/// What is merely dropped stays mapped for ever ([`Streaming`]).
+/// Memory mapped for the NIC. Only code of this module frees it, because it may outlive the module
+/// that made it. A mapping that is merely dropped is never unmapped ([`Streaming`]).
 pub enum Held {
-    /// A frame that the NIC may read.
+    /// Frame that the NIC may read.
     Tx(TxMapping),
-    /// A buffer that the NIC may write.
+    /// Buffer that the NIC may write.
     Rx(RxMapping),
     /// Coherent memory.
     Words(Arc<DmaWords>),
 }
 
 impl Held {
-    /// First bus address and length.
+    /// Returns the first bus address and the length in bytes.
     fn range(&self) -> (u64, u64) {
         match self {
             Self::Tx(m) => (m.addr(), m.len().into()),
@@ -74,7 +79,8 @@ impl Held {
         }
     }
 
-    /// Gives the memory up, which the NIC must not access any more. What is of an earlier binding stays as it is.
+    /// Unmaps and frees the memory, which the NIC must not access any more. Objects of an earlier
+    /// binding stay mapped.
     fn free(self, dev: &BoundDevice) {
         match self {
             Self::Tx(m) => drop(m.unmap(dev)),
@@ -84,14 +90,14 @@ impl Held {
     }
 }
 
-/// Room for what a port may leave, made in time: handing memory over can't fail for lack of memory.
+/// Preallocated entry for a port's memory, so that handing memory over cannot fail.
 pub struct Batch {
     quarantine: Arc<Quarantine>,
     entry: KBox<Entry>,
 }
 
 impl Batch {
-    /// Adds an object. One for which there is no room is never freed, which is counted (reason 37).
+    /// Adds an object. Without capacity, the object is leaked and counted (reason 37).
     pub fn push(&mut self, held: Held) {
         let bytes = held.range().1 + OVERHEAD;
         match self.entry.items.push_within_capacity(held) {
@@ -103,7 +109,8 @@ impl Batch {
         }
     }
 
-    /// Hands the objects over: they are freed after `keep_ms`, or when the NIC is unbound. May sleep.
+    /// Hands the objects over. They are freed after `keep_ms`, or when the NIC is unbound. May
+    /// sleep.
     pub fn hold(self, keep_ms: u32) {
         let Self {
             quarantine,
@@ -121,27 +128,27 @@ impl Batch {
             (left, list.ended)
         };
         if ended {
-            // There is no DMA any more, until the next binding.
+            // DMA has ended until the next binding.
             quarantine.remember(&left);
         }
         free(&quarantine.ctx, left);
     }
 }
 
-/// What a NIC holds.
+/// Quarantine of a NIC.
 #[pin_data]
 pub struct Quarantine {
     ctx: Arc<Context>,
-    /// The VPIDs whose ports wait.
+    /// VPIDs of the RMA unit, whose ports may have to wait.
     table: Arc<Table>,
-    /// Bytes above which ports wait.
+    /// Maximum number of held bytes at which new ports are enabled.
     limit: u64,
     #[pin]
     list: SpinLockIrq<List>,
-    /// Held while a port that waits is enabled or closed.
+    /// Taken to enable or close a waiting port.
     #[pin]
     enabling: Mutex<()>,
-    /// VPIDs of open ports that are postponed: not enabled yet. As bits.
+    /// VPIDs of open ports that are not enabled yet, as bits.
     waiting: [Atomic<u64>; 4],
     #[pin]
     work: DelayedWork<Quarantine>,
@@ -162,8 +169,8 @@ impl WorkItem for Quarantine {
 }
 
 impl Quarantine {
-    /// Nothing is held; `table` has the VPIDs of the RMA unit, `limit_kib` is the memory above which its
-    /// ports wait. May sleep.
+    /// Makes an empty quarantine. `table` holds the VPIDs of the RMA unit; while more than
+    /// `limit_kib` of memory is held, new ports wait. May sleep.
     #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(ctx: Arc<Context>, table: Arc<Table>, limit_kib: u32) -> Result<Arc<Self>> {
         Arc::pin_init(
@@ -180,14 +187,13 @@ impl Quarantine {
         )
     }
 
-    /// Room for `capacity` objects of the RMA port `vpid`. May sleep.
+    /// Allocates a batch for `capacity` objects of the RMA port `vpid`. May sleep.
     ///
     /// ```
     /// use extoll_core::{dma::DmaWords, nic::Nic, quarantine::Held, rma::Requester};
     /// use kernel::{prelude::*, sync::Arc};
     ///
-    /// /// Closes a port by its last handle. Its command, which names this memory, was not
-    /// /// answered.
+    /// /// Closes a port by its last handle while a command that names `memory` is unanswered.
     /// fn give_up(nic: &Nic, port: Requester, memory: Arc<DmaWords>) -> Result {
     ///     let mut batch = nic.quarantine().batch(port.vpid(), 1)?;
     ///     port.close();
@@ -204,8 +210,8 @@ impl Quarantine {
         self.batch_of(Source::Kernel(vpid), capacity)
     }
 
-    /// Room for `capacity` objects of processes, and for the knowledge that late answers to them may come for
-    /// `vpid`, if that is known. May sleep.
+    /// Allocates a batch for `capacity` objects of processes. With `vpid`, the batch also records
+    /// that late answers may come for that VPID. May sleep.
     ///
     /// # Errors
     ///
@@ -225,11 +231,11 @@ impl Quarantine {
         })
     }
 
-    /// Whether processes may have more memory for bus addresses: not while too much is held. Any context.
+    /// Returns whether processes may allocate more memory for bus addresses. Any context.
     ///
     /// # Errors
     ///
-    /// `EAGAIN`.
+    /// `EAGAIN` while more than the limit is held.
     pub(crate) fn admit_process(&self) -> Result {
         if self.list.lock().process.bytes > self.limit {
             Err(EAGAIN)
@@ -243,7 +249,7 @@ impl Quarantine {
         Some((word, 1 << (vpid.index() % 64)))
     }
 
-    /// Whether the open port is postponed: not enabled yet. Any context.
+    /// Returns whether an open port is not enabled yet. Any context.
     #[inline]
     pub(crate) fn is_waiting(&self, vpid: Vpid) -> bool {
         self.bit(vpid)
@@ -264,8 +270,8 @@ impl Quarantine {
         }
     }
 
-    /// Whether a bus address belongs to something that is held: what came for it is a late answer. Any
-    /// context.
+    /// Returns whether a bus address belongs to held memory, so that a write to it is a late
+    /// answer. Any context.
     pub fn covers(&self, address: u64) -> bool {
         let list = self.list.lock();
         let found = list.iter().any(|entry| {
@@ -277,8 +283,8 @@ impl Quarantine {
         found
     }
 
-    /// VPIDs, as bits, that late answers to commands of an earlier binding may come for: processes don't
-    /// get them. May sleep.
+    /// Returns the VPIDs, as bits, for which late answers to commands of an earlier binding may
+    /// come. Processes do not get these VPIDs. May sleep.
     pub(crate) fn owed(&self) -> [u64; 4] {
         let mut owed = [0; 4];
         if let Some(past) = past::get() {
@@ -291,8 +297,8 @@ impl Quarantine {
         owed
     }
 
-    /// Milliseconds for which the VPID of a port that is opened has to stay disabled, at least; `None` to
-    /// enable it now. May sleep.
+    /// Returns the minimum number of milliseconds for which a VPID must stay disabled after it was
+    /// opened; `None` to enable it now. May sleep.
     pub(crate) fn wait_ms(&self, vpid: Vpid) -> Option<i64> {
         let past = past::get().and_then(|past| past.left_ms(self.ctx.id(), vpid));
         let full = {
@@ -303,7 +309,7 @@ impl Quarantine {
         past.max(full).map(|ms| ms.max(1))
     }
 
-    /// The port of `vpid` is open but for its VPID, which is enabled after `ms` or later. May sleep.
+    /// Marks a port as open, but with its VPID disabled for at least `ms`. May sleep.
     pub(crate) fn postpone(self: &Arc<Self>, vpid: Vpid, ms: i64) {
         self.set_waiting(vpid, true);
         let ms = u64::try_from(ms).unwrap_or(0);
@@ -312,13 +318,14 @@ impl Quarantine {
         self.look_soon(&self.list.lock());
     }
 
-    /// The port is about to be closed, and is not enabled after this. May sleep.
+    /// Prevents that a port which is about to be closed is enabled. May sleep.
     pub(crate) fn forget(&self, vpid: Vpid) {
         let _enabling = self.enabling.lock();
         self.set_waiting(vpid, false);
     }
 
-    /// Notes that late answers may come for `vpid` for another `ms` although the NIC is unbound. May sleep.
+    /// Records that late answers may come for `vpid` for another `ms`, even after the NIC is
+    /// unbound. May sleep.
     pub(crate) fn outlives(&self, vpid: Vpid, ms: u32) {
         if let Some(past) = past::get() {
             past.note(self.ctx.id(), vpid, after(ms));
@@ -329,7 +336,7 @@ impl Quarantine {
         let _ = work::enqueue_waiting(self.clone(), msecs_to_jiffies(delay_ms));
     }
 
-    /// Not after the end, which needs the list locked, too.
+    /// Queues the work item, unless the quarantine has ended. Called with the list locked.
     fn look_soon(self: &Arc<Self>, list: &List) {
         if !list.ended {
             let _ = work::cancel_delayed(self);
@@ -337,7 +344,8 @@ impl Quarantine {
         }
     }
 
-    /// Frees what was held long enough, and enables ports that waited. Returns in how many ms to look again.
+    /// Frees expired memory and enables ports that waited. Returns the delay of the next run in
+    /// milliseconds.
     fn look(&self) -> Option<u32> {
         let expired = self.list.lock().take(|e| left_ms(e.until) <= 0);
         free(&self.ctx, expired);
@@ -373,8 +381,8 @@ impl Quarantine {
         self.table.writable(vpid);
     }
 
-    /// The NIC has lost bus mastering: frees everything, and notes for the next binding what may still be
-    /// answered. May sleep.
+    /// Frees everything after the NIC has lost bus mastering, and records for the next binding
+    /// which VPIDs may get late answers. May sleep.
     pub(crate) fn end(self: &Arc<Self>) {
         let all = {
             let mut list = self.list.lock();
@@ -386,7 +394,7 @@ impl Quarantine {
         free(&self.ctx, all);
     }
 
-    /// Notes for the next binding what may still be answered. May sleep.
+    /// Records for the next binding which VPIDs may get late answers. May sleep.
     fn remember(&self, list: &Option<KBox<Entry>>) {
         let Some(past) = past::get() else { return };
         for entry in core::iter::successors(list.as_deref(), |e| e.next.as_deref()) {
@@ -396,7 +404,7 @@ impl Quarantine {
         }
     }
 
-    /// debugfs file.
+    /// Writes the debugfs file.
     pub(crate) fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kernel, process) = {
             let list = self.list.lock();

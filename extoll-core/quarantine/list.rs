@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What is held, and until when.
+//! List of held objects and their ends. The caller holds the lock of the list.
 
 use super::Held;
 use crate::context::Context;
@@ -11,17 +11,17 @@ use kernel::{
 };
 use wire::ids::Vpid;
 
-/// Whose answers may come.
+/// Origin of the commands whose answers may come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Source {
-    /// Those of a kernel port with this VPID.
+    /// Kernel port with this VPID.
     Kernel(Vpid),
-    /// Those of a process, with this VPID or any.
+    /// Process, with this VPID or with any.
     Process(Option<Vpid>),
 }
 
 impl Source {
-    /// The VPID, if it is known.
+    /// Returns the VPID, if it is known.
     pub(super) fn vpid(self) -> Option<Vpid> {
         match self {
             Source::Kernel(vpid) => Some(vpid),
@@ -30,7 +30,7 @@ impl Source {
     }
 }
 
-/// Objects that are freed together.
+/// Batch of objects that are freed together.
 pub(super) struct Entry {
     pub(super) source: Source,
     pub(super) until: Instant<Monotonic>,
@@ -40,7 +40,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// With room for `capacity` objects. May sleep.
+    /// Allocates an entry with capacity for `capacity` objects. May sleep.
     pub(super) fn new(source: Source, capacity: usize) -> Result<KBox<Self>> {
         let entry = Self {
             source,
@@ -52,7 +52,7 @@ impl Entry {
         Ok(KBox::new(entry, GFP_KERNEL)?)
     }
 
-    /// Memory of the entry itself.
+    /// Returns the size of the entry's own memory in bytes.
     pub(super) fn overhead(&self) -> u64 {
         (self.items.capacity() * size_of::<Held>()) as u64
     }
@@ -66,22 +66,22 @@ pub(super) fn left_ms(until: Instant<Monotonic>) -> i64 {
     (until - Instant::now()).as_millis()
 }
 
-/// Objects that are held.
+/// Totals of held objects.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Sums {
     pub(super) objects: u64,
     pub(super) bytes: u64,
-    /// Objects ever held.
+    /// Number of objects held so far.
     pub(super) total: u64,
 }
 
-/// Entries that are not over.
+/// Entries whose time has not passed.
 pub(super) struct List {
     head: Option<KBox<Entry>>,
-    /// What kernel ports left, and what processes did.
+    /// Totals of kernel ports and of processes.
     pub(super) kernel: Sums,
     pub(super) process: Sums,
-    /// The NIC lost bus mastering.
+    /// Set after the NIC has lost bus mastering.
     pub(super) ended: bool,
 }
 
@@ -108,8 +108,9 @@ impl List {
         }
     }
 
-    /// Adds an entry. What comes back is to be freed without the lock: after the end the entry, and what it
-    /// takes the place of, if it has no objects: the one of the same source.
+    /// Adds an entry. Returns an entry that the caller must free without the lock. After the end,
+    /// that is the entry itself; for an entry without objects, it is an earlier one of the same
+    /// source, which is replaced.
     pub(super) fn push(&mut self, mut entry: KBox<Entry>) -> Option<KBox<Entry>> {
         if self.ended {
             return Some(entry);
@@ -129,7 +130,7 @@ impl List {
         old
     }
 
-    /// Takes out what `f` says.
+    /// Removes and returns the entries that `f` selects.
     pub(super) fn take(&mut self, f: impl Fn(&Entry) -> bool) -> Option<KBox<Entry>> {
         let (mut kept, mut taken) = (None, None);
         let mut rest = self.head.take();
@@ -155,18 +156,18 @@ impl List {
         core::iter::successors(self.head.as_deref(), |e| e.next.as_deref())
     }
 
-    /// Milliseconds until the first of those that `f` says is over.
+    /// Returns the milliseconds until the first of the entries that `f` selects expires.
     pub(super) fn first_ms(&self, f: impl Fn(&Entry) -> bool) -> Option<i64> {
         let some = self.iter().filter(|e| f(e));
         some.map(|e| left_ms(e.until)).min()
     }
 }
 
-/// Frees a list without recursion. Before the device is unbound; may sleep.
+/// Frees a list without recursion. Must run before the device is unbound. May sleep.
 pub(super) fn free(ctx: &Context, mut list: Option<KBox<Entry>>) {
     while let Some(mut entry) = list {
         list = entry.next.take();
-        // One lock for all of an entry. Without a device its mappings stay.
+        // Locks the device once per entry. Without a device the mappings stay.
         let _ = ctx.with_bound(|dev| {
             for held in core::mem::replace(&mut entry.items, KVVec::new()) {
                 held.free(dev);
@@ -202,19 +203,19 @@ mod tests {
         assert_eq!(taken.map(number).sum::<u16>(), 1 + 3);
         assert_eq!(list.iter().map(number).sum::<u16>(), 2 + 4 + 5);
         assert_eq!((list.kernel.bytes, list.process.bytes), (20, 7));
-        // What processes left is none of the kernel's ports' business.
+        // Memory of processes does not delay the kernel's ports.
         let ours = |e: &Entry| matches!(e.source, Source::Kernel(_));
         assert!(list.first_ms(ours).is_some_and(|ms| ms > 60_000));
         assert!(list.first_ms(|_| true).is_some_and(|ms| ms <= 50_000));
         drop((over, list.take(|_| true)));
         assert_eq!((list.kernel.bytes, list.process.bytes), (0, 0));
-        // Of one source there is one entry without objects.
+        // A source has only one entry without objects.
         for (ms, others) in [(1000, false), (2000, true)] {
             assert_eq!(list.push(entry(process, 0, ms)?).is_some(), others);
         }
         assert_eq!(list.iter().count(), 1);
         assert!(list.first_ms(|_| true).is_some_and(|ms| ms > 1000));
-        // After the end nothing is kept.
+        // After the end, every entry is returned.
         list.ended = true;
         assert!(list.push(entry(process, 10, 1000)?).is_some());
         Ok(())

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What is known of earlier bindings of devices: mappings don't survive the driver, but late answers do.
+//! Memory of earlier bindings: mappings do not survive the driver, but late answers may. Under a
+//! mutex; may sleep.
 
 use super::list::left_ms;
 use kernel::{
@@ -12,12 +13,12 @@ use kernel::{
 use kernel_ext::global::Global;
 use wire::ids::Vpid;
 
-/// What is known.
+/// The only instance, for the whole module.
 static PAST: Global<Past> = Global::new();
-/// VPIDs that are noted at once; of more the ones that end first are forgotten.
+/// Maximum number of recorded VPIDs; beyond it, the one that expires first is dropped.
 const ENTRIES: usize = 2 * Vpid::COUNT as usize;
 
-/// What is known, while the module is loaded.
+/// Returns the record, while the module is loaded.
 pub(super) fn get() -> Option<Arc<Past>> {
     PAST.get()
 }
@@ -30,7 +31,7 @@ pub(super) struct Past {
 }
 
 impl Past {
-    /// Late answers may come for a VPID of a NIC until then.
+    /// Records that late answers may come for a VPID of a NIC until `until`.
     pub(super) fn note(&self, id: u32, vpid: Vpid, until: Instant<Monotonic>) {
         let mut list = self.list.lock();
         list.retain(|(_, _, until)| left_ms(*until) > 0);
@@ -46,18 +47,18 @@ impl Past {
                 let _ = list.remove(i);
             }
         }
-        // Has the capacity.
+        // Cannot fail, because the list has the capacity.
         let _ = list.push_within_capacity((id, vpid, until));
     }
 
-    /// For how many milliseconds they may, if they may.
+    /// Returns the number of milliseconds for which late answers may still come, if any.
     pub(super) fn left_ms(&self, id: u32, vpid: Vpid) -> Option<i64> {
         let list = self.list.lock();
         let until = list.iter().find(|e| (e.0, e.1) == (id, vpid))?.2;
         Some(left_ms(until)).filter(|ms| *ms > 0)
     }
 
-    /// Calls `f` with the VPIDs of a NIC whose time is not over.
+    /// Calls `f` with each VPID of a NIC whose time has not passed.
     pub(super) fn each(&self, id: u32, mut f: impl FnMut(Vpid)) {
         let list = self.list.lock();
         let waits = list.iter().filter(|e| e.0 == id && left_ms(e.2) > 0);
@@ -70,11 +71,12 @@ impl Past {
     }
 }
 
-/// What the module remembers of devices that were unbound; made before the first is bound and dropped after the last.
+/// Owner of the record of unbound devices. Made before the first device is bound and dropped after
+/// the last one.
 pub struct PastOwner(());
 
 impl PastOwner {
-    /// Makes it. May sleep.
+    /// Makes the record. May sleep.
     ///
     /// # Errors
     ///
@@ -91,7 +93,7 @@ impl Drop for PastOwner {
     fn drop(&mut self) {
         let ms = PAST.get().map_or(0, |past| past.longest_ms());
         if ms > 0 {
-            pr_warn!("late answers may come for {ms} ms: do not load the module again before\n");
+            pr_warn!("late answers of a NIC may still write to memory: do not load the module again within {ms} ms\n");
         }
         PAST.set(None);
     }
@@ -121,7 +123,7 @@ mod tests {
         for id in 100..100 + ENTRIES as u32 {
             past.note(id, vpid, after(20_000));
         }
-        // The longest stays.
+        // The entry with the latest end stays.
         assert!(past.left_ms(7, vpid).is_some());
         assert!(past.longest_ms() > 60_000);
         assert_eq!(past.list.lock().len(), ENTRIES);

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The device files of a NIC, with the vendor's ABI (docs/uapi.md), for processes that are not trusted (docs/security.md).
+//! Device files of a NIC, with the vendor's ABI (docs/uapi.md), for untrusted processes
+//! (docs/security.md).
 //!
-//! An open file outlives the binding of its NIC: [`Devices::stop`] takes from it everything that reaches hardware or DMA
-//! memory, after which its operations fail with `ENODEV` and accesses to its mappings give SIGBUS.
+//! An open file may outlive the binding of its NIC. [`Devices::stop`] takes all access to hardware
+//! and DMA memory from it. Its operations then fail with `ENODEV`, and accesses to its mappings
+//! raise SIGBUS.
+//!
+//! Everything runs in process context and may sleep. The mutex `files` protects the list of open
+//! files; each file has a mutex of its own, which is taken after it.
 
 mod pmap;
 mod policy;
@@ -34,48 +39,51 @@ use kernel_ext::{
 };
 use policy::Quota;
 
-/// An open file that loses its NIC.
+/// Open file that can lose its NIC.
 trait OpenFile: Handler {
-    /// Gives up everything that reaches hardware or DMA memory; done when it returns, whoever began it. May sleep.
+    /// Frees everything by which the file accesses hardware or DMA memory. Complete on return, even
+    /// if another thread started it. May sleep.
     fn detach(&self);
 
-    /// Takes all pages of the NIC from the processes that have them mapped, which get no new ones of a NIC that is not
-    /// alive; done when it returns. May sleep.
+    /// Unmaps all pages of the NIC from all processes. A NIC that is not alive gets no new
+    /// mappings. Complete on return. May sleep.
     fn revoke(&self);
 }
 
-/// The open files of a NIC.
+/// Open files of a NIC.
 struct Files {
     list: KVec<(u64, Arc<dyn OpenFile>)>,
     next: u64,
     stopped: bool,
 }
 
-/// What the open files share.
+/// State that the open files of a NIC share.
 #[pin_data]
 struct Shared {
     nic: Arc<Nic>,
     settings: Settings,
     index: u32,
-    /// VPIDs of users, by unit.
+    /// VPIDs held by users, by unit.
     quota: Arc<Quota>,
     #[pin]
     files: Mutex<Files>,
 }
 
 impl Shared {
-    /// Number of the NIC on this host.
+    /// Returns the number of the NIC on this host.
     fn index(&self) -> u32 {
         self.index
     }
 
-    /// Opens a file: `open` gets its identity. Unbinding waits for it.
+    /// Opens a file with `open`, which gets the file's identity. Unbinding waits until `open` has
+    /// returned.
     fn admit<T: OpenFile + 'static>(
         &self,
         open: impl FnOnce(u64) -> Result<Arc<T>>,
     ) -> Result<Arc<dyn Handler>> {
         let mut files = self.files.lock();
-        // Of a dead NIC too: "try again" would be a wrong advice.
+        // Checked here, because the `EAGAIN` of a network that is down would invite retries on a
+        // dead NIC.
         if files.stopped || !self.nic.is_alive() {
             return Err(ENODEV);
         }
@@ -87,7 +95,7 @@ impl Shared {
         Ok(file)
     }
 
-    /// The file was detached and closed.
+    /// Removes a file that was detached and closed.
     fn forget(&self, id: u64) {
         let mut files = self.files.lock();
         let at = files.list.iter().position(|(i, _)| *i == id);
@@ -106,7 +114,7 @@ enum Kind {
     RfAccess,
 }
 
-/// Names, and whether they are for the superuser only.
+/// Device nodes: name, and whether only the superuser may open it.
 const NODES: [(Kind, &CStr, bool); 5] = [
     (Kind::Velo2, c"velo2", false),
     (Kind::Rma2, c"rma2", false),
@@ -136,10 +144,10 @@ impl Opener for NodeOpener {
     }
 }
 
-/// Numbers of NICs in use.
+/// Set of the numbers of NICs in use.
 static INDICES: Atomic<u32> = Atomic::new(0);
 
-/// Number of a NIC on this host, the lowest free one.
+/// Number of a NIC on this host: the lowest free one.
 struct Index(u32);
 
 impl Index {
@@ -168,7 +176,7 @@ impl Drop for Index {
     }
 }
 
-/// The device files of a NIC. Drop stops.
+/// Device files of a NIC. The drop removes them.
 pub(crate) struct Devices {
     nodes: KVec<Node>,
     shared: Arc<Shared>,
@@ -176,7 +184,7 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    /// Makes them. `M` is the module that this crate is linked into. May sleep.
+    /// Makes the device files. `M` is the module that this crate is linked into. May sleep.
     ///
     /// # Errors
     ///
@@ -218,12 +226,12 @@ impl Devices {
         Ok(this)
     }
 
-    /// The pages of the NIC that processes have mapped.
+    /// Returns access to the pages of the NIC that processes have mapped.
     pub(crate) fn pages(&self) -> Pages {
         Pages(self.shared.clone())
     }
 
-    /// No file is opened any more, and those that are open lose the NIC. May sleep.
+    /// Removes the device files and detaches all open ones. May sleep.
     fn stop(&mut self) {
         self.nodes.clear();
         let files = {
@@ -237,11 +245,12 @@ impl Devices {
     }
 }
 
-/// See [`Devices::pages`]. To be dropped before the NIC is unbound.
+/// Pages of the NIC that processes have mapped ([`Devices::pages`]). Must be dropped before the NIC
+/// is unbound.
 pub(crate) struct Pages(Arc<Shared>);
 
 impl Pages {
-    /// Takes them from the processes, for ever, since the NIC is not alive. May sleep.
+    /// Unmaps all pages permanently, because the NIC is not alive. May sleep.
     pub(crate) fn revoke(&self) {
         let mut first = 0;
         loop {
@@ -250,7 +259,7 @@ impl Pages {
                 let rest = files.list.iter().filter(|(id, _)| *id >= first);
                 rest.min_by_key(|(id, _)| *id).cloned()
             };
-            // Without the lock: one that closes may take its time.
+            // Without the lock, because a file that is being closed may take long.
             let Some((id, file)) = next else { return };
             file.revoke();
             first = id + 1;
@@ -272,12 +281,13 @@ fn put(arg: usize, bytes: &[u8]) -> Result<isize> {
     Ok(0)
 }
 
-/// Stores a quadword, as all the vendor's GET calls do whatever their codes say. `EFAULT`.
+/// Stores a quadword, like all GET calls of the vendor's driver, whichever size their codes
+/// contain. `EFAULT`.
 fn put_u64(arg: usize, value: u64) -> Result<isize> {
     put(arg, &value.to_ne_bytes())
 }
 
-/// Reads a quadword. `EFAULT`.
+/// Reads a quadword from the process. `EFAULT`.
 fn get_u64(arg: usize) -> Result<u64> {
     UserSlice::new(UserPtr::from_addr(arg), 8).reader().read()
 }

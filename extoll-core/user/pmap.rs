@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `/dev/extoll/pmap`: physically contiguous buffers whose addresses the process gets to know, for commands
-//! without translation (docs/uapi.md). For the superuser. Mapping memory at a given address, which the vendor's
-//! driver does too, is refused.
+//! `/dev/extoll/pmap`: physically contiguous buffers whose bus addresses the process can read, for
+//! commands without translation (docs/uapi.md). For the superuser. Mapping memory at a given
+//! address, which the vendor's driver supports, is refused.
 //!
-//! Nobody knows which commands name a buffer when it is freed: it goes to the quarantine of the NIC.
+//! A freed buffer goes to the quarantine of the NIC, because commands may still name it.
+//!
+//! Process context; a mutex per open file protects its buffers.
 
 use super::{put_u64, OpenFile, Shared};
 use crate::{
@@ -33,20 +35,20 @@ const CREATE: u32 = _IOR::<u32>(MAGIC, 7);
 const FREE: u32 = _IOR::<u32>(MAGIC, 8);
 const SET_CURRENT: u32 = _IOW::<u32>(MAGIC, 9);
 
-/// Types of buffers.
+/// Types of buffers in the ABI.
 const TYPE_COHERENT: u64 = 0;
 const TYPE_EMPTY: u64 = 2;
-/// Largest buffer in bytes.
+/// Maximum size of a buffer in bytes.
 const MAX_BYTES: u64 = 1 << 30;
-/// Buffers of one file.
+/// Maximum number of buffers per file.
 const MAX_BUFFERS: usize = 4096;
 
-/// A buffer.
+/// Buffer of a file.
 struct Buffer {
     key: u64,
     kind: u64,
     bytes: u64,
-    /// With room for it in the quarantine.
+    /// Memory, with its reserved entry in the quarantine.
     memory: Option<(Arc<DmaWords>, Batch)>,
     mappings: KVec<Arc<Mapping>>,
 }
@@ -62,7 +64,7 @@ impl Buffer {
         }
     }
 
-    /// Takes the memory from the process; it is freed after `keep_ms`. May sleep.
+    /// Unmaps the memory from the process; it is freed after `keep_ms`. May sleep.
     fn revoke(&mut self, keep_ms: u32) {
         for mapping in &self.mappings {
             mapping.revoke();
@@ -75,7 +77,7 @@ impl Buffer {
     }
 }
 
-/// Never empty.
+/// Buffers of a file; never empty.
 struct Buffers {
     list: KVec<Buffer>,
     current: usize,
@@ -97,7 +99,7 @@ impl Buffers {
         self.list.get_mut(self.current).ok_or(EFAULT)
     }
 
-    /// A new current buffer, unless the present one is empty; its key.
+    /// Makes a new current buffer, unless the current one is empty. Returns its key.
     fn create(&mut self) -> Result<u64> {
         if self.current()?.kind != TYPE_EMPTY {
             if self.list.len() >= MAX_BUFFERS {
@@ -110,7 +112,7 @@ impl Buffers {
         Ok(self.current()?.key)
     }
 
-    /// Deletes the current buffer; another one, or a new empty one, becomes current.
+    /// Deletes the current buffer; another one, or a new empty one, becomes the current one.
     fn free(&mut self, keep_ms: u32) -> Result {
         self.current()?.revoke(keep_ms);
         if self.list.len() == 1 {
@@ -125,13 +127,13 @@ impl Buffers {
     }
 }
 
-/// An open file.
+/// Open file.
 #[pin_data]
 pub(super) struct Pmap {
     id: u64,
     shared: Arc<Shared>,
     space: Arc<Space>,
-    /// `None` after the NIC is gone.
+    /// `None` after the NIC was detached.
     #[pin]
     buffers: Mutex<Option<Buffers>>,
 }
@@ -155,7 +157,7 @@ impl Pmap {
         f((*guard).as_mut().ok_or(ENODEV)?)
     }
 
-    /// Changes a buffer that has no memory yet.
+    /// Changes the current buffer, if it has no memory yet.
     fn set(&self, f: impl FnOnce(&mut Buffer)) -> Result<isize> {
         self.with(|buffers| {
             let buffer = buffers.current()?;
@@ -182,7 +184,7 @@ impl OpenFile for Pmap {
         *guard = None;
     }
 
-    /// It has none, but memory of the host.
+    /// Does nothing, because the file maps host memory only.
     fn revoke(&self) {}
 }
 
@@ -216,7 +218,7 @@ impl Handler for Pmap {
         }
     }
 
-    /// Allocates the memory of the current buffer, unless it has some, and maps it.
+    /// Maps the current buffer; allocates its memory if necessary.
     fn mmap(&self, new: NewMapping<'_>) -> Result {
         self.with(|buffers| {
             let buffer = buffers.current()?;
@@ -246,7 +248,7 @@ impl Handler for Pmap {
             let list = &mut buffer.mappings;
             let result = new.attach(&self.space, parts, |m| Ok(list.push(m, GFP_KERNEL)?));
             if fresh && result.is_err() {
-                // Nobody has seen it.
+                // The process has not seen the memory yet.
                 buffer.memory = None;
             }
             result

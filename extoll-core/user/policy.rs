@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What a process may do with the NIC (docs/security.md). Rights are determined once, when a file is opened, and belong
-//! to the open file.
+//! Rights and quotas of processes (docs/security.md). Rights are determined once, when a file is
+//! opened, and belong to the open file.
+//!
+//! Process context. Quotas are under one mutex per NIC.
 
 use super::throttle::Budget;
 use crate::atu::TableAccount;
@@ -9,47 +11,50 @@ use kernel::{prelude::*, static_lock_class, sync::Arc, sync::Mutex};
 use kernel_ext::security::{capable, current_euid, locked_down, Capability, Locked};
 use wire::{ids::Unit, rma::PageOptions};
 
-/// Requester pages per VPID (HW §10.1).
+/// Number of requester pages per VPID (HW §10.1).
 pub(super) const PAGES: u8 = 32;
 
-/// Load-time settings.
+/// Settings, fixed at load time.
 #[derive(Clone, Copy)]
 pub struct Settings {
-    /// Everybody may do everything: for old binaries, dangerous.
+    /// Grant all rights to all processes. Dangerous; for old binaries only.
     pub compat_unsafe: bool,
-    /// VPIDs per unit that one unprivileged user may hold on a NIC.
+    /// Maximum number of VPIDs per unit and NIC that one unprivileged user may hold.
     pub vpids_per_user: u32,
-    /// Interrupts per second that a port of a process may have, 0 = any number.
+    /// Maximum number of interrupts per second for a port of a process; 0 means unlimited.
     pub user_interrupts: u32,
-    /// The same for all ports of an unprivileged user on a NIC.
+    /// Maximum number of interrupts per second for all ports of an unprivileged user on a NIC; 0
+    /// means unlimited.
     pub interrupts_per_user: u32,
-    /// How long memory stays that processes may have named by bus addresses, in milliseconds.
+    /// Time in milliseconds for which memory is kept that processes may have named by bus
+    /// addresses.
     pub process_quarantine_ms: u32,
-    /// Lowest number of the users who may open files without privilege; [`USERS`] of them.
+    /// Lowest user ID that may open files without privilege. The range comprises [`USERS`] IDs.
     pub first_user: u32,
 }
 
-/// Users that have protection descriptors of their own: 16 bits, without 0, which is the kernel's, and 65,535 for the first user.
+/// Number of users with their own protection descriptors: 16 bits, except 0, which is the kernel's.
+/// The first user has 65,535.
 const USERS: u32 = 65_535;
 
 /// Rights of an open file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Rights {
-    /// Opened with `CAP_SYS_RAWIO` while the kernel was not locked down.
+    /// True if opened with `CAP_SYS_RAWIO` while the kernel was not locked down.
     pub(super) privileged: bool,
-    /// The module was loaded with `compat_unsafe`, and the kernel was not locked down.
+    /// True if the module was loaded with `compat_unsafe`, and the kernel was not locked down.
     pub(super) compat: bool,
-    /// Effective user at open, in the initial user namespace.
+    /// Effective user ID at open, in the initial user namespace.
     pub(super) uid: u32,
-    /// See [`Settings::first_user`].
+    /// Lowest admitted user ID, see [`Settings::first_user`].
     pub(super) first_user: u32,
 }
 
 impl Rights {
     /// Returns the rights of the calling process. Kernel lockdown makes every process unprivileged,
-    /// because privileged files reach physical memory and registers. Lockdown is checked last: the
-    /// kernel logs each refusal, and a process without the capability asks for nothing that is
-    /// refused.
+    /// because privileged files access physical memory and registers. Lockdown is checked last,
+    /// because the kernel logs each refusal, and a process without the capability needs no such
+    /// check.
     pub(super) fn current(settings: &Settings) -> Self {
         let (capable, compat) = (capable(Capability::SysRawio), settings.compat_unsafe);
         let open = (capable || compat) && locked_down(Locked::PciAccess).is_ok();
@@ -61,8 +66,9 @@ impl Rights {
         }
     }
 
-    /// `EPERM` for an unprivileged user outside the range, whose descriptor would be that of somebody else: users choose such numbers
-    /// themselves (subordinate user IDs).
+    /// Checks that the user is privileged or within the range of admitted users. Returns `EPERM`
+    /// otherwise, because the user would share a protection descriptor: users outside of the range
+    /// choose such IDs themselves (subordinate user IDs).
     pub(super) fn admit(self) -> Result {
         let inside = self.uid.wrapping_sub(self.first_user) < USERS;
         if self.unlocked() || inside {
@@ -72,12 +78,12 @@ impl Rights {
         }
     }
 
-    /// True when nothing is forbidden.
+    /// Returns true if the file has all rights.
     pub(super) fn unlocked(self) -> bool {
         self.privileged || self.compat
     }
 
-    /// `EPERM` unless unlocked.
+    /// Returns `EPERM` unless the file has all rights.
     pub(super) fn demand(self) -> Result {
         if self.unlocked() {
             Ok(())
@@ -86,22 +92,23 @@ impl Rights {
         }
     }
 
-    /// True if requester page `index` may be used. Others need translation, and must not lead to remote registers: that
-    /// leaves 16…19 and 24…27.
+    /// Returns whether requester page `index` may be used. An unprivileged file needs translation
+    /// and must not access remote registers, so pages 16…19 and 24…27 remain.
     pub(super) fn may_use(self, index: u8) -> bool {
         let page = PageOptions::from_index(index);
         self.unlocked() || (page.translate && !page.rra)
     }
 
-    /// Bit p: requester page p may be used.
+    /// Returns the usable requester pages as bits.
     pub(super) fn page_mask(self) -> u32 {
         (0..PAGES)
             .filter(|p| self.may_use(*p))
             .fold(0, |mask, p| mask | 1 << p)
     }
 
-    /// Protection descriptor of the ports: 0, that of the kernel's ports, only for unlocked files; else one per admitted user, so
-    /// that users reach their own ports on all nodes and nobody else's.
+    /// Returns the protection descriptor of the file's ports. Files with all rights have 0, like
+    /// the kernel's ports. Each other user has a unique descriptor, so that ports of different
+    /// users cannot communicate.
     pub(super) fn protection(self) -> u16 {
         match self.uid.wrapping_sub(self.first_user) as u16 {
             _ if self.unlocked() => 0,
@@ -111,10 +118,10 @@ impl Rights {
     }
 }
 
-/// The lock checker compares names by address, and constructors are inlined, literals included.
+/// A static, because lockdep compares names by address and constructors are inlined.
 static LOCK_NAME: &CStr = c"extoll_quota";
 
-/// What users hold.
+/// VPIDs held by users.
 #[pin_data]
 pub(super) struct Quota {
     limit: u32,
@@ -124,7 +131,7 @@ pub(super) struct Quota {
 
 struct User {
     uid: u32,
-    /// VPIDs of each unit.
+    /// Number of VPIDs held, by unit.
     held: [u32; 2],
     budget: Arc<Budget>,
     tables: Arc<TableAccount>,
@@ -141,8 +148,8 @@ impl Quota {
         )
     }
 
-    /// Takes one for a user; unlocked files are not counted. `account` makes one for a user who has none.
-    /// `EDQUOT` beyond the limit.
+    /// Claims a VPID for a user; returns `None` for files with all rights, which are not counted.
+    /// `account` makes an account for a new user. `EDQUOT` beyond the limit.
     pub(super) fn take(
         self: &Arc<Self>,
         unit: Unit,
@@ -157,7 +164,8 @@ impl Quota {
         }
         let uid = rights.uid;
         let mut users = self.users.lock();
-        // Who has just given everything back keeps the budget that is used up, and what is in quarantine.
+        // A user without VPIDs is kept while the interrupt budget counts or memory is in
+        // quarantine.
         users.retain(|user| user.holds() || !user.budget.is_idle() || !user.tables.is_idle());
         let mut present = users.iter_mut().find(|user| user.uid == uid);
         let (budget, tables) = match present.as_mut() {
@@ -209,7 +217,7 @@ impl User {
     }
 }
 
-/// One VPID of a user, given back by drop.
+/// Claim of one VPID by a user, returned by drop.
 pub(super) struct Share {
     quota: Arc<Quota>,
     uid: u32,
@@ -219,12 +227,12 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// Address tables that memory of the user may lie in.
+    /// Returns the account of the user's address tables.
     pub(super) fn tables(&self) -> &Arc<TableAccount> {
         &self.tables
     }
 
-    /// Interrupts of all ports of the user.
+    /// Returns the interrupt budget of all ports of the user.
     pub(super) fn budget(&self) -> &Arc<Budget> {
         &self.budget
     }
@@ -260,7 +268,7 @@ mod tests {
             compat: true,
             ..USER
         };
-        // Pages 16…19 and 24…27: translated, not to remote registers.
+        // Pages 16…19 and 24…27: translated, and not for remote registers.
         assert_eq!(USER.page_mask(), 0x0F0F_0000);
         assert_eq!(root.page_mask(), u32::MAX);
         assert_eq!(compat.page_mask(), u32::MAX);
@@ -316,12 +324,12 @@ mod tests {
         let second = take(USER)?;
         assert!(first.is_some() && second.is_some());
         assert_eq!(take(USER).err(), Some(EDQUOT));
-        // The other unit has its own number, and the user one budget.
+        // Each unit has its own count, but the user has one budget.
         let velo = quota.take(Unit::Velo, USER, account)?;
         let budgets = [&first, &velo].map(|s| s.as_ref().map(|s| Arc::as_ptr(s.budget())));
         assert!(budgets[0] == budgets[1]);
         let foreign = take(other)?;
-        // Unlocked files neither count nor are limited.
+        // Files with all rights are neither counted nor limited.
         let root = Rights {
             privileged: true,
             ..USER

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `/dev/extoll/extoll_rf_access`: registers of this and other nodes (docs/uapi.md). For the superuser.
+//! `/dev/extoll/extoll_rf_access`: registers of this and other nodes (docs/uapi.md), for the
+//! superuser.
+//!
+//! Process context; a mutex per open file protects its settings and mappings.
 
 use super::{get_u64, put_u64, OpenFile, Shared};
 use crate::{
@@ -30,9 +33,9 @@ const SET_READ_METHOD: u32 = _IOW::<u64>(MAGIC, 4);
 const SET_TIMEOUT: u32 = _IOW::<u64>(MAGIC, 5);
 
 const METHODS: [(u64, Method); 3] = [(0, Method::Rma), (1, Method::Smfu), (2, Method::Local)];
-/// Bits of the position that are the register's offset.
+/// Bits of the file position that hold the register's offset.
 const OFFSET_MASK: u64 = 0x3FF_FFFF;
-/// Pages of the register file.
+/// Number of pages of the register file.
 const PAGES: usize = RegOffset::WINDOW as usize / 4096;
 
 struct State {
@@ -44,13 +47,13 @@ struct State {
     mappings: KVec<Arc<Mapping>>,
 }
 
-/// An open file.
+/// Open file.
 #[pin_data]
 pub(super) struct RfAccess {
     id: u64,
     shared: Arc<Shared>,
     space: Arc<Space>,
-    /// `None` after the NIC is gone.
+    /// `None` after the NIC was detached.
     #[pin]
     state: Mutex<Option<State>>,
 }
@@ -62,7 +65,7 @@ fn number(method: Method) -> u64 {
         .map_or(2, |(n, _)| *n)
 }
 
-/// As the vendor's driver for what it refuses, else what happened.
+/// Converts errors: rejected arguments give `EFAULT`, as with the vendor's driver.
 fn errno(error: RraError) -> Error {
     match error {
         RraError::BadNode | RraError::BadOffset => EFAULT,
@@ -96,8 +99,8 @@ impl RfAccess {
         f((*guard).as_mut().ok_or(ENODEV)?)
     }
 
-    /// Method, time-out, node and register of the next access. Without a node: `EFAULT`, unless only this node's registers
-    /// are meant.
+    /// Returns method, time-out, node and register of the next access. `EFAULT` without a node,
+    /// unless the method accesses this node only.
     fn target(
         &self,
         method: impl FnOnce(&State) -> Method,
@@ -170,7 +173,7 @@ impl Handler for RfAccess {
         }
     }
 
-    /// Node in bits 47:32 and register in bits 25:0.
+    /// Sets the node from bits 47:32 and the register from bits 25:0.
     fn seek(&self, offset: i64) -> Result<i64> {
         self.with(|s| {
             s.node = Some(NodeId((offset >> 32) as u16));
@@ -204,13 +207,13 @@ impl Handler for RfAccess {
         Ok(8)
     }
 
-    /// The whole local register file.
+    /// Maps the whole local register file.
     fn mmap(&self, new: NewMapping<'_>) -> Result {
         if new.pages() != PAGES {
             return Err(EINVAL);
         }
         let nic = &self.shared.nic;
-        // With the list locked: what is taken must be in it before pages are revoked.
+        // With the list locked, so that the mapping is in it before pages are revoked.
         self.with(|s| {
             let base = nic.alive_access().ok_or(ENODEV)?.windows.cpu.rf.0;
             let source = mmio::pages(base, RegOffset::WINDOW.into(), 0, PAGES, Cache::Uncached)?;

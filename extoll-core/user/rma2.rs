@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `/dev/extoll/rma2`: an RMA port per open file and the memory registered for it, with the vendor's ABI (docs/uapi.md).
+//! `/dev/extoll/rma2`: one RMA port per open file, and the memory registered for it, with the
+//! vendor's ABI (docs/uapi.md).
+//!
+//! Process context. Each open file has the mutex of its port, one for its regions, and one for its
+//! entry in the quarantine.
 
 use super::{
     policy::{Rights, PAGES},
@@ -57,11 +61,11 @@ const GET_TPHBITS: u32 = _IOR::<u32>(MAGIC, 23);
 const SET_HISTMODE: u32 = _IOW::<u32>(MAGIC, 24);
 const GET_HISTMODE: u32 = _IOR::<u32>(MAGIC, 25);
 
-/// Node IDs, as the vendor's driver tells.
+/// Number of nodes that the vendor's driver reports.
 const NODES: u64 = 65_536;
-/// Page offsets of mmap that mean the state page.
+/// Page offsets of mmap for the state page.
 const STATE_OFFSETS: [usize; 2] = [0x20, 0x1];
-/// Bytes of the region structure, and where its fields are.
+/// Size of the region structure in bytes, and offsets of its fields.
 const REGION_BYTES: usize = 80;
 const REGION_START: usize = 16;
 const REGION_NLA: usize = 24;
@@ -70,16 +74,16 @@ const REGION_SIZE: usize = 48;
 
 type Port = UserPort<Rma>;
 
-/// A region, and what keeps its VPID from others.
+/// Region, with the reference that keeps its VPID.
 type Registered = (Region, Arc<Lease<Rma>>);
 
 /// Registered memory by NLA.
 struct Regions {
-    /// `None` once the port closes.
+    /// `None` after closing has begun.
     tree: Option<RBTree<u64, Registered>>,
 }
 
-/// An open file.
+/// Open file.
 #[pin_data]
 pub(super) struct Rma2 {
     id: u64,
@@ -87,14 +91,15 @@ pub(super) struct Rma2 {
     port: Port,
     #[pin]
     regions: Mutex<Regions>,
-    /// For the knowledge that answers to commands with bus addresses may come when the port is closed, where
-    /// the file may post such.
+    /// Entry in the quarantine that records possible late answers when the port is closed. Only for
+    /// files that may post commands with bus addresses.
     #[pin]
     answers: Mutex<Option<Batch>>,
 }
 
 impl Rma2 {
-    /// `EAGAIN` unless the network runs, but for the owner of the node; see [`UserPort::open`].
+    /// Opens a file. `EAGAIN` unless the network runs, except for the owner of the device node; see
+    /// [`UserPort::open`].
     pub(super) fn open(shared: &Arc<Shared>, id: u64, opening: &Opening) -> Result<Arc<Self>> {
         let rights = Rights::current(&shared.settings);
         if !shared.nic.status().is_up() && rights.uid != opening.owner() {
@@ -127,7 +132,7 @@ impl Rma2 {
         Ok(())
     }
 
-    /// Registers what the structure at `arg` describes and tells its NLA there.
+    /// Registers the memory that the structure at `arg` describes and stores its NLA there.
     fn register(&self, arg: usize) -> Result<isize> {
         let mut raw = region(arg)?;
         let start = field(&raw, REGION_START) as usize;
@@ -136,7 +141,7 @@ impl Rma2 {
         if bytes as u64 != u64::from(count) * BusAddr::PAGE_SIZE {
             return Err(EFAULT);
         }
-        // Keeps the VPID from others while translations are made for it without a lock.
+        // Keeps the VPID while translations are made for it without a lock.
         let lease = self.port.with(|live| Ok(live.lease().clone()))?;
         let nic = self.port.nic();
         let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
@@ -151,7 +156,7 @@ impl Rma2 {
             let mut regions = self.regions.lock();
             match regions.tree.as_mut() {
                 Some(tree) => drop(tree.insert(node)),
-                // Closed meanwhile: it ends before the port's VPID can be somebody else's.
+                // Closed by another thread. The region ends before the port's VPID can be reused.
                 None => {
                     drop(regions);
                     let (_, (region, _lease)) = node.to_key_value();
@@ -167,7 +172,7 @@ impl Rma2 {
         })
     }
 
-    /// The region with this NLA and size, which is not registered any more for this port.
+    /// Removes and returns the region with this NLA and size.
     fn take(&self, nla: u64, bytes: usize) -> Option<(Region, Arc<Lease<Rma>>)> {
         let mut regions = self.regions.lock();
         let tree = regions.tree.as_mut()?;
@@ -185,7 +190,7 @@ impl Rma2 {
     }
 }
 
-/// Copies the region structure in. `EFAULT`.
+/// Copies the region structure from the process. `EFAULT`.
 fn region(arg: usize) -> Result<[u8; REGION_BYTES]> {
     let mut raw = [0; REGION_BYTES];
     UserSlice::new(UserPtr::from_addr(arg), REGION_BYTES)
@@ -194,7 +199,7 @@ fn region(arg: usize) -> Result<[u8; REGION_BYTES]> {
     Ok(raw)
 }
 
-/// The quadword at `offset`.
+/// Returns the quadword at `offset`.
 fn field(raw: &[u8; REGION_BYTES], offset: usize) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&raw[offset..offset + 8]);
@@ -207,12 +212,12 @@ impl OpenFile for Rma2 {
             let tree = self.regions.lock().tree.take();
             if let Some(tree) = &tree {
                 let regions = || tree.values().map(|(region, _)| region);
-                // What is unanswered is kept from others.
+                // Memory that the NIC does not confirm stays in quarantine.
                 let _ = self.port.nic().atu().revoke_all(regions);
             }
             drop(tree);
         });
-        // Held here, so that the next binding of the driver knows, too.
+        // Recorded at closing, so that the next binding of the driver knows of it, too.
         let answers = self.answers.lock().take();
         if let Some(batch) = answers {
             batch.hold(self.port.shared.settings.process_quarantine_ms);
@@ -232,7 +237,7 @@ const HISTORY: [RegOffset; 3] = [
 ];
 
 impl Rma2 {
-    /// Settings of the VPID's entry in the VPID table, by word: they are open to unlocked files only.
+    /// Changes the VPID's entry in the VPID table. For files with all rights only.
     fn set_entry(&self, f: impl FnOnce(VpidTable) -> VpidTable) -> Result<isize> {
         self.port.set(|hw, vpid| update_entry(hw, vpid, f))
     }
@@ -296,7 +301,7 @@ impl Handler for Rma2 {
                     .with_tph((value >> 8) as u8 & 3)
                     .with_th_enable(value >> 10 & 1 != 0)
             }),
-            // The vendor's driver returns no more either.
+            // The vendor's driver returns no more than the steering tag either.
             GET_TPHBITS => self.get_entry(arg, |v| v.steering_tag().into()),
             SET_HISTMODE => port.set(|hw, _| {
                 for (bit, reg) in HISTORY.into_iter().enumerate() {
@@ -309,7 +314,7 @@ impl Handler for Rma2 {
                 let on = |(bit, reg)| u64::from(ErrorCtrl(hw.rf.read(reg)).history_mode()) << bit;
                 HISTORY.into_iter().enumerate().map(on).sum()
             }),
-            // What nobody defined.
+            // Undefined commands succeed.
             _ => Ok(0),
         }
     }

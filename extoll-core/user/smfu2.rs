@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `/dev/extoll/smfu2`: the window to other nodes' memory and the memory exported here (docs/uapi.md).
+//! `/dev/extoll/smfu2`: the window to other nodes' memory and the memory exported here
+//! (docs/uapi.md).
 //!
-//! Neither is divided among processes: whoever maps the window reaches every interval, those of the kernel and remote
-//! register files included. So mapping is for unlocked files only.
+//! Neither is divided among processes. A mapping of the window gives access to all intervals,
+//! including those of the kernel and remote register files. Only files with all rights can
+//! therefore map it.
+//!
+//! Process context; a mutex per open file protects its mappings.
 
 use super::{policy::Rights, put_u64, OpenFile, Shared};
 use crate::mmio;
@@ -24,20 +28,20 @@ const GET_LOCAL_SIZE: u32 = _IOR::<u64>(MAGIC, 0);
 const FLUSH_CACHES: u32 = _IOR::<u64>(MAGIC, 1);
 const GET_NODE_ID: u32 = _IOR::<u64>(MAGIC, 2);
 
-/// An open file.
+/// Open file.
 #[pin_data]
 pub(super) struct Smfu2 {
     id: u64,
     shared: Arc<Shared>,
     rights: Rights,
     space: Arc<Space>,
-    /// `None` after the NIC is gone.
+    /// `None` after the NIC was detached.
     #[pin]
     mappings: Mutex<Option<KVec<Arc<Mapping>>>>,
 }
 
 impl Smfu2 {
-    /// `EAGAIN` unless the network runs.
+    /// Opens a file; `EAGAIN` unless the network runs.
     pub(super) fn open(shared: &Arc<Shared>, id: u64, opening: &Opening) -> Result<Arc<Self>> {
         if !shared.nic.status().is_up() {
             return Err(EAGAIN);
@@ -93,12 +97,12 @@ impl Handler for Smfu2 {
         }
     }
 
-    /// Page offset 0: the window; 1: the exported memory.
+    /// Maps the window (page offset 0) or the exported memory (page offset 1).
     fn mmap(&self, new: NewMapping<'_>) -> Result {
         self.rights.demand()?;
         let nic = &self.shared.nic;
         let pages = new.pages();
-        // Held from here on: what is taken must be in the list before the files are detached.
+        // Held until the mapping is in the list, so that it is revoked when the files are detached.
         let mut mappings = self.mappings.lock();
         let list = (*mappings).as_mut().ok_or(ENODEV)?;
         if !nic.is_alive() {

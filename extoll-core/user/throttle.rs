@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Who waits for a port's interrupt, and a limit of how often it may come.
+//! Interrupts of a process's port: wake-up of waiting threads, and a limit of the interrupt rate.
 //!
-//! A process re-arms the interrupt of its VPID by a store to the page with its read pointer (HW §6.5), as fast as it likes, and nothing
-//! in the hardware takes that back. So when a port, or all ports of a user, had more interrupts than their share of [`WINDOW_MS`], that page is withheld for
-//! [`PAUSE_MS`]: stores to it wait in the page fault, and ioctls that would arm do so at the end of the pause. Then everybody who
-//! waits is woken to look again, since what came meanwhile did not interrupt.
+//! A process re-arms the interrupt of its VPID by a store to the page with its read pointer (HW
+//! §6.5), at any rate, and no hardware limits it. The driver therefore limits the interrupts of a
+//! port, and of all ports of a user, per [`WINDOW_MS`]. If there are more, it unmaps that page for
+//! [`PAUSE_MS`]. Stores to the page wait in the page fault, and ioctls that arm take effect at the
+//! end of the pause. Then all waiting threads are woken to poll, because events during the pause
+//! raised no interrupt.
+//!
+//! The mutex `gate` protects the pause; it is taken with the port's mutex held. The interrupt
+//! handler only counts, wakes, and queues the work item.
 
 use super::{policy::Settings, port::UserQueue};
 use crate::{
@@ -37,20 +42,23 @@ use wire::{
     time::Time,
 };
 
-/// Time over which interrupts are counted.
+/// Time over which interrupts are counted, in milliseconds.
 const WINDOW_MS: u32 = 100;
-/// How long a port that had too many gets none.
+/// Length of a pause in milliseconds.
 const PAUSE_MS: u32 = 100;
-/// When those who wait look again at a queue that could not be armed, as something is on its way to it.
+/// Delay in milliseconds before waiting threads check a queue again that could not be armed,
+/// because an entry is in flight.
 const SOON_MS: u32 = 1;
-/// After so many such looks in vain they are told to look for themselves: what comes is behind a hole.
+/// Number of such checks in vain after which the process must poll, because an entry is missing in
+/// front of others.
 const STUCK: u32 = 100;
-/// No slot.
+/// Marks the absence of a slot.
 const NONE: u32 = u32::MAX;
-/// Pages that are withheld: that of the read pointer is the first of a queue's mapping.
+/// Number of pages that are unmapped: the page of the read pointer is the first of a queue's
+/// mapping.
 const RP_PAGES: usize = 1;
 
-/// What hears the interrupts of a process's port.
+/// Handling of the interrupts of a process's port.
 #[pin_data]
 pub(super) struct UserWatch {
     ctx: Arc<Context>,
@@ -59,27 +67,27 @@ pub(super) struct UserWatch {
     settings: Settings,
     stats: Arc<PortStats>,
     pub(super) changed: PollCondVarBox,
-    /// An interrupt came since the process armed: it is masked.
+    /// Set by an interrupt since the process armed; the interrupt is then masked.
     fired: AtomicFlag,
-    /// Interrupts of this port, and of all of its user.
+    /// Interrupts of this port, and of all ports of its user.
     own: Budget,
     all: Option<Arc<Budget>>,
-    /// A pause was asked for and is not over.
+    /// Set from the request of a pause until its end.
     asked: AtomicFlag,
-    /// Read pointer that [`UserWatch::arm`] stored last, or [`NONE`].
+    /// Read pointer last stored by [`UserWatch::arm`], or [`NONE`].
     stored: Atomic<u32>,
-    /// How often in a row the interrupt could not be armed.
+    /// Number of consecutive failures to arm the interrupt.
     refused: Atomic<u32>,
-    /// Taken with the port's lock held, never the other way round.
+    /// State of the pause. Taken with the port's mutex held, never in the opposite order.
     #[pin]
     gate: Mutex<Gate>,
     #[pin]
     work: DelayedWork<UserWatch>,
 }
 
-/// Interrupts in windows of [`WINDOW_MS`].
+/// Count of interrupts in windows of [`WINDOW_MS`].
 pub(super) struct Budget {
-    /// When the present window began, and interrupts since then.
+    /// Start of the current window, and interrupts since then.
     window: AtomicTime,
     count: Atomic<u32>,
 }
@@ -92,7 +100,7 @@ impl Budget {
         }
     }
 
-    /// Whether its window is over, and the pause that may follow.
+    /// Returns whether its window and a possible pause have passed.
     pub(super) fn is_idle(&self) -> bool {
         now().since(self.window.load()) > ticks(WINDOW_MS + PAUSE_MS)
     }
@@ -102,8 +110,8 @@ impl Budget {
         self.count.store(0, Relaxed);
     }
 
-    /// Counts an interrupt; true when there are more now than `limit` per second allows (0: any number). Several at a time may be
-    /// counted in a window too many or too few. Any context.
+    /// Counts an interrupt; returns true if the count exceeds `limit` per second (0: unlimited).
+    /// Concurrent calls may count a few interrupts in the wrong window. Any context.
     fn is_exceeded(&self, limit: u32) -> bool {
         if now().since(self.window.load()) >= ticks(WINDOW_MS) {
             self.restart();
@@ -115,11 +123,11 @@ impl Budget {
 
 struct Gate {
     shut: bool,
-    /// Since when.
+    /// Start of the pause.
     since: Time,
-    /// Somebody wanted to arm meanwhile.
+    /// Set if the process requested to arm during the pause.
     arm: bool,
-    /// The queue of the port as the process has it mapped, and its memory.
+    /// Mapping of the port's queue in the process, and its memory.
     queue: Option<(Arc<Mapping>, Arc<UserQueue>)>,
 }
 
@@ -136,7 +144,7 @@ impl WorkItem for UserWatch {
             this.shut(&mut gate);
         }
         if gate.shut {
-            // Others may have had this run before the time, to look again.
+            // The work item may have been queued early, for another check.
             let rest = ticks(PAUSE_MS).saturating_sub(now().since(gate.since));
             if rest == 0 {
                 this.open(&mut gate);
@@ -150,13 +158,13 @@ impl WorkItem for UserWatch {
     }
 }
 
-/// Waits until a store to `reg` has arrived. What came before one that arms may have no interrupt (G7), and is in the queue now: the
-/// answer to the read comes behind it.
+/// Waits until a store to `reg` has arrived. Entries written before an arming store may raise no
+/// interrupt (G7). They have arrived in the queue when the read returns.
 fn settle(hw: &Hw, reg: RegOffset) {
     hw.rf.read(reg);
 }
 
-/// The client of the VPID.
+/// Client of the VPID.
 struct Listener(Arc<UserWatch>);
 
 impl Client for Listener {
@@ -176,7 +184,8 @@ impl Client for Listener {
 }
 
 impl UserWatch {
-    /// For a VPID that the caller owns; nothing is heard before [`UserWatch::listen`]. May sleep.
+    /// Makes the handling for a VPID that the caller owns; it starts with [`UserWatch::listen`].
+    /// May sleep.
     pub(super) fn new(
         base: &PortBase,
         vpid: Vpid,
@@ -212,14 +221,14 @@ impl UserWatch {
         )
     }
 
-    /// Hears the interrupts of the VPID from now on.
+    /// Starts to receive the interrupts of the VPID.
     pub(super) fn listen(self: &Arc<Self>) -> Result {
         let listener = Arc::new(Listener(self.clone()), GFP_KERNEL)?;
         self.table.set_client(self.vpid, Some(listener));
         Ok(())
     }
 
-    /// Ends [`UserWatch::listen`], for ever. May sleep.
+    /// Stops receiving interrupts, permanently. May sleep.
     pub(super) fn stop(self: &Arc<Self>) {
         self.table.set_client(self.vpid, None);
         work::cancel_delayed_sync(self);
@@ -227,33 +236,35 @@ impl UserWatch {
         self.changed.notify_all();
     }
 
-    /// A new mapping of the port's queue.
+    /// Records a new mapping of the port's queue.
     pub(super) fn watch(self: &Arc<Self>, mapping: Arc<Mapping>, queue: Arc<UserQueue>) {
         let mut gate = self.gate.lock();
         if gate.shut {
             mapping.withhold(RP_PAGES);
         }
         self.stored.store(NONE, Relaxed);
-        // A pause ended before the queue was here.
+        // A pause ended before the queue was recorded.
         if !gate.shut && core::mem::take(&mut gate.arm) {
             self.retrigger(&queue);
         }
         gate.queue = Some((mapping, queue));
     }
 
-    /// The queue is about to be destroyed.
+    /// Forgets the queue, which is about to be destroyed.
     pub(super) fn forget(&self) {
         self.gate.lock().queue = None;
     }
 
-    /// Has `f` make a queue; it is told whether it may arm the interrupt. During a pause that is done at its end.
+    /// Calls `f` to make a queue; its argument says whether it may arm the interrupt. During a
+    /// pause, arming is deferred to the end.
     pub(super) fn arming(&self, f: impl FnOnce(bool) -> Result) -> Result {
         let mut gate = self.gate.lock();
         gate.arm |= gate.shut;
         f(!gate.shut)
     }
 
-    /// Writes the read pointer for the process; during a pause the interrupt stays masked until its end. `ENODEV`.
+    /// Writes the read pointer for the process. During a pause, the interrupt stays masked until
+    /// the end. `ENODEV`.
     pub(super) fn store_rp(&self, rp: Rp) -> Result {
         let mut gate = self.gate.lock();
         let hw = self.ctx.alive_access().ok_or(ENODEV)?;
@@ -274,12 +285,15 @@ impl UserWatch {
         }
     }
 
-    /// Arms the interrupt behind what was read up to `slot`, unless the queue holds something there: true then, as there is nothing
-    /// to wait for. During a pause the interrupt stays masked until its end. `ENODEV`.
+    /// Arms the interrupt for entries from `slot` on. Returns true instead if the queue holds an
+    /// entry there, so that there is no need to wait. During a pause, the interrupt stays masked
+    /// until the end. `ENODEV`.
     ///
-    /// A store of the pointer that the NIC has already may undo that the queue is full (G10): not if half of the queue has been written,
-    /// or may be on its way to memory. True then, too, and those who wait are woken a while later. No other task runs on this processor
-    /// between the look and the store, so that what comes meanwhile is less than half of a queue.
+    /// Storing the unchanged read pointer again may clear the NIC's flag that the queue is full
+    /// (G10). It is therefore not stored if half of the queue has been written or may be in flight.
+    /// Returns true in this case, too, and wakes waiting threads a little later. Bottom halves are
+    /// disabled between the check and the store, so less than half of a queue can arrive in
+    /// between.
     pub(super) fn arm(self: &Arc<Self>, slot: u32, queue: &UserQueue) -> Result<bool> {
         let holds = || queue.status(slot) != 0;
         if holds() {
@@ -288,7 +302,7 @@ impl UserWatch {
         let mut gate = self.gate.lock();
         let hw = self.ctx.alive_access().ok_or(ENODEV)?;
         let old = Rp(hw.rf.read(BqRegs(self.table.unit()).rp(self.vpid))).lrp();
-        // Not back, if a program leaves no slot unused.
+        // The pointer does not go backwards if a program leaves no slot unused.
         let rp = if old == slot {
             slot
         } else {
@@ -311,8 +325,9 @@ impl UserWatch {
         Ok(false)
     }
 
-    /// Arms again if the interrupt that was armed has come: it may have been for something that the process had taken before
-    /// (G7), and then nothing would announce what comes next. True if so: look at the queue again.
+    /// Re-arms if the armed interrupt has come, because it may have been for an entry that the
+    /// process had consumed before (G7). No interrupt would announce later entries. Returns true if
+    /// it re-armed: check the queue again.
     pub(super) fn renew(self: &Arc<Self>) -> bool {
         if !self.fired.load(Relaxed) {
             return false;
@@ -322,8 +337,9 @@ impl UserWatch {
         if gate.shut {
             gate.arm = true;
         } else if let Some((mapping, queue)) = &gate.queue {
-            // No register is known to arm and do nothing else (HW §6.5): this one is read and written, and what the process stored to it
-            // between would be undone.
+            // No register is known that only arms (HW §6.5), so the read pointer is read and
+            // written back. The page is unmapped so that a store of the process in between is not
+            // undone.
             mapping.withhold(RP_PAGES);
             self.retrigger(queue);
             mapping.give_back();
@@ -331,10 +347,11 @@ impl UserWatch {
         true
     }
 
-    /// Unmasks the interrupt, and leaves the read pointer where it is. Nobody else writes it meanwhile. As for [`UserWatch::arm`], not if
-    /// the queue may become full: the process finds what there is, when it is woken a while later at the latest.
+    /// Unmasks the interrupt without moving the read pointer. The caller prevents other writes to
+    /// it. Like [`UserWatch::arm`], it does not store if the queue may become full; the process is
+    /// then woken a little later and finds the entries.
     ///
-    /// Nothing is said by single slots: the process may be reading while this runs.
+    /// Does not rely on single slots, because the process may be consuming at the same time.
     fn retrigger(self: &Arc<Self>, queue: &UserQueue) {
         let Some(hw) = self.ctx.alive_access() else {
             return;
@@ -352,24 +369,24 @@ impl UserWatch {
         }
     }
 
-    /// Whether a queue whose pointers would be equal with `rp` is empty, as far as can be seen: that of a process that leaves no
-    /// slot unused. May take some milliseconds.
+    /// Returns whether a queue with equal pointers (`rp`) looks empty. Pointers are equal also if a
+    /// process leaves no slot unused. May take some milliseconds.
     fn looks_empty(&self, queue: &UserQueue, rp: u32) -> bool {
         rp != self.stored.load(Relaxed) && (0..queue.slots()).all(|slot| queue.status(slot) == 0)
     }
 
-    /// Whether the pointer that the NIC has already may be stored.
+    /// Returns whether the unchanged read pointer may be stored again.
     fn may_store(&self, hw: &Hw, queue: &UserQueue, rp: u32, looks_empty: bool) -> bool {
         let wp = self.write_pointer(hw);
         may_store_again(queue.slots(), rp, wp) || looks_empty && wp == rp
     }
 
-    /// Whether arming has been refused for so long that something is missing in the queue.
+    /// Returns whether arming has failed for so long that an entry must be missing.
     pub(super) fn is_stuck(&self) -> bool {
         self.refused.load(Relaxed) >= STUCK
     }
 
-    /// Has those who wait look again, and arm, a while later.
+    /// Wakes waiting threads a little later, to check and arm again.
     fn look_soon(self: &Arc<Self>) {
         self.fired.store(true, Relaxed);
         self.refused.fetch_add(1, Relaxed);
@@ -381,7 +398,7 @@ impl UserWatch {
         WritePointers(hw.rf.read(reg)).lwp()
     }
 
-    /// Counts an interrupt; true when it is one too many and there is no pause yet.
+    /// Counts an interrupt; returns true if it exceeds a limit and no pause is pending yet.
     fn is_too_much(&self) -> bool {
         let settings = &self.settings;
         let own = self.own.is_exceeded(settings.user_interrupts);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `/dev/extoll/velo2`: a VELO port per open file, with the vendor's ABI (docs/uapi.md).
+//! `/dev/extoll/velo2`: one VELO port per open file, with the vendor's ABI (docs/uapi.md). Process
+//! context; takes the mutex of the port.
 
 use super::{policy::Rights, port::UserPort, put_u64, OpenFile, Shared};
 use crate::{
@@ -42,14 +43,14 @@ const GET_PROCNUM: u32 = _IOR::<u32>(MAGIC, 19);
 const GET_NODENUM: u32 = _IOR::<u32>(MAGIC, 20);
 const GET_SLOT_SIZE: u32 = _IOR::<u32>(MAGIC, 21);
 
-/// Nodes, as the vendor's driver tells.
+/// Number of nodes that the vendor's driver reports.
 const NODES: u64 = 1024;
 /// Traffic class of the mapped requester page.
 const TRAFFIC_CLASS: u8 = 0;
 
 type Port = UserPort<Velo>;
 
-/// An open file.
+/// Open file.
 #[pin_data]
 pub(super) struct Velo2 {
     id: u64,
@@ -58,7 +59,7 @@ pub(super) struct Velo2 {
 }
 
 impl Velo2 {
-    /// `EAGAIN` unless the network runs; see [`UserPort::open`].
+    /// Opens a file. `EAGAIN` unless the network runs; see [`UserPort::open`].
     pub(super) fn open(shared: &Arc<Shared>, id: u64, opening: &Opening) -> Result<Arc<Self>> {
         if !shared.nic.status().is_up() {
             return Err(EAGAIN);
@@ -128,7 +129,7 @@ impl Handler for Velo2 {
             GET_PROCNUM => put_u64(arg, Vpid::COUNT.into()),
             GET_NODENUM => put_u64(arg, NODES),
             GET_SLOT_SIZE => put_u64(arg, port.nic().velo().slot_size().bytes().into()),
-            // Those without effect and what nobody defined.
+            // Commands without effect, and undefined ones, succeed.
             _ => Ok(0),
         }
     }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What a process maps of its port: requester pages, state of the write-combining buffer, queue.
+//! Mappings of a process's port: requester pages, state of the write-combining buffer, queue.
+//!
+//! Process context with the mmap lock held; takes the mutex of the port.
 
 use super::{Live, UserPort, UserQueue};
 use crate::{mmio, port::PortUnit};
@@ -15,7 +17,7 @@ use wire::{
     regs::{wcbuf, BqRegs},
 };
 
-/// Page of the register file.
+/// Returns a page of the register file.
 fn registers(windows: &CpuWindows, reg: RegOffset) -> Result<Part> {
     let size = RegOffset::WINDOW.into();
     let source = mmio::pages(windows.rf.0, size, reg.get().into(), 1, Cache::Uncached)?;
@@ -23,12 +25,12 @@ fn registers(windows: &CpuWindows, reg: RegOffset) -> Result<Part> {
 }
 
 impl<U: PortUnit> UserPort<U> {
-    /// Page with the state of the write-combining buffer.
+    /// Returns the page with the state of the write-combining buffer.
     pub(in crate::user) fn state(windows: &CpuWindows, vpid: Vpid) -> Result<Part> {
         registers(windows, wcbuf::state(U::UNIT, vpid))
     }
 
-    /// Requester page `index`; `EINVAL` if there is no such page.
+    /// Returns requester page `index`; `EINVAL` if there is no such page.
     pub(in crate::user) fn requester(windows: &CpuWindows, vpid: Vpid, index: u8) -> Result<Part> {
         let window = match U::UNIT {
             Unit::Velo => windows.velo,
@@ -44,7 +46,7 @@ impl<U: PortUnit> UserPort<U> {
         Ok(self.nic().alive_access().ok_or(ENODEV)?.windows.cpu)
     }
 
-    /// Maps what `f` collects, `pages` pages: `EINVAL` for another length.
+    /// Maps `pages` pages that `f` collects. `EINVAL` for another length.
     pub(in crate::user) fn map(
         &self,
         new: NewMapping<'_>,
@@ -61,7 +63,7 @@ impl<U: PortUnit> UserPort<U> {
         })
     }
 
-    /// As [`UserPort::map`] for the requester.
+    /// Like [`UserPort::map`], for the requester.
     pub(in crate::user) fn map_requester(
         &self,
         new: NewMapping<'_>,
@@ -75,8 +77,8 @@ impl<U: PortUnit> UserPort<U> {
         self.map(new, pages, f)
     }
 
-    /// Makes the queue anew, as the sizes set say, and maps it behind its read pointer; an earlier one is
-    /// destroyed first. The VPID is enabled as long as there is a queue.
+    /// Makes a new queue of the sizes that the process has set, and maps it after the page with its
+    /// read pointer. An earlier queue is destroyed first. The VPID is enabled while a queue exists.
     pub(in crate::user) fn map_queue(&self, new: NewMapping<'_>) -> Result {
         self.with(|live| {
             if new.pages() as u64 != live.sizes.bytes / BusAddr::PAGE_SIZE + 1 {
@@ -105,12 +107,12 @@ impl<U: PortUnit> UserPort<U> {
                     };
                     new.attach(&self.space, parts, keep)
                 })
-                // The NIC may have been told of it, whatever failed.
+                // The NIC may already use the queue, whichever step failed.
                 .or_else(|e| self.remove_queue(live).and(Err(e)))
         })
     }
 
-    /// Also the error path of [`UserPort::map_queue`].
+    /// Destroys the queue. Also the error path of [`UserPort::map_queue`].
     fn remove_queue(&self, live: &mut Live<U>) -> Result {
         self.watch.forget();
         for (_, mapping) in live.mappings.iter().filter(|(queue, _)| *queue) {

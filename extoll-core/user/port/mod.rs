@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What `/dev/extoll/velo2` and `/dev/extoll/rma2` have in common: a VPID with its queue, its mappings and its
-//! interrupt.
+//! Common part of `/dev/extoll/velo2` and `/dev/extoll/rma2`: a VPID with its queue, its mappings
+//! and its interrupt.
 //!
-//! Lock order: address space of the caller, [`UserPort::live`], content of a mapping. No lock is held that
-//! `mmap` takes while user memory is touched.
+//! Process context. Lock order: mmap lock of the caller, [`UserPort::live`], content of a mapping.
+//! No lock that `mmap` takes is held while user memory is accessed.
 
 mod map;
 
@@ -48,11 +48,12 @@ use wire::{
     regs::BqRegs,
 };
 
-/// The lock checker compares names by address, and literals in generic code may be there more than once.
+/// Statics, because lockdep compares names by address and literals in generic code may exist
+/// several times.
 static CLOSING_NAME: &CStr = c"extoll_port_closing";
 static LIVE_NAME: &CStr = c"extoll_port";
 
-/// Version of what this driver adds to the vendor's ABI.
+/// Version of this driver's extensions of the vendor's ABI.
 const ABI_VERSION: u32 = 1;
 const MAGIC: u32 = 0xE7;
 const INFO: u32 = _IOR::<Info>(MAGIC, 0);
@@ -62,42 +63,42 @@ const INFO_COMPAT: u32 = 2;
 const INFO_UP: u32 = 4;
 const INFO_MARKS: u32 = 8;
 
-/// `struct extoll_info`.
+/// `struct extoll_info` of the ABI.
 type Info = [u32; 12];
 
-/// Mappings of one open file at a time, of which each costs kernel memory; all that there is to map, page by
-/// page, twice.
+/// Maximum number of mappings per open file, because each costs kernel memory. It suffices to map
+/// every page separately, twice.
 const MOST_MAPPINGS: usize = 128;
 
-/// The VPID of a process's port. Whoever makes translations for it holds on to it.
+/// VPID of a process's port. Code that makes translations for it holds a reference.
 pub(crate) type Lease<U> = PortCore<U, Option<Share>>;
 
-/// Sizes of a queue in bytes, as the process set them.
+/// Sizes of a queue in bytes, set by the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sizes {
     pub(super) bytes: u64,
     pub(super) segment: u64,
 }
 
-/// Default sizes (HW §7).
+/// Default sizes of a queue (HW §7).
 const DEFAULT_SIZES: Sizes = Sizes {
     bytes: 2 << 20,
     segment: 64 << 10,
 };
 
-/// The queue of a process: memory that it maps and consumes itself. What it writes there harms only itself:
-/// the kernel reads nothing but status words, to answer poll and to see whether it is full.
+/// Queue of a process: memory that the process maps and consumes itself. Its contents can harm only
+/// that process, because the kernel reads only status words, for poll and to detect a full queue.
 pub(super) struct UserQueue {
     queue: Queue<Arc<DmaWords>>,
     _charge: LockedPages,
 }
 
 impl UserQueue {
-    /// Allocates zeroed memory, charged to the calling process. May sleep.
+    /// Allocates a queue of zeroed memory, charged to the calling process. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: see [`Layout::new`]. `ENOMEM`: no memory, or a limit exceeded. `ENODEV`.
+    /// `EINVAL`: see [`Layout::new`]. `ENOMEM`: no memory, or a limit was exceeded. `ENODEV`.
     fn new<U: PortUnit>(lease: &Lease<U>, slot: SlotCode, sizes: Sizes) -> Result<Self> {
         let layout = Layout::new(slot, sizes.bytes, sizes.segment)?;
         let charge = LockedPages::charge((sizes.bytes / BusAddr::PAGE_SIZE) as usize)?;
@@ -114,27 +115,27 @@ impl UserQueue {
         self.queue.slots()
     }
 
-    /// The slot before another one.
+    /// Returns the slot before another one.
     pub(super) fn before(&self, slot: u32) -> u32 {
         slot.checked_sub(1).unwrap_or(initial(self.slots()))
     }
 
-    /// Status word of a slot; 0 outside of the queue.
+    /// Returns the status word of a slot; 0 outside of the queue.
     pub(super) fn status(&self, slot: u32) -> u64 {
         self.queue.status(slot)
     }
 }
 
-/// An open port.
+/// Open port.
 pub(super) struct Live<U: PortUnit> {
     lease: Arc<Lease<U>>,
     sizes: Sizes,
     queue: Option<Arc<UserQueue>>,
-    /// The process had the requester mapped.
+    /// True if the process has mapped the requester.
     requester: bool,
-    /// Mappings, and whether they are of the queue.
+    /// Mappings, each with a flag that marks mappings of the queue.
     mappings: KVec<(bool, Arc<Mapping>)>,
-    /// Number of mappings at which unused ones are forgotten.
+    /// Number of mappings at which unused ones are removed from the list.
     prune_at: usize,
 }
 
@@ -147,7 +148,7 @@ impl<U: PortUnit> Live<U> {
         &self.lease
     }
 
-    /// Slots of the queue, 0 without.
+    /// Returns the number of slots of the queue; 0 without a queue.
     pub(super) fn slots(&self) -> u32 {
         self.queue.as_ref().map_or(0, |q| q.slots())
     }
@@ -168,19 +169,19 @@ impl<U: PortUnit> Live<U> {
     }
 }
 
-/// The port of one open file.
+/// Port of one open file.
 #[pin_data]
 pub(super) struct UserPort<U: PortUnit> {
     pub(super) shared: Arc<Shared>,
     pub(super) rights: Rights,
     space: Arc<Space>,
     watch: Arc<UserWatch>,
-    /// Address tables that memory of an unprivileged user may lie in.
+    /// Account of the address tables of an unprivileged user.
     tables: Option<Arc<TableAccount>>,
-    /// Slot that poll looks at.
+    /// Slot whose status word `poll` checks.
     armed: Atomic<u32>,
     slot: SlotCode,
-    /// One closes at a time, so that the second finds everything closed.
+    /// Serializes closing, so that a second closer returns only after everything is closed.
     #[pin]
     closing: Mutex<()>,
     #[pin]
@@ -188,13 +189,13 @@ pub(super) struct UserPort<U: PortUnit> {
 }
 
 impl<U: PortUnit> UserPort<U> {
-    /// Takes the VPID that has been free for longest; it stays disabled until it has a queue. `pages`: requester
-    /// pages that the file can map, as bits.
+    /// Claims the VPID that has been free for longest; it stays disabled until it has a queue.
+    /// `pages` is the set of requester pages that the file can map, as bits.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if there is none, `EDQUOT` if the user has too many, `EPERM` if users like this one have none,
-    /// `ENOMEM`, `ENODEV`.
+    /// `ENOSPC` if no VPID is free; `EDQUOT` if the user holds too many; `EPERM` if the user is not
+    /// admitted; `ENOMEM`; `ENODEV`.
     pub(super) fn open(
         shared: &Arc<Shared>,
         unit: &Arc<U>,
@@ -252,14 +253,14 @@ impl<U: PortUnit> UserPort<U> {
         &self.shared.nic
     }
 
-    /// Calls `f` with the port while it is certainly open; `ENODEV` after the NIC is gone. `f` must not touch
-    /// user memory.
+    /// Calls `f` with the port while it is open; `ENODEV` after the NIC was detached. `f` must not
+    /// access user memory.
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut Live<U>) -> Result<R>) -> Result<R> {
         let mut guard = self.live.lock();
         f((*guard).as_mut().ok_or(ENODEV)?)
     }
 
-    /// As [`UserPort::with`], with the registers; `f` must not sleep.
+    /// Like [`UserPort::with`], with the registers; `f` must not sleep.
     pub(super) fn with_hw<R>(&self, f: impl FnOnce(&Hw, &Live<U>) -> Result<R>) -> Result<R> {
         self.with(|live| {
             let hw = self.nic().alive_access().ok_or(ENODEV)?;
@@ -267,9 +268,10 @@ impl<U: PortUnit> UserPort<U> {
         })
     }
 
-    /// Closes: takes the pages from all processes, clears what they left in the requester, disables the VPID,
-    /// calls `revoke` to revoke translations and whatever else others have of the VPID, removes the queue, waits
-    /// for commands that are not executed, frees memory. When it returns that is done, whoever did it. May sleep.
+    /// Closes the port: unmaps its pages from all processes, clears the requester, disables the
+    /// VPID, calls `revoke`, removes the queue, waits for pending commands, and frees the memory.
+    /// `revoke` ends translations and other uses of the VPID. Complete on return, even if another
+    /// thread started it. May sleep.
     pub(super) fn close(&self, revoke: impl FnOnce()) {
         let _closing = self.closing.lock();
         let Some(live) = self.live.lock().take() else {
@@ -282,7 +284,7 @@ impl<U: PortUnit> UserPort<U> {
         if live.requester {
             barrier::wmb_everywhere();
         }
-        // While the VPID is enabled, so that the command for it is no error.
+        // Done while the VPID is enabled, so that the command to itself is no error.
         let settled = !live.requester || live.lease.is_settled();
         live.lease
             .stop(live.queue.as_ref().map(|q| &q.queue), revoke);
@@ -290,16 +292,18 @@ impl<U: PortUnit> UserPort<U> {
         drop(live);
     }
 
-    /// Takes all mappings from all processes, as the NIC is lost; the port stays open until it is closed. May sleep.
+    /// Unmaps all pages from all processes, because the NIC was lost. The port stays open until it
+    /// is closed. May sleep.
     pub(super) fn revoke(&self) {
-        // One that closes has its mappings already, and takes them itself.
+        // A concurrent close has taken the mappings and unmaps them itself.
         let _closing = self.closing.lock();
         for (_, mapping) in self.live.lock().iter().flat_map(|live| &live.mappings) {
             mapping.revoke();
         }
     }
 
-    /// Sets size of queue or segment: any whole number of pages, checked when the queue is made.
+    /// Sets the size of the queue or of a segment: any whole number of pages. The sizes are checked
+    /// when the queue is made.
     pub(super) fn set_size(
         &self,
         f: impl FnOnce(&mut Sizes) -> &mut u64,
@@ -315,13 +319,13 @@ impl<U: PortUnit> UserPort<U> {
         })
     }
 
-    /// Stores what `f` computes from the registers.
+    /// Stores a value that `f` computes from the registers.
     pub(super) fn get(&self, arg: usize, f: impl FnOnce(&Hw, &Live<U>) -> u64) -> Result<isize> {
         let value = self.with_hw(|hw, live| Ok(f(hw, live)))?;
         put_u64(arg, value)
     }
 
-    /// A privileged setting.
+    /// Executes a privileged setting.
     pub(super) fn set(&self, f: impl FnOnce(&Hw, Vpid)) -> Result<isize> {
         self.rights.demand()?;
         self.with_hw(|hw, live| {
@@ -339,7 +343,7 @@ impl<U: PortUnit> UserPort<U> {
         Rp(hw.rf.read(BqRegs(U::UNIT).rp(live.vpid()))).lrp().into()
     }
 
-    /// Sets the write pointer, which has to lie in the queue: `EFAULT`.
+    /// Sets the write pointer; `EFAULT` if it is outside of the queue.
     pub(super) fn set_lwp(&self, arg: usize) -> Result<isize> {
         self.with_hw(|hw, live| {
             let slot = u32::try_from(arg).map_err(|_| EFAULT)?;
@@ -352,12 +356,12 @@ impl<U: PortUnit> UserPort<U> {
         })
     }
 
-    /// Writes the raw read pointer, as the process itself can.
+    /// Writes the raw read pointer, which the process can also do itself.
     pub(super) fn set_rp(&self, arg: usize) -> Result<isize> {
         self.with(|_| self.watch.store_rp(Rp(arg as u64)).map(|()| 0))
     }
 
-    /// What is the same for both units: our own ioctls. `None`: none of them.
+    /// Executes the ioctls that this driver adds for both units; `None` for other commands.
     pub(super) fn common(&self, command: u32, arg: usize) -> Option<Result<isize>> {
         match command {
             INFO => Some(self.info(arg)),
@@ -400,14 +404,14 @@ impl<U: PortUnit> UserPort<U> {
                 return Err(EINVAL);
             }
             self.armed.store(slot, Relaxed);
-            // The process freed slots by stores that have to be seen first.
+            // Stores by which the process freed slots must be visible first.
             barrier::wmb();
             let holds = self.watch.arm(slot, queue)?;
             Ok((holds || queue.status(slot) != 0).into())
         })
     }
 
-    /// Readable when the slot that was armed last holds something.
+    /// Returns readable if the last armed slot is filled.
     pub(super) fn poll(&self, file: &File, table: PollTable<'_>) -> u32 {
         table.register_wait(file, &self.watch.changed);
         if !self.nic().is_alive() {
