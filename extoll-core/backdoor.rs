@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The PCIe backdoor of other nodes' NICs: packets to the device behind a NIC in root-port mode,
-//! above all configuration cycles, by its registers (HW §14, [`crate::rra`]).
+//! PCIe backdoor of other nodes' NICs: sends packets, mainly configuration cycles, to the device
+//! behind a NIC in root-port mode, by registers of that NIC (HW §14, [`crate::rra`]).
 //!
-//! A backdoor is a sequence of registers without any protection: two users at once get each other's
-//! answers. A [`Transaction`] has it alone, among all users of this NIC. It has a deadline, and is
-//! either [finished](Transaction::finish) or undone by its drop: registers that it
-//! [set](Transaction::set) have their old values again, and what came for it after all is thrown
-//! away before the next transaction begins. A packet that was sent can't be taken back.
+//! A backdoor is a sequence of registers without protection: two concurrent users would receive
+//! each other's answers. A [`Transaction`] has exclusive use of it, among all users of this NIC. It
+//! has a deadline. It is either [finished](Transaction::finish) or undone by its drop: registers
+//! that were [set](Transaction::set) get their old values back, and late packets are discarded
+//! before the next transaction begins. A packet that was sent cannot be recalled.
 //!
-//! Users of other NICs and hosts are not kept away: who lends a device lends it to one.
+//! Users of other NICs and hosts are not excluded. The lender of a device leases it to one borrower
+//! only.
+//!
+//! The table of backdoors is under a spinlock that disables interrupts. The [`Wait`] of a call
+//! determines whether it sleeps or spins.
 
 use crate::{
     context::Context,
@@ -34,33 +38,33 @@ use wire::{
 
 pub use wire::tlp::Bdf;
 
-/// Backdoors that are in use, or that are known to have to be emptied, at once.
+/// Maximum number of backdoors that are in use, or must be emptied before use.
 const NODES: usize = 64;
-/// Registers that a transaction can set back.
+/// Maximum number of registers that a transaction can restore.
 const UNDO: usize = 8;
-/// Time for undoing, in microseconds.
+/// Time for undoing a transaction, in microseconds.
 const UNDO_US: u32 = 1000;
-/// Packets that may be left of transactions that were undone.
+/// Maximum number of packets that undone transactions can leave in the FIFO.
 const LEFT: usize = 4;
-/// How long a device may take to complete a request, in milliseconds: the longest that PCIe has by
-/// default. A late completion can't be told from that of the next request.
+/// Time limit in milliseconds for a device to complete a request: the maximum of PCIe by default. A
+/// late completion cannot be distinguished from that of the next request.
 const LATE_MS: u64 = 60;
 
-/// Why a transaction failed.
+/// Reason why a transaction failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BackdoorError {
-    /// Somebody else has this backdoor, or 64 others are in use or were given up with a request less
-    /// than 60 ms ago, or this one was: its device may still answer; and that did not change in time.
+    /// The backdoor is in use; or its device may still answer an abandoned request (for 60 ms); or
+    /// 64 other backdoors are in one of these states. It did not change before the deadline.
     Busy,
     /// A register of the node could not be accessed.
     Register(RraError),
     /// No completion in time.
     TimedOut,
-    /// What came is no completion of the request, or no packet at all.
+    /// The answer is no completion of the request, or no packet.
     Garbled,
-    /// The device refused the request: `Unsupported`, `Retry` or `Abort`.
+    /// The device rejected the request: `Unsupported`, `Retry` or `Abort`.
     Refused(Status),
-    /// The request can't be made: a register or size that does not exist, or too many to set back.
+    /// Invalid request: a register or size that does not exist, or too many registers to restore.
     Invalid,
 }
 
@@ -85,19 +89,19 @@ impl From<BackdoorError> for Error {
     }
 }
 
-/// The backdoors of other nodes, as this NIC reaches them.
+/// Backdoors of other nodes, accessed through this NIC.
 #[pin_data]
 pub struct Backdoors {
     ctx: Arc<Context>,
     rra: Arc<Rra>,
-    /// Times are counted from here, in milliseconds.
+    /// Origin of times, which are in milliseconds.
     epoch: Instant<Monotonic>,
     #[pin]
     places: SpinLockIrq<Places<NODES>>,
 }
 
 impl Backdoors {
-    /// May sleep.
+    /// Makes the table of backdoors. May sleep.
     #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(ctx: Arc<Context>, rra: Arc<Rra>) -> Result<Arc<Self>> {
         Arc::pin_init(
@@ -105,7 +109,7 @@ impl Backdoors {
                 ctx,
                 rra,
                 epoch: Instant::now(),
-                // One more, as parts of a millisecond are not counted.
+                // Plus 1, because fractions of a millisecond are not counted.
                 places <- new_spinlock_irq!(Places::new(LATE_MS + 1), "extoll_backdoors"),
             }),
             GFP_KERNEL,
@@ -116,12 +120,12 @@ impl Backdoors {
         Time(self.epoch.elapsed().as_millis().max(0) as u64)
     }
 
-    /// Begins a transaction with the backdoor of `node`; all of it has to be over in the time of
-    /// `wait`, but for undoing, which has a millisecond more. Context: that of `wait`.
+    /// Begins a transaction with the backdoor of `node`. The transaction must end within the time
+    /// of `wait`; undoing has another millisecond. Context: that of `wait`.
     ///
     /// # Errors
     ///
-    /// `Busy`; those of emptying a FIFO that an earlier transaction left.
+    /// `Busy`; errors of emptying a FIFO after an earlier transaction.
     pub fn begin(&self, node: NodeId, wait: Wait) -> Result<Transaction<'_>, BackdoorError> {
         let mut until = Deadline::new(wait);
         let dirty = loop {
@@ -149,8 +153,8 @@ impl Backdoors {
         Ok(transaction)
     }
 
-    /// Has completions of the node's device go to the backdoor's FIFO, which they do not after a
-    /// reset. Context: that of `wait`.
+    /// Routes completions of the node's device to the backdoor's FIFO, which is not the default
+    /// after a reset. Context: that of `wait`.
     ///
     /// # Errors
     ///
@@ -165,12 +169,12 @@ impl Backdoors {
     }
 
     /// Reads 1, 2 or 4 bytes of configuration space of a function at `node`. Context: that of
-    /// `wait`. It takes some six round trips over the fabric, four of them at once, and the
+    /// `wait`. Takes about six round trips over the fabric, four of them in parallel, plus the
     /// device's own time.
     ///
     /// # Errors
     ///
-    /// See [`BackdoorError`]; counted.
+    /// See [`BackdoorError`]; errors are counted.
     pub fn try_config_read(
         &self,
         node: NodeId,
@@ -187,11 +191,11 @@ impl Backdoors {
     }
 
     /// Writes 1, 2 or 4 bytes of configuration space of a function at `node`, and waits until that
-    /// is done. Context and cost as of [`Backdoors::try_config_read`].
+    /// is done. Context and duration as for [`Backdoors::try_config_read`].
     ///
     /// # Errors
     ///
-    /// See [`BackdoorError`]; counted. After `TimedOut` it may still happen.
+    /// See [`BackdoorError`]; errors are counted. After `TimedOut` the write may still be executed.
     pub fn config_write(
         &self,
         node: NodeId,
@@ -234,7 +238,7 @@ impl Backdoors {
     ) -> Result<T, BackdoorError> {
         let done = f();
         match &done {
-            // A function that is not there: what enumeration asks for.
+            // Absent functions are normal during enumeration.
             Ok(_) | Err(BackdoorError::Refused(Status::Unsupported) | BackdoorError::Invalid) => {}
             Err(e) => {
                 let why: u64 = match e {
@@ -252,15 +256,16 @@ impl Backdoors {
     }
 }
 
-/// Exclusive use of a backdoor; undone by drop unless it was [finished](Transaction::finish). Every
-/// method runs in the context of the [`Wait`] that it was begun with, and so does the drop.
+/// Exclusive use of a backdoor. The drop undoes the transaction unless it was
+/// [finished](Transaction::finish). Each method, and the drop, runs in the context of the
+/// transaction's [`Wait`].
 pub struct Transaction<'a> {
     all: &'a Backdoors,
     node: NodeId,
     until: Deadline,
     /// Old values of registers that were set.
     undo: [Option<(RegOffset, u64)>; UNDO],
-    /// Something may be left in the FIFO, or come for what was sent.
+    /// Set if the FIFO may hold packets, or an answer is outstanding.
     dirty: bool,
     finished: bool,
 }
@@ -287,7 +292,7 @@ impl Transaction<'_> {
         Ok(request.result?)
     }
 
-    /// Writes a register of the node, for good: undoing does not concern it.
+    /// Writes a register of the node. Undoing does not restore it.
     ///
     /// # Errors
     ///
@@ -296,12 +301,12 @@ impl Transaction<'_> {
         self.batch(&mut [Request::write(self.node, offset, value)])
     }
 
-    /// Writes a register of the node that gets its old value back if the transaction is undone; at
-    /// most eight. Not for registers whose reading has an effect.
+    /// Writes a register of the node. Undoing restores up to eight registers. Not for registers
+    /// with read side effects.
     ///
     /// # Errors
     ///
-    /// `Invalid` for the ninth, `Register`, `TimedOut`.
+    /// `Invalid` for the ninth register; `Register`; `TimedOut`.
     pub fn set(&mut self, offset: RegOffset, value: u64) -> Result<(), BackdoorError> {
         let place = self.undo.iter().position(Option::is_none);
         let place = place.ok_or(BackdoorError::Invalid)?;
@@ -325,12 +330,13 @@ impl Transaction<'_> {
         self.batch(requests.get_mut(..count).unwrap_or_default())
     }
 
-    /// Sends a packet, with requester 0 and tag 0 ([`backdoor::REQUESTER`], [`backdoor::TAG`]), and
-    /// gives its completion, of one dword at most.
+    /// Sends a packet with requester 0 and tag 0 ([`backdoor::REQUESTER`], [`backdoor::TAG`]), and
+    /// returns its completion, which has up to one dword.
     ///
     /// # Errors
     ///
-    /// `Invalid` for what is no packet; `Register`, `TimedOut`, `Garbled`: finish nothing then.
+    /// `Invalid` for an invalid packet; `Register`, `TimedOut`, `Garbled`: the caller must not
+    /// finish the transaction then.
     pub fn exchange(&mut self, tlp: &Tlp, payload: &[u8]) -> Result<Completion, BackdoorError> {
         self.send(tlp, payload)?;
         let mut came = [0; words::MAX];
@@ -341,7 +347,7 @@ impl Transaction<'_> {
         Ok(answer)
     }
 
-    /// Waits for a packet, and takes it; its number of quadwords.
+    /// Waits for a packet and reads it; returns its number of quadwords.
     fn fetch(&mut self, to: &mut [u64; words::MAX]) -> Result<usize, BackdoorError> {
         loop {
             match backdoor::info(self.read(pcie::PCIE_TO_HTOC_BACKDOOR_INFO)?) {
@@ -355,7 +361,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Takes quadwords out of the FIFO.
+    /// Reads quadwords from the FIFO.
     fn take_data(&mut self, to: &mut [u64]) -> Result<(), BackdoorError> {
         let next = Request::read(self.node, pcie::PCIE_TO_HTOC_BACKDOOR_DATA);
         let mut requests = [next; words::MAX];
@@ -367,8 +373,8 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Throws away what is in the FIFO: packets, and before them the rest of one whose reading was
-    /// broken off, which has no length any more.
+    /// Empties the FIFO of packets, and of the remainder of a packet whose reading was interrupted,
+    /// for which the FIFO reports no length.
     fn empty(&mut self) -> Result<(), BackdoorError> {
         let mut rest = [0; words::MAX];
         for _ in 0..LEFT {
@@ -382,7 +388,7 @@ impl Transaction<'_> {
         Err(BackdoorError::Garbled)
     }
 
-    /// Ends it: nothing is undone.
+    /// Ends the transaction without undoing it.
     pub fn finish(mut self) {
         self.finished = true;
     }
@@ -394,7 +400,7 @@ impl Drop for Transaction<'_> {
             self.until.extend(UNDO_US);
             let undo = core::mem::take(&mut self.undo);
             for (offset, value) in undo.into_iter().rev().flatten() {
-                // Nobody can be told but by the counter of failed accesses.
+                // An error is visible only in the counter of failed accesses.
                 let _ = self.write(offset, value);
             }
         }

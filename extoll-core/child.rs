@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The auxiliary devices "extoll.NAME" that every NIC has: how a module above gets at its [`Nic`].
+//! Auxiliary devices "extoll.NAME" of each NIC, by which modules above get its [`Nic`]. Process
+//! context.
 
 use crate::{nic::Nic, stats::Reason};
 use core::ops::Deref;
@@ -20,32 +21,31 @@ use kernel::{
 pub const MODULE: &CStr = c"extoll";
 /// The network driver (exn.ko).
 pub const EXN: &CStr = c"exn";
-/// Raw access to ports, for measurements and tests (extoll_bench.ko).
+/// Raw access to ports, for benchmarks and tests (extoll_bench.ko).
 pub const RAW: &CStr = c"raw";
-/// A module for sockets.
+/// Sockets (af_extl.ko).
 pub const AF_EXTL: &CStr = c"af_extl";
-/// A Lustre network driver.
+/// Lustre network driver (kexlnd.ko).
 pub const EXLND: &CStr = c"exlnd";
-/// A module for PCI devices of other nodes.
+/// PCI devices of other nodes (vpci.ko).
 pub const VPCI: &CStr = c"vpci";
 /// Names of all devices, in the order in which they are registered; second part of the match.
 pub const NAMES: [&CStr; 5] = [EXN, RAW, AF_EXTL, EXLND, VPCI];
 
-/// How long unbinding waits for handles, in milliseconds.
+/// Time for which unbinding waits for handles, in milliseconds.
 const PATIENCE_MS: i64 = 5000;
 
 /// Type of the registration data.
 pub(crate) type Data = CovariantForLt!(Arc<Nic>);
 
-/// A module's handle of a NIC.
+/// Handle of a NIC for a module above.
 ///
-/// It may be kept in as many objects as the module likes, which are not bound to the time of the
-/// binding. All of it, and everything opened on it, must be dropped when the module's `unbind` has
-/// returned, though: unbinding the NIC waits for that five seconds, and then reports how many are
-/// left (reason 42) and goes on. What is left is of no use then: registers are not reached any
-/// more, operations fail with `Down` or `ENODEV`.
+/// A module may keep handles in any number of objects. When its `unbind` has returned, all handles
+/// and everything opened on them must be dropped. Unbinding the NIC waits five seconds for that,
+/// then reports the number of remaining handles (reason 42) and continues. Remaining handles are
+/// useless: they cannot access registers, and operations fail with `Down` or `ENODEV`.
 ///
-/// Dropping it may free the NIC, and may sleep.
+/// Dropping a handle may free the NIC, and may sleep.
 pub struct Handle(Arc<Nic>);
 
 impl Handle {
@@ -75,7 +75,7 @@ impl Drop for Handle {
     }
 }
 
-/// The NIC that an auxiliary device of this module stands for. To be called in probe.
+/// Returns the NIC of an auxiliary device of this module. Called in probe.
 ///
 /// # Errors
 ///
@@ -84,8 +84,8 @@ pub fn nic(device: &auxiliary::Device<Bound>) -> Result<Handle> {
     Ok(Handle::new(&*device.registration_data::<Data>()?))
 }
 
-/// Opens a port by `attempt`; its last owner may still have something on its way for a moment, so `EBUSY` is
-/// tried again for a second. Sleeps.
+/// Opens a port with `attempt`, and retries after `EBUSY` for a second, because commands of the
+/// VPID's last owner may be pending for a moment. Sleeps.
 ///
 /// # Errors
 ///

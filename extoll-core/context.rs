@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What every unit of a NIC depends on: registers, the DMA device, whether the hardware may still
-//! be touched, and reporting.
+//! Context of a NIC, which all its units use: registers, the DMA device, liveness, and reporting.
 //!
-//! A [`Context`] may outlive the binding of its device (somebody still holds a reference), but its
-//! register mappings do not: [`Context::give_up`] revokes them and waits for all users; later
-//! accesses get `None` or `ENODEV`.
+//! A [`Context`] may outlive the binding of its device, but its register mappings do not.
+//! [`Context::give_up`] revokes them and waits for all users; later accesses return `None` or
+//! `ENODEV`.
+//!
+//! Register access is under RCU and works in any context. The mutexes `bound` and `dma` are for
+//! users that sleep.
 
 use crate::{
     dma::BoundDevice,
@@ -32,56 +34,56 @@ use wire::{
 
 pub use wire::regs::info::NetworkState;
 
-/// What the network looks like from this NIC.
+/// Status of the NIC and the network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Status {
-    /// Node ID; meaningful while the network runs. May be 0 (G27).
+    /// Node ID, valid while the network runs. May be 0 (G27).
     pub node: NodeId,
     /// Network state.
     pub network: NetworkState,
-    /// False once the device is gone or its driver unbound.
+    /// False after the device was removed or its driver unbound.
     pub alive: bool,
 }
 
 impl Status {
-    /// True when traffic is possible.
+    /// Returns true when traffic is possible.
     pub fn is_up(&self) -> bool {
         self.alive && self.network == NetworkState::Running
     }
 }
 
-/// Hears that a NIC is gone.
+/// Listener for the loss of a NIC.
 pub(crate) trait Lost: Send + Sync {
-    /// The device does not answer any more, or must not be touched any more. Any context, with the
-    /// list of listeners locked and interrupts off: schedule work.
+    /// Reports that the device no longer answers or must not be accessed. Any context, with the
+    /// list of listeners locked and interrupts disabled: queue a work item.
     fn lost(&self);
 }
 
-/// Time for a write to memory to arrive that a unit had begun when it was told to stop: such writes
-/// take another way than the answer to a register read (HW §5), which does not push them; nor does
-/// anything say that a notification of the ATU pushes those of other units (HW §11.3).
+/// Time for writes of a unit to reach memory after the unit was told to stop. Such writes take
+/// another path than the answer to a register read (HW §5), so the read does not flush them. It is
+/// also unknown whether a notification of the ATU flushes writes of other units (HW §11.3).
 const WRITE_TIME: Delta = Delta::from_millis(2);
 
-/// Access to the hardware; while it exists the mappings stay. Holds an RCU read lock: must not
-/// sleep.
+/// Access to the hardware. The mappings stay while it exists. Holds an RCU read lock, so the holder
+/// must not sleep.
 pub(crate) type Access<'a> = RevocableGuard<'a, Hw>;
 
-/// See the module.
+/// Context of one NIC; see the module.
 #[pin_data]
 pub struct Context {
     report: Report,
     #[pin]
     hw: Revocable<Hw>,
-    /// `Some` while the device is bound; locked by users that sleep.
+    /// `Some` while the device is bound. Locked by users that sleep.
     #[pin]
     bound: Mutex<Option<BoundDevice>>,
-    /// Cleared once, when the device is found missing or unbound.
+    /// Cleared once, when the device is found to be removed or is unbound.
     alive: AtomicFlag,
-    /// Set once, when the PCI core says that accesses do not get there.
+    /// Set once, when the PCI core reports that accesses do not reach the device.
     unreachable: AtomicFlag,
-    /// The device was found missing, which is not logged yet.
+    /// Set while the removal of the device is detected but not logged.
     unlogged: AtomicFlag,
-    /// `Some` while the device is bound and can access memory. Taken last.
+    /// `Some` while the device is bound and can access memory. The last lock in the lock order.
     #[pin]
     dma: Mutex<Option<BoundDevice>>,
     node: Atomic<u32>,
@@ -91,8 +93,8 @@ pub struct Context {
 }
 
 impl Context {
-    /// `id` identifies the NIC on this host, `log_interval_ms` is the time in which a reason gets
-    /// few log lines. May sleep.
+    /// Makes the context. `id` identifies the NIC on this host; `log_interval_ms` is the interval
+    /// in which the log lines of a reason are limited. May sleep.
     pub(crate) fn new(
         dev: &device::Device<Bound>,
         id: u32,
@@ -117,23 +119,23 @@ impl Context {
         )
     }
 
-    /// Number that identifies the NIC on this host: PCI domain, bus, device, function
+    /// Returns the number that identifies the NIC on this host: PCI domain, bus, device, function
     /// ([`kernel_ext::pci::unique_id`]).
     pub fn id(&self) -> u32 {
         self.report.id()
     }
 
-    /// The PCI device, for log lines.
+    /// Returns the PCI device, for log lines.
     pub fn device(&self) -> &device::Device {
         self.report.device()
     }
 
-    /// Node ID as last read. No register access; any context.
+    /// Returns the node ID that was last read. No register access; any context.
     pub fn node(&self) -> NodeId {
         NodeId(self.node.load(Relaxed) as u16)
     }
 
-    /// Node ID, network state and liveness as last read. No register access; any context.
+    /// Returns node ID, network state and liveness as last read. No register access; any context.
     pub fn status(&self) -> Status {
         Status {
             node: self.node(),
@@ -142,18 +144,18 @@ impl Context {
         }
     }
 
-    /// False once the device is gone or unbound. Any context.
+    /// Returns false after the device was removed or unbound. Any context.
     pub fn is_alive(&self) -> bool {
         self.alive.load(Relaxed)
     }
 
-    /// Counters.
+    /// Returns the counters.
     pub fn stats(&self) -> &Stats {
         self.report.stats()
     }
 
-    /// Calls `f` with the device while it is certainly bound, e.g. to allocate DMA memory. May
-    /// sleep, and so may `f`. Unbinding waits for `f`.
+    /// Calls `f` with the bound device, for example to allocate DMA memory. May sleep, and so may
+    /// `f`. Unbinding waits for `f`.
     ///
     /// # Errors
     ///
@@ -163,7 +165,8 @@ impl Context {
         Ok(f(bound.as_ref().ok_or(ENODEV)?.get()))
     }
 
-    /// As [`Context::with_bound`] for any context, e.g. to map a buffer: `f` must not sleep.
+    /// Like [`Context::with_bound`] for any context, for example to map a buffer: `f` must not
+    /// sleep.
     ///
     /// # Errors
     ///
@@ -173,15 +176,15 @@ impl Context {
         Ok(f(hw.device().get()))
     }
 
-    /// The registers, unless revoked. Hold briefly.
+    /// Returns access to the registers, unless it was revoked. Hold it briefly.
     pub(crate) fn access(&self) -> Option<Access<'_>> {
         self.hw.try_access()
     }
 
-    /// As [`Context::access`], but also refuses a device that was found missing.
+    /// Like [`Context::access`], but fails also for a removed device.
     pub(crate) fn alive_access(&self) -> Option<Access<'_>> {
-        // In this order: who has declared it dead and then waited for readers of RCU knows that
-        // nobody touches it any more.
+        // In this order: after the device was declared dead and an RCU grace period has passed, no
+        // CPU accesses it.
         let hw = self.hw.try_access()?;
         self.is_alive().then_some(hw)
     }
@@ -196,19 +199,19 @@ impl Context {
         self.report.note(reason, detail);
     }
 
-    /// Whether a line about `reason` may be logged now: how many were suppressed since the last
-    /// one.
+    /// Returns whether a line about `reason` may be logged now: the number of lines suppressed
+    /// since the last one.
     pub(crate) fn log_allowance(&self, reason: Reason) -> Option<u32> {
         self.report.log_allowance(reason)
     }
 
-    /// Tells whether a value that was read means that the device is gone, and declares it dead
+    /// Checks whether a register value means that the device was removed, and declares it dead
     /// then. Any context.
     pub(crate) fn is_gone(&self, hw: &Hw, value: u64) -> bool {
         if value != u64::MAX {
             return !self.is_alive();
         }
-        // All ones could be data; the version register cannot be.
+        // Data may be all ones, but the version register never is.
         if hw.rf.read(info::DRIVER) != u64::MAX {
             return false;
         }
@@ -216,16 +219,17 @@ impl Context {
         true
     }
 
-    /// The device does not answer: sends fail from now on, clients hear of it. Once. Any context.
+    /// Declares the device dead, once: sends fail from now on, and clients are notified. Any
+    /// context.
     fn declare_dead(&self) {
         if self.alive.xchg(false, Full) {
             self.note(Reason::DeviceGone, 0);
-            // Whoever found out may hold locks, which a slow console would have others wait for.
+            // Not logged here, because the caller may hold locks and a console may be slow.
             self.unlogged.store(true, Relaxed);
             let listener = self.listener.lock();
             match listener.as_ref() {
                 Some(listener) => listener.lost(),
-                // While the device is probed.
+                // No listener exists during probe.
                 None => {
                     drop(listener);
                     self.log_loss();
@@ -234,44 +238,45 @@ impl Context {
         }
     }
 
-    /// Logs that the device is missing, if that was found and not logged yet. Process context.
+    /// Logs the removal of the device, if it was detected and not logged yet. Process context.
     pub(crate) fn log_loss(&self) {
         if self.unlogged.xchg(false, Full) {
             dev_err!(
                 self.device(),
-                "registers read as all ones, the device is gone\n"
+                "registers read as all ones: the device was removed or does not respond\n"
             );
         }
     }
 
-    /// Who hears that the device is gone; `None` ends that, and nobody is called any more when this
+    /// Sets the listener for the loss of the device. The old listener is not called after this
     /// returns. Process context.
     pub(crate) fn set_listener(&self, new: Option<Arc<dyn Lost>>) {
         let old = core::mem::replace(&mut *self.listener.lock(), new);
         drop(old);
     }
 
-    /// The device is unbound: nothing declares it dead any more.
+    /// Marks the device as unbound, so that it is not declared dead any more.
     pub(crate) fn retire(&self) {
         self.alive.store(false, Relaxed);
     }
 
-    /// Cuts a dead NIC off from memory, since it can't be told to forget any: its registers may
-    /// hang while it goes on to read and write. When this returns, nothing of this host is in its
-    /// reach. May sleep.
+    /// Disables DMA of a dead NIC, because it cannot be told to stop: its registers may hang while
+    /// it continues to read and write memory. When this returns, the NIC cannot access memory of
+    /// this host. May sleep.
     pub(crate) fn isolate(&self) {
         if self.is_alive() {
             return;
         }
         let mut dma = self.dma.lock();
         if let Some(dev) = dma.take() {
-            // It is a PCI device.
+            // Cannot fail for a PCI device.
             let _ = stop_dma(dev.get());
         }
     }
 
-    /// Has `f` tell the NIC to forget memory, and makes sure by reading `reg` that it has: when
-    /// this returns the memory can be freed. `f` must not sleep and may not be called. May sleep.
+    /// Calls `f` to make the NIC release memory, and confirms that by reading `reg`. When this
+    /// returns, the memory can be freed. `f` must not sleep; it is not called if the device is
+    /// dead. May sleep.
     pub(crate) fn withdraw(&self, reg: RegOffset, f: impl FnOnce(&Hw)) {
         let told = self.alive_access().is_some_and(|hw| {
             f(&hw);
@@ -284,24 +289,24 @@ impl Context {
         }
     }
 
-    /// Waits until what units of the NIC had begun to write is in memory, when they have said that
-    /// they write no more there. May sleep.
+    /// Waits until earlier writes of units have reached memory, after the units have confirmed that
+    /// they write no more. May sleep.
     pub(crate) fn let_writes_arrive(&self) {
         fsleep(WRITE_TIME);
     }
 
-    /// Notes the network state as read.
+    /// Stores the network state that was read.
     pub(crate) fn set_network(&self, value: u64) {
         self.network.store(value, Relaxed);
     }
 
-    /// Notes the node ID as read; returns the one before.
+    /// Stores the node ID that was read; returns the old one.
     pub(crate) fn set_node(&self, node: NodeId) -> NodeId {
         NodeId(self.node.xchg(u32::from(node.0), Full) as u16)
     }
 
-    /// The device will be reset by somebody else: has it do nothing more if it is `reachable`, and
-    /// lets nobody touch it, nor processes by what `revoke` takes from them. May sleep.
+    /// Prepares for a reset by another driver or the PCI core: stops the device if it is
+    /// `reachable`, and prevents further accesses. `revoke` unmaps it from processes. May sleep.
     pub(crate) fn lose_by_reset(&self, reachable: bool, revoke: impl FnOnce()) {
         if !reachable {
             self.unreachable.store(true, Relaxed);
@@ -313,16 +318,16 @@ impl Context {
             };
             self.error(reason, 0);
         }
-        // Whoever has seen it alive is done with it.
+        // Wait for CPUs that have seen it alive.
         rcu::synchronize_rcu();
         revoke();
-        // It still does as it is told.
+        // The device still executes register writes.
         self.quiesce();
         self.let_writes_arrive();
     }
 
-    /// Has a device that nobody uses any more do nothing, unless it was unreachable once: an access
-    /// might take the host down, and what makes it reachable again is a reset.
+    /// Stops an unused device, unless it was ever unreachable. An access might crash the host then,
+    /// and only a reset makes the device reachable again.
     pub(crate) fn quiesce(&self) {
         if self.unreachable.load(Relaxed) {
             return;
@@ -332,7 +337,7 @@ impl Context {
         }
     }
 
-    /// Gives the device and its registers up, for ever: waits for their users. May sleep.
+    /// Releases the device and its registers permanently, and waits for their users. May sleep.
     pub(crate) fn give_up(&self) {
         *self.dma.lock() = None;
         *self.bound.lock() = None;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! debugfs directory of a NIC, `extoll-<PCI name>/` (docs/driver.md).
+//! debugfs directory of a NIC, `extoll-<PCI name>/` (docs/driver.md). Process context; takes the
+//! locks of the units that are shown.
 
 use crate::{nic::Nic, rf, stats::Reason, vpid::Open};
 use kernel::{fmt, prelude::*, str::CString, sync::Arc, ModuleMetadata};
@@ -10,10 +11,10 @@ use wire::{
     snq::{TriggerEvent, TriggerMask},
 };
 
-/// The files; removed by drop.
+/// Directory with its files, removed by drop.
 pub(crate) type Files = Dir<Nic>;
 
-/// Makes the files of a NIC, which belong to module `M`. May sleep.
+/// Makes the files of a NIC, which keep module `M` loaded while open. May sleep.
 pub(crate) fn files<M: ModuleMetadata + 'static>(nic: &Arc<Nic>) -> Result<Files> {
     let name = CString::try_from_fmt(fmt!("extoll-{}", nic.device().name()))?;
     let mut dir = Dir::new::<M>(
@@ -34,7 +35,7 @@ pub(crate) fn files<M: ModuleMetadata + 'static>(nic: &Arc<Nic>) -> Result<Files
     Ok(dir)
 }
 
-/// Every event with its sub-causes.
+/// Writes each event that occurred, with its sub-causes.
 fn show_events(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for event in TriggerEvent::ALL {
         let n = nic.stats().events(event.number());
@@ -51,7 +52,7 @@ fn show_mask(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "{mask:#010x}")
 }
 
-/// Ports live on their events: those cannot be switched off.
+/// Sets the enabled events. Events on which ports depend cannot be disabled.
 fn store_mask(nic: &Nic, text: &str) -> Result {
     let digits = text.strip_prefix("0x").unwrap_or(text);
     let mask = u32::from_str_radix(digits, 16).map_err(|_| EINVAL)?;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory shared with the NIC, and the proof that the device is bound.
+//! Memory shared with the NIC, and the proof that the device is bound. Allocation may sleep;
+//! accesses work in any context and take no locks.
 
 #![allow(unsafe_code)]
 
@@ -19,7 +20,7 @@ use kernel_ext::{
 };
 use wire::ids::BusAddr;
 
-/// Coherent memory as little-endian quadwords that device and CPU may change at any time.
+/// Coherent memory as little-endian quadwords, which device and CPU may change at any time.
 pub struct DmaWords {
     memory: Coherent<[u64]>,
     words: usize,
@@ -27,21 +28,21 @@ pub struct DmaWords {
 }
 
 impl DmaWords {
-    /// Allocates zeroed memory, contiguous for the device and aligned to at least a page. May
-    /// sleep.
+    /// Allocates zeroed memory, contiguous for the device and at least page-aligned. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for 0 words, `ENOMEM`, `EIO` for memory whose addresses mean interrupts to the NIC.
+    /// `EINVAL` for 0 words; `ENOMEM`; `EIO` if the bus addresses are in the range that raises
+    /// interrupts.
     pub fn new(dev: &device::Device<Bound>, words: usize) -> Result<Self> {
         Self::with_flags(dev, words, GFP_KERNEL)
     }
 
-    /// As [`DmaWords::new`], charged to the memory control group of the calling process.
+    /// Like [`DmaWords::new`], charged to the memory control group of the calling process.
     ///
     /// # Errors
     ///
-    /// As [`DmaWords::new`].
+    /// As for [`DmaWords::new`].
     pub(crate) fn accounted(dev: &device::Device<Bound>, words: usize) -> Result<Self> {
         Self::with_flags(dev, words, GFP_KERNEL_ACCOUNT)
     }
@@ -59,58 +60,61 @@ impl DmaWords {
         Ok(this)
     }
 
-    /// Whether it was made for this device.
+    /// Returns whether the memory was allocated for this device.
     pub(crate) fn is_of(&self, dev: &device::Device) -> bool {
         core::ptr::eq(&*self.dev, dev)
     }
 
-    /// Address for the device.
+    /// Returns the bus address.
     pub fn address(&self) -> BusAddr {
         BusAddr(self.memory.dma_address())
     }
 
-    /// Size in quadwords.
+    /// Returns the size in quadwords.
     pub fn words(&self) -> usize {
         self.words
     }
 
-    /// Reads a word; 0 outside the memory. Any context.
+    /// Reads a word; 0 outside of the memory. Any context.
     #[inline]
     pub fn read(&self, index: usize) -> u64 {
         if index >= self.words {
             return 0;
         }
         let base: *const u64 = self.memory.as_ptr().cast();
-        // SAFETY: within the allocation; volatile, as the device may write it at any time.
+        // SAFETY: the index is within the allocation by the check above. The read is volatile,
+        // because the device may write the word at any time.
         u64::from_le(unsafe { base.add(index).read_volatile() })
     }
 
-    /// Writes a word; ignored outside the memory. Any context.
+    /// Writes a word; ignored outside of the memory. Any context.
     #[inline]
     pub fn write(&self, index: usize, value: u64) {
         if index >= self.words {
             return;
         }
         let base: *mut u64 = self.memory.as_mut_ptr().cast();
-        // SAFETY: within the allocation; volatile, as the device may access it at any time.
+        // SAFETY: the index is within the allocation by the check above. The write is volatile,
+        // because the device may access the word at any time.
         unsafe { base.add(index).write_volatile(value.to_le()) };
     }
 
-    /// Writes half a word, number `index` in units of four bytes, and leaves the other half alone;
-    /// ignored outside the memory. Any context.
+    /// Writes half a word, at `index` in units of four bytes, without changing the other half;
+    /// ignored outside of the memory. Any context.
     #[inline]
     pub fn write_half(&self, index: usize, value: u32) {
         if index / 2 >= self.words {
             return;
         }
         let base: *mut u32 = self.memory.as_mut_ptr().cast();
-        // SAFETY: within the allocation; volatile, as the device may access it at any time.
+        // SAFETY: the index is within the allocation by the check above. The write is volatile,
+        // because the device may access the word at any time.
         unsafe { base.add(index).write_volatile(value.to_le()) };
     }
 }
 
-// SAFETY: whole pages of an allocation that lives as long as `self`. It holds quadwords that
-// anybody may change at any time.
+// SAFETY: the frames are whole pages of an allocation that lives as long as `self`. Its quadwords
+// may change at any time, and are accessed by volatile accesses only.
 unsafe impl Source for DmaWords {
     fn frame(&self, index: usize) -> Option<Frame> {
         const WORDS: usize = BusAddr::PAGE_SIZE as usize / 8;
@@ -119,21 +123,23 @@ unsafe impl Source for DmaWords {
             return None;
         }
         let base: *const u64 = self.memory.as_ptr().cast();
-        // SAFETY: within the allocation by the check above, which is coherent memory.
+        // SAFETY: the page is within the allocation by the check above, and the allocation is
+        // coherent memory.
         Some(unsafe { Frame::coherent(base.add(first).cast()) })
     }
 }
 
-/// Coherent memory as that of a pool for devices of other nodes, which they reach by a target of the SMFU: contiguous for the
-/// NIC and for the processor.
+/// Coherent memory as a pool for devices of other nodes, which access it by a target of the SMFU.
+/// Contiguous for the NIC and for the CPU.
 pub struct PoolWords(Arc<DmaWords>);
 
 impl PoolWords {
-    /// Takes memory of whole pages.
+    /// Makes a pool of memory of whole pages.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for what is not whole pages; `EOPNOTSUPP` if an IOMMU made it contiguous for the NIC only.
+    /// `EINVAL` if the memory is not whole pages; `EOPNOTSUPP` if an IOMMU made it contiguous for
+    /// the NIC only.
     pub fn new(words: Arc<DmaWords>) -> Result<Self> {
         if words.words() * 8 % BusAddr::PAGE_SIZE as usize != 0 {
             return Err(EINVAL);
@@ -145,12 +151,12 @@ impl PoolWords {
     }
 }
 
-// SAFETY: whole pages of the linear map, as `new` has made sure, which live as long as the object. All accesses to the words are
-// volatile, without references.
+// SAFETY: `new` has checked that the memory is whole pages of the linear map. It lives as long as
+// the object, and is accessed by volatile accesses only, without references.
 unsafe impl PoolMemory for PoolWords {
     fn start(&self) -> NonNull<u8> {
         let start: *mut u8 = self.0.memory.as_mut_ptr().cast();
-        // SAFETY: the address of an allocation.
+        // SAFETY: the address of an allocation is not null.
         unsafe { NonNull::new_unchecked(start) }
     }
 
@@ -159,13 +165,13 @@ unsafe impl PoolMemory for PoolWords {
     }
 }
 
-/// The device, known to be bound for as long as this object is reachable: what mappings are made
-/// and undone with.
+/// Proof that the device is bound while this object is reachable, with which mappings are made and
+/// removed.
 ///
 /// # Invariants
 ///
-/// Dropped (by [`crate::nic::Nic`]'s shutdown, which waits for all users) before the device is
-/// unbound.
+/// Dropped before the device is unbound, by the shutdown of [`crate::nic::Nic`], which waits for
+/// all users.
 pub(crate) struct BoundDevice(mem::BoundDevice);
 
 impl BoundDevice {
@@ -175,7 +181,7 @@ impl BoundDevice {
         Self(unsafe { mem::BoundDevice::new(dev) })
     }
 
-    /// Another one for the same binding.
+    /// Returns another proof for the same binding.
     pub(crate) fn share(&self) -> Self {
         // SAFETY: by the type invariant.
         Self(unsafe { self.0.share() })

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! HTAX bridge: which part of the BARs leads to which unit (HW §5, §3.1 step 3).
+//! HTAX bridge: assignment of BAR ranges to units (HW §5, step 3 of HW §3.1). Any context.
 
 use crate::hw::Hw;
 use kernel::prelude::*;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The mapped hardware of one NIC.
+//! Mapped hardware of one NIC. Register accesses work in any context.
 
 use crate::{
     dma::BoundDevice,
@@ -25,19 +25,19 @@ use wire::{
     },
 };
 
-/// Register file and requester windows; valid while the device is bound.
+/// Register file and requester windows, valid while the device is bound.
 pub(crate) struct Hw {
     /// Register file.
     pub(crate) rf: RegisterFile,
     velo: Window,
     rma: Window,
-    /// Fences behind descriptors are marked, by processes too.
+    /// Set if fences after descriptors are marked, also by processes.
     pub(crate) marks: bool,
-    /// Start of the SMFU window: the register file that interval 0 leads to.
+    /// Start of the SMFU window: the remote register file that interval 0 points to.
     pub(crate) remote_rf: Remote,
-    /// Taken to change the registers with the identity of VELO senders, which several parties do.
+    /// Taken to change the registers with the identity of VELO senders.
     pub(crate) velo_sources: Pin<KBox<SpinLock<()>>>,
-    /// Addresses of the windows, for the processor and on the bus.
+    /// Addresses of the windows, for the CPU and on the bus.
     pub(crate) windows: Sides,
     device: BoundDevice,
 }
@@ -71,7 +71,7 @@ impl Hw {
         })
     }
 
-    /// Requester window of a unit.
+    /// Returns the requester window of a unit.
     pub(crate) fn window(&self, unit: Unit) -> &Window {
         match unit {
             Unit::Velo => &self.velo,
@@ -79,13 +79,13 @@ impl Hw {
         }
     }
 
-    /// The device, bound for as long as `self` is reachable.
+    /// Returns the device, which is bound while `self` is reachable.
     pub(crate) fn device(&self) -> &BoundDevice {
         &self.device
     }
 
-    /// Has all units that access memory by themselves, or for others, do so no more: notification
-    /// queue, network ports, queue engines, address translation, window.
+    /// Stops all units that access memory by themselves or for peers: notification queue, network
+    /// ports, queue engines, address translation, window.
     pub(crate) fn quiesce(&self) {
         self.rf.write(regs::snq::EXECUTE, 0);
         for port in [np::VELO, np::RMA_COMPLETER, np::RMA_RESPONDER, np::SMFU] {
@@ -96,7 +96,7 @@ impl Hw {
         }
         self.rf.write(regs::atu::CONTROL, 0);
         self.rf.write(regs::smfu::STATUS_CONTROL, 0);
-        // They are written.
+        // The read flushes the posted writes.
         self.rf.read(regs::info::DRIVER);
     }
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Identity of the NIC and network state (HW §4).
+//! Identity of the NIC and network state (HW §4). Any context.
 
 use crate::{context::Context, hw::Hw};
 use kernel::prelude::*;
 use wire::regs::info;
 
-/// HW §3.1 steps 4 and 8: reads the network state. The node ID is read along with it from then on.
+/// Reads the network state (steps 4 and 8 of HW §3.1). Later reads by the monitor include the node
+/// ID.
 pub(crate) fn read_network_state(ctx: &Context, hw: &Hw) -> Result {
     let value = hw.rf.read(info::NW_STATE);
     if ctx.is_gone(hw, value) {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Reading side of a buffer queue: [`wire::intake`] decides, here are the slots, the registers, and the work
-//! item that looks after a queue whose owner waits for an interrupt.
+//! Consumer of a buffer queue. [`wire::intake`] decides; this file holds the slots, the registers,
+//! and the work item that monitors a queue whose owner waits for an interrupt.
+//!
+//! A queue has one consumer, so there are no locks. Any context, unless a function says otherwise.
 
 use crate::{
     context::Context,
@@ -27,25 +29,26 @@ use wire::{
     intake::{Care, Intake},
 };
 
-/// Pause between two looks at a slot that stays empty.
+/// Pause between two polls of a slot that stays empty, in milliseconds.
 pub(crate) const HOLE_MS: u32 = 100;
-/// When the monitor looks for what is known to be on its way.
+/// Delay of the monitor's work item in milliseconds if an entry is known to be in flight.
 const SOON_MS: u32 = 1;
-/// No slot: the owner waits without an interrupt, so that it has to poll wherever the NIC is.
+/// Marks an unarmed queue: its owner waits without an interrupt, so the monitor must wake it for
+/// any write pointer.
 const UNARMED: u32 = u32::MAX;
 
-/// How a poll ends before its budget is used up.
+/// Way in which a poll ends before its budget is used up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stop {
-    /// What was looked at last is taken.
+    /// The last entry was consumed.
     Taken,
-    /// It stays where it is, and is the first one of the next poll.
+    /// The last entry stays in the queue and is the first one of the next poll.
     Left,
 }
 
-/// What the closure of a poll says about going on: nothing, or when to stop.
+/// Return type of the closure of a poll: `()`, or whether to stop.
 pub trait PollFlow {
-    /// To go on, or how to stop.
+    /// Returns whether to continue, or how to stop.
     fn flow(self) -> ControlFlow<Stop>;
 }
 
@@ -61,17 +64,17 @@ impl PollFlow for ControlFlow<Stop> {
     }
 }
 
-/// Reading side of one queue. Its drop ends the looks at the queue, but for one that runs.
+/// Consumer of one queue. The drop cancels the monitor's work item, unless it runs.
 pub(crate) struct Reader {
     intake: Intake,
     care: Care,
-    /// Slot that the queue was armed at last, and interrupts until then.
+    /// Slot at which the queue was last armed, and the number of interrupts until then.
     armed: Option<(u32, u64)>,
     monitor: Arc<QueueMonitor>,
 }
 
 impl Reader {
-    /// At slot 0 of a new queue, which `monitor` looks after. Any context.
+    /// Makes a consumer at slot 0 of a new queue, which `monitor` watches. Any context.
     pub(crate) fn new(queue: &Queue, monitor: &Arc<QueueMonitor>) -> Self {
         Self {
             intake: Intake::new(queue.slots(), ticks(HOLE_MS)),
@@ -81,7 +84,7 @@ impl Reader {
         }
     }
 
-    /// Next slot to read.
+    /// Returns the next slot to read.
     #[inline]
     pub(crate) fn next(&self) -> u32 {
         self.intake.next()
@@ -96,26 +99,27 @@ impl Reader {
         self.intake.advance(slots);
     }
 
-    /// To be called when the next slot, or a later one of the same message, is empty: number of slots from the
-    /// next one on whose content had to be there by now, 0 if there is no hole.
+    /// Returns the number of slots, from the next one on, whose entries are overdue; 0 if no entry
+    /// is missing. Called when the next slot, or a later one of the same message, is empty.
     pub(crate) fn overdue(&mut self) -> u32 {
         let monitor = &self.monitor;
         self.intake.overdue(now(), |intake| monitor.ahead(intake))
     }
 
-    /// Number of empty slots from the next one on, at most `limit`.
+    /// Returns the number of empty slots from the next one on, up to `limit`.
     pub(crate) fn run_of_empty(&self, queue: &Queue, limit: u32) -> u32 {
         (0..limit)
             .take_while(|i| queue.status(queue.next(self.next(), *i)) == 0)
             .count() as u32
     }
 
-    /// Slots that the NIC has written, from the next one on. Reads a register.
+    /// Returns the number of slots that the NIC has written, from the next one on. Reads a
+    /// register.
     pub(crate) fn backlog(&self) -> u32 {
         self.monitor.ahead(&self.intake)
     }
 
-    /// Tells the NIC about freed slots if there are many.
+    /// Updates the NIC's read pointer if many slots were freed.
     #[inline]
     pub(crate) fn commit_if_due(&mut self, queue: &Queue, stats: &PortStats) {
         if self.intake.is_commit_due() {
@@ -124,14 +128,15 @@ impl Reader {
         }
     }
 
-    /// Tells the NIC about freed slots and unmasks the interrupt. Not to be kept from running for
-    /// long between its look at the queue and the store: with interrupts or bottom halves off.
+    /// Updates the NIC's read pointer and unmasks the interrupt. The caller must disable interrupts
+    /// or bottom halves, so that little time passes between the check of the queue and the store.
     pub(crate) fn rearm(&mut self, queue: &Queue, stats: &PortStats) {
         let next = self.intake.next();
-        // Before the store: what comes after it may be counted at once.
+        // Read before the store, because later interrupts are counted at once.
         let armed = Some((next, stats.interrupts.load(Relaxed)));
         if self.armed == armed {
-            // Nothing came since then. The other queue of an interface, say, has it polled.
+            // No interrupt came since then: another event caused this poll, such as an interrupt of
+            // the interface's other queue.
             self.monitor.expect(next, false);
             return;
         }
@@ -143,7 +148,8 @@ impl Reader {
                 if self.monitor.found.xchg(false, Full) {
                     self.care.found();
                 }
-                // The register first: what it tells of may be in the queue by then.
+                // Read the register first; the entries that it counts may have arrived in the queue
+                // by the check of the slot.
                 let comes = self.care.take()
                     && self.monitor.ahead(&self.intake) != 0
                     && queue.status(next) == 0;
@@ -155,22 +161,22 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        // What it would call is told nothing that matters to somebody who does not read.
+        // Without a consumer, a missed call does no harm.
         let _ = work::cancel_delayed(&self.monitor);
     }
 }
 
-/// Looks after a queue whose owner waits for an interrupt: once, some time after the queue was armed, it
-/// compares the pointers, and has the owner poll if they differ.
+/// Monitor of a queue whose owner waits for an interrupt. Some time after the queue was armed, it
+/// compares the pointers once, and makes the owner poll if they differ.
 #[pin_data]
 pub(crate) struct QueueMonitor {
     ctx: Arc<Context>,
     table: Arc<Table>,
     vpid: Vpid,
-    /// Slot that the owner waits for, or [`UNARMED`], and since when.
+    /// Slot that the owner waits for, or [`UNARMED`], and the start of the wait.
     next: Atomic<u32>,
     since: AtomicTime,
-    /// Something was found without an interrupt.
+    /// Set if an entry was found without an interrupt.
     found: AtomicFlag,
     #[pin]
     work: DelayedWork<QueueMonitor>,
@@ -190,8 +196,8 @@ impl WorkItem for QueueMonitor {
             if late && waits_for != UNARMED {
                 this.found.store(true, Relaxed);
             }
-            // Its poll finds out whether there is a hole, an interrupt got lost, or all is well. With bottom
-            // halves off, so that what it schedules runs when they are on again.
+            // The owner's poll detects a missing entry or a lost interrupt. Softirqs that it raises
+            // run when bottom halves are enabled again.
             let _bh = BhDisabled::new();
             this.table.interrupt(this.vpid);
         }
@@ -199,7 +205,7 @@ impl WorkItem for QueueMonitor {
 }
 
 impl QueueMonitor {
-    /// For the queue of a VPID. May sleep.
+    /// Makes a monitor for the queue of a VPID. May sleep.
     pub(crate) fn new(ctx: &Arc<Context>, table: &Arc<Table>, vpid: Vpid) -> Result<Arc<Self>> {
         Arc::pin_init(
             try_pin_init!(Self {
@@ -215,31 +221,33 @@ impl QueueMonitor {
         )
     }
 
-    /// Ends all looks; nobody asks for one any more. May sleep.
+    /// Cancels the work item and waits for it. The caller prevents later calls of `expect`. May
+    /// sleep.
     pub(crate) fn stop(self: &Arc<Self>) {
         work::cancel_delayed_sync(self);
     }
 
-    /// The NIC's write pointer.
+    /// Returns the NIC's write pointer.
     fn pointer(&self) -> Option<u32> {
         queue::write_pointer(&self.ctx, self.table.unit(), self.vpid)
     }
 
-    /// Slots by which the NIC's write pointer is ahead.
+    /// Returns the number of slots by which the NIC's write pointer is ahead.
     fn ahead(&self, intake: &Intake) -> u32 {
         self.pointer().map_or(0, |lwp| intake.ahead(lwp))
     }
 
     fn commit(&self, queue: &Queue, lrp: u32, arm: bool, stats: &PortStats) {
         if let Some(hw) = self.ctx.alive_access() {
-            // The status words were zeroed before the NIC may reuse the slots.
+            // The zeroed status words must be visible before the NIC can reuse the slots.
             barrier::wmb();
             queue.commit(&hw, lrp, arm);
             add(&stats.commits, 1);
         }
     }
 
-    /// Has a look some time from now, unless one is due anyway; soon if something comes for certain.
+    /// Queues the work item, unless it is queued; with a short delay if an entry is known to be in
+    /// flight.
     fn expect(self: &Arc<Self>, next: u32, comes: bool) {
         self.next.store(next, Relaxed);
         self.since.store(now());

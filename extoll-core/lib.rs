@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Base driver for the Extoll Tourmalet NIC: one file per functional unit, typed handles for the modules above.
+//! Base driver for the Extoll Tourmalet NIC: one file per functional unit, with typed handles for
+//! the modules above.
 //!
-//! A module above is an auxiliary driver (see [`child`]); [`child::nic`] gives it the [`nic::Nic`], on which it opens
-//! [`velo`] and [`rma`] ports, reaches registers by [`rra`] and memory of other nodes by [`smfu`].
+//! A module above is an auxiliary driver (see [`child`]). [`child::nic`] returns its [`nic::Nic`],
+//! on which it opens [`velo`] and [`rma`] ports, and accesses registers by [`rra`] and memory of
+//! other nodes by [`smfu`].
+//!
+//! All public functions state the contexts in which they may be called. "Any context" includes hard
+//! interrupts, and "may sleep" means process context.
 
 #![deny(unsafe_code)]
 
@@ -47,6 +52,6 @@ pub mod velo;
 pub mod vpid;
 mod xbar;
 
-// Used by the `pr_*!` macros where they are used.
+// Used by the `pr_*!` macros.
 #[allow(dead_code)]
 const __LOG_PREFIX: &[u8] = b"extoll\0";

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! How a NIC begins and ends: the units in the order of HW §3, and in its reverse.
+//! Set-up of a NIC's units in the order of HW §3, and their shutdown in the reverse order. Process
+//! context; may sleep.
 
 use crate::{
     htax, info,
@@ -17,14 +18,14 @@ use kernel_ext::{
     work::Settled,
 };
 
-/// MSI vectors that are allocated at most; only vector 0 is used (HW §1).
+/// Maximum number of MSI vectors that are allocated; only vector 0 is used (HW §1).
 const MAX_VECTORS: u32 = 32;
 
-/// The installed interrupt handler.
+/// Installed interrupt handler.
 pub(crate) type Irq<'a> = Pin<KBox<Msi<'a, Interrupt>>>;
 
-/// Steps 3 to 27. `irq` is where the interrupt handler goes; what was begun is ended by [`end`],
-/// also after an error. May sleep.
+/// Executes steps 3 to 27 of the set-up. `irq` stores the interrupt handler. The caller calls
+/// [`end`] afterwards, also after an error. May sleep.
 pub(crate) fn begin<'a>(
     nic: &Arc<Nic>,
     dev: &'a pci::Device<Bound>,
@@ -54,9 +55,9 @@ pub(crate) fn begin<'a>(
     let (mps, mrrs) = payload_sizes(dev);
     nic.rma().init(mps, mrrs)?;
     nic.smfu().init()?;
-    // Step 27. A NIC without it is of use all the same, and the first request tries again.
+    // Step 27. On an error, the NIC is usable nevertheless, and the first request tries again.
     if let Err(e) = nic.rra().open() {
-        dev_warn!(dev, "remote registers are not available yet: {:?}\n", e);
+        dev_warn!(dev, "remote registers not available yet, the first access tries again: {:?}\n", e);
     }
     nic.monitor().schedule();
     nic.snq().attend();
@@ -64,24 +65,25 @@ pub(crate) fn begin<'a>(
     Ok(())
 }
 
-/// Ends everything, when nobody above uses the NIC any more; `irq` drops the interrupt handler. May
-/// sleep.
+/// Shuts all units down after all modules above were unbound. `irq` drops the interrupt handler.
+/// May sleep.
 #[inline(never)] // Its stack is not that of what is unbound before.
 pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
     if !nic.is_alive() {
         nic.isolate();
-        // So that it stays quiet if it recovers.
+        // So that the device stays stopped if it recovers.
         nic.quiesce();
     }
-    // Ports whose last handle was dropped are closed.
+    // Waits until ports are closed whose last handle was dropped.
     drop(Settled);
     let remains = nic.rra().close();
-    // While the units run: a look has the NIC execute commands, and gives it a queue for that.
+    // While the units run, because the reclaim makes the NIC execute commands and gives it a queue
+    // for that.
     nic.residue().end();
     nic.snq().stop();
     irq();
     stop_units(nic);
-    // What the hardware did not confirm to have forgotten is out of its reach now.
+    // From here on, the NIC cannot access memory whose release it did not confirm.
     enabled.stop_dma();
     nic.atu().release();
     shutdown(nic);
@@ -91,7 +93,7 @@ pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
     nic.smfu().free_exported();
 }
 
-/// Leaves no address of host memory in the hardware.
+/// Removes all addresses of host memory from the hardware.
 fn stop_units(nic: &Arc<Nic>) {
     nic.smfu().stop();
     nic.rma().stop();
@@ -100,15 +102,15 @@ fn stop_units(nic: &Arc<Nic>) {
     queue::stop(nic.context());
 }
 
-/// Stops everything that runs by itself, then gives up the hardware.
+/// Stops all work items, then releases the hardware.
 fn shutdown(nic: &Nic) {
     let left: usize = nic.tables().iter().map(|table| table.open()).sum();
     if left != 0 {
         nic.error(Reason::PortLeft, left as u64);
     }
-    // No device is found missing any more.
+    // The device is not declared dead any more.
     nic.retire();
-    // Each after those that schedule it.
+    // Each is stopped after those that queue it.
     nic.snq().end();
     nic.events().end();
     nic.link_state().end();

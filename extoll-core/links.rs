@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! State of the seven links and their neighbours (HW §15.4), as last seen. Trigger events 17 to 20
-//! make it be read again.
+//! State of the seven links and their neighbours (HW §15.4), as last read. Trigger events 17 to 20
+//! cause a new read.
+//!
+//! Registers are read in process context, under a mutex. The state is under a spinlock that
+//! disables interrupts.
 
 use crate::{context::Context, monitor::Monitor, stats::Reason};
 use kernel::{
@@ -19,7 +22,7 @@ use wire::regs::lp::{self, Ids, LpIn, Status};
 
 pub use crate::monitor::{Link, Neighbour, LINKS};
 
-/// Pause between looks that no event asked for.
+/// Interval of the periodic work item, in milliseconds.
 const WATCH_MS: u32 = 1000;
 
 /// State of a NIC's links.
@@ -29,14 +32,14 @@ pub(crate) struct Links {
     monitor: Arc<Monitor>,
     #[pin]
     state: SpinLockIrq<[Link; LINKS]>,
-    /// Taken to look at the registers: what was read first is noted first.
+    /// Taken to read the registers, so that states are stored in the order of the reads.
     #[pin]
     looking: Mutex<()>,
     ups: [Atomic<u64>; LINKS],
     downs: [Atomic<u64>; LINKS],
-    /// They were looked at.
+    /// Set after the first read.
     looked: AtomicFlag,
-    /// No event tells of changes.
+    /// Set if no event reports changes.
     polled: AtomicFlag,
     #[pin]
     watch: DelayedWork<Links>,
@@ -50,7 +53,8 @@ impl WorkItem for Links {
     type Pointer = Arc<Links>;
 
     fn run(this: Arc<Links>) {
-        // Should an event get lost, those above would wait for the first link for ever.
+        // Read also without a link that is up: if its event were lost, modules above would wait for
+        // it forever.
         if this.polled.load(Relaxed) || !this.any_up() {
             this.refresh();
         }
@@ -61,7 +65,7 @@ impl WorkItem for Links {
 }
 
 impl Links {
-    /// May sleep.
+    /// Makes the state with all links down. May sleep.
     #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(ctx: Arc<Context>, monitor: Arc<Monitor>) -> Result<Arc<Self>> {
         Arc::pin_init(
@@ -80,34 +84,34 @@ impl Links {
         )
     }
 
-    /// Whether no event tells of changes, so that links have to be looked at from time to time. Any
-    /// context.
+    /// Sets whether links must be read periodically, because no event reports changes. Any context.
     pub(crate) fn poll(&self, polled: bool) {
         self.polled.store(polled, Relaxed);
     }
 
-    /// Looks from time to time as long as no link is up, or no event tells. Any context.
+    /// Starts the periodic work item, which reads the links while none is up or no event reports
+    /// changes. Any context.
     pub(crate) fn start(self: &Arc<Self>) {
         let delay = kernel::time::msecs_to_jiffies(WATCH_MS);
         let _ = work::enqueue_delayed(self.clone(), delay);
     }
 
-    /// The device is retired: nothing is looked at by itself any more. May sleep.
+    /// Cancels the work item and waits for it. The device is retired. May sleep.
     pub(crate) fn end(self: &Arc<Self>) {
         work::cancel_delayed_sync::<Self, 0>(self);
     }
 
-    /// The links as last seen. No register access; any context.
+    /// Returns the links as last read. No register access; any context.
     pub(crate) fn get(&self) -> [Link; LINKS] {
         *self.state.lock()
     }
 
-    /// Whether one of them carries packets, as last seen. Any context.
+    /// Returns whether a link carries packets, as last read. Any context.
     pub(crate) fn any_up(&self) -> bool {
         self.state.lock().iter().any(|link| link.up)
     }
 
-    /// For debugfs.
+    /// Writes the state to debugfs.
     pub(crate) fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, link) in self.get().iter().enumerate() {
             let count = |list: &[Atomic<u64>; LINKS]| list.get(n).map_or(0, |c| c.load(Relaxed));
@@ -151,9 +155,9 @@ impl Links {
         })
     }
 
-    /// Reads all links, and tells subscribers what changed; but for the first look it is counted,
-    /// logged and told to user space, too. Subscribers may be there before that, with all links down
-    /// for them. Process context.
+    /// Reads all links, and notifies subscribers of changes. Except at the first read, changes are
+    /// also counted, logged and sent to user space. Earlier subscribers assume that all links are
+    /// down. Process context.
     pub(crate) fn refresh(&self) {
         let _looking = self.looking.lock();
         let first = !self.looked.load(Relaxed);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What the machines of the crate `protocol` want of the kernel.
+//! Memory allocation for the state machines of the crate `protocol`.
 
 use kernel::prelude::*;
 use protocol::Memory;
 
-/// Memory of the kernel. Getting it may sleep.
+/// Allocator of kernel memory. Allocation may sleep.
 pub struct Kernel;
 
 impl Memory for Kernel {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Mapped parts of BAR0: the register file (uncached) and the requester windows (write-combining); and parts of BAR2.
+//! Mappings of BAR 0: the register file (uncached) and the requester windows (write-combining).
+//! Also mappings of parts of BAR 2.
 //!
-//! `kernel::pci::Bar` maps a whole BAR with one attribute; this NIC needs two attributes in one BAR (HW §1.2),
-//! hence own mappings. All accesses are single, aligned, 64 bits wide (HW §0).
+//! `kernel::pci::Bar` maps a whole BAR with one attribute, but this NIC needs two attributes in one
+//! BAR (HW §1.2). All accesses are single, aligned and 64 bits wide (HW §0). Accesses work in any
+//! context and take no locks; mapping may sleep.
 
 #![allow(unsafe_code)]
 
@@ -15,26 +17,28 @@ use kernel_ext::{
 };
 use wire::{ids::RegOffset, wcbuf::MARK};
 
-/// Pages of a BAR to be mapped by processes, which the owner of the BAR has to revoke before it gives the BAR up.
+/// Pages of a BAR for mappings of processes. The owner of the BAR must revoke the mappings before
+/// it releases the BAR.
 struct Pages {
     phys: u64,
     pages: usize,
     cache: Cache,
 }
 
-// SAFETY: device memory of a BAR; `user::Devices` revokes all mappings before the NIC is unbound.
+// SAFETY: the frames are device memory of a BAR, and `user::Devices` revokes all mappings before
+// the NIC is unbound.
 unsafe impl Source for Pages {
     fn frame(&self, index: usize) -> Option<Frame> {
         (index < self.pages).then(|| Frame::device(self.phys + ((index as u64) << 12), self.cache))
     }
 }
 
-/// `pages` pages from `offset` in a window of `size` bytes at physical address `phys`, charged to the calling
-/// process. May sleep.
+/// Returns `pages` pages from `offset` in a window of `size` bytes at physical address `phys`,
+/// charged to the calling process. May sleep.
 ///
 /// # Errors
 ///
-/// `EINVAL` if they are not in the window, `ENOMEM`.
+/// `EINVAL` if they are outside of the window, `ENOMEM`.
 pub(crate) fn pages(
     phys: u64,
     size: u64,
@@ -50,15 +54,15 @@ pub(crate) fn pages(
     Ok(Arc::new(Pages { phys, pages, cache }, GFP_KERNEL_ACCOUNT)?)
 }
 
-/// A mapped physical range, unmapped by drop.
+/// Mapped physical range, unmapped by drop.
 struct Mapping {
     base: NonNull<u8>,
     size: usize,
 }
 
-// SAFETY: the mapping is valid in every context and on every CPU.
+// SAFETY: an ioremap mapping is valid in every context and on every CPU.
 unsafe impl Send for Mapping {}
-// SAFETY: see `Send`; device accesses need no exclusion for memory safety.
+// SAFETY: as for `Send`; concurrent device accesses do not affect memory safety.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -72,12 +76,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by ioremap or ioremap_wc, and nothing refers to it any more.
+        // SAFETY: `base` was returned by ioremap or ioremap_wc, and `self` is the last reference to
+        // the mapping.
         unsafe { bindings::iounmap(self.base.as_ptr().cast()) };
     }
 }
 
-/// The register file, mapped uncached.
+/// Register file, mapped uncached.
 pub(crate) struct RegisterFile(Mapping);
 
 impl RegisterFile {
@@ -85,13 +90,14 @@ impl RegisterFile {
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if it cannot be mapped, `EINVAL` if it is not in the BAR.
+    /// `ENOMEM` if it cannot be mapped, `EINVAL` if it is outside of the BAR.
     pub(crate) fn map(bar: &Region<'_>, phys: u64) -> Result<Self> {
         let size = RegOffset::WINDOW as usize;
         if !bar.contains(phys, size as u64) {
             return Err(EINVAL);
         }
-        // SAFETY: device memory by the check, in a BAR that `bar` has claimed; `Mapping::new` checks the result.
+        // SAFETY: the range is device memory of a BAR that `bar` has claimed, by the check above;
+        // `Mapping::new` checks the result.
         let base = unsafe { bindings::ioremap(phys, size) };
         Ok(Self(Mapping::new(base, size)?))
     }
@@ -100,40 +106,40 @@ impl RegisterFile {
         if !reg.is_valid() || reg.get() as usize + 8 > self.0.size {
             return None;
         }
-        // SAFETY: within the mapping by the check above.
+        // SAFETY: the offset is within the mapping by the check above.
         Some(unsafe { self.0.base.as_ptr().add(reg.get() as usize) }.cast())
     }
 
-    /// Reads a register. Any context. An offset outside the register file reads as 0. A removed device reads as
-    /// all ones.
+    /// Reads a register. An offset outside of the register file reads as 0; a removed device reads
+    /// as all ones. Any context.
     #[inline]
     pub(crate) fn read(&self, reg: RegOffset) -> u64 {
         match self.address(reg) {
-            // SAFETY: valid and aligned by `address`.
+            // SAFETY: `address` returns valid and aligned addresses only.
             Some(p) => unsafe { bindings::readq(p) },
             None => 0,
         }
     }
 
-    /// Writes a register. Any context. An offset outside the register file is ignored.
+    /// Writes a register; ignores an offset outside of the register file. Any context.
     #[inline]
     pub(crate) fn write(&self, reg: RegOffset, value: u64) {
         if let Some(p) = self.address(reg) {
-            // SAFETY: valid and aligned by `address`.
+            // SAFETY: `address` returns valid and aligned addresses only.
             unsafe { bindings::writeq(value, p) }
         }
     }
 
-    /// Reads, changes and writes back a register; not atomic.
+    /// Reads, changes and writes back a register. Not atomic.
     pub(crate) fn update(&self, reg: RegOffset, f: impl FnOnce(u64) -> u64) {
         self.write(reg, f(self.read(reg)));
     }
 }
 
-/// A window of requester pages, mapped write-combining.
+/// Window of requester pages, mapped write-combining.
 pub(crate) struct Window {
     mapping: Mapping,
-    /// Fences are marked, see [`Window::mark_fences`].
+    /// Mark fences, see [`Window::mark_fences`].
     mark: bool,
 }
 
@@ -145,12 +151,13 @@ impl Window {
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if it cannot be mapped, `EINVAL` if it is not in the BAR.
+    /// `ENOMEM` if it cannot be mapped, `EINVAL` if it is outside of the BAR.
     pub(crate) fn map(bar: &Region<'_>, phys: u64) -> Result<Self> {
         if !bar.contains(phys, Self::SIZE as u64) {
             return Err(EINVAL);
         }
-        // SAFETY: device memory by the check, in a BAR that `bar` has claimed; `Mapping::new` checks the result.
+        // SAFETY: the range is device memory of a BAR that `bar` has claimed, by the check above;
+        // `Mapping::new` checks the result.
         let base = unsafe { bindings::ioremap_wc(phys, Self::SIZE) };
         Ok(Self {
             mapping: Mapping::new(base, Self::SIZE)?,
@@ -158,19 +165,20 @@ impl Window {
         })
     }
 
-    /// From now on a store at [`MARK`] follows each fence. Only for an emulator that asked for it: what a chip makes of such a
-    /// store is not known.
+    /// Makes a store at [`MARK`] follow each fence. Only for an emulator that requests it, because
+    /// the effect of such a store on a chip is unknown.
     pub(crate) fn mark_fences(&mut self) {
         self.mark = true;
     }
 
-    /// Stores a packet from offset 0 of the page at `offset`, ascending, followed by a store fence (HW §9.1, G8). What the
-    /// packet refers to in memory was stored before it.
-    /// Any context. Pages outside the window and packets longer than a page are ignored.
+    /// Stores a packet in ascending order from offset 0 of the page at `offset` on, followed by a
+    /// store fence (HW §9.1, G8). Earlier stores to memory, to which the packet refers, become
+    /// visible first. Ignores pages outside of the window and packets longer than a page. Any
+    /// context.
     #[inline]
     pub(crate) fn push(&self, offset: u32, words: &[u64]) {
-        // Write-combining stores are not ordered behind those to memory by the rules of processors, x86
-        // included, where `dma_wmb()` is no instruction.
+        // CPUs may reorder write-combining stores with earlier stores to memory. This includes x86,
+        // where `dma_wmb()` is no instruction.
         kernel_ext::barrier::wmb();
         self.store_from(offset, 0, words);
     }
@@ -181,8 +189,9 @@ impl Window {
         self.store_from(offset, index, &[word]);
     }
 
-    /// A store fence for the VPID of the page at `offset`, of which other processors have had one each
-    /// ([`kernel_ext::barrier::wmb_everywhere`]): what was stored to its pages is out of them. Context and limits as for [`Window::push`].
+    /// Fences the stores to the VPID of the page at `offset`. After
+    /// [`kernel_ext::barrier::wmb_everywhere`], all stores of other CPUs to its pages have left the
+    /// CPUs. Context and limits as for [`Window::push`].
     pub(crate) fn fence(&self, offset: u32) {
         self.store_from(offset, 0, &[]);
     }
@@ -201,24 +210,25 @@ impl Window {
             .wrapping_add(offset)
             .cast::<u64>();
         for (i, word) in (first..).zip(words) {
-            // SAFETY: page and index are within the mapping by the checks above; aligned volatile 64-bit stores
-            // are single instructions on all 64-bit targets.
+            // SAFETY: page and index are within the mapping by the checks above. Aligned volatile
+            // 64-bit stores are single instructions on all 64-bit targets.
             unsafe { page.add(i).write_volatile(word.to_le()) };
         }
         kernel_ext::barrier::wmb();
         if self.mark {
-            // SAFETY: the offset is within a page; the rest as above.
+            // SAFETY: `MARK` is an offset within a page, and the page is within the mapping by the
+            // checks above.
             unsafe { page.add(usize::from(MARK) / 8).write_volatile(0) };
         }
     }
 }
 
-/// A part of the SMFU window: memory of another node.
+/// Mapped part of the SMFU window: memory of another node.
 pub struct Remote(Mapping);
 
-/// Sizes of single accesses to remote memory.
+/// Types of single accesses to remote memory.
 pub trait Word: Copy + PartialEq {
-    /// All bits set: what a failed load gives.
+    /// All bits set: the result of a failed load.
     const ONES: Self;
 
     #[doc(hidden)]
@@ -236,14 +246,14 @@ macro_rules! word {
             #[inline]
             fn load(remote: &Remote, offset: usize) -> Option<Self> {
                 let p = remote.at(offset, size_of::<Self>())?;
-                // SAFETY: mapped and aligned by `at`.
+                // SAFETY: `at` returns mapped and aligned addresses only.
                 Some(unsafe { bindings::$read(p) })
             }
 
             #[inline]
             fn store(self, remote: &Remote, offset: usize) -> Option<()> {
                 let p = remote.at(offset, size_of::<Self>())?;
-                // SAFETY: mapped and aligned by `at`.
+                // SAFETY: `at` returns mapped and aligned addresses only.
                 unsafe { bindings::$write(self, p) };
                 Some(())
             }
@@ -266,21 +276,22 @@ impl Remote {
     /// `ENOMEM` if it cannot be mapped.
     pub(crate) fn map(phys: u64, bytes: usize, combine: bool) -> Result<Self> {
         let base = if combine {
-            // SAFETY: maps device memory of a BAR that the caller claimed; the result is checked.
+            // SAFETY: the caller has claimed the BAR that holds this device memory; `Mapping::new`
+            // checks the result.
             unsafe { bindings::ioremap_wc(phys, bytes) }
         } else {
-            // SAFETY: as above.
+            // SAFETY: as for the branch above.
             unsafe { bindings::ioremap(phys, bytes) }
         };
         Ok(Self(Mapping::new(base, bytes)?))
     }
 
-    /// Address of `bytes` bytes, a power of two, if they are inside and aligned.
+    /// Returns the address of `bytes` bytes, a power of two, if they are mapped and aligned.
     fn at(&self, offset: usize, bytes: usize) -> Option<*mut c_void> {
         if offset & bytes.wrapping_sub(1) != 0 || offset.checked_add(bytes)? > self.0.size {
             return None;
         }
-        // SAFETY: within the mapping by the check above.
+        // SAFETY: the offset is within the mapping by the check above.
         Some(unsafe { self.0.base.as_ptr().add(offset) }.cast())
     }
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Status of a NIC (node ID, network state, alive) and who hears of its changes, and of those of
-//! links.
+//! Monitor of a NIC's status (node ID, network state, liveness), with notification of subscribers
+//! about changes of the status and of links.
 //!
-//! Trigger events, and a device that is found missing, schedule a look ([`Monitor::schedule`]). It
-//! runs in process context and tells everybody whose last news differ.
+//! Trigger events and the removal of the device queue a work item ([`Monitor::schedule`]). It reads
+//! the status in process context, and notifies subscribers if it differs from the last one.
+//! Subscribers are under a mutex, which is held during their calls.
 
 use crate::{
     context::{Context, Lost, Status},
@@ -29,51 +30,51 @@ use wire::{
 /// Number of links.
 pub const LINKS: usize = lp::PORTS as usize;
 
-/// Who is at the other end of a link.
+/// Neighbour at the other end of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Neighbour {
     /// GUID of the NIC.
     pub guid: u32,
-    /// Its node ID.
+    /// Node ID of the NIC.
     pub node: NodeId,
-    /// Its link.
+    /// Number of the neighbour's link.
     pub port: u8,
 }
 
-/// A link.
+/// State of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Link {
-    /// Software lets it train.
+    /// True if software has enabled training.
     pub enabled: bool,
-    /// It carries packets.
+    /// True if the link carries packets.
     pub up: bool,
-    /// The neighbour, once it has told.
+    /// Neighbour, after it has sent its identity.
     pub neighbour: Option<Neighbour>,
 }
 
 /// Receives changes of [`Status`] and of links.
 pub trait StatusClient: Send + Sync {
-    /// Called in process context with the subscriber list locked: may sleep, must not subscribe or
-    /// unsubscribe.
+    /// Reports a new status. Process context, with the subscriber list locked: may sleep, must not
+    /// subscribe or unsubscribe.
     fn changed(&self, status: Status);
 
-    /// Link `number` (0…6) went up or down, or its neighbour said who it is. Context as
-    /// [`StatusClient::changed`].
+    /// Reports that link `number` (0…6) went up or down, or that its neighbour sent its identity.
+    /// Context as for [`StatusClient::changed`].
     fn link(&self, _number: u8, _link: Link) {}
 }
 
-/// The units of the same NIC, which hear of changes before any subscriber. Process context; may
-/// sleep.
+/// Units of the same NIC, which are notified of changes before the subscribers. Process context;
+/// may sleep.
 pub(crate) trait Units: Send + Sync {
-    /// The node ID is another one.
+    /// Reports a new node ID.
     fn node_changed(&self);
 
-    /// The device is gone.
+    /// Reports that the device was removed.
     fn down(&self);
 }
 
-/// A subscription, ended by drop: when that returns, the client is not called any more. Drop sleeps
-/// and must not be called with a lock held that [`StatusClient::changed`] takes.
+/// Subscription. The drop ends it: when it returns, the client is not called any more. The drop
+/// sleeps and must not be called with a lock held that [`StatusClient::changed`] takes.
 pub struct Subscription {
     monitor: Arc<Monitor>,
     key: u64,
@@ -98,12 +99,12 @@ struct StatusSubscribers {
     last: Option<Status>,
 }
 
-/// See the module.
+/// Monitor of a NIC; see the module.
 #[pin_data]
 pub(crate) struct Monitor {
     ctx: Arc<Context>,
     units: Arc<dyn Units>,
-    /// Of log lines about the status.
+    /// Rate limit of log lines about the status.
     limit: RateLimit,
     #[pin]
     subscribers: Mutex<StatusSubscribers>,
@@ -124,7 +125,8 @@ impl WorkItem for Monitor {
     }
 }
 
-/// Has a loss of the device reported. Refers to the monitor until [`Monitor::end`].
+/// Listener that queues the monitor's work item. Holds a reference to the monitor until
+/// [`Monitor::end`].
 struct Report(Arc<Monitor>);
 
 impl Lost for Report {
@@ -134,7 +136,8 @@ impl Lost for Report {
 }
 
 impl Monitor {
-    /// `log_interval_ms`: time in which the status gets few log lines. May sleep.
+    /// Makes a monitor. `log_interval_ms` is the interval in which log lines about the status are
+    /// limited. May sleep.
     #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(
         ctx: Arc<Context>,
@@ -156,7 +159,7 @@ impl Monitor {
         )
     }
 
-    /// From now on until [`Monitor::end`] a loss of the device is reported. May sleep.
+    /// Starts to report a removal of the device, until [`Monitor::end`]. May sleep.
     ///
     /// # Errors
     ///
@@ -174,7 +177,7 @@ impl Monitor {
     ) -> Result<Subscription> {
         let mut subscribers = self.subscribers.lock();
         let key = subscribers.next;
-        // First: a client that is refused is dropped without the lock.
+        // Reserved first, so that a client is not dropped under the lock if memory is short.
         subscribers.list.reserve(1, GFP_KERNEL)?;
         subscribers.list.push((key, client), GFP_KERNEL)?;
         subscribers.next += 1;
@@ -184,9 +187,9 @@ impl Monitor {
         })
     }
 
-    /// Schedules a look at the status and its report to the subscribers. Any context.
+    /// Queues the work item, which reads the status and notifies the subscribers. Any context.
     pub(crate) fn schedule(self: &Arc<Self>) {
-        // Already queued is fine: the work reads the latest state.
+        // It may be queued already; it reads the latest state.
         let _ = work::enqueue(self.clone());
     }
 
@@ -209,17 +212,18 @@ impl Monitor {
         }
     }
 
-    /// Tells subscribers about a link. Process context.
+    /// Notifies subscribers of a link. Process context.
     pub(crate) fn publish_link(&self, number: u8, link: Link) {
         for (_, client) in self.subscribers.lock().list.iter() {
             client.link(number, link);
         }
     }
 
-    /// Tells everybody of the status as last read, if it is another one. Process context; may sleep.
+    /// Notifies units and subscribers of the status as last read, if it has changed. Process
+    /// context; may sleep.
     pub(crate) fn publish(&self) {
         let ctx = &self.ctx;
-        // Before anybody hears of it and frees what the NIC knows.
+        // Before subscribers are notified and free memory that the NIC can access.
         ctx.isolate();
         ctx.log_loss();
         let mut subscribers = self.subscribers.lock();
@@ -265,7 +269,7 @@ impl Monitor {
         uevent::changed(self.ctx.device(), &[&network, &node, &alive])
     }
 
-    /// Nothing is looked at or reported any more; nobody schedules concurrently. May sleep.
+    /// Stops the monitor. The caller prevents concurrent calls of [`Monitor::schedule`]. May sleep.
     pub(crate) fn end(self: &Arc<Self>) {
         self.ctx.set_listener(None);
         work::cancel_sync::<Self, 0>(self);

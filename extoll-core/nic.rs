@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! One NIC: its units, put together.
+//! NIC: its units, assembled.
 //!
-//! A [`Nic`] may outlive the binding of its device (somebody still holds a reference), but its
-//! register mappings do not: the end of the binding revokes them and waits for all users, later
-//! accesses fail with `Down`. How it begins and ends is in [`crate::life`].
+//! A [`Nic`] may outlive the binding of its device, but its register mappings do not. The end of
+//! the binding revokes them and waits for all users; later accesses fail with `Down`. Set-up and
+//! shutdown are in [`crate::life`]. The accessors work in any context; the constructor may sleep.
 
 use crate::{
     atu::{self, Atu},
@@ -43,7 +43,7 @@ impl Deref for Nic {
     }
 }
 
-/// What a change of the status concerns.
+/// Units that react to changes of the status.
 struct Concerned {
     ctx: Arc<Context>,
     tables: [Arc<Table>; 2],
@@ -64,7 +64,7 @@ impl Units for Concerned {
     }
 }
 
-/// One NIC.
+/// NIC with its units.
 pub struct Nic {
     ctx: Arc<Context>,
     monitor: Arc<Monitor>,
@@ -81,12 +81,12 @@ pub struct Nic {
     smfu: Arc<Smfu>,
     rra: Arc<Rra>,
     backdoors: Arc<Backdoors>,
-    /// Handles of modules above.
+    /// Number of handles that modules above hold.
     handles: Atomic<u64>,
 }
 
 impl Nic {
-    /// `ring` is from [`crate::snq::allocate`]. May sleep.
+    /// Makes the units. `ring` is from [`crate::snq::allocate`]. May sleep.
     pub(crate) fn new(
         ctx: Arc<Context>,
         ring: DmaWords,
@@ -156,47 +156,47 @@ impl Nic {
         Ok(Arc::new(nic, GFP_KERNEL)?)
     }
 
-    /// Small messages.
+    /// Returns the VELO unit: small messages.
     pub fn velo(&self) -> &Arc<Velo> {
         &self.velo
     }
 
-    /// Reading and writing memory of other nodes, notifications, locks.
+    /// Returns the RMA unit: access to memory of other nodes, notifications, locks.
     pub fn rma(&self) -> &Arc<Rma> {
         &self.rma
     }
 
-    /// Address translation: registration of memory.
+    /// Returns the address translation unit: registration of memory.
     pub fn atu(&self) -> &Arc<Atu> {
         &self.atu
     }
 
-    /// Memory that the NIC may still reach although its user is done with it.
+    /// Returns the quarantine: memory that the NIC may still access after its owner has finished.
     pub fn quarantine(&self) -> &Arc<Quarantine> {
         &self.quarantine
     }
 
-    /// Shared memory of other nodes, and what of this one is shared.
+    /// Returns the SMFU: shared memory of other nodes, and of this one.
     pub fn smfu(&self) -> &Arc<Smfu> {
         &self.smfu
     }
 
-    /// Registers of any node.
+    /// Returns the access to registers of all nodes.
     pub fn rra(&self) -> &Arc<Rra> {
         &self.rra
     }
 
-    /// The PCIe backdoors of other nodes.
+    /// Returns the PCIe backdoors of other nodes.
     pub fn backdoors(&self) -> &Arc<Backdoors> {
         &self.backdoors
     }
 
-    /// What all units depend on.
+    /// Returns the context that all units use.
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.ctx
     }
 
-    /// VPIDs that are kept from others.
+    /// Returns the reclaim of VPIDs of closed ports.
     pub(crate) fn residue(&self) -> &Arc<Residue> {
         &self.residue
     }
@@ -217,7 +217,7 @@ impl Nic {
         &self.links
     }
 
-    /// VPIDs of VELO and RMA.
+    /// Returns the VPID tables of VELO and RMA.
     pub(crate) fn tables(&self) -> &[Arc<Table>; 2] {
         &self.tables
     }
@@ -230,23 +230,23 @@ impl Nic {
         }
     }
 
-    /// Number of handles that modules above hold.
+    /// Returns the number of handles that modules above hold.
     pub(crate) fn handles(&self) -> &Atomic<u64> {
         &self.handles
     }
 
-    /// The links as last seen. No register access; any context.
+    /// Returns the links as last read. No register access; any context.
     pub fn links(&self) -> [Link; LINKS] {
         self.links.get()
     }
 
-    /// Whether other nodes can be reached at all: the network runs and a link is up, as last seen.
-    /// No register access; any context.
+    /// Returns whether the network runs and a link is up, as last read, so that other nodes can be
+    /// reached. No register access; any context.
     pub fn is_connected(&self) -> bool {
         self.status().is_up() && self.links.any_up()
     }
 
-    /// Subscribes to changes of the status and of links; read [`Context::status`] and
+    /// Subscribes to changes of the status and of links. Read [`Context::status`] and
     /// [`Nic::links`] afterwards. May sleep.
     ///
     /// # Errors

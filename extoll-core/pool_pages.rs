@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory for devices of other nodes where an IOMMU is in front of the NIC.
+//! Memory for devices of other nodes, for a NIC behind an IOMMU. Making and dropping it may sleep;
+//! pages are linked and unlinked in any context.
 
 #![allow(unsafe_code)]
 
@@ -19,8 +20,9 @@ use kernel_ext::{
 };
 use wire::ids::BusAddr;
 
-/// Memory as [`PoolWords`](crate::dma::PoolWords), and addresses behind it to which drivers' pages are linked as they are: for a NIC behind an IOMMU.
-/// To be dropped before the NIC is unbound; later its memory and addresses stay reserved for ever, which the kernel log tells.
+/// Memory like [`PoolWords`](crate::dma::PoolWords), followed by I/O addresses to which drivers'
+/// pages are linked without a copy. For a NIC behind an IOMMU. Must be dropped before the NIC is
+/// unbound; a later drop leaks memory and addresses, and logs that.
 ///
 /// # Invariants
 ///
@@ -32,11 +34,13 @@ pub struct PoolPages {
 }
 
 impl PoolPages {
-    /// `bytes`: of memory; `pages`: of addresses behind it, or 0; both whole pages. `None` without an IOMMU. Sleeps.
+    /// Allocates `bytes` of memory and `pages` bytes of I/O addresses after it (may be 0); both are
+    /// whole pages. Returns `None` without an IOMMU. Sleeps.
     ///
     /// # Errors
     ///
-    /// `EINVAL`, `ENOMEM`, `ENODEV`; `EIO` for addresses that mean interrupts to the NIC.
+    /// `EINVAL`, `ENOMEM`, `ENODEV`; `EIO` if the bus addresses are in the range that raises
+    /// interrupts.
     pub(crate) fn new(ctx: &Arc<Context>, bytes: usize, pages: usize) -> Result<Option<Arc<Self>>> {
         let all = bytes.checked_add(pages).ok_or(EINVAL)?;
         if bytes == 0 || (bytes | pages) % mem::PAGE != 0 {
@@ -52,18 +56,19 @@ impl PoolPages {
             let linked = if BusAddr(range.base()).meets_interrupts(all as u64) {
                 Err(EIO)
             } else {
-                // SAFETY: nothing is linked yet. The memory is kept until it is unlinked, or for ever.
+                // SAFETY: the range is not linked yet. The memory is kept until it is unlinked, or
+                // leaked.
                 unsafe {
                     let phys = memory.phys();
                     range.link(dev, 0, phys, bytes, DataDirection::Bidirectional)
                 }
             };
             if let Err(e) = linked {
-                // SAFETY: nothing is linked.
+                // SAFETY: the range is not linked.
                 unsafe { range.free(dev) };
                 return Err(e);
             }
-            // INVARIANT: linked above.
+            // INVARIANT: the memory was linked above.
             let this = place.write(Self {
                 ctx: ctx.clone(),
                 range: ManuallyDrop::new(range),
@@ -73,22 +78,23 @@ impl PoolPages {
         })?
     }
 
-    /// Whether it was made for this device.
+    /// Returns whether the memory was allocated for this device.
     pub(crate) fn is_of(&self, dev: &device::Device) -> bool {
         core::ptr::eq(self.ctx.device(), dev)
     }
 
-    /// First address for the NIC.
+    /// Returns the first bus address.
     pub fn address(&self) -> BusAddr {
         BusAddr(self.range.base())
     }
 
-    /// Whether there are addresses behind the memory: without them it is no [`PageMap`] that pools take.
+    /// Returns whether I/O addresses follow the memory. Without them, pools cannot use it as a
+    /// [`PageMap`].
     pub fn has_pages(&self) -> bool {
         self.range.bytes() > self.memory.bytes()
     }
 
-    /// Bytes, of memory and of the addresses behind it.
+    /// Returns the size of the memory and the I/O addresses in bytes.
     pub fn all_bytes(&self) -> usize {
         self.range.bytes()
     }
@@ -98,7 +104,8 @@ impl Drop for PoolPages {
     fn drop(&mut self) {
         let bytes = self.memory.bytes();
         let ended = self.ctx.with_bound(|dev| {
-            // SAFETY: by the type invariant. What drivers had linked was unlinked by the pool, which has the other reference.
+            // SAFETY: by the type invariant, the memory is linked. The pool has unlinked all pages
+            // of drivers before it dropped its reference.
             unsafe {
                 if !self
                     .range
@@ -114,14 +121,14 @@ impl Drop for PoolPages {
         if ended != Ok(true) {
             dev_warn!(
                 self.ctx.device(),
-                "{} bytes stay reserved for devices of other nodes\n",
+                "leaking {} bytes of memory that devices of other nodes may still access\n",
                 bytes
             );
         }
     }
 }
 
-// SAFETY: that of `Contiguous`, which is kept as long as the object or for ever.
+// SAFETY: guaranteed by `Contiguous`, which is kept as long as the object, or leaked.
 unsafe impl PoolMemory for PoolPages {
     fn start(&self) -> NonNull<u8> {
         self.memory.start()
@@ -132,8 +139,9 @@ unsafe impl PoolMemory for PoolPages {
     }
 }
 
-// SAFETY: the IOMMU leads the NIC, which is how devices of other nodes come here, to the pages that are linked, as it is said,
-// and nowhere when they are unlinked. If the NIC is gone, so is its way to memory.
+// SAFETY: devices of other nodes access memory through the NIC. The IOMMU maps the NIC's accesses
+// to the linked pages, in the requested direction, and to nothing after the unlinking. A removed
+// NIC cannot access memory.
 unsafe impl PageMap for PoolPages {
     fn bytes(&self) -> usize {
         self.range.bytes() - self.memory.bytes()
@@ -141,26 +149,26 @@ unsafe impl PageMap for PoolPages {
 
     /// # Safety
     ///
-    /// As the trait says.
+    /// As for the trait.
     unsafe fn link(&self, at: usize, phys: u64, bytes: usize, direction: DataDirection) -> Result {
         let at = at.checked_add(self.memory.bytes()).ok_or(EINVAL)?;
         let range = &self.range;
         self.ctx.with_bound_atomic(|dev| {
-            // SAFETY: by the requirements; it is behind the memory.
+            // SAFETY: by the requirements on the caller; the addresses follow those of the memory.
             unsafe { range.link(dev, at, phys, bytes, direction) }
         })?
     }
 
     /// # Safety
     ///
-    /// As the trait says.
+    /// As for the trait.
     unsafe fn unlink(&self, at: usize, bytes: usize, direction: DataDirection) {
         let Some(at) = at.checked_add(self.memory.bytes()) else {
             return;
         };
         let range = &self.range;
         let _ = self.ctx.with_bound_atomic(|dev| {
-            // SAFETY: by the requirements.
+            // SAFETY: by the requirements on the caller.
             unsafe { range.unlink(dev, at, bytes, direction) }
         });
     }

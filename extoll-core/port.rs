@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What all ports have in common, VELO's and RMA's, of the kernel and of processes: a VPID that is claimed,
-//! set up with its queue, taken out of use, and given back.
+//! Common part of all ports, of VELO and RMA, of the kernel and of processes. A port is a VPID that
+//! is claimed, set up with its queue, stopped, and released.
 //!
-//! A VPID is enabled when its queue is in place and the pointers are set, not before: whatever comes
-//! earlier would find no queue, or lie in a slot that the NIC then takes for free. It is disabled when what
-//! waited for room in the queue has been let in ([`Queue::drain`]). It changes hands when nothing of the last
-//! owner is on the way any more; until then [`Residue`] keeps it from everybody.
+//! A VPID is enabled only after its queue and pointers are set. Earlier packets would find no
+//! queue, or occupy a slot that the NIC then considers free. It is disabled after packets that
+//! waited for room in the queue have been admitted ([`Queue::drain`]). It is released when no
+//! command of its owner is pending; until then [`Residue`] keeps it.
+//!
+//! Opening and closing run in process context and may sleep. The VPID table's spinlock is taken to
+//! change clients.
 
 use crate::{
     context::Context,
@@ -30,98 +33,98 @@ use wire::{
     regs::BqRegs,
 };
 
-/// Requester pages of a VPID (HW §10.1).
+/// Maximum number of requester pages per VPID (HW §10.1).
 const MOST_PAGES: usize = 32;
-/// How long a kernel port waits for descriptors that are on their way when it is closed, and for its commands.
+/// Time limit in milliseconds for pending descriptors and commands when a kernel port is closed.
 const CLOSE_MS: u32 = 100;
-/// The same for a port of a process, where the one who closes it should not wait for long.
+/// The same for a port of a process, so that its close does not take long.
 const PROCESS_CLEAR_MS: u32 = 10;
 const PROCESS_EXECUTE_MS: u32 = 100;
-/// How long descriptors are waited for where nobody waits.
+/// Time limit in milliseconds for pending descriptors in the work item that retries.
 const AGAIN_CLEAR_MS: u32 = 50;
 
-/// What ports of a unit need of the NIC.
+/// Parts of the NIC that ports of a unit use.
 pub(crate) struct PortBase {
-    /// Registers and reports.
+    /// Registers and reporting.
     pub(crate) ctx: Arc<Context>,
     /// VPIDs of the unit.
     pub(crate) table: Arc<Table>,
-    /// Where VPIDs go that can't be given back at once.
+    /// Keeper of VPIDs that cannot be released at once.
     pub(crate) residue: Arc<Residue>,
 }
 
-/// What differs between the units.
+/// Differences between the units.
 pub(crate) trait PortUnit: Send + Sync + Sized + 'static {
     /// The unit.
     const UNIT: Unit;
 
-    /// What all of its ports need.
+    /// Returns the parts of the NIC that its ports use.
     fn base(&self) -> &PortBase;
 
-    /// Nothing of an earlier owner is left that a new one could reach. Any context.
+    /// Returns whether a new owner can access nothing of an earlier one. Any context.
     fn is_clean(&self, _: Vpid) -> bool {
         true
     }
 
-    /// VPIDs, as bits, that late answers to an owner before the driver was bound may come for: processes
-    /// don't get them. May sleep.
+    /// Returns the VPIDs, as bits, for which late answers may come from an earlier binding of the
+    /// driver. Processes do not get these VPIDs. May sleep.
     fn owed(&self) -> [u64; 4] {
         [0; 4]
     }
 
-    /// Has the VPID of a kernel port that is set up stay disabled for a while, if it has to be: true then.
+    /// Keeps the VPID of a new kernel port disabled for a while, if necessary; returns true then.
     /// May sleep.
     fn postpone(&self, _: Vpid) -> bool {
         false
     }
 
-    /// The port is about to be closed: it is not enabled any more by itself. May sleep.
+    /// Prevents later enabling by the unit, because the port is about to be closed. May sleep.
     fn retire(&self, _: Vpid) {}
 
-    /// Sets the identity and protection of the VPID; it stays disabled.
+    /// Sets the identity and protection of the VPID, which stays disabled.
     fn prepare(hw: &Hw, vpid: Vpid, protection: u16);
 
-    /// The queue is in place: something can be received.
+    /// Enables reception, after the queue was installed.
     fn enable(hw: &Hw, vpid: Vpid);
 
-    /// Nothing is received any more when the caller has read a register.
+    /// Disables reception. It has ended when the caller has read a register.
     fn disable(hw: &Hw, vpid: Vpid);
 
-    /// Clears what the owner left in the VPID's registers, except for what its commands in flight still
-    /// need.
+    /// Clears the VPID's registers, except for those that commands in flight still need.
     fn reset(hw: &Hw, vpid: Vpid);
 
-    /// Clears what [`PortUnit::reset`] kept: no command is in flight now.
+    /// Clears the registers that [`PortUnit::reset`] kept. No command is in flight.
     fn forget(_: &Hw, _: Vpid) {}
 
-    /// The port is closed: clears what the unit has in memory for its VPID. May sleep.
+    /// Clears the unit's memory for the VPID of a closed port. May sleep.
     fn wipe(&self, _: Vpid) {}
 
-    /// Requester page `index` as an offset in the window of the unit; `None` if there is no such page.
+    /// Returns the offset of requester page `index` in the unit's window; `None` if there is no
+    /// such page.
     fn page(vpid: Vpid, index: u8) -> Option<u32>;
 
-    /// The words of a command from the VPID to itself that nobody notices, whatever the words after the
-    /// first contain.
+    /// Returns the words of a command from the VPID to itself that has no effect, whatever the
+    /// words after the first contain.
     fn nothing(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>>;
 
-    /// Whether all commands of the VPID are executed, which is closed and without a queue; waits for that,
-    /// `patience_ms` at most. May sleep.
+    /// Waits up to `patience_ms` until all commands of a closed VPID without a queue are executed.
+    /// Returns false on a time-out. May sleep.
     fn is_executed(&self, _: Vpid, _protection: u16, _patience_ms: u32) -> bool {
         true
     }
 }
 
-/// Who owns a port.
+/// Owner of a port.
 pub(crate) enum Owner {
-    /// A module. Its descriptors are always complete.
+    /// Kernel module. Its descriptors are always complete.
     Kernel,
-    /// A process, which may store anything to its requester pages.
+    /// Process, which may store arbitrary words to its requester pages.
     Process {
-        /// Who opened it.
+        /// Process and user that opened the port.
         opener: Opener,
         /// Protection descriptor (HW §9.3, §10.7).
         protection: u16,
-        /// Requester pages that it may map, as bits.
+        /// Requester pages that the process may map, as bits.
         pages: u32,
     },
 }
@@ -135,8 +138,9 @@ impl Owner {
     }
 }
 
-/// A VPID that somebody owns, given back by the drop of the last reference. Whoever makes translations for it
-/// holds on to it, so that nobody else gets it before they are gone. `G` is dropped with it.
+/// Claimed VPID, released when the last reference is dropped. Code that makes translations for the
+/// VPID holds a reference, so that the VPID is not reused before they have ended. `G` is dropped
+/// with it.
 pub(crate) struct PortCore<U: PortUnit, G: Send + Sync + 'static = ()> {
     unit: Arc<U>,
     vpid: Vpid,
@@ -146,12 +150,12 @@ pub(crate) struct PortCore<U: PortUnit, G: Send + Sync + 'static = ()> {
 }
 
 impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
-    /// Takes a VPID, which is disabled. May sleep.
+    /// Claims a VPID, which is disabled. May sleep.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if it is taken, or something of its last owner is left, `ENOSPC` if none is free,
-    /// `ENOMEM`, `ENODEV` if the device is gone.
+    /// `EBUSY` if the VPID is in use, or commands or memory of its last owner are still pending;
+    /// `ENOSPC` if no VPID is free; `ENOMEM`; `ENODEV` if the device was removed.
     pub(crate) fn claim(unit: &Arc<U>, want: Want, owner: Owner, guard: G) -> Result<Arc<Self>> {
         let place = UniqueArc::new_uninit(GFP_KERNEL)?;
         let opener = match &owner {
@@ -170,7 +174,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         let clean = |vpid| unit.is_clean(vpid) && !is_owed(vpid);
         let PortBase { ctx, table, .. } = unit.base();
         let vpid = table.allocate(want, stats.clone(), clean)?;
-        // From here on its drop gives the VPID back.
+        // From here on, the drop releases the VPID.
         let this: Arc<Self> = place
             .write(Self {
                 unit: unit.clone(),
@@ -187,40 +191,41 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         Ok(this)
     }
 
-    /// The unit.
+    /// Returns the unit.
     #[inline]
     pub(crate) fn unit(&self) -> &Arc<U> {
         &self.unit
     }
 
-    /// The VPID.
+    /// Returns the VPID.
     #[inline]
     pub(crate) fn vpid(&self) -> Vpid {
         self.vpid
     }
 
-    /// Counters.
+    /// Returns the counters.
     #[inline]
     pub(crate) fn stats(&self) -> &Arc<PortStats> {
         &self.stats
     }
 
-    /// Registers and reports.
+    /// Returns the context: registers and reporting.
     #[inline]
     pub(crate) fn ctx(&self) -> &Arc<Context> {
         &self.unit.base().ctx
     }
 
-    /// Sets who hears of the port, or nobody; the old one is not called any more when this returns.
+    /// Sets or removes the client. The old client is not called after this returns.
     pub(crate) fn set_client(&self, client: Option<Arc<dyn Client>>) {
         self.unit.base().table.set_client(self.vpid, client);
     }
 
-    /// Gives the VPID its queue and enables it; `arm`: interrupts are armed. May sleep.
+    /// Installs the VPID's queue and enables the VPID. With `arm`, its interrupts are armed. May
+    /// sleep.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the device is gone, `ERANGE` for a queue that the NIC can't be told of.
+    /// `ENODEV` if the device was removed; `ERANGE` for a queue that the registers cannot describe.
     pub(crate) fn start<M: SegmentMemory>(&self, queue: &Queue<M>, arm: bool) -> Result {
         {
             let hw = self.ctx().alive_access().ok_or(ENODEV)?;
@@ -234,8 +239,8 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         Ok(())
     }
 
-    /// Takes its queue, which nobody reads any more, from the VPID, which is disabled then. Its memory can be
-    /// freed, and the VPID can get another one. `between` is called when nothing is received any more. May
+    /// Disables the VPID and removes its queue, which has no consumer any more. Afterwards, the
+    /// queue can be freed and another one installed. Calls `between` when reception has ended. May
     /// sleep.
     pub(crate) fn stop<M: SegmentMemory>(&self, queue: Option<&Queue<M>>, between: impl FnOnce()) {
         let (ctx, vpid) = (self.ctx(), self.vpid);
@@ -248,7 +253,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
             hw.rf.read(BqRegs(U::UNIT).ub(vpid));
         }
         between();
-        // What came in between.
+        // Packets that arrived in between.
         if let Some(queue) = queue {
             queue.drain(ctx);
         }
@@ -257,8 +262,9 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         });
     }
 
-    /// The port is closed: gives the VPID up when nothing is left of it, at once or later. `settled`: nothing
-    /// is on the way ([`PortCore::is_settled`]); `used`: something was sent. May sleep.
+    /// Releases the VPID of a closed port, at once or later by the work item of [`Residue`].
+    /// `settled`: nothing is in flight ([`PortCore::is_settled`]); `used`: commands were sent. May
+    /// sleep.
     pub(crate) fn finish(self: &Arc<Self>, used: bool, settled: bool) {
         let base = self.unit.base();
         if let Some(hw) = base.ctx.alive_access() {
@@ -273,8 +279,9 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         base.residue.keep(U::UNIT, self.vpid, self.clone());
     }
 
-    /// Whether nothing is in the requester any more, or on its way, while nobody sends; waits for that. To be
-    /// called while the VPID is enabled, as for a process commands to itself are sent. May sleep.
+    /// Waits until the requester is empty and no command is in flight; returns false on a time-out.
+    /// The owner must not send. The VPID must be enabled, because a process's port sends commands
+    /// to itself. May sleep.
     pub(crate) fn is_settled(&self) -> bool {
         self.is_clear(patience(match self.owner {
             Owner::Kernel => CLOSE_MS,
@@ -301,10 +308,11 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         })
     }
 
-    /// Whether what was sent is executed where that matters to the next owner; waits for that.
+    /// Waits until all commands are executed, if that matters to the next owner; returns false on a
+    /// time-out.
     fn is_executed(&self) -> bool {
         let ms = match self.owner {
-            // Nobody but the kernel's ports get it.
+            // The next owner is a kernel port, too.
             Owner::Kernel if self.vpid >= Vpid::USER_END => return true,
             Owner::Kernel => CLOSE_MS,
             Owner::Process { .. } => PROCESS_EXECUTE_MS,
@@ -336,7 +344,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> Leftover for PortCore<U, G> {
 
 impl<U: PortUnit, G: Send + Sync + 'static> Drop for PortCore<U, G> {
     fn drop(&mut self) {
-        // Also where a port could not be opened to its end: nobody's VPID takes packets.
+        // Also after a failed open, so that an unowned VPID accepts no packets.
         if let Some(hw) = self.ctx().alive_access() {
             U::reset(&hw, self.vpid);
         }
@@ -344,7 +352,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> Drop for PortCore<U, G> {
     }
 }
 
-/// Tells when it is dropped.
+/// Completes when it is dropped.
 struct Closed(Arc<Completion>);
 
 impl Drop for Closed {
@@ -353,25 +361,25 @@ impl Drop for Closed {
     }
 }
 
-/// An open port of the kernel; `N` is the longest packet in words. Drop closes it, and sleeps; users have it
-/// by [`PortHandle`].
+/// Open port of the kernel; `N` is the maximum packet length in words. The drop closes the port and
+/// sleeps. Users hold a [`PortHandle`].
 pub(crate) struct KernelPort<U: PortUnit, const N: usize> {
     core: Arc<PortCore<U>>,
     /// Sending side.
     pub(crate) tx: Arc<Tx<N>>,
-    /// Receiving side, and what looks after it.
+    /// Receiving side, and the monitor of its queue.
     pub(crate) queue: Queue,
     pub(crate) monitor: Arc<QueueMonitor>,
-    /// Dropped last: nothing is left of the port then.
+    /// Dropped last, when the port is completely closed.
     closed: Closed,
 }
 
 impl<U: PortUnit, const N: usize> KernelPort<U, N> {
-    /// Opens a port; interrupts are armed. May sleep.
+    /// Opens a port with armed interrupts. May sleep.
     ///
     /// # Errors
     ///
-    /// As [`PortCore::claim`].
+    /// As for [`PortCore::claim`].
     pub(crate) fn open(unit: &Arc<U>, want: Want, layout: Layout) -> Result<PortHandle<U, N>> {
         let closed = Closed(Arc::pin_init(Completion::new(), GFP_KERNEL)?);
         let core = PortCore::claim(unit, want, Owner::Kernel, ())?;
@@ -393,7 +401,7 @@ impl<U: PortUnit, const N: usize> KernelPort<U, N> {
         Ok(PortHandle(Arc::new(port, GFP_KERNEL)?))
     }
 
-    /// What it is of its unit.
+    /// Returns the claimed VPID.
     #[inline]
     pub(crate) fn core(&self) -> &Arc<PortCore<U>> {
         &self.core
@@ -411,7 +419,8 @@ impl<U: PortUnit, const N: usize> Drop for KernelPort<U, N> {
     }
 }
 
-/// A handle of an open port. When the last one is dropped, in any context, a work item closes the port soon.
+/// Handle of an open port. When the last one is dropped, in any context, a work item closes the
+/// port.
 pub(crate) struct PortHandle<U: PortUnit, const N: usize>(Arc<Deferred<KernelPort<U, N>>>);
 
 impl<U: PortUnit, const N: usize> Clone for PortHandle<U, N> {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Binding of a NIC: probe in the order of HW §3, and its reverse.
+//! Binding of a NIC: probe in the order of HW §3, and removal in the reverse order. Process
+//! context; a mutex protects the parts that are removed one by one.
 
 use crate::{
     child,
@@ -35,13 +36,13 @@ use wire::{
 pub const DEVICE_IDS: [u16; 2] = [0x0010, 0x0011];
 /// Vendor ID.
 pub const VENDOR_ID: u16 = 0x1CAD;
-/// The PCI revision that has to be refused (HW §1).
+/// Unsupported PCI revision (HW §1).
 const BAD_REVISION: u8 = 0x42;
 
-/// Hears of resets.
+/// Client for resets of the device.
 struct Resets {
     nic: Arc<Nic>,
-    /// What processes have mapped.
+    /// Pages that processes have mapped.
     pages: Option<Pages>,
 }
 
@@ -53,7 +54,7 @@ impl ResetClient for Resets {
     }
 }
 
-/// What runs by itself and what the units use, taken out one by one by [`BoundNic::stop`].
+/// Parts of a bound NIC, removed one by one by [`BoundNic::stop`].
 #[derive(Default)]
 struct Live<'a> {
     resets: Option<Pin<KBox<ResetWatch<Resets>>>>,
@@ -65,7 +66,7 @@ struct Live<'a> {
     stopped: bool,
 }
 
-/// A bound NIC. Fields are in the order in which they are torn down.
+/// Bound NIC. The fields are in the order of their drop.
 pub struct BoundNic<'a> {
     live: Pin<KBox<Mutex<Live<'a>>>>,
     nic: Arc<Nic>,
@@ -75,15 +76,15 @@ pub struct BoundNic<'a> {
 }
 
 impl<'a> BoundNic<'a> {
-    /// Sets a NIC up (HW §3); `settings`: what processes may do. May sleep. Every refusal is
-    /// counted, and logged with its reason. `M` is the module that this crate is linked into; it
-    /// stays loaded while a debugfs file is open.
+    /// Sets a NIC up (HW §3). `settings` are the rights of processes. Each probe error is counted,
+    /// and logged with its reason. `M` is the module that this crate is linked into; it stays
+    /// loaded while a debugfs file is open. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENODEV` for a device that cannot be driven here (revision 0x42, no MSI, no DMA mask, BARs
-    /// missing, too small or lost, registers unreadable), `EBUSY` if a BAR is claimed by others,
-    /// `ENOMEM`, and those of the PCI core.
+    /// `ENODEV` for a device that is not supported here (revision 0x42, no MSI, no DMA mask, BARs
+    /// missing, too small or lost, registers unreadable); `EBUSY` if a BAR is claimed by another
+    /// driver; `ENOMEM`; errors of the PCI core.
     pub fn probe<M: ModuleMetadata + 'static>(
         pdev: &'a pci::Device<Core<'_>>,
         params: Params,
@@ -117,8 +118,8 @@ impl<'a> BoundNic<'a> {
         })?;
         let hw = Hw::map(dev.as_ref(), &bar0, windows)
             .inspect_err(|e| refuse(dev, Refusal::Map, fmt!("{e:?}")))?;
-        // Whoever had the device before may have left it running, with addresses of memory that is
-        // somebody else's by now.
+        // An earlier driver may have left the device running, with addresses of memory that has a
+        // new owner.
         hw.quiesce();
         pdev.set_master();
         let no_setup = |e: &Error| refuse(dev, Refusal::Setup, fmt!("{e:?}"));
@@ -139,7 +140,7 @@ impl<'a> BoundNic<'a> {
             _bar0: bar0,
             enabled,
         };
-        // From here on an error gives the hardware up again by the drop of `this`.
+        // From here on, an error shuts the hardware down by dropping `this`.
         let irq = |irq| this.live.lock().irq = Some(irq);
         life::begin(&this.nic, dev, vectors, irq).map_err(|Failure(why, e)| {
             refuse(dev, why, fmt!("{e:?}"));
@@ -158,14 +159,14 @@ impl<'a> BoundNic<'a> {
             .ok();
         let pages = user.as_ref().map(Devices::pages);
         this.live.lock().user = user;
-        // Nobody resets a device that is being probed.
+        // The PCI core does not reset a device during its probe.
         let nic = this.nic.clone();
         let resets = Arc::new(Resets { nic, pages }, GFP_KERNEL)
             .map_err(Error::from)
             .and_then(|client| KBox::pin_init(ResetWatch::new(pdev, client), GFP_KERNEL))
             .inspect_err(no_setup)?;
         this.live.lock().resets = Some(resets);
-        // Last, since children may be probed at once.
+        // Last, because drivers may bind to children at once.
         for (slot, name) in child::NAMES.into_iter().enumerate() {
             let nic = this.nic.clone();
             let child =
@@ -208,7 +209,7 @@ impl<'a> BoundNic<'a> {
     /// Unbinds: device files first, then children, files, interrupts, units, mappings.
     /// Further calls do nothing. May sleep.
     pub fn stop(&self) {
-        // Each is dropped without the lock.
+        // Each part is dropped without the lock.
         let resets = self.live.lock().resets.take();
         drop(resets);
         let user = self.live.lock().user.take();

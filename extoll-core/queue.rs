@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Buffer queues: VELO mailboxes and RMA notification queues (HW §7), those of processes too.
+//! Buffer queues: VELO mailboxes and RMA notification queues (HW §7), also those of processes.
 //!
-//! Ownership: the NIC writes slots from its write pointer up to one slot before the read pointer that
-//! software last wrote to `rp`; a slot whose status word (last word) is not zero belongs to software,
-//! which reads it, zeroes the status word, advances, and tells the NIC from time to time. Only the owner of
-//! a [`Queue`]'s reading side advances.
+//! Ownership: the NIC writes slots from its write pointer up to one slot before the read pointer
+//! that software last wrote to `rp`. A slot whose status word (last word) is not zero belongs to
+//! software. Software reads it, zeroes the status word, advances, and updates the NIC's read
+//! pointer from time to time. Only the consumer of a [`Queue`] advances.
+//!
+//! No locks. Allocation and draining may sleep; other functions work in any context.
 
 use crate::{context::Context, dma::DmaWords, hw::Hw, time::patience};
 use kernel::{
@@ -25,19 +27,20 @@ use wire::{
     regs::BqRegs,
 };
 
-/// Memory per segment of a kernel port's queue.
+/// Size of a segment of a kernel port's queue in bytes.
 const SEGMENT_BYTES: u64 = 256 * 1024;
-/// Largest queue in bytes.
+/// Maximum size of a queue in bytes.
 pub(crate) const MAX_BYTES: u64 = 64 << 20;
-/// Slots that a message takes at most.
+/// Maximum number of slots per message.
 const MESSAGE_SLOTS: u32 = 3;
-/// How often a queue is emptied for what waits for room in it, at most.
+/// Maximum number of rounds in which a queue is drained.
 const DRAIN_ROUNDS: u32 = 16;
-/// How long what waits for room may take to use it.
+/// Time for packets that wait for room to use it.
 const DRAIN_PAUSE: Delta = Delta::from_micros(20);
-/// How long that may take, in milliseconds, but for the last time: a large queue is as many slots to be freed.
+/// Time limit of draining in milliseconds, checked before each round, because freeing all slots of
+/// a large queue takes long.
 const DRAIN_MS: u32 = 100;
-/// Slots that are freed before others may run.
+/// Number of slots that are freed between two reschedules.
 const FREED_AT_ONCE: u32 = 4096;
 
 /// Writes 0 to the six registers of a VPID, in the order of HW §3.2.
@@ -55,15 +58,15 @@ pub(crate) fn clear(hw: &Hw, unit: Unit, vpid: Vpid) {
     }
 }
 
-/// The NIC's write pointer: the slot of the VPID's queue that it writes next. Reads a register; `None` if the
-/// NIC is gone. Any context.
+/// Returns the NIC's write pointer: the slot of the VPID's queue that it writes next. Reads a
+/// register. `None` if the device was removed. Any context.
 pub(crate) fn write_pointer(ctx: &Context, unit: Unit, vpid: Vpid) -> Option<u32> {
     let hw = ctx.alive_access()?;
     let raw = hw.rf.read(BqRegs(unit).wp_lwp_dcq_rp(vpid));
     (!ctx.is_gone(&hw, raw)).then(|| WritePointers(raw).lwp())
 }
 
-/// `extoll_bq` part of the probe (HW §3.2).
+/// Sets up the queue engines like `extoll_bq` does in its probe (HW §3.2).
 pub(crate) fn init(ctx: &Context) -> Result {
     for unit in [Unit::Velo, Unit::Rma] {
         for vpid in Vpid::all() {
@@ -89,22 +92,22 @@ pub(crate) fn stop(ctx: &Context) {
     }
 }
 
-/// Sizes of a queue.
+/// Layout of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Layout {
     slot: SlotCode,
     segments: u32,
-    /// Slots per segment.
+    /// Number of slots per segment.
     per_segment: u32,
 }
 
 impl Layout {
-    /// A queue of `bytes` in segments of `segment` bytes.
+    /// Returns the layout of a queue of `bytes` in segments of `segment` bytes.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no whole number of segments or pages, more than 512 segments, a segment of more than 65,536
-    /// slots, or more than 64 MiB.
+    /// `EINVAL`: no whole number of segments or pages, more than 512 segments, a segment of more
+    /// than 65,536 slots, or more than 64 MiB.
     pub(crate) fn new(slot: SlotCode, bytes: u64, segment: u64) -> Result<Self> {
         let segment = segment.min(bytes);
         let count = bytes.checked_div(segment).ok_or(EINVAL)?;
@@ -124,11 +127,12 @@ impl Layout {
         })
     }
 
-    /// The queue of a kernel port.
+    /// Returns the layout of a kernel port's queue.
     ///
     /// # Errors
     ///
-    /// `EINVAL` unless `bytes` is a power of two of 512 KiB…64 MiB: at least two segments (G10).
+    /// `EINVAL` unless `bytes` is a power of two of 512 KiB…64 MiB. The minimum is two segments
+    /// (G10).
     pub(crate) fn of_kernel(slot: SlotCode, bytes: u32) -> Result<Self> {
         let bytes = u64::from(bytes);
         if !bytes.is_power_of_two() || bytes < 2 * SEGMENT_BYTES {
@@ -146,7 +150,7 @@ impl Layout {
     }
 }
 
-/// Memory of a segment: its owner's alone, or shared with mappings of a process.
+/// Memory of a segment: exclusive, or shared with mappings of a process.
 pub(crate) trait SegmentMemory {
     fn words(&self) -> &DmaWords;
 }
@@ -163,7 +167,7 @@ impl SegmentMemory for Arc<DmaWords> {
     }
 }
 
-/// A slot of a queue.
+/// Slot of a queue.
 pub(crate) struct Slot<'a> {
     memory: &'a DmaWords,
     first: usize,
@@ -171,26 +175,26 @@ pub(crate) struct Slot<'a> {
 }
 
 impl Slot<'_> {
-    /// Word `index`.
+    /// Returns word `index`.
     #[inline]
     pub(crate) fn word(&self, index: usize) -> u64 {
         self.memory.read(self.first + index)
     }
 
-    /// Status word: the last one; 0 while the slot is the NIC's.
+    /// Returns the status word, which is the last one; 0 while the NIC owns the slot.
     #[inline]
     pub(crate) fn status(&self) -> u64 {
         self.word(self.words - 1)
     }
 
-    /// Gives the slot back: its status word becomes 0.
+    /// Frees the slot by zeroing its status word.
     #[inline]
     pub(crate) fn free(&self) {
         self.memory.write(self.first + self.words - 1, 0);
     }
 }
 
-/// Memory of one queue, with its place in the hardware.
+/// Memory of one queue, with its unit and VPID.
 pub(crate) struct Queue<M = DmaWords> {
     unit: Unit,
     vpid: Vpid,
@@ -198,12 +202,12 @@ pub(crate) struct Queue<M = DmaWords> {
     segments: KVec<M>,
     dcq: DmaWords,
     slots: u32,
-    /// Slots per segment as a power of two; `None` if it is none.
+    /// Binary logarithm of the slots per segment; `None` if that is no power of two.
     shift: Option<u32>,
 }
 
 impl Queue<DmaWords> {
-    /// Allocates zeroed memory. May sleep.
+    /// Allocates a queue of zeroed memory. May sleep.
     pub(crate) fn new(
         dev: &device::Device<Bound>,
         unit: Unit,
@@ -216,8 +220,8 @@ impl Queue<DmaWords> {
 }
 
 impl Queue<Arc<DmaWords>> {
-    /// As [`Queue::new`], charged to the memory control group of the calling process; the segments can be
-    /// mapped.
+    /// Like [`Queue::new`], charged to the memory control group of the calling process. Processes
+    /// can map the segments.
     pub(crate) fn accounted(
         dev: &device::Device<Bound>,
         unit: Unit,
@@ -263,23 +267,24 @@ impl<M: SegmentMemory> Queue<M> {
         })
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     #[inline]
     pub(crate) fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// Memory of the segments, in order.
+    /// Returns the memory of the segments, in order.
     pub(crate) fn segments(&self) -> &[M] {
         &self.segments
     }
 
-    /// Sets the registers in the creation order of HW §7; `arm`: interrupts of the VPID are armed. With one
-    /// segment the next one is the same (HW §7 for VELO; G10). To be done while the VPID is disabled.
+    /// Writes the registers in the creation order of HW §7. With `arm`, the VPID's interrupts are
+    /// armed. With a single segment, the next segment is the same one (HW §7 for VELO; G10). The
+    /// VPID must be disabled.
     ///
     /// # Errors
     ///
-    /// `ERANGE`: no such number of segments, or no such address.
+    /// `ERANGE`: the registers cannot hold the number of segments or an address.
     pub(crate) fn install(&self, hw: &Hw, arm: bool) -> Result {
         let Self { unit, vpid, .. } = *self;
         let segments = self.layout.segments;
@@ -314,7 +319,7 @@ impl<M: SegmentMemory> Queue<M> {
         Ok(())
     }
 
-    /// Slot `index`, which is below [`Queue::slots`]; others read as 0.
+    /// Returns slot `index`, which must be less than [`Queue::slots`]; `None` for others.
     #[inline]
     pub(crate) fn slot(&self, index: u32) -> Option<Slot<'_>> {
         let (segment, within) = match self.shift {
@@ -332,13 +337,13 @@ impl<M: SegmentMemory> Queue<M> {
         })
     }
 
-    /// Status word of a slot: its last word; 0 outside.
+    /// Returns the status word of a slot; 0 outside of the queue.
     #[inline]
     pub(crate) fn status(&self, index: u32) -> u64 {
         self.slot(index).map_or(0, |slot| slot.status())
     }
 
-    /// Gives a slot back: its status word becomes 0.
+    /// Frees a slot by zeroing its status word.
     #[inline]
     pub(crate) fn free(&self, index: u32) {
         if let Some(slot) = self.slot(index) {
@@ -346,7 +351,7 @@ impl<M: SegmentMemory> Queue<M> {
         }
     }
 
-    /// The slot `by` after `index`; both are below [`Queue::slots`].
+    /// Returns the slot `by` slots after `index`; both must be less than [`Queue::slots`].
     #[inline]
     pub(crate) fn next(&self, index: u32, by: u32) -> u32 {
         let next = index + by;
@@ -357,7 +362,7 @@ impl<M: SegmentMemory> Queue<M> {
         }
     }
 
-    /// Slots from `from` up to `to`; both are below [`Queue::slots`].
+    /// Returns the number of slots from `from` up to `to`; both must be less than [`Queue::slots`].
     #[inline]
     pub(crate) fn distance(&self, from: u32, to: u32) -> u32 {
         if to >= from {
@@ -367,8 +372,9 @@ impl<M: SegmentMemory> Queue<M> {
         }
     }
 
-    /// Tells the NIC up to where slots are free: a logical index, not one within a segment (G10); as
-    /// [`wire::intake`] has it, but for queues that never become full. `arm` unmasks the interrupt of the VPID.
+    /// Writes the read pointer to the NIC, as a logical index and not as one within a segment
+    /// (G10). See [`wire::intake`]; here for queues that never become full. With `arm`, the VPID's
+    /// interrupt is unmasked.
     pub(crate) fn commit(&self, hw: &Hw, slot: u32, arm: bool) {
         hw.rf.write(
             BqRegs(self.unit).rp(self.vpid),
@@ -376,25 +382,29 @@ impl<M: SegmentMemory> Queue<M> {
         );
     }
 
-    /// Whether something may wait for room, with the write pointer `lwp`: a message takes up to three slots.
+    /// Returns whether packets may wait for room, with the write pointer `lwp`. A message takes up
+    /// to three slots.
     fn is_full(&self, hw: &Hw, lwp: u32) -> bool {
         let lrp = Rp(hw.rf.read(BqRegs(self.unit).rp(self.vpid))).lrp();
         if lwp >= self.slots || lrp >= self.slots {
             return false;
         }
-        // Equal pointers are a full queue, or an empty one of a process that leaves no slot unused (G10).
+        // Equal pointers mean a full queue, or an empty one of a process that leaves no slot unused
+        // (G10).
         match self.distance(lwp, lrp) {
             0 => (0..self.slots).any(|slot| self.status(slot) != 0),
             free => free <= MESSAGE_SLOTS,
         }
     }
 
-    /// Lets in what waits for room in this queue, which nobody reads any more, so that it holds up nobody
-    /// else's: until nothing comes. What it brings is lost. A peer that sends faster than that ends it, too.
-    /// May sleep, for less than 2 ms besides what freeing all slots takes, which is done for 100 ms at most.
+    /// Admits packets that wait for room in this queue, until no more come, because they could
+    /// block queues of other VPIDs. The queue has no consumer any more, and the packets are lost.
+    /// Also ends if a peer sends faster than the queue is drained. May sleep, for less than 2 ms in
+    /// addition to freeing all slots, for which the limit is 100 ms.
     ///
-    /// The vendor's driver does this for processes when it has disabled the VPID (HW §9.7). Whether a NIC
-    /// then still takes what waits is not known (G10), so it is to be done before, too.
+    /// The vendor's driver does this for processes after it has disabled the VPID (HW §9.7). It is
+    /// unknown whether a NIC still admits waiting packets then (G10), so callers do it before
+    /// disabling, too.
     pub(crate) fn drain(&self, ctx: &Context) {
         let reg = BqRegs(self.unit).rp(self.vpid);
         let began: Instant<Monotonic> = Instant::now();
@@ -415,8 +425,9 @@ impl<M: SegmentMemory> Queue<M> {
                 }
             }
             barrier::wmb();
-            // An empty queue by both rules for a full one (G10). If nothing comes, what the vendor's driver
-            // writes, for a NIC that takes equal pointers for a full queue; then empty again.
+            // First, pointers that mean an empty queue by both rules for a full one (G10). If no
+            // packet comes, the vendor's value, for a NIC that considers equal pointers a full
+            // queue; then the first one again.
             for lrp in [lwp, self.next(lwp, 1), lwp] {
                 if let Some(hw) = ctx.alive_access() {
                     hw.rf.write(reg, Rp(0).with_lrp(lrp).raw());

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Why devices were not taken: numbered reasons, each with a log line. They are counted for the whole module, since a device
-//! that was refused has nothing of its own to count in: debugfs file `extoll/refusals` (docs/driver.md).
+//! Probe errors: numbered reasons why devices were not bound, each with a log line. They are
+//! counted per module, because a device that is not bound has no debugfs directory: debugfs file
+//! `extoll/refusals` (docs/driver.md). Counters are atomic; any context.
 
 use crate::stats::reasons;
 use kernel::{
@@ -17,35 +18,35 @@ use kernel::{
 use kernel_ext::debugfs::{Dir, Show};
 
 reasons! {
-    /// Why a device was refused. The numbers are stable (docs/driver.md).
+    /// Reason why a device was not bound. The numbers are stable (docs/driver.md).
     Refusal:
-    /// The PCI core cannot enable it.
+    /// The PCI core could not enable the device.
     Enable = 0, "cannot be enabled";
-    /// The revision that has to be refused (HW §1).
+    /// Unsupported revision (HW §1).
     Revision = 1, "PCI revision not supported";
     /// No MSI capability.
     Msi = 2, "no MSI capability";
-    /// The host can do none of the DMA masks.
+    /// The host supports none of the DMA masks.
     DmaMask = 3, "DMA masks of 52 and of 32 bits not possible";
     /// A BAR is missing or too small.
     BarSize = 4, "BAR too small";
-    /// A BAR belongs to somebody else.
+    /// A BAR is claimed by another driver.
     BarClaimed = 5, "BAR cannot be claimed";
-    /// A BAR lost its address by a reset behind the kernel's back.
+    /// A BAR has lost its address by a reset without the kernel's knowledge.
     BarLost = 6, "BAR lost its address, remove and rescan the device";
-    /// Registers cannot be mapped.
+    /// The registers could not be mapped.
     Map = 7, "registers cannot be mapped";
-    /// No interrupt vector can be had.
+    /// No interrupt vector is available.
     Interrupt = 8, "no interrupt";
-    /// No memory, or the hardware does not do what it is told.
+    /// Out of memory, or the hardware does not react as expected.
     Setup = 9, "cannot be set up";
-    /// A BAR is where no register of the NIC can say it is (HW §5, §12).
+    /// The address of a BAR does not fit the NIC's registers (HW §5, §12).
     BarAddress = 10, "address of a BAR does not fit the registers";
 }
 
 static COUNTS: [Atomic<u64>; Refusal::ALL.len()] = [const { Atomic::new(0) }; Refusal::ALL.len()];
 
-/// Counts and logs that `dev` is refused. Any context.
+/// Counts and logs a probe error of `dev`. Any context.
 pub(crate) fn refuse(dev: &pci::Device<Bound>, why: Refusal, detail: fmt::Arguments<'_>) {
     if let Some(c) = COUNTS.get(why as usize) {
         c.add(1, Relaxed);
@@ -54,7 +55,7 @@ pub(crate) fn refuse(dev: &pci::Device<Bound>, why: Refusal, detail: fmt::Argume
     dev_err!(dev, "refused, reason {n}: {text} ({detail})\n");
 }
 
-/// An error of the set-up with its reason, which is [`Refusal::Setup`] unless a place knows better.
+/// Error of the set-up with its reason, which is [`Refusal::Setup`] by default.
 pub(crate) struct Failure(pub(crate) Refusal, pub(crate) Error);
 
 impl From<Error> for Failure {
@@ -63,14 +64,15 @@ impl From<Error> for Failure {
     }
 }
 
-/// What the debugfs file shows: the counters of the module.
+/// Data of the debugfs file: the counters of the module.
 pub struct Refusals;
 
-/// Makes the debugfs directory `extoll` of module `M`, also with its own `files`; removed by drop. May sleep.
+/// Makes the debugfs directory `extoll` of module `M`, with the additional `files`. The drop
+/// removes it. May sleep.
 ///
 /// # Errors
 ///
-/// Those of [`Dir::new`].
+/// As for [`Dir::new`].
 pub fn files<M: ModuleMetadata + 'static>(
     files: &[(&CStr, Show<Refusals>)],
 ) -> Result<(Dir<Refusals>, Arc<Refusals>)> {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Reports what goes wrong with a NIC: counters, the tracepoint `extoll_error`, and log lines at a
-//! limited rate.
+//! Reporting of a NIC's errors: counters, the tracepoint `extoll_error`, and rate-limited log
+//! lines. No locks but those of the rate limits; any context.
 
 use crate::stats::{Reason, Stats};
 use kernel::{
@@ -14,7 +14,7 @@ use kernel_ext::{
     trace,
 };
 
-/// Where a NIC's errors go.
+/// Error reporting of one NIC.
 pub(crate) struct Report {
     dev: ARef<device::Device>,
     id: u32,
@@ -23,8 +23,8 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// `id` identifies the NIC on this host, `log_interval_ms` is the time in which a reason gets
-    /// few log lines.
+    /// Makes the reporting. `id` identifies the NIC on this host; `log_interval_ms` is the interval
+    /// in which the log lines of a reason are limited.
     pub(crate) fn new(dev: &device::Device<Bound>, id: u32, log_interval_ms: u32) -> Self {
         Self {
             dev: dev.into(),
@@ -34,17 +34,17 @@ impl Report {
         }
     }
 
-    /// Number that identifies the NIC on this host.
+    /// Returns the number that identifies the NIC on this host.
     pub(crate) fn id(&self) -> u32 {
         self.id
     }
 
-    /// The device, for log lines.
+    /// Returns the device, for log lines.
     pub(crate) fn device(&self) -> &device::Device {
         &self.dev
     }
 
-    /// Counters.
+    /// Returns the counters.
     pub(crate) fn stats(&self) -> &Stats {
         &self.stats
     }
@@ -68,8 +68,8 @@ impl Report {
         trace::error(self.id, reason as u32, detail);
     }
 
-    /// Whether a line about `reason` may be logged now: how many were suppressed since the last
-    /// one.
+    /// Returns whether a line about `reason` may be logged now: the number of lines suppressed
+    /// since the last one.
     pub(crate) fn log_allowance(&self, reason: Reason) -> Option<u32> {
         self.limits.get(reason as usize)?.allow()
     }

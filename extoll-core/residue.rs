@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What a port leaves behind when it is closed, and VPIDs that are kept from others because of it.
+//! Reclaim of VPIDs after their ports were closed.
 //!
-//! A process may have stored words of a descriptor without completing it (HW §8, G8): the next owner of
-//! the VPID would complete it by its own first stores, or send its first command with them. Descriptors
-//! may still be on their way, and would be taken for the next owner's. [`wire::residue`] has what is done
-//! about that; here it is done.
+//! A process may have stored an incomplete descriptor (HW §8, G8). The first stores of the VPID's
+//! next owner would complete it. Descriptors may also still be in flight, and would count as the
+//! next owner's. [`wire::residue`] decides how to clear both; this file executes it.
+//!
+//! VPIDs that cannot be cleared at once are kept in a list under a mutex, and a work item retries.
+//! Process context; may sleep.
 
 use crate::{context::Context, stats::Reason};
 use kernel::{
@@ -23,17 +25,18 @@ use wire::{
     wcbuf::State,
 };
 
-/// Pause between looks.
+/// Pause between two polls.
 const PAUSE: Delta = Delta::from_micros(20);
-/// When a VPID that is kept is looked at for the first time, and how often after that.
+/// Delay before the first retry for a kept VPID, and interval of further ones, in milliseconds.
 const SOON_MS: u32 = 50;
 const AGAIN_MS: u32 = 500;
-/// VPIDs that can be kept at a time: all of both units.
+/// Maximum number of kept VPIDs: all of both units.
 const MOST: usize = 2 * Vpid::COUNT as usize;
 
-/// Empties requester pages of a VPID that nobody else stores to: `words` is the command. `patience_ms`: how
-/// long what is on its way may take. False when the NIC does not say that nothing is, or that it accepted the
-/// commands. A NIC that is gone holds nothing. May sleep.
+/// Clears the requester pages of a VPID, to which the caller prevents other stores. `words` is a
+/// command without effect. `patience_ms` limits the time for packets in flight. Returns false if
+/// the NIC did not confirm that nothing is in flight and that it accepted the commands. A removed
+/// NIC counts as clear. May sleep.
 pub(crate) fn clear(
     ctx: &Context,
     unit: Unit,
@@ -73,7 +76,7 @@ pub(crate) fn clear(
                     }
                     Event::Done
                 }
-                // All ones that it read once say nothing.
+                // A single read of all ones does not prove that the NIC was removed.
                 Action::End(Outcome::Gone) => return ctx.is_gone(&hw, u64::MAX),
                 Action::End(outcome) => return outcome != Outcome::Unclear,
             }
@@ -82,37 +85,39 @@ pub(crate) fn clear(
     }
 }
 
-/// Waits until nothing of a VPID is in flight, of which nobody sends any more; false on time-out. May sleep.
+/// Waits until no packet of a VPID is in flight; the caller prevents new ones. Returns false on a
+/// time-out. May sleep.
 pub(crate) fn settle(ctx: &Context, unit: Unit, vpid: Vpid, patience_ms: u32) -> bool {
     clear(ctx, unit, vpid, &[], &[], patience_ms)
 }
 
-/// A port that is closed and whose requester holds what its owner left, or commands of his that are not
-/// executed. Its drop gives the VPID back.
+/// Closed port whose requester may hold an incomplete descriptor, or commands that are not
+/// executed. The drop releases its VPID.
 pub(crate) trait Leftover: Send + Sync {
-    /// Nothing is left any more, so that others may have the VPID. May sleep, for about 100 ms.
+    /// Returns whether the port has been cleared, so that its VPID can be released. May sleep, for
+    /// about 100 ms.
     fn is_gone(&self) -> bool;
 }
 
 struct List {
     ports: KVec<Arc<dyn Leftover>>,
-    /// The NIC is about to be given up.
+    /// Set when the NIC is about to be shut down.
     ended: bool,
 }
 
 impl List {
-    /// Adds a port; it is given back if it is to be dropped, which is done without the lock.
+    /// Adds a port. Returns it if the list has ended; the caller drops it without the lock.
     fn keep(&mut self, left: Arc<dyn Leftover>) -> Option<Arc<dyn Leftover>> {
         if self.ended {
             return Some(left);
         }
-        // There is room for every VPID.
+        // Cannot fail, because the list has capacity for all VPIDs.
         let _ = self.ports.push_within_capacity(left);
         None
     }
 }
 
-/// The closed ports of a NIC whose VPIDs are kept from others.
+/// Closed ports of a NIC whose VPIDs are being reclaimed.
 #[pin_data]
 pub(crate) struct Residue {
     ctx: Arc<Context>,
@@ -137,7 +142,7 @@ impl WorkItem for Residue {
 }
 
 impl Residue {
-    /// Nothing is kept. May sleep.
+    /// Makes an empty list. May sleep.
     #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(ctx: Arc<Context>) -> Result<Arc<Self>> {
         let list = List {
@@ -158,14 +163,14 @@ impl Residue {
         let _ = work::enqueue_waiting(self.clone(), msecs_to_jiffies(delay_ms));
     }
 
-    /// Keeps a VPID from others for as long as that is necessary. May sleep.
+    /// Keeps a VPID until it can be released. May sleep.
     pub(crate) fn keep(self: &Arc<Self>, unit: Unit, vpid: Vpid, left: Arc<dyn Leftover>) {
         self.ctx
             .error(Reason::Residue, u64::from(vpid.get()) | (unit as u64) << 32);
         let refused = {
             let mut list = self.list.lock();
             let refused = list.keep(left);
-            // With the list locked: not after the end.
+            // With the list locked, so that it is not queued after the end.
             if refused.is_none() {
                 self.schedule(SOON_MS);
             }
@@ -174,11 +179,11 @@ impl Residue {
         drop(refused);
     }
 
-    /// Gives back what is done by now. True if something is left. May sleep.
+    /// Releases VPIDs that are clear by now. Returns true if others remain. May sleep.
     fn look(&self) -> bool {
         let count = self.list.lock().ports.len();
         for _ in 0..count {
-            // Nothing after the end.
+            // Empty after the end.
             let next = self.list.lock().ports.remove(0);
             let Ok(left) = next else { break };
             if !left.is_gone() {
@@ -189,8 +194,8 @@ impl Residue {
         !self.list.lock().ports.is_empty()
     }
 
-    /// The NIC is about to be given up: no port is looked at any more, and those that are closed later are
-    /// not kept. May sleep.
+    /// Ends the reclaim because the NIC is about to be shut down: releases all VPIDs, and keeps
+    /// none that are closed later. May sleep.
     pub(crate) fn end(self: &Arc<Self>) {
         let all = {
             let mut list = self.list.lock();

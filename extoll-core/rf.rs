@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The register file in sysfs: directory `extoll_rf/` of the PCI device, and in debugfs:
-//! `registers/`, one file per unit.
+//! Register file in sysfs (directory `extoll_rf/` of the PCI device) and in debugfs (`registers/`,
+//! one file per unit).
 //!
 //! Names and formats of the sysfs files are the vendor's (docs/driver.md). Access needs
-//! CAP_SYS_RAWIO, since registers hold addresses for DMA, and is refused under kernel lockdown. A
-//! register whose reading changes
-//! something ([`wire::regs::map::DESTRUCTIVE`]) is read by nothing but the explicit command `read`,
-//! written to its file; reading the file gives what that command found.
+//! `CAP_SYS_RAWIO`, because registers hold DMA addresses, and is refused under kernel lockdown.
+//! Registers with read side effects ([`wire::regs::map::DESTRUCTIVE`]) are read only by the command
+//! `read`, which is written to the register's file. Reading the file then returns the value that
+//! the command has read.
+//!
+//! Process context; a mutex protects the values of such reads.
 
 use crate::{
     nic::{Context, Nic},
@@ -31,17 +33,17 @@ use wire::{
     regs::map::{Field, Place, Register, PREFIX},
 };
 
-/// Elements of an array in one file.
+/// Maximum number of elements of an array in one file.
 const PART: u32 = 128;
-/// Values remembered of explicit reads.
+/// Maximum number of values of explicit reads that are stored.
 const MAX_FOUND: usize = 32;
-/// What a decoded array must fit into.
+/// Maximum size of a decoded array in bytes.
 const PAGE: usize = 4096;
 
-/// The directory.
+/// Directory `extoll_rf/`.
 pub(crate) type Directory = Group<RegisterFiles>;
 
-/// Behind the files.
+/// Data of the files.
 #[pin_data]
 pub(crate) struct RegisterFiles {
     ctx: Arc<Context>,
@@ -50,7 +52,7 @@ pub(crate) struct RegisterFiles {
     found: Mutex<KVec<(RegOffset, u64)>>,
 }
 
-/// Which register, which part of an array, which format.
+/// Register, part of an array, and format of a file.
 #[derive(Clone, Copy)]
 struct Id {
     place: Place,
@@ -86,7 +88,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// Makes the directory. May sleep.
+/// Makes the sysfs directory. May sleep.
 pub(crate) fn directory(dev: &device::Device<Bound>, ctx: &Arc<Context>) -> Result<Directory> {
     let init = pin_init!(RegisterFiles {
         ctx: ctx.clone(),
@@ -102,7 +104,7 @@ pub(crate) fn directory(dev: &device::Device<Bound>, ctx: &Arc<Context>) -> Resu
         let place = register.place();
         let id = Id { place, part, raw };
         let access = register.access();
-        // What may be read by command only has to be writable for the command.
+        // Registers that only the command `read` reads must be writable for the command.
         let write = access.writes() || register.is_destructive();
         Entry {
             name: Name(register, id),
@@ -113,7 +115,7 @@ pub(crate) fn directory(dev: &device::Device<Bound>, ctx: &Arc<Context>) -> Resu
     Group::new(dev, c"extoll_rf", data, entries)
 }
 
-/// A number as `strtol` with base 0 reads it, but for octal and signs.
+/// Parses a number like `strtol` with base 0, but without octal numbers and signs.
 fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(hex) => u64::from_str_radix(hex, 16).ok(),
@@ -122,7 +124,7 @@ fn number(text: &str) -> Option<u64> {
 }
 
 impl RegisterFiles {
-    /// The elements of a file.
+    /// Returns the elements of a file.
     fn range(register: &Register, id: Id) -> core::ops::Range<u32> {
         let first = id.part * PART;
         first..(first + PART).min(register.entries())
@@ -138,7 +140,7 @@ impl RegisterFiles {
         Ok(known.ok_or(ENODATA)?.1)
     }
 
-    /// The command `read`.
+    /// Executes the command `read`.
     fn read(&self, offset: RegOffset) -> Result {
         let mut found = self.found.lock();
         let value = rra::read_local(&self.ctx, offset)?;
@@ -152,7 +154,8 @@ impl RegisterFiles {
         Ok(found.push((offset, value), GFP_KERNEL)?)
     }
 
-    /// `value`, or `index value` for arrays; instead of the value `read` where only that reads.
+    /// Executes a command: `value`, or `index value` for arrays. For registers with read side
+    /// effects, `read` instead of the value reads the register.
     fn command(&self, register: &Register, id: Id, text: &str) -> Result {
         let mut words = text.split_ascii_whitespace();
         let entry = if register.entries() > 1 {
@@ -177,7 +180,7 @@ impl RegisterFiles {
     }
 }
 
-/// Fields of a register that has none known: the whole.
+/// Returns the fields of a register, or one field for the whole register if none are known.
 fn fields(register: &Register) -> impl Iterator<Item = Field> + Clone {
     let none = register.fields().next().is_none();
     Iterator::chain(
@@ -189,7 +192,7 @@ fn fields(register: &Register) -> impl Iterator<Item = Field> + Clone {
     )
 }
 
-/// Bytes that the fields of one element take in a line.
+/// Returns the number of bytes that the fields of one element take in a line.
 fn width(register: &Register) -> usize {
     let each = |f: Field| f.name.len() + 3 + usize::from((f.msb - f.lsb) / 4 + 1);
     register.fields().map(each).sum()
@@ -213,12 +216,12 @@ impl Files for RegisterFiles {
         let register = Register::at(id.place).ok_or(EINVAL)?;
         admit()?;
         let range = Self::range(&register, id);
-        // Room for "Entry    0: 0000000000000000;".
+        // Size of "Entry    0: 0000000000000000;".
         let fit = range.len() * (32 + width(&register)) < PAGE;
         let mut shown = 0;
         for entry in range {
             let value = match self.value(&register, entry) {
-                // Elements of an array that no command has read are left out.
+                // Elements of an array that no command has read are omitted.
                 Err(e) if e == ENODATA && register.entries() > 1 => continue,
                 value => value?,
             };
@@ -256,7 +259,7 @@ impl Files for RegisterFiles {
     }
 }
 
-/// Names of the files in debugfs `registers/`; a file's number is its index.
+/// Returns the names of the files in debugfs `registers/`; a file's number is its index.
 pub(crate) fn sections() -> Result<KVec<CString>> {
     let mut names = KVec::new();
     for section in Register::sections() {
@@ -265,8 +268,8 @@ pub(crate) fn sections() -> Result<KVec<CString>> {
     Ok(names)
 }
 
-/// Writes the registers of section number `n` that a dump may read; of long arrays only what is not
-/// zero.
+/// Writes the registers of section number `n` that have no read side effects. Elements of long
+/// arrays are omitted if they are zero.
 pub(crate) fn show_section(nic: &Nic, n: u32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let section = Register::sections().nth(n as usize);
     let wanted = |r: &Register| Some(r.section()) == section && r.is_dumped();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Counters and numbered reasons of everything that goes wrong. Every reason has a counter and the tracepoint `extoll_error`;
-//! docs/driver.md says which ones are logged, too, at a limited rate.
+//! Counters, and numbered reasons of errors. Each reason has a counter and the tracepoint
+//! `extoll_error`; docs/driver.md says which ones are also logged, at a limited rate. Counters are
+//! atomic; any context.
 
 use kernel::sync::atomic::{Atomic, Relaxed};
 
@@ -31,17 +32,18 @@ macro_rules! reasons {
 pub(crate) use reasons;
 
 reasons! {
-    /// Why something was refused, dropped or repaired. The numbers are stable (docs/driver.md).
+    /// Reason why a packet, request or device was rejected, dropped or repaired. The numbers are
+    /// stable (docs/driver.md).
     Reason:
     /// Registers read as all ones: the device was removed or is in reset.
     DeviceGone = 0, "device gone";
     /// Interrupt without a new entry in the system notification queue.
     SpuriousInterrupt = 1, "spurious interrupt";
-    /// System notification whose program counter no event of the program has.
+    /// System notification with a program counter that belongs to no event of the program.
     UnknownNotification = 2, "unknown system notification";
-    /// More notifications than one interrupt may handle; the rest follows with the next one.
+    /// More notifications than the limit per interrupt; the remainder raises the next interrupt.
     InterruptBudget = 3, "interrupt budget used up";
-    /// An event was masked for a second because it came too often.
+    /// An event was masked for a second, because it was too frequent.
     EventStorm = 4, "event storm, masked";
     /// An event that reports an error.
     ErrorEvent = 5, "error event";
@@ -53,21 +55,21 @@ reasons! {
     BadNotification = 8, "bad RMA notification";
     /// Notification with error bits.
     NotificationError = 9, "RMA notification with error";
-    /// Packets were dropped by the requester and have to be sent again.
+    /// The requester dropped packets, which have to be sent again.
     Retry = 10, "write-combining buffer retry";
     /// The committed count moved backwards or beyond the packets sent.
     BadCommit = 11, "bad committed count";
     /// Nothing was committed for a second.
     Stalled = 12, "write-combining buffer stalled";
-    /// Repair did not end in time, the packets were given up.
+    /// A repair did not end in time, and its packets were discarded.
     RepairFailed = 13, "write-combining buffer repair failed";
     /// The illegal-routing drain did not end in time.
     DrainIncomplete = 14, "outport drain incomplete";
     /// A port was still open when the device was unbound.
     PortLeft = 15, "port left open at unbind";
-    /// An optional memory area was made smaller than asked for.
+    /// An optional memory area was made smaller than requested.
     Memory = 16, "memory area reduced";
-    /// An event that reports no error.
+    /// Event that reports no error.
     NormalEvent = 17, "event";
     /// A peer sent to a VPID that is not open here.
     ClosedPort = 18, "message for closed port";
@@ -77,17 +79,17 @@ reasons! {
     LostNotification = 20, "RMA notification lost, slots skipped";
     /// An entry of the system notification queue stayed invalid although the NIC wrote it.
     LostSystemNotification = 21, "system notification lost, entries skipped";
-    /// The NIC did not confirm in time that it forgot translations; the memory stays reserved.
+    /// The NIC did not confirm in time that it dropped translations; the memory stays reserved.
     AtuTimeout = 22, "translation flush not confirmed, memory kept";
     /// A remote register access was not answered in time.
     RraTimeout = 23, "remote register access timed out";
     /// A remote register access was answered with an error.
     RraFailed = 24, "remote register access failed";
-    /// Too many remote register accesses wait for answers.
+    /// Too many remote register accesses are unanswered.
     RraBusy = 25, "remote register access busy";
-    /// An answer to a remote register access that was given up.
+    /// Answer to a remote register access that had timed out.
     LateAnswer = 26, "late answer to a register access";
-    /// A notification for the register access port that answers nothing.
+    /// Notification for the register access port that matches no request.
     UnexpectedAnswer = 27, "unexpected answer to a register access";
     /// An access to the SMFU window timed out.
     SmfuTimeout = 28, "SMFU time-out";
@@ -97,38 +99,42 @@ reasons! {
     LinkDown = 30, "link down";
     /// An event for user space could not be sent.
     LostUevent = 31, "uevent lost";
-    /// What was written to a register's file makes no sense or is not allowed.
+    /// Text written to a register's file is invalid or not allowed.
     RegisterCommand = 32, "bad command for a register file";
-    /// A process's port had more interrupts than it may have; it gets none for a while.
+    /// A process's port exceeded its limit of interrupts and gets none for a while.
     Throttled = 33, "interrupts of a port throttled";
-    /// The NIC did not accept the command that clears what a process left in a requester; its VPID stays out of use.
+    /// The NIC did not accept the command that clears a process's requester; the VPID is not
+    /// reused.
     Residue = 34, "requester not cleared, VPID kept";
     /// Entries of the system notification queue waited for a second without an interrupt.
     LostInterrupt = 35, "interrupt lost, system notifications found";
     /// The VPID of an open port stays disabled for a while, because late answers could reach memory.
     Postponed = 36, "port opened, its RMA VPID disabled for a while";
-    /// Memory that late answers may reach found no place in a batch; it is never freed.
+    /// Memory that late answers may access exceeded the capacity of its batch; it is never freed.
     Leaked = 37, "memory of unanswered commands leaked";
-    /// The device is reset, or the system sleeps; the driver is unbound and bound again.
+    /// The device is reset, or the system is suspended; the driver is unbound and bound again.
     Reset = 38, "device reset";
-    /// Interrupt that the notification queue does not explain, while somebody waits for such.
+    /// Interrupt without an entry in the notification queue, while clients subscribe to such
+    /// interrupts.
     MessageInterrupt = 39, "interrupt by another node";
-    /// Other nodes caused too many interrupts; interrupt targets are closed for a second.
+    /// Other nodes raised too many interrupts; interrupt targets are closed for a second.
     MessageStorm = 40, "storm of interrupts by other nodes";
     /// A transaction with the PCIe backdoor of another node failed.
     Backdoor = 41, "PCIe backdoor transaction failed";
-    /// A module above kept its handle of the NIC when it was unbound.
+    /// A module above kept its handle of the NIC after unbinding.
     HandleLeft = 42, "handles of the NIC left after unbind";
-    /// The PCI core reports an error on the way to the device; it is reset, unbound and bound again.
+    /// The PCI core reported an error on the path to the device; the device is reset, unbound and
+    /// bound again.
     Unreachable = 43, "device unreachable by a PCI error";
-    /// A register does not hold what the driver has written; the driver is unbound and bound again.
+    /// A register lost the value that the driver has written; the driver is unbound and bound
+    /// again.
     Forgot = 44, "the NIC forgot its registers";
 }
 
 /// Counters of one NIC. Any context.
 pub struct Stats {
     reasons: [Atomic<u64>; Reason::ALL.len()],
-    /// By trigger event.
+    /// Number of occurrences by trigger event.
     events: [Atomic<u64>; 32],
     interrupts: Atomic<u64>,
     changes: Atomic<u64>,
@@ -164,37 +170,37 @@ impl Stats {
         self.changes.add(1, Relaxed);
     }
 
-    /// How often `reason` occurred.
+    /// Returns the number of occurrences of `reason`.
     pub fn reason(&self, reason: Reason) -> u64 {
         self.reasons
             .get(reason as usize)
             .map_or(0, |c| c.load(Relaxed))
     }
 
-    /// How often trigger event `trigger` (0…31) was reported.
+    /// Returns the number of reports of trigger event `trigger` (0…31).
     pub fn events(&self, trigger: u8) -> u64 {
         self.events
             .get(usize::from(trigger))
             .map_or(0, |c| c.load(Relaxed))
     }
 
-    /// Interrupts handled.
+    /// Returns the number of interrupts handled.
     pub fn interrupts(&self) -> u64 {
         self.interrupts.load(Relaxed)
     }
 
-    /// Changes of network state or node ID.
+    /// Returns the number of changes of network state or node ID.
     pub fn changes(&self) -> u64 {
         self.changes.load(Relaxed)
     }
 }
 
-/// Who opened a port. The file may have been handed to others since.
+/// Process and user that opened a port. The file may have been passed to another process since.
 #[derive(Clone, Copy)]
 pub(crate) struct Opener {
-    /// Process, as the initial namespace numbers it.
+    /// Process ID in the initial namespace.
     pub(crate) pid: i32,
-    /// Effective user, as the initial namespace numbers it.
+    /// Effective user ID in the initial namespace.
     pub(crate) uid: u32,
 }
 
@@ -202,7 +208,7 @@ macro_rules! port_stats {
     ($($(#[$doc:meta])* $name:ident;)*) => {
         /// Counters of one port. Any context.
         pub struct PortStats {
-            /// The process that opened the port; `None`: the kernel.
+            /// Process that opened the port; `None` for the kernel.
             pub(crate) opener: Option<Opener>,
             $($(#[$doc])* pub(crate) $name: Atomic<u64>,)*
         }
@@ -212,7 +218,7 @@ macro_rules! port_stats {
                 Self { opener, $($name: Atomic::new(0),)* }
             }
 
-            /// All counters with their names.
+            /// Returns all counters with their names.
             pub fn list(&self) -> [(&'static str, u64); [$(stringify!($name)),*].len()] {
                 [$((stringify!($name), self.$name.load(Relaxed))),*]
             }
@@ -229,17 +235,17 @@ port_stats! {
     busy;
     /// Reads of the write-combining buffer state.
     state_reads;
-    /// Repairs begun.
+    /// Repairs started.
     retries;
     /// Packets sent again.
     replayed;
-    /// Packets given up.
+    /// Packets discarded.
     lost;
     /// Messages or notifications received.
     received;
-    /// Received ones with errors.
+    /// Received messages or notifications with errors.
     errors;
-    /// Slots skipped because their content got lost.
+    /// Slots skipped because their entries were lost.
     skipped;
     /// Read pointer updates.
     commits;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! A list of those who are called from interrupts; it grows and shrinks in process context.
+//! List of subscribers that are called from interrupts. It changes in process context, under a
+//! mutex; calls run under a spinlock that disables interrupts.
 
 use kernel::{
     prelude::*,
@@ -8,10 +9,10 @@ use kernel::{
     sync::{Mutex, SpinLockIrq},
 };
 
-/// Most entries of a list.
+/// Maximum number of entries.
 const MOST: usize = 64;
 
-/// The lock checker compares names by address, and what makes lists is inlined where it is used.
+/// Statics, because lockdep compares names by address and the constructor is inlined.
 static LOCK_NAME: &CStr = c"extoll_subscribers_list";
 static CHANGES_NAME: &CStr = c"extoll_subscribers_changes";
 
@@ -20,7 +21,7 @@ static CHANGES_NAME: &CStr = c"extoll_subscribers_changes";
 pub(crate) struct Subscribers<T> {
     #[pin]
     list: SpinLockIrq<KVec<(u64, T)>>,
-    /// Taken to change the list; the next key.
+    /// Next key. Locked to change the list.
     #[pin]
     changes: Mutex<u64>,
 }
@@ -33,14 +34,14 @@ impl<T> Subscribers<T> {
         })
     }
 
-    /// Adds one; its key. Process context; may sleep.
+    /// Adds a subscriber and returns its key. Process context; may sleep.
     ///
     /// # Errors
     ///
     /// `EBUSY` for the 65th, `ENOMEM`.
     pub(crate) fn add(&self, subscriber: T) -> Result<u64> {
         let mut next = self.changes.lock();
-        // Only here the list grows, so that room for one more is enough.
+        // The list grows only here, so capacity for one more entry suffices.
         let count = self.list.lock().len();
         if count >= MOST {
             return Err(EBUSY);
@@ -58,13 +59,13 @@ impl<T> Subscribers<T> {
         Ok(key)
     }
 
-    /// Removes one, which is not called any more when this returns. Process context; may sleep.
+    /// Removes a subscriber, which is not called after this returns. Process context; may sleep.
     pub(crate) fn remove(&self, key: u64) {
         let changes = self.changes.lock();
         let mut list = self.list.lock();
         let at = list.iter().position(|(k, _)| *k == key);
         let old = at.and_then(|i| list.remove(i).ok());
-        // Its destructor, code of its owner, runs without the locks.
+        // Its drop runs code of its owner, so without the locks.
         drop(list);
         drop(changes);
         drop(old);
@@ -77,7 +78,7 @@ impl<T> Subscribers<T> {
         }
     }
 
-    /// Whether there are none. Any context.
+    /// Returns whether the list is empty. Any context.
     pub(crate) fn is_empty(&self) -> bool {
         self.list.lock().is_empty()
     }
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
     use kernel::sync::Arc;
 
-    /// Puts something else into its list when it is dropped.
+    /// Adds another entry to its list when it is dropped.
     struct Replaced(Arc<Subscribers<Option<Replaced>>>);
 
     impl Drop for Replaced {
@@ -124,7 +125,7 @@ mod tests {
         };
         assert_eq!(sum(), 63 * 64 / 2);
         list.remove(*keys.get(5).ok_or(EINVAL)?);
-        // Twice is once.
+        // Removing an entry twice has no further effect.
         list.remove(*keys.get(5).ok_or(EINVAL)?);
         assert_eq!(sum(), 63 * 64 / 2 - 5);
         list.add(1000)?;

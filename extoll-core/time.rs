@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The clock of the state machines in `wire`: jiffies, as points in time that can't be taken from each other
-//! the wrong way round; and how long others may take in slow guests.
+//! Clock of the state machines in `wire`: jiffies as [`Time`], whose differences cannot be
+//! negative. Also the factor by which time-outs are extended in slow guests. No locks; any context.
 
 use kernel::{
     sync::atomic::{Atomic, Relaxed},
@@ -10,13 +10,13 @@ use kernel::{
 use kernel_ext::net::jiffies64;
 use wire::time::Time;
 
-/// Now. Any context.
+/// Returns the current time. Any context.
 #[inline]
 pub(crate) fn now() -> Time {
     Time(jiffies64())
 }
 
-/// `ms` milliseconds in ticks of [`now`].
+/// Converts `ms` milliseconds to ticks of [`now`].
 #[inline]
 pub(crate) fn ticks(ms: u32) -> u64 {
     msecs_to_jiffies(ms) as u64
@@ -32,30 +32,30 @@ pub fn set_slow(factor: u32) {
 
 /// Returns `ms` milliseconds, multiplied in slow guests by the module parameter `slow`.
 ///
-/// For time-outs after which a peer or the NIC counts as stalled, because the host may suspend an emulated
-/// processor for longer than these take. Not for pauses between polls, and not for limits of busy waiting.
-/// Any context.
+/// For time-outs after which a peer or the NIC counts as stalled, because the host may suspend an
+/// emulated CPU for longer than these take. Not for pauses between polls, and not for limits of
+/// busy waiting. Any context.
 #[inline]
 pub fn patience(ms: u32) -> u32 {
     ms.saturating_mul(SLOW.load(Relaxed))
 }
 
-/// A [`Time`] that any context may read and change.
+/// Atomic [`Time`].
 pub struct AtomicTime(Atomic<u64>);
 
 impl AtomicTime {
-    /// Noted at first.
+    /// Makes one that holds `at`.
     pub fn new(at: Time) -> Self {
         Self(Atomic::new(at.0))
     }
 
-    /// The time noted last. Any context.
+    /// Returns the stored time. Any context.
     #[inline]
     pub fn load(&self) -> Time {
         Time(self.0.load(Relaxed))
     }
 
-    /// Notes a time. Any context.
+    /// Stores a time. Any context.
     #[inline]
     pub fn store(&self, at: Time) {
         self.0.store(at.0, Relaxed);

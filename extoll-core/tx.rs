@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Sending side of a port: credit, copies for replay, and repair of the requester's write-combining buffer
-//! (HW §8). [`wire::sending`] decides; here are the registers, the lock, and the work item that looks.
+//! Sending side of a port: credit, copies for replay, and repair of the requester's write-combining
+//! buffer (HW §8). [`wire::sending`] decides; this file holds the registers, the lock and the work
+//! item `watch`.
 //!
-//! The hot path reads no register: 255 packets may be outstanding, and the committed count is read only when
-//! by the last known count none is left. Since a dropped packet would go unnoticed when nothing follows it,
-//! the work item looks at the state some milliseconds after sending, and as long as something is outstanding.
+//! The fast path reads no register. Up to 255 packets may be outstanding, and the committed count
+//! is read only when the last known count leaves no credit. A dropped packet would go unnoticed if
+//! no other follows it. The work item therefore checks the state some milliseconds after sending,
+//! and as long as packets are outstanding.
 //!
-//! Who keeps it from running, as he has interrupts off, looks and repairs by [`Tx::poll`].
+//! Callers that keep the work item from running, with interrupts disabled, check and repair by
+//! [`Tx::poll`].
 //!
-//! Nothing is logged with the lock held: the line may have to leave through this very port (netconsole).
+//! The state is under a spinlock that disables interrupts. It is not held while logging, because
+//! the line may have to leave through this very port (netconsole).
 
 mod repair;
 
@@ -36,19 +40,21 @@ use wire::{
     wcbuf::{State, COPIES},
 };
 
-/// The lock checker compares names by address, and literals in generic code may be there more than once.
+/// Statics, because lockdep compares names by address and literals in generic code may exist
+/// several times.
 static LOCK_NAME: &CStr = c"extoll_tx";
 static WATCH_NAME: &CStr = c"extoll_tx_watch";
 static TIMER_NAME: &CStr = c"extoll_tx_watch_timer";
 
-/// Why a packet was not sent.
+/// Reason why a packet was not sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SendError {
     /// No credit; [`Client::writable`](crate::vpid::Client::writable) follows.
     Full,
-    /// Lost packets are being sent again; [`Client::writable`](crate::vpid::Client::writable) follows.
+    /// Dropped packets are being sent again; [`Client::writable`](crate::vpid::Client::writable)
+    /// follows.
     Retry,
-    /// The port is closed, or the device gone or unbound. Final.
+    /// The port is closed, or the device was removed or unbound. Permanent.
     Down,
     /// The arguments do not form a legal packet.
     Invalid,
@@ -64,20 +70,20 @@ impl From<SendError> for Error {
     }
 }
 
-/// How long the committed count may stand still before that is reported.
+/// Time without a change of the committed count after which a stall is reported, in milliseconds.
 const STALL_MS: u32 = 1000;
-/// Pause between looks at the state while something is outstanding.
+/// Pause between two checks of the state while packets are outstanding, in milliseconds.
 const WATCH_MS: u32 = 4;
-/// Looks in quick succession while somebody waits for room, and the pause between them.
+/// Number of checks in quick succession while a client waits for room, and the pause between them.
 const QUICK_LOOKS: u32 = 20;
 const QUICK_PAUSE: Delta = Delta::from_micros(50);
 
-/// A packet as it is stored to the requester, and its copy for a replay.
+/// Packet as stored to the requester, and its copy for a replay.
 #[derive(Clone, Copy)]
 pub(crate) struct Packet<const N: usize> {
-    /// The words, of which the first `len` count.
+    /// Words of the packet; the first `len` are valid.
     pub(crate) words: [u64; N],
-    /// Requester page, as an offset in the window of the unit.
+    /// Requester page, as an offset in the unit's window.
     pub(crate) page: u32,
     /// Number of words.
     pub(crate) len: u8,
@@ -98,11 +104,12 @@ impl<const N: usize> Packet<N> {
 struct Inner<const N: usize> {
     machine: Sending,
     copies: KVVec<Packet<N>>,
-    /// When the last repair began. Not by jiffies, which may stand still while interrupts are off.
+    /// Start of the last repair. Not in jiffies, which may not advance while interrupts are
+    /// disabled.
     repair: Option<Instant<Monotonic>>,
 }
 
-/// Sending side; `N` is the longest packet in words.
+/// Sending side of a port; `N` is the maximum packet length in words.
 #[pin_data]
 pub(crate) struct Tx<const N: usize> {
     ctx: Arc<Context>,
@@ -129,7 +136,7 @@ impl<const N: usize> WorkItem for Tx<N> {
 }
 
 impl<const N: usize> Tx<N> {
-    /// The sending side of a VPID whose state is fresh. May sleep.
+    /// Makes the sending side of a VPID whose state was reset. May sleep.
     pub(crate) fn new(
         ctx: &Arc<Context>,
         table: &Arc<Table>,
@@ -152,13 +159,14 @@ impl<const N: usize> Tx<N> {
         )
     }
 
-    /// Number of packets that can be sent by the last known state. No register access. Any context.
+    /// Returns the number of packets that can be sent according to the last known state. No
+    /// register access. Any context.
     pub(crate) fn room(&self) -> usize {
         self.inner.lock().machine.room().into()
     }
 
-    /// Packets posted since the port was opened, and those that the NIC will not be given again, by the last
-    /// known state: it has them, or they were given up. Any context.
+    /// Returns the number of packets posted since the port was opened, and the number of those that
+    /// will not be posted again: the NIC has committed them, or they were discarded. Any context.
     pub(crate) fn progress(&self) -> (u64, u64) {
         let inner = self.inner.lock();
         let posted = self.stats.posted.load(Relaxed);
@@ -166,7 +174,8 @@ impl<const N: usize> Tx<N> {
         (posted, posted.saturating_sub(u64::from(outstanding)))
     }
 
-    /// Makes sure that `n` packets fit, or has the port's client told when they do. Any context.
+    /// Ensures that `n` packets fit; otherwise the port's client is called when they do. Any
+    /// context.
     pub(crate) fn reserve(self: &Arc<Self>, n: usize) -> Result<(), SendError> {
         let n = u8::try_from(n).map_err(|_| SendError::Invalid)?;
         let mut kick = Kick::Nothing;
@@ -220,7 +229,7 @@ impl<const N: usize> Tx<N> {
         }
         let admission = match inner.machine.admit(n) {
             Admission::Granted => return Ok(()),
-            // Credit by the last known count is used up: look at the register.
+            // The last known count leaves no credit, so read the register.
             Admission::Look => {
                 let state = self.read_state().ok_or(SendError::Down)?;
                 let (admission, soon) = inner.machine.admit_by(n, state, now());
@@ -243,7 +252,8 @@ impl<const N: usize> Tx<N> {
         }
     }
 
-    /// Reads the state register; `None` if the device is gone. All ones: it did not answer this once.
+    /// Reads the state register; `None` if the device was removed. All ones means that the device
+    /// did not answer this read.
     fn read_state(&self) -> Option<State> {
         let hw = self.ctx.alive_access()?;
         add(&self.stats.state_reads, 1);
@@ -256,7 +266,7 @@ impl<const N: usize> Tx<N> {
             Kick::Nothing => return,
             Kick::Soon => msecs_to_jiffies(WATCH_MS),
             Kick::Now => {
-                // A look may be scheduled for later already.
+                // It may be queued for a later time already.
                 work::cancel_delayed(self);
                 0
             }
@@ -264,7 +274,8 @@ impl<const N: usize> Tx<N> {
         let _ = work::enqueue_delayed(self.clone(), delay);
     }
 
-    /// The work item: looks, wakes, repairs, until nothing is outstanding and nobody waits.
+    /// Runs the work item: checks the state, wakes the client and repairs, until no packet is
+    /// outstanding and no client waits.
     fn watch(self: &Arc<Self>) {
         let mut looks = 0;
         loop {
@@ -305,7 +316,7 @@ impl<const N: usize> Tx<N> {
         watched.next
     }
 
-    /// Tells the port's client of room if it waits for some. Process context.
+    /// Calls the port's client if it waits for room and there is some. Process context.
     fn wake(&self) {
         let wake = self.inner.lock().machine.wake();
         if wake {
@@ -319,13 +330,14 @@ impl<const N: usize> Tx<N> {
         work::cancel_delayed_sync(self);
     }
 
-    /// Packets were sent. Any context.
+    /// Returns whether packets were sent. Any context.
     pub(crate) fn is_used(&self) -> bool {
         self.stats.posted.load(Relaxed) != 0
     }
 }
 
-/// Clears the state of a VPID as opening does (HW §3.3), and what an earlier user or a stuck buffer left in it.
+/// Resets the state of a VPID like opening does (HW §3.3), including remains of an earlier user or
+/// of a stuck buffer.
 pub(crate) fn reset_state(hw: &Hw, unit: Unit, vpid: Vpid) {
     hw.rf
         .update(wcbuf::state(unit, vpid), |v| State(v).fresh().raw());

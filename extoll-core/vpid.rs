@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Virtual process IDs of one unit: allocation, and the clients behind them.
+//! Virtual process IDs (VPIDs) of one unit: allocation, and the clients of their ports.
+//!
+//! The table is under a spinlock that disables interrupts; clients are called with it held.
 
 use crate::stats::{add, PortStats};
 use kernel::{
@@ -14,30 +16,32 @@ use kernel::{
 use kernel_ext::net::BhDisabled;
 use wire::ids::{Unit, Vpid};
 
-/// What a port tells its user.
+/// Client of a port.
 ///
-/// All methods are called with interrupts disabled and with the VPID table of the unit locked, possibly in hard
-/// interrupt context: they must not sleep, not take long, and neither open, close, attach nor detach ports.
+/// All methods are called with interrupts disabled and with the VPID table of the unit locked,
+/// possibly in hard interrupt context. They must not sleep nor take long, and neither open, close,
+/// attach nor detach ports.
 pub trait Client: Send + Sync {
-    /// A message or notification with interrupt request arrived; the VPID is masked until `rearm`. Hard interrupt, or
-    /// process context when something is there, or may be, that no interrupt told of.
+    /// Reports a message or notification with an interrupt request. The VPID is masked until
+    /// `rearm`. Hard interrupt; or process context if an interrupt was lost or may have been.
     fn interrupt(&self);
 
-    /// After `Full` or `Retry` the port can be written again.
+    /// Reports that the port can be written again, after `Full` or `Retry`.
     fn writable(&self);
 
-    /// The device is gone or about to be unbound: sends will fail with `Down` for ever.
+    /// Reports that the device was removed or is about to be unbound. Sends fail with `Down` from
+    /// now on.
     fn down(&self) {}
 }
 
 /// Sending side of a port.
 pub(crate) trait SendSide: Send + Sync {
-    /// Mode, next packet number, last known committed count, for debugfs. Any context.
+    /// Returns mode, next packet number and last known committed count, for debugfs. Any context.
     fn show(&self) -> (&'static str, u8, u8);
 }
 
 enum Slot {
-    /// With the number of releases when it was given back.
+    /// Free VPID, with the number of releases at its last release.
     Free(u64),
     Taken {
         client: Option<Arc<dyn Client>>,
@@ -46,16 +50,16 @@ enum Slot {
     },
 }
 
-/// The lock checker compares names by address, and what makes tables is inlined where it is used, literals included.
+/// A static, because lockdep compares names by address and the constructor is inlined.
 static LOCK_NAME: &CStr = c"extoll_vpids";
 
-/// Which VPID somebody wants.
+/// Request for a VPID.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Want {
-    /// The user VPID that has been free for longest: late packets for an earlier owner then
-    /// find nobody as long as possible.
+    /// User VPID that has been free for longest, so that late packets for an earlier owner rarely
+    /// reach a new one.
     Any,
-    /// This one.
+    /// This VPID.
     This(Vpid),
 }
 
@@ -65,7 +69,7 @@ impl From<Option<Vpid>> for Want {
     }
 }
 
-/// The VPIDs of one unit.
+/// VPIDs of one unit.
 #[pin_data]
 pub(crate) struct Table {
     unit: Unit,
@@ -74,7 +78,7 @@ pub(crate) struct Table {
     releases: Atomic<u64>,
 }
 
-/// What happened to an interrupt.
+/// Result of delivering an interrupt.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Delivered {
     Yes,
@@ -82,7 +86,7 @@ pub(crate) enum Delivered {
 }
 
 impl Table {
-    /// All VPIDs are free. May sleep.
+    /// Makes a table with all VPIDs free. May sleep.
     pub(crate) fn new(unit: Unit) -> Result<Arc<Self>> {
         Arc::pin_init(
             try_pin_init!(Self {
@@ -100,16 +104,16 @@ impl Table {
         )
     }
 
-    /// The unit whose VPIDs these are.
+    /// Returns the unit of the table.
     pub(crate) fn unit(&self) -> Unit {
         self.unit
     }
 
-    /// Takes the wanted VPID, of those that are `clean`. Any context.
+    /// Claims a VPID for which `clean` returns true. Any context.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if it is taken, not clean, or somebody else's, `ENOSPC` if none is free.
+    /// `EBUSY` if the wanted VPID is in use or not clean; `ENOSPC` if no VPID is free.
     pub(crate) fn allocate(
         &self,
         want: Want,
@@ -140,19 +144,19 @@ impl Table {
         Ok(vpid)
     }
 
-    /// Gives a VPID back; its client is not called any more when this returns.
+    /// Releases a VPID. Its client is not called after this returns.
     pub(crate) fn release(&self, vpid: Vpid) {
         let mut slots = self.slots.lock();
         let number = self.releases.fetch_add(1, Relaxed) + 1;
         let old = slots
             .get_mut(vpid.index())
             .map(|slot| core::mem::replace(slot, Slot::Free(number)));
-        // The client's destructor runs without the lock.
+        // The client's drop runs without the lock.
         drop(slots);
         drop(old);
     }
 
-    /// Sets or removes the client; the old one is not called any more when this returns.
+    /// Sets or removes the client. The old client is not called after this returns.
     pub(crate) fn set_client(&self, vpid: Vpid, new: Option<Arc<dyn Client>>) {
         let mut slots = self.slots.lock();
         let old = match slots.get_mut(vpid.index()) {
@@ -163,7 +167,7 @@ impl Table {
         drop(old);
     }
 
-    /// Notes the sending side, for debugfs.
+    /// Records the sending side, for debugfs.
     pub(crate) fn set_tx(&self, vpid: Vpid, new: Arc<dyn SendSide>) {
         let mut slots = self.slots.lock();
         let old = match slots.get_mut(vpid.index()) {
@@ -174,12 +178,12 @@ impl Table {
         drop(old);
     }
 
-    /// Calls the client of an open port.
+    /// Counts an interrupt and calls the client of an open port.
     pub(crate) fn interrupt(&self, vpid: Vpid) -> Delivered {
         let slots = self.slots.lock();
         match slots.get(vpid.index()) {
             Some(Slot::Taken { client, stats, .. }) => {
-                // Whoever arms goes by this number, be there a client or not.
+                // Counted also without a client, because arming compares this number.
                 add(&stats.interrupts, 1);
                 match client {
                     Some(client) => {
@@ -193,7 +197,7 @@ impl Table {
         }
     }
 
-    /// Calls the clients of all open ports.
+    /// Counts an interrupt for all open ports and calls their clients.
     pub(crate) fn interrupt_all(&self) {
         let slots = self.slots.lock();
         for slot in slots.iter() {
@@ -206,9 +210,9 @@ impl Table {
         }
     }
 
-    /// Tells the client of a port that it can be written. Process context.
+    /// Calls the client of a port because the port can be written. Process context.
     pub(crate) fn writable(&self, vpid: Vpid) {
-        // What it schedules runs when bottom halves are on again.
+        // Softirqs that it raises run when bottom halves are enabled again.
         let _bh = BhDisabled::new();
         let slots = self.slots.lock();
         if let Some(Slot::Taken {
@@ -220,7 +224,7 @@ impl Table {
         }
     }
 
-    /// The device is gone: tells all who use a port. Process context.
+    /// Calls the clients of all ports because the device was removed. Process context.
     pub(crate) fn down(&self) {
         let _bh = BhDisabled::new();
         for slot in self.slots.lock().iter() {
@@ -234,7 +238,7 @@ impl Table {
         }
     }
 
-    /// Number of open VPIDs.
+    /// Returns the number of open VPIDs.
     pub(crate) fn open(&self) -> usize {
         self.slots
             .lock()
@@ -243,7 +247,7 @@ impl Table {
             .count()
     }
 
-    /// Calls `f` for every open VPID in ascending order, without the lock.
+    /// Calls `f` for each open VPID in ascending order, without the lock.
     pub(crate) fn for_each(&self, mut f: impl FnMut(&Open)) {
         for vpid in Vpid::all() {
             let found = match self.slots.lock().get(vpid.index()) {
@@ -262,7 +266,7 @@ impl Table {
     }
 }
 
-/// An open VPID as debugfs shows it.
+/// Open VPID, as shown in debugfs.
 pub(crate) struct Open {
     pub(crate) vpid: Vpid,
     pub(crate) attached: bool,
@@ -337,7 +341,7 @@ mod tests {
             table.allocate(Want::This(vpid(3)?), stats()?, any)?,
             vpid(3)?
         );
-        // Those that were never used first, then the one that was given back first.
+        // VPIDs that were never used come first, then the one that was released first.
         table.release(vpid(1)?);
         table.release(vpid(0)?);
         for n in (2..Vpid::USER_END.get()).filter(|n| *n != 3) {
@@ -359,7 +363,7 @@ mod tests {
         }
         assert_eq!(table.allocate(Want::Any, stats()?, any).err(), Some(ENOSPC));
         assert_eq!(table.open(), users);
-        // Those are had by number.
+        // VPIDs from `USER_END` on are available by number only.
         let last = Vpid::all().last();
         assert!(last >= Some(Vpid::USER_END));
         assert_eq!(table.allocate(last.into(), stats()?, any).ok(), last);
@@ -389,7 +393,7 @@ mod tests {
         assert_eq!(heard.down.load(Relaxed), 1);
         // Counted with and without a client.
         assert_eq!(counts.interrupts.load(Relaxed), 5);
-        // A free VPID takes no client.
+        // A free VPID accepts no client.
         table.release(v);
         table.set_client(v, Some(Arc::new(heard, GFP_KERNEL)?));
         assert!(table.interrupt(v) == Delivered::NoClient);

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Crossbar outport 10: set-up and the illegal-routing drain (HW §15.3).
+//! Crossbar outport 10: set-up, and the drain of packets with illegal routing (HW §15.3). Any
+//! context.
 
 use crate::hw::Hw;
 use wire::regs::xbar::outp::{
     self, Credits0, General, CREDITS_1_DRAIN, DRAIN_PORT, FCCS, GENERAL_INIT,
 };
 
-/// HW §3.1 step 5.
+/// Sets up the outport (step 5 of HW §3.1).
 pub(crate) fn init(hw: &Hw) {
     hw.rf.write(outp::general(DRAIN_PORT), GENERAL_INIT);
 }
 
-/// One round of the drain: whether the port was found without credits in use; `None` for all ones.
+/// Executes one round of the drain. Returns whether the port had no credits in use; `None` if the
+/// register read as all ones.
 pub(crate) fn drain_round(hw: &Hw) -> Option<bool> {
     let general = hw.rf.read(outp::general(DRAIN_PORT));
     if general == u64::MAX {
