@@ -54,8 +54,8 @@ impl Status {
 
 /// Listener for the loss of a NIC.
 pub(crate) trait Lost: Send + Sync {
-    /// Reports that the device no longer answers or must not be accessed. Any context, with the
-    /// list of listeners locked and interrupts disabled: queue a work item.
+    /// Reports that the device does not answer, or that accesses to it are forbidden. Any context,
+    /// with the list of listeners locked and interrupts disabled: queue a work item.
     fn lost(&self);
 }
 

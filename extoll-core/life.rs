@@ -67,11 +67,11 @@ pub(crate) fn begin<'a>(
 
 /// Shuts all units down after all modules above were unbound. `irq` drops the interrupt handler.
 /// May sleep.
-#[inline(never)] // Its stack is not that of what is unbound before.
+#[inline(never)] // Keeps its stack frame out of the unbinding of the modules above.
 pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
     if !nic.is_alive() {
         nic.isolate();
-        // So that the device stays stopped if it recovers.
+        // Keeps the device stopped if it recovers.
         nic.quiesce();
     }
     // Waits until ports are closed whose last handle was dropped.

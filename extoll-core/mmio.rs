@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Mappings of BAR 0: the register file (uncached) and the requester windows (write-combining).
-//! Also mappings of parts of BAR 2.
+//! Mappings of BAR 0: the register file (uncached) and the requester windows (write-combining); and
+//! mappings of parts of BAR 2.
 //!
 //! `kernel::pci::Bar` maps a whole BAR with one attribute, but this NIC needs two attributes in one
 //! BAR (HW §1.2). All accesses are single, aligned and 64 bits wide (HW §0). Accesses work in any
@@ -183,7 +183,8 @@ impl Window {
         self.store_from(offset, 0, words);
     }
 
-    /// Stores one word of a packet, followed by a store fence. Context and limits as for [`Window::push`].
+    /// Stores one word of a packet, followed by a store fence. Context and limits as for
+    /// [`Window::push`].
     pub(crate) fn store(&self, offset: u32, index: usize, word: u64) {
         kernel_ext::barrier::wmb();
         self.store_from(offset, index, &[word]);

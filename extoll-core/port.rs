@@ -344,7 +344,8 @@ impl<U: PortUnit, G: Send + Sync + 'static> Leftover for PortCore<U, G> {
 
 impl<U: PortUnit, G: Send + Sync + 'static> Drop for PortCore<U, G> {
     fn drop(&mut self) {
-        // Also after a failed open, so that an unowned VPID accepts no packets.
+        // Disables the VPID also if opening the port failed, so that an unowned VPID accepts no
+        // packets.
         if let Some(hw) = self.ctx().alive_access() {
             U::reset(&hw, self.vpid);
         }

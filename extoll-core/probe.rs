@@ -82,9 +82,9 @@ impl<'a> BoundNic<'a> {
     ///
     /// # Errors
     ///
-    /// `ENODEV` for a device that is not supported here (revision 0x42, no MSI, no DMA mask, BARs
-    /// missing, too small or lost, registers unreadable); `EBUSY` if a BAR is claimed by another
-    /// driver; `ENOMEM`; errors of the PCI core.
+    /// `ENODEV` for a device that is not supported here: revision 0x42, no MSI, no DMA mask,
+    /// registers unreadable, or BARs missing, too small or lost. `EBUSY` if a BAR is claimed by
+    /// another driver. `ENOMEM`, and errors of the PCI core.
     pub fn probe<M: ModuleMetadata + 'static>(
         pdev: &'a pci::Device<Core<'_>>,
         params: Params,

@@ -399,8 +399,9 @@ impl<M: SegmentMemory> Queue<M> {
 
     /// Admits packets that wait for room in this queue, until no more come, because they could
     /// block queues of other VPIDs. The queue has no consumer any more, and the packets are lost.
-    /// Also ends if a peer sends faster than the queue is drained. May sleep, for less than 2 ms in
-    /// addition to freeing all slots, for which the limit is 100 ms.
+    /// The number of rounds is limited, because a peer may send faster than the queue is drained.
+    /// May sleep, for less than 2 ms in addition to freeing all slots, for which the limit is 100
+    /// ms.
     ///
     /// The vendor's driver does this for processes after it has disabled the VPID (HW §9.7). It is
     /// unknown whether a NIC still admits waiting packets then (G10), so callers do it before

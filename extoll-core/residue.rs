@@ -34,9 +34,9 @@ const AGAIN_MS: u32 = 500;
 const MOST: usize = 2 * Vpid::COUNT as usize;
 
 /// Clears the requester pages of a VPID, to which the caller prevents other stores. `words` is a
-/// command without effect. `patience_ms` limits the time for packets in flight. Returns false if
-/// the NIC did not confirm that nothing is in flight and that it accepted the commands. A removed
-/// NIC counts as clear. May sleep.
+/// command without effect. `patience_ms` limits the time for packets in flight. Returns true if the
+/// NIC confirmed that no packet is in flight and that it accepted the commands. A removed NIC
+/// counts as clear. May sleep.
 pub(crate) fn clear(
     ctx: &Context,
     unit: Unit,

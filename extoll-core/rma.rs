@@ -14,8 +14,8 @@
 //! see [`crate::quarantine`]. A local [`Region`](crate::atu::Region) and an NLA of the peer are
 //! checked by the ATUs.
 //!
-//! Posting commands and polling notifications work in any context, under spinlocks of the port.
-//! Opening and closing may sleep.
+//! Posting a command works in any context and takes the port's spinlock, which disables interrupts.
+//! Polling notifications works in any context without a lock. Opening and closing may sleep.
 //!
 //! ```
 //! use extoll_core::{
@@ -215,8 +215,8 @@ impl Rma {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if the VPID is in use, or commands or memory of its last owner are still pending;
-    /// `ENOSPC` if no VPID is free; `EINVAL` for the size; `ENOMEM`; `ENODEV` if the device was
+    /// `EBUSY` if the VPID is in use, or commands or memory of its last owner are still pending.
+    /// `ENOSPC` if no VPID is free. `EINVAL` for the size, `ENOMEM`. `ENODEV` if the device was
     /// removed.
     pub fn open(
         self: &Arc<Self>,

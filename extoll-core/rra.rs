@@ -8,9 +8,9 @@
 //! host with every method.
 //!
 //! A successful write by RMA means that the NIC sent the request; by SMFU, that the store was
-//! posted. Neither means that the register was written. Later accesses to the same node by the same
-//! method are executed after the write. Registers with read side effects (HW §14) have them for
-//! remote reads, too: a read that timed out may still be executed.
+//! posted. It does not mean that the register was written. Later accesses to the same node by the
+//! same method are executed after the write. Registers with read side effects (HW §14) have them
+//! for remote reads, too: a read that timed out may still be executed.
 //!
 //! Locks: the mutex `closed` for opening the port; the spinlocks `port` (RMA path) and `pointed`
 //! (SMFU path), which disable interrupts.

@@ -7,8 +7,9 @@
 //! and re-arms the interrupt. [`wire::snq`] ([`Intake`], [`Enabled`]) decides which entries to
 //! consume or skip and which events to mask; this file holds registers, memory and time.
 //!
-//! State is under a spinlock that disables interrupts. The handler and the recovery work item
-//! consume entries under it; clients are called with it held.
+//! The state is under a spinlock that disables interrupts. The interrupt handler and two work items
+//! (for lost entries and lost interrupts) consume entries. Clients of ports and events are called
+//! with the lock held.
 
 mod handler;
 mod messages;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Clock of the state machines in `wire`: jiffies as [`Time`], whose differences cannot be
-//! negative. Also the factor by which time-outs are extended in slow guests. No locks; any context.
+//! negative. This file also holds the factor by which time-outs are extended in slow guests. No
+//! locks; any context.
 
 use kernel::{
     sync::atomic::{Atomic, Relaxed},
@@ -25,7 +26,8 @@ pub(crate) fn ticks(ms: u32) -> u64 {
 /// Factor of [`patience`].
 static SLOW: Atomic<u32> = Atomic::new(1);
 
-/// Sets the factor of [`patience`] for all modules. The module entry calls this before any NIC is bound.
+/// Sets the factor of [`patience`] for all modules. The module entry calls this before any NIC is
+/// bound.
 pub fn set_slow(factor: u32) {
     SLOW.store(factor, Relaxed);
 }

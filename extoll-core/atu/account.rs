@@ -2,8 +2,7 @@
 
 //! Limit of the address tables that one user's memory occupies.
 //!
-//! Everything here may sleep. The mutex of an account is taken with the mutex of the unit's tables
-//! held.
+//! Everything here may sleep. Lock order: mutex of the unit's tables, mutex of an account.
 
 use super::Atu;
 use kernel::{
@@ -19,7 +18,7 @@ use wire::{nla::Range, table_use::TableUse};
 pub(crate) struct TableAccount {
     /// Maximum number of partially filled tables.
     spare: u32,
-    /// Use of each table. Taken with the mutex of the unit's tables held.
+    /// Use of each table. Changed with the mutex of the unit's tables held.
     #[pin]
     used: Mutex<TableUse<KVVec<u32>>>,
 }

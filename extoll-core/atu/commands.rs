@@ -93,7 +93,7 @@ impl Inner {
     }
 }
 
-/// Snapshot of the answered notifications. `None` covers all, because the NIC is gone and was cut
+/// Snapshot of the answered notifications. `None` covers all tickets, because a removed NIC was cut
 /// off from memory.
 pub(super) struct Seen(Option<Tickets>);
 
@@ -192,7 +192,7 @@ impl Commands {
     }
 
     /// Requests a notification without waiting for it. Returns `None` if all words are outstanding
-    /// or the NIC is gone. Any context.
+    /// or the NIC was removed. Any context.
     pub(super) fn ask(&self, ctx: &Context) -> Option<Ticket> {
         let hw = ctx.alive_access()?;
         self.inner.lock().ask(&hw)
@@ -226,8 +226,8 @@ impl Commands {
     }
 
     /// Waits until the NIC has executed all commands issued so far, so that it no longer reads the
-    /// tables whose translations were flushed. Succeeds also if the NIC is gone, after cutting it
-    /// off from memory. May sleep, up to about [`DEADLINE_MS`].
+    /// tables whose translations were flushed. For a removed NIC, cuts it off from memory and
+    /// succeeds. May sleep, up to about [`DEADLINE_MS`].
     pub(super) fn wait(&self, ctx: &Context) -> Answer {
         // A read with full ordering, to match the increment.
         let upto = Flush(self.flushes.fetch_add(0, Full));
@@ -278,7 +278,7 @@ impl Commands {
     }
 }
 
-/// Checks whether the NIC is gone, because it did not answer in time.
+/// Checks whether the NIC was removed, because it did not answer in time.
 fn notice_gone(ctx: &Context) {
     if let Some(hw) = ctx.alive_access() {
         ctx.is_gone(&hw, hw.rf.read(atu::CONTROL));

@@ -42,7 +42,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// Returns `room` with the error, unless the device is gone.
+    /// Returns `room` with the error, unless the device was removed.
     pub(super) fn map_in(
         ctx: &Context,
         room: DmaRoom,
@@ -157,9 +157,9 @@ impl Memory {
         }
     }
 
-    /// Unmaps memory of a reserve and returns its pages and its scatterlist. Neither sleeps nor
-    /// waits for memory. The caller must drop the pages where sleeping is allowed, if they require
-    /// that.
+    /// Unmaps memory of a reserve and returns its pages and its scatterlist. Does not sleep, and
+    /// does not wait for memory. The caller drops the pages where sleeping is allowed, if they
+    /// require that.
     pub(super) fn unmap(self, ctx: &Context) -> Option<(Arc<PageList>, DmaRoom)> {
         match self {
             Memory::Room(map) => ctx

@@ -140,8 +140,8 @@ impl Atu {
 }
 
 impl BufferPool {
-    /// Takes a buffer, with its old content. Returns `None` if the device is gone, or if all
-    /// buffers are in use, which is counted. Any context.
+    /// Takes a buffer, with its old content. Returns `None` if the device was removed, or if all
+    /// buffers are in use. The latter is counted. Any context.
     pub fn take(&self) -> Option<Buffer> {
         let this = &self.0;
         if !this.backing.region.is_alive() {

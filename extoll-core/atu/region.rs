@@ -128,8 +128,8 @@ impl Region {
         self.translation.ctx()
     }
 
-    /// Returns false once the memory was unmapped (munmap, mremap, madvise, exit) or the device is
-    /// gone. Commands with its NLAs then fail. Any context.
+    /// Returns false after the memory was unmapped (munmap, mremap, madvise, exit) or the device
+    /// was removed. Commands with its NLAs then fail. Any context.
     pub fn is_alive(&self) -> bool {
         self.translation.is_live(self.turn) && self.ctx().is_alive()
     }

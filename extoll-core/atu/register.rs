@@ -76,8 +76,8 @@ impl Atu {
     /// `ENOSPC`: no contiguous NLA range, the limit of address tables reached, or more than 512
     /// GiB. `EOPNOTSUPP`: CPU and device are not cache-coherent. `EIO`: it cannot be mapped for the
     /// device, or only as a copy. `EAGAIN`: the memory was unmapped during the call. `EINTR`: a
-    /// fatal signal. `ENODEV`: the device is gone. `ETIMEDOUT`: the NIC does not answer. `EDQUOT`:
-    /// the user has the maximum number of tables.
+    /// fatal signal. `ENODEV`: the device was removed. `ETIMEDOUT`: the NIC does not answer.
+    /// `EDQUOT`: the user has the maximum number of tables.
     pub(crate) fn register_user_for(
         self: &Arc<Self>,
         account: Option<Arc<TableAccount>>,

@@ -209,8 +209,8 @@ impl Reserve {
     ///
     /// `EAGAIN`, which is counted: all regions are in use or still ending. `EINVAL`: more pages
     /// than the reserve has per region. `EACCES`, `EIO`, `EOPNOTSUPP` as for
-    /// [`Atu::register_pages`]. `ENOMEM`: the IOMMU driver found no memory. `ENODEV`: the device is
-    /// gone.
+    /// [`Atu::register_pages`]. `ENOMEM`: the IOMMU driver found no memory. `ENODEV`: the device
+    /// was removed.
     pub fn register(&self, pages: &Arc<PageList>, _: WholePages) -> Result<Region> {
         let this = &self.0;
         if pages.len() > this.pages {

@@ -120,10 +120,10 @@ impl Smfu {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for the number, memory of another NIC, or memory that is not whole pages; `EBUSY`
-    /// if the number is in use or part of the memory is already open; `ERANGE` above 2^48; `EIO`
-    /// for addresses that raise interrupts; `EOPNOTSUPP` for a BAR if an IOMMU translates the NIC's
-    /// addresses; `ENODEV`.
+    /// `EINVAL` for the number, memory of another NIC, or memory that is not whole pages. `EBUSY`
+    /// if the number is in use or part of the memory is already open. `ERANGE` above 2^48. `EIO`
+    /// for addresses that raise interrupts. `EOPNOTSUPP` for a BAR if an IOMMU translates the NIC's
+    /// addresses. `ENODEV`.
     pub fn target(self: &Arc<Self>, number: u32, memory: TargetMemory) -> Result<Target> {
         let (base, bytes, proof) = match memory {
             TargetMemory::Memory(memory) => {

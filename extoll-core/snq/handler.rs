@@ -3,8 +3,8 @@
 //! Consumer of the notification queue: interrupt handler, dispatcher, recovery of lost entries, and
 //! drain.
 //!
-//! Everything runs with the queue's spinlock held, in the hard interrupt or in work items, except
-//! where a function says otherwise.
+//! Entries are consumed and dispatched with the queue's spinlock held, in the hard interrupt or in
+//! work items.
 
 use super::{
     work::{DRAIN, RECOVER, UNMASK},

@@ -66,9 +66,9 @@ impl Rights {
         }
     }
 
-    /// Checks that the user is privileged or within the range of admitted users. Returns `EPERM`
-    /// otherwise, because the user would share a protection descriptor: users outside of the range
-    /// choose such IDs themselves (subordinate user IDs).
+    /// Checks that the user is privileged or within the range of admitted users; returns `EPERM`
+    /// otherwise. Users outside of the range would share protection descriptors with other users,
+    /// and can choose such IDs themselves (subordinate user IDs).
     pub(super) fn admit(self) -> Result {
         let inside = self.uid.wrapping_sub(self.first_user) < USERS;
         if self.unlocked() || inside {

@@ -3,9 +3,9 @@
 //! `/dev/extoll/smfu2`: the window to other nodes' memory and the memory exported here
 //! (docs/uapi.md).
 //!
-//! Neither is divided among processes. A mapping of the window gives access to all intervals,
-//! including those of the kernel and remote register files. Only files with all rights can
-//! therefore map it.
+//! The window and the exported memory are not divided among processes. A mapping of the window
+//! gives access to all intervals, including those of the kernel and remote register files. Only
+//! files with all rights can therefore map it.
 //!
 //! Process context; a mutex per open file protects its mappings.
 

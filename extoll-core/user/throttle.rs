@@ -381,7 +381,8 @@ impl UserWatch {
         may_store_again(queue.slots(), rp, wp) || looks_empty && wp == rp
     }
 
-    /// Returns whether arming has failed for so long that an entry must be missing.
+    /// Returns whether arming has failed [`STUCK`] times in a row, which means that an entry is
+    /// missing.
     pub(super) fn is_stuck(&self) -> bool {
         self.refused.load(Relaxed) >= STUCK
     }

@@ -36,8 +36,8 @@ pub struct Submitter(pub(super) Arc<Shared>);
 
 impl Submitter {
     /// Submits a transfer. Calls `completion` at its end; on an error, `completion` is dropped
-    /// without a call. Neither sleeps nor allocates. Any context in which `completion` may be
-    /// dropped, if its reference is the last one.
+    /// without a call. Does not sleep, and allocates no memory. Any context in which `completion`
+    /// may be dropped, if its reference is the last one.
     ///
     /// # Errors
     ///

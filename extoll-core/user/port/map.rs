@@ -112,7 +112,7 @@ impl<U: PortUnit> UserPort<U> {
         })
     }
 
-    /// Destroys the queue. Also the error path of [`UserPort::map_queue`].
+    /// Destroys the queue, including one whose set-up failed in [`UserPort::map_queue`].
     fn remove_queue(&self, live: &mut Live<U>) -> Result {
         self.watch.forget();
         for (_, mapping) in live.mappings.iter().filter(|(queue, _)| *queue) {
