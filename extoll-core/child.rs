@@ -89,7 +89,7 @@ pub fn nic(device: &auxiliary::Device<Bound>) -> Result<Handle> {
 ///
 /// # Errors
 ///
-/// Those of `attempt`.
+/// Errors of `attempt`.
 pub fn patiently<R>(mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
     for _ in 0..20 {
         match attempt() {

@@ -59,7 +59,7 @@ reasons! {
     Retry = 10, "write-combining buffer retry";
     /// The committed count moved backwards or beyond the packets sent.
     BadCommit = 11, "bad committed count";
-    /// Nothing was committed for a second.
+    /// The committed count did not change for a second.
     Stalled = 12, "write-combining buffer stalled";
     /// A repair did not end in time, and its packets were discarded.
     RepairFailed = 13, "write-combining buffer repair failed";

@@ -51,8 +51,7 @@ const MOST_REGIONS: usize = 1 << 14;
 ///     nic.atu().reserve(vpid, 64, 256, Access::READ_WRITE)
 /// }
 ///
-/// /// Registers the pages of a request in any context; fails with `EAGAIN` while 64 regions are in
-/// use.
+/// /// Registers a request's pages in any context. `EAGAIN` while 64 regions are in use.
 /// fn begin(reserve: &Reserve, pages: &Arc<PageList>) -> Result<Region> {
 ///     reserve.register(pages, WholePages::EXPOSED)
 /// }
