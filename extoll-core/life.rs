@@ -57,7 +57,11 @@ pub(crate) fn begin<'a>(
     nic.smfu().init()?;
     // Step 27. On an error, the NIC is usable nevertheless, and the first request tries again.
     if let Err(e) = nic.rra().open() {
-        dev_warn!(dev, "no access to remote registers yet, will try again: {:?}\n", e);
+        dev_warn!(
+            dev,
+            "remote registers not available yet, the first access tries again: {:?}\n",
+            e
+        );
     }
     nic.monitor().schedule();
     nic.snq().attend();
