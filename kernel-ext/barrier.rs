@@ -12,10 +12,12 @@ pub fn wmb() {
     unsafe { bindings::extoll_wmb() }
 }
 
-/// Has every processor do [`wmb`], so that none keeps stores to a page of device memory in its write-combining buffers after the page was
-/// taken from all processes: the flush of their TLBs interrupts no processor where an instruction broadcasts it. May sleep.
+/// Executes [`wmb`] on every CPU. The caller has unmapped a page of device memory from all
+/// processes; after this call no CPU keeps stores to that page in its write-combining buffers. The
+/// TLB flush of the unmapping does not suffice, because it interrupts no CPU where an instruction
+/// broadcasts it. May sleep.
 pub fn wmb_everywhere() {
-    // SAFETY: called where sleeping is allowed, so that interrupts are enabled.
+    // SAFETY: the caller may sleep, so interrupts are enabled.
     unsafe { bindings::extoll_wmb_everywhere() }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! A spin lock that process context shares with softirqs.
+//! Spin lock shared by process context and softirqs.
 
 use crate::bindings;
 use kernel::{
@@ -8,9 +8,9 @@ use kernel::{
     sync::lock::{spinlock::SpinLockBackend, Backend, Guard, Lock},
 };
 
-/// A spin lock with which bottom halves are off on this CPU while it is held (`spin_lock_bh()`): a
-/// softirq that takes it, too, can't come in between and wait for ever. Process context and softirqs,
-/// not hard interrupts, nor with interrupts off; nobody who has it may sleep.
+/// Spin lock that disables bottom halves on this CPU while it is held (`spin_lock_bh()`). A softirq
+/// that takes the same lock cannot interrupt the holder and deadlock. Process context and softirqs;
+/// not in hard interrupts, not with interrupts disabled. The holder must not sleep.
 ///
 /// # Examples
 ///
@@ -18,7 +18,7 @@ use kernel::{
 /// use kernel::{prelude::*, sync::Arc};
 /// use kernel_ext::{new_bh_lock, BhLock};
 ///
-/// /// Counts what a softirq finds.
+/// /// Counts events of a softirq.
 /// #[pin_data]
 /// struct Found {
 ///     #[pin]
@@ -32,69 +32,70 @@ use kernel::{
 /// ```
 pub type BhLock<T> = Lock<T, BhBackend>;
 
-/// The lock is held, and bottom halves are off, while it lives.
+/// Guard of a [`BhLock`]: the lock is held and bottom halves are disabled while the guard lives.
 pub type BhGuard<'a, T> = Guard<'a, T, BhBackend>;
 
-/// What makes a [`BhLock`] of a `spinlock_t`.
+/// Backend that builds a [`BhLock`] from a `spinlock_t`.
 pub struct BhBackend;
 
-// SAFETY: `spin_lock_bh()` of a `spinlock_t` excludes all others on other CPUs, and softirqs on this
-// one, until `spin_unlock_bh()`.
+// SAFETY: from `spin_lock_bh()` to `spin_unlock_bh()` of a `spinlock_t`, other CPUs and softirqs of
+// this CPU cannot acquire it.
 unsafe impl Backend for BhBackend {
     type State = <SpinLockBackend as Backend>::State;
     type GuardState = ();
 
     /// # Safety
     ///
-    /// That of [`Backend::init`].
+    /// Same requirements as [`Backend::init`].
     unsafe fn init(
         lock: *mut Self::State,
         name: *const kernel::ffi::c_char,
         key: *mut kernel::bindings::lock_class_key,
     ) {
-        // SAFETY: the requirements are the same, and so is the memory.
+        // SAFETY: `SpinLockBackend::init` has the same requirements, and `State` is the same type.
         unsafe { SpinLockBackend::init(lock, name, key) }
     }
 
     /// # Safety
     ///
-    /// That of [`Backend::lock`].
+    /// Same requirements as [`Backend::lock`].
     #[inline]
     unsafe fn lock(lock: *mut Self::State) {
-        // SAFETY: by the requirements a lock that was set up.
+        // SAFETY: by the function's requirements the lock was initialised.
         unsafe { bindings::extoll_spin_lock_bh(lock) }
     }
 
     /// # Safety
     ///
-    /// That of [`Backend::try_lock`].
+    /// Same requirements as [`Backend::try_lock`].
     #[inline]
     unsafe fn try_lock(lock: *mut Self::State) -> Option<()> {
-        // SAFETY: by the requirements a lock that was set up.
+        // SAFETY: by the function's requirements the lock was initialised.
         unsafe { bindings::extoll_spin_trylock_bh(lock) }.then_some(())
     }
 
     /// # Safety
     ///
-    /// That of [`Backend::unlock`].
+    /// Same requirements as [`Backend::unlock`].
     #[inline]
     unsafe fn unlock(lock: *mut Self::State, _state: &Self::GuardState) {
-        // SAFETY: by the requirements the caller has it, by one of the two above. Guards are not
-        // `Send`, so this is the CPU's context whose bottom halves are off.
+        // SAFETY: by the function's requirements the caller holds the lock, through `lock` or
+        // `try_lock`. Guards are not `Send`, so this runs on the CPU and in the context that
+        // disabled bottom halves.
         unsafe { bindings::extoll_spin_unlock_bh(lock) }
     }
 
     /// # Safety
     ///
-    /// That of [`Backend::assert_is_held`].
+    /// Same requirements as [`Backend::assert_is_held`].
     #[inline]
     unsafe fn assert_is_held(lock: *mut Self::State) {
-        // SAFETY: the requirements are the same.
+        // SAFETY: `SpinLockBackend::assert_is_held` has the same requirements.
         unsafe { SpinLockBackend::assert_is_held(lock) }
     }
 }
 
-/// A [`BhLock`] with a class and a name of its own for the lock checker.
+/// Creates a [`BhLock`] with its own lockdep class and name.
 #[macro_export]
 macro_rules! new_bh_lock {
     ($value:expr, $name:literal) => {

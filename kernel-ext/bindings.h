@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Headers for bindgen: what the kernel crate's own bindings lack, and the C parts of this module. */
+/*
+ * Headers for bindgen: kernel headers that the kernel crate's bindings lack, and the C parts of
+ * this module.
+ */
 #include <linux/pci.h>
 #include <linux/ratelimit.h>
 #include <net/sock.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Raw bindings: the kernel crate's, completed by what this project's own bindgen run adds.
+//! Raw bindings: those of the kernel crate, and those that this project's own bindgen run adds.
 //!
 //! Types that are complete in `kernel::bindings` are re-exported, so that both name the same type.
-//! Only `kernel_ext` uses this module; drivers above use the safe abstractions.
+//! Only `kernel_ext` uses this module; drivers use the safe abstractions.
 
 #![allow(
     missing_docs,

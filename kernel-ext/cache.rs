@@ -4,8 +4,10 @@
 
 use crate::bindings;
 
-/// Writes back and invalidates all caches of the calling CPU (`wbinvd`): slow, for everybody. Any context.
+/// Writes back and invalidates all caches of the calling CPU (`wbinvd`). Slow, and slows down other
+/// CPUs too. Any context.
 pub fn flush_all() {
-    // SAFETY: no preconditions; changes no memory as programs see it.
+    // SAFETY: `wbinvd` has no preconditions and does not change memory contents as programs see
+    // them.
     unsafe { bindings::extoll_flush_caches() }
 }

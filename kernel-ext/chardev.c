@@ -71,7 +71,10 @@ static void node_release(struct device *dev)
 	kfree(container_of(dev, struct extoll_node, dev));
 }
 
-/* An open that found the character device may still be on its way, even if it existed for a moment only. */
+/*
+ * Disconnects a node from its owner. An open that has found the character device may still call
+ * extoll_node_lock().
+ */
 static void forget_owner(struct extoll_node *node)
 {
 	mutex_lock(&node->lock);
@@ -148,7 +151,10 @@ vm_fault_t extoll_vm_insert(struct vm_area_struct *vma, unsigned long addr, unsi
 	return vmf_insert_pfn_prot(vma, addr, pfn, prot);
 }
 
-/* Whether RAM is encrypted by the host (SME), which devices may see or not, is up to the DMA API: as the kernel maps it. */
+/*
+ * The DMA API decides whether the host encrypts RAM that devices access (SME), so this reads the
+ * kernel's own mapping.
+ */
 unsigned long extoll_dma_pfn(const void *p, int *cache)
 {
 	unsigned int level;

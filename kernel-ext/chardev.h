@@ -1,43 +1,52 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* C shims of the character devices: what is macro, inline or bound to C data in the kernel. */
+/*
+ * C shims of the character devices: macros, inline functions, and functions that need static C
+ * data.
+ */
 #ifndef EXTOLL_KERNEL_EXT_CHARDEV_H
 #define EXTOLL_KERNEL_EXT_CHARDEV_H
 
 #include <linux/fs.h>
 #include <linux/mm.h>
 
-/* Nodes per NIC at most, and NICs. */
+/* Maximum number of nodes per NIC, and of NICs. */
 #define EXTOLL_NODES_PER_NIC 8
 #define EXTOLL_NICS 32
 
 struct extoll_node;
 struct user_struct;
 
-/* Classes and device numbers. Once, before the first node; sleeps. */
+/* Registers classes and device numbers, once, before the first node. May sleep. */
 int extoll_chardev_register(void);
 void extoll_chardev_unregister(void);
 
 /*
- * A node: /dev/extoll/NAME for NIC 0, /dev/extollN/NAME for others; mode 0666, or 0600 when private. owner is what
- * extoll_node_lock() gives to opens until extoll_node_del(). ERR_PTR on failure. Both sleep.
+ * Makes a node: /dev/extoll/NAME for NIC 0, /dev/extollN/NAME for others; mode 0666, or 0600 when
+ * private. Until extoll_node_del(), extoll_node_lock() returns owner to opens. Returns an error
+ * pointer on failure. Both may sleep.
  */
 struct extoll_node *extoll_node_add(struct device *parent, unsigned int nic, unsigned int number, const char *name,
 				    bool private, const struct file_operations *fops, void *owner);
 void extoll_node_del(struct extoll_node *node);
-/* The owner of the node that is being opened, NULL when it is gone; it stays until extoll_node_unlock(). */
+/*
+ * Locks the node that is being opened. Returns its owner, which lives until extoll_node_unlock();
+ * NULL if deleted.
+ */
 void *extoll_node_lock(struct inode *inode);
 void extoll_node_unlock(struct inode *inode);
 
-/* Caching of a page of device memory or of RAM; encrypted RAM is cached, too. */
+/* Caching of a page of device memory or of RAM. Encrypted RAM is cached, too. */
 #define EXTOLL_VM_CACHED 0
 #define EXTOLL_VM_COMBINING 1
 #define EXTOLL_VM_UNCACHED 2
 #define EXTOLL_VM_ENCRYPTED 3
 
-/* Makes a shared VMA one of pages without struct page, which are inserted by its fault handler. */
+/* Prepares a shared VMA whose pages have no struct page and are inserted by its fault handler. */
 void extoll_vm_prepare(struct vm_area_struct *vma);
 vm_fault_t extoll_vm_insert(struct vm_area_struct *vma, unsigned long addr, unsigned long pfn, int cache);
-/* Page frame of an address in coherent DMA memory, and its caching: cached or encrypted. */
+/*
+ * Returns the page frame of an address in coherent DMA memory; sets *cache to cached or encrypted.
+ */
 unsigned long extoll_dma_pfn(const void *p, int *cache);
 
 /* Charges pages to RLIMIT_MEMLOCK of the current user; NULL when the limit is exceeded. */

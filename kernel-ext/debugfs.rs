@@ -2,8 +2,8 @@
 
 //! debugfs directories with text files that keep their module loaded while they are open.
 //!
-//! The files of `kernel::debugfs` have no owner: closing one after its module was unloaded makes debugfs read file
-//! operations that are gone. Here the operations name the module that contains them.
+//! Files of `kernel::debugfs` have no owner. If one is closed after its module was unloaded,
+//! debugfs reads file operations that were freed. The operations in this module name the owner.
 
 use crate::bindings;
 use core::{marker::PhantomData, ptr::NonNull};
@@ -20,20 +20,21 @@ use kernel::{
     ModuleMetadata,
 };
 
-/// Writes the content of a file. Process context, may sleep; called again with more room when the text was longer than
-/// expected. Errors end the text.
+/// Writes the content of a file. Process context, may sleep. It is called again with a larger
+/// buffer if the text did not fit. An error ends the text.
 pub type Show<T> = fn(&T, &mut fmt::Formatter<'_>) -> fmt::Result;
 
-/// As [`Show`], for file number `n` of a directory.
+/// Writes the content of file number `n` of a directory. Same rules as [`Show`].
 pub type ShowNth<T> = fn(&T, u32, &mut fmt::Formatter<'_>) -> fmt::Result;
 
-/// Takes what was written to a file, without white space around it. Process context, may sleep.
+/// Receives text that was written to a file, without white space around it. Process context, may
+/// sleep.
 pub type Store<T> = fn(&T, &str) -> Result;
 
-/// Longest text that a file takes in one write.
+/// Maximum size in bytes of the text of one write.
 const MAX_STORE: usize = 128;
 
-/// What a file's inode points to.
+/// Object that a file's inode points to.
 struct File<T> {
     data: Arc<T>,
     show: Content<T>,
@@ -45,36 +46,39 @@ enum Content<T> {
     Nth(ShowNth<T>, u32),
 }
 
-/// A directory in the root of debugfs, with its files (mode 0400, or 0600 if they can be written) and directories of files. The drop removes it and may sleep: it waits for the
-/// callbacks that run, after it none runs any more. Files that are still open then give `EIO`.
+/// Directory in the root of debugfs, with files (mode 0400, or 0600 if they are writable) and
+/// subdirectories. The drop removes it and waits for running callbacks; it may sleep. Afterwards no
+/// callback runs, and files that are still open return `EIO`.
 ///
 /// # Invariants
 ///
-/// `entry` is a directory made by debugfs. The inodes of the files below point to objects that `files` owns, and which are
-/// neither moved nor changed.
+/// `entry` is a directory made by debugfs. The inodes of the files in it point to objects that
+/// `files` owns. These objects are neither moved nor changed.
 pub struct Dir<T> {
     entry: NonNull<bindings::dentry>,
     files: KVec<KBox<File<T>>>,
 }
 
-// SAFETY: debugfs entries may be removed by any thread, and the data may be shared and dropped by any.
+// SAFETY: any thread may remove debugfs entries; `T: Send + Sync` may be shared with and dropped by
+// any thread.
 unsafe impl<T: Send + Sync> Send for Dir<T> {}
-// SAFETY: `&Dir` allows nothing.
+// SAFETY: `&Dir` has no methods.
 unsafe impl<T: Send + Sync> Sync for Dir<T> {}
 
 impl<T: Send + Sync + 'static> Dir<T> {
-    /// Makes the directory `name` with `files`, all of which show `data`. May sleep. `M` is the calling module, which
-    /// cannot be unloaded while one of the files is open.
+    /// Makes the directory `name` with `files`, all of which show `data`. May sleep. `M` is the
+    /// calling module, which cannot be unloaded while one of the files is open.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EEXIST` for a name that is taken; `EPERM`, `ENODEV` when the kernel runs without debugfs.
+    /// `ENOMEM`; `EEXIST` for a name that exists; `EPERM` or `ENODEV` if the kernel runs without
+    /// debugfs.
     pub fn new<M: ModuleMetadata + 'static>(
         name: &CStr,
         data: &Arc<T>,
         files: &[(&CStr, Show<T>)],
     ) -> Result<Self> {
-        // INVARIANT: the directory was made just now, without files.
+        // INVARIANT: the directory has just been made, without files.
         let mut dir = Self {
             entry: Self::directory(name, core::ptr::null_mut())?,
             files: KVec::new(),
@@ -85,11 +89,11 @@ impl<T: Send + Sync + 'static> Dir<T> {
         Ok(dir)
     }
 
-    /// Adds a file that can be written. May sleep.
+    /// Adds a writable file. May sleep.
     ///
     /// # Errors
     ///
-    /// As [`Dir::new`].
+    /// Same as [`Dir::new`].
     pub fn add_writable<M: ModuleMetadata + 'static>(
         &mut self,
         name: &CStr,
@@ -100,11 +104,11 @@ impl<T: Send + Sync + 'static> Dir<T> {
         self.add::<M>(self.entry, name, data, Content::Only(show), Some(store))
     }
 
-    /// Adds a directory of files, which `show` tells apart by their number in `names`. May sleep.
+    /// Adds a directory of files. `show` gets the index of the file in `names`. May sleep.
     ///
     /// # Errors
     ///
-    /// As [`Dir::new`].
+    /// Same as [`Dir::new`].
     pub fn add_directory<M: ModuleMetadata + 'static>(
         &mut self,
         name: &CStr,
@@ -119,9 +123,10 @@ impl<T: Send + Sync + 'static> Dir<T> {
         Ok(())
     }
 
-    /// Makes a directory; `parent` is a live directory of debugfs or null.
+    /// Makes a directory. `parent` is an existing debugfs directory, or null for the root.
     fn directory(name: &CStr, parent: *mut bindings::dentry) -> Result<NonNull<bindings::dentry>> {
-        // SAFETY: `name` is a C string, which is copied; no parent means the root. Callers give live directories only.
+        // SAFETY: `name` is a C string, which debugfs copies. Callers pass null or a directory that
+        // exists.
         let entry = unsafe { bindings::debugfs_create_dir(name.as_char_ptr(), parent) };
         NonNull::new(from_err_ptr(entry)?).ok_or(ENODEV)
     }
@@ -140,9 +145,10 @@ impl<T: Send + Sync + 'static> Dir<T> {
         let file = KBox::new(File { data, show, store }, GFP_KERNEL)?;
         let inner = core::ptr::from_ref(&*file).cast_mut().cast();
         self.files.push(file, GFP_KERNEL)?;
-        // SAFETY: `name` is a C string, which is copied; the parent is a live directory. The operations are static
-        // data of a module that stays while they are in use, and fit a pointer to a `File<T>`, which lives until
-        // the drop of `self` has removed the file.
+        // SAFETY: `name` is a C string, which debugfs copies; the parent is an existing directory.
+        // The operations are static data of a module that stays loaded while they are in use. They
+        // expect a pointer to a `File<T>`, which lives until the drop of `self` has removed the
+        // file.
         from_err_ptr(unsafe {
             bindings::debugfs_create_file_full(
                 name.as_char_ptr(),
@@ -159,18 +165,19 @@ impl<T: Send + Sync + 'static> Dir<T> {
 
 impl<T> Drop for Dir<T> {
     fn drop(&mut self) {
-        // SAFETY: made by debugfs and not removed yet by the type invariant; removes what is below, too. The files' data are
-        // dropped after this.
+        // SAFETY: by the type invariant the directory was made by debugfs and still exists. The
+        // call also removes its content. The files' data are dropped after this call.
         unsafe { bindings::debugfs_remove(self.entry.as_ptr()) }
     }
 }
 
-/// The file operations for files of module `M` that show a `T`.
+/// File operations of files of module `M` that show a `T`.
 struct Operations<M, T>(PhantomData<(M, T)>);
 
 impl<M: ModuleMetadata + 'static, T: Send + Sync + 'static> Operations<M, T> {
-    /// In static memory, not in that of a file: debugfs uses them in the release of a file that was removed long ago,
-    /// after the callback. `__this_module`, to which `M` leads, is that of the module into which this is linked.
+    /// Table in static memory rather than in `File`, because debugfs uses it after the release
+    /// callback of a file that was removed long before. `M` names the module into which this code
+    /// is linked.
     const TABLE: &'static bindings::file_operations = &bindings::file_operations {
         owner: this_module::<M>().as_ptr(),
         open: Some(open::<T>),
@@ -184,26 +191,29 @@ impl<M: ModuleMetadata + 'static, T: Send + Sync + 'static> Operations<M, T> {
 
 /// # Safety
 ///
-/// To be called by debugfs only, for an inode that points to a live `File<T>` and a file that is being opened.
+/// Only debugfs may call this, for an inode that points to a valid `File<T>` and a file that is
+/// being opened.
 unsafe extern "C" fn open<T: Send + Sync + 'static>(
     inode: *mut bindings::inode,
     file: *mut bindings::file,
 ) -> c_int {
-    // SAFETY: by the requirements; `show` gets the same pointer.
+    // SAFETY: by the function's requirements both pointers are valid; `show` gets the pointer of
+    // the inode.
     unsafe { bindings::single_open(file, Some(show::<T>), (*inode).i_private) }
 }
 
 /// # Safety
 ///
-/// To be called by `seq_read` and `seq_lseek` only, for a file opened by [`open`] and not removed yet: debugfs calls
-/// them only then and lets the removal wait for their return.
+/// Only `seq_read` and `seq_lseek` may call this, for a file opened by [`open`] that is not removed
+/// yet. debugfs ensures this, because the removal waits for their return.
 unsafe extern "C" fn show<T: Send + Sync + 'static>(
     seq: *mut bindings::seq_file,
     _: *mut c_void,
 ) -> c_int {
-    // SAFETY: by the requirements, `private` is the pointer to the live `File<T>`; nobody changes it.
+    // SAFETY: by the function's requirements `private` points to a valid `File<T>`, which is not
+    // changed.
     let file = unsafe { &*(*seq).private.cast::<File<T>>() };
-    // SAFETY: `seq` is valid and, during this call, used by this thread only.
+    // SAFETY: `seq` is valid, and only this thread uses it during this call.
     let out = unsafe { SeqFile::from_raw(seq) };
     seq_print!(out, "{}", Text(file));
     0
@@ -211,15 +221,16 @@ unsafe extern "C" fn show<T: Send + Sync + 'static>(
 
 /// # Safety
 ///
-/// To be called by debugfs only, for a file opened by [`open`] and not removed yet; `text` is the writer's buffer.
+/// Only debugfs may call this, for a file opened by [`open`] that is not removed yet. `text` is the
+/// writer's buffer.
 unsafe extern "C" fn write<T: Send + Sync + 'static>(
     file: *mut bindings::file,
     text: *const c_char,
     count: usize,
     _: *mut bindings::loff_t,
 ) -> isize {
-    // SAFETY: by the requirements: `single_open` made the `seq_file` and noted the pointer to the live `File<T>`, which
-    // nobody changes.
+    // SAFETY: by the function's requirements `single_open` made the `seq_file` and stored the
+    // pointer to the valid `File<T>`, which is not changed.
     let file = unsafe {
         &*(*(*file).private_data.cast::<bindings::seq_file>())
             .private

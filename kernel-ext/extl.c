@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* C parts for the operation of socket families. Contexts and rules are in extl.h and at the Rust callers. */
+/*
+ * C parts for the operation of socket families. Contexts and rules are documented in extl.h and in
+ * the Rust callers.
+ */
 #include <linux/slab.h>
 #include <linux/sysctl.h>
 #include <linux/tcp.h>
@@ -30,7 +33,7 @@ struct extoll_sysctl *extoll_sysctl_register(struct net *net, const char *path, 
 			.extra1 = (void *)&knobs[i].least,
 			.extra2 = (void *)&knobs[i].most,
 		};
-	/* Not the macro, which needs an array of known size. */
+	/* The macro register_net_sysctl() needs an array of known size. */
 	sysctl->header = register_net_sysctl_sz(net, path, sysctl->table, count);
 	if (!sysctl->header) {
 		kfree(sysctl);
@@ -45,7 +48,7 @@ void extoll_sysctl_unregister(struct extoll_sysctl *sysctl)
 	kfree(sysctl);
 }
 
-/* Without the lock, as tcp_diag_get_info(): the fields are read once each. */
+/* Does not take the socket lock, like tcp_diag_get_info(): each field is read once. */
 void extoll_sock_queues(const struct sock *sk, struct extoll_sock_queues *queues)
 {
 	const struct tcp_sock *tp = tcp_sk(sk);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Tracepoints of socket families over Extoll, system "extl". Addresses are those of TCP's connection. */
+/*
+ * Tracepoints of socket families over Extoll, system "extl". Addresses are those of the TCP
+ * connection.
+ */
 #undef TRACE_SYSTEM
 #define TRACE_SYSTEM extl
 
@@ -12,7 +15,7 @@
 #include <net/sock.h>
 #include <trace/events/net_probe_common.h>
 
-/* Both ends; a macro of the kernel fills them in. */
+/* Addresses of both ends; TP_STORE_ADDR_PORTS fills them in. */
 #define EXTL_ENDS \
 	__array(__u8, saddr, sizeof(struct sockaddr_in6)) \
 	__array(__u8, daddr, sizeof(struct sockaddr_in6))

@@ -13,30 +13,30 @@ struct tasklet_struct;
 
 /* wmb(): orders and flushes write-combining stores. */
 void extoll_wmb(void);
-/* wmb() on every processor; interrupts must be enabled. */
+/* wmb() on every CPU; interrupts must be enabled. */
 void extoll_wmb_everywhere(void);
 /* dma_rmb(): orders reads of memory that a device writes. */
 void extoll_dma_rmb(void);
 int extoll_pci_domain(struct pci_dev *pdev);
-/* The mask of coherent memory; setting is dma_set_coherent_mask(). */
+/* Returns the DMA mask for coherent memory. The setter is dma_set_coherent_mask(). */
 u64 extoll_coherent_mask(struct device *dev);
 int extoll_set_coherent_mask(struct device *dev, u64 mask);
-/* device_iommu_mapped(): whether an IOMMU is between a device and memory. */
+/* Returns true if an IOMMU translates the addresses that the device uses. */
 bool extoll_iommu_mapped(struct device *dev);
-/* Where a memory BAR is on the bus. */
+/* Returns the bus address of a memory BAR. */
 u64 extoll_pci_bus_address(struct pci_dev *pdev, int bar);
-/* Whether a memory BAR of the device holds what the kernel assigned. */
+/* Returns true if a memory BAR register holds the address that the kernel assigned. */
 bool extoll_pci_bar_set(struct pci_dev *pdev, int bar);
 /* security_locked_down(), which is inline in a kernel without CONFIG_SECURITY. */
 int extoll_locked_down(u32 what);
 void extoll_cond_resched(void);
 bool extoll_need_resched(void);
-/* spin_lock_bh() and its like. */
+/* spin_lock_bh(), spin_trylock_bh(), spin_unlock_bh(). */
 void extoll_spin_lock_bh(spinlock_t *lock);
 bool extoll_spin_trylock_bh(spinlock_t *lock);
 void extoll_spin_unlock_bh(spinlock_t *lock);
 void extoll_tasklet_schedule(struct tasklet_struct *tasklet);
-/* Lock class of an attribute in allocated memory. */
+/* Initialises the lock class of an attribute in allocated memory. */
 void extoll_sysfs_attr_init(struct device_attribute *attr);
 
 /* Tracepoints (trace.c). */

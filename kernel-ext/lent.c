@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Devices of this host that another one drives. */
+/* PCI devices of this host that another host drives. */
 
 #include <linux/err.h>
 #include <linux/ioport.h>
@@ -23,10 +23,10 @@ struct extoll_lent_bar extoll_lent_bar(struct pci_dev *pdev, int bar)
 
 struct extoll_lent_claim {
 	int bars;
-	/* Changed with the device's lock. */
+	/* Protected by the device's lock. */
 	bool released;
 	struct pci_saved_state *state;
-	/* What follows a BAR in its page. */
+	/* Rest of a BAR's last page. */
 	struct resource rest[PCI_STD_NUM_BARS];
 };
 
@@ -37,7 +37,10 @@ static void release_rest(struct extoll_lent_claim *claim)
 			release_resource(&claim->rest[i]);
 }
 
-/* A page is the least that others can be led to: nothing else may be in it. */
+/*
+ * Claims the rest of each BAR's page, because a borrower gets access to whole pages: no other
+ * device may be in them.
+ */
 static int claim_rest(struct pci_dev *pdev, struct extoll_lent_claim *claim, const char *name)
 {
 	for (int i = 0; i < PCI_STD_NUM_BARS; i++) {
@@ -64,7 +67,9 @@ struct extoll_lent_claim *extoll_lent_claim(struct pci_dev *pdev, int bars, cons
 	struct extoll_lent_claim *claim;
 	int error;
 
-	/* Behind a host bridge of software, addresses are its own. */
+	/*
+	 * A software host bridge translates: its bus addresses are invalid outside of its domain.
+	 */
 	if (pci_domain_nr(pdev->bus) > 0xffff)
 		return ERR_PTR(-EOPNOTSUPP);
 	claim = kzalloc_obj(*claim);
@@ -78,7 +83,7 @@ struct extoll_lent_claim *extoll_lent_claim(struct pci_dev *pdev, int bars, cons
 	if (error)
 		goto no_rest;
 	pci_clear_master(pdev);
-	/* Nobody here would handle them. */
+	/* This host has no handler for pin interrupts of the device. */
 	pci_intx(pdev, 0);
 	error = pci_save_state(pdev);
 	if (error)
@@ -143,7 +148,10 @@ void extoll_lent_write(struct pci_dev *pdev, int offset, int bytes, u32 value)
 	}
 }
 
-/* What a borrower has left in registers is neither the next one's nor this host's. With the device's lock. */
+/*
+ * Registers that one borrower has written must not reach the next borrower or this host. Needs the
+ * device's lock.
+ */
 static int reset(struct pci_dev *pdev, struct extoll_lent_claim *claim)
 {
 	int error;

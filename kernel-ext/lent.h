@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Devices of this host that another one drives: what bindgen cannot reach. */
+/* PCI devices of this host that another host drives: functions that bindgen cannot reach. */
 #ifndef EXTOLL_KERNEL_EXT_LENT_H
 #define EXTOLL_KERNEL_EXT_LENT_H
 
@@ -8,9 +8,9 @@
 struct pci_dev;
 
 struct extoll_lent_bar {
-	/* On the bus. */
+	/* Address on the bus. */
 	u64 start;
-	/* 0: no memory BAR, or none that has a place. */
+	/* Size; 0 if the BAR is not a memory BAR or has no address. */
 	u64 bytes;
 	bool prefetchable;
 	bool wide;
@@ -18,21 +18,27 @@ struct extoll_lent_bar {
 
 struct extoll_lent_bar extoll_lent_bar(struct pci_dev *pdev, int bar);
 /*
- * What is kept of a device while it is lent: claims of its BARs and of what is left of the pages of small ones, and the registers that it had,
- * without bus mastering and pin interrupts. Claims without mapping anything; NULL or an error pointer: -EOPNOTSUPP for a device whose addresses
- * mean nothing to others, -EBUSY, -ENOMEM, -EINVAL for a BAR that begins within a page. May sleep.
+ * State kept of a device while it is leased: claims of its BARs, claims of the rest of a small
+ * BAR's page, and a copy of its registers without bus mastering and pin interrupts. Claiming maps
+ * nothing. Returns NULL or an error pointer: -EOPNOTSUPP for a device whose addresses are invalid
+ * for other hosts, -EBUSY, -ENOMEM, -EINVAL for a small BAR that does not begin at a page. May
+ * sleep.
  */
 struct extoll_lent_claim;
 struct extoll_lent_claim *extoll_lent_claim(struct pci_dev *pdev, int bars, const char *name);
-/* Ends the claims; with the device's lock, or while it is probed. */
+/* Releases the claims. The caller holds the device's lock, or probes the device. */
 void extoll_lent_release(struct pci_dev *pdev, struct extoll_lent_claim *claim);
 void extoll_lent_free(struct extoll_lent_claim *claim);
-/* Configuration space, 1, 2 or 4 bytes. Any context. Without an answer all ones. */
+/*
+ * Accesses configuration space, 1, 2 or 4 bytes. Any context. Reads return all ones if the device
+ * does not answer.
+ */
 u32 extoll_lent_read(struct pci_dev *pdev, int offset, int bytes);
 void extoll_lent_write(struct pci_dev *pdev, int offset, int bytes, u32 value);
 /*
- * Resets the function, which gets the registers back that it had when it was claimed. -EAGAIN: somebody has the device's lock. -ENODEV:
- * the claims have ended. May sleep. The second one is for who has the lock.
+ * Resets the function and restores the registers that it had when it was claimed. -EAGAIN: the
+ * device's lock is taken. -ENODEV: the claims have been released. May sleep. The second function is
+ * for callers that hold the lock.
  */
 int extoll_lent_reset(struct pci_dev *pdev, struct extoll_lent_claim *claim);
 int extoll_lent_reset_locked(struct pci_dev *pdev, struct extoll_lent_claim *claim);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! A PCI device of this host that another host drives: this one's driver only keeps it.
+//! PCI device of this host that another host drives. The driver on this host only keeps it.
 
 use crate::{
     bindings,
@@ -21,19 +21,19 @@ use kernel::{
     },
 };
 
-/// BARs that a function has at most.
+/// Maximum number of BARs of a function.
 pub const BARS: usize = 6;
 
 /// A memory BAR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bar {
-    /// Where other devices reach it: its address on the bus.
+    /// Address on the bus, where other devices reach the BAR.
     pub bus: u64,
     /// Size in bytes, a power of two.
     pub bytes: u64,
-    /// Reading it has no effect, and stores may be merged.
+    /// True if reads have no side effects and stores may be merged.
     pub prefetchable: bool,
-    /// It has 64 bits, and takes the place of the next BAR, too.
+    /// True for a 64-bit BAR, which also occupies the next BAR's register.
     pub wide: bool,
 }
 
@@ -42,9 +42,9 @@ pub struct Bar {
 pub enum Width {
     /// One byte.
     Byte,
-    /// Two.
+    /// Two bytes.
     Word,
-    /// Four.
+    /// Four bytes.
     Dword,
 }
 
@@ -58,40 +58,43 @@ impl Width {
     }
 }
 
-/// A device that is enabled, whose memory BARs are claimed, and that this host does not use.
+/// Enabled device that this host does not use, with claimed memory BARs.
 ///
-/// It may be kept longer than the device is bound: it is [withdrawn](Self::withdraw) then, and
-/// reaches nothing any more. Claims end with [`Self::withdraw`].
+/// The object may outlive the binding of the device: then it is [withdrawn](Self::withdraw), and
+/// accesses have no effect. [`Self::withdraw`] releases the claims.
 pub struct LentDevice {
     dev: ARef<pci::Device>,
     bars: [Option<Bar>; BARS],
-    /// Of the BARs; freed with the object.
+    /// Claim of the BARs; freed with the object.
     claim: NonNull<bindings::extoll_lent_claim>,
     withdrawn: AtomicFlag,
-    /// It will be withdrawn soon.
+    /// True when the device will be withdrawn soon.
     leaving: AtomicFlag,
 }
 
 impl LentDevice {
-    /// Enables the device's memory and claims its memory BARs. Others are left alone. While the
-    /// device is probed; may sleep.
+    /// Enables the device's memory and claims its memory BARs. BARs of other kinds are not claimed.
+    /// Called while the device is probed; may sleep.
     ///
     /// # Errors
     ///
-    /// `EPERM` under kernel lockdown: another node drives the device, which can access all memory of
-    /// this host. `EBUSY` if somebody has claimed a BAR, or the rest of the page of a small one; `EINVAL` for a small
-    /// one that does not begin with a page; `ENODEV` if it has none; `EOPNOTSUPP` behind a host bridge of
-    /// software, whose addresses mean nothing to others, or an IOMMU; those of
-    /// `pci_enable_device_mem`; `ENOMEM`.
+    /// - `EPERM`: the kernel is locked down. Another node would drive the device, which can access
+    ///   all memory of this host.
+    /// - `EBUSY`: a BAR, or the rest of a small BAR's page, is already claimed.
+    /// - `EINVAL`: a small BAR does not begin at a page.
+    /// - `ENODEV`: the device has no memory BAR.
+    /// - `EOPNOTSUPP`: the device is behind an IOMMU or a software host bridge, so its addresses
+    ///   are invalid for others.
+    /// - `ENOMEM`, and the errors of `pci_enable_device_mem`.
     pub fn new(dev: &pci::Device<Core<'_>>, name: &'static CStr) -> Result<Arc<Self>> {
         locked_down(Locked::PciAccess).inspect_err(|_| {
             dev_err!(
                 dev.as_ref(),
-                "kernel lockdown forbids to lend it to another node\n"
+                "kernel lockdown forbids lending this device to another node\n"
             );
         })?;
         if is_translated(dev.as_ref()) {
-            dev_err!(dev.as_ref(), "behind an IOMMU it does not reach the NIC\n");
+            dev_err!(dev.as_ref(), "this device is behind an IOMMU and cannot reach the NIC: not lent\n");
             return Err(EOPNOTSUPP);
         }
         let mut bars = [None; BARS];
@@ -113,13 +116,13 @@ impl LentDevice {
             return Err(ENODEV);
         }
         dev.enable_device_mem()?;
-        // SAFETY: the device is bound; the name is static.
+        // SAFETY: the device is bound; the name is a static C string.
         let claim = from_err_ptr(unsafe {
             bindings::extoll_lent_claim(raw(dev), claimed, name.as_char_ptr())
         });
         let claim = claim.and_then(|claim| NonNull::new(claim).ok_or(ENOMEM));
         let claim = claim.inspect_err(|_| {
-            // SAFETY: it was enabled above.
+            // SAFETY: the device was enabled above.
             unsafe { bindings::pci_disable_device(raw(dev)) };
         })?;
         let this = Self {
@@ -130,7 +133,8 @@ impl LentDevice {
             leaving: AtomicFlag::new(false),
         };
         Arc::new(this, GFP_KERNEL).map_err(|e| {
-            // SAFETY: claimed and enabled above; the claim itself is freed with the object.
+            // SAFETY: claimed and enabled above. The claim object itself is freed by the drop of
+            // `this`.
             unsafe {
                 bindings::extoll_lent_release(raw(dev), claim.as_ptr());
                 bindings::pci_disable_device(raw(dev));
@@ -139,105 +143,108 @@ impl LentDevice {
         })
     }
 
-    /// Its memory BARs, by number.
+    /// Returns the memory BARs, by number.
     pub fn bars(&self) -> &[Option<Bar>; BARS] {
         &self.bars
     }
 
-    /// Whether it may still be used.
+    /// Returns false once the device is withdrawn.
     pub fn is_usable(&self) -> bool {
         !self.withdrawn.load(Acquire)
     }
 
-    /// Where it is on this host: PCI domain in \[31:16\], bus in \[15:8\], slot and function in
-    /// \[7:0\].
+    /// Returns the address on this host: PCI domain in \[31:16\], bus in \[15:8\], slot and
+    /// function in \[7:0\].
     pub fn place(&self) -> u32 {
-        // SAFETY: a reference is held.
+        // SAFETY: `dev` holds a reference.
         let domain = unsafe { bindings::extoll_pci_domain(raw(&*self.dev)) };
         (domain as u32) << 16 | u32::from(self.dev.dev_id())
     }
 
-    /// Reads configuration space at `offset` below 4096, a multiple of the width. All ones if the
-    /// device does not answer or is withdrawn. Any context.
+    /// Reads configuration space at `offset`, which is below 4096 and a multiple of the width.
+    /// Returns all ones if the device does not answer or is withdrawn, or for an invalid offset.
+    /// Any context.
     pub fn read(&self, offset: u16, width: Width) -> u32 {
         if !self.is_usable() || !is_place(offset, width) {
             return u32::MAX >> (32 - 8 * width.bytes());
         }
-        // SAFETY: a reference is held; the access lies in configuration space.
+        // SAFETY: `dev` holds a reference; the access is within configuration space.
         unsafe { bindings::extoll_lent_read(raw(&*self.dev), offset.into(), width.bytes()) }
     }
 
-    /// Writes configuration space, as [`Self::read`] reads it; nothing if that would give all ones
-    /// for sure. What the kernel has written there itself (BARs above all) is the caller's to leave
-    /// alone. Any context.
+    /// Writes configuration space. Has no effect for a withdrawn device and for an invalid offset,
+    /// like [`Self::read`]. The caller must not change registers that the kernel manages, in
+    /// particular BARs. Any context.
     pub fn write(&self, offset: u16, width: Width, value: u32) {
         if !self.is_usable() || !is_place(offset, width) {
             return;
         }
         let (offset, bytes) = (offset.into(), width.bytes());
-        // SAFETY: as in `read`.
+        // SAFETY: same as in `read`.
         unsafe { bindings::extoll_lent_write(raw(&*self.dev), offset, bytes, value) }
     }
 
-    /// Forbids the function to access memory, and waits until what it has begun is over, for some
-    /// seconds at most; false if it is not. May sleep.
+    /// Disables bus mastering and waits up to a few seconds for pending transactions of the
+    /// function. Returns false if some are still pending. May sleep.
     pub fn quiesce(&self) -> bool {
         if !self.is_usable() {
             return true;
         }
-        // SAFETY: a reference is held.
+        // SAFETY: `dev` holds a reference.
         unsafe {
             bindings::pci_clear_master(raw(&*self.dev));
             bindings::pci_wait_for_pending_transaction(raw(&*self.dev)) != 0
         }
     }
 
-    /// Forbids the function to access memory; what it has begun may go on. Any context.
+    /// Disables bus mastering without waiting for pending transactions. Any context.
     pub fn stop(&self) {
         if self.is_usable() {
-            // SAFETY: a reference is held.
+            // SAFETY: `dev` holds a reference.
             unsafe { bindings::pci_clear_master(raw(&*self.dev)) };
         }
     }
 
-    /// It is being unbound: from now on [`Self::reset`], which would wait for the device's lock, fails
-    /// at once; [`Self::withdraw`] resets it. Any context.
+    /// Announces that the driver is being unbound. Afterwards [`Self::reset`] fails at once,
+    /// because it would wait for the device's lock; [`Self::withdraw`] resets the device instead.
+    /// Any context.
     pub fn leave(&self) {
         self.leaving.store(true, Release);
     }
 
-    /// Resets the function, which keeps its configuration. May sleep, for seconds with devices that
-    /// have no reset of their own; without the device's lock.
+    /// Resets the function and restores its configuration. May sleep, for seconds with devices that
+    /// have no reset method of their own. The caller must not hold the device's lock.
     ///
     /// # Errors
     ///
-    /// `EAGAIN`: somebody has the device's lock, e.g. since it is being unbound. `ENOTTY`: it can't
-    /// be reset. `ENODEV`: it is or will be withdrawn. Those of the reset.
+    /// `EAGAIN`: the device's lock is taken, for example because the driver is being unbound.
+    /// `ENOTTY`: the device cannot be reset. `ENODEV`: it is withdrawn or will be. Those of the
+    /// reset.
     pub fn reset(&self) -> Result {
         if !self.is_usable() || self.leaving.load(Acquire) {
             return Err(ENODEV);
         }
-        // SAFETY: a reference is held.
+        // SAFETY: `dev` holds a reference.
         to_result(unsafe { bindings::extoll_lent_reset(raw(&*self.dev), self.claim.as_ptr()) })
     }
 
-    /// The end, to be called before the device is unbound, when nobody else reaches its BARs any
-    /// more: resets it, and gives up the claims. Only the first call does something. May sleep.
+    /// Resets the device and releases the claims. Called before the driver is unbound, when no
+    /// other node can reach the BARs. Calls after the first have no effect. May sleep.
     ///
     /// # Errors
     ///
-    /// Those of the reset; the rest is done.
+    /// Errors of the reset; the claims are released in any case.
     pub fn withdraw(&self, dev: &pci::Device<Core<'_>>) -> Result {
         if self.withdrawn.xchg(true, Full) {
             return Ok(());
         }
         let result = {
             let claim = self.claim.as_ptr();
-            // SAFETY: the device is bound, and its lock held (`Core`).
+            // SAFETY: the device is bound, and `Core` means that its lock is held.
             unsafe { bindings::extoll_lent_reset_locked(raw(dev), claim) }
         };
         let result = to_result(result);
-        // SAFETY: claimed and enabled in `new`; the device is bound.
+        // SAFETY: `new` claimed and enabled the device, which is still bound.
         unsafe {
             bindings::pci_clear_master(raw(dev));
             bindings::extoll_lent_release(raw(dev), self.claim.as_ptr());
@@ -247,14 +254,14 @@ impl LentDevice {
     }
 }
 
-// SAFETY: what the claim holds is changed with the device's lock only.
+// SAFETY: the claim is changed with the device's lock held only.
 unsafe impl Send for LentDevice {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for LentDevice {}
 
 impl Drop for LentDevice {
     fn drop(&mut self) {
-        // SAFETY: nobody has a reference any more. Its device was withdrawn, or never kept.
+        // SAFETY: no reference is left. The device was withdrawn, or `new` has released the claims.
         unsafe { bindings::extoll_lent_free(self.claim.as_ptr()) };
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Safe abstractions that the `kernel` crate lacks. All unsafe code of the drivers above lives here
-//! (and in `extoll_core`'s `mmio` and `dma` modules).
+//! Safe abstractions that the `kernel` crate lacks. All unsafe code that the drivers need is in
+//! this crate and in the modules `mmio` and `dma` of `extoll_core`.
 
 pub mod barrier;
 mod bh_lock;

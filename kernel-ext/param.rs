@@ -19,7 +19,7 @@ use kernel::{
     },
 };
 
-/// A parameter that is a number, with its range.
+/// Numeric parameter with its range.
 #[derive(Clone, Copy, Debug)]
 pub struct Param {
     name: &'static str,
@@ -33,7 +33,7 @@ pub struct Param {
 }
 
 impl Param {
-    /// A parameter that may be `least` to `most`.
+    /// Returns a parameter with the range `least` to `most`.
     pub fn new(name: &'static str, value: impl Into<i64>, least: i64, most: i64) -> Self {
         Self {
             name,
@@ -45,7 +45,7 @@ impl Param {
         }
     }
 
-    /// A parameter that may be one of `choice`, in ascending order.
+    /// Returns a parameter whose permitted values are `choice`, in ascending order.
     pub fn one_of(name: &'static str, value: impl Into<i64>, choice: &'static [i64]) -> Self {
         let (least, most) = (choice.first(), choice.last());
         Self {
@@ -64,12 +64,12 @@ impl Param {
         Self { clear, ..self }
     }
 
-    /// A switch, shown as 0 or 1.
+    /// Returns a Boolean parameter, shown as 0 or 1.
     pub fn switch(name: &'static str, value: bool) -> Self {
         Self::new(name, i64::from(value), 0, 1)
     }
 
-    /// Whether it is in its range.
+    /// Returns true if the value is permitted.
     pub fn is_possible(&self) -> bool {
         (self.least..=self.most).contains(&self.value)
             && self.value & self.clear == 0
@@ -101,11 +101,11 @@ impl fmt::Display for Param {
     }
 }
 
-/// Looks at all of `params` and tells `complain` of those out of their ranges.
+/// Checks `params` and calls `complain` for each one whose value is not permitted.
 ///
 /// # Errors
 ///
-/// `EINVAL` if there are any.
+/// `EINVAL` if `complain` was called.
 pub fn check(params: &[Param], complain: impl Fn(&Param)) -> Result {
     let mut result = Ok(());
     for param in params.iter().filter(|p| !p.is_possible()) {
@@ -115,7 +115,7 @@ pub fn check(params: &[Param], complain: impl Fn(&Param)) -> Result {
     result
 }
 
-/// Writes a line `name value` for each.
+/// Writes a line `name value` for each parameter.
 ///
 /// # Errors
 ///

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! PCI functions that `kernel::pci` lacks: enabling for the time of a binding, claiming BARs without
-//! mapping them, capabilities, and MSI with the handler in one object.
+//! PCI functions that `kernel::pci` lacks: enabling a device while it is bound, claiming BARs
+//! without mapping them, capabilities, and MSI vectors with their handler.
 
 use crate::bindings;
 use core::marker::PhantomPinned;
@@ -15,19 +15,19 @@ use kernel::{
     sync::atomic::{AtomicFlag, Relaxed},
 };
 
-/// The C object behind a PCI device.
+/// Returns the C object of a PCI device.
 pub(crate) fn raw<Ctx: DeviceContext>(dev: &pci::Device<Ctx>) -> *mut bindings::pci_dev {
-    // `pci::Device` is a transparent wrapper of `Opaque<pci_dev>`, so the addresses agree.
+    // `pci::Device` is a transparent wrapper of `Opaque<pci_dev>`, so both have the same address.
     core::ptr::from_ref(dev).cast_mut().cast()
 }
 
-/// The C object behind a device.
+/// Returns the C object of a device.
 fn raw_device<Ctx: DeviceContext>(dev: &device::Device<Ctx>) -> *mut bindings::device {
-    // `Device` is a transparent wrapper of `Opaque<device>`, so the addresses agree.
+    // `Device` is a transparent wrapper of `Opaque<device>`, so both have the same address.
     core::ptr::from_ref(dev).cast_mut().cast()
 }
 
-/// Match by vendor and device ID, for vendors that `pci::Vendor` does not know.
+/// Returns a match by vendor and device ID, for vendors that `pci::Vendor` does not know.
 pub const fn device_id(vendor: u16, device: u16) -> pci::DeviceId {
     let id = bindings::pci_device_id {
         vendor: vendor as u32,
@@ -43,7 +43,8 @@ pub const fn device_id(vendor: u16, device: u16) -> pci::DeviceId {
     unsafe { core::mem::transmute::<bindings::pci_device_id, pci::DeviceId>(id) }
 }
 
-/// Keeps memory decoding of a device enabled; bus mastering and decoding are switched off by drop.
+/// Guard that keeps memory decoding of a device enabled. The drop disables bus mastering and
+/// decoding.
 pub struct Enabled<'a>(&'a pci::Device<Bound>);
 
 impl<'a> Enabled<'a> {
@@ -59,48 +60,50 @@ impl<'a> Enabled<'a> {
 }
 
 impl Enabled<'_> {
-    /// Sets the DMA masks: 52 bits, as the NIC's page addresses have, else 32. Probe context only, before any DMA memory
-    /// of the device is allocated or mapped.
+    /// Sets the DMA masks to 52 bits, the size of the NIC's page addresses, or else to 32 bits.
+    /// Probe context only, before any DMA memory of the device is allocated or mapped.
     ///
     /// # Errors
     ///
-    /// Those of `dma_set_mask_and_coherent` if the host can do neither.
+    /// Those of `dma_set_mask_and_coherent` if the host supports neither size.
     pub fn set_dma_mask(&self, dev: &pci::Device<Core<'_>>) -> Result {
-        // SAFETY: `Core` means that the device is being probed or removed with its lock held, and all DMA memory of
-        // these drivers is allocated after this call in probe, so nothing uses the masks concurrently.
+        // SAFETY: `Core` means that the device is being probed or removed with its lock held.
+        // Drivers allocate DMA memory only after this call in probe, so nothing uses the masks
+        // concurrently.
         unsafe { dev.dma_set_mask_and_coherent(DmaMask::new::<52>()) }
-            // SAFETY: as above.
+            // SAFETY: same reason.
             .or_else(|_| unsafe { dev.dma_set_mask_and_coherent(DmaMask::new::<32>()) })?;
-        // Segments only describe memory to be translated page by page, so they may be as long as they like.
-        // SAFETY: as above.
+        // Segments describe memory that is translated page by page, so their length needs no limit.
+        // SAFETY: same reason as for the masks.
         unsafe { dev.dma_set_max_seg_size(u32::MAX) };
         Ok(())
     }
 
-    /// Runs `f` while coherent memory for the device comes from below 4 GiB of its addresses. Probe context
-    /// only, after [`Enabled::set_dma_mask`]. May sleep.
+    /// Runs `f`. During the call, coherent memory for the device is allocated below 4 GiB of its
+    /// DMA addresses. Probe context only, after [`Enabled::set_dma_mask`]. May sleep.
     ///
     /// # Errors
     ///
-    /// Those of `dma_set_coherent_mask`; `f` is not run then, or what it returned is dropped.
+    /// Those of `dma_set_coherent_mask`. In that case `f` was not run, or its result is dropped.
     pub fn with_low_memory<R>(
         &self,
         dev: &pci::Device<Core<'_>>,
         f: impl FnOnce() -> R,
     ) -> Result<R> {
         let raw = raw_device(dev.as_ref());
-        // SAFETY: the device is being probed, so it is valid, and nobody else changes its mask.
+        // SAFETY: the device is being probed, so it is valid, and its mask is not changed
+        // concurrently.
         let mask = unsafe { bindings::extoll_coherent_mask(raw) };
         let low = mask & u64::from(u32::MAX);
-        // SAFETY: as in `set_dma_mask`; `f` is the only user of the mask meanwhile.
+        // SAFETY: same as in `set_dma_mask`; only `f` uses the mask before it is restored.
         to_result(unsafe { bindings::extoll_set_coherent_mask(raw, low) })?;
         let done = f();
-        // SAFETY: as above.
+        // SAFETY: `f` has returned, so the mask is not in use.
         to_result(unsafe { bindings::extoll_set_coherent_mask(raw, mask) })?;
         Ok(done)
     }
 
-    /// Takes the device its access to memory. Process context.
+    /// Stops memory accesses of the device (bus mastering). Process context.
     pub fn stop_dma(&self) {
         clear_master(self.0);
     }
@@ -121,7 +124,8 @@ fn clear_master(dev: &pci::Device<Bound>) {
     unsafe { bindings::pci_clear_master(raw(dev)) };
 }
 
-/// Takes a PCI device its access to memory: what it wrote before is there when this returns. Process context.
+/// Stops memory accesses of a PCI device (bus mastering). Its earlier writes have arrived when this
+/// returns. Process context.
 ///
 /// # Errors
 ///
@@ -131,14 +135,14 @@ pub fn stop_dma(dev: &device::Device<Bound>) -> Result {
     Ok(())
 }
 
-/// Whether an IOMMU is between a device and what it addresses, so that bus addresses of other devices
-/// mean nothing to it. Any context.
+/// Returns true if an IOMMU translates the device's addresses, so that it cannot use bus addresses
+/// of other devices. Any context.
 pub fn is_translated(dev: &device::Device<Bound>) -> bool {
     // SAFETY: the device is valid while bound.
     unsafe { bindings::extoll_iommu_mapped(raw_device(dev)) }
 }
 
-/// A claimed BAR, released by drop.
+/// Claimed BAR, released by drop.
 pub struct Region<'a> {
     dev: &'a pci::Device<Bound>,
     bar: u32,
@@ -151,7 +155,7 @@ impl<'a> Region<'a> {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the device does not implement the BAR, `EBUSY` if it is claimed already.
+    /// `ENODEV` if the device does not implement the BAR, `EBUSY` if it is already claimed.
     pub fn claim(dev: &'a pci::Device<Bound>, bar: u32, name: &'static CStr) -> Result<Self> {
         let start = dev.resource_start(bar)?;
         let len = dev.resource_len(bar)?;
@@ -170,30 +174,30 @@ impl<'a> Region<'a> {
         })
     }
 
-    /// Whether the device still has the address that the kernel assigned; not so after a reset or power cycle behind
-    /// the kernel's back. May sleep.
+    /// Returns true if the BAR register still holds the address that the kernel assigned. False
+    /// after a reset or power cycle that the kernel did not notice. May sleep.
     pub fn is_assigned(&self) -> bool {
         // SAFETY: the device is valid while bound, and `bar` is one of its memory BARs.
         unsafe { bindings::extoll_pci_bar_set(raw(self.dev), self.bar as c_int) }
     }
 
-    /// Physical address as the CPU sees it.
+    /// Returns the physical address for CPU accesses.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// Address on the bus, where other devices and the device itself see it.
+    /// Returns the bus address, for accesses by devices.
     pub fn bus(&self) -> u64 {
         // SAFETY: the device is valid while bound, and `bar` is one of its memory BARs.
         unsafe { bindings::extoll_pci_bus_address(raw(self.dev), self.bar as c_int) }
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.len
     }
 
-    /// Whether `len` bytes from physical address `start` lie in it.
+    /// Returns true if the BAR contains the `len` bytes at physical address `start`.
     pub fn contains(&self, start: u64, len: u64) -> bool {
         start
             .checked_sub(self.start)
@@ -203,14 +207,14 @@ impl<'a> Region<'a> {
 
 impl Drop for Region<'_> {
     fn drop(&mut self) {
-        // SAFETY: this object owns the claim made in `claim`; the device is still bound.
+        // SAFETY: this object owns the claim that `claim` made; the device is still bound.
         unsafe { bindings::pci_release_region(raw(self.dev), self.bar as c_int) };
     }
 }
 
-/// PCIe Max Payload Size and Max Read Request Size as configured, in bytes.
+/// Returns the configured PCIe Max Payload Size and Max Read Request Size in bytes.
 pub fn payload_sizes(dev: &pci::Device<Bound>) -> (u32, u32) {
-    // SAFETY: the device is valid while bound; both only read its configuration space.
+    // SAFETY: the device is valid while bound; both functions only read its configuration space.
     let (mps, mrrs) = unsafe {
         (
             bindings::pcie_get_mps(raw(dev)),
@@ -220,21 +224,22 @@ pub fn payload_sizes(dev: &pci::Device<Bound>) -> (u32, u32) {
     (mps.max(128) as u32, mrrs.max(128) as u32)
 }
 
-/// Number of plain MSI vectors that the device offers; 0 if it has no MSI capability.
+/// Returns the number of plain MSI vectors that the device supports; 0 without an MSI capability.
 pub fn msi_count(dev: &pci::Device<Bound>) -> u32 {
-    // SAFETY: the device is valid while bound; reads its MSI capability only.
+    // SAFETY: the device is valid while bound; the function only reads its MSI capability.
     let n = unsafe { bindings::pci_msi_vec_count(raw(dev)) };
     n.max(0) as u32
 }
 
-/// A number that identifies a device on this host: PCI domain in \[31:16\], bus in \[15:8\], slot and function in \[7:0\].
+/// Returns a number that identifies a device on this host: PCI domain in \[31:16\], bus in
+/// \[15:8\], slot and function in \[7:0\].
 pub fn unique_id(dev: &pci::Device<Bound>) -> u32 {
     // SAFETY: the device is valid while bound.
     let domain = unsafe { bindings::extoll_pci_domain(raw(dev)) };
     (domain as u32) << 16 | u32::from(dev.dev_id())
 }
 
-/// What a hard interrupt handler does.
+/// Hard interrupt handler.
 pub trait IrqHandler: Send + Sync {
     /// Called in hard interrupt context for every interrupt of the vector. Must not sleep.
     fn handle(&self);
@@ -262,7 +267,7 @@ impl<'a> MsiVectors<'a> {
         })
     }
 
-    /// Number of vectors, at least 1.
+    /// Returns the number of vectors, at least 1.
     pub fn count(&self) -> u32 {
         self.count
     }
@@ -291,8 +296,9 @@ impl<'a> MsiVectors<'a> {
             GFP_KERNEL,
         )?;
         let cookie: *const Msi<'a, T> = &*msi;
-        // SAFETY: the cookie is pinned, so its memory stays until its drop, which frees the interrupt first. Nothing that the
-        // handler refers to ends before, not even if the object is leaked, since it is `'static`.
+        // SAFETY: the cookie is pinned, so its memory is valid until its drop, which frees the
+        // interrupt first. If the object is leaked, the data that the handler refers to live as
+        // long, because `T` is `'static`.
         to_result(unsafe {
             bindings::request_irq(
                 msi.irq,
@@ -309,17 +315,19 @@ impl<'a> MsiVectors<'a> {
 
 impl Drop for MsiVectors<'_> {
     fn drop(&mut self) {
-        // SAFETY: this object owns the allocated vectors; a handler was freed before (field order of `Msi`).
+        // SAFETY: this object owns the allocated vectors. A handler was freed before, by the field
+        // order of `Msi`.
         unsafe { bindings::pci_free_irq_vectors(raw(self.dev)) };
     }
 }
 
-/// A handler on vector 0 of plain MSI vectors. Drop waits for running handlers, then frees the vectors.
+/// Handler on vector 0 of plain MSI vectors. The drop waits for running handlers, then frees the
+/// vectors.
 #[pin_data(PinnedDrop)]
 pub struct Msi<'a, T: IrqHandler> {
     handler: T,
     irq: c_uint,
-    /// Whether the handler was installed, so that drop has to remove it.
+    /// True if the handler was installed, so that drop has to remove it.
     installed: AtomicFlag,
     _vectors: MsiVectors<'a>,
     #[pin]
@@ -327,13 +335,14 @@ pub struct Msi<'a, T: IrqHandler> {
 }
 
 impl<T: IrqHandler> Msi<'_, T> {
-    /// The handler.
+    /// Returns the handler.
     pub fn handler(&self) -> &T {
         &self.handler
     }
 
     extern "C" fn callback(_irq: c_int, cookie: *mut c_void) -> bindings::irqreturn_t {
-        // SAFETY: `cookie` is the pinned object whose drop frees the interrupt first; it is shared only.
+        // SAFETY: `cookie` is the pinned object, whose drop frees the interrupt first. It is
+        // accessed by shared reference only.
         let msi = unsafe { &*cookie.cast::<Msi<'_, T>>() };
         msi.handler.handle();
         bindings::irqreturn::IRQ_HANDLED
@@ -347,7 +356,8 @@ impl<T: IrqHandler> PinnedDrop for Msi<'_, T> {
             return;
         }
         let cookie: *const Self = &*self;
-        // SAFETY: requested in `request` with this cookie; `free_irq` waits for running handlers.
+        // SAFETY: `request` installed the handler with this cookie. `free_irq` waits for running
+        // handlers.
         unsafe { bindings::free_irq(self.irq, cookie.cast_mut().cast()) };
     }
 }

@@ -10,8 +10,8 @@ use kernel::{
     time::{Instant, Monotonic},
 };
 
-/// Allows `BURST` events per interval and counts the suppressed ones. Any context, no lock: two CPUs that race
-/// at an interval's start may let a few more through.
+/// Allows `BURST` events per interval and counts suppressed events. Any context. There is no lock,
+/// so two CPUs that race at the start of an interval may let a few more events pass.
 pub struct RateLimit {
     start: Instant<Monotonic>,
     interval_ms: NonZeroU64,
@@ -23,7 +23,7 @@ pub struct RateLimit {
 const BURST: u32 = 4;
 
 impl RateLimit {
-    /// A new limit: 4 events in so many milliseconds.
+    /// Returns a limit of 4 events per `interval_ms` milliseconds.
     pub fn new(interval_ms: u32) -> Self {
         Self {
             start: Instant::now(),
@@ -34,7 +34,8 @@ impl RateLimit {
         }
     }
 
-    /// Asks for permission. `Some(n)`: go on, n events were suppressed since the last permission.
+    /// Requests permission for one event. `Some(n)` permits it; n events were suppressed since the
+    /// last permission.
     pub fn allow(&self) -> Option<u32> {
         let now = self.start.elapsed().as_millis().max(0) as u64 / self.interval_ms;
         if self.window.load(Relaxed) != now {
@@ -50,7 +51,7 @@ impl RateLimit {
     }
 }
 
-/// The end of a log line: how many before it were suppressed, if some were.
+/// End of a log line: the number of lines that were suppressed before it, empty if that is 0.
 pub struct Suppressed(pub u32);
 
 impl fmt::Display for Suppressed {
@@ -84,7 +85,7 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(limit.allow(), None);
         }
-        // As at the start of the next interval.
+        // Simulate the start of the next interval.
         limit.window.store(1, Relaxed);
         assert_eq!(limit.allow(), Some(3));
         assert_eq!(limit.allow(), Some(0));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * See reset.rs. Handles resets by the administrator (reset_prepare, reset_done), PCI errors that the PCI core recovers by a reset
- * (error_detected, slot_reset, resume), system sleep, and resets that only the driver detects. In each case the device loses its
- * registers, and its driver is unbound and bound again.
+ * See reset.rs. Handles resets by the administrator (reset_prepare, reset_done), PCI errors from
+ * which the PCI core recovers by a reset (error_detected, slot_reset, resume), system sleep, and
+ * resets that only the driver detects. In each case the device loses its registers, and its driver
+ * is unbound and bound again.
  */
 #include <linux/cleanup.h>
 #include <linux/container_of.h>
@@ -28,22 +29,28 @@ static void extoll_reprobe(struct work_struct *work)
 	struct extoll_reprobe *r = container_of(work, struct extoll_reprobe, work);
 	int err = 0;
 
-	/* Unless somebody has unbound it meanwhile, and perhaps has another use for it. */
+	/*
+	 * The administrator may have unbound the driver since the reset, and perhaps bound another
+	 * one.
+	 */
 	if (READ_ONCE(r->pdev->dev.driver) == r->driver)
 		err = device_reprobe(&r->pdev->dev);
 	if (err < 0)
-		pci_err(r->pdev, "no driver after the reset: %d\n", err);
+		pci_err(r->pdev, "driver could not be bound after the reset: error %d\n", err);
 	pci_dev_put(r->pdev);
 	kfree(r);
 }
 
-/* The caller may hold the device's lock, so the driver is bound anew by a work item. Called with watches_lock held. */
+/*
+ * Queues a work item that rebinds the driver, because the caller may hold the device's lock. Needs
+ * watches_lock.
+ */
 static void bind_anew(struct extoll_reset_watch *w)
 {
 	struct extoll_reprobe *r = kzalloc_obj(*r);
 
 	if (!r) {
-		pci_err(w->pdev, "no memory to bind the driver anew: unbind and bind it\n");
+		pci_err(w->pdev, "out of memory, driver not rebound after the reset: unbind and bind it\n");
 		return;
 	}
 	INIT_WORK(&r->work, extoll_reprobe);
@@ -84,8 +91,9 @@ static pci_ers_result_t extoll_error_detected(struct pci_dev *pdev, pci_channel_
 }
 
 /*
- * The device is reachable again, but its configuration space is as after power-on. What was saved has bus mastering; the driver gives
- * that when it has set the device up anew.
+ * The device is reachable again, but its configuration space has its power-on values. The saved
+ * state includes bus mastering. This clears it again, because the driver enables bus mastering only
+ * after it has set up the device.
  */
 static pci_ers_result_t extoll_slot_reset(struct pci_dev *pdev)
 {
@@ -117,8 +125,9 @@ void extoll_reset_forgotten(struct device *dev)
 }
 
 /*
- * Sleep takes the power, and with it all registers, from the device. Callbacks of the device itself (dev_pm_ops) would come too
- * early for binding it anew: drivers are not bound before all devices have been resumed.
+ * Sleep switches off the device's power, so the device loses all registers. Callbacks of the device
+ * itself (dev_pm_ops) would be too early for rebinding the driver, because drivers cannot be bound
+ * until all devices have been resumed.
  */
 static int extoll_sleep(struct notifier_block *nb, unsigned long event, void *unused)
 {
@@ -151,25 +160,31 @@ static const struct pci_error_handlers handlers = {
 void extoll_reset_watch_add(struct extoll_reset_watch *w, struct pci_dev *pdev, struct workqueue_struct *wq,
 			    void (*lost)(const void *client, bool reachable), const void *client)
 {
-	/* For slot_reset. */
+	/* slot_reset restores this state. */
 	pci_save_state(pdev);
 	w->pdev = pdev;
 	w->wq = wq;
 	w->lost = lost;
 	w->client = client;
-	/* The kernel crate's drivers have none. The same for all devices of the driver, so it does not matter who comes first. */
+	/*
+	 * Drivers of the kernel crate have no handlers. All devices of the driver set the same
+	 * pointer, so the order is irrelevant.
+	 */
 	if (!to_pci_driver(pdev->dev.driver)->err_handler)
 		WRITE_ONCE(to_pci_driver(pdev->dev.driver)->err_handler, &handlers);
 	scoped_guard(mutex, &watches_lock)
 		list_add(&w->node, &watches);
 	w->sleep = (struct notifier_block){ .notifier_call = extoll_sleep };
 	if (register_pm_notifier(&w->sleep))
-		pci_warn(pdev, "after sleep of the system the driver has to be unbound and bound\n");
+		pci_warn(pdev, "system sleep is not watched: unbind and bind the driver after each resume\n");
 }
 
 void extoll_reset_watch_remove(struct extoll_reset_watch *w)
 {
-	/* First: a notification takes the lock. One that was not registered is not found, without harm. */
+	/*
+	 * Precedes the lock, because the notifier takes the lock. Unregistering fails harmlessly if
+	 * the registration failed.
+	 */
 	unregister_pm_notifier(&w->sleep);
 	guard(mutex)(&watches_lock);
 	list_del(&w->node);

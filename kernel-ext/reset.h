@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Resets of PCI devices that their driver did not command. Contexts and rules are documented in reset.rs. */
+/*
+ * Resets of PCI devices that the driver did not request. Contexts and rules are documented in
+ * reset.rs.
+ */
 #ifndef EXTOLL_KERNEL_EXT_RESET_H
 #define EXTOLL_KERNEL_EXT_RESET_H
 
@@ -21,14 +24,18 @@ struct extoll_reset_watch {
 };
 
 /*
- * From here on *lost is called before the device is reset, before the system sleeps, or when the device is cut off by an error,
- * and the device gets its driver anew afterwards, by wq. Probe context.
+ * Starts watching a device. Calls *lost before the device is reset, before the system sleeps, or
+ * when an error makes the device unreachable. Afterwards a work item of wq unbinds the driver and
+ * binds it again. Probe context.
  */
 void extoll_reset_watch_add(struct extoll_reset_watch *w, struct pci_dev *pdev, struct workqueue_struct *wq,
 			    void (*lost)(const void *client, bool reachable), const void *client);
-/* The driver has found that the device lost its registers: as after a reset. Does nothing unless it is watched. May sleep. */
+/*
+ * Reports that the device lost its registers: handled like a reset. Has no effect for a device that
+ * is not watched. May sleep.
+ */
 void extoll_reset_forgotten(struct device *dev);
-/* No more; a call that is under way has returned. */
+/* Stops watching. Waits for a call of *lost that is running. */
 void extoll_reset_watch_remove(struct extoll_reset_watch *w);
 
 #endif

@@ -4,22 +4,24 @@
 
 use crate::bindings;
 
-/// Lets others run if they have to (`cond_resched()`). Process context without locks that forbid sleeping.
+/// Yields the CPU if another task must run (`cond_resched()`). Process context, without locks that
+/// forbid sleeping.
 #[inline]
 pub fn cond_resched() {
-    // SAFETY: no preconditions but the context, whose violation the kernel reports and survives.
+    // SAFETY: the only precondition is the context; the kernel reports a violation of it and
+    // survives.
     unsafe { bindings::extoll_cond_resched() }
 }
 
-/// Whether somebody else is to run here (`need_resched()`). Any context.
+/// Returns true if another task must run on this CPU (`need_resched()`). Any context.
 #[inline]
 pub fn need_resched() -> bool {
-    // SAFETY: no preconditions: a flag of the current task.
+    // SAFETY: no preconditions; reads a flag of the current task.
     unsafe { bindings::extoll_need_resched() }
 }
 
-/// Whether the calling process is killed: a fatal signal is pending. Process context.
+/// Returns true if a fatal signal is pending for the calling process. Process context.
 pub fn is_killed() -> bool {
-    // SAFETY: `current` is valid.
+    // SAFETY: `current` is a valid task during the call.
     unsafe { bindings::extoll_fatal_signal() }
 }

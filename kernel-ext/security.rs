@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Rights of the calling process.
+//! Privileges of the calling process.
 
 use crate::bindings;
 use core::ptr::NonNull;
@@ -12,61 +12,63 @@ use kernel::{prelude::*, task::Kuid};
 pub enum Capability {
     /// Raw access to hardware.
     SysRawio = bindings::CAP_SYS_RAWIO,
-    /// Administration of networks.
+    /// Network administration.
     NetAdmin = bindings::CAP_NET_ADMIN,
 }
 
-/// True if the calling process has the capability in the initial user namespace. Process context.
+/// Returns true if the calling process has the capability in the initial user namespace. Process
+/// context.
 pub fn capable(capability: Capability) -> bool {
-    // SAFETY: no preconditions but the context.
+    // SAFETY: the only precondition is process context.
     unsafe { bindings::capable(capability as c_int) }
 }
 
-/// What kernel lockdown can forbid everybody, root included.
+/// Operations that kernel lockdown can forbid, even to root.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Locked {
-    /// Direct access to a PCI device: registers, physical memory that the device reads and writes.
+    /// Direct access to a PCI device: its registers, and physical memory that it reads and writes.
     PciAccess = bindings::lockdown_reason_LOCKDOWN_PCI_ACCESS,
-    /// Module parameters that have the hardware access an address of the administrator's choice.
+    /// Module parameters that let the administrator choose an address which the hardware accesses.
     ModuleParameters = bindings::lockdown_reason_LOCKDOWN_MODULE_PARAMETERS,
 }
 
-/// Checks kernel lockdown for the calling process. The kernel logs each refusal, rate-limited.
+/// Checks kernel lockdown for the calling process. The kernel logs each denial, rate-limited.
 /// Process context.
 ///
 /// # Errors
 ///
 /// `EPERM`: the kernel is locked down, in mode `integrity` or `confidentiality`.
 pub fn locked_down(what: Locked) -> Result {
-    // SAFETY: no preconditions but the context.
+    // SAFETY: the only precondition is process context.
     kernel::error::to_result(unsafe { bindings::extoll_locked_down(what as u32) })
 }
 
-/// Effective user of the calling process, as the initial user namespace numbers it. Process context.
+/// Returns the effective user ID of the calling process in the initial user namespace. Process
+/// context.
 pub fn current_euid() -> u32 {
     Kuid::current_euid().into_raw().val
 }
 
-/// A number that nobody can guess. Any context.
+/// Returns a number that cannot be predicted. Any context.
 pub fn random() -> u64 {
     // SAFETY: no preconditions.
     unsafe { bindings::get_random_u64() }
 }
 
-/// Pages charged to `RLIMIT_MEMLOCK` of a user, given back by drop. Any context for the drop.
+/// Pages charged to `RLIMIT_MEMLOCK` of a user. The drop uncharges them, in any context.
 ///
 /// # Invariants
 ///
-/// `user` is a reference, and `pages` are charged to it.
+/// `user` owns a reference, and `pages` pages are charged to that user.
 pub struct LockedPages {
     user: NonNull<bindings::user_struct>,
     pages: usize,
 }
 
-// SAFETY: reference count and charge are atomic.
+// SAFETY: the reference count and the charge are atomic.
 unsafe impl Send for LockedPages {}
-// SAFETY: `&LockedPages` allows nothing.
+// SAFETY: `&LockedPages` has no methods.
 unsafe impl Sync for LockedPages {}
 
 impl LockedPages {
@@ -74,11 +76,11 @@ impl LockedPages {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`: beyond the limit, and the process has no `CAP_IPC_LOCK`.
+    /// `ENOMEM`: the charge would exceed the limit, and the process does not have `CAP_IPC_LOCK`.
     pub fn charge(pages: usize) -> Result<Self> {
-        // SAFETY: no preconditions but the context.
+        // SAFETY: the only precondition is process context.
         let user = unsafe { bindings::extoll_memlock_charge(pages) };
-        // INVARIANT: non-null means a reference with the charge.
+        // INVARIANT: a non-null result is a reference to which the pages are charged.
         let user = NonNull::new(user).ok_or(ENOMEM)?;
         Ok(Self { user, pages })
     }
@@ -86,7 +88,7 @@ impl LockedPages {
 
 impl Drop for LockedPages {
     fn drop(&mut self) {
-        // SAFETY: by the invariants.
+        // SAFETY: by the type invariant `user` is a reference with `pages` pages charged.
         unsafe { bindings::extoll_memlock_uncharge(self.user.as_ptr(), self.pages) }
     }
 }

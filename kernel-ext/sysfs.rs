@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Groups of sysfs files on a device, made at run time: thousands of files at a few dozen bytes each.
+//! Groups of sysfs files on a device, made at run time. A group may have thousands of files, at a
+//! few dozen bytes each.
 
 use crate::bindings;
 use core::fmt::{self, Write};
@@ -13,26 +14,27 @@ use kernel::{
     sync::{aref::ARef, Arc},
 };
 
-/// The C object behind a device.
+/// Returns the C object of a device.
 pub(crate) fn raw(device: &device::Device) -> *mut bindings::device {
-    // `Device` is a transparent wrapper of `Opaque<device>`, so the addresses agree.
+    // `Device` is a transparent wrapper of `Opaque<device>`, so both have the same address.
     core::ptr::from_ref(device).cast_mut().cast()
 }
 
-/// What the files of a group do. Process context, may sleep; removing the group from inside would wait for itself.
+/// Callbacks of the files of a group. Process context, may sleep. Removing the group in a callback
+/// would deadlock.
 pub trait Files: Send + Sync + 'static {
-    /// Writes the content of file `id`; what does not fit a page is an error.
+    /// Writes the content of file `id`. Text longer than a page is an error.
     ///
     /// # Errors
     ///
-    /// What the reader gets.
+    /// The error of the `read` call.
     fn show(&self, id: u32, out: &mut Text<'_>) -> Result;
 
-    /// Takes what was written to file `id`, without white space around it.
+    /// Receives text that was written to file `id`, without white space around it.
     ///
     /// # Errors
     ///
-    /// What the writer gets.
+    /// The error of the `write` call.
     fn store(&self, id: u32, text: &str) -> Result;
 }
 
@@ -52,7 +54,7 @@ impl Write for Text<'_> {
     }
 }
 
-/// One file; `attribute` is what sysfs points to.
+/// One file. sysfs holds a pointer to `attribute`.
 #[repr(C)]
 struct File<T> {
     attribute: bindings::device_attribute,
@@ -60,12 +62,14 @@ struct File<T> {
     id: u32,
 }
 
-/// A directory of files below a device's. The drop removes it and may sleep: it waits for callbacks that run; after it none
-/// runs any more, and files that are still open give `ENODEV`.
+/// Directory of files below a device's directory. The drop removes it and waits for running
+/// callbacks; it may sleep. Afterwards no callback runs, and files that are still open return
+/// `ENODEV`.
 ///
 /// # Invariants
 ///
-/// The group exists in sysfs. It refers to `files` and `names`, which are not changed. `owner` of all files is `*data`.
+/// The group exists in sysfs. It refers to `files` and `_names`, which are not changed. `owner` of
+/// all files points to `*_data`.
 pub struct Group<T: Files> {
     device: ARef<device::Device>,
     name: &'static CStr,
@@ -74,22 +78,23 @@ pub struct Group<T: Files> {
     _data: Arc<T>,
 }
 
-// SAFETY: sysfs groups may be removed by any thread; `T` may be shared and dropped by any.
+// SAFETY: any thread may remove a sysfs group; `T: Send + Sync` may be shared with and dropped by
+// any thread.
 unsafe impl<T: Files> Send for Group<T> {}
-// SAFETY: `&Group` allows reading sizes only.
+// SAFETY: `&Group` gives access to sizes only.
 unsafe impl<T: Files> Sync for Group<T> {}
 
-/// A file to be made.
+/// Description of a file.
 pub struct Entry<N: fmt::Display> {
-    /// Name.
+    /// File name.
     pub name: N,
-    /// What the callbacks get.
+    /// Number that is passed to the callbacks.
     pub id: u32,
-    /// May be read and written by root.
+    /// Whether root may read the file, and whether root may write it.
     pub access: (bool, bool),
 }
 
-/// Collects names.
+/// Buffer for file names.
 struct Names(KVVec<u8>);
 
 impl Write for Names {
@@ -102,11 +107,12 @@ impl Write for Names {
 }
 
 impl<T: Files> Group<T> {
-    /// Makes the directory `name` of `device` with files for all `entries`, for root only. May sleep.
+    /// Makes the directory `name` of `device` with a file per element of `entries`, accessible to
+    /// root only. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EEXIST` for a name that is taken.
+    /// `ENOMEM`; `EEXIST` for a name that exists.
     pub fn new<N: fmt::Display>(
         device: &device::Device<Bound>,
         name: &'static CStr,
@@ -137,19 +143,20 @@ impl<T: Files> Group<T> {
         for (file, start) in files.iter_mut().zip(&starts) {
             let rest = names.0.get(*start..).ok_or(EINVAL)?;
             file.attribute.attr.name = rest.as_ptr().cast();
-            // SAFETY: initialises the lock class of a live attribute that nobody uses yet.
+            // SAFETY: initialises the lock class of a valid attribute that is not in use yet.
             unsafe { bindings::extoll_sysfs_attr_init(&mut file.attribute) };
             list.push(&raw mut file.attribute.attr, GFP_KERNEL)?;
         }
         list.push(core::ptr::null_mut(), GFP_KERNEL)?;
         let mut group = Self::group(name);
         group.__bindgen_anon_2.attrs = list.as_mut_ptr();
-        // SAFETY: the device is bound, so its kobject is in sysfs; the group has a list that ends with a null pointer, of
-        // attributes whose names are C strings. Attributes and names live until the drop has removed the group (or are not
-        // referred to if this fails); the group itself and the list are used during this call only. sysfs calls `show`
-        // and `store` for attributes of this list alone, i.e. with pointers into `File<T>`s.
+        // SAFETY: the device is bound, so its kobject is in sysfs. The group's list ends with a
+        // null pointer; its attributes have names that are C strings. Attributes and names live
+        // until the drop has removed the group; if this call fails, sysfs keeps no pointer to them.
+        // The group itself and the list are used during this call only. sysfs calls `show` and
+        // `store` for attributes of this list only, so with pointers into `File<T>`s.
         to_result(unsafe { bindings::sysfs_create_group(Self::kobject(device), &group) })?;
-        // INVARIANT: made just now.
+        // INVARIANT: the group has just been created.
         Ok(Self {
             device: device.into(),
             name,
@@ -159,22 +166,23 @@ impl<T: Files> Group<T> {
         })
     }
 
-    /// Number of files.
+    /// Returns the number of files.
     pub fn len(&self) -> usize {
         self.files.len()
     }
 
-    /// True without files.
+    /// Returns true if the group has no files.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
 
-    /// Bytes that the group takes in this module; sysfs itself needs about 200 per file.
+    /// Returns the bytes that this module allocated for the group. sysfs itself needs about 200
+    /// bytes per file.
     pub fn bytes(&self) -> usize {
         self.files.capacity() * size_of::<File<T>>() + self._names.capacity()
     }
 
-    /// A group without files yet.
+    /// Returns a group without files.
     fn group(name: &'static CStr) -> bindings::attribute_group {
         bindings::attribute_group {
             name: name.as_char_ptr(),
@@ -183,7 +191,7 @@ impl<T: Files> Group<T> {
     }
 
     fn kobject(device: &device::Device) -> *mut bindings::kobject {
-        // SAFETY: a field of a live device.
+        // SAFETY: computes the address of a field of a valid device.
         unsafe { &raw mut (*raw(device)).kobj }
     }
 }
@@ -191,17 +199,19 @@ impl<T: Files> Group<T> {
 impl<T: Files> Drop for Group<T> {
     fn drop(&mut self) {
         let group = Self::group(self.name);
-        // SAFETY: by the invariant the directory exists; the device is referenced. Without a list all of the directory is
-        // removed at once, after waiting for callbacks. Files, names and data are dropped after this.
+        // SAFETY: by the type invariant the directory exists; `device` holds a reference. A group
+        // without a list makes sysfs remove the whole directory, after it has waited for callbacks.
+        // Files, names and data are dropped after this call.
         unsafe { bindings::sysfs_remove_group(Self::kobject(&self.device), &group) };
     }
 }
 
 /// # Safety
 ///
-/// `attribute` is in a `File<T>` of a group that is not removed before the callers of the result have returned.
+/// `attribute` is in a `File<T>` of a group that is not removed while the result is in use.
 unsafe fn file<'a, T: Files>(attribute: *mut bindings::device_attribute) -> (&'a T, u32) {
-    // SAFETY: by the requirements. Nobody changes files of a group, and its data live as long.
+    // SAFETY: by the function's requirements the file is alive, and so is the data of its group.
+    // Files of a group are not changed.
     unsafe {
         let file = container_of!(attribute, File<T>, attribute);
         (&*(*file).owner, (*file).id)
@@ -210,15 +220,16 @@ unsafe fn file<'a, T: Files>(attribute: *mut bindings::device_attribute) -> (&'a
 
 /// # Safety
 ///
-/// To be called by sysfs only, for an attribute of a [`Group`].
+/// Only sysfs may call this, for an attribute of a [`Group`].
 unsafe extern "C" fn show<T: Files>(
     _: *mut bindings::device,
     attribute: *mut bindings::device_attribute,
     page: *mut c_char,
 ) -> isize {
-    // SAFETY: sysfs calls this only while the attribute is not removed, and the removal waits for the return.
+    // SAFETY: sysfs calls this only before the attribute is removed, and the removal waits for the
+    // return.
     let (data, id) = unsafe { file::<T>(attribute) };
-    // SAFETY: sysfs gives a zeroed page to this call alone.
+    // SAFETY: sysfs passes a zeroed page that only this call uses.
     let page = unsafe { core::slice::from_raw_parts_mut(page.cast(), PAGE_SIZE) };
     let mut out = Text { page, used: 0 };
     match data.show(id, &mut out) {
@@ -229,16 +240,16 @@ unsafe extern "C" fn show<T: Files>(
 
 /// # Safety
 ///
-/// As [`show`].
+/// Same as [`show`].
 unsafe extern "C" fn store<T: Files>(
     _: *mut bindings::device,
     attribute: *mut bindings::device_attribute,
     text: *const c_char,
     count: usize,
 ) -> isize {
-    // SAFETY: see `show`.
+    // SAFETY: same as in `show`.
     let (data, id) = unsafe { file::<T>(attribute) };
-    // SAFETY: sysfs gives `count` initialised bytes that stay during this call.
+    // SAFETY: sysfs passes `count` initialised bytes that are valid during this call.
     let bytes = unsafe { core::slice::from_raw_parts(text.cast::<u8>(), count) };
     let done = core::str::from_utf8(bytes)
         .map_err(|_| EINVAL)

@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Tasklets: what an interrupt has done behind it, in a softirq of the same CPU.
+//! Tasklets: work that an interrupt handler defers to a softirq of the same CPU.
 
 use crate::bindings;
 use core::ops::Deref;
 use kernel::{container_of, prelude::*, types::Opaque};
 
-/// What a tasklet does.
+/// Function of a tasklet.
 pub trait Soft: Send + Sync + 'static {
-    /// In a softirq, on one CPU at a time, with interrupts enabled: does not sleep, and leaves others
-    /// their turn: what has more to do schedules the tasklet again, unless it is about to be dropped.
-    /// Must not drop the last reference to the tasklet itself, whose end waits for this.
+    /// Called in a softirq, on one CPU at a time, with interrupts enabled. Must not sleep. To let
+    /// other softirqs run, it limits its work and schedules the tasklet again for the remainder,
+    /// unless the tasklet is about to be dropped. Must not drop the last reference to the tasklet,
+    /// because the drop waits for this call.
     fn run(tasklet: &Tasklet<Self>)
     where
         Self: Sized;
 }
 
-/// A value with a tasklet, at one place: `Arc<Tasklet<T>>`, say. The drop waits until the tasklet has
-/// run that was scheduled, and then drops the value: it sleeps, in process context, without a lock that
-/// [`Soft::run`] takes.
+/// Value with a tasklet, which must not move in memory (for example `Arc<Tasklet<T>>`). The drop
+/// waits until a scheduled tasklet has run, then drops the value. It sleeps, so it needs process
+/// context without a lock that [`Soft::run`] takes.
 ///
-/// A work item of a queue for softirqs would do the same for several times as many instructions, which
-/// counts where each message of a peer has one.
+/// A bottom-half workqueue would do the same with several times as many instructions, which matters
+/// because each message of a peer schedules it.
 ///
 /// # Examples
 ///
@@ -47,7 +48,7 @@ pub trait Soft: Send + Sync + 'static {
 ///
 /// # Invariants
 ///
-/// `raw` was set up, with a function that calls `T::run` with the value that it is in.
+/// `raw` was initialised with a function that calls `T::run` for the `Tasklet` that contains it.
 #[pin_data(PinnedDrop)]
 pub struct Tasklet<T: Soft> {
     #[pin]
@@ -56,32 +57,34 @@ pub struct Tasklet<T: Soft> {
     value: T,
 }
 
-// SAFETY: a tasklet may be scheduled and dropped on any CPU.
+// SAFETY: a tasklet may be scheduled and dropped on any CPU, and `T` is `Send`.
 unsafe impl<T: Soft> Send for Tasklet<T> {}
-// SAFETY: as above; scheduling is one atomic bit.
+// SAFETY: scheduling sets one atomic bit, and `T` is `Sync`.
 unsafe impl<T: Soft> Sync for Tasklet<T> {}
 
 impl<T: Soft> Tasklet<T> {
-    /// A value with a tasklet that is not scheduled.
+    /// Returns a value with a tasklet that is not scheduled.
     pub fn new<E>(value: impl PinInit<T, E>) -> impl PinInit<Self, E>
     where
         E: From<core::convert::Infallible>,
     {
         try_pin_init!(Self {
             raw <- Opaque::ffi_init(|slot| {
-                // SAFETY: memory for a tasklet, which stays where it is; the function fits.
+                // SAFETY: `slot` is memory for a tasklet that does not move; `run::<T>` expects the
+                // tasklet of a `Tasklet<T>`.
                 unsafe { bindings::tasklet_setup(slot, Some(run::<T>)) }
             }),
             value <- value,
         }? E)
     }
 
-    /// Has it run once from now on, on this CPU, as soon as softirqs may; behind a hard interrupt that
-    /// is at once. Any context but that of a non-maskable interrupt; in process context with bottom
-    /// halves off, or it waits for a thread.
+    /// Schedules one run on this CPU, as soon as softirqs may run; if called in a hard interrupt,
+    /// that is right after it. Any context except a non-maskable interrupt. In process context the
+    /// caller disables bottom halves; with them enabled, the run waits for the thread `ksoftirqd`.
     #[inline]
     pub fn schedule(&self) {
-        // SAFETY: set up by the invariants; the drop waits for what is scheduled.
+        // SAFETY: the tasklet was initialised by the type invariant; the drop waits for a scheduled
+        // run.
         unsafe { bindings::extoll_tasklet_schedule(self.raw.get()) }
     }
 }
@@ -97,10 +100,10 @@ impl<T: Soft> Deref for Tasklet<T> {
 
 /// # Safety
 ///
-/// To be called by the tasklet of a [`Tasklet`] only.
+/// Only the tasklet of a [`Tasklet`] may call this.
 unsafe extern "C" fn run<T: Soft>(tasklet: *mut bindings::tasklet_struct) {
-    // SAFETY: by the requirements: the drop waits for this, before the value goes. `Opaque` is
-    // transparent.
+    // SAFETY: by the function's requirements the pointer is the field `raw` of a `Tasklet<T>`, and
+    // `Opaque` is transparent. The object is alive, because its drop waits for this call.
     let tasklet = unsafe { &*container_of!(Opaque::cast_from(tasklet), Tasklet<T>, raw) };
     T::run(tasklet);
 }
@@ -108,8 +111,9 @@ unsafe extern "C" fn run<T: Soft>(tasklet: *mut bindings::tasklet_struct) {
 #[pinned_drop]
 impl<T: Soft> PinnedDrop for Tasklet<T> {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: set up by the invariants. Nobody else can schedule it now; if it does so itself while
-        // this waits, it has run once more, or never will, when this returns.
+        // SAFETY: initialised by the type invariant. No other reference exists, so only `T::run`
+        // itself can still schedule the tasklet. When `tasklet_kill` returns, that run has finished
+        // or will never begin.
         unsafe { bindings::tasklet_kill(self.raw.get()) }
     }
 }
@@ -123,7 +127,7 @@ mod tests {
         Arc,
     };
 
-    /// Counts how often it ran, and schedules itself while `again` is positive.
+    /// Counts its runs, and schedules itself while `again` is positive.
     struct Count {
         ran: Arc<Atomic<i32>>,
         again: Atomic<i32>,

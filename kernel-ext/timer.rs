@@ -6,18 +6,19 @@ use crate::bindings;
 use core::ops::Deref;
 use kernel::{container_of, prelude::*, time::Delta, types::Opaque};
 
-/// What a timer does.
+/// Function of a timer.
 pub trait Expire: Send + Sync + 'static {
-    /// The time has come. In a softirq, with interrupts enabled: does not sleep. May arm the timer
-    /// again. Must not drop the last reference to the timer itself, whose end waits for this.
+    /// Called when the timer expires, in a softirq, with interrupts enabled. Must not sleep. May
+    /// arm the timer again. Must not drop the last reference to the timer, because the drop waits
+    /// for this call.
     fn expired(timer: &Timed<Self>)
     where
         Self: Sized;
 }
 
-/// A value with a timer, at one place: `Arc<Timed<T>>`, say. The drop cancels the timer, waits until
-/// it does not run, and then drops the value; in process context or a softirq, without a lock that
-/// [`Expire::expired`] takes.
+/// Value with a timer, which must not move in memory (for example `Arc<Timed<T>>`). The drop
+/// cancels the timer, waits until it does not run, then drops the value. Process context or a
+/// softirq, without a lock that [`Expire::expired`] takes.
 ///
 /// # Examples
 ///
@@ -43,7 +44,8 @@ pub trait Expire: Send + Sync + 'static {
 ///
 /// # Invariants
 ///
-/// `timer` was set up, with a function that calls `T::expired` with the value that it is in.
+/// `timer` was initialised with a function that calls `T::expired` for the `Timed` that contains
+/// it.
 #[pin_data(PinnedDrop)]
 pub struct Timed<T: Expire> {
     #[pin]
@@ -52,23 +54,24 @@ pub struct Timed<T: Expire> {
     value: T,
 }
 
-// SAFETY: a timer may be started, cancelled and dropped on any CPU.
+// SAFETY: a timer may be started, cancelled and dropped on any CPU, and `T` is `Send`.
 unsafe impl<T: Expire> Send for Timed<T> {}
-// SAFETY: as above; it has a lock of its own.
+// SAFETY: the timer has its own lock, and `T` is `Sync`.
 unsafe impl<T: Expire> Sync for Timed<T> {}
 
-/// Time from now on, in a softirq.
+/// Mode of all timers: times relative to now, expiry in a softirq.
 const MODE: bindings::hrtimer_mode = bindings::hrtimer_mode_HRTIMER_MODE_REL_SOFT;
 
 impl<T: Expire> Timed<T> {
-    /// A value with a timer that is not armed.
+    /// Returns a value with a timer that is not armed.
     pub fn new<E>(value: impl PinInit<T, E>) -> impl PinInit<Self, E>
     where
         E: From<core::convert::Infallible>,
     {
         try_pin_init!(Self {
             timer <- Opaque::ffi_init(|slot| {
-                // SAFETY: memory for a timer, which stays where it is; the function fits.
+                // SAFETY: `slot` is memory for a timer that does not move; `run::<T>` expects the
+                // timer of a `Timed<T>`.
                 unsafe {
                     let clock = bindings::CLOCK_MONOTONIC as bindings::clockid_t;
                     bindings::hrtimer_setup(slot, Some(run::<T>), clock, MODE);
@@ -78,10 +81,10 @@ impl<T: Expire> Timed<T> {
         }? E)
     }
 
-    /// Has it run once so much time from now, and not at the time that was set before. Any context
-    /// but that of a non-maskable interrupt.
+    /// Arms the timer to expire once, `after` from now; replaces an earlier time. Any context
+    /// except a non-maskable interrupt.
     pub fn arm(&self, after: Delta) {
-        // SAFETY: set up by the invariants.
+        // SAFETY: initialised by the type invariant.
         unsafe {
             bindings::hrtimer_start_range_ns(self.timer.get(), after.as_nanos().max(0), 0, MODE)
         }
@@ -90,7 +93,7 @@ impl<T: Expire> Timed<T> {
     /// Cancels it, and waits until it does not run. Returns whether it was armed. It stays usable. Process context or a
     /// softirq, without a lock that [`Expire::expired`] takes, and not in that.
     pub fn disarm_sync(&self) -> bool {
-        // SAFETY: set up by the invariants.
+        // SAFETY: initialised by the type invariant.
         unsafe { bindings::hrtimer_cancel(self.timer.get()) > 0 }
     }
 }
@@ -106,10 +109,10 @@ impl<T: Expire> Deref for Timed<T> {
 
 /// # Safety
 ///
-/// To be called by the timer of a [`Timed`] only.
+/// Only the timer of a [`Timed`] may call this.
 unsafe extern "C" fn run<T: Expire>(timer: *mut bindings::hrtimer) -> bindings::hrtimer_restart {
-    // SAFETY: by the requirements: the drop waits for this, before the value goes. `Opaque` is
-    // transparent.
+    // SAFETY: by the function's requirements the pointer is the field `timer` of a `Timed<T>`, and
+    // `Opaque` is transparent. The object is alive, because its drop waits for this call.
     let timed = unsafe { &*container_of!(Opaque::cast_from(timer), Timed<T>, timer) };
     T::expired(timed);
     bindings::hrtimer_restart::HRTIMER_NORESTART
@@ -118,7 +121,8 @@ unsafe extern "C" fn run<T: Expire>(timer: *mut bindings::hrtimer) -> bindings::
 #[pinned_drop]
 impl<T: Expire> PinnedDrop for Timed<T> {
     fn drop(self: Pin<&mut Self>) {
-        // Nobody else can arm it now. If it does itself while it runs, this takes it off again.
+        // No other reference exists, so only the running callback can still arm the timer. This
+        // cancels that too.
         self.disarm_sync();
     }
 }
@@ -134,7 +138,7 @@ mod tests {
         time::delay::fsleep,
     };
 
-    /// Counts how often it ran, and arms itself again while `again` is positive.
+    /// Counts its runs, and arms itself again while `again` is positive.
     struct Count {
         ran: Arc<Atomic<i32>>,
         again: Atomic<i32>,
@@ -202,7 +206,7 @@ mod tests {
 
     #[test]
     fn the_drop_ends_it() -> Result {
-        // Armed for later; and one that arms itself for ever.
+        // One timer is armed for later; the other one arms itself again without end.
         let (late, never) = count(0)?;
         late.arm(Delta::from_millis(10));
         drop(late);

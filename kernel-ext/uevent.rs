@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Events that user space hears about a device (udev, netlink).
+//! Events about a device for user space (udev, netlink).
 
 use crate::{bindings, sysfs::raw};
 use kernel::{device, error::to_result, prelude::*};
 
-/// Most variables of one event.
+/// Maximum number of variables of one event.
 const MAX: usize = 7;
 
-/// Sends a `change` event of `device` with variables of the form `NAME=value`, at most seven. May sleep.
+/// Sends a `change` event of `device` with up to seven variables of the form `NAME=value`. May
+/// sleep.
 ///
 /// # Errors
 ///
@@ -21,8 +22,8 @@ pub fn changed(device: &device::Device, variables: &[&CStr]) -> Result {
     for (place, variable) in list.iter_mut().zip(variables) {
         *place = variable.as_char_ptr().cast_mut();
     }
-    // SAFETY: the device is referenced; the list ends with a null pointer and its strings, which are not changed, stay
-    // during the call.
+    // SAFETY: the caller's reference keeps the device. The list ends with a null pointer. Its
+    // strings live during the call and are not changed by it.
     to_result(unsafe {
         bindings::kobject_uevent_env(
             &raw mut (*raw(device)).kobj,

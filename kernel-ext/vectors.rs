@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Interrupts by message of a PCI device, MSI or MSI-X, with a handler that is told which of them it was.
+//! Message-signalled interrupts of a PCI device (MSI or MSI-X). The handler gets the number of the
+//! vector.
 
 use crate::{bindings, pci::raw};
 use core::marker::PhantomPinned;
@@ -12,24 +13,26 @@ use kernel::{
     sync::atomic::{Acquire, Atomic, Release},
 };
 
-/// What a hard interrupt handler does.
+/// Hard interrupt handler.
 pub trait VectorHandler: Send + Sync + 'static {
     /// Called in hard interrupt context for every interrupt of a vector. Must not sleep.
     fn handle(&self, vector: u32);
 }
 
-/// What the handler of one vector is called with.
+/// Argument of the interrupt handler for one vector.
 struct Cookie<T> {
     handler: *const T,
     vector: u32,
     irq: c_uint,
 }
 
-/// All vectors of a device, requested. The drop waits for running handlers and frees the vectors; it may sleep.
+/// All requested vectors of a device. The drop waits for running handlers and frees the vectors; it
+/// may sleep.
 ///
 /// # Invariants
 ///
-/// The first `requested` of `cookies`, whose places in memory don't change, have been requested. Their handler is `handler`.
+/// The first `requested` elements of `cookies` have been requested. Elements of `cookies` do not
+/// move in memory, and their `handler` points to the field `handler`.
 #[pin_data(PinnedDrop)]
 pub struct Vectors<'a, T: VectorHandler> {
     dev: &'a pci::Device<Bound>,
@@ -40,14 +43,14 @@ pub struct Vectors<'a, T: VectorHandler> {
     _pin: PhantomPinned,
 }
 
-// SAFETY: the pointers lead to `handler`, which is shared only.
+// SAFETY: the pointers in `cookies` point to `handler`, which is accessed by shared reference only.
 unsafe impl<T: VectorHandler> Send for Vectors<'_, T> {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl<T: VectorHandler> Sync for Vectors<'_, T> {}
 
 impl<'a, T: VectorHandler> Vectors<'a, T> {
-    /// Allocates and requests 1 to `most` vectors, of MSI-X or of plain MSI. May sleep; the handler may be called before this
-    /// returns.
+    /// Allocates and requests 1 to `most` vectors, of MSI-X or of plain MSI. May sleep. The handler
+    /// may be called before this returns.
     ///
     /// # Errors
     ///
@@ -68,7 +71,7 @@ impl<'a, T: VectorHandler> Vectors<'a, T> {
         let count = unsafe { bindings::pci_alloc_irq_vectors(raw(dev), 1, most, kind) };
         to_result(count)?;
         for vector in 0..count as u32 {
-            // SAFETY: the device has so many vectors.
+            // SAFETY: the device has `count` vectors.
             let irq = unsafe { bindings::pci_irq_vector(raw(dev), vector) } as c_uint;
             let handler = core::ptr::null();
             let cookie = Cookie {
@@ -76,10 +79,10 @@ impl<'a, T: VectorHandler> Vectors<'a, T> {
                 vector,
                 irq,
             };
-            // There is room.
+            // The capacity is `most`, so this cannot fail.
             let _ = cookies.push_within_capacity(cookie);
         }
-        // From here on the drop frees the vectors.
+        // From now on the drop frees the vectors.
         let this = Self {
             dev,
             handler,
@@ -89,15 +92,16 @@ impl<'a, T: VectorHandler> Vectors<'a, T> {
         };
         let mut this = KBox::into_pin(KBox::new(this, GFP_KERNEL)?);
         let handler: *const T = &this.handler;
-        // SAFETY: nothing is moved.
+        // SAFETY: the object is not moved.
         let fields = unsafe { this.as_mut().get_unchecked_mut() };
         for cookie in &mut fields.cookies {
             cookie.handler = handler;
         }
         for cookie in &this.cookies {
             let pointer = core::ptr::from_ref(cookie).cast_mut().cast();
-            // SAFETY: cookie and handler are pinned, and stay until the drop has freed the interrupt. If the object is leaked, they
-            // stay for ever, and so does the handler's memory, which is `'static`.
+            // SAFETY: cookie and handler are pinned and live until the drop has freed the
+            // interrupt. If the object is leaked, both live for ever; data that the handler refers
+            // to live as long, because `T` is `'static`.
             to_result(unsafe {
                 bindings::request_irq(
                     cookie.irq,
@@ -107,27 +111,28 @@ impl<'a, T: VectorHandler> Vectors<'a, T> {
                     pointer,
                 )
             })?;
-            // INVARIANT: one more.
+            // INVARIANT: this cookie has just been requested.
             this.requested.store(cookie.vector as usize + 1, Release);
         }
         Ok(this)
     }
 
-    /// How many there are, at least 1.
+    /// Returns the number of vectors, at least 1.
     pub fn count(&self) -> u32 {
         self.cookies.len() as u32
     }
 
-    /// The handler.
+    /// Returns the handler.
     pub fn handler(&self) -> &T {
         &self.handler
     }
 
     /// # Safety
     ///
-    /// To be called by the interrupt core with a cookie of a [`Vectors`].
+    /// Only the interrupt core may call this, with a cookie of a [`Vectors`].
     unsafe extern "C" fn callback(_irq: c_int, cookie: *mut c_void) -> bindings::irqreturn_t {
-        // SAFETY: by the requirements; the drop of the object frees the interrupt first.
+        // SAFETY: by the function's requirements the cookie belongs to a [`Vectors`], which is
+        // alive because its drop frees the interrupt first.
         let (handler, vector) = unsafe {
             let cookie = &*cookie.cast::<Cookie<T>>();
             (&*cookie.handler, cookie.vector)
@@ -142,10 +147,11 @@ impl<T: VectorHandler> PinnedDrop for Vectors<'_, T> {
     fn drop(self: Pin<&mut Self>) {
         for cookie in self.cookies.iter().take(self.requested.load(Acquire)) {
             let pointer = core::ptr::from_ref(cookie).cast_mut().cast();
-            // SAFETY: requested with this cookie by the invariant; waits for running handlers.
+            // SAFETY: by the type invariant the interrupt was requested with this cookie. The call
+            // waits for running handlers.
             unsafe { bindings::free_irq(cookie.irq, pointer) };
         }
-        // SAFETY: allocated by `new`, and none is requested any more.
+        // SAFETY: `new` allocated the vectors; all of their interrupts have been freed.
         unsafe { bindings::pci_free_irq_vectors(raw(self.dev)) };
     }
 }

@@ -2,8 +2,9 @@
 
 //! Mappings of device memory and DMA memory into user space that can be revoked.
 //!
-//! Pages are inserted by the fault handler only, under the lock of the [`Mapping`]'s content: whoever takes the content
-//! out and unmaps the range under that lock knows that no process has a page of it any more. Later accesses give SIGBUS.
+//! Only the fault handler inserts pages, and it holds the lock of the [`Mapping`]'s content. Under
+//! that lock, revoking takes the content and unmaps the range; afterwards no process can access a
+//! page of it. Later accesses raise SIGBUS.
 
 use crate::bindings;
 use core::{marker::PhantomData, mem::ManuallyDrop, ptr::NonNull};
@@ -17,28 +18,29 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 
-/// The lock checker compares names by address, and literals in generic code may be there more than
-/// once.
+/// Name of the lock class. It is one static object, because lockdep compares names by address and
+/// generic code may contain several copies of a literal.
 static LOCK_NAME: &CStr = c"extoll_mapping";
-/// Pause of a process between attempts to access a page that is withheld.
+/// Pause of a process between attempts to access a withheld page.
 const WITHHELD_PAUSE: Delta = Delta::from_millis(1);
-/// Pages inserted by one fault, so that a queue of many pages does not cost as many faults.
+/// Number of pages that one fault inserts, so that mapping a long queue costs few faults.
 const FAULT_AROUND: usize = 16;
-/// Page offsets are handed out below this, beyond what any process asks for and representable in bytes.
+/// Upper bound of page offsets: larger than any program requests, and the byte offset still fits 64
+/// bits.
 const OFFSET_END: u64 = 1 << 50;
 
-/// How CPUs access a page.
+/// Caching of CPU accesses to a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cache {
-    /// Through the caches: RAM.
+    /// Cached; for RAM.
     WriteBack,
-    /// Stores may be merged: requester pages.
+    /// Stores may be merged; for requester pages.
     WriteCombining,
-    /// As the program says: registers.
+    /// Accesses reach the device as the program makes them; for registers.
     Uncached,
 }
 
-/// A page frame.
+/// Page frame.
 #[derive(Clone, Copy)]
 pub struct Frame {
     number: usize,
@@ -47,7 +49,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// The frame at physical address `phys`, device memory.
+    /// Returns the frame of device memory at physical address `phys`.
     pub fn device(phys: u64, cache: Cache) -> Self {
         let number = (phys >> 12) as usize;
         let cache = match cache {
@@ -58,42 +60,43 @@ impl Frame {
         Self { number, cache }
     }
 
-    /// The frame of an address of RAM.
+    /// Returns the frame of coherent DMA memory at `address`.
     ///
     /// # Safety
     ///
     /// `address` must be in a live allocation of coherent DMA memory.
     pub unsafe fn coherent(address: *const u8) -> Self {
         let mut cache = 0;
-        // SAFETY: by the requirements the address is in the linear map or a vmalloc area, and mapped.
+        // SAFETY: by the function's requirements the address is mapped, in the linear map or a
+        // vmalloc area.
         let number = unsafe { bindings::extoll_dma_pfn(address.cast(), &mut cache) };
         Self { number, cache }
     }
 }
 
-/// Where frames come from.
+/// Provider of frames.
 ///
 /// # Safety
 ///
-/// The frames must be fit to be accessed by any process that the mapping is made for, for as long as `self` lives or,
-/// if they are device memory, until the device's driver has revoked all mappings.
+/// Any process for which a mapping is made may access the frames. RAM must stay allocated while
+/// `self` lives. Device memory must stay valid until the device's driver has revoked all mappings.
 pub unsafe trait Source: Send + Sync {
-    /// Frame number `index`, `None` beyond the end.
+    /// Returns frame number `index`, or `None` beyond the end.
     fn frame(&self, index: usize) -> Option<Frame>;
 }
 
-/// A piece of a mapping.
+/// Section of a mapping.
 pub struct Part {
-    /// Frames; `None` is a hole, accesses to which give SIGBUS.
+    /// Provider of the frames; `None` for a hole, in which accesses raise SIGBUS.
     source: Option<Arc<dyn Source>>,
-    /// First frame of the source.
+    /// Index of the first frame in the source.
     first: usize,
     /// Length in pages.
     pages: usize,
 }
 
 impl Part {
-    /// `pages` pages from `first` of a source.
+    /// Returns a section with frames `first` to `first + pages - 1` of a source.
     pub fn new(source: Arc<dyn Source>, first: usize, pages: usize) -> Self {
         let source = Some(source);
         Self {
@@ -103,7 +106,7 @@ impl Part {
         }
     }
 
-    /// Pages that nobody may access.
+    /// Returns a hole of `pages` pages, in which accesses raise SIGBUS.
     pub fn hole(pages: usize) -> Self {
         Self {
             source: None,
@@ -113,58 +116,61 @@ impl Part {
     }
 }
 
-/// The mappings of one device file. Holds inode and mount of the file, so that it can be used at any time.
+/// Mappings of one device file. Holds inode and mount of the file, so it can be used at any time.
 ///
 /// # Invariants
 ///
-/// `mapping` is that of the inode at `path`, on which this object has a reference.
+/// `mapping` belongs to the inode of `path`, and this object owns a reference to `path`.
 pub struct Space {
     mapping: NonNull<bindings::address_space>,
     path: bindings::path,
 }
 
-// SAFETY: address spaces of inodes may be used by any thread.
+// SAFETY: any thread may use the address space of an inode.
 unsafe impl Send for Space {}
-// SAFETY: the functions used lock what they need.
+// SAFETY: the C functions used take the locks that they need.
 unsafe impl Sync for Space {}
 
 impl Space {
     /// # Safety
     ///
-    /// `file` must be valid, a device file's.
+    /// `file` must be a valid file of a device node.
     pub(super) unsafe fn of_file(file: *mut bindings::file) -> Result<Arc<Self>> {
-        // SAFETY: by the requirements.
+        // SAFETY: by the function's requirements the file is valid.
         let mapping = NonNull::new(unsafe { (*file).f_mapping }).ok_or(ENODEV)?;
-        // SAFETY: by the requirements; a file has its path all its life, and with that a reference to it.
+        // SAFETY: by the function's requirements the file is valid; it holds a reference to its
+        // path as long as it exists.
         let path = unsafe {
             let path = (*file).__bindgen_anon_1.f_path;
             bindings::path_get(&path);
             path
         };
-        // INVARIANT: the reference was taken just now; device files use the mapping of their own inode.
+        // INVARIANT: the reference has just been taken. Device files use the mapping of their own
+        // inode.
         Ok(Arc::new(Self { mapping, path }, GFP_KERNEL)?)
     }
 
     fn unmap(&self, first: u64, pages: usize) {
-        // SAFETY: by the invariants.
+        // SAFETY: by the type invariant the inode of `mapping` is referenced.
         unsafe { bindings::unmap_mapping_pages(self.mapping.as_ptr(), first as usize, pages, true) }
     }
 }
 
 impl Drop for Space {
     fn drop(&mut self) {
-        // SAFETY: by the invariants.
+        // SAFETY: by the type invariant this object owns the reference.
         unsafe { bindings::path_put(&self.path) }
     }
 }
 
-/// What is mapped by one `mmap`, in all the processes and pieces that it became since.
+/// Memory that one `mmap` call mapped. It may now be in several VMAs and processes, because of
+/// splits and forks.
 #[pin_data]
 pub struct Mapping {
     space: Arc<Space>,
     first: u64,
     pages: usize,
-    /// VMAs.
+    /// Number of VMAs.
     users: Atomic<i32>,
     #[pin]
     content: Mutex<Option<Content>>,
@@ -172,31 +178,34 @@ pub struct Mapping {
 
 struct Content {
     parts: KVec<Part>,
-    /// Pages from the first on that nobody gets at present.
+    /// Number of pages at the beginning whose accesses have to wait.
     withheld: usize,
 }
 
 impl Mapping {
-    /// False when every process has unmapped it, after which it holds nothing. Any context.
+    /// Returns false when all VMAs are unmapped; the content has been dropped then. Any context.
     pub fn is_used(&self) -> bool {
         self.users.load(Acquire) != 0
     }
 
-    /// Takes all pages away from all processes; later accesses give SIGBUS. When it returns the mapping holds nothing, whoever took it
-    /// from it. May sleep. Not with a lock held that [`Source::frame`] or the destructor of a source takes.
+    /// Removes all pages from all processes; later accesses raise SIGBUS. When this returns, the
+    /// mapping has no content, even if another thread took it. May sleep. The caller must not hold
+    /// a lock that [`Source::frame`] or the drop of a source takes.
     pub fn revoke(&self) {
         let mut content = self.content.lock();
         let old = content.take();
         if old.is_some() {
             self.space.unmap(self.first, self.pages);
         }
-        // While others wait: whoever finds nothing to revoke may believe that memory of the device is given back.
+        // Drop before the unlock: a concurrent `revoke` that finds no content may conclude that the
+        // device's memory is free.
         drop(old);
         drop(content);
     }
 
-    /// Takes the first `pages` pages away from all processes until [`Mapping::give_back`]: an access to them waits, and the
-    /// process can be killed meanwhile. May sleep. Not with a lock held that [`Source::frame`] takes.
+    /// Removes the first `pages` pages from all processes until [`Mapping::give_back`]. Meanwhile
+    /// accesses wait, and the waiting process can be killed. May sleep. The caller must not hold a
+    /// lock that [`Source::frame`] takes.
     pub fn withhold(&self, pages: usize) {
         if let Some(content) = &mut *self.content.lock() {
             content.withheld = pages;
@@ -211,7 +220,7 @@ impl Mapping {
         }
     }
 
-    /// Frame of page `index`.
+    /// Returns the frame of page `index`.
     fn frame(parts: &[Part], mut index: usize) -> Option<Frame> {
         for part in parts {
             if index < part.pages {
@@ -223,8 +232,8 @@ impl Mapping {
     }
 }
 
-/// First page offset of the next mapping. Offsets may be used again after very many mappings: then revoking one makes
-/// others fault once more, nothing else.
+/// First page offset of the next mapping. After very many mappings an offset may be used again.
+/// Revoking one of the two mappings then only costs the other one additional faults.
 static NEXT_OFFSET: Atomic<u64> = Atomic::new(0);
 
 fn take_offsets(pages: usize) -> Result<u64> {
@@ -236,11 +245,11 @@ fn take_offsets(pages: usize) -> Result<u64> {
     Ok(if first + pages > OFFSET_END { 0 } else { first })
 }
 
-/// A shared mapping that is being made.
+/// Shared mapping that is being made.
 ///
 /// # Invariants
 ///
-/// `vma` is new, shared, not yet visible to others, and locked by the caller of the handler.
+/// `vma` is new, shared, not yet visible to others. The caller of the handler has locked it.
 pub struct NewMapping<'a> {
     vma: NonNull<bindings::vm_area_struct>,
     _lock: PhantomData<&'a ()>,
@@ -249,14 +258,14 @@ pub struct NewMapping<'a> {
 impl NewMapping<'_> {
     /// # Safety
     ///
-    /// `vma` must be that of an `mmap` call, used during the call only.
+    /// `vma` must be the argument of an `mmap` call; the result must not be used after that call.
     ///
     /// # Errors
     ///
     /// `EINVAL` for a private mapping.
     pub(super) unsafe fn from_raw(vma: *mut bindings::vm_area_struct) -> Result<Self> {
         let vma = NonNull::new(vma).ok_or(EINVAL)?;
-        // SAFETY: by the requirements.
+        // SAFETY: by the function's requirements the VMA is valid.
         let flags = unsafe { (*vma.as_ptr()).__bindgen_anon_2.vm_flags };
         if flags & bindings::VM_SHARED as bindings::vm_flags_t == 0 {
             return Err(EINVAL);
@@ -268,9 +277,9 @@ impl NewMapping<'_> {
         })
     }
 
-    /// Length in pages.
+    /// Returns the length in pages.
     pub fn pages(&self) -> usize {
-        // SAFETY: by the invariants; the addresses are set.
+        // SAFETY: by the type invariant the VMA is valid; its addresses are set.
         let (start, end) = unsafe {
             let range = (*self.vma.as_ptr()).__bindgen_anon_1.__bindgen_anon_1;
             (range.vm_start, range.vm_end)
@@ -278,18 +287,18 @@ impl NewMapping<'_> {
         (end - start) >> 12
     }
 
-    /// Offset in the file, in pages.
+    /// Returns the offset in the file, in pages.
     pub fn offset(&self) -> usize {
-        // SAFETY: by the invariants.
+        // SAFETY: by the type invariant the VMA is valid.
         unsafe { (*self.vma.as_ptr()).vm_pgoff }
     }
 
-    /// Puts `parts` there; they should cover the mapping, what they do not is a hole. `keep` gets the mapping before it
-    /// takes effect, to revoke it later.
+    /// Sets the content. Pages that `parts` do not cover are holes. `keep` gets the mapping before
+    /// it takes effect, so that the owner can revoke it later.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, `EINVAL` for a monstrous length, and what `keep` returns.
+    /// `ENOMEM`, `EINVAL` for an excessive length, and the error of `keep`.
     pub fn attach(
         self,
         space: &Arc<Space>,
@@ -310,8 +319,9 @@ impl NewMapping<'_> {
         )?;
         keep(mapping.clone())?;
         let vma = self.vma.as_ptr();
-        // SAFETY: by the invariants the VMA may be changed. The operations are static and fit the private data, a
-        // reference that `close` drops. Pages without struct page are inserted by `fault` only, as VM_PFNMAP wants.
+        // SAFETY: by the type invariant this may change the VMA. The operations are static and
+        // expect the private data: a reference that `vm_close` drops. Only `vm_fault` inserts pages
+        // without struct page, as VM_PFNMAP requires.
         unsafe {
             bindings::extoll_vm_prepare(vma);
             (*vma).vm_pgoff = first as usize;
@@ -331,34 +341,36 @@ const VM_OPERATIONS: &bindings::vm_operations_struct = &bindings::vm_operations_
 
 /// # Safety
 ///
-/// To be called by the kernel only, for a VMA that is a copy of one of ours.
+/// To be called by the kernel only, for a copy of a VMA that [`NewMapping::attach`] set up.
 unsafe extern "C" fn vm_open(vma: *mut bindings::vm_area_struct) {
-    // SAFETY: the original holds a reference; this makes one for the copy, which is not dropped here.
+    // SAFETY: the original VMA holds a reference, which `ManuallyDrop` leaves alone. A reference
+    // for the copy is made below.
     let mapping = unsafe {
         ManuallyDrop::new(Arc::from_raw(
             (*vma).vm_private_data.cast_const().cast::<Mapping>(),
         ))
     };
-    // The original is a user, so this is not 0 before.
+    // The original VMA is counted, so the count was not 0.
     mapping.users.fetch_add(1, Relaxed);
     let _ = Arc::into_raw((*mapping).clone());
 }
 
 /// # Safety
 ///
-/// To be called by the kernel only, once per VMA of ours.
+/// To be called by the kernel only, once per VMA that [`NewMapping::attach`] set up or [`vm_open`]
+/// copied.
 unsafe extern "C" fn vm_close(vma: *mut bindings::vm_area_struct) {
-    // SAFETY: the reference of this VMA.
+    // SAFETY: this VMA owns the reference, which is dropped at the end of this function.
     let mapping = unsafe { Arc::from_raw((*vma).vm_private_data.cast_const().cast::<Mapping>()) };
-    // The last one gives the content up first: whoever finds the mapping unused may forget it, and believe that nothing of
-    // the device is in use any more.
+    // The last VMA drops the content before the count becomes 0. An owner that finds the mapping
+    // unused may forget it, and conclude that no memory of the device is in use.
     let mut content = mapping.content.lock();
     let last = mapping.users.load(Relaxed) == 1;
     let old = if last { content.take() } else { None };
     if !last {
         mapping.users.fetch_sub(1, Relaxed);
     }
-    // As in `Mapping::revoke`.
+    // Dropped before the unlock, for the reason given in `Mapping::revoke`.
     drop(old);
     drop(content);
     if last {
@@ -368,16 +380,17 @@ unsafe extern "C" fn vm_close(vma: *mut bindings::vm_area_struct) {
 
 /// # Safety
 ///
-/// To be called by the kernel only, for a fault in a VMA of ours.
+/// To be called by the kernel only, for a fault in a VMA that [`NewMapping::attach`] set up or
+/// [`vm_open`] copied.
 unsafe extern "C" fn vm_fault(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
-    // SAFETY: valid during the call.
+    // SAFETY: the fault is valid during the call.
     let (vma, at, address) = unsafe {
         let fault = &(*vmf).__bindgen_anon_1;
         (fault.vma, fault.pgoff, fault.address)
     };
     // SAFETY: the VMA is locked for the fault and holds a reference to the mapping.
     let mapping = unsafe { &*(*vma).vm_private_data.cast::<Mapping>() };
-    // SAFETY: as above.
+    // SAFETY: the VMA is locked for the fault.
     let end = unsafe { (*vma).__bindgen_anon_1.__bindgen_anon_1.vm_end };
     let index = at.wrapping_sub(mapping.first as usize);
     let content = mapping.content.lock();
@@ -386,14 +399,15 @@ unsafe extern "C" fn vm_fault(vmf: *mut bindings::vm_fault) -> bindings::vm_faul
     };
     if index < *withheld {
         drop(content);
-        // Back to the process, which tries again unless it has a signal to take.
+        // Returns to the process, which tries again unless a signal is pending.
         fsleep(WITHHELD_PAUSE);
         return bindings::vm_fault_reason_VM_FAULT_NOPAGE;
     }
     let insert = |n: usize| {
         Mapping::frame(parts, index + n).map(|frame| {
-            // SAFETY: a shared VM_PFNMAP VMA, locked for the fault; addresses outside are refused. The frame is good
-            // until the content is taken out, after which the range is unmapped.
+            // SAFETY: a shared VM_PFNMAP VMA, locked for the fault; the call rejects addresses
+            // outside of it. The frame is valid until the content is taken, after which the range
+            // is unmapped under the same lock.
             unsafe {
                 bindings::extoll_vm_insert(
                     vma,
@@ -408,7 +422,8 @@ unsafe extern "C" fn vm_fault(vmf: *mut bindings::vm_fault) -> bindings::vm_faul
     if result == bindings::vm_fault_reason_VM_FAULT_NOPAGE {
         let rest = (end - (address & !4095)) >> 12;
         for n in 1..rest.min(FAULT_AROUND) {
-            // Only a convenience: what cannot be inserted now is when it is needed.
+            // Inserting further pages only saves faults. A page that cannot be inserted now faults
+            // when it is accessed.
             if insert(n) != Some(bindings::vm_fault_reason_VM_FAULT_NOPAGE) {
                 break;
             }

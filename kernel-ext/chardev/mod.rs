@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Character devices below `/dev/extoll`, whose open files outlive the device, and mappings that can be revoked.
+//! Character devices below `/dev/extoll`, and mappings that can be revoked. Open files may outlive
+//! the device.
 //!
-//! A [`Node`] is one device file. Each open makes a [`Handler`] by the node's [`Opener`]; the handler lives until the
-//! last descriptor is closed, whatever becomes of the node. An open file keeps the module loaded.
+//! A [`Node`] is one device file. Each open makes a [`Handler`] by the node's [`Opener`]. The
+//! handler lives until the last descriptor is closed, even if the node is removed earlier. An open
+//! file keeps the module loaded.
 
 mod mapping;
 
@@ -22,28 +24,29 @@ use kernel::{
     ModuleMetadata,
 };
 
-/// Nodes per NIC; numbers are smaller.
+/// Maximum number of nodes per NIC; node numbers are smaller.
 pub const NODES_PER_NIC: u32 = bindings::EXTOLL_NODES_PER_NIC;
-/// NICs that can have nodes; numbers are smaller.
+/// Maximum number of NICs with nodes; NIC numbers are smaller.
 pub const NICS: u32 = bindings::EXTOLL_NICS;
 
-/// Poll result: something can be read.
+/// Poll result: data can be read.
 pub const POLL_IN: u32 = 0x0001 | 0x0040;
-/// Poll result: the device is gone.
+/// Poll result: the device was removed.
 pub const POLL_GONE: u32 = 0x0008 | 0x0010;
 
-/// The device classes `extoll` and `extoll_priv` and their device numbers. One per module, made before the first
-/// [`Node`] and dropped after the last.
+/// Device classes `extoll` and `extoll_priv` and their device numbers. One object per module, made
+/// before the first [`Node`] and dropped after the last one.
 pub struct Classes(());
 
 impl Classes {
-    /// Registers them. May sleep.
+    /// Registers classes and device numbers. May sleep.
     ///
     /// # Errors
     ///
-    /// `EEXIST`: another driver has these classes. `EBUSY`: no device numbers. `ENOMEM`.
+    /// `EEXIST`: another driver registered these classes. `EBUSY`: no device numbers are free.
+    /// `ENOMEM`.
     pub fn register() -> Result<Self> {
-        // SAFETY: no preconditions; a second registration fails.
+        // SAFETY: no preconditions. A second registration fails.
         to_result(unsafe { bindings::extoll_chardev_register() })?;
         Ok(Self(()))
     }
@@ -51,86 +54,88 @@ impl Classes {
 
 impl Drop for Classes {
     fn drop(&mut self) {
-        // SAFETY: registered by `register`.
+        // SAFETY: registered in `register`.
         unsafe { bindings::extoll_chardev_unregister() }
     }
 }
 
 /// Makes handlers for opens of a node. Called one at a time per node.
 pub trait Opener: Send + Sync {
-    /// Opens. May sleep.
+    /// Returns the handler of a file that is being opened. May sleep.
     fn open(&self, opening: &Opening) -> Result<Arc<dyn Handler>>;
 }
 
-/// A file that is being opened.
+/// File that is being opened.
 pub struct Opening {
     space: Arc<Space>,
     owner: u32,
 }
 
 impl Opening {
-    /// User that the device file belongs to, in the initial user namespace.
+    /// Returns the user ID of the device file's owner, in the initial user namespace.
     pub fn owner(&self) -> u32 {
         self.owner
     }
 
-    /// Where mappings of the file live.
+    /// Returns the space in which mappings of the file are made.
     pub fn space(&self) -> &Arc<Space> {
         &self.space
     }
 }
 
-/// Operations on an open file, called concurrently by any process that has it; all may sleep.
+/// Operations on an open file. Any process that has the file calls them, also concurrently. All may
+/// sleep.
 #[allow(unused_variables)]
 pub trait Handler: Send + Sync {
-    /// An ioctl. Called without locks.
+    /// Handles an ioctl. Called without locks.
     fn ioctl(&self, command: u32, arg: usize) -> Result<isize> {
         Err(ENOTTY)
     }
 
-    /// Maps; called with the address space of the caller locked, so that user memory must not be touched while a lock is
-    /// held that this takes.
+    /// Maps memory. The caller's address space is locked. Consequently a lock that this takes must
+    /// never be held during an access to user memory.
     fn mmap(&self, new: NewMapping<'_>) -> Result {
         Err(ENODEV)
     }
 
-    /// Tells what is ready and registers for changes.
+    /// Returns the events that are ready, and registers for changes.
     fn poll(&self, file: &File, table: PollTable<'_>) -> u32 {
         POLL_GONE
     }
 
-    /// Reads into `to`.
+    /// Reads into `to`. Returns the number of bytes.
     fn read(&self, to: UserSlice) -> Result<usize> {
         Err(EINVAL)
     }
 
-    /// Writes from `from`.
+    /// Writes from `from`. Returns the number of bytes.
     fn write(&self, from: UserSlice) -> Result<usize> {
         Err(EINVAL)
     }
 
-    /// Sets the position.
+    /// Sets the position and returns it.
     fn seek(&self, offset: i64) -> Result<i64> {
         Err(ESPIPE)
     }
 
-    /// The last descriptor was closed, and nothing is mapped any more.
+    /// Called once, after the last descriptor was closed and all mappings were removed.
     fn release(&self);
 }
 
-/// A device file, removed by drop. After the drop no open begins; one that runs was waited for. May sleep.
+/// Device file. The drop removes it and waits for a running open; afterwards no open can begin. It
+/// may sleep.
 ///
 /// # Invariants
 ///
-/// `raw` was made by `extoll_node_add` with a pointer to `opener`.
+/// `raw` came from `extoll_node_add`, with a pointer to `*_opener`.
 pub struct Node {
     raw: NonNull<bindings::extoll_node>,
     _opener: KBox<Arc<dyn Opener>>,
 }
 
-// SAFETY: nodes may be removed by any thread.
+// SAFETY: any thread may remove a node.
 unsafe impl Send for Node {}
-// SAFETY: `&Node` allows nothing.
+// SAFETY: `&Node` has no methods.
 unsafe impl Sync for Node {}
 
 impl Node {
@@ -139,7 +144,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// `ENOSPC`: number out of range. `EEXIST`: taken. `ENOMEM`.
+    /// `ENOSPC`: number out of range. `EEXIST`: the name exists. `ENOMEM`.
     pub fn new<M: ModuleMetadata + 'static>(
         parent: &device::Device<Bound>,
         nic: u32,
@@ -149,8 +154,9 @@ impl Node {
         opener: Arc<dyn Opener>,
     ) -> Result<Self> {
         let opener = KBox::new(opener, GFP_KERNEL)?;
-        // SAFETY: the parent is bound; the name is copied; the operations are static data of a module that stays while
-        // they are in use; the owner is what `open` expects and lives until the drop has removed the node.
+        // SAFETY: the parent is bound; the name is copied. The operations are static data of a
+        // module that stays loaded while they are in use. The owner has the type that `open`
+        // expects, and lives until the drop has removed the node.
         let raw = from_err_ptr(unsafe {
             bindings::extoll_node_add(
                 core::ptr::from_ref(parent).cast_mut().cast(),
@@ -162,7 +168,7 @@ impl Node {
                 core::ptr::from_ref(&*opener).cast_mut().cast(),
             )
         })?;
-        // INVARIANT: made just now.
+        // INVARIANT: `raw` has just been made with `opener`.
         Ok(Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
             _opener: opener,
@@ -172,12 +178,13 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // SAFETY: by the invariants; afterwards nobody gets at the owner, which is dropped next.
+        // SAFETY: by the type invariant `raw` is a node. After this call the owner, which is
+        // dropped next, is not reachable.
         unsafe { bindings::extoll_node_del(self.raw.as_ptr()) }
     }
 }
 
-/// What a file's `private_data` points to.
+/// Object that a file's `private_data` points to.
 type Private = Arc<dyn Handler>;
 
 struct Operations<M>(PhantomData<M>);
@@ -199,36 +206,37 @@ impl<M: ModuleMetadata + 'static> Operations<M> {
 
 /// # Safety
 ///
-/// `file` must be one that [`open`] succeeded for and that is not released yet.
+/// `open` must have succeeded for `file`, which must not be released yet.
 unsafe fn handler<'a>(file: *mut bindings::file) -> &'a dyn Handler {
-    // SAFETY: `open` stored a `Private` that `release` drops.
+    // SAFETY: `open` stored a pointer to a `Private`, which `release` drops.
     let private = unsafe { &*(*file).private_data.cast::<Private>() };
     &**private
 }
 
 /// # Safety
 ///
-/// To be called by the kernel only, for an inode of a [`Node`] and a file that is being opened.
+/// To be called by the kernel only, for the inode of a [`Node`] and a file that is being opened.
 unsafe extern "C" fn open(inode: *mut bindings::inode, file: *mut bindings::file) -> c_int {
     from_result(|| {
-        // SAFETY: the file is valid, and its mapping is that of its inode.
+        // SAFETY: the file is valid, and its mapping is the one of its inode.
         let space = unsafe { Space::of_file(file) }?;
         // SAFETY: the inode is valid.
         let owner = unsafe { (*inode).i_uid.val };
         let opening = Opening { space, owner };
-        // SAFETY: `inode` is a node's; its device is held by the open.
+        // SAFETY: the inode belongs to a node, whose device the open keeps alive.
         let owner = unsafe { bindings::extoll_node_lock(inode) }.cast::<Arc<dyn Opener>>();
         let handler = if owner.is_null() {
             Err(ENODEV)
         } else {
-            // SAFETY: non-null means that the node, and so its owner, exists until the unlock.
+            // SAFETY: a non-null result means that the node, and so its owner, exists until the
+            // unlock.
             unsafe { &*owner }.open(&opening)
         };
         // SAFETY: locked above.
         unsafe { bindings::extoll_node_unlock(inode) };
         let handler = handler?;
         let private = KBox::new(handler.clone(), GFP_KERNEL).inspect_err(|_| handler.release())?;
-        // SAFETY: the file is not yet visible to others.
+        // SAFETY: the file is not yet visible to other threads.
         unsafe { (*file).private_data = KBox::into_raw(private).cast() };
         Ok(0)
     })
@@ -238,7 +246,7 @@ unsafe extern "C" fn open(inode: *mut bindings::inode, file: *mut bindings::file
 ///
 /// To be called by the kernel only, once, for an open file.
 unsafe extern "C" fn release(_: *mut bindings::inode, file: *mut bindings::file) -> c_int {
-    // SAFETY: `open` stored it, and nobody uses the file any more.
+    // SAFETY: `open` stored the pointer, and the file is not used any more.
     let private = unsafe { KBox::from_raw((*file).private_data.cast::<Private>()) };
     private.release();
     0
@@ -259,7 +267,8 @@ unsafe extern "C" fn ioctl(file: *mut bindings::file, command: c_uint, arg: c_ul
 unsafe extern "C" fn mmap(file: *mut bindings::file, vma: *mut bindings::vm_area_struct) -> c_int {
     // SAFETY: the file is open.
     let handler = unsafe { handler(file) };
-    // SAFETY: by the requirements; the VMA is not used by others during this call.
+    // SAFETY: by the function's requirements the VMA is new. It is not used by others during this
+    // call.
     let new = unsafe { NewMapping::from_raw(vma) };
     from_result(|| new.and_then(|new| handler.mmap(new)).map(|()| 0))
 }
@@ -273,9 +282,9 @@ unsafe extern "C" fn poll(
 ) -> bindings::__poll_t {
     // SAFETY: the file is open.
     let handler = unsafe { handler(file) };
-    // SAFETY: valid or null during the call.
+    // SAFETY: the table is valid during the call, or null.
     let table = unsafe { PollTable::from_raw(table) };
-    // SAFETY: the file is valid, and no `fdget_pos` of it is used here.
+    // SAFETY: the file is valid, and no `fdget_pos` reference to it is used here.
     let file = unsafe { File::from_raw_file(file) };
     handler.poll(file, table)
 }
