@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Listeners, interfaces, ports. Contexts are in lookup.h. */
+/* Lookups of listeners, interfaces and ports. Contexts are documented in lookup.h. */
 #include <linux/capability.h>
 #include <linux/cred.h>
 #include <linux/device.h>
@@ -19,7 +19,7 @@
 #include "lookup.h"
 #include "route.h"
 
-/* Ports that are looked at, one after the other, before there is none. */
+/* Maximum number of ports that are tried. */
 #define TRIES 64
 
 static bool is_v4(const u8 *address)
@@ -41,7 +41,10 @@ struct search {
 	u16 node;
 };
 
-/* As tcp_v4_rcv() and tcp_v6_rcv() look for it, but without a packet: a program that chooses among SO_REUSEPORT is not asked. */
+/*
+ * Same lookup as in tcp_v4_rcv() and tcp_v6_rcv(), but without a packet, so BPF programs of
+ * SO_REUSEPORT are not run.
+ */
 static struct sock *listener_on(struct net_device *dev, const struct search *search)
 {
 	const struct extoll_tuple *tuple = search->tuple;
@@ -76,7 +79,10 @@ static struct sock *listener_on(struct net_device *dev, const struct search *sea
 #endif
 }
 
-/* Interfaces are children of the driver's device, which is one of the NIC's: see route.c. */
+/*
+ * Interfaces are children of the driver's device, which is a child of the NIC's device: see
+ * route.c.
+ */
 static int search_interface(struct device *device, void *data)
 {
 	struct search *search = data;
@@ -90,7 +96,10 @@ static int search_interface(struct device *device, void *data)
 	sk = NULL;
 	if (!dev->rtnl_link_ops && READ_ONCE(dev->reg_state) == NETREG_REGISTERED)
 		sk = listener_on(dev, search);
-	/* Listeners are freed after a grace period, and no reference is taken. */
+	/*
+	 * The pointer is only compared. Listeners are freed after a grace period, and this takes no
+	 * reference.
+	 */
 	search->found->sk = sk;
 	if (sk)
 		search->found->deferred = READ_ONCE(inet_csk(sk)->icsk_accept_queue.rskq_defer_accept);
@@ -148,8 +157,8 @@ int extoll_interface_of(struct socket *sock, const u8 *address, struct extoll_ro
 }
 
 /*
- * Whether connect() could take a port for this peer, as __inet_hash_connect() decides that: nobody has bound it, and the connection is
- * not there, not even as one in TIME_WAIT.
+ * Returns true if connect() could use a port for this peer, by the rules of __inet_hash_connect():
+ * the port is not bound, and the connection does not exist, not even in TIME_WAIT.
  */
 static bool is_free(struct sock *sk, const struct extoll_tuple *tuple, u16 port, int interface, int l3mdev)
 {
@@ -197,10 +206,16 @@ int extoll_port_choose(struct socket *sock, const struct extoll_tuple *tuple, in
 	ret = -EADDRNOTAVAIL;
 	l3mdev = inet_sk_bound_l3mdev(sk);
 	inet_sk_get_local_port_range(sk, &low, &high);
-	/* From a random one on: who knows the ports of some connections knows nothing of the next one's (RFC 6056, 3.3.2). */
+	/*
+	 * Starts at a random port, so that known ports of some connections do not reveal the next
+	 * one (RFC 6056, 3.3.2).
+	 */
 	first = get_random_u32() >> 1;
 	for (i = 0; i < TRIES && low <= high; i++) {
-		/* As connect(): half of them are left to bind(), while there are enough. Then those in between, too. */
+		/*
+		 * Like connect(), the first half of the tries skips every other port, to leave
+		 * ports to bind(). The rest tries all.
+		 */
 		bool all = i >= TRIES / 2;
 		u32 offset = (first + (all ? i : 2 * i)) % (high - low + 1);
 		u16 port = low + (all ? offset : offset & ~1U);
@@ -220,7 +235,7 @@ out:
 
 void extoll_port_release(struct socket *sock, const struct extoll_port_range *range)
 {
-	/* Unless the program has set another one meanwhile. */
+	/* The program may have set another range since. */
 	if (range->now)
 		cmpxchg(&inet_sk(sock->sk)->local_port_range, range->now, range->before);
 }

@@ -45,7 +45,7 @@ long extoll_iter_piece(struct iov_iter *i, size_t most, unsigned long *start)
 	if (iter_is_ubuf(i)) {
 		*start = (unsigned long)i->ubuf + i->iov_offset;
 	} else {
-		/* Past empty segments. */
+		/* Skips empty segments. */
 		iov_iter_advance(i, 0);
 		*start = (unsigned long)iter_iov_addr(i);
 		len = min(len, iter_iov_len(i));
@@ -68,11 +68,11 @@ static bool is_at(struct page *page, struct address_space *mapping, pgoff_t inde
 }
 
 /*
- * Whether an access to addr, where no page is entered, would find the page: reclaim, compaction and
- * others take entries of shared memory away although pinned pages stay in its file. Nothing is
- * faulted in, as that may allocate a page in a hole that was just punched, and wait for ever
- * (userfaultfd). Whoever removes a page from the file tells before he does, but holds the inode's
- * lock until he has.
+ * Checks whether an access to addr, which has no page table entry, would find the page. Reclaim,
+ * compaction and others remove entries of shared memory although pinned pages stay in its file. A
+ * fault is not an option, because it may allocate a page in a hole that was just punched, or wait
+ * for ever (userfaultfd). Removal of a page from the file notifies before it happens, but the
+ * inode's lock is held until it is done.
  */
 static int file_has(struct mm_struct *mm, unsigned long addr, struct page *page)
 {
@@ -104,7 +104,7 @@ int extoll_user_maps(struct mm_struct *mm, unsigned long start, unsigned long pa
 		long i, n = min(pages, ARRAY_SIZE(found));
 
 		mmap_read_lock(mm);
-		/* By force: the rights of the process do not matter any more. */
+		/* FOLL_FORCE: access rights of the process are irrelevant here. */
 		n = get_user_pages_remote(mm, start, n, FOLL_NOFAULT | FOLL_FORCE, found, NULL);
 		if (n <= 0) {
 			result = file_has(mm, start, *list);
@@ -219,7 +219,7 @@ bool extoll_iova_alloc(struct device *dev, struct extoll_iova *range, size_t siz
 	return true;
 }
 
-/* Only what is not whole pages changes the state. */
+/* The functions change the state only for sizes that are not whole pages. */
 static struct dma_iova_state iova_state(const struct extoll_iova *range)
 {
 	return (struct dma_iova_state) {
@@ -278,7 +278,7 @@ void extoll_sg_clear(struct sg_table *table, unsigned int n, unsigned int room)
 
 	for_each_sg(table->sgl, sg, n, i)
 		last = sg;
-	/* Whoever frees the table walks to its own end. */
+	/* Freeing the table walks to its original end. */
 	if (n < room)
 		sg_unmark_end(last);
 	table->orig_nents = room;

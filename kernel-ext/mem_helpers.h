@@ -13,28 +13,28 @@ struct mmu_interval_notifier;
 struct page;
 struct sg_table;
 
-/* Shown as VmPin; no limit applies. */
+/* Adds to or subtracts from VmPin of the process; there is no limit. */
 void extoll_pinned_add(struct mm_struct *mm, unsigned long pages);
 void extoll_pinned_sub(struct mm_struct *mm, unsigned long pages);
-/* Pins pages of the current process, at most 4096: their number or an error. */
+/* Pins up to 4096 pages of the current process. Returns their number or an error. */
 long extoll_pin_user(unsigned long start, unsigned long pages, bool write, bool longterm,
 		     bool nofault, struct page **list);
 /*
- * The next piece of user memory of an iterator, at most so long, which it is advanced past: its
- * length, 0 at the end, -EOPNOTSUPP for other memory.
+ * Returns the length of the iterator's next chunk of user memory, up to most bytes, and advances
+ * the iterator past it. Returns 0 at the end, -EOPNOTSUPP for other memory.
  */
 long extoll_iter_piece(struct iov_iter *i, size_t most, unsigned long *start);
-/* Whether the current task has been killed. */
+/* Returns true if a fatal signal is pending for the current task. */
 bool extoll_fatal_signal(void);
-/* What extoll_user_maps() finds; unclear: it will be clear some time later. */
+/* Results of extoll_user_maps(). UNCLEAR: the caller has to ask again later. */
 #define EXTOLL_MAPS_SAME 0
 #define EXTOLL_MAPS_OTHER 1
 #define EXTOLL_MAPS_UNCLEAR 2
-/* Whether the address space still maps these very pages; its users must not go away meanwhile. */
+/* Checks whether the address space still maps these pages. The caller keeps mm_users above 0. */
 int extoll_user_maps(struct mm_struct *mm, unsigned long start, unsigned long pages,
 		     struct page **list);
 void extoll_invalidate_seq(struct mmu_interval_notifier *sub, unsigned long seq);
-/* Takes a reference, if the page can have one and is memory of the kernel's own. */
+/* Takes a reference if the page supports references and is ordinary kernel memory. */
 bool extoll_page_try_get(struct page *page);
 void extoll_page_put(struct page *page);
 void *extoll_page_address(struct page *page);
@@ -47,12 +47,13 @@ void extoll_dma_unmap(struct device *dev, u64 addr, size_t len, enum dma_data_di
 void extoll_dma_to_cpu(struct device *dev, u64 addr, size_t len, enum dma_data_direction direction);
 void extoll_dma_to_device(struct device *dev, u64 addr, size_t len, enum dma_data_direction direction);
 
-/* NUMA node of a device, or -1. */
+/* Returns the NUMA node of a device, or -1. */
 int extoll_device_node(struct device *dev);
 
 /*
- * Addresses of a device that lead nowhere until pages are linked to them; there are none without an IOMMU (false). Everything is whole pages.
- * Link and unlink: any context; they do not touch the state.
+ * Range of a device's DMA addresses, to which pages are linked later. Allocation returns false
+ * without an IOMMU. All sizes are whole pages. Link and unlink: any context; they do not change
+ * this state.
  */
 struct extoll_iova {
 	u64 base;
@@ -62,18 +63,18 @@ bool extoll_iova_alloc(struct device *dev, struct extoll_iova *range, size_t siz
 void extoll_iova_free(struct device *dev, const struct extoll_iova *range);
 int extoll_iova_link(struct device *dev, const struct extoll_iova *range, size_t offset, phys_addr_t phys, size_t size,
 		     enum dma_data_direction direction);
-/* Nothing reaches them any more when this returns. All of it is linked. */
+/* Unlinks a range, all of which is linked. The device cannot access the pages when this returns. */
 void extoll_iova_unlink(struct device *dev, const struct extoll_iova *range, size_t offset, size_t size,
 			enum dma_data_direction direction);
 
-/* For tests: a device that does DMA, and how many references to it there are. */
+/* For tests: a device that is capable of DMA, and the number of references to it. */
 struct device *extoll_device_sample(void);
 void extoll_device_sample_end(struct device *dev);
 unsigned int extoll_device_references(struct device *dev);
 
-/* Puts n pages, at least one, into a table with room for as many or more. */
+/* Stores n pages, at least one, in a table with at least n entries. */
 void extoll_sg_fill(struct sg_table *table, struct page **pages, unsigned int n);
-/* Makes a table that was filled with n pages one with room for as many as it was made for again. */
+/* Restores a table with room entries that was filled with n pages. */
 void extoll_sg_clear(struct sg_table *table, unsigned int n, unsigned int room);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* C shims of the net abstractions. Contexts and rules are documented at the Rust callers. */
+/* C shims of the net abstractions. Contexts and rules are documented in the Rust callers. */
 #include <linux/bvec.h>
 #include <linux/rtnetlink.h>
 #include <net/netdev_lock.h>
@@ -44,8 +44,8 @@ struct net_device *extoll_net_alloc(const struct extoll_net_config *cfg, struct 
 	dev->watchdog_timeo = msecs_to_jiffies(cfg->watchdog_ms);
 	dev->features = NETIF_F_HIGHDMA;
 	/*
-	 * Unfinished checksums of just these frames are recognised by receivers: TCP and UDP behind a
-	 * plain IP header.
+	 * Receivers recognise unfinished checksums only in these frames: TCP and UDP behind a plain
+	 * IP header.
 	 */
 	if (cfg->tx_csum)
 		dev->features |= NETIF_F_IP_CSUM | NETIF_F_IPV6_CSUM;
@@ -55,9 +55,14 @@ struct net_device *extoll_net_alloc(const struct extoll_net_config *cfg, struct 
 		dev->features |= NETIF_F_RXCSUM;
 	if (!cfg->multicast)
 		dev->flags &= ~IFF_MULTICAST;
-	/* Frames are handed to hardware by address, and freed late: pktgen may not share them. */
+	/*
+	 * Frames are passed to hardware by address and freed later, so pktgen must not share them.
+	 */
 	dev->priv_flags &= ~IFF_TX_SKB_SHARING;
-	/* Frames for other addresses arrive if they are sent to this node, without promiscuous mode. */
+	/*
+	 * Frames for other addresses arrive even without promiscuous mode, if they are sent to this
+	 * node.
+	 */
 	dev->priv_flags |= IFF_UNICAST_FLT;
 	SET_NETDEV_DEV(dev, parent);
 	netif_carrier_off(dev);
@@ -171,7 +176,10 @@ void extoll_net_tx_start(struct net_device *dev)
 void extoll_net_tx_stop(struct net_device *dev)
 {
 	netif_stop_queue(dev);
-	/* Pairs with the barrier between "make room" and "is it stopped?" of whoever wakes the queue. */
+	/*
+	 * Pairs with the barrier in the wake path, between making room and testing for a stopped
+	 * queue.
+	 */
 	smp_mb__after_atomic();
 }
 
@@ -214,7 +222,7 @@ void extoll_net_stats_free(struct extoll_net_stats __percpu *s)
 	free_percpu(s);
 }
 
-/* this_cpu_add() is one instruction or has interrupts off: correct in every context. */
+/* this_cpu_add() is one instruction or disables interrupts, so it is correct in every context. */
 void extoll_net_stats_rx(struct extoll_net_stats __percpu *s, u32 bytes)
 {
 	this_cpu_inc(s->rx_packets);
@@ -282,8 +290,8 @@ void extoll_napi_enable_all(struct net_device *dev)
 
 	netdev_lock(dev);
 	/*
-	 * There is one (Napi::new()). Of several each would get the next ID here, and the core wants its
-	 * list by descending IDs (netdev_nl_napi_dump_one()).
+	 * There is only one instance (Napi::new()). With several, each would get the next ID here,
+	 * but the core expects its list by descending IDs (netdev_nl_napi_dump_one()).
 	 */
 	list_for_each_entry(napi, &dev->napi_list, dev_list) {
 		struct extoll_napi *n = container_of(napi, struct extoll_napi, napi);
@@ -292,7 +300,7 @@ void extoll_napi_enable_all(struct net_device *dev)
 			continue;
 		napi_enable_locked(napi);
 		n->enabled = true;
-		/* What came before is not lost: poll once. */
+		/* Polls once for frames that arrived before. */
 		local_bh_disable();
 		napi_schedule(napi);
 		local_bh_enable();
@@ -312,7 +320,7 @@ void extoll_napi_disable_all(struct net_device *dev)
 			continue;
 		napi_disable_locked(napi);
 		n->enabled = false;
-		/* Its poll function can't arm the timer any more. */
+		/* The disabled poll function cannot arm the timer again. */
 		hrtimer_cancel(&n->kick);
 	}
 	netdev_unlock(dev);
@@ -337,7 +345,10 @@ void extoll_napi_unclaim(struct extoll_napi *n)
 	netdev_unlock(n->napi.dev);
 }
 
-/* A process that raises the softirq has to see that it runs: until the next interrupt nobody else would. */
+/*
+ * In process context, re-enables bottom halves after raising the softirq. Otherwise it would wait
+ * for the next interrupt.
+ */
 void extoll_napi_schedule(struct extoll_napi *n)
 {
 	if (!in_task()) {
@@ -356,21 +367,24 @@ void extoll_napi_schedule_in(struct extoll_napi *n, u64 ns)
 	hrtimer_start(&n->kick, ns_to_ktime(ns), HRTIMER_MODE_REL);
 }
 
-/* Whether the instance will be polled by the timer of extoll_napi_schedule_in(). False from the moment on that it goes off. */
+/*
+ * Returns true if the timer of extoll_napi_schedule_in() is pending; false from the moment it
+ * expires.
+ */
 bool extoll_napi_timer_runs(const struct extoll_napi *n)
 {
 	return hrtimer_is_queued((struct hrtimer *)&n->kick);
 }
 
 /*
- * Nobody has verified a frame whose checksum is not there yet (CHECKSUM_PARTIAL): the stack takes it,
- * and finishes it when the frame goes on to another interface.
+ * An unfinished checksum (CHECKSUM_PARTIAL) counts as valid: the stack accepts the frame, and
+ * completes the checksum if the frame is forwarded to another interface.
  */
 void extoll_napi_receive(struct extoll_napi *n, struct sk_buff *skb, enum extoll_csum csum,
 			 u16 start, u16 offset)
 {
 	skb->ip_summed = csum == EXTOLL_CSUM_VERIFIED ? CHECKSUM_UNNECESSARY : CHECKSUM_NONE;
-	/* Changes nothing if that would be outside of the frame. */
+	/* Changes nothing if the position is outside of the frame. */
 	if (csum == EXTOLL_CSUM_UNFINISHED)
 		skb_partial_csum_set(skb, start, offset);
 	skb_record_rx_queue(skb, 0);
@@ -440,13 +454,15 @@ void extoll_skb_orphan(struct sk_buff *skb)
 	skb->dev = NULL;
 }
 
-/* For a frame whose owner somebody else may be giving up: as extoll_skb_orphan(), but for that. */
+/*
+ * Like extoll_skb_orphan(), but for a frame whose owner may concurrently be dropped by another CPU.
+ */
 void extoll_skb_forget_dev(struct sk_buff *skb)
 {
 	skb->dev = NULL;
 }
 
-/* Head and fragments: their number, or an error. */
+/* Stores head and fragments in list. Returns their number or an error. */
 int extoll_skb_pieces(const struct sk_buff *skb, struct bio_vec *list, unsigned int most)
 {
 	const struct skb_shared_info *info = skb_shinfo(skb);
@@ -501,16 +517,19 @@ void extoll_skb_get(struct sk_buff *skb)
 	skb_get(skb);
 }
 
-/* Ends a reference of extoll_skb_get(): first the socket that has sent the frame no longer waits for it. */
+/* Drops a reference of extoll_skb_get(). The sending socket stops waiting for the frame. */
 void extoll_skb_disown(struct sk_buff *skb)
 {
 	skb_orphan(skb);
-	/* It may be held for a minute: connection tracking can't end before it has its entry back. */
+	/*
+	 * The frame may be held for a minute, and connection tracking cannot end before its entry
+	 * is released.
+	 */
 	nf_reset_ct(skb);
 	consume_skb(skb);
 }
 
-/* ack may be NULL; the text is copied. */
+/* Sets the text of ack, which is copied. ack may be NULL. */
 void extoll_ack(struct netlink_ext_ack *ack, const char *why)
 {
 	NL_SET_ERR_MSG_FMT(ack, "%s", why);

@@ -11,22 +11,25 @@
 #include <linux/skbuff.h>
 #include <linux/workqueue.h>
 
-/* What this project stores in netdev_priv(): a back pointer and the deferred work of the device, soon or after some time. */
+/* Content of netdev_priv(): a back pointer and the device's deferred work, immediate or delayed. */
 struct extoll_net_priv {
-	void *owner;		/* Rust object of the driver; set before registration, never changed after */
+	void *owner; /* driver's Rust object; set before registration, constant afterwards */
 	struct work_struct work;
 	struct delayed_work later;
 	void (*work_fn)(struct net_device *dev);
 };
 
-/* What is known of the layer-4 checksum of a received frame. */
+/* State of the layer-4 checksum of a received frame. */
 enum extoll_csum {
 	EXTOLL_CSUM_UNKNOWN,
 	EXTOLL_CSUM_UNFINISHED,
 	EXTOLL_CSUM_VERIFIED,
 };
 
-/* A NAPI instance, and what schedules it later, or soon after interrupts are enabled. */
+/*
+ * NAPI instance with a timer that schedules it later, and an irq_work that schedules it once
+ * interrupts are enabled.
+ */
 struct extoll_napi {
 	struct napi_struct napi;
 	struct hrtimer kick;
@@ -40,18 +43,18 @@ struct extoll_net_stats {
 	u64 rx_packets, rx_bytes, tx_packets, tx_bytes;
 };
 
-/* What a net device is made from. */
+/* Properties of a new net device. */
 struct extoll_net_config {
 	const char *name;	/* with %d */
 	u32 min_mtu, max_mtu, mtu;
 	u32 tx_queue_len;
 	u32 watchdog_ms;
 	bool tx_csum;		/* NETIF_F_IP_CSUM, NETIF_F_IPV6_CSUM */
-	bool rx_csum;		/* NETIF_F_RXCSUM, which can be switched in any case */
+	bool rx_csum; /* NETIF_F_RXCSUM initially; users can always switch it */
 	bool multicast;		/* IFF_MULTICAST */
 };
 
-/* Device life. */
+/* Life cycle of a device. */
 struct net_device *extoll_net_alloc(const struct extoll_net_config *cfg, struct device *parent);
 void extoll_net_set_ops(struct net_device *dev, const struct net_device_ops *ops,
 			const struct ethtool_ops *eops, void *owner, void (*work_fn)(struct net_device *dev));
@@ -117,10 +120,10 @@ void extoll_skb_orphan(struct sk_buff *skb);
 void extoll_skb_get(struct sk_buff *skb);
 void extoll_skb_disown(struct sk_buff *skb);
 void extoll_skb_forget_dev(struct sk_buff *skb);
-/* Room that extoll_skb_pieces() needs. */
+/* Maximum number of fragments that extoll_skb_pieces() stores. */
 #define EXTOLL_SKB_PIECES 46
 int extoll_skb_pieces(const struct sk_buff *skb, struct bio_vec *list, unsigned int most);
-/* For tests: a frame whose data begin at offset of a page; byte i of it is i. */
+/* For tests: a frame whose byte i has the value i; its paged data begin at offset of a page. */
 struct sk_buff *extoll_skb_sample(size_t head, size_t data, size_t offset);
 
 void extoll_ack(struct netlink_ext_ack *ack, const char *why);

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* DMA operations of devices behind host bridges of pci_host/: all memory that they reach is in the bridge's pool. */
+/*
+ * DMA operations of devices behind the host bridges of pci_host/. All memory that these devices
+ * access is in the bridge's pool.
+ */
 #include <linux/device.h>
 #include <linux/dma-map-ops.h>
 #include <linux/gfp.h>
@@ -31,11 +34,15 @@ static dma_addr_t pool_map_phys(struct device *dev, phys_addr_t phys, size_t siz
 	struct extoll_pci_host *h = host(dev);
 	u64 keep = ~PAGE_MASK | dma_get_min_align_mask(dev);
 
-	/* Registers or memory of another device, which is not in the pool: some may be reached. */
+	/*
+	 * Registers or memory of another device are not in the pool; those that were announced as
+	 * peers can be mapped.
+	 */
 	if (attrs & DMA_ATTR_MMIO)
 		return h->calls->map_peer(h->pool, phys, size, dma_get_mask(dev));
 	/*
-	 * Copied whatever the direction is: without a pool the bytes that the device leaves alone would be the same afterwards.
+	 * Copied for each direction, so that bytes which the device does not write are unchanged
+	 * afterwards, like without a pool.
 	 */
 	return h->calls->map(h->pool, phys, size, keep, dma_get_mask(dev), !(attrs & DMA_ATTR_SKIP_CPU_SYNC), dir);
 }
@@ -173,7 +180,7 @@ static size_t pool_max_mapping(struct device *dev)
 	return h->calls->largest(h->pool);
 }
 
-/* Larger ones find their slots less easily, and are copied anyway. */
+/* Larger mappings rarely find contiguous slots, and they are copied anyway. */
 static size_t pool_opt_mapping(void)
 {
 	return 128 * 1024;
@@ -212,7 +219,7 @@ bool extoll_pci_dma_taken(struct pci_dev *pdev)
 
 void *extoll_contiguous_alloc(size_t pages, int node)
 {
-	/* Unlike other functions that take memory, these do not bear nodes that there are not. */
+	/* Unlike other allocation functions, these do not check the node number. */
 	if (node < 0 || node >= MAX_NUMNODES || !node_online(node))
 		node = numa_mem_id();
 #ifdef CONFIG_CONTIG_ALLOC
@@ -222,7 +229,10 @@ void *extoll_contiguous_alloc(size_t pages, int node)
 		return page ? memset(page_address(page), 0, pages << PAGE_SHIFT) : NULL;
 	}
 #else
-	/* At most 4 MiB, the largest block of the page allocator; alloc_pages_exact_nid() is not exported. */
+	/*
+	 * Limited to 4 MiB, the page allocator's largest block, because alloc_pages_exact_nid() is
+	 * not exported.
+	 */
 	return alloc_pages_exact(pages << PAGE_SHIFT, GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN);
 #endif
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Host bridges: what of pci_host/ only C can do. */
+/* Host bridges: parts of pci_host/ that need C. */
 #include <linux/cleanup.h>
 #include <linux/completion.h>
 #include <linux/cpumask.h>
@@ -70,11 +70,12 @@ struct pci_dev *extoll_pci_anchor(struct device *dev)
 }
 
 /*
- * Who removes a PCI device holds the lock of rescans and removals until its driver has let go of it, for which that may have to wait for work
- * that wants the lock. Nobody can be asked who has the lock. But he takes the mark away first by which the PCI core knows a device that it
- * has told of: then there is nothing to be waited for. The wait itself is a work item's, so that it can be left behind.
+ * Removing a PCI device holds pci_rescan_remove_lock until its driver is unbound, and the driver
+ * may wait for work that needs the same lock. The holder of the lock cannot be determined, but
+ * removal first clears the device's flag PCI_DEV_ADDED. If the anchor lacks the flag, this gives
+ * up. A work item waits for the lock, because it can be abandoned.
  */
-#define ADDED_BIT 0	/* of pci_dev::priv_flags: PCI_DEV_ADDED of drivers/pci/pci.h */
+#define ADDED_BIT 0	/* bit of pci_dev::priv_flags: PCI_DEV_ADDED of drivers/pci/pci.h */
 #define LOOK_EVERY (HZ / 50)
 
 struct locked_call {
@@ -116,7 +117,7 @@ int extoll_pci_locked(struct pci_dev *anchor, struct workqueue_struct *wq, int (
 		pci_unlock_rescan_remove();
 		return result;
 	}
-	/* The end of a bridge must not fail. */
+	/* Removing a bridge must not fail. */
 	call = kzalloc_obj(*call, GFP_KERNEL | __GFP_NOFAIL);
 	INIT_WORK(&call->work, call_run);
 	kref_init(&call->references);
@@ -188,7 +189,7 @@ void extoll_pci_lost(struct pci_bus *bus)
 	pci_walk_bus(bus, tell_lost, NULL);
 }
 
-/* What has claimed addresses that a window is in, and may be shared because of it. */
+/* Exclusive claim that contains a window, and is shared while such windows exist. */
 struct shared_claim {
 	struct list_head node;
 	struct resource *claim;
@@ -245,7 +246,7 @@ static bool is_bar(const struct pci_dev *anchor, const struct resource *r)
 	return false;
 }
 
-/* What a window shares, from the innermost on. */
+/* Undoes shared_get() from the innermost resource outwards. */
 static void unshare(struct resource *from, const struct resource *to)
 {
 	for (struct resource *r = from; r && r != to; r = r->parent)
@@ -283,7 +284,7 @@ int extoll_pci_window_insert(struct pci_dev *anchor, struct resource *window)
 void extoll_pci_window_remove(struct resource *window)
 {
 	guard(mutex)(&shared_claims_lock);
-	/* The PCI core has merged it with another one. */
+	/* The PCI core may have merged the window with another one. */
 	if (WARN_ON(!window->parent))
 		return;
 	unshare(window->parent, NULL);
@@ -292,7 +293,7 @@ void extoll_pci_window_remove(struct resource *window)
 
 static const struct msi_parent_ops parent_ops = {
 	.supported_flags = MSI_GENERIC_FLAGS_MASK | MSI_FLAG_MULTI_PCI_MSI | MSI_FLAG_PCI_MSIX | MSI_FLAG_PCI_MSIX_ALLOC_DYN,
-	/* Startup and shutdown tell which vectors somebody has requested. */
+	/* Startup and shutdown show which vectors are requested. */
 	.required_flags = MSI_FLAG_USE_DEF_DOM_OPS | MSI_FLAG_USE_DEF_CHIP_OPS | MSI_FLAG_PCI_MSI_STARTUP_PARENT,
 	.chip_flags = MSI_CHIP_FLAG_SET_ACK,
 	.bus_select_token = DOMAIN_BUS_NEXUS,

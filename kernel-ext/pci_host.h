@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* C parts of pci_host/: tables of operations, and what is inline in the kernel's headers. Contexts are documented in the Rust files. */
+/*
+ * C parts of pci_host/: tables of operations, and inline functions of the kernel. Contexts are
+ * documented in the Rust files.
+ */
 #ifndef EXTOLL_KERNEL_EXT_PCI_HOST_H
 #define EXTOLL_KERNEL_EXT_PCI_HOST_H
 
@@ -19,27 +22,33 @@ struct pci_host_bridge;
 struct resource;
 struct workqueue_struct;
 
-/* What the DMA operations of a bridge's devices do; from any context. pool: that of the bridge. */
+/* Functions of the DMA operations of a bridge's devices; any context. pool: the bridge's pool. */
 struct extoll_pool_calls {
-	/* The device's address, in which the bits of `keep` are those of phys; DMA_MAPPING_ERROR. copy: as it is now. */
+	/*
+	 * Returns a device address, equal to phys in the bits of keep, or DMA_MAPPING_ERROR. copy:
+	 * copy the current content.
+	 */
 	u64 (*map)(const void *pool, phys_addr_t phys, size_t size, u64 keep, u64 mask, bool copy,
 		   enum dma_data_direction direction);
-	/* The device's address of registers or memory of another device; DMA_MAPPING_ERROR. There is no end to it. */
+	/*
+	 * Returns the device address of registers or memory of another device, or
+	 * DMA_MAPPING_ERROR. There is no unmap.
+	 */
 	u64 (*map_peer)(const void *pool, phys_addr_t phys, size_t size, u64 mask);
-	/* copy: what the device has written. */
+	/* copy: copy back the bytes that the device has written. */
 	void (*unmap)(const void *pool, u64 address, size_t size, bool copy);
 	void (*sync)(const void *pool, u64 address, size_t size, bool to_device);
-	/* Whole pages, zeroed; NULL. */
+	/* Returns whole zeroed pages, or NULL. */
 	void *(*alloc)(const void *pool, size_t size, u64 mask, u64 *address);
 	void (*free)(const void *pool, u64 address, size_t size);
-	/* Whether a device with this mask reaches all of the pool. */
+	/* Returns true if a device with this mask can address the whole pool. */
 	bool (*reach)(const void *pool, u64 mask);
-	/* The mask that does. */
+	/* Returns the smallest mask that addresses the whole pool. */
 	u64 (*mask)(const void *pool);
 	size_t (*largest)(const void *pool);
 };
 
-/* Of a host bridge; all of its buses have the sysdata. */
+/* State of a host bridge; sysdata of all its buses. */
 struct extoll_pci_host {
 	struct pci_sysdata sysdata;
 	const struct extoll_pool_calls *calls;
@@ -47,58 +56,73 @@ struct extoll_pci_host {
 };
 
 void extoll_pci_host_init(struct extoll_pci_host *host, struct device *parent, int domain, const struct extoll_pool_calls *calls, const void *pool);
-/* What it is of a device of one of our bridges, else NULL. ops: those by which ours are known. */
+/*
+ * Returns the state of the bridge above a device, or NULL if its bus does not use the operations
+ * ops.
+ */
 struct extoll_pci_host *extoll_pci_host_of(struct pci_dev *pdev, const void *ops);
-/* Gives a device the DMA operations of its bridge; before a driver is bound. */
+/* Sets the DMA operations of the bridge for a device; called before a driver is bound. */
 void extoll_pci_dma_set(struct pci_dev *pdev);
-/* Whether an IOMMU driver has taken a device, so that it would not use them. */
+/*
+ * Returns true if an IOMMU driver manages the device, which would then ignore these DMA operations.
+ */
 bool extoll_pci_dma_taken(struct pci_dev *pdev);
 
-/* Linear-map memory of so many pages, contiguous and zeroed, or NULL. Sleep. */
+/* Allocates contiguous zeroed pages in the linear map, or returns NULL. Both may sleep. */
 void *extoll_contiguous_alloc(size_t pages, int node);
 void extoll_contiguous_free(void *memory, size_t pages);
 bool extoll_is_linear(const void *address);
-/* Where that is; for addresses of the linear map. */
+/* Returns the physical address of an address in the linear map. */
 u64 extoll_linear_phys(const void *address);
-/* Where RAM is mapped; NULL for what is not RAM. Any context. */
+/* Returns the kernel's mapping of RAM, or NULL if the address is not RAM. Any context. */
 void *extoll_ram(phys_addr_t phys, size_t size);
 
-/* The nearest PCI device at or above a device, or NULL. */
+/* Returns the nearest PCI device at or above a device, or NULL. */
 struct pci_dev *extoll_pci_anchor(struct device *dev);
 /*
- * Calls f with the lock of rescans and removals, which the caller must not hold himself. If somebody holds it who is about to remove the
- * anchor (a PCI device, or NULL), and so may wait for the caller: -EBUSY, and f was not and will not be called. wq: where it waits. Sleeps.
+ * Calls f with the lock of rescans and removals held; the caller must not hold that lock. Returns
+ * -EBUSY, without calling f now or later, if the lock is held for the removal of the anchor (a PCI
+ * device, or NULL), which may wait for the caller. wq runs the work item that waits for the lock.
+ * Sleeps.
  */
 int extoll_pci_locked(struct pci_dev *anchor, struct workqueue_struct *wq, int (*f)(void *arg), void *arg);
 
-/* A domain number from 0x10000 on whose lower half is not that of a domain that there is (IOMMUs see no more of it), or an error. With that lock. */
+/*
+ * Returns an unused domain number from 0x10000, or an error. Its lower 16 bits differ from all
+ * existing domains, because IOMMUs only see these bits. The caller holds the lock of rescans and
+ * removals.
+ */
 int extoll_pci_domain_new(void);
-/* References to a bridge. */
+/* Returns the number of references to a bridge. */
 unsigned int extoll_pci_bridge_references(struct pci_host_bridge *bridge);
-/* Keeps this code from being unloaded, for ever. */
+/* Prevents unloading of this module for ever. */
 void extoll_pci_pin(void);
-/* Devices of a bus: marked as gone, then their drivers are told. Sleeps. */
+/* Marks all devices of a bus as unreachable, then notifies their drivers. Sleeps. */
 void extoll_pci_lost(struct pci_bus *bus);
 
 /*
- * Puts a window into the kernel's map of addresses. With an anchor it has to be in one of its BARs; what has claimed that for itself does not
- * keep others from claiming parts of the window meanwhile. Without one it must be where nobody is. 0, -EBUSY, -EINVAL, -ENOMEM. Sleep.
+ * Inserts a window into the kernel's resource tree. With an anchor the window must be in one of its
+ * BARs; exclusive claims of these addresses become shared while the window exists. Without an
+ * anchor the addresses must be free. Returns 0, -EBUSY, -EINVAL, -ENOMEM. Both sleep.
  */
 int extoll_pci_window_insert(struct pci_dev *anchor, struct resource *window);
 void extoll_pci_window_remove(struct resource *window);
 
 /*
- * Around calls of a driver's functions, which the kernel makes with raw spin locks held (pci_lock, those of interrupt descriptors): for lockdep, that
- * spinlock_t may be taken there. With PREEMPT_RT it may not.
+ * Enclose calls of a driver's functions, which the kernel makes with raw spin locks held (pci_lock,
+ * locks of interrupt descriptors). They tell lockdep that a spinlock_t may be taken there. Under
+ * PREEMPT_RT it may not.
  */
 void extoll_pci_functions_enter(void);
 void extoll_pci_functions_leave(void);
 
-/* A parent domain of PCI MSI and MSI-X with so many vectors, or NULL. Sleep. */
+/*
+ * Returns a parent domain for PCI MSI and MSI-X with this number of vectors, or NULL. Both sleep.
+ */
 struct irq_domain *extoll_msi_domain_new(unsigned int vectors, const struct irq_domain_ops *ops, void *data, int number);
 void extoll_msi_domain_free(struct irq_domain *domain);
 void extoll_msi_message(struct msi_msg *msg, u64 address, u32 data);
-/* The effective affinity is that of interrupt home (0: unknown). */
+/* Sets the effective affinity to that of interrupt home (0: unknown). */
 void extoll_msi_effective(struct irq_data *data, unsigned int home);
 
 #endif

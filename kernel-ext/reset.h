@@ -31,8 +31,8 @@ struct extoll_reset_watch {
 void extoll_reset_watch_add(struct extoll_reset_watch *w, struct pci_dev *pdev, struct workqueue_struct *wq,
 			    void (*lost)(const void *client, bool reachable), const void *client);
 /*
- * Reports that the device lost its registers: handled like a reset. Has no effect for a device that
- * is not watched. May sleep.
+ * Reports that the device lost its registers: handled like a reset. Ignored if the device is not
+ * watched. May sleep.
  */
 void extoll_reset_forgotten(struct device *dev);
 /* Stops watching. Waits for a call of *lost that is running. */

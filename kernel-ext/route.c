@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Routes and neighbours. Contexts are in route.h. */
+/* Routes and neighbours. Contexts are documented in route.h. */
 #include <linux/device.h>
 #include <linux/etherdevice.h>
 #include <linux/netdevice.h>
@@ -13,8 +13,9 @@
 #include "route.h"
 
 /*
- * The driver's device is the parent of an interface of exn, and the NIC's the parent of that. Interfaces that are made by a user on
- * top of others (rtnl_link_ops) are no NIC's, whatever their parent is.
+ * The parent of an exn interface is the driver's device, whose parent is the NIC's device.
+ * Interfaces that a user makes on top of others (rtnl_link_ops) do not belong to a NIC, whatever
+ * their parent is.
  */
 void extoll_route_describe(struct net_device *dev, struct extoll_route *route)
 {
@@ -25,7 +26,10 @@ void extoll_route_describe(struct net_device *dev, struct extoll_route *route)
 	if (route->has_mac)
 		memcpy(route->mac, dev->dev_addr, ETH_ALEN);
 	route->up = netif_running(dev) && netif_carrier_ok(dev);
-	/* What was unregistered has no parent any more: nobody removes that within the grace period. */
+	/*
+	 * An unregistered interface has no parent. The parent cannot be removed within the grace
+	 * period.
+	 */
 	if (!dev->rtnl_link_ops && READ_ONCE(dev->reg_state) == NETREG_REGISTERED && dev->dev.parent)
 		route->bus = get_device(dev->dev.parent->parent);
 }
@@ -78,7 +82,7 @@ static int route_v6(struct sock *sk, const struct in6_addr *to, __be16 port, u32
 		.flowlabel = ip6_make_flowinfo(np->tclass, 0),
 	};
 
-	/* A routing header leads elsewhere first. */
+	/* With a routing header, packets go to another host first. */
 	options = rcu_dereference_protected(np->opt, lockdep_sock_is_held(sk));
 	if (options && options->srcrt)
 		return -EOPNOTSUPP;
@@ -147,7 +151,7 @@ int extoll_route_of(struct socket *sock, struct extoll_route *route)
 	if (sk->sk_family == AF_INET6)
 		cookie = inet6_sk(sk)->dst_cookie;
 #endif
-	/* The sock has the reference while it is locked. */
+	/* The locked sock keeps the reference. */
 	dst = __sk_dst_check(sk, cookie);
 	if (dst && dst->ops->family == AF_INET) {
 		memcpy(route->local, &inet_sk(sk)->inet_saddr, 4);
@@ -183,7 +187,7 @@ int extoll_neighbour_address(const struct neighbour *n, u8 *mac)
 	return 1;
 }
 
-/* Of IPv4 it has four bytes. */
+/* An IPv4 address has four bytes. */
 void extoll_neighbour_host(const struct neighbour *n, u8 *address)
 {
 	memset(address, 0, 16);

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* C parts of the socket abstractions. Contexts and rules are in sock.h and at the Rust callers. */
+/*
+ * C parts of the socket abstractions. Contexts and rules are documented in sock.h and in the Rust
+ * callers.
+ */
 #include <linux/cred.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
@@ -20,13 +23,20 @@
 #include "sock.h"
 
 /*
- * A protocol number. The socket layer has no reference to a module between the lookup of a number and the allocation of the sock,
- * so what it finds is in this module, which stays longer than its users.
+ * Protocol number. The socket layer holds no reference to a module between the lookup of a number
+ * and the allocation of the sock. The objects that it finds are therefore in this module, which
+ * cannot be unloaded before its users.
  */
 struct extoll_sock_alias {
-	/* TCP's, with another init, owned by this module: from the lookup to that init. */
+	/*
+	 * Copy of TCP's proto with another init, owned by this module. Used from the lookup to that
+	 * init.
+	 */
 	struct proto found;
-	/* TCP's, owned by the user's module: from then to the first operation. A sock that fails in between gives its reference back. */
+	/*
+	 * Copy of TCP's proto, owned by the user's module. Used from init to the first operation.
+	 * Freeing a sock before that drops its reference.
+	 */
 	struct proto held;
 	struct inet_protosw sw;
 	bool active;
@@ -53,7 +63,10 @@ static const struct proto_ops *tcp_ops(bool v6)
 	return &inet_stream_ops;
 }
 
-/* The sock is one of TCP's in all respects but for sk_prot_creator: what the stack does for TCP depends on these fields. */
+/*
+ * Makes the sock a TCP sock except for sk_prot_creator, because the stack recognises TCP by these
+ * fields.
+ */
 static int init_tcp(struct sock *sk, bool v6)
 {
 	struct extoll_sock_alias *alias = &aliases[v6];
@@ -67,7 +80,8 @@ static int init_tcp(struct sock *sk, bool v6)
 	if (err)
 		return err;
 	/*
-	 * Whoever unregisters waits for this. A socket() may have slept since it found the operations: they are to be those of now.
+	 * Unregistering waits for this read section. socket() may have slept since it found the
+	 * operations, so this checks that they are still registered.
 	 */
 	rcu_read_lock();
 	if (READ_ONCE(alias->active) && sk->sk_socket && READ_ONCE(sk->sk_socket->ops) == READ_ONCE(alias->sw.ops))
@@ -76,14 +90,18 @@ static int init_tcp(struct sock *sk, bool v6)
 	if (live) {
 		sk->sk_prot_creator = &alias->held;
 		module_put(THIS_MODULE);
-		/* A socket of the kernel does not hold its namespace, on which the operations rely. */
+		/*
+		 * The operations rely on the namespace, to which a kernel socket holds no
+		 * reference.
+		 */
 		return sk->sk_kern_sock ? -EPROTONOSUPPORT : 0;
 	}
 	if (sk->sk_kern_sock || !sk->sk_socket)
 		return -EPROTONOSUPPORT;
 	/*
-	 * The user's module goes, which takes it a while. Programs that know nothing of it, and have its sockets by a switch, get what
-	 * they have asked for.
+	 * The user's module is being unloaded, which takes a while. Programs get an ordinary TCP
+	 * socket, because a switch may have redirected their socket() calls without their
+	 * knowledge.
 	 */
 	__module_get(tcp->owner);
 	sk->sk_prot_creator = tcp;
@@ -114,8 +132,9 @@ static int (*init_of(bool v6))(struct sock *sk)
 }
 
 /*
- * The sock must not keep the module loaded, since TCP keeps it, and makes others by it, long after it was closed; struct socket does.
- * Operations begin with this: struct socket has its reference by then.
+ * Hands the sock over to TCP. It must not keep the user's module loaded, because TCP keeps the
+ * sock, and makes others from it, long after it was closed; struct socket keeps the module. Each
+ * operation calls this first: by then struct socket has its reference.
  */
 static void settle(struct sock *sk, bool v6)
 {
@@ -138,7 +157,10 @@ static int enlist(struct extoll_sock_alias *alias, bool v6)
 #endif
 	alias->sw.list.next = NULL;
 	inet_register_protosw(&alias->sw);
-	/* It returns nothing: not on the list means that the number belongs to IPv4 itself. */
+	/*
+	 * The function returns nothing. If sw is not on the list, the number belongs to IPv4
+	 * itself.
+	 */
 	return alias->sw.list.next ? 0 : -EPERM;
 }
 
@@ -153,7 +175,7 @@ struct extoll_sock_alias *extoll_sock_alias_register(bool v6, int protocol, stru
 	mutex_lock(&aliases_lock);
 	if (alias->held.owner)
 		goto out;
-	/* Once: whoever has found it before may still be on his way to its init. */
+	/* Set once: a lookup that found it earlier may not have reached init yet. */
 	if (!alias->found.owner) {
 		alias->found = *tcp_proto(v6);
 		alias->found.init = init_of(v6);
@@ -181,14 +203,17 @@ void extoll_sock_alias_unregister(struct extoll_sock_alias *alias)
 {
 	mutex_lock(&aliases_lock);
 	WRITE_ONCE(alias->active, false);
-	/* Both wait for a grace period after it. */
+	/* Both functions wait for a grace period. */
 #if IS_ENABLED(CONFIG_IPV6)
 	if (alias == &aliases[true])
 		inet6_unregister_protosw(&alias->sw);
 	else
 #endif
 		inet_unregister_protosw(&alias->sw);
-	/* Of a module that stays there may be sockets to settle: then nobody else gets the place. */
+	/*
+	 * If the module stays loaded, sockets may still have to be settled, so the slot stays
+	 * reserved.
+	 */
 	if (alias->held.owner->state != MODULE_STATE_LIVE)
 		alias->held.owner = NULL;
 	mutex_unlock(&aliases_lock);
@@ -200,16 +225,19 @@ int extoll_sock_create(struct net *net, struct socket *sock, bool v6, int kern, 
 	struct sock *sk;
 	int err;
 
-	/* As in init_tcp(). */
+	/* Same reason as in init_tcp(). */
 	if (kern)
 		return -EPROTONOSUPPORT;
 	if (sock->type != SOCK_STREAM)
 		return -ESOCKTNOSUPPORT;
-	/* As if by the process: limits, labels, namespaces and hooks that it has for TCP hold. */
+	/*
+	 * Created like a TCP socket of the process, so that its limits, labels, namespaces and
+	 * hooks for TCP apply.
+	 */
 	err = __sock_create(net, v6 ? PF_INET6 : PF_INET, SOCK_STREAM, IPPROTO_TCP, &tcp, 0);
 	if (err)
 		return err;
-	/* Nobody else knows it; so it can change its socket without a lock. */
+	/* The new sock is not visible to others, so its socket can be replaced without a lock. */
 	sk = tcp->sk;
 	tcp->sk = NULL;
 	sock->state = tcp->state;
@@ -222,8 +250,9 @@ int extoll_sock_create(struct net *net, struct socket *sock, bool v6, int kern, 
 }
 
 /*
- * Sockets are part of an inode, whose i_private sockfs leaves alone. sk_user_data is not for this: others in the kernel who get the
- * descriptor of a socket (sunrpc, kcm, sockmap) write there what is theirs.
+ * The data are in i_private of the socket's inode, which sockfs does not use. sk_user_data is not
+ * available, because other parts of the kernel that get the socket's descriptor (sunrpc, kcm,
+ * sockmap) store their own pointers there.
  */
 void *extoll_sock_data(struct socket *sock)
 {
@@ -241,15 +270,16 @@ void *extoll_sock_take_data(struct socket *sock)
 }
 
 /*
- * By the operations, not the sock: a socket of IPv6 stays one when its sock changes family. One that another part of the kernel
- * accepts (kernel_accept()) gets them afterwards.
+ * Chosen by the operations, not by the sock, because an IPv6 socket stays one when its sock changes
+ * family. A socket that another part of the kernel accepts (kernel_accept()) gets its operations
+ * afterwards.
  */
 static const struct proto_ops *base(const struct socket *sock)
 {
 	const struct proto_ops *ops = READ_ONCE(sock->ops);
 	bool v6 = ops ? ops->family == PF_INET6 : sock->sk && sock->sk->sk_family == PF_INET6;
 
-	/* None: an accept that failed. */
+	/* After a failed accept there is no sock. */
 	if (sock->sk)
 		settle(sock->sk, v6);
 	return tcp_ops(v6);
@@ -325,8 +355,9 @@ int extoll_tcp_shutdown(struct socket *sock, int how)
 }
 
 /*
- * Two options replace sock->ops, after which the operations would not be called any more, not even for the release: upper layer
- * protocols, refused as by a kernel that has none, and the change from IPv6 to IPv4.
+ * Rejects two options that replace sock->ops, after which the module's operations would not be
+ * called, not even for the release. They are upper layer protocols, rejected with the error of a
+ * kernel that has none, and the change from IPv6 to IPv4.
  */
 int extoll_tcp_setsockopt(struct socket *sock, int level, int name, sockptr_t value, unsigned int len)
 {
@@ -397,7 +428,7 @@ int extoll_tcp_set_rcvlowat(struct sock *sk, int value)
 {
 	int err = base_sk(sk)->set_rcvlowat(sk, value);
 
-	/* Data that others than TCP have may be enough now: who waits looks. */
+	/* Wakes waiting tasks, because data outside of TCP may now be sufficient. */
 	extoll_sock_wake(sk, EXTOLL_WAKE_READABLE);
 	return err;
 }
@@ -428,7 +459,7 @@ void extoll_sock_put(struct sock *sk)
 	sock_put(sk);
 }
 
-/* As /proc/net/tcp does: each field is read once, and they may be of different moments. */
+/* Like /proc/net/tcp: each field is read once, and the values may be from different moments. */
 void extoll_sock_ends(struct sock *sk, struct extoll_sock_ends *ends)
 {
 	const struct inet_sock *inet = inet_sk(sk);
@@ -479,7 +510,10 @@ void extoll_msg_show(struct msghdr *msg, size_t left)
 	iov_iter_reexpand(&msg->msg_iter, left);
 }
 
-/* An io_uring that has a notification of its own (msg_ubuf) needs nothing: who takes no reference has copied. */
+/*
+ * Does nothing for an io_uring with its own notification (msg_ubuf): without a reference it counts
+ * as copied.
+ */
 struct ubuf_info *extoll_zerocopy_begin(struct sock *sk, struct msghdr *msg)
 {
 	struct ubuf_info *uarg;
@@ -489,7 +523,10 @@ struct ubuf_info *extoll_zerocopy_begin(struct sock *sk, struct msghdr *msg)
 	if (!iov_iter_count(&msg->msg_iter))
 		return NULL;
 	lock_sock(sk);
-	/* Of no bytes: what is lent is charged where it is pinned, and what is copied needs no charge. */
+	/*
+	 * The completion is for 0 bytes: leased memory is charged where it is pinned, and copied
+	 * memory needs no charge.
+	 */
 	uarg = msg_zerocopy_realloc(sk, 0, NULL, false);
 	release_sock(sk);
 	if (!uarg)
@@ -506,7 +543,7 @@ void extoll_zerocopy_end(struct ubuf_info *uarg, bool sent, bool copied)
 		net_zcopy_put_abort(uarg, true);
 }
 
-/* struct tcp_sock is beyond what is generated for Rust, and so is struct msghdr. */
+/* These are in C because struct tcp_sock and struct msghdr are not in the generated bindings. */
 bool extoll_msg_wants_inq(const struct sock *sk, const struct msghdr *msg)
 {
 	return tcp_sk(sk)->recvmsg_inq || msg->msg_get_inq;
@@ -522,7 +559,7 @@ void extoll_msg_answer_inq(struct sock *sk, struct msghdr *msg, int left)
 		put_cmsg(msg, SOL_TCP, TCP_CM_INQ, sizeof(left), &left);
 }
 
-/* Here, so that the compiler knows nothing of the accesses that it could take for exclusive ones. */
+/* In C and not inlined, so that the Rust compiler cannot assume that the accesses are exclusive. */
 noinline void extoll_copy_bytes(void *to, const void *from, size_t len)
 {
 	memcpy(to, from, len);
@@ -535,8 +572,9 @@ ssize_t extoll_sock_splice_by_recvmsg(struct socket *sock, loff_t *pos, struct p
 }
 
 /*
- * What sock_def_readable() and its like do. They can't be called by the sock's pointers: another part of the kernel that was given
- * the descriptor may have put functions there that need a softirq, and that look for data in TCP's queues.
+ * Same as sock_def_readable() and its counterparts. The sock's callbacks cannot be called, because
+ * another part of the kernel that has the descriptor may have set functions that need a softirq and
+ * check TCP's queues for data.
  */
 void extoll_sock_wake(struct sock *sk, unsigned int what)
 {
@@ -567,7 +605,10 @@ void extoll_sock_wake(struct sock *sk, unsigned int what)
 		break;
 	}
 	rcu_read_lock();
-	/* Part of the socket, which is freed after a grace period; none after the release. */
+	/*
+	 * The wait queue is part of the socket, which is freed after a grace period. NULL after the
+	 * release.
+	 */
 	wq = rcu_dereference(sk->sk_wq);
 	if (skwq_has_sleeper(wq)) {
 		if (events)
@@ -605,7 +646,7 @@ unsigned int extoll_sock_ended(const struct sock *sk)
 	return READ_ONCE(sk->sk_shutdown) & SHUTDOWN_MASK;
 }
 
-/* Whether TCP sends a FIN depends on its state alone: on the next shutdown() or the close. */
+/* Does not change the TCP state, on which the FIN of the next shutdown() or close depends. */
 void extoll_sock_mark_ended(struct sock *sk, unsigned int directions)
 {
 	lock_sock(sk);
@@ -613,7 +654,7 @@ void extoll_sock_mark_ended(struct sock *sk, unsigned int directions)
 	release_sock(sk);
 }
 
-/* As lock_sock(), but doesn't wait for whoever has the lock. */
+/* Like lock_sock(), but fails if the lock is taken. */
 static bool try_lock_sock(struct sock *sk)
 {
 	bool free;
@@ -628,7 +669,7 @@ static bool try_lock_sock(struct sock *sk)
 	return free;
 }
 
-/* One without a connection, or whose socket was closed since, has nothing to end. */
+/* Does nothing for a sock that is not connected, or whose socket has been closed. */
 bool extoll_sock_try_shutdown(struct sock *sk, unsigned int directions)
 {
 	if (!try_lock_sock(sk))
@@ -642,7 +683,7 @@ bool extoll_sock_try_shutdown(struct sock *sk, unsigned int directions)
 	return true;
 }
 
-/* As inet_shutdown() does to one with a connection. */
+/* Same as inet_shutdown() does to a connected socket. */
 void extoll_sock_mark_connected(struct socket *sock)
 {
 	lock_sock(sock->sk);
@@ -656,7 +697,7 @@ bool extoll_sock_unconnected(const struct socket *sock)
 	return READ_ONCE(sock->state) == SS_UNCONNECTED;
 }
 
-/* One that another thread has disconnected, and uses for something else, stays. */
+/* Has no effect if another thread has disconnected the sock and uses it for another connection. */
 void extoll_tcp_end(struct sock *sk)
 {
 	if ((1 << inet_sk_state_load(sk)) & (TCPF_ESTABLISHED | TCPF_FIN_WAIT1 | TCPF_FIN_WAIT2 | TCPF_CLOSE_WAIT |
@@ -676,7 +717,7 @@ long extoll_sock_linger(const struct sock *sk)
 
 void extoll_sock_lingered(struct sock *sk, long left)
 {
-	/* None at all would mean a reset. */
+	/* 0 would mean a reset. */
 	WRITE_ONCE(sk->sk_lingertime, max(left, 1L));
 }
 
@@ -714,7 +755,7 @@ void extoll_sock_no_space(struct sock *sk)
 	smp_mb();
 }
 
-/* A bit field, which only a locked sock changes. */
+/* Reads a bit field without the lock; it is only changed with the sock locked. */
 bool extoll_sock_corked(const struct sock *sk)
 {
 	return data_race(tcp_sk(sk)->nonagle & TCP_NAGLE_CORK);
@@ -754,8 +795,9 @@ int extoll_option_read(sockptr_t from, size_t offset, void *to, size_t len)
 }
 
 /*
- * Without the lock, as tcp_inq_hint(): the fields are read once each. A FIN takes a number, too. The state comes first: there are
- * numbers when it says so.
+ * Like tcp_inq_hint(), does not take the lock: the fields are read once each. The state is read
+ * first, because the sequence numbers are valid only in some states. A FIN occupies a sequence
+ * number, too.
  */
 void extoll_sock_inq(const struct sock *sk, struct extoll_sock_inq *inq)
 {
@@ -769,7 +811,10 @@ void extoll_sock_inq(const struct sock *sk, struct extoll_sock_inq *inq)
 		inq->unread = received - read - (inq->finished ? 1 : 0);
 }
 
-/* Between a number of a FIN and its flag there is either this lock or an owner. */
+/*
+ * TCP advances the sequence number for a FIN and sets its flag under this lock or as owner of the
+ * sock.
+ */
 bool extoll_sock_inq_settled(struct sock *sk, struct extoll_sock_inq *inq)
 {
 	bool settled;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* C parts of the socket abstractions (net/socket): what is macro or inline in the kernel, or data that only C can copy. */
+/*
+ * C parts of the socket abstractions (net/socket): macros, inline functions, and data that only C
+ * can copy.
+ */
 #ifndef EXTOLL_KERNEL_EXT_SOCK_H
 #define EXTOLL_KERNEL_EXT_SOCK_H
 
@@ -12,22 +15,32 @@
 struct extoll_sock_alias;
 
 /*
- * A protocol number of AF_INET, or AF_INET6 with v6, for stream sockets: sockets of TCP with other operations. One of each. ERR_PTR
- * on failure. Both sleep; after unregister no lookup finds it, and none that found it before uses owner or ops any more.
+ * Registers a protocol number of AF_INET, or AF_INET6 with v6, for stream sockets: TCP sockets with
+ * other operations. One number per family. Returns an error pointer on failure. Both may sleep.
+ * After unregistering, no lookup finds the number, and lookups that found it before do not use
+ * owner or ops.
  */
 struct extoll_sock_alias *extoll_sock_alias_register(bool v6, int protocol, struct module *owner,
 						     const struct proto_ops *ops);
 void extoll_sock_alias_unregister(struct extoll_sock_alias *alias);
 
-/* Gives a new socket of another family the socket of TCP of IPv4 or IPv6, and its operations. Sleeps. */
+/*
+ * Gives a new socket of another family an IPv4 or IPv6 TCP sock and the operations ops. May sleep.
+ */
 int extoll_sock_create(struct net *net, struct socket *sock, bool v6, int kern, const struct proto_ops *ops);
 
-/* What the operations keep at a socket: read; set if there is nothing yet, returning what there was; taken. Any context. */
+/*
+ * Data of the operations at a socket: read; set if there are none yet (returns the old data);
+ * remove. Any context.
+ */
 void *extoll_sock_data(struct socket *sock);
 void *extoll_sock_set_data(struct socket *sock, void *data);
 void *extoll_sock_take_data(struct socket *sock);
 
-/* TCP's operations on a socket whose operations come from one of the two above, by its family. Contexts are those of proto_ops. */
+/*
+ * TCP's operations on a socket whose operations were set by the functions above. Contexts are those
+ * of proto_ops.
+ */
 int extoll_tcp_release(struct socket *sock);
 int extoll_tcp_bind(struct socket *sock, struct sockaddr_unsized *addr, int len);
 int extoll_tcp_connect(struct socket *sock, struct sockaddr_unsized *addr, int len, int flags);
@@ -56,12 +69,12 @@ int extoll_tcp_sendmsg_locked(struct sock *sk, struct msghdr *msg, size_t size);
 int extoll_tcp_set_rcvlowat(struct sock *sk, int value);
 void extoll_tcp_set_rcvbuf(struct sock *sk, int value);
 
-/* Namespace of a socket; it stays while the socket does. */
+/* Returns the namespace of a socket, which lives as long as the socket. */
 struct net *extoll_sock_net(const struct socket *sock);
-/* State of TCP (TCP_CLOSE …). Any context. */
+/* Returns the TCP state (TCP_CLOSE …). Any context. */
 int extoll_sock_state(const struct sock *sk);
 
-/* Addresses in network order, those of IPv4 in the first four bytes; ports in host order. */
+/* Addresses in network order, IPv4 addresses in the first four bytes; ports in host order. */
 struct extoll_sock_ends {
 	u8 local[16], remote[16];
 	u16 local_port, remote_port;
@@ -71,42 +84,52 @@ struct extoll_sock_ends {
 	u8 state;
 };
 
-/* A reference to the sock of a socket, which may outlive the socket. Any context but for the first, which needs the socket. */
+/*
+ * References to the sock of a socket, which may outlive the socket. extoll_sock_hold() needs the
+ * socket; the others: any context.
+ */
 struct sock *extoll_sock_hold(struct socket *sock);
 void extoll_sock_put(struct sock *sk);
 void extoll_sock_ends(struct sock *sk, struct extoll_sock_ends *ends);
 
-/* What a message has left: bytes to copy. */
+/* Returns the number of bytes that remain to be copied. */
 size_t extoll_msg_left(const struct msghdr *msg);
-/* As TCP: 0, or -EINVAL for control messages that it refuses. */
+/* Returns 0, or -EINVAL for control messages that TCP rejects. */
 int extoll_msg_check_control(struct sock *sk, struct msghdr *msg);
-/* Takes all bytes out of a message, so that TCP sees an empty one: how many; and puts them back. */
+/*
+ * Hides all bytes of a message, so that TCP sees an empty one, and returns their number.
+ * extoll_msg_show() restores them.
+ */
 size_t extoll_msg_hide(struct msghdr *msg);
 void extoll_msg_show(struct msghdr *msg, size_t left);
 /*
- * MSG_ZEROCOPY by one who copies: a completion that says so, or NULL if none was asked for, or ERR_PTR(-ENOBUFS). The first takes the
- * sock's lock and sleeps. At the end it is queued, or, if nothing was sent, has never been.
+ * MSG_ZEROCOPY for a sender that copies. Returns the completion that will report the copy, NULL if
+ * the program did not request one, or ERR_PTR(-ENOBUFS). Takes the sock's lock and sleeps.
+ * extoll_zerocopy_end() queues the completion, or discards it if no bytes were sent.
  */
 struct ubuf_info *extoll_zerocopy_begin(struct sock *sk, struct msghdr *msg);
 void extoll_zerocopy_end(struct ubuf_info *uarg, bool sent, bool copied);
-/* Tells a receiver who has asked for it how much there is left to read. */
+/* Reports the number of bytes left to read to a receiver that requested it. */
 bool extoll_msg_wants_inq(const struct sock *sk, const struct msghdr *msg);
 void extoll_msg_answer_inq(struct sock *sk, struct msghdr *msg, int left);
-/* Copies bytes of memory that others, devices included, may read or write at the same time. Any context. */
+/* Copies bytes of memory that other CPUs or devices may access at the same time. Any context. */
 void extoll_copy_bytes(void *to, const void *from, size_t len);
-/* Reads through the file of the socket, and so by its recvmsg(). Sleeps. */
+/* Reads through the socket's file and so through its recvmsg(). Sleeps. */
 ssize_t extoll_sock_splice_by_recvmsg(struct socket *sock, loff_t *pos, struct pipe_inode_info *pipe, size_t len,
 				      unsigned int flags);
 
-/* Puts an entry of the current task on the wait queue of a socket, and takes it off. */
+/* Adds an entry of the current task to the wait queue of a socket, or removes it. */
 void extoll_sock_wait_begin(struct socket *sock, struct wait_queue_entry *entry);
 void extoll_sock_wait_end(struct socket *sock, struct wait_queue_entry *entry);
-/* How long operations wait, in jiffies. */
+/* Returns the time that operations wait, in jiffies. */
 long extoll_sock_timeout(const struct sock *sk, bool send, bool nonblock);
-/* How long who waits looks for messages himself, in microseconds: SO_BUSY_POLL, or net.core.busy_read. */
+/*
+ * Returns the time that a waiting task polls for messages, in microseconds: SO_BUSY_POLL, or
+ * net.core.busy_read.
+ */
 unsigned int extoll_sock_busy_poll(const struct sock *sk);
 
-/* Wakes who waits at the socket of a sock, if it still has one. Any context but NMI. */
+/* Wakes tasks that wait at the socket of a sock, if it still has one. Any context but NMI. */
 #define EXTOLL_WAKE_READABLE 0
 #define EXTOLL_WAKE_WRITABLE 1
 #define EXTOLL_WAKE_ERROR 2
@@ -114,75 +137,103 @@ unsigned int extoll_sock_busy_poll(const struct sock *sk);
 #define EXTOLL_WAKE_FINISHED 4
 #define EXTOLL_WAKE_HUNG_UP 5
 void extoll_sock_wake(struct sock *sk, unsigned int what);
-/* The pending error is set if there is none, a positive number; read; taken, negative or 0. Any context. */
+/*
+ * Sets the pending error, a positive number, if there is none; reads it; reads and clears it (0 or
+ * negative). Any context.
+ */
 void extoll_sock_set_error(struct sock *sk, int error);
 int extoll_sock_error(const struct sock *sk);
-/* Whether there is one, or something in the error queue. */
+/* Returns true if there is a pending error or a message in the error queue. */
 bool extoll_sock_has_error(const struct sock *sk);
 int extoll_sock_take_error(struct sock *sk);
-/* Ended directions (RCV_SHUTDOWN, SEND_SHUTDOWN): read, any context; noted without a word to the peer, sleeps. */
+/*
+ * Directions that are shut down (RCV_SHUTDOWN, SEND_SHUTDOWN). Reading: any context. Marking sends
+ * nothing; it sleeps.
+ */
 unsigned int extoll_sock_ended(const struct sock *sk);
 void extoll_sock_mark_ended(struct sock *sk, unsigned int directions);
 /*
- * What shutdown() does to a sock with a connection: RCV_SHUTDOWN, SEND_SHUTDOWN. Nothing and false if somebody has the sock's lock, who
- * may be copying from memory that never comes. Allocates, sleeps.
+ * Does what shutdown() does to a connected sock: RCV_SHUTDOWN, SEND_SHUTDOWN. Returns false without
+ * an effect if the sock's lock is taken, because the holder may be copying from memory that never
+ * becomes available. Allocates, sleeps.
  */
 bool extoll_sock_try_shutdown(struct sock *sk, unsigned int directions);
-/* The program knows that its connection is there: connect() does not say so once more. Sleeps. */
+/*
+ * Marks a connection as reported to the program, so that connect() does not report it again.
+ * Sleeps.
+ */
 void extoll_sock_mark_connected(struct socket *sock);
-/* Whether connect() may begin a connection. */
+/* Returns true if connect() may start a connection. */
 bool extoll_sock_unconnected(const struct socket *sock);
-/* As if a RST had come, but the pending error stays; the peer gets one. Sleeps. */
+/* Aborts the connection and sends a RST. The pending error stays. Sleeps. */
 void extoll_tcp_end(struct sock *sk);
-/* SO_RCVLOWAT, as a call for len bytes sees it. */
+/* Returns SO_RCVLOWAT as it applies to a call for len bytes. */
 int extoll_sock_rcvlowat(const struct sock *sk, bool all, int len);
-/* SO_LINGER: -1 for none, else jiffies. */
+/* Returns SO_LINGER in jiffies, or -1 if it is off. */
 long extoll_sock_linger(const struct sock *sk);
-/* What is left of that time, in jiffies, when some of it was waited for already. Of a socket that is closed. */
+/*
+ * Sets the remaining linger time of a socket that is being closed, in jiffies, after a part of it
+ * has elapsed.
+ */
 void extoll_sock_lingered(struct sock *sk, long left);
-/* Whether the current task exits. */
+/* Returns true if the current task exits. */
 bool extoll_exiting(void);
-/* Where MSG_PEEK begins, behind what was read; -1 or less for at once. What was read or peeked moves it. */
+/*
+ * Returns the offset from the read position at which MSG_PEEK begins (SO_PEEK_OFF); negative if at
+ * the read position. extoll_sock_peeked() moves it after a read or a peek.
+ */
 int extoll_sock_peek_offset(const struct sock *sk);
 void extoll_sock_peeked(struct sock *sk, int bytes, bool peek);
 bool extoll_sock_nonblocking(const struct socket *sock);
 void extoll_sock_poll_wait(struct file *file, struct socket *sock, struct poll_table_struct *table);
-/* Somebody was told that there is no room. A full barrier. */
+/* Records that a writer was told that there is no room. Full barrier. */
 void extoll_sock_no_space(struct sock *sk);
 
-/* TCP_CORK. */
+/* Returns true if TCP_CORK is set. */
 bool extoll_sock_corked(const struct sock *sk);
-/* TCP_USER_TIMEOUT in ms, 0 if it is not set. Any context. */
+/* Returns TCP_USER_TIMEOUT in ms, 0 if it is not set. Any context. */
 unsigned int extoll_sock_user_timeout(const struct sock *sk);
 
-/* What has gone past TCP on a connection, to be added to what TCP has counted. */
+/* Bytes of a connection that bypassed TCP, to be added to TCP's counts. */
 struct extoll_tcp_past {
 	u64 sent, acked, received;
 	u32 unsent, unacked;
 	u8 state;
 };
 
-/* TCP_INFO with that, as much as there is room for: how much. Takes the sock's lock, sleeps. */
+/*
+ * Writes TCP_INFO including these bytes, up to room bytes; returns its size. Takes the sock's lock,
+ * sleeps.
+ */
 size_t extoll_tcp_info(struct sock *sk, const struct extoll_tcp_past *past, void *to, size_t room);
-/* Whether it is the kernel itself that accepts. */
+/* Returns true if the kernel itself accepts, not a program. */
 bool extoll_accept_by_kernel(const struct proto_accept_arg *arg);
-/* Part of the value of an option that is set. Sleeps. */
+/* Copies part of an option's value from the caller of setsockopt(). Sleeps. */
 int extoll_option_read(sockptr_t from, size_t offset, void *to, size_t len);
 
-/* What TCP has received and nobody has read. Any context. */
+/*
+ * Bytes that TCP has received and the program has not read; finished: the peer's FIN has arrived.
+ * Any context.
+ */
 struct extoll_sock_inq {
 	u32 unread;
 	bool finished;
 };
 
 void extoll_sock_inq(const struct sock *sk, struct extoll_sock_inq *inq);
-/* Whether what it says holds: TCP does nothing with the sock at this time. Not with the sock's lock, nor in an interrupt. */
+/*
+ * Fills inq. Returns true if it is final, because TCP does not process the sock at this time. Must
+ * not be called with the sock's lock held or in a hard interrupt.
+ */
 bool extoll_sock_inq_settled(struct sock *sk, struct extoll_sock_inq *inq);
 
-/* Files in /proc/net of a namespace, readable by all. Both sleep; after the removal show() doesn't run any more. */
+/*
+ * Files in /proc/net of a namespace, readable by all. Both sleep. After the removal show() does not
+ * run.
+ */
 int extoll_net_proc_add(struct net *net, const char *name, int (*show)(struct seq_file *seq, void *v), void *data);
 void extoll_net_proc_remove(struct net *net, const char *name);
-/* The data given to it. */
+/* Returns the data that extoll_net_proc_add() got. */
 void *extoll_net_proc_data(struct seq_file *seq);
 
 #endif

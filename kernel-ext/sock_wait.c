@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Waiting at sockets. Contexts and rules are in sock.h and at the Rust callers. */
+/* Waiting at sockets. Contexts and rules are documented in sock.h and in the Rust callers. */
 #include <linux/sched.h>
 #include <linux/wait.h>
 #include <net/sock.h>

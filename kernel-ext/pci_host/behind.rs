@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What is behind a bridge, for as long as it is there.
+//! Access to the functions behind a bridge, until the bridge is closed.
 
 use super::Interrupts;
 use crate::bindings;
@@ -13,7 +13,7 @@ use kernel::{
     },
 };
 
-/// How wide an access to configuration space is.
+/// Width of an access to configuration space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Width {
     /// 8 bits.
@@ -25,7 +25,7 @@ pub enum Width {
 }
 
 impl Width {
-    /// Bytes: 1, 2, 4.
+    /// Returns the number of bytes: 1, 2, 4.
     pub const fn bytes(self) -> u32 {
         match self {
             Width::Byte => 1,
@@ -34,12 +34,12 @@ impl Width {
         }
     }
 
-    /// All ones: what is read where nobody answers.
+    /// Returns all ones, the result of a read without an answer.
     pub const fn ones(self) -> u32 {
         u32::MAX >> (32 - 8 * self.bytes())
     }
 
-    /// That of so many bytes.
+    /// Returns the width of `bytes` bytes.
     pub const fn of(bytes: c_int) -> Option<Self> {
         match bytes {
             1 => Some(Width::Byte),
@@ -50,42 +50,46 @@ impl Width {
     }
 }
 
-/// What a device stores to cause an interrupt.
+/// Store by which a device causes an interrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Message {
-    /// Where, as the device has it.
+    /// Address, in the device's address space.
     pub address: u64,
-    /// What.
+    /// Value to store.
     pub data: u32,
 }
 
-/// The functions behind a bridge. It is dropped by the bridge's removal, so it may hold what that depends on.
+/// Functions behind a bridge. The bridge's removal drops this object, so it may own resources on
+/// which the removal depends.
 pub trait Functions: Send + Sync + 'static {
-    /// Reads `width` from `offset` (0…4095, aligned to the width) of function `devfn` of bus 0. `None` if nobody answers: all ones.
-    /// Any context, perhaps with interrupts disabled, always within a critical section of RCU: must not sleep, and has to
-    /// return within a bounded time.
+    /// Reads `width` bits at `offset` (0…4095, aligned to the width) of function `devfn` of bus 0.
+    /// `None` if the function does not answer; the reader gets all ones. Called in any context,
+    /// possibly with interrupts disabled, always in an RCU read-side critical section: must not
+    /// sleep, and must return within a bounded time.
     fn read(&self, devfn: u8, offset: u16, width: Width) -> Option<u32>;
 
-    /// Writes likewise. `None` if nobody answers.
+    /// Writes in the same way, in the same contexts. `None` if the function does not answer.
     fn write(&self, devfn: u8, offset: u16, width: Width, value: u32) -> Option<()>;
 
-    /// What a device stores for interrupt `vector` (from 0 on). A device with plain MSI and several vectors changes the low bits
-    /// of the data itself, so those of consecutive vectors have to be consecutive numbers. Contexts as above.
+    /// Returns the store of a device for interrupt `vector` (from 0). A device with plain MSI and
+    /// several vectors changes the low bits of the data itself, so the data of consecutive vectors
+    /// must be consecutive numbers. Same contexts as [`Self::read`].
     fn message(&self, vector: u32) -> Message;
 
-    /// The bridge is being made, and its drivers may want interrupts before [`super::HostBridge::new`] returns: these are
-    /// to be fired from now on. Once, in process context, with the lock of rescans; may sleep.
+    /// Called once while the bridge is made. Drivers of its devices may expect interrupts before
+    /// [`super::HostBridge::new`] returns, so these must be fired from now on. Process context,
+    /// with the lock of rescans held; may sleep.
     ///
     /// # Errors
     ///
-    /// There is no bridge then.
+    /// An error prevents the bridge.
     fn begin(&self, interrupts: &Arc<Interrupts>) -> Result {
         let _ = interrupts;
         Ok(())
     }
 
-    /// Number of the interrupt in which [`super::Interrupts::fire`] is called: where that runs is where the interrupts of the
-    /// devices do.
+    /// Returns the number of the interrupt whose handler calls [`super::Interrupts::fire`]. The
+    /// devices' interrupts are handled on the CPU of that interrupt.
     fn interrupt(&self) -> Option<u32> {
         None
     }
@@ -94,20 +98,21 @@ pub trait Functions: Send + Sync + 'static {
 /// Accesses to configuration space.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Accesses {
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Writes.
+    /// Number of writes.
     pub writes: u64,
-    /// Of both, those that nobody answered.
+    /// Number of reads and writes without an answer.
     pub failed: u64,
 }
 
-/// See the module's documentation.
+/// Functions of a bridge, with a flag that ends access to them. See the module's documentation.
 ///
 /// # Invariants
 ///
-/// `functions` is changed only by [`Behind::close`], a grace period after `open` was cleared, and read only by who has seen `open`
-/// within a critical section of RCU.
+/// `functions` is changed only by [`Behind::close`], after a grace period that begins when `open`
+/// is cleared. It is read only in an RCU read-side critical section in which `open` was seen to be
+/// set.
 pub(super) struct Behind {
     open: AtomicFlag,
     functions: UnsafeCell<Option<Arc<dyn Functions>>>,
@@ -116,9 +121,10 @@ pub(super) struct Behind {
     failed: Atomic<u64>,
 }
 
-// SAFETY: `Arc<dyn Functions>` may be shared and sent; the cell is accessed as the invariant says.
+// SAFETY: `Arc<dyn Functions>` is `Send` and `Sync`, and accesses to the cell follow the type
+// invariant.
 unsafe impl Send for Behind {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for Behind {}
 
 impl Behind {
@@ -132,19 +138,20 @@ impl Behind {
         }
     }
 
-    /// Calls `f` unless it is closed. Any context.
+    /// Calls `f` unless the bridge is closed. Any context.
     fn with<R>(&self, f: impl FnOnce(&dyn Functions) -> Option<R>) -> Option<R> {
         let _grace = rcu::read_lock();
         if !self.open.load(Acquire) {
             return None;
         }
-        // SAFETY: by the invariant nobody changes it before the grace period of the guard is over.
+        // SAFETY: `open` was set in the critical section of `_grace`. By the type invariant the
+        // cell is not changed before its end.
         let functions = unsafe { &*self.functions.get() };
         let functions = functions.as_ref()?;
-        // SAFETY: only notes something for the lock checker.
+        // SAFETY: only informs lockdep.
         unsafe { bindings::extoll_pci_functions_enter() };
         let result = f(&**functions);
-        // SAFETY: as above, and what was noted is.
+        // SAFETY: only informs lockdep; pairs with the call above.
         unsafe { bindings::extoll_pci_functions_leave() };
         result
     }
@@ -167,14 +174,15 @@ impl Behind {
         self.with(|f| Some(f.message(vector)))
     }
 
-    /// By who makes the bridge. May sleep.
+    /// Calls [`Functions::begin`]; called by the thread that makes the bridge. May sleep.
     pub(super) fn begin(&self, interrupts: &Arc<Interrupts>) -> Result {
         let functions = {
             let _grace = rcu::read_lock();
             if !self.open.load(Acquire) {
                 return Err(ENODEV);
             }
-            // SAFETY: by the invariant nobody changes it before the grace period of the guard is over.
+            // SAFETY: `open` was set in the critical section of `_grace`. By the type invariant the
+            // cell is not changed before its end.
             unsafe { (*self.functions.get()).clone() }
         };
         functions.ok_or(ENODEV)?.begin(interrupts)
@@ -192,11 +200,13 @@ impl Behind {
         }
     }
 
-    /// Nobody is called any more when this returns, and the functions are dropped. To be called by one at a time. Sleeps.
+    /// Ends access to the functions and drops them. No call of them runs when this returns. Calls
+    /// must not be concurrent. Sleeps.
     pub(super) fn close(&self) {
         self.open.store(false, Release);
         rcu::synchronize_rcu();
-        // SAFETY: by the invariant nobody reads it any more; the caller is the only one who changes it.
+        // SAFETY: after the grace period no reader uses the cell, by the type invariant. Callers do
+        // not call this concurrently.
         let functions = unsafe { (*self.functions.get()).take() };
         drop(functions);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The bridge: its beginning and its end.
+//! Host bridge: making and removing it.
 
 use super::{
     behind::{Accesses, Behind, Functions},
@@ -20,35 +20,35 @@ use kernel::{
     types::Opaque,
 };
 
-/// Most windows of a bridge: one for each BAR of a function.
+/// Maximum number of windows of a bridge: one for each BAR of a function.
 const WINDOWS: usize = 6;
 
-/// What there is of a bridge.
+/// State of a bridge.
 enum Phase {
-    /// Not yet, or not any more.
+    /// Not made yet, or removed.
     Absent,
     Present,
 }
 
-/// What is made by the scan.
+/// Objects that [`Bridge::attach`] makes.
 struct Made {
     bridge: *mut bindings::pci_host_bridge,
     shared: Option<Pin<KBox<Shared>>>,
     interrupts: Option<Arc<Interrupts>>,
     domain: i32,
-    /// How many of `resources` are in the kernel's map of addresses.
+    /// Number of `resources` that have been inserted into the kernel's resource tree.
     inserted: usize,
     linked: bool,
-    /// What was found in the devices.
+    /// Number of accepted devices, or the error of the first rejected one.
     found: Result<u32>,
 }
 
-/// A bridge at a fixed address.
+/// Bridge, which does not move in memory.
 ///
 /// # Invariants
 ///
-/// `made` is accessed by who has `phase` locked, and by functions that he waits for. `anchor` is null or a device to which there is
-/// a reference.
+/// `made` is accessed only with `phase` locked, or by functions for which the lock holder waits.
+/// `anchor` is null or a device to which this object owns a reference.
 #[pin_data(PinnedDrop)]
 struct Bridge {
     parent: ARef<Device>,
@@ -65,28 +65,33 @@ struct Bridge {
     vectors: u32,
 }
 
-/// A host bridge. Its drop ends it, as [`HostBridge::remove`] does. It has to end before the driver of its parent is unbound: that
-/// could not give back the BAR that windows are in, and would not be bound again.
+/// Host bridge. The drop removes it, like [`HostBridge::remove`]. It must be removed before the
+/// parent's driver is unbound. Otherwise that driver could not release the BAR that contains the
+/// windows, and could not be bound again.
 pub struct HostBridge {
     bridge: Pin<KBox<Bridge>>,
     interrupts: Arc<Interrupts>,
     domain: u32,
 }
 
-// SAFETY: all is locked, or not changed.
+// SAFETY: fields are constant or protected by a lock.
 unsafe impl Send for HostBridge {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for HostBridge {}
 
 impl HostBridge {
-    /// Makes a bridge below `parent`, finds the devices behind it, and has their drivers bound. `vectors`: 1 to 2048. Process context
-    /// without locks; sleeps as long as drivers take. `functions` is called from now on.
+    /// Makes a bridge below `parent`, finds the devices behind it, and binds their drivers.
+    /// `vectors` is 1 to 2048. Calls `functions` from now on. Process context without locks; sleeps
+    /// until the drivers are bound.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for windows or the number of vectors, or windows outside of the parent's BARs; `EBUSY` if a window is somebody else's, or
-    /// the parent is being added or removed; `ENODEV` if no device answers; `ERANGE` if one has a BAR that is in no window; `EOPNOTSUPP` if
-    /// an IOMMU's driver takes the device for one of its own; `ENOMEM`; those of the PCI core.
+    /// - `EINVAL`: invalid windows or number of vectors, or a window outside of the parent's BARs.
+    /// - `EBUSY`: addresses of a window are in use, or the parent is being added or removed.
+    /// - `ENODEV`: no device answers.
+    /// - `ERANGE`: a device has a BAR that is in none of the windows.
+    /// - `EOPNOTSUPP`: an IOMMU driver manages a device.
+    /// - `ENOMEM`, and errors of the PCI core.
     pub fn new(
         parent: &Device<Bound>,
         windows: &[Window],
@@ -97,11 +102,12 @@ impl HostBridge {
         Self::prepare(parent, windows, vectors, pool, functions)?.begin()
     }
 
-    /// As [`HostBridge::new`], but nothing is made yet: so `parent` need not be known to be bound while drivers are probed.
+    /// Prepares a bridge for [`Prepared::begin`], which makes it. Unlike for [`HostBridge::new`],
+    /// `parent` need not be proven bound while drivers are probed.
     ///
     /// # Errors
     ///
-    /// `EINVAL` and `ENOMEM` as there.
+    /// `EINVAL` and `ENOMEM` for the reasons given there.
     pub fn prepare(
         parent: &Device<Bound>,
         windows: &[Window],
@@ -120,10 +126,10 @@ impl HostBridge {
             return Err(EINVAL);
         }
         let behind = Arc::new(Behind::new(functions), GFP_KERNEL)?;
-        // SAFETY: the device is bound, so it and those above it are alive.
+        // SAFETY: the device is bound, so it and its ancestors are alive.
         let anchor = unsafe { bindings::extoll_pci_anchor(sysfs::raw(parent)) };
         if !anchor.is_null() {
-            // SAFETY: alive; the reference is given back by the drop.
+            // SAFETY: the device is alive. The drop of `Bridge` drops the reference.
             unsafe { bindings::pci_dev_get(anchor) };
         }
         let made = Made {
@@ -139,10 +145,10 @@ impl HostBridge {
         let bridge = KBox::pin_init(
             pin_init!(Bridge {
                 parent: parent.into(),
-                // INVARIANT: a reference was taken.
+                // INVARIANT: the reference was taken above.
                 anchor,
                 notifier <- Opaque::ffi_init(|n: *mut bindings::notifier_block| {
-                    // SAFETY: valid for writes.
+                    // SAFETY: `n` is valid for writes.
                     unsafe { n.write(bindings::notifier_block {
                         notifier_call: Some(Bridge::notified),
                         ..pin_init::zeroed()
@@ -157,7 +163,7 @@ impl HostBridge {
             }),
             GFP_KERNEL,
         )?;
-        // SAFETY: the drop takes the notifier away again.
+        // SAFETY: the notifier is pinned, and the drop unregisters it.
         to_result(unsafe {
             bindings::bus_register_notifier(
                 &raw const bindings::pci_bus_type,
@@ -167,22 +173,22 @@ impl HostBridge {
         Ok(Prepared(bridge))
     }
 
-    /// Number of the PCI domain, which is 0x10000 or more. Any context.
+    /// Returns the number of the PCI domain, at least 0x10000. Any context.
     pub fn domain(&self) -> u32 {
         self.domain
     }
 
-    /// The interrupts of the devices. Any context.
+    /// Returns the interrupts of the devices. Any context.
     pub fn interrupts(&self) -> &Arc<Interrupts> {
         &self.interrupts
     }
 
-    /// The memory of the devices. Any context.
+    /// Returns the memory of the devices. Any context.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.bridge.pool
     }
 
-    /// Accesses to configuration space. Any context.
+    /// Returns counts of accesses to configuration space. Any context.
     pub fn accesses(&self) -> Accesses {
         self.bridge.behind.accesses()
     }
@@ -192,32 +198,35 @@ impl HostBridge {
         matches!(*self.bridge.phase.lock(), Phase::Present)
     }
 
-    /// Ends it while the devices still answer: drivers are unbound, devices removed, the functions dropped. Not for drivers of the
-    /// devices. Process context without locks; sleeps as long as drivers take. Nothing happens the second time.
+    /// Removes the bridge while the devices still answer: unbinds drivers, removes devices, drops
+    /// the functions. Drivers of the devices must not call this. Process context without locks;
+    /// sleeps until the drivers are unbound. Later calls have no effect.
     pub fn remove(&self) {
         self.bridge.end(false);
     }
 
-    /// Ends it because the devices do not answer any more: as [`HostBridge::remove`], but at first all devices are marked so that
-    /// accesses to their configuration spaces fail at once, and drivers are told (`error_detected`, permanent failure) before they are unbound.
+    /// Removes the bridge after the devices became unreachable. Like [`HostBridge::remove`], but
+    /// first marks all devices, so that accesses to configuration space fail at once, and notifies
+    /// their drivers (`error_detected`, permanent failure) before it unbinds them.
     pub fn lost(&self) {
         self.bridge.end(true);
     }
 }
 
-/// A host bridge that is not there yet.
+/// Host bridge that has not been made yet.
 pub struct Prepared(Pin<KBox<Bridge>>);
 
-// SAFETY: as `HostBridge`.
+// SAFETY: same reason as for `HostBridge`.
 unsafe impl Send for Prepared {}
 
 impl Prepared {
-    /// Makes it, finds the devices behind it, and has their drivers bound. Its parent is not unbound before [`HostBridge`] has ended:
-    /// the caller's unbinding waits for this, and for that. Context and errors: as [`HostBridge::new`].
+    /// Makes the bridge, finds the devices behind it, and binds their drivers. The parent must not
+    /// be unbound before the [`HostBridge`] is removed; unbinding has to wait for this call and for
+    /// that. Context: same as [`HostBridge::new`].
     ///
     /// # Errors
     ///
-    /// See above.
+    /// Same as [`HostBridge::new`].
     pub fn begin(self) -> Result<HostBridge> {
         let (interrupts, domain) = self.0.begin()?;
         Ok(HostBridge {
@@ -231,26 +240,29 @@ impl Prepared {
 impl Bridge {
     /// # Safety
     ///
-    /// By who has `phase` locked, or by whom he waits for, and not twice at a time.
+    /// The caller has `phase` locked, or the lock holder waits for it. Results must not be used
+    /// concurrently.
     #[allow(clippy::mut_from_ref)]
     unsafe fn made(&self) -> &mut Made {
-        // SAFETY: by the requirements, and the invariants.
+        // SAFETY: by the function's requirements and the type invariant this is the only access.
         unsafe { &mut *self.made.get() }
     }
 
-    /// Calls `f` with the lock of rescans and removals: its result, or `EBUSY` if the anchor is about to be removed.
+    /// Calls `f` with the lock of rescans and removals held. Returns its result, or `EBUSY` if the
+    /// anchor is being removed.
     fn locked(&self, f: unsafe extern "C" fn(*mut c_void) -> c_int) -> Result {
         let this = ptr::from_ref(self).cast_mut().cast();
-        // CAST: an opaque type to both sets of bindings.
+        // CAST: opaque type in both sets of bindings.
         let queue = work::reset_queue().cast();
-        // SAFETY: there is a reference to the anchor, and `f` is called with this object while this function waits.
+        // SAFETY: this object owns a reference to the anchor. `f` gets this object and runs only
+        // while this function waits.
         to_result(unsafe { bindings::extoll_pci_locked(self.anchor, queue, Some(f), this) })
     }
 
     fn begin(&self) -> Result<(Arc<Interrupts>, u32)> {
         let mut phase = self.phase.lock();
         let mut result = self.locked(Self::attach_locked);
-        // SAFETY: `phase` is locked, and nobody is waited for any more.
+        // SAFETY: `phase` is locked, and `attach_locked` does not run any more.
         let made = unsafe { self.made() };
         let interrupts = made.interrupts.clone();
         if result.is_ok() && interrupts.is_none() {
@@ -270,11 +282,12 @@ impl Bridge {
             return;
         }
         if lost {
-            // SAFETY: `phase` is locked. The bus stays until it is removed below.
+            // SAFETY: `phase` is locked. The bus exists until it is removed below.
             unsafe { bindings::extoll_pci_lost((*self.made().bridge).bus) };
         }
         if self.locked(Self::detach_locked).is_err() {
-            // Who has the lock waits until this is over.
+            // The lock is held for the removal of the anchor, and its holder waits for this
+            // function.
             self.detach();
         }
         self.finish();
@@ -283,9 +296,9 @@ impl Bridge {
 
     /// # Safety
     ///
-    /// `this` is a bridge whose `phase` is locked by somebody who waits for this.
+    /// `this` is a bridge whose `phase` is locked by a thread that waits for this call.
     unsafe extern "C" fn attach_locked(this: *mut c_void) -> c_int {
-        // SAFETY: by the requirements.
+        // SAFETY: by the function's requirements `this` is a valid bridge.
         let this = unsafe { &*this.cast::<Self>() };
         match this.attach() {
             Ok(()) => 0,
@@ -295,17 +308,17 @@ impl Bridge {
 
     /// # Safety
     ///
-    /// As [`Bridge::attach_locked`].
+    /// Same as [`Bridge::attach_locked`].
     unsafe extern "C" fn detach_locked(this: *mut c_void) -> c_int {
-        // SAFETY: by the requirements.
+        // SAFETY: by the function's requirements `this` is a valid bridge.
         unsafe { &*this.cast::<Self>() }.detach();
         0
     }
 
-    /// Resources of the bus number and the windows.
+    /// Returns the resources of the bus number and of the windows.
     fn resources(&self) -> Result<KVec<Opaque<bindings::resource>>> {
         let mut list = KVec::with_capacity(1 + self.windows.len(), GFP_KERNEL)?;
-        // One bus, number 0.
+        // There is one bus, number 0.
         let number = bindings::resource {
             flags: bindings::IORESOURCE_BUS as c_ulong,
             name: c"bus of another node".as_char_ptr(),
@@ -318,23 +331,25 @@ impl Bridge {
         Ok(list)
     }
 
-    /// Makes the bridge and what is behind it. With the lock of rescans.
+    /// Makes the bridge and its devices. The caller holds the lock of rescans and removals.
     fn attach(&self) -> Result {
-        // SAFETY: as the callers of `attach_locked` promise.
+        // SAFETY: by the requirements of `attach_locked`, its caller waits for this with `phase`
+        // locked.
         let made = unsafe { self.made() };
-        // SAFETY: the lock is held.
+        // SAFETY: the lock of rescans and removals is held.
         let domain = unsafe { bindings::extoll_pci_domain_new() };
         to_result(domain)?;
         made.domain = domain;
-        // SAFETY: no requirements.
+        // SAFETY: no preconditions.
         let bridge = unsafe { bindings::pci_alloc_host_bridge(0) };
         if bridge.is_null() {
-            // SAFETY: the number was given out just now.
+            // SAFETY: the number was allocated above.
             unsafe { bindings::pci_bus_release_emul_domain_nr(domain) };
             return Err(ENOMEM);
         }
         made.bridge = bridge;
-        // SAFETY: made just now. The PCI core gives the number back when it frees the bridge.
+        // SAFETY: the bridge was made above. The PCI core releases the number when it frees the
+        // bridge.
         unsafe { (*bridge).domain_nr = domain };
         let interrupts = Interrupts::new(self.vectors, &self.behind, domain)?;
         let irq_domain = interrupts.domain();
@@ -343,7 +358,7 @@ impl Bridge {
         let shared = KBox::pin_init(
             pin_init!(Shared {
                 host <- Opaque::ffi_init(|host| {
-                    // SAFETY: valid for writes; the pool is kept by `pool`.
+                    // SAFETY: `host` is valid for writes; the field `pool` keeps the pool alive.
                     unsafe { bindings::extoll_pci_host_init(
                         host, sysfs::raw(&self.parent), domain, calls::table(), Arc::as_ptr(&self.pool).cast(),
                     ) };
@@ -356,19 +371,21 @@ impl Bridge {
         )?;
         let shared = &**made.shared.insert(shared);
         for window in shared.resources.iter().skip(1) {
-            // SAFETY: the anchor is alive; the resource is taken out before it is freed (`finish`).
+            // SAFETY: the anchor is alive. `finish` removes the resource before it is freed.
             to_result(unsafe { bindings::extoll_pci_window_insert(self.anchor, window.get()) })?;
             made.inserted += 1;
         }
-        // SAFETY: the bridge is not registered yet. What it is given stays until `finish` has seen that nobody else has a
-        // reference to it; the parent is referenced.
+        // SAFETY: the bridge is not registered yet. The objects that it refers to live until
+        // `finish` has found that no other reference to the bridge exists; the parent is
+        // referenced.
         unsafe {
             (*bridge).dev.parent = sysfs::raw(&self.parent);
             (*bridge).dev.msi.domain = irq_domain;
             (*bridge).sysdata = (&raw mut (*shared.host.get()).sysdata).cast();
             (*bridge).ops = config::operations();
             (*bridge).busnr = 0;
-            // What is above the device is the lender's, and so are its errors, its links and its power.
+            // The lender manages the hardware above the device, including its errors, links and
+            // power.
             (*bridge).set_native_aer(0);
             (*bridge).set_native_pcie_hotplug(0);
             (*bridge).set_native_shpc_hotplug(0);
@@ -382,7 +399,8 @@ impl Bridge {
             if let Some(buses) = shared.resources.first() {
                 bindings::pci_add_resource_offset(list, buses.get(), 0);
             }
-            // From the highest down: of neighbours in the other order the PCI core makes one, and takes the other out of the map.
+            // In descending order, because the PCI core merges adjacent windows in ascending order
+            // and removes one from the tree.
             let mut above = u64::MAX;
             let all = || self.windows.iter().zip(shared.resources.iter().skip(1));
             while let Some((window, resource)) = all()
@@ -397,19 +415,20 @@ impl Bridge {
         self.scan(made)
     }
 
-    /// Finds the devices, takes their BARs, lets drivers have them.
+    /// Finds the devices, claims their BARs, and binds drivers.
     fn scan(&self, made: &mut Made) -> Result {
         let bridge = made.bridge;
-        // SAFETY: set up by `attach`.
+        // SAFETY: `attach` set up the bridge.
         to_result(unsafe { bindings::pci_scan_root_bus_bridge(bridge) }).inspect_err(|_| {
-            // It has no bus then.
-            // SAFETY: not registered.
+            // After an error the bridge has no bus.
+            // SAFETY: the bridge is not registered, so the PCI core does not use it.
             unsafe { (*bridge).bus = ptr::null_mut() }
         })?;
-        // SAFETY: it has been registered, so it has a bus.
+        // SAFETY: the bridge is registered, so it has a bus.
         let bus = unsafe { (*bridge).bus };
         made.found = Ok(0);
-        // SAFETY: the lock of rescans is held; `inspect` gets this object's `found`.
+        // SAFETY: the lock of rescans and removals is held. `inspect` gets a pointer to `found`
+        // that only it uses.
         unsafe {
             bindings::pci_bus_claim_resources(bus);
             bindings::pci_walk_bus(bus, Some(inspect), (&raw mut made.found).cast());
@@ -422,7 +441,7 @@ impl Bridge {
             self.detach();
             return Err(e);
         }
-        // SAFETY: both devices are registered. There is nothing else of that name in the bridge's directory.
+        // SAFETY: both devices are registered, so their kobjects are in sysfs.
         let linked = unsafe {
             bindings::sysfs_create_link(
                 &raw mut (*bridge).dev.kobj,
@@ -431,17 +450,18 @@ impl Bridge {
             )
         };
         made.linked = linked == 0;
-        // SAFETY: the lock of rescans is held.
+        // SAFETY: the lock of rescans and removals is held.
         unsafe { bindings::pci_bus_add_devices(bus) };
         Ok(())
     }
 
-    /// Takes the devices and the bridge out of the PCI core. With the lock of rescans, or for who holds it.
+    /// Removes the devices and the bridge from the PCI core. The lock of rescans and removals is
+    /// held, here or by a thread that waits for this.
     fn detach(&self) {
-        // SAFETY: the callers have `phase` locked, or are waited for by who has.
+        // SAFETY: callers have `phase` locked, or the thread that has it locked waits for them.
         let made = unsafe { self.made() };
         let bridge = made.bridge;
-        // SAFETY: the bridge was registered by `scan`.
+        // SAFETY: `scan` registered the bridge.
         unsafe {
             let bus = (*bridge).bus;
             bindings::pci_stop_root_bus(bus);
@@ -453,15 +473,15 @@ impl Bridge {
         }
     }
 
-    /// Gives back what `attach` has made; the bridge is not in the PCI core.
+    /// Frees the objects that `attach` made. The bridge is not registered in the PCI core.
     fn finish(&self) {
-        // SAFETY: the callers have `phase` locked, and wait for nobody.
+        // SAFETY: callers have `phase` locked, and no function that uses `made` is running.
         let made = unsafe { self.made() };
         self.behind.close();
         let shared = made.shared.take();
         if let Some(shared) = &shared {
             for window in shared.resources.iter().skip(1).take(made.inserted) {
-                // SAFETY: inserted by `attach`.
+                // SAFETY: `attach` inserted the window.
                 unsafe { bindings::extoll_pci_window_remove(window.get()) };
             }
         }
@@ -470,11 +490,11 @@ impl Bridge {
             if !interrupts.end() {
                 dev_warn!(
                     &*self.parent,
-                    "a driver left interrupts of PCI domain {:x} behind: its memory is kept\n",
+                    "a driver did not free its interrupts in PCI domain {:x}: their memory is kept\n",
                     made.domain
                 );
                 core::mem::forget(interrupts);
-                // SAFETY: no requirements.
+                // SAFETY: no preconditions.
                 unsafe { bindings::extoll_pci_pin() };
             }
         }
@@ -483,35 +503,35 @@ impl Bridge {
             return;
         }
         if alone(bridge) {
-            // SAFETY: the last reference. Nobody refers to what is in `shared` after it.
+            // SAFETY: this is the last reference, so no object refers to `shared` after this call.
             unsafe { bindings::pci_free_host_bridge(bridge) };
             drop(shared);
         } else {
             dev_warn!(
                 &*self.parent,
-                "somebody still uses a device of PCI domain {:x}: its memory is kept\n",
+                "a device of PCI domain {:x} is still referenced: its memory is kept\n",
                 made.domain
             );
             core::mem::forget(shared);
-            // SAFETY: no requirements.
+            // SAFETY: no preconditions.
             unsafe { bindings::extoll_pci_pin() };
         }
         let leaked = Pool::keep_leaked(&self.pool);
         if leaked > 0 {
-            dev_warn!(&*self.parent, "a driver left {} pieces of DMA memory in PCI domain {:x} behind: the pool is kept\n", leaked, made.domain);
+            dev_warn!(&*self.parent, "a driver did not free {} chunks of DMA memory in PCI domain {:x}: the pool is kept\n", leaked, made.domain);
         }
     }
 
     /// # Safety
     ///
-    /// To be called for the notifier of a bridge, by the chain of the PCI bus.
+    /// To be called by the notifier chain of the PCI bus, for the notifier of a bridge.
     unsafe extern "C" fn notified(
         _notifier: *mut bindings::notifier_block,
         action: c_ulong,
         device: *mut c_void,
     ) -> c_int {
         let device: *mut bindings::device = device.cast();
-        // SAFETY: the device is alive, and one of the PCI bus.
+        // SAFETY: the device is alive and belongs to the PCI bus.
         let pdev = unsafe { container_of!(device, bindings::pci_dev, dev) };
         if action == bindings::bus_notifier_event_BUS_NOTIFY_ADD_DEVICE as c_ulong {
             added(pdev);
@@ -524,7 +544,8 @@ impl Bridge {
 impl PinnedDrop for Bridge {
     fn drop(self: Pin<&mut Self>) {
         self.end(false);
-        // SAFETY: registered by `HostBridge::new`, or not at all, which the chain bears. Waits for calls.
+        // SAFETY: `HostBridge::prepare` registered the notifier, or failed to; the chain tolerates
+        // that. Waits for running calls.
         unsafe {
             bindings::bus_unregister_notifier(
                 &raw const bindings::pci_bus_type,
@@ -533,10 +554,10 @@ impl PinnedDrop for Bridge {
         };
         self.behind.close();
         if !self.anchor.is_null() {
-            // SAFETY: the reference of `HostBridge::new`.
+            // SAFETY: `HostBridge::prepare` took the reference.
             unsafe { bindings::pci_dev_put(self.anchor) };
         }
-        // SAFETY: nobody else uses it any more; the drop of an `Opaque` does not drop what is in it.
+        // SAFETY: no other thread uses it any more. The drop of `Opaque` does not drop its content.
         unsafe { ptr::drop_in_place(self.made.get()) };
     }
 }

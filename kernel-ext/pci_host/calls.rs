@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What `pci_dma.c` calls for the DMA operations of devices.
+//! Functions that `pci_dma.c` calls for the DMA operations of devices.
 
 use super::Pool;
 use crate::bindings;
 use core::ptr;
 use kernel::{dma::DataDirection, prelude::*};
 
-/// What a mapping that failed has as address.
+/// Address of a failed mapping (`DMA_MAPPING_ERROR`).
 const MAPPING_ERROR: u64 = u64::MAX;
 
 struct Table(bindings::extoll_pool_calls);
 
-// SAFETY: never changed.
+// SAFETY: the table is constant.
 unsafe impl Sync for Table {}
 
 static TABLE: Table = Table(bindings::extoll_pool_calls {
@@ -33,15 +33,16 @@ pub(super) fn table() -> *const bindings::extoll_pool_calls {
 
 /// # Safety
 ///
-/// `pool` is that of a bridge, which keeps it as long as there are devices.
+/// `pool` belongs to a bridge, which keeps it alive as long as it has devices.
 unsafe fn of<'a>(pool: *const c_void) -> &'a Pool {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements the pointer is a valid pool.
     unsafe { &*pool.cast::<Pool>() }
 }
 
 /// # Safety
 ///
-/// To be called for the pool of a bridge by its devices' DMA operations, as all functions here are.
+/// To be called by the DMA operations of a device, with the pool of its bridge. The same applies to
+/// all functions below.
 unsafe extern "C" fn map(
     pool: *const c_void,
     phys: u64,
@@ -59,49 +60,49 @@ unsafe extern "C" fn map(
     } else {
         DataDirection::Bidirectional
     };
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements `pool` is the device's pool.
     let address = unsafe { of(pool) }.map(phys, size, keep, mask, copy, direction);
     address.unwrap_or(MAPPING_ERROR)
 }
 
 /// # Safety
 ///
-/// As [`map`].
+/// Same as [`map`].
 unsafe extern "C" fn map_peer(pool: *const c_void, phys: u64, size: usize, mask: u64) -> u64 {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements `pool` is the device's pool.
     let address = unsafe { of(pool) }.map_peer(phys, size, mask);
     address.unwrap_or(MAPPING_ERROR)
 }
 
 /// # Safety
 ///
-/// As [`map`].
+/// Same as [`map`].
 unsafe extern "C" fn unmap(pool: *const c_void, address: u64, size: usize, copy: bool) {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements `pool` is the device's pool.
     unsafe { of(pool) }.unmap(address, size, copy);
 }
 
 /// # Safety
 ///
-/// As [`map`].
+/// Same as [`map`].
 unsafe extern "C" fn sync(pool: *const c_void, address: u64, size: usize, to_device: bool) {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements `pool` is the device's pool.
     unsafe { of(pool) }.sync(address, size, to_device);
 }
 
 /// # Safety
 ///
-/// As [`map`]; `address` is the caller's, to be written.
+/// Same as [`map`]; `address` must be valid for writes.
 unsafe extern "C" fn alloc(
     pool: *const c_void,
     size: usize,
     mask: u64,
     address: *mut u64,
 ) -> *mut c_void {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements `pool` is the device's pool.
     match unsafe { of(pool) }.alloc(size, mask) {
         Some((memory, at)) => {
-            // SAFETY: by the requirements.
+            // SAFETY: by the function's requirements `address` is valid for writes.
             unsafe { address.write(at) };
             memory.cast()
         }
@@ -111,33 +112,33 @@ unsafe extern "C" fn alloc(
 
 /// # Safety
 ///
-/// As [`map`].
+/// Same as [`map`].
 unsafe extern "C" fn free(pool: *const c_void, address: u64, size: usize) {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements `pool` is the device's pool.
     unsafe { of(pool) }.free(address, size);
 }
 
 /// # Safety
 ///
-/// As [`map`].
+/// Same as [`map`].
 unsafe extern "C" fn reach(pool: *const c_void, mask: u64) -> bool {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements `pool` is the device's pool.
     unsafe { of(pool) }.is_reached(mask)
 }
 
 /// # Safety
 ///
-/// As [`map`].
+/// Same as [`map`].
 unsafe extern "C" fn mask(pool: *const c_void) -> u64 {
-    // All ones up to the highest bit of an address.
-    // SAFETY: by the requirements.
+    // The mask has all bits up to the highest bit of the last address.
+    // SAFETY: by the function's requirements `pool` is the device's pool.
     u64::MAX >> unsafe { of(pool) }.last().leading_zeros()
 }
 
 /// # Safety
 ///
-/// As [`map`].
+/// Same as [`map`].
 unsafe extern "C" fn largest(pool: *const c_void) -> usize {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements `pool` is the device's pool.
     unsafe { of(pool) }.largest()
 }

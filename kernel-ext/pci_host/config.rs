@@ -6,19 +6,20 @@ use super::{shared::Shared, Width};
 use crate::bindings;
 use kernel::prelude::*;
 
-/// Results of the operations.
+/// Results of the operations, as the PCI core defines them.
 const SUCCESSFUL: c_int = 0;
 const BAD_REGISTER: c_int = 0x87;
 const NOT_FOUND: c_int = 0x86;
-/// End of the configuration space of PCIe.
+/// Size of PCIe configuration space in bytes.
 const END: u32 = 4096;
-/// Register of the interrupt pin: 0, so that nobody waits for interrupts that have no message.
+/// Register of the interrupt pin. It is read as 0, so that drivers do not wait for interrupts of
+/// pins.
 const INTERRUPT_PIN: u16 = 0x3d;
 
-/// A table, which bridges are known by.
+/// Table of operations. A bus with this table belongs to a bridge of this module.
 pub(super) struct Operations(bindings::pci_ops);
 
-// SAFETY: never changed.
+// SAFETY: the table is constant.
 unsafe impl Sync for Operations {}
 
 static OPERATIONS: Operations = Operations(bindings::pci_ops {
@@ -27,13 +28,14 @@ static OPERATIONS: Operations = Operations(bindings::pci_ops {
     ..pin_init::zeroed()
 });
 
-/// The table of all our bridges.
+/// Returns the table that all bridges of this module use.
 pub(super) fn operations() -> *mut bindings::pci_ops {
     // The PCI core does not change it.
     (&raw const OPERATIONS.0).cast_mut()
 }
 
-/// What an access is to: bus 0, an aligned register.
+/// Checks an access: bus 0, an aligned register. Returns function, offset and width, or an error of
+/// the PCI core.
 fn place(number: u8, devfn: c_uint, at: c_int, size: c_int) -> Result<(u8, u16, Width), c_int> {
     let width = Width::of(size).ok_or(BAD_REGISTER)?;
     let aligned = (at as u32) < END && at as u32 % width.bytes() == 0;
@@ -44,7 +46,7 @@ fn place(number: u8, devfn: c_uint, at: c_int, size: c_int) -> Result<(u8, u16, 
     }
 }
 
-/// Clears what of a value at `offset` is the interrupt pin.
+/// Clears the interrupt pin's byte in a value that was read at `offset`.
 fn without_pin(offset: u16, width: Width, value: u32) -> u32 {
     let end = offset + width.bytes() as u16;
     match (offset..end).contains(&INTERRUPT_PIN) {
@@ -55,7 +57,7 @@ fn without_pin(offset: u16, width: Width, value: u32) -> u32 {
 
 /// # Safety
 ///
-/// To be called by the PCI core for a bus of one of our bridges.
+/// To be called by the PCI core, for a bus of a bridge of this module.
 unsafe extern "C" fn read(
     bus: *mut bindings::pci_bus,
     devfn: c_uint,
@@ -63,7 +65,8 @@ unsafe extern "C" fn read(
     size: c_int,
     value: *mut u32,
 ) -> c_int {
-    // SAFETY: by the requirements the bus is alive, and so is what its bridge shares.
+    // SAFETY: by the function's requirements the bus is alive, and so is the `Shared` of its
+    // bridge.
     let (shared, number) = unsafe { (Shared::of_bus(bus), (*bus).number) };
     let (result, read) = match place(number, devfn, at, size) {
         Ok((devfn, offset, width)) => match shared.behind.read(devfn, offset, width) {
@@ -72,14 +75,14 @@ unsafe extern "C" fn read(
         },
         Err(e) => (e, u32::MAX),
     };
-    // SAFETY: the caller's, to be written.
+    // SAFETY: the PCI core passes a pointer that is valid for writes.
     unsafe { value.write(read) };
     result
 }
 
 /// # Safety
 ///
-/// As [`read`].
+/// Same as [`read`].
 unsafe extern "C" fn write(
     bus: *mut bindings::pci_bus,
     devfn: c_uint,
@@ -87,7 +90,7 @@ unsafe extern "C" fn write(
     size: c_int,
     value: u32,
 ) -> c_int {
-    // SAFETY: as in `read`.
+    // SAFETY: same as in `read`.
     let (shared, number) = unsafe { (Shared::of_bus(bus), (*bus).number) };
     match place(number, devfn, at, size) {
         Ok((devfn, offset, width)) => {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Pages of drivers that devices reach as they are, without a copy.
+//! Direct mappings: devices access drivers' pages without a copy.
 //!
-//! Only whole pages are, so that a device finds nothing that was not mapped for it.
+//! Only whole pages are mapped directly, so that a device cannot access memory that was not mapped
+//! for it.
 
 use super::{pool::slots_at, PageMap};
 use crate::mem::PAGE;
@@ -17,7 +18,7 @@ use kernel::{
 };
 use wire::runs::{words, Runs, Slot};
 
-/// The lock checker compares names by address.
+/// Name of the lock class; lockdep compares names by address.
 static LOCK_NAME: &CStr = c"extoll_direct";
 
 #[derive(Clone, Copy)]
@@ -28,11 +29,12 @@ struct Mapped {
 
 type Places = Runs<Mapped, KVVec<Slot<Mapped>>, KVVec<u64>>;
 
-/// See the module's documentation. All functions may be called in any context, unless they say otherwise.
+/// Addresses for direct mappings. See the module's documentation. All functions may be called in
+/// any context, unless documented differently.
 #[pin_data(PinnedDrop)]
 pub(super) struct Direct {
     map: Arc<dyn PageMap>,
-    /// Where it begins for devices.
+    /// First address for devices.
     base: u64,
     bytes: usize,
     #[pin]
@@ -42,7 +44,8 @@ pub(super) struct Direct {
 }
 
 impl Direct {
-    /// Nothing is mapped yet. `base`: the device's address of the first page. May sleep.
+    /// Returns an object without mappings. `base` is the device address of the first page. May
+    /// sleep.
     pub(super) fn new(map: Arc<dyn PageMap>, base: u64) -> Result<Pin<KBox<Self>>> {
         let bytes = map.bytes();
         let places = bytes / PAGE;
@@ -62,19 +65,21 @@ impl Direct {
         )
     }
 
-    /// The device's address behind the last byte.
+    /// Returns the device address after the last byte.
     pub(super) fn end(&self) -> u64 {
         self.base + self.bytes as u64
     }
 
-    /// Mappings that were made, those for which there was no room, and those that there are.
+    /// Returns the number of mappings made, the number that failed for lack of space, and the
+    /// number that exist now.
     pub(super) fn stats(&self) -> (u64, u64, usize) {
         let runs = self.state.lock().runs();
         (self.maps.load(Relaxed), self.full.load(Relaxed), runs)
     }
 
-    /// Maps memory of whole pages, which is RAM of the driver: the device's address, of which so many pages decide
-    /// whether the bits to be kept are those of `phys` (a power of two). `None` if it is no whole pages, or there is no room.
+    /// Maps whole pages of a driver's RAM and returns the device address. That address and `phys`
+    /// are congruent modulo `modulus` pages (a power of two). `None` if the range is not whole
+    /// pages, or for lack of space.
     pub(super) fn map(
         &self,
         phys: u64,
@@ -94,8 +99,9 @@ impl Direct {
             return None;
         };
         let at = first * PAGE;
-        // SAFETY: the run is in the range, and nobody else's. The driver gave the memory to the DMA interface for the time of
-        // the mapping; the caller has made sure that it is RAM.
+        // SAFETY: the run is in the range and belongs to this call only. The driver passed the
+        // memory to the DMA interface for as long as the mapping exists; the caller has checked
+        // that it is RAM.
         if unsafe { self.map.link(at, phys, bytes, direction) }.is_err() {
             let mut places = self.state.lock();
             places.close(first);
@@ -108,13 +114,13 @@ impl Direct {
         Some(self.base + at as u64)
     }
 
-    /// Position of an address of a device, if it is here.
+    /// Returns the position of a device address, if it is in this range.
     pub(super) fn position(&self, address: u64) -> Option<usize> {
         let position = address.checked_sub(self.base)?;
         (position < self.bytes as u64).then_some(position as usize)
     }
 
-    /// Ends a mapping at a position; false if there is none such.
+    /// Removes the mapping at a position. Returns false if no such mapping exists.
     pub(super) fn unmap(&self, position: usize, bytes: usize) -> bool {
         let run = {
             let mut places = self.state.lock();
@@ -125,13 +131,13 @@ impl Direct {
         let Some(run) = run else {
             return false;
         };
-        // SAFETY: linked by `map`, at once, and only one closes the run.
+        // SAFETY: `map` linked the run with one call. Only one caller can close it.
         unsafe { self.map.unlink(position, bytes, run.note.direction) };
         self.state.lock().free(run.first);
         true
     }
 
-    /// Whether these bytes are of one mapping.
+    /// Returns true if these bytes are within one mapping.
     pub(super) fn has(&self, position: usize, bytes: usize) -> bool {
         let run = self.state.lock().find(position / PAGE);
         let end = position.checked_add(bytes);
@@ -144,7 +150,7 @@ impl Direct {
 impl PinnedDrop for Direct {
     fn drop(self: Pin<&mut Self>) {
         let mut places = self.state.lock();
-        // What drivers have left behind, whose devices are gone.
+        // Removes mappings that drivers did not remove; their devices have been removed.
         let mut at = 0;
         while at < self.bytes / PAGE {
             let Some(run) = places.find(at) else {
@@ -152,7 +158,8 @@ impl PinnedDrop for Direct {
                 continue;
             };
             places.close(run.first);
-            // SAFETY: linked by `map`, at once, and nobody else closes runs any more.
+            // SAFETY: `map` linked the run with one call. No other thread can close runs during the
+            // drop.
             unsafe {
                 self.map
                     .unlink(run.first * PAGE, run.note.bytes, run.note.direction)

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Interrupts of the devices behind a bridge: a parent domain of PCI MSI and MSI-X, whose interrupts are fired by software.
+//! Interrupts of the devices behind a bridge: a parent domain of PCI MSI and MSI-X, whose
+//! interrupts are fired by software.
 //!
-//! A vector is masked by the device's own table or configuration space, as the PCI core does with all devices. Which are
-//! requested the domain hears from it: only those are fired, so that firing all of them writes to no device. Handlers see
-//! interrupts of which their device knows nothing, so all are marked as polled: the kernel takes no offence at that.
+//! The device's own MSI-X table or configuration space masks a vector, as with all PCI devices. The
+//! domain is notified when a vector is requested or freed, and only requested vectors are fired. So
+//! firing all vectors writes to no device. Handlers are also called without an event of their
+//! device. All interrupts are marked as polled, so that the kernel does not disable them as
+//! spurious.
 
 use super::behind::Behind;
 use crate::bindings;
@@ -19,37 +22,38 @@ use kernel::{
 };
 use wire::runs::{words, Align, Runs, Slot};
 
-/// Most vectors of a bridge: those that one device with MSI-X can have.
+/// Maximum number of vectors of a bridge, equal to the maximum of one device with MSI-X.
 pub(super) const MOST: u32 = 2048;
-/// Bits of a word.
+/// Number of bits of a word.
 const BITS: u32 = u64::BITS;
 
-/// The lock checker compares names by address.
+/// Name of the lock class; lockdep compares names by address.
 static LOCK_NAME: &CStr = c"extoll_vectors";
 
 type Vectors = Runs<(), KVec<Slot<()>>, KVec<u64>>;
 
-/// The interrupts of a bridge. What is clear of it after the end of that does nothing.
+/// Interrupts of a bridge. Functions have no effect after the end of the bridge.
 ///
 /// # Invariants
 ///
-/// `domain` is null or a domain whose host data are this object; it is freed a grace period after it was cleared.
+/// `domain` is null, or a domain whose host data is this object. It is freed a grace period after
+/// the pointer was cleared.
 #[pin_data]
 pub struct Interrupts {
     domain: Atomic<*mut bindings::irq_domain>,
     behind: Arc<Behind>,
-    /// A bit per vector that somebody has requested.
+    /// One bit per vector, set while the vector is requested.
     requested: KVec<Atomic<u64>>,
-    /// Those that are given to devices.
+    /// Vectors that are allocated to devices.
     #[pin]
     vectors: SpinLock<Vectors>,
     fired: Atomic<u64>,
 }
 
-/// Static tables of functions.
+/// Static table of functions.
 struct Table<T>(T);
 
-// SAFETY: never changed.
+// SAFETY: tables are constant.
 unsafe impl<T> Sync for Table<T> {}
 
 static DOMAIN: Table<bindings::irq_domain_ops> = Table(bindings::irq_domain_ops {
@@ -71,7 +75,7 @@ static CHIP: Table<bindings::irq_chip> = Table(bindings::irq_chip {
 });
 
 impl Interrupts {
-    /// Makes a domain, called by the number of the PCI domain. May sleep.
+    /// Makes a domain named after the number of the PCI domain. May sleep.
     pub(super) fn new(vectors: u32, behind: &Arc<Behind>, number: i32) -> Result<Arc<Self>> {
         if !(1..=MOST).contains(&vectors) {
             return Err(EINVAL);
@@ -95,12 +99,12 @@ impl Interrupts {
             GFP_KERNEL,
         )?;
         let data = Arc::as_ptr(&this).cast_mut().cast();
-        // SAFETY: the table is static; the data live longer than the domain, which `Interrupts::end` frees.
+        // SAFETY: the table is static. The data outlive the domain, which `Interrupts::end` frees.
         let domain = unsafe { bindings::extoll_msi_domain_new(vectors, &DOMAIN.0, data, number) };
         if domain.is_null() {
             return Err(ENOMEM);
         }
-        // INVARIANT: made just now for this object.
+        // INVARIANT: the domain has just been made for this object.
         this.domain.store(domain, Release);
         Ok(this)
     }
@@ -109,8 +113,9 @@ impl Interrupts {
         self.domain.load(Relaxed)
     }
 
-    /// Frees the domain, whose devices are gone. Sleeps. False if it has to stay, and so has this object, because a driver has
-    /// left interrupts behind. To be called once, before the last reference is dropped.
+    /// Frees the domain after its devices have been removed. Returns false if a driver did not free
+    /// its interrupts; then the caller must leak this object. Must be called once, before the last
+    /// reference is dropped. Sleeps.
     pub(super) fn end(&self) -> bool {
         for word in &self.requested {
             word.store(0, Relaxed);
@@ -119,17 +124,17 @@ impl Interrupts {
         if domain.is_null() {
             return true;
         }
-        // Nobody fires one of its interrupts after this.
+        // After the grace period no thread fires an interrupt of the domain.
         rcu::synchronize_rcu();
         if self.vectors.lock().used() > 0 {
             return false;
         }
-        // SAFETY: made by `new`; the devices that had interrupts of it have been removed.
+        // SAFETY: made by `new`; all devices with interrupts of this domain have been removed.
         unsafe { bindings::extoll_msi_domain_free(domain) };
         true
     }
 
-    /// The bit of a vector: in which word, and where in it.
+    /// Returns the word that contains the bit of a vector, and that bit.
     fn bit(&self, vector: u32) -> Option<(&Atomic<u64>, u64)> {
         let word = self.requested.get((vector / BITS) as usize)?;
         Some((word, 1 << (vector % BITS)))
@@ -140,8 +145,8 @@ impl Interrupts {
         if domain.is_null() {
             return;
         }
-        // SAFETY: by the invariant the domain is not freed as long as the caller's critical section of RCU lasts. Interrupts are
-        // disabled while handlers run.
+        // SAFETY: by the type invariant the domain is not freed before the end of the caller's RCU
+        // read-side critical section. The function disables interrupts while handlers run.
         let done = unsafe { bindings::generic_handle_domain_irq_safe(domain, vector as usize) };
         self.fired.add(u64::from(done == 0), Relaxed);
     }
@@ -169,8 +174,10 @@ impl Interrupts {
         }
     }
 
-    /// As [`Interrupts::fire_all`], from vector `from` on and then those before it, as long as `more` says so before each of them.
-    /// `None` when all were called, otherwise the vector to go on with.
+    /// Calls the handlers of requested vectors, from vector `from` upwards, then the vectors before
+    /// it. Calls `more` before each vector. Returns `None` after all vectors, or the next vector if
+    /// `more` returned false. Hard interrupts, or any other context that allows an RCU read-side
+    /// critical section.
     pub fn fire_while(&self, from: u32, mut more: impl FnMut() -> bool) -> Option<u32> {
         let _grace = rcu::read_lock();
         let words = self.requested.len() as u32;
@@ -196,21 +203,21 @@ impl Interrupts {
         None
     }
 
-    /// How many vectors somebody has requested. Any context.
+    /// Returns the number of requested vectors. Any context.
     pub fn requested(&self) -> u32 {
         let ones = |word: &Atomic<u64>| word.load(Relaxed).count_ones();
         self.requested.iter().map(ones).sum()
     }
 
-    /// How often handlers were called. Any context.
+    /// Returns the number of calls of handlers. Any context.
     pub fn fired(&self) -> u64 {
         self.fired.load(Relaxed)
     }
 
-    /// Takes consecutive vectors, each of which is given back by itself: the first of them.
+    /// Allocates consecutive vectors and returns the first one. Each vector is freed separately.
     fn take(&self, count: usize) -> Option<usize> {
         let mut vectors = self.vectors.lock();
-        // A device with plain MSI sets the low bits itself.
+        // Aligned, because a device with plain MSI sets the low bits itself.
         let align = Align {
             modulus: count.checked_next_power_of_two()?,
             remainder: 0,
@@ -235,15 +242,16 @@ impl Interrupts {
         }
     }
 
-    /// Notes whether a vector is requested. Others may do so with other vectors at the same time.
+    /// Records whether a vector is requested. Other CPUs may do so for other vectors at the same
+    /// time.
     fn note(&self, vector: usize, requested: bool) {
         let Some((word, bit)) = self.bit(vector as u32) else {
             return;
         };
         match (word.load(Relaxed) & bit != 0, requested) {
-            // No carry: the bit is clear.
+            // The bit is clear, so the addition has no carry.
             (false, true) => word.add(bit, Relaxed),
-            // No borrow: it is set.
+            // The bit is set, so the subtraction has no borrow.
             (true, false) => {
                 let _ = word.fetch_sub(bit, Relaxed);
             }
@@ -252,42 +260,44 @@ impl Interrupts {
     }
 }
 
-/// The object of a domain.
+/// Returns the object of a domain.
 ///
 /// # Safety
 ///
-/// `domain` is one of [`Interrupts::new`], and not freed while the result is used.
+/// [`Interrupts::new`] made `domain`, which is not freed while the result is used.
 unsafe fn of_domain<'a>(domain: *mut bindings::irq_domain) -> &'a Interrupts {
-    // SAFETY: by the requirements, and as `new` has set it.
+    // SAFETY: by the function's requirements the domain is valid; `new` set its host data.
     unsafe { &*(*domain).host_data.cast::<Interrupts>() }
 }
 
-/// The object of an interrupt, and the number of the vector.
+/// Returns the object of an interrupt, and the number of its vector.
 ///
 /// # Safety
 ///
-/// `data` is that of an interrupt of one of our domains, and neither is freed while the result is used.
+/// `data` belongs to an interrupt of a domain that [`Interrupts::new`] made. Neither is freed while
+/// the result is used.
 unsafe fn of_data<'a>(data: *mut bindings::irq_data) -> (&'a Interrupts, usize) {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements both are valid.
     unsafe { (of_domain((*data).domain), (*data).hwirq) }
 }
 
 /// # Safety
 ///
-/// To be called by the interrupt core for one of our domains, as all functions below are.
+/// To be called by the interrupt core, for a domain that [`Interrupts::new`] made. The same applies
+/// to all functions below.
 unsafe extern "C" fn alloc(
     domain: *mut bindings::irq_domain,
     virq: c_uint,
     count: c_uint,
     _arg: *mut c_void,
 ) -> c_int {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements the domain is valid.
     let this = unsafe { of_domain(domain) };
     let Some(first) = this.take(count as usize) else {
         return ENOSPC.to_errno();
     };
     for (virq, vector) in iter::zip(virq..virq.saturating_add(count), first..) {
-        // SAFETY: the core has made the descriptors; the tables are static.
+        // SAFETY: the interrupt core has allocated the descriptors; the tables are static.
         unsafe {
             bindings::irq_domain_set_info(
                 domain,
@@ -307,20 +317,20 @@ unsafe extern "C" fn alloc(
 
 /// # Safety
 ///
-/// As [`alloc`].
+/// Same as [`alloc`].
 unsafe extern "C" fn free(domain: *mut bindings::irq_domain, virq: c_uint, count: c_uint) {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements the domain is valid.
     let this = unsafe { of_domain(domain) };
     for virq in virq..virq.saturating_add(count) {
-        // SAFETY: the descriptors are those that `alloc` was called for.
+        // SAFETY: `alloc` was called for these descriptors.
         let data = unsafe { bindings::irq_domain_get_irq_data(domain, virq) };
         if data.is_null() {
             continue;
         }
-        // SAFETY: as above.
+        // SAFETY: the descriptor is valid.
         let vector = unsafe { (*data).hwirq };
         this.note(vector, false);
-        // SAFETY: as above.
+        // SAFETY: the descriptor is valid.
         unsafe { bindings::irq_domain_reset_irq_data(data) };
         this.give_back(vector);
     }
@@ -328,9 +338,9 @@ unsafe extern "C" fn free(domain: *mut bindings::irq_domain, virq: c_uint, count
 
 /// # Safety
 ///
-/// As [`alloc`].
+/// Same as [`alloc`].
 unsafe extern "C" fn startup(data: *mut bindings::irq_data) -> c_uint {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements `data` is an interrupt of such a domain.
     let (this, vector) = unsafe { of_data(data) };
     this.note(vector, true);
     0
@@ -338,46 +348,48 @@ unsafe extern "C" fn startup(data: *mut bindings::irq_data) -> c_uint {
 
 /// # Safety
 ///
-/// As [`alloc`].
+/// Same as [`alloc`].
 unsafe extern "C" fn shutdown(data: *mut bindings::irq_data) {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements `data` is an interrupt of such a domain.
     let (this, vector) = unsafe { of_data(data) };
     this.note(vector, false);
 }
 
 /// # Safety
 ///
-/// As [`alloc`].
+/// Same as [`alloc`].
 unsafe extern "C" fn nothing(_data: *mut bindings::irq_data) {}
 
-/// Any affinity is taken, and none has an effect: interrupts are handled where the NIC's is, which is shown.
+/// Accepts any affinity without an effect. Interrupts are handled on the CPU of the NIC's
+/// interrupt, which is reported as the effective affinity.
 ///
 /// # Safety
 ///
-/// As [`alloc`].
+/// Same as [`alloc`].
 unsafe extern "C" fn set_affinity(
     data: *mut bindings::irq_data,
     _mask: *const bindings::cpumask,
     _force: bool,
 ) -> c_int {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements `data` is an interrupt of such a domain.
     let (this, _) = unsafe { of_data(data) };
     let home = this.behind.interrupt().unwrap_or(0);
-    // SAFETY: by the requirements; the core has the descriptor locked.
+    // SAFETY: by the function's requirements `data` is valid; the interrupt core has locked the
+    // descriptor.
     unsafe { bindings::extoll_msi_effective(data, home) };
-    // The message stays.
+    // The message stays the same.
     bindings::IRQ_SET_MASK_OK_DONE as c_int
 }
 
 /// # Safety
 ///
-/// As [`alloc`]; `msg` is the caller's, to be written.
+/// Same as [`alloc`]; `msg` must be valid for writes.
 unsafe extern "C" fn compose(data: *mut bindings::irq_data, msg: *mut bindings::msi_msg) {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements `data` is an interrupt of such a domain.
     let (this, vector) = unsafe { of_data(data) };
     let message = this.behind.message(vector as u32);
-    // Nobody is there: what the device does not store anywhere.
+    // Without an answer the message is 0, which the device does not store.
     let (address, data) = message.map_or((0, 0), |m| (m.address, m.data));
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements `msg` is valid for writes.
     unsafe { bindings::extoll_msi_message(msg, address, data) };
 }

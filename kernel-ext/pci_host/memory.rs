@@ -1,131 +1,136 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory of pools.
+//! Memory for pools.
 
 use crate::{bindings, mem::PAGE};
 use core::ptr::NonNull;
 use kernel::{dma::DataDirection, prelude::*};
 
-/// Memory that a [`super::Pool`] can be made of.
+/// Memory from which a [`super::Pool`] can be made.
 ///
 /// # Safety
 ///
-/// From [`PoolMemory::start`] on there are [`PoolMemory::bytes`] bytes of whole pages, contiguous in the kernel's linear map,
-/// for as long as the object lives. There are no references to them, only accesses that bear others at the same time.
+/// At [`PoolMemory::start`] there are [`PoolMemory::bytes`] bytes: whole pages, contiguous in the
+/// kernel's linear map, valid as long as the object lives. References to them must not exist. All
+/// accesses must tolerate concurrent accesses.
 pub unsafe trait PoolMemory: Send + Sync + 'static {
-    /// The first byte, at the beginning of a page.
+    /// Returns the first byte, which is at the beginning of a page.
     fn start(&self) -> NonNull<u8>;
 
-    /// Bytes, a multiple of 4096 that is not 0.
+    /// Returns the size in bytes, a positive multiple of 4096.
     fn bytes(&self) -> usize;
 }
 
-/// Addresses that follow those of a [`PoolMemory`] for the devices, and lead to drivers' own pages while these are mapped.
+/// Device addresses that follow those of a [`PoolMemory`], to which drivers' own pages are linked
+/// while they are mapped.
 ///
 /// # Safety
 ///
-/// Devices reach what [`PageMap::link`] was told of, and no more of the driver's memory, in no other way than it says, and
-/// nothing of it once [`PageMap::unlink`] has returned.
+/// Devices can access only the memory that was passed to [`PageMap::link`], only in that direction,
+/// and not after [`PageMap::unlink`] has returned.
 pub unsafe trait PageMap: Send + Sync + 'static {
-    /// Bytes, a multiple of 4096 that is not 0.
+    /// Returns the size in bytes, a positive multiple of 4096.
     fn bytes(&self) -> usize;
 
-    /// Has whole pages from offset `at` on lead to memory from physical address `phys` on. Any context.
+    /// Links whole pages at offset `at` to the memory at physical address `phys`. Any context.
     ///
     /// # Errors
     ///
-    /// No memory, or the NIC is gone.
+    /// No memory, or the NIC was removed.
     ///
     /// # Safety
     ///
-    /// They are in the range, nothing is linked there. The memory is RAM that devices may access so until it is unlinked.
+    /// The pages are in the range, and none of them is linked. The memory is RAM that devices may
+    /// access in this direction until it is unlinked.
     unsafe fn link(&self, at: usize, phys: u64, bytes: usize, direction: DataDirection) -> Result;
 
-    /// Takes pages away again. Any context.
+    /// Unlinks pages. Any context.
     ///
     /// # Safety
     ///
-    /// They were linked, at once and in this direction.
+    /// One call of [`PageMap::link`] linked exactly these pages, in this direction.
     unsafe fn unlink(&self, at: usize, bytes: usize, direction: DataDirection);
 }
 
-/// Whether an address is in the kernel's linear map, in which what is contiguous is so in memory, too. Any context.
+/// Returns true if an address is in the kernel's linear map, where contiguous addresses are
+/// contiguous memory. Any context.
 pub fn is_linear(address: *const u8) -> bool {
-    // SAFETY: only the address is looked at.
+    // SAFETY: the function only compares the address.
     unsafe { bindings::extoll_is_linear(address.cast()) }
 }
 
-/// Contiguous pages of this host, zeroed when they are taken and given back by drop.
+/// Contiguous pages of this host, zeroed when allocated and freed by drop.
 ///
 /// # Invariants
 ///
-/// `start` is the beginning of so many pages of the linear map, which this object owns.
+/// `start` is the first of `pages` contiguous pages in the linear map, which this object owns.
 pub struct Contiguous {
     start: NonNull<u8>,
     pages: usize,
 }
 
-// SAFETY: the pages are not tied to a thread, and accessed through raw pointers only.
+// SAFETY: the pages are not tied to a thread, and they are accessed through raw pointers only.
 unsafe impl Send for Contiguous {}
-// SAFETY: as above: reads and writes at the same time may be torn, as those of a device.
+// SAFETY: all accesses tolerate concurrent ones; like accesses of a device, they may be torn.
 unsafe impl Sync for Contiguous {}
 
 impl Contiguous {
-    /// Takes pages, of NUMA node `node` if that has some (-1: no matter which). Sleeps; takes long for much memory, as what
-    /// is in the way is moved.
+    /// Allocates pages, on NUMA node `node` if it has free memory (-1: any node). Sleeps. Large
+    /// sizes take long, because other pages have to be moved.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for what is not whole pages; `ENOMEM`.
+    /// `EINVAL` for a size that is not whole pages; `ENOMEM`.
     pub fn new(bytes: usize, node: i32) -> Result<Self> {
         if bytes == 0 || bytes % PAGE != 0 {
             return Err(EINVAL);
         }
         let pages = bytes / PAGE;
-        // SAFETY: no requirements.
+        // SAFETY: no preconditions.
         let start = unsafe { bindings::extoll_contiguous_alloc(pages, node) };
-        // INVARIANT: taken just now.
+        // INVARIANT: the pages have just been allocated.
         Ok(Self {
             start: NonNull::new(start.cast()).ok_or(ENOMEM)?,
             pages,
         })
     }
 
-    /// Physical address of the first byte.
+    /// Returns the physical address of the first byte.
     pub fn phys(&self) -> u64 {
-        // SAFETY: an address of the linear map.
+        // SAFETY: by the type invariant `start` is in the linear map.
         unsafe { bindings::extoll_linear_phys(self.start.as_ptr().cast()) }
     }
 
-    /// Where `len` bytes from `at` on are; `EINVAL` if that is outside.
+    /// Returns the address of the `len` bytes at `at`; `EINVAL` if they are outside.
     fn part(&self, at: usize, len: usize) -> Result<*mut u8> {
         match at.checked_add(len) {
-            // SAFETY: within the pages.
+            // SAFETY: the offset is within the pages.
             Some(end) if end <= self.bytes() => Ok(unsafe { self.start.as_ptr().add(at) }),
             _ => Err(EINVAL),
         }
     }
 
-    /// Copies bytes out, as a device would read them. Any context.
+    /// Copies bytes out, like a device that reads them. Any context.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if they are not all in the memory.
+    /// `EINVAL` if the range exceeds the memory.
     pub fn read(&self, at: usize, to: &mut [u8]) -> Result {
         let from = self.part(at, to.len())?;
-        // SAFETY: both are valid for so many bytes, and `to` is not in the memory, to which there are no references.
+        // SAFETY: both ranges are valid for `to.len()` bytes. They do not overlap, because no
+        // reference to this memory exists.
         unsafe { core::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
         Ok(())
     }
 
-    /// Copies bytes in, as a device would write them. Any context.
+    /// Copies bytes in, like a device that writes them. Any context.
     ///
     /// # Errors
     ///
-    /// As [`Contiguous::read`].
+    /// Same as [`Contiguous::read`].
     pub fn write(&self, at: usize, from: &[u8]) -> Result {
         let to = self.part(at, from.len())?;
-        // SAFETY: as in `read`.
+        // SAFETY: same as in `read`.
         unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
         Ok(())
     }
@@ -133,12 +138,13 @@ impl Contiguous {
 
 impl Drop for Contiguous {
     fn drop(&mut self) {
-        // SAFETY: by the invariant, and nobody uses them any more.
+        // SAFETY: by the type invariant this object owns the pages; they are not used any more.
         unsafe { bindings::extoll_contiguous_free(self.start.as_ptr().cast(), self.pages) };
     }
 }
 
-// SAFETY: by the invariant, and by what the accesses above do.
+// SAFETY: by the type invariant the pages are contiguous and live with the object; all accesses are
+// through raw pointers.
 unsafe impl PoolMemory for Contiguous {
     fn start(&self) -> NonNull<u8> {
         self.start

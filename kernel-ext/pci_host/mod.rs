@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! PCI host bridges made by software: a domain with one bus, behind which devices are that are somewhere else.
+//! PCI host bridges in software: a PCI domain with one bus, whose devices are in another node.
 //!
-//! | Of the devices | Comes from |
+//! | Property of a device | Provided by |
 //! |---|---|
-//! | configuration space | [`Functions`], a trait of the driver's |
-//! | BARs | [`Window`]s: addresses of the processor that lead to them |
+//! | configuration space | [`Functions`], a trait that the driver implements |
+//! | BARs | [`Window`]s: CPU addresses that reach the BARs |
 //! | interrupts | [`Interrupts::fire`]: MSI and MSI-X only, no pins |
-//! | memory for DMA | a [`Pool`], in which everything is that the devices reach … |
-//! | BARs of others | … but for [`PeerBar`]s, which they reach without this host |
+//! | DMA memory | a [`Pool`], which contains all memory that the devices access |
+//! | BARs of other devices | [`PeerBar`]s, which the devices reach without this host |
 //!
-//! The devices' BARs are taken as they are read, and nothing is moved: what leads to them has been set up for these
-//! addresses on both sides, and could not follow. So a BAR that is in none of the windows is an error.
+//! BARs keep the addresses that they have, because the paths to them were set up for these
+//! addresses on both sides. A BAR outside of all windows is an error.
 //!
-//! Devices get their DMA operations when they are added to the bus, before the kernel looks for a driver: by a notifier, so that
-//! devices that are found later by a rescan have them, too. The end of a bridge removes the devices first, then nobody calls
-//! [`Functions`] any more, then the interrupts are freed, and the pool last. What somebody still has a reference to by then, the kernel
-//! keeps what belongs to it, so that no operation runs without its memory; it says so in its log.
+//! A notifier sets the DMA operations of a device when it is added to the bus, before the kernel
+//! selects a driver. Devices that a later rescan finds get them in the same way.
 //!
+//! Dropping a bridge first removes the devices. Then the bridge stops calling [`Functions`], frees
+//! the interrupts, and finally frees the pool. If a reference to one of its objects is left by
+//! then, the bridge leaks the memory that the object uses, and logs this.
 //! # Examples
 //!
 //! ```
 //! # use kernel::{device::{Bound, Device}, prelude::*, sync::Arc};
 //! # use kernel_ext::pci_host::{Contiguous, Functions, HostBridge, Message, Pool, Width, Window};
-//! /// A function that has nothing but its IDs.
+//! /// Function that only has IDs.
 //! struct Dumb;
 //!
 //! impl Functions for Dumb {
@@ -77,14 +78,15 @@ pub use peers::PeerBar;
 pub use pool::{Pool, PoolStats};
 pub use window::Window;
 
-/// Why the kernel that this is built for can't have such bridges. Any context.
+/// Returns why the kernel that this is built for cannot have such bridges; `None` if it can. Any
+/// context.
 pub fn unsupported() -> Option<&'static str> {
     if cfg!(CONFIG_PREEMPT_RT) {
         // Configuration registers are read with raw spin locks held.
         return Some("PREEMPT_RT");
     }
     if !cfg!(CONFIG_ARCH_HAS_DMA_OPS) {
-        // Drivers would give devices addresses of the node's memory.
+        // Without them, drivers would pass addresses of this node's memory to the devices.
         return Some("devices have no DMA operations of their own (CONFIG_ARCH_HAS_DMA_OPS)");
     }
     None

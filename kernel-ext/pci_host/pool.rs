@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory that the devices behind a bridge reach, in place of that of their drivers.
+//! Memory that the devices behind a bridge access instead of their drivers' memory (bounce
+//! buffers).
 //!
-//! | Operation of the driver | Costs |
+//! | Operation of the driver | Cost |
 //! |---|---|
-//! | map | a search for free slots, a copy of what is mapped |
-//! | sync | a copy, if the direction is that of the sync |
-//! | unmap | a copy, if the device may have written; clearing of the slots |
-//! | allocate, free coherent memory | a search; clearing |
+//! | map | search for free slots, copy |
+//! | sync | copy, if the direction matches |
+//! | unmap | copy, if the device may have written; clearing of the slots |
+//! | allocate, free coherent memory | search; clearing |
 //!
-//! With a [`PageMap`], which takes an IOMMU, whole pages are mapped as they are; a search and a change of the IOMMU's tables, but
-//! no copy. Everything else is copied:
+//! With a [`PageMap`], which needs an IOMMU, whole pages are mapped directly. That costs a search
+//! and a change of the IOMMU's tables, but no copy. Everything else is copied:
 //!
-//! A mapping takes slots of 2 KiB that follow each other, at an address with the same offset in its page as the driver's
-//! memory has. Whole slots are cleared when they are given back, so that a device finds nothing of earlier mappings, and
-//! nothing of other memory, ever.
+//! A mapping occupies consecutive slots of 2 KiB. Its address has the same offset in its page as
+//! the driver's memory. Freed slots are cleared as a whole, so a device can see neither data of
+//! earlier mappings nor other memory.
 
 use super::{direct::Direct, peers, PageMap, PoolMemory};
 use crate::{bindings, mem::PAGE};
@@ -29,28 +30,28 @@ use kernel::{
 };
 use wire::runs::{words, Align, Runs, Slot};
 
-/// Bytes of a slot.
+/// Size of a slot in bytes.
 const SLOT: usize = 2048;
-/// Memory is given out to one mapping up to this size …
+/// Maximum size of a mapping in bytes.
 const LARGEST: usize = 1 << 20;
-/// … and to this part of the pool.
+/// A mapping occupies up to 1/`PART` of the pool.
 const PART: usize = 8;
 
-/// The lock checker compares names by address.
+/// Names of lock classes; lockdep compares names by address.
 static LOCK_NAME: &CStr = c"extoll_bounce";
 static PEERS_NAME: &CStr = c"extoll_peers";
 
-/// What a run of slots is used for.
+/// Use of a run of slots.
 #[derive(Clone, Copy)]
 enum Use {
     /// Coherent memory.
     Coherent,
-    /// Memory of the driver, from physical address `phys` on.
+    /// Copy of a driver's memory at physical address `phys`.
     Mapped { phys: u64, bytes: usize },
 }
 
 impl Use {
-    /// Bytes of the first slot that are in front of it.
+    /// Returns the number of unused bytes at the beginning of the first slot.
     fn skip(&self) -> usize {
         match self {
             Use::Coherent => 0,
@@ -66,38 +67,40 @@ struct State {
     coherent: usize,
 }
 
-/// What happened to a pool, and how full it is.
+/// Counters and fill level of a pool.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct PoolStats {
-    /// Slots of 2 KiB.
+    /// Number of slots of 2 KiB.
     pub slots: usize,
-    /// Of them in use now.
+    /// Number of slots in use now.
     pub used: usize,
-    /// Most that ever were.
+    /// Maximum of `used` so far.
     pub most: usize,
-    /// Mappings that there are.
+    /// Number of copied mappings that exist now.
     pub mapped: usize,
-    /// Pieces of coherent memory that there are.
+    /// Number of chunks of coherent memory that exist now.
     pub coherent: usize,
-    /// Mappings that were made.
+    /// Number of copied mappings that were made.
     pub maps: u64,
-    /// Mappings and coherent memory for which there was no room.
+    /// Number of mappings and coherent allocations that failed for lack of space.
     pub full: u64,
-    /// Requests that make no sense here: addresses that are not mapped, memory that is no RAM, devices that cannot reach it.
+    /// Number of invalid requests: address not mapped, memory that is not RAM, a device that cannot
+    /// address the pool.
     pub refused: u64,
-    /// Bytes that were copied for devices to read.
+    /// Bytes that were copied into the pool, for devices to read.
     pub copied_in: u64,
-    /// Bytes that were copied from what devices wrote.
+    /// Bytes that were copied out of the pool, written by devices.
     pub copied_out: u64,
-    /// Mappings without a copy that were made; they are not among the others.
+    /// Number of direct mappings that were made; not included in the counts above.
     pub direct: u64,
-    /// Those for which there was no room, so that they were copied.
+    /// Number of direct mappings that failed for lack of space and were copied instead.
     pub direct_full: u64,
-    /// Those that there are.
+    /// Number of direct mappings that exist now.
     pub direct_mapped: usize,
 }
 
-/// Slots of `slot` bytes that begin where a device's addresses have remainder `remainder`, in slots; the first is at `base`.
+/// Returns the alignment of slots whose device address, in slots of `slot` bytes, is congruent to
+/// `remainder` modulo `modulus`. The first slot is at device address `base`.
 pub(super) fn slots_at(base: u64, slot: usize, modulus: usize, remainder: usize) -> Align {
     let base = (base / slot as u64) as usize;
     Align {
@@ -106,7 +109,8 @@ pub(super) fn slots_at(base: u64, slot: usize, modulus: usize, remainder: usize)
     }
 }
 
-/// See the module's documentation. All functions may be called in any context, unless they say otherwise.
+/// Pool of memory for devices. See the module's documentation. All functions may be called in any
+/// context, unless documented differently.
 #[pin_data]
 pub struct Pool {
     memory: Arc<dyn PoolMemory>,
@@ -125,21 +129,21 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of memory that devices reach from `base` on. Clears it. May sleep.
+    /// Makes a pool of memory that devices access at `base`, and clears it. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for an address that is no multiple of 4096, or memory that is across a multiple of 4 GiB there, which many devices
-    /// cannot bear; `ENOMEM`.
+    /// `EINVAL` if `base` is not a multiple of 4096, or if the pool crosses a multiple of 4 GiB,
+    /// which many devices do not support; `ENOMEM`.
     pub fn new(memory: Arc<dyn PoolMemory>, base: u64) -> Result<Arc<Self>> {
         Self::with_pages(memory, None, base)
     }
 
-    /// As [`Pool::new`], with addresses behind those of the memory to which whole pages are linked as they are.
+    /// Makes a pool like [`Pool::new`], followed by addresses for direct mappings.
     ///
     /// # Errors
     ///
-    /// As [`Pool::new`], for all of it.
+    /// Same as [`Pool::new`], for both ranges together.
     pub fn with_pages(
         memory: Arc<dyn PoolMemory>,
         pages: Option<Arc<dyn PageMap>>,
@@ -181,17 +185,17 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Where it begins for devices.
+    /// Returns the first address for devices.
     pub fn base(&self) -> u64 {
         self.base
     }
 
-    /// Bytes of its memory.
+    /// Returns the size of the memory in bytes.
     pub fn bytes(&self) -> usize {
         self.slots * SLOT
     }
 
-    /// Counters.
+    /// Returns the counters.
     pub fn stats(&self) -> PoolStats {
         let direct = self.direct.as_ref().map(|d| d.stats());
         let (direct, direct_full, direct_mapped) = direct.unwrap_or_default();
@@ -213,8 +217,8 @@ impl Pool {
         }
     }
 
-    /// Keeps the memory for ever if somebody may still have a pointer to it, or a process may have it mapped: coherent memory
-    /// that was not freed. How many pieces there are of it.
+    /// Leaks the pool if coherent memory was not freed, because a driver may still have a pointer
+    /// to it or a process may have it mapped. Returns the number of such chunks.
     pub(super) fn keep_leaked(this: &Arc<Self>) -> usize {
         let coherent = this.state.lock().coherent;
         if coherent > 0 {
@@ -223,23 +227,26 @@ impl Pool {
         coherent
     }
 
-    /// A byte of the memory. There is none for what is beyond it, so callers take positions from runs of slots.
+    /// Returns the address of a byte of the memory. Callers take positions from runs of slots, so
+    /// they are in the memory.
     fn at(&self, position: usize) -> *mut u8 {
-        // Stays within the memory, or at its end.
+        // Limits the offset to the end of the memory.
         let position = position.min(self.bytes());
-        // SAFETY: by the requirements of `PoolMemory`.
+        // SAFETY: by the requirements of `PoolMemory` the offset is within the memory or at its
+        // end.
         unsafe { self.memory.start().as_ptr().add(position) }
     }
 
     fn clear(&self, first: usize, slots: usize) {
         let bytes = (slots * SLOT).min(self.bytes() - (first * SLOT).min(self.bytes()));
-        // SAFETY: within the memory, which nobody has a reference to.
+        // SAFETY: the range is within the memory, to which no references exist.
         unsafe { core::ptr::write_bytes(self.at(first * SLOT), 0, bytes) };
     }
 
-    /// Copies between RAM and the pool, from a position that has so many bytes.
+    /// Copies `bytes` bytes between RAM and the pool. The run of slots at `position` contains all
+    /// of them.
     fn copy(&self, position: usize, phys: u64, bytes: usize, to_device: bool) {
-        // SAFETY: no requirements.
+        // SAFETY: no preconditions.
         let ram = unsafe { bindings::extoll_ram(phys, bytes) }.cast::<u8>();
         if ram.is_null() || position + bytes > self.bytes() {
             return self.refuse();
@@ -249,9 +256,10 @@ impl Pool {
             true => (ram, pool, &self.copied_in),
             false => (pool, ram, &self.copied_out),
         };
-        // SAFETY: the pool has so many bytes there. RAM is where a driver has its memory, which it gave to the DMA interface
-        // for the time of the mapping: the kernel has C code do the same with it. They are not the same memory: what is
-        // mapped is checked not to be in the pool (`map`).
+        // SAFETY: the pool contains `bytes` bytes at `position`. The RAM is memory that a driver
+        // passed to the DMA interface for as long as the mapping exists; the kernel's own bounce
+        // buffers access it in the same way. The ranges do not overlap, because `map` rejects
+        // memory that is in the pool.
         unsafe { core::ptr::copy_nonoverlapping(from, to, bytes) };
         counter.add(bytes as u64, Relaxed);
     }
@@ -260,36 +268,37 @@ impl Pool {
         self.refused.add(1, Relaxed);
     }
 
-    /// Whether a device with this mask reaches all of it.
+    /// Returns true if a device with this mask can address the whole pool.
     pub(super) fn is_reached(&self, mask: u64) -> bool {
         self.last() & !mask == 0
     }
 
-    /// The device's address of the last byte.
+    /// Returns the device address of the last byte.
     pub(super) fn last(&self) -> u64 {
         let end = self.base + self.bytes() as u64;
         self.direct.as_ref().map_or(end, |d| d.end()) - 1
     }
 
-    /// The largest mapping that should be asked for.
+    /// Returns the maximum size of a mapping that drivers should request.
     pub(super) fn largest(&self) -> usize {
         let most = (self.bytes() / PART).min(LARGEST);
-        // It need not begin with a page.
+        // One page less, because a mapping need not begin at a page.
         (most & !(PAGE - 1)).saturating_sub(PAGE).max(PAGE)
     }
 
-    /// Slots that begin where addresses of the device have remainder `remainder`, in slots.
+    /// Returns the alignment of slots whose device address, in slots, is congruent to `remainder`
+    /// modulo `modulus`.
     fn align(&self, modulus: usize, remainder: usize) -> Align {
         slots_at(self.base, SLOT, modulus, remainder)
     }
 
-    /// Whether some of the bytes are in the pool.
+    /// Returns true if any of the bytes are in the pool.
     fn overlaps(&self, ram: *const u8, bytes: usize) -> bool {
         let (start, ram) = (self.memory.start().addr().get(), ram.addr());
         ram < start + self.bytes() && start < ram.saturating_add(bytes)
     }
 
-    /// Maps memory: the device's address, in which the bits of `keep` are those of `phys`.
+    /// Maps memory. Returns the device address, which is equal to `phys` in the bits of `keep`.
     pub(super) fn map(
         &self,
         phys: u64,
@@ -299,9 +308,9 @@ impl Pool {
         copy: bool,
         direction: DataDirection,
     ) -> Option<u64> {
-        // SAFETY: no requirements.
+        // SAFETY: no preconditions.
         let ram = unsafe { bindings::extoll_ram(phys, bytes) }.cast::<u8>();
-        // A power of two, at least two slots.
+        // A power of two, at least the two slots of a page.
         let modulus = (keep as usize | (PAGE - 1))
             .checked_add(1)
             .map(|n| n / SLOT);
@@ -337,19 +346,19 @@ impl Pool {
         Some(self.base + position as u64)
     }
 
-    /// Where an address of the device is among the pages that are mapped as they are.
+    /// Returns the position of a device address in the range of direct mappings.
     fn in_pages(&self, address: u64) -> Option<(&Direct, usize)> {
         let direct = self.direct.as_deref()?;
         Some((direct, direct.position(address)?))
     }
 
-    /// Position of an address of the device.
+    /// Returns the position of a device address in the memory.
     fn position(&self, address: u64) -> Option<usize> {
         let position = address.checked_sub(self.base)?;
         (position < self.bytes() as u64).then_some(position as usize)
     }
 
-    /// Ends a mapping; copies what the device wrote, if that is wanted.
+    /// Removes a mapping. Copies the bytes that the device wrote if `copy` is set.
     pub(super) fn unmap(&self, address: u64, bytes: usize, copy: bool) {
         if let Some((direct, position)) = self.in_pages(address) {
             if !direct.unmap(position, bytes) {
@@ -361,7 +370,7 @@ impl Pool {
             let mut state = self.state.lock();
             let run = state.runs.find(position / SLOT)?;
             match run.note {
-                // What was mapped at once is unmapped at once.
+                // A mapping can only be removed as a whole.
                 Use::Mapped { phys, bytes: all }
                     if position == run.first * SLOT + run.note.skip() && bytes == all =>
                 {
@@ -381,10 +390,11 @@ impl Pool {
         self.state.lock().runs.free(run.first);
     }
 
-    /// Copies a part of a mapping. Both have the same bytes of what was allocated (`dma_alloc_pages`).
+    /// Copies a part of a mapping. Does nothing for memory of `dma_alloc_pages`, which driver and
+    /// device share.
     pub(super) fn sync(&self, address: u64, bytes: usize, to_device: bool) {
         if let Some((direct, position)) = self.in_pages(address) {
-            // Processors and devices see the same.
+            // CPUs and devices access the same memory.
             if !direct.has(position, bytes) {
                 self.refuse();
             }
@@ -406,7 +416,8 @@ impl Pool {
         }
     }
 
-    /// Coherent memory, of whole pages and aligned to its size: the processor's address, and the device's.
+    /// Allocates coherent memory, in whole pages and aligned to its size. Returns its addresses for
+    /// CPUs and for the device.
     pub(super) fn alloc(&self, bytes: usize, mask: u64) -> Option<(*mut u8, u64)> {
         if bytes == 0 || !self.is_reached(mask) {
             self.refuse();
@@ -428,7 +439,7 @@ impl Pool {
         Some((self.at(position), self.base + position as u64))
     }
 
-    /// Gives coherent memory back.
+    /// Frees coherent memory.
     pub(super) fn free(&self, address: u64, bytes: usize) {
         let closed = self.position(address).and_then(|position| {
             let mut state = self.state.lock();

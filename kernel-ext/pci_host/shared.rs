@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What the PCI core's objects refer to, and those objects.
+//! State to which objects of the PCI core refer, and functions on these objects.
 
 use super::{behind::Behind, config, Pool};
 use crate::bindings;
@@ -12,31 +12,32 @@ use kernel::{
     types::Opaque,
 };
 
-/// BARs of a function.
+/// Number of BARs of a function.
 const BARS: usize = 6;
-/// How often, and with what pause, references to devices that are gone are waited for: 2 s.
+/// Number of checks for remaining references to removed devices; with `PAUSE` they take 2 s.
 const PATIENCE: u32 = 200;
 const PAUSE: Delta = Delta::from_millis(10);
 
-/// What the PCI core's objects refer to: lives as long as they do.
+/// State to which objects of the PCI core refer. It lives as long as they do.
 #[pin_data]
 pub(super) struct Shared {
     #[pin]
     pub(super) host: Opaque<bindings::extoll_pci_host>,
     pub(super) behind: Arc<Behind>,
     pub(super) pool: Arc<Pool>,
-    /// The bus's number, then the windows. Their places in memory don't change.
+    /// Bus number, then the windows. Elements do not move in memory.
     pub(super) resources: KVec<Opaque<bindings::resource>>,
 }
 
 impl Shared {
-    /// That of a bus.
+    /// Returns the state of the bridge above a bus.
     ///
     /// # Safety
     ///
-    /// `bus` is one of our bridges', and is not freed while the result is used.
+    /// `bus` belongs to a bridge of this module, and is not freed while the result is used.
     pub(super) unsafe fn of_bus<'a>(bus: *mut bindings::pci_bus) -> &'a Self {
-        // SAFETY: by the requirements; `Bridge::attach` has set it to the field of a `Shared`, which is kept as long as the bus.
+        // SAFETY: by the function's requirements the bus is alive. `Bridge::attach` has set
+        // `sysdata` to a field of a `Shared`, which lives as long as the bus.
         unsafe {
             let sysdata: *mut bindings::pci_sysdata = (*bus).sysdata.cast();
             let host = container_of!(sysdata, bindings::extoll_pci_host, sysdata);
@@ -46,23 +47,26 @@ impl Shared {
     }
 }
 
-/// A device appears, behind one of our bridges or not. The notifier of each bridge does the same to the devices of all.
+/// Sets the DMA operations of a new device if it is behind a bridge of this module. The notifier of
+/// each bridge does this for the devices of all bridges.
 pub(super) fn added(pdev: *mut bindings::pci_dev) {
-    // SAFETY: the device is alive; the table is that of our bridges.
+    // SAFETY: the device is alive. The table identifies the bridges of this module.
     let host = unsafe { bindings::extoll_pci_host_of(pdev, config::operations().cast()) };
     if !host.is_null() {
-        // SAFETY: no driver is bound to it, as it is being added. Its bus has the sysdata that the operations need.
+        // SAFETY: the device is being added, so no driver is bound. Its bus has the `sysdata` that
+        // the operations need.
         unsafe { bindings::extoll_pci_dma_set(pdev) };
     }
 }
 
-/// Looks at a device that was found; `found`: a `Result<u32>`, how many are good.
+/// Checks a device that was found. `found` is a `Result<u32>` with the number of accepted devices.
 ///
 /// # Safety
 ///
 /// To be called by `pci_walk_bus` in [`Bridge::scan`].
 pub(super) unsafe extern "C" fn inspect(pdev: *mut bindings::pci_dev, found: *mut c_void) -> c_int {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements `found` points to a `Result<u32>` that only this call
+    // uses.
     let found = unsafe { &mut *found.cast::<Result<u32>>() };
     // SAFETY: the device is alive.
     let (taken, bars) = unsafe {
@@ -82,9 +86,10 @@ pub(super) unsafe extern "C" fn inspect(pdev: *mut bindings::pci_dev, found: *mu
     1
 }
 
-/// Whether nobody else has a reference to a bridge or a device behind it, at last. Sleeps.
+/// Waits up to 2 s until the caller has the last reference to a bridge and its devices. Returns
+/// false if other references remain. Sleeps.
 pub(super) fn alone(bridge: *mut bindings::pci_host_bridge) -> bool {
-    // SAFETY: the caller has a reference.
+    // SAFETY: the caller holds a reference.
     let references = || unsafe { bindings::extoll_pci_bridge_references(bridge) };
     for _ in 0..PATIENCE {
         if references() == 1 {

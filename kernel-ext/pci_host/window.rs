@@ -5,32 +5,32 @@
 use crate::bindings;
 use kernel::prelude::*;
 
-/// Addresses of the processor that lead to BARs.
+/// CPU addresses that reach BARs of devices behind a bridge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Window {
-    /// The first, for the processor: in a BAR of the parent, if that is a PCI device or below one.
+    /// First CPU address. It is in a BAR of the parent, if the parent is a PCI device or below one.
     pub cpu: u64,
-    /// The same on the devices' bus: what their BARs are to hold.
+    /// First address on the bus of the devices, where their BARs are.
     pub bus: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// For prefetchable BARs, and only for those. Others are for both.
+    /// True for a window that is only for prefetchable BARs. Other windows are for all BARs.
     pub prefetchable: bool,
 }
 
 impl Window {
-    /// Whether there are such addresses.
+    /// Returns true if the window has addresses, none of which overflow.
     pub(super) fn is_possible(&self) -> bool {
         let fits = |start: u64| self.bytes > 0 && start.checked_add(self.bytes - 1).is_some();
         fits(self.cpu) && fits(self.bus)
     }
 
-    /// Whether both have addresses of the bus.
+    /// Returns true if both windows have common bus addresses.
     pub(super) fn meets(&self, other: &Self) -> bool {
         self.bus <= other.bus + (other.bytes - 1) && other.bus <= self.bus + (self.bytes - 1)
     }
 
-    /// As the kernel has it.
+    /// Returns the window as a resource of the kernel.
     pub(super) fn resource(&self) -> bindings::resource {
         let end = self.cpu + (self.bytes - 1);
         let mut flags = bindings::IORESOURCE_MEM;
