@@ -250,9 +250,9 @@ int extoll_sock_create(struct net *net, struct socket *sock, bool v6, int kern, 
 }
 
 /*
- * The data are in i_private of the socket's inode, which sockfs does not use. sk_user_data is not
- * available, because other parts of the kernel that get the socket's descriptor (sunrpc, kcm,
- * sockmap) store their own pointers there.
+ * The data are in i_private of the socket's inode, which sockfs does not use. The field
+ * sk_user_data is not available, because other parts of the kernel that get the socket's descriptor
+ * (sunrpc, kcm, sockmap) store their own pointers there.
  */
 void *extoll_sock_data(struct socket *sock)
 {
@@ -669,7 +669,7 @@ static bool try_lock_sock(struct sock *sk)
 	return free;
 }
 
-/* Does nothing for a sock that is not connected, or whose socket has been closed. */
+/* Has an effect only on a connected sock whose socket has not been closed. */
 bool extoll_sock_try_shutdown(struct sock *sk, unsigned int directions)
 {
 	if (!try_lock_sock(sk))

@@ -10,28 +10,29 @@ use kernel::{
     prelude::*,
 };
 
-/// The C types of the ethtool table name the kernel crate's (opaque) `net_device`.
+/// Type for a net device in the C types of the ethtool table: the kernel crate's opaque
+/// `net_device`.
 type CNetDevice = kernel::bindings::net_device;
 
-/// Ring sizes (`ethtool -g`): what is in use and what is possible, in messages or frames.
+/// Ring sizes (`ethtool -g`) in messages or frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingParam {
-    /// Receive ring in use.
+    /// Current size of the receive ring.
     pub rx: u32,
-    /// Largest receive ring.
+    /// Maximum size of the receive ring.
     pub rx_max: u32,
-    /// Transmit frames in flight allowed.
+    /// Current maximum number of transmit frames in flight.
     pub tx: u32,
-    /// Most that may be allowed.
+    /// Maximum value of `tx`.
     pub tx_max: u32,
 }
 
-/// Values that `ethtool --set-tunable` changes.
+/// Parameters that `ethtool --set-tunable` changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tunable {
-    /// `rx-copybreak`, bytes.
+    /// `rx-copybreak` in bytes.
     RxCopybreak,
-    /// `tx-copybreak`, bytes.
+    /// `tx-copybreak` in bytes.
     TxCopybreak,
 }
 
@@ -45,17 +46,17 @@ impl Tunable {
     }
 }
 
-/// Where a program that asks for something hears why it does not get it, besides the error.
+/// Error message for the program that sent an ethtool request.
 pub struct Ack<'a> {
-    /// None for the old `ioctl`.
+    /// Null for a request by `ioctl`.
     raw: *mut bindings::netlink_ext_ack,
     call: PhantomData<&'a mut bindings::netlink_ext_ack>,
 }
 
 impl Ack<'_> {
-    /// Gives the reason, of at most 79 characters; the result is `EINVAL`.
+    /// Sets the reason of an error, up to 79 characters. Returns `EINVAL`.
     pub fn refuse(&mut self, why: &'static CStr) -> Error {
-        // SAFETY: `raw` is null or valid for this call, `why` is a string.
+        // SAFETY: `raw` is null or valid during this call; `why` is a C string.
         unsafe { bindings::extoll_ack(self.raw, why.as_char_ptr()) };
         EINVAL
     }
@@ -68,31 +69,32 @@ pub trait EthtoolOps: Operations {
     const DRIVER: &'static CStr;
     /// Driver version (`ethtool -i`).
     const VERSION: &'static CStr;
-    /// Names of the private counters (`ethtool -S`), at most 31 characters each.
+    /// Names of the private counters (`ethtool -S`), up to 31 characters each.
     const STATS: &'static [&'static CStr];
 
-    /// Name of the bus device (`ethtool -i`), at most 31 bytes.
+    /// Passes the name of the bus device (`ethtool -i`), up to 31 bytes, to `put`.
     fn bus_info(dev: &Device<Self>, put: &mut dyn FnMut(&[u8])) {
         let _ = (dev, put);
     }
 
-    /// Fills in the private counters, in the order of [`EthtoolOps::STATS`]; `values` has exactly as many.
+    /// Fills in the private counters, in the order of [`EthtoolOps::STATS`]; `values` has the same
+    /// length.
     fn stats(dev: &Device<Self>, values: &mut [u64]);
 
-    /// Ring sizes.
+    /// Returns the ring sizes.
     fn ringparam(dev: &Device<Self>) -> RingParam {
         let _ = dev;
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Changes the ring sizes; they don't exceed the largest ones. `ack` takes the reason of a
-    /// refusal.
+    /// Changes the ring sizes, which do not exceed the maximum values. `ack` takes the reason of an
+    /// error.
     fn set_ringparam(dev: &Device<Self>, rx: u32, tx: u32, ack: &mut Ack<'_>) -> Result {
         let _ = (dev, rx, tx, ack);
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Reads a tunable; `EOPNOTSUPP` if the driver doesn't have it.
+    /// Reads a tunable; `EOPNOTSUPP` if the driver does not have it.
     fn tunable(dev: &Device<Self>, which: Tunable) -> Result<u32> {
         let _ = (dev, which);
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
@@ -104,7 +106,7 @@ pub trait EthtoolOps: Operations {
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Names of the private flags, at most 31 characters each and at most 32 of them.
+    /// Names of up to 32 private flags, up to 31 characters each.
     const FLAGS: &'static [&'static CStr] = &[];
 
     /// Reads the private flags (`ethtool --show-priv-flags`): bit i is flag i.
@@ -120,17 +122,18 @@ pub trait EthtoolOps: Operations {
     }
 }
 
-/// The driver's device object.
+/// Returns the driver's device object of a C device.
 ///
 /// # Safety
 ///
-/// `dev` must be a device that was registered with `T`'s operations, inside an ethtool callback.
+/// `dev` must be registered with `T`'s operations, and this must be called inside an ethtool
+/// callback.
 unsafe fn device<'a, T: Operations>(dev: *mut CNetDevice) -> &'a Device<T> {
-    // SAFETY: By the requirements the owner is a `Device<T>` that outlives the callback.
+    // SAFETY: by the function's requirements the owner is a `Device<T>` that outlives the callback.
     unsafe { &*bindings::extoll_net_owner(dev.cast()).cast::<Device<T>>() }
 }
 
-/// Copies a string into a fixed array, cut to leave room for the terminator.
+/// Copies a string into a fixed array, truncated to leave room for the terminator.
 fn copy_str(to: &mut [c_char], from: &[u8]) {
     to.fill(0);
     let room = to.len().saturating_sub(1);
@@ -141,12 +144,13 @@ fn copy_str(to: &mut [c_char], from: &[u8]) {
 
 /// # Safety
 ///
-/// To be called by the net core only, for a device with `T`'s operations (all functions below alike). `info` is valid and zeroed.
+/// To be called by the net core only, for a device with `T`'s operations. The same applies to all
+/// functions below. `info` is valid and zeroed.
 unsafe extern "C" fn get_drvinfo<T: EthtoolOps>(
     dev: *mut CNetDevice,
     info: *mut bindings::ethtool_drvinfo,
 ) {
-    // SAFETY: By the requirements.
+    // SAFETY: by the function's requirements both pointers are valid.
     let (d, info) = unsafe { (device::<T>(dev), &mut *info) };
     copy_str(&mut info.driver, T::DRIVER.to_bytes());
     copy_str(&mut info.version, T::VERSION.to_bytes());
@@ -164,20 +168,21 @@ fn names<T: EthtoolOps>(set: u32) -> Result<&'static [&'static CStr]> {
 
 /// # Safety
 ///
-/// See [`get_drvinfo`].
+/// Same as [`get_drvinfo`].
 unsafe extern "C" fn get_sset_count<T: EthtoolOps>(_dev: *mut CNetDevice, set: c_int) -> c_int {
     from_result(|| Ok(names::<T>(set as u32)?.len() as c_int))
 }
 
 /// # Safety
 ///
-/// See [`get_drvinfo`]; `data` has room for 32 bytes per string of the set, as [`get_sset_count`] said.
+/// Same as [`get_drvinfo`]; `data` has 32 bytes for each string of the set, whose number
+/// [`get_sset_count`] returned.
 unsafe extern "C" fn get_strings<T: EthtoolOps>(_dev: *mut CNetDevice, set: u32, data: *mut u8) {
     const LEN: usize = bindings::ETH_GSTRING_LEN as usize;
     for (i, name) in names::<T>(set).unwrap_or(&[]).iter().enumerate() {
         let name = name.to_bytes();
         let len = name.len().min(LEN - 1);
-        // SAFETY: The i-th slot of 32 bytes is inside the buffer by the requirements.
+        // SAFETY: by the function's requirements the i-th slot of 32 bytes is inside the buffer.
         unsafe {
             data.add(i * LEN).write_bytes(0, LEN);
             core::ptr::copy_nonoverlapping(name.as_ptr(), data.add(i * LEN), len);
@@ -187,13 +192,13 @@ unsafe extern "C" fn get_strings<T: EthtoolOps>(_dev: *mut CNetDevice, set: u32,
 
 /// # Safety
 ///
-/// See [`get_drvinfo`]; `values` has room for as many as [`get_sset_count`] said.
+/// Same as [`get_drvinfo`]; `values` has the number of elements that [`get_sset_count`] returned.
 unsafe extern "C" fn get_stats<T: EthtoolOps>(
     dev: *mut CNetDevice,
     _stats: *mut bindings::ethtool_stats,
     values: *mut u64,
 ) {
-    // SAFETY: By the requirements; the core passes zeroed memory.
+    // SAFETY: by the function's requirements both are valid; the core passes zeroed memory.
     let (d, values) = unsafe {
         (
             device::<T>(dev),
@@ -205,14 +210,14 @@ unsafe extern "C" fn get_stats<T: EthtoolOps>(
 
 /// # Safety
 ///
-/// See [`get_drvinfo`]; `ring` is valid.
+/// Same as [`get_drvinfo`]; `ring` is valid.
 unsafe extern "C" fn get_ringparam<T: EthtoolOps>(
     dev: *mut CNetDevice,
     ring: *mut bindings::ethtool_ringparam,
     _kernel: *mut bindings::kernel_ethtool_ringparam,
     _ack: *mut bindings::netlink_ext_ack,
 ) {
-    // SAFETY: By the requirements.
+    // SAFETY: by the function's requirements both pointers are valid.
     let (d, ring) = unsafe { (device::<T>(dev), &mut *ring) };
     let p = T::ringparam(d);
     ring.rx_pending = p.rx;
@@ -223,7 +228,7 @@ unsafe extern "C" fn get_ringparam<T: EthtoolOps>(
 
 /// # Safety
 ///
-/// See [`get_drvinfo`]; `ring` is valid, `ack` is null or valid.
+/// Same as [`get_drvinfo`]; `ring` is valid, `ack` is null or valid.
 unsafe extern "C" fn set_ringparam<T: EthtoolOps>(
     dev: *mut CNetDevice,
     ring: *mut bindings::ethtool_ringparam,
@@ -231,7 +236,7 @@ unsafe extern "C" fn set_ringparam<T: EthtoolOps>(
     ack: *mut bindings::netlink_ext_ack,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the requirements.
+        // SAFETY: by the function's requirements both pointers are valid.
         let (d, ring) = unsafe { (device::<T>(dev), &*ring) };
         let mut ack = Ack {
             raw: ack,
@@ -244,17 +249,18 @@ unsafe extern "C" fn set_ringparam<T: EthtoolOps>(
 
 /// # Safety
 ///
-/// See [`get_drvinfo`]; `t` is valid, `data` points to a 32-bit value (the core checks the type of copybreak tunables).
+/// Same as [`get_drvinfo`]; `t` is valid, `data` points to a 32-bit value (the core checks the type
+/// of copybreak tunables).
 unsafe extern "C" fn get_tunable<T: EthtoolOps>(
     dev: *mut CNetDevice,
     t: *const bindings::ethtool_tunable,
     data: *mut c_void,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the requirements.
+        // SAFETY: by the function's requirements both pointers are valid.
         let (d, which) = unsafe { (device::<T>(dev), Tunable::from_id((*t).id)?) };
         let value = T::tunable(d, which)?;
-        // SAFETY: By the requirements.
+        // SAFETY: by the function's requirements `data` points to a 32-bit value.
         unsafe { data.cast::<u32>().write_unaligned(value) };
         Ok(0)
     })
@@ -262,14 +268,14 @@ unsafe extern "C" fn get_tunable<T: EthtoolOps>(
 
 /// # Safety
 ///
-/// See [`get_tunable`].
+/// Same as [`get_tunable`].
 unsafe extern "C" fn set_tunable<T: EthtoolOps>(
     dev: *mut CNetDevice,
     t: *const bindings::ethtool_tunable,
     data: *const c_void,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the requirements.
+        // SAFETY: by the function's requirements all pointers are valid.
         let (d, which, value) = unsafe {
             (
                 device::<T>(dev),
@@ -284,24 +290,24 @@ unsafe extern "C" fn set_tunable<T: EthtoolOps>(
 
 /// # Safety
 ///
-/// See [`get_drvinfo`].
+/// Same as [`get_drvinfo`].
 unsafe extern "C" fn get_flags<T: EthtoolOps>(dev: *mut CNetDevice) -> u32 {
-    // SAFETY: By the requirements.
+    // SAFETY: by the function's requirements the device is registered.
     T::flags(unsafe { device::<T>(dev) })
 }
 
 /// # Safety
 ///
-/// See [`get_drvinfo`].
+/// Same as [`get_drvinfo`].
 unsafe extern "C" fn set_flags<T: EthtoolOps>(dev: *mut CNetDevice, flags: u32) -> c_int {
     from_result(|| {
-        // SAFETY: By the requirements.
+        // SAFETY: by the function's requirements the device is registered.
         T::set_flags(unsafe { device::<T>(dev) }, flags)?;
         Ok(0)
     })
 }
 
-/// The C table for `T`.
+/// Returns the C table for `T`.
 pub(super) fn table<T: EthtoolOps>() -> &'static bindings::ethtool_ops {
     struct Table<T>(PhantomData<T>);
     impl<T: EthtoolOps> Table<T> {
@@ -351,33 +357,33 @@ pub(super) fn table<T: EthtoolOps>() -> &'static bindings::ethtool_ops {
 
 /// # Safety
 ///
-/// See [`get_drvinfo`].
+/// Same as [`get_drvinfo`].
 unsafe extern "C" fn get_link(dev: *mut CNetDevice) -> u32 {
-    // SAFETY: By the requirements.
+    // SAFETY: by the function's requirements the device is valid.
     unsafe { bindings::ethtool_op_get_link(dev.cast()) }
 }
 
 /// # Safety
 ///
-/// See [`get_drvinfo`]; `info` is valid.
+/// Same as [`get_drvinfo`]; `info` is valid.
 unsafe extern "C" fn get_ts_info(
     dev: *mut CNetDevice,
     info: *mut bindings::kernel_ethtool_ts_info,
 ) -> c_int {
-    // SAFETY: By the requirements.
+    // SAFETY: by the function's requirements both pointers are valid.
     unsafe { bindings::ethtool_op_get_ts_info(dev.cast(), info) }
 }
 
-/// A fabric's link: both directions at once. Its rate is unknown, and nothing about it can be negotiated or set.
+/// Reports a full-duplex link of unknown speed without negotiation.
 ///
 /// # Safety
 ///
-/// See [`get_drvinfo`]; `settings` is valid and zeroed.
+/// Same as [`get_drvinfo`]; `settings` is valid and zeroed.
 unsafe extern "C" fn get_link_ksettings(
     _dev: *mut CNetDevice,
     settings: *mut bindings::ethtool_link_ksettings,
 ) -> c_int {
-    // SAFETY: By the requirements.
+    // SAFETY: by the function's requirements `settings` is valid.
     let base = unsafe { &mut (*settings).base };
     base.speed = bindings::SPEED_UNKNOWN as u32;
     base.duplex = bindings::DUPLEX_FULL as u8;

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Network devices: [`NetDev`] and [`Registration`], [`Operations`], [`Napi`], socket buffers, ethtool. Sockets are in
-//! [`socket`], what modules keep per network namespace in [`namespace`] and [`sysctl`].
+//! Network devices: [`NetDev`] and [`Registration`], [`Operations`], [`Napi`], socket buffers,
+//! ethtool. Sockets are in [`socket`]. Data per network namespace are in [`namespace`] and
+//! [`sysctl`].
 //!
 //! Life cycle of devices, enforced by types and drop order:
-//! 1. [`NetDev::alloc`] makes an unregistered device, shared by `Arc`;
-//! 2. [`Napi::new`] ties poll contexts to it;
-//! 3. [`Registration::new`] takes the driver's data and registers; its drop unregisters (waits for every callback), then the
-//!    data are dropped, then the last `Arc<NetDev>` frees the device.
+//! 1. [`NetDev::alloc`] makes an unregistered device, shared by `Arc`.
+//! 2. [`Napi::new`] ties a poll context to it.
+//! 3. [`Registration::new`] takes the driver's data and registers the device. Its drop unregisters
+//!    the device and waits for every callback. Then the data are dropped, then the last
+//!    `Arc<NetDev>` frees the device.
 //!
-//! NAPI instances run only between a successful `open` and the matching `stop`: the adapter enables and disables them.
+//! A NAPI instance runs only between a successful `open` and the matching `stop`, because the
+//! callbacks in this module enable and disable it.
 
 mod dev;
 mod ethtool;
@@ -30,19 +33,19 @@ pub use stats::{BqlDone, BqlToken, Stats64};
 
 use crate::bindings;
 
-/// Bytes of an Ethernet header.
+/// Size of an Ethernet header in bytes.
 pub const ETH_HLEN: usize = 14;
 
-/// Bottom halves are off on this CPU while it lives. Needed around spin locks that are shared with NAPI or transmit
-/// context when they are taken in process context. Task context or softirq, not hard interrupts.
+/// Guard that disables bottom halves on this CPU. Process context needs it around spin locks that
+/// NAPI or the transmit path also take. Task context or softirq, not hard interrupts.
 pub struct BhDisabled(core::marker::PhantomData<*mut ()>);
 
 impl BhDisabled {
-    /// Switches bottom halves off.
+    /// Disables bottom halves.
     #[inline]
     pub fn new() -> Self {
-        // SAFETY: No preconditions; the drop of the value, which cannot leave this CPU's context since the type is not
-        // `Send`, undoes it.
+        // SAFETY: no preconditions. The drop undoes the call, on the same CPU and in the same
+        // context because the type is not `Send`.
         unsafe { bindings::extoll_bh_disable() };
         Self(core::marker::PhantomData)
     }
@@ -57,20 +60,21 @@ impl Default for BhDisabled {
 impl Drop for BhDisabled {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: Balances the call in `new()`.
+        // SAFETY: balances the call in `new()`.
         unsafe { bindings::extoll_bh_enable() }
     }
 }
 
-/// Whether a message about network traffic may be logged now (the kernel's `net_ratelimit()`). Any context.
+/// Returns true if a message about network traffic may be logged now (`net_ratelimit()`). Any
+/// context.
 pub fn ratelimit() -> bool {
-    // SAFETY: No preconditions.
+    // SAFETY: no preconditions.
     unsafe { bindings::extoll_net_ratelimit() }
 }
 
-/// Jiffies since boot, 64 bit. Any context; cheap (a memory read), resolution 1/HZ s.
+/// Returns the jiffies since boot, 64 bits. Any context; costs a memory read; resolution 1/HZ s.
 #[inline]
 pub fn jiffies64() -> u64 {
-    // SAFETY: No preconditions.
+    // SAFETY: no preconditions.
     unsafe { bindings::extoll_jiffies64() }
 }

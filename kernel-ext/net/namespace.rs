@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What a module keeps per network namespace, with files in `/proc/net` and `/proc/sys/net`.
+//! Data of a module per network namespace, with files in `/proc/net` and `/proc/sys/net`.
 
 use super::{
     socket::Tcp,
@@ -22,8 +22,8 @@ use kernel::{
     types::Opaque,
 };
 
-/// Writes the content of a file. Process context, may sleep; called again with more room when the
-/// text was longer than expected.
+/// Writes the content of a file. Process context, may sleep. It is called again with a larger
+/// buffer if the text did not fit.
 pub type Show<N> = fn(&N, &mut fmt::Formatter<'_>) -> fmt::Result;
 
 /// Data of a module per network namespace.
@@ -34,31 +34,31 @@ pub trait PerNet: Send + Sync + Sized + 'static {
     /// Numbers that the administrator of a namespace may change, and their directory below `/proc/sys`.
     const KNOBS: (&'static CStr, &'static [Knob]) = (c"", &[]);
 
-    /// Where the registration is found. One per module.
+    /// Returns the static variable of the registration. One per module.
     fn place() -> &'static Place<Self>;
 
-    /// Data for a namespace that begins, with the values of its knobs. May sleep.
+    /// Returns the data of a new namespace. `knobs` are the values of its numbers. May sleep.
     fn new(knobs: Knobs) -> Result<Arc<Self>>;
 
-    /// The data for the namespace of a socket, `None` when nothing is registered. May sleep.
+    /// Returns the data for the namespace of a socket, or `None` without a registration. May sleep.
     fn of(tcp: &Tcp) -> Option<Arc<Self>> {
         let all = Self::place().spaces.get()?;
-        // SAFETY: the socket and its sock are valid by the invariants of `Tcp`.
+        // SAFETY: the socket and its sock are valid by the type invariants of `Tcp`.
         let net = unsafe { bindings::extoll_sock_net(tcp.as_raw()) };
         let spaces = all.spaces.lock();
         spaces.get(&net.addr()).map(|space| space.data.clone())
     }
 }
 
-/// A static variable for a registration.
+/// Static variable for a registration.
 pub struct Place<N: PerNet> {
     spaces: Global<Spaces<N>>,
-    /// There is a registration, or one is being made.
+    /// True while a registration exists or is being made.
     taken: AtomicFlag,
 }
 
 impl<N: PerNet> Place<N> {
-    /// Nothing registered.
+    /// Returns a variable without a registration.
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Self {
         Self {
@@ -69,21 +69,22 @@ impl<N: PerNet> Place<N> {
 }
 
 impl<N: PerNet> Place<N> {
-    /// Nothing is registered any more.
+    /// Ends the registration.
     fn release(&self) {
         self.spaces.set(None);
         self.taken.xchg(false, Full);
     }
 }
 
-/// All namespaces by their address.
+/// Data of all namespaces, by the address of the namespace.
 #[pin_data]
 struct Spaces<N: PerNet> {
     #[pin]
     spaces: Mutex<RBTree<usize, Space<N>>>,
 }
 
-/// What a namespace has. The files refer to elements of `files`, which stay where they are.
+/// Data and files of a namespace. Files in procfs refer to elements of `files`, which do not move
+/// in memory.
 struct Space<N> {
     data: Arc<N>,
     files: KVec<File<N>>,
@@ -96,12 +97,12 @@ struct File<N> {
     show: Show<N>,
 }
 
-/// Data in all namespaces, those that begin later included. The drop removes them and their files
-/// and may sleep.
+/// Registration of data in all namespaces, including later ones. The drop removes the data and
+/// their files. It may sleep.
 ///
 /// # Invariants
 ///
-/// `raw` is registered, and is not moved.
+/// `raw` is registered and is not moved.
 #[pin_data(PinnedDrop)]
 pub struct Registration<N: PerNet> {
     #[pin]
@@ -109,9 +110,9 @@ pub struct Registration<N: PerNet> {
     types: PhantomData<N>,
 }
 
-// SAFETY: a registration may be dropped by any thread.
+// SAFETY: any thread may drop a registration.
 unsafe impl<N: PerNet> Send for Registration<N> {}
-// SAFETY: `&Registration` allows nothing.
+// SAFETY: `&Registration` has no methods.
 unsafe impl<N: PerNet> Sync for Registration<N> {}
 
 impl<N: PerNet> Registration<N> {
@@ -119,13 +120,13 @@ impl<N: PerNet> Registration<N> {
     ///
     /// # Errors
     ///
-    /// `EBUSY`: there is a registration. `ENOMEM`, and what [`PerNet::new`] returns.
+    /// `EBUSY`: a registration exists. `ENOMEM`, and errors of [`PerNet::new`].
     pub fn new() -> impl PinInit<Self, Error> {
         let init = |slot: *mut bindings::pernet_operations| {
             if N::place().taken.xchg(true, Full) {
                 return Err(EBUSY);
             }
-            // SAFETY: `slot` is valid for writes, and stays where it is until the drop.
+            // SAFETY: `slot` is valid for writes, and is not moved before the drop.
             unsafe { register::<N>(slot) }.inspect_err(|_| N::place().release())
         };
         try_pin_init!(Self {
@@ -138,17 +139,17 @@ impl<N: PerNet> Registration<N> {
 #[pinned_drop]
 impl<N: PerNet> PinnedDrop for Registration<N> {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: registered by the invariants.
+        // SAFETY: by the type invariant `raw` is registered.
         unsafe { bindings::unregister_pernet_subsys(self.raw.get()) };
         N::place().release();
     }
 }
 
-/// Registers for the place that the caller has taken.
+/// Registers the operations. The caller has set `taken` of the place.
 ///
 /// # Safety
 ///
-/// `slot` must be valid for writes, and stay where it is while it is registered.
+/// `slot` must be valid for writes, and must not move while it is registered.
 unsafe fn register<N: PerNet>(slot: *mut bindings::pernet_operations) -> Result {
     let spaces = Arc::pin_init(
         pin_init!(Spaces { spaces <- new_mutex!(RBTree::new(), "extoll_namespaces") }),
@@ -160,7 +161,7 @@ unsafe fn register<N: PerNet>(slot: *mut bindings::pernet_operations) -> Result 
         exit: Some(end::<N>),
         ..pin_init::zeroed()
     };
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements `slot` is valid and does not move.
     to_result(unsafe {
         slot.write(ops);
         bindings::register_pernet_subsys(slot)
@@ -169,13 +170,14 @@ unsafe fn register<N: PerNet>(slot: *mut bindings::pernet_operations) -> Result 
 
 /// # Safety
 ///
-/// To be called by the network core only, once per namespace, not at the same time as another call.
+/// To be called by the network core only, once per namespace, and not concurrently with another
+/// call.
 unsafe extern "C" fn begin<N: PerNet>(net: *mut bindings::net) -> c_int {
     from_result(|| {
         let all = N::place().spaces.get().ok_or(ENODEV)?;
         let (path, knobs) = N::KNOBS;
         let values = Knobs::new(knobs)?;
-        // SAFETY: the namespace is valid until `end`, which drops it.
+        // SAFETY: the namespace is valid until `end`, which drops the table.
         let table = unsafe { Table::new(net, path, knobs, &values)? };
         let data = N::new(values)?;
         let mut files = KVec::with_capacity(N::FILES.len(), GFP_KERNEL)?;
@@ -194,14 +196,14 @@ unsafe extern "C" fn begin<N: PerNet>(net: *mut bindings::net) -> c_int {
         let files = spaces.get(&net.addr()).map_or(&[][..], |s| &s.files);
         for (n, file) in files.iter().enumerate() {
             let data = core::ptr::from_ref(file).cast_mut().cast();
-            // SAFETY: the namespace is valid, the name is copied; `show` gets the file, which lives
-            // until `end` has removed it.
+            // SAFETY: the namespace is valid, and the name is copied. `show` gets a pointer to
+            // `file`, which lives until `end` has removed the file from procfs.
             let added = to_result(unsafe {
                 bindings::extoll_net_proc_add(net, file.name.as_char_ptr(), Some(show::<N>), data)
             });
             if let Err(e) = added {
                 let made = files.get(..n).unwrap_or(&[]);
-                // SAFETY: made just now.
+                // SAFETY: the files were added above.
                 unsafe { remove(net, made) };
                 spaces.remove(&net.addr());
                 return Err(e);
@@ -218,37 +220,37 @@ unsafe extern "C" fn end<N: PerNet>(net: *mut bindings::net) {
     let Some(all) = N::place().spaces.get() else {
         return;
     };
-    // Not dropped under the lock: whoever shows a file holds none, but what it drops may be
-    // anything.
+    // Dropped without the lock, because the drop of the data may take any lock.
     let space = all.spaces.lock().remove_node(&net.addr());
     if let Some(node) = space {
         let (_, space) = node.to_key_value();
-        // SAFETY: `begin` made them; the files are where they were, since a vector that is moved
-        // leaves its elements alone.
+        // SAFETY: `begin` added the files. Moving a vector does not move its elements, so their
+        // addresses are the same.
         unsafe { remove(net, &space.files) };
     }
 }
 
-/// Removes files and waits for those who read them.
+/// Removes files and waits for their readers.
 ///
 /// # Safety
 ///
-/// They must be in the namespace.
+/// The files must exist in the namespace.
 unsafe fn remove<N>(net: *mut bindings::net, files: &[File<N>]) {
     for file in files {
-        // SAFETY: by the requirements.
+        // SAFETY: by the function's requirements the file exists in the namespace.
         unsafe { bindings::extoll_net_proc_remove(net, file.name.as_char_ptr()) };
     }
 }
 
 /// # Safety
 ///
-/// To be called by seq_file only, for a file that [`begin`] added and that is not removed: procfs
-/// calls it only then, and lets the removal wait for its return.
+/// To be called by seq_file only, for a file that [`begin`] added and that has not been removed.
+/// procfs ensures this, because the removal waits for the return.
 unsafe extern "C" fn show<N: PerNet>(seq: *mut bindings::seq_file, _: *mut c_void) -> c_int {
-    // SAFETY: by the requirements, the data are those given to `extoll_net_proc_add`.
+    // SAFETY: by the function's requirements the file exists; its data are the pointer that `begin`
+    // passed to `extoll_net_proc_add`.
     let file = unsafe { &*bindings::extoll_net_proc_data(seq).cast::<File<N>>() };
-    // SAFETY: `seq` is valid and, during this call, used by this thread only.
+    // SAFETY: `seq` is valid, and only this thread uses it during this call.
     let out = unsafe { SeqFile::from_raw(seq) };
     seq_print!(out, "{}", Text(file));
     0

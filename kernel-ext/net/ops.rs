@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The operations of a net device: the trait that a driver implements and the C table made from it.
+//! Operations of a net device: the trait that a driver implements, and the C table made from it.
 
 use super::{
     dev::{Device, NetDev, Rtnl},
@@ -14,41 +14,48 @@ use kernel::{
     prelude::*,
 };
 
-/// What became of a frame passed to [`Operations::start_xmit`].
+/// Result of [`Operations::start_xmit`].
 pub enum Transmit {
-    /// The driver took it (sent, kept or dropped it).
+    /// The driver has taken the frame: sent, kept or dropped it.
     Taken,
-    /// No room: the driver stopped the queue before, did nothing with the frame and hands it back; the stack tries again later.
+    /// No room. The driver stopped the queue before and returns the unchanged frame. The stack
+    /// tries again later.
     Busy(SkBuff),
 }
 
-/// The transmit queue of a device. Its lock is held as long as this exists, that is, inside [`Operations::start_xmit`].
+/// Transmit queue of a device. It exists only inside [`Operations::start_xmit`], where its lock is
+/// held.
 pub struct TxQueue<'a>(pub(super) &'a NetDev);
 
-/// What a net device driver implements. Callbacks may run on any CPU; those documented as "RTNL" are serialised by it.
+/// Operations that a net device driver implements. Callbacks may run on any CPU; those documented
+/// as "RTNL" are serialised by it.
 ///
-/// `start_xmit` is serialised by the queue lock and never runs outside a period from a successful `open` to the begin of `stop`.
+/// The queue lock serialises `start_xmit`. It runs only after a successful `open` and before the
+/// next `stop` begins.
 #[vtable]
 pub trait Operations: Sized + 'static {
-    /// The driver's data, shared by all callbacks, dropped after the last one.
+    /// Driver's data, shared by all callbacks and dropped after the last one.
     type Data: Send + Sync + 'static;
 
-    /// Brings the interface up. RTNL; may sleep. The NAPI instances of the device run from its successful end on.
+    /// Brings the interface up. RTNL; may sleep. After its success the NAPI instances of the device
+    /// run.
     fn open(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>) -> Result;
 
-    /// Takes the interface down. RTNL; may sleep. Transmission has ended and the NAPI instances are disabled before.
+    /// Takes the interface down. RTNL; may sleep. Transmission has ended and the NAPI instances are
+    /// disabled.
     fn stop(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>);
 
-    /// Sends a frame. Bottom halves are off; must not sleep.
+    /// Sends a frame. Bottom halves are disabled; must not sleep.
     fn start_xmit(dev: &Device<Self>, skb: SkBuff, queue: &TxQueue<'_>) -> Transmit;
 
-    /// Asked to change the MAC address; the driver changes it through `rtnl`. RTNL; may sleep. The address is valid and unicast.
+    /// Handles a request to change the MAC address, which the driver changes through `rtnl`. RTNL;
+    /// may sleep. The address is valid and unicast.
     fn set_mac_address(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>, mac: [u8; 6]) -> Result {
         let _ = (dev, rtnl, mac);
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// The MTU is about to change to a value within the limits. RTNL; may sleep.
+    /// Prepares for a new MTU, which is within the limits. RTNL; may sleep.
     fn change_mtu(dev: &Device<Self>, mtu: u32) -> Result {
         let _ = (dev, mtu);
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
@@ -60,19 +67,20 @@ pub trait Operations: Sized + 'static {
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// The transmit queue has been stopped for longer than the watchdog allows. Softirq.
+    /// Called when the transmit queue has been stopped for longer than the watchdog time. Softirq.
     fn tx_timeout(dev: &Device<Self>) {
         let _ = dev;
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// The receive filter changed. Bottom halves are off; must not sleep.
+    /// Called after a change of the receive filter. Bottom halves are disabled; must not sleep.
     fn set_rx_mode(dev: &Device<Self>) {
         let _ = dev;
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Whether offloads have to be done in software for this frame. Transmit path; must not sleep.
+    /// Returns true if offloads must be done in software for this frame. Transmit path; must not
+    /// sleep.
     fn needs_software_offload(dev: &Device<Self>, len: u32) -> bool {
         let _ = (dev, len);
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
@@ -85,29 +93,33 @@ pub trait Operations: Sized + 'static {
     }
 }
 
-/// The driver's device object that belongs to a C device.
+/// Returns the driver's device object of a C device.
 ///
 /// # Safety
 ///
-/// `dev` must be a device that was registered with `T`'s operations, inside a callback or the work of it.
+/// `dev` must be registered with `T`'s operations, and this must be called inside a callback or the
+/// deferred work.
 unsafe fn device<'a, T: Operations>(dev: *const bindings::net_device) -> &'a Device<T> {
-    // SAFETY: By the requirements the owner was set by `Registration::<T>::new()` to a `Device<T>` that lives until all callbacks
-    // and the work have ended.
+    // SAFETY: by the function's requirements `Registration::<T>::new()` set the owner to a
+    // `Device<T>`, which lives until all callbacks and the work have ended.
     unsafe { &*bindings::extoll_net_owner(dev).cast::<Device<T>>() }
 }
 
 /// # Safety
 ///
-/// To be called by the net core or `net_helpers.c` only, for a device with `T`'s operations (all functions below alike).
+/// To be called by the net core or `net_helpers.c` only, for a device with `T`'s operations. The
+/// same applies to all functions below.
 unsafe extern "C" fn open<T: Operations>(dev: *mut bindings::net_device) -> c_int {
-    // SAFETY: By the requirements.
+    // SAFETY: by the function's requirements this is a callback of such a device.
     let d = unsafe { device::<T>(dev) };
     d.bql_reset();
-    // SAFETY: The device is valid; the queue is not active yet, so nothing transmits before `open` returned.
+    // SAFETY: the device is valid. The queue is not active yet, so the stack transmits only after
+    // `open` has returned.
     unsafe { bindings::extoll_net_tx_start(dev) };
     from_result(|| {
         T::open(d, &Rtnl(d))?;
-        // SAFETY: The device is valid; all its NAPI instances are `extoll_napi`s since only `Napi` makes them.
+        // SAFETY: the device is valid. Its NAPI instances are `extoll_napi`s, because only `Napi`
+        // makes them.
         unsafe { bindings::extoll_napi_enable_all(dev) };
         Ok(0)
     })
@@ -115,11 +127,12 @@ unsafe extern "C" fn open<T: Operations>(dev: *mut bindings::net_device) -> c_in
 
 /// # Safety
 ///
-/// See [`open`].
+/// Same as [`open`].
 unsafe extern "C" fn stop<T: Operations>(dev: *mut bindings::net_device) -> c_int {
-    // SAFETY: By the requirements.
+    // SAFETY: by the function's requirements this is a callback of such a device.
     let d = unsafe { device::<T>(dev) };
-    // SAFETY: The device is valid; all its NAPI instances are `extoll_napi`s since only `Napi` makes them.
+    // SAFETY: the device is valid. Its NAPI instances are `extoll_napi`s, because only `Napi` makes
+    // them.
     unsafe {
         bindings::extoll_net_tx_stop(dev);
         bindings::extoll_napi_disable_all(dev);
@@ -130,15 +143,16 @@ unsafe extern "C" fn stop<T: Operations>(dev: *mut bindings::net_device) -> c_in
 
 /// # Safety
 ///
-/// See [`open`]; the caller owns `skb` and gives it away unless busy is returned.
+/// Same as [`open`]. The caller owns `skb` and passes it on, unless busy is returned.
 unsafe extern "C" fn start_xmit<T: Operations>(
     skb: *mut bindings::sk_buff,
     dev: *mut bindings::net_device,
 ) -> bindings::netdev_tx_t {
-    // SAFETY: By the requirements.
+    // SAFETY: by the function's requirements this is a callback of such a device, and ownership of
+    // `skb` passes to this function.
     let (d, frame) = unsafe { (device::<T>(dev), SkBuff::from_raw(skb)) };
     match T::start_xmit(d, frame, &TxQueue(d)) {
-        // Only the very frame that was passed in may go back to the stack.
+        // The stack accepts only the frame that it passed in.
         Transmit::Busy(back) if back.as_raw() == skb => {
             back.into_raw();
             bindings::netdev_tx_NETDEV_TX_BUSY
@@ -149,13 +163,14 @@ unsafe extern "C" fn start_xmit<T: Operations>(
 
 /// # Safety
 ///
-/// See [`open`]; `addr` points to a `sockaddr`.
+/// Same as [`open`]; `addr` points to a `sockaddr`.
 unsafe extern "C" fn set_mac_address<T: Operations>(
     dev: *mut bindings::net_device,
     addr: *mut c_void,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the requirements; the net core passes a `struct sockaddr` with at least 6 bytes of address.
+        // SAFETY: by the function's requirements this is a callback of such a device. The net core
+        // passes a `struct sockaddr` with at least 6 bytes of address.
         let (d, data) = unsafe {
             (
                 device::<T>(dev),
@@ -176,19 +191,19 @@ unsafe extern "C" fn set_mac_address<T: Operations>(
 
 /// # Safety
 ///
-/// See [`open`].
+/// Same as [`open`].
 unsafe extern "C" fn change_mtu<T: Operations>(
     dev: *mut bindings::net_device,
     mtu: c_int,
 ) -> c_int {
     from_result(|| {
-        // The net core has checked it against the limits.
+        // The net core has checked the value against the limits.
         let mtu = u32::try_from(mtu).map_err(|_| EINVAL)?;
         if T::HAS_CHANGE_MTU {
-            // SAFETY: By the requirements.
+            // SAFETY: by the function's requirements this is a callback of such a device.
             T::change_mtu(unsafe { device::<T>(dev) }, mtu)?;
         }
-        // SAFETY: The device is valid and RTNL is held.
+        // SAFETY: the device is valid and RTNL is held.
         unsafe { bindings::extoll_net_set_mtu(dev, mtu) };
         Ok(0)
     })
@@ -196,12 +211,13 @@ unsafe extern "C" fn change_mtu<T: Operations>(
 
 /// # Safety
 ///
-/// See [`open`]; `storage` is valid and unshared.
+/// Same as [`open`]; `storage` is valid and not shared.
 unsafe extern "C" fn get_stats64<T: Operations>(
     dev: *mut bindings::net_device,
     storage: *mut bindings::rtnl_link_stats64,
 ) {
-    // SAFETY: By the requirements.
+    // SAFETY: by the function's requirements this is a callback of such a device, and `storage` is
+    // valid and not shared.
     let (d, stats) = unsafe { (device::<T>(dev), Stats64::from_raw(storage)) };
     stats.set_base(&d.stats().sum());
     if T::HAS_STATS64 {
@@ -211,29 +227,30 @@ unsafe extern "C" fn get_stats64<T: Operations>(
 
 /// # Safety
 ///
-/// See [`open`].
+/// Same as [`open`].
 unsafe extern "C" fn tx_timeout<T: Operations>(dev: *mut bindings::net_device, _queue: c_uint) {
-    // SAFETY: By the requirements.
+    // SAFETY: by the function's requirements this is a callback of such a device.
     T::tx_timeout(unsafe { device::<T>(dev) });
 }
 
 /// # Safety
 ///
-/// See [`open`].
+/// Same as [`open`].
 unsafe extern "C" fn set_rx_mode<T: Operations>(dev: *mut bindings::net_device) {
-    // SAFETY: By the requirements.
+    // SAFETY: by the function's requirements this is a callback of such a device.
     T::set_rx_mode(unsafe { device::<T>(dev) });
 }
 
 /// # Safety
 ///
-/// See [`open`]; `skb` is valid for the call.
+/// Same as [`open`]; `skb` is valid during the call.
 unsafe extern "C" fn features_check<T: Operations>(
     skb: *mut bindings::sk_buff,
     dev: *mut bindings::net_device,
     features: bindings::netdev_features_t,
 ) -> bindings::netdev_features_t {
-    // SAFETY: By the requirements.
+    // SAFETY: by the function's requirements this is a callback of such a device, and `skb` is
+    // valid.
     let (d, len) = unsafe { (device::<T>(dev), (*skb).len) };
     if T::needs_software_offload(d, len) {
         0
@@ -242,18 +259,18 @@ unsafe extern "C" fn features_check<T: Operations>(
     }
 }
 
-/// Body of the deferred work.
+/// Runs the deferred work.
 ///
 /// # Safety
 ///
-/// See [`open`].
+/// Same as [`open`].
 pub(super) unsafe extern "C" fn work<T: Operations>(dev: *mut bindings::net_device) {
-    // SAFETY: By the requirements.
+    // SAFETY: by the function's requirements this is the work of such a device.
     let d = unsafe { device::<T>(dev) };
     T::work(d, &Rtnl(d));
 }
 
-/// The C table for `T`.
+/// Returns the C table for `T`.
 pub(super) fn table<T: Operations>() -> &'static bindings::net_device_ops {
     struct Table<T>(PhantomData<T>);
     impl<T: Operations> Table<T> {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Socket buffers, and their DMA mappings.
+//! Socket buffers and their DMA mappings.
 
 use super::dev::NetDev;
 #[cfg(doc)]
@@ -12,45 +12,45 @@ use crate::{
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{dma::DataDirection, prelude::*};
 
-/// What is known about the layer-4 checksum of a received frame.
+/// State of the layer-4 checksum of a received frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Checksum {
-    /// Nothing; the stack verifies it.
+    /// Unknown; the stack verifies it.
     Unknown,
-    /// Its sender has left it to be finished: the field, `offset` bytes behind `start`, has the sum
-    /// of the pseudo header only, and what follows from byte `start` of the frame on is to be
-    /// added. The stack takes the frame, and finishes the checksum should it go on to another
-    /// interface.
+    /// The sender left it unfinished: the field, `offset` bytes after `start`, contains the sum of
+    /// the pseudo header only. The sum of all bytes from byte `start` of the frame is still to be
+    /// added. The stack accepts the frame, and finishes the checksum if it forwards the frame to
+    /// another interface.
     Unfinished {
-        /// Where the layer-4 header begins, from the Ethernet header on, in bytes.
+        /// Position of the layer-4 header in bytes, from the Ethernet header.
         start: u16,
-        /// Where the checksum is in that header, in bytes.
+        /// Position of the checksum in that header in bytes.
         offset: u16,
     },
-    /// The stack need not verify it.
+    /// The stack does not verify it.
     Verified,
 }
 
-/// An owned frame from the stack. Dropping it counts as a drop for drop monitors; use
+/// Owned frame from the stack. Dropping it counts as a drop for drop monitors; use
 /// [`SkBuff::consume`] after success.
 ///
 /// # Invariants
 ///
-/// A valid frame that nobody else frees.
+/// The frame is valid, and this object owns a reference to it.
 pub struct SkBuff(NonNull<bindings::sk_buff>);
 
-// SAFETY: A frame is not bound to a CPU or thread.
+// SAFETY: a frame is not bound to a CPU or thread.
 unsafe impl Send for SkBuff {}
-// SAFETY: Shared references only read fields that don't change under them.
+// SAFETY: shared references only read fields that do not change during that time.
 unsafe impl Sync for SkBuff {}
 
 impl SkBuff {
     /// # Safety
     ///
-    /// `skb` must be valid, and ownership passes to the result.
+    /// `skb` must be valid. Ownership passes to the result.
     #[inline]
     pub(crate) unsafe fn from_raw(skb: *mut bindings::sk_buff) -> Self {
-        // INVARIANT: By the requirements. SAFETY: A valid pointer is not null.
+        // INVARIANT: by the function's requirements. SAFETY: a valid pointer is not null.
         Self(unsafe { NonNull::new_unchecked(skb) })
     }
 
@@ -64,33 +64,33 @@ impl SkBuff {
         ManuallyDrop::new(self).as_raw()
     }
 
-    /// Length of the frame in bytes.
+    /// Returns the length of the frame in bytes.
     #[inline]
     pub fn len(&self) -> u32 {
-        // SAFETY: Valid by the invariant.
+        // SAFETY: the frame is valid by the type invariant.
         unsafe { (*self.as_raw()).len }
     }
 
-    /// Whether it holds nothing.
+    /// Returns true if the frame has no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether all bytes are in the linear part.
+    /// Returns true if all bytes are in the linear part.
     #[inline]
     pub fn is_linear(&self) -> bool {
-        // SAFETY: Valid by the invariant.
+        // SAFETY: the frame is valid by the type invariant.
         unsafe { (*self.as_raw()).data_len == 0 }
     }
 
-    /// The bytes of the linear part: from the Ethernet header on, all of them if the frame is
-    /// linear.
+    /// Returns the bytes of the linear part, from the Ethernet header. These are all bytes if the
+    /// frame is linear.
     #[inline]
     pub fn data(&self) -> &[u8] {
-        // SAFETY: Valid by the invariant; `data` points to `skb_headlen()` initialised bytes, which
-        // nobody changes while a driver holds the frame on its way out: who shares them (clones)
-        // has to copy before writing.
+        // SAFETY: the frame is valid by the type invariant. `data` points to `skb_headlen()`
+        // initialised bytes. They do not change while a driver holds a frame for transmission,
+        // because owners of clones must copy before they write.
         unsafe {
             core::slice::from_raw_parts(
                 (*self.as_raw()).data.cast::<u8>(),
@@ -101,74 +101,74 @@ impl SkBuff {
 
     /// Moves all bytes into the linear part. Does not sleep; fails without memory.
     pub fn linearize(&mut self) -> Result {
-        // SAFETY: Valid by the invariant.
+        // SAFETY: the frame is valid by the type invariant.
         kernel::error::to_result(unsafe { bindings::extoll_skb_linearize(self.as_raw()) })
     }
 
-    /// Whether the layer-4 checksum is unfinished (holds the pseudo-header sum only).
+    /// Returns true if the layer-4 checksum is unfinished (contains the pseudo-header sum only).
     #[inline]
     pub fn checksum_unfinished(&self) -> bool {
-        // SAFETY: Valid by the invariant.
+        // SAFETY: the frame is valid by the type invariant.
         unsafe { bindings::extoll_skb_csum_partial(self.as_raw()) }
     }
 
-    /// Finishes the checksum of such a frame. Does not sleep.
+    /// Finishes an unfinished checksum. Does not sleep.
     pub fn finish_checksum(&mut self) -> Result {
-        // SAFETY: Valid by the invariant.
+        // SAFETY: the frame is valid by the type invariant.
         kernel::error::to_result(unsafe { bindings::skb_checksum_help(self.as_raw()) })
     }
 
-    /// A number that all frames of a flow share (a connection, or what else the stack tells apart),
-    /// computed from the headers unless the stack knows it. Fragments of a datagram are a flow of
-    /// their own. Any context.
+    /// Returns a hash that is equal for all frames of a flow (for example a connection). It is
+    /// computed from the headers unless the stack knows it. Fragments of a datagram are a separate
+    /// flow. Any context.
     #[inline]
     pub fn flow_hash(&mut self) -> u32 {
-        // SAFETY: Valid by the invariant; the frame is ours, so its fields may change.
+        // SAFETY: the frame is valid by the type invariant and owned, so its fields may change.
         unsafe { bindings::extoll_skb_hash(self.as_raw()) }
     }
 
-    /// Takes the software transmit time stamp, if somebody wants one; to be called just before the
-    /// frame goes to the hardware.
+    /// Takes the software transmit time stamp if one was requested. To be called just before the
+    /// frame is passed to the hardware.
     #[inline]
     pub fn tx_timestamp(&mut self) {
-        // SAFETY: Valid by the invariant.
+        // SAFETY: the frame is valid by the type invariant.
         unsafe { bindings::extoll_skb_tx_timestamp(self.as_raw()) }
     }
 
     /// Frees the frame after success. Any context.
     #[inline]
     pub fn consume(self) {
-        // SAFETY: Valid by the invariant, ownership is given up.
+        // SAFETY: the frame is valid by the type invariant; ownership is given up.
         unsafe { bindings::extoll_skb_consume(self.into_raw()) }
     }
 }
 
 impl Drop for SkBuff {
     fn drop(&mut self) {
-        // SAFETY: Valid by the invariant and owned.
+        // SAFETY: the frame is valid by the type invariant and owned.
         unsafe { bindings::extoll_skb_drop(self.as_raw()) }
     }
 }
 
-/// A frame that is being received: linear, and shared with nobody.
+/// Frame that is being received: linear and not shared.
 ///
 /// # Invariants
 ///
-/// A valid, linear, unshared and uncloned frame that nobody else frees.
+/// The frame is valid, linear, unshared and not cloned, and this object owns it.
 pub struct RxSkb(NonNull<bindings::sk_buff>);
 
-// SAFETY: A frame is not bound to a CPU or thread.
+// SAFETY: a frame is not bound to a CPU or thread.
 unsafe impl Send for RxSkb {}
-// SAFETY: Shared references only read.
+// SAFETY: shared references only read.
 unsafe impl Sync for RxSkb {}
 
 impl RxSkb {
     /// # Safety
     ///
-    /// `skb` must be null or a fresh frame, of which ownership passes to the result.
+    /// `skb` must be null or a new frame, whose ownership passes to the result.
     #[inline]
     pub(super) unsafe fn from_raw(skb: *mut bindings::sk_buff) -> Option<Self> {
-        // INVARIANT: By the requirements.
+        // INVARIANT: by the function's requirements.
         NonNull::new(skb).map(Self)
     }
 
@@ -177,51 +177,51 @@ impl RxSkb {
         ManuallyDrop::new(self).0.as_ptr()
     }
 
-    /// Allocates an empty buffer with room for `len` bytes. Softirq or process context; does not
-    /// sleep, and does not warn when a large one isn't to be had.
+    /// Allocates an empty buffer for `len` bytes. Softirq or process context; does not sleep, and
+    /// does not warn if a large buffer is not available.
     pub fn alloc(dev: &NetDev, len: u32) -> Option<Self> {
-        // SAFETY: The device is valid; the result is a fresh frame or null.
+        // SAFETY: the device is valid; the result is a new frame or null.
         unsafe { Self::from_raw(bindings::extoll_skb_alloc(dev.as_raw(), len)) }
     }
 
-    /// Bytes in it.
+    /// Returns the number of bytes in it.
     #[inline]
     pub fn len(&self) -> u32 {
-        // SAFETY: Valid by the invariant.
+        // SAFETY: the frame is valid by the type invariant.
         unsafe { self.0.as_ref().len }
     }
 
-    /// Whether it holds nothing.
+    /// Returns true if it has no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes that still fit.
+    /// Returns the number of bytes that can still be appended.
     #[inline]
     pub fn room(&self) -> u32 {
-        // SAFETY: Valid by the invariant.
+        // SAFETY: the frame is valid by the type invariant.
         unsafe { bindings::extoll_skb_tailroom(self.0.as_ptr()) }
     }
 
-    /// The bytes in it.
+    /// Returns the bytes in it.
     #[inline]
     pub fn data(&self) -> &[u8] {
-        // SAFETY: Valid and linear by the invariant; all bytes were written by `append()` or by the
-        // device.
+        // SAFETY: valid and linear by the type invariant; all bytes were written by `append()` or
+        // by the device.
         unsafe {
             core::slice::from_raw_parts(self.0.as_ref().data.cast::<u8>(), self.len() as usize)
         }
     }
 
-    /// Appends bytes; fails with `ENOSPC` (and no change) if they don't fit.
+    /// Appends bytes. Fails with `ENOSPC`, without a change, if they do not fit.
     #[inline]
     pub fn append(&mut self, bytes: &[u8]) -> Result {
         if bytes.len() > self.room() as usize {
             return Err(ENOSPC);
         }
-        // SAFETY: The room was checked, so that this can't fail; the frame is unshared, and the
-        // room does not overlap `bytes`.
+        // SAFETY: the room was checked, so this cannot fail. The frame is not shared, so the room
+        // does not overlap `bytes`.
         unsafe {
             let to = bindings::extoll_skb_put(self.0.as_ptr(), bytes.len() as u32);
             core::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast::<u8>(), bytes.len());
@@ -232,13 +232,13 @@ impl RxSkb {
 
 impl Drop for RxSkb {
     fn drop(&mut self) {
-        // SAFETY: Valid by the invariant and owned.
+        // SAFETY: the frame is valid by the type invariant and owned.
         unsafe { bindings::extoll_skb_drop(self.0.as_ptr()) }
     }
 }
 
-// SAFETY: the bytes of a linear frame, in memory that it keeps; nobody writes them while a driver
-// has the frame on its way out.
+// SAFETY: the bytes of a linear frame are in memory that the frame keeps. They do not change while
+// a driver holds the frame for transmission.
 unsafe impl Contiguous for SkBuff {
     const WRITABLE: bool = false;
 
@@ -249,11 +249,11 @@ unsafe impl Contiguous for SkBuff {
     }
 }
 
-/// A frame whose bytes the device may read. It is given back by [`TxMapping::unmap`]; dropped, it
-/// stays mapped for ever ([`Streaming`]).
+/// Frame that is mapped for the device to read. [`TxMapping::unmap`] returns the frame; a dropped
+/// mapping is leaked and stays mapped for ever ([`Streaming`]).
 pub struct TxMapping {
     map: StreamingRange<SkBuff>,
-    /// There is or was an [`Owner`].
+    /// True if an [`Owner`] exists or existed.
     lent: bool,
 }
 
@@ -272,29 +272,29 @@ impl TxMapping {
         Ok(Self { map, lent: false })
     }
 
-    /// Bus address of the first byte.
+    /// Returns the bus address of the first byte.
     #[inline]
     pub fn addr(&self) -> u64 {
         self.map.addr()
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub fn len(&self) -> u32 {
         self.map.bytes() as u32
     }
 
-    /// Never true: empty frames can't be mapped.
+    /// Returns false, because empty frames cannot be mapped.
     #[inline]
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Unmaps, and gives the frame back. The device must not access it any more. Any context.
+    /// Unmaps the frame and returns it. The device must not access it any more. Any context.
     ///
     /// # Errors
     ///
-    /// The mapping: it is of another device, or of another binding.
+    /// Returns the mapping if it belongs to another device or another binding.
     #[inline]
     pub fn unmap(self, dev: &BoundDevice) -> Result<Unmapped, Self> {
         let Self { map, lent } = self;
@@ -304,12 +304,12 @@ impl TxMapping {
         }
     }
 
-    /// Gives up what the frame holds besides its bytes: its sender no longer waits for it, and it
-    /// may outlive the interface. Not with interrupts disabled.
+    /// Releases the resources that the frame holds besides its bytes. Its sender stops waiting for
+    /// it, and the frame may outlive the interface. Not with interrupts disabled.
     pub fn orphan(&mut self) {
         let skb = self.map.owner().as_raw();
-        // SAFETY: Valid by the invariant of the frame, which is owned. If there is an `Owner`, the
-        // rest is its business.
+        // SAFETY: the frame is valid by its type invariant, and owned. If an `Owner` exists, that
+        // releases everything except the device.
         unsafe {
             match self.lent {
                 false => bindings::extoll_skb_orphan(skb),
@@ -318,37 +318,37 @@ impl TxMapping {
         }
     }
 
-    /// For the sender of the frame no longer to wait for it, while the device may still read it:
-    /// see [`Owner`]. Once; `None` after that. Any context.
+    /// Returns the frame's [`Owner`], by which the sender can stop waiting for the frame while the
+    /// device may still read it. Returns `None` after the first call. Any context.
     #[inline]
     pub fn owner(&mut self) -> Option<Owner> {
         if core::mem::replace(&mut self.lent, true) {
             return None;
         }
         let skb = self.map.owner();
-        // SAFETY: Valid by the invariant of the frame; the reference belongs to the result.
+        // SAFETY: the frame is valid by its type invariant; the reference belongs to the result.
         unsafe { bindings::extoll_skb_get(skb.as_raw()) };
-        // INVARIANT: The only one, as `lent` was not set. From now on nobody else gives up the
-        // frame's owner: not `orphan`, nor anything that can be done with an `Unmapped`.
+        // INVARIANT: the only `Owner`, because `lent` was not set. From now on neither `orphan` nor
+        // a method of `Unmapped` changes the frame's owner.
         Some(Owner(skb.0))
     }
 }
 
-/// A frame that was mapped. Somebody may still hold its [`Owner`], so that all that can be done
-/// with it is to free it, unless [`Unmapped::into_frame`] finds that nobody does.
+/// Frame that was unmapped. If its [`Owner`] may still exist, the frame can only be freed. Without
+/// an [`Owner`], [`Unmapped::into_frame`] returns it.
 pub struct Unmapped {
     skb: SkBuff,
     lent: bool,
 }
 
 impl Unmapped {
-    /// Length of the frame in bytes.
+    /// Returns the length of the frame in bytes.
     #[inline]
     pub fn len(&self) -> u32 {
         self.skb.len()
     }
 
-    /// Never true.
+    /// Returns false.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.skb.is_empty()
@@ -360,11 +360,11 @@ impl Unmapped {
         self.skb.consume();
     }
 
-    /// The frame, to be sent again.
+    /// Returns the frame, so that it can be sent again.
     ///
     /// # Errors
     ///
-    /// There is or was an [`Owner`] of it.
+    /// Returns `self` if an [`Owner`] exists or existed.
     pub fn into_frame(self) -> Result<SkBuff, Self> {
         match self.lent {
             false => Ok(self.skb),
@@ -378,53 +378,54 @@ impl Unmapped {
     }
 }
 
-/// The claim of its sender (a socket) on a frame that is on its way. When this is dropped the frame
-/// no longer counts for what the sender may have under way, and may be sent again. Not to be
-/// dropped with interrupts disabled.
+/// Claim of the sender (a socket) on a frame in flight. The drop ends it: the frame does not count
+/// any more against the sender's limit of data in flight, and the sender may send its data again.
+/// Must not be dropped with interrupts disabled.
 ///
 /// # Invariants
 ///
-/// A reference to a valid frame, whose owner changes by nothing but this until the last reference
-/// is gone.
+/// Reference to a valid frame. Only this object changes the frame's owner before the last reference
+/// is dropped.
 pub struct Owner(NonNull<bindings::sk_buff>);
 
-// SAFETY: A frame is not bound to a CPU or thread.
+// SAFETY: a frame is not bound to a CPU or thread.
 unsafe impl Send for Owner {}
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // SAFETY: Valid by the invariant, and the reference is given up. Others that hold the frame
-        // look at bytes and length, or give up their reference; whoever gives up the last one finds
-        // the frame without an owner, as reference counts are ordered.
+        // SAFETY: valid by the type invariant, and the reference is given up. Other holders of the
+        // frame only read bytes and length, or drop their reference. Reference counts are ordered,
+        // so the holder of the last one sees a frame without an owner.
         unsafe { bindings::extoll_skb_disown(self.0.as_ptr()) }
     }
 }
 
-/// The room of a receive buffer.
+/// Free space of a receive buffer.
 ///
 /// # Invariants
 ///
-/// The frame holds nothing, and has room for `len` bytes.
+/// The frame is empty, and has room for `len` bytes.
 struct Room {
     skb: RxSkb,
     len: u32,
 }
 
-// SAFETY: linearly mapped room of a frame that nobody else has, from `data` on as it holds nothing.
-// Plain bytes, which nobody reads before they count as the frame's.
+// SAFETY: linearly mapped room of an unshared frame. It begins at `data` because the frame is
+// empty. The bytes are not read before they are added to the frame.
 unsafe impl Contiguous for Room {
     const WRITABLE: bool = true;
 
     #[inline]
     fn range(&mut self) -> (NonNull<u8>, usize) {
-        // SAFETY: valid by the invariant of the frame, which has a buffer.
+        // SAFETY: valid by the type invariant of the frame, which has a buffer.
         let data = unsafe { NonNull::new_unchecked(self.skb.0.as_ref().data) };
         (data.cast(), self.len as usize)
     }
 }
 
-/// A receive buffer that the device may write. It is given back by [`RxMapping::complete`] or
-/// [`RxMapping::discard`]; dropped, it stays mapped for ever ([`Streaming`]).
+/// Receive buffer that is mapped for the device to write. [`RxMapping::complete`] and
+/// [`RxMapping::discard`] unmap it; a dropped mapping is leaked and stays mapped for ever
+/// ([`Streaming`]).
 pub struct RxMapping(StreamingRange<Room>);
 
 impl RxMapping {
@@ -433,13 +434,14 @@ impl RxMapping {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for no bytes, `ENOMEM`.
+    /// `EINVAL` for a length of 0, `ENOMEM`.
     pub fn new(dev: &BoundDevice, ndev: &NetDev, len: u32) -> Result<Self> {
         Self::marked(dev, ndev, len, core::iter::empty(), [0; 8])
     }
 
-    /// As [`RxMapping::new`], with `mark` written at the offsets `places`, as far as they are in the
-    /// buffer: what the device does not overwrite is still there afterwards.
+    /// Makes a mapping like [`RxMapping::new`], with the validity tag `mark` at the offsets
+    /// `places` that are in the buffer. Tags that the device does not overwrite are still there
+    /// afterwards.
     ///
     /// # Errors
     ///
@@ -452,13 +454,13 @@ impl RxMapping {
         mark: [u8; 8],
     ) -> Result<Self> {
         let skb = RxSkb::alloc(ndev, len).ok_or(ENOMEM)?;
-        // INVARIANT: a fresh frame, which was allocated with so much room.
+        // INVARIANT: a new frame, which was allocated with this size.
         let mut room = Room { skb, len };
         let (data, len) = room.range();
         for at in places.map(|at| at as usize) {
             if at.checked_add(mark.len()).is_some_and(|end| end <= len) {
-                // SAFETY: inside the room, of `len` bytes from `data` on, which nobody else has and
-                // no device knows of yet.
+                // SAFETY: within the room of `len` bytes at `data`, which is not shared and not yet
+                // mapped for the device.
                 unsafe { data.add(at).cast::<[u8; 8]>().write_unaligned(mark) };
             }
         }
@@ -468,50 +470,50 @@ impl RxMapping {
         }
     }
 
-    /// Bus address of the first byte.
+    /// Returns the bus address of the first byte.
     #[inline]
     pub fn addr(&self) -> u64 {
         self.0.addr()
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub fn len(&self) -> u32 {
         self.0.bytes() as u32
     }
 
-    /// Never true: a buffer has at least one byte.
+    /// Returns false, because a buffer has at least one byte.
     #[inline]
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Forgets the interface, which the buffer may outlive.
+    /// Removes the reference to the interface, which the buffer may outlive.
     pub fn orphan(&mut self) {
-        // SAFETY: Valid by the invariant of the frame, which is owned.
+        // SAFETY: the frame is valid by its type invariant, and owned.
         unsafe { bindings::extoll_skb_orphan(self.0.owner().skb.0.as_ptr()) }
     }
 
-    /// The device has written all of it: unmaps, and gives the frame with all bytes in it. Any
-    /// context.
+    /// Unmaps the buffer after the device has written all of it, and returns the frame with all
+    /// bytes. Any context.
     ///
     /// # Errors
     ///
-    /// The mapping: it is of another device, or of another binding.
+    /// Returns the mapping if it belongs to another device or another binding.
     #[inline]
     pub fn complete(self, dev: &BoundDevice) -> Result<RxSkb, Self> {
         let Room { skb, len } = self.0.unmap(dev).map_err(Self)?;
-        // SAFETY: The frame has room for `len` bytes, for which it was allocated, and holds
-        // nothing. Whatever the device has written, they are plain bytes of allocated memory.
+        // SAFETY: the frame is empty and was allocated with room for `len` bytes. The bytes are
+        // initialised memory, whatever the device has written.
         unsafe { bindings::extoll_skb_put(skb.0.as_ptr(), len) };
         Ok(skb)
     }
 
-    /// Unmaps, and frees the buffer; the device must not access it any more. Any context.
+    /// Unmaps and frees the buffer. The device must not access it any more. Any context.
     ///
     /// # Errors
     ///
-    /// The mapping: it is of another device, or of another binding.
+    /// Returns the mapping if it belongs to another device or another binding.
     pub fn discard(self, dev: &BoundDevice) -> Result<(), Self> {
         self.0.unmap(dev).map(drop).map_err(Self)
     }

@@ -1,42 +1,44 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Per-CPU frame counters, the 64-bit statistics handed to user space, and byte queue limits.
+//! Frame counters per CPU, 64-bit statistics for user space, and byte queue limits.
 
 use crate::bindings;
 use core::ptr::NonNull;
 use kernel::prelude::*;
 
-/// Frames and bytes sent and received, one set of 64-bit counters per CPU, so that no lock is needed and no count is lost.
+/// Counts of frames and bytes sent and received. Each CPU has its own 64-bit counters, so exact
+/// counts need no lock.
 pub(super) struct PerCpuStats(NonNull<bindings::extoll_net_stats>);
 
-// SAFETY: The pointer is a per-CPU allocation that every CPU may use through the C accessors.
+// SAFETY: the pointer is a per-CPU allocation, which every CPU may use through the C functions.
 unsafe impl Send for PerCpuStats {}
-// SAFETY: The C accessors change only the counters of the running CPU, by single instructions, and read whole words.
+// SAFETY: the C functions change only the counters of the running CPU, by single instructions, and
+// read whole words.
 unsafe impl Sync for PerCpuStats {}
 
 impl PerCpuStats {
     /// Allocates zeroed counters. May sleep.
     pub(super) fn new() -> Result<Self> {
-        // SAFETY: No preconditions.
+        // SAFETY: no preconditions.
         let p = unsafe { bindings::extoll_net_stats_alloc() };
         Ok(Self(NonNull::new(p).ok_or(ENOMEM)?))
     }
 
     #[inline]
     pub(super) fn rx(&self, bytes: u32) {
-        // SAFETY: `self.0` came from `extoll_net_stats_alloc()` and is freed in `drop()` only.
+        // SAFETY: `self.0` came from `extoll_net_stats_alloc()`; only `drop()` frees it.
         unsafe { bindings::extoll_net_stats_rx(self.0.as_ptr(), bytes) }
     }
 
     #[inline]
     pub(super) fn tx(&self, packets: u32, bytes: u64) {
-        // SAFETY: As in `rx()`.
+        // SAFETY: same as in `rx()`.
         unsafe { bindings::extoll_net_stats_tx(self.0.as_ptr(), packets, bytes) }
     }
 
     pub(super) fn sum(&self) -> bindings::extoll_net_stats {
         let mut sum = bindings::extoll_net_stats::default();
-        // SAFETY: `self.0` is valid as in `rx()`, `sum` is a live local.
+        // SAFETY: `self.0` is valid as in `rx()`; `sum` is a local variable.
         unsafe { bindings::extoll_net_stats_sum(self.0.as_ptr(), &mut sum) };
         sum
     }
@@ -44,14 +46,15 @@ impl PerCpuStats {
 
 impl Drop for PerCpuStats {
     fn drop(&mut self) {
-        // SAFETY: `self.0` came from `extoll_net_stats_alloc()`; nobody else refers to it.
+        // SAFETY: `self.0` came from `extoll_net_stats_alloc()`, and no other reference exists.
         unsafe { bindings::extoll_net_stats_free(self.0.as_ptr()) }
     }
 }
 
-/// The statistics that user space reads (`ip -s link`, `ifconfig`).
+/// Statistics that user space reads (`ip -s link`, `ifconfig`).
 ///
-/// Frames and bytes are already filled in, and the stack's own drops are added afterwards; a driver adds its errors.
+/// Frames and bytes are already filled in. A driver adds its errors, and the stack adds its own
+/// drops afterwards.
 #[repr(transparent)]
 pub struct Stats64(bindings::rtnl_link_stats64);
 
@@ -69,34 +72,36 @@ macro_rules! stats_adders {
 }
 
 stats_adders! {
-    /// Frames received and thrown away by the driver without an error of their own (no memory, filtered).
+    /// Received frames that the driver dropped without a more specific error (no memory, filtered).
     add_rx_dropped => rx_dropped,
-    /// Frames received with an error; the detailed counters below are part of it.
+    /// Received frames with an error, including those in the detailed counters below.
     add_rx_errors => rx_errors,
-    /// Received frames of impossible length.
+    /// Received frames with an invalid length.
     add_rx_length_errors => rx_length_errors,
-    /// Received frames that were damaged: broken fragment sequence and the like.
+    /// Received frames that were damaged, for example with a broken sequence of fragments.
     add_rx_frame_errors => rx_frame_errors,
-    /// Frames announced but lost on the way.
+    /// Announced frames that did not arrive.
     add_rx_missed => rx_missed_errors,
-    /// Frames not sent by decision of the driver.
+    /// Frames that the driver decided not to send.
     add_tx_dropped => tx_dropped,
-    /// Frames not sent because of an error; the detailed counters below are part of it.
+    /// Frames that were not sent because of an error, including those in the detailed counters
+    /// below.
     add_tx_errors => tx_errors,
-    /// Frames given up after a time-out.
+    /// Frames whose transmission was aborted after a time-out.
     add_tx_aborted => tx_aborted_errors,
-    /// Multicast frames received.
+    /// Received multicast frames.
     add_multicast => multicast,
 }
 
 impl Stats64 {
-    /// Wraps the storage that the stack passes to `ndo_get_stats64`.
+    /// Wraps the memory that the stack passes to `ndo_get_stats64`.
     ///
     /// # Safety
     ///
-    /// `p` must be valid and unshared for `'a`.
+    /// `p` must be valid and not shared during `'a`.
     pub(super) unsafe fn from_raw<'a>(p: *mut bindings::rtnl_link_stats64) -> &'a mut Self {
-        // SAFETY: By the requirements; `Self` is transparent over the C type.
+        // SAFETY: by the function's requirements `p` is valid; `Self` is a transparent wrapper of
+        // the C type.
         unsafe { &mut *p.cast() }
     }
 
@@ -108,8 +113,9 @@ impl Stats64 {
     }
 }
 
-/// Bytes that [`TxQueue::bql_sent`](super::TxQueue::bql_sent) charged to the byte queue limit: to be given back exactly once through
-/// [`BqlDone`]. Dropping one without giving it back leaves the limit charged until the interface goes down.
+/// Bytes that [`TxQueue::bql_sent`](super::TxQueue::bql_sent) charged to the byte queue limit. They
+/// are returned exactly once, through [`BqlDone`]. If a token is dropped instead, its bytes stay
+/// charged until the interface goes down.
 #[must_use = "the queue stays charged with these bytes"]
 #[derive(Debug)]
 pub struct BqlToken {
@@ -117,7 +123,7 @@ pub struct BqlToken {
     pub(super) generation: u64,
 }
 
-/// Sum of [`BqlToken`]s that are given back together.
+/// Sum of [`BqlToken`]s that are returned together.
 #[derive(Debug, Default)]
 pub struct BqlDone {
     pub(super) packets: u32,
@@ -126,7 +132,8 @@ pub struct BqlDone {
 }
 
 impl BqlDone {
-    /// Adds one frame. Tokens from before the last restart of the interface no longer count and are ignored.
+    /// Adds one frame. Ignores tokens from before the last restart of the interface, because the
+    /// restart reset the charges.
     pub fn add(&mut self, token: BqlToken) {
         if token.generation > self.generation {
             *self = Self {
@@ -137,7 +144,8 @@ impl BqlDone {
         }
         if token.generation == self.generation {
             self.packets += 1;
-            // A sum of this size would be a million largest frames; BQL itself counts in 32 bits.
+            // An overflow would need a million frames of the maximum size; BQL itself counts in 32
+            // bits.
             self.bytes = self.bytes.saturating_add(token.bytes);
         }
     }

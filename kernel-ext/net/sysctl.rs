@@ -12,26 +12,26 @@ use kernel::{
     },
 };
 
-/// A number.
+/// Number with a file.
 pub struct Knob {
-    /// Name of its file.
+    /// Name of the file.
     pub name: &'static CStr,
     /// Smallest value.
     pub least: u32,
     /// Largest value.
     pub most: u32,
-    /// Value in a namespace that begins.
+    /// Returns the value in a new namespace.
     pub initial: fn() -> u32,
 }
 
-/// The values of a namespace, shared with its files.
+/// Values of a namespace, shared with its files.
 #[derive(Clone)]
 pub struct Knobs(Arc<Values>);
 
 struct Values(KVec<Atomic<u32>>);
 
 impl Knobs {
-    /// The initial ones. May sleep.
+    /// Returns the initial values. May sleep.
     ///
     /// # Errors
     ///
@@ -44,31 +44,32 @@ impl Knobs {
         Ok(Self(Arc::new(Values(values), GFP_KERNEL_ACCOUNT)?))
     }
 
-    /// The value of the knob with this index; 0 if there is none. Any context.
+    /// Returns the value with this index in the list of knobs; 0 if there is none. Any context.
     #[inline]
     pub fn get(&self, index: usize) -> u32 {
         self.0 .0.get(index).map_or(0, |value| value.load(Relaxed))
     }
 }
 
-/// Files of a namespace. The drop removes them, waits for whoever reads or writes one, and may sleep.
+/// Files of a namespace. The drop removes them and waits for readers and writers. It may sleep.
 ///
 /// # Invariants
 ///
-/// `raw` is registered, and refers to `knobs` and `values`.
+/// `raw` is registered, and refers to the memory of `_knobs` and `_values`.
 pub(super) struct Table {
     raw: NonNull<bindings::extoll_sysctl>,
     _knobs: KVec<bindings::extoll_knob>,
     _values: Knobs,
 }
 
-// SAFETY: files may be removed by any thread.
+// SAFETY: any thread may remove the files.
 unsafe impl Send for Table {}
-// SAFETY: `&Table` allows nothing.
+// SAFETY: `&Table` has no methods.
 unsafe impl Sync for Table {}
 
 impl Table {
-    /// Makes files in the directory `path` of `/proc/sys`; `None` for no knobs. May sleep.
+    /// Makes files in the directory `path` of `/proc/sys`, or returns `None` if there are no knobs.
+    /// May sleep.
     ///
     /// # Errors
     ///
@@ -76,7 +77,7 @@ impl Table {
     ///
     /// # Safety
     ///
-    /// `net` must be valid until the drop; `values` must have been made for these knobs.
+    /// `net` must be valid until the drop. `values` must have been made from the same `knobs`.
     pub(super) unsafe fn new(
         net: *mut bindings::net,
         path: &'static CStr,
@@ -95,10 +96,11 @@ impl Table {
             };
             raw.push(knob, GFP_KERNEL_ACCOUNT)?;
         }
-        // The kernel reads and writes them as `u32`, one at a time, as atomics are.
+        // The kernel reads and writes each value as one `u32`, like an atomic.
         let memory = values.0 .0.as_ptr().cast_mut().cast();
-        // SAFETY: the namespace is valid by the requirements. There are as many knobs and values; the names are static, knobs
-        // and values are in vectors that nobody changes the length of, which this object keeps.
+        // SAFETY: the namespace is valid by the function's requirements. Knobs and values have the
+        // same number of elements. The names are static. This object keeps both vectors, whose
+        // lengths do not change.
         let sysctl = unsafe {
             bindings::extoll_sysctl_register(
                 net,
@@ -108,7 +110,7 @@ impl Table {
                 raw.len(),
             )
         };
-        // INVARIANT: registered just now.
+        // INVARIANT: the files have just been registered.
         Ok(Some(Self {
             raw: NonNull::new(sysctl).ok_or(ENOMEM)?,
             _knobs: raw,
@@ -119,7 +121,7 @@ impl Table {
 
 impl Drop for Table {
     fn drop(&mut self) {
-        // SAFETY: registered by the invariants.
+        // SAFETY: by the type invariant `raw` is registered.
         unsafe { bindings::extoll_sysctl_unregister(self.raw.as_ptr()) }
     }
 }

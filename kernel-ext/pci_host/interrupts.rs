@@ -274,8 +274,8 @@ unsafe fn of_domain<'a>(domain: *mut bindings::irq_domain) -> &'a Interrupts {
 ///
 /// # Safety
 ///
-/// `data` belongs to an interrupt of a domain that [`Interrupts::new`] made. Neither is freed while
-/// the result is used.
+/// `data` belongs to an interrupt of a domain that [`Interrupts::new`] made. Both stay allocated
+/// while the result is used.
 unsafe fn of_data<'a>(data: *mut bindings::irq_data) -> (&'a Interrupts, usize) {
     // SAFETY: by the function's requirements both are valid.
     unsafe { (of_domain((*data).domain), (*data).hwirq) }

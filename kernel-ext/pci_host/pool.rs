@@ -257,9 +257,9 @@ impl Pool {
             false => (pool, ram, &self.copied_out),
         };
         // SAFETY: the pool contains `bytes` bytes at `position`. The RAM is memory that a driver
-        // passed to the DMA interface for as long as the mapping exists; the kernel's own bounce
-        // buffers access it in the same way. The ranges do not overlap, because `map` rejects
-        // memory that is in the pool.
+        // passed to the DMA interface until the mapping ends; the kernel's own bounce buffers
+        // access it in the same way. The ranges do not overlap, because `map` rejects memory that
+        // is in the pool.
         unsafe { core::ptr::copy_nonoverlapping(from, to, bytes) };
         counter.add(bytes as u64, Relaxed);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Addresses that programs give.
+//! Addresses in the arguments of system calls.
 
 use super::Addr;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -8,17 +8,17 @@ use kernel::prelude::*;
 
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
-/// `struct sockaddr_in`.
+/// Size of `struct sockaddr_in`.
 const V4: usize = 16;
-/// `struct sockaddr_in6` without the scope, which TCP accepts as well.
+/// Size of `struct sockaddr_in6` without the scope, which TCP accepts as well.
 const V6: usize = 24;
-/// `struct sockaddr_in6`.
+/// Size of `struct sockaddr_in6`.
 const V6_SCOPE: usize = 28;
 
 impl Addr<'_> {
-    /// Address and port of a `struct sockaddr_in` or `sockaddr_in6`; `None` for anything else
-    /// (`AF_UNSPEC`, which disconnects; other families, too short ones), about which TCP has to be
-    /// asked.
+    /// Returns address and port of a `struct sockaddr_in` or `sockaddr_in6`. Returns `None` for
+    /// anything else (`AF_UNSPEC`, which disconnects; other families; too short addresses), which
+    /// the caller has to pass to TCP.
     pub fn get(&self) -> Option<SocketAddr> {
         let len = usize::try_from(self.len).ok()?;
         let mut raw = [0u8; V6_SCOPE];
@@ -26,8 +26,8 @@ impl Addr<'_> {
         if self.ptr.is_null() {
             return None;
         }
-        // SAFETY: callers of operations have the address in memory of the kernel, as many bytes of
-        // it as they say, for the call.
+        // SAFETY: callers of operations pass an address in kernel memory, of the size that they
+        // state, valid during the call.
         unsafe { core::ptr::copy_nonoverlapping(self.ptr.cast::<u8>(), raw.as_mut_ptr(), n) };
         parse(&raw, n)
     }
@@ -49,7 +49,7 @@ fn parse(raw: &[u8; V6_SCOPE], len: usize) -> Option<SocketAddr> {
     }
 }
 
-/// The address that a mapped one (`::ffff:a.b.c.d`) stands for, others as they are.
+/// Returns the IPv4 address of a mapped address (`::ffff:a.b.c.d`), and other addresses unchanged.
 pub fn canonical(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(ip, IpAddr::V4),
@@ -57,7 +57,7 @@ pub fn canonical(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// An address as 16 bytes in network order: IPv6, or IPv4 mapped.
+/// Returns an address as 16 bytes in network order: IPv6 or IPv4-mapped.
 pub fn bytes(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),

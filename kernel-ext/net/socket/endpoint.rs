@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The sock of a socket, for those who may see it after the socket.
+//! Reference to the sock of a socket, which may outlive the socket.
 
 use super::{
     lookup::SockId,
@@ -12,43 +12,43 @@ use core::{
     ptr::NonNull,
 };
 
-/// A reference to the sock of a socket. It keeps the memory, not the connection. Any context, drop
-/// included.
+/// Reference to the sock of a socket. It keeps the memory allocated, but does not keep the
+/// connection. Any context, drop included.
 ///
 /// # Invariants
 ///
-/// The sock is one of TCP, and a reference to it is owned by this object.
+/// The sock is a TCP sock, and this object owns a reference to it.
 pub struct Endpoint(NonNull<bindings::sock>);
 
-// SAFETY: references to socks may be dropped, and their fields read, on any CPU.
+// SAFETY: any CPU may drop references to socks and read their fields.
 unsafe impl Send for Endpoint {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for Endpoint {}
 
-/// What both ends of a connection are, as far as TCP knows.
+/// Both ends of a connection, as TCP knows them.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
-    /// Address of this side, all zero if it has none.
+    /// Local address, all zero if there is none.
     pub local: SocketAddr,
     /// Address of the peer, all zero if there is none.
     pub remote: SocketAddr,
-    /// State of TCP.
+    /// State of the TCP connection.
     pub state: State,
-    /// User that the socket belongs to, as the current process sees it.
+    /// User ID of the socket's owner, in the user namespace of the current process.
     pub uid: u32,
     /// Inode of the socket (`/proc/PID/fd`), 0 if it is closed.
     pub inode: u64,
 }
 
 impl Endpoint {
-    /// Of a socket.
+    /// Takes a reference to the sock of a socket.
     pub fn new(tcp: &Tcp) -> Option<Self> {
-        // SAFETY: the socket is valid and has a sock by the invariants of `Tcp`, whose reference
-        // the socket owns. INVARIANT: the reference was taken just now.
+        // SAFETY: by the invariants of `Tcp` the socket is valid and owns a reference to its sock.
+        // INVARIANT: the function takes a reference for the result.
         NonNull::new(unsafe { bindings::extoll_sock_hold(tcp.as_raw()) }).map(Self)
     }
 
-    /// Which sock it is.
+    /// Returns the identity of the sock.
     #[inline]
     pub fn id(&self) -> SockId {
         SockId::of(self.0.as_ptr())
@@ -59,10 +59,10 @@ impl Endpoint {
         self.0.as_ptr()
     }
 
-    /// Addresses and state; not all of the same moment.
+    /// Returns addresses and state, possibly from different moments.
     pub fn ends(&self) -> Ends {
         let mut raw = bindings::extoll_sock_ends::default();
-        // SAFETY: valid by the invariants; `raw` is written.
+        // SAFETY: the sock is valid by the type invariant; the function writes `raw`.
         unsafe { bindings::extoll_sock_ends(self.0.as_ptr(), &mut raw) };
         let ip = |bytes: [u8; 16]| -> IpAddr {
             let [a, b, c, d, ..] = bytes;
@@ -83,7 +83,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // SAFETY: by the invariants.
+        // SAFETY: by the type invariant this object owns the reference.
         unsafe { bindings::extoll_sock_put(self.0.as_ptr()) }
     }
 }

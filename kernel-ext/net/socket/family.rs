@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! How sockets are made: families of their own, and protocol numbers of IPv4 and IPv6.
+//! Creation of sockets: by a separate socket family, or by protocol numbers of IPv4 and IPv6.
 
 use super::{ops::Operations, table::Table};
 use crate::bindings;
@@ -14,7 +14,7 @@ use kernel::{
     ModuleMetadata,
 };
 
-/// Version of IP.
+/// IP version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Version {
     /// IPv4: addresses are `struct sockaddr_in`.
@@ -23,12 +23,12 @@ pub enum Version {
     V6,
 }
 
-/// A socket family: `socket(NUMBER, SOCK_STREAM, protocol)` with protocol 0 for IPv4 and 1 for
-/// IPv6. The drop unregisters it and may sleep; sockets that exist stay as they are.
+/// Socket family: `socket(NUMBER, SOCK_STREAM, protocol)` with protocol 0 for IPv4 and 1 for IPv6.
+/// The drop unregisters it and may sleep. Existing sockets are not affected.
 ///
 /// # Invariants
 ///
-/// `raw` is registered, and is not moved.
+/// `raw` is registered and is not moved.
 #[pin_data(PinnedDrop)]
 pub struct Family<T: Operations, M: ModuleMetadata + 'static> {
     #[pin]
@@ -37,17 +37,17 @@ pub struct Family<T: Operations, M: ModuleMetadata + 'static> {
     types: PhantomData<fn() -> (T, M)>,
 }
 
-// SAFETY: a registration may be dropped by any thread.
+// SAFETY: any thread may drop a registration.
 unsafe impl<T: Operations, M: ModuleMetadata + 'static> Send for Family<T, M> {}
-// SAFETY: `&Family` allows nothing.
+// SAFETY: `&Family` has no methods.
 unsafe impl<T: Operations, M: ModuleMetadata + 'static> Sync for Family<T, M> {}
 
 impl<T: Operations, M: ModuleMetadata + 'static> Family<T, M> {
-    /// Registers it. `M` is the calling module. May sleep.
+    /// Registers the family. `M` is the calling module. May sleep.
     ///
     /// # Errors
     ///
-    /// `EEXIST`: the number is taken. `ENOBUFS`: there is no such number.
+    /// `EEXIST`: the number is in use. `ENOBUFS`: the number is out of range.
     pub fn new(number: u32) -> impl PinInit<Self, Error> {
         let init = move |slot: *mut bindings::net_proto_family| {
             let family = bindings::net_proto_family {
@@ -55,7 +55,7 @@ impl<T: Operations, M: ModuleMetadata + 'static> Family<T, M> {
                 create: Some(create::<T, M>),
                 owner: this_module::<M>().as_ptr(),
             };
-            // SAFETY: `slot` is valid for writes, and stays where it is until the drop.
+            // SAFETY: `slot` is valid for writes, and does not move before the drop.
             to_result(unsafe {
                 slot.write(family);
                 bindings::sock_register(slot)
@@ -72,7 +72,7 @@ impl<T: Operations, M: ModuleMetadata + 'static> Family<T, M> {
 #[pinned_drop]
 impl<T: Operations, M: ModuleMetadata + 'static> PinnedDrop for Family<T, M> {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: registered by the invariants.
+        // SAFETY: by the type invariant the family is registered.
         unsafe { bindings::sock_unregister(self.number as c_int) }
     }
 }
@@ -92,36 +92,36 @@ unsafe extern "C" fn create<T: Operations, M: ModuleMetadata + 'static>(
             1 => (true, Table::<T, M>::V6),
             _ => return Err(EPROTONOSUPPORT),
         };
-        // SAFETY: by the requirements; the table is static data of a module that stays while it is
-        // in use.
+        // SAFETY: by the function's requirements the socket is new. The table is static data of a
+        // module that stays loaded while it is in use.
         to_result(unsafe { bindings::extoll_sock_create(net, sock, v6, kern, ops) })?;
         Ok(0)
     })
 }
 
-/// A protocol number of `AF_INET` or `AF_INET6`: `socket(AF_INET, SOCK_STREAM, NUMBER)`. Its
-/// sockets call themselves sockets of TCP (`SO_PROTOCOL`). The drop unregisters it and may sleep;
-/// sockets that exist stay as they are.
+/// Protocol number of `AF_INET` or `AF_INET6`: `socket(AF_INET, SOCK_STREAM, NUMBER)`. Its sockets
+/// report TCP as their protocol (`SO_PROTOCOL`). The drop unregisters it and may sleep. Existing
+/// sockets are not affected.
 ///
 /// # Invariants
 ///
-/// `0` was made by `extoll_sock_alias_register` and is still registered.
+/// Field `0` came from `extoll_sock_alias_register` and is registered.
 pub struct Alias<T: Operations, M: ModuleMetadata + 'static>(
     NonNull<bindings::extoll_sock_alias>,
     PhantomData<fn() -> (T, M)>,
 );
 
-// SAFETY: a registration may be dropped by any thread.
+// SAFETY: any thread may drop a registration.
 unsafe impl<T: Operations, M: ModuleMetadata + 'static> Send for Alias<T, M> {}
-// SAFETY: `&Alias` allows nothing.
+// SAFETY: `&Alias` has no methods.
 unsafe impl<T: Operations, M: ModuleMetadata + 'static> Sync for Alias<T, M> {}
 
 impl<T: Operations, M: ModuleMetadata + 'static> Alias<T, M> {
-    /// Registers it. `M` is the calling module. May sleep.
+    /// Registers the number. `M` is the calling module. May sleep.
     ///
     /// # Errors
     ///
-    /// `EBUSY`: there is one for this version. `EPERM`: the number is one of IP's own.
+    /// `EBUSY`: this version already has an alias. `EPERM`: IP itself uses the number.
     /// `EAFNOSUPPORT`: the kernel has no IPv6.
     pub fn new(version: Version, number: u16) -> Result<Self> {
         let v6 = version == Version::V6;
@@ -130,21 +130,21 @@ impl<T: Operations, M: ModuleMetadata + 'static> Alias<T, M> {
             Version::V6 => Table::<T, M>::V6,
         };
         let owner = this_module::<M>().as_ptr();
-        // SAFETY: owner and table are those of a module that stays while they are in use.
+        // SAFETY: owner and table belong to a module that stays loaded while they are in use.
         let raw = from_err_ptr(unsafe {
             bindings::extoll_sock_alias_register(v6, number.into(), owner, ops)
         })?;
-        // INVARIANT: registered just now.
+        // INVARIANT: the number has just been registered.
         Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?, PhantomData))
     }
 }
 
 impl<T: Operations, M: ModuleMetadata + 'static> Drop for Alias<T, M> {
     fn drop(&mut self) {
-        // A program on `update_socket_protocol` may have asked for the number when it saw the module
-        // live, which it is not any more: its `socket()` finds it meanwhile.
+        // A BPF program on `update_socket_protocol` may have selected the number while the module
+        // was live. The grace period lets that `socket()` call still find the number.
         rcu::synchronize_rcu();
-        // SAFETY: registered by the invariants.
+        // SAFETY: by the type invariant the number is registered.
         unsafe { bindings::extoll_sock_alias_unregister(self.0.as_ptr()) }
     }
 }

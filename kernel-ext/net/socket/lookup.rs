@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What TCP would find for a connection that is not there yet: a local port, a listening socket.
+//! Lookups that TCP will do for a future connection: its local port, its listening socket.
 
 use super::Tcp;
 use crate::bindings;
 use kernel::{device, error::to_result, prelude::*};
 
-/// Which sock something is about, for comparisons: as long as there is an [`Endpoint`](super::Endpoint)
-/// no other sock is the same.
+/// Identity of a sock, for comparisons. It is unique while an [`Endpoint`](super::Endpoint) of the
+/// sock exists.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct SockId(usize);
 
@@ -18,16 +18,16 @@ impl SockId {
     }
 }
 
-/// A connection to be. Addresses are those of IPv6, or mapped ones.
+/// Future connection. Addresses are IPv6 or IPv4-mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tuple {
-    /// Address of who connects.
+    /// Address of the connecting side.
     pub client: [u8; 16],
-    /// Address that is connected to.
+    /// Address of the listening side.
     pub server: [u8; 16],
-    /// Port of who connects.
+    /// Port of the connecting side.
     pub client_port: u16,
-    /// Port that is connected to.
+    /// Port of the listening side.
     pub server_port: u16,
 }
 
@@ -42,25 +42,27 @@ impl Tuple {
     }
 }
 
-/// A socket that listens, as it was when it was looked for.
+/// Listening socket, as it was at the time of the lookup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Listener {
-    /// Which one. There is no reference to it.
+    /// Identity of its sock, without a reference.
     pub id: SockId,
-    /// Whether it waits for data before a connection can be accepted (`TCP_DEFER_ACCEPT`).
+    /// True if a connection cannot be accepted before it has data (`TCP_DEFER_ACCEPT`).
     pub deferred: bool,
 }
 
 impl Listener {
-    /// The one that TCP would give a connection to whose packets come from `node`, through an
-    /// interface of a NIC ([`Interface::is_of`](super::Interface::is_of)), in the namespace of that.
-    /// The node of the interface itself sends through `lo`. Of a group with `SO_REUSEPORT` it is the
-    /// right one, unless a program chooses. `None` also for addresses that are not of this host; what
-    /// address translation does is not known here. May sleep.
+    /// Finds the socket to which TCP would give a connection from `node`, whose packets arrive
+    /// through an interface of a NIC ([`Interface::is_of`](super::Interface::is_of)), in the
+    /// namespace of that interface. Packets of the interface's own node arrive through `lo`. In a
+    /// group with `SO_REUSEPORT` the result is correct unless a BPF program selects the socket.
+    /// Returns `None` also for addresses that do not belong to this host. Address translation is
+    /// not considered. May sleep.
     pub fn find(nic: &device::Device, node: u16, tuple: &Tuple) -> Option<Self> {
         let (raw, mut found) = (tuple.raw(), bindings::extoll_listener::default());
         let device = core::ptr::from_ref(nic).cast_mut().cast();
-        // SAFETY: a valid device, `Device` is transparent; both structures are this function's.
+        // SAFETY: the device is valid, and `Device` is a transparent wrapper; both structures are
+        // local variables.
         let is = unsafe { bindings::extoll_listener_find(device, node, &raw, &mut found) };
         is.then_some(Self {
             id: SockId::of(found.sk),
@@ -69,8 +71,8 @@ impl Listener {
     }
 }
 
-/// A local port for a `connect` that follows. While this exists `connect` has no other choice; it says
-/// `EADDRNOTAVAIL` if somebody else was faster.
+/// Local port for a later `connect`. While this object exists `connect` can use only this port. It
+/// fails with `EADDRNOTAVAIL` if another socket has taken the port.
 pub struct Port<'a> {
     tcp: &'a Tcp,
     number: u16,
@@ -78,7 +80,7 @@ pub struct Port<'a> {
 }
 
 impl Port<'_> {
-    /// Its number.
+    /// Returns the port number.
     pub fn number(&self) -> u16 {
         self.number
     }
@@ -92,18 +94,19 @@ impl Drop for Port<'_> {
 }
 
 impl Tcp {
-    /// The local port of a connection to be, of which `client_port` does not count: the socket's own,
-    /// or one that `connect` could choose for this peer: that nobody has bound, and no connection to
-    /// the same peer has; connections to others may. Takes the sock's lock, may sleep.
+    /// Returns the local port of a future connection, whose `client_port` is ignored: the socket's
+    /// own port, or a port that `connect` could choose for this peer. Such a port is not bound, and
+    /// no connection to the same peer uses it; connections to other peers may use it. Takes the
+    /// sock's lock, may sleep.
     ///
     /// # Errors
     ///
-    /// `EADDRNOTAVAIL`: none was found, among some dozens.
+    /// `EADDRNOTAVAIL`: none of some dozens of ports was free.
     ///
-    /// Which one is random: those of others tell nothing of it.
+    /// The choice is random, so ports of other connections cannot be used to predict it.
     pub fn choose_port(&self, tuple: &Tuple, interface: u32) -> Result<Port<'_>> {
         let (raw, mut range) = (tuple.raw(), bindings::extoll_port_range::default());
-        // SAFETY: the socket is valid by the invariants; both structures are this function's.
+        // SAFETY: the socket is valid by the type invariant; both structures are local variables.
         let port = unsafe {
             bindings::extoll_port_choose(self.as_raw(), &raw, interface as c_int, &mut range)
         };
@@ -115,19 +118,21 @@ impl Tcp {
         })
     }
 
-    /// Whether an interface of a NIC ([`Interface::is_of`](super::Interface::is_of)) is in the
-    /// socket's namespace now. May sleep.
+    /// Returns true if an interface of a NIC ([`Interface::is_of`](super::Interface::is_of)) is in
+    /// the socket's namespace now. May sleep.
     pub fn shares_namespace(&self, nic: &device::Device) -> bool {
         let device = core::ptr::from_ref(nic).cast_mut().cast();
-        // SAFETY: a valid device, `Device` is transparent; the socket is valid by the invariants.
+        // SAFETY: the device is valid, and `Device` is a transparent wrapper; the socket is valid
+        // by the type invariant.
         unsafe { bindings::extoll_nic_is_of(device, self.as_raw()) }
     }
 }
 
-/// Who answers for what the calling process takes of something that all users share: its user, or if it
-/// is in a user namespace who has made the outermost one; as a number of the initial namespace. `None`
-/// for who may exceed limits (`CAP_SYS_RESOURCE` there). Process context.
+/// Returns the user to whom shared resources of the calling process are charged, by its ID in the
+/// initial user namespace. It is the user of the process, or the owner of the outermost user
+/// namespace that contains the process. `None` if the process may exceed limits (`CAP_SYS_RESOURCE`
+/// in the initial namespace). Process context.
 pub fn accountable_user() -> Option<u32> {
-    // SAFETY: process context.
+    // SAFETY: the only precondition is process context.
     u32::try_from(unsafe { bindings::extoll_accountable_user() }).ok()
 }

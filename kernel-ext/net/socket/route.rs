@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Where a connection goes: interface and neighbour.
+//! Route of a connection: interface and neighbour.
 
 use super::{
     address::{bytes, canonical},
@@ -13,10 +13,10 @@ use core::{
 };
 use kernel::{device, error::to_result, prelude::*, sync::aref::ARef, time::msecs_to_jiffies};
 
-/// An Ethernet address.
+/// Ethernet address.
 pub type Mac = [u8; 6];
 
-/// An interface, as it was when it was asked for. It does not keep it.
+/// Interface, as it was at the time of the lookup. Holds no reference to the interface itself.
 pub struct Interface {
     index: u32,
     name: [u8; 16],
@@ -27,35 +27,36 @@ pub struct Interface {
 }
 
 impl Interface {
-    /// Number of the interface in its namespace.
+    /// Returns the number of the interface in its namespace.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// Its name, for messages.
+    /// Returns the name, for messages.
     pub fn name(&self) -> &str {
         let name = self.name.split(|b| *b == 0).next().unwrap_or(&[]);
         core::str::from_utf8(name).unwrap_or("?")
     }
 
-    /// Its address, if that has six bytes.
+    /// Returns the hardware address, if it has six bytes.
     pub fn mac(&self) -> Option<Mac> {
         self.mac
     }
 
-    /// Whether it was up, with a carrier.
+    /// Returns true if the interface was up and had a carrier.
     pub fn is_up(&self) -> bool {
         self.up
     }
 
-    /// Whether it is `lo`: what goes there stays on this host.
+    /// Returns true if it is `lo`, whose traffic stays on this host.
     pub fn is_loopback(&self) -> bool {
         self.loopback
     }
 
-    /// Whether it is an interface of a NIC: made by a driver that is bound to a child of `nic`, as
-    /// exn is bound to an auxiliary device. A module that has another auxiliary device of the NIC
-    /// gives the parent of that. Interfaces on top of others (VLAN, bridge, bond …) are no NIC's.
+    /// Returns true if the interface belongs to a NIC: its driver is bound to a child of `nic`,
+    /// like exn to an auxiliary device. A module that is bound to another auxiliary device of the
+    /// NIC passes that device's parent. Interfaces on top of others (VLAN, bridge, bond …) do not
+    /// belong to a NIC.
     pub fn is_of(&self, nic: &device::Device) -> bool {
         self.bus
             .as_ref()
@@ -63,24 +64,25 @@ impl Interface {
     }
 }
 
-/// Where packets to an address go.
+/// Route of packets to an address.
 pub struct Route {
-    /// Through which interface.
+    /// Outgoing interface.
     pub interface: Interface,
-    /// From which address.
+    /// Source address.
     pub local: IpAddr,
-    /// Whether packets go there as TCP makes them: not by IPsec, which other ways would leave out,
-    /// nor through a tunnel of the route.
+    /// True if packets leave as TCP makes them. False for IPsec, which another data path would
+    /// bypass, and for a tunnel of the route.
     pub plain: bool,
-    /// To whom there: the destination itself, or a router. `None` for destinations that no
-    /// neighbour stands for.
+    /// Next hop: the destination itself, or a router. `None` for destinations without a neighbour
+    /// entry.
     pub neighbour: Option<Neighbour>,
 }
 
 impl Interface {
     fn from_raw(raw: &bindings::extoll_route) -> Self {
         let bus = NonNull::new(raw.bus.cast::<device::Device>()).map(|bus| {
-            // SAFETY: a valid device, whose reference is this one's now; `Device` is transparent.
+            // SAFETY: a valid device, whose reference passes to the result; `Device` is a
+            // transparent wrapper.
             unsafe { ARef::from_raw(bus) }
         });
         Self {
@@ -97,7 +99,7 @@ impl Interface {
 impl Route {
     fn from_raw(raw: bindings::extoll_route) -> Self {
         let [a, b, c, d, ..] = raw.local;
-        // INVARIANT: the reference is this one's now.
+        // INVARIANT: the reference passes to the result.
         let neighbour = NonNull::new(raw.neighbour).map(Neighbour);
         Self {
             interface: Interface::from_raw(&raw),
@@ -112,16 +114,16 @@ impl Route {
 }
 
 impl Tcp {
-    /// The route to an address, as a `connect` of this socket to it would look it up now: in the
+    /// Returns the route that a `connect` of this socket to the address would look up now: in the
     /// socket's namespace, by its device, mark, user, type of service, local address and port.
-    /// Mapped addresses are those of IPv4. Of several equally good routes TCP may take another one.
-    /// Takes the sock's lock, may sleep.
+    /// Mapped addresses count as IPv4. TCP may choose a different one of several equally good
+    /// routes. Takes the sock's lock, may sleep.
     ///
     /// # Errors
     ///
-    /// `ENETUNREACH`, `EHOSTUNREACH` …: there is none. `EINVAL`: a link-local address without an
-    /// interface. `EAFNOSUPPORT`: an IPv6 address on a socket of IPv4. `EOPNOTSUPP`: the socket
-    /// gives a source route.
+    /// `ENETUNREACH`, `EHOSTUNREACH` …: there is no route. `EINVAL`: a link-local address without
+    /// an interface. `EAFNOSUPPORT`: an IPv6 address on an IPv4 socket. `EOPNOTSUPP`: the socket
+    /// has a source route.
     pub fn route_to(&self, to: SocketAddr) -> Result<Route> {
         let (mut address, port) = ([0; 16], to.port());
         let scope = match to {
@@ -141,15 +143,15 @@ impl Tcp {
             }
         };
         let mut raw = bindings::extoll_route::default();
-        // SAFETY: the socket is valid, the address has 16 bytes, `raw` is written.
+        // SAFETY: the socket is valid, the address has 16 bytes, the function writes `raw`.
         to_result(unsafe {
             bindings::extoll_route_to(self.as_raw(), v6, address.as_ptr(), port, scope, &mut raw)
         })?;
         Ok(Route::from_raw(raw))
     }
 
-    /// The route of a connected socket: the one that TCP uses, or if it has none at the moment the
-    /// one that it would find. Takes the sock's lock, may sleep.
+    /// Returns the route of a connected socket: the one that TCP uses, or if it has none at
+    /// present, the one that it would find. Takes the sock's lock, may sleep.
     ///
     /// # Errors
     ///
@@ -160,18 +162,18 @@ impl Tcp {
             return Err(ENOTCONN);
         }
         let mut raw = bindings::extoll_route::default();
-        // SAFETY: the socket is valid, `raw` is written.
+        // SAFETY: the socket is valid, the function writes `raw`.
         match to_result(unsafe { bindings::extoll_route_of(self.as_raw(), &mut raw) }) {
             Ok(()) => Ok(Route::from_raw(raw)),
             Err(_) => self.route_to(remote),
         }
     }
 
-    /// The interface of the socket's namespace that an address of this host belongs to. Any context.
+    /// Returns the interface in the socket's namespace that owns a local address. Any context.
     pub fn interface_of(&self, address: IpAddr) -> Option<Interface> {
         let mut raw = bindings::extoll_route::default();
         let address = bytes(address);
-        // SAFETY: the socket is valid, the address has 16 bytes, `raw` is written.
+        // SAFETY: the socket is valid, the address has 16 bytes, the function writes `raw`.
         to_result(unsafe {
             bindings::extoll_interface_of(self.as_raw(), address.as_ptr(), &mut raw)
         })
@@ -180,35 +182,35 @@ impl Tcp {
     }
 }
 
-/// A host on a link. It keeps the interface from being unregistered, so it is to be dropped soon;
-/// in any context but hard interrupts.
+/// Neighbour entry of a host on a link. The interface cannot be unregistered while this object
+/// exists, so it must be dropped soon. Any context but hard interrupts.
 ///
 /// # Invariants
 ///
-/// Valid, and this object has a reference.
+/// The entry is valid, and this object owns a reference to it.
 pub struct Neighbour(NonNull<bindings::neighbour>);
 
-// SAFETY: what is done with it has locks of its own.
+// SAFETY: the functions used take the entry's lock.
 unsafe impl Send for Neighbour {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for Neighbour {}
 
 impl Neighbour {
-    /// Asks for its address, unless that is known; the stack repeats the question for some seconds.
-    /// Any context but hard interrupts.
+    /// Starts address resolution, unless the address is known; the stack repeats its requests for
+    /// some seconds. Any context but hard interrupts.
     pub fn ask(&self) {
-        // SAFETY: by the invariants.
+        // SAFETY: by the type invariant the entry is valid.
         unsafe { bindings::extoll_neighbour_ask(self.0.as_ptr()) }
     }
 
-    /// Its address; `None` if it is not known yet. Any context.
+    /// Returns the hardware address, or `None` if it is not known yet. Any context.
     ///
     /// # Errors
     ///
-    /// `EHOSTUNREACH`: it did not answer the last questions.
+    /// `EHOSTUNREACH`: the host did not answer the last requests.
     pub fn address(&self) -> Result<Option<Mac>> {
         let mut mac = [0; 6];
-        // SAFETY: by the invariants; `mac` has 6 bytes.
+        // SAFETY: by the type invariant the entry is valid; `mac` has 6 bytes.
         match unsafe { bindings::extoll_neighbour_address(self.0.as_ptr(), mac.as_mut_ptr()) } {
             0 => Ok(None),
             n if n > 0 => Ok(Some(mac)),
@@ -216,21 +218,23 @@ impl Neighbour {
         }
     }
 
-    /// The address of IP that it stands for, that of IPv4 in the first bytes. Any context.
+    /// Returns the IP address of the entry; an IPv4 address is in the first four bytes. Any
+    /// context.
     pub fn host(&self) -> [u8; 16] {
         let mut host = [0; 16];
-        // SAFETY: by the invariants; `host` has 16 bytes.
+        // SAFETY: by the type invariant the entry is valid; `host` has 16 bytes.
         unsafe { bindings::extoll_neighbour_host(self.0.as_ptr(), host.as_mut_ptr()) };
         host
     }
 
-    /// Its address, which is asked for and waited for, at most `ms` milliseconds. Process context.
+    /// Resolves the hardware address and waits for it up to `ms` milliseconds. Process context.
     ///
     /// # Errors
     ///
-    /// `EHOSTUNREACH`: it does not answer. `ETIMEDOUT`: it did not in this time. `EINTR`: a signal.
+    /// `EHOSTUNREACH`: the host does not answer. `ETIMEDOUT`: no answer within this time. `EINTR`:
+    /// a signal is pending.
     pub fn resolve(&self, ms: u32) -> Result<Mac> {
-        // An answer of seconds ago that there is nobody does not count.
+        // Restarts a resolution that failed seconds ago.
         self.ask();
         let mut left = msecs_to_jiffies(ms) as c_long;
         let mut step: c_long = 1;
@@ -245,7 +249,7 @@ impl Neighbour {
                 return Err(EINTR);
             }
             let slice = step.min(left);
-            // SAFETY: process context.
+            // SAFETY: the only precondition is process context.
             unsafe { bindings::schedule_timeout_interruptible(slice) };
             left -= slice;
             step = (step * 2).min(8);
@@ -255,7 +259,7 @@ impl Neighbour {
 
 impl Drop for Neighbour {
     fn drop(&mut self) {
-        // SAFETY: by the invariants.
+        // SAFETY: by the type invariant this object owns a reference.
         unsafe { bindings::extoll_neighbour_put(self.0.as_ptr()) }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The C tables made from [`Operations`].
+//! C tables made from [`Operations`].
 
 use super::{
     ops::{Child, Operations, Socket},
@@ -10,24 +10,25 @@ use crate::bindings;
 use core::{marker::PhantomData, ptr::NonNull};
 use kernel::{error::from_result, module::this_module, prelude::*, ModuleMetadata};
 
-/// The socket of a call with its data.
+/// Returns the socket of a call with its data.
 ///
 /// # Safety
 ///
-/// To be called in operations only, for their socket (all functions below alike): the socket layer
-/// calls them with a reference to the file; the worker of a sockmap calls `sendmsg` without one, and
-/// TCP's release waits for it.
+/// To be called in operations only, for their socket. The same applies to all functions below. The
+/// socket layer calls them with a reference to the file; the worker of a sockmap calls `sendmsg`
+/// without one, and TCP's release waits for it.
 unsafe fn socket<'a, T: Operations>(sock: *mut bindings::socket) -> Result<Socket<'a, T>> {
-    // SAFETY: by the requirements; a socket with these operations has a sock of TCP.
+    // SAFETY: by the function's requirements the socket stays valid; with these operations it has a
+    // TCP sock.
     unsafe { Socket::of(Tcp::from_raw(sock)) }
 }
 
 /// # Safety
 ///
-/// See [`socket`]; called once, after all operations that hold the file.
+/// Same as [`socket`]; called once, after all operations that hold the file.
 unsafe extern "C" fn release<T: Operations>(sock: *mut bindings::socket) -> c_int {
-    // SAFETY: by the requirements. The data are ended when TCP's release has waited for the workers
-    // that may still have them.
+    // SAFETY: by the function's requirements no other operation holds the file. TCP's release waits
+    // for workers that may still use the data, before `end` drops them.
     unsafe {
         if let Some(socket) = Socket::<T>::made(Tcp::from_raw(sock)) {
             T::release(&socket);
@@ -40,7 +41,7 @@ unsafe extern "C" fn release<T: Operations>(sock: *mut bindings::socket) -> c_in
 
 /// # Safety
 ///
-/// See [`socket`].
+/// Same as [`socket`].
 unsafe extern "C" fn bind<T: Operations>(
     sock: *mut bindings::socket,
     addr: *mut bindings::sockaddr_unsized,
@@ -51,13 +52,13 @@ unsafe extern "C" fn bind<T: Operations>(
         len,
         call: PhantomData,
     };
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements this is an operation on the socket.
     from_result(|| T::bind(&unsafe { socket(sock) }?, &addr).map(|()| 0))
 }
 
 /// # Safety
 ///
-/// See [`socket`].
+/// Same as [`socket`].
 unsafe extern "C" fn connect<T: Operations>(
     sock: *mut bindings::socket,
     addr: *mut bindings::sockaddr_unsized,
@@ -69,20 +70,21 @@ unsafe extern "C" fn connect<T: Operations>(
         len,
         call: PhantomData,
     };
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements this is an operation on the socket.
     from_result(|| T::connect(&unsafe { socket(sock) }?, &addr, flags).map(|()| 0))
 }
 
 /// # Safety
 ///
-/// See [`socket`]; `new` is a new socket with the same operations.
+/// Same as [`socket`]; `new` is a new socket with the same operations.
 unsafe extern "C" fn accept<T: Operations>(
     sock: *mut bindings::socket,
     new: *mut bindings::socket,
     arg: *mut bindings::proto_accept_arg,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: by the requirements.
+        // SAFETY: by the function's requirements this is an operation on the listener, and `new` is
+        // a new socket.
         let (listener, child) = unsafe {
             let listener = socket::<T>(sock)?;
             let child = Child::new(listener.tcp(), new, arg);
@@ -90,15 +92,17 @@ unsafe extern "C" fn accept<T: Operations>(
         };
         let accepted = T::accept(&listener, &child);
         if accepted.is_err() && child.is_accepted() {
-            // Not every caller has given it operations by then, by which it would be released.
-            // SAFETY: nobody else has it; it has a sock of TCP, and no operation runs.
+            // Closes the child here, because some callers have not set its operations yet, by which
+            // they would release it.
+            // SAFETY: the child is not visible to other threads. It has a TCP sock, and no
+            // operation runs on it.
             unsafe {
                 bindings::extoll_tcp_release(new);
                 Socket::<T>::end(new);
             }
         }
         accepted?;
-        // The new socket has no sock otherwise, and the caller counts on it.
+        // Callers expect the new socket of a successful call to have a sock.
         match child.is_accepted() {
             true => Ok(0),
             false => Err(ECONNABORTED),
@@ -108,13 +112,13 @@ unsafe extern "C" fn accept<T: Operations>(
 
 /// # Safety
 ///
-/// See [`socket`]; file and table are valid, or the table is null.
+/// Same as [`socket`]; file and table are valid, or the table is null.
 unsafe extern "C" fn poll<T: Operations>(
     file: *mut bindings::file,
     sock: *mut bindings::socket,
     table: *mut bindings::poll_table_struct,
 ) -> bindings::__poll_t {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements this is an operation on the socket.
     match unsafe { Socket::<T>::made(Tcp::from_raw(sock)) } {
         Some(socket) => {
             let table = PollTable {
@@ -124,63 +128,64 @@ unsafe extern "C" fn poll<T: Operations>(
             };
             T::poll(&socket, table)
         }
-        // SAFETY: by the requirements.
+        // SAFETY: by the function's requirements file, socket and table are valid.
         None => unsafe { bindings::extoll_tcp_poll(file, sock, table) },
     }
 }
 
 /// # Safety
 ///
-/// See [`socket`].
+/// Same as [`socket`].
 unsafe extern "C" fn ioctl<T: Operations>(
     sock: *mut bindings::socket,
     command: c_uint,
     arg: c_ulong,
 ) -> c_int {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements this is an operation on the socket.
     from_result(|| T::ioctl(&unsafe { socket(sock) }?, command, arg).map(|n| n as c_int))
 }
 
 /// # Safety
 ///
-/// See [`socket`]; the address is the caller's.
+/// Same as [`socket`]; `addr` is valid for writes.
 unsafe extern "C" fn getname<T: Operations>(
     sock: *mut bindings::socket,
     addr: *mut bindings::sockaddr,
     peer: c_int,
 ) -> c_int {
-    // 2 asks for the peer of a connection that is being accepted, over or not.
+    // The value 2 requests the peer of a connection that is being accepted, even if it is closed
+    // already.
     if peer == 1 {
-        // SAFETY: by the requirements.
+        // SAFETY: by the function's requirements this is an operation on the socket.
         if let Some(socket) = unsafe { Socket::<T>::made(Tcp::from_raw(sock)) } {
             if let Err(e) = T::peer_name(&socket) {
                 return e.to_errno();
             }
         }
     }
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements socket and address are valid.
     unsafe { bindings::extoll_tcp_getname(sock, addr, peer) }
 }
 
 /// # Safety
 ///
-/// See [`socket`].
+/// Same as [`socket`].
 unsafe extern "C" fn listen<T: Operations>(sock: *mut bindings::socket, backlog: c_int) -> c_int {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements this is an operation on the socket.
     from_result(|| T::listen(&unsafe { socket(sock) }?, backlog).map(|()| 0))
 }
 
 /// # Safety
 ///
-/// See [`socket`].
+/// Same as [`socket`].
 unsafe extern "C" fn shutdown<T: Operations>(sock: *mut bindings::socket, how: c_int) -> c_int {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements this is an operation on the socket.
     from_result(|| T::shutdown(&unsafe { socket(sock) }?, how).map(|()| 0))
 }
 
 /// # Safety
 ///
-/// See [`socket`]; the value is the caller's.
+/// Same as [`socket`]; the caller passes the value.
 unsafe extern "C" fn setsockopt<T: Operations>(
     sock: *mut bindings::socket,
     level: c_int,
@@ -195,13 +200,13 @@ unsafe extern "C" fn setsockopt<T: Operations>(
         len,
         call: PhantomData,
     };
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements this is an operation on the socket.
     from_result(|| T::setsockopt(&unsafe { socket(sock) }?, &option).map(|()| 0))
 }
 
 /// # Safety
 ///
-/// See [`socket`]; value and length are the caller's.
+/// Same as [`socket`]; the caller passes value and length.
 unsafe extern "C" fn getsockopt<T: Operations>(
     sock: *mut bindings::socket,
     level: c_int,
@@ -216,13 +221,13 @@ unsafe extern "C" fn getsockopt<T: Operations>(
         len,
         call: PhantomData,
     };
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements this is an operation on the socket.
     from_result(|| T::getsockopt(&unsafe { socket(sock) }?, &mut option).map(|()| 0))
 }
 
 /// # Safety
 ///
-/// See [`socket`]; the message is valid for the call and no one else's.
+/// Same as [`socket`]; the message is valid during the call and not shared.
 unsafe extern "C" fn sendmsg<T: Operations>(
     sock: *mut bindings::socket,
     msg: *mut bindings::msghdr,
@@ -233,14 +238,14 @@ unsafe extern "C" fn sendmsg<T: Operations>(
             ptr: NonNull::new(msg).ok_or(EFAULT)?,
             call: PhantomData,
         };
-        // SAFETY: by the requirements.
+        // SAFETY: by the function's requirements this is an operation on the socket.
         T::sendmsg(&unsafe { socket(sock) }?, &mut msg, len).map(|n| n as c_int)
     })
 }
 
 /// # Safety
 ///
-/// See [`socket`]; the message is valid for the call and no one else's.
+/// Same as [`socket`]; the message is valid during the call and not shared.
 unsafe extern "C" fn recvmsg<T: Operations>(
     sock: *mut bindings::socket,
     msg: *mut bindings::msghdr,
@@ -252,14 +257,14 @@ unsafe extern "C" fn recvmsg<T: Operations>(
             ptr: NonNull::new(msg).ok_or(EFAULT)?,
             call: PhantomData,
         };
-        // SAFETY: by the requirements.
+        // SAFETY: by the function's requirements this is an operation on the socket.
         T::recvmsg(&unsafe { socket(sock) }?, &mut msg, len, flags).map(|n| n as c_int)
     })
 }
 
 /// # Safety
 ///
-/// See [`socket`]; position and pipe are the caller's.
+/// Same as [`socket`]; the caller passes position and pipe.
 unsafe extern "C" fn splice_read<T: Operations>(
     sock: *mut bindings::socket,
     pos: *mut bindings::loff_t,
@@ -273,24 +278,24 @@ unsafe extern "C" fn splice_read<T: Operations>(
         flags,
         call: PhantomData,
     };
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements this is an operation on the socket.
     from_result(|| T::splice_read(&unsafe { socket(sock) }?, &mut to, len).map(|n| n as isize))
 }
 
 /// # Safety
 ///
-/// See [`socket`].
+/// Same as [`socket`].
 unsafe extern "C" fn splice_eof<T: Operations>(sock: *mut bindings::socket) {
-    // SAFETY: by the requirements.
+    // SAFETY: by the function's requirements this is an operation on the socket.
     match unsafe { Socket::<T>::made(Tcp::from_raw(sock)) } {
         Some(socket) => T::splice_eof(&socket),
-        // SAFETY: by the requirements.
+        // SAFETY: by the function's requirements the socket is valid.
         None => unsafe { bindings::extoll_tcp_splice_eof(sock) },
     }
 }
 
-/// The tables of `T`, in static memory of module `M`: sockets refer to them as long as they live,
-/// and keep `M` loaded.
+/// Tables of `T`, in static memory of module `M`. Sockets refer to them as long as they live, and
+/// keep `M` loaded.
 pub(super) struct Table<T, M>(PhantomData<(T, M)>);
 
 /// `$of` if `T` has the operation, else TCP's.
@@ -305,9 +310,9 @@ macro_rules! op {
 }
 
 impl<T: Operations, M: ModuleMetadata + 'static> Table<T, M> {
-    /// For sockets of IPv4.
+    /// Table for IPv4 sockets.
     pub(super) const V4: &'static bindings::proto_ops = &Self::table(bindings::PF_INET as c_int);
-    /// For sockets of IPv6.
+    /// Table for IPv6 sockets.
     pub(super) const V6: &'static bindings::proto_ops = &Self::table(bindings::PF_INET6 as c_int);
 
     const fn table(family: c_int) -> bindings::proto_ops {

@@ -20,32 +20,32 @@ use kernel::{
 pub enum State {
     /// Connected.
     Established,
-    /// Waits for the answer to its SYN.
+    /// A SYN was sent.
     SynSent,
-    /// Got a SYN.
+    /// A SYN was received.
     SynRecv,
-    /// Closed on this side, not yet acknowledged.
+    /// Closed on this side; the FIN is not acknowledged yet.
     FinWait1,
     /// Closed on this side.
     FinWait2,
-    /// Waits for late segments.
+    /// Waiting for late segments.
     TimeWait,
     /// No connection.
     Close,
     /// Closed by the peer.
     CloseWait,
-    /// Closed by the peer, then on this side, not yet acknowledged.
+    /// Closed by the peer, then on this side; the FIN is not acknowledged yet.
     LastAck,
-    /// Listens.
+    /// Listening.
     Listen,
-    /// Closed on both sides, not yet acknowledged.
+    /// Closed on both sides; the FIN is not acknowledged yet.
     Closing,
-    /// Got a SYN, no sock yet.
+    /// A SYN was received; there is no sock yet.
     NewSynRecv,
 }
 
 impl State {
-    /// The kernel's number.
+    /// Returns the kernel's number.
     fn raw(self) -> u8 {
         match self {
             Self::Established => 1,
@@ -63,7 +63,7 @@ impl State {
         }
     }
 
-    /// By the kernel's number.
+    /// Returns the state with the kernel's number `raw`.
     pub(super) fn from_raw(raw: u32) -> Self {
         match raw {
             1 => Self::Established,
@@ -82,36 +82,36 @@ impl State {
     }
 }
 
-/// An address from user space: not checked, not even its length.
+/// Address from user space. Neither its content nor its length has been checked.
 pub struct Addr<'a> {
     pub(super) ptr: *mut bindings::sockaddr_unsized,
     pub(super) len: c_int,
     pub(super) call: PhantomData<&'a ()>,
 }
 
-/// A message to send, with flags and control data, both in memory of the kernel.
+/// Message to send, with flags and control data, both in kernel memory.
 pub struct Outgoing<'a> {
     pub(super) ptr: NonNull<bindings::msghdr>,
     pub(super) call: PhantomData<&'a mut ()>,
 }
 
 impl Outgoing<'_> {
-    /// Flags of the call (`MSG_DONTWAIT` …).
+    /// Returns the flags of the call (`MSG_DONTWAIT` …).
     #[inline]
     pub fn flags(&self) -> u32 {
-        // SAFETY: valid while `self` exists, and used by this thread only.
+        // SAFETY: the message is valid while `self` exists, and used by this thread only.
         unsafe { self.ptr.as_ref() }.msg_flags
     }
 }
 
-/// Memory for a message to receive, and for control data, which may be the user's: so it is another
-/// type than [`Outgoing`].
+/// Buffer for a message to receive and its control data. They may be in user memory, so the type is
+/// different from [`Outgoing`].
 pub struct Incoming<'a> {
     pub(super) ptr: NonNull<bindings::msghdr>,
     pub(super) call: PhantomData<&'a mut ()>,
 }
 
-/// An option that is set: not of `SOL_SOCKET`, which never comes here.
+/// Option to be set. Its level is not `SOL_SOCKET`.
 pub struct SetOption<'a> {
     pub(super) level: c_int,
     pub(super) name: c_int,
@@ -121,35 +121,36 @@ pub struct SetOption<'a> {
 }
 
 impl SetOption<'_> {
-    /// Level (`SOL_TCP` …).
+    /// Returns the level (`SOL_TCP` …).
     #[inline]
     pub fn level(&self) -> i32 {
         self.level
     }
 
-    /// Number within the level.
+    /// Returns the number within the level.
     #[inline]
     pub fn name(&self) -> i32 {
         self.name
     }
 
-    /// Fills `value` from the beginning of the option's. May sleep.
+    /// Copies the beginning of the option's value to `value`. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: it is shorter. `EFAULT`: no memory of the caller.
+    /// `EINVAL`: the option's value is shorter. `EFAULT`: the caller's memory is not accessible.
     pub fn read(&self, value: &mut [u8]) -> Result {
         if value.len() > self.len as usize {
             return Err(EINVAL);
         }
-        // SAFETY: the option's value is the caller's, at least as long; `value` is borrowed.
+        // SAFETY: the caller passes the option's value, which has at least this length; `value` is
+        // borrowed.
         to_result(unsafe {
             bindings::extoll_option_read(self.value, 0, value.as_mut_ptr().cast(), value.len())
         })
     }
 }
 
-/// An option that is asked for: not of `SOL_SOCKET`, which never comes here.
+/// Option to be read. Its level is not `SOL_SOCKET`.
 pub struct GetOption<'a> {
     pub(super) level: c_int,
     pub(super) name: c_int,
@@ -159,23 +160,23 @@ pub struct GetOption<'a> {
 }
 
 impl GetOption<'_> {
-    /// Level (`SOL_TCP` …).
+    /// Returns the level (`SOL_TCP` …).
     #[inline]
     pub fn level(&self) -> i32 {
         self.level
     }
 
-    /// Number within the level.
+    /// Returns the number within the level.
     #[inline]
     pub fn name(&self) -> i32 {
         self.name
     }
 
-    /// Answers with as much of `bytes` as the caller has room for, and how much that is. May sleep.
+    /// Copies `bytes`, truncated to the caller's buffer, and their number to the caller. May sleep.
     ///
     /// # Errors
     ///
-    /// `EFAULT`: no memory of the caller. `EINVAL`: its length is negative.
+    /// `EFAULT`: the caller's memory is not accessible. `EINVAL`: the caller's length is negative.
     pub fn answer(&mut self, bytes: &[u8]) -> Result {
         let at = UserPtr::from_addr(self.len.addr());
         let mut length = [0; 4];
@@ -191,7 +192,7 @@ impl GetOption<'_> {
     }
 }
 
-/// A pipe that received data go to.
+/// Pipe to which received data are moved.
 pub struct Splice<'a> {
     pub(super) pos: *mut bindings::loff_t,
     pub(super) pipe: *mut bindings::pipe_inode_info,
@@ -199,33 +200,33 @@ pub struct Splice<'a> {
     pub(super) call: PhantomData<&'a mut ()>,
 }
 
-/// A length or number that C returned, or an error.
+/// Converts a length that C returned, or an error.
 fn number(ret: c_int) -> Result<usize> {
     to_result(ret)?;
     Ok(ret as usize)
 }
 
-/// TCP's operations on the file's socket. Process context, all may sleep unless they say otherwise;
-/// errors are those that the system calls of a TCP socket give.
+/// TCP's operations on the file's socket. Process context; may sleep unless documented differently.
+/// Errors are those of the system calls on a TCP socket.
 ///
 /// # Invariants
 ///
-/// The socket is valid, has a sock of TCP (but for a child that was not accepted, on which no
-/// operation runs), and its operations are those of this module.
+/// The socket is valid and has the operations of this module. It has a TCP sock, except for a child
+/// that has not been accepted, on which no operation runs.
 #[repr(transparent)]
 pub struct Tcp(Opaque<bindings::socket>);
 
-// SAFETY: operations on a socket may be called by several threads at a time; TCP has locks for what
+// SAFETY: several threads may call operations on a socket concurrently; TCP locks the data that
 // they share.
 unsafe impl Sync for Tcp {}
 
 impl Tcp {
     /// # Safety
     ///
-    /// `raw` must be as in the invariants of the type for `'a`.
+    /// `raw` must fulfil the type invariants during `'a`.
     #[inline]
     pub(super) unsafe fn from_raw<'a>(raw: *mut bindings::socket) -> &'a Self {
-        // SAFETY: by the requirements; the type is transparent.
+        // SAFETY: by the function's requirements the socket is valid; the type is transparent.
         unsafe { &*raw.cast() }
     }
 
@@ -234,45 +235,46 @@ impl Tcp {
         self.0.get()
     }
 
-    /// Its sock.
+    /// Returns the sock.
     #[inline]
     pub(super) fn sk(&self) -> *mut bindings::sock {
-        // SAFETY: the socket is valid by the invariants, and its sock does not change.
+        // SAFETY: the socket is valid by the type invariant, and its sock does not change.
         unsafe { (*self.as_raw()).sk }
     }
 
-    /// State of the connection, which may change at once. Any context.
+    /// Returns the state of the connection, which may change at any time. Any context.
     #[inline]
     pub fn state(&self) -> State {
-        // SAFETY: the sock is valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         State::from_raw(unsafe { bindings::extoll_sock_state(self.sk()) } as u32)
     }
 
-    /// Whether the next `connect` may begin a connection: there is none, or the program has heard of
-    /// its end. Any context.
+    /// Returns true if the next `connect` may start a connection: there is none, or its end was
+    /// reported to the program. Any context.
     pub fn is_unconnected(&self) -> bool {
-        // SAFETY: the socket is valid by the invariants.
+        // SAFETY: the socket is valid by the type invariant.
         unsafe { bindings::extoll_sock_unconnected(self.as_raw()) }
     }
 
-    /// Of a connection that a `connect` without waiting has begun: the program knows that it is
-    /// there, as after a `shutdown` of TCP. Takes the sock's lock, may sleep.
+    /// Marks a connection that a non-blocking `connect` started as reported to the program, as
+    /// TCP's `shutdown` does. Takes the sock's lock, may sleep.
     pub fn mark_connected(&self) {
-        // SAFETY: the socket is valid by the invariants.
+        // SAFETY: the socket is valid by the type invariant.
         unsafe { bindings::extoll_sock_mark_connected(self.as_raw()) }
     }
 
-    /// Ends the connection as a reset of the peer does, to which one is sent; the pending error stays
-    /// what it is. Takes the sock's lock, may sleep.
+    /// Ends the connection like a reset by the peer, and sends a reset to the peer. The pending
+    /// error does not change. Takes the sock's lock, may sleep.
     pub fn end(&self) {
-        // SAFETY: the sock is valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         unsafe { bindings::extoll_tcp_end(self.sk()) }
     }
 
-    /// Gives the socket a local address.
+    /// Binds the socket to a local address.
     #[inline]
     pub fn bind(&self, addr: &Addr<'_>) -> Result {
-        // SAFETY: by the invariants; the address is the caller's.
+        // SAFETY: the socket is valid by the type invariant; the caller of the operation passed the
+        // address.
         to_result(unsafe { bindings::extoll_tcp_bind(self.as_raw(), addr.ptr, addr.len) })
     }
 
@@ -280,56 +282,57 @@ impl Tcp {
     /// `O_NONBLOCK`.
     #[inline]
     pub fn connect(&self, addr: &Addr<'_>, flags: i32) -> Result {
-        // SAFETY: as in `bind`.
+        // SAFETY: same as in `bind`.
         to_result(unsafe { bindings::extoll_tcp_connect(self.as_raw(), addr.ptr, addr.len, flags) })
     }
 
-    /// What is ready, by the bits of `poll(2)`, after the caller was put on the wait queue. Doesn't
-    /// sleep.
+    /// Adds the caller to the wait queue, and returns the bits of `poll(2)` that are ready. Does
+    /// not sleep.
     #[inline]
     pub fn poll(&self, table: PollTable<'_>) -> u32 {
-        // SAFETY: by the invariants; file and table are valid.
+        // SAFETY: the socket is valid by the type invariant; file and table are valid.
         unsafe { bindings::extoll_tcp_poll(table.file, self.as_raw(), table.ptr) }
     }
 
-    /// Puts the caller of `poll` on the wait queue, for who says himself what is ready: to be
-    /// looked at **after** this, which has the barrier that goes with [`Endpoint::wake`]. Doesn't
-    /// sleep.
+    /// Adds the caller of `poll` to the wait queue, for a data path that determines the ready bits
+    /// itself. It must do so **after** this call, which contains the barrier that pairs with
+    /// [`Endpoint::wake`]. Does not sleep.
     ///
     /// [`Endpoint::wake`]: super::Endpoint::wake
     #[inline]
     pub fn poll_wait(&self, table: &PollTable<'_>) {
-        // SAFETY: by the invariants; file and table are valid, and the queue is the file's, which only
-        // its own operation has.
+        // SAFETY: the socket is valid by the type invariant; file and table are valid. The file
+        // belongs to the socket, because tables are only passed to the operation of that socket.
         unsafe { bindings::extoll_sock_poll_wait(table.file, self.as_raw(), table.ptr) }
     }
 
-    /// What is ready for TCP, without putting anybody on the wait queue: to be combined with what a
-    /// data path has, after [`Tcp::poll_wait`]. Doesn't sleep.
+    /// Returns TCP's bits that are ready, without adding the caller to the wait queue. A data path
+    /// combines them with its own bits after [`Tcp::poll_wait`]. Does not sleep.
     #[inline]
     pub fn poll_now(&self, table: &PollTable<'_>) -> u32 {
-        // SAFETY: by the invariants; the file is valid, and no table is asked for.
+        // SAFETY: the socket is valid by the type invariant; the file is valid, and no table is
+        // passed.
         unsafe { bindings::extoll_tcp_poll(table.file, self.as_raw(), ptr::null_mut()) }
     }
 
-    /// An ioctl.
+    /// Handles an ioctl.
     #[inline]
     pub fn ioctl(&self, command: u32, arg: usize) -> Result<usize> {
-        // SAFETY: by the invariants.
+        // SAFETY: the socket is valid by the type invariant.
         number(unsafe { bindings::extoll_tcp_ioctl(self.as_raw(), command, arg as ffi::c_ulong) })
     }
 
-    /// Begins to accept connections.
+    /// Starts listening for connections.
     #[inline]
     pub fn listen(&self, backlog: i32) -> Result {
-        // SAFETY: by the invariants.
+        // SAFETY: the socket is valid by the type invariant.
         to_result(unsafe { bindings::extoll_tcp_listen(self.as_raw(), backlog) })
     }
 
-    /// Ends one or both directions.
+    /// Shuts down one or both directions.
     #[inline]
     pub fn shutdown(&self, how: i32) -> Result {
-        // SAFETY: by the invariants.
+        // SAFETY: the socket is valid by the type invariant.
         to_result(unsafe { bindings::extoll_tcp_shutdown(self.as_raw(), how) })
     }
 
@@ -337,14 +340,15 @@ impl Tcp {
     ///
     /// # Errors
     ///
-    /// Beyond TCP's: `ENOENT` for `TCP_ULP`, `ENOPROTOOPT` for `IPV6_ADDRFORM`, since both replace
-    /// the operations.
+    /// Besides TCP's: `ENOENT` for `TCP_ULP` and `ENOPROTOOPT` for `IPV6_ADDRFORM`, because both
+    /// options replace the operations.
     #[inline]
     pub fn setsockopt(&self, option: &SetOption<'_>) -> Result {
         let SetOption {
             level, name, len, ..
         } = *option;
-        // SAFETY: by the invariants; value and length are the caller's.
+        // SAFETY: the socket is valid by the type invariant; the caller of the operation passed
+        // value and length.
         to_result(unsafe {
             bindings::extoll_tcp_setsockopt(self.as_raw(), level, name, option.value, len)
         })
@@ -360,31 +364,35 @@ impl Tcp {
             len,
             ..
         } = *option;
-        // SAFETY: by the invariants; value and length are the caller's.
+        // SAFETY: the socket is valid by the type invariant; the caller of the operation passed
+        // value and length.
         to_result(unsafe {
             bindings::extoll_tcp_getsockopt(self.as_raw(), level, name, value.cast(), len.cast())
         })
     }
 
-    /// Sends, as much as it returns.
+    /// Sends a message. Returns the number of bytes.
     #[inline]
     pub fn sendmsg(&self, msg: &mut Outgoing<'_>, len: usize) -> Result<usize> {
-        // SAFETY: by the invariants; the message is the caller's.
+        // SAFETY: the socket is valid by the type invariant; the caller of the operation passed the
+        // message.
         number(unsafe { bindings::extoll_tcp_sendmsg(self.as_raw(), msg.ptr.as_ptr(), len) })
     }
 
-    /// Receives, as much as it returns.
+    /// Receives a message. Returns the number of bytes.
     #[inline]
     pub fn recvmsg(&self, msg: &mut Incoming<'_>, len: usize, flags: i32) -> Result<usize> {
         let msg = msg.ptr.as_ptr();
-        // SAFETY: by the invariants; the message is the caller's.
+        // SAFETY: the socket is valid by the type invariant; the caller of the operation passed the
+        // message.
         number(unsafe { bindings::extoll_tcp_recvmsg(self.as_raw(), msg, len, flags) })
     }
 
-    /// Moves received data to a pipe, as much as it returns.
+    /// Moves received data to a pipe. Returns the number of bytes.
     #[inline]
     pub fn splice_read(&self, to: &mut Splice<'_>, len: usize) -> Result<usize> {
-        // SAFETY: by the invariants; position and pipe are the caller's.
+        // SAFETY: the socket is valid by the type invariant; the caller of the operation passed
+        // position and pipe.
         let n = unsafe {
             bindings::extoll_tcp_splice_read(self.as_raw(), to.pos, to.pipe, len, to.flags)
         };
@@ -392,30 +400,30 @@ impl Tcp {
     }
 }
 
-/// What has gone past TCP on a connection.
+/// Bytes of a connection that bypassed TCP.
 #[derive(Clone, Copy, Debug)]
 pub struct Past {
     /// State of the connection.
     pub state: State,
     /// Bytes sent.
     pub sent: u64,
-    /// Bytes of these that the peer has.
+    /// Bytes sent that the peer has acknowledged.
     pub acknowledged: u64,
-    /// Bytes received, read or not.
+    /// Bytes received, whether or not the program has read them.
     pub received: u64,
-    /// Bytes that wait to be sent.
+    /// Bytes that wait for transmission.
     pub unsent: u32,
-    /// Bytes that were sent and not acknowledged.
+    /// Bytes that were sent but not acknowledged.
     pub unacknowledged: u32,
 }
 
 impl Tcp {
-    /// Answers `TCP_INFO`: with what TCP has counted, to which is added what has gone past it.
-    /// Takes the sock's lock, may sleep.
+    /// Answers `TCP_INFO` with TCP's counts plus the bytes that bypassed TCP. Takes the sock's
+    /// lock, may sleep.
     ///
     /// # Errors
     ///
-    /// Those of [`GetOption::answer`].
+    /// Same as [`GetOption::answer`].
     pub fn answer_info(&self, option: &mut GetOption<'_>, past: &Past) -> Result {
         let raw = bindings::extoll_tcp_past {
             sent: past.sent,
@@ -425,23 +433,24 @@ impl Tcp {
             unacked: past.unacknowledged,
             state: past.state.raw(),
         };
-        // More than it has in any kernel so far.
+        // Larger than `struct tcp_info` of any kernel so far.
         let mut info = [0u8; 512];
-        // SAFETY: the sock is valid by the invariants; as many bytes are written as there are.
+        // SAFETY: the sock is valid by the type invariant; the function writes up to `info.len()`
+        // bytes.
         let len = unsafe {
             bindings::extoll_tcp_info(self.sk(), &raw, info.as_mut_ptr().cast(), info.len())
         };
         option.answer(info.get(..len).ok_or(EINVAL)?)
     }
 
-    /// `splice()` has nothing more for a pipe or file that it sends from.
+    /// Reports that `splice()` has no more data from its pipe or file.
     pub fn splice_eof(&self) {
-        // SAFETY: by the invariants.
+        // SAFETY: the socket is valid by the type invariant.
         unsafe { bindings::extoll_tcp_splice_eof(self.as_raw()) }
     }
 }
 
-/// A caller's table of wait queues, valid or null, and the socket's file.
+/// Table of wait queues of a `poll` call, valid or null, and the socket's file.
 pub struct PollTable<'a> {
     pub(super) file: *mut bindings::file,
     pub(super) ptr: *mut bindings::poll_table_struct,

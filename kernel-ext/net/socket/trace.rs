@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What can be seen of a sock from outside: its queues, and tracepoints of system `extl` (`extl_trace.h`). Any context; a disabled
-//! tracepoint costs a call and a patched branch.
+//! Diagnostics of a sock: its queues, and tracepoints of system `extl` (`extl_trace.h`). Any
+//! context. A disabled tracepoint costs a call and a patched branch.
 
 use super::Endpoint;
 use crate::bindings;
 
-/// Bytes in the queues of TCP: not read, and not acknowledged. Of a socket that listens: connections that wait, and how many may.
+/// Queue lengths as `ss` shows them. For a connection, bytes; for a listening socket, connections.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Queues {
-    /// Not read.
+    /// Bytes that the program has not read, or connections that wait for `accept`.
     pub receive: u32,
-    /// Not acknowledged.
+    /// Bytes that the peer has not acknowledged, or maximum number of waiting connections.
     pub send: u32,
 }
 
 impl Endpoint {
-    /// TCP's queues, of a moment.
+    /// Returns TCP's queue lengths at this moment.
     pub fn queues(&self) -> Queues {
         let mut raw = bindings::extoll_sock_queues::default();
-        // SAFETY: valid by the invariants; `raw` is written.
+        // SAFETY: the sock is valid by the type invariant; the function writes `raw`.
         unsafe { bindings::extoll_sock_queues(self.as_raw(), &mut raw) };
         Queues {
             receive: raw.receive,
@@ -27,32 +27,33 @@ impl Endpoint {
         }
     }
 
-    /// TCP carries the data, for a reason with this number and name.
+    /// Traces that TCP carries the data. The reason has this number and name.
     pub fn trace_fallback(&self, reason: u8, name: &'static str) {
         let len = name.len() as i32;
-        // SAFETY: the sock is valid by the invariants; the name has `len` bytes, which are copied.
+        // SAFETY: the sock is valid by the type invariant; the name has `len` bytes, which are
+        // copied.
         unsafe {
             bindings::extoll_trace_extl_fallback(self.as_raw(), reason, name.as_ptr().cast(), len)
         }
     }
 
-    /// So many bytes were taken from a program that sends; `direct` unless TCP has them.
+    /// Traces that a program sent `bytes` bytes; `direct` is false if TCP carries them.
     #[inline]
     pub fn trace_sent(&self, bytes: u64, direct: bool) {
-        // SAFETY: the sock is valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         unsafe { bindings::extoll_trace_extl_tx(self.as_raw(), bytes, direct) }
     }
 
-    /// So many bytes were given to a program that receives.
+    /// Traces that a program received `bytes` bytes; `direct` is false if TCP carried them.
     #[inline]
     pub fn trace_received(&self, bytes: u64, direct: bool) {
-        // SAFETY: the sock is valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         unsafe { bindings::extoll_trace_extl_rx(self.as_raw(), bytes, direct) }
     }
 
-    /// A program ends directions, by the numbers of `shutdown(2)`.
+    /// Traces that a program shuts down directions. `how` is the argument of `shutdown(2)`.
     pub fn trace_shutdown(&self, how: i32, direct: bool) {
-        // SAFETY: the sock is valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         unsafe { bindings::extoll_trace_extl_shutdown(self.as_raw(), how, direct) }
     }
 }

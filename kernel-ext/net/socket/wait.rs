@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Waiting at a socket, as TCP's operations do.
+//! Waiting at a socket, like TCP's operations.
 
 use super::Tcp;
 use crate::bindings;
@@ -11,27 +11,29 @@ use kernel::{
     types::Opaque,
 };
 
-/// For how long an operation waits in all: it may wait several times. Made by [`Tcp::receiving`],
+/// Total time that an operation may wait, in one or several waits. Made by [`Tcp::receiving`],
 /// [`Tcp::sending`] and [`Tcp::at_most`].
 ///
-/// Whoever waits has a place in the wait queue of the socket's file: everything that wakes that one
-/// ([`Endpoint::wake`](super::Endpoint::wake), and TCP with what happens to its connection) has the
-/// condition looked at again. Signals end it at once, fatal ones included, as all waits of TCP.
+/// A waiting task is in the wait queue of the socket's file.
+/// [`Endpoint::wake`](super::Endpoint::wake), and TCP's events of the connection, wake that queue;
+/// then the condition is checked again. Signals end the wait at once, fatal ones included, like all
+/// waits of TCP.
 ///
-/// Neither waiting nor waking takes the sock's lock (`lock_sock`), and **none may be held**: it
-/// would keep TCP from doing anything meanwhile. What the condition reads is behind locks or
-/// atomics of the data path; whoever changes it wakes afterwards.
+/// Neither waiting nor waking takes the sock's lock (`lock_sock`). The lock **must not be held**,
+/// because TCP could not process the connection during the wait. Locks or atomics of the data path
+/// protect the data that the condition reads. After each change of these data, the data path wakes
+/// the queue.
 pub struct Waiting<'a> {
     tcp: &'a Tcp,
-    /// In jiffies, never negative.
+    /// Remaining time in jiffies, at least 0.
     left: c_long,
 }
 
-/// A place in the wait queue.
+/// Entry in the wait queue.
 ///
 /// # Invariants
 ///
-/// The entry is in the queue of the socket, and stays where it is.
+/// The entry is in the queue of the socket, and does not move.
 struct Queued<'a> {
     tcp: &'a Tcp,
     entry: &'a Opaque<bindings::wait_queue_entry>,
@@ -40,49 +42,51 @@ struct Queued<'a> {
 impl<'a> Queued<'a> {
     /// # Safety
     ///
-    /// The result is dropped before the entry goes, by the thread that calls this.
+    /// The calling thread must drop the result before the entry.
     unsafe fn new(tcp: &'a Tcp, entry: &'a Opaque<bindings::wait_queue_entry>) -> Self {
-        // SAFETY: the socket is valid while an operation runs, and so is its queue. INVARIANT: put
-        // there now.
+        // SAFETY: the socket, and so its queue, is valid while an operation runs. INVARIANT: the
+        // call puts the entry into the queue.
         unsafe { bindings::extoll_sock_wait_begin(tcp.as_raw(), entry.get()) };
         Self { tcp, entry }
     }
 
-    /// Sleeps until it is woken, or has been since the last call: what is left of `most`.
+    /// Sleeps for up to `most` jiffies until the entry is woken, or returns at once if it was woken
+    /// since the last call. Returns the remaining time.
     fn sleep(&self, most: c_long) -> c_long {
-        // SAFETY: by the invariants; of this thread.
+        // SAFETY: by the type invariant the entry is in the queue; it belongs to this thread.
         unsafe { bindings::wait_woken(self.entry.get(), TASK_INTERRUPTIBLE as c_uint, most) }
     }
 }
 
 impl Drop for Queued<'_> {
     fn drop(&mut self) {
-        // SAFETY: by the invariants.
+        // SAFETY: by the type invariant the entry is in the queue.
         unsafe { bindings::extoll_sock_wait_end(self.tcp.as_raw(), self.entry.get()) }
     }
 }
 
 impl Tcp {
-    /// How long an operation that receives waits: not at all with `nonblock` (`MSG_DONTWAIT`), else
-    /// as `SO_RCVTIMEO` says.
+    /// Returns the waiting time of an operation that receives: 0 with `nonblock` (`MSG_DONTWAIT`),
+    /// otherwise `SO_RCVTIMEO`.
     pub fn receiving(&self, nonblock: bool) -> Waiting<'_> {
         self.waiting(false, nonblock)
     }
 
-    /// How long an operation that sends or connects waits: not at all with `nonblock`, else as
-    /// `SO_SNDTIMEO` says.
+    /// Returns the waiting time of an operation that sends or connects: 0 with `nonblock`,
+    /// otherwise `SO_SNDTIMEO`.
     pub fn sending(&self, nonblock: bool) -> Waiting<'_> {
         self.waiting(true, nonblock)
     }
 
-    /// How long who waits for data looks for it himself before he sleeps, in microseconds: by
-    /// `SO_BUSY_POLL`, or `net.core.busy_read` when the socket was made.
+    /// Returns the time in microseconds for which a receiver polls for data before it sleeps:
+    /// `SO_BUSY_POLL`, or `net.core.busy_read` at the time when the socket was made.
     pub fn busy_poll(&self) -> u32 {
-        // SAFETY: the sock is valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         unsafe { bindings::extoll_sock_busy_poll(self.sk()) }
     }
 
-    /// At most so many jiffies, whatever the options say ([`Linger::Wait`](super::Linger::Wait)).
+    /// Returns a waiting time of `jiffies`, independent of socket options
+    /// ([`Linger::Wait`](super::Linger::Wait)).
     pub fn at_most(&self, jiffies: Jiffies) -> Waiting<'_> {
         Waiting {
             tcp: self,
@@ -91,7 +95,7 @@ impl Tcp {
     }
 
     fn waiting(&self, send: bool, nonblock: bool) -> Waiting<'_> {
-        // SAFETY: the sock is valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         let left = unsafe { bindings::extoll_sock_timeout(self.sk(), send, nonblock) };
         Waiting {
             tcp: self,
@@ -101,34 +105,34 @@ impl Tcp {
 }
 
 impl Waiting<'_> {
-    /// Jiffies that are left.
+    /// Returns the remaining jiffies.
     pub fn left(&self) -> Jiffies {
         Jiffies::try_from(self.left).unwrap_or(0)
     }
 
-    /// Whether there is no time to wait (any more).
+    /// Returns true if no time to wait remains.
     pub fn is_over(&self) -> bool {
         self.left == 0
     }
 
-    /// Waits until `ready` has something. It is called at once, and then whenever the socket is
-    /// woken, in process context, without locks, and may sleep. Must not be called with the sock's
-    /// lock or a spin lock held.
+    /// Waits until `ready` returns a value. `ready` is called at once, and then after each wake-up
+    /// of the socket, in process context without locks; it may sleep. Must not be called with the
+    /// sock's lock or a spin lock held.
     ///
     /// # Errors
     ///
-    /// `EAGAIN`: the time is over, or there was none. `ERESTARTSYS`, or `EINTR` if there is a
-    /// time-out: a signal, as TCP says it.
+    /// `EAGAIN`: the time has elapsed, or was 0. `ERESTARTSYS`, or `EINTR` if there is a time-out:
+    /// a signal is pending, with TCP's choice of the error.
     pub fn until<R>(&mut self, ready: impl FnMut() -> Option<R>) -> Result<R> {
         self.wait(false, ready)
     }
 
-    /// As [`Waiting::until`] for a caller who has just looked in vain: it waits in the queue when
-    /// `ready` is called first, unless there is no time to wait.
+    /// Waits like [`Waiting::until`], for a caller that has just checked the condition: the task is
+    /// in the wait queue before the first call of `ready`, unless the time is 0.
     ///
     /// # Errors
     ///
-    /// Those of [`Waiting::until`].
+    /// Same as [`Waiting::until`].
     pub fn until_news<R>(&mut self, ready: impl FnMut() -> Option<R>) -> Result<R> {
         self.wait(true, ready)
     }
@@ -140,7 +144,7 @@ impl Waiting<'_> {
             }
         }
         let entry = Opaque::uninit();
-        // SAFETY: a local that is dropped before the entry, which was declared before it.
+        // SAFETY: a local variable that is dropped before the entry, which was declared earlier.
         let queued = unsafe { Queued::new(self.tcp, &entry) };
         loop {
             if let Some(found) = ready() {
@@ -159,7 +163,7 @@ impl Waiting<'_> {
         }
     }
 
-    /// What a signal makes of the call (`sock_intr_errno()`).
+    /// Returns the error of a call that a signal interrupts (`sock_intr_errno()`).
     fn interrupted(&self) -> Error {
         match self.left {
             left if left == MAX_SCHEDULE_TIMEOUT => ERESTARTSYS,

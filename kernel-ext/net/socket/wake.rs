@@ -1,45 +1,45 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The sock as data paths use it: who waits is woken, the error that is pending, options.
+//! Functions of the sock for data paths: waking waiting tasks, the pending error, options.
 
 use super::{Endpoint, Tcp};
 use crate::bindings;
 use kernel::{prelude::*, time::Jiffies};
 
-/// What has happened to a socket, for those who wait.
+/// Event of a socket, for waiting tasks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wake {
-    /// There is something to read: data, or the end of them.
+    /// Data, or their end, can be read.
     Readable,
-    /// There is room to write. `SIGIO` only if somebody was told that there was none
+    /// There is room to write. Sends `SIGIO` only if a writer was told that there was none
     /// ([`Tcp::no_space`]).
     Writable,
     /// An error is pending.
     Error,
-    /// It is connected.
+    /// The connection is established.
     Connected,
-    /// The peer has finished.
+    /// The peer has finished sending.
     Finished,
-    /// Both directions have ended.
+    /// Both directions are shut down.
     HungUp,
 }
 
-/// Directions of a connection that have ended.
+/// Directions of a connection that are shut down.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ended {
-    /// Nothing more is received.
+    /// No more data are received.
     pub receiving: bool,
-    /// Nothing more is sent.
+    /// No more data are sent.
     pub sending: bool,
 }
 
 impl Ended {
-    /// Whether one has.
+    /// Returns true if at least one direction is shut down.
     pub fn any(self) -> bool {
         self.receiving || self.sending
     }
 
-    /// As the sock has them.
+    /// Returns the kernel's bits (`RCV_SHUTDOWN`, `SEND_SHUTDOWN`).
     fn bits(self) -> u32 {
         u32::from(self.receiving) | u32::from(self.sending) << 1
     }
@@ -48,35 +48,35 @@ impl Ended {
 /// `SO_LINGER`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Linger {
-    /// Not set: a close returns at once, and what was written is still sent.
+    /// Not set: a close returns at once, and written data are still sent.
     Background,
     /// Time 0: a close aborts the connection.
     Abort,
-    /// A close waits for so long until all was acknowledged.
+    /// A close waits up to this time until all data are acknowledged.
     Wait(Jiffies),
 }
 
-/// What TCP has received that nobody has read, and whether its peer has finished.
+/// Data that TCP has received and the program has not read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Queued {
-    /// Bytes.
+    /// Number of unread bytes.
     pub unread: u32,
-    /// A FIN came.
+    /// True if a FIN has arrived.
     pub finished: bool,
 }
 
-/// All of this is allowed in any context but that of a non-maskable interrupt, hard interrupts and
-/// under spin locks included, unless it says otherwise; and also after the socket was released,
-/// when nobody is woken and the rest is of no consequence. Locks of the caller may be held: what wakes
-/// calls nothing of the socket's, neither [`Operations::poll`](super::Operations::poll) nor a condition
-/// of [`Waiting`](super::Waiting).
+/// Unless documented differently, any context except a non-maskable interrupt, including hard
+/// interrupts and spin locks. The functions may also be called after the socket was released; then
+/// no task is woken and other effects are irrelevant. The caller may hold locks, because waking
+/// calls neither [`Operations::poll`](super::Operations::poll) nor a condition of
+/// [`Waiting`](super::Waiting).
 impl Endpoint {
-    /// Wakes who waits: in calls, `poll`, `epoll`, io_uring, and by `SIGIO`. After the change that
-    /// it tells of is visible to others: it has the barrier that makes those who begin to wait now
-    /// see it.
+    /// Wakes waiting tasks: in calls, `poll`, `epoll`, io_uring, and by `SIGIO`. Must be called
+    /// after the change that it reports. The barrier in this function ensures that tasks that begin
+    /// to wait now see the change.
     ///
-    /// Functions that other parts of the kernel may have put into the sock (`sk_data_ready` …) are
-    /// not called: they want a softirq, and look for data in TCP's queues, where there are none.
+    /// Callbacks that other parts of the kernel may have set in the sock (`sk_data_ready` …) are
+    /// not called, because they need a softirq and check only TCP's queues for data.
     pub fn wake(&self, what: Wake) {
         let what = match what {
             Wake::Readable => bindings::EXTOLL_WAKE_READABLE,
@@ -86,68 +86,69 @@ impl Endpoint {
             Wake::Finished => bindings::EXTOLL_WAKE_FINISHED,
             Wake::HungUp => bindings::EXTOLL_WAKE_HUNG_UP,
         };
-        // SAFETY: valid by the invariants. The wait queue belongs to the socket, which is freed a
-        // grace period after it was taken from the sock; the function reads it under RCU, and does
-        // nothing if it is gone.
+        // SAFETY: the sock is valid by the type invariant. The wait queue belongs to the socket,
+        // which is freed a grace period after it was detached from the sock. The function reads the
+        // pointer under RCU, and does nothing if it is null.
         unsafe { bindings::extoll_sock_wake(self.as_raw(), what) }
     }
 
-    /// Sets the pending error (`SO_ERROR`) unless there is one, and wakes. The next call that asks
-    /// has it: [`Tcp::take_error`], an operation of TCP, `getsockopt`.
+    /// Sets the pending error (`SO_ERROR`) unless there is one, and wakes waiting tasks. The next
+    /// caller gets it: [`Tcp::take_error`], an operation of TCP, or `getsockopt`.
     pub fn fail(&self, error: Error) {
-        // SAFETY: valid by the invariants; an atomic access, as all others who take it.
+        // SAFETY: the sock is valid by the type invariant. The access is atomic, like all others to
+        // this field.
         unsafe { bindings::extoll_sock_set_error(self.as_raw(), -error.to_errno()) };
         self.wake(Wake::Error);
     }
 
-    /// The pending error, which stays.
+    /// Returns the pending error without clearing it.
     pub fn error(&self) -> Option<Error> {
-        // SAFETY: valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         match unsafe { bindings::extoll_sock_error(self.as_raw()) } {
             0 => None,
             error => Some(Error::from_errno(-error)),
         }
     }
 
-    /// The pending error, once.
+    /// Returns and clears the pending error.
     ///
     /// # Errors
     ///
     /// That error.
     pub fn take_error(&self) -> Result {
-        // SAFETY: valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         kernel::error::to_result(unsafe { bindings::extoll_sock_take_error(self.as_raw()) })
     }
 
-    /// Whether an error is pending, or something is in the error queue.
+    /// Returns true if an error is pending, or if the error queue is not empty.
     pub fn has_error(&self) -> bool {
-        // SAFETY: valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         unsafe { bindings::extoll_sock_has_error(self.as_raw()) }
     }
 
-    /// What `shutdown()` does to a connection of TCP, also when the socket is in no operation;
-    /// nothing, without a connection. False, and nothing happens, while an operation has the sock's
-    /// lock, which may be for ever. Process context, may sleep for memory.
+    /// Does what `shutdown()` does to a TCP connection, even if the socket has been released; no
+    /// effect without a connection. Returns false without an effect if an operation holds the
+    /// sock's lock, possibly for ever. Process context, may sleep for memory.
     pub fn try_shutdown(&self, ended: Ended) -> bool {
-        // SAFETY: valid by the invariants; process context.
+        // SAFETY: the sock is valid by the type invariant; the caller is in process context.
         unsafe { bindings::extoll_sock_try_shutdown(self.as_raw(), ended.bits()) }
     }
 
-    /// `TCP_USER_TIMEOUT` in ms, if it is set.
+    /// Returns `TCP_USER_TIMEOUT` in ms, if it is set.
     pub fn user_timeout(&self) -> Option<u32> {
-        // SAFETY: valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         match unsafe { bindings::extoll_sock_user_timeout(self.as_raw()) } {
             0 => None,
             ms => Some(ms),
         }
     }
 
-    /// What TCP has received: of a moment; more may come at once, and a FIN may count as a byte until
-    /// it is one. TCP wakes those who wait at the
-    /// socket when it does.
+    /// Returns the data that TCP has received at this moment. More may arrive at any time. A FIN
+    /// may be counted as a byte until TCP has processed it completely; then TCP wakes waiting
+    /// tasks.
     pub fn queued(&self) -> Queued {
         let mut raw = bindings::extoll_sock_inq::default();
-        // SAFETY: valid by the invariants; `raw` is written.
+        // SAFETY: the sock is valid by the type invariant; the function writes `raw`.
         unsafe { bindings::extoll_sock_inq(self.as_raw(), &mut raw) };
         Queued {
             unread: raw.unread,
@@ -155,12 +156,12 @@ impl Endpoint {
         }
     }
 
-    /// What TCP has received, if it holds: TCP does nothing with the socket at this time, so that no
-    /// FIN counts as a byte. `None` if somebody has the sock's lock: to be asked again, then. Process
-    /// context, not with the sock's lock.
+    /// Returns the data that TCP has received, at a moment when TCP does not process the sock, so a
+    /// FIN is not counted as a byte. Returns `None` if the sock's lock is held; then the caller
+    /// must ask again. Process context, without the sock's lock.
     pub fn queued_settled(&self) -> Option<Queued> {
         let mut raw = bindings::extoll_sock_inq::default();
-        // SAFETY: valid by the invariants; `raw` is written.
+        // SAFETY: the sock is valid by the type invariant; the function writes `raw`.
         let settled = unsafe { bindings::extoll_sock_inq_settled(self.as_raw(), &mut raw) };
         settled.then_some(Queued {
             unread: raw.unread,
@@ -168,10 +169,10 @@ impl Endpoint {
         })
     }
 
-    /// Directions that have ended for TCP: by a FIN or RST of the peer, `shutdown()` or
-    /// [`Tcp::mark_ended`].
+    /// Returns the directions that are shut down for TCP, for example by a FIN or RST of the peer,
+    /// or by `shutdown()`.
     pub fn ended(&self) -> Ended {
-        // SAFETY: valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         let bits = unsafe { bindings::extoll_sock_ended(self.as_raw()) };
         Ended {
             receiving: bits & 1 != 0,
@@ -180,21 +181,21 @@ impl Endpoint {
     }
 }
 
-/// These need a running operation, as all of [`Tcp`].
+/// Functions for a running operation, like all of [`Tcp`].
 impl Tcp {
-    /// A reference to the sock that may be kept, and used to wake, as long as one likes. Any
-    /// context.
+    /// Returns a reference to the sock, which may be kept without a time limit, and used to wake.
+    /// Any context.
     pub fn endpoint(&self) -> Result<Endpoint> {
         Endpoint::new(self).ok_or(ENOTCONN)
     }
 
-    /// The pending error, once. Any context.
+    /// Returns and clears the pending error. Any context.
     ///
     /// # Errors
     ///
     /// That error.
     pub fn take_error(&self) -> Result {
-        // SAFETY: the sock is valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         kernel::error::to_result(unsafe { bindings::extoll_sock_take_error(self.sk()) })
     }
 
@@ -210,19 +211,19 @@ impl Tcp {
         unsafe { bindings::extoll_sock_mark_ended(self.sk(), ended.bits()) }
     }
 
-    /// How many bytes there have to be before a call for `len` of them returns: `SO_RCVLOWAT`, at
-    /// most `len`, with `all` (`MSG_WAITALL`) `len`; at least 1. Any context.
+    /// Returns the number of bytes that must be available before a call for `len` bytes returns:
+    /// `SO_RCVLOWAT` limited to `len`, or `len` with `all` (`MSG_WAITALL`); at least 1. Any
+    /// context.
     pub fn rcvlowat(&self, all: bool, len: usize) -> usize {
         let len = i32::try_from(len).unwrap_or(i32::MAX);
-        // SAFETY: the sock is valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         let n = unsafe { bindings::extoll_sock_rcvlowat(self.sk(), all, len) };
         usize::try_from(n).unwrap_or(1)
     }
 
-    /// `SO_LINGER`. Any context. A process that exits does not wait, whatever this says: see
-    /// [`is_exiting`].
+    /// Returns `SO_LINGER`. Any context. A process that exits does not linger: see [`is_exiting`].
     pub fn linger(&self) -> Linger {
-        // SAFETY: the sock is valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         match unsafe { bindings::extoll_sock_linger(self.sk()) } {
             0 => Linger::Abort,
             n if n > 0 => Linger::Wait(n as Jiffies),
@@ -230,61 +231,63 @@ impl Tcp {
         }
     }
 
-    /// So many jiffies are left of [`Linger::Wait`] for TCP, which waits when its part is closed. For
-    /// the last operation on the socket.
+    /// Sets the part of [`Linger::Wait`] that remains for TCP, in jiffies. TCP waits for that time
+    /// when its part is closed. For the last operation on the socket.
     pub fn lingered(&self, left: Jiffies) {
         let left = c_long::try_from(left).unwrap_or(c_long::MAX);
-        // SAFETY: the sock is valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         unsafe { bindings::extoll_sock_lingered(self.sk(), left) }
     }
 
-    /// Where a receiver that peeks (`MSG_PEEK`) begins, in bytes behind what was read; `None` if
-    /// `SO_PEEK_OFF` is not set, when it begins at 0 each time. Any context.
+    /// Returns the offset in bytes from the read position at which `MSG_PEEK` begins. Returns
+    /// `None` if `SO_PEEK_OFF` is not set; then each peek begins at 0. Any context.
     pub fn peek_offset(&self) -> Option<usize> {
-        // SAFETY: the sock is valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         usize::try_from(unsafe { bindings::extoll_sock_peek_offset(self.sk()) }).ok()
     }
 
-    /// Moves that place, after so many bytes were peeked, or read. Any context.
+    /// Moves the peek offset after `bytes` bytes were peeked (`peek`) or read. Any context.
     pub fn peeked(&self, bytes: usize, peek: bool) {
         let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
-        // SAFETY: the sock is valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         unsafe { bindings::extoll_sock_peeked(self.sk(), bytes, peek) }
     }
 
-    /// What a call that sends returns for an error: for `EPIPE` the pending error, if there is one,
-    /// else also a `SIGPIPE`, unless `flags` have `MSG_NOSIGNAL`. Process context.
+    /// Converts the error of a send call like TCP. For `EPIPE` it returns the pending error if
+    /// there is one. Otherwise it also sends `SIGPIPE`, unless `flags` contain `MSG_NOSIGNAL`.
+    /// Process context.
     pub fn sending_failed(&self, flags: u32, error: Error) -> Error {
-        // SAFETY: the sock is valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         let e = unsafe { bindings::sk_stream_error(self.sk(), flags as c_int, error.to_errno()) };
         Error::from_errno(e)
     }
 
-    /// Whether `TCP_CORK` is set: what is sent waits for more. Any context.
+    /// Returns true if `TCP_CORK` is set: data wait for more data. Any context.
     pub fn is_corked(&self) -> bool {
-        // SAFETY: the sock is valid by the invariants.
+        // SAFETY: the sock is valid by the type invariant.
         unsafe { bindings::extoll_sock_corked(self.sk()) }
     }
 
-    /// Whether the file is non-blocking (`O_NONBLOCK`); `recvmsg` and `sendmsg` have that in their
-    /// flags, too. Any context.
+    /// Returns true if the file is non-blocking (`O_NONBLOCK`); the flags of `recvmsg` and
+    /// `sendmsg` contain that, too. Any context.
     pub fn is_nonblocking(&self) -> bool {
-        // SAFETY: the socket is valid by the invariants, and its file while an operation runs.
+        // SAFETY: the socket is valid by the type invariant, and so is its file while an operation
+        // runs.
         unsafe { bindings::extoll_sock_nonblocking(self.as_raw()) }
     }
 
-    /// To be called when `poll` or a sender is about to say that there is no room, which has to be
-    /// looked at **once more after this**: makes [`Wake::Writable`] send a `SIGIO`. A full barrier.
-    /// Any context.
+    /// Requests a `SIGIO` from [`Wake::Writable`]. Called before `poll` or a sender reports that
+    /// there is no room. The caller must check the room **again after this**. Full barrier. Any
+    /// context.
     pub fn no_space(&self) {
-        // SAFETY: the sock is valid by the invariants, and has its wait queue while an operation
-        // runs.
+        // SAFETY: the sock is valid by the type invariant, and has its wait queue while an
+        // operation runs.
         unsafe { bindings::extoll_sock_no_space(self.sk()) }
     }
 }
 
-/// Whether the calling process exits: its sockets are closed without lingering.
+/// Returns true if the calling process exits. Its sockets are closed without lingering.
 pub fn is_exiting() -> bool {
-    // SAFETY: process context.
+    // SAFETY: the only precondition is process context.
     unsafe { bindings::extoll_exiting() }
 }
