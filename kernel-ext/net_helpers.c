@@ -346,8 +346,8 @@ void extoll_napi_unclaim(struct extoll_napi *n)
 }
 
 /*
- * In process context, re-enables bottom halves after raising the softirq. Otherwise it would wait
- * for the next interrupt.
+ * In process context, re-enables bottom halves after raising the softirq, because that runs it.
+ * Without this, the softirq would wait for the next interrupt.
  */
 void extoll_napi_schedule(struct extoll_napi *n)
 {

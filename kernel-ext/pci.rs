@@ -52,7 +52,7 @@ impl<'a> Enabled<'a> {
     ///
     /// # Errors
     ///
-    /// Those of `pci_enable_device_mem`.
+    /// Errors of `pci_enable_device_mem`.
     pub fn new(dev: &'a pci::Device<Core<'_>>) -> Result<Self> {
         dev.enable_device_mem()?;
         Ok(Self(dev))
@@ -65,7 +65,7 @@ impl Enabled<'_> {
     ///
     /// # Errors
     ///
-    /// Those of `dma_set_mask_and_coherent` if the host supports neither size.
+    /// Error of `dma_set_mask_and_coherent` if the host supports neither size.
     pub fn set_dma_mask(&self, dev: &pci::Device<Core<'_>>) -> Result {
         // SAFETY: `Core` means that the device is being probed or removed with its lock held.
         // Drivers allocate DMA memory only after this call in probe, so nothing uses the masks
@@ -84,7 +84,7 @@ impl Enabled<'_> {
     ///
     /// # Errors
     ///
-    /// Those of `dma_set_coherent_mask`. In that case `f` was not run, or its result is dropped.
+    /// Errors of `dma_set_coherent_mask`. In that case `f` was not run, or its result is dropped.
     pub fn with_low_memory<R>(
         &self,
         dev: &pci::Device<Core<'_>>,
@@ -256,7 +256,7 @@ impl<'a> MsiVectors<'a> {
     ///
     /// # Errors
     ///
-    /// Those of `pci_alloc_irq_vectors`, e.g. `ENOSPC` without an MSI capability.
+    /// Errors of `pci_alloc_irq_vectors`, for example `ENOSPC` without an MSI capability.
     pub fn new(dev: &'a pci::Device<Bound>, max: u32) -> Result<Self> {
         // SAFETY: the device is valid while bound.
         let n = unsafe { bindings::pci_alloc_irq_vectors(raw(dev), 1, max, bindings::PCI_IRQ_MSI) };
@@ -276,7 +276,7 @@ impl<'a> MsiVectors<'a> {
     ///
     /// # Errors
     ///
-    /// Those of `request_irq`.
+    /// Errors of `request_irq`.
     pub fn request<T: IrqHandler + 'static>(
         self,
         name: &'static CStr,

@@ -203,9 +203,9 @@ impl Mapping {
         drop(content);
     }
 
-    /// Removes the first `pages` pages from all processes until [`Mapping::give_back`]. Meanwhile
-    /// accesses wait, and the waiting process can be killed. May sleep. The caller must not hold a
-    /// lock that [`Source::frame`] takes.
+    /// Removes the first `pages` pages from all processes. Accesses to them wait until
+    /// [`Mapping::give_back`], and a waiting process can be killed. May sleep. The caller must not
+    /// hold a lock that [`Source::frame`] takes.
     pub fn withhold(&self, pages: usize) {
         if let Some(content) = &mut *self.content.lock() {
             content.withheld = pages;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The proof that a device is bound, and to which binding of it something belongs.
+//! Proof that a device is bound, with the number of the binding.
 
 use crate::bindings;
 use core::ops::Deref;
@@ -12,69 +12,69 @@ use kernel::{
     },
 };
 
-/// Numbers of bindings; 0 is none.
+/// Number of the next binding; 0 means none.
 static BINDINGS: Atomic<u64> = Atomic::new(1);
 
-/// A device, known to be bound to its driver for as long as this can be reached, and the number of
-/// that binding.
+/// Device that is bound to its driver while this object is reachable, and the number of that
+/// binding.
 ///
-/// Streaming mappings ([`super::Streaming`]) are made and undone with it. They remember the number,
-/// not the device: so they need no reference to it, and what was mapped in one binding is never
-/// undone in a later one, when the IOMMU may know other addresses.
+/// Streaming mappings ([`super::Streaming`]) are made and undone with this object. They store the
+/// number rather than the device. They need no reference to the device, and a mapping of one
+/// binding is never undone in a later one, when the IOMMU may use other addresses.
 ///
 /// # Invariants
 ///
-/// Dropped before the device is unbound, or not reachable from then on. All that have the same
-/// number are of the same binding.
+/// The object is dropped before the device is unbound, or not reachable afterwards. All objects
+/// with the same number belong to the same binding.
 pub struct BoundDevice {
     dev: ARef<Device>,
     binding: u64,
 }
 
 impl BoundDevice {
-    /// Begins a binding: mappings made with what this returns are undone with it or with what
-    /// [`BoundDevice::share`] makes of it. Any context.
+    /// Starts a binding. Mappings that are made with the result are undone with it, or with an
+    /// object that [`BoundDevice::share`] makes from it. Any context.
     ///
     /// # Safety
     ///
-    /// The result, and all that is made of it, must be dropped before the device is unbound, or not
-    /// be reachable from then on.
+    /// The result and all objects made from it must be dropped before the device is unbound, or
+    /// must not be reachable afterwards.
     pub unsafe fn new(dev: &Device<Bound>) -> Self {
-        // INVARIANT: by the requirements; the number is new.
+        // INVARIANT: by the function's requirements; the number is new.
         Self {
             dev: dev.into(),
             binding: BINDINGS.fetch_add(1, Relaxed),
         }
     }
 
-    /// Another one for the same binding. Any context.
+    /// Returns another object for the same binding. Any context.
     ///
     /// # Safety
     ///
-    /// As [`BoundDevice::new`].
+    /// Same as [`BoundDevice::new`].
     #[must_use]
     pub unsafe fn share(&self) -> Self {
-        // INVARIANT: by the requirements; the device is bound while `self` is borrowed, in this
-        // binding.
+        // INVARIANT: by the function's requirements. The device is bound while `self` is borrowed,
+        // and it is the same binding.
         Self {
             dev: self.dev.clone(),
             binding: self.binding,
         }
     }
 
-    /// Number of the binding, never 0.
+    /// Returns the number of the binding, never 0.
     #[inline]
     pub(crate) fn binding(&self) -> u64 {
         self.binding
     }
 
-    /// NUMA node that the device is at, -1 if that is unknown. Any context.
+    /// Returns the NUMA node of the device, -1 if it is unknown. Any context.
     pub fn numa_node(&self) -> i32 {
-        // SAFETY: the device is bound, by the type invariant.
+        // SAFETY: the device is bound by the type invariant.
         unsafe { bindings::extoll_device_node(self.as_raw()) }
     }
 
-    /// The C object.
+    /// Returns the C object.
     #[inline]
     pub(crate) fn as_raw(&self) -> *mut bindings::device {
         // CAST: `Device` is a transparent wrapper of `struct device`.
@@ -87,7 +87,7 @@ impl Deref for BoundDevice {
 
     #[inline]
     fn deref(&self) -> &Device<Bound> {
-        // SAFETY: by the type invariant it is bound while `self` can be reached.
+        // SAFETY: by the type invariant the device is bound while `self` is reachable.
         unsafe { self.dev.as_bound() }
     }
 }

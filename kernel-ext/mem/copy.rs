@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Bytes of lists of pages, which a device may read and write at the same time.
+//! Access to bytes of page lists that a device may read and write at the same time.
 
 use super::{PageList, PAGE};
 use crate::bindings;
 use kernel::prelude::*;
 
 impl PageList {
-    /// Address of byte `at`, counted from [`PageList::offset`], and how many of `len` bytes from
-    /// there on lie behind each other; `None` outside of [`PageList::bytes`], and for no bytes.
+    /// Returns the address of byte `at`, counted from [`PageList::offset`], and the number of
+    /// contiguous bytes there, up to `len`. Returns `None` outside of [`PageList::bytes`], and for
+    /// 0 bytes.
     pub(crate) fn piece(&self, at: usize, len: usize) -> Option<(*mut u8, usize)> {
         let left = self.bytes().checked_sub(at)?;
         let place = self.offset() + at;
@@ -16,12 +17,13 @@ impl PageList {
         if n == 0 {
             return None;
         }
-        // Within the page.
+        // The result is within the page.
         Some((self.address(place / PAGE)?.wrapping_add(place % PAGE), n))
     }
 
-    /// Runs `f` for the pieces of `len` bytes from `at` on, with their addresses, lengths and what
-    /// came before them, until it takes less than a piece: how much it took of all.
+    /// Runs `f` for each contiguous chunk of the `len` bytes at `at`, with its address, its length
+    /// and the number of bytes before it. Stops when `f` returns less than the chunk's length.
+    /// Returns the sum of the results.
     pub(crate) fn pieces(
         &self,
         at: usize,
@@ -43,40 +45,42 @@ impl PageList {
         Ok(done)
     }
 
-    /// Copies `bytes` to byte `at` and what follows. Any context.
+    /// Copies `bytes` to the list at byte `at`. Any context.
     ///
-    /// A device, and others who use these methods, may read and write there at the same time: what
-    /// they see then is a mixture of bytes. Nothing is ordered; who tells somebody that the bytes
-    /// are there does that with a release or a barrier.
+    /// A device and other users of these methods may read and write the same bytes concurrently,
+    /// and may see a mixture of old and new bytes. The accesses are not ordered. A caller that
+    /// announces the bytes must do so with a release or a barrier.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: not all within the list, or it is not writable. Nothing was copied.
+    /// `EINVAL`: the range exceeds the list, or the list is not writable. No bytes were copied.
     pub fn copy_from(&self, at: usize, bytes: &[u8]) -> Result {
         if !self.is_writable() {
             return Err(EINVAL);
         }
         self.pieces(at, bytes.len(), |to, n, done| {
             let from = bytes.as_ptr().wrapping_add(done);
-            // SAFETY: `n` bytes of a page that stays and may be written, and as many of `bytes`:
-            // `done + n` are at most its length. Nobody has references to the page's content, and
-            // the accesses are C's, of which this compiler assumes nothing.
+            // SAFETY: `n` bytes of a page that stays allocated and may be written, and `n` bytes of
+            // `bytes`, because `done + n` does not exceed its length. References to the page's
+            // content do not exist. C code does the accesses, so the Rust compiler assumes nothing
+            // about them.
             unsafe { bindings::extoll_copy_bytes(to.cast(), from.cast(), n) };
             n
         })
         .map(drop)
     }
 
-    /// Copies byte `at` and what follows to `bytes`. Any context; see [`PageList::copy_from`].
+    /// Copies bytes of the list, beginning at byte `at`, to `bytes`. Any context; see
+    /// [`PageList::copy_from`].
     ///
     /// # Errors
     ///
-    /// `EINVAL`: not all within the list. Nothing was copied.
+    /// `EINVAL`: the range exceeds the list. No bytes were copied.
     pub fn copy_to(&self, at: usize, bytes: &mut [u8]) -> Result {
         let (base, len) = (bytes.as_mut_ptr(), bytes.len());
         self.pieces(at, len, |from, n, done| {
             let to = base.wrapping_add(done);
-            // SAFETY: as in `copy_from`, the other way round; `bytes` is borrowed mutably.
+            // SAFETY: same as in `copy_from`, in the other direction; `bytes` is borrowed mutably.
             unsafe { bindings::extoll_copy_bytes(to.cast(), from.cast(), n) };
             n
         })
@@ -84,23 +88,24 @@ impl PageList {
     }
 }
 
-/// The same few bytes again and again: `count` times, `step` bytes from one to the next.
+/// Positions of validity tags: `count` positions at a distance of `step` bytes.
 #[derive(Clone, Copy)]
 pub struct Comb {
-    /// Where the first of them begin.
+    /// Position of the first tag in bytes.
     pub at: usize,
-    /// At least eight.
+    /// Distance from one tag to the next in bytes, at least 8.
     pub step: usize,
-    /// How often.
+    /// Number of tags.
     pub count: usize,
 }
 
-/// Marks of a [`Comb`].
+/// Validity tag.
 type Tooth = [u8; 8];
 
 impl PageList {
-    /// Calls `f` with the address of each mark that lies within a page, and `across` with the place of
-    /// each other one, in ascending order, until one of them says that this is enough: whether one did.
+    /// Visits the tags of a comb in ascending order. Calls `f` with the address of a tag within one
+    /// page, and `across` with the position of a tag that crosses a page boundary. Stops when one
+    /// of them returns true, and returns whether that happened.
     fn teeth(
         &self,
         comb: Comb,
@@ -127,7 +132,8 @@ impl PageList {
                 }
                 left -= 1;
                 if left == 0 {
-                    // Of a single one nothing is known of the step.
+                    // The step of a comb with one tag has not been checked, so it must not be
+                    // added.
                     return Ok(false);
                 }
                 within += step;
@@ -147,18 +153,19 @@ impl PageList {
         Ok(false)
     }
 
-    /// Writes a mark to all places of a comb. Any context; see [`PageList::copy_from`].
+    /// Writes a validity tag to all positions of a comb. Any context; see [`PageList::copy_from`].
     ///
     /// # Errors
     ///
-    /// `EINVAL`: not all within the list, or it is not writable. Nothing was written.
+    /// `EINVAL`: the comb exceeds the list, or the list is not writable. No bytes were written.
     pub fn mark(&self, comb: Comb, mark: Tooth) -> Result {
         if !self.is_writable() {
             return Err(EINVAL);
         }
         let write = |to: *mut Tooth| {
-            // SAFETY: within a page of the list, by `teeth`; bytes have no alignment. Nobody has
-            // references to the page's content, and a volatile access may meet others.
+            // SAFETY: by `teeth` the tag is within a page of the list; the type has no alignment
+            // requirement. References to the page's content do not exist, and a volatile access may
+            // race with others.
             unsafe { to.write_volatile(mark) };
             false
         };
@@ -166,14 +173,15 @@ impl PageList {
         self.teeth(comb, write, across).map(drop)
     }
 
-    /// Whether a mark is in one of the places of a comb. Any context; see [`PageList::copy_from`].
+    /// Returns true if at least one position of a comb contains the validity tag. Any context; see
+    /// [`PageList::copy_from`].
     ///
     /// # Errors
     ///
-    /// `EINVAL`: not all within the list.
+    /// `EINVAL`: the comb exceeds the list.
     pub fn has_mark(&self, comb: Comb, mark: Tooth) -> Result<bool> {
         let is = |from: *mut Tooth| {
-            // SAFETY: as in `mark`.
+            // SAFETY: same as in `mark`.
             let found = unsafe { from.read_volatile() };
             u64::from_ne_bytes(found) == u64::from_ne_bytes(mark)
         };
@@ -206,7 +214,8 @@ mod tests {
             list.copy_to(at, &mut back)?;
             assert!(back[..] == bytes[..]);
         }
-        // The last ones, as words see them: nothing before, nothing behind.
+        // The last bytes of a page, read as words: the copy changes neither the bytes before nor
+        // those after.
         list.copy_from(0, &KVVec::from_elem(0u8, 3 * PAGE, GFP_KERNEL)?)?;
         list.copy_from(PAGE - 3, &[1, 2, 3, 4, 5])?;
         let words = PAGE / 8;
@@ -219,7 +228,7 @@ mod tests {
     fn marks_are_found_where_they_are() -> Result {
         let list = list(3)?;
         let mark = *b"a mark!!";
-        // Some of them across pages.
+        // Some of the tags cross page boundaries.
         for at in [0, 3, 16, PAGE - 7] {
             let comb = Comb {
                 at,
@@ -234,7 +243,7 @@ mod tests {
                 list.copy_to(at + i * comb.step, &mut found)?;
                 assert!(found == mark);
                 list.copy_from(at + i * comb.step, &[0; 8])?;
-                // The only one that is left.
+                // Only later tags are left.
                 let rest = comb.count - i - 1;
                 assert_eq!(list.has_mark(comb, mark)?, rest > 0);
             }

@@ -33,7 +33,7 @@ mod tests {
         vecs: &[bindings::bio_vec],
         write: bool,
     ) -> (Result<FragmentList>, Result<Arc<PageList>>) {
-        // SAFETY: pages of the tests, which nobody else accesses.
+        // SAFETY: the pages belong to the test, and other threads do not access them.
         let vecs = unsafe { BioVecs::from_raw(vecs.as_ptr(), vecs.len(), write) };
         (FragmentList::share_bvecs(vecs), PageList::share_bvecs(vecs))
     }
@@ -53,7 +53,7 @@ mod tests {
         assert_eq!(list.bytes(), 96 + PAGE + 5);
         assert!(list.is_writable() && list.shares_pages());
         assert!(fragments.fragments() == [fragment(0, 4000, 96 + PAGE + 5)]);
-        // They stay although their owner is gone.
+        // The pages stay allocated after their owner has dropped them.
         list.write(512, 7);
         assert_eq!(fragments.pages().read(512), 7);
         assert!(fragments.contiguous().is_ok());
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(parts.next(), Some(fragment(1, 100, 44)));
         assert_eq!(parts.next(), None);
         drop(parts);
-        // Not writable: nothing is written.
+        // A list that is not writable ignores writes.
         fragments.pages().write(0, 1);
         assert_eq!(fragments.pages().read(0), 0);
         assert!(fragments.contiguous().is_err());
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(refused(&[vec(&page, 0, 8), vec(&page, 0, 0)]), Some(EINVAL));
         let heap = KBox::new(0u64, GFP_KERNEL)?;
         let address: *const u64 = &*heap;
-        // SAFETY: an address of the heap.
+        // SAFETY: a valid address of the heap.
         let bv_page = unsafe { bindings::extoll_page_of(address.cast()) };
         let vec = bindings::bio_vec {
             bv_page,
@@ -125,14 +125,14 @@ mod tests {
         Ok(())
     }
 
-    /// A frame with a head, and pages of data that begin at `offset` of the first.
+    /// Returns a frame with a head, and pages of data that begin at `offset` of the first page.
     fn frame(head: usize, data: usize, offset: usize) -> Result<SkBuff> {
         // SAFETY: no preconditions.
         let skb = unsafe { bindings::extoll_skb_sample(head, data, offset) };
         if skb.is_null() {
             return Err(ENOMEM);
         }
-        // SAFETY: a new frame.
+        // SAFETY: `skb` is a new frame.
         Ok(unsafe { SkBuff::from_raw(skb) })
     }
 
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(data.offset, 16);
         assert_eq!(list.bytes(), 100 + 2 * PAGE + 50 - 16);
         assert!(!list.pages().is_writable() && list.pages().shares_pages());
-        // What the helper has written: the number of each byte in the frame, in the last bits.
+        // Byte i of the sample frame has the value i modulo 256.
         let word = list.pages().read(data.start() / 8);
         assert_eq!(word.to_le_bytes()[0], 100);
         match PageList::take_frame(frame(100, 50, 0)?) {
@@ -168,9 +168,9 @@ mod tests {
     fn memory_of_the_kernel_is_nobodys_to_pin() -> Result {
         let mut iter = bindings::iov_iter::default();
         let vec = bindings::kvec::default();
-        // SAFETY: an iterator without segments, over memory of the kernel.
+        // SAFETY: an iterator without segments, over kernel memory.
         unsafe { bindings::iov_iter_kvec(&mut iter, bindings::ITER_SOURCE, &vec, 0, 0) };
-        // SAFETY: made just now, as a source, and not used otherwise.
+        // SAFETY: made above as a source, and only used through this reference.
         let source = unsafe { IovIterSource::from_raw(&mut iter) };
         let result = FragmentList::pin_iter(source, 100, Pin::Transfer);
         assert_eq!(result.err(), Some(EOPNOTSUPP));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory with ends that are not aligned, and in pieces: user memory of an iterator, pieces of
-//! pages as block requests have them, frames.
+//! Fragmented memory with unaligned ends: user memory of an iterator, parts of pages as in block
+//! requests, frames.
 
 use super::{
     pages::Hold,
@@ -20,24 +20,25 @@ use kernel::{
 };
 use wire::fragments::{slice, Fragment, Layout};
 
-/// Most pieces of a frame: its head, and what the stack allows besides.
+/// Maximum number of ranges of a frame: its head, and the stack's maximum of page fragments.
 const FRAME_PIECES: usize = bindings::EXTOLL_SKB_PIECES as usize;
 
-/// Memory in pieces, as a list of pages and the fragments of it that are meant.
+/// Memory in several ranges, stored as a list of pages and the fragments in it.
 ///
-/// A device sees the list as one range, page i at 4096 · i, whatever the pieces are, so that all of
-/// it is registered once. Where a piece ends within a page and another one follows, the range has a
-/// gap. Without a gap [`FragmentList::contiguous`] gives the list, whose [`PageList::offset`] and
-/// [`PageList::bytes`] tell of the bytes; with gaps a command takes one [`Fragment`] at most, which
-/// begins at 4096 · `page` + `offset`. The constructors of [`PageList`] with the same names refuse
-/// gaps.
+/// A device sees the list as one range with page i at 4096 · i, so all of it is registered once. If
+/// a fragment ends within a page and another one follows, the range has a gap. Without gaps,
+/// [`FragmentList::contiguous`] returns the list, whose [`PageList::offset`] and
+/// [`PageList::bytes`] describe the bytes. With gaps, one command can only transfer one
+/// [`Fragment`], which begins at 4096 · `page` + `offset`. The constructors of [`PageList`] with
+/// the same names reject gaps.
 ///
-/// The device reaches whole pages: what is before, between and behind the fragments is the same
-/// process's ([`FragmentList::pin_iter`]), or anything ([`PageList::shares_pages`]).
+/// The device can access whole pages. The bytes before, between and after the fragments belong to
+/// the same process ([`FragmentList::pin_iter`]), or may be any kernel data
+/// ([`PageList::shares_pages`]).
 ///
 /// # Examples
 ///
-/// What a process writes is sent from where it is:
+/// Data of a `write` call are sent without a copy:
 ///
 /// ```
 /// # use kernel::{iov::IovIterSource, prelude::*};
@@ -59,12 +60,12 @@ pub struct FragmentList {
     bytes: usize,
 }
 
-/// Pieces of pages, as `struct bio_vec` has them: page, offset and length, which may go beyond the
-/// page into those that follow it in memory.
+/// Ranges of pages, as in `struct bio_vec`: page, offset and length. A range may continue in the
+/// pages that follow in memory.
 ///
 /// # Invariants
 ///
-/// What [`BioVecs::from_raw`] requires.
+/// The requirements of [`BioVecs::from_raw`] hold.
 #[derive(Clone, Copy)]
 pub struct BioVecs<'a> {
     raw: *const bindings::bio_vec,
@@ -74,15 +75,16 @@ pub struct BioVecs<'a> {
 }
 
 impl BioVecs<'_> {
-    /// `len` pieces from `raw`, for a device that reads them, or also writes.
+    /// Makes an object for the `len` ranges at `raw`, which a device reads, or also writes if
+    /// `write`.
     ///
     /// # Safety
     ///
-    /// For the lifetime the array is valid and does not change, and the pages exist, with permanent
-    /// addresses. A device may read all of each page, and write it if `write`, for as long as a
-    /// list has a reference to it.
+    /// During the lifetime the array is valid and constant, and the pages exist, with permanent
+    /// addresses. A device may read all of each page, and write it if `write`, as long as a list
+    /// holds a reference to it.
     pub unsafe fn from_raw(raw: *const kernel::bindings::bio_vec, len: usize, write: bool) -> Self {
-        // INVARIANT: by the requirements.
+        // INVARIANT: by the function's requirements.
         Self {
             raw,
             len,
@@ -95,17 +97,17 @@ impl BioVecs<'_> {
         if self.len == 0 {
             return &[];
         }
-        // SAFETY: by the invariants.
+        // SAFETY: by the type invariant the array is valid.
         unsafe { core::slice::from_raw_parts(self.raw, self.len) }
     }
 }
 
-/// A list that is being made.
+/// List that is being made.
 struct Builder {
     list: PageList,
     fragments: KVVec<Fragment>,
     layout: Layout,
-    /// Gaps are refused.
+    /// True if gaps are rejected.
     strict: bool,
 }
 
@@ -119,7 +121,8 @@ impl Builder {
         }
     }
 
-    /// Adds bytes. Returns how many of their pages are in the list already, and how many are not.
+    /// Adds a range. Returns the number of its pages that are already in the list, and the number
+    /// of new pages.
     fn lay(&mut self, offset: usize, len: usize, same: bool) -> Result<(usize, usize)> {
         let added = self.layout.add(offset, len, same).ok_or(EINVAL)?;
         if self.strict && !self.layout.is_contiguous() {
@@ -132,17 +135,18 @@ impl Builder {
         Ok((added.known, added.pages))
     }
 
-    /// Adds pages: a piece of `len` bytes from `offset` of `page`, which may go on in the following
-    /// ones. If `get`, with a reference on each.
+    /// Adds the pages of a range: `len` bytes at `offset` of `page`, which may continue in the
+    /// following pages. Takes a reference to each page if `get`.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no bytes, a gap where none may be, or a page without a reference count. `ENOMEM`.
+    /// `EINVAL`: an empty range, a gap that is not permitted, or a page without a reference count.
+    /// `ENOMEM`.
     ///
     /// # Safety
     ///
-    /// The pages of the piece are valid, with permanent addresses, and stay for as long as the list
-    /// has them.
+    /// The pages of the range are valid, with permanent addresses, and stay allocated while they
+    /// are in the list.
     unsafe fn add(
         &mut self,
         page: *mut bindings::page,
@@ -150,14 +154,14 @@ impl Builder {
         len: usize,
         get: bool,
     ) -> Result {
-        // The pages of a piece follow each other, in the kernel's list of pages, too.
+        // The pages of a range are contiguous, also in the kernel's array of pages.
         let page = page.wrapping_add(offset / PAGE);
         let same = self.list.pages.last() == Some(&page);
         let (known, pages) = self.lay(offset % PAGE, len, same)?;
         self.list.pages.reserve(pages, GFP_KERNEL_ACCOUNT)?;
         for n in known..known + pages {
             let page = page.wrapping_add(n);
-            // SAFETY: valid by the requirements.
+            // SAFETY: the page is valid by the function's requirements.
             if get && !unsafe { bindings::extoll_page_try_get(page) } {
                 return Err(EINVAL);
             }
@@ -169,11 +173,11 @@ impl Builder {
         Ok(())
     }
 
-    /// Room for the list.
+    /// Allocates memory for the list.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: nothing is in it. `ENOMEM`.
+    /// `EINVAL`: the list is empty. `ENOMEM`.
     fn place(&self) -> Result<UniqueArc<MaybeUninit<PageList>>> {
         if self.fragments.is_empty() {
             return Err(EINVAL);
@@ -181,7 +185,7 @@ impl Builder {
         Ok(UniqueArc::new_uninit(GFP_KERNEL_ACCOUNT)?)
     }
 
-    /// The list, kept by `hold` from now on.
+    /// Completes the list, whose pages `hold` owns.
     fn finish(
         mut self,
         place: UniqueArc<MaybeUninit<PageList>>,
@@ -205,16 +209,16 @@ impl Builder {
 fn pin<I: UserIter>(iter: &mut I, most: usize, pin: Pin, strict: bool) -> Result<FragmentList> {
     let pieces = pieces(iter, most)?;
     let mut builder = Builder::new(Hold::Nothing, strict);
-    // Before much is pinned for nothing.
+    // Detects errors before pages are pinned.
     for (start, len) in pieces.iter() {
         builder.lay(start % PAGE, *len, false)?;
     }
     let place = builder.place()?;
-    // SAFETY: a valid iterator, which is borrowed.
+    // SAFETY: the iterator is valid and borrowed.
     let nofault = unsafe { (*iter.raw()).nofault };
     builder.list = PageList::pin_pieces(&pieces, I::WRITE, pin, nofault)?;
     let list = builder.finish(place, None);
-    // SAFETY: as above; it has so many bytes.
+    // SAFETY: the iterator is valid and borrowed, and has at least this number of bytes.
     unsafe { bindings::iov_iter_advance(iter.raw(), list.bytes) };
     Ok(list)
 }
@@ -224,7 +228,7 @@ fn share(vecs: BioVecs<'_>, strict: bool) -> Result<FragmentList> {
     let mut builder = Builder::new(hold, strict);
     for vec in vecs.get() {
         let (offset, len) = (vec.bv_offset as usize, vec.bv_len as usize);
-        // SAFETY: by the invariants, and each page gets a reference.
+        // SAFETY: by the type invariant of `vecs` the pages are valid; each page gets a reference.
         unsafe { builder.add(vec.bv_page, offset, len, true) }?;
     }
     let place = builder.place()?;
@@ -234,7 +238,7 @@ fn share(vecs: BioVecs<'_>, strict: bool) -> Result<FragmentList> {
 fn take(skb: SkBuff, strict: bool) -> Result<FragmentList, (SkBuff, Error)> {
     let prepare = |skb: &SkBuff| {
         let mut vecs = [bindings::bio_vec::default(); FRAME_PIECES];
-        // SAFETY: a valid frame, and there is room for so many.
+        // SAFETY: the frame is valid, and `vecs` has room for this number of ranges.
         let n = unsafe {
             bindings::extoll_skb_pieces(skb.as_raw(), vecs.as_mut_ptr(), FRAME_PIECES as c_uint)
         };
@@ -242,7 +246,7 @@ fn take(skb: SkBuff, strict: bool) -> Result<FragmentList, (SkBuff, Error)> {
         let mut builder = Builder::new(Hold::Nothing, strict);
         for vec in vecs.get(..n).ok_or(EINVAL)? {
             let (offset, len) = (vec.bv_offset as usize, vec.bv_len as usize);
-            // SAFETY: memory of the frame, which the list will own. Nobody changes it meanwhile.
+            // SAFETY: memory of the frame, which the list will own. It does not change before that.
             unsafe { builder.add(vec.bv_page, offset, len, false) }?;
         }
         let place = builder.place()?;
@@ -274,12 +278,13 @@ impl FragmentList {
         self::pin(iter, most, pin, false)
     }
 
-    /// Takes a reference on each page of pieces of pages, which others go on to use. May sleep.
+    /// Takes a reference to each page of ranges of pages. Other users of the pages continue to use
+    /// them. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no pieces, an empty one, or a page that can't be referenced, as it is one of the
-    /// kernel's heap. `ENOMEM`.
+    /// `EINVAL`: no ranges, an empty one, or a page that cannot be referenced because it belongs to
+    /// the kernel's heap. `ENOMEM`.
     pub fn share_bvecs(vecs: BioVecs<'_>) -> Result<Self> {
         share(vecs, false)
     }
@@ -295,12 +300,11 @@ impl FragmentList {
         take(skb, false)
     }
 
-    /// Takes pages, which belong to nobody else: of each a piece, by offset and length within it.
-    /// May sleep.
+    /// Takes pages that are not shared, with the offset and length of a range in each. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no pages, an empty piece, or one beyond its page. `ENOMEM`.
+    /// `EINVAL`: no pages, an empty range, or one that exceeds its page. `ENOMEM`.
     pub fn from_pages(pieces: KVVec<(Page, usize, usize)>) -> Result<Self> {
         let mut builder = Builder::new(Hold::Nothing, false);
         let mut pages = KVVec::with_capacity(pieces.len(), GFP_KERNEL)?;
@@ -308,7 +312,7 @@ impl FragmentList {
             if offset.checked_add(len).is_none_or(|end| end > PAGE) {
                 return Err(EINVAL);
             }
-            // SAFETY: a page that the list will own.
+            // SAFETY: the list will own the page.
             unsafe { builder.add(page.as_ptr(), offset, len, false) }?;
             pages.push(page, GFP_KERNEL)?;
         }
@@ -316,32 +320,32 @@ impl FragmentList {
         Ok(builder.finish(place, Some(Hold::Owned(pages))))
     }
 
-    /// All pages, to be registered or mapped.
+    /// Returns all pages, to be registered or mapped.
     pub fn pages(&self) -> &Arc<PageList> {
         &self.pages
     }
 
-    /// The fragments in their order; one at least.
+    /// Returns the fragments in their order; at least one.
     pub fn fragments(&self) -> &[Fragment] {
         &self.fragments
     }
 
-    /// Bytes of all fragments together.
+    /// Returns the sum of the lengths of all fragments in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The parts of fragments that make up `len` bytes after the first `skip`, as far as there are
-    /// so many.
+    /// Returns the parts of fragments that contain the `len` bytes after the first `skip` bytes,
+    /// limited to the existing bytes.
     pub fn slice(&self, skip: usize, len: usize) -> impl Iterator<Item = Fragment> + '_ {
         slice(&self.fragments, skip, len)
     }
 
-    /// The list, if its bytes have no gaps.
+    /// Returns the list, if its bytes have no gaps.
     ///
     /// # Errors
     ///
-    /// They have.
+    /// Returns `self` if there are gaps.
     pub fn contiguous(self) -> Result<Arc<PageList>, Self> {
         match self.fragments.len() {
             1 => Ok(self.pages),
@@ -361,11 +365,11 @@ impl PageList {
         Ok(self::pin(iter, most, pin, true)?.pages)
     }
 
-    /// As [`FragmentList::share_bvecs`], for pieces without gaps.
+    /// Takes references like [`FragmentList::share_bvecs`], for ranges without gaps.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there are gaps. Else as [`FragmentList::share_bvecs`].
+    /// `EINVAL`: there are gaps. Other errors: same as [`FragmentList::share_bvecs`].
     pub fn share_bvecs(vecs: BioVecs<'_>) -> Result<Arc<Self>> {
         Ok(share(vecs, true)?.pages)
     }

@@ -1,62 +1,62 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Addresses of a device behind an IOMMU, to which pages are linked and from which they are taken.
+//! DMA addresses of a device behind an IOMMU, to which pages are linked and unlinked.
 
 use super::{BoundDevice, PAGE};
 use crate::bindings;
 use kernel::{dma::DataDirection, error::to_result, prelude::*};
 
-/// Contiguous addresses of a device, that lead nowhere until pages are linked to them.
+/// Contiguous DMA addresses of a device, invalid until pages are linked to them.
 ///
-/// One that is merely dropped stays reserved for ever, as nobody knows then whether pages are linked.
+/// A dropped range stays reserved for ever, because pages may still be linked to it.
 pub struct IovaRange {
     range: bindings::extoll_iova,
     binding: u64,
 }
 
 impl IovaRange {
-    /// Reserves addresses of whole pages; `None` without an IOMMU that translates, or if there are
-    /// not so many left. Any context.
+    /// Reserves addresses for whole pages. Returns `None` if no IOMMU translates, or for lack of
+    /// addresses. Any context.
     pub fn new(dev: &BoundDevice, bytes: usize) -> Option<Self> {
         if bytes == 0 || bytes % PAGE != 0 {
             return None;
         }
         let mut range = bindings::extoll_iova { base: 0, size: 0 };
-        // SAFETY: the device is bound, the range is ours.
+        // SAFETY: the device is bound; `range` is a local variable.
         unsafe { bindings::extoll_iova_alloc(dev.as_raw(), &mut range, bytes) }.then_some(Self {
             range,
             binding: dev.binding(),
         })
     }
 
-    /// The first address, at the beginning of a page.
+    /// Returns the first address, at the beginning of a page.
     pub fn base(&self) -> u64 {
         self.range.base
     }
 
-    /// So many bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.range.size as usize
     }
 
-    /// Whether it is of this binding, and has these whole pages.
+    /// Returns true if the range belongs to this binding and contains these whole pages.
     fn has(&self, dev: &BoundDevice, at: usize, bytes: usize) -> bool {
         let whole = at % PAGE == 0 && bytes % PAGE == 0 && bytes != 0;
         let end = at.checked_add(bytes);
         self.binding == dev.binding() && whole && end.is_some_and(|end| end <= self.bytes())
     }
 
-    /// Has `bytes` bytes from offset `at` on lead to memory from physical address `phys` on, all
-    /// whole pages. Any context.
+    /// Links the addresses at offset `at` to the `bytes` bytes of memory at physical address
+    /// `phys`, all whole pages. Any context.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for what is not whole pages of the range, and for another binding. `ENOMEM`.
+    /// `EINVAL` if the pages are not whole pages of the range, or for another binding. `ENOMEM`.
     ///
     /// # Safety
     ///
-    /// Nothing is linked there. The pages are RAM that the device may access in this direction
-    /// until they are unlinked.
+    /// The addresses must not be linked. The pages are RAM that the device may access in this
+    /// direction until they are unlinked.
     pub unsafe fn link(
         &self,
         dev: &BoundDevice,
@@ -69,18 +69,19 @@ impl IovaRange {
             return Err(EINVAL);
         }
         let (range, direction) = (&raw const self.range, direction.into());
-        // SAFETY: by the requirements; the device is bound, and the range is of this binding.
+        // SAFETY: by the function's requirements; the device is bound, and the range belongs to
+        // this binding.
         to_result(unsafe {
             bindings::extoll_iova_link(dev.as_raw(), range, at, phys, bytes, direction)
         })
     }
 
-    /// Takes pages away: the device does not reach them any more when this returns. False for what
-    /// [`Self::link`] would refuse. Any context.
+    /// Unlinks pages. The device cannot access them when this returns. Returns false for arguments
+    /// that [`Self::link`] would reject. Any context.
     ///
     /// # Safety
     ///
-    /// They are linked, in this direction.
+    /// The pages are linked, in this direction.
     pub unsafe fn unlink(
         &self,
         dev: &BoundDevice,
@@ -92,21 +93,22 @@ impl IovaRange {
             return false;
         }
         let (range, direction) = (&raw const self.range, direction.into());
-        // SAFETY: as in `link`.
+        // SAFETY: same as in `link`.
         unsafe { bindings::extoll_iova_unlink(dev.as_raw(), range, at, bytes, direction) };
         true
     }
 
-    /// Gives the addresses back; false for another binding. Any context.
+    /// Frees the addresses. Returns false for another binding. Any context.
     ///
     /// # Safety
     ///
-    /// No pages are linked.
+    /// No pages may be linked.
     pub unsafe fn free(self, dev: &BoundDevice) -> bool {
         if self.binding != dev.binding() {
             return false;
         }
-        // SAFETY: by the requirements; the device is bound, and the range is of this binding.
+        // SAFETY: by the function's requirements; the device is bound, and the range belongs to
+        // this binding.
         unsafe { bindings::extoll_iova_free(dev.as_raw(), &raw const self.range) };
         true
     }

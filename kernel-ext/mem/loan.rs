@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Bytes of the kernel's heap that a device is lent, for as long as its driver is bound: CPU and device may have them by turns.
+//! Bytes of the kernel's heap that are mapped for a device while its driver is bound. CPU and
+//! device use them alternately.
 
 use crate::{bindings, sysfs};
 use core::{mem::MaybeUninit, ops::Range};
@@ -11,14 +12,15 @@ use kernel::{
     prelude::*,
 };
 
-/// Whose the bytes are.
+/// Current user of the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Turn {
     Device,
     Cpu,
 }
 
-/// A streaming mapping that can be synchronised. If it is leaked the device keeps the bytes.
+/// Streaming mapping that can be synchronised. If it is leaked, the bytes stay mapped for the
+/// device.
 ///
 /// # Examples
 ///
@@ -28,7 +30,7 @@ enum Turn {
 /// fn first_byte(dev: &Device<Bound>) -> Result<u8> {
 ///     let buffer = KVec::from_elem(0u8, 64, GFP_KERNEL)?;
 ///     let mut loan = Loan::new(dev, buffer, 0..64, DataDirection::FromDevice)?;
-///     // … the device is told `loan.address()`, and writes …
+///     // … pass `loan.address()` to the device, which writes …
 ///     loan.to_cpu();
 ///     loan.bytes().and_then(|b| b.first().copied()).ok_or(EIO)
 /// }
@@ -43,11 +45,11 @@ pub struct Loan<'a> {
 }
 
 impl<'a> Loan<'a> {
-    /// Lends a part of a buffer. Any context.
+    /// Maps a range of a buffer for a device. Any context.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for what is not in the buffer, or for no bytes or direction; `ENOMEM`.
+    /// `EINVAL` if the range exceeds the buffer or is empty, or for no direction; `ENOMEM`.
     pub fn new(
         dev: &'a Device<Bound>,
         mut buffer: KVec<u8>,
@@ -59,8 +61,9 @@ impl<'a> Loan<'a> {
             return Err(EINVAL);
         }
         let mut address = MaybeUninit::uninit();
-        // SAFETY: the device is bound; the memory is that of a `KVec`, linearly mapped, which is neither accessed while it is the
-        // device's nor moved or freed before it is unmapped; bytes may have any value.
+        // SAFETY: the device is bound. The memory belongs to a `KVec`, so it is linearly mapped. It
+        // is not accessed while the device uses it, and is neither moved nor freed before it is
+        // unmapped. Bytes may have any value.
         to_result(unsafe {
             bindings::extoll_dma_map(
                 sysfs::raw(dev),
@@ -74,14 +77,14 @@ impl<'a> Loan<'a> {
             dev,
             buffer,
             lent,
-            // SAFETY: written on success.
+            // SAFETY: the call writes `address` on success.
             address: unsafe { address.assume_init() },
             direction,
             turn: Turn::Device,
         })
     }
 
-    /// Where the device has the first of the bytes. Any context.
+    /// Returns the device address of the first byte. Any context.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -100,7 +103,7 @@ impl<'a> Loan<'a> {
         self.turn = Turn::Cpu;
     }
 
-    /// The device's turn: it sees what the CPU wrote. Any context.
+    /// Lets the device use the bytes. It sees what the CPU wrote. Any context.
     pub fn to_device(&mut self) {
         // SAFETY: mapped by `new`.
         unsafe {
@@ -114,7 +117,7 @@ impl<'a> Loan<'a> {
         self.turn = Turn::Device;
     }
 
-    /// The bytes, if it is the CPU's turn. Any context.
+    /// Returns the bytes, if the CPU may use them. Any context.
     pub fn bytes(&self) -> Option<&[u8]> {
         self.buffer
             .get(self.lent.clone())
@@ -129,9 +132,9 @@ impl<'a> Loan<'a> {
             .filter(|_| turn == Turn::Cpu)
     }
 
-    /// Ends it: the buffer, with what the device wrote. Any context.
+    /// Unmaps the bytes. Returns the buffer with the bytes that the device wrote. Any context.
     pub fn end(mut self) -> KVec<u8> {
-        // The drop unmaps what is left then.
+        // The vector is taken after unmapping; `forget` prevents a second one by the drop.
         let buffer = {
             self.unmap();
             core::mem::take(&mut self.buffer)
@@ -141,7 +144,7 @@ impl<'a> Loan<'a> {
     }
 
     fn unmap(&mut self) {
-        // SAFETY: mapped by `new`; called once, by the drop or instead of it.
+        // SAFETY: mapped by `new`. This is called once, by the drop or instead of it.
         unsafe {
             bindings::extoll_dma_unmap(
                 sysfs::raw(self.dev),

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory that a device reaches, and memory for when there is none.
+//! Memory for devices: lists of pages, DMA mappings, pinned user memory.
 //!
-//! | For | Type |
+//! | Purpose | Type |
 //! |---|---|
 //! | whole pages: kernel buffers, pages, pinned user memory | [`PageList`] |
-//! | memory in pieces, with ends that are not aligned | [`FragmentList`] |
+//! | fragments of memory, with unaligned ends | [`FragmentList`] |
 //! | mappings for a device, made and undone with a [`BoundDevice`] | [`Streaming`] |
 //! | bytes that a driver and its device have by turns | [`Loan`] |
 //! | addresses behind an IOMMU, and pages by turns | [`IovaRange`] |
@@ -39,7 +39,7 @@ pub use user::{Maps, Pin, UserIter, UserRange, MAX_PINNED};
 pub use watch::{Change, Watch, Watcher};
 pub use wire::fragments::Fragment;
 
-/// Bytes of a page. The NIC's pages have as many (HW §11.1), so kernels with larger ones are not
-/// supported.
+/// Page size in bytes. It is the size of the NIC's pages (HW §11.1), so kernels with larger pages
+/// are not supported.
 pub const PAGE: usize = kernel::page::PAGE_SIZE;
 const _: () = assert!(PAGE == 4096);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Lists of pages that stay where they are while the list exists.
+//! Lists of pages that stay allocated while the list exists.
 
 use super::{user::Pins, PAGE};
 use crate::{bindings, net::SkBuff};
@@ -11,29 +11,28 @@ use kernel::{
     transmute::{AsBytes, FromBytes},
 };
 
-/// What keeps the pages.
+/// Ownership of the pages.
 pub(super) enum Hold {
-    /// Nothing yet: the list is being made.
+    /// None yet: the list is being made.
     Nothing,
     /// Pins of user memory.
     Pins(Pins),
-    /// A reference on each; whether a device may write them.
+    /// A reference to each page. `write`: a device may write them.
     References { write: bool },
-    /// They themselves.
+    /// The pages themselves.
     Owned(#[allow(dead_code)] KVVec<Page>),
-    /// Their owner, whose memory may have any values.
+    /// The owner of the pages, whose memory may have any values.
     Owner(#[allow(dead_code)] KBox<dyn Send + Sync>),
-    /// A frame, which others may read as well.
+    /// A frame, which other owners may also read.
     Frame(ManuallyDrop<SkBuff>),
 }
 
-/// Pages in the order in which a device shall see them, and which of their bytes it is about: those
-/// from [`PageList::offset`] on, [`PageList::bytes`] of them. The device reaches whole pages all
-/// the same.
+/// Pages, in the order of the device's addresses. The list is about [`PageList::bytes`] bytes,
+/// beginning at [`PageList::offset`]. The device can nevertheless access whole pages.
 ///
 /// # Examples
 ///
-/// Whole pages of the kernel, which a device and the processor share:
+/// Whole kernel pages that device and CPU share:
 ///
 /// ```
 /// # use kernel::{page::Page, prelude::*};
@@ -52,10 +51,10 @@ pub(super) enum Hold {
 ///
 /// # Invariants
 ///
-/// Every pointer refers to a page with a permanent kernel address, which is not freed while `hold`
-/// exists. Of `Pins` and `References` each page in the list has one. A device may read all pages,
-/// and write them if [`PageList::is_writable`]. `offset` is less than a page, and `offset + bytes`
-/// at most all pages.
+/// Each pointer refers to a page with a permanent kernel address, which is not freed while `hold`
+/// exists. `Pins` and `References` own one pin or reference for each page in the list. A device may
+/// read all pages, and write them if [`PageList::is_writable`]. `offset` is less than a page, and
+/// `offset + bytes` does not exceed the size of all pages.
 pub struct PageList {
     pub(super) pages: KVVec<*mut bindings::page>,
     pub(super) hold: Hold,
@@ -63,13 +62,13 @@ pub struct PageList {
     pub(super) bytes: usize,
 }
 
-// SAFETY: pages may be used and given back by any thread.
+// SAFETY: any thread may use and free the pages.
 unsafe impl Send for PageList {}
 // SAFETY: content is accessed by volatile operations only.
 unsafe impl Sync for PageList {}
 
 impl PageList {
-    /// An empty one, to be filled.
+    /// Returns an empty list, to be filled.
     pub(super) fn empty(hold: Hold) -> Self {
         Self {
             pages: KVVec::new(),
@@ -79,11 +78,11 @@ impl PageList {
         }
     }
 
-    /// Takes pages, which belong to nobody else. May sleep.
+    /// Takes pages that are not shared. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for no pages, `ENOMEM`.
+    /// `EINVAL` for an empty vector, `ENOMEM`.
     pub fn from_pages(pages: KVVec<Page>) -> Result<Self> {
         if pages.is_empty() {
             return Err(EINVAL);
@@ -93,15 +92,15 @@ impl PageList {
             list.pages.push(page.as_ptr(), GFP_KERNEL)?;
         }
         list.bytes = pages.len() * PAGE;
-        // INVARIANT: they live in here. They are pages of their own, of which nobody but their
-        // owner has a reference to the content.
+        // INVARIANT: the list owns the pages. They are separate pages, to whose content only their
+        // owner can have references.
         list.hold = Hold::Owned(pages);
         Ok(list)
     }
 
-    /// Takes a kernel buffer; its last page counts as a whole. What lies behind its elements is
-    /// zeroed, as the device reaches that, too. The device and [`PageList::write`] may give its
-    /// elements any values, hence the bounds. May sleep.
+    /// Takes a kernel buffer, including the rest of its last page. The memory after its elements is
+    /// zeroed, because the device can access it. The device and [`PageList::write`] may give the
+    /// elements any values, hence the bounds on `T`. May sleep.
     ///
     /// # Errors
     ///
@@ -124,40 +123,40 @@ impl PageList {
         while at < list.bytes {
             let rest = PAGE - at % PAGE;
             if let Some(base) = list.address(at / PAGE) {
-                // SAFETY: the rest of a page of the vector's allocation, behind its elements, where
-                // nobody else has anything.
+                // SAFETY: the rest of a page of the vector's allocation, after its elements, which
+                // is not used by other code.
                 unsafe { core::ptr::write_bytes(base.add(at % PAGE), 0, rest) };
             }
             at += rest;
         }
-        // INVARIANT: the buffer is moved in here, so nobody has a reference to its elements, which
-        // may have any values.
+        // INVARIANT: the list owns the buffer, so no references to its elements exist; they may
+        // have any values.
         list.hold = Hold::Owner(buffer);
         Ok(list)
     }
 
-    /// Number of pages, at least 1.
+    /// Returns the number of pages, at least 1.
     pub fn len(&self) -> usize {
         self.pages.len()
     }
 
-    /// Never.
+    /// Returns false.
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()
     }
 
-    /// Where in the first page the bytes begin that it is about; less than a page.
+    /// Returns the offset of the first byte in the first page; less than a page.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// How many bytes it is about, from [`PageList::offset`] on; of several fragments
-    /// ([`super::FragmentList`]) with what lies between them.
+    /// Returns the number of bytes from [`PageList::offset`]; for several fragments
+    /// ([`super::FragmentList`]) including the gaps.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether a device may write the pages.
+    /// Returns true if a device may write the pages.
     pub fn is_writable(&self) -> bool {
         match &self.hold {
             Hold::Pins(pins) => pins.write(),
@@ -167,9 +166,9 @@ impl PageList {
         }
     }
 
-    /// Whether the pages hold other things of the kernel besides the bytes that the list is about,
-    /// as those of frames and block requests do. Whoever can make the device read or write the
-    /// pages, e.g. a peer that knows their addresses, reaches these as well.
+    /// Returns true if the pages contain other kernel data besides the bytes of the list, like
+    /// pages of frames and block requests. A peer that knows the pages' addresses, for example, can
+    /// make the device access these data as well.
     pub fn shares_pages(&self) -> bool {
         match &self.hold {
             Hold::References { .. } | Hold::Frame(_) => true,
@@ -181,37 +180,38 @@ impl PageList {
         &self.pages
     }
 
-    /// Where the kernel sees a page.
+    /// Returns the kernel address of a page.
     pub(super) fn address(&self, page: usize) -> Option<*mut u8> {
         let page = *self.pages.get(page)?;
-        // SAFETY: a valid page; 64-bit kernels map all of them.
+        // SAFETY: the page is valid; 64-bit kernels map all pages.
         Some(unsafe { bindings::extoll_page_address(page) }.cast())
     }
 
     fn word(&self, index: usize) -> Option<*mut u64> {
         let base: *mut u64 = self.address(index / (PAGE / 8))?.cast();
-        // Within the page.
+        // The result is within the page.
         Some(base.wrapping_add(index % (PAGE / 8)))
     }
 
-    /// Reads a little-endian quadword of the pages; 0 outside the list. Any context.
+    /// Returns a little-endian quadword of the pages; 0 outside the list. Any context.
     pub fn read(&self, index: usize) -> u64 {
         match self.word(index) {
-            // SAFETY: within a page that stays; volatile, as the device may write it at any time.
+            // SAFETY: within a page that stays allocated; volatile, because the device may write it
+            // at any time.
             Some(p) => u64::from_le(unsafe { p.read_volatile() }),
             None => 0,
         }
     }
 
-    /// Writes a little-endian quadword of the pages; ignored outside the list, and if they are not
-    /// writable. Any context.
+    /// Writes a little-endian quadword of the pages. Ignored outside the list, and if the pages are
+    /// not writable. Any context.
     pub fn write(&self, index: usize, value: u64) {
         if !self.is_writable() {
             return;
         }
         if let Some(p) = self.word(index) {
-            // SAFETY: within a page that stays and may be written; volatile, as the device may
-            // access it at any time.
+            // SAFETY: within a page that stays allocated and may be written; volatile, because the
+            // device may access it at any time.
             unsafe { p.write_volatile(value.to_le()) }
         }
     }
@@ -220,16 +220,16 @@ impl PageList {
 impl Drop for PageList {
     fn drop(&mut self) {
         match &mut self.hold {
-            // SAFETY: these pages were pinned for this list, and nobody accesses them any more.
+            // SAFETY: the pages were pinned for this list, and are not accessed any more.
             Hold::Pins(pins) => unsafe { pins.unpin(&mut self.pages) },
             Hold::References { .. } => {
                 for page in self.pages.iter() {
-                    // SAFETY: by the invariants each has a reference of the list.
+                    // SAFETY: by the type invariant the list owns a reference to each page.
                     unsafe { bindings::extoll_page_put(*page) };
                 }
             }
             Hold::Frame(skb) => {
-                // SAFETY: not used again.
+                // SAFETY: the field is not used again.
                 unsafe { ManuallyDrop::take(skb) }.consume();
             }
             Hold::Nothing | Hold::Owned(_) | Hold::Owner(_) => {}
@@ -257,7 +257,7 @@ mod tests {
         for index in [0, WORDS - 1, WORDS, 2 * WORDS] {
             assert_eq!(list.read(index), index as u64 + 1);
         }
-        // Outside: nothing is written, 0 is read.
+        // Outside of the list writes have no effect and reads return 0.
         list.write(3 * WORDS, 1);
         assert_eq!(list.read(3 * WORDS), 0);
         assert!(list.user().is_none());

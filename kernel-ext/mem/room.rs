@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Streaming mappings of lists of pages whose scatterlist was made before.
+//! Streaming mappings of page lists with a scatterlist that was allocated in advance.
 
 use super::{
     streaming::{sealed, Kind, ATTRIBUTES},
@@ -13,83 +13,86 @@ use kernel::{
     types::Opaque,
 };
 
-/// Room for the scatterlist of a page list, made in advance, so that mapping needs no memory
+/// Scatterlist for a page list, allocated in advance, so that mapping needs no memory
 /// ([`StreamingRoom`]).
 ///
 /// # Invariants
 ///
-/// `table` is an initialised table with `pages` entries that is not mapped, unless it is part of a
-/// [`RoomPages`].
+/// `table` is initialised and has `pages` entries. It is not mapped, unless this object is part of
+/// a [`RoomPages`].
 pub struct DmaRoom {
     table: KBox<Opaque<bindings::sg_table>>,
     pages: u32,
 }
 
-// SAFETY: may be used and freed by any thread.
+// SAFETY: any thread may use and free it.
 unsafe impl Send for DmaRoom {}
-// SAFETY: shared access only tells the size.
+// SAFETY: shared references only give access to the size.
 unsafe impl Sync for DmaRoom {}
 
 impl DmaRoom {
-    /// Room for lists of up to `pages` pages, 32 bytes for each. May sleep.
+    /// Allocates a scatterlist for lists of up to `pages` pages, 32 bytes per page. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for no pages, `ENOMEM`.
+    /// `EINVAL` for 0 pages, `ENOMEM`.
     pub fn new(pages: usize) -> Result<Self> {
         let pages = u32::try_from(pages).map_err(|_| ENOMEM)?;
         if pages == 0 {
             return Err(EINVAL);
         }
         let table = KBox::new(Opaque::<bindings::sg_table>::zeroed(), GFP_KERNEL)?;
-        // SAFETY: zeroed memory, which becomes an initialised table.
+        // SAFETY: zeroed memory, which this call initialises as a table.
         to_result(unsafe {
             bindings::sg_alloc_table(table.get(), pages, kernel::bindings::GFP_KERNEL)
         })?;
-        // INVARIANT: just made.
+        // INVARIANT: the table has just been allocated.
         Ok(Self { table, pages })
     }
 
-    /// Longest list in pages. Any context.
+    /// Returns the maximum length of a list in pages. Any context.
     pub fn pages(&self) -> usize {
         self.pages as usize
     }
 
-    /// Puts all pages of a list into the table, and returns their number. `ENOSPC` if they don't fit.
+    /// Stores all pages of a list in the table, and returns their number. `ENOSPC` if they do not
+    /// fit.
     fn fill(&mut self, list: &PageList) -> Result<u32> {
         let raw = list.raw();
         let entries = match u32::try_from(raw.len()) {
             Ok(n) if n <= self.pages => n,
             _ => return Err(ENOSPC),
         };
-        // SAFETY: the table has as many entries or more, and the list has at least one element, each a
-        // valid page; it is not written.
+        // SAFETY: the table has at least `entries` entries. The list has at least one element; all
+        // are valid pages, and it is not written.
         unsafe {
             bindings::extoll_sg_fill(self.table.get(), raw.as_ptr().cast_mut(), entries);
         }
         Ok(entries)
     }
 
-    /// Makes it as it was before [`DmaRoom::fill`], which returned this.
+    /// Undoes [`DmaRoom::fill`], which returned `entries`.
     fn clear(&mut self, entries: u32) {
-        // SAFETY: not mapped, and filled with so many, as this module keeps to what `fill` returns.
+        // SAFETY: the table is not mapped, and contains `entries` pages, because callers pass the
+        // result of `fill`.
         unsafe { bindings::extoll_sg_clear(self.table.get(), entries, self.pages) };
     }
 }
 
-/// Frees as many pages of the kernel's memory as it takes. Any context.
+/// Frees the memory. Any context.
 impl Drop for DmaRoom {
     fn drop(&mut self) {
-        // SAFETY: by the invariants.
+        // SAFETY: by the type invariant the table is initialised and not mapped.
         unsafe { bindings::sg_free_table(self.table.get()) };
     }
 }
 
-/// A list of pages whose scatterlist is in a [`DmaRoom`].
+/// List of pages with a scatterlist in a [`DmaRoom`].
 ///
 /// # Invariants
 ///
-/// The room is filled with all of `pages`, `entries` of them, and mapped for all of its life.
+/// The table of `room` contains all of `pages` in `entries` entries. It is mapped as long as this
+/// object exists.
 pub struct RoomPages {
     room: DmaRoom,
     entries: u32,
@@ -107,25 +110,28 @@ impl Kind for RoomPages {
 
     /// # Safety
     ///
-    /// As the trait's: the device no longer accesses the pages, which it was mapped for in this direction.
+    /// Same as for the trait: the pages are mapped for the device in this direction, and it does
+    /// not access them any more.
     unsafe fn unmap(mut self, dev: &BoundDevice, direction: DataDirection) -> Self::Owner {
         let (table, direction) = (self.room.table.get(), direction.into());
-        // SAFETY: by the requirements and the invariants.
+        // SAFETY: by the function's requirements and the type invariant the table is mapped in this
+        // direction.
         unsafe { bindings::dma_unmap_sgtable(dev.as_raw(), table, direction, ATTRIBUTES) };
         self.room.clear(self.entries);
         (self.pages, self.room)
     }
 }
 
-/// As [`super::StreamingPages`], but made and undone in any context, and without memory of the kernel's
-/// own. An IOMMU may need some; it takes that from what is kept for contexts that can't wait.
+/// Mapping like [`super::StreamingPages`], but made and undone in any context without an allocation
+/// by the kernel. An IOMMU driver may need memory; it uses the reserves for contexts that cannot
+/// sleep.
 ///
 /// # Examples
 ///
 /// ```
 /// # use kernel::{prelude::*, sync::Arc};
 /// # use kernel_ext::mem::{BoundDevice, DmaRoom, PageList, StreamingRoom};
-/// /// In any context; the room was made before.
+/// /// In any context; `room` was allocated before.
 /// fn send(dev: &BoundDevice, room: DmaRoom, pages: &Arc<PageList>) -> Result<StreamingRoom> {
 ///     StreamingRoom::map(dev, room, pages, false).map_err(|(_room, e)| e)
 /// }
@@ -133,13 +139,13 @@ impl Kind for RoomPages {
 pub type StreamingRoom = Streaming<RoomPages>;
 
 impl Streaming<RoomPages> {
-    /// Maps all pages of the list, each as a segment unless an IOMMU makes them contiguous, for a device
-    /// that only reads them or also writes. Any context.
+    /// Maps all pages of the list for a device that only reads them, or also writes them if
+    /// `write`. Each page is a segment, unless an IOMMU makes several contiguous. Any context.
     ///
     /// # Errors
     ///
-    /// With the room: `ENOSPC` if the list does not fit. `EACCES`, `ENOMEM`, `EIO`, `EOPNOTSUPP` as
-    /// [`super::StreamingPages::map`].
+    /// Returned with the room. `ENOSPC` if the list does not fit. `EACCES`, `ENOMEM`, `EIO`,
+    /// `EOPNOTSUPP` for the same reasons as in [`super::StreamingPages::map`].
     pub fn map(
         dev: &BoundDevice,
         mut room: DmaRoom,
@@ -158,7 +164,7 @@ impl Streaming<RoomPages> {
             false => DataDirection::ToDevice,
         };
         let table = room.table.get();
-        // SAFETY: bound device, initialised table.
+        // SAFETY: the device is bound, and the table is initialised.
         let mapped = to_result(unsafe {
             bindings::dma_map_sgtable(dev.as_raw(), table, direction.into(), ATTRIBUTES)
         });
@@ -171,7 +177,7 @@ impl Streaming<RoomPages> {
             entries,
             pages: pages.clone(),
         };
-        // INVARIANT: mapped just now.
+        // INVARIANT: the table has just been mapped.
         Ok(Self {
             kind: ManuallyDrop::new(kind),
             binding: dev.binding(),
@@ -179,9 +185,10 @@ impl Streaming<RoomPages> {
         })
     }
 
-    /// The segments: bus address and pages. Addresses and lengths are multiples of the page size.
+    /// Returns the segments: bus address and number of pages. Addresses are multiples of the page
+    /// size.
     pub fn segments(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        // SAFETY: a mapped table by the invariants, for as long as it is borrowed.
+        // SAFETY: a mapped table by the type invariant while it is borrowed.
         let table: &SGTable = unsafe { SGTable::from_raw(self.kind.room.table.get()) };
         table
             .iter()
@@ -196,13 +203,13 @@ mod tests {
     #[test]
     fn room_is_used_again() -> Result {
         assert_eq!(DmaRoom::new(0).err(), Some(EINVAL));
-        // More than one chunk of a scatterlist, so that entries are chained.
+        // The length exceeds one chunk of a scatterlist, so that chunks are chained.
         let mut room = DmaRoom::new(300)?;
         for pages in [1, 127, 128, 129, 256, 299, 300, 2] {
             let list = PageList::from_buffer(VVec::from_elem(0u8, pages * PAGE, GFP_KERNEL)?)?;
             let entries = room.fill(&list)?;
             assert_eq!(entries as usize, pages);
-            // SAFETY: initialised, and not changed while it is borrowed.
+            // SAFETY: the table is initialised and does not change while it is borrowed.
             let table = unsafe { SGTable::from_raw(room.table.get()) };
             assert_eq!(table.iter().count(), pages);
             room.clear(entries);

@@ -17,35 +17,35 @@ pub(super) mod sealed {
     pub trait Sealed {}
 }
 
-/// How memory is mapped: a [`Range`] or [`Pages`].
+/// Kind of mapping: a [`Range`] or [`Pages`].
 pub trait Kind: sealed::Sealed {
-    /// Whose memory it is, given back when it is unmapped.
+    /// Owner of the memory, returned when the memory is unmapped.
     type Owner;
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[doc(hidden)]
     fn bytes(&self) -> usize;
 
-    /// Unmaps.
+    /// Unmaps the memory and returns its owner.
     ///
     /// # Safety
     ///
-    /// It is mapped in this direction for this device, in the same binding.
+    /// The memory must be mapped in this direction for this device, in the same binding. The device
+    /// must not access it any more.
     #[doc(hidden)]
     unsafe fn unmap(self, dev: &BoundDevice, direction: DataDirection) -> Self::Owner;
 }
 
-/// Memory that is mapped for a device, together with its owner.
+/// Memory that is mapped for a device, with its owner.
 ///
-/// It is undone by [`Streaming::unmap`], with the proof that the device is still bound as it was
-/// when the memory was mapped, and by whoever knows that the device does not access it any more.
-/// One that is merely dropped stays mapped, and its memory reserved, for ever: nothing else is
-/// safe, as neither of the two is known then. The kernel log tells of it, since it is a defect of
-/// the driver.
+/// [`Streaming::unmap`] undoes the mapping. Its caller proves that the device is still bound in the
+/// same binding, and knows that the device does not access the memory any more. A dropped mapping
+/// is leaked: its memory stays mapped and reserved for ever, because neither condition is known
+/// then. The kernel log reports this, because it is a defect of the driver.
 ///
-/// Memory that a device may access longer than its user lives is handed over to a quarantine as it
-/// is (`extoll_core::quarantine`): a mapping refers neither to its device nor to code of the module
-/// that made it, unless the owner does.
+/// Memory that a device may access longer than its user lives is handed over to a quarantine
+/// (`extoll_core::quarantine`). That is possible because a mapping refers neither to its device nor
+/// to code of the module that made it, unless the owner does.
 ///
 /// # Examples
 ///
@@ -68,7 +68,7 @@ pub trait Kind: sealed::Sealed {
 ///
 /// # Invariants
 ///
-/// `kind` is mapped in `direction` for the device of the binding with this number.
+/// `kind` is mapped in `direction` for the device of binding number `binding`.
 pub struct Streaming<K: Kind> {
     pub(super) kind: ManuallyDrop<K>,
     pub(super) binding: u64,
@@ -76,33 +76,34 @@ pub struct Streaming<K: Kind> {
 }
 
 impl<K: Kind> Streaming<K> {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub fn bytes(&self) -> usize {
         self.kind.bytes()
     }
 
-    /// What the device does with it.
+    /// Returns the direction of the device's accesses.
     #[inline]
     pub fn direction(&self) -> DataDirection {
         self.direction
     }
 
-    /// Unmaps, and gives the owner back. The device must not access the memory any more. Any
-    /// context, if the mapping could be made there.
+    /// Unmaps the memory and returns its owner. The device must not access the memory any more.
+    /// Contexts: those in which the mapping could be made.
     ///
     /// # Errors
     ///
-    /// The mapping, unchanged: `dev` is another device, or another binding of it.
+    /// Returns the unchanged mapping if `dev` is another device, or another binding of the device.
     #[inline]
     pub fn unmap(self, dev: &BoundDevice) -> Result<K::Owner, Self> {
         if self.binding != dev.binding() {
             return Err(self);
         }
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: not used again, as `this` is not dropped.
+        // SAFETY: the field is not used again, because `this` is not dropped.
         let kind = unsafe { ManuallyDrop::take(&mut this.kind) };
-        // SAFETY: by the type invariant, and the binding is the same, so the device is, too.
+        // SAFETY: by the type invariant the memory is mapped; the binding is the same, and so is
+        // the device.
         Ok(unsafe { kind.unmap(dev, this.direction) })
     }
 }
@@ -111,24 +112,25 @@ impl<K: Kind> Drop for Streaming<K> {
     #[cold]
     fn drop(&mut self) {
         pr_warn!(
-            "{} bytes are mapped for a device and stay so: nobody has unmapped them\n",
+            "{} bytes stay mapped for a device, because a driver dropped the mapping (defect of the driver)\n",
             self.kind.bytes()
         );
     }
 }
 
-/// What owns a contiguous piece of memory.
+/// Owner of a contiguous range of memory.
 ///
 /// # Safety
 ///
-/// `range` gives as many bytes of linearly mapped kernel memory that stay allocated, and where they
-/// are, while the owner exists, wherever that is moved. A device may read them, and write what it
-/// likes if `WRITABLE`; so no reference to them exists but those that borrow the owner.
+/// `range` must return linearly mapped kernel memory of that length. It must stay allocated at the
+/// same address while the owner exists, even if the owner is moved. A device may read it, and may
+/// write any values if `WRITABLE`. Consequently no references to it may exist except those that
+/// borrow the owner.
 pub unsafe trait Contiguous {
-    /// Whether a device may write it.
+    /// True if a device may write the memory.
     const WRITABLE: bool;
 
-    /// Begin and length.
+    /// Returns address and length.
     fn range(&mut self) -> (NonNull<u8>, usize);
 }
 
@@ -136,11 +138,11 @@ pub unsafe trait Contiguous {
 pub struct Bytes(KVec<u8>);
 
 impl Bytes {
-    /// Takes at least one byte.
+    /// Takes a vector with at least one byte.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for none.
+    /// `EINVAL` if it is empty.
     pub fn new(bytes: KVec<u8>) -> Result<Self> {
         match bytes.is_empty() {
             true => Err(EINVAL),
@@ -148,14 +150,14 @@ impl Bytes {
         }
     }
 
-    /// What is in it.
+    /// Returns the vector.
     pub fn into_inner(self) -> KVec<u8> {
         self.0
     }
 }
 
-// SAFETY: memory of `kmalloc`, which is linearly mapped; the vector is neither accessed nor grown
-// while it is in here. Bytes may have any value.
+// SAFETY: memory of `kmalloc` is linearly mapped. The vector is neither accessed nor grown while it
+// is in this object. Bytes may have any value.
 unsafe impl Contiguous for Bytes {
     const WRITABLE: bool = true;
 
@@ -165,7 +167,7 @@ unsafe impl Contiguous for Bytes {
     }
 }
 
-/// One contiguous range ([`StreamingRange`]).
+/// Contiguous range ([`StreamingRange`]).
 pub struct Range<O> {
     addr: u64,
     bytes: usize,
@@ -184,11 +186,11 @@ impl<O> Kind for Range<O> {
 
     /// # Safety
     ///
-    /// As the trait's: the device no longer accesses the range, which it was mapped for in this
-    /// direction.
+    /// Same as for the trait: the range is mapped for the device in this direction, and it does not
+    /// access the range any more.
     #[inline]
     unsafe fn unmap(self, dev: &BoundDevice, direction: DataDirection) -> O {
-        // SAFETY: by the requirements.
+        // SAFETY: by the function's requirements the range is mapped in this direction.
         unsafe {
             bindings::extoll_dma_unmap(dev.as_raw(), self.addr, self.bytes, direction.into())
         };
@@ -196,9 +198,8 @@ impl<O> Kind for Range<O> {
     }
 }
 
-/// One contiguous range that is mapped for a device. Copies are made where the device does not
-/// reach the memory (swiotlb); so what the device writes is there when the range is unmapped, not
-/// before.
+/// Contiguous range that is mapped for a device. If the device cannot reach the memory, the kernel
+/// copies it (swiotlb). Therefore data that the device writes are visible only after unmapping.
 pub type StreamingRange<O> = Streaming<Range<O>>;
 
 impl<O: Contiguous> Streaming<Range<O>> {
@@ -206,8 +207,8 @@ impl<O: Contiguous> Streaming<Range<O>> {
     ///
     /// # Errors
     ///
-    /// With the owner: `EINVAL` for no bytes, for no direction, and for a device that would write
-    /// what is not writable; `ENOMEM`.
+    /// Returned with the owner. `EINVAL` for an empty range, for no direction, and for write access
+    /// to memory that is not writable; `ENOMEM`.
     #[inline]
     pub fn map(
         dev: &BoundDevice,
@@ -224,7 +225,7 @@ impl<O: Contiguous> Streaming<Range<O>> {
             return Err((owner, EINVAL));
         }
         let mut addr = MaybeUninit::uninit();
-        // SAFETY: the device is bound; the memory is as the trait promises; `addr` may be written.
+        // SAFETY: the device is bound; the trait guarantees the memory; `addr` may be written.
         let mapped = unsafe {
             bindings::extoll_dma_map(
                 dev.as_raw(),
@@ -237,9 +238,9 @@ impl<O: Contiguous> Streaming<Range<O>> {
         if let Err(e) = to_result(mapped) {
             return Err((owner, e));
         }
-        // SAFETY: written on success.
+        // SAFETY: the call writes `addr` on success.
         let addr = unsafe { addr.assume_init() };
-        // INVARIANT: mapped just now.
+        // INVARIANT: the memory has just been mapped.
         Ok(Self {
             kind: ManuallyDrop::new(Range { addr, bytes, owner }),
             binding: dev.binding(),
@@ -249,40 +250,40 @@ impl<O: Contiguous> Streaming<Range<O>> {
 }
 
 impl<O> Streaming<Range<O>> {
-    /// Bus address of the first byte.
+    /// Returns the bus address of the first byte.
     #[inline]
     pub fn addr(&self) -> u64 {
         self.kind.addr
     }
 
-    /// The owner, whose memory the device may be accessing.
+    /// Returns the owner, whose memory the device may be accessing.
     #[inline]
     pub(crate) fn owner(&self) -> &O {
         &self.kind.owner
     }
 }
 
-/// `GFP_KERNEL_ACCOUNT` as C knows it: tables are made on behalf of processes, and take 32 bytes
-/// for each page that is not contiguous with the one before.
+/// `GFP_KERNEL_ACCOUNT` as a C type. Tables are allocated on behalf of processes, and use 32 bytes
+/// for each page that is not contiguous with the previous one.
 const GFP_BITS: bindings::gfp_t = kernel::bindings::GFP_KERNEL_ACCOUNT;
 
-/// CPU and device access the memory at the same time, through any number of mappings: neither
-/// copies nor cache maintenance would do.
+/// CPU and device access the memory at the same time, through any number of mappings, so copies and
+/// cache maintenance are not acceptable.
 pub(super) const ATTRIBUTES: c_ulong = kernel::bindings::DMA_ATTR_REQUIRE_COHERENT as c_ulong;
 
-/// A list of pages ([`StreamingPages`]).
+/// Page list with its scatterlist ([`StreamingPages`]).
 ///
 /// # Invariants
 ///
-/// `table` is initialised, and lists all of `pages`, which is mapped for all of its life.
+/// `table` is initialised and lists all of `pages`. It is mapped as long as this object exists.
 pub struct Pages {
     table: KBox<Opaque<bindings::sg_table>>,
     pages: Arc<PageList>,
 }
 
-// SAFETY: may be used and unmapped by any thread.
+// SAFETY: any thread may use and unmap it.
 unsafe impl Send for Pages {}
-// SAFETY: shared access only reads what does not change.
+// SAFETY: shared references only read constant data.
 unsafe impl Sync for Pages {}
 
 impl sealed::Sealed for Pages {}
@@ -296,11 +297,11 @@ impl Kind for Pages {
 
     /// # Safety
     ///
-    /// As the trait's: the device no longer accesses the pages, which it was mapped for in this
-    /// direction.
+    /// Same as for the trait: the pages are mapped for the device in this direction, and it does
+    /// not access them any more.
     unsafe fn unmap(self, dev: &BoundDevice, direction: DataDirection) -> Arc<PageList> {
-        // SAFETY: by the requirements, and nobody else refers to the table, which is mapped by the
-        // invariants.
+        // SAFETY: by the function's requirements and the type invariant the table is mapped in this
+        // direction. No other reference to the table exists.
         unsafe {
             let direction = direction.into();
             bindings::dma_unmap_sgtable(dev.as_raw(), self.table.get(), direction, ATTRIBUTES);
@@ -310,21 +311,22 @@ impl Kind for Pages {
     }
 }
 
-/// A list of pages that is mapped for a device, contiguous pages as one segment; an IOMMU may make
-/// more of them contiguous. CPU and device see each other's writes at once.
+/// Page list that is mapped for a device, contiguous pages as one segment; an IOMMU may make more
+/// of them contiguous. CPU and device see each other's writes at once.
 ///
 /// Unmapping may sleep.
 pub type StreamingPages = Streaming<Pages>;
 
 impl Streaming<Pages> {
-    /// Maps all pages of the list, whatever bytes of them it is about, for a device that only reads
-    /// them or also writes. May sleep.
+    /// Maps all pages of the list, including bytes outside of its range, for a device that only
+    /// reads them, or also writes them if `write`. May sleep.
     ///
     /// # Errors
     ///
-    /// `EACCES`: the device is to write, and the pages were not obtained for that. `ENOMEM`; `EIO`
-    /// if the host cannot map them, or only as a copy; `EOPNOTSUPP` if CPU and device do not see
-    /// each other's writes by themselves.
+    /// - `EACCES`: write access, but the pages are not writable.
+    /// - `EIO`: the host cannot map the pages, or could only map a copy.
+    /// - `EOPNOTSUPP`: coherent accesses by CPU and device would need cache maintenance.
+    /// - `ENOMEM`.
     pub fn map(dev: &BoundDevice, pages: Arc<PageList>, write: bool) -> Result<Self> {
         if write && !pages.is_writable() {
             return Err(EACCES);
@@ -334,8 +336,8 @@ impl Streaming<Pages> {
         // SAFETY: the device is bound.
         let segment = unsafe { bindings::dma_max_mapping_size(dev.as_raw()) };
         let segment = u32::try_from(segment).unwrap_or(u32::MAX) & !(PAGE as u32 - 1);
-        // SAFETY: the table is zeroed memory, the list has at least one element, each a valid page;
-        // it is not written.
+        // SAFETY: the table is zeroed memory. The list has at least one element; all are valid
+        // pages, and it is not written.
         to_result(unsafe {
             bindings::sg_alloc_table_from_pages_segment(
                 table.get(),
@@ -351,16 +353,16 @@ impl Streaming<Pages> {
             true => DataDirection::Bidirectional,
             false => DataDirection::ToDevice,
         };
-        // SAFETY: bound device, initialised table.
+        // SAFETY: the device is bound, and the table is initialised.
         let mapped = to_result(unsafe {
             bindings::dma_map_sgtable(dev.as_raw(), table.get(), direction.into(), ATTRIBUTES)
         });
         if let Err(e) = mapped {
-            // SAFETY: initialised above, not mapped.
+            // SAFETY: initialised above and not mapped.
             unsafe { bindings::sg_free_table(table.get()) };
             return Err(e);
         }
-        // INVARIANT: just done.
+        // INVARIANT: the table has just been mapped.
         Ok(Self {
             kind: ManuallyDrop::new(Pages { table, pages }),
             binding: dev.binding(),
@@ -368,16 +370,17 @@ impl Streaming<Pages> {
         })
     }
 
-    /// The segments: bus address and pages. Addresses and lengths are multiples of the page size.
+    /// Returns the segments: bus address and number of pages. Addresses are multiples of the page
+    /// size.
     pub fn segments(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        // SAFETY: a mapped table by the invariants, for as long as it is borrowed.
+        // SAFETY: a mapped table by the type invariant while it is borrowed.
         let table: &SGTable = unsafe { SGTable::from_raw(self.kind.table.get()) };
         table
             .iter()
             .map(|e| (e.dma_address(), e.dma_len() / PAGE as u64))
     }
 
-    /// The pages.
+    /// Returns the pages.
     pub fn pages(&self) -> &Arc<PageList> {
         &self.kind.pages
     }

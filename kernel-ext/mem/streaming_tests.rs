@@ -26,7 +26,7 @@ mod tests {
         },
     };
 
-    /// A device without a driver, which does as well here.
+    /// Device without a driver, which suffices for these tests.
     struct Sample(NonNull<bindings::device>);
 
     impl Sample {
@@ -37,20 +37,21 @@ mod tests {
         }
 
         fn device(&self) -> &Device<Bound> {
-            // SAFETY: it lives as long as `self`.
+            // SAFETY: the device lives as long as `self`.
             let device: &Device = unsafe { Device::from_raw(self.0.as_ptr()) };
-            // SAFETY: nobody unbinds it, so it is as good as bound.
+            // SAFETY: the device is not unbound while it is in use, so it may be treated as bound.
             unsafe { device.as_bound() }
         }
 
-        /// A new binding.
+        /// Starts a new binding.
         fn bind(&self) -> BoundDevice {
-            // SAFETY: as above; the tests drop it before the device.
+            // SAFETY: the device lives as long as `self`; the tests drop the result before the
+            // device.
             unsafe { BoundDevice::new(self.device()) }
         }
 
         fn references(&self) -> u32 {
-            // SAFETY: it lives as long as `self`.
+            // SAFETY: the device lives as long as `self`.
             unsafe { bindings::extoll_device_references(self.0.as_ptr()) }
         }
     }
@@ -74,7 +75,7 @@ mod tests {
         let map = StreamingRange::map(&dev, bytes(100)?, direction).map_err(|(_, e)| e)?;
         assert!(map.addr() != 0);
         assert_eq!(map.bytes(), 100);
-        // The same device, but another binding.
+        // Same device, but another binding.
         let Err(map) = map.unmap(&sample.bind()) else {
             return Err(EEXIST);
         };
@@ -94,7 +95,7 @@ mod tests {
         let dev = sample.bind();
         let result = StreamingRange::map(&dev, bytes(1)?, DataDirection::None);
         assert_eq!(result.err().map(|(_, e)| e), Some(EINVAL));
-        // Nobody writes to frames that are sent.
+        // Devices must not write to frames that are sent.
         let result = StreamingRange::map(&dev, frame(64)?, DataDirection::FromDevice);
         assert_eq!(result.err().map(|(_, e)| e), Some(EINVAL));
         assert!(Bytes::new(KVec::new()).is_err());
@@ -103,10 +104,10 @@ mod tests {
 
     static DROPPED: AtomicFlag = AtomicFlag::new(false);
 
-    /// Memory that somebody else frees.
+    /// Memory that the test frees.
     struct Borrowed(NonNull<u8>);
 
-    // SAFETY: a page that the test keeps, and does not access meanwhile.
+    // SAFETY: a page that the test keeps allocated, and does not access while it is mapped.
     unsafe impl Contiguous for Borrowed {
         const WRITABLE: bool = true;
 
@@ -126,7 +127,7 @@ mod tests {
         let sample = Sample::new()?;
         let dev = sample.bind();
         let page = Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?;
-        // SAFETY: a valid page.
+        // SAFETY: the page is valid.
         let address = unsafe { bindings::extoll_page_address(page.as_ptr()) };
         let owner = || Ok::<_, Error>(Borrowed(NonNull::new(address.cast()).ok_or(EINVAL)?));
         DROPPED.store(false, Relaxed);
@@ -152,7 +153,7 @@ mod tests {
         assert_eq!(map.segments().map(|(_, pages)| pages).sum::<u64>(), 3);
         assert_eq!(map.bytes(), 3 * PAGE);
         assert!(map.unmap(&dev).is_ok());
-        // A frame may be read only.
+        // Frames may only be mapped for reading.
         let list = FragmentList::take_frame(frame(64)?).map_err(|(_, e)| e)?;
         let list = list.pages().clone();
         assert_eq!(
@@ -169,7 +170,7 @@ mod tests {
         if skb.is_null() {
             return Err(ENOMEM);
         }
-        // SAFETY: a new frame.
+        // SAFETY: `skb` is a new frame.
         Ok(unsafe { SkBuff::from_raw(skb) })
     }
 
@@ -191,7 +192,7 @@ mod tests {
         let Ok(unmapped) = map.unmap(&dev) else {
             return Err(ENODEV);
         };
-        // Not while somebody else has a reference.
+        // Fails while another reference exists.
         let Err(unmapped) = unmapped.into_frame() else {
             return Err(EEXIST);
         };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Pins of user memory.
+//! Pinned user memory.
 
 use super::{pages::Hold, PageList, PAGE};
 use crate::{bindings, security::LockedPages};
@@ -11,39 +11,39 @@ use kernel::{
     sync::aref::ARef,
 };
 
-/// Pages of user memory that one list can have: 512 GiB.
+/// Maximum number of pinned pages of one list: 512 GiB.
 pub const MAX_PINNED: usize = 1 << 27;
-/// Pointers that are allocated at a time, at least.
+/// Minimum number of pointers that are allocated at a time.
 const CHUNK: usize = 4096;
 
-/// For how long user memory is pinned.
+/// Lifetime of pins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pin {
-    /// As long as it is registered, so that pages may be moved before, and memory is refused that
-    /// can't stay (`FOLL_LONGTERM`).
+    /// Until the registration ends. Pinning may first move pages. Memory that cannot stay pinned is
+    /// rejected (`FOLL_LONGTERM`).
     Registration,
-    /// For one transfer, which has a deadline.
+    /// Until the end of one transfer, which has a deadline.
     Transfer,
 }
 
-/// What a process has at the addresses where pages of it were pinned.
+/// State of the addresses at which pages of a process were pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Maps {
-    /// These pages.
+    /// The same pages are mapped.
     Same,
-    /// Others or none, in one place at least.
+    /// At least one address has another page or none.
     Other,
-    /// Somebody works on the file that they belong to: another look, some milliseconds later, will
-    /// tell.
+    /// Unknown, because another thread holds the lock of the pages' file. The caller has to ask
+    /// again some milliseconds later.
     Unclear,
 }
 
-/// Where pages of a list were pinned: addresses that follow each other, as the pages do.
+/// Contiguous user addresses at which consecutive pages of a list were pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UserRange {
     /// First address, a multiple of the page size.
     pub start: usize,
-    /// Number of the first page in the list.
+    /// Index of the first page in the list.
     pub page: usize,
     /// Number of pages.
     pub pages: usize,
@@ -53,7 +53,7 @@ pub struct UserRange {
 ///
 /// # Invariants
 ///
-/// As many pages are counted as pinned in `mm` as the list has.
+/// `mm` counts each page in the list as pinned.
 pub(super) struct Pins {
     mm: ARef<Mm>,
     ranges: KVVec<UserRange>,
@@ -66,16 +66,16 @@ impl Pins {
         self.write
     }
 
-    /// Gives up what was pinned.
+    /// Unpins the pages.
     ///
     /// # Safety
     ///
-    /// The pages are those that were pinned for this object, nobody accesses them any more, and
-    /// this is called once.
+    /// `pages` must be those that were pinned for this object, and must not be accessed any more.
+    /// This must be called only once.
     pub(super) unsafe fn unpin(&mut self, pages: &mut [*mut bindings::page]) {
         let n = pages.len() as c_ulong;
-        // SAFETY: by the requirements, and they were counted in the address space, which is
-        // referenced.
+        // SAFETY: by the function's requirements. The pages were counted in the address space,
+        // which is referenced.
         unsafe {
             bindings::unpin_user_pages_dirty_lock(pages.as_mut_ptr(), n, self.write);
             bindings::extoll_pinned_sub(self.mm.as_raw(), n);
@@ -92,8 +92,8 @@ mod sealed {
     }
 }
 
-/// An iterator over user memory: [`IovIterSource`], which a device reads, or [`IovIterDest`], which
-/// it also writes.
+/// Iterator over user memory: [`IovIterSource`], which a device reads, or [`IovIterDest`], which it
+/// also writes.
 pub trait UserIter: sealed::Sealed {}
 
 impl sealed::Sealed for IovIterSource<'_> {
@@ -116,19 +116,19 @@ impl sealed::Sealed for IovIterDest<'_> {
 
 impl UserIter for IovIterDest<'_> {}
 
-/// A piece of user memory: address and length.
+/// Contiguous range of user memory: address and length.
 pub(super) type Piece = (usize, usize);
 
-/// The pieces of the first `most` bytes of an iterator, which stays where it is. Those that follow
-/// each other are one. May sleep.
+/// Returns the ranges of the first `most` bytes of an iterator, which is not advanced. Adjacent
+/// ranges are merged. May sleep.
 pub(super) fn pieces<I: UserIter>(iter: &mut I, most: usize) -> Result<KVVec<Piece>> {
-    // SAFETY: the iterator is borrowed, so that nobody changes it; a copy may be advanced on its
-    // own, and does not outlive it.
+    // SAFETY: the iterator is borrowed, so it does not change. A copy of it may be advanced
+    // separately, and does not outlive it.
     let mut copy = unsafe { iter.raw().read() };
     let (mut list, mut left) = (KVVec::<Piece>::new(), most);
     while left > 0 {
         let mut start = 0;
-        // SAFETY: a valid iterator, a live local.
+        // SAFETY: `copy` is a valid iterator, and `start` a local variable.
         let len = unsafe { bindings::extoll_iter_piece(&mut copy, left, &mut start) };
         let len = usize::try_from(len).map_err(|_| Error::from_errno(len as c_int))?;
         if len == 0 {
@@ -145,17 +145,19 @@ pub(super) fn pieces<I: UserIter>(iter: &mut I, most: usize) -> Result<KVVec<Pie
 }
 
 impl PageList {
-    /// Pins `bytes` bytes from `start` of the current process, both multiples of the page size, for
-    /// a registration and a device that only reads them or also writes. They appear as pinned
-    /// memory of the process, and are charged to its user ([`LockedPages`]); the list is charged to
-    /// its memory control group. Process context; sleeps.
+    /// Pins the `bytes` bytes at `start` of the current process, both multiples of the page size,
+    /// for a registration. The device only reads them, or also writes them if `write`. The pages
+    /// count as pinned memory of the process, and are charged to its user ([`LockedPages`]). The
+    /// list is charged to the memory control group. Process context; sleeps.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: not page aligned, nothing, or wraps around. `ENOSPC`: more than [`MAX_PINNED`]
-    /// pages. `EFAULT`: not mapped, not with that access, or kernel thread. `ENOMEM`: none, or
-    /// `RLIMIT_MEMLOCK` exceeded without `CAP_IPC_LOCK`. `EINTR`: fatal signal. `EOPNOTSUPP`:
-    /// memory that cannot be pinned for long.
+    /// - `EINVAL`: not page aligned, empty, or wraps around.
+    /// - `ENOSPC`: more than [`MAX_PINNED`] pages.
+    /// - `EFAULT`: not mapped, not mapped with that access, or called by a kernel thread.
+    /// - `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` exceeded without `CAP_IPC_LOCK`.
+    /// - `EINTR`: a fatal signal is pending.
+    /// - `EOPNOTSUPP`: the memory cannot be pinned for a long time.
     pub fn pin(start: usize, bytes: usize, write: bool) -> Result<Self> {
         let end = start.checked_add(bytes).ok_or(EINVAL)?;
         if bytes == 0 || (start | end) % PAGE != 0 {
@@ -164,9 +166,9 @@ impl PageList {
         Self::pin_pieces(&[(start, bytes)], write, Pin::Registration, false)
     }
 
-    /// Pins the pages of pieces of memory of the current process. The offset of the list is the
-    /// first piece's, and its bytes are all up to the end of the last one's. `nofault`: only pages
-    /// that are there.
+    /// Pins the pages of ranges of the current process. The list begins at the first byte of the
+    /// first range, and ends at the last byte of the last range. `nofault`: fails for pages that
+    /// are not present.
     pub(super) fn pin_pieces(
         pieces: &[Piece],
         write: bool,
@@ -198,7 +200,7 @@ impl PageList {
             mm.into()
         };
         let _charge = LockedPages::charge(count)?;
-        // From here on the drop unpins what was pinned.
+        // From now on the drop unpins the pages that were pinned.
         let mut list = Self::empty(Hold::Pins(Pins {
             mm: mm.clone(),
             ranges: KVVec::new(),
@@ -212,13 +214,13 @@ impl PageList {
             pins.ranges = ranges;
         }
         list.offset = first.0 % PAGE;
-        // The last page is full but for what follows the last piece.
+        // Subtracts the unused bytes of the last page, after the last range.
         let behind = (PAGE - (last.0 + last.1) % PAGE) % PAGE;
         list.bytes = count * PAGE - list.offset - behind;
         Ok(list)
     }
 
-    /// Pins the pages of a range, of `count` that there will be in the list.
+    /// Pins the pages of a range. The list will have `count` pages in total.
     fn pin_range(
         &mut self,
         mm: &Mm,
@@ -235,13 +237,13 @@ impl PageList {
             }
             let done = self.pages.len();
             if done == self.pages.capacity() {
-                // As many again, so that the list is never much longer than what is there to be
-                // pinned.
+                // Doubles the list, so that it is never much longer than the memory that exists to
+                // be pinned.
                 let more = done.max(CHUNK).min(count - done);
                 self.pages.reserve(more, GFP_KERNEL_ACCOUNT)?;
             }
             let spare = self.pages.spare_capacity_mut();
-            // SAFETY: there is room for as many pointers as `spare` has elements.
+            // SAFETY: `spare` has room for at least the number of pointers that is passed.
             let n = unsafe {
                 bindings::extoll_pin_user(
                     range.start + (done - range.page) * PAGE,
@@ -267,8 +269,7 @@ impl PageList {
         Ok(())
     }
 
-    /// The address space that the pages were pinned in, and where; for pinned pages that were there
-    /// in one piece.
+    /// Returns address space and start address of pinned pages, if they were contiguous there.
     pub fn user(&self) -> Option<(&Mm, usize)> {
         match (self.mm(), self.user_ranges()) {
             (Some(mm), [range]) => Some((mm, range.start)),
@@ -276,7 +277,7 @@ impl PageList {
         }
     }
 
-    /// The address space that the pages were pinned in.
+    /// Returns the address space of pinned pages.
     pub fn mm(&self) -> Option<&Mm> {
         match &self.hold {
             Hold::Pins(pins) => Some(&pins.mm),
@@ -284,7 +285,7 @@ impl PageList {
         }
     }
 
-    /// Where the pages were pinned, in the order of the list; nothing for pages that were not.
+    /// Returns the addresses of pinned pages, in the order of the list; empty for other pages.
     pub fn user_ranges(&self) -> &[UserRange] {
         match &self.hold {
             Hold::Pins(pins) => &pins.ranges,
@@ -302,7 +303,7 @@ impl PageList {
         if end > self.len() || first > end {
             return Maps::Other;
         }
-        // If the process ends meanwhile, its address space is not taken down here.
+        // If the process ends during this call, another thread frees its address space.
         let Some(mm) = mm.mmget_not_zero().map(MmWithUser::into_mmput_async) else {
             return Maps::Other;
         };
@@ -313,7 +314,8 @@ impl PageList {
             if pages.is_empty() {
                 continue;
             }
-            // SAFETY: `mm` has users while it is borrowed, and the list has as many elements.
+            // SAFETY: `mm` has users while it is borrowed, and the list has the number of elements
+            // that is passed.
             let found = unsafe {
                 bindings::extoll_user_maps(
                     mm.as_raw(),

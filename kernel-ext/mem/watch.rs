@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! News of changes of a user address range (`mmu_interval_notifier`).
+//! Notification of changes in a user address range (`mmu_interval_notifier`).
 
 use crate::bindings;
 use core::mem::MaybeUninit;
@@ -13,30 +13,30 @@ use kernel::{
     types::Opaque,
 };
 
-/// What is about to happen to pages of the range.
+/// Change of pages in the range that is about to happen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// They are unmapped or moved, or the process ends: nothing will be there.
+    /// The pages are unmapped or moved, or the process ends. The addresses will be empty.
     Gone,
-    /// Their page table entries change. Perhaps other pages will be there; often the same, e.g.
-    /// when a huge page is split.
+    /// The page table entries change. The addresses may get other pages, but often keep the same
+    /// ones, for example when a huge page is split.
     Suspect,
 }
 
-/// Hears of changes.
+/// Receiver of notifications.
 pub trait Watcher: Send + Sync {
-    /// Pages of the addresses `start…end` are about to change; [`Watch::settle`] waits until they
-    /// have. Called with locks of the memory management held, perhaps while memory is reclaimed:
-    /// must neither sleep nor allocate, nor take a lock under which somebody does.
+    /// Called before pages at the addresses `start…end` change; [`Watch::settle`] waits until they
+    /// have changed. Locks of memory management are held, possibly during memory reclaim. Must
+    /// neither sleep nor allocate, and must not take a lock whose holders do.
     fn changing(&self, change: Change, start: usize, end: usize);
 }
 
-/// Watches a range; ended by drop, after which [`Watcher::changing`] is not called any more. The
-/// drop sleeps; not from `changing`, nor with a lock that it takes.
+/// Watch of an address range. The drop ends it; afterwards [`Watcher::changing`] is not called. The
+/// drop sleeps. It must not happen in `changing`, or with a lock held that `changing` takes.
 ///
 /// # Invariants
 ///
-/// `0` is initialised and registered.
+/// The notifier of `0` is initialised and registered.
 pub struct Watch(Pin<KBox<Inner>>);
 
 struct Inner {
@@ -44,21 +44,21 @@ struct Inner {
     watcher: Arc<dyn Watcher>,
 }
 
-// SAFETY: notifiers may be removed by any thread, and watchers are `Send` and `Sync`.
+// SAFETY: any thread may remove a notifier, and watchers are `Send` and `Sync`.
 unsafe impl Send for Watch {}
-// SAFETY: `&Watch` allows nothing.
+// SAFETY: `&Watch` only gives access to `settle`, which any thread may call.
 unsafe impl Sync for Watch {}
 
 const OPS: bindings::mmu_interval_notifier_ops = {
-    // SAFETY: the other functions are optional.
+    // SAFETY: null is valid for the other functions, which are optional.
     let mut ops: bindings::mmu_interval_notifier_ops =
         unsafe { MaybeUninit::zeroed().assume_init() };
     ops.invalidate = Some(invalidate);
     ops
 };
-/// Its address is what the kernel keeps.
+/// Table in static memory, because the kernel keeps its address.
 struct Ops(bindings::mmu_interval_notifier_ops);
-// SAFETY: never changed.
+// SAFETY: the table is constant.
 unsafe impl Sync for Ops {}
 static STATIC_OPS: Ops = Ops(OPS);
 
@@ -70,18 +70,18 @@ unsafe extern "C" fn invalidate(
     range: *const bindings::mmu_notifier_range,
     seq: c_ulong,
 ) -> bool {
-    // SAFETY: only registered by `Watch::new`, within an `Inner` that lives until the notifier was
-    // removed.
+    // SAFETY: only `Watch::new` registers the notifier, as part of an `Inner` that lives until the
+    // notifier was removed.
     let inner = unsafe { &*container_of!(Opaque::cast_from(sub), Inner, notifier) };
-    // SAFETY: this is the callback that has to do so.
+    // SAFETY: the call belongs in this callback.
     unsafe { bindings::extoll_invalidate_seq(sub, seq) };
-    // SAFETY: valid during the callback.
+    // SAFETY: the range is valid during the callback.
     let range = unsafe { &*range };
     let change = match range.event {
         bindings::mmu_notifier_event_MMU_NOTIFY_UNMAP
         | bindings::mmu_notifier_event_MMU_NOTIFY_RELEASE => Change::Gone,
-        // The same pages with other rights, which do not concern pins: fork copies pinned pages for
-        // the child.
+        // The pages stay, only access rights change. That does not concern pins, because fork
+        // copies pinned pages for the child.
         bindings::mmu_notifier_event_MMU_NOTIFY_PROTECTION_VMA
         | bindings::mmu_notifier_event_MMU_NOTIFY_PROTECTION_PAGE
         | bindings::mmu_notifier_event_MMU_NOTIFY_SOFT_DIRTY => return true,
@@ -92,11 +92,12 @@ unsafe extern "C" fn invalidate(
 }
 
 impl Watch {
-    /// Watches `bytes` bytes from `start` of `mm`. May sleep.
+    /// Watches the `bytes` bytes at `start` of `mm`. May sleep.
     ///
     /// # Errors
     ///
-    /// `EFAULT`: its process has ended. `ENOMEM`, `EOVERFLOW` for a range that wraps around.
+    /// `EFAULT`: the process of `mm` has ended. `ENOMEM`; `EOVERFLOW` for a range that wraps
+    /// around.
     pub fn new(mm: &Mm, start: usize, bytes: usize, watcher: Arc<dyn Watcher>) -> Result<Self> {
         let inner = KBox::pin(
             Inner {
@@ -105,12 +106,12 @@ impl Watch {
             },
             GFP_KERNEL,
         )?;
-        // If the process ends meanwhile, its address space is not taken down here.
+        // If the process ends during this call, another thread frees its address space.
         let used = mm
             .mmget_not_zero()
             .map(MmWithUser::into_mmput_async)
             .ok_or(EFAULT)?;
-        // SAFETY: the notifier has a stable address, and `mm` has users while `used` exists.
+        // SAFETY: the notifier does not move, and `mm` has users while `used` exists.
         to_result(unsafe {
             bindings::mmu_interval_notifier_insert(
                 inner.notifier.get(),
@@ -123,19 +124,19 @@ impl Watch {
         Ok(Self(inner))
     }
 
-    /// Waits until no change of the range is under way: what the page tables say then is not older
-    /// than any change that [`Watcher::changing`] was told of before. Sleeps; not from `changing`,
-    /// nor with a lock that it takes.
+    /// Waits until no change of the range is in progress. Afterwards the page tables reflect all
+    /// changes that [`Watcher::changing`] was notified of before this call. Sleeps. Must not be
+    /// called in `changing`, or with a lock held that `changing` takes.
     pub fn settle(&self) {
-        // SAFETY: registered by the invariants. Whether something changes later is told by
-        // `changing`, so the number that this returns is not needed.
+        // SAFETY: registered by the type invariant. `changing` reports later changes, so the
+        // returned sequence number is not needed.
         unsafe { bindings::mmu_interval_read_begin(self.0.notifier.get()) };
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // SAFETY: registered by the invariants; nobody refers to it afterwards.
+        // SAFETY: registered by the type invariant. The kernel does not use it afterwards.
         unsafe { bindings::mmu_interval_notifier_remove(self.0.notifier.get()) };
     }
 }

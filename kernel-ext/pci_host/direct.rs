@@ -100,8 +100,8 @@ impl Direct {
         };
         let at = first * PAGE;
         // SAFETY: the run is in the range and belongs to this call only. The driver passed the
-        // memory to the DMA interface for as long as the mapping exists; the caller has checked
-        // that it is RAM.
+        // memory to the DMA interface until the mapping ends; the caller has checked that it is
+        // RAM.
         if unsafe { self.map.link(at, phys, bytes, direction) }.is_err() {
             let mut places = self.state.lock();
             places.close(first);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Values whose destructor sleeps, dropped where nobody may sleep.
+//! Values with a sleeping destructor that may be dropped in atomic context.
 
 use super::enqueue;
 use core::{
@@ -15,10 +15,11 @@ use kernel::{
     workqueue::{Work, WorkItem},
 };
 
-/// The lock checker compares names by address, and literals in generic code may be there more than once.
+/// Name of the lock class. It is one static object, because lockdep compares names by address and
+/// generic code may contain several copies of a literal.
 static LOCK_NAME: &CStr = c"extoll_deferred";
 
-/// A value with the memory that it takes to have it dropped by a work item.
+/// Value with the work item that drops it.
 #[pin_data]
 struct Slot<T: Send + 'static> {
     value: T,
@@ -38,18 +39,17 @@ impl<T: Send + 'static> WorkItem for Slot<T> {
     }
 }
 
-/// A value that may be dropped in any context although its own destructor sleeps, or takes locks
-/// that are held there: the drop of this hands it to a work item, in process context, which drops
-/// it soon. Neither that nor any other use allocates, since the work item is made together with the
-/// value.
+/// Value that may be dropped in any context, although its destructor sleeps or takes locks that are
+/// held there. The drop queues a work item, which drops the value soon in process context. The work
+/// item is allocated together with the value, so the drop allocates nothing.
 ///
-/// For handles that their users put into structures of softirqs, RCU or sockets: a port, a region,
-/// an `Arc` of something that ends with the last of them.
+/// Intended for handles in structures of softirqs, RCU or sockets: a port, a region, or an `Arc` of
+/// an object that is removed with its last reference.
 ///
-/// The work item is on the queue of all items of the drivers ([`super::enqueue`]). So a module that
-/// drops such values keeps a [`super::Settled`], which it drops last: that waits for the
-/// destructors, which are code of the module. `extoll.ko` has the queue itself drained
-/// ([`super::Owner`]).
+/// The work item is on the queue of all work items of the drivers ([`super::enqueue`]). The
+/// destructors are code of the module that drops the values. Such a module keeps a
+/// [`super::Settled`] and drops it last, which waits for the destructors. In `extoll.ko`,
+/// [`super::Owner`] drains the queue itself.
 ///
 /// # Examples
 ///
@@ -62,9 +62,9 @@ impl<T: Send + 'static> WorkItem for Slot<T> {
 ///     region: Deferred<Region>,
 /// }
 ///
-/// /// In a softirq.
+/// /// Called in a softirq.
 /// fn closed(sockets: &SpinLockIrq<KVec<Arc<Socket>>>) {
-///     // The last reference, perhaps: the region ends some time later.
+///     // Perhaps the last reference; then the region is dropped later.
 ///     drop(sockets.lock().pop());
 /// }
 ///
@@ -76,11 +76,11 @@ impl<T: Send + 'static> WorkItem for Slot<T> {
 pub struct Deferred<T: Send + 'static>(ManuallyDrop<Pin<KBox<Slot<T>>>>);
 
 impl<T: Send + 'static> Deferred<T> {
-    /// Takes a value. Context as `flags` say.
+    /// Takes a value. The permitted contexts depend on `flags`.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`: the value is dropped here.
+    /// `ENOMEM`: the value is dropped before the return.
     pub fn new(value: T, flags: kernel::alloc::Flags) -> Result<Self> {
         let slot = pin_init!(Slot {
             value,
@@ -89,14 +89,15 @@ impl<T: Send + 'static> Deferred<T> {
         Ok(Self(ManuallyDrop::new(KBox::pin_init(slot, flags)?)))
     }
 
-    /// Gives the value back, to be dropped here and now, for instance. Any context.
+    /// Returns the value, for example to drop it at once. Any context.
     pub fn into_inner(self) -> T {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: not used again, as `this` is not dropped.
+        // SAFETY: the field is not used again, because `this` is not dropped.
         let slot = unsafe { ManuallyDrop::take(&mut this.0) };
-        // SAFETY: the work item is not queued, which is all that needs the place.
+        // SAFETY: only a queued work item needs a fixed address, and this one is not queued.
         let slot = KBox::into_raw(unsafe { Pin::into_inner_unchecked(slot) });
-        // SAFETY: a valid value, which is read once: what is left is memory.
+        // SAFETY: a valid value, which is read once. The rest is freed as memory, without dropping
+        // the value.
         unsafe {
             let value = ptr::read(&(*slot).value);
             drop(KBox::from_raw(slot.cast::<ManuallyDrop<Slot<T>>>()));
@@ -115,14 +116,14 @@ impl<T: Send + 'static> Deref for Deferred<T> {
 
 impl<T: Send + 'static> DerefMut for Deferred<T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: only the work item is pinned, and that is not moved.
+        // SAFETY: only the work item is pinned, and it is not moved.
         unsafe { &mut self.0.as_mut().get_unchecked_mut().value }
     }
 }
 
 impl<T: Send + 'static> Drop for Deferred<T> {
     fn drop(&mut self) {
-        // SAFETY: not used again.
+        // SAFETY: the field is not used again.
         let slot = unsafe { ManuallyDrop::take(&mut self.0) };
         enqueue(slot);
     }
@@ -141,7 +142,7 @@ mod tests {
         time::{delay::fsleep, Delta},
     };
 
-    /// Sleeps when it is dropped.
+    /// Sleeps in its destructor.
     struct Sleeper(Arc<Atomic<i32>>);
 
     impl Drop for Sleeper {
@@ -176,7 +177,7 @@ mod tests {
     fn a_value_can_be_used_and_had_back() -> Result {
         let (mut value, count) = sleeper()?;
         let other = Arc::new(Atomic::new(5), GFP_KERNEL)?;
-        // The old one is dropped by this, in process context.
+        // The assignment drops the old value, in process context.
         *value = Sleeper(other.clone());
         assert_eq!(count.load(Relaxed), 1);
         assert_eq!((*value).0.load(Relaxed), 5);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Work queues: what `kernel::workqueue` lacks, above all cancelling, without which a module cannot
-//! unload.
+//! Work queues: functions that `kernel::workqueue` lacks, in particular cancelling, which a module
+//! needs before it is unloaded.
 
 mod deferred;
 
@@ -22,22 +22,23 @@ use kernel::{
 
 type RawQueue = Atomic<*mut kernel::bindings::workqueue_struct>;
 
-/// The queue of [`Owner`], null without one; read under RCU.
+/// Queue of [`Owner`]; null without an owner. Read under RCU.
 static QUEUE: RawQueue = Atomic::new(ptr::null_mut());
-/// As [`QUEUE`], for items that wait for memory.
+/// Queue for work items that may wait for memory; same rules as for [`QUEUE`].
 static WAITING: RawQueue = Atomic::new(ptr::null_mut());
-/// There is an [`Owner`].
+/// True while an [`Owner`] exists.
 static OWNED: AtomicFlag = AtomicFlag::new(false);
-/// How many wait for the items of the queue ([`Settled`]): it exists until they don't.
+/// Number of threads that wait for work items of a queue ([`Settled`]). A queue is not destroyed
+/// while it is above 0.
 static WAITERS: Atomic<i32> = Atomic::new(0);
-/// As [`QUEUE`].
+/// Queue for work items that rebind a device; same rules as for [`QUEUE`].
 static RESETS: RawQueue = Atomic::new(ptr::null_mut());
 
 #[inline(never)]
 fn current(queue: &RawQueue) -> *mut kernel::bindings::workqueue_struct {
     let own = queue.load(Acquire);
     if own.is_null() {
-        // SAFETY: set at boot and never changed.
+        // SAFETY: the variable is set at boot and never changed.
         unsafe { bindings::system_dfl_wq }
     } else {
         own
@@ -46,14 +47,14 @@ fn current(queue: &RawQueue) -> *mut kernel::bindings::workqueue_struct {
 
 fn with_queue<R>(queue: &RawQueue, f: impl FnOnce(&Queue) -> R) -> R {
     let _alive = rcu::read_lock();
-    // SAFETY: the system's queue is never freed. An own one is freed only a grace period after
-    // nobody finds it any more, and this is a reader of RCU.
+    // SAFETY: the system's queue is never freed. A queue of an [`Owner`] is freed only a grace
+    // period after its pointer was cleared, and this is an RCU read-side critical section.
     f(unsafe { Queue::from_raw(current(queue)) })
 }
 
-/// Puts an item into the queue of all items of the drivers: unbound, and with a thread of its own
-/// for when memory is short. Without an [`Owner`] it is the system's unbound queue. Gives back an
-/// item that is in a queue already. Any context.
+/// Queues a work item on the queue of all work items of the drivers. That queue is unbound and has
+/// a rescuer thread for memory shortage. Without an [`Owner`] it is the system's unbound queue.
+/// Returns an item that is already queued. Any context.
 pub fn enqueue<W, const ID: u64>(item: W) -> W::EnqueueOutput
 where
     W: RawWorkItem<ID> + Send + 'static,
@@ -61,7 +62,7 @@ where
     with_queue(&QUEUE, |queue| queue.enqueue(item))
 }
 
-/// As [`enqueue`], after a delay in jiffies.
+/// Queues a work item like [`enqueue`], after a delay in jiffies.
 pub fn enqueue_delayed<W, const ID: u64>(item: W, delay: Jiffies) -> W::EnqueueOutput
 where
     W: RawDelayedWorkItem<ID> + Send + 'static,
@@ -69,9 +70,9 @@ where
     with_queue(&QUEUE, |queue| queue.enqueue_delayed(item, delay))
 }
 
-/// As [`enqueue_delayed`] for an item that may allocate, or wait for a lock whose holders may: those
-/// of an address space above all. The memory may have to wait for items of the other queue, so such
-/// an item must not occupy the thread which that one has for when memory is short.
+/// Queues a delayed work item that may allocate, or that may wait for a lock whose holders
+/// allocate, in particular locks of an address space. Memory reclaim may depend on items of the
+/// other queue, so such an item must not occupy that queue's rescuer thread.
 pub fn enqueue_waiting<W, const ID: u64>(item: W, delay: Jiffies) -> W::EnqueueOutput
 where
     W: RawDelayedWorkItem<ID> + Send + 'static,
@@ -79,15 +80,17 @@ where
     with_queue(&WAITING, |queue| queue.enqueue_delayed(item, delay))
 }
 
-/// The queue of items that have a device unbound and bound again: unbinding waits for those of the
-/// other one. Without an [`Owner`] the system's unbound queue.
+/// Returns the queue for work items that unbind a device and bind it again. It is a separate queue,
+/// because unbinding waits for items of the other queues. Without an [`Owner`] it is the system's
+/// unbound queue.
 pub(crate) fn reset_queue() -> *mut kernel::bindings::workqueue_struct {
     current(&RESETS)
 }
 
-/// Keeps the queues. Its module makes it before anybody can enqueue, and drops it when nobody can
-/// any more (delayed items have been cancelled, modules above are gone): the drop waits until the
-/// last item has returned, so that no code is unloaded that still runs.
+/// Owner of the queues. Its module makes it before the first item is queued. The module drops it
+/// after delayed items have been cancelled and modules above have been unloaded, so that no further
+/// items can be queued. The drop waits until the last item has returned, so that code of a running
+/// item is not unloaded.
 pub struct Owner(());
 
 impl Owner {
@@ -95,14 +98,13 @@ impl Owner {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, `EBUSY` for a second one.
+    /// `ENOMEM`; `EBUSY` if an owner exists.
     pub fn new() -> Result<Self> {
         if OWNED.xchg(true, Full) {
             return Err(EBUSY);
         }
         let make = |name: &CStr, flags| {
-            // SAFETY: the name is a string without conversions, so that no more arguments are
-            // wanted.
+            // SAFETY: the name is a C string without conversions, so no further arguments are read.
             unsafe { bindings::alloc_workqueue_noprof(name.as_char_ptr(), flags, 0) }
         };
         let unbound = bindings::wq_flags_WQ_UNBOUND;
@@ -122,23 +124,22 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // Items of the first may enqueue some in those after it, and items of the last some in the
-        // one before; those are over with this.
+        // An item may queue another one on a later queue of this list, or on the queue before its
+        // own. `settle` completes the latter.
         settle();
         for queue in [&RESETS, &WAITING, &QUEUE] {
             let own = queue.load(Relaxed);
             if !own.is_null() {
-                // SAFETY: made by `new`. Items may enqueue others meanwhile, which are waited for,
-                // too.
+                // SAFETY: made by `new`. Items that are queued during the call are drained, too.
                 unsafe { bindings::drain_workqueue(own) };
                 queue.store(ptr::null_mut(), Release);
                 rcu::synchronize_rcu();
                 while WAITERS.load(Acquire) != 0 {
-                    // All items have returned, so it is not for long.
+                    // All items have returned, so the waiting threads continue soon.
                     fsleep(Delta::from_millis(1));
                 }
-                // SAFETY: made by `new`, and nobody finds it any more; it is freed when the last
-                // item has returned.
+                // SAFETY: made by `new`. The grace period has elapsed since the pointer was
+                // cleared, so the queue is not found any more; no thread flushes it.
                 unsafe { bindings::destroy_workqueue(own) };
             }
         }
@@ -146,9 +147,9 @@ impl Drop for Owner {
     }
 }
 
-/// For a module above: its drop waits until all items that were enqueued before have returned. They
-/// may hold the last reference to something of the module, and run code of it when they drop that.
-/// The drop sleeps.
+/// Guard for a module above. The drop waits until all work items that were queued earlier have
+/// returned. Such an item may hold the last reference to an object of the module, and run the
+/// module's code when it drops that. The drop sleeps.
 pub struct Settled;
 
 impl Drop for Settled {
@@ -157,8 +158,8 @@ impl Drop for Settled {
     }
 }
 
-/// Waits until all items that were enqueued before have returned, and those that these enqueued in
-/// the other queue. Sleeps.
+/// Waits until all items that were queued earlier have returned, and also items that these queued
+/// on the other queue. Sleeps.
 fn settle() {
     for queue in [&QUEUE, &WAITING, &QUEUE] {
         flush(queue);
@@ -170,73 +171,74 @@ fn flush(queue: &RawQueue) {
         let _alive = rcu::read_lock();
         let own = queue.load(Acquire);
         if !own.is_null() {
-            // Within the grace period that its end waits for, so it is counted before the queue
-            // ends.
+            // Counted in the critical section, so before the grace period for which the queue's
+            // owner waits has elapsed.
             WAITERS.fetch_add(1, Relaxed);
         }
         own
     };
     if !own.is_null() {
-        // SAFETY: its owner has the queue exist while somebody is counted.
+        // SAFETY: the owner does not destroy the queue while `WAITERS` is above 0.
         unsafe { bindings::__flush_workqueue(own) };
         WAITERS.fetch_sub(1, Release);
     }
 }
 
-/// Cancels a work item and waits until it does not run. May sleep; no lock that the item takes may
-/// be held.
+/// Cancels a work item and waits until it does not run. May sleep. The caller must not hold a lock
+/// that the item takes.
 ///
-/// Others must not enqueue it concurrently if it has to stay idle afterwards.
+/// If the item has to stay idle afterwards, it must not be queued concurrently.
 pub fn cancel_sync<T, const ID: u64>(item: &Arc<T>)
 where
     T: HasWork<T, ID> + WorkItem<ID, Pointer = Arc<T>>,
 {
     let ptr = Arc::as_ptr(item);
-    // SAFETY: `ptr` points to a live `T`, and `HasWork` returns a pointer to its work field.
+    // SAFETY: `ptr` points to a valid `T`, and `HasWork` returns a pointer to its work field.
     let work = unsafe { Work::raw_get(T::raw_get_work(ptr.cast_mut())) };
-    // SAFETY: `work` was initialised by `Work::new` and is alive.
+    // SAFETY: `Work::new` initialised `work`, which is alive.
     if unsafe { bindings::cancel_work_sync(work) } {
-        // SAFETY: it was pending, so the queue owned the reference that `enqueue` made by
-        // `Arc::into_raw`, and it will not call the item any more.
+        // SAFETY: the item was pending, so the queue owned the reference that `enqueue` made by
+        // `Arc::into_raw`. The queue will not call the item any more.
         drop(unsafe { Arc::from_raw(ptr) });
     }
 }
 
-/// As [`cancel_sync`] for a delayed item: also stops its timer.
+/// Cancels a delayed work item like [`cancel_sync`], and stops its timer.
 pub fn cancel_delayed_sync<T, const ID: u64>(item: &Arc<T>)
 where
     T: HasDelayedWork<T, ID> + WorkItem<ID, Pointer = Arc<T>>,
 {
     let ptr = Arc::as_ptr(item);
-    // SAFETY: `ptr` points to a live `T`, and `HasWork` returns a pointer to its work field, which
-    // `HasDelayedWork` guarantees to lie in a `delayed_work`.
+    // SAFETY: `ptr` points to a valid `T`, and `HasWork` returns a pointer to its work field.
+    // `HasDelayedWork` guarantees that this field is part of a `delayed_work`.
     let work = unsafe {
         let work = Work::raw_get(T::raw_get_work(ptr.cast_mut()));
         container_of!(work, bindings::delayed_work, work)
     };
-    // SAFETY: initialised by `DelayedWork::new` and alive.
+    // SAFETY: `DelayedWork::new` initialised it, and it is alive.
     if unsafe { bindings::cancel_delayed_work_sync(work) } {
-        // SAFETY: see `cancel_sync`.
+        // SAFETY: same reason as in `cancel_sync`.
         drop(unsafe { Arc::from_raw(ptr) });
     }
 }
 
-/// As [`cancel_delayed_sync`] but neither waits for a running item nor sleeps; any context but hard
-/// interrupt handlers that interrupted the queue code. Returns whether the item was pending.
+/// Cancels a delayed work item without sleeping, and does not wait for a running one. Returns true
+/// if the item was pending. Any context, except hard interrupt handlers that interrupted the
+/// workqueue code.
 pub fn cancel_delayed<T, const ID: u64>(item: &Arc<T>) -> bool
 where
     T: HasDelayedWork<T, ID> + WorkItem<ID, Pointer = Arc<T>>,
 {
     let ptr = Arc::as_ptr(item);
-    // SAFETY: as in `cancel_delayed_sync`.
+    // SAFETY: same reason as in `cancel_delayed_sync`.
     let work = unsafe {
         let work = Work::raw_get(T::raw_get_work(ptr.cast_mut()));
         container_of!(work, bindings::delayed_work, work)
     };
-    // SAFETY: initialised by `DelayedWork::new` and alive.
+    // SAFETY: `DelayedWork::new` initialised it, and it is alive.
     let pending = unsafe { bindings::cancel_delayed_work(work) };
     if pending {
-        // SAFETY: see `cancel_sync`.
+        // SAFETY: same reason as in `cancel_sync`.
         drop(unsafe { Arc::from_raw(ptr) });
     }
     pending
@@ -269,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_module_above_waits_for_its_items() -> Result {
-        // The module's own queue exists while its tests run.
+        // The module's own owner exists while its tests run.
         assert_eq!(Owner::new().err(), Some(EBUSY));
         let late = Arc::pin_init(
             pin_init!(Late {

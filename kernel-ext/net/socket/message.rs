@@ -285,7 +285,7 @@ impl Splice<'_> {
     ///
     /// # Errors
     ///
-    /// Those of `recvmsg`; `EAGAIN`: the pipe is full; `ENOMEM`.
+    /// Errors of `recvmsg`; `EAGAIN`: the pipe is full; `ENOMEM`.
     pub fn by_recvmsg(&mut self, tcp: &Tcp, len: usize) -> Result<usize> {
         // SAFETY: the socket is valid; its file, if it has one, is valid while an operation runs.
         // Position and pipe belong to the caller, which has locked the pipe.

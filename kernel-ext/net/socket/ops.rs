@@ -243,7 +243,7 @@ impl<'a, T: Operations> Child<'a, T> {
     ///
     /// # Errors
     ///
-    /// Those of `accept(2)`; `EINVAL`: already called.
+    /// Errors of `accept(2)`; `EINVAL`: already called.
     pub fn accept(&self) -> Result<Option<Socket<'a, T>>> {
         if self.accepted.get() {
             return Err(EINVAL);

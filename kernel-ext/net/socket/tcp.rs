@@ -82,7 +82,7 @@ impl State {
     }
 }
 
-/// Address from user space. Neither its content nor its length has been checked.
+/// Address from user space. Its content and its length are unchecked.
 pub struct Addr<'a> {
     pub(super) ptr: *mut bindings::sockaddr_unsized,
     pub(super) len: c_int,

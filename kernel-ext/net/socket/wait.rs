@@ -19,7 +19,7 @@ use kernel::{
 /// then the condition is checked again. Signals end the wait at once, fatal ones included, like all
 /// waits of TCP.
 ///
-/// Neither waiting nor waking takes the sock's lock (`lock_sock`). The lock **must not be held**,
+/// Waiting and waking do not take the sock's lock (`lock_sock`). The lock **must not be held**,
 /// because TCP could not process the connection during the wait. Locks or atomics of the data path
 /// protect the data that the condition reads. After each change of these data, the data path wakes
 /// the queue.

@@ -126,9 +126,9 @@ impl Endpoint {
         unsafe { bindings::extoll_sock_has_error(self.as_raw()) }
     }
 
-    /// Does what `shutdown()` does to a TCP connection, even if the socket has been released; no
-    /// effect without a connection. Returns false without an effect if an operation holds the
-    /// sock's lock, possibly for ever. Process context, may sleep for memory.
+    /// Does what `shutdown()` does to a TCP connection, even if the socket has been released. A
+    /// sock without a connection is ignored. Returns false without an effect if an operation holds
+    /// the sock's lock, possibly for ever. Process context, may sleep for memory.
     pub fn try_shutdown(&self, ended: Ended) -> bool {
         // SAFETY: the sock is valid by the type invariant; the caller is in process context.
         unsafe { bindings::extoll_sock_try_shutdown(self.as_raw(), ended.bits()) }
@@ -254,8 +254,8 @@ impl Tcp {
     }
 
     /// Converts the error of a send call like TCP. For `EPIPE` it returns the pending error if
-    /// there is one. Otherwise it also sends `SIGPIPE`, unless `flags` contain `MSG_NOSIGNAL`.
-    /// Process context.
+    /// there is one. If there is none, it also sends `SIGPIPE`, unless `flags` contain
+    /// `MSG_NOSIGNAL`. Process context.
     pub fn sending_failed(&self, flags: u32, error: Error) -> Error {
         // SAFETY: the sock is valid by the type invariant.
         let e = unsafe { bindings::sk_stream_error(self.sk(), flags as c_int, error.to_errno()) };
