@@ -4,8 +4,8 @@
 
 use crate::bindings;
 
-/// Full write barrier (`wmb()`): flushes write-combining buffers and orders all earlier stores before all
-/// later ones, device memory included. Any context.
+/// Full write barrier (`wmb()`): flushes write-combining buffers and orders all earlier stores
+/// before all later ones, device memory included. Any context.
 #[inline]
 pub fn wmb() {
     // SAFETY: `wmb()` has no preconditions.

@@ -94,7 +94,7 @@ impl LentDevice {
             );
         })?;
         if is_translated(dev.as_ref()) {
-            dev_err!(dev.as_ref(), "this device is behind an IOMMU and cannot reach the NIC: not lent\n");
+            dev_err!(dev.as_ref(), "not leased: behind an IOMMU it cannot reach the NIC\n");
             return Err(EOPNOTSUPP);
         }
         let mut bars = [None; BARS];
@@ -218,8 +218,8 @@ impl LentDevice {
     /// # Errors
     ///
     /// `EAGAIN`: the device's lock is taken, for example because the driver is being unbound.
-    /// `ENOTTY`: the device cannot be reset. `ENODEV`: it is withdrawn or will be. Those of the
-    /// reset.
+    /// `ENOTTY`: the device cannot be reset. `ENODEV`: it is withdrawn or will be. Other errors of
+    /// the reset.
     pub fn reset(&self) -> Result {
         if !self.is_usable() || self.leaving.load(Acquire) {
             return Err(ENODEV);

@@ -20,8 +20,8 @@ struct extoll_tuple {
 };
 
 struct extoll_listener {
-	const struct sock *sk; /* not referenced: only for comparison */
-	bool deferred; /* waits for data (TCP_DEFER_ACCEPT) */
+	const struct sock *sk;	/* not referenced: only for comparison */
+	bool deferred;		/* waits for data (TCP_DEFER_ACCEPT) */
 };
 
 /*

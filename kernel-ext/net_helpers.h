@@ -13,7 +13,7 @@
 
 /* Content of netdev_priv(): a back pointer and the device's deferred work, immediate or delayed. */
 struct extoll_net_priv {
-	void *owner; /* driver's Rust object; set before registration, constant afterwards */
+	void *owner;		/* driver's Rust object; set before registration, constant afterwards */
 	struct work_struct work;
 	struct delayed_work later;
 	void (*work_fn)(struct net_device *dev);
@@ -50,7 +50,7 @@ struct extoll_net_config {
 	u32 tx_queue_len;
 	u32 watchdog_ms;
 	bool tx_csum;		/* NETIF_F_IP_CSUM, NETIF_F_IPV6_CSUM */
-	bool rx_csum; /* NETIF_F_RXCSUM initially; users can always switch it */
+	bool rx_csum;		/* NETIF_F_RXCSUM initially; users can always switch it */
 	bool multicast;		/* IFF_MULTICAST */
 };
 

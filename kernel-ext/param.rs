@@ -119,7 +119,7 @@ pub fn check(params: &[Param], complain: impl Fn(&Param)) -> Result {
 ///
 /// # Errors
 ///
-/// Those of `f`.
+/// Errors of `f`.
 pub fn show(params: &[Param], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for Param { name, value, .. } in params {
         // The file belongs to one module: `atu_gats`, not `extoll.atu_gats`.

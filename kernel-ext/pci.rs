@@ -162,7 +162,8 @@ impl<'a> Region<'a> {
         if len == 0 || start == 0 {
             return Err(ENODEV);
         }
-        // SAFETY: the device is valid while bound, `bar` was checked by `resource_len`, the name is static.
+        // SAFETY: the device is valid while bound, `bar` was checked by `resource_len`, the name is
+        // static.
         to_result(unsafe {
             bindings::pci_request_region(raw(dev), bar as c_int, name.as_char_ptr())
         })?;

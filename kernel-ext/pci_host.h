@@ -81,9 +81,9 @@ void *extoll_ram(phys_addr_t phys, size_t size);
 struct pci_dev *extoll_pci_anchor(struct device *dev);
 /*
  * Calls f with the lock of rescans and removals held; the caller must not hold that lock. Returns
- * -EBUSY, without calling f now or later, if the lock is held for the removal of the anchor (a PCI
- * device, or NULL), which may wait for the caller. wq runs the work item that waits for the lock.
- * Sleeps.
+ * -EBUSY if the lock is held for the removal of the anchor (a PCI device, or NULL), which may wait
+ * for the caller. In that case f is called neither now nor later. A work item on wq waits for the
+ * lock. Sleeps.
  */
 int extoll_pci_locked(struct pci_dev *anchor, struct workqueue_struct *wq, int (*f)(void *arg), void *arg);
 

@@ -17,17 +17,17 @@ struct socket;
  * Destination interface and source address of a route. IPv4 addresses are in the first four bytes.
  */
 struct extoll_route {
-	int index; /* of the interface */
-	u8 name[16]; /* of the interface, with a terminating zero */
+	int index;		/* of the interface */
+	u8 name[16];		/* of the interface, with a terminating zero */
 	u8 mac[6];
 	bool has_mac;
-	bool up; /* running and has a carrier */
-	bool loopback; /* interface is lo */
+	bool up;		/* running and has a carrier */
+	bool loopback;		/* interface is lo */
 	bool plain;		/* neither IPsec nor a tunnel */
 	bool v6;
 	u8 local[16];
-	struct device *bus; /* device two levels above the interface, referenced; NULL for interfaces that a user can make */
-	struct neighbour *neighbour; /* referenced, or NULL */
+	struct device *bus;	/* device two levels above the interface, referenced; NULL for interfaces that a user can make */
+	struct neighbour *neighbour;	/* referenced, or NULL */
 };
 
 /*

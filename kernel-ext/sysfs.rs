@@ -90,7 +90,7 @@ pub struct Entry<N: fmt::Display> {
     pub name: N,
     /// Number that is passed to the callbacks.
     pub id: u32,
-    /// Whether root may read the file, and whether root may write it.
+    /// Access of root: readable, writable.
     pub access: (bool, bool),
 }
 

@@ -54,7 +54,7 @@ impl<'a, T: VectorHandler> Vectors<'a, T> {
     ///
     /// # Errors
     ///
-    /// Those of `pci_alloc_irq_vectors` and `request_irq`.
+    /// Errors of `pci_alloc_irq_vectors` and `request_irq`.
     pub fn new(
         dev: &'a pci::Device<Bound>,
         most: u32,

@@ -139,8 +139,9 @@ unsafe impl Send for Node {}
 unsafe impl Sync for Node {}
 
 impl Node {
-    /// Makes `/dev/extoll/NAME` for NIC 0, `/dev/extollN/NAME` for NIC N. `number` is unique per NIC. `private`: class
-    /// `extoll_priv` and mode 0600 instead of class `extoll` and mode 0666. `M` is the calling module. May sleep.
+    /// Makes `/dev/extoll/NAME` for NIC 0, `/dev/extollN/NAME` for NIC N. `number` is unique per
+    /// NIC. `private`: class `extoll_priv` and mode 0600 instead of class `extoll` and mode 0666.
+    /// `M` is the calling module. May sleep.
     ///
     /// # Errors
     ///
@@ -263,7 +264,8 @@ unsafe extern "C" fn ioctl(file: *mut bindings::file, command: c_uint, arg: c_ul
 
 /// # Safety
 ///
-/// To be called by the kernel only, for an open file and a new VMA with the address space locked for writing.
+/// To be called by the kernel only, for an open file and a new VMA with the address space locked
+/// for writing.
 unsafe extern "C" fn mmap(file: *mut bindings::file, vma: *mut bindings::vm_area_struct) -> c_int {
     // SAFETY: the file is open.
     let handler = unsafe { handler(file) };

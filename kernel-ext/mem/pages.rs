@@ -13,7 +13,7 @@ use kernel::{
 
 /// Ownership of the pages.
 pub(super) enum Hold {
-    /// None yet: the list is being made.
+    /// The list is being made and owns no pages yet.
     Nothing,
     /// Pins of user memory.
     Pins(Pins),

@@ -85,7 +85,7 @@ impl Pins {
 
 mod sealed {
     pub trait Sealed {
-        /// Whether the memory is to be written.
+        /// True if a device writes the memory.
         const WRITE: bool;
 
         fn raw(&mut self) -> *mut crate::bindings::iov_iter;

@@ -221,8 +221,8 @@ impl NetDev {
         unsafe { bindings::extoll_net_carrier_ok(self.as_raw()) }
     }
 
-    /// Schedules [`Operations::work`], in process context with RTNL held. Ignored while the device is
-    /// not registered. Any context.
+    /// Schedules [`Operations::work`], in process context with RTNL held. Ignored while the device
+    /// is not registered. Any context.
     pub fn schedule_work(&self) {
         let live = self.live.lock();
         if *live {

@@ -62,7 +62,8 @@ impl Ack<'_> {
     }
 }
 
-/// ethtool operations of a driver. All run in process context under RTNL or the device's lock; they may sleep.
+/// ethtool operations of a driver. All run in process context under RTNL or the device's lock; they
+/// may sleep.
 #[vtable]
 pub trait EthtoolOps: Operations {
     /// Driver name (`ethtool -i`).

@@ -31,7 +31,8 @@ pub trait PerNet: Send + Sync + Sized + 'static {
     /// Files in `/proc/net` of each namespace, readable by all.
     const FILES: &'static [(&'static CStr, Show<Self>)];
 
-    /// Numbers that the administrator of a namespace may change, and their directory below `/proc/sys`.
+    /// Numbers that the administrator of a namespace may change, and their directory below
+    /// `/proc/sys`.
     const KNOBS: (&'static CStr, &'static [Knob]) = (c"", &[]);
 
     /// Returns the static variable of the registration. One per module.

@@ -177,8 +177,8 @@ impl RxSkb {
         ManuallyDrop::new(self).0.as_ptr()
     }
 
-    /// Allocates an empty buffer for `len` bytes. Softirq or process context; does not sleep, and
-    /// does not warn if a large buffer is not available.
+    /// Allocates an empty buffer for `len` bytes. Softirq or process context; does not sleep.
+    /// Suppresses the kernel's warning about large allocations that fail.
     pub fn alloc(dev: &NetDev, len: u32) -> Option<Self> {
         // SAFETY: the device is valid; the result is a new frame or null.
         unsafe { Self::from_raw(bindings::extoll_skb_alloc(dev.as_raw(), len)) }
@@ -445,7 +445,7 @@ impl RxMapping {
     ///
     /// # Errors
     ///
-    /// Those of [`RxMapping::new`].
+    /// Errors of [`RxMapping::new`].
     pub fn marked(
         dev: &BoundDevice,
         ndev: &NetDev,
@@ -459,8 +459,8 @@ impl RxMapping {
         let (data, len) = room.range();
         for at in places.map(|at| at as usize) {
             if at.checked_add(mark.len()).is_some_and(|end| end <= len) {
-                // SAFETY: within the room of `len` bytes at `data`, which is not shared and not yet
-                // mapped for the device.
+                // SAFETY: within the `len` bytes of room at `data`. The buffer is unshared, and the
+                // device cannot access it before the mapping below.
                 unsafe { data.add(at).cast::<[u8; 8]>().write_unaligned(mark) };
             }
         }

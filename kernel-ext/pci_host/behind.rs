@@ -88,8 +88,8 @@ pub trait Functions: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Returns the number of the interrupt whose handler calls [`super::Interrupts::fire`]. The
-    /// devices' interrupts are handled on the CPU of that interrupt.
+    /// Returns the number of the interrupt whose handler calls [`super::Interrupts::fire_while`].
+    /// The devices' interrupts are handled on the CPU of that interrupt.
     fn interrupt(&self) -> Option<u32> {
         None
     }

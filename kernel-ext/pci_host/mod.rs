@@ -6,7 +6,7 @@
 //! |---|---|
 //! | configuration space | [`Functions`], a trait that the driver implements |
 //! | BARs | [`Window`]s: CPU addresses that reach the BARs |
-//! | interrupts | [`Interrupts::fire`]: MSI and MSI-X only, no pins |
+//! | interrupts | [`Interrupts::fire_while`]: MSI and MSI-X only, no pins |
 //! | DMA memory | a [`Pool`], which contains all memory that the devices access |
 //! | BARs of other devices | [`PeerBar`]s, which the devices reach without this host |
 //!

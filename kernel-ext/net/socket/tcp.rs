@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! TCP's own operations on a socket, and what is passed to them.
+//! TCP's own operations on a socket, and their arguments.
 
 use crate::bindings;
 use core::{
