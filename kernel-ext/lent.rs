@@ -94,7 +94,10 @@ impl LentDevice {
             );
         })?;
         if is_translated(dev.as_ref()) {
-            dev_err!(dev.as_ref(), "not leased: behind an IOMMU it cannot reach the NIC\n");
+            dev_err!(
+                dev.as_ref(),
+                "not leased: behind an IOMMU it cannot reach the NIC\n"
+            );
             return Err(EOPNOTSUPP);
         }
         let mut bars = [None; BARS];
