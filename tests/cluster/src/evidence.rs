@@ -1,4 +1,5 @@
-//! What a scenario leaves behind besides its own result: kernel logs, what the emulator found, what the drivers counted.
+//! Evidence of a scenario besides its own result: kernel logs, findings of the emulator, error
+//! counters of the drivers.
 
 use crate::cluster::findings::Growth;
 use crate::cluster::{Defect, Lab, WrongData, PATIENCE};
@@ -7,11 +8,12 @@ use anyhow::{anyhow, bail, ensure, Context, Error, Result};
 use std::collections::BTreeMap;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
-/// Reasons of the base driver that count in a healthy cluster too (docs/driver.md): full budgets, interrupts that were on their way to a
-/// client that closes, repairs that lost nothing, what is no error, ports of a peer that are not open yet, links that came up,
-/// programs that were slowed down, ports that open while memory is in quarantine.
+/// Numbers of the base driver's reasons that count in a healthy cluster too (docs/driver.md).
+/// Examples: full budgets, interrupts for a client that is closing, repairs without loss, links
+/// that came up, throttled programs, ports of a peer that are not open yet.
 const USUAL: &[u32] = &[1, 3, 6, 10, 17, 18, 29, 33, 36];
-/// The same of exn (docs/exn.md): frames while the interface goes down or comes up.
+/// Reasons of exn that count in a healthy cluster too (docs/exn.md), for example frames while the
+/// interface goes down or comes up.
 const USUAL_OF_EXN: &[&str] = &[
     "tx_no_carrier",
     "tx_flushed",
@@ -22,18 +24,20 @@ const USUAL_OF_EXN: &[&str] = &[
     "rx_flushed",
 ];
 
-/// What a scenario showed.
+/// Outcome of one scenario with its evidence.
 pub struct Shown {
-    /// Its result, with that of all looks.
+    /// Result of the scenario and of all checks of the evidence.
     pub result: Result<()>,
-    /// Whether it failed by what no repetition excuses: a defect in a kernel log, a finding that was not announced, wrong data.
+    /// True after a failure that no repetition excuses: a defect in a kernel log, an unexpected
+    /// finding, wrong data.
     pub hard: bool,
-    /// What the emulator found meanwhile, announced or not.
+    /// Findings of the emulator during the scenario, expected or not.
     pub findings: Growth,
 }
 
-/// Runs a scenario and looks at what it left in the kernel logs, in the emulator and in the drivers' counters. `before` says what the
-/// emulator may have found since the last look, which was at the end of another scenario, or never.
+/// Runs a scenario, then checks the kernel logs, the emulator's findings and the drivers' counters.
+/// `before` names the findings that are allowed between the previous check and the start of this
+/// scenario.
 pub fn run(scenario: &Scenario, lab: &Lab, before: &[&str]) -> Shown {
     let mut findings = Growth::default();
     let mut evidence: Vec<Error> = Vec::new();
@@ -45,7 +49,7 @@ pub fn run(scenario: &Scenario, lab: &Lab, before: &[&str]) -> Shown {
                 hard |= verdict.is_err();
                 evidence.extend(verdict.err().map(|e| e.context(when.to_owned())));
             }
-            // It always answers, unless it has died.
+            // The emulator always answers, unless it has died.
             Err(e) => {
                 hard = true;
                 evidence.push(e);
@@ -57,7 +61,7 @@ pub fn run(scenario: &Scenario, lab: &Lab, before: &[&str]) -> Shown {
     let counted = scenario.healthy.then(|| Counted::of(lab));
     let result = catch_unwind(AssertUnwindSafe(|| (scenario.run)(lab)))
         .unwrap_or_else(|_| Err(anyhow!("the test panicked")));
-    // Logs and findings often say why a scenario failed, so look at them in any case.
+    // Logs and findings often explain a failure, so they are checked after a failure too.
     evidence.extend(lab.assert_clean_log().err());
     look(scenario.expects, "during the scenario", &mut evidence);
     if let Some(before) = counted {
@@ -84,8 +88,8 @@ pub fn run(scenario: &Scenario, lab: &Lab, before: &[&str]) -> Shown {
     }
 }
 
-/// Takes away what earlier scenarios in the same cluster left in the nodes' `/tmp`: a scenario must not find the other's files under the
-/// names of its own. What many share, and make once, stays.
+/// Removes the files that earlier scenarios of the same cluster left in the nodes' `/tmp`, because
+/// a scenario must not find them under its own names. Directories that scenarios share stay.
 fn sweep(lab: &Lab) -> Result<()> {
     let script = "find /tmp -mindepth 1 -maxdepth 1 ! -name guest ! -name block -exec rm -rf {} +";
     for node in 0..lab.spec().nodes {
@@ -94,14 +98,15 @@ fn sweep(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// What is new of the emulator's findings, and whether all of it was expected.
+/// Returns the emulator's findings since the previous call, and an error if any of them is
+/// unexpected.
 pub fn found(lab: &Lab, expected: &[&str]) -> Result<(Growth, Result<()>)> {
     let growth = lab.new_findings()?;
     let rest = growth.unannounced(expected);
     let verdict = match rest.is_empty() {
         true => Ok(()),
         false => Err(anyhow!(
-            "the emulator found what nobody announced: {}",
+            "the emulator has findings that the scenario does not expect: {}",
             rest.join(", ")
         )),
     };
@@ -122,7 +127,8 @@ impl Counted {
         nodes.collect::<Result<_>>().map(Self)
     }
 
-    /// A driver that was loaded again counts from 0.
+    /// Fails if a counter has grown between `self` and `after`. A counter that has shrunk started
+    /// again from 0, because its driver was loaded again.
     fn no_errors_until(&self, after: &Self) -> Result<()> {
         let mut grown = vec![];
         for (node, (before, after)) in self.0.iter().zip(&after.0).enumerate() {
@@ -144,8 +150,8 @@ impl Counted {
     }
 }
 
-/// Counters that stand still in a healthy cluster: of `counters` of the base driver and, behind an empty line, `reasons` of exn. Those of
-/// several NICs are summed up.
+/// Parses `counters` of the base driver and, after an empty line, `reasons` of exn. Returns those
+/// that must not grow in a healthy cluster; values of several NICs are added.
 fn errors(text: &str) -> Result<BTreeMap<String, u64>> {
     let (base, exn) = text.split_once("\n\n").context("no empty line")?;
     let mut errors = BTreeMap::new();
@@ -194,7 +200,7 @@ mod tests {
         assert!(before.no_errors_until(&counted(2, 0, 9)).is_ok());
         assert!(before.no_errors_until(&counted(3, 0, 0)).is_err());
         assert!(before.no_errors_until(&counted(2, 1, 0)).is_err());
-        // Loaded again.
+        // The driver was loaded again.
         assert!(before.no_errors_until(&counted(0, 0, 0)).is_ok());
         assert!(before.no_errors_until(&counted(1, 0, 0)).is_err());
     }

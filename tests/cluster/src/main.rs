@@ -1,8 +1,9 @@
 //! Runs scenarios in clusters of virtual machines and reports them one by one.
 //!
-//! Scenarios with the same cluster specification run one after the other in one cluster (docs/testing.md). Each scenario ends with a
-//! check of the kernel logs and of what the emulator found; after a failure the cluster is thrown away and the next scenario gets a
-//! fresh one. What failed is repeated at the end, each time alone in a fresh cluster.
+//! Scenarios with the same cluster specification run one after the other in one cluster
+//! (docs/testing.md). Each scenario ends with a check of the kernel logs and of the emulator's
+//! findings. A failure discards the cluster, and the next scenario gets a fresh one. Failed
+//! scenarios are repeated at the end, each alone in a fresh cluster.
 #![forbid(unsafe_code)]
 
 mod evidence;
@@ -30,46 +31,49 @@ use std::time::{Duration, Instant};
 #[derive(Parser)]
 #[command(about = "Scenarios in virtual machines")]
 struct Args {
-    /// Run only scenarios whose names, as they are printed, contain this, or one of several.
+    /// Run only scenarios whose printed names contain this text. May be given several times.
     #[arg(long)]
     filter: Vec<String>,
-    /// Print the names and stop.
+    /// Print the names and exit.
     #[arg(long)]
     list: bool,
-    /// Beginning of the labs' names; the first that no other run uses of check, check2, … if not given.
+    /// Prefix of the labs' names. Default: the first of check, check2, … that no other run uses.
     #[arg(long)]
     lab: Option<String>,
-    /// Boot the debug kernel; leaves out what would take it hours.
+    /// Boot the debug kernel. Scenarios that would take hours on it are left out.
     #[arg(long)]
     debug_kernel: bool,
-    /// Give all nodes an IOMMU, not only those of the scenarios that are about it.
+    /// Give an IOMMU to all nodes, not only to those of the scenarios that test it.
     #[arg(long)]
     iommu: bool,
     /// Run only the scenarios of the gate.
     #[arg(long)]
     gate: bool,
-    /// Run only the K-th of N parts of the specifications, as K/N with K from 1.
+    /// Run only the K-th of N parts of the cluster specifications, given as K/N with K from 1.
     #[arg(long, value_parser = shard)]
     shard: Option<(usize, usize)>,
-    /// How often a scenario that failed is repeated.
+    /// Number of times that a failed scenario is repeated.
     #[arg(long, default_value_t = 0)]
     again: usize,
-    /// With more failures than this, nothing is repeated.
+    /// Maximum number of failed scenarios with which they are repeated.
     #[arg(long, default_value_t = 3)]
     most_again: usize,
-    /// What is tested, for records: a commit, or nothing if the work tree differs from it.
+    /// Commit under test, recorded with the results. Empty if the work tree has uncommitted
+    /// changes.
     #[arg(long, default_value = "")]
     commit: String,
-    /// File to which the result of each attempt is appended, with what it depends on: across runs.
+    /// File that collects results over several runs: one record for each attempt, with the settings
+    /// that it depends on.
     #[arg(long)]
     history: Option<PathBuf>,
-    /// Leave out what has passed with the same commit, seed, variant, kernel and volume, by the history.
+    /// Leave out scenarios that passed with the same commit, seed, variant, kernel and volume
+    /// according to the history.
     #[arg(long, requires = "history")]
     resume: bool,
-    /// Seconds after which the run is ended.
+    /// Maximum duration of the run in seconds.
     #[arg(long)]
     budget: Option<u64>,
-    /// File to which the result of each attempt is appended: of this run.
+    /// File to which the results of this run are appended, one record for each attempt.
     #[arg(long)]
     times: Option<PathBuf>,
     /// Directory for the logs of failed scenarios.
@@ -77,11 +81,12 @@ struct Args {
     keep: PathBuf,
 }
 
-/// Most nodes with the debug kernel: each takes 2.5 GiB of memory and a minute to boot.
+/// Maximum number of nodes with the debug kernel. Each takes 2.5 GiB of memory and a minute to
+/// boot.
 const MAX_DEBUG_NODES: usize = 2;
-/// Runs side by side in one work tree.
+/// Maximum number of simultaneous runs in one work tree.
 const MOST_RUNS: usize = 20;
-/// Time between two looks for signals and at the clock.
+/// Time between two checks for signals and for the end of the budget.
 const TICK: Duration = Duration::from_millis(200);
 
 fn matches(scenario: &Scenario, filters: &[String]) -> bool {
@@ -89,7 +94,8 @@ fn matches(scenario: &Scenario, filters: &[String]) -> bool {
     filters.is_empty() || filters.iter().any(|f| name.contains(f))
 }
 
-/// A beginning of lab names that no other run has while the result lives.
+/// Returns a prefix of lab names and its lock file. No other run uses the prefix until the file is
+/// closed.
 fn claim(given: Option<&str>) -> Result<(String, File)> {
     let directory = cluster::directory("");
     std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
@@ -115,7 +121,8 @@ fn claim(given: Option<&str>) -> Result<(String, File)> {
     anyhow::bail!("another run uses this name")
 }
 
-/// Whether a lab is one of the run with this beginning of names, or one that a scenario has beside it.
+/// Returns true for a lab of the run with this prefix, and for a lab that one of its scenarios
+/// started.
 fn is_of_run(name: &str, prefix: &str) -> bool {
     let rest = name.strip_prefix(prefix).and_then(|n| n.strip_prefix('-'));
     let number = rest.and_then(|n| n.split('-').next());
@@ -138,7 +145,8 @@ fn shard(text: &str) -> Result<(usize, usize)> {
     Ok((k, n))
 }
 
-/// The scenarios of this run, and why others that match the filter are left out, one line each.
+/// Returns the scenarios of this run, and one line for each other that matches the filter, with the
+/// reason why it is left out.
 fn chosen(args: &Args) -> Result<(Vec<Scenario>, Vec<String>)> {
     let all = scenarios::all();
     let numbers = spec_numbers(&all);
@@ -171,7 +179,7 @@ fn chosen(args: &Args) -> Result<(Vec<Scenario>, Vec<String>)> {
     Ok((chosen, left_out))
 }
 
-/// What the results of this run depend on.
+/// Returns the settings on which the results of this run depend.
 fn key(args: &Args) -> Key {
     let value = |name: &&'static str| {
         let value = std::env::var(name).ok().filter(|v| !v.is_empty())?;
@@ -184,7 +192,7 @@ fn key(args: &Args) -> Key {
     }
 }
 
-/// The number of each scenario's specification, in the order of their first uses.
+/// Returns the number of each scenario's specification, in order of first use.
 fn spec_numbers(all: &[Scenario]) -> Vec<usize> {
     let mut specs: Vec<&cluster::Spec> = Vec::new();
     for s in all {
@@ -234,7 +242,7 @@ fn run(args: &Args) -> Result<bool> {
         }
         if let Some(budget) = args.budget {
             if start.elapsed() > Duration::from_secs(budget) {
-                run.stop(&format!("the {budget} s that it may take are over"));
+                run.stop(&format!("the budget of {budget} s is used up"));
             }
         }
     }
@@ -249,7 +257,7 @@ fn run(args: &Args) -> Result<bool> {
     Ok(is_good && run.stopped().is_none())
 }
 
-/// Signals that end a run in order.
+/// Signals that end a run after cleaning up.
 struct Signals(Vec<(&'static str, Arc<std::sync::atomic::AtomicBool>)>);
 
 impl Signals {
@@ -347,7 +355,8 @@ mod tests {
         assert_eq!(names.len(), all.len());
     }
 
-    /// A gate with more scenarios, or more clusters to boot, takes too long.
+    /// The gate stays below the time that a commit may take: its scenarios and its clusters to boot
+    /// are limited.
     #[test]
     fn the_gate_stays_small() {
         let gate: Vec<_> = scenarios::all().into_iter().filter(|s| s.gate).collect();

@@ -1,22 +1,23 @@
 //! The register accesses of a probe, compared one by one with the reference list (HW §3).
 //!
-//! The list is written down here in numbers, not taken from `wire`, so that a wrong constant there is found. What the driver does beyond
-//! the reference (docs/driver.md) is in functions of its own and marked as an addition.
+//! The list is written here as plain numbers, independent of `wire`, so that a wrong constant in
+//! `wire` is found. Accesses of the driver beyond the reference (docs/driver.md) are checked by
+//! separate functions, marked "Addition".
 
 use anyhow::{bail, ensure, Context, Result};
 
 /// One register access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Access {
-    /// Write or read.
+    /// True for a write, false for a read.
     pub write: bool,
-    /// Byte offset.
+    /// Byte offset in the register file.
     pub offset: u32,
-    /// Value.
+    /// Value read or written.
     pub value: u64,
 }
 
-/// Register accesses in the text that `trace print` writes; other lines are skipped.
+/// Parses the register accesses in the output of `trace print`. Other lines are skipped.
 pub fn parse(text: &str) -> Vec<Access> {
     text.lines().filter_map(line).collect()
 }
@@ -37,11 +38,12 @@ fn line(line: &str) -> Option<Access> {
     })
 }
 
-/// Walks along the accesses.
+/// Position in a list of accesses.
 struct Walk {
     accesses: Vec<Access>,
     at: usize,
-    /// Instead of a missing access one is made up; this gives the values that the list leaves open.
+    /// Makes up missing accesses, to generate a reference list. Returns the values that the list
+    /// leaves open.
     invent: Option<fn(bool, u32, usize) -> u64>,
 }
 
@@ -85,7 +87,7 @@ impl Walk {
         self.next(false, offset, None)
     }
 
-    /// Read, then write of what `f` makes of it.
+    /// Expects a read, then a write of `f` applied to the value read.
     fn rmw(&mut self, offset: u32, f: impl Fn(u64) -> u64) -> Result<()> {
         let value = self.r(offset)?;
         self.w(offset, f(value))
@@ -95,7 +97,8 @@ impl Walk {
 const WINDOW: u64 = 0x0200_0000;
 const WCBUF_KEPT: u64 = 0x00FF_FFFF_FF00_0000;
 
-/// Checks the last probe in `accesses` (128-byte slots, default interrupt packet); returns its length.
+/// Checks the last probe in `accesses` (128-byte slots, default interrupt packet). Returns its
+/// number of accesses.
 pub fn check(accesses: &[Access]) -> Result<usize> {
     let start = accesses
         .iter()
@@ -112,11 +115,12 @@ pub fn check(accesses: &[Access]) -> Result<usize> {
     Ok(t.at)
 }
 
-/// Accesses of the reference, and those that the driver adds.
+/// Number of accesses in the reference, and of those that the driver adds.
 pub const REFERENCE: usize = 8721;
 pub const ADDED: usize = STOPPED.len() + 1 + 258 + 64 + 2;
 
-/// Addition, before the reference begins: whatever runs is stopped (SNQ, n0 to n3, queue engines, ATU, SMFU), then a read.
+/// Addition, before the reference begins: all units are stopped (SNQ, n0 to n3, queue engines, ATU,
+/// SMFU), followed by a read.
 const STOPPED: [u32; 9] = [
     0x10068, 0x9418, 0x9498, 0x9518, 0x9598, 0xC0_0000, 0xE0_0000, 0xC000, 0xA000,
 ];
@@ -128,7 +132,8 @@ fn quiesce(t: &mut Walk) -> Result<()> {
     t.r(0x8000).map(drop)
 }
 
-/// Addition, after step 17: the translations of all VPIDs are flushed, then fence and notification.
+/// Addition, after step 17: the translations of all VPIDs are flushed, followed by a fence and a
+/// notification.
 fn flush(t: &mut Walk) -> Result<()> {
     for v in 0..256 {
         t.w(0xC008, (2 << 60) | v)?;
@@ -140,8 +145,8 @@ fn flush(t: &mut Walk) -> Result<()> {
     Ok(())
 }
 
-/// Addition, before step 24: no target base is left, nor is any 0, which may mean the beginning of memory.
-/// All are what the default will be, which is returned.
+/// Addition, before step 24: all target bases are set to the later default, so that no old base
+/// remains. None may be 0, which may mean the start of memory. Returns the default.
 fn targets(t: &mut Walk) -> Result<u64> {
     let base = t.any(0xA880)?;
     ensure!(base != 0, "target base 0");
@@ -165,7 +170,7 @@ fn probe(t: &mut Walk) -> Result<()> {
     registers(t)
 }
 
-/// HW §3.1 steps 3 to 5; returns the address of BAR 2.
+/// Checks HW §3.1 steps 3 to 5. Returns the address of BAR 2.
 fn base(t: &mut Walk) -> Result<u64> {
     let rf = (t.any(0x9200)? << 12)
         .checked_sub(WINDOW)
@@ -196,7 +201,7 @@ fn base(t: &mut Walk) -> Result<u64> {
     Ok(smfu)
 }
 
-/// Steps 6 to 8.
+/// Checks steps 6 to 8.
 fn notification_queue(t: &mut Walk) -> Result<()> {
     t.w(0x10068, 0)?;
     t.w(0x10028, 0xFF)?;
@@ -218,7 +223,7 @@ fn notification_queue(t: &mut Walk) -> Result<()> {
     Ok(())
 }
 
-/// Steps 9 to 11.
+/// Checks steps 9 to 11.
 fn buffer_queues(t: &mut Walk) -> Result<()> {
     for unit in [0xC0_0000, 0xE0_0000] {
         for q in 0..256 {
@@ -232,7 +237,7 @@ fn buffer_queues(t: &mut Walk) -> Result<()> {
     t.rmw(0xE0_0000, |v| v | 1)
 }
 
-/// Steps 12 to 15.
+/// Checks steps 12 to 15.
 fn velo(t: &mut Walk) -> Result<()> {
     for v in 0..256 {
         let source = 0x120_0800 + 8 * v;
@@ -254,7 +259,7 @@ fn velo(t: &mut Walk) -> Result<()> {
     t.w(0x9418, 81)
 }
 
-/// Steps 16 and 17: valid tables first, then zeros.
+/// Checks steps 16 and 17: valid tables first, then zeros.
 fn atu(t: &mut Walk) -> Result<()> {
     let mut ended = false;
     for i in 0..1024 {
@@ -268,7 +273,7 @@ fn atu(t: &mut Walk) -> Result<()> {
     t.w(0xC000, 1)
 }
 
-/// Steps 18 to 23.
+/// Checks steps 18 to 23.
 fn rma(t: &mut Walk) -> Result<()> {
     t.r(0x8008)?;
     for v in 0..256 {
@@ -295,7 +300,7 @@ fn rma(t: &mut Walk) -> Result<()> {
     t.w(0x9518, 0xFF)
 }
 
-/// Steps 24 to 26.
+/// Checks steps 24 to 26.
 fn window(t: &mut Walk, smfu: u64, exported: u64) -> Result<()> {
     t.w(0xA058, smfu)?;
     t.w(0xA060, exported)?;
@@ -313,8 +318,9 @@ fn window(t: &mut Walk, smfu: u64, exported: u64) -> Result<()> {
     t.w(0xA090, smfu + WINDOW)
 }
 
-/// Step 27: VPID 252 opens by the sequence of HW §10.9, with a queue of two segments (HW §7). In another order: it is enabled when it has
-/// its queue; until then its entry says that it is not, which is an addition, as is the read before it is enabled.
+/// Checks step 27: VPID 252 is opened by the sequence of HW §10.9, with a queue of two segments (HW
+/// §7). The driver deviates in two points. It enables the VPID only after its queue is set up and
+/// marks the entry as disabled until then; it also reads the entry before enabling it.
 fn registers(t: &mut Walk) -> Result<()> {
     const VPID: u32 = 252;
     let (narrow, page) = (8 * VPID, 0x1000 * VPID);
@@ -324,7 +330,8 @@ fn registers(t: &mut Walk) -> Result<()> {
     let dcq = t.any(0xE0_1000 + narrow)?;
     ensure!(dcq & 0xFFFF == 1, "descriptor page {dcq:#x}");
     t.w(0xE0_2800 + narrow, 0)?;
-    // The last slot, where the reference has 0: one stays unused (docs/driver.md, receiving).
+    // The reference writes 0 here. The driver writes the last slot, because one slot stays unused
+    // (docs/driver.md, receiving).
     t.w(0xF0_0000 + page, (1 << 32) | 0x7FFF)?;
     for register in [0xE0_1800, 0xE0_2000] {
         let segment = t.any(register + narrow)?;
@@ -333,12 +340,13 @@ fn registers(t: &mut Walk) -> Result<()> {
     t.rmw(0x160_0800 + narrow, |x| x | 1)
 }
 
-/// What is known of the VPIDs of a unit.
+/// Register layout of a unit's VPIDs.
 struct Vpids {
-    /// Entries that say whether a VPID is enabled, and the bit for it.
+    /// Offset of the entries that enable a VPID, and the enable bit.
     entries: u32,
     enable: u64,
-    /// Write pointers, and words of the current segment, whose valid bit says that there is a queue.
+    /// Offsets of the write pointers and of the current segments, whose valid bit says that a queue
+    /// exists.
     pointers: u32,
     segments: u32,
 }
@@ -358,8 +366,9 @@ const RMA: Vpids = Vpids {
 const VALID: u64 = 1 << 58;
 
 impl Vpids {
-    /// How often a VPID was enabled, if each had its queue by then, and kept it as long as it was, and the write pointer, too, unless
-    /// `moves` says that its owner may move that.
+    /// Returns how many times a VPID was enabled. Fails if a VPID was enabled without a queue, or
+    /// if its queue changed while it was enabled. The write pointer counts as part of the queue
+    /// unless `moves`, which says that the owner of the VPID may move it.
     fn opened(&self, accesses: &[Access], moves: bool) -> Result<usize> {
         let index = |offset: u32, first: u32| {
             let vpid = offset.checked_sub(first)? / 8;
@@ -389,8 +398,8 @@ impl Vpids {
     }
 }
 
-/// Checks that no VPID is enabled without a queue in place; returns how often one was, in VELO and in RMA. `moves`: processes move write
-/// pointers by ioctls.
+/// Checks that every VPID has a queue before it is enabled. Returns the number of times that VPIDs
+/// were enabled, in VELO and in RMA. `moves`: processes move write pointers by ioctl.
 pub fn enabled(accesses: &[Access], moves: bool) -> Result<[usize; 2]> {
     let velo = VELO.opened(accesses, moves).context("VELO")?;
     let rma = RMA.opened(accesses, moves).context("RMA")?;
@@ -420,11 +429,11 @@ mod tests {
         assert_eq!(parse(text), want);
     }
 
-    /// A made-up trace that follows the list.
+    /// Returns a generated trace that follows the list.
     fn reference() -> Vec<Access> {
         fn value(write: bool, offset: u32, at: usize) -> u64 {
             match (write, offset) {
-                // Fence and notification take turns.
+                // Fence and notification alternate.
                 (true, 0xC008) => (3 + at as u64 % 2) << 60,
                 (true, 0x9200) => 0xD2000,
                 (true, 0x9278) => 0xE2000,
@@ -485,7 +494,7 @@ mod tests {
     fn every_deviation_is_found() {
         let good = reference();
         assert_eq!(check(&good).unwrap(), good.len());
-        // The reference, and what is added to it.
+        // The reference and the driver's additions.
         assert_eq!(good.len(), REFERENCE + ADDED);
         for i in (1..good.len()).step_by(41) {
             let mut missing = good.clone();

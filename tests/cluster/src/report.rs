@@ -1,4 +1,4 @@
-//! What a run tells: a line per scenario, a record of its times, what is kept of a failure.
+//! Output of a run: one line per scenario, a record of its times, and the saved logs of failures.
 
 use crate::cluster::{self, Lab};
 use crate::scenario::Scenario;
@@ -9,26 +9,26 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Lines of the journal that are printed when a scenario did not come to its end.
+/// Number of journal lines printed for a scenario that did not finish.
 const LAST_ACTIONS: usize = 5;
 
-/// How a scenario ended.
+/// Verdict on a scenario.
 #[derive(Debug)]
 pub enum Verdict {
-    /// All is well.
+    /// Passed.
     Passed,
-    /// It failed, for this reason.
+    /// Failed, with the reason.
     Failed(String),
-    /// It failed for this reason and will be repeated.
+    /// Failed with this reason, and to be repeated.
     Again(String),
-    /// It failed first, but not when it was repeated alone.
+    /// Failed at first, but passed when repeated alone.
     Flaky(String),
-    /// The run was ended meanwhile.
+    /// Interrupted by the end of the run.
     Cut,
 }
 
 impl Verdict {
-    /// The word in records.
+    /// Returns the word that records use.
     fn word(&self) -> &'static str {
         match self {
             Self::Passed => "ok",
@@ -47,37 +47,37 @@ impl Verdict {
     }
 }
 
-/// What a scenario took.
+/// Cost and circumstances of one attempt.
 #[derive(Debug, Default, Clone)]
 pub struct Cost {
-    /// Time, with that of its cluster's boot.
+    /// Duration in seconds, including the boot of the cluster.
     pub seconds: f64,
-    /// Of that, for the boot.
+    /// Seconds of `seconds` spent on the boot.
     pub boot_seconds: f64,
-    /// Processor time of QEMU and emulator.
+    /// CPU time of QEMU and the emulator in seconds.
     pub cpu_seconds: f64,
-    /// Kernels booted.
+    /// Number of kernels booted.
     pub boots: usize,
-    /// What the emulator found, announced or not.
+    /// Findings of the emulator, expected or not.
     pub findings: BTreeMap<&'static str, u64>,
-    /// Percentage of the time that the hypervisor below this machine took from it.
+    /// Percentage of CPU time that the hypervisor below this computer took away.
     pub steal_pct: f64,
     /// Load average of the last minute.
     pub load1: f64,
 }
 
-/// What results of one run have in common; runs with equal keys test the same thing.
+/// Settings that all results of one run share. Runs with equal keys test the same thing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Key {
-    /// The commit; empty if the work tree is not that of a commit.
+    /// Commit under test; empty if the work tree has uncommitted changes.
     pub commit: String,
     /// `stock` or `debug`.
     pub kernel: &'static str,
-    /// Variables that say how scenarios run, those that are set ([`VARIABLES`]).
+    /// Environment variables of [`VARIABLES`] that are set.
     pub variables: BTreeMap<&'static str, String>,
 }
 
-/// Variables on which the results of scenarios depend (docs/testing.md).
+/// Environment variables that influence the results of scenarios (docs/testing.md).
 pub const VARIABLES: &[&str] = &[
     "SEED",
     "LAB_VARIANT",
@@ -96,7 +96,7 @@ impl Key {
         json!({ "commit": self.commit, "kernel": self.kernel, "variables": self.variables })
     }
 
-    /// The command that repeats a scenario.
+    /// Returns the command that repeats a scenario.
     fn command(&self, name: &str) -> String {
         let target = match self.kernel {
             "debug" => "check-debug",
@@ -111,7 +111,7 @@ impl Key {
         words.join(" ")
     }
 
-    /// Names of the scenarios whose last result with this key is that they have passed, by the lines of a history.
+    /// Returns the names of the scenarios whose last record with this key in `history` is a pass.
     pub fn passed(&self, history: &str) -> BTreeSet<String> {
         let mut passed = BTreeSet::new();
         if self.commit.is_empty() {
@@ -147,13 +147,13 @@ impl Key {
 struct Counts {
     passed: usize,
     failed: usize,
-    /// Names; they count as passed, too.
+    /// Names of flaky scenarios; they are counted in `passed` too.
     flaky: Vec<String>,
-    /// Failures that are no scenario's.
+    /// Failures after the last scenario of a cluster, which belong to no scenario.
     afterwards: usize,
 }
 
-/// Where a run reports.
+/// Report of a run.
 pub struct Report {
     files: Vec<Mutex<std::fs::File>>,
     key: Key,
@@ -162,7 +162,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Appends a record of each attempt to the files and keeps failures below a directory.
+    /// Creates a report that appends a record of each attempt to `files` and saves logs of failures
+    /// in the directory `keep`.
     pub fn new(files: &[&Path], key: Key, keep: &Path) -> anyhow::Result<Self> {
         let open = |p: &&Path| {
             let file = std::fs::File::options().create(true).append(true).open(p);
@@ -177,12 +178,13 @@ impl Report {
         })
     }
 
-    /// Directory for what is left of a failed scenario.
+    /// Returns the directory for the logs of a failed scenario.
     pub fn place(&self, name: &str) -> PathBuf {
         self.keep.join(name.replace("::", "."))
     }
 
-    /// Keeps the lab's directory and the journal of a scenario that failed; returns the lines that tell where.
+    /// Saves the lab's directory and the journal of a failed scenario. Returns lines that name the
+    /// directory.
     pub fn preserve(&self, name: &str, lab_name: &str, lab: Option<&Lab>) -> String {
         let mut place = self.place(name);
         // A repetition must not replace what the first failure left.
@@ -193,7 +195,7 @@ impl Report {
             place = self.place(&format!("{name}.{n}"));
         }
         if let Some(lab) = lab {
-            // So that the recording is complete; there may be none.
+            // Stops a running recording, so that its file is complete.
             let _ = lab.run("trace", &["off"], cluster::PATIENCE);
         }
         let mut text = match cluster::keep(lab_name, &place) {
@@ -202,7 +204,7 @@ impl Report {
         };
         let journal = lab.map(Lab::journal).unwrap_or_default();
         if !journal.is_empty() {
-            text += "\nwhat it did last:";
+            text += "\nits last actions:";
             for line in &journal[journal.len().saturating_sub(LAST_ACTIONS)..] {
                 text += &format!("\n    {line}");
             }
@@ -213,7 +215,7 @@ impl Report {
         text
     }
 
-    /// Prints and records how an attempt at a scenario ended, and counts it unless it will be repeated.
+    /// Prints and records the end of an attempt. Counts it unless the scenario will be repeated.
     pub fn end(&self, scenario: &Scenario, attempt: usize, verdict: &Verdict, cost: &Cost) {
         let name = scenario.name;
         let took = format!("{:.0} s, cpu {:.0} s", cost.seconds, cost.cpu_seconds);
@@ -221,7 +223,7 @@ impl Report {
             Verdict::Passed => println!("ok      vm::{name} ({took})"),
             Verdict::Cut => println!("cut     vm::{name} ({took})"),
             Verdict::Again(why) => println!("again   vm::{name} ({took}): {why}"),
-            // Those of repetitions are told with the verdict.
+            // Failures of repetitions are printed with the final verdict.
             Verdict::Failed(why) if attempt == 1 => {
                 println!("FAILED  vm::{name} ({took}): {why}");
                 println!("to repeat it: {}", self.key.command(name));
@@ -243,7 +245,7 @@ impl Report {
         self.record(line);
     }
 
-    /// Prints, records and counts what repetitions say of a scenario.
+    /// Prints, records and counts the verdict after the repetitions of a scenario.
     pub fn verdict(&self, name: &str, verdict: &Verdict) {
         self.tell(name, verdict);
         println!("to repeat it: {}", self.key.command(name));
@@ -279,15 +281,15 @@ impl Report {
         }
         for file in &self.files {
             let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-            // In one piece: others append to the file, too.
+            // A single write, because other runs append to the file too.
             if let Err(e) = file.write_all(format!("{line}\n").as_bytes()) {
                 eprintln!("results are not recorded: {e}");
             }
         }
     }
 
-    /// Counts and prints a failure that shows after the last scenario in a cluster, which does not count as passed any more when a later
-    /// run resumes.
+    /// Prints and counts a failure found after the last scenario of a cluster. That scenario no
+    /// longer counts as passed when a later run resumes.
     pub fn afterwards(&self, name: &str, last: &str, why: String) {
         self.counts().afterwards += 1;
         self.tell(name, &Verdict::Failed(why));
@@ -300,7 +302,7 @@ impl Report {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last line; true if all is well: all of the chosen scenarios were run, each has a result, and all of these are good.
+    /// Prints the last line. Returns true if all chosen scenarios ran and every verdict is good.
     pub fn summary(&self, chosen: usize) -> bool {
         let counts = self.counts();
         let ended = counts.passed + counts.failed - counts.afterwards;
@@ -327,14 +329,14 @@ impl Report {
     }
 }
 
-/// A path as people outside of the build root know it.
+/// Returns a path as users outside of the build root know it.
 fn shown(path: &Path) -> String {
     let path = path.display().to_string();
     path.strip_prefix("/out/")
         .map_or(path.clone(), |p| format!("out/{p}"))
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 fn now() -> u64 {
     let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     time.map_or(0, |t| t.as_secs())

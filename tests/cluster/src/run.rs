@@ -1,4 +1,5 @@
-//! A run: boots clusters one after the other, runs scenarios in them, ends what does not end by itself, and repeats what failed.
+//! A run: boots clusters one after the other, runs scenarios in them, stops scenarios that hang,
+//! repeats failed ones.
 
 use crate::cluster::{self, Defect, Lab};
 use crate::evidence;
@@ -10,54 +11,55 @@ use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// More time than the labs' own limit for a boot.
+/// Maximum duration of a boot; longer than the lab's own limit.
 const BOOT_DEADLINE: Duration = Duration::from_secs(400);
-/// How long a scenario may take to notice that its lab is gone.
+/// Time that a scenario has to finish after its lab was killed.
 const GRACE: Duration = Duration::from_secs(30);
-/// Time between two polls of what a scenario has used and whether the run goes on.
+/// Time between two checks of the used CPU time and of the end of the run.
 const TICK: Duration = Duration::from_secs(1);
-/// This many failed boots in a row end the run, because no scenario can be at fault then.
+/// Number of failed boots in a row that end the run, because then the scenarios are not the cause.
 const FAILED_BOOTS: usize = 2;
 
-/// How scenarios that failed are repeated, each time alone in a fresh cluster.
+/// Limits of the repetition of failed scenarios, each alone in a fresh cluster.
 #[derive(Debug, Clone, Copy)]
 pub struct Repeat {
-    /// Repetitions of each.
+    /// Number of repetitions of each failed scenario.
     pub times: usize,
-    /// With more failures than this nothing is repeated, because either something is broken or the machine is unusable.
+    /// Maximum number of failed scenarios with which they are repeated. More failures mean that the
+    /// change or the computer is broken.
     pub most: usize,
 }
 
-/// What the thread that runs scenarios shares with the one that watches for signals.
+/// State shared by the thread that runs scenarios and the thread that waits for signals.
 pub struct Run {
     scenarios: Vec<Scenario>,
-    /// Beginning of the labs' names.
+    /// Prefix of the labs' names.
     prefix: String,
     repeat: Repeat,
-    /// Where results go.
+    /// Report that receives the results.
     pub report: Report,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Why the run ends before its time.
+    /// Reason for an early end of the run.
     stop: Option<String>,
     failed_boots: usize,
-    /// Clusters booted; the number is part of the next lab's name.
+    /// Number of clusters booted; part of the next lab's name.
     clusters: usize,
 }
 
-/// Why something was not waited for any longer.
+/// Reason why a wait ended early.
 enum Late {
     Deadline,
     Stopped,
 }
 
-/// How one attempt at a scenario ended.
+/// Outcome of one attempt at a scenario.
 enum Outcome {
     Passed,
-    /// `hard`: a defect that no repetition excuses.
+    /// The attempt failed; `hard` marks a defect that no repetition excuses.
     Failed {
         why: String,
         hard: bool,
@@ -66,7 +68,7 @@ enum Outcome {
 }
 
 impl Run {
-    /// A run that has not begun.
+    /// Creates a run that has not started.
     pub fn new(scenarios: Vec<Scenario>, prefix: &str, repeat: Repeat, report: Report) -> Self {
         Self {
             scenarios,
@@ -81,12 +83,12 @@ impl Run {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the run; the first reason counts.
+    /// Ends the run. The first reason is kept.
     pub fn stop(&self, why: &str) {
         self.state().stop.get_or_insert_with(|| why.to_owned());
     }
 
-    /// Why the run was ended, if it was.
+    /// Returns the reason for an early end of the run.
     pub fn stopped(&self) -> Option<String> {
         self.state().stop.clone()
     }
@@ -109,7 +111,7 @@ impl Run {
         let too_many = failed.len() > self.repeat.most;
         for (scenario, why) in failed {
             if self.repeat.times == 0 {
-                // Reported as failed already.
+                // The failure is reported already.
             } else if too_many || self.stopped().is_some() {
                 self.report.verdict(
                     scenario.name,
@@ -121,7 +123,7 @@ impl Run {
         }
     }
 
-    /// Runs a scenario again and reports what that says of it.
+    /// Repeats a failed scenario and reports the verdict.
     fn repeat(&self, scenario: &Scenario, first: &str) {
         let mut outcomes = Vec::new();
         for n in 1..=self.repeat.times {
@@ -153,8 +155,9 @@ impl Run {
         format!("{}-{}", self.prefix, state.clusters - 1)
     }
 
-    /// Runs something in a thread of its own, counting what the lab's processes use meanwhile. When it is late, or the run is
-    /// ended, the lab is killed, with which it should end; if it does not, it is left to itself.
+    /// Runs `work` in a separate thread and measures the CPU time of the lab's processes. Kills the
+    /// lab at the deadline or when the run is ended, which should end `work` with an error. A
+    /// thread that still does not end is abandoned.
     fn watch<T: Send + 'static>(
         &self,
         lab: &str,
@@ -165,7 +168,7 @@ impl Run {
         let start = Instant::now();
         let (sender, receiver) = channel();
         std::thread::spawn(move || {
-            // Fails if the receiver has given up.
+            // Sending fails if the receiver has given up.
             let _ = sender.send(work());
         });
         let late = loop {
@@ -174,7 +177,7 @@ impl Run {
                     used.look(lab);
                     return Ok(result);
                 }
-                // Its panics are caught in it.
+                // Panics are caught within `work`.
                 Err(RecvTimeoutError::Disconnected) => break Late::Deadline,
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -191,8 +194,8 @@ impl Run {
         Err(late)
     }
 
-    /// Takes a cluster down after a last look: at its logs, at what the emulator found after the last scenario, and, on the debug
-    /// kernel, for what leaked.
+    /// Takes a cluster down after a final check of its logs, of late findings of the emulator and,
+    /// on the debug kernel, of memory leaks.
     fn release(&self, held: Option<Held>) {
         let Some(held) = held else {
             return;
@@ -221,7 +224,7 @@ impl Run {
         }
     }
 
-    /// Boots the cluster that a scenario wants.
+    /// Boots the cluster that a scenario requires.
     fn boot(
         &self,
         scenario: &Scenario,
@@ -263,7 +266,8 @@ impl Run {
         }
     }
 
-    /// Runs one scenario in the cluster that is there or in a new one; returns the cluster if it is still good.
+    /// Runs one scenario in the given cluster, if it fits, or in a new one. Returns the cluster if
+    /// it is still usable.
     fn attempt(
         &self,
         scenario: &Scenario,
@@ -347,13 +351,14 @@ impl Run {
             };
             return (outcome, Some(held));
         }
-        // Not by dropping it: a scenario that does not end still has it.
+        // Dropping is not enough, because the thread of a hanging scenario still holds the lab.
         remove(lab.name());
         (outcome, None)
     }
 }
 
-/// What repetitions say of a scenario that failed first: it has failed if it failed each time, or once with a defect that nothing excuses.
+/// Judges a scenario that failed first. It has failed if each repetition failed, or if one of them
+/// showed a defect that no repetition excuses.
 fn judge(first: &str, outcomes: &[Outcome]) -> Verdict {
     let mut passed = 0;
     let mut last = "not run";
@@ -376,16 +381,16 @@ fn judge(first: &str, outcomes: &[Outcome]) -> Verdict {
     }
 }
 
-/// A cluster that is still good.
+/// Usable cluster between two scenarios.
 struct Held {
     lab: Arc<Lab>,
-    /// Findings that the last scenario announced, some of which may show after its end.
+    /// Findings that the last scenario expects; some may occur after its end.
     expects: &'static [&'static str],
-    /// Name of that scenario.
+    /// Name of the last scenario.
     last: &'static str,
 }
 
-/// Adds up the processor time of processes that come and go.
+/// Sum of the CPU times of the lab's processes, including those that have ended.
 #[derive(Default)]
 struct Meter {
     before: BTreeMap<i32, Duration>,
@@ -412,7 +417,7 @@ impl Meter {
     }
 }
 
-/// How much time the hypervisor below this machine took from it.
+/// CPU time that the hypervisor below this computer took away.
 struct Machine {
     stolen: u64,
     all: u64,
@@ -425,7 +430,7 @@ impl Machine {
         Self { stolen, all }
     }
 
-    /// Stolen time since then in percent, and the load average of the last minute.
+    /// Returns the stolen time since `self` in percent and the load average of the last minute.
     fn since(&self) -> (f64, f64) {
         let now = Self::now();
         let all = now.all.saturating_sub(self.all).max(1);
@@ -436,7 +441,8 @@ impl Machine {
     }
 }
 
-/// Stolen and all ticks in the first line of `/proc/stat` (proc(5): the eighth of the first eight numbers is steal).
+/// Returns stolen and all ticks of the first line of `/proc/stat` (proc(5): the eighth number is
+/// steal).
 fn ticks(stat: &str) -> (u64, u64) {
     let words = stat.lines().next().unwrap_or("").split_whitespace();
     let numbers: Vec<u64> = words
@@ -447,7 +453,8 @@ fn ticks(stat: &str) -> (u64, u64) {
     (numbers.get(7).copied().unwrap_or(0), numbers.iter().sum())
 }
 
-/// What the kernels of a lab that does not answer reported, if they did, and whether that is more than a stall.
+/// Returns the defect that the kernel logs of an unresponsive lab report, and true if it is more
+/// than a stall.
 fn defect(lab: &str) -> (String, bool) {
     match Defect::of_lab(lab) {
         Some(defect) => (format!("\n{defect}"), !defect.is_stall),
@@ -455,7 +462,8 @@ fn defect(lab: &str) -> (String, bool) {
     }
 }
 
-/// Names among `all` of a lab and of those that its scenarios have beside it, which begin with its name.
+/// Returns the names among `all` of a lab and of the labs that its scenarios started, which have
+/// its name as prefix.
 fn below(all: Vec<String>, lab: &str) -> Vec<String> {
     let beside = format!("{lab}-");
     let is_one = |n: &String| n == lab || n.starts_with(&beside);

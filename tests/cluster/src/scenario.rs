@@ -1,46 +1,47 @@
-//! What a scenario is.
+//! Description of a scenario.
 
 use crate::cluster::{Lab, Spec};
 use anyhow::Result;
 use std::time::Duration;
 
-/// How long a scenario may take unless it says otherwise, without the boot of its cluster.
+/// Maximum duration of a scenario unless it sets another, excluding the boot of its cluster.
 pub const DEADLINE: Duration = Duration::from_secs(600);
 
-/// Kernels on which a scenario makes sense.
+/// Kernels that a scenario runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kernels {
-    /// Debian's and the debug kernel.
+    /// Debian's kernel and the debug kernel.
     All,
-    /// Only Debian's.
+    /// Debian's kernel only.
     Stock,
-    /// Only the debug kernel.
+    /// The debug kernel only.
     Debug,
 }
 
-/// One test.
+/// One test in a cluster.
 #[derive(Debug, Clone)]
 pub struct Scenario {
-    /// Name, `group::what`.
+    /// Name in the form `group::name`.
     pub name: &'static str,
-    /// The cluster it wants.
+    /// Cluster that the scenario requires.
     pub spec: Spec,
-    /// The test itself.
+    /// Test function.
     pub run: fn(&Lab) -> Result<()>,
-    /// How long it may take.
+    /// Maximum duration.
     pub deadline: Duration,
-    /// Counters of the emulator's findings (`labctl::findings`) that it moves on purpose.
+    /// Findings of the emulator (`labctl::findings`) that the scenario provokes.
     pub expects: &'static [&'static str],
-    /// Nothing is broken in it, so the drivers may count no errors.
+    /// True if the scenario breaks nothing, so that the drivers must not count errors.
     pub healthy: bool,
-    /// Part of the gate (`make check`).
+    /// True if the scenario belongs to the gate (`make check`).
     pub gate: bool,
-    /// Where it runs.
+    /// Kernels that the scenario runs on.
     pub kernels: Kernels,
 }
 
 impl Scenario {
-    /// A scenario for both kernels that ends within [`DEADLINE`], makes the emulator find nothing and is not part of the gate.
+    /// Returns a scenario for both kernels with the limit [`DEADLINE`], without expected findings,
+    /// outside of the gate.
     pub const fn new(name: &'static str, spec: Spec, run: fn(&Lab) -> Result<()>) -> Self {
         Self {
             name,
@@ -54,7 +55,7 @@ impl Scenario {
         }
     }
 
-    /// The same under another name in another cluster, outside of the gate.
+    /// Returns a copy under another name for another cluster, outside of the gate.
     pub fn again(&self, name: &'static str, spec: Spec) -> Self {
         Self {
             name,
@@ -64,37 +65,41 @@ impl Scenario {
         }
     }
 
-    /// Part of the gate.
+    /// Adds the scenario to the gate.
     pub const fn gate(mut self) -> Self {
         self.gate = true;
         self
     }
 
-    /// May take this many seconds instead of [`DEADLINE`].
+    /// Sets the maximum duration in seconds.
     pub const fn seconds(mut self, seconds: u64) -> Self {
         self.deadline = Duration::from_secs(seconds);
         self
     }
 
-    /// The emulator's counters that the scenario may move (see [`crate::scenarios::expected`] for the usual sets).
+    /// Sets the emulator's findings that the scenario may cause (see [`crate::scenarios::expected`]
+    /// for the usual sets).
     pub const fn finds(mut self, counters: &'static [&'static str]) -> Self {
         self.expects = counters;
         self
     }
 
-    /// Nothing is broken, no receiver is flooded and no interrupt is held back, so the drivers may count no errors.
+    /// Declares that the drivers must not count errors: the scenario breaks nothing, floods no
+    /// receiver and delays no interrupt.
     pub const fn healthy(mut self) -> Self {
         self.healthy = true;
         self
     }
 
-    /// Not on the debug kernel: the volume is out of reach there, or something is missing (pages of 1 GiB, BPF).
+    /// Excludes the debug kernel, which is too slow for the volume or lacks a feature (pages of 1
+    /// GiB, BPF).
     pub const fn stock_only(mut self) -> Self {
         self.kernels = Kernels::Stock;
         self
     }
 
-    /// About something that only the debug kernel has.
+    /// Restricts the scenario to the debug kernel, because it tests something that only this kernel
+    /// has.
     pub const fn debug_only(mut self) -> Self {
         self.kernels = Kernels::Debug;
         self

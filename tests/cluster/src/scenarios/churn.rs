@@ -1,4 +1,4 @@
-//! Modules, devices and nodes that go away and come back, under traffic.
+//! Removal and return of modules, devices and nodes under traffic.
 
 use super::expected::{REFUSED, TORN};
 use super::leaks;
@@ -23,29 +23,30 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Frames of all sizes from node 1 to node 0 without end, also while node 0 is away.
+/// Endless traffic of frames of all sizes from node 1 to node 0, also while node 0 is away.
 pub(super) struct Load<'a> {
     lab: &'a Lab,
     running: Running,
 }
 
-/// Frames that have to arrive before it counts as load.
+/// Number of frames that must arrive before the traffic counts as running.
 const FRAMES: u64 = 100;
 
 impl<'a> Load<'a> {
-    /// Starts; node 1 keeps the address of node 0 in mind, so that it does not pause while that is away.
+    /// Starts the traffic. Node 1 gets a permanent neighbour entry of node 0, so that it keeps
+    /// sending while node 0 is away.
     pub(super) fn start(lab: &'a Lab) -> Result<Self> {
         lab.ok(
             1,
             "ip neigh replace 10.2.0.1 lladdr 2e:87:04:07:00:00 nud permanent dev exn0; rm -f /tmp/load-ends",
         )?;
-        // Without answers ping sends no more than 100 in a second.
+        // Without answers, ping sends no more than 100 packets per second.
         let script = "while [ ! -e /tmp/load-ends ]; do for size in 56 3000 20000; do ping -q -f -s $size -w 1 node0; done; done >/dev/null 2>&1; true";
         let running = lab.spawn(1, script)?;
         Ok(Self { lab, running })
     }
 
-    /// Waits until it arrives at node 0.
+    /// Waits until frames arrive at node 0.
     pub(super) fn arrives(&self) -> Result<()> {
         let node = node(self.lab, 0);
         let start = node.net("rx_packets")?;
@@ -54,7 +55,7 @@ impl<'a> Load<'a> {
         })
     }
 
-    /// Ends it; fails if it ended by itself.
+    /// Stops the traffic. Fails if it ended early.
     pub(super) fn end(mut self) -> Result<()> {
         let ran = self.running.is_running();
         self.lab.ok(1, "touch /tmp/load-ends")?;
@@ -65,7 +66,8 @@ impl<'a> Load<'a> {
     }
 }
 
-/// Does something on node 0 again and again under load from the peer, which arrives between any two times; as much is in use afterwards as before.
+/// Runs `cycle` on node 0 repeatedly under traffic from node 1. Traffic must arrive between any two
+/// cycles, and no resource of node 0 may leak.
 fn under_load(lab: &Lab, cycles: u32, mut cycle: impl FnMut(Node<'_>) -> Result<()>) -> Result<()> {
     let mut part = |cycles: u32| -> Result<()> {
         let load = Load::start(lab)?;
@@ -88,6 +90,8 @@ fn under_load(lab: &Lab, cycles: u32, mut cycle: impl FnMut(Node<'_>) -> Result<
     leaks::watch(node(lab, 0), cycles, part)
 }
 
+/// The modules can be unloaded and loaded again under traffic without loss of memory or
+/// connectivity.
 fn reload(lab: &Lab) -> Result<()> {
     under_load(lab, rounds(volume(14, 50)), |node| {
         node.unload()?;
@@ -96,6 +100,7 @@ fn reload(lab: &Lab) -> Result<()> {
     })
 }
 
+/// The device can be unbound and bound again under traffic without loss of memory or connectivity.
 fn unbind(lab: &Lab) -> Result<()> {
     under_load(lab, rounds(volume(8, 20)), |node| {
         node.unbind()?;
@@ -104,9 +109,10 @@ fn unbind(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Files that stay open while the device and, as far as the kernel lets them, the modules go.
+/// Files stay open while the device is unbound and, if the kernel permits it, the modules are
+/// unloaded.
 ///
-/// Descriptors 3 to 5 are extoll's files, 6 and 7 exn's.
+/// Descriptors 3 to 5 are files of extoll, 6 and 7 of exn.
 const OPEN_FILES: &str = r#"
 fail() { echo "$*" >&2; exit 1; }
 count() { cat /sys/module/$1/refcnt; }
@@ -120,7 +126,7 @@ gone() {
         case $said in *"Input/output error"*) ;; *) fail "descriptor $fd $2: $said" ;; esac
     done
 }
-# It keeps extoll loaded, too.
+# af_extl also keeps extoll loaded.
 rmmod af_extl || fail "rmmod af_extl"
 base=/sys/kernel/debug/extoll-$dev eth=/sys/kernel/debug/exn-$dev
 for f in $base/status $base/counters $base/ports $base/atu $eth/state $eth/reasons; do [ -f $f ] || fail "$f is missing"; done
@@ -129,7 +135,7 @@ exec 3<$base/status 4<$base/counters 5<$base/ports 6<$eth/state 7<$eth/reasons |
 [ $(count extoll) = $((b + 3)) ] || fail "extoll is used $(count extoll) times, not $b + 3"
 [ $(count exn) = $((e + 2)) ] || fail "exn is used $(count exn) times, not $e + 2"
 in_use exn "with open files"
-# Some are half read, some not at all when the device goes.
+# When the device is unbound, some files are partly read, others not at all.
 for fd in 4 6; do [ -n "$(dd bs=1 count=1 status=none <&$fd)" ] || fail "descriptor $fd is empty"; done
 echo $dev >/sys/bus/pci/drivers/extoll/unbind || fail "unbind"
 [ ! -e $base ] && [ ! -e $eth ] || fail "files are left"
@@ -137,7 +143,7 @@ gone "3 4 5 6 7" "after unbind"
 in_use exn "with files of a device that is gone"
 echo $dev >/sys/bus/pci/drivers/extoll/bind || fail "bind"
 gone "3 4 5 6 7" "after bind"
-# The interface is down, so there are no ports to show.
+# The interface is down, so `ports` is empty.
 for f in $base/status $base/counters $eth/state $eth/reasons; do
     [ -n "$(cat $f)" ] || fail "$f is empty"
 done
@@ -155,9 +161,9 @@ rmmod extoll || fail "rmmod extoll"
 modprobe exn && modprobe af_extl || fail "modprobe"
 "#;
 
-/// Readers run all the time while the device comes and goes `$rounds` times.
+/// Reads all files continuously while the device is unbound and bound `$rounds` times.
 const READ_DURING_UNBIND: &str = r#"
-# They end by themselves: a killed shell would leave a cat with open files behind.
+# The readers end by themselves. A killed shell would leave behind a cat with open files.
 stop=$(mktemp -u)
 for n in 1 2; do
     while [ ! -e $stop ]; do cat /sys/kernel/debug/extoll-*/* /sys/kernel/debug/exn-*/* >/dev/null 2>&1; done &
@@ -175,6 +181,8 @@ rm $stop
 exit $rc
 "#;
 
+/// Open debugfs files neither crash nor leak when the device is unbound; reading them returns an
+/// I/O error.
 fn debugfs_open_files(lab: &Lab) -> Result<()> {
     lab.ok(0, &format!("{DEV}{OPEN_FILES}"))?;
     node(lab, 0).back()?;
@@ -187,6 +195,7 @@ fn debugfs_open_files(lab: &Lab) -> Result<()> {
     })
 }
 
+/// The interface can be set down and up under traffic without leaks.
 fn down_up(lab: &Lab) -> Result<()> {
     under_load(lab, rounds(volume(12, 40)), |node| {
         node.ok("ip link set exn0 down && ip link set exn0 up")
@@ -194,9 +203,11 @@ fn down_up(lab: &Lab) -> Result<()> {
     })
 }
 
+/// A node survives the loss of power of its peer during a transfer and reaches the peer again after
+/// its reboot.
 fn power_off(lab: &Lab) -> Result<()> {
     const SERVE: &str = "pkill iperf3; iperf3 -s -D -p 5290";
-    // What leaked on the node that is to lose its power can't be found afterwards.
+    // Leaks on the node that loses its power can't be found afterwards.
     lab.assert_no_leaks()?;
     lab.ok(1, SERVE)?;
     node(lab, 1).until("iperf3 listens", "ss -ltn | grep -q :5290")?;
@@ -208,13 +219,13 @@ fn power_off(lab: &Lab) -> Result<()> {
     ensure!(load.is_running(), "the transfer has ended");
     let given_up = node(lab, 0).ethtool("tx_rdv_timeout")?;
     let lost = node(lab, 0).net("tx_dropped")? + node(lab, 0).net("tx_errors")?;
-    // Otherwise all may have been fetched by chance when the power goes.
+    // The peer stops fetching, so that frames are in flight when it loses power.
     lab.fault(&["freeze", "1"])?;
     lab.until("frames are in flight", PATIENCE, |_| {
         Ok(node(lab, 0).ethtool("tx_rdv_in_flight")? > 0)
     })?;
     lab.fault(&["power-off", "1"])?;
-    // The survivor stays usable: its frames are given up and counted, and nobody answers.
+    // The surviving node stays usable: it gives up and counts its frames, and gets no answer.
     let gone = lab.sh_for(0, "ping -q -c 3 -i 0.3 -W 1 node1", PATIENCE)?;
     ensure!(
         gone.status == 1 && gone.stdout.contains(" 0 received"),
@@ -224,7 +235,7 @@ fn power_off(lab: &Lab) -> Result<()> {
         let dropped = node(lab, 0).net("tx_dropped")? + node(lab, 0).net("tx_errors")?;
         Ok(node(lab, 0).ethtool("tx_rdv_timeout")? > given_up && dropped > lost)
     })?;
-    // What can't have got through must not be told to have.
+    // The transfer must not report success for data that never arrived.
     ensure!(load.is_running(), "the transfer ended without its peer");
     load.stop();
     lab.fault(&["power-on", "1"])?;

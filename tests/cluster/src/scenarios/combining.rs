@@ -1,5 +1,5 @@
-//! A NIC whose host combines stores, which takes its time with descriptors and has room for few (HW §8): what the drivers and libraries
-//! may not take for granted. The work inside the nodes is done by `guest/combining.py`.
+//! A host that combines stores and a NIC that accepts few descriptors, slowly (HW §8). The drivers
+//! and libraries must fence their descriptors. `guest/combining.py` does the work inside the nodes.
 
 use super::faults::sum;
 use super::guest;
@@ -40,7 +40,7 @@ fn combining(lab: &Lab, command: &str) -> Result<String> {
     )
 }
 
-/// The kernel's drivers, the library and a program that marks its fences itself leave none out.
+/// The kernel's drivers, the library and a program with its own fences fence every descriptor.
 fn fenced(lab: &Lab) -> Result<()> {
     let before = unfenced(lab)?;
     combining(lab, "fenced")?;
@@ -52,7 +52,7 @@ fn fenced(lab: &Lab) -> Result<()> {
     });
     running.stop();
     result?;
-    // What has no fence is found out a second later at the latest.
+    // The emulator detects a missing fence within one second.
     lab.ok(0, "sleep 1.5")?;
     let now = unfenced(lab)?;
     ensure!(
@@ -63,7 +63,7 @@ fn fenced(lab: &Lab) -> Result<()> {
     nothing_left(lab, 0)
 }
 
-/// A program without fences loses messages, and each of them counts.
+/// A program without fences loses messages, and the emulator counts each missing fence.
 fn missing_fence(lab: &Lab) -> Result<()> {
     let before = unfenced(lab)?;
     let came = combining(lab, "unfenced")?;

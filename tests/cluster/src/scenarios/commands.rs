@@ -1,4 +1,4 @@
-//! The command line of the lab. The other scenarios use the library that it is made of.
+//! The command line of the lab. The other scenarios use the library below it.
 
 use super::on_pair;
 use crate::cluster::{Lab, PATIENCE};
@@ -11,7 +11,7 @@ pub fn all() -> Vec<Scenario> {
     vec![on_pair("lab::command_line", command_line)]
 }
 
-/// Each verb does what it says and passes on how it ended.
+/// Each subcommand does its work and returns the right exit status.
 fn command_line(lab: &Lab) -> Result<()> {
     let text = lab.run(
         "exec",
@@ -56,7 +56,7 @@ fn command_line(lab: &Lab) -> Result<()> {
         "status: {table}"
     );
 
-    // There and back; the host is the build root here.
+    // Copies a file to a node and back. The host is the build root here.
     let dir = std::env::temp_dir().join(format!("cp-{}", lab.name()));
     std::fs::create_dir_all(&dir)?;
     let (there, back) = (dir.join("there"), dir.join("back"));
@@ -70,7 +70,7 @@ fn command_line(lab: &Lab) -> Result<()> {
     let got = std::fs::read(&back)?;
     std::fs::remove_dir_all(&dir)?;
     lab.ok(0, "rm /tmp/cp-test")?;
-    ensure!(got == data, "the file came back as another one");
+    ensure!(got == data, "the file came back with other contents");
 
     lab.ok(1, "echo '<5>seen on the console' >/dev/kmsg")?;
     lab.until("the kernel log shows the line", PATIENCE, |l| {

@@ -16,7 +16,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Suites of unit tests in the kernel code under `dir`, with the number of their tests.
+/// Collects the suites of unit tests in the kernel code under `dir`, with their numbers of tests.
 fn suites(dir: &Path, found: &mut BTreeMap<String, usize>) -> Result<()> {
     for entry in std::fs::read_dir(dir).with_context(|| dir.display().to_string())? {
         let path = entry?.path();
@@ -33,7 +33,7 @@ fn suites(dir: &Path, found: &mut BTreeMap<String, usize>) -> Result<()> {
     Ok(())
 }
 
-/// Every unit test of the kernel code has run, when the modules were loaded, and passed.
+/// Every unit test of the kernel code ran when the modules were loaded, and passed.
 fn unit_tests(lab: &Lab) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut written = BTreeMap::new();
@@ -54,9 +54,11 @@ fn unit_tests(lab: &Lab) -> Result<()> {
     lab.ok(0, "rmmod extoll_bench").map(drop)
 }
 
-/// Reloads the modules of node 0 and compares every register access of the probe with HW §3.
+/// A probe follows the reference order. The modules of node 0 are loaded again and every register
+/// access is compared with HW §3.
 fn probe(lab: &Lab) -> Result<()> {
-    // A frame from there meets ports that are not open yet: an event, whose interrupt would be between the accesses.
+    // The peer stays quiet. Its frames would meet closed ports and cause an event, whose interrupt
+    // handler would add register accesses.
     lab.ok(1, "ip link set exn0 down")?;
     node(lab, 0).unload()?;
     let traced = |what: &dyn Fn() -> Result<()>| -> Result<_> {
@@ -79,7 +81,7 @@ fn probe(lab: &Lab) -> Result<()> {
     let accesses = traced(&|| lab.ok(0, "ip link set exn0 up").map(drop))?;
     let enabled = probe_order::enabled(&accesses, false)?;
     ensure!(enabled == [1, 1], "{enabled:?} VPIDs were enabled");
-    // A process opens some, too, makes a queue anew, and closes them.
+    // A process opens VPIDs too, creates a queue twice, and closes the VPIDs.
     const PROCESS: &str = "import sys; sys.path.insert(0, '/tmp/guest')
 from device import *
 r, v = Rma(), Velo()
@@ -95,7 +97,8 @@ v.close()";
             .map(drop)
     })?;
     let enabled = probe_order::enabled(&accesses, true)?;
-    // RMA's with each queue, and once more for the commands that show that those before are executed; that may be later on a slow host.
+    // RMA enables its VPID with each queue. On a slow host it does so once more, for the commands
+    // that prove that the earlier ones were executed.
     ensure!(
         matches!(enabled, [1, 2 | 3]),
         "{enabled:?} VPIDs were enabled"

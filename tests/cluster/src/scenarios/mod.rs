@@ -1,4 +1,4 @@
-//! The scenarios, grouped by what they show.
+//! All scenarios, grouped by subject.
 
 mod churn;
 mod combining;
@@ -43,15 +43,15 @@ use crate::cluster::{Lab, Spec};
 use crate::Scenario;
 use anyhow::Result;
 
-/// Two nodes, one cable.
+/// Cluster of two nodes and one cable.
 pub const PAIR: Spec = Spec::pair();
 
-/// A scenario in [`PAIR`].
+/// Returns a scenario in [`PAIR`].
 const fn on_pair(name: &'static str, run: fn(&Lab) -> Result<()>) -> Scenario {
     Scenario::new(name, PAIR, run)
 }
 
-/// Scenarios to run once more in another cluster, as (new name, name).
+/// Returns copies of scenarios for another cluster. `list` holds pairs of new name and name.
 fn again(others: &[Scenario], spec: &Spec, list: &[(&'static str, &str)]) -> Vec<Scenario> {
     let of_name = |name: &str| match others.iter().find(|s| s.name == name) {
         Some(scenario) => scenario,
@@ -62,7 +62,7 @@ fn again(others: &[Scenario], spec: &Spec, list: &[(&'static str, &str)]) -> Vec
         .collect()
 }
 
-/// Every scenario, those of one cluster specification side by side.
+/// Returns all scenarios. Scenarios with the same cluster specification are adjacent.
 pub fn all() -> Vec<Scenario> {
     let mut all = Vec::new();
     all.extend(eth::traffic::all());
@@ -120,7 +120,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(lab_cli::all());
     let again = [iommu::all(&all), ideal::all(&all)].concat();
     all.extend(again);
-    // The first use of a specification decides when its cluster is booted.
+    // The first use of a specification determines when its cluster is booted.
     let specs: Vec<Spec> = all.iter().map(|s| s.spec.clone()).collect();
     all.sort_by_key(|s| specs.iter().position(|spec| *spec == s.spec));
     all

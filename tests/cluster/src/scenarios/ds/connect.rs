@@ -1,5 +1,5 @@
-//! How connections of AF_EXTL begin: who is asked, what the program waits for, which NIC carries them.
-//! The work inside the nodes is done by `guest/extl_connect.py`.
+//! Connection setup of AF_EXTL: which peer is asked, how long the program waits, which NIC carries
+//! the data. `guest/extl_connect.py` does the work inside the nodes.
 
 use crate::cluster::{Lab, Running, Spec, PATIENCE};
 use crate::scenarios::ds::sockets::{bypassing, configured, PATIENT, REMOVED};
@@ -13,11 +13,11 @@ use anyhow::{ensure, Context, Result};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// How long one exchange may take.
+/// Maximum duration of one exchange.
 const LONG: Duration = Duration::from_secs(200);
-/// Two NICs in each of two nodes: NIC k of node n is number 2n + k.
+/// Cluster of two nodes with two NICs each. NIC k of node n has number 2n + k.
 const TWO_NICS: Spec = Spec::new(2).topology("ring:4").nics(2);
-/// A user without rights.
+/// An unprivileged user.
 const NOBODY: u32 = 65534;
 
 /// The scenarios of this file.
@@ -39,12 +39,12 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// The words that run `guest/extl_connect.py`.
+/// Returns the command line that runs `guest/extl_connect.py`.
 fn program(words: &str) -> String {
     format!("{} {words}", guest::program("extl_connect"))
 }
 
-/// A server on a node; `before` stands before the program.
+/// Starts a server on a node. `before` is put in front of the program.
 fn serve(lab: &Lab, number: usize, before: &str, words: &str) -> Result<Running> {
     guest::install(lab, number)?;
     let mark = words.replace([' ', ':', '.', '='], "_");
@@ -58,22 +58,22 @@ fn serve(lab: &Lab, number: usize, before: &str, words: &str) -> Result<Running>
     Ok(server)
 }
 
-/// What a client on node 0 says.
+/// Returns the output of a client on node 0.
 fn run(lab: &Lab, words: &str) -> Result<String> {
     guest::install(lab, 0)?;
     let said = lab.ok_for(0, &format!("{} 2>&1", program(words)), LONG)?;
     Ok(said.trim().to_owned())
 }
 
-/// Loads the module of node 0 anew with these options alone.
+/// Loads the module of node 0 again with only these options.
 pub(super) fn with_options(lab: &Lab, options: &str) -> Result<()> {
     let configured = configured(options);
     lab.ok(0, &format!("{configured} && {REMOVED} && modprobe af_extl"))
         .map(drop)
 }
 
-/// A server that takes its connections too late costs a client's time once, not for each connection, and
-/// is asked again later; of one that waits for data the server's side knows.
+/// A server that accepts too late delays a client once, not for each connection, and is asked again
+/// later. A server that waits for data (`TCP_DEFER_ACCEPT`) is recognized as such at its own end.
 fn late(lab: &Lab) -> Result<()> {
     with_options(
         lab,
@@ -85,7 +85,7 @@ fn late(lab: &Lab) -> Result<()> {
     lab.until("it is asked again", PATIENCE, |lab| {
         Ok(run(lab, "ask alias4 10.2.0.2 7700 1")? == "3/0")
     })?;
-    // Others are, meanwhile.
+    // Other servers of the same peer are still asked.
     let other = serve(lab, 1, "", "alias4 0.0.0.0 7701 slow=1")?;
     let said = run(lab, "ask alias4 10.2.0.2 7701 1")?;
     ensure!(said == "2/13", "{said}");
@@ -108,8 +108,8 @@ fn late(lab: &Lab) -> Result<()> {
     with_options(lab, PATIENT)
 }
 
-/// A listener that TCP would not give the connection to does not count: one of another namespace, one
-/// with a less special address, others of a group that shares a port.
+/// A listener that TCP would not choose is ignored: one in another namespace, one with a less
+/// specific address, another member of a group that shares a port.
 fn others(lab: &Lab) -> Result<()> {
     lab.ok(1, "ip netns add inner && ip -n inner link set lo up")?;
     let checked = (|| {
@@ -138,7 +138,8 @@ fn others(lab: &Lab) -> Result<()> {
     checked
 }
 
-/// So many ports in a row that nobody has on node 0, not even by a connection that has ended: the first of them.
+/// Returns the first of `count` consecutive ports of node 0 that no socket uses, not even a closed
+/// connection.
 fn free_ports(lab: &Lab, count: u16) -> Result<u16> {
     let said = lab.ok(0, "ss -Htanp -B; ss -Htan")?;
     let local = |line: &str| -> Option<u16> {
@@ -152,7 +153,7 @@ fn free_ports(lab: &Lab, count: u16) -> Result<u16> {
         .context("no free ports")
 }
 
-/// Connections to different peers share local ports, as those of TCP.
+/// Connections to different peers share local ports, like connections of TCP.
 fn ports(lab: &Lab) -> Result<()> {
     let servers =
         [7720, 7721, 7722].map(|port| serve(lab, 1, "", &format!("alias4 0.0.0.0 {port}")));
@@ -179,15 +180,15 @@ fn ports(lab: &Lab) -> Result<()> {
         count.parse::<u32>()? <= 6 && modes.len() == 12 && modes.iter().all(|w| *w == "3/0"),
         "{said}"
     );
-    // Who sees one port does not know the next one.
+    // Local ports are unpredictable: one port does not reveal the next.
     let said = run(lab, "ports alias4 10.2.0.2 7720 20")?;
     ensure!(said.parse::<u32>()? > 500, "{said}");
     servers.into_iter().for_each(Running::stop);
     Ok(())
 }
 
-/// A neighbour that does not answer holds up one connect, which does not wait for others long; one whose
-/// address has to be asked for is found.
+/// A neighbour that does not answer delays only one connect. Later ones fail over to TCP without a
+/// long wait. A neighbour whose address is not resolved yet is found.
 fn neighbour(lab: &Lab) -> Result<()> {
     let said = run(lab, "dead alias4 10.2.0.77 7730 6")?;
     let mut times = vec![];
@@ -197,7 +198,7 @@ fn neighbour(lab: &Lab) -> Result<()> {
         times.push(time.parse::<u32>()?);
     }
     ensure!(times.len() == 6, "{said}");
-    // Each but the first would have waited as long; some may have, for a processor.
+    // Each later connect could have waited as long as the first. Some may have waited for a CPU.
     times[1..].sort_unstable();
     ensure!(times[0] >= 20 && 4 * times[3] < 3 * times[0], "{said}");
     let server = serve(lab, 1, "", "alias4 0.0.0.0 7731")?;
@@ -208,7 +209,7 @@ fn neighbour(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A signal while the peer is asked says nothing of the peer.
+/// A signal that interrupts the question to a peer does not mark the peer as silent.
 fn signal(lab: &Lab) -> Result<()> {
     let none = "echo 'install af_extl /bin/false' >/etc/modprobe.d/extl.conf";
     lab.ok(1, &format!("{REMOVED} && {none}"))?;
@@ -216,7 +217,7 @@ fn signal(lab: &Lab) -> Result<()> {
         with_options(lab, "af_extl.ask_ms=500 af_extl.asks=4 af_extl.silent_ms=0")?;
         let server = serve(lab, 1, "", "tcp4 0.0.0.0 7740")?;
         let said = run(lab, "signal alias4 10.2.0.2 7740")?;
-        // It was silent in the end.
+        // The peer does not answer the last question.
         ensure!(said == "4/0 2/6", "{said}");
         server.stop();
         Ok(())
@@ -234,7 +235,7 @@ fn signal(lab: &Lab) -> Result<()> {
     with_options(lab, PATIENT)
 }
 
-/// A user has his share of the rings, and the others have theirs.
+/// Rings are limited per user, so that one user can't take the rings of others.
 fn user(lab: &Lab) -> Result<()> {
     with_options(lab, &format!("{PATIENT} user_connections=2"))?;
     let server = serve(lab, 1, "", "alias4 0.0.0.0 7750")?;
@@ -248,7 +249,7 @@ fn user(lab: &Lab) -> Result<()> {
         node(lab, 0).until("it has connections", "grep -q . /tmp/held")?;
         let said = lab.ok(0, "cat /tmp/held")?;
         ensure!(said.trim() == "held 3/0 3/0 2/20", "{said}");
-        // Each has his own share, and root needs none.
+        // Each user has a separate limit, and root has none.
         let line = format!("</dev/null {} 2>&1", program(&other));
         let said = lab.ok(0, &line)?;
         ensure!(said.trim() == "held 3/0 3/0 2/20", "another user: {said}");
@@ -265,7 +266,8 @@ fn user(lab: &Lab) -> Result<()> {
     with_options(lab, PATIENT)
 }
 
-/// A node's connections with its own address on the fabric bypass TCP, others with itself don't.
+/// A node's connections with its own fabric address bypass TCP. Connections with its other
+/// addresses do not.
 fn itself(lab: &Lab) -> Result<()> {
     let program = guest::program("extl_direct");
     guest::install(lab, 0)?;
@@ -283,12 +285,12 @@ fn itself(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Which NIC carries a connection is decided by the routes; both ends have to agree.
+/// The routes choose the NIC that carries a connection, and both ends must agree on it.
 fn two_nics(lab: &Lab) -> Result<()> {
     for n in 0..2 {
-        // Both interfaces hear each question for an address, and only its own one is to answer. The address
-        // that the laboratory gave goes: questions would come from it, and a node whose NIC was bound anew
-        // has no way back to it.
+        // Both interfaces receive each address request, and only the interface with the address may
+        // answer. The address from the lab is removed. Requests would have it as source, and a node
+        // whose NIC was bound again has no route back to it.
         let second = format!(
             "cd /proc/sys/net/ipv4/conf/all && echo 1 >arp_ignore && echo 2 >arp_announce && \
              ip -4 addr flush dev exn1 && ip addr replace 10.3.0.{}/24 broadcast + dev exn1 && ip link set exn1 up && \
@@ -319,14 +321,15 @@ fn two_nics(lab: &Lab) -> Result<()> {
             "{host}: {before:?}, {after:?}"
         );
     }
-    // Answers go another way than the questions: TCP's, and the client need not wait for that.
+    // Answers take another path than the questions, so the connection uses TCP. The client does not
+    // wait for them.
     lab.ok(1, "ip route replace 10.2.0.1/32 dev exn1")?;
     let said = run(lab, "ask alias4 10.2.0.2 7770 2")?;
     ensure!(said == "2/11 2/11", "{said}");
     lab.ok(1, "ip route del 10.2.0.1/32 dev exn1")?;
     let said = run(lab, "ask alias4 10.2.0.2 7770 1")?;
     ensure!(said == "3/0", "{said}");
-    // What is on top of an interface is no NIC's.
+    // Interfaces on top of an Extoll interface do not belong to a NIC.
     for n in 0..2 {
         let upper = format!(
             "ip link add link exn1 name upper type macvlan mode passthru && \

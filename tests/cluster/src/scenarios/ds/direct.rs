@@ -1,5 +1,5 @@
-//! Connections of AF_EXTL between nodes whose data bypass TCP. The work inside the nodes is done by
-//! `guest/extl_direct.py`.
+//! Connections of AF_EXTL between nodes whose data bypass TCP. `guest/extl_direct.py` does the work
+//! inside the nodes.
 
 use crate::cluster::{modules, seed, Lab, Running, PATIENCE};
 use crate::scenarios::ds::connect::with_options;
@@ -13,9 +13,9 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 
-/// How long one exchange may take.
+/// Maximum duration of one exchange.
 const LONG: Duration = Duration::from_secs(200);
-/// Numbers of bytes that go both ways.
+/// Sizes of the messages that are sent in both directions, in bytes.
 const SIZES: &str = "1 2 111 112 113 2047 2048 2049 65535 65536 65537 1048576";
 
 /// The scenarios of this file.
@@ -49,19 +49,19 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// A counter of `/proc/net/extl_stat`.
+/// Returns a counter of `/proc/net/extl_stat`.
 fn counter(lab: &Lab, number: usize, name: &str) -> Result<u64> {
     let text = lab.ok(number, "cat /proc/net/extl_stat")?;
     value(&text, name).with_context(|| format!("no {name} in {text}"))
 }
 
-/// What a node knows of its sockets and the data path, for messages.
+/// Returns the state of a node's sockets and data path, for error messages.
 pub(super) fn story(lab: &Lab, number: usize) -> String {
     let script = "cat /proc/net/extl /proc/net/extl_stat /sys/kernel/debug/af_extl/nics /sys/kernel/debug/af_extl/connections";
     lab.ok(number, script).unwrap_or_default()
 }
 
-/// The address of a node on the fabric.
+/// Returns the address of a node on the fabric.
 pub(super) fn host(lab: &Lab, number: usize, version: u32) -> Result<String> {
     if version == 4 {
         return Ok(format!("10.2.0.{}", number + 1));
@@ -71,14 +71,14 @@ pub(super) fn host(lab: &Lab, number: usize, version: u32) -> Result<String> {
     Ok(lab.ok(number, script)?.trim().to_owned() + "%exn0")
 }
 
-/// Nothing is left of the sockets of a node.
+/// Waits until no AF_EXTL socket is left on a node.
 pub(super) fn none_left(lab: &Lab, number: usize) -> Result<()> {
     lab.until("all sockets are gone", PATIENCE, |lab| {
         Ok(counter(lab, number, "sockets")? == 0)
     })
 }
 
-/// A server of `guest/extl_direct.py` on node 1.
+/// Starts a server of `guest/extl_direct.py` on node 1.
 fn serve(lab: &Lab, kind: &str, port: u32) -> Result<Running> {
     guest::install(lab, 1)?;
     let program = guest::program("extl_direct");
@@ -101,8 +101,8 @@ fn run(lab: &Lab, words: &str) -> Result<String> {
     Ok(said.stdout)
 }
 
-/// Data of all sizes go both ways at the same time, blocking and by epoll, and TCP carries none of
-/// them.
+/// Data of all sizes arrive unchanged in both directions at the same time, with blocking calls and
+/// with epoll. TCP carries none of them.
 fn direct_echo(lab: &Lab) -> Result<()> {
     let first = seed().unwrap_or(1) % 1_000_000;
     for (n, kind) in (0..).zip(["extl4", "alias4", "extl6", "alias6"]) {
@@ -127,7 +127,7 @@ fn direct_echo(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Many threads at the same time, with random sizes.
+/// Many threads with random sizes can use connections at the same time.
 fn direct_threads(lab: &Lab) -> Result<()> {
     // A slow machine takes seconds to accept all of them, because it also makes rings for each. TCP must
     // not carry any of them for that.
@@ -146,7 +146,7 @@ fn direct_threads(lab: &Lab) -> Result<()> {
     none_left(lab, 1)
 }
 
-/// Flags of calls, and the ways in which connections end.
+/// Flags of calls, and all kinds of ends of a connection, work as with TCP.
 fn direct_calls(lab: &Lab) -> Result<()> {
     for (port, kind) in [(7610, "extl4"), (7611, "alias6")] {
         let server = serve(lab, kind, port)?;
@@ -159,7 +159,7 @@ fn direct_calls(lab: &Lab) -> Result<()> {
     none_left(lab, 1)
 }
 
-/// With `SO_BUSY_POLL` a program looks for what comes, and does not sleep.
+/// With `SO_BUSY_POLL` a program polls the rings and does not sleep.
 fn direct_busy_poll(lab: &Lab) -> Result<()> {
     const COUNT: u64 = 100;
     let polls = || -> Result<u64> {
@@ -174,7 +174,7 @@ fn direct_busy_poll(lab: &Lab) -> Result<()> {
     let slept = said.split_whitespace().map(str::parse::<u64>);
     let slept: Vec<_> = slept.collect::<Result<_, _>>().context(said)?;
     println!("        slept {slept:?}, {more} busy polls");
-    // Others, who want the processor now and then, end it.
+    // A busy poll ends early when another program needs the CPU.
     ensure!(
         slept.len() == 2 && slept[0] >= COUNT && 2 * slept[1] <= slept[0] && more >= COUNT,
         "slept {slept:?}, {more} busy polls"
@@ -183,9 +183,9 @@ fn direct_busy_poll(lab: &Lab) -> Result<()> {
     none_left(lab, 1)
 }
 
-/// The same calls on connections of TCP and on direct ones give the same.
+/// The same calls give the same results on direct connections and on connections of TCP.
 fn direct_calls_same(lab: &Lab) -> Result<()> {
-    // The debug kernel has no interface for programs of 32 bits.
+    // The debug kernel lacks the interface for 32-bit programs.
     let expected = match lab.ok(0, "ls /proc/sys/abi; uname -r")? {
         said if said.contains("vsyscall32") => "same",
         said => {
@@ -200,13 +200,13 @@ fn direct_calls_same(lab: &Lab) -> Result<()> {
     )
 }
 
-/// The cases of the kernel's vsock_test do.
+/// The cases of the kernel's vsock_test pass.
 fn direct_cases(lab: &Lab) -> Result<()> {
     let cases = guest::program("extl_cases");
     played(lab, |_| format!("{cases} 10.2.0.2 7670"), "26 same")
 }
 
-/// A program on node 0 whose other end is `guest/extl_plays.py`.
+/// Runs a program on node 0 against `guest/extl_plays.py` on node 1.
 fn played(lab: &Lab, line: impl Fn(&str) -> String, expected: &str) -> Result<()> {
     for n in 0..2 {
         guest::install(lab, n)?;
@@ -227,7 +227,8 @@ fn played(lab: &Lab, line: impl Fn(&str) -> String, expected: &str) -> Result<()
     places_are_free(lab)
 }
 
-/// A client on node 0 that sends what nobody reads, and tells which error ends that.
+/// A client on node 0 that sends to a peer that never reads, and prints the error that ends the
+/// connection.
 struct Holder(Running);
 
 impl Holder {
@@ -238,7 +239,7 @@ impl Holder {
     fn with(lab: &Lab, port: u32, way: &str) -> Result<Self> {
         guest::install(lab, 0)?;
         let program = guest::program("extl_direct");
-        // Before, as what an earlier one said would be found.
+        // Removes the file first, because `until` would find the output of an earlier client.
         lab.ok(0, &format!("rm -f /tmp/held.{way}"))?;
         let line =
             format!("exec {program} hold alias4 10.2.0.2 {port} {way} 2>&1 | tee /tmp/held.{way}");
@@ -252,12 +253,12 @@ impl Holder {
         Ok(Self(running))
     }
 
-    /// Which error it got.
+    /// Returns the error that ended the connection.
     fn error(self) -> Result<String> {
         Ok(self.error_at()?.0)
     }
 
-    /// That, and when, in seconds of its node.
+    /// Returns the error and its time in seconds of the node's clock.
     fn error_at(self) -> Result<(String, f64)> {
         let said = self.0.wait(LONG)?.stdout;
         let last = said.lines().last().unwrap_or_default();
@@ -266,7 +267,7 @@ impl Holder {
     }
 }
 
-/// The process at one end is killed, and the other end hears of that.
+/// When the process at one end is killed, the other end gets an error.
 fn direct_killed(lab: &Lab) -> Result<()> {
     for port in [7620, 7621] {
         let server = serve(lab, "alias4", port)?;
@@ -287,7 +288,7 @@ fn direct_killed(lab: &Lab) -> Result<()> {
     places_are_free(lab)
 }
 
-/// Nothing is left of connections.
+/// Waits until all slots and rings of connections are free.
 pub(super) fn places_are_free(lab: &Lab) -> Result<()> {
     lab.until("places and rings are free", PATIENCE, |lab| {
         for n in 0..2 {
@@ -301,7 +302,7 @@ pub(super) fn places_are_free(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Each side without the data path: the connection is one of TCP, and says why.
+/// If either side lacks the data path, the connection uses TCP and reports the reason.
 fn direct_fallback(lab: &Lab) -> Result<()> {
     let echo = |server: &str, port: u32, expected: &[&str]| -> Result<()> {
         guest::install(lab, 0)?;
@@ -315,7 +316,7 @@ fn direct_fallback(lab: &Lab) -> Result<()> {
             ensure!(said.trim() == *expected, "{server}: {said}, not {expected}");
         }
         serving.stop();
-        // There may be no module.
+        // The module may not be loaded.
         if server != "tcp4" {
             none_left(lab, 1)?;
         }
@@ -332,7 +333,7 @@ fn direct_fallback(lab: &Lab) -> Result<()> {
         echo("alias4", 7632, &["same 2 12"])?;
         let none = "echo 'install af_extl /bin/false' >/etc/modprobe.d/extl.conf";
         lab.ok(1, &format!("{REMOVED} && {none}"))?;
-        // Nobody answers: asked once, and not again for some time.
+        // The peer does not answer. It is asked once, and not again for some time.
         echo("tcp4", 7633, &["same 2 6", "same 2 7"])?;
         lab.ok(1, "rm /etc/modprobe.d/extl.conf")?;
         load(1, 1)?;
@@ -346,14 +347,15 @@ fn direct_fallback(lab: &Lab) -> Result<()> {
     echo("alias4", 7635, &["same 3 0"])
 }
 
-/// The data path of a NIC goes while connections use it, and comes back.
+/// The data path of a NIC can be unbound while connections use it: they end with an error. After it
+/// is bound again, new connections use it.
 fn direct_unbind(lab: &Lab) -> Result<()> {
     const DEVICE: &str = "cd /sys/bus/auxiliary/drivers/af_extl.af_extl* && \
         dev=$(ls -d extoll.af_extl.*) && echo $dev";
     for port in [7640, 7641] {
         let server = serve(lab, "alias4", port)?;
         let holder = Holder::new(lab, port)?;
-        // First the end that has the client, then that of the server.
+        // First the client's node, then the server's.
         let n = (port - 7640) as usize;
         let device = lab.ok(n, &format!("{DEVICE} && echo $dev >unbind"))?;
         let error = holder.error()?;
@@ -364,10 +366,10 @@ fn direct_unbind(lab: &Lab) -> Result<()> {
             n,
             &format!("echo {} >$(echo {directory}/bind)", device.trim()),
         )?;
-        // Silent nodes are asked again after some time.
+        // A silent node is asked again after some time.
         lab.until("data bypass TCP again", LONG, |lab| {
             let said = run(lab, &format!("echo alias4 10.2.0.2 {port} 1 5000"));
-            // Anything else is no matter of time.
+            // Waiting does not help with other errors.
             match said {
                 Err(e) if e.to_string().contains("mode and reason") => Ok(false),
                 other => other.map(|_| true),
@@ -378,7 +380,7 @@ fn direct_unbind(lab: &Lab) -> Result<()> {
         none_left(lab, 1)?;
     }
     places_are_free(lab)?;
-    // The NIC with all that is on it, TCP's interface included.
+    // The same with the whole NIC, including TCP's interface.
     let server = serve(lab, "alias4", 7642)?;
     let holder = Holder::new(lab, 7642)?;
     node(lab, 0).unbind()?;
@@ -394,8 +396,8 @@ fn direct_unbind(lab: &Lab) -> Result<()> {
     none_left(lab, 1)
 }
 
-/// The data path of a node comes and goes while many connections are made: each carries its data, or
-/// ends with an error.
+/// While the data path of a node is unbound and bound, each of many new connections carries its
+/// data or ends with an error.
 fn direct_churn(lab: &Lab) -> Result<()> {
     // A node that was silent is asked again soon.
     let load = modules::modprobe("af_extl", "af_extl.silent_ms=100");
@@ -428,9 +430,9 @@ fn churn(lab: &Lab) -> Result<()> {
     none_left(lab, 1)
 }
 
-/// A node loses its power: connections to it end in a bounded time.
+/// When a node loses its power, connections to it end in bounded time.
 fn direct_power_off(lab: &Lab) -> Result<()> {
-    // The server does not survive its node.
+    // The server is lost with its node.
     drop(serve(lab, "alias4", 7650)?);
     let program = guest::program("extl_direct");
     lab.ok(
@@ -449,10 +451,10 @@ fn direct_power_off(lab: &Lab) -> Result<()> {
     node(lab, 0).back()?;
     node(lab, 1).back()?;
     ensure!(error == "ETIMEDOUT", "{error}");
-    // After two seconds, not ten.
+    // The program's own time-out of two seconds applies, not the default of ten.
     ensure!(sooner == "ETIMEDOUT", "{sooner}");
     ensure!(at + 3. < later, "{at} and {later}");
-    // What TCP says of its own connection, whose neighbour does not answer either.
+    // TCP's own error for its connection, whose neighbour does not answer either.
     let of_tcp = ["ETIMEDOUT", "EHOSTUNREACH"].contains(&asked.as_str());
     ensure!(of_tcp, "{asked}");
     none_left(lab, 0)

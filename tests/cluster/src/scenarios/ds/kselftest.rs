@@ -1,5 +1,6 @@
-//! Selftests of the kernel's source package, as they are, with all sockets of both nodes switched: what they check of TCP holds past
-//! TCP as well. They are compiled from the package that the modules are built from.
+//! Unmodified selftests of the kernel, with all sockets of both nodes switched to AF_EXTL: what
+//! they check of TCP must hold for direct connections too. They are compiled from the kernel source
+//! package that the modules are built from.
 
 use crate::cluster::Lab;
 use crate::scenarios::ds::users::{counter, switched};
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// How long one of them may take.
+/// Maximum duration of one selftest.
 const LONG: Duration = Duration::from_secs(200);
 
 /// The scenarios of this file.
@@ -26,7 +27,7 @@ pub fn all() -> Vec<Scenario> {
         })
         .stock_only(),
         on_pair("af_extl::kselftest_tcp_inq", |lab| {
-            // By an address of lo only, which is TCP's.
+            // It uses only addresses of lo, so TCP carries the data.
             lab.ok(0, "modprobe af_extl && extlctl enable")?;
             let done = counter(lab, 0, "fallback-no-route").and_then(|before| {
                 tcp_inq(lab)?;
@@ -41,7 +42,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Directory of the selftests in the kernel's source.
+/// Returns the directory of the selftests in the kernel source.
 fn sources() -> Result<PathBuf> {
     let all = std::fs::read_dir("/kernel").context("no kernel source: scripts/setup")?;
     for entry in all {
@@ -57,7 +58,7 @@ fn sources() -> Result<PathBuf> {
     bail!("no selftests in the kernel's source")
 }
 
-/// Compiles one and puts it into both nodes, in /tmp.
+/// Compiles a selftest and copies it to /tmp of both nodes.
 fn build(lab: &Lab, source: &str) -> Result<()> {
     let sources = sources()?;
     let from = sources.join(source);
@@ -85,8 +86,8 @@ fn build(lab: &Lab, source: &str) -> Result<()> {
     Ok(())
 }
 
-/// Both ends send a file and get the other's, by read and write, mmap, sendfile and splice; peeking; with messages that tell what is
-/// left; several times, one connection after the other.
+/// Both ends send a file and receive the other's: by read and write, mmap, sendfile and splice,
+/// with peeking, with messages about unread bytes, and over several connections in a row.
 fn mptcp_connect(lab: &Lab) -> Result<()> {
     build(lab, "mptcp/mptcp_connect.c")?;
     let mut port = 7820;
@@ -100,7 +101,7 @@ fn mptcp_connect(lab: &Lab) -> Result<()> {
         "-c TCPINQ",
         "-R 16384 -S 16384",
     ] {
-        // Of what is left it believes a kilobyte.
+        // The test reports at most 1 KiB as unread.
         let size = match options {
             "-c TCPINQ" => 1001,
             _ => volume(700_001, 20_000_001),
@@ -131,7 +132,8 @@ fn mptcp_connect(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Sends with and without `MSG_ZEROCOPY`, of which each has to be told the end; small and large pieces.
+/// Sends in small and large chunks, with and without `MSG_ZEROCOPY`. Each call with the flag must
+/// get its completion.
 fn msg_zerocopy(lab: &Lab) -> Result<()> {
     build(lab, "msg_zerocopy.c")?;
     let seconds = volume(1, 10);
@@ -145,7 +147,7 @@ fn msg_zerocopy(lab: &Lab) -> Result<()> {
         "-z -l 16",
     ] {
         let common = format!("-4 -p {port} -t {seconds}");
-        // It ends by itself.
+        // The server ends by itself.
         let longer = format!("-4 -p {port} -t {}", seconds + 8);
         let server = lab.spawn(
             1,
@@ -174,7 +176,7 @@ fn msg_zerocopy(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// What is left to read, as a message beside the data.
+/// The number of unread bytes arrives as a control message with the data.
 fn tcp_inq(lab: &Lab) -> Result<()> {
     build(lab, "tcp_inq.c")?;
     for version in ["-4", "-6"] {
