@@ -146,7 +146,7 @@ fn flush(t: &mut Walk) -> Result<()> {
 }
 
 /// Addition, before step 24: all target bases are set to the later default, so that no old base
-/// remains. None may be 0, which may mean the start of memory. Returns the default.
+/// remains. The default must not be 0, which may mean the start of memory. Returns the default.
 fn targets(t: &mut Walk) -> Result<u64> {
     let base = t.any(0xA880)?;
     ensure!(base != 0, "target base 0");

@@ -1,5 +1,5 @@
-//! The transfer engine of `extoll.ko`, by `extoll_bench`: fragment lists, completions, what ends
-//! transfers early, and what peers notify of.
+//! The transfer engine of `extoll.ko`, driven by `extoll_bench`: fragment lists, completions, early
+//! ends of transfers, notifications of peers.
 
 use super::expected::REFUSED;
 use super::memory::{begin, end, expect, offer, Lines, Offer};
@@ -25,7 +25,7 @@ fn number(r: &Lines, key: &str) -> Result<u64> {
     text.parse().with_context(|| format!("{key} is {text}"))
 }
 
-/// A result has these numbers.
+/// Checks that a result has these numbers.
 fn numbers(r: &Lines, want: &[(&str, u64)]) -> Result<()> {
     for (key, want) in want {
         ensure!(number(r, key)? == *want, "{key} is not {want}: {r:?}");
@@ -33,7 +33,8 @@ fn numbers(r: &Lines, want: &[(&str, u64)]) -> Result<()> {
     Ok(())
 }
 
-/// Lists with random boundaries, compared byte by byte with all that is around them.
+/// Lists with random boundaries move exactly the right bytes; the memory around them is compared
+/// too.
 fn lists(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let run = |node, there: &Offer, words: &str| -> Result<()> {
@@ -50,8 +51,8 @@ fn lists(lab: &Lab) -> Result<()> {
     let pages = offer(lab, "pages", 128 << 10, "rw", 21)?;
     run(0, &pages, "bytes=131072 count=16 frags=8 seed=21")?;
     lab.raw(1, "withdraw")?;
-    // As many fragments as a message of Lustre has pages, and more; both nodes, the own node, other
-    // classes.
+    // Up to more fragments than a message of Lustre has pages, from both nodes, to the own node, in
+    // several traffic classes.
     let pages = offer(lab, "pages", 64 << 10, "rw", 22)?;
     run(0, &pages, "bytes=65536 count=6 frags=512 seed=22 tc=1")?;
     lab.raw(1, "withdraw")?;
@@ -69,15 +70,15 @@ fn lists(lab: &Lab) -> Result<()> {
         "bytes=32768 count=12 frags=40 kind=bus seed=24 tc=3",
     )?;
     lab.raw(1, "withdraw")?;
-    // Single bytes.
+    // Fragments of single bytes.
     let tiny = offer(lab, "pages", 4096, "rw", 25)?;
     run(0, &tiny, "bytes=4096 count=3 frags=512 seed=25")?;
     lab.raw(1, "withdraw")?;
     end(lab)
 }
 
-/// Each owner is called once for the outcome and once when its transfer is quiet, in both contexts;
-/// engines whose places are taken say so.
+/// Each owner is called once with the outcome and once when its transfer is quiet, in both
+/// contexts. A full engine returns an error.
 fn completions(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let there = offer(lab, "pages", 256 << 10, "rw", 31)?;
@@ -97,7 +98,8 @@ fn completions(lab: &Lab) -> Result<()> {
         ensure!(count >= 200, "{r:?}");
         let want = [("ok", count), ("settled", count), ("wrong", 0), ("all", 1)];
         numbers(&r, &want)?;
-        // Those of process context wait for theirs, the others may have found no place.
+        // Submissions from process context wait for a free slot. Others may fail because no slot
+        // was free.
         ensure!(number(&r, "nested")? >= count / 8, "{r:?}");
         let busy = number(&r, "busy")?;
         ensure!(words.starts_with("inflight=64") || busy > 0, "{r:?}");
@@ -108,7 +110,7 @@ fn completions(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// Runs `give_up` on node 0 with the NIC of node 1 frozen for a while.
+/// Runs `give_up` on node 0 while the NIC of node 1 is frozen.
 fn while_frozen(lab: &Lab, words: &str) -> Result<Lines> {
     lab.fault(&["freeze", "1"])?;
     let script = format!(
@@ -122,45 +124,46 @@ fn while_frozen(lab: &Lab, words: &str) -> Result<Lines> {
     Ok(crate::cluster::pairs(&out.stdout))
 }
 
-/// Transfers of each kind of end, and the next one with the same memory.
+/// Ends transfers early in the way `by`, and repeats one with the same memory.
 fn ends_at_once(lab: &Lab, by: &str, outcome: &str) -> Result<()> {
     let there = offer(lab, "pages", 256 << 10, "rw", 41)?;
     let words = format!("{} bytes=262144 len=4096 count=24 seed=41", there.words);
     let words = format!("{words} by={by} timeout_ms=60000");
     let r = while_frozen(lab, &words)?;
-    // All of them, though most were under way, before anything was answered.
+    // All transfers end before the peer answers, though most are in flight.
     numbers(&r, &[(outcome, 24), ("ended", 24), ("wrong", 0)])?;
     ensure!(
         number(&r, "end_ms")? < 2_500,
         "the end took its time: {r:?}"
     );
-    // What was posted was answered at last, and the same memory was not touched by the next one
-    // before.
+    // Each posted command was answered in the end, and the memory was not reused before that.
     numbers(&r, &[("settled", 24)])?;
     expect(&r, "retry", "ok")?;
     expect(&r, "mismatch", "none")?;
     ensure!(
         number(&r, "fences")? > 0,
-        "nobody asked whether all is over: {r:?}"
+        "no fence was posted: {r:?}"
     );
     lab.raw(1, "withdraw").map(drop)
 }
 
+/// A cancelled transfer ends at once, and its memory is reused only after the NIC has finished with
+/// it.
 fn cancels(lab: &Lab) -> Result<()> {
     begin(lab)?;
     ends_at_once(lab, "cancel", "cancelled")?;
     end(lab)
 }
 
-/// A peer that is given up: everything ends at once, and other peers are not concerned.
+/// When a peer is given up, all its transfers end at once, and transfers with other peers continue.
 fn gives_up(lab: &Lab) -> Result<()> {
     begin(lab)?;
     ends_at_once(lab, "abort", "peer_lost")?;
     end(lab)
 }
 
-/// What peers notify of reaches the listener; one that floods it loses its own notifications only,
-/// and transfers go on.
+/// The listener gets each notification of its peers. A peer that floods it loses only its own
+/// notifications, and transfers continue.
 fn listener(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let serve = |more: &str| -> Result<String> {
@@ -175,8 +178,8 @@ fn listener(lab: &Lab) -> Result<()> {
         let r = lab.raw(0, &format!("lists {there} {words} timeout_ms=60000"))?;
         expect(&r, "result", "ok")?;
         let (commands, mut heard) = (number(&r, "commands")?, 0);
-        // The last ones may be on their way.
-        let grown = lab.until("the peer has heard of all", PATIENCE, |lab| {
+        // The last notifications may be in flight.
+        let grown = lab.until("the peer has all notifications", PATIENCE, |lab| {
             let now = lab.raw(1, "heard")?;
             let grown =
                 |key: &str| Ok::<_, anyhow::Error>(number(&now, key)? - number(&before, key)?);
@@ -195,7 +198,7 @@ fn listener(lab: &Lab) -> Result<()> {
             tell != "each" || heard > count && heard < commands,
             "{heard}, {commands}"
         );
-        // Another offer has another content.
+        // Each offer has different contents.
         lab.raw(1, "withdraw")?;
         there = serve("")?;
     }
@@ -208,10 +211,10 @@ fn listener(lab: &Lab) -> Result<()> {
             "exec 3<>/dev/extoll_bench || exit; printf %s 'flood {there} count=20000 timeout_ms=60000' >&3; rc=$?; cat <&3; exit $rc"
         ),
     )?;
-    lab.until("node 1 hears of it", PATIENCE, |lab| {
+    lab.until("notifications arrive at node 1", PATIENCE, |lab| {
         Ok(number(&lab.raw(1, "heard")?, "values")? > 10)
     })?;
-    // By the same engine, from its own port and to it.
+    // By the same engine, from its own port to its own port.
     let other = format!("node=0 vpid={} nla={}", own["vpid"], own["nla"]);
     let words = "bytes=65536 frags=4 shared=1 timeout_ms=60000";
     let r = lab.raw(1, &format!("lists {other} {words} count=6 seed=62"))?;
@@ -224,7 +227,7 @@ fn listener(lab: &Lab) -> Result<()> {
     let out = flood.wait(PATIENCE)?;
     ensure!(out.status == 0, "flood: {out:?}");
     let mut heard = Lines::new();
-    let all = lab.until("the listener has heard all", PATIENCE, |lab| {
+    let all = lab.until("the listener has all notifications", PATIENCE, |lab| {
         heard = lab.raw(1, "heard")?;
         Ok(number(&heard, "unclaimed")? >= 20_000 + 8 && number(&heard, "own")? == 8)
     });

@@ -1,4 +1,4 @@
-//! Trigger events of all kinds, while traffic goes on (HW §6.5, docs/driver.md *Events*).
+//! Trigger events of all kinds under traffic (HW §6.5, docs/driver.md *Events*).
 
 use super::expected::REFUSED;
 use super::node::{extoll, node, value, Node, Options};
@@ -13,24 +13,25 @@ pub fn all() -> Vec<Scenario> {
     vec![on_pair("units::error_events", error_events).finds(REFUSED)]
 }
 
-/// Reasons: an error, a time-out of the SMFU, something normal.
+/// Numbers of the base driver's reasons for error events and for normal events.
 const ERROR: u32 = 5;
 const NORMAL: u32 = 17;
-/// Error lines in an interval, which all events share; the driver is given it when it is loaded.
+/// Maximum number of error lines within one interval, shared by all events. The driver gets the
+/// interval when it is loaded.
 const LINES: u64 = 4;
 const INTERVAL_MS: u64 = 1000;
-/// Event of the timer, which nothing else raises.
+/// Event of the timer. The driver never starts the timer.
 const TIMER: u8 = 7;
-/// Pings of one series.
+/// Number of pings in one series.
 const SERIES: u32 = 50;
-/// Raised in a burst.
+/// Number of events in a burst.
 const BURST: usize = 40;
 
-/// Number and name of an event; the register that reports it and what to set it to, if the emulator lets it be set; what the
-/// line in the log tells.
+/// Number and name of an event; the register that reports it and its value, if the emulator allows
+/// setting it; the text that the log line must contain.
 type Report = (u8, &'static str, Option<(u32, u64)>, &'static str);
 
-/// Events that report errors, each counted as reason 5 and logged.
+/// Events that report errors. Each is counted as reason 5 and logged.
 const ERRORS: &[Report] = &[
     (
         0,
@@ -38,7 +39,8 @@ const ERRORS: &[Report] = &[
         Some((0x850, 3)),
         "0x0 -> 0x3",
     ),
-    // Of ECC events the flags of all units are read: a corrected and an uncorrected error in the bridge.
+    // For ECC events the driver reads the flags of all units. Here the bridge has a corrected and
+    // an uncorrected error.
     (
         1,
         "ECC_ERROR",
@@ -72,7 +74,7 @@ const ERRORS: &[Report] = &[
     ),
 ];
 
-/// Events that report no error.
+/// Events that do not report errors.
 const NORMALS: [(u8, &str); 5] = [
     (3, "PCIE_CORE_LINK_STATUS_INT"),
     (4, "PCIE_BRIDGE_PCIE_TO_HTOC_REGFILE_INFO"),
@@ -81,7 +83,7 @@ const NORMALS: [(u8, &str); 5] = [
     (17, "LINK_PORT"),
 ];
 
-/// Raises an event, after setting what it reports.
+/// Raises an event, after setting the register that reports it.
 fn raise(lab: &Lab, event: u8, set: Option<(u32, u64)>) -> Result<()> {
     let (event, set) = (
         event.to_string(),
@@ -94,7 +96,7 @@ fn raise(lab: &Lab, event: u8, set: Option<(u32, u64)>) -> Result<()> {
     lab.fault(&args).map(drop)
 }
 
-/// Lines about an event since the mark.
+/// Returns the log lines about an event since the mark.
 fn lines(lab: &Lab, mark: &LogMark, name: &str) -> Result<Vec<String>> {
     let log = lab.log_since(mark)?;
     let head = format!("event {name}, part ");
@@ -102,12 +104,13 @@ fn lines(lab: &Lab, mark: &LogMark, name: &str) -> Result<Vec<String>> {
     Ok(about.map(Into::into).collect())
 }
 
-/// Waits until there is a line again: for the next interval.
+/// Waits for the next interval, in which the driver may log again.
 fn next_line() {
     std::thread::sleep(Duration::from_millis(INTERVAL_MS));
 }
 
-/// Waits until what the driver has been told of before is handled: another event comes behind it and is counted.
+/// Waits until the driver has handled all events so far. A timer event raised behind them must be
+/// counted.
 fn handled(lab: &Lab, node: Node<'_>) -> Result<()> {
     let before = node.event(TIMER)?;
     raise(lab, TIMER, None)?;
@@ -116,12 +119,12 @@ fn handled(lab: &Lab, node: Node<'_>) -> Result<()> {
     })
 }
 
-/// Counters of an event and of its reason.
+/// Returns the counters of an event and of its reason.
 fn counts(node: Node<'_>, event: u8, reason: u32) -> Result<(u64, u64)> {
     Ok((node.event(event)?, node.reason(reason)?))
 }
 
-/// Both counters moved by so much.
+/// Waits until both counters have grown by at least `n`.
 fn counted(lab: &Lab, event: u8, reason: u32, before: (u64, u64), n: u64) -> Result<()> {
     let mut now = before;
     lab.until(
@@ -135,19 +138,22 @@ fn counted(lab: &Lab, event: u8, reason: u32, before: (u64, u64), n: u64) -> Res
     .with_context(|| format!("{before:?} -> {now:?}"))
 }
 
+/// Each error event is counted and logged at a limited rate, each normal event only counted, and
+/// traffic continues.
 fn error_events(lab: &Lab) -> Result<()> {
     uapi::install(lab)?;
     node(lab, 0).reload(extoll(&format!("extoll.log_interval_ms={INTERVAL_MS}")))?;
     let result = under_traffic(lab);
-    // Back before anything is judged: the others need the default.
+    // Restores the defaults before the result is checked, because other scenarios need them.
     node(lab, 0).reload(Options::default())?;
     result
 }
 
 fn under_traffic(lab: &Lab) -> Result<()> {
     let patience = as_slow(PATIENCE).as_secs();
-    // In series with an end. Without -w a ping takes an answer for lost that is late by more than twice the longest time so far; with it
-    // some more are sent meanwhile, so answers are looked at one by one (as `Node::pings_to` does). Ends at once when one is lost.
+    // Pings in series. Without -w, ping counts an answer as lost if it takes more than twice the
+    // longest time so far. With -w it sends a few more packets, so the answers are checked one by
+    // one (like `Node::pings_to`). Ends at the first lost answer.
     let more = SERIES + 7;
     let series = format!("ping -i 0.02 -s 3000 -c {more} -w {patience} node1");
     let whole = format!(
@@ -168,8 +174,9 @@ fn under_traffic(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Packets of a process for nodes that are nowhere. They end at an inport of the crossbar, which is told, or in an outport, which is
-/// drained (HW §15.3); the reference leaves it open (G21).
+/// Sends packets of a process to nodes that do not exist. They end at an inport of the crossbar,
+/// which raises an event, or in an outport, which the driver drains (HW §15.3). The reference
+/// leaves this open (G21).
 fn misroute(lab: &Lab) -> Result<()> {
     let node = node(lab, 0);
     let status = lab.status()?;
@@ -197,7 +204,7 @@ fn walk(lab: &Lab) -> Result<()> {
         let (mark, before) = (lab.log_mark(0)?, counts(node, *event, ERROR)?);
         raise(lab, *event, *set)?;
         counted(lab, *event, ERROR, before, 1).with_context(|| name.to_string())?;
-        // The flags of ECC events are read a moment later, as the fatal one.
+        // The driver reads the flags of ECC events a moment later and logs them as the fatal event.
         let logged = if *event == 1 { "ECC_FATAL" } else { name };
         lab.until(&format!("the log tells of {name}"), PATIENCE, |l| {
             Ok(lines(l, &mark, logged)?.iter().any(|l| l.contains(told)))
@@ -216,7 +223,8 @@ fn walk(lab: &Lab) -> Result<()> {
         let said = lines(lab, &mark, name)?;
         ensure!(said.is_empty(), "normal, but logged: {said:?}");
     }
-    // Status and drain: counted by event only, done when the debugfs file says so.
+    // Status and drain events are only counted; the debugfs file shows when the driver has
+    // finished.
     for event in [14, 16, 28] {
         let before = node.event(event)?;
         raise(lab, event, None)?;
@@ -225,10 +233,11 @@ fn walk(lab: &Lab) -> Result<()> {
             Ok(node.event(event)? > before && status.contains("outport_drain false"))
         })?;
     }
-    // Really misrouted packets of a process.
+    // Misrouted packets of a process.
     next_line();
     misroute(lab)?;
-    // Many at once: all counted but what was one report, few lines, and at least one.
+    // A burst: events are counted, though several may merge into one report. At least one line is
+    // logged, and the rate limit holds.
     next_line();
     let (mark, start) = (lab.log_mark(0)?, Instant::now());
     let before = counts(node, 6, ERROR)?;

@@ -1,11 +1,11 @@
-//! What scenarios make the emulator find on purpose ([`crate::Scenario::finds`]).
+//! Sets of emulator findings that scenarios provoke ([`crate::Scenario::finds`]).
 
 pub use crate::cluster::findings::OF_INPUT;
 
-/// What the end of a process, of a port or of a driver leaves behind, and what units refuse to those who try it on purpose. None of it is
-/// an access to memory that is not there.
+/// Findings after the end of a process, a port or a driver, and for deliberate misuse that units
+/// reject. They include no access to absent memory.
 pub const REFUSED: &[&str] = &[
-    // Between the end of an entry and the flush, which the driver waits for.
+    // Hits between the invalidation of an entry and its flush, which the driver waits for.
     "atu_stale_hits",
     "odd_accesses",
     "bad_accesses",
@@ -20,7 +20,8 @@ pub const REFUSED: &[&str] = &[
     "host_msi_lost",
 ];
 
-/// As [`REFUSED`] where processes are killed, perhaps between a store and its fence (docs/emulator.md, `nic.wc=lines`).
+/// Like [`REFUSED`], for processes that may be killed between a store and its fence
+/// (docs/emulator.md, `nic.wc=lines`).
 pub const KILLED: &[&str] = &[
     "atu_stale_hits",
     "odd_accesses",
@@ -34,7 +35,7 @@ pub const KILLED: &[&str] = &[
     "wc_unfenced",
 ];
 
-/// A node, or a NIC, that goes in the middle of its work takes its memory along.
+/// Findings after the loss of a node or NIC during transfers. Its memory is lost with it.
 pub const TORN: &[&str] = &[
     "drops_incomplete_descriptor",
     "drops_translation",
@@ -45,8 +46,8 @@ pub const TORN: &[&str] = &[
     "atu_stale_hits",
 ];
 
-/// A NIC that is reset in the middle of its work, with the peer sending on, and a process that reads all pages that it has mapped:
-/// requester pages, too, in which there is nothing to read.
+/// Findings after a reset of a NIC during transfers. The peer keeps sending, and a process reads
+/// all mapped pages, including requester pages, which are write-only.
 pub const RESET: &[&str] = &[
     "drops_bus_master_off",
     "drops_incomplete_descriptor",
@@ -60,10 +61,10 @@ pub const RESET: &[&str] = &[
     "odd_accesses",
 ];
 
-/// Memory that is taken back while others use it.
+/// Findings for memory that is revoked while it is in use.
 pub const REVOKED: &[&str] = &["drops_translation", "atu_stale_hits"];
 
-/// An address on the bus at which there is nothing.
+/// Findings for accesses to unoccupied bus addresses.
 pub const NOTHING_THERE: &[&str] = &[
     "drops_translation",
     "atu_stale_hits",
@@ -72,7 +73,8 @@ pub const NOTHING_THERE: &[&str] = &[
     "host_dma_outside_memory",
 ];
 
-/// As [`NOTHING_THERE`], of a device, and a load that its host would have to answer while it waits for it.
+/// Like [`NOTHING_THERE`], for accesses by a borrowed device. Also covers a load that the host
+/// would have to answer while it waits for the device.
 pub const BORROWED: &[&str] = &[
     "drops_dma",
     "dma_faults",
@@ -80,7 +82,8 @@ pub const BORROWED: &[&str] = &[
     "host_peer_deadlocks",
 ];
 
-/// As [`BORROWED`], of a device whose registers are out of reach before its driver knows.
+/// Like [`BORROWED`], for a device whose registers become unreachable before its driver is
+/// notified.
 pub const TAKEN: &[&str] = &[
     "drops_dma",
     "dma_faults",
@@ -89,7 +92,8 @@ pub const TAKEN: &[&str] = &[
     "drops_smfu_no_interval",
 ];
 
-/// As [`BORROWED`], where an end goes in the middle of its work: what the other one stores meanwhile comes to windows that are closed.
+/// Like [`BORROWED`], for the loss of one end during transfers. Stores of the other end reach
+/// closed windows.
 pub const CUT_OFF: &[&str] = &[
     "drops_dma",
     "dma_faults",
@@ -99,7 +103,8 @@ pub const CUT_OFF: &[&str] = &[
     "host_peer_deadlocks",
 ];
 
-/// What a driver stores to a device that is taken from it, and what that device, or a malicious one, sends.
+/// Findings for stores to a device that was removed from its driver, and for packets of that device
+/// or of a malicious one.
 pub const ACCELERATOR: &[&str] = &[
     "drops_smfu_disabled",
     "drops_smfu_no_interval",

@@ -1,4 +1,4 @@
-//! More than two nodes: broadcast, and a torus in which something fails.
+//! Clusters of more than two nodes: broadcast, and a torus with failures.
 
 use super::expected::TORN;
 use super::node::node;
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Four nodes in a ring.
 pub const FOUR: Spec = Spec::new(4).topology("ring:4").memory(384);
 
-/// Eight nodes, each with a neighbour in three directions.
+/// Eight nodes, each with a neighbour in three dimensions.
 pub const TORUS: Spec = Spec::new(8).topology("torus:2x2x2").memory(384);
 
 /// The scenarios of this file.
@@ -27,6 +27,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
+/// A broadcast reaches all nodes, and all nodes answer it.
 fn broadcast(lab: &Lab) -> Result<()> {
     let receivers = (1..4)
         .map(|n| {
@@ -47,15 +48,16 @@ fn broadcast(lab: &Lab) -> Result<()> {
         let out = r.wait(Duration::from_secs(40))?;
         ensure!(
             out.stdout.trim() == "hello",
-            "node{} did not hear the broadcast",
+            "node{} did not receive the broadcast",
             n + 1
         );
     }
-    // The whole cluster answers a broadcast ping.
+    // All nodes answer a broadcast ping.
     for n in 0..4 {
         lab.ok(n, "sysctl -q -w net.ipv4.icmp_echo_ignore_broadcasts=0")?;
     }
-    // It ends with as many answers of anybody, its own node's included: the others have the time that sending takes.
+    // ping ends after a number of answers from any node, including its own. The interval gives the
+    // other nodes time to answer.
     let text = lab.ok(0, "ping -b -i 0.5 -c 10 -W 5 10.2.0.255 2>&1; true")?;
     for n in 2..=4 {
         ensure!(

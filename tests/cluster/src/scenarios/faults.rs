@@ -1,4 +1,4 @@
-//! Faults of the fabric, and input that nobody should send.
+//! Faults of the fabric and of its links.
 
 use super::node::{node, volume};
 use super::on_pair;
@@ -18,11 +18,11 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Reasons of the base driver (docs/driver.md).
+/// Numbers of reasons of the base driver (docs/driver.md).
 const LINK_UP: u32 = 29;
 const LINK_DOWN: u32 = 30;
 
-/// Sums every number with this key anywhere in a JSON document.
+/// Returns the sum of all numbers with this key in a JSON document.
 pub fn sum(value: &Value, key: &str) -> u64 {
     match value {
         Value::Object(map) => map
@@ -40,6 +40,7 @@ pub fn sum(value: &Value, key: &str) -> u64 {
     }
 }
 
+/// Corruption on the links causes retransmissions only; no data are lost.
 fn corruption(lab: &Lab) -> Result<()> {
     let before = sum(&lab.status()?, "retransmissions");
     lab.fault(&["corrupt", "--rate", "0.02"])?;
@@ -51,6 +52,7 @@ fn corruption(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// The driver repeats commands for which a requester reports "retry", and no data are lost.
 fn retry(lab: &Lab) -> Result<()> {
     let before = (
         sum(&lab.status()?, "velo_retries"),
@@ -69,7 +71,7 @@ fn retry(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the interface has a carrier, or none.
+/// Waits until the carrier of the interface has this state.
 fn carrier(lab: &Lab, number: usize, is_on: bool) -> Result<()> {
     let what = format!("carrier of node{number}: {is_on}");
     lab.until(&what, PATIENCE, |_| {
@@ -77,14 +79,15 @@ fn carrier(lab: &Lab, number: usize, is_on: bool) -> Result<()> {
     })
 }
 
-/// A cable is plugged in while the events of links are masked: without a link the driver looks by itself.
+/// A plugged cable is detected even while link events are masked, because the driver polls links
+/// that are down.
 fn unnoticed_plug(lab: &Lab) -> Result<()> {
     const MASK: &str = "/sys/kernel/debug/extoll-*/event_mask";
     let mask = node(lab, 0).ok(&format!("cat {MASK}"))?;
     lab.fault(&["link-down", "0", "0"])?;
     carrier(lab, 0, false)?;
     let set = |mask: &str| node(lab, 0).ok(&format!("echo {mask} >$(ls {MASK})"));
-    // Without the four events of links, 17 to 20.
+    // Masks the four link events, 17 to 20.
     let of_links = 0xf << 17;
     let all = u32::from_str_radix(mask.trim().trim_start_matches("0x"), 16)?;
     set(&format!("{:#x}", all & !of_links))?;
@@ -95,11 +98,11 @@ fn unnoticed_plug(lab: &Lab) -> Result<()> {
     node(lab, 0).back()
 }
 
-/// Times that a cable is pulled.
+/// Number of times that the cable is pulled.
 const FLAPS: u64 = 2;
 
-/// A cable is pulled and plugged in: nobody answers meanwhile, both ends count it, and everybody answers afterwards. Then it flaps by
-/// itself while data flow.
+/// A cable is pulled and plugged in again. Both ends count it; there is no answer while it is out,
+/// and traffic resumes afterwards. Then the link flaps during a transfer, which must survive.
 fn flap(lab: &Lab) -> Result<()> {
     let reasons = |n: usize| -> Result<(u64, u64)> {
         Ok((
@@ -165,7 +168,7 @@ fn flap(lab: &Lab) -> Result<()> {
             .unwrap_or_else(|_| Err(anyhow::anyhow!("the thread panicked")));
         flapping.map(drop).and(data)
     })?;
-    // It may go on for a while after the data.
+    // Flapping may continue for a while after the transfer.
     let most = before[0].0 + 1;
     lab.until("it has flapped", PATIENCE, |_| Ok(reasons(0)?.0 >= most))?;
     lab.fault(&["link-up", "0", "0"])?;

@@ -1,6 +1,7 @@
-//! Random input: calls, mappings and stores by unprivileged processes, and packets that no sane NIC would send.
+//! Random input: calls, mappings and stores by unprivileged processes, and packets that no correct
+//! NIC sends.
 //!
-//! `FUZZ_SEED` and `FUZZ_SECONDS` say which and for how long.
+//! `FUZZ_SEED` sets the seed, `FUZZ_SECONDS` the duration.
 
 use super::expected::OF_INPUT;
 use super::leaks::Usage;
@@ -15,7 +16,7 @@ use rand::{Rng, SeedableRng};
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-/// Unless the environment says otherwise.
+/// Default seed.
 const SEED: u64 = 1;
 
 /// The scenarios of this file.
@@ -30,7 +31,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// A number of the environment. Panics on what is none, which fails the scenario.
+/// Returns a number from the environment. Panics on other text, which fails the scenario.
 fn setting(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
         Ok(text) => match text.parse() {
@@ -41,7 +42,7 @@ fn setting(name: &str, default: u64) -> u64 {
     }
 }
 
-/// The seed of everything random.
+/// Returns the seed of all random choices.
 pub fn seed() -> u64 {
     setting("FUZZ_SEED", SEED)
 }
@@ -74,28 +75,28 @@ impl Random {
     }
 }
 
-/// The node that is bombarded, and its peer.
+/// Numbers of the node under attack and of its peer.
 const TARGET: usize = 1;
 const PEER: usize = 0;
-/// The user of the traffic.
+/// User ID of the traffic's processes.
 const USER: u64 = 1000;
 /// VPIDs of the register access port and of the network driver.
 const RRA: u64 = 252;
 const NETWORK: u64 = 254;
-/// VPIDs that nobody opens here.
+/// VPIDs that stay closed.
 const CLOSED: [u64; 2] = [77, 200];
-/// Ports that commands of extoll_bench open for a moment each: whether of VELO, VPID.
+/// Ports that commands of extoll_bench open for a short time, as pairs of "is VELO" and VPID.
 const SHORT_LIVED: [(bool, u64); 3] = [(true, 1), (false, 1), (false, 2)];
-/// Packets per delivery.
+/// Number of packets per delivery.
 const BATCH: usize = 48;
-/// The number of log lines per reason in an interval (docs/driver.md, docs/exn.md).
+/// Maximum number of log lines per reason within one interval (docs/driver.md, docs/exn.md).
 const LINES: u64 = 4;
 const INTERVAL_S: u64 = 10;
-/// Reasons of the base driver that the input must have moved: impossible status words and notifications, error bits, closed
-/// VPIDs, answers that nobody asked for.
+/// Numbers of the base driver's reasons that the input must cause: impossible status words and
+/// notifications, error bits, closed VPIDs, unrequested answers.
 const MOVED: [usize; 5] = [7, 8, 9, 18, 27];
 
-/// A packet for one of the open `ports` (whether of VELO, VPID), or for a closed one.
+/// Returns a packet for one of the open `ports` (pairs of "is VELO" and VPID) or for a closed one.
 fn packet(rng: &mut Random, ports: &[(bool, u64)]) -> String {
     let (velo, vpid) = match rng.below(8) {
         0 => (rng.below(2) == 0, rng.one(&CLOSED)),
@@ -119,13 +120,14 @@ fn packet(rng: &mut Random, ports: &[(bool, u64)]) -> String {
             rng.next()
         ),
         _ => {
-            // Everything but what the hardware lets every node do to everybody: registers, physical addresses.
+            // All commands except those that the hardware permits to every node: accesses to
+            // registers and physical addresses.
             let command = rng.one(&[0, 1, 2, 3, 5, 6, 10, 11, 12, 13]);
             let len = match command {
                 6 => 1 + rng.below(8),
                 _ => rng.below(4097),
             };
-            // Beyond all that is registered, and in the page that never is.
+            // Beyond all registered memory, and in the first page, which is never registered.
             let address = rng.one(&[0, 8, 1 << 46]) | rng.below(1 << 12);
             let mode = 4 | (rng.below(32) << 1);
             let size = rng.one(&[0, 1, 8, 120]);
@@ -140,7 +142,7 @@ fn packet(rng: &mut Random, ports: &[(bool, u64)]) -> String {
     }
 }
 
-/// A message, or a slot of a mailbox whose status makes no sense.
+/// Returns a message, or a mailbox slot with an invalid status.
 fn message(rng: &mut Random, vpid: u64, node: u64, from: u64, protection: u64) -> String {
     if rng.below(3) > 0 {
         // Also VPIDs of more than 8 bits.
@@ -160,7 +162,7 @@ fn message(rng: &mut Random, vpid: u64, node: u64, from: u64, protection: u64) -
     slot("velo", vpid, rng.next(), status)
 }
 
-/// A notification as no unit writes it, or as one does that was never asked.
+/// Returns a notification that no unit writes, or one that was not requested.
 fn notification(rng: &mut Random, vpid: u64, node: u64, from: u64) -> String {
     let kind = rng.one(&[1, 2, 4, 0, 3, 7]);
     let command = rng.one(&[0, 1, 2, 3, 5, 6, 10, 11, 12, 13, 4, 15]);
@@ -183,13 +185,13 @@ fn slot(unit: &str, vpid: u64, first: u64, last: u64) -> String {
     format!(r#"{{"kind":"slot","unit":"{unit}","vpid":{vpid},"words":[{first},{last}]}}"#)
 }
 
-/// Open ports of the target: whether of VELO, VPID.
+/// Returns the open ports of the target as pairs of "is VELO" and VPID.
 fn ports(lab: &Lab) -> Result<Vec<(bool, u64)>> {
     let ports = node(lab, TARGET).ports()?;
     Ok(ports.iter().map(|p| (p.is_velo, p.vpid)).collect())
 }
 
-/// No reason, of whatever driver, has more lines than it may have.
+/// Checks that no reason of any driver exceeds its limit of log lines.
 fn few_lines(lab: &Lab, mark: &LogMark, start: Instant) -> Result<()> {
     let limit = LINES * (start.elapsed().as_secs() / INTERVAL_S + 2);
     let log = lab.log_since(mark)?;
@@ -212,7 +214,7 @@ fn few_lines(lab: &Lab, mark: &LogMark, start: Instant) -> Result<()> {
     Ok(())
 }
 
-/// A register of the peer, asked for while answers come that nobody asked for.
+/// Reads a register of the peer while unrequested answers arrive.
 fn remote_register(lab: &Lab) -> Result<()> {
     let command =
         format!("extollctl --json reg read info_rf_node --node {PEER} --timeout-us 5000000");
@@ -225,6 +227,7 @@ fn remote_register(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Random packets from the fabric neither crash the drivers nor disturb their traffic.
 fn fabric(lab: &Lab) -> Result<()> {
     let (seed, seconds) = (seed(), seconds());
     println!("        FUZZ_SEED={seed} FUZZ_SECONDS={seconds}");
@@ -268,7 +271,7 @@ fn fabric(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Delivers batches for a while, in which no flow ends.
+/// Delivers batches for the given time. No flow may end during it.
 fn bombard(lab: &Lab, seed: u64, time: Duration, flows: &mut [Flow]) -> Result<()> {
     let mut rng = Random(SmallRng::seed_from_u64(seed));
     let (start, mut delivered) = (Instant::now(), 0);

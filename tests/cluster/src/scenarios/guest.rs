@@ -1,15 +1,15 @@
-//! The programs that work inside the nodes, in Python: `tests/cluster/guest`.
+//! The Python programs that run inside the nodes: `tests/cluster/guest`.
 
 use crate::cluster::{Lab, PATIENCE};
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-/// Where they come from.
+/// Returns the directory of the programs.
 fn source() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("guest")
 }
 
-/// Puts them into a node, unless they are there since it booted.
+/// Copies the programs to a node, unless it has them since its boot.
 pub fn install(lab: &Lab, number: usize) -> Result<()> {
     if lab
         .sh_for(number, "[ -e /tmp/guest/uapi.py ]", PATIENCE)?
@@ -19,13 +19,13 @@ pub fn install(lab: &Lab, number: usize) -> Result<()> {
         let from = source();
         let from = from.to_str().context("path")?;
         lab.run("cp", &[from, &format!("node{number}:/tmp/")], PATIENCE)?;
-        // Programs run as other users, too.
+        // Programs also run as other users.
         lab.ok(number, "chmod -R a+rX /tmp/guest")?;
     }
     Ok(())
 }
 
-/// The words that run one of them.
+/// Returns the command line of a program.
 pub fn program(name: &str) -> String {
     format!("python3 /tmp/guest/{name}.py")
 }

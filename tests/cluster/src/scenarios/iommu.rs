@@ -1,4 +1,4 @@
-//! With an IOMMU that is used strictly: other scenarios once more, and nothing that the NIC accesses is unmapped.
+//! Repeats scenarios with a strict IOMMU. The NIC must not access unmapped memory.
 
 use super::node::node;
 use crate::cluster::{Lab, Spec};
@@ -7,17 +7,17 @@ use anyhow::{ensure, Context, Result};
 
 const SPEC: Spec = Spec::pair().iommu();
 
-/// New name and scenario to run again.
+/// Pairs of new name and scenario to repeat.
 const AGAIN: &[(&str, &str)] = &[
     ("iommu::ping_sizes", "traffic::ping_sizes"),
     ("iommu::atu_memory", "raw::atu_memory"),
     ("iommu::atu_revoke", "raw::atu_revoke"),
 ];
 
-/// The scenarios of this file, made from some of `others`.
+/// Returns the scenarios of this file, made from some of `others`.
 pub fn all(others: &[Scenario]) -> Vec<Scenario> {
     let mut all = super::again(others, &SPEC, AGAIN);
-    // What programs use of the driver covers its mappings.
+    // The user-space interface covers the driver's mappings.
     all.extend(
         super::again(
             others,
@@ -31,7 +31,7 @@ pub fn all(others: &[Scenario]) -> Vec<Scenario> {
     all
 }
 
-/// The emulator refuses and counts accesses to what is not mapped; its counters run since the nodes were booted.
+/// Checks that the emulator counted no access to unmapped memory since the boot of the nodes.
 fn nothing_unmapped(lab: &Lab) -> Result<()> {
     let groups = lab.ok(0, "readlink /sys/bus/pci/drivers/extoll/0*/iommu_group; cat /sys/kernel/iommu_groups/*/type | sort -u")?;
     ensure!(

@@ -1,4 +1,4 @@
-//! The command line of `lab` when things go wrong, in a lab of its own.
+//! Errors on the command line of `lab`, in a separate lab.
 
 use super::on_pair;
 use crate::cluster::{as_slow, directory, Lab};
@@ -8,16 +8,17 @@ use serde_json::Value;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// For what takes a moment.
+/// Maximum duration of quick commands.
 const SOON: Duration = Duration::from_secs(60);
 
-/// A lab of one node beside the scenario's, driven through the program; dropped = taken down. Its name begins with that of the scenario's,
-/// so that whoever takes that one down finds it too (`lane::below`).
+/// A lab of one node next to the scenario's, driven by the program. Dropping it takes the lab down.
+/// Its name has the name of the scenario's lab as prefix, so that a clean-up of that lab finds it
+/// too (`lane::below`).
 struct Own {
     name: String,
 }
 
-/// What a command said.
+/// Output and exit status of a command.
 struct Said {
     code: Option<i32>,
     out: String,
@@ -30,7 +31,7 @@ impl Own {
         Self { name }
     }
 
-    /// Fails if its kernel has reported a defect by now, in any of its boots.
+    /// Fails if the kernel of the lab has reported a defect in any of its boots.
     fn assert_clean_log(&self) -> Result<()> {
         let console = directory(&self.name).join("node0/console.log");
         let log = std::fs::read(&console).with_context(|| console.display().to_string())?;
@@ -62,7 +63,7 @@ impl Own {
         self.run("up", &args)
     }
 
-    /// What is running of it.
+    /// Returns the running processes of the lab.
     fn processes(&self) -> Result<Vec<lab::proc::Process>> {
         let cluster = lab::Cluster::attach(&lab::Paths::default(), &self.name)?;
         Ok(cluster.processes())
@@ -80,13 +81,13 @@ impl Drop for Own {
 fn until(what: &str, mut probe: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline = Instant::now() + as_slow(SOON);
     while !probe()? {
-        ensure!(Instant::now() < deadline, "still not so: {what}");
+        ensure!(Instant::now() < deadline, "timed out, still waiting until {what}");
         std::thread::sleep(Duration::from_millis(50));
     }
     Ok(())
 }
 
-/// A program that does not start ends `up` with its own words.
+/// If a program does not start, `up` fails with the error text of that program.
 fn wrong_arguments(lab: &Lab) -> Result<()> {
     let own = Own::new(lab, "args");
     for (argument, reason) in [
@@ -98,7 +99,7 @@ fn wrong_arguments(lab: &Lab) -> Result<()> {
         ensure!(said.err.contains(reason), "{argument}: {}", said.err);
         ensure!(
             !said.err.contains(" /out/"),
-            "a path that the user does not have: {}",
+            "a path of the build root is shown to the user: {}",
             said.err
         );
         ensure!(own.processes()?.is_empty(), "{argument} left processes");
@@ -106,7 +107,7 @@ fn wrong_arguments(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A dead emulator is seen, told and repaired.
+/// A dead emulator is detected and reported, and `restart` repairs the lab.
 fn dead_emulator(lab: &Lab) -> Result<()> {
     let own = Own::new(lab, "emu");
     let said = own.up(&[])?;
@@ -127,14 +128,14 @@ fn dead_emulator(lab: &Lab) -> Result<()> {
     ensure!(status.out.contains(&advice), "{}", status.out);
     let json: Value = serde_json::from_str(&own.run("status", &["--json"])?.out)?;
     ensure!(json["health"] != "up", "{json:#}");
-    // A register is read, so QEMU may abort; the reason is told in any case.
+    // The command reads a register, so QEMU may abort. The reason is shown in any case.
     let exec = own.run("exec", &["0", "--", "ethtool", "-S", "exn0"])?;
     if exec.code == Some(125) {
         ensure!(exec.err.contains(&advice), "{}", exec.err);
     }
     let again = own.run("restart", &[])?;
     ensure!(again.code == Some(0), "{}", again.err);
-    // It is alone, so it has no carrier.
+    // The node has no peer, so it has no carrier.
     let running =
         "grep -qx 'network Running' /sys/kernel/debug/extoll-*/status && ip link show up dev exn0";
     let exec = own.run("exec", &["0", "--", "sh", "-c", running])?;
@@ -147,7 +148,7 @@ fn dead_emulator(lab: &Lab) -> Result<()> {
     own.assert_clean_log()
 }
 
-/// The scenarios.
+/// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("lab::wrong_arguments", wrong_arguments),

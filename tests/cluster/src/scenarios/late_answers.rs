@@ -1,4 +1,4 @@
-//! Answers that come when the port that asked was closed and is open again.
+//! Answers that arrive after the port that asked was closed and opened again.
 
 use super::expected::REFUSED;
 use super::guest;
@@ -16,17 +16,18 @@ pub fn all() -> Vec<Scenario> {
 /// Two nodes whose full queues hold messages for as long as a scenario wants them to (docs/emulator.md, Full queues).
 const PATIENT: Spec = Spec::pair().emulator(&["--nic-option=hold-timeout-unit-ns=4000000000"]);
 
-/// How long exn keeps memory in quarantine here: several times as long as everything that has to happen before it is freed.
+/// Time that exn keeps memory in quarantine here; several times longer than the steps of the
+/// scenario.
 const KEPT: Duration = Duration::from_secs(50);
 
-/// A gauge of the quarantine of node 0.
+/// Returns a gauge of node 0's quarantine.
 fn held(lab: &Lab, name: &str) -> Result<u64> {
     node(lab, 0).held(name)
 }
 
-/// Freezes node 1 while node 0 waits for frames of it, and it for frames of node 0.
+/// Freezes node 1 while frames are outstanding in both directions.
 fn freeze(lab: &Lab) -> Result<()> {
-    // What node 1 announces waits until node 1 can't answer any more.
+    // The announcements of node 1 are held back until node 1 can't answer any more.
     lab.fault(&["queue-full", "0", "--vpid", "254"])?;
     let ping = "ping -q -c 8 -i 0.05 -W 1 -s 60000 -p ff";
     let unanswered = lab.sh_for(1, &format!("{ping} node0"), PATIENCE)?;
@@ -34,7 +35,7 @@ fn freeze(lab: &Lab) -> Result<()> {
     lab.fault(&["queue-full", "0", "--vpid", "254", "--off"])?;
     ensure!(unanswered.status == 1, "ping: {unanswered:?}");
     lab.sh_for(0, &format!("{ping} node1"), PATIENCE)?;
-    // In time or not.
+    // Succeeds or times out.
     lab.until("both directions are outstanding", PATIENCE, |l| {
         let get = |name| node(l, 0).ethtool(name);
         let sent = get("tx_rdv_in_flight")? + get("tx_rdv_quarantined")?;
@@ -42,7 +43,8 @@ fn freeze(lab: &Lab) -> Result<()> {
     })
 }
 
-/// The port is closed and opened while commands are outstanding; what came too late reaches no memory of others.
+/// The port is closed and opened while commands are outstanding. Late answers must not reach memory
+/// that others use by then.
 fn late_answers(lab: &Lab) -> Result<()> {
     let kept = as_slow(KEPT).as_millis();
     node(lab, 0).reload(Options {

@@ -1,5 +1,6 @@
-//! The libraries against the real driver: a NIC that goes under a sleeper, packets that the NIC drops, writes that the bus loses, the
-//! window. The work inside the nodes is done by `guest/libs.py` and the tools.
+//! The libraries with the real driver: removal of a NIC under a sleeping program, packets that the
+//! NIC drops, writes that the bus loses, the window. `guest/libs.py` and the tools do the work
+//! inside the nodes.
 
 use super::expected::REFUSED;
 use super::faults::sum;
@@ -14,10 +15,10 @@ use std::time::Duration;
 use wire::ids::NodeId;
 use wire::regs::smfu::{self, IntervalControl, RRA_WINDOW};
 
-/// How long one command of it may take.
+/// Maximum duration of one command of the guest program.
 const LONG: Duration = Duration::from_secs(240);
 const USER: &str = "setpriv --reuid=1000 --regid=1000 --clear-groups -- ";
-/// Interval that the driver does not use.
+/// Number of an interval that the driver does not use.
 const INTERVAL: u32 = 61;
 
 /// The scenarios of this file.
@@ -38,7 +39,8 @@ fn line(command: &str) -> String {
     format!("{USER}python3 /tmp/guest/libs.py {command}")
 }
 
-/// Who sleeps in a blocking call gets the documented error, not a signal.
+/// When the NIC is unbound, a program that sleeps in a blocking call gets the documented error and
+/// no signal.
 fn unbound(lab: &Lab) -> Result<()> {
     install(lab)?;
     lab.ok(0, "rm -f /tmp/libvelo /tmp/librma /tmp/crate")?;
@@ -50,7 +52,7 @@ fn unbound(lab: &Lab) -> Result<()> {
             format!("exec {USER}extoll-ping --listen >/tmp/crate"),
         ),
     ];
-    // The directory is root's, the programs are not.
+    // The directory belongs to root; the programs run as another user.
     lab.ok(0, "chmod 1777 /tmp")?;
     let mut running = vec![];
     for (name, command) in &sleepers {
@@ -60,14 +62,14 @@ fn unbound(lab: &Lab) -> Result<()> {
         let ready = format!("test -e /tmp/{name} && [ {name} != crate -o -s /tmp/{name} ]");
         node(lab, 0).until("it sleeps", &ready)?;
     }
-    // What they do before they sleep takes less.
+    // The programs need less time than this to fall asleep.
     lab.ok(0, "sleep 1")?;
     node(lab, 0).unbind()?;
     let ended: Vec<_> = running
         .into_iter()
         .map(|(name, process)| (name, process.wait(PATIENCE)))
         .collect();
-    // Back before anything is judged: the others need the node.
+    // Binds the NIC before the results are checked, because other scenarios need the node.
     node(lab, 0).bind()?;
     for (name, out) in ended {
         let out = out.with_context(|| format!("{name} sleeps on"))?;
@@ -83,7 +85,7 @@ fn unbound(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
-/// A signal ends a blocking call, once, and the call can be repeated.
+/// A signal interrupts a blocking call once, and the call can be repeated.
 fn signals(lab: &Lab) -> Result<()> {
     install(lab)?;
     for unit in ["libvelo", "librma"] {
@@ -92,7 +94,7 @@ fn signals(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
-/// Receivers that wait for nothing hardly run, and answer all the same.
+/// Idle receivers hardly use the CPU, and still answer.
 fn idle(lab: &Lab) -> Result<()> {
     const RECEIVERS: u64 = 32;
     let start = format!(
@@ -105,7 +107,7 @@ fn idle(lab: &Lab) -> Result<()> {
         Ok(lab.ok(0, count)?.trim().parse()?)
     };
     let woken = node(lab, 0).until("they wait", &listening).and_then(|()| {
-        // Their sleeps become longer with the time that they have waited.
+        // The longer they wait, the longer they sleep between polls.
         lab.ok(0, "sleep 4")?;
         let before = switches()?;
         lab.ok(0, "sleep 5")?;
@@ -116,12 +118,12 @@ fn idle(lab: &Lab) -> Result<()> {
     });
     lab.ok(0, "pkill -x extoll-ping; rm -f /tmp/idle*")?;
     let woken = woken?;
-    // One a second each, and some for what the system does to them.
+    // One wake-up per second each, and some for the system.
     ensure!(woken < 20 * RECEIVERS, "{woken} context switches in 5 s");
     nothing_left(lab)
 }
 
-/// The NIC of node 0 drops packets all the time, and every interface repeats them.
+/// The NIC of node 0 keeps dropping packets, and every interface of the libraries repeats them.
 fn replay(lab: &Lab) -> Result<()> {
     install(lab)?;
     c_program(lab, "examples", "rma_exchange", "librma")?;
@@ -133,7 +135,7 @@ fn replay(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
-/// Runs a command on node 0 and sees that the NIC dropped something meanwhile.
+/// Runs a command on node 0 and checks that the NIC dropped packets during it.
 fn dropping(lab: &Lab, what: &str, unit: &str, command: &str) -> Result<String> {
     let before = sum(&lab.status()?, unit);
     let said = lab
@@ -188,7 +190,8 @@ fn replayed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A write into a queue of a process gets lost: the next wait says so and goes on behind it.
+/// When a write into a queue of a process is lost, the next wait reports it and continues behind
+/// it.
 fn lost_writes(lab: &Lab) -> Result<()> {
     install(lab)?;
     for unit in ["velo", "rma"] {
@@ -211,7 +214,7 @@ fn lost_writes(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
-/// libsmfu's functions: a window to the other node, its memory, error codes.
+/// The functions of libsmfu work: a window to the other node, its memory, error codes.
 fn smfu_in_c(lab: &Lab) -> Result<()> {
     install(lab)?;
     lab.ok_for(0, "python3 /tmp/guest/libs.py smfu_errors", LONG)?;

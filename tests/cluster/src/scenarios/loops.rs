@@ -1,5 +1,5 @@
-//! Sockets with a data path of their own as `kernel_ext` lets modules make them, by the module
-//! `loop_family`, whose sockets give back what was written, and `guest/loop.py`.
+//! Sockets with their own data path, which `kernel_ext` lets modules provide. The sockets of the
+//! module `loop_family` return what was written. `guest/loop.py` does the work.
 
 use super::guest;
 use super::on_pair;
@@ -8,7 +8,7 @@ use crate::Scenario;
 use anyhow::{ensure, Result};
 use std::time::Duration;
 
-/// How long all of it may take.
+/// Maximum duration of the scenario.
 const LONG: Duration = Duration::from_secs(280);
 
 /// The scenarios of this file.
@@ -16,8 +16,8 @@ pub fn all() -> Vec<Scenario> {
     vec![on_pair("loops::everything", everything)]
 }
 
-/// Copying, waiting, waking, events, errors, signals, time limits, routes and neighbours; and
-/// nothing is left when the module goes.
+/// Such sockets support copying, waiting, waking, events, errors, signals, time limits, routes and
+/// neighbours. All is released when the module is unloaded.
 fn everything(lab: &Lab) -> Result<()> {
     guest::install(lab, 0)?;
     lab.ok(0, "modprobe loop_family")?;

@@ -1,5 +1,5 @@
-//! Sockets of AF_EXTL. The work inside the nodes is done by `guest/extl*.py`, which compare them
-//! with sockets of TCP, and by programs that know nothing of them.
+//! Sockets of AF_EXTL. `guest/extl*.py` compare them with sockets of TCP inside the nodes.
+//! Unmodified programs use them too.
 
 use crate::cluster::{full, modules, seed, Lab, PATIENCE};
 use crate::scenarios::ds::direct::host;
@@ -12,17 +12,18 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 
-/// How long a comparison may take.
+/// Maximum duration of a comparison.
 const LONG: Duration = Duration::from_secs(500);
-/// Kinds of sockets, as `guest/extl.py` has them.
+/// Kinds of sockets as named by `guest/extl.py`.
 const NAMES: [&str; 3] = ["tcp", "extl", "alias"];
-/// Bytes that are echoed.
+/// Number of echoed bytes.
 const BYTES: u32 = 200_000;
-/// Modules must not come back by themselves.
+/// Prevents the kernel from loading the module again by itself.
 const NO_MODULE: &str = "echo 'install af_extl /bin/false' >/etc/modprobe.d/extl.conf";
 const MODULE: &str = "rm -f /etc/modprobe.d/extl.conf";
 
-/// Removes the module, if it is there, as soon as it is not in use, which is a moment after the last socket is off the list.
+/// Removes the module, if loaded, once its use count is zero. That is shortly after the last socket
+/// has left the list.
 pub(super) const REMOVED: &str =
     "timeout 20 sh -c 'while grep -q ^af_extl /proc/modules && ! rmmod af_extl 2>/dev/null; do sleep 0.1; done'";
 
@@ -30,7 +31,7 @@ pub(super) const REMOVED: &str =
 pub(super) const PATIENT: &str =
     "af_extl.ask_ms=20 af_extl.asks=50 af_extl.accept_ms=2000 af_extl.zero_copy_kib=128";
 
-/// Runs `f` with a module that has been patient from its beginning.
+/// Runs `f` with modules loaded with [`PATIENT`].
 pub(super) fn bypassing(lab: &Lab, f: fn(&Lab) -> Result<()>) -> Result<()> {
     let done = (0..2)
         .try_for_each(|n| bypass(lab, n))
@@ -44,7 +45,8 @@ pub(super) fn bypassing(lab: &Lab, f: fn(&Lab) -> Result<()>) -> Result<()> {
     done
 }
 
-/// No connection has ended because of what its peer said, and no data came by TCP that should not.
+/// Checks that no peer has violated the protocol and that TCP carried no data of a direct
+/// connection.
 pub(super) fn rules_kept(lab: &Lab) -> Result<()> {
     for n in 0..2 {
         let files = "/sys/kernel/debug/af_extl/nics /proc/net/extl_stat";
@@ -57,7 +59,7 @@ pub(super) fn rules_kept(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The neighbour is known from now on: a slow machine may take longer to ask for it than a client waits for that.
+/// Resolves the neighbour, because on a slow host that may take longer than a client waits.
 pub(super) fn known(lab: &Lab) -> Result<()> {
     lab.ok(0, "ping -q -c 1 -W 5 10.2.0.2").map(drop)
 }
@@ -115,13 +117,13 @@ fn run(lab: &Lab, number: usize, name: &str, words: &str, patience: Duration) ->
     lab.ok_for(number, &line, patience)
 }
 
-/// A counter of `/proc/net/extl_stat`.
+/// Returns a counter of `/proc/net/extl_stat`.
 fn counter(lab: &Lab, number: usize, name: &str) -> Result<u64> {
     let text = lab.ok(number, "cat /proc/net/extl_stat")?;
     value(&text, name).with_context(|| format!("no {name} in {text}"))
 }
 
-/// Nothing is left of the sockets of a node.
+/// Waits until no AF_EXTL socket is left on a node.
 fn none_left(lab: &Lab, number: usize) -> Result<()> {
     lab.until("all sockets are gone", PATIENCE, |lab| {
         Ok(counter(lab, number, "sockets")? == 0
@@ -129,8 +131,8 @@ fn none_left(lab: &Lab, number: usize) -> Result<()> {
     })
 }
 
-/// Data come back the same between all kinds of clients and servers, and both ends know what
-/// carries them.
+/// Data arrive unchanged between all kinds of clients and servers, and both ends report correctly
+/// which path carries them.
 fn echo(lab: &Lab) -> Result<()> {
     for n in 0..2 {
         guest::install(lab, n)?;
@@ -152,7 +154,7 @@ fn echo(lab: &Lab) -> Result<()> {
             for client in NAMES {
                 let words = format!("echo {client}{version} {host} {port} {BYTES}");
                 let said = run(lab, 0, "extl", &words, LONG)?;
-                // Between sockets of the module streams carry the data.
+                // Streams carry the data between two sockets of the module.
                 let expected = match (client, name) {
                     ("tcp", _) => "same\n",
                     (_, "tcp") => "same 2 9\n",
@@ -162,7 +164,7 @@ fn echo(lab: &Lab) -> Result<()> {
             }
         }
     }
-    // Four listeners, and no connection; clients of other kinds are connections, too.
+    // Only four listeners remain. Clients of other kinds count as connections too.
     lab.until("connections are gone", PATIENCE, |lab| {
         Ok(counter(lab, 1, "sockets")? == 4)
     })?;
@@ -183,7 +185,7 @@ fn echo(lab: &Lab) -> Result<()> {
     none_left(lab, 0)
 }
 
-/// What programs can see of a socket is what they see of one of TCP.
+/// A program sees the same properties of a socket as with TCP.
 fn same_as_tcp(lab: &Lab) -> Result<()> {
     let said = run(lab, 0, "extl_same", "", LONG)?;
     ensure!(said.lines().count() > 30, "{said}");
@@ -193,7 +195,7 @@ fn same_as_tcp(lab: &Lab) -> Result<()> {
     none_left(lab, 0)
 }
 
-/// So are all socket options.
+/// All socket options behave like TCP's.
 fn options(lab: &Lab) -> Result<()> {
     let said = run(lab, 0, "extl_options", volume("", "all"), LONG)?;
     let looked: u32 = said
@@ -205,13 +207,13 @@ fn options(lab: &Lab) -> Result<()> {
     none_left(lab, 0)
 }
 
-/// So are random sequences of calls, whether TCP carries the data or not.
+/// Random sequences of calls behave like TCP's, for data by TCP and for direct data.
 fn random_calls(lab: &Lab) -> Result<()> {
     random(lab, "")?;
     none_left(lab, 0)
 }
 
-/// The same by addresses of `exn`, where the data go past TCP.
+/// The same with addresses of `exn`, where the data bypass TCP.
 fn random_direct(lab: &Lab) -> Result<()> {
     let [four, six] = [host(lab, 0, 4)?, host(lab, 0, 6)?];
     let direct = random(lab, &format!("{four} {six}"))?;
@@ -222,7 +224,7 @@ fn random_direct(lab: &Lab) -> Result<()> {
     none_left(lab, 0)
 }
 
-/// Returns how many ends of connections had no data by TCP.
+/// Returns the number of connection ends without data by TCP.
 fn random(lab: &Lab, addresses: &str) -> Result<u64> {
     let first = seed().unwrap_or(0) % 1_000_000;
     let words = format!("{first} {} {addresses}", volume(30, 1000));
@@ -240,7 +242,7 @@ fn random(lab: &Lab, addresses: &str) -> Result<u64> {
         .with_context(|| said.clone())
 }
 
-/// Processes and threads that use the same sockets at the same time.
+/// Processes and threads can use the same sockets at the same time.
 fn storm(lab: &Lab) -> Result<()> {
     let seconds = volume(4, 60);
     for kind in ["extl4", "alias6"] {
@@ -252,13 +254,13 @@ fn storm(lab: &Lab) -> Result<()> {
     lab.assert_no_leaks()
 }
 
-/// Whether a socket with these words is on the list of a node.
+/// Returns true if the list of a node has a socket with these words.
 fn is_listed(lab: &Lab, number: usize, words: &[&str]) -> Result<bool> {
     let list = lab.ok(number, "cat /proc/net/extl")?;
     Ok(list.lines().any(|l| words.iter().all(|w| l.contains(w))))
 }
 
-/// redis-server and redis-benchmark.
+/// Unmodified redis-server and redis-benchmark work.
 fn redis(lab: &Lab) -> Result<()> {
     let server = lab.spawn(
         1,
@@ -295,7 +297,7 @@ fn redis(lab: &Lab) -> Result<()> {
     none_left(lab, 1)
 }
 
-/// iperf3, both ways and with several streams.
+/// Unmodified iperf3 works in both directions and with several streams.
 fn iperf3(lab: &Lab) -> Result<()> {
     let server = lab.spawn(1, "exec extl-run iperf3 -s -p 7501 >/dev/null")?;
     node(lab, 1).until("it listens", "ss -ltn | grep -q :7501")?;
@@ -313,7 +315,7 @@ fn iperf3(lab: &Lab) -> Result<()> {
         let line = format!("extl-run iperf3 -c node1 -p 7501 {options} --json");
         let said = lab.ok_for(0, &line, LONG)?;
         ensure!(!said.contains("\"error\""), "{options}: {said}");
-        // And one for its control.
+        // One more connection is the control connection.
         let now = [
             counter(lab, 0, "Idle+Connect")?,
             counter(lab, 1, "Idle+Accept")?,
@@ -330,7 +332,8 @@ fn iperf3(lab: &Lab) -> Result<()> {
     none_left(lab, 1)
 }
 
-/// ssh, whose server takes its privileges away and has its connection as standard input and output.
+/// Unmodified ssh works. Its server drops its privileges and has the connection as standard input
+/// and output.
 fn ssh(lab: &Lab) -> Result<()> {
     let server = lab.spawn(1, "exec extl-run /usr/sbin/sshd -D -p 7502")?;
     node(lab, 1).until("it listens", "ss -ltn | grep -q :7502")?;
@@ -363,8 +366,8 @@ fn ssh(lab: &Lab) -> Result<()> {
     none_left(lab, 1)
 }
 
-/// Without the module programs have sockets of TCP, and those that ask for one of AF_EXTL are told
-/// that there is none.
+/// Without the module, programs get sockets of TCP. Programs that ask for AF_EXTL explicitly get an
+/// error.
 fn without_module(lab: &Lab) -> Result<()> {
     guest::install(lab, 0)?;
     lab.ok(0, &format!("{NO_MODULE} && rmmod af_extl"))?;
@@ -389,7 +392,7 @@ fn without_module(lab: &Lab) -> Result<()> {
     })();
     lab.ok(0, MODULE)?;
     checked?;
-    // It comes when somebody asks for its sockets.
+    // The kernel loads the module when a program asks for its sockets.
     for kind in ["extl4", "alias4", "alias6"] {
         lab.ok(0, "[ ! -e /sys/module/af_extl ]")?;
         run(lab, 0, "extl", &format!("flood {kind} 0.1"), PATIENCE)?;
@@ -398,8 +401,8 @@ fn without_module(lab: &Lab) -> Result<()> {
     lab.ok(0, "modprobe af_extl").map(drop)
 }
 
-/// The module stays while there are sockets, whatever they do, and not longer: what TCP has left
-/// doesn't hold it.
+/// The module can't be removed while it has sockets, whatever their state. Afterwards it can:
+/// connections that TCP keeps do not hold it.
 fn module_in_use(lab: &Lab) -> Result<()> {
     guest::install(lab, 0)?;
     for kind in ["extl4", "extl6", "alias4", "alias6"] {
@@ -417,28 +420,28 @@ fn module_in_use(lab: &Lab) -> Result<()> {
         none_left(lab, 0)?;
         lab.ok(0, "rmmod af_extl && modprobe af_extl")?;
     }
-    // Connections that wait for late segments after they were closed.
+    // Connections in TIME-WAIT after they were closed.
     run(lab, 0, "extl", "flood alias4 0.5", PATIENCE)?;
     let waiting = lab.ok(0, "ss -tan state time-wait | wc -l")?;
     ensure!(waiting.trim() != "1", "nothing in TIME-WAIT");
     lab.ok(0, "rmmod af_extl && modprobe af_extl").map(drop)
 }
 
-/// The module comes and goes while programs make sockets all the time.
+/// The module can be removed and loaded while programs create sockets all the time.
 fn reload(lab: &Lab) -> Result<()> {
     guest::install(lab, 0)?;
     lab.ok(0, "rm -f /tmp/stop /tmp/made")?;
     let floods: Vec<_> = ["extl4", "alias4", "alias6"]
         .iter()
         .map(|kind| {
-            // The pauses let the module go now and then, however slow the machine is.
+            // The pauses allow the removal of the module now and then, even on a slow host.
             let flood = format!("{} flood {kind} 2 3", guest::program("extl"));
-            // Who finds no module ends, and begins again.
+            // A program that finds no module ends and is started again.
             let line = format!("until [ -e /tmp/stop ]; do {flood} >>/tmp/made 2>/dev/null; done");
             lab.spawn(0, &line)
         })
         .collect::<Result<_>>()?;
-    // So often if there is time, and at least so often.
+    // Number of rounds if there is time, and minimum number.
     let (rounds, least): (u64, u64) = (volume(30, 200), volume(2, 50));
     let words = format!("unload {rounds} {} {least} 150", volume(60, 300));
     let looped = run(
@@ -448,7 +451,7 @@ fn reload(lab: &Lab) -> Result<()> {
         &words,
         PATIENCE + Duration::from_secs(volume(160, 400)),
     );
-    // Before anything ends: who holds it up.
+    // Collects the stacks of blocked tasks before they end.
     let stacks = "for p in $(pgrep 'python3|modprobe|rmmod|kworker'); do s=$(cat /proc/$p/stack | grep -v '<0>.*\\(worker_thread\\|kthread\\|ret_from\\)'); \
         [ -z \"$s\" ] || echo \"$(cat /proc/$p/comm): $s\"; done; grep af_extl /proc/modules";
     let who = lab.sh_for(0, stacks, PATIENCE);
@@ -468,7 +471,7 @@ fn reload(lab: &Lab) -> Result<()> {
     none_left(lab, 0)
 }
 
-/// Other numbers, by parameters.
+/// The numbers of the family and the protocol can be changed by module parameters.
 fn other_numbers(lab: &Lab) -> Result<()> {
     guest::install(lab, 0)?;
     lab.ok(
@@ -494,7 +497,7 @@ fn other_numbers(lab: &Lab) -> Result<()> {
     checked
 }
 
-/// Processes that are killed leave nothing.
+/// Killed processes leave neither sockets nor memory behind.
 fn killed(lab: &Lab) -> Result<()> {
     guest::install(lab, 0)?;
     for _ in 0..volume(3, 20) {
@@ -514,7 +517,7 @@ fn killed(lab: &Lab) -> Result<()> {
     lab.assert_no_leaks()
 }
 
-/// Each network namespace has its own list and counters, and ends with its sockets.
+/// Each network namespace has its own list and counters, and ends with its last socket.
 fn namespaces(lab: &Lab) -> Result<()> {
     guest::install(lab, 0)?;
     let before = counter(lab, 0, "Idle+Connect")?;
@@ -540,7 +543,7 @@ fn namespaces(lab: &Lab) -> Result<()> {
             "{inside}"
         );
         none_left(lab, 0)?;
-        // The namespace loses its name, and lives on with the sockets.
+        // The namespace loses its name, but lives until its sockets are closed.
         lab.ok(0, "ip netns del inner")?;
         holder.stop();
     }
@@ -548,7 +551,7 @@ fn namespaces(lab: &Lab) -> Result<()> {
         counter(lab, 0, "Idle+Connect")? == before,
         "counted in another namespace"
     );
-    // What is left of the namespaces doesn't hold the module.
+    // The remains of the namespaces do not hold the module.
     node(lab, 0).until(
         "the sockets are gone",
         "[ $(cat /sys/module/af_extl/refcnt) = 0 ]",

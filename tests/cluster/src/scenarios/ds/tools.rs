@@ -1,5 +1,6 @@
-//! The switch for programs that know nothing of AF_EXTL, and what administrators see: extlctl, extlss, sysctls, tracepoints. The
-//! programs inside the nodes are `guest/extl_plain.py` and a statically linked one.
+//! Tools for unmodified programs and for administrators of AF_EXTL: extlctl, extlss, sysctls,
+//! tracepoints. The programs inside the nodes are `guest/extl_plain.py` and a statically linked
+//! one.
 
 use crate::cluster::{modules, Lab, Running, PATIENCE};
 use crate::scenarios::ds::sockets::{bypass, known, REMOVED};
@@ -13,9 +14,10 @@ use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 use std::time::Duration;
 
-/// How long one exchange may take.
+/// Maximum duration of one exchange.
 const LONG: Duration = Duration::from_secs(200);
-/// A program that is linked statically: in the build root, and in a node. It goes by its name.
+/// A statically linked program: its path in the build root and in a node. Its name selects the
+/// applet.
 const STATIC: [&str; 2] = ["/bin/busybox", "/tmp/busybox"];
 
 /// The scenarios of this file.
@@ -36,7 +38,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Runs `f`, and leaves nodes as they were.
+/// Runs `f` and restores the nodes.
 fn clean(lab: &Lab, f: fn(&Lab) -> Result<()>) -> Result<()> {
     for n in 0..2 {
         guest::install(lab, n)?;
@@ -59,24 +61,24 @@ fn set_data_path(lab: &Lab, number: usize, on: bool) -> Result<()> {
     lab.ok(number, &line).map(drop)
 }
 
-/// A counter of `/proc/net/extl_stat`.
+/// Returns a counter of `/proc/net/extl_stat`.
 fn counter(lab: &Lab, number: usize, name: &str) -> Result<u64> {
     let text = lab.ok(number, "cat /proc/net/extl_stat")?;
     value(&text, name).with_context(|| format!("no {name} in {text}"))
 }
 
-/// A program of `guest/extl_plain.py`.
+/// Returns the command line of `guest/extl_plain.py`.
 fn plain(words: &str) -> String {
     format!("{} {words}", guest::program("extl_plain"))
 }
 
-/// Which lists have a listener that a program makes now.
+/// Starts a program that listens and returns the lists (`extl`, `tcp`) that show its socket.
 fn listed(lab: &Lab, before: &str, port: u32) -> Result<String> {
     let said = lab.ok(0, &format!("{before}{}", plain(&format!("list {port}"))))?;
     Ok(said.trim().to_owned())
 }
 
-/// Starts a program and waits until it says that it is ready.
+/// Starts a program and waits until it reports that it is ready.
 fn ready(lab: &Lab, number: usize, line: &str) -> Result<Running> {
     lab.ok(number, "rm -f /tmp/ready")?;
     let running = lab.spawn(number, &format!("exec {line} >/tmp/ready"))?;
@@ -84,14 +86,14 @@ fn ready(lab: &Lab, number: usize, line: &str) -> Result<Running> {
     Ok(running)
 }
 
-/// What `extlctl status` says.
+/// Returns the output of `extlctl status`.
 fn status(lab: &Lab, number: usize) -> Result<Value> {
     Ok(serde_json::from_str(
         &lab.ok(number, "extlctl --json status")?,
     )?)
 }
 
-/// What `extlss` says of the only socket that it shows with these options.
+/// Returns the entry of the only socket that `extlss` shows with these options.
 fn shown(lab: &Lab, number: usize, options: &str) -> Result<Value> {
     let said = lab.ok(number, &format!("extlss -j {options}"))?;
     let all: Vec<Value> = serde_json::from_str(&said).with_context(|| said.clone())?;
@@ -99,7 +101,8 @@ fn shown(lab: &Lab, number: usize, options: &str) -> Result<Value> {
     Ok(all[0].clone())
 }
 
-/// A web server and its client that are linked statically: past TCP while it is enabled, by TCP before and after.
+/// A statically linked web server and its client bypass TCP while the switch is enabled, and use
+/// TCP before and after.
 fn switch_static(lab: &Lab) -> Result<()> {
     let [from, to] = STATIC;
     for n in 0..2 {
@@ -139,7 +142,7 @@ fn switch_static(lab: &Lab) -> Result<()> {
         );
         ensure!(status(lab, n)?["switches"][0]["switched"] != 0, "{said}");
     }
-    // Enabled once more: still one.
+    // Enabling twice leaves one switch.
     lab.ok(0, "extlctl enable")?;
     let now = status(lab, 0)?;
     ensure!(now["switches"].as_array().map(Vec::len) == Some(1), "{now}");
@@ -152,7 +155,7 @@ fn switch_static(lab: &Lab) -> Result<()> {
         again.status == 2 && again.stderr.contains("nothing is enabled"),
         "{again:?}"
     );
-    // Nobody else may.
+    // Unprivileged users can't enable it.
     let line = "setpriv --reuid 1000 --clear-groups --inh-caps=-all extlctl enable";
     let other = lab.sh_for(0, line, PATIENCE)?;
     ensure!(other.status == 2, "{other:?}");
@@ -160,7 +163,7 @@ fn switch_static(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Programs by their names.
+/// Programs can be selected and excluded by name.
 fn switch_names(lab: &Lab) -> Result<()> {
     for (options, expected) in [
         ("", "extl tcp"),
@@ -174,7 +177,7 @@ fn switch_names(lab: &Lab) -> Result<()> {
         let found = listed(lab, "", 7660)?;
         ensure!(found == expected, "{options}: {found}");
     }
-    // Data, by a program that was switched: to itself, which is TCP's.
+    // A switched program exchanges data with itself, which uses TCP.
     lab.ok(0, "extlctl enable")?;
     let said = lab.ok(0, &plain("echo 7661 100000"))?;
     ensure!(said == "100000\n", "{said}");
@@ -185,7 +188,8 @@ fn switch_names(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Programs of a control group and those below it, whatever namespaces they have, and no others.
+/// A switch of a control group applies to programs in it and below it, whatever their namespaces,
+/// and to no others.
 fn switch_cgroup(lab: &Lab) -> Result<()> {
     const GROUP: &str = "/sys/fs/cgroup/extl-test";
     lab.ok(0, &format!("mkdir -p {GROUP}/below {GROUP}-other"))?;
@@ -197,7 +201,7 @@ fn switch_cgroup(lab: &Lab) -> Result<()> {
             (inside(&format!("{GROUP}-other")), "tcp"),
             (inside(GROUP), "extl tcp"),
             (inside(&format!("{GROUP}/below")), "extl tcp"),
-            // As in a container.
+            // Namespaces of a container.
             (
                 inside(&format!("{GROUP}/below")) + "unshare --net --mount --uts --ipc --cgroup ",
                 "extl tcp",
@@ -206,7 +210,7 @@ fn switch_cgroup(lab: &Lab) -> Result<()> {
             let found = listed(lab, &before, 7670)?;
             ensure!(found == expected, "{before}: {found}");
         }
-        // Another choice for those below.
+        // A group below can have another selection.
         let line = format!("extlctl enable --cgroup {GROUP}-other --not python3");
         lab.ok(0, &line)?;
         let found = listed(lab, &inside(&format!("{GROUP}-other")), 7671)?;
@@ -218,7 +222,7 @@ fn switch_cgroup(lab: &Lab) -> Result<()> {
         ] {
             ensure!(said.contains(&part), "{said}");
         }
-        // What is removed is told, and can be disabled with all.
+        // A removed group is shown as such and can be disabled with all others.
         lab.ok(0, &format!("rmdir {GROUP}-other"))?;
         let said = lab.ok(0, "extlctl status")?;
         ensure!(said.contains("-other (removed): "), "{said}");
@@ -239,7 +243,7 @@ fn switch_cgroup(lab: &Lab) -> Result<()> {
     checked
 }
 
-/// Programs never notice whether the module is there.
+/// Programs keep working when the module is missing, removed or loaded again.
 fn switch_without_module(lab: &Lab) -> Result<()> {
     lab.ok(0, "extlctl enable && modprobe af_extl")?;
     ensure!(listed(lab, "", 7680)? == "extl tcp", "not switched");
@@ -256,7 +260,7 @@ fn switch_without_module(lab: &Lab) -> Result<()> {
             now["loaded"] == false && now["switches"][0]["absent"].as_u64() >= Some(2),
             "{now}"
         );
-        // It doesn't need it to be enabled, either.
+        // Enabling works without the module too.
         let again = lab.sh_for(0, "extlctl disable && extlctl enable", PATIENCE)?;
         ensure!(
             again.status == 0 && again.stderr.contains("can't be loaded"),
@@ -267,7 +271,7 @@ fn switch_without_module(lab: &Lab) -> Result<()> {
     lab.ok(0, "rm -f /etc/modprobe.d/extl.conf && modprobe af_extl")?;
     checked?;
     ensure!(listed(lab, "", 7683)? == "extl tcp", "not switched again");
-    // It comes and goes while programs make sockets: none of them is refused.
+    // The module is removed and loaded while programs create sockets. No call fails.
     let seconds = volume(40, 200);
     let makers: Vec<Running> = (0..2)
         .map(|_| lab.spawn(0, &plain(&format!("make {seconds}"))))
@@ -284,7 +288,7 @@ fn switch_without_module(lab: &Lab) -> Result<()> {
     let mut made = 0;
     for maker in makers {
         let said = maker.wait(LONG)?;
-        ensure!(said.status == 0, "a socket was refused: {}", said.stderr);
+        ensure!(said.status == 0, "a socket could not be created: {}", said.stderr);
         made += said.stdout.trim().parse::<u64>()?;
     }
     let rounds: u64 = rounds.trim().parse()?;
@@ -298,7 +302,8 @@ fn switch_without_module(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// What extlss and extlctl stats say of connections past TCP, by TCP, and of listeners.
+/// extlss and extlctl stats show direct connections, connections of TCP with the reason, and
+/// listeners.
 fn extlss(lab: &Lab) -> Result<()> {
     const BYTES: u64 = 5000;
     let before = counter(lab, 0, "Waiting+UseStreams")?;
@@ -325,7 +330,7 @@ fn extlss(lab: &Lab) -> Result<()> {
                 .is_some_and(|u| u.starts_with("(\"python3\",pid=")),
         "{client}"
     );
-    // The server reads nothing.
+    // The server does not read.
     lab.until("it has come", PATIENCE, |lab| {
         let server = shown(lab, 1, "--port 7690 --mode direct")?;
         let came = ["message_received", "fetched"].map(|n| server[n].as_u64().unwrap_or(0));
@@ -366,7 +371,7 @@ fn extlss(lab: &Lab) -> Result<()> {
     let said = lab.ok(0, "extlctl --json stats -i 0.2 -c 2")?;
     ensure!(said.lines().count() == 2, "{said}");
     sending.stop();
-    // The peer has no data path, then no such socket.
+    // First the peer has no data path, then no socket of AF_EXTL.
     set_data_path(lab, 1, false)?;
     let reason = |port: u32, name: &str, words: &str| -> Result<()> {
         let line = format!("extl-run {}", plain(&format!("send 10.2.0.2 {port} 100")));
@@ -386,7 +391,7 @@ fn extlss(lab: &Lab) -> Result<()> {
     let serving = ready(lab, 1, &plain("serve 7691"))?;
     reason(7691, "no-listener", "(9) the peer's program uses plain TCP")?;
     serving.stop();
-    // Without the module there is nothing to show.
+    // Without the module, extlss reports an error.
     lab.ok(
         0,
         &format!("echo 'install af_extl /bin/false' >/etc/modprobe.d/extl.conf; {REMOVED}"),
@@ -400,7 +405,7 @@ fn extlss(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The data path is switched for connections that begin, in each namespace for itself.
+/// The sysctl `data_path` applies to new connections of one namespace.
 fn data_path(lab: &Lab) -> Result<()> {
     let serving = ready(lab, 1, &format!("extl-run {}", plain("serve 7695")))?;
     for (on, options) in [
@@ -412,13 +417,13 @@ fn data_path(lab: &Lab) -> Result<()> {
         let line = format!("extl-run {}", plain("send 10.2.0.2 7695 100"));
         let sending = ready(lab, 0, &line)?;
         shown(lab, 0, &format!("--port 7695 {options}"))?;
-        // Connections that are there stay what they are.
+        // Existing connections keep their path.
         set_data_path(lab, 0, !on)?;
         shown(lab, 0, &format!("--port 7695 {options}"))?;
         sending.stop();
     }
     serving.stop();
-    // The parameter of the module is what a namespace begins with.
+    // The module parameter sets the initial value of each namespace.
     let read = "cat /proc/sys/net/extl/data_path";
     let off = modules::modprobe("af_extl", "af_extl.data_path=0");
     lab.ok(0, &format!("{REMOVED} && {off}; [ $({read}) = 0 ]"))?;
@@ -445,7 +450,7 @@ fn data_path(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Tracepoints tell of what is sent, received, shut down, and of falling back.
+/// Tracepoints record sends, receives, shutdowns and fallbacks to TCP.
 fn tracepoints(lab: &Lab) -> Result<()> {
     const TRACE: &str = "/sys/kernel/tracing/instances/extl-test";
     for n in 0..2 {

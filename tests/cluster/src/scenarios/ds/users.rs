@@ -1,5 +1,6 @@
-//! Programs that nobody changed, with all sockets of both nodes switched (`extlctl enable`): what they do has to be right, and
-//! past TCP. Each does it once more to a node without the module, by TCP.
+//! Unmodified programs with all sockets of both nodes switched (`extlctl enable`): their results
+//! must be right and their data must bypass TCP. Each also runs against a node without the module,
+//! by TCP.
 
 use crate::cluster::{full, Lab, Running, PATIENCE};
 use crate::scenarios::ds::sockets::{bypass, known, rules_kept, REMOVED};
@@ -12,7 +13,7 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 
-/// How long one program may take.
+/// Maximum duration of one program.
 const LONG: Duration = Duration::from_secs(300);
 
 /// The scenarios of this file.
@@ -36,8 +37,9 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Runs `f`, which has at least so many connections, past TCP, and in the full run three times more by TCP: only the client's node
-/// switched, only the server's, and to a node without the module. The nodes are left as they were.
+/// Runs `f` with direct connections, of which there must be at least `least`. The full run repeats
+/// it three times by TCP: only the client's node switched, only the server's, and a node without
+/// the module. The nodes are restored.
 pub(super) fn switched(lab: &Lab, least: u64, f: fn(&Lab) -> Result<()>) -> Result<()> {
     for n in 0..2 {
         guest::install(lab, n)?;
@@ -76,14 +78,15 @@ pub(super) fn switched(lab: &Lab, least: u64, f: fn(&Lab) -> Result<()>) -> Resu
     done
 }
 
-/// Runs `f`, whose connections TCP has to carry, and sockets of this node have to say so for one of these reasons.
+/// Runs `f`, whose data TCP must carry. Sockets of node `number` must report one of `reasons`.
 fn by_tcp(lab: &Lab, f: fn(&Lab) -> Result<()>, number: usize, reasons: &[&str]) -> Result<()> {
     let fallbacks = || -> Result<u64> {
         reasons.iter().try_fold(0, |sum, reason| {
             Ok(sum + counter(lab, number, &format!("fallback-{reason}"))?)
         })
     };
-    // Those of the other node, which has the module or not: connections of this one with itself are no matter.
+    // Counts the other node, with or without the module. Connections of node `number` with itself
+    // do not count.
     let direct = || -> Result<Option<u64>> {
         let said = lab.sh_for(1 - number, "cat /proc/net/extl_stat", PATIENCE)?;
         Ok((said.status == 0).then(|| value(&said.stdout, "Waiting+UseStreams").unwrap_or(0)))
@@ -102,13 +105,14 @@ fn by_tcp(lab: &Lab, f: fn(&Lab) -> Result<()>, number: usize, reasons: &[&str])
     })
 }
 
-/// Runs `f`, whose connections between the nodes have to go past TCP.
+/// Runs `f`, whose connections between the nodes must bypass TCP.
 fn past(lab: &Lab, least: u64, f: fn(&Lab) -> Result<()>) -> Result<()> {
     let fallbacks = |n: usize| -> Result<Vec<String>> {
         let text = lab.ok(n, "cat /proc/net/extl_stat")?;
         let mine = text.lines().filter(|l| {
-            // Those with another host, or with itself by lo, are no matter. A client that closes its connection before it is
-            // accepted, or confirmed, has taken its question back; one that uses TCP is counted where it is.
+            // Connections with another host, or of a node with itself by lo, do not count. A client
+            // that closes its connection before it is accepted or confirmed has withdrawn its
+            // question. If it uses TCP, the client's node counts that.
             l.starts_with("fallback-")
                 && !l.starts_with("fallback-no-route")
                 && !l.starts_with("fallback-not-asked")
@@ -129,13 +133,14 @@ fn past(lab: &Lab, least: u64, f: fn(&Lab) -> Result<()>) -> Result<()> {
     })
 }
 
-/// A counter of `/proc/net/extl_stat`.
+/// Returns a counter of `/proc/net/extl_stat`.
 pub(super) fn counter(lab: &Lab, number: usize, name: &str) -> Result<u64> {
     let text = lab.ok(number, "cat /proc/net/extl_stat")?;
     value(&text, name).with_context(|| format!("no {name} in {text}"))
 }
 
-/// Starts a server on node 1; returns when it listens to a port. An earlier server that still ends must not be taken for it.
+/// Starts a server on node 1 and waits until it listens. First waits for the end of an earlier
+/// server, which must not be mistaken for the new one.
 fn serve(lab: &Lab, line: &str, port: u32) -> Result<Running> {
     let listens = format!("ss -ltn | grep -q ':{port} '");
     node(lab, 1).until("the port is free", &format!("! {listens}"))?;
@@ -144,12 +149,12 @@ fn serve(lab: &Lab, line: &str, port: u32) -> Result<Running> {
     Ok(server)
 }
 
-/// What node 0 says.
+/// Returns the output of a command on node 0.
 fn ask(lab: &Lab, line: &str) -> Result<String> {
     lab.ok_for(0, &format!("({line}) 2>&1"), LONG)
 }
 
-/// Files of some sizes in a directory of a node.
+/// Creates files of several sizes in a directory of a node.
 fn files(lab: &Lab, number: usize, directory: &str) -> Result<()> {
     let line = format!(
         "mkdir -p {directory} && cd {directory} && for n in 0 1 100 5000 70000 3000000; do head -c $n /dev/urandom >f$n; done && chmod -R a+rX ."
@@ -157,7 +162,7 @@ fn files(lab: &Lab, number: usize, directory: &str) -> Result<()> {
     lab.ok(number, &line).map(drop)
 }
 
-/// Gets the files of node 1 by HTTP, and compares.
+/// Downloads the files of node 1 by HTTP and compares them.
 fn compare(lab: &Lab, port: u32) -> Result<()> {
     let there = lab.ok(1, "cd /tmp/www && sha256sum f*")?;
     let here = ask(
@@ -171,7 +176,7 @@ fn compare(lab: &Lab, port: u32) -> Result<()> {
     Ok(())
 }
 
-/// redis, and data that come back the same.
+/// redis works, and a large value comes back unchanged.
 fn redis(lab: &Lab) -> Result<()> {
     let server = serve(
         lab,
@@ -194,10 +199,11 @@ fn redis(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// iperf3, both ways and with several streams.
+/// iperf3 works in both directions and with several streams.
 fn iperf3(lab: &Lab) -> Result<()> {
     for options in ["-n 8M", "-R -n 8M", "--bidir -t 2", "-P 4 -t 2 -Z"] {
-        // For one client: another one would be refused while it is still busy with the first.
+        // One server for each client, because it would reject a client while busy with the previous
+        // one.
         let server = serve(lab, "exec iperf3 -s -1 -p 7821 >/dev/null", 7821)?;
         let said = ask(lab, &format!("iperf3 -c node1 -p 7821 {options} --json"))?;
         ensure!(!said.contains("\"error\""), "{options}: {said}");
@@ -206,7 +212,7 @@ fn iperf3(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// nginx, with sendfile, and ab.
+/// nginx with sendfile works, and so does ab.
 fn nginx(lab: &Lab) -> Result<()> {
     files(lab, 1, "/tmp/www")?;
     let conf = "daemon off; pid /tmp/nginx.pid; worker_processes 2; error_log /tmp/nginx.log; events { worker_connections 200; } \
@@ -239,7 +245,7 @@ fn nginx(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A server and a client in Go: caddy, hey.
+/// A server and a client in Go work: caddy and hey.
 fn go(lab: &Lab) -> Result<()> {
     files(lab, 1, "/tmp/www")?;
     let server = serve(
@@ -258,7 +264,7 @@ fn go(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Python: http.server, and asyncio on both ends.
+/// Python works: http.server, and asyncio at both ends.
 fn python(lab: &Lab) -> Result<()> {
     files(lab, 1, "/tmp/www")?;
     let server = serve(
@@ -282,7 +288,7 @@ fn python(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// memcached, and a client of its own.
+/// memcached works with a client of this test.
 fn memcached(lab: &Lab) -> Result<()> {
     let server = serve(
         lab,
@@ -302,7 +308,7 @@ fn memcached(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// netperf: streams both ways, requests, connections.
+/// netperf works: streams in both directions, requests, connections.
 fn netperf(lab: &Lab) -> Result<()> {
     let server = serve(lab, "exec netserver -D -p 7806 >/dev/null", 7806)?;
     for test in [
@@ -319,7 +325,8 @@ fn netperf(lab: &Lab) -> Result<()> {
         let seconds = volume(1, 10);
         let line = format!("netperf -H node1 -p 7806 -P 0 -l {seconds} {file} -t {test}");
         let said = ask(lab, &line)?;
-        // The rate is last in the first line; of requests there is another one, with sizes of buffers.
+        // The rate is the last word of the first line. Request tests print a second line with
+        // buffer sizes.
         let first = said.lines().find(|l| !l.trim().is_empty());
         let rate = first.and_then(|l| l.split_whitespace().last()?.parse::<f64>().ok());
         ensure!(rate.is_some_and(|rate| rate > 0.0), "{test}: {said}");
@@ -328,7 +335,7 @@ fn netperf(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// sockperf, which looks at the data.
+/// sockperf works, which checks the data.
 fn sockperf(lab: &Lab) -> Result<()> {
     let server = serve(lab, "exec sockperf sr --tcp -p 7807 >/dev/null", 7807)?;
     for size in [14, 112, 3000, 65000] {
@@ -348,7 +355,7 @@ fn sockperf(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// rsync over ssh, and by its own server.
+/// rsync works over ssh and with its own server.
 fn rsync(lab: &Lab) -> Result<()> {
     files(lab, 0, "/tmp/tree/a")?;
     lab.ok(0, "cp -r /tmp/tree/a /tmp/tree/b && cd /tmp/tree && mkdir -p c/d && cp a/f5000 c/d && ln -sf a l")?;
@@ -374,7 +381,7 @@ fn rsync(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// PostgreSQL and pgbench, whose books have to be right afterwards.
+/// PostgreSQL and pgbench work, and the balances agree afterwards.
 fn postgresql(lab: &Lab) -> Result<()> {
     let bin = "/usr/lib/postgresql/17/bin";
     let user = "setpriv --reuid=postgres --regid=postgres --clear-groups";
@@ -419,7 +426,7 @@ fn postgresql(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// OpenMPI over TCP: a program with two processes on each node, which talk to each other in all ways.
+/// OpenMPI over TCP works: two processes on each node communicate in all modes.
 fn mpi(lab: &Lab) -> Result<()> {
     lab.ok(1, "mkdir -p /run/sshd")?;
     let ssh = serve(lab, "exec /usr/sbin/sshd -D -p 7812", 7812)?;
@@ -436,7 +443,7 @@ fn mpi(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A server and a client in Java.
+/// A server and a client in Java work.
 fn java(lab: &Lab) -> Result<()> {
     let run = "/usr/lib/jvm/java-21-openjdk-amd64/bin/java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Xmx128m -cp /usr/share/java/bsh.jar bsh.Interpreter /tmp/guest";
     let server = serve(lab, &format!("exec {run}/extl_serve.bsh 7811"), 7811)?;

@@ -1,5 +1,5 @@
-//! Large calls on connections of AF_EXTL, whose data are not copied. The work inside the nodes is done
-//! by `guest/extl_zero.py`.
+//! Large calls on connections of AF_EXTL, whose data are not copied. `guest/extl_zero.py` does the
+//! work inside the nodes.
 
 use crate::cluster::{seed, Lab, Running, PATIENCE};
 use crate::scenarios::ds::direct::{none_left, places_are_free, story};
@@ -14,7 +14,7 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 
-/// How long a program may take.
+/// Maximum duration of a program.
 const LONG: Duration = Duration::from_secs(200);
 const MIB: u64 = 1 << 20;
 
@@ -39,7 +39,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// A server of `guest/extl_zero.py` on node 1.
+/// Starts a server of `guest/extl_zero.py` on node 1.
 fn serve(lab: &Lab, port: u32) -> Result<Running> {
     guest::install(lab, 1)?;
     let program = guest::program("extl_zero");
@@ -62,13 +62,13 @@ fn run(lab: &Lab, words: &str) -> Result<String> {
     Ok(said.stdout)
 }
 
-/// A counter of the data path of a node.
+/// Returns a counter of the data path of a node.
 fn counter(lab: &Lab, number: usize, name: &str) -> Result<u64> {
     let text = lab.ok(number, "cat /sys/kernel/debug/af_extl/nics")?;
     value(&text, name).with_context(|| format!("no {name} in {text}"))
 }
 
-/// All sockets are gone, and so is all that was pinned for them.
+/// Waits until all sockets are closed, all slots are free and no page is pinned.
 fn all_is_given_back(lab: &Lab) -> Result<()> {
     for n in 0..2 {
         none_left(lab, n)?;
@@ -86,7 +86,8 @@ fn all_is_given_back(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Data go both ways by calls of many sizes, to and from memory with many offsets.
+/// Data arrive unchanged in both directions by calls of many sizes, from and to memory at many
+/// offsets.
 fn zero_move(lab: &Lab) -> Result<()> {
     let server = serve(lab, 7900)?;
     let first = seed().unwrap_or(1) % 1_000_000;
@@ -106,8 +107,8 @@ fn zero_move(lab: &Lab) -> Result<()> {
     all_is_given_back(lab)
 }
 
-/// Calls of 1 MiB, of whole pages: what is sent is copied at neither end, and what is received but for
-/// what came before its reader.
+/// Page-aligned calls of 1 MiB are not copied: the sender copies nothing, the receiver only data
+/// that arrived before its reader.
 fn zero_aligned(lab: &Lab) -> Result<()> {
     let server = serve(lab, 7901)?;
     let times = volume(10, 100);
@@ -115,7 +116,7 @@ fn zero_aligned(lab: &Lab) -> Result<()> {
     let counts: Vec<u64> = said.split_whitespace().flat_map(str::parse).collect();
     let all = times * MIB;
     ensure!(counts.len() == 2 && counts[0] == all, "{said}");
-    // A ring may be full before somebody reads.
+    // A ring may fill up before the reader's call.
     let most = all - times * 65_536;
     ensure!(counts[1] >= most, "{said}: {}", story(lab, 0));
     ensure!(counter(lab, 1, "lent")? == all, "{}", story(lab, 1));
@@ -124,7 +125,7 @@ fn zero_aligned(lab: &Lab) -> Result<()> {
     all_is_given_back(lab)
 }
 
-/// Calls end early: what they say they have sent was sent, and nothing of the rest.
+/// Calls that end early have sent exactly as much as they return.
 fn zero_interrupted(lab: &Lab) -> Result<()> {
     let server = serve(lab, 7902)?;
     let said = run(lab, "interrupted 10.2.0.2 7902")?;
@@ -133,7 +134,7 @@ fn zero_interrupted(lab: &Lab) -> Result<()> {
     all_is_given_back(lab)
 }
 
-/// A process forks, unmaps what is sent from, or may lock nothing.
+/// Data stay right when a process forks, unmaps memory that is being sent, or may not lock memory.
 fn zero_memory(lab: &Lab) -> Result<()> {
     let server = serve(lab, 7903)?;
     let said = run(lab, "memory 10.2.0.2 7903")?;
@@ -143,7 +144,7 @@ fn zero_memory(lab: &Lab) -> Result<()> {
     all_is_given_back(lab)
 }
 
-/// Files that are mapped: what can't be pinned is copied, what is not there is an error.
+/// Mapped files work: memory that can't be pinned is copied, and a missing page is an error.
 fn zero_files(lab: &Lab) -> Result<()> {
     let server = serve(lab, 7907)?;
     let said = run(lab, "files 10.2.0.2 7907")?;
@@ -152,8 +153,8 @@ fn zero_files(lab: &Lab) -> Result<()> {
     all_is_given_back(lab)
 }
 
-/// With `MSG_ZEROCOPY` calls return before the peer has anything, and their completions come when
-/// nobody reads the memory any more, which was not copied.
+/// With `MSG_ZEROCOPY`, calls return before the peer has the data. The completion comes after the
+/// last access to the memory, which is not copied.
 fn zero_later(lab: &Lab) -> Result<()> {
     let server = serve(lab, 7908)?;
     let times = volume(12, 60);
@@ -163,7 +164,7 @@ fn zero_later(lab: &Lab) -> Result<()> {
     all_is_given_back(lab)
 }
 
-/// Nothing is lent in a namespace whose administrator does not want that.
+/// A namespace whose administrator disables zero copy leases no memory to peers.
 fn zero_off(lab: &Lab) -> Result<()> {
     let server = serve(lab, 7909)?;
     let set = |value: &str| lab.ok(0, &format!("sysctl -q net.extl.zero_copy_kib={value}"));
@@ -178,7 +179,8 @@ fn zero_off(lab: &Lab) -> Result<()> {
     all_is_given_back(lab)
 }
 
-/// A program that does not wait can send when it is told so, also when nothing more can be lent.
+/// A non-blocking program is notified when it can send, also after the limit of leased memory was
+/// reached.
 fn zero_polled(lab: &Lab) -> Result<()> {
     let server = serve(lab, 7910)?;
     let set = |value: &str| lab.ok(0, &format!("sysctl -q net.extl.zero_copy_kib={value}"));
@@ -193,8 +195,8 @@ fn zero_polled(lab: &Lab) -> Result<()> {
     all_is_given_back(lab)
 }
 
-/// A child is killed in the middle of a call while the peer's node answers nothing: the connection that
-/// it shares lasts, and nothing in the stream is lost or doubled.
+/// A child is killed during a call while the peer's node does not answer. The connection that it
+/// shares survives, and the stream has no lost or repeated byte.
 fn zero_shared(lab: &Lab) -> Result<()> {
     let server = serve(lab, 7911)?;
     guest::install(lab, 0)?;
@@ -206,7 +208,7 @@ fn zero_shared(lab: &Lab) -> Result<()> {
     let line =
         format!("exec {program} shared 10.2.0.2 7911 2>&1 </tmp/shared.go | tee /tmp/shared.zero");
     let client = lab.spawn(0, &line)?;
-    // Who opens it to write holds it open.
+    // The writer keeps the FIFO open.
     let go = lab.spawn(
         0,
         "exec 3>/tmp/shared.go; until [ -e /tmp/shared.now ]; do sleep 0.1; done; echo >&3",
@@ -222,7 +224,7 @@ fn zero_shared(lab: &Lab) -> Result<()> {
     all_is_given_back(lab)
 }
 
-/// A client that sends what nobody reads.
+/// Starts a client that sends to a peer that never reads.
 fn holder(lab: &Lab, port: u32) -> Result<Running> {
     guest::install(lab, 0)?;
     let program = guest::program("extl_zero");
@@ -233,7 +235,8 @@ fn holder(lab: &Lab, port: u32) -> Result<Running> {
     Ok(running)
 }
 
-/// The process at one end is killed in the middle of a call.
+/// When the process at one end is killed during a call, the other end gets an error and all memory
+/// is released.
 fn zero_killed(lab: &Lab) -> Result<()> {
     for port in [7904, 7905] {
         let server = serve(lab, port)?;
@@ -254,11 +257,12 @@ fn zero_killed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The reader's node loses its power in the middle of a call.
+/// When the reader's node loses its power during a call, the call ends with an error and all memory
+/// is released.
 fn zero_power_off(lab: &Lab) -> Result<()> {
     guest::install(lab, 1)?;
     let program = guest::program("extl_zero");
-    // The server does not survive its node.
+    // The server is lost with its node.
     lab.ok(
         1,
         &format!("{program} serve 7906 >/dev/null 2>&1 </dev/null & true"),

@@ -1,4 +1,4 @@
-//! Frames with wrong checksums, and with holes.
+//! Frames with wrong checksums and frames with lost packets.
 
 use super::hostile::velo;
 use crate::cluster::{Lab, PATIENCE};
@@ -25,7 +25,7 @@ fn forge(lab: &Lab, packet: String) -> Result<()> {
     lab.fault(&["forge", "1", &packet]).map(drop)
 }
 
-/// Internet checksum of data with an even number of bytes, added to `start`.
+/// Returns the Internet checksum of data with an even number of bytes, added to `start`.
 fn internet_checksum(start: u32, data: &[u8]) -> u16 {
     let mut sum = data.chunks(2).fold(start, |sum, c| {
         sum + u32::from(c[0]) * 256 + u32::from(c.get(1).copied().unwrap_or(0))
@@ -36,16 +36,16 @@ fn internet_checksum(start: u32, data: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// What is in the checksum of a frame.
+/// Contents of the checksum field of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sum {
     Right,
     Wrong,
-    /// The sum of the pseudo header only.
+    /// Sum of the pseudo header only.
     Unfinished,
 }
 
-/// Frame from node `from` to a UDP port of node `to` that nobody listens on.
+/// Returns a frame from node `from` to a closed UDP port of node `to`.
 fn udp_frame(from: u8, to: u8, target: [u8; 4], payload: usize, sum: Sum) -> Vec<u8> {
     let mut udp = vec![0x30, 0x39, 0x7a, 0x69]; // Ports 12345 and 31337.
     udp.extend(((8 + payload) as u16).to_be_bytes());
@@ -76,12 +76,12 @@ fn udp_frame(from: u8, to: u8, target: [u8; 4], payload: usize, sum: Sum) -> Vec
     frame
 }
 
-/// Such a frame from a node that is not there to node 1.
+/// Returns such a frame from an absent node to node 1.
 fn to_node_1(payload: usize, sum: Sum) -> Vec<u8> {
     udp_frame(9, 1, [10, 2, 0, 2], payload, sum)
 }
 
-/// Node 0 sends a frame as it is.
+/// Sends a raw frame from node 0.
 fn send_raw(lab: &Lab, frame: &[u8]) -> Result<()> {
     let mut hex = String::new();
     for byte in frame {
@@ -93,7 +93,7 @@ fn send_raw(lab: &Lab, frame: &[u8]) -> Result<()> {
         .map(drop)
 }
 
-/// Delivers a frame to node 1 in as many messages as it needs.
+/// Delivers a frame to node 1, split into messages.
 fn send(lab: &Lab, frame: &[u8]) -> Result<()> {
     let (first, rest) = frame.split_at(frame.len().min(120));
     if rest.is_empty() {
@@ -103,12 +103,12 @@ fn send(lab: &Lab, frame: &[u8]) -> Result<()> {
     forge(lab, velo(9, 254, 3, 0, rest))
 }
 
-/// A frame that `send` has node 1 receive moves this counter of UDP there, once.
+/// Checks that the frame sent by `send` increments this UDP counter of node 1 by one.
 fn moves(lab: &Lab, counter: &str, what: &str, send: impl FnOnce() -> Result<()>) -> Result<()> {
     moves_at(lab, 1, counter, what, send)
 }
 
-/// As [`moves`], at any node.
+/// Like [`moves`], for any node.
 fn moves_at(
     lab: &Lab,
     number: usize,
@@ -124,11 +124,11 @@ fn moves_at(
     })
 }
 
-/// What a receiver has verified is chosen by `verify_rx_csum`; what a sender leaves unfinished, by
-/// `skip_tx_csum`.
+/// `verify_rx_csum` selects which frames the receiver verifies, `skip_tx_csum` which checksums the
+/// sender leaves unfinished.
 ///
-/// Without `skip_tx_csum` the driver does not offer the stack to finish checksums, so the stack does
-/// it: only the receiver can tell.
+/// Without `skip_tx_csum`, the driver does not offer checksum offload. The network stack then
+/// finishes the checksums, so only the receiver can show the difference.
 fn options(lab: &Lab) -> Result<()> {
     let result = (|| -> Result<()> {
         for (option, payload, counter) in [
@@ -153,16 +153,16 @@ fn options(lab: &Lab) -> Result<()> {
         }
         Ok(())
     })();
-    // Back before anything is judged: the others need the defaults.
+    // Restores the defaults before the result is checked, because other scenarios need them.
     for n in 0..2 {
         node(lab, n).reload_exn("")?;
     }
     result
 }
 
-/// The stack verifies what it gets, in one message, in several, or by a fetch. Only those are taken
-/// unseen that were left unfinished, as vendor peers do by default, and not in several messages, of
-/// which one could be missing.
+/// The network stack verifies received frames, whether they came in one message, in several, or by
+/// GET. Only unfinished checksums are accepted unverified, because vendor peers send these by
+/// default. Frames in several messages are always verified, because a message could be missing.
 fn bad_checksums(lab: &Lab) -> Result<()> {
     guest::install(lab, 0)?;
     let unfinished = || node(lab, 1).ethtool("rx_csum_unfinished");
@@ -195,8 +195,8 @@ fn bad_checksums(lab: &Lab) -> Result<()> {
     })
 }
 
-/// A frame of which a packet got lost on its way reaches nobody, not even if nothing could tell but
-/// the driver, as its checksum is unfinished; the next one does.
+/// A frame with a lost packet is never delivered, even if its checksum is unfinished and only the
+/// driver can detect the loss. The next frame is delivered.
 fn lost_packets(lab: &Lab) -> Result<()> {
     guest::install(lab, 0)?;
     let count = || -> Result<_> {
@@ -206,7 +206,7 @@ fn lost_packets(lab: &Lab) -> Result<()> {
     for sum in [Sum::Unfinished, Sum::Right] {
         let frame = udp_frame(0, 1, [10, 2, 0, 2], 1400, sum);
         let (holes, taken) = count()?;
-        // Three packets, of which two are not the last: the first, with the headers, arrives.
+        // The frame has three packets. The second is dropped; the first, with the headers, arrives.
         lab.fault(&["lose-inner", "1", "--every", "2"])?;
         let found = send_raw(lab, &frame).and_then(|()| {
             let what = format!("{sum:?}: a frame with a hole ends");
@@ -225,7 +225,8 @@ fn lost_packets(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// What node 1 forwards leaves with a finished checksum: it comes back to node 0, which verifies all.
+/// Frames that node 1 forwards leave with a finished checksum. They return to node 0, which
+/// verifies all.
 fn forwarded(lab: &Lab) -> Result<()> {
     const TARGET: [u8; 4] = [10, 99, 0, 1];
     guest::install(lab, 0)?;
@@ -236,7 +237,7 @@ fn forwarded(lab: &Lab) -> Result<()> {
         nodes[1].ok(
             "echo 1 >/proc/sys/net/ipv4/ip_forward && ip route add 10.99.0.1/32 via 10.2.0.1",
         )?;
-        // In a message, and by a fetch.
+        // In a message and by GET.
         for payload in [16, 1400] {
             for (sum, counter) in [
                 (Sum::Right, "NoPorts"),

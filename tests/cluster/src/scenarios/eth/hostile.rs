@@ -1,5 +1,5 @@
-//! Messages and notifications that nobody should send. Each kind moves the counter of its reason and nothing else, is logged
-//! with it at a limited rate, and leaves nothing behind.
+//! Invalid messages and notifications. Each kind increments the counter of its reason and no other,
+//! is logged at a limited rate, and leaves nothing behind.
 
 use crate::cluster::{Lab, LogMark, PATIENCE};
 use crate::scenarios::expected::OF_INPUT;
@@ -20,7 +20,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// A reason of exn: number, counter, and text in the log (docs/exn.md).
+/// A reason of exn: number, counter, text in the log (docs/exn.md).
 struct Reason(u8, &'static str, &'static str);
 
 const SOURCE: Reason = Reason(
@@ -80,12 +80,14 @@ const NOT_PENDING: Reason = Reason(
     "peer says it dropped a frame that is not pending",
 );
 
-/// The limit of log lines per reason: so many in an interval, which exn is given when it is loaded.
+/// Maximum number of log lines per reason within one interval. exn gets the interval when it is
+/// loaded.
 const LINES: u64 = 4;
 const INTERVAL_MS: u64 = 2000;
-/// Time-out of fetches: longer than a busy machine stands still, or frames between the nodes would be given up too.
+/// Time-out of GETs. It is longer than a busy host may stall, because frames between the nodes
+/// would be given up too.
 const TIMEOUT_MS: u64 = 4000;
-/// How often bad input is repeated: far more often than the log may have lines of it.
+/// Number of repetitions of bad input; far above the maximum number of log lines.
 const BURST: u32 = 1500;
 
 pub(super) fn velo(node: u16, vpid: u8, mtt: u8, tag: u8, data: &[u8]) -> String {
@@ -105,7 +107,7 @@ pub(super) fn announcement(node: u16, address: u64, length: u64) -> String {
     velo(node, 254, 1, 0, &data)
 }
 
-/// First fragment of an eager frame: with the sender's address where a frame has it.
+/// Returns the first fragment of an eager frame, with the sender's address in the Ethernet header.
 fn first_fragment(node: u16, tag: u8) -> String {
     let mut data = vec![0xff; 6];
     data.extend([0x2e, 0x87, 4, 7]);
@@ -115,14 +117,14 @@ fn first_fragment(node: u16, tag: u8) -> String {
     velo(node, 254, 0, tag, &data)
 }
 
-/// exn of node 1 under test.
+/// exn of node 1, under test.
 struct Target<'a> {
     lab: &'a Lab,
     mark: LogMark,
     start: Instant,
 }
 
-/// Lines of one reason.
+/// Log lines of one reason.
 struct Logged {
     lines: u64,
     suppressed: u64,
@@ -130,7 +132,7 @@ struct Logged {
 }
 
 impl Target<'_> {
-    /// Delivers packets to the node, `count` times.
+    /// Delivers packets to the node `count` times.
     fn forge(&self, packets: &[String], count: u32) -> Result<()> {
         let count = count.to_string();
         let mut args = vec!["forge", "1", "--count", &count];
@@ -142,7 +144,7 @@ impl Target<'_> {
         node(self.lab, 1).ethtool(reason.1)
     }
 
-    /// Waits until the counter has a value, and fails if it goes beyond.
+    /// Waits until the counter reaches a value. Fails if it exceeds the value.
     fn reaches(&self, reason: &Reason, value: u64) -> Result<()> {
         let mut last = 0;
         self.lab
@@ -155,7 +157,7 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Waits until nothing is in flight or put aside.
+    /// Waits until no frame is in flight or in quarantine.
     fn is_idle(&self) -> Result<()> {
         const GAUGES: [&str; 5] = [
             "tx_rdv_in_flight",
@@ -186,7 +188,7 @@ impl Target<'_> {
                 said.starts_with(text),
                 "reason {number} has other words: {line}"
             );
-            // Behind the value in parentheses, if it is not 0.
+            // The number of suppressed lines follows the value in parentheses if it is not 0.
             let (_, end) = said.rsplit_once(')').context("a line without a value")?;
             logged.suppressed += match end.trim() {
                 "" => 0,
@@ -202,7 +204,8 @@ impl Target<'_> {
         Ok(logged)
     }
 
-    /// Delivers `packets` once: the reason is counted `n` times, and a line tells it and the node.
+    /// Delivers `packets` once. The reason must be counted `n` times, and a log line must name it
+    /// and the node.
     fn once(&self, reason: &Reason, packets: &[String], node: u16, n: u64) -> Result<()> {
         let (count, before) = (self.count(reason)?, self.logged(reason)?);
         self.forge(packets, 1)?;
@@ -221,7 +224,7 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Whatever came so far, the log has few lines of it.
+    /// Checks that the rate limit of the log holds.
     fn few_lines(&self, reason: &Reason) -> Result<()> {
         let limit = LINES * (self.start.elapsed().as_millis() as u64 / INTERVAL_MS + 2);
         let lines = self.logged(reason)?.lines;
@@ -233,13 +236,14 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Waits until every reason may be logged again.
+    /// Waits until each reason may be logged again.
     fn next_interval(&self) -> Result<()> {
         let seconds = (INTERVAL_MS + 500) as f64 / 1000.0;
         self.lab.ok(1, &format!("sleep {seconds}")).map(drop)
     }
 
-    /// Every event was logged or is in the count of suppressed ones of a later line. The last one was logged.
+    /// Checks that each event was logged or is included in the number of suppressed ones of a later
+    /// line. The last event must have been logged.
     fn all_accounted(&self, reason: &Reason) -> Result<()> {
         let (count, logged) = (self.count(reason)?, self.logged(reason)?);
         ensure!(
@@ -252,13 +256,13 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// No other reason was counted.
+    /// Checks that no other reason was counted.
     fn only(&self, reasons: &[&Reason]) -> Result<()> {
         let text = self.lab.ok(1, "cat /sys/kernel/debug/exn-*/reasons")?;
         for line in text.lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
             ensure!(words.len() > 3, "not number, count, name, text: {line}");
-            // No input: some fabrics give a sender its own multicast frames (G21).
+            // Not caused by the input: some fabrics return a sender's own multicast frames (G21).
             if words[2].trim_end_matches(':') == "rx_own_multicast" {
                 continue;
             }
@@ -276,8 +280,8 @@ impl Target<'_> {
     }
 }
 
-/// Runs a test on node 1 with exn loaded anew, so that counters and rate limits start from zero, and with short time-outs.
-/// Afterwards nothing may be left of what it received.
+/// Runs a test on node 1 with exn loaded again and short time-outs, so that counters and rate
+/// limits start from zero. Afterwards all received frames must be released.
 fn on_fresh_exn(lab: &Lab, test: impl FnOnce(&Target<'_>) -> Result<()>) -> Result<()> {
     node(lab, 1).reload_exn(&format!(
         "exn.rdv_timeout_ms={TIMEOUT_MS} exn.rdv_quarantine_ms={} exn.log_interval_ms={INTERVAL_MS}",
@@ -297,11 +301,12 @@ fn on_fresh_exn(lab: &Lab, test: impl FnOnce(&Target<'_>) -> Result<()>) -> Resu
     node(lab, 0).back()
 }
 
+/// Each invalid message is dropped and counted with the right reason, and the log stays short.
 fn messages(lab: &Lab) -> Result<()> {
     let frame = [0x2e, 0x87, 4, 7, 0, 1, 0x2e, 0x87, 4, 7, 0, 9, 8, 0, 1, 2];
     let notification =
         r#"{"kind":"notification","src_node":9,"src_vpid":254,"vpid":254,"value":305419896}"#;
-    // The type tag has two bits and all four values a meaning; type 2 is the one that nobody sends.
+    // The type tag has two bits, and all four values are defined. No driver sends type 2.
     let cases: &[(&Reason, u16, String)] = &[
         (&SOURCE, 9, velo(9, 17, 3, 0, &frame)),
         (&SOURCE, 0xfffe, velo(0xfffe, 254, 3, 0, &frame)),
@@ -315,7 +320,8 @@ fn messages(lab: &Lab) -> Result<()> {
         (&SIZE, 9, announcement(9, 0x1000, 65_559)),
         (&SHORT, 9, announcement(9, 0x1000, 0)),
         (&FRAGMENT, 9, velo(9, 254, 0, 3, &[0; 16])),
-        // From another node: what node 9 sends after the broken fragment counts as the rest of that frame.
+        // From another node, because the frames of node 9 after the broken fragment count as its
+        // remainder.
         (&SHORT, 8, velo(8, 254, 3, 0, &[0; 5])),
         (&BAD_NOTIFY, 9, notification.into()),
     ];
@@ -353,14 +359,16 @@ fn messages(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Fragments whose last one never comes are discarded: after a while, when others come instead, when too many sources do
-/// it, and when there is no end to them. None is appended to the next frame.
+/// Fragments without a last one are discarded: after a time-out, when a new frame starts, when too
+/// many sources send them, and when the frame gets too long. They are never prepended to the next
+/// frame.
 fn endless_fragments(lab: &Lab) -> Result<()> {
     on_fresh_exn(lab, |target| {
         let one = [first_fragment(9, 5)];
         let two = [first_fragment(9, 5), first_fragment(9, 5)];
         let rest = velo(9, 254, 0, 0, &[0; 120]);
-        // 546 fragments are a frame of the largest size; nothing of the rest is taken for another one.
+        // 546 fragments make a frame of maximum size. The excess must not be taken for another
+        // frame.
         let mut endless = vec![first_fragment(9, 255)];
         for k in 1..600_usize {
             let tag = 255 - (k % 256) as u8;
@@ -372,7 +380,7 @@ fn endless_fragments(lab: &Lab) -> Result<()> {
         target.once(&SEQUENCE, &two, 9, 1)?;
         target.reaches(&STALE, 2)?;
         target.once(&TOO_LONG, &endless, 9, 1)?;
-        // Each fragment is displaced by the next one, or by time if that is late.
+        // Each fragment is displaced by the next one, or by the time-out if the next one is late.
         let sum =
             |a: &Reason, b: &Reason| -> Result<u64> { Ok(target.count(a)? + target.count(b)?) };
         target.forge(&one, BURST)?;
@@ -382,7 +390,7 @@ fn endless_fragments(lab: &Lab) -> Result<()> {
         target.forge(&endless, 10)?;
         target.reaches(&TOO_LONG, 11)?;
         target.is_idle()?;
-        // 64 sources may have partial frames, the others displace the oldest.
+        // Up to 64 sources may have partial frames. Further sources displace the oldest.
         let before = sum(&STALE, &PARTIALS)?;
         target.forge(&many, 1)?;
         lab.until("all partial frames are discarded", PATIENCE, |_| {

@@ -1,4 +1,5 @@
-//! Parameters and settings of exn (docs/exn.md): each does what it says, and is over when exn is loaded without it.
+//! Parameters and settings of exn (docs/exn.md): each has its documented effect, which ends when
+//! exn is loaded without it.
 
 use super::hostile::velo;
 use crate::cluster::{modules, Lab, PATIENCE};
@@ -18,16 +19,17 @@ pub fn all() -> Vec<Scenario> {
 
 const PINGS: u64 = 20;
 
+/// The module parameters of exn work as documented.
 fn parameters(lab: &Lab) -> Result<()> {
     let result = threshold(lab)
         .and_then(|()| default_node(lab))
         .and_then(|()| prefix(lab));
-    // Back before anything is judged: the others need the defaults.
+    // Restores the defaults before the result is checked, because other scenarios need them.
     both_with(lab, "")?;
     result
 }
 
-/// Loads exn on both nodes with these options, and waits until they reach each other.
+/// Loads exn on both nodes with these options and waits until they reach each other.
 fn both_with(lab: &Lab, options: &str) -> Result<()> {
     for n in 0..2 {
         let load = modules::modprobe("exn", options);
@@ -38,7 +40,8 @@ fn both_with(lab: &Lab, options: &str) -> Result<()> {
     node(lab, 1).back()
 }
 
-/// `velo_threshold` says which frames are messages, and so does the tunable, up to what can be one.
+/// `velo_threshold` and the tunable select which frames are sent as messages, up to the maximum
+/// length of a message.
 fn threshold(lab: &Lab) -> Result<()> {
     let node = node(lab, 0);
     for (options, bytes, eager) in [("velo_threshold=2000", 2000, true), ("", 120, false)] {
@@ -72,8 +75,8 @@ fn threshold(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Frames for a foreign MAC address go to the default node; without one short ones go to all nodes, and
-/// long ones are dropped and counted.
+/// Frames to a foreign MAC address go to the default node. Without one, short frames go to all
+/// nodes, and long ones are dropped and counted.
 fn default_node(lab: &Lab) -> Result<()> {
     let (from, to) = (node(lab, 0), node(lab, 1));
     for (options, size, way) in [
@@ -92,7 +95,7 @@ fn default_node(lab: &Lab) -> Result<()> {
         };
         from.ok("ip neigh replace 10.2.0.2 lladdr 02:00:00:00:00:42 nud permanent dev exn0")?;
         let before = count()?;
-        // Its stack takes no frames for others.
+        // The network stack of node 1 drops frames for other hosts.
         let out = lab.sh_for(
             0,
             &format!("ping -q -c {PINGS} -i 0.02 -W 1 -s {size} 10.2.0.2"),
@@ -123,14 +126,15 @@ fn prefix(lab: &Lab) -> Result<()> {
     node(lab, 0).pings(5, "-i 0.02 -s 3000")
 }
 
-/// The length of the transmit ring is that of what may be in flight; that of the other one is fixed.
+/// The length of the transmit ring limits the announced frames in flight. The receive ring has a
+/// fixed length.
 fn ring_size(lab: &Lab) -> Result<()> {
     const DEFAULT: u64 = 256;
     let node = node(lab, 0);
     let in_flight = "4 to 512 announced frames may be in flight";
     for (bad, why) in [
         ("tx 3", in_flight),
-        // This one the kernel finds by itself.
+        // The kernel checks this one itself.
         ("tx 513", "requested ring size exceeds maximum"),
         ("rx 16", "the mailbox can't be resized"),
     ] {
@@ -148,7 +152,7 @@ fn ring_size(lab: &Lab) -> Result<()> {
             .with_context(|| shown.clone())?;
         ensure!(value(current, "TX") == Some(length), "{shown}");
         let before = node.ethtool("tx_stop_full")?;
-        // Five at once: the socket of ping takes no more than six answers of this size while it sends.
+        // Five at once, because the socket of ping holds no more than six answers of this size.
         for _ in 0..8 {
             node.pings(5, "-l 5 -i 0.02 -s 20000")?;
         }
@@ -166,7 +170,7 @@ fn ring_size(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Frames to a group: as long as messages reach, and not one's own.
+/// Frames to a group may have the maximum length of a message. The sender ignores its own frames.
 fn group_frames(lab: &Lab) -> Result<()> {
     let (from, to) = (node(lab, 0), node(lab, 1));
     let broadcast = |bytes: u32| {

@@ -1,4 +1,4 @@
-//! The interface as the network stack of the kernel sees it.
+//! The interface as the kernel's network stack sees it.
 
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::scenarios::{
@@ -27,10 +27,10 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Nobody else polls.
+/// Node 1 has one CPU, so that no other CPU polls.
 const ONE_PROCESSOR: Spec = Spec::pair().cpus(1);
 
-/// Tags do not count for the MTU: full frames pass with one, and with two.
+/// VLAN tags do not count for the MTU: full frames pass with one tag and with two.
 fn vlan_full_frames(lab: &Lab) -> Result<()> {
     let nodes = [node(lab, 0), node(lab, 1)];
     let result = (|| {
@@ -53,18 +53,18 @@ fn vlan_full_frames(lab: &Lab) -> Result<()> {
     result
 }
 
-/// Full frames to node 1 through a VLAN.
+/// Sends full frames to node 1 through a VLAN.
 fn vlan_traffic(lab: &Lab, name: &str, target: &str) -> Result<()> {
     let nodes = [node(lab, 0), node(lab, 1)];
     let mtu = nodes[0].ok(&format!("cat /sys/class/net/{name}/mtu"))?;
     ensure!(mtu.trim() == "65520", "{mtu}");
     let before = nodes[0].ethtool("tx_long")?;
-    // A header of 20 bytes and one of 8.
+    // IPv4 header of 20 bytes and ICMP header of 8.
     for bytes in [56, 1472, 65_492] {
         let options = format!("-i 0.05 -s {bytes} -M do");
         nodes[0].pings_to(target, 5, &options)?;
     }
-    // A header of 40 bytes and one of 8.
+    // IPv6 header of 40 bytes and ICMP header of 8.
     let own = nodes[1].ok(&format!(
         "ip -6 -o addr show dev {name} scope link | awk '{{sub(\"/.*\", \"\", $4); print $4}}'"
     ))?;
@@ -92,8 +92,8 @@ fn vlan_traffic(lab: &Lab, name: &str, target: &str) -> Result<()> {
     Ok(())
 }
 
-/// What is built on the interface takes its MTU: a bridge whose port it is, a veth pair, VXLAN. Full
-/// packets pass, and the kernel logs no complaint.
+/// Interfaces built on exn0 get its MTU: a bridge with it as a port, a veth pair, VXLAN. Full
+/// packets pass, and the kernel logs no warning.
 fn mtu_of_others(lab: &Lab) -> Result<()> {
     let nodes = [node(lab, 0), node(lab, 1)];
     let mark = lab.log_mark(0)?;
@@ -113,7 +113,7 @@ fn mtu_of_others(lab: &Lab) -> Result<()> {
                 n + 1
             ))?;
         }
-        // Headers of 50 bytes around the inner frame, and of 28 in it.
+        // VXLAN adds 50 bytes to the inner frame, which has 28 bytes of headers itself.
         ensure!(mtu("x7")?.trim() == "65470", "{}", mtu("x7")?);
         nodes[0].pings_to("10.87.0.2", 5, "-i 0.05 -s 65442 -M do")?;
         nodes[0]
@@ -129,7 +129,7 @@ fn mtu_of_others(lab: &Lab) -> Result<()> {
     nodes[0].pings(3, "-i 0.1")
 }
 
-/// Packets in messages, announced, and of the greatest length, from a namespace of `from`.
+/// Sends packets as messages, by announcement and of maximum length from a namespace of `from`.
 fn foreign_traffic(from: Node<'_>, target: &str) -> Result<()> {
     for options in [
         "-i 0.1 -c 5",
@@ -144,7 +144,8 @@ fn foreign_traffic(from: Node<'_>, target: &str) -> Result<()> {
     Ok(())
 }
 
-/// Containers with MAC addresses of their own (macvlan) reach nodes and each other, and are reached.
+/// Containers with their own MAC addresses (macvlan) reach nodes and each other, and nodes reach
+/// them.
 fn containers(lab: &Lab) -> Result<()> {
     let nodes = [node(lab, 0), node(lab, 1)];
     let result = (|| {
@@ -160,7 +161,7 @@ fn containers(lab: &Lab) -> Result<()> {
         foreign_traffic(nodes[0], "10.2.0.110")?;
         nodes[1].pings_to("10.2.0.109", 5, "-i 0.1")?;
         ensure!(nodes[1].ethtool("foreign_macs")? >= 1, "nothing is learned");
-        // exn forgets the address; the neighbour table of the kernel still has it.
+        // exn forgets the address; the kernel's neighbour table still has it.
         let mac = nodes[0].ok("ip -n c8 -br link show m8 | awk '{print $3}'")?;
         let mac = mac.trim();
         nodes[1].ok(&format!(
@@ -174,7 +175,7 @@ fn containers(lab: &Lab) -> Result<()> {
         );
         nodes[1].pings_to("10.2.0.109", 5, "-i 0.1 -s 8000")?;
         nodes[1].ok("ip neigh del 10.2.0.109 dev exn0")?;
-        // One that moves to another node announces itself.
+        // A container that moves to another node announces itself.
         nodes[0].ok("ip -n c8 link del m8")?;
         nodes[1].ok(&format!(
             "ip -n c8 link set m8 down && ip -n c8 link set m8 address {} && ip -n c8 link set m8 up \
@@ -190,8 +191,7 @@ fn containers(lab: &Lab) -> Result<()> {
     result
 }
 
-/// The interface as a port of a bridge: what is behind the bridge reaches other nodes, and is
-/// reached.
+/// With exn0 as a port of a bridge, hosts behind the bridge reach other nodes and are reached.
 fn bridged(lab: &Lab) -> Result<()> {
     let (from, to) = (node(lab, 0), node(lab, 1));
     let result = from
@@ -206,7 +206,7 @@ fn bridged(lab: &Lab) -> Result<()> {
     from.pings(3, "-i 0.1")
 }
 
-/// Limits of the rate, with the sizes that docs/exn.md names, let data through.
+/// Rate limits with the sizes that docs/exn.md recommends let data through.
 fn rate_limits(lab: &Lab) -> Result<()> {
     let (from, to) = (node(lab, 0), node(lab, 1));
     const POLICE: &str = "tc qdisc add dev exn0 handle ffff: ingress && tc filter add dev exn0 \
@@ -236,7 +236,8 @@ fn rate_limits(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Asks the kernel for all NAPI instances of an interface by generic netlink, as `ynl --family netdev --dump napi-get` does, and prints their IDs.
+/// Prints the IDs of all NAPI instances of an interface, requested by generic netlink like `ynl
+/// --family netdev --dump napi-get`.
 const NAPI_GET: &str = r#"python3 - <<'END'
 import socket, struct
 def message(kind, flags, command, attributes):
@@ -273,7 +274,8 @@ for napi in ask(number, 0x301, 11, attribute(1, struct.pack('I', index))):
     print(struct.unpack('I', napi[2])[0])
 END"#;
 
-/// The kernel lists all NAPI instances of the interface: those that have threads when they are to.
+/// The kernel lists all NAPI instances of the interface, which are those that get threads in
+/// threaded mode.
 fn napi_instances(lab: &Lab) -> Result<()> {
     let node = node(lab, 0);
     for round in 0..2 {
@@ -293,7 +295,7 @@ fn napi_instances(lab: &Lab) -> Result<()> {
             !ids.is_empty() && ids == threads,
             "round {round}: {ids:?} are listed, {threads:?} have threads"
         );
-        // It gets a new one.
+        // Setting the interface down and up creates new instances.
         node.ok("ip link set exn0 down && ip link set exn0 up")?;
         node.address_back()?;
         node.back()?;
@@ -301,7 +303,7 @@ fn napi_instances(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Broadcasts are no multicasts.
+/// Broadcast frames are not counted as multicast.
 fn counters(lab: &Lab) -> Result<()> {
     let (from, to) = (node(lab, 0), node(lab, 1));
     let count = || -> Result<[u64; 3]> {
@@ -315,7 +317,7 @@ fn counters(lab: &Lab) -> Result<()> {
     from.ok("arping -q -c 8 -w 20 -I exn0 -b 10.2.0.2")?;
     let arps = count()?;
     ensure!(arps[2] >= before[2] + 8, "{before:?} -> {arps:?}");
-    // The kernel sends some of its own, when an interface has come up.
+    // The kernel sends some multicast frames itself when an interface comes up.
     ensure!(
         arps[0] < before[0] + 8 && arps[1] < before[1] + 8,
         "{before:?} -> {arps:?}"
@@ -329,25 +331,27 @@ fn counters(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Datagrams of two sizes by turns, sent by node 0.
+/// Number of datagrams that node 0 sends, alternating between two sizes.
 const DATAGRAMS: u64 = 2000;
 
-/// What became of them, and of what was counted meanwhile.
+/// Result of one round, with the changes of counters during it.
 #[derive(Debug)]
 struct Arrived {
     number: u64,
     out_of_order: u64,
-    /// Frames that node 1 had wait for earlier ones, and those that were not waited for.
+    /// Frames that node 1 held back for earlier ones, and frames delivered without waiting for
+    /// earlier ones.
     held: u64,
     unordered: u64,
-    /// Short ones that node 0 announced.
+    /// Short frames that node 0 announced.
     short: u64,
-    /// Those that it did not send, as node 1 fetched nothing for a while.
+    /// Frames that node 0 did not send, because node 1 did not fetch for a while.
     refused: u64,
 }
 
 impl Arrived {
-    /// Whether node 1 waited for all that it had to. What was not sent leaves no gap in the order.
+    /// Returns true if node 1 waited for all frames as required. Frames that were not sent leave no
+    /// gap in the order.
     fn is_whole(&self) -> bool {
         self.unordered == 0
     }
@@ -390,13 +394,13 @@ fn by_turns(lab: &Lab, flows: u32) -> Result<Arrived> {
     Ok(arrived)
 }
 
-/// Runs it until the receiver has waited for all that it had to: a fetch may take longer than it
-/// waits, on a machine that stands still.
+/// Repeats rounds until the receiver has waited for all frames. On a host that stalls, a GET may
+/// take longer than the receiver waits.
 fn in_order(lab: &Lab, flows: u32) -> Result<Arrived> {
     const ROUNDS: usize = 6;
     guest::install(lab, 0)?;
     guest::install(lab, 1)?;
-    // The first frames would wait for the address, and some of them overtake others then.
+    // Resolves the address. Frames that wait for it could be overtaken by others.
     node(lab, 0).pings(2, "-i 0.1")?;
     let mut seen = Vec::new();
     for _ in 0..ROUNDS {
@@ -410,10 +414,11 @@ fn in_order(lab: &Lab, flows: u32) -> Result<Arrived> {
     bail!("frames were not waited for each time: {seen:#?}")
 }
 
-/// Frames of a source that go in a message don't overtake those before them that are announced, of
-/// whatever flow: those of a sender that chooses the way by length alone arrive in order, too.
+/// Short frames in messages don't overtake earlier announced frames of the same source, whatever
+/// their flow. Frames thus arrive in order even from a sender that chooses the path by length
+/// alone.
 fn order(lab: &Lab) -> Result<()> {
-    // The usual queueing discipline has flows take turns.
+    // The default queueing discipline alternates between flows.
     node(lab, 0).ok("tc qdisc replace dev exn0 root pfifo limit 4000")?;
     let arrived = in_order(lab, 2);
     node(lab, 0).ok("tc qdisc del dev exn0 root")?;
@@ -422,8 +427,8 @@ fn order(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Frames of a flow leave in such a way that a receiver which delivers them as they come has them in
-/// order: nothing, or hardly anything, has to wait there.
+/// The sender keeps each flow in order by itself, for receivers that deliver frames as they arrive.
+/// Hardly any frame has to wait at the receiver.
 fn flow_order(lab: &Lab) -> Result<()> {
     let arrived = in_order(lab, 1)?;
     ensure!(
@@ -437,8 +442,8 @@ fn flow_order(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// While a process polls the interface, it does not interrupt. What comes is not answered: sending
-/// has work done that the process would make way for.
+/// While a process polls the interface, the NIC does not interrupt. The process sends no answers,
+/// because sending causes work that interrupts the polling.
 fn busy_poll(lab: &Lab) -> Result<()> {
     const DATAGRAMS: u64 = 400;
     for n in 0..2 {
@@ -471,27 +476,28 @@ fn busy_poll(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Frames that node 0 sent in a round by netpoll, and what became of them.
+/// Frames that node 0 sent in a round by netpoll, and their outcome.
 #[derive(Debug, Default)]
 struct Polled {
     arrived: u64,
-    /// What exn has counted as lost.
+    /// Frames that exn counted as lost.
     lost: u64,
-    /// Of these, those that it did not send, as node 1 fetched nothing for a while.
+    /// Lost frames that node 0 did not send, because node 1 did not fetch for a while.
     refused: u64,
 }
 
 impl Polled {
-    /// Whether nothing is missing: frames that are not refused arrive, hardly any count as overdue before.
+    /// Returns true if each sent frame arrived or is counted. Hardly any may count as overdue.
     fn are_all(&self, frames: u64) -> bool {
         self.arrived + self.lost >= frames
             && (self.refused > 0 || self.arrived >= frames - frames / 10)
     }
 }
 
-/// Repeats `f`, which is told a number, until nothing was refused, for on a busy machine a node may stand still
-/// for longer than its peer waits for it. Then once more with a NIC of node 0 that drops every 50th thing that it
-/// is given, and all that follows, until it is told to go on (HW §8): that has to be repaired.
+/// Repeats `f` with increasing numbers until every frame was sent, because on a busy host a node
+/// may stall for longer than its peer waits. Then repeats it with a NIC of node 0 that drops every
+/// 50th command and all later ones until the driver restarts it (HW §8). The driver must recover
+/// them.
 fn also_with_drops(lab: &Lab, f: impl Fn(u32) -> Result<Polled>) -> Result<()> {
     const ROUNDS: u32 = 6;
     let node = node(lab, 0);
@@ -522,15 +528,15 @@ fn also_with_drops(lab: &Lab, f: impl Fn(u32) -> Result<Polled>) -> Result<()> {
     Ok(())
 }
 
-/// Frames that node 0 has counted as not sent.
+/// Returns the number of frames that node 0 counted as not sent.
 fn unsent(lab: &Lab) -> Result<u64> {
     let node = node(lab, 0);
     Ok(node.net("tx_dropped")? + node.net("tx_errors")?)
 }
 
-/// Netpoll sends more frames than may be in flight, with interrupts off all the time on the only
-/// processor: whatever stops the queue, netpoll itself has to get it going again. What comes
-/// meanwhile is delivered afterwards.
+/// Netpoll sends more frames than may be in flight, with interrupts disabled on the only CPU.
+/// Netpoll itself must restart the stopped queue. Frames received during that time are delivered
+/// afterwards.
 fn netpoll(lab: &Lab) -> Result<()> {
     also_with_drops(lab, |_| burst(lab))
 }
@@ -538,7 +544,7 @@ fn netpoll(lab: &Lab) -> Result<()> {
 fn burst(lab: &Lab) -> Result<Polled> {
     const FRAMES: u64 = 600;
     let (from, to) = (node(lab, 0), node(lab, 1));
-    // The stack of node 1 has no use for the frames, and counts them as dropped.
+    // The network stack of node 1 drops and counts the frames.
     let counts = || {
         Ok::<_, anyhow::Error>([
             to.net("rx_dropped")?,
@@ -547,7 +553,8 @@ fn burst(lab: &Lab) -> Result<Polled> {
         ])
     };
     let before = counts()?;
-    // Frames that come meanwhile. Some are not sent, as node 0 fetches nothing for a while.
+    // Frames received during the burst. Some are not sent, because node 0 does not fetch for a
+    // while.
     let load = lab.spawn(1, "ping -q -i 0.01 -s 1400 -c 200 -W 20 node0")?;
     let loaded = from.ok(&format!("modprobe netpoll_burst frames={FRAMES}"));
     let sent = from.ok("cat /sys/module/netpoll_burst/parameters/sent; rmmod netpoll_burst");
@@ -556,7 +563,8 @@ fn burst(lab: &Lab) -> Result<Polled> {
     ensure!(sent == FRAMES, "{sent} of {FRAMES} frames were sent");
     let out = load.wait(PATIENCE)?;
     ensure!(!out.stdout.contains(" 0 received"), "{out:?}");
-    // Time leaps when interrupts are on again: what has not arrived by then may count as overdue.
+    // The clock jumps when interrupts are enabled again. Frames that have not arrived by then may
+    // count as overdue.
     let mut polled = Polled::default();
     let all = lab.until("all frames arrive", PATIENCE, |_| {
         let now = counts()?;
@@ -572,7 +580,7 @@ fn burst(lab: &Lab) -> Result<Polled> {
     Ok(polled)
 }
 
-/// The console over the network: more lines at once than frames may be in flight.
+/// The network console delivers more lines at once than frames may be in flight.
 fn netconsole(lab: &Lab) -> Result<()> {
     let (from, to) = (node(lab, 0), node(lab, 1));
     let before = from.ethtool("tx_watchdog")?;
@@ -581,7 +589,7 @@ fn netconsole(lab: &Lab) -> Result<()> {
     let program = guest::program("lines");
     let listener = lab.spawn(1, &format!("exec {program} 6666 /tmp/lines"))?;
     to.until_file("/tmp/lines")?;
-    // The receiver's address has to be known: netpoll asks nobody.
+    // The receiver's address is given, because netpoll does not resolve it.
     let result = from
         .ok("modprobe netconsole \
              netconsole=6665@10.2.0.1/exn0,6666@10.2.0.2/2e:87:04:07:00:01")
@@ -591,7 +599,7 @@ fn netconsole(lab: &Lab) -> Result<()> {
     result?;
     ensure!(
         from.ethtool("tx_watchdog")? == before,
-        "the queue stood still"
+        "the queue stalled"
     );
     from.pings(20, "-i 0.02 -s 3000")
 }
@@ -599,8 +607,8 @@ fn netconsole(lab: &Lab) -> Result<()> {
 fn lines(lab: &Lab, round: u32) -> Result<Polled> {
     const LINES: u64 = 600;
     let (from, to) = (node(lab, 0), node(lab, 1));
-    // Before the lines comes what the kernel has logged so far, and its log is a ring: a thread sends what is in
-    // it. All lines of a round find room there.
+    // The console first sends the kernel log so far. The log is a ring that a thread empties, and
+    // it has room for all lines of a round.
     lab.until("the log so far is sent", PATIENCE, |_| {
         from.ok(&format!("echo '<4>so far {round}' >/dev/kmsg"))?;
         to.is_so(&format!("grep -q 'so far {round}' /tmp/lines"))

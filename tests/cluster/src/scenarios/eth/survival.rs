@@ -1,4 +1,4 @@
-//! A node whose peer does not answer, or that is flooded.
+//! A node with an unresponsive peer, and a node that is flooded.
 
 use super::hostile::announcement;
 use crate::cluster::{as_slow, Lab, PATIENCE};
@@ -17,8 +17,8 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// A peer that stands still: TCP sends again what it does not fetch, and sockets have their room back,
-/// though the frames stay where they are.
+/// With a stalled peer, TCP retransmits the data that the peer does not fetch. Sockets get their
+/// buffer space back, although the NIC still holds the frames.
 fn frozen_peer(lab: &Lab) -> Result<()> {
     guest::install(lab, 0)?;
     let (from, to) = (node(lab, 0), node(lab, 1));
@@ -28,7 +28,7 @@ fn frozen_peer(lab: &Lab) -> Result<()> {
         "exec socat -u TCP-LISTEN:7500,reuseaddr STDOUT | md5sum >/tmp/got",
     )?;
     to.until("socat listens", "ss -ltn | grep -q :7500")?;
-    // Each line is sent by itself, by one process: a node may take a second to begin some.
+    // One process writes one line at a time, because a node may need a second to start a process.
     const LINES: u32 = 400;
     let sum = from.ok(&format!("head -c {} /dev/zero | md5sum", LINES * 4000))?;
     let source = lab.spawn(
@@ -46,7 +46,7 @@ fn frozen_peer(lab: &Lab) -> Result<()> {
         lab.until("TCP sends again", PATIENCE, |_| {
             Ok(retransmitted()? >= before.0 + 2)
         })?;
-        // Its socket holds a few; it goes on getting rid of them.
+        // The socket holds only a few datagrams, but can send more.
         let room = format!("{} room 10.2.0.2 7501 6", guest::program("net"));
         let sent = from.ok(&room)?.trim().parse::<u64>()?;
         ensure!(
@@ -71,20 +71,21 @@ fn frozen_peer(lab: &Lab) -> Result<()> {
     from.back()
 }
 
-/// The node that is flooded.
+/// Number of the flooded node.
 const VICTIM: usize = 1;
 
-/// Delivers a packet to the victim, `count` times.
+/// Delivers a packet to the flooded node `count` times.
 fn forge(lab: &Lab, count: u32, packet: &str) -> Result<()> {
     let (victim, count) = (VICTIM.to_string(), count.to_string());
     lab.fault(&["forge", &victim, "--count", &count, packet])
         .map(drop)
 }
 
-/// The interface goes down in time, however many notifications come while a fetch is not answered.
+/// The interface can be set down within the time limit while a GET is unanswered and notifications
+/// keep arriving.
 fn down_under_flood(lab: &Lab) -> Result<()> {
     let victim = node(lab, VICTIM);
-    // Twice as long as what is allowed.
+    // The flood lasts twice as long as the limit.
     let (flood, most) = (as_slow(Duration::from_secs(20)), 10.0);
     let end = Instant::now() + flood;
     let slot = r#"{"kind":"notification","src_node":9,"src_vpid":254,"vpid":254,"value":4660}"#;

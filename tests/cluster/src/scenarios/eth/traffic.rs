@@ -1,4 +1,4 @@
-//! Real programs over exn0 between two healthy nodes.
+//! Unmodified programs over exn0 between two healthy nodes.
 
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::scenarios::node::{node, same, volume, Node};
@@ -32,13 +32,13 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Sending, both poll functions and housekeeping really run at once.
+/// Two CPUs per node, so that sending, both poll functions and housekeeping run at the same time.
 const TWO_PROCESSORS: Spec = Spec::pair().cpus(2);
 
-/// Reasons that count without anything being wrong: own group frames, which some fabrics give back.
+/// Reasons that count without an error: own group frames, which some fabrics return.
 const HARMLESS: &[&str] = &["rx_own_multicast"];
 
-/// How often each reason of exn was counted on both nodes.
+/// Returns the sum over both nodes of each reason of exn.
 fn reasons(lab: &Lab) -> Result<BTreeMap<String, u64>> {
     let mut all = BTreeMap::new();
     for n in 0..2 {
@@ -54,8 +54,8 @@ fn reasons(lab: &Lab) -> Result<BTreeMap<String, u64>> {
     Ok(all)
 }
 
-/// Four streams in each direction, then in both, while both processors work: every announced frame is
-/// fetched, its end is noticed, and no reason is counted.
+/// Streams in each direction and in both keep two CPUs busy. Every announced frame is fetched and
+/// completed, and no reason is counted.
 fn two_processors(lab: &Lab) -> Result<()> {
     let count = |lab: &Lab, name: &str| -> Result<u64> {
         Ok((0..2)
@@ -84,6 +84,8 @@ fn two_processors(lab: &Lab) -> Result<()> {
     })
 }
 
+/// The interface has the documented MTU, MAC address and limits, and works after it was set down
+/// and up.
 fn interface(lab: &Lab) -> Result<()> {
     let link = lab.ok(0, "ip -d link show exn0")?;
     ensure!(link.contains("mtu 65520"), "MTU is not 65520: {link}");
@@ -102,14 +104,14 @@ fn interface(lab: &Lab) -> Result<()> {
         let out = lab.sh_for(0, &format!("ip link set exn0 mtu {mtu}"), PATIENCE)?;
         ensure!(out.status != 0, "MTU {mtu} was accepted");
     }
-    // Up and down again: addresses and neighbours come back and traffic flows.
+    // Addresses and neighbours come back, and traffic flows.
     lab.ok(0, "ip link set exn0 down && ip link set exn0 up")?;
     node(lab, 0).back()?;
     node(lab, 0).pings(3, "-i 0.1")?;
     counters_agree(lab)
 }
 
-/// What one node has counted as sent, its peer counts as received, in frames and in bytes.
+/// Frames and bytes counted as sent by one node are counted as received by its peer.
 fn counters_agree(lab: &Lab) -> Result<()> {
     let (from, to) = (node(lab, 0), node(lab, 1));
     let counts = || -> Result<[u64; 4]> {
@@ -120,9 +122,10 @@ fn counters_agree(lab: &Lab) -> Result<()> {
             to.net("rx_bytes")?,
         ])
     };
-    // Headers of ICMP, IPv4 and Ethernet.
+    // Size of the packets with the headers of ICMP, IPv4 and Ethernet.
     let least = 20 * (1000 + 8 + 20 + 14);
-    // Frames of the stack's own that are sent while counters are read would be counted at one end only.
+    // Repeated, because frames that the network stack sends between the reads are counted at one
+    // end only.
     lab.until("both ends count the same", PATIENCE, |_| {
         let before = counts()?;
         from.pings(20, "-i 0.02 -s 1000")?;
@@ -132,13 +135,15 @@ fn counters_agree(lab: &Lab) -> Result<()> {
     })
 }
 
+/// No ping of a thousand is lost.
 fn ping_1000(lab: &Lab) -> Result<()> {
     node(lab, 0).pings(1000, "-i 0.004")
 }
 
-/// Pings with packets of many lengths.
+/// Packets of all lengths arrive, including those around the driver's limits.
 pub fn ping_sizes(lab: &Lab) -> Result<()> {
-    // Around the eager limit, the fragment sizes of VELO (120) and RMA (496), the page, the largest packet, and one of two fragments.
+    // Around the eager limit, the fragment sizes of VELO (120) and RMA (496), the page size and the
+    // maximum packet, and a packet of two IP fragments.
     for size in [
         0, 56, 76, 77, 78, 79, 200, 453, 454, 455, 1472, 4054, 8192, 65000, 65492, 65507,
     ] {
@@ -147,14 +152,16 @@ pub fn ping_sizes(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// IPv6 works with link-local addresses.
 fn ping_ipv6(lab: &Lab) -> Result<()> {
-    // Node 1's link-local address follows from its MAC.
+    // Node 1's link-local address follows from its MAC address.
     node(lab, 0).pings_to("fe80::2c87:4ff:fe07:1%exn0", 5, "-6 -i 0.1")
 }
 
-/// Runs iperf3 from node 0 to node 1; its report.
+/// Runs iperf3 from node 0 to node 1. Returns its report.
 fn iperf3(lab: &Lab, options: &str) -> Result<Value> {
-    // One server and one port per run: a server that still ends its last test resets the next client's connection.
+    // A new server and port for each run, because a server that is still ending its last test
+    // resets the next client's connection.
     static PORT: AtomicU16 = AtomicU16::new(5300);
     let port = PORT.fetch_add(1, Ordering::Relaxed);
     lab.ok(1, &format!("pkill iperf3; iperf3 -s -D -p {port}"))?;
@@ -167,15 +174,15 @@ fn iperf3(lab: &Lab, options: &str) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| format!("iperf3 {options}: {text}"))
 }
 
-/// What the interface of a node received and lost.
+/// Frames received and lost by the interface of a node.
 #[derive(Clone, Copy)]
 struct Received {
     bytes: u64,
-    /// Frames lost for whatever reason.
+    /// Frames lost for any reason.
     lost: u64,
 }
 
-/// The counters of both nodes.
+/// Returns the counters of both nodes.
 fn received(lab: &Lab) -> Result<[Received; 2]> {
     let of = |n: Node<'_>| -> Result<Received> {
         let mut lost = 0;
@@ -196,7 +203,7 @@ fn received(lab: &Lab) -> Result<[Received; 2]> {
     Ok([of(node(lab, 0))?, of(node(lab, 1))?])
 }
 
-/// Sums of a report that tell what was received, with the node that received it.
+/// Returns the sums of received data in a report, each with the node that received it.
 fn sums(options: &str) -> Vec<(&'static str, usize)> {
     let reverse = options.contains("-R");
     let mut sums = vec![("sum_received", usize::from(!reverse))];
@@ -206,10 +213,11 @@ fn sums(options: &str) -> Vec<(&'static str, usize)> {
     sums
 }
 
-/// What the sockets of one stream hold at most when asked for half a MiB: the kernel takes twice as much, on each side.
+/// Maximum number of bytes in the sockets of one stream with buffers of 512 KiB: the kernel doubles
+/// the size, on each side.
 const IN_SOCKETS: u64 = 2 << 20;
 
-/// Whether each of so many streams of a report received anything.
+/// Returns true if all `expected` streams of a report received data.
 fn all_got(report: &Value, expected: usize) -> Result<bool> {
     let streams = report["end"]["streams"].as_array().context("no streams")?;
     ensure!(streams.len() == expected, "iperf3: {}", report["end"]);
@@ -217,15 +225,16 @@ fn all_got(report: &Value, expected: usize) -> Result<bool> {
     Ok(streams.iter().all(got))
 }
 
-/// TCP with one and four streams, in all directions: what was asked for arrives over the interface, by all streams, and no frame is
-/// lost.
+/// TCP works with one and four streams in all directions: the data arrive over the interface on all
+/// streams, and no frame is lost.
 pub fn iperf3_tcp(lab: &Lab) -> Result<()> {
     let bytes: u64 = volume(8, 64) << 20;
     for options in ["", "-R", "-P 4", "-P 4 -R", "--bidir", "-P 4 --bidir"] {
         let both = options.contains("--bidir");
         let many = if options.contains("-P 4") { 4 } else { 1 };
-        // By volume one stream or direction could end before another has begun, and on a busy machine with one processor a thread
-        // of the receiver may not run for a second. The receiver does not count what is in sockets when the sender has written all.
+        // With several streams the test is limited by time. By volume, one stream could end before
+        // another starts, and on a busy host a thread of the receiver may not run for a second. The
+        // receiver does not count data left in sockets when the sender has written all.
         let (end, least) = if both || many > 1 {
             ("-t 3".into(), 1)
         } else {
@@ -235,7 +244,8 @@ pub fn iperf3_tcp(lab: &Lab) -> Result<()> {
         let mut report = iperf3(lab, &format!("{options} {end}"))?;
         let expected = if both { 2 * many } else { many };
         if !all_got(&report, expected)? {
-            // Eight threads share what a busy host leaves of a processor: three seconds may be too few for one of them.
+            // Eight threads share one CPU of a busy host, so three seconds may be too short for one
+            // of them.
             println!("iperf3 {options}: a stream got nothing in 3 s; once more, for 20 s");
             before = received(lab)?;
             report = iperf3(lab, &format!("{options} -t 20"))?;
@@ -266,8 +276,8 @@ pub fn iperf3_tcp(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// UDP in packets of all lengths: at least half of them arrive, and each one that does not was dropped by the receiver's full socket
-/// or is among the interfaces' losses.
+/// UDP works with packets of all lengths. At least half of them arrive. Each lost packet is
+/// counted, either by the receiver's full socket or by an interface.
 fn iperf3_udp(lab: &Lab) -> Result<()> {
     for options in [
         "-u -b 20M",
@@ -309,6 +319,7 @@ fn iperf3_udp(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// A node gets its address by DHCP.
 fn dhcp(lab: &Lab) -> Result<()> {
     lab.ok(
         0,
@@ -336,6 +347,7 @@ fn dhcp(lab: &Lab) -> Result<()> {
     result
 }
 
+/// ssh works.
 fn ssh(lab: &Lab) -> Result<()> {
     let out = lab.ok(0, "ssh node1 hostname")?;
     ensure!(out.trim() == "node1", "{out}");
@@ -350,18 +362,18 @@ fn ssh(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Many MiB in each direction at once, compared by their hashes.
+/// Large amounts of data arrive unchanged in both directions at the same time.
 fn sha256_both_ways(lab: &Lab) -> Result<()> {
     both_ways(lab, volume(64, 512), Duration::from_secs(900))
 }
 
-/// MiB of the random block.
+/// Size of the random block in MiB.
 const BLOCK: u64 = 8;
 
-/// `mib` MiB (a multiple of 8) in each direction at once through socat.
+/// Sends `mib` MiB (a multiple of 8) in each direction at once through socat and compares hashes.
 ///
-/// What travels is a random block of 8 MiB again and again, each time with its number in front, so that lost,
-/// repeated and exchanged parts all change the hash. Each node makes its block once.
+/// The data are a random block of 8 MiB, repeated, each time preceded by its number. Lost, repeated
+/// and exchanged parts thus change the hash. Each node generates its block once.
 pub fn both_ways(lab: &Lab, mib: u64, patience: Duration) -> Result<()> {
     let stream =
         |blocks: u64| format!("for i in $(seq {blocks}); do echo block $i; cat /tmp/block; done");
@@ -404,7 +416,8 @@ pub fn both_ways(lab: &Lab, mib: u64, patience: Duration) -> Result<()> {
     Ok(())
 }
 
-/// `napi_defer_hard_irqs`: the stack polls by a timer while there is traffic, and interrupts come back when that is switched off.
+/// `napi_defer_hard_irqs` works: the network stack polls by a timer while there is traffic, and
+/// interrupts resume after it is disabled.
 fn deferred_interrupts(lab: &Lab) -> Result<()> {
     const PINGS: u64 = 200;
     let defer = |rounds: u32, ns: u32| -> Result<()> {
@@ -416,13 +429,14 @@ fn deferred_interrupts(lab: &Lab) -> Result<()> {
         }
         Ok(())
     };
-    // Both ways through announcements. The next one goes when the last was answered: none shares an interrupt with another.
+    // Both directions use announcements. Each ping waits for the previous answer, so that no two
+    // share an interrupt.
     let pings = || -> Result<u64> {
         let before = node(lab, 0).interrupts()?;
         node(lab, 0).pings(PINGS as usize, "-A -s 1400")?;
         Ok(node(lab, 0).interrupts()? - before)
     };
-    // Longer without traffic than any machine pauses: 20,000 rounds of 5 ms.
+    // 20,000 rounds of 5 ms are longer than any host pauses.
     defer(20_000, 5_000_000)?;
     node(lab, 0).pings(3, "-i 0.1 -s 1400")?;
     let deferred = pings()?;
@@ -437,7 +451,7 @@ fn deferred_interrupts(lab: &Lab) -> Result<()> {
             "{sum}: {report}"
         );
     }
-    // A new period, with the setting in force from its start.
+    // A new period of polling, which uses the setting from its start.
     lab.ok(0, "ip link set exn0 down && ip link set exn0 up")?;
     node(lab, 0).back()?;
     defer(0, 0)?;

@@ -1,4 +1,5 @@
-//! `kexlnd.ko` where things break: numbered points in the driver, peers and NICs that go, networks that end under load, bad links.
+//! `kexlnd.ko` under faults: numbered fault points in the driver, loss of peers and NICs, removal
+//! of networks under load, bad links.
 
 use crate::cluster::{as_slow, pairs, Lab, Running, PATIENCE};
 use crate::scenarios::expected::{REFUSED, REVOKED, TORN};
@@ -12,9 +13,9 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::{Duration, Instant};
 
-/// Messages of the driver are over after this, if it is loaded with [`SHORT`].
+/// Maximum time until all messages of the driver have ended, if it was loaded with [`SHORT`].
 const OVER: Duration = Duration::from_secs(40);
-/// Seconds in which each message has arrived or failed, as few as there may be.
+/// Module option with the shortest time-out for messages, in seconds.
 const SHORT: &str = "timeout=10";
 
 /// The scenarios of this file.
@@ -39,12 +40,14 @@ fn arm(lab: &Lab, n: usize, point: u32) -> Result<()> {
         .map(drop)
 }
 
-/// Each numbered point of the driver is hit once, and what has to follow does (docs/exlnd.md).
+/// Each numbered fault point of the driver is hit once and has the documented effect
+/// (docs/exlnd.md).
 fn fault_points(lab: &Lab) -> Result<()> {
     begin(lab, "")?;
-    // So that there is a session.
+    // Establishes a session.
     right(lab, 1, &nid(0), "kind=ping count=5")?;
-    // At node 0: point, who asks, what, the error that the asker hears, and what the driver counts.
+    // Fault points of node 0: number, node that sends, test, error that the sender gets, counter of
+    // the driver.
     let points: [(u32, usize, &str, i64, &str); 12] = [
         (1, 1, "kind=read size=100000", -11, "no_place"),
         (1, 1, "kind=read size=6000", 0, "no_place"),
@@ -89,7 +92,7 @@ fn fault_points(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// A test that fails, all of it, with one of these errors.
+/// Waits for a test in which each message must fail with one of these errors.
 fn fails(running: Running, errors: &[i64]) -> Result<()> {
     let said = end(running, LONG)?;
     ensure!(
@@ -100,7 +103,7 @@ fn fails(running: Running, errors: &[i64]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a node has no message any more.
+/// Waits until a node has no messages.
 fn ends(lab: &Lab, n: usize) -> Result<()> {
     lab.until("messages have ended", OVER, |lab| {
         Ok(number(&pairs(&tell(lab, n, "memory")?), "messages")? == 0)
@@ -112,12 +115,13 @@ const UNREACHABLE: i64 = -113;
 const TIMED_OUT: i64 = -110;
 const NO_EVENT: i64 = -62;
 
-/// What each state of a message ends with when its peer's NIC is still for a while: before there is a session, while the peer's LNet keeps a
-/// message, while payload is fetched here, or there. It is over within the driver's time, and goes on when the peer does.
+/// The peer's NIC freezes while a message is in each of its states: before a session exists, while
+/// the peer's LNet holds it, during the GET of payload at either end. The message ends within the
+/// driver's time-out, and communication resumes when the NIC does.
 fn silent_peer(lab: &Lab) -> Result<()> {
     begin(lab, SHORT)?;
     let errors = [UNREACHABLE, TIMED_OUT, NO_EVENT];
-    // No session: certainly not delivered.
+    // Without a session, the message was certainly not delivered.
     lab.fault(&["freeze", "1"])?;
     let start_time = Instant::now();
     let greeting = start(lab, 0, &nid(1), "kind=ping timeout=30000")?;
@@ -126,7 +130,8 @@ fn silent_peer(lab: &Lab) -> Result<()> {
     ends(lab, 0)?;
     lab.fault(&["thaw", "1"])?;
     works_again(lab)?;
-    // With one. The peer keeps long requests; it is asked small ones; payload goes both ways.
+    // With a session. The peer holds long requests, gets short ones, and payload moves in both
+    // directions.
     for options in [
         "kind=ping",
         "kind=ping ask=16000",
@@ -160,7 +165,7 @@ fn silent_peer(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// Waits until the nodes hear each other, then nothing fails.
+/// Waits until the nodes reach each other. From then on all tests must succeed.
 fn works_again(lab: &Lab) -> Result<()> {
     for n in 0..2 {
         let ping = format!("ping {} timeout=2000", nid(1 - n));
@@ -181,10 +186,11 @@ fn works_again(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A node loses its power with messages in all states; those of the other one end, with all memory; it comes back, and they talk.
+/// A node loses its power with messages in all states. The messages of the other node end and their
+/// memory is released. After the reboot both nodes communicate again.
 fn power_cycle(lab: &Lab) -> Result<()> {
     begin(lab, SHORT)?;
-    // Those that the peer keeps.
+    // Messages that the peer holds.
     tell(lab, 1, "serve stop")?;
     tell(lab, 1, "serve buffers=1 slow=2000")?;
     let mut all = Vec::new();
@@ -226,7 +232,7 @@ fn power_cycle(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// Traffic from both nodes, of which some may fail; it flows when this returns.
+/// Starts traffic from both nodes, of which some may fail. Returns when messages arrive.
 fn traffic(lab: &Lab, seconds: u64) -> Result<Vec<(usize, Running)>> {
     let mut all = Vec::new();
     let seconds = as_slow(Duration::from_secs(seconds)).as_secs();
@@ -245,14 +251,14 @@ fn traffic(lab: &Lab, seconds: u64) -> Result<Vec<(usize, Running)>> {
     Ok(all)
 }
 
-/// Pings from node 1, longer on a slow kernel.
+/// Starts pings from node 1, for longer on a slow kernel.
 fn pings(lab: &Lab, seconds: u64) -> Result<Vec<(usize, Running)>> {
     let seconds = as_slow(Duration::from_secs(seconds)).as_secs();
     let options = format!("kind=ping threads=4 seconds={seconds} timeout=3000");
     Ok(vec![(1, start(lab, 1, &nid(0), &options)?)])
 }
 
-/// Ends it: no byte was wrong, and some went through.
+/// Waits for the end of traffic: no byte may be wrong, and some messages must have arrived.
 fn calm(all: Vec<(usize, Running)>) -> Result<()> {
     let mut went = 0;
     for (n, running) in all {
@@ -264,7 +270,7 @@ fn calm(all: Vec<(usize, Running)>) -> Result<()> {
     Ok(())
 }
 
-/// The NIC is taken from its driver under load and given back, several times: each time the interface goes on.
+/// The NIC is unbound and bound under load, several times. The interface continues each time.
 fn unbind_bind(lab: &Lab) -> Result<()> {
     begin(lab, SHORT)?;
     for round in 0..volume(2, 8) {
@@ -285,8 +291,8 @@ fn unbind_bind(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// The network of a node is taken away under load and given back, several times. LNet is slow, so that it still gets messages while
-/// the interface ends.
+/// The network of a node is removed and added under load, several times. LNet is slow, so that it
+/// still receives messages while the interface shuts down.
 fn net_del(lab: &Lab) -> Result<()> {
     begin(lab, SHORT)?;
     for round in 0..volume(2, 8) {
@@ -304,7 +310,7 @@ fn net_del(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// The driver goes while the peer sends on, and comes back.
+/// The driver can be unloaded and loaded while the peer keeps sending.
 fn rmmod(lab: &Lab) -> Result<()> {
     begin(lab, SHORT)?;
     for round in 0..volume(2, 8) {
@@ -324,7 +330,8 @@ fn rmmod(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// The NIC goes while a network is added, with a peer that sends all the time: the network is there or it is not, and nobody waits for ever.
+/// The NIC is unbound during `net add`, with a peer that keeps sending. The network exists
+/// afterwards or not, and no command hangs.
 fn unbind_in_net_add(lab: &Lab) -> Result<()> {
     begin(lab, SHORT)?;
     tell(lab, 0, "net del ex")?;
@@ -348,7 +355,7 @@ fn unbind_in_net_add(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// Links that damage and lose packets, and go down for a moment: no message is lost, and no byte wrong.
+/// Links that corrupt and lose packets and go down for a moment lose no message and no byte.
 fn bad_links(lab: &Lab) -> Result<()> {
     begin(lab, "")?;
     lab.fault(&["corrupt", "--rate", "0.02"])?;
@@ -375,7 +382,8 @@ fn bad_links(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// An interface that can't begin, while a peer sends all the time: `net add` says so, nothing is left, and the next one begins.
+/// An interface fails to start while a peer keeps sending. `net add` reports the error, everything
+/// is released, and the next attempt succeeds.
 fn failed_start(lab: &Lab) -> Result<()> {
     begin(lab, SHORT)?;
     tell(lab, 0, "net del ex")?;
@@ -391,8 +399,8 @@ fn failed_start(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// Faults of a NIC: what it has to write is lost, queues are full, requests are put off, the ends of registrations are not confirmed. All
-/// messages arrive.
+/// All messages arrive despite faults of a NIC: lost writes, full queues, "retry" answers,
+/// unconfirmed ends of registrations.
 fn bad_nic(lab: &Lab) -> Result<()> {
     begin(lab, "")?;
     let faults: [(&[&str], &[&str]); 6] = [
@@ -435,7 +443,8 @@ fn bad_nic(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// Packets in the middle of GETs are lost: what is missing is found, and fetched again; when something is missing each time, it fails.
+/// Lost packets within GETs are detected, and the data are fetched again. The message fails if each
+/// repetition loses packets too.
 fn lost_in_gets(lab: &Lab) -> Result<()> {
     begin(lab, "")?;
     let lose = |every: &str| -> Result<()> {
@@ -444,7 +453,7 @@ fn lost_in_gets(lab: &Lab) -> Result<()> {
         }
         Ok(())
     };
-    // A GET of this size has some 600 packets.
+    // A GET of this size consists of about 600 packets.
     lose("2003")?;
     for kind in ["read", "write"] {
         let count = volume(30, 300);

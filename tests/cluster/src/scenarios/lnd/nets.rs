@@ -1,4 +1,5 @@
-//! `kexlnd.ko` with several NICs and networks: two interfaces of one network, and nodes that route between two.
+//! `kexlnd.ko` with several NICs and networks: two interfaces in one network, and nodes that route
+//! between two networks.
 
 use crate::cluster::{pairs, Lab, Spec};
 use crate::scenarios::lnd::stand_in::{
@@ -8,9 +9,9 @@ use crate::scenarios::node::volume;
 use crate::Scenario;
 use anyhow::{ensure, Result};
 
-/// Two NICs in each of two nodes: NIC k of node n is number 2n + k, so its address is 2n + k + 1.
+/// Two nodes with two NICs each. NIC k of node n has number 2n + k, so its address is 2n + k + 1.
 const TWO_NICS: Spec = Spec::new(2).topology("ring:4").nics(2);
-/// The same with four nodes.
+/// Four nodes with two NICs each.
 const FOUR: Spec = Spec::new(4).topology("ring:8").nics(2).cpus(1);
 
 /// The scenarios of this file.
@@ -22,7 +23,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Both NICs of both nodes in one network.
+/// Adds both NICs of both nodes to one network.
 fn all_nics(lab: &Lab) -> Result<()> {
     for n in 0..2 {
         load(lab, n, "timeout=10")?;
@@ -35,7 +36,7 @@ fn all_nics(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Messages that an interface has sent.
+/// Returns the number of messages sent by an interface.
 fn sent_by(lab: &Lab, n: usize, interface: &str) -> Result<u64> {
     let said = tell(lab, n, "nets")?;
     let line = said
@@ -46,7 +47,8 @@ fn sent_by(lab: &Lab, n: usize, interface: &str) -> Result<u64> {
     sent.ok_or_else(|| anyhow::anyhow!("no {interface} in {said}"))
 }
 
-/// Both interfaces of a node carry messages, to both of the other one, and to each other.
+/// Both interfaces of a node carry messages, to both interfaces of the other node and to each
+/// other.
 fn two_nics(lab: &Lab) -> Result<()> {
     all_nics(lab)?;
     let mut all = Vec::new();
@@ -69,11 +71,11 @@ fn two_nics(lab: &Lab) -> Result<()> {
     done_with(lab, &[&["ex"], &["ex"]])
 }
 
-/// What an interface certainly could not deliver goes by another one.
+/// A message that an interface certainly did not deliver is sent again by another one.
 fn sent_again(lab: &Lab) -> Result<()> {
     all_nics(lab)?;
     right(lab, 0, "3@ex", "kind=ping count=4")?;
-    // Every fifth fails in the driver, as one that was dropped here.
+    // The driver fails every fifth message with the error of a local drop.
     tell(lab, 0, "fault 5 2")?;
     right(lab, 0, "3@ex", "kind=ping threads=4 count=100")?;
     tell(lab, 0, "fault 0")?;
@@ -82,7 +84,7 @@ fn sent_again(lab: &Lab) -> Result<()> {
         faults >= 20 && resent == faults,
         "{faults} failed, {resent} were sent again"
     );
-    // One whose delivery is unknown does not.
+    // A message that may have been delivered is not sent again.
     tell(lab, 0, "fault 1 10")?;
     let said = pairs(&tell(lab, 0, "test to=3@ex kind=ping count=3")?);
     ensure!(number(&said, "failed")? == 3, "{said:?}");
@@ -91,7 +93,7 @@ fn sent_again(lab: &Lab) -> Result<()> {
     done_with(lab, &[&["ex"], &["ex"]])
 }
 
-/// Node 1 routes between the networks ex, with node 0, and ex1, with nodes 2 and 3.
+/// Node 1 routes messages between the networks ex, with node 0, and ex1, with nodes 2 and 3.
 fn routed(lab: &Lab) -> Result<()> {
     for n in 0..4 {
         load(lab, n, "")?;
@@ -126,7 +128,7 @@ fn routed(lab: &Lab) -> Result<()> {
             right(lab, from, to, &format!("kind=write size={size}"))?;
         }
     }
-    // More than the router has buffers for.
+    // More messages than the router has buffers.
     let mut all = Vec::new();
     for (from, to) in [
         (0, "5@ex1"),

@@ -1,4 +1,5 @@
-//! The stand-in for LNet, tests/lnet, as scenarios use it, and whether it sees the mistakes of a driver.
+//! The stand-in for LNet (tests/lnet): helpers for scenarios, and a test that it detects mistakes
+//! of a driver.
 
 use crate::cluster::{modules, pairs, Lab, Running, WrongData, PATIENCE};
 use crate::scenarios::node::{node, value};
@@ -8,7 +9,7 @@ use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long a command may take that has deadlines of its own.
+/// Maximum duration of a command with its own time limits.
 pub(super) const LONG: Duration = Duration::from_secs(240);
 
 /// The scenarios of this file.
@@ -16,49 +17,50 @@ pub fn all() -> Vec<Scenario> {
     vec![on_pair("exlnd::stand_in_sees_mistakes", mistakes)]
 }
 
-/// What a command of the stand-in said, by name.
+/// Output of a command of the stand-in as pairs of name and value.
 pub(super) type Said = BTreeMap<String, String>;
 
-/// The script that gives the stand-in a command; its exit status is not 0 if that failed.
+/// Returns the script that sends a command to the stand-in. Its exit status is not 0 if the command
+/// failed.
 pub(super) fn script(command: &str) -> String {
     format!("exec 3<>/dev/lnet_stand || exit; printf %s '{command}' >&3; rc=$?; cat <&3; exit $rc")
 }
 
-/// A command that has to succeed.
+/// Runs a command, which must succeed.
 pub(super) fn tell(lab: &Lab, n: usize, command: &str) -> Result<String> {
     lab.ok_for(n, &script(command), LONG)
 }
 
-/// A number of those that a command said.
+/// Returns a number from the output of a command.
 pub(super) fn number(said: &Said, name: &str) -> Result<i64> {
     let text = said.get(name);
     let text = text.with_context(|| format!("no {name} in {said:?}"))?;
     text.parse().with_context(|| format!("{name} {text}"))
 }
 
-/// A counter of the stand-in.
+/// Returns a counter of the stand-in.
 pub(super) fn counter(lab: &Lab, n: usize, name: &str) -> Result<u64> {
     let text = tell(lab, n, "counters")?;
     value(&text, name).with_context(|| format!("no {name} in {text}"))
 }
 
-/// A counter of the driver's interfaces, their sum.
+/// Returns the sum of a counter over the driver's interfaces.
 pub(super) fn of_driver(lab: &Lab, n: usize, name: &str) -> Result<u64> {
     let text = lab.ok(n, "cat /sys/kernel/debug/kexlnd/interfaces")?;
     Ok(text.lines().filter_map(|l| value(l, name)).sum())
 }
 
-/// Loads both modules into a node.
+/// Loads both modules in a node.
 pub(super) fn load(lab: &Lab, n: usize, options: &str) -> Result<()> {
     lab.ok(n, &modules::modprobe("kexlnd", options)).map(drop)
 }
 
-/// The LNet address of a node with one NIC.
+/// Returns the LNet address of a node with one NIC.
 pub(super) fn nid(n: usize) -> String {
     format!("{}@ex", n + 1)
 }
 
-/// All nodes with the network `ex` on their NIC, and a service.
+/// Adds the network `ex` and a service to all nodes.
 pub(super) fn begin(lab: &Lab, options: &str) -> Result<()> {
     for n in 0..lab.spec().nodes {
         load(lab, n, options)?;
@@ -69,14 +71,14 @@ pub(super) fn begin(lab: &Lab, options: &str) -> Result<()> {
     Ok(())
 }
 
-/// Nothing is left of what messages had: in the stand-in, and registered with the NIC.
+/// Waits until all messages are released in the stand-in, and checks for leaked memory.
 pub(super) fn nothing_left(lab: &Lab, n: usize) -> Result<()> {
     lab.until("no message is left", PATIENCE, |lab| {
         Ok(number(&pairs(&tell(lab, n, "memory")?), "messages")? == 0)
     })?;
     let memory = pairs(&tell(lab, n, "memory")?);
     ensure!(number(&memory, "defects")? == 0, "node{n}: {memory:?}");
-    // That of what pings show.
+    // The memory that answers pings remains.
     ensure!(
         number(&memory, "mds")? == 2 && number(&memory, "pages")? == 3,
         "node{n}: memory is left: {memory:?}"
@@ -85,18 +87,18 @@ pub(super) fn nothing_left(lab: &Lab, n: usize) -> Result<()> {
     Ok(())
 }
 
-/// Ends services and networks and unloads both modules; nothing is left.
+/// Ends services and networks, unloads both modules, and checks that all memory is released.
 pub(super) fn done(lab: &Lab) -> Result<()> {
     let nets = vec![["ex"].as_slice(); lab.spec().nodes];
     done_with(lab, &nets)
 }
 
-/// The same with the networks that each node has.
+/// Like [`done`], with the networks of each node.
 pub(super) fn done_with(lab: &Lab, nets: &[&[&str]]) -> Result<()> {
     done_by(lab, "kexlnd", nets)
 }
 
-/// The same with another driver.
+/// Like [`done_with`], with another driver.
 pub(super) fn done_by(lab: &Lab, driver: &str, nets: &[&[&str]]) -> Result<()> {
     for n in 0..nets.len() {
         tell(lab, n, "serve stop")?;
@@ -114,14 +116,14 @@ pub(super) fn done_by(lab: &Lab, driver: &str, nets: &[&[&str]]) -> Result<()> {
     Ok(())
 }
 
-/// A test of the stand-in that has to succeed, all of it.
+/// Runs a test of the stand-in in which each message must succeed.
 pub(super) fn right(lab: &Lab, from: usize, to: &str, options: &str) -> Result<Said> {
     let said = pairs(&tell(lab, from, &format!("test to={to} {options}"))?);
     all_right(&said, options).with_context(|| format!("node{from} to {to}, {options}"))?;
     Ok(said)
 }
 
-/// What a test said: as many were done as it says, and no byte was wrong.
+/// Checks the output of a test: all messages succeeded, and no byte was wrong.
 pub(super) fn all_right(said: &Said, options: &str) -> Result<()> {
     if number(said, "wrong")? != 0 {
         return Err(WrongData::error(format!("{said:?}")));
@@ -137,19 +139,20 @@ pub(super) fn all_right(said: &Said, options: &str) -> Result<()> {
     Ok(())
 }
 
-/// A test in the background.
+/// Starts a test in the background.
 pub(super) fn start(lab: &Lab, from: usize, to: &str, options: &str) -> Result<Running> {
     lab.spawn(from, &script(&format!("test to={to} {options}")))
 }
 
-/// What it said.
+/// Waits for a test. Returns its output.
 pub(super) fn end(running: Running, patience: Duration) -> Result<Said> {
     let out = running.wait(patience)?;
     ensure!(out.status == 0, "{out:?}");
     Ok(pairs(&out.stdout))
 }
 
-/// Mistakes that `tests/lnet/misuse.c` makes, by number, and what the stand-in says of them; it says nothing of no mistake.
+/// Mistakes of `tests/lnet/misuse.c` by number, with the stand-in's warning. Number 0 is a correct
+/// driver, without a warning.
 const MISTAKES: [(u32, &str); 15] = [
     (0, ""),
     (1, "that has ended"),
@@ -168,7 +171,7 @@ const MISTAKES: [(u32, &str); 15] = [
     (14, "are wrong"),
 ];
 
-/// A driver of a few lines makes one mistake, and the stand-in sees it; without one it sees nothing.
+/// The stand-in detects each mistake of a small driver, and accepts the driver without mistakes.
 fn mistakes(lab: &Lab) -> Result<()> {
     for (number_of, says) in MISTAKES {
         let about = format!("mistake {number_of}");
@@ -208,6 +211,6 @@ fn mistakes(lab: &Lab) -> Result<()> {
         }
         lab.ok(0, "rmmod lnet_misuse && rmmod lnet_stand")?;
     }
-    // It has said so by warnings, each of which begins with this, and has the calls behind it.
+    // The stand-in reports by warnings that begin with its name and end with a call trace.
     lab.assert_clean_log_but(&["lnet_stand", "Call Trace"])
 }
