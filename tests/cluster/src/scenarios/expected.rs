@@ -73,8 +73,8 @@ pub const NOTHING_THERE: &[&str] = &[
     "host_dma_outside_memory",
 ];
 
-/// Like [`NOTHING_THERE`], for accesses by a borrowed device. Also covers a load that the host
-/// would have to answer while it waits for the device.
+/// Like [`NOTHING_THERE`], for accesses by a borrowed device, and for a load that the host would
+/// have to answer while it waits for the device.
 pub const BORROWED: &[&str] = &[
     "drops_dma",
     "dma_faults",

@@ -1,6 +1,7 @@
-//! The conformance matrix of RMA, by a user program and by the kernel's transfers; windows and multicast of user programs.
+//! The conformance matrix of RMA, from a user program and through the kernel's transfers; windows
+//! and multicast of user programs.
 //!
-//! The cross product is thinned out; `MATRIX=full`, or `FULL=1`, tries all of it.
+//! Only a part of the cross product is tested, unless `MATRIX=full` or `FULL=1` is set.
 
 use super::expected::REFUSED;
 use super::fabric::FOUR;
@@ -13,12 +14,12 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 
-/// One of so many small transfers: every command × specification × kind of address × size is left, with other places,
-/// classes and modifiers each.
+/// One of this many small transfers is tested. Every combination of command, specification, kind of
+/// address and size remains, with varying offsets, classes and modifiers.
 const EVERY: u32 = 3;
-/// Where the program is in the nodes.
+/// Path of the program in the nodes.
 pub const PROGRAM: &str = "/tmp/extoll-conformance";
-/// Huge pages of 2 MiB for two sides on a node.
+/// Number of huge pages of 2 MiB for both sides on one node.
 const HUGE_PAGES: u32 = 16;
 
 /// The scenarios of this file.
@@ -37,7 +38,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Two nodes in which the kernel keeps memory for long contiguous buffers.
+/// Two nodes whose kernels reserve memory for large contiguous buffers.
 const CONTIGUOUS: Spec = Spec::pair().append(&["cma=96M"]).memory(2560);
 
 fn is_quick() -> bool {
@@ -47,7 +48,7 @@ fn is_quick() -> bool {
     }
 }
 
-/// Copies the conformance programs to a node.
+/// Copies the conformance program to a node.
 pub fn install(lab: &Lab, node: usize) -> Result<()> {
     let program = built("extoll-conformance");
     let from = program.to_str().context("path")?;
@@ -55,6 +56,7 @@ pub fn install(lab: &Lab, node: usize) -> Result<()> {
     Ok(())
 }
 
+/// A user program gets the specified result for every combination of RMA command and operands.
 fn user(lab: &Lab) -> Result<()> {
     let (options, patience) = match is_quick() {
         true => (format!("--every {EVERY}"), 900),
@@ -92,12 +94,14 @@ fn user(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
-/// Sizes of transfers by kernel modules: less than, exactly and more than one command, with one completion each.
+/// Sizes of transfers by kernel modules: less than one command, exactly one, and several; each with
+/// one completion.
 const KERNEL_SIZES: [u64; 4] = [4096, 1 << 20, 8 << 20, (8 << 20) + 4096];
-/// Lengths and places of parts of a region.
+/// Lengths and offsets of parts of a region.
 const PARTS: [u64; 11] = [1, 8, 119, 120, 121, 495, 496, 497, 4095, 4096, 4097];
 const PLACES: [u64; 4] = [0, 8, 4088, 4096 - 496];
 
+/// Transfers of kernel modules move the right data for all kinds of memory, sizes and offsets.
 fn kernel(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let mut total = 0;
@@ -135,7 +139,7 @@ fn kernel(lab: &Lab) -> Result<()> {
         total += copies(lab, 1, &[own])?;
         lab.raw(1, "withdraw")?;
     }
-    // Bus addresses, and parts at all kinds of places.
+    // Bus addresses, and parts at various offsets.
     for kind in ["pages", "bus"] {
         let there: Offer = offer(lab, kind, 16 << 10, "rw", 300)?;
         let pairs = PARTS
@@ -161,7 +165,7 @@ fn kernel(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// Runs commands of `extoll_bench` one after the other; each has to move the right data.
+/// Runs commands of `extoll_bench` one after the other. Each must move the right data.
 fn copies(lab: &Lab, node: usize, commands: &[String]) -> Result<usize> {
     let lines: Vec<String> = commands
         .iter()
@@ -188,6 +192,8 @@ fn copies(lab: &Lab, node: usize, commands: &[String]) -> Result<usize> {
     Ok(results.len())
 }
 
+/// A window of one node reaches the exported memory of the other. Only privileged processes may
+/// export memory.
 fn window(lab: &Lab) -> Result<()> {
     for (from, to) in [(0, 1), (1, 0)] {
         for node in 0..2 {
@@ -200,7 +206,7 @@ fn window(lab: &Lab) -> Result<()> {
         ensure!(said == "ok\n", "{said}");
         finish(lab, to, running)?;
     }
-    // Not for everybody.
+    // Unprivileged processes are rejected.
     let user = "setpriv --reuid=1000 --regid=1000 --clear-groups --";
     let out = lab.sh_for(0, &format!("{user} {PROGRAM} window export"), PATIENCE)?;
     ensure!(
@@ -210,7 +216,8 @@ fn window(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Group 63 has all nodes; who sends gets no copy, or one of each (HW §9.2, G21).
+/// A message to group 63 reaches all nodes. The sender gets no copy or one copy of each message (HW
+/// §9.2, G21).
 fn multicast(lab: &Lab) -> Result<()> {
     let nodes = lab.spec().nodes;
     let mut listeners = vec![];

@@ -1,4 +1,4 @@
-//! Registered memory, long transfers and locks, by `extoll_bench` without a network stack above.
+//! Registered memory, long transfers and locks, tested with `extoll_bench` without a network stack.
 
 use super::expected::{NOTHING_THERE, REFUSED, REVOKED};
 use super::faults::sum;
@@ -30,10 +30,10 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// A node with memory for a page of 1 GiB: some of it has to begin at such a multiple and be free.
+/// A node with enough memory for a page of 1 GiB, which must be free and aligned.
 const ROOMY: Spec = Spec::new(1).memory(4608);
 
-/// Result of a command of `extoll_bench`.
+/// Output of a command of `extoll_bench`.
 pub type Lines = BTreeMap<String, String>;
 
 pub fn begin(lab: &Lab) -> Result<()> {
@@ -43,7 +43,7 @@ pub fn begin(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Unloads, and looks whether anything is left in the ATU.
+/// Unloads the module and checks that nothing is left in the ATU.
 pub fn end(lab: &Lab) -> Result<()> {
     for node in 0..2 {
         lab.ok(node, "rmmod extoll_bench")?;
@@ -62,7 +62,7 @@ pub fn end(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// An offer on node 1, as words for those who use it.
+/// An offer on node 1, as words for the commands that use it.
 pub struct Offer {
     /// Node, VPID and NLA.
     pub words: String,
@@ -73,7 +73,7 @@ pub fn offer(lab: &Lab, kind: &str, bytes: u64, access: &str, seed: u64) -> Resu
     offer_with(lab, kind, bytes, access, seed, "")
 }
 
-/// The same with more words for the command.
+/// Like [`offer`], with more words for the command.
 pub fn offer_with(
     lab: &Lab,
     kind: &str,
@@ -84,24 +84,24 @@ pub fn offer_with(
 ) -> Result<Offer> {
     let words = format!("kind={kind} bytes={bytes} access={access} seed={seed} {more}");
     let r = lab.raw(1, &format!("offer {words}"))?;
-    // Of bus addresses nothing is registered.
+    // Bus addresses are not registered, so the driver reports no size.
     let reported = r.get("bytes").and_then(|n| n.parse().ok());
     parse(&r, 1, reported.unwrap_or(bytes))
 }
 
 impl Offer {
-    /// NLA of its first byte.
+    /// Returns the NLA of the first byte.
     pub fn nla(&self) -> Result<u64> {
         let nla = self.words.split("nla=").nth(1).context("no NLA")?;
         Ok(nla.parse()?)
     }
 
-    /// Bytes that it has by what the driver says.
+    /// Returns the size in bytes that the driver reported.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Another NLA of the same port.
+    /// Returns another NLA of the same port.
     pub fn at(&self, nla: u64) -> Offer {
         let port = self.words.split(" nla=").next().unwrap_or("");
         Offer {
@@ -125,7 +125,7 @@ pub fn expect(r: &Lines, key: &str, want: &str) -> Result<()> {
     }
 }
 
-/// A GET of all of it into local memory of `kind` has to succeed with the right content.
+/// Reads an offer by GET into local memory of `kind` and checks the contents.
 fn read_all(lab: &Lab, from: &Offer, kind: &str, seed: u64) -> Result<()> {
     let r = lab.raw(
         0,
@@ -138,7 +138,7 @@ fn read_all(lab: &Lab, from: &Offer, kind: &str, seed: u64) -> Result<()> {
     expect(&r, "mismatch", "none")
 }
 
-/// A copy in direction `dir` of one page that has to end with `result`.
+/// Copies one page in direction `dir`, which must end with `result`.
 pub fn try_page(lab: &Lab, dir: &str, to: &Offer, more: &str, result: &str) -> Result<()> {
     let r = lab.raw(
         0,
@@ -149,14 +149,15 @@ pub fn try_page(lab: &Lab, dir: &str, to: &Offer, more: &str, result: &str) -> R
 
 pub const NO_TRANSLATION: &str = "Responder Translation";
 
-/// Loads the driver on a node so that it uses all sizes of hardware pages.
+/// Loads the driver on a node with all sizes of hardware pages.
 fn with_large_pages(lab: &Lab, number: usize) -> Result<()> {
     let node = node(lab, number);
     node.unload()?;
     node.load(extoll("extoll.atu_page_kib=1048576"))
 }
 
-/// Every kind of memory with every other; where pages can be large, they are.
+/// Every kind of memory can be copied from and to every other. Hardware pages are large if the
+/// memory permits it.
 fn kinds(lab: &Lab) -> Result<()> {
     for number in 0..2 {
         with_large_pages(lab, number)?;
@@ -186,7 +187,7 @@ fn every_kind(lab: &Lab) -> Result<()> {
         for local in ["pages", "buffer"] {
             read_all(lab, &there, local, seed)?;
         }
-        // A part, unaligned to fragments and pages, on every traffic class.
+        // A part that is not aligned to fragments or pages, on every traffic class.
         for tc in 0..4 {
             let r = lab.raw(
                 0,
@@ -222,7 +223,8 @@ fn every_kind(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// All that is registered on a node has to be made of this many hardware pages of these KiB.
+/// Checks that the registered memory of a node consists of exactly these hardware pages, given as
+/// size in KiB and number.
 pub fn nlps(lab: &Lab, node: usize, want: &[(u32, u64)]) -> Result<()> {
     let atu = lab.ok(node, "cat /sys/kernel/debug/extoll-*/atu")?;
     for size in [4, 8, 64, 2048, 1 << 20] {
@@ -233,23 +235,25 @@ pub fn nlps(lab: &Lab, node: usize, want: &[(u32, u64)]) -> Result<()> {
     Ok(())
 }
 
+/// Registered memory permits only the access for which it was registered, and only its own bytes.
+/// Violations are reported to the right end.
 fn protection(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let there = offer(lab, "pages", 64 << 10, "r", 5)?;
     read_all(lab, &there, "pages", 5)?;
-    // The completer refuses the write; the port there is told, memory stays as it was.
+    // The completer rejects the write and notifies the target's port. The memory does not change.
     let before = node(lab, 1).reason(9)?;
     try_page(lab, "put", &there, "", "ok")?;
-    lab.until("the target is told of the refused write", PATIENCE, |l| {
+    lab.until("the target is notified of the rejected write", PATIENCE, |l| {
         Ok(node(l, 1).reason(9)? == before + 1)
     })?;
     let r = lab.raw(1, "offered seed=5")?;
     expect(&r, "mismatch", "none")?;
-    // Behind the end, in a table that does not exist, NLA 0.
+    // Behind the end, in an absent table, and NLA 0.
     try_page(lab, "get", &there, "offset=65536", NO_TRANSLATION)?;
     try_page(lab, "get", &there, "offset=1000000000000", NO_TRANSLATION)?;
     try_page(lab, "get", &there.at(0), "", NO_TRANSLATION)?;
-    // Another open VPID of that node.
+    // Through another open VPID of that node.
     lab.raw(1, "serve")?;
     let status = lab.raw(1, "status")?;
     let vpid = status.get("rma_vpid").context("no rma_vpid")?;
@@ -262,7 +266,7 @@ fn protection(lab: &Lab) -> Result<()> {
     try_page(lab, "put", &there, "", "ok")?;
     let r = lab.raw(1, "offered seed=99")?;
     expect(&r, "mismatch", "none")?;
-    // Local memory that does not allow the access does not even reach the NIC.
+    // The driver checks the permission of local memory before it posts a command.
     let refused = lab.raw(
         0,
         &format!("copy dir=put access=w {} bytes=4096", there.words),
@@ -274,7 +278,7 @@ fn protection(lab: &Lab) -> Result<()> {
     )?;
     expect(&refused, "result", "Invalid")?;
     lab.raw(1, "withdraw")?;
-    // Bus addresses that are no memory are another error.
+    // Bus addresses without memory cause another error.
     let there = offer(lab, "bus", 4096, "rw", 7)?;
     read_all(lab, &there, "bus", 7)?;
     try_page(
@@ -288,6 +292,7 @@ fn protection(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
+/// Revoked memory is out of reach at once, also during a transfer and when the NIC is unbound.
 fn revoke(lab: &Lab) -> Result<()> {
     begin(lab)?;
     for round in 0..3 {
@@ -301,7 +306,7 @@ fn revoke(lab: &Lab) -> Result<()> {
         lab.raw(1, "withdraw")?;
     }
     revoke_in_transfer(lab)?;
-    // Unbinding with a region that is in use.
+    // Unbinds the NIC while a region is in use.
     let there = offer(lab, "pages", 1 << 20, "rw", 40)?;
     read_all(lab, &there, "pages", 40)?;
     node(lab, 1).unbind()?;
@@ -315,8 +320,9 @@ fn revoke(lab: &Lab) -> Result<()> {
     node(lab, 0).pings(3, "-i 0.2")
 }
 
-/// In the middle of a transfer: what was served was right, the next command is refused. Of 48 MiB in commands of 8 four are outstanding
-/// (docs/driver.md), so that two at least come behind the revocation.
+/// Revokes memory during a transfer. The bytes served before are right, and the next command is
+/// rejected. Of 48 MiB in commands of 8 MiB, four commands are outstanding (docs/driver.md), so at
+/// least two follow the revocation.
 fn revoke_in_transfer(lab: &Lab) -> Result<()> {
     let served = |lab: &Lab| -> Result<u64> { Ok(sum(&lab.status()?, "rma_served_bytes")) };
     for round in 0..2 {
@@ -345,7 +351,7 @@ fn revoke_in_transfer(lab: &Lab) -> Result<()> {
         );
         lab.raw(1, "withdraw")?;
     }
-    // The other way round: a transfer that has ended before is not touched by it.
+    // A transfer that ended before the revocation is not affected.
     let there = offer(lab, "pages", 8 << 20, "rw", 31)?;
     read_all(lab, &there, "pages", 31)?;
     expect(&lab.raw(1, "revoke")?, "result", "ok")?;
@@ -353,18 +359,19 @@ fn revoke_in_transfer(lab: &Lab) -> Result<()> {
     lab.raw(1, "withdraw").map(drop)
 }
 
-/// Regions that come and go need a new table when they have used up the places of one, not each time from then on.
+/// Frequent registration needs a new address table only when the slots of the previous one are used
+/// up.
 fn tables(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let made = |lab| node(lab, 0).atu("tables_made");
-    // The places of 2.5 tables, all of which rest for 10 s.
+    // Uses the slots of 2.5 tables, each of which is held off for 10 s.
     let (before, start) = (made(lab)?, Instant::now());
     lab.raw(
         0,
         "register kind=pages bytes=33554432 count=80 timeout_ms=60000",
     )?;
     let (new, took) = (made(lab)? - before, start.elapsed());
-    // With places that have rested meanwhile there is more to choose from.
+    // On a slow host, slots become free again during the test.
     if took >= Duration::from_secs(9) {
         println!("        {new} tables were made in {took:?}, too slow to say anything");
     } else {
@@ -377,7 +384,8 @@ fn quarantined(lab: &Lab) -> Result<u64> {
     node(lab, 1).atu("quarantined")
 }
 
-/// The NIC does not say, or not in time, that it forgot a region: nothing of it is given away before.
+/// When the NIC does not confirm the end of a region, or too late, the region's memory, VPID and
+/// NLA stay in quarantine until then.
 fn quarantine(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let reported = node(lab, 1).reason(22)?;
@@ -391,7 +399,7 @@ fn quarantine(lab: &Lab) -> Result<()> {
         expect(&lab.raw(1, "revoke")?, "result", "ETIMEDOUT")?;
         ensure!(quarantined(lab)? == 1, "{fault}: not in quarantine");
         lab.raw(1, "withdraw")?;
-        // Neither VPID nor NLA is given to somebody else.
+        // Neither the VPID nor the NLA is assigned again.
         let new = offer(lab, "pages", 64 << 10, "rw", 61)?;
         let field = |o: &Offer, n| o.words.split(' ').nth(n).map(str::to_owned);
         for n in [1, 2] {
@@ -401,7 +409,7 @@ fn quarantine(lab: &Lab) -> Result<()> {
                 new.words
             );
         }
-        // Nothing that arrives for the old one changes the new one.
+        // Late packets for the old region do not change the new one.
         lab.raw(
             0,
             &format!(
@@ -423,7 +431,7 @@ fn quarantine(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// A page of 1 GiB becomes one entry, which leads to all of it.
+/// A page of 1 GiB is covered by a single entry.
 fn gigantic(lab: &Lab) -> Result<()> {
     let starts: [u64; 4] = [0, (2 << 20) - 4096, (517 << 20) + 64, (1 << 30) - 65536];
     with_large_pages(lab, 0)?;
@@ -462,6 +470,7 @@ fn changed_memory(lab: &Lab) -> Result<()> {
     node(lab, 1).is_vacant()
 }
 
+/// Locks are atomic between both nodes.
 fn locks(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let there = offer(lab, "pages", 4096, "rw", 1)?;
@@ -471,7 +480,7 @@ fn locks(lab: &Lab) -> Result<()> {
         "exec 3<>/dev/extoll_bench; printf %s '{}' >&3; cat <&3",
         command(&format!("number=3 count={count} timeout_ms=30000"))
     );
-    // Both nodes at once, one of them from itself.
+    // Both nodes at once, one of them on itself.
     let runs = [lab.spawn(0, &script)?, lab.spawn(1, &script)?];
     for run in runs {
         let out = run.wait(PATIENCE)?;
@@ -481,7 +490,7 @@ fn locks(lab: &Lab) -> Result<()> {
     }
     let r = lab.raw(0, &command("number=3 count=1 add=0"))?;
     expect(&r, "value", &(2 * count).to_string())?;
-    // The comparison, and that other locks are others.
+    // The comparison works, and locks are independent.
     let r = lab.raw(0, &command("number=4 count=10 compare=4"))?;
     expect(&r, "successes", "5")?;
     expect(&r, "value", "5")?;
@@ -490,7 +499,7 @@ fn locks(lab: &Lab) -> Result<()> {
         r.get("result").is_some_and(|v| v.ends_with(" Lock")),
         "lock 16 exists: {r:?}"
     );
-    // Closing the port zeroes its locks.
+    // Closing the port resets its locks to zero.
     lab.raw(1, "withdraw")?;
     let again = offer(lab, "pages", 4096, "rw", 1)?;
     let r = lab.raw(0, &format!("lock {} number=3 count=1 add=0", again.words))?;
@@ -499,19 +508,19 @@ fn locks(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// A lost answer makes its own operation time out, but none of the next ones, which can't be told from it.
+/// A lost answer lets only its own operation time out, not later ones, whose answers look the same.
 fn lost_answers(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let there = offer(lab, "pages", 4096, "rw", 1)?;
     let mut rounds = 0;
     for lost in [1, 3] {
         let count = lost.to_string();
-        // What the driver sends to itself when the port of the round before is closed may be hit instead, on a busy machine: then no
-        // answer was lost, and all operations are done.
+        // The fault may hit a message of the driver to itself, sent when the port of the previous
+        // round is closed. Then no answer is lost, and all operations succeed.
         for tries in 0.. {
             lab.fault(&["dma-fault", "0", "--ring", "rma", "--count", &count])?;
             rounds += 1;
-            // Longer than a busy machine may stand still: that would be one more.
+            // Longer than a busy host may stall, which would add a time-out.
             let command = "number=2 count=12 timeout_ms=5000 patience=12";
             let r = lab.raw(0, &format!("lock {} {command}", there.words))?;
             expect(&r, "result", "ok")?;
@@ -519,7 +528,7 @@ fn lost_answers(lab: &Lab) -> Result<()> {
             let done: u32 = r.get("value").context("no value")?.parse()?;
             let successes: u32 = r.get("successes").context("no successes")?.parse()?;
             ensure!(timeouts + successes == 12, "{lost} lost: {r:?}");
-            // What was lost is the answer, or that to the operation that asks whether one still comes.
+            // The lost answer belongs to an operation, or to the query for a late answer.
             let all = 12 * rounds;
             ensure!(done > all - 4 && done <= all, "{lost} lost: {r:?}");
             if timeouts == 0 && tries < 2 {
@@ -533,9 +542,10 @@ fn lost_answers(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
+/// Transfers larger than one command move the right data, and time out once if the peer is missing.
 fn large(lab: &Lab) -> Result<()> {
     begin(lab)?;
-    // Three commands, the last one short.
+    // Three commands, the last of them short.
     let bytes = (17 << 20) + 3 * 4096;
     let there = offer(lab, "pages", bytes, "rw", 50)?;
     read_all(lab, &there, "buffer", 50)?;
@@ -549,7 +559,7 @@ fn large(lab: &Lab) -> Result<()> {
     expect(&r, "result", "ok")?;
     expect(&lab.raw(1, "offered seed=51")?, "mismatch", "none")?;
     lab.raw(1, "withdraw")?;
-    // Nobody there: one error, by the deadline.
+    // The port does not exist: one error, at the deadline.
     for dir in ["get", "put"] {
         let start = Instant::now();
         let r = lab.raw(
@@ -562,22 +572,23 @@ fn large(lab: &Lab) -> Result<()> {
             "{dir}: the deadline was not kept"
         );
     }
-    // The port works afterwards.
+    // The local port still works.
     let there = offer(lab, "pages", 64 << 10, "rw", 52)?;
     read_all(lab, &there, "pages", 52)?;
     lab.raw(1, "withdraw")?;
     end(lab)
 }
 
-/// Makes the kernel give back what it only keeps at hand, before memory in use is measured: page cache, objects that are free but in a
-/// list of a processor, free pages in such lists. KASAN of a debug kernel keeps freed objects too, until their cache is shrunk.
+/// Releases the kernel's caches before memory in use is measured: page cache, free objects in
+/// per-CPU lists, free pages. KASAN of a debug kernel keeps freed objects too, until their cache is
+/// shrunk.
 pub(super) const SETTLE: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1; \
      for c in /sys/kernel/slab/*/shrink; do echo 1 >$c; done 2>/dev/null; echo 1 >/proc/sys/vm/compact_memory";
 
-/// Memory that `extoll.ko` costs, with one NIC and nothing above it: 7 MiB when this was written.
+/// `extoll.ko` uses little memory with one NIC and no client: 7 MiB when this test was written.
 ///
-/// The kernel does not count the pages in its lists of each processor as free, and these lists hold up to an eighth of the memory:
-/// without them, the same load costs between nothing and 17 MiB.
+/// The kernel does not count the pages in per-CPU lists as free. These lists hold up to an eighth
+/// of the memory, so they are added; without them the result varies between 0 and 17 MiB.
 fn load_cost(lab: &Lab) -> Result<()> {
     const LIMIT_KIB: i64 = 10 << 10;
     let script = format!(
@@ -595,7 +606,7 @@ fn load_cost(lab: &Lab) -> Result<()> {
             .collect()
     };
     node(lab, 0).unload()?;
-    // The second time: what the first one leaves cached does not count.
+    // The second load is measured, so that caches filled by the first do not count.
     lab.ok(0, "modprobe extoll && rmmod extoll")?;
     let before = measure()?;
     lab.ok(0, "modprobe extoll")?;
@@ -611,7 +622,7 @@ fn load_cost(lab: &Lab) -> Result<()> {
     ] {
         let cost = match (before.get(key), after.get(key)) {
             (Some(before), Some(after)) => sign * (after - before),
-            // A kernel without CMA.
+            // The kernel has no CMA.
             (None, None) if key == "CmaFree:" => continue,
             _ => bail!("no {key} in {before:?} {after:?}"),
         };

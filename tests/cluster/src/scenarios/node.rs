@@ -1,18 +1,19 @@
-//! A node of a cluster as scenarios use it: its modules, its NIC, its interface, its counters.
+//! Access to a node of a cluster: modules, NIC, interface, counters.
 
 pub use crate::cluster::full;
 use crate::cluster::{as_slow, modules, Lab, WrongData, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
 use std::time::Duration;
 
-/// Sets `dev` of a shell script to the PCI name of the node's (first) NIC, also when no driver is bound.
+/// Sets `dev` of a shell script to the PCI address of the node's first NIC, even if no driver is
+/// bound.
 pub const DEV: &str =
     "dev=$(lspci -Dn -d 1cad: | awk '{print $1; exit}'); [ -n \"$dev\" ] || { echo no NIC >&2; exit 9; }; ";
 
-/// How long one series of pings may take.
+/// Maximum duration of one series of pings.
 const PINGING: Duration = Duration::from_secs(40);
 
-/// A volume or a number of rounds: what is usual, and that of a full run.
+/// Returns the volume or number of rounds: `usual`, or `all` in a full run.
 pub fn volume<T>(usual: T, all: T) -> T {
     if full() {
         all
@@ -21,7 +22,8 @@ pub fn volume<T>(usual: T, all: T) -> T {
     }
 }
 
-/// Fails, for good, unless what was received is what was sent: two hashes of it.
+/// Fails with an error that no repetition excuses if two hashes, of sent and of received data,
+/// differ.
 pub fn same(sent: &str, received: &str) -> Result<()> {
     match sent.trim() == received.trim() {
         true => Ok(()),
@@ -31,8 +33,9 @@ pub fn same(sent: &str, received: &str) -> Result<()> {
     }
 }
 
-/// The number that follows `name` in one of the lines, with or without a colon: the form of all counters, those of ethtool, of
-/// debugfs and of `/proc/meminfo`. `name` may have several words (`reason 9`).
+/// Returns the number after `name` in one of the lines, with or without a colon. All counters have
+/// this form: of ethtool, debugfs and `/proc/meminfo`. `name` may consist of several words (`reason
+/// 9`).
 pub fn value(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let rest = line.trim_start().strip_prefix(name)?;
@@ -42,16 +45,16 @@ pub fn value(text: &str, name: &str) -> Option<u64> {
     })
 }
 
-/// Options of the modules when they are loaded.
+/// Module options for loading.
 #[derive(Clone, Copy, Default)]
 pub struct Options<'a> {
-    /// Of `extoll`.
+    /// Options of `extoll`.
     pub extoll: &'a str,
-    /// Of `exn`.
+    /// Options of `exn`.
     pub exn: &'a str,
 }
 
-/// Options of `extoll` alone.
+/// Returns options for `extoll` alone.
 pub fn extoll(options: &str) -> Options<'_> {
     Options {
         extoll: options,
@@ -59,13 +62,13 @@ pub fn extoll(options: &str) -> Options<'_> {
     }
 }
 
-/// An open VELO or RMA port, as debugfs shows it.
+/// An open VELO or RMA port as shown by debugfs.
 #[derive(Debug)]
 pub struct Port {
     line: String,
-    /// Whether of VELO, else of RMA.
+    /// True for VELO, false for RMA.
     pub is_velo: bool,
-    /// Its VPID.
+    /// VPID of the port.
     pub vpid: u64,
 }
 
@@ -80,7 +83,7 @@ impl Port {
         })
     }
 
-    /// A counter of the port.
+    /// Returns a counter of the port.
     pub fn counter(&self, name: &str) -> Result<u64> {
         let mut words = self.line.split(' ').skip_while(|w| *w != name);
         words
@@ -89,32 +92,32 @@ impl Port {
             .with_context(|| format!("no {name} in {}", self.line))
     }
 
-    /// Not one of the kernel's (docs/driver.md, VPIDs).
+    /// Returns true unless the port belongs to the kernel (docs/driver.md, VPIDs).
     pub fn is_user(&self) -> bool {
         self.vpid < 251
     }
 }
 
-/// A node.
+/// A node of a cluster.
 #[derive(Clone, Copy)]
 pub struct Node<'a> {
     lab: &'a Lab,
-    /// Its number.
+    /// Number of the node.
     pub number: usize,
 }
 
-/// A node of the cluster.
+/// Returns a node of the cluster.
 pub fn node(lab: &Lab, number: usize) -> Node<'_> {
     Node { lab, number }
 }
 
 impl Node<'_> {
-    /// Runs a script that has to succeed.
+    /// Runs a script, which must succeed.
     pub fn ok(self, script: &str) -> Result<String> {
         self.lab.ok(self.number, script)
     }
 
-    /// Whether a script succeeds.
+    /// Returns true if a script succeeds.
     pub fn is_so(self, script: &str) -> Result<bool> {
         Ok(self.lab.sh_for(self.number, script, PATIENCE)?.status == 0)
     }
@@ -125,12 +128,12 @@ impl Node<'_> {
         self.lab.until(&what, PATIENCE, |_| self.is_so(script))
     }
 
-    /// Waits until a file is there.
+    /// Waits until a file exists.
     pub fn until_file(self, path: &str) -> Result<()> {
         self.until(&format!("{path} is there"), &format!("[ -e {path} ]"))
     }
 
-    /// PCI name of the first NIC.
+    /// Returns the PCI address of the first NIC.
     pub fn pci(self) -> Result<String> {
         Ok(self.ok(&format!("{DEV}echo $dev"))?.trim().to_owned())
     }
@@ -139,13 +142,13 @@ impl Node<'_> {
 
     /// Unloads the modules.
     pub fn unload(self) -> Result<()> {
-        // The measuring module is loaded by hand, and left by some scenarios for the next.
+        // Some scenarios load extoll_bench and leave it loaded for the next.
         let bench = "if [ -e /sys/module/extoll_bench ]; then rmmod extoll_bench; fi";
         self.ok(&format!("{bench} && {}", modules::unload()))
             .map(drop)
     }
 
-    /// Loads the modules; the interface is not up.
+    /// Loads the modules. The interface stays down.
     pub fn load(self, options: Options<'_>) -> Result<()> {
         let options = [("extoll", options.extoll), ("exn", options.exn)];
         self.ok(&modules::load(&options)).map(drop)
@@ -158,14 +161,14 @@ impl Node<'_> {
         self.back()
     }
 
-    /// The same with exn alone.
+    /// Like [`Node::reload`], for exn only.
     pub fn reload_exn(self, options: &str) -> Result<()> {
         let load = modules::modprobe("exn", options);
         self.ok(&format!("rmmod exn && {load}"))?;
         self.back()
     }
 
-    /// Takes the NIC from its driver, after which no device file and no interface is left.
+    /// Unbinds the NIC and checks that its device files and interface are removed.
     pub fn unbind(self) -> Result<()> {
         let script = format!(
             "{DEV}echo $dev >/sys/bus/pci/drivers/extoll/unbind && [ ! -e /dev/extoll/rma2 ] && [ ! -e /sys/class/net/exn0 ]"
@@ -173,7 +176,7 @@ impl Node<'_> {
         self.ok(&script).map(drop)
     }
 
-    /// Gives it back; the interface is not up.
+    /// Binds the NIC. The interface stays down.
     pub fn bind(self) -> Result<()> {
         self.ok(&format!("{DEV}echo $dev >/sys/bus/pci/drivers/extoll/bind"))
             .map(drop)
@@ -181,12 +184,12 @@ impl Node<'_> {
 
     // Interface.
 
-    /// The other node of a pair, the next one of more.
+    /// Returns the other node of a pair, or the next node of a larger cluster.
     pub fn peer(&self) -> Node<'_> {
         node(self.lab, (self.number + 1) % self.lab.spec().nodes)
     }
 
-    /// Waits for the interface and gives it its address, with which it is up.
+    /// Waits for the interface, assigns its address and sets it up.
     pub fn address_back(self) -> Result<()> {
         self.until("exn0", "[ -e /sys/class/net/exn0 ]")?;
         let address = format!(
@@ -196,7 +199,7 @@ impl Node<'_> {
         self.ok(&address).map(drop)
     }
 
-    /// Whether the interface has a carrier.
+    /// Returns true if the interface has a carrier.
     pub fn has_carrier(self) -> Result<bool> {
         Ok(self.ok("ip link show exn0")?.contains("LOWER_UP"))
     }
@@ -211,7 +214,8 @@ impl Node<'_> {
 
     /// Waits until the interface is up with its address and carrier, and the peer answers.
     ///
-    /// A driver that was unbound with frames unanswered keeps exn's VPID disabled for up to a minute more.
+    /// A driver that was unbound with unanswered frames keeps exn's VPID disabled for up to another
+    /// minute.
     pub fn back(self) -> Result<()> {
         self.address_back()?;
         let what = format!("exn0 of node{} has a carrier", self.number);
@@ -220,17 +224,17 @@ impl Node<'_> {
         self.reaches(self.peer())
     }
 
-    /// Sends pings to the peer, see [`Node::pings_to`].
+    /// Sends pings to the peer; see [`Node::pings_to`].
     pub fn pings(self, count: usize, options: &str) -> Result<()> {
         let peer = self.peer().number;
         self.pings_to(&format!("node{peer}"), count, options)
     }
 
-    /// Sends pings: answers 1 to `count` have to come, once each, and nothing twice.
+    /// Sends pings. Each of the answers 1 to `count` must arrive exactly once.
     ///
-    /// A few more are sent: with -w ping sends on while an answer is late and ends when it has as many as it was told, so answers that
-    /// overtake each other must not pass for loss. Long ones ([`is_long`]) are asked for one by one, by a ping each, which does not see
-    /// what comes twice.
+    /// A few more are sent, because with -w ping keeps sending while an answer is late and ends
+    /// after the given number of answers. Answers out of order thus don't count as lost. Long pings
+    /// ([`is_long`]) are sent one by one, each by its own ping, which does not detect duplicates.
     pub fn pings_to(self, target: &str, count: usize, options: &str) -> Result<()> {
         let more = count + 2 + count / 10;
         let patience = as_slow(PINGING).as_secs();
@@ -260,13 +264,13 @@ impl Node<'_> {
         Ok(())
     }
 
-    /// What exn counted as lost so far, for messages.
+    /// Returns exn's counters of losses, for error messages.
     pub fn losses(self) -> String {
         let script = "awk '$2 > 0' ORS=', ' /sys/kernel/debug/exn-*/reasons";
         self.ok(script).unwrap_or_else(|e| format!("{e:#}"))
     }
 
-    /// Sends one single ping to the peer, which has to be answered.
+    /// Sends one ping to the peer, which must be answered.
     pub fn one_ping(self, options: &str) -> Result<()> {
         let patience = as_slow(PINGING).as_secs();
         let peer = self.peer().number;
@@ -281,7 +285,7 @@ impl Node<'_> {
 
     // Counters.
 
-    /// A file of the NIC in debugfs.
+    /// Returns a debugfs file of the NIC.
     pub fn debugfs(self, name: &str) -> Result<String> {
         self.ok(&format!("cat /sys/kernel/debug/extoll-*/{name}"))
     }
@@ -291,19 +295,19 @@ impl Node<'_> {
         value(&text, name).with_context(|| format!("no {name} in {file}: {text}"))
     }
 
-    /// A counter or gauge of `ethtool -S`.
+    /// Returns a counter or gauge of `ethtool -S`.
     pub fn ethtool(self, name: &str) -> Result<u64> {
         let text = self.ok("ethtool -S exn0")?;
         value(&text, name).with_context(|| format!("no {name} in {text}"))
     }
 
-    /// A counter of the interface, by the name of its file in sysfs.
+    /// Returns a counter of the interface by the name of its sysfs file.
     pub fn net(self, name: &str) -> Result<u64> {
         let text = self.ok(&format!("cat /sys/class/net/exn0/statistics/{name}"))?;
         text.trim().parse().with_context(|| text)
     }
 
-    /// A counter of the stack in `/proc/net/snmp`.
+    /// Returns a counter of the network stack in `/proc/net/snmp`.
     pub fn snmp(self, protocol: &str, name: &str) -> Result<u64> {
         let text = self.ok("cat /proc/net/snmp")?;
         let head = format!("{protocol}: ");
@@ -317,17 +321,17 @@ impl Node<'_> {
             .with_context(|| format!("no {name} in {text}"))
     }
 
-    /// Interrupts of the NIC.
+    /// Returns the number of interrupts of the NIC.
     pub fn interrupts(self) -> Result<u64> {
         self.number_in("counters", "interrupts")
     }
 
-    /// How often a numbered reason of the base driver occurred.
+    /// Returns the number of occurrences of a reason of the base driver.
     pub fn reason(self, number: u32) -> Result<u64> {
         self.number_in("counters", &format!("reason {number}"))
     }
 
-    /// How often each reason of the base driver occurred.
+    /// Returns the numbers of occurrences of all reasons of the base driver.
     pub fn reasons(self) -> Result<Vec<u64>> {
         let text = self.debugfs("counters")?;
         let all: Vec<u64> = (0..)
@@ -337,43 +341,44 @@ impl Node<'_> {
         Ok(all)
     }
 
-    /// How often a trigger event was reported; the file has those that occurred.
+    /// Returns the number of occurrences of a trigger event. The file lists only events that
+    /// occurred.
     pub fn event(self, number: u8) -> Result<u64> {
         let text = self.debugfs("counters")?;
         ensure!(value(&text, "interrupts").is_some(), "no counters: {text}");
         Ok(value(&text, &format!("event {number}")).unwrap_or(0))
     }
 
-    /// A gauge of registered memory.
+    /// Returns a gauge of registered memory.
     pub fn atu(self, name: &str) -> Result<u64> {
         self.number_in("atu", name)
     }
 
-    /// A gauge of memory that waits for late answers.
+    /// Returns a gauge of memory in quarantine for late answers.
     pub fn held(self, name: &str) -> Result<u64> {
         self.number_in("quarantine", name)
     }
 
-    /// How long a VPID stays disabled, in milliseconds; 0 if it does not.
+    /// Returns the milliseconds for which a VPID stays disabled; 0 if it is enabled.
     pub fn disabled_ms(self, vpid: u8) -> Result<u64> {
         let text = self.debugfs("quarantine")?;
         ensure!(value(&text, "objects").is_some(), "no gauges: {text}");
         Ok(value(&text, &format!("disabled_vpid_{vpid}")).map_or(0, |ms| ms.max(1)))
     }
 
-    /// The open ports.
+    /// Returns the open ports.
     pub fn ports(self) -> Result<Vec<Port>> {
         self.debugfs("ports")?.lines().map(Port::parse).collect()
     }
 
-    /// Sum of a counter over the open ports.
+    /// Returns the sum of a counter over the open ports.
     pub fn port_counter(self, name: &str) -> Result<u64> {
         let ports = self.ports()?;
         ensure!(!ports.is_empty(), "no port is open");
         ports.iter().map(|p| p.counter(name)).sum()
     }
 
-    /// Waits until no process has a port, and nothing is registered or kept from those that had.
+    /// Waits until no process has an open port and all their registered memory is released.
     pub fn is_vacant(self) -> Result<()> {
         let what = format!("no port, no registered memory on node{}", self.number);
         self.lab.until(&what, PATIENCE, |_| {
@@ -384,7 +389,8 @@ impl Node<'_> {
         })
     }
 
-    /// Waits until no frame is in flight or incomplete, and exn's memory for late answers is freed, which may take a minute.
+    /// Waits until no frame is in flight or incomplete and exn's quarantine is empty, which may
+    /// take a minute.
     pub fn is_at_rest(self) -> Result<()> {
         const GAUGES: &str = "objects|(tx_rdv_in_flight|tx_rdv_quarantined|rx_rdv_in_flight|rx_rdv_waiting|rx_partial_frames):";
         let script = format!(
@@ -403,14 +409,15 @@ impl Node<'_> {
     }
 }
 
-/// Whether so long answers are asked for that they have to be waited for one by one: two fill the socket from which a kernel answers, until
-/// they are fetched, and the third is dropped there (`IcmpOutErrors`).
+/// Returns true if answers are so long that pings must wait for each. Two of them fill the socket
+/// from which the kernel answers until they are fetched; the kernel drops the third
+/// (`IcmpOutErrors`).
 fn is_long(options: &str) -> bool {
     let size = options.split_whitespace().skip_while(|w| *w != "-s").nth(1);
     size.and_then(|s| s.parse::<u32>().ok()) >= Some(40_000)
 }
 
-/// How often each of the answers 1 to `count` is in what ping printed.
+/// Returns the number of times that each of the answers 1 to `count` is in ping's output.
 fn answers(text: &str, count: usize) -> Vec<u32> {
     let mut times = vec![0; count];
     for line in text.lines().filter(|l| l.contains(" bytes from ")) {

@@ -1,11 +1,12 @@
-//! Two NUMA nodes, the NIC at the second one: what it uses is there, whoever asked for it.
+//! Two NUMA nodes, with the NIC on the second: its memory is on that node, whichever process
+//! requests it.
 
 use super::userland::{json, server};
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{bail, ensure, Context, Result};
 
-/// Processor 0 is at the first NUMA node, processor 1 and the NIC at the second one.
+/// CPU 0 is on the first NUMA node, CPU 1 and the NIC are on the second.
 const SPEC: Spec = Spec::pair().numa().cpus(2).memory(1024);
 
 /// The scenarios of this file.
@@ -13,9 +14,9 @@ pub fn all() -> Vec<Scenario> {
     vec![Scenario::new("numa::memory_is_at_the_nic", SPEC, memory)]
 }
 
-/// Which physical memory is at the second NUMA node.
+/// Map of the physical memory of the second NUMA node.
 struct Map {
-    /// First address of a zone and the one behind it.
+    /// Start and end addresses of the zones.
     far: Vec<(u64, u64)>,
 }
 
@@ -52,7 +53,7 @@ fn register(lab: &Lab, name: &str, index: u64) -> Result<u64> {
     read["value"].as_u64().context("value")
 }
 
-/// Free KiB of both NUMA nodes.
+/// Returns the free KiB of both NUMA nodes.
 fn free(lab: &Lab) -> Result<[i64; 2]> {
     let text = lab.ok(
         0,
@@ -62,6 +63,7 @@ fn free(lab: &Lab) -> Result<[i64; 2]> {
     numbers.try_into().map_err(|_| anyhow::anyhow!("{text}"))
 }
 
+/// Interrupts and queues of the NIC are on its NUMA node.
 fn memory(lab: &Lab) -> Result<()> {
     let nodes = lab.ok(0, "cat /sys/bus/pci/drivers/extoll/0*/numa_node")?;
     ensure!(nodes.trim() == "1", "the NIC is at NUMA node {nodes}");
@@ -69,7 +71,7 @@ fn memory(lab: &Lab) -> Result<()> {
     ensure!(list["nics"][0]["numa_node"] == 1, "{list}");
     let map = Map::read(lab)?;
 
-    // Interrupts go to its processor.
+    // Interrupts go to the CPU of its node.
     let cpus = lab.ok(
         0,
         "for i in $(sed -n 's/^ *\\([0-9]*\\):.*extoll.*/\\1/p' /proc/interrupts); do cat /proc/irq/$i/effective_affinity_list; done",
@@ -79,7 +81,7 @@ fn memory(lab: &Lab) -> Result<()> {
         "interrupts go to {cpus}"
     );
 
-    // The driver is bound again by a process that runs elsewhere.
+    // A process on the other NUMA node binds the driver again.
     lab.ok(
         0,
         "cd /sys/bus/pci/drivers/extoll; set -- 0000:*; taskset -c 0 sh -c \"echo $1 >unbind; echo $1 >bind\"",
@@ -96,19 +98,19 @@ fn memory(lab: &Lab) -> Result<()> {
         "the system notification queue is at {snq:#x}"
     );
 
-    // A process at the first node opens ports.
+    // A process on the first node opens ports.
     let before = free(lab)?;
     let (running, words) = server(lab, 0, "taskset -c 0 extoll-ping --listen", "listening")?;
     let id = words.last().context("address")?;
     let vpid: u64 = id.split('/').nth(1).context("VPID")?.parse()?;
-    // HW §7: [55:16] is the number of the page with the addresses of the queue's segments.
+    // HW §7: bits [55:16] are the number of the page with the addresses of the queue's segments.
     let dcq = register(lab, "buffer_queue_rf_velo_dcq_base_dcq_ub", vpid)?;
     let dcq = address(dcq, 16, 40, 4096);
     ensure!(
         dcq != 0 && map.is_far(dcq),
         "the mailbox's table is at {dcq:#x}"
     );
-    // Many mailboxes: the memory that is missing is missing there.
+    // Many mailboxes use memory of the NIC's node.
     lab.ok(
         0,
         "for i in $(seq 40); do taskset -c 0 extoll-ping --listen >/dev/null & done",
@@ -123,7 +125,7 @@ fn memory(lab: &Lab) -> Result<()> {
     let used: Vec<i64> = before.iter().zip(after).map(|(b, a)| b - a).collect();
     lab.ok(0, "pkill -x extoll-ping")?;
     running.wait(PATIENCE)?;
-    // 256 KiB each; the other node has the processes' own memory.
+    // 256 KiB each. The other node has the processes' own memory.
     ensure!(
         used[1] >= 40 * 200,
         "{used:?} KiB less are free at the two nodes"

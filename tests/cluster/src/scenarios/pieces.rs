@@ -16,6 +16,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
+/// Memory of unaligned fragments can be registered and transferred.
 fn pieces(lab: &Lab) -> Result<()> {
     begin(lab)?;
     guest::install(lab, 0)?;
@@ -27,7 +28,7 @@ fn pieces(lab: &Lab) -> Result<()> {
     )?;
     ensure!(said.trim_end() == "done", "{said}");
     lab.raw(1, "withdraw")?;
-    // Pages of the kernel, whose pieces are the pattern together.
+    // Kernel pages whose fragments together hold the pattern.
     let there = offer(lab, "buffer", 8192, "rw", 2)?;
     let r = lab.raw(0, &format!("pieces dir=put {} seed=9", there.words))?;
     for (key, want) in [
@@ -44,6 +45,7 @@ fn pieces(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
+/// Regions whose handles are dropped in atomic context are released.
 fn handles(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let tables = node(lab, 0).atu("tables")?;

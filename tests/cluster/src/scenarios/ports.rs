@@ -27,7 +27,7 @@ const STUCK: Spec = Spec::pair().emulator(&[
     "--nic-option=full-rule=keep-one-free",
 ]);
 
-/// Runs a command of `extoll_bench` on node 0, which is unloaded afterwards.
+/// Runs a command of `extoll_bench` on node 0 and unloads the module afterwards.
 fn bench(lab: &Lab, command: &str) -> Result<BTreeMap<String, String>> {
     lab.ok(0, "modprobe extoll_bench")?;
     let result = lab.raw(0, &format!("ports {command}"));
@@ -57,7 +57,7 @@ fn pieces(lab: &Lab) -> Result<()> {
     all_are(&result, &[("stops", 3)])
 }
 
-/// The last handles go with interrupts off.
+/// The last handles of a port can be dropped with interrupts disabled.
 fn dropped(lab: &Lab) -> Result<()> {
     for _ in 0..5 {
         bench(lab, "op=drop")?;
@@ -65,7 +65,8 @@ fn dropped(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A full mailbox is closed while more waits for it: others are not held up, although the NIC lets nothing in to a disabled VPID.
+/// A full mailbox can be closed while more messages wait for it. Others are not delayed, although
+/// the NIC admits no message to a disabled VPID.
 fn full(lab: &Lab) -> Result<()> {
     let result = bench(lab, "op=full messages=100 ms=500")?;
     // One of 4096 slots stays unused.

@@ -1,4 +1,4 @@
-//! VELO and RMA without a network stack above: `extoll_bench`, whose runs compare all data they move.
+//! VELO and RMA without a network stack: `extoll_bench`, which compares all transferred data.
 
 use super::expected::{OF_INPUT, REFUSED};
 use super::node::node;
@@ -31,8 +31,8 @@ fn load(lab: &Lab) -> Result<()> {
 fn unload(lab: &Lab) -> Result<()> {
     for n in 0..2 {
         lab.ok(n, "rmmod extoll_bench")?;
-        // Only the ports of the network driver, of sockets and for registers of other nodes are left, or none:
-        // at once, or when the unit has taken what one has still to be rid of.
+        // Only the ports of the network driver, of sockets and of remote register access may
+        // remain. Others disappear when the unit has executed their last commands.
         let what = format!("no other ports are left open on node{n}");
         lab.until(&what, PATIENCE, |lab| {
             let mut ports = node(lab, n).ports()?;
@@ -50,6 +50,7 @@ pub(super) fn number(result: &BTreeMap<String, String>, key: &str) -> Result<u64
     text.parse().with_context(|| format!("{key} is {text}"))
 }
 
+/// Messages, GETs and PUTs of all sizes arrive unchanged in both directions.
 fn velo_and_rma(lab: &Lab) -> Result<()> {
     load(lab)?;
     for size in [8, 64, 120] {
@@ -62,7 +63,7 @@ fn velo_and_rma(lab: &Lab) -> Result<()> {
     }
     for verb in ["get", "put"] {
         for size in [8, 64, 496, 504, 4096, 65536, 1 << 20] {
-            // From node 1 for some: both directions.
+            // Some from node 1, to test both directions.
             let (here, there) = if size == 4096 { (1, 0) } else { (0, 1) };
             let r = lab.raw(
                 here,
@@ -100,10 +101,10 @@ fn refused(lab: &Lab, command: &str, why: &str) -> Result<()> {
     }
 }
 
-/// What the benchmark compares with user space.
+/// The operations that the benchmark compares with user space work.
 fn streams(lab: &Lab) -> Result<()> {
     load(lab)?;
-    // 1,500 messages, of which three ask for a reply.
+    // 1,500 messages, of which three request a reply.
     for mode in ["irq", "poll"] {
         let r = lab.raw(
             0,
@@ -166,6 +167,7 @@ fn streams(lab: &Lab) -> Result<()> {
     unload(lab)
 }
 
+/// Invalid commands fail with a reason and leave the port usable.
 fn bad_commands(lab: &Lab) -> Result<()> {
     load(lab)?;
     let refused = |command: &str, why: &str| refused(lab, command, why);
@@ -177,19 +179,20 @@ fn bad_commands(lab: &Lab) -> Result<()> {
     refused("get node=1 node", "not of the form")?;
     refused("status nic=1", "no NIC number 1")?;
     refused("serve", "cannot serve")?;
-    // Nobody listens on this VPID: the run ends at its deadline.
+    // This VPID is closed, so the run ends at its deadline.
     refused("pingpong node=1 vpid=7 timeout_ms=500", "ended early")?;
     refused("get node=1 vpid=7 timeout_ms=500", "no answer from node 1")?;
-    // All that left nothing behind.
+    // The failed commands left nothing behind.
     lab.raw(0, "get node=1 size=4096 count=8")?;
     lab.raw(0, "stop")?;
     refused("stop", "no server to stop")?;
     unload(lab)
 }
 
+/// Runs end with an error when a NIC is unbound, and the NIC works after it is bound again.
 fn unbind(lab: &Lab) -> Result<()> {
     load(lab)?;
-    // Both ends work when node 1 loses its NIC, then node 0 in mid-run.
+    // Both ends are busy when first node 1, then node 0 loses its NIC.
     let run = lab.spawn(
         0,
         "exec 3<>/dev/extoll_bench; printf %s 'pingpong node=1 count=1000000 timeout_ms=40000' >&3; echo rc $?; cat <&3",
@@ -214,7 +217,7 @@ fn unbind(lab: &Lab) -> Result<()> {
     }
     lab.raw(1, "get node=0 size=65536 count=8")?;
     unload(lab)?;
-    // The interfaces went with the NIC.
+    // The interfaces were removed with the NIC.
     for n in 0..2 {
         node(lab, n).address_back()?;
     }

@@ -1,4 +1,4 @@
-//! Faults of the NIC itself: writes that get lost, packets that are never taken, memory that is short.
+//! Faults of the NIC itself: lost writes, packets that it never accepts, and lack of memory.
 
 use super::expected::REFUSED;
 use super::faults::sum;
@@ -37,7 +37,7 @@ fn reason(lab: &Lab, number: usize, reason: u32) -> Result<u64> {
     node(lab, number).reason(reason)
 }
 
-/// Has the next write into a ring of node 1 lost, and waits until the driver skipped the hole.
+/// Loses the next write into a ring of node 1 and waits until the driver has skipped the hole.
 fn lose_one(lab: &Lab, ring: &str, number: u32) -> Result<()> {
     let before = (
         sum(&lab.status()?, "drops_lost_write"),
@@ -52,10 +52,11 @@ fn lose_one(lab: &Lab, ring: &str, number: u32) -> Result<()> {
     Ok(())
 }
 
-/// Rings and the reasons that count what they lost.
+/// Rings, with the reasons that count their lost writes.
 const RINGS: [(&str, u32); 3] = [("velo", 19), ("rma", 20), ("snq", 21)];
 
-/// Single writes into each ring get lost while data flow both ways: they arrive, and afterwards nothing is missing.
+/// Single writes into each ring are lost while data flow in both directions. All data arrive, and
+/// the rings work afterwards.
 fn lost_under_traffic(lab: &Lab) -> Result<()> {
     let before = RINGS
         .iter()
@@ -63,7 +64,7 @@ fn lost_under_traffic(lab: &Lab) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     std::thread::scope(|scope| {
         let data = scope.spawn(|| both_ways(lab, volume(8, 32), Duration::from_secs(200)));
-        // Traffic in any case, also when the data are through.
+        // Traffic that continues after all data have arrived.
         let load = lab.spawn(0, "ping -q -i 0.05 -s 3000 -w 150 node1")?;
         let lose = |(ring, number): &(&str, u32)| lose_one(lab, ring, *number);
         let result = RINGS.iter().chain(&RINGS).try_for_each(lose);
@@ -73,7 +74,8 @@ fn lost_under_traffic(lab: &Lab) -> Result<()> {
         load.stop();
         result.and(data)
     })?;
-    // Long enough for the system notification queue to go round: what was left in a hole must not come back to life.
+    // Enough messages for the system notification queue to wrap. The old entry in a hole must not
+    // be taken for a new one.
     pings(lab, 1000, "-i 0.002 -s 40")?;
     pings(lab, 50, "-i 0.02 -s 3000")?;
     for ((ring, number), before) in RINGS.iter().zip(before) {
@@ -86,7 +88,8 @@ fn lost_under_traffic(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Nothing else that could wake anybody happens: nobody asks who has an address.
+/// A lost write is detected without further traffic. Neighbour entries are permanent, because
+/// address requests would wake the driver.
 fn lost_when_idle(lab: &Lab) -> Result<()> {
     node(lab, 0).one_ping("-s 3000")?;
     let known = "ip -4 neigh show dev exn0 | while read ip what mac rest; do \
@@ -103,7 +106,7 @@ fn lost_when_idle(lab: &Lab) -> Result<()> {
 
 fn lost_in_silence(lab: &Lab) -> Result<()> {
     for (ring, size, number) in [("velo", 40, 19), ("rma", 3000, 20)] {
-        // Resolves the address first, so that one frame goes and nothing is repeated.
+        // Resolves the address first, so that exactly one frame is sent and none repeated.
         node(lab, 0).one_ping("-s 3000")?;
         std::thread::sleep(Duration::from_secs(1));
         let before = reason(lab, 1, number)?;
@@ -115,19 +118,19 @@ fn lost_in_silence(lab: &Lab) -> Result<()> {
         })?;
         pings(lab, 3, &format!("-i 0.2 -s {size}"))?;
     }
-    // The message is there, only nobody was told.
+    // The message arrived, but its notification was lost.
     std::thread::sleep(Duration::from_secs(1));
     let before = reason(lab, 1, 21)?;
     lab.fault(&["dma-fault", "1", "--ring", "snq"])?;
     node(lab, 0).one_ping("-s 40")?;
-    // The mailbox may have been looked at before the ring was.
+    // The driver may have polled the mailbox before the ring.
     lab.until("the lost notification is counted", PATIENCE, |l| {
         Ok(reason(l, 1, 21)? == before + 1)
     })?;
     pings(lab, 10, "-i 0.05 -s 40")
 }
 
-/// An interrupt is armed by the handler of the one before: the loss of one must not be the end of all.
+/// A lost interrupt does not stop the interrupts, although each handler arms the next one.
 fn lost_interrupt(lab: &Lab) -> Result<()> {
     pings(lab, 3, "-i 0.2")?;
     std::thread::sleep(Duration::from_secs(1));
@@ -144,7 +147,7 @@ fn lost_interrupt(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Whether node 0's NIC may access memory, by its configuration space.
+/// Returns true if the configuration space of node 0's NIC permits access to memory.
 fn is_master(lab: &Lab) -> Result<bool> {
     let command = lab.ok(
         0,
@@ -153,7 +156,8 @@ fn is_master(lab: &Lab) -> Result<bool> {
     Ok(command.trim().parse::<u8>()? & 4 != 0)
 }
 
-/// Registers hang while the NIC goes on: it loses its access to memory before anything is freed, and works again when it is bound anew.
+/// When registers stop answering while the NIC keeps running, the driver disables its access to
+/// memory before it frees anything. The NIC works again after it is bound again.
 fn registers_hang(lab: &Lab) -> Result<()> {
     pings(lab, 3, "-i 0.2")?;
     ensure!(is_master(lab)?, "bus mastering is off");
@@ -177,9 +181,11 @@ fn registers_hang(lab: &Lab) -> Result<()> {
     lab.ok(0, "dmesg -C").map(drop)
 }
 
-/// The kernel's own report of a transmit time-out, which is what this scenario wants.
+/// The kernel's report of a transmit time-out, which the scenario provokes.
 const WATCHDOG: &str = "NETDEV WATCHDOG";
 
+/// When the NIC stops accepting messages, the watchdog gives up the frames, and the interface works
+/// after the fault.
 fn watchdog(lab: &Lab) -> Result<()> {
     node(lab, 0).one_ping("")?;
     let before = (
@@ -188,7 +194,8 @@ fn watchdog(lab: &Lab) -> Result<()> {
         reason(lab, 0, 12)?,
     );
     lab.fault(&["stuck", "0"])?;
-    // Small frames go as messages; with 255 of them not taken, the queue stops, and eight seconds later the watchdog bites.
+    // Small frames are sent as messages. The queue stops with 255 of them not accepted, and eight
+    // seconds later the watchdog fires.
     let load = lab.spawn(0, "ping -q -f -s 20 -w 60 node1")?;
     let fired = lab.until("the watchdog fires", PATIENCE, |l| {
         Ok(node(l, 0).ethtool("tx_watchdog")? > before.0)
@@ -215,7 +222,8 @@ fn watchdog(lab: &Lab) -> Result<()> {
     iperf3_tcp(lab)
 }
 
-/// The NIC refuses every packet, again and again, replays included: they are given up, and the port goes on.
+/// When the NIC rejects every packet, including repetitions, the driver gives the packets up and
+/// the port continues.
 fn retry_without_end(lab: &Lab) -> Result<()> {
     node(lab, 0).one_ping("")?;
     let restarts = || node(lab, 0).ethtool("port_restart");
@@ -234,7 +242,8 @@ fn retry_without_end(lab: &Lab) -> Result<()> {
     load.stop();
     fetch.stop();
     given_up?;
-    // Ports that are opened again, since the peer is heard of and answers nothing, count from zero.
+    // Ports that were opened again count from zero. exn opens its ports again when the peer sends
+    // but does not answer.
     let counted = if restarts()? > before.2 { 0 } else { before.1 };
     ensure!(
         node(lab, 0).port_counter("lost")? > counted,
@@ -245,7 +254,8 @@ fn retry_without_end(lab: &Lab) -> Result<()> {
     pings(lab, 50, "-i 0.02 -s 9000")
 }
 
-/// The NIC takes nothing for as long as full queues elsewhere may hold the fabric up (HW §9.3): nothing is given up.
+/// The NIC accepts nothing for as long as full queues elsewhere may block the fabric (HW §9.3). The
+/// driver must not give up any packet.
 fn held_up(lab: &Lab) -> Result<()> {
     const HELD: Duration = Duration::from_millis(2500);
     // The driver gives up after five seconds.
@@ -264,7 +274,7 @@ fn held_up(lab: &Lab) -> Result<()> {
         let took = began.elapsed();
         let out = load.wait(PATIENCE)?;
         if took > AT_MOST {
-            // This machine was too slow to say anything.
+            // The host was too slow for this round.
             node(lab, 0).back()?;
             continue;
         }
@@ -279,7 +289,7 @@ fn held_up(lab: &Lab) -> Result<()> {
     bail!("the fault never ended in time")
 }
 
-/// Reloads the modules of a node with VELO slots of this size.
+/// Loads the modules of a node again with the given size of VELO slots.
 fn reload(lab: &Lab, number: usize, small: bool) -> Result<()> {
     let (option, size) = if small {
         ("extoll.velo_slots_64=1", 64)
@@ -292,12 +302,13 @@ fn reload(lab: &Lab, number: usize, small: bool) -> Result<()> {
     Ok(())
 }
 
-/// Messages take one to three slots: on one node, then on both. Then slots get lost.
+/// With slots of 64 bytes, messages occupy one to three slots, on one node or on both. Lost slots
+/// are skipped.
 fn small_slots(lab: &Lab) -> Result<()> {
     for node in [1, 0] {
         reload(lab, node, true)?;
         ping_sizes(lab)?;
-        // Many messages per frame.
+        // Frames of many messages.
         for node in 0..2 {
             lab.ok(node, "ethtool --set-tunable exn0 tx-copybreak 9000")?;
         }
@@ -307,7 +318,8 @@ fn small_slots(lab: &Lab) -> Result<()> {
             lab.ok(node, "ethtool --set-tunable exn0 tx-copybreak 120")?;
         }
     }
-    // An echo request of 98 bytes has two slots. The first one, the second one, or both get lost; the next requests arrive.
+    // An echo request of 98 bytes occupies two slots. The first, the second, or both are lost; the
+    // next requests must arrive.
     for slot in [&["--slot", "0"][..], &["--slot", "1"], &[]] {
         let before = (reason(lab, 1, 19)?, reason(lab, 1, 7)?);
         let load = lab.spawn(0, "ping -q -i 0.05 -w 60 node1")?;
@@ -331,8 +343,9 @@ fn small_slots(lab: &Lab) -> Result<()> {
     pings(lab, 5, "-i 0.02")
 }
 
-/// Memory of node 1 is full of page cache, and hardly any of it may be kept free, so that buffers for long frames, which need many
-/// pages in a row and can't wait, are often not to be had.
+/// Traffic survives a lack of memory. Page cache fills the memory of node 1 and the kernel keeps
+/// hardly any free. Buffers for long frames need many consecutive pages without waiting, so their
+/// allocation often fails.
 fn memory_pressure(lab: &Lab) -> Result<()> {
     let counters = [
         "rx_rdv_deferred",
@@ -352,7 +365,7 @@ fn memory_pressure(lab: &Lab) -> Result<()> {
         saved.next().context("watermark_scale_factor")?,
     );
     let before = read(lab)?;
-    // All but 110 MiB go into huge pages.
+    // Reserves all but 110 MiB as huge pages.
     lab.ok(
         1,
         "echo 128 >/proc/sys/vm/min_free_kbytes; echo 1 >/proc/sys/vm/watermark_scale_factor; \

@@ -1,5 +1,5 @@
-//! NICs and parameters that the driver has to refuse: counted, one log line that says why, nothing left behind, and afterwards a good one
-//! works.
+//! NICs and parameters that the driver must reject: with a counter and one log line with the
+//! reason, and without side effects. A valid NIC works afterwards.
 
 use super::expected::OF_INPUT;
 use super::leaks;
@@ -9,7 +9,7 @@ use crate::cluster::{modules, Lab, LogMark, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 
-/// Two nodes whose modules are loaded by hand.
+/// Two nodes whose modules the scenario loads.
 const BARE: Spec = Spec::pair().no_modules();
 
 /// The scenarios of this file.
@@ -21,14 +21,14 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// How often a bad device is bound again.
+/// Number of attempts to bind a rejected device.
 const TRIES: u32 = 10;
 
 fn sh(lab: &Lab, script: &str) -> Result<String> {
     node(lab, 1).ok(&format!("{DEV}{script}"))
 }
 
-/// Counters of refused devices by the number of the reason.
+/// Returns the counters of rejected devices by reason.
 fn refusals(lab: &Lab) -> Result<Vec<u64>> {
     let text = lab.ok(1, "cat /sys/kernel/debug/extoll/refusals")?;
     text.lines()
@@ -44,7 +44,8 @@ fn refusals(lab: &Lab) -> Result<Vec<u64>> {
         .collect()
 }
 
-/// The NIC of node 1 was refused `times` times since the mark for reason `number`, and for no other.
+/// Checks that the NIC of node 1 was rejected `times` times since the mark, for reason `number`
+/// only.
 fn was_refused(
     lab: &Lab,
     mark: &LogMark,
@@ -62,7 +63,7 @@ fn was_refused(
     );
     let dev = sh(lab, "echo $dev")?;
     let log = lab.log_since(mark)?;
-    // The driver's and the driver core's lines; the PCI core may tell that it enables the device.
+    // Lines of the driver and the driver core. The PCI core may report that it enables the device.
     let said: Vec<&str> = log
         .lines()
         .filter_map(|l| l.split_once(&format!("extoll {}: ", dev.trim())))
@@ -74,7 +75,7 @@ fn was_refused(
         said.len() as u64 == times && said.iter().all(|l| l.starts_with(&head)),
         "not {times} times '{head}…)' in the log:\n{log}"
     );
-    // Not bound, not enabled, no BAR claimed, no vector, no child, no file left.
+    // The device is neither bound nor enabled, and no BAR, vector, child or file remains.
     sh(
         lab,
         "d=/sys/bus/pci/devices/$dev; fail() { echo \"$*\" >&2; exit 1; }; \
@@ -90,7 +91,7 @@ fn was_refused(
     .map(drop)
 }
 
-/// Binds the NIC [`TRIES`] times, in vain; as much is in use afterwards as before.
+/// Tries to bind the NIC [`TRIES`] times and checks that the failed attempts leak no resource.
 fn bind_in_vain(lab: &Lab) -> Result<()> {
     leaks::watch(node(lab, 1), TRIES, |tries| {
         let script = format!(
@@ -100,7 +101,8 @@ fn bind_in_vain(lab: &Lab) -> Result<()> {
     })
 }
 
-/// A host that can't do the DMA masks, or only the smaller one. The module `dma_mask_refuse` plays it.
+/// A host without the DMA masks, or with the smaller one only. The module `dma_mask_refuse`
+/// simulates it.
 fn dma_mask(lab: &Lab) -> Result<()> {
     const BIND: &str = "echo $dev >/sys/bus/pci/drivers/extoll/bind";
     const UNBIND: &str = "echo $dev >/sys/bus/pci/drivers/extoll/unbind";
@@ -138,7 +140,7 @@ fn dma_mask(lab: &Lab) -> Result<()> {
         "{refused} masks refused in {TRIES} attempts with two masks each"
     );
 
-    // 32 bits are enough.
+    // 32 bits are sufficient.
     lab.ok(1, "echo 32 >/sys/module/dma_mask_refuse/parameters/widest")?;
     sh(lab, BIND)?;
     ensure!(
@@ -152,6 +154,7 @@ fn dma_mask(lab: &Lab) -> Result<()> {
     node(lab, 0).back()
 }
 
+/// NICs with the wrong revision, BARs or capabilities are rejected.
 fn pci_identity(lab: &Lab) -> Result<()> {
     let cases = [
         (
@@ -175,13 +178,13 @@ fn pci_identity(lab: &Lab) -> Result<()> {
         ),
     ];
     let restart = |fields: &str| -> Result<()> {
-        // With its power the node loses what leaked there.
+        // Checked first, because a leak is lost with the node's power.
         lab.assert_no_leaks()?;
         lab.fault(&["power-off", "1"])?;
         lab.fault(&["pci", "1", &format!("{{{fields}}}")])?;
         lab.fault(&["power-on", "1"]).map(drop)
     };
-    // What the case before has changed is put right in the same restart.
+    // The restart also reverts the change of the previous case.
     let mut before = String::new();
     for (bad, good, number, text) in cases {
         restart(&format!("{before}{bad}"))?;
@@ -191,7 +194,7 @@ fn pci_identity(lab: &Lab) -> Result<()> {
             node(lab, 1).load(Options::default())?;
             let zero = vec![0; refusals(lab)?.len()];
             was_refused(lab, &mark, &zero, number, text, 1)?;
-            // Bound again and again: refused as often.
+            // Each further attempt to bind is rejected and counted.
             bind_in_vain(lab)?;
             was_refused(lab, &mark, &zero, number, text, 1 + u64::from(TRIES))?;
             node(lab, 1).unload()?;
@@ -204,17 +207,18 @@ fn pci_identity(lab: &Lab) -> Result<()> {
         node(lab, n).load(Options::default())?;
         node(lab, n).address_back()?;
     }
-    // Names of other nodes are made by the lab's bring-up, which such nodes do without.
+    // The lab's bring-up defines the names of other nodes, but skips nodes without modules.
     lab.until("the good NIC works", PATIENCE, |_| {
         node(lab, 0).is_so("ping -q -c 1 -W 1 10.2.0.2")
     })?;
     node(lab, 0).pings_to("10.2.0.2", 3, "-i 0.1")
 }
 
-/// Parameters out of range: the module does not load and says why; those in force can be read.
+/// A module with a parameter out of range is not loaded and logs the range. Valid values can be
+/// read back.
 fn parameters(lab: &Lab) -> Result<()> {
     let node = node(lab, 0);
-    // Whoever had the cluster before may have left them loaded.
+    // An earlier scenario may have left the modules loaded.
     node.ok("for m in af_extl exn extoll; do if [ -e /sys/module/$m ]; then rmmod $m; fi; done")?;
     for (module, parameter, range) in [
         ("extoll", "extoll.atu_gats=1025", "0 to 1024"),

@@ -1,5 +1,6 @@
-//! Many regions, regions of bytes, what is made before it is needed, and bounds on what a user's
-//! memory makes the driver spend, by `extoll_bench` and `guest/bounds.py`.
+//! Many regions, regions with unaligned ends, memory prepared in advance, and limits on the
+//! resources that a user's memory costs the driver. `extoll_bench` and `guest/bounds.py` do the
+//! work.
 
 use super::expected::{OF_INPUT, REFUSED, REVOKED};
 use super::memory::{begin, end, expect, nlps, offer_with, try_page, NO_TRANSLATION};
@@ -26,8 +27,8 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Memory that begins and ends in the middle of pages is reached by the NLA of its first byte; so
-/// is the rest of its pages, and nothing else.
+/// A region may begin and end within pages. Peers reach it by the NLA of its first byte. They also
+/// reach the remainder of its pages, but nothing beyond.
 fn bytes(lab: &Lab) -> Result<()> {
     const FIRST: u64 = 1000;
     const LEN: u64 = 9000;
@@ -45,7 +46,7 @@ fn bytes(lab: &Lab) -> Result<()> {
             "{} bytes instead of {LEN}",
             there.bytes()
         );
-        // From byte 1000 of the pages on, which is where the pattern is, too.
+        // The pattern starts at byte 1000 of the first page.
         let page = there.at(nla - FIRST);
         let get = |offset: u64, len: u64| {
             let words = page.words.as_str();
@@ -57,12 +58,12 @@ fn bytes(lab: &Lab) -> Result<()> {
             expect(&r, "result", "ok")?;
             expect(&r, "mismatch", "none")?;
         }
-        // What was said to be exposed is, as the NIC knows pages only.
+        // The whole pages are exposed, because the NIC knows only pages.
         for (offset, len) in [(0, FIRST), (FIRST + LEN, 12288 - FIRST - LEN)] {
             expect(&get(offset, len)?, "result", "ok")?;
         }
         try_page(lab, "get", &page, "offset=12288", NO_TRANSLATION)?;
-        // Local memory that begins there, too.
+        // Local memory with the same offset.
         let put = |len: u64| {
             let local = format!("kind={kind} bytes=12288 first={FIRST} len={len}");
             lab.raw(0, &format!("copy dir=put {local} {} seed=77", there.words))
@@ -74,8 +75,8 @@ fn bytes(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// Questions to the NIC that `end` with `words` costs on node 0, and microseconds until it has
-/// returned.
+/// Returns the number of notifications that `end` with `words` requests from the NIC on node 0, and
+/// its duration in microseconds.
 fn questions(lab: &Lab, words: &str) -> Result<(u64, u64)> {
     let asked = || node(lab, 0).atu("notifications_asked");
     let before = asked()?;
@@ -112,7 +113,7 @@ fn many(lab: &Lab) -> Result<()> {
         micros >= PAUSE_US,
         "{COUNT} regions in {micros} µs, all at once"
     );
-    // One; and one for a table that comes or goes.
+    // One request, and one for each table that is added or removed.
     ensure!((1..=4).contains(&all), "{all} questions for all regions");
     let (some, _) = questions(lab, &format!("count={COUNT} how=drop"))?;
     // The worker takes what is there when it begins.
@@ -120,8 +121,8 @@ fn many(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// Regions out of a reserve are made and ended where nobody may sleep, as many as there are; one
-/// more is refused and counted.
+/// A reserve of regions can be used in atomic context, up to its size. A further request fails and
+/// is counted.
 fn reserve(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let node = node(lab, 0);
@@ -139,8 +140,8 @@ fn reserve(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// Buffers that are registered once are taken and given back where nobody may sleep, and go when
-/// the last one does.
+/// Buffers that are registered in advance can be taken and returned in atomic context, and are
+/// released with the last one.
 fn buffers(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let node = node(lab, 0);
@@ -151,14 +152,14 @@ fn buffers(lab: &Lab) -> Result<()> {
         expect(&r, "taken", &(inflight * count).to_string())?;
         gone(lab)?;
     }
-    // Whoever takes all finds none in the end.
+    // Each round takes all buffers and one more, which fails.
     let exhausted = node.atu("pool_exhausted")? - before;
     ensure!(exhausted == 3 + 20 + 5, "{exhausted} were counted");
     end(lab)
 }
 
-/// By default the NIC is given pages of 4 KiB only, as the vendor's driver does, also for memory
-/// that could have larger ones.
+/// By default the NIC gets pages of 4 KiB only, like with the vendor's driver, even for memory that
+/// could use larger ones.
 fn small_pages(lab: &Lab) -> Result<()> {
     begin(lab)?;
     for node in 0..2 {
@@ -175,10 +176,10 @@ fn small_pages(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// How long NLAs rest (docs/driver.md).
+/// Hold-off time of NLAs (docs/driver.md).
 const REST: Duration = Duration::from_secs(10);
 
-/// NLAs that were given back are not given out again at once.
+/// NLAs that were released are not assigned again at once.
 fn addresses_rest(lab: &Lab) -> Result<()> {
     const TIMES: usize = 4;
     lab.ok(1, "modprobe extoll_bench")?;
@@ -187,7 +188,7 @@ fn addresses_rest(lab: &Lab) -> Result<()> {
         lab.raw(1, "withdraw")?;
         offer.get("nla").cloned().context("no nla")
     };
-    // With the next region all earlier ones get up.
+    // The next region releases all earlier NLAs.
     std::thread::sleep(REST + Duration::from_secs(1));
     let start = Instant::now();
     let mut seen = BTreeSet::from([used()?]);
@@ -197,7 +198,8 @@ fn addresses_rest(lab: &Lab) -> Result<()> {
         seen.insert(used()?);
     }
     let (now, took) = (node(lab, 1).atu("ranges_resting")?, start.elapsed());
-    // Unless the first ones have got up meanwhile, which takes a slow kernel: all are different, and as many of each rest.
+    // All NLAs differ and the same number of ranges is held off for each, unless a slow kernel took
+    // longer than the hold-off time.
     ensure!(
         took >= REST || seen.len() == 1 + TIMES,
         "given out again: {seen:?}"
@@ -209,8 +211,8 @@ fn addresses_rest(lab: &Lab) -> Result<()> {
     lab.ok(1, "rmmod extoll_bench").map(drop)
 }
 
-/// Who registers much and keeps one page of each GiB comes to an end at his bound, where he can
-/// still use the tables that he has; others are not concerned, and neither are privileged users.
+/// A user who registers much memory but keeps only one page of each GiB reaches a limit. The user's
+/// existing tables stay usable. Other users are not affected, nor are privileged ones.
 fn tables_of_users(lab: &Lab) -> Result<()> {
     install(lab)?;
     let result = sparse(lab, USER, 2).and_then(|()| sparse(lab, 0, 3));
@@ -219,8 +221,8 @@ fn tables_of_users(lab: &Lab) -> Result<()> {
     nothing_left(lab, 0)
 }
 
-/// Until it was fast enough to show something. Each time in a space of NLAs without holes, where
-/// the pages that are kept would lie otherwise.
+/// Repeats the test until it was fast enough. Each attempt starts with an NLA space without holes,
+/// because kept pages would fill holes first.
 fn sparse(lab: &Lab, user: u32, tables: u64) -> Result<()> {
     for _ in 0..3 {
         node(lab, 0).reload(extoll("tables_per_user=2"))?;
@@ -231,8 +233,8 @@ fn sparse(lab: &Lab, user: u32, tables: u64) -> Result<()> {
     bail!("three times too slow to say anything about user {user}")
 }
 
-/// A user, or the superuser, who keeps as many tables as he can with a page each, has that many.
-/// False if that took longer than NLAs rest.
+/// Checks that a user, or root, can keep exactly `tables` tables with one page each. Returns false
+/// if that took longer than the hold-off time of NLAs.
 fn sparse_user(lab: &Lab, user: u32, tables: u64) -> Result<bool> {
     let node = node(lab, 0);
     let limited = user != 0;

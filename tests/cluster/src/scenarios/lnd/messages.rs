@@ -1,7 +1,9 @@
-//! `kexlnd.ko`, the driver for Lustre's network layer (docs/exlnd.md), with a stand-in for that layer (tests/lnet): another kernel module
-//! with its names, which has messages go both ways, checks every byte, and looks at what the driver does.
+//! `kexlnd.ko`, the driver for Lustre's network layer (docs/exlnd.md), with a stand-in for LNet
+//! (tests/lnet). The stand-in is a kernel module that exports LNet's symbols, sends messages in
+//! both directions, checks every byte and checks the calls of the driver.
 //!
-//! Each scenario ends by [`done`]: nothing is left of its messages, in the stand-in or in the base driver, and both modules go.
+//! Each scenario ends with [`done`]: all messages are released, in the stand-in and in the base
+//! driver, and both modules can be unloaded.
 
 use crate::cluster::{pairs, Lab, PATIENCE};
 use crate::scenarios::lnd::stand_in::{
@@ -14,7 +16,7 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 
-/// Payload that fits into messages, at most (docs/exlnd.md).
+/// Maximum number of payload bytes sent in messages (docs/exlnd.md).
 const IN_MESSAGES: usize = 7064;
 
 /// The scenarios of this file.
@@ -34,12 +36,12 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// The same tests from both nodes at the same time, all right.
+/// Runs the same test from both nodes at the same time; both must succeed.
 fn both_ways(lab: &Lab, options: &str, patience: Duration) -> Result<()> {
     both_ways_at([nid(0), nid(1)], lab, options, patience)
 }
 
-/// The same with these addresses of nodes 0 and 1.
+/// Like [`both_ways`], with these addresses of nodes 0 and 1.
 fn both_ways_at(nids: [String; 2], lab: &Lab, options: &str, patience: Duration) -> Result<()> {
     let running = [
         start(lab, 0, &nids[1], options)?,
@@ -51,7 +53,8 @@ fn both_ways_at(nids: [String; 2], lab: &Lab, options: &str, patience: Duration)
     Ok(())
 }
 
-/// A node asks another one, or itself, what it shows: small answers and those that are fetched, parts, and none.
+/// A node pings another one and itself. Short answers, fetched answers, partial and empty answers
+/// are right.
 fn ping(lab: &Lab) -> Result<()> {
     begin(lab, "")?;
     for (from, to) in [(0, 1), (1, 0), (0, 0)] {
@@ -76,7 +79,7 @@ fn ping(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// Bulk data of all sizes, from one byte to a mebibyte, that the client is sent and that it is asked for.
+/// Bulk data of all sizes up to 1 MiB arrive unchanged, read and written.
 fn sizes(lab: &Lab) -> Result<()> {
     begin(lab, "")?;
     let sizes = [
@@ -115,7 +118,7 @@ fn sizes(lab: &Lab) -> Result<()> {
     }
     right(lab, 0, &nid(0), "kind=read size=300000 count=2")?;
     right(lab, 0, &nid(0), "kind=write size=300000 count=2")?;
-    // Requests and answers may be long, too.
+    // Long requests and answers arrive too.
     for options in [
         "ask=4000",
         "ask=16384",
@@ -147,8 +150,9 @@ fn sizes(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// The stand-in's own driver over TCP, by which `make bench` compares: pings, and bulk data that is checked, both ways and within a node. LNet
-/// may say late where a message goes. A network that ends and begins again is reached again, and a node that does not exist is not.
+/// The stand-in's own driver over TCP, the reference of `make bench`, works: pings and checked bulk
+/// data in both directions and within a node, with late decisions of LNet. A network that ends and
+/// starts again becomes reachable again, and a missing node is reported as unreachable.
 fn tcp_transport(lab: &Lab) -> Result<()> {
     let nids = [0, 1].map(|n| format!("10.2.0.{}@tcp", n + 1));
     let add = |n: usize| -> Result<()> {
@@ -191,7 +195,7 @@ fn tcp_transport(lab: &Lab) -> Result<()> {
     for n in 0..2 {
         tell(lab, n, "odd")?;
     }
-    // Less is wanted than was sent, or nothing: the next message is found behind the rest.
+    // LNet accepts less than was sent, or no byte. The next message is found behind the remainder.
     for options in ["want=5000 ack=1", "nomatch=1", "check=0"] {
         let options = format!("kind=read size=100000 count=4 {options}");
         right(lab, 0, &nids[1], &options)?;
@@ -212,7 +216,8 @@ fn tcp_transport(lab: &Lab) -> Result<()> {
     done_by(lab, "lnet_sock", &[&["tcp"], &["tcp"]])
 }
 
-/// Memory in many pieces, with gaps, that begins anywhere, of the heap: no byte around it is written.
+/// Memory of many fragments, with gaps, at any offset and from the heap is transferred. No byte
+/// around it changes.
 fn fragments(lab: &Lab) -> Result<()> {
     begin(lab, "")?;
     for kind in ["read", "write"] {
@@ -244,7 +249,7 @@ fn fragments(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// Less is wanted than was sent, or nothing, or by nobody.
+/// LNet accepts only a part of a message, no byte of it, or drops it.
 fn partly_wanted(lab: &Lab) -> Result<()> {
     begin(lab, "")?;
     for size in [100, 5000, 100_000, 1_000_000] {
@@ -276,7 +281,7 @@ fn partly_wanted(lab: &Lab) -> Result<()> {
         counter(lab, 0, "short")? > 0 && counter(lab, 0, "zero")? > 0,
         "nothing was short"
     );
-    // A GET that nobody answers: who has asked hears nothing, and the driver is done with it.
+    // A GET without an answer times out, and the driver releases it.
     let said = pairs(&tell(
         lab,
         0,
@@ -292,7 +297,7 @@ fn partly_wanted(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// More messages than there are credits, of a peer and of the interface: they wait, and none is lost.
+/// Messages beyond the credits of a peer or of the interface wait, and none is lost.
 fn credits(lab: &Lab) -> Result<()> {
     for n in 0..2 {
         lab.ok(n, "modprobe lnet_stand cpts=1")?;
@@ -323,7 +328,8 @@ fn credits(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// LNet keeps messages until there is memory for them, and says later where they go; many of them, short and long ones.
+/// LNet holds many short and long messages until it has memory for them, and names the memory
+/// later.
 fn kept(lab: &Lab) -> Result<()> {
     for n in 0..2 {
         load(lab, n, "")?;
@@ -344,8 +350,9 @@ fn kept(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// Everything that LNet may do in another order, and from other threads: it is said late where messages go, calls take long,
-/// messages go out while others come in, and REPLYs before the GET is released; headers have the longer form.
+/// The driver tolerates every order that LNet permits, from several threads: late decisions, slow
+/// calls, messages sent while others arrive, REPLYs before the GET is released, headers in the long
+/// format.
 fn odd_orders(lab: &Lab) -> Result<()> {
     for n in 0..2 {
         lab.ok(n, "modprobe lnet_stand cpts=4")?;
@@ -369,8 +376,8 @@ fn odd_orders(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// LNet refuses messages, and drops some that it has kept: who has sent them is told, or waits in vain; no byte is wrong, and all memory
-/// comes back.
+/// LNet rejects messages and drops some that it held. Their senders get an error or time out, no
+/// byte is wrong, and all memory is released.
 fn drops(lab: &Lab) -> Result<()> {
     begin(lab, "")?;
     for n in 0..2 {
@@ -402,7 +409,7 @@ fn drops(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// What is given for a network is what it has; the rest is the module's.
+/// Tunables of a network apply to it; the others have the values of the module.
 fn tunables(lab: &Lab) -> Result<()> {
     load(
         lab,
@@ -448,7 +455,8 @@ fn tunables(lab: &Lab) -> Result<()> {
     lab.ok(0, "rmmod kexlnd lnet_stand").map(drop)
 }
 
-/// Everything at the same time, for as long as there is time, over links that damage and lose packets in a full run.
+/// All kinds of messages at the same time, for the whole time. The full run adds links that corrupt
+/// and lose packets.
 fn soak(lab: &Lab) -> Result<()> {
     begin(lab, "")?;
     let seconds = volume(10, 3600);

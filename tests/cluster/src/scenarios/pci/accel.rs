@@ -1,4 +1,5 @@
-//! A device behind a NIC without a node, as nodes have it: by a driver that knows nothing of that (`tests/modules/accel_test`).
+//! A device behind a NIC without a host, borrowed by nodes and used by an ordinary driver
+//! (`tests/modules/accel_test`).
 
 use crate::cluster::{modules, Lab, Spec, PATIENCE};
 use crate::scenarios::expected::ACCELERATOR;
@@ -14,24 +15,24 @@ use wire::smfu::NOWHERE;
 /// Two nodes and an accelerator, which is node 2.
 const PAIR: Spec = Spec::new(2).accelerators(1);
 const ACC: usize = 2;
-/// A node, and accelerators whose devices are broken or malicious: nodes 1 to 5.
+/// A node and five accelerators with broken or malicious devices, nodes 1 to 5.
 const HOSTILE: Spec = Spec::new(1)
     .accelerators(5)
     .emulator(&["--accelerator-kinds=astray,storm,garbage,huge,gap"]);
-/// A node, and an accelerator whose device stops answering: node 1.
+/// A node and an accelerator whose device stops answering, node 1.
 const MUTE: Spec = Spec::new(1)
     .accelerators(1)
     .emulator(&["--accelerator-kinds=mute"]);
-/// A node behind an IOMMU, and an accelerator: node 1.
+/// A node behind an IOMMU and an accelerator, node 1.
 const STRICT: Spec = Spec::new(1).accelerators(1).iommu_in(&[0]);
-/// A node, and accelerators that reach each other: nodes 1 and 2.
+/// A node and two accelerators that reach each other, nodes 1 and 2.
 const PEERS: Spec = Spec::new(1).accelerators(2);
 const LONG: Duration = Duration::from_secs(120);
 /// Lab machines may be slow.
 const OPTIONS: &str = "vpci.timeout_ms=4000 vpci.access_ms=1000";
 const ID: &str = "1cad:7e57";
 const DRIVER: &str = "/sys/bus/pci/drivers/accel_test";
-/// Where the device is at its node.
+/// PCI address of the device at its NIC.
 const PLACE: &str = "0000:01:00.0";
 
 /// The scenarios of this file.
@@ -59,7 +60,7 @@ fn ctl(lab: &Lab, node: usize, words: &str) -> Result<Value> {
 
 fn refused(lab: &Lab, node: usize, words: &str, why: &str) -> Result<()> {
     let mut said = String::new();
-    // A module that has just begun says so first.
+    // A module that was just loaded first answers that it does not lend yet.
     lab.until("the node borrows", LONG, |lab| {
         let out = lab.sh_for(node, &format!("extollctl accel {words}"), LONG)?;
         ensure!(out.status != 0, "'{words}' was done: {}", out.stdout);
@@ -81,7 +82,7 @@ fn load(lab: &Lab, node: usize) -> Result<()> {
     .map(drop)
 }
 
-/// No module is left, and nobody has the device.
+/// Unloads the modules, which returns the devices.
 fn end(lab: &Lab, nodes: &[usize]) -> Result<()> {
     for &node in nodes {
         lab.ok_for(node, "rmmod vpci && rmmod accel_test", LONG)?;
@@ -89,7 +90,8 @@ fn end(lab: &Lab, nodes: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// A node that has just loaded its module borrows only some time later.
+/// Borrows the device. Retries, because a node can't borrow until some time after its module was
+/// loaded.
 fn borrow(lab: &Lab, node: usize, acc: usize) -> Result<String> {
     let mut domain = String::new();
     lab.until("the node borrows", LONG, |lab| {
@@ -106,7 +108,7 @@ fn borrow(lab: &Lab, node: usize, acc: usize) -> Result<String> {
     Ok(domain)
 }
 
-/// State of the device of an accelerator.
+/// Returns the state of the device of an accelerator.
 pub(super) fn state(lab: &Lab, node: usize, acc: usize) -> Result<String> {
     let said = ctl(lab, node, &format!("list --node {acc}"))?;
     let state = said["offered"][0]["state"].as_str();
@@ -117,7 +119,7 @@ fn attribute(lab: &Lab, node: usize, name: &str) -> Result<String> {
     lab.ok_for(node, &format!("cat {DRIVER}/*:*/{name}"), LONG)
 }
 
-/// Words `name=number` of what the driver says when all is well.
+/// Returns the number of a word `name=number` in the output of a successful test.
 fn number(text: &str, name: &str) -> Result<u64> {
     let mut words = text.split_whitespace();
     let found = words.find_map(|w| w.strip_prefix(name)?.strip_prefix('='));
@@ -127,17 +129,17 @@ fn number(text: &str, name: &str) -> Result<u64> {
         .context(name.to_owned())
 }
 
-/// Registers, memory both ways, interrupts.
+/// Checks registers, memory in both directions and interrupts.
 fn works(lab: &Lab, node: usize, vectors: u64) -> Result<()> {
     let said = attribute(lab, node, "selftest")?;
     ensure!(said.starts_with("ok "), "{said}");
     ensure!(number(&said, "vectors")? == vectors, "{said}");
-    // Each vector tells of four transfers.
+    // Each vector signals four transfers.
     ensure!(number(&said, "interrupts")? >= 4 * vectors, "{said}");
     Ok(())
 }
 
-/// Has the device work until it fails: how many transfers that were.
+/// Keeps the device busy and runs `end`, after which its transfers must fail.
 fn pound(lab: &Lab, end: impl FnOnce(&Lab) -> Result<()>) -> Result<()> {
     let user = lab.spawn(0, &format!("cat {DRIVER}/*:*/pound"))?;
     lab.until("the device works", PATIENCE, |lab| {
@@ -156,14 +158,14 @@ fn pound(lab: &Lab, end: impl FnOnce(&Lab) -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// No number of a lease that is over is kept any more.
+/// Waits until all address ranges of ended leases are released.
 fn settled(lab: &Lab, node: usize) -> Result<()> {
     lab.until("nothing is owed", LONG, |lab| {
         Ok(lease::counter(lab, node, "accelerator.owed")? == 0)
     })
 }
 
-/// No way leads from the accelerator's device to anybody, nor from the network to the device.
+/// Checks that every path between the accelerator's device and the network is closed.
 fn closed(lab: &Lab, node: usize) -> Result<()> {
     guest::install(lab, node)?;
     let program = guest::program("access");
@@ -191,7 +193,7 @@ fn closed(lab: &Lab, node: usize) -> Result<()> {
     Ok(())
 }
 
-/// Memory that its driver has unmapped is out of the device's reach.
+/// Checks that the device can't reach memory that its driver unmapped.
 fn stale(lab: &Lab, node: usize) -> Result<()> {
     let said = attribute(lab, node, "stale")?;
     ensure!(said.trim() == "ok", "{said}");
@@ -200,21 +202,22 @@ fn stale(lab: &Lab, node: usize) -> Result<()> {
 
 fn gone(lab: &Lab, node: usize) -> Result<()> {
     lab.until("the device is gone", PATIENCE, |lab| {
-        // It may go while that looks.
+        // The device may be removed during the call.
         let out = lab.sh_for(node, &format!("lspci -Dn -d {ID}"), PATIENCE)?;
         Ok(out.status == 0 && out.stdout.is_empty())
     })
 }
 
-/// Has a NIC be known as an accelerator.
+/// Enrols a NIC as an accelerator.
 pub(super) fn enrol(lab: &Lab, node: usize, acc: usize) -> Result<()> {
-    // Nobody reaches it before management software has set it up.
+    // The accelerator is unreachable until the management software has configured it.
     lab.until_it_works("the accelerator is there", PATIENCE, |lab| {
         ctl(lab, node, &format!("enrol --node {acc}")).map(|_| true)
     })
 }
 
-/// Both nodes have it after each other, with MSI-X and MSI, and never at once.
+/// Both nodes can borrow the accelerator one after the other, with MSI-X and MSI, but never at the
+/// same time.
 fn accelerator(lab: &Lab) -> Result<()> {
     (0..2).try_for_each(|node| load(lab, node))?;
     refused(lab, 0, "enrol --node 1", "has a host")?;
@@ -224,7 +227,7 @@ fn accelerator(lab: &Lab) -> Result<()> {
         .status
         != 0
     {
-        // Another scenario of this cluster has done so.
+        // Another scenario in this cluster has enrolled it.
         refused(
             lab,
             0,
@@ -266,7 +269,7 @@ fn accelerator(lab: &Lab) -> Result<()> {
     refused(lab, 0, &format!("borrow --node {ACC}"), own)?;
     refused(lab, 0, &format!("borrow --node {ACC} 1"), "no such device")?;
     refused(lab, 0, &format!("reclaim --node {ACC}"), own)?;
-    // Registers are lost in a reset, and what the borrower has set up is there again.
+    // A reset clears the registers; the borrower's configuration is restored.
     let reset = attribute(lab, 0, "function_reset")?;
     ensure!(reset.trim() == "0 0x0", "{reset}");
     works(lab, 0, 4)?;
@@ -280,7 +283,7 @@ fn accelerator(lab: &Lab) -> Result<()> {
     ctl(lab, 1, &format!("return {domain}"))?;
     gone(lab, 1)?;
 
-    // Both want it at once: one of them gets it.
+    // Both nodes ask at the same time. Exactly one gets the device.
     for _ in 0..3 {
         let ask = |node| {
             let words = format!("extollctl --json accel borrow --node {ACC}");
@@ -318,14 +321,15 @@ fn accelerator(lab: &Lab) -> Result<()> {
             "what was given back counts as lost at node {node}: {lost}"
         );
     }
-    // The module goes with the device in use: it is given back.
+    // Unloading the module while the device is in use returns the device.
     borrow(lab, 0, ACC)?;
     end(lab, &[0])?;
     ensure!(state_of(1)? == "Free", "{}", state_of(1)?);
     end(lab, &[1])
 }
 
-/// The NIC of the accelerator loses its power, or its cables, while the device is in use: it is gone as if it had been pulled out.
+/// When the NIC of the accelerator loses its power or its cable, its device disappears like a
+/// pulled card.
 fn accelerator_lost(lab: &Lab) -> Result<()> {
     load(lab, 0)?;
     let known = lab.sh_for(0, &format!("extollctl accel enrol --node {ACC}"), LONG)?;
@@ -341,10 +345,10 @@ fn accelerator_lost(lab: &Lab) -> Result<()> {
     pound(lab, |lab| lab.fault(&["power-off", "acc0"]).map(drop))?;
     gone(lab, 0)?;
     ensure!(lost()? == before + 1);
-    // Its numbers are kept: nobody has said that nothing leads here.
+    // Its address ranges stay reserved, because no confirmation says that no path leads here.
     ensure!(lease::counter(lab, 0, "accelerator.owed")? > 0);
     lab.fault(&["power-on", "acc0"])?;
-    // It is not known to be one any more.
+    // After the power loss it is no longer enrolled.
     lab.until("the accelerator is there", PATIENCE, |lab| {
         let out = lab.sh_for(0, &format!("extollctl accel enrol --node {ACC}"), LONG)?;
         Ok(out.status == 0)
@@ -352,7 +356,7 @@ fn accelerator_lost(lab: &Lab) -> Result<()> {
     ensure!(state(lab, 0, ACC)? == "Free");
     borrow(lab, 0, ACC)?;
     works(lab, 0, 4)?;
-    // Nobody answers for longer than the time-out, then it is back with the word of this node.
+    // The NIC does not answer for longer than the time-out. Later this node returns the device.
     settled(lab, 0)?;
     pound(lab, |lab| lab.fault(&["link-down", "nic2"]).map(drop))?;
     gone(lab, 0)?;
@@ -374,8 +378,8 @@ fn accelerator_lost(lab: &Lab) -> Result<()> {
     end(lab, &[0])
 }
 
-/// Who has the device dies, or does not give it back: another node takes it by a command, and nothing of the device reaches the first one any
-/// more.
+/// A borrower dies or keeps the device. Another node takes the device by a command, and the device
+/// can't reach the first node any more.
 fn accelerator_reclaimed(lab: &Lab) -> Result<()> {
     (0..2).try_for_each(|node| load(lab, node))?;
     let known = lab.sh_for(0, &format!("extollctl accel enrol --node {ACC}"), LONG)?;
@@ -384,19 +388,20 @@ fn accelerator_reclaimed(lab: &Lab) -> Result<()> {
         "{}",
         known.stderr
     );
-    // A living one.
+    // The borrower is alive.
     borrow(lab, 0, ACC)?;
     pound(lab, |lab| {
         ctl(lab, 1, &format!("reclaim --node {ACC}")).map(drop)
     })?;
     closed(lab, 1)?;
     gone(lab, 0)?;
-    // Numbers of both ends are anybody's again: nothing leads here, and its windows are closed.
+    // Address ranges of both ends can be reused, because no path leads here and the windows are
+    // closed.
     settled(lab, 0)?;
     let domain = borrow(lab, 1, ACC)?;
     works(lab, 1, 4)?;
     ctl(lab, 1, &format!("return {domain}"))?;
-    // One that dies.
+    // The borrower is dead.
     borrow(lab, 0, ACC)?;
     lab.fault(&["power-off", "node0"])?;
     let state_of = |node| state(lab, node, ACC);
@@ -417,14 +422,15 @@ fn accelerator_reclaimed(lab: &Lab) -> Result<()> {
     end(lab, &[0, 1])
 }
 
-/// What devices do that are broken or malicious reaches nothing, and those that can't be are refused with a reason.
+/// Broken and malicious devices reach nothing beyond their lease. Unusable devices are rejected
+/// with a reason.
 fn accelerator_hostile(lab: &Lab) -> Result<()> {
     load(lab, 0)?;
     guest::install(lab, 0)?;
     for acc in 1..=5 {
         enrol(lab, 0, acc)?;
     }
-    // Addresses that nobody gave it lead nowhere, and what it was told to do is done.
+    // Accesses to foreign addresses are discarded, and the device's own work succeeds.
     let domain = borrow(lab, 0, 1)?;
     let before = lease::model(lab, 0, "host_dma_outside_memory")?;
     works(lab, 0, 4)?;
@@ -434,11 +440,11 @@ fn accelerator_hostile(lab: &Lab) -> Result<()> {
     let at = htax::DISCARDED_COUNTER.get();
     let said = lab.ok(0, &format!("{program} 0 4096 r1:{at:#x}"))?;
     let discarded = htax::DiscardedCounter(said.trim().parse().context("a number")?);
-    // Seven addresses for each of sixteen transfers, but for those that the counter of 16 bits does not show.
+    // Seven addresses for each of sixteen transfers; the counter of 16 bits may have wrapped.
     let seen = (discarded.posted(), discarded.nonposted());
     ensure!(seen.0 >= 112 && seen.1 >= 112, "{seen:?} were discarded");
     ctl(lab, 0, &format!("return {domain}"))?;
-    // An interrupt comes some thousand times, of which the host makes one.
+    // An interrupt is raised thousands of times; the host handles few of them.
     let domain = borrow(lab, 0, 2)?;
     let sent = || lease::model(lab, 0, "interrupts");
     let before = sent()?;
@@ -446,7 +452,7 @@ fn accelerator_hostile(lab: &Lab) -> Result<()> {
     let more = sent()? - before;
     ensure!(more > 10_000, "{more} interrupts are no storm");
     ctl(lab, 0, &format!("return {domain}"))?;
-    // Reasons: capabilities that lead nowhere, a BAR that can't be. Nobody has them afterwards.
+    // Reasons: invalid capabilities, an invalid BAR. The devices stay free.
     for (acc, reasons) in [(3, &["2", "6"][..]), (5, &["3"])] {
         for _ in 0..2 {
             refused(lab, 0, &format!("list --node {acc}"), "does not work")?;
@@ -459,15 +465,15 @@ fn accelerator_hostile(lab: &Lab) -> Result<()> {
     let odd = "exec 3<>/dev/extoll_pci; echo counters >&3; awk '$1 == \"accelerator.odd\" {print $2}' <&3";
     let odd = lab.ok(0, odd)?;
     ensure!(odd.trim() == "8", "{odd} devices were refused");
-    // No window is that large.
+    // The window has too little space for its BAR.
     ensure!(state(lab, 0, 4)? == "Free");
     refused(lab, 0, "borrow --node 4", "no room")?;
     ensure!(state(lab, 0, 4)? == "Free");
     end(lab, &[0])
 }
 
-/// A device whose NIC answers, and that answers no accesses to configuration registers: it is lost after eight of them, as each keeps
-/// others from registers of any device.
+/// A device whose NIC answers, but which does not answer configuration accesses, counts as lost
+/// after eight of them. Each such access delays register accesses of all devices.
 fn accelerator_mute(lab: &Lab) -> Result<()> {
     load(lab, 0)?;
     refused(lab, 0, "list --node 1", "has not been enrolled")?;
@@ -490,14 +496,14 @@ fn accelerator_mute(lab: &Lab) -> Result<()> {
         let log = lab.log_since(&mark)?;
         Ok(log.contains("node 1: the device is lost: Stuck"))
     })?;
-    // It is given back, as its NIC answers; the next borrower is told.
+    // It is returned, because its NIC answers. The next borrower gets an error.
     settled(lab, 0)?;
     refused(lab, 0, "borrow --node 1", "does not work")?;
     end(lab, &[0])
 }
 
-/// With an IOMMU in front of the borrower's NIC pages are mapped as they are; a page that was unmapped is out of reach at once, and what the
-/// device wants of it is a fault of the IOMMU's.
+/// With an IOMMU in front of the borrower's NIC, pages are mapped without a copy. An unmapped page
+/// is out of reach at once, and the device's access to it is an IOMMU fault.
 fn accelerator_strict(lab: &Lab) -> Result<()> {
     load(lab, 0)?;
     enrol(lab, 0, 1)?;
@@ -508,7 +514,7 @@ fn accelerator_strict(lab: &Lab) -> Result<()> {
     ensure!(before == 0, "{before} accesses of what nobody mapped");
     let mark = lab.log_mark(0)?;
     stale(lab, 0)?;
-    // The IOMMU says so itself.
+    // The IOMMU reports the faults.
     let log = lab.log_since(&mark)?;
     for access in ["[DMA Read", "[DMA Write"] {
         ensure!(log.contains(access), "no fault of a {access}]: {log}");
@@ -525,7 +531,8 @@ fn accelerator_strict(lab: &Lab) -> Result<()> {
     end(lab, &[0])
 }
 
-/// A device writes and reads the memory of another accelerator's device, if it may, and no processor is between them.
+/// A device reads and writes the memory of another accelerator's device if that is permitted,
+/// without a CPU in between.
 fn accelerator_peers(lab: &Lab) -> Result<()> {
     load(lab, 0)?;
     for acc in [1, 2] {
@@ -539,7 +546,7 @@ fn accelerator_peers(lab: &Lab) -> Result<()> {
         let domain = domain.trim_start_matches("0x");
         lab.ok_for(0, &format!("cat {DRIVER}/{domain}:*/peer"), LONG)
     };
-    // Whose memory a device stores to while both work, in packets: that of the node.
+    // Both devices could store through the node's memory. These bytes are counted.
     let through = || lease::model(lab, 0, "dma_bytes_written");
     let mapped = |from: &str, yes: bool| -> Result<()> {
         let want = if yes { "ok" } else { "failed: not mapped" };
@@ -570,12 +577,12 @@ fn accelerator_peers(lab: &Lab) -> Result<()> {
     ctl(lab, 0, &format!("join {two} {one}"))?;
     both.iter().try_for_each(|from| mapped(from, true))?;
     both.iter().try_for_each(|_| works(lab, 0, 4))?;
-    // Its registers are lost in a reset, but not what leads to and from it.
+    // A reset clears its registers, but not its paths.
     ctl(lab, 0, &format!("part {two} {one}"))?;
     refused(lab, 0, &format!("part {two} {one}"), "does not reach")?;
     mapped(&two, false)?;
     mapped(&one, true)?;
-    // Who is given back is reached no more, and the next lease of it is as any.
+    // A returned device is out of reach, and its next lease starts without paths.
     ctl(lab, 0, &format!("return {two}"))?;
     ensure!(state(lab, 0, 2)? == "Free");
     let said = across(&one)?;
@@ -584,7 +591,7 @@ fn accelerator_peers(lab: &Lab) -> Result<()> {
     mapped(&one, false)?;
     ctl(lab, 0, &format!("join {one} {two}"))?;
     mapped(&one, true)?;
-    // One that is lost while the other one uses it.
+    // A device is lost while the other one uses it.
     lab.fault(&["power-off", "acc1"])?;
     lab.until("the device is lost", LONG, |lab| {
         let said = ctl(lab, 0, "list")?;
@@ -597,6 +604,6 @@ fn accelerator_peers(lab: &Lab) -> Result<()> {
     let two = borrow(lab, 0, 2)?;
     ctl(lab, 0, &format!("join {two} {one}"))?;
     mapped(&two, true)?;
-    // The module goes with everything as it is.
+    // The module is unloaded with both devices in use.
     end(lab, &[0])
 }

@@ -1,4 +1,5 @@
-//! A drive behind a NIC without a node, as nodes have it: by the kernel's own, unmodified driver.
+//! A drive behind a NIC without a host, borrowed by nodes and used by the kernel's unmodified
+//! driver.
 
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::scenarios::pci::accel::{enrol, state};
@@ -12,7 +13,7 @@ const SPEC: Spec = Spec::new(2)
     .emulator(&["--accelerator=nvme:64M"]);
 const ACC: usize = 2;
 const BYTES: u64 = 64 << 20;
-/// Where the drive is at its node.
+/// PCI address of the drive at its NIC.
 const PLACE: &str = "0000:01:00.0";
 const ID: &str = "1cad:7e58";
 const OPTIONS: &str = "vpci.timeout_ms=10000 vpci.access_ms=1000";
@@ -22,14 +23,15 @@ pub fn all() -> Vec<Scenario> {
     vec![Scenario::new("vpci::accelerator_drive", SPEC, accelerator_drive).seconds(1200)]
 }
 
-/// Borrows the drive: its lease, and its block device when the driver has found it.
+/// Borrows the drive. Returns its lease, and its block device when the driver has found it.
 fn borrow(lab: &Lab, node: usize) -> Result<(Lease, String)> {
     let lease = Lease::new(lab, node, ACC, PLACE, false)?;
     let name = lease::drive(lab, node, &lease.address())?;
     Ok((lease, name))
 }
 
-/// Data with checksums of their own, a file system, interrupts; given back, and after a loss of power, it has the same for the next node.
+/// A borrowed drive keeps its data: after use with a file system it is returned, loses its power,
+/// and the next node finds the same data.
 fn accelerator_drive(lab: &Lab) -> Result<()> {
     for node in 0..2 {
         load(lab, node, OPTIONS)?;
@@ -73,7 +75,7 @@ fn accelerator_drive(lab: &Lab) -> Result<()> {
     lease.end(lab)?;
     ensure!(state(lab, 0, ACC)? == "Free");
 
-    // It keeps its blocks without power, but not that it is an accelerator.
+    // Without power the drive keeps its blocks, but must be enrolled again.
     lab.fault(&["power-off", "acc0"])?;
     lab.fault(&["power-on", "acc0"])?;
     enrol(lab, 0, ACC)?;

@@ -1,4 +1,5 @@
-//! A device behind a NIC without a node (docs/emulator.md, *Accelerator nodes*), reached from a node over the fabric.
+//! A device behind a NIC without a host (docs/emulator.md, *Accelerator nodes*), accessed by a node
+//! over the fabric.
 
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::scenarios::expected::REFUSED;
@@ -15,11 +16,12 @@ const LENT: Spec = Spec::new(1).accelerators(1);
 
 /// Node ID of the accelerator.
 const LENDER: u16 = 1;
-/// Vendor and device of the test device, its ID register at offset 0 of its BAR, and where the BAR is put.
+/// Vendor and device ID of the test device, its ID register at offset 0 of its BAR, and the address
+/// of the BAR.
 const VENDOR_DEVICE: u64 = 0x7E57_1CAD;
 const ID: u64 = 0x7E57_ACCE;
 const BAR: u64 = 0xE000_0000;
-/// Interval of the window, which the driver does not use, and where it is in the window.
+/// Interval of the window, unused by the driver, and its offset in the window.
 const INTERVAL: u32 = 60;
 const START: u64 = 64 << 20;
 const BYTES: u64 = 1 << 20;
@@ -32,7 +34,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Runs words of `guest/access.py`; returns what was read.
+/// Runs commands of `guest/access.py`. Returns the values read.
 fn access(lab: &Lab, words: &[String]) -> Result<Vec<u64>> {
     let words = words.join(" ");
     let text = lab.ok(
@@ -52,7 +54,8 @@ fn read(node: u16, at: RegOffset) -> String {
     format!("r{node}:{:#x}", at.get())
 }
 
-/// Configuration access by a packet through the backdoor of the lender; the value of a read.
+/// Makes a configuration access by a packet through the lender's backdoor. Returns the value of a
+/// read.
 fn config(lab: &Lab, register: u16, data: Option<u32>) -> Result<u64> {
     let (from, to) = ((Bdf(0), 0), Bdf::new(1, 0, 0));
     let kind = Kind::config(data.is_some(), CfgType::Type0, from, to, register, 0xF);
@@ -79,7 +82,8 @@ fn config(lab: &Lab, register: u16, data: Option<u32>) -> Result<u64> {
     Ok(answer.get(2).map_or(0, |w| w & 0xFFFF_FFFF))
 }
 
-/// Completions reach the FIFO, and the SMFU there is on: what the borrower does first, and after a power cut again.
+/// Returns the register writes that a borrower makes first, and again after a power cut:
+/// completions go to the FIFO, and the SMFU is enabled.
 fn prepare() -> [String; 4] {
     [
         write(LENDER, pcie::PCIE_TO_HTOC_CFG, 2),
@@ -89,7 +93,7 @@ fn prepare() -> [String; 4] {
     ]
 }
 
-/// Puts the BAR to its place.
+/// Sets the address of the BAR and enables it.
 fn enable(lab: &Lab) -> Result<()> {
     for (register, value) in [(0x10, BAR as u32), (0x14, 0), (0x04, 6)] {
         config(lab, register, Some(value))?;
@@ -97,6 +101,7 @@ fn enable(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// A device behind an accelerator NIC is reachable through the window, and again after a power cut.
 fn borrowed(lab: &Lab) -> Result<()> {
     guest::install(lab, 0)?;
     let status = lab.status()?;
@@ -107,7 +112,7 @@ fn borrowed(lab: &Lab) -> Result<()> {
     let found = config(lab, 0, None)?;
     ensure!(found == VENDOR_DEVICE, "{found:#x} at the lender");
     enable(lab)?;
-    // The window of BAR 2 from START on leads there.
+    // The window of BAR 2 from `START` on leads to the BAR.
     let base = lab.ok(
         0,
         "awk 'NR == 3 {print $1}' /sys/bus/pci/drivers/extoll/0*/resource",
@@ -124,7 +129,7 @@ fn borrowed(lab: &Lab) -> Result<()> {
     let got = access(lab, &look)?;
     ensure!(got == [ID, 0x1234_5678], "{got:x?} in the BAR");
 
-    // What needs a node is refused; what does not, works.
+    // Faults that need a host are rejected; others work.
     for fault in [&["retry", "acc0", "--every", "1"][..], &["stuck", "acc0"]] {
         let error = lab.fault(fault).err().context("a fault was accepted")?;
         let text = format!("{error:#}");
@@ -135,9 +140,9 @@ fn borrowed(lab: &Lab) -> Result<()> {
     let gone = access(lab, &["R0".into()])?;
     ensure!(gone == [0xFFFF_FFFF], "{gone:x?} without power");
     lab.fault(&["power-on", "acc0"])?;
-    // Everything that was written there is gone with the power.
+    // All registers of the accelerator are lost with the power.
     let mut back = Vec::new();
-    // Nobody reaches it before management software has set it up.
+    // The accelerator is unreachable until the management software has configured it.
     lab.until_it_works("the lender is back", PATIENCE, |lab| {
         access(lab, &prepare())?;
         enable(lab)?;
@@ -148,15 +153,17 @@ fn borrowed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Reason of the base driver for transactions that failed (docs/driver.md).
+/// Reason of the base driver for failed transactions (docs/driver.md).
 const BACKDOOR: u32 = 41;
 
-/// The driver's transactions with the lender's backdoor: configuration cycles, asleep and with a lock held, alone, undone, and all ones
-/// when nobody answers.
+/// The driver's transactions with the lender's backdoor work: configuration cycles, in process
+/// context and with a lock held, exclusive, undone, and with all ones if the device does not
+/// answer.
 fn backdoor(lab: &Lab) -> Result<()> {
     lab.ok(0, "modprobe extoll_bench")?;
     let way = format!("node={LENDER} timeout_us=1000000");
-    // With a lock held nobody waits for longer than 100 ms, in which a busy host may not get round to the other node.
+    // With a lock held, the driver waits up to 100 ms. A busy host may not run the other node
+    // within that time.
     let call = |words: &str| {
         let mut tries = if words.contains("wait=atomic") { 5 } else { 1 };
         loop {
@@ -179,7 +186,7 @@ fn backdoor(lab: &Lab) -> Result<()> {
     };
     enable()?;
     for wait in ["", "wait=atomic"] {
-        // A lock is held for a tenth of a second at most.
+        // With a lock held, a transaction takes up to 100 ms.
         for (place, want) in [
             ("offset=0 bytes=4", VENDOR_DEVICE),
             ("offset=2 bytes=2", VENDOR_DEVICE >> 16),

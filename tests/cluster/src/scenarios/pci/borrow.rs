@@ -1,7 +1,7 @@
-//! A drive that is plugged into node 1, as node 0 has it: by its own, unmodified driver.
+//! A drive in node 1, borrowed by node 0 and used by its unmodified driver.
 //!
-//! A device reads memory of another node eight bytes at a time, each of which is a message of the emulator's; so what is read by the
-//! drive is little, and the usual time without a word is not enough on a busy machine.
+//! A device reads memory of another node in units of eight bytes, each of which is a message in the
+//! emulator. The drive therefore reads little, and time-outs are longer than usual.
 
 use crate::cluster::{modules, Device, Lab, Model, Spec, PATIENCE};
 use crate::scenarios::expected::{BORROWED, TAKEN};
@@ -15,11 +15,12 @@ use crate::scenarios::{
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 
-/// The drive in the borrower, which has no other one.
+/// Block device of the drive at the borrower, which has no other drive.
 const DRIVE: &str = "/dev/nvme0n1";
 const OPTIONS: &str = "vpci.timeout_ms=10000";
 
-/// Behind an IOMMU the borrower's NIC reaches what it is led to. That of the lender reaches devices only without one.
+/// With an IOMMU, the borrower's NIC reaches only mapped memory. The lender has no IOMMU, because
+/// its NIC could not reach devices.
 const IOMMU: Spec = Spec::pair().ideal().iommu_in(&[0]).devices(&[Device {
     node: LENDER,
     model: Model::Nvme { mib: DRIVE_MIB },
@@ -32,14 +33,14 @@ pub fn all() -> Vec<Scenario> {
             .gate()
             .finds(BORROWED),
         Scenario::new("vpci::drive_taken_away", PAIR.ideal(), drive_taken_away).finds(TAKEN),
-        // The first in its cluster: it begins without the module.
+        // The first in its cluster, because it starts without the module.
         Scenario::new("vpci::commands", PAIR, commands).finds(BORROWED),
         Scenario::new("vpci::drive_iommu", IOMMU, drive_iommu).finds(BORROWED),
         Scenario::new("vpci::drive_unkind", PAIR, drive_unkind).finds(BORROWED),
     ]
 }
 
-/// Loads the modules, and has node 1 offer its drive.
+/// Loads the modules and lets node 1 offer its drive. Returns its PCI address.
 fn offer(lab: &Lab) -> Result<String> {
     for node in 0..2 {
         load(lab, node, OPTIONS)?;
@@ -49,7 +50,7 @@ fn offer(lab: &Lab) -> Result<String> {
     Ok(address)
 }
 
-/// Borrows the drive: the PCI domain in which it is.
+/// Borrows the drive. Returns its PCI domain.
 fn borrow(lab: &Lab, address: &str) -> Result<String> {
     let lease = Lease::new(lab, 0, LENDER, address, false)?;
     let drive = lease.drive(lab)?;
@@ -68,7 +69,7 @@ fn state(lab: &Lab, address: &str) -> Result<String> {
     lease::state(lab, LENDER, address)
 }
 
-/// Node 1 has its drive as before: its block device.
+/// Ends the offer and checks that node 1 uses its drive again. Returns its block device.
 fn end(lab: &Lab, address: &str) -> Result<String> {
     reclaim(lab, LENDER, address)?;
     for node in 0..2 {
@@ -77,7 +78,8 @@ fn end(lab: &Lab, address: &str) -> Result<String> {
     lease::drive(lab, LENDER, address)
 }
 
-/// A file system on it, data with checksums of their own, interrupts per queue; given back, borrowed again, still there.
+/// A borrowed drive works: file system, checksummed data, interrupts per queue. After return and
+/// another lease the data are unchanged.
 fn drive(lab: &Lab) -> Result<()> {
     let address = offer(lab)?;
     let counts = || -> Result<[u64; 2]> {
@@ -144,7 +146,7 @@ fn drive(lab: &Lab) -> Result<()> {
     for node in 0..2 {
         lab.ok(node, "rmmod vpci")?;
     }
-    // What node 0 wrote is what node 1 reads.
+    // Node 1 reads what node 0 wrote.
     lab.ok_for(
         LENDER,
         &format!(
@@ -160,8 +162,8 @@ fn drive(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Node 1 wants it back while node 0 reads: in order, then by force; the driver is told, the reader gets an error, and the next lease is
-/// as good as the first one.
+/// Node 1 takes its drive back while node 0 reads: first in order, then by force. The driver is
+/// notified, the reader gets an error, and the next lease works.
 fn drive_taken_away(lab: &Lab) -> Result<()> {
     const ENDS: [&str; 3] = ["lender.returned", "lender.reclaimed", "lender.expired"];
     const LOST: [&str; 2] = ["borrower.revoked", "borrower.lost"];
@@ -192,7 +194,7 @@ fn drive_taken_away(lab: &Lab) -> Result<()> {
     lab.until("node 0 reads", PATIENCE, |lab| {
         Ok(lease_word(lab, "maps")? > 50)
     })?;
-    // Its driver goes, as if it had been pulled out.
+    // The driver is removed, like a pulled card.
     lab.ok_for(
         LENDER,
         &format!("echo {address} >/sys/bus/pci/drivers/vpci/unbind"),
@@ -202,7 +204,7 @@ fn drive_taken_away(lab: &Lab) -> Result<()> {
     gone(lab)?;
     let forced = more(lab, 0, &LOST, &lost)?;
     ensure!(forced == [1, 0], "not taken by force: {forced:?}");
-    // What the driver says when it is told so (error_detected).
+    // The driver's message about `error_detected`.
     lab.ok(0, "dmesg | grep 'nvme.*request disconnect'")?;
     lab.ok(
         LENDER,
@@ -214,14 +216,14 @@ fn drive_taken_away(lab: &Lab) -> Result<()> {
         &format!("dd if={DRIVE} of=/dev/null bs=4k count=4 iflag=direct"),
         LONG,
     )?;
-    // The module of the borrower goes with the drive in use.
+    // The borrower's module is unloaded with the drive in use.
     lab.ok_for(0, "rmmod vpci", LONG)?;
     gone(lab)?;
     lab.ok(0, &modules::modprobe("vpci", OPTIONS))?;
     end(lab, &address).map(drop)
 }
 
-/// The same where everything is as late and out of order as it may: little is written, more is read.
+/// The drive works with maximum delays and reordering too. Little is written, more is read.
 fn drive_unkind(lab: &Lab) -> Result<()> {
     let address = offer(lab)?;
     let domain = borrow(lab, &address)?;
@@ -239,7 +241,7 @@ fn drive_unkind(lab: &Lab) -> Result<()> {
     end(lab, &address).map(drop)
 }
 
-/// A word of the only lease's line.
+/// Returns a number from the entry of the only lease.
 fn lease_word(lab: &Lab, name: &str) -> Result<u64> {
     let said = ctl(lab, 0, "list")?;
     let word = &said["borrowed"][0][name];
@@ -247,7 +249,8 @@ fn lease_word(lab: &Lab, name: &str) -> Result<u64> {
     number.with_context(|| format!("{name}: {said}"))
 }
 
-/// With an IOMMU in front of the borrower's NIC pages are not copied: what is, is less than what is no whole pages.
+/// With an IOMMU in front of the borrower's NIC, whole pages are mapped without a copy. Only parts
+/// of pages are copied.
 fn drive_iommu(lab: &Lab) -> Result<()> {
     let outside = || lease::model(lab, 0, "host_dma_outside_memory");
     let faults = outside()?;
@@ -277,7 +280,7 @@ fn drive_iommu(lab: &Lab) -> Result<()> {
         "{copied_in} and {copied_out} bytes of whole pages were copied"
     );
     ensure!(refused == 0, "{refused} were refused");
-    // Less than a page is copied, so that the rest of it is out of reach.
+    // Less than a page is copied, so that the remainder of the page stays out of reach.
     lab.ok_for(
         0,
         &format!("dd if={DRIVE} of=/dev/null bs=512 skip=2400 count=3 iflag=direct"),
@@ -287,7 +290,7 @@ fn drive_iommu(lab: &Lab) -> Result<()> {
     ensure!(copied >= 3 * 512, "{copied} bytes were copied");
     ctl(lab, 0, &format!("return {domain}"))?;
     gone(lab)?;
-    // Without addresses for pages everything is copied, here as well.
+    // Without address ranges for pages, everything is copied here too.
     no_fences(lab, 0)?;
     lab.ok(
         0,
@@ -311,25 +314,26 @@ fn drive_iommu(lab: &Lab) -> Result<()> {
     );
     ctl(lab, 0, &format!("return {domain}"))?;
     gone(lab)?;
-    // What the lender's NIC finds is its own driver's late stores; this one had no access that its IOMMU did not know.
+    // The lender's NIC may see late stores of its own driver. The borrower's IOMMU saw no unmapped
+    // access.
     let faults = outside()? - faults;
     ensure!(faults == 0, "{faults} accesses of what nobody had mapped");
     end(lab, &address).map(drop)
 }
 
-/// All registers of the borrowed drive, as administrators' tools read and write them: those by which its driver knows it are the
-/// drive's own.
+/// Administrators' tools can access all registers of the borrowed drive. The registers that
+/// identify it are the drive's own.
 fn registers(lab: &Lab, domain: &str, address: &str) -> Result<()> {
     let here = format!("{}:00:00.0", domain.trim_start_matches("0x"));
     let dump = |number: usize, at: &str| -> Result<Vec<String>> {
         let shown = lab.ok(number, &format!("lspci -xxxx -s {at}"))?;
-        // An offset and 16 bytes.
+        // Lines with an offset and 16 bytes.
         let lines = shown.lines().filter(|l| l.split_whitespace().count() == 17);
         Ok(lines.map(str::to_owned).collect())
     };
     let (borrowed, own) = (dump(0, &here)?, dump(LENDER, address)?);
     ensure!(borrowed.len() == 256 && own.len() == 256, "{borrowed:?}");
-    // IDs, the capability of an NVM Express controller (0x80), and what may be behind 256 bytes.
+    // IDs, the PCI Express capability (0x80), and the extended registers above 256 bytes.
     ensure!(
         borrowed[0][..15] == own[0][..15],
         "{} {}",
@@ -344,7 +348,7 @@ fn registers(lab: &Lab, domain: &str, address: &str) -> Result<()> {
     Ok(())
 }
 
-/// What can't be done is refused with a reason.
+/// Invalid commands fail with a reason.
 fn commands(lab: &Lab) -> Result<()> {
     let refused = |node: usize, words: &str, why: &str| -> Result<()> {
         let out = lab.sh_for(node, &format!("extollctl accel {words}"), LONG)?;
@@ -361,7 +365,7 @@ fn commands(lab: &Lab) -> Result<()> {
     refused(0, "return 0x10001", "no such device")?;
     refused(LENDER, "lend 0000:7f:00.0", "there is no")?;
     refused(LENDER, "reclaim 0000:7f:00.0", "is not lent")?;
-    // A bridge has nothing to lend.
+    // A bridge can't be lent.
     let bridge = lab.ok(LENDER, "lspci -Dn -d ::0600 | cut -d' ' -f1")?;
     let bridge = bridge.lines().next().context("no bridge")?.to_owned();
     refused(LENDER, &format!("lend {bridge}"), "does not take")?;
@@ -392,7 +396,7 @@ fn commands(lab: &Lab) -> Result<()> {
     registers(lab, &domain, &address).context("lspci and setpci")?;
     let again = format!("borrow --node 1 {address}");
     refused(0, &again, "somebody has the device")?;
-    // One's own device needs no network.
+    // A node's own device does not need the network.
     refused(LENDER, &again, "Invalid argument")?;
     refused(LENDER, &format!("repair {address}"), "is not broken")?;
     ctl(lab, 0, &format!("return {domain}"))?;

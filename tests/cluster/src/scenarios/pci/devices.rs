@@ -1,4 +1,4 @@
-//! Devices of other kinds than drives, several at once, and leases again and again.
+//! Devices of other kinds than drives, several devices at once, and repeated leases.
 
 use crate::cluster::{rounds, Lab, PATIENCE};
 use crate::scenarios::expected::BORROWED;
@@ -37,7 +37,7 @@ fn prepare(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Runs words of `guest/bar.py` with a borrowed device that no driver has.
+/// Runs commands of `guest/bar.py` on a borrowed device without a driver. Returns the values read.
 fn bar(lab: &Lab, lease: &Lease, words: &str) -> Result<Vec<u64>> {
     let text = lease.ok(lab, &format!("{} $dev {words}", guest::program("bar")))?;
     text.lines()
@@ -59,8 +59,9 @@ fn number(line: &serde_json::Value, name: &str) -> Result<u64> {
     }
 }
 
-/// QEMU's device for exercises: by its file in sysfs, then by a driver, for registers, memory and interrupts; what it may not reach it does
-/// not reach; and its lender has it as before.
+/// QEMU's `edu` device works at the borrower: through its sysfs file, then with a driver for
+/// registers, memory and interrupts. It reaches only permitted memory, and its lender can use it
+/// again afterwards.
 fn edu(lab: &Lab) -> Result<()> {
     prepare(lab)?;
     let address = first(lab, LENDER, EDU)?;
@@ -91,7 +92,7 @@ fn by_file(lab: &Lab, lease: &Lease) -> Result<()> {
     ensure!(got[0] & 0xFFFF == 0xED, "ID {:#x}", got[0]);
     ensure!(got[1] == u64::from(!0x1234_5678u32), "{got:x?}");
     ensure!(got[2..] == [479_001_600, 0], "{got:?}");
-    // It has no pin, and messages go nowhere but to the borrower.
+    // The device has no interrupt pin, and its messages go to the borrower only.
     let denied = counter(lab, LENDER, "lender.denied")?;
     let pin = lease.ok(lab, "setpci -s $dev INTERRUPT_PIN")?;
     ensure!(pin.trim() == "00", "pin {pin}");
@@ -103,16 +104,16 @@ fn by_file(lab: &Lab, lease: &Lease) -> Result<()> {
     ensure!(words[0] != 0xFEE0_0000 && words[1] & 1 == 0, "{message}");
     let denied = counter(lab, LENDER, "lender.denied")? - denied;
     ensure!(denied >= 2, "{denied} accesses were denied");
-    // Without messages its interrupts come to nobody.
+    // Without message interrupts, its interrupts are not delivered.
     bar(lab, lease, "W0x60=1 P R0x24 W0x64=1").map(drop)
 }
 
-/// Offsets of the device: from where, where to, how many, go.
+/// Returns commands for a copy by the device: source, destination, size, start.
 fn copy(from: u64, to: u64, bytes: u64, command: u64) -> String {
     format!("D0x80={from:#x} D0x88={to:#x} D0x90={bytes} D0x98={command} P P Q0x98")
 }
 
-/// What the emulator counts of accesses to the lender's NIC at which no interval is.
+/// Returns the emulator's count of accesses to the lender's NIC outside of all intervals.
 fn nowhere(lab: &Lab) -> Result<u64> {
     let status = lab.status()?;
     let counters = &status["fabric"]["nics"][LENDER]["counters"];
@@ -120,9 +121,11 @@ fn nowhere(lab: &Lab) -> Result<u64> {
     found.context("no counter")
 }
 
-/// Reason of the base driver for accesses to the NIC's window that lead nowhere (docs/driver.md).
+/// Reason of the base driver for accesses to the NIC's window that hit no interval
+/// (docs/driver.md).
 const SMFU_TIMEOUT: u32 = 28;
 
+/// Checks that the device can't access addresses outside of its memory.
 fn outside(lab: &Lab, lease: &Lease) -> Result<()> {
     const OWN: u64 = 0x4_0000;
     let nic = node(lab, LENDER).pci()?;
@@ -130,7 +133,7 @@ fn outside(lab: &Lab, lease: &Lease) -> Result<()> {
         LENDER,
         &format!("awk 'NR == 3 {{print $2}}' /sys/bus/pci/devices/{nic}/resource"),
     )?;
-    // The last page of the NIC's window: no interval is there.
+    // The last page of the NIC's window, where no interval is.
     let place = hex(&end)? & !0xFFF;
     let told = node(lab, LENDER).reason(SMFU_TIMEOUT)?;
     let before = nowhere(lab)?;
@@ -141,11 +144,11 @@ fn outside(lab: &Lab, lease: &Lease) -> Result<()> {
     let done = bar(lab, lease, &copy(place, OWN, 8, 1))?;
     ensure!(done[0] & 1 == 0, "it still loads: {done:?}");
     ensure!(nowhere(lab)? > stored, "a load outside was not counted");
-    // The driver of the lender's NIC says so.
+    // The driver of the lender's NIC counts it.
     lab.until("the lender has counted it", PATIENCE, |lab| {
         Ok(node(lab, LENDER).reason(SMFU_TIMEOUT)? > told)
     })?;
-    // Its memory is within reach, all of it.
+    // The device reaches its memory from the first to the last byte.
     let line = lease.line(lab)?;
     let (dma, slots) = (number(&line, "dma")?, number(&line, "slots")?);
     let before = nowhere(lab)?;
@@ -174,7 +177,7 @@ fn by_driver(lab: &Lab, lease: &Lease) -> Result<()> {
     Ok(())
 }
 
-/// A script in which a driver looks at the device again and again.
+/// Returns a script that binds the driver, which tests the device, the given number of times.
 fn again(times: u32) -> String {
     format!(
         "cd /sys/bus/pci/drivers/edu_check && for i in $(seq {times}); do \
@@ -186,7 +189,8 @@ fn rebind(lab: &Lab, lease: &Lease, times: u32) -> Result<()> {
     lease.ok(lab, &again(times)).map(drop)
 }
 
-/// An Ethernet adapter of node 1 is one of node 0, by its own driver: it gets an address, and moves data.
+/// An Ethernet adapter of node 1 works in node 0 with its own driver: it gets an address and moves
+/// data.
 fn network_card(lab: &Lab) -> Result<()> {
     prepare(lab)?;
     let address = first(lab, LENDER, CARD)?;
@@ -225,14 +229,14 @@ fn network_card(lab: &Lab) -> Result<()> {
         errors.split_whitespace().all(|n| n == "0"),
         "errors: {errors}"
     );
-    // It goes in use.
+    // The device is returned while it is in use.
     let pings = lab.spawn(0, "ping -q -i 0.2 10.0.2.2")?;
     lease.end(lab)?;
     pings.stop();
     let left = lab.sh_for(0, &format!("[ -e /sys/class/net/{name} ]"), PATIENCE)?;
     ensure!(left.status != 0, "{name} is left");
     lab.ok(0, "rmmod e1000e")?;
-    // And its lender has it.
+    // The lender can use it again.
     lab.ok(LENDER, "modprobe e1000e")?;
     reclaim(lab, LENDER, &address)?;
     let name = interface(lab, LENDER, &address)?;
@@ -262,7 +266,8 @@ fn carrier(lab: &Lab, number: usize, name: &str) -> Result<()> {
     })
 }
 
-/// Three devices of a node at once, used at once, and given back in another order, by a node that lends one itself to that node.
+/// Three devices of a node are borrowed and used at once, and returned in another order. The
+/// borrower lends a device to the same node.
 fn several(lab: &Lab) -> Result<()> {
     prepare(lab)?;
     for number in 0..2 {
@@ -293,8 +298,9 @@ fn several(lab: &Lab) -> Result<()> {
              dd if={name} of=/dev/null bs=64k count=4 iflag=direct 2>/dev/null || exit; done"
         )
     };
-    // Both drives at once; then each of the others. A load that meets another one, or waits for half a second on a busy machine, has
-    // no answer: what the device reads is all ones then (`vpci::crossing_loads`), and edu's driver compares it all.
+    // Both drives at once, then each of the others alone. A load that crosses another one, or that
+    // waits for half a second on a busy host, gets no answer. The device then reads all ones
+    // (`vpci::crossing_loads`), and edu's driver compares all data.
     let busy = [
         lab.spawn(0, &work(&first_drive, 1))?,
         lab.spawn(0, &work(&second_drive, 2))?,
@@ -315,7 +321,7 @@ fn several(lab: &Lab) -> Result<()> {
             "{line}"
         );
     }
-    // What is given back takes nothing from the others.
+    // Returning one device does not affect the others.
     two.end(lab)?;
     rebind(lab, &three, 1)?;
     three.end(lab)?;
@@ -342,9 +348,9 @@ fn several(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A table of partitions, and a file system in one.
+/// Creates a partition table with one partition and a file system in it.
 fn partitioned(lab: &Lab, name: &str) -> Result<()> {
-    // Type 83, from 1 MiB on, 8 MiB.
+    // Type 83, from 1 MiB on, 8 MiB long.
     let entry = r"\0\0\0\0\203\0\0\0\0\010\0\0\0\100\0\0";
     lab.ok_for(
         0,
@@ -363,7 +369,7 @@ fn partitioned(lab: &Lab, name: &str) -> Result<()> {
     .map(drop)
 }
 
-/// Borrows a device immediately after its return, while the lender still resets it.
+/// A device can be borrowed directly after its return, while the lender still resets it.
 fn borrowed_again(lab: &Lab) -> Result<()> {
     prepare(lab)?;
     for kind in [EDU, DRIVE] {
@@ -379,7 +385,7 @@ fn borrowed_again(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Borrowed and given back again and again, with and without a driver: neither node has more in use afterwards.
+/// Repeated leases, with and without a driver, leak no resource on either node.
 fn cycles(lab: &Lab) -> Result<()> {
     prepare(lab)?;
     lab.ok(0, "modprobe edu_check")?;
@@ -391,7 +397,7 @@ fn cycles(lab: &Lab) -> Result<()> {
     let mut done = 0u64;
     let mut cycle = |n: u32| -> Result<()> {
         for i in 0..n {
-            // One in four is of the drive, whose driver takes longer.
+            // Every fourth lease is of the drive, whose driver takes longer.
             let address = &devices[usize::from(i % 4 == 3)];
             let lease = Lease::new(lab, 0, LENDER, address, false)?;
             if i % 4 == 3 {

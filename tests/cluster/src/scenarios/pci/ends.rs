@@ -1,4 +1,5 @@
-//! How leases end that nobody ends in order: cables, nodes that lose their power, and one that stands still while its NIC goes on.
+//! Leases that end without a return: cut cables, nodes that lose their power, and a node that
+//! stalls while its NIC keeps running.
 
 use crate::cluster::{directory, Device, Lab, Model, Running, Spec, PATIENCE};
 use crate::scenarios::expected::CUT_OFF;
@@ -12,7 +13,7 @@ use serde_json::json;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Who has it first, and who has it next.
+/// Numbers of the first and the next borrower.
 const OLD: usize = 0;
 const NEXT: usize = 2;
 const THREE: Spec = Spec::new(3).topology("full:3").devices(&[Device {
@@ -31,7 +32,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Reads from a drive until that fails.
+/// Starts reading from a drive until a read fails.
 fn reader(lab: &Lab, number: usize, drive: &str) -> Result<Running> {
     let before = counter(lab, number, "interrupts")?;
     let script = format!(
@@ -44,7 +45,7 @@ fn reader(lab: &Lab, number: usize, drive: &str) -> Result<Running> {
     Ok(reader)
 }
 
-/// Writes a block that says who wrote it.
+/// Writes a block that contains `word`.
 fn mark(lab: &Lab, number: usize, drive: &str, word: &str) -> Result<()> {
     lab.ok_for(
         number,
@@ -56,15 +57,15 @@ fn mark(lab: &Lab, number: usize, drive: &str, word: &str) -> Result<()> {
     .map(drop)
 }
 
-/// What [`mark`] wrote last.
+/// Returns the last word written by [`mark`].
 fn marked(lab: &Lab, number: usize, drive: &str) -> Result<String> {
     let script =
         format!("dd if={drive} bs=4k skip=5 count=1 iflag=direct 2>/dev/null | uniq | head -n 1");
     Ok(lab.ok_for(number, &script, LONG)?.trim().to_owned())
 }
 
-/// A cable that is out for less than the time-out is not noticed; one that is out for longer takes the device away, which comes back with
-/// the cable.
+/// A cable that is unplugged for less than the time-out goes unnoticed. If it takes longer, the
+/// borrower loses the device and can borrow it again after the cable is plugged in.
 fn link_flap(lab: &Lab) -> Result<()> {
     for number in 0..2 {
         load(lab, number, "vpci.timeout_ms=10000")?;
@@ -93,7 +94,7 @@ fn link_flap(lab: &Lab) -> Result<()> {
     lab.until("the lender has it again", LONG, |lab| {
         Ok(state(lab, LENDER, &address)? == "Free")
     })?;
-    // The other one has confirmed nothing.
+    // The other end has not confirmed that its windows are closed.
     ensure!(counter(lab, LENDER, "fences")? > 0, "its number is free");
     lab.fault(&["link-up", "0", "0"])?;
     for number in 0..2 {
@@ -107,7 +108,7 @@ fn link_flap(lab: &Lab) -> Result<()> {
     reclaim(lab, LENDER, &address)
 }
 
-/// Loads the modules where they are not, and has node 1 offer its drive.
+/// Loads the modules, if needed, and lets node 1 offer its drive. Returns its PCI address.
 fn offer(lab: &Lab) -> Result<String> {
     for number in 0..3 {
         load(lab, number, OPTIONS)?;
@@ -117,7 +118,8 @@ fn offer(lab: &Lab) -> Result<String> {
     Ok(address)
 }
 
-/// The lender loses its power while the drive is in use: who has it loses it, and nothing hangs. When the lender is back so is the drive.
+/// The lender loses its power while the drive is in use. The borrower loses the drive without
+/// hanging. After the lender's reboot the drive is available.
 fn lender_dies(lab: &Lab) -> Result<()> {
     let address = offer(lab)?;
     let lease = Lease::new(lab, OLD, LENDER, &address, false)?;
@@ -131,7 +133,7 @@ fn lender_dies(lab: &Lab) -> Result<()> {
     ensure!(counter(lab, OLD, "borrower.lost")? == lost + 1, "not lost");
     ensure!(
         counter(lab, OLD, "fences")? > 0,
-        "nobody has confirmed that"
+        "its address range is free without a confirmation"
     );
     lab.fault(&["power-on", &LENDER.to_string()])?;
     node(lab, LENDER).back()?;
@@ -144,7 +146,8 @@ fn lender_dies(lab: &Lab) -> Result<()> {
     reclaim(lab, LENDER, &address)
 }
 
-/// The borrower loses its power while it uses the drive: a third node gets it, with other numbers, until the first one is heard again.
+/// The borrower loses its power while it uses the drive. A third node gets the drive, with other
+/// address ranges until the first node is reachable again.
 fn borrower_dies(lab: &Lab) -> Result<()> {
     let address = offer(lab)?;
     let lease = Lease::new(lab, OLD, LENDER, &address, false)?;
@@ -163,7 +166,7 @@ fn borrower_dies(lab: &Lab) -> Result<()> {
     lab.fault(&["power-on", &OLD.to_string()])?;
     node(lab, OLD).back()?;
     load(lab, OLD, OPTIONS)?;
-    // A life that never had the device says so.
+    // After its reboot, the first node confirms that it does not use the device.
     no_fences(lab, LENDER)?;
     let read = marked(lab, NEXT, &drive)?;
     ensure!(read == "second", "'{read}' is on the drive");
@@ -171,15 +174,15 @@ fn borrower_dies(lab: &Lab) -> Result<()> {
     reclaim(lab, LENDER, &address)
 }
 
-/// Has QEMU stop a node's processors, or go on: its NIC does not stop, nor does its clock go on.
+/// Stops or continues a node's CPUs through QEMU. Its NIC keeps running; its clock stops.
 fn processors(lab: &Lab, number: usize, go: bool) -> Result<()> {
     let dir = directory(lab.name()).join(format!("node{number}"));
     let command = if go { "cont" } else { "stop" };
     lab::qemu::control(&dir, command, json!({})).map(drop)
 }
 
-/// The borrower stands still with all its windows open, and knows of nothing: a third node gets the drive, and what the first one does when
-/// it goes on reaches neither the drive nor what has become of it.
+/// The borrower's CPUs stop with all windows open. A third node gets the drive. When the first node
+/// continues, its accesses reach neither the drive nor the address ranges that were assigned again.
 fn borrower_stops(lab: &Lab) -> Result<()> {
     let address = offer(lab)?;
     let lease = Lease::new(lab, OLD, LENDER, &address, false)?;
@@ -198,7 +201,7 @@ fn borrower_stops(lab: &Lab) -> Result<()> {
     ensure!(fences > 0, "its number is free");
     let other = next.drive(lab)?;
     mark(lab, NEXT, &other, "second")?;
-    // Where the first one writes.
+    // The block that the first node writes.
     lab.ok_for(
         NEXT,
         &format!("dd if=/tmp/mark of={other} bs=4k seek=9 oflag=direct 2>/dev/null"),
@@ -209,7 +212,7 @@ fn borrower_stops(lab: &Lab) -> Result<()> {
     writer.wait(LONG)?;
     no_fences(lab, LENDER)?;
     no_fences(lab, OLD)?;
-    // All of what the third one wrote, and nothing else.
+    // The drive has exactly the blocks that the third node wrote.
     for at in [5, 9] {
         let script = format!(
             "dd if={other} bs=4k skip={at} count=1 iflag=direct 2>/dev/null | cmp - /tmp/mark"
@@ -217,7 +220,7 @@ fn borrower_stops(lab: &Lab) -> Result<()> {
         lab.ok_for(NEXT, &script, LONG)?;
     }
     next.end(lab)?;
-    // It can have it again.
+    // The first node can borrow it again.
     let lease = Lease::new(lab, OLD, LENDER, &address, false)?;
     ensure!(marked(lab, OLD, &lease.drive(lab)?)? == "second");
     lease.end(lab)?;

@@ -1,4 +1,5 @@
-//! A PCI device of one node, driven by another one over the fabric: what the emulator owes to that.
+//! A PCI device of one node, accessed by another node over the fabric: the behaviour of the
+//! emulator on which Device Lending relies.
 
 use crate::cluster::{Device, Lab, Model, Spec, PATIENCE};
 use crate::scenarios::expected::BORROWED;
@@ -9,10 +10,10 @@ use std::thread;
 use wire::ids::{NodeId, RegOffset};
 use wire::regs::smfu;
 
-/// The node that lends its device.
+/// Number of the node that lends its device.
 const LENDER: usize = 1;
 const DRIVE_MIB: u64 = 64;
-/// In a run with IOMMUs they translate nothing: a NIC reaches no device otherwise.
+/// In a run with IOMMUs they are set to passthrough, because a NIC reaches no device otherwise.
 const LENT: Spec = Spec::pair().append(&["iommu.passthrough=1"]).devices(&[
     Device {
         node: LENDER,
@@ -33,7 +34,8 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// A way through a window: interval, which no driver uses, the node that loads and stores, and where in its window; the node that it leads to.
+/// A path through a window: an interval that no driver uses, the node that loads and stores, the
+/// offset in its window, the target node.
 #[derive(Clone, Copy)]
 struct Way {
     number: u32,
@@ -52,21 +54,23 @@ const fn way(number: u32, from: usize, to: usize) -> Way {
     }
 }
 
-/// To the device, to nothing, from the lender to its own device, and from it to the device of node 0.
+/// Paths to the device, to an unoccupied address, from the lender to its own device, and from the
+/// lender to the device of node 0.
 const TO_DEVICE: Way = way(60, 0, LENDER);
 const TO_NOTHING: Way = way(61, 0, LENDER);
 const TO_OWN: Way = way(60, LENDER, LENDER);
 const BACK: Way = way(62, LENDER, 0);
 const BYTES: u64 = 0x4000;
-/// An address that neither memory nor a BAR of a node has.
+/// An address without memory or BAR in either node.
 const NOWHERE: u64 = 0xF0_0000_0000;
 /// Registers of NVMe controllers: CAP, VS, AQA, ASQ.
 const CAP: u64 = 0;
 const VS: u64 = 8;
 const AQA: u64 = 0x24;
 const ASQ: u64 = 0x28;
-/// A load that nobody answers takes the SMFU's time-out of half a second; one whose circle is closed, or that leads nowhere, much less. The
-/// clock of an emulated processor on a busy machine is no better.
+/// Maximum microseconds of a load that fails at once, because it forms a circle or hits an
+/// unoccupied address. An unanswered load takes the SMFU's time-out of half a second. The clock of
+/// an emulated CPU on a busy host permits no tighter bound.
 const SOON_US: u64 = 400_000;
 
 fn numbers(text: &str) -> Result<Vec<u64>> {
@@ -75,7 +79,7 @@ fn numbers(text: &str) -> Result<Vec<u64>> {
         .collect()
 }
 
-/// Runs words of `guest/access.py` with the interval of a way.
+/// Runs commands of `guest/access.py` on the interval of a path.
 fn access(lab: &Lab, way: Way, words: &[String]) -> Result<Vec<u64>> {
     let (program, start) = (guest::program("access"), way.start);
     numbers(&lab.ok(
@@ -84,7 +88,7 @@ fn access(lab: &Lab, way: Way, words: &[String]) -> Result<Vec<u64>> {
     )?)
 }
 
-/// Opens ways and what they lead to, or closes them.
+/// Opens or closes paths and their targets.
 fn lead(lab: &Lab, ways: &[(Way, u64)], open: bool) -> Result<()> {
     for &(way, base) in ways {
         let (k, from) = (way.number, way.from);
@@ -105,7 +109,7 @@ fn lead(lab: &Lab, ways: &[(Way, u64)], open: bool) -> Result<()> {
     Ok(())
 }
 
-/// Runs words of `guest/bar.py` with the lender's device.
+/// Runs commands of `guest/bar.py` on the lender's device.
 fn local(lab: &Lab, device: &str, words: &[String]) -> Result<Vec<u64>> {
     let program = guest::program("bar");
     numbers(&lab.ok(LENDER, &format!("{program} {device} {}", words.join(" ")))?)
@@ -115,7 +119,7 @@ fn write(node: usize, at: RegOffset, value: u64) -> String {
     format!("w{node}:{:#x}={value:#x}", at.get())
 }
 
-/// Address of a BAR, from sysfs.
+/// Returns the address of a BAR from sysfs.
 fn bar(lab: &Lab, number: usize, device: &str, line: u32) -> Result<u64> {
     let file = format!("/sys/bus/pci/devices/{device}/resource");
     let text = lab.ok(number, &format!("awk 'NR == {line} {{print $1}}' {file}"))?;
@@ -134,7 +138,7 @@ fn circles(lab: &Lab) -> Result<u64> {
     Ok(of(0)? + of(1)?)
 }
 
-/// Address of the device of a node that `lspci -d` finds so.
+/// Returns the PCI address of the first device of a node that matches `lspci -d`.
 fn place(lab: &Lab, number: usize, what: &str) -> Result<String> {
     let listed = lab.ok(number, &format!("lspci -Dn -d {what}"))?;
     let first = listed.split_whitespace().next();
@@ -143,7 +147,7 @@ fn place(lab: &Lab, number: usize, what: &str) -> Result<String> {
         .with_context(|| format!("no {what} at node {number}"))
 }
 
-/// The device is bound to its own driver, which reads and writes it.
+/// Checks that the device is bound to its own driver, which can read and write it.
 fn works(lab: &Lab) -> Result<()> {
     let drive = "/dev/nvme0n1";
     lab.until("the drive is there", PATIENCE, |lab| {
@@ -164,7 +168,8 @@ fn works(lab: &Lab) -> Result<()> {
     .map(drop)
 }
 
-/// Node 0 reads and writes the registers of a device that is plugged into node 1; what is not there, and what nobody could answer, ends.
+/// Node 0 reads and writes registers of a device in node 1. Accesses to unoccupied addresses and
+/// loads that can't be answered end with all ones.
 fn device_registers(lab: &Lab) -> Result<()> {
     for number in 0..2 {
         guest::install(lab, number)?;
@@ -185,7 +190,7 @@ fn device_registers(lab: &Lab) -> Result<()> {
     let result = over_the_fabric(lab, device);
     lead(lab, &ways, false)?;
     result?;
-    // It is as good as before.
+    // The device works as before.
     lab.ok(
         LENDER,
         &format!("echo 0 >{sysfs}/enable; echo {device} >/sys/bus/pci/drivers/nvme/bind"),
@@ -195,7 +200,7 @@ fn device_registers(lab: &Lab) -> Result<()> {
 
 fn over_the_fabric(lab: &Lab, device: &str) -> Result<()> {
     let words = |list: &[&str]| -> Vec<String> { list.iter().map(|w| (*w).to_owned()).collect() };
-    // Both widths, here and there.
+    // Both widths, at both nodes.
     let look = words(&["Q0", "R0", "R4", "R8"]);
     let there = local(lab, device, &look)?;
     let here = access(lab, TO_DEVICE, &look)?;
@@ -209,7 +214,7 @@ fn over_the_fabric(lab: &Lab, device: &str) -> Result<()> {
         (0x1_0000..0x3_0000).contains(&version),
         "VS {version:#x} at {VS}"
     );
-    // Stores of 4 and 8 bytes, and a load that sees them.
+    // Stores of 4 and 8 bytes, and a load that returns them.
     let stores = [
         format!("W{AQA:#x}=0x1f001f"),
         format!("D{ASQ:#x}=0x12345000"),
@@ -223,7 +228,7 @@ fn over_the_fabric(lab: &Lab, device: &str) -> Result<()> {
     let done = counter(lab, LENDER, "host_peer_loads")?;
     ensure!(done >= 5, "{done} loads went to the device");
 
-    // No BAR has the address.
+    // No BAR has this address.
     let (gone, late) = (
         counter(lab, LENDER, "host_dma_outside_memory")?,
         counter(lab, 0, "smfu_timeouts")?,
@@ -235,13 +240,13 @@ fn over_the_fabric(lab: &Lab, device: &str) -> Result<()> {
     )?;
     ensure!(
         (got[1], got[3]) == (0xFFFF_FFFF, u64::MAX),
-        "{got:x?} from an address that nobody has"
+        "{got:x?} from an unoccupied address"
     );
     ensure!(got[2] < SOON_US && got[4] < SOON_US, "{got:?} µs");
     let more = counter(lab, LENDER, "host_dma_outside_memory")? - gone;
     ensure!(more == 3, "{more} accesses were refused");
 
-    // Its own processor, by its own NIC: QEMU could never answer.
+    // A CPU accesses its own node's device through its NIC, which QEMU can't answer.
     let met = circles(lab)?;
     let got = access(lab, TO_OWN, &words(&["T", "R0", "T"]))?;
     ensure!(got[1] == 0xFFFF_FFFF && got[2] < SOON_US, "{got:?}");
@@ -249,7 +254,8 @@ fn over_the_fabric(lab: &Lab, device: &str) -> Result<()> {
     ensure!(met == 1, "{met} circles");
     let timeouts = counter(lab, 0, "smfu_timeouts")? - late;
     ensure!(timeouts == 0, "{timeouts} time-outs");
-    // What came to nothing has harmed nothing; and many in a row, with stores between them.
+    // The failed accesses had no side effect. Many loads in a row, with stores between them,
+    // succeed.
     let row: Vec<String> = (1..=200u64)
         .flat_map(|n| [format!("D{ASQ:#x}={:#x}", n << 12), format!("Q{ASQ:#x}")])
         .collect();
@@ -263,14 +269,15 @@ fn over_the_fabric(lab: &Lab, device: &str) -> Result<()> {
     Ok(())
 }
 
-/// What QEMU's `edu` says of itself.
+/// Value of the ID register of QEMU's `edu`.
 const EDU: u64 = 0x0100_00ED;
-/// Loads of each side.
+/// Number of loads of each side.
 const MANY: usize = 100;
 
-/// Both nodes load from the device of the other one at the same time, which no QEMU could answer: of two that meet, one gets all ones, and
-/// all end. A processor that does nothing but load keeps QEMU's lock from those who answer for its devices, the more so on a busy
-/// machine: then a load ends with the SMFU's time-out. So they pause, and time-outs are counted, not forbidden.
+/// Both nodes load from the other's device at the same time, which QEMU can't answer. Of two loads
+/// that cross, one gets all ones, and every load ends. A CPU that does nothing but loads keeps
+/// QEMU's lock from the threads that answer, above all on a busy host, so that loads time out. The
+/// loads therefore pause, and time-outs are counted, not forbidden.
 fn crossing_loads(lab: &Lab) -> Result<()> {
     for number in 0..2 {
         guest::install(lab, number)?;

@@ -1,5 +1,6 @@
-//! PCI host bridges made by software, as `kernel_ext` lets modules make them, by the module `soft_pci`: a device whose driver looks
-//! whether everything is as with any other one. No NIC takes part, but in the last scenario.
+//! PCI host bridges in software, which `kernel_ext` lets modules create. The driver of the module
+//! `soft_pci` checks that its device behaves like any PCI device. Only the last scenario uses a
+//! NIC.
 
 use crate::cluster::{pairs, Lab, Spec, PATIENCE};
 use crate::scenarios::memory::SETTLE;
@@ -9,23 +10,23 @@ use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Memory that the kernel leaves alone, for the device's BAR.
+/// Memory reserved for the device's BAR, which the kernel does not use.
 const SPEC: Spec = Spec::new(1).append(&["memmap=64K$0x10000000"]);
 const HOLE: &str = "hole=0x10000000";
-/// IDs of the device.
+/// Vendor and device ID of the device.
 const ID: u64 = 0xe711_1fe5;
-/// The file that the module takes commands from.
+/// File through which the module receives commands.
 const CONTROL: &str = "/sys/kernel/debug/soft_pci/control";
-/// What the kernel calls the device.
+/// Sets `dev` of a shell script to the PCI address of the device.
 const DEVICE: &str = "dev=$(basename /sys/bus/pci/drivers/soft_pci/*:*)";
-/// How long a hundred bridges may take.
+/// Maximum duration of a hundred bridges.
 const LONG: Duration = Duration::from_secs(240);
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         Scenario::new("vpci::host_bridge", SPEC, host_bridge),
-        // The debug kernel complains of the driver, as it should.
+        // The debug kernel rightly warns of this driver.
         Scenario::new("vpci::host_bridge_leak", SPEC, leak).stock_only(),
         Scenario::new("vpci::host_bridge_cycles", SPEC, cycles),
         Scenario::new("vpci::host_bridge_below_nic", SPEC, below_nic),
@@ -42,7 +43,7 @@ fn command(lab: &Lab, words: &str) -> Result<()> {
         .map(drop)
 }
 
-/// What the module has counted.
+/// Returns the counters of the module.
 fn state(lab: &Lab) -> Result<BTreeMap<String, u64>> {
     let text = lab.ok(0, &format!("cat {CONTROL}"))?;
     let mut all = BTreeMap::new();
@@ -53,7 +54,7 @@ fn state(lab: &Lab) -> Result<BTreeMap<String, u64>> {
     Ok(all)
 }
 
-/// Counters that have to have these values, and no check that has failed.
+/// Checks that the counters have these values and that no check of the module failed.
 fn expect(lab: &Lab, values: &[(&str, u64)]) -> Result<BTreeMap<String, u64>> {
     let now = state(lab)?;
     for (name, value) in values.iter().chain([("failed", 0)].iter()) {
@@ -62,14 +63,14 @@ fn expect(lab: &Lab, values: &[(&str, u64)]) -> Result<BTreeMap<String, u64>> {
     Ok(now)
 }
 
-/// The first 32 bits of the device's configuration space.
+/// Returns the first 32 bits of the device's configuration space.
 fn first_word(lab: &Lab) -> Result<u64> {
     let script = format!("{DEVICE}; od -An -tx4 -N4 /sys/bus/pci/devices/$dev/config");
     let text = lab.ok(0, &script)?;
     u64::from_str_radix(text.trim(), 16).with_context(|| text.clone())
 }
 
-/// A device of each kind: what a driver of it sees, and what the system sees.
+/// A device with each kind of interrupt looks right to its driver and to the system.
 fn host_bridge(lab: &Lab) -> Result<()> {
     load(lab, HOLE)?;
     command(lab, "errors").context("bridges that there cannot be")?;
@@ -81,7 +82,7 @@ fn host_bridge(lab: &Lab) -> Result<()> {
     lab.assert_no_leaks()
 }
 
-/// The memory that a driver did not give back is not used again.
+/// Memory that a driver did not free is never used again.
 fn leak(lab: &Lab) -> Result<()> {
     load(lab, HOLE)?;
     command(lab, "leak")?;
@@ -91,7 +92,7 @@ fn leak(lab: &Lab) -> Result<()> {
     let log = lab.log_since(&mark)?;
     ensure!(
         log.contains("the pool is kept"),
-        "not a word of the leak: {log}"
+        "the log does not mention the leak: {log}"
     );
     lab.ok(0, "rmmod soft_pci").map(drop)
 }
@@ -108,7 +109,7 @@ fn one(lab: &Lab, kind: &str) -> Result<()> {
         "hardly anything was looked at"
     );
     ensure!(first_word(lab)? == ID, "wrong IDs in sysfs");
-    // Only what is requested is fired, and nothing else than what is asked for.
+    // Only requested and allocated interrupts are raised.
     command(lab, "fire 3")?;
     command(lab, "fire 8")?;
     command(lab, "fire 4000000000")?;
@@ -121,7 +122,7 @@ fn one(lab: &Lab, kind: &str) -> Result<()> {
             ("fired", 1),
         ],
     )?;
-    // Interrupts that nobody needs do no harm, no matter how many.
+    // Unnecessary interrupts are harmless in any number.
     lab.ok(
         0,
         &format!("for i in $(seq 300); do echo fire_all >{CONTROL}; done"),
@@ -134,7 +135,7 @@ fn one(lab: &Lab, kind: &str) -> Result<()> {
         ],
     )?;
     interrupts(lab, kind)?;
-    // A driver may come and go.
+    // The driver can be unbound and bound.
     lab.ok(
         0,
         &format!("{DEVICE}; cd /sys/bus/pci/drivers/soft_pci; echo $dev >unbind; echo $dev >bind"),
@@ -168,14 +169,14 @@ fn one(lab: &Lab, kind: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the system knows of the device, its memory and its interrupts.
+/// Checks the system's view of the device, its memory and its interrupts.
 fn interrupts(lab: &Lab, kind: &str) -> Result<()> {
     let seen = lab.ok(0, "cat /proc/interrupts /proc/iomem")?;
     let chip = format!("extoll-PCI-{}", kind.to_uppercase());
     let vectors = seen.lines().filter(|l| l.contains(&chip)).count();
     ensure!(vectors == 8, "{vectors} interrupts of {chip}: {seen}");
     ensure!(seen.contains("PCI of another node"), "no window: {seen}");
-    // Any affinity is taken.
+    // Any affinity can be set.
     lab.ok(
         0,
         &format!(
@@ -187,14 +188,14 @@ fn interrupts(lab: &Lab, kind: &str) -> Result<()> {
     Ok(())
 }
 
-/// Memory that nobody uses, in KiB.
+/// Returns the available memory in KiB.
 fn available(lab: &Lab) -> Result<u64> {
     let script = format!("{SETTLE}; awk '/MemAvailable/ {{print $2}}' /proc/meminfo");
     let text = lab.ok(0, &script)?;
     text.trim().parse().with_context(|| text.clone())
 }
 
-/// A hundred bridges, of which each has a pool of a MiB.
+/// A hundred bridges, each with a pool of 1 MiB, leak no memory.
 fn cycles(lab: &Lab) -> Result<()> {
     load(lab, HOLE)?;
     command(lab, "cycles 10")?;
@@ -209,8 +210,9 @@ fn cycles(lab: &Lab) -> Result<()> {
     lab.assert_no_leaks()
 }
 
-/// Below a NIC, whose BAR somebody has claimed: the window can be claimed nevertheless. Such a bridge ends before the NIC does, even
-/// if the NIC is removed by who holds the kernel's lock of removals meanwhile.
+/// Below a NIC whose BAR is claimed, the window can be claimed too. Such a bridge is removed before
+/// the NIC, even if the caller that removes the NIC holds the kernel's lock of rescans and
+/// removals.
 fn below_nic(lab: &Lab) -> Result<()> {
     let dev = node(lab, 0).pci()?;
     let claimed = || -> Result<usize> {
@@ -223,8 +225,9 @@ fn below_nic(lab: &Lab) -> Result<()> {
     load(lab, "nic=1")?;
     let bound = expect(lab, &[("probed", 1)])?;
     ensure!(bound["checked"] > 100 && claimed()? == 1, "{bound:?}");
-    // The device may come and go: it is found again with its BAR and its operations. (Not in memory that the firmware's map has as
-    // reserved, as in the other scenarios: from that the kernel assigns nothing.)
+    // The device can be removed and rescanned, and gets its BAR and operations again. In the other
+    // scenarios the BAR is in memory that the firmware marks as reserved, from which the kernel
+    // assigns nothing.
     lab.ok(
         0,
         &format!("{DEVICE}; echo 1 >/sys/bus/pci/devices/$dev/remove; echo 1 >/sys/bus/pci/rescan"),
@@ -238,7 +241,8 @@ fn below_nic(lab: &Lab) -> Result<()> {
     expect(lab, &[("probed", 2), ("id_at_end", ID)])?;
     ensure!(claimed()? == 0, "the window is left");
     lab.ok(0, "echo 1 >/sys/bus/pci/rescan")?;
-    // Whoever is bound while devices are added can't make a bridge, which takes the same lock (EBUSY): by hand, later.
+    // A driver that is bound while devices are added can't create a bridge, because that takes the
+    // same lock (EBUSY). It is bound by hand later.
     let bind = "cd /sys/bus/auxiliary && for d in devices/extoll.vpci.*; do \
                 [ -e $d/driver ] || echo ${d##*/} >drivers/soft_pci.soft_pci/bind; done";
     lab.until("the NIC is back", PATIENCE, |lab| {

@@ -1,4 +1,4 @@
-//! Messages that no honest node sends, and a device that its borrower has cause as many interrupts as it can.
+//! Invalid messages to Device Lending, and a borrower whose device raises endless interrupts.
 
 use crate::cluster::{Lab, PATIENCE};
 use crate::scenarios::{
@@ -23,7 +23,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// A packet for `lab fault forge`.
+/// Returns a packet for `lab fault forge`.
 fn packet(node: u16, vpid: u8, tag: u8, data: &[u8]) -> String {
     let mut hex = String::new();
     for b in data {
@@ -41,7 +41,7 @@ fn bytes(message: &Message) -> Vec<u8> {
     all.take(words.bytes().into()).collect()
 }
 
-/// A message of some life of a node.
+/// Returns a message of a made-up incarnation of a node.
 fn said(node: u16, number: u32, body: Body) -> String {
     let message = Message {
         number,
@@ -58,7 +58,8 @@ fn forge(lab: &Lab, to: usize, packets: &[String], count: u32) -> Result<()> {
     lab.fault(&words).map(drop)
 }
 
-/// Messages of no form, of programs, and of nodes that have no lease: each is counted, none does anything to the lease that there is.
+/// Malformed messages, messages of programs and of nodes without a lease are counted and do not
+/// affect the existing lease.
 fn hostile_messages(lab: &Lab) -> Result<()> {
     for number in 0..2 {
         load(lab, number, OPTIONS)?;
@@ -116,7 +117,7 @@ fn malformed(lab: &Lab, to: usize) -> Result<()> {
     Ok(())
 }
 
-/// What only the VPID of the sender tells from a module's.
+/// Checks messages that differ from a module's only by the VPID of the sender.
 fn foreign(lab: &Lab, to: usize) -> Result<()> {
     let before = (counter(lab, to, "foreign")?, counter(lab, to, "sent")?);
     let list = bytes(&Message {
@@ -132,13 +133,13 @@ fn foreign(lab: &Lab, to: usize) -> Result<()> {
     lab.until("all are counted", PATIENCE, |lab| {
         Ok(counter(lab, to, "foreign")? == before.0 + 100)
     })?;
-    // Nobody got an answer: what was sent meanwhile is what leases need.
+    // They got no answer: the messages sent in the meantime belong to the lease.
     let sent = counter(lab, to, "sent")? - before.1;
     ensure!(sent < 100, "{sent} messages were sent");
     Ok(())
 }
 
-/// Messages about leases that are somebody else's, or nobody's.
+/// Checks messages about leases of other nodes and about absent leases.
 fn of_no_lease(lab: &Lab) -> Result<()> {
     let id = LeaseId::new(0x0bad_cafe, 0x0dec_af00);
     let register = Register::new(4, 2).context("a register")?;
@@ -191,12 +192,12 @@ fn of_no_lease(lab: &Lab) -> Result<()> {
         counter(lab, LENDER, "lender.refused")?,
     );
     let before = watched(lab)?;
-    // Of the borrower, whose lease is another one, and of the lender itself.
+    // From the borrower, which has another lease, and from the lender itself.
     for from in [0, 1] {
         forge(lab, LENDER, &to_lender(from), 50)?;
     }
     forge(lab, 0, &to_borrower, 50)?;
-    lab.until("the lender has heard them", PATIENCE, |lab| {
+    lab.until("the lender has counted them", PATIENCE, |lab| {
         Ok(counter(lab, LENDER, "lender.odd")? >= odd + 300
             && counter(lab, LENDER, "lender.refused")? > refused)
     })?;
@@ -205,10 +206,11 @@ fn of_no_lease(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Reason of the base driver for interrupts by other nodes that are too many (docs/driver.md).
+/// Reason of the base driver for too many interrupts by other nodes (docs/driver.md).
 const STORM: u32 = 40;
 
-/// The borrower has the device cause interrupts without end: both nodes go on, and the other device of the borrower works.
+/// The borrower lets the device raise interrupts without end. Both nodes keep working, and so does
+/// the borrower's other device.
 fn interrupt_storm(lab: &Lab) -> Result<()> {
     for number in 0..2 {
         load(lab, number, OPTIONS)?;
@@ -244,7 +246,7 @@ fn interrupt_storm(lab: &Lab) -> Result<()> {
     lab.until("they come", PATIENCE, |lab| {
         Ok(counter(lab, 0, "interrupts")? > before.0 + 200)
     })?;
-    // Meanwhile.
+    // The other device works during the storm.
     lab.ok_for(
         0,
         &format!("dd if={name} of=/dev/null bs=4k count=16 iflag=direct 2>/dev/null"),

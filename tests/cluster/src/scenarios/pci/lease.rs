@@ -1,23 +1,23 @@
-//! What scenarios with borrowed devices share: the clusters, and the steps of a lease.
+//! Helpers for scenarios with borrowed devices: clusters, and the steps of a lease.
 
 use crate::cluster::{modules, Device, Lab, Model, Spec, PATIENCE};
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 use std::time::Duration;
 
-/// The node that lends, unless a scenario says otherwise.
+/// Number of the lender in most scenarios.
 pub const LENDER: usize = 1;
-/// Size of the first drive.
+/// Size of the first drive in MiB.
 pub const DRIVE_MIB: u64 = 64;
-/// How long may take what asks other nodes, or a driver.
+/// Maximum duration of a command that involves other nodes or a driver.
 pub const LONG: Duration = Duration::from_secs(240);
 
 const fn at(node: usize, model: Model) -> Device {
     Device { node, model }
 }
 
-/// Two nodes whose devices are lent; one cluster for all scenarios of a timing. In a run with IOMMUs they translate nothing: a NIC
-/// reaches no device otherwise.
+/// Two nodes whose devices are lent; one cluster for all scenarios with the same timing. In a run
+/// with IOMMUs they are set to passthrough, because a NIC reaches no device otherwise.
 pub const PAIR: Spec = Spec::pair().append(&["iommu.passthrough=1"]).devices(&[
     at(LENDER, Model::Nvme { mib: DRIVE_MIB }),
     at(LENDER, Model::Nvme { mib: 32 }),
@@ -26,18 +26,18 @@ pub const PAIR: Spec = Spec::pair().append(&["iommu.passthrough=1"]).devices(&[
     at(0, Model::Edu),
 ]);
 
-/// As `lspci -d` finds devices.
+/// Kinds of devices for `lspci -d`.
 pub const DRIVE: &str = "::0108";
 pub const EDU: &str = "1234:11e8";
 pub const CARD: &str = "8086:10d3";
 
-/// `extollctl accel`, which has to succeed.
+/// Runs `extollctl accel`, which must succeed.
 pub fn ctl(lab: &Lab, node: usize, words: &str) -> Result<Value> {
     let text = lab.ok_for(node, &format!("extollctl --json accel {words}"), LONG)?;
     serde_json::from_str(&text).with_context(|| text.clone())
 }
 
-/// Addresses of the node's own devices of a kind.
+/// Returns the addresses of the node's own devices of a kind.
 pub fn own(lab: &Lab, node: usize, kind: &str) -> Result<Vec<String>> {
     let listed = lab.ok(node, &format!("lspci -Dn -d {kind}"))?;
     let first = |line: &str| line.split_whitespace().next().map(str::to_owned);
@@ -48,14 +48,14 @@ pub fn own(lab: &Lab, node: usize, kind: &str) -> Result<Vec<String>> {
         .collect())
 }
 
-/// The address of the first of them.
+/// Returns the address of the node's first own device of a kind.
 pub fn first(lab: &Lab, node: usize, kind: &str) -> Result<String> {
     let all = own(lab, node, kind)?;
     all.first().cloned().context("no such device")
 }
 
-/// Loads the module of a node, unless it is there. A module that has just begun lends nothing for a while, so that
-/// scenarios leave it loaded for those that follow in their cluster.
+/// Loads the module of a node, unless it is loaded. A module that was just loaded lends nothing for
+/// a while, so scenarios leave it loaded for the next ones in their cluster.
 pub fn load(lab: &Lab, node: usize, options: &str) -> Result<()> {
     lab.ok(
         node,
@@ -64,22 +64,23 @@ pub fn load(lab: &Lab, node: usize, options: &str) -> Result<()> {
     .map(drop)
 }
 
-/// Has the node offer a device.
+/// Lets the node offer a device.
 pub fn lend(lab: &Lab, node: usize, address: &str) -> Result<()> {
     ctl(lab, node, &format!("lend {address}")).map(drop)
 }
 
-/// A device that is borrowed.
+/// A borrowed device.
 #[derive(Debug, Clone)]
 pub struct Lease {
-    /// Who uses it.
+    /// Number of the borrower.
     pub node: usize,
-    /// Number of its PCI domain there.
+    /// PCI domain of the device at the borrower.
     pub domain: String,
 }
 
 impl Lease {
-    /// Borrows a device of node `lender`; waits while that does not lend yet, or, if `patient`, somebody has it.
+    /// Borrows a device of node `lender`. Retries while the lender does not lend yet and, if
+    /// `patient`, while another node has the device.
     pub fn new(
         lab: &Lab,
         node: usize,
@@ -105,20 +106,21 @@ impl Lease {
         Ok(Self { node, domain })
     }
 
-    /// Its address in the borrower.
+    /// Returns the device's PCI address at the borrower.
     pub fn address(&self) -> String {
         format!("{}:00:00.0", self.domain.trim_start_matches("0x"))
     }
 
-    /// Its directory in the borrower.
+    /// Returns the device's sysfs directory at the borrower.
     pub fn directory(&self) -> String {
         format!("/sys/bus/pci/devices/{}", self.address())
     }
 
-    /// The drive, when its driver has found it.
+    /// Waits until the driver has found the drive. Returns its block device.
     ///
-    /// An emulated drive that reads memory of another node does so eight bytes at a time, and its node stands still meanwhile; so it gets
-    /// little at a time, or a busy machine makes the lease run out.
+    /// An emulated drive reads memory of another node in units of eight bytes, and its node stalls
+    /// during that time. Requests are therefore small, because the lease would expire on a busy
+    /// host.
     pub fn drive(&self, lab: &Lab) -> Result<String> {
         let name = drive(lab, self.node, &self.address())?;
         let queue = format!("/sys/block/{}/queue", name.trim_start_matches("/dev/"));
@@ -129,7 +131,7 @@ impl Lease {
         Ok(name)
     }
 
-    /// What the module says of it.
+    /// Returns the module's entry for the lease.
     pub fn line(&self, lab: &Lab) -> Result<Value> {
         let said = ctl(lab, self.node, "list")?;
         let all = said["borrowed"].as_array().context("no list")?;
@@ -137,7 +139,7 @@ impl Lease {
         found.cloned().context("not borrowed")
     }
 
-    /// Gives it back; it is not there any more.
+    /// Returns the device and checks that it is removed.
     pub fn end(self, lab: &Lab) -> Result<()> {
         ctl(lab, self.node, &format!("return {}", self.domain))?;
         let left = lab.sh_for(self.node, &format!("[ -e {} ]", self.directory()), PATIENCE)?;
@@ -145,7 +147,7 @@ impl Lease {
         Ok(())
     }
 
-    /// Returns it and borrows it again in one command, while the lender still resets it.
+    /// Returns the device and borrows it again in one command, while the lender still resets it.
     pub fn again(&mut self, lab: &Lab, lender: usize, address: &str) -> Result<()> {
         let line = format!(
             "extollctl accel return {} && extollctl --json accel borrow --node {lender} {address}",
@@ -156,7 +158,7 @@ impl Lease {
         Ok(())
     }
 
-    /// Waits until it is gone by itself.
+    /// Waits until the device is removed by itself.
     pub fn gone(&self, lab: &Lab) -> Result<()> {
         lab.until("the device is gone", LONG, |lab| {
             let left = lab.sh_for(self.node, &format!("[ -e {} ]", self.directory()), PATIENCE)?;
@@ -164,7 +166,7 @@ impl Lease {
         })
     }
 
-    /// Runs a script with `$dev`, its address, that has to succeed.
+    /// Runs a script, which must succeed, with the device's address as `$dev`.
     pub fn ok(&self, lab: &Lab, script: &str) -> Result<String> {
         lab.ok_for(
             self.node,
@@ -174,7 +176,7 @@ impl Lease {
     }
 }
 
-/// The block device of a drive, when its driver has found it.
+/// Waits until the driver has found a drive. Returns its block device.
 pub fn drive(lab: &Lab, node: usize, address: &str) -> Result<String> {
     let mut name = String::new();
     lab.until("the drive is there", PATIENCE, |lab| {
@@ -187,12 +189,12 @@ pub fn drive(lab: &Lab, node: usize, address: &str) -> Result<String> {
     Ok(name)
 }
 
-/// The node has its device back, with its own driver if one is loaded.
+/// Ends the offer of a device, which gets its own driver again if that is loaded.
 pub fn reclaim(lab: &Lab, node: usize, address: &str) -> Result<()> {
     ctl(lab, node, &format!("reclaim {address}")).map(drop)
 }
 
-/// State of a device that the node offers.
+/// Returns the state of a device that the node offers.
 pub fn state(lab: &Lab, node: usize, address: &str) -> Result<String> {
     let said = ctl(lab, node, "list")?;
     let all = said["lent"].as_array().context("no list")?;
@@ -201,7 +203,7 @@ pub fn state(lab: &Lab, node: usize, address: &str) -> Result<String> {
     Ok(state.unwrap_or("none").to_owned())
 }
 
-/// A counter of the module.
+/// Returns a counter of the module.
 pub fn counter(lab: &Lab, node: usize, name: &str) -> Result<u64> {
     let script = format!(
         "exec 3<>/dev/extoll_pci; echo counters >&3; awk '$1 == \"{name}\" {{print $2}}' <&3"
@@ -212,14 +214,14 @@ pub fn counter(lab: &Lab, node: usize, name: &str) -> Result<u64> {
         .with_context(|| format!("{name}: {text}"))
 }
 
-/// A counter of the model's NIC.
+/// Returns a counter of an emulated NIC.
 pub fn model(lab: &Lab, nic: usize, name: &str) -> Result<u64> {
     let status = lab.status()?;
     let value = &status["fabric"]["nics"][nic]["counters"][name];
     value.as_u64().with_context(|| format!("no counter {name}"))
 }
 
-/// What a node's counters have become more by, since they were `before`.
+/// Returns the growth of a node's counters since `before`.
 pub fn more(lab: &Lab, node: usize, names: &[&str], before: &[u64]) -> Result<Vec<u64>> {
     let now = counters(lab, node, names)?;
     Ok(now
@@ -229,12 +231,12 @@ pub fn more(lab: &Lab, node: usize, names: &[&str], before: &[u64]) -> Result<Ve
         .collect())
 }
 
-/// Several counters of the module.
+/// Returns several counters of the module.
 pub fn counters(lab: &Lab, node: usize, names: &[&str]) -> Result<Vec<u64>> {
     names.iter().map(|name| counter(lab, node, name)).collect()
 }
 
-/// Waits until no number of an interval waits for another node.
+/// Waits until no interval of the node waits for a confirmation of another node.
 pub fn no_fences(lab: &Lab, node: usize) -> Result<()> {
     let what = format!("node{node} has no fences");
     lab.until(&what, LONG, |lab| Ok(counter(lab, node, "fences")? == 0))

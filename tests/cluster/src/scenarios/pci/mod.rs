@@ -1,4 +1,4 @@
-//! Device Lending (`vpci.ko`), and what it stands on.
+//! Device Lending (`vpci.ko`) and the functions that it uses.
 
 pub mod accel;
 pub mod accel_drive;
