@@ -14,8 +14,8 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 
-/// One of this many small transfers is tested. Every combination of command, specification, kind of
-/// address and size remains, with varying offsets, classes and modifiers.
+/// Only every third of the small transfers is tested. Every combination of command, specification,
+/// kind of address and size remains, with varying offsets, classes and modifiers.
 const EVERY: u32 = 3;
 /// Path of the program in the nodes.
 pub const PROGRAM: &str = "/tmp/extoll-conformance";

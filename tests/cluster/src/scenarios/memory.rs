@@ -399,7 +399,7 @@ fn quarantine(lab: &Lab) -> Result<()> {
         expect(&lab.raw(1, "revoke")?, "result", "ETIMEDOUT")?;
         ensure!(quarantined(lab)? == 1, "{fault}: not in quarantine");
         lab.raw(1, "withdraw")?;
-        // Neither the VPID nor the NLA is assigned again.
+        // The VPID and the NLA are not assigned again.
         let new = offer(lab, "pages", 64 << 10, "rw", 61)?;
         let field = |o: &Offer, n| o.words.split(' ').nth(n).map(str::to_owned);
         for n in [1, 2] {

@@ -254,8 +254,8 @@ fn retry_without_end(lab: &Lab) -> Result<()> {
     pings(lab, 50, "-i 0.02 -s 9000")
 }
 
-/// The NIC accepts nothing for as long as full queues elsewhere may block the fabric (HW §9.3). The
-/// driver must not give up any packet.
+/// The NIC accepts nothing for the maximum time for which full queues elsewhere may block the
+/// fabric (HW §9.3). The driver must not give up any packet.
 fn held_up(lab: &Lab) -> Result<()> {
     const HELD: Duration = Duration::from_millis(2500);
     // The driver gives up after five seconds.

@@ -12,16 +12,16 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
-/// Stores to the window need two milliseconds to the SMFU, and a target base of 0 is address 0.
+/// Stores to the window take two milliseconds to the SMFU, and a target base of 0 means address 0.
 const UNKIND_WINDOW: Spec = Spec::pair().emulator(&[
     "--nic-option=smfu-store-ns=2000000",
     "--nic-option=smfu-zero-base=address",
 ]);
 
-/// More memory than 32 bits address.
+/// A node with more than 4 GiB of memory.
 const HIGH: Spec = Spec::new(1).memory(6144);
 
-/// Reasons of the base driver (docs/driver.md).
+/// Numbers of reasons of the base driver (docs/driver.md).
 const RRA_TIMEOUT: u32 = 23;
 const LINK_DOWN: u32 = 30;
 const MESSAGE: u32 = 39;
@@ -50,7 +50,8 @@ fn number_of(answer: &Answer, key: &str) -> Result<u64> {
     Ok(text.parse()?)
 }
 
-/// A register of another node with a spin lock held: read, written, and given up in time.
+/// A register of another node can be read and written with a spin lock held, and an unanswered
+/// access ends in time.
 fn rra_atomic(lab: &Lab) -> Result<()> {
     bench(lab)?;
     for n in 0..20 {
@@ -70,7 +71,7 @@ fn rra_atomic(lab: &Lab) -> Result<()> {
         node(lab, 0).reason(RRA_TIMEOUT)? == before + 1,
         "not counted"
     );
-    // Longer than anybody may hold a processor: cut off.
+    // A longer time-out is shortened, because a CPU must not be blocked that long.
     let command = "rra node=77 offset=0x8008 wait=atomic timeout_us=10000000";
     let script = format!("exec 3<>/dev/extoll_bench; printf %s '{command}' >&3; cat <&3; true");
     let text = lab.ok_for(0, &script, Duration::from_secs(60))?;
@@ -83,8 +84,8 @@ fn rra_atomic(lab: &Lab) -> Result<()> {
     .map(drop)
 }
 
-/// With a lock held nobody waits for longer than 100 ms, in which a busy host may not get round to
-/// the other node: five chances.
+/// Runs a command up to five times. With a lock held the driver waits up to 100 ms, in which a busy
+/// host may not run the other node.
 fn in_time(lab: &Lab, command: &str) -> Result<Answer> {
     for _ in 0..4 {
         match lab.raw(0, command) {
@@ -95,11 +96,11 @@ fn in_time(lab: &Lab, command: &str) -> Result<Answer> {
     lab.raw(0, command)
 }
 
-/// Many registers at once, of two nodes, asleep and with a lock held; a node that does not answer
-/// costs its own requests only.
+/// Many registers of two nodes can be accessed at once, in process context and with a lock held.
+/// Only requests to a node that does not answer fail.
 fn rra_batch(lab: &Lab) -> Result<()> {
     bench(lab)?;
-    // The table of MSI-X vectors, which is plain memory.
+    // The MSI-X table, which is plain memory.
     for wait in ["", " wait=atomic"] {
         for count in [1, 2, 8] {
             let command =
@@ -112,13 +113,14 @@ fn rra_batch(lab: &Lab) -> Result<()> {
             format!("rra op=batch node=1 value=77 offset=0x6000 count=8 timeout_us=50000{wait}");
         let got = lab.raw(0, &command)?;
         ensure!(number_of(&got, "wrong")? == 0, "{got:?}");
-        // Writes to a node that is not there are sent; its reads are not answered.
+        // Writes to an absent node are sent. Its reads are not answered.
         ensure!(number_of(&got, "failed")? == 4, "{got:?}");
     }
     Ok(())
 }
 
-/// What is opened to others, how it is refused, and that nothing comes after its end.
+/// An opened target receives stores, an invalid one is rejected, and no store arrives after it was
+/// closed.
 fn smfu_target(lab: &Lab) -> Result<()> {
     bench(lab)?;
     thread::scope(|scope| -> Result<()> {
@@ -128,7 +130,7 @@ fn smfu_target(lab: &Lab) -> Result<()> {
                 "smfu op=target interval=9 bytes=0x4000 offset=0x128 ms=4000",
             )
         });
-        // Stores before, during and after the time that it is open.
+        // Stores before, during and after the time in which the target is open.
         for n in 1..=60 {
             lab.raw(
                 0,
@@ -145,7 +147,7 @@ fn smfu_target(lab: &Lab) -> Result<()> {
         ensure!(number_of(&got, "after")? == 0, "it was not closed: {got:?}");
         Ok(())
     })?;
-    // A window at a multiple of its size, behind one that is none.
+    // A window that is aligned to its size, behind one that is not.
     let park = "smfu op=park node=1 bytes=4096";
     lab.raw(0, park)?;
     let got = lab.raw(0, "smfu op=read node=1 bytes=0x100000 natural=1")?;
@@ -169,8 +171,8 @@ fn knock(lab: &Lab, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// Stores of another node that mean interrupts reach who waits for them, no more often than wanted,
-/// and no more after the end.
+/// Stores of another node that raise interrupts reach the subscriber, up to the limit of its rate,
+/// and stop when it unsubscribes.
 fn message_interrupts(lab: &Lab) -> Result<()> {
     bench(lab)?;
     let before = node(lab, 1).reason(MESSAGE)?;
@@ -185,14 +187,14 @@ fn message_interrupts(lab: &Lab) -> Result<()> {
             thread::sleep(Duration::from_millis(1500));
             knock(lab, 20)?;
             let got = listener.join().expect("no panic")?;
-            // Those of the queue may be calls, too; only the others are sure.
+            // Interrupts of the queue may be among the calls. Only `sure` counts stores.
             let sure = number_of(&got, "sure")?;
             ensure!((least..=most).contains(&sure), "limit {limit}: {got:?}");
             Ok(())
         })?;
     }
     ensure!(node(lab, 1).reason(MESSAGE)? >= before + 20, "not counted");
-    // Memory is exported there again, and nothing interrupts.
+    // The interval exports memory again and raises no interrupts.
     let (messages, interrupts) = (node(lab, 1).reason(MESSAGE)?, node(lab, 1).reason(1)?);
     knock(lab, 5)?;
     let got = number_of(&lab.raw(1, "smfu op=local offset=0")?, "value")?;
@@ -203,13 +205,13 @@ fn message_interrupts(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// More interrupts by others than the NIC may have: their targets are closed for a while, the
-/// driver goes on, and later they work.
+/// When other nodes raise more interrupts than permitted, their targets are closed for a while. The
+/// driver keeps working, and later the targets work again.
 fn message_storm(lab: &Lab) -> Result<()> {
     node(lab, 1).reload(extoll("extoll.message_interrupts=100"))?;
     bench(lab)?;
     let before = node(lab, 1).reason(STORM)?;
-    // As long as the scenario lasts: how long that is depends on the machine.
+    // Runs until it is stopped, because the duration of the scenario depends on the host.
     let listener = lab.spawn_raw(1, "messages interval=7 ms=60000")?;
     let result = storm(lab, before);
     listener.stop();
@@ -228,7 +230,8 @@ fn storm(lab: &Lab, before: u64) -> Result<()> {
         knock(l, 1)?;
         Ok(node(l, 1).reason(MESSAGE)? > heard)
     })?;
-    // Interrupts that come at once are one: with pauses, until there were enough in a tenth of a second.
+    // Interrupts in quick succession merge. The stores are therefore spaced, until enough were
+    // counted in a tenth of a second.
     lab.until("the storm was noticed", PATIENCE, |l| {
         l.raw(
             0,
@@ -237,7 +240,8 @@ fn storm(lab: &Lab, before: u64) -> Result<()> {
         Ok(node(l, 1).reason(STORM)? > before)
     })?;
     node(lab, 1).pings(20, "-i 0.02")?;
-    // Open again: who stores then is heard. One by one, as what comes at once is one interrupt.
+    // The targets are open again. Stores are spaced, because those in quick succession merge into
+    // one interrupt.
     for _ in 0..3 {
         lab.until("messages come again", PATIENCE, |l| {
             let heard = node(l, 1).reason(MESSAGE)?;
@@ -248,7 +252,7 @@ fn storm(lab: &Lab, before: u64) -> Result<()> {
     Ok(())
 }
 
-/// With the vendor's events alone links have none: they are looked at instead.
+/// With only the vendor's events, link changes raise no event, so the driver polls the links.
 fn vendor_events(lab: &Lab) -> Result<()> {
     node(lab, 0).reload(extoll("extoll.vendor_events=1"))?;
     lab.until("the mask is the vendor's", PATIENCE, |lab| {
@@ -267,7 +271,8 @@ fn vendor_events(lab: &Lab) -> Result<()> {
     node(lab, 0).back()
 }
 
-/// A window that is dropped right behind a store: it arrives all the same, and at nobody else.
+/// A store directly before the end of a window arrives at the old target, even if the interval is
+/// reused for another target.
 fn interval_reuse(lab: &Lab) -> Result<()> {
     bench(lab)?;
     for (n, place) in ["interval=5", "interval=5 map=wc"]
@@ -281,7 +286,7 @@ fn interval_reuse(lab: &Lab) -> Result<()> {
             0,
             &format!("smfu op=reuse node=1 offset=64 value={number} {place}"),
         )?;
-        // The same interval leads elsewhere now: what was stored before must not follow.
+        // The same interval now leads to another target, which must not receive the earlier store.
         lab.raw(
             0,
             &format!("smfu op=write node=0 offset=128 value=1 {place}"),
@@ -294,7 +299,8 @@ fn interval_reuse(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// No base is left to mean whatever 0 means: all are that of the exported memory, or of nothing.
+/// No base register contains 0, whose meaning is unknown. All contain the address of the exported
+/// memory, or an unoccupied address.
 fn target_bases(lab: &Lab) -> Result<()> {
     bench(lab)?;
     let files = "/sys/bus/pci/drivers/extoll/0000:*/extoll_rf";
@@ -334,7 +340,7 @@ fn target_bases(lab: &Lab) -> Result<()> {
     let (default, all) = bases(lab)?;
     ensure!(default == 0x5A00_0000_0000, "{default:#x} without memory");
     ensure!(all.iter().all(|b| *b == default), "{all:x?}");
-    // The kernel's code is not exported, whatever base 0 means.
+    // The kernel's code is not exported, whatever a base of 0 means.
     for offset in [0, 0x100_0000] {
         let command = format!("smfu node=1 interval=4 bytes=0x2000000 offset={offset}");
         match lab.raw(0, &command) {
@@ -346,7 +352,7 @@ fn target_bases(lab: &Lab) -> Result<()> {
     bench(lab)
 }
 
-/// The notification ring is below 4 GiB where memory is not.
+/// The notification ring is below 4 GiB on a node with more memory.
 fn notification_ring(lab: &Lab) -> Result<()> {
     let files = "/sys/bus/pci/drivers/extoll/0000:*/extoll_rf";
     let high = node(lab, 0)
@@ -359,7 +365,7 @@ fn notification_ring(lab: &Lab) -> Result<()> {
         address != 0 && address < 1 << 32,
         "the ring is at {address:#x}"
     );
-    // Others are where memory is: the mask was widened again.
+    // Other memory may be above, because the driver has widened its DMA mask again.
     let bits =
         node(lab, 0).ok("cat /sys/bus/pci/drivers/extoll/0000:*/consistent_dma_mask_bits")?;
     ensure!(bits.trim() == "52", "coherent memory has {bits} bits");

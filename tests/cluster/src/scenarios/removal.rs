@@ -1,4 +1,4 @@
-//! A NIC that is torn out of its running node, or reset under its driver.
+//! Surprise removal of a NIC from a running node, and resets under the driver.
 
 use super::expected::{REFUSED, RESET, TORN};
 use super::faults::sum;
@@ -22,12 +22,12 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// The node that loses its NIC.
+/// Number of the node that loses its NIC.
 const VICTIM: usize = 1;
-/// What flows need to notice and to end.
+/// Time that flows need to detect the removal and to end.
 const SOON: Duration = Duration::from_millis(2 * (DEADLINE + SLACK));
 
-/// The NIC's PCI name, which the kernel forgets with the device.
+/// Sets `dev` to the NIC's PCI address, from a file because the kernel removes the device.
 const DEV: &str = "dev=$(cat /tmp/nic); ";
 
 fn flows(lab: &Lab) -> Result<Vec<Flow>> {
@@ -43,6 +43,8 @@ fn flows(lab: &Lab) -> Result<Vec<Flow>> {
     .collect()
 }
 
+/// A NIC can be removed under all kinds of traffic and put back. Every operation ends in time, and
+/// the node works afterwards.
 fn surprise_removal(lab: &Lab) -> Result<()> {
     uapi::install(lab)?;
     let dev = node(lab, VICTIM).pci()?;
@@ -53,7 +55,7 @@ fn surprise_removal(lab: &Lab) -> Result<()> {
     })
 }
 
-/// The NIC goes while frames come and go in both directions, and comes back.
+/// The NIC is removed and put back under floods in both directions.
 fn under_flood(lab: &Lab) -> Result<()> {
     let before = node(lab, VICTIM).net("rx_packets")?;
     let floods = (0..2)
@@ -72,7 +74,7 @@ fn under_flood(lab: &Lab) -> Result<()> {
     result
 }
 
-/// Tears the NIC out; returns when the driver has noticed.
+/// Removes the NIC and waits until the driver has noticed.
 fn remove(lab: &Lab) -> Result<()> {
     lab.fault(&["nic-off", &VICTIM.to_string()])?;
     node(lab, VICTIM).until(
@@ -81,7 +83,7 @@ fn remove(lab: &Lab) -> Result<()> {
     )
 }
 
-/// Takes what is left of the NIC from the kernel, and puts it back.
+/// Unbinds the removed NIC, unloads the modules and puts the NIC back.
 fn put_back(lab: &Lab) -> Result<()> {
     let victim = node(lab, VICTIM);
     lab.ok(
@@ -110,7 +112,7 @@ fn once(lab: &Lab) -> Result<()> {
     for node in 0..2 {
         prepare(lab, node)?;
     }
-    // Before the load, in which an interpreter may take a minute to start.
+    // Started before the load, under which an interpreter may need a minute to start.
     lab.ok(VICTIM, "rm -f /tmp/ready")?;
     let sleeper = lab.spawn(VICTIM, &uapi::line("asleep /tmp/ready"))?;
     node(lab, VICTIM).until_file("/tmp/ready")?;
@@ -121,7 +123,7 @@ fn once(lab: &Lab) -> Result<()> {
     remove(lab)?;
     let out = sleeper.wait(SOON)?;
     ensure!(out.status == 0, "the process that slept: {out:?}");
-    // The server sleeps for an hour if nobody wakes it.
+    // The server sleeps for an hour unless it is woken.
     lab.until("the server of the node has ended", SOON, |l| {
         let running = l.sh_for(VICTIM, "pgrep -f '[t]raffic serve'", PATIENCE)?;
         Ok(running.status != 0)
@@ -137,7 +139,8 @@ fn once(lab: &Lab) -> Result<()> {
     }
     for flow in &mut running {
         let out = flow.running.take().context("ended before")?.wait(SOON)?;
-        // A user program whose own NIC is gone may end by that error. None has wrong data, or took too long.
+        // A user program whose own NIC was removed may end with that error. Wrong data and missed
+        // deadlines are failures.
         let told = flow.kind == Kind::User && out.stderr.contains("the NIC is gone");
         ensure!(out.status == 0 || told, "{}: {out:?}", flow.log());
     }
@@ -162,10 +165,11 @@ fn once(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// How often the function is reset.
+/// Number of resets.
 const RESETS: u32 = 2;
 
-/// An administrator has the NIC reset while it is used: who uses it gets an error, the driver begins anew, and everything works again.
+/// When an administrator resets the NIC in use, its users get an error, the driver starts again,
+/// and everything works.
 fn function_reset(lab: &Lab) -> Result<()> {
     uapi::install(lab)?;
     let victim = node(lab, VICTIM);
@@ -213,7 +217,8 @@ fn reset_once(lab: &Lab) -> Result<()> {
     let log = lab.log_since(&mark)?;
     ensure!(log.contains("reason 38: device reset"), "{log}");
     victim.back()?;
-    // The peer may still have frames announced that the NIC has forgotten: it sends few others until it gives these up.
+    // The peer may still have announced frames that the NIC has lost. It sends few others until it
+    // gives these up.
     lab.until("announced frames are fetched", PATIENCE, |_| {
         victim.is_so("ping -q -c 5 -i 0.02 -W 1 -s 3000 node0 | grep -q ' 5 received'")
     })?;
@@ -221,8 +226,9 @@ fn reset_once(lab: &Lab) -> Result<()> {
     node(lab, 0).pings(20, "-i 0.02 -s 9000")
 }
 
-/// The PCI core finds an error on the way to the NIC and resets it: as with other resets the driver begins anew. If the NIC stays out of
-/// reach its users are told, its pages are taken from processes, and it can be bound again later. The module `pci_error` plays the core.
+/// The PCI core detects an error on the path to the NIC and resets it. The driver starts again. If
+/// the NIC stays unreachable, its users are notified, processes lose its pages, and it can be bound
+/// later. The module `pci_error` simulates the core.
 fn pci_error(lab: &Lab) -> Result<()> {
     uapi::install(lab)?;
     let victim = node(lab, VICTIM);
@@ -246,7 +252,7 @@ fn pci_error(lab: &Lab) -> Result<()> {
         victim.pings(20, "-i 0.02 -s 3000")?;
     }
     lab.ok(VICTIM, "rm -f /tmp/ready /tmp/go")?;
-    // The superuser's, who alone may open all of it.
+    // A process of root, which alone may open all files.
     let mapped = lab.spawn(
         VICTIM,
         "exec python3 /tmp/guest/uapi.py unreachable /tmp/ready /tmp/go",
@@ -267,7 +273,7 @@ fn pci_error(lab: &Lab) -> Result<()> {
     node(lab, 0).pings(20, "-i 0.02 -s 9000")
 }
 
-/// Runs a command, and waits until the driver was bound again: its interface is another one.
+/// Runs a command and waits until the driver was bound again, which creates a new interface.
 fn run_until_rebound(victim: Node<'_>, command: &str) -> Result<()> {
     victim.ok(&format!(
         "ls -di /sys/class/net/exn0/ >/tmp/old && {command}"
@@ -278,8 +284,8 @@ fn run_until_rebound(victim: Node<'_>, command: &str) -> Result<()> {
     )
 }
 
-/// Runs a command on the victim. Its driver must be bound again for this reason without further help,
-/// and traffic must flow again.
+/// Runs a command on the node. Its driver must be bound again for this reason without help, and
+/// traffic must flow.
 fn begins_anew(lab: &Lab, command: &str, reason: &str) -> Result<()> {
     let victim = node(lab, VICTIM);
     let mark = lab.log_mark(VICTIM)?;
@@ -292,18 +298,19 @@ fn begins_anew(lab: &Lab, command: &str, reason: &str) -> Result<()> {
     node(lab, 0).pings(20, "-i 0.02 -s 9000")
 }
 
-/// Registers are overwritten with their reset values, as by a reset without a callback to the driver.
+/// Registers are overwritten with their reset values, like in a reset without a callback to the
+/// driver. The driver recovers.
 fn lost_registers(lab: &Lab) -> Result<()> {
     let dev = node(lab, VICTIM).pci()?;
-    // The queue is stopped first: it must not write to address 0.
+    // The queue is stopped first, because it would write to address 0.
     let command = format!(
         "cd /sys/bus/pci/devices/{dev}/extoll_rf && echo 0 >extoll_rf_snq_rf_execute_raw && echo 0 >extoll_rf_snq_rf_queue_balt_raw"
     );
     begins_anew(lab, &command, "reason 44: the NIC forgot its registers")
 }
 
-/// Sleep of the system stops the NIC, and the driver begins anew when it wakes. The kernel's own test
-/// goes as far as freezing all programs: more would cost the lab its way into the node.
+/// System sleep stops the NIC, and the driver starts again on wake-up. The kernel's test mode only
+/// freezes programs, because the lab would lose its connection to the node.
 fn sleep(lab: &Lab) -> Result<()> {
     let command = "echo freezer >/sys/power/pm_test && echo freeze >/sys/power/state; \
                    woken=$?; echo none >/sys/power/pm_test; [ $woken = 0 ]";

@@ -1,5 +1,5 @@
-//! Traffic of kernel and user space on a torus whose cables, NICs and nodes fail: every operation ends well or with an error in
-//! time, what does not depend on the failure goes on, and after the repair everything works.
+//! Kernel and user traffic on a torus with failing cables, NICs and nodes. Every operation succeeds
+//! or fails in time, traffic elsewhere continues, and everything works after the repair.
 
 use super::matrix::{install, PROGRAM};
 use crate::cluster::{pairs, Lab, Running, PATIENCE};
@@ -7,24 +7,24 @@ use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long a flow may take to get on or to fail, with eight nodes on few processors.
+/// Maximum time in which a flow must make progress or fail, with eight nodes on few CPUs.
 const SOON: Duration = Duration::from_secs(90);
-/// Milliseconds: deadline of operations; what they may take beyond, on a busy machine.
+/// Milliseconds: deadline of operations, and the excess permitted on a busy host.
 pub(super) const DEADLINE: u64 = 3000;
 pub(super) const SLACK: u64 = 20_000;
 
-/// What a flow consists of.
+/// Kind of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// VELO, RMA and locks by a user program.
+    /// VELO, RMA and locks from a user program.
     User,
-    /// The same by a kernel module.
+    /// VELO, RMA and locks from a kernel module.
     Kernel,
-    /// TCP connections over the network driver: a few kilobytes there and back.
+    /// TCP connections over the network driver, with a few kilobytes in each direction.
     Tcp,
 }
 
-/// Traffic between neighbours, so that each depends on its own cable alone.
+/// Traffic between neighbours, so that each flow depends on one cable only.
 pub(super) struct Flow {
     pub(super) kind: Kind,
     from: usize,
@@ -44,7 +44,7 @@ const FLOWS: [(Kind, usize, usize); 10] = [
     (Kind::Kernel, 6, 7),
     (Kind::Tcp, 5, 7),
 ];
-/// The node that loses its power, and the one whose NIC freezes.
+/// Number of the node that loses its power, and of the node whose NIC freezes.
 const VICTIM: usize = 7;
 const FROZEN: usize = 2;
 
@@ -57,12 +57,12 @@ impl Flow {
         self.from == node || self.to == node
     }
 
-    /// Has the other side ready and starts.
+    /// Starts the other side and the flow.
     fn start(lab: &Lab, what: (Kind, usize, usize)) -> Result<Self> {
         Self::start_as(lab, what, "")
     }
 
-    /// As [`Flow::start`], with these words before the commands of both sides.
+    /// Like [`Flow::start`], with `user` in front of the commands of both sides.
     pub(super) fn start_as(
         lab: &Lab,
         (kind, from, to): (Kind, usize, usize),
@@ -96,7 +96,7 @@ impl Flow {
                 )
             }
         };
-        // What reads the device of extoll_bench is root's.
+        // The device of extoll_bench belongs to root.
         let user = if kind == Kind::Kernel { "" } else { user };
         let script = format!("exec {user}{PROGRAM} traffic {words} {end}");
         flow.running = Some(lab.spawn(from, &script)?);
@@ -117,7 +117,7 @@ impl Flow {
     }
 }
 
-/// Has a server on a node, and tells how to reach it.
+/// Starts a server on a node. Returns the words that address it.
 fn serve(lab: &Lab, node: usize, user: &str) -> Result<String> {
     let log = "/tmp/flow-server";
     lab.ok(
@@ -133,7 +133,7 @@ fn serve(lab: &Lab, node: usize, user: &str) -> Result<String> {
     Ok(words.trim_start_matches("ready ").to_owned())
 }
 
-/// Every flow that `which` chooses counts more of `what` than now, by `n`.
+/// Waits until the counter `what` of every flow selected by `which` has grown by `n`.
 fn get_on(
     lab: &Lab,
     flows: &[Flow],
@@ -161,14 +161,14 @@ fn get_on(
     waited.with_context(|| format!("{names:?}"))
 }
 
-/// A stretch in which a flow works.
+/// Period in which a flow works.
 struct Stretch {
     from: BTreeMap<String, u64>,
 }
 
 impl Stretch {
-    /// Whether every kind of operation succeeded `n` times since its beginning. A failure begins a new one: what was under way when a fault
-    /// ended may still fail.
+    /// Returns true if every kind of operation succeeded `n` times since the start. A failure
+    /// starts a new period, because operations in flight at the end of a fault may still fail.
     fn is_over(&mut self, now: BTreeMap<String, u64>, n: u64) -> bool {
         if now.get("failed") != self.from.get("failed") {
             self.from = now;
@@ -183,7 +183,8 @@ impl Stretch {
     }
 }
 
-/// Every flow that `which` chooses works: for `n` rounds of all its kinds of operations none fails.
+/// Waits until every flow selected by `which` completes `n` rounds of all kinds of operations
+/// without a failure.
 pub(super) fn work(lab: &Lab, flows: &[Flow], n: u64, which: impl Fn(&Flow) -> bool) -> Result<()> {
     let mut waiting = flows
         .iter()
@@ -215,6 +216,7 @@ pub(super) fn work(lab: &Lab, flows: &[Flow], n: u64, which: impl Fn(&Flow) -> b
     waited.with_context(|| format!("{names:#?}"))
 }
 
+/// See the module description.
 pub fn under_faults(lab: &Lab) -> Result<()> {
     let nodes = lab.spec().nodes;
     for node in 0..nodes {
@@ -247,7 +249,7 @@ pub fn under_faults(lab: &Lab) -> Result<()> {
     finish(lab, &mut flows)?;
     survivors(lab, |n| n != VICTIM)?;
 
-    // All of it again, with the node back.
+    // The same flows with the node back.
     lab.fault(&["power-on", &VICTIM.to_string()])?;
     prepare(lab, VICTIM)?;
     for node in (0..nodes).filter(|n| *n != VICTIM) {
@@ -266,7 +268,7 @@ pub fn under_faults(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Programs and modules that flows need; nothing of earlier ones is left.
+/// Installs the programs and modules that flows need, and removes files of earlier flows.
 pub(super) fn prepare(lab: &Lab, node: usize) -> Result<()> {
     if lab
         .sh_for(node, &format!("[ -x {PROGRAM} ]"), PATIENCE)?
@@ -282,7 +284,8 @@ pub(super) fn prepare(lab: &Lab, node: usize) -> Result<()> {
     Ok(())
 }
 
-/// Ends all flows: each one within the deadline of its last operation, none with wrong data or too late.
+/// Ends all flows. Each must end within the deadline of its last operation, without wrong or late
+/// results.
 pub(super) fn finish(lab: &Lab, flows: &mut [Flow]) -> Result<()> {
     let mut from: Vec<usize> = flows.iter().map(|f| f.from).collect();
     from.sort_unstable();
@@ -302,7 +305,7 @@ pub(super) fn finish(lab: &Lab, flows: &mut [Flow]) -> Result<()> {
     Ok(())
 }
 
-/// Nothing of the flows is left on the chosen nodes: no stuck process, no port, no memory that the NIC still knows.
+/// Checks the selected nodes for leftovers of the flows: stuck processes, ports, registered memory.
 pub(super) fn survivors(lab: &Lab, which: impl Fn(usize) -> bool) -> Result<()> {
     for node in (0..lab.spec().nodes).filter(|n| which(*n)) {
         lab.ok(node, "pkill extoll-conform; true")?;
@@ -341,7 +344,7 @@ mod tests {
         assert!(!stretch.is_over(counts(9, 9, 2), 2), "one failed");
         assert!(!stretch.is_over(counts(10, 10, 2), 2), "a new stretch");
         assert!(stretch.is_over(counts(11, 11, 2), 2));
-        // Nothing is logged yet.
+        // The log is still empty.
         let mut stretch = Stretch {
             from: BTreeMap::new(),
         };

@@ -1,5 +1,5 @@
-//! The device files of processes: ABI, data, rights, death of process and NIC, random abuse. The work inside the nodes is done
-//! by `guest/uapi.py` and `guest/bounds.py`.
+//! The device files for processes: ABI, data, permissions, end of a process or NIC, random misuse.
+//! `guest/uapi.py` and `guest/bounds.py` do the work inside the nodes.
 
 use super::expected::{KILLED, OF_INPUT, REFUSED};
 use super::guest;
@@ -11,13 +11,14 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::{Duration, Instant};
 
-/// How long one command of the program may take.
+/// Maximum duration of one command of the program.
 const LONG: Duration = Duration::from_secs(240);
-/// The unprivileged user.
+/// User ID of the unprivileged user.
 pub(super) const USER: u32 = 65534;
 
-/// Two nodes whose units hold as many messages for full queues as a scenario sends, for as long as it wants them to, and refuse none
-/// for a queue that is behind: the library gives up what is refused for five seconds.
+/// Two nodes whose units hold all messages of a scenario for full queues until they are released,
+/// and never reject one because a queue is full. Otherwise the library would give up after five
+/// seconds of rejections.
 const ROOMY: Spec = Spec::pair().emulator(&[
     "--nic-option=hold-buffer-bytes=67108864",
     "--nic-option=hold-timeout-unit-ns=4000000000",
@@ -65,30 +66,30 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Puts the programs into both nodes.
+/// Copies the programs to both nodes.
 pub(super) fn install(lab: &Lab) -> Result<()> {
     (0..2).try_for_each(|node| guest::install(lab, node))
 }
 
-/// The line that runs a command of the program as an unprivileged user.
+/// Returns the command line of the program for the unprivileged user.
 pub(super) fn line(command: &str) -> String {
     format!("ulimit -l 8192; exec python3 /tmp/guest/uapi.py --user {USER} {command}")
 }
 
-/// Nothing of any process is left on the node, and its network works.
+/// Checks that no resource of a process is left on the node and that its network works.
 pub(super) fn nothing_left(lab: &Lab, number: usize) -> Result<()> {
     node(lab, number).is_vacant()?;
     node(lab, number).pings(2, "-i 0.1")
 }
 
-/// One command on node 0 as an unprivileged user.
+/// Runs one command on node 0 as the unprivileged user.
 fn run(lab: &Lab, command: &str) -> Result<()> {
     install(lab)?;
     lab.ok_for(0, &line(command), LONG)?;
     nothing_left(lab, 0)
 }
 
-/// The same as root.
+/// Runs one command on node 0 as root.
 fn as_root(lab: &Lab, command: &str) -> Result<()> {
     install(lab)?;
     lab.ok_for(
@@ -99,21 +100,23 @@ fn as_root(lab: &Lab, command: &str) -> Result<()> {
     nothing_left(lab, 0)
 }
 
+/// With a single address table, registration fails cleanly when it is full.
 fn one_table(lab: &Lab) -> Result<()> {
     node(lab, 0).reload(extoll("extoll.atu_gats=1"))?;
     let result = as_root(lab, "one_table");
-    // Back before anything is judged: the others need the default.
+    // Restores the defaults before the result is checked, because other scenarios need them.
     node(lab, 0).reload(Options::default())?;
     result
 }
 
-/// A command of `guest/bounds.py` on node 0, as root; what it prints.
+/// Runs a command of `guest/bounds.py` on node 0 as root. Returns its output.
 pub(super) fn bounds(lab: &Lab, command: &str) -> Result<String> {
     let script = format!("exec python3 /tmp/guest/bounds.py --user 0 {command}");
     lab.ok_for(0, &script, Duration::from_secs(120))
 }
 
-/// Users whose number is beyond the descriptors are refused, unless the range begins elsewhere.
+/// Users with IDs beyond the protection descriptors are rejected, unless `first_user` moves the
+/// range.
 fn users_without_descriptor(lab: &Lab) -> Result<()> {
     install(lab)?;
     for uid in [65_535, 65_536 + USER, 132_073] {
@@ -128,8 +131,8 @@ fn users_without_descriptor(lab: &Lab) -> Result<()> {
     nothing_left(lab, 0)
 }
 
-/// Under kernel lockdown root reaches no register and no physical memory, whichever way it tries,
-/// while ports and the interface go on to work. Lockdown ends with the boot.
+/// Under kernel lockdown, root can't reach registers or physical memory by any path, while ports
+/// and the interface keep working. Lockdown ends with a reboot.
 fn lockdown(lab: &Lab) -> Result<()> {
     install(lab)?;
     node(lab, 0).ok(
@@ -137,7 +140,7 @@ fn lockdown(lab: &Lab) -> Result<()> {
          echo integrity >/sys/kernel/security/lockdown",
     )?;
     let result = as_root(lab, "locked").and_then(|()| as_root(lab, "loop_back"));
-    // The others need a node whose modules can be loaded.
+    // Other scenarios need a node that can load modules.
     lab.fault(&["power-off", "0"])?;
     lab.fault(&["power-on", "0"])?;
     node(lab, 0).back()?;
@@ -145,14 +148,15 @@ fn lockdown(lab: &Lab) -> Result<()> {
     result
 }
 
-/// The switch for old binaries; what it opens is closed without it (`denied`).
+/// `compat_unsafe` lets old binaries run and logs a warning. Without it their accesses are rejected
+/// (`denied`).
 fn compat_unsafe(lab: &Lab) -> Result<()> {
     const WARNING: &str = "compat_unsafe: every process can read and write all memory";
     let mark = lab.log_mark(0)?;
     node(lab, 0).reload(extoll("compat_unsafe=1"))?;
     let result = run(lab, "compat");
     let warned = lab.log_since(&mark)?.contains(WARNING);
-    // Back before anything is judged: the others need the default.
+    // Restores the defaults before the result is checked, because other scenarios need them.
     let mark = lab.log_mark(0)?;
     node(lab, 0).reload(Options::default())?;
     result?;
@@ -161,7 +165,8 @@ fn compat_unsafe(lab: &Lab) -> Result<()> {
     run(lab, "denied")
 }
 
-/// Full queues and full requesters of processes: the sender is told, nothing is lost.
+/// When queues or requesters of processes are full, the sender gets an error and no message is
+/// lost.
 fn full_queues(lab: &Lab) -> Result<()> {
     matrix::install(lab, 0)?;
     let program = format!(
@@ -188,7 +193,7 @@ fn full_queues(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A process on node 1 that offers memory, and what it offers.
+/// A process on node 1 that offers memory, with its offer.
 struct Server {
     running: Running,
     offer: String,
@@ -197,7 +202,7 @@ struct Server {
 impl Server {
     fn start(lab: &Lab, uid: u32) -> Result<Self> {
         install(lab)?;
-        // Before the server starts: an old offer must not pass for its.
+        // Removes an old offer, which must not be mistaken for the new one.
         lab.ok(1, "rm -f /tmp/offer /tmp/offer.*")?;
         let serve = format!("exec python3 /tmp/guest/uapi.py --user {uid} serve /tmp/offer");
         let running = lab.spawn(1, &serve)?;
@@ -219,7 +224,7 @@ impl Server {
         met.with_context(|| format!("{command} on node{node}"))
     }
 
-    /// What the server sees in its memory and queues.
+    /// Checks the server's report on its memory and queues.
     fn sees(&self, lab: &Lab, what: &str) -> Result<()> {
         lab.ok(1, "rm -f /tmp/offer.seen; >/tmp/offer.look")?;
         let mut seen = String::new();
@@ -242,14 +247,16 @@ impl Server {
     }
 }
 
+/// A user's processes on both nodes can exchange messages, memory and locks.
 fn between(lab: &Lab) -> Result<()> {
     let server = Server::start(lab, USER)?;
     let result = server.meet(lab, 0, USER, "between");
     server.end(lab, result)
 }
 
-/// Neither another user's processes nor other ones of the same user get at memory, lock or queues by what is not theirs, from
-/// the same node or another; the right commands of the right user do.
+/// Other users' processes, and other processes of the same user, can't access a process's memory,
+/// locks or queues with wrong keys, from the same node or another. Correct commands of the same
+/// user succeed.
 fn other_users(lab: &Lab) -> Result<()> {
     for node in [0, 1] {
         let server = Server::start(lab, USER - 1)?;
@@ -266,15 +273,15 @@ fn other_users(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Interrupts per second and port in the storm's node: reached on any machine.
+/// Maximum interrupts per second and port in this test; every host reaches it.
 const STORM_LIMIT: u64 = 50;
 
-/// A process that interrupts itself without end is slowed down; nobody else is.
+/// A process that interrupts itself without end is throttled, and others are not.
 fn storm(lab: &Lab) -> Result<()> {
     install(lab)?;
     node(lab, 0).reload(extoll(&format!("extoll.user_interrupts={STORM_LIMIT}")))?;
     let result = storm_limited(lab);
-    // Back before anything is judged: the others need the default.
+    // Restores the defaults before the result is checked, because other scenarios need them.
     node(lab, 0).reload(Options::default())?;
     result
 }
@@ -285,7 +292,7 @@ fn storm_limited(lab: &Lab) -> Result<()> {
     let start = Instant::now();
     let process = lab.spawn(0, &line("storm /tmp/ready /tmp/stop"))?;
     node(lab, 0).until_file("/tmp/ready")?;
-    // Another user sleeps and wakes by interrupts meanwhile.
+    // At the same time another user sleeps and is woken by interrupts.
     let other = format!("exec python3 /tmp/guest/uapi.py --user {} events", USER - 1);
     let other = lab.spawn(0, &other)?;
     let user = || -> Result<Vec<Port>> {
@@ -300,7 +307,7 @@ fn storm_limited(lab: &Lab) -> Result<()> {
             .collect::<Result<Vec<_>>>()?;
         Ok(counts.iter().filter(|n| **n > more).count())
     };
-    // The other one's are there, too.
+    // Includes the ports of the other user.
     lab.until("both ports of the storm are throttled", PATIENCE, |_| {
         Ok(user()?.len() == 4 && throttled(3)? == 2)
     })?;
@@ -309,7 +316,8 @@ fn storm_limited(lab: &Lab) -> Result<()> {
         Ok(text.trim().parse::<f64>()? / 1e9)
     };
     let seen = user()?;
-    // A window's share, then a pause; one interrupt that was armed before, and one of a window's boundary.
+    // One interval's share, then a pause; plus one interrupt that was armed before, and one at the
+    // boundary of an interval.
     let most = (age(lab)? + 1.0) * (STORM_LIMIT as f64 + 20.0);
     for port in &seen {
         let interrupts = port.counter("interrupts")?;
@@ -327,7 +335,7 @@ fn storm_limited(lab: &Lab) -> Result<()> {
     let lines = log
         .matches("reason 33: interrupts of a port throttled")
         .count();
-    // Four in each window of ten seconds.
+    // Up to four in each interval of ten seconds.
     let most = 4 * (start.elapsed().as_secs() as usize / 10 + 2);
     ensure!(
         (1..=most).contains(&lines),
@@ -336,6 +344,7 @@ fn storm_limited(lab: &Lab) -> Result<()> {
     nothing_left(lab, 0)
 }
 
+/// Opening and closing the device files many times leaks no resource.
 fn open_close(lab: &Lab) -> Result<()> {
     install(lab)?;
     leaks::watch(node(lab, 0), volume(150, 500), |times| {
@@ -344,7 +353,8 @@ fn open_close(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Kill −9 at many moments of open, register, transfer, unregister, close.
+/// Killing processes at any point of open, register, transfer, unregister and close leaks no
+/// resource.
 fn kill(lab: &Lab) -> Result<()> {
     install(lab)?;
     let mut seed = fuzz::seed();
@@ -356,11 +366,13 @@ fn kill(lab: &Lab) -> Result<()> {
     };
     kill(25)?;
     leaks::watch(node(lab, 0), volume(50, 125), kill)?;
-    // The VPIDs, and what the user may lock, are as good as new.
+    // VPIDs and the user's limit of locked memory are fully available again.
     run(lab, "loop_back")?;
     run(lab, "limits")
 }
 
+/// Processes with open files survive the removal of the NIC, and the NIC works after it is bound
+/// again.
 fn unbind(lab: &Lab) -> Result<()> {
     install(lab)?;
     let before = lab.ok(0, "cat /sys/module/extoll/refcnt")?;
@@ -375,19 +387,19 @@ fn unbind(lab: &Lab) -> Result<()> {
     node(lab, 0).unbind()?;
     lab.ok(0, "touch /tmp/go")?;
     let out = process.wait(PATIENCE)?;
-    // Back before anything is judged: the others need the node.
+    // Binds the NIC before the results are checked, because other scenarios need the node.
     node(lab, 0).bind()?;
     node(lab, 0).back()?;
     ensure!(out.status == 0, "the process: {out:?}");
     let after = lab.ok(0, "cat /sys/module/extoll/refcnt")?;
     ensure!(after == before, "module references: {before} -> {after}");
-    // Once the network runs everything works at once.
+    // Everything works as soon as the network runs.
     node(lab, 0).runs()?;
     run(lab, "velo_loop_back")?;
     run(lab, "loop_back")
 }
 
-/// Random calls for so many seconds, in two parts.
+/// Random calls for `seconds` seconds, in two runs, neither crash nor leak.
 pub(super) fn random_calls(lab: &Lab, seed: u64, seconds: u64) -> Result<()> {
     install(lab)?;
     let seconds = seconds.div_ceil(2);

@@ -12,13 +12,13 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Two NICs in each of two nodes: NIC k of node n is number 2n + k.
+/// Two nodes with two NICs each. NIC k of node n has number 2n + k.
 const TWO_NICS: Spec = Spec::new(2).topology("ring:4").nics(2);
 
-/// The register map, which the files are compared with.
+/// The register map, with which the files are compared.
 const MAP: &str = include_str!("../../../../wire/data/tourmalet-registers.csv");
 
-/// Directory of the register files of the only NIC.
+/// Changes to the directory of the register files of the only NIC.
 const RF: &str = "cd /sys/bus/pci/drivers/extoll/0000:*/extoll_rf";
 
 /// The scenarios of this file.
@@ -42,7 +42,8 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// File names that the map gives: two per register or part of 128 elements that software can access.
+/// Returns the file names that follow from the map: two for each register, or for each part of 128
+/// elements, that software can access.
 fn expected() -> BTreeSet<String> {
     let mut out = BTreeSet::new();
     for line in MAP.lines().skip(1) {
@@ -65,6 +66,7 @@ fn expected() -> BTreeSet<String> {
     out
 }
 
+/// sysfs has exactly the register files of the map, and only root may use them.
 fn names(lab: &Lab) -> Result<()> {
     let found: BTreeSet<String> = lab
         .ok(0, &format!("{RF} && ls"))?
@@ -78,13 +80,14 @@ fn names(lab: &Lab) -> Result<()> {
         missing.is_empty() && extra.is_empty(),
         "missing {missing:?}, unexpected {extra:?}"
     );
-    // Who may do what: read only, read and write, write only; nobody but root.
+    // Permissions: read only, read and write, write only; for root only.
     let modes = lab.ok(0, &format!("{RF} && stat -c '%a %n' extoll_rf_info_rf_driver extoll_rf_info_rf_node extoll_rf_atu_rf_cmd_interface"))?;
     let want = "400 extoll_rf_info_rf_driver\n600 extoll_rf_info_rf_node\n200 extoll_rf_atu_rf_cmd_interface";
     ensure!(modes.trim() == want, "{modes}");
     Ok(())
 }
 
+/// Register files read and write registers, and reject invalid input.
 fn read_write(lab: &Lab) -> Result<()> {
     let id = lab.ok(1, &format!("{RF} && cat extoll_rf_info_rf_node"))?;
     ensure!(id.contains("id [39:24] : 1;"), "{id}");
@@ -104,7 +107,7 @@ fn read_write(lab: &Lab) -> Result<()> {
         let out = lab.sh_for(0, &format!("{RF} && echo '{bad}' > {scratch}"), PATIENCE)?;
         ensure!(out.status != 0, "'{bad}' was accepted");
     }
-    // A register whose reading has an effect is read by command only.
+    // A register with a read side effect is read only by command.
     let fifo = "extoll_rf_pcie_rf_bridge_rf_pcie_to_htoc_backdoor_data";
     let out = lab.sh_for(0, &format!("{RF} && cat {fifo}"), PATIENCE)?;
     ensure!(out.status != 0, "{fifo} can be read: {}", out.stdout);
@@ -112,7 +115,7 @@ fn read_write(lab: &Lab) -> Result<()> {
         0,
         &format!("{RF} && echo read > {fifo} && cat {fifo} {fifo}_raw"),
     )?;
-    // A write has its effect: the network state, for which nothing else is told.
+    // A write takes effect. The network state is visible in debugfs.
     let state = |text: &str| format!("{RF} && echo '3 {text}' > {scratch}");
     lab.ok(0, &state("2"))?;
     let is = |want: &'static str| {
@@ -127,6 +130,7 @@ fn read_write(lab: &Lab) -> Result<()> {
     node(lab, 0).back()
 }
 
+/// Open register files return an error after the NIC is unbound.
 fn open_at_unbind(lab: &Lab) -> Result<()> {
     let script = "cd /sys/bus/pci/drivers/extoll; d=$(basename $(echo 0000:*)); exec 5< $d/extoll_rf/extoll_rf_info_rf_node 6< /sys/kernel/debug/extoll-$d/events
         echo $d > unbind; cat <&5 && echo still; cat <&6 && echo still; exec 5<&- 6<&-; echo $d > bind; ls $d/extoll_rf | wc -l";
@@ -141,6 +145,7 @@ fn open_at_unbind(lab: &Lab) -> Result<()> {
     node(lab, 0).back()
 }
 
+/// The debugfs dump shows registers and reads none that has side effects.
 fn dump(lab: &Lab) -> Result<()> {
     lab.run("trace", &["on"], PATIENCE)?;
     let text = lab.ok_for(
@@ -172,7 +177,7 @@ fn dump(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A command of extoll_bench that has to fail; its error line.
+/// Runs a command of extoll_bench, which must fail. Returns its error line.
 pub(super) fn refused(lab: &Lab, node: usize, command: &str) -> Result<String> {
     let script =
         format!("exec 3<>/dev/extoll_bench || exit; printf %s '{command}' >&3 && exit 9; cat <&3");
@@ -189,7 +194,8 @@ fn value(lab: &Lab, node: usize, command: &str) -> Result<u64> {
     Ok(text.parse()?)
 }
 
-/// Reasons of the base driver (docs/driver.md).
+/// Numbers of reasons of the base driver, and the VPID of its port for remote registers
+/// (docs/driver.md).
 const RRA_VPID: u8 = 252;
 const RRA_TIMEOUT: u32 = 23;
 const LATE_ANSWER: u32 = 26;
@@ -205,15 +211,17 @@ pub(super) fn bench(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a node's port for remote registers works: it has to wait where reads were unanswered when the NIC was unbound.
+/// Waits until a node's port for remote registers works. The port stays disabled for a while if
+/// reads were unanswered when the NIC was unbound.
 fn rra_ready(lab: &Lab, node: usize) -> Result<()> {
     let other = (node + 1) % lab.spec().nodes;
     let command = format!("rra node={other} offset=0x8008 timeout_us=5000000");
     let script = format!(
         "exec 3<>/dev/extoll_bench || exit; printf %s '{command}' >&3 2>/dev/null; cat <&3"
     );
-    // The first read opens the port, and is `Busy` while that waits. One that waits till it is opened may have no time left for its
-    // answer: only the next one has to be answered.
+    // The first read opens the port and returns `Busy` while the VPID is disabled. A read that
+    // waits for the port may have no time left for its answer, so only the second read must be
+    // answered.
     let read = || lab.ok_for(node, &script, Duration::from_secs(60));
     let mut text = read()?;
     if text.contains("Busy") || text.contains("TimedOut") {
@@ -226,6 +234,8 @@ fn rra_ready(lab: &Lab, node: usize) -> Result<()> {
     Ok(())
 }
 
+/// Errors of remote register access are reported in time, and late answers are not mistaken for
+/// later ones.
 fn rra_errors(lab: &Lab) -> Result<()> {
     bench(lab)?;
     const PATIENT: &str = "timeout_us=5000000";
@@ -247,7 +257,7 @@ fn rra_errors(lab: &Lab) -> Result<()> {
         node(lab, 0).reason(RRA_TIMEOUT)? == before.0 + 1,
         "not counted"
     );
-    // Answers that come too late are no answers to what is asked next.
+    // Late answers must not complete later requests.
     lab.fault(&["freeze", "1"])?;
     for _ in 0..3 {
         let error = refused(lab, 0, "rra node=1 offset=0x8008 timeout_us=5000")?;
@@ -269,6 +279,7 @@ fn rra_errors(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Registers of each node can be read from each node by each method.
 fn rra_everywhere(lab: &Lab) -> Result<()> {
     bench(lab)?;
     for method in ["rma", "smfu"] {
@@ -305,6 +316,7 @@ fn rra_everywhere(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Stores to a window arrive in the exported memory of the target node, and loads return them.
 fn smfu_memory(lab: &Lab) -> Result<()> {
     bench(lab)?;
     for (n, place) in ["interval=1", "interval=62", "bytes=65536", "map=wc"]
@@ -340,6 +352,7 @@ fn smfu_memory(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Stores to a window arrive in order.
 fn smfu_order(lab: &Lab) -> Result<()> {
     bench(lab)?;
     for map in ["uc", "wc"] {
@@ -364,10 +377,12 @@ fn smfu_order(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// A load from a node that does not answer returns an error in time, and the window works
+/// afterwards.
 fn smfu_timeout(lab: &Lab) -> Result<()> {
     bench(lab)?;
     let before = node(lab, 0).reason(SMFU_TIMEOUT)?;
-    // All ones are a value, not an error.
+    // All ones are a valid value.
     lab.raw(
         0,
         &format!("smfu op=write node=1 offset=512 value={}", u64::MAX),
@@ -391,17 +406,17 @@ fn smfu_timeout(lab: &Lab) -> Result<()> {
     lab.until("node 1 answers again", PATIENCE, |l| {
         Ok(value(l, 0, "smfu op=read node=1 offset=512")? == u64::MAX)
     })?;
-    // The flag was cleared.
+    // The driver has cleared the flag.
     let control = lab.ok(0, &format!("{RF} && cat extoll_rf_smfu_rf_timeout_control"))?;
     ensure!(control.contains("timeout_ERR [32:32] : 0;"), "{control}");
     Ok(())
 }
 
-/// A node that exports no memory gives none away: not its physical memory from the beginning on either.
+/// A node that exports no memory is unreadable, including its physical memory from address 0 on.
 fn smfu_no_export(lab: &Lab) -> Result<()> {
     node(lab, 1).reload(extoll("extoll.smfu_target_kib=0"))?;
     bench(lab)?;
-    // Where the kernel's code is.
+    // Addresses of the kernel's code.
     for offset in [0, 0x100_0000, 0x100_1000] {
         let command = format!("smfu op=read node=1 bytes=0x2000000 offset={offset}");
         match value(lab, 0, &command) {
@@ -417,10 +432,10 @@ fn smfu_no_export(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Collects uevents while `act` runs; one variable per line.
+/// Returns the uevents sent while `act` runs, with one variable per line.
 fn uevents(lab: &Lab, number: usize, act: impl FnOnce() -> Result<()>) -> Result<String> {
     lab.ok(number, "rm -f /tmp/uevents; socat -u SOCKET-RECV:16:3:15:x00000000000001000000 CREATE:/tmp/uevents >/dev/null 2>&1 & echo $! > /tmp/socat.pid")?;
-    // Protocol 15, its process, group 1.
+    // Protocol 15, the process of socat, group 1.
     let bound = "awk -v pid=$(cat /tmp/socat.pid) '$2 == 15 && $3 == pid && $4 ~ /1$/ { n++ } END { exit !n }' /proc/net/netlink";
     node(lab, number).until("socat listens to uevents", bound)?;
     let done = act();
@@ -432,6 +447,7 @@ fn uevents(lab: &Lab, number: usize, act: impl FnOnce() -> Result<()>) -> Result
     text
 }
 
+/// Changes of links and of the network state are counted and reported by uevents.
 fn link_events(lab: &Lab) -> Result<()> {
     let links = |l: &Lab| node(l, 0).debugfs("links");
     let reasons = || -> Result<(u64, u64)> {
@@ -444,7 +460,7 @@ fn link_events(lab: &Lab) -> Result<()> {
     let first = links(lab)?;
     ensure!(first.contains("link 0 up "), "{first}");
     ensure!(first.contains("neighbour 1 port 0 "), "{first}");
-    // The uevent is what the driver does last.
+    // The driver sends the uevent last.
     let told = |state: &str| {
         let text = format!("EXTOLL_LINK=0 STATE={state}");
         let script = format!("tr '\\0' ' ' </tmp/uevents | grep -qa '{text}'");
@@ -492,6 +508,7 @@ fn link_events(lab: &Lab) -> Result<()> {
     node(lab, 0).back()
 }
 
+/// The event mask can be changed; masked events are not reported.
 fn event_mask(lab: &Lab) -> Result<()> {
     let mask = "cd /sys/kernel/debug/extoll-*; cat event_mask";
     let default = lab.ok(0, mask)?;
@@ -503,7 +520,7 @@ fn event_mask(lab: &Lab) -> Result<()> {
         )?;
         ensure!(out.status != 0, "{bad} was accepted");
     }
-    // Without the link events nobody hears of a cut.
+    // With the link events masked, a cut cable is not reported.
     lab.ok(
         0,
         "cd /sys/kernel/debug/extoll-*; echo 0x1feddffd > event_mask",
@@ -529,7 +546,8 @@ fn event_mask(lab: &Lab) -> Result<()> {
     node(lab, 0).back()
 }
 
-/// How often the events of links are reported while the cable is pulled and plugged in. An event behind them shows that they were handled.
+/// Returns the number of link events reported while the cable is pulled and plugged in. A later
+/// timer event shows that they were handled.
 fn flap_reports(lab: &Lab) -> Result<u64> {
     const LINK_PORT: u8 = 17;
     const TIMER: u8 = 7;
@@ -545,11 +563,12 @@ fn flap_reports(lab: &Lab) -> Result<u64> {
     Ok(node.event(LINK_PORT)? - before.0)
 }
 
+/// Two NICs in a node are independent: files, registers, removal.
 fn two_nics(lab: &Lab) -> Result<()> {
     bench(lab)?;
     let dirs = lab.ok(0, "ls -d /sys/kernel/debug/extoll-0000:* | wc -l; ls -d /sys/bus/pci/drivers/extoll/0000:*/extoll_rf | wc -l")?;
     ensure!(dirs.split_whitespace().eq(["2", "2"]), "{dirs}");
-    // Registers of the one are not those of the other, and each reaches all nodes.
+    // The NICs have separate registers, and each reaches all nodes.
     for nic in 0..2 {
         for to in 0..4 {
             let command = format!("rra nic={nic} node={to} offset=0x8008 timeout_us=5000000");
@@ -567,7 +586,7 @@ fn two_nics(lab: &Lab) -> Result<()> {
     let text = lab.ok(0, "cat /sys/bus/pci/drivers/extoll/0000:*/extoll_rf/extoll_rf_info_rf_scratchpad_scratchpad_raw")?;
     let values: BTreeSet<&str> = text.split_whitespace().collect();
     ensure!(values.contains("46") && values.contains("47"), "{text}");
-    // One goes, the other stays.
+    // One NIC is unbound, the other stays.
     let script = "cd /sys/bus/pci/drivers/extoll; set -- 0000:*; echo $2 > unbind; ls -d 0000:*/extoll_rf | wc -l; cat $1/extoll_rf/extoll_rf_info_rf_node_raw; echo $2 > bind; ls -d 0000:*/extoll_rf | wc -l";
     let text = lab.ok(0, script)?;
     let lines: Vec<&str> = text.lines().collect();
@@ -578,7 +597,8 @@ fn two_nics(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// PCI addresses of a node's NICs; their device files are in /dev/extoll and /dev/extoll1, and they are the nodes 2n and 2n + 1.
+/// Returns the PCI addresses of a node's NICs. Their device files are in /dev/extoll and
+/// /dev/extoll1, their node IDs are 2n and 2n + 1.
 fn addresses(lab: &Lab, node: usize) -> Result<Vec<String>> {
     let list = json(&lab.ok(node, "extollctl --json list")?)?;
     let mut out = Vec::new();
@@ -592,7 +612,8 @@ fn addresses(lab: &Lab, node: usize) -> Result<Vec<String>> {
     Ok(out)
 }
 
-/// Root, an ordinary user; each with one of the ways to choose the second NIC.
+/// Returns command lines for root and for ordinary users, each with another option that selects the
+/// second NIC.
 fn second_nic(pci: &str, program: &str) -> [String; 3] {
     [
         format!("{program} -N {pci}"),
@@ -601,6 +622,7 @@ fn second_nic(pci: &str, program: &str) -> [String; 3] {
     ]
 }
 
+/// Programs can select the NIC to use.
 fn two_nics_programs(lab: &Lab) -> Result<()> {
     let here = addresses(lab, 0)?;
     let there = addresses(lab, 1)?;
@@ -615,7 +637,7 @@ fn two_nics_programs(lab: &Lab) -> Result<()> {
         let out = lab.ok(0, &format!("{ask} -c 5 -i 0.05 -W 10 {id}"))?;
         ensure!(out.contains(&format!("extoll-ping {id} from 1/")), "{out}");
         ensure!(out.contains("5 sent, 5 received, 0% lost"), "{out}");
-        // The port is one of the second NIC, and only there.
+        // The port belongs to the second NIC only.
         for (pci, want) in [(&there[0], false), (&there[1], true)] {
             let ports = json(&lab.ok(1, &format!("extollctl --json -N {pci} ports"))?)?;
             let ports = ports.as_array().context("ports")?;
@@ -700,7 +722,7 @@ fn two_nics_extollctl(lab: &Lab, pci: &[String]) -> Result<()> {
         for counter in ctl(nic, "counters -a")?.as_array().context("counters")? {
             ensure!(counter["nic"] == address.as_str(), "{counter}");
         }
-        // Element 6 by its name, element 7 by the offset of the array.
+        // Element 6 by the array's name, element 7 by its offset.
         ctl(nic, &format!("reg write {PAD} --index 6 {}", 0x600 + nic))?;
         ctl(
             nic,
@@ -722,14 +744,14 @@ fn two_nics_extollctl(lab: &Lab, pci: &[String]) -> Result<()> {
                 "NIC {nic}: {text}"
             );
         }
-        // Another node, asked through either NIC.
+        // Another node, through either NIC.
         let read = ctl(nic, "reg read 0x8008 --node 3")?["value"].as_u64();
         ensure!(
             read.map(|v| (v >> 24) & 0xFFFF) == Some(3),
             "NIC {nic}: {read:x?}"
         );
     }
-    // Nobody guesses which NIC is meant.
+    // With several NICs, the NIC must be named.
     for what in ["links", "reg read 0x8008", "reg write 0x8058 1"] {
         let out = lab.sh_for(0, &format!("extollctl {what}"), PATIENCE)?;
         ensure!(

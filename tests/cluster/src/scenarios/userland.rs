@@ -1,4 +1,4 @@
-//! User programs: libraries, tools, examples, as root and as an ordinary user.
+//! User programs: libraries, tools and examples, run by root and by an ordinary user.
 
 use super::expected::{KILLED, REFUSED};
 use super::faults::sum;
@@ -31,7 +31,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// How a program is run: by root, by an ordinary user.
+/// Command prefixes for root and for an ordinary user.
 const USERS: [&str; 2] = ["", "setpriv --reuid=1000 --regid=1000 --clear-groups -- "];
 
 fn source(path: &str) -> PathBuf {
@@ -40,14 +40,14 @@ fn source(path: &str) -> PathBuf {
         .join(path)
 }
 
-/// The program of the build that stands next to this one.
+/// Returns the path of a program of the same build.
 pub fn built(name: &str) -> PathBuf {
     let mut path = std::env::current_exe().unwrap_or_default();
     path.set_file_name(name);
     path
 }
 
-/// Compiles a C program and copies it to both nodes' /tmp.
+/// Compiles a C program and copies it to /tmp of both nodes.
 pub fn c_program(lab: &Lab, directory: &str, name: &str, library: &str) -> Result<()> {
     let out = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
     let compiled = Command::new("cc")
@@ -76,7 +76,7 @@ fn copy(lab: &Lab, from: &Path, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// A server in the background, and the last words of its first line.
+/// Starts a server in the background and waits for its first line. Returns the words after `ready`.
 pub fn server(
     lab: &Lab,
     node: usize,
@@ -110,16 +110,17 @@ pub fn finish(lab: &Lab, node: usize, running: Running) -> Result<()> {
     Ok(())
 }
 
-/// Neither VPIDs nor memory of a user program is left.
+/// Waits until all VPIDs and registered memory of user programs are released.
 pub fn nothing_left(lab: &Lab) -> Result<()> {
     (0..2).try_for_each(|number| node(lab, number).is_vacant())
 }
 
-/// The output of a program.
+/// Parses the output of a program.
 pub fn json(text: &str) -> Result<Value> {
     serde_json::from_str(text).with_context(|| format!("not JSON: {text}"))
 }
 
+/// The examples in C and Rust exchange data with each other, for root and for ordinary users.
 fn exchange(lab: &Lab) -> Result<()> {
     c_program(lab, "examples", "rma_exchange", "librma")?;
     copy(lab, &built("extoll-exchange"), "extoll-exchange")?;
@@ -136,7 +137,7 @@ fn exchange(lab: &Lab) -> Result<()> {
             finish(lab, 1, running)?;
         }
     }
-    // Nobody there: an error in the end, no hang.
+    // With no server, the program ends with an error and does not hang.
     let out = lab.sh_for(0, &format!("timeout 50 {rust} 1 77"), PATIENCE)?;
     ensure!(
         out.status == 1 && out.stderr.contains("timed out"),
@@ -145,11 +146,11 @@ fn exchange(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
-/// What the examples don't need of rma2.h, between nodes and in a node.
+/// Functions of rma2.h that the examples do not use work, between nodes and within a node.
 fn c_calls(lab: &Lab) -> Result<()> {
     c_program(lab, "librma/tests", "calls", "librma")?;
     c_program(lab, "librma/tests", "compat", "librma")?;
-    // A queue above the limit of locked memory is called so, in C and by the tools.
+    // A queue beyond the limit of locked memory is reported as such, in C and by the tools.
     for (program, wanted) in [
         ("/tmp/compat", "open: limit of locked memory reached (ulimit -l)\n"),
         (
@@ -189,6 +190,7 @@ fn c_calls(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
+/// extoll-ping works by address, name and number, and reports errors clearly.
 fn ping(lab: &Lab) -> Result<()> {
     c_program(lab, "examples", "velo_echo", "libvelo")?;
     for user in USERS {
@@ -205,13 +207,14 @@ fn ping(lab: &Lab) -> Result<()> {
             );
             ensure!(out.contains("rtt min/median/avg/max/mdev = "), "{out}");
         }
-        // By name, by the node's number: the listener is asked for its VPID.
+        // By name or node number: the listener is asked for its VPID.
         for target in ["node1", "10.2.0.2", "1"] {
             let out = lab.ok(0, &format!("{user}extoll-ping -c 1 -W 10 {target}"))?;
             ensure!(out.starts_with(&format!("extoll-ping {id} from")), "{out}");
             ensure!(out.contains("1 sent, 1 received"), "{out}");
         }
-        // Another user's packets are not let in: asked over TCP the listener says so, else there is a hint.
+        // Packets of another user are not admitted. The listener reports it over TCP; without TCP,
+        // ping prints a hint.
         let other = USERS[usize::from(user.is_empty())];
         let silent = format!("-c 1 -W 0.3 {id}");
         for (target, status) in [("node1", 2), (silent.as_str(), 1)] {
@@ -226,7 +229,7 @@ fn ping(lab: &Lab) -> Result<()> {
         let (node, vpid) = id.split_once('/').context("address")?;
         let said = lab.ok(0, &format!("{user}/tmp/velo_echo {node} {vpid}"))?;
         ensure!(said == "ok\n", "{said}");
-        // A node without a listener, then none at all.
+        // A node without a listener, then an absent node.
         let silent = lab.sh_for(
             0,
             &format!("{user}extoll-ping -c 2 -i 0 -W 0.3 {node}/99"),
@@ -236,14 +239,14 @@ fn ping(lab: &Lab) -> Result<()> {
             silent.status == 1 && silent.stdout.contains("2 sent, 0 received"),
             "{silent:?}"
         );
-        // Killing it frees its port.
+        // Killing the listener frees its port.
         lab.ok(1, "pkill -x extoll-ping")?;
         running.wait(PATIENCE)?;
     }
     nothing_left(lab)
 }
 
-/// A listener is found by the number of its node whatever the addresses of exn0 are.
+/// A listener is found by the number of its node, whatever the addresses of exn0.
 fn found_by_number(lab: &Lab) -> Result<()> {
     let there = node(lab, 1);
     there.ok("sysctl -qw net.ipv6.bindv6only=1")?;
@@ -275,7 +278,7 @@ fn found_by_number(lab: &Lab) -> Result<()> {
         "sysctl -qw net.ipv6.conf.exn0.addr_gen_mode=0; {again}"
     ))?;
     found?;
-    // Where there is no interface of the NIC that is what is said.
+    // In a network namespace without an interface of the NIC, the error says so.
     let elsewhere =
         "ip netns add e; ip netns exec e extoll-ping -c 1 1; s=$?; ip netns del e; exit $s";
     fails(lab.sh_for(0, elsewhere, PATIENCE)?, 2, "network namespace")?;
@@ -284,7 +287,7 @@ fn found_by_number(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
-/// Who is refused is told what was compared.
+/// A rejected user learns which identities were compared.
 fn refusals(lab: &Lab) -> Result<()> {
     let (running, _) = server(lab, 1, "extoll-ping --listen", "listening")?;
     let contained =
@@ -299,7 +302,8 @@ fn refusals(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
-/// What is measured; iterations, 0 where a time ends it; sizes; a counter of the NICs, and what it moves by at least.
+/// A measurement: options; iterations, or 0 if it ends by time; sizes; a counter of the NICs;
+/// minimum growth of the counter.
 type Measurement = (&'static str, u64, &'static [u64], &'static str, u64);
 
 const PERF: &[Measurement] = &[
@@ -359,7 +363,7 @@ const PERF: &[Measurement] = &[
     ("velo-lat node1 -D 0.5", 0, &[8], "velo_sent", 2),
 ];
 
-/// A line of a report is about the right size and number, and its figures agree with each other.
+/// Checks a line of a report: size, number of iterations, and figures that agree with each other.
 fn is_plausible(line: &Value, is_latency: bool, iterations: u64, size: u64) -> Result<()> {
     let number = |value: &Value| value.as_f64().context("not a number");
     ensure!(line["bytes"] == size, "not {size} bytes: {line}");
@@ -389,6 +393,7 @@ fn is_plausible(line: &Value, is_latency: bool, iterations: u64, size: u64) -> R
     Ok(())
 }
 
+/// extoll-perf measures all operations with plausible results.
 fn perf(lab: &Lab) -> Result<()> {
     for user in USERS {
         let (running, _) = server(lab, 1, &format!("{user}extoll-perf serve"), "serving")?;
@@ -443,7 +448,7 @@ fn perf(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
-/// Clients that die, stop or say nothing do not keep the server from the next one.
+/// Clients that die, stop or stay silent do not block the server for the next client.
 fn perf_lost_clients(lab: &Lab) -> Result<()> {
     let (running, _) = server(lab, 1, "extoll-perf serve", "serving")?;
     let served = |what: &str| -> Result<()> {
@@ -455,7 +460,7 @@ fn perf_lost_clients(lab: &Lab) -> Result<()> {
         .with_context(|| format!("not served after a client that {what}"))
         .map(drop)
     };
-    // In a session of its own: a stopped process whose session ends is hung up.
+    // In its own session, because a stopped process gets SIGHUP when its session ends.
     let lose = |test: &str, signal: &str| -> Result<()> {
         let sent = |lab: &Lab| -> Result<u64> { Ok(sum(&lab.status()?, "packets_sent")) };
         let before = sent(lab)?;
@@ -482,7 +487,8 @@ fn perf_lost_clients(lab: &Lab) -> Result<()> {
         "(sleep 300 | socat - TCP:node1:18515) >/dev/null 2>&1 & sleep 1",
     )?;
     served("says nothing")?;
-    // As long as there is progress a test may last longer than the time-out, also where only the client sees it.
+    // A test may last longer than the time-out while it makes progress, even if only the client
+    // sees the progress.
     for test in ["put-bw", "get-bw -b", "get-lat"] {
         let command = format!("extoll-perf run {test} node1 -D 12 -s 4k --timeout 6");
         lab.ok(0, &command)?;
@@ -509,6 +515,7 @@ fn fails(out: Output, status: i32, why: &str) -> Result<()> {
     Ok(())
 }
 
+/// extollctl shows and changes the state of NICs here and on other nodes.
 fn extollctl(lab: &Lab) -> Result<()> {
     let user = USERS[1];
     let list = json(&lab.ok(0, "extollctl --json list")?)?;
@@ -544,7 +551,7 @@ fn extollctl(lab: &Lab) -> Result<()> {
         ports.as_array().is_some_and(|all| all.iter().any(mine)),
         "{ports}"
     );
-    // The kernel's own belong to nobody.
+    // Ports of the kernel have no owner.
     let exn = |p: &Value| p["vpid"] == 254 && p["pid"].is_null() && p["user"].is_null();
     ensure!(
         ports.as_array().is_some_and(|all| all.iter().any(exn)),
@@ -574,7 +581,7 @@ fn extollctl(lab: &Lab) -> Result<()> {
     let remote = json(&lab.ok(0, "extollctl --json links --node 1")?)?;
     ensure!(up(&remote) == Some(1), "{remote}");
 
-    // The node ID register, here and there: HW §4.2 [39:24] of 0x8008.
+    // The register of the node ID, here and there: bits [39:24] of 0x8008 (HW §4.2).
     for (options, node) in [("", 0), ("--node 1", 1)] {
         let read = json(&lab.ok(0, &format!("extollctl --json reg read 0x8008 {options}"))?)?;
         let value = read["value"].as_u64().context("value")?;
@@ -586,7 +593,7 @@ fn extollctl(lab: &Lab) -> Result<()> {
     }
     let names = lab.ok(0, "extollctl reg list lp0 status")?;
     ensure!(names.contains("nw_lp_top_rf_lp0_status"), "{names}");
-    // A scratch pad of the other node, written from here, read there.
+    // A scratchpad register of the other node, written from here and read there.
     let pad = "info_rf_scratchpad_scratchpad --index 7";
     lab.ok(
         0,
@@ -633,7 +640,7 @@ fn extollctl(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
-/// Starts a trace on node 0, and returns when it records.
+/// Starts a trace on node 0 and waits until it records.
 fn tracing(lab: &Lab, command: &str) -> Result<Running> {
     node(lab, 0).ok(UNTRACED)?;
     let traced = lab.spawn(0, &format!("exec {command}"))?;
@@ -648,9 +655,10 @@ fn tracing(lab: &Lab, command: &str) -> Result<Running> {
     }
 }
 
-/// No buffer of a trace is left.
+/// Succeeds if no trace buffer is left.
 const UNTRACED: &str = "[ -z \"$(ls /sys/kernel/tracing/instances)\" ]";
 
+/// extoll-trace prints events of one VPID or kind, and leaves no buffer behind.
 fn trace(lab: &Lab) -> Result<()> {
     let node = node(lab, 0);
     let traced = tracing(lab, "extoll-trace -V 254 >/tmp/trace")?;
@@ -667,9 +675,9 @@ fn trace(lab: &Lab) -> Result<()> {
     lab.ok(0, "pkill -INT -x extoll-trace")?;
     let out = traced.wait(PATIENCE)?;
     all.with_context(|| lab.ok(0, "tail -n 50 /tmp/trace").unwrap_or_default())?;
-    // A trace ended by a signal leaves no buffer behind.
+    // A trace ended by a signal removes its buffer.
     ensure!(out.status == 0, "{out:?}");
-    // It ends by itself after so many.
+    // The trace ends by itself after three events.
     let traced = tracing(lab, "extoll-trace --json -e interrupt -c 3")?;
     node.pings(10, "-i 0.1")?;
     let out = traced.wait(PATIENCE)?;

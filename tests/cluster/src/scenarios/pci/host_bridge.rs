@@ -82,7 +82,7 @@ fn host_bridge(lab: &Lab) -> Result<()> {
     lab.assert_no_leaks()
 }
 
-/// Memory that a driver did not free is never used again.
+/// Memory that a driver leaked is not used again.
 fn leak(lab: &Lab) -> Result<()> {
     load(lab, HOLE)?;
     command(lab, "leak")?;
