@@ -1,13 +1,14 @@
-//! A receiver that takes nothing, and a NIC that takes nothing: the sender is told, and nothing is lost when they go on.
+//! Flow control with a receiver or a NIC that accepts nothing for a while: the sender gets an
+//! error, and no message is lost.
 
 use anyhow::{ensure, Context, Result};
 use extoll::velo::To;
 use extoll::{rma, velo, Device, Error, Wait};
 use std::time::Duration;
 
-/// More than a queue of either unit holds.
+/// Number of messages; more than a queue of either unit holds.
 const MANY: u64 = 40_000;
-/// More than a requester holds.
+/// Number of messages that no requester holds.
 const LIMIT: u64 = 1000;
 const PATIENCE: Duration = Duration::from_secs(40);
 
@@ -58,7 +59,8 @@ fn wait() -> Wait {
     Wait::for_at_most(PATIENCE)
 }
 
-/// Sends numbers while nobody takes them: as many as no queue holds, or until the sender has no room. Then takes all of them, in order.
+/// Sends numbers without receiving them, more than a queue holds or until the sender gets "full".
+/// Then receives all of them, in order.
 fn through(
     unit: &str,
     stuck: bool,
@@ -71,7 +73,7 @@ fn through(
         match send(end) {
             Ok(()) => end += 1,
             Err(Error::Full) if stuck => break,
-            // The NIC takes them as fast as it can.
+            // The NIC is working, and accepts more soon.
             Err(Error::Full) => drain()?,
             Err(e) => return Err(e.into()),
         }
@@ -86,7 +88,7 @@ fn through(
         );
         crate::say("full")?;
     }
-    // Nothing else repairs what the NIC refuses of the last ones.
+    // Repeats the last commands that the NIC rejected.
     drain()?;
     for n in 0..end {
         let got = take().with_context(|| format!("{unit}: number {n} of {end}"))?;

@@ -1,7 +1,8 @@
-//! What scenarios run inside the nodes of a cluster, over the crate `extoll` as any program would use it.
+//! Programs that scenarios run inside the nodes of a cluster. They use the crate `extoll` like any
+//! program.
 //!
-//! Every verb prints one line that says what is needed to start its peer ("ready …"), and in the end "ok …", or fails with
-//! the reason on standard error. Nothing waits without a deadline.
+//! Each subcommand prints a line for the start of its peer ("ready …") and a final line "ok …", or
+//! fails with the reason on standard error. Every wait has a deadline.
 #![forbid(unsafe_code)]
 
 mod backlog;
@@ -26,18 +27,19 @@ enum Args {
     /// VELO messages to a group of nodes.
     #[command(subcommand)]
     Multicast(multicast::Verb),
-    /// Messages, transfers and locks without end, each of which must end in time.
+    /// Endless messages, transfers and locks, each of which must end in time.
     #[command(subcommand)]
     Traffic(traffic::Verb),
-    /// A sender whose receiver, or whose NIC, takes nothing for a while.
+    /// A sender whose receiver or NIC accepts nothing for a while.
     Backlog {
-        /// The NIC takes nothing of this unit (velo, rma) from the beginning on: says "full" when the sender is told, and waits.
+        /// The NIC accepts nothing of this unit (velo, rma) from the start. Prints "full" when the
+        /// sender gets an error, and waits.
         #[arg(long)]
         stuck: Option<String>,
     },
 }
 
-/// Says a line at once, also to a file or pipe.
+/// Prints a line and flushes it, because the output may be a file or pipe.
 fn say(line: &str) -> Result<()> {
     println!("{line}");
     Ok(std::io::stdout().flush()?)

@@ -7,20 +7,20 @@ use extoll::{Device, Error, Wait};
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Long enough for a message that must not come.
+/// Time to wait for a message that must not arrive.
 const SILENCE: Duration = Duration::from_millis(300);
-/// Sizes of the messages: all of them, in this order.
+/// Sizes of the messages, in this order.
 const SIZES: std::ops::RangeInclusive<u8> = 1..=120;
 
 #[derive(Subcommand)]
 pub enum Verb {
-    /// Takes one sender's messages and compares them.
+    /// Receive one sender's messages and compare them.
     Listen,
-    /// Sends a message of every size to a group.
+    /// Send a message of every size to a group.
     Send {
-        /// The group; 63 has all nodes.
+        /// Group; 63 contains all nodes.
         group: u16,
-        /// The port that listens on all of them.
+        /// Port that listens on all nodes.
         vpid: u16,
     },
 }
@@ -73,7 +73,7 @@ fn send(port: &Port, group: u16, vpid: u16) -> Result<()> {
         port.send(&to, &message(size), Wait::for_at_most(PATIENCE))?;
     }
     port.drain(Wait::for_at_most(PATIENCE))?;
-    // None of them comes back to whom sent it, or all do (G21).
+    // The sender gets no copy or all copies (G21).
     match port.recv(Wait::for_at_most(SILENCE)) {
         Err(Error::Timeout) => {}
         first => {

@@ -1,4 +1,5 @@
-//! Traffic of user programs, kernel modules and TCP while the fabric fails: every operation ends well or with an error, and in time.
+//! Traffic of user programs, kernel modules and TCP on a failing fabric: every operation must
+//! succeed or fail in time.
 
 use anyhow::{bail, ensure, Context, Result};
 use clap::Subcommand;
@@ -11,56 +12,56 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Bytes that a server offers: half to be read, half to be written.
+/// Number of bytes that a server offers: half for reading, half for writing.
 const BYTES: u64 = 128 << 10;
 const HALF: u64 = BYTES / 2;
-/// Port and size of TCP exchanges.
+/// Port and size in bytes of TCP exchanges.
 const TCP_PORT: u16 = 18601;
 const TCP_BYTES: usize = 8000;
-/// Bytes of a transfer.
+/// Size of a transfer in bytes.
 const PIECE: u64 = 4000;
-/// What a slow machine may need beyond the deadline to notice that it is over.
+/// Time beyond the deadline in which a slow host must end an operation.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// Kinds of operations of a user program: messages, reading, writing, locks.
+/// Number of kinds of operations of a user program: messages, reading, writing, locks.
 const USER_KINDS: usize = 4;
 
-/// Between operations, so that others get the processor.
+/// Pause between operations, which gives other programs CPU time.
 const PAUSE: Duration = Duration::from_millis(150);
 
-/// When an endless run ends, and where it tells what happened so far.
+/// End and log of an endless run.
 #[derive(clap::Args)]
 pub struct Control {
-    /// Ends when this file exists.
+    /// End when this file exists.
     #[arg(long)]
     stop: PathBuf,
-    /// Rewritten after every round.
+    /// File that is rewritten after every round with the counts so far.
     #[arg(long)]
     log: PathBuf,
-    /// Milliseconds that an operation may take.
+    /// Maximum milliseconds of an operation.
     #[arg(long, default_value_t = 1500)]
     deadline: u64,
 }
 
 #[derive(Subcommand)]
 pub enum Verb {
-    /// Answers messages and TCP connections and offers memory until it is killed.
+    /// Answer messages and TCP connections and offer memory until killed.
     Serve,
-    /// VELO, RMA and locks with a server.
+    /// Run VELO, RMA and lock operations with a server.
     User {
-        /// What the server said after "ready".
+        /// Words printed by the server after "ready".
         #[arg(num_args = 4)]
         server: Vec<u64>,
         #[command(flatten)]
         control: Control,
     },
-    /// Commands of extoll_bench, one after the other.
+    /// Run commands of extoll_bench one after the other.
     Kernel {
         commands: Vec<String>,
         #[command(flatten)]
         control: Control,
     },
-    /// Kilobytes to a server and back.
+    /// Send kilobytes to a server and back.
     Tcp {
         host: String,
         #[command(flatten)]
@@ -117,7 +118,8 @@ pub fn run(verb: Verb) -> Result<()> {
     }
 }
 
-/// What came of the operations so far, those of each kind by themselves: one that never succeeds must not hide behind the others.
+/// Results so far, counted for each kind of operation, so that a kind that never succeeds is
+/// visible.
 struct Counts {
     done: Vec<u64>,
     failed: u64,
@@ -153,8 +155,8 @@ impl Counts {
 }
 
 impl Control {
-    /// Repeats operations of so many kinds, in turn. Each one is told its kind and its deadline and says whether it succeeded; ends with
-    /// an error when one takes too long or fails by itself.
+    /// Repeats operations of `kinds` kinds in turn. `operation` gets its kind and deadline and
+    /// returns true on success. Fails if an operation exceeds the deadline or returns an error.
     fn drive(
         &self,
         kinds: usize,
@@ -187,7 +189,7 @@ fn open() -> Result<(velo::Port, rma::Port, Region)> {
     Ok((messages, memory, region))
 }
 
-/// Sends back what comes; a connection that fails is its client's concern.
+/// Echoes one connection. Errors are left to the client.
 fn echo(mut stream: TcpStream) {
     let patient = stream.set_read_timeout(Some(Duration::from_secs(10)));
     let mut data = [0; TCP_BYTES];
@@ -214,7 +216,7 @@ fn there_and_back(address: &SocketAddr, n: usize, deadline: Duration) -> Result<
     Ok(true)
 }
 
-/// A command of extoll_bench.
+/// Runs a command of extoll_bench.
 fn bench(command: &str) -> Result<bool> {
     let mut file = File::options()
         .read(true)
@@ -248,7 +250,7 @@ fn serve(messages: &velo::Port, memory: &rma::Port, region: &Region) -> Result<(
             Err(Error::Timeout | Error::Message(_)) => continue,
             Err(e) => return Err(e.into()),
         };
-        // An answer that cannot be sent in time is one that does not come; the client knows what to do.
+        // An answer that can't be sent in time is dropped, and the client times out.
         match messages.send(
             &To::reply(m.source),
             m.data(),
@@ -268,13 +270,13 @@ struct Client {
     region: Region,
     remote: u64,
     sequence: u64,
-    /// Attempts on the lock, and its last value known.
+    /// Number of attempts on the lock, and its last known value.
     locks: u32,
     locked: u32,
 }
 
 impl Client {
-    /// One of a kind. Fails when it moves wrong data or breaks the port.
+    /// Runs an operation of a kind. Fails on wrong data or a broken port.
     fn operation(&mut self, kind: usize, deadline: Duration) -> Result<bool> {
         self.sequence += 1;
         let wait = Wait::for_at_most(deadline);
@@ -287,7 +289,7 @@ impl Client {
         match result.as_ref().map_err(|e| e.downcast_ref::<Error>()) {
             Ok(()) => Ok(true),
             Err(Some(Error::Timeout | Error::Transfer(_) | Error::Full)) => Ok(false),
-            // What a broken or hostile NIC may have written into the queues.
+            // A broken or hostile NIC may have written invalid entries into the queues.
             Err(Some(Error::Message(_) | Error::Notification(_))) => Ok(false),
             Err(_) => result.map(|()| false),
         }
@@ -300,7 +302,7 @@ impl Client {
         Ok(())
     }
 
-    /// Reads a piece of what the server offers.
+    /// Reads a chunk of the server's memory.
     fn get(&mut self, wait: Wait) -> Result<()> {
         let at = self.sequence * 997 % (HALF - PIECE);
         let here = self.sequence % 8 * PIECE;
@@ -331,14 +333,14 @@ impl Client {
             .get_wait(&self.peer, &self.region, to, 8, there, wait)?;
         let seen = self.region.load(to)?;
         ensure!(seen <= self.sequence, "{seen} instead of {}", self.sequence);
-        // A put that got lost with its cable leaves the old number: no success, and nothing to wait for.
+        // A PUT lost with its cable leaves the old number; a time-out, without waiting.
         if seen != self.sequence {
             return Err(Error::Timeout.into());
         }
         Ok(())
     }
 
-    /// Adds one to a lock of the server's that nobody else uses.
+    /// Adds one to a lock of the server that only this client uses.
     fn lock(&mut self, wait: Wait) -> Result<()> {
         self.locks += 1;
         let at = if self.locks % 2 == 0 {
@@ -354,7 +356,7 @@ impl Client {
             success == 1 && number == 0,
             "lock {number}: result {success}"
         );
-        // Once for every attempt that succeeded, and at most once for every other one.
+        // Incremented once for each successful attempt, and up to once for each other attempt.
         let expected = self.locked + 1..=self.locks;
         ensure!(expected.contains(&value), "{value}, not in {expected:?}");
         self.locked = value;

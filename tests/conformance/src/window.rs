@@ -1,4 +1,4 @@
-//! Memory of another node through the SMFU window, as a privileged program maps it.
+//! Access to another node's memory through the SMFU window, mapped by a privileged program.
 
 use anyhow::{ensure, Context, Result};
 use clap::Subcommand;
@@ -7,9 +7,9 @@ use extoll::wire::regs::smfu::{self, IntervalControl, RRA_WINDOW};
 use extoll::{AccessMethod, Device, RegisterFile, Smfu, Window};
 use std::time::{Duration, Instant};
 
-/// Interval that the driver has not given away: it takes the lowest.
+/// Interval that the driver leaves free, because it uses the lowest ones.
 const INTERVAL: u32 = 62;
-/// Bytes that are moved, and where the two sides tell each other how far they are.
+/// Number of bytes transferred, and offset of the word that synchronises both sides.
 const BYTES: usize = 16 << 10;
 const STATE: u64 = BYTES as u64;
 const MAPPED: usize = BYTES + 4096;
@@ -19,11 +19,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Subcommand)]
 pub enum Verb {
-    /// Lets another node read and write the exported memory.
+    /// Let another node read and write the exported memory.
     Export,
-    /// Reads and writes the exported memory of a node.
+    /// Read and write the exported memory of a node.
     Use {
-        /// That node.
+        /// Node that exports memory.
         node: u16,
     },
 }
@@ -36,7 +36,7 @@ pub fn run(verb: Verb) -> Result<()> {
     }
 }
 
-/// Those of different seeds have hardly a byte in common.
+/// Returns a pattern. Patterns of different seeds differ in nearly every byte.
 fn pattern(seed: u32) -> Vec<u8> {
     (0..BYTES as u32)
         .map(|i| (i.wrapping_add(seed << 16).wrapping_mul(2_654_435_761) >> 11) as u8)
@@ -52,8 +52,8 @@ fn check(window: &Window, at: u64, expected: &[u8]) -> Result<()> {
     }
 }
 
-/// What a load gives, of a word that is not all ones: those mean that the answer did not come in the NIC's time, which a slow network takes
-/// for all that was stored before.
+/// Returns the result of a load of a word that is not all ones. All ones mean that the answer
+/// exceeded the NIC's time-out, as on a slow network with many stores queued.
 fn answered(window: &Window, at: u64) -> Result<u64> {
     for _ in 0..10 {
         let value = window.load(at)?;
@@ -81,12 +81,12 @@ fn export(unit: &Smfu) -> Result<()> {
     until(&memory, STATE, WRITTEN)?;
     check(&memory, 0, &pattern(2)).context("what the other node stored")?;
     memory.store(STATE, CHECKED)?;
-    // Time to load that before the mapping goes.
+    // Keeps the mapping until the other node has loaded the word.
     until(&memory, STATE, 0)?;
     crate::say("ok")
 }
 
-/// Has an interval behind the one of remote registers lead to `node` while `work` is done.
+/// Lets an interval behind the one of remote registers lead to `node` while `work` runs.
 fn with_interval(node: NodeId, work: impl FnOnce() -> Result<()>) -> Result<()> {
     let registers = RegisterFile::open(&Device::default())?;
     registers.set_methods(AccessMethod::Local, AccessMethod::Local)?;
@@ -108,7 +108,7 @@ fn import(unit: &Smfu) -> Result<()> {
     let window = unit.window(RRA_WINDOW as usize + MAPPED)?;
     let at = |offset: u64| RRA_WINDOW + offset;
     check(&window, at(0), &pattern(1)).context("what the other node has")?;
-    // Single words, then bytes at any place.
+    // Single words, then bytes at any offset.
     let new = pattern(2);
     for (i, word) in new.chunks_exact(8).enumerate().take(64) {
         window.store(at(8 * i as u64), u64::from_le_bytes(word.try_into()?))?;
@@ -126,7 +126,7 @@ fn import(unit: &Smfu) -> Result<()> {
         done = end;
     }
     window.flush();
-    // A load comes back after all stores before it arrived.
+    // A load returns after all earlier stores have arrived.
     let last = answered(&window, at(BYTES as u64 - 8))?;
     ensure!(
         last.to_le_bytes() == new[BYTES - 8..],
@@ -136,7 +136,7 @@ fn import(unit: &Smfu) -> Result<()> {
     until(&window, at(STATE), CHECKED)?;
     window.store(at(STATE), 0)?;
     window.flush();
-    // The store has to be through before the interval leads nowhere.
+    // The store must have arrived before the interval is closed.
     answered(&window, at(STATE))?;
     crate::say("ok")
 }

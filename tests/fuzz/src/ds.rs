@@ -4,7 +4,7 @@
 use crate::{bytes, Input};
 use wire::ds::{Ack, Answered, Connect, Head, Kind, Message, Rejected, Seq, SetupError};
 
-/// A message of a stream, or of the negotiation.
+/// A message of a stream or of the negotiation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Any {
     Stream(Message),
@@ -33,7 +33,7 @@ impl Any {
     }
 }
 
-/// As a port would read a message with this tag.
+/// Parses a message with this tag like a port does.
 fn parse(tag: u8, len: u16, words: &[u64]) -> Result<Any, SetupError> {
     let word = |i: usize| words.get(i).copied().unwrap_or(0);
     match Kind::from_tag(tag) {
@@ -43,7 +43,7 @@ fn parse(tag: u8, len: u16, words: &[u64]) -> Result<Any, SetupError> {
     }
 }
 
-/// Tag, length, quadwords.
+/// Reads tag, length and quadwords.
 fn read(data: &[u8]) -> (u8, u16, Result<Any, SetupError>) {
     let mut input = Input(data);
     let (tag, len) = (input.u8(), u16::from(input.u8()));
@@ -51,9 +51,9 @@ fn read(data: &[u8]) -> (u8, u16, Result<Any, SetupError>) {
     (tag, len, parse(tag, len, &words))
 }
 
-/// Tag, length, quadwords: parsing a message of a stream or of the negotiation.
+/// Input: tag, length, quadwords. Parses a message of a stream or of the negotiation.
 ///
-/// What is read, said again, is read as the same.
+/// A parsed message, written and parsed again, is the same.
 pub fn fuzz_ds_message(data: &[u8]) {
     let (tag, len, any) = read(data);
     match any {
@@ -67,7 +67,7 @@ pub fn fuzz_ds_message(data: &[u8]) {
                     assert_eq!(8 * words.len(), usize::from(message.data_offset()));
                     assert!(message.data_offset() + message.data_len() <= 120);
                 }
-                // Those of other versions may be longer.
+                // Messages of other versions may be longer.
                 _ => said = 8 * words.len() as u16,
             }
             assert_eq!(parse(tag, said, &words), Ok(any));

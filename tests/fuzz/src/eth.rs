@@ -6,7 +6,7 @@ use wire::eth::*;
 use wire::ids::NodeId;
 use wire::velo::{self, Target};
 
-/// Status word, then payload: parsing a message.
+/// Input: status word, payload. Parses a message.
 pub fn fuzz_eth_message(data: &[u8]) {
     let mut input = Input(data);
     let Ok(Some(status)) = velo::Status::decode(input.u64()) else {
@@ -55,10 +55,10 @@ pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Frame limit, then messages (tag, flags, length, content): reassembly.
+/// Input: frame limit, then messages (tag, flags, length, content). Tests reassembly.
 ///
-/// Checks against a byte-exact buffer: no holes, never beyond the limit, a reject leaves nothing behind, and a
-/// good frame gets through at the end.
+/// Compares with a byte-exact buffer: there are no holes, the limit is never exceeded, a rejected
+/// message leaves no data behind, and a valid frame is accepted at the end.
 pub fn fuzz_eth_reassembly(data: &[u8]) {
     let mut input = Input(data);
     let max = (input.u64() % 70_000) as u32;
@@ -70,7 +70,8 @@ pub fn fuzz_eth_reassembly(data: &[u8]) {
     while !input.is_empty() {
         let (tag, flags, n) = (input.u8(), input.u8(), input.u8());
         let mut content = input.bytes(4).to_vec();
-        // Mostly full fragments; a flag for the node's own address, which decides after a break.
+        // Mostly full fragments. A flag selects the node's own address, which is decisive after a
+        // broken sequence.
         content.resize(if flags & 2 != 0 { n as usize } else { 120 }, n);
         if flags & 4 != 0 && content.len() >= 12 {
             content[6..12].copy_from_slice(&prefix.mac(node));
@@ -110,7 +111,7 @@ pub fn fuzz_eth_reassembly(data: &[u8]) {
             buffer.clear();
         }
     }
-    // A frame of several fragments with the node's address, as long as the limit allows.
+    // A frame of several fragments with the node's address, of the maximum permitted length.
     let len = max.min(600);
     if len < HEADER_LEN {
         return;
@@ -119,7 +120,8 @@ pub fn fuzz_eth_reassembly(data: &[u8]) {
     frame[6..12].copy_from_slice(&prefix.mac(node));
     let mut got = Vec::new();
     let mut complete = false;
-    // It may complete the tag sequence of a frame left open; then the second one must arrive.
+    // The first frame may complete the tag sequence of an unfinished one. The second must then
+    // arrive.
     for _ in 0..2 {
         for piece in eager_pieces(len).expect("short frame") {
             assert!(piece.descriptor(Target::Node(node)).encode().is_ok());

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Fuzz entry points: one per decoder of `wire`, and one for what `protocol` makes of a
-//! device's registers. Each takes any bytes, panics when the decoder breaks one of
-//! its promises, and is driven by `cargo test -p wire-fuzz` (seeded, bounded) and by libFuzzer
-//! (`fuzz_targets/`, `cargo fuzz run --fuzz-dir tests/fuzz/fuzz_targets NAME`).
+//! Fuzz entry points: one for each decoder of `wire`, and one for the layout that `protocol`
+//! derives from a device's registers. Each accepts any bytes and panics if the decoder violates an
+//! invariant. `cargo test -p wire-fuzz` runs them with a seeded, limited number of inputs,
+//! libFuzzer without limit (`fuzz_targets/`, `cargo fuzz run --fuzz-dir tests/fuzz/fuzz_targets
+//! NAME`).
 #![forbid(unsafe_code)]
 
 mod ds;
@@ -27,16 +28,16 @@ pub struct Target {
     pub name: &'static str,
     /// Entry point.
     pub run: fn(&[u8]),
-    /// Valid inputs to start mutations from.
+    /// Returns valid inputs as a start for mutations.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// Little-endian bytes of quadwords.
+/// Returns the little-endian bytes of quadwords.
 pub fn bytes(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
-/// Takes values from the front of the input; zeros when it is exhausted.
+/// Input that yields values from its front, and zeros after its end.
 pub(crate) struct Input<'a>(pub &'a [u8]);
 
 impl<'a> Input<'a> {

@@ -4,7 +4,7 @@
 use crate::{bytes, Input};
 use wire::lnd::{fragments, pieces, Kind, Message, Payload, Rejected, VERSION};
 
-/// Tag, length, quadwords.
+/// Reads tag, length and quadwords.
 fn read(data: &[u8]) -> (u8, u16, Vec<u64>, Result<Message, Rejected>) {
     let mut input = Input(data);
     let (tag, len) = (input.u8(), u16::from(input.u8()));
@@ -13,16 +13,16 @@ fn read(data: &[u8]) -> (u8, u16, Vec<u64>, Result<Message, Rejected>) {
     (tag, len, words, message)
 }
 
-/// Tag, length, quadwords: parsing a message.
+/// Input: tag, length, quadwords. Parses a message.
 ///
-/// What is read says the same words again, and its payload is where these end.
+/// A parsed message yields the same words again, and its payload follows them.
 pub fn fuzz_lnd_message(data: &[u8]) {
     let (tag, len, words, message) = read(data);
     match message {
         Ok(message) => {
             let said = message.words();
             let said = said.as_slice();
-            // Of other versions not all is known.
+            // Messages of other versions may have unknown fields.
             let other = match message {
                 Message::Hello(hello) => hello.version != VERSION,
                 Message::Welcome(welcome) => welcome.own.version != VERSION,

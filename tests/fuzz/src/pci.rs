@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Lent PCIe devices.
+//! Device Lending.
 
 use crate::{bytes, Input};
 use protocol::pci::config::{Filter, Layout, Space, Verdict};
@@ -9,7 +9,7 @@ use wire::pci::{
     Register, Role, Status,
 };
 
-/// Tag, length, quadwords.
+/// Reads tag, length and quadwords.
 fn read(data: &[u8]) -> (u8, u16, Vec<u64>, Result<Message, ParseError>) {
     let mut input = Input(data);
     let (tag, len) = (input.u8(), u16::from(input.u8()));
@@ -18,9 +18,9 @@ fn read(data: &[u8]) -> (u8, u16, Vec<u64>, Result<Message, ParseError>) {
     (tag, len, words, message)
 }
 
-/// Tag, length, quadwords: parsing a message.
+/// Input: tag, length, quadwords. Parses a message.
 ///
-/// What is read says the same words again.
+/// A parsed message yields the same words again.
 pub fn fuzz_pci_message(data: &[u8]) {
     let (tag, len, words, message) = read(data);
     match message {
@@ -37,9 +37,10 @@ pub fn fuzz_pci_message(data: &[u8]) {
     }
 }
 
-/// Registers of a function, accesses to them: what a borrower sees, and what a lender lets it do.
+/// Input: registers of a function, then accesses. Tests the registers that a borrower sees and the
+/// accesses that a lender permits.
 ///
-/// Chains of capabilities end, whatever a device says; no BAR is ever written.
+/// Chains of capabilities end for any contents, and BARs are never written.
 pub fn fuzz_pci_config(data: &[u8]) {
     let mut input = Input(data);
     let first: Vec<u32> = (0..64).map(|_| input.u64() as u32).collect();
@@ -51,7 +52,7 @@ pub fn fuzz_pci_config(data: &[u8]) {
     let Ok(layout) = Layout::read(word) else {
         return;
     };
-    // What is shown can be walked to its end.
+    // The capabilities that are shown form a finite chain.
     let (mut at, mut steps) = (layout.first(), 0);
     while at != 0 {
         at = layout.at(at).expect("a capability").next;
@@ -163,12 +164,12 @@ pub(crate) fn config_seeds() -> Vec<Vec<u8>> {
     words[0] = 0x0010_1b36;
     words[1] = 0x0010_0000;
     words[0x34 / 4] = 0x40;
-    // MSI of 64 bits, power management, something unknown, PCI Express.
+    // 64-bit MSI, power management, an unknown capability, PCI Express.
     words[0x40 / 4] = 0x0080_5005;
     words[0x50 / 4] = 0x0003_6001;
     words[0x60 / 4] = 0x0000_8003;
     words[0x80 / 4] = 0x0002_0010;
-    // Something unknown, then a serial number.
+    // An unknown capability, then a serial number.
     words[64] = 0x1101_0001;
     words[64 + 0x10 / 4] = 0x0001_0003;
     let accesses = [

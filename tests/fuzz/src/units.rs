@@ -7,7 +7,7 @@ use crate::{bytes, Input};
 use wire::ids::{BusAddr, Nla, NodeId, RegOffset, Vpid};
 use wire::{atu, bq, htax, regs, rma, route, snq, tlp, velo, wcbuf};
 
-/// A VELO descriptor and a requester address.
+/// Input: a VELO descriptor and a requester address.
 pub fn fuzz_velo_descriptor(data: &[u8]) {
     let mut input = Input(data);
     let raw = input.u64();
@@ -23,7 +23,7 @@ pub fn fuzz_velo_descriptor(data: &[u8]) {
     assert!(addr.encode() < velo::WINDOW);
 }
 
-/// A VELO status word; the slots of its message.
+/// Input: a VELO status word. Also checks the slots of its message.
 pub fn fuzz_velo_status(data: &[u8]) {
     let raw = Input(data).u64();
     match velo::Status::decode(raw) {
@@ -54,7 +54,7 @@ pub(crate) fn velo_seeds() -> Vec<Vec<u8>> {
     .to_vec()
 }
 
-/// Three words of an RMA descriptor and a requester address.
+/// Input: three words of an RMA descriptor and a requester address.
 pub fn fuzz_rma_descriptor(data: &[u8]) {
     let mut input = Input(data);
     let words = [input.u64(), input.u64(), input.u64()];
@@ -80,7 +80,7 @@ pub(crate) fn rma_seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Two words of a notification, then a start address.
+/// Input: two words of a notification, then a start address.
 pub fn fuzz_rma_notification(data: &[u8]) {
     let mut input = Input(data);
     let words = [input.u64(), input.u64()];
@@ -111,7 +111,7 @@ pub(crate) fn notification_seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A segment word and a descriptor page word.
+/// Input: a segment word and a descriptor page word.
 pub fn fuzz_bq(data: &[u8]) {
     let mut input = Input(data);
     let raw = input.u64();
@@ -139,7 +139,7 @@ pub(crate) fn bq_seeds() -> Vec<Vec<u8>> {
     ])]
 }
 
-/// GAT entry, NLA, VPID and access, then a command.
+/// Input: GAT entry, NLA, VPID and access, then a command.
 pub fn fuzz_atu(data: &[u8]) {
     let mut input = Input(data);
     let entry = atu::GatEntry(input.u64());
@@ -173,7 +173,7 @@ pub(crate) fn atu_seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Entries of a notification ring, consumed one after the other.
+/// Input: entries of a notification ring, consumed one after the other.
 pub fn fuzz_snq_entry(data: &[u8]) {
     let mut ring = snq::Ring::new(256, 0).expect("power of two");
     for chunk in data.chunks_exact(snq::ENTRY_BYTES) {
@@ -201,7 +201,7 @@ pub(crate) fn entry_seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A whole program RAM: decoding, following every event, finding every address.
+/// Input: a whole program RAM. Decodes it, follows every event and finds every address.
 pub fn fuzz_snq_program(data: &[u8]) {
     let mut input = Input(data);
     let mut ram = [0; snq::PROGRAM_WORDS];
@@ -230,7 +230,7 @@ pub(crate) fn program_seeds() -> Vec<Vec<u8>> {
     vec![bytes(snq::TOURMALET.words())]
 }
 
-/// State words, sends and replay events in any order.
+/// Input: state words, sends and replay events in any order.
 pub fn fuzz_wcbuf(data: &[u8]) {
     let mut input = Input(data);
     let mut credits = wcbuf::Credits::new();
@@ -293,7 +293,7 @@ pub(crate) fn wcbuf_seeds() -> Vec<Vec<u8>> {
     .concat()]
 }
 
-/// Interval registers, window layout and a probe address.
+/// Input: interval registers, window layout and a probe address.
 pub fn fuzz_htax(data: &[u8]) {
     let mut input = Input(data);
     let interval = htax::Interval {
@@ -330,7 +330,7 @@ pub(crate) fn htax_seeds() -> Vec<Vec<u8>> {
     ])]
 }
 
-/// Two table words and a node.
+/// Input: two table words and a node.
 pub fn fuzz_route(data: &[u8]) {
     let mut input = Input(data);
     let (global, local) = (route::RouteWord(input.u64()), route::RouteWord(input.u64()));
@@ -364,7 +364,7 @@ pub(crate) fn route_seeds() -> Vec<Vec<u8>> {
     vec![bytes(&[3, 1 | 7 << 4, 0x0C05]), bytes(&[1 | 6 << 4, 0, 1])]
 }
 
-/// A register offset: naming it.
+/// Input: a register offset. Looks up its name.
 pub fn fuzz_regs(data: &[u8]) {
     let offset = RegOffset(Input(data).u64() as u32);
     if let Some(found) = regs::lookup(offset) {
@@ -384,7 +384,7 @@ pub(crate) fn regs_seeds() -> Vec<Vec<u8>> {
     .to_vec()
 }
 
-/// Backdoor words of a PCIe packet; then a span and the pieces of its answer.
+/// Input: backdoor words of a PCIe packet, then a span and the fragments of its answer.
 pub fn fuzz_tlp(data: &[u8]) {
     let qws: Vec<u64> = data
         .chunks_exact(8)

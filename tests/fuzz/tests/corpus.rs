@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Drives every fuzz target with its seeds, mutations of them, and random bytes. Seeded, so a failure repeats.
-//! `WIRE_FUZZ_ITERATIONS` sets the number of inputs per target.
+//! Runs every fuzz target with its seeds, with mutations of them and with random bytes. The random
+//! generator is seeded, so that failures repeat. `WIRE_FUZZ_ITERATIONS` sets the number of inputs
+//! per target.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -19,7 +20,7 @@ impl Random {
     }
 }
 
-/// One structural change.
+/// Applies one structural change.
 fn mutate(input: &mut Vec<u8>, other: &[u8], random: &mut Random) {
     const INTERESTING: [u64; 8] = [0, 1, 0x7F, 0xFF, 120, u32::MAX as u64, 1 << 63, u64::MAX];
     let at = random.below(input.len() + 1);
@@ -84,7 +85,7 @@ fn fuzzed_input_breaks_no_decoder() {
                 mutate(&mut input, &other, &mut random);
             }
             run(target, &input);
-            // Keep some mutants, so that changes add up.
+            // Keeps some mutants, so that changes accumulate.
             if random.below(16) == 0 {
                 if corpus.len() < 64 {
                     corpus.push(input);

@@ -1,4 +1,4 @@
-//! What the emulator found to be wrong with what drivers and programs did.
+//! Findings of the emulator: errors of drivers and programs.
 
 use crate::Lab;
 use anyhow::{Context, Result};
@@ -6,9 +6,9 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::{MutexGuard, PoisonError};
 
-/// Counters that no faultless software moves, whatever happens around it (docs/counters.md, *Emulator*). Those that a fault or
-/// a peer can move too (closed VPIDs, queues that are off, full or on hold, what a reset discarded; so all diagnostics together) are not
-/// among them.
+/// Counters that correct software never increments (docs/counters.md, *Emulator*). Counters that a
+/// fault or a peer can increment too are not included: closed VPIDs, queues that are disabled, full
+/// or on hold, data discarded by a reset, and therefore the sum of all diagnostics.
 pub const FINDINGS: &[&str] = &[
     "odd_accesses",
     "bad_accesses",
@@ -41,24 +41,26 @@ pub const FINDINGS: &[&str] = &[
     "host_panics",
 ];
 
-/// At the end of [`FINDINGS`]: defects of the emulator, of QEMU or of what carries them, whatever the input.
+/// Number of counters at the end of [`FINDINGS`] that show defects of the emulator, QEMU or their
+/// host, whatever the input.
 const NEVER: usize = 2;
 
-/// All findings that input can cause which is wrong on purpose.
+/// All findings that deliberately wrong input can cause.
 pub const OF_INPUT: &[&str] = FINDINGS.split_at(FINDINGS.len() - NEVER).0;
 
-/// Beginning of the counters that a NIC keeps when it loses its power.
+/// Prefix of the counters that a NIC keeps over a loss of power.
 const KEPT: &str = "host_";
 
-/// The counters of [`FINDINGS`] at one time, of every NIC. Before the first look: none, all zero.
+/// Values of the counters of [`FINDINGS`] for every NIC. Empty before the first reading, which
+/// counts as zero.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Findings(Vec<BTreeMap<&'static str, u64>>);
 
 impl Findings {
-    /// Takes them out of the fabric's document.
+    /// Reads the counters from the fabric's document.
     ///
     /// # Errors
-    /// When a counter is missing: a list that names what is not counted finds nothing.
+    /// If a counter is missing, because a misspelt name would never find anything.
     fn of(fabric: &Value) -> Result<Self> {
         let nics = fabric["nics"].as_array().context("no NICs in the status")?;
         let of_nic = |nic: &Value| {
@@ -74,26 +76,26 @@ impl Findings {
     }
 }
 
-/// By how much findings grew, by NIC.
+/// Growth of the findings, by NIC and name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Growth(BTreeMap<(usize, &'static str), u64>);
 
 impl Growth {
-    /// What is not `announced`, one line per counter.
+    /// Returns one line for each counter that is not in `announced`.
     pub fn unannounced(&self, announced: &[&str]) -> Vec<String> {
         let not = self.0.iter().filter(|((_, n), _)| !announced.contains(n));
         not.map(|((nic, name), more)| format!("NIC {nic}: {name} +{more}"))
             .collect()
     }
 
-    /// Adds what another one has.
+    /// Adds another growth.
     pub fn add(&mut self, other: &Self) {
         for (key, more) in &other.0 {
             *self.0.entry(*key).or_insert(0) += more;
         }
     }
 
-    /// Sums over all NICs, by name.
+    /// Returns the sums over all NICs, by name.
     pub fn sums(&self) -> BTreeMap<&'static str, u64> {
         let mut sums = BTreeMap::new();
         for ((_, name), more) in &self.0 {
@@ -103,7 +105,7 @@ impl Growth {
     }
 }
 
-/// What was found since the last time that somebody asked, across losses of power, with which a NIC begins to count at zero.
+/// Findings since the last report. A NIC that lost its power counts from zero.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     seen: Findings,
@@ -115,7 +117,7 @@ impl Account {
         for (nic, counters) in now.0.iter().enumerate() {
             for (name, value) in counters {
                 let old = self.seen.0.get(nic).map_or(0, |seen| seen[name]);
-                // What is less than before has begun again.
+                // A smaller value than before started again from zero.
                 let more = value.checked_sub(old).unwrap_or(*value);
                 if more > 0 {
                     *self.banked.0.entry((nic, *name)).or_insert(0) += more;
@@ -125,7 +127,8 @@ impl Account {
         self.seen = now;
     }
 
-    /// Before power is given to what is without it: there the next look finds counters that began at zero.
+    /// Records the findings before NICs without power are switched on, because their counters then
+    /// start from zero.
     fn before_power_on(&mut self, now: Findings, is_on: &[bool]) {
         self.look(now);
         let off = self.seen.0.iter_mut().zip(is_on).filter(|(_, on)| !**on);
@@ -141,10 +144,10 @@ impl Lab {
         self.account.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the emulator has found since the last call, since the boot at first.
+    /// Returns the emulator's findings since the last call, or since the boot.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If the emulator does not answer.
     pub fn new_findings(&self) -> Result<Growth> {
         let now = Findings::of(&self.status()?["fabric"]).context("the emulator's findings")?;
         let mut account = self.account();
@@ -195,7 +198,7 @@ mod tests {
         account.look(found("odd_accesses", 5));
         grown(&mut account);
         account.before_power_on(found("odd_accesses", 7), &[false]);
-        // As much as before, but all of it new; what the host counts goes on.
+        // The same value as before, but counted anew; the counters of the host continue.
         account.look(found("odd_accesses", 7));
         let grown = grown(&mut account);
         assert_eq!(grown["odd_accesses"], 2 + 7);

@@ -235,7 +235,7 @@ fn power_off(lab: &Lab) -> Result<()> {
         let dropped = node(lab, 0).net("tx_dropped")? + node(lab, 0).net("tx_errors")?;
         Ok(node(lab, 0).ethtool("tx_rdv_timeout")? > given_up && dropped > lost)
     })?;
-    // The transfer must not report success for data that never arrived.
+    // The transfer must not succeed, because the peer can't have received all data.
     ensure!(load.is_running(), "the transfer ended without its peer");
     load.stop();
     lab.fault(&["power-on", "1"])?;

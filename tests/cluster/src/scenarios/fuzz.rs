@@ -145,7 +145,7 @@ fn packet(rng: &mut Random, ports: &[(bool, u64)]) -> String {
 /// Returns a message, or a mailbox slot with an invalid status.
 fn message(rng: &mut Random, vpid: u64, node: u64, from: u64, protection: u64) -> String {
     if rng.below(3) > 0 {
-        // Also VPIDs of more than 8 bits.
+        // VPIDs may have more than 8 bits.
         let vpid = vpid | rng.one(&[0, 0, 0, 256, 768]);
         let size = 1 + rng.below(120);
         return format!(

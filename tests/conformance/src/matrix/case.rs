@@ -1,4 +1,5 @@
-//! The combinations, and what each of them has to leave behind: by the tables of HW §10, not by the driver's formulas.
+//! The combinations of the matrix and their expected results, derived from the tables of HW §10 and
+//! not from the driver's formulas.
 
 use clap::ValueEnum;
 use extoll::rma::{
@@ -9,49 +10,50 @@ use serde::{Deserialize, Serialize};
 
 /// Payload bytes of a packet (HW §10.3).
 const FRAGMENT: u64 = 496;
-/// Locks per VPID (HW §10.6).
+/// Number of locks per VPID (HW §10.6).
 const LOCKS: usize = 16;
-/// Combinations that are under way at once.
+/// Number of combinations in flight at once.
 pub const BATCH: usize = 32;
-/// Bytes of memory for each of them: what a page and a byte takes from the end of a page, and room around it.
+/// Bytes of memory for each combination: a transfer of a page and a byte that starts at the end of
+/// a page, and room around it.
 pub const SLOT: u64 = 3 * 4096;
-/// The same for long transfers, one at a time: five pages of 2 MiB.
+/// Bytes of memory for a long transfer, of which one runs at a time: five pages of 2 MiB.
 pub const LARGE_SLOT: u64 = 10 << 20;
 /// Register for tests: scratchpad 4 (HW §4.3).
 const SCRATCHPAD: u64 = 0x8060;
 
-/// Whole quadwords, ends of fragments and pages, and one byte less or more.
+/// Lengths: whole quadwords, ends of fragments and pages, and one byte more or less.
 const SIZES: [u32; 11] = [1, 8, 119, 120, 121, 495, 496, 497, 4095, 4096, 4097];
-/// Places in a slot: 0, 1, 3, 4, 7, 8 modulo 64, a page boundary ahead, just ahead, one byte ahead.
+/// Offsets in a slot: 0, 1, 3, 4, 7, 8 modulo 64, and shortly before a page boundary.
 const BYTES: [u64; 9] = [128, 129, 131, 132, 135, 136, 4088, 4093, 4095];
 const QUADWORDS: [u64; 3] = [128, 136, 4088];
 const LONG: [u32; 3] = [1 << 20, MAX_LEN, MAX_LEN + 1];
 const LONG_BYTES: [(u64, u64); 3] = [(4095, 129), (131, 4088), (128, 128)];
 const LONG_QUADWORDS: [(u64, u64); 3] = [(136, 4088), (4088, 128), (128, 128)];
 
-/// Part of the matrix, with memory, ports and locks of its own.
+/// Part of the matrix, with its own memory, ports and locks.
 #[derive(ValueEnum, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Puts and gets of 1…4,097 bytes.
+    /// PUTs and GETs of 1…4,097 bytes.
     Transfers,
-    /// Immediate and notification puts.
+    /// Immediate and notification PUTs.
     Short,
     /// Fetch-compare-and-add at both units.
     Locks,
     /// Scratchpad registers through RRA pages.
     Registers,
-    /// Modifiers that the NIC has to refuse.
+    /// Modifiers that the NIC must reject.
     Refused,
-    /// Puts and gets of 1 MiB and more in huge pages.
+    /// PUTs and GETs of 1 MiB and more in huge pages.
     Large,
 }
 
-/// How much of it.
+/// Fraction of the matrix to run.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug)]
 pub struct Extent {
-    /// One of so many of the cross product, spread evenly; 1: all.
+    /// Every n-th combination of the cross product is run; 1 means all.
     pub every: usize,
-    /// Every specification, class and alignment of long transfers as well.
+    /// True to run every specification, class and alignment of long transfers as well.
     pub full: bool,
 }
 
@@ -86,16 +88,16 @@ pub struct Case {
     pub page: PageOptions,
     pub modifiers: Modifiers,
     pub len: u32,
-    /// Places in the slots of both sides.
+    /// Offsets in the slots of both sides.
     pub local: u64,
     pub remote: u64,
     pub slot: usize,
-    /// Tells it from others: what short commands carry, and where its data begin in the pattern.
+    /// Identifies the combination: payload of short commands, and start of the data in the pattern.
     pub value: u64,
     pub lock: Lock,
 }
 
-/// Operands and outcome of a lock operation.
+/// Operands and result of a lock operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lock {
     number: u32,
@@ -105,44 +107,44 @@ pub struct Lock {
     after: i32,
 }
 
-/// A port on its node.
+/// Address of a port.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Id {
     pub node: u16,
     pub vpid: u16,
 }
 
-/// Both sides of a transfer.
+/// Both ends of a transfer.
 pub struct Ends {
     pub origin: Id,
     pub target: Id,
-    /// Addresses of the case's bytes.
+    /// Addresses of the combination's bytes.
     pub local: u64,
     pub remote: u64,
 }
 
 impl Case {
-    /// True if data moves to the target's memory.
+    /// Returns true if data move to the target's memory.
     pub fn is_put(&self) -> bool {
         matches!(self.kind, Kind::Put { .. } | Kind::Immediate)
     }
 
-    /// True if data moves to the origin's memory.
+    /// Returns true if data move to the origin's memory.
     pub fn is_get(&self) -> bool {
         matches!(self.kind, Kind::Get { .. })
     }
 
-    /// True if it must not do anything (G14).
+    /// Returns true if the NIC must reject the command (G14).
     pub fn is_refused(&self) -> bool {
         self.modifiers.multicast || self.modifiers.era || self.modifiers.ewa
     }
 
-    /// True if one command is not enough.
+    /// Returns true if the transfer needs several commands.
     pub fn is_split(&self) -> bool {
         self.len > MAX_LEN
     }
 
-    /// Where in its slot the data is, for the origin and for the target.
+    /// Returns the offset of the data in the slot of the origin or target.
     pub fn offset(&self, origin: bool) -> u64 {
         if origin {
             self.local
@@ -151,7 +153,7 @@ impl Case {
         }
     }
 
-    /// Address of a register, if that is what is behind the remote address.
+    /// Returns the address of the register, if the remote address is one.
     pub fn register(&self) -> Option<u64> {
         self.page.rra.then_some(SCRATCHPAD)
     }
@@ -189,7 +191,7 @@ impl Case {
         }
     }
 
-    /// Never 255, which synchronisation uses.
+    /// Returns a class other than 255, which synchronisation uses.
     fn class(&self) -> u8 {
         (self.value % 255) as u8
     }
@@ -215,7 +217,7 @@ impl Case {
         }
     }
 
-    /// What comes to the origin's and to the target's queue (HW §10.4, §10.5).
+    /// Returns the expected notifications of the origin and of the target (HW §10.4, §10.5).
     pub fn notifications(&self, ends: &Ends) -> [Vec<Notification>; 2] {
         let spec = NotifySpec::from_bits(self.spec);
         if self.is_refused() {
@@ -268,7 +270,7 @@ impl Case {
         }
     }
 
-    /// Word 0 and size field of each notification of a unit.
+    /// Returns word 0 and the size field of each notification of a unit.
     fn words(&self, unit: NotificationType, ends: &Ends) -> Vec<(u64, u32)> {
         let address = match (unit, self.is_get()) {
             (NotificationType::Requester, _) | (NotificationType::Completer, true) => ends.local,
@@ -276,7 +278,7 @@ impl Case {
         };
         match self.kind {
             Kind::Get { .. } | Kind::Put { .. } => {
-                // Of a transfer in several commands each one tells.
+                // Each command of a split transfer notifies.
                 let mut words = vec![];
                 for before in (0..u64::from(self.len)).step_by(MAX_LEN as usize) {
                     let len = (u64::from(self.len) - before).min(MAX_LEN.into());
@@ -301,7 +303,8 @@ impl Case {
         }
     }
 
-    /// A refused command tells of its first fragment (G14, G17).
+    /// Returns the notification of a rejected command, which describes its first fragment (G14,
+    /// G17).
     fn refusal(&self, ends: &Ends) -> Notification {
         let (word0, size_field) = match self.kind {
             Kind::Get { .. } | Kind::Put { .. } => (ends.local, self.len.min(496) - 1),
@@ -322,11 +325,11 @@ impl Lock {
     }
 }
 
-/// Lists combinations one after the other, and thins them out.
+/// Generates the combinations in order and selects a fraction.
 struct Maker {
     extent: Extent,
     plan: Plan,
-    /// Combinations so far, those left out included.
+    /// Number of combinations so far, including those left out.
     seen: usize,
     cases: Vec<Case>,
     locks: [i32; LOCKS],
@@ -357,7 +360,8 @@ impl Maker {
         self.cases.push(case);
     }
 
-    /// The next operation on a lock: met, missed, met at the end of the range, far from it; the sum wraps (G16).
+    /// Returns the next operation on a lock: comparison true, false, true at the end of the range,
+    /// far off; with sums that wrap (G16).
     fn lock(&mut self, n: usize) -> Lock {
         let value = &mut self.locks[n % LOCKS];
         let (compare, add) = match n / LOCKS % 6 {
@@ -381,7 +385,8 @@ impl Maker {
         }
     }
 
-    /// Every traffic class × interrupt × replication, beginning with the `n`-th.
+    /// Returns every combination of traffic class, interrupt and replication, starting with the
+    /// `n`-th.
     fn options(n: usize, translate: bool) -> (PageOptions, Modifiers) {
         let page = PageOptions {
             traffic_class: (n % 4) as u8,
@@ -426,7 +431,7 @@ impl Maker {
                             });
                         }
                     }
-                    // Other combinations of places and options next time.
+                    // The next kind gets other combinations of offsets and options.
                     n += 5;
                 }
             }
@@ -440,7 +445,7 @@ impl Maker {
                 for (n, spec) in product(&(0..16).collect::<Vec<_>>(), &[0, 1, 2, 3, 4, 5, 6, 7]) {
                     for (translate, k) in product(&[true, false], &[0, 3, 4, 8]) {
                         let (page, modifiers) = Self::options(n, translate);
-                        // Every place meets every length.
+                        // Combines every offset with every length.
                         let remote = BYTES[(n + k + usize::from(spec)) % BYTES.len()];
                         self.add(Case {
                             spec,
@@ -476,7 +481,7 @@ impl Maker {
         }
     }
 
-    /// A put, then a get of what it left.
+    /// Generates a PUT, then a GET of the same register.
     fn registers(&mut self) {
         for (n, spec) in product(&(0..8).collect::<Vec<_>>(), &[0, 1, 2, 3, 4, 5, 6, 7]) {
             for translate in [true, false] {
@@ -532,7 +537,7 @@ impl Maker {
             }
             let places = if qw { LONG_QUADWORDS } else { LONG_BYTES };
             for translate in [true, false] {
-                // The library splits for registered memory.
+                // For registered memory, the library splits the transfer.
                 if len > MAX_LEN && !translate {
                     continue;
                 }
@@ -542,7 +547,8 @@ impl Maker {
                     for k in 0..chosen {
                         let (local, remote) = places[(n + k) % 3];
                         let (page, modifiers) = Self::options(n, translate);
-                        // A notification per fragment of more would not fit the queue.
+                        // The queue has no room for a notification of each fragment of longer
+                        // transfers.
                         let ntr = modifiers.ntr && len <= 1 << 20 || len == 1 << 20 && n % 3 == 0;
                         let modifiers = Modifiers { ntr, ..modifiers };
                         self.add(Case {
@@ -584,7 +590,8 @@ fn product<A: Copy, B: Copy>(a: &[A], b: &[B]) -> Vec<(A, B)> {
         .collect()
 }
 
-/// The combinations of a plan; those of a batch are under way together and use different memory and locks.
+/// Returns the combinations of a plan. Those of a batch are in flight together and use different
+/// memory and locks.
 pub fn batches(plan: Plan, extent: Extent) -> Vec<Vec<Case>> {
     let thin = plan == Plan::Transfers || plan == Plan::Short;
     let mut maker = Maker {
@@ -651,7 +658,7 @@ mod tests {
             with_options.insert((key, c.page.index() & 0xF, c.modifiers.ntr));
             with_places.insert((key, c.local, c.remote));
         }
-        // Byte commands take 11 sizes and 81 pairs of places, quadword commands 4 and 9.
+        // Byte commands have 11 sizes and 81 pairs of offsets, quadword commands 4 and 9.
         assert_eq!(with_places.len(), 2 * 8 * 2 * (11 * 81 + 4 * 9));
         assert_eq!(with_options.len(), 2 * 8 * 2 * (11 + 4) * 16);
     }

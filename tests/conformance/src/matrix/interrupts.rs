@@ -1,4 +1,5 @@
-//! Interrupts of notifications: every command that asks for them interrupts whoever is notified, the others nobody.
+//! Interrupts of notifications: a command that requests them raises one at each notified end; other
+//! commands raise none.
 
 use super::case::{batches, Case, Extent, Plan};
 use super::side::{Role, Side};
@@ -7,14 +8,14 @@ use anyhow::{Context, Result};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// One of so many small transfers: all commands in all forms.
+/// Fraction of the small transfers that contains all commands in all forms.
 const SAMPLE: Extent = Extent {
     every: 131,
     full: false,
 };
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Interrupts of ports, as the driver counts them.
+/// File with the driver's interrupt counts of ports.
 struct Counts(PathBuf);
 
 impl Counts {
@@ -41,15 +42,16 @@ impl Counts {
     }
 }
 
-/// Pause between looks.
+/// Pause between two polls.
 const PAUSE: Duration = Duration::from_millis(2);
-/// How long an interrupt is waited for that comes unless the NIC forgets those that it could not give at once (G7).
+/// Time to wait for an interrupt that arrives unless the NIC forgets interrupts that it could not
+/// raise at once (G7).
 const FORGOTTEN: Duration = Duration::from_millis(50);
 
-/// Lets the interrupt come that a side missed while it had not asked for any, and asks for the next one; how many there were.
+/// Waits for a deferred interrupt and arms the next one. Returns the number of interrupts so far.
 ///
-/// The second notification of a command finds the interrupt not asked for: it comes when it is asked for again (HW §6.5). `missed`: there
-/// was one.
+/// The second notification of a command occurs while the interrupt is not armed. Its interrupt is
+/// raised when it is armed again (HW §6.5). `missed`: there was such a notification.
 fn quiet(counts: &Counts, side: &Side, missed: bool) -> Result<u64> {
     let mut n = counts.of(side)?;
     let mut patience = if missed { FORGOTTEN } else { PAUSE };
@@ -70,7 +72,7 @@ fn quiet(counts: &Counts, side: &Side, missed: bool) -> Result<u64> {
     }
 }
 
-/// How many combinations, and the failures.
+/// Returns the number of combinations, and the failures.
 pub fn run() -> Result<(usize, Vec<String>)> {
     let counts = Counts::find()?;
     let mut failures = vec![];

@@ -1,5 +1,6 @@
-//! The conformance matrix of RMA: commands × notification specifications × kinds of addresses × sizes × places in memory, with
-//! all traffic classes, interrupts and modifiers; between two nodes, between two ports of a node, of a port with itself.
+//! The conformance matrix of RMA: commands × notification specifications × kinds of addresses ×
+//! sizes × offsets, with all traffic classes, interrupts and modifiers. It runs between two nodes,
+//! between two ports of a node, and from a port to itself.
 
 mod case;
 mod interrupts;
@@ -15,25 +16,25 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
 const TCP_PORT: u16 = 18600;
-/// After so many failures the rest would tell nothing new.
+/// Number of failures after which the run ends.
 const ENOUGH: usize = 20;
 
 #[derive(Subcommand)]
 pub enum Verb {
-    /// Is the target of another node's commands, for one client.
+    /// Serve as the target of another node's commands, for one client.
     Serve,
-    /// Runs the matrix.
+    /// Run the matrix.
     Run {
-        /// Node that serves; without it, all on this node.
+        /// Node that serves. Default: everything runs on this node.
         #[arg(long)]
         host: Option<String>,
-        /// One of so many of the small transfers' cross product.
+        /// Run every n-th combination of the small transfers.
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
         every: u16,
-        /// All long transfers.
+        /// Run all long transfers.
         #[arg(long)]
         full: bool,
-        /// Only these parts.
+        /// Run only these parts.
         #[arg(long, value_enum)]
         plan: Vec<Plan>,
     },
@@ -62,7 +63,7 @@ pub fn run(verb: Verb) -> Result<()> {
     }
 }
 
-/// What the client asks the server to do.
+/// Request of the client to the server.
 #[derive(Serialize, Deserialize)]
 enum Ask {
     Open {
@@ -70,7 +71,7 @@ enum Ask {
         extent: Extent,
         origin: Address,
     },
-    /// Checks a batch, then makes the next one ready.
+    /// Checks a batch, then prepares the next one.
     Step {
         check: Option<usize>,
         prepare: Option<usize>,
@@ -84,7 +85,7 @@ enum Answer {
     Error(String),
 }
 
-/// A line of JSON each way.
+/// Connection that carries one line of JSON in each direction.
 struct Line {
     from: BufReader<TcpStream>,
     to: TcpStream,
@@ -107,7 +108,7 @@ impl Line {
         Ok(self.to.write_all(&line)?)
     }
 
-    /// `None` when the other side is through.
+    /// Receives a line. Returns `None` when the peer has closed the connection.
     fn hear<T: for<'a> Deserialize<'a>>(&mut self) -> Result<Option<T>> {
         let mut line = String::new();
         self.from.read_line(&mut line)?;
@@ -138,7 +139,7 @@ fn serve() -> Result<()> {
                 extent,
                 origin,
             } => {
-                // The old one first: two of the large plan do not fit.
+                // Frees the previous memory first, because two sides of the large plan do not fit.
                 drop(work.take());
                 Side::open(plan).map(|side| {
                     let address = side.address();
@@ -161,7 +162,7 @@ fn serve() -> Result<()> {
     crate::say("ok")
 }
 
-/// What the server works on.
+/// State of the server.
 struct Work {
     side: Side,
     batches: Vec<Vec<Case>>,
@@ -188,7 +189,8 @@ impl Work {
     }
 }
 
-/// Notifications that come to the origin (0) or to the target (1), with the numbers of their cases.
+/// Returns the notifications that the origin (0) or the target (1) expects, with the numbers of
+/// their combinations.
 fn told(
     batch: &[Case],
     ends: impl Fn(&Case) -> case::Ends,
@@ -202,7 +204,7 @@ fn told(
     batch.iter().enumerate().flat_map(of).collect()
 }
 
-/// Traffic classes that a batch uses.
+/// Returns the traffic classes that a batch uses.
 fn classes(batch: &[Case]) -> Vec<u8> {
     let mut all: Vec<u8> = batch.iter().map(|c| c.page.traffic_class).collect();
     all.sort_unstable();
@@ -210,7 +212,7 @@ fn classes(batch: &[Case]) -> Vec<u8> {
     all
 }
 
-/// Who answers.
+/// Target of the commands.
 enum Target<'a> {
     Remote(&'a mut Line),
     /// Another port of this node.
@@ -231,7 +233,8 @@ fn matrix(host: Option<&str>, extent: Extent, plans: &[Plan]) -> Result<()> {
     let (mut total, mut failed) = (0, 0);
     for plan in plans {
         for place in places {
-            // Long transfers of a port with itself would be those between ports.
+            // The large plan has a single role per side, so a port with itself would repeat the
+            // test between ports.
             if *plan == Plan::Large && *place == "own" {
                 continue;
             }
@@ -271,7 +274,8 @@ fn matrix(host: Option<&str>, extent: Extent, plans: &[Plan]) -> Result<()> {
     crate::say(&format!("ok {total}"))
 }
 
-/// Runs a plan; how many combinations, how many of them impossible here, and the failures.
+/// Runs a plan. Returns the number of combinations, the number of those impossible here, and the
+/// failures.
 fn part(
     plan: Plan,
     place: &str,
@@ -309,7 +313,7 @@ fn part(
         }
     };
     let physical = origin.address().has_physical() && address.has_physical();
-    // Batches whose addresses exist; the server knows them by number.
+    // Batches whose addresses exist. The server knows them by number.
     let possible = |b: &[Case]| physical || b.iter().all(|c| c.page.translate);
     let (run, left_out): (Vec<usize>, Vec<usize>) =
         (0..all.len()).partition(|n| possible(&all[*n]));
@@ -338,7 +342,7 @@ fn part(
     ))
 }
 
-/// Runs a batch that the target is prepared for, and prepares the target for the next one.
+/// Runs a batch that the target has prepared, and lets the target prepare the next one.
 fn one(
     origin: &Side,
     address: &Address,

@@ -1,4 +1,5 @@
-//! One side of the matrix: a port, its memory under both kinds of addresses, and what has arrived.
+//! One side of the matrix: a port, its memory with both kinds of addresses, and checks of the
+//! results.
 
 use super::case::{Case, Ends, Id, Kind, Plan, BATCH, LARGE_SLOT, SLOT};
 use anyhow::{bail, ensure, Context, Result};
@@ -12,19 +13,19 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-/// How long anything may take.
+/// Maximum duration of any operation.
 pub const PATIENCE: Duration = Duration::from_secs(20);
-/// Bytes around the data that have to stay as they were.
+/// Number of bytes around the data that must not change.
 const GUARD: u64 = 64;
 const GUARD_BYTE: u8 = 0xEE;
 const HUGE: u64 = 2 << 20;
-/// Pages of 2 MiB that a side of the large plan takes.
+/// Number of pages of 2 MiB that a side of the large plan uses.
 const HUGE_PAGES: u64 = 8;
-/// Class and upper bits of the value of a notification that says: everything before has been sent.
+/// Class and upper bits of the value of the notification sent behind all commands.
 const SYNC_CLASS: u32 = 0xFF;
 const SYNC: u64 = 0x5359_4E43 << 8;
 
-/// Bytes that no two cases share at the same place.
+/// Pattern in which no two combinations have the same data.
 struct Pattern(Vec<u8>);
 
 impl Pattern {
@@ -46,44 +47,45 @@ impl Pattern {
     }
 }
 
-/// Memory by bus address.
+/// Memory accessed by bus address.
 enum Physical {
     Contiguous(ContiguousBuffer),
-    /// Neighbouring huge pages of the region: bus address of the first, and its offset.
+    /// Neighbouring huge pages of the region: bus address of the first page, and its offset.
     Huge(u64, u64),
     Missing,
 }
 
-/// See the module.
+/// One side of the matrix.
 pub struct Side {
     port: Port,
     region: Region,
     physical: Physical,
     slot: u64,
-    /// Slots per role; a side that is origin and target has the target's behind the origin's.
+    /// Number of slots per role. If a side is origin and target, the target's slots follow the
+    /// origin's.
     slots: usize,
     pattern: Pattern,
 }
 
-/// What a peer needs to know.
+/// Address of a side, as sent to the peer.
 #[derive(serde::Serialize, serde::Deserialize, Clone, Copy, Debug)]
 pub struct Address {
     pub id: Id,
     nla: u64,
-    /// `None` without contiguous memory.
+    /// Bus address; `None` without contiguous memory.
     bus: Option<u64>,
     slot: u64,
-    /// Where the answers of synchronisation come from and go to.
+    /// NLA of the synchronisation data.
     sync: u64,
 }
 
 impl Address {
-    /// True if commands with bus addresses can be tried.
+    /// Returns true if commands with bus addresses are possible.
     pub fn has_physical(&self) -> bool {
         self.bus.is_some()
     }
 
-    /// Address of `offset` in a slot.
+    /// Returns the address of `offset` in a slot.
     fn of(&self, translate: bool, slot: usize, offset: u64) -> u64 {
         let base = if translate { Some(self.nla) } else { self.bus };
         base.unwrap_or(0) + slot as u64 * self.slot + offset
@@ -91,7 +93,7 @@ impl Address {
 }
 
 impl Side {
-    /// Opens a port and gets memory for a plan.
+    /// Opens a port and allocates the memory for a plan.
     pub fn open(plan: Plan) -> Result<Self> {
         let large = plan == Plan::Large;
         let device = Device::default();
@@ -116,7 +118,7 @@ impl Side {
         let physical = if large {
             match neighbours(address)? {
                 Some((bus, at)) => Physical::Huge(bus, at),
-                // As long as the kernel has a contiguous memory area (`cma=`).
+                // Succeeds if the kernel has a contiguous memory area (`cma=`).
                 None => ContiguousBuffer::new(&device, bytes as usize)
                     .map_or(Physical::Missing, Physical::Contiguous),
             }
@@ -155,7 +157,7 @@ impl Side {
                 Physical::Missing => None,
             },
             slot: self.slot,
-            // The last page is nobody's.
+            // No slot uses the last page.
             sync: self.region.nla().0 + self.region.len() - 4096,
         }
     }
@@ -181,7 +183,7 @@ impl Side {
         slot as u64 * self.slot + case.offset(role.is_origin())
     }
 
-    /// What the case moves.
+    /// Returns the data that the combination transfers.
     fn data<'a>(&'a self, case: &Case, value: &'a [u8; 8]) -> &'a [u8] {
         if case.register().is_some() || case.kind == Kind::Immediate {
             &value[..case.len as usize]
@@ -190,7 +192,8 @@ impl Side {
         }
     }
 
-    /// Fills the memory of a batch: what is to be read with its pattern, what is to be written with guard bytes.
+    /// Fills the memory of a batch: data to be read with the pattern, memory to be written with
+    /// guard bytes.
     pub fn prepare(&self, batch: &[Case], role: Role) -> Result<()> {
         for case in batch {
             let (at, te) = (self.place(case, role), case.page.translate);
@@ -204,7 +207,7 @@ impl Side {
         Ok(())
     }
 
-    /// Compares what the batch left in memory; a line per failure.
+    /// Compares the memory after a batch. Returns a line for each failure.
     pub fn compare(&self, batch: &[Case], role: Role) -> Result<Vec<String>> {
         let mut failures = vec![];
         let mut seen = vec![];
@@ -237,7 +240,7 @@ impl Side {
         Ok(failures)
     }
 
-    /// Posts a command of the origin, waiting for room.
+    /// Posts a command of the origin, and waits for credits if necessary.
     pub fn post(&self, case: &Case, target: &Address, role_slot: usize) -> Result<()> {
         let ends = self.ends(case, target, role_slot);
         let peer = Peer {
@@ -257,7 +260,7 @@ impl Side {
         port.retry(wait, post).with_context(|| format!("{case:?}"))
     }
 
-    /// Addresses of a case for which this side is the origin.
+    /// Returns the addresses of a combination with this side as origin.
     pub fn ends(&self, case: &Case, target: &Address, target_first: usize) -> Ends {
         let te = case.page.translate;
         let me = self.address();
@@ -271,7 +274,7 @@ impl Side {
         }
     }
 
-    /// The same for a case for which this side is the target.
+    /// Returns the addresses of a combination with this side as target.
     pub fn ends_as_target(&self, case: &Case, origin: &Address) -> Ends {
         let te = case.page.translate;
         let me = self.address();
@@ -285,12 +288,13 @@ impl Side {
         }
     }
 
-    /// Slots of a role.
+    /// Returns the number of slots of a role.
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// Posts what comes after everything before it on each class: a notification to the target, and a get from it.
+    /// Posts a notification to the target and a GET from it on each class; both follow all earlier
+    /// commands of the class.
     pub fn synchronise(&self, classes: &[u8], target: &Address) -> Result<()> {
         let completer = NotifySpec {
             completer: true,
@@ -334,8 +338,9 @@ impl Side {
             }
     }
 
-    /// Takes notifications until all expected ones and `syncs` synchronising ones came; a line per failure. Those of one unit and
-    /// command on one class have to come in the order of the commands.
+    /// Receives notifications until all expected ones and `syncs` synchronising ones have arrived.
+    /// Returns a line for each failure. Notifications of the same unit, command and class must
+    /// arrive in the order of the commands.
     pub fn collect(
         &self,
         batch: &[Case],
@@ -357,7 +362,7 @@ impl Side {
                 left -= 1;
                 let class = batch[case].page.traffic_class;
                 let before = last.insert((n.kind, n.command, class), (case, n.word0));
-                // Within a command by address, between commands by number.
+                // Ordered by address within a command and by number between commands.
                 let late = before.filter(|b| b.0 > case || b.0 == case && b.1 > n.word0);
                 if let Some((other, _)) = late {
                     failures.push(format!(
@@ -378,9 +383,10 @@ impl Side {
                 Err(e) => bail!("{e}"),
             }
         }
-        // What nobody asked for would be there by now.
+        // Unexpected notifications would have arrived by now.
         take_all(&self.port, &mut take)?;
-        // The NIC may have refused the last commands, which nobody repeats once this side waits for something else than notifications.
+        // Repeats the last commands if the NIC rejected them. Later waits of this side do not
+        // repeat them.
         if let Err(e) = self.port.drain(Wait::for_at_most(PATIENCE)) {
             failures.push(format!("what was posted is not accepted: {e}"));
         }
@@ -400,7 +406,7 @@ impl Side {
     }
 }
 
-/// Hands over what is there; what the last call said.
+/// Passes all available notifications to `take`. Returns its last result.
 fn take_all(port: &Port, take: &mut impl FnMut(Notification) -> bool) -> Result<Option<bool>> {
     let mut said = None;
     while let Some(n) = port.try_notification()? {
@@ -409,12 +415,12 @@ fn take_all(port: &Port, take: &mut impl FnMut(Notification) -> bool) -> Result<
     Ok(said)
 }
 
-/// What a side is in a batch.
+/// Role of a side in a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
     Origin,
     Target,
-    /// The target of its own commands.
+    /// Target of its own commands.
     TargetOfOwn,
 }
 
@@ -423,7 +429,7 @@ impl Role {
         self == Role::Origin
     }
 
-    /// First slot of the role.
+    /// Returns the first slot of the role.
     pub fn first_slot(self, slots: usize) -> usize {
         if self == Role::TargetOfOwn {
             slots
@@ -432,7 +438,7 @@ impl Role {
         }
     }
 
-    /// True if the case's data, or that of a refused one, belong into memory of this side.
+    /// Returns true if the combination, unless it is rejected, writes memory of this side.
     fn receives(self, case: &Case) -> bool {
         if self.is_origin() {
             case.is_get()
@@ -450,9 +456,11 @@ impl Role {
     }
 }
 
-/// Bus address and offset of as many neighbouring huge pages as a slot takes, if memory is not too scattered for that.
+/// Returns the bus address and the offset of a run of neighbouring huge pages of the size of a
+/// slot, if there is one.
 ///
-/// Without IOMMU the bus address is the physical one, which the kernel tells privileged programs.
+/// Without an IOMMU, bus addresses are physical addresses, which privileged programs can read from
+/// the kernel.
 fn neighbours(address: u64) -> Result<Option<(u64, u64)>> {
     if std::fs::read_dir("/sys/kernel/iommu_groups").is_ok_and(|mut all| all.next().is_some()) {
         return Ok(None);
