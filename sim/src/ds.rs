@@ -1,19 +1,22 @@
-//! Connections of direct sockets (`protocol::ds`) between the nodes of an emulated fabric, under
+//! Simulation of direct sockets (`protocol::ds`) between the nodes of an emulated fabric, under
 //! seeded latency, loss, repeated messages, power cuts, restarts, and a node that forges messages.
 //!
-//! They are negotiated, before and besides a modelled connection of TCP (`tcp`, `setup`): programs
-//! ask or don't, listen with either socket, accept at once, late or never. Then they write and read
-//! pieces of random sizes at their pace, end their direction, close early, abort. What must hold:
-//! * Both ends of a connection use the same, or one has an error; it is decided in time, and
-//!   whoever uses TCP has a reason. A note is taken for its own connection only, and none is left.
-//! * What is read is what was written, byte by byte; the end of a stream comes where its writer
-//!   ended it, and nowhere else.
-//! * A connection between nodes that were not restarted, and whose programs behave, carries all and
-//!   ends in order, whatever the network loses for less than 400 ms, and whatever others do.
-//! * Everything ends. Rings that were given back are not written to any more (they are overwritten,
-//!   and looked at when they are used again), and all come back.
-//! * Someone else's message changes nothing.
-//! * Who waits for a place for a GET waits for one turn of each other connection at most.
+//! Connections are negotiated beside a modelled connection of TCP (`tcp`, `setup`). Programs ask or
+//! not, listen with either socket, and accept at once, late or never. They write and read chunks of
+//! random sizes at their own pace, end their direction, close early, or abort. Invariants:
+//!
+//! * Both ends of a connection use the same path, or one has an error. The decision is made in
+//!   time, and an end that uses TCP has a reason. A note is used only for its own connection, and
+//!   none is left.
+//! * Data read are the data written, byte by byte. The end of a stream occurs exactly where its
+//!   writer ended it.
+//! * A connection between nodes that were not restarted and whose programs behave carries all data
+//!   and ends in order. This holds if the network loses packets for less than 400 ms, whatever
+//!   other connections do.
+//! * Every connection ends. Returned rings are not written any more (they are overwritten, and
+//!   checked when they are used again), and all are returned.
+//! * Messages of a third node have no effect.
+//! * While a connection waits for a GET slot, each other connection gets at most one turn.
 
 mod fault;
 mod forge;
@@ -43,17 +46,17 @@ use tcp::{Segment, Tcp};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
-/// Bytes of the memory of a ring; rings are at most as long.
+/// Size of a ring's memory in bytes; maximum length of a ring.
 const RING_BYTES: u64 = 4096;
-/// Rings of a node.
+/// Number of rings of a node.
 const RINGS: u64 = 48;
-/// No network loses or holds what it carries for longer than this.
+/// Maximum time in ns for which a network loses or holds packets.
 const LONGEST: u64 = 400 * MS;
-/// So long a port may keep what it has taken, longer than anything is on its way.
+/// Maximum time in ns that a port holds accepted messages; longer than any packet is in flight.
 const HELD: u64 = 1_700 * MS;
-/// So long at most one of RMA: late answers are waited for.
+/// Maximum time in ns that a port holds RMA commands, because late answers are waited for.
 const COMMANDS_HELD: u64 = 900 * MS;
-/// Times in ns.
+/// Limits of streams; times in ns.
 const LIMITS: Limits = Limits {
     threshold: 300,
     chunk: 3_000,
@@ -65,18 +68,18 @@ const LIMITS: Limits = Limits {
     ask_most: 400 * MS,
     give_up: 2_500 * MS,
     orphan: 4_000 * MS,
-    // Longer than a port may keep what would be answered.
+    // Longer than a port holds messages that would be answered.
     linger: 2_600 * MS,
     cork: 30 * MS,
 };
-/// Times of the negotiation, in ns.
+/// Limits of the negotiation; times in ns.
 const OPENING: OpenLimits = OpenLimits {
     ask: 20 * MS,
     asks: 4,
     accept: 200 * MS,
     refresh: 100 * MS,
     keep: 700 * MS,
-    // Longer than a port may keep what was said.
+    // Longer than a port holds messages.
     confirm: 2_200 * MS,
     silent: 500 * MS,
     late: 60 * MS,
@@ -94,43 +97,44 @@ const TRANSFER_LIMITS: transfer::Limits = transfer::Limits {
     node_fragments: 200,
     absorb: 1_500 * MS,
 };
-/// Connections and faults begin before this.
+/// Time in ns before which connections and faults start.
 const BUSY: u64 = 3_000 * MS;
-/// Everything has ended after this.
+/// Time in ns after which all has ended.
 const END: u64 = BUSY + 20_000 * MS;
-/// Programs that write slowly hurry from then on, or some would not be done at the end.
+/// Time in ns from which slow writers speed up, because they would not finish otherwise.
 const HURRY: u64 = BUSY + 10_000 * MS;
-/// A node that does nothing polls at least so often.
+/// Maximum time in ns between polls of an idle node.
 const IDLE: u64 = 15 * MS;
-/// One with connections polls so often.
+/// Maximum time in ns between polls of a node with connections.
 const SLOWEST: u64 = 4 * MS;
 
-/// An error in the glue, or a limit of the machine that is off.
+/// A bug that a test injects into the driver code of the simulation or, through a limit, into the
+/// state machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
-    /// Bytes are taken to be there when their GET is posted.
+    /// A GET's data count as received when it is posted.
     Hasty,
-    /// The send ring is used for something else when the connection is over.
+    /// The send ring is reused when the connection has ended.
     SendRingAtEnd,
-    /// So is the receive ring.
+    /// The receive ring is reused when the connection has ended.
     ReceiveRingAtEnd,
     /// GETs are posted whenever the peer was last known to be alive.
     Stale,
-    /// Nobody asks.
+    /// Peers are never asked.
     NeverAsk,
-    /// Anybody's messages are taken.
+    /// Messages are accepted from any source.
     Unsourced,
-    /// GETs count as done whatever is missing in them.
+    /// GETs count as complete despite holes.
     Unmarked,
-    /// The end of TCP's connection decides that TCP is used.
+    /// The end of TCP's connection selects TCP.
     FinDecides,
-    /// The note of a client stays when its connection is taken as one of TCP.
+    /// The note of a client stays when its connection is accepted as one of TCP.
     NoteKept,
-    /// A note stays when it is taken, and one that comes again is taken again.
+    /// A note stays after use, so that a repeated one is used again.
     TakenTwice,
-    /// Answers are believed whoever says them, and whatever their cookie is.
+    /// Answers are accepted from any source and with any cookie.
     AnyAnswer,
-    /// Who uses TCP keeps its rings.
+    /// An end that uses TCP keeps its rings.
     RingsKept,
     /// A client that uses TCP does not answer.
     NoAnswer,
@@ -138,26 +142,26 @@ pub enum Mutation {
     KeepZero,
     /// The server does not wait for its client.
     ShortConfirm,
-    /// The client does not wait for the answer before TCP's SYN.
+    /// The client sends TCP's SYN before the answer.
     EarlySyn,
-    /// What a port has taken counts as sent.
+    /// Messages held by a port count as sent.
     HeldIsSent,
-    /// Memory of a program that withdraws it is used again before the peer has answered.
+    /// Source memory that a program withdraws is reused before the peer has answered.
     SourceAtOnce,
-    /// Memory of a reader is used again when it has been taken back.
+    /// Memory of a reader is reused as soon as it is withdrawn.
     SinkAtOnce,
-    /// Memory changes when it was announced.
+    /// Announced memory changes.
     SourceChanged,
-    /// What was withdrawn counts as sent.
+    /// Withdrawn bytes count as sent.
     WithdrawnCounts,
-    /// What is elsewhere is fetched from the ring.
+    /// Data in source memory are fetched from the ring.
     RingForSource,
-    /// Who got a place for a GET and wants more is the first one again.
+    /// A connection that got a GET slot and wants another stays first in the queue.
     StaysFirst,
 }
 
 impl Mutation {
-    /// All of them.
+    /// All mutations.
     pub const ALL: &'static [Self] = &[
         Self::Hasty,
         Self::SendRingAtEnd,
@@ -211,14 +215,14 @@ fn opening(mutation: Option<Mutation>) -> OpenLimits {
     }
 }
 
-/// What is wrong, and when.
+/// A violated invariant.
 #[derive(Debug, Clone)]
 pub struct Violation {
     /// Seed of the run.
     pub seed: u64,
-    /// When, in ns.
+    /// Simulated time in ns.
     pub at: u64,
-    /// What.
+    /// Description.
     pub what: String,
 }
 
@@ -229,12 +233,12 @@ impl std::fmt::Display for Violation {
     }
 }
 
-/// What runs did.
+/// Statistics of runs.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Summary {
     /// Connections.
     pub connections: u64,
-    /// Of these, that had to carry all.
+    /// Connections that had to carry all data.
     pub demanded: u64,
     /// Ends that finished in order.
     pub finished: u64,
@@ -242,46 +246,46 @@ pub struct Summary {
     pub failed: u64,
     /// Bytes read.
     pub bytes: u64,
-    /// GETs, and those made anew.
+    /// GETs.
     pub gets: u64,
-    /// See `gets`.
+    /// Repeated GETs.
     pub gets_again: u64,
-    /// Times that data was sent once more.
+    /// Number of times that data were sent again.
     pub rewinds: u64,
-    /// Times that a peer was asked.
+    /// Number of times that a peer was asked.
     pub asked: u64,
-    /// Messages that came twice, too early, or belonged to another stream.
+    /// Messages that were repeated, early, or of another stream.
     pub odd: u64,
     /// Faults.
     pub faults: u64,
-    /// GETs that were done and had lost something.
+    /// Completed GETs with holes.
     pub holes: u64,
-    /// Times that a GET had to wait for a place.
+    /// Number of times that a GET waited for a slot.
     pub waited: u64,
-    /// Connections that were not begun, as the client's node was off.
+    /// Connections that did not start, because the client's node was off.
     pub refused: u64,
-    /// Bytes announced in programs' memory, and fetched to it.
+    /// Bytes announced in programs' memory.
     pub lent: u64,
-    /// See `lent`.
+    /// Bytes fetched into programs' memory.
     pub sunk: u64,
-    /// Times that such memory was withdrawn after it was announced.
+    /// Number of times that announced memory was withdrawn.
     pub cuts: u64,
-    /// Ends that used streams, TCP, or did not know what the peer does.
+    /// Ends that used streams.
     pub direct: u64,
-    /// See `direct`.
+    /// Ends that used TCP.
     pub tcp: u64,
-    /// See `direct`.
+    /// Ends that could not learn the peer's decision.
     pub lost: u64,
-    /// Notes that another connection of the same addresses and ports had left.
+    /// Notes left by another connection with the same addresses and ports.
     pub foreign_notes: u64,
-    /// Connections that had the addresses and ports of an older one.
+    /// Connections with the addresses and ports of an older one.
     pub reused: u64,
-    /// Reasons for TCP, as bits of their numbers.
+    /// Reasons for TCP, as a bit mask of their numbers.
     pub reasons: u32,
 }
 
 impl Summary {
-    /// The sum of both.
+    /// Returns the sum of two statistics.
     #[must_use]
     pub fn and(self, o: Self) -> Self {
         Self {
@@ -321,34 +325,34 @@ enum Event {
     Accept(usize),
     Write(usize, usize),
     Read(usize, usize),
-    /// A program ends it.
+    /// A program closes its end.
     Leave(usize, usize),
     Forge(usize),
     Fault(usize),
     Heal(usize),
 }
 
-/// What a program does at one end.
+/// State of a program at one end.
 #[derive(Debug, Clone)]
 struct Side {
     node: usize,
-    /// Bytes that it writes.
+    /// Number of bytes that it writes.
     plan: u64,
     written: u64,
-    /// Of what it sends from its memory it waits for so much.
+    /// Number of bytes in flight from its own memory.
     lent: u64,
-    /// It sends so, and takes it so.
+    /// True if it sends from its memory and receives into it.
     lends: bool,
-    /// It has ended its direction.
+    /// True after it ended its direction.
     shut: bool,
     read: u64,
     eof: bool,
-    /// Why its end was over when it left.
+    /// Reason of the end of the connection, seen when it left.
     end: Option<End>,
     left: bool,
-    /// Its node was restarted.
+    /// True after a restart of its node.
     crashed: bool,
-    /// There is a program, which knows that TCP's connection is there since then.
+    /// True if the program knows, since `since`, that TCP's connection is established.
     begun: bool,
     since: u64,
     carrier: Decision,
@@ -357,14 +361,14 @@ struct Side {
     largest: usize,
 }
 
-/// A connection.
+/// A connection with both ends.
 #[derive(Debug, Clone)]
 struct Pair {
     sides: [Side; 2],
-    /// It has to carry all.
+    /// True if it must carry all data.
     demanded: bool,
     tcp: Tcp,
-    /// When both ends had left.
+    /// Time at which both ends had left.
     gone: u64,
 }
 
@@ -374,12 +378,12 @@ pub struct Rig {
     rng: SmallRng,
     fabric: Fabric,
     nodes: Vec<Node>,
-    /// What it says can't be relied on.
+    /// Node whose messages are not trustworthy.
     hostile: Option<usize>,
     mutation: Option<Mutation>,
-    /// Nothing is in the way of any connection.
+    /// True if the run has no disturbance.
     clean: bool,
-    /// Messages of negotiations may come late, a second time.
+    /// True if messages of negotiations may be repeated late.
     echoes: bool,
     pace: Vec<u64>,
     waits: Vec<u64>,
@@ -391,7 +395,7 @@ pub struct Rig {
     trace: Option<Vec<String>>,
 }
 
-/// Byte `at` of what a side of a pair writes.
+/// Returns byte `at` of the data that a side of a pair writes.
 fn byte(pair: usize, side: usize, at: u64) -> u8 {
     let key = ((pair as u64) << 40) ^ ((side as u64) << 39) ^ (at >> 3);
     let mixed = key.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -399,11 +403,11 @@ fn byte(pair: usize, side: usize, at: u64) -> u8 {
 }
 
 impl Rig {
-    /// A run of this seed, with an error in the glue if asked for.
+    /// Creates a run of this seed, with an injected bug if requested.
     ///
     /// # Errors
     ///
-    /// The emulator refuses something.
+    /// If the emulator rejects an operation.
     pub fn new(seed: u64, mutation: Option<Mutation>, trace: bool) -> Result<Self> {
         let mut rng = SmallRng::seed_from_u64(seed);
         let count = rng.random_range(2..=3usize);
@@ -443,7 +447,7 @@ impl Rig {
         }
     }
 
-    /// What happened so far, if it was to be kept.
+    /// Returns the events so far, if tracing is enabled.
     pub fn trace(&self) -> &[String] {
         self.trace.as_deref().unwrap_or_default()
     }
@@ -497,7 +501,7 @@ impl Rig {
             }
         }
         self.summary.faults = self.faults.len() as u64;
-        // When all faults are over.
+        // After all faults.
         for _ in 0..2 {
             self.at(BUSY + 2_000 * MS, Event::Connect);
         }
@@ -508,7 +512,7 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// What did not hold.
+    /// The violated invariant.
     pub fn run(&mut self) -> Result<Summary, Violation> {
         match self.steps() {
             Ok(()) => {
@@ -540,7 +544,7 @@ impl Rig {
                 self.check_waiting(n)?;
                 self.check_reused(n)?;
                 self.check_ends(n)?;
-                // A driver has interrupts; here messages wait for a while.
+                // Models interrupts: messages wait for a while.
                 let busy = self.nodes[n].was_busy();
                 self.waits[n] = match self.nodes[n].is_idle() {
                     true => IDLE,
@@ -610,7 +614,7 @@ impl Rig {
 ///
 /// # Errors
 ///
-/// What did not hold, or why the run could not be made.
+/// The violated invariant, or an error of the set-up.
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Result<Summary, Violation> {
     let failed = |e: anyhow::Error| Violation {
         seed,

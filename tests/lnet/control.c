@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * /dev/lnet_stand: a command is written, its result is read by the same file. See stand.h.
+ * /dev/lnet_stand: a command is written, and its result is read from the same file. See stand.h.
  *
- * net add NET INTERFACE [credits= peer_credits= peer_buffer_credits= peer_timeout= lnd.KEY=]
- * net del NET [INTERFACE]      nets       counters       memory
- * route add NET GATEWAY        routing 0|1               routes
- * fault EVERY [HEALTH]         odd NAME=THOUSANDTHS…
- * ping NID [size= from= count= timeout=]
- * serve [buffers= slow=]       serve stop
- * test kind=ping|read|write to=NID […]: see parse_test in work.c
+ *     net add NET INTERFACE [credits= peer_credits= peer_buffer_credits= peer_timeout= lnd.KEY=]
+ *     net del NET [INTERFACE]      nets       counters       memory
+ *     route add NET GATEWAY        routing 0|1               routes
+ *     fault EVERY [HEALTH]         odd NAME=THOUSANDTHS…
+ *     ping NID [size= from= count= timeout=]
+ *     serve [buffers= slow=]       serve stop
+ *     test kind=ping|read|write to=NID […]: see parse_test in work.c
  */
 #include <linux/fs.h>
 #include <linux/miscdevice.h>

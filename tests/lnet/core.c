@@ -33,13 +33,13 @@ bool stand_context(const char *what)
 		defect("%s in an interrupt, or without them", what);
 		return false;
 	}
-	/* Of spinlocks this is all that a kernel without checkers knows. */
+	/* Without debug options, this is all that the kernel knows of spinlocks. */
 	if (in_atomic() || rcu_preempt_depth()) {
 		defect("%s where nobody may sleep", what);
 		return false;
 	}
 #ifdef CONFIG_LOCKDEP
-	/* Work items count as locks. */
+	/* Lockdep counts work items as locks. */
 	if (debug_locks && lockdep_depth(current) && !(current->flags & PF_WQ_WORKER)) {
 		debug_show_held_locks(current);
 		defect("%s with locks", what);
@@ -228,7 +228,7 @@ void lnet_unregister_lnd(const struct lnet_lnd *lnd)
 }
 EXPORT_SYMBOL(lnet_unregister_lnd);
 
-/* Peers. With the lock. */
+/* Peers. The caller holds stand_lock. */
 
 struct stand_peer *stand_find_peer(struct lnet_ni *ni, const struct lnet_nid *nid)
 {
@@ -246,7 +246,10 @@ static void credits(struct stand_credits *c, int n)
 	INIT_LIST_HEAD(&c->queue);
 }
 
-/* Without locks, or with api. NULL without memory. */
+/*
+ * Returns the peer, which is created if necessary. NULL: no memory. The caller holds stand_api or
+ * no lock.
+ */
 struct stand_peer *stand_make_peer(struct lnet_ni *ni, const struct lnet_nid *nid)
 {
 	struct stand_peer *peer = kzalloc(sizeof(*peer), GFP_NOFS), *other;
@@ -319,7 +322,7 @@ void stand_ni_put(struct lnet_ni *ni, int refs)
 	spin_unlock(&stand_lock);
 }
 
-/* A value for a key of the driver's, as netlink gives it. */
+/* Sets a tunable of the driver like netlink does. */
 static int set_key(const struct lnet_lnd *lnd, struct lnet_ni *ni, const char *name, s64 value)
 {
 	struct {
@@ -524,7 +527,7 @@ int stand_net_add(const char *name, const char *interface, char *options, struct
 	return 0;
 }
 
-/* Seconds that the end of an interface may take: its messages have to be over by then. */
+/* Maximum seconds that the end of an interface takes; its messages must have ended by then. */
 #define PATIENCE 120
 
 static int ni_stop(struct lnet_ni *ni)
@@ -532,7 +535,7 @@ static int ni_stop(struct lnet_ni *ni)
 	const struct lnet_lnd *lnd = ni->ni_net->net_lnd;
 	int n = 0, left, rc = 0;
 
-	/* Whoever sends finds it no more; what was kept for it is thrown away. */
+	/* Senders no longer find the interface; its held messages are discarded. */
 	for (;;) {
 		stand_discard(ni);
 		spin_lock(&stand_lock);
@@ -575,7 +578,10 @@ int stand_net_del(const char *name, const char *interface)
 		if (found)
 			found->life = STAND_DELETING;
 		spin_unlock(&stand_lock);
-		/* The end does not keep others from what needs this one. */
+		/*
+		 * Releases the lock, because ending an interface must not block commands that need
+		 * the lock.
+		 */
 		mutex_unlock(&stand_api);
 		if (!found)
 			return n ? rc : -ENOENT;
@@ -620,7 +626,7 @@ void stand_show_nets(struct seq_buf *out)
 	int i;
 
 	mutex_lock(&stand_api);
-	/* Those that go meanwhile go with the lock of drivers only. */
+	/* Interfaces may end at the same time, which needs only stand_lnd. */
 	mutex_lock(&stand_lnd);
 	list_for_each_entry(ni, &stand_nis, stand_list) {
 		t = &ni->ni_net->net_tunables;

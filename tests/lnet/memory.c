@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Memory that messages go to or come from, and what is in it. See stand.h. */
+/* Memory for messages, and its contents. See stand.h. */
 #include <linux/highmem.h>
 #include <linux/mm.h>
 #include <linux/slab.h>
 #include "stand.h"
 
-/* What nobody has written. */
+/* Value of bytes that were never written. */
 #define BLANK 0xA5
-/* Around memory of the heap. */
+/* Bytes in front of and behind memory from the heap. */
 #define MARGIN 64
 
 static LIST_HEAD(all_mds);
@@ -17,7 +17,7 @@ static struct list_head portals[PORTALS] = {
 static u64 next_cookie;
 static atomic_long_t pages_used, heap_used, mds_used;
 
-/* Unchecked memory that is not in use; with the lock. */
+/* Cache of unused unchecked memory, protected by stand_lock. */
 static LIST_HEAD(again);
 static unsigned int nagain;
 #define AGAIN 256
@@ -85,7 +85,7 @@ void stand_mem_free(struct stand_mem *mem)
 	kfree(mem);
 }
 
-/* A page of its own for a piece. */
+/* Adds a fragment in a separate page. */
 static bool add_page(struct stand_mem *mem, u32 offset, u32 len)
 {
 	struct page *page = alloc_page(GFP_KERNEL);
@@ -98,7 +98,7 @@ static bool add_page(struct stand_mem *mem, u32 offset, u32 len)
 	return true;
 }
 
-/* Pieces of the heap, each within a page. */
+/* Adds fragments of heap memory, each within a page. */
 static bool add_heap(struct stand_mem *mem, u32 offset)
 {
 	u8 *at;
@@ -120,7 +120,10 @@ static bool add_heap(struct stand_mem *mem, u32 offset)
 	return true;
 }
 
-/* Memory in so many pieces, with gaps between them, all of it blank. NULL: no memory, or it can't have so many. */
+/*
+ * Allocates memory with the given number of fragments and gaps between them, filled with BLANK.
+ * Returns NULL without memory or if the number is impossible.
+ */
 struct stand_mem *stand_mem_new(const struct stand_shape *shape, u64 seed)
 {
 	struct stand_mem *mem = shape->unchecked ? take_again(shape->size) : NULL;
@@ -141,7 +144,9 @@ struct stand_mem *stand_mem_new(const struct stand_shape *shape, u64 seed)
 		if (!add_heap(mem, offset))
 			goto fail;
 	} else if (shape->frags) {
-		/* Each gets at least one byte, and leaves no more than the others can hold. */
+		/*
+		 * Each fragment has at least one byte and leaves no more than the others can hold.
+		 */
 		u32 frags = min(shape->frags, shape->size);
 
 		for (i = 0; i < frags; i++) {
@@ -221,7 +226,7 @@ void stand_mem_forget(void)
 
 static void fill(u8 *to, u64 seed, u32 at, u32 len)
 {
-	/* Whole words, where they are. */
+	/* Whole words where possible. */
 	while (len && at & 7) {
 		*to++ = pattern(seed, at++);
 		len--;
@@ -286,7 +291,7 @@ static void copy(struct stand_mem *mem, u32 at, void *buf, u32 len, bool in)
 	}
 }
 
-/* Its first bytes, 64 at most, which hold something else. */
+/* Writes up to 64 bytes of another pattern at the start. */
 void stand_mem_part(struct stand_mem *mem, u64 seed, u32 len)
 {
 	u8 bytes[64];
@@ -306,7 +311,7 @@ u64 stand_mem_wrong(struct stand_mem *mem, u64 seed, u32 from, u32 len)
 
 		n += wrong(p, seed, from + at, good);
 		n += not_blank(p + good, has - good);
-		/* The page is its own. */
+		/* The page belongs to the fragment alone. */
 		if (!mem->heap) {
 			n += not_blank(p - mem->vecs[i].bv_offset, mem->vecs[i].bv_offset);
 			n += not_blank(p + has, PAGE_SIZE - mem->vecs[i].bv_offset - has);
@@ -331,7 +336,10 @@ void stand_mem_write(struct stand_mem *mem, u32 at, const void *from, u32 len)
 	copy(mem, at, (void *)from, len, true);
 }
 
-/* With memory, which it frees. NULL: no memory. */
+/*
+ * Creates a memory descriptor, which owns the memory. Returns NULL and frees the memory if there is
+ * no memory.
+ */
 struct lnet_libmd *stand_md_new(struct stand_mem *mem)
 {
 	struct lnet_libmd *md = mem ? kzalloc(sizeof(*md), GFP_KERNEL) : NULL;
@@ -366,7 +374,10 @@ void stand_md_attach(struct lnet_libmd *md, int portal, u64 match)
 		stand_attached(portal);
 }
 
-/* The first that matches, with a reference more; how much of so many bytes it takes. With the lock. */
+/*
+ * Returns the first matching descriptor with an additional reference, and in *mlen the number of
+ * bytes it accepts. The caller holds stand_lock.
+ */
 struct lnet_libmd *stand_md_match(int portal, u64 match, bool put, u32 rlen, u32 *mlen)
 {
 	struct lnet_libmd *md;
@@ -387,7 +398,7 @@ struct lnet_libmd *stand_md_match(int portal, u64 match, bool put, u32 rlen, u32
 	return NULL;
 }
 
-/* With the lock. */
+/* The caller holds stand_lock. */
 struct lnet_libmd *stand_md_by_cookie(u64 cookie)
 {
 	struct lnet_libmd *md;
@@ -433,7 +444,10 @@ void stand_md_free(struct lnet_libmd *md)
 	if (!md)
 		return;
 	stand_md_unlink(md);
-	/* The driver has its messages at most for as long as it says; who looks at messages tells if not. */
+	/*
+	 * The driver must end its messages within its time-out. The periodic check of messages
+	 * reports violations.
+	 */
 	wait_event_idle(md->wait, is_free(md));
 	spin_lock(&stand_lock);
 	list_del(&md->all);
@@ -452,7 +466,7 @@ int stand_memory_left(struct seq_buf *out)
 {
 	long mds = atomic_long_read(&mds_used), pages = atomic_long_read(&pages_used), heap = atomic_long_read(&heap_used);
 
-	/* It may find some. */
+	/* The count may find corrupt messages. */
 	int messages = stand_msg_count();
 
 	if (out)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Test aid: a driver for the stand-in that gives messages back to their own node, and makes one mistake, so that tests know that the stand-in
- * sees it. Messages with payload of up to MOST bytes.
+ * Test aid: a driver for the stand-in that delivers messages to its own node and makes one mistake,
+ * which the stand-in must detect. Payload is up to MOST bytes.
  */
 #include <linux/delay.h>
 #include <linux/lnet/lib-lnet.h>
@@ -14,19 +14,19 @@
 enum {
 	NONE,
 	TWICE,			/* ends a message twice */
-	NO_BH,			/* ends one with bottom halves off */
-	LOCKED,			/* ends one with a spinlock */
-	HEALTH,			/* ends one with an error, and in good health */
-	REFUSED,		/* ends one that it refuses */
-	PARSE_NO_IRQ,		/* has a message parsed with interrupts off */
-	FUTURE,			/* tells of what will be */
+	NO_BH, /* ends one with bottom halves disabled */
+	LOCKED, /* ends one with a spinlock held */
+	HEALTH, /* ends one with an error but a good health status */
+	REFUSED, /* ends one that it rejects */
+	PARSE_NO_IRQ, /* calls lnet_parse with interrupts disabled */
+	FUTURE, /* reports an event of the future */
 	WRITES,			/* writes to a message that has ended */
-	EXISTS,			/* says EEXIST */
+	EXISTS, /* returns EEXIST */
 	NO_CREDITS,		/* has no credits */
 	NO_ADDRESS,		/* has no address */
 	KEEPS,			/* keeps a message for too long */
-	MORE,			/* writes more than is wanted */
-	OTHER,			/* writes something else */
+	MORE, /* writes more than LNet accepts */
+	OTHER, /* writes wrong data */
 };
 
 static int mistake;
@@ -46,7 +46,7 @@ static struct workqueue_struct *queue;
 static DEFINE_SPINLOCK(lock);
 static atomic_t letters;
 
-/* The first time. */
+/* Returns true once, if this is the selected mistake. */
 static bool now(int which)
 {
 	return mistake == which && !atomic_xchg(&made, 1);
@@ -192,7 +192,10 @@ static const struct lnet_lnd misuse = {
 
 static int __init misuse_init(void)
 {
-	/* One at a time, because lnet_finalize leaves a message to a thread that ends others already: it ends after the mistake then. */
+	/*
+	 * An ordered queue, because lnet_finalize leaves a message to a thread that already ends
+	 * others, so that it would end after the mistake.
+	 */
 	queue = alloc_ordered_workqueue("lnet_misuse", 0);
 	if (!queue)
 		return -ENOMEM;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Messages: made, sent, ended; credits. See stand.h. */
+/* Messages: creation, transmission, end; credits. See stand.h. */
 #include <linux/delay.h>
 #include <linux/module.h>
 #include <linux/random.h>
@@ -9,7 +9,7 @@
 #include <linux/workqueue.h>
 #include "stand.h"
 
-/* Messages that have ended, which nobody may write to. */
+/* Ended messages, which must not be written any more. */
 #define RESTING 512
 static struct lnet_msg *resting[RESTING];
 static unsigned int rest_at;
@@ -17,7 +17,10 @@ static int messages;
 static bool watching;
 static struct delayed_work watch;
 
-/* Messages that are about to be ended on a CPT, and who ends them: nobody twice at a time, and no more than processors. */
+/*
+ * Messages about to end on a CPT, and the threads that end them. A thread never nests, and up to
+ * `slots` threads work at a time.
+ */
 struct finals {
 	struct list_head queue;
 	struct task_struct *who[8];
@@ -54,7 +57,7 @@ static void put_to_rest(struct lnet_msg *msg)
 	kfree(old);
 }
 
-/* It has given everything back but its references. */
+/* The message has returned its credits and only holds references. */
 void stand_msg_free(struct lnet_msg *msg)
 {
 	struct lnet_libmd *md = msg->msg_md;
@@ -74,7 +77,7 @@ void stand_msg_free(struct lnet_msg *msg)
 	spin_unlock(&stand_lock);
 }
 
-/* Those that live; looks at those that have ended. */
+/* Returns the number of live messages. Checks that ended messages were not written. */
 int stand_msg_count(void)
 {
 	int i;
@@ -90,7 +93,7 @@ int stand_msg_count(void)
 	return i;
 }
 
-/* Whether it is a message that lives. */
+/* Returns true for a live message. */
 bool stand_msg_ours(struct lnet_msg *msg, const char *what)
 {
 	if (msg->magic == STAND_MAGIC && msg->magic_end == STAND_MAGIC)
@@ -103,11 +106,11 @@ void stand_give(struct lnet_msg *msg, enum stand_owner owner)
 {
 	msg->since = jiffies;
 	msg->told = false;
-	/* Who looks at messages that are kept too long sees both. */
+	/* Pairs with the check for messages that are held too long, which reads both members. */
 	smp_store_release(&msg->owner, owner);
 }
 
-/* Rules of `fault`. */
+/* Fault rules set by the command `fault`. */
 
 static int fault_every, fault_at, fault_health;
 
@@ -144,7 +147,7 @@ bool lnet_send_error_simulation(struct lnet_msg *msg, enum lnet_msg_hstatus *hst
 }
 EXPORT_SYMBOL(lnet_send_error_simulation);
 
-/* Sending. */
+/* Transmission. */
 
 static void count_sent(struct lnet_msg *msg)
 {
@@ -164,7 +167,7 @@ static void count_sent(struct lnet_msg *msg)
 	}
 }
 
-/* It has its credits: to the driver. */
+/* Passes a message that has its credits to the driver. */
 static void hand_out(struct lnet_msg *msg)
 {
 	struct lnet_ni *ni = msg->txni;
@@ -176,7 +179,7 @@ static void hand_out(struct lnet_msg *msg)
 	spin_lock(&stand_lock);
 	ni->inside++;
 	ni->sent++;
-	/* It is asked with the lock of the net. */
+	/* LNet calls this with the net lock held. */
 	rc = lnd->lnd_get_timeout ? lnd->lnd_get_timeout() : 0;
 	spin_unlock(&stand_lock);
 	if (rc < 0)
@@ -190,7 +193,7 @@ static void hand_out(struct lnet_msg *msg)
 	spin_unlock(&stand_lock);
 	if (!rc)
 		return;
-	/* So it was not ended. */
+	/* The driver rejected the message and must not have ended it. */
 	if (rc > 0)
 		defect("lnd_send says %d", rc);
 	if (!stand_msg_ours(msg, "lnd_send refuses, end"))
@@ -203,7 +206,10 @@ static void hand_out(struct lnet_msg *msg)
 	stand_end(msg, rc < 0 ? rc : -EIO);
 }
 
-/* Takes a credit; whether there is one. With the lock. */
+/*
+ * Takes a credit or queues the message. Returns true if a credit was available. The caller holds
+ * stand_lock.
+ */
 static bool take(struct stand_credits *c, struct lnet_msg *msg)
 {
 	c->min = min(c->min, --c->now);
@@ -213,7 +219,7 @@ static bool take(struct stand_credits *c, struct lnet_msg *msg)
 	return false;
 }
 
-/* Gives one back; the message that has it now. With the lock. */
+/* Returns a credit. Returns the message that gets it, if one waits. The caller holds stand_lock. */
 static struct lnet_msg *give_back(struct stand_credits *c)
 {
 	struct lnet_msg *next;
@@ -233,7 +239,10 @@ static struct stand_credits *of_ni(struct lnet_msg *msg)
 	return &msg->txni->tx[lnet_nid2cpt(&msg->msg_target.nid, msg->txni)];
 }
 
-/* With the credit of the peer; whether it may go. With the lock. */
+/*
+ * The message has a credit of the peer. Returns true if it also gets one of the interface. The
+ * caller holds stand_lock.
+ */
 static bool take_ni(struct lnet_msg *msg)
 {
 	msg->has_credits = true;
@@ -243,7 +252,7 @@ static bool take_ni(struct lnet_msg *msg)
 	return false;
 }
 
-/* It has an interface and a peer. */
+/* The message has an interface and a peer. */
 static void send_or_wait(struct lnet_msg *msg)
 {
 	bool goes;
@@ -272,13 +281,16 @@ static void give_credits_back(struct lnet_msg *msg, struct list_head *go)
 		list_add_tail(&next->list, go);
 }
 
-/* Whether an interface may send. */
+/* Returns true if an interface may send. */
 static bool is_usable(struct lnet_ni *ni)
 {
 	return ni->life == STAND_ACTIVE;
 }
 
-/* The interface that has the turn of those of a net, rather one whose NIC is alive. With the lock. */
+/*
+ * Returns the next interface of a net in turn, preferring those with a working NIC. The caller
+ * holds stand_lock.
+ */
 static struct lnet_ni *choose(u32 net, struct lnet_ni *but)
 {
 	struct lnet_ni *ni, *best = NULL;
@@ -293,7 +305,7 @@ static struct lnet_ni *choose(u32 net, struct lnet_ni *but)
 	return best;
 }
 
-/* Gives it the next hop, and an interface. */
+/* Determines the next hop and the interface. */
 static int find_way(struct lnet_msg *msg, struct lnet_ni *but)
 {
 	u32 net = stand_net_of(&msg->msg_hdr.dest_nid);
@@ -302,7 +314,7 @@ static int find_way(struct lnet_msg *msg, struct lnet_ni *but)
 	struct stand_peer *peer;
 
 	spin_lock(&stand_lock);
-	/* What answers goes out where the question came in. */
+	/* Answers leave by the interface on which the question arrived. */
 	if (msg->msg_hdr.src_nid.nid_addr[0] && !msg->msg_routing) {
 		ni = stand_ni_of_nid(&msg->msg_hdr.src_nid);
 		if (ni && ni->ni_net->net_id != net && stand_gateway(net, &hop))
@@ -336,7 +348,7 @@ static int find_way(struct lnet_msg *msg, struct lnet_ni *but)
 		return 0;
 	msg->msg_hdr.src_nid = ni->ni_nid;
 	if (stand_odd(ODD_big)) {
-		/* More than the address that there is; the other end leaves it out again. */
+		/* The address has excess bytes, which the receiver removes. */
 		count(big_headers);
 		msg->msg_hdr.src_nid.nid_size = 12;
 		get_random_bytes(&msg->msg_hdr.src_nid.nid_addr[1], 12);
@@ -344,7 +356,7 @@ static int find_way(struct lnet_msg *msg, struct lnet_ni *but)
 	return 0;
 }
 
-/* Sends a message that has a header; it ends in any case. */
+/* Sends a message with a complete header. The message ends in any case. */
 void stand_send(struct lnet_msg *msg)
 {
 	int rc = find_way(msg, NULL);
@@ -405,7 +417,7 @@ int stand_get(struct lnet_libmd *md, const struct lnet_nid *to, int portal, u64 
 	return 0;
 }
 
-/* The ACK that somebody wants of a message that has come in. */
+/* Sends the ACK that the sender of a received message requested. */
 static void acknowledge(struct lnet_msg *msg)
 {
 	struct lnet_msg *ack = stand_msg_new();
@@ -422,9 +434,12 @@ static void acknowledge(struct lnet_msg *msg)
 	stand_send(ack);
 }
 
-/* Ends. */
+/* Ends of messages. */
 
-/* What failed with this health was not delivered, and may go another way. */
+/*
+ * Returns true if the message was not delivered according to its health status, so that it may be
+ * sent by another interface.
+ */
 static bool may_resend(struct lnet_msg *msg)
 {
 	if (msg->msg_type != LNET_MSG_PUT && msg->msg_type != LNET_MSG_GET)
@@ -444,7 +459,7 @@ static bool may_resend(struct lnet_msg *msg)
 	}
 }
 
-/* Sends it by another interface, if there is one; whether it goes. */
+/* Sends the message by another interface. Returns false if there is none. */
 static bool resend(struct lnet_msg *msg)
 {
 	struct lnet_ni *old = msg->txni;
@@ -497,7 +512,7 @@ static void complete_msg(struct lnet_msg *msg)
 	if (status)
 		count(failed);
 	if (msg->msg_routing) {
-		/* The first end is that of its arrival. */
+		/* The first end of a routed message is its arrival. */
 		if (msg->received && !status) {
 			stand_forward(msg);
 			goto others;
@@ -516,7 +531,7 @@ static void complete_msg(struct lnet_msg *msg)
 		acknowledge(msg);
 	stand_msg_free(msg);
 others:
-	/* What has got the credits goes out on the same stack. */
+	/* Messages that got the credits are sent on the same stack. */
 	list_for_each_entry_safe(other, next, &go, list) {
 		list_del_init(&other->list);
 		count(nested_sends);
@@ -524,7 +539,10 @@ others:
 	}
 }
 
-/* Ends a message that is nobody's. On the same stack, unless somebody does that on this CPT already. */
+/*
+ * Ends a message that belongs to the stand-in. Runs on the same stack, unless another call on this
+ * CPT is already ending messages.
+ */
 void stand_end(struct lnet_msg *msg, int status)
 {
 	const struct lnet_nid *nid = msg->received ? &msg->msg_hdr.src_nid : &msg->msg_target.nid;
@@ -568,7 +586,7 @@ void lnet_finalize(struct lnet_msg *msg, int status)
 		return;
 	if (!stand_msg_ours(msg, "lnet_finalize"))
 		return;
-	/* Nobody else may have it, so that the second of two is told. */
+	/* Takes ownership atomically, so that a second call is detected. */
 	owner = xchg(&msg->owner, STAND_OURS);
 	if (owner == STAND_OURS) {
 		defect("lnet_finalize of a message that the driver does not have");
@@ -586,7 +604,7 @@ void lnet_finalize(struct lnet_msg *msg, int status)
 }
 EXPORT_SYMBOL(lnet_finalize);
 
-/* Messages that a driver keeps for longer than it says. */
+/* Reports messages that a driver holds for longer than its time-out. */
 static void look(struct work_struct *work)
 {
 	struct lnet_msg *msg;

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Messages that come in, those that are kept, routing. See stand.h. */
+/* Received messages, held messages, routing. See stand.h. */
 #include <linux/delay.h>
 #include <linux/module.h>
 #include <linux/slab.h>
 #include <linux/workqueue.h>
 #include "stand.h"
 
-/* Messages that nothing matches yet, on portals whose owners attach memory later; with the lock. */
+/*
+ * Held messages: unmatched, on portals whose owners attach memory later. Protected by stand_lock.
+ */
 static LIST_HEAD(kept);
-/* Messages to be routed that have no credit or buffer yet. */
+/* Messages to be routed that wait for a credit or buffer. */
 static LIST_HEAD(waiting);
 
-/* Where a message goes is said exactly once for each that the driver was told is taken. */
+/* Names the destination of a message, exactly once for each message that lnet_parse accepted. */
 void stand_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, int delayed, unsigned int offset, unsigned int mlen,
 		unsigned int rlen)
 {
@@ -38,7 +40,7 @@ void stand_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, int del
 	ni->refs++;
 	spin_unlock(&stand_lock);
 	rc = lnd->lnd_recv(ni, private, msg, delayed, &to, rlen);
-	/* The iterator was on this stack: who uses it later shows. */
+	/* The iterator was on this stack. Poisoning it reveals later use. */
 	memset(&to, STAND_POISON, sizeof(to));
 	spin_lock(&stand_lock);
 	ni->inside--;
@@ -54,7 +56,7 @@ void stand_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, int del
 	}
 }
 
-/* It has what it goes to. */
+/* The message has its destination memory. */
 static void receive(struct lnet_msg *msg, int delayed)
 {
 	unsigned int offset = msg->msg_offset;
@@ -63,7 +65,7 @@ static void receive(struct lnet_msg *msg, int delayed)
 	stand_recv(msg->rxni, msg->msg_private, msg, delayed, offset, msg->msg_len, msg->wanted);
 }
 
-/* Of a message that nobody wants the driver is told that nothing is wanted. */
+/* Tells the driver that no byte of the message is accepted. */
 static void drop(struct lnet_msg *msg, int delayed)
 {
 	struct lnet_ni *ni = msg->rxni;
@@ -75,7 +77,7 @@ static void drop(struct lnet_msg *msg, int delayed)
 	stand_msg_free(msg);
 }
 
-/* Before a message is kept; whether it may be. */
+/* Calls lnd_eager_recv before a message is held. Returns true if it may be held. */
 static bool eager(struct lnet_msg *msg)
 {
 	const struct lnet_lnd *lnd = msg->rxni->ni_net->net_lnd;
@@ -96,7 +98,7 @@ static bool eager(struct lnet_msg *msg)
 	return !rc;
 }
 
-/* Messages that another thread says something about, somewhat later. */
+/* A message whose destination another thread names later. */
 struct late {
 	struct work_struct work;
 	struct lnet_msg *msg;
@@ -115,7 +117,7 @@ static void late_work(struct work_struct *work)
 		struct lnet_libmd *md = msg->msg_md;
 
 		count(odd_drops);
-		/* Its memory waits for it no longer. */
+		/* Its memory no longer waits for it. */
 		if (md)
 			stand_md_tell(md, msg->msg_type == LNET_MSG_PUT ? EV_PUT : EV_REPLY, -ECANCELED, 0);
 		drop(msg, 1);
@@ -126,7 +128,7 @@ static void late_work(struct work_struct *work)
 	kfree(late);
 }
 
-/* It matches: now, or later. */
+/* The message matched. Names its destination now or later. */
 static void matched(struct lnet_msg *msg)
 {
 	bool drops = stand_odd(ODD_drop);
@@ -159,7 +161,10 @@ void stand_flush_late(void)
 	flush_workqueue(late_queue);
 }
 
-/* Gives a message the memory that it matches; 1: there is none, and it may be kept. With the lock. */
+/*
+ * Assigns the matching memory to a message. Returns 1 if no memory matches and the message may be
+ * held. The caller holds stand_lock.
+ */
 static int match_put(struct lnet_msg *msg)
 {
 	struct lnet_hdr *hdr = &msg->msg_hdr;
@@ -218,7 +223,10 @@ static void parse_put(struct lnet_msg *msg)
 	}
 }
 
-/* Memory was attached: for what was kept. Or nothing more is (`portal` < 0), so that it is dropped. */
+/*
+ * Memory was attached: resolves held messages. portal < 0: no more will be attached, so held
+ * messages are dropped.
+ */
 void stand_attached(int portal)
 {
 	struct lnet_msg *msg;
@@ -244,7 +252,7 @@ void stand_attached(int portal)
 	}
 }
 
-/* What is kept of an interface that ends. */
+/* Drops the held messages of an interface that ends. */
 void stand_discard(struct lnet_ni *ni)
 {
 	struct lnet_msg *msg, *next;
@@ -303,7 +311,10 @@ static void parse_get(struct lnet_msg *msg)
 	reply->msg_hdr.dest_pid = reply->msg_hdr.src_pid = 12345;
 	reply->msg_hdr.part.answer.to = hdr->part.ask.from;
 	reply->msg_hdr.part.answer.match = hdr->part.ask.match;
-	/* The value of a message that belongs to the driver by now, which is none of its business. */
+	/*
+	 * private belongs to the driver's other message. The reply carries the value to detect
+	 * misuse.
+	 */
 	reply->msg_private = private;
 	if (first)
 		stand_send(reply);
@@ -313,7 +324,7 @@ static void parse_get(struct lnet_msg *msg)
 	stand_msg_free(msg);
 }
 
-/* A REPLY or an ACK, for memory that is named by its sender. */
+/* Processes a REPLY or an ACK, whose sender names the memory. */
 static void parse_answer(struct lnet_msg *msg)
 {
 	struct lnet_libmd *md;
@@ -339,7 +350,10 @@ static void parse_answer(struct lnet_msg *msg)
 	}
 }
 
-/* Routing. Buffers: any number without pages, and so many of a page and of a whole message. */
+/*
+ * Routing. There are buffers of one page and of a whole message; messages without payload need
+ * none.
+ */
 
 struct stand_buffer {
 	struct list_head list;
@@ -377,7 +391,7 @@ int stand_route(const char *net, const char *gateway)
 	return 0;
 }
 
-/* With the lock. */
+/* The caller holds stand_lock. */
 bool stand_gateway(u32 net, struct lnet_nid *gateway)
 {
 	struct route *route;
@@ -385,7 +399,7 @@ bool stand_gateway(u32 net, struct lnet_nid *gateway)
 	list_for_each_entry(route, &routes, list)
 		if (route->net == net) {
 			*gateway = route->gateway;
-			/* The next one is another's turn. */
+			/* The next message uses another gateway. */
 			list_move_tail(&route->list, &routes);
 			return true;
 		}
@@ -466,7 +480,10 @@ void stand_show_routes(struct seq_buf *out)
 	spin_unlock(&stand_lock);
 }
 
-/* Gives a message to be routed a buffer and takes a credit of its peer; whether there are. With the lock. */
+/*
+ * Assigns a buffer to a message to be routed and takes a credit of its peer. Returns false if one
+ * is missing. The caller holds stand_lock.
+ */
 static bool take_buffer(struct lnet_msg *msg)
 {
 	struct list_head *list = msg->wanted <= PAGE_SIZE ? &small_buffers : &large_buffers;
@@ -526,7 +543,7 @@ static void parse_routed(struct lnet_msg *msg)
 	}
 }
 
-/* It has arrived: on its way. It ends in any case. */
+/* The message has arrived and is sent to its next hop. It ends in any case. */
 void stand_forward(struct lnet_msg *msg)
 {
 	msg->received = false;
@@ -534,7 +551,7 @@ void stand_forward(struct lnet_msg *msg)
 	stand_send(msg);
 }
 
-/* A routed message is over: who waited has its buffer. */
+/* A routed message has ended. A waiting message gets its buffer. */
 void stand_routed(struct lnet_msg *msg)
 {
 	struct lnet_msg *next, *found = NULL;
@@ -558,7 +575,7 @@ void stand_routed(struct lnet_msg *msg)
 		receive(found, 1);
 }
 
-/* All that comes in. */
+/* All received messages. */
 
 static void count_received(u32 type)
 {
@@ -608,7 +625,7 @@ int lnet_parse(struct lnet_ni *ni, struct lnet_hdr *hdr, struct lnet_nid *from, 
 	peer = stand_find_peer(ni, from);
 	spin_unlock(&stand_lock);
 	if (!peer) {
-		/* What changes networks is waited for. */
+		/* Waits for changes of networks. */
 		count(unknown_peers);
 		mutex_lock(&stand_api);
 		deleting = ni->life != STAND_ACTIVE;
@@ -632,7 +649,7 @@ int lnet_parse(struct lnet_ni *ni, struct lnet_hdr *hdr, struct lnet_nid *from, 
 		return 0;
 	}
 	msg->msg_hdr = *hdr;
-	/* Messages that are routed keep theirs. */
+	/* Routed messages keep their long address. */
 	if (for_me && hdr->src_nid.nid_size == 12)
 		stand_nid4_from(stand_nid4(&hdr->src_nid), &msg->msg_hdr.src_nid);
 	msg->msg_type = type;
@@ -649,7 +666,10 @@ int lnet_parse(struct lnet_ni *ni, struct lnet_hdr *hdr, struct lnet_nid *from, 
 	}
 	spin_unlock(&stand_lock);
 	if (deleting) {
-		/* LNet knows the peer and does not look at the interface: lnd_recv is called also while lnd_shutdown runs. */
+		/*
+		 * LNet knows the peer and ignores the state of the interface, so lnd_recv is also
+		 * called while lnd_shutdown runs.
+		 */
 		stand_msg_free(msg);
 		count(dropped);
 		stand_recv(ni, private, NULL, 0, 0, 0, hdr->payload_length);

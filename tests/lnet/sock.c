@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Test aid: a driver of the stand-in that sends messages over TCP, to compare kexlnd.ko with. Its networks are called tcp. An interface is a
- * network device, its address the first IPv4 address of that device.
+ * Test aid: a driver of the stand-in that sends messages over TCP, for comparison with kexlnd.ko.
+ * Its networks are named tcp. An interface is a network device, its address the first IPv4 address
+ * of that device.
  *
- * A message is LNet's header in its longer form, then the payload; both are copied at either end. An interface that has no connection to a
- * peer opens one, and the peer sends by the same. If both open one at the same time both stay, and each node sends by the one that it had first.
- * Each connection has a thread that sends and one that receives, so lnd_send and lnd_recv never wait for the network.
+ * A message is LNet's header in its long format, then the payload; both are copied at either end.
+ * An interface without a connection to a peer opens one, and the peer uses the same connection. If
+ * both open one at the same time, both stay, and each node sends by the connection that it had
+ * first. Each connection has a sending and a receiving thread, so that lnd_send and lnd_recv never
+ * wait for the network.
  */
 #include <linux/completion.h>
 #include <linux/delay.h>
@@ -22,9 +25,12 @@
 #include <net/sock.h>
 
 #define PORT 988
-/* Seconds after which a connection is given up whose peer answers nothing, takes nothing, or stops within a message. */
+/*
+ * Seconds after which a connection is given up whose peer does not answer, does not receive, or
+ * stops within a message.
+ */
 #define PATIENCE 10
-/* Seconds after which each message has ended: what the driver says to LNet. */
+/* Seconds after which each message has ended: the time-out reported to LNet. */
 #define TIMEOUT 50
 
 /* An LNet interface. */
@@ -33,9 +39,9 @@ struct sock_ni {
 	struct socket *listener;
 	__be32 address;
 	spinlock_t lock;
-	struct list_head conns;		/* those that messages may be sent by; with the lock */
-	int users;			/* connections and the thread that accepts them; with the lock */
-	bool stopping;			/* with the lock */
+	struct list_head conns; /* for transmission; protected by lock */
+	int users; /* connections and the accepting thread; protected by lock */
+	bool stopping; /* protected by lock */
 	wait_queue_head_t wait;		/* for the last user */
 };
 
@@ -45,17 +51,17 @@ struct conn {
 	refcount_t refs;
 	struct socket *sock;
 	__be32 peer;
-	bool opened;			/* by this node */
-	bool closed;			/* with in->lock, as is the queue */
+	bool opened; /* opened by this node */
+	bool closed; /* protected by in->lock, like the queue */
 	struct list_head queue;		/* struct tx */
 	wait_queue_head_t wait;		/* of the sender */
-	/* The message that comes in: lnd_recv says where it goes, in any thread. */
+	/* The message being received: lnd_recv names its destination, in any thread. */
 	struct completion told;
 	struct lnet_msg *msg;
 	struct iov_iter to;
 };
 
-/* A message that goes out. */
+/* A message to be sent. */
 struct tx {
 	struct list_head list;
 	struct lnet_msg *msg;
@@ -63,7 +69,7 @@ struct tx {
 
 static void leave(struct sock_ni *in)
 {
-	/* Freed when the waiter has had the lock. */
+	/* The last user may free `in` only after the lock is released. */
 	spin_lock(&in->lock);
 	in->users--;
 	wake_up(&in->wait);
@@ -91,7 +97,7 @@ static void conn_put(struct conn *conn)
 	leave(in);
 }
 
-/* No message is added to its queue after this, and its threads end. */
+/* Closes a connection: no message is added to its queue any more, and its threads end. */
 static void conn_close(struct conn *conn)
 {
 	spin_lock(&conn->in->lock);
@@ -102,7 +108,7 @@ static void conn_close(struct conn *conn)
 	wake_up(&conn->wait);
 }
 
-/* A thread that keeps the module until it has ended. */
+/* Starts a thread that holds a reference to the module until it has ended. */
 static int start(int (*run)(void *data), void *data, const char *name)
 {
 	struct task_struct *task;
@@ -126,7 +132,10 @@ static int conn_start(struct conn *conn, int (*run)(void *data), const char *nam
 	return rc;
 }
 
-/* A connection with one reference, which takes the socket. Without memory it releases the socket and returns NULL. */
+/*
+ * Creates a connection with one reference, which owns the socket. Without memory it releases the
+ * socket and returns NULL.
+ */
 static struct conn *conn_new(struct sock_ni *in, struct socket *sock, __be32 peer)
 {
 	struct conn *conn = kzalloc(sizeof(*conn), GFP_NOFS);
@@ -144,7 +153,7 @@ static struct conn *conn_new(struct sock_ni *in, struct socket *sock, __be32 pee
 	INIT_LIST_HEAD(&conn->queue);
 	init_waitqueue_head(&conn->wait);
 	init_completion(&conn->told);
-	/* Messages may have to be sent so that memory gets free. */
+	/* Sending messages may be necessary to free memory. */
 	sk->sk_allocation = GFP_NOFS;
 	sk->sk_use_task_frag = false;
 	sk->sk_rcvtimeo = PATIENCE * HZ;
@@ -157,7 +166,7 @@ static struct conn *conn_new(struct sock_ni *in, struct socket *sock, __be32 pee
 	return conn;
 }
 
-/* Sending. */
+/* Transmission. */
 
 static void end(struct tx *tx, enum lnet_msg_hstatus health, int status)
 {
@@ -180,7 +189,7 @@ static struct tx *pop(struct conn *conn)
 	return tx;
 }
 
-/* Closes a connection; what was not sent has failed. */
+/* Closes a connection. Unsent messages fail. */
 static void conn_fail(struct conn *conn)
 {
 	struct tx *tx;
@@ -200,7 +209,7 @@ static int transmit(struct socket *sock, struct lnet_msg *msg)
 	int n;
 
 	lnet_hdr_to_nid16(&msg->msg_hdr, &hdr);
-	/* TCP sends less than it was given only if there is an error, or its time is over. */
+	/* TCP sends less than requested only after an error or a time-out. */
 	n = kernel_sendmsg(sock, &mh, &vec, 1, sizeof(hdr));
 	if (n != sizeof(hdr))
 		return n < 0 ? n : -ETIMEDOUT;
@@ -238,7 +247,7 @@ static int sender(void *data)
 		if (!tx)
 			continue;
 		rc = transmit(conn->sock, tx->msg);
-		/* The peer may have got a message whose transmission has failed. */
+		/* The peer may have received a message whose transmission failed. */
 		end(tx, rc ? LNET_MSG_STATUS_NETWORK_TIMEOUT : LNET_MSG_STATUS_OK, rc ? -ETIMEDOUT : 0);
 	}
 	conn_fail(conn);
@@ -246,7 +255,7 @@ static int sender(void *data)
 	module_put_and_kthread_exit(0);
 }
 
-/* With the lock. */
+/* The caller holds in->lock. */
 static struct conn *find(struct sock_ni *in, __be32 peer)
 {
 	struct conn *conn;
@@ -257,7 +266,10 @@ static struct conn *find(struct sock_ni *in, __be32 peer)
 	return NULL;
 }
 
-/* Adds a message to the queue of a connection to the peer: of that which there is, or else of `fresh`. Returns the connection. */
+/*
+ * Adds a message to the queue of the connection to the peer, or of `fresh` if there is none.
+ * Returns the connection.
+ */
 static struct conn *enqueue(struct sock_ni *in, __be32 peer, struct tx *tx, struct conn *fresh)
 {
 	struct conn *conn;
@@ -295,7 +307,7 @@ static int listen_or_bind(struct sock_ni *in, bool listen, struct socket **sock)
 	return rc;
 }
 
-/* Sends a message by a new connection. 0: it ends in any case. */
+/* Sends a message by a new connection. Returns 0 if the message will end in any case. */
 static int send_by_new(struct sock_ni *in, __be32 peer, struct tx *tx)
 {
 	struct socket *sock;
@@ -334,9 +346,9 @@ static int sock_send(struct lnet_ni *ni, void *private, struct lnet_msg *msg)
 	return rc;
 }
 
-/* Receiving. */
+/* Reception. */
 
-/* Receives as much as the iterator has place for. Between messages (`idle`) a peer may be silent for any time. */
+/* Fills the iterator. Between messages (`idle`) a peer may be silent for any time. */
 static int get(struct conn *conn, struct iov_iter *to, bool idle)
 {
 	struct msghdr mh = { .msg_iter = *to };
@@ -379,7 +391,9 @@ static int get_message(struct conn *conn)
 		left -= min(left, iov_iter_count(&conn->to));
 		rc = get(conn, &conn->to, false);
 	}
-	/* What LNet does not want of it is received, too: the next message is behind it. */
+	/*
+	 * Bytes that LNet does not accept are received too, because the next message follows them.
+	 */
 	if (!rc && left) {
 		iov_iter_discard(&to, ITER_DEST, left);
 		rc = get(conn, &to, false);
@@ -396,13 +410,16 @@ static int receiver(void *data)
 	memalloc_nofs_save();
 	while (!get_message(conn))
 		;
-	/* The sender ends the messages of the queue. */
+	/* The sender thread ends the queued messages. */
 	conn_close(conn);
 	conn_put(conn);
 	module_put_and_kthread_exit(0);
 }
 
-/* In the thread of the receiver, within lnet_parse, or in another one, later. The receiver waits for it. */
+/*
+ * Runs in the receiver thread within lnet_parse, or later in another thread. The receiver waits for
+ * it.
+ */
 static int sock_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, int delayed, struct iov_iter *to, unsigned int rlen)
 {
 	struct conn *conn = private;
@@ -445,7 +462,7 @@ static int accept_on(void *data)
 
 	while (!READ_ONCE(in->stopping)) {
 		if (kernel_accept(in->listener, &sock, 0))
-			/* It ends, or there is no memory. */
+			/* The interface is stopping, or there is no memory. */
 			msleep(10);
 		else
 			accepted(in, sock);
@@ -454,7 +471,7 @@ static int accept_on(void *data)
 	module_put_and_kthread_exit(0);
 }
 
-/* The first address of a network device; 0: it has none, or there is no such device. */
+/* Returns the first address of a network device; 0 without address or device. */
 static __be32 address_of(const char *name)
 {
 	struct in_ifaddr *first = NULL;
@@ -500,7 +517,7 @@ static int sock_startup(struct lnet_ni *ni)
 		kfree(in);
 		return rc;
 	}
-	/* As kexlnd.ko. */
+	/* The same defaults as kexlnd.ko. */
 	otherwise(&t->lct_max_tx_credits, 256);
 	otherwise(&t->lct_peer_tx_credits, 8);
 	otherwise(&t->lct_peer_rtr_credits, 0);
@@ -517,7 +534,7 @@ static int sock_startup(struct lnet_ni *ni)
 	return rc;
 }
 
-/* A connection that is to be closed, with a reference. */
+/* Returns a connection to be closed, with a reference. */
 static struct conn *next_conn(struct sock_ni *in)
 {
 	struct conn *conn;
@@ -530,7 +547,7 @@ static struct conn *next_conn(struct sock_ni *in)
 	return conn;
 }
 
-/* LNet has ended all messages. */
+/* LNet has ended all messages before. */
 static void sock_shutdown(struct lnet_ni *ni)
 {
 	struct sock_ni *in = ni->ni_data;

@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * LNet stand-in: what LNet is to one of its drivers, without Lustre, for tests. It gives messages to the driver and takes them from it, has
- * memory that messages match, credits, routes, messages that it keeps, and looks at everything that the driver does: from where it calls,
- * and whether each message ends once. It is written from what drivers have to know of LNet, and talks to other stand-ins only.
+ * LNet stand-in for tests: the interface of LNet to its drivers, without Lustre. It passes messages
+ * to the driver and receives them, and has memory that messages match, credits, routes and held
+ * messages. It checks all that the driver does: the context of its calls, and that each message
+ * ends exactly once. It is written from what drivers must know of LNet, and communicates only with
+ * other stand-ins.
  *
- * core.c    drivers, networks, interfaces, peers, CPTs
- * msg.c     messages: made, sent, ended; credits
- * parse.c   messages that come in; routing
- * memory.c  memory that messages go to or come from, patterns
- * work.c    a service, and who asks it
- * control.c /dev/lnet_stand: commands, as text
+ *     core.c    drivers, networks, interfaces, peers, CPTs
+ *     msg.c     messages: creation, transmission, end; credits
+ *     parse.c   received messages; routing
+ *     memory.c  memory for messages, patterns
+ *     work.c    a service and its clients
+ *     control.c /dev/lnet_stand: commands as text
  *
- * sock.c    a driver that sends over TCP
- * misuse.c  a driver that makes mistakes
+ *     sock.c    a driver that sends over TCP
+ *     misuse.c  a driver that makes mistakes
  *
- * Locks: api, then lnd, then the spinlock. Drivers are called without the spinlock, but for lnd_get_timeout, lnd_nl_get.
+ * Lock order: stand_api, stand_lnd, stand_lock. Drivers are called without stand_lock, except for
+ * lnd_get_timeout and lnd_nl_get.
  */
 #ifndef STAND_H
 #define STAND_H
@@ -31,7 +34,7 @@
 #define STAND_MAGIC 0x6c6e65746d736731ULL
 #define STAND_POISON 0x6b
 
-/* Something that no driver may do, said once with where it was done. */
+/* Reports a violation of a driver, once for each place in the code. */
 #define defect(fmt, ...) \
 	({ atomic_inc(&stand_defects); WARN(1, "lnet_stand: " fmt "\n", ##__VA_ARGS__); })
 
@@ -40,10 +43,10 @@ extern struct mutex stand_api, stand_lnd;
 extern spinlock_t stand_lock;
 extern struct list_head stand_nets, stand_nis, stand_msgs;
 
-/* Where and how a call came in; whether it may go on. */
+/* Checks the context of a call of the driver. Returns false if the call must be ignored. */
 bool stand_context(const char *what);
 
-/* What is counted, shown by `counters`. */
+/* Counters, shown by the command `counters`. */
 #define STAND_COUNTS(X) \
 	X(sent) X(sent_put) X(sent_get) X(sent_ack) X(sent_reply) X(refused) X(failed) X(resent) \
 	X(received) X(received_put) X(received_get) X(received_ack) X(received_reply) X(short) X(zero) \
@@ -59,14 +62,14 @@ enum stand_count {
 extern atomic_long_t stand_counts[COUNT_END];
 #define count(n) atomic_long_inc(&stand_counts[COUNT_##n])
 
-/* Odd but legal things that are done, in thousandths of the occasions. */
+/* Unusual but legal behaviour, in thousandths of the occasions. */
 #define STAND_ODDS(X) \
-	X(late)		/* another thread says later where a message goes, after eager receive */ \
-	X(drop)		/* what was kept so is dropped */ \
-	X(refuse)	/* lnet_parse refuses */ \
-	X(send)		/* a message of its own goes out while one comes in */ \
+	X(late)		/* another thread names the destination later, after lnd_eager_recv */ \
+	X(drop)		/* such a held message is dropped */ \
+	X(refuse)	/* lnet_parse returns an error */ \
+	X(send)		/* a message is sent while another one is received */ \
 	X(slow)		/* calls take some milliseconds */ \
-	X(first)	/* the REPLY goes out before the GET is released */ \
+	X(first)	/* the REPLY is sent before the GET is released */ \
 	X(big)		/* the header has an address of 20 bytes */
 enum stand_odd {
 #define X(n) ODD_##n,
@@ -156,9 +159,9 @@ enum stand_event {
 	EVENTS,
 };
 
-/* Memory of messages. */
+/* Memory for a message. */
 struct stand_mem {
-	struct list_head again;	/* unchecked memory that is not in use */
+	struct list_head again; /* in the cache of unused unchecked memory */
 	bool unchecked;
 	unsigned int len;
 	unsigned int niov;
@@ -172,34 +175,37 @@ struct stand_mem {
 struct stand_shape {
 	u32 size;
 	u32 frags;	/* 0: whole pages */
-	u32 offset;	/* of the first page */
+	u32 offset; /* in the first page */
 	bool heap;
-	bool unchecked;	/* whole pages of any content, which are used again after their end: for measurements */
+	bool unchecked; /* whole pages with any contents, which are reused: for measurements */
 };
 
 struct stand_mem *stand_mem_new(const struct stand_shape *shape, u64 seed);
 void stand_mem_free(struct stand_mem *mem);
 void stand_mem_blank(struct stand_mem *mem);
-/* Blanks the first bytes; the caller knows that no others were written. */
+/* Blanks the first bytes. The caller knows that no others were written. */
 void stand_mem_blank_first(struct stand_mem *mem, u32 len);
-/* Ends unchecked memory that is not in use. */
+/* Frees the cache of unchecked memory. */
 void stand_mem_forget(void);
 void stand_mem_part(struct stand_mem *mem, u64 seed, u32 len);
 void stand_mem_fill(struct stand_mem *mem, u64 seed);
-/* Bytes that are not as they should be: the first so many have the pattern, from a place of it on, the rest nobody has written. */
+/*
+ * Returns the number of wrong bytes: the first `len` bytes must have the pattern from offset `from`
+ * on, the remainder must be blank.
+ */
 u64 stand_mem_wrong(struct stand_mem *mem, u64 seed, u32 from, u32 len);
 void stand_mem_read(struct stand_mem *mem, u32 at, void *to, u32 len);
 void stand_mem_write(struct stand_mem *mem, u32 at, const void *from, u32 len);
 
-/* What messages are matched with. */
+/* Memory descriptor, which messages match. */
 struct lnet_libmd {
-	struct list_head list;		/* of its portal */
+	struct list_head list; /* in its portal */
 	struct list_head all;
 	u64 cookie;
 	int portal;
 	u64 match, ignore;
 	bool put, get, truncate;
-	int threshold;			/* messages that it is for; -1: any number */
+	int threshold; /* number of messages that it accepts; -1: any number */
 	bool linked;
 	int refs;
 	struct stand_mem *mem;
@@ -218,7 +224,7 @@ struct lnet_libmd *stand_md_match(int portal, u64 match, bool put, u32 rlen, u32
 struct lnet_libmd *stand_md_by_cookie(u64 cookie);
 void stand_md_tell(struct lnet_libmd *md, enum stand_event event, int status, u32 len);
 void stand_md_unlink(struct lnet_libmd *md);
-/* Ends it, when no message has it any more, with its memory. Sleeps. */
+/* Waits until no message uses the descriptor, then frees it with its memory. Sleeps. */
 void stand_md_free(struct lnet_libmd *md);
 bool stand_md_wait(struct lnet_libmd *md, enum stand_event event, unsigned long timeout);
 int stand_memory_left(struct seq_buf *out);
@@ -234,7 +240,7 @@ void stand_work_exit(void);
 void stand_odd_send(struct lnet_ni *ni, const struct lnet_nid *to);
 
 /* control.c */
-/* Value of `name=value` among words, or NULL. */
+/* Returns the value of `name=value` among words, or NULL. */
 const char *stand_option(const char *options, const char *name, char *buf, size_t size);
 long stand_number(const char *options, const char *name, long otherwise);
 int stand_control_init(void);

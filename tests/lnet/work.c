@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* A service, and who asks it: small requests, and bulk data both ways. See stand.h. */
+/* A service and its clients: small requests, and bulk data in both directions. See stand.h. */
 #include <linux/delay.h>
 #include <linux/kthread.h>
 #include <linux/module.h>
@@ -9,9 +9,9 @@
 #include <linux/workqueue.h>
 #include "stand.h"
 
-/* What a service's buffers hold. */
+/* Size of a service's buffers in bytes. */
 #define ASK_MOST 16384
-/* What an interface answers to a ping, at most. */
+/* Maximum number of bytes that an interface returns to a ping. */
 #define PING_BYTES 8192
 #define PING_SEED 0x70696e67
 
@@ -19,10 +19,10 @@ enum { OP_PING, OP_READ, OP_WRITE, OPS };
 
 static const char *const op_names[OPS] = { "ping", "read", "write" };
 
-/* A request; behind it bytes with its pattern. */
+/* A request, followed by bytes with its pattern. */
 struct ask {
 	__le32 op;
-	__le32 ack;		/* of bulk data that is PUT */
+	__le32 ack; /* bulk data that are PUT request an ACK */
 	__le64 seed;
 	__le64 match;
 	__le32 size;
@@ -30,12 +30,12 @@ struct ask {
 	__le32 offset;
 	__le32 heap;
 	__le32 answer;		/* bytes */
-	__le32 from;		/* of a GET: bytes to leave out */
+	__le32 from; /* start of a GET in bytes */
 	__le32 wait_ms;
 	__le32 unchecked;
 };
 
-/* Its answer; the same. */
+/* The answer, followed by bytes with the pattern. */
 struct answer {
 	__le32 status;
 	__le32 pad;
@@ -65,7 +65,7 @@ struct job {
 	struct lnet_libmd *buffer;
 };
 
-/* Bulk data of a request; what went wrong. */
+/* Transfers the bulk data of a request. Returns an error, and the number of wrong bytes in *bad. */
 static int bulk(const struct ask *ask, const struct lnet_nid *client, unsigned long timeout, u64 *bad)
 {
 	struct stand_shape shape = { le32_to_cpu(ask->size), le32_to_cpu(ask->frags), le32_to_cpu(ask->offset), le32_to_cpu(ask->heap),
@@ -119,7 +119,7 @@ static void serve(struct work_struct *work)
 	int rc = 0;
 
 	kfree(job);
-	/* The message has gone when the last reference has; that is about to be. */
+	/* The message releases its last reference soon; only then it has ended. */
 	stand_mem_read(buffer->mem, 0, &ask, sizeof(ask));
 	if (buffer->status[EV_PUT] || len < sizeof(ask) || le32_to_cpu(ask.op) >= OPS) {
 		rc = -EINVAL;
@@ -128,7 +128,7 @@ static void serve(struct work_struct *work)
 	} else {
 		u64 seed = le64_to_cpu(ask.seed);
 
-		/* All of it has the pattern but the beginning. */
+		/* All bytes but the first have the pattern. */
 		stand_mem_part(buffer->mem, seed, sizeof(ask));
 		bad = stand_mem_wrong(buffer->mem, seed, 0, len);
 		if (bad)
@@ -136,7 +136,7 @@ static void serve(struct work_struct *work)
 	}
 	if (READ_ONCE(slow_ms))
 		msleep(READ_ONCE(slow_ms));
-	/* A buffer for the next one. */
+	/* Makes the buffer available for the next request. */
 	wait_event_idle(buffer->wait, !READ_ONCE(buffer->refs));
 	memset(buffer->got, 0, sizeof(buffer->got));
 	buffer->threshold = 1;
@@ -167,7 +167,7 @@ static void serve(struct work_struct *work)
 	atomic_dec(&serving);
 }
 
-/* A request has come into a buffer. */
+/* A request has arrived in a buffer. */
 static void asked(struct lnet_libmd *buffer, enum stand_event event)
 {
 	struct job *job;
@@ -204,7 +204,7 @@ int stand_serve_stop(void)
 {
 	int i;
 
-	/* No more comes; what is served ends, and what is kept goes. */
+	/* No more requests arrive; running ones end, and held ones are dropped. */
 	WRITE_ONCE(stopping, true);
 	do {
 		flush_workqueue(service);
@@ -223,7 +223,7 @@ int stand_serve_stop(void)
 	return 0;
 }
 
-/* Pings: GETs of what each interface shows. */
+/* Pings: GETs of the data that each interface exposes. */
 
 int stand_ping(const char *name, char *options, struct seq_buf *out)
 {
@@ -259,14 +259,14 @@ int stand_ping(const char *name, char *options, struct seq_buf *out)
 	return 0;
 }
 
-/* A message of its own, while another one comes in. */
+/* Sends a message while another one is received. */
 void stand_odd_send(struct lnet_ni *ni, const struct lnet_nid *to)
 {
-	/* Nobody has memory for it. */
+	/* No memory matches it. */
 	stand_put(odd_md, to, PORTAL_BULK, ~0ULL, 0, false);
 }
 
-/* A test: threads that ask. */
+/* A test: threads that send requests. */
 
 struct test {
 	int op;
@@ -291,7 +291,7 @@ static u32 size_of(struct test *test, u64 *random)
 
 	if (test->min == test->max)
 		return test->min;
-	/* As many small ones as large ones. */
+	/* Small sizes are as frequent as large ones. */
 	*random = stand_mix(*random);
 	size = test->min + (*random >> 8) % (test->max - test->min + 1);
 	return max(size >> (*random % 12), test->min);
@@ -310,7 +310,7 @@ static int one(struct test *test, u64 id)
 	int rc = -ENOMEM;
 
 	if (test->random) {
-		/* Another shape each time. */
+		/* A different layout each time. */
 		random = stand_mix(random);
 		mine.frags = random & 3 ? 0 : min_t(u32, size, max_t(u32, DIV_ROUND_UP(size, PAGE_SIZE), 1 + (random >> 8) % 256));
 		mine.offset = random & 4 ? (random >> 16) % PAGE_SIZE : 0;
@@ -325,7 +325,7 @@ static int one(struct test *test, u64 id)
 	if (!question || !reply)
 		goto out;
 	if (test->op != OP_PING && !test->nomatch) {
-		/* There is less memory than is sent. */
+		/* The memory is smaller than the data sent. */
 		if (test->op == OP_READ && test->want != ~0U)
 			has = min(test->want, size);
 		mine.size = has;
@@ -420,7 +420,7 @@ static int ask_on(void *data)
 		if (rc) {
 			atomic_long_inc(&test->failed);
 			cmpxchg(&test->first_error, 0, rc);
-			/* Not as fast as it can be refused. */
+			/* Limits the rate of failing requests. */
 			msleep(20);
 		} else {
 			atomic_long_inc(&test->done);
@@ -467,7 +467,7 @@ static int parse_test(struct test *test, char *options)
 	test->patience = msecs_to_jiffies(stand_number(options, "patience", 3 * jiffies_to_msecs(test->timeout)));
 	if (test->max > LNET_MTU || test->min > test->max)
 		return -EINVAL;
-	/* Memory that is used again is of whole pages. */
+	/* Reused memory consists of whole pages. */
 	if (test->client.unchecked && (test->random || test->client.frags || test->client.offset || test->client.heap ||
 				       test->server.frags || test->server.offset || test->server.heap))
 		return -EINVAL;
@@ -528,7 +528,7 @@ int stand_work_init(void)
 {
 	u64 seed;
 
-	/* Not those of a life before. */
+	/* Random, so that cookies differ from those before a reload. */
 	get_random_bytes(&seed, sizeof(seed));
 	atomic64_set(&cookies, seed >> 8);
 	service = alloc_workqueue("lnet_stand_service", WQ_UNBOUND, 256);

@@ -6,33 +6,33 @@ use anyhow::Result;
 use extoll_emulator::nic::{Faults, LoseWrite, LossyRing};
 use rand::Rng;
 
-/// What was posted for a node before it went down is gone when it is back.
+/// Messages posted for a node before it went down are no longer in flight when it is back.
 const _: () =
     assert!(SHORTEST_RESTART >= 2 * (LIMITS.fresh + LIMITS.hold) && LIMITS.hold > LONGEST);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// The cable loses all it carries.
+    /// The cable loses all packets.
     Cable(usize),
     Freeze(usize),
     PowerOff(usize),
-    /// The module is loaded anew.
+    /// The module is loaded again.
     Restart(usize),
     LoseMessages(usize),
     LoseNotifications(usize),
     RetryEvery(usize),
     Repeat(usize),
-    /// Messages of negotiations come a second time, late.
+    /// Messages of negotiations are repeated late.
     Echo(usize),
-    /// There is no place for GETs.
+    /// There is no slot for GETs.
     RefuseGets(usize),
-    /// There are few places for GETs.
+    /// There are few slots for GETs.
     FewPlaces(usize),
-    /// The ports keep what they get.
+    /// The ports hold messages and commands.
     Hold(usize),
-    /// Packets of GETs get lost, but not the last ones: of most GETs.
+    /// Packets within most GETs are lost, but not the last ones.
     Holes(usize),
-    /// The same, of few GETs.
+    /// Packets within few GETs are lost.
     FewHoles(usize),
 }
 
@@ -56,7 +56,7 @@ impl Rig {
             14 => Fault::FewPlaces(node),
             _ => Fault::RefuseGets(node),
         };
-        // Two of them at once would last for longer than each.
+        // Two such faults at once would last longer than each.
         if !self.faults.is_empty() && self.faults.iter().any(|(other, _)| !other.mixes(fault)) {
             return;
         }
@@ -72,7 +72,7 @@ impl Rig {
         let end = at + self.rng.random_range(span);
         self.note(fault, at, end);
         let (before, count) = match fault {
-            // What they say from then on is kept.
+            // Messages sent from then on are held.
             Fault::Hold(_) => (-40, 10),
             Fault::FewPlaces(_) => (0, 8),
             _ => return self.restart_again(fault, at, end),
@@ -84,7 +84,7 @@ impl Rig {
     }
 
     fn restart_again(&mut self, fault: Fault, at: u64, end: u64) {
-        // Another node may have something to fetch from it just when it is there again.
+        // Another node may have a GET for this node at the moment of its return.
         let (Fault::PowerOff(node) | Fault::Restart(node)) = fault else {
             return;
         };
@@ -101,7 +101,7 @@ impl Rig {
         self.faults.push((fault, end));
     }
 
-    /// Whether a node is not restarted after `now`, and is not the hostile one.
+    /// Returns true unless the node is hostile or is restarted after `now`.
     pub(super) fn is_reliable(&self, node: usize, now: u64) -> bool {
         let restarts = |(fault, end): &(Fault, u64)| {
             let restart = matches!(fault, Fault::PowerOff(n) | Fault::Restart(n) if *n == node);
@@ -139,7 +139,7 @@ impl Rig {
             Fault::Holes(n) | Fault::FewHoles(n) => {
                 let every = match fault {
                     Fault::Holes(_) => 1..8,
-                    // More than a GET has, so that the next one fares better.
+                    // More packets than a GET has, so that the next GET succeeds.
                     _ => 12..24,
                 };
                 let faults = Faults {
@@ -169,7 +169,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Programs leave whose connections are young, most of them.
+    /// Lets most programs with young connections leave.
     fn leave_soon(&mut self, node: usize) {
         let now = self.fabric.now();
         for pair in 0..self.pairs.len() {
@@ -205,7 +205,7 @@ impl Rig {
         self.set_faults(node, faults);
     }
 
-    /// A NIC that is off has no faults.
+    /// A NIC without power has no faults.
     fn set_faults(&mut self, nic: usize, faults: Faults) {
         if self.fabric.world.is_on(nic) {
             let set = self.fabric.world.set_faults(nic, faults);
@@ -247,7 +247,8 @@ impl Rig {
 }
 
 impl Fault {
-    /// Whether both may happen in a run: not two that stop something for a while.
+    /// Returns true if both faults may occur in a run. Two faults that stop a node for a while may
+    /// not.
     fn mixes(self, other: Self) -> bool {
         let stops = |f: Self| {
             !matches!(
@@ -261,7 +262,8 @@ impl Fault {
                     | Self::FewHoles(_)
             )
         };
-        // A hole in the mailbox is skipped after a while, each: those of two faults take too long.
+        // Each hole in the mailbox is skipped only after a while. The holes of two faults would
+        // take too long.
         let holes = matches!(self, Self::LoseMessages(_)) && self == other;
         !(holes || stops(self) && stops(other))
     }

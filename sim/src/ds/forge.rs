@@ -1,4 +1,4 @@
-//! What a node says in negotiations that it should not.
+//! Forged messages of negotiations.
 
 use super::Rig;
 use rand::Rng;
@@ -7,8 +7,8 @@ use wire::eth::VPID;
 use wire::ids::Nla;
 
 impl Rig {
-    /// A node says something of a negotiation: of its own, of that of others, what it has said
-    /// before, with any field wrong.
+    /// Sends a message of a negotiation that the node should not send: its own, another's, an old
+    /// one, or one with a wrong field.
     pub(super) fn forge_setup(&mut self, node: usize) {
         let to = self.rng.random_range(0..self.nodes.len());
         if self.rng.random_bool(0.3) {
@@ -73,7 +73,7 @@ impl Rig {
         self.say_wrong(node, to, said.kind(), &words[..n]);
     }
 
-    /// Says it, perhaps with a field or the length wrong.
+    /// Sends a message, possibly with a wrong field or length.
     fn say_wrong(&mut self, node: usize, to: usize, kind: Kind, words: &[u64]) {
         let mut words = words.to_vec();
         if self.rng.random_bool(0.4) {

@@ -1,4 +1,5 @@
-//! What a node's ports have taken and not sent yet, as while they repair what the NIC has dropped.
+//! Messages and commands that a node's ports have accepted but not sent, as during a repair after
+//! the NIC dropped some.
 
 use crate::fabric::Fabric;
 use crate::port::Port;
@@ -7,29 +8,29 @@ use std::collections::VecDeque;
 use wire::rma::{Descriptor, RequesterAddr};
 use wire::velo;
 
-/// So much may be outstanding in a port.
+/// Maximum number of messages or commands held by a port.
 const MOST: usize = 200;
 
-/// See the module's documentation.
+/// Messages and commands held by the ports of a node.
 #[derive(Default)]
 pub struct Held {
-    /// The port of messages sends nothing.
+    /// True while the message port sends nothing.
     pub holds: bool,
-    /// Nor does that of commands until then.
+    /// Time until which the command port sends nothing.
     pub commands_until: u64,
     polls: u64,
-    /// With the number of the connection that they are of.
+    /// Messages with the number of their connection.
     messages: VecDeque<(u64, velo::Descriptor, Vec<u8>)>,
     commands: VecDeque<(RequesterAddr, Descriptor)>,
 }
 
 impl Held {
-    /// Whether something of a connection is still to be sent.
+    /// Returns true if a message of a connection is held.
     pub fn has(&self, serial: u64) -> bool {
         self.messages.iter().any(|m| m.0 == serial)
     }
 
-    /// Takes a message, or has it sent at once.
+    /// Sends a message at once or holds it.
     pub fn send(
         &mut self,
         port: &mut Port,
@@ -48,7 +49,7 @@ impl Held {
         Ok(())
     }
 
-    /// Takes a command, or has it posted at once.
+    /// Posts a command at once or holds it.
     pub fn command(
         &mut self,
         port: &mut Port,
@@ -66,10 +67,10 @@ impl Held {
         Ok(())
     }
 
-    /// Sends some of what was held, in order.
+    /// Sends some of the held messages and commands, in order.
     pub fn release(&mut self, port: &mut Port, fabric: &mut Fabric) {
         self.polls += 1;
-        // Not all at once, so that something may come in between.
+        // A few at a time, so that other events may occur in between.
         if self.polls % 4 != 0 {
             return;
         }

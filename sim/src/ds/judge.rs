@@ -1,4 +1,4 @@
-//! What programs do, and what must hold.
+//! Programs' actions, and the checks of the invariants.
 
 use super::lent::Sent;
 use super::setup::Decision;
@@ -12,7 +12,7 @@ use wire::ds::{Ack, ConnId, Ended, Head, Message, Seq};
 use wire::ids::Nla;
 
 impl Rig {
-    /// Whether what a side reads must be what the other wrote.
+    /// Returns true if neither node of the pair is hostile, so that data must arrive unchanged.
     pub(super) fn is_honest(&self, pair: usize) -> bool {
         let nodes = self.pairs[pair].sides.iter().map(|s| s.node);
         nodes.into_iter().all(|n| Some(n) != self.hostile)
@@ -52,16 +52,16 @@ impl Rig {
             .collect();
         let more = self.rng.random_bool(0.2);
         let (n, done) = match carrier {
-            // Whoever writes sleeps.
+            // A writer sleeps.
             Decision::Waiting => (0, false),
-            // Whoever reads hears of it.
+            // A reader gets the error.
             Decision::Lost => return Ok(()),
             Decision::Tcp(_) => {
                 let n = data.len() as u64;
                 (n, self.write_tcp(pair, side, n))
             }
             Decision::Direct => {
-                // Some want nothing any more, and peers that still send are told.
+                // Some programs stop reading, and peers that still send get an error.
                 let deaf = !self.pairs[pair].demanded && pair % 4 == 0;
                 let node = &mut self.nodes[s.node];
                 let n = node.write(&self.fabric, (pair, side), &data, more)? as u64;
@@ -95,7 +95,7 @@ impl Rig {
         Ok(())
     }
 
-    /// A program waits until what it sends from its memory is over, or does not want to any more.
+    /// A program waits until its memory is sent, or withdraws it.
     fn wait_for_lent(&mut self, pair: usize, side: usize) -> Result<()> {
         let now = self.fabric.now();
         let node = self.pairs[pair].sides[side].node;
@@ -123,7 +123,7 @@ impl Rig {
         Ok(())
     }
 
-    /// What a program finds, in the ring or in its memory.
+    /// Returns data from the ring or from the program's memory.
     fn take(&mut self, pair: usize, side: usize, most: usize) -> Result<Vec<u8>> {
         let (node, which) = (self.pairs[pair].sides[side].node, (pair, side));
         let lends = self.pairs[pair].sides[side].lends;
@@ -204,7 +204,7 @@ impl Rig {
         if end.is_some() || (eof && state.shut) {
             self.leave(pair, side, false)?;
         } else {
-            // It sleeps while there is nothing.
+            // A reader sleeps while there is no data.
             let pace = match data.is_empty() {
                 true => s.read_pace.max(2 * MS),
                 false => s.read_pace,
@@ -217,7 +217,8 @@ impl Rig {
         Ok(())
     }
 
-    /// Reads from a stream: the data, whether that is all, and why it is over.
+    /// Reads from a stream. Returns the data, true at the end of the stream, and the reason if the
+    /// connection has ended.
     fn read_stream(
         &mut self,
         pair: usize,
@@ -237,11 +238,11 @@ impl Rig {
         Ok((data, eof, end))
     }
 
-    /// A program closes its end, or aborts it.
+    /// A program closes or aborts its end.
     ///
     /// # Errors
     ///
-    /// Memory can't be accessed.
+    /// If memory can't be accessed.
     pub(super) fn leave(&mut self, pair: usize, side: usize, abort: bool) -> Result<()> {
         let now = Time(self.fabric.now());
         let node = self.pairs[pair].sides[side].node;
@@ -252,7 +253,7 @@ impl Rig {
         s.left = true;
         s.shut |= !abort;
         let carrier = s.carrier;
-        // What is in its memory is lost with it.
+        // Data in its memory are lost with the program.
         self.nodes[node].take_sink(&self.fabric, (pair, side))?;
         if let Decision::Tcp(_) | Decision::Lost = carrier {
             let reset = self.read_tcp(pair, side, 0).2;
@@ -294,7 +295,7 @@ impl Rig {
         Ok(())
     }
 
-    /// A node sends something that it should not.
+    /// Sends a forged message.
     pub(super) fn forge(&mut self, node: usize) {
         let count = self.nodes.len();
         let to = self.rng.random_range(0..count);
@@ -361,7 +362,7 @@ impl Rig {
             5 => Message::RmaSource {
                 head,
                 ack,
-                // Memory that is nobody's.
+                // Unassigned memory.
                 nla: Nla(self.rng.random_range(0..FREE)),
                 len: self.rng.random_range(1..20_000),
                 push: self.rng.random(),
@@ -396,11 +397,12 @@ impl Rig {
         self.nodes[node].forge(&mut self.fabric, to, message.kind().tag(), &bytes);
     }
 
-    /// Memory that was given back is out of reach. To be asked before it is used again.
+    /// Checks that no GET may still access returned memory. Must be called before the memory is
+    /// used again.
     pub(super) fn check_reused(&mut self, node: usize) -> Result<()> {
         let now = self.fabric.now();
         for ring in self.nodes[node].take_reused() {
-            // The one that forges may have said that it has what it is still fetching.
+            // A hostile node may have confirmed data that it is still fetching.
             let mut nodes = self.nodes.iter().enumerate();
             let user = nodes.position(|(i, n)| n.uses((node, ring), now, self.hostile != Some(i)));
             ensure!(
@@ -411,7 +413,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Connections that had to carry all have ended in order, at both ends.
+    /// Checks that connections that had to carry all data have ended in order at both ends.
     pub(super) fn check_ends(&mut self, node: usize) -> Result<()> {
         for (pair, side, end) in std::mem::take(&mut self.nodes[node].ended) {
             self.say(|| format!("{pair}/{side} is forgotten: {end:?}"));
@@ -445,5 +447,5 @@ impl Rig {
     }
 }
 
-/// The shortest time that a node is down for.
+/// Minimum time in ns for which a restarted node is down.
 pub(super) const SHORTEST_RESTART: u64 = 1_300 * MS;

@@ -1,4 +1,5 @@
-//! Memory of programs that the other end reads from, or that it is fetched to: past the rings.
+//! Programs' memory that the other end fetches from or that data are fetched into, without the
+//! rings.
 
 use super::node::Node;
 use super::{Mutation, LIMITS, RING_BYTES};
@@ -8,7 +9,7 @@ use protocol::ds::{RingFree, SourceId};
 use protocol::Time;
 use wire::ids::Nla;
 
-/// What a program sends from its memory.
+/// Memory that a program sends.
 pub struct Lent {
     id: SourceId,
     slot: u64,
@@ -16,21 +17,22 @@ pub struct Lent {
     withdrawn: bool,
 }
 
-/// What became of it.
+/// Progress of memory that a program sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sent {
     /// The program waits.
     Waits,
-    /// So many bytes are part of the stream.
+    /// Finished; this many bytes are part of the stream.
     Over(u64),
 }
 
 impl Node {
-    /// Sends bytes from memory of the program, which waits from then on: whether it can.
+    /// Sends bytes from a program's memory; the program waits from then on. Returns false if that
+    /// is not possible.
     ///
     /// # Errors
     ///
-    /// Memory can't be accessed, or was written to by whoever does not have it.
+    /// If memory can't be accessed, or was written while it was unused.
     pub fn lend(&mut self, fabric: &Fabric, pair: (usize, usize), data: &[u8]) -> Result<bool> {
         let (nic, mutation) = (self.nic(), self.mutation());
         let Some(conn) = self.find(pair.0, pair.1) else {
@@ -65,11 +67,12 @@ impl Node {
         Ok(true)
     }
 
-    /// What became of what a program sends from its memory; with `withdraw` it does not want to wait.
+    /// Returns the progress of memory that a program sends. With `withdraw`, the program stops
+    /// waiting.
     ///
     /// # Errors
     ///
-    /// Memory can't be accessed.
+    /// If memory can't be accessed.
     pub fn sent(
         &mut self,
         fabric: &Fabric,
@@ -106,11 +109,11 @@ impl Node {
         }))
     }
 
-    /// Gives back what the other end has, or will never read.
+    /// Returns memory that the other end has fetched or will never fetch.
     ///
     /// # Errors
     ///
-    /// Memory can't be accessed.
+    /// If memory can't be accessed.
     pub(super) fn settle_lent(&mut self, fabric: &Fabric, pair: (usize, usize)) -> Result<()> {
         let mutation = self.mutation();
         let Some(conn) = self.find(pair.0, pair.1) else {
@@ -121,7 +124,7 @@ impl Node {
         };
         let state = conn.stream.sending().source(lent.id);
         let (slot, id) = (lent.slot, lent.id);
-        // One that nobody was told of is not there when it is withdrawn.
+        // An entry that was never announced is removed when it is withdrawn.
         let over = state.is_none_or(|s| s.over);
         let bytes = match state {
             Some(_) if lent.withdrawn && mutation == Some(Mutation::WithdrawnCounts) => lent.len,
@@ -132,7 +135,7 @@ impl Node {
             (conn.lent, conn.sent) = (None, Some(bytes.into()));
             return self.give_back(fabric, slot);
         }
-        // The other end may not know that the connection is over.
+        // The other end may not know that the connection has ended.
         let rest = match conn.stream.send_ring_free(&LIMITS) {
             RingFree::At(at) => at.0,
             RingFree::Now => fabric.now(),
@@ -143,12 +146,12 @@ impl Node {
         Ok(())
     }
 
-    /// Lends memory for what comes next from the other end's memory; or has that fetched to the ring,
-    /// if there is none.
+    /// Provides memory for the next data in the other end's memory. Without free memory, the data
+    /// are fetched to the ring.
     ///
     /// # Errors
     ///
-    /// Memory can't be accessed, or was written to by whoever does not have it.
+    /// If memory can't be accessed, or was written while it was unused.
     pub fn offer(&mut self, fabric: &Fabric, pair: (usize, usize), len: u32) -> Result<()> {
         let can = self
             .find(pair.0, pair.1)
@@ -171,11 +174,12 @@ impl Node {
         Ok(())
     }
 
-    /// Takes memory back that was lent: what is in it. It is used again when nothing more can come.
+    /// Withdraws memory for reception. Returns its contents. The memory is reused when no GET can
+    /// write to it any more.
     ///
     /// # Errors
     ///
-    /// Memory can't be accessed.
+    /// If memory can't be accessed.
     pub fn take_sink(&mut self, fabric: &Fabric, pair: (usize, usize)) -> Result<Vec<u8>> {
         let (nic, mutation) = (self.nic(), self.mutation());
         let Some(conn) = self.find(pair.0, pair.1) else {
@@ -195,7 +199,7 @@ impl Node {
         Ok(data)
     }
 
-    /// Uses memory again that nothing is on its way to.
+    /// Reuses withdrawn memory that no GET writes to.
     pub(super) fn part(&mut self, fabric: &Fabric) -> Result<()> {
         for slot in std::mem::take(&mut self.parting) {
             match self.flying.iter().any(|(_, to)| *to == slot) {
@@ -206,7 +210,7 @@ impl Node {
         Ok(())
     }
 
-    /// A program that may take memory of the other end waits, or has gone for a while.
+    /// A program that can receive into its memory waits, or stops waiting for a while.
     pub fn hold(&mut self, pair: (usize, usize), most: Option<u32>, until: u64) {
         if let Some(conn) = self.find(pair.0, pair.1) {
             match most {

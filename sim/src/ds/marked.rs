@@ -1,4 +1,4 @@
-//! Memory that GETs have to overwrite.
+//! Memory with validity tags, which GETs must overwrite.
 
 use crate::fabric::Fabric;
 use anyhow::Result;
@@ -6,16 +6,16 @@ use protocol::base::marks::{marks, Mark, MARK_BYTES};
 use protocol::ds::Span;
 use protocol::Time;
 
-/// Memory of a GET, with marks that it has to overwrite.
+/// Memory of a GET with validity tags.
 #[derive(Clone, Copy)]
 pub(super) struct Marked {
     pub(super) ring: u64,
     pub(super) bytes: u32,
     pub(super) to: Span,
     pub(super) secret: Mark,
-    /// Node and ring that it reads.
+    /// Node and ring that the GET reads.
     pub(super) from: (usize, u64),
-    /// It may be on its way until then.
+    /// Time until which the GET may be in flight.
     pub(super) deadline: Time,
 }
 
@@ -39,7 +39,7 @@ impl Marked {
         Ok(())
     }
 
-    /// Whether one is still there.
+    /// Returns true if a tag is still present.
     pub(super) fn is_left(self, fabric: &Fabric, nic: usize) -> Result<bool> {
         for place in self.places() {
             let mut all = Vec::new();

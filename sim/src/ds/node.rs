@@ -1,4 +1,4 @@
-//! A node with stream connections: messages, PUTs and rings, driven as a socket module does it.
+//! A node with stream connections: messages, GETs and rings, driven like by a socket module.
 
 use super::held::Held;
 use super::lent::Lent;
@@ -19,40 +19,40 @@ use wire::ds::{ConnId, Kind, Message};
 use wire::eth::VPID;
 use wire::velo::{self, Mtt, SourceId, Target};
 
-/// Bytes of a GET while there are few places: a ring takes more than a turn.
+/// Maximum size of a GET in bytes while slots are scarce, so that a ring needs several turns.
 const SMALL_CHUNK: u32 = 250;
-/// What is in memory that no connection owns.
+/// Value of bytes in unassigned memory.
 pub const POISON: u8 = 0xdb;
 
 /// One end of a connection.
 pub struct Conn {
-    /// The machine.
+    /// State machine of the stream.
     pub stream: Stream,
-    /// The pair of ends that it belongs to, and which of them it is.
+    /// Number of the connection.
     pub pair: usize,
-    /// 0: the one that connected.
+    /// Side within the connection; 0 is the client.
     pub side: usize,
     /// Node of the other end.
     pub peer: usize,
-    /// Numbers its ends, over all nodes.
+    /// Unique number of this end over all nodes.
     pub serial: u64,
     send_ring: Option<u64>,
     receive_ring: Option<u64>,
-    /// Where the other one sends from.
+    /// Ring of the other end from which it sends.
     peer_ring: u64,
     geometry: Geometry,
-    /// Somebody has it open.
+    /// True while a program has the socket open.
     pub open: bool,
-    /// What its program sends from its memory, and how much of the last was sent.
+    /// Memory that the program is sending.
     pub lent: Option<Lent>,
-    /// See `lent`.
+    /// Number of bytes sent from the last such memory.
     pub sent: Option<u64>,
-    /// Memory of its program that is fetched to.
+    /// Memory of the program that data are fetched into.
     pub sink: Option<u64>,
     pub(super) waits: places::Waits,
 }
 
-/// A ring that nobody may use before this time.
+/// Time until which a ring must not be used, and the ring.
 type Resting = (u64, u64);
 
 /// A node.
@@ -60,41 +60,41 @@ pub struct Node {
     pub(super) nic: usize,
     pub(super) port: Option<Port>,
     transfers: Transfers<Heap, (u64, u16)>,
-    /// Its connections by place.
+    /// Connections by slot.
     pub conns: Vec<Option<Conn>>,
     generation: u32,
     free: Vec<u64>,
     resting: Vec<Resting>,
     pub(super) mutation: Option<Mutation>,
     hasty: Vec<(u64, u16)>,
-    /// GETs on their way.
+    /// GETs in flight.
     marked: HashMap<(u64, u16), Marked>,
-    /// Of those that were done so many had lost something.
+    /// Number of completed GETs with holes.
     pub holes: u64,
-    /// Each message with this many before it goes twice.
+    /// Every n-th message is sent twice.
     pub repeat_every: Option<u64>,
-    /// It has no place for GETs.
+    /// True while the node has no slot for GETs.
     pub refuses_gets: bool,
-    /// What its ports have not sent yet.
+    /// Messages and commands held by its ports.
     pub held: Held,
     sent: u64,
     busy: bool,
-    /// When the mailbox was last empty.
+    /// Time at which the mailbox was last empty.
     empty: Time,
-    /// Ends that were forgotten: pair, side, why it was over.
+    /// Ends that were removed: pair, side, reason.
     pub ended: Vec<(usize, usize, End)>,
-    /// Rings that others may use from now on, since somebody last looked.
+    /// Rings that became free since the last call of `take_reused`.
     reused: Vec<u64>,
     /// Messages for no connection.
     pub strays: u64,
     serial: u64,
-    /// Memory of programs that GETs go to which are not over, and which of it was taken back.
+    /// Unfinished GETs into programs' memory, with that memory.
     pub(super) flying: Vec<((u64, u16), u64)>,
-    /// See `flying`.
+    /// Such memory that was withdrawn.
     pub(super) parting: Vec<u64>,
-    /// Who waits for a place for a GET.
+    /// Connections that wait for a GET slot.
     pub(super) places: places::Places,
-    /// What is negotiated.
+    /// State of the negotiations.
     pub setup: Negotiation,
 }
 
@@ -106,11 +106,11 @@ fn table() -> Transfers<Heap, (u64, u16)> {
 }
 
 impl Node {
-    /// A node without a port.
+    /// Creates a node without a port.
     ///
     /// # Errors
     ///
-    /// Its memory can't be written.
+    /// If its memory can't be written.
     pub fn new(
         fabric: &Fabric,
         nic: usize,
@@ -152,17 +152,17 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The NIC refuses an access.
+    /// If the NIC rejects an access.
     pub fn up(&mut self, fabric: &mut Fabric) -> Result<()> {
         self.port = Some(Port::open(fabric, self.nic)?);
         Ok(())
     }
 
-    /// The node is gone, with all it knew; its memory is used again at once when it is back.
+    /// Crashes the node, which loses its state. Its memory may be reused as soon as it is back.
     ///
     /// # Errors
     ///
-    /// Its memory can't be written.
+    /// If its memory can't be written.
     pub fn crash(&mut self, fabric: &mut Fabric, generation: u32) -> Result<()> {
         if let Some(port) = self.port.take() {
             port.close(fabric);
@@ -185,29 +185,29 @@ impl Node {
         self.mutation
     }
 
-    /// Its number.
+    /// Returns the node's number.
     pub fn nic(&self) -> usize {
         self.nic
     }
 
-    /// Whether the port is open.
+    /// Returns true if the port is open.
     pub fn is_up(&self) -> bool {
         self.port.is_some()
     }
 
-    /// Whether something came or went since this was last asked.
+    /// Returns true if messages were sent or received since the last call.
     pub fn was_busy(&mut self) -> bool {
         std::mem::take(&mut self.busy)
     }
 
-    /// Whether nothing is going on.
+    /// Returns true if no connection, transfer or negotiation is active.
     pub fn is_idle(&self) -> bool {
         self.transfers.is_empty()
             && self.conns.iter().all(Option::is_none)
             && !self.setup.is_waiting()
     }
 
-    /// A ring that nobody has written to since it was given back.
+    /// Returns a free ring, after checking that it was not written since its return.
     pub(super) fn ring(&mut self, fabric: &Fabric) -> Result<Option<u64>> {
         let now = fabric.now();
         while let Some(i) = self.resting.iter().position(|(until, _)| *until <= now) {
@@ -227,36 +227,36 @@ impl Node {
         Ok(Some(ring))
     }
 
-    /// Memory that nobody may use before then.
+    /// Makes memory unusable until the given time.
     pub(super) fn rest(&mut self, until: u64, ring: u64) {
         self.resting.push((until, ring));
     }
 
     pub(super) fn give_back(&mut self, fabric: &Fabric, ring: u64) -> Result<()> {
         fabric.fill(self.nic, ring, &[POISON; RING_BYTES as usize])?;
-        // The last one is used next: whoever still writes to it is seen.
+        // The last ring is used next, which reveals late writes.
         self.free.push(ring);
         self.reused.push(ring);
         Ok(())
     }
 
-    /// Rings that were given back since this was last asked.
+    /// Returns the rings that became free since the last call.
     pub fn take_reused(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.reused)
     }
 
-    /// Whether a GET of this node may still be on its way that writes to a ring, or, with `reads`, reads
-    /// from it.
+    /// Returns true if a GET of this node that may be in flight writes to a ring or, with `reads`,
+    /// reads from it.
     pub fn uses(&self, (nic, ring): (usize, u64), now: u64, reads: bool) -> bool {
         let mut gets = self.marked.values().filter(|m| m.deadline.0 > now);
         gets.any(|m| reads && m.from == (nic, ring) || (self.nic, m.ring) == (nic, ring))
     }
 
-    /// A place for a connection, with its rings: name, send ring, receive ring.
+    /// Reserves a slot and rings for a connection: name, send ring, receive ring.
     ///
     /// # Errors
     ///
-    /// Memory was written to that nobody used.
+    /// If unused memory was written.
     pub fn prepare(&mut self, fabric: &Fabric) -> Result<Option<(ConnId, u64, u64)>> {
         if self.port.is_none() {
             return Ok(None);
@@ -282,7 +282,7 @@ impl Node {
         )))
     }
 
-    /// Puts a connection in the place that was prepared.
+    /// Creates a connection in a reserved slot.
     #[allow(clippy::too_many_arguments)]
     pub fn establish(
         &mut self,
@@ -312,24 +312,24 @@ impl Node {
         self.conns[own.index() as usize] = Some(conn);
     }
 
-    /// The end of a pair on this node.
+    /// Returns the end of a connection on this node.
     pub fn find(&mut self, pair: usize, side: usize) -> Option<&mut Conn> {
         let mut all = self.conns.iter_mut().flatten();
         all.find(|c| c.pair == pair && c.side == side)
     }
 
-    /// What an end remembers, as text.
+    /// Returns the state of an end as text.
     pub fn look(&self, pair: usize, side: usize) -> String {
         let mut all = self.conns.iter().flatten();
         let conn = all.find(|c| c.pair == pair && c.side == side);
         conn.map_or_else(|| "gone".to_owned(), |c| format!("{:?}", c.stream))
     }
 
-    /// Writes bytes to the stream, as many as there is room for; how many.
+    /// Writes bytes to the stream, up to the free space. Returns the number of bytes.
     ///
     /// # Errors
     ///
-    /// The memory can't be written.
+    /// If the memory can't be written.
     pub fn write(
         &mut self,
         fabric: &Fabric,
@@ -357,11 +357,11 @@ impl Node {
         Ok(len as usize)
     }
 
-    /// Reads at most `len` bytes.
+    /// Reads up to `len` bytes.
     ///
     /// # Errors
     ///
-    /// The memory can't be read.
+    /// If the memory can't be read.
     pub fn read(&mut self, fabric: &Fabric, pair: (usize, usize), len: usize) -> Result<Vec<u8>> {
         let nic = self.nic;
         let Some(conn) = self.find(pair.0, pair.1) else {
@@ -385,7 +385,7 @@ impl Node {
         Ok(data)
     }
 
-    /// Sends any message, as whoever has taken the node over would.
+    /// Sends any message, like an attacker on the node.
     pub fn forge(&mut self, fabric: &mut Fabric, to: usize, tag: u8, bytes: &[u8]) {
         if let Some(port) = &mut self.port {
             let descriptor = velo::Descriptor {
@@ -400,16 +400,16 @@ impl Node {
         }
     }
 
-    /// Does all there is to do.
+    /// Processes all pending events.
     ///
     /// # Errors
     ///
-    /// A rule does not hold, or memory can't be accessed.
+    /// If an invariant is violated or memory can't be accessed.
     pub fn poll(&mut self, fabric: &mut Fabric) -> Result<()> {
         let Some(port) = &mut self.port else {
             return Ok(());
         };
-        // What a requester has dropped it drops for ever, until somebody looks.
+        // A requester that has dropped a command drops all later ones until the driver polls it.
         port.look(fabric);
         self.held.release(port, fabric);
         while let Some(message) = self
@@ -427,13 +427,13 @@ impl Node {
                 &message.data,
             )?;
         }
-        // What comes from now on comes after this.
+        // Messages received later are newer than this time.
         self.empty = Time(fabric.now());
         self.negotiate(fabric)?;
         self.transfers(fabric)?;
         self.pump(fabric)?;
         self.give_places(fabric)?;
-        // What was submitted goes out.
+        // Posts the submitted transfers.
         self.transfers(fabric)?;
         self.reap(fabric)
     }
@@ -557,7 +557,7 @@ impl Node {
         Ok(())
     }
 
-    /// Has a connection send what it can.
+    /// Lets a connection send.
     pub(super) fn pump_one(&mut self, fabric: &mut Fabric, i: usize) -> Result<()> {
         let mut limits = super::limits(self.mutation);
         if self.places.few.is_some() {
@@ -591,7 +591,7 @@ impl Node {
                 peer_ring: conn.peer_ring,
                 geometry: conn.geometry,
             };
-            // No room: the next poll tries again.
+            // Without credits, the next poll tries again.
             let _ = conn.stream.pump(&mut wire, &limits, now, 64);
             conn.stream.check().map_err(anyhow::Error::msg)?;
             let gets = conn.stream.counters().gets - before;
@@ -600,7 +600,7 @@ impl Node {
         Ok(())
     }
 
-    /// Takes rings and connections away that are over.
+    /// Releases rings and connections that have ended.
     fn reap(&mut self, fabric: &Fabric) -> Result<()> {
         let now = Time(fabric.now());
         self.part(fabric)?;
@@ -619,7 +619,7 @@ impl Node {
             }
             let hasty = self.mutation == Some(Mutation::ReceiveRingAtEnd);
             let mut back = Vec::new();
-            // A program may still read what is there.
+            // A program may still read the data in the ring.
             if over && !conn.open && (conn.stream.is_quiet() || hasty) {
                 back.extend(conn.receive_ring.take());
             }
@@ -653,11 +653,11 @@ impl Node {
         Ok(())
     }
 
-    /// Checks memory that nobody uses, when everything is over.
+    /// Checks unused memory at the end of a run.
     ///
     /// # Errors
     ///
-    /// It was written to, or some is missing.
+    /// If unused memory was written or is missing.
     pub fn check_end(&mut self, fabric: &Fabric) -> Result<()> {
         let nic = self.nic;
         let left: Vec<String> = self

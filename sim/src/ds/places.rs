@@ -1,5 +1,5 @@
-//! Places for GETs, of which there may be few for each peer: connections that want one queue up, and
-//! nobody gets more than a turn before one that waits.
+//! GET slots, which may be scarce for each peer. Connections that need one queue up, and each gets
+//! at most one turn before a waiting one.
 
 use super::node::Node;
 use super::Mutation;
@@ -11,33 +11,33 @@ use protocol::ds::{Line, Round};
 use protocol::Refused;
 use std::collections::HashMap;
 
-/// GETs that a connection posts when others wait for a place, too.
+/// Maximum number of GETs that a connection posts while others wait for a slot.
 const TURN: u8 = 8;
-/// No node has so many connections.
+/// Maximum number of connections of a node.
 const MOST: usize = 256;
 
-/// Of a connection.
+/// Slot state of a connection.
 #[derive(Default)]
 pub struct Waits {
-    /// There was no place when it last wanted one.
+    /// True if there was no slot at the last attempt.
     pub refused: bool,
-    /// GETs that it may post although others wait.
+    /// Number of GETs that it may still post while others wait.
     turn: u8,
 }
 
-/// Of a node.
+/// Slot state of a node.
 pub struct Places {
     line: Line<Heap>,
-    /// So many there are for each peer, if there are few.
+    /// Number of slots for each peer, if they are scarce.
     pub few: Option<usize>,
-    /// GETs of connections, by their numbers, since one waits.
+    /// GETs posted by each connection while another waits.
     ahead: HashMap<(usize, u64), u64>,
-    /// How often one had to wait.
+    /// Number of times that a connection had to wait.
     pub waited: u64,
 }
 
 impl Waits {
-    /// It has posted a GET.
+    /// Counts a posted GET.
     pub fn posted(&mut self) {
         self.turn = self.turn.saturating_sub(1);
     }
@@ -57,7 +57,7 @@ impl Places {
         }
     }
 
-    /// A connection waits from now on.
+    /// Queues a connection.
     pub fn wait(&mut self, index: u32, waits: &mut Waits) -> Refused {
         *waits = Waits {
             refused: true,
@@ -68,11 +68,12 @@ impl Places {
         Refused::Later
     }
 
-    /// Whether a connection may post a GET to a peer that `on_way` go to. It waits otherwise.
+    /// Returns true if a connection may post a GET to a peer with `on_way` GETs in flight.
+    /// Otherwise the connection is queued.
     ///
     /// # Errors
     ///
-    /// There is no place, or others wait for it.
+    /// If there is no slot, or others wait for one.
     pub fn may_post(
         &mut self,
         index: u32,
@@ -87,7 +88,7 @@ impl Places {
         Ok(())
     }
 
-    /// A connection is gone.
+    /// Removes a connection.
     pub fn forget(&mut self, index: usize) {
         self.ahead.retain(|(waits, _), _| *waits != index);
     }
@@ -100,7 +101,8 @@ impl Places {
 }
 
 impl Node {
-    /// A connection has posted GETs: not more than a turn before one that waits for the same.
+    /// Checks that a connection has posted no more than one turn of GETs before a waiting one to
+    /// the same peer.
     pub(super) fn count_gets(&mut self, i: usize, gets: u64) -> Result<()> {
         let Some(conn) = self.conns[i].as_ref().filter(|_| gets > 0) else {
             return Ok(());
@@ -124,7 +126,7 @@ impl Node {
         Ok(())
     }
 
-    /// Who waits for a place gets some.
+    /// Assigns free slots to waiting connections.
     pub(super) fn give_places(&mut self, fabric: &mut Fabric) -> Result<()> {
         let mut round = Round::new(self.places.line.len());
         while let Some(at) = round.next_place() {

@@ -1,4 +1,4 @@
-//! What streams and transfers of a node post by.
+//! Ports through which the streams and transfers of a node post.
 
 use super::held::Held;
 use super::marked::Marked;
@@ -17,7 +17,7 @@ use wire::rma::{Descriptor, PageOptions, RequesterAddr};
 use wire::transfer::Direction;
 use wire::velo::{self, Mtt, Target};
 
-/// What transfers are posted by.
+/// Port of transfers.
 pub(super) struct Poster<'a> {
     pub(super) port: &'a mut Port,
     pub(super) held: &'a mut Held,
@@ -31,7 +31,7 @@ impl transfer::Port for Poster<'_> {
     }
 }
 
-/// What a stream sends by.
+/// Port of a stream.
 pub(super) struct Wire<'a> {
     pub(super) port: &'a mut Port,
     pub(super) fabric: &'a mut Fabric,
@@ -56,7 +56,7 @@ pub(super) struct Wire<'a> {
     pub(super) geometry: Geometry,
 }
 
-/// What a message of a stream is sent with.
+/// Returns the descriptor of a stream's message.
 pub(super) fn message_descriptor(to: NodeId, message: &Message) -> velo::Descriptor {
     velo::Descriptor {
         target: Target::Node(to),
@@ -131,7 +131,7 @@ impl ds::Port for Wire<'_> {
             tell: Tell::Nothing,
             confirm: false,
         };
-        // Where it goes, and where it comes from.
+        // Destination and source of the GET.
         let (ring, bytes, to) = match get.sink {
             Some(at) => (self.sink, RING_BYTES as u32, Span { at, ..get.to }),
             None => (self.receive_ring, self.geometry.receive_ring, get.to),

@@ -1,5 +1,5 @@
-//! Negotiation at a node: clients that ask, notes of those that have asked, connections that were
-//! taken, and what is decided, driven as a socket module does it (`af-extl/nic`).
+//! Negotiation at a node: clients that ask, notes of their questions, accepted connections, and
+//! decisions, driven like by a socket module (`af-extl/nic`).
 
 use super::node::Node;
 use super::{opening, Mutation, LIMITS};
@@ -19,38 +19,38 @@ use wire::eth::VPID;
 use wire::ids::{Nla, NodeId};
 use wire::velo::{self, Mtt, Target};
 
-/// Notes of a node, and of these, those of one other: all others together can't take its places.
+/// Maximum number of notes, in total and from one node. A single node can't use all of them.
 const NOTES: [u16; 2] = [12, 4];
-/// Rings are smaller than the protocol allows, by this power of two: they are to be full often.
+/// Power of two by which rings are smaller than the protocol's minimum, so that they fill up often.
 const SMALLER: u8 = 2;
-/// Port of programs that could bypass TCP, and of those that could not.
+/// Port of programs that can bypass TCP, and of programs that can't.
 pub const PORTS: [u16; 2] = [7600, 7601];
-/// Messages that a node remembers, to say them again when it should not.
+/// Number of messages that a node remembers for forged repetitions.
 const REMEMBERED: usize = 64;
 
-/// TCP's connection as one end sees it.
+/// State of TCP's connection as seen by one end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct View {
-    /// It is there, or was.
+    /// True once it was established.
     pub up: bool,
-    /// It was reset, or could not be made.
+    /// True after a reset or a failed connect.
     pub closed: bool,
-    /// Data that nobody has read.
+    /// True if there are unread data.
     pub unread: bool,
-    /// The other end has finished.
+    /// True after a FIN of the other end.
     pub finished: bool,
 }
 
-/// What carries the data.
+/// Path of the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// It is not known yet.
+    /// Not decided yet.
     Waiting,
     /// Streams.
     Direct,
     /// TCP.
     Tcp(Fallback),
-    /// Nobody knows what the peer does.
+    /// The peer's decision is unknown.
     Lost,
 }
 
@@ -59,7 +59,7 @@ enum Side {
     Server(Server),
 }
 
-/// An end that negotiates, or has.
+/// An end that negotiates, or has finished negotiating.
 pub struct Setup {
     name: ConnId,
     pair: usize,
@@ -68,15 +68,15 @@ pub struct Setup {
     what: Side,
     rings: Option<(u64, u64)>,
     geometry: Geometry,
-    /// It takes what is in programs' memory.
+    /// True if it accepts data in programs' memory.
     sources: bool,
     far: Option<Endpoint>,
     decision: Decision,
     open: bool,
-    /// How it was closed before it was decided: with `true` it was aborted.
+    /// Closed before the decision; true if it was aborted.
     closed: Option<bool>,
     syn: bool,
-    /// TCP's connection just now.
+    /// Current state of TCP's connection.
     pub tcp: View,
     tcp_came: bool,
     since: Time,
@@ -85,42 +85,42 @@ pub struct Setup {
     due: Option<Time>,
 }
 
-/// A message that a node has sent.
+/// A sent message: destination, tag, contents.
 type Sent = (usize, u8, Vec<u8>);
 
-/// The part of a node that negotiates.
+/// Negotiation state of a node.
 pub struct Negotiation {
-    /// Ends by the time they began.
+    /// Ends in order of their start.
     pub setups: Vec<Setup>,
     pending: Pending<Heap>,
     silent: SilentNodes<Heap>,
     slow: Failures<Heap, Program>,
-    /// It takes no connections but TCP's.
+    /// True if the node accepts only connections of TCP.
     pub off: bool,
-    /// Version of the protocol that it speaks.
+    /// Protocol version of the node.
     pub version: u8,
-    /// Its messages come a second time, up to so much later.
+    /// Maximum delay of repeated messages in ns, if its messages are repeated.
     pub echo: Option<u64>,
     late: Vec<(u64, Sent)>,
     sent: Vec<Sent>,
-    /// What was decided since somebody looked: pair, side.
+    /// Decisions since the last call: pair, side, path.
     pub decided: Vec<(usize, usize, Decision)>,
-    /// Clients that were declined for want of a place or of rings.
+    /// Number of clients that were declined for lack of slots or rings.
     pub short: u64,
     draw: u64,
 }
 
-/// Who begins a connection, and what it is to have.
+/// Parameters of a new connection.
 pub struct Terms {
-    /// The pair of ends.
+    /// Number of the connection.
     pub pair: usize,
-    /// The other node.
+    /// Number of the other node.
     pub peer: usize,
-    /// TCP's name of it.
+    /// Addresses and ports.
     pub tuple: Tuple,
     /// Number of the first byte.
     pub isn: Seq,
-    /// Bytes of the send ring and the receive ring.
+    /// Sizes of the send ring and the receive ring in bytes.
     pub rings: [u32; 2],
 }
 
@@ -162,13 +162,13 @@ impl Negotiation {
         (self.draw >> 8) % below
     }
 
-    /// Whether a name is in use.
+    /// Returns true if a name is in use.
     pub(super) fn has(&self, index: usize) -> bool {
         let mut all = self.setups.iter();
         all.any(|s| s.name.index() as usize == index)
     }
 
-    /// Whether something is to be decided.
+    /// Returns true while a decision or a late message is pending.
     pub(super) fn is_waiting(&self) -> bool {
         !self.late.is_empty() || self.setups.iter().any(|s| s.decision == Decision::Waiting)
     }
@@ -178,7 +178,7 @@ impl Negotiation {
         all.find(|s| (s.pair, s.side) == (pair, side))
     }
 
-    /// Names and cookies that are in use, for who wants to guess them.
+    /// Returns the names and cookies in use, as a basis for forged messages.
     pub(super) fn names(&self) -> Vec<(ConnId, ConnId, u32)> {
         let name = |s: &Setup| {
             let far = s.far.map_or(ConnId::default(), |far| far.id);
@@ -187,7 +187,7 @@ impl Negotiation {
         self.setups.iter().map(name).collect()
     }
 
-    /// A message that was sent some time ago.
+    /// Returns an old message.
     pub(super) fn old(&self, which: usize) -> Option<Sent> {
         let n = self.sent.len();
         (n > 0).then(|| self.sent[which % n].clone())
@@ -219,7 +219,7 @@ impl Setup {
         self.geometry.sources = self.sources && far.sources;
     }
 
-    /// Whether TCP's connection may say what carries the data.
+    /// Returns true if TCP's state may determine the decision.
     fn see_tcp(&mut self, mutation: Option<Mutation>, now: Time) -> bool {
         if self.decision != Decision::Waiting || !self.open {
             return false;
@@ -266,7 +266,7 @@ impl Setup {
     }
 }
 
-/// The program that a connection is for.
+/// Returns the program that a connection addresses.
 fn program(peer: usize, tuple: &Tuple) -> Program {
     Program {
         node: Port::node_id(peer),
@@ -290,12 +290,12 @@ impl Node {
                 tag: *tag,
                 len: bytes.len() as u16,
             };
-            // What finds no room is lost, and said again.
+            // A message without credits is lost and repeated later.
             let _ = self.held.send(port, fabric, 0, (descriptor, bytes));
         }
     }
 
-    /// Says something of a negotiation.
+    /// Sends a message of a negotiation.
     fn say(&mut self, fabric: &mut Fabric, to: usize, kind: Kind, words: &[u64]) {
         let mut bytes = bytes_of(words);
         bytes[0] = self.setup.version;
@@ -366,11 +366,11 @@ impl Node {
         Ok(Some(own))
     }
 
-    /// Asks a node whether it would take a connection.
+    /// Asks a node whether it accepts a direct connection.
     ///
     /// # Errors
     ///
-    /// Memory was written to that nobody used.
+    /// If unused memory was written.
     pub fn ask(
         &mut self,
         fabric: &mut Fabric,
@@ -412,12 +412,12 @@ impl Node {
         Ok(None)
     }
 
-    /// A program takes a connection of TCP: the cookie of the client that has asked, or why it
-    /// stays one of TCP.
+    /// A program accepts a connection of TCP. Returns the cookie of the client that asked, or the
+    /// reason why the connection uses TCP.
     ///
     /// # Errors
     ///
-    /// Memory was written to that nobody used.
+    /// If unused memory was written.
     pub fn accept(
         &mut self,
         fabric: &mut Fabric,
@@ -463,7 +463,7 @@ impl Node {
         Ok(Ok(cookie))
     }
 
-    /// Declines all clients that have asked for a connection that TCP carries.
+    /// Declines all clients that asked for a connection that uses TCP.
     fn refuse_all(&mut self, fabric: &mut Fabric, tuple: &Tuple) {
         while let Some(asked) = self.setup.pending.take_any(tuple) {
             let Connect { cookie, client, .. } = asked.connect;
@@ -473,7 +473,7 @@ impl Node {
         }
     }
 
-    /// Whether there is a note for a connection.
+    /// Returns true if there is a note for a connection.
     pub fn has_note(&mut self, fabric: &Fabric, terms: &Terms) -> bool {
         let (limits, now) = (opening(self.mutation), Time(fabric.now()));
         let node = Port::node_id(terms.peer);
@@ -481,7 +481,7 @@ impl Node {
         note.is_some()
     }
 
-    /// Whether TCP's SYN may go.
+    /// Returns true if TCP's SYN may be sent.
     pub fn may_connect(&mut self, pair: usize) -> bool {
         match self.setup.find(pair, 0).map(|s| &s.what) {
             Some(Side::Client(client)) => client.may_connect(),
@@ -489,7 +489,7 @@ impl Node {
         }
     }
 
-    /// The program does not wait for the answer any longer.
+    /// The program stops waiting for the answer.
     pub fn stop_asking(&mut self, pair: usize) {
         if let Some(Side::Client(client)) = self.setup.find(pair, 0).map(|s| &mut s.what) {
             client.give_up(Fallback::Silent);
@@ -503,7 +503,7 @@ impl Node {
         }
     }
 
-    /// A program looks what carries its data.
+    /// Updates the view of TCP's connection for a program that checks its path.
     pub fn look_at_tcp(&mut self, pair: usize, side: usize, tcp: View, now: Time) {
         let mutation = self.mutation;
         if let Some(setup) = self.setup.find(pair, side) {
@@ -512,7 +512,7 @@ impl Node {
         }
     }
 
-    /// A program closes its socket, or aborts.
+    /// A program closes or aborts its socket.
     pub fn close(&mut self, pair: usize, side: usize, abort: bool) {
         if let Some(setup) = self.setup.find(pair, side) {
             setup.open = false;
@@ -525,7 +525,7 @@ impl Node {
         }
     }
 
-    /// A message of the negotiation came.
+    /// Processes a received message of a negotiation.
     pub(super) fn heard(
         &mut self,
         fabric: &mut Fabric,
@@ -537,7 +537,7 @@ impl Node {
         let limits = opening(self.mutation);
         self.setup.silent.heard(source);
         let from = usize::from(source.0);
-        // Its own version is the one that its code knows.
+        // A node's own version is the one that its code implements.
         let other = u64::from(self.setup.version ^ wire::ds::VERSION);
         let word = |i| word(i) ^ if i == 0 { other } else { 0 };
         match kind {
@@ -562,7 +562,7 @@ impl Node {
                     self.strays += 1;
                     return;
                 };
-                // What is said of a connection counts when there is one.
+                // TCP's state is considered only if there is a connection.
                 setup.see_tcp(self.mutation, now);
                 match &mut setup.what {
                     Side::Client(client) => {
@@ -600,7 +600,7 @@ impl Node {
         };
         let Connect { cookie, client, .. } = *connect;
         let said = match noted {
-            // It is being taken, and will hear of that.
+            // The connection is being accepted, and the client will be notified.
             Ok(false) => return,
             Ok(true) => Answered {
                 cookie,
@@ -616,7 +616,8 @@ impl Node {
         self.answer(fabric, node, &said);
     }
 
-    /// A message of a stream came for a name: whoever has taken it knows that the client uses it.
+    /// A message of a stream arrived for a name. An accepted end thus knows that the client uses
+    /// streams.
     pub(super) fn stream_came(&mut self, fabric: &Fabric, name: ConnId, source: NodeId) {
         let mut all = self.setup.setups.iter_mut();
         let found = all.position(|s| s.name == name && Port::node_id(s.peer) == source);
@@ -629,7 +630,7 @@ impl Node {
         self.decide(fabric, i);
     }
 
-    /// Takes over what was decided.
+    /// Applies a decision.
     fn decide(&mut self, fabric: &Fabric, i: usize) {
         let now = Time(fabric.now());
         let setup = &mut self.setup.setups[i];
@@ -675,7 +676,7 @@ impl Node {
         }
     }
 
-    /// Does all there is to do for negotiations, after the messages were read.
+    /// Processes all pending negotiations, after the messages were read.
     pub(super) fn negotiate(&mut self, fabric: &mut Fabric) -> Result<()> {
         let now = Time(fabric.now());
         let limits = opening(self.mutation);
@@ -723,7 +724,7 @@ impl Node {
         self.tidy(fabric)
     }
 
-    /// Gives back what is not needed any more.
+    /// Releases finished negotiations.
     fn tidy(&mut self, fabric: &Fabric) -> Result<()> {
         let now = fabric.now();
         let limits = opening(self.mutation);
@@ -740,7 +741,8 @@ impl Node {
                 if mutation != Some(Mutation::RingsKept) {
                     back.extend(s.rings.take());
                 }
-                // It answers those who have not heard that it uses TCP, as long as they may ask.
+                // It answers peers that do not know yet that it uses TCP, until they no longer ask.
+                // ask.
                 let long = limits.keep + limits.confirm + LIMITS.hold;
                 let answers = matches!(s.what, Side::Client(_)) && s.decision != Decision::Lost;
                 answers && mutation != Some(Mutation::NoAnswer) && now < s.since.0 + long
@@ -753,7 +755,7 @@ impl Node {
         Ok(())
     }
 
-    /// Checks that nothing of a negotiation is left, when everything is over.
+    /// Checks that no negotiation is left at the end of a run.
     pub(super) fn check_setups(&mut self, fabric: &Fabric) -> Result<()> {
         let nic = self.nic();
         let now = Time(fabric.now());

@@ -1,5 +1,5 @@
-//! TCP's part of a connection, as simple as it may be: segments arrive in order, some late; and the
-//! programs that connect and accept, as sockets of `af-extl` do.
+//! A minimal model of TCP's connection: segments arrive in order, some of them late. Includes the
+//! programs that connect and accept, like sockets of `af-extl`.
 
 use super::setup::{Decision, Terms, View, PORTS};
 use super::{byte, Event, Rig, Side, LIMITS, MS, OPENING, RING_BYTES, US};
@@ -9,11 +9,11 @@ use protocol::Time;
 use rand::Rng;
 use wire::ds::{Seq, Tuple};
 
-/// Polls, and what waits in a mailbox.
+/// Allowance in ns for polls and messages in a mailbox.
 const SLACK: u64 = 150 * MS;
 /// Number of a reason.
 const NOT_ACCEPTED: u8 = Fallback::NotAccepted.code();
-/// A listener that takes nothing any more is closed after this time.
+/// Time in ns after which a listener that stopped accepting is closed.
 const DEAF: u64 = 2_500 * MS;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,30 +30,30 @@ pub(super) enum Segment {
 #[derive(Debug, Clone, Default)]
 pub(super) struct TcpEnd {
     pub(super) up: bool,
-    /// It was reset, or could not be made.
+    /// True after a reset or a failed connect.
     pub(super) closed: bool,
-    /// Bytes that came.
+    /// Number of received bytes.
     got: u64,
     finished: bool,
     fin: bool,
-    /// When the last segment arrives that is on its way to it.
+    /// Arrival time of the last segment in flight to this end.
     last: u64,
 }
 
-/// How a connection is made.
+/// Parameters and state of TCP's connection.
 #[derive(Debug, Clone)]
 pub(super) struct Tcp {
     pub(super) ends: [TcpEnd; 2],
     pub(super) tuple: Tuple,
     cookie: u32,
-    /// The client does not ask; the server listens with a socket of TCP.
+    /// True if the client does not ask; true if the server listens with a socket of TCP.
     plain: [bool; 2],
-    /// When the server's program takes it, after it is there. `None`: never.
+    /// Delay of the server's accept after the connection is established; `None`: never accepted.
     pub(super) accept: Option<u64>,
-    /// Segments take at most so long.
+    /// Maximum delay of segments in ns.
     slowest: u64,
     begun: u64,
-    /// Another one had its addresses and ports before.
+    /// True if an older connection had the same addresses and ports.
     reused: bool,
     tries: u32,
 }
@@ -64,7 +64,7 @@ impl Rig {
         let slowest = self.pairs[pair].tcp.slowest;
         let mut at = now + 1 + self.rng.random_range(0..=slowest);
         if !self.clean && self.rng.random_bool(0.04) {
-            // It was lost, and is sent again.
+            // The segment was lost and is retransmitted.
             at += self.rng.random_range(100 * MS..300 * MS);
         }
         let end = &mut self.pairs[pair].tcp.ends[to];
@@ -83,7 +83,8 @@ impl Rig {
         }
     }
 
-    /// A tuple that no living connection has: often that of one that was reset or is long gone.
+    /// Returns a tuple that no live connection has, often one of a connection that was reset or
+    /// ended long ago.
     fn tuple(&mut self, a: usize, b: usize, plain: bool) -> (Tuple, bool) {
         let now = self.fabric.now();
         let server_port = PORTS[usize::from(plain)];
@@ -94,7 +95,7 @@ impl Rig {
             let [client, server] = &p.sides;
             let out = client.left || client.crashed;
             let reset = p.tcp.ends[0].closed || client.crashed;
-            // TCP waits for what is late.
+            // TCP waits for late segments.
             let old = p.tcp.ends.iter().all(|e| e.fin || e.closed) && p.gone + 1_000 * MS < now;
             ours(&p.tcp.tuple) && out && (reset || (old && server.left))
         };
@@ -124,7 +125,7 @@ impl Rig {
     fn terms(&mut self, pair: usize, side: usize) -> Terms {
         let low = self.rng.random_range(0..20_000);
         let any = self.rng.random();
-        // Often one that is soon followed by 0.
+        // Often a number close to the wrap to 0.
         let isn = Seq([low, u32::MAX - low, any][self.rng.random_range(0..3)]);
         let rings = [(); 2].map(|()| [1024, 2048, RING_BYTES as u32][self.rng.random_range(0..3)]);
         Terms {
@@ -140,7 +141,7 @@ impl Rig {
     pub(super) fn connect(&mut self) -> Result<()> {
         let count = self.nodes.len();
         let a = self.rng.random_range(0..count);
-        // Also to itself.
+        // The target may be the node itself.
         let b = self.rng.random_range(0..count);
         if !self.nodes[a].is_up() {
             self.summary.refused += 1;
@@ -149,7 +150,7 @@ impl Rig {
         let now = self.fabric.now();
         let mut plain = [0.04, 0.04].map(|p| self.rng.random_bool(p));
         let (tuple, reused) = self.tuple(a, b, plain[1]);
-        // Who does not ask must not get what an older one has asked for.
+        // The note of an older connection must be ignored by a client that has sent no question.
         plain[0] |= reused && self.rng.random_bool(0.5);
         let accept = match self.rng.random_range(0..30) {
             0 => None,
@@ -161,14 +162,14 @@ impl Rig {
         let accept = accept.map(|range| self.rng.random_range(range));
         let slowest = [20 * US, MS, 10 * MS][self.rng.random_range(0..3)];
         let mut sides = [self.side(a), self.side(b)];
-        // What takes no longer than some seconds.
+        // Limits the data to a few seconds of transfer.
         let most = |s: &Side, pace: u64| s.largest as u64 * 2_000 * MS / pace.max(2 * MS);
         for i in 0..2 {
             let (writer, reader) = (&sides[i], &sides[1 - i]);
             let most = most(writer, writer.write_pace).min(most(reader, reader.read_pace));
             sides[i].plan = writer.plan.min(most);
         }
-        // Some have nothing to say.
+        // Some programs write no data.
         for side in &mut sides {
             if self.rng.random_bool(0.15) {
                 side.plan = 0;
@@ -178,7 +179,7 @@ impl Rig {
         demanded &= accept.is_some();
         let pair = self.pairs.len();
         for side in 0..2 {
-            // Often one whose port keeps what it has said.
+            // Preferably an end whose port holds its messages.
             let (likely, most) = match self.nodes[[a, b][side]].held.holds {
                 true => (0.7, 200 * MS),
                 false => (0.08, [20 * MS, 500 * MS][self.pairs.len() % 2]),
@@ -225,7 +226,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The program waits until TCP's SYN may go.
+    /// The program waits until TCP's SYN may be sent.
     pub(super) fn open(&mut self, pair: usize) -> Result<()> {
         let now = self.fabric.now();
         let side = &self.pairs[pair].sides[0];
@@ -266,7 +267,7 @@ impl Rig {
         match segment {
             Segment::Rst => {
                 self.pairs[pair].tcp.ends[to].closed = true;
-                // Connecting, a program hears of it at once.
+                // A connecting program gets the error at once.
                 if to == 0 && !self.pairs[pair].tcp.ends[0].up && !gone {
                     self.leave(pair, 0, true)?;
                 }
@@ -288,7 +289,7 @@ impl Rig {
                     tcp.tuple == tuple && end.up && !end.closed && !end.fin
                 });
                 match old {
-                    // The client says that it does not know the old one, and asks again.
+                    // The client resets the old connection and connects again.
                     Some(old) => {
                         self.pairs[old].tcp.ends[1].closed = true;
                         let later = self.fabric.now() + 100 * MS;
@@ -319,7 +320,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The server's program takes a connection.
+    /// The server's program accepts a connection.
     pub(super) fn accept(&mut self, pair: usize) -> Result<()> {
         let Tcp {
             accept,
@@ -355,8 +356,9 @@ impl Rig {
         let note = taken.map_or_else(|(_, note)| note, Some);
         if note.is_some_and(|note| note != cookie) {
             self.summary.foreign_notes += 1;
-            // A connection that was reset may withdraw that of the next one, which says it again. What ports
-            // have kept may be of one before, too; it does no harm if the client did not wait.
+            // A reset connection may withdraw the note of the next one, which repeats it. A held
+            // message may also be an earlier connection's, which is harmless if the client did not
+            // wait.
             let gave_up = matches!(self.pairs[pair].sides[0].carrier, Decision::Tcp(_));
             ensure!(
                 !self.is_honest(pair) || self.echoes || taken.is_err() || gave_up,
@@ -369,7 +371,7 @@ impl Rig {
         }
     }
 
-    /// What became of an end. Both have to become the same.
+    /// Records the decision of an end. Both ends must decide alike.
     fn decided(&mut self, pair: usize, side: usize, what: Decision) -> Result<()> {
         self.say(|| format!("{pair}/{side}: {what:?}"));
         let p = &mut self.pairs[pair];
@@ -405,7 +407,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Whose peer may be gone without a word has to ask now and then.
+    /// Enables keepalive for an end whose peer may vanish.
     pub(super) fn ask_now_and_then(&mut self, pair: usize, side: usize) {
         let idle = [600 * MS, 3_000 * MS][self.rng.random_range(0..2)];
         let node = self.pairs[pair].sides[side].node;
@@ -422,7 +424,7 @@ impl Rig {
         let plain = p.tcp.plain[0] || p.tcp.plain[1];
         let left = p.sides.iter().any(|s| s.left);
         let late = self.summary.reasons & (1 << NOT_ACCEPTED) != 0;
-        // Nothing is in the way.
+        // The run has no disturbance that would explain TCP.
         let sure = self.clean && prompt && !plain && !left && !p.tcp.reused;
         match why {
             Fallback::Off => own.off,
@@ -450,7 +452,7 @@ impl Rig {
         self.nodes.iter().map(|n| n.setup.short).sum()
     }
 
-    /// Does what a node has to do, and hears what it decides.
+    /// Polls a node and records its decisions.
     pub(super) fn poll(&mut self, node: usize) -> Result<()> {
         for (i, pair) in self.pairs.iter().enumerate() {
             for side in (0..2).filter(|side| pair.sides[*side].node == node) {
@@ -467,7 +469,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Nobody waits for longer than is said.
+    /// Checks that no end waits longer than permitted.
     pub(super) fn check_waiting(&self, node: usize) -> Result<()> {
         let now = self.fabric.now();
         for (i, pair) in self.pairs.iter().enumerate() {
@@ -488,7 +490,7 @@ impl Rig {
         Ok(())
     }
 
-    /// What carries the data of a side, as its program sees it.
+    /// Returns the path of a side's data as seen by its program.
     pub(super) fn carrier(&mut self, pair: usize, side: usize) -> Decision {
         let s = &self.pairs[pair].sides[side];
         if s.carrier == Decision::Waiting {
@@ -513,7 +515,7 @@ impl Rig {
         }
     }
 
-    /// A node is gone: the others hear of it, sooner or later.
+    /// A node has crashed. Its peers get resets sooner or later.
     pub(super) fn crash_tcp(&mut self, node: usize) {
         for i in 0..self.pairs.len() {
             for side in 0..2 {
@@ -531,7 +533,7 @@ impl Rig {
         }
     }
 
-    /// Writes by TCP: whether everything was written.
+    /// Writes by TCP. Returns true if all was written.
     pub(super) fn write_tcp(&mut self, pair: usize, side: usize, len: u64) -> bool {
         if self.pairs[pair].tcp.ends[side].closed {
             return true;
@@ -550,7 +552,8 @@ impl Rig {
         done
     }
 
-    /// Reads from TCP: the data, whether that is all, and whether it was reset.
+    /// Reads from TCP. Returns the data, true at the end of the stream, and the reason after a
+    /// reset.
     pub(super) fn read_tcp(
         &mut self,
         pair: usize,

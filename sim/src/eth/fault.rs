@@ -1,4 +1,4 @@
-//! Faults: what they do to whom.
+//! Faults and their effects.
 
 use super::{Fate, Rig};
 use crate::eth::setup::LIMITS;
@@ -8,26 +8,26 @@ use rand::Rng;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// The cable loses all it carries.
+    /// The cable loses all packets.
     Cable(usize),
     Freeze(usize),
     PowerOff(usize),
     Restart(usize),
-    /// Off and on again, and nothing is remembered.
+    /// Off and on again, with loss of all state.
     Reboot(usize),
     Slow(usize),
-    /// No poll function runs.
+    /// The poll functions do not run.
     Stuck(usize),
     NoMemory(usize),
     LoseMessages(usize),
     LoseNotifications(usize),
     RetryEvery(usize),
-    /// Packets of what is fetched get lost, but not the last ones.
+    /// Packets within GETs are lost, but not the last ones.
     Holes(usize),
 }
 
 impl Fault {
-    /// Whom it concerns: none of their frames has to arrive.
+    /// Returns the affected nodes. Their frames need not arrive.
     pub(super) fn victims(self, ends: &[[usize; 2]]) -> Vec<usize> {
         match self {
             Self::Cable(c) => ends[c].to_vec(),
@@ -47,7 +47,7 @@ impl Fault {
 }
 
 impl Rig {
-    /// Nodes at both ends of each cable.
+    /// Returns the nodes at both ends of each cable.
     pub(super) fn cable_ends(&self) -> Vec<[usize; 2]> {
         let network = self.fabric.world.network();
         (0..self.fabric.cables())
@@ -55,7 +55,7 @@ impl Rig {
             .collect()
     }
 
-    /// Of the frames of the victims that are under way nothing is demanded any more.
+    /// Marks nodes as faulty. Frames in flight from or to them need not arrive any more.
     pub(super) fn fall_ill(&mut self, fault: Fault) {
         let victims = fault.victims(&self.cable_ends());
         for victim in &victims {
@@ -124,7 +124,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The port of a node is closed.
+    /// Closes the port of a node.
     fn down(&mut self, node: usize) {
         self.nodes[node].down(&mut self.fabric);
         for ((n, _), a) in &mut self.announced {
@@ -135,7 +135,7 @@ impl Rig {
         }
     }
 
-    /// A NIC that is off has no faults.
+    /// A NIC without power has no faults.
     fn set_faults(&mut self, nic: usize, faults: Faults) {
         if self.fabric.world.is_on(nic) {
             let set = self.fabric.world.set_faults(nic, faults);
@@ -156,7 +156,7 @@ impl Rig {
                     let now = self.fabric.now();
                     self.fabric.advance(now)?;
                     self.fabric.boot(n)?;
-                    // What it had before, it has no more.
+                    // Its earlier faults have ended.
                     self.set_faults(n, Faults::default());
                 }
                 if !self.nodes[n].is_up() {

@@ -1,4 +1,4 @@
-//! What a hostile node sends.
+//! Messages of hostile nodes.
 
 use super::{Event, Rig, BUSY, MS};
 use crate::eth::setup::{LIMITS, MAX_FRAME};
@@ -9,13 +9,13 @@ use rand::Rng;
 use std::ops::RangeInclusive;
 
 impl Rig {
-    /// Plans what a node does that is hostile.
+    /// Plans the actions of a hostile node.
     pub(super) fn hostility(&mut self, node: usize, bursts: &[u64]) {
         (self.hostile[node], self.healthy[node]) = (true, false);
         let count = self.nodes.len();
         let victim = |rig: &mut Self| (node + rig.rng.random_range(1..count)) % count;
         for _ in 0..self.rng.random_range(1..80) {
-            // Most while frames are under way.
+            // Most of them while frames are in flight.
             let at = match self.rng.random_bool(0.8) {
                 true => {
                     bursts[self.rng.random_range(0..bursts.len())]
@@ -26,12 +26,12 @@ impl Rig {
             let to = victim(self);
             self.at(at, Event::Forge(node, to));
         }
-        // More than any table has room for.
+        // More than a table's capacity.
         if self.rng.random_bool(0.5) {
             let (to, at) = (victim(self), self.rng.random_range(0..BUSY));
             self.flood(node, to, at);
         }
-        // It has no use for what it gets.
+        // The node reports frames as dropped.
         if self.rng.random_bool(0.3) {
             for burst in bursts {
                 for _ in 0..20 {
@@ -40,19 +40,19 @@ impl Rig {
                 }
             }
         }
-        // It answers just in time, or just too late.
+        // Answers arrive shortly before or after the time-out.
         if self.rng.random_bool(0.6) {
             let at = self.rng.random_range(0..BUSY / 2);
             self.withhold(node, at, 50..=115);
         }
     }
 
-    /// Three nodes against one, of which there is one more that behaves.
+    /// Three nodes attack one, while one more node behaves.
     pub(super) fn siege(&mut self, bursts: &[u64]) {
         let victim = self.rng.random_range(0..5);
         let at = self.rng.random_range(0..BUSY / 2);
         let crowd = self.rng.random_bool(0.5);
-        // Not long enough for a peer that answers nothing, or too long for anybody.
+        // Delays too short for a dead peer, or too long for any peer.
         let parts = if crowd { 5..=28 } else { 90..=115 };
         for i in 1..=3 {
             let node = (victim + i) % 5;
@@ -64,14 +64,14 @@ impl Rig {
                 let at = at + self.rng.random_range(0..LIMITS.timeout);
                 self.flood(node, victim, at);
             }
-            // First it answers some, to be taken for one that behaves.
+            // It first answers some, so that it counts as well-behaved.
             let later = self.rng.random_range(1..20 * MS);
             self.withhold(node, at + later, parts.clone());
         }
     }
 
-    /// Far more announcements than are fetched meanwhile, for as long as it takes to shut others
-    /// out.
+    /// Announces far more frames than are fetched in the same time, for long enough to block other
+    /// nodes.
     fn crowd(&mut self, node: usize, to: usize, at: u64) {
         let time = 2 * LIMITS.timeout;
         for _ in 0..self.rng.random_range(300..900) {
@@ -80,30 +80,30 @@ impl Rig {
         }
     }
 
-    /// `node` announces something that can be fetched.
+    /// Lets `node` announce memory that can be fetched.
     pub(super) fn announce(&mut self, node: usize, to: usize) -> Result<()> {
         let len = self.rng.random_range(14..=u64::from(MAX_FRAME));
         self.inject(to, &message(node, 1, &[FREE, len]))
     }
 
-    /// A node that does not exist announces something.
+    /// Announces a frame in the name of an absent node.
     pub(super) fn announce_as(&mut self, source: u16, to: usize) -> Result<()> {
         let len = self.rng.random_range(14..=u64::from(MAX_FRAME));
         self.inject(to, &message(source.into(), 1, &[FREE, len]))
     }
 
-    /// `node` announces less than a header.
+    /// Lets `node` announce less than a header.
     pub(super) fn runt(&mut self, node: usize, to: usize) -> Result<()> {
         let len = self.rng.random_range(1..14);
         self.inject(to, &message(node, 1, &[FREE, len]))
     }
 
-    /// `node` sends a message that is no frame.
+    /// Lets `node` send a message that is no frame.
     pub(super) fn chatter(&mut self, node: usize, to: usize) -> Result<()> {
         self.inject(to, &message(node, 3, &[u64::MAX; 8]))
     }
 
-    /// `node` says that it has dropped all that `to` has announced to it.
+    /// Lets `node` report all frames that `to` has announced to it as dropped.
     pub(super) fn deny(&mut self, node: usize, to: usize) -> Result<()> {
         let announced = self.announced.iter();
         let addresses: Vec<u64> = announced
@@ -132,7 +132,7 @@ impl Rig {
         }
     }
 
-    /// Answers come after so many hundredths of the time-out.
+    /// Delays answers by the given hundredths of the time-out.
     pub(super) fn withhold(&mut self, node: usize, mut at: u64, parts: RangeInclusive<u64>) {
         while at < BUSY {
             let part = self.rng.random_range(parts.clone());
@@ -143,8 +143,8 @@ impl Rig {
         }
     }
 
-    /// Somebody speaks in the name of `source` to `to`: nothing is demanded of what it sends there,
-    /// nor of what it is asked for.
+    /// Marks messages from `source` to `to` as forged. Frames in that direction, and GETs answered
+    /// by them, need not arrive.
     fn disclaim(&mut self, source: usize, to: usize) {
         self.forged[source][to] = true;
         for frame in &mut self.frames {
@@ -154,10 +154,10 @@ impl Rig {
         }
     }
 
-    /// Something from `node` that no protocol allows, or a repetition.
+    /// Sends a forged or repeated message from `node`.
     pub(super) fn forge(&mut self, node: usize, to: usize) -> Result<()> {
         let count = self.nodes.len();
-        // Most in its own name.
+        // Most of them in its own name.
         let source = match self.rng.random_bool(0.1) {
             true => (to + self.rng.random_range(1..count)) % count,
             false => node,
@@ -165,7 +165,7 @@ impl Rig {
         if source != node {
             self.disclaim(source, to);
         }
-        // Addresses that are in use are the interesting ones.
+        // Preferably addresses in use.
         let mut known: Vec<u64> = self.announced.keys().map(|(_, address)| *address).collect();
         known.sort_unstable();
         let address = match known.len() {
@@ -181,17 +181,17 @@ impl Rig {
             0..=4 => message(source, 1, &[address, len]),
             5 => {
                 if source != node {
-                    // Nor of what is sent to it: that seems to be dropped.
+                    // Frames sent to it seem to be dropped.
                     self.disclaim(to, source);
                 }
                 message(source, 2, &[address])
             }
             kind => {
-                // A notification of a transfer that names this node, with the key of somebody's
+                // A notification of a transfer that names this node, with the key of an announced
                 // frame.
                 let kind = if kind == 6 {
                     if source != node {
-                        // What is sent to it seems to be fetched: its memory is used again.
+                        // Frames sent to it seem to be fetched, so that their memory is reused.
                         self.disclaim(to, source);
                     }
                     wire::rma::NotificationType::Responder
@@ -200,7 +200,7 @@ impl Rig {
                 };
                 let frame = self.announced.iter().find(|((_, a), _)| *a == address);
                 let len = frame.map_or(100, |(_, f)| self.frames[f.id as usize].len);
-                // A get can't be made to say so by another node, but the NIC of a peer may be
+                // Another node can't forge the notification of a GET, but a peer's NIC may be
                 // broken.
                 let (command, size) = match self.rng.random_bool(0.5) {
                     true => (wire::rma::Command::BytePut, 0),
@@ -227,7 +227,7 @@ impl Rig {
     }
 }
 
-/// A message of `source` with the words of `payload`.
+/// Returns a message of `source` with the words of `payload`.
 fn message(source: usize, mtt: u8, payload: &[u64]) -> Forged {
     Forged::Velo {
         src_node: source as u16,

@@ -1,4 +1,4 @@
-//! What must hold.
+//! Checks of the invariants.
 
 use super::traffic::{pattern, word};
 use super::{Announced, Fate, Got, Rig, BOUND, LATE, MS, SETTLE};
@@ -7,7 +7,7 @@ use crate::eth::setup::{LIMITS, PERIODS};
 use anyhow::Result;
 
 impl Rig {
-    /// Whether a frame that `from` gets now has to reach `to`.
+    /// Returns true if a frame that `from` gets now must reach `to`.
     pub(super) fn is_demanded(&self, from: usize, to: usize) -> bool {
         let now = self.fabric.now();
         if self.forged[from][to] || self.hostile[from] || self.hostile[to] {
@@ -16,8 +16,8 @@ impl Rig {
         if self.healthy[from] && self.healthy[to] {
             return true;
         }
-        // Of what comes after a fault the first frame has to arrive, which shows the others that
-        // all is well.
+        // After a fault, only the first frame must arrive. It shows the other nodes that the fault
+        // has ended.
         let well =
             |n: usize| self.ill[n] == 0 && (self.healthy[n] || now >= self.healed[n] + SETTLE);
         let alone = !self.open.iter().any(|id| {
@@ -27,7 +27,7 @@ impl Rig {
         well(from) && well(to) && alone
     }
 
-    /// Takes the reports of a node in, and checks them.
+    /// Processes and checks the reports of a node.
     pub(super) fn collect(&mut self, node: usize) -> Result<()> {
         let now = self.fabric.now();
         for report in std::mem::take(&mut self.nodes[node].reports) {
@@ -61,8 +61,8 @@ impl Rig {
                     let frame = &mut self.frames[id as usize];
                     frame.fate = Fate::Dropped;
                     let (from, to, demanded) = (frame.from, frame.to, frame.demanded);
-                    // A healthy peer may be held up by others for a while, but then it owes
-                    // something.
+                    // Other nodes may block a healthy peer for a while, but then a frame is
+                    // outstanding.
                     anyhow::ensure!(
                         !demanded || (peer && self.owes(from, to)),
                         "frame {id} was dropped, though its peer is healthy and owes nothing"
@@ -75,7 +75,7 @@ impl Rig {
                         if fetched {
                             a.fetched.get_or_insert(now);
                             if now - a.at >= LIMITS.lag {
-                                // Its memory may be used again at once.
+                                // Its memory may be reused at once.
                                 self.lagged.insert((node, frame.to), now);
                             }
                         }
@@ -120,8 +120,8 @@ impl Rig {
         Ok(())
     }
 
-    /// Whether `to` has not fetched a frame of `from` for a while, which is waited for, or was
-    /// given up and no other was fetched since; or has let one wait lately.
+    /// Returns true if a drop is justified: `to` has an unfetched frame of `from` that is stalled,
+    /// or was given up with no GET since, or `to` let a frame wait recently.
     fn owes(&self, from: usize, to: usize) -> bool {
         let now = self.fabric.now();
         let between = self.announced.iter().filter(|((node, _), a)| {
@@ -144,7 +144,7 @@ impl Rig {
             })
     }
 
-    /// Memory of an earlier announcement is used again.
+    /// Checks that memory of an earlier announcement may be reused.
     fn check_reuse(&self, old: &Announced) -> Result<()> {
         let now = self.fabric.now();
         let frame = &self.frames[old.id as usize];
@@ -161,7 +161,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Memory at `address` is used: no GET may still write to it.
+    /// Checks that no GET may still write to memory that is used now.
     pub(super) fn check_get(&mut self, node: usize, address: u64) -> Result<()> {
         let now = self.fabric.now();
         if let Some(got) = self.gets.remove(&(node, address)) {
@@ -174,11 +174,10 @@ impl Rig {
         Ok(())
     }
 
-    /// `node` fetches what `from` has at this address: what it has announced to it, and still
-    /// keeps.
+    /// Checks that `node` fetches memory that `from` has announced to it and still keeps.
     fn check_announced(&self, node: usize, from: usize, address: u64) -> Result<()> {
         let now = self.fabric.now();
-        // Somebody may have told the sender in the name of this node that it was fetched.
+        // A third node may have reported the GET in the name of this node.
         let trusted = self.hostile.get(from) == Some(&false)
             && !self.hostile[node]
             && !self.forged[from][node]
@@ -199,12 +198,12 @@ impl Rig {
 
     fn delivered(&mut self, node: usize, from: usize, data: &[u8]) -> Result<()> {
         let now = self.fabric.now();
-        // For what a hostile node announces nothing holds; it may even repeat what others have
-        // announced to it.
+        // No invariant holds for announcements of a hostile node, which may repeat those that
+        // others sent to it.
         if self.hostile.get(from) != Some(&false) || self.hostile[node] || self.forged[from][node] {
             return Ok(());
         }
-        // What was announced before a reboot is not there any more.
+        // Memory announced before a reboot has lost its contents.
         let excused = now < self.forgotten[from];
         let id = word(data, 16);
         let checked = self.check_frame(node, from, id, data);
@@ -221,8 +220,8 @@ impl Rig {
         self.arrived(from, node)
     }
 
-    /// No frame of a flow overtakes one that was announced before it, has not stalled, and was not
-    /// known to be fetched when it was sent.
+    /// Checks the order of a flow. A frame must not overtake an earlier announced one that has not
+    /// stalled and was not known to be fetched.
     fn check_order(&self, id: u64) -> Result<()> {
         let frame = &self.frames[id as usize];
         let (from, to) = (frame.from, frame.to);
@@ -262,8 +261,8 @@ impl Rig {
         Ok(())
     }
 
-    /// `node` has read messages. Whatever others leave unanswered, none waits in its mailbox for
-    /// long.
+    /// Checks a node that has read messages: no message may stay in its mailbox for long, whatever
+    /// other nodes leave unanswered.
     pub(super) fn check_unread(&mut self, node: usize) -> Result<()> {
         let now = self.fabric.now();
         let well = self.ill[node] == 0 && now >= self.healed[node] + SETTLE;
@@ -285,8 +284,8 @@ impl Rig {
         Ok(())
     }
 
-    /// Frames between healthy nodes arrive in time, and no frame of a healthy node waits for room
-    /// for long, whoever it is for.
+    /// Checks that frames between healthy nodes arrive in time. No frame of a healthy node may wait
+    /// long for a slot, whatever its target.
     pub(super) fn check_bound(&self) -> Result<()> {
         let now = self.fabric.now();
         for id in &self.open {
@@ -328,17 +327,17 @@ impl Rig {
     }
 }
 
-/// For so long the queue of frames may be stopped.
+/// Maximum time in ns for which the frame queue may be stopped.
 const LONGEST_STOP: u64 = 10 * LIMITS.stall;
 
-/// After this a frame that is overdue is given up.
+/// Time in ns after which an overdue frame is given up.
 const OVERDUE: u64 = 5 * PERIODS.busy + LATE;
 
-/// For so long a message may be in a mailbox.
+/// Maximum time in ns for which a message may be in a mailbox.
 const LONGEST_UNREAD: u64 = LIMITS.patience + 2 * LIMITS.stall;
 
-/// For so long memory stays as it is that nobody has reported on. What a closed port leaves is kept
-/// from then on.
+/// Returns the minimum time in ns for which memory without a notification is kept. For memory of a
+/// closed port it starts at the close.
 fn kept(flushed: bool) -> u64 {
     match flushed {
         true => LIMITS.keep,

@@ -1,6 +1,6 @@
-//! Rendezvous on one node, as `exn.ko` drives the machine: one queue of frames, of which the first
-//! may have to wait; a poll function for messages, which does the housekeeping as well, in the
-//! order of [`protocol::eth::poll`]; one for notifications.
+//! The rendezvous protocol on one node, driven like by `exn.ko`. There is one queue of frames, of
+//! which the first may have to wait. A poll function for messages also does the housekeeping, in
+//! the order of [`protocol::eth::poll`]; another one processes notifications.
 
 mod fetched;
 mod glue;
@@ -22,88 +22,88 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// What the port refuses is gone, and everything else is with the NIC.
+/// Commands that the port rejects are lost; all others have reached the NIC.
 const SETTLED: Time = Time(u64::MAX);
 
 /// A frame to be sent.
 pub struct Outgoing {
     /// Number of the frame.
     pub id: u64,
-    /// To whom.
+    /// Target node.
     pub to: usize,
-    /// Of which flow.
+    /// Flow.
     pub flow: u32,
-    /// Its bytes.
+    /// Memory of the frame.
     pub block: Block,
-    /// Number of bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
-/// What a node reports to the rig.
+/// Report of a node to the rig.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
-    /// Frame `id` went in a message.
+    /// Frame `id` was sent in a message.
     Sent {
-        /// Frame.
+        /// Number of the frame.
         id: u64,
     },
     /// Frame `id` was announced with this address.
     Announced {
-        /// Frame.
+        /// Number of the frame.
         id: u64,
         /// Its address.
         address: u64,
     },
-    /// Frame `id` was dropped: its peer stands still, or the port is gone.
+    /// Frame `id` was dropped, because its peer is stalled or the port is closed.
     Dropped {
-        /// Frame.
+        /// Number of the frame.
         id: u64,
-        /// Because of its peer.
+        /// True if the peer is the reason.
         peer: bool,
     },
-    /// An announced frame ended.
+    /// The transfer of an announced frame ended.
     Ended {
         /// Its address.
         address: u64,
-        /// The peer has fetched it.
+        /// True if the peer has fetched it.
         fetched: bool,
     },
     /// A GET was posted.
     Get {
-        /// To this node.
+        /// Source node.
         from: u16,
-        /// For this address.
+        /// Source address.
         address: u64,
-        /// Into this memory.
+        /// Destination memory.
         local: u64,
     },
-    /// The NIC says that a GET is done with this memory.
+    /// The NIC reports that a GET into this memory has ended.
     Got {
-        /// Memory.
+        /// Destination memory.
         local: u64,
     },
     /// A frame arrived.
     Delivered {
-        /// From this node.
+        /// Source node.
         from: u16,
-        /// Its bytes.
+        /// Contents.
         data: Vec<u8>,
     },
-    /// An announcement was refused or thrown away.
+    /// An announcement was rejected or discarded.
     Refused {
-        /// Of this node.
+        /// Source node.
         from: u16,
     },
 }
 
-/// When a poll function runs again.
+/// Time of the next run of a poll function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Again {
     /// Soon.
     Soon,
     /// After the next interrupt.
     Interrupt,
-    /// When the timer says so: the interrupt is masked.
+    /// When the timer expires; the interrupt is masked.
     Timer,
 }
 
@@ -115,35 +115,35 @@ pub struct Node {
     sender: Sender<Heap, Block>,
     waiting: Waiting<Heap>,
     fetches: RefCell<Fetches<Heap, Block>>,
-    /// Frames that are being fetched, by their buffers.
+    /// Frames being fetched, with their buffers.
     targets: Vec<Target>,
-    /// Of those that were fetched so many had a hole.
+    /// Number of fetched frames with a hole.
     pub holes: u64,
-    /// Frames that the stack has handed over or keeps for a stopped queue.
+    /// Frames from the network stack, including those that wait for a stopped queue.
     queue: VecDeque<Outgoing>,
-    /// Memory of what a closed port left, and until when it stays as it is.
+    /// Memory of a closed port, with the time until which it is kept.
     held: VecDeque<(u64, Block)>,
-    /// Its buffers.
+    /// Buffers of the node.
     pub pool: Pool,
     timer: Rc<RefCell<Timer>>,
-    /// When the timer goes off.
+    /// Expiry of the timer.
     timer_at: Option<u64>,
-    /// As told to whoever takes notifications.
+    /// Number published to the poll function for notifications.
     published: usize,
     limits: Limits,
-    /// Of the fetches.
+    /// Limits of the GETs.
     fetch_limits: Limits,
     tables: Tables,
     mutation: Option<Mutation>,
     notifications: u64,
     full: Full,
-    /// Its system has no memory.
+    /// True while the system has no memory.
     pub short_of_memory: bool,
-    /// What happened, for the rig to take.
+    /// Reports that the rig has not processed yet.
     pub reports: Vec<Report>,
 }
 
-/// The value of what can't fail.
+/// Returns the value of an operation that can't fail.
 fn sure<T>(result: Result<T, std::convert::Infallible>) -> T {
     match result {
         Ok(value) => value,
@@ -152,18 +152,19 @@ fn sure<T>(result: Result<T, std::convert::Infallible>) -> T {
 }
 
 impl Node {
-    /// A node whose port is closed.
+    /// Creates a node with a closed port.
     ///
     /// # Errors
     ///
-    /// There is no handle to its memory.
+    /// If its memory is not accessible.
     pub fn new(
         fabric: &Fabric,
         nic: usize,
         tables: Tables,
         mutation: Option<Mutation>,
     ) -> Result<Self> {
-        // All that may be held by one period, and by one before it, and frames of the stack.
+        // Buffers for all frames held by one period of the port and the one before, and for frames
+        // of the network stack.
         let buffers = 3 * tables.buffers();
         let mut limits = tables.limits();
         let mut fetch_limits = limits;
@@ -210,7 +211,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The NIC refuses an access, or there is no memory for the scratch buffer.
+    /// If the NIC rejects an access, or there is no memory for the scratch buffer.
     pub fn up(&mut self, fabric: &mut Fabric) -> Result<()> {
         self.port = Some(Port::open(fabric, self.nic)?);
         let scratch = self.pool.take();
@@ -222,11 +223,11 @@ impl Node {
         Ok(())
     }
 
-    /// The machine loses its power, and what it knows: all memory is free at once. It is made anew.
+    /// Restarts the node after a loss of power. All memory is free at once.
     ///
     /// # Errors
     ///
-    /// There is no handle to its memory.
+    /// If its memory is not accessible.
     pub fn forget(&mut self, fabric: &mut Fabric) -> Result<()> {
         self.down(fabric);
         self.held.clear();
@@ -235,18 +236,19 @@ impl Node {
         let (full, holes) = (self.full, self.holes);
         let old = self.pool.clone();
         *self = Self::new(fabric, self.nic, self.tables, self.mutation)?;
-        // The same memory, in the same order.
+        // The same memory in the same order.
         self.pool = old;
         (self.reports, self.full, self.holes) = (reports, full, holes);
         Ok(())
     }
 
-    /// Whether the port is open.
+    /// Returns true if the port is open.
     pub fn is_up(&self) -> bool {
         self.port.is_some()
     }
 
-    /// Closes the port. What peers may still read or write is held, the rest given back.
+    /// Closes the port. Memory that peers may still read or write is held; all other memory is
+    /// returned.
     pub fn down(&mut self, fabric: &mut Fabric) {
         let Some(port) = self.port.take() else {
             return;
@@ -277,13 +279,13 @@ impl Node {
         }
     }
 
-    /// Takes a frame from the stack.
+    /// Takes a frame from the network stack.
     pub fn submit(&mut self, fabric: &mut Fabric, frame: Outgoing) {
         self.queue.push_back(frame);
         self.transmit(fabric);
     }
 
-    /// Frames that wait for the queue.
+    /// Returns the number of frames that wait for the queue.
     pub fn backlog(&self) -> usize {
         self.queue.len()
     }
@@ -293,12 +295,12 @@ impl Node {
         self.timer_at = Some(if done { u64::MAX } else { at.0 });
     }
 
-    /// When the timer goes off.
+    /// Returns the expiry of the timer.
     pub fn timer(&self) -> Option<u64> {
         self.timer_at
     }
 
-    /// The timer goes off if it is due.
+    /// Lets the timer expire if it is due. Returns true if it did.
     pub fn ring(&mut self, now: u64) -> bool {
         let rings = self.timer_at.is_some_and(|at| at <= now);
         if rings {
@@ -307,18 +309,18 @@ impl Node {
         rings
     }
 
-    /// One run of the poll function for messages; `now` may be a moment old.
+    /// Runs the poll function for messages once; `now` may be slightly old.
     ///
     /// # Errors
     ///
-    /// Memory can't be read.
+    /// If memory can't be read.
     pub fn poll(&mut self, fabric: &mut Fabric, now: u64, budget: usize) -> Result<Again> {
         self.transmit(fabric);
         let Some(mut port) = self.port.take() else {
             return Ok(Again::Interrupt);
         };
         port.look(fabric);
-        // As a receiver that delivers frames as they come: those that were announced first.
+        // A receiver that delivers frames as they arrive processes the announced frames first.
         if let Err(e) = self.take_notifications(fabric, &mut port, usize::MAX) {
             self.port = Some(port);
             return Err(e);
@@ -346,11 +348,12 @@ impl Node {
         })
     }
 
-    /// One run of the poll function for notifications. Returns when it runs again, and whether the
-    /// other one is to run.
+    /// Runs the poll function for notifications once. Returns the time of its next run, and true if
+    /// the other poll function must run.
     ///
     /// # Errors
     ///
+    /// If memory can't be read.
     /// Memory can't be read.
     pub fn poll_notifications(
         &mut self,
@@ -371,17 +374,17 @@ impl Node {
         Ok((again, work > 0 && self.published > 0))
     }
 
-    /// Messages that the NIC has written and that were not read.
+    /// Returns the number of unread messages that the NIC has written.
     pub fn backlog_of_messages(&self, fabric: &mut Fabric) -> usize {
         self.port.as_ref().map_or(0, |p| p.backlog(fabric))
     }
 
-    /// Whether there is something that no interrupt told of.
+    /// Returns true if there are events without an interrupt.
     pub fn overlooked(&mut self, fabric: &mut Fabric) -> bool {
         self.port.as_mut().is_some_and(|p| p.overlooked(fabric))
     }
 
-    /// Housekeeping; `now` may be a moment old.
+    /// Does the housekeeping; `now` may be slightly old.
     fn age(&mut self, now: u64) {
         let time = Time(now);
         let (_, all) = self
@@ -397,7 +400,7 @@ impl Node {
         self.full = self.full.or(self.fullness());
     }
 
-    /// Gives back what a closed port left, when it is time.
+    /// Returns memory of a closed port when its time has elapsed.
     pub fn release(&mut self, now: u64) {
         while self.held.front().is_some_and(|(until, _)| *until <= now) {
             self.held.pop_front();
@@ -415,12 +418,12 @@ impl Node {
         }
     }
 
-    /// What was full so far.
+    /// Returns the tables that have been full so far.
     pub fn full(&self) -> Full {
         self.full.or(self.fullness())
     }
 
-    /// Whether nothing is pending: no frame, no announcement, no memory held.
+    /// Returns true if no frame, announcement or held memory is pending.
     pub fn is_idle(&self) -> bool {
         let fetches = self.fetches.borrow().is_empty();
         self.queue.is_empty()
@@ -430,11 +433,11 @@ impl Node {
             && self.held.is_empty()
     }
 
-    /// Checks what must hold for the machine at any time.
+    /// Checks the invariants of the state machines.
     ///
     /// # Errors
     ///
-    /// What does not.
+    /// The violated invariant.
     pub fn check(&mut self) -> Result<(), String> {
         let place = |what: &str| format!("node {}: {what}", self.nic);
         self.sender.check().map_err(place)?;
@@ -446,7 +449,7 @@ impl Node {
         Ok(())
     }
 
-    /// Transitions of both machines.
+    /// Returns the transitions of both state machines.
     pub fn transitions(&self) -> String {
         format!("{}{}", self.sender.counts(), self.fetches.borrow().counts())
     }

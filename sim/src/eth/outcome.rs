@@ -1,16 +1,16 @@
-//! How a run has ended.
+//! Results of a run.
 
 use super::MS;
 use crate::eth::setup::Full;
 
-/// What is wrong, and when.
+/// A violated invariant.
 #[derive(Debug, Clone)]
 pub struct Violation {
     /// Seed of the run.
     pub seed: u64,
-    /// When, in ns.
+    /// Simulated time in ns.
     pub at: u64,
-    /// What.
+    /// Description.
     pub what: String,
 }
 
@@ -22,22 +22,22 @@ impl std::fmt::Display for Violation {
     }
 }
 
-/// What a run did.
+/// Statistics of a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Summary {
-    /// Frames handed over.
+    /// Frames submitted.
     pub frames: u64,
-    /// Of these, delivered.
+    /// Frames delivered.
     pub delivered: u64,
     /// Frames that had to arrive.
     pub healthy: u64,
-    /// Of these, with an end that had a fault before.
+    /// Such frames with an end that had a fault before.
     pub recovered: u64,
     /// Steps of the simulation.
     pub steps: u64,
     /// Faults.
     pub faults: u64,
-    /// Fetched frames in which something was missing.
+    /// Fetched frames with holes.
     pub holes: u64,
     /// Tables that were full.
     pub full: Full,

@@ -1,4 +1,4 @@
-//! What happens in a run: traffic and faults, drawn from its seed.
+//! Traffic and faults of a run, drawn from its seed.
 
 use super::fault::Fault;
 use super::{Event, Rig, BUSY, CALM, LONGEST_FAULT, LONGEST_HOLD, MS, SETTLE, US};
@@ -76,7 +76,7 @@ impl Rig {
                 _ => longest,
             };
             let shortest = match fault {
-                // Long enough that nothing is in flight to the memory of before the reboot.
+                // Long enough that no packet is in flight to memory of before the reboot.
                 Fault::Reboot(_) => 100 * MS,
                 _ => 1,
             };
@@ -91,7 +91,7 @@ impl Rig {
                 self.at(at, Event::Send(from, to));
             }
         }
-        // Soon after a fault, too.
+        // Traffic soon after each fault.
         for (fault, end) in self.faults.clone() {
             for victim in fault.victims(&ends) {
                 let other = (victim + self.rng.random_range(1..count)) % count;
@@ -103,7 +103,7 @@ impl Rig {
         Ok(())
     }
 
-    /// All nodes but two stand still, and one of those has frames for all others.
+    /// All nodes but two stall, and one of those has frames for all others.
     fn blackout(&mut self) {
         let count = self.nodes.len();
         let (node, at) = (

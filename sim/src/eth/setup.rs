@@ -1,4 +1,4 @@
-//! Sizes of tables and times of a simulated node, and errors that can be put into it.
+//! Table sizes and times of a simulated node, and bugs that can be injected.
 
 use protocol::eth::poll::Periods;
 use protocol::eth::rendezvous::Limits;
@@ -8,17 +8,17 @@ use protocol::eth::rendezvous::Limits;
 pub struct Tables {
     /// Announced frames in flight.
     pub flight: u16,
-    /// Frames given up whose memory is kept.
+    /// Abandoned frames whose memory is kept.
     pub quarantine: u16,
-    /// Fetches in flight.
+    /// GETs in flight.
     pub fetches: u16,
-    /// Fetches lost whose memory is kept.
+    /// Lost GETs whose memory is kept.
     pub lost: u16,
-    /// Announcements that wait.
+    /// Waiting announcements.
     pub waiting: u16,
 }
 
-/// Small ones, so that all bounds are reached.
+/// Small tables, so that all limits are reached.
 pub const SMALL: Tables = Tables {
     flight: 16,
     quarantine: 16,
@@ -27,7 +27,7 @@ pub const SMALL: Tables = Tables {
     waiting: 48,
 };
 
-/// As those of `exn.ko`.
+/// Tables of the size of `exn.ko`.
 pub const LARGE: Tables = Tables {
     flight: 256,
     quarantine: 512,
@@ -44,13 +44,14 @@ const fn most(a: usize, b: usize) -> usize {
 }
 
 impl Tables {
-    /// Buffers that all of it may hold, with one for scratch.
+    /// Returns the maximum number of buffers in use, including one scratch buffer.
     #[must_use]
     pub const fn buffers(&self) -> usize {
         (self.flight + self.quarantine + self.fetches + self.lost + 1) as usize
     }
 
-    /// The limits of `exn.ko` with tables of this size, and times that faults outlast, in ns.
+    /// Returns the limits of `exn.ko` with tables of this size, and with times in ns that faults
+    /// outlast.
     #[must_use]
     pub const fn limits(&self) -> Limits {
         let source = (self.fetches - self.fetches / 4) as usize;
@@ -72,57 +73,56 @@ impl Tables {
     }
 }
 
-/// Longest frame.
+/// Maximum length of a frame.
 pub const MAX_FRAME: u32 = 2000;
-/// Shorter frames go in a message, if they overtake nothing.
+/// Length below which a frame is sent as a message, if it overtakes no other.
 pub const THRESHOLD: u32 = 120;
 
 const MS: u64 = 1_000_000;
 
-/// The limits of a node with small tables. Times are the same with others.
+/// Limits of a node with small tables. Times are the same with large ones.
 pub const LIMITS: Limits = SMALL.limits();
 
-/// As those of `exn.ko`.
+/// Periods of `exn.ko`.
 pub const PERIODS: Periods = Periods {
     busy: 20 * MS,
     idle: 250 * MS,
     pause: MS,
 };
 
-/// An error put into the glue or, by its limits, into the machine, to see that the simulation finds
-/// it.
+/// A bug that a test injects into the driver code of the simulation or, through limits, into the
+/// state machine. The simulation must detect it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
-    /// Memory that was given up is used again at once.
+    /// Abandoned memory is reused at once.
     NoQuarantine,
-    /// Only that of lost fetches.
+    /// Memory of lost GETs is reused at once.
     NoFetchQuarantine,
-    /// A notification ends a transfer whoever it is with.
+    /// A notification ends a transfer with any peer.
     AnyPeer,
-    /// No bound for peers that stand still.
+    /// No limit for stalled peers.
     NoPeerBound,
-    /// A source may have any number of announcements waiting, and for any time: none counts as slow
-    /// before its fetches are lost.
+    /// A source may have any number of announcements waiting for any time. It does not count as
+    /// slow before its GETs are lost.
     NoWaitingBound,
-    /// Notifications are counted, but the machine does not hear of some.
+    /// Some notifications are counted, but not passed to the state machine.
     DeafToNotifications,
     /// An announcement is fetched twice.
     FetchTwice,
     /// Announcements count as sent when they are read.
     NoAge,
-    /// The timer is set once.
+    /// The timer is set only once.
     NoTimer,
-    /// Frames take the way that suits their length, whatever is on its way.
+    /// The path of a frame depends on its length only.
     PathByLength,
-    /// Frames count as fetched whatever is missing in them.
+    /// Frames count as fetched despite holes.
     NoMarks,
-    /// Peers that fetch late are peers as any other.
+    /// Peers that fetch late are treated like others.
     NoLag,
 }
 
 impl Mutation {
-    /// Those that show in what a node may do to others; [`Mutation::NoLag`] shows in how much of
-    /// the traffic is left.
+    /// Mutations that violate an invariant. [`Mutation::NoLag`] only reduces the remaining traffic.
     pub const ALL: &'static [Self] = &[
         Self::NoQuarantine,
         Self::NoFetchQuarantine,
@@ -141,20 +141,20 @@ impl Mutation {
 /// Tables that are full.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Full {
-    /// Announced frames that move.
+    /// Announced frames in flight.
     pub flight: bool,
-    /// Frames given up.
+    /// Abandoned frames.
     pub quarantine: bool,
-    /// Fetches in flight.
+    /// GETs in flight.
     pub fetches: bool,
-    /// Fetches lost: none is left for sources that were silent.
+    /// Lost GETs: no slot is left for sources that were silent.
     pub lost: bool,
-    /// Announcements that wait.
+    /// Waiting announcements.
     pub waiting: bool,
 }
 
 impl Full {
-    /// What is full in one or the other.
+    /// Returns the tables that are full in either.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {

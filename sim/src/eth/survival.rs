@@ -1,5 +1,5 @@
-//! What is left of the traffic of two nodes while another one attacks one of them: a run with the
-//! attack is compared with the same run without it, in simulated time.
+//! Traffic of two nodes while a third one attacks one of them. A run with the attack is compared
+//! with the same run without it, in simulated time.
 
 use super::fault::Fault;
 use super::{Event, Rig, Violation, MS, US};
@@ -9,25 +9,27 @@ use extoll_emulator::network::LinkKnobs;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// What node 0, or who speaks in its name or that of nobody, does to node 1.
+/// Attack on node 1 by node 0, in its own name, a forged one, or that of an absent node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Attack {
-    /// It announces far more than there is room for, and is off: nothing can be fetched.
+    /// It announces far more frames than there are slots and is then switched off, so that GETs
+    /// fail.
     AnnounceAndDie,
-    /// 64 nodes announce something each now and then, and none of them is there.
+    /// 64 absent nodes announce a frame now and then.
     DyingPeers,
     /// It announces frames that are shorter than a header.
     Runts,
-    /// It lets each fetch wait until it times out, or nearly so.
+    /// It delays the answers to GETs until, or nearly until, the time-out.
     Unfinished,
-    /// It sends messages that are no frames as fast as they can be read.
+    /// It sends messages that are no frames as fast as they are read.
     Flood,
-    /// It fetches what it gets just before that counts as stalled.
+    /// It fetches frames just before they count as stalled.
     LateFetches,
 }
 
 impl Attack {
-    /// All of them, in groups with the same streams: what arrives without an attack is the same for a group.
+    /// All attacks, in groups with the same streams, so that a run without an attack serves a whole
+    /// group.
     pub const GROUPS: [&'static [Self]; 2] = [
         &[
             Self::AnnounceAndDie,
@@ -40,36 +42,36 @@ impl Attack {
     ];
 }
 
-/// First node ID of those that are not there.
+/// First node ID of absent nodes.
 pub(super) const DYING: u16 = 100;
-/// Number of them.
+/// Number of absent nodes.
 const PEERS: usize = 64;
-/// When the attack begins, and when it is over.
+/// Start and end of the attack in ns.
 const TIME: [u64; 2] = [500 * MS, 3_500 * MS];
-/// When the streams end.
+/// End of the streams in ns.
 const STOP: u64 = 4_000 * MS;
-/// Frames of a stream that are under way at a time.
+/// Number of frames of a stream in flight.
 const WINDOW: usize = 4;
-/// The same of the stream to the node that fetches late: more than what it gets at a time and what
-/// it may have fetched, but not delivered, when it falls asleep.
+/// Number of frames in flight to the node that fetches late. It exceeds the frames that the node
+/// gets at a time plus those it may have fetched but not delivered.
 const WIDE: usize = 480;
-/// After this time a frame is sent that was dropped, or that there was no room for.
+/// Time in ns after which a frame that was dropped or found no slot is sent again.
 const AGAIN: u64 = 2 * MS;
 
-/// Traffic of which a new frame follows each that has arrived.
+/// Streams that send a new frame after each arrival.
 #[derive(Debug, Clone)]
 pub(super) struct Streams {
     pairs: Vec<(usize, usize)>,
-    /// Frames of the streams between nodes 1 and 2 that arrived during the attack, by direction.
+    /// Frames that arrived between nodes 1 and 2 during the attack, by direction.
     arrived: [u64; 2],
 }
 
 impl Rig {
-    /// A run with this attack. `calm`: the same run without it.
+    /// Creates a run with this attack. `calm`: the same run without it.
     ///
     /// # Errors
     ///
-    /// The emulator refuses something.
+    /// If the emulator rejects an operation.
     pub fn survival(
         seed: u64,
         attack: Attack,
@@ -104,7 +106,7 @@ impl Rig {
             }
         }
         rig.healthy[0] = false;
-        // What it announces is none of the frames, but it is a late one that takes them.
+        // Its announcements are no frames of the simulation. A late fetcher receives frames.
         rig.hostile[0] = attack != Attack::LateFetches;
         if !calm {
             rig.attack(attack);
@@ -134,7 +136,7 @@ impl Rig {
             }
             Attack::Flood => many(self, 30_000, &|_| Event::Chatter(0, 1)),
             Attack::LateFetches => {
-                // Awake for long enough to fetch all, before the first one is stalled.
+                // Awake long enough to fetch all frames before the first one stalls.
                 let (period, awake) = (LIMITS.stall - 5 * MS, 10 * MS);
                 for at in (begin..end).step_by(period as usize) {
                     self.at(at, Event::Drowse(0, true));
@@ -181,17 +183,17 @@ impl Rig {
     }
 }
 
-/// What arrived during an attack, and during the same time without it, by direction.
+/// Frames that arrived during an attack, and in the same time without it, by direction.
 #[derive(Debug, Clone, Copy)]
 pub struct Survival {
     /// With the attack.
     pub attacked: [u64; 2],
-    /// Without.
+    /// Without the attack.
     pub calm: [u64; 2],
 }
 
 impl Survival {
-    /// The smaller part of its rate that a direction keeps.
+    /// Returns the smaller fraction of its rate that a direction keeps.
     #[must_use]
     pub fn part(&self) -> f64 {
         let parts = self.attacked.iter().zip(self.calm);
@@ -201,11 +203,11 @@ impl Survival {
     }
 }
 
-/// Runs one seed with each of these attacks, and without. They have to be of the same group.
+/// Runs one seed with each of these attacks, which must be of one group, and without.
 ///
 /// # Errors
 ///
-/// What did not hold in one of the runs.
+/// The violated invariant of a run.
 pub fn run(
     seed: u64,
     attacks: &[Attack],

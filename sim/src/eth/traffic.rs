@@ -1,4 +1,4 @@
-//! Frames, and what is in them.
+//! Frames and their contents.
 
 use super::{Fate, Frame, Rig};
 use crate::eth::node::Outgoing;
@@ -8,15 +8,15 @@ use protocol::eth::rendezvous::Buffer;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// Bytes of a frame before its pattern: length, number.
+/// Bytes of a frame in front of its pattern: length, number.
 const HEAD: usize = 24;
 
-/// The bytes of a frame.
+/// Returns the contents of a frame.
 pub(super) fn pattern(id: u64, len: usize) -> Vec<u8> {
     let mut rng = SmallRng::seed_from_u64(id ^ 0x5eed);
     let mut data = vec![0; len.max(HEAD)];
     rng.fill(&mut data[..]);
-    // Not a group address: the frame is a unicast one.
+    // The frame is a unicast one.
     data[0] &= !1;
     data[8..16].copy_from_slice(&(len as u64).to_le_bytes());
     data[16..24].copy_from_slice(&id.to_le_bytes());
@@ -24,7 +24,7 @@ pub(super) fn pattern(id: u64, len: usize) -> Vec<u8> {
     data
 }
 
-/// The word at a byte of it.
+/// Returns the word at an offset of a frame.
 pub(super) fn word(data: &[u8], at: usize) -> u64 {
     data.get(at..at + 8)
         .and_then(|b| b.try_into().ok())
@@ -32,7 +32,8 @@ pub(super) fn word(data: &[u8], at: usize) -> u64 {
 }
 
 impl Rig {
-    /// The stack of `from` has a frame for `to`. False if it has no room for it.
+    /// Submits a frame for `to` to the network stack of `from`. Returns false without space or
+    /// memory for it.
     pub(super) fn submit(&mut self, from: usize, to: usize) -> Result<bool> {
         let flow = self.rng.random_range(0..2);
         let len = match self.rng.random_range(0..4) {
@@ -40,7 +41,7 @@ impl Rig {
             1 => [496, 497, 992, 993][self.rng.random_range(0..4)],
             _ => self.rng.random_range(100..=MAX_FRAME),
         };
-        // A stack keeps no more frames for a stopped queue than this.
+        // Maximum number of frames that a network stack keeps for a stopped queue.
         if !self.nodes[from].is_up() || self.nodes[from].backlog() >= 24 {
             return Ok(false);
         }

@@ -23,7 +23,7 @@ pub fn fuzz_velo_descriptor(data: &[u8]) {
     assert!(addr.encode() < velo::WINDOW);
 }
 
-/// Input: a VELO status word. Also checks the slots of its message.
+/// Input: a VELO status word. The slots of its message are checked too.
 pub fn fuzz_velo_status(data: &[u8]) {
     let raw = Input(data).u64();
     match velo::Status::decode(raw) {

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::{MutexGuard, PoisonError};
 
 /// Counters that correct software never increments (docs/counters.md, *Emulator*). Counters that a
-/// fault or a peer can increment too are not included: closed VPIDs, queues that are disabled, full
-/// or on hold, data discarded by a reset, and therefore the sum of all diagnostics.
+/// fault or a peer can increment too are not included. Examples: closed VPIDs, queues that are
+/// disabled, full or on hold, data discarded by a reset, and the sum of all diagnostics.
 pub const FINDINGS: &[&str] = &[
     "odd_accesses",
     "bad_accesses",
@@ -198,7 +198,7 @@ mod tests {
         account.look(found("odd_accesses", 5));
         grown(&mut account);
         account.before_power_on(found("odd_accesses", 7), &[false]);
-        // The same value as before, but counted anew; the counters of the host continue.
+        // A restarted counter of the same value as before; the counters of the host continue.
         account.look(found("odd_accesses", 7));
         let grown = grown(&mut account);
         assert_eq!(grown["odd_accesses"], 2 + 7);

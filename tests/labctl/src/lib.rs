@@ -1,5 +1,5 @@
-//! A running lab, driven through the crate `lab`; what only its command line can do, through that. Used by the scenarios and
-//! the benchmark.
+//! Access to a running lab through the crate `lab`, and through its command line for the remainder.
+//! Used by the scenarios and the benchmark.
 #![forbid(unsafe_code)]
 
 pub mod findings;
@@ -24,51 +24,54 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a command in a guest may take unless the caller says otherwise.
+/// Default maximum duration of a command in a guest.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// As [`PATIENCE`] for a command of `extoll_bench`, whose runs end by themselves after at most a minute.
+/// Like [`PATIENCE`], for commands of `extoll_bench`, which end by themselves within a minute.
 const RAW_PATIENCE: Duration = Duration::from_secs(90);
 
-/// How long a search for leaked memory may take, before the factor of the debug kernel.
+/// Maximum duration of a search for leaked memory, before the factor of the debug kernel.
 const LEAK_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Time between two looks of [`Lab::until`].
+/// Minimum time between two polls of [`Lab::until`].
 const LOOK: Duration = Duration::from_millis(300);
-/// It grows up to this with what a look takes.
+/// Maximum time between two polls; the pause is as long as the poll took.
 const LONGEST_PAUSE: Duration = Duration::from_millis(1500);
 
-/// Lines of the journal that are kept, and characters of each.
+/// Maximum number of journal lines, and of characters per line.
 const JOURNAL: usize = 1000;
 const JOURNAL_LINE: usize = 240;
 
-/// What a kernel says that took the wrong one of two measurements of its clock.
+/// Log line of a kernel that chose the wrong one of two measurements of its clock.
 const WRONG_CLOCK: &str = "tsc: PIT calibration deviates from HPET";
-/// How often a cluster is booted again because of that.
+/// Number of times that a cluster is booted again for that reason.
 const MISMEASURED: usize = 2;
-/// Frequency of the clock that emulated processors share with the machine, in kHz, once it is known; 0: kernels measure it.
+/// Known frequency in kHz of the clock that emulated CPUs share with the host; 0 lets kernels
+/// measure it.
 static TSC_KHZ: AtomicU64 = AtomicU64::new(0);
 
-/// The frequency that the steadier clock gave, from a line with [`WRONG_CLOCK`]: the last number.
+/// Returns the frequency measured with the steadier clock, the last number of a line with
+/// [`WRONG_CLOCK`].
 fn true_khz(line: &str) -> Option<u64> {
     let word = line.split_whitespace().next_back()?;
     word.trim_end_matches('.').parse().ok()
 }
 
-/// A running cluster; dropped = taken down.
+/// A running cluster; dropping it takes it down.
 pub struct Lab {
     paths: Paths,
     cluster: Cluster,
     spec: Spec,
     start: Instant,
-    /// Up to where the console log of each node has been checked.
+    /// For each node, the length of the console log that has been checked.
     checked: Mutex<Vec<u64>>,
-    /// What the emulator found that nobody has asked for yet.
+    /// Findings of the emulator that have not been reported yet.
     account: Mutex<findings::Account>,
     journal: Mutex<VecDeque<String>>,
 }
 
-/// Ends all processes of a lab at once, whatever somebody else is doing with it. Commands in its nodes end with an error.
+/// Kills all processes of a lab, whatever other threads do with it. Commands in its nodes end with
+/// an error.
 pub fn kill(name: &str) {
     let record = lab::state::LabDir::new(&Paths::default(), name).and_then(|d| d.record());
     if let Ok(Some(record)) = record {
@@ -78,25 +81,25 @@ pub fn kill(name: &str) {
     }
 }
 
-/// Takes a lab down, if it is there, and removes its directory.
+/// Takes a lab down, if it runs, and removes its directory.
 pub fn remove(name: &str) {
     if let Err(e) = Cluster::down(&Paths::default(), name) {
         eprintln!("lab {name} could not be taken down: {e:#}");
     }
 }
 
-/// Directory of a lab, with consoles, the emulator's log and a trace, if one was taken.
+/// Returns the directory of a lab, with consoles, the emulator's log and the trace, if any.
 pub fn directory(name: &str) -> PathBuf {
     Paths::default().state.join(name)
 }
 
-/// Names of all labs of this work tree that have left something on disk.
+/// Returns the names of all labs of this work tree that have a directory.
 pub fn all_labs() -> Vec<String> {
     let dirs = lab::state::LabDir::all(&Paths::default());
     dirs.into_iter().map(|d| d.name).collect()
 }
 
-/// Processor time that the processes of a lab have used until now, by process.
+/// Returns the CPU time used so far by each process of a lab.
 pub fn cpu_times(name: &str) -> BTreeMap<i32, Duration> {
     let record = lab::state::LabDir::new(&Paths::default(), name).and_then(|d| d.record());
     let Ok(Some(record)) = record else {
@@ -108,8 +111,9 @@ pub fn cpu_times(name: &str) -> BTreeMap<i32, Duration> {
         .collect()
 }
 
-/// What a kernel died of, if it was a breakpoint that it had put into its own code itself, before its first program ran. It replaces code
-/// behind such breakpoints; QEMU's translation of another processor may still have one when the kernel has forgotten it.
+/// Returns the log line of a kernel that died of its own breakpoint before its first program ran.
+/// Kernels patch code by means of such breakpoints. QEMU's translation for another CPU may still
+/// contain one after the kernel has removed it.
 fn own_breakpoint(console: &str) -> Option<&str> {
     if !console.contains("Kernel panic") || console.contains("Run /init as init process") {
         return None;
@@ -118,7 +122,7 @@ fn own_breakpoint(console: &str) -> Option<&str> {
     Some(line.trim())
 }
 
-/// A node whose kernel died so in a cluster that did not come up.
+/// Returns the node whose kernel died that way in a cluster that did not come up, with the line.
 fn broken_boot(name: &str, spec: &Spec) -> Option<(usize, String)> {
     (0..spec.nodes).find_map(|n| {
         let console = directory(name).join(format!("node{n}/console.log"));
@@ -135,11 +139,12 @@ fn raw_script(command: &str) -> String {
 }
 
 impl Lab {
-    /// Boots a cluster; returns when every node is usable.
+    /// Boots a cluster and waits until every node is usable.
     ///
-    /// A kernel that stands still while it measures the frequency of its clock may take it for a thirtieth of what it is, and time goes as
-    /// much too fast for it: then the cluster is booted again, and from then on kernels are told the frequency. So it is, once, if a
-    /// kernel was killed by its own breakpoint before its first program ran ([`own_breakpoint`]).
+    /// A kernel that stalls while it measures its clock may compute a frequency 30 times too low,
+    /// so that its time runs too fast. The cluster is then booted again, and kernels are given the
+    /// frequency from then on. The cluster is also booted again, once, if a kernel was killed by
+    /// its own breakpoint before its first program ran ([`own_breakpoint`]).
     pub fn up(name: &str, spec: &Spec) -> Result<Self> {
         for n in 0..MISMEASURED {
             let lab = match Self::up_once(name, spec) {
@@ -168,7 +173,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// A node whose kernel did not measure its clock well, and what it said.
+    /// Returns a node whose kernel did not measure its clock well, with the log line.
     fn wrong_clock(&self) -> Option<(usize, String)> {
         (0..self.spec.nodes).find_map(|n| {
             let log = self.node(n).ok()?.log_since(0);
@@ -196,17 +201,18 @@ impl Lab {
         })
     }
 
-    /// What the cluster was booted with.
+    /// Returns the specification of the cluster.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// Its name.
+    /// Returns the name of the lab.
     pub fn name(&self) -> &str {
         &self.cluster.dir().name
     }
 
-    /// What repeats what its fabric does: timing, seed, and the choice of switches in full. Empty without NICs.
+    /// Returns the settings that reproduce the behaviour of the fabric: timing, seed and variant.
+    /// Empty without NICs.
     pub fn model(&self) -> String {
         let spec = self.cluster.spec();
         match lab::emu::document(self.cluster.dir()) {
@@ -240,7 +246,7 @@ impl Lab {
         journal.push_back(format!("{:9.3} {line}", self.start.elapsed().as_secs_f64()));
     }
 
-    /// What was done with the lab, with seconds since it was up.
+    /// Returns the actions so far, with seconds since the cluster was up.
     pub fn journal(&self) -> Vec<String> {
         let journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
         journal.iter().cloned().collect()
@@ -251,12 +257,12 @@ impl Lab {
         Client::start(&self.paths.bin, self.name(), verb, args)
     }
 
-    /// Runs a `lab` verb by the command line; returns what it left, whatever its exit status.
+    /// Runs a `lab` subcommand by the command line. Returns its output, whatever its exit status.
     pub fn command(&self, verb: &str, args: &[&str], patience: Duration) -> Result<Output> {
         self.client(verb, args)?.wait(patience)
     }
 
-    /// Runs a `lab` verb; fails unless it exits with 0.
+    /// Runs a `lab` subcommand. Fails unless it exits with 0.
     pub fn run(&self, verb: &str, args: &[&str], patience: Duration) -> Result<String> {
         let out = self.command(verb, args, patience)?;
         if out.status != 0 {
@@ -271,10 +277,10 @@ impl Lab {
         Ok(out.stdout)
     }
 
-    /// Instructions that a node has executed since it was switched on; its spec has to say that they are counted.
+    /// Returns the number of instructions that a node has executed since it was switched on.
     ///
     /// # Errors
-    /// When they are not.
+    /// If the specification does not request the count.
     pub fn instructions(&self, node: usize) -> Result<Instructions> {
         self.node(node)?.instructions()
     }
@@ -290,23 +296,23 @@ impl Lab {
         self.spawn(node, script)?.wait(patience)
     }
 
-    /// Runs a shell script on a node that has to succeed; returns its standard output.
+    /// Runs a shell script on a node, which must succeed. Returns its standard output.
     pub fn ok_for(&self, node: usize, script: &str, patience: Duration) -> Result<String> {
         self.sh_for(node, script, patience)?.succeeded(node, script)
     }
 
-    /// [`Lab::ok_for`] with the usual patience.
+    /// Runs [`Lab::ok_for`] with the default time limit.
     pub fn ok(&self, node: usize, script: &str) -> Result<String> {
         self.ok_for(node, script, PATIENCE)
     }
 
-    /// [`Lab::ok`] that is not in the journal.
+    /// Runs [`Lab::ok`] without an entry in the journal.
     fn quietly(&self, node: usize, script: &str) -> Result<String> {
         let out = Running::start(&self.node(node)?, script)?.wait(PATIENCE)?;
         out.succeeded(node, script)
     }
 
-    /// `lab fault …`.
+    /// Runs `lab fault …`.
     pub fn fault(&self, args: &[&str]) -> Result<String> {
         if let ["power-on" | "nic-on", ..] = args {
             self.findings_before_power_on()?;
@@ -314,7 +320,7 @@ impl Lab {
         self.run("fault", args, Duration::from_secs(120))
     }
 
-    /// State and counters of the fabric, below `fabric` as in `lab status --json`.
+    /// Returns the state and counters of the fabric, below `fabric` as in `lab status --json`.
     pub fn status(&self) -> Result<Value> {
         let fabric = lab::emu::document(self.cluster.dir()).context("the emulator")?;
         let spec = self.cluster.spec();
@@ -325,13 +331,14 @@ impl Lab {
         Ok(json!({ "name": self.name(), "accelerators": accelerators, "fabric": fabric }))
     }
 
-    /// A counter of `ethtool -S exn0`.
+    /// Returns a counter of `ethtool -S exn0`.
     pub fn ethtool(&self, node: usize, counter: &str) -> Result<u64> {
         let text = self.ok(node, "ethtool -S exn0")?;
         field(&text, counter).with_context(|| format!("ethtool -S exn0 has no {counter}:\n{text}"))
     }
 
-    /// Runs a command of `extoll_bench` (docs/bench.md) on a node that has the module loaded; returns its lines as pairs.
+    /// Runs a command of `extoll_bench` (docs/bench.md) on a node with the module loaded. Returns
+    /// its lines as pairs.
     pub fn raw(&self, node: usize, command: &str) -> Result<BTreeMap<String, String>> {
         Ok(pairs(&self.ok_for(
             node,
@@ -340,12 +347,12 @@ impl Lab {
         )?))
     }
 
-    /// [`Lab::raw`] in the background.
+    /// Starts [`Lab::raw`] in the background.
     pub fn spawn_raw(&self, node: usize, command: &str) -> Result<Running> {
         self.spawn(node, &raw_script(command))
     }
 
-    /// Polls `probe` until it is true; fails after `patience`, and at once when the probe fails.
+    /// Polls `probe` until it returns true. Fails after `patience`, and at once if the probe fails.
     pub fn until(
         &self,
         what: &str,
@@ -359,7 +366,8 @@ impl Lab {
         })
     }
 
-    /// [`Lab::until`] with a probe that may fail for a while: what it asks is not there yet, or away.
+    /// Like [`Lab::until`] for a probe that may fail for a while, because its object does not exist
+    /// yet or is unreachable.
     pub fn until_it_works(
         &self,
         what: &str,
@@ -369,7 +377,7 @@ impl Lab {
         self.wait_until(what, patience, |lab| Ok(probe(lab)))
     }
 
-    /// The outer error of the probe ends the wait, the inner one is "not yet".
+    /// Polls `probe`. Its outer error ends the wait, its inner error means "not yet".
     fn wait_until(
         &self,
         what: &str,
@@ -387,23 +395,24 @@ impl Lab {
                 Ok(false) => last = None,
                 Err(error) => last = Some(error),
             }
-            // Looking costs the nodes something, too: half of the time at most, while that is short.
+            // Polling costs the nodes time too. Short polls take up to half of the time.
             std::thread::sleep(begin.elapsed().clamp(LOOK, LONGEST_PAUSE));
         }
         match last {
-            Some(error) => Err(error.context(format!("still not so after {patience:?}: {what}"))),
-            None => bail!("still not so after {patience:?}: {what}"),
+            Some(error) => Err(error.context(format!("timed out after {patience:?}, still waiting until: {what}"))),
+            None => bail!("timed out after {patience:?}, still waiting until: {what}"),
         }
     }
 
-    /// Fails if the leak checker of a debug kernel finds memory that nobody refers to. Other kernels have none. Takes the
-    /// debug kernel about a minute, so not after every scenario.
+    /// Fails if the leak checker of a debug kernel finds unreferenced memory; other kernels have
+    /// none. The check takes about a minute on the debug kernel, so it does not follow every
+    /// scenario.
     pub fn assert_no_leaks(&self) -> Result<()> {
         if !settings::finds_leaks() {
             return Ok(());
         }
-        // What is in use may hide in a register during one scan; what is leaked shows in every one.
-        // A checker that is not there, or gave up, fails the writes.
+        // A pointer may be in a register during one scan, so memory counts as leaked if both scans
+        // report it. The writes fail if the checker is missing or has disabled itself.
         let script = "set -e; cd /sys/kernel/debug; for i in 1 2; do echo scan >kmemleak; sleep 3; done; cat kmemleak";
         let scans: Vec<Running> = (0..self.spec.nodes)
             .map(|node| self.spawn(node, script))
@@ -424,13 +433,13 @@ impl Drop for Lab {
     }
 }
 
-/// Copies what people want to see of a lab that failed: consoles, logs, the last lines of a trace. Works for labs that are
-/// gone, too, as long as their directory is there.
+/// Copies the logs of a failed lab: consoles, other logs, the last lines of a trace. Works as long
+/// as the directory of the lab exists.
 pub fn keep(name: &str, to: &Path) -> Result<()> {
     process::keep(&Paths::default(), &directory(name), to)
 }
 
-/// Value of the line `name: value`.
+/// Returns the value of the line `name: value`.
 pub fn field(text: &str, name: &str) -> Option<u64> {
     text.lines()
         .filter_map(|l| l.split_once(':'))
@@ -438,7 +447,7 @@ pub fn field(text: &str, name: &str) -> Option<u64> {
         .and_then(|(_, v)| v.trim().parse().ok())
 }
 
-/// Lines of the form `key value`.
+/// Returns the lines of the form `key value` as a map.
 pub fn pairs(text: &str) -> BTreeMap<String, String> {
     text.lines()
         .filter_map(|l| l.trim().split_once(' '))

@@ -1,21 +1,23 @@
-//! Kernel logs, as the nodes' consoles have them on the host: complete, with boots that have ended.
+//! Kernel logs, read from the nodes' consoles on the host. They are complete and include earlier
+//! boots.
 
 use crate::{Lab, PATIENCE};
 use anyhow::{ensure, Error, Result};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-/// A sign of a defect in a kernel log.
+/// Evidence of a defect in a kernel log.
 #[derive(Debug)]
 pub struct Defect {
-    /// The line with its surroundings, and whose it is.
+    /// The line with its context, and the node.
     text: String,
-    /// Whether it only says that something took long, as anything may on a machine that stood still.
+    /// True for a report of a stall, which a slow host may cause too.
     pub is_stall: bool,
 }
 
 impl Defect {
-    /// The worst defect in the consoles of a lab that may not answer any more: one that is no stall, if there is one.
+    /// Returns the worst defect in the consoles of a lab that may be unresponsive: one that is no
+    /// stall, if there is one.
     pub fn of_lab(name: &str) -> Option<Self> {
         let dir = std::fs::read_dir(crate::directory(name)).ok()?;
         let consoles = dir.flatten().map(|e| e.path().join("console.log"));
@@ -43,12 +45,12 @@ impl std::fmt::Display for Defect {
 
 impl std::error::Error for Defect {}
 
-/// Data that arrived, and are not what was sent.
+/// Received data that differ from the data sent.
 #[derive(Debug)]
 pub struct WrongData(String);
 
 impl WrongData {
-    /// An error that says what is wrong.
+    /// Returns an error with a description.
     pub fn error(what: impl std::fmt::Display) -> Error {
         Error::new(Self(format!("wrong data: {what}")))
     }
@@ -62,13 +64,13 @@ impl std::fmt::Display for WrongData {
 
 impl std::error::Error for WrongData {}
 
-/// A place in the kernel log of a node.
+/// Position in the kernel log of a node.
 pub struct LogMark {
     node: usize,
     at: u64,
 }
 
-/// Where the line ends that contains `word`.
+/// Returns the position behind the line that contains `word`.
 fn end_of_line_with(log: &[u8], word: &str) -> Option<usize> {
     let at = log.windows(word.len()).position(|w| w == word.as_bytes())?;
     let rest = log[at..].iter().position(|b| *b == b'\n')?;
@@ -76,7 +78,8 @@ fn end_of_line_with(log: &[u8], word: &str) -> Option<usize> {
 }
 
 impl Lab {
-    /// Waits until what the kernel of a node has logged so far is in its console log, whose length then is returned.
+    /// Waits until all that the kernel of a node has logged so far is in its console log. Returns
+    /// the length of the console log.
     fn log_settled(&self, node: usize) -> Result<u64> {
         let console = self.node(node)?;
         let from = console.log_mark();
@@ -97,30 +100,31 @@ impl Lab {
         }
     }
 
-    /// Marks the present end of a node's kernel log.
+    /// Marks the current end of a node's kernel log.
     pub fn log_mark(&self, node: usize) -> Result<LogMark> {
         let at = self.log_settled(node)?;
         Ok(LogMark { node, at })
     }
 
-    /// What the kernel has logged since the mark, boots that have ended included.
+    /// Returns the kernel log since the mark, including earlier boots.
     pub fn log_since(&self, mark: &LogMark) -> Result<String> {
         self.log_settled(mark.node)?;
         Ok(self.node(mark.node)?.log_since(mark.at))
     }
 
-    /// Fails if the kernel of any node reported a defect since the last check (the first one begins with the boot).
+    /// Fails if the kernel of any node has reported a defect since the last check, or since the
+    /// boot.
     pub fn assert_clean_log(&self) -> Result<()> {
         self.assert_clean_log_but(&[])
     }
 
-    /// [`Lab::assert_clean_log`] that spares lines which contain one of these texts.
+    /// Like [`Lab::assert_clean_log`], except for lines that contain one of these texts.
     pub fn assert_clean_log_but(&self, expected: &[&str]) -> Result<()> {
         let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
         let mut silent = Ok(());
         let mut defects = Vec::new();
         for (node, from) in checked.iter_mut().enumerate() {
-            // A node that does not answer may have logged why, so its log is checked in any case.
+            // The log of an unresponsive node is checked too, because it may show the cause.
             let settled = self.log_settled(node);
             let log = self.node(node)?.log_since(*from);
             if let Some(defect) = lab::logscan::first_defect(&log, expected) {
@@ -140,7 +144,7 @@ impl Lab {
         }
     }
 
-    /// How often kernels of this lab's nodes have begun to boot.
+    /// Returns the number of kernel boots started in this lab.
     pub fn boots(&self) -> usize {
         let logs = (0..self.spec().nodes).filter_map(|n| self.node(n).ok());
         logs.map(|n| n.log_since(0).matches("] Linux version ").count())

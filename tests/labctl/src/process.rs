@@ -1,4 +1,4 @@
-//! Commands: in nodes by the crate `lab`, and of its command line.
+//! Commands in nodes through the crate `lab`, and commands of its command line.
 
 use crate::settings::as_slow;
 use crate::WrongData;
@@ -11,14 +11,14 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Exit status of a command whose node failed, the same as of `lab exec`.
+/// Exit status of a command whose node failed, like that of `lab exec`.
 const NODE_FAILED: i32 = 125;
-/// Lines of a trace that are kept of a lab.
+/// Maximum number of trace lines that are saved.
 const TRACE_LINES: usize = 5000;
-/// Clock ticks per second in `/proc`: `USER_HZ`, the same on every Linux machine that the lab runs on.
+/// Clock ticks per second in `/proc`: `USER_HZ`, which is the same on every supported host.
 const TICKS: u64 = 100;
 
-/// What a finished command left.
+/// Result of a finished command.
 #[derive(Debug)]
 pub struct Output {
     /// Exit status; 125 if the node failed.
@@ -29,11 +29,11 @@ pub struct Output {
     pub stderr: String,
 }
 
-/// What programs say of data that are not what they should be: ours, fio, sha256sum -c, ping.
+/// Messages of programs about wrong data: this project's programs, fio, sha256sum -c, ping.
 const WRONG_DATA: &[&str] = &["wrong data", "verify failed", ": FAILED\n"];
 
 impl Output {
-    /// Its standard output if it succeeded.
+    /// Returns the standard output if the command succeeded.
     pub(crate) fn succeeded(self, node: usize, script: &str) -> Result<String> {
         if self.status != 0 {
             let (status, out, err) = (self.status, &self.stdout, &self.stderr);
@@ -50,7 +50,7 @@ impl Output {
     }
 }
 
-/// A command that runs in the background of a node.
+/// A command that runs on a node in the background.
 pub struct Running {
     inner: lab::Running,
     what: String,
@@ -65,10 +65,12 @@ impl Running {
         Ok(Self { inner, what })
     }
 
-    /// Waits for the end, at most `patience` (longer on a slow kernel); then the command is killed and an error returned.
+    /// Waits up to `patience` for the end (longer on a slow kernel), then kills the command and
+    /// returns an error.
     pub fn wait(self, patience: Duration) -> Result<Output> {
         let patience = as_slow(patience);
-        // Nothing that it writes ends this wait: only its end does, or that of the patience, both with an error.
+        // The wait ends with the command or at the deadline; both return an error here, since
+        // output never ends it.
         let _ = self.inner.wait_for(patience, |_, _| false);
         if self.inner.is_running() {
             bail!("not finished after {} s: {}", patience.as_secs(), self.what);
@@ -90,7 +92,7 @@ impl Running {
     /// Ends the command if it still runs.
     pub fn stop(self) {}
 
-    /// True while the command runs.
+    /// Returns true while the command runs.
     pub fn is_running(&mut self) -> bool {
         self.inner.is_running()
     }
@@ -99,7 +101,7 @@ impl Running {
 fn drain(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let mut all = Vec::new();
-        // A read error means that the command is gone: what came so far is the output.
+        // A read error means that the command has ended; the output so far is returned.
         let _ = from.read_to_end(&mut all);
         all
     })
@@ -135,7 +137,7 @@ impl Client {
         })
     }
 
-    /// As [`Running::wait`].
+    /// Like [`Running::wait`].
     pub(crate) fn wait(mut self, patience: Duration) -> Result<Output> {
         let patience = as_slow(patience);
         let deadline = Instant::now() + patience;
@@ -163,15 +165,16 @@ impl Client {
     }
 }
 
-/// Processor time of a process and the children that it has waited for.
+/// Returns the CPU time of a process and of its reaped children.
 pub(crate) fn cpu_time(pid: i32) -> Option<Duration> {
     ticks(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
         .map(|t| Duration::from_millis(t * 1000 / TICKS))
 }
 
-/// The fields `utime`, `stime`, `cutime` and `cstime`, 14 to 17, of `/proc/PID/stat`.
+/// Returns the sum of the fields `utime`, `stime`, `cutime` and `cstime`, 14 to 17, of
+/// `/proc/PID/stat`.
 fn ticks(stat: &str) -> Option<u64> {
-    // The second field is a name in brackets, which may have blanks.
+    // The second field is a name in parentheses, which may contain blanks.
     let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
     (14..=17)
         .map(|f| fields.get(f - 3)?.parse::<u64>().ok())
@@ -216,7 +219,7 @@ pub(crate) fn keep(paths: &Paths, from: &Path, to: &Path) -> Result<()> {
         }
         last.push_back(line?);
     }
-    // The end of a trace that was cut may be damaged: what came before it was printed.
+    // The end of an interrupted trace may be damaged. The events before it were printed.
     print.wait()?;
     let mut file = std::fs::File::create(to.join("trace.txt"))?;
     for line in last {

@@ -1,20 +1,21 @@
-//! What holds for all clusters of a run: kernel, volume, seed.
+//! Settings for all clusters of a run: kernel, volume, seed.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// The kernel that the nodes boot.
+/// Kernel that the nodes boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Kernel {
     /// Debian's.
     #[default]
     Stock,
-    /// The debug kernel: about a hundred times slower on the network, and its leak checker is asked at the end.
+    /// The debug kernel. It is about a hundred times slower on the network, and its leak checker
+    /// runs at the end.
     Debug,
 }
 
 impl Kernel {
-    /// Factor by which all patience grows.
+    /// Returns the factor for all time limits.
     fn slowness(self) -> u32 {
         match self {
             Self::Stock => 1,
@@ -25,7 +26,7 @@ impl Kernel {
 
 static KERNEL: OnceLock<Kernel> = OnceLock::new();
 
-/// Chooses the kernel for all clusters of this process; only the first call counts.
+/// Selects the kernel for all clusters of this process. Only the first call has an effect.
 pub fn use_kernel(kernel: Kernel) {
     let _ = KERNEL.set(kernel);
 }
@@ -34,13 +35,14 @@ pub(crate) fn kernel() -> Kernel {
     KERNEL.get().copied().unwrap_or_default()
 }
 
-/// What a node is given as a time for something to happen in: as much longer on a slow kernel as everything takes there.
+/// Returns a time limit for the selected kernel, longer on the slow debug kernel.
 pub fn as_slow(time: Duration) -> Duration {
     time * kernel().slowness()
 }
 
-/// How often to repeat what is done `full` times: a fifth of it on the debug kernel, where loading the modules under load takes half a
-/// minute, and which sees what goes wrong the first time.
+/// Returns the number of repetitions: `full`, or a fifth of it on the debug kernel. Loading the
+/// modules under load takes half a minute there, and its checkers detect defects at the first
+/// occurrence.
 pub fn rounds(full: u32) -> u32 {
     match kernel() {
         Kernel::Stock => full,
@@ -48,14 +50,14 @@ pub fn rounds(full: u32) -> u32 {
     }
 }
 
-/// Whether the kernel finds memory that is lost.
+/// Returns true if the kernel has a leak checker.
 pub(crate) fn finds_leaks() -> bool {
     kernel() == Kernel::Debug
 }
 
 static IOMMU: OnceLock<()> = OnceLock::new();
 
-/// Gives all clusters of this process IOMMUs.
+/// Enables IOMMUs in all clusters of this process.
 pub fn use_iommu() {
     let _ = IOMMU.set(());
 }
@@ -64,12 +66,12 @@ pub(crate) fn iommu_for_all() -> bool {
     IOMMU.get().is_some()
 }
 
-/// Whether this is the run with the full volumes (`make check-full`, `FULL=1`), not the usual one.
+/// Returns true in a run with full volumes (`make check-full`, `FULL=1`).
 pub fn full() -> bool {
     std::env::var("FULL").is_ok_and(|v| v == "1")
 }
 
-/// The run's seed (`SEED`), of which everything random is to be made. Panics on what is no number.
+/// Returns the run's seed (`SEED`), the basis of all random choices. Panics if it is not a number.
 pub fn seed() -> Option<u64> {
     let text = std::env::var("SEED").ok().filter(|t| !t.is_empty())?;
     match text.parse() {
@@ -78,7 +80,8 @@ pub fn seed() -> Option<u64> {
     }
 }
 
-/// Makes the labs of this process draw from the run's seed, unless `LAB_SEED` says otherwise. To be called before there are threads.
+/// Lets the labs of this process use the run's seed, unless `LAB_SEED` is set. Must be called
+/// before the first thread starts.
 pub fn use_seed() {
     let is_unset = std::env::var_os("LAB_SEED").is_none_or(|v| v.is_empty());
     if let Some(seed) = seed().filter(|_| is_unset) {
@@ -86,7 +89,8 @@ pub fn use_seed() {
     }
 }
 
-/// Processors per node for specifications that don't fix them: `LAB_CPUS`, usually one. Panics on what is no number.
+/// Returns the CPUs per node for specifications without a number: `LAB_CPUS`, default one. Panics
+/// if it is not a number.
 pub fn cpus() -> u32 {
     match std::env::var("LAB_CPUS").ok().filter(|t| !t.is_empty()) {
         None => 1,

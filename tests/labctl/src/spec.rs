@@ -1,14 +1,14 @@
-//! What clusters look like, and how that becomes a lab.
+//! Specification of a cluster, and its translation to a lab.
 
 use crate::settings::{self, Kernel};
 use lab::BringUp;
 
 /// Memory of a node with the debug kernel in MiB.
 const DEBUG_MEMORY_MIB: u32 = 2560;
-/// Seconds that the debug kernel may take to boot.
+/// Maximum duration of a boot of the debug kernel in seconds.
 const DEBUG_BOOT_S: u64 = 900;
 
-/// What a cluster looks like. Scenarios with equal specs share one.
+/// Specification of a cluster. Scenarios with equal specifications share one cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
     /// Number of nodes.
@@ -32,7 +32,7 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// So many nodes with a NIC each, as `lab up` makes them without other options.
+    /// Returns a cluster of `nodes` nodes with one NIC each, like `lab up` without options.
     pub const fn new(nodes: usize) -> Self {
         Self {
             nodes,
@@ -55,110 +55,112 @@ impl Spec {
         }
     }
 
-    /// Two nodes, one cable.
+    /// Returns a cluster of two nodes and one cable.
     pub const fn pair() -> Self {
         Self::new(2).topology("pair")
     }
 
-    /// Cables, in the emulator's notation (`ring:4`).
+    /// Sets the cables in the emulator's notation (`ring:4`).
     pub const fn topology(mut self, topology: &'static str) -> Self {
         self.topology = Some(topology);
         self
     }
 
-    /// NICs per node.
+    /// Sets the number of NICs per node.
     pub const fn nics(mut self, nics: usize) -> Self {
         self.nics = nics;
         self
     }
 
-    /// NICs without a node, each with the emulator's test device, or with what arguments of the emulator name.
+    /// Adds NICs without a host, each with the emulator's test device or with the devices that the
+    /// emulator's arguments name.
     pub const fn accelerators(mut self, accelerators: usize) -> Self {
         self.accelerators = accelerators;
         self
     }
 
-    /// Further PCI devices of single nodes.
+    /// Adds PCI devices to single nodes.
     pub const fn devices(mut self, devices: &'static [lab::Device]) -> Self {
         self.devices = devices;
         self
     }
 
-    /// Memory per node in MiB.
+    /// Sets the memory per node in MiB.
     pub const fn memory(mut self, mib: u32) -> Self {
         self.memory_mib = Some(mib);
         self
     }
 
-    /// Processors per node. Without this there is one, or as many as `LAB_CPUS` says in clusters of up to two nodes.
+    /// Sets the CPUs per node. The default is one, or `LAB_CPUS` in clusters of up to two nodes.
     pub const fn cpus(mut self, cpus: u32) -> Self {
         self.cpus = Some(cpus);
         self
     }
 
-    /// An IOMMU per node that is used strictly.
+    /// Adds a strict IOMMU to each node.
     pub const fn iommu(mut self) -> Self {
         self.iommu = true;
         self
     }
 
-    /// An IOMMU that is used strictly in these nodes.
+    /// Adds a strict IOMMU to these nodes.
     pub const fn iommu_in(mut self, nodes: &'static [usize]) -> Self {
         self.iommu = true;
         self.iommu_nodes = nodes;
         self
     }
 
-    /// Everything in the fabric happens at once and in order. Otherwise it is as late and as much out of order as the hardware may be
-    /// (docs/emulator.md, Time and order).
+    /// Selects a fabric without delay and reordering. The default has the maximum delay and
+    /// reordering that the hardware permits (docs/emulator.md, Time and order).
     pub const fn ideal(mut self) -> Self {
         self.timing = lab::TimingModel::Ideal;
         self
     }
 
-    /// Two NUMA nodes, the NICs at the second one.
+    /// Selects two NUMA nodes with the NICs on the second.
     pub const fn numa(mut self) -> Self {
         self.numa = true;
         self
     }
 
-    /// Pairs of virtio-net and e1000e for comparisons.
+    /// Adds pairs of virtio-net and e1000e for comparisons.
     pub const fn bench_nics(mut self) -> Self {
         self.bench_nics = true;
         self
     }
 
-    /// The instructions that nodes execute are counted ([`crate::Lab::instructions`]).
+    /// Counts the instructions that nodes execute ([`crate::Lab::instructions`]).
     pub const fn count_instructions(mut self) -> Self {
         self.count_instructions = true;
         self
     }
 
-    /// No sshd in the nodes.
+    /// Starts no sshd in the nodes.
     pub const fn no_sshd(mut self) -> Self {
         self.sshd = false;
         self
     }
 
-    /// Modules are loaded by hand.
+    /// Loads no modules at boot.
     pub const fn no_modules(mut self) -> Self {
         self.bring_up = BringUp::None;
         self
     }
 
-    /// Words for the kernel command line.
+    /// Adds words to the kernel command line.
     pub const fn append(mut self, words: &'static [&'static str]) -> Self {
         self.append = words;
         self
     }
 
-    /// Arguments for the emulator.
+    /// Adds arguments for the emulator.
     pub const fn emulator(mut self, arguments: &'static [&'static str]) -> Self {
         self.emu_args = arguments;
         self
     }
 
-    /// Processors of each node. More than this machine has in all would not come up, so larger clusters have one per node.
+    /// Returns the CPUs of each node. Larger clusters have one per node, because they would not
+    /// come up with more CPUs than the host has.
     fn processors(&self) -> u32 {
         match (self.cpus, self.nodes) {
             (Some(cpus), _) => cpus,
@@ -167,7 +169,7 @@ impl Spec {
         }
     }
 
-    /// The spec in few words, for people.
+    /// Returns a short description for users.
     pub fn describe(&self) -> String {
         let mut words = vec![self.topology.unwrap_or("").to_owned()];
         words.push(match self.nodes {
@@ -216,8 +218,8 @@ impl Spec {
         words.join(", ")
     }
 
-    /// The lab that this stands for, with everything that belongs to the run and not to the scenario: kernel, IOMMUs for all.
-    /// What the fabric draws follows from `LAB_SEED`, which `lab` reads ([`crate::use_seed`]).
+    /// Returns the lab of this specification with the settings of the run: kernel, IOMMUs for all.
+    /// The fabric's random choices follow from `LAB_SEED`, which `lab` reads ([`crate::use_seed`]).
     pub(crate) fn compose(&self, name: &str) -> lab::Spec {
         let usual = lab::Spec::default();
         let words = |list: &[&str]| list.iter().map(|w| (*w).to_owned()).collect();

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Test aid, never installed: an ordinary driver of the emulator's test device (docs/emulator.md, "Accelerator nodes"). It knows nothing of
- * Extoll, and stands for the unmodified driver of a device that is behind another node's NIC.
+ * Test aid, never installed: an ordinary driver of the emulator's test device (docs/emulator.md,
+ * "Accelerator nodes"). It contains no code for Extoll and represents the unmodified driver of a
+ * device behind another node's NIC.
  *
- * Reading the device's attribute "selftest" has it use all that drivers use: registers, coherent memory and mapped memory in both
- * directions, an interrupt of each vector for each transfer; the answer is "ok" and numbers, or what was wrong. Attribute "pound" has it
- * transfer until the device fails it. Attribute "stale" has it use a page after that was unmapped, as a device with an error would: the answer
- * is "ok" if the page was out of reach. Attribute "peer" has it write the memory of another such device and read it again; the answer is "not
- * mapped" if it can't reach that.
+ * Attributes of the device:
+ *
+ *     selftest  uses registers, coherent memory, mapped memory in both directions, and an interrupt of each
+ *               vector for each transfer; returns "ok" and numbers, or the error
+ *     pound     transfers until the device fails
+ *     stale     lets the device access a page after it was unmapped, like a faulty device; "ok": out of reach
+ *     peer      lets the device write another such device's memory and read it back, or returns "not mapped"
  */
 #include <linux/completion.h>
 #include <linux/delay.h>
@@ -70,7 +73,7 @@ static irqreturn_t interrupt(int irq, void *data)
 	struct accel *a = data;
 	u32 status = readl(a->regs + INT_STATUS);
 
-	/* None of its own, or the device is gone. */
+	/* The interrupt is not from this device, or the device was removed. */
 	if (!status || status == ~0u) {
 		atomic_inc(&a->empty);
 		return IRQ_NONE;
@@ -81,7 +84,7 @@ static irqreturn_t interrupt(int irq, void *data)
 	return IRQ_HANDLED;
 }
 
-/* A transfer, whose end is told by an interrupt of this vector. */
+/* Makes a transfer that ends with an interrupt of this vector. */
 static const char *transfer(struct accel *a, dma_addr_t at, u32 memory, u32 len, u32 control, int vector)
 {
 	reinit_completion(&a->done);
@@ -129,7 +132,7 @@ static const char *coherent(struct accel *a, int vector, u32 seed)
 	return wrong;
 }
 
-/* Mapped memory, at an odd place and of an odd length; nothing around it may change. */
+/* Mapped memory at an odd offset and of an odd length. The memory around it must not change. */
 static const char *mapped(struct accel *a, int vector, u32 seed)
 {
 	struct device *dev = &a->pdev->dev;
@@ -205,7 +208,7 @@ static ssize_t selftest_show(struct device *dev, struct device_attribute *attr, 
 }
 static DEVICE_ATTR_RO(selftest);
 
-/* A device that goes on with an address that its driver has unmapped. Reads and writes that fail are fine. */
+/* Simulates a device that uses an address after its driver unmapped it. Accesses may fail. */
 static const char *unmapped(struct accel *a, u8 *page)
 {
 	struct device *dev = &a->pdev->dev;
@@ -224,7 +227,7 @@ static const char *unmapped(struct accel *a, u8 *page)
 	dma_unmap_single(dev, at, SMALL, DMA_BIDIRECTIONAL);
 	if (wrong)
 		return wrong;
-	/* What the device may not have. */
+	/* Data that the device must not get. */
 	fill(page, SMALL, 2);
 	wrong = transfer(a, at, 0, STALE, 0, 0);
 	if (wrong && !strcmp(wrong, no_end))
@@ -262,7 +265,7 @@ static ssize_t stale_show(struct device *dev, struct device_attribute *attr, cha
 }
 static DEVICE_ATTR_RO(stale);
 
-/* From one device's memory to that of another one, and back, with no processor between them. */
+/* Transfers from one device's memory to another's and back, without a CPU in between. */
 static const char *across(struct accel *a, struct accel *b)
 {
 	struct device *dev = &a->pdev->dev;
@@ -275,7 +278,7 @@ static const char *across(struct accel *a, struct accel *b)
 		writel(i * 2654435761u + 1, a->regs + MEMORY + i);
 		writel(0, b->regs + MEMORY + PEER_AT + i);
 	}
-	/* What is around it stays as it is. */
+	/* The memory around it must not change. */
 	writel(0x600d, b->regs + MEMORY + PEER_AT - 4);
 	writel(0x600d, b->regs + MEMORY + PEER_AT + SMALL);
 	readl(b->regs + SCRATCH);
@@ -308,7 +311,7 @@ static ssize_t peer_show(struct device *dev, struct device_attribute *attr, char
 	mutex_lock(&a->lock);
 	writel(~0u, a->regs + INT_ENABLE);
 	while ((other = pci_get_device(VENDOR, DEVICE, other))) {
-		/* Tests bind and unbind one thing at a time. */
+		/* Safe without locks, because tests bind and unbind one device at a time. */
 		if (other == a->pdev || !pci_get_drvdata(other))
 			continue;
 		wrong = across(a, pci_get_drvdata(other));
@@ -322,7 +325,7 @@ static ssize_t peer_show(struct device *dev, struct device_attribute *attr, char
 }
 static DEVICE_ATTR_RO(peer);
 
-/* Transfers until one fails, or the device is gone. */
+/* Transfers until one fails or the device was removed. */
 static ssize_t pound_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
 	struct accel *a = dev_get_drvdata(dev);
@@ -338,7 +341,10 @@ static ssize_t pound_show(struct device *dev, struct device_attribute *attr, cha
 }
 static DEVICE_ATTR_RO(pound);
 
-/* A reset of the function, after which it is as before. It needs the device's lock, which the driver's end has while it waits for this. */
+/*
+ * Resets the function and restores its state. Needs the device's lock, which the driver core holds
+ * on removal while it waits for this attribute.
+ */
 static ssize_t reset_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
 	struct accel *a = dev_get_drvdata(dev);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Test aid, never installed: while it is loaded, DMA masks of more than `widest` bits are refused for the devices of one PCI
- * vendor, as on a host whose bridges can't address so far. x86 takes every mask of 32 bits or more, so nothing else makes a
- * driver meet that refusal.
+ * Test aid, never installed: simulates a host whose bridges lack address bits. While it is loaded,
+ * DMA masks of more than `widest` bits are rejected for the devices of one PCI vendor. On x86,
+ * which accepts every mask of 32 bits or more, drivers never see this error otherwise.
  *
- * All ways to set a mask end in the exported function dma_set_mask(): dma_set_mask_and_coherent(), of which Rust drivers use an
- * out-of-line copy, sets the coherent mask only after it succeeded.
+ * All ways to set a mask end in the exported function dma_set_mask(). dma_set_mask_and_coherent(),
+ * of which Rust drivers use an out-of-line copy, sets the coherent mask only after dma_set_mask()
+ * succeeded.
  */
 #include <linux/bitops.h>
 #include <linux/dma-mapping.h>
@@ -36,7 +37,7 @@ static int on_entry(struct kretprobe_instance *ri, struct pt_regs *regs)
 	struct device *dev = (struct device *)regs_get_kernel_argument(regs, 0);
 	u64 wanted = regs_get_kernel_argument(regs, 1);
 
-	/* Not 0: the call's return is not looked at. */
+	/* A value other than 0 skips the return handler. */
 	if (!dev_is_pci(dev) || to_pci_dev(dev)->vendor != vendor || !dev->dma_mask || fls64(wanted) <= READ_ONCE(widest))
 		return 1;
 	call->dev = dev;
@@ -48,7 +49,7 @@ static int on_return(struct kretprobe_instance *ri, struct pt_regs *regs)
 {
 	struct call *call = (struct call *)ri->data;
 
-	/* As dma_set_mask() leaves things when it refuses. */
+	/* Restores the state that a failing dma_set_mask() leaves. */
 	*call->dev->dma_mask = call->mask;
 	regs_set_return_value(regs, -EIO);
 	atomic_inc(&refused);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Test aid: a driver for QEMU's `edu`, which looks whether registers, memory access and interrupts of the device are as they should
-//! be, wherever it is plugged in. A device of which something is not so it does not take: the log says what.
+//! Test aid: a driver for QEMU's `edu` that checks registers, memory access and interrupts of the
+//! device, local or borrowed. Its probe fails if a check fails; the log contains the reason.
 
 #![forbid(unsafe_code)]
 
@@ -26,13 +26,13 @@ use kernel_ext::{
 const VENDOR: u16 = 0x1234;
 const DEVICE: u16 = 0x11e8;
 
-/// Registers of BAR 0. Those below [`DMA_FROM`] have 32 bits.
+/// Registers of BAR 0. Registers below [`DMA_FROM`] have 32 bits.
 const ID: usize = 0x00;
-/// What is written is read inverted.
+/// Returns the inverse of the value written.
 const LIVENESS: usize = 0x04;
 const FACTORIAL: usize = 0x08;
 const STATUS: usize = 0x20;
-/// Causes of its interrupt; it is raised by writing to [`RAISE`], and cleared by [`CLEAR`].
+/// Causes of the interrupt, which is raised by writing to [`RAISE`] and cleared by [`CLEAR`].
 const CAUSES: usize = 0x24;
 const RAISE: usize = 0x60;
 const CLEAR: usize = 0x64;
@@ -41,27 +41,27 @@ const DMA_TO: usize = 0x88;
 const DMA_BYTES: usize = 0x90;
 const DMA_COMMAND: usize = 0x98;
 
-/// What [`ID`] has but for the version in \[31:16\].
+/// Value of [`ID`] without the version in \[31:16\].
 const ED: u32 = 0xed;
-/// [`STATUS`]: a factorial is being computed; its end raises an interrupt.
+/// Bits of [`STATUS`]: a factorial is being computed; its end raises an interrupt.
 const COMPUTING: u32 = 1;
 const TELLS: u32 = 0x80;
-/// Cause: an access to memory is over.
+/// Cause: a DMA transfer has ended.
 const DMA_OVER: u32 = 0x100;
-/// [`DMA_COMMAND`]: begins; from the device to memory; raises an interrupt at the end.
+/// Bits of [`DMA_COMMAND`]: start; direction from the device to memory; interrupt at the end.
 const BEGIN: u32 = 1;
 const TO_MEMORY: u32 = 2;
 const DMA_TELLS: u32 = 4;
-/// Where the device has its own memory, and how much of it is used here.
+/// Address of the device's own memory, and the number of bytes used here.
 const OWN: u64 = 0x4_0000;
 const BYTES: usize = 4000;
 
-/// How long an interrupt may take.
+/// Maximum milliseconds until an interrupt.
 const PATIENCE_MS: i64 = 10_000;
 const STEP: Delta = Delta::from_millis(1);
-/// What is under way should have come by then.
+/// Time in which data in flight should arrive.
 const LATER: Delta = Delta::from_millis(500);
-/// How often a register is asked, each time for half a second at most.
+/// Number of reads of a register, each of which may take half a second.
 const TRIES: u32 = 10;
 
 /// Counts interrupts.
@@ -73,7 +73,7 @@ impl VectorHandler for Bell {
     }
 }
 
-/// What is wrong if a condition does not hold.
+/// Logs `what` and returns an error if a condition does not hold.
 fn check(right: bool, what: &str) -> Result {
     if right {
         return Ok(());
@@ -82,14 +82,15 @@ fn check(right: bool, what: &str) -> Result {
     Err(EIO)
 }
 
-/// A device while it is looked at.
+/// A device under test.
 struct Look<'a> {
     bar: &'a pci::Bar<'a>,
     vectors: &'a Vectors<'a, Bell>,
 }
 
 impl Look<'_> {
-    /// Reads a register that is never all ones: those come instead of an answer that is late, as the device's host may be busy.
+    /// Reads a register that is never all ones. All ones mean that the answer was late, because the
+    /// device's host may be busy.
     fn read(&self, at: usize) -> Result<u32> {
         for _ in 0..TRIES {
             match self.bar.try_read32(at)? {
@@ -118,10 +119,10 @@ impl Look<'_> {
         self.vectors.handler().0.load(Relaxed)
     }
 
-    /// Waits for an interrupt after `before` were counted, whose cause is `cause`; clears it.
+    /// Waits for an interrupt beyond `before` with the given cause, and clears it.
     fn rung(&self, before: u32, cause: u32, what: &str) -> Result {
         let start: Instant<Monotonic> = Instant::now();
-        // Those of other devices are counted as well.
+        // Interrupts of other devices are counted too.
         while self.rings() == before || self.read(CAUSES)? & cause == 0 {
             if start.elapsed().as_millis() > PATIENCE_MS {
                 pr_err!(
@@ -153,7 +154,7 @@ impl Look<'_> {
         self.write(STATUS, 0)
     }
 
-    /// Has the device copy bytes between memory and its own.
+    /// Lets the device copy bytes between memory and its own.
     fn copy(&self, address: u64, to_memory: bool) -> Result {
         let (from, to, way) = match to_memory {
             true => (OWN, address, TO_MEMORY),
@@ -167,7 +168,7 @@ impl Look<'_> {
         self.rung(before, DMA_OVER, "an access to memory")
     }
 
-    /// Memory of this host goes to the device and back, to another place.
+    /// Copies memory of this host to the device and back to another address.
     fn memory(&self, pdev: &pci::Device<kernel::device::Bound>) -> Result {
         let (mut sent, mut got) = (KVec::new(), KVec::new());
         for n in 0..BYTES as u32 {
@@ -216,7 +217,7 @@ kernel::pci_device_table!(
     [(device_id(VENDOR, DEVICE), ())]
 );
 
-/// What the driver has of a device.
+/// Resources of the driver for a device.
 struct Data<'a> {
     _vectors: Pin<KBox<Vectors<'a, Bell>>>,
     _enabled: Enabled<'a>,

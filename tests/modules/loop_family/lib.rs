@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Test aid: sockets (family 22) with a data path of their own, which is as simple as it can be: what is written comes back on the
-//! same socket some time later, by a ring, a timer and a softirq. `guest/loop.py` compares them with sockets of TCP. So
-//! `kernel_ext::net::socket` is tested without a NIC.
+//! Test aid: sockets (family 22) with a minimal data path of their own. Written data come back on
+//! the same socket after a delay, through a ring, a timer and a softirq. `guest/loop.py` compares
+//! them with sockets of TCP. This tests `kernel_ext::net::socket` without a NIC.
 
 #![forbid(unsafe_code)]
 
@@ -21,7 +21,7 @@ use kernel::{
 use kernel_ext::{global::Global, net::socket::Family, work::Settled};
 use ops::Loop;
 
-/// Number of the family, which no kernel implements.
+/// Number of the family, unused by the kernel.
 const FAMILY: u32 = 22;
 
 /// The NIC that was bound last.
@@ -35,7 +35,7 @@ kernel::auxiliary_device_table!(
     [(auxiliary::DeviceId::new(child::MODULE, child::VPCI), ())]
 );
 
-/// No NIC any more.
+/// Clears [`NIC`] when dropped.
 struct Forget;
 
 impl Drop for Forget {
@@ -60,7 +60,8 @@ impl auxiliary::Driver for Driver {
     }
 }
 
-/// In the order in which they end: no new sockets, no paths that outlived theirs.
+/// In the order in which they are dropped: first no new sockets, then no paths that outlived their
+/// sockets.
 #[pin_data]
 struct Loops {
     #[pin]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The operations of sockets whose data come back. Connections are TCP's.
+//! Operations of the sockets whose data come back. TCP makes the connections.
 
 use crate::{
     path::{self, Path, RING},
@@ -32,20 +32,20 @@ const POLLRDHUP: u32 = 0x2000;
 
 /// Level of the options below.
 const LEVEL: i32 = 0x4c50;
-/// Set: microseconds that bytes take.
+/// Set: delay of bytes in microseconds.
 const DELAY: i32 = 1;
-/// Set: number of an error that the connection fails with after that.
+/// Set: number of the error with which the connection fails after the delay.
 const FAIL: i32 = 2;
-/// Set: how long to wait for a neighbour in `connect`, in ms; what it finds is in `ROUTE`.
+/// Set: milliseconds that `connect` waits for a neighbour. The result is in `ROUTE`.
 const RESOLVE: i32 = 3;
-/// Read: the route of the last `connect`, or of the connection (`OWN_ROUTE`).
+/// Read: route of the last `connect`, or of the connection (`OWN_ROUTE`).
 const ROUTE: i32 = 4;
 const OWN_ROUTE: i32 = 5;
-/// Read: what TCP has received: bytes, whether a FIN came, whether `TCP_CORK` is set.
+/// Read: state of TCP: received bytes, FIN received, `TCP_CORK` set.
 const QUEUED: i32 = 6;
-/// Set: the path outlives the socket. Read: how often such paths woke.
+/// Set: the path outlives the socket. Read: number of times that such paths woke.
 const OUTLIVE: i32 = 7;
-/// Set: directions are marked as ended (1 receiving, 2 sending). Read: which are.
+/// Set: marks directions as ended (1 receiving, 2 sending). Read: ended directions.
 const ENDED: i32 = 8;
 
 /// The sockets of the module.
@@ -64,8 +64,8 @@ struct Set {
     found: Result<Found>,
 }
 
-/// What options say of a route: index, flags (of the NIC, up, plain, address known), address of the
-/// interface, of the neighbour, name.
+/// Description of a route in options: index, flags (of the NIC, up, plain, address known),
+/// addresses of the interface and of the neighbour, name.
 type Found = [u8; 40];
 
 fn describe(route: &Route, resolve_ms: u32) -> Found {
@@ -101,13 +101,13 @@ fn describe(route: &Route, resolve_ms: u32) -> Found {
     found
 }
 
-/// Place in the ring, and how many bytes lie behind each other from there.
+/// Returns the position in the ring and the number of consecutive bytes from there.
 fn place(number: u32, len: usize) -> (usize, usize) {
     let at = number as usize % RING;
     (at, len.min(RING - at))
 }
 
-/// Copies what fits into the ring.
+/// Copies data into the ring, up to the free space.
 fn fill(path: &Timed<Path>, msg: &mut Outgoing<'_>) -> Result<usize> {
     let s = path.state();
     let (mut number, mut left) = (s.written, s.room().min(msg.remaining()));
@@ -132,7 +132,7 @@ fn fill(path: &Timed<Path>, msg: &mut Outgoing<'_>) -> Result<usize> {
     Ok(done)
 }
 
-/// Copies bytes that were read, from so many behind the first on.
+/// Copies received bytes, starting `skip` bytes behind the first.
 fn drain(
     path: &Timed<Path>,
     msg: &mut Incoming<'_>,
@@ -219,7 +219,7 @@ impl Data {
         let mut time = tcp.receiving(flags as u32 & MSG_DONTWAIT != 0);
         let mut got = 0;
         while got < len {
-            // What was peeked stays, so the next bytes are behind it.
+            // Peeked bytes stay in the ring, so the next ones follow them.
             let skip = begin + if peek { got } else { 0 };
             let ready = time.until(|| {
                 let s = path.state();
@@ -258,7 +258,7 @@ impl Data {
     }
 }
 
-/// Whether the program has ended what it receives.
+/// Returns true if the program has ended its receive direction.
 fn tcp_ended(tcp: &Tcp) -> bool {
     tcp.endpoint().is_ok_and(|e| e.ended().receiving)
 }
@@ -284,7 +284,7 @@ impl Operations for Loop {
         let (data, tcp) = (sock.data(), sock.tcp());
         if let (Linger::Wait(time), false) = (tcp.linger(), is_exiting()) {
             let settled = || (!data.path.state().unsettled()).then_some(());
-            // Whatever ends it.
+            // The result of the wait does not matter.
             let _ = tcp.at_most(time).until(settled);
         }
         if data.set.lock().outlive {
@@ -313,7 +313,7 @@ impl Operations for Loop {
             (received && s.ended, POLLHUP),
             (s.ended || s.room() > 0, POLLOUT),
             (path.endpoint().has_error(), POLLERR),
-            // Of TCP's only that: there need not be a connection.
+            // Only this bit of TCP's events, because there may be no connection.
             (tcp.poll_now(&table) & POLLERR != 0, POLLERR),
         ]
         .iter()

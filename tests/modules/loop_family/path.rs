@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The data path of a socket: a ring that is written, made readable by a softirq, and read.
+//! Data path of a socket: a ring that is written, made readable by a softirq, and read.
 
 use kernel::{
     new_mutex, new_spinlock_irq,
@@ -18,17 +18,17 @@ use kernel_ext::{
     timer::{Expire, Timed},
 };
 
-/// Bytes of a ring, a power of two.
+/// Size of a ring in bytes, a power of two.
 pub(crate) const RING: usize = 4 * PAGE;
-/// Most bytes that come back at a time.
+/// Maximum number of bytes that come back at a time.
 const BURST: u32 = 5000;
 
-/// The path that outlives its socket, to wake it.
+/// The path that outlives its socket, to test late wake-ups.
 static LATE: Global<Timed<Path>> = Global::new();
-/// How often paths woke sockets that were released.
+/// Number of times that paths woke sockets that were released.
 pub(crate) static WOKEN_LATE: Atomic<i32> = Atomic::new(0);
 
-/// Forgets the path that outlived its socket.
+/// Drops the path that outlived its socket.
 pub(crate) struct Late;
 
 impl Drop for Late {
@@ -37,7 +37,7 @@ impl Drop for Late {
     }
 }
 
-/// Numbers of bytes, modulo 2³²: `read` ≤ `visible` ≤ `written` ≤ `read` + ring.
+/// Numbers of bytes modulo 2³²: `read` ≤ `visible` ≤ `written` ≤ `read` + ring.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct State {
     pub(crate) written: u32,
@@ -45,10 +45,10 @@ pub(crate) struct State {
     pub(crate) read: u32,
     pub(crate) ended: bool,
     pub(crate) finished: bool,
-    /// Error to be set by the timer.
+    /// Error that the timer sets.
     fail: Option<Error>,
     delay_us: u32,
-    /// Its socket is gone.
+    /// The socket was released.
     released: bool,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Path {
     pub(crate) ring: PageList,
     #[pin]
     state: SpinLockIrq<State>,
-    /// Who writes and who reads, one at a time each.
+    /// Serialize writers and readers.
     #[pin]
     pub(crate) writer: Mutex<()>,
     #[pin]
@@ -80,7 +80,7 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    /// For a socket. May sleep.
+    /// Creates the path of a socket. May sleep.
     pub(crate) fn new(tcp: &Tcp) -> Result<Arc<Timed<Self>>> {
         let ring = PageList::from_buffer(VVec::from_elem(0u8, RING, GFP_KERNEL)?)?;
         let endpoint = tcp.endpoint()?;
@@ -108,23 +108,23 @@ impl Path {
     }
 }
 
-/// Has the timer run after the delay.
+/// Arms the timer with the delay.
 pub(crate) fn stir(path: &Timed<Path>) {
     path.arm(Delta::from_micros(path.state().delay_us.into()));
 }
 
-/// What the timer is to do: fail with an error.
+/// Lets the timer fail the connection with an error.
 pub(crate) fn fail_later(path: &Timed<Path>, error: Error) {
     path.change(|s| s.fail = Some(error));
     stir(path);
 }
 
-/// How long bytes take.
+/// Sets the delay of bytes.
 pub(crate) fn set_delay(path: &Timed<Path>, us: u32) {
     path.change(|s| s.delay_us = us);
 }
 
-/// The socket is gone, the path stays: its timer wakes nobody, a moment later.
+/// Keeps the path of a released socket. Its timer later tries to wake the socket.
 pub(crate) fn outlive(path: &Arc<Timed<Path>>) {
     path.change(|s| s.released = true);
     LATE.set(Some(path.clone()));
@@ -134,7 +134,7 @@ pub(crate) fn outlive(path: &Arc<Timed<Path>>) {
 impl Expire for Path {
     fn expired(timer: &Timed<Self>) {
         let mut again = false;
-        // With interrupts off, and the lock held that `poll` and waits take.
+        // Interrupts are disabled, and the lock that `poll` and waits take is held.
         timer.change(|s| {
             if s.released {
                 for what in [Wake::Readable, Wake::Writable, Wake::HungUp] {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Test aid, never installed: sends frames by netpoll with interrupts off all the time, as a kernel
- * that panics does. Nothing but netpoll itself can complete them meanwhile. Loading it does that, and
- * tells in `sent` how many went out before interrupts were enabled again.
+ * Test aid, never installed: sends frames by netpoll with interrupts disabled, like a kernel that
+ * panics. Only netpoll itself can complete them during that time. Loading the module sends the
+ * frames; `sent` is the number of frames sent before interrupts were enabled again.
  *
- * netpoll_send_skb() puts a frame aside when the queue does not open within a tick, which a virtual
- * machine may need for anything; so the queue is waited for here, in the way in which it would.
+ * netpoll_send_skb() queues a frame for later if the queue does not open within a tick, which may
+ * be too short in a virtual machine. The module therefore waits for the queue itself, in the same
+ * way.
  */
 #include <linux/delay.h>
 #include <linux/etherdevice.h>
@@ -35,12 +36,12 @@ static unsigned int sent;
 module_param(sent, uint, 0444);
 MODULE_PARM_DESC(sent, "frames that went out with interrupts off (read only)");
 
-/* How long the queue may be stopped, in microseconds. */
+/* Maximum time in microseconds for which the queue may be stopped. */
 #define PATIENCE 8000000
 
 static struct netpoll np = { .name = "netpoll_burst" };
 
-/* Whether the transmit queue is open, or has opened. */
+/* Waits until the transmit queue is open. Returns false after PATIENCE. */
 static bool wait_for_queue(struct net_device *ndev)
 {
 	struct netdev_queue *txq = netdev_get_tx_queue(ndev, 0);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Test aid, never installed: plays the PCI core when it recovers from an error on the way to a device (Documentation/PCI/pci-error-recovery.rst).
- * Calls the error handlers of the device's driver in order, as for a frozen channel whose slot is reset; nothing else happens to the device
- * than a function-level reset. The result of loading is that of the recovery.
+ * Test aid, never installed: simulates the PCI core's recovery from an error on the path to a
+ * device (Documentation/PCI/pci-error-recovery.rst). Calls the error handlers of the device's
+ * driver in order, as for a frozen channel whose slot is reset. The device itself only gets a
+ * function-level reset. Loading the module returns the result of the recovery.
  */
 #include <linux/device.h>
 #include <linux/module.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What a scenario can have done, by words that are written into a file.
+//! Commands that a scenario writes into a file.
 
 use crate::{
     device::{Kind, SoftDevice, BAR_BYTES, VECTORS},
@@ -15,10 +15,10 @@ use kernel::{
 };
 use kernel_ext::pci_host::{HostBridge, Window};
 
-/// Bus address of BAR 0, which is none of the processor's.
+/// Bus address of BAR 0, which differs from its CPU address.
 pub(crate) const BUS: u64 = 0xa000_0000;
 
-/// The bridge that there is, and the place for its window.
+/// The current bridge, and the CPU address of its window.
 #[pin_data]
 pub(crate) struct Control {
     #[pin]
@@ -27,7 +27,7 @@ pub(crate) struct Control {
     hole: u64,
 }
 
-/// The window of the device.
+/// Returns the window of the device.
 pub(crate) fn window(cpu: u64) -> Window {
     Window {
         cpu,
@@ -37,7 +37,7 @@ pub(crate) fn window(cpu: u64) -> Window {
     }
 }
 
-/// Makes a bridge with a device, which the driver finds by [`CURRENT`].
+/// Creates a bridge with a device, which the driver finds by [`CURRENT`].
 pub(crate) fn attach(
     parent: &Device<Bound>,
     cpu: u64,
@@ -48,7 +48,7 @@ pub(crate) fn attach(
     Ok((bridge, soft))
 }
 
-/// As [`attach`], with a second window behind the first one, of the same kind: the PCI core would make one of both.
+/// Like [`attach`], with a second, adjacent window of the same kind. The PCI core would merge both.
 fn attach_two(
     parent: &Device<Bound>,
     cpu: u64,
@@ -108,7 +108,7 @@ impl Control {
         Ok(())
     }
 
-    /// Ends the bridge, and looks what is left.
+    /// Removes the bridge and checks that all its resources are released.
     pub(crate) fn end(&self, lost: bool) -> Result {
         let (bridge, soft) = self.bridge.lock().take().ok_or(ENODEV)?;
         let handled = || RECORD.handled.iter().map(|n| n.load(Relaxed)).sum::<u32>();
@@ -135,11 +135,11 @@ impl Control {
             stats.coherent == usize::from(soft.kind.leaks),
             "coherent memory is left"
         );
-        // The object and the pool are nobody's any more, but those of this function.
+        // Only this function still holds the object and the pool.
         Ok(())
     }
 
-    /// Makes bridges that there cannot be.
+    /// Tries to create invalid bridges.
     fn errors(&self) -> Result {
         let parent = self.parent();
         let kind = Kind {
@@ -154,7 +154,7 @@ impl Control {
             cpu: u64::MAX - 10,
             ..good
         };
-        // The kernel's first 16 MiB, which is RAM on all of these machines.
+        // An address within the first 16 MiB, which is RAM on all of these nodes.
         let ram = Window {
             cpu: 0x80_0000,
             ..good
@@ -186,7 +186,7 @@ impl Control {
         Ok(())
     }
 
-    /// Bridges that come and go.
+    /// Creates and removes bridges.
     fn cycles(&self, count: u32) -> Result {
         for n in 0..count {
             let kind = Kind {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The device: its configuration space, and what it does to memory.
+//! The device: its configuration space and its accesses to memory.
 
 use kernel::{
     new_spinlock_irq,
@@ -12,30 +12,30 @@ use kernel::{
 };
 use kernel_ext::pci_host::{Contiguous, Functions, Message, Pool, Width};
 
-/// IDs, which no hardware has.
+/// IDs that no hardware has.
 pub(crate) const VENDOR: u16 = 0x1fe5;
 pub(crate) const DEVICE: u16 = 0xe711;
-/// Bytes of BAR 0.
+/// Size of BAR 0 in bytes.
 pub(crate) const BAR_BYTES: u64 = 0x4000;
-/// MSI-X table and pending bits in BAR 0.
+/// Offsets of the MSI-X table and the pending bits in BAR 0.
 pub(crate) const TABLE: u32 = 0x2000;
 const PENDING: u32 = 0x3000;
-/// Vectors that the device has, by MSI-X and by plain MSI.
+/// Number of vectors, with MSI-X and with MSI.
 pub(crate) const VECTORS: u32 = 8;
-/// Places of capabilities.
+/// Offsets of capabilities.
 const EXPRESS: usize = 0x40;
 pub(crate) const MSI: usize = 0x80;
 const MSIX: usize = 0xa0;
-/// Where the device stores to interrupt.
+/// Address that the device writes to raise an interrupt.
 pub(crate) const DOORBELL: u64 = 0x12_3456_7000;
-/// Bytes of memory for DMA, and where the device has it: out of reach for 32 bits.
+/// Size of the memory for DMA, and its address for the device, beyond 32 bits.
 pub(crate) const POOL_BYTES: usize = 1 << 20;
 pub(crate) const POOL_BASE: u64 = 0x34_0010_0000;
 
-/// Bytes of configuration space that are not 0.
+/// Size of the configuration space that is not 0.
 const BYTES: usize = 256;
 
-/// Configuration space, and which of its bits can be written.
+/// Configuration space, with a mask of writable bits.
 struct Space {
     value: [u8; BYTES],
     writable: [u8; BYTES],
@@ -58,7 +58,8 @@ impl Space {
         }
     }
 
-    /// With BAR 0 at a bus address, and a pin that must not be seen.
+    /// Returns the initial contents: BAR 0 at a bus address, and an interrupt pin that must be
+    /// hidden.
     fn new(bar: u64) -> Self {
         let mut s = Self {
             value: [0; BYTES],
@@ -79,7 +80,7 @@ impl Space {
         s.put(EXPRESS + 8, 4, 0x2010, 0xffff);
         s.put(EXPRESS + 0xc, 4, 0x11, 0);
         s.put(EXPRESS + 0x28, 4, 0, 0xffff);
-        // 8 messages, 64 bits of address.
+        // 8 messages, 64-bit addresses.
         s.put(MSI, 4, 0x0086_0005 | (MSIX as u32) << 8, 0x0071_0000);
         s.put(MSI + 4, 4, 0, !3);
         s.put(MSI + 8, 4, 0, u32::MAX);
@@ -103,14 +104,14 @@ impl Space {
     }
 }
 
-/// How a device is made.
+/// Properties of a device.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
-    /// The driver uses MSI-X, or plain MSI.
+    /// True if the driver uses MSI-X, false for MSI.
     pub(crate) msix: bool,
-    /// There is memory behind BAR 0.
+    /// True if there is memory behind BAR 0.
     pub(crate) ram: bool,
-    /// The driver leaves a piece of memory behind.
+    /// True if the driver leaks memory.
     pub(crate) leaks: bool,
 }
 
@@ -119,7 +120,7 @@ pub(crate) struct SoftDevice {
     #[pin]
     space: SpinLockIrq<KBox<Space>>,
     silent: AtomicFlag,
-    /// No driver has had it.
+    /// True until a driver is bound.
     pub(crate) fresh: AtomicFlag,
     pub(crate) kind: Kind,
     pub(crate) memory: Arc<Contiguous>,
@@ -127,7 +128,7 @@ pub(crate) struct SoftDevice {
 }
 
 impl SoftDevice {
-    /// A device with BAR 0 at a bus address.
+    /// Creates a device with BAR 0 at a bus address.
     pub(crate) fn new(bar: u64, kind: Kind) -> Result<Arc<Self>> {
         let memory = Arc::new(Contiguous::new(POOL_BYTES, -1)?, GFP_KERNEL)?;
         let pool = Pool::new(memory.clone(), POOL_BASE)?;
@@ -145,22 +146,22 @@ impl SoftDevice {
         )
     }
 
-    /// From now on it does not answer any more, or it does.
+    /// Lets the device stop or resume answering.
     pub(crate) fn set_silent(&self, silent: bool) {
         self.silent.store(silent, Release);
     }
 
-    /// A register.
+    /// Returns a register.
     pub(crate) fn register(&self, at: usize) -> u32 {
         self.space.lock().read(at, 4)
     }
 
-    /// What the device finds at an address.
+    /// Reads memory at an address as seen by the device.
     pub(crate) fn load(&self, address: u64, to: &mut [u8]) -> Result {
         self.memory.read(Self::position(address)?, to)
     }
 
-    /// Has the device write to an address.
+    /// Writes memory at an address as seen by the device.
     pub(crate) fn store(&self, address: u64, from: &[u8]) -> Result {
         self.memory.write(Self::position(address)?, from)
     }
@@ -170,7 +171,7 @@ impl SoftDevice {
         Ok(position as usize)
     }
 
-    /// Whether it answers at `devfn`.
+    /// Returns true if the device answers at `devfn`.
     fn is_at(&self, devfn: u8) -> bool {
         devfn == 0 && !self.silent.load(Acquire)
     }

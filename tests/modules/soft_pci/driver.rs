@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The driver of the device, which looks whether all is as with any other device.
+//! The driver of the device, which checks that the device behaves like any PCI device.
 
 use crate::{
     device::{
@@ -29,7 +29,7 @@ use kernel_ext::{
     vectors::{VectorHandler, Vectors},
 };
 
-/// Registers of configuration space.
+/// Registers of the configuration space.
 const ID: usize = 0;
 const PIN: usize = 0x3d;
 
@@ -52,7 +52,7 @@ impl VectorHandler for Counter {
     }
 }
 
-/// Hears that the device is lost.
+/// Counts notifications of the loss of the device.
 struct Ear;
 
 impl ResetClient for Ear {
@@ -62,11 +62,11 @@ impl ResetClient for Ear {
     }
 }
 
-/// What the driver has of a device.
+/// Resources of the driver for a device.
 pub(crate) struct Data<'a> {
     pdev: &'a pci::Device<Bound>,
     _watch: Pin<KBox<ResetWatch<Ear>>>,
-    /// In use until the end.
+    /// Requested until removal.
     _vectors: Pin<KBox<Vectors<'a, Counter>>>,
     _loan: Loan<'a>,
     _words: DmaWords,
@@ -83,7 +83,7 @@ fn read_id(pdev: &pci::Device<Bound>) -> u32 {
     pdev.config_space().try_read32(ID).unwrap_or(0)
 }
 
-/// A pattern that no two of these bytes have by chance.
+/// Returns bytes that are unlikely to occur by chance.
 fn pattern(seed: u32, n: usize) -> u8 {
     (n as u32)
         .wrapping_mul(0x9e37_79b1)
@@ -99,14 +99,14 @@ fn filled(seed: u32, bytes: usize) -> Result<KVec<u8>> {
     Ok(list)
 }
 
-/// What the device finds.
+/// Returns memory as the device sees it.
 fn seen(soft: &SoftDevice, address: u64, bytes: usize) -> Result<KVec<u8>> {
     let mut list = KVec::from_elem(0u8, bytes, GFP_KERNEL)?;
     soft.load(address, &mut list)?;
     Ok(list)
 }
 
-/// Coherent memory: both see what the other one writes; it is given back cleared.
+/// Checks coherent memory: both sides see each other's writes, and freed memory is cleared.
 fn coherent(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
     let address = {
         let words = DmaWords::new(pdev.as_ref(), 3 * PAGE / 8)?;
@@ -142,7 +142,7 @@ fn coherent(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
     Ok(())
 }
 
-/// A piece of a buffer, each byte of which has to arrive, and no other one.
+/// Maps a part of a buffer. The device must see exactly these bytes.
 fn to_device(soft: &SoftDevice, pdev: &pci::Device<Bound>, first: usize, bytes: usize) -> Result {
     let buffer = filled(1, 4 * PAGE)?;
     let want = filled(1, 4 * PAGE)?;
@@ -158,7 +158,7 @@ fn to_device(soft: &SoftDevice, pdev: &pci::Device<Bound>, first: usize, bytes: 
         Some(&seen(soft, address, bytes)?[..]) == want.get(part),
         "the device sees something else"
     );
-    // Nothing else of the buffer.
+    // No other byte of the buffer is visible.
     if place % 2048 != 0 {
         check!(
             seen(soft, address - 1, 1)?[..] == [0],
@@ -193,7 +193,8 @@ fn to_device(soft: &SoftDevice, pdev: &pci::Device<Bound>, first: usize, bytes: 
     Ok(())
 }
 
-/// What the device writes is there when it is the CPU's turn; what it leaves alone is as before.
+/// Checks that the device's writes are visible after synchronisation for the CPU, and other bytes
+/// are unchanged.
 fn from_device(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
     let mut loan = Loan::new(
         pdev.as_ref(),
@@ -231,7 +232,7 @@ fn from_device(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
     Ok(())
 }
 
-/// Lists of pages.
+/// Checks lists of pages.
 fn list(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
     let mut pages = VVec::with_capacity(5 * PAGE, GFP_KERNEL)?;
     for n in 0..5 * PAGE {
@@ -255,7 +256,7 @@ fn list(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
     Ok(())
 }
 
-/// The pool is full at some time, and nothing is lost by that.
+/// Fills the pool. Further mappings must fail without leaks.
 fn full(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
     let (before, mut loans) = (soft.pool.stats(), KVec::new());
     let bytes = 64 << 10;
@@ -283,7 +284,7 @@ fn full(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
         "a full pool is not counted"
     );
     for (n, loan) in loans.iter().enumerate() {
-        // All of them are somewhere else.
+        // Each mapping has separate memory.
         soft.store(loan.address(), &[n as u8])?;
     }
     for (n, loan) in loans.iter().enumerate() {
@@ -301,7 +302,7 @@ fn full(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
     Ok(())
 }
 
-/// Configuration space, and the BAR.
+/// Checks the configuration space and the BAR.
 fn registers(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
     let config = pdev.config_space();
     let id = u32::from(DEVICE) << 16 | u32::from(VENDOR);
@@ -314,7 +315,7 @@ fn registers(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
     check!(config.try_read8(PIN)? == 0, "there is an interrupt pin");
     check!(pdev.resource_len(0)? == BAR_BYTES, "BAR 0 has another size");
     if !soft.kind.ram {
-        // At least it can be claimed.
+        // Without memory, it can only be claimed.
         return Region::claim(pdev, 0, c"soft_pci").map(drop);
     }
     let bar = pdev.iomap_region(0, c"soft_pci")?;
@@ -323,7 +324,7 @@ fn registers(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
     Ok(())
 }
 
-/// The messages that the PCI core has written.
+/// Checks the messages that the PCI core has programmed.
 fn messages(soft: &SoftDevice, pdev: &pci::Device<Bound>, count: u32) -> Result {
     let (low, high) = (DOORBELL as u32, (DOORBELL >> 32) as u32);
     if !soft.kind.msix {
@@ -383,7 +384,7 @@ impl pci::Driver for Driver {
         let enabled = Enabled::new(pdev)?;
         registers(&soft, pdev)?;
         let bound = pdev.as_ref();
-        // A later driver has the masks that the one before it set.
+        // A later driver finds the masks set by an earlier one.
         if soft.fresh.xchg(false, Full) {
             let refused = soft.pool.stats().refused;
             let early = Loan::new(bound, filled(0, 8)?, 0..8, DataDirection::ToDevice);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Test aid: a PCI device made of software, behind a bridge of `kernel_ext::pci_host`, and its driver, which looks whether all is as
-//! with any other device. `hole`: where there is memory that is nobody's, for its BAR. With `nic` each NIC has such a bridge, as
-//! long as it is bound.
+//! Test aid: a PCI device in software behind a bridge of `kernel_ext::pci_host`, and its driver,
+//! which checks that it behaves like any PCI device. `hole` is the address of reserved memory for
+//! its BAR. With `nic`, each bound NIC has such a bridge.
 
 #![forbid(unsafe_code)]
 
@@ -28,7 +28,7 @@ use kernel_ext::{debugfs::Dir, global::Global, pci_host::HostBridge, work::Settl
 /// The device that is being added.
 static CURRENT: Global<SoftDevice> = Global::new();
 
-/// A driver for NICs.
+/// Driver that adds a bridge below each NIC.
 struct OfNics;
 
 kernel::auxiliary_device_table!(
@@ -37,7 +37,8 @@ kernel::auxiliary_device_table!(
     [(auxiliary::DeviceId::new(child::MODULE, child::VPCI), ())]
 );
 
-/// The last addresses of the NIC's BAR 2, in which there is nothing: the device uses plain MSI.
+/// Adds a bridge in the last addresses of the NIC's BAR 2, which are unoccupied. The device uses
+/// MSI.
 fn below(nic: &Device<Bound>) -> Result<HostBridge> {
     let pdev = <&pci::Device<Bound>>::try_from(nic)?;
     let end = pdev.resource_start(2)? + pdev.resource_len(2)?;
@@ -74,12 +75,12 @@ fn store(control: &Control, line: &str) -> Result {
     control.command(line)
 }
 
-/// The bridge ends before the drivers do.
+/// Removes the bridge before the drivers are unregistered.
 struct End(Arc<Control>);
 
 impl Drop for End {
     fn drop(&mut self) {
-        // There need not be one.
+        // There may be no bridge.
         let _ = self.0.end(false);
         CURRENT.set(None);
     }
@@ -91,7 +92,7 @@ fn files(control: &Arc<Control>) -> Result<Dir<Control>> {
     Ok(dir)
 }
 
-/// In the order in which they end.
+/// In the order in which they are dropped.
 #[pin_data]
 struct SoftPci {
     _files: Dir<Control>,

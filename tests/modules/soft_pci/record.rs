@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What happened, for whoever reads the file.
+//! Counters that the debugfs file shows.
 
 use crate::device::VECTORS;
 use kernel::{
@@ -10,15 +10,15 @@ use kernel::{
 };
 
 pub(crate) struct Record {
-    /// Devices that a driver was asked to take.
+    /// Number of probes.
     pub(crate) probed: Atomic<u32>,
-    /// Checks that failed; the log has which.
+    /// Number of failed checks; the log contains them.
     pub(crate) failed: Atomic<u32>,
-    /// Checks that were made.
+    /// Number of checks.
     pub(crate) checked: Atomic<u32>,
-    /// Drivers that were told of the loss of their device.
+    /// Number of notifications that a device was lost.
     pub(crate) told: Atomic<u32>,
-    /// What was read as IDs when the driver let go of its device.
+    /// IDs read on removal of the driver.
     pub(crate) id_at_end: Atomic<u32>,
     /// Interrupts of each vector.
     pub(crate) handled: [Atomic<u32>; VECTORS as usize],
@@ -33,7 +33,7 @@ pub(crate) static RECORD: Record = Record {
     handled: [const { Atomic::new(0) }; VECTORS as usize],
 };
 
-/// Notes a check.
+/// Records the result of a check.
 pub(crate) fn note(right: bool, what: &str) {
     RECORD.checked.add(1, Relaxed);
     if !right {
@@ -42,7 +42,7 @@ pub(crate) fn note(right: bool, what: &str) {
     }
 }
 
-/// A check: what holds, and what is wrong otherwise.
+/// Checks a condition; `what` describes the error.
 macro_rules! check {
     ($right:expr, $what:expr) => {
         $crate::record::note($right, $what)

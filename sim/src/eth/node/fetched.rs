@@ -1,4 +1,4 @@
-//! Memory that frames are fetched into, with marks that a GET has to overwrite.
+//! Memory that frames are fetched into, with validity tags that a GET must overwrite.
 
 use crate::fabric::Fabric;
 use anyhow::Result;
@@ -14,9 +14,9 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Writes the marks of a GET of `len` bytes that is made now.
+    /// Writes the validity tags of a new GET of `len` bytes.
     pub(super) fn prepare(fabric: &Fabric, nic: usize, local: u64, len: u32) -> Result<Self> {
-        // No other GET of a run has the same.
+        // Unique among the GETs of a run.
         let number = (fabric.now() << 32) ^ ((nic as u64) << 28) ^ local;
         let mark = (number | 1)
             .wrapping_mul(0x9E37_79B9_7F4A_7C15)
@@ -27,12 +27,12 @@ impl Target {
         Ok(Self { local, len, mark })
     }
 
-    /// Whether this is what a notification names.
+    /// Returns true if a notification names this memory.
     pub(super) fn is(&self, key: u64) -> bool {
         match_key(self.local, self.len) == key
     }
 
-    /// The frame, and whether it has a hole.
+    /// Returns the frame, and true if it has a hole.
     pub(super) fn load(&self, fabric: &Fabric, nic: usize) -> Result<(Vec<u8>, bool)> {
         let mut data = vec![0; self.len as usize];
         fabric.load(nic, self.local, &mut data)?;

@@ -1,4 +1,4 @@
-//! What the machines of a node work with, and its poll function for messages.
+//! Ports of a node's state machines, and its poll function for messages.
 
 use super::fetched::Target;
 use super::{Node, Report};
@@ -64,7 +64,7 @@ impl FetchPort for Fetcher<'_> {
         local: u64,
     ) -> Result<(), Refused> {
         let descriptor = eth::get_descriptor(from, announcement, len, local);
-        // Before the GET, which may be answered at once.
+        // Prepared before the GET, which may be answered at once.
         let target = Target::prepare(self.fabric, self.port.nic(), local, len)
             .map_err(|_| Refused::Never)?;
         self.port.command(self.fabric, GET_PAGE, &descriptor)?;
@@ -82,7 +82,7 @@ impl FetchPort for Fetcher<'_> {
     }
 }
 
-/// Fetches behind their lock.
+/// GETs with their lock.
 pub(super) struct Locked<'a>(pub(super) &'a RefCell<Fetches<Heap, Block>>);
 
 impl Shared<Fetches<Heap, Block>> for Locked<'_> {
@@ -91,7 +91,7 @@ impl Shared<Fetches<Heap, Block>> for Locked<'_> {
     }
 }
 
-/// The timer behind its lock.
+/// The timer with its lock.
 pub(super) struct Timed(pub(super) Rc<RefCell<Timer>>);
 
 impl Shared<Timer> for Timed {
@@ -105,7 +105,7 @@ pub(super) struct Run<'a> {
     pub(super) node: &'a mut Node,
     pub(super) port: Port,
     pub(super) fabric: &'a mut Fabric,
-    /// What the processor takes for the time.
+    /// Time as read by the CPU.
     pub(super) now: u64,
     pub(super) failed: Option<anyhow::Error>,
 }

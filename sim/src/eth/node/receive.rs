@@ -1,4 +1,4 @@
-//! Receiving: messages, announcements, the ends of fetches.
+//! Reception: messages, announcements, ends of GETs.
 
 use super::glue::{Fetcher, Locked};
 use super::{Node, Report};

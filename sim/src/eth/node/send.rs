@@ -1,4 +1,4 @@
-//! Sending: the way of each frame, and the ends of those that were announced.
+//! Transmission: the path of each frame, and the ends of announced frames.
 
 use super::glue::Announcer;
 use super::{Node, Outgoing, Report};
@@ -11,11 +11,11 @@ use protocol::{Refused, Time};
 use wire::eth::{self, Path};
 use wire::velo::Target;
 
-/// What became of a frame that was to be sent.
+/// Result of an attempt to send a frame.
 enum Fate {
-    /// It is on its way, or will not be.
+    /// Sent or dropped.
     Done,
-    /// It has to wait for room.
+    /// The frame must wait for a slot.
     Wait(Outgoing),
 }
 
@@ -32,8 +32,7 @@ impl Node {
         }
     }
 
-    /// Sends a frame. A short one goes by announcement, too, if announced ones of its flow are on
-    /// their way.
+    /// Sends a frame. A short frame is announced too if announced frames of its flow are in flight.
     fn send(&mut self, fabric: &mut Fabric, frame: Outgoing) -> Fate {
         let to = Port::node_id(frame.to);
         self.sender.sends(&Time(fabric.now()), to);

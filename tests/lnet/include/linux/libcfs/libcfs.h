@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Of the LNet stand-in, see stand.h: CPU partitions (CPTs) and set-up. */
+/* LNet stand-in (see stand.h): CPU partitions (CPTs) and set-up. */
 #ifndef STAND_LIBCFS_H
 #define STAND_LIBCFS_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Of the LNet stand-in, see stand.h: the functions that drivers call. */
+/* LNet stand-in (see stand.h): the functions that drivers call. */
 #ifndef STAND_LIB_LNET_H
 #define STAND_LIB_LNET_H
 
@@ -28,13 +28,16 @@ bool lnet_send_error_simulation(struct lnet_msg *msg, enum lnet_msg_hstatus *hst
 int lnet_parse(struct lnet_ni *ni, struct lnet_hdr *hdr, struct lnet_nid *from, void *private, int rdma_req);
 void lnet_finalize(struct lnet_msg *msg, int status);
 
-/* No memory here is of a GPU. */
+/* The stand-in has no GPU memory. */
 static inline bool lnet_md_is_gpu(struct lnet_libmd *md)
 {
 	return false;
 }
 
-/* The two forms of a header on the wire: addresses of 8 bytes, or of 20, then words of 4 bytes, little-endian, then what depends on its type. */
+/*
+ * The two formats of a header on the wire: addresses of 8 or of 20 bytes, then little-endian words
+ * of 4 bytes, then the part that depends on the type.
+ */
 static inline void stand_hdr_rest(const struct lnet_hdr *hdr, __u8 *to)
 {
 	put_unaligned_le32(hdr->dest_pid, to);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Of the LNet stand-in, see stand.h: what drivers of LNet see. Names and meanings are LNet's, as drivers need them; the rest of each
- * structure is the stand-in's own.
+ * LNet stand-in (see stand.h): the types that drivers of LNet use. Names and meanings are those of
+ * LNet; further members are the stand-in's own.
  */
 #ifndef STAND_LIB_TYPES_H
 #define STAND_LIB_TYPES_H
@@ -14,7 +14,7 @@
 #include <linux/uio.h>
 #include <net/netlink.h>
 
-/* Numbers of network types: what there is place for, and those that have a name here. */
+/* Network types: those with a name here, and the number of all. */
 #define SOCKLND 2
 #define EXLND 20
 #define NUM_LNDS 21
@@ -56,15 +56,15 @@ enum lnet_msg_hstatus {
 	LNET_MSG_STATUS_END,
 };
 
-/* What the 40 bytes of a header that depend on its type have: the two ends of a network are stand-ins both. */
+/* The 40 bytes of a header that depend on its type. Both ends of a network are stand-ins. */
 union stand_part {
 	struct {
-		__le64 from;		/* memory that an ACK or a REPLY is for */
+		__le64 from; /* memory that the ACK or REPLY is for */
 		__le64 match;
 		__le64 data;
 		__le32 portal;
 		__le32 offset;
-		__le32 length;		/* of a GET */
+		__le32 length; /* requested by a GET */
 		__le32 flags;
 	} __packed ask;
 	struct {
@@ -102,7 +102,7 @@ struct lnet_ioctl_config_lnd_cmn_tunables {
 	__s32 lct_max_tx_credits;
 };
 
-/* Each driver has values of its own here. */
+/* Space for each driver's own tunables. */
 struct lnet_lnd_tunables {
 	union {
 		__u8 bytes[152];
@@ -167,7 +167,7 @@ struct lnet_net {
 	int stand_nis;
 };
 
-/* Credits of an interface on a CPT, and what waits for them. */
+/* Credits of an interface on a CPT, and the messages that wait for them. */
 struct stand_credits {
 	int now;
 	int min;
@@ -193,10 +193,10 @@ struct lnet_ni {
 	struct lnet_lnd_tunables ni_lnd_tunables;
 	int ni_lnd_tunables_set;
 	atomic_t ni_fatal_error_on;
-	/* The rest is the stand-in's, behind its lock. */
+	/* Members of the stand-in, protected by stand_lock. */
 	enum stand_life life;
 	int refs;
-	int inside;		/* threads in a call of the driver's */
+	int inside; /* threads within a call of the driver */
 	struct stand_credits *tx;
 	struct list_head peers;
 	int health;
@@ -205,8 +205,8 @@ struct lnet_ni {
 
 enum stand_owner {
 	STAND_OURS,
-	STAND_SENT,		/* the driver was given it to send */
-	STAND_WANTED,		/* the driver was given it to fill */
+	STAND_SENT, /* passed to the driver for transmission */
+	STAND_WANTED, /* passed to the driver for reception */
 };
 
 struct stand_peer;
@@ -215,7 +215,7 @@ struct lnet_libmd;
 
 struct lnet_msg {
 	u64 magic;
-	struct list_head list;	/* where it waits */
+	struct list_head list; /* in the queue where it waits */
 	struct list_head all;
 	struct lnet_processid msg_target;
 	__u32 msg_type;
@@ -230,20 +230,20 @@ struct lnet_msg {
 	unsigned int msg_niov;
 	struct bio_vec *msg_kiov;
 	struct lnet_hdr msg_hdr;
-	/* The rest is the stand-in's. */
+	/* Members of the stand-in. */
 	enum stand_owner owner;
-	unsigned long since;	/* when it got another owner */
+	unsigned long since; /* time of the last change of the owner */
 	int status;
-	unsigned int wanted;	/* of what has come in: rlen of lnd_recv */
+	unsigned int wanted; /* bytes of a received message that LNet accepts: rlen of lnd_recv */
 	struct lnet_ni *rxni;
 	struct stand_peer *rxpeer;
 	struct lnet_ni *txni;
 	struct stand_peer *txpeer;
-	bool has_credits;	/* of txpeer and txni */
-	bool has_rtr_credit;	/* of rxpeer */
+	bool has_credits; /* holds credits of txpeer and txni */
+	bool has_rtr_credit; /* holds a router credit of rxpeer */
 	bool received;
-	bool kept;		/* not told yet where it goes */
-	bool told;		/* that it is kept too long */
+	bool kept; /* waits for its destination memory */
+	bool told; /* was reported as held too long */
 	int tries;
 	struct stand_buffer *buffer;
 	u64 magic_end;
