@@ -1,14 +1,15 @@
-//! A run: nodes, traffic, faults drawn from a seed, and what must hold.
+//! Simulation of Ethernet over Extoll: nodes, traffic, faults drawn from a seed. Invariants:
 //!
 //! * A frame is delivered at most once and unaltered.
-//! * Memory that was announced is not given back while the peer may still fetch it, nor memory that
-//!   a GET may still write: before the end was notified, or time-out and quarantine are over.
-//! * Frames between nodes that behave, and have no fault or had none for [`SETTLE`], arrive within
-//!   [`BOUND`], whatever the others do; one may be dropped only while an older one to the same peer
-//!   is stalled, or was given up and none was fetched since, or waited for long lately.
-//! * Frames of a flow arrive in order, although receivers deliver them as they come, unless an
-//!   announced one stalls.
-//! * Tables keep their bounds; in the end nothing waits, and all memory is back.
+//! * Announced memory is not returned while the peer may still fetch it, and memory of a GET not
+//!   while the GET may still write it. That is before the end was notified, or the time-out and
+//!   quarantine have elapsed.
+//! * Frames between nodes that behave, and that had no fault for [`SETTLE`], arrive within
+//!   [`BOUND`], whatever other nodes do. A frame may be dropped only while an older one to the same
+//!   peer is stalled, was given up with no GET since, or waited for long recently.
+//! * Frames of a flow arrive in order unless an announced one stalls, although receivers deliver
+//!   frames as they arrive.
+//! * Tables keep their limits. In the end no frame is pending, and all memory is returned.
 
 mod fault;
 mod forge;
@@ -33,63 +34,62 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
-/// In this time a frame between healthy nodes arrives: what two dead peers hold up in both
-/// directions, and some.
+/// Maximum time in ns in which a frame between healthy nodes arrives: the delay that two dead peers
+/// cause in both directions, with a margin.
 pub const BOUND: u64 = 2 * LIMITS.timeout + 2_000 * MS;
-/// Grace period after a node's last fault: what it owes is given up by then, and too old to be
+/// Time in ns after a node's last fault until its outstanding frames are given up and too old to be
 /// fetched.
 pub const SETTLE: u64 = 2 * LIMITS.timeout + 500 * MS;
-/// Traffic and faults begin before this.
+/// Time in ns before which traffic and faults start.
 const BUSY: u64 = 6_000 * MS;
-/// Faults have ended after this time more. It is longer than memory of unanswered transfers is
-/// kept.
+/// Maximum duration of faults in ns; longer than memory of unanswered transfers is kept.
 const LONGEST_FAULT: u64 = 8_000 * MS;
-/// For so long a NIC may hold what is on its way. Nobody can do anything about what is held for
-/// longer than memory is kept.
+/// Maximum time in ns for which a NIC may hold packets. Packets held for longer than memory is kept
+/// are beyond any protocol.
 const LONGEST_HOLD: u64 = LIMITS.timeout;
-/// Then each node sends a frame to each other one.
+/// Time in ns at which each node sends a frame to each other node.
 const CALM: u64 = BUSY + LONGEST_FAULT + SETTLE;
-/// Everything has ended after this.
+/// Time in ns after which all has ended.
 const END: u64 = CALM + 2 * (LIMITS.timeout + LIMITS.keep) + 10_000 * MS;
-/// By so much what processors take for the time may be late.
+/// Maximum lag in ns of the clock that CPUs read.
 const LATE: u64 = 5 * MS;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     /// The poll function for messages runs.
     Poll(usize),
-    /// The one for notifications.
+    /// The poll function for notifications runs.
     Notify(usize),
     Timer(usize),
-    /// The base driver looks for what no interrupt told of.
+    /// The base driver checks for events without an interrupt.
     Watch(usize),
     Submit(usize),
-    /// One to the other.
+    /// A frame from one node to another.
     Send(usize, usize),
     Fault(usize),
     Heal(usize),
     Forge(usize, usize),
-    /// A hostile node announces to another one what can be fetched.
+    /// A hostile node announces frames that can be fetched.
     Crowd(usize, usize),
-    /// It says that it has dropped all that was announced to it.
+    /// A hostile node reports all frames announced to it as dropped.
     Deny(usize, usize),
-    /// The NIC of a hostile node holds all answers back, or no longer.
+    /// The NIC of a hostile node holds back all answers, or stops doing so.
     Withhold(usize, bool),
     /// The next frame of a stream.
     Next(usize, usize),
-    /// A peer that is not there announces something to node 1.
+    /// An absent peer announces a frame to node 1.
     Die(usize),
     /// A node announces less than a header.
     Runt(usize, usize),
-    /// It sends a message that is no frame.
+    /// A node sends a message that is no frame.
     Chatter(usize, usize),
-    /// The poll functions of a node don't run, or again.
+    /// The poll functions of a node stop or resume.
     Drowse(usize, bool),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Queued,
-    /// In a message.
+    /// Sent in a message.
     Sent,
     Announced,
     Delivered,
@@ -102,28 +102,28 @@ struct Frame {
     flow: u32,
     len: u32,
     at: u64,
-    /// When it was announced or sent.
+    /// Time at which it was announced or sent.
     sent: u64,
-    /// When its sender heard that it was fetched.
+    /// Time at which its sender was notified of the GET.
     fetched: Option<u64>,
     fate: Fate,
-    /// It has to arrive.
+    /// True if it must arrive.
     demanded: bool,
 }
 
 struct Announced {
     id: u64,
     at: u64,
-    /// When it was known to be fetched.
+    /// Time at which the GET was notified.
     fetched: Option<u64>,
-    /// The port was closed since.
+    /// True if the port was closed since.
     flushed: bool,
 }
 
 /// A GET.
 struct Got {
     at: u64,
-    /// The port was closed since.
+    /// True if the port was closed since.
     flushed: bool,
 }
 
@@ -133,60 +133,61 @@ pub struct Rig {
     rng: SmallRng,
     fabric: Fabric,
     nodes: Vec<Node>,
-    /// Nodes that no fault hits, and that behave.
+    /// Nodes that behave and have no fault.
     healthy: Vec<bool>,
-    /// Faults that each node has at present.
+    /// Number of current faults of each node.
     ill: Vec<usize>,
-    /// When it had the last one.
+    /// Time of the end of each node's last fault.
     healed: Vec<u64>,
-    /// Nodes whose poll functions don't run.
+    /// Nodes whose poll functions do not run.
     stuck: Vec<bool>,
-    /// From a node to another: nothing is demanded of such frames, as somebody speaks in the name
-    /// of the first.
+    /// From a node to another: true if messages are forged in the name of the first, so that none
+    /// of its frames must arrive.
     forged: Vec<Vec<bool>>,
-    /// Until when what they deliver may be wrong, as the first has forgotten what it has announced.
+    /// Time until which deliveries of a node may be wrong, because it lost its state about
+    /// announced frames.
     forgotten: Vec<u64>,
-    /// Nodes that send what no protocol allows; for their frames nothing holds.
+    /// Nodes that violate the protocol. No invariant holds for their frames.
     hostile: Vec<bool>,
-    /// Mean time between polls, in ns.
+    /// Mean time between polls in ns.
     pace: Vec<u64>,
-    /// When each node polls next, for messages and for notifications.
+    /// Times of each node's next polls, for messages and for notifications.
     poll_at: [Vec<u64>; 2],
-    /// Its interrupt for messages is masked.
+    /// True if the message interrupt is masked.
     masked: Vec<bool>,
-    /// Messages that each node's NIC had delivered at times since, of which some were not read.
+    /// Times and counts of messages that each node's NIC has delivered but the node has not read.
     unread: Vec<VecDeque<(u64, u64)>>,
-    /// When its timer is known to go off.
+    /// Known expiry of each node's timer.
     timer_at: Vec<Option<u64>>,
-    /// What each NIC had delivered when its node was woken last.
+    /// Number of messages and notifications delivered when each node was last woken.
     heard: [Vec<u64>; 2],
     faults: Vec<(Fault, u64)>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     number: u64,
     frames: Vec<Frame>,
-    /// Frames that have not come to an end.
+    /// Frames that are neither delivered nor dropped.
     open: BTreeSet<u64>,
-    /// By node and address.
+    /// Announced frames by node and address.
     announced: BTreeMap<(usize, u64), Announced>,
-    /// From a node to another: when an announced frame was fetched last that had waited for long.
+    /// From a node to another: time of the last GET of an announced frame that had waited for long.
     lagged: BTreeMap<(usize, usize), u64>,
     /// Memory that GETs write to.
     gets: BTreeMap<(usize, u64), Got>,
     summary: Summary,
-    /// Traffic of which a new frame follows each that has arrived.
+    /// Streams that send a new frame after each arrival.
     streams: Option<survival::Streams>,
     trace: Option<Vec<String>>,
 }
 
 impl Rig {
-    /// A run of this seed, with an error in the glue if asked for.
+    /// Creates a run of this seed, with an injected bug if requested.
     ///
     /// # Errors
     ///
-    /// The emulator refuses something.
+    /// If the emulator rejects an operation.
     pub fn new(seed: u64, mutation: Option<Mutation>, trace: bool) -> Result<Self> {
         let mut rng = SmallRng::seed_from_u64(seed);
-        // Most nodes against one.
+        // Most nodes attack one.
         let siege = rng.random_bool(0.1);
         let count = match siege {
             true => 5,
@@ -197,7 +198,7 @@ impl Rig {
         Ok(rig)
     }
 
-    /// So many nodes with such tables, of which none does anything.
+    /// Creates idle nodes with tables of the given size.
     fn bare(
         seed: u64,
         rng: SmallRng,
@@ -241,7 +242,7 @@ impl Rig {
         })
     }
 
-    /// The driver of a node begins.
+    /// Starts the driver of a node.
     fn start(&mut self, node: usize, pace: u64) -> Result<()> {
         self.pace.push(pace);
         self.nodes[node].up(&mut self.fabric)?;
@@ -266,7 +267,7 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// What did not hold.
+    /// The violated invariant.
     pub fn run(&mut self) -> Result<Summary, Violation> {
         match self.steps() {
             Ok(()) => {
@@ -283,12 +284,12 @@ impl Rig {
         }
     }
 
-    /// What happened so far, if it was to be kept.
+    /// Returns the events so far, if tracing is enabled.
     pub fn trace(&self) -> &[String] {
         self.trace.as_deref().unwrap_or_default()
     }
 
-    /// Transitions of all machines.
+    /// Returns the transitions of all state machines.
     pub fn transitions(&self) -> String {
         let all = self.nodes.iter();
         let texts: Vec<String> = all
@@ -299,7 +300,7 @@ impl Rig {
 
     fn steps(&mut self) -> Result<()> {
         while let Some(Reverse((at, ..))) = self.events.peek() {
-            // What the world does before that may wake a node.
+            // An earlier event of the world may wake a node.
             let until = match self.fabric.world.next_deadline() {
                 Some(deadline) => deadline.clamp(self.fabric.now(), *at),
                 None => *at,
@@ -313,7 +314,7 @@ impl Rig {
             let Some(Reverse((at, _, event))) = self.events.pop() else {
                 break;
             };
-            // It was put off, or came earlier.
+            // The event was moved to another time.
             match event {
                 Event::Poll(n) if at != self.poll_at[0][n] => continue,
                 Event::Notify(n) if at != self.poll_at[1][n] => continue,
@@ -324,7 +325,8 @@ impl Rig {
             self.listen();
             for node in 0..self.nodes.len() {
                 self.collect(node)?;
-                // An attack fills tables as large as those of the driver: looking through them at each step is a third of the work.
+                // An attack fills tables as large as the driver's. Checking them at each step would
+                // take a third of the run time.
                 if self.streams.is_none() || self.summary.steps % 16 == 0 {
                     self.nodes[node].check().map_err(anyhow::Error::msg)?;
                 }
@@ -337,7 +339,7 @@ impl Rig {
         self.check_end()
     }
 
-    /// Nodes whose NIC delivered something poll soon, as after an interrupt.
+    /// Lets nodes poll soon after their NIC has delivered something, like after an interrupt.
     fn listen(&mut self) {
         for n in 0..self.nodes.len() {
             let c = self.fabric.world.chip_counters(n);
@@ -359,7 +361,7 @@ impl Rig {
         }
     }
 
-    /// A poll function of `node` runs within `time`, if it doesn't anyway.
+    /// Schedules a poll function of `node` within `time`, unless it is scheduled already.
     fn wake(&mut self, node: usize, unit: usize, time: u64) {
         let now = self.fabric.now();
         let at = now + self.rng.random_range(1..=time);
@@ -371,7 +373,7 @@ impl Rig {
         self.at(at, [Event::Poll(node), Event::Notify(node)][unit].clone());
     }
 
-    /// The timer of a node was perhaps set.
+    /// Updates the timer event of a node.
     fn set_timer(&mut self, node: usize) {
         let timer = self.nodes[node].timer();
         if timer != self.timer_at[node] {
@@ -386,7 +388,7 @@ impl Rig {
         self.fabric.now() > CALM + BOUND && self.nodes.iter().all(Node::is_idle)
     }
 
-    /// Nothing has to happen any more.
+    /// Returns true if no further event is needed.
     fn ends(&self) -> bool {
         self.fabric.now() >= END || self.finished()
     }
@@ -396,7 +398,7 @@ impl Rig {
         match event {
             Event::Poll(n) if !self.stuck[n] => {
                 let budget = self.rng.random_range(1..16);
-                // The processor may have looked at the clock before the last step of another one.
+                // The CPU may have read the clock before the last step of another one.
                 let stale = now.saturating_sub(self.rng.random_range(0..LATE));
                 let again = self.nodes[n].poll(&mut self.fabric, stale, budget)?;
                 self.masked[n] = again != Again::Interrupt;
@@ -484,7 +486,7 @@ impl Rig {
 ///
 /// # Errors
 ///
-/// What did not hold, or why the run could not be made.
+/// The violated invariant, or an error of the set-up.
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Result<Summary, Violation> {
     let failed = |e: anyhow::Error| Violation {
         seed,

@@ -1,4 +1,4 @@
-//! The emulator's world, driven by a clock of ours.
+//! The emulator's world with a simulated clock.
 
 use anyhow::{Context, Result};
 use extoll_emulator::config::{ConfigFile, Fabric as Spec, Overrides};
@@ -21,11 +21,12 @@ use wire::regs::htax;
 
 /// Bus address of a node's memory.
 pub const MEMORY: u64 = 0x10_0000;
-/// Bytes of a node's memory.
+/// Size of a node's memory in bytes.
 pub const MEMORY_BYTES: u64 = 0x100_0000;
 /// Bus addresses of the NIC's BARs.
 const BARS: [u64; 2] = [0x1_0000_0000, 0x2_0000_0000];
-/// Moves of the world within one step of the simulation; more are an endless loop.
+/// Maximum number of events of the world within one step of the simulation; more indicate an
+/// endless loop.
 const MOVES: usize = 1_000_000;
 
 /// Memory of a node.
@@ -33,39 +34,39 @@ const MOVES: usize = 1_000_000;
 pub struct Memory(Rc<MmapRegion>);
 
 impl Memory {
-    /// Bytes from an offset on.
+    /// Reads bytes from an offset on.
     ///
     /// # Errors
     ///
-    /// They are outside.
+    /// If the range is outside of the memory.
     pub fn load(&self, at: u64, data: &mut [u8]) -> Result<()> {
         Ok(self.0.as_volatile_slice().read_slice(data, at as usize)?)
     }
 
-    /// Changes bytes from an offset on.
+    /// Writes bytes from an offset on.
     ///
     /// # Errors
     ///
-    /// They are outside.
+    /// If the range is outside of the memory.
     pub fn fill(&self, at: u64, data: &[u8]) -> Result<()> {
         Ok(self.0.as_volatile_slice().write_slice(data, at as usize)?)
     }
 }
 
-/// World, clock, memory of the nodes.
+/// World, clock and memory of the nodes.
 pub struct Fabric {
-    /// The world.
+    /// The emulator's world.
     pub world: World,
     now: Rc<Cell<u64>>,
     memory: Vec<Memory>,
 }
 
 impl Fabric {
-    /// A fabric of `nodes` nodes, each joined to every other one.
+    /// Creates a fabric of `nodes` nodes, each with a cable to every other one.
     ///
     /// # Errors
     ///
-    /// The emulator refuses it, or there is no memory.
+    /// If the emulator rejects the configuration, or there is no memory.
     pub fn new(nodes: usize, seed: u64) -> Result<Self> {
         let topology = match nodes {
             2 => "pair".to_owned(),
@@ -74,11 +75,11 @@ impl Fabric {
         Self::of(nodes, topology, seed)
     }
 
-    /// A fabric of `nodes` nodes in a row, each joined to the next one.
+    /// Creates a fabric of `nodes` nodes in a row, each with a cable to the next one.
     ///
     /// # Errors
     ///
-    /// As [`Fabric::new`].
+    /// See [`Fabric::new`].
     pub fn row(nodes: usize, seed: u64) -> Result<Self> {
         Self::of(nodes, format!("mesh:{nodes}"), seed)
     }
@@ -122,11 +123,11 @@ impl Fabric {
         }
     }
 
-    /// What firmware and driver do to a NIC that got power: BARs, bus mastering, intervals.
+    /// Initializes a NIC after power-on like firmware and driver: BARs, bus mastering, intervals.
     ///
     /// # Errors
     ///
-    /// The NIC refuses an access.
+    /// If the NIC rejects an access.
     pub fn boot(&mut self, nic: usize) -> Result<()> {
         let mut device = self.device(nic);
         for (register, bar) in [(0x10, BARS[0]), (0x18, BARS[1])] {
@@ -143,16 +144,16 @@ impl Fabric {
         Ok(())
     }
 
-    /// Now, in ns.
+    /// Returns the simulated time in ns.
     pub fn now(&self) -> u64 {
         self.now.get()
     }
 
-    /// Moves the clock to `to` (or further, if the world did), and the world with it.
+    /// Advances the clock and the world to `to`, or further if an event of the world is later.
     ///
     /// # Errors
     ///
-    /// The world doesn't come to rest.
+    /// If the world has endless events.
     pub fn advance(&mut self, to: u64) -> Result<()> {
         for _ in 0..MOVES {
             while self.world.busy() {
@@ -176,7 +177,7 @@ impl Fabric {
         anyhow::bail!("the world doesn't come to rest before {to} ns");
     }
 
-    /// Reads a register; all ones if the NIC is off.
+    /// Returns a register; all ones if the NIC is off.
     pub fn read(&mut self, nic: usize, register: u32) -> u64 {
         self.world.peek(nic, register)
     }
@@ -190,7 +191,7 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// The NIC refuses it.
+    /// If the NIC rejects a store.
     pub fn store(&mut self, nic: usize, offset: u64, words: &[u64]) -> Result<()> {
         let mut device = self.device(nic);
         for (k, word) in (0u64..).zip(words) {
@@ -199,54 +200,54 @@ impl Fabric {
         Ok(())
     }
 
-    /// Bytes of a node's memory at a bus address.
+    /// Reads a node's memory at a bus address.
     ///
     /// # Errors
     ///
-    /// The address is outside.
+    /// If the address is outside of the memory.
     pub fn load(&self, node: usize, address: u64, data: &mut [u8]) -> Result<()> {
         let at = address.checked_sub(MEMORY).context("below memory")?;
         self.memory[node].load(at, data)
     }
 
-    /// A quadword of a node's memory.
+    /// Returns a quadword of a node's memory.
     ///
     /// # Errors
     ///
-    /// The address is outside.
+    /// If the address is outside of the memory.
     pub fn word(&self, node: usize, address: u64) -> Result<u64> {
         let mut raw = [0; 8];
         self.load(node, address, &mut raw)?;
         Ok(u64::from_le_bytes(raw))
     }
 
-    /// A handle to a node's memory.
+    /// Returns a handle to a node's memory.
     pub fn memory(&self, node: usize) -> Memory {
         self.memory[node].clone()
     }
 
-    /// Changes a node's memory.
+    /// Writes a node's memory at a bus address.
     ///
     /// # Errors
     ///
-    /// The address is outside.
+    /// If the address is outside of the memory.
     pub fn fill(&self, node: usize, address: u64, data: &[u8]) -> Result<()> {
         let at = address.checked_sub(MEMORY).context("below memory")?;
         self.memory[node].fill(at, data)
     }
 
-    /// Number of cables.
+    /// Returns the number of cables.
     pub fn cables(&self) -> usize {
         self.world.network().cable_count()
     }
 
-    /// Sets the knobs of a cable.
+    /// Sets the parameters of a cable.
     pub fn knobs(&mut self, cable: usize, knobs: LinkKnobs) {
         self.world
             .change_network(|network, _| network.set_knobs(cable, knobs));
     }
 
-    /// Pulls a cable, with what it carries, or plugs it in.
+    /// Plugs a cable in, or pulls it with loss of the packets in flight.
     pub fn link(&mut self, cable: usize, up: bool) {
         self.world.change_network(|network, trace| {
             network.set_link(cable, up, Some(DownPolicy::Drop), trace);

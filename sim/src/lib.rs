@@ -1,20 +1,20 @@
-//! Deterministic simulation: instances of a protocol machine on the nodes of an emulated fabric,
-//! under seeded time and faults.
+//! Deterministic simulation: instances of a protocol's state machine on the nodes of an emulated
+//! fabric, with seeded timing and faults.
 //!
-//! * [`fabric`]: the emulator's world with a clock that the simulation moves, and memory of the
-//!   nodes.
-//! * [`port`]: the smallest driver of one VPID: messages, GETs, notifications.
-//! * [`lnd`]: network interfaces of Lustre: nodes, runs, what must hold.
-//! * [`memory`]: buffers of a node, with a record of who may still access them.
-//! * [`eth::node`]: exn's rendezvous on one node, as the kernel module drives it.
-//! * [`eth::setup`]: its limits, and errors that can be put into it.
-//! * [`pci`]: PCIe devices lent to other nodes: nodes, runs, what must hold.
-//! * [`eth`]: what happens in a run, and what must hold.
+//! * [`fabric`]: the emulator's world with a simulated clock, and memory of the nodes.
+//! * [`port`]: a minimal driver of one VPID: messages, GETs, notifications.
+//! * [`memory`]: buffers of a node that reveal late accesses.
 //! * [`seeds`]: runs of many seeds.
-//! * [`ds`]: connections of direct sockets: nodes, runs, what must hold.
-//! * [`transfers`]: RMA transfers, as the engine of `extoll.ko` drives them: nodes, runs, what must hold.
+//! * [`eth`]: Ethernet over Extoll: nodes, runs, invariants; [`eth::node`]: its rendezvous on one
+//!   node, driven like by exn; [`eth::setup`]: its limits and injected bugs.
+//! * [`ds`]: connections of direct sockets: nodes, runs, invariants.
+//! * [`lnd`]: network interfaces of Lustre: nodes, runs, invariants.
+//! * [`pci`]: Device Lending: nodes, runs, invariants.
+//! * [`transfers`]: RMA transfers, driven like by the engine of `extoll.ko`: nodes, runs,
+//!   invariants.
 //!
-//! Everything that is drawn comes from the seed, so a run can be repeated with its trace: `sim
+//! All random choices follow from the seed, so a run can be repeated with its trace: `sim --seed N
+//! --trace`.
 //! --seed N --trace`.
 #![forbid(unsafe_code)]
 

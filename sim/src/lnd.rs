@@ -1,17 +1,19 @@
-//! Network interfaces of Lustre (`protocol::lnd`) on the nodes of an emulated fabric, with memory
-//! behind their address translation units, under seeded latency, loss, reordered and repeated
-//! messages, power cuts, restarts, and a node that forges.
+//! Simulation of network interfaces of Lustre (`protocol::lnd`) on the nodes of an emulated fabric.
+//! Memory is behind the address translation units. There are seeded latency, loss, reordered and
+//! repeated messages, power cuts, restarts, and a node that forges messages.
 //!
-//! LNet of each node sends letters to others and to itself, and does with those that come whatever
-//! LNet may: take all, a part or nothing, at once or much later, or refuse. What must hold:
-//! * The owner of each letter is told once what became of it, by its deadline and the time that a
-//!   revocation takes, and that is true: LNet of the peer has seen it once if it says so, and never if
-//!   it says so.
-//! * What LNet gets is what was sent, byte by byte; what it wants is fetched, or has failed, in time.
-//! * Between nodes that no fault hits each letter is delivered, whatever the others do.
-//! * Memory that was given back is neither read (what is read shows in other letters) nor written
-//!   (it is overwritten then, and looked at when it is used again).
-//! * Everything ends, and all memory and addresses come back.
+//! LNet of each node sends letters to other nodes and to itself. It accepts received ones in every
+//! way that LNet may: all, a part or no byte, at once or much later, or rejects them. Invariants:
+//!
+//! * The owner of each letter gets one outcome, by its deadline plus the duration of a revocation,
+//!   and the outcome is true. A delivered letter was seen once by LNet of the peer, an undelivered
+//!   one never.
+//! * LNet gets exactly the bytes sent. Data that it accepts are fetched, or their transfer fails,
+//!   in time.
+//! * Between nodes without faults each letter is delivered, whatever other nodes do.
+//! * Returned memory is neither read (its contents would show in other letters) nor written (it is
+//!   overwritten, and checked when it is used again).
+//! * Every letter ends, and all memory and addresses are returned.
 
 mod fault;
 mod forge;
@@ -38,7 +40,7 @@ pub use types::{Mutation, Plan, Summary, Violation};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
-/// Times in ns.
+/// Limits; times in ns.
 const LIMITS: Limits = Limits {
     ask: 50 * MS,
     ask_most: 400 * MS,
@@ -52,11 +54,12 @@ const LIMITS: Limits = Limits {
     tries: 8,
     receive: 4_000 * MS,
 };
-/// No network loses or holds what it carries for longer than this.
+/// Maximum time in ns for which a network loses or holds packets.
 const LONGEST: u64 = 400 * MS;
-/// So long a port may keep what it has taken.
+/// Maximum time in ns for which a port holds a message.
 const KEPT: u64 = LIMITS.port - held::GIVEN_UP - 10 * MS;
-/// A node takes longer to restart than what it said before can have a GET posted and answered.
+/// Minimum duration of a restart in ns. It is longer than a GET takes that an earlier message
+/// caused.
 const SHORTEST_RESTART: u64 = 2 * (LIMITS.fresh + LIMITS.hold);
 const TRANSFERS: transfer::Capacity = transfer::Capacity {
     transfers: 64,
@@ -67,20 +70,20 @@ const TRANSFER_LIMITS: transfer::Limits = transfer::Limits {
     window: 12,
     window_bytes: 60_000,
     command: 8_000,
-    // Two nodes that are silent leave places to others.
+    // Two silent nodes leave slots for others.
     node: 20,
     node_fragments: 100,
     absorb: 1_500 * MS,
 };
-/// Letters and faults begin before this.
+/// Time in ns before which letters and faults start.
 const BUSY: u64 = 3_000 * MS;
-/// Letters of before this are over then.
+/// Time in ns after which these letters have ended.
 const END: u64 = BUSY + 20_000 * MS;
-/// A node that does nothing polls at least so often.
+/// Maximum time in ns between polls of an idle node.
 const IDLE: u64 = 15 * MS;
-/// One with something to do polls so often.
+/// Maximum time in ns between polls of a busy node.
 const SLOWEST: u64 = 4 * MS;
-/// A letter between healthy nodes has so much time at least.
+/// Minimum time-out in ns of a letter between healthy nodes.
 const AMPLE: u64 = 4_000 * MS;
 
 const _: () = assert!(LIMITS.hold > LONGEST);
@@ -105,10 +108,10 @@ struct Letter {
     demanded: bool,
     outcome: Option<Outcome>,
     released: bool,
-    /// What LNet of the peer wished, and has got.
+    /// Decision of the peer's LNet, and the data that it got.
     wish: Option<Wish>,
     got: Option<Option<Vec<u8>>>,
-    /// A node of the two was restarted before all of that was known.
+    /// True if one of the two nodes was restarted before the end.
     excused: bool,
 }
 
@@ -119,7 +122,7 @@ pub struct Rig {
     fabric: Fabric,
     nodes: Vec<Node>,
     healthy: Vec<bool>,
-    /// What it says can't be relied on.
+    /// Node whose messages are not trustworthy.
     hostile: Option<usize>,
     large: bool,
     plan: Plan,
@@ -133,7 +136,7 @@ pub struct Rig {
     trace: Option<Vec<String>>,
 }
 
-/// Payload of a letter.
+/// Returns the payload of a letter.
 fn payload(id: u64, len: usize) -> Vec<u8> {
     let mut data = vec![0; len];
     SmallRng::seed_from_u64(0x77 ^ id).fill(&mut data[..]);
@@ -141,17 +144,17 @@ fn payload(id: u64, len: usize) -> Vec<u8> {
 }
 
 impl Rig {
-    /// A run of this seed, with an error in the glue if asked for.
+    /// Creates a run of this seed, with an injected bug if requested.
     ///
     /// # Errors
     ///
-    /// The emulator refuses something.
+    /// If the emulator rejects an operation.
     pub fn new(seed: u64, mutation: Option<Mutation>, trace: bool) -> Result<Self> {
         let mut rng = SmallRng::seed_from_u64(seed);
         let count = rng.random_range(2..=4usize);
         let fabric = Fabric::new(count, seed)?;
         let large = rng.random_bool(0.7);
-        // Ends need not be alike.
+        // The nodes may have different capacities.
         let alike = rng.random_bool(0.5);
         let first = [1, 4, 8][rng.random_range(0..3)];
         let capacities: Vec<Capacity> = (0..count)
@@ -178,7 +181,7 @@ impl Rig {
             numbers: [0, u16::MAX - 3][rng.random_range(0..2)],
             command: [8_000, 2_000, 600][rng.random_range(0..3)],
         };
-        // Some lose patience earlier than a slow link repairs what it has damaged.
+        // Some nodes give up before a slow link has retransmitted damaged packets.
         let rash: Vec<bool> = (0..count).map(|_| rng.random_bool(0.25)).collect();
         let nodes = (0..count)
             .map(|i| {
@@ -217,7 +220,7 @@ impl Rig {
         }
     }
 
-    /// What happened so far, if it was to be kept.
+    /// Returns the events so far, if tracing is enabled.
     pub fn trace(&self) -> &[String] {
         self.trace.as_deref().unwrap_or_default()
     }
@@ -245,7 +248,7 @@ impl Rig {
             self.pace
                 .push([20 * US, 200 * US, 2 * MS][self.rng.random_range(0..3)]);
             self.nodes[node].up(&mut self.fabric)?;
-            // Some ports send in another order, and now and then twice.
+            // Some ports reorder messages, and repeat some.
             if self.rng.random_bool(0.3) {
                 let held = &mut self.nodes[node].held;
                 held.likely = 0.05;
@@ -263,7 +266,7 @@ impl Rig {
                 self.at(at + later, Event::Send(node));
             }
         }
-        // All of them at once, now and then.
+        // Bursts from all nodes.
         for _ in 0..self.rng.random_range(0..=2) {
             let at = self.rng.random_range(0..BUSY);
             for node in 0..count {
@@ -284,7 +287,7 @@ impl Rig {
             }
         }
         self.summary.faults = self.faults.len() as u64;
-        // When all faults are over.
+        // After all faults.
         for node in 0..count {
             self.at(BUSY + 2_500 * MS, Event::Send(node));
         }
@@ -295,7 +298,7 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// What did not hold.
+    /// The violated invariant.
     pub fn run(&mut self) -> Result<Summary, Violation> {
         match self.steps() {
             Ok(()) => Ok(self.summary),
@@ -323,7 +326,7 @@ impl Rig {
                 self.nodes[n].poll(&mut self.fabric, count)?;
                 self.collect(n)?;
                 self.check_deadlines(n)?;
-                // A driver has interrupts; here messages wait for a while.
+                // Models interrupts: messages wait for a while.
                 let busy = self.nodes[n].was_busy();
                 self.waits[n] = match self.nodes[n].is_idle() {
                     true => IDLE,
@@ -353,7 +356,7 @@ impl Rig {
         Ok(())
     }
 
-    /// LNet of a node sends a letter, perhaps to itself.
+    /// LNet of a node sends a letter, possibly to itself.
     fn send(&mut self, from: usize) -> Result<()> {
         let now = self.fabric.now();
         let count = self.nodes.len();
@@ -366,13 +369,13 @@ impl Rig {
             false => self.rng.random_range(0..=[40, 300, 4096][most]),
         };
         let data = payload(id, len);
-        // Messages that LNet keeps take places, unless it copies them; then others may have to wait
-        // for too long.
+        // Messages held by LNet occupy slots unless LNet copies them, so that others may wait too
+        // long.
         let prompt = self.large && (self.plan.keeps || self.plan.patience < AMPLE / 20);
         let demanded = prompt && self.healthy[from] && self.healthy[to];
         let wait = match demanded {
             true => self.rng.random_range(AMPLE..2 * AMPLE),
-            // Often before the peer has it.
+            // Often shorter than the delivery.
             false if self.rng.random_bool(0.2) => self.rng.random_range(MS..12 * MS),
             false if self.rng.random_bool(0.3) => self.rng.random_range(MS..60 * MS),
             false => self.rng.random_range(20 * MS..AMPLE),
@@ -397,7 +400,7 @@ impl Rig {
             released: false,
             wish: None,
             got: None,
-            // Nothing more is said of it.
+            // No outcome will be reported.
             excused: !taken,
         });
         self.summary.demanded += u64::from(demanded && taken);
@@ -409,7 +412,7 @@ impl Rig {
 ///
 /// # Errors
 ///
-/// What did not hold, or why the run could not be made.
+/// The violated invariant, or an error of the set-up.
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Result<Summary, Violation> {
     let failed = |e: anyhow::Error| Violation {
         seed,

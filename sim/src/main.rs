@@ -10,16 +10,16 @@ use std::time::Instant;
 #[derive(Parser)]
 #[command(about = "Simulation of exn's rendezvous over the emulator's NIC models")]
 struct Args {
-    /// The seed, or the first one.
+    /// Seed, or the first of several.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Number of seeds.
     #[arg(long, default_value_t = 1)]
     seeds: u64,
-    /// Print what happens; of one seed.
+    /// Print the events of a single seed.
     #[arg(long)]
     trace: bool,
-    /// What a third node keeps of its rate during this attack.
+    /// Print the fraction of its rate that a third node keeps during this attack.
     #[arg(long)]
     attack: Option<Attack>,
 }

@@ -1,5 +1,5 @@
-//! Buffers of one node. A block that is given back is overwritten at once, and is the first to be
-//! used again: whoever still reads it gets something else.
+//! Buffers of one node. A returned block is overwritten at once and is the first to be reused, so
+//! that a late reader gets other data.
 
 use crate::fabric::{Fabric, Memory, MEMORY};
 use crate::port::FREE;
@@ -8,14 +8,14 @@ use protocol::eth::rendezvous::Buffer;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Bytes of a block: the longest frame of the simulation.
+/// Size of a block in bytes: the maximum length of a frame.
 pub const BLOCK: u64 = 2048;
-/// What is in a block that nobody owns.
+/// Value of bytes in free blocks.
 const POISON: u8 = 0xdb;
 
 struct Inner {
     memory: Memory,
-    /// The last one is used next.
+    /// Free blocks; the last one is used next.
     free: Vec<u64>,
     total: usize,
 }
@@ -25,7 +25,7 @@ struct Inner {
 pub struct Pool(Rc<RefCell<Inner>>);
 
 impl Pool {
-    /// `blocks` buffers in the memory of a node.
+    /// Creates `blocks` buffers in the memory of a node.
     pub fn new(fabric: &Fabric, node: usize, blocks: usize) -> Self {
         Self(Rc::new(RefCell::new(Inner {
             memory: fabric.memory(node),
@@ -34,7 +34,7 @@ impl Pool {
         })))
     }
 
-    /// A block, if there is one.
+    /// Returns a free block, if there is one.
     pub fn take(&self) -> Option<Block> {
         let address = self.0.borrow_mut().free.pop()?;
         Some(Block {
@@ -43,41 +43,41 @@ impl Pool {
         })
     }
 
-    /// Whether all that was taken before is free again.
+    /// Returns true if all blocks are free.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.used() == 0
     }
 
-    /// Blocks that are not free.
+    /// Returns the number of blocks in use.
     pub fn used(&self) -> usize {
         let inner = self.0.borrow();
         inner.total - inner.free.len()
     }
 }
 
-/// A block, given back when it is dropped.
+/// A block, which is returned when it is dropped.
 pub struct Block {
     address: u64,
     pool: Pool,
 }
 
 impl Block {
-    /// Changes the first bytes.
+    /// Writes the first bytes.
     ///
     /// # Errors
     ///
-    /// The memory can't be written.
+    /// If the memory can't be written.
     pub fn fill(&self, data: &[u8]) -> Result<()> {
         let at = self.address - MEMORY;
         self.pool.0.borrow().memory.fill(at, data)
     }
 
-    /// The first bytes.
+    /// Reads the first bytes.
     ///
     /// # Errors
     ///
-    /// The memory can't be read.
+    /// If the memory can't be read.
     pub fn load(&self, data: &mut [u8]) -> Result<()> {
         let at = self.address - MEMORY;
         self.pool.0.borrow().memory.load(at, data)
@@ -98,7 +98,7 @@ impl Buffer for Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // The memory is as long as it was; a failure shows as an altered frame.
+        // The block is within the memory. A failure would show as an altered frame.
         let _ = self.fill(&[POISON; BLOCK as usize]);
         self.pool.0.borrow_mut().free.push(self.address);
     }

@@ -1,20 +1,22 @@
-//! PCIe devices lent to other nodes (`protocol::pci`): two to five nodes, one or two of which lend
-//! devices, over a network that loses, delays, repeats and swaps messages, with crashes, power cuts,
-//! reloads, cut links, administrators that take devices back, other users of interval numbers, and
-//! somebody who forges, and a borrower that does not wait for answers.
+//! Simulation of Device Lending (`protocol::pci`): two to five nodes, of which one or two lend
+//! devices. The network loses, delays, repeats and reorders messages. There are crashes, power
+//! cuts, reloads, cut links, administrators that reclaim devices, other users of interval numbers,
+//! a forger, and a borrower that does not wait for answers.
 //!
-//! Messages go as words and are parsed again. Of the NICs there are the tables of intervals, which is
-//! all that leases are about: accesses of borrowers and DMA of devices go through them and take a
-//! while. What must hold:
-//! * No window leads to anything but what is open for its own lease: neither those of borrowers to
-//!   BARs, nor those of devices that master the bus to memory. That is looked at when a table
-//!   changes, and for each access when it arrives.
-//! * A register is written at most once for each write, and only within the lease.
-//! * No function has its pin enabled, or MSI with an address outside of its borrower's window.
-//! * Between two leases a device is reset.
-//! * Every request ends by its deadline, and nothing spins.
-//! * When everything is quiet both ends agree about all leases, devices can be borrowed, and all
-//!   interval numbers are free but those of leases, and of nodes that never came back.
+//! Messages are sent as words and parsed. NICs are modelled by their tables of intervals only,
+//! because leases concern nothing else. Accesses of borrowers and DMA of devices pass through them
+//! with a delay. Invariants:
+//!
+//! * Every window leads only to a target of its own lease. That holds for the windows of borrowers
+//!   to BARs and for those of bus-mastering devices to memory. It is checked whenever a table
+//!   changes, and for each access on arrival.
+//! * A register is written at most once per write request, and only during the lease.
+//! * No function has its interrupt pin enabled, or MSI with an address outside of its borrower's
+//!   window.
+//! * A device is reset between two leases.
+//! * Every request ends by its deadline, and no loop is endless.
+//! * In the end both ends agree about all leases and devices can be borrowed. All interval numbers
+//!   are free, except those of leases and of nodes that never came back.
 
 mod device;
 mod drive;
@@ -41,21 +43,21 @@ pub use types::{Mutation, Summary, Violation};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
-/// No message and no access is on its way for longer.
+/// Maximum delay in ns of messages and accesses.
 const LONGEST: u64 = 60 * MS;
-/// A driver takes no longer for what may sleep, but for what is slow.
+/// Maximum duration in ns of a driver's normal work.
 const WORK_MOST: u64 = 40 * MS;
-/// Resets of some nodes' devices take as long, and so do their drivers when a device is gone.
-/// Nothing that others wait for comes behind that.
+/// Maximum duration in ns of slow device resets, and of drivers that lose a device. Other nodes do
+/// not wait for them.
 const SLOW_MOST: u64 = 2_500 * MS;
-/// Nor to look at its clock.
+/// Maximum delay in ns of a driver's timer.
 const LAG: u64 = 5 * MS;
-/// Time-out of a lease; in runs in which nodes differ some lives have the longest one.
+/// Time-out of a lease in ms; in runs with mixed nodes some incarnations have the longest one.
 const TIMEOUT_MS: u32 = 400;
 const LONGEST_MS: u32 = 1_000;
-/// From when a lease is over to when nothing goes through its windows any more.
+/// Maximum time in ns from the end of a lease until its windows are closed.
 const END: u64 = 4 * WORK_MOST + 4 * LAG;
-/// Times in ns.
+/// Limits; times in ns.
 const LIMITS: Limits = Limits {
     ms: MS,
     timeout_ms: TIMEOUT_MS,
@@ -72,42 +74,42 @@ const LIMITS: Limits = Limits {
     reset_pause: 100 * MS,
 }
 .with_quarantine(END);
-/// Faults begin before this.
+/// Time in ns before which faults start.
 const BUSY: u64 = 5_000 * MS;
-/// Faults are over by then, and what they cause.
+/// Time in ns by which faults and their effects have ended.
 const CALM: u64 = BUSY + 6_000 * MS;
-/// Devices are borrowed one after the other from then on, which must go well.
+/// Time in ns for each device to be borrowed afterwards, which must succeed.
 const EACH: u64 = 2_000 * MS;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A message arrives: its number in the network.
+    /// A message arrives; its number in the network.
     Message(u64),
     /// An access arrives.
     Packet(u64),
-    /// A node's driver looks at its clock; of this life.
+    /// Timer of a node's driver, of this incarnation.
     Poll(usize, u32),
-    /// It has something to do that takes a while.
+    /// A delayed job ends.
     Job(u64),
-    /// Somebody wants to borrow something.
+    /// A node tries to borrow a device.
     Want(usize),
-    /// Somebody uses what he has.
+    /// A borrower uses its device.
     Use(u64),
-    /// A device masters the bus.
+    /// A device makes a DMA access.
     Dma(usize),
-    /// An access to a register is looked after.
+    /// A borrower polls for the result of a register access.
     Look(u64),
     Fault(usize),
     Heal(usize),
     Forge,
-    /// A lease that must come about: which one.
+    /// A lease that must succeed: the number of the device.
     Demand(usize),
     Demanded(usize),
-    /// Everything is given back.
+    /// All devices are returned.
     GiveBack,
 }
 
-/// A lease that somebody has asked for.
+/// A requested lease.
 #[derive(Debug, Clone, Copy)]
 struct Request {
     node: usize,
@@ -116,13 +118,13 @@ struct Request {
     lender: usize,
     function: usize,
     until: u64,
-    /// It is up, or over.
+    /// True if it is established or has ended.
     settled: bool,
     up: bool,
     demanded: bool,
-    /// The number of its DMA window.
+    /// Number of its DMA window.
     slot: u8,
-    /// Where its device stores to cause interrupts.
+    /// Address that the device writes to raise interrupts.
     interrupts: u64,
 }
 
@@ -139,37 +141,37 @@ pub struct Rig {
     jobs: HashMap<u64, (usize, u32, Job)>,
     requests: BTreeMap<u64, Request>,
     looks: HashMap<u64, (u64, u32, u64)>,
-    /// Values of writes, and how often they were made.
+    /// Values of writes, with the number of times that they were made.
     writes: HashMap<u32, u32>,
     next_write: u32,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     number: u64,
     polls: u64,
-    /// Leases are kept to the end.
+    /// True if leases are kept to the end.
     keep: bool,
     forger: bool,
-    /// A node that does not keep to the rules with its own leases, and what it has said last.
+    /// Node that breaks the protocol in its own leases; `lies` is its last message number.
     liar: Option<usize>,
-    /// Nodes have different time-outs, and some are slow.
+    /// True if nodes have different time-outs and some are slow.
     mixed: bool,
     lies: u32,
-    /// Names of leases that a forger may have heard of.
+    /// Names of leases that a forger may know.
     heard: Vec<wire::pci::LeaseId>,
     summary: Summary,
     trace: Option<Vec<String>>,
 }
 
 impl Rig {
-    /// A run of this seed, with an error in the glue if asked for.
+    /// Creates a run of this seed, with an injected bug if requested.
     ///
     /// # Errors
     ///
-    /// It can't be set up.
+    /// If the set-up fails.
     pub fn new(seed: u64, mutation: Option<Mutation>, trace: bool) -> Result<Self> {
         let mut rng = SmallRng::seed_from_u64(seed);
         let count = rng.random_range(2..=5usize);
         let mixed = rng.random_bool(0.5);
-        // Of two lenders one does not know what the other one has.
+        // With two lenders, neither knows the devices of the other.
         let lenders = rng.random_range(1 + usize::from(mixed)..=2);
         let net = Net::new(&mut rng, count);
         let nodes = (0..count).map(|_| Node::new(mixed, &mut rng)).collect();
@@ -215,7 +217,7 @@ impl Rig {
         }
     }
 
-    /// What happened so far, if it was to be kept.
+    /// Returns the events so far, if tracing is enabled.
     pub fn trace(&self) -> &[String] {
         self.trace.as_deref().unwrap_or_default()
     }
@@ -279,7 +281,7 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// What did not hold.
+    /// The violated invariant.
     pub fn run(&mut self) -> Result<Summary, Violation> {
         match self.steps() {
             Ok(()) => Ok(self.summary),
@@ -328,7 +330,7 @@ impl Rig {
 ///
 /// # Errors
 ///
-/// What did not hold, or why the run could not be made.
+/// The violated invariant, or an error of the set-up.
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Result<Summary, Violation> {
     let failed = |e: anyhow::Error| Violation {
         seed,

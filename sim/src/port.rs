@@ -1,4 +1,4 @@
-//! The smallest driver of VPID 254: messages out and in, GETs, notifications.
+//! A minimal driver of VPID 254: messages, GETs, notifications.
 
 use crate::fabric::{Fabric, MEMORY};
 use anyhow::{Context, Result};
@@ -12,16 +12,16 @@ use wire::rma::{self, Notification, RequesterAddr};
 use wire::velo::{self, SlotSize, Status};
 use wire::wcbuf::{Credits, State, Verdict};
 
-/// Slots of each queue.
+/// Number of slots of each queue.
 const SLOTS: u32 = 512;
-/// Where the queues begin; buffers follow.
+/// Start of the queues; buffers follow.
 const QUEUES: u64 = MEMORY + 0x2000;
-/// The locks that peers operate on: 16 of each VPID.
+/// Start of the locks for peers: 16 per VPID.
 const LOCKS: u64 = MEMORY + 0x1_4000;
-/// First bus address that queues and locks leave free.
+/// First bus address behind queues and locks.
 pub const FREE: u64 = MEMORY + 0x2_0000;
-/// A slot that stays empty behind the NIC's write pointer for so long is skipped: its write got
-/// lost.
+/// Time in ns after which a slot that stays empty behind the NIC's write pointer is skipped,
+/// because its write was lost.
 const HOLE_NS: u64 = 100_000_000;
 
 /// A received message.
@@ -38,7 +38,7 @@ struct Queue {
     base: u64,
     slot: SlotCode,
     next: u32,
-    /// Since when the next slot is empty behind the write pointer.
+    /// Time since which the next slot is empty behind the write pointer.
     hole: Option<u64>,
 }
 
@@ -100,7 +100,7 @@ impl Queue {
         self.at(slot) + u64::from(self.slot.bytes()) - 8
     }
 
-    /// Slots that the NIC has written, from the next one on.
+    /// Returns the number of slots that the NIC has written, from the next one on.
     fn ahead(&self, fabric: &mut Fabric, nic: usize) -> u32 {
         let pointers = fabric.read(nic, BqRegs(self.unit).wp_lwp_dcq_rp(VPID).get());
         match pointers {
@@ -109,7 +109,7 @@ impl Queue {
         }
     }
 
-    /// Skips a slot whose write got lost; true if so.
+    /// Skips a slot whose write was lost. Returns true if it did.
     fn skip_hole(&mut self, fabric: &mut Fabric, nic: usize) -> bool {
         let pointers = fabric.read(nic, BqRegs(self.unit).wp_lwp_dcq_rp(VPID).get());
         if pointers == u64::MAX || WritePointers(pointers).lwp() % SLOTS == self.next {
@@ -132,13 +132,13 @@ impl Queue {
     }
 }
 
-/// Both units' port of one node.
+/// Port of one node at both units.
 pub struct Port {
     nic: usize,
     mailbox: Queue,
     notifications: Queue,
     credits: [Credits; 2],
-    /// Somebody waits for room.
+    /// True if a sender waits for credits.
     refused: bool,
 }
 
@@ -147,7 +147,7 @@ impl Port {
     ///
     /// # Errors
     ///
-    /// The NIC refuses an access.
+    /// If the NIC rejects an access.
     pub fn open(fabric: &mut Fabric, nic: usize) -> Result<Self> {
         let init = [
             (np::general(np::VELO).get(), np::GENERAL_INIT_VELO),
@@ -190,7 +190,7 @@ impl Port {
         Ok(port)
     }
 
-    /// Closes the port: the NIC refuses what comes for it.
+    /// Closes the port. The NIC rejects later messages for it.
     pub fn close(self, fabric: &mut Fabric) {
         fabric.write(self.nic, velo_regs::comp_prot_desc(VPID).get(), 0);
         fabric.write(
@@ -200,7 +200,7 @@ impl Port {
         );
     }
 
-    /// Forgets what the requester has not committed.
+    /// Drops commands that the requester has not committed.
     fn forget(&mut self, fabric: &mut Fabric, unit: Unit) {
         let register = wcbuf::state(unit, VPID).get();
         let state = State(fabric.read(self.nic, register));
@@ -208,7 +208,7 @@ impl Port {
         self.credits[unit as usize] = Credits::new();
     }
 
-    /// Looks at the requesters: what they refused is lost.
+    /// Polls the requesters. Rejected commands are lost.
     pub fn look(&mut self, fabric: &mut Fabric) {
         for unit in [Unit::Velo, Unit::Rma] {
             let state = State(fabric.read(self.nic, wcbuf::state(unit, VPID).get()));
@@ -220,11 +220,11 @@ impl Port {
         }
     }
 
-    /// Makes sure that a descriptor can be stored.
+    /// Ensures that a descriptor can be stored.
     ///
     /// # Errors
     ///
-    /// `Later`.
+    /// `Later` without a credit.
     pub fn reserve(&mut self, fabric: &mut Fabric, unit: Unit) -> Result<(), Refused> {
         if self.credits[unit as usize].room() == 0 {
             self.look(fabric);
@@ -256,7 +256,7 @@ impl Port {
     ///
     /// # Errors
     ///
-    /// No credit.
+    /// `Later` without a credit.
     pub fn send(
         &mut self,
         fabric: &mut Fabric,
@@ -277,7 +277,7 @@ impl Port {
     ///
     /// # Errors
     ///
-    /// No credit.
+    /// `Later` without a credit.
     pub fn command(
         &mut self,
         fabric: &mut Fabric,
@@ -289,11 +289,11 @@ impl Port {
         self.post(fabric, Unit::Rma, page, &words)
     }
 
-    /// The next message.
+    /// Returns the next message.
     ///
     /// # Errors
     ///
-    /// Memory can't be read.
+    /// If memory can't be read.
     pub fn message(&mut self, fabric: &mut Fabric) -> Result<Option<Message>> {
         loop {
             let q = &mut self.mailbox;
@@ -319,11 +319,11 @@ impl Port {
         }
     }
 
-    /// The next notification.
+    /// Returns the next notification.
     ///
     /// # Errors
     ///
-    /// Memory can't be read.
+    /// If memory can't be read.
     pub fn notification(&mut self, fabric: &mut Fabric) -> Result<Option<Notification>> {
         loop {
             let q = &mut self.notifications;
@@ -343,13 +343,13 @@ impl Port {
         }
     }
 
-    /// Slots of the mailbox that the NIC has written and that were not read.
+    /// Returns the number of unread mailbox slots that the NIC has written.
     pub fn backlog(&self, fabric: &mut Fabric) -> usize {
         self.mailbox.ahead(fabric, self.nic) as usize
     }
 
-    /// Whether the NIC has written something that was not read, or has room for a descriptor that
-    /// it had none for.
+    /// Returns true if the NIC has written unread slots, or has credits for a sender that waits for
+    /// them.
     pub fn overlooked(&mut self, fabric: &mut Fabric) -> bool {
         let written = [&self.mailbox, &self.notifications]
             .map(|q| q.ahead(fabric, self.nic) > 0)
@@ -361,12 +361,12 @@ impl Port {
         written || refused
     }
 
-    /// The NIC that it is on.
+    /// Returns the number of its NIC.
     pub fn nic(&self) -> usize {
         self.nic
     }
 
-    /// Node ID of NIC `nic`.
+    /// Returns the node ID of NIC `nic`.
     pub fn node_id(nic: usize) -> NodeId {
         NodeId(nic as u16)
     }

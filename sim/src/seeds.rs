@@ -1,13 +1,13 @@
-//! Runs of many seeds, for the tests of all rigs.
+//! Runs of many seeds, for the tests of all simulations.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 
-/// A number from the environment, if that has one of this name.
+/// Returns a number from the environment, if the variable is set.
 ///
 /// # Panics
 ///
-/// It is not a number.
+/// If it is not a number.
 #[must_use]
 pub fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok().filter(|t| !t.is_empty())?;
@@ -17,29 +17,30 @@ pub fn number(name: &str) -> Option<u64> {
     )
 }
 
-/// Whether everything is to be run (`FULL=1`).
+/// Returns true in a full run (`FULL=1`).
 #[must_use]
 pub fn full() -> bool {
     std::env::var("FULL").is_ok_and(|v| v == "1")
 }
 
-/// Seeds of a usual run.
+/// Number of seeds in a normal run.
 const USUAL: u64 = 200;
 
-/// Number of seeds to run: `SIM_SEEDS`, else `all` of them if everything is to be run, else those of a usual run.
+/// Returns the number of seeds to run: `SIM_SEEDS` if set, `all` in a full run, else the normal
+/// number.
 ///
 /// # Panics
 ///
-/// `SIM_SEEDS` is not a number.
+/// If `SIM_SEEDS` is not a number.
 #[must_use]
 pub fn count(all: u64) -> u64 {
     number("SIM_SEEDS").unwrap_or(if full() { all } else { USUAL })
 }
 
-/// What the first of the seeds 1…`seeds` shows that shows the error `mutation`.
+/// Returns the violation of the first seed of 1…`seeds` that reveals the bug `mutation`.
 ///
-/// A seed of `rare` is tried before them, because few seeds show a rare error. One that no longer shows it costs time only. `FULL=1`
-/// goes without.
+/// Seeds in `rare` are tried first, because few seeds reveal a rare bug. An outdated one only costs
+/// time. `FULL=1` ignores them.
 pub fn first<M: PartialEq, V>(
     mutation: M,
     rare: &[(M, u64)],
@@ -51,7 +52,7 @@ pub fn first<M: PartialEq, V>(
     hint.into_iter().chain(1..=seeds).find_map(shows)
 }
 
-/// Runs the seeds 1…`seeds` on all processors; what failed, and the sum of what was done.
+/// Runs the seeds 1…`seeds` on all CPUs. Returns the failures and the sum of the statistics.
 ///
 /// # Panics
 ///

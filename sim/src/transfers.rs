@@ -1,15 +1,15 @@
-//! Runs of `protocol::transfer` on nodes of the emulated fabric: fragment lists with random
+//! Simulation of `protocol::transfer` on nodes of the emulated fabric: fragment lists with random
 //! boundaries, under faults drawn from a seed.
 //!
-//! What must hold:
-//! * Each transfer has one outcome, by its deadline, and becomes quiet once, not before it.
-//! * What was done is done: a GET has brought the bytes of the peer, a confirmed PUT has taken them
-//!   there.
-//! * Memory is not touched after the transfer that used it became quiet: it is overwritten then,
-//!   looked at when it is used again, and at the end. What became quiet because the port was closed
-//!   rests for as long as late answers are waited for.
-//! * Between nodes that no fault hits every transfer succeeds in time, whatever the others do.
-//! * Tables keep their bounds; in the end nothing is left.
+//! Invariants:
+//!
+//! * Each transfer has one outcome, by its deadline, and becomes quiet once, after the outcome.
+//! * A completed GET has the bytes of the peer; a confirmed PUT has delivered its bytes.
+//! * Memory is not accessed after its transfer became quiet. It is overwritten then, and checked
+//!   when it is used again and at the end. Memory of transfers ended by closing the port is held
+//!   off until late answers can't arrive any more.
+//! * Between nodes without faults every transfer succeeds in time, whatever other nodes do.
+//! * Tables keep their limits, and all are empty in the end.
 
 mod fault;
 mod judge;
@@ -32,13 +32,13 @@ use std::rc::Rc;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
-/// Tables of a node: small, so that all bounds are reached.
+/// Capacity of a node's tables; small, so that all limits are reached.
 const CAPACITY: Capacity = Capacity {
     transfers: 48,
     fragments: 200,
     commands: 40,
 };
-/// As those of the engine, with smaller windows, and times in ns that faults outlast.
+/// Limits of the engine with smaller windows, and times in ns that faults outlast.
 const LIMITS: Limits = Limits {
     window: 6,
     window_bytes: 6_000,
@@ -47,51 +47,53 @@ const LIMITS: Limits = Limits {
     node_fragments: 100,
     absorb: 3_000 * MS,
 };
-/// Blocks of memory of a node.
+/// Number of memory blocks of a node.
 const BLOCKS: usize = 128;
-/// Where a node keeps what others read, behind its blocks, and how much.
+/// Address behind the blocks, and size, of memory that peers read.
 const SOURCE: u64 = FREE + BLOCKS as u64 * BLOCK;
 const SOURCE_BYTES: u64 = 0x1_0000;
-/// Then come blocks that others write to, so many for each node.
+/// Start of the blocks that peers write to, and number for each peer.
 const SINKS: u64 = SOURCE + SOURCE_BYTES;
 const SINKS_EACH: u64 = 12;
-/// For so long a NIC may hold what is on its way: less than late answers are waited for.
+/// Maximum time in ns for which a NIC may hold packets; shorter than late answers are waited for.
 const LONGEST_HOLD: u64 = 1_500 * MS;
-/// Traffic and faults begin before this.
+/// Time in ns before which traffic and faults start.
 const BUSY: u64 = 4_000 * MS;
-/// Everything has ended after this.
+/// Time in ns after which all has ended.
 const END: u64 = BUSY + 3 * LIMITS.absorb + 4_000 * MS;
-/// Time-outs of transfers; between nodes that no fault hits they are as long as all of a peer may
-/// take on a slow link.
+/// Time-outs of transfers in ns. Between nodes without faults they cover all of a peer's transfers
+/// on a slow link.
 const TIMEOUTS: [std::ops::Range<u64>; 2] = [100 * MS..1_000 * MS, 1_500 * MS..2_500 * MS];
-/// By so much an outcome may be late: nodes poll no faster.
+/// Maximum delay in ns of an outcome, because nodes poll no faster.
 const LATE: u64 = 30 * MS;
-/// What is in memory that nobody uses.
+/// Value of bytes in free memory.
 const POISON: u8 = 0xdb;
 
 const _: () = assert!(SINKS + 4 * SINKS_EACH * BLOCK <= MEMORY + MEMORY_BYTES);
 
-/// An error in the glue, or a limit of the machine that is off.
+/// A bug that a test injects into the driver code of the simulation or, through a limit, into the
+/// state machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
     /// Late answers are not waited for.
     NoAbsorb,
-    /// Memory is used again when the outcome is known.
+    /// Memory is reused when the outcome is known.
     ReuseAtOutcome,
     /// Some notifications name another node.
     OtherNode,
-    /// The machine does not hear of some notifications.
+    /// Some notifications are not passed to the state machine.
     Deaf,
-    /// One peer may have all commands, and all fragments.
+    /// A single peer may use all commands and fragments.
     NoWindow,
-    /// Nobody looks at the deadlines.
+    /// Deadlines are not checked.
     NoTimer,
-    /// A lock operation that changes nothing is answered at once, before what it was to wait for.
+    /// A lock operation used as a fence is answered at once, before the commands that it must
+    /// follow.
     HastyFence,
 }
 
 impl Mutation {
-    /// All of them.
+    /// All mutations.
     pub const ALL: &'static [Self] = &[
         Self::NoAbsorb,
         Self::ReuseAtOutcome,
@@ -103,14 +105,14 @@ impl Mutation {
     ];
 }
 
-/// What is wrong, and when.
+/// A violated invariant.
 #[derive(Debug, Clone)]
 pub struct Violation {
     /// Seed of the run.
     pub seed: u64,
-    /// When, in ns.
+    /// Simulated time in ns.
     pub at: u64,
-    /// What.
+    /// Description.
     pub what: String,
 }
 
@@ -121,31 +123,31 @@ impl std::fmt::Display for Violation {
     }
 }
 
-/// What runs did.
+/// Statistics of runs.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Summary {
     /// Transfers and lock operations.
     pub taken: u64,
-    /// Of these, done.
+    /// Number of completed ones.
     pub done: u64,
-    /// That had to be done.
+    /// Number of ones that had to be completed.
     pub demanded: u64,
-    /// That became quiet after their outcome, as something late was answered.
+    /// Number of ones that became quiet after their outcome, when a late command was answered.
     pub settled_late: u64,
-    /// That became quiet without an answer.
+    /// Number of ones that became quiet without an answer.
     pub unanswered: u64,
-    /// Fences asked, and late commands that they showed to be over.
+    /// Fences posted.
     pub fences: u64,
-    /// See `fences`.
+    /// Late commands that a fence proved to be finished.
     pub passed: u64,
-    /// Not taken for want of a place.
+    /// Number of ones without a free slot.
     pub refused: u64,
     /// Faults.
     pub faults: u64,
 }
 
 impl Summary {
-    /// The sum of both.
+    /// Returns the sum of two statistics.
     #[must_use]
     pub fn and(self, o: Self) -> Self {
         Self {
@@ -166,7 +168,7 @@ impl Summary {
 enum Event {
     Poll(usize),
     Submit(usize),
-    /// A GET that failed, into the same memory.
+    /// Repeats a failed GET into the same memory.
     Retry(usize),
     Cancel(usize),
     Abort(usize),
@@ -182,9 +184,9 @@ struct Transfer {
     what: Option<Move>,
     local: Vec<Fragment>,
     remote: Vec<Fragment>,
-    /// What is sent, or was to be brought.
+    /// Data to be sent, or expected from the peer.
     data: Vec<u8>,
-    /// Its own memory, and the sinks of the peer.
+    /// Its own memory, and the sinks at the peer.
     blocks: Vec<Rc<Block>>,
     sinks: Vec<u64>,
     since: u64,
@@ -202,22 +204,22 @@ pub struct Rig {
     nodes: Vec<Node>,
     healthy: Vec<bool>,
     pace: Vec<u64>,
-    /// With beginning and end.
+    /// Faults with start and end.
     faults: Vec<(Fault, u64, u64)>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     number: u64,
     transfers: Vec<Transfer>,
-    /// Memory that rests until then.
+    /// Memory that is held off until a time.
     resting: Vec<(u64, Vec<Rc<Block>>)>,
-    /// Sinks by peer and node: when they may be used again, and whether something may be written to
-    /// them until then.
+    /// Sinks by peer and node: the time at which they may be reused, and true if they may be
+    /// written until then.
     sinks: Vec<Vec<Vec<(u64, bool)>>>,
     mutation: Option<Mutation>,
     summary: Summary,
     trace: Option<Vec<String>>,
 }
 
-/// Where a node's sink number `i` is at each peer.
+/// Returns the address of a node's sink number `i` at each peer.
 fn sink(node: usize, i: u64) -> u64 {
     SINKS + (node as u64 * SINKS_EACH + i) * BLOCK
 }
@@ -229,11 +231,11 @@ fn source(node: usize) -> Vec<u8> {
 }
 
 impl Rig {
-    /// A run of this seed, with an error in the glue if asked for.
+    /// Creates a run of this seed, with an injected bug if requested.
     ///
     /// # Errors
     ///
-    /// The emulator refuses something.
+    /// If the emulator rejects an operation.
     pub fn new(seed: u64, mutation: Option<Mutation>, trace: bool) -> Result<Self> {
         let mut rng = SmallRng::seed_from_u64(seed);
         let count = rng.random_range(2..=4usize);
@@ -269,7 +271,7 @@ impl Rig {
         }
     }
 
-    /// What happened so far, if it was to be kept.
+    /// Returns the events so far, if tracing is enabled.
     pub fn trace(&self) -> &[String] {
         self.trace.as_deref().unwrap_or_default()
     }
@@ -323,7 +325,7 @@ impl Rig {
             self.add_fault();
         }
         self.summary.faults = self.faults.len() as u64;
-        // Everybody with everybody, when all faults are over.
+        // Transfers between all nodes after all faults.
         for node in 0..count {
             for _ in 0..count {
                 let at = BUSY + LONGEST_HOLD + self.rng.random_range(0..MS);
@@ -337,7 +339,7 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// What did not hold.
+    /// The violated invariant.
     pub fn run(&mut self) -> Result<Summary, Violation> {
         match self.steps() {
             Ok(()) => {
@@ -417,14 +419,14 @@ impl Rig {
         Ok(())
     }
 
-    /// Nothing is demanded of such transfers.
+    /// Marks transfers that need not succeed.
     fn excuse(&mut self, which: impl Fn(&Transfer) -> bool) {
         for t in self.transfers.iter_mut().filter(|t| which(t)) {
             t.demanded = false;
         }
     }
 
-    /// What has rested for long enough is free.
+    /// Frees memory whose hold-off time has elapsed.
     fn rest(&mut self) -> Result<()> {
         let now = self.fabric.now();
         self.resting.retain(|(until, _)| *until > now);
@@ -448,7 +450,7 @@ impl Rig {
 ///
 /// # Errors
 ///
-/// What did not hold, or why the run could not be made.
+/// The violated invariant, or an error of the set-up.
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Result<Summary, Violation> {
     let failed = |e: anyhow::Error| Violation {
         seed,

@@ -1,16 +1,16 @@
-//! Runs of stream connections: many seeds, and runs that have to fail. As for the other rigs:
-//! `SIM_SEED`, `SIM_SEEDS`, `FULL`.
+//! Simulation of direct sockets with many seeds, and with injected bugs that must be found.
+//! `SIM_SEED`, `SIM_SEEDS` and `FULL` work like for the other simulations.
 
 mod sim {
     use ::sim::ds::{run, Mutation, Rig, Summary, Violation};
     use ::sim::seeds::{count, first, many, number};
     use protocol::ds::Fallback;
 
-    /// Seeds of a full run.
+    /// Number of seeds of a full run.
     const SEEDS: u64 = 10_000;
-    /// Seeds in which an error in the glue has to show: most do in the first ten.
+    /// Number of seeds in which an injected bug must show; most show in the first ten.
     const MUTANT_SEEDS: u64 = 2_000;
-    /// Seeds that show rare errors, to be tried first.
+    /// Seeds that reveal rare bugs, tried first.
     const RARE: &[(Mutation, u64)] = &[
         (Mutation::Stale, 28),
         (Mutation::FinDecides, 108),
@@ -48,7 +48,7 @@ mod sim {
             failed.len(),
             lines.join("\n")
         );
-        // Otherwise the runs show nothing.
+        // Otherwise the runs would prove nothing.
         assert!(
             sum.demanded > 3 * seeds && sum.faults > seeds / 2,
             "{sum:?}"
@@ -57,14 +57,14 @@ mod sim {
             sum.gets > 10 * seeds && sum.gets_again > seeds / 20,
             "{sum:?}"
         );
-        // Rewinds answer gaps: a lost message, or one for which the receiver had no place.
+        // Rewinds answer gaps: a lost message, or one without a slot at the receiver.
         assert!(sum.rewinds > seeds / 40 && sum.asked > seeds / 2, "{sum:?}");
         assert!(sum.odd > seeds && sum.failed > seeds / 5, "{sum:?}");
         assert!(sum.holes > seeds / 20, "{sum:?}");
         assert!(sum.lent > 1_000 * seeds && sum.cuts > seeds / 5, "{sum:?}");
         assert!(sum.sunk > 100 * seeds, "{sum:?}");
         assert!(sum.waited > seeds, "{sum:?}");
-        // Most connections bypass TCP; some of all kinds don't.
+        // Most connections bypass TCP, but each kind of fallback occurs.
         assert!(sum.direct > 6 * seeds && sum.tcp > seeds / 2, "{sum:?}");
         assert!(sum.reused > seeds / 50, "{sum:?}");
         let seen = |why: Fallback| sum.reasons & (1 << why.code()) != 0;
@@ -97,7 +97,7 @@ mod sim {
 
     #[test]
     fn errors_with_streams_are_found() {
-        // One of them, by its name.
+        // Selects one mutation by its name.
         let name = std::env::var("SIM_MUTATION").ok().filter(|t| !t.is_empty());
         let asked = |m: &&Mutation| name.as_ref().is_none_or(|n| format!("{m:?}") == *n);
         assert!(Mutation::ALL.iter().any(|m| asked(&m)), "{name:?}");

@@ -1,6 +1,7 @@
-//! Runs of the rig: many seeds, and runs that have to fail.
+//! Simulation of Ethernet over Extoll with many seeds, and with injected bugs that must be found.
 //!
-//! `SIM_SEED=N` runs one seed and prints its trace, `SIM_SEEDS=N` as many seeds, `FULL=1` as many as `make check-full` wants.
+//! `SIM_SEED=N` runs one seed and prints its trace, `SIM_SEEDS=N` runs N seeds, `FULL=1` the number
+//! of `make check-full`.
 
 mod sim {
     use ::sim::eth::setup::{Full, Mutation};
@@ -8,9 +9,9 @@ mod sim {
     use ::sim::eth::{run, Rig, Summary, Violation};
     use ::sim::seeds::{count, full, many, number};
 
-    /// Seeds of a full run.
+    /// Number of seeds of a full run.
     const SEEDS: u64 = 100_000;
-    /// Seeds in which an error in the glue has to show.
+    /// Number of seeds in which an injected bug must show.
     const MUTANT_SEEDS: u64 = 400;
 
     fn replay(v: &Violation) -> String {
@@ -18,7 +19,7 @@ mod sim {
         format!("{v}\n    SIM_SEED={seed} cargo test --release -p sim sim::seeds -- --nocapture")
     }
 
-    /// The sum of what two runs did.
+    /// Returns the sum of the statistics of two runs.
     fn and(mut sum: Summary, s: Summary) -> Summary {
         sum.frames += s.frames;
         sum.delivered += s.delivered;
@@ -52,7 +53,7 @@ mod sim {
             failed.len(),
             lines.join("\n")
         );
-        // Otherwise the runs show nothing.
+        // Otherwise the runs would prove nothing.
         assert!(sum.healthy > seeds && sum.faults > seeds / 2, "{sum:?}");
         assert!(sum.recovered > seeds / 4, "{sum:?}");
         assert!(sum.delivered > sum.frames / 2, "{sum:?}");
@@ -81,7 +82,7 @@ mod sim {
         }
     }
 
-    /// The first seed that shows an error in the glue.
+    /// Returns the first violation that reveals an injected bug.
     fn found(mutation: Mutation) -> Option<Violation> {
         (1..=MUTANT_SEEDS).find_map(|seed| run(seed, Some(mutation)).err())
     }
@@ -95,9 +96,9 @@ mod sim {
         assert!(missed.is_empty(), "{missed:?} were not found");
     }
 
-    /// Seeds of each attack, in a usual run and in a full one.
+    /// Number of seeds of each attack in a normal run and in a full one.
     const ATTACK_SEEDS: [u64; 2] = [1, 200];
-    /// What a third node keeps of its rate.
+    /// Minimum fraction of its rate that a third node keeps.
     const PART: f64 = 0.8;
 
     #[test]
@@ -118,7 +119,7 @@ mod sim {
         assert!(failed.is_empty(), "{failed:#?}");
     }
 
-    /// Without bounds for peers that fetch late, they stop the queue for all.
+    /// Without limits for peers that fetch late, they stop the queue for all peers.
     #[test]
     fn late_fetches_show() {
         let all = survival::run(1, &[Attack::LateFetches], Some(Mutation::NoLag)).unwrap();

@@ -1,5 +1,6 @@
-//! A GET loses packets before its last one when a cable on the way goes down for a moment, without
-//! any other fault: its completer says nothing of that (HW §10.3), nor does a link of either end.
+//! When a cable on the path is down for a moment, a GET loses packets before its last one, without
+//! another fault. Its completer does not report that (HW §10.3), and the links of both ends stay
+//! up.
 
 mod sim {
     use ::sim::fabric::{Fabric, MEMORY};
@@ -10,17 +11,17 @@ mod sim {
     use wire::eth::{get_descriptor, Announcement, Completion, Side, GET_PAGE};
 
     const US: u64 = 1_000;
-    /// A frame, of more packets than there is room for at each hop.
+    /// Length of a frame with more packets than each hop can buffer.
     const LEN: u32 = 65_000;
     const MARK: Mark = *b"no frame";
-    /// Where it is at its sender.
+    /// Address of the frame at its sender.
     const FROM: u64 = MEMORY + 0x20_0000;
-    /// What packets take from node to node.
+    /// Latency of a cable in ns.
     const HOP: u64 = 100 * US;
 
-    /// Node 0 fetches a frame of node 3, at the other end of a row. `meanwhile` acts when the first
-    /// packets are between nodes 2 and 1, and others behind them. What is in the buffer in the end,
-    /// if somebody told of an end.
+    /// Node 0 fetches a frame of node 3, at the other end of a row. `meanwhile` runs when the first
+    /// packets are between nodes 2 and 1 and others follow. Returns the final contents of the
+    /// buffer if the end was notified.
     fn fetch(meanwhile: impl FnOnce(&mut Fabric)) -> Result<Option<Vec<u8>>> {
         let mut fabric = Fabric::row(4, 1)?;
         fabric.advance(0)?;
@@ -64,7 +65,7 @@ mod sim {
         assert_eq!(hole(&whole, MARK), None);
         assert!(whole.iter().all(|b| *b == 0x11));
         let data = fetch(|fabric| {
-            // The one between nodes 1 and 2.
+            // The cable between nodes 1 and 2.
             fabric.link(1, false);
             fabric.advance(fabric.now() + HOP / 4).unwrap();
             fabric.link(1, true);

@@ -1,15 +1,15 @@
-//! Runs of Lustre networking: many seeds, and runs that have to fail. As for the other rig: `SIM_SEED`,
-//! `SIM_SEEDS`, `FULL`.
+//! Simulation of Lustre networking with many seeds, and with injected bugs that must be found.
+//! `SIM_SEED`, `SIM_SEEDS` and `FULL` work like for the other simulations.
 
 mod sim {
     use ::sim::lnd::{run, Mutation, Rig, Summary, Violation};
     use ::sim::seeds::{count, first, many, number};
 
-    /// Seeds of a full run.
+    /// Number of seeds of a full run.
     const SEEDS: u64 = 100_000;
-    /// Seeds in which an error in the glue has to show.
+    /// Number of seeds in which an injected bug must show.
     const MUTANT_SEEDS: u64 = 2_000;
-    /// Seeds that show rare errors, to be tried first.
+    /// Seeds that reveal rare bugs, tried first.
     const RARE: &[(Mutation, u64)] = &[
         (Mutation::Stale, 1187),
         (Mutation::NeverAsk, 157),
@@ -45,7 +45,7 @@ mod sim {
             lines.join("\n")
         );
         println!("{sum:?}");
-        // Otherwise the runs show nothing.
+        // Otherwise the runs would prove nothing.
         assert!(sum.demanded > seeds && sum.faults > seeds / 2, "{sum:?}");
         assert!(
             sum.delivered > sum.letters / 2 && sum.fetched > 5 * seeds,
@@ -79,7 +79,7 @@ mod sim {
 
     #[test]
     fn errors_with_letters_are_found() {
-        // An error that shows by something else than it has to is not the one that is looked for.
+        // A violation of another kind does not reveal the injected bug.
         let found = |m: Mutation| {
             first(m, RARE, MUTANT_SEEDS, |seed| {
                 let v = run(seed, Some(m)).err()?;

@@ -1,15 +1,15 @@
-//! Runs of lent PCIe devices: many seeds, and runs that have to fail. As for the other rigs: `SIM_SEED`,
-//! `SIM_SEEDS`, `FULL`.
+//! Simulation of Device Lending with many seeds, and with injected bugs that must be found.
+//! `SIM_SEED`, `SIM_SEEDS` and `FULL` work like for the other simulations.
 
 mod sim {
     use ::sim::pci::{run, Mutation, Rig, Summary, Violation};
     use ::sim::seeds::{count, first, many, number};
 
-    /// Seeds of a full run.
+    /// Number of seeds of a full run.
     const SEEDS: u64 = 100_000;
-    /// Seeds in which an error in the glue has to show.
+    /// Number of seeds in which an injected bug must show.
     const MUTANT_SEEDS: u64 = 12_000;
-    /// Seeds that show rare errors, to be tried first.
+    /// Seeds that reveal rare bugs, tried first.
     const RARE: &[(Mutation, u64)] = &[
         (Mutation::LenderNumbersAtOnce, 1292),
         (Mutation::NoHold, 1897),
@@ -49,7 +49,7 @@ mod sim {
             lines.join("\n")
         );
         println!("{sum:?}");
-        // Otherwise the runs show nothing.
+        // Otherwise the runs would prove nothing.
         assert!(sum.up > 2 * seeds && sum.faults > seeds, "{sum:?}");
         assert!(sum.demanded > seeds / 2 && sum.fenced > 0, "{sum:?}");
         assert!(
@@ -84,7 +84,7 @@ mod sim {
 
     #[test]
     fn errors_with_leases_are_found() {
-        // An error that shows by something else than it has to is not the one that is looked for.
+        // A violation of another kind does not reveal the injected bug.
         let found = |m: Mutation| {
             first(m, RARE, MUTANT_SEEDS, |seed| {
                 let v = run(seed, Some(m)).err()?;

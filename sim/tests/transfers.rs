@@ -1,15 +1,15 @@
-//! Runs of RMA transfers: many seeds, and runs that have to fail. As for the other rig: `SIM_SEED`,
-//! `SIM_SEEDS`, `FULL`.
+//! Simulation of RMA transfers with many seeds, and with injected bugs that must be found.
+//! `SIM_SEED`, `SIM_SEEDS` and `FULL` work like for the other simulations.
 
 mod sim {
     use ::sim::seeds::{count, first, many, number};
     use ::sim::transfers::{run, Mutation, Rig, Summary, Violation};
 
-    /// Seeds of a full run.
+    /// Number of seeds of a full run.
     const SEEDS: u64 = 30_000;
-    /// Seeds in which an error in the glue has to show.
+    /// Number of seeds in which an injected bug must show.
     const MUTANT_SEEDS: u64 = 200;
-    /// Seeds that show rare errors, to be tried first.
+    /// Seeds that reveal rare bugs, tried first.
     const RARE: &[(Mutation, u64)] = &[(Mutation::NoWindow, 61)];
 
     fn replay(v: &Violation) -> String {
@@ -41,7 +41,7 @@ mod sim {
             lines.join("\n")
         );
         println!("{sum:?}");
-        // Otherwise the runs show nothing.
+        // Otherwise the runs would prove nothing.
         assert!(
             sum.demanded > 5 * seeds && sum.faults > seeds / 2,
             "{sum:?}"

@@ -7,23 +7,23 @@ use rand::Rng;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// The cable loses all it carries.
+    /// The cable loses all packets.
     Cable(usize),
     Freeze(usize),
     PowerOff(usize),
-    /// The module is loaded anew.
+    /// The module is loaded again.
     Restart(usize),
     LoseMessages(usize),
     LoseNotifications(usize),
     RetryEvery(usize),
     Repeat(usize),
-    /// There is no place for GETs.
+    /// There is no slot for GETs.
     RefuseGets(usize),
-    /// The port keeps much of what it gets for long.
+    /// The port holds many messages for long.
     Keep(usize),
-    /// Packets of GETs get lost, but not the last ones.
+    /// Packets within GETs are lost, but not the last ones.
     Holes(usize),
-    /// The interface ends, and begins anew when it is over.
+    /// The interface is closed, and opened again after its end.
     Close(usize),
 }
 
@@ -45,7 +45,7 @@ impl Rig {
             11 | 12 => Fault::Close(node),
             _ => Fault::RefuseGets(node),
         };
-        // Two of them at once would last for longer than each.
+        // Two such faults at once would last longer than each.
         if self.faults.iter().any(|(other, _)| !other.mixes(fault)) {
             return;
         }
@@ -63,7 +63,7 @@ impl Rig {
         }
         self.at(at, Event::Fault(self.faults.len()));
         self.faults.push((fault, end));
-        // Something goes on when it begins and when it ends.
+        // Letters are in flight at its start and end.
         for time in [at, end] {
             for _ in 0..self.rng.random_range(0..10) {
                 let from = self.rng.random_range(0..self.nodes.len());
@@ -71,7 +71,7 @@ impl Rig {
                 self.at(when, Event::Send(from));
             }
         }
-        // Another node may have something to fetch from it just when it is there again.
+        // Another node may have a GET for this node at the moment of its return.
         let restarts = matches!(fault, Fault::PowerOff(_) | Fault::Restart(_));
         if restarts && self.rng.random_bool(0.7) {
             let other = Fault::RefuseGets((node + 1) % self.nodes.len());
@@ -85,7 +85,7 @@ impl Rig {
         }
     }
 
-    /// Whom a fault concerns: none of their letters has to be delivered.
+    /// Returns the affected nodes. Their letters need not be delivered.
     fn victims(&self, fault: Fault) -> Vec<usize> {
         match fault {
             Fault::Cable(c) => {
@@ -181,7 +181,7 @@ impl Rig {
         );
     }
 
-    /// A NIC that is off has no faults.
+    /// A NIC without power has no faults.
     fn set_faults(&mut self, nic: usize, faults: Faults) {
         if self.fabric.world.is_on(nic) {
             let set = self.fabric.world.set_faults(nic, faults);
@@ -224,7 +224,8 @@ impl Rig {
 const US_50: u64 = MS / 20;
 
 impl Fault {
-    /// Whether both may happen in a run: not two that stop something for a while.
+    /// Returns true if both faults may occur in a run. Two faults that stop a node for a while may
+    /// not.
     fn mixes(self, other: Self) -> bool {
         let stops = |f: Self| {
             !matches!(

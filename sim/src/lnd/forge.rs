@@ -1,4 +1,4 @@
-//! Messages of a node that somebody has taken over. Its address is stamped into them.
+//! Messages of an attacker on a node, with the true address of the node.
 
 use super::{node, Rig};
 use crate::port::Port;
@@ -13,7 +13,7 @@ use wire::lnd::{
 impl Rig {
     pub(super) fn forge(&mut self, from: usize) {
         let to = self.rng.random_range(0..self.nodes.len());
-        // Now and then very many of no session.
+        // Occasionally a flood of messages without a session.
         let flood = self.rng.random_bool(0.02);
         for _ in 0..if flood { 60 } else { 1 } {
             self.forge_one(from, to, flood);
@@ -25,7 +25,7 @@ impl Rig {
         let key = self.nodes[from].keys.get(&node).copied();
         let told = self.nodes[from].told.get(&node).copied();
         let rng = &mut self.rng;
-        // Mostly one of the session, or one that would begin another.
+        // Mostly a message of the session, or one that would start another.
         let key = match (key, told) {
             _ if stray || rng.random_bool(0.2) => Key(rng.random()),
             (_, Some(told)) if rng.random_bool(0.4) => told,
@@ -43,7 +43,7 @@ impl Rig {
             incarnation: Incarnation(rng.random()),
         };
         let message = match rng.random_range(0..12) {
-            // Empty ones begin sessions.
+            // Empty ones start sessions.
             10 => Message::Notes(key, Notes::NONE),
             0 | 11 => Message::Hello(hello),
             1 => Message::Welcome(Welcome {

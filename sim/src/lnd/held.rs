@@ -1,4 +1,4 @@
-//! Messages that a node's port keeps for a while, and sends in another order than it got them.
+//! Messages that a node's port holds for a while and sends in another order.
 
 use crate::fabric::Fabric;
 use crate::port::Port;
@@ -7,26 +7,26 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use wire::velo::Descriptor;
 
-/// So many may be kept.
+/// Maximum number of held messages.
 const MOST: usize = 300;
-/// What the NIC does not take for so long is not sent any more.
+/// Time in ns after which a message is dropped that the NIC does not accept.
 pub const GIVEN_UP: u64 = 50_000_000;
 
-/// See the module's documentation.
+/// Messages held by the port of a node.
 pub struct Held {
     rng: SmallRng,
-    /// How likely a message is kept.
+    /// Probability that a message is held.
     pub likely: f64,
-    /// For how long at most.
+    /// Maximum delay in ns.
     pub longest: u64,
-    /// Each message with this many before it goes twice.
+    /// Every n-th message is sent twice.
     pub repeat_every: Option<u64>,
     sent: u64,
     messages: Vec<(u64, Descriptor, Vec<u8>)>,
 }
 
 impl Held {
-    /// Keeps nothing.
+    /// Creates a port that holds no messages.
     pub fn new(seed: u64) -> Self {
         Self {
             rng: SmallRng::seed_from_u64(seed),
@@ -38,7 +38,7 @@ impl Held {
         }
     }
 
-    /// Takes a message, or has it sent at once.
+    /// Sends a message at once or holds it.
     pub fn send(
         &mut self,
         port: &mut Port,
@@ -62,7 +62,7 @@ impl Held {
         Ok(())
     }
 
-    /// Sends what was kept for long enough; what can't be sent for long is lost.
+    /// Sends the messages whose delay has elapsed. Messages that can't be sent for long are lost.
     pub fn release(&mut self, port: &mut Port, fabric: &mut Fabric) {
         let now = fabric.now();
         self.messages.retain(|(due, descriptor, bytes)| {

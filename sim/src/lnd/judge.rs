@@ -1,4 +1,4 @@
-//! What must hold.
+//! Checks of the invariants.
 
 use super::{Event, Report, Rig, BUSY, IDLE, MS};
 use anyhow::{ensure, Context, Result};
@@ -6,7 +6,7 @@ use protocol::lnd::{Outcome, Why};
 use rand::Rng;
 
 impl Rig {
-    /// Takes what happened on a node, and checks it.
+    /// Processes and checks the reports of a node.
     pub(super) fn collect(&mut self, node: usize) -> Result<()> {
         for report in std::mem::take(&mut self.nodes[node].reports) {
             self.say(|| match &report {
@@ -36,7 +36,7 @@ impl Rig {
                 if !there {
                     letter.released = true;
                 }
-                // Who has failed tries again, and uses memory again that is free now.
+                // After a failure the sender tries again, which reuses memory that is free now.
                 let unknown = matches!(outcome, Outcome::Unknown(_)) && there;
                 if unknown && now < BUSY && self.rng.random_bool(0.5) {
                     for _ in 0..3 {
@@ -61,9 +61,9 @@ impl Rig {
                 );
                 letter.released = true;
             }
-            // What it makes others send again is its own business.
+            // Messages that a hostile node provokes are not checked.
             Report::Offered(..) | Report::Received(..) if self.hostile == Some(node) => {}
-            // Forged ones have other names.
+            // Forged messages have unknown names.
             Report::Offered(id, from, _) | Report::Received(id, from, _)
                 if self.hostile == Some(from.0.into()) || id >= self.letters.len() as u64 =>
             {
@@ -89,7 +89,7 @@ impl Rig {
                     .with_context(|| format!("{id} is received before it is offered"))?;
                 ensure!(letter.got.is_none(), "{id} is received twice");
                 if let Some(got) = &got {
-                    // LNet may have no buffer for what it would have to fetch.
+                    // LNet may have no buffer for data to be fetched.
                     let none = letter.there && got.wanted == 0;
                     ensure!(
                         got.wanted == wish.wanted || none,
@@ -117,7 +117,7 @@ impl Rig {
         letter.with_context(|| format!("there is no letter {id}"))
     }
 
-    /// No letter of a node is overdue.
+    /// Checks that no letter of a node is overdue.
     pub(super) fn check_deadlines(&self, node: usize) -> Result<()> {
         let now = self.fabric.now();
         let most = self.plan.revoke + 4 * IDLE;
@@ -165,7 +165,7 @@ impl Rig {
                     ensure!(letter.wish.is_none(), "{id} is said not to be delivered");
                 }
                 Outcome::Failed => {
-                    // It has got nothing, unless it has said so after the peer gave up.
+                    // The peer's LNet has no data, unless it got them after the sender gave up.
                     let has = got.is_some_and(|got| got.as_ref().is_some_and(|d| !d.is_empty()));
                     ensure!(
                         taken && !(has && letter.there),
@@ -176,7 +176,7 @@ impl Rig {
             }
         }
         if letter.demanded {
-            // Only LNet itself may be in the way.
+            // Only LNet itself may prevent the delivery.
             let wish = letter.wish.context("not even offered")?;
             let fine = match outcome {
                 Outcome::Delivered => true,

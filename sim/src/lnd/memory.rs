@@ -1,5 +1,5 @@
-//! Memory of a node behind its address translation unit: blocks, and addresses that lead to them.
-//! Both are used again in the order that shows errors: the last one that was given back first.
+//! Memory of a node behind its address translation unit: blocks, and addresses that map them. Both
+//! are reused in last-in-first-out order, which reveals errors.
 
 use crate::fabric::{Fabric, MEMORY, MEMORY_BYTES};
 use crate::port::FREE;
@@ -12,17 +12,17 @@ use wire::regs::atu;
 const PAGE: u64 = 4096;
 /// Pages of a block.
 const PAGES: u64 = 3;
-/// Bytes of a block.
+/// Size of a block in bytes.
 pub const BLOCK: u64 = PAGES * PAGE;
-/// Blocks of a node.
+/// Number of blocks of a node.
 pub const BLOCKS: u64 = 48;
-/// Addresses for blocks.
+/// Number of addresses for blocks.
 const ADDRESSES: u64 = 64;
-/// From one to the next: an access beyond the end leads nowhere.
+/// Distance of addresses; an access beyond the end of a block is unmapped.
 const STRIDE: u64 = (PAGES + 1) * PAGE;
-/// Where the table of translations is.
+/// Bus address of the translation table.
 const TABLE: u64 = 0xe0_0000;
-/// What is in memory that nobody owns.
+/// Value of bytes in free memory.
 const POISON: u8 = 0xdb;
 
 const _: () = assert!(TABLE % GAT_BYTES == 0 && FREE + BLOCKS * BLOCK <= TABLE);
@@ -36,11 +36,11 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// All is free, and no address leads anywhere.
+    /// Creates free memory without mappings.
     ///
     /// # Errors
     ///
-    /// The memory can't be written.
+    /// If the memory can't be written.
     pub fn new(fabric: &Fabric, nic: usize) -> Result<Self> {
         let poison = vec![POISON; (BLOCKS * BLOCK) as usize];
         fabric.fill(nic, FREE, &poison)?;
@@ -49,12 +49,12 @@ impl Memory {
         Ok(Self {
             nic,
             blocks: (0..BLOCKS).map(|i| FREE + i * BLOCK).collect(),
-            // No address is 0.
+            // Address 0 is not used.
             addresses: (1..ADDRESSES).map(|i| i * STRIDE).collect(),
         })
     }
 
-    /// Sets the unit up.
+    /// Initializes the translation unit.
     pub fn up(&self, fabric: &mut Fabric) {
         let base = GatBase::new(BusAddr(TABLE)).map_or(0, GatBase::raw);
         fabric.write(self.nic, atu::gat(0).get(), base);
@@ -69,11 +69,11 @@ impl Memory {
         }
     }
 
-    /// A block that nobody has written to since it was given back.
+    /// Returns a free block, after checking that it was not written since its return.
     ///
     /// # Errors
     ///
-    /// Somebody has.
+    /// If it was written.
     pub fn block(&mut self, fabric: &Fabric) -> Result<Option<u64>> {
         let Some(block) = self.blocks.pop() else {
             return Ok(None);
@@ -93,22 +93,22 @@ impl Memory {
         Ok(())
     }
 
-    /// A block is free.
+    /// Frees a block.
     ///
     /// # Errors
     ///
-    /// The memory can't be written.
+    /// If the memory can't be written.
     pub fn give_back(&mut self, fabric: &Fabric, block: u64) -> Result<()> {
         fabric.fill(self.nic, block, &[POISON; BLOCK as usize])?;
         self.blocks.push(block);
         Ok(())
     }
 
-    /// An address for a block, by which it may be read or written.
+    /// Maps a block. Returns its address for reading or writing.
     ///
     /// # Errors
     ///
-    /// The table can't be written.
+    /// If the table can't be written.
     pub fn expose(&mut self, fabric: &Fabric, block: u64, write: bool) -> Result<Option<u64>> {
         let Some(address) = self.addresses.pop() else {
             return Ok(None);
@@ -122,11 +122,11 @@ impl Memory {
         Ok(Some(address))
     }
 
-    /// Nobody reaches anything by an address any more.
+    /// Removes the mapping of an address.
     ///
     /// # Errors
     ///
-    /// The table can't be written.
+    /// If the table can't be written.
     pub fn revoke(&self, fabric: &mut Fabric, address: u64) -> Result<()> {
         let entry = address / PAGE;
         fabric.fill(self.nic, TABLE + 8 * entry, &[0; 8 * PAGES as usize])?;
@@ -139,16 +139,16 @@ impl Memory {
         Ok(())
     }
 
-    /// An address may lead to something else.
+    /// Frees an address.
     pub fn release(&mut self, address: u64) {
         self.addresses.push(address);
     }
 
-    /// Checks memory that nobody uses, when everything is over.
+    /// Checks free memory at the end of a run.
     ///
     /// # Errors
     ///
-    /// It was written to, or something is missing.
+    /// If it was written, or some is missing.
     pub fn check_end(&self, fabric: &Fabric) -> Result<()> {
         let nic = self.nic;
         for block in &self.blocks {

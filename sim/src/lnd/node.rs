@@ -1,5 +1,5 @@
-//! A node with a network interface of Lustre. What it does when its machine says so is in `events`,
-//! its LNet in `lnet`, its GETs are in `gets`, how it posts and sends is in `mouth`.
+//! A node with a network interface of Lustre. Its reactions to the state machine are in `events`,
+//! its LNet in `lnet`, its GETs in `gets`, its transmission in `mouth`.
 
 mod events;
 mod gets;
@@ -27,50 +27,50 @@ use wire::lnd::{Form, Key, Message, Source};
 
 pub use mouth::bytes;
 
-/// What LNet does with a message.
+/// Decision of LNet about a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wish {
-    /// It takes it.
+    /// True if LNet accepts it.
     pub taken: bool,
-    /// Bytes that it wants.
+    /// Number of accepted bytes.
     pub wanted: u32,
-    /// When it says so.
+    /// Time at which LNet names the destination.
     pub at: u64,
 }
 
-/// What happened on a node.
+/// Report of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
-    /// The owner of a letter was told.
+    /// The owner of a letter got the outcome.
     Sent(u64, Outcome),
-    /// Its address may be used again.
+    /// The letter's address may be reused.
     Released(u64),
-    /// LNet was given a message of a node, and what it made of it.
+    /// LNet received a message of a node and decided.
     Offered(u64, NodeId, Wish),
-    /// LNet has payload, or has not: the name of the letter, which bytes.
+    /// LNet got the payload of a letter, or did not.
     Received(u64, NodeId, Option<Got>),
 }
 
-/// What LNet has of a message.
+/// Data that LNet got.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Got {
-    /// Bytes that it wanted.
+    /// Number of accepted bytes.
     pub wanted: u32,
-    /// Those that it has.
+    /// The bytes.
     pub data: Vec<u8>,
 }
 
-/// A message that LNet has not said yet what it wants of.
+/// A message whose destination LNet has not named yet.
 struct Waiting {
     ticket: Ticket,
     id: u64,
     from: NodeId,
     wish: Wish,
-    /// Its payload, if LNet keeps that itself.
+    /// Payload, if LNet holds a copy.
     kept: Option<Vec<u8>>,
 }
 
-/// A letter that goes out.
+/// A letter being sent.
 struct Out {
     data: Vec<u8>,
     /// Block and address.
@@ -88,15 +88,15 @@ struct Sink {
     len: u32,
     address: u64,
     mark: u64,
-    /// When LNet wanted it.
+    /// Time at which LNet requested the data.
     since: u64,
-    /// GETs that may be on their way.
+    /// Number of GETs that may be in flight.
     moving: u32,
-    /// The block is not its own any more.
+    /// True after the block was returned.
     shut: bool,
 }
 
-/// A revocation that takes its time.
+/// A revocation in progress.
 #[derive(Clone, Copy)]
 enum Revoking {
     Out(Ticket, u64),
@@ -107,7 +107,7 @@ enum Revoking {
 pub struct Node {
     nic: usize,
     port: Option<Port>,
-    /// The machine.
+    /// State machine.
     pub lnd: Lnd<Heap, u64>,
     capacity: Capacity,
     seed: u64,
@@ -117,33 +117,33 @@ pub struct Node {
     plan: Plan,
     mutation: Option<Mutation>,
     outs: HashMap<u64, Out>,
-    /// By number; messages whose payload is wanted know theirs.
+    /// By number; `by_ticket` finds the number of a message.
     sinks: HashMap<u64, Sink>,
     by_ticket: HashMap<Ticket, u64>,
     sink_count: u64,
-    /// Addresses that GETs may be on their way to, by number of their sink, and how many.
+    /// Addresses that GETs may be in flight to, by number of their sink, with the number of GETs.
     flying: HashMap<u64, (u64, u32)>,
     buffers: Vec<Vec<u8>>,
     wishes: Vec<Waiting>,
     revoking: Vec<(u64, Revoking)>,
-    /// What its port keeps.
+    /// Messages held by its port.
     pub held: Held,
-    /// It has no place for GETs.
+    /// True while there is no slot for GETs.
     pub refuses_gets: bool,
-    /// With what its interface begins anew when it is over.
+    /// Seed with which the interface is opened again after its end.
     pub reopen: Option<u64>,
-    /// GETs that were done and had lost something.
+    /// Number of completed GETs with holes.
     pub holes: u64,
-    /// What is no message.
+    /// Number of invalid messages.
     pub strays: u64,
     busy: bool,
-    /// How old messages may be.
+    /// Bound of the age of messages.
     horizon: Horizon,
-    /// The key that it has last used for a node.
+    /// Last key used for each node.
     pub keys: HashMap<NodeId, Key>,
-    /// The key that a node has last told it.
+    /// Last key received from each node.
     pub told: HashMap<NodeId, Key>,
-    /// What happened.
+    /// Reports that the rig has not processed yet.
     pub reports: Vec<Report>,
 }
 
@@ -188,11 +188,11 @@ fn limits(plan: Plan, mutation: Option<Mutation>) -> Limits {
 }
 
 impl Node {
-    /// A node without a port.
+    /// Creates a node without a port.
     ///
     /// # Errors
     ///
-    /// Its memory can't be written.
+    /// If its memory can't be written.
     pub fn new(
         fabric: &Fabric,
         nic: usize,
@@ -237,7 +237,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The NIC refuses an access.
+    /// If the NIC rejects an access.
     pub fn up(&mut self, fabric: &mut Fabric) -> Result<()> {
         self.port = Some(Port::open(fabric, self.nic)?);
         self.memory.up(fabric);
@@ -245,11 +245,11 @@ impl Node {
         Ok(())
     }
 
-    /// The node is gone, with all it knew; its memory is used again at once when it is back.
+    /// Crashes the node, which loses its state. Its memory may be reused as soon as it is back.
     ///
     /// # Errors
     ///
-    /// Its memory can't be written.
+    /// If its memory can't be written.
     pub fn crash(&mut self, fabric: &mut Fabric, seed: u64) -> Result<()> {
         if let Some(port) = self.port.take() {
             port.close(fabric);
@@ -272,17 +272,17 @@ impl Node {
         Ok(())
     }
 
-    /// Whether the port is open.
+    /// Returns true if the port is open.
     pub fn is_up(&self) -> bool {
         self.port.is_some()
     }
 
-    /// Its interface ends; node and port stay.
+    /// Closes the interface; node and port stay.
     pub fn close(&mut self, fabric: &Fabric) {
         self.lnd.close(Time(fabric.now()));
     }
 
-    /// An interface that is over begins anew, if it is to.
+    /// Opens the interface again after its end, if requested.
     fn reopen(&mut self) {
         if let Some(seed) = self.reopen.filter(|_| self.lnd.is_over()) {
             self.lnd = machine(&self.capacity, self.plan, self.mutation, seed);
@@ -291,21 +291,21 @@ impl Node {
         }
     }
 
-    /// Whether something came or went since this was last asked.
+    /// Returns true if messages were sent or received since the last call.
     pub fn was_busy(&mut self) -> bool {
         std::mem::take(&mut self.busy)
     }
 
-    /// Whether nothing is going on.
+    /// Returns true if no message, transfer or revocation is active.
     pub fn is_idle(&self) -> bool {
         self.lnd.is_over() && self.transfers.is_empty() && self.revoking.is_empty()
     }
 
-    /// Takes a letter; false if there is no memory or no place.
+    /// Submits a letter. Returns false without memory or a free slot.
     ///
     /// # Errors
     ///
-    /// Memory was written to that nobody used.
+    /// If free memory was written.
     pub fn submit(
         &mut self,
         fabric: &Fabric,
@@ -368,23 +368,23 @@ impl Node {
         Ok(taken)
     }
 
-    /// Sends any message, as whoever has taken the node over would.
+    /// Sends any message, like an attacker on the node.
     pub fn forge(&mut self, fabric: &mut Fabric, to: NodeId, tag: u8, bytes: &[u8]) {
         if let Some(port) = &mut self.port {
             let _ = port.send(fabric, descriptor(to, tag, bytes.len()), bytes);
         }
     }
 
-    /// Does all there is to do.
+    /// Processes all pending events.
     ///
     /// # Errors
     ///
-    /// A rule does not hold, or memory can't be accessed.
+    /// If an invariant is violated or memory can't be accessed.
     pub fn poll(&mut self, fabric: &mut Fabric, others: u16) -> Result<()> {
         let Some(port) = &mut self.port else {
             return Ok(());
         };
-        // What a requester has dropped it drops for ever, until somebody looks.
+        // A requester that has dropped a command drops all later ones until the driver polls it.
         port.look(fabric);
         self.held.release(port, fabric);
         while let Some(m) = self.message(fabric)? {
@@ -396,7 +396,7 @@ impl Node {
             self.take(fabric, source, m.status.tag, &m.data);
             self.horizon.took(1);
         }
-        // What lies behind a slot whose write got lost is as old as that.
+        // Messages behind a slot with a lost write are as old as that slot.
         let backlog = self.port.as_ref().map_or(0, |port| port.backlog(fabric));
         self.horizon.count(Time(fabric.now()), backlog);
         for _ in 0..2 {
@@ -464,17 +464,17 @@ impl Node {
         while self.lnd.pump(&mut mouth, now, 8) {}
     }
 
-    /// What its machine remembers, as text.
+    /// Returns the state of the state machine as text.
     pub fn look(&self) -> String {
         let (peers, sends, receives) = self.lnd.flows();
         format!("{peers}{sends}{receives}{:?}", self.lnd.counters())
     }
 
-    /// Checks that nothing is left, when everything is over.
+    /// Checks that all is released at the end of a run.
     ///
     /// # Errors
     ///
-    /// Something is, or memory was written to that nobody used.
+    /// If something is left, or free memory was written.
     pub fn check_end(&self, fabric: &Fabric) -> Result<()> {
         let nic = self.nic;
         ensure!(

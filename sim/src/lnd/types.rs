@@ -1,38 +1,39 @@
-//! Errors that can be put into a run, and what runs tell.
+//! Injected bugs, and results of runs.
 
 use super::MS;
 
-/// An error in the glue, or a limit of the machine that is off.
+/// A bug that a test injects into the driver code of the simulation or, through a limit, into the
+/// state machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
-    /// A letter's memory counts as revoked when that begins.
+    /// A letter's memory counts as revoked when the revocation starts.
     MemoryAtOnce,
-    /// Its address leads to something else when its owner was told.
+    /// A letter's address is reused as soon as its owner has the outcome.
     AddressAtOnce,
-    /// Memory that GETs write to counts as revoked when that begins.
+    /// Memory of GETs counts as revoked when the revocation starts.
     SinkAtOnce,
-    /// Its address leads to something else when it was revoked.
+    /// The address of GETs is reused as soon as it is revoked.
     SinkAddressAtOnce,
     /// GETs are posted whenever the peer was last known to be alive.
     Stale,
-    /// Nobody asks.
+    /// Peers are never asked.
     NeverAsk,
-    /// Messages are taken for those of another node.
+    /// Messages are attributed to another node.
     Unsourced,
-    /// GETs count as done whatever is missing in them.
+    /// GETs count as complete despite holes.
     Unmarked,
-    /// GETs count as done when they are posted.
+    /// GETs count as complete when they are posted.
     Hasty,
-    /// A node that restarts draws the same keys again.
+    /// A restarted node draws the same keys again.
     SameKeys,
-    /// Nobody looks at the deadlines.
+    /// Deadlines are not checked.
     NoTimer,
-    /// LNet gets nothing of what it wants.
+    /// LNet gets no data.
     Nothing,
 }
 
 impl Mutation {
-    /// What a violation says by which it shows.
+    /// Returns parts of the violations by which the bug shows.
     #[must_use]
     pub const fn shows(self) -> &'static [&'static str] {
         match self {
@@ -56,7 +57,7 @@ impl Mutation {
         }
     }
 
-    /// All of them.
+    /// All mutations.
     pub const ALL: &'static [Self] = &[
         Self::MemoryAtOnce,
         Self::AddressAtOnce,
@@ -73,31 +74,32 @@ impl Mutation {
     ];
 }
 
-/// What a node is like; the same for all of a run but its patience with peers.
+/// Properties of the nodes of a run; only the time-out for peers varies between nodes.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// A revocation takes less than this.
+    /// Maximum duration of a revocation in ns.
     pub revoke: u64,
-    /// LNet may keep a message for so long.
+    /// Maximum time in ns for which LNet holds a message.
     pub patience: u64,
-    /// It copies what it keeps; what has to be fetched it does not keep for long then.
+    /// True if LNet copies held messages. It then holds others, whose data must be fetched, only
+    /// briefly.
     pub keeps: bool,
-    /// After so long without an answer a peer has gone.
+    /// Time in ns without an answer after which a peer counts as down.
     pub give_up: u64,
-    /// Requests of a session are counted from this number on.
+    /// Number of the first request of a session.
     pub numbers: u16,
-    /// Bytes of a GET at most.
+    /// Maximum size of a GET in bytes.
     pub command: u32,
 }
 
-/// What is wrong, and when.
+/// A violated invariant.
 #[derive(Debug, Clone)]
 pub struct Violation {
     /// Seed of the run.
     pub seed: u64,
-    /// When, in ns.
+    /// Simulated time in ns.
     pub at: u64,
-    /// What.
+    /// Description.
     pub what: String,
 }
 
@@ -108,34 +110,34 @@ impl std::fmt::Display for Violation {
     }
 }
 
-/// What runs did.
+/// Statistics of runs.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Summary {
     /// Letters.
     pub letters: u64,
-    /// Of these, that had to be delivered.
+    /// Letters that had to be delivered.
     pub demanded: u64,
-    /// Delivered.
+    /// Letters that were delivered.
     pub delivered: u64,
-    /// Certainly not delivered.
+    /// Letters that were certainly not delivered.
     pub not_delivered: u64,
-    /// Delivered without their payload.
+    /// Letters delivered without their payload.
     pub failed: u64,
-    /// Of which nobody knows.
+    /// Letters whose delivery is unknown.
     pub unknown: u64,
-    /// That there was no place for.
+    /// Letters without a free slot.
     pub refused: u64,
-    /// Payloads that were fetched, and GETs made anew.
+    /// Fetched payloads.
     pub fetched: u64,
-    /// See `fetched`.
+    /// Repeated GETs.
     pub gets_again: u64,
-    /// GETs that were done and had lost something.
+    /// Completed GETs with holes.
     pub holes: u64,
-    /// Requests sent once more, and requests that a peer was busy for.
+    /// Repeated requests.
     pub again: u64,
-    /// See `again`.
+    /// Requests to a busy peer.
     pub busy: u64,
-    /// Messages that came twice, too early, or of no session.
+    /// Messages that were repeated, early or without a session.
     pub odd: u64,
     /// Sessions.
     pub sessions: u64,
@@ -144,7 +146,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// The sum of both.
+    /// Returns the sum of two statistics.
     #[must_use]
     pub fn and(self, o: Self) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! A function that is lent: its configuration registers, and whether it masters the bus.
+//! A function to be lent: its configuration registers and its bus-master state.
 
 use super::MS;
 use protocol::pci::config::Layout;
@@ -6,28 +6,28 @@ use rand::rngs::SmallRng;
 use rand::Rng;
 use wire::pci::{Bar, Device, LeaseId, Location, Register, BARS};
 
-/// Offset of MSI's capability, which has 64-bit addresses and masks.
+/// Offset of the MSI capability, which has 64-bit addresses and masks.
 pub(super) const MSI: u16 = 0x40;
 
-/// See the module's documentation.
+/// A function to be lent.
 #[derive(Debug)]
 pub(super) struct Function {
     pub(super) home: usize,
     pub(super) bars: [Option<Bar>; BARS],
-    /// Handle in the life of its lender.
+    /// Handle given by the current incarnation of its lender.
     pub(super) handle: Option<u32>,
-    /// It masters the bus, for this lease, by this window of its lender.
+    /// Lease for which it is bus master, and its window at the lender.
     pub(super) master: Option<(LeaseId, u8)>,
-    /// Whose state it has.
+    /// Lease that left its state in the device.
     pub(super) used_by: Option<LeaseId>,
-    /// Pause between two accesses.
+    /// Pause between two accesses in ns.
     pub(super) pause: u64,
     pub(super) works: bool,
-    /// Somebody is about to keep it from mastering the bus.
+    /// True if bus mastering is about to be disabled.
     pub(super) stopping: bool,
-    /// Where its borrower's window for interrupts is.
+    /// Address of the borrower's window for interrupts.
     pub(super) interrupts: u64,
-    /// Of MSI: enabled, address, data, masks.
+    /// State of MSI: enabled, address, data, masks.
     enabled: bool,
     address: [u32; 2],
     data: u32,
@@ -72,7 +72,7 @@ impl Function {
     fn dword(&self, at: u16) -> u32 {
         match at {
             0x00 => 0x0010_1b36,
-            // The pin is disabled by the lender.
+            // The lender disables the pin.
             0x04 => 0x0010_0400 | (u32::from(self.master.is_some()) << 2),
             0x34 => MSI.into(),
             MSI => 0x0180_0005 | (u32::from(self.enabled) << 16),
@@ -101,7 +101,7 @@ impl Function {
         self.masks = 0;
     }
 
-    /// A register of MSI is written; whether it is one.
+    /// Writes a register of MSI. Returns false if it is another register.
     pub(super) fn set_msi(&mut self, offset: u16, value: u32) -> bool {
         match offset {
             0x42 => self.enabled = value & 1 != 0,
@@ -114,7 +114,7 @@ impl Function {
         true
     }
 
-    /// Where it stores to cause an interrupt.
+    /// Returns the address that it writes to raise an interrupt.
     pub(super) fn message(&self) -> Option<u64> {
         let [low, high] = self.address.map(u64::from);
         self.enabled.then_some(low | (high << 32))

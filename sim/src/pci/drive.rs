@@ -1,4 +1,4 @@
-//! What a node's driver does: it feeds the machines, and does what they want.
+//! The driver of a node, which feeds the state machines and executes their requests.
 
 use super::net::Packet;
 use super::node::{numbers, Job, Link, INTERVALS};
@@ -16,7 +16,7 @@ impl Rig {
         Time(self.now)
     }
 
-    /// The driver of a node begins, with its devices as they are after a reset.
+    /// Starts the driver of a node. Its devices are reset.
     pub(super) fn start(&mut self, node: usize) -> Result<()> {
         let (now, mutation) = (self.now, self.mutation);
         self.nodes[node].load(now, &mut self.rng, mutation);
@@ -31,7 +31,7 @@ impl Rig {
         self.drain(node)
     }
 
-    /// A device is offered.
+    /// Offers a device.
     pub(super) fn offer(&mut self, i: usize) -> Result<()> {
         let function = &mut self.functions[i];
         function.stopping = false;
@@ -43,7 +43,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The device with this handle.
+    /// Returns the device with this handle.
     pub(super) fn function(&self, node: usize, handle: u32) -> Option<usize> {
         let is = |f: &super::Function| f.home == node && f.handle == Some(handle);
         self.functions.iter().position(is)
@@ -89,7 +89,7 @@ impl Rig {
             Role::Lender => life.lender.hear(now, from, &message),
             Role::Borrower => life.borrower.hear(now, from, &message),
         }
-        // Several are read before something is done.
+        // Several messages are read before the driver acts.
         let (at, lives) = (self.now + 100 * US, self.nodes[to].lives);
         if self.rng.random_bool(0.3) {
             let poll = self.nodes[to].life.as_mut().map(|life| &mut life.poll);
@@ -121,7 +121,7 @@ impl Rig {
         self.drain(node)
     }
 
-    /// Does what is to be done now, and has the rest done.
+    /// Executes the requests that are due and schedules the others.
     pub(super) fn drain(&mut self, node: usize) -> Result<()> {
         let now = self.time();
         let mut steps = 0;
@@ -156,7 +156,7 @@ impl Rig {
         let Some(next) = next.into_iter().flatten().min() else {
             return Ok(());
         };
-        // What was due and could not be done is looked at later.
+        // Requests that were due but could not be executed are checked later.
         let next = next.0.max(self.now + 1).saturating_add(lag);
         if life.poll.is_none_or(|at| at > next) {
             life.poll = Some(next);
@@ -172,7 +172,7 @@ impl Rig {
         self.at(at, Event::Job(number));
     }
 
-    /// What takes long if it does in this node.
+    /// Returns the end of work that takes long in this node.
     fn slowly(&mut self, node: usize) -> u64 {
         match self.nodes[node].slow && self.now < BUSY {
             true => self.within(US, SLOW_MOST),
@@ -180,8 +180,8 @@ impl Rig {
         }
     }
 
-    /// Devices of which the lease is over master the bus no more, soon: also if their end has to wait
-    /// for a reset that had begun before.
+    /// Soon disables bus mastering of devices whose lease has ended, even if the end of the lease
+    /// waits for an earlier reset.
     fn stop_unlent(&mut self, node: usize) {
         use Mutation::{LenderClosedEarly, NoMasterOff, SlowReset};
         if let Some(NoMasterOff | LenderClosedEarly | SlowReset) = self.mutation {
@@ -232,14 +232,14 @@ impl Rig {
                 self.have(node, soon, Job::Take(handle, grant));
             }
             Work::Recall(handle, grace) => {
-                // Some don't.
+                // Some borrowers ignore it.
                 if self.rng.random_bool(0.7) {
                     let grace = u64::from(grace) * MS;
                     let at = self.now + self.rng.random_range(0..=grace.min(300 * MS));
                     self.have(node, at, Job::GiveBack(handle));
                 }
             }
-            // The driver of a device that is gone may take long, but reaches nothing meanwhile.
+            // The driver of a lost device may take long, but can't reach anything during that time.
             Work::Close(handle, why) if why != Why::GivenBack => {
                 if self.mutation != Some(Mutation::SlowClose) {
                     self.have(node, soon, Job::Cut(handle));
@@ -264,7 +264,7 @@ impl Rig {
         }
     }
 
-    /// Targets are closed, and nobody may have their numbers.
+    /// Closes targets. Their numbers stay reserved.
     fn shut(&mut self, node: usize, set: u64, at_once: bool) {
         for n in numbers(set) {
             self.nodes[node].targets[n] = None;
@@ -326,7 +326,7 @@ impl Rig {
                         life.lender.configured(&config, Ok(0));
                     }
                 } else {
-                    // Some are not made.
+                    // Some accesses fail.
                     let value = match self.rng.random_bool(0.02) {
                         true => Err(()),
                         false => Ok(self.configure(node, &config)?),
@@ -443,7 +443,7 @@ impl Rig {
         self.shut(node, found.bar_set(), at_once);
         let windows = numbers(found.dma_set());
         if mutation == Some(Mutation::LenderClosedEarly) {
-            // And the device goes on as long.
+            // The device keeps accessing memory for the same time.
             let lease = windows.clone().find_map(|n| self.nodes[node].windows[n]);
             let at = self.within(100 * MS, 300 * MS);
             if let Some(link) = lease {
@@ -473,7 +473,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The intervals of a grant are opened, if they are still free.
+    /// Opens the intervals of a grant, if they are still free.
     fn take(&mut self, node: usize, handle: Handle, grant: &Grant) -> Result<bool> {
         let Some(request) = self.request(node, handle) else {
             return Ok(false);
@@ -499,14 +499,14 @@ impl Rig {
         Ok(true)
     }
 
-    /// The name of a lease that is borrowed.
+    /// Returns the name of a borrowed lease.
     fn borrowed(&self, node: usize, handle: Handle) -> Option<LeaseId> {
         let life = self.nodes[node].life.as_ref()?;
         let mut leases = life.borrower.leases();
         Some(leases.find(|l| l.0 == handle)?.1)
     }
 
-    /// Windows to the BARs of a device go.
+    /// Closes the windows to the BARs of a device.
     fn cut_windows(&mut self, node: usize, handle: Handle) -> Result<()> {
         match self.borrowed(node, handle) {
             Some(lease) if self.mutation != Some(Mutation::BorrowerClosedEarly) => {
@@ -537,7 +537,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The device with the other end of a window that it masters the bus by.
+    /// A device accesses the other end of its DMA window.
     pub(super) fn dma(&mut self, i: usize) -> Result<()> {
         let at = self.now + self.functions[i].pause;
         self.at(at, Event::Dma(i));
@@ -548,7 +548,7 @@ impl Rig {
         if !self.nodes[home].on {
             return Ok(());
         }
-        // What is there now may be another one's.
+        // The window may belong to another lease by now.
         if let Some(link) = self.nodes[home].windows[usize::from(slot)] {
             self.access(Packet {
                 from: home,

@@ -1,4 +1,4 @@
-//! Faults of a run, and what administrators do.
+//! Faults of a run, and actions of administrators.
 
 use super::{Event, Rig, BUSY, MS};
 use anyhow::Result;
@@ -8,29 +8,29 @@ use wire::ids::NodeId;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Nothing goes between two nodes.
+    /// No message passes between two nodes.
     Cut(usize, usize),
-    /// Nothing goes to or from a node.
+    /// No message passes from or to a node.
     Isolate(usize),
-    /// The system has stopped; its NIC and its devices have not.
+    /// The system has stopped, but its NIC and devices run.
     Crash(usize),
     PowerOff(usize),
-    /// It never comes back; others are told so, or are not.
+    /// The node never comes back; other nodes are notified or not.
     Die(usize, bool),
-    /// The module is loaded anew.
+    /// The module is loaded again.
     Reload(usize),
-    /// A device is taken back, within so many ms.
+    /// A device is reclaimed, with a grace time in ms.
     Reclaim(usize, u32),
     /// A device is not offered for a while.
     Withdraw(usize),
-    /// It does not work.
+    /// A device is broken.
     Break(usize),
-    /// Others use interval numbers.
+    /// Other users take interval numbers.
     Others(usize),
 }
 
 impl Fault {
-    /// The node whose driver ends.
+    /// Returns the node whose driver ends.
     fn ends(self) -> Option<usize> {
         match self {
             Self::Crash(n) | Self::PowerOff(n) | Self::Die(n, _) | Self::Reload(n) => Some(n),
@@ -65,8 +65,8 @@ impl Rig {
         self.add(fault, at);
     }
 
-    /// Modules are loaded anew, and somebody wants devices as soon as one is there again. Some of those
-    /// that had lent it something hear nothing of that for a while.
+    /// Loads modules again; devices are requested as soon as a module is back. Some lenders are cut
+    /// off during the reload.
     pub(super) fn add_reloads(&mut self) {
         for _ in 0..self.rng.random_range(1..=3) {
             let node = self.rng.random_range(0..self.nodes.len());
@@ -106,7 +106,7 @@ impl Rig {
         }
     }
 
-    /// A node has no power.
+    /// A node loses its power.
     fn power_off(&mut self, node: usize) {
         self.nodes[node].clear();
         self.nodes[node].on = false;
@@ -197,7 +197,7 @@ impl Rig {
             Fault::Withdraw(device) => {
                 let function = &self.functions[device];
                 let home = function.home;
-                // The old one may not be gone yet.
+                // The previous offer may not have ended yet.
                 if self.nodes[home].life.is_none() {
                     return Ok(());
                 }

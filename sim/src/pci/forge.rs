@@ -1,4 +1,4 @@
-//! Messages of a node that has nothing to do with any lease. Its address is stamped into them.
+//! Messages of a node without a lease, with the true address of the node.
 
 use super::Rig;
 use anyhow::Result;
@@ -27,7 +27,7 @@ impl Rig {
         let body = match rng.random_range(0..15) {
             0 => Body::List(rng.random_range(0..5)),
             1 => Body::Device(Device::default()),
-            // Of a device that there is not: one that there is it could have, and keep.
+            // For an absent device, because it could legally borrow an existing one.
             2 => Body::Borrow(Borrow {
                 handle: rng.random(),
                 generation: 1,

@@ -1,4 +1,4 @@
-//! What must hold.
+//! Checks of the invariants.
 
 use super::net::Packet;
 use super::node::{numbers, Link};
@@ -7,8 +7,9 @@ use anyhow::{ensure, Result};
 use protocol::pci::{DeviceLife, LeaseState};
 
 impl Rig {
-    /// Whether the node that a window leads to has lost what it knew when that was made, and the one
-    /// that has it is dead and can't take it away: a case that only power fences.
+    /// Returns true in the case that only power fencing can solve. The target node of a window has
+    /// lost its state since the window was created, and the node with the window is dead and can't
+    /// close it.
     fn is_excused(&self, from: usize, to: usize, since: u64) -> bool {
         let forgot = match &self.nodes[to].life {
             Some(life) => life.since > since,
@@ -21,14 +22,14 @@ impl Rig {
         forgot && gone
     }
 
-    /// No window leads to what is open for another lease.
+    /// Checks that no window leads to a target of another lease.
     pub(super) fn check_tables(&self) -> Result<()> {
         for (from, node) in self.nodes.iter().enumerate().filter(|n| n.1.on) {
             for (n, window) in node.windows.iter().enumerate() {
                 let Some(window) = window else {
                     continue;
                 };
-                // A device that does not master the bus reaches nothing.
+                // A device can't access memory unless it is bus master.
                 let quiet = |i: usize| self.functions[i].master.is_none();
                 if window.function.is_some_and(quiet) {
                     continue;
@@ -82,7 +83,7 @@ impl Rig {
         );
         self.summary.arrived += 1;
         if !packet.dma {
-            // The device is not what it was.
+            // The access changes the state of the device.
             let mine = |f: &&mut super::Function| f.home == to;
             let handle = self.nodes[to].life.as_ref().and_then(|life| {
                 let mut all = life.lender.devices();

@@ -1,4 +1,4 @@
-//! Messages and accesses on their way.
+//! Messages and accesses in flight.
 
 use super::{Event, Rig, LONGEST, MS, US};
 use rand::rngs::SmallRng;
@@ -6,7 +6,7 @@ use rand::Rng;
 use std::collections::HashMap;
 use wire::pci::{LeaseId, Message};
 
-/// A message, as words.
+/// A message as words.
 #[derive(Debug, Clone)]
 pub(super) struct Letter {
     pub(super) from: usize,
@@ -20,23 +20,23 @@ pub(super) struct Letter {
 pub(super) struct Packet {
     pub(super) from: usize,
     pub(super) to: usize,
-    /// Interval.
+    /// Number of the interval.
     pub(super) number: usize,
     pub(super) lease: LeaseId,
-    /// It comes from a device.
+    /// True if a device makes it.
     pub(super) dma: bool,
-    /// When its window was made.
+    /// Time at which its window was created.
     pub(super) since: u64,
 }
 
-/// See the module's documentation.
+/// The network.
 pub(super) struct Net {
-    /// Latency of most messages at most, and of some.
+    /// Maximum latency in ns of most messages, and of slow ones.
     usual: u64,
     slow: u64,
     loss: f64,
     repeats: f64,
-    /// Messages of a pair stay in order.
+    /// True if messages of a pair stay in order.
     ordered: bool,
     last: HashMap<(usize, usize), u64>,
     pub(super) cut: Vec<Vec<u32>>,
@@ -53,7 +53,7 @@ impl Net {
             repeats: [0.0, 0.1][rng.random_range(0..2)],
             ordered: rng.random_bool(0.5),
             last: HashMap::new(),
-            // One more, which forges.
+            // One more than the nodes: the forger.
             cut: vec![vec![0; count + 1]; count + 1],
             letters: HashMap::new(),
             packets: HashMap::new(),
@@ -81,7 +81,7 @@ impl Rig {
         };
         self.say(|| format!("{from} -> {to}: {:?}", message.body));
         self.summary.messages += 1;
-        // In the end nothing gets lost: what has to go well has to.
+        // In the end no message is lost, because leases must succeed.
         let calm = self.now >= super::CALM;
         let lost = self.net.cut[from][to] > 0 || !calm && self.rng.random_bool(self.net.loss);
         if lost {
@@ -93,7 +93,7 @@ impl Rig {
             let mut at = self.now + self.net.latency(&mut self.rng);
             let last = self.net.last.entry((from, to)).or_default();
             if self.net.ordered {
-                // Slow ones hold up others, but none for longer than they may be on their way.
+                // Slow messages delay later ones, up to the maximum delay.
                 at = at.max(*last + 1).min(self.now + LONGEST).max(*last);
                 *last = at;
             }

@@ -1,4 +1,4 @@
-//! A node: its table of intervals, and the machines of its driver.
+//! A node: its table of intervals, and the state machines of its driver.
 
 use super::{Mutation, END, LIMITS, LONGEST_MS};
 use crate::Heap;
@@ -9,21 +9,21 @@ use rand::rngs::SmallRng;
 use rand::Rng;
 use wire::pci::{Grant, LeaseId, Numbers};
 
-/// Intervals.
+/// Number of intervals.
 pub(super) const INTERVALS: usize = 64;
 
 /// A window or a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Link {
-    /// Of a window, where it leads.
+    /// Node that a window leads to.
     pub(super) node: usize,
     pub(super) lease: LeaseId,
     pub(super) since: u64,
-    /// Of a window for DMA, whose.
+    /// Function that a DMA window belongs to.
     pub(super) function: Option<usize>,
 }
 
-/// What takes a while: first something is done, then it is said.
+/// Work that takes time. It is executed first and reported afterwards.
 #[derive(Debug, Clone)]
 pub(super) enum Job {
     Open(Open),
@@ -33,51 +33,51 @@ pub(super) enum Job {
     Reset(u32),
     WasReset(u32, bool),
     Config(Config),
-    /// A register is accessed after that was said.
+    /// A register access after it was reported.
     Late(Config),
     Take(Handle, Grant),
     Taken(Handle, bool),
     GiveBack(Handle),
     Drop(Handle, Why),
     Dropped(Handle),
-    /// Windows that should be gone already, of the lease and this node.
+    /// Windows of a lease on this node that should be closed already.
     Lag(LeaseId),
-    /// The device is out of reach of its driver here.
+    /// The driver of a lost device is cut off from it.
     Cut(Handle),
-    /// A device of which the lease is over masters the bus no more.
+    /// Bus mastering of a device ends, because its lease has ended.
     Stop(u32),
 }
 
-/// The driver, as long as it is loaded.
+/// The driver while it is loaded.
 pub(super) struct Life {
     pub(super) lender: Lender<Heap>,
     pub(super) borrower: Borrower<Heap>,
     pub(super) since: u64,
-    /// When it is polled next.
+    /// Time of the next poll.
     pub(super) poll: Option<u64>,
-    /// Numbers for messages that are taken for new ones.
+    /// Counter that makes repeated messages look new.
     pub(super) count: u32,
 }
 
-/// See the module's documentation.
+/// A node.
 pub(super) struct Node {
     pub(super) windows: [Option<Link>; INTERVALS],
     pub(super) targets: [Option<Link>; INTERVALS],
-    /// Numbers of targets that nobody may have.
+    /// Numbers of targets that are reserved.
     pub(super) parked: u64,
     pub(super) life: Option<Life>,
-    /// How often it began.
+    /// Number of incarnations.
     pub(super) lives: u32,
     pub(super) random: u64,
-    /// Others in it take numbers as soon as they are free.
+    /// True if other users take numbers as soon as they are free.
     pub(super) greedy: bool,
-    /// Its lives have different time-outs, as others have.
+    /// True if its incarnations have different time-outs.
     mixed: bool,
-    /// Its devices' resets, and its drivers, take long.
+    /// True if its device resets and drivers are slow.
     pub(super) slow: bool,
-    /// It has power.
+    /// True while it has power.
     pub(super) on: bool,
-    /// It never comes back.
+    /// True if it never comes back.
     pub(super) dead: bool,
 }
 
@@ -88,13 +88,13 @@ fn free(table: &[Option<Link>; INTERVALS], not: u64) -> u64 {
         & !not
 }
 
-/// Numbers of a set.
+/// Returns the numbers of a set.
 pub(super) fn numbers(set: u64) -> impl Iterator<Item = usize> + Clone {
     (0..INTERVALS).filter(move |n| (set >> n) & 1 != 0)
 }
 
 impl Node {
-    /// `mixed`: nodes differ.
+    /// Creates a node. `mixed`: nodes have different properties.
     pub(super) fn new(mixed: bool, rng: &mut SmallRng) -> Self {
         Self {
             mixed,
@@ -119,14 +119,14 @@ impl Node {
         free(&self.targets, self.parked)
     }
 
-    /// The NIC is as after power-on.
+    /// Resets the NIC to its power-on state.
     pub(super) fn clear(&mut self) {
         self.windows = [None; INTERVALS];
         self.targets = [None; INTERVALS];
         self.parked = 0;
     }
 
-    /// The driver begins.
+    /// Starts the driver.
     pub(super) fn load(&mut self, now: u64, rng: &mut SmallRng, mutation: Option<Mutation>) {
         let mut limits = LIMITS;
         if self.mixed {
@@ -153,7 +153,7 @@ impl Node {
         if mutation != Some(Mutation::SameNumbers) {
             self.random = rng.random();
         }
-        // The first lives begin with nothing to wait for.
+        // The first incarnations need not wait for earlier leases.
         if self.lives == 0 {
             limits.quarantine = 0;
         }
@@ -171,7 +171,7 @@ impl Node {
         });
     }
 
-    /// The driver of this life, if it is still there.
+    /// Returns the driver if it is still the given incarnation.
     pub(super) fn life(&mut self, life: u32) -> Option<&mut Life> {
         let same = self.lives == life;
         self.life.as_mut().filter(|_| same)

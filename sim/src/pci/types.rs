@@ -1,50 +1,51 @@
-//! Errors that can be put into a run, and what runs tell.
+//! Injected bugs, and results of runs.
 
 use super::MS;
 
-/// An error in the glue, or a limit of the machines that is off.
+/// A bug that a test injects into the driver code of the simulation or, through a limit, into the
+/// state machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
-    /// The lender gives numbers of targets away when they are closed.
+    /// The lender reuses numbers of targets as soon as they are closed.
     LenderNumbersAtOnce,
-    /// The borrower does.
+    /// The borrower reuses numbers of targets as soon as they are closed.
     BorrowerNumbersAtOnce,
-    /// Nothing is on its way.
+    /// The delay of messages is ignored.
     NoHold,
-    /// Whoever begins lends and borrows at once.
+    /// A driver lends and borrows as soon as it is loaded.
     NoQuarantine,
-    /// The borrower says that its windows are gone before they are.
+    /// The borrower confirms closed windows too early.
     BorrowerClosedEarly,
-    /// The lender says so.
+    /// The lender confirms closed windows too early.
     LenderClosedEarly,
     /// Devices are not reset.
     NoReset,
-    /// Devices go on mastering the bus when their windows are taken away.
+    /// Devices stay bus master when their windows are closed.
     NoMasterOff,
-    /// Whatever comes again is taken for something new.
+    /// Repeated messages count as new.
     Renumbered,
-    /// Registers are accessed after that was said.
+    /// Registers are accessed after the access was reported.
     LateConfig,
-    /// A node of which nothing is heard counts as down.
+    /// A silent node counts as down.
     SilentIsDown,
-    /// Nobody looks at the clock.
+    /// Timers are ignored.
     NoTimer,
-    /// Nobody asks twice.
+    /// Questions are not repeated.
     NeverAsk,
-    /// Messages are taken for those of another node.
+    /// Messages are attributed to another node.
     Unsourced,
-    /// Whoever begins again draws the same numbers.
+    /// A restarted driver draws the same numbers.
     SameNumbers,
-    /// A device that is lost is out of reach only when its driver is done with it.
+    /// A lost device stays reachable until its driver has finished.
     SlowClose,
-    /// A device of which the lease is over goes on until a reset is done that had begun before.
+    /// A device whose lease has ended stays active until an earlier reset has finished.
     SlowReset,
-    /// Whoever begins waits for leases of his own time-out.
+    /// A restarted driver waits for leases with its own time-out only.
     OwnTimeout,
 }
 
 impl Mutation {
-    /// What a violation says by which it shows.
+    /// Returns parts of the violations by which the bug shows.
     #[must_use]
     pub const fn shows(self) -> &'static [&'static str] {
         match self {
@@ -74,7 +75,7 @@ impl Mutation {
         }
     }
 
-    /// All of them.
+    /// All mutations.
     pub const ALL: &'static [Self] = &[
         Self::LenderNumbersAtOnce,
         Self::BorrowerNumbersAtOnce,
@@ -97,14 +98,14 @@ impl Mutation {
     ];
 }
 
-/// What is wrong, and when.
+/// A violated invariant.
 #[derive(Debug, Clone)]
 pub struct Violation {
     /// Seed of the run.
     pub seed: u64,
-    /// When, in ns.
+    /// Simulated time in ns.
     pub at: u64,
-    /// What.
+    /// Description.
     pub what: String,
 }
 
@@ -117,12 +118,12 @@ impl std::fmt::Display for Violation {
 
 macro_rules! summary {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What runs did.
+        /// Statistics of runs.
         #[derive(Debug, Clone, Copy, Default)]
         pub struct Summary { $($(#[$doc])* pub $name: u64,)* }
 
         impl Summary {
-            /// The sum of both.
+            /// Returns the sum of two statistics.
             #[must_use]
             pub fn and(self, o: Self) -> Self {
                 Self { $($name: self.$name + o.$name,)* }
@@ -132,47 +133,47 @@ macro_rules! summary {
 }
 
 summary! {
-    /// Leases that were asked for.
+    /// Requested leases.
     asked,
-    /// Of these, that were up.
+    /// Established leases.
     up,
-    /// Of these, that had to be up.
+    /// Leases that had to be established.
     demanded,
-    /// Requests that were refused, or not answered.
+    /// Requests that were rejected or not answered.
     refused,
-    /// Leases that were given back.
+    /// Leases that were returned.
     returned,
     /// Leases that the borrower lost.
     lost,
-    /// Leases that the lender ended because it heard nothing.
+    /// Leases that the lender ended because the borrower was silent.
     expired,
-    /// Leases that the lender took back.
+    /// Leases that the lender reclaimed.
     reclaimed,
-    /// Accesses to registers.
+    /// Register accesses.
     accesses,
-    /// Of these, that nobody answered.
+    /// Register accesses without an answer.
     timed_out,
-    /// Writes that were made.
+    /// Executed writes.
     writes,
-    /// Resets that borrowers asked for.
+    /// Resets requested by borrowers.
     resets,
-    /// Accesses and DMA that went through windows.
+    /// Accesses and DMA through windows.
     packets,
-    /// Of these, that arrived where their lease is.
+    /// Such accesses that arrived at their lease.
     arrived,
-    /// Messages, and those that were lost.
+    /// Messages.
     messages,
-    /// See `messages`.
+    /// Lost messages.
     lost_messages,
-    /// Requests that were made again.
+    /// Repeated requests.
     again,
-    /// Messages of no lease, or too late.
+    /// Messages without a lease, or late ones.
     odd,
-    /// Accesses of whoever does not wait for answers.
+    /// Accesses of the borrower that does not wait for answers.
     lies,
-    /// How often MSI was enabled.
+    /// Number of times that MSI was enabled.
     enabled,
-    /// Leases that were lost because the lender answered no accesses.
+    /// Leases lost because the lender did not answer accesses.
     stuck,
     /// Numbers that are fenced in the end.
     fenced,

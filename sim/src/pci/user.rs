@@ -1,4 +1,4 @@
-//! Who borrows devices, uses them, and gives them back.
+//! Users that borrow devices, use them and return them.
 
 use super::net::Packet;
 use super::node::numbers;
@@ -17,14 +17,14 @@ impl Rig {
         all.find(|r| r.node == node && r.life == lives && r.handle == handle)
     }
 
-    /// Somebody wants one of the devices.
+    /// A node tries to borrow one of the devices.
     pub(super) fn want(&mut self, node: usize) -> Result<()> {
         let i = self.rng.random_range(0..self.functions.len());
         let until = self.within(MS, 1_500 * MS);
         self.ask(node, i, until, false).map(|_| ())
     }
 
-    /// Asks for a device; what its lender would say of it is taken for said, and may be old.
+    /// Requests a device. The lender's description counts as received, though it may be outdated.
     fn ask(&mut self, node: usize, i: usize, until: u64, demanded: bool) -> Result<bool> {
         let lender = self.functions[i].home;
         if lender == node {
@@ -83,7 +83,7 @@ impl Rig {
         Ok(true)
     }
 
-    /// A request has been granted, or is over.
+    /// A request was granted or has ended.
     pub(super) fn settle(&mut self, node: usize, handle: Handle) -> Result<()> {
         let now = self.now;
         if let Some(request) = self.request(node, handle) {
@@ -110,7 +110,7 @@ impl Rig {
         Ok(())
     }
 
-    /// A lease is up: it is used until it is given back.
+    /// A lease is established. The device is used until it is returned.
     pub(super) fn is_up(&mut self, node: usize, handle: Handle) {
         let lives = self.nodes[node].lives;
         let mine = |r: &Request| r.node == node && r.life == lives && r.handle == handle;
@@ -158,7 +158,7 @@ impl Rig {
         let register = |at, size| Register::new(at, size).expect("a register");
         let ask = match self.rng.random_range(0..11) {
             0..4 => {
-                // Through the windows.
+                // Accesses through the windows.
                 let links = self.nodes[node].windows;
                 for (number, link) in links.iter().enumerate() {
                     let Some(link) = link.filter(|l| Some(l.lease) == lease) else {
@@ -175,9 +175,9 @@ impl Rig {
                 }
                 return Ok(());
             }
-            // It is to master the bus.
+            // Enables bus mastering.
             4 | 5 => Ask::Write(register(4, 2), 6),
-            // To cause interrupts, too: that goes in steps.
+            // Enables interrupts step by step.
             9 => {
                 let step = self.rng.random_range(0..4);
                 self.msi(&request, step)
@@ -187,7 +187,7 @@ impl Rig {
                 Ask::Write(register(0x50, 4), self.next_write)
             }
             8 if self.rng.random_bool(if self.mixed { 0.5 } else { 0.2 }) => Ask::Reset,
-            // What it may not.
+            // A write that is not permitted.
             8 => Ask::Write(register(0x10, 4), 0x1000),
             _ => Ask::Read(register(0, 4)),
         };
@@ -208,7 +208,7 @@ impl Rig {
         self.drain(node)
     }
 
-    /// An access is looked after, as somebody does who waits for it.
+    /// Polls for the result of an access, like a waiting driver.
     pub(super) fn look(&mut self, look: u64) -> Result<()> {
         let Some(&(i, number, since)) = self.looks.get(&look) else {
             return Ok(());
@@ -237,7 +237,7 @@ impl Rig {
         Ok(())
     }
 
-    /// A register is accessed by the lender.
+    /// The lender accesses a register.
     pub(super) fn configure(&mut self, node: usize, config: &Config) -> Result<u32> {
         let Some(i) = self.function(node, config.handle) else {
             return Ok(config.register.ones());
@@ -293,7 +293,7 @@ impl Rig {
         Ok(0)
     }
 
-    /// A step towards MSI: address, data, on.
+    /// Returns a step of enabling MSI: address, data, enable.
     fn msi(&mut self, request: &Request, step: u32) -> Ask {
         let register = |at, size| Register::new(at, size).expect("a register");
         let at = request.interrupts;
@@ -305,7 +305,7 @@ impl Rig {
         }
     }
 
-    /// A borrower writes without waiting for what has become of the write before.
+    /// A borrower writes without waiting for the result of the previous write.
     fn lie(&mut self, request: &Request, lease: LeaseId) {
         let register = |at, size| Register::new(at, size).expect("a register");
         let Some(life) = self.nodes[request.node].life(request.life) else {
@@ -352,7 +352,7 @@ impl Rig {
         Ok(())
     }
 
-    /// When all is calm a device can be borrowed, by anybody.
+    /// After all faults, any node can borrow a device.
     pub(super) fn demand(&mut self, i: usize) -> Result<()> {
         let home = self.functions[i].home;
         let lender = self.nodes[home].life.is_some();
@@ -402,18 +402,18 @@ impl Rig {
         self.drain(request.node)
     }
 
-    /// Others in a node use intervals.
+    /// Other users of a node take intervals.
     pub(super) fn others(&mut self, node: usize) {
         self.nodes[node].greedy = true;
-        // Mostly those that are wanted for leases too: the first ones.
+        // Mostly the first ones, which leases need too.
         let all = numbers(self.nodes[node].free_targets());
         let count = self.rng.random_range(1..6);
         let set = all.take(count).fold(0, |set, n| set | (1 << n));
         self.take_for_others(node, set);
     }
 
-    /// They open targets with numbers that are free. A driver that has just begun keeps all of them
-    /// until it knows which are.
+    /// Other users open targets with free numbers. A driver that was just loaded reserves all until
+    /// it knows which are free.
     pub(super) fn take_for_others(&mut self, node: usize, set: u64) {
         let life = self.nodes[node].life.as_ref();
         if life.is_none_or(|life| life.lender.begins().0 > self.now) {
@@ -431,7 +431,7 @@ impl Rig {
         }
     }
 
-    /// They have ended.
+    /// The other users have ended.
     pub(super) fn no_others(&mut self, node: usize) {
         self.nodes[node].greedy = false;
         for target in &mut self.nodes[node].targets {
@@ -441,7 +441,7 @@ impl Rig {
         }
     }
 
-    /// An error in the glue: whoever is silent counts as down.
+    /// Injected bug: silent nodes count as down.
     pub(super) fn silent_is_down(&mut self, node: usize) {
         if self.mutation != Some(Mutation::SilentIsDown) {
             return;

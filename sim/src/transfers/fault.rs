@@ -7,7 +7,7 @@ use rand::Rng;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// The cable loses all it carries.
+    /// The cable loses all packets.
     Cable(usize),
     Freeze(usize),
     PowerOff(usize),
@@ -42,7 +42,7 @@ impl Rig {
         self.faults.push((fault, at, end.min(BUSY + LONGEST_HOLD)));
     }
 
-    /// Whom a fault concerns: none of their transfers has to succeed.
+    /// Returns the affected nodes. Their transfers need not succeed.
     pub(super) fn victims(&self, fault: Fault) -> Vec<usize> {
         match fault {
             Fault::Cable(c) => {
@@ -57,8 +57,8 @@ impl Rig {
         }
     }
 
-    /// Whether the network has lost nothing between the nodes of a transfer since that was
-    /// submitted: a lock operation shows that a peer has done what reached it.
+    /// Returns true if the network has lost no packet between the nodes of a transfer since its
+    /// submission. A lock operation then proves that the peer has executed all earlier commands.
     pub(super) fn is_lossless(&self, t: &Transfer) -> bool {
         !self.faults.iter().any(|(fault, at, end)| {
             let loses = matches!(
@@ -109,7 +109,7 @@ impl Rig {
         }
     }
 
-    /// A NIC that is off has no faults.
+    /// A NIC without power has no faults.
     fn set_faults(&mut self, nic: usize, faults: Faults) {
         if self.fabric.world.is_on(nic) {
             let set = self.fabric.world.set_faults(nic, faults);

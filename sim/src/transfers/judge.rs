@@ -1,4 +1,4 @@
-//! What must hold.
+//! Checks of the invariants.
 
 use super::{
     sink, source, Event, Heard, Mutation, Rig, Transfer, BLOCK, BLOCKS, LATE, LIMITS, MS, POISON,
@@ -12,15 +12,15 @@ use wire::rma::{Command, NotificationType};
 use wire::transfer::Direction;
 
 impl Rig {
-    /// Takes what owners on a node heard, and checks it.
+    /// Processes and checks the reports to owners on a node.
     pub(super) fn collect(&mut self, node: usize) -> Result<()> {
         for heard in std::mem::take(&mut self.nodes[node].heard) {
             self.say(|| format!("node {node}: {heard:?}"));
             self.hear(node, heard)?;
         }
         for n in std::mem::take(&mut self.nodes[node].unclaimed) {
-            // Peers tell of PUTs, GETs and notification PUTs; what is late for a port that was
-            // closed comes as well.
+            // Peers notify of PUTs, GETs and notification PUTs. Late notifications for a closed
+            // port arrive too.
             let told = matches!(
                 (n.kind, n.command),
                 (
@@ -105,7 +105,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The memory of a transfer is free, or rests for so long.
+    /// Frees the memory of a transfer, or holds it off for `keep` ns.
     fn release(&mut self, id: usize, keep: u64) -> Result<()> {
         let empty = Transfer {
             blocks: Vec::new(),
@@ -116,7 +116,8 @@ impl Rig {
             ..self.transfers[id]
         };
         let mut t = std::mem::replace(&mut self.transfers[id], empty);
-        // What was sent may arrive although nobody waits for it; only a lock behind it tells.
+        // Data may still arrive when no owner waits for them; only a later lock operation proves
+        // the opposite.
         let certain = t.what.is_some_and(|w| w.confirm) && self.arrived(&t)?;
         let rest = match certain || t.sinks.is_empty() {
             true => keep,
@@ -126,7 +127,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Gives memory back: at once, or after so long.
+    /// Returns memory at once or after `rest` ns.
     pub(super) fn free(&mut self, t: &mut Transfer, rest: u64) -> Result<()> {
         let now = self.fabric.now();
         let blocks = std::mem::take(&mut t.blocks);
@@ -176,7 +177,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Nobody has written to memory that is free.
+    /// Checks that free memory was not written.
     pub(super) fn check_poison(&self, node: usize, address: u64, len: u64) -> Result<()> {
         let mut data = vec![0; len as usize];
         self.fabric.load(node, address, &mut data)?;
@@ -187,7 +188,7 @@ impl Rig {
         Ok(())
     }
 
-    /// No transfer of a node is overdue.
+    /// Checks that no transfer of a node is overdue.
     pub(super) fn check_deadlines(&self, node: usize) -> Result<()> {
         let now = self.fabric.now();
         let late = self.transfers.iter().enumerate().find(|(_, t)| {

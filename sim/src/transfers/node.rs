@@ -1,4 +1,4 @@
-//! A node whose transfers `protocol::transfer` has, driven as the engine of `extoll.ko` does it.
+//! A node with the transfers of `protocol::transfer`, driven like by the engine of `extoll.ko`.
 
 use super::{Mutation, CAPACITY, LIMITS};
 use crate::fabric::Fabric;
@@ -18,14 +18,14 @@ use wire::rma::{
     RequesterAddr,
 };
 
-/// What an owner of a transfer hears.
+/// Report to the owner of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heard {
-    /// The transfer.
+    /// Number of the transfer.
     pub id: u64,
-    /// Its outcome.
+    /// Outcome.
     pub outcome: Option<Result<Done, Failure>>,
-    /// It is quiet.
+    /// Reason why the transfer became quiet.
     pub quiet: Option<Quiet>,
 }
 
@@ -33,7 +33,7 @@ pub struct Heard {
 struct Poster<'a> {
     port: &'a mut Port,
     fabric: &'a mut Fabric,
-    /// Lock operations that are answered without being posted.
+    /// Answers of lock operations that are not posted.
     hasty: Option<&'a mut Vec<Notification>>,
 }
 
@@ -64,13 +64,13 @@ pub struct Node {
     nic: usize,
     port: Option<Port>,
     table: Transfers<Heap, u64>,
-    /// Its memory.
+    /// Buffers of the node.
     pub pool: Pool,
     mutation: Option<Mutation>,
     taken: u64,
-    /// Notifications that no transfer was waiting for.
+    /// Notifications that belong to no transfer.
     pub unclaimed: Vec<Notification>,
-    /// What owners heard.
+    /// Reports that the rig has not processed yet.
     pub heard: Vec<Heard>,
 }
 
@@ -100,11 +100,11 @@ fn table(mutation: Option<Mutation>) -> Transfers<Heap, u64> {
 }
 
 impl Node {
-    /// A node without a port.
+    /// Creates a node without a port.
     ///
     /// # Errors
     ///
-    /// There is no handle to its memory.
+    /// If its memory is not accessible.
     pub fn new(
         fabric: &Fabric,
         nic: usize,
@@ -127,13 +127,13 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The NIC refuses an access.
+    /// If the NIC rejects an access.
     pub fn up(&mut self, fabric: &mut Fabric) -> Result<()> {
         self.port = Some(Port::open(fabric, self.nic)?);
         Ok(())
     }
 
-    /// Closes the port, and the engine with it.
+    /// Closes the engine and the port.
     pub fn down(&mut self, fabric: &mut Fabric) {
         let now = Time(fabric.now());
         self.table.close(Quiet::Closed, now, usize::MAX);
@@ -144,21 +144,21 @@ impl Node {
         self.table = table(self.mutation);
     }
 
-    /// Whether the port is open.
+    /// Returns true if the port is open.
     pub fn is_up(&self) -> bool {
         self.port.is_some()
     }
 
-    /// Whether there are no transfers.
+    /// Returns true if there are no transfers.
     pub fn is_idle(&self) -> bool {
         self.table.is_empty()
     }
 
-    /// Takes a transfer.
+    /// Submits a transfer.
     ///
     /// # Errors
     ///
-    /// Why not.
+    /// The reason why it is rejected.
     pub fn submit(
         &mut self,
         fabric: &mut Fabric,
@@ -173,11 +173,11 @@ impl Node {
         taken.map_err(|(why, _)| why)
     }
 
-    /// Takes a lock operation.
+    /// Submits a lock operation.
     ///
     /// # Errors
     ///
-    /// Why not.
+    /// The reason why it is rejected.
     pub fn lock(
         &mut self,
         fabric: &mut Fabric,
@@ -195,7 +195,7 @@ impl Node {
         self.table.cancel(ticket, Time(fabric.now()))
     }
 
-    /// Gives a peer up.
+    /// Gives up a peer.
     pub fn abort(&mut self, fabric: &Fabric, node: usize) {
         let mark = self.table.mark();
         let now = Time(fabric.now());
@@ -220,16 +220,16 @@ impl Node {
         }
     }
 
-    /// Takes notifications, ends what is overdue, posts, tells owners.
+    /// Processes notifications, ends overdue transfers, posts commands and reports to owners.
     ///
     /// # Errors
     ///
-    /// Memory can't be read.
+    /// If memory can't be read.
     pub fn poll(&mut self, fabric: &mut Fabric) -> Result<()> {
         let Some(port) = &mut self.port else {
             return Ok(());
         };
-        // A requester that dropped something, or has room again.
+        // The requester may have dropped commands, or have credits again.
         port.overlooked(fabric);
         while let Some(mut n) = port.notification(fabric)? {
             self.taken += 1;
@@ -268,11 +268,11 @@ impl Node {
         }
     }
 
-    /// Checks what must always hold.
+    /// Checks the invariants of the state machine.
     ///
     /// # Errors
     ///
-    /// What does not.
+    /// The violated invariant.
     pub fn check(&self) -> Result<(), &'static str> {
         if self.mutation == Some(Mutation::NoWindow) {
             return Ok(());
@@ -280,12 +280,12 @@ impl Node {
         self.table.check()
     }
 
-    /// What happened.
+    /// Returns the counters.
     pub fn counters(&self) -> transfer::Counters {
         *self.table.counters()
     }
 
-    /// A block of memory.
+    /// Returns a block of memory.
     pub fn block(&self) -> Option<Block> {
         self.pool.take()
     }

@@ -1,4 +1,4 @@
-//! What nodes submit.
+//! Transfers that nodes submit.
 
 use super::{sink, source, Rig, Transfer, BLOCK, SINKS_EACH, SOURCE, SOURCE_BYTES, TIMEOUTS};
 use crate::port::Port;
@@ -12,7 +12,7 @@ use wire::eth::VPID;
 use wire::rma::LockTarget;
 use wire::transfer::Direction;
 
-/// What a node offers at these places.
+/// Returns the contents of a node's source memory at these fragments.
 fn offered(node: usize, list: &[Fragment]) -> Vec<u8> {
     let from = source(node);
     let part = |f: &Fragment| {
@@ -23,7 +23,7 @@ fn offered(node: usize, list: &[Fragment]) -> Vec<u8> {
 }
 
 impl Rig {
-    /// Cuts `bytes` bytes from `address` on into fragments that don't continue each other.
+    /// Divides `bytes` bytes from `address` on into fragments that are not contiguous.
     fn cut(&mut self, places: &[(u64, u64)]) -> Vec<Fragment> {
         let mut all = Vec::new();
         for &(address, len) in places {
@@ -31,7 +31,7 @@ impl Rig {
             while at < end {
                 let len = self.rng.random_range(1..=700).min(end - at);
                 all.push(Fragment { address: at, len });
-                // Some bytes in between are left out.
+                // Leaves some bytes out in between.
                 at += len + self.rng.random_range(0..20);
             }
         }
@@ -119,7 +119,7 @@ impl Rig {
             Err(_) => {
                 self.summary.refused += 1;
                 (t.outcome, t.quiet) = (true, true);
-                // Nobody has used the memory.
+                // The memory was never used.
                 self.free(&mut t, 0)?;
             }
         }
@@ -128,7 +128,7 @@ impl Rig {
     }
 
     /// Gives a transfer the memory of an earlier GET, which may be late, and other bytes of the
-    /// peer; false if that is quiet.
+    /// peer. Returns false if the earlier GET is quiet.
     fn repeat(&mut self, t: &mut Transfer, id: usize) -> bool {
         let old = &self.transfers[id];
         if old.quiet {
@@ -148,7 +148,7 @@ impl Rig {
         true
     }
 
-    /// Gives a transfer memory on both sides; false if there is none.
+    /// Gives a transfer memory on both sides. Returns false if there is none.
     fn prepare(&mut self, t: &mut Transfer) -> Result<bool> {
         let get = self.rng.random_bool(0.5);
         let mut places = Vec::new();
@@ -206,7 +206,7 @@ impl Rig {
         Ok(true)
     }
 
-    /// Sinks at the peer for so many bytes.
+    /// Reserves sinks at the peer for `bytes` bytes.
     fn take_sinks(&mut self, t: &mut Transfer, bytes: u64) -> Result<Option<Vec<(u64, u64)>>> {
         let now = self.fabric.now();
         let wanted = bytes / BLOCK + 2;
@@ -235,7 +235,7 @@ impl Rig {
     }
 }
 
-/// Cuts the longer list to the length of the other one.
+/// Cuts the longer list to the length of the other.
 fn trim(a: &mut Vec<Fragment>, b: &mut Vec<Fragment>) {
     let sum = |l: &[Fragment]| l.iter().map(|f| f.len).sum::<u64>();
     let bytes = sum(a).min(sum(b));

@@ -1,4 +1,4 @@
-//! What a node does when its machine says so: revocations, and telling owners.
+//! Reactions of a node to its state machine: revocations, and reports to owners.
 
 use super::{Node, Report, Revoking};
 use crate::fabric::Fabric;
@@ -50,7 +50,7 @@ impl Node {
         Ok(())
     }
 
-    /// A revocation begins; with the mutation it counts as done at once.
+    /// Starts a revocation. With the mutation it counts as finished at once.
     fn revoke(&mut self, fabric: &Fabric, what: Revoking, hasty: Mutation) {
         let later = self.rng.random_range(0..self.plan.revoke);
         self.revoking.push((fabric.now() + later, what));

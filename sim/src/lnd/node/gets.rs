@@ -1,4 +1,4 @@
-//! GETs of a node, and the memory that they write to.
+//! GETs of a node and their memory.
 
 use super::{Got, Node, Poster, Report, Sink};
 use crate::fabric::Fabric;
@@ -106,7 +106,7 @@ impl Node {
         self.reap(number)
     }
 
-    /// The address of a sink may lead to something else when nothing comes for it any more.
+    /// Frees the address of a sink when no GET can write to it any more.
     pub(super) fn reap(&mut self, number: u64) -> Result<()> {
         let hasty = self.mutation == Some(Mutation::SinkAddressAtOnce);
         let Some(sink) = self.sinks.get(&number).copied() else {
@@ -144,7 +144,7 @@ impl Node {
                 let result = match outcome {
                     Ok(_) => Ok(()),
                     Err(Failure::Fault(_)) => Err(GetFailure::Fault),
-                    // Others had all places: nothing of it is on its way.
+                    // There was no free slot, so no command is in flight.
                     Err(Failure::TimedOut) if e.quiet.is_some() => Err(GetFailure::NotPosted),
                     Err(_) => Err(GetFailure::Lost),
                 };

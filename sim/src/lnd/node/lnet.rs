@@ -1,4 +1,4 @@
-//! What LNet of a node does with messages: whatever LNet may do.
+//! LNet of a node, which treats messages in every permitted way.
 
 use super::{Got, Node, Report, Sink, Waiting, Wish};
 use crate::fabric::Fabric;
@@ -12,7 +12,7 @@ use wire::ids::NodeId;
 impl Node {
     pub(super) fn offer(&mut self, fabric: &Fabric, ticket: Ticket, node: NodeId) -> Result<()> {
         let Some((_, header, len, here)) = self.lnd.offered(ticket) else {
-            // The peer has gone again.
+            // The session of the peer has ended.
             return Ok(());
         };
         let id = header[0];
@@ -22,7 +22,7 @@ impl Node {
             2 | 3 => rng.random_range(0..=len),
             _ => len,
         };
-        // It may keep more of what it copies.
+        // Copied messages may be held more often.
         let (often, longest) = match (self.plan.keeps, here) {
             (true, true) => (6, self.plan.patience),
             (true, false) => (1, self.plan.patience.min(50_000_000)),
@@ -54,7 +54,7 @@ impl Node {
                 waiting.kept = data;
             }
             self.wishes.push(waiting);
-            // LNet may say what it wants before it has said that it takes it.
+            // LNet may name the destination before it returns from the receive call.
             if later == 0 {
                 self.wishes(fabric)?;
             }
@@ -63,7 +63,7 @@ impl Node {
         Ok(())
     }
 
-    /// LNet says what it wants.
+    /// LNet names the destinations that are due.
     pub(super) fn wishes(&mut self, fabric: &Fabric) -> Result<()> {
         let now = fabric.now();
         while let Some(i) = self.wishes.iter().position(|w| w.wish.at <= now) {
@@ -77,7 +77,7 @@ impl Node {
                 }
                 None => match self.wish(fabric, &waiting)? {
                     Some(got) => got,
-                    // It is told later.
+                    // The result is reported later.
                     None => continue,
                 },
             };
@@ -86,7 +86,7 @@ impl Node {
         Ok(())
     }
 
-    /// LNet says what it wants of a message that the machine has.
+    /// LNet names the destination of a message held by the state machine.
     fn wish(&mut self, fabric: &Fabric, waiting: &Waiting) -> Result<Option<Option<Got>>> {
         let (ticket, id) = (waiting.ticket, waiting.id);
         let here = self.lnd.offered(ticket).map(|(.., here)| here);
@@ -127,7 +127,7 @@ impl Node {
     }
 
     fn sink(&mut self, fabric: &Fabric, id: u64, from: NodeId, len: u32) -> Result<Option<Sink>> {
-        // A forged one may be of any length.
+        // A forged message may have any length.
         let Some(room) = BLOCK.checked_sub(len.into()) else {
             return Ok(None);
         };

@@ -1,4 +1,4 @@
-//! How a node posts GETs and sends messages.
+//! Transmission of a node: GETs and messages.
 
 use super::Out;
 use crate::fabric::Fabric;
@@ -34,7 +34,7 @@ pub(super) struct Mouth<'a> {
     pub keys: &'a mut HashMap<NodeId, Key>,
 }
 
-/// Of a message to a node.
+/// Returns the descriptor of a message to a node.
 pub(super) fn descriptor(to: NodeId, tag: u8, len: usize) -> velo::Descriptor {
     velo::Descriptor {
         target: Target::Node(to),
@@ -46,7 +46,7 @@ pub(super) fn descriptor(to: NodeId, tag: u8, len: usize) -> velo::Descriptor {
     }
 }
 
-/// A message as bytes.
+/// Returns a message as bytes.
 pub fn bytes(message: &Message) -> Vec<u8> {
     let words = message.words();
     let words = words.as_slice().iter();
