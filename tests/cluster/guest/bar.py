@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Accesses a BAR of a PCI device of this node: `bar.py DEVICE WORD…`, DEVICE as 0000:01:00.0. Words are `R8`, `W8=0x1` (32 bits), `Q0` and
-`D8=0x1` (64 bits) with an offset in BAR 0; prints what it reads. `P` pauses for 150 ms, `S1000:8=0x1` stores 32 bits a thousand times."""
+"""Accesses BAR 0 of a PCI device of this node: `bar.py DEVICE WORD…` with DEVICE like
+0000:01:00.0. Words: `R8`, `W8=0x1` (32 bits), `Q0`, `D8=0x1` (64 bits) with an offset in the
+BAR. Prints the values read. `P` pauses for 150 ms; `S1000:8=0x1` stores 32 bits a thousand
+times."""
 import ctypes, mmap, os, re, sys, time
 
 from device import map_fd

@@ -7,9 +7,10 @@ BLOCK = 8192
 
 
 def sparse(most):
-    """Registers a lot and gives it back, over and over, and keeps one page of each table that it comes to, until that is refused, or there
-    are so many. Prints how many, and whether that was refused; -1 if it was too slow, as NLAs rest for 10 s only. Keeps them until it is
-    told to go on; then it can register in the tables that it has."""
+    """Registers a large block repeatedly, and keeps one page of each address table that it
+    reaches, until an error or `most` tables. Prints the number of tables, and 1 after an
+    error; -1 if it took longer than the hold-off time of NLAs, 10 s. Keeps the pages until it
+    may continue. Then it can register in its tables."""
     r, a, kept, refused, rounds = Rma(), memory(BLOCK), {}, 0, 0
     end = time.time() + 9
     while len(kept) < int(most) and not refused and time.time() < end:
@@ -44,7 +45,7 @@ def sparse(most):
             nla = r.register(a, 8)
             break
         except OSError as e:
-            # Until those that were given back have rested.
+            # Until the released NLAs are usable again.
             check("error", errno.errorcode.get(e.errno), "EDQUOT")
             check("time", time.time() < end, True)
             time.sleep(0.5)
@@ -53,14 +54,14 @@ def sparse(most):
 
 
 def block():
-    """Registers as much at a time."""
+    """Registers one block."""
     r = Rma()
     r.register(memory(BLOCK), BLOCK)
     r.close()
 
 
 def stranger(uid):
-    """A user without a protection descriptor of his own opens nothing."""
+    """A user without a protection descriptor can't open the device files."""
     for name in ("rma2", "velo2"):
         check(name, child(lambda: fails("open", errno.EPERM, Device, name), uid=int(uid)), 0)
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Sends with or without fences to a NIC that combines stores: `combining.py COMMAND`, beside uapi.py."""
+"""Sends with or without fences to a NIC that combines stores: `combining.py COMMAND`. Uses
+uapi.py."""
 from uapi import *
 
 MESSAGES = 40
@@ -10,7 +11,7 @@ def text(n):
 
 
 def fenced():
-    """All messages and commands arrive, in order, and count as committed in the end."""
+    """All messages and commands arrive in order, and all count as committed in the end."""
     v, r = Velo(), Rma()
     check("the NIC wants marks", (v.marks, r.marks), (True, True))
     for n in range(MESSAGES):
@@ -25,12 +26,13 @@ def fenced():
 
 
 def unfenced():
-    """The same without a fence: what was overwritten is lost, what comes is late. Prints how many of the messages came."""
+    """Without fences, overwritten messages are lost and others are late. Prints the number of
+    messages that arrived."""
     v = Velo()
     v.marks = False
     for n in range(MESSAGES):
         v.send(v.node, v.vpid, text(n))
-    # A line stays for a tenth of a second at most.
+    # A line is written back after up to a tenth of a second.
     got, end = set(), time.time() + 1
     while time.time() < end:
         m = v.take()

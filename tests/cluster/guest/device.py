@@ -1,6 +1,6 @@
-"""The device files of the NIC as programs of the nodes use them, and what these programs share.
+"""The device files of the NIC for programs of the nodes, and shared helpers.
 
-Talks to the kernel by ioctl, mmap and 8-byte stores only, as librma and libvelo do.
+Uses only ioctl, mmap and 8-byte stores, like librma and libvelo.
 """
 import ctypes, errno, fcntl, json, mmap, os, random, resource, select, signal, struct, sys, time
 
@@ -64,18 +64,18 @@ def map_fd(fd, length, offset, prot=RW, flags=mmap.MAP_SHARED):
 
 
 def memory(pages):
-    """Own anonymous memory."""
+    """Returns private anonymous memory."""
     return map_fd(-1, pages * PAGE, 0, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class Device:
     def __init__(self, name, flags=os.O_RDWR, vpid=None):
-        """With a VPID: opens until it gets that one, which comes when the others were used since."""
+        """With a VPID: opens the file until it gets that one. VPIDs are assigned in turn."""
         for _ in range(600):
             self.fd = os.open(f"/dev/extoll/{name}", flags | os.O_CLOEXEC)
             self.maps = []
             if vpid is None or self.info()["vpid"] == vpid:
-                # The others take no descriptors, and do not tell.
+                # Other files take no descriptors and have no such flag.
                 told = name.split(".")[0] in ("velo2", "rma2")
                 self.marks = told and self.info()["flags"] & MARKS != 0
                 return
@@ -89,12 +89,13 @@ class Device:
         return result
 
     def fence(self, page):
-        """Behind each descriptor. The interpreter lets enough time pass for the processor; an emulator has to be told."""
+        """Must follow each descriptor. The interpreter is slow enough for a CPU's buffers, but
+        an emulator needs an explicit fence."""
         if self.marks:
             store(page + MARK, 0)
 
     def get(self, command):
-        # Filled with ones before: all 8 bytes have to be stored, whatever size the code tells.
+        # Pre-filled, because all 8 bytes must be stored whatever size the code encodes.
         value = ctypes.c_uint64(0xAAAA_AAAA_AAAA_AAAA)
         self.ioctl(command, ctypes.addressof(value))
         return value.value
@@ -166,11 +167,11 @@ class Rma(Device):
         self.post(page, 3 | 5 << 2 | vpid << 8 | node << 16 | spec << 32 | kind << 40, value, 0)
 
     def lock(self, node, vpid, number, add, spec=4, page=16):
-        """Adds to a lock whatever its value is, by the completer."""
+        """Adds to a lock unconditionally, by the completer."""
         self.post(page, 3 | 12 << 2 | vpid << 8 | node << 16 | spec << 32, 0x7FFF_FFFF << 32 | number, (add & 0xFFFF_FFFF) << 32)
 
     def take(self):
-        """The next notification (word 0, word 1), or None."""
+        """Returns the next notification (word 0, word 1), or None."""
         at = self.queue + 16 * self.rp
         w1 = load(at + 8)
         if w1 == 0:
@@ -247,7 +248,8 @@ def fill(address, data):
 
 
 def child(f, *args, uid=None):
-    """Runs f in a process of its own, perhaps as another user; its exit status, or minus the signal."""
+    """Runs f in a child process, possibly as another user. Returns its exit status, or minus the
+    signal."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -273,8 +275,8 @@ def dies_by(what, number, f, *args):
 
 
 def main(*functions):
-    """Runs the function that the first argument names with the others, after `--user UID` as that user. The exit status is 0 if all was as
-    it should be."""
+    """Runs the function named by the first argument with the other arguments; `--user UID` in
+    front selects a user. The exit status is 0 if all checks succeeded."""
     commands = {f.__name__: f for f in functions}
     args = sys.argv[1:]
     if args and args[0] == "--user":

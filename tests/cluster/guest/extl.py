@@ -1,13 +1,14 @@
 """Sockets of AF_EXTL for other programs of this directory, and small programs with them.
 
-extl.py serve KIND PORT         echoes what comes, each connection until its end; prints "ready"
-extl.py echo KIND HOST PORT N   sends N bytes through it and compares, then prints mode and reason
-extl.py hold KIND COUNT         has so many connections to itself until it is killed; prints "ready"
-extl.py flood KIND SECONDS      makes sockets, some with connections, as fast as it can; prints how many
-extl.py unload ROUNDS SECONDS LEAST PATIENCE  removes the module so often if it can in these seconds, and at least so often if it
-                                can in those; prints how often, by errno how often not, the longest time it took in ms, and
-                                whether it is there in the end, with how many users
-extl.py storm KIND SECONDS      processes and threads do all things at once to the same sockets; prints how many
+extl.py serve KIND PORT         echoes each connection until its end; prints "ready"
+extl.py echo KIND HOST PORT N   sends N bytes to the server and compares, then prints mode and reason
+extl.py hold KIND COUNT         holds COUNT connections to itself until it is killed; prints "ready"
+extl.py flood KIND SECONDS      creates sockets, some connected, as fast as possible; prints the number
+extl.py unload ROUNDS SECONDS LEAST PATIENCE
+                                removes the module up to ROUNDS times within SECONDS, and at least LEAST
+                                times within PATIENCE; prints the number, failures by errno, the longest
+                                time in ms, and the module's users if it is loaded in the end
+extl.py storm KIND SECONDS      processes and threads make all calls on the same sockets; prints the number
 
 KIND is tcp4, tcp6, extl4, extl6 (the family), alias4 or alias6 (the protocol number).
 """
@@ -35,7 +36,8 @@ def inet(kind):
 
 
 def make(kind, flags=0):
-    """A socket, not closed by exec unless the flags say so; Python takes it for one of IPv4 or IPv6, which it is."""
+    """Creates a socket, which stays open on exec unless the flags say otherwise. For Python it
+    is an IPv4 or IPv6 socket."""
     words = {
         "tcp": (inet(kind), 0),
         "alias": (inet(kind), IPPROTO_EXTL),
@@ -53,7 +55,7 @@ def home(kind):
 
 
 def info(s):
-    """Mode, reason, bytes sent, bytes received."""
+    """Returns mode, reason, bytes sent and bytes received."""
     mode, reason, zero, sent, received = struct.unpack("=HHIQQ", s.getsockopt(SOL_EXTL, EXTL_INFO, 64))
     assert zero == 0
     return mode, reason, sent, received
@@ -68,7 +70,7 @@ def listener(kind, backlog=16, port=0, host=None):
 
 
 def pair(kind, other=None):
-    """Both ends of a connection on this machine: that of the client, of this kind, and the accepted one."""
+    """Returns both ends of a local connection: the client's of this kind, and the accepted one."""
     with listener(other or kind) as s:
         client = make(kind)
         client.connect(s.getsockname())
@@ -76,7 +78,7 @@ def pair(kind, other=None):
 
 
 def attempt(call, *words):
-    """What a call returns, or the name of its error."""
+    """Returns the result of a call, or the name of its error."""
     try:
         return call(*words)
     except OSError as e:
@@ -143,8 +145,9 @@ def hold(kind, count):
 
 
 def flood(kind, seconds, pause=0):
-    """Makes sockets and closes them; now and then has none for a while, on average `pause` times as long as it had some. Prints
-    how many, and the longest time that one took in ms, also if there is no module any more."""
+    """Creates and closes sockets. Sometimes pauses, on average `pause` times as long as it
+    worked. Prints the number and the longest time of one in ms, even if there is no module
+    any more."""
     end, made, rng = time.monotonic() + seconds, 0, random.Random()
     busy = longest = 0
     try:
@@ -158,7 +161,7 @@ def flood(kind, seconds, pause=0):
             made += 1
             took = time.monotonic() - since
             longest = max(longest, took)
-            # What takes so long is the module, which is being loaded.
+            # Longer times are spent on loading the module.
             busy += took if took < 0.1 else 0
             if pause and made % 8 == 0:
                 time.sleep(rng.uniform(0, 2 * pause) * busy)
@@ -179,7 +182,8 @@ def unload(rounds, seconds, least, patience):
         else:
             name = errno.errorcode[ctypes.get_errno()]
             others[name] = others.get(name, 0) + 1
-            # Those who are to load it, or to close their sockets, may have no other processor.
+            # Lets other programs run, which must load the module or close their sockets and may
+            # have no other CPU.
             time.sleep(0.002)
     with open("/proc/modules") as f:
         users = [line.split()[2:5] for line in f if line.startswith("af_extl ")]
@@ -187,7 +191,7 @@ def unload(rounds, seconds, least, patience):
 
 
 def disturb(ends, seed):
-    """Calls on sockets that others use at the same time, without waiting, for half a second."""
+    """Makes non-blocking calls for half a second on sockets that others use at the same time."""
     rng, done = random.Random(seed), 0
     end = time.monotonic() + 0.5
     while time.monotonic() < end:
@@ -215,9 +219,9 @@ def disturb(ends, seed):
 
 def storm(kind, seconds):
     end, done = time.monotonic() + seconds, 0
-    # On a slow machine the rest takes the time.
+    # On a slow host the end takes the remaining time.
     while time.monotonic() < end or done <= 100:
-        # Nothing was done to the new ones: all find them without data at once.
+        # New sockets, which all processes find without data at the same time.
         new = [make(kind, socket.SOCK_NONBLOCK) for _ in range(3)]
         ends = [*new, *pair(kind), listener(kind)]
         for s in ends:
@@ -234,7 +238,7 @@ def storm(kind, seconds):
                 os._exit(0)
             children.append(child)
         done += disturb(ends, 99)
-        # One of them closes last.
+        # One of the processes closes last.
         for s in ends:
             s.close()
         for child in children:

@@ -1,7 +1,7 @@
-"""The cases of the kernel's vsock_test that are about streams, one by one, between two nodes, on TCP and past it: they have to give
-the same. The other end is `extl_plays.py serve PORT`.
+"""The stream cases of the kernel's vsock_test, one by one, between two nodes, by TCP and by direct
+connections, which must give the same results. The other end is `extl_plays.py serve PORT`.
 
-extl_cases.py HOST PORT   plays all cases with both kinds of connections; prints how many gave the same
+extl_cases.py HOST PORT   runs all cases with both kinds of connections; prints the number of equal results
 """
 import ctypes
 import faulthandler
@@ -24,7 +24,7 @@ PIECE = bytes(range(251)) * 40
 
 
 def out(s):
-    """What the peer has not acknowledged."""
+    """Returns the number of unacknowledged bytes."""
     left = ctypes.c_int(0)
     assert extl.LIBC.ioctl(s.fileno(), ctypes.c_ulong(SIOCOUTQ), ctypes.byref(left)) == 0
     return left.value
@@ -35,10 +35,10 @@ def attempts(s, *words):
 
 
 def fill(s, piece):
-    """Sends until nothing more is taken: how much was."""
+    """Sends until the socket is full. Returns the number of bytes."""
     s.setblocking(False)
     sent, since = 0, time.monotonic()
-    # What the peer is told of makes room for a moment.
+    # Window updates of the peer may free space for a moment.
     while time.monotonic() - since < 0.3:
         try:
             sent += s.send(piece)
@@ -68,7 +68,7 @@ def client_closes(far):
     near.sendall(b"A")
     near.close()
     first = far.call("read", 1), far.call("recv", 1)
-    # Of what is sent first the peer says that nobody is there.
+    # The peer's first send is answered by a reset.
     far.call("send", b"B")
     far.call("wait", 0.3)
     return first, far.call("send", b"B")
@@ -108,7 +108,7 @@ def peeks(far):
     half = len(PIECE) // 2
     seen = [near.recv(n, socket.MSG_PEEK) == PIECE[:n] for n in (1, half, len(PIECE))]
     first = extl.exactly(near, half) == PIECE[:half]
-    # After a part was received, too (Stream MSG_PEEK after partial recv).
+    # Also after a partial receive (Stream MSG_PEEK after partial recv).
     seen.append(near.recv(len(PIECE), socket.MSG_PEEK) == PIECE[half:])
     return nothing, seen, first, extl.exactly(near, len(PIECE) - half) == PIECE[half:], near.close()
 
@@ -126,10 +126,11 @@ def low_water(far):
 
 
 def low_water_full(far):
-    """Stream credit update + SO_RCVLOWAT: who waits for more than is there is woken, though the sender was held up before."""
+    """Stream credit update + SO_RCVLOWAT: a reader that waits for more data than available is
+    woken, though the sender was blocked."""
     sent = 300_000
     if far.kind == "tcp4":
-        # It may take minutes there, with segments as long as the window.
+        # TCP may need minutes for it, with segments as long as the window.
         return sent, None
     near = pair(far)
     near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 20_000)
@@ -146,7 +147,7 @@ def low_water_full(far):
 
 
 def little_by_little(far):
-    """Stream credit update + low rx_bytes: a full connection goes on when little of it was read."""
+    """Stream credit update + low rx_bytes: a full connection continues after a small read."""
     near = pair(far)
     sent = fill(near, b"y" * 10_000)
     assert sent > 10_000
@@ -158,7 +159,7 @@ def little_by_little(far):
 
 
 def bad_memory(far):
-    """Stream invalid buffer: memory that is not there takes nothing away."""
+    """Stream invalid buffer: reading into unmapped memory loses no data."""
     near = pair(far)
     far.call("sendall", PIECE)
     until(lambda: unread(near) == len(PIECE), unread(near))
@@ -181,7 +182,7 @@ def bad_memory(far):
 
 
 def merged(far):
-    """Stream skb merge: small sends are one read."""
+    """Stream skb merge: small sends are returned by one read."""
     near = pair(far)
     far.call("sendall", b"HELLO")
     far.call("sendall", b"WORLD")
@@ -205,7 +206,7 @@ def ends_receiving(far):
 
 
 def completed(near, count):
-    """Reads completions until so many calls are."""
+    """Reads completions until `count` calls are completed."""
     done = 0
     end = time.monotonic() + 30
     while done < count:
@@ -222,7 +223,8 @@ def completed(near, count):
 
 
 def zerocopy(far):
-    """Stream MSG_ZEROCOPY: pieces of all shapes, and calls without the flag between them (… coalescence corruption)."""
+    """Stream MSG_ZEROCOPY: vectors of all shapes, mixed with calls without the flag (…
+    coalescence corruption)."""
     near = pair(far)
     near.setsockopt(socket.SOL_SOCKET, SO_ZEROCOPY, 1)
     rng, asked = random.Random(1), 0
@@ -246,7 +248,8 @@ def no_completions(far):
 
 
 def forgotten_completions(far):
-    """Stream MSG_ZEROCOPY leak MSG_ERRQUEUE, and leak completion: nobody reads what is told, or the peer reads nothing."""
+    """Stream MSG_ZEROCOPY leak MSG_ERRQUEUE, and leak completion: unread completions, and a peer
+    that never reads."""
     for reads in (True, False):
         near = pair(far)
         near.setsockopt(socket.SOL_SOCKET, SO_ZEROCOPY, 1)
@@ -278,7 +281,7 @@ def nothing_unsent(far):
 
 
 def left_in_queue(far):
-    """Stream leak accept queue: connections that nobody accepts."""
+    """Stream leak accept queue: connections that are never accepted."""
     for _ in range(5):
         with extl.listener(far.kind, backlog=8, host="10.2.0.1") as server:
             clients = []
@@ -294,7 +297,8 @@ def left_in_queue(far):
 
 
 def again(far):
-    """Stream retry failed connect(), transport release: the same socket, when somebody listens."""
+    """Stream retry failed connect(), transport release: the same socket connects when there is a
+    listener."""
     probe = extl.listener(far.kind, host="10.2.0.1")
     at = probe.getsockname()
     probe.close()
@@ -308,7 +312,8 @@ def again(far):
 
 
 def lingers(far):
-    """Stream SO_LINGER: a close after the end of both directions, and one while the peer has not read."""
+    """Stream SO_LINGER: a close after the end of both directions, and one before the peer has
+    read."""
     near = pair(far)
     near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER)
     near.shutdown(socket.SHUT_RDWR)
@@ -322,7 +327,7 @@ def lingers(far):
 
 
 def closes_unread(far):
-    """Stream SO_LINGER close() on unread: the peer is told that its data are lost."""
+    """Stream SO_LINGER close() on unread: the peer gets an error, because its data are lost."""
     near = pair(far)
     near.sendall(b"AB")
     assert far.call("read", 1) == b"A"
@@ -331,7 +336,7 @@ def closes_unread(far):
 
 
 def changes_its_mind(far):
-    """Stream transport change: connects to here and there that signals interrupt, by several threads."""
+    """Stream transport change: several threads connect one socket to different targets."""
     with extl.listener(far.kind, host="10.2.0.1") as server:
         to = [server.getsockname(), (far.to[0], 9), ("10.2.0.77", 9), ("127.0.0.1", 9)]
 
@@ -340,7 +345,7 @@ def changes_its_mind(far):
                 s.setblocking(False)
                 extl.attempt(s.connect, to[(n + m) % len(to)])
                 if m % 5 == 4:
-                    # As connect(AF_UNSPEC).
+                    # Equivalent to connect(AF_UNSPEC).
                     extl.LIBC.connect(s.fileno(), bytes(16), 16)
 
         with extl.make(far.kind) as s:
@@ -371,7 +376,8 @@ def accepted_options(far):
 
 
 def bounded(far):
-    """Stream TX credit bounds, small packets backpressure: who does not read bounds who sends, by large and by small pieces."""
+    """Stream TX credit bounds, small packets backpressure: a slow reader limits the sender, with
+    large and small sends."""
     found = []
     for size in (64_000, 1):
         near = pair(far)
@@ -384,7 +390,7 @@ def bounded(far):
 
 
 def some_small(near):
-    """Very many sends of a byte, or as many as find room."""
+    """Many sends of one byte, until the socket is full."""
     near.setblocking(False)
     sent = 0
     for _ in range(20_000):
@@ -408,7 +414,7 @@ def main(host, port):
     for case in CASES:
         said = {}
         for kind in KINDS:
-            # One that hangs says where.
+            # A hanging case prints its stack.
             faulthandler.dump_traceback_later(60, exit=True)
             far = Far(host, port, kind)
             try:

@@ -1,18 +1,20 @@
-"""How connections of AF_EXTL begin: what carries them, why, and how long a program waits.
+"""Connection setup of AF_EXTL: the path of the data, the reason, and the time that a program waits.
 
-extl_connect.py serve KIND HOST PORT OPTION ... echoes what comes; options: deferred (TCP_DEFER_ACCEPT), signed
-                                                (TCP_MD5SIG for a peer that nobody is), shared (SO_REUSEPORT), slow=N (takes each of the first N connections after a second)
-extl_connect.py ask KIND HOST PORT COUNT        makes so many connections, one after the other, each with an echo; prints mode
+extl_connect.py serve KIND HOST PORT OPTION ... echoes; options: deferred (TCP_DEFER_ACCEPT), signed
+                                                (TCP_MD5SIG for an unused address), shared (SO_REUSEPORT),
+                                                slow=N (accepts each of the first N connections after 1 s)
+extl_connect.py ask KIND HOST PORT COUNT        makes COUNT connections in a row, each with an echo; prints mode
                                                 and reason of each
-extl_connect.py signed KIND HOST PORT           as `ask` with 1, from a socket that signs what it sends to another peer
-extl_connect.py ports KIND HOST PORT COUNT      so many connections, one after the other; prints how far the local port of each is
-                                                from the one before, in the middle
-extl_connect.py many KIND COUNT HOST:PORT ...   so many connections to each, all at the same time, then an echo in each
-extl_connect.py held KIND HOST PORT COUNT USER  so many connections by a user; prints mode and reason of each, and holds them
-extl_connect.py dead KIND HOST PORT COUNT       so many connects without waiting; prints for each how long it took in ms, mode,
-                                                and reason
-extl_connect.py signal KIND HOST PORT           a connect while a signal comes; prints mode and reason after it, and when it is
-                                                decided
+extl_connect.py signed KIND HOST PORT           like `ask` with 1, from a socket that signs segments to another peer
+extl_connect.py ports KIND HOST PORT COUNT      makes COUNT connections in a row; prints the median distance between
+                                                consecutive local ports
+extl_connect.py many KIND COUNT HOST:PORT ...   makes COUNT connections to each at the same time, then an echo in each
+extl_connect.py held KIND HOST PORT COUNT USER  makes COUNT connections of a user; prints mode and reason of each, and
+                                                holds them
+extl_connect.py dead KIND HOST PORT COUNT       makes COUNT non-blocking connects; prints time in ms, mode and reason
+                                                of each
+extl_connect.py signal KIND HOST PORT           connects while a signal arrives; prints mode and reason then, and after
+                                                the decision
 """
 import os
 import select
@@ -31,7 +33,7 @@ TCP_MD5SIG = 14
 
 
 def sign(s):
-    """What goes to 10.2.0.99 is signed."""
+    """Signs segments to 10.2.0.99."""
     peer = struct.pack("=HH4B120x", socket.AF_INET, 0, 10, 2, 0, 99)
     s.setsockopt(socket.IPPROTO_TCP, TCP_MD5SIG, peer + struct.pack("=BBHi80s", 0, 0, 4, 0, b"word"))
 
@@ -67,7 +69,7 @@ def serve(kind, host, port, options):
 
 def connect(kind, host, port):
     s = extl.make(kind)
-    # Without a time-out of Python's, with which the call of the kernel's wouldn't wait.
+    # Without a time-out of Python's, which would make the kernel's call non-blocking.
     s.connect((host, port))
     s.settimeout(60)
     return s
@@ -110,7 +112,7 @@ def many(kind, count, peers):
         for peer in peers:
             host, port = peer.split(":")
             all_of.append(connect(kind, host, int(port)))
-    # What the choice of the port has changed is as it was.
+    # The choice of the port must not leave its option changed.
     assert all(s.getsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE) == 0 for s in all_of)
     print(len({s.getsockname()[1] for s in all_of}), "ports:", *(echoes(s) for s in all_of))
 

@@ -1,16 +1,18 @@
-"""Connections of AF_EXTL between nodes, whose data have to bypass TCP.
+"""Connections of AF_EXTL between nodes, whose data must bypass TCP.
 
 extl_direct.py serve KIND PORT               serves clients of this program; prints "ready"
-extl_direct.py echo KIND HOST PORT SEED ...  for each following word, a number of bytes: sends so many both ways at
-                                             the same time, blocking and by epoll, and compares them at both ends
-extl_direct.py threads KIND HOST PORT SEED COUNT ROUNDS  COUNT threads, each with a connection and so many exchanges of a
-                                             random number of bytes, up to 200 kB, compared at both ends
-extl_direct.py calls KIND HOST PORT          flags of calls, and all ways in which a connection ends
-extl_direct.py churn KIND HOST PORT SECONDS  makes connections, each with an exchange; prints how many went past TCP,
-                                             by TCP, and ended with an error
-extl_direct.py hold KIND HOST PORT WAY       has a connection until it is told an error, which it prints with the time: sends, or
-                                             with WAY timeout does that with TCP_USER_TIMEOUT, or with idle reads with SO_KEEPALIVE
-extl_direct.py busy KIND HOST PORT COUNT        as many exchanges with SO_BUSY_POLL and without: prints how often it slept
+extl_direct.py echo KIND HOST PORT SEED ...  for each following size: sends this many bytes in both directions at
+                                             the same time, blocking and by epoll, and compares at both ends
+extl_direct.py threads KIND HOST PORT SEED COUNT ROUNDS
+                                             COUNT threads, each with a connection and ROUNDS exchanges of a
+                                             random size up to 200 kB, compared at both ends
+extl_direct.py calls KIND HOST PORT          flags of calls, and all kinds of ends of a connection
+extl_direct.py churn KIND HOST PORT SECONDS  makes connections, each with an exchange; prints the numbers of direct
+                                             ones, ones by TCP, and failed ones
+extl_direct.py hold KIND HOST PORT WAY       holds a connection until an error, and prints it with the time; WAY send
+                                             sends, timeout sends with TCP_USER_TIMEOUT, idle reads with SO_KEEPALIVE
+extl_direct.py busy KIND HOST PORT COUNT     makes COUNT exchanges without and with SO_BUSY_POLL; prints the numbers
+                                             of times that it slept
 """
 import errno
 import fcntl
@@ -31,19 +33,20 @@ import extl
 DIRECT = 3
 SO_BUSY_POLL = 46
 HEAD = struct.Struct("=QIB")
-# What a client wants: exchanges, blocking and by epoll; what follows.
+# Requests of a client: exchanges, blocking and by epoll; then other actions.
 HALF, RESET, UNREAD, SLOW, WAS_SAME, KEEP = 2, 3, 4, 5, 6, 9
-# Whether what came last, slowly, was what had to come.
+# Set if the last, slowly read data were right.
 SAME = threading.Event()
 
 
 def ports(s):
-    """The ports of a connection, which has to be there still."""
+    """Returns the ports of a connection, which must still exist."""
     return s.getsockname()[1], s.getpeername()[1]
 
 
 def tcp_bytes(own, peer):
-    """Bytes of the TCP connection, as TCP counts them: acknowledged (a SYN is one), received. TCP_INFO has more."""
+    """Returns TCP's counts of bytes: acknowledged (a SYN counts as one), received. TCP_INFO has
+    more."""
     ends = f"sport = :{own} and dport = :{peer}"
     said = subprocess.run(["ss", "-tinH", ends], check=True, stdout=subprocess.PIPE, text=True).stdout
     counts = dict(word.split(":", 1) for word in said.split() if word.startswith("bytes_"))
@@ -52,7 +55,8 @@ def tcp_bytes(own, peer):
 
 
 def check(s, ended=None):
-    """TCP's connection carries nothing but its own end, if that of these ports has `ended`."""
+    """Checks that TCP's connection carries only its own end, if the one with the ports `ended`
+    has ended."""
     mode, reason, _, _ = extl.info(s)
     assert (mode, reason) == (DIRECT, 0), ("mode and reason", mode, reason)
     acked, received = tcp_bytes(*(ended or ports(s)))
@@ -68,7 +72,7 @@ def digest(data):
 
 
 def blocking(s, out, count):
-    """Sends and receives at the same time; what came."""
+    """Sends and receives at the same time. Returns the received data."""
     got = []
 
     def read():
@@ -89,12 +93,12 @@ def blocking(s, out, count):
 
 
 def by_epoll(s, out, count):
-    """The same without waiting in calls."""
+    """Like `blocking`, with non-blocking calls."""
     s.setblocking(False)
     got, sent, end = bytearray(), 0, time.monotonic() + 60
     with select.epoll() as poll:
         poll.register(s, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
-        # Edges: everything that can be done is done after each.
+        # Edge-triggered: all possible reads and writes follow each event.
         while sent < len(out) or len(got) < count:
             assert time.monotonic() < end, (sent, len(out), len(got), count)
             for _, _ in poll.poll(1):
@@ -123,7 +127,7 @@ def exchange(s, seed, count, way, mine, theirs, direct=True):
 
 
 def end(s, seed, count, way):
-    """Ends a connection as the client wants it."""
+    """Ends a connection as the client requests."""
     if way == HALF:
         got = extl.exactly(s, count)
         assert s.recv(1) == b""
@@ -131,7 +135,7 @@ def end(s, seed, count, way):
     elif way == RESET:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     elif way == UNREAD:
-        # Closed with what the client has sent.
+        # Closed with unread data of the client.
         s.recv(1, socket.MSG_PEEK)
     elif way == SLOW:
         time.sleep(1)
@@ -147,13 +151,13 @@ def answer(s):
             while head := extl.exactly(s, HEAD.size):
                 seed, count, way = HEAD.unpack(head)
                 if way == KEEP:
-                    # Reads nothing.
+                    # Stops reading.
                     time.sleep(count)
                     continue
                 if way > 1:
                     return end(s, seed, count, way)
                 exchange(s, seed, count, way, 1, 0, direct=False)
-                # So that the client sees that all was right here.
+                # Confirms to the client that the data were right.
                 s.sendall(b"!")
         except OSError as e:
             print(errno.errorcode.get(e.errno), flush=True)
@@ -223,7 +227,7 @@ def fails(number, call, *words):
 
 
 def some_calls(s):
-    """Flags and options, on a connection that echoes what is sent."""
+    """Tests flags and options on a connection that echoes."""
     def ready(count):
         left = bytearray(4)
         while True:
@@ -241,7 +245,7 @@ def some_calls(s):
     assert s.recv(10, socket.MSG_PEEK) == back[:10]
     assert s.recv(2000, socket.MSG_PEEK | socket.MSG_DONTWAIT) == back + b"!"
     assert s.recv(100) == back[:100]
-    # Thrown away.
+    # Discards the data.
     assert len(s.recv(100, socket.MSG_TRUNC)) == 100
     assert s.recv(801, socket.MSG_WAITALL) == back[200:] + b"!"
     fails(errno.EAGAIN, s.recv, 1, socket.MSG_DONTWAIT)
@@ -249,7 +253,7 @@ def some_calls(s):
     began = time.monotonic()
     fails(errno.EAGAIN, s.recv, 1)
     assert 0.2 < time.monotonic() - began < 5
-    # One that has to wait for more than there is.
+    # A reader that waits for more data than available.
     s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 2000)
     s.sendall(HEAD.pack(7, 100, 0) + data_of(7, 100))
     ready(101)
@@ -289,7 +293,8 @@ def calls(kind, host, port):
             assert s.recv(10) == b""
             fails(errno.EPIPE, s.send, b"x", socket.MSG_NOSIGNAL)
             assert extl.info(s)[0] == DIRECT
-    # Lingering: more data than the receive ring holds but less than both rings, in calls below the zero-copy limit.
+    # Lingering: more data than the receive ring holds but less than both rings, in calls below the
+    # zero-copy limit.
     s = new()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 8))
     s.sendall(HEAD.pack(3, 400_000, SLOW))
@@ -300,7 +305,7 @@ def calls(kind, host, port):
     s.close()
     took = time.monotonic() - began
     assert 0.3 < took < 7, took
-    # Of a peer that neither reads nor ends.
+    # Lingering with a peer that neither reads nor closes.
     s = new()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 20))
     s.sendall(HEAD.pack(0, 3, KEEP) + data_of(3, 1000))
@@ -353,7 +358,7 @@ def hold(kind, host, port, way):
 
 
 def busy(kind, host, port, count):
-    """Whoever polls for what comes does not sleep."""
+    """A program that busy-polls does not sleep."""
     slept = []
     with connect(kind, host, port) as s:
         for us in (0, 500_000):
@@ -365,7 +370,7 @@ def busy(kind, host, port, count):
                 assert extl.exactly(s, 65) == data_of(seed + 1, 64) + b"!"
             slept.append(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before)
         check(s)
-        # The time is a bound.
+        # The receive time-out also ends a busy poll.
         s.setsockopt(socket.SOL_SOCKET, SO_BUSY_POLL, 1000)
         s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 300_000))
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Processes of MPI that send to each other in a ring and all to all, pieces of all sizes; the first prints "same"."""
+"""MPI processes that send data of all sizes in a ring and all to all; the first prints "same"."""
 from mpi4py import MPI
 
 

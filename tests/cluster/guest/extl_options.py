@@ -1,8 +1,8 @@
-"""extl_options.py [all]: reads and sets every socket option there may be on sockets of TCP and of AF_EXTL in all states, and compares values and errors.
+"""extl_options.py [all]: reads and sets all possible socket options on sockets of TCP and of AF_EXTL in all states, and compares values and errors.
 
-Without "all" the two kinds of sockets of AF_EXTL take turns, and accepted sockets are left out.
+Without "all" the two kinds of AF_EXTL sockets alternate, and accepted sockets are left out.
 
-Prints each difference and how many options were looked at.
+Prints each difference and the number of options.
 """
 import socket
 import struct
@@ -13,25 +13,26 @@ from extl import attempt, listener, make, pair
 LEVELS = {"socket": (socket.SOL_SOCKET, 90), "tcp": (socket.IPPROTO_TCP, 50), "ip": (socket.IPPROTO_IP, 60), "ipv6": (socket.IPPROTO_IPV6, 90), "none": (999, 3)}
 SO_BINDTODEVICE, SO_RCVTIMEO, SO_SNDTIMEO, SO_LINGER, SO_LOCK_FILTER = 25, 20, 21, 13, 44
 TCP_ULP, IPV6_ADDRFORM = 31, 1
-#: Of each socket its own, or of the moment: only whether they can be read, and how long they are.
+#: Options whose value is specific to a socket or moment. Only success and length are compared.
 OWN = {
-    ("socket", 28),  # SO_PEERNAME: has the port
+    ("socket", 28),  # SO_PEERNAME: contains the port
     ("socket", 49),  # SO_INCOMING_CPU
     ("socket", 55),  # SO_MEMINFO
     ("socket", 56),  # SO_INCOMING_NAPI_ID
     ("socket", 57),  # SO_COOKIE
-    ("ip", 52),  # IP_PROTOCOL: of TCP the port
+    ("ip", 52),  # IP_PROTOCOL: for TCP the port
     ("tcp", 11),  # TCP_INFO
     ("tcp", 24),  # TCP_TIMESTAMP
     ("tcp", 26),  # TCP_CC_INFO
     ("tcp", 35),  # TCP_ZEROCOPY_RECEIVE
 }
-#: What these sockets refuse (docs/af_extl.md).
+#: Options that AF_EXTL rejects (docs/af_extl.md).
 REFUSED = {("tcp", TCP_ULP), ("ipv6", IPV6_ADDRFORM)}
 
 
 def states(kind):
-    """Makers of a socket in each state; what is returned besides lives as long."""
+    """Returns functions that create a socket in each state, with an object that must live as
+    long."""
     def connected():
         a, b = pair(kind)
         return a, b
@@ -49,7 +50,7 @@ def states(kind):
 
 
 def values(level, option):
-    """What is tried."""
+    """Returns the values to set."""
     yield struct.pack("i", 1)
     yield struct.pack("i", 70000)
     yield struct.pack("i", -1)
@@ -68,7 +69,7 @@ def values(level, option):
 
 
 def look(kind, state, level, number, option):
-    """What is there, and what becomes of it by each value."""
+    """Returns the value of an option, and the results of setting each value."""
     own = (level, option) in OWN
     seen = []
     s, other = states(kind)[state]()
@@ -96,7 +97,7 @@ def main():
                     if state == "accepted" and not everything:
                         continue
                     tcp = look("tcp" + version, state, level, number, option)
-                    # Nothing is known of most numbers.
+                    # Most numbers are undefined.
                     if state != "new" and all(x in ("ENOPROTOOPT", "EINVAL", "EOPNOTSUPP") for x in tcp):
                         continue
                     looked += 1

@@ -1,10 +1,10 @@
-"""Programs that know nothing of AF_EXTL, for the switch and for the tools that look at sockets.
+"""Programs without code for AF_EXTL, for the switch and for the tools that show sockets.
 
-extl_plain.py serve PORT         takes connections and reads nothing; prints "ready"
+extl_plain.py serve PORT         accepts connections without reading; prints "ready"
 extl_plain.py send HOST PORT N   sends N bytes and waits until it is killed; prints "ready"
-extl_plain.py echo PORT N        sends N bytes to itself and gets them back; prints how many
-extl_plain.py list PORT          listens, and prints which of the files in /proc/net name its port: "extl", "tcp"
-extl_plain.py make SECONDS       makes sockets of both versions of IP, as fast as it can with short pauses; prints how many
+extl_plain.py echo PORT N        sends N bytes to itself and receives them; prints the number
+extl_plain.py list PORT          listens, and prints the lists in /proc/net that show its port: "extl", "tcp"
+extl_plain.py make SECONDS       creates sockets of IPv4 and IPv6 with short pauses; prints the number
 """
 import socket
 import sys
@@ -59,7 +59,7 @@ def echo(port, count):
 
 
 def where(port):
-    """Names of files of this namespace that list a listener with the port."""
+    """Prints the lists of this namespace that show a listener with the port."""
     with listener(port):
         found = []
         try:
@@ -78,7 +78,7 @@ def make(seconds):
     end, made = time.monotonic() + float(seconds), 0
     while time.monotonic() < end:
         for family in socket.AF_INET, socket.AF_INET6:
-            # Whoever gets an error ends with it.
+            # An error ends the program.
             with socket.socket(family, socket.SOCK_STREAM) as s:
                 s.bind(("", 0))
             made += 1

@@ -1,7 +1,8 @@
-"""The same calls on a connection of TCP and on one whose data bypass TCP, between two nodes: they have to give the same.
+"""The same calls on a connection of TCP and on a direct one between two nodes, which must give the
+same results.
 
-extl_plays.py serve PORT       does what clients say, on sockets with the two following ports; prints "ready"
-extl_plays.py play HOST PORT   plays all plays with both kinds of connections, and compares
+extl_plays.py serve PORT       executes calls for clients, on sockets with the two following ports; prints "ready"
+extl_plays.py play HOST PORT   runs all tests with both kinds of connections, and compares
 """
 import array
 import ctypes
@@ -38,7 +39,7 @@ def until(test, what):
 
 
 def ready(s, wanted=0):
-    """Events of a socket now; those that are wanted are waited for."""
+    """Returns the current events of a socket, after waiting for the wanted ones."""
     poll = select.poll()
     poll.register(s, select.POLLIN | select.POLLOUT | select.POLLRDHUP)
     found = []
@@ -58,7 +59,7 @@ def unread(s):
 
 
 def call(s, name, *words):
-    """A call by name, for this or the other node."""
+    """Makes a call by its name, for this or the other node."""
     known = {
         "read": lambda count: extl.exactly(s, count),
         "reset": lambda: (s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_0), s.close()),
@@ -70,7 +71,7 @@ def call(s, name, *words):
 
 
 def slowly(s, count):
-    """Reads with pauses, so that senders have to wait."""
+    """Reads with pauses, so that senders must wait."""
     data = bytearray()
     while len(data) < count:
         time.sleep(0.01)
@@ -81,7 +82,8 @@ def slowly(s, count):
 
 
 def at_end(s):
-    """Closes as soon as the peer has: whether the port is kept afterwards (TIME_WAIT)."""
+    """Closes as soon as the peer has closed. Returns true if the port is kept afterwards
+    (TIME_WAIT)."""
     ends = [f":{name[1]:04X}" for name in (s.getsockname(), s.getpeername())]
     assert s.recv(1) == b""
     s.close()
@@ -147,7 +149,7 @@ def pair(far):
     near.settimeout(None)
     near.connect(far.to)
     far.accept()
-    # Both ends have said something, so that it is decided.
+    # The path is decided after both ends have sent data.
     near.sendall(b"?")
     assert far.call("read", 1) == b"?"
     far.call("sendall", b"!")
@@ -158,7 +160,7 @@ def pair(far):
 
 
 def reset_after_end(far):
-    """The peer ends its direction, then resets: that concerns who sends."""
+    """The peer ends its direction, then resets, which affects only sending."""
     near = pair(far)
     far.call("sendall", b"last")
     far.call("shutdown", socket.SHUT_WR)
@@ -184,7 +186,7 @@ def reset_before_end(far):
 
 
 def after_the_end(far):
-    """What can be done with a socket whose connection is over, however it ended."""
+    """Calls on a socket whose connection has ended, in each way."""
     said = []
     for way in ("both", "reset", "unwanted"):
         near = pair(far)
@@ -195,7 +197,7 @@ def after_the_end(far):
         elif way == "reset":
             far.call("reset")
         else:
-            # What it does not want any more is answered by a reset.
+            # Data for a closed direction are answered by a reset.
             far.call("shutdown", socket.SHUT_RDWR)
             ready(near, select.POLLRDHUP)
             near.sendall(b"x")
@@ -216,7 +218,8 @@ def after_the_end(far):
 
 
 def port_kept(far):
-    """Who closes first keeps its port, the other end does not (most of the time: TCP's end and the stream's may overtake each other)."""
+    """The end that closes first keeps its port, the other does not. There are exceptions,
+    because TCP's end and the stream's may overtake each other."""
     kept = []
     for _ in range(8):
         near = pair(far)
@@ -229,7 +232,7 @@ def port_kept(far):
 
 
 def hint(far):
-    """TCP_INQ, the end included."""
+    """TCP_INQ, including the end."""
     near = pair(far)
     near.setsockopt(TCP, TCP_INQ, 1)
     far.call("sendall", b"0123456789")
@@ -253,7 +256,7 @@ def nothing(far):
 
 
 def short_file(far):
-    """sendfile() of more than there is: the last piece goes at once."""
+    """sendfile() beyond the end of the file: the last data are sent at once."""
     took = []
     near = pair(far)
     with tempfile.TemporaryFile() as file:
@@ -278,7 +281,7 @@ def peeks(far):
 
 
 def completions(far):
-    """MSG_ZEROCOPY: a completion for each call that sent something."""
+    """MSG_ZEROCOPY: a completion for each call that sent data."""
     near, seen, copied = pair(far), set(), True
     said = [near.send(b"x", MSG_ZEROCOPY), ready(near)]
     near.setsockopt(socket.SOL_SOCKET, SO_ZEROCOPY, 1)
@@ -299,25 +302,25 @@ def completions(far):
     return [*said, sorted(seen), ready(near), call(near, "recvmsg", 0, 200, MSG_ERRQUEUE)]
 
 
-# Reasons: the server was too late, or has been a short time ago.
+# Reasons: the server accepted too late, now or a short time ago.
 LATE = 13, 18
 
 
 def early(far, how, late):
-    """shutdown() when the connection was not accepted yet."""
+    """shutdown() before the connection is accepted."""
     near = extl.make(far.kind)
     near.settimeout(None)
     near.connect(far.to)
     began = time.monotonic()
     near.shutdown(how)
     took = time.monotonic() - began
-    # Nobody knows yet whether there is room.
+    # POLLOUT is not defined yet.
     said = [ready(near) & ~(select.POLLOUT if how == socket.SHUT_RD else 0)]
     if how != socket.SHUT_RD:
         said.append(call(near, "send", b"x", socket.MSG_NOSIGNAL))
     if how != socket.SHUT_WR:
         said.append(near.recv(1))
-    # In the end it is TCP that carries the data if nobody takes it in time.
+    # TCP carries the data if the connection is accepted too late.
     time.sleep(late)
     if late and far.kind != "tcp4":
         mode, reason = extl.info(near)[:2]
@@ -358,7 +361,7 @@ def early_or_late(far):
 
 
 def fast_open(far):
-    """MSG_FASTOPEN where there is a connection already."""
+    """MSG_FASTOPEN on an established connection."""
     near = extl.make(far.kind)
     near.setblocking(False)
     said = [call(near, "connect", far.to)]
@@ -385,7 +388,7 @@ def killed(far):
 
 
 def lingering(far):
-    """A close waits for the peer to have the data, not for its end."""
+    """A lingering close waits until the peer has the data, not until the peer closes."""
     near = pair(far)
     near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 20))
     near.sendall(bytes(1000))
@@ -396,7 +399,7 @@ def lingering(far):
 
 
 def cork(far):
-    """TCP_CORK holds what is small, and TCP_NODELAY overrides it once."""
+    """TCP_CORK holds small data, and TCP_NODELAY overrides it once."""
     near = pair(far)
     held, went = set(), []
     for _ in range(6):
@@ -443,7 +446,8 @@ def facts(far):
     return said
 
 
-# ioctl() by the interface of 32-bit programs: push rbx; mov ebx, edi; mov ecx, esi; mov eax, 54; int 0x80; pop rbx; ret
+# ioctl() through the interface of 32-bit programs: push rbx; mov ebx, edi; mov ecx, esi; mov eax,
+# 54; int 0x80; pop rbx; ret
 CODE = bytes.fromhex("53 89fb 89f1 b836000000 cd80 5b c3")
 
 
@@ -465,7 +469,8 @@ def of_32_bits(far):
 
 
 def together(far):
-    """Small sends of several threads, and one that does not wait, while there is little room: whole."""
+    """Small sends of several threads stay whole while space is scarce, including a non-blocking
+    one."""
     near, each, size = pair(far), 60, 5000
 
     def send(letter):
@@ -504,12 +509,12 @@ PLAYS = [
 
 def play(host, port):
     wrong = 0
-    # A kernel without that interface ends the process.
+    # A kernel without that interface kills the process.
     has_32_bits = os.path.exists("/proc/sys/abi/vsyscall32")
     plays = [act for act in PLAYS if act != of_32_bits or has_32_bits]
     for act in [*plays, together]:
         said = {}
-        # How TCP cuts the sends of several threads is its own business.
+        # TCP may split the sends of several threads differently.
         for kind in KINDS if act != together else KINDS[1:]:
             far = Far(host, port, kind)
             try:

@@ -1,12 +1,12 @@
-"""extl_random.py FIRST COUNT [ADDRESS4 ADDRESS6]: runs random sequences of socket calls with TCP and with AF_EXTL, and compares
-results, errors, events and data.
+"""extl_random.py FIRST COUNT [ADDRESS4 ADDRESS6]: runs random sequences of socket calls with TCP and with AF_EXTL, and compares results, errors, events and data.
 
-A sequence depends on its number only. In each, sockets of one kind talk to each other on this machine. Both kinds go through it step by
-step at the same time, and before the next step their events, unread bytes and whether they are connected have to be the same: that may
-take a while on a busy machine, and timers of TCP end for both. With addresses of exn the data of AF_EXTL go past TCP; without, TCP
-carries them, too.
-What TCP itself does differently from one time to another says nothing; there may be few such sequences.
-Prints how many were compared; with a COUNT of 1 each step, too.
+A sequence depends on its number only. In each, sockets of one kind communicate on this node.
+Both kinds run step by step at the same time. Before the next step their events, unread bytes and
+connection states must be the same, which may take a while on a busy host. With addresses of exn
+the data of AF_EXTL bypass TCP; without addresses, TCP carries them too.
+
+Sequences in which TCP differs from itself are ignored; there may be few of them. Prints the
+number of compared sequences, and with a COUNT of 1 each step.
 """
 import array
 import fcntl
@@ -24,9 +24,9 @@ import time
 from extl import attempt, home, info, make, resolve
 
 STEPS = 50
-# Between two looks at the events, which have to be the same twice.
+# Seconds between two polls of the events, which must be the same twice.
 LOOK = 0.002
-# Until events are the same, or a connection is there.
+# Maximum seconds until events are the same, or a connection is established.
 PATIENCE = 3
 OPTIONS = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
@@ -44,11 +44,11 @@ OPTIONS = [
 FLAGS = [0, 0, 0, socket.MSG_PEEK, socket.MSG_WAITALL, socket.MSG_TRUNC, socket.MSG_OOB, 0x2000]
 SENDING = [0, 0, 0, 0, socket.MSG_MORE, socket.MSG_OOB, 0x20000000, 0x4000000]
 MOST = 8
-# The mode of a connection whose data go past TCP.
+# Mode of a direct connection.
 DIRECT = 3
-# Of this machine, by version of IP.
+# Local addresses by IP version.
 ADDRESSES = {v: home(v) for v in "46"}
-# Connections whose data went past TCP.
+# Number of direct connection ends.
 direct = 0
 
 
@@ -62,7 +62,7 @@ def unread(s):
 
 
 class World:
-    """Sockets of a kind, and what was seen of them."""
+    """Sockets of one kind, and the ports seen."""
 
     def __init__(self, kind, seed):
         self.kind, self.rng = kind, random.Random(seed)
@@ -70,7 +70,7 @@ class World:
         self.home = resolve(kind, ADDRESSES[kind[-1]], 0)
 
     def name(self, address):
-        """An address, with ports by the order in which they were seen first."""
+        """Returns an address, with ports numbered in the order of their first occurrence."""
         if not isinstance(address, tuple):
             return address
         port = address[1]
@@ -80,7 +80,8 @@ class World:
 
     def step(self):
         rng = self.rng
-        # Everything is drawn whether it is used or not, so that what happened before has no say in what comes.
+        # All random values are drawn in each step, so that later steps do not depend on earlier
+        # results.
         do, which, other = rng.randrange(22), rng.random(), rng.random()
         number, flags, sending = rng.choice([0, 1, 2, 3, 100, 1000]), rng.choice(FLAGS), rng.choice(SENDING)
         option, value, how, data = rng.choice(OPTIONS), rng.choice([0, 1, 5, 200]), rng.randrange(4), rng.randbytes(number)
@@ -94,7 +95,7 @@ class World:
         if do in (3, 4):
             return "listen", attempt(s.listen, number % 4)
         if do in (5, 6, 7):
-            # On one machine it is there at once, or in progress for a moment.
+            # On one node it is established at once, or in progress for a moment.
             to = attempt(t.getsockname)
             result = attempt(s.connect, to) if to[1] else "no address"
             return "connect", "begun" if result in (None, "EINPROGRESS") else result
@@ -144,7 +145,7 @@ class World:
         return [(seen.get(s.fileno(), 0), unread(s), c) for s, c in zip(self.sockets, connected)]
 
     def begin(self):
-        """Two connections and who accepted them, so that there is something to do."""
+        """Creates two accepted connections, so that calls have an effect."""
         s = make(self.kind, socket.SOCK_NONBLOCK)
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         s.bind(self.home)
@@ -161,7 +162,7 @@ class World:
             self.sockets += [a, b]
 
     def end(self):
-        """What is left to read of each; closes all."""
+        """Returns the unread data of each socket, and closes all."""
         global direct
         left = []
         for s in self.sockets:
@@ -174,7 +175,7 @@ class World:
 
 
 def settle(a, b):
-    """The events of both once they are the same and stay so, or those that differ."""
+    """Returns the events of both kinds when they are the same and stable, or after a time-out."""
     end, before = time.monotonic() + PATIENCE, None
     while True:
         now = a.events(), b.events()
@@ -185,7 +186,7 @@ def settle(a, b):
 
 
 def difference(kinds, seed, tell=False):
-    """Where two kinds differ, None if they don't."""
+    """Returns the first difference between two kinds, or None."""
     a, b = (World(kind, seed) for kind in kinds)
     try:
         a.begin()
@@ -221,7 +222,7 @@ def main():
         if first_one is None:
             compared += 1
             continue
-        # TCP has the last word: how often does it differ from itself? A single one may be the machine's.
+        # Compares TCP with itself for reference. A single difference may be caused by the host.
         others = 1 + sum(difference(ours, seed) is not None for _ in range(3))
         itself = sum(difference(("tcp" + version, "tcp" + version), seed) is not None for _ in range(4))
         if others == 1 or others <= itself + 1:

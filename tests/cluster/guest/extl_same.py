@@ -1,7 +1,7 @@
-"""extl_same.py [NAME…]: does things with sockets of TCP and of AF_EXTL on one machine, and compares what is seen: results, errors, events, data.
+"""extl_same.py [NAME…]: makes the same calls on sockets of TCP and of AF_EXTL on one node, and compares results, errors, events and data.
 
-Each function whose name begins with "see_" does them for a kind of socket and returns what it saw. Prints a line for each that is the
-same, and all that is other at the end.
+Each function whose name begins with "see_" tests one kind of socket and returns its
+observations. Prints a line for each test without a difference, and all differences at the end.
 """
 import array
 import fcntl
@@ -19,7 +19,7 @@ import uring
 from extl import attempt, exactly, home, inet, info, listener, make, pair, TCP
 
 BIG = 300_000
-#: Time after which what one end did has reached the other, on this machine.
+#: Seconds after which an action of one end has reached the other, on one node.
 SETTLE = 0.02
 SIOCINQ, SIOCOUTQ = termios.FIONREAD, termios.TIOCOUTQ
 SO_RCVTIMEO, SO_SNDTIMEO = 20, 21
@@ -28,7 +28,7 @@ ALL = select.POLLIN | select.POLLOUT | select.POLLPRI | select.POLLRDHUP
 
 
 def ready(*sockets):
-    """Bits of poll(2) of each."""
+    """Returns the poll(2) bits of each socket."""
     poll = select.poll()
     for s in sockets:
         poll.register(s, ALL)
@@ -43,7 +43,7 @@ def number(s, request):
 
 
 def timed(call, *words):
-    """What a call does, and tenths of seconds that it takes."""
+    """Returns the result of a call, and its duration in tenths of a second."""
     start = time.monotonic()
     return attempt(call, *words), int((time.monotonic() - start) * 10)
 
@@ -85,7 +85,7 @@ def see_nonblocking_connect(kind):
         a = make(kind, socket.SOCK_NONBLOCK)
         seen.append(ready(a))
         first = attempt(a.connect, s.getsockname())
-        # On one machine it may be there at once.
+        # On one node it may be established at once.
         seen.append(first in (None, "EINPROGRESS"))
         time.sleep(SETTLE)
         seen.append((ready(a, s), a.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)))
@@ -146,7 +146,7 @@ def see_addresses_that_are_wrong(kind):
 
 
 def see_both_versions(kind):
-    """A socket of IPv6 that listens on all addresses gets connections of IPv4."""
+    """An IPv6 socket that listens on all addresses accepts connections of IPv4."""
     if not kind.endswith("6"):
         return None
     with make(kind) as s:
@@ -227,7 +227,7 @@ def epolls(kind, extra):
     seen.append(attempt(b.send, b"x", socket.MSG_NOSIGNAL))
     time.sleep(SETTLE)
     seen += [events(), events()]
-    # What was registered before there is a connection.
+    # Registered before the connection is established.
     c, epoll = make(kind, socket.SOCK_NONBLOCK), select.epoll()
     epoll.register(c, select.EPOLLIN | select.EPOLLOUT | extra)
     seen.append(bool(events()))
@@ -254,7 +254,7 @@ def see_epoll_oneshot(kind):
 
 
 def see_epoll_wakes(kind):
-    """Who sleeps in epoll is woken."""
+    """A process that sleeps in epoll is woken."""
     a, b = pair(kind)
     epoll = select.epoll()
     epoll.register(b, select.EPOLLIN | select.EPOLLET)
@@ -294,7 +294,7 @@ def see_accept_flags(kind):
 
 
 def see_half_close(kind):
-    """Each end closes either direction, both or none, with data on their way or not."""
+    """Each end closes either direction, both or none, with and without data in flight."""
     seen = []
     for data in (b"", b"abc"):
         for first in (0, 1, 2):
@@ -327,7 +327,7 @@ def see_half_close(kind):
 
 
 def see_broken_pipe(kind):
-    """SIGPIPE comes, and not with MSG_NOSIGNAL."""
+    """SIGPIPE is raised, except with MSG_NOSIGNAL."""
     seen, signals = [], []
     before = signal.signal(signal.SIGPIPE, lambda *_: signals.append(1))
     for flags in (0, socket.MSG_NOSIGNAL):
@@ -441,7 +441,7 @@ def see_timeouts(kind):
 
 
 def see_interrupted(kind):
-    """A signal ends a wait, with the calls that the C library makes; SA_RESTART goes on."""
+    """A signal interrupts a wait, through the calls of the C library; SA_RESTART resumes it."""
     import ctypes
     from extl import LIBC
     a, b = pair(kind)
@@ -465,7 +465,7 @@ def see_interrupted(kind):
 
 
 def see_files(kind):
-    """sendfile and splice, both ways."""
+    """sendfile and splice in both directions."""
     a, b = pair(kind)
     data = os.urandom(BIG)
     seen = []
@@ -550,7 +550,7 @@ def see_fork_and_dup(kind):
 
 
 def see_passed(kind):
-    """A socket that goes to another process, as SCM_RIGHTS, and through exec."""
+    """A socket is passed to another process by SCM_RIGHTS, and through exec."""
     a, b = pair(kind)
     here, there = socket.socketpair()
     if not os.fork():
@@ -569,7 +569,7 @@ def see_passed(kind):
 
 
 def see_killed(kind):
-    """A process ends with its sockets open, with and without data that it did not read."""
+    """A process ends with open sockets, with and without unread data."""
     seen = []
     for unread in (False, True):
         with listener(kind) as s:
@@ -619,7 +619,7 @@ def see_fast_open(kind):
 
 
 def see_backlog(kind):
-    """Connections that nobody accepts end with their listener."""
+    """Unaccepted connections end with their listener."""
     s = listener(kind)
     others = [make(kind) for _ in range(5)]
     for a in others:
@@ -631,7 +631,7 @@ def see_backlog(kind):
 
 
 def see_mapped(kind):
-    """TCP_ZEROCOPY_RECEIVE has its mapping."""
+    """TCP_ZEROCOPY_RECEIVE can map its memory."""
     import mmap
     a, b = pair(kind)
     seen = []
@@ -645,7 +645,7 @@ def see_mapped(kind):
 
 
 def see_io_uring(kind):
-    """Requests that wait until there is something, and those that need not."""
+    """Requests that must wait, and requests that need not."""
     ring = uring.Ring()
     seen = []
     with listener(kind) as s:
@@ -679,7 +679,7 @@ def see_io_uring(kind):
 
 
 def packed(address):
-    """As the kernel has it."""
+    """Returns an address in the kernel's format."""
     port = struct.pack("!H", address[1])
     if len(address) == 2:
         return struct.pack("=H", socket.AF_INET) + port + socket.inet_aton(address[0]) + bytes(8)
@@ -687,7 +687,8 @@ def packed(address):
 
 
 def see_refused_options(kind):
-    """What of TCP these sockets don't have: other upper layers. It says so, and they work on."""
+    """Upper layers of TCP are not supported: the option returns an error, and the socket keeps
+    working."""
     a, b = pair(kind)
     outcome = attempt(a.setsockopt, socket.IPPROTO_TCP, 31, b"tls")
     if not kind.startswith("tcp"):
@@ -713,7 +714,7 @@ def main():
                 if other == tcp:
                     continue
                 said = f"{name} {kind}{version}: other than TCP: {tcp} / {other}"
-                # Either took longer than it usually does, or it is no question of time.
+                # Repeats the test with a longer delay, to exclude a slow host.
                 soon, SETTLE = SETTLE, 50 * SETTLE
                 tcp = tests[name]("tcp" + version)
                 if tests[name](kind + version) != tcp:
@@ -726,7 +727,7 @@ def main():
             print(f"{name}: same", flush=True)
     print(*others, sep="\n")
     print(f"{later} later, {len(others)} other")
-    # A busy machine may hold up one or two; more are no accident.
+    # A busy host may delay one or two tests; more are a defect.
     sys.exit(bool(others) or later > 2)
 
 

@@ -1,8 +1,8 @@
-"""Clients and servers that know nothing of AF_EXTL, where Debian has no program that looks at the data.
+"""Clients and servers without code for AF_EXTL, where Debian has no program that checks the data.
 
-extl_users.py asyncio-serve PORT          echoes, with asyncio
-extl_users.py asyncio HOST PORT COUNT     so many connections at the same time; prints "same" if all data came back
-extl_users.py memcached HOST PORT COUNT   sets and gets so many values; prints "same"
+extl_users.py asyncio-serve PORT          echoes with asyncio
+extl_users.py asyncio HOST PORT COUNT     makes COUNT connections at the same time; prints "same" if all data came back
+extl_users.py memcached HOST PORT COUNT   sets and gets COUNT values; prints "same"
 """
 import asyncio
 import random
@@ -29,7 +29,7 @@ async def talk(host, port, seed):
         data = rng.randbytes(rng.choice([1, 100, 3000, 200000]))
         writer.write(data)
         assert await reader.readexactly(len(data)) == data
-    # What is on its way comes back after the end, too.
+    # Data in flight come back after the end of the direction too.
     data = rng.randbytes(50000)
     writer.write(data)
     writer.write_eof()
@@ -53,7 +53,7 @@ def memcached(host, port, count):
             assert f.readline() == b"STORED\r\n"
         keys = list(values)
         rng.shuffle(keys)
-        # All questions of a kind at once.
+        # Several requests at once.
         for at in range(0, count, 10):
             some = keys[at:at + 10]
             f.write(f"get {' '.join(some)}\r\n".encode())

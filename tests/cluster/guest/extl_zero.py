@@ -1,15 +1,15 @@
-"""Large calls on sockets of AF_EXTL, whose data are not to be copied.
+"""Large calls on sockets of AF_EXTL, whose data must not be copied.
 
 extl_zero.py serve PORT              serves clients of this program; prints "ready"
 extl_zero.py move HOST PORT SEED     sends and receives with calls of many sizes and alignments, and compares
-extl_zero.py aligned HOST PORT N     sends and receives N times 1 MiB by one call each; prints what was not copied at both ends
-extl_zero.py interrupted HOST PORT   signals, time-outs and resets end calls in the middle: what they say they sent was sent
-extl_zero.py memory HOST PORT        forks, and unmaps memory, while it is sent from; sends with little lockable memory
-extl_zero.py hold HOST PORT          sends what nobody reads; prints "ready", and in the end the error
-extl_zero.py later HOST PORT N       sends N times 1 MiB with MSG_ZEROCOPY, of which completions tell; prints how much was copied, and was not
-extl_zero.py polled HOST PORT        sends 2 MiB by calls of 8 KiB with MSG_ZEROCOPY that don't wait, when poll says so; prints what was not copied
-extl_zero.py shared HOST PORT        kills a child in the middle of a call on a connection that it shares; prints "ready" before
-extl_zero.py files HOST PORT         sends from files that are mapped, and receives to them; some are cut short
+extl_zero.py aligned HOST PORT N     sends and receives N times 1 MiB by one call each; prints the uncopied bytes of both ends
+extl_zero.py interrupted HOST PORT   signals, time-outs and resets end calls early: exactly the returned length was sent
+extl_zero.py memory HOST PORT        forks, and unmaps memory, while it is being sent; sends with little lockable memory
+extl_zero.py hold HOST PORT          sends to a peer that never reads; prints "ready", and in the end the error
+extl_zero.py later HOST PORT N       sends N times 1 MiB with MSG_ZEROCOPY; prints the copied and the uncopied bytes
+extl_zero.py polled HOST PORT        sends 2 MiB by non-blocking calls of 8 KiB with MSG_ZEROCOPY; prints the uncopied bytes
+extl_zero.py shared HOST PORT        kills a child during a call on a connection that it shares; prints "ready" before
+extl_zero.py files HOST PORT         sends from mapped files and receives into them; some are truncated
 """
 import ctypes
 import errno
@@ -29,18 +29,18 @@ import time
 import extl
 
 HEAD = struct.Struct("=QIIIB")
-# What a client wants: the server reads by calls; sends by calls; reads when a second, or so many as it says, has passed, up to the end;
-# resets the connection when so many seconds have passed.
+# Requests of a client: the server reads by calls; sends by calls; reads up to the end after one
+# second or the given number; resets the connection after the given number of seconds.
 READS, SENDS, LATE, RESETS = 0, 1, 2, 3
 MIB = 1 << 20
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Memory:
-    """Memory that begins so many bytes behind the beginning of a page."""
+    """Memory that starts at an offset within a page."""
 
     def __init__(self, count, offset=0):
-        # Not shared with children.
+        # Private, so that children get copies.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self.map = mmap.mmap(-1, count + offset + mmap.PAGESIZE, flags=flags)
         self.view = memoryview(self.map)[offset : offset + count]
@@ -58,7 +58,7 @@ def digest(data):
 
 
 def read_by_calls(s, count, call, offset):
-    """Reads by calls of a size, to memory with an offset."""
+    """Reads by calls of a given size, into memory with an offset."""
     memory = Memory(count, offset)
     done = 0
     while done < count:
@@ -76,7 +76,7 @@ def send_by_calls(s, data, call, offset):
     memory.view[:] = data
     for at in range(0, len(data), call):
         s.sendall(memory.view[at : at + call])
-    # It was sent: what is there now is of no consequence.
+    # The data were sent, so later contents do not matter.
     memory.view[:] = bytes(len(data))
 
 
@@ -106,7 +106,7 @@ def serve_until_over(s):
     try:
         serve_one(s)
     except OSError:
-        # The client is gone.
+        # The client has closed the connection.
         pass
 
 
@@ -130,7 +130,7 @@ def answer(s, data):
 
 
 def give(s, data, call, offset, there=(MIB, 0)):
-    """Sends, and compares what the server has read."""
+    """Sends, and compares with the data that the server read."""
     s.sendall(HEAD.pack(len(data), 0, *there, READS))
     send_by_calls(s, data, call, offset)
     answer(s, data)
@@ -143,7 +143,7 @@ def take(s, seed, count, call, offset, there=(MIB, 0)):
 
 
 def columns(s):
-    """What the kernel says of this end."""
+    """Returns the kernel's entry for this end."""
     with open("/proc/net/extl", encoding="ascii") as lines:
         names = next(lines).split()
         inode = str(os.fstat(s.fileno()).st_ino)
@@ -199,7 +199,7 @@ def interrupted(host, port):
         began = time.monotonic()
         n = raw_send(s, memory, count)
         took = time.monotonic() - began
-        # Something else from now on: what was not sent must not be read any more.
+        # Unsent memory must not be read any more, so it is overwritten.
         memory.view[:] = bytes(count)
         if n < 0:
             assert n in (-errno.EINTR, -errno.EAGAIN), (way, n)
@@ -217,12 +217,13 @@ def interrupted(host, port):
 
 
 def reset(host, port):
-    """A call that waits when the connection is reset fails, be it for the peer or for what is lent already."""
+    """A call that waits fails when the connection is reset, while it waits for the peer or for
+    leased memory."""
     for flags, lent in ((0, 0), (MSG_ZEROCOPY, 4)):
         s = connected(host, port)
         s.setsockopt(socket.SOL_SOCKET, SO_ZEROCOPY, 1)
         s.sendall(HEAD.pack(3, 0, 0, 0, RESETS))
-        # Nothing of what follows finds room at the other end.
+        # The peer has no space for later data.
         s.setblocking(False)
         try:
             while True:
@@ -242,7 +243,7 @@ def reset(host, port):
 def memory(host, port):
     s = connected(host, port)
     count = 3 * MIB
-    # A child gets copies, be they written to or not.
+    # A child gets copies, whether it writes to them or not.
     data = data_of(1, count)
     lent = Memory(count)
     lent.view[:] = data
@@ -258,7 +259,7 @@ def memory(host, port):
     sender.join()
     s.shutdown(socket.SHUT_WR)
     answer(s, data)
-    # Memory that goes while it is sent from.
+    # Memory that is unmapped while it is being sent.
     s = connected(host, port)
     s.sendall(HEAD.pack(0, 0, 0, 0, LATE))
     at = LIBC.mmap
@@ -276,7 +277,7 @@ def memory(host, port):
     s.shutdown(socket.SHUT_WR)
     assert sent == [MIB], sent
     answer(s, data[:MIB])
-    # Who may lock nothing has it copied.
+    # Data of a user without lockable memory are copied.
     child = os.fork()
     if child == 0:
         try:
@@ -291,7 +292,7 @@ def memory(host, port):
             os._exit(1)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    # What is lent counts once, with a completion, too.
+    # Leased memory counts once against the limit, with a completion too.
     child = os.fork()
     if child == 0:
         try:
@@ -321,13 +322,13 @@ ORIGIN_ZEROCOPY, CODE_COPIED = 5, 1
 
 
 def completions(s):
-    """Ranges of calls that are over, and whether they were copied; nothing if there are none now."""
+    """Returns the range of completed calls and the flag "copied", or None without a completion."""
     try:
         _, control, _, _ = s.recvmsg(0, 512, socket.MSG_ERRQUEUE)
     except BlockingIOError:
         return None
     kind = (socket.SOL_IP, IP_RECVERR)
-    # Behind it there may be an address.
+    # An address may follow.
     [said] = [EXTENDED.unpack_from(data) for level, what, data in control if (level, what) == kind]
     number, origin, _, code, _, first, last = said
     assert (number, origin) == (0, ORIGIN_ZEROCOPY), said
@@ -349,7 +350,7 @@ def later(host, port, times):
         waiting.add(n)
         first = first or time.monotonic() - began
         if n == 0:
-            # Nobody reads yet, and the ring is shorter.
+            # The peer does not read yet, and the ring is shorter than the data.
             assert first < 0.8, first
             assert completions(s) is None
     s.shutdown(socket.SHUT_WR)
@@ -364,7 +365,7 @@ def later(host, port, times):
         waiting.difference_update(over)
         copied += len(over) * code
         for n in over:
-            # It is the program's again.
+            # The memory belongs to the program again.
             pieces[n].view[:] = bytes(MIB)
     row = columns(s)
     answer(s, data)
@@ -387,7 +388,7 @@ def polled(host, port):
             while completions(s):
                 pass
             if events & select.EPOLLOUT:
-                # Who was told that there is room is not told that there is none.
+                # A call after POLLOUT must not fail for lack of space.
                 flags = MSG_ZEROCOPY | socket.MSG_DONTWAIT
                 done += s.send(memory.view[done : done + call], flags)
                 calls += 1
@@ -401,7 +402,7 @@ def polled(host, port):
 
 def shared(host, port):
     s = connected(host, port)
-    # The other end reads when that is over.
+    # The other end reads after that.
     s.sendall(HEAD.pack(6, 0, 0, 0, LATE))
     data = data_of(13, 8 * MIB)
     memory = Memory(len(data))
@@ -412,14 +413,15 @@ def shared(host, port):
         os._exit(0)
     time.sleep(0.3)
     print("ready", flush=True)
-    # Until the peer's node answers nothing.
+    # Until the peer's node does not answer any more.
     sys.stdin.readline()
     os.kill(child, signal.SIGKILL)
     began = time.monotonic()
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     took = time.monotonic() - began
     assert 1.9 < took < 5, took
-    # The connection is still there for others, and goes on behind what the peer has taken.
+    # The connection survives for other processes, and continues behind the data that the peer has
+    # received.
     s.sendall(b"behind")
     s.shutdown(socket.SHUT_WR)
     said = extl.exactly(s, 40)
@@ -438,13 +440,13 @@ def files(host, port):
             file.write(data)
             file.flush()
             s = connected(host, port)
-            # From a file, shared and not.
+            # From a file, with a shared and with a private mapping.
             for flags in (mmap.MAP_SHARED, mmap.MAP_PRIVATE):
                 mapped = mmap.mmap(file.fileno(), count, flags=flags)
                 s.sendall(HEAD.pack(count, 0, MIB, 0, READS))
                 s.sendall(mapped)
                 answer(s, data)
-            # To a file.
+            # Into a file.
             mapped = mmap.mmap(file.fileno(), count, flags=mmap.MAP_SHARED)
             s.sendall(HEAD.pack(count, 11, MIB, 0, SENDS))
             done = 0
@@ -452,10 +454,10 @@ def files(host, port):
                 done += s.recv_into(memoryview(mapped)[done:], count - done, socket.MSG_WAITALL)
             file.seek(0)
             assert file.read() == data_of(11, count), where
-            # What is cut off is not there, and what is before it is sent.
+            # The truncated part is missing; the data before it are sent.
             file.truncate(MIB)
             start = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-            # For an answer that can't come the connection is another one.
+            # A new connection, because the server would not answer.
             s = connected(host, port)
             s.sendall(HEAD.pack(0, 0, 0, 0, LATE))
             sent = LIBC.send(s.fileno(), ctypes.c_void_p(start), ctypes.c_size_t(count), 0)
@@ -473,7 +475,7 @@ def hold(host, port):
     s = connected(host, port)
     s.sendall(HEAD.pack(0, 0, 0, 0, LATE))
     lent = Memory(64 * MIB)
-    # Until there is something on its way.
+    # Until data are in flight.
     threading.Timer(0.3, lambda: print("ready", flush=True)).start()
     try:
         while True:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Fills pipes with zeros until little memory is left: kernel pages, as the buffers of frames were. Says how much in /tmp/filled, waits
-for /tmp/go, and fails if anything else comes out."""
+"""Fills pipes with zeros until little memory is left: kernel pages, like the buffers of frames
+were. Writes the amount to /tmp/filled, waits for /tmp/go, and fails if other data come out."""
 import fcntl, os, resource, sys, time
 
 MIB = 1 << 20
-# What the node needs to go on, in MiB.
+# MiB that the node needs to keep running.
 SPARED = 60
 
 

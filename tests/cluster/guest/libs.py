@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Uses the C libraries inside a node: `libs.py COMMAND [ARG…]`. Exit status 0 means that all was as it should be."""
+"""Uses the C libraries inside a node: `libs.py COMMAND [ARG…]`. Exit status 0 means that all
+checks succeeded."""
 import ctypes, errno, fcntl, os, select, signal, struct, sys, time
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint8, c_uint16, c_uint64, c_void_p
 
@@ -7,7 +8,7 @@ from device import PATIENCE, check, main
 
 
 def library(name, **functions):
-    """A library with the results and arguments of its functions."""
+    """Returns a library with the result and argument types of its functions."""
     loaded = ctypes.CDLL(name)
     for function, (result, *arguments) in functions.items():
         f = getattr(loaded, function)
@@ -52,7 +53,7 @@ class Velo:
         return self.recv(-1)
 
     def afterwards(self):
-        """What every later call says."""
+        """Returns the results of all later calls."""
         lib, port = self.lib, self.port
         for _ in range(2):
             yield "recv", self.recv(0)
@@ -105,7 +106,7 @@ class Rma:
 
 
 def unbound(name, ready):
-    """Sleeps in a blocking call until the NIC goes."""
+    """Sleeps in a blocking call until the NIC is removed."""
     port = {"libvelo": Velo, "librma": Rma}[name]()
     open(ready, "w").close()
     check("the blocking call", port.sleep(), port.gone)
@@ -114,15 +115,15 @@ def unbound(name, ready):
 
 
 def signals(name):
-    """A signal ends a blocking call."""
+    """A signal interrupts a blocking call."""
     port = {"libvelo": Velo, "librma": Rma}[name]()
     interrupted = {"libvelo": -errno.EINTR, "librma": -27}[name]
     seen = []
     signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
-    # Long after the call sleeps, and soon.
+    # Long after the call sleeps, and shortly after.
     for seconds in (2, 0.3, 0.02):
         del seen[:]
-        # The first may come before the call.
+        # The first signal may precede the call.
         signal.setitimer(signal.ITIMER_REAL, seconds, 1)
         check("the blocking call", port.sleep(), interrupted)
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -132,14 +133,14 @@ def signals(name):
 def wait_readable(fd, milliseconds):
     poller = select.poll()
     poller.register(fd, select.POLLIN)
-    # A time-out of its own would hide that the library gave none.
+    # The wait has a time-out here, to detect that the library requested none.
     end = PATIENCE * 1000
     if not poller.poll(end if milliseconds < 0 else milliseconds) and milliseconds < 0:
         raise AssertionError("poll(2) slept without end")
 
 
 def velo_loop(node, vpid, rounds):
-    """Echoes from `extoll-ping --listen`, as an event loop gets them."""
+    """Receives echoes from `extoll-ping --listen` in an event loop."""
     velo = Velo()
     fd, to = velo.lib.velo_fd(velo.port), To(node=int(node), vpid=int(vpid), mtt=1)
     for n in range(int(rounds)):
@@ -160,7 +161,7 @@ def velo_loop(node, vpid, rounds):
 
 
 def rma_loop(rounds):
-    """Notifications to the port itself, as an event loop gets them, and in a blocking call."""
+    """Receives notifications to its own port, in an event loop and in a blocking call."""
     rma = Rma()
     lib, port = rma.lib, rma.port
     lib.rma2_get_fd.argtypes = [c_void_p]
@@ -193,13 +194,13 @@ def wait_go(ready):
 def offer(ready, vpid):
     with open(ready, "w") as f:
         print(vpid, file=f)
-    # Root goes on here.
+    # Root continues here.
     os.chmod(ready, 0o666)
     wait_go(ready)
 
 
 def lost_velo(ready):
-    """The first of three messages to the port itself is never written."""
+    """The first of three messages to its own port is never written."""
     velo = Velo()
     velo.lib.velo_vpid.argtypes = velo.lib.velo_node.argtypes = [c_void_p]
     itself = To(node=velo.lib.velo_node(velo.port), vpid=velo.lib.velo_vpid(velo.port))
@@ -215,7 +216,7 @@ def lost_velo(ready):
 
 
 def lost_rma(ready):
-    """The same with notifications, and probing."""
+    """The same with notifications, and with probing."""
     rma = Rma()
     lib, port = rma.lib, rma.port
     lib.rma2_noti_get_notiput_payload.argtypes = [c_void_p]
@@ -285,7 +286,7 @@ def wait_word(address, value):
 
 
 def smfu_export():
-    """Lets another node read and write, and checks what it wrote."""
+    """Lets another node read and write memory, and checks the data written."""
     smfu = Smfu()
     memory = smfu.map(smfu.lib.smfu_map_local, 8192)
     at = smfu.lib.smfu_address(memory)
@@ -301,8 +302,8 @@ def smfu_export():
 
 
 def smfu_use(node, first, *registers):
-    """Reads and writes another node's memory from byte `first` of the window on. `registers`: those of an interval (control, start, end), and of the
-    window's address."""
+    """Reads and writes another node's memory from byte `first` of the window on. `registers`:
+    those of an interval (control, start, end), and the register with the window's address."""
     node, first = int(node), int(first)
     f = os.open("/dev/extoll/extoll_rf_access", os.O_RDWR)
     for number in (3, 4):
@@ -358,7 +359,7 @@ def smfu_errors():
     mapping = smfu.map(lib.smfu_map_local, size)
     lib.smfu_unmap(mapping)
     os.setresuid(1000, 1000, 1000)
-    # The rights are those at opening.
+    # Permissions are checked when the file is opened.
     lib.smfu_unmap(smfu.map(lib.smfu_map_window, 4096))
     other = Smfu()
     for f in (lib.smfu_map_window, lib.smfu_map_local):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""lines.py PORT FILE: writes the datagrams that come to a UDP port to a file, which is there as soon as the port is bound. Ends when it is killed.
+"""lines.py PORT FILE: writes the datagrams received on a UDP port to a file, which exists as soon as the port is bound. Ends when it is killed.
 
-The socket has room for all that may come at once, whatever the limits of the system are.
+The socket's buffer holds a whole burst, whatever the limits of the system.
 """
 import socket
 import sys

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Looks at the other programs of this directory without running them: syntax, with warnings as errors, and names that nobody defines."""
+"""Checks the other programs of this directory without running them: syntax, with warnings as
+errors, and undefined names."""
 import builtins, pathlib, symtable, sys, warnings
 
 HERE = pathlib.Path(__file__).parent
 
 
 def defined(path):
-    """Names that a program has at its top level, with those that it takes from others of this directory."""
+    """Returns the top-level names of a program, including those imported from others of this
+    directory."""
     text = path.read_text()
     names = {s.get_name() for s in symtable.symtable(text, str(path), "exec").get_symbols() if s.is_assigned() or s.is_imported()}
     for line in text.splitlines():
@@ -17,7 +19,7 @@ def defined(path):
 
 
 def unknown(table, known):
-    """Names of a scope, and of those in it, that are looked for at the top level in vain."""
+    """Returns the names in a scope and its inner scopes that are undefined at the top level."""
     top = table.get_type() == "module"
     for s in table.get_symbols():
         if s.is_referenced() and (top or s.is_global()) and s.get_name() not in known:

@@ -1,5 +1,4 @@
-"""loop.py PEER [NAME…]: does things with sockets of the module loop_family, whose data come back on the same socket, and says what is
-wrong. PEER is the address of another node on exn0.
+"""loop.py PEER [NAME…]: tests sockets of the module loop_family, whose data come back on the same socket. PEER is the address of another node on exn0.
 
 Each function whose name begins with "see_" is a test. Prints a line for each.
 """
@@ -56,7 +55,7 @@ def limit(s, option, seconds):
 
 
 def full(s):
-    """Fills the ring."""
+    """Fills the ring. Returns the number of bytes."""
     sent = 0
     while (n := attempt(s.send, bytes(3000), socket.MSG_DONTWAIT)) != "EAGAIN":
         sent += n
@@ -110,12 +109,12 @@ def see_time_limits():
     result, took = elapsed(s.send, b"x")
     same(result, "EAGAIN")
     near(took, 0.5)
-    # Part of it, then the time is over.
+    # A part is sent, then the time limit ends the call.
     s.recv(100)
     result, took = elapsed(s.send, bytes(500))
     same(result, 100)
     near(took, 0.5)
-    # What comes while it waits ends it.
+    # Data that arrive during the wait end it.
     slow = make(delay=200_000)
     slow.send(b"ab")
     result, took = elapsed(slow.recv, 5)
@@ -127,7 +126,7 @@ def see_time_limits():
 
 
 def interrupted(s, restart):
-    """What recv() does when a signal comes after 0.2 s and data after 0.6 s: result, error."""
+    """Returns the result and error of recv() with a signal after 0.2 s and data after 0.6 s."""
     signal.signal(signal.SIGALRM, lambda *_: None)
     signal.siginterrupt(signal.SIGALRM, not restart)
     timer = threading.Timer(0.6, s.send, (b"late",))
@@ -144,12 +143,12 @@ def interrupted(s, restart):
 
 def see_signals():
     s = make()
-    # Without a limit it goes on if the handler says so; with one it does not.
+    # Without a time limit, SA_RESTART resumes the call; with one it does not.
     same(interrupted(s, True), (4, 0))
     same(interrupted(s, False), (-1, errno.EINTR))
     limit(s, SO_RCVTIMEO, 50)
     same(interrupted(s, True), (-1, errno.EINTR))
-    # A fatal one ends a process that waits.
+    # A fatal signal kills a waiting process.
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -172,7 +171,7 @@ def see_events():
     same(ready(s), select.POLLIN)
     s.recv(RING)
     same(ready(s), select.POLLOUT)
-    # Waking from the softirq: poll, select and epoll, that with edges, too.
+    # Wake-ups from the softirq: poll, select and epoll, also edge-triggered.
     slow = make(delay=150_000)
     with select.epoll() as ep:
         ep.register(slow, select.EPOLLIN | select.EPOLLET)
@@ -184,7 +183,7 @@ def see_events():
             slow.recv(1)
             ep.poll(0)
             same(ep.poll(0), [])
-    # Room: somebody waits in poll while another reads.
+    # Space: one thread waits in poll while another reads.
     same(full(slow), RING)
     time.sleep(1)
     timer = threading.Timer(0.2, slow.recv, (5000,))
@@ -219,7 +218,7 @@ def see_end():
     same(s.recv(100, socket.MSG_WAITALL), b"rest")
     same(s.recv(100), b"")
     same(ready(s), select.POLLIN | select.POLLOUT | select.POLLRDHUP | select.POLLHUP)
-    # SIGPIPE once, and not if it is not wanted.
+    # SIGPIPE is raised once, except with MSG_NOSIGNAL.
     count = []
     old = signal.signal(signal.SIGPIPE, lambda *_: count.append(1))
     same(attempt(s.send, b"x", socket.MSG_NOSIGNAL), "EPIPE")
@@ -227,7 +226,7 @@ def see_end():
     same(attempt(s.send, b"x"), "EPIPE")
     same(len(count), 1)
     signal.signal(signal.SIGPIPE, old)
-    # Who waits for data is woken by the end.
+    # The end wakes a waiting reader.
     s = make()
     threading.Timer(0.2, s.shutdown, (socket.SHUT_RD,)).start()
     result, took = elapsed(s.recv, 1)
@@ -248,11 +247,11 @@ def see_errors():
     same(result, "ECONNRESET")
     near(took, 0.1)
     same(pending(s), 0)
-    # By an event, and said once.
+    # By an event; the error is reported once.
     s.setsockopt(LEVEL, FAIL, errno.ETIMEDOUT)
     same([e & select.POLLERR for _, e in ready_in(s)], [select.POLLERR])
     same((pending(s), pending(s)), (errno.ETIMEDOUT, 0))
-    # Who waits for room has it, too; the first one stays.
+    # A writer that waits for space gets it too. The first error is kept.
     full(s)
     time.sleep(0.6)
     s.setsockopt(LEVEL, FAIL, errno.EHOSTUNREACH)
@@ -263,7 +262,7 @@ def see_errors():
         s.setsockopt(LEVEL, FAIL, e)
         time.sleep(0.2)
     same(pending(s), errno.EHOSTDOWN)
-    # On one on which nobody waits.
+    # Invalid options on the same socket.
     same(attempt(s.setsockopt, LEVEL, 99, 1), "ENOPROTOOPT")
     same(attempt(s.setsockopt, LEVEL, DELAY, b"x"), "EINVAL")
 
@@ -284,7 +283,7 @@ def see_sigio():
 
     s.send(b"x")
     after(True, "data")
-    # Room is told of only if somebody was told that there is none.
+    # SIGIO for space is sent only after a call found none.
     s.recv(1)
     after(False, "room")
     full(s)
@@ -311,15 +310,15 @@ def see_receive_flags():
     same(s.recv(4), b"0123")
     same(s.recv(3, socket.MSG_PEEK), b"89")
     s.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, -1)
-    # Thrown away: no memory is needed.
+    # Discards data, which needs no memory.
     same(LIBC.recv(s.fileno(), None, 3, socket.MSG_TRUNC), 3)
     same(s.recv(9), b"789")
-    # All of it, although it comes in pieces.
+    # MSG_WAITALL returns all data, although they arrive in parts.
     slow = make(delay=100_000)
     slow.send(b"ab")
     threading.Timer(0.3, slow.send, (b"cd",)).start()
     same(slow.recv(4, socket.MSG_WAITALL), b"abcd")
-    # How much is left.
+    # Number of unread bytes.
     s.setsockopt(socket.SOL_TCP, TCP_INQ, 1)
     s.send(bytes(50))
     time.sleep(0.05)
@@ -332,7 +331,8 @@ def see_bad_memory():
     s = make()
     same(LIBC.send(s.fileno(), ctypes.c_void_p(8), 10, 0), -1)
     same(ctypes.get_errno(), errno.EFAULT)
-    # A page that is there and one that is not: what is there goes, as the rest would be an error.
+    # A mapped page and an unmapped one: data of the mapped page are sent, because the remainder
+    # would be an error.
     libc = LIBC
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -348,12 +348,12 @@ def see_bad_memory():
     same(ctypes.get_errno(), errno.EFAULT)
     same(LIBC.recv(s.fileno(), edge, 100, 0), 60)
     same(ctypes.string_at(edge, 60), b"y" * 60)
-    # Nothing was lost.
+    # No byte was lost.
     same(exactly(s, 40), b"y" * 40)
 
 
 def see_control():
-    """Control messages that TCP refuses are refused, others are not."""
+    """Control messages that TCP rejects are rejected; others are accepted."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         tcp = socket.create_connection(server.getsockname())
         s = make()
@@ -387,11 +387,11 @@ def see_splice():
             got += os.read(inlet, n)
         writer.join()
         same(bytes(got) == data, True)
-        # From a pipe to it.
+        # From a pipe to the socket.
         os.write(outlet, data[:9000])
         same(os.splice(inlet, s.fileno(), 9000), 9000)
         same(exactly(s, 9000) == data[:9000], True)
-        # Not blocking.
+        # Non-blocking.
         s.setblocking(False)
         same(attempt(os.splice, s.fileno(), outlet, 10), "EAGAIN")
         os.close(inlet)
@@ -408,7 +408,7 @@ def see_closes():
     near(close_after((0, 0)), 0)
     near(close_after((1, 0)), 0)
     near(close_after((1, 5)), 0.4)
-    # A process that exits does not wait.
+    # A process that exits does not linger.
     start = time.monotonic()
     pid = os.fork()
     if pid == 0:
@@ -418,7 +418,7 @@ def see_closes():
         os._exit(0)
     os.waitpid(pid, 0)
     assert time.monotonic() - start < 4
-    # A path that outlives its socket wakes nobody.
+    # A path that outlives its socket must not wake any process.
     probe = make()
     before = struct.unpack("i", probe.getsockopt(LEVEL, OUTLIVE, 4))[0]
     for _ in range(20):
@@ -444,7 +444,7 @@ def see_route():
     exn = socket.if_nametoindex("exn0")
     mine = shown("cat /sys/class/net/exn0/address")[0]
     os.system("ip neigh flush dev exn0; ip -6 neigh flush dev exn0")
-    # Nobody asked yet, and not waited for: the address is not known.
+    # The address is unknown, because it was not requested yet and the socket is non-blocking.
     s = make()
     s.setblocking(False)
     attempt(s.connect, (PEER, 9))
@@ -458,7 +458,7 @@ def see_route():
     same((index, flags, error, mac, name), (exn, OF_NIC | UP | PLAIN | KNOWN, 0, mine, "exn0"))
     known = shown(f"ip neigh show {PEER} dev exn0")
     assert theirs in known, (theirs, known)
-    # The same by IPv6: mapped, and link-local by the interface.
+    # The same with IPv6: mapped, and link-local through the interface.
     s = make(6)
     s.setsockopt(LEVEL, RESOLVE, 5000)
     attempt(s.connect, ("::ffff:" + PEER, 9))
@@ -473,14 +473,14 @@ def see_route():
     s = make(6)
     attempt(s.connect, (link, 9))
     same(attempt(route, s), "EINVAL")
-    # Not through a NIC.
+    # Routes without a NIC.
     lo = socket.if_nametoindex("lo")
     for version, host in ((4, "127.0.0.1"), (6, "::1"), (4, "0.0.0.0"), (6, "::")):
         s = make(version)
         attempt(s.connect, (host, 9))
         index, flags = route(s)[:2]
         same((index, flags & ~KNOWN), (lo, UP | PLAIN | (V6 if version == 6 else 0)))
-    # By options of the socket.
+    # Routes that depend on socket options.
     s = make()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
     s.setblocking(False)
@@ -494,7 +494,7 @@ def see_route():
     s = make()
     attempt(s.connect, ("224.0.0.1", 9))
     same(attempt(route, s), "ENETUNREACH")
-    # A host that is not there; a program that is killed meanwhile.
+    # An absent host, and a program that is killed while it waits.
     nobody = PEER.rsplit(".", 1)[0] + ".77"
     s = make()
     s.setsockopt(LEVEL, RESOLVE, 300)
@@ -512,7 +512,7 @@ def see_route():
 
 
 def child(run):
-    """Runs it in a process, and says what was wrong."""
+    """Runs a function in a child process, and reports its error."""
     inlet, outlet = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -545,7 +545,8 @@ def see_namespace():
 
 
 def see_storm():
-    """Everything at once, by threads of processes that are killed: nothing is left, which the module's end shows."""
+    """All calls at once, by threads of processes that are killed. The module can be unloaded
+    only if all is released."""
     end = time.monotonic() + 6
 
     def work(sockets):
@@ -596,7 +597,7 @@ def see_interfaces_on_top():
 
 
 def see_connections():
-    # A connection of TCP to itself: its data are TCP's on the other end.
+    # A TCP connection to this node: its data are TCP's at the other end.
     for version, host in ((4, "127.0.0.1"), (6, "::1")):
         with socket.create_server((host, 0), family=socket.AF_INET6 if version == 6 else socket.AF_INET) as server:
             s = make(version)
@@ -605,7 +606,7 @@ def see_connections():
             same(route(s, OWN_ROUTE)[0], socket.if_nametoindex("lo"))
             same(s.getsockopt(LEVEL, QUEUED, 6), struct.pack("=IBB", 0, 0, 0))
             other.send(bytes(1234))
-            # TCP wakes those who wait here.
+            # TCP wakes waiting processes.
             time.sleep(0.1)
             same(s.getsockopt(LEVEL, QUEUED, 6), struct.pack("=IBB", 1234, 0, 0))
             s.setsockopt(socket.SOL_TCP, TCP_CORK, 1)

@@ -7,7 +7,7 @@ HUGE = 2 << 20
 
 
 def call(name, *args):
-    """A system call with addresses and numbers."""
+    """Makes a system call with addresses and numbers."""
     f = getattr(libc, name)
     arguments, result = f.argtypes, f.restype
     f.argtypes, f.restype = None, ctypes.c_void_p
@@ -91,7 +91,7 @@ def changed(what):
         check("huge pages", gauge("nlps_2048KiB"), 1)
     reader.reads("memory", nla, old)
     if shared:
-        # Takes the page table entries away, while the pages stay: they are pinned.
+        # Removes the page table entries; the pages stay, because they are pinned.
         if what == "none":
             call("mprotect", at, size, 0)
         check("entered pages", entered(), size // PAGE)
@@ -110,7 +110,7 @@ def changed(what):
     elif what == "shrink":
         os.ftruncate(file, size - PAGE)
     elif what == "protect":
-        # The huge page is split, and half of it cannot be accessed any more.
+        # Splits the huge page and makes half of it inaccessible.
         call("mprotect", at, HUGE // 2, 0)
         time.sleep(0.3)
     elif what == "munmap":

@@ -1,12 +1,12 @@
 """Small programs for tests of the network interface.
 
-net.py raw INTERFACE HEX        sends a frame as it is
-net.py busy PORT FILE SECONDS   gets a datagram, writes "ready" to FILE, and waits for another one so
-                                long, polling the interface all the time (SO_BUSY_POLL); has the
-                                next port, too, without ever reading from it
-net.py pace HOST PORT N         sends N datagrams, 200 in a second
-net.py room HOST PORT SECONDS   sends datagrams, of which its socket holds few, for so long without
-                                ever waiting; prints how many it got rid of
+net.py raw INTERFACE HEX        sends a raw frame
+net.py busy PORT FILE SECONDS   receives a datagram, writes "ready" to FILE, and waits for another one for
+                                SECONDS while it polls the interface (SO_BUSY_POLL); also binds the next
+                                port, without reading from it
+net.py pace HOST PORT N         sends N datagrams, 200 per second
+net.py room HOST PORT SECONDS   sends datagrams for SECONDS without blocking, on a socket that holds few of
+                                them; prints the number sent
 """
 import os
 import select
@@ -29,7 +29,7 @@ def busy(port, path, seconds):
     s.bind(("0.0.0.0", port))
     unread = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     unread.bind(("0.0.0.0", port + 1))
-    # It polls the interface that the last datagram came from.
+    # Busy polling uses the interface that the last datagram came from.
     s.recv(100)
     s.setsockopt(socket.SOL_SOCKET, SO_BUSY_POLL, int(seconds * 1_000_000))
     s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds) + 1, 0))

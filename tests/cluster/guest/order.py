@@ -1,11 +1,9 @@
-"""Datagrams of two sizes by turns, one that suits a message and one that is announced: do they
-arrive in order?
+"""Tests the order of datagrams of two alternating sizes, one sent as a message and one announced.
 
-order.py listen PORT FILE          writes "ready" to FILE, and then what came: number, out of order,
-                                   greatest distance
-order.py send HOST PORT N FLOWS    sends N datagrams, of one flow (1) or of one
-                                   for each size (2), and then says that this was all until the
-                                   listener has heard it: any of them may be dropped
+order.py listen PORT FILE          writes "ready" to FILE, and then the result: number of datagrams,
+                                   number out of order, greatest distance
+order.py send HOST PORT N FLOWS    sends N datagrams, of one flow (1) or of one for each size (2), then
+                                   sends end marks until the listener ends, because any may be dropped
 """
 import os
 import socket
@@ -57,7 +55,7 @@ def send(host, port, count, flows):
         try:
             sockets[0].send(struct.pack("<I", END))
         except ConnectionRefusedError:
-            return  # Nobody listens any more.
+            return  # The listener has ended.
         time.sleep(0.05)
     raise SystemExit("the listener does not end")
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Memory in pieces that extoll_bench pins: `pieces.py WORDS BYTES`.
+"""Fragments of memory that extoll_bench pins: `pieces.py WORDS BYTES`.
 
-The words name a peer's memory of so many bytes."""
+WORDS names a peer's memory of BYTES bytes."""
 import ctypes, errno, mmap, os, random, resource, sys
 
 PAGE = 4096
 
 
 class Memory:
-    """Pages of this process, of which pieces are taken."""
+    """Pages of this process that fragments are taken from."""
 
     def __init__(self, pages, prot=mmap.PROT_READ | mmap.PROT_WRITE):
         self.map = mmap.mmap(-1, pages * PAGE, prot=prot)
@@ -23,7 +23,7 @@ class Memory:
 
 
 def command(fd, text, views=()):
-    """Writes a command, with memory behind it; the lines of its result."""
+    """Writes a command followed by memory. Returns the lines of its result."""
     os.writev(fd, [text.encode() + b"\n", *views])
     return lines(fd)
 
@@ -33,7 +33,7 @@ def lines(fd):
 
 
 def fetch(fd, text, views):
-    """Has a command fetch into memory; the lines of its result."""
+    """Lets a command fetch into memory. Returns the lines of its result."""
     os.writev(fd, [text.encode() + b"\n"])
     n = os.readv(fd, views)
     assert n == sum(len(v) for v in views), n
@@ -50,7 +50,8 @@ def refused(error, call, *args):
 
 
 def expected(pieces):
-    """Fragments (page in the list, offset, length) and pages of a list of pieces (begin in memory, length)."""
+    """Returns fragments (page in the list, offset, length) and the number of pages for a list of
+    ranges (start, length)."""
     joined = []
     for at, n in pieces:
         if n == 0:
@@ -86,16 +87,17 @@ def compare(shown, pieces):
 
 
 def places(fd):
-    """Which pages and runs there are, without a transfer."""
+    """Checks pages and runs without a transfer."""
     m = Memory(40)
     for pieces in [
         [(0, PAGE)],
         [(100, 7)],
         [(4090, 12)],
         [(100, 3 * PAGE)],
-        # Two that meet in memory, and one that does not.
+        # Two ranges that are adjacent in memory, and one that is not.
         [(100, 50), (150, 50), (300, 50)],
-        # They meet in the list: the first ends on a page, the second begins on another one.
+        # Ranges that are adjacent in the list: one ends at a page boundary, the next starts at
+        # one.
         [(PAGE + 10, PAGE - 10), (9 * PAGE, 2 * PAGE), (20 * PAGE, 5)],
         [(0, 0), (5, 5), (0, 0), (3 * PAGE + 1, 1), (0, 0)],
         [(i * 8000 % (39 * PAGE), 1 + i) for i in range(100)],
@@ -116,7 +118,7 @@ def bad_memory(fd):
     m = Memory(4)
     libc.munmap(ctypes.c_void_p(m.address + PAGE), ctypes.c_size_t(PAGE))
     refused(errno.EFAULT, command, fd, "pieces dir=put", m.pieces([(10, 2 * PAGE)]))
-    # What the process may not write, no device does for it.
+    # A device must not write memory that the process may not write.
     libc.mprotect(ctypes.c_void_p(m.address + 2 * PAGE), ctypes.c_size_t(PAGE), mmap.PROT_READ)
     refused(errno.EFAULT, fetch, fd, "pieces", m.pieces([(2 * PAGE + 5, 10)]))
     command(fd, "pieces dir=put", m.pieces([(2 * PAGE + 5, 10)]))
@@ -124,7 +126,7 @@ def bad_memory(fd):
 
 
 def limits(fd):
-    """An ordinary user may not pin more than others may."""
+    """An ordinary user can pin no more than the limit."""
     pid = os.fork()
     if pid == 0:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (8 * PAGE, 8 * PAGE))
@@ -139,7 +141,7 @@ def limits(fd):
 
 
 def data(fd, peer, size):
-    """Sends pieces, and fetches them into others."""
+    """Sends fragments, and fetches them into others."""
     rng = random.Random(size)
     here, there = Memory(64), Memory(64)
     for _ in range(6):
@@ -164,7 +166,7 @@ def data(fd, peer, size):
         shown = fetch(fd, f"pieces dir=get {peer} offset=8", there.pieces(into))
         assert shown["result"] == "ok", shown
         assert b"".join(bytes(v) for v in there.pieces(into)) == sent, "other bytes came back"
-        # Nothing else was touched.
+        # The memory around them is unchanged.
         wanted = bytearray(before)
         at = 0
         for a, n in into:

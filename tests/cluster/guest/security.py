@@ -1,23 +1,24 @@
-"""What processes must not do, and what they must not leave."""
+"""Accesses that processes must not make, and data that they must not leave behind."""
 import glob
 from device import *
 
 
 def compat():
-    """With compat_unsafe an old binary has what it had with the vendor's driver, but for files that are root's."""
+    """With compat_unsafe, an old binary has the access that the vendor's driver gave, except to
+    files of root."""
     fails("pmap", errno.EACCES, Device, "pmap")
     fails("rf_access", errno.EACCES, Device, "extoll_rf_access")
     r, v, s = Rma(), Velo(), Device("smfu2")
     check("pages", r.info()["pages"], 0xFFFF_FFFF)
     for device, numbers, size in ((r, (14, 16, 18, 20, 22, 24), 4), (v, (13, 15), 8)):
         for nr in numbers:
-            # To what they are: SET is always the number before or behind GET.
+            # Sets the current values: the number of SET is adjacent to that of GET.
             now = device.get(K(nr + 1, size))
             device.ioctl(K(nr, size, False), now)
             check(f"SET {nr}", device.get(K(nr + 1, size)), now)
     a = memory(1)
     nla = r.register(a, 1)
-    # A register by an untranslated and a translated page with RRA: written, read.
+    # Writes and reads a register through an untranslated and a translated page with RRA.
     here = r.node, r.vpid
     for n, page in enumerate((4, 20)):
         r.post(page, 3 | 6 << 2 | r.vpid << 8 | r.node << 16 | 1 << 32 | 7 << 40, 0x8068, 0xCAFE + n)
@@ -26,14 +27,14 @@ def compat():
         r.wait_type(4)
         check("register", load(a), 0xCAFE + n)
     s.map(PAGE, PAGE)
-    # What comes from it is let in by ports of root's, which have descriptor 0.
+    # Its packets are admitted by ports of root, which have descriptor 0.
     check("protection", r.info()["protection"], 0)
     for d in (r, v, s):
         d.close()
 
 
 def misroute():
-    """Sends to nodes to which no way leads."""
+    """Sends to nodes without a route."""
     r, v = Rma(), Velo()
     for node in (500, 501, 60000):
         r.notify(node, 5, 1)
@@ -43,13 +44,13 @@ def misroute():
     v.close()
 
 
-# Commands to somebody else's port, each with what it leaves there if it is let in.
+# Effects of commands to another user's port, if they are admitted.
 LOCK, ADDED = 3, 41
 GIFT = b"a gift!!"
 
 
 def strangers(offer):
-    """A user other than that of serve reaches nothing of it."""
+    """Another user than serve's reaches none of its resources."""
     o = json.loads(offer)
     r, v = Rma(), Velo()
     check("protection differs", r.info()["protection"] != o["protection"])
@@ -61,7 +62,7 @@ def strangers(offer):
     r.lock(o["node"], o["rma"], LOCK, ADDED)
     r.notify(o["node"], o["rma"], 1)
     v.send(o["node"], o["velo"], b"hello")
-    # exn's ports, too.
+    # Ports of exn are protected too.
     v.send(o["node"], 254, b"x" * 60)
     r.notify(o["node"], 254, 1)
     time.sleep(1)
@@ -72,7 +73,8 @@ def strangers(offer):
 
 
 def relatives(offer):
-    """Another process of serve's user: what serve registered is not its own, neither as local memory nor for its own VPID."""
+    """Another process of serve's user can't use serve's registrations, neither as local memory
+    nor for its own VPID."""
     o = json.loads(offer)
     r = Rma()
     check("protection is the same", r.info()["protection"], o["protection"])
@@ -82,12 +84,14 @@ def relatives(offer):
     there = o["node"], o["rma"]
     here = r.node, r.vpid
     fill(a, GIFT)
-    # Read as the source of a PUT to oneself, written as the destination of a GET, by requester and completer of this node.
+    # As the source of a PUT to itself and the destination of a GET, by requester and completer of
+    # this node.
     r.put(*here, other, nla, 8, spec=1)
     check("PUT from it", r.wait()[1] >> 61, 1)
     r.fetch(*here, nla, other, 8)
     check("GET into it", r.wait()[1] >> 61 != 0)
-    # The remote side: serve's NLA for the own VPID, on this node and (nobody's port, or another's) on that of serve.
+    # As remote memory: serve's NLA with its own VPID, on this node and on serve's node, where
+    # another port or none has the VPID.
     r.put(*here, nla, other, 8, spec=4)
     check("PUT into it", r.wait()[1] >> 61, 4)
     r.fetch(*here, other, nla, 8)
@@ -97,12 +101,12 @@ def relatives(offer):
 
 
 def friends(offer):
-    """The control: the very commands of strangers do what they say for the right user who names the right port."""
+    """Positive control: the same commands succeed for the right user and port."""
     o = json.loads(offer)
     r = Rma()
     a = memory(1)
     nla = r.register(a, 1)
-    # What strangers tried left no trace in the lock.
+    # The attempts of strangers did not change the lock.
     r.lock(o["node"], o["rma"], LOCK, ADDED)
     w0, w1 = r.wait_type(4)
     check("lock", (w0 & 0xFFFFFF, w0 >> 32), (LOCK, ADDED))
@@ -119,7 +123,7 @@ def friends(offer):
 
 
 def denied():
-    """What an unprivileged process must not do."""
+    """Calls that an unprivileged process must not make."""
     fails("pmap", errno.EACCES, Device, "pmap")
     fails("rf_access", errno.EACCES, Device, "extoll_rf_access")
     r, v = Rma(), Velo()
@@ -142,7 +146,7 @@ def denied():
     fails("SMFU window", errno.EPERM, s.map, PAGE, 0)
     fails("exported memory", errno.EPERM, s.map, PAGE, PAGE)
     fails("cache flush", errno.EPERM, s.ioctl, K(1, 8), 0)
-    # A VPID cannot use what another one registered, not even of the same process.
+    # A VPID can't use another one's registration, even within one process.
     other, a, b = Rma(), memory(1), memory(1)
     nla_a, nla_b = r.register(a, 1), other.register(b, 1)
     fill(b, b"secret!!")
@@ -151,7 +155,7 @@ def denied():
     r.fetch(r.node, r.vpid, nla_b, nla_a, 8, spec=4)
     check("an error", r.wait()[1] >> 61 != 0)
     check("no data", ctypes.string_at(a, 8), bytes(8))
-    # Memory that is gone, or that it may not write, is out of reach.
+    # Unmapped and read-only memory is out of reach.
     libc.munmap(a, PAGE)
     r.put(other.node, other.vpid, nla_a, nla_b, 8, spec=1)
     check("an error after munmap", r.wait()[1] >> 61, 1)
@@ -167,7 +171,8 @@ def denied():
 
 
 def locked():
-    """Kernel lockdown: root reaches no register and no physical memory, and has the rights of any other user."""
+    """Under kernel lockdown, root reaches no register and no physical memory, and has the
+    permissions of an ordinary user."""
     fails("pmap", errno.EPERM, Device, "pmap")
     fails("rf_access", errno.EPERM, Device, "extoll_rf_access")
     files = sorted(glob.glob("/sys/bus/pci/drivers/extoll/*/extoll_rf/*"))
@@ -183,7 +188,7 @@ def locked():
     r, v, s = Rma(), Velo(), Device("smfu2")
     check("pages", r.info()["pages"], 0x0F0F_0000)
     check("protection", r.info()["protection"], 0xFFFF)
-    # Untranslated, with and without interrupts; registers of other nodes.
+    # Untranslated pages, with and without interrupts, and registers of other nodes.
     for page in (0, 8, 20):
         dies_by(f"page {page}", signal.SIGBUS, store, r.pages + page * PAGE, 0)
     fails("protection descriptor", errno.EPERM, r.ioctl, K(20, get=False), 0)
@@ -195,7 +200,7 @@ def locked():
 
 
 def limits():
-    """Exhaustion of VPIDs and of pinned memory gives errors, and ends when something is closed."""
+    """Exhaustion of VPIDs and of pinned memory gives errors, and ends when a file is closed."""
     ports = []
     try:
         while len(ports) < 300:
@@ -220,7 +225,7 @@ def limits():
     for address in maps:
         libc.munmap(address, 32 * PAGE)
     r.close()
-    # To the page, with pages that need not be contiguous: it is the limit, not a lack of memory.
+    # The limit is exact to the page. The pages need not be contiguous, so it is no lack of memory.
     queue, size = 64 << 10, 16
     memlock((queue + size * PAGE) - 1)
     a = memory(size + 1)
@@ -248,21 +253,22 @@ def limits():
 
 
 def budget():
-    """RLIMIT_MEMLOCK: one account per user for queues and registered memory, of all processes, balanced whatever ends."""
+    """RLIMIT_MEMLOCK: one account per user for queues and registered memory of all processes,
+    balanced in every kind of end."""
     total = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] // PAGE
     memlock(total * PAGE)
     half, queue = total // 2, 64
     a = memory(total)
 
     def rest(pages):
-        """Just this much is left."""
+        """Checks that exactly this many pages are left."""
         end = time.time() + PATIENCE
         while True:
             try:
                 nla = r.register(a, pages)
                 break
             except OSError as e:
-                # What a process that ended had is given back a moment later.
+                # Memory of a process that has ended is returned a moment later.
                 check("the error", (e.errno, time.time() < end), (errno.ENOMEM, True))
                 time.sleep(0.01)
         fails("one page more", errno.ENOMEM, other.register, memory(1), 1)
@@ -290,7 +296,7 @@ def budget():
     r.unregister(nla, half)
     check("child that executes", child(executes), 0)
     rest(left)
-    # Registered by a child, given back by its parent.
+    # Registered by a child, released by its parent.
     come, go = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -303,7 +309,7 @@ def budget():
     rest(left)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    # Failures take nothing.
+    # Failed calls take no memory from the limit.
     for _ in range(20):
         fails("not mapped", errno.EFAULT, r.register, 4096, half)
     rest(left)
@@ -314,7 +320,7 @@ def budget():
 
 
 def no_more():
-    """In another process: what the user may lock is locked already."""
+    """In another process: the user's limit is used up."""
     d = Device("rma2")
     raw = bytearray(80)
     b = memory(1)
@@ -325,12 +331,13 @@ def no_more():
 
 
 def memlock(bytes):
-    """May be lowered and raised up to the hard limit."""
+    """Sets the limit, up to the hard limit."""
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (bytes, resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]))
 
 
 def all_vpids():
-    """The superuser, who has no quota, takes all VPIDs of both units: an error, and one that is given back can be taken."""
+    """Root, without a limit, takes all VPIDs of both units. The next open fails, and a released
+    VPID can be taken."""
     for name in ("rma2", "velo2"):
         ports = []
         try:
@@ -338,7 +345,7 @@ def all_vpids():
                 ports.append(Device(name))
         except OSError as e:
             check("the error", errno.errorcode[e.errno], "ENOSPC")
-        # 0…250, of which kernel modules may have some.
+        # VPIDs 0…250, some of which kernel modules may use.
         check(f"{name} ports", 200 < len(ports) <= 251)
         fails("once more", errno.ENOSPC, Device, name)
         ports.pop(100).close()
@@ -353,7 +360,8 @@ def all_vpids():
 
 
 def one_table():
-    """With a single address table, of 1 GiB: memory is registered until it is full, and again after some was given back."""
+    """With a single address table of 1 GiB, memory can be registered until it is full, and again
+    after a release."""
     r, a = Rma(), memory(PIECE)
     fill(a, GIFT)
     nlas = []
@@ -363,7 +371,7 @@ def one_table():
                 nlas.append(r.register(a, PIECE))
         except OSError as e:
             check("the error", errno.errorcode[e.errno], "ENOSPC")
-        # Page 0 is never given out.
+        # Page 0 is never assigned.
         check("pieces", len(nlas), (1 << 18) // PIECE - 1)
         fails("once more", errno.ENOSPC, r.register, a, PIECE)
         ctypes.memset(a + PAGE, 0, 8)
@@ -379,19 +387,19 @@ def one_table():
     r.close()
 
 
-# Pages of a registration: 32 MiB.
+# Pages of a registration of 32 MiB.
 PIECE = 8192
 
 
-# Words of a descriptor that a process leaves in each of its eight pages.
+# Descriptor words that a process leaves in each of its eight pages.
 LEFT = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (2,), (1, 2)]
 PAGES = [16, 17, 18, 19, 24, 25, 26, 27]
-# Words of a VELO message.
+# Words of a VELO message that a process leaves.
 LEFT_VELO = [range(0, 1), range(1, 16), range(0, 15), range(15, 16), range(1, 2), range(5, 9)]
 
 
 def leave(turn, witness, place):
-    """Dies between the words of descriptors to the witness."""
+    """Dies between the words of descriptors that target the witness."""
     r, v = Rma(), Velo()
     store(place, r.vpid << 16 | v.vpid)
     words = [3 | 5 << 2 | witness << 8 | r.node << 16 | 7 << 32, 0xDEAD, 0]
@@ -400,18 +408,18 @@ def leave(turn, witness, place):
             store(r.pages + page * PAGE + 8 * i, words[i])
     for i in LEFT_VELO[turn]:
         store(v.page + 8 * i, v.node | v.vpid << 16 | 120 << 48 if i == 0 else 0xDEAD)
-    # And counts that make no sense.
+    # Invalid counts too.
     store(r.state, 0xFF00_0001_0000_0055)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def inherit(turn, place):
-    """Takes the VPIDs at place; what it does there happens, counts, and nothing else does."""
+    """Opens the VPIDs stored at place. Exactly its own commands are executed and counted."""
     r, v = Rma(vpid=load(place) >> 16), Velo(vpid=load(place) & 0xFFFF)
     store(v.page + PAGE, 0)
 
     def counted(state, number):
-        # The count may come after the notification, but it comes, and counts nothing else.
+        # The count may change after the notification, and must count only this command.
         end = time.time() + PATIENCE
         while load(state) & 0xFF < number and time.time() < end:
             time.sleep(0.001)
@@ -431,7 +439,8 @@ def inherit(turn, place):
 
 
 def heir():
-    """The next owner of a VPID gets nothing of what a killed process left in the requester."""
+    """The next owner of a VPID inherits no descriptor words that a killed process left in the
+    requester."""
     witness, place = Rma(), map_fd(-1, PAGE, 0, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
     for turn in range(len(LEFT_VELO)):
         check("child", child(leave, turn, witness.vpid, place), -signal.SIGKILL)
@@ -440,7 +449,8 @@ def heir():
 
 
 def storm(path, stop):
-    """Interrupts itself as often as it can, by both units, until the file stop is there; then waits for messages as everybody does."""
+    """Interrupts itself through both units as often as possible until the file `stop` exists,
+    then waits for messages normally."""
     r, v = Rma(), Velo()
     open(path, "w").close()
     end = time.time() + 120

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Exercises the device files of the NIC inside a node: the ABI, data, death of process and NIC, random calls, and what security.py has:
-`uapi.py [--user UID] COMMAND [ARG…]`."""
+"""Tests the device files of the NIC inside a node: ABI, data, end of process and NIC, random
+calls, and the tests of security.py: `uapi.py [--user UID] COMMAND [ARG…]`."""
 from device import *
 from security import *
 
@@ -42,7 +42,7 @@ def abi(node="0"):
 
 
 def loop_back():
-    """PUT, GET and notifications to oneself; everything is compared."""
+    """PUT, GET and notifications to itself; all data are compared."""
     r = Rma()
     a, b = memory(260), memory(260)
     nla_a, nla_b = r.register(a, 260), r.register(b, 260)
@@ -63,19 +63,19 @@ def loop_back():
     r.notify(r.node, r.vpid, 0x1234_5678_9ABC_DEF0)
     w0, w1 = r.wait_type(4)
     check("notification PUT", (w0, w1 & 0xFF), (0x1234_5678_9ABC_DEF0, 7))
-    # What is unregistered is out of reach.
+    # Memory is out of reach after it was unregistered.
     r.unregister(nla_b, 260)
     fails("unregistered twice", errno.EFAULT, r.unregister, nla_b, 260)
     ctypes.memset(b, 0x55, PAGE)
     r.put(r.node, r.vpid, nla_a, nla_b, 64, spec=4)
     check("completer's error", r.wait()[1] >> 61, 4)
     check("memory untouched", ctypes.string_at(b, 64), b"\x55" * 64)
-    # A queue of another size replaces the first, whose mapping is dead.
+    # A queue of another size replaces the first, whose mapping becomes invalid.
     old = r.queue
     r.ioctl(K(1, get=False), 64 << 10)
     r.queue_map(64 << 10)
     dies_by("access to the old queue", signal.SIGBUS, load, old)
-    # Once round, and some.
+    # Wraps around once.
     for i in range(r.slots + 50):
         r.notify(r.node, r.vpid, i)
         check("value", r.wait_type(4)[0], i)
@@ -83,7 +83,7 @@ def loop_back():
 
 
 def events():
-    """poll: sleeps until an interrupt, for both units."""
+    """poll() sleeps until an interrupt, for both units."""
     r, v = Rma(), Velo()
     for device, send in ((r, lambda: r.notify(r.node, r.vpid, 1, page=24)), (v, lambda: v.send(v.node, v.vpid, b"x" * 8, irq=True))):
         p = select.poll()
@@ -116,8 +116,9 @@ def velo_loop_back():
 
 
 def serve(path):
-    """Offers memory and a mailbox; answers each message by its reverse, until killed. While PATH.look is there it writes
-    PATH.seen, which tells whether the memory changed and how much arrived in the queues."""
+    """Offers memory and a mailbox; answers each message with its reverse, until killed. While
+    PATH.look exists, it writes PATH.seen: whether the memory changed, and the number of queue
+    entries received."""
     r, v = Rma(), Velo()
     b = memory(256)
     fill(b, pattern(1 << 20, 1))
@@ -144,7 +145,7 @@ def serve(path):
 
 
 def between(offer):
-    """Against serve on another node: data both ways, messages, notifications."""
+    """With serve on another node: data in both directions, messages, notifications."""
     o = json.loads(offer)
     r, v = Rma(), Velo()
     a = memory(256)
@@ -187,12 +188,12 @@ def churn(count):
 
 
 PHASES = ["open", "register", "transfer", "unregister", "close"]
-# Seconds that the end of a killed process may take on a busy machine.
+# Maximum seconds until a killed process has ended on a busy host.
 END = 10
 
 
 def hold(place):
-    """Goes through all phases until killed; what it is at stands in the shared word."""
+    """Cycles through all phases until killed; the shared word has the current one."""
     a = memory(256)
 
     def phase(name):
@@ -219,8 +220,8 @@ def hold(place):
 
 
 def killed(count, seed):
-    """Kills processes at random moments of open, register, transfer, unregister, close: each time one that waits for a phase,
-    then some time in it."""
+    """Kills processes at random moments of open, register, transfer, unregister and close. Each
+    time it waits for one phase, and then for some time within it."""
     rng, longest = random.Random(int(seed)), 0
     place = map_fd(-1, PAGE, 0, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
     hits = dict.fromkeys(PHASES, 0)
@@ -230,7 +231,7 @@ def killed(count, seed):
         if pid == 0:
             hold(place)
         begin, wanted = time.time(), n % len(PHASES) + 1
-        # Some die in the first round, when everything is new, some in a later one.
+        # Some die in the first round, when all is new, others in a later one.
         time.sleep(rng.choice([0, rng.random() / 10]))
         while load(place) != wanted and time.time() < begin + PATIENCE:
             pass
@@ -250,7 +251,8 @@ def killed(count, seed):
 
 
 def everything():
-    """A file of each kind with all that it maps: the files, addresses in the NIC that can be read, one of the window, and one of memory."""
+    """Opens a file of each kind with all mappings. Returns the files, readable addresses in the
+    NIC, one in the window, and one in memory."""
     r, v, s = Rma(), Velo(), Device("smfu2")
     p, f = Device("pmap"), Device("extoll_rf_access")
     p.ioctl(K(0, get=False), 0)
@@ -272,7 +274,8 @@ def await_file(path):
 
 
 def unreachable(ready, go):
-    """Mappings while accesses to the NIC do not get there any more, though it is bound: its pages are gone, memory is not."""
+    """Mappings of a bound NIC that is unreachable: accesses to NIC pages fail, accesses to
+    memory succeed."""
     devices, fine, window, buffer = everything()
     open(ready, "w").close()
     await_file(go)
@@ -287,7 +290,8 @@ def unreachable(ready, go):
 
 
 def unbound(ready, go):
-    """Open files and mappings while the NIC goes: errors and SIGBUS, and a close that works."""
+    """Open files and mappings during removal of the NIC: errors and SIGBUS, and a close that
+    works."""
     (r, v, s, p, f), fine, window, buffer = everything()
     a = memory(16)
     nla = r.register(a, 16)
@@ -307,7 +311,8 @@ def unbound(ready, go):
 
 
 def asleep(ready, returns=""):
-    """Sleeps in poll until the NIC is gone: woken by an error, and refused from then on, unless it returns at once."""
+    """Sleeps in poll until the NIC is removed. It is woken by an error, and later calls fail,
+    unless it returns at once."""
     devices = Rma(), Velo()
     p = select.poll()
     for d in devices:
@@ -328,10 +333,11 @@ def asleep(ready, returns=""):
 
 
 def superuser():
-    """What only the superuser may do works for it: physical buffers, registers of this and another node."""
+    """Functions for root only: physical buffers, registers of this and another node."""
     r = Rma()
     check("all pages", r.info()["pages"], 0xFFFF_FFFF)
-    # Without a limit: only what is there costs anything. The list of 2^26 pages alone would not fit into the node.
+    # Root has no limit, and only existing pages use memory. The list of 2^26 pages alone would not
+    # fit into the node.
     a = memory(1)
     for pages in (1 << 27) + 1, 1 << 28, (1 << 28) + 1, (1 << 32) - 1:
         fails(f"{pages} pages", errno.ENOSPC, r.register, a, pages)
@@ -354,7 +360,7 @@ def superuser():
     r.put(r.node, r.vpid, at, at + PAGE, 64, spec=4, page=0)
     r.wait_type(4)
     check("physical PUT", ctypes.string_at(b + PAGE, 64), pattern(64, 1))
-    # Settings that are the superuser's.
+    # Settings for root only.
     r.ioctl(K(20, get=False), 0x1234)
     check("protection descriptor", r.get(K(21)), 0x1234)
     r.ioctl(K(18, get=False), 0x03020100)
@@ -364,7 +370,7 @@ def superuser():
     os.lseek(f.fd, r.node << 32 | 0x8008, os.SEEK_SET)
     check("own node register", struct.unpack("=Q", os.read(f.fd, 8))[0] >> 24 & 0xFFFF, r.node)
     fails("4 bytes", errno.EFAULT, os.read, f.fd, 4)
-    # The default of a millisecond is for real hardware.
+    # The default of 1 ms is for real hardware.
     patience = ctypes.c_uint64(10_000_000)
     f.ioctl(iow(ord("n"), 5, 8), ctypes.addressof(patience))
     check("time-out", f.get(ior(ord("n"), 2, 8)), 10_000_000)
@@ -373,11 +379,11 @@ def superuser():
     check("remote node register", struct.unpack("=Q", os.read(f.fd, 8))[0] >> 24 & 0xFFFF, peer)
     os.lseek(f.fd, peer << 32 | 0x8070, os.SEEK_SET)
     check("written", os.write(f.fd, struct.pack("=Q", 0xCAFE)), 8)
-    # The write goes by SMFU, the read by RMA: nothing orders one behind the other.
+    # The write uses SMFU and the read RMA, so they are not ordered.
     end = time.time() + PATIENCE
     while struct.unpack("=Q", os.read(f.fd, 8))[0] != 0xCAFE:
         check("remote scratchpad in time", time.time() < end, True)
-    # By one way they are in order.
+    # With the same method they are in order.
     method = ctypes.c_uint64(1)
     f.ioctl(iow(ord("n"), 4, 8), ctypes.addressof(method))
     for value in range(20):
@@ -395,13 +401,13 @@ def superuser():
 
 
 def shared():
-    """Threads and forked children that race on one file. Each has to get somewhere, before the descriptor of the threads is closed and,
-    children, afterwards."""
+    """Threads and forked children race on one file. Each must make progress, before the threads'
+    descriptor is closed, and the children also afterwards."""
     import threading
 
     r = Rma()
     workers, enough = 5, 20
-    # Of each worker: registrations, mappings; then the word that ends all.
+    # For each worker: number of registrations, number of mappings; then the word that ends all.
     place = map_fd(-1, PAGE, 0, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
     over = place + 16 * workers
     faults = []
@@ -427,14 +433,14 @@ def shared():
                 except OSError as e:
                     if e.errno == errno.EBADF and closed():
                         return
-                    # All that the user may lock may be in the hands of the others.
+                    # Other workers may use up the user's limit of locked memory.
                     if e.errno not in (errno.ENOSPC, errno.ENOMEM):
                         raise
         except BaseException as e:
             faults.append(f"worker {worker}: {e!r}")
 
     def advance(which):
-        """Each of these gets on."""
+        """Waits until each of these workers makes progress."""
         goals = [[n + enough for n in done(w)] for w in which]
         end = time.time() + 6 * PATIENCE
         while any(n < goal for w, g in zip(which, goals) for n, goal in zip(done(w), g)):
@@ -457,7 +463,7 @@ def shared():
         t.start()
     try:
         advance(range(workers))
-        # The queue is recreated, and the descriptor closed, under them.
+        # The queue is created again, and later the descriptor is closed, during the race.
         for _ in range(10):
             r.queue_map(256 << 10)
         advance(range(workers))
@@ -474,12 +480,13 @@ def shared():
     check("errors", faults, [])
 
 
-# What random calls have to succeed in now and then, or nothing was tried.
+# Actions that random calls must succeed in, because the test would prove nothing otherwise.
 FEATS = ["opened", "asked", "mapped", "registered", "stored"]
 
 
 def fuzz_once(rng, end, place):
-    """Random calls and stores until end, meant to harm nobody. Counts in words at place what succeeded."""
+    """Makes random calls and stores until `end`, which must harm no other process. Counts
+    successes in words at `place`."""
 
     def succeeded(feat):
         at = place + 8 * FEATS.index(feat)
@@ -511,7 +518,7 @@ def fuzz_once(rng, end, place):
                 succeeded("mapped")
             elif k == 7 and maps:
                 address, length = maps.pop(rng.randrange(len(maps)))
-                # Perhaps only a piece.
+                # Possibly a part of the mapping.
                 libc.munmap(address + PAGE * rng.randrange(2), max(PAGE, length - PAGE))
             elif k == 8 and files:
                 name, fd = rng.choice(files)
@@ -548,9 +555,9 @@ def resource_limits():
 
 
 def fuzz(seed, seconds):
-    """Children that do random things; those killed by SIGBUS or SIGSEGV are replaced."""
+    """Runs children that make random calls; those killed by SIGBUS or SIGSEGV are replaced."""
     end, n, ends = time.time() + float(seconds), 0, {}
-    # A line for each of the children that run at once.
+    # A line for each simultaneous child.
     place = map_fd(-1, PAGE, 0, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
     while time.time() < end:
         batch = []

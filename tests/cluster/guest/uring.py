@@ -1,4 +1,5 @@
-"""A ring of io_uring, as small as it can be: one request at a time, by system calls, for other programs of this directory."""
+"""A minimal io_uring ring for other programs of this directory: one request at a time, by system
+calls."""
 import ctypes
 import errno
 import mmap
@@ -8,9 +9,10 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 SETUP, ENTER = 425, 426
 SQES, CQ = 0x10000000, 0x8000000
 POLL_ADD, ACCEPT, CONNECT, SEND, RECV, SEND_ZC = 6, 13, 16, 26, 27, 47
-#: Flag of POLL_ADD, in the length: goes on after an event.
+#: Flag of POLL_ADD, in the length: stays armed after an event.
 MULTISHOT = 1
-#: Flag of a completion: more of the request follow; it is the notification of SEND_ZC.
+#: Flags of a completion: more completions of the request follow; this is the notification of
+#: SEND_ZC.
 MORE, NOTIFICATION = 2, 8
 
 
@@ -38,7 +40,7 @@ class Ring:
         return struct.unpack_from("I", self.ring, at)[0]
 
     def begin(self, op, fd, addr=0, length=0, flags=0, off=0, user=1):
-        """Submits a request; buffers have to live until it is done."""
+        """Submits a request. Its buffers must live until its completion."""
         tail = self.word(self.sq[1])
         slot = tail & self.word(self.sq[2])
         self.sqes[64 * slot : 64 * slot + 64] = struct.pack("=BBHiQQIIQ24x", op, 0, 0, fd, off, addr, length, flags, user)
@@ -47,7 +49,8 @@ class Ring:
         call(ENTER, self.fd, 1, 0, 0, None, 0)
 
     def next(self, wait=True):
-        """A completion as (request, result or name of its error, flags); None if there is none."""
+        """Returns a completion as (request, result or name of its error, flags), or None if
+        there is none."""
         head = self.word(self.cq[0])
         if head == self.word(self.cq[1]):
             if not wait:
@@ -58,7 +61,7 @@ class Ring:
         return user, errno.errorcode[-result] if result < 0 else result, flags
 
     def bytes(self, data):
-        """Address and length of a buffer that lives as long as the ring, and the buffer."""
+        """Returns address and length of a buffer that lives as long as the ring, and the buffer."""
         room = ctypes.create_string_buffer(data, len(data)) if isinstance(data, bytes) else ctypes.create_string_buffer(data)
         self.kept.append(room)
         return ctypes.addressof(room), len(room), room
