@@ -204,7 +204,7 @@ impl Report {
         };
         let journal = lab.map(Lab::journal).unwrap_or_default();
         if !journal.is_empty() {
-            text += "\nits last actions:";
+            text += "\nwhat it did last:";
             for line in &journal[journal.len().saturating_sub(LAST_ACTIONS)..] {
                 text += &format!("\n    {line}");
             }

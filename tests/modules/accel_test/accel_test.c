@@ -6,11 +6,12 @@
  *
  * Attributes of the device:
  *
- *     selftest  uses registers, coherent memory, mapped memory in both directions, and an interrupt of each
- *               vector for each transfer; returns "ok" and numbers, or the error
+ *     selftest  uses registers, coherent and mapped memory, and an interrupt of each vector;
+ *               returns "ok" and numbers, or the error
  *     pound     transfers until the device fails
- *     stale     lets the device access a page after it was unmapped, like a faulty device; "ok": out of reach
- *     peer      lets the device write another such device's memory and read it back, or returns "not mapped"
+ *     stale     lets the device access an unmapped page, like a faulty device; "ok": out of reach
+ *     peer      lets the device write and read another such device's memory, or returns
+ *               "not mapped"
  */
 #include <linux/completion.h>
 #include <linux/delay.h>

@@ -69,7 +69,7 @@ fn dropped(lab: &Lab) -> Result<()> {
 /// the NIC admits no message to a disabled VPID.
 fn full(lab: &Lab) -> Result<()> {
     let result = bench(lab, "op=full messages=100 ms=500")?;
-    // One of 4096 slots stays unused.
+    // One slot of the 4096 stays unused.
     ensure!(number(&result, "waiting")? >= 4094, "{result:?}");
     let through = Duration::from_micros(number(&result, "through_us")?);
     ensure!(through < as_slow(Duration::from_secs(2)), "{result:?}");
