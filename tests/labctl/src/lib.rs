@@ -399,7 +399,9 @@ impl Lab {
             std::thread::sleep(begin.elapsed().clamp(LOOK, LONGEST_PAUSE));
         }
         match last {
-            Some(error) => Err(error.context(format!("timed out after {patience:?}, still waiting until: {what}"))),
+            Some(error) => Err(error.context(format!(
+                "timed out after {patience:?}, still waiting until: {what}"
+            ))),
             None => bail!("timed out after {patience:?}, still waiting until: {what}"),
         }
     }

@@ -140,10 +140,7 @@ fn ends_at_once(lab: &Lab, by: &str, outcome: &str) -> Result<()> {
     numbers(&r, &[("settled", 24)])?;
     expect(&r, "retry", "ok")?;
     expect(&r, "mismatch", "none")?;
-    ensure!(
-        number(&r, "fences")? > 0,
-        "no fence was posted: {r:?}"
-    );
+    ensure!(number(&r, "fences")? > 0, "no fence was posted: {r:?}");
     lab.raw(1, "withdraw").map(drop)
 }
 

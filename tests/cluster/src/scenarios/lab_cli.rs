@@ -81,7 +81,10 @@ impl Drop for Own {
 fn until(what: &str, mut probe: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline = Instant::now() + as_slow(SOON);
     while !probe()? {
-        ensure!(Instant::now() < deadline, "timed out, still waiting until {what}");
+        ensure!(
+            Instant::now() < deadline,
+            "timed out, still waiting until {what}"
+        );
         std::thread::sleep(Duration::from_millis(50));
     }
     Ok(())

@@ -244,9 +244,11 @@ fn protection(lab: &Lab) -> Result<()> {
     // The completer rejects the write and notifies the target's port. The memory does not change.
     let before = node(lab, 1).reason(9)?;
     try_page(lab, "put", &there, "", "ok")?;
-    lab.until("the target is notified of the rejected write", PATIENCE, |l| {
-        Ok(node(l, 1).reason(9)? == before + 1)
-    })?;
+    lab.until(
+        "the target is notified of the rejected write",
+        PATIENCE,
+        |l| Ok(node(l, 1).reason(9)? == before + 1),
+    )?;
     let r = lab.raw(1, "offered seed=5")?;
     expect(&r, "mismatch", "none")?;
     // Behind the end, in an absent table, and NLA 0.

@@ -288,7 +288,11 @@ fn switch_without_module(lab: &Lab) -> Result<()> {
     let mut made = 0;
     for maker in makers {
         let said = maker.wait(LONG)?;
-        ensure!(said.status == 0, "a socket could not be created: {}", said.stderr);
+        ensure!(
+            said.status == 0,
+            "a socket could not be created: {}",
+            said.stderr
+        );
         made += said.stdout.trim().parse::<u64>()?;
     }
     let rounds: u64 = rounds.trim().parse()?;

@@ -597,10 +597,7 @@ fn netconsole(lab: &Lab) -> Result<()> {
     from.ok("modprobe -r netconsole; rm -f /tmp/lines")?;
     listener.stop();
     result?;
-    ensure!(
-        from.ethtool("tx_watchdog")? == before,
-        "the queue stalled"
-    );
+    ensure!(from.ethtool("tx_watchdog")? == before, "the queue stalled");
     from.pings(20, "-i 0.02 -s 3000")
 }
 
