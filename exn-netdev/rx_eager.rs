@@ -12,11 +12,11 @@ use crate::{
 };
 use kernel::prelude::*;
 use kernel_ext::net::{Checksum, PollCx, RxSkb};
-use protocol::Time;
-use wire::{
-    eth::{self, Progress, Reassembler},
-    ids::NodeId,
+use protocol::{
+    eth::reassembly::{first_buffer_len, Progress, Reassembler},
+    Time,
 };
+use wire::{eth, ids::NodeId};
 
 /// Source whose frame is incomplete, or whose broken frame has not ended.
 struct Partial {
@@ -73,7 +73,7 @@ impl Partial {
                     refuse(&reject);
                 }
                 if copy.offset == 0 {
-                    let room = eth::first_buffer_len(tag).min(conf::MAX_FRAME);
+                    let room = first_buffer_len(tag).min(conf::MAX_FRAME);
                     self.skb = RxSkb::alloc(&sh.ndev, room);
                 }
                 if !self.append(sh, data) {

@@ -25,11 +25,13 @@ use kernel::{
     sync::{new_spinlock_irq, Arc, SpinLockIrq},
     time::{Instant, Monotonic},
 };
+use protocol::{
+    nic::backdoor_slots::{BackdoorSlots, Taken},
+    Time,
+};
 use wire::{
     ids::{NodeId, RegOffset},
-    places::{Places, Taken},
     regs::pcie::{self, PcieToHtocCfg},
-    time::Time,
     tlp::{
         backdoor::{self, Completion, Config, Info},
         words, CfgType, Status, Tlp,
@@ -97,7 +99,7 @@ pub struct Backdoors {
     /// Origin of times, which are in milliseconds.
     epoch: Instant<Monotonic>,
     #[pin]
-    places: SpinLockIrq<Places<NODES>>,
+    slots: SpinLockIrq<BackdoorSlots<NODES>>,
 }
 
 impl Backdoors {
@@ -110,7 +112,7 @@ impl Backdoors {
                 rra,
                 epoch: Instant::now(),
                 // Plus 1, because fractions of a millisecond are not counted.
-                places <- new_spinlock_irq!(Places::new(LATE_MS + 1), "extoll_backdoors"),
+                slots <- new_spinlock_irq!(BackdoorSlots::new(LATE_MS + 1), "extoll_backdoors"),
             }),
             GFP_KERNEL,
         )
@@ -130,7 +132,7 @@ impl Backdoors {
         let mut until = Deadline::new(wait);
         let dirty = loop {
             let now = self.now();
-            match self.places.lock().take(node, now) {
+            match self.slots.lock().take(node, now) {
                 Taken::No => {}
                 taken => break taken == Taken::Dirty,
             }
@@ -405,6 +407,6 @@ impl Drop for Transaction<'_> {
             }
         }
         let now = self.all.now();
-        self.all.places.lock().leave(self.node, self.dirty, now);
+        self.all.slots.lock().leave(self.node, self.dirty, now);
     }
 }

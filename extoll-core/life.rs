@@ -83,7 +83,7 @@ pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
     let remains = nic.rra().close();
     // While the units run, because the reclaim makes the NIC execute commands and gives it a queue
     // for that.
-    nic.residue().end();
+    nic.reclaim().end();
     nic.snq().stop();
     irq();
     stop_units(nic);

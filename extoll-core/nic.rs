@@ -14,7 +14,7 @@ use crate::{
     links::{Link, Links, LINKS},
     monitor::{Monitor, Units},
     quarantine::Quarantine,
-    residue::Residue,
+    reclaim::Reclaimer,
     rma::Rma,
     rra::Rra,
     smfu::Smfu,
@@ -27,7 +27,8 @@ use kernel::{
     prelude::*,
     sync::{atomic::Atomic, Arc},
 };
-use wire::{ids::Unit, nla::size_code};
+use protocol::nic::nla::size_code;
+use wire::ids::Unit;
 
 pub use crate::{
     context::{Context, NetworkState, Status},
@@ -73,7 +74,7 @@ pub struct Nic {
     snq: Arc<Snq>,
     /// VPIDs of VELO and RMA.
     tables: [Arc<Table>; 2],
-    residue: Arc<Residue>,
+    reclaim: Arc<Reclaimer>,
     quarantine: Arc<Quarantine>,
     velo: Arc<Velo>,
     rma: Arc<Rma>,
@@ -118,19 +119,19 @@ impl Nic {
             spare_tables: params.tables_per_user,
         };
         let atu = Atu::new(ctx.clone(), settings)?;
-        let residue = Residue::new(ctx.clone())?;
+        let reclaim = Reclaimer::new(ctx.clone())?;
         let kib = params.quarantine_kib;
         let quarantine = Quarantine::new(ctx.clone(), rma_table.clone(), kib)?;
         let velo = Velo::new(
             ctx.clone(),
             velo_table,
-            residue.clone(),
+            reclaim.clone(),
             params.velo_slots_64,
         )?;
         let rma = Rma::new(
             ctx.clone(),
             rma_table,
-            residue.clone(),
+            reclaim.clone(),
             quarantine.clone(),
             atu.clone(),
         )?;
@@ -143,7 +144,7 @@ impl Nic {
             events,
             snq,
             tables,
-            residue,
+            reclaim,
             quarantine,
             velo,
             rma,
@@ -197,8 +198,8 @@ impl Nic {
     }
 
     /// Returns the reclaim of VPIDs of closed ports.
-    pub(crate) fn residue(&self) -> &Arc<Residue> {
-        &self.residue
+    pub(crate) fn reclaim(&self) -> &Arc<Reclaimer> {
+        &self.reclaim
     }
 
     pub(crate) fn monitor(&self) -> &Arc<Monitor> {

@@ -9,7 +9,7 @@ pub struct Params {
     pub velo_slots_64: bool,
     /// Global address tables of 2 MiB that the ATU may have at most, 0…1024.
     pub atu_gats: u32,
-    /// Largest hardware pages of the ATU in KiB, one of those of [`wire::nla::SIZE_CODES`].
+    /// Largest hardware pages of the ATU in KiB, one of those of [`protocol::nic::nla::SIZE_CODES`].
     pub atu_page_kib: u32,
     /// Address tables that memory of one unprivileged user may lie in without filling them, 1…1024.
     pub tables_per_user: u32,

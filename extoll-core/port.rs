@@ -6,7 +6,7 @@
 //! A VPID is enabled only after its queue and pointers are set. Earlier packets would find no
 //! queue, or occupy a slot that the NIC then considers free. It is disabled after packets that
 //! waited for room in the queue have been admitted ([`Queue::drain`]). It is released when no
-//! command of its owner is pending; until then [`Residue`] keeps it.
+//! command of its owner is pending; until then [`Reclaimer`] keeps it.
 //!
 //! Opening and closing run in process context and may sleep. The VPID table's spinlock is taken to
 //! change clients.
@@ -14,9 +14,9 @@
 use crate::{
     context::Context,
     hw::Hw,
-    intake::QueueMonitor,
     queue::{self, Layout, Queue, SegmentMemory},
-    residue::{self, Leftover, Residue},
+    reclaim::{self, Leftover, Reclaimer},
+    ring_consumer::QueueMonitor,
     stats::{Opener, PortStats},
     time::patience,
     tx::{self, Tx},
@@ -50,7 +50,7 @@ pub(crate) struct PortBase {
     /// VPIDs of the unit.
     pub(crate) table: Arc<Table>,
     /// Keeper of VPIDs that cannot be released at once.
-    pub(crate) residue: Arc<Residue>,
+    pub(crate) reclaim: Arc<Reclaimer>,
 }
 
 /// Differences between the units.
@@ -262,7 +262,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         });
     }
 
-    /// Releases the VPID of a closed port, at once or later by the work item of [`Residue`].
+    /// Releases the VPID of a closed port, at once or later by the work item of [`Reclaimer`].
     /// `settled`: nothing is in flight ([`PortCore::is_settled`]); `used`: commands were sent. May
     /// sleep.
     pub(crate) fn finish(self: &Arc<Self>, used: bool, settled: bool) {
@@ -276,7 +276,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
             return;
         }
         self.set_client(None);
-        base.residue.keep(U::UNIT, self.vpid, self.clone());
+        base.reclaim.keep(U::UNIT, self.vpid, self.clone());
     }
 
     /// Waits until the requester is empty and no command is in flight; returns false on a time-out.

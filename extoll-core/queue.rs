@@ -17,13 +17,13 @@ use kernel::{
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
 use kernel_ext::{barrier, sched};
+use protocol::nic::ring_consumer;
 use wire::{
     bq::{
         DcqBase, General, Rp, SegmentDesc, SegmentWord, SlotCode, Ub, WritePointers, MAX_SEGMENTS,
         MAX_SEGMENT_SLOTS,
     },
     ids::{BusAddr, Unit, Vpid},
-    intake,
     regs::BqRegs,
 };
 
@@ -298,7 +298,7 @@ impl<M: SegmentMemory> Queue<M> {
         };
         let regs = BqRegs(unit);
         let first = Rp(0)
-            .with_lrp(intake::initial(self.slots))
+            .with_lrp(ring_consumer::initial(self.slots))
             .with_irq_retrigger(arm);
         for (reg, value) in [
             (
@@ -373,7 +373,7 @@ impl<M: SegmentMemory> Queue<M> {
     }
 
     /// Writes the read pointer to the NIC, as a logical index and not as one within a segment
-    /// (G10). See [`wire::intake`]; here for queues that never become full. With `arm`, the VPID's
+    /// (G10). See [`protocol::nic::ring_consumer`]; here for queues that never become full. With `arm`, the VPID's
     /// interrupt is unmasked.
     pub(crate) fn commit(&self, hw: &Hw, slot: u32, arm: bool) {
         hw.rf.write(

@@ -41,17 +41,17 @@ mod requester;
 pub mod transfer;
 
 pub use crate::{
-    intake::{PollFlow, Stop},
+    ring_consumer::{PollFlow, Stop},
     tx::SendError,
 };
 pub use address::{Address, Peer};
 pub use notifications::Notifications;
 pub use requester::Requester;
 pub use wire::rma::{
-    last_fragment_start, Command, Descriptor, LockResult, LockTarget, Modifiers, Notification,
-    NotificationType, NotifySpec, Operation, PageOptions, MAX_IMMEDIATE, MAX_LEN,
+    last_fragment_start, Command, Descriptor, Fault, FaultCause, FaultUnit, LockResult, LockTarget,
+    Modifiers, Notification, NotificationType, NotifySpec, Operation, PageOptions, MAX_IMMEDIATE,
+    MAX_LEN,
 };
-pub use wire::transfer::{Fault, FaultCause, FaultUnit};
 
 use crate::{
     atu::Atu,
@@ -61,7 +61,7 @@ use crate::{
     port::{KernelPort, PortBase, PortHandle, PortUnit},
     quarantine::Quarantine,
     queue::Layout,
-    residue::Residue,
+    reclaim::Reclaimer,
     tx,
     vpid::Table,
 };
@@ -184,14 +184,14 @@ impl Rma {
     pub(crate) fn new(
         ctx: Arc<Context>,
         table: Arc<Table>,
-        residue: Arc<Residue>,
+        reclaim: Arc<Reclaimer>,
         quarantine: Arc<Quarantine>,
         atu: Arc<Atu>,
     ) -> Result<Arc<Self>> {
         let base = PortBase {
             ctx,
             table,
-            residue,
+            reclaim,
         };
         let this = Self {
             base,

@@ -34,6 +34,7 @@ use kernel::{
     },
 };
 use memory::IoMapping;
+use protocol::nic::smfu::Layout;
 use target::Opened;
 use wire::{
     ids::{BusAddr, CpuAddr, NodeId, RegOffset},
@@ -43,7 +44,7 @@ use wire::{
             self, IntervalControl, StatusControl, TimeoutControl, RRA_WINDOW, TRAFFIC_CLASS_INIT,
         },
     },
-    smfu::{Layout, Span, NOWHERE},
+    smfu::{Span, NOWHERE},
 };
 
 pub use crate::mmio::Word;

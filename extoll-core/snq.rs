@@ -4,7 +4,7 @@
 //!
 //! For each event the NIC writes an entry to a ring in host memory and raises an MSI. The interrupt
 //! handler consumes entries while their flip bit has the expected value, updates the read pointer
-//! and re-arms the interrupt. [`wire::snq`] ([`Intake`], [`Enabled`]) decides which entries to
+//! and re-arms the interrupt. [`wire::snq`] ([`SnqConsumer`], [`Enabled`]) decides which entries to
 //! consume or skip and which events to mask; this file holds registers, memory and time.
 //!
 //! The state is under a spinlock that disables interrupts. The interrupt handler and two work items
@@ -28,10 +28,11 @@ use kernel::{
     workqueue::{DelayedWork, Work},
 };
 use messages::Messages;
+use protocol::nic::snq::{Enabled, ErrorReports, SnqConsumer};
 use wire::{
     ids::Unit,
     regs::snq::{self, Execute, QueueBalt, QueueIndex, ENTRIES, HTAX_INIT, QUEUE_ALIGN},
-    snq::{Enabled, ErrorReports, Intake, TriggerMask, PROGRAM_WORDS, TOURMALET},
+    snq::{TriggerMask, PROGRAM_WORDS, TOURMALET},
 };
 use work::{BEGIN, DRAIN, FORGOTTEN, MESSAGES, RECOVER, UNMASK, WATCH};
 
@@ -49,7 +50,7 @@ struct Judge {
 struct State {
     /// Memory of the ring; `None` after the driver was unbound.
     memory: Option<DmaWords>,
-    intake: Intake,
+    consumer: SnqConsumer,
     running: bool,
     /// Set once the register with the address of the ring has read back as written.
     reads_back: bool,
@@ -130,7 +131,7 @@ impl Snq {
     ) -> Result<Arc<Self>> {
         let state = State {
             memory: Some(memory),
-            intake: Intake::new(ENTRIES, 0).ok_or(EINVAL)?,
+            consumer: SnqConsumer::new(ENTRIES, 0).ok_or(EINVAL)?,
             running: false,
             reads_back: false,
             judge: Judge {
@@ -171,8 +172,8 @@ impl Snq {
         hw.rf.write(snq::QUEUE_MSLT, last.raw());
         hw.rf.write(snq::QUEUE_BALT, Self::ring_base(memory).raw());
         let wp = QueueIndex(hw.rf.read(snq::QUEUE_WPLT)).index();
-        let intake = Intake::new(ENTRIES, wp).ok_or(EINVAL)?;
-        let ring = intake.ring();
+        let consumer = SnqConsumer::new(ENTRIES, wp).ok_or(EINVAL)?;
+        let ring = consumer.ring();
         for i in 0..ENTRIES {
             let first = usize::from(i) * ENTRY_WORDS;
             for word in first..first + ENTRY_WORDS - 1 {
@@ -186,7 +187,7 @@ impl Snq {
         for (pc, word) in (0..PROGRAM_WORDS as u32).zip(TOURMALET.words()) {
             hw.rf.write(snq::program_ram(pc), *word);
         }
-        state.intake = intake;
+        state.consumer = consumer;
         hw.rf
             .write(snq::TRIGGER_ENABLE, state.judge.enabled.mask().raw());
         Ok(())
@@ -254,7 +255,7 @@ impl Snq {
     pub(crate) fn show(&self) -> (u16, u64, bool) {
         let state = self.state.lock();
         let enabled = &state.judge.enabled;
-        let rplt = state.intake.ring().rplt();
+        let rplt = state.consumer.ring().rplt();
         (rplt, enabled.mask().raw(), enabled.is_draining())
     }
 }

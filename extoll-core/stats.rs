@@ -105,7 +105,7 @@ reasons! {
     Throttled = 33, "interrupts of a port throttled";
     /// The NIC did not accept the command that clears a process's requester; the VPID is not
     /// reused.
-    Residue = 34, "requester not cleared, VPID kept";
+    Reclaim = 34, "requester not cleared, VPID kept";
     /// Entries of the system notification queue waited for a second without an interrupt.
     LostInterrupt = 35, "interrupt lost, system notifications found";
     /// The VPID of an open port stays disabled for a while, because late answers could reach memory.

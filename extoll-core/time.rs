@@ -9,7 +9,7 @@ use kernel::{
     time::msecs_to_jiffies,
 };
 use kernel_ext::net::jiffies64;
-use wire::time::Time;
+use protocol::Time;
 
 /// Returns the current time. Any context.
 #[inline]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Sending side of a port: credit, copies for replay, and repair of the requester's write-combining
-//! buffer (HW §8). [`wire::sending`] decides; this file holds the registers, the lock and the work
+//! buffer (HW §8). [`protocol::nic::sending`] decides; this file holds the registers, the lock and the work
 //! item `watch`.
 //!
 //! The fast path reads no register. Up to 255 packets may be outstanding, and the committed count
@@ -33,10 +33,10 @@ use kernel::{
     workqueue::{DelayedWork, WorkItem},
 };
 use kernel_ext::work;
+use protocol::nic::sending::{Admission, Kick, Next, Refusal, Sending};
 use wire::{
     ids::{Unit, Vpid},
     regs::wcbuf,
-    sending::{Admission, Kick, Next, Refusal, Sending},
     wcbuf::{State, COPIES},
 };
 

@@ -30,7 +30,7 @@ mod mailbox;
 mod sender;
 
 pub use crate::{
-    intake::{PollFlow, Stop},
+    ring_consumer::{PollFlow, Stop},
     tx::SendError,
 };
 pub use mailbox::{Mailbox, Message};
@@ -42,7 +42,7 @@ use crate::{
     hw::Hw,
     port::{KernelPort, PortBase, PortHandle, PortUnit},
     queue::Layout,
-    residue::Residue,
+    reclaim::Reclaimer,
     tx,
     vpid::Table,
 };
@@ -165,7 +165,7 @@ impl Velo {
     pub(crate) fn new(
         ctx: Arc<Context>,
         table: Arc<Table>,
-        residue: Arc<Residue>,
+        reclaim: Arc<Reclaimer>,
         slots_64: bool,
     ) -> Result<Arc<Self>> {
         let slot_size = if slots_64 {
@@ -176,7 +176,7 @@ impl Velo {
         let base = PortBase {
             ctx,
             table,
-            residue,
+            reclaim,
         };
         Ok(Arc::new(Self { base, slot_size }, GFP_KERNEL)?)
     }

@@ -9,7 +9,7 @@ use kernel::{
     prelude::*,
     sync::{new_mutex, Arc, Mutex},
 };
-use wire::{nla::Range, table_use::TableUse};
+use protocol::nic::{nla::Range, table_use::TableUse};
 
 /// Use of one NIC's address tables by one user. Memory that is registered with the account
 /// ([`Atu::register_user_for`]) may occupy the NIC's limit of tables, plus two for each GiB

@@ -17,14 +17,14 @@ use kernel::{
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
 use kernel_ext::barrier;
-use protocol::{
+use protocol::nic::{
+    nla::Range,
     tickets::{Ask, Ticket, Tickets},
     translation::{Answer, Flush},
 };
 use wire::{
     atu::{Command, GAT_ENTRIES, MAX_FLUSH},
     ids::{BusAddr, Vpid},
-    nla::Range,
     regs::atu,
 };
 

@@ -14,7 +14,7 @@ use kernel::{
     time::msecs_to_jiffies,
 };
 use kernel_ext::work;
-use protocol::translation::{Next, Why};
+use protocol::nic::translation::{Next, Why};
 
 /// Pause between two requests to the NIC about regions in quarantine, in milliseconds.
 const RETRY_MS: u32 = 2000;

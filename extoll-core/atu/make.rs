@@ -26,8 +26,11 @@ use kernel_ext::{
     mem::{DmaRoom, PageList},
     sched::cond_resched,
 };
-use protocol::translation::{Life, Turn};
-use wire::{ids::Vpid, nla::Range};
+use protocol::nic::{
+    nla::Range,
+    translation::{Life, Turn},
+};
+use wire::ids::Vpid;
 
 /// Arguments for a new translation.
 pub(super) struct Request {

@@ -11,10 +11,8 @@ use kernel_ext::{
     barrier,
     mem::{DmaRoom, PageList, StreamingPages, StreamingRoom, PAGE},
 };
-use wire::{
-    ids::{BusAddr, Vpid},
-    nla::{cut, Placement, SIZE_CODES},
-};
+use protocol::nic::nla::{cut, Placement, SIZE_CODES};
+use wire::ids::{BusAddr, Vpid};
 
 /// DMA-mapped memory of a region.
 pub(super) enum Memory {

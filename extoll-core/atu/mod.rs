@@ -6,7 +6,7 @@
 //! Making a [`Region`] takes these steps: pin or reference the pages, map them for DMA, allocate an
 //! NLA range and its tables, write the entries. Its end reverses them, after the NIC has confirmed
 //! that it dropped the translations. Without that confirmation, memory and NLAs stay reserved. The
-//! state machine that orders these steps is [`protocol::translation`].
+//! state machine that orders these steps is [`protocol::nic::translation`].
 //!
 //! Locks: the mutex `tables` (allocation of NLAs and tables, process context) and three spinlocks
 //! that disable interrupts: `registry`, `ending` and the one of the command interface. Regions can
@@ -64,11 +64,11 @@ use kernel::{
     workqueue::{DelayedWork, Work, WorkItem},
 };
 use kernel_ext::work;
+use protocol::nic::nla::{Range, SIZE_CODES};
 use registry::Registry;
 use tables::{Gat, Rest, RestNode, Tables};
 use wire::{
     ids::Vpid,
-    nla::{Range, SIZE_CODES},
     regs::atu::{self, Control, GATS},
 };
 

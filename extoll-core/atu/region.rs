@@ -9,7 +9,7 @@ use super::{end::RevokeClient, translation::Translation, Atu};
 use crate::context::Context;
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::mem::PageList;
-use protocol::translation::Turn;
+use protocol::nic::translation::Turn;
 use wire::ids::{Nla, Vpid};
 
 /// Access of the NIC to registered memory, for commands of its owner and of peers.

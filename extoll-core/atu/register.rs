@@ -10,7 +10,7 @@ use super::{
 };
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::mem::{Maps, PageList, Watch, PAGE};
-use protocol::translation::Pages;
+use protocol::nic::translation::Pages;
 use wire::{atu::GAT_ENTRIES, ids::Vpid};
 
 use super::make::Request;

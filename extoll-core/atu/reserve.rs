@@ -18,10 +18,8 @@ use kernel::{
     sync::{atomic::Relaxed, new_spinlock_irq, Arc, SpinLockIrq},
 };
 use kernel_ext::mem::{PageList, PAGE};
-use wire::{
-    ids::Vpid,
-    nla::{Placement, Range},
-};
+use protocol::nic::nla::{Placement, Range};
+use wire::ids::Vpid;
 
 /// Maximum number of regions per reserve.
 const MOST_REGIONS: usize = 1 << 14;

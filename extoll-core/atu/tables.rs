@@ -15,13 +15,15 @@ use kernel::{
     time::msecs_to_jiffies,
 };
 use kernel_ext::net::jiffies64;
-use protocol::tickets::Ticket;
+use protocol::nic::{
+    nla::{Range, Space, SpaceError, Store},
+    table_use::{share, tables_of, SPAN},
+    tickets::Ticket,
+};
 use wire::{
     atu::{GatBase, GAT_BYTES},
     ids::BusAddr,
-    nla::{Range, Space, SpaceError, Store},
     regs::atu,
-    table_use::{share, tables_of, SPAN},
 };
 
 /// Hold-off time of freed NLAs in milliseconds: they are reused earlier only if no others are free.

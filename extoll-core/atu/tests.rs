@@ -9,7 +9,7 @@ use kernel::prelude::*;
 mod units {
     use super::super::TableAccount;
     use super::*;
-    use wire::{nla::Range, table_use::SPAN};
+    use protocol::nic::{nla::Range, table_use::SPAN};
 
     #[test]
     fn an_account_keeps_a_user_in_his_tables() -> Result {

@@ -31,14 +31,12 @@ use kernel_ext::{
     mem::{DmaRoom, PageList, Watch, PAGE},
     work,
 };
-use protocol::{
+use protocol::nic::{
+    nla::Range,
     tickets::Ticket,
     translation::{Answer, Effect, Life, Next, Phase, Turn, Why},
 };
-use wire::{
-    ids::{Nla, Vpid},
-    nla::Range,
-};
+use wire::ids::{Nla, Vpid};
 
 /// Pause while another CPU zeroes entries or frees the memory.
 const MOMENT: Delta = Delta::from_micros(100);

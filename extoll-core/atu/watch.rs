@@ -9,7 +9,7 @@
 use super::{memory::Memory, translation::Translation};
 use kernel::sync::Arc;
 use kernel_ext::mem::{Change, Maps, Watch, Watcher, PAGE};
-use protocol::translation::Pages;
+use protocol::nic::translation::Pages;
 
 /// Pause before pages with an unclear state are checked again, in milliseconds.
 const LOOK_MS: u32 = 20;

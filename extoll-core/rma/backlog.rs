@@ -17,7 +17,7 @@ use crate::{
     context::Context,
     hw::Hw,
     queue::{self, Layout, Queue},
-    residue,
+    reclaim,
     time::patience,
     tx,
 };

@@ -6,7 +6,7 @@
 
 use super::{Handle, Notification};
 use crate::{
-    intake::{PollFlow, Reader, Stop},
+    ring_consumer::{PollFlow, Reader, Stop},
     stats::{add, Reason},
 };
 use core::ops::ControlFlow;

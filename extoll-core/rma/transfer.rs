@@ -55,7 +55,7 @@ pub use self::{
     submitter::Submitter,
 };
 pub use protocol::transfer::{Capacity, Counters, Done, Quiet, Tell, Ticket};
-pub use wire::transfer::Direction;
+pub use wire::rma::Direction;
 
 use super::{Fault, LockResult, LockTarget, Notification};
 use kernel::{prelude::*, time::Delta};

@@ -18,13 +18,13 @@ use kernel::{
     sync::Arc,
     time::{Instant, Monotonic},
 };
+use protocol::nic::rra::{Answer, Reads, Slot, Writes, EXPIRY_S};
 use wire::{
     ids::{NodeId, Vpid},
     rma::{
         Command, Descriptor, Modifiers, Notification, NotificationType, NotifySpec,
         Operation as RmaOperation,
     },
-    rra::{Answer, Reads, Slot, Writes, EXPIRY_S},
 };
 
 /// Maximum number of unanswered reads, overdue ones included.

@@ -16,11 +16,8 @@ use kernel::{
     time::{Delta, Instant, Monotonic},
 };
 use kernel_ext::{lent::LentDevice, pci::is_translated};
-use wire::{
-    ids::BusAddr,
-    regs::smfu,
-    smfu::{TargetRefused, Targets, PAGE},
-};
+use protocol::nic::smfu::{TargetRefused, Targets};
+use wire::{ids::BusAddr, regs::smfu, smfu::PAGE};
 
 fn refused(e: TargetRefused) -> Error {
     match e {

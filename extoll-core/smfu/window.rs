@@ -15,10 +15,11 @@ use kernel::{
     },
     time::{delay::fsleep, Delta},
 };
+use protocol::nic::smfu::Refused;
 use wire::{
     ids::{BusAddr, CpuAddr, NodeId},
     regs::smfu,
-    smfu::{Refused, Span, PAGE},
+    smfu::{Span, PAGE},
 };
 
 /// Pause for stores that no load flushes.

@@ -13,13 +13,11 @@ use super::{
 use crate::{dma::DmaWords, events::Report, hw::Hw, stats::Reason, vpid::Delivered, xbar};
 use kernel::sync::Arc;
 use kernel_ext::{barrier, net::BhDisabled, pci::IrqHandler, trace};
+use protocol::nic::snq::{DrainStep, Empty, Look, Moved, DRAIN_ROUNDS, MASKED_MS};
 use wire::{
     ids::{Unit, Vpid},
     regs::snq::{self, QueueIndex},
-    snq::{
-        DrainStep, Empty, Entry, Header, Look, Moved, TriggerEvent, DRAIN_ROUNDS, MASKED_MS,
-        TOURMALET,
-    },
+    snq::{Entry, Header, TriggerEvent, TOURMALET},
 };
 
 /// Maximum number of entries per interrupt; the remainder raises the next one at once.
@@ -72,7 +70,7 @@ impl Snq {
             }
             handled = self.take_entries(&hw, state);
             let wp = QueueIndex(wp).index();
-            if handled == 0 && state.intake.found_none(wp) == Empty::Missing {
+            if handled == 0 && state.consumer.found_none(wp) == Empty::Missing {
                 // The entry is lost. Do not re-arm, because the interrupt would be raised again at
                 // once.
                 self.schedule::<RECOVER>(HOLE_MS);
@@ -83,7 +81,7 @@ impl Snq {
             ctx.note(Reason::InterruptBudget, 0);
         }
         Self::acknowledge(&hw, state);
-        let ring = *state.intake.ring();
+        let ring = *state.consumer.ring();
         trace::interrupt(ctx.id(), handled, ring.rplt());
         drop(guard);
         self.deliver_message(&hw, handled == 0, ring.next());
@@ -92,7 +90,7 @@ impl Snq {
     /// Processes up to [`BUDGET`] entries and returns their number.
     fn take_entries(self: &Arc<Self>, hw: &Hw, state: &mut State) -> u32 {
         let (memory, judge) = (&state.memory, &mut state.judge);
-        state.intake.take(
+        state.consumer.take(
             BUDGET,
             |index| entry(memory, index),
             |entry| self.dispatch(hw, judge, &entry),
@@ -101,8 +99,8 @@ impl Snq {
 
     /// Writes the read pointer and arms the interrupt.
     fn acknowledge(hw: &Hw, state: &mut State) {
-        state.intake.armed();
-        let ring = state.intake.ring();
+        state.consumer.armed();
+        let ring = state.consumer.ring();
         let consumed = QueueIndex(0).with_index(ring.rplt());
         hw.rf.write(snq::QUEUE_RPLT, consumed.raw());
         hw.rf.write(snq::IRQ_WATERMARK, ring.watermark().raw());
@@ -118,7 +116,7 @@ impl Snq {
         };
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        if !state.running || state.intake.is_missing() {
+        if !state.running || state.consumer.is_missing() {
             return;
         }
         let wp = hw.rf.read(snq::QUEUE_WPLT);
@@ -126,12 +124,12 @@ impl Snq {
             return;
         }
         let wp = QueueIndex(wp).index();
-        if state.intake.look(wp) != Look::Overdue {
+        if state.consumer.look(wp) != Look::Overdue {
             return;
         }
-        let first = state.intake.ring().next();
+        let first = state.consumer.ring().next();
         self.ctx.error(Reason::LostInterrupt, u64::from(first));
-        if self.take_entries(&hw, state) == 0 && state.intake.found_none(wp) == Empty::Missing {
+        if self.take_entries(&hw, state) == 0 && state.consumer.found_none(wp) == Empty::Missing {
             self.schedule::<RECOVER>(HOLE_MS);
             return;
         }
@@ -183,7 +181,7 @@ impl Snq {
                 return;
             }
             let (memory, judge) = (&state.memory, &mut state.judge);
-            let done = state.intake.recover(
+            let done = state.consumer.recover(
                 |index| entry(memory, index),
                 |entry| self.dispatch(&hw, judge, &entry),
                 |index, header| {

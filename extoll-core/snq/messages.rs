@@ -22,7 +22,7 @@ use kernel::{
     sync::{new_spinlock_irq, Arc, SpinLockIrq},
 };
 use kernel_ext::net::BhDisabled;
-use wire::snq::{Admission, MessageLimit, MASKED_MS};
+use protocol::nic::snq::{Admission, MessageLimit, MASKED_MS};
 
 /// Client for interrupts that other nodes may have raised.
 pub trait MessageClient: Send + Sync {

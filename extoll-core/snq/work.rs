@@ -12,7 +12,7 @@ use kernel::{
     workqueue::{RawDelayedWorkItem, WorkItem},
 };
 use kernel_ext::{reset, work};
-use wire::snq::Enabled;
+use protocol::nic::snq::Enabled;
 
 /// Interval of polls for lost interrupts, in milliseconds. A lost interrupt is never re-armed
 /// otherwise, because only its handler does that.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Repair of a port after the NIC has dropped packets (HW §8), in single steps. The work item
-//! `watch` runs it; callers that keep work items from running use [`Tx::poll`]. [`wire::sending`]
+//! `watch` runs it; callers that keep work items from running use [`Tx::poll`]. [`protocol::nic::sending`]
 //! and [`wire::wcbuf`] decide about the steps.
 //!
 //! Each step takes the port's spinlock, which disables interrupts.
@@ -15,9 +15,9 @@ use kernel::{
     sync::Arc,
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
+use protocol::nic::sending::{Kick, Mode};
 use wire::{
     regs::wcbuf,
-    sending::{Kick, Mode},
     wcbuf::{Action, Event, Failure, COPIES},
 };
 

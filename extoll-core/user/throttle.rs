@@ -34,12 +34,11 @@ use kernel::{
     workqueue::{DelayedWork, WorkItem},
 };
 use kernel_ext::{chardev::Mapping, net::BhDisabled, work};
+use protocol::{nic::ring_consumer::may_store_again, Time};
 use wire::{
     bq::{Rp, WritePointers},
     ids::{RegOffset, Vpid},
-    intake::may_store_again,
     regs::BqRegs,
-    time::Time,
 };
 
 /// Time over which interrupts are counted, in milliseconds.

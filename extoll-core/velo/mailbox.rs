@@ -6,8 +6,8 @@
 
 use super::{Handle, SlotSize, Status, MAX_LEN};
 use crate::{
-    intake::{PollFlow, Reader, Stop},
     queue::Slot,
+    ring_consumer::{PollFlow, Reader, Stop},
     stats::{add, Reason},
 };
 use core::ops::ControlFlow;

@@ -18,7 +18,7 @@ use kernel::{
     prelude::*,
     sync::{Arc, UniqueArc},
 };
-use wire::fragments::{slice, Fragment, Layout};
+use protocol::mem::fragments::{slice, Fragment, Layout};
 
 /// Maximum number of ranges of a frame: its head, and the stack's maximum of page fragments.
 const FRAME_PIECES: usize = bindings::EXTOLL_SKB_PIECES as usize;

@@ -31,13 +31,13 @@ pub use fragments::{BioVecs, FragmentList};
 pub use iova::IovaRange;
 pub use loan::Loan;
 pub use pages::PageList;
+pub use protocol::mem::fragments::Fragment;
 pub use room::{DmaRoom, RoomPages, StreamingRoom};
 pub use streaming::{
     Bytes, Contiguous, Kind, Pages, Range, Streaming, StreamingPages, StreamingRange,
 };
 pub use user::{Maps, Pin, UserIter, UserRange, MAX_PINNED};
 pub use watch::{Change, Watch, Watcher};
-pub use wire::fragments::Fragment;
 
 /// Page size in bytes. It is the size of the NIC's pages (HW §11.1), so kernels with larger pages
 /// are not supported.

@@ -16,7 +16,7 @@ use kernel::{
         Arc, SpinLockIrq,
     },
 };
-use wire::runs::{words, Runs, Slot};
+use protocol::mem::runs::{words, Runs, Slot};
 
 /// Name of the lock class; lockdep compares names by address.
 static LOCK_NAME: &CStr = c"extoll_direct";

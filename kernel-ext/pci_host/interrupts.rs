@@ -20,7 +20,7 @@ use kernel::{
         rcu, Arc, SpinLock,
     },
 };
-use wire::runs::{words, Align, Runs, Slot};
+use protocol::mem::runs::{words, Align, Runs, Slot};
 
 /// Maximum number of vectors of a bridge, equal to the maximum of one device with MSI-X.
 pub(super) const MOST: u32 = 2048;

@@ -28,7 +28,7 @@ use kernel::{
         Arc, SpinLockIrq,
     },
 };
-use wire::runs::{words, Align, Runs, Slot};
+use protocol::mem::runs::{words, Align, Runs, Slot};
 
 /// Size of a slot in bytes.
 const SLOT: usize = 2048;

@@ -16,18 +16,15 @@
 #![forbid(unsafe_code)]
 
 pub mod base;
-pub mod cache;
 pub mod ds;
 pub mod eth;
-pub mod intervals;
 pub mod lnd;
+pub mod mem;
+pub mod nic;
 pub mod pci;
-pub mod tickets;
 pub mod transfer;
-pub mod translation;
 
-pub use base::slots::Slots;
-pub use wire::time::Time;
+pub use base::{slots::Slots, time::Time};
 
 use core::ops::DerefMut;
 

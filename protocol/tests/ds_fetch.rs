@@ -7,7 +7,7 @@ use protocol::ds::*;
 use protocol::transfer::{Failure, Quiet};
 use protocol::Time;
 use wire::ds::{Ack, ConnId, Ended, Head, Message};
-use wire::transfer::{Fault, FaultCause, FaultUnit};
+use wire::rma::{Fault, FaultCause, FaultUnit};
 
 #[test]
 fn a_long_piece_is_announced_and_fetched() {

@@ -7,8 +7,7 @@ use protocol::transfer::{Failure, Lock, Move, Quiet, Refusal, Tell};
 use protocol::Time;
 use rma::table::*;
 use rma::*;
-use wire::rma::{LockTarget, Operation};
-use wire::transfer::{Direction, Fault, FaultCause, FaultUnit};
+use wire::rma::{Direction, Fault, FaultCause, FaultUnit, LockTarget, Operation};
 
 #[test]
 fn fragments_are_cut_where_either_list_is() {

@@ -13,8 +13,7 @@ use protocol::Time;
 use rma::*;
 use std::collections::BTreeMap;
 use wire::ids::NodeId;
-use wire::rma::{Command, LockTarget, NotificationType, Operation};
-use wire::transfer::Direction;
+use wire::rma::{Command, Direction, LockTarget, NotificationType, Operation};
 
 const CAPACITY: Capacity = Capacity {
     transfers: 24,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Formats and protocol state machines of the Extoll Tourmalet NIC.
+//! Formats of the Extoll Tourmalet NIC, and of the protocols that its drivers speak.
 //!
 //! Pure `no_std` code without allocation, I/O or `unsafe`: the same sources compile into the kernel
 //! modules and into every host-side program. Nothing here panics on any input value, nothing sleeps,
@@ -17,27 +17,16 @@ pub mod atu;
 pub mod bq;
 pub mod ds;
 pub mod eth;
-pub mod fragments;
 pub mod htax;
 pub mod ids;
-pub mod intake;
 pub mod lnd;
-pub mod nla;
 pub mod pci;
-pub mod places;
 pub mod regs;
-pub mod residue;
 pub mod rma;
 pub mod route;
-pub mod rra;
-pub mod runs;
-pub mod sending;
 pub mod smfu;
 pub mod snq;
-pub mod table_use;
-pub mod time;
 pub mod tlp;
-pub mod transfer;
 pub mod velo;
 pub mod wcbuf;
 pub mod words;

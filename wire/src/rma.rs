@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! RMA formats: requester page, descriptor, notification, splitting (HW §10).
 
+mod fault;
+
+pub use fault::{Fault, FaultCause, FaultUnit};
+
 use crate::ids::{NodeId, Vpid};
 use core::fmt;
 
@@ -765,4 +769,13 @@ pub fn fragments(len: u32) -> impl Iterator<Item = Fragment> + Clone {
             last: i + 1 == count,
         }
     })
+}
+
+/// Which way the data goes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Direction {
+    /// From the peer; done when the data is in local memory.
+    Get,
+    /// To the peer; done when the data has been read from local memory and sent.
+    Put,
 }

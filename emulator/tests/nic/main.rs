@@ -9,8 +9,8 @@ mod hostile;
 mod kinds;
 mod probe;
 
+mod reclaim;
 mod requester;
-mod residue;
 mod rig;
 mod rma;
 mod rma_fragments;

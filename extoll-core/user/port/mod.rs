@@ -41,10 +41,10 @@ use kernel_ext::{
     chardev::{Mapping, Space, POLL_GONE, POLL_IN},
     security::LockedPages,
 };
+use protocol::nic::ring_consumer::initial;
 use wire::{
     bq::{Rp, SlotCode, WritePointers},
     ids::{BusAddr, Vpid},
-    intake::initial,
     regs::BqRegs,
 };
 

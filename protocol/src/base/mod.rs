@@ -7,3 +7,4 @@ pub mod deadlines;
 pub mod flow;
 pub mod marks;
 pub mod slots;
+pub mod time;

@@ -10,6 +10,7 @@
 pub mod macs;
 pub mod order;
 pub mod poll;
+pub mod reassembly;
 pub mod rendezvous;
 pub mod restart;
 pub mod stuck;

@@ -6,9 +6,8 @@ use super::{
     Done, Quiet, State, Step, Transfers,
 };
 use crate::{base::arena::At, Memory};
-use wire::{
-    rma::{last_fragment_len, Command, LockResult, LockTarget, Notification, NotificationType},
-    transfer::Fault,
+use wire::rma::{
+    last_fragment_len, Command, Fault, LockResult, LockTarget, Notification, NotificationType,
 };
 
 /// Returns the kind of command that a notification belongs to. The unit of a lock operation is

@@ -4,8 +4,7 @@
 use super::{tables::Action, Lock};
 use wire::{
     ids::{NodeId, Vpid},
-    rma::{Descriptor, Modifiers, NotifySpec, Operation, PageOptions},
-    transfer::Direction,
+    rma::{Descriptor, Direction, Modifiers, NotifySpec, Operation, PageOptions},
 };
 
 /// Data command of a transfer.

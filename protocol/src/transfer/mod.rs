@@ -56,7 +56,7 @@
 //! use protocol::{Memory, Refused, Time};
 //! use wire::ids::{NodeId, Vpid};
 //! use wire::rma::{Descriptor, PageOptions};
-//! use wire::transfer::Direction;
+//! use wire::rma::Direction;
 //!
 //! struct Heap;
 //! impl Memory for Heap {
@@ -110,20 +110,22 @@ mod answer;
 mod describe;
 mod end;
 mod fragments;
+mod locks;
 mod post;
+
 mod submit;
 mod tables;
 mod unclaimed;
 
 pub use fragments::Fragment;
+pub use locks::LockNumbers;
 pub use tables::{Ticket, Transfers};
 pub use unclaimed::Unclaimed;
 
 use crate::{Refused, Time};
 use wire::{
     ids::{NodeId, Vpid},
-    rma::{Descriptor, LockTarget, PageOptions, MAX_LEN},
-    transfer::{Direction, Fault},
+    rma::{Descriptor, Direction, Fault, LockTarget, PageOptions, MAX_LEN},
 };
 
 crate::flow! {

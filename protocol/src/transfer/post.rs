@@ -8,10 +8,7 @@ use super::{
     Lock, Port, Posted, State, Step, Tell, Transfers,
 };
 use crate::{base::arena::At, Memory, Refused, Time};
-use wire::{
-    rma::{Descriptor, LockTarget, PageOptions},
-    transfer::Direction,
-};
+use wire::rma::{Descriptor, Direction, LockTarget, PageOptions};
 
 /// Next command of a transfer.
 #[derive(Clone, Copy)]

@@ -8,9 +8,9 @@ use super::{
 };
 use crate::{
     base::arena::{At, List},
+    transfer::LockNumbers,
     Memory,
 };
-use wire::transfer::LockNumbers;
 
 impl<M: Memory, T> Transfers<M, T> {
     fn refuse<R>(&mut self, why: Refusal, token: T) -> Result<R, (Refusal, T)> {

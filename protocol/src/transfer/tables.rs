@@ -12,12 +12,12 @@ use crate::{
         flow::Counts,
         slots::Slots,
     },
+    transfer::LockNumbers,
     Memory, Time,
 };
 use wire::{
     ids::{NodeId, Vpid},
-    rma::LockTarget,
-    transfer::{Direction, Fault, LockNumbers},
+    rma::{Direction, Fault, LockTarget},
 };
 
 /// Maximum number of entries of a table.

@@ -5,7 +5,7 @@ use crate::heap::Heap;
 use protocol::transfer::{
     Capacity, Done, Event, Failure, Fragment, Move, Quiet, Refusal, Tell, Ticket, Transfers,
 };
-use wire::transfer::Direction;
+use wire::rma::Direction;
 
 pub type Table = Transfers<Heap, u32>;
 

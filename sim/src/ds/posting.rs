@@ -13,8 +13,7 @@ use std::collections::HashMap;
 use wire::ds::{Message, TRAFFIC_CLASS};
 use wire::eth::VPID;
 use wire::ids::NodeId;
-use wire::rma::{Descriptor, PageOptions, RequesterAddr};
-use wire::transfer::Direction;
+use wire::rma::{Descriptor, Direction, PageOptions, RequesterAddr};
 use wire::velo::{self, Mtt, Target};
 
 /// Port of transfers.

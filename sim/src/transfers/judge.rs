@@ -8,8 +8,7 @@ use crate::port::FREE;
 use anyhow::{ensure, Result};
 use protocol::transfer::{Failure, Quiet};
 use rand::Rng;
-use wire::rma::{Command, NotificationType};
-use wire::transfer::Direction;
+use wire::rma::{Command, Direction, NotificationType};
 
 impl Rig {
     /// Processes and checks the reports to owners on a node.

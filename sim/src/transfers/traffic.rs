@@ -9,8 +9,7 @@ use protocol::Time;
 use rand::Rng;
 use std::rc::Rc;
 use wire::eth::VPID;
-use wire::rma::LockTarget;
-use wire::transfer::Direction;
+use wire::rma::{Direction, LockTarget};
 
 /// Returns the contents of a node's source memory at these fragments.
 fn offered(node: usize, list: &[Fragment]) -> Vec<u8> {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Ethernet protocol.
 
+use protocol::eth::reassembly::{Progress, Reassembler};
 use crate::{bytes, Input};
 use wire::eth::*;
 use wire::ids::NodeId;

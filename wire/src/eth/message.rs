@@ -234,7 +234,7 @@ pub const fn get_descriptor(
 /// A received message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Message<'a> {
-    /// Part of an eager frame, for the [`super::Reassembler`] of its source.
+    /// Part of an eager frame, for the `Reassembler` of its source.
     Eager {
         /// Fragments still to come, modulo 256.
         tag: u8,

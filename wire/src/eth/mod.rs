@@ -3,19 +3,17 @@
 //!
 //! A frame (without FCS) travels either *eager*, cut into VELO messages of at most 120 bytes, or by
 //! *rendezvous*: a 16-byte announcement, then one RMA get by the receiver. There is no header: all
-//! control information is in the VELO descriptor. Nothing here allocates or copies; [`Reassembler`]
+//! control information is in the VELO descriptor. Nothing here allocates or copies; the receiver's `Reassembler`
 //! says where bytes go.
 
 pub mod checksum;
 mod message;
-mod reassembly;
 mod reject;
 
 pub use message::{
     announcement_descriptor, eager_pieces, get_descriptor, Announcement, Completion, EagerPiece,
     Kind, Message, Side, TooLong, ANNOUNCEMENT_LEN, DROPPED_LEN, GET_PAGE,
 };
-pub use reassembly::{first_buffer_len, CopyTo, Progress, Reassembler};
 pub use reject::{Reason, Reject};
 
 use crate::ids::{NodeId, Vpid};

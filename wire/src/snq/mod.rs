@@ -5,19 +5,13 @@
 //! memory. [`Instruction`] is one word of the program, [`assemble`] builds a program from a table of
 //! "event → registers to record", [`TOURMALET`] is the driver's own.
 
-mod errors;
 mod event;
-mod intake;
 mod isa;
-mod mask;
 mod program;
 mod table;
 
-pub use errors::{ErrorReports, Moved};
 pub use event::{TriggerEvent, TriggerMask};
-pub use intake::{Empty, Intake, Look, Skipped};
 pub use isa::{Instruction, InstructionError, InstructionWord, Opcode, MAX_BURST};
-pub use mask::{Admission, DrainStep, Enabled, MessageLimit, DRAIN_ROUNDS, MASKED_MS};
 pub use program::{
     assemble, disassemble, find_emission, AssembleError, Disassembly, Emission, EventProgram,
     Found, Program, Style, END, FIRST_CONTINUATION, PROGRAM_WORDS,

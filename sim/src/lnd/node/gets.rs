@@ -11,7 +11,7 @@ use protocol::Time;
 use rand::Rng;
 use wire::ids::NodeId;
 use wire::lnd::{Source, TRAFFIC_CLASS};
-use wire::transfer::Direction;
+use wire::rma::Direction;
 
 impl Node {
     pub(super) fn fetch(

@@ -7,10 +7,10 @@
 //! its late notifications. The list has up to [`MOST`] entries.
 
 use crate::error::{Error, Result};
+use protocol::nic::chunks::{Chunk, ChunkedTransfer, Verdict};
 use std::time::{Duration, Instant};
 use wire::ids::{NodeId, Vpid};
-use wire::rma::{Command, Notification, NotificationType};
-use wire::transfer::{Chunk, Direction, Transfer, Verdict};
+use wire::rma::{Command, Direction, Notification, NotificationType};
 
 /// Time for which a job absorbs late notifications, the same as in the kernel's engine. No packet
 /// stays in the network for that time.
@@ -22,7 +22,7 @@ const MOST: usize = 1024;
 #[derive(Clone, Debug)]
 pub(super) enum Work {
     /// A transfer of any length, with its direction and range of local addresses.
-    Move(Transfer, Direction, std::ops::Range<u64>),
+    Move(ChunkedTransfer, Direction, std::ops::Range<u64>),
     /// A lock operation.
     Lock { number: u32, state: Outcome },
 }
@@ -43,7 +43,7 @@ impl Work {
         local: u64,
         len: u64,
     ) -> Option<Self> {
-        let transfer = Transfer::new(direction, peer.0, peer.1, local, len)?;
+        let transfer = ChunkedTransfer::new(direction, peer.0, peer.1, local, len)?;
         Some(Work::Move(transfer, direction, local..local + len))
     }
 

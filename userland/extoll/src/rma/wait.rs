@@ -9,9 +9,9 @@ use crate::error::{check_range, Error, Result};
 use crate::pages::Posted;
 use crate::wait::{GUARD, SLICE};
 use crate::Wait;
+use protocol::nic::chunks::Chunk;
 use std::cell::Cell;
-use wire::rma::DescriptorError;
-use wire::transfer::{Chunk, Direction};
+use wire::rma::{DescriptorError, Direction};
 
 /// Entry of a call in the list of jobs. A ticket that is dropped before the job is complete gives
 /// it up.

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Reclaim of VPIDs after their ports were closed.
+//!
+//! A process may have stored an incomplete descriptor (HW §8, G8). The first stores of the VPID's
+//! next owner would complete it. Descriptors may also still be in flight, and would count as the
+//! next owner's. [`protocol::nic::reclaim`] decides how to clear both; this file executes it.
+//!
+//! VPIDs that cannot be cleared at once are kept in a list under a mutex, and a work item retries.
+//! Process context; may sleep.
+
+use crate::{context::Context, stats::Reason};
+use kernel::{
+    impl_has_delayed_work, new_delayed_work, new_mutex,
+    prelude::*,
+    sync::{Arc, Mutex},
+    time::{delay::fsleep, msecs_to_jiffies, Delta, Instant, Monotonic},
+    workqueue::{DelayedWork, WorkItem},
+};
+use kernel_ext::work;
+use protocol::nic::reclaim::{stores, Action, Event, Outcome, Reclaim};
+use wire::{
+    ids::{Unit, Vpid},
+    regs::wcbuf,
+    wcbuf::State,
+};
+
+/// Pause between two polls.
+const PAUSE: Delta = Delta::from_micros(20);
+/// Delay before the first retry for a kept VPID, and interval of further ones, in milliseconds.
+const SOON_MS: u32 = 50;
+const AGAIN_MS: u32 = 500;
+/// Maximum number of kept VPIDs: all of both units.
+const MOST: usize = 2 * Vpid::COUNT as usize;
+
+/// Clears the requester pages of a VPID, to which the caller prevents other stores. `words` is a
+/// command without effect. `patience_ms` limits the time for packets in flight. Returns true if the
+/// NIC confirmed that no packet is in flight and that it accepted the commands. A removed NIC
+/// counts as clear. May sleep.
+pub(crate) fn clear(
+    ctx: &Context,
+    unit: Unit,
+    vpid: Vpid,
+    pages: &[u32],
+    words: &[u64],
+    patience_ms: u32,
+) -> bool {
+    let register = wcbuf::state(unit, vpid);
+    let began: Instant<Monotonic> = Instant::now();
+    let now = || began.elapsed().as_micros_ceil().max(0) as u64;
+    let mut machine = Reclaim::new(pages.len() as u8, u64::from(patience_ms) * 1000, now());
+    let mut action = machine.start();
+    if let (Some(hw), Some(page)) = (ctx.alive_access(), pages.first()) {
+        hw.window(unit).fence(*page);
+    }
+    loop {
+        if action == Action::Look {
+            fsleep(PAUSE);
+        }
+        let event = {
+            let Some(hw) = ctx.alive_access() else {
+                return true;
+            };
+            match action {
+                Action::Look => Event::State(State(hw.rf.read(register))),
+                Action::Write(state) => {
+                    hw.rf.write(register, state.raw());
+                    Event::Done
+                }
+                Action::Store(number) => {
+                    let page = pages.get(usize::from(number));
+                    for index in stores(words.len() as u8).map(usize::from) {
+                        if let (Some(page), Some(word)) = (page, words.get(index)) {
+                            hw.window(unit).store(*page, index, *word);
+                        }
+                    }
+                    Event::Done
+                }
+                // A single read of all ones does not prove that the NIC was removed.
+                Action::End(Outcome::Gone) => return ctx.is_gone(&hw, u64::MAX),
+                Action::End(outcome) => return outcome != Outcome::Unclear,
+            }
+        };
+        action = machine.step(event, now());
+    }
+}
+
+/// Waits until no packet of a VPID is in flight; the caller prevents new ones. Returns false on a
+/// time-out. May sleep.
+pub(crate) fn settle(ctx: &Context, unit: Unit, vpid: Vpid, patience_ms: u32) -> bool {
+    clear(ctx, unit, vpid, &[], &[], patience_ms)
+}
+
+/// Closed port whose requester may hold an incomplete descriptor, or commands that are not
+/// executed. The drop releases its VPID.
+pub(crate) trait Leftover: Send + Sync {
+    /// Returns whether the port has been cleared, so that its VPID can be released. May sleep, for
+    /// about 100 ms.
+    fn is_gone(&self) -> bool;
+}
+
+struct List {
+    ports: KVec<Arc<dyn Leftover>>,
+    /// Set when the NIC is about to be shut down.
+    ended: bool,
+}
+
+impl List {
+    /// Adds a port. Returns it if the list has ended; the caller drops it without the lock.
+    fn keep(&mut self, left: Arc<dyn Leftover>) -> Option<Arc<dyn Leftover>> {
+        if self.ended {
+            return Some(left);
+        }
+        // Cannot fail, because the list has capacity for all VPIDs.
+        let _ = self.ports.push_within_capacity(left);
+        None
+    }
+}
+
+/// Closed ports of a NIC whose VPIDs are being reclaimed.
+#[pin_data]
+pub(crate) struct Reclaimer {
+    ctx: Arc<Context>,
+    #[pin]
+    list: Mutex<List>,
+    #[pin]
+    work: DelayedWork<Reclaimer>,
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Reclaimer> for Reclaimer { self.work }
+}
+
+impl WorkItem for Reclaimer {
+    type Pointer = Arc<Reclaimer>;
+
+    fn run(this: Arc<Reclaimer>) {
+        if this.look() {
+            this.schedule(AGAIN_MS);
+        }
+    }
+}
+
+impl Reclaimer {
+    /// Makes an empty list. May sleep.
+    #[inline(never)] // Keeps its stack frame out of later calls.
+    pub(crate) fn new(ctx: Arc<Context>) -> Result<Arc<Self>> {
+        let list = List {
+            ports: KVec::with_capacity(MOST, GFP_KERNEL)?,
+            ended: false,
+        };
+        Arc::pin_init(
+            pin_init!(Self {
+                ctx,
+                list <- new_mutex!(list, "extoll_residue"),
+                work <- new_delayed_work!("extoll_residue"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    fn schedule(self: &Arc<Self>, delay_ms: u32) {
+        let _ = work::enqueue_waiting(self.clone(), msecs_to_jiffies(delay_ms));
+    }
+
+    /// Keeps a VPID until it can be released. May sleep.
+    pub(crate) fn keep(self: &Arc<Self>, unit: Unit, vpid: Vpid, left: Arc<dyn Leftover>) {
+        self.ctx
+            .error(Reason::Reclaim, u64::from(vpid.get()) | (unit as u64) << 32);
+        let refused = {
+            let mut list = self.list.lock();
+            let refused = list.keep(left);
+            // With the list locked, so that it is not queued after the end.
+            if refused.is_none() {
+                self.schedule(SOON_MS);
+            }
+            refused
+        };
+        drop(refused);
+    }
+
+    /// Releases VPIDs that are clear by now. Returns true if others remain. May sleep.
+    fn look(&self) -> bool {
+        let count = self.list.lock().ports.len();
+        for _ in 0..count {
+            // Empty after the end.
+            let next = self.list.lock().ports.remove(0);
+            let Ok(left) = next else { break };
+            if !left.is_gone() {
+                let refused = self.list.lock().keep(left);
+                drop(refused);
+            }
+        }
+        !self.list.lock().ports.is_empty()
+    }
+
+    /// Ends the reclaim because the NIC is about to be shut down: releases all VPIDs, and keeps
+    /// none that are closed later. May sleep.
+    pub(crate) fn end(self: &Arc<Self>) {
+        let all = {
+            let mut list = self.list.lock();
+            list.ended = true;
+            core::mem::take(&mut list.ports)
+        };
+        work::cancel_delayed_sync(self);
+        drop(all);
+    }
+}

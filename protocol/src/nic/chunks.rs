@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Transfers of any length: split into commands of at most 8 MiB, one completion for all (HW §10.3, §10.4).
+
+use wire::{
+    ids::{NodeId, Vpid},
+    rma::{
+        last_fragment_len, last_fragment_start, Command, Direction, Fault, Notification,
+        NotificationType, MAX_LEN,
+    },
+};
+
+/// Commands of one transfer that may be outstanding.
+pub const WINDOW: usize = 4;
+
+/// One command of a transfer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Chunk {
+    /// Byte offset in the transfer.
+    pub offset: u64,
+    /// Bytes, 1…[`MAX_LEN`].
+    pub len: u32,
+}
+
+/// What a notification meant for a transfer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// It belongs to something else.
+    Foreign,
+    /// A command is done, others are not.
+    Progress,
+    /// All bytes are there, or all commands that were posted have ended after a failure.
+    Ended,
+}
+
+/// A transfer.
+#[derive(Clone, Debug)]
+pub struct ChunkedTransfer {
+    direction: Direction,
+    node: NodeId,
+    vpid: Vpid,
+    /// Local address of byte 0, as notifications will name it.
+    local: u64,
+    len: u64,
+    posted: u64,
+    done: u64,
+    outstanding: [Option<Chunk>; WINDOW],
+    fault: Option<Fault>,
+    stopped: bool,
+}
+
+impl ChunkedTransfer {
+    /// A transfer of `len` bytes between local address `local` and a port of a peer; `None` for 0 bytes or a local
+    /// range that wraps around.
+    pub const fn new(
+        direction: Direction,
+        node: NodeId,
+        vpid: Vpid,
+        local: u64,
+        len: u64,
+    ) -> Option<Self> {
+        if len == 0 || local.checked_add(len).is_none() {
+            return None;
+        }
+        Some(Self {
+            direction,
+            node,
+            vpid,
+            local,
+            len,
+            posted: 0,
+            done: 0,
+            outstanding: [None; WINDOW],
+            fault: None,
+            stopped: false,
+        })
+    }
+
+    /// The command to post next, unless all are posted, too many are outstanding, or there was an error.
+    pub fn next(&self) -> Option<Chunk> {
+        if self.stopped || self.posted == self.len || self.outstanding.iter().all(Option::is_some) {
+            return None;
+        }
+        let rest = self.len - self.posted;
+        let len = if rest > MAX_LEN as u64 {
+            MAX_LEN
+        } else {
+            rest as u32
+        };
+        Some(Chunk {
+            offset: self.posted,
+            len,
+        })
+    }
+
+    /// The command that [`ChunkedTransfer::next`] named was posted.
+    pub fn posted(&mut self) {
+        let Some(chunk) = self.next() else { return };
+        if let Some(place) = self.outstanding.iter_mut().find(|c| c.is_none()) {
+            *place = Some(chunk);
+            self.posted += chunk.len as u64;
+        }
+    }
+
+    /// The command that was [`ChunkedTransfer::posted`] last was not taken, for want of room or the like: it is next again.
+    pub fn retract(&mut self) {
+        let last = self
+            .outstanding
+            .iter_mut()
+            .max_by_key(|c| c.map(|c| c.offset));
+        if let Some(chunk) = last.and_then(Option::take) {
+            self.posted = chunk.offset;
+        }
+    }
+
+    /// No further commands, because of a time-out or the like; those outstanding may still be reported.
+    pub fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    /// Takes a notification of the port. Notifications without error are matched by peer, type and address of the last
+    /// fragment (HW §10.4), those with an error by any address within a command.
+    pub fn take(&mut self, n: &Notification) -> Verdict {
+        let expected = match self.direction {
+            Direction::Get => {
+                n.kind == NotificationType::Completer
+                    && matches!(
+                        n.command,
+                        Command::ByteGet
+                            | Command::QwGet
+                            | Command::ByteGetResponse
+                            | Command::QwGetResponse
+                    )
+            }
+            Direction::Put => {
+                n.kind == NotificationType::Requester
+                    && matches!(n.command, Command::BytePut | Command::QwPut)
+            }
+        };
+        if !expected || n.node != self.node || n.vpid != self.vpid {
+            return Verdict::Foreign;
+        }
+        let fault = Fault::of(n);
+        let local = self.local;
+        let ours = |chunk: &Chunk| {
+            let start = local + chunk.offset;
+            match fault {
+                None => {
+                    n.word0 == last_fragment_start(start, chunk.len)
+                        && n.last_size() == last_fragment_len(chunk.len)
+                }
+                Some(_) => n.word0 >= start && n.word0 - start < chunk.len as u64,
+            }
+        };
+        // Of equal ones the oldest: commands of a port are processed in order.
+        let oldest = self
+            .outstanding
+            .iter_mut()
+            .filter(|c| c.as_ref().is_some_and(ours))
+            .min_by_key(|c| c.map_or(u64::MAX, |c| c.offset));
+        let Some(place) = oldest else {
+            return Verdict::Foreign;
+        };
+        let len = place.take().map_or(0, |c| c.len);
+        match fault {
+            None => self.done += len as u64,
+            Some(fault) => {
+                self.stopped = true;
+                self.fault.get_or_insert(fault);
+            }
+        }
+        if self.done == self.len || (self.stopped && !self.is_outstanding()) {
+            Verdict::Ended
+        } else {
+            Verdict::Progress
+        }
+    }
+
+    /// Whether commands are outstanding.
+    pub fn is_outstanding(&self) -> bool {
+        self.outstanding.iter().any(Option::is_some)
+    }
+
+    /// Whether a notification of an outstanding command of `self` may be taken for one of `later`.
+    pub fn meets(&self, later: &Self) -> bool {
+        let end = later.local + later.len;
+        let (same, overlaps) = (
+            (self.direction, self.node, self.vpid) == (later.direction, later.node, later.vpid),
+            |chunk: &Chunk| {
+                let start = self.local + chunk.offset;
+                start < end && later.local < start + chunk.len as u64
+            },
+        );
+        same && self.outstanding.iter().flatten().any(overlaps)
+    }
+
+    /// Which way the data goes.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// Bytes that are certainly transferred.
+    pub fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// True when all bytes are.
+    pub fn is_complete(&self) -> bool {
+        self.done == self.len
+    }
+
+    /// The first error.
+    pub fn fault(&self) -> Option<Fault> {
+        self.fault
+    }
+}

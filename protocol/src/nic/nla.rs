@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! NLA space: which pages are free, where a region goes, and which page sizes describe it (HW
+//! §11.1, G17).
+//!
+//! Everything counts in pages of 4 KiB; page n of the space has NLA 4096 n.
+
+use core::fmt;
+use wire::{
+    atu::{GatEntry, GAT_ENTRIES},
+    ids::{BusAddr, Vpid},
+};
+
+/// Page size codes that the hardware knows, largest first: 1 GiB, 2 MiB, 64 KiB, 8 KiB, 4 KiB.
+pub const SIZE_CODES: [u8; 5] = [18, 9, 4, 1, 0];
+
+/// The size code of a hardware page of `kib` KiB; `None` if there are no such pages.
+pub fn size_code(kib: u64) -> Option<u8> {
+    SIZE_CODES.into_iter().find(|code| 4u64 << code == kib)
+}
+
+/// Pages of the whole space: 1024 tables.
+pub const PAGES: u64 = 1024 * GAT_ENTRIES as u64;
+
+/// Consecutive pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Range {
+    /// First page.
+    pub first: u64,
+    /// Number of pages.
+    pub pages: u64,
+}
+
+impl Range {
+    /// Page after the last.
+    pub const fn end(&self) -> u64 {
+        self.first + self.pages
+    }
+}
+
+/// Memory for a sorted list of ranges.
+pub trait Store {
+    /// The ranges.
+    fn ranges(&self) -> &[Range];
+    /// The ranges, to be changed in place.
+    fn ranges_mut(&mut self) -> &mut [Range];
+    /// Makes room for `total` ranges; false without memory.
+    fn reserve(&mut self, total: usize) -> bool;
+    /// Inserts before position `at` (at most the length); there is room.
+    fn insert(&mut self, at: usize, range: Range);
+    /// Removes the range at `at`.
+    fn remove(&mut self, at: usize);
+}
+
+/// Why no range was given out.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum SpaceError {
+    /// No free range is long enough.
+    Full,
+    /// No memory for the bookkeeping.
+    NoMemory,
+    /// Zero pages, or an alignment that is no power of two.
+    Invalid,
+}
+
+impl fmt::Display for SpaceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SpaceError::Full => "no contiguous range is free",
+            SpaceError::NoMemory => "no memory",
+            SpaceError::Invalid => "invalid size or alignment",
+        })
+    }
+}
+
+/// Free pages of a space, given out lowest first, so that few tables are in use. Freeing never
+/// needs memory.
+pub struct Space<S> {
+    free: S,
+    /// Ranges given out.
+    live: usize,
+    bounds: Range,
+}
+
+impl<S: Store> Space<S> {
+    /// A space of the given pages, all free; `free` has to be empty.
+    ///
+    /// # Errors
+    ///
+    /// `NoMemory`.
+    pub fn new(mut free: S, bounds: Range) -> Result<Self, SpaceError> {
+        if !free.reserve(1) {
+            return Err(SpaceError::NoMemory);
+        }
+        if bounds.pages != 0 {
+            free.insert(0, bounds);
+        }
+        Ok(Self {
+            free,
+            live: 0,
+            bounds,
+        })
+    }
+
+    /// Takes `pages` pages, the first of which is congruent to `phase` modulo `align`, a power of
+    /// two.
+    ///
+    /// # Errors
+    ///
+    /// See [`SpaceError`].
+    pub fn allocate(&mut self, pages: u64, align: u64, phase: u64) -> Result<u64, SpaceError> {
+        self.allocate_in(self.bounds, pages, align, phase)
+    }
+
+    /// As [`Space::allocate`], but all of it lies in `window`.
+    ///
+    /// # Errors
+    ///
+    /// See [`SpaceError`].
+    pub fn allocate_in(
+        &mut self,
+        window: Range,
+        pages: u64,
+        align: u64,
+        phase: u64,
+    ) -> Result<u64, SpaceError> {
+        if pages == 0 || !align.is_power_of_two() {
+            return Err(SpaceError::Invalid);
+        }
+        // One more range when this one is cut out, and one for every live range that is freed.
+        if !self.free.reserve(self.live + 2) {
+            return Err(SpaceError::NoMemory);
+        }
+        let list = self.free.ranges();
+        for i in list.partition_point(|r| r.end() <= window.first)..list.len() {
+            let Some(range) = self.free.ranges().get(i).copied() else {
+                break;
+            };
+            if range.first >= window.end() {
+                break;
+            }
+            let lowest = range.first.max(window.first);
+            let highest = range.end().min(window.end());
+            let first = lowest + (phase.wrapping_sub(lowest) & (align - 1));
+            if first.checked_add(pages).is_none_or(|end| end > highest) {
+                continue;
+            }
+            let skip = first - range.first;
+            let behind = Range {
+                first: first + pages,
+                pages: range.pages - skip - pages,
+            };
+            match (skip, behind.pages) {
+                (0, 0) => self.free.remove(i),
+                (0, _) => self.set(i, behind),
+                _ => {
+                    self.set(
+                        i,
+                        Range {
+                            first: range.first,
+                            pages: skip,
+                        },
+                    );
+                    if behind.pages != 0 {
+                        self.free.insert(i + 1, behind);
+                    }
+                }
+            }
+            self.live += 1;
+            return Ok(first);
+        }
+        Err(SpaceError::Full)
+    }
+
+    fn set(&mut self, i: usize, range: Range) {
+        if let Some(place) = self.free.ranges_mut().get_mut(i) {
+            *place = range;
+        }
+    }
+
+    /// Gives back a range as it was taken. False, and nothing happens, if some of it is free or
+    /// outside the space.
+    pub fn free(&mut self, range: Range) -> bool {
+        let inside = range.first >= self.bounds.first && range.end() <= self.bounds.end();
+        if range.pages == 0 || !inside || self.live == 0 {
+            return false;
+        }
+        let list = self.free.ranges();
+        let at = list.partition_point(|r| r.first < range.first);
+        let before = at.checked_sub(1).and_then(|i| list.get(i)).copied();
+        let after = list.get(at).copied();
+        if before.is_some_and(|r| r.end() > range.first)
+            || after.is_some_and(|r| r.first < range.end())
+        {
+            return false;
+        }
+        let joins_before = before.filter(|r| r.end() == range.first);
+        let joins_after = after.filter(|r| r.first == range.end());
+        match (joins_before, joins_after) {
+            (Some(b), Some(a)) => {
+                self.set(
+                    at - 1,
+                    Range {
+                        first: b.first,
+                        pages: b.pages + range.pages + a.pages,
+                    },
+                );
+                self.free.remove(at);
+            }
+            (Some(b), None) => self.set(
+                at - 1,
+                Range {
+                    first: b.first,
+                    pages: b.pages + range.pages,
+                },
+            ),
+            (None, Some(a)) => self.set(
+                at,
+                Range {
+                    first: range.first,
+                    pages: range.pages + a.pages,
+                },
+            ),
+            (None, None) => self.free.insert(at, range),
+        }
+        self.live -= 1;
+        true
+    }
+
+    /// The free ranges, ascending, with a gap between any two.
+    pub fn free_ranges(&self) -> &[Range] {
+        self.free.ranges()
+    }
+
+    /// Number of ranges given out.
+    pub fn live(&self) -> usize {
+        self.live
+    }
+}
+
+/// Where a region should start so that the largest page size can be used that is allowed and fits.
+/// Told the parts of the region that are contiguous on the bus, one after the other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Placement {
+    /// Largest size code allowed.
+    largest: u8,
+    /// Pages so far.
+    at: u64,
+    align: u64,
+    phase: u64,
+}
+
+impl Placement {
+    /// Without any part; `largest` is the largest size code that may be used.
+    pub const fn new(largest: u8) -> Self {
+        Self {
+            largest,
+            at: 0,
+            align: 1,
+            phase: 0,
+        }
+    }
+
+    /// The next part: `pages` pages at bus address `addr`.
+    pub fn add(&mut self, addr: BusAddr, pages: u64) {
+        let page = addr.0 / BusAddr::PAGE_SIZE;
+        for code in SIZE_CODES.into_iter().filter(|code| *code <= self.largest) {
+            let size = 1u64 << code;
+            let aligned = page.next_multiple_of(size);
+            if aligned + size <= page + pages {
+                if size > self.align {
+                    self.align = size;
+                    self.phase = page.wrapping_sub(self.at) & (size - 1);
+                }
+                break;
+            }
+        }
+        self.at += pages;
+    }
+
+    /// Pages of all parts.
+    pub const fn pages(&self) -> u64 {
+        self.at
+    }
+
+    /// Alignment and phase for [`Space::allocate`].
+    pub const fn wish(&self) -> (u64, u64) {
+        (self.align, self.phase)
+    }
+}
+
+/// A page of one of the hardware's sizes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Nlp {
+    /// First 4 KiB page in NLA space.
+    pub first: u64,
+    /// Bus address, aligned to the size.
+    pub addr: BusAddr,
+    /// Size code: 2^code pages of 4 KiB.
+    pub code: u8,
+}
+
+impl Nlp {
+    /// The entry to be written for each of its 4 KiB pages; `None` if the address does not fit.
+    pub const fn entry(&self, vpid: Vpid, read: bool, write: bool) -> Option<GatEntry> {
+        match GatEntry::new(self.addr, vpid, read, write) {
+            Some(entry) => Some(entry.with_size(self.code)),
+            None => None,
+        }
+    }
+}
+
+/// Cuts a run of `pages` pages at bus address `addr` that starts at page `first` of the space into
+/// the fewest hardware pages with size codes up to `largest`.
+pub fn cut(
+    first: u64,
+    addr: BusAddr,
+    pages: u64,
+    largest: u8,
+) -> impl Iterator<Item = Nlp> + Clone {
+    let mut done = 0;
+    core::iter::from_fn(move || {
+        if done >= pages {
+            return None;
+        }
+        let (page, at) = (addr.0 / BusAddr::PAGE_SIZE + done, first + done);
+        let fits = |code: u8| {
+            code <= largest && (page | at) & ((1 << code) - 1) == 0 && pages - done >= 1 << code
+        };
+        let code = SIZE_CODES.into_iter().find(|c| fits(*c)).unwrap_or(0);
+        done += 1 << code;
+        Some(Nlp {
+            first: at,
+            addr: BusAddr(page * BusAddr::PAGE_SIZE),
+            code,
+        })
+    })
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! What the error counters in a report of VELO or RMA tell (events 24 and 27).
+
+use wire::{
+    ids::RegOffset,
+    regs::{
+        rma::{self, ErrorCounters},
+        velo::{self, Counter1},
+    },
+};
+
+/// What a report changed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Moved {
+    /// No error counter.
+    Nothing,
+    /// Only messages for VPIDs that are not open: a peer that started before, or outlived, its
+    /// partner here.
+    ClosedPort,
+    /// Anything else.
+    Error,
+}
+
+/// Error counters of VELO and RMA with their last reported values.
+#[derive(Clone, Debug)]
+pub struct ErrorReports {
+    /// Register, bits that count messages for closed VPIDs, last value.
+    list: [(RegOffset, u64, u64); 10],
+}
+
+/// Fourth counter of an RMA counter register: responder's `vpid`.
+const VPID_3: u64 = ErrorCounters(0).with_count_3(!0).with_ovflw_3(true).raw();
+/// First counter: completer's `vpid`.
+const VPID_0: u64 = ErrorCounters(0).with_count_0(!0).with_ovflw_0(true).raw();
+
+impl Default for ErrorReports {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ErrorReports {
+    /// All counters are 0.
+    pub const fn new() -> Self {
+        const NONE: u64 = 0;
+        let disabled = Counter1(0).with_disabled_mbox(!0).raw();
+        Self {
+            list: [
+                (velo::COUNTER_1, disabled, 0),
+                (rma::REQUESTER_ERROR_CNT_0, NONE, 0),
+                (rma::REQUESTER_ERROR_CNT_1, NONE, 0),
+                (rma::RESPONDER_ERROR_CNT_0, VPID_3, 0),
+                (rma::RESPONDER_ERROR_CNT_1, NONE, 0),
+                (rma::RESPONDER_ERROR_CNT_2, NONE, 0),
+                (rma::COMPLETER_ERROR_CNT_0, NONE, 0),
+                (rma::COMPLETER_ERROR_CNT_1, NONE, 0),
+                (rma::COMPLETER_ERROR_CNT_2, VPID_0, 0),
+                (rma::COMPLETER_ERROR_CNT_3, NONE, 0),
+            ],
+        }
+    }
+
+    /// Compares a report, `words` of `registers`, with the last one and remembers it.
+    pub fn take(&mut self, registers: &[RegOffset], words: &[u64]) -> Moved {
+        let mut worst = Moved::Nothing;
+        for (reg, word) in registers.iter().zip(words) {
+            let Some((_, closed, last)) = self.list.iter_mut().find(|(r, _, _)| r == reg) else {
+                continue; // No error counter.
+            };
+            let changed = *word ^ *last;
+            *last = *word;
+            worst = worst.max(match changed {
+                0 => Moved::Nothing,
+                c if c & !*closed == 0 => Moved::ClosedPort,
+                _ => Moved::Error,
+            });
+        }
+        worst
+    }
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! How many address tables somebody's memory lies in, and how many it may lie in (HW §11.1).
+//!
+//! A table takes 2 MiB of host memory and exists as long as one page of its 1 GiB of NLA space is
+//! registered. Who registers much and keeps one page in each GiB makes the host spend 512 pages for
+//! each page. So the tables of a user are bounded by what his memory fills, and some more.
+
+use crate::nic::nla::Range;
+use core::ops::DerefMut;
+use wire::atu::GAT_ENTRIES;
+
+/// Pages of one table.
+pub const SPAN: u64 = GAT_ENTRIES as u64;
+
+/// Numbers of the tables that `range` lies in.
+pub fn tables_of(range: Range) -> impl DoubleEndedIterator<Item = u64> {
+    let end = range.end().div_ceil(SPAN).max(range.first / SPAN);
+    range.first / SPAN..end
+}
+
+/// Pages of `range` in table `index`, which it lies in.
+pub const fn share(range: Range, index: u64) -> u64 {
+    let (first, end) = (index * SPAN, (index + 1) * SPAN);
+    let first = if range.first > first {
+        range.first
+    } else {
+        first
+    };
+    let end = if range.end() < end { range.end() } else { end };
+    end - first
+}
+
+/// What one user has of each table; `A` has a number for each.
+pub struct TableUse<A> {
+    pages: A,
+    tables: u64,
+    total: u64,
+}
+
+impl<A: DerefMut<Target = [u32]>> TableUse<A> {
+    /// Nothing; `pages` has to be all zero.
+    pub const fn new(pages: A) -> Self {
+        Self {
+            pages,
+            tables: 0,
+            total: 0,
+        }
+    }
+
+    fn of(&self, index: u64) -> u32 {
+        self.pages.get(index as usize).copied().unwrap_or(0)
+    }
+
+    /// Whether the user may have `range`, too: his memory may lie in `spare` tables, and in two for
+    /// each GiB that it has.
+    pub fn may_add(&self, range: Range, spare: u32) -> bool {
+        let new = tables_of(range).filter(|i| self.of(*i) == 0).count() as u64;
+        let filled = (self.total + range.pages) / SPAN;
+        self.tables + new <= u64::from(spare) + 2 * filled
+    }
+
+    /// The user has `range`, too.
+    pub fn add(&mut self, range: Range) {
+        for index in tables_of(range) {
+            if let Some(pages) = self.pages.get_mut(index as usize) {
+                self.tables += u64::from(*pages == 0);
+                *pages += share(range, index) as u32;
+            }
+        }
+        self.total += range.pages;
+    }
+
+    /// The user has `range` no more, which he had.
+    pub fn remove(&mut self, range: Range) {
+        for index in tables_of(range) {
+            if let Some(pages) = self.pages.get_mut(index as usize) {
+                *pages = pages.saturating_sub(share(range, index) as u32);
+                self.tables -= u64::from(*pages == 0);
+            }
+        }
+        self.total = self.total.saturating_sub(range.pages);
+    }
+
+    /// The parts of the space that his tables are for, in ascending order.
+    pub fn windows(&self) -> impl Iterator<Item = Range> + '_ {
+        let all = self.pages.iter().enumerate();
+        all.filter(|(_, pages)| **pages != 0)
+            .map(|(index, _)| Range {
+                first: index as u64 * SPAN,
+                pages: SPAN,
+            })
+    }
+
+    /// Tables that his memory lies in.
+    pub const fn tables(&self) -> u64 {
+        self.tables
+    }
+
+    /// Pages of his memory.
+    pub const fn pages(&self) -> u64 {
+        self.total
+    }
+}

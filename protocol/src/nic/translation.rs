@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Life cycle of a translation of registered memory: how the NIC is made to forget the memory, and
+//! when memory and NLAs may be freed (HW §11.3, G17).
+//!
+//! 1. `Live`: the NIC translates addresses to the memory.
+//! 2. `Zeroing`: one context clears the translation entries and commands a flush of the NIC's
+//!    cache.
+//! 3. `Flushed`: the NIC must confirm the flush.
+//! 4. `Forgotten`: the NIC has confirmed, or has lost its access to host memory. Memory and NLAs
+//!    may be freed.
+//! 5. `Releasing`, `Gone`: one context frees them.
+//!
+//! If the NIC does not confirm in time, the translation is `Quarantined` instead, until it does.
+//! Its memory and NLAs remain reserved.
+//!
+//! Several contexts may end the same translation at the same time: its owner, the MMU notifier, a
+//! context that waits for answers of the NIC, and unbinding. Each of them calls [`Life::next`],
+//! executes the operation, and reports the result. [`Life::revoke`] and [`Life::release`] return
+//! true for one context only, which clears the entries or frees the memory.
+//!
+//! The same entries can be used for another translation after the end ([`Life::begin_again`]). A
+//! [`Turn`] is the generation of the translation: reports of earlier generations have no effect. A
+//! context that must not wait leaves the end to a work item ([`Life::leave`]). The work item asks
+//! for the generation that was left to it ([`Life::left`]), because the present one may belong to a
+//! new owner.
+
+use crate::{base::flow, nic::tickets::Ticket};
+
+crate::flow! {
+    /// States of a translation.
+    states Phase {
+        /// The NIC translates.
+        Live,
+        /// One context clears the entries and commands the flush.
+        Zeroing,
+        /// The flush is commanded, and the NIC must confirm it.
+        Flushed,
+        /// The NIC did not confirm in time. Everything remains reserved until it does.
+        Quarantined,
+        /// The NIC has confirmed, or has no access to host memory any more. Memory and NLAs may be
+        /// freed.
+        Forgotten,
+        /// One context frees memory and NLAs.
+        Releasing,
+        /// Memory and NLAs are freed.
+        Gone,
+    }
+    /// Events of a translation.
+    events Event {
+        /// A context ends the translation.
+        Revoke,
+        /// The entries are cleared, and the flush is commanded.
+        Zeroed,
+        /// The NIC answered a question that was asked after the flush.
+        Answered,
+        /// The NIC did not answer in time.
+        TimedOut,
+        /// The NIC has no access to host memory any more.
+        CutOff,
+        /// A context begins to free memory and NLAs.
+        Release,
+        /// Memory and NLAs are freed.
+        Released,
+        /// The same entries are used for other memory.
+        Again,
+    }
+    transitions {
+        Live + Revoke => Zeroing;
+        Zeroing + Zeroed => Flushed;
+        Flushed + Answered => Forgotten;
+        Flushed + CutOff => Forgotten;
+        Flushed + TimedOut => Quarantined;
+        Quarantined + Answered => Forgotten;
+        Quarantined + CutOff => Forgotten;
+        Forgotten + Release => Releasing;
+        Releasing + Released => Gone;
+        Gone + Again => Live;
+    }
+}
+
+/// Generation of a translation. Never 0.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Turn(u64);
+
+impl Turn {
+    /// Returns the generation as a number, which is never 0.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+/// Number of a flush command, counted by the driver. The answer to one question covers all flushes
+/// that were counted before it, so that one wait serves many translations.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Flush(pub u64);
+
+/// Result of a question to the NIC.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Answer {
+    /// Last flush that was counted before the question was asked.
+    pub upto: Flush,
+    /// `Err` if the NIC did not answer in time, with the ticket of the question if it could be
+    /// asked.
+    pub result: Result<(), Option<Ticket>>,
+}
+
+/// Next operation for the end of a translation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// Call [`Life::revoke`].
+    Revoke,
+    /// Wait: another context clears the entries.
+    Zeroing,
+    /// Wait: another context frees memory and NLAs.
+    Releasing,
+    /// Ask the NIC, unless a question was asked after this flush. Report the result by
+    /// [`Life::answered`].
+    Ask(Flush),
+    /// Check whether this ticket is answered. Report the result by [`Life::forgotten`] or
+    /// [`Life::asked_again`].
+    Look(Option<Ticket>),
+    /// Call [`Life::release`].
+    Release,
+    /// The life has ended.
+    Done,
+}
+
+/// Reason for which the NIC does not use a translation any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// The NIC answered late, to the ticket of [`Next::Look`].
+    Answered,
+    /// The NIC has no access to host memory any more.
+    CutOff,
+}
+
+/// Effect of an [`Answer`] on a translation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Effect {
+    /// No effect: the answer does not cover the flush, or another context has reported one.
+    None,
+    /// The NIC has forgotten the translation.
+    Forgotten,
+    /// The NIC did not answer in time: the translation is in quarantine.
+    Quarantined,
+}
+
+/// Range of pages of a region.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Pages {
+    /// Number of the first page.
+    pub first: usize,
+    /// Number of the page after the last one.
+    pub end: usize,
+}
+
+/// State of a translation.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Life {
+    phase: Phase,
+    turn: u64,
+    /// Number of the flush, in [`Phase::Flushed`].
+    flush: Flush,
+    /// Range of pages that the owner of the memory may have replaced.
+    suspects: Option<Pages>,
+    /// In quarantine: the ticket that the NIC must answer.
+    ticket: Option<Ticket>,
+    /// The end of this life was left to a work item.
+    left: bool,
+}
+
+impl Default for Life {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Life {
+    /// Creates a live translation of the first generation.
+    pub const fn new() -> Self {
+        Self {
+            phase: Phase::Live,
+            turn: 1,
+            flush: Flush(0),
+            suspects: None,
+            ticket: None,
+            left: false,
+        }
+    }
+
+    /// Creates an ended translation, for [`Life::begin_again`].
+    pub const fn over() -> Self {
+        Self {
+            phase: Phase::Gone,
+            ..Self::new()
+        }
+    }
+
+    /// Returns the present phase.
+    pub const fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Returns the present generation.
+    pub const fn turn(&self) -> Turn {
+        Turn(self.turn)
+    }
+
+    fn step(&mut self, turn: Turn, event: Event) -> bool {
+        let next = flow::Flow::next(self.phase, event);
+        match next.filter(|_| turn.0 == self.turn) {
+            Some(next) => {
+                self.phase = next;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Returns the next operation for the end of this generation.
+    pub fn next(&self, turn: Turn) -> Next {
+        if turn.0 != self.turn {
+            return Next::Done;
+        }
+        match self.phase {
+            Phase::Live => Next::Revoke,
+            Phase::Zeroing => Next::Zeroing,
+            Phase::Releasing => Next::Releasing,
+            Phase::Flushed => Next::Ask(self.flush),
+            Phase::Quarantined => Next::Look(self.ticket),
+            Phase::Forgotten => Next::Release,
+            Phase::Gone => Next::Done,
+        }
+    }
+
+    /// Leaves the end of this generation to a work item, in any phase.
+    pub fn leave(&mut self, turn: Turn) {
+        self.left |= self.next(turn) != Next::Done;
+    }
+
+    /// Returns generation and next operation if the end was left to a work item.
+    pub fn left(&self) -> Option<(Turn, Next)> {
+        let (turn, next) = (self.turn(), self.next(self.turn()));
+        (self.left && next != Next::Done).then_some((turn, next))
+    }
+
+    /// Begins the end. Returns true to one caller only, which clears the entries, commands the
+    /// flush, and calls [`Life::zeroed`].
+    #[must_use]
+    pub fn revoke(&mut self, turn: Turn) -> bool {
+        let first = self.step(turn, Event::Revoke);
+        if first {
+            self.suspects = None;
+        }
+        first
+    }
+
+    /// Reports that the entries are cleared, and the flush is commanded and counted.
+    pub fn zeroed(&mut self, turn: Turn, flush: Flush) {
+        if self.step(turn, Event::Zeroed) {
+            self.flush = flush;
+        }
+    }
+
+    /// Reports the result of a question to the NIC, which may have been asked for another
+    /// translation.
+    pub fn answered(&mut self, turn: Turn, answer: Answer) -> Effect {
+        if self.phase != Phase::Flushed || self.flush > answer.upto {
+            return Effect::None;
+        }
+        match answer.result {
+            Ok(()) if self.step(turn, Event::Answered) => Effect::Forgotten,
+            Err(ticket) if self.step(turn, Event::TimedOut) => {
+                self.ticket = ticket;
+                Effect::Quarantined
+            }
+            _ => Effect::None,
+        }
+    }
+
+    /// Reports that the NIC does not use the translation any more. Returns false if this was
+    /// reported before.
+    pub fn forgotten(&mut self, turn: Turn, why: Why) -> bool {
+        match why {
+            Why::Answered if self.phase == Phase::Quarantined => self.step(turn, Event::Answered),
+            Why::Answered => false,
+            Why::CutOff => self.step(turn, Event::CutOff),
+        }
+    }
+
+    /// Reports a further question. Its ticket is stored if the translation has none.
+    pub fn asked_again(&mut self, turn: Turn, ticket: Option<Ticket>) {
+        if turn.0 == self.turn && self.phase == Phase::Quarantined {
+            self.ticket = self.ticket.or(ticket);
+        }
+    }
+
+    /// Begins the release. Returns true to one caller only, which frees memory and NLAs, and calls
+    /// [`Life::released`].
+    #[must_use]
+    pub fn release(&mut self, turn: Turn) -> bool {
+        self.step(turn, Event::Release)
+    }
+
+    /// Reports that memory and NLAs are freed.
+    pub fn released(&mut self, turn: Turn) {
+        self.step(turn, Event::Released);
+    }
+
+    /// Begins the next generation. Returns `None` unless the last one has ended.
+    #[must_use]
+    pub fn begin_again(&mut self) -> Option<Turn> {
+        if !self.step(Turn(self.turn), Event::Again) {
+            return None;
+        }
+        self.turn += 1;
+        self.ticket = None;
+        self.left = false;
+        Some(Turn(self.turn))
+    }
+
+    /// Records that pages may have been replaced. Returns false if the translation is ending, so
+    /// that they do not matter.
+    pub fn suspect(&mut self, pages: Pages) -> bool {
+        if self.phase != Phase::Live {
+            return false;
+        }
+        let all = self.suspects.unwrap_or(pages);
+        self.suspects = Some(Pages {
+            first: all.first.min(pages.first),
+            end: all.end.max(pages.end),
+        });
+        true
+    }
+
+    /// Returns the range of pages to be checked, and clears it.
+    pub fn take_suspects(&mut self) -> Option<Pages> {
+        self.suspects.take()
+    }
+}

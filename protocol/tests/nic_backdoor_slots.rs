@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Backdoors in use, against a model that remembers all that was ever left in any.
+
+use proptest::prelude::*;
+use protocol::nic::backdoor_slots::{BackdoorSlots, Taken};
+use protocol::Time;
+use std::collections::HashMap;
+use wire::ids::NodeId;
+
+const LATE: u64 = 60;
+
+/// Nodes that never answer leave something in each place: another node's backdoor can be had all the same, when
+/// nothing comes for one of theirs any more, and whoever comes back to theirs empties it first.
+#[test]
+fn silent_nodes_do_not_keep_the_others_out() {
+    let mut slots = BackdoorSlots::<64>::new(LATE);
+    for n in 0..64 {
+        assert_eq!(slots.take(NodeId(n), Time(n.into())), Taken::Clean);
+        // Nobody else at the same time.
+        assert_eq!(slots.take(NodeId(n), Time(n.into())), Taken::No);
+        slots.leave(NodeId(n), true, Time(n.into()));
+    }
+    let other = NodeId(1000);
+    assert_eq!(slots.take(other, Time(LATE - 1)), Taken::No);
+    assert_eq!(slots.take(other, Time(LATE)), Taken::Clean);
+    slots.leave(other, false, Time(LATE));
+    // The oldest one has no place any more, the next one still has.
+    for n in [0, 1] {
+        assert_eq!(slots.take(NodeId(n), Time(LATE + 1)), Taken::Dirty);
+        slots.leave(NodeId(n), false, Time(LATE + 1));
+    }
+    // Of nobody who has no place it is known any more.
+    assert_eq!(slots.take(other, Time(LATE + 1)), Taken::Dirty);
+}
+
+#[test]
+fn what_is_used_is_not_taken_away() {
+    let mut slots = BackdoorSlots::<2>::new(LATE);
+    for n in 0..2 {
+        assert_eq!(slots.take(NodeId(n), Time(0)), Taken::Clean);
+    }
+    assert_eq!(slots.take(NodeId(2), Time(1000)), Taken::No);
+    slots.leave(NodeId(1), false, Time(1000));
+    assert_eq!(slots.take(NodeId(2), Time(1000)), Taken::Clean);
+    // Who never had one gives none back.
+    slots.leave(NodeId(7), true, Time(1000));
+    assert_eq!(slots.take(NodeId(3), Time(1000)), Taken::No);
+}
+
+proptest! {
+    /// Nobody has a backdoor that somebody else has, or for which an answer may come; and whoever has one with a
+    /// residue knows that.
+    #[test]
+    fn no_answer_is_taken_for_that_of_another(
+        steps in prop::collection::vec((0u16..9, 0u64..40, any::<bool>()), 1..400),
+    ) {
+        let mut slots = BackdoorSlots::<4>::new(LATE);
+        let (mut now, mut busy) = (0, Vec::new());
+        let mut left: HashMap<u16, u64> = HashMap::new();
+        for (n, passed, dirty) in steps {
+            now += passed;
+            if let Some(at) = busy.iter().position(|b| *b == n) {
+                prop_assert_eq!(slots.take(NodeId(n), Time(now)), Taken::No);
+                busy.remove(at);
+                slots.leave(NodeId(n), dirty, Time(now));
+                if dirty {
+                    left.insert(n, now);
+                }
+                continue;
+            }
+            let over = left.get(&n).is_none_or(|since| now - since >= LATE);
+            match slots.take(NodeId(n), Time(now)) {
+                // There are four, of which some may be of use soon.
+                Taken::No => prop_assert!(
+                    !over || busy.len() + left.values().filter(|s| now - **s < LATE).count() >= 4
+                ),
+                taken => {
+                    prop_assert!(over);
+                    prop_assert!(taken == Taken::Dirty || !left.contains_key(&n));
+                    left.remove(&n);
+                    busy.push(n);
+                }
+            }
+        }
+    }
+}

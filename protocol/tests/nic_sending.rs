@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! The sending side of a port, against a NIC that commits at its own pace.
+
+use proptest::prelude::*;
+use protocol::nic::sending::{Admission, Kick, Mode, Next, Refusal, Sending};
+use protocol::Time;
+use std::collections::VecDeque;
+use wire::wcbuf::{Action, Event, State, COPIES};
+
+/// Ticks after which a port stalls.
+const STALL: u64 = 1000;
+
+/// A NIC: packets that it has not committed.
+#[derive(Default)]
+struct Nic {
+    committed: u8,
+    outstanding: u32,
+}
+
+impl Nic {
+    fn commit(&mut self, n: u32) {
+        let n = n.min(self.outstanding);
+        self.outstanding -= n;
+        self.committed = self.committed.wrapping_add(n as u8);
+    }
+
+    fn state(&self) -> State {
+        State(0).with_committed_count(self.committed)
+    }
+}
+
+/// Tries to send `n` packets; true if they were sent. `watch`: the watch will look.
+fn send(s: &mut Sending, nic: &mut Nic, n: u8, now: Time, watch: &mut bool) -> bool {
+    let admission = match s.admit(n) {
+        Admission::Look => {
+            let (admission, kick) = s.admit_by(n, nic.state(), now);
+            *watch |= kick == Kick::Now;
+            admission
+        }
+        other => other,
+    };
+    match admission {
+        Admission::Granted => {
+            for _ in 0..n {
+                s.take().expect("room was promised");
+                nic.outstanding += 1;
+            }
+            assert!(nic.outstanding <= 255, "more than the NIC can count");
+            *watch |= s.sent(|| now) != Kick::Nothing;
+            true
+        }
+        Admission::Refused(refusal) => {
+            assert_eq!(refusal, Refusal::Full);
+            false
+        }
+        Admission::Look => panic!("looks for ever"),
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Send(u8),
+    Commit(u32),
+    Watch,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (1u8..40).prop_map(Step::Send),
+        1 => (200u8..=255).prop_map(Step::Send),
+        2 => (0u32..80).prop_map(Step::Commit),
+        2 => Just(Step::Watch),
+    ]
+}
+
+proptest! {
+    /// A refused send is followed by a wakeup when there is room for it, and the watch runs as long as
+    /// it has to.
+    #[test]
+    fn a_refused_send_is_followed_by_a_wakeup(steps in prop::collection::vec(step(), 1..300)) {
+        let mut s = Sending::new(STALL);
+        let (mut nic, mut watch, mut now, mut waiting) = (Nic::default(), false, 0u64, false);
+        let run_watch = |s: &mut Sending, nic: &Nic, now: u64, waiting: &mut bool| {
+            if s.watch(true).is_err() {
+                return false;
+            }
+            let watched = s.watched(nic.state(), Time(now));
+            if s.wake() {
+                *waiting = false;
+                assert!(s.room() > 0, "woken without room");
+                assert!(!s.wake(), "woken twice");
+            }
+            watched.next != Next::Idle
+        };
+        for step in steps {
+            now += 1;
+            match step {
+                Step::Send(n) => waiting |= !send(&mut s, &mut nic, n, Time(now), &mut watch),
+                Step::Commit(n) => nic.commit(n),
+                Step::Watch if watch => watch = run_watch(&mut s, &nic, now, &mut waiting),
+                Step::Watch => {}
+            }
+            prop_assert!(watch || (nic.outstanding == 0 && !waiting));
+        }
+        // The NIC commits everything, and nothing more is sent: the waiting sender is woken, the watch ends.
+        nic.commit(255);
+        for _ in 0..2 {
+            watch = watch && run_watch(&mut s, &nic, now, &mut waiting);
+        }
+        prop_assert!(!waiting);
+        prop_assert!(!watch);
+    }
+}
+
+/// One of two threads is refused: it is woken even if the other one sends again before.
+#[test]
+fn a_waiting_thread_is_woken_although_another_sends() {
+    let mut s = Sending::new(STALL);
+    let (mut nic, mut watch) = (Nic::default(), false);
+    assert!(send(&mut s, &mut nic, 255, Time(0), &mut watch));
+    assert!(!send(&mut s, &mut nic, 3, Time(0), &mut watch));
+    nic.commit(4);
+    assert!(send(&mut s, &mut nic, 4, Time(1), &mut watch));
+    s.watched(nic.state(), Time(1));
+    assert!(!s.wake(), "woken without room");
+    nic.commit(1);
+    s.watched(nic.state(), Time(2));
+    assert!(s.wake());
+}
+
+/// What was given up is not what stands still afterwards.
+#[test]
+fn a_port_that_starts_afresh_does_not_stall_at_once() {
+    let mut s = Sending::new(STALL);
+    let (mut nic, mut watch) = (Nic::default(), false);
+    assert!(send(&mut s, &mut nic, 9, Time(0), &mut watch));
+    assert!(!s.watched(nic.state(), Time(0)).stalled);
+    assert_eq!(s.give_up(), 9);
+    nic = Nic::default();
+    let later = STALL - 1;
+    assert!(send(&mut s, &mut nic, 1, Time(later), &mut watch));
+    assert!(!s.watched(nic.state(), Time(later + 1)).stalled);
+    assert!(s.watched(nic.state(), Time(later + 1 + STALL)).stalled);
+}
+
+#[test]
+fn stalls_are_told_once_and_repairs_open_again() {
+    let mut s = Sending::new(STALL);
+    let (mut nic, mut watch) = (Nic::default(), false);
+    assert!(send(&mut s, &mut nic, 9, Time(0), &mut watch));
+    let told: Vec<u64> = (0..5000)
+        .filter(|t| s.watched(nic.state(), Time(*t)).stalled)
+        .collect();
+    assert_eq!(told, [STALL]);
+    nic.commit(1);
+    assert!(!s.watched(nic.state(), Time(5000)).stalled);
+    assert!(s.watched(nic.state(), Time(6000)).stalled);
+    // A drop: the watch repairs, nobody sends meanwhile.
+    let dropped = nic.state().with_retry(true).with_retry_count(8);
+    assert_eq!(s.watched(dropped, Time(6001)).next, Next::Repair);
+    assert_eq!(s.mode(), Mode::Repair);
+    let refused = Admission::Refused(Refusal::Retry);
+    assert_eq!(s.admit(1), refused);
+    assert_eq!(s.watch(true), Err(Next::Repair));
+    assert_eq!(s.give_up(), 8);
+    assert!(s.wake());
+    assert_eq!(s.admit(255), Admission::Granted);
+    // Closed meanwhile, it stays so.
+    let again = State(0).with_retry(true).with_retry_count(1);
+    let mut fresh = Nic::default();
+    assert!(send(&mut s, &mut fresh, 1, Time(6002), &mut watch));
+    s.noticed(again);
+    assert_eq!(s.mode(), Mode::Repair);
+    s.close();
+    assert_eq!(s.repair(), None);
+    s.give_up();
+    let refused = Admission::Refused(Refusal::Down);
+    assert_eq!(s.admit(1), refused);
+    assert_eq!(s.watch(true), Err(Next::Idle));
+}
+
+/// A NIC that does not answer once: nobody is told that the port is down for good, the watch goes on, and who
+/// waits is told when it answers again.
+#[test]
+fn a_read_of_all_ones_is_repeated() {
+    const ONES: State = State(u64::MAX);
+    let mut s = Sending::new(STALL);
+    let (mut nic, mut watch) = (Nic::default(), false);
+    assert!(send(&mut s, &mut nic, 255, Time(0), &mut watch));
+    assert_eq!(s.admit(1), Admission::Look);
+    let (refused, kick) = s.admit_by(1, ONES, Time(1));
+    assert_eq!(refused, Admission::Refused(Refusal::Full));
+    assert_eq!(kick, Kick::Soon);
+    // With a pause, however long it takes.
+    for now in 2..10 {
+        assert_eq!(s.watch(true), Ok(()));
+        let next = s.watched(ONES, Time(now)).next;
+        assert_eq!(next, Next::Again { waiting: false });
+        assert!(!s.wake());
+    }
+    nic.commit(3);
+    let next = s.watched(nic.state(), Time(10)).next;
+    assert_eq!(next, Next::Again { waiting: true });
+    assert!(s.wake());
+    assert_eq!(s.admit(1), Admission::Granted);
+    // That it never answers is a stall.
+    assert!(s.watched(ONES, Time(10 + STALL)).stalled);
+}
+
+#[test]
+fn the_watch_of_a_device_that_is_gone_ends() {
+    let mut s = Sending::new(STALL);
+    let (mut nic, mut watch) = (Nic::default(), false);
+    assert!(send(&mut s, &mut nic, 255, Time(0), &mut watch));
+    assert_eq!(s.watch(false), Err(Next::Idle));
+}
+
+/// A NIC that takes so many packets at a time and drops what follows.
+struct Shallow {
+    state: State,
+    depth: usize,
+    in_flight: VecDeque<u32>,
+    taken: Vec<u32>,
+}
+
+impl Shallow {
+    fn new(depth: usize) -> Self {
+        Self {
+            state: State(0),
+            depth,
+            in_flight: VecDeque::new(),
+            taken: Vec::new(),
+        }
+    }
+
+    fn push(&mut self, packet: u32) {
+        if self.state.retry() || self.in_flight.len() == self.depth {
+            let dropped = self.state.retry_count() + 1;
+            self.state = self.state.with_retry(true).with_retry_count(dropped);
+        } else {
+            self.in_flight.push_back(packet);
+            self.state = self.state.with_assembly(!self.state.streamout());
+        }
+    }
+
+    /// Time passes.
+    fn commit(&mut self) {
+        if let Some(packet) = self.in_flight.pop_front() {
+            self.taken.push(packet);
+            let count = self.state.committed_count().wrapping_add(1);
+            self.state = self.state.with_committed_count(count);
+        }
+        if self.in_flight.is_empty() {
+            self.state = self.state.with_streamout(self.state.assembly());
+        }
+    }
+
+    /// One step of the repair, if there is one: whether a pause is due.
+    fn repair(&mut self, s: &mut Sending, copies: &[u32; COPIES]) -> Option<bool> {
+        let event = match s.repair()? {
+            Action::ReadState => Event::State(self.state),
+            Action::WriteState(state) => {
+                assert!(self.in_flight.is_empty(), "written with packets in flight");
+                self.state = state;
+                Event::Written
+            }
+            Action::Send(number) => {
+                self.push(copies[usize::from(number)]);
+                Event::Sent
+            }
+            Action::Done | Action::Failed(_) => panic!("{:?}", s.repair()),
+        };
+        Some(s.repair_did(event))
+    }
+}
+
+/// What a sender does that has interrupts off: it sends when it may and looks by itself in between, but for
+/// the times that `watch` runs. Returns the packets as the NIC has taken them, and how often it repaired.
+fn without_the_watch(total: u32, depth: usize, watch: impl Fn(u64) -> bool) -> (Vec<u32>, u32) {
+    let mut s = Sending::new(STALL);
+    let mut nic = Shallow::new(depth);
+    let mut copies = [0; COPIES];
+    let (mut sent, mut repairs) = (0, 0);
+    for round in 0u64.. {
+        assert!(round < 1_000_000, "{sent} sent, {:?}", s.mode());
+        // The clock stands still.
+        let now = Time(7);
+        let admission = match s.admit(1) {
+            Admission::Look => s.admit_by(1, nic.state, now).0,
+            other => other,
+        };
+        if admission == Admission::Granted && sent < total {
+            let number = s.take().expect("room was promised");
+            copies[usize::from(number)] = sent;
+            nic.push(sent);
+            s.sent(|| now);
+            sent += 1;
+            continue;
+        }
+        if sent == total && s.mode() == Mode::Open && s.credits().outstanding() == 0 {
+            break;
+        }
+        nic.commit();
+        if watch(round) {
+            match s.watch(true) {
+                Ok(()) => {
+                    s.watched(nic.state, now);
+                    s.wake();
+                }
+                Err(next) => {
+                    assert_eq!(next, Next::Repair);
+                    repairs += u32::from(s.repair_began());
+                    nic.repair(&mut s, &copies);
+                }
+            }
+        } else {
+            if s.is_in_doubt() {
+                s.noticed(nic.state);
+            }
+            repairs += u32::from(s.repair_began());
+            while nic.repair(&mut s, &copies) == Some(false) {}
+        }
+    }
+    (nic.taken, repairs)
+}
+
+/// Who keeps the watch from running gets all of its packets out by itself, once and in order, also when both
+/// of them repair by turns.
+#[test]
+fn packets_are_repaired_without_the_watch() {
+    for depth in [1, 16, 64, 300] {
+        for every in [0, 2, 3, 7] {
+            let watch = |round: u64| every != 0 && round % every == 0;
+            let (taken, repairs) = without_the_watch(1000, depth, watch);
+            assert!(taken.iter().copied().eq(0..1000), "{depth} {every}");
+            assert_eq!(repairs == 0, depth == 300, "{depth} {every}");
+        }
+    }
+}

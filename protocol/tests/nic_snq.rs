@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Recovery of the notification queue: lost entries, late entries, lost interrupts, storms, drains.
+
+use proptest::prelude::*;
+use protocol::nic::snq::{
+    Admission, DrainStep, Empty, Enabled, ErrorReports, Look, MessageLimit, Moved, SnqConsumer,
+    DRAIN_ROUNDS,
+};
+use wire::regs::rma;
+use wire::snq::{Header, TriggerEvent, TriggerMask};
+
+const N: u16 = 8;
+const BUDGET: u32 = 5;
+
+/// What happens to the write of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Arrives,
+    /// After so many steps; never later than a recovery waits.
+    Late(u8),
+    Lost,
+}
+
+/// A NIC that writes entries, and a host with the driver's parts: handler, look, recovery.
+struct World {
+    consumer: SnqConsumer,
+    ring: Vec<(Header, u32)>,
+    /// Hardware's side.
+    wp: u16,
+    flip: bool,
+    rplt: u16,
+    armed: bool,
+    /// Writes under way: when, where, what.
+    late: Vec<(u32, u16, (Header, u32))>,
+    now: u32,
+    written: u32,
+    /// Interrupts that the next step handles.
+    interrupt: bool,
+    lose_interrupt: bool,
+    recovery_at: Option<u32>,
+    seen: Vec<u32>,
+    lost: Vec<u32>,
+    skipped: u32,
+}
+
+impl World {
+    fn new(start: u16) -> Self {
+        let consumer = SnqConsumer::new(N, start).expect("ring");
+        let blank = |i| (consumer.ring().blank(i), u32::MAX);
+        Self {
+            consumer,
+            ring: (0..N).map(blank).collect(),
+            wp: start,
+            flip: true,
+            rplt: consumer.ring().rplt(),
+            armed: true,
+            late: Vec::new(),
+            now: 0,
+            written: 0,
+            interrupt: false,
+            lose_interrupt: false,
+            recovery_at: None,
+            seen: Vec::new(),
+            lost: Vec::new(),
+            skipped: 0,
+        }
+    }
+
+    /// Hardware writes an entry, unless the ring is full.
+    fn write(&mut self, fate: Fate) {
+        if self.wp == self.rplt {
+            return;
+        }
+        let entry = (Header(0).with_flip(self.flip), self.written);
+        match fate {
+            Fate::Arrives => self.ring[usize::from(self.wp)] = entry,
+            Fate::Late(steps) => self
+                .late
+                .push((self.now + u32::from(steps), self.wp, entry)),
+            Fate::Lost => self.lost.push(self.written),
+        }
+        self.written += 1;
+        self.wp = (self.wp + 1) % N;
+        if self.wp == 0 {
+            self.flip = !self.flip;
+        }
+        self.evaluate();
+    }
+
+    fn evaluate(&mut self) {
+        if self.armed && (self.rplt + 1) % N != self.wp {
+            self.armed = false;
+            self.interrupt = !std::mem::take(&mut self.lose_interrupt);
+        }
+    }
+
+    /// A register is read: what was written before is visible, as the answer pushes it.
+    fn read_wp(&mut self) -> u16 {
+        // Late entries model writes that other rules hold up; the driver waits for them by time.
+        self.wp
+    }
+
+    fn take(&mut self) -> u32 {
+        let (ring, seen) = (&self.ring, &mut self.seen);
+        let read = |i: u16| Some(ring[usize::from(i)]);
+        self.consumer.take(BUDGET, read, |number| seen.push(number))
+    }
+
+    fn arm(&mut self) {
+        self.consumer.armed();
+        self.rplt = self.consumer.ring().rplt();
+        self.armed = true;
+        self.evaluate();
+    }
+
+    fn handle_interrupt(&mut self) {
+        if self.take() == 0 {
+            let wp = self.read_wp();
+            if self.take() == 0 && self.consumer.found_none(wp) == Empty::Missing {
+                self.recovery_at = Some(self.now + 100);
+                return;
+            }
+        }
+        self.arm();
+    }
+
+    fn look(&mut self) {
+        let wp = self.read_wp();
+        if self.consumer.look(wp) != Look::Overdue {
+            return;
+        }
+        if self.take() == 0 {
+            assert_eq!(self.consumer.found_none(wp), Empty::Missing);
+            self.recovery_at = Some(self.now + 100);
+            return;
+        }
+        self.arm();
+    }
+
+    fn recover(&mut self) {
+        let (mut filled, mut seen) = (Vec::new(), Vec::new());
+        let ring = &self.ring;
+        let read = |i: u16| Some(ring[usize::from(i)]);
+        let done = self.consumer.recover(
+            read,
+            |number| seen.push(number),
+            |i, header| filled.push((i, header)),
+        );
+        let Some(skipped) = done else {
+            return; // A look took what came late, and armed.
+        };
+        self.seen.extend(seen);
+        assert_eq!(usize::from(skipped.lost), filled.len());
+        self.skipped += u32::from(skipped.lost);
+        for (i, header) in filled {
+            self.ring[usize::from(i)] = (header, u32::MAX);
+        }
+        self.arm();
+    }
+
+    fn step(&mut self, steps: u32) {
+        for _ in 0..steps {
+            self.now += 1;
+            let now = self.now;
+            let mut arrived = Vec::new();
+            self.late.retain(|(at, i, entry)| {
+                let due = *at <= now;
+                if due {
+                    arrived.push((*i, *entry));
+                }
+                !due
+            });
+            for (i, entry) in arrived {
+                self.ring[usize::from(i)] = entry;
+            }
+            if std::mem::take(&mut self.interrupt) {
+                self.handle_interrupt();
+            }
+            if self.recovery_at.is_some_and(|at| at <= now) {
+                self.recovery_at = None;
+                self.recover();
+            }
+            if now % 1000 == 0 {
+                self.look();
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Write(Fate),
+    Pass(u8),
+    LoseInterrupt,
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let fate = prop_oneof![
+        6 => Just(Fate::Arrives),
+        2 => (1u8..90).prop_map(Fate::Late),
+        1 => Just(Fate::Lost),
+    ];
+    let act = prop_oneof![
+        8 => fate.prop_map(Act::Write),
+        4 => (1u8..200).prop_map(Act::Pass),
+        1 => Just(Act::LoseInterrupt),
+    ];
+    prop::collection::vec(act, 0..200)
+}
+
+proptest! {
+    /// Whatever gets lost or late: everything else is handled once and in order, what got lost is
+    /// skipped, and nothing waits for ever.
+    #[test]
+    fn everything_is_handled_once(start in 0..N, acts in acts()) {
+        let mut world = World::new(start);
+        for act in acts {
+            match act {
+                Act::Write(fate) => world.write(fate),
+                Act::Pass(steps) => world.step(steps.into()),
+                Act::LoseInterrupt => world.lose_interrupt = true,
+            }
+        }
+        // Two looks find what no interrupt told of; a recovery each time something is missing.
+        for _ in 0..4 {
+            world.step(2500);
+        }
+        let due: Vec<u32> = (0..world.written).filter(|n| !world.lost.contains(n)).collect();
+        prop_assert_eq!(&world.seen, &due);
+        prop_assert_eq!(world.skipped as usize, world.lost.len());
+        prop_assert_eq!(world.consumer.ring().next(), world.wp);
+        prop_assert!(world.armed && !world.consumer.is_missing());
+        // And it goes on.
+        world.lose_interrupt = false;
+        let before = world.seen.len();
+        for _ in 0..3 * N {
+            world.write(Fate::Arrives);
+            world.step(1);
+        }
+        prop_assert_eq!(world.seen.len() - before, usize::from(3 * N));
+    }
+}
+
+/// The budget ends a pass, and nothing behind it is touched.
+#[test]
+fn a_pass_is_bounded() {
+    let mut world = World::new(0);
+    world.armed = false;
+    for _ in 0..6 {
+        world.write(Fate::Arrives);
+    }
+    assert_eq!(world.take(), BUDGET);
+    assert_eq!(world.seen, [0, 1, 2, 3, 4]);
+    assert_eq!(world.take(), 1);
+    assert_eq!(world.take(), 0);
+    // A slot that can't be read ends the intake, too.
+    assert_eq!(
+        world.consumer.take(BUDGET, |_| None::<(Header, ())>, drop),
+        0
+    );
+}
+
+/// An interrupt without an entry is nobody's if the write pointer agrees.
+#[test]
+fn spurious_interrupts() {
+    let mut consumer = SnqConsumer::new(N, 3).expect("ring");
+    assert_eq!(consumer.found_none(3), Empty::Nothing);
+    assert!(!consumer.is_missing());
+    assert_eq!(consumer.look(3), Look::Idle);
+    assert_eq!(consumer.look(4), Look::Fresh);
+    // Armed in between: whatever waits now has an interrupt of its own.
+    consumer.armed();
+    assert_eq!(consumer.look(4), Look::Fresh);
+    assert_eq!(consumer.look(4), Look::Overdue);
+    assert_eq!(consumer.found_none(4), Empty::Missing);
+    assert_eq!(consumer.look(5), Look::Idle);
+    // A pointer outside of the ring is taken modulo its size, and skips no more than a lap.
+    assert_eq!(consumer.found_none(N * 4 + 4), Empty::Missing);
+    let mut filled = 0;
+    let read = |_| Some((Header(0), ()));
+    let skipped = consumer
+        .recover(read, drop, |_, _| filled += 1)
+        .expect("one");
+    assert_eq!((skipped.first, skipped.lost, filled), (3, 1, 1));
+    assert_eq!(consumer.recover(read, drop, |_, _| ()), None);
+    assert_eq!(SnqConsumer::new(6, 0), None);
+}
+
+#[test]
+fn a_storm_is_masked_for_its_time() {
+    let event = TriggerEvent::LinkMacStatus;
+    let mut enabled = Enabled::new(TriggerMask::DEFAULT.with(event));
+    let mut storms = 0;
+    // 2,000 in a second are none.
+    for i in 0..2000u64 {
+        storms += u32::from(enabled.count(event, 5 + i / 3));
+    }
+    assert_eq!(storms, 0);
+    assert!(enabled.count(event, 900));
+    assert!(!enabled.mask().contains(event));
+    // Reported once; others go on.
+    assert!(!enabled.count(event, 901));
+    assert!(!enabled.count(TriggerEvent::GpioIrq, 901));
+    assert!(enabled.mask().contains(TriggerEvent::GpioIrq));
+    assert!(enabled.calm());
+    assert!(!enabled.calm());
+    assert!(enabled.mask().contains(event));
+    // A new second counts from the beginning.
+    assert!(!enabled.count(event, 2100));
+    // What hardware masks per VPID does not storm.
+    for _ in 0..5000 {
+        assert!(!enabled.count(TriggerEvent::RmaNotification, 2100));
+    }
+}
+
+#[test]
+fn a_drain_masks_its_event_and_ends() {
+    let mut enabled = Enabled::new(TriggerMask::DEFAULT);
+    assert!(enabled.begin_drain());
+    assert!(!enabled.begin_drain(), "one at a time");
+    assert_eq!(enabled.mask(), TriggerMask::DRAINING);
+    assert_eq!(enabled.drained(DRAIN_ROUNDS - 1), DrainStep::Again(10));
+    let mut steps = 1;
+    let pause = loop {
+        steps += 1;
+        match enabled.drained(0) {
+            DrainStep::Again(10) => {}
+            DrainStep::GaveUp(pause) => break pause,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!((steps, pause), (100, 10_000));
+    assert!(enabled.is_draining(), "it is tried again");
+    assert_eq!(enabled.drained(DRAIN_ROUNDS), DrainStep::Done);
+    assert_eq!(enabled.mask(), TriggerMask::DEFAULT);
+}
+
+#[test]
+fn closed_ports_are_no_errors() {
+    let mut errors = ErrorReports::new();
+    let registers = [
+        rma::COMPLETER_ERROR_CNT_2,
+        rma::REQUESTER_ERROR_CNT_0,
+        rma::COMPLETER_ERROR_CNT_2,
+    ];
+    let take = |e: &mut ErrorReports, closed, other| e.take(&registers[..2], &[closed, other]);
+    assert_eq!(take(&mut errors, 0, 0), Moved::Nothing);
+    assert_eq!(take(&mut errors, 1, 0), Moved::ClosedPort);
+    // Cumulative: the same again is no change.
+    assert_eq!(take(&mut errors, 1, 0), Moved::Nothing);
+    assert_eq!(take(&mut errors, 2, 1), Moved::Error);
+    assert_eq!(take(&mut errors, 2 | (1 << 60), 1), Moved::Error);
+    // Registers that are no counters say nothing.
+    assert_eq!(errors.take(&[rma::CONFIG], &[5]), Moved::Nothing);
+}
+
+/// Who is told of too many interrupts is told of the rest once, and none is forgotten.
+#[test]
+fn messages_are_limited_and_owed() {
+    let mut limit = MessageLimit::new(50);
+    let mut told = 0;
+    for i in 0..20 {
+        match limit.admit(1000 + i) {
+            Admission::Call => told += 1,
+            Admission::Exceeded => assert_eq!(i, 5),
+            Admission::Owed => assert!(i > 5),
+        }
+    }
+    assert_eq!(told, 5);
+    assert!(limit.is_owed());
+    // Even in the next window, until it is told of.
+    assert_eq!(limit.admit(1200), Admission::Owed);
+    assert!(limit.collect());
+    assert!(!limit.collect());
+    assert_eq!(limit.admit(1201), Admission::Call);
+    // Without a limit nothing is held back; the smallest limit is one per window.
+    let mut any = MessageLimit::new(0);
+    assert!((0..5000).all(|_| any.admit(7) == Admission::Call));
+    let mut least = MessageLimit::new(1);
+    assert_eq!(least.admit(0), Admission::Call);
+    assert_eq!(least.admit(1), Admission::Exceeded);
+}
