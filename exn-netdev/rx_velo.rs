@@ -21,7 +21,7 @@ use extoll_core::{
 use kernel::{prelude::*, sync::atomic::Relaxed};
 use kernel_ext::{mem::BoundDevice, net::PollCx};
 use protocol::{
-    base::age::Horizon,
+    base::age_bound::AgeBound,
     eth::{
         order::Ticket,
         poll::{Settled, Work},
@@ -145,7 +145,7 @@ impl VeloRx {
     /// Installs the port, whose mailbox is empty, when the interface is opened.
     pub(crate) fn start(&mut self, requester: rma::Requester) {
         self.requester = Some(requester);
-        self.waiting.horizon().emptied(Clock.now());
+        self.waiting.age_bound().emptied(Clock.now());
     }
 
     /// Drops everything received so far. Returns the number of announcements and frames dropped.
@@ -377,8 +377,8 @@ impl Work for Run<'_, '_> {
         self.mailbox.as_ref().map_or(0, |mailbox| mailbox.backlog())
     }
 
-    fn horizon(&mut self) -> &mut Horizon {
-        self.rx.waiting.horizon()
+    fn age_bound(&mut self) -> &mut AgeBound {
+        self.rx.waiting.age_bound()
     }
 
     fn waiting(&self) -> usize {

@@ -57,7 +57,7 @@ use kernel::{
 use kernel_ext::{new_bh_lock, security, work, BhLock};
 use link::Link;
 use protocol::{
-    base::{age::Horizon, deadlines::Deadlines},
+    base::{age_bound::AgeBound, deadlines::Deadlines},
     ds::{Failures, Host, Limits, OpenLimits, Program, SilentNodes},
     Time,
 };
@@ -80,7 +80,7 @@ struct Ports {
     /// behind it in the mailbox.
     busy: bool,
     /// Bounds the age of the messages in the mailbox.
-    horizon: Horizon,
+    age_bound: AgeBound,
     /// Time of the last count of the mailbox's backlog.
     counted: Time,
 }
@@ -245,7 +245,7 @@ impl Nic {
             mailbox,
             engine,
             busy: false,
-            horizon: Horizon::default(),
+            age_bound: AgeBound::default(),
             counted: Time::default(),
         };
         let (table, link) = (Table::new(4 * most)?, Arc::new(link, GFP_KERNEL)?);

@@ -213,7 +213,7 @@ impl Nic {
         mut setup: impl FnMut(Kind, &velo::Message<'_>) -> Stop,
     ) -> bool {
         let began = self.now();
-        let since = ports.horizon.since();
+        let since = ports.age_bound.since();
         let mut stopped = false;
         let taken = ports.mailbox.poll(BATCH, |m| {
             match Kind::from_tag(m.status.tag) {
@@ -228,7 +228,7 @@ impl Nic {
             }
             ControlFlow::Continue(())
         });
-        ports.horizon.took(taken);
+        ports.age_bound.took(taken);
         self.count_backlog(ports, began);
         if stopped || taken == BATCH {
             return true;
@@ -241,7 +241,7 @@ impl Nic {
     fn count_backlog(&self, ports: &mut Ports, began: Time) {
         if began.since(ports.counted) >= self.limits.fresh / 3 {
             ports.counted = began;
-            ports.horizon.count(began, ports.mailbox.backlog());
+            ports.age_bound.count(began, ports.mailbox.backlog());
         }
     }
 

@@ -186,11 +186,11 @@ impl Ni {
             return false;
         }
         let began = self.now();
-        let since = ports.horizon.since();
+        let since = ports.age_bound.since();
         let taken = ports
             .mailbox
             .poll(BATCH, |m| self.take(&mut core, m, since, began));
-        ports.horizon.took(taken);
+        ports.age_bound.took(taken);
         if taken > 0 {
             self.busy.store(began.0, Relaxed);
         }
@@ -202,7 +202,7 @@ impl Ni {
     fn count_backlog(&self, ports: &mut Ports, began: Time) {
         if began.since(ports.counted) >= conf::limits().fresh / 4 {
             ports.counted = began;
-            ports.horizon.count(began, ports.mailbox.backlog());
+            ports.age_bound.count(began, ports.mailbox.backlog());
         }
     }
 

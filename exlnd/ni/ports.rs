@@ -23,7 +23,7 @@ use kernel::{
         Arc,
     },
 };
-use protocol::{base::age::Horizon, Time};
+use protocol::{base::age_bound::AgeBound, Time};
 use wire::lnd::VPID;
 
 /// Sending side of the ports. Dropped before the NIC is unbound.
@@ -37,7 +37,7 @@ pub(super) struct Ports {
     pub(super) mailbox: Mailbox,
     pub(super) engine: Engine,
     /// Bounds the age of the messages in the mailbox.
-    pub(super) horizon: Horizon,
+    pub(super) age_bound: AgeBound,
     /// Time of the last count of the mailbox's backlog.
     pub(super) counted: Time,
     pub(super) status: Subscription,
@@ -108,7 +108,7 @@ pub(super) fn ports(handle: Handle, watch: Watch, places: usize) -> Result<(Port
         status,
         mailbox,
         engine,
-        horizon: Horizon::default(),
+        age_bound: AgeBound::default(),
         counted: Time::default(),
         handle,
     };

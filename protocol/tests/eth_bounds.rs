@@ -55,7 +55,7 @@ fn silent_sources_do_not_take_all_places() {
             assert!(matches!(ended, Fetched::Frame(..)), "{ended:?}");
         };
         for (now, node) in (0..).step_by(40).zip(1..=nodes) {
-            w.horizon().emptied(Time(now));
+            w.age_bound().emptied(Time(now));
             let first = port.buffers[0];
             for i in 0..w.room().min(500) {
                 assert_eq!(
@@ -289,14 +289,14 @@ impl Crowd {
                     self.refused.push(node);
                 }
             }
-            self.waiting.horizon().took(n);
+            self.waiting.age_bound().took(n);
             if n == 0 {
                 break;
             }
         }
         if now % 2 == 0 {
             let backlog = self.mailbox.len();
-            self.waiting.horizon().count(Time(now), backlog);
+            self.waiting.age_bound().count(Time(now), backlog);
         }
         self.pump(now, hold);
         oldest

@@ -1,7 +1,7 @@
 //! Sequence of work in a poll function with one timer, compared with a model.
 
 use proptest::prelude::*;
-use protocol::base::age::Horizon;
+use protocol::base::age_bound::AgeBound;
 use protocol::eth::poll::{run, Periods, Settled, Timer, Work};
 use protocol::{Shared, Time};
 use std::cell::RefCell;
@@ -33,7 +33,7 @@ struct Model {
     freed_meanwhile: usize,
     pumps: usize,
     cared: usize,
-    horizon: Horizon,
+    age_bound: AgeBound,
     stopped: bool,
     set: Option<u64>,
 }
@@ -54,8 +54,8 @@ impl Work for Model {
         self.mailbox
     }
 
-    fn horizon(&mut self) -> &mut Horizon {
-        &mut self.horizon
+    fn age_bound(&mut self) -> &mut AgeBound {
+        &mut self.age_bound
     }
 
     fn waiting(&self) -> usize {
@@ -182,14 +182,14 @@ fn the_age_of_messages_is_known_while_the_mailbox_is_never_empty() {
         m.mailbox = m.mailbox.max(20);
         step(&mut m, &t, now, 4);
         if now > 60 {
-            assert!(now - m.horizon.since().0 <= 50, "{now} {:?}", m.horizon);
+            assert!(now - m.age_bound.since().0 <= 50, "{now} {:?}", m.age_bound);
         }
     }
 }
 
 #[test]
 fn messages_behind_a_lost_one_are_as_old_as_they_are() {
-    let mut h = Horizon::default();
+    let mut h = AgeBound::default();
     h.count(Time(10), 0);
     // No message is found, because the write of the first one was lost, but three have arrived.
     h.count(Time(100), 3);

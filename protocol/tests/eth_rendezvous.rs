@@ -436,16 +436,16 @@ fn the_age_of_what_lay_in_the_mailbox_counts() {
         ticket: None,
     };
     // Read just now, but the mailbox was last known to be empty long ago.
-    w.horizon().emptied(Time(300));
+    w.age_bound().emptied(Time(300));
     assert_eq!(w.push(&Time(1000), announced, &LIMITS), Ok(()));
     let mut port = plenty();
     assert_eq!(pump(&mut w, &f, 1000, &mut port), vec![(1, Refusal::Stale)]);
     // The mailbox is never empty, but messages that were in it at 980 have been read.
-    w.horizon().mark(Time(980), 3);
-    w.horizon().took(2);
-    assert_eq!(w.horizon().since(), Time(300));
-    w.horizon().took(1);
-    assert_eq!(w.horizon().since(), Time(980));
+    w.age_bound().mark(Time(980), 3);
+    w.age_bound().took(2);
+    assert_eq!(w.age_bound().since(), Time(300));
+    w.age_bound().took(1);
+    assert_eq!(w.age_bound().since(), Time(980));
     assert_eq!(w.push(&Time(1000), announced, &LIMITS), Ok(()));
     assert_eq!(pump(&mut w, &f, 1000, &mut port), vec![]);
     assert_eq!(port.sent, [1]);

@@ -494,7 +494,7 @@ impl Stream {
     }
 
     /// Processes a message of the peer for this connection. `sent` is a lower bound of the time at
-    /// which it was sent (see [`age::Horizon`](crate::base::age::Horizon)).
+    /// which it was sent (see [`AgeBound`](crate::base::age_bound::AgeBound)).
     pub fn receive(&mut self, message: &Message, sent: Time, limits: &Limits, now: Time) -> Heard {
         let head = message.head();
         if !self.receiving.is_near(head.seq) {

@@ -13,7 +13,7 @@
 //! 4. Publish the number of waiting announcements, and post GETs again.
 //! 5. Set the timer.
 
-use crate::{base::age::Horizon, Clock, Shared, Time};
+use crate::{base::age_bound::AgeBound, Clock, Shared, Time};
 
 /// Periods of the poll function, in ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,7 +81,7 @@ impl Timer {
 /// Tracker for the completion of posted operations, from the transport's counters.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Settled {
-    horizon: Horizon,
+    age_bound: AgeBound,
     carried_out: u64,
 }
 
@@ -91,14 +91,14 @@ impl Settled {
     pub fn update(&mut self, now: Time, posted: u64, carried_out: u64) -> Time {
         let new = carried_out.saturating_sub(self.carried_out);
         self.carried_out = carried_out;
-        self.horizon
+        self.age_bound
             .took(usize::try_from(new).unwrap_or(usize::MAX));
-        if !self.horizon.is_marked() {
+        if !self.age_bound.is_marked() {
             let backlog = posted.saturating_sub(carried_out);
-            self.horizon
+            self.age_bound
                 .mark(now, usize::try_from(backlog).unwrap_or(usize::MAX));
         }
-        self.horizon.since()
+        self.age_bound.since()
     }
 }
 
@@ -112,7 +112,7 @@ pub trait Work {
     /// The number may be too high. Called rarely.
     fn backlog(&mut self) -> usize;
     /// Returns the age bound of messages.
-    fn horizon(&mut self) -> &mut Horizon;
+    fn age_bound(&mut self) -> &mut AgeBound;
     /// Returns the number of waiting announcements.
     fn waiting(&self) -> usize;
     /// Posts GETs for waiting announcements, if possible.
@@ -164,14 +164,14 @@ pub fn run(
         }
         let n = work.messages(most);
         ran.messages += n;
-        work.horizon().took(n);
+        work.age_bound().took(n);
         if n < most {
             break;
         }
     }
-    if due || began.since(work.horizon().counted) >= periods.busy {
+    if due || began.since(work.age_bound().counted) >= periods.busy {
         let backlog = work.backlog();
-        work.horizon().count(began, backlog);
+        work.age_bound().count(began, backlog);
     }
     if due {
         work.housekeeping();

@@ -151,7 +151,7 @@ pub fn push(w: &mut Waiting<Heap>, at: u64, node: u16, address: u64, discard: bo
         discard,
         ticket: None,
     };
-    w.horizon().emptied(Time(at));
+    w.age_bound().emptied(Time(at));
     assert_eq!(w.push(&Time(at), announced, &LIMITS), Ok(()));
     w.check(&LIMITS).unwrap();
 }

@@ -217,7 +217,7 @@ impl Node {
         let scratch = self.pool.take();
         anyhow::ensure!(scratch.is_some(), "no memory for the scratch buffer");
         self.fetches.borrow_mut().set_scratch(scratch);
-        self.waiting.horizon().emptied(Time(fabric.now()));
+        self.waiting.age_bound().emptied(Time(fabric.now()));
         *self.timer.borrow_mut() = Timer::new();
         self.timer_at = None;
         Ok(())

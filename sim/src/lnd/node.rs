@@ -14,7 +14,7 @@ use crate::port::Port;
 use crate::Heap;
 use anyhow::{ensure, Result};
 use mouth::{descriptor, Mouth, Poster};
-use protocol::base::age::Horizon;
+use protocol::base::age_bound::AgeBound;
 use protocol::lnd::{Capacity, Letter, Limits, Lnd, Outcome, Ticket};
 use protocol::transfer::{self, Transfers};
 use protocol::Time;
@@ -138,7 +138,7 @@ pub struct Node {
     pub strays: u64,
     busy: bool,
     /// Bound of the age of messages.
-    horizon: Horizon,
+    age_bound: AgeBound,
     /// Last key used for each node.
     pub keys: HashMap<NodeId, Key>,
     /// Last key received from each node.
@@ -226,7 +226,7 @@ impl Node {
             holes: 0,
             strays: 0,
             busy: true,
-            horizon: Horizon::default(),
+            age_bound: AgeBound::default(),
             keys: HashMap::new(),
             told: HashMap::new(),
             reports: Vec::new(),
@@ -241,7 +241,7 @@ impl Node {
     pub fn up(&mut self, fabric: &mut Fabric) -> Result<()> {
         self.port = Some(Port::open(fabric, self.nic)?);
         self.memory.up(fabric);
-        self.horizon.emptied(Time(fabric.now()));
+        self.age_bound.emptied(Time(fabric.now()));
         Ok(())
     }
 
@@ -394,11 +394,11 @@ impl Node {
                 source = NodeId((source.0 + 1) % others);
             }
             self.take(fabric, source, m.status.tag, &m.data);
-            self.horizon.took(1);
+            self.age_bound.took(1);
         }
         // Messages behind a slot with a lost write are as old as that slot.
         let backlog = self.port.as_ref().map_or(0, |port| port.backlog(fabric));
-        self.horizon.count(Time(fabric.now()), backlog);
+        self.age_bound.count(Time(fabric.now()), backlog);
         for _ in 0..2 {
             self.transfers(fabric)?;
             self.revocations(fabric)?;
@@ -440,7 +440,7 @@ impl Node {
         }
         let sent = match self.mutation {
             Some(Mutation::Stale) => now.after(1 << 40),
-            _ => self.horizon.since(),
+            _ => self.age_bound.since(),
         };
         if let Some(part) = self.lnd.take(source, &message, sent, now) {
             let from = &bytes[usize::from(message.data_offset())..];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Ethernet protocol.
 
-use protocol::eth::reassembly::{Progress, Reassembler};
 use crate::{bytes, Input};
+use protocol::eth::reassembly::{Progress, Reassembler};
 use wire::eth::*;
 use wire::ids::NodeId;
 use wire::velo::{self, Target};

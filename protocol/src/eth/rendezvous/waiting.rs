@@ -3,7 +3,7 @@
 
 use super::{Allowed, Buffer, FetchEvent, FetchPort, Fetches, Limits};
 use crate::{
-    base::{age::Horizon, slots::Slots},
+    base::{age_bound::AgeBound, slots::Slots},
     eth::order::Ticket,
     Clock, Memory, Refused, Shared, Time,
 };
@@ -91,7 +91,7 @@ pub struct Waiting<M: Memory> {
     /// Number of the next announcement.
     number: u64,
     /// Age bound of messages.
-    horizon: Horizon,
+    age_bound: AgeBound,
     /// Time at which the queue became full; `None` while it is not. Messages sent before have been
     /// read.
     full: Option<Time>,
@@ -108,7 +108,7 @@ impl<M: Memory> Waiting<M> {
             queue: Slots::new(capacity)?,
             shares: Slots::new(capacity)?,
             number: 0,
-            horizon: Horizon::default(),
+            age_bound: AgeBound::default(),
             full: None,
         })
     }
@@ -129,8 +129,8 @@ impl<M: Memory> Waiting<M> {
     }
 
     /// Returns the age bound of the messages that contain announcements.
-    pub fn horizon(&mut self) -> &mut Horizon {
-        &mut self.horizon
+    pub fn age_bound(&mut self) -> &mut AgeBound {
+        &mut self.age_bound
     }
 
     fn share(&self, node: NodeId) -> Share {
@@ -159,7 +159,7 @@ impl<M: Memory> Waiting<M> {
         let read = clock.now();
         let entry = Entry {
             announced,
-            since: self.horizon.since().min(read),
+            since: self.age_bound.since().min(read),
             read,
         };
         let number = self.number;
@@ -262,7 +262,7 @@ impl<M: Memory> Waiting<M> {
         limits: &Limits,
         mut refused: impl FnMut(&Announced, Refusal),
     ) -> usize {
-        let since = self.full.map_or(now, |at| at.max(self.horizon.since()));
+        let since = self.full.map_or(now, |at| at.max(self.age_bound.since()));
         self.full = Some(since);
         let overdue = now.since(since) >= limits.patience;
         self.shares.for_each_mut(|node, share| {

@@ -6,7 +6,7 @@ use crate::fabric::Fabric;
 use crate::memory::{Block, Pool};
 use crate::port::Port;
 use crate::Heap;
-use protocol::base::age::Horizon;
+use protocol::base::age_bound::AgeBound;
 use protocol::eth::poll::{Timer, Work};
 use protocol::eth::rendezvous::{AnnouncePort, FetchPort, Fetches, Shared};
 use protocol::{Refused, Time};
@@ -137,8 +137,8 @@ impl Work for Run<'_> {
         self.port.backlog(self.fabric)
     }
 
-    fn horizon(&mut self) -> &mut Horizon {
-        self.node.waiting.horizon()
+    fn age_bound(&mut self) -> &mut AgeBound {
+        self.node.waiting.age_bound()
     }
 
     fn waiting(&self) -> usize {

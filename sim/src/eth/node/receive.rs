@@ -64,7 +64,7 @@ impl Node {
             ticket: None,
         };
         if self.mutation == Some(Mutation::NoAge) {
-            self.waiting.horizon().emptied(now);
+            self.waiting.age_bound().emptied(now);
         }
         if self
             .waiting

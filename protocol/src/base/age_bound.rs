@@ -9,17 +9,17 @@ use crate::Time;
 /// Messages carry no time. The reader therefore notes the number of unread messages at some time.
 /// After it has read this number of messages, all further ones were sent later than that time.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Horizon {
+pub struct AgeBound {
     /// All messages sent before this time have been read.
     since: Time,
     /// A time, and the number of messages after which all messages sent before this time have been
     /// read.
     mark: Option<(Time, usize)>,
-    /// Time of the last call of [`Horizon::count`].
+    /// Time of the last call of [`AgeBound::count`].
     pub(crate) counted: Time,
 }
 
-impl Horizon {
+impl AgeBound {
     /// Returns a time before which no unread message was sent.
     #[must_use]
     pub const fn since(&self) -> Time {
@@ -32,7 +32,7 @@ impl Horizon {
         self.mark = None;
     }
 
-    /// Returns true if a mark is pending: then [`Horizon::mark`] is not needed.
+    /// Returns true if a mark is pending: then [`AgeBound::mark`] is not needed.
     #[must_use]
     pub const fn is_marked(&self) -> bool {
         self.mark.is_some()
