@@ -24,7 +24,7 @@ use kernel::{
     workqueue::{DelayedWork, WorkItem},
 };
 use kernel_ext::{barrier, net::BhDisabled, work};
-use protocol::nic::ring_consumer::{Care, RingConsumer};
+use protocol::nic::ring_consumer::{LostIrqGuard, RingConsumer};
 use wire::ids::Vpid;
 
 /// Pause between two polls of a slot that stays empty, in milliseconds.
@@ -65,7 +65,7 @@ impl PollFlow for ControlFlow<Stop> {
 /// Consumer of one queue. The drop cancels the monitor's work item, unless it runs.
 pub(crate) struct Reader {
     consumer: RingConsumer,
-    care: Care,
+    guard: LostIrqGuard,
     /// Slot at which the queue was last armed, and the number of interrupts until then.
     armed: Option<(u32, u64)>,
     monitor: Arc<QueueMonitor>,
@@ -76,7 +76,7 @@ impl Reader {
     pub(crate) fn new(queue: &Queue, monitor: &Arc<QueueMonitor>) -> Self {
         Self {
             consumer: RingConsumer::new(queue.slots(), ticks(HOLE_MS)),
-            care: Care::NONE,
+            guard: LostIrqGuard::NONE,
             armed: None,
             monitor: monitor.clone(),
         }
@@ -145,11 +145,11 @@ impl Reader {
                 self.armed = armed;
                 self.monitor.commit(queue, lrp, true, stats);
                 if self.monitor.found.xchg(false, Full) {
-                    self.care.found();
+                    self.guard.found();
                 }
                 // Read the register first; the entries that it counts may have arrived in the queue
                 // by the check of the slot.
-                let comes = self.care.take()
+                let comes = self.guard.take()
                     && self.monitor.ahead(&self.consumer) != 0
                     && queue.status(next) == 0;
                 self.monitor.expect(next, comes);

@@ -2,7 +2,7 @@
 //! The reading side of a queue against a NIC whose writes get lost, under both rules for a full queue.
 
 use proptest::prelude::*;
-use protocol::nic::ring_consumer::{initial, may_store_again, Care, RingConsumer};
+use protocol::nic::ring_consumer::{initial, may_store_again, LostIrqGuard, RingConsumer};
 use protocol::Time;
 use std::collections::VecDeque;
 
@@ -253,16 +253,16 @@ fn half_of_the_queue_has_to_be_free() {
 
 #[test]
 fn care_is_taken_more_often_each_time() {
-    let mut care = Care::default();
-    assert!(!care.take());
-    let mut times = Care::FIRST;
+    let mut guard = LostIrqGuard::default();
+    assert!(!guard.take());
+    let mut times = LostIrqGuard::FIRST;
     for _ in 0..4 {
-        care.found();
-        assert_eq!((0..).take_while(|_| care.take()).count() as u32, times);
+        guard.found();
+        assert_eq!((0..).take_while(|_| guard.take()).count() as u32, times);
         times *= 4;
     }
     for _ in 0..20 {
-        care.found();
+        guard.found();
     }
-    assert!((0..100_000).all(|_| care.take()));
+    assert!((0..100_000).all(|_| guard.take()));
 }

@@ -199,25 +199,25 @@ pub const fn may_store_again(slots: u32, rp: u32, wp: u32) -> bool {
 /// An interrupt may be wanted while the store that arms it is on its way, and a NIC may forget it then (G7),
 /// before what it tells of can be seen. A look at the queue right after the store does not find that, a look
 /// behind the answer to a register read does; but such a read costs more than all the rest. So it is made
-/// only once something was found that nobody was told of: the next [`Care::FIRST`] times, and four times as
+/// only once something was found that nobody was told of: the next [`LostIrqGuard::FIRST`] times, and four times as
 /// often each time that this happens again. A NIC that forgets so has every store made sure of in the end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Care {
+pub struct LostIrqGuard {
     left: u32,
     next: u32,
 }
 
-impl Default for Care {
+impl Default for LostIrqGuard {
     fn default() -> Self {
         Self::NONE
     }
 }
 
-impl Care {
+impl LostIrqGuard {
     /// How often at first.
     pub const FIRST: u32 = 10_000;
     /// Nothing has been found.
-    pub const NONE: Care = Care {
+    pub const NONE: LostIrqGuard = LostIrqGuard {
         left: 0,
         next: Self::FIRST,
     };
