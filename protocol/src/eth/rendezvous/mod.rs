@@ -115,7 +115,7 @@ pub const fn shortest_keep_ms(timeout: u32) -> u32 {
 /// Record of the transfers with one peer. A transfer is an announced frame (at the sender) or a GET
 /// (at the receiver).
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-struct Tally {
+struct PeerStats {
     /// Transfers that are not given up.
     open: usize,
     /// Transfers among `open` that are stalled.
@@ -143,7 +143,7 @@ struct Tally {
     progress: Time,
 }
 
-impl Tally {
+impl PeerStats {
     /// Returns true if the peer is stalled: transfers are stalled, or the last ones were given up.
     fn is_slow(&self) -> bool {
         self.late > 0 || self.silent
@@ -219,7 +219,7 @@ impl Tally {
 
 /// Records of all peers that have transfers.
 struct Peers<M: Memory> {
-    tallies: Slots<M, Tally>,
+    stats: Slots<M, PeerStats>,
     /// Number of open transfers of stalled peers.
     slow: usize,
 }
@@ -228,13 +228,13 @@ impl<M: Memory> Peers<M> {
     /// Creates records for up to `transfers` transfers, each of which may have its own peer.
     fn new(transfers: u16) -> Result<Self, M::Error> {
         Ok(Self {
-            tallies: Slots::new(transfers)?,
+            stats: Slots::new(transfers)?,
             slow: 0,
         })
     }
 
-    fn get(&self, node: NodeId) -> Tally {
-        self.tallies
+    fn get(&self, node: NodeId) -> PeerStats {
+        self.stats
             .get(u64::from(node.0))
             .copied()
             .unwrap_or_default()
@@ -246,19 +246,19 @@ impl<M: Memory> Peers<M> {
     }
 
     /// Changes the record of a peer. Removes the record if the peer has no transfers any more.
-    fn update(&mut self, node: NodeId, f: impl FnOnce(&mut Tally)) {
+    fn update(&mut self, node: NodeId, f: impl FnOnce(&mut PeerStats)) {
         let key = u64::from(node.0);
-        if self.tallies.get(key).is_none() {
+        if self.stats.get(key).is_none() {
             // Cannot fail, because there are not more peers than transfers.
-            let _ = self.tallies.insert(key, Tally::default());
+            let _ = self.stats.insert(key, PeerStats::default());
         }
-        if let Some(t) = self.tallies.get_mut(key) {
-            let slow = |t: &Tally| if t.is_slow() { t.open } else { 0 };
+        if let Some(t) = self.stats.get_mut(key) {
+            let slow = |t: &PeerStats| if t.is_slow() { t.open } else { 0 };
             let before = slow(t);
             f(t);
             self.slow = (self.slow + slow(t)).saturating_sub(before);
             if t.open == 0 && t.lost == 0 {
-                self.tallies.remove(key);
+                self.stats.remove(key);
             }
         }
     }

@@ -507,7 +507,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             true
         });
         let (mut owed, mut old) = (0, true);
-        self.sources.tallies.for_each_mut(|_, s| {
+        self.sources.stats.for_each_mut(|_, s| {
             owed += s.late;
             old &= s.old <= s.open;
             true

@@ -4,7 +4,7 @@
 use super::{
     flows::{Flows, Place},
     lagging::Lagging,
-    Buffer, Limits, Peers, Tally,
+    Buffer, Limits, PeerStats, Peers,
 };
 use crate::{
     base::{flow::Counts, slots::Slots},
@@ -283,7 +283,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     /// fetches again. This is so if the last such frame was fetched, or has been stalled for twice
     /// the interval before it, up to a quarter of the time-out. A peer with its part of the
     /// quarantine gets no such frame.
-    fn may_try(&self, peer: &Tally, few: usize, now: Time, limits: &Limits) -> bool {
+    fn may_try(&self, peer: &PeerStats, few: usize, now: Time, limits: &Limits) -> bool {
         let longest = limits.stall.max(limits.timeout / 4);
         // Frames within the peer's normal limit do not count as attempts.
         let tries = peer.recent().min(peer.open.saturating_sub(few));
@@ -294,7 +294,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     }
 
     /// Returns true if the peer has a quarter or more of the remaining quarantine.
-    fn has_its_part(&self, peer: &Tally) -> bool {
+    fn has_its_part(&self, peer: &PeerStats) -> bool {
         peer.lost >= self.quarantine.saturating_sub(self.given_up) / 4
     }
 
@@ -317,7 +317,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         let key = match_key(address, len);
         let flow = Place::new(node, flow);
         let now = clock.now();
-        let Tally {
+        let PeerStats {
             turns, progress, ..
         } = self.peers.get(node);
         let flight = Flight {
@@ -567,14 +567,14 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         });
         let (mut slow, mut right) = (0, true);
         let flights = &mut self.flights;
-        let tallies = &self.peers.tallies;
+        let stats = &self.peers.stats;
         flights.for_each_mut(|_, f| {
-            right &= tallies.get(u64::from(f.node.0)).is_some();
+            right &= stats.get(u64::from(f.node.0)).is_some();
             true
         });
-        self.peers.tallies.for_each_mut(|node, p| {
+        self.peers.stats.for_each_mut(|node, p| {
             slow += if p.is_slow() { p.open } else { 0 };
-            let mut found = Tally { ..*p };
+            let mut found = PeerStats { ..*p };
             (found.open, found.late, found.lost, found.old) = (0, 0, 0, 0);
             flights.for_each_mut(|_, f| {
                 if u64::from(f.node.0) == node {
