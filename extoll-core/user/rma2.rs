@@ -8,7 +8,7 @@
 
 use super::{
     policy::{Rights, PAGES},
-    port::{Lease, UserPort},
+    port::{UserPort, UserVpid},
     put, put_u64, OpenFile, Shared,
 };
 use crate::{
@@ -75,7 +75,7 @@ const REGION_SIZE: usize = 48;
 type Port = UserPort<Rma>;
 
 /// Region, with the reference that keeps its VPID.
-type Registered = (Region, Arc<Lease<Rma>>);
+type Registered = (Region, Arc<UserVpid<Rma>>);
 
 /// Registered memory by NLA.
 struct Regions {
@@ -142,16 +142,16 @@ impl Rma2 {
             return Err(EFAULT);
         }
         // Keeps the VPID while translations are made for it without a lock.
-        let lease = self.port.with(|live| Ok(live.lease().clone()))?;
+        let user_vpid = self.port.with(|live| Ok(live.user_vpid().clone()))?;
         let nic = self.port.nic();
         let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
-        let (vpid, access) = (lease.vpid(), Access::READ_WRITE);
+        let (vpid, access) = (user_vpid.vpid(), Access::READ_WRITE);
         let account = self.port.tables().cloned();
         let region = nic
             .atu()
             .register_user_for(account, vpid, start, bytes, access)?;
         let nla = region.nla().0;
-        let node = room.into_node(nla, (region, lease));
+        let node = room.into_node(nla, (region, user_vpid));
         {
             let mut regions = self.regions.lock();
             match regions.tree.as_mut() {
@@ -173,7 +173,7 @@ impl Rma2 {
     }
 
     /// Removes and returns the region with this NLA and size.
-    fn take(&self, nla: u64, bytes: usize) -> Option<(Region, Arc<Lease<Rma>>)> {
+    fn take(&self, nla: u64, bytes: usize) -> Option<(Region, Arc<UserVpid<Rma>>)> {
         let mut regions = self.regions.lock();
         let tree = regions.tree.as_mut()?;
         if tree.get(&nla)?.0.bytes() != bytes {

@@ -85,7 +85,7 @@ impl<U: PortUnit> UserPort<U> {
                 return Err(EINVAL);
             }
             self.remove_queue(live)?;
-            let queue = UserQueue::new(&live.lease, self.slot, live.sizes)?;
+            let queue = UserQueue::new(&live.user_vpid, self.slot, live.sizes)?;
             let queue = Arc::new(queue, GFP_KERNEL)?;
             let mut parts = KVec::new();
             let rp = BqRegs(U::UNIT).rp(live.vpid());
@@ -95,7 +95,7 @@ impl<U: PortUnit> UserPort<U> {
                 parts.push(Part::new(segment.clone(), 0, pages), GFP_KERNEL)?;
             }
             live.queue = Some(queue.clone());
-            let start = |arm| live.lease.start(&queue.queue, arm);
+            let start = |arm| live.user_vpid.start(&queue.queue, arm);
             self.watch
                 .arming(start)
                 .and_then(|()| {
@@ -120,7 +120,7 @@ impl<U: PortUnit> UserPort<U> {
         }
         live.mappings.retain(|(queue, _)| !*queue);
         if let Some(queue) = live.queue.take() {
-            live.lease.stop(Some(&queue.queue), || {});
+            live.user_vpid.stop(Some(&queue.queue), || {});
         }
         self.nic().alive_access().map(drop).ok_or(ENODEV)
     }

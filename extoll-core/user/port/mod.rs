@@ -71,7 +71,7 @@ type Info = [u32; 12];
 const MOST_MAPPINGS: usize = 128;
 
 /// VPID of a process's port. Code that makes translations for it holds a reference.
-pub(crate) type Lease<U> = PortCore<U, Option<Share>>;
+pub(crate) type UserVpid<U> = PortCore<U, Option<Share>>;
 
 /// Sizes of a queue in bytes, set by the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,12 +99,12 @@ impl UserQueue {
     /// # Errors
     ///
     /// `EINVAL`: see [`Layout::new`]. `ENOMEM`: no memory, or a limit was exceeded. `ENODEV`.
-    fn new<U: PortUnit>(lease: &Lease<U>, slot: SlotCode, sizes: Sizes) -> Result<Self> {
+    fn new<U: PortUnit>(user_vpid: &UserVpid<U>, slot: SlotCode, sizes: Sizes) -> Result<Self> {
         let layout = Layout::new(slot, sizes.bytes, sizes.segment)?;
         let charge = LockedPages::charge((sizes.bytes / BusAddr::PAGE_SIZE) as usize)?;
-        let queue = lease
+        let queue = user_vpid
             .ctx()
-            .with_bound(|dev| Queue::accounted(dev, U::UNIT, lease.vpid(), layout))??;
+            .with_bound(|dev| Queue::accounted(dev, U::UNIT, user_vpid.vpid(), layout))??;
         Ok(Self {
             queue,
             _charge: charge,
@@ -128,7 +128,7 @@ impl UserQueue {
 
 /// Open port.
 pub(super) struct Live<U: PortUnit> {
-    lease: Arc<Lease<U>>,
+    user_vpid: Arc<UserVpid<U>>,
     sizes: Sizes,
     queue: Option<Arc<UserQueue>>,
     /// True if the process has mapped the requester.
@@ -141,11 +141,11 @@ pub(super) struct Live<U: PortUnit> {
 
 impl<U: PortUnit> Live<U> {
     pub(super) fn vpid(&self) -> Vpid {
-        self.lease.vpid()
+        self.user_vpid.vpid()
     }
 
-    pub(super) fn lease(&self) -> &Arc<Lease<U>> {
-        &self.lease
+    pub(super) fn user_vpid(&self) -> &Arc<UserVpid<U>> {
+        &self.user_vpid
     }
 
     /// Returns the number of slots of the queue; 0 without a queue.
@@ -218,13 +218,13 @@ impl<U: PortUnit> UserPort<U> {
             protection: rights.protection(),
             pages,
         };
-        let lease = PortCore::claim(unit, Want::Any, owner, share)?;
+        let user_vpid = PortCore::claim(unit, Want::Any, owner, share)?;
         let base = unit.base();
-        let stats = lease.stats().clone();
-        let watch = UserWatch::new(base, lease.vpid(), shared.settings, stats, budget)?;
+        let stats = user_vpid.stats().clone();
+        let watch = UserWatch::new(base, user_vpid.vpid(), shared.settings, stats, budget)?;
         watch.listen()?;
         let live = Live {
-            lease,
+            user_vpid,
             sizes: DEFAULT_SIZES,
             queue: None,
             requester: false,
@@ -285,10 +285,10 @@ impl<U: PortUnit> UserPort<U> {
             barrier::wmb_everywhere();
         }
         // Done while the VPID is enabled, so that the command to itself is no error.
-        let settled = !live.requester || live.lease.is_settled();
-        live.lease
+        let settled = !live.requester || live.user_vpid.is_settled();
+        live.user_vpid
             .stop(live.queue.as_ref().map(|q| &q.queue), revoke);
-        live.lease.finish(live.requester, settled);
+        live.user_vpid.finish(live.requester, settled);
         drop(live);
     }
 
