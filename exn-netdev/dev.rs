@@ -20,7 +20,7 @@ use extoll_core::{
     child::Handle,
     links::Link,
     nic::{Status, StatusClient, Subscription},
-    quarantine::Held,
+    quarantine::Quarantined,
     rma, velo,
     vpid::Client,
 };
@@ -160,7 +160,7 @@ impl Exn {
                 sh.counters.reason(Reason::TxFlushed, 1);
             }
             map.orphan();
-            batch.push(Held::Tx(map));
+            batch.push(Quarantined::Tx(map));
         }
         loop {
             let Some((
@@ -176,7 +176,7 @@ impl Exn {
                 sh.counters.reason(Reason::RxFlushed, 1);
             }
             buffer.orphan();
-            batch.push(Held::Rx(buffer));
+            batch.push(Quarantined::Rx(buffer));
         }
         batch.hold(conf::quarantine_ms());
         sh.set_scratch(None);

@@ -60,7 +60,7 @@ const OVERHEAD: u64 = 4096;
 
 /// Memory mapped for the NIC. Only code of this module frees it, because it may outlive the module
 /// that made it. A mapping that is merely dropped is never unmapped ([`Streaming`]).
-pub enum Held {
+pub enum Quarantined {
     /// Frame that the NIC may read.
     Tx(TxMapping),
     /// Buffer that the NIC may write.
@@ -69,7 +69,7 @@ pub enum Held {
     Words(Arc<DmaWords>),
 }
 
-impl Held {
+impl Quarantined {
     /// Returns the first bus address and the length in bytes.
     fn range(&self) -> (u64, u64) {
         match self {
@@ -98,7 +98,7 @@ pub struct Batch {
 
 impl Batch {
     /// Adds an object. Without capacity, the object is leaked and counted (reason 37).
-    pub fn push(&mut self, held: Held) {
+    pub fn push(&mut self, held: Quarantined) {
         let bytes = held.range().1 + OVERHEAD;
         match self.entry.items.push_within_capacity(held) {
             Ok(()) => self.entry.bytes += bytes,
@@ -190,7 +190,7 @@ impl Quarantine {
     /// Allocates a batch for `capacity` objects of the RMA port `vpid`. May sleep.
     ///
     /// ```
-    /// use extoll_core::{dma::DmaWords, nic::Nic, quarantine::Held, rma::Requester};
+    /// use extoll_core::{dma::DmaWords, nic::Nic, quarantine::Quarantined, rma::Requester};
     /// use kernel::{prelude::*, sync::Arc};
     ///
     /// /// Closes a port by its last handle while a command that names `memory` is unanswered.

@@ -14,7 +14,7 @@ use crate::{
 use extoll_core::{
     atu::Region,
     nic::Nic,
-    quarantine::Held,
+    quarantine::Quarantined,
     rma::transfer::{
         CallIn, Capacity, Direction, Engine, Lists, Part, Request, RmaError, Setup, Span, Submitter,
     },
@@ -250,7 +250,7 @@ fn end(nic: &Nic, engine: Option<Engine>, side: Side, report: &mut Report<'_>) -
     };
     drop(engine);
     if let (Some(batch), regions::View::Words(words)) = (&mut batch, &view) {
-        batch.push(Held::Words(words.clone()));
+        batch.push(Quarantined::Words(words.clone()));
     }
     if let Some(batch) = batch {
         batch.hold(KEEP_MS);

@@ -2,7 +2,7 @@
 
 //! List of held objects and their ends. The caller holds the lock of the list.
 
-use super::Held;
+use super::Quarantined;
 use crate::context::Context;
 use core::mem::size_of;
 use kernel::{
@@ -34,7 +34,7 @@ impl Source {
 pub(super) struct Entry {
     pub(super) source: Source,
     pub(super) until: Instant<Monotonic>,
-    pub(super) items: KVVec<Held>,
+    pub(super) items: KVVec<Quarantined>,
     pub(super) bytes: u64,
     pub(super) next: Option<KBox<Entry>>,
 }
@@ -54,7 +54,7 @@ impl Entry {
 
     /// Returns the size of the entry's own memory in bytes.
     pub(super) fn overhead(&self) -> u64 {
-        (self.items.capacity() * size_of::<Held>()) as u64
+        (self.items.capacity() * size_of::<Quarantined>()) as u64
     }
 }
 

@@ -11,7 +11,7 @@
 use super::{put_u64, OpenFile, Shared};
 use crate::{
     dma::DmaWords,
-    quarantine::{Batch, Held},
+    quarantine::{Batch, Quarantined},
 };
 use kernel::{
     ioctl::{_IOC_NR, _IOC_TYPE, _IOR, _IOW},
@@ -71,7 +71,7 @@ impl Buffer {
         }
         self.mappings.clear();
         if let Some((memory, mut batch)) = self.memory.take() {
-            batch.push(Held::Words(memory));
+            batch.push(Quarantined::Words(memory));
             batch.hold(keep_ms);
         }
     }
