@@ -6,8 +6,8 @@
 use crate::{
     htax, info,
     nic::Nic,
+    probe_error::{Failure, ProbeError},
     queue,
-    refusal::{Failure, Refusal},
     snq::Interrupt,
     stats::Reason,
     xbar,
@@ -42,7 +42,7 @@ pub(crate) fn begin<'a>(
     }
     let handler = MsiVectors::new(dev, vectors.min(MAX_VECTORS))
         .and_then(|v| v.request(c"extoll", Interrupt(nic.snq().clone())))
-        .map_err(|e| Failure(Refusal::Interrupt, e))?;
+        .map_err(|e| Failure(ProbeError::Interrupt, e))?;
     irq(handler);
     {
         let hw = nic.access().ok_or(ENODEV)?;

@@ -7,8 +7,8 @@
 use extoll_core::{
     nic::Params,
     probe::{BoundNic, DEVICE_IDS, VENDOR_ID},
+    probe_error::{self, ProbeErrors},
     quarantine::PastOwner,
-    refusal::{self, Refusals},
     smfu, time,
     user::Settings,
 };
@@ -86,7 +86,7 @@ struct Extoll {
     _classes: Classes,
     _past: PastOwner,
     _overrides: Overrides,
-    _files: Option<Dir<Refusals>>,
+    _files: Option<Dir<ProbeErrors>>,
     /// Dropped when nothing is left that enqueues.
     _work: work::Owner,
 }
@@ -190,23 +190,23 @@ const QUARANTINE_MAX_MS: i64 = 600_000;
 const LOG_INTERVAL_MAX_MS: i64 = 86_400_000;
 const SLOW_MAX: i64 = 100;
 
-fn show_parameters(_: &Refusals, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn show_parameters(_: &ProbeErrors, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     param::show(&parameters(), f)
 }
 
-fn show_tunables(_: &Refusals, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn show_tunables(_: &ProbeErrors, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Overrides::show(f)
 }
 
 /// Puts overrides on the list and takes those of this module. NICs that are bound later use them.
-fn set_tunables(_: &Refusals, text: &str) -> Result {
+fn set_tunables(_: &ProbeErrors, text: &str) -> Result {
     Overrides::set(text)?;
     load_tunables();
     param::check(&parameters(), |p| pr_err!("{}\n", p))
 }
 
-fn files() -> Result<Dir<Refusals>> {
-    let (mut dir, data) = refusal::files::<LocalModule>(&[(c"parameters", show_parameters)])?;
+fn files() -> Result<Dir<ProbeErrors>> {
+    let (mut dir, data) = probe_error::files::<LocalModule>(&[(c"parameters", show_parameters)])?;
     dir.add_writable::<LocalModule>(c"tunables", &data, show_tunables, set_tunables)?;
     Ok(dir)
 }

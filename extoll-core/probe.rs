@@ -9,7 +9,7 @@ use crate::{
     hw::Hw,
     life::{self, Irq},
     nic::{Context, Nic, Params},
-    refusal::{refuse, Failure, Refusal},
+    probe_error::{refuse, Failure, ProbeError},
     rf::{self, Directory},
     snq,
     user::{Devices, Pages, Settings},
@@ -93,20 +93,20 @@ impl<'a> BoundNic<'a> {
         let dev: &'a pci::Device<Bound> = pdev;
         // Step 1.
         let enabled =
-            Enabled::new(pdev).inspect_err(|e| refuse(dev, Refusal::Enable, fmt!("{e:?}")))?;
+            Enabled::new(pdev).inspect_err(|e| refuse(dev, ProbeError::Enable, fmt!("{e:?}")))?;
         let revision = dev.revision_id();
         if revision == BAD_REVISION {
-            refuse(dev, Refusal::Revision, fmt!("{revision:#x}"));
+            refuse(dev, ProbeError::Revision, fmt!("{revision:#x}"));
             return Err(ENODEV);
         }
         let vectors = msi_count(dev);
         if vectors == 0 {
-            refuse(dev, Refusal::Msi, fmt!("{vectors} vectors"));
+            refuse(dev, ProbeError::Msi, fmt!("{vectors} vectors"));
             return Err(ENODEV);
         }
         // Step 2.
         enabled.set_dma_mask(pdev).map_err(|e| {
-            refuse(dev, Refusal::DmaMask, fmt!("{e:?}"));
+            refuse(dev, ProbeError::DmaMask, fmt!("{e:?}"));
             ENODEV
         })?;
         let bar0 = Self::claim(dev, 0, BAR0_MIN)?;
@@ -114,15 +114,15 @@ impl<'a> BoundNic<'a> {
         let sides = Sides::standard(Self::bar(&bar0), Self::bar(&bar2));
         let windows = sides.ok_or(ENODEV).inspect_err(|_| {
             let (low, high) = (bar0.bus(), bar2.bus());
-            refuse(dev, Refusal::BarAddress, fmt!("{low:#x}, {high:#x}"));
+            refuse(dev, ProbeError::BarAddress, fmt!("{low:#x}, {high:#x}"));
         })?;
         let hw = Hw::map(dev.as_ref(), &bar0, windows)
-            .inspect_err(|e| refuse(dev, Refusal::Map, fmt!("{e:?}")))?;
+            .inspect_err(|e| refuse(dev, ProbeError::Map, fmt!("{e:?}")))?;
         // An earlier driver may have left the device running, with addresses of memory that has a
         // new owner.
         hw.quiesce();
         pdev.set_master();
-        let no_setup = |e: &Error| refuse(dev, Refusal::Setup, fmt!("{e:?}"));
+        let no_setup = |e: &Error| refuse(dev, ProbeError::Setup, fmt!("{e:?}"));
         let smfu_bytes = hw.windows.bus.smfu_size;
         let ctx = Context::new(dev.as_ref(), unique_id(dev), params.log_interval_ms, hw)
             .inspect_err(no_setup)?;
@@ -192,15 +192,15 @@ impl<'a> BoundNic<'a> {
         if size < min {
             refuse(
                 dev,
-                Refusal::BarSize,
+                ProbeError::BarSize,
                 fmt!("BAR {bar} has {size:#x} bytes, at least {min:#x} are needed"),
             );
             return Err(ENODEV);
         }
         let region = Region::claim(dev, bar, c"extoll")
-            .inspect_err(|e| refuse(dev, Refusal::BarClaimed, fmt!("BAR {bar}: {e:?}")))?;
+            .inspect_err(|e| refuse(dev, ProbeError::BarClaimed, fmt!("BAR {bar}: {e:?}")))?;
         if !region.is_assigned() {
-            refuse(dev, Refusal::BarLost, fmt!("BAR {bar}"));
+            refuse(dev, ProbeError::BarLost, fmt!("BAR {bar}"));
             return Err(ENODEV);
         }
         Ok(region)

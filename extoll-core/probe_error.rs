@@ -19,7 +19,7 @@ use kernel_ext::debugfs::{Dir, Show};
 
 reasons! {
     /// Reason why a device was not bound. The numbers are stable (docs/driver.md).
-    Refusal:
+    ProbeError:
     /// The PCI core could not enable the device.
     Enable = 0, "cannot be enabled";
     /// Unsupported revision (HW §1).
@@ -44,10 +44,11 @@ reasons! {
     BarAddress = 10, "address of a BAR does not fit the registers";
 }
 
-static COUNTS: [Atomic<u64>; Refusal::ALL.len()] = [const { Atomic::new(0) }; Refusal::ALL.len()];
+static COUNTS: [Atomic<u64>; ProbeError::ALL.len()] =
+    [const { Atomic::new(0) }; ProbeError::ALL.len()];
 
 /// Counts and logs a probe error of `dev`. Any context.
-pub(crate) fn refuse(dev: &pci::Device<Bound>, why: Refusal, detail: fmt::Arguments<'_>) {
+pub(crate) fn refuse(dev: &pci::Device<Bound>, why: ProbeError, detail: fmt::Arguments<'_>) {
     if let Some(c) = COUNTS.get(why as usize) {
         c.add(1, Relaxed);
     }
@@ -55,17 +56,17 @@ pub(crate) fn refuse(dev: &pci::Device<Bound>, why: Refusal, detail: fmt::Argume
     dev_err!(dev, "refused, reason {n}: {text} ({detail})\n");
 }
 
-/// Error of the set-up with its reason, which is [`Refusal::Setup`] by default.
-pub(crate) struct Failure(pub(crate) Refusal, pub(crate) Error);
+/// Error of the set-up with its reason, which is [`ProbeError::Setup`] by default.
+pub(crate) struct Failure(pub(crate) ProbeError, pub(crate) Error);
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self(Refusal::Setup, error)
+        Self(ProbeError::Setup, error)
     }
 }
 
 /// Data of the debugfs file: the counters of the module.
-pub struct Refusals;
+pub struct ProbeErrors;
 
 /// Makes the debugfs directory `extoll` of module `M`, with the additional `files`. The drop
 /// removes it. May sleep.
@@ -74,17 +75,17 @@ pub struct Refusals;
 ///
 /// As for [`Dir::new`].
 pub fn files<M: ModuleMetadata + 'static>(
-    files: &[(&CStr, Show<Refusals>)],
-) -> Result<(Dir<Refusals>, Arc<Refusals>)> {
-    let data = Arc::new(Refusals, GFP_KERNEL)?;
+    files: &[(&CStr, Show<ProbeErrors>)],
+) -> Result<(Dir<ProbeErrors>, Arc<ProbeErrors>)> {
+    let data = Arc::new(ProbeErrors, GFP_KERNEL)?;
     let mut all = KVec::new();
-    all.push((c"refusals", show as Show<Refusals>), GFP_KERNEL)?;
+    all.push((c"refusals", show as Show<ProbeErrors>), GFP_KERNEL)?;
     all.extend_from_slice(files, GFP_KERNEL)?;
     Ok((Dir::new::<M>(c"extoll", &data, &all)?, data))
 }
 
-fn show(_: &Refusals, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    for (why, count) in Refusal::ALL.iter().zip(&COUNTS) {
+fn show(_: &ProbeErrors, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for (why, count) in ProbeError::ALL.iter().zip(&COUNTS) {
         let (n, count, text) = (*why as u32, count.load(Relaxed), why.text());
         writeln!(f, "reason {n} {count} ({text})")?;
     }
