@@ -27,7 +27,7 @@ use protocol::{
         poll::{Settled, Work},
         rendezvous::{Announced, FetchPort, Refusal},
     },
-    Clock as _, Refused, Time,
+    Clock as _, Time, TransportError,
 };
 use wire::{
     eth::{self, Announcement, Message},
@@ -41,17 +41,17 @@ struct Gets<'a> {
     dev: &'a BoundDevice,
 }
 
-fn refused(e: SendError) -> Refused {
+fn refused(e: SendError) -> TransportError {
     match e {
-        SendError::Full | SendError::Retry => Refused::Later,
-        SendError::Down | SendError::Invalid => Refused::Never,
+        SendError::Full | SendError::Retry => TransportError::Later,
+        SendError::Down | SendError::Invalid => TransportError::Never,
     }
 }
 
 impl FetchPort for Gets<'_> {
     type Buffer = RxBuffer;
 
-    fn reserve(&mut self) -> Result<(), Refused> {
+    fn reserve(&mut self) -> Result<(), TransportError> {
         self.requester.reserve(1).map_err(refused)
     }
 
@@ -69,7 +69,7 @@ impl FetchPort for Gets<'_> {
         announcement: &Announcement,
         len: u32,
         local: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), TransportError> {
         let descriptor = eth::get_descriptor(from, announcement, len, local);
         self.requester
             .post(eth::GET_PAGE.options, &descriptor)

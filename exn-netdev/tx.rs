@@ -25,7 +25,7 @@ use kernel::sync::atomic::Relaxed;
 use kernel_ext::net::{BqlDone, Owner, SkBuff, TxMapping, TxQueue};
 use protocol::{
     eth::rendezvous::{Admitted, AnnouncePort, Ended, Limits, Unsent},
-    Clock as _, Refused, Time,
+    Clock as _, Time, TransportError,
 };
 use wire::{
     eth::{self, Announcement, Completion, Path},
@@ -59,15 +59,15 @@ fn header(d: Descriptor) -> Header {
 struct Messages<'a>(&'a velo::Sender);
 
 impl AnnouncePort for Messages<'_> {
-    fn announce(&mut self, to: NodeId, announcement: &Announcement) -> Result<(), Refused> {
+    fn announce(&mut self, to: NodeId, announcement: &Announcement) -> Result<(), TransportError> {
         self.0
             .send(
                 header(eth::announcement_descriptor(to)),
                 &announcement.encode(),
             )
             .map_err(|e| match e {
-                SendError::Full | SendError::Retry => Refused::Later,
-                SendError::Down | SendError::Invalid => Refused::Never,
+                SendError::Full | SendError::Retry => TransportError::Later,
+                SendError::Down | SendError::Invalid => TransportError::Never,
             })
     }
 }
@@ -228,7 +228,7 @@ impl Tx {
                     return (Sent::Dropped(Reason::TxMap, u64::from(len)), None);
                 };
                 match why {
-                    Unsent::Refused(Refused::Later) => self.park(
+                    Unsent::Refused(TransportError::Later) => self.park(
                         Outgoing {
                             skb,
                             target,
@@ -238,7 +238,7 @@ impl Tx {
                         },
                         Counter::TxStopCredit,
                     ),
-                    Unsent::Refused(Refused::Never) => {
+                    Unsent::Refused(TransportError::Never) => {
                         (Sent::Dropped(Reason::TxPort, 0), Some(skb))
                     }
                     Unsent::Table => (Sent::Dropped(Reason::TxMap, u64::from(len)), Some(skb)),

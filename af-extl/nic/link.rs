@@ -30,7 +30,7 @@ use protocol::{
     base::marks::{marks, MARK_BYTES, MARK_DISTANCE},
     ds::{self, Get, Span},
     transfer::Failure,
-    Refused, Time,
+    Time, TransportError,
 };
 use wire::{
     ds::{Answered, ConnId, Connect, Endpoint, Kind, Message, Ring, Seq, SERVICE, TRAFFIC_CLASS},
@@ -45,14 +45,19 @@ pub(super) struct Link {
     pub(super) rma: Vpid,
 }
 
-fn refused(e: SendError) -> Refused {
+fn refused(e: SendError) -> TransportError {
     match e {
-        SendError::Full | SendError::Retry => Refused::Later,
-        SendError::Down | SendError::Invalid => Refused::Never,
+        SendError::Full | SendError::Retry => TransportError::Later,
+        SendError::Down | SendError::Invalid => TransportError::Never,
     }
 }
 
-fn send(port: &Sender, (node, vpid): (NodeId, Vpid), tag: u8, bytes: &[u8]) -> Result<(), Refused> {
+fn send(
+    port: &Sender,
+    (node, vpid): (NodeId, Vpid),
+    tag: u8,
+    bytes: &[u8],
+) -> Result<(), TransportError> {
     let header = Header {
         tag,
         irq: true,
@@ -88,10 +93,10 @@ impl Link {
         }
     }
 
-    fn say(&self, to: NodeId, kind: Kind, words: &[u64]) -> Result<(), Refused> {
+    fn say(&self, to: NodeId, kind: Kind, words: &[u64]) -> Result<(), TransportError> {
         let mut bytes = [0; MESSAGE];
         put_words(words, &mut bytes);
-        let bytes = bytes.get(..8 * words.len()).ok_or(Refused::Never)?;
+        let bytes = bytes.get(..8 * words.len()).ok_or(TransportError::Never)?;
         send(&self.sender, (to, SERVICE), kind.tag(), bytes)
     }
 
@@ -100,7 +105,12 @@ impl Link {
     /// # Errors
     ///
     /// The port has no room or is closed.
-    pub(super) fn ask(&self, to: NodeId, kind: Kind, connect: &Connect) -> Result<(), Refused> {
+    pub(super) fn ask(
+        &self,
+        to: NodeId,
+        kind: Kind,
+        connect: &Connect,
+    ) -> Result<(), TransportError> {
         self.say(to, kind, &connect.words())
     }
 
@@ -140,7 +150,7 @@ pub(super) struct Wire<'a> {
 
 impl Wire<'_> {
     /// Queues the connection for a GET slot.
-    fn wait(&mut self, seen: u64) -> Refused {
+    fn wait(&mut self, seen: u64) -> TransportError {
         *self.refused = true;
         *self.turn = 0;
         let nic = &self.conn.nic;
@@ -148,26 +158,26 @@ impl Wire<'_> {
             // A slot became free after the attempt, and that notification found no waiter.
             nic.place_again();
         }
-        Refused::Later
+        TransportError::Later
     }
 }
 
 impl ds::Port for Wire<'_> {
-    fn send(&mut self, message: &Message, data: Span) -> Result<(), Refused> {
+    fn send(&mut self, message: &Message, data: Span) -> Result<(), TransportError> {
         let mut bytes = [0; MESSAGE];
         put_words(message.words().as_slice(), &mut bytes);
         let (from, len) = (message.data_offset().into(), usize::from(message.len()));
         if data.len > 0 {
-            let to = bytes.get_mut(from..len).ok_or(Refused::Never)?;
-            load(&self.rings.ok_or(Refused::Never)?.send, data, to);
+            let to = bytes.get_mut(from..len).ok_or(TransportError::Never)?;
+            load(&self.rings.ok_or(TransportError::Never)?.send, data, to);
         }
-        let bytes = bytes.get(..len).ok_or(Refused::Never)?;
+        let bytes = bytes.get(..len).ok_or(TransportError::Never)?;
         let to = (self.conn.peer, self.far.velo);
         send(&self.link.sender, to, message.kind().tag(), bytes)
     }
 
-    fn get(&mut self, get: &Get, post_by: Time, deadline: Time) -> Result<(), Refused> {
-        let rings = self.rings.ok_or(Refused::Later)?;
+    fn get(&mut self, get: &Get, post_by: Time, deadline: Time) -> Result<(), TransportError> {
+        let rings = self.rings.ok_or(TransportError::Later)?;
         let conn = self.conn;
         let nic = &conn.nic;
         let seen = nic.places.seen();
@@ -191,7 +201,7 @@ impl ds::Port for Wire<'_> {
         });
         // Destination of the GET. A reader's memory is contiguous, too.
         let sink = match get.sink {
-            Some(at) => Some((self.sink.ok_or(Refused::Later)?, at)),
+            Some(at) => Some((self.sink.ok_or(TransportError::Later)?, at)),
             None => None,
         };
         let (region, offset, to, to_ring) = match sink {
@@ -213,7 +223,7 @@ impl ds::Port for Wire<'_> {
             },
             GFP_ATOMIC,
         );
-        let told = told.map_err(|_| Refused::Later)?;
+        let told = told.map_err(|_| TransportError::Later)?;
         let request = Request {
             to: Destination {
                 node: self.conn.peer,
@@ -246,8 +256,8 @@ impl ds::Port for Wire<'_> {
             }
             Err(RmaError::Busy) => Err(self.wait(seen)),
             // The handler of a lost NIC ends the stream with the proper error.
-            Err(RmaError::NoMemory | RmaError::Down) => Err(Refused::Later),
-            Err(_) => Err(Refused::Never),
+            Err(RmaError::NoMemory | RmaError::Down) => Err(TransportError::Later),
+            Err(_) => Err(TransportError::Never),
         }
     }
 }

@@ -23,7 +23,7 @@ use kernel::{
 };
 use protocol::{
     lnd::{GetFailure, Part, Port},
-    Refused, Time,
+    Time, TransportError,
 };
 use wire::{
     ids::NodeId,
@@ -69,8 +69,8 @@ impl Port<u32> for Voice<'_> {
         message: &Message,
         payload: Option<(&u32, u16)>,
         quiet: bool,
-    ) -> Result<(), Refused> {
-        let sender = self.sender.ok_or(Refused::Never)?;
+    ) -> Result<(), TransportError> {
+        let sender = self.sender.ok_or(TransportError::Never)?;
         let mut bytes = [0; LONGEST];
         let words = message.words();
         for (to, word) in bytes.chunks_mut(8).zip(words.as_slice()) {
@@ -80,7 +80,7 @@ impl Port<u32> for Voice<'_> {
         }
         let (from, len) = (message.data_offset().into(), message.len().into());
         if let Some((token, at)) = payload {
-            let part = bytes.get_mut(from..len).ok_or(Refused::Never)?;
+            let part = bytes.get_mut(from..len).ok_or(TransportError::Never)?;
             self.outs.lock().read(*token, at, part);
         }
         let header = Header {
@@ -89,10 +89,10 @@ impl Port<u32> for Voice<'_> {
             class: TRAFFIC_CLASS,
             ..Header::new(Target::Node(to), VPID)
         };
-        let bytes = bytes.get(..len).ok_or(Refused::Never)?;
+        let bytes = bytes.get(..len).ok_or(TransportError::Never)?;
         sender.send(header, bytes).map_err(|e| match e {
-            SendError::Full | SendError::Retry => Refused::Later,
-            SendError::Down | SendError::Invalid => Refused::Never,
+            SendError::Full | SendError::Retry => TransportError::Later,
+            SendError::Down | SendError::Invalid => TransportError::Never,
         })
     }
 }

@@ -64,7 +64,7 @@ pub trait Shared<T> {
 
 /// Reason for which a transport refused something.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Refused {
+pub enum TransportError {
     /// No room now. The transport notifies its user when there is room.
     Later,
     /// It will never be accepted.

@@ -7,7 +7,7 @@ mod heap;
 use eth_parts::*;
 use heap::Heap;
 use protocol::eth::rendezvous::{Admitted, Ended, Limits, Sender, Unsent};
-use protocol::{Refused, Time};
+use protocol::{Time, TransportError};
 use wire::eth::Side;
 use wire::ids::NodeId;
 
@@ -293,11 +293,14 @@ fn what_was_not_sent_shows_nothing() {
         let yes = s.admit(&Time(10), NodeId(1), &limits);
         assert!(matches!(yes, Admitted::Yes { .. }), "{yes:?}");
         let mut full = Port {
-            answer: Some(Refused::Later),
+            answer: Some(TransportError::Later),
             ..Port::default()
         };
         let refused = s.announce(&Time(10), &mut full, NodeId(1), At(4096 * 18), 1, 0);
-        assert!(matches!(refused, Err((_, Unsent::Refused(Refused::Later)))));
+        assert!(matches!(
+            refused,
+            Err((_, Unsent::Refused(TransportError::Later)))
+        ));
         s.check().unwrap();
     }
 }

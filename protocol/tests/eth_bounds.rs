@@ -9,7 +9,7 @@ use protocol::eth::rendezvous::{
     Admitted, Announced, Ended, Fetched, Fetches, FlightEvent, FlightState, Limits, Refusal,
     Sender, Shared, Waiting,
 };
-use protocol::{Refused, Time};
+use protocol::{Time, TransportError};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use wire::eth::{Announcement, Side};
@@ -355,7 +355,7 @@ fn room_is_made_at_the_expense_of_who_has_most() {
         }
         crowd.mailbox.push_back((0, 2000));
         // No GET can be posted.
-        crowd.port.answer = Some(Refused::Later);
+        crowd.port.answer = Some(TransportError::Later);
         for now in 0..50 {
             crowd.tick(now, 1);
             assert_eq!((crowd.waiting.room(), crowd.refused.len()), (0, 0));

@@ -7,7 +7,7 @@ use eth_parts::{age, announce, done, dropped, sender, At, Port, LEN, LIMITS, NOW
 use heap::Heap;
 use proptest::prelude::*;
 use protocol::eth::rendezvous::{Admitted, Ended, Limits, Sender, Unsent};
-use protocol::{Refused, Time};
+use protocol::{Time, TransportError};
 use wire::eth::Side;
 use wire::ids::NodeId;
 
@@ -55,11 +55,14 @@ fn what_is_stalled_or_given_up_does_not_move() {
     assert!(!s.is_moving(NodeId(1), 5));
     // A frame that the port refused is not in flight.
     let mut port = Port {
-        answer: Some(Refused::Later),
+        answer: Some(TransportError::Later),
         ..Port::default()
     };
     let result = s.announce(&Time(0), &mut port, NodeId(1), At(12288), LEN, 5);
-    assert_eq!(result, Err((At(12288), Unsent::Refused(Refused::Later))));
+    assert_eq!(
+        result,
+        Err((At(12288), Unsent::Refused(TransportError::Later)))
+    );
     assert!(!s.is_moving(NodeId(1), 5));
     announce_flow(&mut s, 1, 5, 16384);
     while s.flush_one().is_some() {}

@@ -10,7 +10,7 @@ use protocol::eth::rendezvous::{
     shortest_keep_ms, Admitted, Announced, Ended, FetchEvent, FetchState, Fetched, FlightEvent,
     FlightState, Refusal, Sender, Shared, Unsent, Waiting,
 };
-use protocol::{Refused, Time};
+use protocol::{Time, TransportError};
 use std::collections::HashMap;
 use wire::eth::{Announcement, Completion, Side};
 use wire::ids::NodeId;
@@ -197,7 +197,7 @@ fn another_get_of_the_same_peer_does_not_end_a_frame() {
 #[test]
 fn what_can_not_be_sent_comes_back() {
     let mut s = sender();
-    for refused in [Refused::Later, Refused::Never] {
+    for refused in [TransportError::Later, TransportError::Never] {
         let mut port = Port {
             answer: Some(refused),
             ..Port::default()
@@ -498,13 +498,13 @@ fn a_refused_get_waits_again() {
     let (mut w, f) = receiver();
     push(&mut w, 0, 1, 1, false);
     let mut port = Port {
-        answer: Some(Refused::Later),
+        answer: Some(TransportError::Later),
         buffers: [1 << 20, 1 << 21].into(),
         ..Port::default()
     };
     pump(&mut w, &f, 0, &mut port);
     assert_eq!((w.len(), f.0.borrow().len()), (1, 0));
-    port.answer = Some(Refused::Never);
+    port.answer = Some(TransportError::Never);
     assert_eq!(pump(&mut w, &f, 0, &mut port), vec![(1, Refusal::Port)]);
     assert!(w.is_empty() && f.0.borrow().is_empty());
     let made = |s, e| f.0.borrow().counts().made(s, e);

@@ -2,7 +2,7 @@
 
 use crate::fabric::{Fabric, MEMORY};
 use anyhow::{Context, Result};
-use protocol::Refused;
+use protocol::TransportError;
 use wire::bq::{DcqBase, General, Rp, SegmentDesc, SlotCode, WritePointers};
 use wire::eth::{self, VPID};
 use wire::htax::{BAR0_RMA, BAR0_VELO};
@@ -225,14 +225,14 @@ impl Port {
     /// # Errors
     ///
     /// `Later` without a credit.
-    pub fn reserve(&mut self, fabric: &mut Fabric, unit: Unit) -> Result<(), Refused> {
+    pub fn reserve(&mut self, fabric: &mut Fabric, unit: Unit) -> Result<(), TransportError> {
         if self.credits[unit as usize].room() == 0 {
             self.look(fabric);
         }
         match self.credits[unit as usize].room() {
             0 => {
                 self.refused = true;
-                Err(Refused::Later)
+                Err(TransportError::Later)
             }
             _ => Ok(()),
         }
@@ -244,12 +244,14 @@ impl Port {
         unit: Unit,
         page: u64,
         words: &[u64],
-    ) -> Result<(), Refused> {
+    ) -> Result<(), TransportError> {
         self.reserve(fabric, unit)?;
-        self.credits[unit as usize].take().ok_or(Refused::Later)?;
+        self.credits[unit as usize]
+            .take()
+            .ok_or(TransportError::Later)?;
         fabric
             .store(self.nic, page, words)
-            .map_err(|_| Refused::Never)
+            .map_err(|_| TransportError::Never)
     }
 
     /// Sends a message.
@@ -262,8 +264,8 @@ impl Port {
         fabric: &mut Fabric,
         descriptor: velo::Descriptor,
         payload: &[u8],
-    ) -> Result<(), Refused> {
-        let mut words = vec![descriptor.encode().map_err(|_| Refused::Never)?];
+    ) -> Result<(), TransportError> {
+        let mut words = vec![descriptor.encode().map_err(|_| TransportError::Never)?];
         for chunk in payload.chunks(8) {
             let mut raw = [0; 8];
             raw[..chunk.len()].copy_from_slice(chunk);
@@ -283,8 +285,8 @@ impl Port {
         fabric: &mut Fabric,
         page: RequesterAddr,
         descriptor: &rma::Descriptor,
-    ) -> Result<(), Refused> {
-        let words = descriptor.encode().map_err(|_| Refused::Never)?;
+    ) -> Result<(), TransportError> {
+        let words = descriptor.encode().map_err(|_| TransportError::Never)?;
         let page = BAR0_RMA + u64::from(page.encode());
         self.post(fabric, Unit::Rma, page, &words)
     }

@@ -10,7 +10,7 @@ use super::{
 use kernel::{prelude::*, sync::Arc};
 use protocol::{
     ds::{Accepted, ClientSays, End, Fallback, Opening, RingFree, Stream},
-    Refused, Time,
+    Time, TransportError,
 };
 use wire::{
     ds::{ConnId, Ended, Kind},
@@ -124,12 +124,12 @@ impl Inner {
                 todo.again = more;
                 self.more = more;
             }
-            Err(Refused::Later) => {
+            Err(TransportError::Later) => {
                 self.blocked = true;
                 // Room may have become free in between; no notification follows for that.
                 todo.again = blocked.wait(conn.name.index(), seen);
             }
-            Err(Refused::Never) => {}
+            Err(TransportError::Never) => {}
         }
     }
 

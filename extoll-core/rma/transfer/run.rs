@@ -29,7 +29,7 @@ use kernel_ext::{
 };
 use protocol::{
     transfer::{Event, Port, Queue, Transfers, Unclaimed},
-    Refused, Time,
+    Time, TransportError,
 };
 
 /// Maximum number of notifications processed, and of transfers ended, per lock hold.
@@ -170,11 +170,11 @@ impl Client for SoftKick {
 struct Poster<'a>(&'a Requester);
 
 impl Port for Poster<'_> {
-    fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), Refused> {
+    fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), TransportError> {
         match self.0.post(page, descriptor) {
             Ok(()) => Ok(()),
-            Err(SendError::Full | SendError::Retry) => Err(Refused::Later),
-            Err(SendError::Down | SendError::Invalid) => Err(Refused::Never),
+            Err(SendError::Full | SendError::Retry) => Err(TransportError::Later),
+            Err(SendError::Down | SendError::Invalid) => Err(TransportError::Never),
         }
     }
 }

@@ -4,7 +4,7 @@
 use super::sending::Emission;
 use super::stream::{End, Port, Stream};
 use super::{Limits, Span};
-use crate::{Refused, Time};
+use crate::{Time, TransportError};
 use wire::ds::{Ended, Head, Message};
 
 impl Stream {
@@ -64,21 +64,21 @@ impl Stream {
         limits: &Limits,
         now: Time,
         budget: usize,
-    ) -> Result<bool, Refused> {
+    ) -> Result<bool, TransportError> {
         match self.end {
             None => self.look_at_clock(now, limits),
             Some(_) => self.lingered |= now.since(self.ended) >= limits.linger,
         }
         if self.dead {
-            return Err(Refused::Never);
+            return Err(TransportError::Never);
         }
         let result = self.work(port, limits, now, budget);
-        self.blocked = result == Err(Refused::Later);
+        self.blocked = result == Err(TransportError::Later);
         if self.end.is_none() {
             let needed = self.needs_answer();
             self.timing.update(now, needed, limits);
         }
-        if result == Err(Refused::Never) {
+        if result == Err(TransportError::Never) {
             self.down(now);
         }
         result
@@ -90,7 +90,7 @@ impl Stream {
         limits: &Limits,
         now: Time,
         budget: usize,
-    ) -> Result<bool, Refused> {
+    ) -> Result<bool, TransportError> {
         for _ in 0..budget {
             if !self.one(port, limits, now)? {
                 return Ok(false);
@@ -122,7 +122,12 @@ impl Stream {
     }
 
     /// Performs one action. Returns whether there was one.
-    fn one(&mut self, port: &mut impl Port, limits: &Limits, now: Time) -> Result<bool, Refused> {
+    fn one(
+        &mut self,
+        port: &mut impl Port,
+        limits: &Limits,
+        now: Time,
+    ) -> Result<bool, TransportError> {
         if let Some(how) = self.farewell {
             let (head, ack) = (self.head(), self.receiving.ack());
             port.send(&Message::Shutdown { head, ack, how }, Span::default())?;
@@ -183,12 +188,12 @@ impl Stream {
             }
             // The port calls [`Stream::retry_gets`] when it has room. The time covers other causes
             // of the refusal.
-            Err(Refused::Later) => {
+            Err(TransportError::Later) => {
                 self.refused = self.refused.or(Some(now));
                 self.retry = Some(now.after(limits.ask.max(1)));
                 return false;
             }
-            Err(Refused::Never) => {
+            Err(TransportError::Never) => {
                 self.fail(End::FetchFailed, now);
                 return true;
             }
@@ -203,7 +208,7 @@ impl Stream {
         true
     }
 
-    fn say(&mut self, port: &mut impl Port, what: Emission) -> Result<(), Refused> {
+    fn say(&mut self, port: &mut impl Port, what: Emission) -> Result<(), TransportError> {
         let (head, ack) = (self.head(), self.receiving.ack());
         let (message, data) = match what {
             Emission::More { seq, len } => (
@@ -277,7 +282,7 @@ impl Stream {
         Ok(())
     }
 
-    fn send_avail(&mut self, port: &mut impl Port, ask: bool) -> Result<(), Refused> {
+    fn send_avail(&mut self, port: &mut impl Port, ask: bool) -> Result<(), TransportError> {
         let ack = self.receiving.ack();
         port.send(&self.avail(ask, self.gap), Span::default())?;
         self.receiving.tell(ack);
@@ -303,7 +308,7 @@ impl Stream {
         port: &mut impl Port,
         limits: &Limits,
         now: Time,
-    ) -> Result<bool, Refused> {
+    ) -> Result<bool, TransportError> {
         if let Some((end, left)) = self.cut {
             let (head, ack) = (self.head(), self.receiving.ack());
             let message = Message::RmaCutDone {

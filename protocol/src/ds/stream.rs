@@ -15,7 +15,7 @@ use crate::{
     base::flow::Flow,
     transfer::{Failure, Quiet},
 };
-use crate::{Refused, Time};
+use crate::{Time, TransportError};
 use wire::ds::{Ack, ConnId, Ended, Head, Message, Seq};
 
 crate::flow! {
@@ -111,7 +111,7 @@ pub trait Port {
     ///
     /// `Later`: the port has no room; the driver calls [`Stream::pump`] when it has. `Never`: the
     /// port has failed.
-    fn send(&mut self, message: &Message, data: Span) -> Result<(), Refused>;
+    fn send(&mut self, message: &Message, data: Span) -> Result<(), TransportError>;
 
     /// Posts a GET. The port reports the result to [`Stream::get_ended`]. The GET fails if it was
     /// not posted by `post_by`, or has no result at `deadline`.
@@ -120,7 +120,7 @@ pub trait Port {
     ///
     /// `Later`: the stream tries again after a while, or after [`Stream::retry_gets`]. `Never`:
     /// GETs from this peer are impossible.
-    fn get(&mut self, get: &Get, post_by: Time, deadline: Time) -> Result<(), Refused>;
+    fn get(&mut self, get: &Get, post_by: Time, deadline: Time) -> Result<(), TransportError>;
 }
 
 /// Result of a received message.

@@ -54,7 +54,7 @@ pub use lnet::Taking;
 pub use send::{Letter, Refusal};
 pub use tables::{Lnd, Ticket};
 
-use crate::Refused;
+use crate::TransportError;
 use wire::{ids::NodeId, lnd::Message};
 
 crate::flow! {
@@ -353,7 +353,7 @@ pub trait Port<T> {
         message: &Message,
         payload: Option<(&T, u16)>,
         quiet: bool,
-    ) -> Result<(), Refused>;
+    ) -> Result<(), TransportError>;
 }
 
 /// Statistics of an interface.

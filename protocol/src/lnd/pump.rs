@@ -3,7 +3,7 @@
 
 use super::tables::{In, Lnd, WORK};
 use super::{Outcome, PeerState, Port, Why};
-use crate::{base::arena::At, Memory, Refused, Time};
+use crate::{base::arena::At, Memory, Time, TransportError};
 use wire::{
     ids::NodeId,
     lnd::{pieces, Fragment, Key, Message, Note, Notes, Payload, Place, Request, What},
@@ -28,11 +28,11 @@ enum Turn {
     Dead,
 }
 
-impl From<Refused> for Turn {
-    fn from(refused: Refused) -> Self {
+impl From<TransportError> for Turn {
+    fn from(refused: TransportError) -> Self {
         match refused {
-            Refused::Later => Self::Full,
-            Refused::Never => Self::Dead,
+            TransportError::Later => Self::Full,
+            TransportError::Never => Self::Dead,
         }
     }
 }
@@ -45,8 +45,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let before = self.counters.messages;
         match self.say_strays(port, most) {
             Ok(()) => {}
-            Err(Refused::Later) => return false,
-            Err(Refused::Never) => {
+            Err(TransportError::Later) => return false,
+            Err(TransportError::Never) => {
                 self.down_all(now);
                 return false;
             }
@@ -105,7 +105,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         port: &mut impl Port<T>,
         node: NodeId,
         message: &Message,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), TransportError> {
         port.send(node, message, None, false)?;
         self.counters.messages += 1;
         Ok(())
@@ -119,7 +119,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.time_peer(at);
     }
 
-    fn say(&mut self, at: At, port: &mut impl Port<T>, now: Time) -> Result<(), Refused> {
+    fn say(&mut self, at: At, port: &mut impl Port<T>, now: Time) -> Result<(), TransportError> {
         let Some(peer) = self.peers.get(at) else {
             return Ok(());
         };
@@ -213,7 +213,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         port: &mut impl Port<T>,
         (node, key): (NodeId, Key),
         notes: &Notes,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), TransportError> {
         self.send(port, node, &Message::Notes(key, *notes))?;
         for note in notes.as_slice() {
             self.counters.notes += 1;
@@ -242,7 +242,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         at: At,
         port: &mut impl Port<T>,
         now: Time,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), TransportError> {
         let p = self.peers.get(peer).map(|p| (p.node, p.theirs));
         let (Some((node, key)), Some(place)) = (p, self.place(at)) else {
             // Impossible, because such a message is not on the list.

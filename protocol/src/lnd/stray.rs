@@ -3,7 +3,7 @@
 
 use super::tables::Lnd;
 use super::Port;
-use crate::{Memory, Refused};
+use crate::{Memory, TransportError};
 use wire::{
     ids::NodeId,
     lnd::{Key, Message, Welcome},
@@ -73,7 +73,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         &mut self,
         port: &mut impl Port<T>,
         most: usize,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), TransportError> {
         for _ in 0..most.div_ceil(SHARE) {
             let Some((index, node, what)) = self.strays.first() else {
                 break;

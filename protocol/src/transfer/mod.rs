@@ -53,7 +53,7 @@
 //!
 //! ```
 //! use protocol::transfer::*;
-//! use protocol::{Memory, Refused, Time};
+//! use protocol::{Memory, TransportError, Time};
 //! use wire::ids::{NodeId, Vpid};
 //! use wire::rma::{Descriptor, PageOptions};
 //! use wire::rma::Direction;
@@ -70,7 +70,7 @@
 //! /// A port without answers.
 //! struct Void(usize);
 //! impl Port for Void {
-//!     fn post(&mut self, _: PageOptions, _: &Descriptor) -> Result<(), Refused> {
+//!     fn post(&mut self, _: PageOptions, _: &Descriptor) -> Result<(), TransportError> {
 //!         self.0 += 1;
 //!         Ok(())
 //!     }
@@ -122,7 +122,7 @@ pub use locks::LockNumbers;
 pub use tables::{Ticket, Transfers};
 pub use unclaimed::Unclaimed;
 
-use crate::{Refused, Time};
+use crate::{Time, TransportError};
 use wire::{
     ids::{NodeId, Vpid},
     rma::{Descriptor, Direction, Fault, LockTarget, PageOptions, MAX_LEN},
@@ -363,7 +363,7 @@ pub trait Port {
     ///
     /// `Later`: the port has no room; the driver calls [`Transfers::post`] when it has. `Never`:
     /// the port has failed.
-    fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), Refused>;
+    fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), TransportError>;
 }
 
 /// Result of a call of [`Transfers::post`].

@@ -7,7 +7,7 @@ use super::{
     tables::{Action, Confirmed, Flight, Job, Kind, Place, Role, FLIGHT},
     Lock, Port, Posted, State, Step, Tell, Transfers,
 };
-use crate::{base::arena::At, Memory, Refused, Time};
+use crate::{base::arena::At, Memory, Time, TransportError};
 use wire::rma::{Descriptor, Direction, LockTarget, PageOptions};
 
 /// Next command of a transfer.
@@ -231,8 +231,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         };
         match port.post(command.page, &command.descriptor) {
             Ok(()) => {}
-            Err(Refused::Later) => return Tried::Stop,
-            Err(Refused::Never) => return Tried::Dead,
+            Err(TransportError::Later) => return Tried::Stop,
+            Err(TransportError::Never) => return Tried::Dead,
         }
         self.order += 1;
         self.counters.commands += 1;

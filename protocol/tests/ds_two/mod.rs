@@ -4,7 +4,7 @@
 
 use protocol::ds::{Geometry, Get, Heard, Limits, Port, SourceId, Span, Stream};
 use protocol::transfer::{Failure, Quiet};
-use protocol::{Refused, Time};
+use protocol::{Time, TransportError};
 use std::collections::VecDeque;
 use wire::ds::{ConnId, Message, Seq};
 use wire::ids::Nla;
@@ -38,9 +38,9 @@ pub struct Out {
 }
 
 impl Port for Out {
-    fn send(&mut self, message: &Message, data: Span) -> Result<(), Refused> {
+    fn send(&mut self, message: &Message, data: Span) -> Result<(), TransportError> {
         if self.messages.len() >= self.room {
-            return Err(Refused::Later);
+            return Err(TransportError::Later);
         }
         let parts = data.parts(RING).into_iter();
         let bytes = parts.flat_map(|(at, len)| &self.ring[at as usize..(at + len) as usize]);
@@ -49,9 +49,9 @@ impl Port for Out {
         Ok(())
     }
 
-    fn get(&mut self, get: &Get, post_by: Time, deadline: Time) -> Result<(), Refused> {
+    fn get(&mut self, get: &Get, post_by: Time, deadline: Time) -> Result<(), TransportError> {
         if self.gets.len() >= self.get_room {
-            return Err(Refused::Later);
+            return Err(TransportError::Later);
         }
         self.gets.push_back((*get, post_by, deadline));
         Ok(())

@@ -8,7 +8,7 @@ use protocol::eth::rendezvous::{
     AnnouncePort, Announced, Buffer, FetchPort, Fetched, Fetches, Limits, Refusal, Sender, Shared,
     Waiting,
 };
-use protocol::{Refused, Time};
+use protocol::{Time, TransportError};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use wire::eth::{last_size, match_key, Announcement, Completion, Side};
@@ -45,7 +45,7 @@ pub const NOW: Time = Time(u64::MAX);
 /// Port that records GETs and announcements.
 #[derive(Default)]
 pub struct Port {
-    pub answer: Option<Refused>,
+    pub answer: Option<TransportError>,
     pub sent: Vec<u64>,
     pub buffers: VecDeque<u64>,
     /// Maximum length of an available buffer.
@@ -55,7 +55,7 @@ pub struct Port {
 }
 
 impl AnnouncePort for Port {
-    fn announce(&mut self, _: NodeId, a: &Announcement) -> Result<(), Refused> {
+    fn announce(&mut self, _: NodeId, a: &Announcement) -> Result<(), TransportError> {
         self.sent.push(a.address);
         self.answer.map_or(Ok(()), Err)
     }
@@ -64,7 +64,7 @@ impl AnnouncePort for Port {
 impl FetchPort for Port {
     type Buffer = At;
 
-    fn reserve(&mut self) -> Result<(), Refused> {
+    fn reserve(&mut self) -> Result<(), TransportError> {
         Ok(())
     }
 
@@ -76,7 +76,7 @@ impl FetchPort for Port {
         self.buffers.pop_front().map(At)
     }
 
-    fn get(&mut self, _: NodeId, a: &Announcement, _: u32, _: u64) -> Result<(), Refused> {
+    fn get(&mut self, _: NodeId, a: &Announcement, _: u32, _: u64) -> Result<(), TransportError> {
         self.sent.push(a.address);
         self.answer.map_or(Ok(()), Err)
     }

@@ -5,7 +5,7 @@
 use protocol::lnd::{
     Capacity, Event, GetFailure, Letter, Limits, Lnd, Outcome, Port, Taking, Ticket,
 };
-use protocol::{Memory, Refused, Time};
+use protocol::{Memory, Time, TransportError};
 use std::collections::{HashMap, VecDeque};
 use wire::ids::{Nla, NodeId};
 use wire::lnd::{Form, Key, Message, Source, VPID};
@@ -70,12 +70,12 @@ impl Port<u32> for Out<'_> {
         message: &Message,
         payload: Option<(&u32, u16)>,
         quiet: bool,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), TransportError> {
         if self.dead {
-            return Err(Refused::Never);
+            return Err(TransportError::Never);
         }
         if self.room == 0 {
-            return Err(Refused::Later);
+            return Err(TransportError::Later);
         }
         self.room -= 1;
         let mut data = Vec::new();

@@ -6,7 +6,7 @@
 pub mod table;
 
 use protocol::transfer::{Limits, Port, Queue, Terms};
-use protocol::{Refused, Time};
+use protocol::{Time, TransportError};
 use std::collections::VecDeque;
 use wire::ids::{NodeId, Vpid};
 use wire::rma::{
@@ -41,12 +41,12 @@ pub struct Nic {
 }
 
 impl Port for Nic {
-    fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), Refused> {
+    fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), TransportError> {
         descriptor.encode().expect("the command is illegal");
         if self.dead {
-            return Err(Refused::Never);
+            return Err(TransportError::Never);
         }
-        self.room = self.room.checked_sub(1).ok_or(Refused::Later)?;
+        self.room = self.room.checked_sub(1).ok_or(TransportError::Later)?;
         self.number += 1;
         self.posted.push(Sent {
             number: self.number,

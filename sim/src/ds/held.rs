@@ -3,7 +3,7 @@
 
 use crate::fabric::Fabric;
 use crate::port::Port;
-use protocol::Refused;
+use protocol::TransportError;
 use std::collections::VecDeque;
 use wire::rma::{Descriptor, RequesterAddr};
 use wire::velo;
@@ -37,12 +37,12 @@ impl Held {
         fabric: &mut Fabric,
         serial: u64,
         (descriptor, bytes): (velo::Descriptor, &[u8]),
-    ) -> Result<(), Refused> {
+    ) -> Result<(), TransportError> {
         if !self.holds && self.messages.is_empty() {
             return port.send(fabric, descriptor, bytes);
         }
         if self.messages.len() >= MOST {
-            return Err(Refused::Later);
+            return Err(TransportError::Later);
         }
         let message = (serial, descriptor, bytes.to_vec());
         self.messages.push_back(message);
@@ -56,12 +56,12 @@ impl Held {
         fabric: &mut Fabric,
         page: RequesterAddr,
         descriptor: &Descriptor,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), TransportError> {
         if self.commands_until <= fabric.now() && self.commands.is_empty() {
             return port.command(fabric, page, descriptor);
         }
         if self.commands.len() >= MOST {
-            return Err(Refused::Later);
+            return Err(TransportError::Later);
         }
         self.commands.push_back((page, *descriptor));
         Ok(())

@@ -8,7 +8,7 @@ use crate::port::Port;
 use crate::Heap;
 use anyhow::{ensure, Result};
 use protocol::ds::{Line, Round};
-use protocol::Refused;
+use protocol::TransportError;
 use std::collections::HashMap;
 
 /// Maximum number of GETs that a connection posts while others wait for a slot.
@@ -58,14 +58,14 @@ impl Places {
     }
 
     /// Queues a connection.
-    pub fn wait(&mut self, index: u32, waits: &mut Waits) -> Refused {
+    pub fn wait(&mut self, index: u32, waits: &mut Waits) -> TransportError {
         *waits = Waits {
             refused: true,
             turn: 0,
         };
         self.waited += 1;
         self.line.push(index);
-        Refused::Later
+        TransportError::Later
     }
 
     /// Returns true if a connection may post a GET to a peer with `on_way` GETs in flight.
@@ -79,7 +79,7 @@ impl Places {
         index: u32,
         waits: &mut Waits,
         on_way: usize,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), TransportError> {
         let after = self.line.others(index) > 0;
         let full = self.few.is_some_and(|few| on_way >= few);
         if full || after && waits.turn == 0 {

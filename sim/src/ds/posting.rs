@@ -8,7 +8,7 @@ use crate::port::Port;
 use crate::Heap;
 use protocol::ds::{self, Geometry, Get, Span};
 use protocol::transfer::{self, Fragment, Move, Queue, Tell, Terms, Transfers};
-use protocol::{Refused, Time};
+use protocol::{Time, TransportError};
 use std::collections::HashMap;
 use wire::ds::{Message, TRAFFIC_CLASS};
 use wire::eth::VPID;
@@ -24,7 +24,7 @@ pub(super) struct Poster<'a> {
 }
 
 impl transfer::Port for Poster<'_> {
-    fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), Refused> {
+    fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), TransportError> {
         let page = RequesterAddr::page(VPID, page);
         self.held.command(self.port, self.fabric, page, descriptor)
     }
@@ -68,14 +68,14 @@ pub(super) fn message_descriptor(to: NodeId, message: &Message) -> velo::Descrip
 }
 
 impl Wire<'_> {
-    fn post(&mut self, descriptor: velo::Descriptor, bytes: &[u8]) -> Result<(), Refused> {
+    fn post(&mut self, descriptor: velo::Descriptor, bytes: &[u8]) -> Result<(), TransportError> {
         let message = (descriptor, bytes);
         self.held.send(self.port, self.fabric, self.serial, message)
     }
 }
 
 impl ds::Port for Wire<'_> {
-    fn send(&mut self, message: &Message, data: Span) -> Result<(), Refused> {
+    fn send(&mut self, message: &Message, data: Span) -> Result<(), TransportError> {
         let words = message.words();
         let mut bytes: Vec<u8> = words
             .as_slice()
@@ -88,7 +88,7 @@ impl ds::Port for Wire<'_> {
             let from = self.send_ring + u64::from(at);
             self.fabric
                 .load(self.port.nic(), from, &mut part)
-                .map_err(|_| Refused::Never)?;
+                .map_err(|_| TransportError::Never)?;
             bytes.extend(part);
         }
         let descriptor = message_descriptor(Port::node_id(self.peer), message);
@@ -99,9 +99,9 @@ impl ds::Port for Wire<'_> {
         self.post(descriptor, &bytes)
     }
 
-    fn get(&mut self, get: &Get, post_by: Time, deadline: Time) -> Result<(), Refused> {
+    fn get(&mut self, get: &Get, post_by: Time, deadline: Time) -> Result<(), TransportError> {
         if self.refuses_gets {
-            return Err(Refused::Later);
+            return Err(TransportError::Later);
         }
         let on_way = self.marked.values().filter(|m| m.from.0 == self.peer);
         let on_way = on_way.count();
@@ -168,7 +168,7 @@ impl ds::Port for Wire<'_> {
         };
         marked
             .write(self.fabric, self.port.nic())
-            .map_err(|_| Refused::Never)?;
+            .map_err(|_| TransportError::Never)?;
         self.marked.insert(token, marked);
         if get.sink.is_some() {
             self.flying.push((token, self.sink));

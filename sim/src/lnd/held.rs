@@ -2,7 +2,7 @@
 
 use crate::fabric::Fabric;
 use crate::port::Port;
-use protocol::Refused;
+use protocol::TransportError;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use wire::velo::Descriptor;
@@ -45,11 +45,11 @@ impl Held {
         fabric: &mut Fabric,
         descriptor: Descriptor,
         bytes: &[u8],
-    ) -> Result<(), Refused> {
+    ) -> Result<(), TransportError> {
         self.sent += 1;
         let twice = self.repeat_every.is_some_and(|n| self.sent % n == 0);
         if self.messages.len() + 2 > MOST {
-            return Err(Refused::Later);
+            return Err(TransportError::Later);
         }
         for i in 0..1 + u64::from(twice) {
             if i == 1 || self.likely > 0.0 && self.rng.random_bool(self.likely) {
@@ -69,7 +69,7 @@ impl Held {
             if now > due + GIVEN_UP {
                 return false;
             }
-            *due > now || port.send(fabric, *descriptor, bytes) == Err(Refused::Later)
+            *due > now || port.send(fabric, *descriptor, bytes) == Err(TransportError::Later)
         });
     }
 }

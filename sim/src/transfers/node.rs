@@ -10,7 +10,7 @@ use protocol::transfer::{
     self, Done, Failure, Fragment, Limits, Lock, Move, Queue, Quiet, Refusal, Terms, Ticket,
     Transfers,
 };
-use protocol::{Refused, Time};
+use protocol::{Time, TransportError};
 use wire::eth::VPID;
 use wire::ids::NodeId;
 use wire::rma::{
@@ -38,7 +38,7 @@ struct Poster<'a> {
 }
 
 impl transfer::Port for Poster<'_> {
-    fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), Refused> {
+    fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), TransportError> {
         if let (Operation::Lock { number, add: 0, .. }, Some(hasty)) =
             (descriptor.op, &mut self.hasty)
         {

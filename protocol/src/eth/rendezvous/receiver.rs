@@ -6,7 +6,7 @@ use super::{Buffer, Limits, Peers};
 use crate::{
     base::{flow::Counts, slots::Slots},
     eth::order::Ticket,
-    Clock, Memory, Refused, Time,
+    Clock, Memory, Time, TransportError,
 };
 use wire::{
     eth::{last_size, match_key, Announcement, Completion},
@@ -80,7 +80,7 @@ pub trait FetchPort {
     /// # Errors
     ///
     /// The resources are not available.
-    fn reserve(&mut self) -> Result<(), Refused>;
+    fn reserve(&mut self) -> Result<(), TransportError>;
     /// Allocates a buffer for `len` bytes. Returns `None` if no memory is available.
     fn buffer(&mut self, len: u32) -> Option<Self::Buffer>;
     /// Takes back a buffer that was not used.
@@ -98,7 +98,7 @@ pub trait FetchPort {
         announcement: &Announcement,
         len: u32,
         local: u64,
-    ) -> Result<(), Refused>;
+    ) -> Result<(), TransportError>;
 }
 
 struct Fetch<B> {

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     base::{flow::Counts, slots::Slots},
-    Clock, Memory, Refused, Time,
+    Clock, Memory, Time, TransportError,
 };
 use wire::{
     eth::{last_size, match_key, Announcement, Completion},
@@ -80,7 +80,7 @@ pub trait AnnouncePort {
     /// # Errors
     ///
     /// The announcement was not sent.
-    fn announce(&mut self, to: NodeId, announcement: &Announcement) -> Result<(), Refused>;
+    fn announce(&mut self, to: NodeId, announcement: &Announcement) -> Result<(), TransportError>;
 }
 
 struct Flight<B> {
@@ -118,7 +118,7 @@ pub enum Admitted {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unsent {
     /// The port refused the announcement.
-    Refused(Refused),
+    Refused(TransportError),
     /// The table is full, or the memory is announced already.
     Table,
 }

@@ -5,7 +5,7 @@ use super::{Allowed, Buffer, FetchEvent, FetchPort, Fetches, Limits};
 use crate::{
     base::{age_bound::AgeBound, slots::Slots},
     eth::order::Ticket,
-    Clock, Memory, Refused, Shared, Time,
+    Clock, Memory, Shared, Time, TransportError,
 };
 use wire::{
     eth::{match_key, Announcement},
@@ -347,8 +347,8 @@ fn fetch<M: Memory, P: FetchPort>(
     }
     match port.reserve() {
         Ok(()) => {}
-        Err(Refused::Later) => return Next::Stop,
-        Err(Refused::Never) => return Next::Refuse(Refusal::Port),
+        Err(TransportError::Later) => return Next::Stop,
+        Err(TransportError::Never) => return Next::Refuse(Refusal::Port),
     }
     // The sender has given the frame up by now.
     let discard = a.discard || age >= limits.timeout;
@@ -382,8 +382,8 @@ fn fetch<M: Memory, P: FetchPort>(
                 port.give_back(buffer);
             }
             match e {
-                Refused::Later => Next::Stop,
-                Refused::Never => Next::Refuse(Refusal::Port),
+                TransportError::Later => Next::Stop,
+                TransportError::Never => Next::Refuse(Refusal::Port),
             }
         }
     }

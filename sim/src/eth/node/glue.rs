@@ -9,7 +9,7 @@ use crate::Heap;
 use protocol::base::age_bound::AgeBound;
 use protocol::eth::poll::{Timer, Work};
 use protocol::eth::rendezvous::{AnnouncePort, FetchPort, Fetches, Shared};
-use protocol::{Refused, Time};
+use protocol::{Time, TransportError};
 use std::cell::RefCell;
 use std::rc::Rc;
 use wire::eth::{self, Announcement, GET_PAGE};
@@ -22,7 +22,7 @@ pub(super) struct Announcer<'a> {
 }
 
 impl AnnouncePort for Announcer<'_> {
-    fn announce(&mut self, to: NodeId, announcement: &Announcement) -> Result<(), Refused> {
+    fn announce(&mut self, to: NodeId, announcement: &Announcement) -> Result<(), TransportError> {
         self.port.send(
             self.fabric,
             eth::announcement_descriptor(to),
@@ -45,7 +45,7 @@ pub(super) struct Fetcher<'a> {
 impl FetchPort for Fetcher<'_> {
     type Buffer = Block;
 
-    fn reserve(&mut self) -> Result<(), Refused> {
+    fn reserve(&mut self) -> Result<(), TransportError> {
         self.port.reserve(self.fabric, Unit::Rma)
     }
 
@@ -62,11 +62,11 @@ impl FetchPort for Fetcher<'_> {
         announcement: &Announcement,
         len: u32,
         local: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), TransportError> {
         let descriptor = eth::get_descriptor(from, announcement, len, local);
         // Prepared before the GET, which may be answered at once.
         let target = Target::prepare(self.fabric, self.port.nic(), local, len)
-            .map_err(|_| Refused::Never)?;
+            .map_err(|_| TransportError::Never)?;
         self.port.command(self.fabric, GET_PAGE, &descriptor)?;
         if self.twice {
             let _ = self.port.command(self.fabric, GET_PAGE, &descriptor);

@@ -7,7 +7,7 @@ use crate::fabric::Fabric;
 use crate::memory::Block;
 use crate::port::Port;
 use protocol::eth::rendezvous::{Admitted, Buffer, Ended, Unsent};
-use protocol::{Refused, Time};
+use protocol::{Time, TransportError};
 use wire::eth::{self, Path};
 use wire::velo::Target;
 
@@ -57,13 +57,13 @@ impl Node {
         let target = Target::Node(Port::node_id(frame.to));
         let result = match (frame.block.load(&mut data), piece) {
             (Ok(()), Some(piece)) => port.send(fabric, piece.descriptor(target), &data),
-            _ => Err(Refused::Never),
+            _ => Err(TransportError::Never),
         };
         let id = frame.id;
         match result {
             Ok(()) => self.reports.push(Report::Sent { id }),
-            Err(Refused::Later) => return Fate::Wait(frame),
-            Err(Refused::Never) => self.reports.push(Report::Dropped { id, peer: false }),
+            Err(TransportError::Later) => return Fate::Wait(frame),
+            Err(TransportError::Never) => self.reports.push(Report::Dropped { id, peer: false }),
         }
         Fate::Done
     }
@@ -100,7 +100,7 @@ impl Node {
                     self.timer_at = Some(at.0);
                 }
             }
-            Err((block, Unsent::Refused(Refused::Later))) => {
+            Err((block, Unsent::Refused(TransportError::Later))) => {
                 let to = frame.to;
                 return Fate::Wait(Outgoing {
                     id,

@@ -4,7 +4,7 @@ use super::Out;
 use crate::fabric::Fabric;
 use crate::lnd::held::Held;
 use crate::port::Port;
-use protocol::{lnd, transfer, Refused};
+use protocol::{lnd, transfer, TransportError};
 use std::collections::HashMap;
 use wire::eth::VPID;
 use wire::ids::NodeId;
@@ -19,7 +19,7 @@ pub(super) struct Poster<'a> {
 }
 
 impl transfer::Port for Poster<'_> {
-    fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), Refused> {
+    fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), TransportError> {
         let page = RequesterAddr::page(VPID, page);
         self.port.command(self.fabric, page, descriptor)
     }
@@ -60,10 +60,10 @@ impl lnd::Port<u64> for Mouth<'_> {
         message: &Message,
         payload: Option<(&u64, u16)>,
         _quiet: bool,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), TransportError> {
         let mut bytes = bytes(message);
         if let Some((id, at)) = payload {
-            let out = self.outs.get(id).ok_or(Refused::Never)?;
+            let out = self.outs.get(id).ok_or(TransportError::Never)?;
             let at = usize::from(at);
             bytes.extend(&out.data[at..at + usize::from(message.data_len())]);
         }
