@@ -17,7 +17,7 @@ use crate::{
 use extoll_core::atu::Region;
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::mem::PageList;
-use protocol::lnd::{self, Outcome, Refusal, Ticket, Why};
+use protocol::lnd::{self, Outcome, SubmitError, Ticket, Why};
 use wire::{
     ids::NodeId,
     lnd::{Source, VPID},
@@ -142,12 +142,12 @@ fn end_of(outcome: Outcome) -> End {
     }
 }
 
-fn refused(why: Refusal) -> (Health, Error) {
+fn refused(why: SubmitError) -> (Health, Error) {
     match why {
-        Refusal::Invalid => (Health::LocalError, EINVAL),
-        Refusal::Full | Refusal::Peers => (Health::LocalDropped, EAGAIN),
-        Refusal::Unreachable => (Health::RemoteDropped, EHOSTUNREACH),
-        Refusal::Closing => (Health::LocalAborted, ESHUTDOWN),
+        SubmitError::Invalid => (Health::LocalError, EINVAL),
+        SubmitError::Full | SubmitError::Peers => (Health::LocalDropped, EAGAIN),
+        SubmitError::Unreachable => (Health::RemoteDropped, EHOSTUNREACH),
+        SubmitError::Closing => (Health::LocalAborted, ESHUTDOWN),
     }
 }
 
@@ -275,11 +275,11 @@ impl Ni {
                         return Ok(());
                     }
                     Some(Err(why)) => why,
-                    None => Refusal::Closing,
+                    None => SubmitError::Closing,
                 };
                 (self.outs.lock().remove(token), refused(why))
             }
-            Err(out) if bound => (Some(out), refused(Refusal::Full)),
+            Err(out) if bound => (Some(out), refused(SubmitError::Full)),
             Err(out) => (Some(out), (Health::LocalDropped, ENODEV)),
         };
         drop(core);

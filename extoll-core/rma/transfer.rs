@@ -59,7 +59,7 @@ pub use wire::rma::Direction;
 
 use super::{Fault, LockResult, LockTarget, Notification};
 use kernel::{prelude::*, time::Delta};
-use protocol::transfer::{Failure, Lock, Refusal};
+use protocol::transfer::{Failure, Lock, SubmitError};
 use wire::ids::{NodeId, Vpid};
 
 /// Time for which late notifications are awaited. No packet stays in the network that long.
@@ -114,11 +114,11 @@ impl From<Failure> for RmaError {
     }
 }
 
-impl From<Refusal> for RmaError {
-    fn from(refusal: Refusal) -> Self {
+impl From<SubmitError> for RmaError {
+    fn from(refusal: SubmitError) -> Self {
         match refusal {
-            Refusal::Invalid => RmaError::Invalid,
-            Refusal::Transfers | Refusal::Fragments | Refusal::Peer => RmaError::Busy,
+            SubmitError::Invalid => RmaError::Invalid,
+            SubmitError::Transfers | SubmitError::Fragments | SubmitError::Peer => RmaError::Busy,
         }
     }
 }

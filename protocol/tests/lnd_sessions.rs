@@ -3,7 +3,7 @@
 mod lnd_net;
 
 use lnd_net::{fetch, fetching, offer, pair, settle, End, LIMITS};
-use protocol::lnd::{Event, Outcome, PeerState, Refusal, Taking, Why};
+use protocol::lnd::{Event, Outcome, PeerState, SubmitError, Taking, Why};
 use protocol::Time;
 use wire::ids::NodeId;
 use wire::lnd::{
@@ -250,7 +250,7 @@ fn what_is_taken_has_bounds() {
         source: None,
     };
     let full = end.lnd.submit(NodeId(2), &letter, Time(1), 50, Time(0));
-    assert_eq!(full, Err((Refusal::Full, 50)));
+    assert_eq!(full, Err((SubmitError::Full, 50)));
     // New peers replace idle ones.
     let mut end = End::new(1, 5);
     for node in 2..6 {

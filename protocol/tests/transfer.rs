@@ -3,7 +3,7 @@
 mod heap;
 mod rma;
 
-use protocol::transfer::{Failure, Lock, Move, Quiet, Refusal, Tell};
+use protocol::transfer::{Failure, Lock, Move, Quiet, SubmitError, Tell};
 use protocol::Time;
 use rma::table::*;
 use rma::*;
@@ -60,7 +60,7 @@ fn what_is_no_transfer_is_refused() {
         (&[(0, u64::MAX), (0, 2)][..], &[(0, 1)][..]),
     ] {
         let r = submit(&mut t, &terms(1, 9), GET, local, remote);
-        assert_eq!(r, Err(Refusal::Invalid));
+        assert_eq!(r, Err(SubmitError::Invalid));
     }
     assert_eq!(t.counters().refused_invalid, 5);
     // The highest possible address is valid.
@@ -72,7 +72,7 @@ fn what_is_no_transfer_is_refused() {
         add: 0,
     };
     let r = t.submit_lock(&terms(1, 9), lock, 0);
-    assert_eq!(r.unwrap_err().0, Refusal::Invalid);
+    assert_eq!(r.unwrap_err().0, SubmitError::Invalid);
 }
 
 #[test]
@@ -85,12 +85,12 @@ fn tables_are_bounded_and_give_their_places_back() {
         let parts: Vec<_> = (0..n).map(|i| (i * 0x1000, 1)).collect();
         submit(t, &terms(node, 9), GET, &parts, &[(0, n)])
     };
-    assert_eq!(at(&mut t, 1, 1), Err(Refusal::Peer));
-    assert_eq!(at(&mut t, 2, 24), Err(Refusal::Fragments));
+    assert_eq!(at(&mut t, 1, 1), Err(SubmitError::Peer));
+    assert_eq!(at(&mut t, 2, 24), Err(SubmitError::Fragments));
     for node in 2..10 {
         at(&mut t, node, 1).unwrap();
     }
-    assert_eq!(at(&mut t, 20, 1), Err(Refusal::Transfers));
+    assert_eq!(at(&mut t, 20, 1), Err(SubmitError::Transfers));
     let c = *t.counters();
     assert_eq!(
         (c.refused_peer, c.refused_fragments, c.refused_transfers),

@@ -3,7 +3,9 @@
 mod heap;
 mod rma;
 
-use protocol::transfer::{Failure, Limits, Lock, Queue, Quiet, Refusal, Terms, Ticket, Transfers};
+use protocol::transfer::{
+    Failure, Limits, Lock, Queue, Quiet, SubmitError, Terms, Ticket, Transfers,
+};
 use protocol::Time;
 use rma::table::*;
 use rma::*;
@@ -256,7 +258,7 @@ fn a_silent_node_leaves_room_for_others_however_many_vpids_it_has() {
         match submit(&mut t, &terms, GET, &parts, &there) {
             Ok(_) => {}
             Err(why) => {
-                assert_eq!(why, Refusal::Peer);
+                assert_eq!(why, SubmitError::Peer);
                 refused += 1;
             }
         }

@@ -51,7 +51,7 @@ pub use events::Event;
 pub use hear::Part;
 pub use kept::Kept;
 pub use lnet::Taking;
-pub use send::{Letter, Refusal};
+pub use send::{Letter, SubmitError};
 pub use tables::{Lnd, Ticket};
 
 use crate::TransportError;

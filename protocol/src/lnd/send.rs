@@ -28,7 +28,7 @@ pub struct Letter {
 
 /// Reason for refusing a message. A refused message leaves no state.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Refusal {
+pub enum SubmitError {
     /// The payload is too long, or payload to fetch is empty.
     Invalid,
     /// The table of messages is full.
@@ -55,7 +55,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         deadline: Time,
         token: T,
         now: Time,
-    ) -> Result<Ticket, (Refusal, T)> {
+    ) -> Result<Ticket, (SubmitError, T)> {
         let refuse = |lnd: &mut Self, why, token| {
             lnd.counters.refused += 1;
             Err((why, token))
@@ -66,23 +66,23 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             None => fragments(letter.form, letter.len).map(|n| n + 1),
         };
         let Some(parts) = parts else {
-            return refuse(self, Refusal::Invalid, token);
+            return refuse(self, SubmitError::Invalid, token);
         };
         if self.closing {
-            return refuse(self, Refusal::Closing, token);
+            return refuse(self, SubmitError::Closing, token);
         }
         if self.sends.room() == 0 {
-            return refuse(self, Refusal::Full, token);
+            return refuse(self, SubmitError::Full, token);
         }
         let Some(peer) = self.make(node, now) else {
-            return refuse(self, Refusal::Peers, token);
+            return refuse(self, SubmitError::Peers, token);
         };
         // A peer with a pending session is alive.
         let down = self.peers.get(peer).is_some_and(|p| {
             p.state == PeerState::Down && p.next.is_some_and(|t| t > now) && p.pending.is_none()
         });
         if down || letter.source.is_some() && self.is_unsteady(peer) {
-            return refuse(self, Refusal::Unreachable, token);
+            return refuse(self, SubmitError::Unreachable, token);
         }
         let send = Send {
             token,
@@ -109,7 +109,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         };
         let (at, name) = match self.sends.insert(send) {
             Ok(both) => both,
-            Err(send) => return refuse(self, Refusal::Full, send.token),
+            Err(send) => return refuse(self, SubmitError::Full, send.token),
         };
         self.counters.sends += 1;
         if let Some(p) = self.peers.get_mut(peer) {

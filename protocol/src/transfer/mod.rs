@@ -330,7 +330,7 @@ pub enum Quiet {
 
 /// Reason for refusing a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Refusal {
+pub enum SubmitError {
     /// The transfer is empty, the lists have different lengths, an address range wraps around, or a
     /// lock number has more than 24 bits.
     Invalid,

@@ -4,21 +4,21 @@
 use super::{
     fragments::{measure, Fragment},
     tables::{peer_hash, Confirmed, Job, Kind, Peer, Place, Ticket, Transfers, ALL, CHAIN},
-    Lock, Move, Refusal, State, Terms,
+    Lock, Move, State, Terms,
 };
 use crate::{
     base::arena::{At, List},
-    transfer::LockNumbers,
+    transfer::{LockNumbers, SubmitError},
     Memory,
 };
 
 impl<M: Memory, T> Transfers<M, T> {
-    fn refuse<R>(&mut self, why: Refusal, token: T) -> Result<R, (Refusal, T)> {
+    fn refuse<R>(&mut self, why: SubmitError, token: T) -> Result<R, (SubmitError, T)> {
         let counter = match why {
-            Refusal::Invalid => &mut self.counters.refused_invalid,
-            Refusal::Transfers => &mut self.counters.refused_transfers,
-            Refusal::Fragments => &mut self.counters.refused_fragments,
-            Refusal::Peer => &mut self.counters.refused_peer,
+            SubmitError::Invalid => &mut self.counters.refused_invalid,
+            SubmitError::Transfers => &mut self.counters.refused_transfers,
+            SubmitError::Fragments => &mut self.counters.refused_fragments,
+            SubmitError::Peer => &mut self.counters.refused_peer,
         };
         *counter = counter.wrapping_add(1);
         Err((why, token))
@@ -37,22 +37,22 @@ impl<M: Memory, T> Transfers<M, T> {
         local: impl Iterator<Item = Fragment> + Clone,
         remote: impl Iterator<Item = Fragment> + Clone,
         token: T,
-    ) -> Result<Ticket, (Refusal, T)> {
+    ) -> Result<Ticket, (SubmitError, T)> {
         let sizes = measure(local.clone()).zip(measure(remote.clone()));
         let Some(((here, bytes), (there, others))) = sizes else {
-            return self.refuse(Refusal::Invalid, token);
+            return self.refuse(SubmitError::Invalid, token);
         };
         if bytes != others {
-            return self.refuse(Refusal::Invalid, token);
+            return self.refuse(SubmitError::Invalid, token);
         }
         let Some(fragments) = here.checked_add(there) else {
-            return self.refuse(Refusal::Invalid, token);
+            return self.refuse(SubmitError::Invalid, token);
         };
         if fragments > self.pool.room() {
-            return self.refuse(Refusal::Fragments, token);
+            return self.refuse(SubmitError::Fragments, token);
         }
         if fragments > self.allowance(terms.node).1 {
-            return self.refuse(Refusal::Peer, token);
+            return self.refuse(SubmitError::Peer, token);
         }
         let peer = match self.admit(terms) {
             Ok(peer) => peer,
@@ -82,9 +82,9 @@ impl<M: Memory, T> Transfers<M, T> {
         terms: &Terms,
         lock: Lock,
         token: T,
-    ) -> Result<Ticket, (Refusal, T)> {
+    ) -> Result<Ticket, (SubmitError, T)> {
         if lock.number >= 1 << 24 {
-            return self.refuse(Refusal::Invalid, token);
+            return self.refuse(SubmitError::Invalid, token);
         }
         let peer = match self.admit(terms) {
             Ok(peer) => peer,
@@ -99,14 +99,14 @@ impl<M: Memory, T> Transfers<M, T> {
     }
 
     /// Returns the peer entry, if one more transfer of the peer is possible.
-    fn admit(&mut self, terms: &Terms) -> Result<At, Refusal> {
+    fn admit(&mut self, terms: &Terms) -> Result<At, SubmitError> {
         if self.jobs.room() == 0 {
-            return Err(Refusal::Transfers);
+            return Err(SubmitError::Transfers);
         }
         if !self.allowance(terms.node).0 {
-            return Err(Refusal::Peer);
+            return Err(SubmitError::Peer);
         }
-        self.join(terms.node).map_err(|()| Refusal::Transfers)?;
+        self.join(terms.node).map_err(|()| SubmitError::Transfers)?;
         if let Some(at) = self.find_peer(terms.node, terms.vpid) {
             return Ok(at);
         }
@@ -126,7 +126,7 @@ impl<M: Memory, T> Transfers<M, T> {
         // The table has room, because it has one entry per transfer.
         let Ok((at, _)) = self.peers.insert(peer) else {
             self.leave(terms.node);
-            return Err(Refusal::Transfers);
+            return Err(SubmitError::Transfers);
         };
         if let Some(bucket) = self.by_peer.of(peer_hash(terms.node, terms.vpid)) {
             self.peers.push::<CHAIN>(bucket, at);
@@ -141,7 +141,7 @@ impl<M: Memory, T> Transfers<M, T> {
         peer: At,
         kind: Kind,
         token: T,
-    ) -> Result<Ticket, (Refusal, T)> {
+    ) -> Result<Ticket, (SubmitError, T)> {
         self.serial += 1;
         let job = Job {
             token,
@@ -165,7 +165,7 @@ impl<M: Memory, T> Transfers<M, T> {
         };
         let (at, name) = match self.jobs.insert(job) {
             Ok(both) => both,
-            Err(job) => return self.refuse(Refusal::Transfers, job.token),
+            Err(job) => return self.refuse(SubmitError::Transfers, job.token),
         };
         self.counters.submitted += 1;
         if let Some(p) = self.peers.get_mut(peer) {

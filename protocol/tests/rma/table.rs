@@ -3,7 +3,7 @@
 use super::*;
 use crate::heap::Heap;
 use protocol::transfer::{
-    Capacity, Done, Event, Failure, Fragment, Move, Quiet, Refusal, Tell, Ticket, Transfers,
+    Capacity, Done, Event, Failure, Fragment, Move, Quiet, SubmitError, Tell, Ticket, Transfers,
 };
 use wire::rma::Direction;
 
@@ -43,7 +43,7 @@ pub fn submit(
     what: Move,
     local: &[(u64, u64)],
     remote: &[(u64, u64)],
-) -> Result<Ticket, Refusal> {
+) -> Result<Ticket, SubmitError> {
     let (l, r) = (list(local), list(remote));
     let token = t.counters().submitted as u32;
     let taken = t.submit(terms, what, l.iter().copied(), r.iter().copied(), token);

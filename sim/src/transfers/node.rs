@@ -7,7 +7,7 @@ use crate::port::Port;
 use crate::Heap;
 use anyhow::Result;
 use protocol::transfer::{
-    self, Done, Failure, Fragment, Limits, Lock, Move, Queue, Quiet, Refusal, Terms, Ticket,
+    self, Done, Failure, Fragment, Limits, Lock, Move, Queue, Quiet, SubmitError, Terms, Ticket,
     Transfers,
 };
 use protocol::{Time, TransportError};
@@ -166,7 +166,7 @@ impl Node {
         what: Move,
         lists: [&[Fragment]; 2],
         id: u64,
-    ) -> Result<Ticket, Refusal> {
+    ) -> Result<Ticket, SubmitError> {
         let [local, remote] = lists.map(|l| l.iter().copied());
         let taken = self.table.submit(terms, what, local, remote, id);
         self.post(fabric);
@@ -184,7 +184,7 @@ impl Node {
         terms: &Terms,
         lock: Lock,
         id: u64,
-    ) -> Result<Ticket, Refusal> {
+    ) -> Result<Ticket, SubmitError> {
         let taken = self.table.submit_lock(terms, lock, id);
         self.post(fabric);
         taken.map_err(|(why, _)| why)

@@ -4,7 +4,7 @@ use super::{sink, source, Rig, Transfer, BLOCK, SINKS_EACH, SOURCE, SOURCE_BYTES
 use crate::port::Port;
 use anyhow::Result;
 use protocol::eth::rendezvous::Buffer;
-use protocol::transfer::{Fragment, Lock, Move, Queue, Refusal, Tell, Terms};
+use protocol::transfer::{Fragment, Lock, Move, Queue, SubmitError, Tell, Terms};
 use protocol::Time;
 use rand::Rng;
 use std::rc::Rc;
@@ -114,7 +114,7 @@ impl Rig {
                 self.summary.taken += 1;
                 self.summary.demanded += u64::from(t.demanded);
             }
-            Err(Refusal::Invalid) => anyhow::bail!("a transfer is taken for none"),
+            Err(SubmitError::Invalid) => anyhow::bail!("a transfer is taken for none"),
             Err(_) => {
                 self.summary.refused += 1;
                 (t.outcome, t.quiet) = (true, true);
