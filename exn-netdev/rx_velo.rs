@@ -25,7 +25,7 @@ use protocol::{
     eth::{
         order::Ticket,
         poll::{Settled, Work},
-        rendezvous::{Announced, FetchPort, Refusal},
+        rendezvous::{Announced, AnnouncementError, FetchPort},
     },
     Clock as _, Time, TransportError,
 };
@@ -132,12 +132,12 @@ pub(crate) fn deliver(sh: &Shared, (skb, checksum, node): Frame, cx: &mut PollCx
 }
 
 /// Counts an announcement that is not fetched.
-fn refuse(sh: &Shared, node: NodeId, len: u32, why: Refusal) {
+fn refuse(sh: &Shared, node: NodeId, len: u32, why: AnnouncementError) {
     match why {
-        Refusal::Source(open) => sh.reject(Reason::RxPeerBound, Some(node), open as u64),
-        Refusal::Waiting(n) => sh.reject(Reason::RxWaiting, Some(node), n as u64),
-        Refusal::Stale => sh.reject(Reason::RxOld, Some(node), u64::from(len)),
-        Refusal::Port => sh.reject(Reason::RxPort, Some(node), u64::from(len)),
+        AnnouncementError::Source(open) => sh.reject(Reason::RxPeerBound, Some(node), open as u64),
+        AnnouncementError::Waiting(n) => sh.reject(Reason::RxWaiting, Some(node), n as u64),
+        AnnouncementError::Stale => sh.reject(Reason::RxOld, Some(node), u64::from(len)),
+        AnnouncementError::Port => sh.reject(Reason::RxPort, Some(node), u64::from(len)),
     }
 }
 

@@ -33,7 +33,7 @@ use kernel::{
     workqueue::{DelayedWork, WorkItem},
 };
 use kernel_ext::work;
-use protocol::nic::sending::{Admission, Kick, Next, Refusal, Sending};
+use protocol::nic::sending::{Admission, Kick, Next, Sending, Unavailable};
 use wire::{
     ids::{Unit, Vpid},
     regs::wcbuf,
@@ -240,15 +240,15 @@ impl<const N: usize> Tx<N> {
         };
         match admission {
             Admission::Granted => Ok(()),
-            Admission::Refused(Refusal::Retry) => {
+            Admission::Refused(Unavailable::Retry) => {
                 add(&self.stats.busy, 1);
                 Err(SendError::Retry)
             }
-            Admission::Refused(Refusal::Full) | Admission::Look => {
+            Admission::Refused(Unavailable::Full) | Admission::Look => {
                 add(&self.stats.full, 1);
                 Err(SendError::Full)
             }
-            Admission::Refused(Refusal::Down) => Err(SendError::Down),
+            Admission::Refused(Unavailable::Down) => Err(SendError::Down),
         }
     }
 

@@ -6,8 +6,8 @@ mod heap;
 use eth_parts::*;
 use heap::Heap;
 use protocol::eth::rendezvous::{
-    Admitted, Announced, Ended, Fetched, Fetches, FlightEvent, FlightState, Limits, Refusal,
-    Sender, Shared, Waiting,
+    Admitted, Announced, AnnouncementError, Ended, Fetched, Fetches, FlightEvent, FlightState,
+    Limits, Sender, Shared, Waiting,
 };
 use protocol::{Time, TransportError};
 use std::cell::RefCell;
@@ -96,7 +96,10 @@ fn one_source_does_not_fill_the_table() {
     for _ in 0..LIMITS.slow_waiting {
         assert_eq!(w.push(&Time(0), a, &LIMITS), Ok(()));
     }
-    assert_eq!(w.push(&Time(0), a, &LIMITS), Err(Refusal::Waiting(4)));
+    assert_eq!(
+        w.push(&Time(0), a, &LIMITS),
+        Err(AnnouncementError::Waiting(4))
+    );
     let b = Announced {
         discard: false,
         ticket: None,
@@ -106,7 +109,10 @@ fn one_source_does_not_fill_the_table() {
     for _ in LIMITS.slow_waiting..LIMITS.waiting {
         assert_eq!(w.push(&Time(0), b, &LIMITS), Ok(()));
     }
-    assert_eq!(w.push(&Time(0), b, &LIMITS), Err(Refusal::Waiting(12)));
+    assert_eq!(
+        w.push(&Time(0), b, &LIMITS),
+        Err(AnnouncementError::Waiting(12))
+    );
     assert_eq!(w.room(), 4);
     w.check(&LIMITS).unwrap();
     assert_eq!(w.flush(&f), 12);

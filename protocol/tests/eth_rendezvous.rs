@@ -7,8 +7,8 @@ use eth_parts::*;
 use heap::Heap;
 use proptest::prelude::*;
 use protocol::eth::rendezvous::{
-    shortest_keep_ms, Admitted, Announced, Ended, FetchEvent, FetchState, Fetched, FlightEvent,
-    FlightState, Refusal, Sender, Shared, Unsent, Waiting,
+    shortest_keep_ms, Admitted, Announced, AnnouncementError, Ended, FetchEvent, FetchState,
+    Fetched, FlightEvent, FlightState, Sender, Shared, Unsent, Waiting,
 };
 use protocol::{Time, TransportError};
 use std::collections::HashMap;
@@ -238,7 +238,7 @@ fn a_source_at_its_bound_does_not_hold_up_others() {
     );
     assert_eq!(
         pump(&mut w, &f, 110, &mut port),
-        vec![(1, Refusal::Source(7))]
+        vec![(1, AnnouncementError::Source(7))]
     );
     assert!(w.is_empty());
 }
@@ -315,14 +315,14 @@ fn a_silent_source_shows_that_it_is_back_though_it_owes_old_answers() {
     assert_eq!((port.sent.as_slice(), w.len()), (&[3][..], 2));
     assert_eq!(
         pump(&mut w, &f, 110, &mut port),
-        vec![(1, Refusal::Source(4)); 2]
+        vec![(1, AnnouncementError::Source(4)); 2]
     );
     // The old GET is lost too: there is no second GET while the first one is open.
     f.0.borrow_mut().age(&Time(140), &LIMITS, NOW, drop);
     push(&mut w, 140, 1, 6, false);
     assert_eq!(
         pump(&mut w, &f, 140, &mut port),
-        vec![(1, Refusal::Source(4))]
+        vec![(1, AnnouncementError::Source(4))]
     );
     let ended = f.with(|f| f.notified(&Time(141), &done(Side::Received, 3 << 20, 1, 0)));
     assert!(matches!(ended, Fetched::Frame(..)), "{ended:?}");
@@ -381,7 +381,7 @@ fn a_scratch_buffer_that_is_not_answered_does_not_hold_up_others() {
     // Further announcements of this source are refused.
     assert_eq!(
         pump(&mut w, &f, 10, &mut port),
-        vec![(1, Refusal::Source(1))]
+        vec![(1, AnnouncementError::Source(1))]
     );
     // The scratch buffer is lost with its GET. The next announcement gets a new one.
     assert!(!f.0.borrow().needs_scratch());
@@ -394,7 +394,7 @@ fn a_scratch_buffer_that_is_not_answered_does_not_hold_up_others() {
     push(&mut w, 100, 1, 5, true);
     assert_eq!(
         pump(&mut w, &f, 101, &mut port),
-        vec![(1, Refusal::Source(1))]
+        vec![(1, AnnouncementError::Source(1))]
     );
     let mut freed = Vec::new();
     f.0.borrow_mut()
@@ -418,7 +418,10 @@ fn what_waited_too_long_is_not_delivered() {
     assert_eq!(port.buffers.len(), 1);
     // The sender may have reused the memory: its present content must not be fetched.
     push(&mut w, 1000, 1, 2, false);
-    assert_eq!(pump(&mut w, &f, 1200, &mut port), vec![(1, Refusal::Stale)]);
+    assert_eq!(
+        pump(&mut w, &f, 1200, &mut port),
+        vec![(1, AnnouncementError::Stale)]
+    );
     assert_eq!(port.sent, [1]);
 }
 
@@ -439,7 +442,10 @@ fn the_age_of_what_lay_in_the_mailbox_counts() {
     w.age_bound().emptied(Time(300));
     assert_eq!(w.push(&Time(1000), announced, &LIMITS), Ok(()));
     let mut port = plenty();
-    assert_eq!(pump(&mut w, &f, 1000, &mut port), vec![(1, Refusal::Stale)]);
+    assert_eq!(
+        pump(&mut w, &f, 1000, &mut port),
+        vec![(1, AnnouncementError::Stale)]
+    );
     // The mailbox is never empty, but messages that were in it at 980 have been read.
     w.age_bound().mark(Time(980), 3);
     w.age_bound().took(2);
@@ -505,7 +511,10 @@ fn a_refused_get_waits_again() {
     pump(&mut w, &f, 0, &mut port);
     assert_eq!((w.len(), f.0.borrow().len()), (1, 0));
     port.answer = Some(TransportError::Never);
-    assert_eq!(pump(&mut w, &f, 0, &mut port), vec![(1, Refusal::Port)]);
+    assert_eq!(
+        pump(&mut w, &f, 0, &mut port),
+        vec![(1, AnnouncementError::Port)]
+    );
     assert!(w.is_empty() && f.0.borrow().is_empty());
     let made = |s, e| f.0.borrow().counts().made(s, e);
     assert_eq!(made(FetchState::Fetching, FetchEvent::NotPosted), 2);

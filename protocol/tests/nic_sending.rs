@@ -2,7 +2,7 @@
 //! The sending side of a port, against a NIC that commits at its own pace.
 
 use proptest::prelude::*;
-use protocol::nic::sending::{Admission, Kick, Mode, Next, Refusal, Sending};
+use protocol::nic::sending::{Admission, Kick, Mode, Next, Sending, Unavailable};
 use protocol::Time;
 use std::collections::VecDeque;
 use wire::wcbuf::{Action, Event, State, COPIES};
@@ -50,7 +50,7 @@ fn send(s: &mut Sending, nic: &mut Nic, n: u8, now: Time, watch: &mut bool) -> b
             true
         }
         Admission::Refused(refusal) => {
-            assert_eq!(refusal, Refusal::Full);
+            assert_eq!(refusal, Unavailable::Full);
             false
         }
         Admission::Look => panic!("looks for ever"),
@@ -159,7 +159,7 @@ fn stalls_are_told_once_and_repairs_open_again() {
     let dropped = nic.state().with_retry(true).with_retry_count(8);
     assert_eq!(s.watched(dropped, Time(6001)).next, Next::Repair);
     assert_eq!(s.mode(), Mode::Repair);
-    let refused = Admission::Refused(Refusal::Retry);
+    let refused = Admission::Refused(Unavailable::Retry);
     assert_eq!(s.admit(1), refused);
     assert_eq!(s.watch(true), Err(Next::Repair));
     assert_eq!(s.give_up(), 8);
@@ -174,7 +174,7 @@ fn stalls_are_told_once_and_repairs_open_again() {
     s.close();
     assert_eq!(s.repair(), None);
     s.give_up();
-    let refused = Admission::Refused(Refusal::Down);
+    let refused = Admission::Refused(Unavailable::Down);
     assert_eq!(s.admit(1), refused);
     assert_eq!(s.watch(true), Err(Next::Idle));
 }
@@ -189,7 +189,7 @@ fn a_read_of_all_ones_is_repeated() {
     assert!(send(&mut s, &mut nic, 255, Time(0), &mut watch));
     assert_eq!(s.admit(1), Admission::Look);
     let (refused, kick) = s.admit_by(1, ONES, Time(1));
-    assert_eq!(refused, Admission::Refused(Refusal::Full));
+    assert_eq!(refused, Admission::Refused(Unavailable::Full));
     assert_eq!(kick, Kick::Soon);
     // With a pause, however long it takes.
     for now in 2..10 {

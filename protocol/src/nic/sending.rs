@@ -38,7 +38,7 @@ impl Mode {
 
 /// Why nothing is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refusal {
+pub enum Unavailable {
     /// No room. The watch reports when there is some.
     Full,
     /// Lost packets are being sent again. The watch reports when there is room.
@@ -55,7 +55,7 @@ pub enum Admission {
     /// By what is known there is no room: read the state register and ask by [`Sending::admit_by`].
     Look,
     /// It may not.
-    Refused(Refusal),
+    Refused(Unavailable),
 }
 
 /// How soon the watch has to look.
@@ -166,9 +166,9 @@ impl Sending {
             Mode::Open => Admission::Look,
             Mode::Repair => {
                 self.want(n);
-                Admission::Refused(Refusal::Retry)
+                Admission::Refused(Unavailable::Retry)
             }
-            Mode::Closed => Admission::Refused(Refusal::Down),
+            Mode::Closed => Admission::Refused(Unavailable::Down),
         }
     }
 
@@ -182,14 +182,14 @@ impl Sending {
     pub fn admit_by(&mut self, n: u8, state: State, now: Time) -> (Admission, Kick) {
         let (refusal, kick) = match self.credits.on_state(state) {
             // After a pause: a device that does not answer makes each read a long one.
-            Verdict::Unread => (Refusal::Full, Kick::Soon),
+            Verdict::Unread => (Unavailable::Full, Kick::Soon),
             Verdict::Ok { .. } | Verdict::Full if self.room() >= n => {
                 return (Admission::Granted, Kick::Nothing)
             }
-            Verdict::Ok { .. } | Verdict::Full => (Refusal::Full, Kick::Now),
+            Verdict::Ok { .. } | Verdict::Full => (Unavailable::Full, Kick::Now),
             Verdict::Retry { .. } | Verdict::Desync { .. } => {
                 self.begin_repair();
-                (Refusal::Retry, Kick::Now)
+                (Unavailable::Retry, Kick::Now)
             }
         };
         self.want(n);

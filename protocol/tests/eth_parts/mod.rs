@@ -5,8 +5,8 @@
 
 use crate::heap::Heap;
 use protocol::eth::rendezvous::{
-    AnnouncePort, Announced, Buffer, FetchPort, Fetched, Fetches, Limits, Refusal, Sender, Shared,
-    Waiting,
+    AnnouncePort, Announced, AnnouncementError, Buffer, FetchPort, Fetched, Fetches, Limits,
+    Sender, Shared, Waiting,
 };
 use protocol::{Time, TransportError};
 use std::cell::RefCell;
@@ -156,7 +156,12 @@ pub fn push(w: &mut Waiting<Heap>, at: u64, node: u16, address: u64, discard: bo
     w.check(&LIMITS).unwrap();
 }
 
-pub fn pump(w: &mut Waiting<Heap>, f: &Locked, at: u64, port: &mut Port) -> Vec<(u16, Refusal)> {
+pub fn pump(
+    w: &mut Waiting<Heap>,
+    f: &Locked,
+    at: u64,
+    port: &mut Port,
+) -> Vec<(u16, AnnouncementError)> {
     let mut refused = Vec::new();
     w.pump(f, &Time(at), port, &LIMITS, |a, why| {
         refused.push((a.node.0, why));

@@ -52,7 +52,7 @@ mod waiting;
 pub use crate::Shared;
 pub use receiver::{Allowed, FetchEvent, FetchPort, FetchState, Fetched, Fetches};
 pub use sender::{Admitted, AnnouncePort, Ended, FlightEvent, FlightState, Sender, Unsent};
-pub use waiting::{Announced, Pumped, Refusal, Waiting};
+pub use waiting::{Announced, AnnouncementError, Pumped, Waiting};
 
 use crate::{base::slots::Slots, Memory, Time};
 use wire::ids::NodeId;

@@ -39,7 +39,7 @@ struct Entry {
 
 /// Reason for which an announcement is not fetched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refusal {
+pub enum AnnouncementError {
     /// The source has this number of GETs in flight or without answer.
     Source(usize),
     /// The source has this number of announcements waiting, which is too many.
@@ -64,7 +64,7 @@ enum Next {
     /// The GET is posted.
     Taken,
     /// The announcement is refused.
-    Refuse(Refusal),
+    Refuse(AnnouncementError),
     /// The announcement waits because of its own source; others may overtake it. True if the source
     /// has answered nothing for `patience`.
     Pass(bool),
@@ -142,19 +142,19 @@ impl<M: Memory> Waiting<M> {
     ///
     /// # Errors
     ///
-    /// [`Refusal::Waiting`] if the source has too many announcements waiting, or the queue is full.
+    /// [`AnnouncementError::Waiting`] if the source has too many announcements waiting, or the queue is full.
     pub fn push(
         &mut self,
         clock: &impl Clock,
         announced: Announced,
         limits: &Limits,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), AnnouncementError> {
         let share = self.share(announced.node);
         if share.all >= limits.waiting
             || announced.discard && share.discards >= limits.slow_waiting
             || self.queue.is_full()
         {
-            return Err(Refusal::Waiting(share.all));
+            return Err(AnnouncementError::Waiting(share.all));
         }
         let read = clock.now();
         let entry = Entry {
@@ -205,7 +205,7 @@ impl<M: Memory> Waiting<M> {
         clock: &impl Clock,
         port: &mut P,
         limits: &Limits,
-        mut refused: impl FnMut(&Announced, Refusal),
+        mut refused: impl FnMut(&Announced, AnnouncementError),
     ) -> Pumped {
         let mut taken = 0;
         let mut short = u32::MAX;
@@ -220,7 +220,7 @@ impl<M: Memory> Waiting<M> {
             if let Next::Pass(true) = outcome {
                 let waiting = self.share(a.node).all;
                 if waiting > limits.slow_waiting {
-                    outcome = Next::Refuse(Refusal::Waiting(waiting));
+                    outcome = Next::Refuse(AnnouncementError::Waiting(waiting));
                 }
             }
             match outcome {
@@ -260,7 +260,7 @@ impl<M: Memory> Waiting<M> {
         fetches: &impl Shared<Fetches<M, B>>,
         now: Time,
         limits: &Limits,
-        mut refused: impl FnMut(&Announced, Refusal),
+        mut refused: impl FnMut(&Announced, AnnouncementError),
     ) -> usize {
         let since = self.full.map_or(now, |at| at.max(self.age_bound.since()));
         self.full = Some(since);
@@ -286,7 +286,7 @@ impl<M: Memory> Waiting<M> {
             self.queue.remove(number);
             self.count(&a, false);
             fetches.with(|f| f.count_waiting(FetchEvent::Refuse));
-            refused(&a, Refusal::Waiting(share.all));
+            refused(&a, AnnouncementError::Waiting(share.all));
         }
         n
     }
@@ -337,18 +337,18 @@ fn fetch<M: Memory, P: FetchPort>(
     // The sender keeps the memory for some time after it has given the frame up, but this node does
     // not know how long.
     if age >= 2 * limits.timeout {
-        return Next::Refuse(Refusal::Stale);
+        return Next::Refuse(AnnouncementError::Stale);
     }
     match shared.with(|f| f.allowed(clock, a.node, limits)) {
         Allowed::Yes => {}
         Allowed::Later { slow } => return Next::Pass(slow),
         Allowed::Full => return Next::Stop,
-        Allowed::No(open) => return Next::Refuse(Refusal::Source(open)),
+        Allowed::No(open) => return Next::Refuse(AnnouncementError::Source(open)),
     }
     match port.reserve() {
         Ok(()) => {}
         Err(TransportError::Later) => return Next::Stop,
-        Err(TransportError::Never) => return Next::Refuse(Refusal::Port),
+        Err(TransportError::Never) => return Next::Refuse(AnnouncementError::Port),
     }
     // The sender has given the frame up by now.
     let discard = a.discard || age >= limits.timeout;
@@ -362,7 +362,7 @@ fn fetch<M: Memory, P: FetchPort>(
         None => match shared.with(|f| f.take_scratch(a.node, now, limits)) {
             Ok(buffer) => (buffer, true),
             Err(None) => return Next::Pass(false),
-            Err(Some(open)) => return Next::Refuse(Refusal::Source(open)),
+            Err(Some(open)) => return Next::Refuse(AnnouncementError::Source(open)),
         },
     };
     let local = buffer.address();
@@ -383,7 +383,7 @@ fn fetch<M: Memory, P: FetchPort>(
             }
             match e {
                 TransportError::Later => Next::Stop,
-                TransportError::Never => Next::Refuse(Refusal::Port),
+                TransportError::Never => Next::Refuse(AnnouncementError::Port),
             }
         }
     }
