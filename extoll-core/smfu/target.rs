@@ -16,15 +16,15 @@ use kernel::{
     time::{Delta, Instant, Monotonic},
 };
 use kernel_ext::{lent::LentDevice, pci::is_translated};
-use protocol::nic::smfu::{TargetRefused, Targets};
+use protocol::nic::smfu::{TargetError, Targets};
 use wire::{ids::BusAddr, regs::smfu, smfu::PAGE};
 
-fn refused(e: TargetRefused) -> Error {
+fn refused(e: TargetError) -> Error {
     match e {
-        TargetRefused::Invalid => EINVAL,
-        TargetRefused::Taken | TargetRefused::Overlaps => EBUSY,
-        TargetRefused::TooHigh => ERANGE,
-        TargetRefused::Interrupts => EIO,
+        TargetError::Invalid => EINVAL,
+        TargetError::Taken | TargetError::Overlaps => EBUSY,
+        TargetError::TooHigh => ERANGE,
+        TargetError::Interrupts => EIO,
     }
 }
 
@@ -220,7 +220,7 @@ impl Smfu {
         base: BusAddr,
         bytes: u64,
         proof: Proof,
-        open: impl FnOnce(&mut Targets) -> Result<(), TargetRefused>,
+        open: impl FnOnce(&mut Targets) -> Result<(), TargetError>,
     ) -> Result<Target> {
         let hw = self.ctx.alive_access().ok_or(ENODEV)?;
         let mut opened = self.opened.lock();

@@ -15,7 +15,7 @@ use kernel::{
     },
     time::{delay::fsleep, Delta},
 };
-use protocol::nic::smfu::Refused;
+use protocol::nic::smfu::WindowError;
 use wire::{
     ids::{BusAddr, CpuAddr, NodeId},
     regs::smfu,
@@ -24,11 +24,11 @@ use wire::{
 
 /// Pause for stores that no load flushes.
 const STORE_TIME: Delta = Delta::from_millis(5);
-fn refused(e: Refused) -> Error {
+fn refused(e: WindowError) -> Error {
     match e {
-        Refused::Invalid => EINVAL,
-        Refused::Taken => EBUSY,
-        Refused::Full => ENOSPC,
+        WindowError::Invalid => EINVAL,
+        WindowError::Taken => EBUSY,
+        WindowError::Full => ENOSPC,
     }
 }
 

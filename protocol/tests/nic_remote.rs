@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use protocol::nic::rra::{Answer, Reads, Slot, Writes, EXPIRY_S};
-use protocol::nic::smfu::{Layout, Refused, TargetRefused, Targets};
+use protocol::nic::smfu::{Layout, TargetError, Targets, WindowError};
 use wire::ids::{BusAddr, NodeId};
 use wire::regs::smfu::RRA_WINDOW;
 use wire::smfu::{NOWHERE, PAGE, USABLE};
@@ -213,9 +213,9 @@ proptest! {
                         }
                         prop_assert!(held.insert(number, span).is_none());
                     }
-                    Err(Refused::Invalid) => prop_assert!(n % 2 == 0 && want.is_some()),
-                    Err(Refused::Taken) => prop_assert!(held.contains_key(&n)),
-                    Err(Refused::Full) => prop_assert!(!held.is_empty() || align > PAGE),
+                    Err(WindowError::Invalid) => prop_assert!(n % 2 == 0 && want.is_some()),
+                    Err(WindowError::Taken) => prop_assert!(held.contains_key(&n)),
+                    Err(WindowError::Full) => prop_assert!(!held.is_empty() || align > PAGE),
                 }
             } else {
                 layout.free(n);
@@ -240,13 +240,19 @@ fn natural_alignment() {
     // The gap is used by what fits.
     let (_, small) = layout.reserve(PAGE, PAGE, None).unwrap();
     assert_eq!(small.start, RRA_WINDOW + PAGE);
-    assert_eq!(layout.reserve(PAGE, 3 * PAGE, None), Err(Refused::Invalid));
-    assert_eq!(layout.reserve(PAGE, 0, None), Err(Refused::Invalid));
+    assert_eq!(
+        layout.reserve(PAGE, 3 * PAGE, None),
+        Err(WindowError::Invalid)
+    );
+    assert_eq!(layout.reserve(PAGE, 0, None), Err(WindowError::Invalid));
     // The window's second half is the only place for half of it.
     let (_, half) = layout.reserve(1 << 27, 1 << 27, None).unwrap();
     assert_eq!(half.start, 1 << 27);
-    assert_eq!(layout.reserve(1 << 27, 1 << 27, None), Err(Refused::Full));
-    assert_eq!(layout.reserve(PAGE, 1 << 63, None), Err(Refused::Full));
+    assert_eq!(
+        layout.reserve(1 << 27, 1 << 27, None),
+        Err(WindowError::Full)
+    );
+    assert_eq!(layout.reserve(PAGE, 1 << 63, None), Err(WindowError::Full));
 }
 
 #[test]
@@ -261,32 +267,32 @@ fn targets_are_checked() {
         assert_eq!(targets.base(number, false), base(0x10_0000));
     }
     for (number, at, bytes, why) in [
-        (0, 0x40_0000, PAGE, TargetRefused::Invalid),
-        (63, 0x40_0000, PAGE, TargetRefused::Invalid),
-        (5, 0, PAGE, TargetRefused::Invalid),
-        (5, 0x40_0000, 0, TargetRefused::Invalid),
-        (5, 0x40_0000, 100, TargetRefused::Invalid),
-        (5, 0x40_0800, PAGE, TargetRefused::Invalid),
-        (5, (1 << 48) - PAGE, PAGE, TargetRefused::TooHigh),
-        (5, u64::MAX - PAGE + 1, PAGE, TargetRefused::TooHigh),
-        (5, 0xFD_0000_0000, PAGE, TargetRefused::Interrupts),
-        (5, 0xFC_FFFF_F000, 2 * PAGE, TargetRefused::Interrupts),
-        (5, 0x10_0000, PAGE, TargetRefused::Overlaps),
-        (5, 0xF_F000, 2 * PAGE, TargetRefused::Overlaps),
+        (0, 0x40_0000, PAGE, TargetError::Invalid),
+        (63, 0x40_0000, PAGE, TargetError::Invalid),
+        (5, 0, PAGE, TargetError::Invalid),
+        (5, 0x40_0000, 0, TargetError::Invalid),
+        (5, 0x40_0000, 100, TargetError::Invalid),
+        (5, 0x40_0800, PAGE, TargetError::Invalid),
+        (5, (1 << 48) - PAGE, PAGE, TargetError::TooHigh),
+        (5, u64::MAX - PAGE + 1, PAGE, TargetError::TooHigh),
+        (5, 0xFD_0000_0000, PAGE, TargetError::Interrupts),
+        (5, 0xFC_FFFF_F000, 2 * PAGE, TargetError::Interrupts),
+        (5, 0x10_0000, PAGE, TargetError::Overlaps),
+        (5, 0xF_F000, 2 * PAGE, TargetError::Overlaps),
     ] {
         assert_eq!(targets.open(number, base(at), bytes), Err(why), "{at:#x}");
     }
     targets.open(5, base(0x40_0000), 4 * PAGE).unwrap();
     assert_eq!(targets.base(5, false), base(0x40_0000));
     let taken = targets.open(5, base(0x80_0000), PAGE);
-    assert_eq!(taken, Err(TargetRefused::Taken));
+    assert_eq!(taken, Err(TargetError::Taken));
     let inside = targets.open(6, base(0x40_3000), PAGE);
-    assert_eq!(inside, Err(TargetRefused::Overlaps));
+    assert_eq!(inside, Err(TargetError::Overlaps));
     targets.open(6, base(0x40_4000), PAGE).unwrap();
     // Interrupts may be reached by several intervals, and be held back.
     targets.open_interrupts(7).unwrap();
     targets.open_interrupts(8).unwrap();
-    assert_eq!(targets.open_interrupts(8), Err(TargetRefused::Taken));
+    assert_eq!(targets.open_interrupts(8), Err(TargetError::Taken));
     assert_eq!(targets.interrupts().collect::<Vec<_>>(), [7, 8]);
     assert_eq!(targets.base(7, false), base(0xFD_0000_0000));
     assert_eq!(targets.base(7, true), NOWHERE);
@@ -317,7 +323,7 @@ fn a_target_that_is_shut_keeps_its_number() {
     for number in [5, 6] {
         assert_eq!(targets.base(number, false), NOWHERE);
         let again = targets.open(number, BusAddr(0x20_0000), PAGE);
-        assert_eq!(again, Err(TargetRefused::Taken));
+        assert_eq!(again, Err(TargetError::Taken));
     }
     assert_eq!(targets.interrupts().count(), 0);
     assert_eq!(targets.free_numbers(), all & !(1 << 5) & !(1 << 6));

@@ -7,7 +7,7 @@ use pci_world::{borrower, device, layout, lender, register, World, LENDER, LIMIT
 use proptest::prelude::*;
 use protocol::pci::lender::Work as LenderWork;
 use protocol::pci::{
-    borrower::Work, Ask, DeviceLife, LeaseState, Limits, OpenError, Poll, Reach, Refused, Why,
+    borrower::Work, AccessError, Ask, DeviceLife, LeaseState, Limits, OpenError, Poll, Reach, Why,
     VECTORS,
 };
 use protocol::Time;
@@ -450,7 +450,7 @@ fn a_write_is_made_once_however_often_it_comes() {
     let (number, to, message) = w.borrowers[0].access(Time(0), handle, ask).expect("up");
     assert_eq!(
         w.borrowers[0].access(Time(0), handle, ask).err(),
-        Some(Refused::Busy)
+        Some(AccessError::Busy)
     );
     for _ in 0..3 {
         w.send(1, to, message);
@@ -498,7 +498,7 @@ fn an_access_ends_in_time() {
     w.pass(1001);
     assert_eq!(w.borrowers[0].poll(Time(1001), handle, number), Poll::Lost);
     let refused = w.borrowers[0].access(Time(1001), handle, ask).err();
-    assert_eq!(refused, Some(Refused::Lost));
+    assert_eq!(refused, Some(AccessError::Lost));
 }
 
 #[test]

@@ -6,7 +6,8 @@ mod pci_world;
 use pci_world::{borrower, device, layout, lender, register, World, LENDER, LIMITS};
 use protocol::pci::lender::Work as LenderWork;
 use protocol::pci::{
-    borrower, borrower::Work, Ask, DeviceLife, Handle, LeaseState, Limits, Poll, Refused, Why,
+    borrower::{self, Work},
+    AccessError, Ask, DeviceLife, Handle, LeaseState, Limits, Poll, Why,
 };
 use protocol::Time;
 use wire::ids::NodeId;
@@ -361,7 +362,7 @@ fn a_lender_that_makes_no_accesses_loses_the_lease() {
         let (number, ..) = match w.borrowers[0].access(now, handle, ask) {
             Ok(asked) => asked,
             Err(refused) => {
-                assert_eq!(refused, Refused::Lost);
+                assert_eq!(refused, AccessError::Lost);
                 break;
             }
         };

@@ -9,7 +9,7 @@ use wire::{
 
 /// Why a part of the window was not given out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refused {
+pub enum WindowError {
     /// Size 0, not a multiple of the page size, or a number out of range.
     Invalid,
     /// The interval is in use.
@@ -27,7 +27,7 @@ pub struct Layout {
 
 /// Why memory was not opened to other nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TargetRefused {
+pub enum TargetError {
     /// No number of an interval that software sets up, or nothing of whole pages.
     Invalid,
     /// The interval has a target.
@@ -73,25 +73,25 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// See [`Refused`].
+    /// See [`WindowError`].
     pub fn reserve(
         &mut self,
         bytes: u64,
         align: u64,
         want: Option<u32>,
-    ) -> Result<(u32, Span), Refused> {
+    ) -> Result<(u32, Span), WindowError> {
         if bytes == 0 || bytes % PAGE != 0 || !align.is_power_of_two() {
-            return Err(Refused::Invalid);
+            return Err(WindowError::Invalid);
         }
         let number = match want {
             Some(n @ 1..USABLE) if self.spans.get(n as usize).is_some_and(|s| s.is_none()) => n,
-            Some(1..USABLE) => return Err(Refused::Taken),
-            Some(_) => return Err(Refused::Invalid),
+            Some(1..USABLE) => return Err(WindowError::Taken),
+            Some(_) => return Err(WindowError::Invalid),
             None => (1..USABLE)
                 .find(|n| self.spans.get(*n as usize).is_some_and(|s| s.is_none()))
-                .ok_or(Refused::Full)?,
+                .ok_or(WindowError::Full)?,
         };
-        let span = self.room(bytes, align).ok_or(Refused::Full)?;
+        let span = self.room(bytes, align).ok_or(WindowError::Full)?;
         if let Some(place) = self.spans.get_mut(number as usize) {
             *place = Some(span);
         }
@@ -148,22 +148,22 @@ impl Targets {
     /// # Errors
     ///
     /// As [`Targets::open`], but for numbers; nothing changes then.
-    pub fn export(&mut self, base: BusAddr, bytes: u64) -> Result<(), TargetRefused> {
+    pub fn export(&mut self, base: BusAddr, bytes: u64) -> Result<(), TargetError> {
         self.check(base, bytes)?;
         self.exported = Some((base.0, bytes));
         Ok(())
     }
 
-    fn check(&self, base: BusAddr, bytes: u64) -> Result<(), TargetRefused> {
+    fn check(&self, base: BusAddr, bytes: u64) -> Result<(), TargetError> {
         if base.0 == 0 || bytes == 0 || (base.0 | bytes) % PAGE != 0 {
-            return Err(TargetRefused::Invalid);
+            return Err(TargetError::Invalid);
         }
-        let end = base.0.checked_add(bytes).ok_or(TargetRefused::TooHigh)?;
+        let end = base.0.checked_add(bytes).ok_or(TargetError::TooHigh)?;
         if end >= ADDRESS_END {
-            return Err(TargetRefused::TooHigh);
+            return Err(TargetError::TooHigh);
         }
         if base.meets_interrupts(bytes) {
-            return Err(TargetRefused::Interrupts);
+            return Err(TargetError::Interrupts);
         }
         let opened = self.list.iter().flatten().filter_map(|o| match o {
             Opened::Memory(base, bytes) => Some((*base, *bytes)),
@@ -171,21 +171,21 @@ impl Targets {
         });
         let mut all = opened.chain(self.exported);
         if all.any(|(start, len)| start < end && base.0 < start + len) {
-            return Err(TargetRefused::Overlaps);
+            return Err(TargetError::Overlaps);
         }
         Ok(())
     }
 
-    fn take(&mut self, number: u32, what: Opened) -> Result<(), TargetRefused> {
+    fn take(&mut self, number: u32, what: Opened) -> Result<(), TargetError> {
         if !(1..USABLE).contains(&number) {
-            return Err(TargetRefused::Invalid);
+            return Err(TargetError::Invalid);
         }
         match self.list.get_mut(number as usize) {
             Some(place @ None) => {
                 *place = Some(what);
                 Ok(())
             }
-            _ => Err(TargetRefused::Taken),
+            _ => Err(TargetError::Taken),
         }
     }
 
@@ -193,8 +193,8 @@ impl Targets {
     ///
     /// # Errors
     ///
-    /// See [`TargetRefused`].
-    pub fn open(&mut self, number: u32, base: BusAddr, bytes: u64) -> Result<(), TargetRefused> {
+    /// See [`TargetError`].
+    pub fn open(&mut self, number: u32, base: BusAddr, bytes: u64) -> Result<(), TargetError> {
         self.check(base, bytes)?;
         self.take(number, Opened::Memory(base.0, bytes))
     }
@@ -204,7 +204,7 @@ impl Targets {
     /// # Errors
     ///
     /// `Invalid`, `Taken`.
-    pub fn open_interrupts(&mut self, number: u32) -> Result<(), TargetRefused> {
+    pub fn open_interrupts(&mut self, number: u32) -> Result<(), TargetError> {
         self.take(number, Opened::Interrupts)
     }
 

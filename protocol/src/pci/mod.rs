@@ -34,7 +34,7 @@ pub mod lender;
 mod reach;
 mod strays;
 
-pub use borrower::{Ask, Borrower, Handle, LeaseEvent, LeaseState, Poll, Refused, Why};
+pub use borrower::{AccessError, Ask, Borrower, Handle, LeaseEvent, LeaseState, Poll, Why};
 pub use fences::Fences;
 pub use lender::{Config, DeviceEvent, DeviceLife, Lender, OpenError, Opened, Write};
 pub use reach::{Reach, VECTORS};

@@ -4,7 +4,7 @@ use super::net::Packet;
 use super::node::numbers;
 use super::{Event, Mutation, Request, Rig, BUSY, EACH, LAG, LIMITS, MS};
 use anyhow::{ensure, Result};
-use protocol::pci::{Ask, Config, Handle, LeaseState, Poll, Refused, Why};
+use protocol::pci::{AccessError, Ask, Config, Handle, LeaseState, Poll, Why};
 use protocol::Time;
 use rand::Rng;
 use wire::ids::NodeId;
@@ -202,8 +202,8 @@ impl Rig {
                 self.looks.insert(look, (i, number, self.now));
                 self.at(self.now + 1, Event::Look(look));
             }
-            Err(Refused::Busy) => {}
-            Err(Refused::Lost) => anyhow::bail!("a lease that is up is lost"),
+            Err(AccessError::Busy) => {}
+            Err(AccessError::Lost) => anyhow::bail!("a lease that is up is lost"),
         }
         self.drain(node)
     }

@@ -24,7 +24,7 @@ mod hear;
 mod pump;
 mod types;
 
-pub use types::{Ask, Counters, Handle, LeaseEvent, LeaseState, Poll, Refused, Why, Work};
+pub use types::{AccessError, Ask, Counters, Handle, LeaseEvent, LeaseState, Poll, Why, Work};
 
 use super::fences::Fences;
 use super::strays::Strays;
@@ -293,20 +293,20 @@ impl<M: Memory> Borrower<M> {
     ///
     /// # Errors
     ///
-    /// See [`Refused`].
+    /// See [`AccessError`].
     pub fn access(
         &mut self,
         now: Time,
         handle: Handle,
         ask: Ask,
-    ) -> Result<(u32, NodeId, Message), Refused> {
+    ) -> Result<(u32, NodeId, Message), AccessError> {
         let (limits, sender) = (self.limits, self.incarnation);
-        let entry = self.find(handle).ok_or(Refused::Lost)?;
+        let entry = self.find(handle).ok_or(AccessError::Lost)?;
         if entry.state != LeaseState::Up {
-            return Err(Refused::Lost);
+            return Err(AccessError::Lost);
         }
         if entry.access.is_some() {
-            return Err(Refused::Busy);
+            return Err(AccessError::Busy);
         }
         entry.number = entry.number.wrapping_add(1);
         let access = Access {

@@ -125,7 +125,7 @@ pub enum Poll {
 
 /// Reason for which an access was not begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refused {
+pub enum AccessError {
     /// The lease has an access already.
     Busy,
     /// The lease is not up.
