@@ -9,7 +9,7 @@ use kernel::{
     prelude::*,
     sync::{new_mutex, Arc, Mutex},
 };
-use protocol::nic::{nla::Range, table_use::TableUse};
+use protocol::nic::{nla::NlaRange, table_use::TableUse};
 
 /// Use of one NIC's address tables by one user. Memory that is registered with the account
 /// ([`Atu::register_user_for`]) may occupy the NIC's limit of tables, plus two for each GiB
@@ -54,20 +54,20 @@ impl TableAccount {
         self.used.lock().pages() == 0
     }
 
-    pub(super) fn may_add(&self, range: Range) -> bool {
+    pub(super) fn may_add(&self, range: NlaRange) -> bool {
         self.used.lock().may_add(range, self.spare)
     }
 
-    pub(super) fn add(&self, range: Range) {
+    pub(super) fn add(&self, range: NlaRange) {
         self.used.lock().add(range);
     }
 
-    pub(super) fn remove(&self, range: Range) {
+    pub(super) fn remove(&self, range: NlaRange) {
         self.used.lock().remove(range);
     }
 
     /// Calls `f` with the NLAs of each table that the user occupies, and returns its first result.
-    pub(super) fn find<R>(&self, f: impl FnMut(Range) -> Option<R>) -> Option<R> {
+    pub(super) fn find<R>(&self, f: impl FnMut(NlaRange) -> Option<R>) -> Option<R> {
         self.used.lock().windows().find_map(f)
     }
 }

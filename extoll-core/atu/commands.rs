@@ -18,7 +18,7 @@ use kernel::{
 };
 use kernel_ext::barrier;
 use protocol::nic::{
-    nla::Range,
+    nla::NlaRange,
     tickets::{Ask, Ticket, Tickets},
     translation::{Answer, Flush},
 };
@@ -141,25 +141,25 @@ impl Commands {
 
     /// Issues flush commands for pages whose entries were zeroed. Any context; takes time in
     /// proportion to the number of pages.
-    pub(super) fn flush(&self, ctx: &Context, range: Range) -> Flush {
+    pub(super) fn flush(&self, ctx: &Context, range: NlaRange) -> Flush {
         self.command(ctx, range)
     }
 
     /// Like [`Commands::flush`], but waits for the NIC after each 1 GiB, so that other callers'
     /// commands are not delayed for long. May sleep, up to a second if the NIC does not answer.
-    pub(super) fn flush_slowly(&self, ctx: &Context, range: Range) -> Flush {
+    pub(super) fn flush_slowly(&self, ctx: &Context, range: NlaRange) -> Flush {
         let most = u64::from(FLUSHES) * u64::from(MAX_FLUSH);
         let (mut first, mut answers) = (range.first, true);
         while answers && range.end() - first > most {
-            self.command(ctx, Range { first, pages: most });
+            self.command(ctx, NlaRange { first, pages: most });
             first += most;
             answers = self.wait(ctx).result.is_ok();
         }
         let pages = range.end() - first;
-        self.command(ctx, Range { first, pages })
+        self.command(ctx, NlaRange { first, pages })
     }
 
-    fn command(&self, ctx: &Context, range: Range) -> Flush {
+    fn command(&self, ctx: &Context, range: NlaRange) -> Flush {
         // The zeros must be visible before the NIC can read the entries again.
         barrier::wmb();
         if let Some(hw) = ctx.alive_access() {

@@ -9,7 +9,7 @@ use super::{
     memory::{Memory, Nlps},
     registry::{BoundHold, TranslationNode, VpidUse},
     reserve::Reserved,
-    tables::{Place, Rest, RestNode},
+    tables::{Rest, RestNode, TableRange},
     translation::{Home, Spare, State, Translation},
     Access, Atu, TableAccount,
 };
@@ -27,7 +27,7 @@ use kernel_ext::{
     sched::cond_resched,
 };
 use protocol::nic::{
-    nla::Range,
+    nla::NlaRange,
     translation::{Life, Turn},
 };
 use wire::ids::Vpid;
@@ -69,10 +69,10 @@ impl Translation {
             let (pages, wish) = (placement.pages(), placement.wish());
             let whose = (account, request.rest);
             let mut tables = atu.tables.lock();
-            let place = tables.allocate(ctx, &atu.commands, pages, wish, whose)?;
-            Ok((node, at_rest, place))
+            let table_range = tables.allocate(ctx, &atu.commands, pages, wish, whose)?;
+            Ok((node, at_rest, table_range))
         });
-        let (node, at_rest, place) = match prepared {
+        let (node, at_rest, table_range) = match prepared {
             Ok(prepared) => prepared,
             Err(e) => {
                 if e == EDQUOT {
@@ -82,14 +82,14 @@ impl Translation {
                 return Err(e);
             }
         };
-        let range = place.range;
+        let range = table_range.range;
         let (vpid, access) = (request.vpid, request.access);
         let made = Self::with_state(&atu, vpid, range, access, request.start, Life::new());
         let this = match made {
             Ok(made) => made,
             Err(e) => {
                 // No entry was written.
-                drop(place);
+                drop(table_range);
                 atu.free(range, None, account);
                 memory.release(ctx);
                 return Err(e);
@@ -101,12 +101,12 @@ impl Translation {
             account: request.account,
             _vpid: VpidUse::new(&atu, vpid),
         };
-        let entered = memory.enter(&place, vpid, access, largest, cond_resched);
-        this.occupy(this.turn(), home, bound, place, memory, entered, node)?;
+        let entered = memory.enter(&table_range, vpid, access, largest, cond_resched);
+        this.occupy(this.turn(), home, bound, table_range, memory, entered, node)?;
         Ok(this)
     }
 
-    /// Allocates an unused translation of a reserve, for the range of `place`. May sleep.
+    /// Allocates an unused translation of a reserve, for the range of `table_range`. May sleep.
     ///
     /// # Errors
     ///
@@ -115,14 +115,14 @@ impl Translation {
         atu: &Arc<Atu>,
         vpid: Vpid,
         access: Access,
-        place: Place,
+        table_range: TableRange,
     ) -> Result<Arc<Self>> {
-        let room = DmaRoom::new(place.range.pages as usize)?;
+        let room = DmaRoom::new(table_range.range.pages as usize)?;
         let node = TranslationNode::new(GFP_KERNEL)?;
-        let this = Self::with_state(atu, vpid, place.range, access, 0, Life::over())?;
+        let this = Self::with_state(atu, vpid, table_range.range, access, 0, Life::over())?;
         {
             let mut state = this.state.lock();
-            state.place = Some(place);
+            state.table_range = Some(table_range);
             state.spare = Some(Spare { node, room });
         }
         Ok(this)
@@ -131,14 +131,14 @@ impl Translation {
     fn with_state(
         atu: &Arc<Atu>,
         vpid: Vpid,
-        range: Range,
+        range: NlaRange,
         access: Access,
         start: usize,
         life: Life,
     ) -> Result<Arc<Self>> {
         let state = State {
             life,
-            place: None,
+            table_range: None,
             memory: None,
             nlps: Nlps::default(),
             home: None,
@@ -179,7 +179,7 @@ impl Translation {
         turn: Turn,
         home: Home,
         bound: BoundHold,
-        place: Place,
+        table_range: TableRange,
         memory: Memory,
         entered: Result<Nlps>,
         node: TranslationNode,
@@ -192,7 +192,7 @@ impl Translation {
         }
         {
             let mut state = self.state.lock();
-            state.place = Some(place);
+            state.table_range = Some(table_range);
             state.memory = Some(memory);
             state.nlps = nlps;
             state.home = Some(home);
@@ -222,16 +222,16 @@ impl Translation {
         reserved: &Arc<Reserved>,
         pages: &Arc<PageList>,
     ) -> Result<Turn, Refused> {
-        let (place, spare) = {
+        let (table_range, spare) = {
             let mut state = self.state.lock();
-            (state.place.take(), state.spare.take())
+            (state.table_range.take(), state.spare.take())
         };
-        let keep = |place, spare| {
+        let keep = |table_range, spare| {
             let mut state = self.state.lock();
-            state.place = place;
+            state.table_range = table_range;
             state.spare = spare;
         };
-        let (Some(place), Some(Spare { node, room })) = (place, spare) else {
+        let (Some(table_range), Some(Spare { node, room })) = (table_range, spare) else {
             return Err(Refused::Unused(EINVAL, bound));
         };
         let ctx = &self.atu.ctx;
@@ -239,7 +239,7 @@ impl Translation {
         let memory = match Memory::map_in(ctx, room, pages, self.access) {
             Ok(memory) => memory,
             Err((room, e)) => {
-                keep(Some(place), spare(room, node));
+                keep(Some(table_range), spare(room, node));
                 return Err(Refused::Unused(e, bound));
             }
         };
@@ -250,13 +250,13 @@ impl Translation {
         let turn = match memory.placement(largest).and_then(|_| again()) {
             Ok(turn) => turn,
             Err(e) => {
-                keep(Some(place), spare(unmap(memory), node));
+                keep(Some(table_range), spare(unmap(memory), node));
                 return Err(Refused::Unused(e, bound));
             }
         };
         let home = Home::Reserve(reserved.clone());
-        let entered = memory.enter(&place, self.vpid, self.access, largest, || {});
-        self.occupy(turn, home, bound, place, memory, entered, node)
+        let entered = memory.enter(&table_range, self.vpid, self.access, largest, || {});
+        self.occupy(turn, home, bound, table_range, memory, entered, node)
             .map_err(Refused::Ending)?;
         Ok(turn)
     }

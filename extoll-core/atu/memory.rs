@@ -4,7 +4,7 @@
 //!
 //! Takes no locks of its own; the functions state their contexts.
 
-use super::{tables::Place, Access};
+use super::{tables::TableRange, Access};
 use crate::context::Context;
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::{
@@ -107,13 +107,13 @@ impl Memory {
     /// `EINVAL` if an address or a page number is out of range.
     pub(super) fn enter(
         &self,
-        place: &Place,
+        table_range: &TableRange,
         vpid: Vpid,
         access: Access,
         largest: u8,
         between: impl Fn(),
     ) -> Result<Nlps> {
-        let mut page = place.range.first;
+        let mut page = table_range.range.first;
         let mut nlps = Nlps::default();
         let mut result = Ok(());
         self.runs(|addr, pages| {
@@ -125,7 +125,7 @@ impl Memory {
                         *n += u64::from(code == nlp.code);
                     }
                     (nlp.first..nlp.first + (1 << nlp.code))
-                        .try_for_each(|page| place.write(page, entry.raw()).ok_or(EINVAL))
+                        .try_for_each(|page| table_range.write(page, entry.raw()).ok_or(EINVAL))
                 });
             }
             page += pages;

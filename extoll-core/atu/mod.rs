@@ -64,7 +64,7 @@ use kernel::{
     workqueue::{DelayedWork, Work, WorkItem},
 };
 use kernel_ext::work;
-use protocol::nic::nla::{Range, SIZE_CODES};
+use protocol::nic::nla::{NlaRange, SIZE_CODES};
 use registry::Registry;
 use tables::{Gat, Rest, RestNode, Tables};
 use wire::{
@@ -259,7 +259,12 @@ impl Atu {
 
     /// Frees a range of NLAs and the tables that are empty then. The caller keeps the device bound.
     /// May sleep, up to about a second.
-    fn free(&self, range: Range, rest: Option<(RestNode, Rest)>, account: Option<&TableAccount>) {
+    fn free(
+        &self,
+        range: NlaRange,
+        rest: Option<(RestNode, Rest)>,
+        account: Option<&TableAccount>,
+    ) {
         let ctx = &self.ctx;
         let idle = {
             let mut tables = self.tables.lock();

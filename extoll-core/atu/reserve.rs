@@ -18,7 +18,7 @@ use kernel::{
     sync::{atomic::Relaxed, new_spinlock_irq, Arc, SpinLockIrq},
 };
 use kernel_ext::mem::{PageList, PAGE};
-use protocol::nic::nla::{Placement, Range};
+use protocol::nic::nla::{NlaRange, Placement};
 use wire::ids::Vpid;
 
 /// Maximum number of regions per reserve.
@@ -75,7 +75,7 @@ struct Spares {
 pub(super) struct Reserved {
     atu: Arc<Atu>,
     vpid: VpidUse,
-    range: Range,
+    range: NlaRange,
     pages: usize,
     #[pin]
     spares: SpinLockIrq<Spares>,
@@ -144,7 +144,7 @@ impl Atu {
         }
         let all = (regions * pages) as u64;
         let wish = Placement::new(0).wish();
-        let place = {
+        let table_range = {
             let mut tables = self.tables.lock();
             tables.allocate(&self.ctx, &self.commands, all, wish, (None, Rest::Usual))?
         };
@@ -160,7 +160,7 @@ impl Atu {
             pin_init!(Reserved {
                 atu: self.clone(),
                 vpid: VpidUse::new(self, vpid),
-                range: place.range,
+                range: table_range.range,
                 pages,
                 spares <- new_spinlock_irq!(spares, "extoll_atu_reserve"),
             }),
@@ -169,8 +169,8 @@ impl Atu {
         let reserved = match reserved {
             Ok(reserved) => reserved,
             Err(e) => {
-                let range = place.range;
-                drop(place);
+                let range = table_range.range;
+                drop(table_range);
                 self.free(range, None, None);
                 return Err(e);
             }
@@ -178,8 +178,8 @@ impl Atu {
         // From here on, an error frees everything by dropping the reserve.
         let reserve = Reserve(reserved.clone());
         for n in 0..regions {
-            let part = place.part(Range {
-                first: place.range.first + (n * pages) as u64,
+            let part = table_range.part(NlaRange {
+                first: table_range.range.first + (n * pages) as u64,
                 pages: pages as u64,
             })?;
             let translation = Translation::spare(self, vpid, access, part)?;
@@ -187,7 +187,7 @@ impl Atu {
             spares.used += 1;
             drop(spares.put(translation));
         }
-        drop(place);
+        drop(table_range);
         let node = node.into_node(reserved.range.first, reserved);
         let entered = self.registry.lock().enter_reserve(node);
         // The node is dropped without the lock.

@@ -4,7 +4,7 @@
 //! needs them.
 //!
 //! Everything here is under the mutex `tables` of the unit, and may sleep. Writing entries of a
-//! [`Place`] needs no lock and works in any context.
+//! [`TableRange`] needs no lock and works in any context.
 
 use super::{commands::Commands, TableAccount};
 use crate::{context::Context, dma::DmaWords};
@@ -16,7 +16,7 @@ use kernel::{
 };
 use kernel_ext::net::jiffies64;
 use protocol::nic::{
-    nla::{Range, Space, SpaceError, Store},
+    nla::{NlaRange, Space, SpaceError, Store},
     table_use::{share, tables_of, SPAN},
     tickets::Ticket,
 };
@@ -33,7 +33,7 @@ const REST_MS: u32 = 10_000;
 /// Freed range in its hold-off time.
 #[derive(Clone, Copy)]
 pub(super) struct Resting {
-    range: Range,
+    range: NlaRange,
     /// Time at which the range was freed, in jiffies.
     since: u64,
     rest: Rest,
@@ -53,14 +53,14 @@ pub(super) enum Rest {
 pub(super) type RestNode = RBTreeNodeReservation<u64, Resting>;
 
 /// Free ranges of NLAs, in kernel memory.
-pub(super) struct Ranges(KVVec<Range>);
+pub(super) struct Ranges(KVVec<NlaRange>);
 
 impl Store for Ranges {
-    fn ranges(&self) -> &[Range] {
+    fn ranges(&self) -> &[NlaRange] {
         &self.0
     }
 
-    fn ranges_mut(&mut self) -> &mut [Range] {
+    fn ranges_mut(&mut self) -> &mut [NlaRange] {
         &mut self.0
     }
 
@@ -69,7 +69,7 @@ impl Store for Ranges {
         self.0.reserve(more, GFP_KERNEL).is_ok()
     }
 
-    fn insert(&mut self, at: usize, range: Range) {
+    fn insert(&mut self, at: usize, range: NlaRange) {
         // Cannot fail, because the caller has reserved capacity (contract of [`Store`]).
         let _ = self.0.insert_within_capacity(at, range);
     }
@@ -143,12 +143,12 @@ pub(super) struct Tables {
 }
 
 /// Allocated range of NLAs, with its tables.
-pub(super) struct Place {
-    pub(super) range: Range,
+pub(super) struct TableRange {
+    pub(super) range: NlaRange,
     gats: KVec<Arc<Gat>>,
 }
 
-impl Place {
+impl TableRange {
     /// Writes the entry of page `page`; `None` if it is outside of the range. Any context.
     pub(super) fn write(&self, page: u64, entry: u64) -> Option<()> {
         let index = (page / SPAN).checked_sub(self.range.first / SPAN)?;
@@ -168,14 +168,14 @@ impl Place {
     /// # Errors
     ///
     /// `ENOMEM`; `EINVAL` if `range` exceeds this place.
-    pub(super) fn part(&self, range: Range) -> Result<Place> {
+    pub(super) fn part(&self, range: NlaRange) -> Result<TableRange> {
         let mut gats = KVec::new();
         for index in tables_of(range) {
             let index = index.checked_sub(self.range.first / SPAN).ok_or(EINVAL)?;
             let gat = self.gats.get(index as usize).ok_or(EINVAL)?;
             gats.push(gat.clone(), GFP_KERNEL)?;
         }
-        Ok(Place { range, gats })
+        Ok(TableRange { range, gats })
     }
 }
 
@@ -200,7 +200,7 @@ impl Tables {
         for _ in 0..limit {
             slots.push(None, GFP_KERNEL)?;
         }
-        let bounds = Range {
+        let bounds = NlaRange {
             first: 1,
             pages: (u64::from(limit) * SPAN).saturating_sub(1),
         };
@@ -233,7 +233,7 @@ impl Tables {
         pages: u64,
         wish: (u64, u64),
         (account, rest): (Option<&TableAccount>, Rest),
-    ) -> Result<Place> {
+    ) -> Result<TableRange> {
         // A range of any alignment touches up to one table more.
         let gats = KVec::with_capacity((pages / SPAN) as usize + 2, GFP_KERNEL)?;
         self.wake_rested();
@@ -242,16 +242,16 @@ impl Tables {
             return Err(ENOSPC);
         }
         let range = self.find(pages, wish, account)?;
-        let mut place = Place { range, gats };
+        let mut table_range = TableRange { range, gats };
         for index in tables_of(range) {
             let table = self.table(ctx, commands, index, share(range, index));
-            match table.and_then(|gat| Ok(place.gats.push(gat, GFP_KERNEL)?)) {
+            match table.and_then(|gat| Ok(table_range.gats.push(gat, GFP_KERNEL)?)) {
                 Ok(()) => {}
                 Err(e) => {
                     // Tables that were made for this range stay until a later region in them is
                     // freed.
                     let first = range.first;
-                    let done = Range {
+                    let done = NlaRange {
                         first,
                         pages: (index * SPAN).saturating_sub(first),
                     };
@@ -266,7 +266,7 @@ impl Tables {
         if let Some(account) = account {
             account.add(range);
         }
-        Ok(place)
+        Ok(table_range)
     }
 
     fn find(
@@ -274,7 +274,7 @@ impl Tables {
         pages: u64,
         (align, phase): (u64, u64),
         account: Option<&TableAccount>,
-    ) -> Result<Range> {
+    ) -> Result<NlaRange> {
         let first = match self.take(pages, align, phase)? {
             Err(SpaceError::Full) if align > 1 => self.take(pages, 1, 0)?,
             other => other,
@@ -284,7 +284,7 @@ impl Tables {
             SpaceError::NoMemory => ENOMEM,
             SpaceError::Invalid => EINVAL,
         })?;
-        let range = Range { first, pages };
+        let range = NlaRange { first, pages };
         let (Some(account), Some(space)) = (account, &mut self.space) else {
             return Ok(range);
         };
@@ -296,7 +296,7 @@ impl Tables {
         // occupies.
         account
             .find(|window| space.allocate_in(window, pages, 1, 0).ok())
-            .map(|first| Range { first, pages })
+            .map(|first| NlaRange { first, pages })
             .ok_or(EDQUOT)
     }
 
@@ -383,7 +383,7 @@ impl Tables {
         }
         // The NIC may cache translations of an earlier driver, because only a flush drops them
         // (G17).
-        let whole = Range {
+        let whole = NlaRange {
             first: index * SPAN,
             pages: SPAN,
         };
@@ -397,7 +397,7 @@ impl Tables {
         Ok(())
     }
 
-    fn unuse(&mut self, range: Range) {
+    fn unuse(&mut self, range: NlaRange) {
         if range.pages == 0 {
             return;
         }
@@ -417,7 +417,7 @@ impl Tables {
         &mut self,
         ctx: &Context,
         commands: &Commands,
-        range: Range,
+        range: NlaRange,
         rest: Option<(RestNode, Rest)>,
     ) -> KVec<Arc<Gat>> {
         self.unuse(range);
@@ -459,7 +459,7 @@ impl Tables {
                 // Its translations are flushed already. This flush orders the answer after a table
                 // lookup that is in progress.
                 let first = index as u64 * SPAN;
-                commands.flush(ctx, Range { first, pages: 1 });
+                commands.flush(ctx, NlaRange { first, pages: 1 });
                 let _ = idle.push_within_capacity(slot.gat);
             }
         }

@@ -9,12 +9,12 @@ use kernel::prelude::*;
 mod units {
     use super::super::TableAccount;
     use super::*;
-    use protocol::nic::{nla::Range, table_use::SPAN};
+    use protocol::nic::{nla::NlaRange, table_use::SPAN};
 
     #[test]
     fn an_account_keeps_a_user_in_his_tables() -> Result {
         let account = TableAccount::new(8, 2)?;
-        let page = |table: u64| Range {
+        let page = |table: u64| NlaRange {
             first: table * SPAN + 1,
             pages: 1,
         };

@@ -12,7 +12,7 @@ use super::{
     memory::{Memory, Nlps},
     registry::{BoundHold, TranslationNode, VpidUse},
     reserve::Reserved,
-    tables::{Place, Rest, RestNode},
+    tables::{Rest, RestNode, TableRange},
     Access, Atu, TableAccount,
 };
 use crate::{context::Context, stats::Reason};
@@ -32,7 +32,7 @@ use kernel_ext::{
     work,
 };
 use protocol::nic::{
-    nla::Range,
+    nla::NlaRange,
     tickets::Ticket,
     translation::{Answer, Effect, Life, Next, Phase, Turn, Why},
 };
@@ -69,7 +69,7 @@ pub(super) struct Spare {
 
 pub(super) struct State {
     pub(super) life: Life,
-    pub(super) place: Option<Place>,
+    pub(super) table_range: Option<TableRange>,
     pub(super) memory: Option<Memory>,
     pub(super) nlps: Nlps,
     pub(super) home: Option<Home>,
@@ -89,7 +89,7 @@ pub(super) struct State {
 pub(super) struct Translation {
     pub(super) atu: Arc<Atu>,
     pub(super) vpid: Vpid,
-    pub(super) range: Range,
+    pub(super) range: NlaRange,
     pub(super) access: Access,
     /// First address in the process's address space; 0 for kernel memory.
     pub(super) start: usize,
@@ -187,16 +187,16 @@ impl Translation {
         if !first {
             return false;
         }
-        let place = self.state.lock().place.take();
-        if let Some(place) = &place {
-            place.zero();
+        let table_range = self.state.lock().table_range.take();
+        if let Some(table_range) = &table_range {
+            table_range.zero();
         }
         let (commands, ctx) = (&self.atu.commands, self.ctx());
         let flush = match may {
             Sleep::Never => commands.flush(ctx, self.range),
             Sleep::May => commands.flush_slowly(ctx, self.range),
         };
-        self.state.lock().place = place;
+        self.state.lock().table_range = table_range;
         self.step(|life| life.zeroed(turn, flush));
         true
     }
@@ -284,11 +284,11 @@ impl Translation {
         }
         // The work item is no longer queued for suspect pages. A running one finds no work.
         work::cancel_delayed(self);
-        let (watch, place, memory, home, bound, nlps) = {
+        let (watch, table_range, memory, home, bound, nlps) = {
             let mut state = self.state.lock();
             (
                 state.watch.take(),
-                state.place.take(),
+                state.table_range.take(),
                 state.memory.take(),
                 state.home.take(),
                 state.bound.take(),
@@ -309,13 +309,13 @@ impl Translation {
                     (Some(node), Some(room)) => Some(Spare { node, room }),
                     _ => None,
                 };
-                state.place = place;
+                state.table_range = table_range;
                 drop(state);
                 drop(pages);
                 reserved = Some(home);
             }
             home => {
-                drop(place);
+                drop(table_range);
                 if let Some(memory) = memory {
                     memory.release(ctx);
                 }
@@ -467,11 +467,11 @@ impl Translation {
     /// Frees the resources of an unused translation of a reserve. The caller keeps the device
     /// bound. Any context.
     pub(super) fn empty(&self) {
-        let (place, spare) = {
+        let (table_range, spare) = {
             let mut state = self.state.lock();
-            (state.place.take(), state.spare.take())
+            (state.table_range.take(), state.spare.take())
         };
-        drop((place, spare));
+        drop((table_range, spare));
     }
 
     /// Stores pages to be dropped after the end, where sleeping is allowed. Any context.

@@ -3,7 +3,9 @@
 //! entries.
 
 use proptest::prelude::*;
-use protocol::nic::nla::{cut, size_code, Placement, Range, Space, SpaceError, Store, SIZE_CODES};
+use protocol::nic::nla::{
+    cut, size_code, NlaRange, Placement, Space, SpaceError, Store, SIZE_CODES,
+};
 use std::collections::BTreeSet;
 use wire::{
     atu::MAX_SIZE_CODE,
@@ -11,20 +13,20 @@ use wire::{
 };
 
 #[derive(Default)]
-struct List(Vec<Range>, usize);
+struct List(Vec<NlaRange>, usize);
 
 impl Store for List {
-    fn ranges(&self) -> &[Range] {
+    fn ranges(&self) -> &[NlaRange] {
         &self.0
     }
-    fn ranges_mut(&mut self) -> &mut [Range] {
+    fn ranges_mut(&mut self) -> &mut [NlaRange] {
         &mut self.0
     }
     fn reserve(&mut self, total: usize) -> bool {
         self.1 = self.1.max(total);
         true
     }
-    fn insert(&mut self, at: usize, range: Range) {
+    fn insert(&mut self, at: usize, range: NlaRange) {
         assert!(self.0.len() < self.1, "more ranges than reserved");
         self.0.insert(at, range);
     }
@@ -37,7 +39,7 @@ const FIRST: u64 = 3;
 const PAGES: u64 = 200;
 
 fn space() -> Space<List> {
-    let bounds = Range {
+    let bounds = NlaRange {
         first: FIRST,
         pages: PAGES,
     };
@@ -50,20 +52,20 @@ enum Step {
         pages: u64,
         align: u64,
         phase: u64,
-        window: Range,
+        window: NlaRange,
     },
     Give(usize),
 }
 
 /// Mostly all of the space.
-fn window() -> impl Strategy<Value = Range> {
-    let all = Range {
+fn window() -> impl Strategy<Value = NlaRange> {
+    let all = NlaRange {
         first: FIRST,
         pages: PAGES,
     };
     prop_oneof![
         2 => Just(all),
-        1 => (0..FIRST + PAGES, 0..PAGES).prop_map(|(first, pages)| Range { first, pages }),
+        1 => (0..FIRST + PAGES, 0..PAGES).prop_map(|(first, pages)| NlaRange { first, pages }),
     ]
 }
 
@@ -81,7 +83,7 @@ proptest! {
     fn never_overlaps_never_leaks(steps in proptest::collection::vec(step(), 1..200)) {
         let mut space = space();
         let mut used = BTreeSet::new();
-        let mut live: Vec<Range> = Vec::new();
+        let mut live: Vec<NlaRange> = Vec::new();
         for step in steps {
             match step {
                 Step::Take { pages, align, phase, window } => match space
@@ -94,7 +96,7 @@ proptest! {
                             prop_assert!((FIRST..FIRST + PAGES).contains(&page));
                             prop_assert!(used.insert(page), "page {} twice", page);
                         }
-                        live.push(Range { first, pages });
+                        live.push(NlaRange { first, pages });
                     }
                     Err(e) => {
                         prop_assert_eq!(e, SpaceError::Full);
@@ -129,7 +131,7 @@ proptest! {
         for range in live {
             prop_assert!(space.free(range));
         }
-        prop_assert_eq!(space.free_ranges(), &[Range { first: FIRST, pages: PAGES }]);
+        prop_assert_eq!(space.free_ranges(), &[NlaRange { first: FIRST, pages: PAGES }]);
     }
 
     #[test]
@@ -228,5 +230,5 @@ fn refuses_nonsense() {
     ] {
         assert!(!space.free(range), "{range:?}");
     }
-    assert!(space.free(Range { first, pages: 4 }));
+    assert!(space.free(NlaRange { first, pages: 4 }));
 }

@@ -2,26 +2,26 @@
 //! Tables that a user's memory lies in, against a model that counts them anew each time.
 
 use proptest::prelude::*;
-use protocol::nic::nla::Range;
+use protocol::nic::nla::NlaRange;
 use protocol::nic::table_use::{share, tables_of, TableUse, SPAN};
 use std::collections::BTreeSet;
 
 const TABLES: u64 = 12;
 
-fn range() -> impl Strategy<Value = Range> {
+fn range() -> impl Strategy<Value = NlaRange> {
     // Long and short ones, and those that end or begin with a table.
     let first = prop_oneof![
         0..TABLES * SPAN,
         (0..TABLES, 0u64..3).prop_map(|(t, n)| (t * SPAN + n).saturating_sub(1)),
     ];
     let pages = prop_oneof![1u64..4, SPAN - 2..SPAN + 3, 1..3 * SPAN];
-    (first, pages).prop_map(|(first, pages)| Range {
+    (first, pages).prop_map(|(first, pages)| NlaRange {
         first,
         pages: pages.min(TABLES * SPAN - first).max(1),
     })
 }
 
-fn touched(ranges: &[Range]) -> u64 {
+fn touched(ranges: &[NlaRange]) -> u64 {
     let all = ranges.iter().flat_map(|r| tables_of(*r));
     all.collect::<BTreeSet<_>>().len() as u64
 }
@@ -40,7 +40,7 @@ proptest! {
         spare in 0u32..6,
     ) {
         let mut tables = TableUse::new(vec![0; TABLES as usize]);
-        let mut live: Vec<Range> = Vec::new();
+        let mut live: Vec<NlaRange> = Vec::new();
         for (range, n, give) in ops {
             if give && !live.is_empty() {
                 let range = live.swap_remove(n % live.len());
@@ -66,7 +66,7 @@ proptest! {
 #[test]
 fn sparse_memory_is_bounded_and_dense_memory_is_not() {
     const SPARE: u32 = 3;
-    let page = |table: u64| Range {
+    let page = |table: u64| NlaRange {
         first: table * SPAN + 5,
         pages: 1,
     };
@@ -89,7 +89,7 @@ fn sparse_memory_is_bounded_and_dense_memory_is_not() {
     ));
     let mut dense = TableUse::new(vec![0; TABLES as usize]);
     for table in 0..TABLES {
-        let range = Range {
+        let range = NlaRange {
             first: table * SPAN,
             pages: SPAN,
         };

@@ -23,14 +23,14 @@ pub const PAGES: u64 = 1024 * GAT_ENTRIES as u64;
 
 /// Consecutive pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Range {
+pub struct NlaRange {
     /// First page.
     pub first: u64,
     /// Number of pages.
     pub pages: u64,
 }
 
-impl Range {
+impl NlaRange {
     /// Page after the last.
     pub const fn end(&self) -> u64 {
         self.first + self.pages
@@ -40,13 +40,13 @@ impl Range {
 /// Memory for a sorted list of ranges.
 pub trait Store {
     /// The ranges.
-    fn ranges(&self) -> &[Range];
+    fn ranges(&self) -> &[NlaRange];
     /// The ranges, to be changed in place.
-    fn ranges_mut(&mut self) -> &mut [Range];
+    fn ranges_mut(&mut self) -> &mut [NlaRange];
     /// Makes room for `total` ranges; false without memory.
     fn reserve(&mut self, total: usize) -> bool;
     /// Inserts before position `at` (at most the length); there is room.
-    fn insert(&mut self, at: usize, range: Range);
+    fn insert(&mut self, at: usize, range: NlaRange);
     /// Removes the range at `at`.
     fn remove(&mut self, at: usize);
 }
@@ -78,7 +78,7 @@ pub struct Space<S> {
     free: S,
     /// Ranges given out.
     live: usize,
-    bounds: Range,
+    bounds: NlaRange,
 }
 
 impl<S: Store> Space<S> {
@@ -87,7 +87,7 @@ impl<S: Store> Space<S> {
     /// # Errors
     ///
     /// `NoMemory`.
-    pub fn new(mut free: S, bounds: Range) -> Result<Self, SpaceError> {
+    pub fn new(mut free: S, bounds: NlaRange) -> Result<Self, SpaceError> {
         if !free.reserve(1) {
             return Err(SpaceError::NoMemory);
         }
@@ -118,7 +118,7 @@ impl<S: Store> Space<S> {
     /// See [`SpaceError`].
     pub fn allocate_in(
         &mut self,
-        window: Range,
+        window: NlaRange,
         pages: u64,
         align: u64,
         phase: u64,
@@ -145,7 +145,7 @@ impl<S: Store> Space<S> {
                 continue;
             }
             let skip = first - range.first;
-            let behind = Range {
+            let behind = NlaRange {
                 first: first + pages,
                 pages: range.pages - skip - pages,
             };
@@ -171,7 +171,7 @@ impl<S: Store> Space<S> {
         Err(SpaceError::Full)
     }
 
-    fn set(&mut self, i: usize, range: Range) {
+    fn set(&mut self, i: usize, range: NlaRange) {
         if let Some(place) = self.free.ranges_mut().get_mut(i) {
             *place = range;
         }
@@ -179,7 +179,7 @@ impl<S: Store> Space<S> {
 
     /// Gives back a range as it was taken. False, and nothing happens, if some of it is free or
     /// outside the space.
-    pub fn free(&mut self, range: Range) -> bool {
+    pub fn free(&mut self, range: NlaRange) -> bool {
         let inside = range.first >= self.bounds.first && range.end() <= self.bounds.end();
         if range.pages == 0 || !inside || self.live == 0 {
             return false;
@@ -227,7 +227,7 @@ impl<S: Store> Space<S> {
     }
 
     /// The free ranges, ascending, with a gap between any two.
-    pub fn free_ranges(&self) -> &[Range] {
+    pub fn free_ranges(&self) -> &[NlaRange] {
         self.free.ranges()
     }
 

@@ -5,7 +5,7 @@
 //! registered. Who registers much and keeps one page in each GiB makes the host spend 512 pages for
 //! each page. So the tables of a user are bounded by what his memory fills, and some more.
 
-use crate::nic::nla::Range;
+use crate::nic::nla::NlaRange;
 use core::ops::DerefMut;
 use wire::atu::GAT_ENTRIES;
 
@@ -13,13 +13,13 @@ use wire::atu::GAT_ENTRIES;
 pub const SPAN: u64 = GAT_ENTRIES as u64;
 
 /// Numbers of the tables that `range` lies in.
-pub fn tables_of(range: Range) -> impl DoubleEndedIterator<Item = u64> {
+pub fn tables_of(range: NlaRange) -> impl DoubleEndedIterator<Item = u64> {
     let end = range.end().div_ceil(SPAN).max(range.first / SPAN);
     range.first / SPAN..end
 }
 
 /// Pages of `range` in table `index`, which it lies in.
-pub const fn share(range: Range, index: u64) -> u64 {
+pub const fn share(range: NlaRange, index: u64) -> u64 {
     let (first, end) = (index * SPAN, (index + 1) * SPAN);
     let first = if range.first > first {
         range.first
@@ -53,14 +53,14 @@ impl<A: DerefMut<Target = [u32]>> TableUse<A> {
 
     /// Whether the user may have `range`, too: his memory may lie in `spare` tables, and in two for
     /// each GiB that it has.
-    pub fn may_add(&self, range: Range, spare: u32) -> bool {
+    pub fn may_add(&self, range: NlaRange, spare: u32) -> bool {
         let new = tables_of(range).filter(|i| self.of(*i) == 0).count() as u64;
         let filled = (self.total + range.pages) / SPAN;
         self.tables + new <= u64::from(spare) + 2 * filled
     }
 
     /// The user has `range`, too.
-    pub fn add(&mut self, range: Range) {
+    pub fn add(&mut self, range: NlaRange) {
         for index in tables_of(range) {
             if let Some(pages) = self.pages.get_mut(index as usize) {
                 self.tables += u64::from(*pages == 0);
@@ -71,7 +71,7 @@ impl<A: DerefMut<Target = [u32]>> TableUse<A> {
     }
 
     /// The user has `range` no more, which he had.
-    pub fn remove(&mut self, range: Range) {
+    pub fn remove(&mut self, range: NlaRange) {
         for index in tables_of(range) {
             if let Some(pages) = self.pages.get_mut(index as usize) {
                 *pages = pages.saturating_sub(share(range, index) as u32);
@@ -82,10 +82,10 @@ impl<A: DerefMut<Target = [u32]>> TableUse<A> {
     }
 
     /// The parts of the space that his tables are for, in ascending order.
-    pub fn windows(&self) -> impl Iterator<Item = Range> + '_ {
+    pub fn windows(&self) -> impl Iterator<Item = NlaRange> + '_ {
         let all = self.pages.iter().enumerate();
         all.filter(|(_, pages)| **pages != 0)
-            .map(|(index, _)| Range {
+            .map(|(index, _)| NlaRange {
                 first: index as u64 * SPAN,
                 pages: SPAN,
             })
