@@ -28,7 +28,7 @@ use kernel_ext::{
 };
 use protocol::nic::{
     nla::NlaRange,
-    translation::{Life, Turn},
+    translation::{Generation, Life},
 };
 use wire::ids::Vpid;
 
@@ -102,7 +102,15 @@ impl Translation {
             _vpid: VpidUse::new(&atu, vpid),
         };
         let entered = memory.enter(&table_range, vpid, access, largest, cond_resched);
-        this.occupy(this.turn(), home, bound, table_range, memory, entered, node)?;
+        this.occupy(
+            this.generation(),
+            home,
+            bound,
+            table_range,
+            memory,
+            entered,
+            node,
+        )?;
         Ok(this)
     }
 
@@ -165,7 +173,7 @@ impl Translation {
         )
     }
 
-    /// Makes the translation live in generation `turn`, after its entries were written. Any
+    /// Makes the translation live in generation `generation`, after its entries were written. Any
     /// context.
     ///
     /// # Errors
@@ -176,7 +184,7 @@ impl Translation {
     #[allow(clippy::too_many_arguments)]
     fn occupy(
         self: &Arc<Self>,
-        turn: Turn,
+        generation: Generation,
         home: Home,
         bound: BoundHold,
         table_range: TableRange,
@@ -197,7 +205,7 @@ impl Translation {
             state.nlps = nlps;
             state.home = Some(home);
             state.bound = Some(bound);
-            self.live.store(turn.get(), Relaxed);
+            self.live.store(generation.get(), Relaxed);
         }
         let node = node.into_node(self.range.first, self.clone());
         let open = self.atu.registry.lock().enter(node);
@@ -206,7 +214,7 @@ impl Translation {
             false => Err(ENODEV),
         };
         if result.is_err() {
-            self.abandon(turn, None);
+            self.abandon(generation, None);
         }
         result
     }
@@ -221,7 +229,7 @@ impl Translation {
         bound: BoundHold,
         reserved: &Arc<Reserved>,
         pages: &Arc<PageList>,
-    ) -> Result<Turn, Refused> {
+    ) -> Result<Generation, Refused> {
         let (table_range, spare) = {
             let mut state = self.state.lock();
             (state.table_range.take(), state.spare.take())
@@ -247,8 +255,8 @@ impl Translation {
         let largest = self.atu.settings.largest;
         // A new generation can begin, because the caller alone has claimed the translation.
         let again = || self.state.lock().life.begin_again().ok_or(EINVAL);
-        let turn = match memory.placement(largest).and_then(|_| again()) {
-            Ok(turn) => turn,
+        let generation = match memory.placement(largest).and_then(|_| again()) {
+            Ok(generation) => generation,
             Err(e) => {
                 keep(Some(table_range), spare(unmap(memory), node));
                 return Err(Refused::Unused(e, bound));
@@ -256,8 +264,8 @@ impl Translation {
         };
         let home = Home::Reserve(reserved.clone());
         let entered = memory.enter(&table_range, self.vpid, self.access, largest, || {});
-        self.occupy(turn, home, bound, table_range, memory, entered, node)
+        self.occupy(generation, home, bound, table_range, memory, entered, node)
             .map_err(Refused::Ending)?;
-        Ok(turn)
+        Ok(generation)
     }
 }

@@ -9,7 +9,7 @@ use super::{end::RevokeClient, translation::Translation, Atu};
 use crate::context::Context;
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::mem::PageList;
-use protocol::nic::translation::Turn;
+use protocol::nic::translation::Generation;
 use wire::ids::{Nla, Vpid};
 
 /// Access of the NIC to registered memory, for commands of its owner and of peers.
@@ -65,7 +65,7 @@ impl Access {
 /// Unbinding the NIC ends all its regions; their handles can then only be dropped.
 pub struct Region {
     translation: Arc<Translation>,
-    turn: Turn,
+    generation: Generation,
     /// Offset of the first byte in the first page.
     first_offset: usize,
     bytes: usize,
@@ -77,21 +77,21 @@ impl Region {
     /// Makes a handle for `bytes` bytes from `first_offset` on in the translated pages.
     pub(super) fn new(
         translation: Arc<Translation>,
-        turn: Turn,
+        generation: Generation,
         first_offset: usize,
         bytes: usize,
     ) -> Self {
         Self {
             translation,
-            turn,
+            generation,
             first_offset,
             bytes,
             left: false,
         }
     }
 
-    pub(super) fn translation(&self) -> (&Arc<Translation>, Turn) {
-        (&self.translation, self.turn)
+    pub(super) fn translation(&self) -> (&Arc<Translation>, Generation) {
+        (&self.translation, self.generation)
     }
 
     /// Returns the NLA of the first byte. Any context.
@@ -131,7 +131,7 @@ impl Region {
     /// Returns false after the memory was unmapped (munmap, mremap, madvise, exit) or the device
     /// was removed. Commands with its NLAs then fail. Any context.
     pub fn is_alive(&self) -> bool {
-        self.translation.is_live(self.turn) && self.ctx().is_alive()
+        self.translation.is_live(self.generation) && self.ctx().is_alive()
     }
 
     /// Returns the NLA of byte `offset`, if the region is alive and contains `len` bytes from
@@ -165,7 +165,7 @@ impl Region {
     /// `ETIMEDOUT`: the NIC may still access the memory, which stays reserved until the NIC has
     /// answered.
     pub fn revoke(self) -> Result {
-        if self.translation.conclude(self.turn, None) {
+        if self.translation.conclude(self.generation, None) {
             Ok(())
         } else {
             Err(ETIMEDOUT)
@@ -197,7 +197,7 @@ impl Region {
     /// ```
     pub fn revoke_async(mut self, client: Arc<dyn RevokeClient>) {
         self.left = true;
-        self.translation.abandon(self.turn, Some(client));
+        self.translation.abandon(self.generation, Some(client));
     }
 
     /// Stores a reference to a list of pages, which is dropped some time after the region, where
@@ -210,7 +210,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if !self.left {
-            self.translation.abandon(self.turn, None);
+            self.translation.abandon(self.generation, None);
         }
     }
 }

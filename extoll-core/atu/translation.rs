@@ -34,7 +34,7 @@ use kernel_ext::{
 use protocol::nic::{
     nla::NlaRange,
     tickets::Ticket,
-    translation::{Answer, Effect, Life, Next, Phase, Turn, Why},
+    translation::{Answer, Effect, Generation, Life, Next, Phase, Why},
 };
 use wire::ids::{Nla, Vpid};
 
@@ -138,18 +138,18 @@ impl Translation {
     }
 
     /// Returns the current generation. Any context.
-    pub(super) fn turn(&self) -> Turn {
-        self.state.lock().life.turn()
+    pub(super) fn generation(&self) -> Generation {
+        self.state.lock().life.generation()
     }
 
-    /// Returns whether generation `turn` is live. Any context.
-    pub(super) fn is_live(&self, turn: Turn) -> bool {
-        self.live.load(Relaxed) == turn.get()
+    /// Returns whether generation `generation` is live. Any context.
+    pub(super) fn is_live(&self, generation: Generation) -> bool {
+        self.live.load(Relaxed) == generation.get()
     }
 
-    /// Returns the next step for the end of generation `turn`. Any context.
-    pub(super) fn next(&self, turn: Turn) -> Next {
-        self.state.lock().life.next(turn)
+    /// Returns the next step for the end of generation `generation`. Any context.
+    pub(super) fn next(&self, generation: Generation) -> Next {
+        self.state.lock().life.next(generation)
     }
 
     /// Changes the state of the state machine and updates the statistics. Any context.
@@ -176,9 +176,9 @@ impl Translation {
 
     /// Zeroes the entries and issues the flush. Returns false if another CPU does or did. Allocates
     /// nothing; takes time in proportion to the number of pages. Sleeps only with [`Sleep::May`].
-    fn revoke(&self, turn: Turn, may: Sleep) -> bool {
+    fn revoke(&self, generation: Generation, may: Sleep) -> bool {
         let first = self.step(|life| {
-            let first = life.revoke(turn);
+            let first = life.revoke(generation);
             if first {
                 self.live.store(0, Relaxed);
             }
@@ -197,16 +197,16 @@ impl Translation {
             Sleep::May => commands.flush_slowly(ctx, self.range),
         };
         self.state.lock().table_range = table_range;
-        self.step(|life| life.zeroed(turn, flush));
+        self.step(|life| life.zeroed(generation, flush));
         true
     }
 
     /// Revokes the translation; the flush has been issued on return. May sleep.
-    pub(super) fn begin(&self, turn: Turn) {
+    pub(super) fn begin(&self, generation: Generation) {
         loop {
-            match self.next(turn) {
+            match self.next(generation) {
                 Next::Revoke => {
-                    self.revoke(turn, Sleep::May);
+                    self.revoke(generation, Sleep::May);
                 }
                 Next::Zeroing => fsleep(MOMENT),
                 _ => return,
@@ -216,8 +216,8 @@ impl Translation {
 
     /// Processes an answer of the NIC from [`Commands::settle`](super::commands::Commands::settle),
     /// which may have been requested for other translations. May sleep.
-    pub(super) fn answered(self: &Arc<Self>, turn: Turn, answer: Answer) -> Effect {
-        let effect = self.step(|life| life.answered(turn, answer));
+    pub(super) fn answered(self: &Arc<Self>, generation: Generation, answer: Answer) -> Effect {
+        let effect = self.step(|life| life.answered(generation, answer));
         if effect == Effect::Quarantined {
             let detail = self.nla().0 | u64::from(self.vpid.get()) << 48;
             self.ctx().error(Reason::AtuTimeout, detail);
@@ -230,11 +230,15 @@ impl Translation {
     /// Ends the translation. Uses `answer` if it covers the flush, else requests another one.
     /// Returns false if the NIC did not answer in time, so that the translation is in quarantine.
     /// May sleep, up to about a second.
-    pub(super) fn conclude(self: &Arc<Self>, turn: Turn, mut answer: Option<Answer>) -> bool {
+    pub(super) fn conclude(
+        self: &Arc<Self>,
+        generation: Generation,
+        mut answer: Option<Answer>,
+    ) -> bool {
         loop {
-            match self.next(turn) {
+            match self.next(generation) {
                 Next::Revoke => {
-                    self.revoke(turn, Sleep::May);
+                    self.revoke(generation, Sleep::May);
                 }
                 Next::Zeroing | Next::Releasing => fsleep(MOMENT),
                 Next::Ask(_) => {
@@ -242,16 +246,16 @@ impl Translation {
                         Some(answer) => answer,
                         None => self.atu.commands.settle(self.ctx()),
                     };
-                    self.answered(turn, answer);
+                    self.answered(generation, answer);
                 }
                 Next::Look(ticket) => {
                     if !self.atu.commands.seen(self.ctx()).answers(ticket) {
                         return false;
                     }
                     self.ctx().let_writes_arrive();
-                    self.forgotten(turn, Why::Answered);
+                    self.forgotten(generation, Why::Answered);
                 }
-                Next::Release => self.release(turn),
+                Next::Release => self.release(generation),
                 Next::Done => return true,
             }
         }
@@ -259,27 +263,27 @@ impl Translation {
 
     /// Frees all resources, because the NIC can no longer access memory. May sleep.
     pub(super) fn cut_off(self: &Arc<Self>) {
-        let turn = self.turn();
-        self.begin(turn);
-        self.forgotten(turn, Why::CutOff);
-        self.conclude(turn, None);
+        let generation = self.generation();
+        self.begin(generation);
+        self.forgotten(generation, Why::CutOff);
+        self.conclude(generation, None);
         self.cancel();
     }
 
     /// Records that the NIC no longer uses the translation and that its writes have arrived.
-    pub(super) fn forgotten(&self, turn: Turn, why: Why) {
-        self.step(|life| life.forgotten(turn, why));
+    pub(super) fn forgotten(&self, generation: Generation, why: Why) {
+        self.step(|life| life.forgotten(generation, why));
     }
 
     /// Records a further request to the NIC for a translation in quarantine.
-    pub(super) fn asked_again(&self, turn: Turn, ticket: Option<Ticket>) {
-        self.step(|life| life.asked_again(turn, ticket));
+    pub(super) fn asked_again(&self, generation: Generation, ticket: Option<Ticket>) {
+        self.step(|life| life.asked_again(generation, ticket));
     }
 
     /// Frees all resources, unless another CPU does or did. May sleep; for a translation of a
     /// reserve it neither allocates memory nor waits for an allocation.
-    fn release(self: &Arc<Self>, turn: Turn) {
-        if !self.step(|life| life.release(turn)) {
+    fn release(self: &Arc<Self>, generation: Generation) {
+        if !self.step(|life| life.release(generation)) {
             return;
         }
         // The work item is no longer queued for suspect pages. A running one finds no work.
@@ -336,7 +340,7 @@ impl Translation {
         for (all, own) in atu.gauges.nlps.iter().zip(nlps) {
             all.fetch_sub(own, Relaxed);
         }
-        self.step(|life| life.released(turn));
+        self.step(|life| life.released(generation));
         // Taken before the next generation can have a client, but called after the return to the
         // reserve, because the client may register another region.
         let told = self.take_client();
@@ -356,9 +360,9 @@ impl Translation {
     /// For MMU notifiers, which do not wait for the NIC. The pages stay pinned until the NIC has
     /// answered, so late writes of the NIC cannot reach memory with a new owner.
     pub(super) fn die(self: &Arc<Self>) {
-        let turn = self.turn();
-        if self.revoke(turn, Sleep::Never) {
-            self.state.lock().life.leave(turn);
+        let generation = self.generation();
+        if self.revoke(generation, Sleep::Never) {
+            self.state.lock().life.leave(generation);
             self.atu.leave_to_worker(self);
         }
     }
@@ -366,10 +370,14 @@ impl Translation {
     /// Leaves the end to the work item, and zeroes the entries here unless there are many. Calls
     /// `client` at the end; at once if the translation has ended or is in quarantine. Called once
     /// per generation, because a second call would replace the first client. Any context.
-    pub(super) fn abandon(self: &Arc<Self>, turn: Turn, client: Option<Arc<dyn RevokeClient>>) {
+    pub(super) fn abandon(
+        self: &Arc<Self>,
+        generation: Generation,
+        client: Option<Arc<dyn RevokeClient>>,
+    ) {
         let (known, now) = {
             let mut state = self.state.lock();
-            let known = match state.life.next(turn) {
+            let known = match state.life.next(generation) {
                 Next::Done => Some(Ok(())),
                 Next::Look(_) => Some(Err(ETIMEDOUT)),
                 _ => None,
@@ -381,13 +389,13 @@ impl Translation {
                     None
                 }
             };
-            state.life.leave(turn);
+            state.life.leave(generation);
             (known, now)
         };
         match known {
             None => {
                 if self.range.pages <= Atu::AT_ONCE {
-                    self.revoke(turn, Sleep::Never);
+                    self.revoke(generation, Sleep::Never);
                 }
                 self.atu.leave_to_worker(self);
             }
@@ -406,7 +414,7 @@ impl Translation {
     }
 
     /// Returns the generation whose end was left to the work item, and its next step. Any context.
-    pub(super) fn left(&self) -> Option<(Turn, Next)> {
+    pub(super) fn left(&self) -> Option<(Generation, Next)> {
         self.state.lock().life.left()
     }
 
@@ -433,7 +441,7 @@ impl Translation {
     pub(super) fn settle_soon(self: &Arc<Self>) {
         let (next, reserved) = {
             let state = self.state.lock();
-            let next = state.life.next(state.life.turn());
+            let next = state.life.next(state.life.generation());
             (next, matches!(&state.home, Some(Home::Reserve(_))))
         };
         if next != Next::Release {
@@ -450,9 +458,9 @@ impl Translation {
 
     /// Frees memory if the NIC has confirmed the flush. May sleep.
     fn settle(self: &Arc<Self>) {
-        let turn = self.turn();
-        if self.next(turn) == Next::Release {
-            self.release(turn);
+        let generation = self.generation();
+        if self.next(generation) == Next::Release {
+            self.release(generation);
         }
         let leftover = {
             let mut state = self.state.lock();

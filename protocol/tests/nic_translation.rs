@@ -4,7 +4,7 @@
 use protocol::base::flow::Flow;
 use protocol::nic::tickets::{Ask, Ticket, Tickets};
 use protocol::nic::translation::{
-    Answer, Effect, Event, Flush, Life, Next, Pages, Phase, Turn, Why,
+    Answer, Effect, Event, Flush, Generation, Life, Next, Pages, Phase, Why,
 };
 use std::collections::{HashSet, VecDeque};
 
@@ -21,7 +21,7 @@ enum Command {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Party {
     kind: Kind,
-    turn: Turn,
+    generation: Generation,
     at: At,
     /// Number of times that it asked the NIC in quarantine.
     asked: u8,
@@ -95,14 +95,14 @@ struct World {
     /// The reaper is scheduled.
     listed: bool,
     /// The last generation that was left to the reaper.
-    left: Option<Turn>,
+    left: Option<Generation>,
     parties: Vec<Party>,
 }
 
 impl World {
     fn new(kinds: &[Kind], losses: u8) -> Self {
         let life = Life::new();
-        let turn = life.turn();
+        let generation = life.generation();
         Self {
             life,
             tickets: Tickets::new(WORDS as u32),
@@ -122,7 +122,7 @@ impl World {
                 .iter()
                 .map(|kind| Party {
                     kind: *kind,
-                    turn,
+                    generation,
                     at: match kind {
                         Kind::Batch => At::Ask,
                         Kind::Dropper => At::Leave,
@@ -163,7 +163,7 @@ impl World {
     /// Returns the possible next steps of context `n`, as the states that follow.
     fn moves(&self, n: usize) -> Vec<World> {
         let (party, life) = (&self.parties[n], &self.life);
-        let turn = party.turn;
+        let generation = party.generation;
         let go = |f: &dyn Fn(&mut World) -> At| {
             let mut w = self.clone();
             let at = f(&mut w);
@@ -173,11 +173,11 @@ impl World {
         match party.at {
             At::End(_) => vec![],
             At::Leave => go(&|w| {
-                if w.life.next(turn) == Next::Done {
+                if w.life.next(generation) == Next::Done {
                     return At::End(Outcome::Over);
                 }
-                w.life.leave(turn);
-                w.left = Some(turn);
+                w.life.leave(generation);
+                w.left = Some(generation);
                 At::Next
             }),
             At::List if party.kind == Kind::Dropper => go(&|w| {
@@ -188,18 +188,18 @@ impl World {
                 w.listed = false;
                 match w.life.left() {
                     Some((left, _)) => {
-                        w.parties[n].turn = left;
+                        w.parties[n].generation = left;
                         At::Next
                     }
                     None => At::List,
                 }
             }),
             At::List => vec![],
-            At::Next => match life.next(turn) {
+            At::Next => match life.next(generation) {
                 Next::Revoke => go(&|w| {
-                    let theirs = party.kind == Kind::Reaper && w.left != Some(turn);
+                    let theirs = party.kind == Kind::Reaper && w.left != Some(generation);
                     assert!(!theirs, "ends a generation that was not left to it: {w:?}");
-                    if w.life.revoke(turn) {
+                    if w.life.revoke(generation) {
                         At::Zero
                     } else {
                         At::Next
@@ -217,17 +217,17 @@ impl World {
                     _ if party.asked == 2 => vec![],
                     _ => go(&|w| {
                         if w.is_answered(ticket) {
-                            w.life.forgotten(turn, Why::Answered);
+                            w.life.forgotten(generation, Why::Answered);
                         } else {
                             w.parties[n].asked += 1;
                             let next = w.ask();
-                            w.life.asked_again(turn, next);
+                            w.life.asked_again(generation, next);
                         }
                         At::Next
                     }),
                 },
                 Next::Release => go(&|w| {
-                    if w.life.release(turn) {
+                    if w.life.release(generation) {
                         At::Free
                     } else {
                         At::Next
@@ -249,7 +249,7 @@ impl World {
                 At::Zeroed(Flush(w.flushes))
             }),
             At::Zeroed(flush) => go(&|w| {
-                w.life.zeroed(turn, flush);
+                w.life.zeroed(generation, flush);
                 At::Next
             }),
             At::Ask => go(&|w| {
@@ -261,7 +261,7 @@ impl World {
                 // Without an answer, the deadline may pass at any time.
                 let result = if answered { Ok(()) } else { Err(ticket) };
                 go(&|w| {
-                    w.life.answered(turn, Answer { upto, result });
+                    w.life.answered(generation, Answer { upto, result });
                     At::Next
                 })
             }
@@ -275,12 +275,12 @@ impl World {
                 At::Released
             }),
             At::Released => go(&|w| {
-                w.life.released(turn);
+                w.life.released(generation);
                 At::Next
             }),
             At::CutOff => go(&|w| {
                 w.master = false;
-                w.life.forgotten(turn, Why::CutOff);
+                w.life.forgotten(generation, Why::CutOff);
                 At::Next
             }),
         }
@@ -320,7 +320,7 @@ impl World {
         if unbinding || self.again == 1 {
             return vec![];
         }
-        let Some(turn) = w.life.begin_again() else {
+        let Some(generation) = w.life.begin_again() else {
             return vec![];
         };
         w.again += 1;
@@ -328,7 +328,7 @@ impl World {
         w.entries = true;
         w.parties.push(Party {
             kind: Kind::Owner,
-            turn,
+            generation,
             at: At::Next,
             asked: 0,
         });
@@ -344,7 +344,7 @@ impl World {
         assert!(self.given_back <= 1 + self.again, "{self:?}");
         let phase = self.life.phase();
         for party in &self.parties {
-            if party.at == At::End(Outcome::Over) && party.turn == self.life.turn() {
+            if party.at == At::End(Outcome::Over) && party.generation == self.life.generation() {
                 assert!(phase == Phase::Gone && !self.memory, "not freed: {self:?}");
             }
         }
@@ -412,7 +412,7 @@ fn whoever_comes_first_memory_goes_once_and_not_too_early() {
 #[test]
 fn lives_are_told_apart() {
     let mut life = Life::new();
-    let first = life.turn();
+    let first = life.generation();
     let answer = |upto, result| Answer {
         upto: Flush(upto),
         result,
@@ -457,7 +457,7 @@ fn lives_are_told_apart() {
 #[test]
 fn a_worker_ends_only_what_was_left_to_it() {
     let mut life = Life::new();
-    let first = life.turn();
+    let first = life.generation();
     assert_eq!(life.left(), None);
     // Left to the work item before the end has begun, because the end takes long.
     life.leave(first);
@@ -489,12 +489,12 @@ fn a_worker_ends_only_what_was_left_to_it() {
 fn suspects_are_gathered_while_it_lives() {
     let pages = |first, end| Pages { first, end };
     let mut life = Life::new();
-    let turn = life.turn();
+    let generation = life.generation();
     assert_eq!(life.take_suspects(), None);
     assert!(life.suspect(pages(5, 6)) && life.suspect(pages(2, 3)));
     assert_eq!(life.take_suspects(), Some(pages(2, 6)));
     assert!(life.suspect(pages(1, 2)));
-    assert!(life.revoke(turn));
+    assert!(life.revoke(generation));
     assert_eq!(life.take_suspects(), None);
     assert!(!life.suspect(pages(1, 2)));
 }

@@ -19,7 +19,7 @@
 //! true for one context only, which clears the entries or frees the memory.
 //!
 //! The same entries can be used for another translation after the end ([`Life::begin_again`]). A
-//! [`Turn`] is the generation of the translation: reports of earlier generations have no effect. A
+//! [`Generation`] is the generation of the translation: reports of earlier generations have no effect. A
 //! context that must not wait leaves the end to a work item ([`Life::leave`]). The work item asks
 //! for the generation that was left to it ([`Life::left`]), because the present one may belong to a
 //! new owner.
@@ -80,9 +80,9 @@ crate::flow! {
 
 /// Generation of a translation. Never 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Turn(u64);
+pub struct Generation(u64);
 
-impl Turn {
+impl Generation {
     /// Returns the generation as a number, which is never 0.
     pub const fn get(self) -> u64 {
         self.0
@@ -158,7 +158,7 @@ pub struct Pages {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Life {
     phase: Phase,
-    turn: u64,
+    generation: u64,
     /// Number of the flush, in [`Phase::Flushed`].
     flush: Flush,
     /// Range of pages that the owner of the memory may have replaced.
@@ -180,7 +180,7 @@ impl Life {
     pub const fn new() -> Self {
         Self {
             phase: Phase::Live,
-            turn: 1,
+            generation: 1,
             flush: Flush(0),
             suspects: None,
             ticket: None,
@@ -202,13 +202,13 @@ impl Life {
     }
 
     /// Returns the present generation.
-    pub const fn turn(&self) -> Turn {
-        Turn(self.turn)
+    pub const fn generation(&self) -> Generation {
+        Turn(self.generation)
     }
 
-    fn step(&mut self, turn: Turn, event: Event) -> bool {
+    fn step(&mut self, generation: Generation, event: Event) -> bool {
         let next = flow::Flow::next(self.phase, event);
-        match next.filter(|_| turn.0 == self.turn) {
+        match next.filter(|_| generation.0 == self.generation) {
             Some(next) => {
                 self.phase = next;
                 true
@@ -218,8 +218,8 @@ impl Life {
     }
 
     /// Returns the next operation for the end of this generation.
-    pub fn next(&self, turn: Turn) -> Next {
-        if turn.0 != self.turn {
+    pub fn next(&self, generation: Generation) -> Next {
+        if generation.0 != self.generation {
             return Next::Done;
         }
         match self.phase {
@@ -234,21 +234,21 @@ impl Life {
     }
 
     /// Leaves the end of this generation to a work item, in any phase.
-    pub fn leave(&mut self, turn: Turn) {
-        self.left |= self.next(turn) != Next::Done;
+    pub fn leave(&mut self, generation: Generation) {
+        self.left |= self.next(generation) != Next::Done;
     }
 
     /// Returns generation and next operation if the end was left to a work item.
-    pub fn left(&self) -> Option<(Turn, Next)> {
-        let (turn, next) = (self.turn(), self.next(self.turn()));
-        (self.left && next != Next::Done).then_some((turn, next))
+    pub fn left(&self) -> Option<(Generation, Next)> {
+        let (generation, next) = (self.generation(), self.next(self.generation()));
+        (self.left && next != Next::Done).then_some((generation, next))
     }
 
     /// Begins the end. Returns true to one caller only, which clears the entries, commands the
     /// flush, and calls [`Life::zeroed`].
     #[must_use]
-    pub fn revoke(&mut self, turn: Turn) -> bool {
-        let first = self.step(turn, Event::Revoke);
+    pub fn revoke(&mut self, generation: Generation) -> bool {
+        let first = self.step(generation, Event::Revoke);
         if first {
             self.suspects = None;
         }
@@ -256,21 +256,21 @@ impl Life {
     }
 
     /// Reports that the entries are cleared, and the flush is commanded and counted.
-    pub fn zeroed(&mut self, turn: Turn, flush: Flush) {
-        if self.step(turn, Event::Zeroed) {
+    pub fn zeroed(&mut self, generation: Generation, flush: Flush) {
+        if self.step(generation, Event::Zeroed) {
             self.flush = flush;
         }
     }
 
     /// Reports the result of a question to the NIC, which may have been asked for another
     /// translation.
-    pub fn answered(&mut self, turn: Turn, answer: Answer) -> Effect {
+    pub fn answered(&mut self, generation: Generation, answer: Answer) -> Effect {
         if self.phase != Phase::Flushed || self.flush > answer.upto {
             return Effect::None;
         }
         match answer.result {
-            Ok(()) if self.step(turn, Event::Answered) => Effect::Forgotten,
-            Err(ticket) if self.step(turn, Event::TimedOut) => {
+            Ok(()) if self.step(generation, Event::Answered) => Effect::Forgotten,
+            Err(ticket) if self.step(generation, Event::TimedOut) => {
                 self.ticket = ticket;
                 Effect::Quarantined
             }
@@ -280,17 +280,19 @@ impl Life {
 
     /// Reports that the NIC does not use the translation any more. Returns false if this was
     /// reported before.
-    pub fn forgotten(&mut self, turn: Turn, why: Why) -> bool {
+    pub fn forgotten(&mut self, generation: Generation, why: Why) -> bool {
         match why {
-            Why::Answered if self.phase == Phase::Quarantined => self.step(turn, Event::Answered),
+            Why::Answered if self.phase == Phase::Quarantined => {
+                self.step(generation, Event::Answered)
+            }
             Why::Answered => false,
-            Why::CutOff => self.step(turn, Event::CutOff),
+            Why::CutOff => self.step(generation, Event::CutOff),
         }
     }
 
     /// Reports a further question. Its ticket is stored if the translation has none.
-    pub fn asked_again(&mut self, turn: Turn, ticket: Option<Ticket>) {
-        if turn.0 == self.turn && self.phase == Phase::Quarantined {
+    pub fn asked_again(&mut self, generation: Generation, ticket: Option<Ticket>) {
+        if generation.0 == self.generation && self.phase == Phase::Quarantined {
             self.ticket = self.ticket.or(ticket);
         }
     }
@@ -298,25 +300,25 @@ impl Life {
     /// Begins the release. Returns true to one caller only, which frees memory and NLAs, and calls
     /// [`Life::released`].
     #[must_use]
-    pub fn release(&mut self, turn: Turn) -> bool {
-        self.step(turn, Event::Release)
+    pub fn release(&mut self, generation: Generation) -> bool {
+        self.step(generation, Event::Release)
     }
 
     /// Reports that memory and NLAs are freed.
-    pub fn released(&mut self, turn: Turn) {
-        self.step(turn, Event::Released);
+    pub fn released(&mut self, generation: Generation) {
+        self.step(generation, Event::Released);
     }
 
     /// Begins the next generation. Returns `None` unless the last one has ended.
     #[must_use]
-    pub fn begin_again(&mut self) -> Option<Turn> {
-        if !self.step(Turn(self.turn), Event::Again) {
+    pub fn begin_again(&mut self) -> Option<Generation> {
+        if !self.step(Generation(self.generation), Event::Again) {
             return None;
         }
-        self.turn += 1;
+        self.generation += 1;
         self.ticket = None;
         self.left = false;
-        Some(Turn(self.turn))
+        Some(Generation(self.generation))
     }
 
     /// Records that pages may have been replaced. Returns false if the translation is ending, so
