@@ -17,7 +17,7 @@ use kernel_ext::{
     security,
 };
 use protocol::{
-    base::marks::{hole, marks, Mark},
+    base::validity::{find_hole, tag_offsets, ValidityTag},
     eth::{
         order,
         poll::Timer,
@@ -84,7 +84,7 @@ impl Buffer for TxBuffer {
 pub(crate) struct RxBuffer {
     pub(crate) map: RxMapping,
     /// Validity tag written throughout the buffer. The GET must overwrite all copies.
-    mark: Mark,
+    mark: ValidityTag,
 }
 
 impl RxBuffer {
@@ -96,7 +96,7 @@ impl RxBuffer {
     /// Returns the errors of [`RxMapping::new`].
     pub(crate) fn new(dev: &BoundDevice, ndev: &NetDev, len: u32) -> Result<Self> {
         let mark = security::random().to_le_bytes();
-        let map = RxMapping::marked(dev, ndev, len, marks(len), mark)?;
+        let map = RxMapping::marked(dev, ndev, len, tag_offsets(len), mark)?;
         Ok(Self { map, mark })
     }
 
@@ -110,7 +110,7 @@ impl RxBuffer {
     /// Returns `None` if the buffer was mapped by an earlier driver binding; it then stays mapped.
     pub(crate) fn complete(self, dev: &BoundDevice) -> Option<(RxSkb, Option<u32>)> {
         let skb = self.map.complete(dev).ok()?;
-        let hole = hole(skb.data(), self.mark);
+        let hole = find_hole(skb.data(), self.mark);
         Some((skb, hole))
     }
 

@@ -27,7 +27,7 @@ use kernel::{
 };
 use kernel_ext::{mem::Comb, security};
 use protocol::{
-    base::marks::{marks, MARK_BYTES, MARK_DISTANCE},
+    base::validity::{tag_offsets, TAG_BYTES, TAG_DISTANCE},
     ds::{self, Get, Span},
     transfer::Failure,
     Time, TransportError,
@@ -289,7 +289,7 @@ struct Marked {
     /// Range of the destination.
     to: Span,
     /// Value of the tags.
-    secret: [u8; MARK_BYTES as usize],
+    secret: [u8; TAG_BYTES as usize],
 }
 
 impl Marked {
@@ -303,19 +303,19 @@ impl Marked {
     ) -> bool {
         if self.sink.is_some() {
             // The memory has no wrap-around.
-            return marks(self.to.len).any(|offset| {
+            return tag_offsets(self.to.len).any(|offset| {
                 divided(Span {
                     at: self.to.at + offset,
-                    len: MARK_BYTES,
+                    len: TAG_BYTES,
                 })
             });
         }
         let ring = self.rings.receive.bytes();
-        let step = MARK_DISTANCE as usize;
-        let (mut at, mut left) = (self.to.at as usize, marks(self.to.len).count());
+        let step = TAG_DISTANCE as usize;
+        let (mut at, mut left) = (self.to.at as usize, tag_offsets(self.to.len).count());
         while left > 0 {
             at &= ring - 1;
-            let room = (ring - at).checked_sub(MARK_BYTES as usize);
+            let room = (ring - at).checked_sub(TAG_BYTES as usize);
             let count = room.map_or(0, |room| room / step + 1).min(left);
             if count > 0 && row(Comb { at, step, count }) {
                 return true;
@@ -325,7 +325,7 @@ impl Marked {
             if left > 0 && at < ring {
                 let place = Span {
                     at: at as u32,
-                    len: MARK_BYTES,
+                    len: TAG_BYTES,
                 };
                 if divided(place) {
                     return true;
@@ -357,7 +357,7 @@ impl Marked {
     fn is_left(&self) -> bool {
         let ring = &self.rings.receive;
         let divided = |place| {
-            let mut found = [0; MARK_BYTES as usize];
+            let mut found = [0; TAG_BYTES as usize];
             match &self.sink {
                 Some(flight) => flight.load(place, &mut found),
                 None => load(ring, place, &mut found),

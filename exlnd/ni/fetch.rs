@@ -22,7 +22,7 @@ use kernel_ext::{
     security,
 };
 use protocol::{
-    base::marks::{marks, Mark, MARK_BYTES, MARK_DISTANCE},
+    base::validity::{tag_offsets, ValidityTag, TAG_BYTES, TAG_DISTANCE},
     lnd::{GetFailure, Ticket},
     Time,
 };
@@ -38,7 +38,7 @@ struct Use {
     /// `None` after the revocation was started.
     region: Option<Region>,
     /// Value of the validity tags.
-    mark: Mark,
+    mark: ValidityTag,
     /// Set when the message has ended; the slot is freed when no GET may write any more.
     over: bool,
 }
@@ -99,8 +99,8 @@ impl Use {
     fn comb(&self, len: u32) -> Option<Comb> {
         let mut all = pieces(&self.memory, 0, len as usize);
         let (at, _) = all.next()?;
-        let step = MARK_DISTANCE as usize;
-        let count = marks(len).count();
+        let step = TAG_DISTANCE as usize;
+        let count = tag_offsets(len).count();
         all.next().is_none().then_some(Comb { at, step, count })
     }
 
@@ -112,9 +112,9 @@ impl Use {
             let _ = self.memory.pages().mark(comb, self.mark);
             return;
         }
-        for at in marks(len) {
+        for at in tag_offsets(len) {
             let mut done = 0;
-            for (place, n) in pieces(&self.memory, at as usize, MARK_BYTES as usize) {
+            for (place, n) in pieces(&self.memory, at as usize, TAG_BYTES as usize) {
                 if let Some(part) = self.mark.get(done..done + n) {
                     // Cannot fail: the range is inside the list, which is writable.
                     let _ = self.memory.pages().copy_from(place, part);
@@ -131,9 +131,9 @@ impl Use {
             return found.unwrap_or(true);
         }
         marks(self.len()).any(|at| {
-            let mut found = Mark::default();
+            let mut found = ValidityTag::default();
             let mut done = 0;
-            for (place, n) in pieces(&self.memory, at as usize, MARK_BYTES as usize) {
+            for (place, n) in pieces(&self.memory, at as usize, TAG_BYTES as usize) {
                 if let Some(part) = found.get_mut(done..done + n) {
                     let _ = self.memory.pages().copy_to(place, part);
                 }
@@ -208,7 +208,7 @@ impl Ni {
             ticket,
             memory,
             region: Some(region),
-            mark: Mark::default(),
+            mark: ValidityTag::default(),
             over: false,
         };
         if let Some(slot) = self.sinks.lock().0.get_mut(number as usize) {

@@ -7,13 +7,13 @@ mod sim {
     use ::sim::port::{Port, FREE};
     use anyhow::Result;
     use extoll_emulator::network::LinkKnobs;
-    use protocol::base::marks::{hole, marks, Mark};
+    use protocol::base::validity::{find_hole, tag_offsets, ValidityTag};
     use wire::eth::{get_descriptor, Announcement, Completion, Side, GET_PAGE};
 
     const US: u64 = 1_000;
     /// Length of a frame with more packets than each hop can buffer.
     const LEN: u32 = 65_000;
-    const MARK: Mark = *b"no frame";
+    const MARK: ValidityTag = *b"no frame";
     /// Address of the frame at its sender.
     const FROM: u64 = MEMORY + 0x20_0000;
     /// Latency of a cable in ns.
@@ -33,7 +33,7 @@ mod sim {
         };
         (0..3).for_each(|cable| fabric.knobs(cable, knobs));
         fabric.fill(3, FROM, &[0x11; LEN as usize])?;
-        for at in marks(LEN) {
+        for at in tag_offsets(LEN) {
             fabric.fill(0, FREE + u64::from(at), &MARK)?;
         }
         let announcement = Announcement {
@@ -62,7 +62,7 @@ mod sim {
     #[test]
     fn a_cable_that_is_away_for_a_moment_leaves_a_hole() {
         let whole = fetch(|_| {}).unwrap().expect("an end");
-        assert_eq!(hole(&whole, MARK), None);
+        assert_eq!(find_hole(&whole, MARK), None);
         assert!(whole.iter().all(|b| *b == 0x11));
         let data = fetch(|fabric| {
             // The cable between nodes 1 and 2.
@@ -74,6 +74,6 @@ mod sim {
         let missing = data.iter().filter(|b| **b != 0x11).count();
         assert!(missing > 496 && missing < LEN as usize - 496, "{missing}");
         assert!(data.ends_with(&[0x11; 8]));
-        assert!(hole(&data, MARK).is_some());
+        assert!(find_hole(&data, MARK).is_some());
     }
 }

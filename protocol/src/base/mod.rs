@@ -5,6 +5,6 @@ pub mod age_bound;
 pub mod arena;
 pub mod deadlines;
 pub mod flow;
-pub mod marks;
 pub mod slots;
 pub mod time;
+pub mod validity;

@@ -39,7 +39,7 @@
 //! * It calls [`Stream::pump`] after each event, when the port has room again, and at
 //!   [`Stream::deadline`]. `pump` sends messages and posts GETs through a [`Port`].
 //! * It reports the result of each GET to [`Stream::get_ended`]. A GET is successful only if all
-//!   its packets arrived, which [`crate::base::marks`] proves.
+//!   its packets arrived, which [`crate::base::validity`] proves.
 //! * It frees the receive ring after [`Stream::is_quiet`], and the send ring after
 //!   [`Stream::send_ring_free`].
 //!

@@ -16,7 +16,7 @@ pub enum Event<T> {
     /// and reports LNet's decision to [`Lnd::parsed`].
     Offer(Ticket, NodeId),
     /// Payload must be fetched by GETs. The driver writes validity tags to the destination first
-    /// ([`marks`](crate::base::marks)), and reports the result to [`Lnd::fetched`].
+    /// ([`validity`](crate::base::validity)), and reports the result to [`Lnd::fetched`].
     Fetch {
         /// Message that the payload belongs to.
         ticket: Ticket,

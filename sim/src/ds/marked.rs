@@ -2,7 +2,7 @@
 
 use crate::fabric::Fabric;
 use anyhow::Result;
-use protocol::base::marks::{marks, Mark, MARK_BYTES};
+use protocol::base::validity::{tag_offsets, ValidityTag, TAG_BYTES};
 use protocol::ds::Span;
 use protocol::Time;
 
@@ -12,7 +12,7 @@ pub(super) struct Marked {
     pub(super) ring: u64,
     pub(super) bytes: u32,
     pub(super) to: Span,
-    pub(super) secret: Mark,
+    pub(super) secret: ValidityTag,
     /// Node and ring that the GET reads.
     pub(super) from: (usize, u64),
     /// Time until which the GET may be in flight.
@@ -23,7 +23,7 @@ impl Marked {
     fn places(self) -> impl Iterator<Item = Span> {
         marks(self.to.len).map(move |offset| Span {
             at: (self.to.at + offset) & (self.bytes - 1),
-            len: MARK_BYTES,
+            len: TAG_BYTES,
         })
     }
 

@@ -2,7 +2,7 @@
 
 use crate::fabric::Fabric;
 use anyhow::Result;
-use protocol::base::marks::{hole, marks, Mark};
+use protocol::base::validity::{find_hole, tag_offsets, ValidityTag};
 use wire::eth::match_key;
 
 /// Memory of a GET.
@@ -10,7 +10,7 @@ use wire::eth::match_key;
 pub(super) struct Target {
     pub(super) local: u64,
     len: u32,
-    mark: Mark,
+    mark: ValidityTag,
 }
 
 impl Target {
@@ -21,7 +21,7 @@ impl Target {
         let mark = (number | 1)
             .wrapping_mul(0x9E37_79B9_7F4A_7C15)
             .to_le_bytes();
-        for at in marks(len) {
+        for at in tag_offsets(len) {
             fabric.fill(nic, local + u64::from(at), &mark)?;
         }
         Ok(Self { local, len, mark })
@@ -36,7 +36,7 @@ impl Target {
     pub(super) fn load(&self, fabric: &Fabric, nic: usize) -> Result<(Vec<u8>, bool)> {
         let mut data = vec![0; self.len as usize];
         fabric.load(nic, self.local, &mut data)?;
-        let lost = hole(&data, self.mark).is_some();
+        let lost = find_hole(&data, self.mark).is_some();
         Ok((data, lost))
     }
 }

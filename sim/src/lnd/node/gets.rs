@@ -4,7 +4,7 @@ use super::{Got, Node, Poster, Report, Sink};
 use crate::fabric::Fabric;
 use crate::lnd::{Mutation, IDLE, LIMITS};
 use anyhow::{ensure, Result};
-use protocol::base::marks::{hole, marks, MARK_BYTES};
+use protocol::base::validity::{find_hole, tag_offsets, TAG_BYTES};
 use protocol::lnd::{GetFailure, Ticket};
 use protocol::transfer::{Failure, Fragment, Move, Queue, Tell, Terms};
 use protocol::Time;
@@ -63,7 +63,7 @@ impl Node {
         sink.moving += 1;
         let flying = (sink.address, sink.moving);
         self.flying.insert(number, flying);
-        for at in marks(len) {
+        for at in tag_offsets(len) {
             let to = sink.block + sink.offset + u64::from(at);
             fabric.fill(self.nic, to, &mark.to_le_bytes()[..MARK_BYTES as usize])?;
         }
@@ -177,7 +177,8 @@ impl Node {
         let (Some(ticket), Some(sink)) = (ticket.map(|(t, _)| *t), self.sinks.get(&number)) else {
             return Ok(());
         };
-        if result.is_ok() && hole(&self.data(fabric, sink)?, sink.mark.to_le_bytes()).is_some() {
+        if result.is_ok() && find_hole(&self.data(fabric, sink)?, sink.mark.to_le_bytes()).is_some()
+        {
             self.holes += 1;
             if self.mutation != Some(Mutation::Unmarked) {
                 result = Err(GetFailure::Lost);

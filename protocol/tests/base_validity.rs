@@ -1,6 +1,6 @@
 //! Validity tags: any missing packet leaves a tag untouched.
 
-use protocol::base::marks::{hole, marks, MARK_BYTES};
+use protocol::base::validity::{find_hole, tag_offsets, TAG_BYTES};
 use wire::rma::FRAGMENT;
 
 const MARK: [u8; 8] = *b"\x80mark\xff\0\x01";
@@ -8,10 +8,10 @@ const MARK: [u8; 8] = *b"\x80mark\xff\0\x01";
 #[test]
 fn each_whole_packet_covers_a_mark() {
     for len in (0..3 * FRAGMENT).chain([60_000]) {
-        let all: Vec<u32> = marks(len).collect();
-        assert!(all.iter().all(|m| m + MARK_BYTES <= len));
+        let all: Vec<u32> = tag_offsets(len).collect();
+        assert!(all.iter().all(|m| m + TAG_BYTES <= len));
         for from in 0..=len.saturating_sub(FRAGMENT) {
-            let covers = |m: &u32| *m >= from && m + MARK_BYTES <= from + FRAGMENT;
+            let covers = |m: &u32| *m >= from && m + TAG_BYTES <= from + FRAGMENT;
             assert!(len <= FRAGMENT || all.iter().any(covers), "{from} of {len}");
         }
     }
@@ -20,8 +20,8 @@ fn each_whole_packet_covers_a_mark() {
 /// Returns the memory after a GET of `len` bytes whose packets `lost` did not arrive.
 fn get(len: u32, lost: impl Fn(u32) -> bool) -> Vec<u8> {
     let mut memory = vec![0xdb; len as usize];
-    for at in marks(len) {
-        memory[at as usize..(at + MARK_BYTES) as usize].copy_from_slice(&MARK);
+    for at in tag_offsets(len) {
+        memory[at as usize..(at + TAG_BYTES) as usize].copy_from_slice(&MARK);
     }
     for (i, packet) in (0..).zip(memory.chunks_mut(FRAGMENT as usize)) {
         if !lost(i) {
@@ -35,10 +35,10 @@ fn get(len: u32, lost: impl Fn(u32) -> bool) -> Vec<u8> {
 fn any_packet_but_the_last_one_is_missed() {
     for len in (1..5 * FRAGMENT).step_by(7).chain([9_000, 65_558]) {
         let last = (len - 1) / FRAGMENT;
-        assert_eq!(hole(&get(len, |_| false), MARK), None, "{len}");
+        assert_eq!(find_hole(&get(len, |_| false), MARK), None, "{len}");
         for i in 0..last {
             for lost in [i..i + 1, i..last, 0..i + 1] {
-                let at = hole(&get(len, |k| lost.contains(&k)), MARK);
+                let at = find_hole(&get(len, |k| lost.contains(&k)), MARK);
                 let at = at.unwrap_or_else(|| panic!("{lost:?} of {len}"));
                 // The first untouched tag is in the first missing packet.
                 let packet = lost.start * FRAGMENT..lost.end * FRAGMENT;
@@ -54,10 +54,10 @@ fn what_looks_like_a_mark_elsewhere_is_none() {
     for at in (1..1_900).step_by(488) {
         data[at..at + 8].copy_from_slice(&MARK);
     }
-    assert_eq!(hole(&data, MARK), None);
+    assert_eq!(find_hole(&data, MARK), None);
     data[976..984].copy_from_slice(&MARK);
-    assert_eq!(hole(&data, MARK), Some(976));
-    assert_eq!(hole(&[], MARK), None);
+    assert_eq!(find_hole(&data, MARK), Some(976));
+    assert_eq!(find_hole(&[], MARK), None);
     // The completer reports a single packet.
-    assert_eq!(hole(&MARK, MARK), None);
+    assert_eq!(find_hole(&MARK, MARK), None);
 }

@@ -4,7 +4,7 @@
 //! The completer reports the last packet of a GET only (HW §10.3). Earlier packets may be lost
 //! without report, for example by a link failure in this or another node. Memory of a lost packet
 //! keeps its old content (a hole). Before the GET, a random quadword, the tag, is therefore written
-//! to this memory every [`MARK_DISTANCE`] bytes. Each packet except the last overwrites at least
+//! to this memory every [`TAG_DISTANCE`] bytes. Each packet except the last overwrites at least
 //! one tag. A tag that is still there after the GET shows a missing packet, or in rare cases equal
 //! data: the GET has failed.
 
@@ -12,27 +12,27 @@ use wire::rma::FRAGMENT;
 
 /// Distance between the starts of two tags in bytes. Each range of 496 bytes, the size of a full
 /// packet, contains a whole tag.
-pub const MARK_DISTANCE: u32 = FRAGMENT - MARK_BYTES;
+pub const TAG_DISTANCE: u32 = FRAGMENT - TAG_BYTES;
 /// Size of a tag in bytes.
-pub const MARK_BYTES: u32 = 8;
+pub const TAG_BYTES: u32 = 8;
 
 /// Tag: a random number that other nodes cannot guess, different for each GET.
-pub type Mark = [u8; MARK_BYTES as usize];
+pub type ValidityTag = [u8; TAG_BYTES as usize];
 
 /// Returns the offsets of the tags in `len` bytes. GETs of a single packet have no tags, because
 /// the completer reports this packet.
-pub fn marks(len: u32) -> impl Iterator<Item = u32> + Clone {
+pub fn tag_offsets(len: u32) -> impl Iterator<Item = u32> + Clone {
     let count = match len {
         0..=FRAGMENT => 0,
-        _ => (len - MARK_BYTES) / MARK_DISTANCE + 1,
+        _ => (len - TAG_BYTES) / TAG_DISTANCE + 1,
     };
-    (0..count).map(|i| i * MARK_DISTANCE)
+    (0..count).map(|i| i * TAG_DISTANCE)
 }
 
 /// Returns the offset of the first tag that a GET did not overwrite; `None` if all data have
 /// arrived.
 #[must_use]
-pub fn hole(data: &[u8], mark: Mark) -> Option<u32> {
+pub fn find_hole(data: &[u8], mark: ValidityTag) -> Option<u32> {
     let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
     marks(len).find(|at| {
         let rest = data.get(*at as usize..).unwrap_or_default();
