@@ -195,11 +195,11 @@ impl Kept {
 
 /// PCI driver of devices that this node lends. It binds only to devices to whose `driver_override`
 /// an administrator has written "vpci".
-pub(crate) struct Keeper;
+pub(crate) struct LenderDriver;
 
 kernel::pci_device_table!(
     PCI_TABLE,
-    <Keeper as pci::Driver>::IdInfo,
+    <LenderDriver as pci::Driver>::IdInfo,
     // No vendor uses this ID.
     [(kernel_ext::pci::device_id(0xffff, 0xffff), ())]
 );
@@ -207,7 +207,7 @@ kernel::pci_device_table!(
 /// A bound device.
 pub(crate) struct Keeping(Arc<Kept>);
 
-impl pci::Driver for Keeper {
+impl pci::Driver for LenderDriver {
     type IdInfo = ();
     type Data<'bound> = Keeping;
 

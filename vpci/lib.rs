@@ -12,11 +12,11 @@
 
 mod accel;
 mod access;
-mod bell;
 mod borrow;
 mod conf;
 mod control;
 mod counts;
+mod interrupt_relay;
 mod lease;
 mod lend;
 mod nic;
@@ -56,7 +56,7 @@ struct Vpci {
     #[pin]
     _control: MiscDeviceRegistration<control::Control>,
     #[pin]
-    _devices: driver::Registration<pci::Adapter<lend::Keeper>>,
+    _devices: driver::Registration<pci::Adapter<lend::LenderDriver>>,
     #[pin]
     _nics: driver::Registration<auxiliary::Adapter<NicDriver>>,
     _registered: registry::Registered,

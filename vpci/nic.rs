@@ -20,9 +20,9 @@
 
 use crate::{
     accel::Owed,
-    bell::{Bell, Heard},
     conf,
     counts::Counts,
+    interrupt_relay::{Heard, InterruptRelay},
     lease::Lease,
     lend::Lending,
     registry,
@@ -339,11 +339,11 @@ impl Nic {
         *nic.early.lock() = handle.smfu().hold_free_targets()?;
         let beat = Timed::<Beat>::new(Ok::<_, Error>(Beat(nic.clone())));
         let beat = Arc::pin_init(beat, GFP_KERNEL)?;
-        let bell = Arc::new(Bell(nic.clone()), GFP_KERNEL)?;
+        let relay = Arc::new(InterruptRelay(nic.clone()), GFP_KERNEL)?;
         let reader = Tasklet::new(Ok::<_, Error>(Reader(nic.clone())));
         let ear = Arc::new(Ear(Arc::pin_init(reader, GFP_KERNEL)?), GFP_KERNEL)?;
         let open = Open {
-            _messages: handle.subscribe_messages(bell, 0)?,
+            _messages: handle.subscribe_messages(relay, 0)?,
             handle,
         };
         *nic.open.lock() = Some(open);

@@ -30,9 +30,9 @@ const LONGEST: u64 = 4_000_000_000;
 const STEP: Delta = Delta::from_millis(1);
 
 /// Relay of device interrupts from the NIC to the handlers of borrowed devices.
-pub(crate) struct Bell(pub(crate) Arc<Nic>);
+pub(crate) struct InterruptRelay(pub(crate) Arc<Nic>);
 
-impl MessageClient for Bell {
+impl MessageClient for InterruptRelay {
     fn message(&self, _sure: bool) {
         self.0.counts.interrupts.fetch_add(1, Relaxed);
         self.0.ring();
