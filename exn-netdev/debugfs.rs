@@ -30,11 +30,11 @@ pub(crate) fn files(shared: &Arc<Shared>) -> Result<Files> {
 }
 
 fn show_state(sh: &Shared, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let (active, quarantine, parked, stopped) = {
+    let (active, quarantine, pending, stopped) = {
         let tx = sh.tx.lock();
         let (active, quarantine) = tx.gauges();
-        let (parked, stopped) = tx.blocked();
-        (active, quarantine, parked, stopped)
+        let (pending, stopped) = tx.blocked();
+        (active, quarantine, pending, stopped)
     };
     let fetches = sh.rx.lock().len();
     let macs = sh.macs.lock().len();
@@ -44,7 +44,7 @@ fn show_state(sh: &Shared, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "tx_flight_limit {}", sh.conf.flight())?;
     writeln!(f, "tx_rdv_in_flight {active}")?;
     writeln!(f, "tx_rdv_quarantined {quarantine}")?;
-    writeln!(f, "tx_parked {parked}")?;
+    writeln!(f, "tx_parked {pending}")?;
     writeln!(f, "tx_queue_stopped {stopped}")?;
     writeln!(f, "rx_rdv_in_flight {fetches}")?;
     writeln!(f, "rx_rdv_waiting {}", sh.waiting.load(Relaxed))?;

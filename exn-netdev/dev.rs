@@ -271,15 +271,15 @@ impl Operations for Exn {
             waiting = state.flush(sh);
         });
         sh.counters.reason(Reason::RxFlushed, waiting as u64);
-        let (sender, parked) = sh.tx.lock().stop();
+        let (sender, pending) = sh.tx.lock().stop();
         if let Some(sender) = sender {
             sender.detach();
             sender.close();
         }
-        if parked.is_some() {
+        if pending.is_some() {
             sh.counters.reason(Reason::TxFlushed, 1);
         }
-        drop(parked);
+        drop(pending);
         // The status callback may have switched the carrier on before the ports were removed.
         sh.update_carrier();
         // The ports are closed.

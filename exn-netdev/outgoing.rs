@@ -35,7 +35,7 @@ pub(crate) struct Tx {
     /// Tracks the commands that the NIC has carried out.
     pub(crate) settled: Settled,
     pub(crate) announced: KBox<Sender>,
-    pub(crate) parked: Option<Outgoing>,
+    pub(crate) pending: Option<Outgoing>,
     /// Set while this module has the queue stopped.
     pub(crate) stopped: bool,
 }
@@ -47,7 +47,7 @@ impl Tx {
             port: None,
             settled: Settled::default(),
             announced: boxed(|| Sender::new(conf::TX_FLIGHT_MAX as u16, conf::TX_QUARANTINE))?,
-            parked: None,
+            pending: None,
             stopped: false,
         })
     }
@@ -62,7 +62,7 @@ impl Tx {
     /// Removes the port and the pending frame. The caller drops both after it has released the
     /// lock.
     pub(crate) fn stop(&mut self) -> (Option<velo::Sender>, Option<SkBuff>) {
-        (self.port.take(), self.parked.take().map(|p| p.skb))
+        (self.port.take(), self.pending.take().map(|p| p.skb))
     }
 
     /// Returns the port for calls that may log. They must be made without the lock, because
@@ -81,12 +81,12 @@ impl Tx {
 
     /// Returns whether a frame is pending and whether the queue is stopped.
     pub(crate) fn blocked(&self) -> (bool, bool) {
-        (self.parked.is_some(), self.stopped)
+        (self.pending.is_some(), self.stopped)
     }
 
     /// Returns whether housekeeping must run.
     pub(crate) fn needs_tick(&self) -> bool {
-        !self.announced.is_empty() || self.parked.is_some()
+        !self.announced.is_empty() || self.pending.is_some()
     }
 
     /// Returns whether the port is open.

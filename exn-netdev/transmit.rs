@@ -35,7 +35,7 @@ impl Shared {
                 drop(skb);
                 self.reject(reason, node, detail);
             }
-            (Sent::Done | Sent::Part | Sent::Parked(_), _) => {}
+            (Sent::Done | Sent::Part | Sent::Pending(_), _) => {}
         }
     }
 
@@ -144,11 +144,11 @@ impl Shared {
     /// Drops messages that the NIC does not accept, if a frame waits for them. No lock of this
     /// module held.
     pub(crate) fn tx_reset_port(&self) {
-        let (port, (parked, _)) = {
+        let (port, (pending, _)) = {
             let tx = self.tx.lock();
             (tx.port(), tx.blocked())
         };
-        if let Some(port) = port.filter(|_| parked) {
+        if let Some(port) = port.filter(|_| pending) {
             if port.reserve(1).is_err() {
                 port.reset();
             }

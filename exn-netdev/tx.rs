@@ -41,7 +41,7 @@ pub(crate) enum Sent {
     /// [`Tx::proceed`].
     Part,
     /// No room: the frame is pending, and the queue is stopped for this reason.
-    Parked(Counter),
+    Pending(Counter),
     /// Not sent, for a reason and with a value for the log.
     Dropped(Reason, u64),
 }
@@ -100,9 +100,9 @@ impl Tx {
         result
     }
 
-    fn park(&mut self, frame: Outgoing, why: Counter) -> (Sent, Option<SkBuff>) {
-        self.parked = Some(frame);
-        (Sent::Parked(why), None)
+    fn defer(&mut self, frame: Outgoing, why: Counter) -> (Sent, Option<SkBuff>) {
+        self.pending = Some(frame);
+        (Sent::Pending(why), None)
     }
 
     fn send_eager(
@@ -138,7 +138,7 @@ impl Tx {
         }
         match result {
             Ok(()) if frame.sent < total => {
-                self.parked = Some(frame);
+                self.pending = Some(frame);
                 (Sent::Part, None)
             }
             Ok(()) => {
@@ -150,7 +150,7 @@ impl Tx {
                 });
                 (Sent::Done, Some(frame.skb))
             }
-            Err(SendError::Full | SendError::Retry) => self.park(frame, Counter::TxStopCredit),
+            Err(SendError::Full | SendError::Retry) => self.defer(frame, Counter::TxStopCredit),
             Err(SendError::Down | SendError::Invalid) => (
                 Sent::Dropped(Reason::TxPort, frame.sent as u64),
                 Some(frame.skb),
@@ -170,7 +170,7 @@ impl Tx {
         };
         let prompt = match self.announced.admit(&Clock, node, &sh.limits()) {
             Admitted::Yes { prompt } => prompt,
-            Admitted::Later => return self.park(frame, Counter::TxStopFull),
+            Admitted::Later => return self.defer(frame, Counter::TxStopFull),
             Admitted::No(flight) => {
                 return (
                     Sent::Dropped(Reason::TxPeerBound, flight as u64),
@@ -181,7 +181,7 @@ impl Tx {
         match port.reserve(1) {
             Ok(()) => {}
             Err(SendError::Full | SendError::Retry) => {
-                return self.park(frame, Counter::TxStopCredit)
+                return self.defer(frame, Counter::TxStopCredit)
             }
             Err(_) => return (Sent::Dropped(Reason::TxPort, 0), Some(frame.skb)),
         }
@@ -228,7 +228,7 @@ impl Tx {
                     return (Sent::Dropped(Reason::TxMap, u64::from(len)), None);
                 };
                 match why {
-                    Unsent::Refused(TransportError::Later) => self.park(
+                    Unsent::Refused(TransportError::Later) => self.defer(
                         Outgoing {
                             skb,
                             target,
@@ -272,7 +272,7 @@ impl Tx {
         queue: Option<&TxQueue<'_>>,
     ) -> (Sent, Option<SkBuff>) {
         let result = self.send(sh, frame, queue);
-        if let (Sent::Parked(why), false) = (&result.0, self.stopped) {
+        if let (Sent::Pending(why), false) = (&result.0, self.stopped) {
             self.stop_queue(sh, *why);
         }
         result
@@ -303,7 +303,7 @@ impl Tx {
     /// Sends more of the pending frame. Another CPU may already have sent it, because the poll
     /// function does not wait for the lock of the transmit queue.
     pub(crate) fn proceed(&mut self, sh: &Shared) -> (Sent, Option<SkBuff>) {
-        match self.parked.take() {
+        match self.pending.take() {
             Some(frame) => self.send_or_stop(sh, frame, None),
             None => (Sent::Done, None),
         }
@@ -312,8 +312,8 @@ impl Tx {
     /// Sends the pending frame, then wakes the queue if there is room. Returns the result for the
     /// pending frame, if there was one.
     pub(crate) fn unblock(&mut self, sh: &Shared) -> Option<(Sent, Option<SkBuff>)> {
-        let result = self.parked.is_some().then(|| self.proceed(sh));
-        if self.parked.is_some() {
+        let result = self.pending.is_some().then(|| self.proceed(sh));
+        if self.pending.is_some() {
             return result;
         }
         let limit = sh.conf.flight() as usize;
