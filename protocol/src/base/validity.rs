@@ -34,7 +34,7 @@ pub fn tag_offsets(len: u32) -> impl Iterator<Item = u32> + Clone {
 #[must_use]
 pub fn find_hole(data: &[u8], mark: ValidityTag) -> Option<u32> {
     let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
-    marks(len).find(|at| {
+    tag_offsets(len).find(|at| {
         let rest = data.get(*at as usize..).unwrap_or_default();
         rest.starts_with(&mark)
     })

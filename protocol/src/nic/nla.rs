@@ -155,7 +155,7 @@ impl<S: Store> Space<S> {
                 _ => {
                     self.set(
                         i,
-                        Range {
+                        NlaRange {
                             first: range.first,
                             pages: skip,
                         },
@@ -199,7 +199,7 @@ impl<S: Store> Space<S> {
             (Some(b), Some(a)) => {
                 self.set(
                     at - 1,
-                    Range {
+                    NlaRange {
                         first: b.first,
                         pages: b.pages + range.pages + a.pages,
                     },
@@ -208,14 +208,14 @@ impl<S: Store> Space<S> {
             }
             (Some(b), None) => self.set(
                 at - 1,
-                Range {
+                NlaRange {
                     first: b.first,
                     pages: b.pages + range.pages,
                 },
             ),
             (None, Some(a)) => self.set(
                 at,
-                Range {
+                NlaRange {
                     first: range.first,
                     pages: range.pages + a.pages,
                 },

@@ -203,7 +203,7 @@ impl Life {
 
     /// Returns the present generation.
     pub const fn generation(&self) -> Generation {
-        Turn(self.generation)
+        Generation(self.generation)
     }
 
     fn step(&mut self, generation: Generation, event: Event) -> bool {
