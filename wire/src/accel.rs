@@ -1,46 +1,46 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Who has the device behind a NIC without a host: what borrowers keep in registers of that NIC
-//! (docs/pci-protocol.md, *Accelerators*).
+//! Lease state of an accelerator (a PCIe device behind a NIC without a host), as borrowers store it
+//! in registers of that NIC (docs/pci-protocol.md, *Accelerators*).
 //!
-//! No software runs at such a node. Its NIC has eight scratchpads, of which the hardware reference
-//! knows a meaning of the first four only (HW §4.3). Two of the others are used here. That is a
-//! decision of this project's; resets that spare the network keep them, power cycles don't.
+//! No software runs at such a node. The NIC has eight scratchpads, and the hardware reference
+//! defines the first four only (HW §4.3). This project uses two of the others by its own decision.
+//! They survive resets that spare the network, but not power cycles.
 
 use crate::ids::{NodeId, RegOffset};
 use crate::regs::info;
 
-/// Scratchpad 4: who has the device, a [`LeaseWord`].
+/// Scratchpad 4: lease of the device, a [`LeaseWord`].
 pub const LEASE: RegOffset = info::scratchpad(4);
-/// Scratchpad 5: numbers of intervals that somebody may have windows for, as a set: bit *n* stands
-/// for number *n*.
+/// Scratchpad 5: bit mask of SMFU interval numbers for which a node may have windows; bit *n* is
+/// number *n*.
 pub const NUMBERS: RegOffset = info::scratchpad(5);
-/// What says that a word is one: no register has it after a reset.
+/// Constant that distinguishes a valid lease word from the register's value after a reset.
 pub const MAGIC: u16 = 0xACC;
 
 bits! {
-    /// The word.
+    /// Lease of an accelerator as a register stores it.
     pub struct LeaseWord {
-        /// Drawn for each lease.
+        /// Random number, drawn for each lease.
         nonce / with_nonce: u32 [31:0];
-        /// Who wrote it.
+        /// Node that wrote the word.
         node / with_node: u16 [47:32];
-        /// See [`State`].
+        /// Code of a [`State`].
         state / with_state: u8 [51:48];
         /// [`MAGIC`].
         magic / with_magic: u16 [63:52];
     }
 }
 
-/// What becomes of the device.
+/// State of the device's lease.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum State {
-    /// Nobody has it.
+    /// The device is not leased.
     Free,
-    /// A node wants it, and waits whether another one does, too.
+    /// A node claims the device and waits in case another node claims it, too.
     Claimed,
-    /// A node has it.
+    /// A node has leased the device.
     Lent,
-    /// A node takes it from whoever has it, and closes everything.
+    /// A node takes the device over and closes all windows of its borrower.
     Taken,
 }
 
@@ -65,19 +65,20 @@ impl State {
     }
 }
 
-/// A lease word that is one.
+/// Contents of a valid lease word.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Mark {
-    /// What becomes of the device.
+    /// State of the lease.
     pub state: State,
-    /// Who wrote it.
+    /// Node that wrote the word.
     pub node: NodeId,
-    /// Of which lease.
+    /// Random number of the lease.
     pub nonce: u32,
 }
 
 impl Mark {
-    /// What a register says; `None`: that its NIC is no accelerator's, or has been reset.
+    /// Decodes a register value. Returns `None` if the NIC belongs to no accelerator or has been
+    /// reset.
     #[must_use]
     pub const fn parse(raw: u64) -> Option<Self> {
         let word = LeaseWord(raw);
@@ -94,7 +95,7 @@ impl Mark {
         }
     }
 
-    /// The register's value.
+    /// Returns the register value.
     #[must_use]
     pub const fn raw(self) -> u64 {
         LeaseWord(0)
@@ -105,7 +106,7 @@ impl Mark {
             .raw()
     }
 
-    /// The same with another state.
+    /// Returns a copy with another state.
     #[must_use]
     pub const fn with(self, state: State) -> Self {
         Self { state, ..self }

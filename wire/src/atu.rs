@@ -48,7 +48,8 @@ bits! {
 }
 
 impl GatBase {
-    /// A valid entry for the GAT at `addr`; `None` if it is not 2 MiB aligned or above 52 bits.
+    /// Returns a valid entry for the GAT at `addr`; `None` if `addr` is not 2 MiB aligned or needs
+    /// more than 52 bits.
     pub const fn new(addr: BusAddr) -> Option<Self> {
         if addr.0 % GAT_BYTES != 0 || addr.0 >= BusAddr::END {
             return None;
@@ -56,12 +57,12 @@ impl GatBase {
         Some(Self(0).with_gat_2m(addr.0 >> 21).with_valid(true))
     }
 
-    /// Address of the GAT.
+    /// Returns the address of the GAT.
     pub const fn addr(self) -> BusAddr {
         BusAddr(self.gat_2m() << 21)
     }
 
-    /// Address of GAT entry `index` (18 bits used).
+    /// Returns the address of GAT entry `index` (18 bits used).
     pub const fn entry_addr(self, index: u32) -> BusAddr {
         BusAddr((self.gat_2m() << 21) + 8 * (index % GAT_ENTRIES) as u64)
     }
@@ -70,11 +71,11 @@ impl GatBase {
 bits! {
     /// GAT entry in host memory; 0 is invalid.
     pub struct GatEntry {
-        /// Reads allowed.
+        /// Remote nodes may read the page.
         read / with_read: bool [0:0];
-        /// Writes allowed.
+        /// Remote nodes may write the page.
         write / with_write: bool [1:1];
-        /// Owner (eight bits used).
+        /// VPID that owns the page (eight bits used).
         vpid / with_vpid: u16 [11:2];
         /// Page address `[51:12]`.
         page / with_page: u64 [51:12];
@@ -83,7 +84,7 @@ bits! {
     }
 }
 
-/// Why a translation was refused.
+/// Reason why a translation fails.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Fault {
     /// The entry is 0.
@@ -92,7 +93,7 @@ pub enum Fault {
     Vpid,
     /// Access not allowed.
     Access,
-    /// Reserved bits are set or the size code makes no sense.
+    /// Reserved bits are set, or the size code is above [`MAX_SIZE_CODE`].
     Malformed,
 }
 
@@ -108,7 +109,7 @@ impl fmt::Display for Fault {
 }
 
 impl GatEntry {
-    /// A 4 KiB entry; `None` if `page` is not a page address.
+    /// Returns an entry for a 4 KiB page; `None` if `page` is not a page address.
     pub const fn new(page: BusAddr, vpid: Vpid, read: bool, write: bool) -> Option<Self> {
         if !page.is_page() {
             return None;
@@ -122,19 +123,20 @@ impl GatEntry {
         )
     }
 
-    /// Whether the entry is not 0, has no reserved bits set and is for a page of at most 1 GiB.
+    /// Returns whether the entry is not 0, has no reserved bits set and describes a page of up to 1
+    /// GiB.
     pub const fn is_well_formed(self) -> bool {
         self.0 != 0 && self.0 & !Self::KNOWN == 0 && self.size() <= MAX_SIZE_CODE
     }
 
-    /// The entry without those page address bits that the NLA supplies, so that all entries of one large page are
-    /// equal. For a size code up to [`MAX_SIZE_CODE`].
+    /// Returns the entry without the page address bits that the NLA supplies, so that all entries
+    /// of one large page are equal. The size code must not exceed [`MAX_SIZE_CODE`].
     pub const fn start(self) -> Self {
         self.with_page(self.page() >> self.size() << self.size())
     }
 
-    /// Translates `nla` for `vpid`, checking owner and access. With size code s the low s bits of the
-    /// page number come from the NLA (G17).
+    /// Translates `nla` for `vpid` and checks owner and access. With size code s, the low s bits of
+    /// the page number come from the NLA (G17).
     pub const fn translate(self, nla: Nla, vpid: Vpid, write: bool) -> Result<BusAddr, Fault> {
         if self.0 == 0 {
             return Err(Fault::Invalid);
@@ -154,7 +156,8 @@ impl GatEntry {
 }
 
 bits! {
-    /// `cmd_interface` word; operands depend on the opcode. Checked form: [`Command`].
+    /// Word of `cmd_interface`. The meaning of its operands depends on the opcode. Checked form:
+    /// [`Command`].
     pub struct CommandWord {
         /// Flush: GAT entry index.
         entry / with_entry: u32 [17:0];
@@ -174,7 +177,7 @@ bits! {
 /// ATU commands (HW §11.3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Command {
-    /// 1: forgets cached translations of consecutive entries.
+    /// 1: drops cached translations of consecutive entries.
     FlushPages {
         /// GAT index, 0…1023.
         gat: u16,
@@ -183,15 +186,15 @@ pub enum Command {
         /// Entries, 1…1024.
         count: u32,
     },
-    /// 2: forgets cached translations of a VPID.
+    /// 2: drops all cached translations of a VPID.
     FlushVpid(Vpid),
-    /// 3: fence; answers at the address.
+    /// 3: fence; the ATU writes an answer to this address.
     Fence(BusAddr),
-    /// 4: writes a non-zero quadword to the address once earlier commands are done.
+    /// 4: writes a non-zero quadword to this address after all earlier commands are complete.
     Notify(BusAddr),
 }
 
-/// Why a command was refused.
+/// Reason why a command is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CommandError {
     /// Unknown opcode.
@@ -210,7 +213,7 @@ impl fmt::Display for CommandError {
 }
 
 impl Command {
-    /// The register value.
+    /// Returns the register value.
     pub const fn encode(&self) -> Result<CommandWord, CommandError> {
         let word = CommandWord(0);
         match *self {
@@ -239,7 +242,7 @@ impl Command {
         }
     }
 
-    /// Checks a register value; bits outside the command's operands are ignored.
+    /// Decodes a register value. Bits outside of the command's operands are ignored.
     pub const fn decode(word: CommandWord) -> Result<Self, CommandError> {
         Ok(match word.opcode() {
             1 => Command::FlushPages {

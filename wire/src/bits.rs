@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! `bits!`: a 64-bit word with named bit fields.
 
-/// Mask of the bits `hi..=lo` of a quadword.
+/// Returns a mask of the bits `hi..=lo` of a quadword.
 #[inline]
 pub(crate) const fn mask(hi: u32, lo: u32) -> u64 {
     (u64::MAX >> (63 - hi)) & (u64::MAX << lo)
 }
 
-/// Bits `hi..=lo` of `raw`, shifted down.
+/// Returns bits `hi..=lo` of `raw`, shifted down to bit 0.
 #[inline]
 pub(crate) const fn get(raw: u64, hi: u32, lo: u32) -> u64 {
     (raw & mask(hi, lo)) >> lo
 }
 
-/// `raw` with bits `hi..=lo` replaced by the low bits of `value`; excess bits of `value` are dropped.
+/// Returns `raw` with bits `hi..=lo` replaced by the low bits of `value`. Excess bits of `value`
+/// are dropped.
 #[inline]
 pub(crate) const fn set(raw: u64, hi: u32, lo: u32, value: u64) -> u64 {
     (raw & !mask(hi, lo)) | ((value << lo) & mask(hi, lo))
@@ -49,7 +50,7 @@ macro_rules! bits {
                 Self(raw)
             }
 
-            /// The raw word.
+            /// Returns the raw word.
             #[inline]
             pub const fn raw(self) -> u64 {
                 self.0

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Buffer queue formats: segment descriptors and queue registers (HW §7).
-//! Offsets: [`crate::regs::velo_bq`], [`crate::regs::rma_bq`].
+//! Buffer queue formats: segment descriptors and queue registers (HW §7). Register offsets:
+//! [`crate::regs::velo_bq`], [`crate::regs::rma_bq`].
 
 use crate::ids::BusAddr;
 use core::fmt;
 
-/// Segments that one descriptor page holds.
+/// Maximum number of segments per descriptor page.
 pub const MAX_SEGMENTS: u32 = 512;
-/// Slots that one segment descriptor can describe.
+/// Maximum number of slots per segment.
 pub const MAX_SEGMENT_SLOTS: u32 = 1 << 16;
 
 /// Slot size code of a segment.
@@ -24,12 +24,12 @@ pub enum SlotCode {
 }
 
 impl SlotCode {
-    /// The two-bit code.
+    /// Returns the two-bit code.
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// From the two-bit code; only bits `[1:0]` count.
+    /// Converts from the two-bit code. Only bits `[1:0]` of `code` are used.
     pub const fn from_code(code: u8) -> Self {
         match code & 3 {
             0 => SlotCode::B16,
@@ -54,14 +54,14 @@ impl From<crate::velo::SlotSize> for SlotCode {
     }
 }
 
-/// Why a queue layout was refused.
+/// Reason why a queue layout is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Error {
-    /// Slots of a segment not in 1…65,536.
+    /// Number of slots of a segment, not in 1…65,536.
     Slots(u32),
-    /// Segments not in 1…512.
+    /// Number of segments, not in 1…512.
     Segments(u32),
-    /// Base address not page aligned or above 52 bits.
+    /// Base address that is not page aligned or needs more than 52 bits.
     Base(BusAddr),
 }
 
@@ -76,7 +76,7 @@ impl fmt::Display for Error {
 }
 
 bits! {
-    /// Segment descriptor as it stands in descriptor page and registers. Checked form: [`SegmentDesc`].
+    /// Segment descriptor in a descriptor page or register. Checked form: [`SegmentDesc`].
     pub struct SegmentWord {
         /// Slot size code.
         slot_code / with_slot_code: u8 [1:0];
@@ -84,13 +84,13 @@ bits! {
         slots_minus_1 / with_slots_minus_1: u16 [17:2];
         /// Base address `[51:12]`.
         base_page / with_base_page: u64 [57:18];
-        /// Valid; only in the registers.
+        /// Valid bit; used in registers only.
         valid / with_valid: bool [58:58];
     }
 }
 
 impl SegmentWord {
-    /// The segment described, ignoring `valid`; every bit pattern describes one.
+    /// Decodes the segment and ignores `valid`. Every bit pattern describes a segment.
     pub const fn segment(self) -> SegmentDesc {
         SegmentDesc {
             slot: SlotCode::from_code(self.slot_code()),
@@ -105,14 +105,14 @@ impl SegmentWord {
 pub struct SegmentDesc {
     /// Slot size.
     pub slot: SlotCode,
-    /// Slots, 1…65,536.
+    /// Number of slots, 1…65,536.
     pub slots: u32,
-    /// First byte, page aligned.
+    /// Address of the first byte, page aligned.
     pub base: BusAddr,
 }
 
 impl SegmentDesc {
-    /// The form in the descriptor page (no valid bit).
+    /// Returns the form for the descriptor page (no valid bit).
     pub const fn encode(&self) -> Result<SegmentWord, Error> {
         if self.slots == 0 || self.slots > MAX_SEGMENT_SLOTS {
             return Err(Error::Slots(self.slots));
@@ -126,7 +126,7 @@ impl SegmentDesc {
             .with_base_page(self.base.0 >> 12))
     }
 
-    /// The form in `c_base_size_valid` and `n_base_size_valid` (valid bit set).
+    /// Returns the form for `c_base_size_valid` and `n_base_size_valid` (valid bit set).
     pub const fn encode_valid(&self) -> Result<SegmentWord, Error> {
         match self.encode() {
             Ok(word) => Ok(word.with_valid(true)),
@@ -134,14 +134,14 @@ impl SegmentDesc {
         }
     }
 
-    /// Bytes of memory in the segment, at most 8 MiB.
+    /// Returns the size of the segment in bytes, up to 8 MiB.
     pub const fn bytes(&self) -> u32 {
         self.slots.saturating_mul(self.slot.bytes())
     }
 }
 
 bits! {
-    /// `dcq_base_dcq_ub`. Checked form: [`DcqBase`].
+    /// Word of the register `dcq_base_dcq_ub`. Checked form: [`DcqBase`].
     pub struct DcqBaseWord {
         /// Segments − 1.
         dcq_ub / with_dcq_ub: u16 [15:0];
@@ -153,14 +153,14 @@ bits! {
 /// Descriptor page of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DcqBase {
-    /// Segments, 1…512.
+    /// Number of segments, 1…512.
     pub segments: u32,
-    /// The page.
+    /// Address of the descriptor page.
     pub page: BusAddr,
 }
 
 impl DcqBase {
-    /// The register value.
+    /// Returns the register value.
     pub const fn encode(&self) -> Result<DcqBaseWord, Error> {
         if self.segments == 0 || self.segments > MAX_SEGMENTS {
             return Err(Error::Segments(self.segments));
@@ -173,7 +173,7 @@ impl DcqBase {
             .with_base_page(self.page.0 >> 12))
     }
 
-    /// Checks a register value.
+    /// Decodes and checks a register value.
     pub const fn decode(word: DcqBaseWord) -> Result<Self, Error> {
         let segments = word.dcq_ub() as u32 + 1;
         if segments > MAX_SEGMENTS {
@@ -187,7 +187,7 @@ impl DcqBase {
 }
 
 bits! {
-    /// `ub`.
+    /// Register `ub`.
     pub struct Ub {
         /// Total slots − 1.
         slots_minus_1 / with_slots_minus_1: u32 [31:0];
@@ -195,7 +195,7 @@ bits! {
 }
 
 bits! {
-    /// `wp_lwp_dcq_rp`.
+    /// Register `wp_lwp_dcq_rp`.
     pub struct WritePointers {
         /// Index of the next descriptor to fetch.
         dcq_rp / with_dcq_rp: u16 [15:0];
@@ -207,25 +207,25 @@ bits! {
 }
 
 impl WritePointers {
-    /// The value that a new queue of `segments` segments starts with (HW §7): `dcq_rp` is 0 below three
-    /// segments, else 2.
+    /// Returns the value for a new queue of `segments` segments (HW §7): `dcq_rp` is 0 for fewer
+    /// than three segments, else 2.
     pub const fn initial(segments: u32) -> Self {
         Self(0).with_dcq_rp(if segments < 3 { 0 } else { 2 })
     }
 }
 
 bits! {
-    /// `rp`.
+    /// Register `rp`.
     pub struct Rp {
         /// Logical read pointer: next slot to read.
         lrp / with_lrp: u32 [31:0];
-        /// Re-enables interrupts of the VPID; 0 leaves them as they are.
+        /// Re-enables interrupts of the VPID; 0 leaves them unchanged.
         irq_retrigger / with_irq_retrigger: bool [32:32];
     }
 }
 
 bits! {
-    /// `general`.
+    /// Register `general`.
     pub struct General {
         /// Queue engine enabled.
         enable / with_enable: bool [0:0];
@@ -243,7 +243,7 @@ bits! {
 }
 
 bits! {
-    /// `debug`.
+    /// Register `debug`.
     pub struct Debug {
         /// State.
         state / with_state: u8 [4:0];

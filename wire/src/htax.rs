@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! HTAX intervals: which host addresses reach which on-chip unit (HW §5).
+//! HTAX intervals, which route host addresses to units on the chip (HW §5).
 
 use crate::ids::{BusAddr, CpuAddr};
 use crate::regs::htax::{Bound, IntvlControl};
 use crate::regs::smfu::ADDRESS_END;
 
-/// Control words of the init sequence (HW §3.1).
+/// Control words of the initialisation sequence (HW §3.1).
 pub mod control {
     /// Interval 0: register file.
     pub const RF: u64 = 0xC107;
@@ -51,7 +51,7 @@ pub enum Port {
 }
 
 impl Port {
-    /// The port number.
+    /// Returns the port number.
     pub const fn number(self) -> u8 {
         match self {
             Port::HostPosted => 0,
@@ -64,7 +64,8 @@ impl Port {
         }
     }
 
-    /// The unit selected by a one-hot value; `None` for several bits or a port without known unit.
+    /// Returns the unit that a one-hot value selects; `None` for several bits or a port without a
+    /// known unit.
     pub const fn from_one_hot(port_oh: u16) -> Option<Self> {
         Some(match port_oh {
             0x001 => Port::HostPosted,
@@ -82,17 +83,17 @@ impl Port {
 /// One interval: three register values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Interval {
-    /// Exclusive upper page number.
+    /// First page number above the interval.
     pub upper: Bound,
-    /// Page number before the first page.
+    /// Last page number below the interval.
     pub lower: Bound,
-    /// Target.
+    /// Control word with target unit and virtual channels.
     pub control: IntvlControl,
 }
 
 impl Interval {
-    /// The interval for `size` bytes at `base`; `None` if not page aligned, empty, at page 0 (its
-    /// lower bound would be −1) or above 52 bits.
+    /// Returns the interval for `size` bytes at `base`. Returns `None` if it is not page aligned,
+    /// empty, at page 0 (the lower bound would be −1), or above 52 bits.
     pub const fn covering(base: BusAddr, size: u64, control: u64) -> Option<Self> {
         let Some(end) = base.0.checked_add(size) else {
             return None;
@@ -111,13 +112,14 @@ impl Interval {
         })
     }
 
-    /// Match rule: enabled and lower < page < upper.
+    /// Returns whether the interval is enabled and lower < page < upper.
     pub const fn contains(&self, addr: BusAddr) -> bool {
         let page = addr.0 >> 12;
         self.control.enable() && self.lower.bound() < page && page < self.upper.bound()
     }
 
-    /// Byte offset of `addr` from the first byte of the interval; `None` if it does not match.
+    /// Returns the byte offset of `addr` from the first byte of the interval; `None` if `addr` is
+    /// outside.
     pub const fn offset(&self, addr: BusAddr) -> Option<u64> {
         if self.contains(addr) {
             Some(addr.0 - ((self.lower.bound() + 1) << 12))
@@ -127,7 +129,8 @@ impl Interval {
     }
 }
 
-/// Where the parts of BAR0 and BAR2 lie on the bus (HW §1.2), as the NIC matches accesses.
+/// Bus addresses of the parts of BAR0 and BAR2 (HW §1.2), which the NIC compares with the address
+/// of each access.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Windows {
     /// Register file.
@@ -138,12 +141,12 @@ pub struct Windows {
     pub rma: BusAddr,
     /// SMFU window (BAR2).
     pub smfu: BusAddr,
-    /// Its size in bytes, more than 32 MiB.
+    /// Size of the SMFU window in bytes, more than 32 MiB.
     pub smfu_size: u64,
 }
 
-/// Where the same parts lie for the processor. Behind a host bridge that translates, these are
-/// other addresses than those of [`Windows`].
+/// CPU addresses of the same parts. They differ from those in [`Windows`] behind a host bridge that
+/// translates addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CpuWindows {
     /// Register file.
@@ -156,30 +159,29 @@ pub struct CpuWindows {
     pub smfu: CpuAddr,
 }
 
-/// A BAR as both sides see it.
+/// A BAR with its CPU address and its bus address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Bar {
-    /// First byte for the processor.
+    /// CPU address of the first byte.
     pub cpu: CpuAddr,
-    /// First byte on the bus.
+    /// Bus address of the first byte.
     pub bus: BusAddr,
     /// Size in bytes.
     pub size: u64,
 }
 
-/// Both sides of a NIC's windows.
+/// CPU addresses and bus addresses of a NIC's windows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Sides {
-    /// What is mapped.
+    /// CPU addresses, for mapping.
     pub cpu: CpuWindows,
-    /// What registers hold.
+    /// Bus addresses, for registers.
     pub bus: Windows,
 }
 
 impl Sides {
-    /// The standard layout of `bar0` and `bar2`; `None` if a BAR is too small, or its addresses do
-    /// not fit the registers that have to hold them: 52 bits for HTAX intervals, 48 bits for the
-    /// window.
+    /// Returns the standard layout of `bar0` and `bar2`. Returns `None` if a BAR is too small or if
+    /// its addresses exceed the registers: 52 bits for HTAX intervals, 48 bits for the SMFU window.
     pub const fn standard(bar0: Bar, bar2: Bar) -> Option<Self> {
         let bus = Windows::standard(bar0.bus, bar2.bus, bar2.size);
         let end = bar2.bus.0.saturating_add(bar2.size);
@@ -199,17 +201,17 @@ impl Sides {
     }
 }
 
-/// Size of the register file, VELO and RMA windows each.
+/// Size in bytes of each of the three windows: register file, VELO and RMA.
 pub const UNIT_WINDOW: u64 = 0x0200_0000;
 /// Offset of the VELO window in BAR0.
 pub const BAR0_VELO: u64 = 0x0200_0000;
 /// Offset of the RMA window in BAR0.
 pub const BAR0_RMA: u64 = 0x0400_0000;
-/// Bytes of BAR0 that software needs.
+/// Minimum size of BAR0 in bytes.
 pub const BAR0_MIN: u64 = 0x0600_0000;
 
 impl Windows {
-    /// The standard layout: three 32 MiB windows in BAR0, the SMFU window is BAR2.
+    /// Returns the standard layout: three windows of 32 MiB in BAR0, and BAR2 as the SMFU window.
     pub const fn standard(bar0: BusAddr, bar2: BusAddr, bar2_size: u64) -> Self {
         Self {
             rf: bar0,
@@ -220,8 +222,8 @@ impl Windows {
         }
     }
 
-    /// (index, interval) in the order of the init sequence: 0, 1, 2, 5, 3, 4; `None` if a window is
-    /// misplaced.
+    /// Returns pairs of index and interval in the order of the initialisation sequence: 0, 1, 2, 5,
+    /// 3, 4. Returns `None` if a window is misplaced.
     pub const fn intervals(&self) -> Option<[(u32, Interval); 6]> {
         let rra = crate::regs::smfu::RRA_WINDOW;
         let Some(rest_size) = self.smfu_size.checked_sub(rra) else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Newtypes for the numbers that must not be mixed up.
+//! Newtypes for numbers and addresses that are easily confused.
 
 use core::fmt;
 
@@ -8,22 +8,23 @@ use core::fmt;
 pub struct NodeId(pub u16);
 
 impl NodeId {
-    /// First of the two values that user APIs use as wildcards and that no node may have (HW §4.2).
+    /// First of the two values that user APIs use as wildcards. No node may have these IDs (HW
+    /// §4.2).
     pub const FIRST_RESERVED: NodeId = NodeId(0xFFFE);
 
-    /// True for the two API wildcards 0xFFFE and 0xFFFF.
+    /// Returns whether the ID is one of the wildcards 0xFFFE and 0xFFFF.
     #[inline]
     pub const fn is_reserved(self) -> bool {
         self.0 >= Self::FIRST_RESERVED.0
     }
 
-    /// Index into the global routing table, 0…63 (HW §15.2).
+    /// Returns the index into the global routing table, 0…63 (HW §15.2).
     #[inline]
     pub const fn segment(self) -> u8 {
         (self.0 >> 10) as u8
     }
 
-    /// Index into the local routing table, 0…1023 (HW §15.2).
+    /// Returns the index into the local routing table, 0…1023 (HW §15.2).
     #[inline]
     pub const fn local(self) -> u16 {
         self.0 & 0x3FF
@@ -38,32 +39,32 @@ impl fmt::Display for NodeId {
 
 /// Virtual process ID, 0…255, one space per unit (HW §4.2).
 ///
-/// Some formats reserve ten bits for it; the hardware has 256 of them, so a value above 255 cannot be
-/// built and every VPID indexes every per-VPID table.
+/// Some formats reserve ten bits for a VPID, but the hardware has 256 of them. The type therefore
+/// cannot hold a value above 255, and each value is a valid index into every table with an entry
+/// per VPID.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Vpid(u16);
 
 impl Vpid {
     /// Number of VPIDs per unit.
     pub const COUNT: u16 = 256;
-    /// Users get VPIDs below this one (HW §4.2).
+    /// First VPID that is not available to users (HW §4.2).
     pub const USER_END: Vpid = Vpid(251);
-    /// Lustre networking; no user gets it (HW §4.2).
+    /// VPID of Lustre networking; never allocated to users (HW §4.2).
     pub const LND: Vpid = Vpid(251);
-    /// Remote register file access; of RMA. VELO has a space of its own, where the same number is
-    /// [`Vpid::PCI`].
+    /// RMA VPID for remote register access. In VELO the same number is [`Vpid::PCI`].
     pub const RRA: Vpid = Vpid(252);
-    /// Control messages about devices that are lent to other nodes (docs/pci-protocol.md); of VELO. RMA
-    /// has a space of its own, where the same number is [`Vpid::RRA`].
+    /// VELO VPID for control messages of Device Lending (docs/pci-protocol.md). In RMA the same
+    /// number is [`Vpid::RRA`].
     pub const PCI: Vpid = Vpid(252);
-    /// Reserved for direct sockets.
+    /// VPID of direct sockets.
     pub const DS: Vpid = Vpid(253);
-    /// Network driver.
+    /// VPID of the network driver.
     pub const NET: Vpid = Vpid(254);
-    /// Management.
+    /// VPID of the management software.
     pub const MGMT: Vpid = Vpid(255);
 
-    /// The VPID `value`, or `None` above 255.
+    /// Returns the VPID `value`, or `None` above 255.
     #[inline]
     pub const fn new(value: u16) -> Option<Self> {
         if value < Self::COUNT {
@@ -73,25 +74,26 @@ impl Vpid {
         }
     }
 
-    /// The VPID in the low eight bits, as the hardware takes it from wider fields.
+    /// Returns the VPID in the low eight bits of `value`, because the hardware ignores the upper
+    /// bits of wider fields.
     #[inline]
     pub const fn from_low_bits(value: u64) -> Self {
         Self((value & 0xFF) as u16)
     }
 
-    /// The number, 0…255.
+    /// Returns the number, 0…255.
     #[inline]
     pub const fn get(self) -> u16 {
         self.0
     }
 
-    /// The number as table index, 0…255.
+    /// Returns the number as a table index, 0…255.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// All 256 VPIDs in ascending order.
+    /// Iterates over all 256 VPIDs in ascending order.
     pub fn all() -> impl DoubleEndedIterator<Item = Vpid> + Clone {
         (0..Self::COUNT).map(Vpid)
     }
@@ -109,7 +111,7 @@ impl fmt::Display for Vpid {
     }
 }
 
-/// Network logical address: what the ATU translates (HW §11.1). Fields: [`crate::atu::NlaParts`].
+/// Network logical address, which the ATU translates (HW §11.1). Fields: [`crate::atu::NlaParts`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Nla(pub u64);
 
@@ -119,8 +121,8 @@ impl fmt::Display for Nla {
     }
 }
 
-/// Address as the processor puts it out: what is mapped to reach a device. Behind a host bridge that
-/// translates, not the [`BusAddr`] of the same byte.
+/// Physical address as the CPU uses it, for mapping. Behind a host bridge that translates
+/// addresses, it differs from the [`BusAddr`] of the same byte.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct CpuAddr(pub u64);
 
@@ -130,7 +132,7 @@ impl fmt::Display for CpuAddr {
     }
 }
 
-/// Address as the NIC puts it on the bus: a DMA address, 52 bits (HW §2).
+/// Address as the NIC uses it on the bus: a DMA address of 52 bits (HW §2).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct BusAddr(pub u64);
 
@@ -140,16 +142,16 @@ impl BusAddr {
     /// Largest address that page-address fields `[51:12]` can hold, plus one.
     pub const END: u64 = 1 << 52;
 
-    /// Addresses that are interrupts for the bridge, never memory (HW §6.2).
+    /// Addresses that the bridge turns into interrupts; they are never memory (HW §6.2).
     pub const INTERRUPTS: core::ops::Range<u64> = 0xFD_0000_0000..0xFE_0000_0000;
 
-    /// True when one of the `bytes` bytes from here on is such an address.
+    /// Returns whether one of the `bytes` bytes from this address on is in [`BusAddr::INTERRUPTS`].
     #[inline]
     pub const fn meets_interrupts(self, bytes: u64) -> bool {
         self.0 < Self::INTERRUPTS.end && Self::INTERRUPTS.start < self.0.saturating_add(bytes)
     }
 
-    /// True when the address is page aligned and fits a `[51:12]` page-address field.
+    /// Returns whether the address is page aligned and fits a `[51:12]` page-address field.
     #[inline]
     pub const fn is_page(self) -> bool {
         self.0 % Self::PAGE_SIZE == 0 && self.0 < Self::END
@@ -169,17 +171,17 @@ pub struct RegOffset(pub u32);
 impl RegOffset {
     /// Size of the register file window in bytes (HW §1.2).
     pub const WINDOW: u32 = 0x0200_0000;
-    /// What array accessors return for an index out of range. It lies outside the register file, so
-    /// accessors that check with [`RegOffset::is_valid`] refuse it.
+    /// Result of array accessors for an index out of range. It is outside of the register file, so
+    /// accessors that check [`RegOffset::is_valid`] reject it.
     pub const INVALID: RegOffset = RegOffset(u32::MAX);
 
-    /// True for a quadword-aligned offset inside the register file.
+    /// Returns whether this is a quadword-aligned offset inside the register file.
     #[inline]
     pub const fn is_valid(self) -> bool {
         self.0 < Self::WINDOW && self.0 % 8 == 0
     }
 
-    /// The byte offset.
+    /// Returns the byte offset.
     #[inline]
     pub const fn get(self) -> u32 {
         self.0
@@ -192,12 +194,12 @@ impl fmt::Display for RegOffset {
     }
 }
 
-/// The two units that have requester pages, write-combining buffers and queues of their own.
+/// Unit with requester pages, write-combining buffers and queues of its own: VELO or RMA.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Unit {
-    /// Small two-sided messages (HW §9).
+    /// VELO: small two-sided messages (HW §9).
     Velo,
-    /// Put, get, notify, lock (HW §10).
+    /// RMA: put, get, notification and lock commands (HW §10).
     Rma,
 }
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Formats of the Extoll Tourmalet NIC, and of the protocols that its drivers speak.
 //!
-//! Pure `no_std` code without allocation, I/O or `unsafe`: the same sources compile into the kernel
-//! modules and into every host-side program. Nothing here panics on any input value, nothing sleeps,
-//! nothing locks; every function may be called from any context. "HW §n" cites the hardware reference,
-//! "G n" its list of open points together with the decision taken for each.
+//! Pure `no_std` code without allocation, I/O or `unsafe`. The same sources compile into the kernel
+//! modules and into every host-side program. Every function may be called from any context, because
+//! the code never panics, sleeps or locks.
+//!
+//! "HW §n" cites the hardware reference. "G n" cites its list of open questions, each with the
+//! decision that was made.
+//! made.
 #![no_std]
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

@@ -8,30 +8,30 @@ pub use fault::{Fault, FaultCause, FaultUnit};
 use crate::ids::{NodeId, Vpid};
 use core::fmt;
 
-/// Payload bytes per network packet (HW §10.3).
+/// Maximum number of payload bytes per network packet (HW §10.3).
 pub const FRAGMENT: u32 = 496;
-/// Longest put or get in bytes.
+/// Maximum length of a put or get in bytes.
 pub const MAX_LEN: u32 = 1 << 23;
-/// Longest immediate put in bytes.
+/// Maximum length of an immediate put in bytes.
 pub const MAX_IMMEDIATE: u8 = 8;
 /// Size of the requester window in bytes (HW §1.2).
 pub const WINDOW: u32 = 0x0200_0000;
 
-/// Page options of a request (HW §10.1): requester page index.
+/// Options of a request, which select the requester page (HW §10.1).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct PageOptions {
     /// Traffic class, 0…3 (two bits used).
     pub traffic_class: u8,
-    /// The remote side is the register file.
+    /// The address on the remote side is a register offset.
     pub rra: bool,
-    /// Every notification of the command also interrupts.
+    /// Each notification of the command also raises an interrupt.
     pub irq: bool,
-    /// Memory addresses are NLAs; otherwise bus addresses.
+    /// Memory addresses are NLAs; otherwise they are bus addresses.
     pub translate: bool,
 }
 
 impl PageOptions {
-    /// Page index 0…31: traffic class `[1:0]`, RRA `[2]`, IRQ `[3]`, TE `[4]`.
+    /// Returns the page index 0…31: traffic class `[1:0]`, RRA `[2]`, IRQ `[3]`, TE `[4]`.
     pub const fn index(self) -> u8 {
         (self.traffic_class & 3)
             | ((self.rra as u8) << 2)
@@ -39,7 +39,7 @@ impl PageOptions {
             | ((self.translate as u8) << 4)
     }
 
-    /// Splits a page index; only bits `[4:0]` count.
+    /// Converts from a page index. Only bits `[4:0]` are used.
     pub const fn from_index(index: u8) -> Self {
         Self {
             traffic_class: index & 3,
@@ -62,7 +62,7 @@ pub struct RequesterAddr {
 }
 
 impl RequesterAddr {
-    /// Start of the page of `vpid` with `options`.
+    /// Returns the start of the page of `vpid` with `options`.
     pub const fn page(vpid: Vpid, options: PageOptions) -> Self {
         Self {
             vpid,
@@ -71,14 +71,14 @@ impl RequesterAddr {
         }
     }
 
-    /// Byte offset inside the window.
+    /// Returns the byte offset inside the window.
     pub const fn encode(self) -> u32 {
         (self.offset as u32 & 0xFFF)
             | ((self.vpid.get() as u32) << 12)
             | ((self.options.index() as u32) << 20)
     }
 
-    /// Splits a byte offset inside the window; bits above 24 are ignored.
+    /// Converts from a byte offset inside the window. Bits above 24 are ignored.
     pub const fn decode(addr: u32) -> Self {
         Self {
             vpid: Vpid::from_low_bits((addr >> 12) as u64),
@@ -114,7 +114,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// The four-bit code.
+    /// Returns the four-bit code.
     pub const fn code(self) -> u8 {
         match self {
             Command::ByteGet => 0,
@@ -130,7 +130,7 @@ impl Command {
         }
     }
 
-    /// The command with this code.
+    /// Returns the command with this code.
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             0 => Command::ByteGet,
@@ -148,14 +148,14 @@ impl Command {
     }
 }
 
-/// Which notifications a command asks for.
+/// Set of notifications that a command requests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct NotifySpec {
-    /// Bit 0: at the origin, when the request was sent.
+    /// Bit 0: at the origin, after the request was sent.
     pub requester: bool,
-    /// Bit 1: at the target, when data was read or the lock done.
+    /// Bit 1: at the target, after data was read or the lock operation was performed.
     pub responder: bool,
-    /// Bit 2: where data arrived.
+    /// Bit 2: at the node to which the data was written.
     pub completer: bool,
 }
 
@@ -163,7 +163,7 @@ impl NotifySpec {
     /// No notification.
     pub const NONE: Self = Self::from_bits(0);
 
-    /// From the three-bit form.
+    /// Converts from the three-bit form.
     pub const fn from_bits(bits: u8) -> Self {
         Self {
             requester: bits & 1 != 0,
@@ -172,7 +172,7 @@ impl NotifySpec {
         }
     }
 
-    /// The three-bit form.
+    /// Returns the three-bit form.
     pub const fn bits(self) -> u8 {
         self.requester as u8 | ((self.responder as u8) << 1) | ((self.completer as u8) << 2)
     }
@@ -183,7 +183,7 @@ impl NotifySpec {
 pub struct Modifiers {
     /// 1: multicast.
     pub multicast: bool,
-    /// 2: notification replicate, one per fragment.
+    /// 2: notification replicate, which sends one notification per fragment.
     pub ntr: bool,
     /// 4: accelerator read.
     pub era: bool,
@@ -195,7 +195,7 @@ impl Modifiers {
     /// No modifier.
     pub const NONE: Self = Self::from_bits(0);
 
-    /// From the four-bit form.
+    /// Converts from the four-bit form.
     pub const fn from_bits(bits: u8) -> Self {
         Self {
             multicast: bits & 1 != 0,
@@ -205,7 +205,7 @@ impl Modifiers {
         }
     }
 
-    /// The four-bit form.
+    /// Returns the four-bit form.
     pub const fn bits(self) -> u8 {
         self.multicast as u8
             | ((self.ntr as u8) << 1)
@@ -215,7 +215,7 @@ impl Modifiers {
 }
 
 bits! {
-    /// Word 0 of a descriptor, every bit pattern allowed (HW §10.2). Checked form: [`Descriptor`].
+    /// Word 0 of a descriptor with any bit pattern (HW §10.2). Checked form: [`Descriptor`].
     pub struct DescriptorWord {
         /// Descriptor length in quadwords, always 3.
         length_qws / with_length_qws: u8 [1:0];
@@ -234,7 +234,7 @@ bits! {
     }
 }
 
-/// Which unit of the target node performs a lock; both behave equally (G16).
+/// Unit of the target node that performs a lock; both behave equally (G16).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LockTarget {
     /// Bit 40 = 0.
@@ -245,15 +245,15 @@ pub enum LockTarget {
 
 /// Command-specific part of a descriptor.
 ///
-/// Addresses are bus addresses, NLAs or register offsets, depending on the [`PageOptions`] of the page
-/// the descriptor is written to.
+/// Addresses are bus addresses, NLAs or register offsets, depending on the [`PageOptions`] of the
+/// requester page to which the descriptor is written.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Operation {
     /// Reads remote memory into local memory.
     Get {
-        /// Quadword variant: length and addresses multiples of 8.
+        /// Quadword variant: length and addresses are multiples of 8.
         qw: bool,
-        /// Bytes, 1…[`MAX_LEN`].
+        /// Number of bytes, 1…[`MAX_LEN`].
         len: u32,
         /// Remote read address.
         remote: u64,
@@ -262,25 +262,25 @@ pub enum Operation {
     },
     /// Writes local memory to remote memory.
     Put {
-        /// Quadword variant: length and addresses multiples of 8.
+        /// Quadword variant: length and addresses are multiples of 8.
         qw: bool,
-        /// Bytes, 1…[`MAX_LEN`].
+        /// Number of bytes, 1…[`MAX_LEN`].
         len: u32,
         /// Local read address.
         local: u64,
         /// Remote write address.
         remote: u64,
     },
-    /// Only notifications, carrying a value.
+    /// Sends only a notification, with a value.
     NotificationPut {
-        /// Class, shown in the notification's size field.
+        /// Class, reported in the notification's size field.
         class: u8,
         /// Word 0 of the notification.
         value: u64,
     },
-    /// Writes up to eight bytes taken from the descriptor.
+    /// Writes up to eight bytes that the descriptor contains.
     ImmediatePut {
-        /// Bytes, 1…8.
+        /// Number of bytes, 1…8.
         len: u8,
         /// Remote write address.
         remote: u64,
@@ -289,7 +289,7 @@ pub enum Operation {
     },
     /// Fetch-compare-and-add: if lock ≤ compare then lock += add.
     Lock {
-        /// Performing unit.
+        /// Unit that performs the operation.
         at: LockTarget,
         /// Lock number, 24 bits.
         number: u32,
@@ -307,28 +307,29 @@ pub struct Descriptor {
     pub node: NodeId,
     /// Destination VPID.
     pub vpid: Vpid,
-    /// Notifications asked for.
+    /// Requested notifications.
     pub notify: NotifySpec,
     /// Modifiers.
     pub modifiers: Modifiers,
-    /// What to do.
+    /// Operation with its operands.
     pub op: Operation,
 }
 
-/// Why a descriptor was refused.
+/// Reason why a descriptor is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DescriptorError {
     /// The length field of word 0 is not 3.
     LengthField(u8),
-    /// The command is not one that software may issue.
+    /// Software must not issue this command.
     Command(u8),
-    /// Byte count 0 or above the limit of the command.
+    /// Byte count that is 0 or above the limit of the command.
     Count(u32),
-    /// A quadword command with a length or address that is no multiple of 8 (only when encoding, G12).
+    /// Quadword command with a length or address that is no multiple of 8. Reported by encoding
+    /// only (G12).
     Unaligned,
     /// Lock number above 24 bits.
     LockNumber(u32),
-    /// Bits that must be zero are set in this word (0…2).
+    /// Index of the word (0…2), and its bits that are set but must be zero.
     Reserved(u8, u64),
 }
 
@@ -372,7 +373,7 @@ fn transfer(qw: bool, len: u32, a: u64, b: u64) -> Result<u32, DescriptorError> 
 }
 
 impl Descriptor {
-    /// Command code of the operation.
+    /// Returns the command code of the operation.
     pub const fn command(&self) -> Command {
         match self.op {
             Operation::Get { qw: false, .. } => Command::ByteGet,
@@ -385,7 +386,7 @@ impl Descriptor {
         }
     }
 
-    /// The three quadwords, or why the fields do not form a legal descriptor.
+    /// Returns the three quadwords, or an error if the fields do not form a legal descriptor.
     pub fn encode(&self) -> Result<[u64; 3], DescriptorError> {
         let (count, word1, word2) = match self.op {
             Operation::Get {
@@ -435,7 +436,7 @@ impl Descriptor {
         Ok([word0.raw(), word1, word2])
     }
 
-    /// Checks three quadwords as the hardware takes them. Unaligned quadword commands pass (G12).
+    /// Decodes three quadwords as the hardware does. Unaligned quadword commands pass (G12).
     pub fn decode(words: [u64; 3]) -> Result<Self, DescriptorError> {
         let [raw, word1, word2] = words;
         let word0 = DescriptorWord(raw);
@@ -503,19 +504,19 @@ impl Descriptor {
     }
 }
 
-/// Who wrote a notification.
+/// Unit that wrote a notification.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NotificationType {
     /// 1: the origin's requester.
     Requester,
     /// 2: the target's responder.
     Responder,
-    /// 4: the completer of the node the data went to.
+    /// 4: the completer of the node to which the data was written.
     Completer,
 }
 
 impl NotificationType {
-    /// The one-hot code; also the unit's error bit.
+    /// Returns the one-hot code, which is also the unit's error bit.
     pub const fn code(self) -> u8 {
         match self {
             NotificationType::Requester => 1,
@@ -524,7 +525,7 @@ impl NotificationType {
         }
     }
 
-    /// The type with this code.
+    /// Returns the type with this code.
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
             1 => Some(NotificationType::Requester),
@@ -540,7 +541,7 @@ impl NotificationType {
 pub struct Mode {
     /// 1: register file access.
     pub rra: bool,
-    /// 2: notification interrupted.
+    /// 2: the notification raised an interrupt.
     pub irq: bool,
     /// 4: addresses were NLAs.
     pub translate: bool,
@@ -553,7 +554,7 @@ pub struct Mode {
 }
 
 impl Mode {
-    /// From the six-bit form.
+    /// Converts from the six-bit form.
     pub const fn from_bits(bits: u8) -> Self {
         Self {
             rra: bits & 1 != 0,
@@ -565,7 +566,7 @@ impl Mode {
         }
     }
 
-    /// The six-bit form.
+    /// Returns the six-bit form.
     pub const fn bits(self) -> u8 {
         self.rra as u8
             | ((self.irq as u8) << 1)
@@ -575,7 +576,8 @@ impl Mode {
             | ((self.era as u8) << 5)
     }
 
-    /// The mode bits that a command with these page options and modifiers shows (G13).
+    /// Returns the mode bits in notifications of a command with these page options and modifiers
+    /// (G13).
     pub const fn of(options: PageOptions, modifiers: Modifiers) -> Self {
         Self {
             rra: options.rra,
@@ -589,7 +591,7 @@ impl Mode {
 }
 
 bits! {
-    /// Word 1 of a notification, every bit pattern allowed (HW §10.4). Checked form: [`Notification`].
+    /// Word 1 of a notification with any bit pattern (HW §10.4). Checked form: [`Notification`].
     pub struct NotificationWord {
         /// Size of the last fragment − 1, or class.
         size / with_size: u32 [22:0];
@@ -603,7 +605,7 @@ bits! {
         command / with_command: u8 [54:51];
         /// Mode.
         mode / with_mode: u8 [60:55];
-        /// Error, one bit per unit.
+        /// Error bits, one per unit.
         error / with_error: u8 [63:61];
     }
 }
@@ -613,13 +615,13 @@ bits! {
 pub struct Notification {
     /// Address of the last fragment, value or lock result, depending on the command.
     pub word0: u64,
-    /// Size field as it stands: size − 1 of the last fragment, or class `[7:0]`.
+    /// Raw size field: size − 1 of the last fragment, or class `[7:0]`.
     pub size_field: u32,
     /// Remote VPID.
     pub vpid: Vpid,
     /// Remote node.
     pub node: NodeId,
-    /// Who wrote it.
+    /// Unit that wrote the notification.
     pub kind: NotificationType,
     /// Command.
     pub command: Command,
@@ -629,7 +631,7 @@ pub struct Notification {
     pub error: u8,
 }
 
-/// Why a notification was refused.
+/// Reason why a notification is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NotificationError {
     /// The type is not 1, 2 or 4.
@@ -650,7 +652,8 @@ impl fmt::Display for NotificationError {
 }
 
 impl Notification {
-    /// The two quadwords. Excess bits of `size_field` (23 bits) and `error` (3 bits) are dropped.
+    /// Returns the two quadwords. Excess bits of `size_field` (23 bits) and `error` (3 bits) are
+    /// dropped.
     pub const fn encode(&self) -> [u64; 2] {
         let word1 = NotificationWord(0)
             .with_size(self.size_field)
@@ -663,7 +666,7 @@ impl Notification {
         [self.word0, word1.raw()]
     }
 
-    /// Checks a queue slot; `Ok(None)` when word 1 is 0 (slot is free).
+    /// Decodes a queue slot. Returns `Ok(None)` if word 1 is 0, because the slot is free then.
     pub const fn decode(words: [u64; 2]) -> Result<Option<Self>, NotificationError> {
         let [word0, raw] = words;
         if raw == 0 {
@@ -688,18 +691,18 @@ impl Notification {
         }))
     }
 
-    /// Bytes in the last fragment, for commands that move data.
+    /// Returns the number of bytes in the last fragment, for commands that move data.
     pub const fn last_size(&self) -> u32 {
         self.size_field.saturating_add(1)
     }
 
-    /// Class of a notification put.
+    /// Returns the class of a notification put.
     pub const fn class(&self) -> u8 {
         self.size_field as u8
     }
 
-    /// Bytes of the whole transfer that started at `start`; `None` if word 0 lies before `start` or the
-    /// size exceeds what a command can move.
+    /// Returns the number of bytes of the whole transfer that began at `start`. Returns `None` if
+    /// word 0 is below `start` or if the size exceeds the limit of a command.
     pub const fn total_size(&self, start: u64) -> Option<u32> {
         match self.word0.checked_sub(start) {
             Some(before) if before < MAX_LEN as u64 => {
@@ -727,12 +730,13 @@ bits! {
     }
 }
 
-/// Address of the last fragment of a transfer of `len` bytes at `start` (HW §10.4); `start` for length 0.
+/// Returns the address of the last fragment of a transfer of `len` bytes at `start` (HW §10.4).
+/// Returns `start` if `len` is 0.
 pub const fn last_fragment_start(start: u64, len: u32) -> u64 {
     start.wrapping_add((len.saturating_sub(1) / FRAGMENT * FRAGMENT) as u64)
 }
 
-/// Bytes in the last fragment of a transfer of `len` bytes; 0 for length 0.
+/// Returns the number of bytes in the last fragment of a transfer of `len` bytes, 0 if `len` is 0.
 pub const fn last_fragment_len(len: u32) -> u32 {
     if len == 0 {
         0
@@ -741,23 +745,24 @@ pub const fn last_fragment_len(len: u32) -> u32 {
     }
 }
 
-/// Part of a transfer that travels in one packet.
+/// Part of a transfer that one packet carries.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Fragment {
     /// Byte offset from the start of the transfer.
     pub offset: u32,
-    /// Bytes, 1…496.
+    /// Number of bytes, 1…496.
     pub len: u32,
-    /// No fragment follows.
+    /// True for the last fragment of the transfer.
     pub last: bool,
 }
 
-/// Number of packets for `len` bytes.
+/// Returns the number of packets for `len` bytes.
 pub const fn fragment_count(len: u32) -> u32 {
     len.div_ceil(FRAGMENT)
 }
 
-/// The packets of a transfer of `len` bytes in order, independent of alignment (HW §10.3).
+/// Iterates over the packets of a transfer of `len` bytes in order. The split does not depend on
+/// the alignment (HW §10.3).
 pub fn fragments(len: u32) -> impl Iterator<Item = Fragment> + Clone {
     let count = fragment_count(len);
     (0..count).map(move |i| {

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Routing and multicast table entries.
 //!
-//! **MODEL decision, not a hardware fact.** The tables exist, their places and sizes are known (HW §15.2),
-//! their entry formats on Tourmalet are not (G21). The formats below are ours; the emulated fabric forwards
-//! by them and management software for it writes them. They must never be written to a real card, except
-//! through a table that an administrator supplies. The split of a node ID into table indices and the port
-//! numbers (0–6 links, 7–10 network ports n0–n3) are inferences of the reference.
+//! **MODEL decision, not a hardware fact.** The locations and sizes of the tables are known (HW
+//! §15.2), but their entry formats on Tourmalet are not (G21). This project defines the formats
+//! below. The emulated fabric forwards packets by them, and the management software of that fabric
+//! writes them. Software must never write these formats to a real card, except through a table that
+//! an administrator supplies. The split of a node ID into table indices and the port numbers (0–6
+//! links, 7–10 network ports n0–n3) are inferences of the reference.
 //!
-//! A lookup starts in the global table at node ID `[15:10]`. An entry that is valid and not local names the
-//! outport; a valid local one sends the lookup to the local table at node ID `[9:0]`, whose entry names the
-//! outport. Anything else is illegal routing. An entry that names any network port means "this node": which
-//! of n0–n3 takes the packet follows from its kind, because one entry per node cannot tell them apart.
+//! A lookup starts in the global table at node ID `[15:10]`. A valid entry without the local flag
+//! names the outport. A valid entry with the local flag continues the lookup in the local table at
+//! node ID `[9:0]`, whose entry names the outport. All other cases are illegal routing. An entry
+//! that names any network port means "this node". The kind of the packet selects one of n0–n3,
+//! because one entry per node cannot tell them apart.
 
 use crate::ids::NodeId;
 use core::fmt;
@@ -19,7 +21,7 @@ use core::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OutPort(u8);
 
-/// What a crossbar port leads to.
+/// Destination of a crossbar port.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PortKind {
     /// Link 0…6.
@@ -34,7 +36,7 @@ impl OutPort {
     /// First network port.
     pub const FIRST_NETWORK: u8 = 7;
 
-    /// The port `number`, `None` above 10.
+    /// Returns the port `number`; `None` above 10.
     pub const fn new(number: u8) -> Option<Self> {
         if number < Self::COUNT {
             Some(Self(number))
@@ -43,7 +45,7 @@ impl OutPort {
         }
     }
 
-    /// The port of link `link`, `None` above 6.
+    /// Returns the port of link `link`; `None` above 6.
     pub const fn link(link: u8) -> Option<Self> {
         if link < Self::FIRST_NETWORK {
             Some(Self(link))
@@ -52,7 +54,7 @@ impl OutPort {
         }
     }
 
-    /// The port of network port `n`, `None` above 3.
+    /// Returns the port of network port `n`; `None` above 3.
     pub const fn network(n: u8) -> Option<Self> {
         if n < Self::COUNT - Self::FIRST_NETWORK {
             Some(Self(Self::FIRST_NETWORK + n))
@@ -61,12 +63,12 @@ impl OutPort {
         }
     }
 
-    /// The number, 0…10.
+    /// Returns the number, 0…10.
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// Link or network port.
+    /// Returns the link or network port of this outport.
     pub const fn kind(self) -> PortKind {
         if self.0 < Self::FIRST_NETWORK {
             PortKind::Link(self.0)
@@ -86,18 +88,19 @@ impl fmt::Display for OutPort {
 }
 
 bits! {
-    /// Entry of a global or local routing table, every bit pattern allowed.
+    /// Entry of a global or local routing table with any bit pattern.
     pub struct RouteWord {
-        /// The entry counts.
+        /// The entry is valid.
         valid / with_valid: bool [0:0];
-        /// Global table only: the local table decides.
+        /// Global table only: the local table determines the port.
         local / with_local: bool [1:1];
         /// Outport number.
         outport / with_outport: u8 [7:4];
-        /// Deterministic virtual channel, 0 or 1, on which packets leave through a link. Two of them keep rings free of
-        /// deadlocks.
+        /// Deterministic virtual channel, 0 or 1, for packets that leave through a link. Two
+        /// channels keep rings free of deadlocks.
         dvc / with_dvc: u8 [8:8];
-        /// Kept for later use (for example alternative ports for adaptive routing); written 0, ignored.
+        /// Reserved, for example for alternative ports of adaptive routing; written as 0, ignored
+        /// on reading.
         spare / with_spare: u64 [63:9];
     }
 }
@@ -107,14 +110,14 @@ bits! {
 pub enum RouteEntry {
     /// No route.
     Invalid,
-    /// Global table only: ask the local table.
+    /// Global table only: the local table determines the port.
     Local,
-    /// Leave through this port.
+    /// Packets leave through this port.
     Port(OutPort),
 }
 
 impl RouteEntry {
-    /// The table word; spare bits 0.
+    /// Returns the table word with spare bits 0.
     pub const fn encode(self) -> RouteWord {
         let word = RouteWord(0);
         match self {
@@ -124,7 +127,7 @@ impl RouteEntry {
         }
     }
 
-    /// Reads a table word; `Err` carries an outport number above 10.
+    /// Decodes a table word. `Err` carries an outport number above 10.
     pub const fn decode(word: RouteWord) -> Result<Self, u8> {
         if !word.valid() {
             return Ok(RouteEntry::Invalid);
@@ -139,12 +142,12 @@ impl RouteEntry {
     }
 }
 
-/// Why a node has no route.
+/// Reason why a node has no route.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RouteError {
     /// The global entry is invalid.
     NoSegment,
-    /// The local entry is invalid or says "local" itself.
+    /// The local entry is invalid or has the local flag itself.
     NoNode,
     /// An entry names an outport above 10.
     BadPort(u8),
@@ -160,7 +163,8 @@ impl fmt::Display for RouteError {
     }
 }
 
-/// Finds the outport for `node`. `grt` and `lrt` return the table words at an index (0…63, 0…1023).
+/// Finds the outport for `node`. `grt` and `lrt` return the words of the global table (0…63) and
+/// local table (0…1023) at an index.
 pub fn lookup(
     node: NodeId,
     grt: impl FnOnce(u8) -> RouteWord,
@@ -190,18 +194,18 @@ bits! {
 }
 
 impl McastEntry {
-    /// The entry with `port` added.
+    /// Returns the entry with `port` added.
     #[must_use]
     pub const fn with(self, port: OutPort) -> Self {
         Self(self.0 | (1 << port.get()))
     }
 
-    /// True if `port` is in the entry.
+    /// Returns whether `port` is in the entry.
     pub const fn has(self, port: OutPort) -> bool {
         (self.0 >> port.get()) & 1 != 0
     }
 
-    /// The outports in ascending order.
+    /// Iterates over the outports in ascending order.
     pub fn iter(self) -> impl Iterator<Item = OutPort> + Clone {
         (0..OutPort::COUNT)
             .filter_map(OutPort::new)

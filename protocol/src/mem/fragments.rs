@@ -1,48 +1,47 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Lists of fragments: where in a list of pages the bytes of something are that is not contiguous.
+//! Fragment lists: the positions of a non-contiguous transfer's bytes in a list of pages.
 //!
-//! A device sees a list of pages as one range, page i at 4096 · i, whatever pages they are. Bytes
-//! that lie anywhere in memory so become fragments of that range: a fragment begins and ends where
-//! it likes and reaches over any number of pages; between two fragments there are bytes that belong
-//! to something else. If there are none, one command moves everything; else each fragment takes one
-//! of its own.
+//! A device sees a list of pages as one contiguous range in which page i begins at 4096 · i.
+//! Scattered memory becomes fragments of that range. A fragment may begin and end at any byte and
+//! may span any number of pages. The bytes between two fragments belong to something else. Without
+//! gaps, one command moves the whole list; otherwise each fragment takes a command of its own.
 
 use wire::ids::BusAddr;
 
-/// Bytes of a page.
+/// Page size in bytes.
 const PAGE: usize = BusAddr::PAGE_SIZE as usize;
 
-/// Bytes that follow each other in a list of pages.
+/// Consecutive bytes in a list of pages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Fragment {
-    /// Number of the page in the list in which they begin.
+    /// Index of the page in which the fragment begins.
     pub page: usize,
-    /// Where they begin in it, below 4096.
+    /// Offset of the first byte in that page, below 4096.
     pub offset: usize,
-    /// How many there are; they go on in the following pages.
+    /// Number of bytes. The fragment continues in the following pages.
     pub len: usize,
 }
 
 impl Fragment {
-    /// Where they begin in the range of all pages.
+    /// Returns the offset of the first byte in the range of all pages.
     #[must_use]
     pub const fn start(&self) -> usize {
         self.page * PAGE + self.offset
     }
 
-    /// Where they end in it.
+    /// Returns the offset behind the last byte in the range of all pages.
     #[must_use]
     pub const fn end(&self) -> usize {
         self.start() + self.len
     }
 
-    /// Pages that they lie in.
+    /// Returns the number of pages that contain bytes of the fragment.
     #[must_use]
     pub const fn pages(&self) -> usize {
         (self.offset + self.len).div_ceil(PAGE)
     }
 
-    /// All but the first `n` bytes; `None` if nothing is left.
+    /// Returns all but the first `n` bytes; `None` if no bytes remain.
     #[must_use]
     pub const fn skip(&self, n: usize) -> Option<Self> {
         if n >= self.len {
@@ -56,7 +55,7 @@ impl Fragment {
         })
     }
 
-    /// The first `n` bytes at most.
+    /// Returns the first `n` bytes, or all if there are fewer.
     #[must_use]
     pub const fn take(&self, n: usize) -> Self {
         Self {
@@ -66,20 +65,21 @@ impl Fragment {
     }
 }
 
-/// What a piece of memory adds to a list.
+/// Effect of [`Layout::add`] on the list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Added {
-    /// Pages of the piece that the list has already: the piece goes on in its last page. 0 or 1.
+    /// Number of pages of the chunk that the list already contains, 0 or 1. With 1, the chunk
+    /// continues in the last page.
     pub known: usize,
-    /// Pages to be appended after those.
+    /// Number of pages to append for the rest of the chunk.
     pub pages: usize,
-    /// The last fragment of the list from now on.
+    /// Last fragment of the list after the addition.
     pub fragment: Fragment,
-    /// It is a new one, and not the one before with more bytes.
+    /// True if `fragment` is new, false if the previous fragment was extended.
     pub new: bool,
 }
 
-/// Lays pieces of memory out in a list of pages.
+/// Lays out chunks of memory in a list of pages.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Layout {
     pages: usize,
@@ -89,7 +89,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// An empty list.
+    /// Returns an empty list.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -100,27 +100,27 @@ impl Layout {
         }
     }
 
-    /// Number of pages so far.
+    /// Returns the current number of pages.
     #[must_use]
     pub const fn pages(&self) -> usize {
         self.pages
     }
 
-    /// Number of bytes so far, without those between fragments.
+    /// Returns the current number of bytes, without the gaps between fragments.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether all bytes follow each other.
+    /// Returns whether there is no gap between the bytes.
     #[must_use]
     pub const fn is_contiguous(&self) -> bool {
         self.fragments <= 1
     }
 
-    /// Adds a piece of `len` bytes that begins `offset` bytes into its first page. `same`: that is
-    /// the last page of the list. `None`, without a change, for no bytes, for an offset that is not
-    /// in the first page, and beyond what addresses can tell.
+    /// Adds a chunk of `len` bytes that begins `offset` bytes into its first page. `same` states
+    /// that this page is the last page of the list. Returns `None` and changes no state if `len` is
+    /// 0, if `offset` is not below the page size, or if an address would overflow.
     pub fn add(&mut self, offset: usize, len: usize, same: bool) -> Option<Added> {
         if len == 0 || offset >= PAGE {
             return None;
@@ -129,7 +129,7 @@ impl Layout {
         let bytes = self.bytes.checked_add(len)?;
         self.pages.checked_add(pages)?.checked_mul(PAGE)?;
         let full = self.pages * PAGE;
-        // The piece goes on where the last one ends, in a page or at the end of one.
+        // The chunk continues the last fragment, within a page or at a page boundary.
         let (known, joins) = match self.last {
             Some(last) if same && last.end() < full => {
                 let joins = last.end() == full - PAGE + offset;
@@ -162,8 +162,8 @@ impl Layout {
     }
 }
 
-/// The parts of fragments that make up `len` bytes after the first `skip`, as far as there are so
-/// many.
+/// Returns the parts of `fragments` that hold `len` bytes after the first `skip` bytes, or fewer if
+/// the list ends.
 pub fn slice(
     fragments: &[Fragment],
     skip: usize,
@@ -195,7 +195,7 @@ mod tests {
         Fragment { page, offset, len }
     }
 
-    /// Adds pieces: offset, length, same page.
+    /// Adds chunks, each given as offset, length, and whether it shares the previous page.
     fn lay(pieces: &[(usize, usize, bool)]) -> (Layout, Vec<Fragment>) {
         let (mut layout, mut all) = (Layout::new(), Vec::new());
         for (offset, len, same) in pieces {
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn pieces_that_meet_are_one_fragment() {
-        // Unaligned ends, whole pages between.
+        // Unaligned ends with whole pages between.
         let (layout, all) = lay(&[
             (100, PAGE - 100, false),
             (0, 2 * PAGE, false),
@@ -248,10 +248,10 @@ mod tests {
             (30, 5, true),
             (40, 1, true),
         ]);
-        // The page is listed again for what does not follow.
+        // The page is listed twice because the second chunk leaves a gap.
         assert_eq!(all, [fragment(0, 10, 20 + PAGE + 5), fragment(2, 40, 1)]);
         assert_eq!(layout.pages(), 3);
-        // At the end of a page the next piece can't be in the same one.
+        // A page that is filled to its end cannot hold the next chunk.
         let (_, all) = lay(&[(0, PAGE, false), (0, 5, true)]);
         assert_eq!(all, [fragment(0, 0, PAGE + 5)]);
     }

@@ -1,32 +1,33 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Memory in slots of one size, of which runs of consecutive ones are given out: which are used, by what, and which is the next.
+//! Allocator of runs of consecutive slots of equal size; each run carries a note of its owner.
 //!
-//! A run that ends is *closed* first: nobody finds it any more, but its slots are not given out yet, so that its owner can
-//! clear them without a lock. Runs begin at slots that the caller's alignment allows, lowest first, which keeps what is used
-//! in the caches. All memory is the caller's: a bit and a [`Slot`] per slot.
+//! A run is *closed* before it is freed. A closed run is not found any more, but its slots are not
+//! reused yet, so its owner can clear them without a lock. Runs begin at slots that the caller's
+//! alignment allows, lowest first, which keeps the slots in use in the caches. The caller provides
+//! all memory: a bit and a [`Slot`] per slot.
 
 use core::{marker::PhantomData, ops::DerefMut};
 
-/// Most slots.
+/// Maximum number of slots.
 pub const MAX: usize = 1 << 24;
-/// Not in a run.
+/// Value of [`Slot::first`] for a slot that is not in a run.
 const NONE: u32 = u32::MAX;
-/// Slots per word.
+/// Number of slots per word of the bit map.
 const BITS: usize = 64;
 
-/// What is known of a slot.
+/// State of a slot.
 #[derive(Clone, Copy, Debug)]
 pub struct Slot<T> {
-    /// First slot of its run.
+    /// Index of the first slot of its run.
     first: u32,
-    /// Of a first slot: how many there are.
+    /// In a first slot: number of slots of the run.
     slots: u32,
-    /// Of a first slot, until the run is closed.
+    /// In a first slot: the owner's note, until the run is closed.
     note: Option<T>,
 }
 
 impl<T> Slot<T> {
-    /// A slot that is free.
+    /// Slot that is free.
     pub const FREE: Self = Self {
         first: NONE,
         slots: 0,
@@ -34,47 +35,48 @@ impl<T> Slot<T> {
     };
 }
 
-/// Consecutive slots that belong together.
+/// Run of consecutive slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run<T> {
-    /// The first.
+    /// Index of the first slot.
     pub first: usize,
-    /// So many, at least 1.
+    /// Number of slots, at least 1.
     pub slots: usize,
-    /// What the owner wrote down.
+    /// Note of the owner.
     pub note: T,
 }
 
-/// Where a run may begin.
+/// Alignment of the first slot of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Align {
-    /// A power of two.
+    /// Modulus, a power of two.
     pub modulus: usize,
-    /// First slots have this remainder.
+    /// Remainder of the index of the first slot.
     pub remainder: usize,
 }
 
 impl Align {
-    /// Anywhere.
+    /// No restriction.
     pub const ANY: Self = Self {
         modulus: 1,
         remainder: 0,
     };
 
-    /// The first such slot that is not before `at`; `None` beyond all numbers.
+    /// Returns the first allowed slot at or after `at`; `None` on overflow.
     fn next(self, at: usize) -> Option<usize> {
         let step = self.remainder.wrapping_sub(at) & (self.modulus - 1);
         at.checked_add(step)
     }
 }
 
-/// See the module's documentation. `S` and `W` are memory for slots and words of bits.
+/// Allocator of runs; see the module's documentation. `S` and `W` hold the slots and the words of
+/// bits.
 #[derive(Debug)]
 pub struct Runs<T, S, W> {
     slots: S,
-    /// A bit per slot, set while it is used. Those beyond the last slot are set.
+    /// Bit map: one bit per slot, set while the slot is used. Bits beyond the last slot are set.
     words: W,
-    /// No slot below it is free.
+    /// Lower bound of the first free slot.
     low: usize,
     used: usize,
     most: usize,
@@ -82,13 +84,14 @@ pub struct Runs<T, S, W> {
     _notes: PhantomData<T>,
 }
 
-/// Words of bits for so many slots.
+/// Returns the number of words of bits for `slots` slots.
 pub const fn words(slots: usize) -> usize {
     slots.div_ceil(BITS)
 }
 
 impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Runs<T, S, W> {
-    /// All slots are free. `None` unless there are 1 to [`MAX`] slots, and [`words()`] of them.
+    /// Returns an allocator with all slots free. Returns `None` unless there are 1 to [`MAX`] slots
+    /// and [`words()`] words.
     pub fn new(mut slots: S, mut bits: W) -> Option<Self> {
         let len = slots.len();
         if len == 0 || len > MAX || bits.len() != words(len) {
@@ -110,32 +113,33 @@ impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Runs
         })
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// Never: there is at least one slot.
+    /// Returns false, because there is at least one slot.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
-    /// Slots that are not free.
+    /// Returns the number of slots in use, including those of closed runs.
     pub fn used(&self) -> usize {
         self.used
     }
 
-    /// Most of them that ever were.
+    /// Returns the maximum of [`Self::used`] so far.
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// Runs that are not free, closed ones among them.
+    /// Returns the number of runs, including closed ones.
     pub fn runs(&self) -> usize {
         self.runs
     }
 
-    /// The bits of a word that stand for `from..to`, slots of which at least one is in it.
+    /// Returns the bits of word `word` for the slots `from..to`. At least one of these slots must
+    /// be in the word.
     fn mask(word: usize, from: usize, to: usize) -> u64 {
         let begin = word * BITS;
         let below = from.saturating_sub(begin).min(BITS);
@@ -147,7 +151,7 @@ impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Runs
         up_to(above) & !up_to(below)
     }
 
-    /// The last slot in `from..to` that is used.
+    /// Returns the last used slot in `from..to`.
     fn last_used(&self, from: usize, to: usize) -> Option<usize> {
         (from / BITS..words(to)).rev().find_map(|word| {
             let used = self.words.get(word)? & Self::mask(word, from, to);
@@ -155,7 +159,7 @@ impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Runs
         })
     }
 
-    /// The first slot from `from` on that is free.
+    /// Returns the first free slot at or after `from`.
     fn first_free(&self, from: usize) -> Option<usize> {
         let len = self.len();
         (from / BITS..words(len)).find_map(|word| {
@@ -173,8 +177,8 @@ impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Runs
         }
     }
 
-    /// Takes `slots` slots that begin where `align` allows; the first of them, or `None` if there are none, or the alignment
-    /// makes no sense.
+    /// Allocates `slots` slots that begin where `align` allows. Returns the first of them, or
+    /// `None` if there is no such run or the alignment is invalid.
     pub fn take(&mut self, slots: usize, align: Align, note: T) -> Option<usize> {
         if slots == 0 || !align.modulus.is_power_of_two() {
             return None;
@@ -203,7 +207,7 @@ impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Runs
         Some(at)
     }
 
-    /// The run that a slot is in, unless it is free or closed.
+    /// Returns the run that contains `slot`, unless the slot is free or its run is closed.
     pub fn find(&self, slot: usize) -> Option<Run<T>> {
         let first = self.slots.get(slot)?.first as usize;
         let head = self.slots.get(first)?;
@@ -214,14 +218,16 @@ impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Runs
         })
     }
 
-    /// Ends the run that a slot is in: nobody finds it any more. `None` if it is free, or closed already.
+    /// Closes the run that contains `slot`, so that it is not found any more. Returns `None` if the
+    /// slot is free or its run is closed already.
     pub fn close(&mut self, slot: usize) -> Option<Run<T>> {
         let run = self.find(slot)?;
         self.slots.get_mut(run.first)?.note = None;
         Some(run)
     }
 
-    /// Frees the slots of a closed run, which is named by its first; false if there is none.
+    /// Frees the slots of a closed run, named by its first slot. Returns false if there is no such
+    /// run.
     pub fn free(&mut self, first: usize) -> bool {
         let count = match self.slots.get(first) {
             Some(head) if head.first as usize == first && head.note.is_none() => {

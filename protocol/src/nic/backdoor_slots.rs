@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Which nodes' backdoors (HW §14) somebody has, and which may hold something that its last user left.
+//! Registry of nodes' backdoors (HW §14): the backdoors in use, and those that may still hold or
+//! receive answers to an earlier user.
 //!
-//! What was left, a *residue*, is an answer in a FIFO, or one that comes yet: all requests have the same tag, so the
-//! next user would take it for his own. He has to wait until nothing can come any more, and empty the FIFO. A node
-//! that does not answer keeps its residue for ever. The memory of that is bounded: a place whose residue is complete
-//! may be given to another node, and from then on any node that has no place may have one.
+//! All requests have the same tag, so a new user would take a late answer to an earlier user for
+//! its own. It must wait until no answer can arrive any more, and then empty the FIFO. A node that
+//! does not answer keeps its late answers for ever. The registry is bounded. After the waiting
+//! time, the slot of a backdoor with possible answers may be given to another node. From then on,
+//! every node without a slot counts as dirty.
 
 use crate::Time;
 use wire::ids::NodeId;
@@ -12,30 +14,31 @@ use wire::ids::NodeId;
 /// State of a backdoor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Use {
-    /// Somebody has it.
+    /// The backdoor is in use.
     Busy,
-    /// Nobody has it, and there may be a residue since then.
+    /// The backdoor has been free since this time, and answers to its last user may be in its FIFO
+    /// or in flight.
     Dirty(Time),
 }
 
-/// Whether somebody may have a backdoor.
+/// Result of a request for a backdoor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Taken {
-    /// Not now.
+    /// The backdoor is not available now.
     No,
-    /// He has it, and nothing can be left in it.
+    /// The caller owns the backdoor, and its FIFO is empty.
     Clean,
-    /// He has it, and has to empty its FIFO before he sends anything.
+    /// The caller owns the backdoor and must empty its FIFO before it sends requests.
     Dirty,
 }
 
-/// The backdoors that are in use or have a residue; `N` at once.
+/// Registry of up to `N` backdoors that are in use or may hold late answers.
 #[derive(Debug)]
 pub struct BackdoorSlots<const N: usize> {
     list: [Option<(NodeId, Use)>; N],
-    /// Ticks after which nothing comes any more.
+    /// Time in ticks after which no answer arrives any more.
     late: u64,
-    /// A node without a place may have a residue.
+    /// True if a node without a slot may hold late answers.
     forgotten: bool,
 }
 
@@ -54,7 +57,7 @@ impl<const N: usize> BackdoorSlots<N> {
         now.since(since) >= self.late
     }
 
-    /// Somebody wants the backdoor of `node`.
+    /// Claims the backdoor of `node` for the caller.
     pub fn take(&mut self, node: NodeId, now: Time) -> Taken {
         let known = |place: &Option<(NodeId, Use)>| place.is_some_and(|(n, _)| n == node);
         if let Some(at) = self.list.iter().position(known) {
@@ -73,8 +76,8 @@ impl<const N: usize> BackdoorSlots<N> {
         self.unknown()
     }
 
-    /// Takes the place whose residue is oldest, if that is complete: it can be found again, but not told
-    /// from nothing.
+    /// Reuses the slot with the oldest late answers, if its waiting time has passed. The
+    /// information that the slot's node may hold answers is kept in `forgotten` only.
     fn replace(&mut self, node: NodeId, now: Time) -> Taken {
         let dirty = |(at, place): (usize, &Option<(NodeId, Use)>)| match place {
             Some((_, Use::Dirty(since))) => Some((*since, at)),
@@ -83,7 +86,8 @@ impl<const N: usize> BackdoorSlots<N> {
         let oldest = self.list.iter().enumerate().filter_map(dirty).min();
         match oldest {
             Some((since, at)) if self.is_over(since, now) => {
-                // First: what is forgotten is not this node's, which has no place.
+                // Evaluated before `forgotten` is set, because the forgotten answers belong to
+                // another node.
                 let taken = self.unknown();
                 self.forgotten = true;
                 self.put(at, node);
@@ -93,7 +97,7 @@ impl<const N: usize> BackdoorSlots<N> {
         }
     }
 
-    /// What may be in the backdoor of a node without a place.
+    /// Returns the state of a backdoor without a slot.
     fn unknown(&self) -> Taken {
         match self.forgotten {
             true => Taken::Dirty,
@@ -107,7 +111,8 @@ impl<const N: usize> BackdoorSlots<N> {
         }
     }
 
-    /// Who has the backdoor of `node` is done with it; `dirty`: there may be a residue.
+    /// Releases the backdoor of `node`. `dirty` states that answers may be in its FIFO or in
+    /// flight.
     pub fn leave(&mut self, node: NodeId, dirty: bool, now: Time) {
         let own = |place: &&mut Option<(NodeId, Use)>| **place == Some((node, Use::Busy));
         if let Some(place) = self.list.iter_mut().find(own) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! NLA space: which pages are free, where a region goes, and which page sizes describe it (HW
-//! §11.1, G17).
+//! Allocator of NLA space, and choice of page sizes for a region (HW §11.1, G17).
 //!
-//! Everything counts in pages of 4 KiB; page n of the space has NLA 4096 n.
+//! All quantities are pages of 4 KiB; page n of the space has NLA 4096 n.
 
 use core::fmt;
 use wire::{
@@ -10,18 +9,18 @@ use wire::{
     ids::{BusAddr, Vpid},
 };
 
-/// Page size codes that the hardware knows, largest first: 1 GiB, 2 MiB, 64 KiB, 8 KiB, 4 KiB.
+/// Page size codes that the hardware supports, largest first: 1 GiB, 2 MiB, 64 KiB, 8 KiB, 4 KiB.
 pub const SIZE_CODES: [u8; 5] = [18, 9, 4, 1, 0];
 
-/// The size code of a hardware page of `kib` KiB; `None` if there are no such pages.
+/// Returns the size code of a hardware page of `kib` KiB; `None` if the hardware has no such pages.
 pub fn size_code(kib: u64) -> Option<u8> {
     SIZE_CODES.into_iter().find(|code| 4u64 << code == kib)
 }
 
-/// Pages of the whole space: 1024 tables.
+/// Number of pages of the whole space: 1024 tables.
 pub const PAGES: u64 = 1024 * GAT_ENTRIES as u64;
 
-/// Consecutive pages.
+/// Range of consecutive pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NlaRange {
     /// First page.
@@ -37,7 +36,7 @@ impl NlaRange {
     }
 }
 
-/// Memory for a sorted list of ranges.
+/// Storage for a sorted list of ranges.
 pub trait Store {
     /// The ranges.
     fn ranges(&self) -> &[NlaRange];
@@ -51,10 +50,10 @@ pub trait Store {
     fn remove(&mut self, at: usize);
 }
 
-/// Why no range was given out.
+/// Reason why an allocation fails.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SpaceError {
-    /// No free range is long enough.
+    /// No free range of sufficient length.
     Full,
     /// No memory for the bookkeeping.
     NoMemory,
@@ -72,17 +71,17 @@ impl fmt::Display for SpaceError {
     }
 }
 
-/// Free pages of a space, given out lowest first, so that few tables are in use. Freeing never
-/// needs memory.
+/// Allocator of a page range. It allocates the lowest free pages first, so that few tables are in
+/// use. Freeing needs no memory.
 pub struct Space<S> {
     free: S,
-    /// Ranges given out.
+    /// Number of allocated ranges.
     live: usize,
     bounds: NlaRange,
 }
 
 impl<S: Store> Space<S> {
-    /// A space of the given pages, all free; `free` has to be empty.
+    /// Returns a space of the pages in `bounds`, all free. `free` must be empty.
     ///
     /// # Errors
     ///
@@ -101,7 +100,7 @@ impl<S: Store> Space<S> {
         })
     }
 
-    /// Takes `pages` pages, the first of which is congruent to `phase` modulo `align`, a power of
+    /// Allocates `pages` pages. The first page is congruent to `phase` modulo `align`, a power of
     /// two.
     ///
     /// # Errors
@@ -111,7 +110,7 @@ impl<S: Store> Space<S> {
         self.allocate_in(self.bounds, pages, align, phase)
     }
 
-    /// As [`Space::allocate`], but all of it lies in `window`.
+    /// Like [`Space::allocate`], but restricted to pages within `window`.
     ///
     /// # Errors
     ///
@@ -126,7 +125,7 @@ impl<S: Store> Space<S> {
         if pages == 0 || !align.is_power_of_two() {
             return Err(SpaceError::Invalid);
         }
-        // One more range when this one is cut out, and one for every live range that is freed.
+        // Reserves one range for this split and one for each allocated range that will be freed.
         if !self.free.reserve(self.live + 2) {
             return Err(SpaceError::NoMemory);
         }
@@ -231,26 +230,26 @@ impl<S: Store> Space<S> {
         self.free.ranges()
     }
 
-    /// Number of ranges given out.
+    /// Returns the number of ranges given out.
     pub fn live(&self) -> usize {
         self.live
     }
 }
 
-/// Where a region should start so that the largest page size can be used that is allowed and fits.
-/// Told the parts of the region that are contiguous on the bus, one after the other.
+/// Computes the alignment with which a region can use the largest allowed page size. The caller
+/// passes the bus-contiguous chunks of the region in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placement {
-    /// Largest size code allowed.
+    /// Maximum size code.
     largest: u8,
-    /// Pages so far.
+    /// Number of pages of the chunks so far.
     at: u64,
     align: u64,
     phase: u64,
 }
 
 impl Placement {
-    /// Without any part; `largest` is the largest size code that may be used.
+    /// Returns a placement without chunks; `largest` is the maximum size code.
     pub const fn new(largest: u8) -> Self {
         Self {
             largest,
@@ -260,7 +259,7 @@ impl Placement {
         }
     }
 
-    /// The next part: `pages` pages at bus address `addr`.
+    /// Adds the next chunk: `pages` pages at bus address `addr`.
     pub fn add(&mut self, addr: BusAddr, pages: u64) {
         let page = addr.0 / BusAddr::PAGE_SIZE;
         for code in SIZE_CODES.into_iter().filter(|code| *code <= self.largest) {
@@ -277,18 +276,18 @@ impl Placement {
         self.at += pages;
     }
 
-    /// Pages of all parts.
+    /// Returns the number of pages of all chunks.
     pub const fn pages(&self) -> u64 {
         self.at
     }
 
-    /// Alignment and phase for [`Space::allocate`].
+    /// Returns alignment and phase for [`Space::allocate`].
     pub const fn wish(&self) -> (u64, u64) {
         (self.align, self.phase)
     }
 }
 
-/// A page of one of the hardware's sizes.
+/// Hardware page of one of the supported sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Nlp {
     /// First 4 KiB page in NLA space.
@@ -300,7 +299,8 @@ pub struct Nlp {
 }
 
 impl Nlp {
-    /// The entry to be written for each of its 4 KiB pages; `None` if the address does not fit.
+    /// Returns the entry to write for each of the page's 4 KiB parts; `None` if the address does
+    /// not fit.
     pub const fn entry(&self, vpid: Vpid, read: bool, write: bool) -> Option<GatEntry> {
         match GatEntry::new(self.addr, vpid, read, write) {
             Some(entry) => Some(entry.with_size(self.code)),
@@ -309,8 +309,8 @@ impl Nlp {
     }
 }
 
-/// Cuts a run of `pages` pages at bus address `addr` that starts at page `first` of the space into
-/// the fewest hardware pages with size codes up to `largest`.
+/// Cuts `pages` pages at bus address `addr`, which begin at page `first` of the space, into the
+/// fewest hardware pages with size codes up to `largest`.
 pub fn cut(
     first: u64,
     addr: BusAddr,

@@ -1,91 +1,101 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Emptying the requester pages of a VPID that changes hands, as a state machine without I/O (HW §8, G8, G11).
+//! Empties the requester pages of a VPID that is being reclaimed, as a state machine without I/O
+//! (HW §8, G8, G11).
 //!
-//! Nothing reads what a requester page holds, and no register clears it. But a command that does nothing to anybody can be stored
-//! over it, twice, and then the page is empty whatever it held ([`stores`]). The counts tell that the NIC has taken both commands,
-//! as long as nothing else moves them: so nothing is stored before everything of the last owner has been counted, and what is never
-//! counted leaves the pages alone ([`Outcome::Unclear`]).
+//! The contents of a requester page cannot be read, and no register clears them. Storing a command
+//! without effect over the page twice leaves it empty, whatever it held (see [`stores`]). The
+//! counts of the VPID then show that the NIC has accepted both commands, provided that no other
+//! command changes them. The state machine therefore first waits until all commands of the last
+//! owner are counted. If they are never counted, the pages stay unchanged ([`Outcome::Unclear`]).
 //!
-//! No rule says that a read of the state register waits for stores to a requester page, which take another way through the chip
-//! (HW §5). A count is believed when it stands still for a while ([`QUIET_US`]).
+//! A read of the state register need not wait for stores to a requester page, because these take
+//! another path through the chip (HW §5). A count is therefore accepted only after it stayed the
+//! same for [`QUIET_US`].
 
 use wire::wcbuf::State;
 
-/// How long a state has to stay the same to be that of a requester that does nothing, in microseconds.
+/// Time in microseconds for which the state must stay the same before the requester counts as idle.
 pub const QUIET_US: u64 = 100;
-/// How often, at least, it is looked at in that time.
+/// Minimum number of reads of the state within that time.
 const QUIET_LOOKS: u8 = 3;
-/// How much longer the NIC may take for commands that were stored than for those of the last owner, who had time.
+/// Factor by which the NIC may take longer for the commands stored here than for those of the last
+/// owner, which had time before.
 const OWN_SHARE: u64 = 5;
 
-/// The stores that empty a page, as numbers of words of a command of `len` words that does nothing, each to be fenced: the words from
-/// first to last, then once more with the first one last. Two commands are accepted.
+/// Returns the stores that empty a page, as word numbers of a command of `len` words without
+/// effect. Each store needs a fence. The sequence stores the words from first to last, and then
+/// again with the first word last. The NIC accepts two commands.
 ///
-/// The first word replaces that of a command which somebody began, so that this one is never executed. Then the page may hold any words
-/// but the first, and the first command is accepted at the last word that was missing, perhaps with words of somebody else, which make
-/// nothing of it; what is stored after that stays. So do at most all words but the first, and the second command begins with these: the NIC
-/// takes the words of a command in any order (HW §17).
+/// The first word replaces that of a command which the last owner began, so the begun command is
+/// never executed. Then the page may hold any words except the first. The NIC accepts the first
+/// command at the last missing word, perhaps with words of the last owner, which do not give it an
+/// effect. Words that are stored after that stay in the page. Those are at most all words but the
+/// first, and the second command begins with them: the NIC takes the words of a command in any
+/// order (HW §17).
 pub fn stores(len: u8) -> impl Iterator<Item = u8> {
     (0..len).chain(1..len).chain(core::iter::once(0))
 }
 
-/// What the caller must do next.
+/// Action that the caller must perform next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Pause for some microseconds, read the state register, report it.
+    /// Pause for some microseconds, then read the state register and report it.
     Look,
     /// Write this value to the state register, then report [`Event::Done`].
     Write(State),
-    /// Store all of [`stores`] to page `.0` of those to be emptied, then report [`Event::Done`].
+    /// Store all of [`stores`] to page `.0` of the pages to be emptied, then report
+    /// [`Event::Done`].
     Store(u8),
-    /// The end; the machine stays in this state.
+    /// The state machine has ended and stays in this state.
     End(Outcome),
 }
 
-/// What the caller reports.
+/// Report from the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// The state register was read.
     State(State),
-    /// What was asked for is done.
+    /// The requested action is complete.
     Done,
 }
 
-/// How it ended.
+/// Final result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// All pages are empty, and nothing is on its way.
+    /// All pages are empty, and no command is in flight.
     Empty,
-    /// Something may be left or on its way: try again later.
+    /// Commands may be left in a page or in flight. The caller must try again later.
     Unclear,
-    /// The state reads all ones.
+    /// The state register reads all ones: the NIC is unreachable.
     Gone,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// Until nothing of the last owner is on its way. `forced`: the state was written meanwhile.
+    /// Waits until no command of the last owner is in flight. `forced`: the state register was
+    /// overwritten.
     Settle {
         forced: bool,
     },
-    /// The state is being written because it did not settle: the last owner may have written toggles that differ.
+    /// The state register is being written because the VPID did not become idle: the last owner may
+    /// have written different toggles.
     Force,
-    /// The state is being written, so that the NIC takes commands.
+    /// The state register is being written so that the NIC accepts commands.
     Open,
-    /// Until there is a state to count from.
+    /// Waits for a stable state from which commands are counted.
     Base,
     /// The commands are being stored.
     Store {
         before: State,
     },
-    /// Until they are counted.
+    /// Waits until the commands are counted.
     Count {
         before: State,
     },
     End(Outcome),
 }
 
-/// How long the state has been the same.
+/// Time since which the state has been the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Still {
     state: State,
@@ -93,7 +103,8 @@ struct Still {
     looks: u8,
 }
 
-/// Empties pages. The VPID's owner stores nothing any more, and what he stored has left the processors. Times are microseconds of any clock.
+/// State machine that empties pages. The VPID's owner must not store any more, and its earlier
+/// stores must have left the CPUs. Times are microseconds of any clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reclaim {
     step: Step,
@@ -104,7 +115,7 @@ pub struct Reclaim {
     still: Option<Still>,
 }
 
-/// Descriptors that the NIC is through with, accepted or dropped as a whole.
+/// Returns the number of descriptors that the NIC has either accepted or dropped as a whole.
 fn through(state: State) -> u8 {
     state.committed_count().wrapping_add(state.retry_count())
 }
@@ -113,7 +124,8 @@ impl Reclaim {
     /// Commands that are accepted per page.
     const COMMANDS: u8 = 2;
 
-    /// For so many pages; `patience`: how long the last owner's commands may take from now on.
+    /// Returns a state machine for `pages` pages. `patience` is the time in microseconds that the
+    /// last owner's commands may take from `now` on.
     pub const fn new(pages: u8, patience: u64, now: u64) -> Self {
         Self {
             step: Step::Settle { forced: false },
@@ -125,12 +137,12 @@ impl Reclaim {
         }
     }
 
-    /// First action.
+    /// Returns the first action.
     pub const fn start(&self) -> Action {
         Action::Look
     }
 
-    /// Next action after `event`.
+    /// Returns the next action after `event`.
     pub fn step(&mut self, event: Event, now: u64) -> Action {
         match (self.step, event) {
             (Step::End(outcome), _) => Action::End(outcome),
@@ -161,7 +173,7 @@ impl Reclaim {
         Action::Look
     }
 
-    /// Whether the state has been the same for `time`.
+    /// Returns whether the state has been the same for `time`.
     fn is_still(&mut self, state: State, time: u64, now: u64) -> bool {
         let still = match self.still {
             Some(still) if still.state == state => Still {
@@ -183,7 +195,8 @@ impl Reclaim {
     }
 
     fn settle(&mut self, state: State, forced: bool, now: u64) -> Action {
-        // What was written over toggles may hide that something is on its way: then counts have to stand still for longer.
+        // Overwritten toggles may hide a command in flight, so the counts must stay the same for
+        // longer.
         let time = if forced { self.patience } else { QUIET_US };
         if state.is_idle() && self.is_still(state, time, now) {
             return self.open(state);
@@ -224,12 +237,13 @@ impl Reclaim {
     fn count(&mut self, before: State, state: State, now: u64) -> Action {
         let done = through(state).wrapping_sub(through(before));
         if done > Self::COMMANDS {
-            // Something else was counted: nobody knows what the commands met.
+            // Another command was counted, so the effect of the stored commands is unknown.
             return self.end(Outcome::Unclear);
         }
         if done == Self::COMMANDS && state.is_idle() && self.is_still(state, QUIET_US, now) {
             self.page += 1;
-            // Those that were dropped have left the page as well; the next ones want a NIC that takes them.
+            // Dropped commands have left the page as well. The next ones need a NIC that accepts
+            // commands.
             return self.open(state);
         }
         if self.is_over(now) {

@@ -1,48 +1,52 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Reading side of a buffer queue, as state machines without I/O: where it is, what the NIC knows of that
-//! (HW §7, G10), and what to do about lost writes and lost interrupts (G7).
+//! Ring consumer of a buffer queue, as a state machine without I/O (HW §7, G10). It tracks the read
+//! position and detects lost writes and lost interrupts (G7).
 //!
-//! DMA writes are posted. One that gets lost leaves a *hole*: a slot whose status word stays 0 although the
-//! NIC's write pointer passed it, behind which everything would wait for ever. A slot that is empty and
-//! passed at two looks, a while apart, is skipped.
+//! DMA writes are posted. A lost write leaves a *hole*: a slot whose status word stays 0 although
+//! the NIC's write pointer has passed the slot. Without detection, the queue would stall at the
+//! hole for ever. A slot that was empty and passed at two checks, some time apart, is skipped.
 //!
-//! One slot always stays unused: the read pointer is never stored as far as the slot that is read next. So equal
-//! pointers mean that the queue is full, and that the NIC's write pointer is at the slot that is read next means that
-//! it is empty, by both rules of G10 and whatever the memory shows: what the NIC has written may be on its way.
+//! One slot always stays unused: the stored read pointer never reaches the slot that is read next.
+//! Therefore equal pointers mean that the queue is full. If the NIC's write pointer is at the slot
+//! that is read next, the queue is empty. This is true for both rules of G10, even while data that
+//! the NIC has sent is still in flight to memory.
 //!
-//! Looks happen while the owner polls an empty queue, which costs a register read per while at most. For an
-//! owner that waits for interrupts somebody else looks once, some time after the queue was armed, and has
-//! the owner poll if the pointers differ. So nothing runs while nothing arrives.
+//! The owner checks for holes while it polls an empty queue; a check costs one register read per
+//! interval. If the owner waits for interrupts, a timer checks once, some time after the queue was
+//! armed. The timer makes the owner poll if the pointers differ. No code runs while the queue stays
+//! idle.
 
 use crate::Time;
 
-/// Read pointer updates happen at least every this many slots, or quarter of the queue.
+/// Maximum number of consumed slots before the read pointer is updated; a quarter of the queue if
+/// that is fewer.
 const COMMIT_SLOTS: u32 = 256;
-/// Fewer than this at a time would store the pointer of the last arming again.
+/// Minimum number of consumed slots for an update. A smaller update would store the pointer of the
+/// last arming again.
 const LEAST_SLOTS: u32 = 2;
 
-/// The next slot was found empty.
+/// State while the next slot is empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Empty {
-    /// When that was noticed, or the last look.
+    /// Time at which the slot was found empty, or of the last check.
     since: Time,
-    /// Slots by which the NIC's write pointer was ahead at the last look.
+    /// Number of slots by which the NIC's write pointer was ahead at the last check.
     ahead: u32,
 }
 
-/// The reading side of a ring of slots.
+/// Consumer of a ring of slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingConsumer {
     slots: u32,
-    /// Ticks between two looks at a slot that stays empty.
+    /// Minimum time between two checks of an empty slot, in ticks.
     hole: u64,
     next: u32,
-    /// Up to where the NIC was told of free slots.
+    /// Position up to which free slots were reported to the NIC.
     committed: u32,
     /// Read pointer that was stored last.
     stored: u32,
     empty: Option<Empty>,
-    /// Slots from `next` on that had to be there by now.
+    /// Number of slots from `next` on whose content should have arrived.
     overdue: u32,
 }
 
@@ -62,14 +66,14 @@ impl RingConsumer {
         }
     }
 
-    /// Next slot to read.
+    /// Returns the index of the next slot to read.
     #[inline]
     #[must_use]
     pub const fn next(&self) -> u32 {
         self.next
     }
 
-    /// The slot `by`, at most the number of slots, after `slot`.
+    /// Returns the slot that is `by` slots behind `slot`; `by` must not exceed the number of slots.
     #[inline]
     #[must_use]
     pub const fn after(&self, slot: u32, by: u32) -> u32 {
@@ -81,7 +85,7 @@ impl RingConsumer {
         }
     }
 
-    /// Slots from `from` up to `to`.
+    /// Returns the number of slots from `from` to `to`, without `to`.
     const fn distance(&self, from: u32, to: u32) -> u32 {
         if to >= from {
             to - from
@@ -90,7 +94,7 @@ impl RingConsumer {
         }
     }
 
-    /// Slots by which the NIC's write pointer is ahead.
+    /// Returns the number of slots by which the NIC's write pointer is ahead.
     #[must_use]
     pub const fn ahead(&self, pointer: u32) -> u32 {
         if pointer >= self.slots {
@@ -100,7 +104,7 @@ impl RingConsumer {
         }
     }
 
-    /// The next `n` slots were taken, and are free again.
+    /// Marks the next `n` slots as consumed and free.
     #[inline]
     pub fn advance(&mut self, n: u32) {
         self.next = self.after(self.next, n);
@@ -108,9 +112,9 @@ impl RingConsumer {
         self.empty = None;
     }
 
-    /// The next slot, or a later one of the same message, is empty: number of slots from the next one on
-    /// whose content had to be there by now, 0 if there is no hole. `look` reads the NIC's pointer and tells
-    /// by how much it is ahead.
+    /// Handles an empty slot, which is the next one or a later one of the same message. Returns the
+    /// number of slots from the next one on whose content should have arrived, 0 without a hole.
+    /// `look` reads the NIC's write pointer and returns the number of slots by which it is ahead.
     pub fn overdue(&mut self, now: Time, look: impl FnOnce(&Self) -> u32) -> u32 {
         if self.overdue != 0 {
             return self.overdue;
@@ -133,7 +137,7 @@ impl RingConsumer {
         self.overdue
     }
 
-    /// Whether so many slots are free that the NIC is to be told.
+    /// Returns whether enough slots are free to update the NIC's read pointer.
     #[inline]
     #[must_use]
     pub const fn is_commit_due(&self) -> bool {
@@ -148,11 +152,12 @@ impl RingConsumer {
         self.distance(self.committed, self.next) >= limit
     }
 
-    /// The NIC is told of free slots: the read pointer to store. The interrupt is not armed.
+    /// Releases free slots to the NIC without arming the interrupt. Returns the read pointer to
+    /// store.
     ///
-    /// A store of the pointer that the NIC has already may undo that it found the queue full meanwhile
-    /// (G10), and all that is in it is overwritten then. So what only frees leaves one slot to the store
-    /// that arms.
+    /// Storing an unchanged pointer may clear the NIC's "full" flag (G10); the NIC would then
+    /// overwrite unread slots. This function therefore leaves one free slot unreported, so that the
+    /// store that arms always changes the pointer.
     pub fn free(&mut self) -> u32 {
         self.committed = self.next;
         self.stored = self.after(self.next, self.slots - 2);
@@ -164,8 +169,8 @@ impl RingConsumer {
     /// arrives (see [`RingConsumer::free`]). Then the owner is to look again a while later. `pointer` reads the NIC's write
     /// pointer, which is only asked for in the first case; `None`: there is no NIC.
     ///
-    /// What the NIC writes between the read and the store may still be too much: half of the queue. So the owner
-    /// stores what it gets at once, with nothing that may take long between.
+    /// The NIC may write up to half of the queue between this read and the store. The caller must
+    /// therefore store the returned value without delay.
     pub fn arm(&mut self, pointer: impl FnOnce() -> Option<u32>) -> Option<u32> {
         let rp = self.after(self.next, self.slots - 1);
         if self.stored == rp && !may_store_again(self.slots, rp, pointer()?) {
@@ -177,14 +182,15 @@ impl RingConsumer {
     }
 }
 
-/// Read pointer of an empty queue of `slots` slots whose first slot is read next.
+/// Returns the read pointer of an empty queue of `slots` slots whose first slot is read next.
 #[must_use]
 pub const fn initial(slots: u32) -> u32 {
     slots.saturating_sub(1)
 }
 
-/// Whether the read pointer `rp`, which the NIC has already, may be stored again while its write pointer is `wp`: half of the
-/// queue is free at least. Equal pointers mean that it is full.
+/// Returns whether the unchanged read pointer `rp` may be stored again while the NIC's write
+/// pointer is `wp`. That requires half of the queue to be free; equal pointers mean that it is
+/// full.
 #[must_use]
 pub const fn may_store_again(slots: u32, rp: u32, wp: u32) -> bool {
     if rp >= slots || wp >= slots {
@@ -194,7 +200,8 @@ pub const fn may_store_again(slots: u32, rp: u32, wp: u32) -> bool {
     room != 0 && room >= slots / 2
 }
 
-/// How often it is made sure that a store that arms has arrived before the queue is looked at.
+/// Guard against lost interrupts: decides whether a register read must confirm each arming store
+/// before the queue is polled.
 ///
 /// An interrupt may be wanted while the store that arms it is on its way, and a NIC may forget it then (G7),
 /// before what it tells of can be seen. A look at the queue right after the store does not find that, a look
@@ -222,13 +229,13 @@ impl LostIrqGuard {
         next: Self::FIRST,
     };
 
-    /// Something was found without an interrupt.
+    /// Records that a message was found without an interrupt.
     pub fn found(&mut self) {
         self.left = self.next;
         self.next = self.next.saturating_mul(4);
     }
 
-    /// Whether this time is one of them.
+    /// Returns whether this store must be confirmed.
     #[inline]
     pub fn take(&mut self) -> bool {
         let due = self.left != 0;

@@ -1,43 +1,45 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Remote register access over RMA: which notification answers which request (HW §13).
+//! Remote register access over RMA: matches notifications with requests (HW §13).
 //!
-//! Any number of requests may be outstanding. A read is answered by a completer notification that
-//! names the quadword of local memory the value was written to, so every read gets a quadword of
-//! its own. One whose answer is overdue is not used again before the answer came or [`EXPIRY_S`]
-//! seconds went by: a late answer neither is taken for a later request's, nor overwrites a later
-//! value. A write is answered by a requester notification that names node and value only; those
-//! come in order (HW §10.8). One may get lost, though, so that of equal writes those that are
-//! waited for come before overdue ones: an answer to any of them says that the NIC sends that value
-//! to that node.
+//! Any number of requests may be outstanding. The answer to a read is a completer notification. It
+//! names the quadword of local memory to which the value was written, so each read has a quadword
+//! of its own. If an answer is overdue, its quadword is not reused before the answer arrives or
+//! [`EXPIRY_S`] seconds have passed. A late answer is therefore never taken for the answer to a
+//! later request, and never overwrites a later value.
+//!
+//! The answer to a write is a requester notification, which contains only node and value. These
+//! notifications arrive in order (HW §10.8), but one may be lost. Among equal writes, a
+//! notification is therefore assigned to a waiting write before an overdue one. Each of them proves
+//! equally that the NIC sent that value to that node.
 
 use wire::ids::NodeId;
 
-/// After so many seconds a request without answer is forgotten.
+/// Time in seconds after which a request without an answer is dropped.
 pub const EXPIRY_S: u32 = 60;
 
-/// How far a request is.
+/// Progress of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Free,
     Waiting,
-    /// Answered, with error bits; nobody has fetched that yet.
+    /// Answered with these error bits; the requester has not fetched the answer yet.
     Done(u8),
-    /// Nobody waits for the answer any more.
+    /// The requester has given up; the answer may still arrive.
     Overdue,
 }
 
-/// What a notification means.
+/// Relation of a notification to the outstanding requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// An answer that is waited for.
+    /// The notification answers a waiting request.
     Awaited,
-    /// The answer to a request that was given up.
+    /// The notification answers a request that was given up.
     Late,
-    /// Nobody asked.
+    /// The notification matches no request.
     Unknown,
 }
 
-/// A quadword of the answer buffer.
+/// State of one quadword of the answer buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Slot {
     state: State,
@@ -46,7 +48,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Not in use.
+    /// Slot that is not in use.
     pub const FREE: Self = Self {
         state: State::Free,
         node: NodeId(0),
@@ -58,8 +60,9 @@ impl Slot {
 pub struct Reads<'a>(pub &'a mut [Slot]);
 
 impl Reads<'_> {
-    /// Takes a slot for a request to `node`: the first free one at or after index `from`,
-    /// cyclically, else the one that is overdue for longest, provided that is [`EXPIRY_S`] or more.
+    /// Claims a slot for a request to `node`. Prefers the first free slot at or after index `from`,
+    /// cyclically. Otherwise takes the slot that has been overdue longest, if that is at least
+    /// [`EXPIRY_S`].
     pub fn claim(&mut self, from: usize, node: NodeId, now_s: u32) -> Option<usize> {
         let len = self.0.len();
         let age = |s: &Slot| now_s.wrapping_sub(s.since_s);
@@ -81,7 +84,7 @@ impl Reads<'_> {
         Some(index)
     }
 
-    /// A completer notification of `node` for slot `index` arrived, with error bits.
+    /// Processes a completer notification of `node` with error bits for slot `index`.
     pub fn settle(&mut self, index: usize, node: NodeId, error: u8) -> Answer {
         let Some(slot) = self.0.get_mut(index).filter(|s| s.node == node) else {
             return Answer::Unknown;
@@ -99,7 +102,8 @@ impl Reads<'_> {
         }
     }
 
-    /// The error bits of the answer, once: the slot is free afterwards, so read the value before.
+    /// Returns the error bits of the answer once and frees the slot. The caller must read the value
+    /// before.
     pub fn fetch(&mut self, index: usize) -> Option<u8> {
         let slot = self.0.get_mut(index)?;
         let State::Done(error) = slot.state else {
@@ -109,7 +113,7 @@ impl Reads<'_> {
         Some(error)
     }
 
-    /// Whether an answer may still come.
+    /// Returns whether an answer may still arrive.
     pub fn is_expected(&self, now_s: u32) -> bool {
         self.0.iter().any(|s| match s.state {
             State::Free | State::Done(_) => false,
@@ -118,14 +122,14 @@ impl Reads<'_> {
         })
     }
 
-    /// The request was not sent.
+    /// Frees the slot of a request that was not sent.
     pub fn cancel(&mut self, index: usize) {
         if let Some(slot) = self.0.get_mut(index) {
             *slot = Slot::FREE;
         }
     }
 
-    /// Nobody waits for the answer any more. If it is there, the slot is free.
+    /// Gives up waiting. If the answer has arrived, the slot becomes free.
     pub fn give_up(&mut self, index: usize, now_s: u32) {
         let Some(slot) = self.0.get_mut(index) else {
             return;
@@ -150,7 +154,7 @@ struct Write {
     state: State,
 }
 
-/// Writes without notification yet, in order.
+/// Writes without a notification, in the order of their requests.
 #[derive(Clone, Debug)]
 pub struct Writes {
     list: [Option<Write>; Self::MAX],
@@ -167,10 +171,10 @@ impl Default for Writes {
 }
 
 impl Writes {
-    /// Writes that can be outstanding, overdue ones included.
+    /// Maximum number of outstanding writes, including overdue ones.
     pub const MAX: usize = 64;
 
-    /// Notes a write; its identity, or `None` when [`Writes::MAX`] are outstanding.
+    /// Adds a write. Returns its identity, or `None` if [`Writes::MAX`] are outstanding.
     pub fn push(&mut self, node: NodeId, value: u64, now_s: u32) -> Option<u32> {
         for place in &mut self.list {
             let forgotten =
@@ -197,14 +201,14 @@ impl Writes {
         all.find(|place| place.is_some_and(|w| w.id == id))
     }
 
-    /// The write was not sent.
+    /// Removes a write that was not sent.
     pub fn cancel(&mut self, id: u32) {
         if let Some(place) = self.find(id) {
             *place = None;
         }
     }
 
-    /// Nobody waits for the notification any more. If it came, the write is forgotten.
+    /// Gives up waiting. If the notification has arrived, the write is removed.
     pub fn give_up(&mut self, id: u32, now_s: u32) {
         let Some(place) = self.find(id) else { return };
         match place {
@@ -216,7 +220,7 @@ impl Writes {
         }
     }
 
-    /// The error bits of the notification, once.
+    /// Returns the error bits of the notification once and removes the write.
     pub fn fetch(&mut self, id: u32) -> Option<u8> {
         let place = self.find(id)?;
         let Some(Write {
@@ -230,10 +234,10 @@ impl Writes {
         Some(error)
     }
 
-    /// A requester notification arrived, with error bits: it belongs to the oldest write that fits
-    /// and is waited for, else to the oldest that fits. Overdue ones older than that, whose
-    /// notifications cannot come any more, are forgotten, but for those that the notification may
-    /// have been for.
+    /// Processes a requester notification with error bits. It is assigned to the oldest waiting
+    /// write that matches, or else to the oldest overdue one that matches. Older overdue writes are
+    /// removed because their notifications cannot arrive any more. Overdue writes that also match
+    /// stay.
     pub fn settle(&mut self, node: NodeId, value: u64, error: u8) -> Answer {
         let next = self.next;
         let age = |id: u32| next.wrapping_sub(id);
