@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Use of the SMFU window: intervals (HW §12).
+//! Allocation of the SMFU window and its intervals (HW §12).
 
 use crate::ids::BusAddr;
 use crate::regs::smfu::INTERVALS;
 
 /// Granularity of intervals in bytes.
 pub const PAGE: u64 = 4096;
-/// Intervals that software sets up (HW §3.6); number 0 leads to remote register files.
+/// Number of intervals that software sets up, with number 0 (HW §3.6), which leads to remote
+/// register files.
 pub const USABLE: u32 = INTERVALS - 1;
 
-/// Addresses `start..end` as offsets in the window.
+/// Address range `start..end` of offsets in the window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
-    /// First byte.
+    /// Offset of the first byte.
     pub start: u64,
-    /// First byte after it.
+    /// Offset behind the last byte.
     pub end: u64,
 }
 
@@ -25,7 +26,7 @@ impl Span {
         self.start < other.end && other.start < self.end
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub const fn bytes(&self) -> u64 {
         self.end - self.start
     }

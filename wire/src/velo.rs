@@ -4,22 +4,22 @@
 use crate::ids::{NodeId, Vpid};
 use core::fmt;
 
-/// Longest message in bytes.
+/// Maximum length of a message in bytes.
 pub const MAX_LEN: u16 = 120;
 /// Size of the requester window in bytes (HW §1.2).
 pub const WINDOW: u32 = 0x0200_0000;
 
-/// Two-bit message type tag, meaning up to software.
+/// Two-bit message type tag. Software defines its meaning.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Mtt(u8);
 
 impl Mtt {
-    /// The tag in the low two bits.
+    /// Returns the tag in the low two bits of `value`.
     pub const fn from_low_bits(value: u8) -> Self {
         Self(value & 3)
     }
 
-    /// The tag, 0…3.
+    /// Returns the tag, 0…3.
     pub const fn get(self) -> u8 {
         self.0
     }
@@ -37,7 +37,7 @@ pub struct RequesterAddr {
 }
 
 impl RequesterAddr {
-    /// Start of the page of `vpid` for traffic class `traffic_class`.
+    /// Returns the start of the page of `vpid` for traffic class `traffic_class`.
     pub const fn page(vpid: Vpid, traffic_class: u8) -> Self {
         Self {
             vpid,
@@ -46,14 +46,14 @@ impl RequesterAddr {
         }
     }
 
-    /// Byte offset inside the window.
+    /// Returns the byte offset inside the window.
     pub const fn encode(self) -> u32 {
         (self.offset as u32 & 0xFFF)
             | ((self.vpid.get() as u32) << 12)
             | ((self.traffic_class as u32 & 3) << 20)
     }
 
-    /// Splits a byte offset inside the window; bits `[24:22]` are ignored (G8).
+    /// Converts from a byte offset inside the window. Bits `[24:22]` are ignored (G8).
     pub const fn decode(addr: u32) -> Self {
         Self {
             vpid: Vpid::from_low_bits((addr >> 12) as u64),
@@ -64,17 +64,17 @@ impl RequesterAddr {
 }
 
 bits! {
-    /// Software descriptor, every bit pattern allowed (HW §9.2). Checked form: [`Descriptor`].
+    /// Software descriptor with any bit pattern (HW §9.2). Checked form: [`Descriptor`].
     pub struct DescriptorWord {
         /// Destination node or multicast group.
         target / with_target: u16 [15:0];
         /// Destination VPID (eight bits used).
         vpid / with_vpid: u16 [25:16];
-        /// Multicast.
+        /// Selects multicast delivery; `target` is a group then.
         multicast / with_multicast: bool [31:31];
         /// Message type tag.
         mtt / with_mtt: u8 [33:32];
-        /// Interrupt at the receiver.
+        /// Raises an interrupt at the receiver.
         irq / with_irq: bool [34:34];
         /// User tag.
         tag / with_tag: u8 [47:40];
@@ -84,7 +84,7 @@ bits! {
 }
 
 bits! {
-    /// Status quadword of a mailbox slot, every bit pattern allowed (HW §9.4). Checked form: [`Status`].
+    /// Status quadword of a mailbox slot with any bit pattern (HW §9.4). Checked form: [`Status`].
     pub struct StatusWord {
         /// Source node.
         node / with_node: u16 [15:0];
@@ -103,12 +103,12 @@ bits! {
     }
 }
 
-/// Why a descriptor or status word was refused.
+/// Reason why a descriptor or status word is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Error {
     /// Length 0 or above [`MAX_LEN`].
     Length(u16),
-    /// Bits that must be zero are set; carries them.
+    /// Bits that are set but must be zero.
     Reserved(u64),
 }
 
@@ -121,7 +121,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// Where a message goes.
+/// Destination of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Target {
     /// One node.
@@ -148,7 +148,7 @@ pub struct Descriptor {
     pub vpid: Vpid,
     /// Message type tag.
     pub mtt: Mtt,
-    /// Interrupt at the receiver.
+    /// Raises an interrupt at the receiver.
     pub irq: bool,
     /// User tag.
     pub tag: u8,
@@ -168,7 +168,7 @@ const fn check_len(len: u16) -> Result<(), Error> {
 const VPID_UNUSED: u64 = 0x300 << 16;
 
 impl Descriptor {
-    /// The descriptor quadword. Fails if the length is out of range.
+    /// Returns the descriptor quadword. Fails if the length is out of range.
     pub const fn encode(&self) -> Result<u64, Error> {
         if let Err(e) = check_len(self.len) {
             return Err(e);
@@ -188,7 +188,7 @@ impl Descriptor {
             .raw())
     }
 
-    /// Checks a descriptor quadword: length 1…120, reserved bits 0.
+    /// Decodes a descriptor quadword. The length must be 1…120 and reserved bits 0.
     pub const fn decode(raw: u64) -> Result<Self, Error> {
         let word = DescriptorWord(raw);
         let reserved = raw & (!DescriptorWord::KNOWN | VPID_UNUSED);
@@ -213,13 +213,13 @@ impl Descriptor {
         })
     }
 
-    /// Number of payload quadwords that follow the descriptor.
+    /// Returns the number of payload quadwords that follow the descriptor.
     pub const fn payload_qws(&self) -> u16 {
         self.len.div_ceil(8)
     }
 }
 
-/// Sender of a message: what status bits `[23:0]` say.
+/// Sender of a message, from bits `[23:0]` of the status word.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SourceId {
     /// Source node.
@@ -229,12 +229,12 @@ pub struct SourceId {
 }
 
 impl SourceId {
-    /// The 24-bit form of the API: node in `[15:0]`, VPID in `[23:16]`.
+    /// Returns the 24-bit form of the API: node in `[15:0]`, VPID in `[23:16]`.
     pub const fn raw(self) -> u32 {
         self.node.0 as u32 | ((self.vpid.get() as u32) << 16)
     }
 
-    /// Splits the 24-bit form.
+    /// Converts from the 24-bit form.
     pub const fn from_raw(raw: u32) -> Self {
         Self {
             node: NodeId(raw as u16),
@@ -256,7 +256,7 @@ pub struct Status {
     pub source: SourceId,
     /// Message type tag.
     pub mtt: Mtt,
-    /// End of message; not to be relied on (G9).
+    /// End of message; unreliable (G9).
     pub eom: bool,
     /// Error; semantics unknown (G9).
     pub err: bool,
@@ -267,7 +267,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// The status quadword. Fails if the length is out of range.
+    /// Returns the status quadword. Fails if the length is out of range.
     pub const fn encode(&self) -> Result<u64, Error> {
         if let Err(e) = check_len(self.len) {
             return Err(e);
@@ -283,9 +283,11 @@ impl Status {
             .raw())
     }
 
-    /// Checks the status quadword of a slot; `Ok(None)` for 0 (slot is free).
+    /// Decodes the status quadword of a slot. Returns `Ok(None)` for 0, because the slot is free
+    /// then.
     ///
-    /// Unknown bits are ignored: no source states them all, and a receiver must not stop over them.
+    /// Unknown bits are ignored, because no source documents all of them and a receiver must not
+    /// fail on them.
     pub const fn decode(raw: u64) -> Result<Option<Self>, Error> {
         if raw == 0 {
             return Ok(None);
@@ -311,22 +313,22 @@ impl Status {
 /// Mailbox slot size, one setting for the whole unit (HW §9.4).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SlotSize {
-    /// 64-byte slots: 56 payload bytes each, long messages take several.
+    /// 64-byte slots with 56 payload bytes each; long messages take several slots.
     B64,
-    /// 128-byte slots: one message each.
+    /// 128-byte slots with one message each.
     B128,
 }
 
-/// One slot's part of a message.
+/// Part of a message that one slot holds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Piece {
-    /// Slot of the message, 0…2, counted from its first slot.
+    /// Index of the slot within the message, 0…2.
     pub slot: u8,
     /// Byte offset of the part inside the slot.
     pub slot_offset: u8,
     /// Byte offset of the part inside the message.
     pub message_offset: u8,
-    /// Bytes of the message in this slot.
+    /// Number of bytes of the message in this slot.
     pub len: u8,
 }
 
@@ -347,12 +349,13 @@ impl SlotSize {
         }
     }
 
-    /// Byte offset of the status quadword inside a slot.
+    /// Returns the byte offset of the status quadword inside a slot.
     pub const fn status_offset(self) -> u32 {
         self.bytes() - 8
     }
 
-    /// Slots that a message of `len` bytes takes, 1…3; longer than [`MAX_LEN`] counts as [`MAX_LEN`].
+    /// Returns the number of slots that a message of `len` bytes takes, 1…3. A length above
+    /// [`MAX_LEN`] counts as [`MAX_LEN`].
     pub const fn slots_for(self, len: u16) -> u32 {
         let len = if len > MAX_LEN { MAX_LEN } else { len };
         if len == 0 {
@@ -362,9 +365,10 @@ impl SlotSize {
         }
     }
 
-    /// The parts of a message of `len` bytes in slot order; each is right-aligned against its status word.
+    /// Iterates over the parts of a message of `len` bytes in slot order. Each part is
+    /// right-aligned before its status word.
     ///
-    /// Empty for length 0; longer than [`MAX_LEN`] counts as [`MAX_LEN`].
+    /// There are no parts for length 0. A length above [`MAX_LEN`] counts as [`MAX_LEN`].
     pub fn pieces(self, len: u16) -> impl ExactSizeIterator<Item = Piece> + Clone {
         let len = if len > MAX_LEN { MAX_LEN } else { len };
         let capacity = self.capacity();

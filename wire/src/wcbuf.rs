@@ -1,65 +1,74 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Requester write-combining buffers: state word, credit accounting and replay after a retry (HW §8).
+//! Write-combining buffers of requester pages: state word, credit accounting and replay after a
+//! retry (HW §8).
 //!
-//! Software numbers the packets of a VPID modulo 256 and keeps a copy of each until it is committed.
-//! [`Credits`] counts them; [`Replay`] is the five-step repair after the hardware dropped packets. Both do
-//! no I/O: the caller reads and writes the state register ([`crate::regs::wcbuf::state`]) and pushes packets.
+//! Software numbers the packets of a VPID modulo 256 and keeps a copy of each until the NIC has
+//! committed it. [`Credits`] counts the packets. [`Replay`] is the five-step repair after the NIC
+//! dropped packets. Both do no I/O: the caller accesses the state register
+//! ([`crate::regs::wcbuf::state`]) and pushes packets.
 
 use core::fmt;
 
-/// Packets that may be outstanding: one less than the 256 numbers, so that full and empty differ.
+/// Maximum number of outstanding packets: one less than the 256 numbers, so that full and empty
+/// differ.
 pub const MAX_OUTSTANDING: u8 = 255;
-/// Entries of the copy buffer that replay needs.
+/// Number of entries of the copy buffer for replay.
 pub const COPIES: usize = 256;
-/// Mask that opening a VPID applies to the state: clears everything but `[55:24]` (HW §3.3).
+/// Mask that opening a VPID applies to the state; it clears all bits except `[55:24]` (HW §3.3).
 pub const OPEN_MASK: u64 = 0x00FF_FFFF_FF00_0000;
 
-/// Offset in a requester page of the store that marks a fence. MODEL: only an emulator that asks for it
-/// ([`crate::regs::info::Driver::wants_marks`]) may get one; a descriptor never reaches so far.
+/// Offset in a requester page of the store that marks a fence. MODEL: only an emulator that
+/// requests it ([`crate::regs::info::Driver::wants_marks`]) may receive such a store. Descriptors
+/// never reach this offset.
 pub const MARK: u16 = 0xFF8;
 
 bits! {
-    /// State word of a VPID's write-combining buffer. Bits outside the fields are unknown and kept.
+    /// State word of a VPID's write-combining buffer. Bits outside of the fields are unknown and
+    /// stay unchanged.
     pub struct State {
-        /// Packets accepted, modulo 256.
+        /// Number of accepted packets, modulo 256.
         committed_count / with_committed_count: u8 [7:0];
-        /// A packet could not be buffered; it and all later ones were dropped.
+        /// The NIC could not buffer a packet, and dropped it and all later ones.
         retry / with_retry: bool [32:32];
         /// Assembly toggle.
         assembly / with_assembly: bool [33:33];
         /// Stream-out toggle.
         streamout / with_streamout: bool [34:34];
-        /// Packets dropped since `retry` was set.
+        /// Number of packets dropped since `retry` was set.
         retry_count / with_retry_count: u8 [63:56];
     }
 }
 
 impl State {
-    /// True when nothing is in flight between assembly and stream-out.
+    /// Returns whether no packet is in flight between assembly and stream-out.
     pub const fn is_idle(self) -> bool {
         self.assembly() == self.streamout()
     }
 
-    /// True when packets were dropped and must be sent again.
+    /// Returns whether packets were dropped and must be sent again.
     pub const fn needs_replay(self) -> bool {
         self.retry() && self.retry_count() != 0
     }
 
-    /// The value that ends the retry state: `retry` and `retry_count` cleared, the rest kept.
+    /// Returns the value that ends the retry state: `retry` and `retry_count` are cleared, the
+    /// other bits unchanged.
     #[must_use]
     pub const fn cleared(self) -> Self {
         self.with_retry(false).with_retry_count(0)
     }
 
-    /// The value that opening a VPID writes back.
+    /// Returns the value to write back when a VPID is opened.
     #[must_use]
     pub const fn opened(self) -> Self {
         Self(self.0 & OPEN_MASK)
     }
 
-    /// The value with which a port starts, whatever was left behind: as [`State::opened`], and out of the retry state with
-    /// nothing in flight. Toggles that were read while a packet was in flight and written back would differ for ever, and
-    /// the next repair would wait for them in vain. All ones are no state, and what they would set is unknown: as after 0.
+    /// Returns the value with which a port starts, whatever its last owner left behind: like
+    /// [`State::opened`], but outside of the retry state and with equal toggles.
+    ///
+    /// Toggles that were read while a packet was in flight and then written back would differ for
+    /// ever; the next repair would wait for them in vain. A state of all ones carries no
+    /// information, so the result is the same as for 0.
     #[must_use]
     pub const fn fresh(self) -> Self {
         if self.is_all_ones() {
@@ -70,34 +79,36 @@ impl State {
             .with_assembly(self.streamout())
     }
 
-    /// True for the all-ones value that reads of a vanished device return.
+    /// Returns whether the state is all ones, which reads of a vanished device return.
     pub const fn is_all_ones(self) -> bool {
         self.0 == u64::MAX
     }
 }
 
-/// What a state word says about the packets sent so far.
+/// Result of comparing a state word with the packets sent so far.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Verdict {
-    /// Usable; carries the number of packets not yet committed (0…254).
+    /// The state is usable.
     Ok {
-        /// Packets not yet committed.
+        /// Number of packets that are not yet committed (0…254).
         outstanding: u8,
     },
-    /// 255 packets are outstanding: nothing may be sent.
+    /// 255 packets are outstanding, so no packet may be sent.
     Full,
-    /// Packets were dropped: run [`Replay`], send nothing else on this VPID meanwhile.
+    /// Packets were dropped. The caller must run [`Replay`] and must not send other packets on this
+    /// VPID until it has finished.
     Retry {
-        /// Packets dropped when the state was read.
+        /// Number of packets dropped when the state was read.
         dropped: u8,
     },
-    /// All ones: the device is gone, or did not answer this once. Says nothing about the packets.
+    /// All ones: the device is absent or did not answer this read. Carries no information about the
+    /// packets.
     Unread,
-    /// The count went backwards or beyond what was sent; the VPID cannot be used any more.
+    /// The count went backwards or beyond the packets sent. The VPID cannot be used any more.
     Desync {
-        /// Count that the hardware shows.
+        /// Count that the hardware reports.
         committed: u8,
-        /// Last count seen before.
+        /// Count that was read last.
         known: u8,
         /// Number of the next packet.
         pwp: u8,
@@ -130,7 +141,8 @@ pub struct Credits {
 }
 
 impl Credits {
-    /// Start values, valid after the state register was written with [`State::opened`].
+    /// Returns the start values. They are valid after [`State::opened`] was written to the state
+    /// register.
     pub const fn new() -> Self {
         Self {
             pwp: 0,
@@ -138,28 +150,28 @@ impl Credits {
         }
     }
 
-    /// Number of the next packet: index of its copy.
+    /// Returns the number of the next packet, which is the index of its copy.
     pub const fn pwp(&self) -> u8 {
         self.pwp
     }
 
-    /// Last known committed count.
+    /// Returns the last known committed count.
     pub const fn committed(&self) -> u8 {
         self.committed
     }
 
-    /// Packets that may be unfinished, by the last state seen.
+    /// Returns the number of packets that may be unfinished according to the last state.
     pub const fn outstanding(&self) -> u8 {
         self.pwp.wrapping_sub(self.committed)
     }
 
-    /// Packets that may be sent without reading the state register, 0…255.
+    /// Returns the number of packets that may be sent without reading the state register, 0…255.
     pub const fn room(&self) -> u8 {
         MAX_OUTSTANDING - self.outstanding()
     }
 
-    /// Takes the number of a packet about to be sent: store the copy at this index, then push the packet.
-    /// `None` when there is no room.
+    /// Allocates the number of the next packet; `None` without credit. The caller stores the copy
+    /// at this index and then pushes the packet.
     #[must_use]
     pub fn take(&mut self) -> Option<u8> {
         if self.room() == 0 {
@@ -170,7 +182,7 @@ impl Credits {
         Some(index)
     }
 
-    /// Takes in a state word that was read after the last packet was pushed.
+    /// Processes a state word that was read after the last packet was pushed.
     pub fn on_state(&mut self, state: State) -> Verdict {
         if state.is_all_ones() {
             return Verdict::Unread;
@@ -198,41 +210,42 @@ impl Credits {
     }
 }
 
-/// What the caller of [`Replay`] reports.
+/// Report from the caller of [`Replay`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Event {
     /// The state register was read.
     State(State),
-    /// The requested write of the state register was done.
+    /// The requested write of the state register is complete.
     Written,
     /// The requested packet was pushed and fenced.
     Sent,
 }
 
-/// What the caller of [`Replay`] must do next.
+/// Action that the caller of [`Replay`] must perform next.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Action {
-    /// Read the state register, then report [`Event::State`]. The caller paces these reads and gives up
-    /// when its deadline passes, or the device is gone: all ones are read again.
+    /// Read the state register, then report [`Event::State`]. The caller paces these reads and
+    /// gives up at its deadline or if the device is absent. After a state of all ones, the read is
+    /// requested again.
     ReadState,
     /// Write this value to the state register, then report [`Event::Written`].
     WriteState(State),
     /// Push the copy with this number followed by a store fence, then report [`Event::Sent`].
     Send(u8),
-    /// Done: all packets are committed.
+    /// All packets are committed.
     Done,
-    /// Given up; the machine stays in this state.
+    /// The replay has failed; the state machine stays in this state.
     Failed(Failure),
 }
 
-/// Why a replay failed.
+/// Reason why a replay failed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Failure {
-    /// The committed count makes no sense.
+    /// The committed count is outside of the possible range.
     Desync {
-        /// Count that the hardware shows.
+        /// Count that the hardware reports.
         committed: u8,
-        /// Last count seen before.
+        /// Count that was read last.
         known: u8,
         /// Number of the next packet.
         pwp: u8,
@@ -259,21 +272,21 @@ impl fmt::Display for Failure {
 /// Steps of HW §8.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Step {
-    /// 1: wait until assembly = streamout.
+    /// Step 1: waits until assembly = streamout.
     WaitIdle,
-    /// 2: wait until all packets not committed are counted as dropped.
+    /// Step 2: waits until all packets that are not committed are counted as dropped.
     WaitDropped,
-    /// 3: the state is being written with the retry fields cleared.
+    /// Step 3: the state is being written with the retry fields cleared.
     Clearing,
-    /// 3: wait until retry_count reads 0.
+    /// Step 3: waits until `retry_count` reads 0.
     WaitCleared,
-    /// 4: packets `next`…pwp−1 are being sent.
+    /// Step 4: packets `next`…pwp−1 are being sent.
     Sending { next: u8 },
-    /// 5: wait until everything is committed.
+    /// Step 5: waits until all packets are committed.
     WaitOk,
-    /// End.
+    /// The replay was successful.
     Done,
-    /// End.
+    /// The replay has failed.
     Failed(Failure),
 }
 
@@ -312,7 +325,7 @@ impl Default for Replay {
 }
 
 impl Replay {
-    /// A machine at step 1.
+    /// Returns a state machine at step 1.
     pub const fn new() -> Self {
         Self {
             step: Step::WaitIdle,
@@ -321,17 +334,18 @@ impl Replay {
         }
     }
 
-    /// First action.
+    /// Returns the first action.
     pub const fn start(&self) -> Action {
         self.action()
     }
 
-    /// Packets sent again so far.
+    /// Returns the number of packets sent again so far.
     pub const fn resent(&self) -> u32 {
         self.resent
     }
 
-    /// Passes through steps 1–5 so far: 1, more if the hardware dropped packets during the replay.
+    /// Returns the number of passes through steps 1–5 so far: 1, or more if the NIC dropped packets
+    /// during the replay.
     pub const fn rounds(&self) -> u32 {
         self.rounds
     }
@@ -349,7 +363,8 @@ impl Replay {
         }
     }
 
-    /// Next action after `event`. `credits` must be those of the VPID; nobody else may change them meanwhile.
+    /// Returns the next action after `event`. `credits` must be those of the VPID and must not
+    /// change otherwise during the replay.
     pub fn step(&mut self, credits: &mut Credits, event: Event) -> Action {
         match (self.step, event) {
             (Step::Done | Step::Failed(_), _) => {}
@@ -367,7 +382,8 @@ impl Replay {
                 Step::WaitIdle | Step::WaitDropped | Step::WaitCleared | Step::WaitOk,
                 Event::State(state),
             ) => match credits.on_state(state) {
-                // Whether the device is gone is for the caller to find out: its packets are as they were.
+                // The caller must find out whether the device is absent. The state of its packets
+                // is unchanged.
                 Verdict::Unread => {}
                 Verdict::Desync {
                     committed,
@@ -389,10 +405,11 @@ impl Replay {
         self.action()
     }
 
-    /// Steps that wait for a state; `credits` already took it in.
+    /// Performs the steps that wait for a state, which `credits` has already processed.
     fn on_state(&mut self, credits: &Credits, state: State) -> Action {
         if self.step == Step::WaitOk && state.needs_replay() {
-            // Dropped again: go round once more. The caller's deadline bounds the rounds.
+            // Starts over, because packets were dropped again. The caller's deadline bounds the
+            // number of rounds.
             self.rounds = self.rounds.saturating_add(1);
             self.step = Step::WaitIdle;
         }

@@ -1,67 +1,71 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Reassembly of eager frames, one state machine per source (EXT §3.2).
 //!
-//! VELO delivers the messages of a source in order, but messages can be lost (mailbox full, sender restarted)
-//! and the protocol has no start marker: any fragment may be the first. The machine therefore
-//! * takes fragments only in tag sequence and discards the partial frame when the sequence breaks,
-//! * then takes the breaking fragment as start of a new frame only if its Ethernet source address is the
-//!   sending node's, and otherwise drops the presumed rest of the broken frame up to its last fragment,
+//! VELO delivers the messages of a source in order, but messages can be lost (mailbox full, sender
+//! restarted). The protocol has no start marker, so any fragment may be the first. The state
+//! machine therefore
+//!
+//! * accepts fragments only in tag sequence, and discards the partial frame if the sequence breaks;
+//! * then accepts the breaking fragment as the start of a new frame only if its Ethernet source
+//!   address is that of the sending node, and otherwise drops fragments up to the end of the broken
+//!   frame;
 //! * never lets a frame grow beyond its limit.
 //!
-//! What no receiver can tell from tags alone: a lost *first* fragment (the rest looks like a frame; its
-//! addresses are garbage), and a lost end whose place is taken by fragments that carry just the missing tags,
-//! in the simplest case a lost last fragment followed by a frame of one message. A receiver should therefore
-//! not skip checksums of frames that came in several fragments. (Taking any fragment with the node's address
-//! in the right place for a start would lose frames that merely carry such bytes as data, again and again.)
+//! Tags do not reveal two kinds of loss. If the *first* fragment is lost, the remainder looks like
+//! a frame with invalid addresses. If the end is lost and the next fragments carry exactly the
+//! missing tags, two frames are merged; the simplest case is a lost last fragment followed by a
+//! frame of one message. Receivers must therefore verify checksums of frames that arrived in
+//! several fragments. (Accepting any fragment with the node's address as a start would repeatedly
+//! lose frames that carry such bytes as data.)
 
 use wire::{
     eth::{source, MacPrefix, Reason, Reject, FRAGMENT, HEADER_LEN, MAX_FRAME},
     ids::NodeId,
 };
 
-/// Where the bytes of a message go in the frame buffer.
+/// Position of a message's bytes in the frame buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CopyTo {
     /// Byte offset; 0 starts a new frame.
     pub offset: u32,
-    /// Bytes: the whole message.
+    /// Number of bytes: the whole message.
     pub len: u16,
 }
 
-/// Outcome of one message.
+/// Result of processing one message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Progress {
-    /// Store the bytes; more fragments follow.
+    /// The caller must store the bytes; more fragments follow.
     NeedMore {
-        /// Where to store them.
+        /// Target position of the bytes.
         copy: CopyTo,
-        /// Set if a partial frame had to be given up first: count it, reuse its buffer.
+        /// Set if a partial frame was discarded first. The caller counts it and reuses its buffer.
         discarded: Option<Reject>,
     },
-    /// Store the bytes; the frame is complete.
+    /// The caller must store the bytes; the frame is then complete.
     Complete {
-        /// Where to store them.
+        /// Target position of the bytes.
         copy: CopyTo,
         /// Frame length in bytes, [`HEADER_LEN`]…limit.
         len: u32,
-        /// As above.
+        /// Set if a partial frame was discarded first.
         discarded: Option<Reject>,
     },
-    /// Drop the bytes and any partial frame of this source.
+    /// The caller must drop the bytes and any partial frame of this source.
     Reject(Reject),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum State {
-    /// Between frames.
+    /// No frame has begun.
     Idle,
-    /// `len` bytes stored; the next fragment must have this tag.
+    /// `len` bytes are stored; the next fragment must have tag `next_tag`.
     Partial { len: u32, next_tag: u8 },
-    /// A frame was given up; its remaining fragments are dropped.
+    /// A frame was discarded; its remaining fragments are dropped.
     Tail,
 }
 
-/// Reassembly state of one source. Small (12 bytes); buffers belong to the caller.
+/// Reassembly state of one source, 12 bytes. Buffers belong to the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Reassembler {
     state: State,
@@ -69,7 +73,7 @@ pub struct Reassembler {
 }
 
 impl Reassembler {
-    /// A machine between frames that takes frames of at most `max_frame` bytes, itself limited to
+    /// Returns an idle state machine that accepts frames of up to `max_frame` bytes, limited to
     /// [`MAX_FRAME`].
     pub const fn new(max_frame: u32) -> Self {
         let max_frame = if max_frame > MAX_FRAME {
@@ -83,7 +87,7 @@ impl Reassembler {
         }
     }
 
-    /// Bytes of the partial frame, `None` between frames.
+    /// Returns the length of the partial frame in bytes; `None` between frames.
     pub const fn partial(&self) -> Option<u32> {
         match self.state {
             State::Partial { len, .. } => Some(len),
@@ -91,14 +95,15 @@ impl Reassembler {
         }
     }
 
-    /// Gives up the partial frame, for example without memory for it: its remaining fragments are dropped.
+    /// Gives up the partial frame, for example because of a memory shortage. Its remaining
+    /// fragments are dropped.
     pub fn abandon(&mut self) {
         if let State::Partial { .. } = self.state {
             self.state = State::Tail;
         }
     }
 
-    /// Forgets everything, for example because the source was restarted.
+    /// Returns to the initial state, for example because the source was restarted.
     pub fn reset(&mut self) {
         self.state = State::Idle;
     }
@@ -112,7 +117,7 @@ impl Reassembler {
         last: bool,
         data: &[u8],
     ) -> Progress {
-        // A malformed message breaks the frame it belongs to, but says nothing about where the frame ends.
+        // A malformed message breaks its frame, but does not show the end of that frame.
         let malformed = if data.is_empty() {
             Some(Reject::new(Reason::Empty, 0, FRAGMENT as u64))
         } else if data.len() > FRAGMENT as usize {
@@ -203,8 +208,9 @@ impl Reassembler {
     }
 }
 
-/// Length of the longest frame whose first fragment (not the last one) has this tag, among frames of at most
-/// 257 fragments: a good first buffer size. Longer frames share the tags and need up to [`MAX_FRAME`].
+/// Returns a suitable size for the first buffer: the maximum length of a frame whose first fragment
+/// has this tag and is not the last, among frames of up to 257 fragments. Longer frames use the
+/// same tags and need up to [`MAX_FRAME`].
 pub const fn first_buffer_len(tag: u8) -> u32 {
     let todo = if tag == 0 { 256 } else { tag as u32 };
     (todo + 1) * FRAGMENT as u32

@@ -9,7 +9,7 @@ use wire::{
     },
 };
 
-/// Commands of one transfer that may be outstanding.
+/// Maximum number of outstanding commands per transfer.
 pub const WINDOW: usize = 4;
 
 /// One command of a transfer.
@@ -17,28 +17,28 @@ pub const WINDOW: usize = 4;
 pub struct Chunk {
     /// Byte offset in the transfer.
     pub offset: u64,
-    /// Bytes, 1…[`MAX_LEN`].
+    /// Number of bytes, 1…[`MAX_LEN`].
     pub len: u32,
 }
 
-/// What a notification meant for a transfer.
+/// Effect of a notification on a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// It belongs to something else.
+    /// The notification belongs to another transfer.
     Foreign,
-    /// A command is done, others are not.
+    /// A command has finished; others are outstanding or not posted yet.
     Progress,
-    /// All bytes are there, or all commands that were posted have ended after a failure.
+    /// All bytes are transferred, or all posted commands have finished after a failure.
     Ended,
 }
 
-/// A transfer.
+/// Transfer of any length between local memory and a port of a peer.
 #[derive(Clone, Debug)]
 pub struct ChunkedTransfer {
     direction: Direction,
     node: NodeId,
     vpid: Vpid,
-    /// Local address of byte 0, as notifications will name it.
+    /// Local address of byte 0, as notifications report it.
     local: u64,
     len: u64,
     posted: u64,
@@ -75,7 +75,8 @@ impl ChunkedTransfer {
         })
     }
 
-    /// The command to post next, unless all are posted, too many are outstanding, or there was an error.
+    /// Returns the command to post next. Returns `None` if all commands are posted, the maximum
+    /// number is outstanding, or an error occurred.
     pub fn next(&self) -> Option<Chunk> {
         if self.stopped || self.posted == self.len || self.outstanding.iter().all(Option::is_some) {
             return None;
@@ -112,13 +113,15 @@ impl ChunkedTransfer {
         }
     }
 
-    /// No further commands, because of a time-out or the like; those outstanding may still be reported.
+    /// Stops the transfer, for example after a timeout. No further commands are posted;
+    /// notifications of outstanding ones may still arrive.
     pub fn stop(&mut self) {
         self.stopped = true;
     }
 
-    /// Takes a notification of the port. Notifications without error are matched by peer, type and address of the last
-    /// fragment (HW §10.4), those with an error by any address within a command.
+    /// Processes a notification of the port. A notification without an error is matched by peer,
+    /// type and address of the last fragment (HW §10.4), one with an error by any address within a
+    /// command.
     pub fn take(&mut self, n: &Notification) -> Verdict {
         let expected = match self.direction {
             Direction::Get => {
@@ -151,7 +154,7 @@ impl ChunkedTransfer {
                 Some(_) => n.word0 >= start && n.word0 - start < chunk.len as u64,
             }
         };
-        // Of equal ones the oldest: commands of a port are processed in order.
+        // Prefers the oldest of equal commands, because commands of a port are processed in order.
         let oldest = self
             .outstanding
             .iter_mut()
@@ -175,12 +178,13 @@ impl ChunkedTransfer {
         }
     }
 
-    /// Whether commands are outstanding.
+    /// Returns whether commands are outstanding.
     pub fn is_outstanding(&self) -> bool {
         self.outstanding.iter().any(Option::is_some)
     }
 
-    /// Whether a notification of an outstanding command of `self` may be taken for one of `later`.
+    /// Returns whether a notification of an outstanding command of `self` may be mistaken for one
+    /// of `later`.
     pub fn meets(&self, later: &Self) -> bool {
         let end = later.local + later.len;
         let (same, overlaps) = (
@@ -193,22 +197,22 @@ impl ChunkedTransfer {
         same && self.outstanding.iter().flatten().any(overlaps)
     }
 
-    /// Which way the data goes.
+    /// Returns the direction of the data.
     pub fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// Bytes that are certainly transferred.
+    /// Returns the number of bytes that are known to be transferred.
     pub fn done(&self) -> u64 {
         self.done
     }
 
-    /// True when all bytes are.
+    /// Returns whether all bytes are transferred.
     pub fn is_complete(&self) -> bool {
         self.done == self.len
     }
 
-    /// The first error.
+    /// Returns the first error.
     pub fn fault(&self) -> Option<Fault> {
         self.fault
     }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The sending side of a port, as a state machine without I/O: who may send, when to look at the state of
-//! the write-combining buffer (HW §8), who is told of room, what is a stall.
+//! Transmit side of a port, as a state machine without I/O: flow control by the state of the
+//! write-combining buffer (HW §8), wakeups, stall detection and repair.
 //!
 //! Whoever drives it has a lock around it, the copies for [`wcbuf::Replay`](wire::wcbuf::Replay), and a
 //! *watch*: something that runs some time after it was asked for, looks at the state register, and goes on as
 //! long as [`Watched`] says so. For a dropped packet would go unnoticed when nothing follows it, and those
 //! who wait for room have to hear of it.
 //!
-//! A repair goes step by step, each with the lock held and by whoever comes first: the watch, or somebody who
-//! keeps the watch from running, as he has interrupts off, and looks by himself ([`Sending::noticed`]).
+//! A repair goes step by step, with the lock held for each step. The watch performs the steps, or a
+//! sender that blocks the watch because it has interrupts disabled; that sender polls by itself
+//! ([`Sending::noticed`]).
 
 use crate::Time;
 use wire::wcbuf::{Action, Credits, Event, Replay, State, Verdict};
@@ -18,14 +19,14 @@ use wire::wcbuf::{Action, Credits, Event, Replay, State, Verdict};
 pub enum Mode {
     /// Packets may be sent.
     Open,
-    /// What was dropped is being sent again; nothing else may be.
+    /// Dropped packets are being sent again; no other packet may be sent.
     Repair,
-    /// No packet is sent any more.
+    /// No packet may be sent any more.
     Closed,
 }
 
 impl Mode {
-    /// Its name in lower case.
+    /// Returns the name of the state in lower case.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -36,94 +37,96 @@ impl Mode {
     }
 }
 
-/// Why nothing is sent.
+/// Reason why a packet cannot be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unavailable {
     /// No room. The watch reports when there is some.
     Full,
-    /// Lost packets are being sent again. The watch reports when there is room.
+    /// Dropped packets are being sent again. The watch reports when there are credits again.
     Retry,
-    /// For ever.
+    /// The port is permanently closed.
     Down,
 }
 
-/// Whether packets may be sent.
+/// Result of a request to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admission {
-    /// It may.
+    /// The packets may be sent.
     Granted,
-    /// By what is known there is no room: read the state register and ask by [`Sending::admit_by`].
+    /// The last known state has too few credits. The caller must read the state register and call
+    /// [`Sending::admit_by`].
     Look,
     /// It may not.
     Refused(Unavailable),
 }
 
-/// How soon the watch has to look.
+/// Time at which the watch must run next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kick {
-    /// It looks anyway.
+    /// The watch is scheduled already.
     Nothing,
     /// Some milliseconds from now.
     Soon,
-    /// At once.
+    /// Immediately.
     Now,
 }
 
-/// What the watch does next.
+/// Next action of the watch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
-    /// Nothing: it ends.
+    /// The watch ends.
     Idle,
-    /// It looks again, in quick succession if somebody waits for room.
+    /// The watch reads the state again, after a short time if a sender waits for credits.
     Again {
-        /// Somebody waits.
+        /// True if a sender waits for credits.
         waiting: bool,
     },
-    /// It repairs.
+    /// The watch performs the repair.
     Repair,
 }
 
-/// What the watch found.
+/// Result of a run of the watch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Watched {
-    /// What it does next.
+    /// Next action of the watch.
     pub next: Next,
-    /// Nothing was committed for a long time although packets are outstanding; once per stall.
+    /// True once per stall: packets are outstanding, and the NIC has committed none of them for a
+    /// long time.
     pub stalled: bool,
 }
 
-/// A repair that has begun.
+/// Repair in progress.
 #[derive(Debug)]
 struct Repair {
     replay: Replay,
-    /// What is to be done next.
+    /// Next action of the repair.
     action: Action,
-    /// [`Sending::repair_began`] has said so.
+    /// True after [`Sending::repair_began`] has reported this repair.
     told: bool,
 }
 
-/// See the module.
+/// Transmit side of a port; see the module's documentation.
 #[derive(Debug)]
 pub struct Sending {
     mode: Mode,
     credits: Credits,
     /// Number of credits that refused sends need; 0 if none was refused since the last wakeup.
     wanted: u8,
-    /// Ticks without a commit after which outstanding packets are a stall.
+    /// Time in ticks without a commit after which outstanding packets count as a stall.
     stall: u64,
-    /// The watch was asked for and will look.
+    /// True while the watch is scheduled.
     watching: bool,
-    /// Committed count at the last progress, and when that was; nothing before the first look.
+    /// Committed count at the last progress, and its time; `None` before the first read.
     progress: Option<(u8, Time)>,
-    /// The present stall was told.
+    /// True after the present stall was reported.
     told: bool,
-    /// In [`Mode::Repair`], and if the port was closed meanwhile.
+    /// Present in [`Mode::Repair`], and after the port was closed during a repair.
     repair: Option<Repair>,
 }
 
 impl Sending {
-    /// An open port, whose state register is fresh. `stall`: ticks without a commit after which
-    /// outstanding packets are a stall.
+    /// Returns an open port, whose state register is in its initial state. `stall` is the time in
+    /// ticks without a commit after which outstanding packets count as a stall.
     #[must_use]
     pub fn new(stall: u64) -> Self {
         Self {
@@ -138,19 +141,19 @@ impl Sending {
         }
     }
 
-    /// State of the port.
+    /// Returns the state of the port.
     #[inline]
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Packet numbers.
+    /// Returns the packet numbers.
     #[inline]
     pub fn credits(&self) -> &Credits {
         &self.credits
     }
 
-    /// Number of packets that can be sent by the last known state.
+    /// Returns the number of packets that may be sent according to the last known state.
     pub fn room(&self) -> u8 {
         match self.mode {
             Mode::Open => self.credits.room(),
@@ -158,7 +161,7 @@ impl Sending {
         }
     }
 
-    /// Whether `n` packets may be sent.
+    /// Returns whether `n` packets may be sent.
     #[inline]
     pub fn admit(&mut self, n: u8) -> Admission {
         match self.mode {
@@ -176,9 +179,9 @@ impl Sending {
         self.wanted = self.wanted.max(n).max(1);
     }
 
-    /// As [`Sending::admit`], with a state that was read after the last packet was sent, and how soon the
-    /// watch has to look if it is refused. All ones from a device that is not gone say nothing: the watch
-    /// looks again.
+    /// Like [`Sending::admit`], with a state that was read after the last packet was sent. Also
+    /// returns when the watch must run if the request is denied. A state of all ones from a present
+    /// device carries no information, so the watch reads it again.
     pub fn admit_by(&mut self, n: u8, state: State, now: Time) -> (Admission, Kick) {
         let (refusal, kick) = match self.credits.on_state(state) {
             // After a pause: a device that does not answer makes each read a long one.
@@ -197,18 +200,19 @@ impl Sending {
         (Admission::Refused(refusal), kick)
     }
 
-    /// Number of the next packet, to be sent now; `None` without credit.
+    /// Returns the number of the next packet, which the caller must send now; `None` without
+    /// credit.
     #[inline]
     pub fn take(&mut self) -> Option<u8> {
         let number = self.credits.take()?;
         if self.wanted > 1 {
-            // Not 0: another thread may wait for room too.
+            // Stays above 0, because another thread may wait for credits too.
             self.wanted -= 1;
         }
         Some(number)
     }
 
-    /// Packets were sent: how soon the watch has to look.
+    /// Records that packets were sent. Returns when the watch must run.
     #[inline]
     pub fn sent(&mut self, now: impl FnOnce() -> Time) -> Kick {
         if self.watching {
@@ -225,7 +229,8 @@ impl Sending {
         }
     }
 
-    /// The watch begins: whether the state is to be read, for [`Sending::watched`]; else what to do.
+    /// Starts a run of the watch. `Ok` means that the caller must read the state register and call
+    /// [`Sending::watched`]; `Err` carries the next action.
     pub fn watch(&mut self, alive: bool) -> Result<(), Next> {
         let next = match self.mode {
             _ if !alive => Next::Idle,
@@ -237,7 +242,7 @@ impl Sending {
         Err(next)
     }
 
-    /// The watch has read the state, of a device that is not gone.
+    /// Processes a state that the watch has read from a device that is present.
     pub fn watched(&mut self, state: State, now: Time) -> Watched {
         let mut stalled = false;
         let next = match self.credits.on_state(state) {
@@ -253,7 +258,8 @@ impl Sending {
                 self.begin_repair();
                 Next::Repair
             }
-            // Nobody else would look for what is outstanding, and for those who wait.
+            // The watch continues, because outstanding packets and waiting senders have no other
+            // trigger.
             Verdict::Unread => {
                 stalled = self.is_stall(now);
                 Next::Again { waiting: false }
@@ -263,7 +269,8 @@ impl Sending {
         Watched { next, stalled }
     }
 
-    /// Whether the port's client has to be told of room now. True once per refused send or several.
+    /// Returns true if the port's client must be woken because credits are available, once for all
+    /// denied requests so far.
     pub fn wake(&mut self) -> bool {
         let wake =
             self.mode == Mode::Open && self.wanted != 0 && self.credits.room() >= self.wanted;
@@ -273,7 +280,7 @@ impl Sending {
         wake
     }
 
-    /// True once per stall.
+    /// Returns true once per stall.
     fn is_stall(&mut self, now: Time) -> bool {
         let committed = self.credits.committed();
         let since = match self.progress {
@@ -291,13 +298,14 @@ impl Sending {
         stalled
     }
 
-    /// Whether somebody who looks by himself has to read the state, for [`Sending::noticed`].
+    /// Returns whether a sender that polls by itself must read the state for [`Sending::noticed`].
     pub fn is_in_doubt(&self) -> bool {
         self.mode == Mode::Open && self.credits.outstanding() != 0
     }
 
-    /// Somebody other than the watch has read the state, and goes on with the repair if there has to be one
-    /// ([`Sending::repair`]). Those who wait are told by the watch all the same, which looks as before.
+    /// Processes a state that was read outside of the watch. The caller then performs the repair,
+    /// if there is one ([`Sending::repair`]). The watch still wakes waiting senders, and continues
+    /// unchanged.
     pub fn noticed(&mut self, state: State) {
         if !self.is_in_doubt() {
             return;
@@ -317,9 +325,10 @@ impl Sending {
         });
     }
 
-    /// What the repair does next, with the lock held, to be told to [`Sending::repair_did`]: reading the
-    /// state, writing it, or sending a packet again. After [`Action::Failed`] only [`Sending::give_up`] helps.
-    /// `None` if there is nothing to repair.
+    /// Returns the next action of the repair; `None` if there is no repair. The caller holds the
+    /// lock, performs the action and reports it to [`Sending::repair_did`]. The actions are reading
+    /// the state, writing it, and sending a packet again. After [`Action::Failed`] the caller must
+    /// call [`Sending::give_up`].
     pub fn repair(&self) -> Option<Action> {
         match self.mode {
             Mode::Repair => self.repair.as_ref().map(|r| r.action),
@@ -327,7 +336,7 @@ impl Sending {
         }
     }
 
-    /// True once per repair.
+    /// Returns true once per repair.
     pub fn repair_began(&mut self) -> bool {
         match &mut self.repair {
             Some(repair) => !core::mem::replace(&mut repair.told, true),
@@ -335,8 +344,9 @@ impl Sending {
         }
     }
 
-    /// What the repair was to do is done. True if it waits for the NIC: the next step needs some time.
-    /// When all is committed the port is open again, unless it was closed.
+    /// Records that the repair's action was performed. Returns true if the repair waits for the
+    /// NIC, so that the next step needs some time. The port is open again when all packets are
+    /// committed, unless it was closed.
     pub fn repair_did(&mut self, event: Event) -> bool {
         let Some(repair) = &mut self.repair else {
             return false;
@@ -359,8 +369,8 @@ impl Sending {
         }
     }
 
-    /// All outstanding packets are given up, and the state register is fresh; the port is open, unless it
-    /// was closed. Returns their number.
+    /// Gives up all outstanding packets and returns their number. The state register is in its
+    /// initial state again, and the port is open unless it was closed.
     pub fn give_up(&mut self) -> u8 {
         let lost = self.credits.outstanding();
         self.credits = Credits::new();
@@ -369,7 +379,7 @@ impl Sending {
         lost
     }
 
-    /// Nothing is sent any more.
+    /// Closes the port.
     pub fn close(&mut self) {
         self.mode = Mode::Closed;
     }

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! How many address tables somebody's memory lies in, and how many it may lie in (HW §11.1).
+//! Limit of the address tables that hold one user's memory (HW §11.1).
 //!
-//! A table takes 2 MiB of host memory and exists as long as one page of its 1 GiB of NLA space is
-//! registered. Who registers much and keeps one page in each GiB makes the host spend 512 pages for
-//! each page. So the tables of a user are bounded by what his memory fills, and some more.
+//! A table takes 2 MiB of host memory and exists while one page of its 1 GiB of NLA space is
+//! registered. A user that registers much memory and then keeps one page in each GiB would make the
+//! host spend 512 pages for each page. The tables of a user are therefore limited by the amount of
+//! the user's registered memory, plus a spare number.
 
 use crate::nic::nla::NlaRange;
 use core::ops::DerefMut;
 use wire::atu::GAT_ENTRIES;
 
-/// Pages of one table.
+/// Number of pages of one table.
 pub const SPAN: u64 = GAT_ENTRIES as u64;
 
 /// Numbers of the tables that `range` lies in.
@@ -30,7 +31,7 @@ pub const fn share(range: NlaRange, index: u64) -> u64 {
     end - first
 }
 
-/// What one user has of each table; `A` has a number for each.
+/// Number of one user's pages in each table. `A` stores one count per table.
 pub struct TableUse<A> {
     pages: A,
     tables: u64,
@@ -38,7 +39,7 @@ pub struct TableUse<A> {
 }
 
 impl<A: DerefMut<Target = [u32]>> TableUse<A> {
-    /// Nothing; `pages` has to be all zero.
+    /// Returns the state of a user without memory. All elements of `pages` must be zero.
     pub const fn new(pages: A) -> Self {
         Self {
             pages,
@@ -91,12 +92,12 @@ impl<A: DerefMut<Target = [u32]>> TableUse<A> {
             })
     }
 
-    /// Tables that his memory lies in.
+    /// Returns the number of tables that contain pages of the user.
     pub const fn tables(&self) -> u64 {
         self.tables
     }
 
-    /// Pages of his memory.
+    /// Returns the number of the user's pages.
     pub const fn pages(&self) -> u64 {
         self.total
     }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Direct Sockets over Extoll (EXT-DS): what the two ends of a stream exchange (docs/ds-protocol.md).
+//! Direct Sockets over Extoll (EXT-DS): formats of the messages between the two ends of a stream
+//! (docs/ds-protocol.md).
 //!
-//! Everything travels as VELO messages of at most 120 bytes, whose user tag is the [`Kind`], and as
-//! RMA GETs from the send ring of its writer. A message of a stream begins with a [`Head`]: which
-//! connection, and where in the stream its sender is. Nothing here allocates or copies.
+//! Data travels in VELO messages of up to 120 bytes, whose user tag is the [`Kind`], and in RMA
+//! GETs from the send ring of its writer. A message of a stream begins with a [`Head`], which names
+//! the connection and the sender's position in the stream. The code neither allocates nor copies.
 
 mod seq;
 mod setup;
@@ -17,47 +18,47 @@ pub use stream::{
 
 use crate::ids::Vpid;
 
-/// Version of the protocol; others are declined.
+/// Version of the protocol; other versions are declined.
 pub const VERSION: u8 = 1;
-/// Where connections are negotiated, on every node.
+/// VPID for negotiation on every node.
 pub const SERVICE: Vpid = Vpid::DS;
 /// Traffic class of all VELO messages and GETs.
 pub const TRAFFIC_CLASS: u8 = 2;
 /// End of the NLAs: 40 bits (HW §11.1).
 const NLA_SPACE: u64 = 1 << 40;
 
-/// What a message is: its user tag.
+/// Kind of a message, which is its user tag.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     /// Bytes of the stream.
     Velo,
-    /// Bytes of the stream, the last of what was sent together; tells what was received, too.
+    /// Bytes of the stream that end a write; also acknowledges received data.
     VeloLast,
-    /// Bytes of the stream that the receiver may fetch.
+    /// Bytes of the stream in the send ring, which the receiver may GET.
     RmaInfo,
-    /// What was received, and how much room there is; may ask for an answer.
+    /// Acknowledgement and free space of the receive ring; may request an answer.
     RmaAvail,
-    /// The stream ends here, or has ended with an error.
+    /// End of the stream, or of the connection after an error.
     Shutdown,
-    /// Bytes of the stream that the receiver may fetch from elsewhere than the send ring.
+    /// Bytes of the stream outside of the send ring, which the receiver may GET.
     RmaSource,
-    /// Of these nothing more is to be fetched.
+    /// Withdrawal of such bytes: the receiver must not GET any more of them.
     RmaCut,
-    /// So much of them will not be.
+    /// Answer to a withdrawal, with the number of bytes that the receiver will not GET.
     RmaCutDone,
-    /// A client asks whether a server would take a connection.
+    /// Question of a client whether the server accepts a connection.
     Connect,
-    /// It would.
+    /// Positive answer of the server.
     Offer,
-    /// It would not.
+    /// Negative answer of the server.
     Decline,
-    /// The client does not wait any longer.
+    /// Notice of the client that it has stopped waiting.
     Cancel,
-    /// The server has taken the connection.
+    /// Notice of the server that it has accepted the connection.
     Accept,
-    /// The client uses it. Nobody falls back from here on.
+    /// Confirmation of the client that it uses the connection. No end falls back to TCP afterwards.
     Confirm,
-    /// The client uses TCP: nothing that was sent here counts.
+    /// Notice of the client that it uses TCP; messages of this connection are void.
     Fallback,
 }
 
@@ -80,7 +81,7 @@ impl Kind {
         (0x26, Self::Fallback),
     ];
 
-    /// The user tag.
+    /// Returns the user tag.
     #[must_use]
     pub const fn tag(self) -> u8 {
         let mut i = 0;
@@ -93,7 +94,7 @@ impl Kind {
         0
     }
 
-    /// The kind with this user tag.
+    /// Returns the kind with this user tag.
     #[must_use]
     pub const fn from_tag(tag: u8) -> Option<Self> {
         let mut i = 0;
@@ -106,44 +107,44 @@ impl Kind {
         None
     }
 
-    /// Whether it belongs to a connection; the others go to [`SERVICE`].
+    /// Returns whether messages of this kind belong to a connection; the others go to [`SERVICE`].
     #[must_use]
     pub const fn is_stream(self) -> bool {
         self.tag() < 0x20
     }
 }
 
-/// Names a connection to the node that chose it: a place in its table, and how often that place was
-/// used before.
+/// Name of a connection, chosen by one node: an index into its table, and a generation that counts
+/// earlier uses of that index.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct ConnId(u32);
 
 impl ConnId {
-    /// Bits of it.
+    /// Number of bits of a name.
     pub const BITS: u32 = 24;
-    /// Bits of the place.
+    /// Number of bits of the index.
     pub const INDEX_BITS: u32 = 14;
 
-    /// Place `index`, generation `generation`; what does not fit is cut off.
+    /// Returns the name with these values; excess bits are dropped.
     #[must_use]
     pub const fn new(index: u32, generation: u32) -> Self {
         let index = index & ((1 << Self::INDEX_BITS) - 1);
         Self::from_low_bits((generation << Self::INDEX_BITS) | index)
     }
 
-    /// What the low 24 bits say.
+    /// Converts from the low 24 bits of `raw`.
     #[must_use]
     pub const fn from_low_bits(raw: u32) -> Self {
         Self(raw & ((1 << Self::BITS) - 1))
     }
 
-    /// The 24 bits.
+    /// Returns the 24 bits.
     #[must_use]
     pub const fn raw(self) -> u32 {
         self.0
     }
 
-    /// The place in the table.
+    /// Returns the index into the table.
     #[must_use]
     pub const fn index(self) -> u32 {
         self.0 & ((1 << Self::INDEX_BITS) - 1)

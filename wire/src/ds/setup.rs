@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Messages that negotiate a connection (docs/ds-protocol.md, Negotiation). All go to the service VPID.
+//! Messages that negotiate a connection (docs/ds-protocol.md, Negotiation). All are sent to the
+//! service VPID.
 
 use super::stream::{Reject, Rejected};
 use super::{ConnId, Kind, Seq, NLA_SPACE, VERSION};
 use crate::ids::{Nla, Vpid};
 
-/// Smallest and largest ring, as powers of two of bytes.
+/// Allowed ring sizes, as powers of two of bytes.
 const RING_LOG2: core::ops::RangeInclusive<u8> = 12..=24;
 
 bits! {
-    /// First quadword of all these messages.
+    /// First quadword of all negotiation messages.
     pub struct SetupWord {
         /// Version of the protocol.
         version / with_version: u8 [7:0];
-        /// Why it is declined.
+        /// Code of the reason, in [`Kind::Decline`].
         reason / with_reason: u8 [15:8];
-        /// Bytes of the sender's send ring, as a power of two.
+        /// Size of the sender's send ring in bytes, as a power of two.
         send / with_send: u8 [20:16];
-        /// Bytes of the sender's receive ring, as a power of two.
+        /// Size of the sender's receive ring in bytes, as a power of two.
         receive / with_receive: u8 [28:24];
-        /// The sender takes [`Kind::RmaSource`]. Of [`Kind::Connect`] and [`Kind::Accept`].
+        /// The sender supports [`Kind::RmaSource`]. Used in [`Kind::Connect`] and [`Kind::Accept`].
         sources / with_sources: bool [29:29];
         /// Random number of the client.
         cookie / with_cookie: u32 [63:32];
@@ -27,23 +28,23 @@ bits! {
 }
 
 bits! {
-    /// Second quadword: who is meant, and who speaks.
+    /// Second quadword: names of the connection at both ends.
     pub struct NamesWord {
-        /// Connection as the receiver named it; of [`Kind::Connect`] and [`Kind::Cancel`] 0.
+        /// Name of the connection at the receiver; 0 in [`Kind::Connect`] and [`Kind::Cancel`].
         to / with_to: u32 [23:0];
-        /// Connection as the sender named it.
+        /// Name of the connection at the sender.
         from / with_from: u32 [47:24];
     }
 }
 
 bits! {
-    /// Third quadword: where the sender receives, and where its stream begins.
+    /// Third quadword: the sender's VPIDs and the start of its stream.
     pub struct PlaceWord {
-        /// VPID of its mailbox.
+        /// VPID of the sender's mailbox.
         velo / with_velo: u16 [7:0];
-        /// VPID of its send ring.
+        /// VPID of the sender's send ring.
         rma / with_rma: u16 [15:8];
-        /// Number of the first byte that it will send.
+        /// Position of the first byte that the sender will send.
         isn / with_isn: u32 [63:32];
     }
 }
@@ -51,50 +52,50 @@ bits! {
 bits! {
     /// Fifth quadword of [`Kind::Connect`]: TCP ports.
     pub struct PortsWord {
-        /// Of the client.
+        /// Port of the client.
         client / with_client: u16 [15:0];
-        /// Of the server.
+        /// Port of the server.
         server / with_server: u16 [31:16];
     }
 }
 
-/// The ring that one end sends from.
+/// Send ring of one end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Ring {
-    /// Where it is, for GETs of the peer.
+    /// Address of the ring, for GETs of the peer.
     pub nla: Nla,
-    /// Its bytes, as a power of two, 12…24.
+    /// Size in bytes as a power of two, 12…24.
     pub log2: u8,
 }
 
 impl Ring {
-    /// Its bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub const fn bytes(self) -> u32 {
         1 << (self.log2 & 31)
     }
 }
 
-/// One end of a connection, as the other one needs it.
+/// One end of a connection, as its peer needs it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Endpoint {
-    /// Its name there.
+    /// Name of the connection at this end.
     pub id: ConnId,
-    /// VPID of its mailbox.
+    /// VPID of the mailbox.
     pub velo: Vpid,
-    /// VPID of its send ring.
+    /// VPID of the send ring.
     pub rma: Vpid,
-    /// Number of the first byte that it sends.
+    /// Position of the first byte that this end sends.
     pub isn: Seq,
-    /// Its send ring.
+    /// Send ring.
     pub ring: Ring,
-    /// Bytes of its receive ring, as a power of two, 12…24.
+    /// Size of the receive ring in bytes as a power of two, 12…24.
     pub receive_log2: u8,
-    /// It takes [`Kind::RmaSource`]; older ends don't.
+    /// True if this end supports [`Kind::RmaSource`]; older versions do not.
     pub sources: bool,
 }
 
-/// TCP's name of a connection, as the client sees it. IPv4 addresses are mapped (`::ffff:a.b.c.d`).
+/// TCP addresses and ports of a connection. IPv4 addresses are mapped (`::ffff:a.b.c.d`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Tuple {
     /// Address of the client.
@@ -107,34 +108,34 @@ pub struct Tuple {
     pub server_port: u16,
 }
 
-/// [`Kind::Connect`] and [`Kind::Cancel`].
+/// Contents of [`Kind::Connect`] and [`Kind::Cancel`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Connect {
-    /// Random number; answers repeat it.
+    /// Random number, repeated in answers.
     pub cookie: u32,
-    /// The client.
+    /// Client's end.
     pub client: Endpoint,
-    /// The connection.
+    /// TCP name of the connection.
     pub tuple: Tuple,
 }
 
-/// Why a server declines.
+/// Reason why a server declines.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Decline {
     /// Another version of the protocol.
     Version,
-    /// Nobody listens on that port with a socket that could.
+    /// No suitable socket listens on that port.
     NoListener,
-    /// Too many connections of this node wait to be taken.
+    /// Too many connections of this node wait to be accepted.
     Busy,
-    /// No memory or no other resource.
+    /// Shortage of memory or another resource.
     Resources,
-    /// It is switched off.
+    /// Direct sockets are disabled on the server.
     Off,
 }
 
 impl Decline {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 5] = [
         Self::Version,
         Self::NoListener,
@@ -143,20 +144,20 @@ impl Decline {
         Self::Off,
     ];
 
-    /// The number in a message, from 1 on.
+    /// Returns the code in a message, from 1 on.
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8 + 1
     }
 
-    /// What a number says.
+    /// Converts from the code in a message.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code.checked_sub(1)?)).copied()
     }
 }
 
-/// The other messages of the negotiation.
+/// Negotiation message other than [`Connect`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Answer {
     /// [`Kind::Offer`], to the client.
@@ -171,17 +172,18 @@ pub enum Answer {
     Fallback,
 }
 
-/// Why a message of the negotiation is none.
+/// Reason why a negotiation message is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SetupError {
-    /// It speaks another version; the client's cookie and name are where version 1 has them.
+    /// The message has another version. The client's cookie and name are at the positions of
+    /// version 1.
     Version {
         /// Random number of the client.
         cookie: u32,
-        /// The connection at the sender.
+        /// Name of the connection at the sender.
         from: ConnId,
     },
-    /// It is malformed.
+    /// The message is malformed.
     Rejected(Rejected),
 }
 
@@ -191,11 +193,11 @@ impl From<Rejected> for SetupError {
     }
 }
 
-/// Quadwords of [`Kind::Connect`].
+/// Number of quadwords of [`Kind::Connect`].
 const CONNECT_WORDS: usize = 9;
-/// Quadwords of [`Kind::Accept`].
+/// Number of quadwords of [`Kind::Accept`].
 const ACCEPT_WORDS: usize = 4;
-/// Quadwords of the others.
+/// Number of quadwords of the other kinds.
 const SHORT_WORDS: usize = 2;
 
 const fn names(to: ConnId, from: ConnId) -> u64 {
@@ -256,7 +258,7 @@ const fn halves(address: [u8; 16]) -> [u64; 2] {
     [value as u64, (value >> 64) as u64]
 }
 
-/// Length of a message of this many quadwords.
+/// Checks that a message has the length of `words` quadwords.
 fn length(len: u16, words: usize) -> Result<(), Rejected> {
     if usize::from(len) == 8 * words {
         Ok(())
@@ -277,10 +279,10 @@ fn version(word: &impl Fn(usize) -> u64) -> Result<(), SetupError> {
 }
 
 impl Connect {
-    /// Length in bytes.
+    /// Length of the message in bytes.
     pub const LEN: u16 = 8 * CONNECT_WORDS as u16;
 
-    /// Its quadwords.
+    /// Returns the quadwords of the message.
     #[must_use]
     pub const fn words(&self) -> [u64; CONNECT_WORDS] {
         let ports = PortsWord(0)
@@ -301,13 +303,13 @@ impl Connect {
         ]
     }
 
-    /// Reads a message of `len` bytes; `word` gives its quadwords.
+    /// Decodes a message of `len` bytes; `word` returns a quadword by its index.
     ///
     /// # Errors
     ///
-    /// Another version, or it is malformed.
+    /// The message has another version or is malformed.
     pub fn parse(len: u16, word: impl Fn(usize) -> u64) -> Result<Self, SetupError> {
-        // Another version may have another length, but not less than these two words.
+        // Messages of other versions may have other lengths, but contain at least these two words.
         if usize::from(len) >= 8 * SHORT_WORDS {
             version(&word)?;
         }
@@ -326,21 +328,21 @@ impl Connect {
     }
 }
 
-/// An [`Answer`] with those whom it is about.
+/// [`Answer`] with the names of its connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Answered {
     /// Random number of the client.
     pub cookie: u32,
-    /// The connection as the receiver named it.
+    /// Name of the connection at the receiver.
     pub to: ConnId,
-    /// The connection as the sender named it; 0 before it has a name.
+    /// Name of the connection at the sender; 0 before it has one.
     pub from: ConnId,
-    /// What is said.
+    /// Contents of the message.
     pub answer: Answer,
 }
 
 impl Answered {
-    /// What it is.
+    /// Returns the kind of the message.
     #[must_use]
     pub const fn kind(&self) -> Kind {
         match self.answer {
@@ -352,7 +354,7 @@ impl Answered {
         }
     }
 
-    /// Its quadwords, and how many of them there are.
+    /// Returns the quadwords and their number.
     #[must_use]
     pub const fn words(&self) -> ([u64; ACCEPT_WORDS], usize) {
         let (word, names) = (first(self.cookie), names(self.to, self.from));
@@ -369,15 +371,15 @@ impl Answered {
         }
     }
 
-    /// Reads a message of `len` bytes of this kind; `word` gives its quadwords.
+    /// Decodes a message of `len` bytes and kind `kind`; `word` returns a quadword by its index.
     ///
     /// # Errors
     ///
-    /// Another version, or it is malformed.
+    /// The message has another version or is malformed.
     pub fn parse(kind: Kind, len: u16, word: impl Fn(usize) -> u64) -> Result<Self, SetupError> {
         if usize::from(len) >= 8 * SHORT_WORDS {
             match version(&word) {
-                // Who speaks another version may say so in that.
+                // A peer of another version may decline in its own version.
                 Err(SetupError::Version { cookie, from }) if kind == Kind::Decline => {
                     return Ok(Self {
                         cookie,

@@ -6,31 +6,32 @@ use crate::ids::Nla;
 use crate::velo::MAX_LEN;
 use core::fmt;
 
-/// Bytes of the stream in a [`Kind::Velo`] message at most.
+/// Maximum number of stream bytes in a [`Kind::Velo`] message.
 pub const MORE_DATA: u16 = MAX_LEN - 8;
-/// Bytes of the stream in a [`Kind::VeloLast`] message at most.
+/// Maximum number of stream bytes in a [`Kind::VeloLast`] message.
 pub const LAST_DATA: u16 = MAX_LEN - 16;
-/// Bytes that one [`Kind::RmaSource`] announces at most.
+/// Maximum number of bytes that one [`Kind::RmaSource`] announces.
 pub const SOURCE_MAX: u32 = 4 << 20;
 
 bits! {
     /// First quadword of every message of a stream.
     pub struct HeadWord {
-        /// Place in the stream of the sender.
+        /// Position in the sender's stream.
         seq / with_seq: u32 [31:0];
-        /// Connection, as the receiver named it.
+        /// Name of the connection at the receiver.
         conn / with_conn: u32 [55:32];
-        /// Marks in the stream before this place, modulo 256: what does not go through the ring.
+        /// Number of marks in the stream before this position, modulo 256. A mark stands for a part
+        /// of the stream that bypasses the ring.
         marks / with_marks: u8 [63:56];
     }
 }
 
 bits! {
-    /// Second quadword of messages that tell what was received.
+    /// Second quadword of messages with an acknowledgement.
     pub struct AckWord {
-        /// All before this place was received.
+        /// Position up to which all data was received.
         ack / with_ack: u32 [31:0];
-        /// The ring has room for all before this place.
+        /// Position up to which the receive ring has space.
         edge / with_edge: u32 [63:32];
     }
 }
@@ -38,9 +39,9 @@ bits! {
 bits! {
     /// Third quadword of [`Kind::RmaInfo`] and [`Kind::RmaSource`].
     pub struct InfoWord {
-        /// Bytes.
+        /// Number of bytes.
         len / with_len: u32 [31:0];
-        /// They are the last of what was sent together.
+        /// The bytes end a write.
         push / with_push: bool [32:32];
     }
 }
@@ -48,11 +49,11 @@ bits! {
 bits! {
     /// Third quadword of [`Kind::RmaAvail`].
     pub struct AvailWord {
-        /// An answer is wanted.
+        /// The sender requests an answer.
         ask / with_ask: bool [0:0];
-        /// What comes behind `ack` was lost and is needed once more.
+        /// The data behind `ack` was lost and must be sent again.
         again / with_again: bool [1:1];
-        /// The connection, as the sender of this message named it.
+        /// Name of the connection at the sender of this message.
         own / with_own: u32 [55:32];
     }
 }
@@ -60,9 +61,10 @@ bits! {
 bits! {
     /// Third quadword of [`Kind::RmaCut`] and [`Kind::RmaCutDone`].
     pub struct CutWord {
-        /// Where the source ends that is withdrawn.
+        /// Position behind the withdrawn bytes.
         end / with_end: u32 [31:0];
-        /// Bytes before that place which are withdrawn, or are not fetched.
+        /// Number of bytes before that position that are withdrawn, or that the receiver will not
+        /// GET.
         bytes / with_bytes: u32 [63:32];
     }
 }
@@ -70,50 +72,50 @@ bits! {
 bits! {
     /// Third quadword of [`Kind::Shutdown`].
     pub struct ShutdownWord {
-        /// See [`Ended`].
+        /// Code of [`Ended`].
         how / with_how: u8 [7:0];
     }
 }
 
-/// Place of a message in a stream.
+/// Position of a message in a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Head {
-    /// Connection, as the receiver named it.
+    /// Name of the connection at the receiver.
     pub conn: ConnId,
-    /// Where the sender is in its stream: the place of the data, or of what comes next.
+    /// Sender's position in its stream: that of the message's data, or of the data to come.
     pub seq: Seq,
-    /// Marks before that place.
+    /// Number of marks before that position, modulo 256.
     pub marks: u8,
 }
 
-/// What the sender of a message has received.
+/// Acknowledgement: data that the sender of the message has received.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Ack {
-    /// All before this place was received.
+    /// Position up to which all data was received.
     pub ack: Seq,
-    /// Its ring has room for all before this place.
+    /// Position up to which the receive ring has space.
     pub edge: Seq,
 }
 
-/// How a stream ends.
+/// Reason why a stream ends.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Ended {
-    /// Nothing follows; the other direction goes on.
+    /// The sender has sent all data; the other direction continues.
     Finished,
     /// The connection was aborted.
     Reset,
-    /// There is no such connection.
+    /// The connection is unknown to the sender of the message.
     Unknown,
-    /// The other end broke the rules of the protocol.
+    /// The peer violated the protocol.
     Violation,
-    /// The other end did not answer.
+    /// The peer did not answer.
     TimedOut,
-    /// The NIC does not work any more.
+    /// The NIC has failed.
     Down,
 }
 
 impl Ended {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 6] = [
         Self::Finished,
         Self::Reset,
@@ -123,128 +125,128 @@ impl Ended {
         Self::Down,
     ];
 
-    /// The number in a message.
+    /// Returns the code in a message.
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// What a number says.
+    /// Converts from the code in a message.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code)).copied()
     }
 }
 
-/// A message of a stream. The data of [`Message::Velo`] and [`Message::VeloLast`] follows the
-/// quadwords of [`Message::words`], up to the length of the message.
+/// Message of a stream. The data of [`Message::Velo`] and [`Message::VeloLast`] follows the
+/// quadwords of [`Message::words`] and fills the message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Message {
     /// See [`Kind::Velo`].
     Velo {
-        /// Place.
+        /// Position of the message.
         head: Head,
-        /// Bytes, 1…[`MORE_DATA`].
+        /// Number of bytes, 1…[`MORE_DATA`].
         len: u16,
     },
     /// See [`Kind::VeloLast`].
     VeloLast {
-        /// Place.
+        /// Position of the message.
         head: Head,
-        /// What was received.
+        /// Acknowledgement.
         ack: Ack,
-        /// Bytes, 1…[`LAST_DATA`].
+        /// Number of bytes, 1…[`LAST_DATA`].
         len: u16,
     },
     /// See [`Kind::RmaInfo`].
     RmaInfo {
-        /// Place.
+        /// Position of the message.
         head: Head,
-        /// What was received.
+        /// Acknowledgement.
         ack: Ack,
-        /// Bytes, at least one.
+        /// Number of bytes, at least 1.
         len: u32,
-        /// They are the last of what was sent together.
+        /// True if the bytes end a write.
         push: bool,
     },
     /// See [`Kind::RmaAvail`].
     RmaAvail {
-        /// Place.
+        /// Position of the message.
         head: Head,
-        /// What was received.
+        /// Acknowledgement.
         ack: Ack,
-        /// An answer is wanted.
+        /// True if an answer is requested.
         ask: bool,
-        /// What comes behind `ack` is needed once more.
+        /// True if the data behind `ack` must be sent again.
         again: bool,
-        /// The connection, as the sender of this message named it.
+        /// Name of the connection at the sender of this message.
         own: ConnId,
     },
     /// See [`Kind::Shutdown`].
     Shutdown {
-        /// Place of the end.
+        /// Position of the end.
         head: Head,
-        /// What was received.
+        /// Acknowledgement.
         ack: Ack,
-        /// How.
+        /// Reason of the end.
         how: Ended,
     },
     /// See [`Kind::RmaSource`].
     RmaSource {
-        /// Place.
+        /// Position of the message.
         head: Head,
-        /// What was received.
+        /// Acknowledgement.
         ack: Ack,
-        /// Where the bytes are.
+        /// Address of the bytes.
         nla: Nla,
-        /// Bytes, 1…[`SOURCE_MAX`].
+        /// Number of bytes, 1…[`SOURCE_MAX`].
         len: u32,
-        /// They are the last of what was sent together.
+        /// True if the bytes end a write.
         push: bool,
     },
     /// See [`Kind::RmaCut`].
     RmaCut {
-        /// Place.
+        /// Position of the message.
         head: Head,
-        /// What was received.
+        /// Acknowledgement.
         ack: Ack,
-        /// Where the source ends.
+        /// Position behind the source's last byte.
         end: Seq,
-        /// Bytes before that place, 1…[`SOURCE_MAX`].
+        /// Number of withdrawn bytes before `end`, 1…[`SOURCE_MAX`].
         len: u32,
     },
     /// See [`Kind::RmaCutDone`].
     RmaCutDone {
-        /// Place.
+        /// Position of the message.
         head: Head,
-        /// What was received.
+        /// Acknowledgement.
         ack: Ack,
-        /// Where the source ended.
+        /// Position behind the source's last byte.
         end: Seq,
-        /// Bytes before that place which are not fetched.
+        /// Number of bytes before `end` that the receiver does not GET.
         left: u32,
     },
 }
 
-/// Why a message is none.
+/// Reason why a message is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Reject {
-    /// No kind has this user tag.
+    /// No kind of message has this user tag.
     Tag,
-    /// It belongs to another VPID.
+    /// Messages of this kind go to another VPID.
     Service,
-    /// Its length does not fit its kind.
+    /// The length does not fit the kind.
     Length,
-    /// A field has a value that it can't have.
+    /// A field has an invalid value.
     Field,
 }
 
-/// [`Reject`] with what was wrong.
+/// [`Reject`] with the offending value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Rejected {
-    /// Why.
+    /// Reason of the rejection.
     pub why: Reject,
-    /// The tag, length or field.
+    /// Offending tag, length or field.
     pub value: u64,
 }
 
@@ -279,7 +281,7 @@ impl Words {
         Self { words, count }
     }
 
-    /// The quadwords.
+    /// Returns the quadwords.
     #[must_use]
     pub fn as_slice(&self) -> &[u64] {
         self.words.get(..self.count.into()).unwrap_or_default()
@@ -319,7 +321,7 @@ impl Ack {
     }
 }
 
-/// Bytes of a source.
+/// Checks the number of bytes of a source.
 fn source(len: u32) -> Result<(), Rejected> {
     match len {
         1..=SOURCE_MAX => Ok(()),
@@ -328,7 +330,7 @@ fn source(len: u32) -> Result<(), Rejected> {
 }
 
 impl Message {
-    /// What it is.
+    /// Returns the kind of the message.
     #[must_use]
     pub const fn kind(&self) -> Kind {
         match self {
@@ -343,7 +345,7 @@ impl Message {
         }
     }
 
-    /// Its place.
+    /// Returns the position of the message.
     #[must_use]
     pub const fn head(&self) -> Head {
         match self {
@@ -358,7 +360,7 @@ impl Message {
         }
     }
 
-    /// The quadwords before its data.
+    /// Returns the quadwords before the data.
     #[must_use]
     pub const fn words(&self) -> Words {
         match *self {
@@ -425,7 +427,7 @@ impl Message {
         }
     }
 
-    /// Bytes of the stream in it.
+    /// Returns the number of stream bytes in the message.
     #[must_use]
     pub const fn data_len(&self) -> u16 {
         match *self {
@@ -434,7 +436,7 @@ impl Message {
         }
     }
 
-    /// Where its data begins, in bytes.
+    /// Returns the offset of the data in bytes.
     #[must_use]
     pub const fn data_offset(&self) -> u16 {
         match self {
@@ -445,23 +447,23 @@ impl Message {
         }
     }
 
-    /// Length of the whole message in bytes.
+    /// Returns the length of the whole message in bytes.
     #[must_use]
     pub const fn len(&self) -> u16 {
         self.data_offset() + self.data_len()
     }
 
-    /// False: every message has a head.
+    /// Returns false, because every message has a head.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         false
     }
 
-    /// Reads a message of `len` bytes with this user tag; `word` gives its quadwords.
+    /// Decodes a message of `len` bytes with this user tag; `word` returns a quadword by its index.
     ///
     /// # Errors
     ///
-    /// It is no message of a stream.
+    /// The message is not a valid message of a stream.
     pub fn parse(tag: u8, len: u16, word: impl Fn(usize) -> u64) -> Result<Self, Rejected> {
         let Some(kind) = Kind::from_tag(tag) else {
             return Err(Rejected::new(Reject::Tag, tag.into()));

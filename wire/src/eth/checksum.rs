@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Unfinished checksums of TCP and UDP: senders may leave a frame with the sum of the pseudo header
-//! only, for hardware to add the rest, and vendor peers do so by default (EXT §8).
+//! Unfinished checksums of TCP and UDP: a sender may store only the sum of the pseudo header and
+//! leave the rest to hardware. Vendor peers do so by default (EXT §8).
 //!
-//! Such a frame shows nothing about what happened to it on its way. All others have a checksum that
-//! the receiver's stack can verify.
+//! An unfinished checksum does not reveal damage in transit. All other checksums can be verified by
+//! the receiver's stack.
 
 use super::{HEADER_LEN, VLAN_TAG};
 
@@ -11,29 +11,29 @@ use super::{HEADER_LEN, VLAN_TAG};
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86DD;
 const VLAN: [u16; 2] = [0x8100, 0x88A8];
-/// Most VLAN tags that are looked behind.
+/// Maximum number of VLAN tags that are skipped.
 const TAGS: u32 = 2;
 /// IP protocol numbers.
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// Where an unfinished checksum is.
+/// Position of an unfinished checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Unfinished {
-    /// Byte of the frame that the layer-4 header begins with.
+    /// Offset of the layer-4 header in the frame.
     pub start: u16,
-    /// Bytes from there to the checksum.
+    /// Offset of the checksum in the layer-4 header.
     pub offset: u16,
 }
 
-/// Big-endian word of `frame` at `at`.
+/// Returns the big-endian word of `frame` at `at`.
 fn word(frame: &[u8], at: usize) -> Option<u16> {
     let bytes = frame.get(at..)?.first_chunk()?;
     Some(u16::from_be_bytes(*bytes))
 }
 
-/// Sum of the words of `bytes`, whose number is even; what is carried out of the low half is not
-/// added yet.
+/// Returns the sum of the words of `bytes`, which must have an even length. Carries out of the low
+/// half are not folded in.
 fn sum(bytes: &[u8]) -> u32 {
     let words = bytes.chunks_exact(2).map(|w| match w {
         [high, low] => u32::from(u16::from_be_bytes([*high, *low])),
@@ -42,23 +42,23 @@ fn sum(bytes: &[u8]) -> u32 {
     words.sum()
 }
 
-/// The ones' complement sum in 16 bits.
+/// Folds a sum to 16 bits of ones' complement.
 fn fold(sum: u32) -> u16 {
     let once = (sum & 0xFFFF) + (sum >> 16);
     ((once & 0xFFFF) + (once >> 16)) as u16
 }
 
-/// An IP packet in a frame.
+/// IP packet in a frame.
 struct Packet<'a> {
-    /// Source and destination.
+    /// Source and destination address.
     addresses: &'a [u8],
     protocol: u8,
-    /// Where layer 4 begins in the frame, and how long it is.
+    /// Offset of layer 4 in the frame, and its length in bytes.
     start: usize,
     len: usize,
 }
 
-/// The packet of a frame, if it is no fragment and has no extension headers.
+/// Returns the packet of a frame, unless it is a fragment or has extension headers.
 fn packet(frame: &[u8]) -> Option<Packet<'_>> {
     let mut at = HEADER_LEN as usize - 2;
     let mut kind = word(frame, at)?;
@@ -75,7 +75,7 @@ fn packet(frame: &[u8]) -> Option<Packet<'_>> {
             let [first, ..] = *header.first_chunk::<20>()?;
             let len = usize::from(first & 15) * 4;
             let total = usize::from(word(header, 2)?);
-            // More fragments, or not the first one.
+            // False for a packet with more fragments or a fragment offset.
             let whole = word(header, 6)? & 0x3FFF == 0;
             (first >> 4 == 4 && len >= 20 && whole && total <= header.len()).then_some(())?;
             Some(Packet {
@@ -100,21 +100,21 @@ fn packet(frame: &[u8]) -> Option<Packet<'_>> {
     }
 }
 
-/// Where the checksum of `frame` is, if it is one of TCP or UDP that was left unfinished.
+/// Returns the position of the checksum of `frame` if it belongs to TCP or UDP and is unfinished.
 ///
-/// One frame of 65,536 whose checksum is finished looks like an unfinished one. Finishing it once
-/// more does not change it, unless it is wrong.
+/// One of 65,536 frames with a finished checksum looks unfinished. Finishing it again does not
+/// change it, unless the checksum is wrong.
 #[must_use]
 pub fn unfinished(frame: &[u8]) -> Option<Unfinished> {
     let packet = packet(frame)?;
     let layer4 = frame.get(packet.start..)?.get(..packet.len)?;
     let offset = match packet.protocol {
         TCP if layer4.len() >= 20 => 16,
-        // A datagram that does not fill its packet has another pseudo header.
+        // Skips a datagram that does not fill its packet, because it has another pseudo header.
         UDP if layer4.len() >= 8 && usize::from(word(layer4, 4)?) == layer4.len() => 6,
         _ => return None,
     };
-    // Lengths are those of IP, below 65,536.
+    // IP lengths are below 65,536.
     let pseudo = sum(packet.addresses) + u32::from(packet.protocol) + packet.len as u32;
     (word(layer4, offset)? == fold(pseudo)).then_some(Unfinished {
         start: u16::try_from(packet.start).ok()?,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Messages of the protocol: building and parsing (EXT §3, §4).
+//! Messages of Ethernet over Extoll: encoding and decoding (EXT §3, §4).
 
 use super::{Reason, Reject, FRAGMENT, HEADER_LEN, MAX_EAGER, VPID};
 use crate::ids::NodeId;
@@ -9,26 +9,26 @@ use crate::rma::{
 use crate::velo::{self, Descriptor, Mtt, SourceId, Status, Target};
 use core::fmt;
 
-/// Bytes of an announcement.
+/// Length of an announcement in bytes.
 pub const ANNOUNCEMENT_LEN: u16 = 16;
-/// Bytes of a "frame dropped" message.
+/// Length of a "frame dropped" message in bytes.
 pub const DROPPED_LEN: u16 = 8;
 
-/// Message kinds: the four values of the VELO message type tag.
+/// Kind of a message: one of the four values of the VELO message type tag.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
-    /// 0: eager frame, not the last fragment.
+    /// 0: part of an eager frame, not the last fragment.
     EagerMore,
     /// 1: rendezvous announcement.
     Announcement,
-    /// 2: "frame dropped by receiver"; never sent.
+    /// 2: "frame dropped by receiver"; this project never sends it.
     Dropped,
-    /// 3: eager frame, last or only fragment.
+    /// 3: part of an eager frame, the last or only fragment.
     EagerLast,
 }
 
 impl Kind {
-    /// The message type tag.
+    /// Returns the message type tag.
     pub const fn mtt(self) -> Mtt {
         Mtt::from_low_bits(match self {
             Kind::EagerMore => 0,
@@ -38,7 +38,7 @@ impl Kind {
         })
     }
 
-    /// The kind with this message type tag.
+    /// Returns the kind with this message type tag.
     pub const fn from_mtt(mtt: Mtt) -> Self {
         match mtt.get() {
             0 => Kind::EagerMore,
@@ -60,26 +60,26 @@ const fn descriptor(target: Target, kind: Kind, tag: u8, len: u16) -> Descriptor
     }
 }
 
-/// Descriptor of an announcement to `node`.
+/// Returns the descriptor of an announcement to `node`.
 pub const fn announcement_descriptor(node: NodeId) -> Descriptor {
     descriptor(Target::Node(node), Kind::Announcement, 0, ANNOUNCEMENT_LEN)
 }
 
-/// One eager message of a frame.
+/// Fragment of an eager frame, sent as one message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct EagerPiece {
     /// Byte offset in the frame.
     pub offset: u32,
-    /// Bytes, 1…120.
+    /// Number of bytes, 1…120.
     pub len: u16,
-    /// Fragments still to come, modulo 256.
+    /// Number of fragments that follow, modulo 256.
     pub tag: u8,
-    /// No fragment follows.
+    /// True for the last fragment.
     pub last: bool,
 }
 
 impl EagerPiece {
-    /// The VELO descriptor for `target`.
+    /// Returns the VELO descriptor for `target`.
     pub const fn descriptor(&self, target: Target) -> Descriptor {
         let kind = if self.last {
             Kind::EagerLast
@@ -89,17 +89,17 @@ impl EagerPiece {
         descriptor(target, kind, self.tag, self.len)
     }
 
-    /// The piece's bytes of `frame`; empty if `frame` is not the frame that the piece was made for.
+    /// Returns the fragment's bytes of `frame`; empty if the fragment was made for another frame.
     pub fn data<'a>(&self, frame: &'a [u8]) -> &'a [u8] {
         let rest = frame.get(self.offset as usize..).unwrap_or(&[]);
         rest.get(..self.len as usize).unwrap_or(&[])
     }
 }
 
-/// A frame that cannot go eager.
+/// Error for a frame that cannot be sent eagerly.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TooLong(
-    /// Its length in bytes (0: an empty frame).
+    /// Frame length in bytes (0: an empty frame).
     pub u32,
 );
 
@@ -113,7 +113,8 @@ impl fmt::Display for TooLong {
     }
 }
 
-/// The messages for an eager frame of `len` bytes in sending order; they must be sent back to back.
+/// Iterates over the messages of an eager frame of `len` bytes in sending order. They must be sent
+/// back to back.
 pub fn eager_pieces(
     len: u32,
 ) -> Result<impl ExactSizeIterator<Item = EagerPiece> + Clone, TooLong> {
@@ -139,17 +140,17 @@ pub fn eager_pieces(
     }))
 }
 
-/// "A frame lies at this address": payload of a rendezvous announcement.
+/// Payload of a rendezvous announcement: location of a frame at the sender.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Announcement {
-    /// Address at the sender; opaque to the receiver, only echoed in the get.
+    /// Address at the sender. It is opaque to the receiver, which repeats it in the GET.
     pub address: u64,
     /// Frame length in bytes, unchecked.
     pub len: u64,
 }
 
 impl Announcement {
-    /// The message payload.
+    /// Returns the message payload.
     pub fn encode(&self) -> [u8; ANNOUNCEMENT_LEN as usize] {
         let mut bytes = [0; ANNOUNCEMENT_LEN as usize];
         let (address, len) = bytes.split_at_mut(8);
@@ -158,7 +159,7 @@ impl Announcement {
         bytes
     }
 
-    /// Parses a payload; it must have exactly 16 bytes. The frame length is not judged.
+    /// Decodes a payload, which must have exactly 16 bytes. The frame length is not checked.
     pub fn decode(payload: &[u8]) -> Result<Self, Reject> {
         let parts = payload
             .split_first_chunk::<8>()
@@ -176,10 +177,10 @@ impl Announcement {
         }
     }
 
-    /// The frame length if a receiver with frame limit `max_frame` can take it.
+    /// Returns the frame length if a receiver with frame limit `max_frame` can accept it.
     ///
-    /// A refused announcement keeps the sender's buffer occupied (EXT §4.4); up to
-    /// [`rma::MAX_LEN`] bytes a receiver can still fetch the frame and throw it away.
+    /// A rejected announcement keeps the sender's buffer occupied (EXT §4.4). A receiver can still
+    /// GET and discard a frame of up to [`rma::MAX_LEN`] bytes.
     pub const fn frame_len(&self, max_frame: u32) -> Result<u32, Reject> {
         if self.len < HEADER_LEN as u64 {
             return Err(Reject::new(Reason::Runt, self.len, HEADER_LEN as u64));
@@ -195,7 +196,7 @@ impl Announcement {
     }
 }
 
-/// Requester page of the get: interrupts, physical addresses, traffic class 0 (EXT §4.2).
+/// Requester page of the GET: interrupts, physical addresses, traffic class 0 (EXT §4.2).
 pub const GET_PAGE: rma::RequesterAddr = rma::RequesterAddr::page(
     VPID,
     PageOptions {
@@ -206,7 +207,8 @@ pub const GET_PAGE: rma::RequesterAddr = rma::RequesterAddr::page(
     },
 );
 
-/// The get that answers an announcement of `node`: `len` bytes from its address to the bus address `local`.
+/// Returns the GET that answers an announcement of `node`: `len` bytes from its address to the bus
+/// address `local`.
 pub const fn get_descriptor(
     node: NodeId,
     announcement: &Announcement,
@@ -231,21 +233,22 @@ pub const fn get_descriptor(
     }
 }
 
-/// A received message.
+/// Received message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Message<'a> {
     /// Part of an eager frame, for the `Reassembler` of its source.
     Eager {
-        /// Fragments still to come, modulo 256.
+        /// Number of fragments that follow, modulo 256.
         tag: u8,
-        /// Last or only fragment.
+        /// True for the last or only fragment.
         last: bool,
-        /// Frame bytes.
+        /// Bytes of the frame.
         data: &'a [u8],
     },
-    /// A frame to fetch.
+    /// Announcement of a frame to GET.
     Announcement(Announcement),
-    /// The peer dropped the frame announced with this address; free the buffer if it is known.
+    /// The peer dropped the frame announced with this address; the receiver frees the buffer if it
+    /// is known.
     Dropped {
         /// Address of the announcement.
         address: u64,
@@ -253,7 +256,7 @@ pub enum Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Parses a message; `payload` must be the `status.len` bytes of the slot.
+    /// Decodes a message. `payload` must be the `status.len` bytes of the slot.
     pub fn parse(status: &Status, payload: &'a [u8]) -> Result<Self, Reject> {
         let len = payload.len() as u64;
         if payload.is_empty() {
@@ -292,42 +295,46 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Which side of a rendezvous a notification ends.
+/// Side of a rendezvous that a notification completes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Side {
-    /// The frame was read out of our buffer.
+    /// The peer has read the frame from the local buffer.
     Sent,
-    /// The frame arrived in our buffer.
+    /// The frame has arrived in the local buffer.
     Received,
 }
 
-/// End of a rendezvous, from a notification.
+/// End of a rendezvous, reported by a notification.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Completion {
-    /// Our side.
+    /// Local side of the rendezvous.
     pub side: Side,
     /// Key of the buffer, see [`super::match_key`].
     pub key: u64,
-    /// Bytes of the last fragment − 1, see [`super::last_size`]; on errors of whatever failed.
+    /// Number of bytes of the last fragment − 1, see [`super::last_size`]. On an error, that of the
+    /// failed packet.
     pub last: u32,
-    /// The other node.
+    /// Node ID of the peer.
     pub peer: NodeId,
-    /// Error bits, 0 on success. On error the receiver drops the frame, the sender frees the buffer.
+    /// Error bits, 0 on success. On an error, the receiver drops the frame and the sender frees the
+    /// buffer.
     pub error: u8,
 }
 
 impl Completion {
-    /// Interprets a notification of VPID 254 (EXT §4.3).
+    /// Decodes a notification of VPID 254 (EXT §4.3).
     ///
-    /// Any node can have a completer notification with a word 0 of its choice written here, by a put or a notification put. So
-    /// only a get counts: our own one at the completer; a peer's at the responder, for which either code of a get may stand (G13).
+    /// Any node can cause a completer notification with a word 0 of its choice here, by a put or a
+    /// notification put. Only GETs are therefore accepted: a local one at the completer, and a
+    /// peer's one at the responder. The responder may report either code of a GET (G13).
     pub fn from_notification(notification: &Notification) -> Result<Self, Reject> {
         let side = match (notification.kind, notification.command) {
             (NotificationType::Responder, Command::ByteGet | Command::ByteGetResponse) => {
                 Side::Sent
             }
             (NotificationType::Completer, Command::ByteGetResponse) => Side::Received,
-            // Which unit of which node found an error says nothing of the code (G13).
+            // The command code in an error notification depends on the failing unit, which is
+            // unspecified (G13).
             (NotificationType::Completer, Command::ByteGet) if notification.error != 0 => {
                 Side::Received
             }

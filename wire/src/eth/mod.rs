@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Ethernet over Extoll: what network drivers exchange ("EXT §n" cites the protocol reference).
+//! Ethernet over Extoll: formats of the messages between network drivers. "EXT §n" cites the
+//! protocol reference.
 //!
 //! A frame (without FCS) travels either *eager*, cut into VELO messages of at most 120 bytes, or by
 //! *rendezvous*: a 16-byte announcement, then one RMA get by the receiver. There is no header: all
@@ -23,29 +24,29 @@ use crate::velo::{RequesterAddr, Target};
 pub const VPID: Vpid = Vpid::NET;
 /// Traffic class of all VELO messages.
 pub const TRAFFIC_CLASS: u8 = 2;
-/// VELO requester page that messages are written to.
+/// VELO requester page for the messages.
 pub const VELO_PAGE: RequesterAddr = RequesterAddr::page(VPID, TRAFFIC_CLASS);
-/// The one multicast group: "all nodes".
+/// Multicast group of all nodes; the protocol uses no other.
 pub const GROUP: u16 = 63;
-/// Frame bytes in every eager message but the last.
+/// Number of frame bytes in every eager message but the last.
 pub const FRAGMENT: u16 = crate::velo::MAX_LEN;
-/// Ethernet header bytes.
+/// Length of an Ethernet header in bytes.
 pub const HEADER_LEN: u32 = 14;
-/// Smallest MTU.
+/// Minimum MTU.
 pub const MIN_MTU: u32 = 68;
-/// Largest MTU that a peer may have, and default of the vendor module (EXT §7).
+/// Maximum MTU of a peer, and default of the vendor module (EXT §7).
 pub const MAX_MTU: u32 = 65_536;
-/// What a VLAN tag adds to a frame, beyond the MTU.
+/// Length of a VLAN tag in bytes, which the MTU does not include.
 pub const VLAN_TAG: u32 = 4;
-/// Longest frame: header, two tags (a VLAN on a VLAN has the MTU of what is below it), and a
-/// payload of the largest MTU.
+/// Maximum frame length in bytes: a header, two VLAN tags, and the maximum MTU. Two tags occur
+/// because a VLAN on a VLAN has the MTU of the device below.
 pub const MAX_FRAME: u32 = MAX_MTU + HEADER_LEN + 2 * VLAN_TAG;
-/// Longest eager frame that a vendor peer's buffer takes (EXT §3.2).
+/// Maximum length of an eager frame that fits a vendor peer's buffer (EXT §3.2).
 pub const MAX_EAGER: u32 = 65_536;
-/// Longest eager frame that fits one burst of 255 messages, the vendor sender's safe limit (EXT
-/// §3.2).
+/// Maximum length of an eager frame in one burst of 255 messages, which is safe for the vendor's
+/// sender (EXT §3.2).
 pub const MAX_EAGER_BURST: u32 = 255 * FRAGMENT as u32;
-/// Frames of this length or longer use rendezvous by default.
+/// Default of the frame length in bytes from which rendezvous is used.
 pub const DEFAULT_THRESHOLD: u32 = 120;
 
 /// First four octets of a node's MAC address.
@@ -62,14 +63,14 @@ impl MacPrefix {
     /// The default prefix, 2e:87:04:07.
     pub const DEFAULT: Self = Self([0x2E, 0x87, 0x04, 0x07]);
 
-    /// MAC address of `node`.
+    /// Returns the MAC address of `node`.
     pub const fn mac(self, node: NodeId) -> [u8; 6] {
         let [a, b, c, d] = self.0;
         let [e, f] = node.0.to_be_bytes();
         [a, b, c, d, e, f]
     }
 
-    /// Node that owns `mac`; `None` unless all four prefix octets match.
+    /// Returns the node that owns `mac`; `None` unless all four prefix octets match.
     pub const fn node(self, mac: [u8; 6]) -> Option<NodeId> {
         let [a, b, c, d, e, f] = mac;
         let [p, q, r, s] = self.0;
@@ -80,8 +81,9 @@ impl MacPrefix {
         }
     }
 
-    /// Where a frame to `mac` goes (EXT §2.2): any group address to everybody, a local address to
-    /// its node, a foreign one to `default_node`. `None`: drop the frame.
+    /// Returns the destination of a frame to `mac` (EXT §2.2): all nodes for a group address, its
+    /// node for an Extoll address, `default_node` for any other address. `None` means that the
+    /// frame must be dropped.
     pub const fn target(self, mac: [u8; 6], default_node: Option<NodeId>) -> Option<Target> {
         if is_group_mac(mac) {
             return Some(Target::Group(GROUP));
@@ -93,41 +95,42 @@ impl MacPrefix {
     }
 }
 
-/// True for multicast and broadcast addresses.
+/// Returns whether `mac` is a multicast or broadcast address.
 pub const fn is_group_mac(mac: [u8; 6]) -> bool {
     mac[0] & 1 != 0
 }
 
-/// MAC address of everybody.
+/// Broadcast MAC address.
 pub const BROADCAST: [u8; 6] = [0xFF; 6];
 
-/// Destination address of a frame; `None` if it is shorter than an address.
+/// Returns the destination address of a frame; `None` if the frame is shorter than an address.
 pub fn destination(frame: &[u8]) -> Option<[u8; 6]> {
     frame.first_chunk().copied()
 }
 
-/// Source address of a frame; `None` if it is too short.
+/// Returns the source address of a frame; `None` if the frame is too short.
 pub fn source(frame: &[u8]) -> Option<[u8; 6]> {
     frame.get(6..)?.first_chunk().copied()
 }
 
-/// The address as a number, for log lines: its octets from the highest on.
+/// Returns the address as a number for log lines, with the first octet as the most significant one.
 pub const fn as_number(mac: [u8; 6]) -> u64 {
     let [a, b, c, d, e, f] = mac;
     u64::from_be_bytes([0, 0, a, b, c, d, e, f])
 }
 
-/// How a frame travels.
+/// Method of sending a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Path {
     /// As VELO messages.
     Eager,
-    /// Announced, then fetched.
+    /// Announced by a message, then read by a GET.
     Rendezvous,
 }
 
 impl Path {
-    /// The sender's choice (EXT §3.1): group frames and frames shorter than `threshold` go eager.
+    /// Returns the sender's choice (EXT §3.1): eager for group frames and for frames shorter than
+    /// `threshold`.
     pub const fn choose(len: u32, target: Target, threshold: u32) -> Self {
         if matches!(target, Target::Group(_)) || len < threshold {
             Path::Eager
@@ -137,20 +140,21 @@ impl Path {
     }
 }
 
-/// Key under which both sides of a rendezvous find their buffer: word 0 of the notification (EXT
-/// §4.3). `start` is the side's own buffer address, `len` the frame length.
+/// Returns the key with which both sides of a rendezvous find their buffer: word 0 of the
+/// notification (EXT §4.3). `start` is the address of the side's own buffer, `len` the frame
+/// length.
 pub const fn match_key(start: u64, len: u32) -> u64 {
     crate::rma::last_fragment_start(start, len)
 }
 
-/// Size field of the notification that ends a transfer of `len` bytes: bytes of its last fragment −
-/// 1 (EXT §4.3).
+/// Returns the size field of the notification that completes a transfer of `len` bytes: number of
+/// bytes of its last fragment − 1 (EXT §4.3).
 pub const fn last_size(len: u32) -> u32 {
     len.saturating_sub(1) % crate::rma::FRAGMENT
 }
 
-/// True for a frame that the own node sent to a group and that must be dropped on reception (EXT
-/// §2.3).
+/// Returns whether a received frame was sent to a group by this node itself, so that it must be
+/// dropped (EXT §2.3).
 pub fn is_own_group_frame(frame: &[u8], source: NodeId, own: NodeId) -> bool {
     source.0 == own.0 && destination(frame).is_some_and(is_group_mac)
 }

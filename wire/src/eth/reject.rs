@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Why something received was refused: numbered, so that it can index counters, and printable.
+//! Drop reasons for received messages and frames, numbered as indices of counters, and printable.
 
 use core::fmt;
 
@@ -15,10 +15,10 @@ macro_rules! reasons {
         impl Reason {
             /// All reasons in numeric order.
             pub const ALL: &'static [Reason] = &[$(Reason::$variant),*];
-            /// Number of reasons: size of a counter array.
+            /// Number of reasons, which is the size of a counter array.
             pub const COUNT: usize = Self::ALL.len();
 
-            /// Short name in counter style.
+            /// Returns the short name that counters use.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Reason::$variant => $name,)*
@@ -33,38 +33,39 @@ reasons! {
     Empty = 0, "empty";
     /// A message longer than 120 bytes, or one whose bytes do not agree with its status word.
     MessageLength = 1, "message_length";
-    /// Sent from another VPID than the protocol's.
+    /// Message from another VPID than the protocol's.
     SourceVpid = 2, "source_vpid";
-    /// An eager fragment that is not the last but has no 120 bytes.
+    /// Non-final eager fragment that is not 120 bytes long.
     FragmentLength = 3, "fragment_length";
     /// A last fragment with a tag other than 0.
     LastTag = 4, "last_tag";
-    /// Tags not in sequence: the partial frame was discarded.
+    /// Break of the tag sequence; the partial frame was discarded.
     TagBreak = 5, "tag_break";
-    /// Rest of a frame that was discarded before.
+    /// Further fragment of a frame that was discarded before.
     Tail = 6, "tail";
-    /// A frame longer than the receiver takes.
+    /// Frame that exceeds the receiver's limit.
     FrameTooLong = 7, "frame_too_long";
-    /// A frame shorter than an Ethernet header.
+    /// Frame that is shorter than an Ethernet header.
     Runt = 8, "runt";
-    /// An announcement that has no 16 bytes.
+    /// Announcement that is not 16 bytes long.
     AnnouncementLength = 9, "announcement_length";
-    /// An announced length outside the frame lengths the receiver takes.
+    /// Announced length outside of the frame lengths that the receiver accepts.
     AnnouncedSize = 10, "announced_size";
-    /// A "frame dropped" message that has no 8 bytes.
+    /// "Frame dropped" message that is not 8 bytes long.
     DroppedLength = 11, "dropped_length";
-    /// A "frame dropped" message (type 2, which no conforming peer sends) that names no buffer of ours.
+    /// "Frame dropped" message for an unknown buffer. Conforming peers never send this message
+    /// (type 2).
     UnexpectedMtt = 12, "unexpected_mtt";
-    /// Copy of the own group frame.
+    /// Copy of a group frame that this node sent.
     OwnGroupFrame = 13, "own_group_frame";
-    /// A notification of a type or command that the protocol does not produce.
+    /// Notification with a type or command that the protocol does not produce.
     NotificationType = 14, "notification_type";
-    /// A notification with error bits.
+    /// Notification with error bits.
     NotificationError = 15, "notification_error";
 }
 
 impl Reason {
-    /// The number, below [`Reason::COUNT`].
+    /// Returns the number, below [`Reason::COUNT`].
     pub const fn number(self) -> usize {
         self as usize
     }
@@ -76,19 +77,19 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Why something received was refused, with the values that show it.
+/// Drop reason with the offending values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Reject {
-    /// The kind.
+    /// Kind of the reason.
     pub reason: Reason,
     /// Offending value: a length, tag, VPID, node, address or error code, depending on the kind.
     pub got: u64,
-    /// What was expected instead (a limit for sizes); 0 where that makes no sense.
+    /// Expected value (a limit for sizes); 0 if there is no expected value.
     pub want: u64,
 }
 
 impl Reject {
-    /// A reject with the offending and the expected value.
+    /// Returns a drop reason with the offending and the expected value.
     pub const fn new(reason: Reason, got: u64, want: u64) -> Self {
         Self { reason, got, want }
     }

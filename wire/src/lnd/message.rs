@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! All messages, and those that carry requests (docs/lnd-protocol.md, Requests).
+//! All messages; requests and their fragments (docs/lnd-protocol.md, Requests).
 
 use super::session::check_len;
 use super::{Form, Header, Hello, Key, Kind, Note, Notes, Place, Welcome};
@@ -7,22 +7,22 @@ use crate::ids::{Nla, Vpid};
 use crate::velo::MAX_LEN;
 use core::fmt;
 
-/// Bytes of payload in a [`Kind::Fragment`] at most; in all but the last one.
+/// Maximum number of payload bytes in a [`Kind::Fragment`]. All fragments but the last are full.
 pub const FRAGMENT_DATA: u16 = MAX_LEN - 8;
-/// Fragments of a request at most.
+/// Maximum number of fragments per request.
 pub const FRAGMENTS: u8 = 63;
-/// Longest payload of an LNet message.
+/// Maximum payload of an LNet message in bytes.
 pub const MAX_PAYLOAD: u32 = 1 << 20;
 bits! {
     /// First quadword of all messages of a session.
     pub struct HeadWord {
         /// Key of the receiver.
         key / with_key: u32 [31:0];
-        /// Number of the request in its place.
+        /// Number of the request in its slot.
         seq / with_seq: u16 [47:32];
-        /// Place.
+        /// Slot of the request.
         slot / with_slot: u8 [55:48];
-        /// 0: the request itself; otherwise which fragment.
+        /// 0 for the request itself, otherwise the index of the fragment.
         part / with_part: u8 [63:56];
     }
 }
@@ -30,45 +30,46 @@ bits! {
 bits! {
     /// Second quadword of a request.
     pub struct TermsWord {
-        /// Bytes of payload.
+        /// Number of payload bytes.
         len / with_len: u32 [20:0];
-        /// The payload is to be fetched.
+        /// The receiver must GET the payload.
         fetch / with_fetch: bool [22:22];
-        /// See [`Form`].
+        /// Code of [`Form`].
         form / with_form: u8 [24:24];
     }
 }
 
 bits! {
-    /// Third quadword of a request whose payload is to be fetched.
+    /// Third quadword of a request whose payload the receiver must GET.
     pub struct SourceWord {
-        /// Address.
+        /// NLA of the first byte.
         nla / with_nla: u64 [39:0];
-        /// VPID.
+        /// VPID that owns the memory.
         vpid / with_vpid: u8 [47:40];
     }
 }
 
-/// Where the payload of a request can be fetched.
+/// Source of a request's payload for a GET.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Source {
-    /// Its first byte.
+    /// NLA of the first byte.
     pub nla: Nla,
-    /// Whose memory that is.
+    /// VPID that owns the memory.
     pub vpid: Vpid,
 }
 
-/// How the payload comes.
+/// Location of a request's payload.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Payload {
-    /// In the request and fragments: so many bytes.
+    /// In the request and its fragments; the number of bytes.
     Here(u16),
-    /// It has to be fetched: so many bytes, at least one.
+    /// In memory of the sender, from which the receiver must GET it; the number of bytes, at least
+    /// 1.
     There(u32, Source),
 }
 
 impl Payload {
-    /// Bytes.
+    /// Returns the number of bytes.
     #[must_use]
     pub const fn len(&self) -> u32 {
         match *self {
@@ -77,43 +78,43 @@ impl Payload {
         }
     }
 
-    /// Whether there is none.
+    /// Returns whether the payload is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// An LNet message, or its beginning.
+/// LNet message, or its beginning.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Request {
     /// Key of the receiver.
     pub key: Key,
-    /// Which request.
+    /// Slot and number of the request.
     pub place: Place,
     /// Form of the header.
     pub form: Form,
-    /// Header of the LNet message; what the form does not have is zero.
+    /// Header of the LNet message. Words beyond the form's header are zero.
     pub header: Header,
-    /// Payload.
+    /// Payload and its location.
     pub payload: Payload,
 }
 
-/// More payload of a request.
+/// Further payload of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Fragment {
     /// Key of the receiver.
     pub key: Key,
-    /// Which request.
+    /// Slot and number of the request.
     pub place: Place,
-    /// Which fragment, 1…[`FRAGMENTS`].
+    /// Index of the fragment, 1…[`FRAGMENTS`].
     pub part: u8,
-    /// Bytes of payload in it, 1…[`FRAGMENT_DATA`].
+    /// Number of payload bytes in the fragment, 1…[`FRAGMENT_DATA`].
     pub len: u16,
 }
 
-/// A message. Payload of [`Message::Request`] and [`Message::Fragment`] follows the quadwords of
-/// [`Message::words`], up to the length of the message.
+/// Any message. The payload of [`Message::Request`] and [`Message::Fragment`] follows the quadwords
+/// of [`Message::words`] and fills the message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message {
     /// See [`Kind::Hello`].
@@ -130,23 +131,23 @@ pub enum Message {
     Notes(Key, Notes),
 }
 
-/// Why a message is none.
+/// Reason why a message is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Reject {
-    /// No kind has this user tag.
+    /// No kind of message has this user tag.
     Tag,
-    /// Its length does not fit what it says.
+    /// The length does not fit the other fields.
     Length,
-    /// A field has a value that it can't have.
+    /// A field has an invalid value.
     Field,
 }
 
-/// [`Reject`] with what was wrong.
+/// [`Reject`] with the offending value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Rejected {
-    /// Why.
+    /// Reason of the rejection.
     pub why: Reject,
-    /// The tag, length or field.
+    /// Offending tag, length or field.
     pub value: u64,
 }
 
@@ -193,7 +194,7 @@ impl Words {
         }
     }
 
-    /// The quadwords.
+    /// Returns the quadwords.
     #[must_use]
     pub fn as_slice(&self) -> &[u64] {
         self.words.get(..self.count.into()).unwrap_or_default()
@@ -209,7 +210,8 @@ const fn head(key: Key, place: Place, part: u8) -> u64 {
         .raw()
 }
 
-/// Fragments that follow a request with so many bytes of payload; `None` if they are too many.
+/// Returns the number of fragments for a request with `len` bytes of payload; `None` if it exceeds
+/// [`FRAGMENTS`].
 #[must_use]
 pub const fn fragments(form: Form, len: u32) -> Option<u8> {
     let rest = len.saturating_sub(form.data() as u32);
@@ -220,8 +222,8 @@ pub const fn fragments(form: Form, len: u32) -> Option<u8> {
     }
 }
 
-/// Offset and length of the piece of the payload that is in a part of a request: 0 is the request
-/// itself, then come fragments.
+/// Returns offset and length of the payload chunk in a part of a request. Part 0 is the request
+/// itself; the others are fragments.
 #[must_use]
 pub const fn pieces(form: Form, len: u16, part: u8) -> (u16, u16) {
     let first = form.data();
@@ -252,7 +254,7 @@ impl Request {
         words
     }
 
-    /// Bytes of payload in the message itself.
+    /// Returns the number of payload bytes in the message itself.
     const fn data_len(&self) -> u16 {
         match self.payload {
             Payload::Here(len) => pieces(self.form, len, 0).1,
@@ -349,7 +351,7 @@ impl Fragment {
 }
 
 impl Message {
-    /// What it is.
+    /// Returns the kind of the message.
     #[must_use]
     pub const fn kind(&self) -> Kind {
         match self {
@@ -362,7 +364,7 @@ impl Message {
         }
     }
 
-    /// The quadwords before its payload.
+    /// Returns the quadwords before the payload.
     #[must_use]
     pub fn words(&self) -> Words {
         match self {
@@ -380,7 +382,7 @@ impl Message {
         }
     }
 
-    /// Bytes of payload in it.
+    /// Returns the number of payload bytes in the message.
     #[must_use]
     pub const fn data_len(&self) -> u16 {
         match self {
@@ -390,7 +392,7 @@ impl Message {
         }
     }
 
-    /// Where its payload begins, in bytes.
+    /// Returns the offset of the payload in bytes.
     #[must_use]
     pub const fn data_offset(&self) -> u16 {
         match self {
@@ -402,23 +404,23 @@ impl Message {
         }
     }
 
-    /// Length of the whole message in bytes.
+    /// Returns the length of the whole message in bytes.
     #[must_use]
     pub const fn len(&self) -> u16 {
         self.data_offset() + self.data_len()
     }
 
-    /// False: every message has a first quadword.
+    /// Returns false, because every message has a first quadword.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         false
     }
 
-    /// Reads a message of `len` bytes with this user tag; `word` gives its quadwords.
+    /// Decodes a message of `len` bytes with this user tag; `word` returns a quadword by its index.
     ///
     /// # Errors
     ///
-    /// It is none.
+    /// The message is invalid.
     pub fn parse(tag: u8, len: u16, word: impl Fn(usize) -> u64) -> Result<Self, Rejected> {
         let Some(kind) = Kind::from_tag(tag) else {
             return Err(Rejected::new(Reject::Tag, tag.into()));

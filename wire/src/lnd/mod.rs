@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Lustre networking over Extoll (EX-LND): what two nodes exchange (docs/lnd-protocol.md).
+//! Lustre networking over Extoll (EX-LND): formats of the messages between two nodes
+//! (docs/lnd-protocol.md).
 //!
-//! Everything travels as VELO messages of at most 120 bytes, whose user tag is the [`Kind`], and as
-//! RMA GETs from memory that its owner has announced. Nobody writes to memory of another node.
-//! Nothing here allocates or copies.
+//! Data travels in VELO messages of up to 120 bytes, whose user tag is the [`Kind`], and in RMA
+//! GETs from memory that its owner has announced. No node writes to memory of another node. The
+//! code neither allocates nor copies.
 
 mod message;
 mod notes;
@@ -18,32 +19,32 @@ pub use session::{Answer, Hello, Incarnation, Key, Welcome};
 
 use crate::ids::Vpid;
 
-/// Version of the protocol; peers that don't speak it are told.
+/// Version of the protocol. A peer with another version receives an answer that names this one.
 pub const VERSION: u8 = 1;
-/// Where messages go and come from, and whose memory GETs read, on every node.
+/// VPID on every node that sends and receives messages, and owns the memory that GETs read.
 pub const VPID: Vpid = Vpid::LND;
 /// Traffic class of all messages and GETs.
 pub const TRAFFIC_CLASS: u8 = 2;
 
-/// What a message is: its user tag.
+/// Kind of a message, which is its user tag.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
-    /// A node wants a session.
+    /// Request for a session.
     Hello,
-    /// The answer.
+    /// Answer to a request for a session.
     Welcome,
-    /// There is no session with this key.
+    /// The receiver knows no session with this key.
     Stale,
     /// An LNet message, or its beginning.
     Request,
-    /// More payload of it.
+    /// Further payload of a request.
     Fragment,
-    /// What becomes of requests.
+    /// Notes about the state of requests.
     Notes,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 6] = [
         Self::Hello,
         Self::Welcome,
@@ -53,13 +54,13 @@ impl Kind {
         Self::Notes,
     ];
 
-    /// The user tag.
+    /// Returns the user tag.
     #[must_use]
     pub const fn tag(self) -> u8 {
         0x30 + self as u8
     }
 
-    /// The kind with this user tag.
+    /// Returns the kind with this user tag.
     #[must_use]
     pub fn from_tag(tag: u8) -> Option<Self> {
         let index = tag.checked_sub(0x30)?;
@@ -67,7 +68,7 @@ impl Kind {
     }
 }
 
-/// Which form the header of an LNet message has.
+/// Form of an LNet message's header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Form {
     /// Network addresses of 8 bytes: 72 bytes.
@@ -77,7 +78,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// Quadwords of a header.
+    /// Returns the number of quadwords of a header.
     #[must_use]
     pub const fn words(self) -> usize {
         match self {
@@ -86,7 +87,7 @@ impl Form {
         }
     }
 
-    /// Bytes of a header.
+    /// Returns the number of bytes of a header.
     #[must_use]
     pub const fn bytes(self) -> u16 {
         match self {
@@ -95,7 +96,7 @@ impl Form {
         }
     }
 
-    /// Bytes of payload behind it in a [`Kind::Request`].
+    /// Returns the maximum number of payload bytes behind it in a [`Kind::Request`].
     #[must_use]
     pub const fn data(self) -> u16 {
         match self {
@@ -109,14 +110,16 @@ impl Form {
     }
 }
 
-/// Header of an LNet message, as LNet's own functions write it; [`Form::words`] quadwords count.
+/// Header of an LNet message, in the encoding of LNet's own functions. Only the first
+/// [`Form::words`] quadwords are used.
 pub type Header = [u64; 12];
 
-/// Which request of a session: the place that it has at its sender, and how many had that before.
+/// Identity of a request within a session: its slot at the sender, and a number that counts the
+/// requests of that slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Place {
-    /// The place.
+    /// Slot.
     pub slot: u8,
-    /// The number, modulo 65,536. The first one is 1.
+    /// Number, modulo 65,536. The first one is 1.
     pub seq: u16,
 }

@@ -1,41 +1,42 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Notes: what ends tell each other of requests (docs/lnd-protocol.md, Notes).
+//! Notes about requests that both ends exchange (docs/lnd-protocol.md, Notes).
 
 use super::message::{Reject, Rejected};
 use super::Place;
 use core::fmt;
 
 bits! {
-    /// A note.
+    /// Note as a quadword.
     pub struct NoteWord {
-        /// See [`What`].
+        /// Code of [`What`].
         what / with_what: u8 [7:0];
-        /// Place of the request.
+        /// Slot of the request.
         slot / with_slot: u8 [15:8];
-        /// Its number.
+        /// Number of the request.
         seq / with_seq: u16 [31:16];
-        /// See [`Verdict`].
+        /// Code of [`Verdict`].
         verdict / with_verdict: u8 [39:32];
     }
 }
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Verdict {
-    /// LNet has it, with all of the payload that it wanted.
+    /// LNet has accepted it and has all the payload that it wanted.
     Done,
-    /// There was no place for it, and LNet has not seen it: it may be sent again after a while.
+    /// The receiver had no free slot and LNet has not seen the request. The sender may repeat it
+    /// after a while.
     Busy,
-    /// LNet did not take it.
+    /// LNet has rejected it.
     Refused,
-    /// LNet has seen it, but the payload could not be had.
+    /// LNet has seen it, but its payload could not be read.
     Failed,
-    /// It was cancelled before LNet saw it.
+    /// The request was cancelled before LNet saw it.
     Cancelled,
 }
 
 impl Verdict {
-    /// All of them.
+    /// All results.
     pub const ALL: [Self; 5] = [
         Self::Done,
         Self::Busy,
@@ -44,49 +45,49 @@ impl Verdict {
         Self::Cancelled,
     ];
 
-    /// The number in a note.
+    /// Returns the code in a note.
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// What a number says.
+    /// Converts from the code in a note.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code)).copied()
     }
 }
 
-/// What a note says.
+/// Contents of a note.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum What {
-    /// Who has sent the request wants to know what becomes of it.
+    /// The sender of the request asks for its state.
     Ask,
-    /// Who has sent the request does not want it any more.
+    /// The sender of the request cancels it.
     Cancel,
-    /// What became of the request; nothing follows.
+    /// Final result of the request.
     Answer(Verdict),
-    /// The request is there and not done.
+    /// The request has arrived and is in progress.
     Working,
-    /// The request, or a part of it, did not come.
+    /// The request or a part of it has not arrived.
     Missing,
-    /// A sign of life is wanted.
+    /// A sign of life is requested.
     Ping,
-    /// Here it is.
+    /// Answer to [`What::Ping`].
     Pong,
 }
 
-/// A note; of [`What::Ping`] and [`What::Pong`] the place has no meaning.
+/// Note about a request. `place` has no meaning in [`What::Ping`] and [`What::Pong`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Note {
-    /// What.
+    /// Contents.
     pub what: What,
-    /// Of which request.
+    /// Slot and number of the request.
     pub place: Place,
 }
 
 impl Note {
-    /// A note of no request.
+    /// Returns a note about no request.
     #[must_use]
     pub const fn bare(what: What) -> Self {
         Self {
@@ -95,7 +96,7 @@ impl Note {
         }
     }
 
-    /// As a quadword.
+    /// Returns the note as a quadword.
     #[must_use]
     pub const fn word(self) -> u64 {
         let (what, verdict) = match self.what {
@@ -115,11 +116,11 @@ impl Note {
             .raw()
     }
 
-    /// What a quadword says.
+    /// Decodes a quadword.
     ///
     /// # Errors
     ///
-    /// It is no note.
+    /// The quadword is not a valid note.
     pub fn parse(raw: u64) -> Result<Self, Rejected> {
         let word = NoteWord(raw);
         let wrong = Rejected::new(Reject::Field, raw);
@@ -176,15 +177,15 @@ impl Default for Notes {
 }
 
 impl Notes {
-    /// Notes in one message at most.
+    /// Maximum number of notes per message.
     pub const MOST: usize = 14;
-    /// No notes: a message with them says that its sender has the session.
+    /// Empty list. A message with it confirms that its sender has the session.
     pub const NONE: Self = Self {
         notes: [Note::bare(What::Pong); Self::MOST],
         count: 0,
     };
 
-    /// Adds one; false if there is no room.
+    /// Adds a note. Returns false if the list is full.
     pub fn push(&mut self, note: Note) -> bool {
         let Some(place) = self.notes.get_mut(usize::from(self.count)) else {
             return false;
@@ -194,25 +195,25 @@ impl Notes {
         true
     }
 
-    /// All of them.
+    /// Returns all notes.
     #[must_use]
     pub fn as_slice(&self) -> &[Note] {
         self.notes.get(..self.count.into()).unwrap_or_default()
     }
 
-    /// Whether none more fits.
+    /// Returns whether the list is full.
     #[must_use]
     pub const fn is_full(&self) -> bool {
         self.count as usize == Self::MOST
     }
 
-    /// Whether there are none.
+    /// Returns whether the list is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Bytes of a message with them.
+    /// Returns the length of a message with these notes in bytes.
     pub(super) const fn len(&self) -> u16 {
         8 + 8 * self.count as u16
     }

@@ -3,16 +3,16 @@
 
 use super::message::{Reject, Rejected, Words};
 
-/// Names one end of a session: whoever sends to it puts it into every message.
+/// Name of one end of a session. The peer puts it into every message to that end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Key(pub u32);
 
-/// A random number that a network interface draws when it starts.
+/// Random number that a network interface draws when it starts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Incarnation(pub u64);
 
-/// Checks the length of a [`Hello`] or [`Welcome`]. Those of other versions may be longer, but what
-/// version 1 has is in them where that has it: otherwise nobody could say which version he speaks.
+/// Checks the length of a [`Hello`] or [`Welcome`]. Messages of other versions may be longer, but
+/// the fields of version 1 are at the same positions, so that each end can name its version.
 pub(super) fn check_len(
     len: u16,
     least: u16,
@@ -31,9 +31,9 @@ bits! {
     pub struct FirstWord {
         /// Version.
         version / with_version: u8 [7:0];
-        /// See [`Answer`].
+        /// Code of [`Answer`].
         answer / with_answer: u8 [15:8];
-        /// Places for requests of the other side, less one.
+        /// Number of slots for requests of the other end, minus one.
         slots / with_slots: u8 [23:16];
         /// Key of the sender.
         key / with_key: u32 [63:32];
@@ -45,38 +45,38 @@ bits! {
 pub struct Hello {
     /// Version of the protocol.
     pub version: u8,
-    /// Requests of the other side that it takes at a time, 1…256.
+    /// Maximum number of concurrent requests from the other end, 1…256.
     pub slots: u16,
-    /// What the other side puts into its messages.
+    /// Key that the other end puts into its messages.
     pub key: Key,
-    /// Which life of the sender.
+    /// Incarnation of the sender.
     pub incarnation: Incarnation,
 }
 
-/// What becomes of a [`Hello`].
+/// Answer to a request for a session.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Answer {
-    /// There is a session.
+    /// The session exists.
     Yes,
-    /// The answering side does not speak this version, but the one in the answer.
+    /// The answering end does not support this version, only the one in the answer.
     Version,
-    /// It has no place for one more peer.
+    /// The answering end has no free entry for another peer.
     Full,
-    /// It is about to end.
+    /// The answering end is shutting down.
     Closing,
 }
 
 impl Answer {
-    /// All of them.
+    /// All answers.
     pub const ALL: [Self; 4] = [Self::Yes, Self::Version, Self::Full, Self::Closing];
 
-    /// The number in a message.
+    /// Returns the code in a message.
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// What a number says.
+    /// Converts from the code in a message.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code)).copied()
@@ -86,13 +86,13 @@ impl Answer {
 /// Answer to a [`Hello`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Welcome {
-    /// What.
+    /// Result.
     pub answer: Answer,
     /// The answering end.
     pub own: Hello,
-    /// Key of the hello.
+    /// Key in the [`Hello`].
     pub key: Key,
-    /// Incarnation of the hello.
+    /// Incarnation in the [`Hello`].
     pub incarnation: Incarnation,
 }
 
@@ -112,7 +112,7 @@ impl Hello {
 
     fn read(first: FirstWord, second: u64) -> Result<Self, Rejected> {
         let unknown = first.raw() & !FirstWord::KNOWN;
-        // Other versions may have more fields.
+        // Messages of other versions may have more fields.
         if first.version() == super::VERSION && unknown != 0 {
             return Err(Rejected::new(Reject::Field, unknown));
         }
