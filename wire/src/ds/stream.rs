@@ -20,8 +20,7 @@ bits! {
         seq / with_seq: u32 [31:0];
         /// Name of the connection at the receiver.
         conn / with_conn: u32 [55:32];
-        /// Number of marks in the stream before this position, modulo 256. A mark stands for a part
-        /// of the stream that bypasses the ring.
+        /// Number of marks in the stream before this position, modulo 256; senders write 0.
         marks / with_marks: u8 [63:56];
     }
 }
@@ -84,7 +83,7 @@ pub struct Head {
     pub conn: ConnId,
     /// Sender's position in its stream: that of the message's data, or of the data to come.
     pub seq: Seq,
-    /// Number of marks before that position, modulo 256.
+    /// Number of marks before that position; 0.
     pub marks: u8,
 }
 

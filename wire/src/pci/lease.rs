@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Leases: their names, how they begin, registers (docs/pci-protocol.md, Leases).
+//! Leases: names, negotiation messages, configuration registers (docs/pci-protocol.md, Leases).
 
 use super::message::{Reject, Rejected};
 use super::{BARS, LONGEST_LEASE_MS};
 use crate::regs::smfu::INTERVALS;
 use crate::smfu::PAGE;
 
-/// A random number that an end draws when it starts: names its life.
+/// Random number that an end draws when it starts; it identifies this incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Incarnation(pub u64);
 
-/// Name of a lease: what the borrower drew for its request, and what the lender drew for its
-/// answer.
+/// Name of a lease: random numbers of the borrower (in its request) and of the lender (in its
+/// answer).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct LeaseId(pub u64);
 
@@ -19,35 +19,35 @@ impl LeaseId {
     /// No lease.
     pub const NONE: Self = Self(0);
 
-    /// Of both numbers; `key` is 0 as long as the borrower does not know it.
+    /// Returns the name of both numbers. `key` is 0 while the borrower does not know it.
     #[must_use]
     pub const fn new(nonce: u32, key: u32) -> Self {
         Self(nonce as u64 | ((key as u64) << 32))
     }
 
-    /// What the borrower drew; not 0.
+    /// Returns the borrower's number; not 0.
     #[must_use]
     pub const fn nonce(self) -> u32 {
         self.0 as u32
     }
 
-    /// What the lender drew; 0 if there is no lease yet that the borrower knows.
+    /// Returns the lender's number; 0 while the borrower knows of no lease.
     #[must_use]
     pub const fn key(self) -> u32 {
         (self.0 >> 32) as u32
     }
 }
 
-/// Bits of intervals that software sets up, 1…62: bit *n* stands for interval *n*.
+/// Bit mask of the intervals that software sets up, 1…62: bit *n* is interval *n*.
 const USABLE: u64 = (1 << (INTERVALS - 1)) - 2;
 
-/// Largest DMA memory in bytes, plus one.
+/// Exclusive limit of the size of DMA memory in bytes.
 const DMA_END: u64 = 1 << 40;
-/// First address behind those that the NIC puts on the bus (HW §2).
+/// Exclusive limit of addresses that the NIC uses on the bus (HW §2).
 const ADDRESS_END: u64 = 1 << 52;
 
 bits! {
-    /// A device of a lender, in one of its states.
+    /// A lender's device in one generation.
     pub struct NamedWord {
         /// Handle.
         handle / with_handle: u32 [31:0];
@@ -57,11 +57,11 @@ bits! {
 }
 
 bits! {
-    /// Which register is accessed.
+    /// Access to a configuration register.
     pub struct RegisterWord {
         /// Offset in bytes.
         offset / with_offset: u16 [15:0];
-        /// What is written.
+        /// Value to write.
         value / with_value: u32 [63:32];
     }
 }
@@ -74,11 +74,11 @@ pub struct Register {
 }
 
 impl Register {
-    /// First offset behind the registers.
+    /// Exclusive limit of register offsets.
     pub const END: u16 = 4096;
 
-    /// The register of `size` bytes at `offset`; `None` unless the size is 1, 2 or 4, the offset a
-    /// multiple of it and below [`Register::END`].
+    /// Returns the register of `size` bytes at `offset`. Returns `None` unless the size is 1, 2 or
+    /// 4 and the offset is a multiple of the size below [`Register::END`].
     #[must_use]
     pub const fn new(offset: u16, size: u8) -> Option<Self> {
         let fits =
@@ -90,31 +90,32 @@ impl Register {
         }
     }
 
-    /// Offset in bytes, a multiple of the size.
+    /// Returns the offset in bytes, a multiple of the size.
     #[must_use]
     pub const fn offset(self) -> u16 {
         self.offset
     }
 
-    /// Size in bytes: 1, 2 or 4.
+    /// Returns the size in bytes: 1, 2 or 4.
     #[must_use]
     pub const fn size(self) -> u8 {
         self.size
     }
 
-    /// Offset of the four bytes that it is in.
+    /// Returns the offset of the aligned four bytes that contain the register.
     #[must_use]
     pub const fn dword(self) -> u16 {
         self.offset & !3
     }
 
-    /// How many bits of these come before it.
+    /// Returns the number of bits of these four bytes before the register.
     #[must_use]
     pub const fn shift(self) -> u32 {
         8 * (self.offset & 3) as u32
     }
 
-    /// All ones in its size: what a read gives that nobody answers.
+    /// Returns a value of the register's size with all bits set, which a read without an answer
+    /// returns.
     #[must_use]
     pub const fn ones(self) -> u32 {
         u32::MAX >> (32 - 8 * self.size as u32)
@@ -126,26 +127,28 @@ impl Register {
     }
 }
 
-/// Whether a set holds intervals that software sets up, and no others.
+/// Returns whether `set` contains only intervals that software sets up.
 const fn is_set(set: u64) -> bool {
     set & !USABLE == 0
 }
 
-/// See [`Kind::Borrow`](super::Kind::Borrow). The number of the message is the borrower's part of
-/// the lease's name.
+/// Contents of [`Kind::Borrow`](super::Kind::Borrow). The number of the message is the borrower's
+/// part of the lease's name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Borrow {
-    /// Which device.
+    /// Handle of the device.
     pub handle: u32,
-    /// Its generation when it was described.
+    /// Generation of the device when it was described.
     pub generation: u32,
-    /// Which life of the lender described it.
+    /// Incarnation of the lender that described it.
     pub lender: Incarnation,
-    /// Interval numbers for which the borrower can make windows: for BARs. Bit *n* stands for number *n*.
+    /// Interval numbers that are free for the borrower's windows to BARs, as a bit mask: bit *n* is
+    /// number *n*.
     pub windows: u64,
-    /// Interval numbers for which it can open targets: for DMA memory and interrupts.
+    /// Interval numbers that are free for the borrower's targets (DMA memory and interrupts), as a
+    /// bit mask.
     pub targets: u64,
-    /// Bytes of DMA memory, a multiple of 4096, less than 2^40.
+    /// Size of DMA memory in bytes, a multiple of 4096, less than 2^40.
     pub dma: u64,
 }
 
@@ -188,30 +191,31 @@ impl Borrow {
 /// Interval numbers of a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Numbers {
-    /// For each BAR: window of the borrower, target of the lender; 0 where there is none.
+    /// Number for each BAR (window of the borrower, target of the lender); 0 for a BAR that does
+    /// not exist.
     pub bars: [u8; BARS],
-    /// DMA memory: window of the lender, target of the borrower.
+    /// Number for DMA memory (window of the lender, target of the borrower).
     pub dma: u8,
-    /// Interrupts: window of the lender, target of the borrower.
+    /// Number for interrupts (window of the lender, target of the borrower).
     pub interrupts: u8,
 }
 
 impl Numbers {
-    /// Those of the BARs, as a set: bit *n* stands for number *n*.
+    /// Returns the numbers of the BARs as a bit mask: bit *n* is number *n*.
     #[must_use]
     pub fn bar_set(&self) -> u64 {
         let some = self.bars.iter().filter(|n| **n != 0);
         some.fold(0, |set, n| set | 1u64.checked_shl((*n).into()).unwrap_or(0))
     }
 
-    /// Those of DMA memory and interrupts, as a set.
+    /// Returns the numbers of DMA memory and interrupts as a bit mask.
     #[must_use]
     pub fn dma_set(&self) -> u64 {
         let bit = |n: u8| 1u64.checked_shl(n.into()).unwrap_or(0) & !1;
         bit(self.dma) | bit(self.interrupts)
     }
 
-    /// Whether all of them can be, and each is there once.
+    /// Returns whether all numbers are usable and distinct.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         let bars = self.bars.iter().filter(|n| **n != 0).count() as u32;
@@ -240,28 +244,29 @@ bits! {
     pub struct TermsWord {
         /// Generation of the device.
         generation / with_generation: u32 [31:0];
-        /// Time-out in ms.
+        /// Timeout in ms.
         timeout / with_timeout: u32 [63:32];
     }
 }
 
-/// See [`Kind::Grant`](super::Kind::Grant). The number of the message is that of the request.
+/// Contents of [`Kind::Grant`](super::Kind::Grant). The number of the message is that of the
+/// request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Grant {
-    /// The lease.
+    /// Name of the lease.
     pub lease: LeaseId,
     /// Generation of the device.
     pub generation: u32,
-    /// The lender takes the device back when it hears nothing for so many ms,
+    /// Time in ms without a message after which the lender takes the device back,
     /// 1…[`LONGEST_LEASE_MS`].
     pub timeout_ms: u32,
     /// Interval numbers.
     pub numbers: Numbers,
-    /// Where the device finds the first byte of DMA memory: a bus address of the lender.
+    /// Bus address of the lender at which the device finds the first byte of DMA memory.
     pub dma: u64,
-    /// Where it stores to cause interrupts: a page, at a bus address of the lender.
+    /// Bus address of a page of the lender to which the device writes its interrupts.
     pub interrupts: u64,
-    /// Which life of the borrower has asked.
+    /// Incarnation of the borrower that sent the request.
     pub borrower: Incarnation,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! All messages (docs/pci-protocol.md, Messages).
+//! All messages of Device Lending (docs/pci-protocol.md, Messages).
 
 use super::lease::RegisterWord;
 use super::{Borrow, Device, Grant, Incarnation, Kind, LeaseId, Reason, Register, Status, VERSION};
@@ -10,26 +10,26 @@ bits! {
     pub struct HeadWord {
         /// Version.
         version / with_version: u8 [7:0];
-        /// Of some kinds a size, state, reason, status or direction.
+        /// Size, state, reason, status or direction, depending on the kind; otherwise 0.
         code / with_code: u8 [15:8];
-        /// Number of the request; of some kinds 0.
+        /// Number of the request; 0 in some kinds.
         number / with_number: u32 [63:32];
     }
 }
 
-/// One of the two ends of a lease.
+/// End of a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Role {
-    /// Who has the device.
+    /// The node with the device.
     Lender,
-    /// Who uses it.
+    /// The node that uses the device.
     Borrower,
 }
 
-/// What a message says.
+/// Contents of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Body {
-    /// See [`Kind::List`]: which device has this index?
+    /// See [`Kind::List`]: index of the requested device.
     List(u16),
     /// See [`Kind::Device`].
     Device(Device),
@@ -37,13 +37,13 @@ pub enum Body {
     Borrow(Borrow),
     /// See [`Kind::Grant`].
     Grant(Grant),
-    /// See [`Kind::Refuse`]. The lease is that which was asked about, as far as it was named.
+    /// See [`Kind::Refuse`]. Contains the lease of the request, or its known part.
     Refuse(Reason, LeaseId),
     /// See [`Kind::Read`].
     Read(LeaseId, Register),
-    /// See [`Kind::Write`]: the value has no bits beyond the register's size.
+    /// See [`Kind::Write`]. The value has no bits beyond the register's size.
     Write(LeaseId, Register, u32),
-    /// See [`Kind::Done`]: of a read the value.
+    /// See [`Kind::Done`]. Contains the value of a read.
     Done(LeaseId, Status, u32),
     /// See [`Kind::Reset`].
     Reset(LeaseId),
@@ -51,51 +51,50 @@ pub enum Body {
     Return(LeaseId),
     /// See [`Kind::Returned`].
     Returned(LeaseId),
-    /// See [`Kind::Revoke`]: the borrower has so many ms. 0: the device has been taken, and
-    /// nothing leads from the lender to the borrower any more.
+    /// See [`Kind::Revoke`]: time in ms that the borrower has to return the device. 0 means that
+    /// the device has been taken and that no access from the lender reaches the borrower any more.
     Revoke(LeaseId, u32),
     /// See [`Kind::Revoked`].
     Revoked(LeaseId),
     /// See [`Kind::Alive`].
     Alive {
-        /// The lease.
+        /// Name of the lease.
         lease: LeaseId,
-        /// Whom it is for.
+        /// Role of the receiver.
         to: Role,
-        /// The other end has asked; the number is that of its question.
+        /// True for an answer, which repeats the number of the question.
         answer: bool,
     },
 }
 
-/// A message.
+/// Any message of Device Lending.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Message {
-    /// Number of the request, repeated by the answer; 0 in messages that are about a lease and
-    /// nothing else.
+    /// Number of the request, repeated by the answer; 0 in messages that only concern a lease.
     pub number: u32,
-    /// Which life of the sender.
+    /// Incarnation of the sender.
     pub sender: Incarnation,
-    /// What it says.
+    /// Contents of the message.
     pub body: Body,
 }
 
-/// Why a message is none.
+/// Reason why a message is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Reject {
-    /// No kind has this user tag.
+    /// No kind of message has this user tag.
     Tag,
-    /// Its length does not fit what it says.
+    /// The length does not fit the other fields.
     Length,
-    /// A field has a value that it can't have.
+    /// A field has an invalid value.
     Field,
 }
 
-/// [`Reject`] with what was wrong.
+/// [`Reject`] with the offending value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Rejected {
-    /// Why.
+    /// Reason of the rejection.
     pub why: Reject,
-    /// The tag, length or field.
+    /// Offending tag, length or field.
     pub value: u64,
 }
 
@@ -116,19 +115,19 @@ impl fmt::Display for Rejected {
     }
 }
 
-/// Why a message can't be used.
+/// Reason why a message cannot be decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ParseError {
-    /// It is of another version. Its number is where version 1 has it.
+    /// The message has another version. Its number is at the position of version 1.
     Version {
-        /// What it is.
+        /// Kind of the message.
         kind: Kind,
-        /// The version.
+        /// Version of the message.
         version: u8,
         /// Number of the request.
         number: u32,
     },
-    /// It is malformed.
+    /// The message is malformed.
     Rejected(Rejected),
 }
 
@@ -147,7 +146,7 @@ impl fmt::Display for ParseError {
     }
 }
 
-/// Most quadwords.
+/// Maximum number of quadwords.
 const MOST: usize = 8;
 
 /// Quadwords of a message.
@@ -170,26 +169,26 @@ impl Words {
         Self { words, count }
     }
 
-    /// The quadwords.
+    /// Returns the quadwords.
     #[must_use]
     pub fn as_slice(&self) -> &[u64] {
         self.words.get(..self.count.into()).unwrap_or_default()
     }
 
-    /// Length of the message in bytes.
+    /// Returns the length of the message in bytes.
     #[must_use]
     pub const fn bytes(&self) -> u16 {
         8 * self.count as u16
     }
 }
 
-/// Direction of a [`Kind::Alive`].
+/// Returns the direction code of a [`Kind::Alive`].
 const fn direction(to: Role, answer: bool) -> u8 {
     matches!(to, Role::Borrower) as u8 | ((answer as u8) << 1)
 }
 
 impl Kind {
-    /// Quadwords of such a message.
+    /// Returns the number of quadwords of such a message.
     const fn words(self) -> u16 {
         match self {
             Self::Grant => 8,
@@ -199,7 +198,7 @@ impl Kind {
         }
     }
 
-    /// Whether it has a code in its head.
+    /// Returns whether messages of this kind have a code in their head.
     const fn has_code(self) -> bool {
         matches!(
             self,
@@ -207,7 +206,7 @@ impl Kind {
         )
     }
 
-    /// Whether it is about a lease, and has no number.
+    /// Returns whether messages of this kind concern a lease and have no number.
     const fn is_bare(self) -> bool {
         matches!(
             self,
@@ -217,7 +216,7 @@ impl Kind {
 }
 
 impl Message {
-    /// What it is.
+    /// Returns the kind of the message.
     #[must_use]
     pub const fn kind(&self) -> Kind {
         match self.body {
@@ -238,7 +237,7 @@ impl Message {
         }
     }
 
-    /// Which role of the receiver it is for.
+    /// Returns the role of the receiver.
     #[must_use]
     pub const fn role(&self) -> Role {
         match self.body {
@@ -259,7 +258,7 @@ impl Message {
         }
     }
 
-    /// Its quadwords.
+    /// Returns the quadwords of the message.
     #[must_use]
     pub fn words(&self) -> Words {
         let head = HeadWord(0).with_version(VERSION).with_number(self.number);
@@ -294,11 +293,11 @@ impl Message {
         }
     }
 
-    /// Reads a message with this user tag and length; `word` gives its quadwords.
+    /// Decodes a message with this user tag and length; `word` returns a quadword by its index.
     ///
     /// # Errors
     ///
-    /// Another version, or it is malformed.
+    /// The message has another version or is malformed.
     pub fn parse(tag: u8, len: u16, word: impl Fn(usize) -> u64) -> Result<Self, ParseError> {
         let kind = Kind::from_tag(tag).ok_or(Rejected::new(Reject::Tag, tag.into()))?;
         let length = Rejected::new(Reject::Length, len.into());
@@ -340,12 +339,12 @@ impl Message {
         let (code, number) = (head.code(), head.number());
         let wrong = |value| Rejected::new(Reject::Field, value);
         let lease = LeaseId(word(2));
-        // A lease that somebody has.
+        // Lease that has begun.
         let known = || match (lease.nonce(), lease.key()) {
             (0, _) | (_, 0) => Err(wrong(lease.0)),
             _ => Ok(lease),
         };
-        // A lease, or the request for one.
+        // Lease, or the request for it.
         let named = || match lease.nonce() {
             0 => Err(wrong(lease.0)),
             _ => Ok(lease),

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! PCIe devices lent to other nodes (EXT-PCI): what lender and borrower tell each other
-//! (docs/pci-protocol.md).
+//! Device Lending over Extoll (EXT-PCI): formats of the messages between lender and borrower of a
+//! PCIe device (docs/pci-protocol.md).
 //!
-//! Everything here travels as VELO messages of at most 64 bytes, whose user tag is the [`Kind`].
-//! Accesses to the device's memory, its DMA and its interrupts are no messages: they go through
-//! intervals of the shared memory unit (HW §12), whose numbers are agreed upon here.
-//! Nothing here allocates or copies.
+//! Messages are VELO messages of up to 64 bytes, whose user tag is the [`Kind`]. Accesses to the
+//! device's memory, its DMA and its interrupts are not messages. They use intervals of the shared
+//! memory unit (HW §12), whose numbers are negotiated here. The code neither allocates nor copies.
 
 mod lease;
 mod message;
@@ -19,49 +18,50 @@ use crate::ids::Vpid;
 
 /// Version of the protocol.
 pub const VERSION: u8 = 1;
-/// Where messages go and come from, of VELO, on every node.
+/// VELO VPID on every node that sends and receives messages.
 pub const VPID: Vpid = Vpid::PCI;
 /// Traffic class of all messages.
 pub const TRAFFIC_CLASS: u8 = 2;
-/// Longest time-out of a lease, in ms: whoever has lost all knowledge of leases has to wait for so
-/// long, and some, before the other ends have lost theirs.
+/// Maximum timeout of a lease in ms. An end that has lost its state must wait somewhat longer than
+/// this, until the other ends have given up their leases.
 pub const LONGEST_LEASE_MS: u32 = 10_000;
 
-/// What a message is: its user tag.
+/// Kind of a message, which is its user tag.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
-    /// Which devices are there?
+    /// Request for the description of a device in the lender's list.
     List,
-    /// One of them.
+    /// Description of a device.
     Device,
-    /// A device is wanted.
+    /// Request to borrow a device.
     Borrow,
-    /// It is lent.
+    /// Acceptance of a request to borrow.
     Grant,
-    /// Something asked for is not done.
+    /// Rejection of a request.
     Refuse,
-    /// Read a configuration register.
+    /// Request to read a configuration register.
     Read,
-    /// Write a configuration register.
+    /// Request to write a configuration register.
     Write,
-    /// What became of a read, a write or a reset.
+    /// Result of a read, a write or a reset.
     Done,
-    /// Reset the function.
+    /// Request to reset the function.
     Reset,
-    /// The borrower reaches nothing any more by a lease, and does not want it.
+    /// Notice of the borrower that it has closed all its accesses by a lease and returns the
+    /// device.
     Return,
-    /// Nothing leads from the lender to the borrower any more by a lease.
+    /// Notice of the lender that no access by a lease reaches the borrower any more.
     Returned,
-    /// The lender wants the device back, or has taken it.
+    /// Notice of the lender that it wants the device back or has taken it.
     Revoke,
-    /// The borrower reaches nothing any more by a lease.
+    /// Notice of the borrower that it has closed all its accesses by a revoked lease.
     Revoked,
-    /// The lease goes on; or: does it?
+    /// Question whether a lease is still valid, or the confirmation.
     Alive,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 14] = [
         Self::List,
         Self::Device,
@@ -79,13 +79,13 @@ impl Kind {
         Self::Alive,
     ];
 
-    /// The user tag.
+    /// Returns the user tag.
     #[must_use]
     pub const fn tag(self) -> u8 {
         0x40 + self as u8
     }
 
-    /// The kind with this user tag.
+    /// Returns the kind with this user tag.
     #[must_use]
     pub fn from_tag(tag: u8) -> Option<Self> {
         let index = tag.checked_sub(0x40)?;
@@ -93,35 +93,35 @@ impl Kind {
     }
 }
 
-/// Why something asked for is not done: the number in [`Kind::Refuse`].
+/// Reason of a rejection, with its code in [`Kind::Refuse`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Reason {
-    /// There is no such device.
+    /// The lender has no such device.
     Unknown,
-    /// It is lent, or between two leases.
+    /// The device is leased, or has not yet been reset after its last lease.
     Lent,
-    /// The device, or the lender, is not what it was when it was described.
+    /// The device or the lender has changed since the device was described.
     Generation,
-    /// No intervals are free at both ends.
+    /// No interval number is free at both ends.
     NoInterval,
-    /// The lender has no room for the windows.
+    /// The lender has no space for the windows.
     NoRoom,
-    /// This node may not have it.
+    /// This node is not permitted to borrow the device.
     NotAllowed,
-    /// Another version of the protocol, which is in the message.
+    /// The lender supports another version of the protocol, which the message contains.
     Version,
-    /// This node has as many devices as it may.
+    /// This node has borrowed the maximum number of devices.
     TooMany,
     /// The lender has no such lease.
     Lease,
-    /// The lender has begun only now, and does not lend yet: to be asked again.
+    /// The lender has just started and does not lend yet. The borrower should ask again.
     NotYet,
-    /// The device does not work.
+    /// The device has failed.
     Broken,
 }
 
 impl Reason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 11] = [
         Self::Unknown,
         Self::Lent,
@@ -136,43 +136,44 @@ impl Reason {
         Self::Broken,
     ];
 
-    /// The number in a message, from 1 on.
+    /// Returns the code in a message, from 1 on.
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8 + 1
     }
 
-    /// What a number says.
+    /// Converts from the code in a message.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code.checked_sub(1)?)).copied()
     }
 }
 
-/// What became of a read, a write or a reset: the number in [`Kind::Done`].
+/// Result of a read, a write or a reset, with its code in [`Kind::Done`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Status {
-    /// Done; a reset: begun.
+    /// The access is done, or the reset has begun.
     Done,
-    /// The borrower may not access this register, or not in this way. Nothing was done.
+    /// The borrower is not permitted to access this register, or not in this way. No access was
+    /// made.
     Denied,
-    /// The function is being reset. Nothing was done.
+    /// The function is being reset. No access was made.
     Resetting,
     /// The device does not answer.
     Failed,
 }
 
 impl Status {
-    /// All of them.
+    /// All results.
     pub const ALL: [Self; 4] = [Self::Done, Self::Denied, Self::Resetting, Self::Failed];
 
-    /// The number in a message.
+    /// Returns the code in a message.
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// What a number says.
+    /// Converts from the code in a message.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code)).copied()

@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What a lender says about a device (docs/pci-protocol.md, Devices).
+//! Description of a device by its lender (docs/pci-protocol.md, Devices).
 
 use super::lease::NamedWord;
 use super::message::{Reject, Rejected};
 use crate::ids::NodeId;
 use crate::smfu::PAGE;
 
-/// BARs of a function at most.
+/// Maximum number of BARs of a function.
 pub const BARS: usize = 6;
 
-/// A memory BAR. (BARs of I/O ports and expansion ROMs are not lent.)
+/// Memory BAR. (BARs of I/O ports and expansion ROMs are not lent.)
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Bar {
-    /// Its size in bytes, as a power of two, 4…[`Bar::LOG2_MOST`].
+    /// Size in bytes as a power of two, 4…[`Bar::LOG2_MOST`].
     pub log2: u8,
-    /// It takes the place of two.
+    /// True for a 64-bit BAR, which takes two slots.
     pub wide: bool,
-    /// Reading has no side effects.
+    /// True if reads have no side effects.
     pub prefetchable: bool,
 }
 
 impl Bar {
-    /// Largest size, as a power of two.
+    /// Maximum size as a power of two.
     pub const LOG2_MOST: u8 = 47;
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub const fn bytes(self) -> u64 {
         1 << (self.log2 & 63)
     }
 
-    /// Size of the window that leads to it: of whole pages.
+    /// Returns the size of the window that leads to the BAR, in bytes of whole pages.
     #[must_use]
     pub const fn window(self) -> u64 {
         let bytes = self.bytes();
@@ -68,21 +68,21 @@ impl Bar {
 }
 
 bits! {
-    /// Who made a device.
+    /// Vendor and model of a device.
     pub struct MakerWord {
-        /// Vendor.
+        /// Vendor ID.
         vendor / with_vendor: u16 [15:0];
-        /// Device.
+        /// Device ID.
         device / with_device: u16 [31:16];
-        /// Vendor of the subsystem.
+        /// Subsystem vendor ID.
         subsystem_vendor / with_subsystem_vendor: u16 [47:32];
-        /// Subsystem.
+        /// Subsystem ID.
         subsystem / with_subsystem: u16 [63:48];
     }
 }
 
 bits! {
-    /// What it is, and part of where it is.
+    /// Class of a device, and first part of its location.
     pub struct ClassWord {
         /// Class code.
         class / with_class: u32 [23:0];
@@ -90,34 +90,34 @@ bits! {
         revision / with_revision: u8 [31:24];
         /// Bus.
         bus / with_bus: u8 [39:32];
-        /// Device and function on it.
+        /// Device and function number.
         devfn / with_devfn: u8 [47:40];
     }
 }
 
 bits! {
-    /// Rest of where it is, in the machine and in the list.
+    /// Second part of a device's location, and its index in the list.
     pub struct DomainWord {
         /// Domain.
         domain / with_domain: u32 [31:0];
-        /// Which one in the list.
+        /// Index in the lender's list.
         index / with_index: u16 [47:32];
-        /// How many are in it.
+        /// Number of devices in the list.
         count / with_count: u16 [63:48];
     }
 }
 
 bits! {
-    /// BARs, one byte each, and who has the device.
+    /// BARs, one byte each, and the borrower.
     pub struct BarsWord {
-        /// BARs.
+        /// Codes of the BARs.
         bars / with_bars: u64 [47:0];
-        /// Node that has it; 0 unless it is lent.
+        /// Node that has leased the device; 0 if it is not leased.
         node / with_node: u16 [63:48];
     }
 }
 
-/// What a device is: its configuration registers of these names.
+/// Identity of a device, from the configuration registers of these names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Identity {
     /// Vendor ID.
@@ -134,7 +134,7 @@ pub struct Identity {
     pub revision: u8,
 }
 
-/// Where it is in its lender.
+/// Location of a device in its lender.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Location {
     /// Domain.
@@ -145,17 +145,17 @@ pub struct Location {
     pub devfn: u8,
 }
 
-/// Whether it can be borrowed.
+/// Availability of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum DeviceState {
-    /// It can.
+    /// The device can be borrowed.
     #[default]
     Free,
-    /// This node has it.
+    /// This node has leased the device.
     Lent(NodeId),
-    /// It is between two leases.
+    /// The last lease has ended, but the device cannot be borrowed yet.
     Fencing,
-    /// It does not work.
+    /// The device has failed.
     Broken,
 }
 
@@ -177,29 +177,30 @@ impl DeviceState {
     }
 }
 
-/// See [`Kind::Device`](super::Kind::Device). The number of the message is that of the question.
+/// Contents of [`Kind::Device`](super::Kind::Device). The number of the message is that of the
+/// question.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Device {
-    /// Names it, as long as this life of the lender lasts.
+    /// Name of the device, valid for this incarnation of the lender.
     pub handle: u32,
-    /// Counts its leases.
+    /// Number of leases of the device so far.
     pub generation: u32,
-    /// What it is.
+    /// Identity of the device.
     pub identity: Identity,
-    /// Where it is.
+    /// Location of the device.
     pub location: Location,
-    /// Which one in the lender's list, from 0 on, and how many are in it.
+    /// Index in the lender's list, from 0 on.
     pub index: u16,
-    /// See `index`.
+    /// Number of devices in the lender's list.
     pub count: u16,
-    /// Its memory BARs, each at its own place; behind a wide one there is none.
+    /// Memory BARs by their number. The entry after a 64-bit BAR is empty.
     pub bars: [Option<Bar>; BARS],
-    /// Whether it can be borrowed.
+    /// Availability of the device.
     pub state: DeviceState,
 }
 
 impl Device {
-    /// Whether no BAR is where the second half of another one is, and there is at least one.
+    /// Returns whether there is a BAR and no BAR occupies the second half of a 64-bit BAR.
     #[must_use]
     pub fn has_valid_bars(&self) -> bool {
         let behind = self.bars.iter().skip(1).chain([&None]);

@@ -20,7 +20,7 @@ regs! {
     const TSC_GLOBAL_LOAD_VALUE = 0x8030, "info_rf_tsc_global_load_value";
     /// Scratchpad words, meaning by convention (HW §4.3).
     fn scratchpad(index < 8) = 0x8038 + 8, "info_rf_scratchpad_scratchpad";
-    /// Which global interrupts load the counter.
+    /// Selection of the global interrupts that load the counter.
     const TSC_GLOBAL_LOAD_ENABLE = 0x8078, "info_rf_tsc_global_load_enable";
     /// Periodic timer that raises trigger event 7.
     const TIMER_INTERRUPT = 0x8080, "info_rf_timer_interrupt";
@@ -43,16 +43,18 @@ bits! {
     }
 }
 
-/// Upper half of `driver` by which an emulator asks for marks ([`crate::wcbuf::MARK`]). MODEL: the chip has nothing there.
+/// Upper half of `driver` with which an emulator requests marks ([`crate::wcbuf::MARK`]). MODEL:
+/// these bits are 0 on the chip.
 pub const MARKS_WANTED: u32 = 0x4D41_524B;
 
 impl Driver {
-    /// True if the NIC is an emulator that combines stores and wants every fence marked. Not for a device that is gone.
+    /// Returns whether the NIC is an emulator that combines stores and needs every fence marked.
+    /// The device must be present.
     pub const fn wants_marks(self) -> bool {
         self.0 >> 32 == MARKS_WANTED as u64
     }
 
-    /// The version with the wish for marks.
+    /// Returns a copy that requests marks.
     #[must_use]
     pub const fn with_marks_wanted(self) -> Self {
         Self((self.0 & 0xFFFF_FFFF) | ((MARKS_WANTED as u64) << 32))
@@ -72,7 +74,7 @@ bits! {
 }
 
 impl Node {
-    /// The node ID field as its own type.
+    /// Returns the node ID as its own type.
     pub const fn node_id(self) -> NodeId {
         NodeId(self.id())
     }
@@ -119,13 +121,13 @@ bits! {
 /// Network state in scratchpad 3 (HW §4.3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NetworkState {
-    /// 0: nobody configured the network yet.
+    /// 0: the network has not been configured yet.
     Unconfigured,
     /// 1: configured and running.
     Running,
     /// 2: stopped by the management.
     Stopped,
-    /// Any other value; treat as not running.
+    /// Any other value, which counts as not running.
     Unknown(u64),
 }
 
@@ -140,7 +142,7 @@ impl NetworkState {
         }
     }
 
-    /// The scratchpad value.
+    /// Returns the scratchpad value.
     pub const fn raw(self) -> u64 {
         match self {
             Self::Unconfigured => 0,

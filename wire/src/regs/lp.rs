@@ -31,7 +31,7 @@ regs! {
     fn credit_counter(#lp < 7) = 0x460048 + 0x80, "nw_lp_top_rf_lp#_credit_counter";
     /// Info handler.
     fn info_handler(#lp < 7) = 0x460050 + 0x80, "nw_lp_top_rf_lp#_info_handler";
-    /// Buffer time-out.
+    /// Buffer timeout.
     fn timeout(#lp < 7) = 0x460058 + 0x80, "nw_lp_top_rf_lp#_timeout";
     /// ECC flags and handshakes.
     fn debug(#lp < 7) = 0x460060 + 0x80, "nw_lp_top_rf_lp#_debug";
@@ -72,7 +72,7 @@ bits! {
         nack_received / with_nack_received: u16 [41:28];
         /// Packets sent again.
         retrans_send / with_retrans_send: u16 [55:42];
-        /// Time-outs.
+        /// Timeouts.
         retransmission_timeouts / with_retransmission_timeouts: u8 [63:56];
     }
 }
@@ -94,7 +94,7 @@ bits! {
 }
 
 impl Ids {
-    /// The neighbour's node ID as its own type.
+    /// Returns the neighbour's node ID as its own type.
     pub const fn remote_node(self) -> NodeId {
         NodeId(self.remote_node_id())
     }
@@ -115,7 +115,7 @@ bits! {
         barrier_received / with_barrier_received: u16 [49:34];
         /// Cells with CRC errors.
         cell_crc_error / with_cell_crc_error: u8 [53:50];
-        /// A retransmission is awaited.
+        /// A retransmission is expected.
         wait_for_retransmission / with_wait_for_retransmission: bool [54:54];
         /// Buffer threshold.
         buffer_threshold / with_buffer_threshold: u8 [60:55];

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Every register of the map by name, with its fields: for sysfs, dumps and decoded reports.
+//! Registry of all registers by name, with their fields, for sysfs, dumps and decoded reports.
 //!
-//! The map is `data/registers.map`, a short form of `data/tourmalet-registers.csv` (tests make and compare it): one line per
-//! set of alike registers, whose names and offsets differ by indices only. Nothing is unpacked: a [`Register`] is a line
-//! and a number, and is taken apart when it is used.
+//! The registry is `data/registers.map`, a compact form of `data/tourmalet-registers.csv`. Tests
+//! generate and compare it. Each line describes a set of similar registers, whose names and offsets
+//! differ only by indices. The text is never unpacked: a [`Register`] is a line and a number, and
+//! is decoded at each use.
 
 use crate::ids::RegOffset;
 use core::fmt;
 
-/// The map.
+/// Text of the register map.
 pub const TEXT: &str = include_str!("../../data/registers.map");
-/// What all names in the vendor's files begin with.
+/// Common prefix of all names in the vendor's files.
 pub const PREFIX: &str = "extoll_rf_";
-/// Most indices in a name.
+/// Maximum number of indices in a name.
 const MAX_DIMS: usize = 4;
 
-/// What software may do with a register.
+/// Accesses that software may make to a register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     /// Read and write.
@@ -24,24 +25,24 @@ pub enum Access {
     ReadOnly,
     /// Write.
     WriteOnly,
-    /// Nothing.
+    /// None.
     Hardware,
 }
 
 impl Access {
-    /// Whether it can be read.
+    /// Returns whether software may read the register.
     pub const fn reads(self) -> bool {
         matches!(self, Access::ReadWrite | Access::ReadOnly)
     }
 
-    /// Whether it can be written.
+    /// Returns whether software may write the register.
     pub const fn writes(self) -> bool {
         matches!(self, Access::ReadWrite | Access::WriteOnly)
     }
 }
 
-/// Registers whose reading changes something: FIFOs that a read pops (HW §14), interrupt vectors that a read clears (G7) and
-/// history windows (HW §10.7). Dumps leave them out.
+/// Registers with a side effect of reading: FIFOs that a read pops (HW §14), interrupt vectors that
+/// a read clears (G7), and history windows (HW §10.7). Dumps omit them.
 pub const DESTRUCTIVE: [&str; 7] = [
     "pcie_rf_bridge_rf_pcie_to_htoc_backdoor_info",
     "pcie_rf_bridge_rf_pcie_to_htoc_backdoor_data",
@@ -52,7 +53,7 @@ pub const DESTRUCTIVE: [&str; 7] = [
     "rma_rf_completer_history",
 ];
 
-/// A bit field.
+/// Bit field of a register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Field {
     /// Name.
@@ -64,25 +65,25 @@ pub struct Field {
 }
 
 impl Field {
-    /// A register without known fields.
+    /// Field that covers a whole register.
     pub const WHOLE: Self = Self {
         name: "",
         msb: 63,
         lsb: 0,
     };
 
-    /// The bits that it occupies.
+    /// Returns the mask of the field's bits.
     pub const fn mask(self) -> u64 {
         (u64::MAX >> (63 - (self.msb - self.lsb) as u32 % 64)) << (self.lsb % 64)
     }
 
-    /// Its value in a register.
+    /// Returns the value of the field in a register value.
     pub const fn of(self, value: u64) -> u64 {
         (value & self.mask()) >> (self.lsb % 64)
     }
 }
 
-/// One index of a name.
+/// Index of a name.
 #[derive(Clone, Copy, Default)]
 struct Dim {
     first: u32,
@@ -90,7 +91,7 @@ struct Dim {
     stride: u32,
 }
 
-/// A line of the map, taken apart.
+/// Decoded line of the map.
 #[derive(Clone, Copy)]
 struct Line {
     /// Position in [`TEXT`].
@@ -148,7 +149,7 @@ impl Line {
     }
 }
 
-/// The lines of the map.
+/// Iterates over the lines of the map.
 fn lines() -> impl Iterator<Item = Line> {
     let mut at = 0;
     core::iter::from_fn(move || {
@@ -158,41 +159,42 @@ fn lines() -> impl Iterator<Item = Line> {
     })
 }
 
-/// Where a register is in the map, in 28 bits.
+/// Position of a register in the map, in 28 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place(u32);
 
-/// Bits of a [`Place`] for the number within the line; 16 for the line's position.
+/// Number of bits of a [`Place`] for the register's number within its line. The other 16 bits are
+/// the line's position.
 const NUMBER_BITS: u32 = 12;
 const _: () = assert!(TEXT.len() < 1 << 16);
 
 impl Place {
-    /// As a number below 2^28.
+    /// Returns the position as a number below 2^28.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// From [`Place::get`].
+    /// Converts from the number that [`Place::get`] returned.
     pub const fn from_number(number: u32) -> Self {
         Self(number)
     }
 }
 
-/// One register, or one array of them. Prints its name, without [`PREFIX`].
+/// Register, or array of registers. Displays as its name without [`PREFIX`].
 #[derive(Clone, Copy)]
 pub struct Register {
     line: Line,
-    /// Which of the line's registers: the last index counts fastest.
+    /// Index among the line's registers; the last index of the name varies fastest.
     number: u32,
 }
 
 impl Register {
-    /// All registers of the map, 2,525, ordered by line.
+    /// Iterates over all 2,525 registers of the map by line.
     pub fn all() -> impl Iterator<Item = Self> {
         lines().flat_map(|line| (0..line.registers()).map(move |number| Self { line, number }))
     }
 
-    /// The register or array that `offset` belongs to, and the index in the array.
+    /// Returns the register or array that contains `offset`, and the index in the array.
     pub fn find(offset: RegOffset) -> Option<(Self, u32)> {
         // Lines are sorted by offset.
         lines()
@@ -204,7 +206,7 @@ impl Register {
                     count: line.entries,
                     stride: line.stride,
                 };
-                // The array index and those of the name, the one with the largest stride first.
+                // The array index and the indices of the name, by descending stride.
                 let mut left = [elements; MAX_DIMS + 1];
                 left.iter_mut().zip(line.dims).for_each(|(l, d)| *l = d);
                 let mut index = [0; MAX_DIMS + 1];
@@ -231,7 +233,7 @@ impl Register {
             })
     }
 
-    /// The register at a place.
+    /// Returns the register at a position.
     pub fn at(place: Place) -> Option<Self> {
         Some(Self {
             line: Line::parse((place.0 >> NUMBER_BITS) as usize)?,
@@ -239,12 +241,12 @@ impl Register {
         })
     }
 
-    /// Its place.
+    /// Returns the position of the register.
     pub fn place(&self) -> Place {
         Place((self.line.at << NUMBER_BITS) | self.number)
     }
 
-    /// The indices in the name, in its order.
+    /// Returns the indices of the name in their order.
     fn indices(&self) -> [u32; MAX_DIMS] {
         let mut out = [0; MAX_DIMS];
         let mut rest = self.number;
@@ -255,7 +257,7 @@ impl Register {
         out
     }
 
-    /// Offset of element `entry`; of a register that is no array 0.
+    /// Returns the offset of element `entry`; 0 for a register that is no array.
     pub fn offset(&self, entry: u32) -> RegOffset {
         if entry >= self.line.entries {
             return RegOffset::INVALID;
@@ -265,32 +267,32 @@ impl Register {
         RegOffset(base + entry * self.line.stride)
     }
 
-    /// Elements: more than 1 for an array.
+    /// Returns the number of elements; more than 1 for an array.
     pub fn entries(&self) -> u32 {
         self.line.entries
     }
 
-    /// Bytes from element to element.
+    /// Returns the distance between elements in bytes.
     pub fn stride(&self) -> u32 {
         self.line.stride
     }
 
-    /// What software may do with it.
+    /// Returns the accesses that software may make.
     pub fn access(&self) -> Access {
         self.line.access
     }
 
-    /// Whether reading it changes something; see [`DESTRUCTIVE`].
+    /// Returns whether a read has a side effect; see [`DESTRUCTIVE`].
     pub fn is_destructive(&self) -> bool {
         DESTRUCTIVE.contains(&self.line.name)
     }
 
-    /// Whether a dump may read it.
+    /// Returns whether a dump may read the register.
     pub fn is_dumped(&self) -> bool {
         self.access().reads() && !self.is_destructive()
     }
 
-    /// Known fields; none for most registers.
+    /// Iterates over the known fields; most registers have none.
     pub fn fields(&self) -> impl Iterator<Item = Field> + Clone {
         let list = self.line.fields.split(',').filter(|f| *f != "-");
         list.filter_map(|text| {
@@ -303,12 +305,12 @@ impl Register {
         })
     }
 
-    /// The section that it belongs to.
+    /// Returns the section of the register.
     pub fn section(&self) -> &'static str {
         section(self.line.name)
     }
 
-    /// All sections of the map.
+    /// Iterates over all sections of the map.
     pub fn sections() -> impl Iterator<Item = &'static str> {
         let mut last = "";
         lines().filter_map(move |line| {
@@ -322,7 +324,7 @@ impl Register {
     }
 }
 
-/// The unit: what stands before the first `_rf_`, and that.
+/// Returns the unit: the part of the name up to the first `_rf_`, inclusive.
 fn section(name: &'static str) -> &'static str {
     let end = name.find("_rf_").map_or(name.len(), |i| i + 3);
     name.get(..end).unwrap_or(name)

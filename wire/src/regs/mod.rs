@@ -20,7 +20,7 @@ pub struct RegInfo {
     pub inner: (u32, u32),
 }
 
-/// Offset of element `(i, j)` or [`RegOffset::INVALID`].
+/// Returns the offset of element `(i, j)`, or [`RegOffset::INVALID`].
 #[inline]
 const fn element(info: &RegInfo, i: u32, j: u32) -> RegOffset {
     if i < info.outer.0 && j < info.inner.0 {
@@ -30,7 +30,7 @@ const fn element(info: &RegInfo, i: u32, j: u32) -> RegOffset {
     }
 }
 
-/// A register found by [`lookup`].
+/// Result of [`lookup`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Located {
     /// The register or array.
@@ -147,7 +147,7 @@ pub const TABLES: &[&[RegInfo]] = &[
     wcbuf::rma::TABLE,
 ];
 
-/// Finds the named register at `offset`; `None` for offsets that this crate does not name.
+/// Finds the named register at `offset`; `None` for an offset that this crate does not name.
 pub fn lookup(offset: RegOffset) -> Option<Located> {
     for info in TABLES.iter().flat_map(|t| t.iter()) {
         let Some(mut rest) = offset.0.checked_sub(info.offset) else {

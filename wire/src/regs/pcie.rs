@@ -10,7 +10,7 @@ regs! {
     const NWL_GENERAL0 = 0x4780, "pcie_rf_nwl_pcie_status_rf_general0";
     /// Bridge options towards PCIe.
     const HTOC_TO_PCIE = 0x5400, "pcie_rf_bridge_rf_htoc_to_pcie";
-    /// Which received TLPs go to the register FIFO.
+    /// Selection of received TLPs for the register FIFO.
     const PCIE_TO_HTOC_CFG = 0x5408, "pcie_rf_bridge_rf_pcie_to_htoc_cfg";
     /// Address that identifies an interrupt write.
     const PCIE_TO_HTOC_INTERRUPT_0 = 0x5410, "pcie_rf_bridge_rf_pcie_to_htoc_interrupt_0";
@@ -56,7 +56,8 @@ regs! {
     const PCIE_TO_HTOC_BACKDOOR_DATA = 0x5608, "pcie_rf_bridge_rf_pcie_to_htoc_backdoor_data";
     /// ECC flags of the bridge.
     const BRIDGE_ERROR_RAM_ECC = 0x5610, "pcie_rf_bridge_rf_error_ram_ecc";
-    /// PIPE control: what the vendor's notification program reads for trigger event 12 by mistake (HW §6.5).
+    /// PIPE control, which the vendor's notification program reads for trigger event 12 by mistake
+    /// (HW §6.5).
     const PIPE_CTRL = 0x5810, "pcie_rf_pipe_rf_ctrl";
     /// Core configuration.
     const CONFIGURATION = 0x5A00, "pcie_rf_configuration";
@@ -95,7 +96,7 @@ bits! {
 bits! {
     /// `htoc_to_pcie_backdoor_control` (0x5498).
     pub struct BackdoorControl {
-        /// Payload length in QWs.
+        /// Payload length in quadwords.
         payload_qw_length / with_payload_qw_length: u8 [4:0];
         /// Interrupt.
         int / with_int: bool [8:8];
@@ -123,7 +124,7 @@ bits! {
 }
 
 bits! {
-    /// `pcie_to_htoc_cfg` (0x5408): which received packets go to the register FIFO.
+    /// Register `pcie_to_htoc_cfg` (0x5408), which selects received packets for the register FIFO.
     pub struct PcieToHtocCfg {
         /// Writes that `interrupt_0/1` identify.
         regfwd_interrupt / with_regfwd_interrupt: bool [0:0];
@@ -161,17 +162,17 @@ bits! {
         regfwd_memwr_cantmap / with_regfwd_memwr_cantmap: bool [24:24];
         /// Memory reads of addresses that no interval maps.
         regfwd_memrd_cantmap / with_regfwd_memrd_cantmap: bool [25:25];
-        /// I/O writes that can't be mapped.
+        /// I/O writes that cannot be mapped.
         regfwd_iowr_cantmap / with_regfwd_iowr_cantmap: bool [26:26];
-        /// I/O reads that can't be mapped.
+        /// I/O reads that cannot be mapped.
         regfwd_iord_cantmap / with_regfwd_iord_cantmap: bool [27:27];
-        /// Configuration writes that can't be mapped.
+        /// Configuration writes that cannot be mapped.
         regfwd_cfgwr_cantmap / with_regfwd_cfgwr_cantmap: bool [28:28];
-        /// Configuration reads that can't be mapped.
+        /// Configuration reads that cannot be mapped.
         regfwd_cfgrd_cantmap / with_regfwd_cfgrd_cantmap: bool [29:29];
-        /// Byte reads are refused.
+        /// Rejects byte reads.
         byte_rd_disable_all / with_byte_rd_disable_all: bool [32:32];
-        /// Byte reads that can't be mapped are refused.
+        /// Rejects byte reads that cannot be mapped.
         byte_rd_disable_cantmap / with_byte_rd_disable_cantmap: bool [33:33];
         /// Raises trigger event 4 when a packet was stored.
         info_trigger / with_info_trigger: bool [40:40];
@@ -223,12 +224,12 @@ bits! {
 }
 
 bits! {
-    /// `pcie_to_htoc_backdoor_info` (0x5600). **MODEL decision, not a hardware fact**: that it has a valid bit and a
-    /// count is known, their places are not (G20).
+    /// Register `pcie_to_htoc_backdoor_info` (0x5600). **MODEL decision, not a hardware fact**: it
+    /// has a valid bit and a count, but their positions are unknown (G20).
     pub struct BackdoorInfo {
-        /// A packet is there.
+        /// The FIFO contains a packet.
         valid / with_valid: bool [0:0];
-        /// Reads of the data register that it takes to fetch it.
+        /// Number of reads of the data register that return the packet.
         qw_count / with_qw_count: u8 [8:1];
     }
 }

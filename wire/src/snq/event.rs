@@ -16,14 +16,14 @@ macro_rules! events {
             /// All events in numeric order.
             pub const ALL: [TriggerEvent; 32] = [$(TriggerEvent::$variant),*];
 
-            /// The hardware name.
+            /// Returns the hardware name.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(TriggerEvent::$variant => $name,)*
                 }
             }
 
-            /// The event with this number.
+            /// Returns the event with this number.
             pub const fn from_number(number: u8) -> Option<Self> {
                 match number {
                     $($number => Some(TriggerEvent::$variant),)*
@@ -102,7 +102,7 @@ events! {
 }
 
 impl TriggerEvent {
-    /// The number, 0…31.
+    /// Returns the number, 0…31.
     pub const fn number(self) -> u8 {
         self as u8
     }
@@ -115,7 +115,7 @@ impl fmt::Display for TriggerEvent {
 }
 
 bits! {
-    /// Set of trigger events, as in `trigger_enable`.
+    /// Set of trigger events, in the format of `trigger_enable`.
     pub struct TriggerMask {
         /// Bit i: event i.
         events / with_events: u32 [31:0];
@@ -123,23 +123,23 @@ bits! {
 }
 
 impl TriggerMask {
-    /// The driver's mask (HW §6.5).
+    /// Mask that the driver enables (HW §6.5).
     pub const DEFAULT: Self = Self(0x1FED_DFFD);
-    /// The mask while the crossbar outport handler runs: event 14 off as well.
+    /// Mask while the crossbar outport handler runs, without event 14.
     pub const DRAINING: Self = Self(0x1FED_9FFD);
 
-    /// True if `event` is in the set.
+    /// Returns whether `event` is in the set.
     pub const fn contains(self, event: TriggerEvent) -> bool {
         (self.0 >> event.number()) & 1 != 0
     }
 
-    /// The set with `event` added.
+    /// Returns the set with `event` added.
     #[must_use]
     pub const fn with(self, event: TriggerEvent) -> Self {
         Self(self.0 | (1 << event.number()))
     }
 
-    /// The set with `event` removed.
+    /// Returns the set with `event` removed.
     #[must_use]
     pub const fn without(self, event: TriggerEvent) -> Self {
         Self(self.0 & !(1 << event.number()))

@@ -4,11 +4,11 @@
 use crate::ids::RegOffset;
 use core::fmt;
 
-/// Registers that one entry can hold, so the longest useful burst.
+/// Maximum number of registers that one entry can hold, which limits a burst.
 pub const MAX_BURST: u8 = 7;
 
 bits! {
-    /// An instruction word, every bit pattern allowed. Checked form: [`Instruction`].
+    /// Instruction word with any bit pattern. Checked form: [`Instruction`].
     pub struct InstructionWord {
         /// Opcode.
         opcode / with_opcode: u8 [3:0];
@@ -16,13 +16,13 @@ bits! {
         next / with_next: u8 [11:4];
         /// Index of the first word of this read within the entry.
         slot / with_slot: u8 [18:16];
-        /// Registers read − 1.
+        /// Number of registers to read − 1.
         len_minus_1 / with_len_minus_1: u8 [21:19];
         /// Register offset / 8.
         addr_div_8 / with_addr_div_8: u32 [47:22];
-        /// Write the entry after this instruction.
+        /// Writes the entry after this instruction.
         emit / with_emit: bool [48:48];
-        /// Payload words of the entry.
+        /// Number of payload words of the entry.
         words / with_words: u8 [51:49];
     }
 }
@@ -32,16 +32,16 @@ bits! {
 pub enum Opcode {
     /// 1: idle loop, only at address 255.
     Idle,
-    /// 3: read registers, then write the entry if asked to.
+    /// 3: reads registers, then writes the entry if `emit` is set.
     Read,
     /// 4: the event has no program.
     NoProgram,
-    /// 6: write the entry without reading.
+    /// 6: writes the entry without reading.
     Emit,
 }
 
 impl Opcode {
-    /// The four-bit code.
+    /// Returns the four-bit code.
     pub const fn code(self) -> u8 {
         match self {
             Opcode::Idle => 1,
@@ -51,7 +51,7 @@ impl Opcode {
         }
     }
 
-    /// The opcode with this code.
+    /// Returns the opcode with this code.
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
             1 => Some(Opcode::Idle),
@@ -63,18 +63,18 @@ impl Opcode {
     }
 }
 
-/// Why an instruction word was refused.
+/// Reason why an instruction word is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum InstructionError {
-    /// Unknown opcode (0 = unused address).
+    /// Unknown opcode (0 marks an unused address).
     Opcode(u8),
-    /// Bits that are 0 in every known instruction are set.
+    /// Bits that are set but 0 in every known instruction.
     Reserved(u64),
-    /// A read runs past the seven words of an entry.
+    /// Read beyond the seven words of an entry.
     Overflow {
-        /// First word.
+        /// Index of the first word.
         slot: u8,
-        /// Registers.
+        /// Number of registers.
         len: u8,
     },
 }
@@ -91,27 +91,27 @@ impl fmt::Display for InstructionError {
     }
 }
 
-/// One instruction.
+/// Instruction of the notification program.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Instruction {
-    /// What it does.
+    /// Operation.
     pub opcode: Opcode,
     /// Next program address; [`super::END`] ends the program.
     pub next: u8,
     /// Index of the first word of the read within the entry, 0…6.
     pub slot: u8,
-    /// Consecutive registers read, 1…7.
+    /// Number of consecutive registers to read, 1…7.
     pub len: u8,
-    /// First register.
+    /// First register to read.
     pub addr: RegOffset,
-    /// Write the entry afterwards.
+    /// Writes the entry afterwards.
     pub emit: bool,
-    /// Payload words of the entry, 0…7; counts only with `emit`.
+    /// Number of payload words of the entry, 0…7; used only with `emit`.
     pub words: u8,
 }
 
 impl Instruction {
-    /// The instruction word. Values are cut to their fields.
+    /// Returns the instruction word. Excess bits of the values are dropped.
     pub const fn encode(&self) -> u64 {
         InstructionWord(0)
             .with_opcode(self.opcode.code())
@@ -124,7 +124,7 @@ impl Instruction {
             .raw()
     }
 
-    /// Checks an instruction word.
+    /// Decodes and checks an instruction word.
     pub const fn decode(raw: u64) -> Result<Self, InstructionError> {
         let word = InstructionWord(raw);
         let Some(opcode) = Opcode::from_code(word.opcode()) else {

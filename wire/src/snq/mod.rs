@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! System notification queue: trigger events, ring entries, ring bookkeeping, micro-program (HW §6).
+//! System notification queue: trigger events, ring entries, ring state, micro-program (HW §6).
 //!
-//! An enabled event starts a program that reads registers and writes 64-byte entries into a ring in host
-//! memory. [`Instruction`] is one word of the program, [`assemble`] builds a program from a table of
-//! "event → registers to record", [`TOURMALET`] is the driver's own.
+//! An enabled event starts a program that reads registers and writes 64-byte entries into a ring in
+//! host memory. [`Instruction`] is one word of the program. [`assemble`] builds a program from a
+//! table that lists the registers to record for each event. [`TOURMALET`] is the driver's program.
 
 mod event;
 mod isa;
@@ -20,9 +20,9 @@ pub use table::{TABLE, TOURMALET};
 
 use crate::regs::snq::IrqWatermark;
 
-/// Payload words of an entry.
+/// Number of payload words of an entry.
 pub const PAYLOAD_WORDS: usize = 7;
-/// Bytes of an entry.
+/// Size of an entry in bytes.
 pub const ENTRY_BYTES: usize = 64;
 
 bits! {
@@ -36,7 +36,7 @@ bits! {
         pc / with_pc: u16 [59:48];
         /// Reserved.
         reserved / with_reserved: u8 [62:60];
-        /// Toggles with each pass over the ring; 1 during the first.
+        /// Toggles with each lap of the ring; 1 in the first lap.
         flip / with_flip: bool [63:63];
     }
 }
@@ -44,14 +44,14 @@ bits! {
 /// A ring entry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Entry {
-    /// Words, right-aligned: an entry with n words fills payload[7−n…6].
+    /// Payload words, right-aligned: an entry with n words fills payload[7−n…6].
     pub payload: [u64; PAYLOAD_WORDS],
     /// Header.
     pub header: Header,
 }
 
 impl Entry {
-    /// From eight quadwords in memory order.
+    /// Converts from eight quadwords in memory order.
     pub const fn from_words(words: [u64; 8]) -> Self {
         let [a, b, c, d, e, f, g, header] = words;
         Self {
@@ -60,13 +60,13 @@ impl Entry {
         }
     }
 
-    /// Eight quadwords in memory order.
+    /// Returns eight quadwords in memory order.
     pub const fn to_words(&self) -> [u64; 8] {
         let [a, b, c, d, e, f, g] = self.payload;
         [a, b, c, d, e, f, g, self.header.0]
     }
 
-    /// From memory bytes (little endian).
+    /// Converts from bytes in memory (little endian).
     pub fn from_bytes(bytes: &[u8; ENTRY_BYTES]) -> Self {
         let mut words = [0; 8];
         for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -77,7 +77,7 @@ impl Entry {
         Self::from_words(words)
     }
 
-    /// Memory bytes (little endian).
+    /// Returns the bytes in memory (little endian).
     pub fn to_bytes(&self) -> [u8; ENTRY_BYTES] {
         let mut bytes = [0; ENTRY_BYTES];
         for (chunk, word) in bytes.chunks_exact_mut(8).zip(self.to_words()) {
@@ -86,14 +86,15 @@ impl Entry {
         bytes
     }
 
-    /// The `n` words of the entry in program order; at most seven.
+    /// Returns the `n` words of the entry in program order, up to seven.
     pub fn words(&self, n: usize) -> &[u64] {
         self.payload
             .get(PAYLOAD_WORDS.saturating_sub(n)..)
             .unwrap_or(&[])
     }
 
-    /// Places `words` (at most seven; more are cut off) right-aligned; the others are 0.
+    /// Returns an entry with `words` right-aligned and other words 0. Words beyond the seventh are
+    /// dropped.
     pub fn with_words(words: &[u64], header: Header) -> Self {
         let mut entry = Self {
             payload: [0; PAYLOAD_WORDS],
@@ -107,7 +108,8 @@ impl Entry {
     }
 }
 
-/// Software's side of the ring (HW §6.4): which entry comes next, whether it is valid, how to re-arm.
+/// Software's state of the ring (HW §6.4): next entry, its expected flip bit, and values for
+/// re-arming.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Ring {
     entries: u16,
@@ -117,8 +119,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A ring of `entries` (a power of two, 2…32,768; others give `None`) whose hardware write pointer
-    /// reads `wp` before the queue is started.
+    /// Returns the state of a ring of `entries` entries, whose hardware write pointer is `wp`
+    /// before the queue is started. Returns `None` unless `entries` is a power of two in 2…32,768.
     pub const fn new(entries: u16, wp: u16) -> Option<Self> {
         if entries < 2 || !entries.is_power_of_two() {
             return None;
@@ -132,30 +134,34 @@ impl Ring {
         })
     }
 
-    /// Index of the entry to look at.
+    /// Returns the index of the next entry.
     pub const fn next(&self) -> u16 {
         (self.consumed + 1) & (self.entries - 1)
     }
 
-    /// True if `header`, read from entry [`Ring::next`], belongs to a written entry.
+    /// Returns whether `header`, read from entry [`Ring::next`], belongs to a written entry.
     pub const fn is_valid(&self, header: Header) -> bool {
         header.flip() == self.flip
     }
 
-    /// Header that slot `index` must have before the queue is started, all other words being 0. Where hardware keeps its write
-    /// pointer over a restart (G6), the slots before it are not written in the first lap, but looked at in the second, with the
-    /// other flip bit expected: zeroes would look valid there.
+    /// Returns the header that slot `index` must have before the queue is started; all other words
+    /// are 0.
+    ///
+    /// If hardware keeps its write pointer over a restart (G6), it does not write the slots before
+    /// the pointer in the first lap. Software reads them in the second lap and expects the other
+    /// flip bit, so zeros would look valid there.
     pub const fn blank(&self, index: u16) -> Header {
         Header(0).with_flip(index < self.next())
     }
 
-    /// Header that entry [`Ring::next`] would have had. To be written over that of an entry that got lost: what is left there
-    /// of the lap before the last one would look valid in the next lap, before hardware writes it.
+    /// Returns the expected header of entry [`Ring::next`]. The caller stores it over a lost entry.
+    /// Otherwise the stale header of the previous lap would look valid in the next lap, before
+    /// hardware writes the entry.
     pub const fn filler(&self) -> Header {
         Header(0).with_flip(self.flip)
     }
 
-    /// Accounts for the consumption of entry [`Ring::next`].
+    /// Advances past entry [`Ring::next`].
     pub fn consume(&mut self) {
         let last = self.entries - 1;
         if self.next() == last {
@@ -165,12 +171,12 @@ impl Ring {
         self.watermark = (self.watermark + 1) & last;
     }
 
-    /// Value for `queue_rplt`: index of the last consumed entry.
+    /// Returns the value for `queue_rplt`: index of the last consumed entry.
     pub const fn rplt(&self) -> u16 {
         self.consumed
     }
 
-    /// Value for `irq_watermark`, armed. Write it after `queue_rplt`.
+    /// Returns the value for `irq_watermark`, armed. The caller must write it after `queue_rplt`.
     pub const fn watermark(&self) -> IrqWatermark {
         IrqWatermark(0)
             .with_watermark(self.watermark)

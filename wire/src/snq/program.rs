@@ -1,47 +1,48 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Assembler, program-address map and disassembler.
+//! Assembler, map of program addresses, and disassembler.
 
 use super::isa::{Instruction, InstructionError, Opcode, MAX_BURST};
 use super::TriggerEvent;
 use crate::ids::RegOffset;
 use core::fmt;
 
-/// Words of the program RAM.
+/// Number of words of the program RAM.
 pub const PROGRAM_WORDS: usize = 256;
 /// Address of the idle loop; as next address it ends a program.
 pub const END: u8 = 255;
 /// First address for continuation code; event i starts at address i.
 pub const FIRST_CONTINUATION: u8 = 32;
 
-/// How the registers of an event are collected.
+/// Method of collecting an event's registers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Style {
-    /// Runs of consecutive registers in one instruction; the last read of an entry also writes it.
+    /// One instruction per run of consecutive registers. The last read of an entry also writes it.
     Burst,
-    /// One instruction per register, then one that writes the entry (opcode 6). The vendor's program does
-    /// this for events 12, 23 and 25; reason unknown (G4), so we keep it for them.
+    /// One instruction per register, then one that writes the entry (opcode 6). The vendor's
+    /// program uses this method for events 12, 23 and 25 for an unknown reason (G4), so this
+    /// program does as well.
     Single,
 }
 
-/// What to record for one event.
+/// Registers to record for one event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EventProgram {
     /// The event.
     pub event: TriggerEvent,
-    /// Registers in the order in which they appear in the entries; seven per entry. Empty: nothing.
+    /// Registers in the order of the entries, seven per entry. An empty list records nothing.
     pub registers: &'static [RegOffset],
-    /// How to collect them.
+    /// Method of collecting them.
     pub style: Style,
 }
 
-/// Why a table cannot be assembled.
+/// Reason why a table cannot be assembled.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum AssembleError {
     /// The program does not fit into 256 words.
     TooLong,
     /// The table names an event twice.
     Duplicate(TriggerEvent),
-    /// A register offset is not inside the register file or not a multiple of 8.
+    /// A register offset is outside of the register file or no multiple of 8.
     Register(RegOffset),
 }
 
@@ -55,16 +56,16 @@ impl fmt::Display for AssembleError {
     }
 }
 
-/// Origin of an entry, by the program address in its header.
+/// Origin of an entry, found by the program address in its header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Source {
     /// Index into the table.
     row: u8,
-    /// Part of the event's record, from 0.
+    /// Index of the entry within the event's record, from 0.
     part: u8,
 }
 
-/// An assembled program (about 3 KiB: keep it in a `static`).
+/// Assembled program (about 3 KiB, so it belongs into a `static`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Program {
     ram: [u64; PROGRAM_WORDS],
@@ -73,29 +74,30 @@ pub struct Program {
     used: u16,
 }
 
-/// What an entry with a certain program address holds.
+/// Contents of the entry with a given program address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Emission {
     /// The event.
     pub event: TriggerEvent,
-    /// Which entry of the event, from 0.
+    /// Index of the entry within the event's record, from 0.
     pub part: u8,
     /// The recorded registers; word j of the entry is register j.
     pub registers: &'static [RegOffset],
 }
 
 impl Program {
-    /// The 256 words for the program RAM.
+    /// Returns the 256 words for the program RAM.
     pub const fn words(&self) -> &[u64; PROGRAM_WORDS] {
         &self.ram
     }
 
-    /// Number of words that hold instructions.
+    /// Returns the number of words that hold instructions.
     pub const fn used(&self) -> u16 {
         self.used
     }
 
-    /// Maps the program address of an entry header; `None` if no instruction there writes entries.
+    /// Maps the program address of an entry header. Returns `None` if the instruction there writes
+    /// no entry.
     pub fn emission(&self, pc: u16) -> Option<Emission> {
         let source = (*self.sources.get(pc as usize)?)?;
         let row = self.table.get(source.row as usize)?;
@@ -110,7 +112,7 @@ impl Program {
         })
     }
 
-    /// Number of entries that `event` writes.
+    /// Returns the number of entries that `event` writes.
     pub fn parts(&self, event: TriggerEvent) -> u32 {
         let row = self
             .table
@@ -122,9 +124,10 @@ impl Program {
     }
 }
 
-/// Assembles a program. Events that the table does not name, or names without registers, get opcode 4.
+/// Assembles a program. Events without registers, or not in the table, get opcode 4.
 ///
-/// Meant for `const` evaluation, so that a bad table is a compile-time error and the program costs no stack.
+/// Intended for `const` evaluation, so that an invalid table is a compile-time error and the
+/// program needs no stack.
 pub const fn assemble(table: &'static [EventProgram]) -> Result<Program, AssembleError> {
     let mut program = Program {
         ram: [0; PROGRAM_WORDS],
@@ -171,7 +174,7 @@ pub const fn assemble(table: &'static [EventProgram]) -> Result<Program, Assembl
     Ok(program)
 }
 
-/// Places the program of one event; returns the next free continuation address.
+/// Places the program of one event. Returns the next free continuation address.
 const fn place(program: &mut Program, row: usize, mut free: u8) -> Result<u8, AssembleError> {
     let EventProgram {
         event,
@@ -258,7 +261,7 @@ const fn place(program: &mut Program, row: usize, mut free: u8) -> Result<u8, As
     Ok(free)
 }
 
-/// Instructions of one event's program in execution order, from any program RAM.
+/// Iterator over the instructions of one event's program in execution order.
 #[derive(Clone, Debug)]
 pub struct Disassembly<'a> {
     ram: &'a [u64; PROGRAM_WORDS],
@@ -267,7 +270,7 @@ pub struct Disassembly<'a> {
 }
 
 impl Iterator for Disassembly<'_> {
-    /// Program address and instruction (or why the word is none).
+    /// Program address, and the instruction or an error if the word is invalid.
     type Item = (u8, Result<Instruction, InstructionError>);
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -289,8 +292,8 @@ impl Iterator for Disassembly<'_> {
     }
 }
 
-/// Follows the program of `event`. Ends at address 255, at an instruction that ends programs, at a word that
-/// is no instruction, and after 256 instructions (a loop).
+/// Follows the program of `event` in any program RAM. Ends at address 255, at an instruction that
+/// ends programs, at an invalid word, and after 256 instructions (a loop).
 pub const fn disassemble(ram: &[u64; PROGRAM_WORDS], event: TriggerEvent) -> Disassembly<'_> {
     Disassembly {
         ram,
@@ -299,21 +302,22 @@ pub const fn disassemble(ram: &[u64; PROGRAM_WORDS], event: TriggerEvent) -> Dis
     }
 }
 
-/// What [`find_emission`] found.
+/// Result of [`find_emission`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Found {
     /// The event.
     pub event: TriggerEvent,
-    /// Which entry of the event, from 0.
+    /// Index of the entry within the event's record, from 0.
     pub part: u8,
-    /// Registers of the entry in word order, `words` of them; [`RegOffset::INVALID`] where the program
-    /// leaves a word unwritten.
+    /// Registers of the entry in word order, `words` of them; [`RegOffset::INVALID`] for a word
+    /// that the program does not write.
     pub registers: [RegOffset; MAX_BURST as usize],
-    /// Payload words of the entry.
+    /// Number of payload words of the entry.
     pub words: u8,
 }
 
-/// Finds which event's program writes an entry at address `pc`, for a program that was not assembled here.
+/// Finds the event whose program writes an entry at address `pc`, in a program that [`assemble`]
+/// did not build.
 pub fn find_emission(ram: &[u64; PROGRAM_WORDS], pc: u8) -> Option<Found> {
     for event in TriggerEvent::ALL {
         let mut registers = [RegOffset::INVALID; MAX_BURST as usize];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The driver's table: what is recorded for each event (HW §6.5).
+//! The driver's table of registers to record for each event (HW §6.5).
 
 use super::program::{assemble, EventProgram, Program, Style};
 use super::TriggerEvent as Te;
@@ -24,12 +24,13 @@ const fn single(event: Te, registers: &'static [RegOffset]) -> EventProgram {
     }
 }
 
-/// What HW §6.5 lists for the ECC events; on Tourmalet that address is the time stamp counter.
+/// Register that HW §6.5 lists for the ECC events. On Tourmalet, its address is the time stamp
+/// counter.
 const ECC_WORD: RegOffset = info::TSC;
 
-/// Same events and registers as the vendor's program, except that event 12 records the SMFU time-out
-/// register (0xA010) instead of a stale address. Event order is numeric, so program addresses agree with the
-/// vendor's.
+/// Same events and registers as in the vendor's program, except for event 12: it records the SMFU
+/// timeout register (0xA010) instead of a stale address. The order is numeric, so program addresses
+/// are equal to the vendor's.
 pub static TABLE: [EventProgram; 26] = [
     burst(Te::Ht3CoreError, &[pcie::HT3_RX_PKTS_5]),
     burst(Te::EccError, &[ECC_WORD]),
@@ -155,7 +156,7 @@ array!(BARRIERS, 16, barrier::units_work_set);
 array!(LINKS, 7, lp::status);
 array!(PHYS, 7, phy::status_training);
 
-/// The driver's program.
+/// Program of the driver.
 pub static TOURMALET: Program = match assemble(&TABLE) {
     Ok(program) => program,
     Err(_) => panic!("the driver's notification table does not assemble"),

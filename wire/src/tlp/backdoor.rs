@@ -1,34 +1,36 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! A packet through the backdoor of a NIC in root-port mode, and its completion (HW §14, G20).
+//! Sending a packet through the backdoor of a NIC in root-port mode, and receiving its completion
+//! (HW §14, G20).
 //!
-//! The sender writes the packet to `htoc_to_pcie_backdoor_data`, then its length with `send` to the
-//! control register; the completion appears in the receive FIFO: `info` tells its length, and as
-//! many reads of `data` give it. Whether reading `info` takes anything out is unknown (G20), so it
-//! is read until it says that there is something, and not again before all of that was read.
+//! The sender writes the packet to `htoc_to_pcie_backdoor_data`, and then its length with `send` to
+//! the control register. The completion appears in the receive FIFO. `info` returns its length, and
+//! that number of reads of `data` returns the packet. A read of `info` may or may not remove the
+//! entry (G20). Software therefore reads `info` until it reports a packet, and reads it again only
+//! after the whole packet was read.
 
 use super::{words, Bdf, CfgType, Error, Kind, Status, Tlp};
 use crate::ids::RegOffset;
 use crate::regs::pcie::{self, BackdoorControl, BackdoorInfo};
 
-/// Tag of all requests: completions with tag 0 go to the FIFO (`regfwd_srctag0`).
+/// Tag of all requests. Completions with tag 0 are stored in the FIFO (`regfwd_srctag0`).
 pub const TAG: u8 = 0;
 /// Requester of all requests.
 pub const REQUESTER: Bdf = Bdf(0);
-/// Most registers that sending a packet writes.
+/// Maximum number of registers written to send a packet.
 pub const WRITES: usize = words::MAX + 1;
 
-/// What `pcie_to_htoc_backdoor_info` tells.
+/// Decoded value of `pcie_to_htoc_backdoor_info`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Info {
-    /// Nothing came yet.
+    /// The FIFO is empty.
     Empty,
-    /// A packet: read `data` so many times.
+    /// The FIFO has a packet; the number of reads of `data` that return it.
     Packet(usize),
-    /// No packet has so many quadwords.
+    /// The number of quadwords exceeds any packet.
     Impossible(u8),
 }
 
-/// Reads the register.
+/// Decodes the register value.
 pub fn info(value: u64) -> Info {
     let info = BackdoorInfo(value);
     match (info.valid(), info.qw_count()) {
@@ -40,29 +42,29 @@ pub fn info(value: u64) -> Info {
     }
 }
 
-/// A completion.
+/// Completion of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
-    /// How the request ended.
+    /// Status of the request.
     pub status: Status,
-    /// First dword of the payload; all ones without one.
+    /// First dword of the payload; all ones without payload.
     pub value: u32,
 }
 
-/// Why what came is no completion of the request.
+/// Reason why received quadwords are not the completion of the request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// No packet at all.
+    /// The quadwords are not a packet.
     Packet(Error),
-    /// A packet, but not a completion of this requester.
+    /// The packet is not a completion for this requester.
     Other,
 }
 
-/// The register writes that send a packet, in order.
+/// Returns the register writes that send a packet, in order.
 ///
 /// # Errors
 ///
-/// Those of [`words::pack`].
+/// The errors of [`words::pack`].
 pub fn send(
     tlp: &Tlp,
     payload: &[u8],
@@ -79,7 +81,7 @@ pub fn send(
     Ok(data.chain(core::iter::once(last)))
 }
 
-/// Reads the completion of a request with one dword at most from the quadwords that came.
+/// Decodes the completion of a request for up to one dword from the received quadwords.
 ///
 /// # Errors
 ///
@@ -107,20 +109,21 @@ pub fn completion(qw: &[u64]) -> Result<Completion, Fault> {
     }
 }
 
-/// A configuration access of 1, 2 or 4 bytes.
+/// Configuration access of 1, 2 or 4 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// The function.
+    /// Target function.
     pub target: Bdf,
-    /// Type 0, or 1 for what is behind a bridge.
+    /// Type 0, or type 1 for a target behind a bridge.
     pub ty: CfgType,
-    /// Byte offset in its configuration space.
+    /// Byte offset in the target's configuration space.
     register: u16,
     bytes: u8,
 }
 
 impl Config {
-    /// `None` for other sizes, and for bytes that are not in one aligned dword of the 4,096.
+    /// Returns the access. Returns `None` for other sizes, and for bytes outside of one aligned
+    /// dword of the 4,096 bytes.
     pub const fn new(target: Bdf, ty: CfgType, register: u16, bytes: u8) -> Option<Self> {
         let good = matches!(bytes, 1 | 2 | 4) && register % bytes as u16 == 0 && register < 4096;
         if !good {
@@ -155,18 +158,18 @@ impl Config {
         .into()
     }
 
-    /// The packet that reads.
+    /// Returns the packet that reads.
     pub fn read(self) -> Tlp {
         self.tlp(false)
     }
 
-    /// The packet that writes `value`, and its payload.
+    /// Returns the packet that writes `value`, and its payload.
     pub fn write(self, value: u32) -> (Tlp, [u8; 4]) {
         let dword = (value & self.mask()) << self.shift();
         (self.tlp(true), dword.to_le_bytes())
     }
 
-    /// The bytes asked for, from the dword that came; all ones stay all ones.
+    /// Returns the requested bytes of the received dword. All ones stay all ones.
     pub const fn value(self, dword: u32) -> u32 {
         (dword >> self.shift()) & self.mask()
     }

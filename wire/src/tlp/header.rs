@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Headers: fields to dwords and back.
+//! Encoding and decoding of headers.
 
 use super::{Bdf, CfgType, Error, Span, Status, MAX_DWORDS};
 
@@ -12,49 +12,49 @@ const CPL: u8 = 0x0A;
 /// Bits of dword 0 that must be 0: T9, T8, LN, TH, TD, AT.
 const UNSUPPORTED: u32 = (1 << 23) | (1 << 19) | (1 << 17) | (1 << 16) | (1 << 15) | (3 << 10);
 
-/// A transaction layer packet without its payload.
+/// Transaction layer packet without its payload.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Tlp {
     /// Traffic class, 0…7.
     pub traffic_class: u8,
     /// Attributes: bit 0 no snoop, bit 1 relaxed ordering, bit 2 ID-based ordering.
     pub attributes: u8,
-    /// The payload is known to be wrong (`EP`).
+    /// The payload is marked as invalid (`EP`).
     pub poisoned: bool,
-    /// What it asks or answers.
+    /// Request or completion.
     pub kind: Kind,
 }
 
-/// The part of a header that depends on the kind of packet.
+/// Part of a header that depends on the kind of packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     /// Memory read request.
     MemRead {
-        /// Who asks.
+        /// Function that sends the request.
         requester: Bdf,
-        /// Matches the completions to the request.
+        /// Number that matches completions to the request.
         tag: u8,
-        /// What is read.
+        /// Bytes to read.
         span: Span,
     },
     /// Memory write request; posted.
     MemWrite {
-        /// Who writes.
+        /// Function that sends the request.
         requester: Bdf,
-        /// Not used by anybody.
+        /// Tag; unused in posted requests.
         tag: u8,
-        /// What is written.
+        /// Bytes to write.
         span: Span,
     },
     /// Configuration read request of one dword.
     CfgRead {
         /// Type 0 or 1.
         ty: CfgType,
-        /// Who asks.
+        /// Function that sends the request.
         requester: Bdf,
-        /// Matches the completion to the request.
+        /// Number that matches the completion to the request.
         tag: u8,
-        /// Function that is read.
+        /// Function to read.
         target: Bdf,
         /// Byte offset in configuration space, a multiple of 4 below 4096.
         register: u16,
@@ -63,13 +63,13 @@ pub enum Kind {
     },
     /// Configuration write request of one dword.
     CfgWrite {
-        /// Type 0 or 1.
+        /// Function that sends the request.
         ty: CfgType,
         /// Who writes.
         requester: Bdf,
-        /// Matches the completion to the request.
+        /// Number that matches the completion to the request.
         tag: u8,
-        /// Function that is written.
+        /// Function to write.
         target: Bdf,
         /// Byte offset in configuration space, a multiple of 4 below 4096.
         register: u16,
@@ -78,27 +78,27 @@ pub enum Kind {
     },
     /// Completion, with or without data.
     Completion {
-        /// Who answers.
+        /// Function that sends the completion.
         completer: Bdf,
-        /// How the request ended.
+        /// Status of the request.
         status: Status,
-        /// `BCM`, PCI-X bridges only.
+        /// `BCM`, used by PCI-X bridges only.
         modified: bool,
-        /// Bytes left of a read, this packet included, 1…4096.
+        /// Number of remaining bytes of a read, including this packet, 1…4096.
         byte_count: u16,
-        /// Who asked.
+        /// Function that sent the request.
         requester: Bdf,
         /// Tag of the request.
         tag: u8,
-        /// Low 7 address bits of the first byte of the payload; 0 for others than memory reads.
+        /// Low 7 address bits of the first payload byte; 0 unless a memory read is completed.
         lower_addr: u8,
-        /// Dwords of payload, 0 for a completion without data.
+        /// Number of payload dwords, 0 for a completion without data.
         dwords: u16,
     },
 }
 
 impl From<Kind> for Tlp {
-    /// Traffic class 0, no attributes.
+    /// Returns a packet of traffic class 0 without attributes.
     fn from(kind: Kind) -> Self {
         Self {
             traffic_class: 0,
@@ -114,7 +114,8 @@ const fn id_tag(id: Bdf, tag: u8) -> u32 {
 }
 
 impl Kind {
-    /// A configuration access, `from` a requester with a tag: `CfgWrite` or `CfgRead`.
+    /// Returns a configuration access (`CfgWrite` or `CfgRead`); `from` is the requester with a
+    /// tag.
     pub const fn config(
         write: bool,
         ty: CfgType,
@@ -145,7 +146,7 @@ impl Kind {
         }
     }
 
-    /// Length field, in dwords. Of a read it is what is asked for.
+    /// Returns the length field in dwords. In a read it is the requested length.
     const fn length(&self) -> u16 {
         match self {
             Self::MemRead { span, .. } | Self::MemWrite { span, .. } => span.dwords,
@@ -154,7 +155,7 @@ impl Kind {
         }
     }
 
-    /// `Fmt` and `Type`.
+    /// Returns `Fmt` and `Type`.
     const fn code(&self) -> u8 {
         match self {
             Self::MemRead { span, .. } => MEM | four(span),
@@ -183,7 +184,7 @@ const fn cfg(ty: CfgType) -> u8 {
 }
 
 impl Tlp {
-    /// Dwords of the payload that follows the header.
+    /// Returns the number of dwords of the payload that follows the header.
     pub const fn payload_dwords(&self) -> u16 {
         match self.kind {
             Kind::MemRead { .. } | Kind::CfgRead { .. } => 0,
@@ -191,7 +192,7 @@ impl Tlp {
         }
     }
 
-    /// Dwords of the header: 3 or 4.
+    /// Returns the number of dwords of the header: 3 or 4.
     pub const fn header_dwords(&self) -> usize {
         match self.kind {
             Kind::MemRead { span, .. } | Kind::MemWrite { span, .. } if span.addr >> 32 != 0 => 4,
@@ -199,7 +200,8 @@ impl Tlp {
         }
     }
 
-    /// The header dwords; the fourth is 0 if the header has three. Errors: a field is out of range.
+    /// Returns the header dwords; the fourth is 0 if the header has three. Fails if a field is out
+    /// of range.
     pub fn encode(&self) -> Result<[u32; 4], Error> {
         if self.traffic_class > 7 || self.attributes > 7 {
             return Err(Error::Feature);
@@ -288,7 +290,7 @@ impl Tlp {
         Ok(dw)
     }
 
-    /// Reads header dwords; the fourth is looked at only if the header has four.
+    /// Decodes header dwords. The fourth is used only if the header has four.
     pub fn decode(dw: [u32; 4]) -> Result<Self, Error> {
         let code = (dw[0] >> 24) as u8;
         if dw[0] & UNSUPPORTED != 0 {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! PCIe transaction layer packets, as far as they pass the NIC's PCIe bridge and its backdoor (HW §14):
-//! memory and configuration requests and completions.
+//! PCIe transaction layer packets that pass the NIC's PCIe bridge and its backdoor (HW §14): memory
+//! requests, configuration requests and completions.
 //!
-//! Layouts are those of the PCI Express Base Specification, chapter 2.2: a header of three or four dwords, then
-//! the payload. Header dwords are numbers here, with `Fmt` in bits 31…29 of the first; payload is bytes in
-//! address order. How both lie in the quadwords of the backdoor is [`words`].
+//! Layouts are those of the PCI Express Base Specification, chapter 2.2: a header of three or four
+//! dwords, then the payload. Header dwords are represented as numbers, with `Fmt` in bits 31…29 of
+//! the first. Payload is represented as bytes in address order. [`words`] defines the layout of
+//! both in the quadwords of the backdoor.
 
 use core::fmt;
 
@@ -14,11 +15,11 @@ pub mod words;
 
 pub use header::{Kind, Tlp};
 
-/// Most payload that a packet can have, in dwords.
+/// Maximum payload of a packet in dwords.
 pub const MAX_DWORDS: u16 = 1024;
-/// Requests must not cross a boundary of this many bytes.
+/// Boundary in bytes that a request must not cross.
 pub const PAGE: u64 = 4096;
-/// Completions may be cut at multiples of this many bytes (read completion boundary).
+/// Read completion boundary: completions may be split at multiples of this number of bytes.
 pub const RCB: u32 = 64;
 
 /// Bus, device and function number of a requester, completer or target.
@@ -26,22 +27,22 @@ pub const RCB: u32 = 64;
 pub struct Bdf(pub u16);
 
 impl Bdf {
-    /// From its parts; bits that do not fit are dropped.
+    /// Returns the number with these parts. Excess bits are dropped.
     pub const fn new(bus: u8, device: u8, function: u8) -> Self {
         Self(((bus as u16) << 8) | ((device as u16 & 31) << 3) | (function as u16 & 7))
     }
 
-    /// Bus number.
+    /// Returns the bus number.
     pub const fn bus(self) -> u8 {
         (self.0 >> 8) as u8
     }
 
-    /// Device number, 0…31.
+    /// Returns the device number, 0…31.
     pub const fn device(self) -> u8 {
         (self.0 >> 3) as u8 & 31
     }
 
-    /// Function number, 0…7.
+    /// Returns the function number, 0…7.
     pub const fn function(self) -> u8 {
         self.0 as u8 & 7
     }
@@ -65,7 +66,7 @@ impl fmt::Debug for Bdf {
     }
 }
 
-/// Configuration requests: for a device on the link (type 0), or to be passed on by bridges (type 1).
+/// Type of a configuration request: 0 for a device on the link, 1 for forwarding by bridges.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CfgType {
     /// Type 0.
@@ -74,7 +75,7 @@ pub enum CfgType {
     Type1,
 }
 
-/// How a request ended.
+/// Status of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Status {
     /// Successful.
@@ -108,22 +109,23 @@ impl Status {
     }
 }
 
-/// Dwords that a request names, and which bytes of the first and last one it means.
+/// Dwords of a request, with enable masks for the bytes of the first and last one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Span {
     /// Address of the first dword, a multiple of 4.
     pub addr: u64,
-    /// Dwords, 1…1024.
+    /// Number of dwords, 1…1024.
     pub dwords: u16,
     /// Byte enables of the first dword.
     pub first_be: u8,
-    /// Byte enables of the last dword; 0 if there is only one.
+    /// Byte enables of the last dword; 0 for a single dword.
     pub last_be: u8,
 }
 
 impl Span {
-    /// The request for `len` contiguous bytes at `addr`; 0 bytes make a request without enabled bytes (a read of
-    /// it flushes posted writes). `None`: it would cross a 4 KiB boundary or the end of the address space.
+    /// Returns the request for `len` contiguous bytes at `addr`. With `len` 0 no byte is enabled;
+    /// reading that flushes posted writes. Returns `None` if the request would cross a 4 KiB
+    /// boundary or the end of the address space.
     pub const fn bytes(addr: u64, len: u32) -> Option<Self> {
         let skip = (addr & 3) as u32;
         if len == 0 {
@@ -148,7 +150,7 @@ impl Span {
         })
     }
 
-    /// Enables of dword `i`.
+    /// Returns the byte enables of dword `i`.
     pub const fn enables(&self, i: u16) -> u8 {
         if i == 0 {
             self.first_be
@@ -161,8 +163,9 @@ impl Span {
         }
     }
 
-    /// First and last enabled byte as offset from `addr` and length: what a completion of a read carries, and
-    /// for contiguous enables exactly the bytes meant. `(0, 0)` if no byte is enabled.
+    /// Returns offset from `addr` and length of the range from the first to the last enabled byte,
+    /// `(0, 0)` if no byte is enabled. Completions of a read carry this range. If the enables are
+    /// contiguous, it contains exactly the requested bytes.
     pub const fn extent(&self) -> (u32, u32) {
         if self.first_be == 0 {
             return (0, 0);
@@ -177,7 +180,8 @@ impl Span {
         (start, end - start)
     }
 
-    /// Byte count field of the first completion of a read (specification 2.2.9): at least 1.
+    /// Returns the byte count field of the first completion of a read (specification 2.2.9), at
+    /// least 1.
     pub const fn byte_count(&self) -> u16 {
         let (_, len) = self.extent();
         if len == 0 {
@@ -210,7 +214,7 @@ impl Span {
         if self.first_be == 0 || self.last_be == 0 {
             return Err(Error::ByteEnables);
         }
-        // Holes are allowed in requests of one dword and of one aligned quadword only.
+        // The specification allows holes only in requests of one dword or one aligned quadword.
         let holes = self.dwords > 2 || self.addr & 7 != 0;
         let first_ok = matches!(self.first_be, 0xF | 0xE | 0xC | 0x8);
         let last_ok = matches!(self.last_be, 0xF | 0x7 | 0x3 | 0x1);
@@ -221,28 +225,29 @@ impl Span {
     }
 }
 
-/// One of the completions that answer a read of `len` bytes at `addr`.
+/// Completion that answers a part of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Piece {
     /// Offset from the first byte read.
     pub offset: u32,
-    /// Bytes of this piece.
+    /// Number of bytes in this completion.
     pub len: u32,
-    /// Byte count field: bytes left, this piece included.
+    /// Byte count field: number of remaining bytes, including this completion.
     pub byte_count: u16,
     /// Lower address field.
     pub lower_addr: u8,
 }
 
 impl Piece {
-    /// Dwords of payload.
+    /// Returns the number of dwords of payload.
     pub const fn dwords(&self) -> u16 {
         ((self.lower_addr as u32 % 4 + self.len).div_ceil(4)) as u16
     }
 }
 
-/// Cuts the answer to a read into completions of at most `max_payload` bytes, cut at the read completion boundary.
-/// A read without enabled bytes gets none; its answer is one dword with byte count 1.
+/// Splits the answer to a read of `len` bytes at `addr` into completions of up to `max_payload`
+/// bytes, at the read completion boundary. A read without enabled bytes yields no completion here;
+/// its answer is one dword with byte count 1.
 pub fn pieces(addr: u64, len: u32, max_payload: u32) -> impl Iterator<Item = Piece> {
     let max = (max_payload / RCB).max(1) * RCB;
     let mut offset = 0;
@@ -263,26 +268,26 @@ pub fn pieces(addr: u64, len: u32, max_payload: u32) -> impl Iterator<Item = Pie
     })
 }
 
-/// Why a packet can't be encoded or decoded.
+/// Reason why a packet cannot be encoded or decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Error {
-    /// `Fmt` and `Type` of a packet that this crate does not know; the byte.
+    /// Unknown packet type; the byte with `Fmt` and `Type`.
     Type(u8),
-    /// A digest, address type, hint or extended tag, or a reserved bit.
+    /// Digest, address type, hint or extended tag, or a reserved bit.
     Feature,
-    /// Length field out of range for the kind of packet.
+    /// Length field that is out of range for the kind of packet.
     Length,
-    /// Address not a multiple of 4, or below 4 GiB in a four-dword header.
+    /// Address that is no multiple of 4, or below 4 GiB in a header of four dwords.
     Address,
-    /// The request crosses a 4 KiB boundary.
+    /// Request that crosses a 4 KiB boundary.
     CrossesPage,
     /// Byte enables that the specification forbids.
     ByteEnables,
-    /// Completion status that does not exist, or one that does not go with data.
+    /// Completion status that does not exist, or does not permit data.
     Status,
-    /// Register number of a configuration request out of range.
+    /// Register number of a configuration request that is out of range.
     Register,
-    /// Payload does not have the length that the header says, or does not fit.
+    /// Payload that does not have the length in the header, or does not fit.
     Payload,
 }
 

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! How packets lie in the quadwords of the PCIe backdoor (HW §14).
+//! Layout of packets in the quadwords of the PCIe backdoor (HW §14).
 //!
-//! **MODEL decision, not a hardware fact** (G20): quadwords 0 and 1 hold header dwords 0…3, the even ones in the low
-//! halves, as numbers with `Fmt` in the top byte; payload follows from quadword 2, also after a three-dword header,
-//! byte 0 lowest. The receive FIFO has the same layout.
+//! **MODEL decision, not a hardware fact** (G20): quadwords 0 and 1 hold header dwords 0…3, even
+//! ones in the low halves, as numbers with `Fmt` in the top byte. The payload begins in quadword 2,
+//! even after a header of three dwords, with byte 0 lowest. The receive FIFO has the same layout.
 
 use super::{Error, Tlp};
 
-/// Quadwords of the header.
+/// Number of quadwords of the header.
 pub const HEADER: usize = 2;
-/// Most payload that the backdoor takes, in dwords (T table 3.2).
+/// Maximum payload that the backdoor accepts, in dwords (T table 3.2).
 pub const PAYLOAD_DWORDS: u16 = 32;
-/// Most quadwords of a packet.
+/// Maximum number of quadwords of a packet.
 pub const MAX: usize = HEADER + PAYLOAD_DWORDS as usize / 2;
 
-/// A packet as quadwords.
+/// Packet as quadwords.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Words {
     qw: [u64; MAX],
@@ -22,18 +22,19 @@ pub struct Words {
 }
 
 impl Words {
-    /// The quadwords.
+    /// Returns the quadwords.
     pub fn as_slice(&self) -> &[u64] {
         self.qw.get(..usize::from(self.len)).unwrap_or(&[])
     }
 
-    /// Quadwords of payload: the value for `payload_qw_length`.
+    /// Returns the number of payload quadwords, which is the value for `payload_qw_length`.
     pub const fn payload_qws(&self) -> u8 {
         self.len - HEADER as u8
     }
 }
 
-/// Packs a packet. Errors: a field is out of range, or `payload` is not as long as the header says, or too long.
+/// Packs a packet. Fails if a field is out of range, or if `payload` is too long or does not have
+/// the length in the header.
 pub fn pack(tlp: &Tlp, payload: &[u8]) -> Result<Words, Error> {
     let dw = tlp.encode()?;
     let dwords = tlp.payload_dwords();
@@ -55,8 +56,9 @@ pub fn pack(tlp: &Tlp, payload: &[u8]) -> Result<Words, Error> {
     })
 }
 
-/// Reads a packet from quadwords and copies its payload to `payload`; returns it and the length of the payload in
-/// bytes. Errors: no valid header, or fewer quadwords or less room than the payload needs.
+/// Unpacks a packet from quadwords and copies its payload to `payload`. Returns the packet and the
+/// length of its payload in bytes. Fails if the header is invalid, or if `qw` or `payload` is too
+/// short for the payload.
 pub fn unpack(qw: &[u64], payload: &mut [u8]) -> Result<(Tlp, usize), Error> {
     let (Some(&a), Some(&b)) = (qw.first(), qw.get(1)) else {
         return Err(Error::Payload);

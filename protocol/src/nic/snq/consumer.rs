@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Taking entries out of the notification ring, and recovery when entries or interrupts get lost.
+//! Consumer of the notification ring, with recovery from lost entries and lost interrupts.
 //!
 //! Entries come by posted writes and are valid by their flip bit. An entry whose write got lost
 //! stays invalid while the hardware's write pointer moves on; all behind it would wait for ever. An
@@ -9,44 +9,46 @@
 
 use wire::snq::{Header, Ring};
 
-/// Why a handler found no entry.
+/// Reason why the interrupt handler found no entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Empty {
-    /// Nothing was written: the interrupt was somebody else's, or told of entries that a look took.
+    /// No entry was written. The interrupt belongs to another source, or to entries that an earlier
+    /// poll has handled.
     Nothing,
     /// The write pointer has passed the next entry. Do not arm the interrupt; call
     /// [`SnqConsumer::recover`] when the entry has had time to arrive.
     Missing,
 }
 
-/// What a look at the write pointer, without an interrupt, tells.
+/// Result of a poll of the write pointer without an interrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Look {
-    /// Nothing waits, or what waits is being recovered.
+    /// No entry is pending, or a recovery is in progress.
     Idle,
-    /// Something waits since this look: its interrupt may be under way.
+    /// Entries are pending for the first time; their interrupt may be in flight.
     Fresh,
-    /// Something has been waiting since an earlier look: its interrupt got lost. Take it.
+    /// Entries have been pending since an earlier poll, so their interrupt was lost. The caller
+    /// must handle them.
     Overdue,
 }
 
-/// What a recovery skipped.
+/// Result of a recovery.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Skipped {
-    /// The first entry that was looked at.
+    /// First entry that was checked.
     pub first: u16,
-    /// Entries that got lost.
+    /// Number of lost entries.
     pub lost: u16,
 }
 
-/// A ring with what is known about lost entries and interrupts.
+/// Ring consumer that recovers from lost entries and interrupts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SnqConsumer {
     ring: Ring,
     entries: u16,
-    /// Where the write pointer was when the next entry was found missing.
+    /// Position of the write pointer when the next entry was found missing.
     missing: Option<u16>,
-    /// Entries were seen waiting since the interrupt was armed.
+    /// True if a poll has found pending entries since the interrupt was armed.
     waiting: bool,
 }
 
@@ -64,14 +66,13 @@ impl SnqConsumer {
         }
     }
 
-    /// The ring, for its registers.
+    /// Returns the ring, for its registers.
     pub const fn ring(&self) -> &Ring {
         &self.ring
     }
 
-    /// Takes the entries that are there, at most `budget`; returns their number. `read` gives what
-    /// is in a slot, with its header; `None` ends the intake. `handle` gets what is valid, in
-    /// order.
+    /// Consumes up to `budget` valid entries and returns their number. `read` returns the contents
+    /// of a slot with its header; `None` ends the pass. `handle` receives valid entries in order.
     pub fn take<E>(
         &mut self,
         budget: u32,
@@ -93,8 +94,8 @@ impl SnqConsumer {
         taken
     }
 
-    /// No entry was there after the write pointer `wp` had been read, behind which all that
-    /// hardware wrote before is visible.
+    /// Records that no entry was valid although the write pointer `wp` had been read before. That
+    /// read makes all earlier writes of the hardware visible.
     pub fn found_none(&mut self, wp: u16) -> Empty {
         if self.ring.next() == wp.checked_rem(self.entries).unwrap_or(0) {
             return Empty::Nothing;
@@ -103,17 +104,17 @@ impl SnqConsumer {
         Empty::Missing
     }
 
-    /// The interrupt is armed again.
+    /// Records that the interrupt is armed again.
     pub fn armed(&mut self) {
         self.waiting = false;
     }
 
-    /// Whether a recovery is to come, so that nobody else may arm the interrupt.
+    /// Returns whether a recovery is due. Other code must not arm the interrupt before that.
     pub const fn is_missing(&self) -> bool {
         self.missing.is_some()
     }
 
-    /// A look from time to time, with the write pointer as read.
+    /// Performs a periodic poll with the current write pointer.
     pub fn look(&mut self, wp: u16) -> Look {
         if self.missing.is_some() || self.ring.next() == wp.checked_rem(self.entries).unwrap_or(0) {
             return Look::Idle;
@@ -125,8 +126,8 @@ impl SnqConsumer {
         }
     }
 
-    /// Skips what is still missing up to where the write pointer was, and handles the rest. `fill`
-    /// makes a lost entry one that was handled. `None`: the entry came after all, and was taken.
+    /// Handles valid entries up to the recorded write pointer and skips missing ones. `fill` marks
+    /// a lost entry as handled. Returns `None` if the entry has arrived and was handled before.
     pub fn recover<E>(
         &mut self,
         mut read: impl FnMut(u16) -> Option<(Header, E)>,

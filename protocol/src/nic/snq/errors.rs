@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What the error counters in a report of VELO or RMA tell (events 24 and 27).
+//! Interpretation of the error counters in a report of VELO or RMA (events 24 and 27).
 
 use wire::{
     ids::RegOffset,
@@ -9,22 +9,22 @@ use wire::{
     },
 };
 
-/// What a report changed.
+/// Kind of counters that changed since the last report.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Moved {
-    /// No error counter.
+    /// No error counter changed.
     Nothing,
-    /// Only messages for VPIDs that are not open: a peer that started before, or outlived, its
-    /// partner here.
+    /// Only messages for closed VPIDs were counted: a peer started before its partner on this node,
+    /// or still runs after the partner has ended.
     ClosedPort,
-    /// Anything else.
+    /// Another error counter changed.
     Error,
 }
 
 /// Error counters of VELO and RMA with their last reported values.
 #[derive(Clone, Debug)]
 pub struct ErrorReports {
-    /// Register, bits that count messages for closed VPIDs, last value.
+    /// Register, mask of the bits that count messages for closed VPIDs, and last value.
     list: [(RegOffset, u64, u64); 10],
 }
 
@@ -40,7 +40,7 @@ impl Default for ErrorReports {
 }
 
 impl ErrorReports {
-    /// All counters are 0.
+    /// Returns the state in which all counters are 0.
     pub const fn new() -> Self {
         const NONE: u64 = 0;
         let disabled = Counter1(0).with_disabled_mbox(!0).raw();
@@ -60,7 +60,7 @@ impl ErrorReports {
         }
     }
 
-    /// Compares a report, `words` of `registers`, with the last one and remembers it.
+    /// Compares a report (values `words` of `registers`) with the last one and stores it.
     pub fn take(&mut self, registers: &[RegOffset], words: &[u64]) -> Moved {
         let mut worst = Moved::Nothing;
         for (reg, word) in registers.iter().zip(words) {

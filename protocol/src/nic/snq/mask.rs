@@ -1,48 +1,49 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Which events are enabled: those that are wanted, without those that storm, or whose drain runs.
+//! Mask of enabled events: the requested events, without those that storm or are being drained.
 
 use wire::snq::{TriggerEvent, TriggerMask};
 
-/// Occurrences of one event per second that are taken for a storm.
+/// Number of occurrences of one event per second above which it counts as a storm.
 const STORM: u32 = 2000;
-/// How long a storming event stays masked, in milliseconds.
+/// Time for which a storming event stays masked, in milliseconds.
 pub const MASKED_MS: u32 = 1000;
 
-/// Rounds in a row without credits in use that end a drain (HW §15.3).
+/// Number of consecutive rounds without credits in use that end a drain (HW §15.3).
 pub const DRAIN_ROUNDS: u32 = 255;
 /// Pause between the attempts of a drain, in milliseconds.
 const DRAIN_PAUSE_MS: u32 = 10;
-/// Attempts before a drain is given up for a while.
+/// Number of attempts after which a drain pauses.
 const DRAIN_ATTEMPTS: u32 = 100;
-/// Pause after a drain that was given up, in milliseconds.
+/// Pause after unsuccessful attempts, in milliseconds.
 const DRAIN_RETRY_MS: u32 = 10_000;
 
-/// How a drain goes on.
+/// Next step of a drain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DrainStep {
-    /// It is over; write the mask.
+    /// The drain has finished. The caller must write the mask.
     Done,
-    /// Another attempt in so many milliseconds.
+    /// Another attempt is due after this time in milliseconds.
     Again(u32),
-    /// Given up for so many milliseconds, which is to be reported.
+    /// The attempts have failed. The caller must log that, and retry after this time in
+    /// milliseconds.
     GaveUp(u32),
 }
 
-/// The enabled events of a NIC.
+/// State of the enabled events of a NIC.
 #[derive(Clone, Debug)]
 pub struct Enabled {
-    /// What the driver, or an administrator, wants.
+    /// Events that the driver or an administrator allows.
     allowed: TriggerMask,
-    /// What subscribers want besides.
+    /// Events that are masked because they storm.
     storming: TriggerMask,
-    /// Attempts made by a running drain.
+    /// Number of attempts of the drain in progress.
     drain: Option<u32>,
     counts: [u32; 32],
-    /// When the counts began, in milliseconds.
+    /// Start of the counting period in milliseconds.
     since_ms: u64,
 }
 
-/// Events that hardware masks by itself, per VPID: they can't storm.
+/// Returns whether hardware masks the event per VPID by itself, so that it cannot storm.
 const fn masks_itself(event: TriggerEvent) -> bool {
     matches!(
         event,
@@ -51,7 +52,7 @@ const fn masks_itself(event: TriggerEvent) -> bool {
 }
 
 impl Enabled {
-    /// `allowed` are enabled.
+    /// Returns the state in which `allowed` are enabled.
     pub const fn new(allowed: TriggerMask) -> Self {
         Self {
             allowed,
@@ -62,7 +63,7 @@ impl Enabled {
         }
     }
 
-    /// What to write to `trigger_enable`.
+    /// Returns the value for `trigger_enable`.
     pub const fn mask(&self) -> TriggerMask {
         let wanted = if self.drain.is_some() {
             self.allowed.without(TriggerEvent::XbarOutport)
@@ -72,13 +73,14 @@ impl Enabled {
         TriggerMask(wanted.raw() & !self.storming.raw())
     }
 
-    /// Other events are wanted.
+    /// Replaces the set of allowed events.
     pub fn allow(&mut self, allowed: TriggerMask) {
         self.allowed = allowed;
     }
 
-    /// Counts an occurrence at `now_ms`, a time that does not run backwards. True: the event storms
-    /// from now on; write the mask, report it, and call [`Enabled::calm`] [`MASKED_MS`] later.
+    /// Counts an occurrence at `now_ms`, which must not decrease. Returns true if a storm of the
+    /// event begins. The caller must then write the mask, log the storm, and call [`Enabled::calm`]
+    /// after [`MASKED_MS`].
     pub fn count(&mut self, event: TriggerEvent, now_ms: u64) -> bool {
         if masks_itself(event) {
             return false;
@@ -98,12 +100,13 @@ impl Enabled {
         storms
     }
 
-    /// Storms are over. True: there was one; write the mask.
+    /// Ends all storms. Returns true if there was a storm; the caller must then write the mask.
     pub fn calm(&mut self) -> bool {
         core::mem::replace(&mut self.storming, TriggerMask(0)).raw() != 0
     }
 
-    /// A drain is wanted. True: none ran; write the mask, and begin.
+    /// Begins a drain. Returns false if one is in progress; otherwise the caller must write the
+    /// mask and make the first attempt.
     pub fn begin_drain(&mut self) -> bool {
         let begins = self.drain.is_none();
         if begins {
@@ -112,12 +115,12 @@ impl Enabled {
         begins
     }
 
-    /// Whether a drain runs.
+    /// Returns whether a drain is in progress.
     pub const fn is_draining(&self) -> bool {
         self.drain.is_some()
     }
 
-    /// An attempt ended, in which `clean` rounds found no credits in use.
+    /// Records an attempt with `clean` consecutive rounds without credits in use.
     pub fn drained(&mut self, clean: u32) -> DrainStep {
         let attempts = self.drain.unwrap_or(0) + 1;
         if clean >= DRAIN_ROUNDS {
@@ -133,22 +136,23 @@ impl Enabled {
     }
 }
 
-/// Whether somebody is told of an interrupt.
+/// Result of an interrupt at a [`MessageLimit`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admission {
-    /// Tell.
+    /// The client must be notified now.
     Call,
-    /// The first one above the limit: call [`MessageLimit::collect`] [`MessageLimit::WINDOW_MS`]
-    /// later, and tell then.
+    /// First interrupt above the limit. The caller must call [`MessageLimit::collect`] after
+    /// [`MessageLimit::WINDOW_MS`] and notify the client then.
     Exceeded,
-    /// Another one above the limit, told of with the first.
+    /// Further interrupt above the limit, covered by the pending notification.
     Owed,
 }
 
-/// A limit on interrupts in a window of time. What is above it is told of at the end, once.
+/// Limit of interrupts per time window. Interrupts above the limit cause one notification at the
+/// end of the window.
 #[derive(Clone, Debug)]
 pub struct MessageLimit {
-    /// Most in a window; 0: any number.
+    /// Maximum number per window; 0 for no limit.
     most: u32,
     since_ms: u64,
     count: u32,
@@ -156,10 +160,11 @@ pub struct MessageLimit {
 }
 
 impl MessageLimit {
-    /// The window in milliseconds.
+    /// Length of the window in milliseconds.
     pub const WINDOW_MS: u32 = 100;
 
-    /// So many per second, rounded up to one per window; 0: any number.
+    /// Returns a limit of `per_second` interrupts per second, rounded up to one per window; 0 for
+    /// no limit.
     pub const fn new(per_second: u32) -> Self {
         Self {
             most: per_second.div_ceil(1000 / Self::WINDOW_MS),
@@ -169,7 +174,7 @@ impl MessageLimit {
         }
     }
 
-    /// Another one at `now_ms`, a time that does not run backwards.
+    /// Counts an interrupt at `now_ms`, which must not decrease.
     pub fn admit(&mut self, now_ms: u64) -> Admission {
         if self.owed {
             return Admission::Owed;
@@ -189,12 +194,13 @@ impl MessageLimit {
         Admission::Exceeded
     }
 
-    /// Whether something was held back and not told of yet.
+    /// Returns whether a notification is pending.
     pub const fn is_owed(&self) -> bool {
         self.owed
     }
 
-    /// The window is over. True: something was held back; tell.
+    /// Ends the window. Returns true if a notification is pending; the caller must then notify the
+    /// client.
     pub fn collect(&mut self) -> bool {
         self.count = 0;
         core::mem::replace(&mut self.owed, false)
