@@ -4,6 +4,7 @@
 #![allow(clippy::precedence)] // bit patterns as the reference writes them
 
 use proptest::prelude::*;
+use protocol::eth::reassembly::*;
 use wire::eth::*;
 use wire::ids::NodeId;
 
@@ -431,5 +432,13 @@ trait ConcatData {
 impl ConcatData for Vec<Msg> {
     fn concat_data(&self) -> Vec<u8> {
         self.iter().flat_map(|m| m.data.clone()).collect()
+    }
+}
+
+#[test]
+fn the_first_tag_gives_the_length_of_the_buffer() {
+    for n in 2..=257u32 {
+        let first = eager_pieces(n * 120).unwrap().next().unwrap();
+        assert_eq!(first_buffer_len(first.tag), n * 120);
     }
 }

@@ -307,11 +307,7 @@ fn reasons_are_numbered_named_and_printable() {
 }
 
 #[test]
-fn first_buffer_lengths() {
-    for n in 2..=257u32 {
-        let first = eager_pieces(n * 120).unwrap().next().unwrap();
-        assert_eq!(first_buffer_len(first.tag), n * 120);
-    }
+fn lengths_of_eager_frames_are_bounded() {
     assert!(eager_pieces(0).is_err());
     assert!(eager_pieces(MAX_EAGER + 1).is_err());
     assert_eq!(eager_pieces(MAX_EAGER).unwrap().len(), 547);

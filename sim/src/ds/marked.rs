@@ -21,7 +21,7 @@ pub(super) struct Marked {
 
 impl Marked {
     fn places(self) -> impl Iterator<Item = Span> {
-        marks(self.to.len).map(move |offset| Span {
+        tag_offsets(self.to.len).map(move |offset| Span {
             at: (self.to.at + offset) & (self.bytes - 1),
             len: TAG_BYTES,
         })

@@ -65,7 +65,7 @@ impl Node {
         self.flying.insert(number, flying);
         for at in tag_offsets(len) {
             let to = sink.block + sink.offset + u64::from(at);
-            fabric.fill(self.nic, to, &mark.to_le_bytes()[..MARK_BYTES as usize])?;
+            fabric.fill(self.nic, to, &mark.to_le_bytes()[..TAG_BYTES as usize])?;
         }
         if self.mutation == Some(Mutation::Hasty) {
             self.lnd.fetched(ticket, Ok(()), now);
