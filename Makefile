@@ -37,7 +37,7 @@ modules: setup
 modules_install: modules
 	@scripts/modules-install
 
-# Only this needs a Lustre tree.
+# Only this target needs a Lustre tree.
 exlnd: modules
 	@scripts/exlnd "$(LUSTRE_SRC)"
 

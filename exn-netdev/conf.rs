@@ -181,7 +181,7 @@ pub(crate) fn log_interval_ms() -> u32 {
     LOG_INTERVAL_MS.number()
 }
 
-/// Bit of `mac` that makes an address one of a multicast group.
+/// Bit of `mac` that would make the address a group address.
 const GROUP_BIT: i64 = 1 << 24;
 
 /// Returns all parameters and tunables with their ranges.
@@ -245,7 +245,7 @@ impl Conf {
             threshold: Atomic::new(120),
             flight: Atomic::new(TX_FLIGHT),
         };
-        // In range: the module does not load otherwise.
+        // In range, because the module does not load otherwise.
         c.set_threshold(param::velo_threshold.value());
         c
     }

@@ -82,7 +82,7 @@ impl pci::Driver for ExtollDriver {
 struct Extoll {
     #[pin]
     _driver: driver::Registration<pci::Adapter<ExtollDriver>>,
-    /// Dropped after the driver, whose nodes are in it.
+    /// Dropped after the driver, because its nodes are in this directory.
     _classes: Classes,
     _past: PastOwner,
     _overrides: Overrides,
@@ -184,9 +184,9 @@ fn admit() -> Result {
 
 /// Sizes of the ATU's hardware pages in KiB (HW §11.1).
 const PAGE_KIB: [i64; 5] = [4, 8, 64, 2048, 1 << 20];
-/// Ten minutes.
+/// Maximum quarantine time: ten minutes.
 const QUARANTINE_MAX_MS: i64 = 600_000;
-/// A day.
+/// Maximum log interval: one day.
 const LOG_INTERVAL_MAX_MS: i64 = 86_400_000;
 const SLOW_MAX: i64 = 100;
 

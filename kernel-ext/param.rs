@@ -26,9 +26,9 @@ pub struct Param {
     value: i64,
     least: i64,
     most: i64,
-    /// Bits that have to be 0.
+    /// Bits that must be 0.
     clear: i64,
-    /// The only values there are, if not all in the range.
+    /// Allowed values, if not all of the range are allowed.
     choice: Option<&'static [i64]>,
 }
 
@@ -59,7 +59,7 @@ impl Param {
         }
     }
 
-    /// Returns the same parameter, whose bits in `clear` have to be 0.
+    /// Returns the same parameter, whose bits in `clear` must be 0.
     pub fn with_clear(self, clear: i64) -> Self {
         Self { clear, ..self }
     }
@@ -77,7 +77,7 @@ impl Param {
     }
 }
 
-/// Says that the value is out of its range, and gives the range.
+/// Formats the message that the value is out of its range, with the range.
 impl fmt::Display for Param {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -255,7 +255,7 @@ impl Overrides {
     ///
     /// # Errors
     ///
-    /// Those of `f`.
+    /// The errors of `f`.
     pub fn show(f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(store) = STORE.get() else {
             return Ok(());

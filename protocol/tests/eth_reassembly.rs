@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Eager frames through reassembly: whole, lost, doubled, reordered, hostile.
+//! Reassembly of eager frames: complete, lost, duplicated, reordered, and hostile messages.
 
 #![allow(clippy::precedence)] // bit patterns as the reference writes them
 
@@ -10,7 +10,7 @@ use wire::ids::NodeId;
 
 const NODE: NodeId = NodeId(7);
 
-/// A message as the receiver sees it, with the (frame, fragment) it came from.
+/// Message as the receiver sees it, with the frame and fragment that it came from.
 #[derive(Clone, Debug)]
 struct Msg {
     from: (usize, usize),
@@ -19,7 +19,8 @@ struct Msg {
     data: Vec<u8>,
 }
 
-/// A frame from `NODE` with recognisable content; `foreign`: with a source address that is not the node's.
+/// Returns a frame from `NODE` with recognisable content. `foreign` selects a source address that
+/// is not the node's.
 fn frame(number: usize, len: u32, foreign: bool) -> Vec<u8> {
     let mut f: Vec<u8> = (0..len)
         .map(|i| (i as u8).wrapping_mul(31) ^ (i >> 8) as u8 ^ number as u8)
@@ -46,11 +47,11 @@ fn messages(number: usize, frame: &[u8]) -> Vec<Msg> {
         .collect()
 }
 
-/// What the receiver made of a message sequence.
+/// Result of a sequence of messages at the receiver.
 #[derive(Default)]
 struct Received {
     frames: Vec<Vec<u8>>,
-    /// Fragments that each frame was made of.
+    /// Origin (frame, fragment) of each frame's fragments.
     origins: Vec<Vec<(usize, usize)>>,
     rejects: Vec<Reject>,
     discarded: Vec<Reject>,
@@ -116,7 +117,7 @@ fn every_length_arrives() {
             "length {len}"
         );
     }
-    // Foreign source addresses (bridged frames) arrive as well.
+    // Frames with foreign source addresses (bridged frames) arrive as well.
     let f = frame(1, 1000, true);
     assert!(fresh(&messages(1, &f)).frames == [f]);
 }
@@ -145,8 +146,8 @@ fn losing_any_one_fragment_costs_only_that_frame() {
             .map(|(i, f)| messages(i, f).iter().map(|m| m.from).collect())
             .collect();
         match (hit, fragment) {
-            // Two cases that the protocol cannot tell from sound frames: the rest of a frame without its first
-            // fragment, and a one-message frame in place of a lost last fragment.
+            // Two cases cannot be told from valid frames: the rest of a frame without its first
+            // fragment, and a frame of one message in place of a lost last fragment.
             (0 | 1 | 3, 0) => {
                 let rest = (1..messages(hit, &frames[hit]).len())
                     .map(|k| (hit, k))
@@ -193,7 +194,7 @@ fn doubling_any_one_fragment_never_damages_a_frame() {
             );
         }
         for (f, origins) in r.frames.iter().zip(&r.origins) {
-            // A doubled last fragment is a frame of its own for any receiver.
+            // For any receiver, a duplicated last fragment is a frame of its own.
             let lone_tail =
                 origins.len() == 1 && origins[0] == all[double].from && all[double].last;
             assert!(frames.contains(f) || lone_tail, "{origins:?}");
@@ -203,7 +204,7 @@ fn doubling_any_one_fragment_never_damages_a_frame() {
 
 #[test]
 fn a_restarted_sender_is_heard_at_once() {
-    // The sender dies in the middle of a frame and starts again with other frames.
+    // The sender restarts within a frame and then sends other frames.
     for next in [42, 500, 5000] {
         let old = frame(0, 3000, false);
         let new = frame(1, next, false);
@@ -259,10 +260,10 @@ fn fragments_without_end_stop_at_the_limit() {
         tag = tag.wrapping_sub(1);
     }
     assert_eq!(kept, 1440);
-    // Afterwards ordinary frames arrive again.
+    // Valid frames arrive again afterwards.
     let f = frame(1, 60, false);
     assert!(receive(&mut machine, &messages(1, &f)).frames == [f]);
-    // A limit above the protocol's is cut.
+    // A limit above the protocol's maximum is reduced.
     let seq: Vec<Msg> = (0..600u32)
         .map(|k| Msg {
             from: (0, 0),
@@ -299,7 +300,7 @@ fn malformed_messages_have_their_own_reasons() {
     let mut idle = Reassembler::new(MAX_FRAME);
     let short = idle.push(MacPrefix::DEFAULT, NODE, 0, true, &[0; 13]);
     assert_eq!(short, Progress::Reject(Reject::new(Reason::Runt, 13, 14)));
-    // The frame limit is checked before anything is stored.
+    // The frame limit is checked before bytes are stored.
     let mut tiny = Reassembler::new(10);
     let long = tiny.push(MacPrefix::DEFAULT, NODE, 0, true, &[0; 20]);
     assert_eq!(
@@ -327,7 +328,7 @@ fn abandoning_drops_the_rest() {
     assert!(core::mem::size_of::<Reassembler>() <= 12);
 }
 
-/// How the network mistreats one message.
+/// Fault of the network for one message.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Keep,
@@ -346,8 +347,8 @@ fn fate() -> impl Strategy<Value = Fate> {
 }
 
 proptest! {
-    /// Whatever happens to the messages: a delivered frame consists of fragments with consecutive tags that
-    /// end in a last fragment, never of anything else, and intact runs of a frame after a last fragment arrive.
+    /// With any faults, a delivered frame consists of fragments with consecutive tags that end in a
+    /// last fragment. An intact sequence of a frame's fragments after a last fragment arrives.
     #[test]
     fn mistreated_sequences(
         lengths in prop::collection::vec((14u32..2000, any::<bool>()), 1..8),
@@ -377,7 +378,7 @@ proptest! {
             prop_assert!(parts.last().unwrap().last);
             prop_assert_eq!(f, &parts.concat_data());
         }
-        // A whole frame with the node's source address that follows directly on any last fragment arrives.
+        // A complete frame with the node's source address directly after any last fragment arrives.
         let origins: Vec<_> = seq.iter().map(|m| m.from).collect();
         for (i, f) in frames.iter().enumerate() {
             let n = messages(i, f).len();
@@ -389,8 +390,8 @@ proptest! {
         }
     }
 
-    /// Arbitrary messages: bounded, no holes, no panic; a good frame gets through afterwards, at the latest
-    /// after one last fragment.
+    /// Arbitrary messages cause no overflow, no gap and no panic. A valid frame arrives afterwards,
+    /// possibly only after one more last fragment.
     #[test]
     fn hostile_messages(
         max in 14u32..70_000,

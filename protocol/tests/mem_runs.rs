@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Runs of slots, against a list that knows who has which slot.
+//! The slot allocator against a list of the owners of slots.
 
 use proptest::prelude::*;
 use protocol::mem::runs::{words, Align, Run, Runs, Slot};
@@ -46,7 +46,7 @@ fn alignment_is_kept() {
         remainder: 1,
     };
     assert_eq!(r.take(3, odd, 3), Some(3));
-    // Slot 1 is free, and fits what may begin there.
+    // Slot 1 is free and satisfies the alignment.
     assert_eq!(r.take(1, odd, 4), Some(1));
     let far = Align {
         modulus: 64,
@@ -109,7 +109,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..200)
 }
 
-/// A run of the model.
+/// Run in the model.
 #[derive(Clone, Copy)]
 struct Known {
     first: usize,

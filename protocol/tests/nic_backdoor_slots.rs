@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Backdoors in use, against a model that remembers all that was ever left in any.
+//! The backdoor registry against a model that remembers all late answers.
 
 use proptest::prelude::*;
 use protocol::nic::backdoor_slots::{BackdoorSlots, Taken};
@@ -9,8 +9,9 @@ use wire::ids::NodeId;
 
 const LATE: u64 = 60;
 
-/// Nodes that never answer leave something in each place: another node's backdoor can be had all the same, when
-/// nothing comes for one of theirs any more, and whoever comes back to theirs empties it first.
+/// Nodes that never answer leave late answers in every slot. Another node can still claim a
+/// backdoor after the waiting time. A caller that claims a replaced backdoor again must empty its
+/// FIFO first.
 #[test]
 fn silent_nodes_do_not_keep_the_others_out() {
     let mut slots = BackdoorSlots::<64>::new(LATE);
@@ -48,8 +49,8 @@ fn what_is_used_is_not_taken_away() {
 }
 
 proptest! {
-    /// Nobody has a backdoor that somebody else has, or for which an answer may come; and whoever has one with a
-    /// residue knows that.
+    /// No two callers own the same backdoor, and no caller gets one for which an answer may arrive.
+    /// A caller is always told of late answers.
     #[test]
     fn no_answer_is_taken_for_that_of_another(
         steps in prop::collection::vec((0u16..9, 0u64..40, any::<bool>()), 1..400),

@@ -67,7 +67,7 @@ proptest! {
                 prop_assert!(waiting.len() <= WINDOW);
             }
             prop_assert!(!waiting.is_empty(), "stuck");
-            // In any order.
+            // Chunks may complete in any order.
             let chunk = waiting.remove(picks.next().unwrap_or(0) % waiting.len());
             let error = if fail_at == Some(answered) { 2 } else { 0 };
             answered += 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! NLA space against a model that marks every page, and page sizes against the translation of their
-//! entries.
+//! The NLA allocator against a model that marks every page, and page sizes against the translation
+//! of their entries.
 
 use proptest::prelude::*;
 use protocol::nic::nla::{
@@ -100,7 +100,7 @@ proptest! {
                     }
                     Err(e) => {
                         prop_assert_eq!(e, SpaceError::Full);
-                        // It was right: no place that fits is free.
+                        // The refusal is correct: no suitable free range exists.
                         let fits = |first: u64| {
                             first % align == phase % align
                                 && first >= window.first
@@ -123,7 +123,7 @@ proptest! {
             prop_assert_eq!(space.live(), live.len());
             let free: u64 = space.free_ranges().iter().map(|r| r.pages).sum();
             prop_assert_eq!(free + used.len() as u64, PAGES);
-            // Neighbours were joined.
+            // Adjacent free ranges were merged.
             for pair in space.free_ranges().windows(2) {
                 prop_assert!(pair[0].end() < pair[1].first);
             }
@@ -143,7 +143,7 @@ proptest! {
         largest in proptest::sample::select(&SIZE_CODES[..]),
     ) {
         let vpid = Vpid::new(7).unwrap();
-        // Half of the cases congruent, so that large pages occur.
+        // Half of the cases are congruent, so that large pages occur.
         let first = if aligned { (first & !511) | (page & 511) } else { first };
         let addr = BusAddr(page * 4096);
         let mut at = first;
@@ -203,7 +203,7 @@ fn every_page_size_is_found() {
         assert_eq!(all.len(), 1);
         assert_eq!(all[0].code, code);
         assert_eq!(size_code(4 << code), Some(code));
-        // Unless they are not to be used.
+        // Large pages are not used if they are not allowed.
         assert_eq!(wish(0), (1, 0));
         assert!(cut(1 << 18, addr, pages, 0).all(|nlp| nlp.code == 0));
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Matching of register access answers, and the layout of the SMFU window.
+//! Matching of register access answers, and allocation of the SMFU window.
 
 use proptest::prelude::*;
 use protocol::nic::rra::{Answer, Reads, Slot, Writes, EXPIRY_S};
@@ -42,7 +42,8 @@ fn answers_are_expected_until_they_came_or_expired() {
     assert!(!reads.is_expected(10 + EXPIRY_S));
     reads.settle(slot, A, 0);
     assert!(!reads.is_expected(10));
-    // What came before it was given up is not expected either, and its place is free.
+    // An answer that arrived before the request was given up is not expected either, and its slot
+    // is free.
     let slot = reads.claim(0, A, 20).unwrap();
     reads.settle(slot, A, 0);
     reads.give_up(slot, 20);
@@ -70,7 +71,7 @@ fn overdue_slots_are_used_again_when_they_expired_and_nothing_else_is_left() {
     assert_eq!(reads.claim(0, A, 1000), Some(1));
 }
 
-/// Notes a write that nobody waits for any more.
+/// Adds a write and gives it up.
 fn overdue(writes: &mut Writes, node: NodeId, value: u64, now: u32) -> u32 {
     let id = writes.push(node, value, now).unwrap();
     writes.give_up(id, now);
@@ -82,16 +83,16 @@ fn writes_are_answered_in_order() {
     let mut writes = Writes::default();
     let [a, b, c] = [(A, 5), (B, 5), (A, 5)].map(|(n, v)| writes.push(n, v, 0).unwrap());
     assert_eq!(writes.settle(A, 6, 0), Answer::Unknown);
-    // The notification that fits two writes belongs to the older.
+    // A notification that matches two writes is assigned to the older one.
     assert_eq!(writes.settle(A, 5, 1), Answer::Awaited);
     assert_eq!((writes.fetch(c), writes.fetch(a)), (None, Some(1)));
     assert_eq!(writes.settle(A, 5, 0), Answer::Awaited);
     assert_eq!(writes.fetch(c), Some(0));
-    // The one between waits on, as long as somebody waits for it.
+    // The write in between stays outstanding until its own notification.
     assert_eq!(writes.settle(B, 5, 0), Answer::Awaited);
     assert_eq!(writes.settle(B, 5, 0), Answer::Unknown);
     assert_eq!((writes.fetch(b), writes.fetch(b)), (Some(0), None));
-    // Nobody waits for these, and what was overtaken is forgotten.
+    // Writes that were given up: an overtaken one is removed.
     overdue(&mut writes, B, 5, 0);
     overdue(&mut writes, A, 5, 0);
     assert_eq!(writes.settle(A, 5, 0), Answer::Late);
@@ -113,11 +114,11 @@ fn a_lost_answer_to_a_write_costs_that_write_only() {
         assert_eq!(writes.settle(A, 5, 0), Answer::Awaited);
         assert_eq!(writes.fetch(id), Some(0));
     }
-    // It may have been late instead.
+    // The first answer may have been late instead of lost.
     assert_eq!(writes.settle(A, 5, 0), Answer::Late);
     assert_eq!(writes.settle(A, 5, 0), Answer::Unknown);
     assert_eq!(writes.settle(A, 6, 0), Answer::Unknown, "overtaken");
-    // Given up after it was answered: nothing is left.
+    // Giving up an answered write removes it.
     let id = writes.push(B, 7, 0).unwrap();
     assert_eq!(writes.settle(B, 7, 0), Answer::Awaited);
     writes.give_up(id, 0);
@@ -129,8 +130,8 @@ fn a_lost_answer_to_a_write_costs_that_write_only() {
 }
 
 proptest! {
-    /// Whatever is lost, late or repeated: an answer is `Awaited` only for a request that waits in that
-    /// slot, and each is fetched once.
+    /// With lost, late and repeated answers, `Awaited` is returned only for a request that waits in
+    /// that slot, and each answer is fetched once.
     #[test]
     fn reads_match(steps in prop::collection::vec((0u8..5, 0usize..4, 0u16..2), 1..200)) {
         let mut slots = [Slot::FREE; 4];
@@ -164,8 +165,8 @@ proptest! {
         }
     }
 
-    /// Many writes at once, some of them equal, some answers lost: as many end as were answered, and none
-    /// with somebody else's answer.
+    /// With many writes, equal values and lost answers, exactly the answered writes complete, each
+    /// with its own answer.
     #[test]
     fn writes_match(values in prop::collection::vec((0u16..2, 0u64..3, any::<bool>()), 1..60)) {
         let mut writes = Writes::default();
@@ -188,7 +189,8 @@ proptest! {
         }
     }
 
-    /// Spans never meet, stay inside the window and off the remote register files' part, and all come back.
+    /// Ranges never overlap, stay inside the window and outside of the remote register file's part,
+    /// and all can be freed.
     #[test]
     fn spans_are_apart(
         steps in prop::collection::vec((any::<bool>(), 1u64..2000, 0u32..66, 12u32..28), 1..300),
@@ -234,10 +236,10 @@ fn natural_alignment() {
         layout.reserve(PAGE, PAGE, None).unwrap().1.start,
         RRA_WINDOW
     );
-    // A BAR of 1 MiB at a multiple of its size, behind the page.
+    // A BAR of 1 MiB is placed at a multiple of its size, behind the page.
     let (_, bar) = layout.reserve(1 << 20, 1 << 20, None).unwrap();
     assert_eq!(bar.start, RRA_WINDOW + (1 << 20));
-    // The gap is used by what fits.
+    // A smaller range fills the gap.
     let (_, small) = layout.reserve(PAGE, PAGE, None).unwrap();
     assert_eq!(small.start, RRA_WINDOW + PAGE);
     assert_eq!(
@@ -262,7 +264,7 @@ fn targets_are_checked() {
     assert_eq!(targets.base(5, false), NOWHERE);
     assert_eq!(targets.default_base(), NOWHERE);
     targets.export(base(0x10_0000), 0x10_0000).unwrap();
-    // Never 0, whatever the hardware makes of that (G18).
+    // Never 0, because the meaning of 0 is unknown (G18).
     for number in 0..64 {
         assert_eq!(targets.base(number, false), base(0x10_0000));
     }
@@ -289,7 +291,7 @@ fn targets_are_checked() {
     let inside = targets.open(6, base(0x40_3000), PAGE);
     assert_eq!(inside, Err(TargetError::Overlaps));
     targets.open(6, base(0x40_4000), PAGE).unwrap();
-    // Interrupts may be reached by several intervals, and be held back.
+    // Several intervals may lead to interrupts, and interrupts can be disabled.
     targets.open_interrupts(7).unwrap();
     targets.open_interrupts(8).unwrap();
     assert_eq!(targets.open_interrupts(8), Err(TargetError::Taken));
@@ -327,7 +329,7 @@ fn a_target_that_is_shut_keeps_its_number() {
     }
     assert_eq!(targets.interrupts().count(), 0);
     assert_eq!(targets.free_numbers(), all & !(1 << 5) & !(1 << 6));
-    // What it led to can be opened by another one.
+    // Another interval can open the same memory afterwards.
     targets.open(8, BusAddr(0x10_0000), PAGE).unwrap();
     targets.close(5);
     targets.open(5, BusAddr(0x20_0000), PAGE).unwrap();

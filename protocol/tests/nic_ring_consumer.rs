@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The reading side of a queue against a NIC whose writes get lost, under both rules for a full queue.
+//! The ring consumer against a NIC whose writes may be lost, under both rules for a full queue.
 
 use proptest::prelude::*;
 use protocol::nic::ring_consumer::{initial, may_store_again, LostIrqGuard, RingConsumer};
@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 
 const HOLE: u64 = 100;
 
-/// The NIC's side: slots, what is on its way to them, write pointer, what it knows of the read pointer.
+/// The NIC: slots, writes in flight, write pointer, and its copy of the read pointer.
 struct Ring {
     slots: Vec<Option<u32>>,
-    /// Slot and content, in the order of the writes.
+    /// Slot and content of the writes in flight, in order.
     flying: VecDeque<(u32, Option<u32>)>,
     lwp: u32,
     lrp: u32,
@@ -39,7 +39,7 @@ impl Ring {
         }
     }
 
-    /// Lets the first `n` writes that are on their way arrive.
+    /// Delivers the first `n` writes in flight.
     fn arrive(&mut self, n: usize) {
         for (slot, item) in self.flying.drain(..n.min(self.flying.len())) {
             let slot = &mut self.slots[slot as usize];
@@ -48,7 +48,7 @@ impl Ring {
         }
     }
 
-    /// Writes item `n`, which is on its way then, or loses it. False if there is no room.
+    /// Writes item `n`, which is then in flight or lost. Returns false if the queue is full.
     fn write(&mut self, n: u32, lose: bool) -> bool {
         if !self.has_room() {
             return false;
@@ -94,8 +94,8 @@ fn poll(ring: &mut Ring, consumer: &mut RingConsumer, now: Time) -> Vec<u32> {
 }
 
 proptest! {
-    /// Everything that was not lost is read, once and in order, and a hole holds nothing up for longer than
-    /// two looks.
+    /// Every item that was not lost is read once and in order, and a hole delays the queue for two
+    /// checks at the most recent.
     #[test]
     fn all_but_the_lost_is_read(
         flag_rule: bool,
@@ -106,7 +106,7 @@ proptest! {
         let mut consumer = RingConsumer::new(size as u32, HOLE);
         let (mut n, mut now, mut got, mut want) = (0, 0, Vec::new(), Vec::new());
         for (count, lose, arm, seen) in steps {
-            // Nothing is on its way for longer than that.
+            // The maximum time in flight.
             ring.arrive(usize::MAX);
             for i in 0..count {
                 let lost = lose && i % 3 == 0;
@@ -128,7 +128,7 @@ proptest! {
             }
         }
         ring.arrive(usize::MAX);
-        // A hole is skipped at the second look after it was found: three of them, with one to begin.
+        // A hole is skipped at the second check: one check starts the timer, so there are three.
         for _ in 0..size {
             now += HOLE;
             got.extend(poll(&mut ring, &mut consumer, Time(now)));
@@ -137,7 +137,7 @@ proptest! {
         prop_assert_eq!(consumer.next(), ring.lwp);
     }
 
-    /// A clock that goes back makes no hole.
+    /// A clock that goes backwards does not create holes.
     #[test]
     fn time_may_go_back(times in prop::collection::vec(0u64..HOLE, 1..50)) {
         let mut consumer = RingConsumer::new(16, HOLE);
@@ -147,7 +147,7 @@ proptest! {
     }
 }
 
-/// What only frees never stores the pointer that the NIC has already.
+/// `free` never stores the pointer that the NIC already has.
 #[test]
 fn no_pointer_is_stored_twice() {
     for size in [4u32, 8, 4096] {
@@ -171,8 +171,8 @@ fn no_pointer_is_stored_twice() {
     }
 }
 
-/// A queue that is full is not armed again, be it behind a hole, or with all on its way: a NIC that takes the store for room would
-/// overwrite it.
+/// A full queue is not armed again, whether there is a hole or all writes are in flight. Otherwise
+/// a NIC that takes the store for free space would overwrite the queue.
 #[test]
 fn a_full_queue_is_not_armed_again() {
     for (lost, arrived) in [(true, 7), (true, 0), (false, 0)] {
@@ -191,7 +191,8 @@ fn a_full_queue_is_not_armed_again() {
     }
 }
 
-/// A NIC that is gone is not armed again, and one that has room is not asked.
+/// An unreachable NIC is not armed again. A NIC with a changed read pointer is armed without
+/// reading its write pointer.
 #[test]
 fn the_pointer_is_read_only_to_arm_again() {
     let mut consumer = RingConsumer::new(8, HOLE);
@@ -202,8 +203,8 @@ fn the_pointer_is_read_only_to_arm_again() {
     assert_eq!(consumer.arm(|| Some(1)), Some(0));
 }
 
-/// What the NIC writes between the look at its pointer and the store that arms is kept, whatever was there already and whatever of
-/// it has arrived, up to half of the queue.
+/// Up to half of the queue may be written between the read of the write pointer and the store that
+/// arms. All of it is kept, whatever was in the queue or in flight before.
 #[test]
 fn a_burst_before_the_store_is_not_overwritten() {
     for size in [8usize, 64] {
@@ -224,7 +225,7 @@ fn a_burst_before_the_store_is_not_overwritten() {
             if let Some(lrp) = armed {
                 ring.store_rp(lrp);
             }
-            // It is full at some time, and nothing is overwritten (`Ring::write` would see that).
+            // The queue is full at some time, and `Ring::write` checks that no slot is overwritten.
             while n <= size as u32 && ring.write(n, false) {
                 n += 1;
             }
@@ -233,7 +234,8 @@ fn a_burst_before_the_store_is_not_overwritten() {
     }
 }
 
-/// By distance, over the end of the queue, too; nothing is known of a pointer outside.
+/// The decision depends on the distance, also across the end of the queue. A pointer outside of the
+/// queue is rejected.
 #[test]
 fn half_of_the_queue_has_to_be_free() {
     for (rp, wp, may) in [

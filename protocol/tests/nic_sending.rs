@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The sending side of a port, against a NIC that commits at its own pace.
+//! The transmit side of a port against a NIC that commits at its own pace.
 
 use proptest::prelude::*;
 use protocol::nic::sending::{Admission, Kick, Mode, Next, Sending, Unavailable};
@@ -7,10 +7,10 @@ use protocol::Time;
 use std::collections::VecDeque;
 use wire::wcbuf::{Action, Event, State, COPIES};
 
-/// Ticks after which a port stalls.
+/// Stall time in ticks.
 const STALL: u64 = 1000;
 
-/// A NIC: packets that it has not committed.
+/// NIC with packets that it has not committed.
 #[derive(Default)]
 struct Nic {
     committed: u8,
@@ -29,7 +29,7 @@ impl Nic {
     }
 }
 
-/// Tries to send `n` packets; true if they were sent. `watch`: the watch will look.
+/// Tries to send `n` packets. Returns true if they were sent, and sets `watch` if the watch is due.
 fn send(s: &mut Sending, nic: &mut Nic, n: u8, now: Time, watch: &mut bool) -> bool {
     let admission = match s.admit(n) {
         Admission::Look => {
@@ -74,8 +74,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// A refused send is followed by a wakeup when there is room for it, and the watch runs as long as
-    /// it has to.
+    /// A denied send is followed by a wakeup when enough credits are free, and the watch runs until
+    /// then.
     #[test]
     fn a_refused_send_is_followed_by_a_wakeup(steps in prop::collection::vec(step(), 1..300)) {
         let mut s = Sending::new(STALL);
@@ -102,7 +102,8 @@ proptest! {
             }
             prop_assert!(watch || (nic.outstanding == 0 && !waiting));
         }
-        // The NIC commits everything, and nothing more is sent: the waiting sender is woken, the watch ends.
+        // The NIC commits all packets. The waiting sender is woken and the watch ends, although no
+        // more packets are sent.
         nic.commit(255);
         for _ in 0..2 {
             watch = watch && run_watch(&mut s, &nic, now, &mut waiting);
@@ -112,7 +113,7 @@ proptest! {
     }
 }
 
-/// One of two threads is refused: it is woken even if the other one sends again before.
+/// A denied thread is woken even if another thread sends again before.
 #[test]
 fn a_waiting_thread_is_woken_although_another_sends() {
     let mut s = Sending::new(STALL);
@@ -128,7 +129,7 @@ fn a_waiting_thread_is_woken_although_another_sends() {
     assert!(s.wake());
 }
 
-/// What was given up is not what stands still afterwards.
+/// Packets that were given up do not count as a stall later.
 #[test]
 fn a_port_that_starts_afresh_does_not_stall_at_once() {
     let mut s = Sending::new(STALL);
@@ -155,7 +156,7 @@ fn stalls_are_told_once_and_repairs_open_again() {
     nic.commit(1);
     assert!(!s.watched(nic.state(), Time(5000)).stalled);
     assert!(s.watched(nic.state(), Time(6000)).stalled);
-    // A drop: the watch repairs, nobody sends meanwhile.
+    // After a drop the watch repairs, and no other packet may be sent.
     let dropped = nic.state().with_retry(true).with_retry_count(8);
     assert_eq!(s.watched(dropped, Time(6001)).next, Next::Repair);
     assert_eq!(s.mode(), Mode::Repair);
@@ -165,7 +166,7 @@ fn stalls_are_told_once_and_repairs_open_again() {
     assert_eq!(s.give_up(), 8);
     assert!(s.wake());
     assert_eq!(s.admit(255), Admission::Granted);
-    // Closed meanwhile, it stays so.
+    // A port that is closed during a repair stays closed.
     let again = State(0).with_retry(true).with_retry_count(1);
     let mut fresh = Nic::default();
     assert!(send(&mut s, &mut fresh, 1, Time(6002), &mut watch));
@@ -179,8 +180,8 @@ fn stalls_are_told_once_and_repairs_open_again() {
     assert_eq!(s.watch(true), Err(Next::Idle));
 }
 
-/// A NIC that does not answer once: nobody is told that the port is down for good, the watch goes on, and who
-/// waits is told when it answers again.
+/// A NIC that does not answer one read does not close the port. The watch continues, and waiting
+/// senders are woken after the next answer.
 #[test]
 fn a_read_of_all_ones_is_repeated() {
     const ONES: State = State(u64::MAX);
@@ -191,7 +192,7 @@ fn a_read_of_all_ones_is_repeated() {
     let (refused, kick) = s.admit_by(1, ONES, Time(1));
     assert_eq!(refused, Admission::Refused(Unavailable::Full));
     assert_eq!(kick, Kick::Soon);
-    // With a pause, however long it takes.
+    // The watch pauses, for any length of time.
     for now in 2..10 {
         assert_eq!(s.watch(true), Ok(()));
         let next = s.watched(ONES, Time(now)).next;
@@ -203,7 +204,7 @@ fn a_read_of_all_ones_is_repeated() {
     assert_eq!(next, Next::Again { waiting: true });
     assert!(s.wake());
     assert_eq!(s.admit(1), Admission::Granted);
-    // That it never answers is a stall.
+    // A NIC that never answers causes a stall.
     assert!(s.watched(ONES, Time(10 + STALL)).stalled);
 }
 
@@ -215,7 +216,7 @@ fn the_watch_of_a_device_that_is_gone_ends() {
     assert_eq!(s.watch(false), Err(Next::Idle));
 }
 
-/// A NIC that takes so many packets at a time and drops what follows.
+/// NIC that accepts a limited number of packets at a time and drops the following ones.
 struct Shallow {
     state: State,
     depth: usize,
@@ -243,7 +244,7 @@ impl Shallow {
         }
     }
 
-    /// Time passes.
+    /// Advances the time.
     fn commit(&mut self) {
         if let Some(packet) = self.in_flight.pop_front() {
             self.taken.push(packet);
@@ -255,7 +256,7 @@ impl Shallow {
         }
     }
 
-    /// One step of the repair, if there is one: whether a pause is due.
+    /// Performs one step of the repair, if there is one. Returns whether a pause is due.
     fn repair(&mut self, s: &mut Sending, copies: &[u32; COPIES]) -> Option<bool> {
         let event = match s.repair()? {
             Action::ReadState => Event::State(self.state),
@@ -274,8 +275,9 @@ impl Shallow {
     }
 }
 
-/// What a sender does that has interrupts off: it sends when it may and looks by itself in between, but for
-/// the times that `watch` runs. Returns the packets as the NIC has taken them, and how often it repaired.
+/// Sender with interrupts disabled: it sends when permitted and polls by itself in between, except
+/// when `watch` runs. Returns the packets in the order of acceptance by the NIC, and the number of
+/// repairs.
 fn without_the_watch(total: u32, depth: usize, watch: impl Fn(u64) -> bool) -> (Vec<u32>, u32) {
     let mut s = Sending::new(STALL);
     let mut nic = Shallow::new(depth);
@@ -283,7 +285,7 @@ fn without_the_watch(total: u32, depth: usize, watch: impl Fn(u64) -> bool) -> (
     let (mut sent, mut repairs) = (0, 0);
     for round in 0u64.. {
         assert!(round < 1_000_000, "{sent} sent, {:?}", s.mode());
-        // The clock stands still.
+        // The time does not advance.
         let now = Time(7);
         let admission = match s.admit(1) {
             Admission::Look => s.admit_by(1, nic.state, now).0,
@@ -324,8 +326,8 @@ fn without_the_watch(total: u32, depth: usize, watch: impl Fn(u64) -> bool) -> (
     (nic.taken, repairs)
 }
 
-/// Who keeps the watch from running gets all of its packets out by itself, once and in order, also when both
-/// of them repair by turns.
+/// A sender that blocks the watch sends all of its packets by itself, once and in order, even if
+/// the watch and the sender repair alternately.
 #[test]
 fn packets_are_repaired_without_the_watch() {
     for depth in [1, 16, 64, 300] {

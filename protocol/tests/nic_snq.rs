@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Recovery of the notification queue: lost entries, late entries, lost interrupts, storms, drains.
+//! Recovery of the notification queue from lost entries, late entries and lost interrupts; storms
+//! and drains.
 
 use proptest::prelude::*;
 use protocol::nic::snq::{
@@ -12,29 +13,29 @@ use wire::snq::{Header, TriggerEvent, TriggerMask};
 const N: u16 = 8;
 const BUDGET: u32 = 5;
 
-/// What happens to the write of an entry.
+/// Fate of the write of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Arrives,
-    /// After so many steps; never later than a recovery waits.
+    /// Delivered after this number of steps, before a recovery would skip it.
     Late(u8),
     Lost,
 }
 
-/// A NIC that writes entries, and a host with the driver's parts: handler, look, recovery.
+/// NIC that writes entries, and a host with the driver's parts: interrupt handler, poll, recovery.
 struct World {
     consumer: SnqConsumer,
     ring: Vec<(Header, u32)>,
-    /// Hardware's side.
+    /// State of the hardware.
     wp: u16,
     flip: bool,
     rplt: u16,
     armed: bool,
-    /// Writes under way: when, where, what.
+    /// Writes in flight: time of arrival, slot, content.
     late: Vec<(u32, u16, (Header, u32))>,
     now: u32,
     written: u32,
-    /// Interrupts that the next step handles.
+    /// Number of interrupts that the next step handles.
     interrupt: bool,
     lose_interrupt: bool,
     recovery_at: Option<u32>,
@@ -66,7 +67,7 @@ impl World {
         }
     }
 
-    /// Hardware writes an entry, unless the ring is full.
+    /// Makes the hardware write an entry, unless the ring is full.
     fn write(&mut self, fate: Fate) {
         if self.wp == self.rplt {
             return;
@@ -94,9 +95,10 @@ impl World {
         }
     }
 
-    /// A register is read: what was written before is visible, as the answer pushes it.
+    /// Reads a register. Its answer pushes earlier writes, so these become visible.
     fn read_wp(&mut self) -> u16 {
-        // Late entries model writes that other rules hold up; the driver waits for them by time.
+        // Late entries model writes that are delayed for other reasons; the driver waits for them
+        // by time.
         self.wp
     }
 
@@ -147,7 +149,7 @@ impl World {
             |i, header| filled.push((i, header)),
         );
         let Some(skipped) = done else {
-            return; // A look took what came late, and armed.
+            return; // A poll has already handled the late entry and armed the interrupt.
         };
         self.seen.extend(seen);
         assert_eq!(usize::from(skipped.lost), filled.len());
@@ -209,8 +211,8 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 }
 
 proptest! {
-    /// Whatever gets lost or late: everything else is handled once and in order, what got lost is
-    /// skipped, and nothing waits for ever.
+    /// With any lost or late writes, all other entries are handled once and in order, lost ones are
+    /// skipped, and the ring never stalls.
     #[test]
     fn everything_is_handled_once(start in 0..N, acts in acts()) {
         let mut world = World::new(start);
@@ -221,7 +223,7 @@ proptest! {
                 Act::LoseInterrupt => world.lose_interrupt = true,
             }
         }
-        // Two looks find what no interrupt told of; a recovery each time something is missing.
+        // Two polls find entries without an interrupt; each missing entry needs one recovery.
         for _ in 0..4 {
             world.step(2500);
         }
@@ -241,7 +243,7 @@ proptest! {
     }
 }
 
-/// The budget ends a pass, and nothing behind it is touched.
+/// A pass ends at its budget, and later entries stay untouched.
 #[test]
 fn a_pass_is_bounded() {
     let mut world = World::new(0);
@@ -260,7 +262,7 @@ fn a_pass_is_bounded() {
     );
 }
 
-/// An interrupt without an entry is nobody's if the write pointer agrees.
+/// An interrupt without an entry belongs to another source if the write pointer agrees.
 #[test]
 fn spurious_interrupts() {
     let mut consumer = SnqConsumer::new(N, 3).expect("ring");
@@ -291,23 +293,23 @@ fn a_storm_is_masked_for_its_time() {
     let event = TriggerEvent::LinkMacStatus;
     let mut enabled = Enabled::new(TriggerMask::DEFAULT.with(event));
     let mut storms = 0;
-    // 2,000 in a second are none.
+    // 2,000 occurrences per second are no storm.
     for i in 0..2000u64 {
         storms += u32::from(enabled.count(event, 5 + i / 3));
     }
     assert_eq!(storms, 0);
     assert!(enabled.count(event, 900));
     assert!(!enabled.mask().contains(event));
-    // Reported once; others go on.
+    // A storm is reported once, and other events are not affected.
     assert!(!enabled.count(event, 901));
     assert!(!enabled.count(TriggerEvent::GpioIrq, 901));
     assert!(enabled.mask().contains(TriggerEvent::GpioIrq));
     assert!(enabled.calm());
     assert!(!enabled.calm());
     assert!(enabled.mask().contains(event));
-    // A new second counts from the beginning.
+    // A new second starts a new count.
     assert!(!enabled.count(event, 2100));
-    // What hardware masks per VPID does not storm.
+    // Events that the hardware masks per VPID do not storm.
     for _ in 0..5000 {
         assert!(!enabled.count(TriggerEvent::RmaNotification, 2100));
     }
@@ -346,15 +348,15 @@ fn closed_ports_are_no_errors() {
     let take = |e: &mut ErrorReports, closed, other| e.take(&registers[..2], &[closed, other]);
     assert_eq!(take(&mut errors, 0, 0), Moved::Nothing);
     assert_eq!(take(&mut errors, 1, 0), Moved::ClosedPort);
-    // Cumulative: the same again is no change.
+    // Counters are cumulative, so equal values are no change.
     assert_eq!(take(&mut errors, 1, 0), Moved::Nothing);
     assert_eq!(take(&mut errors, 2, 1), Moved::Error);
     assert_eq!(take(&mut errors, 2 | (1 << 60), 1), Moved::Error);
-    // Registers that are no counters say nothing.
+    // Other registers do not count as errors.
     assert_eq!(errors.take(&[rma::CONFIG], &[5]), Moved::Nothing);
 }
 
-/// Who is told of too many interrupts is told of the rest once, and none is forgotten.
+/// Interrupts above the limit cause one later notification, and none is lost.
 #[test]
 fn messages_are_limited_and_owed() {
     let mut limit = MessageLimit::new(50);
@@ -368,12 +370,12 @@ fn messages_are_limited_and_owed() {
     }
     assert_eq!(told, 5);
     assert!(limit.is_owed());
-    // Even in the next window, until it is told of.
+    // The limit stays exceeded in the next window until the notification is sent.
     assert_eq!(limit.admit(1200), Admission::Owed);
     assert!(limit.collect());
     assert!(!limit.collect());
     assert_eq!(limit.admit(1201), Admission::Call);
-    // Without a limit nothing is held back; the smallest limit is one per window.
+    // Without a limit every interrupt is notified. The smallest limit is one per window.
     let mut any = MessageLimit::new(0);
     assert!((0..5000).all(|_| any.admit(7) == Admission::Call));
     let mut least = MessageLimit::new(1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Tables that a user's memory lies in, against a model that counts them anew each time.
+//! The count of a user's address tables against a model that recounts them after each step.
 
 use proptest::prelude::*;
 use protocol::nic::nla::NlaRange;
@@ -61,8 +61,8 @@ proptest! {
     }
 }
 
-/// Who fills a GiB and keeps one page of it, over and over, comes to an end; who keeps all does
-/// not.
+/// A user that repeatedly fills a GiB and keeps one page of it reaches the limit; a user that keeps
+/// all pages does not.
 #[test]
 fn sparse_memory_is_bounded_and_dense_memory_is_not() {
     const SPARE: u32 = 3;
@@ -79,7 +79,7 @@ fn sparse_memory_is_bounded_and_dense_memory_is_not() {
         may
     });
     assert_eq!(had.count(), SPARE as usize);
-    // He still gets room in tables that he has.
+    // Ranges in tables that the user already has are still permitted.
     assert!(sparse.may_add(
         Range {
             first: 9,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Frames with finished and unfinished checksums.
+//! Detection of unfinished checksums in frames.
 
 use proptest::prelude::*;
 use wire::eth::checksum::{unfinished, Unfinished};
 
-/// Ones' complement sum of `bytes`, as RFC 1071 has it.
+/// Returns the ones' complement sum of `bytes` (RFC 1071).
 fn sum(bytes: &[u8]) -> u16 {
     let mut sum: u64 = 0;
     for pair in bytes.chunks(2) {
@@ -23,7 +23,8 @@ struct Kind {
     tags: usize,
 }
 
-/// A frame with an unfinished checksum, where its layer 4 begins, and where the checksum is in that.
+/// Returns a frame with an unfinished checksum, the offset of its layer 4, and the offset of the
+/// checksum in layer 4.
 fn frame(kind: Kind, payload: &[u8], padding: usize) -> (Vec<u8>, usize, usize) {
     let Kind { v6, tcp, tags } = kind;
     let mut frame = vec![0x2e, 0x87, 4, 7, 0, 1, 0x2e, 0x87, 4, 7, 0, 2];
@@ -68,7 +69,7 @@ fn frame(kind: Kind, payload: &[u8], padding: usize) -> (Vec<u8>, usize, usize) 
     (frame, start, offset)
 }
 
-/// What the stack does for hardware that can't.
+/// Finishes the checksum in software, like the stack for hardware without checksum offload.
 fn finish(frame: &mut [u8], start: usize, offset: usize, end: usize) {
     let checksum = !sum(&frame[start..end]);
     frame[start + offset..start + offset + 2].copy_from_slice(&checksum.to_be_bytes());
@@ -112,7 +113,7 @@ fn unfinished_checksums_are_found() {
     }
 }
 
-/// A sum and its complement, as two nodes of the default network have them.
+/// Sum and complement of a frame between two nodes of the default network.
 #[test]
 fn a_known_frame() {
     let frame = [
@@ -143,7 +144,7 @@ fn other_frames_have_none() {
         unfinished(&frame)
     };
     assert!(unfinished(&good).is_some());
-    // More fragments, a later fragment, no IPv4, a short header, another protocol, no UDP length.
+    // More fragments, a later fragment, not IPv4, a short header, another protocol, no UDP length.
     for (at, value) in [
         (20, 0x20),
         (21, 1),
@@ -158,14 +159,14 @@ fn other_frames_have_none() {
     for len in 0..good.len() {
         assert_eq!(unfinished(&good[..len]), None, "{len} bytes");
     }
-    // No checksum at all.
+    // UDP without a checksum.
     let mut none = good;
     none[40..42].fill(0);
     assert_eq!(unfinished(&none), None);
 }
 
 proptest! {
-    /// Whatever comes, what is found is inside of the frame.
+    /// For arbitrary bytes, the reported positions are inside of the frame.
     #[test]
     fn any_bytes(mut frame in proptest::collection::vec(any::<u8>(), 0..200), kind in 0..4usize) {
         if frame.len() > 16 && kind > 0 {
@@ -178,7 +179,7 @@ proptest! {
     }
 }
 
-/// One of 65,536 finished frames looks unfinished; finishing it once more does not change it.
+/// About 1 of 65,536 finished frames looks unfinished, and finishing it again does not change it.
 #[test]
 fn finished_twice() {
     for kind in ALL {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Round trips of every codec, and: no input makes a decoder panic or accept what it cannot encode again.
+//! Round trips of every codec. Decoders must neither panic nor accept a value that cannot be
+//! encoded again.
 
 #![allow(clippy::precedence)] // bit patterns as the reference writes them
 
@@ -177,7 +178,7 @@ proptest! {
         if let Ok(d) = rma::Descriptor::decode([w0, w1, w2]) {
             match d.encode() {
                 Ok(words) => prop_assert_eq!(words, [w0, w1, w2]),
-                // The hardware takes these (G12), our drivers do not send them.
+                // The hardware accepts these (G12), but the drivers do not send them.
                 Err(e) => prop_assert_eq!(e, rma::DescriptorError::Unaligned),
             }
         }
@@ -302,7 +303,7 @@ proptest! {
 
     #[test]
     fn every_field_keeps_to_its_bits(raw: u64, value: u32) {
-        // One representative with fields of every type; the macro is the same for all.
+        // A representative word with fields of every type; all words use the same macro.
         let w = velo::DescriptorWord(raw);
         let other = raw & !velo::DescriptorWord(0).with_len(0xFFF).raw();
         prop_assert_eq!(w.with_len(value as u16).raw() & !velo::DescriptorWord(0).with_len(0xFFF).raw(), other);

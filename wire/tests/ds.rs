@@ -1,5 +1,5 @@
-//! Messages of direct sockets: the formats of docs/ds-protocol.md, word by word, and anything else that
-//! may come instead of them.
+//! Messages of direct sockets: the formats of docs/ds-protocol.md, word by word, and invalid
+//! messages.
 
 use proptest::prelude::*;
 use wire::ds::{
@@ -161,7 +161,7 @@ fn golden_setup() {
         0,
         0x0200_020a_ffff_0000,
     ];
-    // The name of the client is in the bits above those of the receiver's name.
+    // The sender's name is in the bits above the receiver's name.
     let mut named = expected;
     named[1] = u64::from(client().id.raw()) << 24;
     assert_eq!(connect.words(), named);
@@ -195,7 +195,7 @@ fn golden_setup() {
         let newer = |i: usize| words[i] ^ u64::from(i == 0);
         let parsed = Answered::parse(answered.kind(), len, newer);
         match answer {
-            // Whatever its reason is there, and however long it is.
+            // Accepted with any reason and any length.
             Answer::Decline(_) => {
                 let declined = Answered {
                     answer: Answer::Decline(Decline::Version),
@@ -215,7 +215,7 @@ fn golden_setup() {
             .is_err());
         }
     }
-    // Rings that can't be.
+    // Invalid ring sizes.
     for (nla, right) in [
         ((1 << 40) - (1 << 16), true),
         ((1 << 40) - (1 << 16) + 1, false),
@@ -289,7 +289,7 @@ proptest! {
         if let Ok(message) = Message::parse(tag, len, word) {
             prop_assert_eq!(message.kind().tag(), tag);
             prop_assert_eq!(message.len(), len);
-            // What it says is in its words again.
+            // An accepted message encodes to the same words.
             let words = words(&message);
             let again = Message::parse(tag, len, |i| words.get(i).copied().unwrap_or(0));
             prop_assert_eq!(again, Ok(message));
@@ -300,7 +300,7 @@ proptest! {
         }
         if let Some(kind) = Kind::from_tag(tag) {
             if let Ok(answered) = Answered::parse(kind, len, word) {
-                // A refusal by another version may have any length.
+                // A decline by another version may have any length.
                 let (words, count) = answered.words();
                 let len = 8 * count as u16;
                 let again = Answered::parse(kind, len, |i| words.get(i).copied().unwrap_or(0));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Golden vectors: every number that the hardware reference spells out ("HW §n").
+//! Golden vectors: every number that the hardware reference specifies ("HW §n").
 
 #![allow(clippy::precedence)] // bit patterns as the reference writes them
 
@@ -90,7 +90,7 @@ fn htax_init_sequence() {
     );
 }
 
-/// What is mapped are the processor's addresses, what registers hold are those of the bus.
+/// The driver maps CPU addresses and writes bus addresses to registers.
 #[test]
 fn windows_have_two_sides() {
     let bar = |cpu, bus, size| htax::Bar {
@@ -118,11 +118,11 @@ fn windows_have_two_sides() {
     assert_eq!(bus, standard);
     assert_eq!(bus.rf, BusAddr(0xE000_0000));
     assert_eq!(bus.smfu, BusAddr(0x10_0000_0000));
-    // What the registers match is on the bus.
+    // Registers contain bus addresses.
     for (_, interval) in bus.intervals().unwrap() {
         assert!(interval.lower.bound() << 12 < 0x11_0000_0000);
     }
-    // BARs that are too small, or whose addresses no register holds.
+    // BARs that are too small, or whose addresses exceed the registers.
     let refused = |bar0, bar2| assert_eq!(htax::Sides::standard(bar0, bar2), None);
     refused(bar(0x60_0000_0000, 0xE000_0000, 0x400_0000), bar2);
     refused(bar0, bar(0x70_0000_0000, 0x10_0000_0000, 0x200_0000));
@@ -137,7 +137,7 @@ fn windows_have_two_sides() {
     refused(bar(u64::MAX - 0xFFF, 0xE000_0000, 0x1000_0000), bar2);
     let high = bar(0x70_0000_0000, (1 << 48) - 0x2000_0000, 0x1000_0000);
     assert!(htax::Sides::standard(bar0, high).is_some());
-    // The window's processor address does not matter to the NIC.
+    // The NIC does not depend on the CPU address of the window.
     let far = bar(1 << 50, 0x10_0000_0000, 0x1000_0000);
     assert_eq!(htax::Sides::standard(bar0, far).unwrap().bus, bus);
 }
@@ -267,7 +267,7 @@ fn values_of_the_init_sequence() {
         0x208
     );
 
-    // 128→2, 256→4, 512→8, other→1; the example of HW §3.5 and all digits of it.
+    // 128→2, 256→4, 512→8, others→1: the example of HW §3.5, and all its digits.
     assert_eq!(regs::rma::Config::for_pcie(256, 512).raw(), 0x840200);
     assert_eq!(regs::rma::Config::for_pcie(128, 4096).raw(), 0x120200);
     let off = regs::rma::VpidTable(regs::rma::VPID_DISABLED);
@@ -626,7 +626,7 @@ fn atu_values() {
         big.translate(Nla(0x1F_5678), vpid(1), false),
         Ok(BusAddr(0x401F_5678))
     );
-    // The 512 entries of that page may differ in those bits and are one translation.
+    // The 512 entries of that page may differ in those bits, and are a single translation.
     let other = atu::GatEntry(big.raw() | 0x1A_5000);
     assert_eq!((other.start(), big.start()), (big, big));
     assert_eq!(e.start(), e);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Golden vectors of the Ethernet protocol: every number that its reference spells out ("EXT §n").
+//! Golden vectors of Ethernet over Extoll: every number that its reference specifies ("EXT §n").
 
 #![allow(clippy::precedence)] // bit patterns as the reference writes them
 
@@ -156,7 +156,8 @@ fn notifications() {
         Completion::from_notification(&odd).unwrap_err().reason,
         Reason::NotificationType
     );
-    // Only a get ends a transfer: any node can have a put or a notification put say that something was completed.
+    // Only a GET completes a transfer, because any node can forge completer notifications by a put
+    // or a notification put.
     let side = |kind, command, error| {
         let n = Notification {
             kind,

@@ -1,5 +1,5 @@
-//! Messages of Lustre networking: the formats of docs/lnd-protocol.md, word by word, and anything else
-//! that may come instead of them.
+//! Messages of Lustre networking: the formats of docs/lnd-protocol.md, word by word, and invalid
+//! messages.
 
 use proptest::prelude::*;
 use wire::ids::{Nla, Vpid};
@@ -160,7 +160,7 @@ fn every_note_has_its_word() {
         assert!(Note { what, place: PLACE }.word() != Note::bare(what).word());
         assert!(Note::parse(Note { what, place: PLACE }.word()).is_err());
     }
-    // No number of another note, no verdict of one that has none.
+    // The code of another note is invalid, as is a verdict in a note without one.
     for raw in [0, 8, 0x05_0000_0003, 0x01_0000_0001, 1 << 40] {
         assert!(Note::parse(raw).is_err(), "{raw:#x}");
     }
@@ -199,7 +199,7 @@ fn what_can_not_be_is_refused() {
     };
     assert_eq!(parse(0x2f, 8, &[]), Err(Reject::Tag));
     assert_eq!(parse(0x36, 8, &[]), Err(Reject::Tag));
-    // Lengths.
+    // Invalid lengths.
     for (tag, len) in [
         (0x30, 15),
         (0x31, 16),
@@ -219,18 +219,18 @@ fn what_can_not_be_is_refused() {
             "{tag:#x} {len}"
         );
     }
-    // Another answer in a hello; an unknown one; a key of more than 32 bits.
+    // A non-zero answer in a hello, an unknown answer, a key of more than 32 bits.
     assert_eq!(parse(0x30, 16, &[0x0101]), Err(Reject::Field));
     assert_eq!(parse(0x31, 32, &[0x0401]), Err(Reject::Field));
     assert_eq!(parse(0x31, 32, &[1, 0, 0, 1 << 32]), Err(Reject::Field));
     assert_eq!(parse(0x30, 16, &[(1 << 24) | 1]), Err(Reject::Field));
-    // Other versions may look different.
+    // Messages of other versions may have other fields.
     assert!(parse(0x30, 16, &[(1 << 24) | 2]).is_ok());
     assert!(parse(0x30, 16, &[0x0102]).is_ok());
     assert!(parse(0x31, 32, &[2, 0, 0, 1 << 32]).is_ok());
     assert_eq!(parse(0x32, 8, &[1 << 32]), Err(Reject::Field));
-    // Requests: a part, too long, with bits nobody knows, a source that ends behind the last NLA,
-    // nothing to fetch.
+    // Requests: a part number, too long a payload, unknown bits, a source that ends beyond the last
+    // NLA, an empty source.
     let fetch = 1 << 22;
     for words in [
         [1 << 56, 0, 0],
@@ -245,7 +245,7 @@ fn what_can_not_be_is_refused() {
         assert_eq!(parse(0x33, 96, &words), Err(Reject::Field), "{words:x?}");
     }
     assert!(parse(0x33, 96, &[0, fetch | 2, (1 << 40) - 2]).is_ok());
-    // Fragments: no part, one too many. Notes: a place in the head.
+    // Fragments: part 0, a part beyond the maximum. Notes: a slot in the head.
     assert_eq!(parse(0x34, 9, &[0]), Err(Reject::Field));
     assert_eq!(parse(0x34, 9, &[64 << 56]), Err(Reject::Field));
     assert_eq!(parse(0x35, 8, &[1 << 32]), Err(Reject::Field));
@@ -270,13 +270,13 @@ fn greetings_of_other_versions_can_be_answered() {
         assert_eq!(said, (Answer::Version, Key(0x66), Incarnation(8)));
         assert_eq!(welcome.own.version, 2);
     }
-    // Answers that nobody knows say that as well.
+    // Unknown answers of other versions are accepted as such.
     let other = |i: usize| if i == 0 { 0xff02 } else { word(i) };
     match Message::parse(0x31, 32, other) {
         Ok(Message::Welcome(welcome)) => assert_eq!(welcome.answer, Answer::Version),
         other => panic!("{other:?}"),
     }
-    // Shorter ones, parts of words, and others of this version.
+    // Invalid: shorter messages, incomplete words, and other lengths in this version.
     let this = |i: usize| if i == 0 { 1 } else { word(i) };
     for (tag, len) in [(0x30, 8), (0x30, 20), (0x31, 24), (0x31, 36)] {
         let read = Message::parse(tag, len, word).map_err(|e| e.why);
@@ -297,7 +297,7 @@ fn tags_are_those_of_kinds() {
 }
 
 proptest! {
-    /// Whatever comes, what is read is what its words say.
+    /// An accepted message encodes to the words that were decoded.
     #[test]
     fn anything(
         tag in 0x2eu8..0x38,
@@ -311,7 +311,7 @@ proptest! {
                 prop_assert_eq!(message.kind().tag(), tag);
                 let said = message.words();
                 let n = said.as_slice().len();
-                // Of other versions not all is known.
+                // Messages of other versions may have unknown fields.
                 let other = match message {
                     Message::Hello(hello) => hello.version != VERSION,
                     Message::Welcome(welcome) => welcome.own.version != VERSION,

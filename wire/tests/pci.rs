@@ -1,5 +1,5 @@
-//! Messages about lent devices: the formats of docs/pci-protocol.md, word by word, and anything else that
-//! may come instead of them.
+//! Messages of Device Lending: the formats of docs/pci-protocol.md, word by word, and invalid
+//! messages.
 
 use proptest::prelude::*;
 use wire::ids::NodeId;
@@ -89,7 +89,7 @@ fn parse(tag: u8, words: &[u64]) -> Result<Message, ParseError> {
     Message::parse(tag, 8 * words.len() as u16, |i| words[i])
 }
 
-/// A message of each kind, its tag and its words but that of the sender.
+/// Returns a message of each kind with its tag and its words, except for the sender's incarnation.
 fn golden() -> Vec<(Message, u8, Vec<u64>)> {
     let number = 0xdead_beef_u32;
     let lease = LEASE.0;
@@ -191,7 +191,7 @@ fn golden() -> Vec<(Message, u8, Vec<u64>)> {
     ]
 }
 
-/// Its words with that of the sender.
+/// Returns the words with the sender's incarnation inserted.
 fn with_sender(words: &[u64]) -> Vec<u64> {
     let mut all = words.to_vec();
     all.insert(1, SENDER.0);
@@ -233,7 +233,7 @@ fn numbers_in_messages_are_those_of_the_document() {
     assert_eq!(Kind::from_tag(0x4e), None);
 }
 
-/// Which role a message is for.
+/// Each kind of message is for the correct role.
 #[test]
 fn messages_are_for_one_role() {
     let lender = [
@@ -282,26 +282,27 @@ fn what_is_no_message_is_rejected() {
     assert!(matches!(none, Err(ParseError::Rejected(r)) if r.why == Reject::Length));
     let lease = LEASE.0;
     let fields: &[(u8, &[u64])] = &[
-        // Unknown bits and codes of heads; numbers where there are none, and none where there is one.
+        // Unknown bits and codes in heads, numbers in messages without a number, and missing
+        // numbers.
         (0x40, &[0x5_0001_0001, 0]),
         (0x40, &[0x5_0000_0101, 0]),
         (0x4a, &[0x5_0000_0001, lease]),
         (0x42, &[1, 0, 0, 0, 0, 4096]),
         // An index of 17 bits.
         (0x40, &[0x5_0000_0001, 0x1_0000]),
-        // No lease.
+        // Missing lease.
         (0x45, &[0x5_0000_0201, 0xdead_beef, 0]),
         (0x48, &[0x5_0000_0001, 0xcafe_f00d_0000_0000]),
         (0x49, &[1, 0xcafe_f00d_0000_0000]),
         (0x4b, &[1, 0xdead_beef, 0]),
         (0x4d, &[0x5_0000_0001, 0xdead_beef]),
-        // Interval 0 and 63; DMA memory of nothing, of no whole pages, of too much.
+        // Intervals 0 and 63; DMA memory that is empty, not page aligned, or too large.
         (0x42, &[0x5_0000_0001, 0, 0, 1, 6, 4096]),
         (0x42, &[0x5_0000_0001, 0, 0, 6, 1 << 63, 4096]),
         (0x42, &[0x5_0000_0001, 0, 0, 6, 6, 0]),
         (0x42, &[0x5_0000_0001, 0, 0, 6, 6, 4097]),
         (0x42, &[0x5_0000_0001, 0, 0, 6, 6, 1 << 40]),
-        // Sizes, offsets, values.
+        // Invalid sizes, offsets and values.
         (0x45, &[0x5_0000_0301, lease, 0]),
         (0x45, &[0x5_0000_0001, lease, 0]),
         (0x45, &[0x5_0000_0201, lease, 1]),
@@ -321,7 +322,7 @@ fn what_is_no_message_is_rejected() {
     }
 }
 
-/// A grant with one field changed.
+/// Returns a grant with one field changed.
 #[test]
 fn grants_that_can_not_be_are_rejected() {
     let changed: &[fn(&mut Grant)] = &[
@@ -356,8 +357,8 @@ fn devices_that_can_not_be_are_rejected() {
     let good = message(5, Body::Device(device())).words();
     let good = good.as_slice();
     for (word, change) in [
-        // State, unknown bits, an index beyond the list, BARs: too small, too large, behind a wide one, a
-        // wide one at the end, none at all; a node that has a device that is free.
+        // Invalid: state, unknown bits, an index beyond the list, a borrower of a free device.
+        // Invalid BARs: too small, too large, behind a 64-bit one, a 64-bit one at the end, none.
         (0, 0x0000_0500),
         (4, 1 << 48),
         (5, 0x0002_0000_0000),
@@ -378,7 +379,8 @@ fn devices_that_can_not_be_are_rejected() {
     }
 }
 
-/// Who speaks another version is told so: number and kind are where they are here, whatever follows.
+/// A message of another version yields a version error. Its kind and number are at the positions of
+/// version 1.
 #[test]
 fn other_versions_are_told_apart() {
     for kind in Kind::ALL {

@@ -64,7 +64,7 @@ fn offsets_and_strides() {
 fn every_field_sits_where_the_map_says() {
     use wire::{atu, bq, snq, wcbuf};
     let map = map();
-    // Fields split or merged on purpose: (register, msb, lsb).
+    // Fields that are intentionally split or merged: (register, msb, lsb).
     let ours = [
         ("info_rf_tsc_global_load_enable", 3, 0),
         ("info_rf_tsc_global_load_enable", 11, 8),
@@ -198,7 +198,7 @@ fn lookup_names_registers() {
     assert_eq!(regs::lookup(RegOffset(0x9204)), None);
     assert_eq!(regs::lookup(RegOffset(0)), None);
     assert_eq!(regs::lookup(RegOffset::INVALID), None);
-    // Every element of every array finds itself.
+    // The lookup finds every element of every array.
     for info in TABLES.iter().flat_map(|t| t.iter()) {
         for i in 0..info.outer.0 {
             for j in 0..info.inner.0 {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `data/registers.map` says the same as the register map it is made from. `BLESS=1 cargo test -p wire --test regs_map` makes it anew.
+//! `data/registers.map` must equal the register map from which it is generated. `BLESS=1 cargo test
+//! -p wire --test regs_map` regenerates it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use wire::ids::RegOffset;
@@ -13,7 +14,7 @@ struct Kind {
     fields: Vec<(String, u8, u8)>,
 }
 
-/// Registers of the CSV file in its order: name without prefix, offset, the rest.
+/// Registers of the CSV file in its order: name without prefix, offset, other columns.
 fn csv() -> Vec<(String, u32, Kind)> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/data/tourmalet-registers.csv");
     let mut out: Vec<(String, u32, Kind)> = Vec::new();
@@ -42,7 +43,7 @@ fn csv() -> Vec<(String, u32, Kind)> {
     out
 }
 
-/// A name with its numbers replaced by `#`, and the numbers.
+/// Returns the name with its numbers replaced by `#`, and the numbers.
 fn split(name: &str) -> (String, Vec<u32>) {
     let (mut pattern, mut numbers) = (String::new(), Vec::<u32>::new());
     let mut inside = false;
@@ -77,7 +78,8 @@ fn line(name: &str, offset: u32, kind: &Kind, dims: &[(u32, u32, u32)]) -> Strin
     )
 }
 
-/// Writes a set of alike registers as one line if their indices fill a box and the offsets are linear in them.
+/// Writes a set of similar registers as one line if their indices fill a box and the offsets are
+/// linear in them.
 fn as_one(pattern: &str, kind: &Kind, set: &[(Vec<u32>, u32)]) -> Option<(u32, String)> {
     let n = set[0].0.len();
     let at: HashMap<&[u32], u32> = set.iter().map(|(i, o)| (&i[..], *o)).collect();
@@ -105,7 +107,7 @@ fn as_one(pattern: &str, kind: &Kind, set: &[(Vec<u32>, u32)]) -> Option<(u32, S
     if fill as usize != set.len() || !linear {
         return None;
     }
-    // Numbers that do not vary go back into the name.
+    // Constant numbers go back into the name.
     let mut name = String::new();
     let mut left = Vec::new();
     let mut next = dims.iter();
@@ -262,6 +264,6 @@ fn sections_and_dumps() {
     assert!(all
         .iter()
         .all(|r| r.is_dumped() || r.is_destructive() || !r.access().reads()));
-    // What makes a dump useful is in it.
+    // A dump contains nearly all registers.
     assert!(all.iter().filter(|r| r.is_dumped()).count() > 2400);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Notification programs: addresses against HW §6.5, execution against the table, ring bookkeeping.
+//! Notification programs: addresses against HW §6.5, execution against the table, and state of the
+//! ring.
 
 #![allow(clippy::precedence)] // bit patterns as the reference writes them
 
@@ -283,7 +284,7 @@ fn entries_are_right_aligned() {
     );
 }
 
-/// Hardware side of the ring by G6.
+/// Hardware's state of the ring, by G6.
 struct Hardware {
     ring: Vec<Header>,
     wp: usize,
@@ -411,7 +412,8 @@ proptest! {
     fn random_tables_execute_as_they_say(
         rows in prop::collection::btree_map(0u8..32, (prop::collection::vec(0u32..0x8000, 0..25), any::<bool>()), 0..8),
     ) {
-        // Runs of neighbours are what bursts are about: map to few distinct blocks.
+        // Runs of adjacent registers are the purpose of bursts: map the values to few distinct
+        // blocks.
         let table: Vec<EventProgram> = rows
             .into_iter()
             .map(|(event, (registers, burst))| {
@@ -452,7 +454,7 @@ fn a_lost_entry_does_not_come_back_to_life() {
                 "lap {lap}: entry {i} before it is written"
             );
             if lap == 2 && i == 3 {
-                // Lost on its way.
+                // The write is lost.
                 memory[at] = ring.filler();
             } else {
                 memory[at] = Header(0).with_ts(1).with_flip(lap % 2 == 0);

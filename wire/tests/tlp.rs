@@ -208,7 +208,8 @@ fn backdoor_words() {
 
 #[test]
 fn a_read_is_answered_in_pieces() {
-    // Specification 2.3.1.1: cuts at the read completion boundary, byte count counts down.
+    // Specification 2.3.1.1: splits occur at the read completion boundary, and the byte count
+    // decreases.
     let list: Vec<_> = pieces(0x1_0038, 300, 256)
         .map(|p| (p.offset, p.len, p.byte_count, p.lower_addr, p.dwords()))
         .collect();
@@ -373,7 +374,7 @@ fn configuration_accesses_through_the_backdoor() {
     use wire::tlp::backdoor::{self, Completion, Config, Fault, Info};
     let device = Bdf::new(1, 0, 0);
     let config = |register, bytes| Config::new(device, CfgType::Type0, register, bytes);
-    // One aligned dword holds them.
+    // The bytes must be in one aligned dword.
     for (register, bytes) in [(0, 3), (1, 2), (2, 4), (4096, 1), (3, 0), (0, 8)] {
         assert_eq!(config(register, bytes), None, "{register} {bytes}");
     }
@@ -430,7 +431,7 @@ fn configuration_accesses_through_the_backdoor() {
     ] {
         assert_eq!(backdoor::info(value), want, "{value:#x}");
     }
-    // Completions of this requester only.
+    // Only completions for this requester are accepted.
     let answer = |status, requester, dwords| {
         let kind = Kind::Completion {
             completer: device,

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Credits and replay against a model of the buffer that drops packets at random.
+//! Credits and replay against a model of the buffer that drops packets randomly.
 
 #![allow(clippy::precedence)] // bit patterns as the reference writes them
 
 use proptest::prelude::*;
 use wire::wcbuf::{Action, Credits, Event, Failure, Replay, State, Verdict};
 
-/// Hardware side: accepts packets in order or drops them; once one is dropped, all later ones are.
+/// Model of the hardware: accepts packets in order or drops them. After a drop, it also drops all
+/// later packets.
 struct Hardware {
     state: State,
     accepted: Vec<u32>,
-    /// Packets that arrived but are not committed yet.
+    /// Packets that have arrived but are not committed yet.
     in_flight: Vec<u32>,
-    /// One decision per packet: drop?
+    /// One decision per packet: true drops it.
     drops: Vec<bool>,
     next_drop: usize,
 }
@@ -33,7 +34,7 @@ impl Hardware {
         }
     }
 
-    /// Each look lets some packets through, so that waiting is exercised.
+    /// Returns the state. Each read commits some packets, so that waiting is tested.
     fn read(&mut self) -> State {
         let seen = self.state;
         if !self.in_flight.is_empty() {
@@ -57,7 +58,8 @@ impl Hardware {
     }
 }
 
-/// Sends `total` numbered packets in bursts; returns what the hardware accepted.
+/// Sends `total` numbered packets in bursts. Returns the hardware with the accepted packets, and
+/// the number of rounds.
 fn run(total: u32, bursts: &[u8], drops: Vec<bool>) -> (Hardware, u32) {
     let mut hw = Hardware {
         state: State(0x0012_3400),
@@ -129,7 +131,7 @@ fn every_packet_arrives_once_and_in_order() {
 
 #[test]
 fn dropping_during_the_replay_repeats_it() {
-    // Packet 0 dropped, and again in its first two replays.
+    // Packet 0 is dropped, and again in its first two replays.
     let (hw, replays) = run(5, &[4], vec![true, false, false, false, false, true, true]);
     assert_eq!(hw.accepted, [0, 1, 2, 3, 4]);
     assert_eq!(replays, 1);
@@ -170,7 +172,7 @@ fn nonsense_is_reported() {
             pwp: 1
         }
     );
-    // A retry flag without dropped packets is no retry.
+    // A retry flag without dropped packets does not cause a replay.
     assert_eq!(
         c.on_state(State(1).with_retry(true)),
         Verdict::Ok { outstanding: 0 }
@@ -212,7 +214,7 @@ fn a_read_of_all_ones_is_not_written_back() {
     assert_eq!(State(u64::MAX).fresh(), State(0));
 }
 
-/// A repair that the device does not answer for a while goes on where it was, in whichever step.
+/// A repair continues at the same step after a period without answers of the device.
 #[test]
 fn a_repair_outlives_reads_of_all_ones() {
     let mut c = Credits::new();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Bytes go into words and come out again, however they are cut.
+//! Bytes are stored in words and read back unchanged, for any split.
 
 use proptest::prelude::*;
 use wire::words::{gather, scatter};

@@ -3,13 +3,14 @@
 //!
 //! VELO delivers the messages of a source in order, but messages can be lost (mailbox full, sender
 //! restarted). The protocol has no start marker, so any fragment may be the first. The state
-//! machine therefore
+//! machine follows these rules:
 //!
-//! * accepts fragments only in tag sequence, and discards the partial frame if the sequence breaks;
-//! * then accepts the breaking fragment as the start of a new frame only if its Ethernet source
-//!   address is that of the sending node, and otherwise drops fragments up to the end of the broken
-//!   frame;
-//! * never lets a frame grow beyond its limit.
+//! * It accepts fragments only in tag sequence, and discards the partial frame if the sequence
+//!   breaks.
+//! * It accepts the breaking fragment as the start of a new frame only if its Ethernet source
+//!   address is that of the sending node. Otherwise it drops all fragments through the last one of
+//!   the broken frame.
+//! * It never lets a frame grow beyond its limit.
 //!
 //! Tags do not reveal two kinds of loss. If the *first* fragment is lost, the remainder looks like
 //! a frame with invalid addresses. If the end is lost and the next fragments carry exactly the

@@ -179,9 +179,9 @@ impl Sending {
         self.wanted = self.wanted.max(n).max(1);
     }
 
-    /// Like [`Sending::admit`], with a state that was read after the last packet was sent. Also
-    /// returns when the watch must run if the request is denied. A state of all ones from a present
-    /// device carries no information, so the watch reads it again.
+    /// Like [`Sending::admit`], with a state that was read after the last packet was sent. Returns
+    /// the result, and the time of the watch's next run if the request is denied. A state of all
+    /// ones from a present device carries no information, so the watch reads it again.
     pub fn admit_by(&mut self, n: u8, state: State, now: Time) -> (Admission, Kick) {
         let (refusal, kick) = match self.credits.on_state(state) {
             // After a pause: a device that does not answer makes each read a long one.

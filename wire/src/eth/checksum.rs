@@ -102,8 +102,8 @@ fn packet(frame: &[u8]) -> Option<Packet<'_>> {
 
 /// Returns the position of the checksum of `frame` if it belongs to TCP or UDP and is unfinished.
 ///
-/// One of 65,536 frames with a finished checksum looks unfinished. Finishing it again does not
-/// change it, unless the checksum is wrong.
+/// A finished checksum looks unfinished with a probability of 1 in 65,536. Finishing it again does
+/// not change it, unless the checksum is wrong.
 #[must_use]
 pub fn unfinished(frame: &[u8]) -> Option<Unfinished> {
     let packet = packet(frame)?;

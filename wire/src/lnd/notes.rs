@@ -24,8 +24,8 @@ bits! {
 pub enum Verdict {
     /// LNet has accepted it and has all the payload that it wanted.
     Done,
-    /// The receiver had no free slot and LNet has not seen the request. The sender may repeat it
-    /// after a while.
+    /// The receiver has dropped the request before LNet saw it, because all slots were in use. The
+    /// sender may repeat it after a while.
     Busy,
     /// LNet has rejected it.
     Refused,
