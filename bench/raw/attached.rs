@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! NICs that commands can use, and what runs on each.
+//! NICs that commands can use, and the activities on each.
 
 use crate::{regions::Offer, server::Server, transfer::Parked, wait::Waiter};
 use extoll_core::{child::Handle, smfu::Window};
@@ -35,42 +35,43 @@ impl Registry {
         self.nics.lock().retain(|n| !Arc::ptr_eq(n, nic));
     }
 
-    /// NIC number `index` in the order of binding.
+    /// Returns NIC number `index` in the order of binding.
     pub(crate) fn get(&self, index: usize) -> Option<Arc<Attached>> {
         self.nics.lock().get(index).cloned()
     }
 }
 
-/// One NIC.
+/// State of one NIC.
 #[pin_data]
 pub(crate) struct Attached {
-    /// Held during a run, so there is one at a time; `None` once the NIC goes.
+    /// Locked during a run, so that there is one run at a time; `None` while the NIC is being
+    /// removed.
     #[pin]
     run: Mutex<Option<Place>>,
     #[pin]
     server: Mutex<Serving>,
-    /// Registered memory for peers.
+    /// Registered memory that peers may access.
     #[pin]
     offer: Mutex<Option<Offer>>,
-    /// A window that stays.
+    /// Window that stays until the NIC is removed.
     #[pin]
     window: Mutex<Option<Window>>,
-    /// Who has to be woken when the NIC goes.
+    /// Waiter to wake when the NIC is removed.
     #[pin]
     waiting: Mutex<Waiting>,
 }
 
-/// What a run may use.
+/// Resources of a run.
 pub(crate) struct Place {
     pub(crate) nic: Handle,
-    /// What an aborted run left, and until when that has to stay.
+    /// Memory that an aborted run left, and the time until which it must stay.
     pub(crate) parked: Option<(Instant<Monotonic>, Parked)>,
 }
 
 struct Serving {
     nic: Option<Handle>,
     server: Option<Arc<Server>>,
-    /// A peer may still write to the memory of the last server.
+    /// Time until which a peer may still write to the memory of the last server.
     quarantine: Option<Instant<Monotonic>>,
 }
 
@@ -79,7 +80,7 @@ struct Waiting {
     waiter: Option<Arc<Waiter>>,
 }
 
-/// The right to run; gives it back on drop.
+/// Permission to run, released on drop.
 pub(crate) struct Run<'a> {
     attached: &'a Attached,
     place: MutexGuard<'a, Option<Place>>,
@@ -102,7 +103,7 @@ impl Drop for Run<'_> {
     }
 }
 
-/// True when `at` has not come yet.
+/// Returns true while the time `at` is in the future.
 fn before(at: Instant<Monotonic>) -> bool {
     (at - Instant::now()).as_millis() > 0
 }
@@ -134,11 +135,12 @@ impl Attached {
         )
     }
 
-    /// Begins a run of at most `timeout`. May sleep.
+    /// Begins a run of up to `timeout`. May sleep.
     ///
     /// # Errors
     ///
-    /// `EBUSY` while another run goes on or what an aborted one left has to stay, `ENODEV` when the NIC goes, `ENOMEM`.
+    /// `EBUSY` during another run or while memory of an aborted run must stay; `ENODEV` if the NIC
+    /// is being removed; `ENOMEM`.
     pub(crate) fn begin(&self, timeout: Delta) -> Result<Run<'_>> {
         let waiter = Waiter::new(timeout)?;
         let mut place = self.run.try_lock().ok_or(EBUSY)?;
@@ -164,12 +166,12 @@ impl Attached {
         })
     }
 
-    /// Starts the server, with the given VPID for VELO. May sleep.
+    /// Starts the server with the given VELO VPID. May sleep.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if there is one, or its predecessor's memory may still be in use, or the VPID is taken; `ENODEV` when the
-    /// NIC goes; `ENOMEM`.
+    /// `EBUSY` if there is a server, if the memory of the last server may still be in use, or if
+    /// the VPID is in use; `ENODEV` if the NIC is being removed; `ENOMEM`.
     pub(crate) fn serve(&self, vpid: Vpid) -> Result {
         let mut serving = self.server.lock();
         if serving.server.is_some() || serving.quarantine.is_some_and(before) {
@@ -184,7 +186,7 @@ impl Attached {
     ///
     /// # Errors
     ///
-    /// `ENOENT` if there is none.
+    /// `ENOENT` if there is no server.
     pub(crate) fn stop(&self) -> Result {
         let mut serving = self.server.lock();
         let server = serving.server.take().ok_or(ENOENT)?;
@@ -192,27 +194,28 @@ impl Attached {
         Ok(())
     }
 
-    /// The server if there is one.
+    /// Returns the server if there is one.
     pub(crate) fn server(&self) -> Option<Arc<Server>> {
         self.server.lock().server.clone()
     }
 
-    /// The place of the offer. With it locked ask for the NIC, which goes before the offer.
+    /// Locks the offer. The caller must check for the NIC with the offer locked, because the NIC is
+    /// removed before the offer.
     pub(crate) fn offer(&self) -> MutexGuard<'_, Option<Offer>> {
         self.offer.lock()
     }
 
-    /// The place of a window that stays.
+    /// Locks the window that stays.
     pub(crate) fn parked_window(&self) -> MutexGuard<'_, Option<Window>> {
         self.window.lock()
     }
 
-    /// The NIC, unless it goes.
+    /// Returns the NIC, unless it is being removed.
     pub(crate) fn nic(&self) -> Option<Handle> {
         self.server.lock().nic.clone()
     }
 
-    /// Ends everything and gives the NIC up. May sleep.
+    /// Ends all activities and releases the NIC. May sleep.
     pub(crate) fn shutdown(&self) {
         {
             let mut waiting = self.waiting.lock();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Completions: who is called, how often, and in which order; and how transfers are ended early.
+//! Tests of completions (their number, order and context) and of ending transfers early.
 
 use crate::{
     attached::{Attached, Run},
@@ -29,14 +29,14 @@ use kernel::{
 use kernel_ext::sched::cond_resched;
 use wire::{ids::Nla, wcbuf::MAX_OUTSTANDING};
 
-/// How an owner may end a transfer.
+/// Method by which an owner ends a transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
-    /// Each by itself.
+    /// Cancels each transfer by itself.
     Cancel,
-    /// All with the peer.
+    /// Aborts all transfers with the peer.
     Abort,
-    /// With the engine.
+    /// Drops the engine.
     Drop,
 }
 
@@ -51,7 +51,7 @@ impl By {
     }
 }
 
-/// What owners hear, and its name.
+/// Kind of a completion, with the name of its counter.
 #[derive(Clone, Copy)]
 enum What {
     Taken,
@@ -64,7 +64,7 @@ enum What {
     Settled,
     Unanswered,
     Closed,
-    /// Owners that were called twice, or in another order than they should be.
+    /// Owners that were called twice or in a wrong order.
     Wrong,
     Nested,
 }
@@ -84,7 +84,7 @@ const NAMES: [(What, &str); 12] = [
     (What::Nested, "nested"),
 ];
 
-/// What all owners of a run heard.
+/// Number of completions of each kind for all owners of a run.
 struct Sums([Atomic<u64>; NAMES.len()]);
 
 impl Sums {
@@ -124,13 +124,13 @@ impl Sums {
     }
 }
 
-/// An owner of a transfer.
+/// Owner of a transfer.
 struct Owner {
     sums: Arc<Sums>,
-    /// 0, 1 when it heard of the outcome, 2 when the transfer was quiet.
+    /// 0 at the beginning, 1 after the outcome, 2 after the transfer is quiet.
     state: Atomic<u32>,
-    /// It does something with the engine when it is called: a lock operation, for which it waits if
-    /// it may.
+    /// The owner uses the engine in its callback: it submits a lock operation and waits for it if
+    /// the callback may sleep.
     again: Option<(Submitter, Destination, CallIn)>,
 }
 
@@ -148,7 +148,7 @@ impl Owner {
         let timeout = Delta::from_secs(20);
         match context {
             CallIn::Process => {
-                // It may sleep, and wait for another transfer of the same engine.
+                // The callback may sleep and wait for another transfer of the same engine.
                 fsleep(Delta::from_micros(50));
                 let locked = engine.lock(to, LockTarget::Completer, 7, (i32::MAX, 1), timeout);
                 if locked.is_ok() {
@@ -156,13 +156,13 @@ impl Owner {
                 }
             }
             CallIn::Poll => {
-                // Without waiting; the memory is the caller's matter.
+                // Without waiting; the caller owns the memory.
                 let nothing: Result<Arc<Nested>> =
                     Arc::new(Nested(self.sums.clone()), GFP_ATOMIC).map_err(Into::into);
                 let Ok(nothing) = nothing else { return };
                 let (lock, operands) = ((LockTarget::Responder, 8), (i32::MAX, 1));
                 let how = (timeout, CallIn::Poll);
-                // It may be that there is no place.
+                // All slots may be in use.
                 let _ = engine.submit_lock(to, lock, operands, how, nothing);
             }
         }
@@ -199,7 +199,7 @@ impl Completion for Owner {
     }
 }
 
-/// Owner of a lock operation that another owner submitted.
+/// Owner of a lock operation that another owner has submitted.
 struct Nested(Arc<Sums>);
 
 impl Completion for Nested {
@@ -210,7 +210,8 @@ impl Completion for Nested {
     }
 }
 
-/// Waits until `ready`, or `ms` are over; true if it was ready.
+/// Waits until `ready` returns true or `ms` milliseconds have passed. Returns the result of
+/// `ready`.
 fn wait(ms: i64, mut ready: impl FnMut() -> bool) -> Result<bool> {
     let start = Instant::<Monotonic>::now();
     loop {
@@ -233,7 +234,7 @@ struct Table {
     side: Side,
     to: Destination,
     bytes: u64,
-    /// Of a transfer.
+    /// Length of a transfer in bytes.
     len: u64,
 }
 
@@ -264,13 +265,13 @@ impl Table {
         })
     }
 
-    /// Where the memory of GET number `i` is.
+    /// Returns the offset of the memory of GET number `i`.
     fn place(&self, i: u64) -> u64 {
         let end = self.bytes - self.len + 8;
         (i * self.len).checked_rem(end).unwrap_or(0) & !7
     }
 
-    /// GET number `i`, of the same places here and there.
+    /// Submits GET number `i`, which has the same offset on both sides.
     fn get(
         &self,
         words: &Words,
@@ -298,16 +299,18 @@ impl Table {
     }
 }
 
-/// `calls`: `count` GETs of `len` bytes with completions, in process context and where
-/// notifications are handled by turns, as many at a time as an engine with `inflight` places takes;
-/// every eighth owner uses the engine when it is called. `mode=poll` polls the engine.
+/// Command `calls`: `count` GETs of `len` bytes with completions.
+///
+/// The completions alternate between process context and the context of the notification handler.
+/// The number of concurrent GETs is that of an engine with `inflight` slots. Every eighth owner
+/// uses the engine in its callback. `mode=poll` polls the engine.
 pub(crate) fn calls(
     run: &Run<'_>,
     words: &Words,
     timeout: Delta,
     report: &mut Report<'_>,
 ) -> Result {
-    // Owners that wait for a lock operation need a place for that.
+    // Owners that wait for a lock operation need a slot for it.
     let table = Table::new(run, words, words.inflight as usize + 1, report)?;
     let sums = Sums::new()?;
     let (mut busy, mut polls, mut more) = (0, 0u64, false);
@@ -365,9 +368,9 @@ pub(crate) fn calls(
     report.number("refused_peer", counters.refused_peer)
 }
 
-/// `give_up`: `count` GETs of `len` bytes, which are ended as `by` says while they are under way
-/// (`pause_ms` after they were submitted); then the first is tried again until `timeout_ms` are
-/// over.
+/// Command `give_up`: `count` GETs of `len` bytes that are ended by the method `by` while they are
+/// in flight, `pause_ms` after their submission. Then the first is retried until `timeout_ms` have
+/// passed.
 pub(crate) fn give_up(
     run: &Run<'_>,
     words: &Words,
@@ -416,7 +419,7 @@ pub(crate) fn give_up(
     wait(20_000, || sums.ended() == taken)?;
     report.number("end_ms", start.elapsed().as_millis() as u64)?;
     report.number("ended", sums.ended())?;
-    // Into the same memory, before anything is known of what is late.
+    // Retries into the same memory, before late answers are known.
     let retried = Sums::new()?;
     let owner = Owner::new(&retried, None)?;
     let again = table.get(words, 0, (timeout, CallIn::Process), owner);
@@ -435,7 +438,7 @@ pub(crate) fn give_up(
     report.number("fences", table.engine.counters().fences)
 }
 
-/// `heard`: what peers told the engine of the offer.
+/// Command `heard`: shows the notifications of peers that the engine of the offer received.
 pub(crate) fn heard(attached: &Attached, report: &mut Report<'_>) -> Result {
     let place = attached.offer();
     let Some(offer) = place.as_ref() else {
@@ -456,7 +459,7 @@ pub(crate) fn heard(attached: &Attached, report: &mut Report<'_>) -> Result {
     report.number("last", heard.last.load(Relaxed))
 }
 
-/// `flood`: `count` notification PUTs to a peer, as fast as they are taken.
+/// Command `flood`: sends `count` notification PUTs to a peer at maximum speed.
 pub(crate) fn flood(run: &Run<'_>, words: &Words, report: &mut Report<'_>) -> Result {
     let nic = run.nic()?;
     let to = engines::destination(words)?;
@@ -477,7 +480,8 @@ pub(crate) fn flood(run: &Run<'_>, words: &Words, report: &mut Report<'_>) -> Re
             cond_resched();
         }
     }
-    // All credits are free when the NIC has taken all: closing gives up what it does not take soon.
+    // All credits are free after the NIC has accepted all commands. Otherwise, closing the port
+    // would give up the remaining ones.
     run.waiter
         .send(|| requester.reserve(MAX_OUTSTANDING.into()))?;
     let sent = requester.progress().0;

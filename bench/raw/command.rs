@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The command line: a verb and `key=value` words.
+//! Command line: a verb and `key=value` words.
 
 use crate::{
     attached::Registry,
@@ -28,12 +28,12 @@ use wire::{
     velo::MAX_LEN,
 };
 
-/// Most memory that is registered at once.
+/// Maximum number of bytes that are registered at a time.
 const MAX_BYTES: u64 = 1 << 30;
-/// Longest run in milliseconds.
+/// Maximum duration of a run in milliseconds.
 const MAX_TIMEOUT_MS: u64 = 60_000;
 
-/// All words that any command takes; each has a default but `node`.
+/// Words of all commands; each has a default except `node`.
 pub(crate) struct Words {
     nic: u64,
     pub(crate) node: Option<u64>,
@@ -46,29 +46,30 @@ pub(crate) struct Words {
     pub(crate) kind: Kind,
     pub(crate) access: Access,
     pub(crate) get: bool,
-    /// Of registered memory.
+    /// Size of registered memory in bytes.
     pub(crate) bytes: u64,
-    /// Of a transfer, if not all of the memory; with `first` of registered memory.
+    /// Length of a transfer in bytes, if it is not that of the memory; with `first`, length of
+    /// registered memory.
     pub(crate) len: Option<u64>,
-    /// Where registered memory begins in its first page.
+    /// Offset of registered memory in its first page.
     pub(crate) first: Option<u64>,
-    /// How regions end.
+    /// Method of ending regions.
     pub(crate) how: How,
     pub(crate) nla: u64,
     pub(crate) offset: u64,
     pub(crate) seed: u64,
     pub(crate) tc: u64,
-    /// Of a lock, and its operands.
+    /// Number of a lock; its operands follow.
     pub(crate) number: u64,
     pub(crate) compare: u64,
     pub(crate) add: u64,
-    /// `rate`: messages that are sent at once.
-    /// `lock`: time-outs that do not end it.
+    /// `rate`: number of messages that are sent together. `lock`: number of timeouts that do not
+    /// end the command.
     pub(crate) patience: u64,
-    /// `pieces`: memory with gaps is refused.
+    /// `pieces`: memory with gaps is rejected.
     pub(crate) strict: u64,
-    /// Of engines: fragments, what peers are told, by what transfers are ended, and when; the
-    /// listener of the offer, how slow it is, and whether its engine is used.
+    /// Words for engines: fragments, notification of peers, method and time of ending transfers,
+    /// listener of the offer, its delay, and use of its engine.
     pub(crate) frags: u64,
     pub(crate) tell: Tell,
     pub(crate) by: By,
@@ -185,7 +186,7 @@ impl Words {
         Ok(all)
     }
 
-    /// Registered memory that is not all of its pages: where it begins, and its bytes.
+    /// Returns offset and length of registered memory that does not fill its pages.
     pub(crate) fn range(&self) -> Option<(usize, usize)> {
         let first = self.first? as usize;
         let rest = (self.bytes as usize).saturating_sub(first);
@@ -196,7 +197,7 @@ impl Words {
         self.mode == Mode::Poll
     }
 
-    /// Takes a word whose value is a name.
+    /// Parses a word whose value is a name.
     fn choose(&mut self, key: &str, value: &str) -> bool {
         match (key, value) {
             ("access", "r") => self.access = Access::READ,
@@ -228,7 +229,7 @@ impl Words {
     }
 }
 
-/// A server's address, and how long a run may take.
+/// Address of a server, and maximum duration of a run.
 pub(crate) struct Peer {
     pub(crate) node: NodeId,
     pub(crate) vpid: Vpid,
@@ -237,11 +238,12 @@ pub(crate) struct Peer {
     pub(crate) mode: Mode,
 }
 
-/// What a command does with the memory of the next read.
+/// Operation of a command on the memory of the next read.
 pub(crate) struct Later(Words);
 
 impl Later {
-    /// Does it; the lines go to `result`. Returns the bytes that are in the memory then. May sleep.
+    /// Performs the operation and writes its lines to `result`. Returns the number of bytes stored
+    /// in the memory. May sleep.
     pub(crate) fn read(
         self,
         registry: &Registry,
@@ -257,8 +259,8 @@ impl Later {
     }
 }
 
-/// Runs one command; its lines go to `result`, also when it fails. `memory`: what was written
-/// behind it. May sleep.
+/// Runs one command and writes its lines to `result`, even if it fails. `memory` is the data that
+/// was written behind the command. May sleep.
 pub(crate) fn run(
     registry: &Registry,
     text: &[u8],
@@ -287,7 +289,7 @@ pub(crate) fn run(
     pieces::put(&attached, &words, memory, &mut report).map(|()| None)
 }
 
-/// A command without memory.
+/// Runs a command without memory.
 fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
     let mut words = text.split_ascii_whitespace();
     let verb = words.next().unwrap_or("");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What tests of engines have in common, and the listener of an offer.
+//! Common functions of the tests of engines, and the listener of an offer.
 
 use crate::{
     command::Words,
@@ -27,16 +27,16 @@ use kernel::{
 };
 use wire::ids::{NodeId, Vpid};
 
-/// Bytes of the notification queue.
+/// Size of the notification queue in bytes.
 const QUEUE_BYTES: u32 = 512 << 10;
 
-/// An engine on a new port. May sleep.
+/// Opens an engine on a new port. May sleep.
 pub(crate) fn open(nic: &Arc<Nic>, setup: Setup) -> Result<Engine> {
     let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
     Engine::with(requester, notifications, setup)
 }
 
-/// What `node`, `vpid`, `tc` and `tell` say.
+/// Returns the destination from the words `node`, `vpid`, `tc` and `tell`.
 pub(crate) fn destination(words: &Words) -> Result<Destination> {
     Ok(Destination {
         node: NodeId(words.node.ok_or(EINVAL)? as u16),
@@ -46,7 +46,7 @@ pub(crate) fn destination(words: &Words) -> Result<Destination> {
     })
 }
 
-/// A vector of what an iterator gives.
+/// Collects the items of an iterator in a vector.
 pub(crate) fn collect<T>(items: impl ExactSizeIterator<Item = T>) -> Result<KVVec<T>> {
     let mut all = KVVec::with_capacity(items.len(), GFP_KERNEL)?;
     for item in items {
@@ -55,7 +55,7 @@ pub(crate) fn collect<T>(items: impl ExactSizeIterator<Item = T>) -> Result<KVVe
     Ok(all)
 }
 
-/// Writes `len` bytes to the peer's memory, and waits until the peer has them. May sleep.
+/// Writes `len` bytes to the peer's memory, and waits until they have arrived. May sleep.
 pub(crate) fn put(
     engine: &Submitter,
     to: Destination,
@@ -99,14 +99,14 @@ pub(crate) fn put(
     }
 }
 
-/// Local memory.
+/// Local memory of a transfer.
 pub(crate) struct Side {
     pub(crate) region: Option<Region>,
     pub(crate) view: View,
 }
 
 impl Side {
-    /// Memory of the kind that the words name, which the CPU has to reach. May sleep.
+    /// Allocates memory of the kind in the words, which must be accessible for the CPU. May sleep.
     pub(crate) fn new(
         nic: &Arc<Nic>,
         vpid: Vpid,
@@ -118,7 +118,7 @@ impl Side {
         Ok(Self { region, view })
     }
 
-    /// Its bus address, if it is contiguous.
+    /// Returns the bus address of contiguous memory.
     pub(crate) fn bus(&self) -> Option<u64> {
         match &self.view {
             View::Words(words) => Some(words.address().0),
@@ -127,7 +127,7 @@ impl Side {
     }
 }
 
-/// Parses what a peer is told.
+/// Parses the notification that peers receive.
 pub(crate) fn tell(text: &str) -> Option<Tell> {
     Some(match text {
         "nothing" => Tell::Nothing,
@@ -141,14 +141,14 @@ pub(crate) fn tell(text: &str) -> Option<Tell> {
     })
 }
 
-/// What an offer hears of peers.
+/// Counters of the notifications that an offer received from peers.
 pub(crate) struct Heard {
     node: NodeId,
-    /// Between two notifications, in µs.
+    /// Delay between two notifications in µs.
     slow: u64,
-    /// PUTs that arrived, GETs that were read, values, other things.
+    /// Numbers of arrived PUTs, of read GETs, of values, and of other notifications.
     pub(crate) counts: [Atomic<u64>; 4],
-    /// Of these, from the own node.
+    /// Number of those that came from the own node.
     pub(crate) own: Atomic<u64>,
     pub(crate) last: Atomic<u64>,
 }

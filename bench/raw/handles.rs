@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `handles`: regions that are dropped where nobody may sleep.
+//! Command `handles`: drops regions in atomic context.
 
 use crate::{
     command::Words,
@@ -18,11 +18,11 @@ use kernel_ext::{
     work::{Deferred, Settled},
 };
 
-/// Most regions.
+/// Maximum number of regions.
 const MOST: u64 = 256;
 
-/// Registers `count` buffers, and drops handles of the regions under a spinlock, with interrupts off. Regions end some
-/// time later.
+/// Registers `count` buffers, and drops handles of their regions under a spinlock with interrupts
+/// disabled. The regions end some time later.
 pub(crate) fn run(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Result {
     if words.count == 0 || words.count > MOST {
         return report.fail(EINVAL, fmt!("count is 1 to {MOST}"));
@@ -30,7 +30,7 @@ pub(crate) fn run(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Res
     let count = words.count as usize;
     let (requester, _notifications) = nic.rma().open(None, QUEUE_BYTES)?;
     let vpid = requester.vpid();
-    // Dropped before the port, also when something fails.
+    // Dropped before the port, even after an error.
     let _settled = Settled;
     let mut handles = KVec::with_capacity(count, GFP_KERNEL)?;
     for _ in 0..count {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `extoll_bench.ko`: what VELO and RMA themselves achieve, without a network stack above them. Not loaded by default.
+//! `extoll_bench.ko`: performance of VELO and RMA without a network stack. Not loaded by default.
 //!
-//! Control is by text through `/dev/extoll_bench`: write one command, read its result as `key value` lines
-//! (docs/bench.md). A command runs in the writing process, which a signal ends; the open file keeps the module loaded.
-//! Unbinding a NIC ends the run on it.
+//! Control is by text through `/dev/extoll_bench`: write one command, then read its result as `key
+//! value` lines (docs/bench.md). A command runs in the writing process and ends at a signal. The
+//! open file keeps the module loaded. Unbinding a NIC ends the run on it.
 
 #![forbid(unsafe_code)]
 
@@ -50,10 +50,10 @@ use kernel_ext::{
     work::Settled,
 };
 
-/// The NICs that commands can use.
+/// NICs that commands can use.
 static REGISTRY: Global<Registry> = Global::new();
 
-/// Longest command in bytes.
+/// Maximum length of a command in bytes.
 const MAX_COMMAND: usize = 512;
 
 struct RawDriver;
@@ -67,7 +67,7 @@ kernel::auxiliary_device_table!(
     )]
 );
 
-/// Takes the NIC out of the registry and ends everything on it.
+/// Binding of a NIC. Its drop removes the NIC from the registry and ends all activities on it.
 struct Binding(Arc<Attached>);
 
 impl Drop for Binding {
@@ -97,15 +97,16 @@ impl auxiliary::Driver for RawDriver {
     }
 }
 
-/// Result of a command, and how much of it was read. Not the file's own position, which a failing write leaves alone.
+/// Result of a command, and the number of bytes read so far. Separate from the file's position,
+/// because a failed write must not change it.
 struct Output {
     text: KVec<u8>,
     position: i64,
-    /// What the next read does before there is a result.
+    /// Operation of the next read, before there is a result.
     next: Option<Later>,
 }
 
-/// One open file: the result of its last command.
+/// Open file with the result of its last command.
 #[pin_data]
 struct Control {
     registry: Arc<Registry>,
@@ -118,7 +119,7 @@ impl MiscDevice for Control {
     type Ptr = Pin<KBox<Self>>;
 
     fn open(_file: &File, _misc: &MiscDeviceRegistration<Self>) -> Result<Self::Ptr> {
-        // Commands name physical addresses.
+        // Commands contain physical addresses.
         locked_down(Locked::PciAccess)?;
         KBox::try_pin_init(
             try_pin_init!(Self {
@@ -151,7 +152,7 @@ impl MiscDevice for Control {
         let len = iov.len();
         let mut command = KVec::new();
         let mut byte = [0];
-        // What is behind the line is memory for the command.
+        // Data behind the line is memory for the command.
         while !iov.is_empty() {
             if iov.copy_from_iter(&mut byte) == 0 {
                 return Err(EFAULT);
@@ -174,7 +175,7 @@ impl MiscDevice for Control {
 
 #[pin_data]
 struct Bench {
-    // Dropped in this order: no new commands, no NICs, then (below) no registry, then no work.
+    // Dropped in this order: commands, NICs, then (below) the registry, then work items.
     #[pin]
     _control: MiscDeviceRegistration<Control>,
     #[pin]
@@ -183,7 +184,7 @@ struct Bench {
     _settled: Settled,
 }
 
-/// Empties the static when the module goes, or its init fails.
+/// Guard that empties the static when the module is unloaded or its initialisation fails.
 struct ClearRegistry;
 
 impl Drop for ClearRegistry {

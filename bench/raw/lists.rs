@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Transfers between fragment lists with random boundaries, compared byte by byte: what the
-//! scenarios `raw::engine_…` use.
+//! Transfers between fragment lists with random boundaries, compared byte by byte, for the
+//! scenarios `raw::engine_…`.
 
 use crate::{
     attached::{Attached, Run},
@@ -23,12 +23,12 @@ use kernel::{prelude::*, time::Delta};
 use kernel_ext::sched::cond_resched;
 use wire::ids::{BusAddr, Nla};
 
-/// Most fragments of a list.
+/// Maximum number of fragments of a list.
 pub(crate) const MAX_FRAGMENTS: usize = 512;
-/// How long memory of unanswered transfers is kept.
+/// Time in ms for which memory of unanswered transfers is kept.
 const KEEP_MS: u32 = 20_000;
 
-/// Numbers that look random.
+/// Pseudo-random number generator.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -43,17 +43,16 @@ impl Random {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    /// 0…`end` − 1; 0 for 0.
+    /// Returns a number in 0…`end` − 1; 0 if `end` is 0.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next().checked_rem(end).unwrap_or(0)
     }
 }
 
-/// Places in memory, in the order of a list.
+/// Offsets and lengths in memory, in the order of a list.
 type Places = KVec<(u64, u64)>;
 
-/// Cuts `len` bytes into at most `most` pieces, and puts these anywhere into `room` bytes, in any
-/// order.
+/// Cuts `len` bytes into up to `most` chunks, and places these in any order into `room` bytes.
 fn scatter(random: &mut Random, len: u64, room: u64, most: u64) -> Result<Places> {
     let mut places = KVec::with_capacity(most as usize, GFP_KERNEL)?;
     let (mut left, mut gap, mut at) = (len, room - len, 0);
@@ -68,7 +67,7 @@ fn scatter(random: &mut Random, len: u64, room: u64, most: u64) -> Result<Places
         let skip = random.below(2 * gap / most + 1).min(gap);
         gap -= skip;
         at += skip;
-        // Somewhere in the list.
+        // Inserts the chunk at a random position of the list.
         places.push((at, piece), GFP_KERNEL)?;
         let (last, other) = (places.len() - 1, random.below(places.len() as u64) as usize);
         places.swap(last, other);
@@ -78,16 +77,16 @@ fn scatter(random: &mut Random, len: u64, room: u64, most: u64) -> Result<Places
     Ok(places)
 }
 
-/// Offsets of all bytes of a list.
+/// Returns the offsets of all bytes of a list.
 fn spread(places: &Places) -> impl Iterator<Item = u64> + '_ {
     places.iter().flat_map(|(at, len)| *at..*at + *len)
 }
 
-/// What memory has to be, byte by byte.
+/// Expected contents of memory, byte by byte.
 struct Shadow(VVec<u8>);
 
 impl Shadow {
-    /// The pattern of a seed.
+    /// Returns the pattern of a seed.
     fn new(bytes: usize, seed: u64) -> Result<Self> {
         let mut all = VVec::with_capacity(bytes, GFP_KERNEL)?;
         for i in 0..bytes / 8 {
@@ -101,7 +100,7 @@ impl Shadow {
         bytes.map_or(0, u64::from_le_bytes)
     }
 
-    /// Takes the bytes of a list over from another memory.
+    /// Copies the bytes of a list from another memory.
     fn take(&mut self, places: &Places, other: &Shadow, others: &Places) {
         for (to, from) in spread(places).zip(spread(others)) {
             if let (Some(to), Some(from)) =
@@ -114,7 +113,7 @@ impl Shadow {
 }
 
 impl Side {
-    /// First word that is not as it has to be.
+    /// Returns the first word that differs from the expected contents.
     fn mismatch(&self, shadow: &Shadow) -> Option<usize> {
         (0..shadow.0.len() / 8).find(|i| {
             if i % 4096 == 0 {
@@ -133,7 +132,7 @@ impl Side {
     }
 }
 
-/// Makes a transfer between places here and there, and waits for it.
+/// Performs a transfer between local and remote fragments, and waits for it.
 fn transfer(
     engine: &Submitter,
     words: &Words,
@@ -188,9 +187,9 @@ fn transfer(
     Ok(done.and_then(|handle| handle.done()).map(|done| done.bytes))
 }
 
-/// `lists`: `count` transfers, by turns to and from `bytes` bytes of a peer that have the pattern
-/// of `seed`, between at most `frags` fragments on either side. All memory is compared, also what
-/// is not in the lists. `shared=1`: by the engine of the offer.
+/// Command `lists`: `count` transfers, alternately to and from `bytes` bytes of a peer that have
+/// the pattern of `seed`, between up to `frags` fragments on both sides. All memory is compared,
+/// including the gaps of the lists. `shared=1` uses the engine of the offer.
 pub(crate) fn lists(
     attached: &Attached,
     run: &Run<'_>,
@@ -236,8 +235,8 @@ pub(crate) fn lists(
     outcome
 }
 
-/// The engine goes before the memory, of which nobody has said that it is quiet if it was given by
-/// bus address.
+/// The engine is dropped before the memory, because memory with a bus address may be in use until
+/// then.
 fn end(nic: &Nic, engine: Option<Engine>, side: Side, report: &mut Report<'_>) -> Result {
     let Side { region, view } = side;
     let region: Option<Region> = region;
@@ -275,7 +274,7 @@ fn compare(
     let mut mine = Shadow::new(bytes, 0)?;
     let (mut total, mut fragments) = (0, 0);
     for round in 1..=words.count {
-        // The last one reads all that the others have left.
+        // The last round reads the result of all other rounds.
         let last = round == words.count;
         let get = last || random.below(2) == 0;
         side.refill(&mut mine, words.seed.wrapping_add(round))?;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Many regions: `end` (all the ways in which they end), `reserve` (registered where nobody may
-//! sleep) and `buffers` (registered once, used many times). What is said to work in any context
-//! runs with a spinlock held and interrupts off.
+//! Commands for many regions: `end` (all methods of ending them), `reserve` (registration in atomic
+//! context) and `buffers` (a pool that is registered once). Functions that may be called in any
+//! context run with a spinlock held and interrupts disabled.
 
 use crate::{
     command::Words,
@@ -27,17 +27,17 @@ use kernel::{
 use kernel_ext::mem::{PageList, PAGE};
 use wire::{ids::Nla, rma::MAX_LEN};
 
-/// Most regions at a time.
+/// Maximum number of regions at a time.
 const MOST: u64 = 4096;
 
-/// How regions end.
+/// Method of ending regions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {
-    /// One by one, each with a wait.
+    /// Ends each region with a wait of its own.
     Each,
-    /// All with one wait.
+    /// Ends all regions with one wait.
     All,
-    /// Dropped there.
+    /// Drops the regions in atomic context.
     Drop,
 }
 
@@ -52,7 +52,7 @@ impl How {
     }
 }
 
-/// Where nobody may sleep.
+/// Atomic context.
 struct Atomic(Pin<KBox<SpinLockIrq<()>>>);
 
 impl Atomic {
@@ -61,7 +61,7 @@ impl Atomic {
         Ok(Self(KBox::pin_init(lock, GFP_KERNEL)?))
     }
 
-    /// Calls `f` with a spinlock held and interrupts off.
+    /// Calls `f` with a spinlock held and interrupts disabled.
     fn run<R>(&self, f: impl FnOnce() -> R) -> R {
         let _guard = self.0.lock();
         f()
@@ -75,7 +75,7 @@ fn pages(nic: &Arc<Nic>, bytes: usize) -> Result<Arc<PageList>> {
     }
 }
 
-/// `end`: registers `count` regions of `bytes` bytes, which all end as `how` says.
+/// Command `end`: registers `count` regions of `bytes` bytes and ends them by the method `how`.
 pub(crate) fn end(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Result {
     let bytes = crate::regions::bytes(words, report)?;
     if words.count == 0 || words.count > MOST {
@@ -115,7 +115,7 @@ pub(crate) fn end(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Res
     }
 }
 
-/// A port that reads its own regions.
+/// Port that reads its own regions.
 struct Loop {
     engine: Engine,
     to: Destination,
@@ -151,7 +151,7 @@ impl Loop {
     }
 }
 
-/// Another one in each round.
+/// Returns the element of `all` for a round, cyclically.
 fn one_of<T>(all: &[T], round: u64) -> Option<&T> {
     all.get((round as usize).checked_rem(all.len())?)
 }
@@ -166,9 +166,9 @@ fn is_pattern(pages: &PageList, bytes: usize, seed: u64) -> bool {
     (0..bytes / 8).all(|i| pages.read(i) == pattern(seed, i as u64))
 }
 
-/// `reserve`: makes a reserve of `inflight` regions of `bytes` bytes; `count` times registers as
-/// many as there are, and one more, which fails; reads one of them, and ends all. Nothing of that
-/// where it could sleep, but for the reading.
+/// Command `reserve`: allocates a reserve of `inflight` regions of `bytes` bytes. `count` times, it
+/// registers all of them and one more, which fails, reads one of them, and ends all. Only the
+/// reading runs in a context that may sleep.
 pub(crate) fn reserve(
     nic: &Arc<Nic>,
     words: &Words,
@@ -221,13 +221,13 @@ pub(crate) fn reserve(
         while let Some(region) = regions.pop() {
             atomic.run(|| drop(region));
         }
-        // What is too long takes nothing away.
+        // A rejected registration that is too long consumes no region.
         let refusal = atomic.run(|| reserve.register(&long, whole)).err();
         if refusal != Some(EINVAL) {
             return report.fail(EBADMSG, fmt!("too many pages: {refusal:?}"));
         }
     }
-    // One that outlives its reserve.
+    // Region that outlives its reserve.
     let last = atomic.run(|| reserve.register(&source, whole))?;
     drop(reserve);
     port.get(last.nla(), &local, bytes)?;
@@ -244,16 +244,16 @@ fn take_all(pool: &BufferPool, seed: u64, all: &mut KVVec<Buffer>) -> Result {
         for i in 0..buffer.bytes() / 8 {
             buffer.write(i, pattern(seed, i as u64));
         }
-        // Nothing outside of it.
+        // A write behind the buffer has no effect.
         buffer.write(buffer.bytes() / 8, 0);
         all.push_within_capacity(buffer).map_err(|_| ENOSPC)?;
     }
     Ok(())
 }
 
-/// `buffers`: a pool of `inflight` buffers of `size` bytes. `count` times takes and fills all of
-/// them where it can't sleep, reads one through the network, and gives all back there. In the end
-/// pool and buffers are dropped there, too.
+/// Command `buffers`: a pool of `inflight` buffers of `size` bytes. `count` times, it takes and
+/// fills all buffers in atomic context, reads one through the network, and returns all in atomic
+/// context. At the end, the pool and the buffers are dropped in atomic context, too.
 pub(crate) fn buffers(
     nic: &Arc<Nic>,
     words: &Words,
@@ -280,7 +280,7 @@ pub(crate) fn buffers(
         if all.len() != count || pool.count() != (count, 0) {
             return report.fail(EBADMSG, fmt!("{} buffers", all.len()));
         }
-        // In the order in which they were given back.
+        // In the order in which they were returned.
         let order = |i: usize| all.get(i).map(Buffer::number);
         if last.is_some_and(|last| order(0) != Some(last)) {
             return report.fail(EBADMSG, fmt!("the first one is {:?}", order(0)));

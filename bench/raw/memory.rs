@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory for transfers, filled with and checked against the pattern.
+//! Memory for transfers: filling it with the pattern, and checking it.
 
 use crate::protocol::pattern;
 use extoll_core::{dma::DmaWords, nic::Nic};
 use kernel::prelude::*;
 use kernel_ext::sched::cond_resched;
 
-/// Words between two occasions for others to run.
+/// Number of words between two voluntary preemption points.
 const STRIDE: usize = 4096;
 
 /// Allocates zeroed memory of `bytes`, a multiple of 8. May sleep.
@@ -25,7 +25,8 @@ pub(crate) fn fill(memory: &DmaWords, words: usize, seed: u64, first: u64) {
     }
 }
 
-/// First of `words` words that is not the pattern's, with what it is. May sleep.
+/// Returns the index and the value of the first of `words` words that differs from the pattern. May
+/// sleep.
 pub(crate) fn mismatch(
     memory: &DmaWords,
     words: usize,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The command that listens to interrupts by other nodes (`messages`), for tests.
+//! Command `messages`, which counts interrupts from other nodes, for tests.
 
 use crate::{remote::Words, report::Report};
 use extoll_core::{nic::Nic, snq::MessageClient};
@@ -15,7 +15,7 @@ use kernel::{
 
 struct Heard {
     calls: Atomic<u64>,
-    /// Messages that were nothing else for sure.
+    /// Number of interrupts that certainly were messages.
     sure: Atomic<u64>,
 }
 
@@ -29,7 +29,7 @@ impl Heard {
     }
 }
 
-/// The type of the client, as traits are not implemented for `Arc`.
+/// Client type, needed because `Arc` cannot implement the trait.
 struct Ear(Arc<Heard>);
 
 impl MessageClient for Ear {
@@ -39,10 +39,11 @@ impl MessageClient for Ear {
     }
 }
 
-/// Pause between looks for a signal, in milliseconds.
+/// Interval between checks for a signal in milliseconds.
 const LOOK_MS: u64 = 20;
 
-/// Lets others cause interrupts by an interval for a while, or until a signal comes, and counts them.
+/// Allows other nodes to raise interrupts by an interval for a limited time, or until a signal, and
+/// counts them.
 pub(crate) fn messages(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let heard = Heard::new()?;
     let client = Arc::new(Ear(heard.clone()), GFP_KERNEL)?;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory in pieces: what `pieces` registers is the memory that a process writes from (`dir=put`,
-//! behind the line of the command), or reads into (`dir=get`, with the next read), wherever its
-//! segments begin and end; or pages of the kernel.
+//! Command `pieces`: transfers of memory with arbitrary segment boundaries.
+//!
+//! It registers the memory that a process writes from (`dir=put`, behind the line of the command)
+//! or reads into (`dir=get`, with the next read), or pages of the kernel.
 
 use crate::{
     attached::Attached,
@@ -27,12 +28,12 @@ use kernel::{
 use kernel_ext::mem::{Fragment, FragmentList, PageList, Pin, UserIter, PAGE};
 use wire::ids::Nla;
 
-/// Most bytes of a transfer.
+/// Maximum number of bytes of a transfer.
 const MOST: usize = 16 << 20;
-/// What is between the pieces of pages of the kernel.
+/// Byte between the chunks in pages of the kernel.
 const BETWEEN: u8 = 0xee;
 
-/// Pins the memory of a process. `None` with `strict`: it is only shown.
+/// Pins the memory of a process. Returns `None` with `strict`, which only shows the memory.
 fn pin<I: UserIter>(
     iter: &mut I,
     words: &Words,
@@ -50,7 +51,7 @@ fn pin<I: UserIter>(
     result.or_else(|e| report.fail(e, fmt!("cannot pin: {e:?}")))
 }
 
-/// Three pages with a piece of each, of 8192 bytes together, which are the pattern's.
+/// Returns three pages with a chunk of each, of 8192 bytes in total, filled with the pattern.
 fn own(seed: u64) -> Result<FragmentList> {
     let mut pieces = KVVec::new();
     for (offset, len) in [(100, PAGE - 100), (0, PAGE), (7, 100)] {
@@ -90,7 +91,7 @@ fn show(list: &FragmentList, report: &mut Report<'_>) -> Result {
     Ok(())
 }
 
-/// Moves all fragments, one after the other, between them and what follows `nla` of a peer.
+/// Transfers all fragments in order between local memory and the memory at `nla` of a peer.
 fn transfer(nic: &Arc<Nic>, words: &Words, list: &FragmentList, report: &mut Report<'_>) -> Result {
     if words.node.is_none() {
         return Ok(());
@@ -103,7 +104,7 @@ fn transfer(nic: &Arc<Nic>, words: &Words, list: &FragmentList, report: &mut Rep
         true => Access::WRITE,
         false => Access::READ,
     };
-    // The peers are those of the test.
+    // The peers are part of the test and may access whole pages.
     let (pages, whole) = (list.pages().clone(), WholePages::EXPOSED);
     let (first, bytes) = (pages.offset(), pages.bytes());
     let region = match nic
@@ -139,8 +140,8 @@ fn transfer(nic: &Arc<Nic>, words: &Words, list: &FragmentList, report: &mut Rep
     region.revoke()
 }
 
-/// `pieces dir=put`: sends what is behind the line of the command, or pages of the kernel if
-/// nothing is.
+/// Command `pieces dir=put`: sends the data behind the line of the command, or pages of the kernel
+/// without such data.
 pub(crate) fn put(
     attached: &Attached,
     words: &Words,
@@ -163,7 +164,8 @@ pub(crate) fn put(
     transfer(&*run.nic()?, words, &list, report)
 }
 
-/// `pieces dir=get`: fetches into the memory of a read. Returns the bytes that are there then.
+/// Command `pieces dir=get`: reads into the memory of a read call. Returns the number of bytes
+/// stored.
 pub(crate) fn get(
     attached: &Attached,
     words: &Words,

@@ -21,12 +21,12 @@ use kernel::{
 };
 use wire::ids::Unit;
 
-/// Round trips before the measured ones.
+/// Number of round trips before the measured ones.
 const WARM_UP: usize = 16;
-/// Most samples that are kept; the rest counts for the mean only.
+/// Maximum number of samples that are kept; further ones count only for the mean.
 const MAX_SAMPLES: usize = 100_000;
 
-/// Sends `count` messages of `size` bytes (8…120) one after the other, each after the reply to the one before, and
+/// Sends `count` messages of `size` bytes (8…120), each after the reply to the previous one, and
 /// compares every reply.
 pub(crate) fn run(
     run: &Run<'_>,
@@ -58,7 +58,7 @@ pub(crate) fn run(
             chunk.copy_from_slice(&pattern(i as u64, j as u64).to_le_bytes());
         }
         let message = payload.get(..size).ok_or(EINVAL)?;
-        // In polling mode the first one has to wake the server.
+        // In polling mode the first message must wake the server.
         let irq = peer.mode == Mode::Irq || i == 0;
         let begin: Instant<Monotonic> = Instant::now();
         waiter.send(|| sender.send(header(tag, irq), message))?;
@@ -122,7 +122,7 @@ pub(crate) fn run(
     report.number("rtt_ns_max", at(1000))
 }
 
-/// Heap sort; `core`'s sorts call a function that objtool does not know to never return.
+/// Heap sort, because `core`'s sorts call a diverging function that objtool does not know.
 fn sort(samples: &mut [u32]) {
     let sift = |s: &mut [u32], mut root: usize| loop {
         let mut child = 2 * root + 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What sockets need of ports, for tests: messages in pieces, traffic classes,
-//! polls that stop early, handles that are dropped with interrupts off.
+//! Tests of the port functions that sockets use: messages in parts, traffic classes, polls that
+//! stop early, and handles dropped with interrupts disabled.
 
 use crate::{attached::Attached, report::Report};
 use core::ops::ControlFlow;
@@ -17,11 +17,11 @@ use kernel::{
 };
 use kernel_ext::sched::cond_resched;
 
-/// The smallest queues there are.
+/// Minimum size of a queue in bytes.
 const QUEUE_BYTES: u32 = 512 * 1024;
-/// How long what is sent to oneself may take.
+/// Maximum time in ms for a message to the own node.
 const PATIENCE_MS: i64 = 20_000;
-/// Slots of 128 bytes of a mailbox of [`QUEUE_BYTES`].
+/// Number of 128-byte slots in a mailbox of [`QUEUE_BYTES`].
 const SLOTS: u64 = 4096;
 
 /// Words of a command.
@@ -33,13 +33,13 @@ struct Words {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Op {
-    /// Messages in pieces, by all cuts; classes; polls that stop.
+    /// Sends messages in parts with all splits, in several classes, with polls that stop.
     Messages,
-    /// Polls of RMA notifications that stop.
+    /// Polls RMA notifications and stops early.
     Commands,
-    /// A mailbox is closed that is full.
+    /// Closes a full mailbox.
     Full,
-    /// The last handles are dropped with interrupts off.
+    /// Drops the last handles with interrupts disabled.
     Drop,
 }
 
@@ -65,7 +65,7 @@ impl Words {
     }
 }
 
-/// Runs the command if it is one of these. May sleep.
+/// Runs the command if it belongs to this file. May sleep.
 pub(crate) fn run<'a>(
     attached: &Attached,
     verb: &str,
@@ -96,7 +96,7 @@ pub(crate) fn run<'a>(
     Some(run())
 }
 
-/// Repeats `f` until it gives something.
+/// Repeats `f` until it returns a value.
 fn until<R>(mut f: impl FnMut() -> Result<Option<R>>) -> Result<R> {
     let begin: Instant<Monotonic> = Instant::now();
     loop {
@@ -110,7 +110,7 @@ fn until<R>(mut f: impl FnMut() -> Result<Option<R>>) -> Result<R> {
     }
 }
 
-/// Repeats what is refused for lack of room.
+/// Repeats an operation that fails for lack of space.
 fn sent(mut send: impl FnMut() -> Result<(), SendError>) -> Result {
     until(|| match send() {
         Ok(()) => Ok(Some(())),
@@ -119,7 +119,7 @@ fn sent(mut send: impl FnMut() -> Result<(), SendError>) -> Result {
     })
 }
 
-/// Byte `i` of message `n`.
+/// Returns byte `i` of message `n`.
 fn byte(n: usize, i: usize) -> u8 {
     (n.wrapping_mul(31) ^ i.wrapping_mul(7)) as u8
 }
@@ -131,7 +131,7 @@ fn messages(nic: &Nic, report: &mut Report<'_>) -> Result {
     report.number("pieces", pieces(&sender, &mut mailbox, to)?)?;
     report.number("classes", classes(&sender, &mut mailbox, to)?)?;
     report.number("stops", stops(&sender, &mut mailbox, to)?)?;
-    // What makes no message.
+    // Invalid headers.
     let wrong = Header { class: 4, ..to };
     let refused = [
         sender.send(to, &[]),
@@ -142,7 +142,8 @@ fn messages(nic: &Nic, report: &mut Report<'_>) -> Result {
     report.number("refused", all.into())
 }
 
-/// Messages of all lengths, cut in three, are read into three buffers, cut elsewhere. Returns their number.
+/// Sends messages of all lengths in three parts and reads them into three buffers with other
+/// boundaries. Returns their number.
 fn pieces(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     let mut count = 0;
     for len in 1..=usize::from(velo::MAX_LEN) {
@@ -171,7 +172,8 @@ fn pieces(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     Ok(count)
 }
 
-/// Messages of four classes by turns come in order within a class. Returns their number.
+/// Sends messages of four classes alternately, which must arrive in order within a class. Returns
+/// their number.
 fn classes(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     const EACH: u64 = 200;
     let mut next = [0u64; 4];
@@ -205,7 +207,8 @@ fn classes(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     until(|| Ok((take(mailbox)? == 4 * EACH).then_some(4 * EACH)))
 }
 
-/// A poll ends where its closure says so, and what it leaves comes again. Returns the number of polls.
+/// Stops polls by their closure; the remaining messages must be found by the next poll. Returns the
+/// number of polls.
 fn stops(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     for tag in 0..3 {
         sent(|| sender.send(Header { tag, ..to }, b"x"))?;
@@ -240,7 +243,7 @@ fn stops(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     Ok(polls)
 }
 
-/// A notification that comes back to the port.
+/// Sends a notification to the own port.
 fn note(requester: &Requester, value: u64) -> Descriptor {
     Descriptor {
         node: requester.context().node(),
@@ -254,7 +257,7 @@ fn note(requester: &Requester, value: u64) -> Descriptor {
     }
 }
 
-/// A poll of notifications ends where its closure says so.
+/// Stops polls of notifications by their closure.
 #[inline(never)]
 fn commands(nic: &Nic, report: &mut Report<'_>) -> Result {
     let (requester, mut queue) = nic.rma().open(None, QUEUE_BYTES)?;
@@ -279,7 +282,8 @@ fn commands(nic: &Nic, report: &mut Report<'_>) -> Result {
     report.number("stops", 3)
 }
 
-/// Fills a mailbox that nobody reads, and more, closes it, and sends a message to another one: how long that takes.
+/// Fills a mailbox that is not read beyond its capacity, closes it, and measures the time of a
+/// message to another mailbox.
 #[inline(never)]
 fn full(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
     let (sender, mut mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
@@ -290,7 +294,7 @@ fn full(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
     for n in 0..many {
         sent(|| sender.send(to, &n.to_le_bytes()))?;
     }
-    // On their way, and before the full mailbox.
+    // Wait until the messages are in flight in front of the full mailbox.
     fsleep(Delta::from_millis(words.ms));
     report.number("waiting", full_box.backlog() as u64)?;
     let begin: Instant<Monotonic> = Instant::now();
@@ -303,7 +307,8 @@ fn full(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
     report.number("through_us", begin.elapsed().as_micros_ceil() as u64)
 }
 
-/// Drops ports with a spin lock held and interrupts off. Their VPIDs can be had again some time later.
+/// Drops ports with a spinlock held and interrupts disabled. Their VPIDs can be opened again some
+/// time later.
 #[inline(never)]
 fn dropped(nic: &Nic, report: &mut Report<'_>) -> Result {
     let lock = KBox::pin_init(new_spinlock_irq!((), "extoll_bench_drop"), GFP_KERNEL)?;

@@ -1,33 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What client and server say to each other over VELO: the user tag names the request, a reply has [`REPLY`] set.
+//! Protocol between client and server over VELO. The user tag is the request; a reply has [`REPLY`]
+//! set.
 
 use wire::ids::{BusAddr, Vpid};
 
-/// The payload is sent back, with an interrupt.
+/// The server returns the payload with an interrupt.
 pub(crate) const PING: u8 = 1;
-/// As [`PING`], but the client polls, and the server keeps polling for the next one.
+/// Like [`PING`], but the client polls, and the server keeps polling for the next message.
 pub(crate) const PING_POLL: u8 = 2;
-/// The client has finished: no polling, no lease. No reply.
+/// The client has finished: the server stops polling and ends the lease. No reply.
 pub(crate) const DONE: u8 = 3;
-/// Asks for [`Offer`]. Payload: milliseconds for which the memory shall stay.
+/// Requests an [`Offer`]. Payload: time in ms for which the memory must stay.
 pub(crate) const ASK: u8 = 4;
-/// Is counted. No reply.
+/// The server counts the message. No reply.
 pub(crate) const DATA: u8 = 5;
-/// Set in the tag of replies.
+/// Bit in the tag of replies.
 pub(crate) const REPLY: u8 = 0x80;
 
-/// VPID of the server unless the command says otherwise: one that no process is given.
+/// Default VPID of the server, which is not allocated to processes.
 pub(crate) const DEFAULT_VPID: u16 = 251;
 
 const MAGIC: u64 = 0x3048_434e_4542_5845;
 
-/// What the server offers to RMA, and how many PUTs it has seen so far.
+/// Memory that the server offers to RMA, and the number of PUTs so far.
 #[derive(Clone, Copy)]
 pub(crate) struct Offer {
     /// VPID of the RMA port.
     pub(crate) vpid: Vpid,
-    /// Memory to read: word `i` is [`pattern`]`(seed, i)`.
+    /// Memory to read; word `i` is [`pattern`]`(seed, i)`.
     pub(crate) source: BusAddr,
     /// Its length in bytes.
     pub(crate) source_len: u64,
@@ -37,11 +38,11 @@ pub(crate) struct Offer {
     pub(crate) sink_len: u64,
     /// Seed of the pattern.
     pub(crate) seed: u64,
-    /// PUTs that arrived since the server started.
+    /// Number of PUTs that arrived since the server started.
     pub(crate) puts: u64,
 }
 
-/// Bytes of an encoded [`Offer`].
+/// Length of an encoded [`Offer`] in bytes.
 pub(crate) const OFFER_BYTES: usize = 64;
 
 impl Offer {
@@ -63,7 +64,8 @@ impl Offer {
         bytes
     }
 
-    /// `None` if the peer is no server of this version or offers nonsense.
+    /// Decodes an offer. Returns `None` if the peer is no server of this version or if a value is
+    /// invalid.
     pub(crate) fn decode(word: impl Fn(usize) -> u64) -> Option<Self> {
         let offer = Self {
             vpid: Vpid::new(u16::try_from(word(1)).ok()?)?,
@@ -84,7 +86,7 @@ impl Offer {
     }
 }
 
-/// Word `index` of the test pattern; different for every index.
+/// Returns word `index` of the test pattern, which differs for every index.
 pub(crate) fn pattern(seed: u64, index: u64) -> u64 {
     let x = (index ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     x ^ (x >> 29)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Registered memory, transfers of any length and locks: what the scenarios `raw::atu_*`,
-//! `raw::large` and `raw::locks` use. Nodes tell each other VPID and NLA by way of whoever gives
-//! the commands.
+//! Registered memory, transfers of any length and locks, for the scenarios `raw::atu_*`,
+//! `raw::large` and `raw::locks`. The program that gives the commands passes VPID and NLA between
+//! nodes.
 
 use crate::{
     attached::Attached,
@@ -28,21 +28,21 @@ use kernel_ext::{
 };
 use wire::ids::{BusAddr, Nla, NodeId, Vpid};
 
-/// Bytes of the notification queue.
+/// Size of the notification queue in bytes.
 pub(crate) const QUEUE_BYTES: u32 = 512 << 10;
-/// Most kernel memory of an offer or a copy.
+/// Maximum kernel memory of an offer or a copy in bytes.
 const MAX_OWN: usize = 64 << 20;
-/// Words between two occasions for others to run.
+/// Number of words between two voluntary preemption points.
 const STRIDE: usize = 4096;
 
-/// What memory is made of.
+/// Kind of memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Single pages.
     Pages,
     /// A virtually contiguous kernel buffer.
     Buffer,
-    /// Contiguous, coherent and not registered.
+    /// Contiguous and coherent memory that is not registered.
     Bus,
 }
 
@@ -57,14 +57,14 @@ impl Kind {
     }
 }
 
-/// How the CPU reaches memory.
+/// Access path of the CPU to memory.
 pub(crate) enum View {
     Words(Arc<DmaWords>),
     Pages(Arc<PageList>),
 }
 
 impl View {
-    /// Makes memory of `bytes` bytes. May sleep.
+    /// Allocates memory of `bytes` bytes. May sleep.
     pub(crate) fn new(nic: &Arc<Nic>, kind: Kind, bytes: usize) -> Result<Self> {
         let pages = match kind {
             Kind::Bus => {
@@ -83,7 +83,7 @@ impl View {
         Ok(View::Pages(Arc::new(pages, GFP_KERNEL)?))
     }
 
-    /// Registers all of the memory. May sleep.
+    /// Registers the whole memory. May sleep.
     pub(crate) fn register(&self, nic: &Arc<Nic>, vpid: Vpid, access: Access) -> Result<Region> {
         match self {
             View::Words(_) => Err(EINVAL),
@@ -91,7 +91,7 @@ impl View {
         }
     }
 
-    /// Registers `bytes` bytes of it from byte `first` of the first page on. May sleep.
+    /// Registers `bytes` bytes of the memory from byte `first` of the first page on. May sleep.
     fn register_range(
         &self,
         nic: &Arc<Nic>,
@@ -102,7 +102,7 @@ impl View {
         let View::Pages(pages) = self else {
             return Err(EINVAL);
         };
-        // The rest of the pages is ours.
+        // The rest of the pages belongs to this module as well.
         let whole = WholePages::EXPOSED;
         nic.atu()
             .register_range(vpid, pages.clone(), first, bytes, access, whole)
@@ -131,7 +131,8 @@ impl View {
         }
     }
 
-    /// First of `words` that is not that word of the pattern, counted from word `first` of it.
+    /// Returns the first of `words` words that differs from the pattern, which begins at word
+    /// `first`.
     fn mismatch(&self, mut words: Range<usize>, seed: Option<u64>, first: u64) -> Option<usize> {
         words.find(|i| {
             if i % STRIDE == 0 {
@@ -142,29 +143,29 @@ impl View {
     }
 }
 
-/// Memory with a port. Fields in the order in which they go.
+/// Memory with a port. Fields are dropped in this order.
 pub(crate) struct Offer {
     region: Option<Region>,
     engine: Engine,
     view: View,
-    /// Words that are offered.
+    /// Range of the offered words.
     words: Range<usize>,
-    /// What peers told, if somebody listens.
+    /// Counters of the peers' notifications, if there is a listener.
     pub(crate) heard: Option<Arc<Heard>>,
 }
 
-/// While the port is open, so that somebody else can have it at once.
+/// Revokes the region while the port is open, so that its NLAs are free at once.
 impl Drop for Offer {
     fn drop(&mut self) {
         if let Some(region) = self.region.take() {
-            // What is not answered stays reserved.
+            // NLAs stay reserved while commands are unanswered.
             let _ = region.revoke();
         }
     }
 }
 
-/// Makes `bytes` bytes of memory filled with the pattern (zeros without seed) and registers them,
-/// unless their kind says not to. May sleep.
+/// Allocates `bytes` bytes of memory filled with the pattern (zeros for seed 0) and registers them,
+/// unless their kind is unregistered. May sleep.
 pub(crate) fn memory(
     nic: &Arc<Nic>,
     vpid: Vpid,
@@ -184,8 +185,8 @@ pub(crate) fn memory(
 }
 
 impl Offer {
-    /// Opens a port, makes `bytes` bytes of memory filled with the pattern (zeros without seed) and
-    /// registers them.
+    /// Opens a port, allocates `bytes` bytes of memory filled with the pattern (zeros for seed 0)
+    /// and registers them.
     fn new(nic: &Arc<Nic>, words: &Words, bytes: usize, seed: Option<u64>) -> Result<Self> {
         let mut setup = Setup::default();
         let heard = match words.listen {
@@ -212,7 +213,7 @@ impl Offer {
         })
     }
 
-    /// Its engine, and that one's VPID.
+    /// Returns the engine and its VPID.
     pub(crate) fn engine(&self) -> (Submitter, Vpid) {
         (self.engine.submitter(), self.engine.requester().vpid())
     }
@@ -233,7 +234,7 @@ impl Offer {
     }
 }
 
-/// The word `bytes`, checked.
+/// Returns the word `bytes` after a check.
 pub(crate) fn bytes(words: &Words, report: &mut Report<'_>) -> Result<usize> {
     let bytes = words.bytes as usize;
     if bytes == 0 || bytes % PAGE != 0 {
@@ -245,7 +246,7 @@ pub(crate) fn bytes(words: &Words, report: &mut Report<'_>) -> Result<usize> {
     Ok(bytes)
 }
 
-/// `offer`: memory for peers.
+/// Command `offer`: registers memory for peers.
 pub(crate) fn offer(attached: &Attached, words: &Words, report: &mut Report<'_>) -> Result {
     let bytes = bytes(words, report)?;
     let mut place = attached.offer();
@@ -271,8 +272,8 @@ pub(crate) fn offer(attached: &Attached, words: &Words, report: &mut Report<'_>)
     Ok(())
 }
 
-/// `offered`: what became of the offer; compares its memory with the pattern of `seed`, or zeros
-/// for seed 0.
+/// Command `offered`: shows the state of the offer. Compares its memory with the pattern of `seed`,
+/// or with zeros for seed 0.
 pub(crate) fn offered(attached: &Attached, words: &Words, report: &mut Report<'_>) -> Result {
     let place = attached.offer();
     let Some(offer) = place.as_ref() else {
@@ -283,8 +284,8 @@ pub(crate) fn offered(attached: &Attached, words: &Words, report: &mut Report<'_
     compare_words(&offer.view, offer.words.clone(), words.seed, 0, report)
 }
 
-/// Reports the first of `bytes` / 8 words that differs from word `first` and following of the
-/// pattern (seed 0: from zeros).
+/// Reports the first of `bytes` / 8 words that differs from the pattern, which begins at word
+/// `first` (seed 0: from zeros).
 pub(crate) fn compare(
     view: &View,
     bytes: usize,
@@ -309,7 +310,7 @@ fn compare_words(
     }
 }
 
-/// `revoke`: ends the region; memory and port stay.
+/// Command `revoke`: ends the region; memory and port stay.
 pub(crate) fn revoke(attached: &Attached, report: &mut Report<'_>) -> Result {
     let region = match &mut *attached.offer() {
         Some(offer) => offer.region.take(),
@@ -324,7 +325,7 @@ pub(crate) fn revoke(attached: &Attached, report: &mut Report<'_>) -> Result {
     }
 }
 
-/// `withdraw`: ends the offer.
+/// Command `withdraw`: ends the offer.
 pub(crate) fn withdraw(attached: &Attached, report: &mut Report<'_>) -> Result {
     let offer = attached.offer().take();
     if offer.is_none() {
@@ -341,7 +342,7 @@ pub(crate) fn destination(words: &Words, report: &mut Report<'_>) -> Result<Dest
         node: NodeId(node as u16),
         vpid: Vpid::new(words.vpid as u16).ok_or(EINVAL)?,
         traffic_class: words.tc as u8,
-        // Its counter of errors shows what was refused.
+        // The peer's error counter shows rejected accesses.
         tell: match words.get {
             true => Tell::Nothing,
             false => Tell::Each,
@@ -359,8 +360,8 @@ pub(crate) fn outcome(result: Result<(), RmaError>, report: &mut Report<'_>) -> 
     }
 }
 
-/// `copy`: one transfer between new local memory and NLA (or bus address) `nla` + `offset` of a
-/// peer, verified where that is possible from here.
+/// Command `copy`: one transfer between new local memory and NLA (or bus address) `nla` + `offset`
+/// of a peer. Verifies it if that is possible on this node.
 pub(crate) fn copy(
     nic: &Arc<Nic>,
     words: &Words,
@@ -396,7 +397,7 @@ pub(crate) fn copy(
     Ok(())
 }
 
-/// `lock`: `count` times fetch-compare-and-add on lock `number`.
+/// Command `lock`: `count` times fetch-compare-and-add on lock `number`.
 pub(crate) fn lock(
     nic: &Arc<Nic>,
     words: &Words,
@@ -408,7 +409,7 @@ pub(crate) fn lock(
     let engine = Engine::new(requester, notifications)?;
     let (mut successes, mut value, mut timeouts) = (0, 0, 0);
     for i in 0..words.count {
-        // Both units do the same (G16).
+        // Both units behave equally (G16).
         let at = if i % 2 == 0 {
             LockTarget::Completer
         } else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Commands on registers (`rra`, `backdoor`), memory (`smfu`) and events of this and other nodes,
+//! Commands for registers (`rra`, `backdoor`), memory (`smfu`) and events of this and other nodes,
 //! for tests.
 
 use crate::{attached::Attached, notices, report::Report, window};
@@ -21,10 +21,10 @@ use wire::{
     regs::pcie,
 };
 
-/// The device behind a node in root-port mode.
+/// Device behind a node in root-port mode.
 const DEVICE: Bdf = Bdf::new(1, 0, 0);
 
-/// Words of a command; numbers are decimal or hexadecimal with 0x.
+/// Words of a command. Numbers are decimal, or hexadecimal with 0x.
 pub(crate) struct Words {
     pub(crate) op: Op,
     method: Method,
@@ -32,7 +32,7 @@ pub(crate) struct Words {
     pub(crate) offset: u64,
     pub(crate) value: u64,
     timeout_us: u32,
-    /// With a spin lock held.
+    /// True to run with a spinlock held.
     atomic: bool,
     pub(crate) bytes: u64,
     pub(crate) interval: Option<u32>,
@@ -41,7 +41,7 @@ pub(crate) struct Words {
     pub(crate) count: usize,
     pub(crate) rounds: u64,
     pub(crate) repeat: u64,
-    /// Between two that are repeated.
+    /// Pause between repeated operations in µs.
     pub(crate) pause_us: i64,
     pub(crate) caching: Caching,
     pub(crate) ms: u64,
@@ -55,17 +55,17 @@ pub(crate) enum Op {
     /// Writes in rounds, each confirmed by the other side's `Follow`.
     Lead,
     Follow,
-    /// The own exported memory.
+    /// Accesses the own exported memory.
     Local,
-    /// Many registers at once.
+    /// Accesses many registers at a time.
     Batch,
-    /// A transaction with a backdoor that is not finished.
+    /// Begins a transaction with a backdoor and drops it unfinished.
     Undo,
-    /// Memory opened to others for a while.
+    /// Opens memory to other nodes for a limited time.
     Target,
-    /// A window that is used and dropped at once.
+    /// Uses a window and drops it at once.
     Reuse,
-    /// A window that stays until the NIC goes.
+    /// Opens a window that stays until the NIC is removed.
     Park,
 }
 
@@ -153,7 +153,7 @@ impl Words {
     }
 }
 
-/// Runs a command of this file; `None` for others. May sleep.
+/// Runs a command of this file; returns `None` for other commands. May sleep.
 pub(crate) fn run<'a>(
     attached: &Attached,
     verb: &str,
@@ -172,7 +172,7 @@ pub(crate) fn run<'a>(
         if words.op == Op::Park {
             return window::park(attached, &words, report);
         }
-        // Holds the NIC for the time of the command.
+        // Holds the NIC for the duration of the command.
         let run = attached.begin(Delta::from_secs(60))?;
         let nic = run.nic()?;
         command(&nic, &words, report)
@@ -192,7 +192,7 @@ impl Words {
         RegOffset(u32::try_from(self.offset).unwrap_or(u32::MAX))
     }
 
-    /// Runs `f`, with a spin lock held and interrupts disabled if that is asked for.
+    /// Runs `f`, on request with a spinlock held and interrupts disabled.
     fn context<R>(&self, f: impl FnOnce() -> R) -> Result<R> {
         if !self.atomic {
             return Ok(f());
@@ -232,8 +232,8 @@ fn registers(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     }
 }
 
-/// Writes a series of values to `count` registers from `offset` on, and reads them back, both at
-/// once; of `node` and, with `value`, of that node by turns.
+/// Writes a series of values to `count` registers from `offset` on and reads them back, both as one
+/// batch. Alternates between `node` and, if given, node `value`.
 fn batch(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let other = NodeId(w.value as u16);
     let node = |n: usize| {
@@ -263,7 +263,7 @@ fn batch(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     report.number("failed", failed as u64)
 }
 
-/// Configuration space of the device behind a node: `offset`, `bytes`.
+/// Accesses the configuration space of the device behind a node: `offset`, `bytes`.
 fn backdoor(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     if w.op == Op::Undo {
         return undo(nic, w, report);
@@ -271,7 +271,7 @@ fn backdoor(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let (doors, wait) = (nic.backdoors(), w.wait());
     let (register, bytes) = (w.offset as u16, w.bytes as u8);
     if w.op == Op::Local {
-        // Not of the own node: completions go to the FIFO from now on.
+        // Not for the own node, because completions go to the FIFO from now on.
         return Ok(doors.enable(w.node, wait)?);
     }
     let start = Instant::<Monotonic>::now();
@@ -293,13 +293,13 @@ fn backdoor(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     }
 }
 
-/// Sets a register in a transaction, and leaves it.
+/// Sets a register in a transaction, and drops the transaction.
 fn undo(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let at = pcie::PCIE_TO_HTOC_INTERRUPT_0;
     let mut transaction = nic.backdoors().begin(w.node, w.wait())?;
     transaction.set(at, w.value)?;
     report.number("set", transaction.read(at)?)?;
-    // It is had alone: a second one does not begin.
+    // A second transaction cannot begin at the same time.
     let second = nic.backdoors().begin(w.node, Wait::Sleep(100));
     report.number("alone", u64::from(second.is_err()))?;
     drop(second);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Result of a command: `key value` lines.
+//! Result of a command as `key value` lines.
 
 use kernel::{fmt, prelude::*, str::CString};
 
-/// Text under construction.
+/// Text of the result.
 pub(crate) struct Report<'a>(pub(crate) &'a mut KVec<u8>);
 
 impl Report<'_> {
@@ -15,14 +15,14 @@ impl Report<'_> {
         Ok(self.0.push(b'\n', GFP_KERNEL)?)
     }
 
-    /// Appends a number.
+    /// Appends a line with a number.
     pub(crate) fn number(&mut self, key: &str, value: u64) -> Result {
         self.line(fmt!("{key} {value}"))
     }
 
-    /// Says why a command failed and returns the error.
+    /// Appends the reason of a failure and returns the error.
     pub(crate) fn fail<T>(&mut self, error: Error, args: fmt::Arguments<'_>) -> Result<T> {
-        // Without memory for the text the number alone has to do.
+        // Without memory for the text, only the error number is returned.
         let _ = self.line(fmt!("error {args}"));
         Err(error)
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Server: sends pings back and offers memory to RMA. All work is done by one work item, started by interrupts.
+//! Server that returns pings and offers memory to RMA. One work item does all work; interrupts
+//! start it.
 
 use crate::{
     memory,
@@ -27,20 +28,20 @@ use kernel::{
 use kernel_ext::{sched::cond_resched, work};
 use wire::ids::Vpid;
 
-/// Bytes of the mailbox and of the notification queue.
+/// Size of the mailbox and of the notification queue in bytes.
 pub(crate) const QUEUE_BYTES: u32 = 512 << 10;
-/// Bytes offered for reading: twice the largest transfer, so that transfers differ.
+/// Number of bytes offered for reading: twice the largest transfer, so that transfers differ.
 const SOURCE_BYTES: usize = 2 << 20;
-/// Bytes offered for writing.
+/// Number of bytes offered for writing.
 const SINK_BYTES: usize = 1 << 20;
-/// How long the server polls for the next message of a polling client.
+/// Time in ms for which the server polls for the next message of a polling client.
 const POLL_MS: i64 = 1000;
-/// Longest lease that a peer may ask for.
+/// Maximum lease in ms that a peer may request.
 const MAX_LEASE_MS: u64 = 60_000;
 /// Seed of the pattern of the memory offered for reading.
 const SEED: u64 = 0x5EED_0001;
 
-/// The server of one NIC.
+/// Server of one NIC.
 #[pin_data]
 pub(crate) struct Server {
     #[pin]
@@ -53,15 +54,15 @@ pub(crate) struct Server {
 /// Counters of a server.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Counts {
-    /// Messages answered.
+    /// Number of answered messages.
     pub(crate) served: u64,
-    /// Messages that want no answer.
+    /// Number of messages that need no answer.
     pub(crate) data: u64,
-    /// Messages that were no request, or could not be answered.
+    /// Number of messages that were invalid or could not be answered.
     pub(crate) bad: u64,
-    /// PUTs that arrived.
+    /// Number of PUTs that arrived.
     pub(crate) puts: u64,
-    /// Runs of the work item.
+    /// Number of runs of the work item.
     pub(crate) wakeups: u64,
 }
 
@@ -73,7 +74,8 @@ struct Reply {
     payload: [u8; MAX_LEN as usize],
 }
 
-/// Ports before memory: closing a port makes the NIC refuse what still arrives for it.
+/// Ports are declared before memory, because closing a port makes the NIC reject late packets for
+/// the memory.
 struct Inner {
     nic: Handle,
     sender: Sender,
@@ -89,11 +91,11 @@ struct Inner {
 }
 
 enum Step {
-    /// Go on.
+    /// A message was processed.
     Worked,
     /// The mailbox was empty.
     Empty,
-    /// `writable` will start the work item.
+    /// The mailbox has messages, but no credit is free; `writable` will start the work item.
     Blocked,
 }
 
@@ -111,13 +113,13 @@ impl WorkItem for Server {
     }
 }
 
-/// Starts the work item.
+/// Client that starts the work item.
 struct Kick(Arc<Server>);
 
 impl Kick {
     fn kick(&self) {
         if !self.0.closing.load(Relaxed) {
-            // Queued already is fine.
+            // Failure means that the work item is queued already.
             let _ = work::enqueue(self.0.clone());
         }
     }
@@ -134,7 +136,7 @@ impl Client for Kick {
 }
 
 impl Server {
-    /// Opens the ports and begins to serve. May sleep.
+    /// Opens the ports and starts to serve. May sleep.
     pub(crate) fn start(nic: &Handle, vpid: Vpid) -> Result<Arc<Self>> {
         let source = memory::allocate(nic, SOURCE_BYTES)?;
         let sink = memory::allocate(nic, SINK_BYTES)?;
@@ -169,27 +171,29 @@ impl Server {
         Ok(server)
     }
 
-    /// VPIDs of VELO and RMA, and counters. Waits while a message is being handled. May sleep.
+    /// Returns VPIDs of VELO and RMA, and counters. Waits while a message is being processed. May
+    /// sleep.
     pub(crate) fn show(&self) -> Option<(Vpid, Vpid, Counts)> {
         let inner = self.inner.lock();
         let inner = inner.as_ref()?;
         Some((inner.sender.vpid(), inner.requester.vpid(), inner.counts))
     }
 
-    /// Closes the ports. Returns until when a peer may still write to the memory that is freed now. May sleep.
+    /// Closes the ports. Returns the time until which a peer may still write to the memory that is
+    /// freed now. May sleep.
     pub(crate) fn stop(self: &Arc<Self>) -> Option<Instant<Monotonic>> {
         self.closing.store(true, Relaxed);
         if let Some(inner) = self.inner.lock().as_ref() {
             inner.sender.detach();
         }
-        // Nobody starts it any more.
+        // No code starts the work item any more.
         work::cancel_sync(self);
         let inner = self.inner.lock().take()?;
         inner.sender.close();
         inner.mailbox.close();
         inner.requester.close();
         inner.notifications.close();
-        // The memory that peers know is freed when nothing of them is let in any more.
+        // The memory is freed after the NIC rejects all accesses of peers.
         drop((inner.source, inner.sink));
         inner.lease
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What user programs do too, done by the kernel API: streams of messages, streams of transfers between registered
-//! memories, and registering itself. `make bench` compares both.
+//! Counterparts of user programs' operations by the kernel API: streams of messages, streams of
+//! transfers between registered memories, and registration itself. `make bench` compares both.
 
 use crate::{
     attached::Run,
@@ -27,14 +27,16 @@ use kernel::{
 };
 use wire::ids::{Nla, Unit};
 
-/// Messages after which the sender asks for a reply. Two such parts may be on their way: a quarter of the mailbox.
+/// Number of messages after which the sender requests a reply. Two such parts may be in flight: a
+/// quarter of the mailbox.
 const PART: u64 = 512;
 
 fn since(begin: Instant<Monotonic>) -> u64 {
     begin.elapsed().as_nanos().max(1) as u64
 }
 
-/// `rate`: `count` messages of `size` bytes in one direction. Ends when the server has taken the last one.
+/// Command `rate`: sends `count` messages of `size` bytes in one direction. Ends when the server
+/// has received the last one.
 pub(crate) fn rate(
     run: &Run<'_>,
     nic: &Arc<Nic>,
@@ -59,7 +61,7 @@ pub(crate) fn rate(
     };
     let send = |tag, irq| waiter.send(|| sender.send(header(tag, irq), message));
     let mut armed = false;
-    // In polling mode the first one has to wake the server.
+    // In polling mode the first message must wake the server.
     send(ping, true)?;
     answer(waiter, peer, ping, &mut armed, &mut mailbox)?;
     let begin = Instant::now();
@@ -114,8 +116,8 @@ fn answer(
     )
 }
 
-/// `stream`: `count` transfers of `len` bytes each between new local memory and NLA `nla` + `offset` of a peer, always the same
-/// bytes. PUTs end when the peer has them all.
+/// Command `stream`: `count` transfers of `len` bytes each between new local memory and NLA `nla` +
+/// `offset` of a peer, always the same bytes. PUTs end when all have arrived at the peer.
 pub(crate) fn stream(
     run: &Run<'_>,
     nic: &Arc<Nic>,
@@ -129,7 +131,7 @@ pub(crate) fn stream(
         return report.fail(EINVAL, fmt!("len is 1 to {MAX_TRANSFER} and at most bytes"));
     }
     let seed = (!words.get).then_some(words.seed);
-    // The memory goes before the port, so that nothing late reaches it.
+    // Memory is dropped before the port, so that no late access reaches it.
     let (requester, mut notifications) = nic.rma().open(None, QUEUE_BYTES)?;
     let (region, view) = regions::memory(nic, requester.vpid(), words, bytes, seed)?;
     let Some(region) = &region else {
@@ -210,7 +212,7 @@ struct Flow<'a> {
     waiter: &'a Waiter,
     notifications: &'a mut Notifications,
     armed: bool,
-    /// Times that notifications were found.
+    /// Number of passes that found notifications.
     wakeups: u64,
 }
 
@@ -226,7 +228,7 @@ impl Flow<'_> {
         }
     }
 
-    /// Waits for notifications, which all have to be of this kind and without an error; returns their number.
+    /// Waits for notifications of this kind without an error. Returns their number.
     fn take(&mut self, kind: NotificationType, report: &mut Report<'_>) -> Result<u64> {
         let node = self.peer.node;
         let (number, bad): (usize, Option<Notification>) = self.waiter.until(
@@ -252,7 +254,8 @@ impl Flow<'_> {
         }
     }
 
-    /// Waits until the peer's completer has answered a lock operation that changes nothing: then it has all PUTs before.
+    /// Waits until the peer's completer has answered a lock operation that changes no value. The
+    /// peer then has all earlier PUTs.
     fn confirm(&mut self, requester: &Requester, report: &mut Report<'_>) -> Result {
         let to = self.peer(NotifySpec {
             requester: false,
@@ -265,7 +268,8 @@ impl Flow<'_> {
     }
 }
 
-/// `register`: `count` times memory of `bytes` bytes is registered and revoked; nobody uses it in between.
+/// Command `register`: registers and revokes memory of `bytes` bytes `count` times, without any
+/// access in between.
 pub(crate) fn register(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Result {
     let bytes = regions::bytes(words, report)?;
     let (requester, _notifications) = nic.rma().open(None, QUEUE_BYTES)?;

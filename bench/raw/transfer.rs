@@ -27,20 +27,21 @@ use kernel::{
 };
 use wire::ids::{BusAddr, Unit};
 
-/// Largest transfer in bytes.
+/// Maximum size of a transfer in bytes.
 pub(crate) const MAX_SIZE: usize = 1 << 20;
-/// Most transfers in flight.
+/// Maximum number of transfers in flight.
 pub(crate) const MAX_INFLIGHT: usize = 64;
-/// Most memory for transfers in flight.
+/// Maximum memory for transfers in flight in bytes.
 const MAX_MEMORY: usize = 16 << 20;
-/// How long what an aborted run left has to stay: late responses may still be written.
+/// Time in ms for which memory of an aborted run must stay, because late responses may still be
+/// written.
 const PARK_MS: i64 = 2000;
-/// Seed of what PUTs write.
+/// Seed of the data that PUTs write.
 const PUT_SEED: u64 = 0x5EED_0002;
-/// Most PUTs of a run: their notifications have to fit the queue of the server.
+/// Maximum number of PUTs per run, because their notifications must fit the queue of the server.
 const MAX_PUTS: u64 = QUEUE_BYTES as u64 / 16 / 2;
 
-/// Which way the data goes.
+/// Direction of the data.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// From the server.
@@ -49,14 +50,14 @@ pub(crate) enum Direction {
     Put,
 }
 
-/// What to do.
+/// Parameters of a run.
 pub(crate) struct Job {
     pub(crate) direction: Direction,
-    /// Bytes per transfer, a multiple of 8.
+    /// Number of bytes per transfer, a multiple of 8.
     pub(crate) size: usize,
     /// Number of transfers.
     pub(crate) count: u64,
-    /// Most of them at once.
+    /// Maximum number of transfers in flight.
     pub(crate) inflight: usize,
 }
 
@@ -65,11 +66,12 @@ struct Slot {
     memory: DmaWords,
     /// Offset in the server's memory while in flight.
     busy: Option<u64>,
-    /// Offset of the transfer that wrote the memory last.
+    /// Offset of the last transfer that wrote the memory.
     last: Option<u64>,
 }
 
-/// Ports before memory: closing a port makes the NIC refuse what still arrives for it.
+/// Ports are declared before memory, because closing a port makes the NIC reject late packets for
+/// the memory.
 struct Ports {
     requester: Requester,
     notifications: Notifications,
@@ -77,7 +79,7 @@ struct Ports {
     in_flight: usize,
 }
 
-/// What an aborted run left; kept until nothing can arrive for it any more.
+/// Memory that an aborted run left; kept until late responses cannot arrive any more.
 pub(crate) struct Parked(Option<Ports>);
 
 impl Drop for Parked {
@@ -85,13 +87,13 @@ impl Drop for Parked {
         if let Some(ports) = self.0.take() {
             ports.requester.close();
             ports.notifications.close();
-            // Nothing is let in to the memory any more.
+            // The NIC rejects all further accesses to the memory.
             drop(ports.slots);
         }
     }
 }
 
-/// Talks to the server.
+/// Connection to the server.
 struct Control<'a> {
     peer: &'a Peer,
     waiter: &'a Waiter,
@@ -109,7 +111,7 @@ impl Control<'_> {
         }
     }
 
-    /// Asks for the server's offer and a lease for the time that the run may take.
+    /// Requests the server's offer and a lease for the maximum duration of the run.
     fn ask(&mut self) -> Result<Offer> {
         let peer = self.peer;
         let header = self.header(ASK);
@@ -144,7 +146,7 @@ impl Control<'_> {
     }
 }
 
-/// Runs the job: asks the server for its memory, transfers, verifies.
+/// Runs the job: requests the server's memory, transfers, verifies.
 pub(crate) fn run(
     run: &mut Run<'_>,
     nic: &Arc<Nic>,
@@ -187,7 +189,7 @@ pub(crate) fn run(
     }
     let mut inflight = job.inflight.min(MAX_MEMORY / job.size).max(1);
     if job.direction == Direction::Put {
-        // Each slot has a place of its own there.
+        // Each slot has its own range of the server's memory.
         inflight = inflight.min((room / job.size as u64) as usize).max(1);
     }
     inflight = inflight.min(job.count as usize);
@@ -275,7 +277,7 @@ fn measured(
     report.number("verified_bytes", verified)
 }
 
-/// Keeps transfers in flight.
+/// Transfers in flight.
 struct Flow<'a> {
     ports: &'a mut Ports,
     waiter: &'a Waiter,
@@ -285,11 +287,12 @@ struct Flow<'a> {
     armed: bool,
     posted: u64,
     done: u64,
-    /// Times that notifications were found.
+    /// Number of passes that found notifications.
     batches: u64,
 }
 
-/// Where the server's memory is read for transfer `index`: all over it, at multiples of 64 bytes.
+/// Returns the offset in the server's memory for transfer `index`: spread over the memory, at
+/// multiples of 64 bytes.
 fn source_offset(job: &Job, offer: &Offer, index: u64) -> u64 {
     let span = offer.source_len - job.size as u64;
     (index * job.size as u64 % (span + 64).max(64)).min(span) & !63
@@ -331,7 +334,7 @@ impl Flow<'_> {
         Ok(())
     }
 
-    /// Posts what can be posted; true if that ended for lack of credit.
+    /// Posts all commands that are possible. Returns true if it stopped for lack of credit.
     fn post(&mut self) -> Result<bool> {
         let page = PageOptions {
             irq: self.peer.mode == Mode::Irq,
@@ -340,7 +343,7 @@ impl Flow<'_> {
         let get = self.job.direction == Direction::Get;
         let to = rma::Peer {
             notify: NotifySpec {
-                // A PUT is done here when it was sent; the server counts its arrival.
+                // A PUT is complete here after it was sent; the server counts its arrival.
                 requester: !get,
                 responder: false,
                 completer: true,
@@ -360,7 +363,7 @@ impl Flow<'_> {
             let local = slot.memory.address();
             let (offset, result) = if get {
                 let offset = source_offset(self.job, self.offer, self.posted);
-                // So that data of an earlier transfer is not taken for this one's.
+                // Cleared, so that data of an earlier transfer is not mistaken for this one's.
                 slot.memory.write(0, 0);
                 slot.memory.write(words - 1, 0);
                 let remote = BusAddr(self.offer.source.0 + offset);
@@ -395,7 +398,8 @@ impl Flow<'_> {
             return report.fail(EPROTO, fmt!("unexpected notification {n:?}"));
         }
         let len = self.job.size as u32;
-        // Requester and completer tell the address on their own side (HW §10.4); the server's may well be the same numbers.
+        // Requester and completer report the address of their own side (HW §10.4); the server's
+        // addresses may have the same values.
         let found = self.ports.slots.iter().position(|slot| {
             let last = last_fragment_start(slot.memory.address().0, len);
             slot.busy.is_some() && last == n.word0
@@ -434,7 +438,7 @@ impl Flow<'_> {
     }
 }
 
-/// Waits until the server has seen `count` PUTs since `before`.
+/// Waits until the server has counted `count` PUTs since `before`.
 fn arrived(control: &mut Control<'_>, before: &Offer, count: u64) -> Result {
     loop {
         let seen = control.ask()?.puts.wrapping_sub(before.puts);
@@ -449,7 +453,7 @@ fn arrived(control: &mut Control<'_>, before: &Offer, count: u64) -> Result {
     }
 }
 
-/// Compares every word of the last transfer into each slot; returns the number of bytes.
+/// Compares every word of the last transfer of each slot. Returns the number of bytes.
 fn verify_gets(ports: &Ports, job: &Job, offer: &Offer, report: &mut Report<'_>) -> Result<u64> {
     let mut bytes = 0;
     for slot in ports.slots.iter() {
@@ -467,7 +471,7 @@ fn verify_gets(ports: &Ports, job: &Job, offer: &Offer, report: &mut Report<'_>)
     Ok(bytes)
 }
 
-/// Reads what the PUTs wrote back and compares it; returns the number of bytes.
+/// Reads the data of the PUTs back and compares it. Returns the number of bytes.
 fn verify_puts(
     ports: &mut Ports,
     waiter: &Waiter,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! How a run waits: for interrupts or by polling, always until a deadline, a signal or the end of the NIC.
+//! Waiting in a run: by interrupts or by polling, always until a deadline, a signal or the removal
+//! of the NIC.
 
 use extoll_core::{rma::SendError, vpid::Client};
 use kernel::{
@@ -16,12 +17,12 @@ use kernel::{
 use kernel_ext::sched::cond_resched;
 use wire::ids::Unit;
 
-/// How to learn of messages and notifications.
+/// Method of finding messages and notifications.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mode {
     /// By interrupts.
     Irq,
-    /// By reading the queue in memory over and over.
+    /// Reading the queue in memory repeatedly.
     Poll,
 }
 
@@ -40,20 +41,20 @@ struct Events {
     writable: bool,
 }
 
-/// Client of one of the two ports that a run may have.
+/// Client of one of the two possible ports of a run.
 pub(crate) struct Ear {
     waiter: Arc<Waiter>,
     unit: Unit,
 }
 
-/// What the port tells, and who waits for it.
+/// Events of the ports, and the waiting run.
 #[pin_data]
 pub(crate) struct Waiter {
     #[pin]
     events: SpinLockIrq<Events>,
     #[pin]
     changed: CondVar,
-    /// The NIC is about to go.
+    /// True when the NIC is being removed.
     cancelled: AtomicFlag,
     deadline: Instant<Monotonic>,
 }
@@ -75,7 +76,7 @@ impl Client for Ear {
 }
 
 impl Waiter {
-    /// Waits end after `timeout`.
+    /// Returns a waiter whose waits end after `timeout`.
     pub(crate) fn new(timeout: Delta) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
@@ -88,7 +89,7 @@ impl Waiter {
         )
     }
 
-    /// Client for the port of `unit`.
+    /// Returns a client for the port of `unit`.
     pub(crate) fn ear(self: &Arc<Self>, unit: Unit) -> Result<Arc<Ear>> {
         let waiter = self.clone();
         Ok(Arc::new(Ear { waiter, unit }, GFP_KERNEL)?)
@@ -97,7 +98,7 @@ impl Waiter {
     /// Ends all waits with `ENODEV`. Any context.
     pub(crate) fn cancel(&self) {
         self.cancelled.store(true, Relaxed);
-        // With the lock, so that nobody misses it between looking and sleeping.
+        // Taken so that a waiter between its check and its sleep does not miss the wakeup.
         drop(self.events.lock());
         self.changed.notify_all();
     }
@@ -106,9 +107,11 @@ impl Waiter {
         (self.deadline - Instant::now()).as_millis()
     }
 
+    /// Checks whether the run must end.
+    ///
     /// # Errors
     ///
-    /// `ENODEV`, `EINTR`, `ETIMEDOUT`: why a run has to end.
+    /// `ENODEV`, `EINTR`, `ETIMEDOUT`: the reason why the run must end.
     pub(crate) fn check(&self) -> Result {
         if self.cancelled.load(Relaxed) {
             Err(ENODEV)
@@ -144,7 +147,7 @@ impl Waiter {
         }
     }
 
-    /// Repeats `send` until it is not refused for lack of room. May sleep.
+    /// Repeats `send` until it does not fail for lack of credits. May sleep.
     pub(crate) fn send(&self, mut send: impl FnMut() -> Result<(), SendError>) -> Result {
         loop {
             self.events.lock().writable = false;
@@ -158,8 +161,10 @@ impl Waiter {
         }
     }
 
-    /// Waits until `ready` gives something out of the queue of `unit`. `rearm` unmasks the interrupt and tells whether something waits all the
-    /// same; `armed` remembers that between calls. May sleep.
+    /// Waits until `ready` returns a value from the queue of `unit`. May sleep.
+    ///
+    /// `rearm` unmasks the interrupt and returns whether an entry is pending nevertheless. `armed`
+    /// keeps that state between calls.
     pub(crate) fn until<Q, R>(
         &self,
         mode: Mode,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Commands on memory of other nodes (`smfu`), for tests.
+//! Commands for memory of other nodes (`smfu`), for tests.
 
 use crate::{
     attached::Attached,
@@ -38,7 +38,7 @@ fn map(nic: &Arc<Nic>, w: &Words) -> Result<(Window, RemoteMemory)> {
     Ok((window, mapping))
 }
 
-/// Runs `smfu`.
+/// Runs command `smfu`.
 pub(crate) fn memory(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     match w.op {
         Op::Local => {
@@ -61,7 +61,7 @@ pub(crate) fn memory(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Resu
     }
     let at = w.offset as usize;
     let done = match w.op {
-        // The window is gone a moment after the store.
+        // The window is closed directly after the store.
         Op::Reuse => mapping.write(at, w.value),
         Op::Write => (0..w.repeat)
             .try_for_each(|n| {
@@ -92,7 +92,7 @@ fn pattern(round: u64, i: usize) -> u64 {
     round << 32 | (i as u64).wrapping_mul(0x9E37_79B9)
 }
 
-/// Tries `f` until it gives a value, for 20 s.
+/// Repeats `f` until it returns a value, for up to 20 s.
 fn until<T>(mut f: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::<Monotonic>::now();
     while start.elapsed().as_millis() < 20_000 {
@@ -104,7 +104,8 @@ fn until<T>(mut f: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     Err(ETIMEDOUT)
 }
 
-/// Stores data, then the round's number, and waits until the follower's confirmation can be loaded.
+/// Stores data and then the number of the round. Waits until a load returns the follower's
+/// confirmation.
 fn lead(mapping: &RemoteMemory, w: &Words, report: &mut Report<'_>) -> Result {
     mapping.write(ROUND * 8, 0u64)?;
     mapping.write(CONFIRMED * 8, 0u64)?;
@@ -117,7 +118,7 @@ fn lead(mapping: &RemoteMemory, w: &Words, report: &mut Report<'_>) -> Result {
         }
         mapping.write(ROUND * 8, round)?;
         mapping.flush();
-        // A load sees all stores before it.
+        // A load is ordered behind all earlier stores.
         if w.count > 0
             && mapping.read::<u64>((DATA + w.count - 1) * 8)? != pattern(round, w.count - 1)
         {
@@ -134,7 +135,7 @@ fn lead(mapping: &RemoteMemory, w: &Words, report: &mut Report<'_>) -> Result {
     report.number("rounds", w.rounds)
 }
 
-/// Waits for each round's number in the own exported memory; the data must all be there then.
+/// Waits for each round's number in the own exported memory; all data must be present then.
 fn follow(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let with =
         |f: &mut dyn FnMut(&DmaWords) -> u64| nic.smfu().with_exported(|m| f(m)).ok_or(ENODEV);
@@ -155,8 +156,8 @@ fn follow(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     report.number("bad", bad)
 }
 
-/// Opens memory to the interval for a while; the word at `offset` afterwards. What it refuses is
-/// refused before: memory that is open already.
+/// Opens memory to the interval for a limited time, and reports the word at `offset` afterwards.
+/// First checks that memory which is already open is rejected.
 fn target(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let smfu = nic.smfu();
     let number = w.interval.ok_or(EINVAL)?;
@@ -177,13 +178,13 @@ fn target(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     fsleep(Delta::from_millis(w.ms as i64));
     report.number("value", memory.read(w.offset as usize / 8))?;
     drop(target);
-    // Nothing comes any more.
+    // No access arrives any more.
     memory.write(w.offset as usize / 8, 0);
     fsleep(Delta::from_millis(w.ms as i64));
     report.number("after", memory.read(w.offset as usize / 8))
 }
 
-/// Makes a window that stays until the NIC goes.
+/// Opens a window that stays until the NIC is removed.
 pub(crate) fn park(attached: &Attached, w: &Words, report: &mut Report<'_>) -> Result {
     let nic = attached.nic().ok_or(ENODEV)?;
     let window = nic.smfu().window(spec(w))?;

@@ -203,7 +203,7 @@ fn every_page_size_is_found() {
         assert_eq!(all.len(), 1);
         assert_eq!(all[0].code, code);
         assert_eq!(size_code(4 << code), Some(code));
-        // Large pages are not used if they are not allowed.
+        // Large pages are used only if they are allowed.
         assert_eq!(wish(0), (1, 0));
         assert!(cut(1 << 18, addr, pages, 0).all(|nlp| nlp.code == 0));
     }

@@ -95,7 +95,7 @@ fn poll(ring: &mut Ring, consumer: &mut RingConsumer, now: Time) -> Vec<u32> {
 
 proptest! {
     /// Every item that was not lost is read once and in order, and a hole delays the queue for two
-    /// checks at the most recent.
+    /// checks at the maximum.
     #[test]
     fn all_but_the_lost_is_read(
         flag_rule: bool,
@@ -137,7 +137,7 @@ proptest! {
         prop_assert_eq!(consumer.next(), ring.lwp);
     }
 
-    /// A clock that goes backwards does not create holes.
+    /// Returns a clock that goes backwards does not create holes.
     #[test]
     fn time_may_go_back(times in prop::collection::vec(0u64..HOLE, 1..50)) {
         let mut consumer = RingConsumer::new(16, HOLE);
@@ -234,8 +234,8 @@ fn a_burst_before_the_store_is_not_overwritten() {
     }
 }
 
-/// The decision depends on the distance, also across the end of the queue. A pointer outside of the
-/// queue is rejected.
+/// Returns the decision depends on the distance, also across the end of the queue. A pointer
+/// outside of the queue is rejected.
 #[test]
 fn half_of_the_queue_has_to_be_free() {
     for (rp, wp, may) in [

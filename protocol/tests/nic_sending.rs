@@ -180,7 +180,7 @@ fn stalls_are_told_once_and_repairs_open_again() {
     assert_eq!(s.watch(true), Err(Next::Idle));
 }
 
-/// A NIC that does not answer one read does not close the port. The watch continues, and waiting
+/// A NIC that does not answer a single read leaves the port open. The watch continues, and waiting
 /// senders are woken after the next answer.
 #[test]
 fn a_read_of_all_ones_is_repeated() {
@@ -326,8 +326,8 @@ fn without_the_watch(total: u32, depth: usize, watch: impl Fn(u64) -> bool) -> (
     (nic.taken, repairs)
 }
 
-/// A sender that blocks the watch sends all of its packets by itself, once and in order, even if
-/// the watch and the sender repair alternately.
+/// Returns a sender that blocks the watch sends all of its packets by itself, once and in order,
+/// even if the watch and the sender repair alternately.
 #[test]
 fn packets_are_repaired_without_the_watch() {
     for depth in [1, 16, 64, 300] {

@@ -160,7 +160,7 @@ fn every_note_has_its_word() {
         assert!(Note { what, place: PLACE }.word() != Note::bare(what).word());
         assert!(Note::parse(Note { what, place: PLACE }.word()).is_err());
     }
-    // The code of another note is invalid, as is a verdict in a note without one.
+    // Invalid: the code of another note, and a verdict in a note that has none.
     for raw in [0, 8, 0x05_0000_0003, 0x01_0000_0001, 1 << 40] {
         assert!(Note::parse(raw).is_err(), "{raw:#x}");
     }
@@ -297,7 +297,7 @@ fn tags_are_those_of_kinds() {
 }
 
 proptest! {
-    /// An accepted message encodes to the words that were decoded.
+    /// Returns an accepted message encodes to the words that were decoded.
     #[test]
     fn anything(
         tag in 0x2eu8..0x38,
