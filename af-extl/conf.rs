@@ -39,9 +39,9 @@ static ASK_MS: Tunable = Tunable::new("af_extl.ask_ms", 10);
 static ASKS: Tunable = Tunable::new("af_extl.asks", 4);
 /// Time in ms that a client waits until the server's program has accepted.
 static ACCEPT_MS: Tunable = Tunable::new("af_extl.accept_ms", 200);
-/// Time in ms for which a peer that did not answer is not asked again.
+/// Time in ms before a peer that did not answer is asked again.
 static SILENT_MS: Tunable = Tunable::new("af_extl.silent_ms", 10000);
-/// Time in ms for which a server that accepted too late is not asked again; doubles each time.
+/// Time in ms before a server that accepted too late is asked again; doubles each time.
 static LATE_MS: Tunable = Tunable::new("af_extl.late_ms", 1000);
 /// Time in ms after which a peer that does not answer counts as down.
 static DEAD_MS: Tunable = Tunable::new("af_extl.dead_ms", 10000);

@@ -6,8 +6,8 @@
 //! Rust modules have no sysfs files for parameters, so [`show`] lists them in debugfs.
 //!
 //! A [`Tunable`] has no module parameter. Tests write an override into the debugfs file
-//! `extoll/tunables` before they load the module that uses it (or, for `extoll.ko`, before they bind
-//! the NIC). The module takes the override off the list and keeps it until it is unloaded.
+//! `extoll/tunables` before they load the module that uses it (or, for `extoll.ko`, before they
+//! bind the NIC). The module takes the override off the list and keeps it until it is unloaded.
 
 use crate::global::Global;
 use kernel::{
@@ -228,8 +228,8 @@ impl Overrides {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a word of another form or a name of more than 47 bytes; `E2BIG` for more than 64
-    /// words; `ENODEV` while no owner exists. The overrides stay unchanged then.
+    /// `EINVAL` for a word of another form or a name of more than 47 bytes; `E2BIG` for more than
+    /// 64 words; `ENODEV` while no owner exists. The overrides stay unchanged then.
     pub fn set(text: &str) -> Result {
         let store = STORE.get().ok_or(ENODEV)?;
         let mut list = KVec::with_capacity(OVERRIDES, GFP_KERNEL)?;

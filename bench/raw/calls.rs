@@ -327,7 +327,7 @@ pub(crate) fn calls(
             match table.get(words, i, (timeout, context), owner) {
                 Ok(_) => break,
                 Err(RmaError::Busy) => busy += 1,
-                Err(e) => return report.fail(e.into(), fmt!("GET {i} is refused: {e:?}")),
+                Err(e) => return report.fail(e.into(), fmt!("GET {i} was rejected: {e:?}")),
             }
             if poll {
                 polls += 1;
@@ -385,7 +385,7 @@ pub(crate) fn give_up(
         let owner = Owner::new(&sums, None)?;
         match table.get(words, i, (timeout, context), owner) {
             Ok(ticket) => tickets.push(ticket, GFP_KERNEL)?,
-            Err(e) => return report.fail(e.into(), fmt!("GET {i} is refused: {e:?}")),
+            Err(e) => return report.fail(e.into(), fmt!("GET {i} was rejected: {e:?}")),
         }
     }
     let taken = words.count;

@@ -275,7 +275,7 @@ pub(crate) fn run(
     let verb = words.next().unwrap_or("");
     if verb != "pieces" {
         if !memory.is_empty() {
-            return report.fail(EINVAL, fmt!("only 'pieces' takes memory"));
+            return report.fail(EINVAL, fmt!("only 'pieces' accepts memory"));
         }
         return once(registry, text, &mut report).map(|()| None);
     }
@@ -395,10 +395,7 @@ fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
             let mut run = match attached.begin(peer.timeout) {
                 Ok(run) => run,
                 Err(e) if e == EBUSY => {
-                    return report.fail(
-                        e,
-                        fmt!("busy with another run, or too soon after an aborted one"),
-                    );
+                    return report.fail(e, fmt!("another run is active or has left memory in use"));
                 }
                 Err(e) => return report.fail(e, fmt!("cannot begin: {e:?}")),
             };

@@ -178,7 +178,10 @@ pub(crate) fn reserve(
     let bytes = crate::regions::bytes(words, report)?;
     let most = bytes / PAGE;
     if most > Reserve::MOST_PAGES || bytes > MAX_LEN as usize {
-        return report.fail(EINVAL, fmt!("at most {} pages", Reserve::MOST_PAGES));
+        return report.fail(
+            EINVAL,
+            fmt!("bytes exceeds the limit of {} pages", Reserve::MOST_PAGES),
+        );
     }
     let port = Loop::new(nic, timeout)?;
     let vpid = port.to.vpid;
@@ -224,7 +227,10 @@ pub(crate) fn reserve(
         // A rejected registration that is too long consumes no region.
         let refusal = atomic.run(|| reserve.register(&long, whole)).err();
         if refusal != Some(EINVAL) {
-            return report.fail(EBADMSG, fmt!("too many pages: {refusal:?}"));
+            return report.fail(
+                EBADMSG,
+                fmt!("unexpected result for too many pages: {refusal:?}"),
+            );
         }
     }
     // Region that outlives its reserve.

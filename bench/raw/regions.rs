@@ -241,7 +241,7 @@ pub(crate) fn bytes(words: &Words, report: &mut Report<'_>) -> Result<usize> {
         return report.fail(EINVAL, fmt!("bytes is a multiple of {PAGE}, not 0"));
     }
     if bytes > MAX_OWN {
-        return report.fail(EINVAL, fmt!("at most {MAX_OWN} bytes"));
+        return report.fail(EINVAL, fmt!("bytes exceeds the limit of {MAX_OWN}"));
     }
     Ok(bytes)
 }

@@ -128,7 +128,10 @@ pub(crate) fn stream(
     let bytes = regions::bytes(words, report)?;
     let len = words.len.unwrap_or(bytes as u64);
     if !(1..=u64::from(MAX_TRANSFER)).contains(&len) || len > bytes as u64 {
-        return report.fail(EINVAL, fmt!("len is 1 to {MAX_TRANSFER} and at most bytes"));
+        return report.fail(
+            EINVAL,
+            fmt!("len must be 1 to {MAX_TRANSFER} and not exceed bytes"),
+        );
     }
     let seed = (!words.get).then_some(words.seed);
     // Memory is dropped before the port, so that no late access reaches it.

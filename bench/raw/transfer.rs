@@ -155,7 +155,10 @@ pub(crate) fn run(
     report: &mut Report<'_>,
 ) -> Result {
     if job.direction == Direction::Put && job.count > MAX_PUTS {
-        return report.fail(EINVAL, fmt!("at most {MAX_PUTS} PUTs in one run"));
+        return report.fail(
+            EINVAL,
+            fmt!("count exceeds the limit of {MAX_PUTS} PUTs per run"),
+        );
     }
     let waiter = run.waiter.clone();
     let (sender, mailbox) = nic.velo().open(None, QUEUE_BYTES)?;

@@ -22,7 +22,8 @@ pub(crate) const fn set(raw: u64, hi: u32, lo: u32, value: u64) -> u64 {
 
 /// Declares a newtype over `u64` with one getter and one `with_…` setter per field.
 ///
-/// Setters keep only as many low bits of the value as the field has. `FIELDS` lists (name, msb, lsb).
+/// Setters keep only as many low bits of the value as the field has. `FIELDS` lists (name, msb,
+/// lsb).
 macro_rules! bits {
     (
         $(#[$meta:meta])*

@@ -388,7 +388,8 @@ fn velo_values() {
         velo::RequesterAddr::decode(0x01C0_0000 | 0x2FE078).encode(),
         0x2FE078
     );
-    // 128-byte slot: status at 120, payload right-aligned; 64-byte slot: status at 56, 56 bytes each.
+    // 128-byte slot: status at 120, payload right-aligned; 64-byte slot: status at 56, 56 bytes
+    // each.
     assert_eq!(velo::SlotSize::B128.status_offset(), 120);
     assert_eq!(velo::SlotSize::B64.status_offset(), 56);
     for len in 1..=120u16 {
@@ -454,7 +455,8 @@ fn rma_values() {
         .index(),
         6
     );
-    // A remote register write: immediate put, VPID 252, eight bytes, requester notification (HW §13).
+    // A remote register write: immediate put, VPID 252, eight bytes, requester notification (HW
+    // §13).
     let d = rma::Descriptor {
         node: NodeId(9),
         vpid: Vpid::RRA,

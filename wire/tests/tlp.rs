@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! PCIe packets: golden vectors from the PCI Express Base Specification, round trips, and the rules for completions.
+//! PCIe packets: golden vectors from the PCI Express Base Specification, round trips, and the rules
+//! for completions.
 
 use proptest::prelude::*;
 use wire::tlp::{pieces, words, Bdf, CfgType, Error, Kind, Span, Status, Tlp, PAGE};

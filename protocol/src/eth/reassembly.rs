@@ -8,7 +8,7 @@
 //! * It accepts fragments only in tag sequence, and discards the partial frame if the sequence
 //!   breaks.
 //! * It accepts the breaking fragment as the start of a new frame only if its Ethernet source
-//!   address is that of the sending node. Otherwise it drops all fragments through the last one of
+//!   address is that of the sending node. If not, it drops all fragments through the last one of
 //!   the broken frame.
 //! * It never lets a frame grow beyond its limit.
 //!

@@ -128,7 +128,7 @@ impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Runs
         self.used
     }
 
-    /// Returns the maximum of [`Self::used`] so far.
+    /// Returns the maximum of [`Self::used()`] so far.
     pub fn most(&self) -> usize {
         self.most
     }

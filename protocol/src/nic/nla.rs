@@ -230,7 +230,7 @@ impl<S: Store> Space<S> {
         self.free.ranges()
     }
 
-    /// Returns the number of ranges given out.
+    /// Returns the number of allocated ranges.
     pub fn live(&self) -> usize {
         self.live
     }

@@ -259,10 +259,10 @@ impl fmt::Display for Rejected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let value = self.value;
         match self.why {
-            Reject::Tag => write!(f, "no message has the tag {value:#x}"),
-            Reject::Service => write!(f, "a message with the tag {value:#x} does not come here"),
-            Reject::Length => write!(f, "length {value} does not fit"),
-            Reject::Field => write!(f, "a field can't be {value:#x}"),
+            Reject::Tag => write!(f, "unknown tag {value:#x}"),
+            Reject::Service => write!(f, "message with tag {value:#x} for another VPID"),
+            Reject::Length => write!(f, "invalid length {value}"),
+            Reject::Field => write!(f, "invalid field value {value:#x}"),
         }
     }
 }

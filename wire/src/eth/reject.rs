@@ -106,7 +106,7 @@ impl fmt::Display for Reject {
         let Reject { got, want, .. } = *self;
         match self.reason {
             Reason::Empty => f.write_str("message without bytes"),
-            Reason::MessageLength => write!(f, "message of {got} bytes, expected at most {want}"),
+            Reason::MessageLength => write!(f, "message of {got} bytes, limit {want}"),
             Reason::SourceVpid => write!(f, "message from VPID {got} instead of {want}"),
             Reason::FragmentLength => write!(f, "eager fragment of {got} bytes instead of {want}"),
             Reason::LastTag => write!(f, "last fragment with tag {got} instead of {want}"),

@@ -108,9 +108,9 @@ impl fmt::Display for Rejected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let value = self.value;
         match self.why {
-            Reject::Tag => write!(f, "no message has the tag {value:#x}"),
-            Reject::Length => write!(f, "length {value} does not fit"),
-            Reject::Field => write!(f, "a field can't be {value:#x}"),
+            Reject::Tag => write!(f, "unknown tag {value:#x}"),
+            Reject::Length => write!(f, "invalid length {value}"),
+            Reject::Field => write!(f, "invalid field value {value:#x}"),
         }
     }
 }

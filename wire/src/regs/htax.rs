@@ -4,7 +4,8 @@
 
 /// Number of address intervals.
 pub const INTERVALS: u32 = 6;
-/// `general` as the init sequence writes it: enabled, VC mode, default one-hot 8, default port 8 (HW §3.1).
+/// `general` as the initialisation sequence writes it: enabled, VC mode, default one-hot 8, default
+/// port 8 (HW §3.1).
 pub const GENERAL_INIT: u64 = 0x8088;
 
 regs! {
@@ -49,7 +50,7 @@ bits! {
 bits! {
     /// `intvl_control` (0x9210 + 24 i).
     pub struct IntvlControl {
-        /// Interval takes part in the match.
+        /// The interval is enabled.
         enable / with_enable: bool [0:0];
         /// Second-level target port number.
         port / with_port: u8 [4:1];

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Register offsets (hardware names) and typed fields, one submodule per unit.
 //!
-//! Array accessors return [`RegOffset::INVALID`] for an index out of range. `TABLE` in each module lists
-//! its registers by the names of the register map (prefix `extoll_rf_` dropped), for checks and traces.
-//! Field layouts are those of HW §4–§15; fields of sibling chips are marked there.
+//! Array accessors return [`RegOffset::INVALID`] for an index out of range. `TABLE` in each module
+//! lists its registers by the names of the register map (prefix `extoll_rf_` dropped), for checks
+//! and traces. Field layouts are those of HW §4–§15; fields of sibling chips are marked there.
 
 use crate::ids::RegOffset;
 

@@ -11,9 +11,9 @@ pub const RMA_COMPLETER: u32 = 1;
 pub const RMA_RESPONDER: u32 = 2;
 /// n3: SMFU.
 pub const SMFU: u32 = 3;
-/// `general` of n0 as the init sequence writes it: enabled, utilisation 40 (HW §3.3).
+/// `general` of n0 as the initialisation sequence writes it: enabled, utilisation 40 (HW §3.3).
 pub const GENERAL_INIT_VELO: u64 = 81;
-/// `general` of n1, n2, n3 as the init sequence writes it (HW §3.5, §3.6).
+/// `general` of n1, n2, n3 as the initialisation sequence writes it (HW §3.5, §3.6).
 pub const GENERAL_INIT: u64 = 0xFF;
 
 regs! {

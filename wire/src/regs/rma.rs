@@ -5,11 +5,11 @@
 pub const VPID_DISABLED: u64 = 0xF522;
 /// `vpid_table` entry of an open VPID (HW §10.7).
 pub const VPID_ENABLED: u64 = 0xF523;
-/// `lock_cfg` as the init sequence writes it: 16 locks, 256 VPIDs (HW §3.5).
+/// `lock_cfg` as the initialisation sequence writes it: 16 locks, 256 VPIDs (HW §3.5).
 pub const LOCK_CFG_INIT: u64 = 0x80_0000_0010;
-/// `bq_timeout` value as the init sequence writes it, enabled (HW §3.5).
+/// `bq_timeout` value as the initialisation sequence writes it, enabled (HW §3.5).
 pub const BQ_TIMEOUT_INIT: u64 = 0x1_0000_000A;
-/// Mask that the init sequence applies to the three `error_ctrl` registers (HW §3.5).
+/// Mask that the initialisation sequence applies to the three `error_ctrl` registers (HW §3.5).
 pub const ERROR_CTRL_INIT_MASK: u64 = 0xFF_FFFE;
 /// Bytes of host memory for the locks: 16 locks × 256 VPIDs × 4 bytes.
 pub const LOCK_MEMORY: u32 = 16 * 1024;
@@ -25,7 +25,7 @@ regs! {
     const LOCK_BASE = 0x1600088, "rma_rf_lock_base";
     /// Locks, see [`LockCfg`].
     const LOCK_CFG = 0x1600090, "rma_rf_lock_cfg";
-    /// Queue-full time-out, see [`crate::regs::velo::Timeout`].
+    /// Queue-full timeout, see [`crate::regs::velo::Timeout`].
     const BQ_TIMEOUT = 0x1600098, "rma_rf_bq_timeout";
     /// Per-VPID settings, see [`VpidTable`].
     fn vpid_table(vpid) = 0x1600800 + 8, "rma_rf_vpid_table";
@@ -73,19 +73,19 @@ regs! {
     const PERF_REQUESTER_IN_0 = 0x1601208, "rma_rf_perf_requester_perf_in_0";
     /// Requester: notification puts high, immediate puts low.
     const PERF_REQUESTER_IN_1 = 0x1601210, "rma_rf_perf_requester_perf_in_1";
-    /// Requester: gets (byte high, QW low).
+    /// Requester: GETs (byte high, QW low).
     const PERF_REQUESTER_IN_2 = 0x1601218, "rma_rf_perf_requester_perf_in_2";
     /// Requester: locks (completer high, responder low).
     const PERF_REQUESTER_IN_3 = 0x1601220, "rma_rf_perf_requester_perf_in_3";
-    /// Requester: translations answered high, asked for low.
+    /// Requester: translations answered high, requested low.
     const PERF_REQUESTER_ATU_0 = 0x1601228, "rma_rf_perf_requester_perf_atu_0";
-    /// Requester: translations refused, low.
+    /// Requester: translations rejected, low.
     const PERF_REQUESTER_ATU_1 = 0x1601230, "rma_rf_perf_requester_perf_atu_1";
     /// Requester: fences answered high, received low.
     const PERF_REQUESTER_ATU_2 = 0x1601238, "rma_rf_perf_requester_perf_atu_2";
     /// Requester: reads of host memory, low.
     const PERF_REQUESTER_RE_0 = 0x1601240, "rma_rf_perf_requester_perf_re_0";
-    /// Requester: bytes asked of host memory.
+    /// Requester: bytes requested from host memory.
     const PERF_REQUESTER_RE_1 = 0x1601248, "rma_rf_perf_requester_perf_re_1";
     /// Requester: failed reads high, answered ones low.
     const PERF_REQUESTER_RE_2 = 0x1601250, "rma_rf_perf_requester_perf_re_2";
@@ -95,7 +95,7 @@ regs! {
     const PERF_REQUESTER_OUT_0 = 0x1601260, "rma_rf_perf_requester_perf_out_0";
     /// Requester: notification puts sent high, immediate puts low.
     const PERF_REQUESTER_OUT_1 = 0x1601268, "rma_rf_perf_requester_perf_out_1";
-    /// Requester: gets sent (byte high, QW low).
+    /// Requester: GETs sent (byte high, QW low).
     const PERF_REQUESTER_OUT_2 = 0x1601270, "rma_rf_perf_requester_perf_out_2";
     /// Requester: locks sent (completer high, responder low).
     const PERF_REQUESTER_OUT_3 = 0x1601278, "rma_rf_perf_requester_perf_out_3";
@@ -103,19 +103,19 @@ regs! {
     const PERF_REQUESTER_OUT_6 = 0x1601290, "rma_rf_perf_requester_perf_out_6";
     /// Requester: notifications (interrupting high, sent low).
     const PERF_REQUESTER_NOTI = 0x1601298, "rma_rf_perf_requester_perf_noti";
-    /// Responder: gets (byte high, QW low).
+    /// Responder: GETs (byte high, QW low).
     const PERF_RESPONDER_IN_0 = 0x16012A0, "rma_rf_perf_responder_perf_in_0";
     /// Responder: locks (of the completer high, others low).
     const PERF_RESPONDER_IN_1 = 0x16012A8, "rma_rf_perf_responder_perf_in_1";
-    /// Responder: translations answered high, asked for low.
+    /// Responder: translations answered high, requested low.
     const PERF_RESPONDER_ATU_0 = 0x16012B0, "rma_rf_perf_responder_perf_atu_0";
-    /// Responder: translations refused, low.
+    /// Responder: translations rejected, low.
     const PERF_RESPONDER_ATU_1 = 0x16012B8, "rma_rf_perf_responder_perf_atu_1";
     /// Responder: fences answered high, received low.
     const PERF_RESPONDER_ATU_2 = 0x16012C0, "rma_rf_perf_responder_perf_atu_2";
     /// Responder: reads of host memory, low.
     const PERF_RESPONDER_RE_0 = 0x16012C8, "rma_rf_perf_responder_perf_re_0";
-    /// Responder: bytes asked of host memory.
+    /// Responder: bytes requested from host memory.
     const PERF_RESPONDER_RE_1 = 0x16012D0, "rma_rf_perf_responder_perf_re_1";
     /// Responder: failed reads high, answered ones low.
     const PERF_RESPONDER_RE_2 = 0x16012D8, "rma_rf_perf_responder_perf_re_2";
@@ -129,7 +129,7 @@ regs! {
     const PERF_RESPONDER_OUT_4 = 0x1601308, "rma_rf_perf_responder_perf_out_4";
     /// Responder: notifications.
     const PERF_RESPONDER_NOTI = 0x1601310, "rma_rf_perf_responder_perf_noti";
-    /// Completer: puts (byte high, QW low).
+    /// Completer: PUTs (byte high, QW low).
     const PERF_COMPLETER_IN_0 = 0x1601318, "rma_rf_perf_completer_perf_in_0";
     /// Completer: notification puts high, immediate puts low.
     const PERF_COMPLETER_IN_1 = 0x1601320, "rma_rf_perf_completer_perf_in_1";
@@ -139,9 +139,9 @@ regs! {
     const PERF_COMPLETER_IN_3 = 0x1601330, "rma_rf_perf_completer_perf_in_3";
     /// Completer: bytes received.
     const PERF_COMPLETER_IN_4 = 0x1601338, "rma_rf_perf_completer_perf_in_4";
-    /// Completer: translations answered high, asked for low.
+    /// Completer: translations answered high, requested low.
     const PERF_COMPLETER_ATU_0 = 0x1601340, "rma_rf_perf_completer_perf_atu_0";
-    /// Completer: translations refused, low.
+    /// Completer: translations rejected, low.
     const PERF_COMPLETER_ATU_1 = 0x1601348, "rma_rf_perf_completer_perf_atu_1";
     /// Completer: fences answered high, received low.
     const PERF_COMPLETER_ATU_2 = 0x1601350, "rma_rf_perf_completer_perf_atu_2";
@@ -170,7 +170,8 @@ bits! {
 }
 
 impl Config {
-    /// The value of the init sequence for PCIe maximum payload and read request sizes in bytes (HW §3.5).
+    /// Returns the value of the initialisation sequence for PCIe maximum payload and read request
+    /// sizes in bytes (HW §3.5).
     pub const fn for_pcie(mps: u32, readrq: u32) -> Self {
         Self(0)
             .with_mtu(512)
@@ -179,7 +180,8 @@ impl Config {
     }
 }
 
-/// Size class for a PCIe payload or read request size in bytes: 128→2, 256→4, 512→8, others→1 (HW §3.5).
+/// Returns the size class for a PCIe payload or read request size in bytes: 128→2, 256→4, 512→8,
+/// others→1 (HW §3.5).
 pub const fn pcie_size_class(bytes: u32) -> u8 {
     match bytes {
         128 => 2,
@@ -218,11 +220,11 @@ bits! {
         excell_enable / with_excell_enable: bool [7:7];
         /// Traffic class of responses to TC 0 requests.
         tc0 / with_tc0: u8 [9:8];
-        /// … to TC 1 requests.
+        /// Traffic class of responses to TC 1 requests.
         tc1 / with_tc1: u8 [11:10];
-        /// … to TC 2 requests.
+        /// Traffic class of responses to TC 2 requests.
         tc2 / with_tc2: u8 [13:12];
-        /// … to TC 3 requests.
+        /// Traffic class of responses to TC 3 requests.
         tc3 / with_tc3: u8 [15:14];
         /// Protection descriptor.
         prot_desc / with_prot_desc: u16 [31:16];

@@ -9,7 +9,7 @@ pub const ADDRESS_END: u64 = 1 << 48;
 pub const INTERVALS: u32 = 64;
 /// Part of the window, from its start, that leads to the remote register file, in bytes.
 pub const RRA_WINDOW: u64 = 0x0200_0000;
-/// `traffic_class` as the init sequence writes it: np 3, p 2, rsp 2 (HW §3.6).
+/// `traffic_class` as the initialisation sequence writes it: np 3, p 2, rsp 2 (HW §3.6).
 pub const TRAFFIC_CLASS_INIT: u64 = 0x223;
 /// `FuncNo` of every interval: the SMFU unit at the target.
 pub const FUNC_NO: u8 = 3;
@@ -19,7 +19,7 @@ regs! {
     const STATUS_CONTROL = 0xA000, "smfu_rf_status_control";
     /// Traffic classes; those of requests and responses must differ.
     const TRAFFIC_CLASS = 0xA008, "smfu_rf_traffic_class";
-    /// Time-out and its error flag (cleared by writing 1).
+    /// Timeout and its error flag (cleared by writing 1).
     const TIMEOUT_CONTROL = 0xA010, "smfu_rf_timeout_control";
     /// Clears the counters.
     const COUNTER_RESET = 0xA018, "smfu_rf_counter_reset";
@@ -94,7 +94,7 @@ bits! {
 bits! {
     /// `timeout_control` (0xA010).
     pub struct TimeoutControl {
-        /// Time-out value.
+        /// Timeout value.
         timeout / with_timeout: u32 [23:0];
         /// A request timed out; write 1 to clear.
         timeout_err / with_timeout_err: bool [32:32];
@@ -104,7 +104,7 @@ bits! {
 bits! {
     /// `interval control` (0xA080 + 32 i).
     pub struct IntervalControl {
-        /// Interval takes part in the match.
+        /// The interval is valid.
         valid / with_valid: bool [0:0];
         /// Unit at the target, always [`FUNC_NO`].
         func_no / with_func_no: u8 [10:8];
@@ -114,7 +114,8 @@ bits! {
 }
 
 impl IntervalControl {
-    /// A valid interval that leads to `node`. For node 0 this is the value 0x301 of the init sequence.
+    /// Returns a valid interval that leads to `node`. For node 0 this is the value 0x301 of the
+    /// initialisation sequence.
     pub const fn to_node(node: NodeId) -> Self {
         Self(0)
             .with_valid(true)
@@ -138,9 +139,9 @@ bits! {
     pub struct MiscCount {
         /// Time from the last request to its response, in clock cycles.
         np2r_clk_cycle_count / with_np2r_clk_cycle_count: u32 [31:0];
-        /// That count overflowed.
+        /// The count of clock cycles overflowed.
         overflow / with_overflow: bool [32:32];
-        /// Most requests that were outstanding at a time.
+        /// Maximum number of requests that were outstanding at a time.
         max_outstanding_nps / with_max_outstanding_nps: u16 [49:40];
     }
 }

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! `snq_rf`: system notification queue (HW §6.2). Formats and program: [`crate::snq`].
 
-/// Ring entries that the init sequence sets up (HW §6.3).
+/// Number of ring entries in the initialisation sequence (HW §6.3).
 pub const ENTRIES: u16 = 256;
-/// `irq_0` as the init sequence writes it: posted write of one QW to 0xFD_2300_0000 (HW §6.2).
+/// `irq_0` as the initialisation sequence writes it: posted write of one QW to 0xFD_2300_0000 (HW
+/// §6.2).
 pub const IRQ_0_INIT: u64 = 0xFD23_0000_0040_002D;
-/// `irq_1` as the init sequence writes it.
+/// `irq_1` as the initialisation sequence writes it.
 pub const IRQ_1_INIT: u64 = 0x0300_0100_0000;
-/// `irq_2` as the init sequence writes it.
+/// `irq_2` as the initialisation sequence writes it.
 pub const IRQ_2_INIT: u64 = 0;
-/// `htax` as the init sequence writes it: port 0 and posted channel for entries and interrupts.
+/// `htax` as the initialisation sequence writes it: port 0 and posted channel for entries and
+/// interrupts.
 pub const HTAX_INIT: u64 = 0x20_1201;
-/// The ring must lie at a multiple of this many bytes (`queue_balt` holds the address / 1024).
+/// Alignment of the ring in bytes (`queue_balt` contains the address / 1024).
 pub const QUEUE_ALIGN: u64 = 1024;
 
 regs! {
@@ -130,7 +132,7 @@ bits! {
 }
 
 impl IrqHeader {
-    /// Address that the interrupt packet is written to.
+    /// Returns the address of the interrupt packet.
     pub const fn address(self) -> u64 {
         self.address_39_2() << 2
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! `velo_rf` without its write-combining buffers (HW §9). Formats: [`crate::velo`].
 
-/// `timeout` as the init sequence writes it: value 0x20, enabled (HW §3.3).
+/// `timeout` as the initialisation sequence writes it: value 0x20, enabled (HW §3.3).
 pub const TIMEOUT_INIT: u64 = 0x1_0000_0020;
-/// `completer.target_htax_port` as the init sequence writes it.
+/// `completer.target_htax_port` as the initialisation sequence writes it.
 pub const TARGET_HTAX_PORT_INIT: u16 = 8;
 
 regs! {
@@ -15,7 +15,7 @@ regs! {
     fn node_vpid_prot_desc(vpid) = 0x1200800 + 8, "velo_rf_node_vpid_prot_desc";
     /// Acceptance of messages for a VPID, see [`CompProtDesc`].
     fn comp_prot_desc(vpid) = 0x1201000 + 8, "velo_rf_comp_prot_desc";
-    /// Mailbox-full time-out, see [`Timeout`].
+    /// Mailbox-full timeout, see [`Timeout`].
     const TIMEOUT = 0x1201800, "velo_rf_timeout";
     /// Slot size and alternative port, see [`Completer`].
     const COMPLETER = 0x1201808, "velo_rf_completer";
@@ -58,9 +58,9 @@ bits! {
 bits! {
     /// `timeout` (0x1201800); the same layout as RMA `bq_timeout`.
     pub struct Timeout {
-        /// Time-out value (unit unknown, G10).
+        /// Timeout value (unit unknown, G10).
         value / with_value: u32 [31:0];
-        /// Time-out enabled.
+        /// Timeout enabled.
         enable / with_enable: bool [32:32];
     }
 }

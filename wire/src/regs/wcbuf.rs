@@ -4,7 +4,7 @@
 
 use crate::ids::{RegOffset, Unit, Vpid};
 
-/// Write-combining time-out of the init sequence, active (HW §3.3, §3.5).
+/// Write-combining timeout of the initialisation sequence, active (HW §3.3, §3.5).
 pub const TIMEOUT_INIT: u64 = 0x20_0000_0001;
 
 /// VELO.
@@ -12,7 +12,7 @@ pub mod velo {
     regs! {
         /// State word, one page per VPID.
         fn state(vpid) = 0x1000000 + 0x1000, "velo_rf_wcbuf_rf_state";
-        /// Write-combining time-out.
+        /// Write-combining timeout.
         const TIMEOUT = 0x1100000, "velo_rf_wcbuf_rf_timeout";
         /// Length errors, see [`super::Errors`].
         const ERRORS0 = 0x1100008, "velo_rf_wcbuf_rf_errors0";
@@ -32,7 +32,7 @@ pub mod rma {
     regs! {
         /// State word, one page per VPID.
         fn state(vpid) = 0x1400000 + 0x1000, "rma_rf_wcbuf_rf_state";
-        /// Write-combining time-out.
+        /// Write-combining timeout.
         const TIMEOUT = 0x1500000, "rma_rf_wcbuf_rf_timeout";
         /// Length errors, see [`super::Errors`].
         const ERRORS0 = 0x1500008, "rma_rf_wcbuf_rf_errors0";
@@ -47,7 +47,7 @@ pub mod rma {
     }
 }
 
-/// State register of `vpid` in `unit`.
+/// Returns the state register of `vpid` in `unit`.
 pub const fn state(unit: Unit, vpid: Vpid) -> RegOffset {
     match unit {
         Unit::Velo => velo::state(vpid),
@@ -58,20 +58,20 @@ pub const fn state(unit: Unit, vpid: Vpid) -> RegOffset {
 bits! {
     /// `timeout`.
     pub struct Timeout {
-        /// Time-out active.
+        /// Timeout active.
         timeout_active / with_timeout_active: bool [0:0];
         /// Latency counter enabled.
         lat_counter_enable / with_lat_counter_enable: bool [1:1];
         /// Latency counter value.
         lat_counter_value / with_lat_counter_value: u8 [15:8];
-        /// Time-out value.
+        /// Timeout value.
         timeout / with_timeout: u32 [63:32];
     }
 }
 
 bits! {
-    /// `errors0` (first: QW length, second: message too long) and `errors1` (first: message not aligned,
-    /// second: packet too long).
+    /// `errors0` (first: QW length, second: message too long) and `errors1` (first: message not
+    /// aligned, second: packet too long).
     pub struct Errors {
         /// First error count.
         first / with_first: u32 [23:0];

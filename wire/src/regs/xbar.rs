@@ -39,9 +39,9 @@ pub mod inp {
             force_dvc_to_zero / with_force_dvc_to_zero: bool [1:1];
             /// A packet had no legal route; feeds trigger event 13.
             illegal_routing / with_illegal_routing: bool [2:2];
-            /// Possible dead lock.
+            /// Possible deadlock.
             pos_dead / with_pos_dead: bool [3:3];
-            /// Dead-lock time-out.
+            /// Deadlock timeout.
             timeout_value / with_timeout_value: u32 [35:4];
         }
     }
@@ -49,9 +49,9 @@ pub mod inp {
 
 /// Crossbar outports.
 pub mod outp {
-    /// Outport that the init sequence configures and the illegal-routing drain works on.
+    /// Outport that the initialisation sequence configures and the illegal-routing drain empties.
     pub const DRAIN_PORT: u32 = 10;
-    /// `general` of [`DRAIN_PORT`] as the init sequence writes it (HW §3.1).
+    /// `general` of [`DRAIN_PORT`] as the initialisation sequence writes it (HW §3.1).
     pub const GENERAL_INIT: u64 = 0x400_0000;
     /// `credits_1` in the illegal-routing drain (HW §15.3).
     pub const CREDITS_1_DRAIN: u64 = 0x28_3000_8000;
@@ -74,7 +74,8 @@ pub mod outp {
     }
 
     bits! {
-        /// `general` (+0x10). Fields above bit 7 are a sibling's and may sit elsewhere on Tourmalet (HW §15.3).
+        /// `general` (+0x10). Fields above bit 7 are a sibling's and may sit elsewhere on Tourmalet
+        /// (HW §15.3).
         pub struct General {
             /// Credits in total.
             total_credits_count / with_total_credits_count: u8 [7:0];
@@ -107,7 +108,7 @@ pub mod outp {
         }
     }
 
-    /// Sum of the ten six-bit counts in `fcc_credits`.
+    /// Returns the sum of the ten six-bit counts in `fcc_credits`.
     pub const fn fcc_credit_sum(raw: u64) -> u32 {
         let mut sum = 0;
         let mut class = 0;
