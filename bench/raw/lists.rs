@@ -235,7 +235,7 @@ pub(crate) fn lists(
     outcome
 }
 
-/// The engine is dropped before the memory, because memory with a bus address may be in use until
+/// Drops the engine before the memory, because memory with a bus address may be in use until
 /// then.
 fn end(nic: &Nic, engine: Option<Engine>, side: Side, report: &mut Report<'_>) -> Result {
     let Side { region, view } = side;

@@ -122,7 +122,7 @@ pub(crate) fn run(
     report.number("rtt_ns_max", at(1000))
 }
 
-/// Heap sort, because `core`'s sorts call a diverging function that objtool does not know.
+/// Sorts by heap sort, because `core`'s sorts call a diverging function that objtool does not know.
 fn sort(samples: &mut [u32]) {
     let sift = |s: &mut [u32], mut root: usize| loop {
         let mut child = 2 * root + 1;

@@ -39,7 +39,7 @@ impl SlotCode {
         }
     }
 
-    /// Slot size in bytes.
+    /// Returns the slot size in bytes.
     pub const fn bytes(self) -> u32 {
         16 << self as u8
     }

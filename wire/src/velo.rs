@@ -333,7 +333,7 @@ pub struct Piece {
 }
 
 impl SlotSize {
-    /// Slot size in bytes.
+    /// Returns the slot size in bytes.
     pub const fn bytes(self) -> u32 {
         match self {
             SlotSize::B64 => 64,
@@ -341,7 +341,7 @@ impl SlotSize {
         }
     }
 
-    /// Payload bytes per slot.
+    /// Returns the number of payload bytes per slot.
     pub const fn capacity(self) -> u16 {
         match self {
             SlotSize::B64 => 56,
