@@ -81,7 +81,7 @@ fn sparse_memory_is_bounded_and_dense_memory_is_not() {
     assert_eq!(had.count(), SPARE as usize);
     // Ranges in tables that the user already has are still permitted.
     assert!(sparse.may_add(
-        Range {
+        NlaRange {
             first: 9,
             pages: 100
         },
