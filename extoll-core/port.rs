@@ -304,7 +304,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         let list = list.get(..count).unwrap_or(&[]);
         let ctx = self.ctx();
         U::nothing(ctx.node(), self.vpid).is_ok_and(|words| {
-            residue::clear(ctx, U::UNIT, self.vpid, list, words.as_ref(), patience_ms)
+            reclaim::clear(ctx, U::UNIT, self.vpid, list, words.as_ref(), patience_ms)
         })
     }
 

@@ -152,8 +152,8 @@ impl Reclaimer {
         Arc::pin_init(
             pin_init!(Self {
                 ctx,
-                list <- new_mutex!(list, "extoll_residue"),
-                work <- new_delayed_work!("extoll_residue"),
+                list <- new_mutex!(list, "extoll_reclaim"),
+                work <- new_delayed_work!("extoll_reclaim"),
             }),
             GFP_KERNEL,
         )

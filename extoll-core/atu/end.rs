@@ -118,7 +118,7 @@ impl Atu {
 
     /// Puts a translation that has not ended back into the list for its state.
     fn put(self: &Arc<Self>, item: ListArc<Translation>) {
-        let is_kept = |t: &Translation| matches!(t.next(t.turn()), Next::Look(_));
+        let is_kept = |t: &Translation| matches!(t.next(t.generation()), Next::Look(_));
         if is_kept(&item) {
             self.ending.lock().quarantined.push_back(item);
             self.retry_later();
@@ -152,7 +152,7 @@ impl Atu {
         let answer = self.commands.settle(&self.ctx);
         while let Some(item) = all.pop_front() {
             let translation = item.as_arc();
-            translation.answered(translation.turn(), answer);
+            translation.answered(translation.generation(), answer);
             translation.settle_soon();
             self.put(item);
         }
@@ -172,7 +172,7 @@ impl Atu {
         self.ctx.let_writes_arrive();
         while let Some(item) = batch.pop_front() {
             let translation = item.as_arc();
-            let turn = translation.turn();
+            let turn = translation.generation();
             if let Next::Look(ticket) = translation.next(turn) {
                 if seen.answers(ticket) {
                     translation.forgotten(turn, Why::Answered);

@@ -212,7 +212,7 @@ impl Atu {
         self.tables.lock().refuse();
         self.retire_reserves();
         self.for_each(|translation| {
-            let turn = translation.turn();
+            let turn = translation.generation();
             translation.begin(turn);
             translation.cancel();
         });
@@ -220,7 +220,7 @@ impl Atu {
         work::cancel_delayed_sync::<Atu, 1>(self);
         let answer = self.commands.settle(&self.ctx);
         self.for_each(|translation| {
-            translation.conclude(translation.turn(), Some(answer));
+            translation.conclude(translation.generation(), Some(answer));
         });
         let Some(hw) = self.ctx.alive_access() else {
             return;

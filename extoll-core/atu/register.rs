@@ -118,7 +118,7 @@ impl Atu {
             rest: Rest::Usual,
         };
         let translation = Translation::new(bound, request, memory)?;
-        let turn = translation.turn();
+        let turn = translation.generation();
         // From here on, an error ends the region by dropping it.
         let region = Region::new(translation.clone(), turn, span.first_offset, span.bytes);
         let (mm, _) = pages.user().ok_or(EFAULT)?;
@@ -249,7 +249,7 @@ impl Atu {
             rest,
         };
         let translation = Translation::new(bound, request, memory)?;
-        let turn = translation.turn();
+        let turn = translation.generation();
         Ok(Region::new(
             translation,
             turn,

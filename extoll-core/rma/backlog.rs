@@ -173,7 +173,7 @@ fn run(queue: &Queue, ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i
             next = queue.next(next, 1);
         }
         if seen == (1 << CLASSES) - 1 {
-            return residue::settle(ctx, Unit::Rma, vpid, patience(SETTLE_MS));
+            return reclaim::settle(ctx, Unit::Rma, vpid, patience(SETTLE_MS));
         }
         if next != before {
             let Some(hw) = ctx.alive_access() else {

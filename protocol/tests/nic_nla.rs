@@ -220,10 +220,10 @@ fn refuses_nonsense() {
     assert_eq!(space.allocate(PAGES + 1, 1, 0), Err(SpaceError::Full));
     let first = space.allocate(4, 1, 0).unwrap();
     for range in [
-        Range { first, pages: 0 },
-        Range { first: 0, pages: 4 },
-        Range { first, pages: 5 },
-        Range {
+        NlaRange { first, pages: 0 },
+        NlaRange { first: 0, pages: 4 },
+        NlaRange { first, pages: 5 },
+        NlaRange {
             first: FIRST + PAGES - 1,
             pages: 2,
         },
