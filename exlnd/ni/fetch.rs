@@ -130,7 +130,7 @@ impl Use {
             let found = self.memory.pages().has_mark(comb, self.mark);
             return found.unwrap_or(true);
         }
-        marks(self.len()).any(|at| {
+        tag_offsets(self.len()).any(|at| {
             let mut found = ValidityTag::default();
             let mut done = 0;
             for (place, n) in pieces(&self.memory, at as usize, TAG_BYTES as usize) {
