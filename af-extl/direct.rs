@@ -2,9 +2,8 @@
 
 //! Operations on sockets with direct connections, with the semantics of TCP's.
 //!
-//! Process context; functions may sleep unless their comment says otherwise. Lock order: mutex
-//! `writer` or `reader` of the [`Conn`], then its spin lock. User memory is copied with a mutex
-//! held, never with the spin lock.
+//! Process context; functions may sleep. Lock order: mutex `writer` or `reader` of the [`Conn`],
+//! then its spin lock. User memory is copied with a mutex held.
 
 mod poll;
 
@@ -76,9 +75,8 @@ pub(crate) fn tcp_lives(tcp: &Tcp, conn: &Arc<Conn>) -> bool {
     lives
 }
 
-/// Returns the result of `find`, or [`Found::Failed`] if the sock has an error. An unreachable host
-/// can be such an error (with `IP_RECVERR`). The error of a connection that has ended is reported
-/// with its end.
+/// Returns the result of `find`, or [`Found::Failed`] for an error of the sock that does not end
+/// the connection (with `IP_RECVERR`).
 fn find(tcp: &Tcp, conn: &Arc<Conn>, find: impl Fn() -> Option<Found>) -> Option<Found> {
     let lives = tcp_lives(tcp, conn);
     let found = find();
@@ -201,8 +199,7 @@ fn send_all(
             };
             let Some(n) = lent else {
                 if *done == 0 {
-                    // Dropped with the lock held, so that no other thread gets the next completion
-                    // number first.
+                    // Dropped with the lock held: completion numbers are assigned in order.
                     completion = None;
                 }
                 lends = None;
@@ -212,8 +209,7 @@ fn send_all(
             if let (Some(completion), true) = (&completion, n > 0) {
                 completion.sent(false);
             }
-            // If the peer has received no byte, the connection has ended, which the next iteration
-            // finds.
+            // The next iteration finds that the connection has ended.
             if n < bytes && *done > 0 {
                 return Ok(());
             }
@@ -221,8 +217,7 @@ fn send_all(
         }
         if let Next::Full(_) = next {
             if waiting.is_over() {
-                // `poll` reports room in the ring, not room for lent memory, so a non-blocking call
-                // copies.
+                // `poll` reports room in the ring only, so a non-blocking call copies.
                 lends = None;
                 continue;
             }
@@ -360,8 +355,7 @@ fn receive_all(
                 let n = take(conn, msg, &rings, span, flags)?;
                 tcp.peeked(n as usize, peek);
                 *done += n as usize;
-                // More data may follow behind numbers without bytes (withdrawn memory) and behind
-                // the end of the ring.
+                // More data may follow withdrawn memory and the end of the ring.
                 if *done >= len || n < span.len {
                     return Ok(());
                 }
@@ -402,15 +396,13 @@ fn receive_all(
                         None
                     }
                 };
-                // Without a result the connection has ended, which the next iteration finds; it is
-                // not the end of the stream.
+                // Without a result the connection has ended: the next iteration finds it.
                 *done += taken.unwrap_or(0);
                 if *done >= len {
                     return Ok(());
                 }
             }
             Found::End => return Ok(()),
-            // The next call reports the error.
             _ if *done > 0 => return Ok(()),
             Found::Over => {
                 conn.forget_second_error();
@@ -494,7 +486,6 @@ pub(crate) fn release(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) {
     conn.close(linger == Linger::Abort);
     if let (Linger::Wait(longest), false) = (linger, is_exiting()) {
         let mut waiting = tcp.at_most(longest);
-        // The result is irrelevant: closing continues in any case.
         let _ = waiting.until(|| {
             let waits = conn.peek(|inner| {
                 let stream = inner.direct()?;

@@ -9,7 +9,8 @@ pub struct Params {
     pub velo_slots_64: bool,
     /// Maximum number of global address tables (2 MiB each), 0…1024.
     pub atu_gats: u32,
-    /// Largest hardware pages of the ATU in KiB, one of those of [`protocol::nic::nla::SIZE_CODES`].
+    /// Largest hardware pages of the ATU in KiB, one of those of
+    /// [`protocol::nic::nla::SIZE_CODES`].
     pub atu_page_kib: u32,
     /// Maximum number of partially filled address tables per unprivileged user, 1…1024.
     pub tables_per_user: u32,

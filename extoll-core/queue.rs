@@ -373,8 +373,8 @@ impl<M: SegmentMemory> Queue<M> {
     }
 
     /// Writes the read pointer to the NIC, as a logical index and not as one within a segment
-    /// (G10). See [`protocol::nic::ring_consumer`]; here for queues that never become full. With `arm`, the VPID's
-    /// interrupt is unmasked.
+    /// (G10). See [`protocol::nic::ring_consumer`]; here for queues that never become full. With
+    /// `arm`, the VPID's interrupt is unmasked.
     pub(crate) fn commit(&self, hw: &Hw, slot: u32, arm: bool) {
         hw.rf.write(
             BqRegs(self.unit).rp(self.vpid),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Consumer of a buffer queue. [`protocol::nic::ring_consumer`] decides; this file holds the slots, the registers,
-//! and the work item that monitors a queue whose owner waits for an interrupt.
+//! Consumer of a buffer queue. [`protocol::nic::ring_consumer`] decides; this file holds the slots,
+//! the registers, and the work item that monitors a queue whose owner waits for an interrupt.
 //!
 //! A queue has one consumer, so there are no locks. Any context, unless a function says otherwise.
 

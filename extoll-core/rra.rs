@@ -15,9 +15,9 @@
 //! Locks: the mutex `closed` for opening the port; the spinlocks `port` (RMA path) and `pointed`
 //! (SMFU path), which disable interrupts.
 //!
-//! **With a spinlock held** use [`Rra::batch`] with [`Wait::Spin`]. The CPU spins until the answer (a
-//! round trip and two notifications, some microseconds) or the time-out, plus 20 µs for requests in
-//! flight at that time.
+//! **With a spinlock held** use [`Rra::batch`] with [`Wait::Spin`]. The CPU spins until the answer
+//! (a round trip and two notifications, some microseconds) or the time-out, plus 20 µs for requests
+//! in flight at that time.
 
 mod port;
 mod request;

@@ -242,7 +242,8 @@ impl Snq {
         }
     }
 
-    /// Sets which events are enabled; storms and the drain mask some of them for a while. Any context.
+    /// Sets which events are enabled; storms and the drain mask some of them for a while. Any
+    /// context.
     pub(crate) fn allow(&self, mask: TriggerMask) {
         self.to.events.allowed(mask);
         self.write_mask(|enabled| {

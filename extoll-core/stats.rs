@@ -108,7 +108,8 @@ reasons! {
     Reclaim = 34, "requester not cleared, VPID kept";
     /// Entries of the system notification queue waited for a second without an interrupt.
     LostInterrupt = 35, "interrupt lost, system notifications found";
-    /// The VPID of an open port stays disabled for a while, because late answers could reach memory.
+    /// The VPID of an open port stays disabled for a while, because late answers could reach
+    /// memory.
     Postponed = 36, "port opened, its RMA VPID disabled for a while";
     /// Memory that late answers may access exceeded the capacity of its batch; it is never freed.
     Leaked = 37, "memory of unanswered commands leaked";

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Sending side of a port: credit, copies for replay, and repair of the requester's write-combining
-//! buffer (HW §8). [`protocol::nic::sending`] decides; this file holds the registers, the lock and the work
-//! item `watch`.
+//! buffer (HW §8). [`protocol::nic::sending`] decides; this file holds the registers, the lock and
+//! the work item `watch`.
 //!
 //! The fast path reads no register. Up to 255 packets may be outstanding, and the committed count
 //! is read only when the last known count leaves no credit. A dropped packet would go unnoticed if

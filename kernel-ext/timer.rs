@@ -90,8 +90,9 @@ impl<T: Expire> Timed<T> {
         }
     }
 
-    /// Cancels it, and waits until it does not run. Returns whether it was armed. It stays usable. Process context or a
-    /// softirq, without a lock that [`Expire::expired`] takes, and not in that.
+    /// Cancels it, and waits until it does not run. Returns whether it was armed. It stays usable.
+    /// Process context or a softirq, without a lock that [`Expire::expired`] takes, and not in
+    /// that.
     pub fn disarm_sync(&self) -> bool {
         // SAFETY: initialised by the type invariant.
         unsafe { bindings::hrtimer_cancel(self.timer.get()) > 0 }

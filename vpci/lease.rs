@@ -3,9 +3,8 @@
 //! A borrowed device: its lease, the intervals opened for it, and its configuration space as this
 //! node's kernel sees it.
 //!
-//! Functions that may sleep say so. Configuration accesses ([`Functions`]) come in any context; the
-//! spin lock `space` serialises them and is held until the answer has arrived. Spin locks here
-//! disable interrupts.
+//! Configuration accesses ([`Functions`]) come in any context; `space` serialises them and is held
+//! until the answer has arrived. Spin locks here disable interrupts.
 
 use crate::{accel::Accelerator, conf, nic::Nic};
 use extoll_core::{
@@ -79,17 +78,13 @@ impl Memory {
 /// Resources of a lease, in the order of their creation; they are released in reverse order.
 #[derive(Default)]
 struct Parts {
-    /// Targets of DMA memory and interrupts.
     targets: KVec<Target>,
-    /// DMA memory, once it is allocated.
     memory: Option<Memory>,
-    /// Pool in the DMA memory, once the bridge is being built.
     pool: Option<Arc<Pool>>,
     /// Interval numbers and addresses that the lender granted.
     grant: Option<Grant>,
     /// Windows to the device's BARs, by BAR index.
     windows: KVec<(usize, Window)>,
-    /// Host bridge with the device behind it.
     bridge: Option<HostBridge>,
 }
 

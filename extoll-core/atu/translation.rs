@@ -2,10 +2,9 @@
 
 //! Translation: the table entries, DMA mapping and MMU watch behind one region.
 //!
-//! The state machine [`Life`] decides how a translation ends and which step each caller has to do;
-//! this file executes the steps. Several callers may end the same translation at the same time: its
-//! owner, an MMU notifier, a work item and unbinding. The state is under a spinlock that disables
-//! interrupts. Notifiers revoke at once; steps that may sleep are left to work items.
+//! The state machine [`Life`] decides how a translation ends; this file executes the steps. Owner,
+//! MMU notifier, work item and unbinding may end it at the same time, so a spinlock that disables
+//! interrupts guards the state. Work items do what may sleep.
 
 use super::{
     end::RevokeClient,
@@ -76,9 +75,7 @@ pub(super) struct State {
     pub(super) bound: Option<BoundHold>,
     /// Resources of a translation of a reserve, while it is unused.
     pub(super) spare: Option<Spare>,
-    /// Watch on user memory.
     pub(super) watch: Option<Arc<Watch>>,
-    /// Client that is called at the end.
     pub(super) client: Option<Arc<dyn RevokeClient>>,
     /// Pages to be dropped where sleeping is allowed.
     pub(super) leftover: Option<Arc<PageList>>,
@@ -286,7 +283,6 @@ impl Translation {
         if !self.step(|life| life.release(generation)) {
             return;
         }
-        // The work item is no longer queued for suspect pages. A running one finds no work.
         work::cancel_delayed(self);
         let (watch, table_range, memory, home, bound, nlps) = {
             let mut state = self.state.lock();
@@ -450,7 +446,6 @@ impl Translation {
         if reserved {
             self.settle();
         } else {
-            // The work item may be delayed for a check of suspect pages, which is no longer needed.
             work::cancel_delayed(self);
             self.schedule(0);
         }

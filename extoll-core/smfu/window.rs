@@ -49,8 +49,8 @@ pub(super) struct Route {
 }
 
 impl Route {
-    /// For interval `number` at `span`; the drop will load the quadword at byte `probe` of it. On an error the caller
-    /// frees the interval. May sleep.
+    /// For interval `number` at `span`; the drop will load the quadword at byte `probe` of it. On
+    /// an error the caller frees the interval. May sleep.
     fn new(smfu: &Arc<Smfu>, number: u32, span: Span, probe: Option<u64>) -> Result<Arc<Self>> {
         let place = UniqueArc::new_uninit(GFP_KERNEL)?;
         let probe = match probe {

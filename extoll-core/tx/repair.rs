@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Repair of a port after the NIC has dropped packets (HW §8), in single steps. The work item
-//! `watch` runs it; callers that keep work items from running use [`Tx::poll`]. [`protocol::nic::sending`]
-//! and [`wire::wcbuf`] decide about the steps.
+//! `watch` runs it; callers that keep work items from running use [`Tx::poll`].
+//! [`protocol::nic::sending`] and [`wire::wcbuf`] decide about the steps.
 //!
 //! Each step takes the port's spinlock, which disables interrupts.
 

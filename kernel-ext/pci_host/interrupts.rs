@@ -151,8 +151,8 @@ impl Interrupts {
         self.fired.add(u64::from(done == 0), Relaxed);
     }
 
-    /// Has the handlers of a vector run, if somebody has requested it. Hard interrupts, or any other context that may be in
-    /// a critical section of RCU.
+    /// Has the handlers of a vector run, if somebody has requested it. Hard interrupts, or any
+    /// other context that may be in a critical section of RCU.
     pub fn fire(&self, vector: u32) {
         let _grace = rcu::read_lock();
         if let Some((word, bit)) = self.bit(vector) {

@@ -10,8 +10,8 @@ import rust
 from tree import Finding
 
 CRATES = ("wire", "protocol", "kernel-ext", "extoll-core")
-# Programs, and the crate of the above that they use.
-PROGRAMS = {"emulator/": "wire", "userland/": "wire", "cluster/": "wire"}
+# Programs, and the highest of these crates that they use.
+PROGRAMS = {"emulator/": "wire", "userland/": "protocol", "cluster/": "wire"}
 # Accessors are kept even if unused: together they are the register map.
 EXEMPT = re.compile(r"^wire/src/regs/")
 WORD = re.compile(r"[A-Za-z_]\w*")

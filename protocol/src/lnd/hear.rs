@@ -21,8 +21,9 @@ pub struct Part {
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
     /// Processes a message that a node sent from [`wire::lnd::VPID`]. `sent` is a lower bound of
-    /// the time at which it was sent (see [`AgeBound`](crate::base::age_bound::AgeBound)). Returns the
-    /// destination of its payload, which the driver must copy before the next call of this object.
+    /// the time at which it was sent (see [`AgeBound`](crate::base::age_bound::AgeBound)). Returns
+    /// the destination of its payload, which the driver must copy before the next call of this
+    /// object.
     pub fn take(&mut self, node: NodeId, message: &Message, sent: Time, now: Time) -> Option<Part> {
         let (key, len) = match message {
             Message::Hello(hello) => {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Transfers of any length: split into commands of at most 8 MiB, one completion for all (HW §10.3, §10.4).
+//! Transfers of any length: split into commands of at most 8 MiB, one completion for all (HW §10.3,
+//! §10.4).
 
 use wire::{
     ids::{NodeId, Vpid},
@@ -49,8 +50,8 @@ pub struct ChunkedTransfer {
 }
 
 impl ChunkedTransfer {
-    /// A transfer of `len` bytes between local address `local` and a port of a peer; `None` for 0 bytes or a local
-    /// range that wraps around.
+    /// A transfer of `len` bytes between local address `local` and a port of a peer; `None` for 0
+    /// bytes or a local range that wraps around.
     pub const fn new(
         direction: Direction,
         node: NodeId,
@@ -102,7 +103,8 @@ impl ChunkedTransfer {
         }
     }
 
-    /// The command that was [`ChunkedTransfer::posted`] last was not taken, for want of room or the like: it is next again.
+    /// The command that was [`ChunkedTransfer::posted`] last was not taken, for want of room or the
+    /// like: it is next again.
     pub fn retract(&mut self) {
         let last = self
             .outstanding

@@ -51,8 +51,8 @@ pub struct RingConsumer {
 }
 
 impl RingConsumer {
-    /// At slot 0 of a new queue of `slots` slots; `hole`: ticks between two looks at a slot that stays
-    /// empty.
+    /// At slot 0 of a new queue of `slots` slots; `hole`: ticks between two looks at a slot that
+    /// stays empty.
     #[must_use]
     pub const fn new(slots: u32, hole: u64) -> Self {
         Self {
@@ -164,10 +164,11 @@ impl RingConsumer {
         self.stored
     }
 
-    /// The read pointer to store with the arming of the interrupt. `None` if that must not be: the NIC has this
-    /// pointer already, and so much is in the queue, or on its way there, that it may become full before the store
-    /// arrives (see [`RingConsumer::free`]). Then the owner is to look again a while later. `pointer` reads the NIC's write
-    /// pointer, which is only asked for in the first case; `None`: there is no NIC.
+    /// The read pointer to store with the arming of the interrupt. `None` if that must not be: the
+    /// NIC has this pointer already, and so much is in the queue, or on its way there, that it may
+    /// become full before the store arrives (see [`RingConsumer::free`]). Then the owner is to look
+    /// again a while later. `pointer` reads the NIC's write pointer, which is only asked for in the
+    /// first case; `None`: there is no NIC.
     ///
     /// The NIC may write up to half of the queue between this read and the store. The caller must
     /// therefore store the returned value without delay.
@@ -203,11 +204,12 @@ pub const fn may_store_again(slots: u32, rp: u32, wp: u32) -> bool {
 /// Guard against lost interrupts: decides whether a register read must confirm each arming store
 /// before the queue is polled.
 ///
-/// An interrupt may be wanted while the store that arms it is on its way, and a NIC may forget it then (G7),
-/// before what it tells of can be seen. A look at the queue right after the store does not find that, a look
-/// behind the answer to a register read does; but such a read costs more than all the rest. So it is made
-/// only once something was found that nobody was told of: the next [`LostIrqGuard::FIRST`] times, and four times as
-/// often each time that this happens again. A NIC that forgets so has every store made sure of in the end.
+/// An interrupt may be wanted while the store that arms it is on its way, and a NIC may forget it
+/// then (G7), before what it tells of can be seen. A look at the queue right after the store does
+/// not find that, a look behind the answer to a register read does; but such a read costs more than
+/// all the rest. So it is made only once something was found that nobody was told of: the next
+/// [`LostIrqGuard::FIRST`] times, and four times as often each time that this happens again. A NIC
+/// that forgets so has every store made sure of in the end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LostIrqGuard {
     left: u32,

@@ -2,10 +2,10 @@
 //! Transmit side of a port, as a state machine without I/O: flow control by the state of the
 //! write-combining buffer (HW §8), wakeups, stall detection and repair.
 //!
-//! Whoever drives it has a lock around it, the copies for [`wcbuf::Replay`](wire::wcbuf::Replay), and a
-//! *watch*: something that runs some time after it was asked for, looks at the state register, and goes on as
-//! long as [`Watched`] says so. For a dropped packet would go unnoticed when nothing follows it, and those
-//! who wait for room have to hear of it.
+//! Whoever drives it has a lock around it, the copies for [`wcbuf::Replay`](wire::wcbuf::Replay),
+//! and a *watch*: something that runs some time after it was asked for, looks at the state
+//! register, and goes on as long as [`Watched`] says so. For a dropped packet would go unnoticed
+//! when nothing follows it, and those who wait for room have to hear of it.
 //!
 //! A repair goes step by step, with the lock held for each step. The watch performs the steps, or a
 //! sender that blocks the watch because it has interrupts disabled; that sender polls by itself

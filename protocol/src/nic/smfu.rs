@@ -216,8 +216,8 @@ impl Targets {
         }
     }
 
-    /// Keeps a number that nothing is opened for from others, until [`Targets::close`]; whether it was
-    /// free. It leads nowhere.
+    /// Keeps a number that nothing is opened for from others, until [`Targets::close`]; whether it
+    /// was free. It leads nowhere.
     pub fn hold(&mut self, number: u32) -> bool {
         self.take(number, Opened::Closed).is_ok()
     }

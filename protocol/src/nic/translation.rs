@@ -19,10 +19,10 @@
 //! true for one context only, which clears the entries or frees the memory.
 //!
 //! The same entries can be used for another translation after the end ([`Life::begin_again`]). A
-//! [`Generation`] is the generation of the translation: reports of earlier generations have no effect. A
-//! context that must not wait leaves the end to a work item ([`Life::leave`]). The work item asks
-//! for the generation that was left to it ([`Life::left`]), because the present one may belong to a
-//! new owner.
+//! [`Generation`] is the generation of the translation: reports of earlier generations have no
+//! effect. A context that must not wait leaves the end to a work item ([`Life::leave`]). The work
+//! item asks for the generation that was left to it ([`Life::left`]), because the present one may
+//! belong to a new owner.
 
 use crate::{base::flow, nic::tickets::Ticket};
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Numbers of locks.
 
-/// Lock numbers for operations that change nothing: an answer names its number only, so no number is used again while
-/// an answer with it may come.
+/// Lock numbers for operations that change nothing: an answer names its number only, so no number
+/// is used again while an answer with it may come.
 #[derive(Clone, Debug, Default)]
 pub struct LockNumbers {
     next: u32,

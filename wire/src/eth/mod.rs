@@ -4,8 +4,8 @@
 //!
 //! A frame (without FCS) travels either *eager*, cut into VELO messages of at most 120 bytes, or by
 //! *rendezvous*: a 16-byte announcement, then one RMA get by the receiver. There is no header: all
-//! control information is in the VELO descriptor. Nothing here allocates or copies; the receiver's `Reassembler`
-//! says where bytes go.
+//! control information is in the VELO descriptor. Nothing here allocates or copies; the receiver's
+//! `Reassembler` says where bytes go.
 
 pub mod checksum;
 mod message;

@@ -15,7 +15,8 @@ pub enum FaultUnit {
     Completer,
 }
 
-/// What kind of error it was. The notification tells the unit only; the kind follows from the command.
+/// What kind of error it was. The notification tells the unit only; the kind follows from the
+/// command.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FaultCause {
     /// No translation, one of another VPID, or one that does not allow the access.
@@ -68,7 +69,8 @@ impl Fault {
         };
         let cause = match n.command {
             Command::Lock | Command::LockResponse => FaultCause::Lock,
-            // The local side of a register access is memory: only the target's unit can refuse the register.
+            // The local side of a register access is memory: only the target's unit can refuse the
+            // register.
             _ if n.mode.rra && unit != FaultUnit::Requester => FaultCause::Register,
             _ if n.mode.era || n.mode.ewa => FaultCause::Modifier,
             _ if n.mode.translate => FaultCause::Translation,

@@ -38,8 +38,8 @@
 //!   [`Limits::keep`].
 //! * Only the peer of a transfer can end it.
 //! * A fetched frame is valid only if all of its packets have arrived. The owner of the buffers
-//!   checks this with validity tags ([`crate::base::validity`]). An incomplete frame cannot be fetched
-//!   again, because its sender reuses the memory after the notification.
+//!   checks this with validity tags ([`crate::base::validity`]). An incomplete frame cannot be
+//!   fetched again, because its sender reuses the memory after the notification.
 //! * A peer that does not answer may occupy only a part of the tables, and transfers with other
 //!   peers do not wait for it.
 

@@ -142,7 +142,8 @@ impl<M: Memory> Waiting<M> {
     ///
     /// # Errors
     ///
-    /// [`AnnouncementError::Waiting`] if the source has too many announcements waiting, or the queue is full.
+    /// [`AnnouncementError::Waiting`] if the source has too many announcements waiting, or the
+    /// queue is full.
     pub fn push(
         &mut self,
         clock: &impl Clock,

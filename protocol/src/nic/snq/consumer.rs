@@ -3,9 +3,9 @@
 //!
 //! Entries come by posted writes and are valid by their flip bit. An entry whose write got lost
 //! stays invalid while the hardware's write pointer moves on; all behind it would wait for ever. An
-//! interrupt that got lost would be the last one, as only its handler arms the next. [`SnqConsumer`]
-//! decides what is taken, skipped and made up for; whoever drives it reads memory and registers,
-//! and keeps the time.
+//! interrupt that got lost would be the last one, as only its handler arms the next.
+//! [`SnqConsumer`] decides what is taken, skipped and made up for; whoever drives it reads memory
+//! and registers, and keeps the time.
 
 use wire::snq::{Header, Ring};
 
