@@ -109,7 +109,7 @@ pub(crate) fn wait_for_handles(nic: &Nic) {
             return;
         }
         if start.elapsed().as_millis() >= PATIENCE_MS {
-            nic.context().error(Reason::HandleLeft, left);
+            nic.context().error(Reason::HandleLeaked, left);
             return;
         }
         fsleep(Delta::from_millis(5));

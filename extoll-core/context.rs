@@ -3,7 +3,7 @@
 //! Context of a NIC, which all its units use: registers, the DMA device, liveness, and reporting.
 //!
 //! A [`Context`] may outlive the binding of its device, but its register mappings do not.
-//! [`Context::give_up`] revokes them and waits for all users; later accesses return `None` or
+//! [`Context::release`] revokes them and waits for all users; later accesses return `None` or
 //! `ENODEV`.
 //!
 //! Register access is under RCU and works in any context. The mutexes `bound` and `dma` are for
@@ -53,16 +53,16 @@ impl Status {
 }
 
 /// Listener for the loss of a NIC.
-pub(crate) trait Lost: Send + Sync {
+pub(crate) trait LossListener: Send + Sync {
     /// Reports that the device does not answer, or that accesses to it are forbidden. Any context,
     /// with the list of listeners locked and interrupts disabled: queue a work item.
-    fn lost(&self);
+    fn device_lost(&self);
 }
 
 /// Time for writes of a unit to reach memory after the unit was told to stop. Such writes take
 /// another path than the answer to a register read (HW §5), so the read does not flush them. It is
 /// also unknown whether a notification of the ATU flushes writes of other units (HW §11.3).
-const WRITE_TIME: Delta = Delta::from_millis(2);
+const WRITE_DRAIN_TIME: Delta = Delta::from_millis(2);
 
 /// Access to the hardware. The mappings stay while it exists. Holds an RCU read lock, so the holder
 /// must not sleep.
@@ -89,7 +89,7 @@ pub struct Context {
     node: Atomic<u32>,
     network: Atomic<u64>,
     #[pin]
-    listener: SpinLockIrq<Option<Arc<dyn Lost>>>,
+    listener: SpinLockIrq<Option<Arc<dyn LossListener>>>,
 }
 
 impl Context {
@@ -207,7 +207,7 @@ impl Context {
 
     /// Checks whether a register value means that the device was removed, and declares it dead
     /// then. Any context.
-    pub(crate) fn is_gone(&self, hw: &Hw, value: u64) -> bool {
+    pub(crate) fn check_removed(&self, hw: &Hw, value: u64) -> bool {
         if value != u64::MAX {
             return !self.is_alive();
         }
@@ -215,20 +215,20 @@ impl Context {
         if hw.rf.read(info::DRIVER) != u64::MAX {
             return false;
         }
-        self.declare_dead();
+        self.mark_removed();
         true
     }
 
     /// Declares the device dead, once: sends fail from now on, and clients are notified. Any
     /// context.
-    fn declare_dead(&self) {
+    fn mark_removed(&self) {
         if self.alive.xchg(false, Full) {
             self.note(Reason::DeviceGone, 0);
             // Not logged here, because the caller may hold locks and a console may be slow.
             self.unlogged.store(true, Relaxed);
             let listener = self.listener.lock();
             match listener.as_ref() {
-                Some(listener) => listener.lost(),
+                Some(listener) => listener.device_lost(),
                 // No listener exists during probe.
                 None => {
                     drop(listener);
@@ -250,7 +250,7 @@ impl Context {
 
     /// Sets the listener for the loss of the device. The old listener is not called after this
     /// returns. Process context.
-    pub(crate) fn set_listener(&self, new: Option<Arc<dyn Lost>>) {
+    pub(crate) fn set_listener(&self, new: Option<Arc<dyn LossListener>>) {
         let old = core::mem::replace(&mut *self.listener.lock(), new);
         drop(old);
     }
@@ -277,13 +277,13 @@ impl Context {
     /// Calls `f` to make the NIC release memory, and confirms that by reading `reg`. When this
     /// returns, the memory can be freed. `f` must not sleep; it is not called if the device is
     /// dead. May sleep.
-    pub(crate) fn withdraw(&self, reg: RegOffset, f: impl FnOnce(&Hw)) {
-        let told = self.alive_access().is_some_and(|hw| {
+    pub(crate) fn revoke_confirmed(&self, reg: RegOffset, f: impl FnOnce(&Hw)) {
+        let confirmed = self.alive_access().is_some_and(|hw| {
             f(&hw);
-            !self.is_gone(&hw, hw.rf.read(reg))
+            !self.check_removed(&hw, hw.rf.read(reg))
         });
-        if told {
-            self.let_writes_arrive();
+        if confirmed {
+            self.wait_for_writes();
         } else {
             self.isolate();
         }
@@ -291,8 +291,8 @@ impl Context {
 
     /// Waits until earlier writes of units have reached memory, after the units have confirmed that
     /// they write no more. May sleep.
-    pub(crate) fn let_writes_arrive(&self) {
-        fsleep(WRITE_TIME);
+    pub(crate) fn wait_for_writes(&self) {
+        fsleep(WRITE_DRAIN_TIME);
     }
 
     /// Stores the network state that was read.
@@ -323,7 +323,7 @@ impl Context {
         revoke();
         // The device still executes register writes.
         self.quiesce();
-        self.let_writes_arrive();
+        self.wait_for_writes();
     }
 
     /// Stops an unused device, unless it was ever unreachable. An access might crash the host then,
@@ -338,7 +338,7 @@ impl Context {
     }
 
     /// Releases the device and its registers permanently, and waits for their users. May sleep.
-    pub(crate) fn give_up(&self) {
+    pub(crate) fn release(&self) {
         *self.dma.lock() = None;
         *self.bound.lock() = None;
         self.hw.revoke();

@@ -132,7 +132,7 @@ impl Events {
         let changes = self.registers.compare(report.event, report.values());
         match report.event {
             TriggerEvent::SmfuTimeout => {
-                self.smfu.take_timeout(hw);
+                self.smfu.check_timeout(hw);
                 return;
             }
             TriggerEvent::EccError | TriggerEvent::EccFatal => {

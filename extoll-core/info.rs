@@ -10,7 +10,7 @@ use wire::regs::info;
 /// ID.
 pub(crate) fn read_network_state(ctx: &Context, hw: &Hw) -> Result {
     let value = hw.rf.read(info::NW_STATE);
-    if ctx.is_gone(hw, value) {
+    if ctx.check_removed(hw, value) {
         return Err(ENODEV);
     }
     ctx.set_network(value);

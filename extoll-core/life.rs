@@ -6,7 +6,7 @@
 use crate::{
     htax, info,
     nic::Nic,
-    probe_error::{Failure, ProbeError},
+    probe_error::{SetupError, ProbeError},
     queue,
     snq::Interrupt,
     stats::Reason,
@@ -31,7 +31,7 @@ pub(crate) fn begin<'a>(
     dev: &'a pci::Device<Bound>,
     vectors: u32,
     irq: impl FnOnce(Irq<'a>),
-) -> Result<(), Failure> {
+) -> Result<(), SetupError> {
     nic.monitor().listen()?;
     {
         let hw = nic.access().ok_or(ENODEV)?;
@@ -42,7 +42,7 @@ pub(crate) fn begin<'a>(
     }
     let handler = MsiVectors::new(dev, vectors.min(MAX_VECTORS))
         .and_then(|v| v.request(c"extoll", Interrupt(nic.snq().clone())))
-        .map_err(|e| Failure(ProbeError::Interrupt, e))?;
+        .map_err(|e| SetupError(ProbeError::Interrupt, e))?;
     irq(handler);
     {
         let hw = nic.access().ok_or(ENODEV)?;
@@ -80,7 +80,7 @@ pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
     }
     // Waits until ports are closed whose last handle was dropped.
     drop(Settled);
-    let remains = nic.rra().close();
+    let late_memory = nic.rra().close();
     // While the units run, because the reclaim makes the NIC execute commands and gives it a queue
     // for that.
     nic.reclaim().end();
@@ -91,7 +91,7 @@ pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
     enabled.stop_dma();
     nic.atu().release();
     shutdown(nic);
-    drop(remains);
+    drop(late_memory);
     nic.snq().free();
     nic.rma().free_locks();
     nic.smfu().free_exported();
@@ -110,7 +110,7 @@ fn stop_units(nic: &Arc<Nic>) {
 fn shutdown(nic: &Nic) {
     let left: usize = nic.tables().iter().map(|table| table.open()).sum();
     if left != 0 {
-        nic.error(Reason::PortLeft, left as u64);
+        nic.error(Reason::PortLeaked, left as u64);
     }
     // The device is not declared dead any more.
     nic.retire();
@@ -122,5 +122,5 @@ fn shutdown(nic: &Nic) {
     nic.monitor().end();
     nic.tables().iter().for_each(|table| table.down());
     nic.smfu().unmap_all();
-    nic.give_up();
+    nic.release();
 }

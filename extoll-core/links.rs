@@ -138,7 +138,7 @@ impl Links {
         let hw = self.ctx.alive_access()?;
         let status = hw.rf.read(lp::status(n));
         if status == u64::MAX {
-            self.ctx.is_gone(&hw, status);
+            self.ctx.check_removed(&hw, status);
             return None;
         }
         let status = Status(status);

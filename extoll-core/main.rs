@@ -8,7 +8,7 @@ use extoll_core::{
     nic::Params,
     probe::{BoundNic, DEVICE_IDS, VENDOR_ID},
     probe_error::{self, ProbeErrors},
-    quarantine::PastOwner,
+    quarantine::HistoryOwner,
     smfu, time,
     user::Settings,
 };
@@ -84,7 +84,7 @@ struct Extoll {
     _driver: driver::Registration<pci::Adapter<ExtollDriver>>,
     /// Dropped after the driver, because its nodes are in this directory.
     _classes: Classes,
-    _past: PastOwner,
+    _history: HistoryOwner,
     _overrides: Overrides,
     _files: Option<Dir<ProbeErrors>>,
     /// Dropped when nothing is left that enqueues.
@@ -144,7 +144,7 @@ fn parameters() -> [Param; 16] {
             1,
             GATS.into(),
         ),
-        SMFU_TARGET_KIB.param(0, smfu::MOST_KIB.into()),
+        SMFU_TARGET_KIB.param(0, smfu::MAX_KIB.into()),
         Param::new("quarantine_kib", m::quarantine_kib.value(), 0, any),
         PROCESS_QUARANTINE_MS.param(1000, QUARANTINE_MAX_MS),
         Param::switch("compat_unsafe", m::compat_unsafe.value()),
@@ -221,7 +221,7 @@ impl InPlaceModule for Extoll {
             },
             _work: work::Owner::new()?,
             _classes: Classes::register()?,
-            _past: PastOwner::new()?,
+            _history: HistoryOwner::new()?,
             _overrides: Overrides::new()?,
             _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
             _files: files()

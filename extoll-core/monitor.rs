@@ -8,7 +8,7 @@
 //! Subscribers are under a mutex, which is held during their calls.
 
 use crate::{
-    context::{Context, Lost, Status},
+    context::{Context, LossListener, Status},
     stats::Reason,
 };
 use kernel::{
@@ -127,10 +127,10 @@ impl WorkItem for Monitor {
 
 /// Listener that queues the monitor's work item. Holds a reference to the monitor until
 /// [`Monitor::end`].
-struct Report(Arc<Monitor>);
+struct LossReporter(Arc<Monitor>);
 
-impl Lost for Report {
-    fn lost(&self) {
+impl LossListener for LossReporter {
+    fn device_lost(&self) {
         self.0.schedule();
     }
 }
@@ -165,7 +165,7 @@ impl Monitor {
     ///
     /// `ENOMEM`.
     pub(crate) fn listen(self: &Arc<Self>) -> Result {
-        let report = Arc::new(Report(self.clone()), GFP_KERNEL)?;
+        let report = Arc::new(LossReporter(self.clone()), GFP_KERNEL)?;
         self.ctx.set_listener(Some(report));
         Ok(())
     }
@@ -201,7 +201,7 @@ impl Monitor {
         };
         let network = hw.rf.read(info::NW_STATE);
         let node = hw.rf.read(info::NODE);
-        if ctx.is_gone(&hw, network) || ctx.is_gone(&hw, node) {
+        if ctx.check_removed(&hw, network) || ctx.check_removed(&hw, node) {
             return;
         }
         ctx.set_network(network);

@@ -15,7 +15,7 @@ use crate::{
     context::Context,
     hw::Hw,
     queue::{self, Layout, Queue, SegmentMemory},
-    reclaim::{self, Leftover, Reclaimer},
+    reclaim::{self, PendingPort, Reclaimer},
     ring_consumer::QueueMonitor,
     stats::{Opener, PortStats},
     time::patience,
@@ -34,7 +34,7 @@ use wire::{
 };
 
 /// Maximum number of requester pages per VPID (HW §10.1).
-const MOST_PAGES: usize = 32;
+const MAX_PAGES: usize = 32;
 /// Time limit in milliseconds for pending descriptors and commands when a kernel port is closed.
 const CLOSE_MS: u32 = 100;
 /// The same for a port of a process, so that its close does not take long.
@@ -68,18 +68,18 @@ pub(crate) trait PortUnit: Send + Sync + Sized + 'static {
 
     /// Returns the VPIDs, as bits, for which late answers may come from an earlier binding of the
     /// driver. Processes do not get these VPIDs. May sleep.
-    fn owed(&self) -> [u64; 4] {
+    fn late_vpids(&self) -> [u64; 4] {
         [0; 4]
     }
 
     /// Keeps the VPID of a new kernel port disabled for a while, if necessary; returns true then.
     /// May sleep.
-    fn postpone(&self, _: Vpid) -> bool {
+    fn defer_enable(&self, _: Vpid) -> bool {
         false
     }
 
     /// Prevents later enabling by the unit, because the port is about to be closed. May sleep.
-    fn retire(&self, _: Vpid) {}
+    fn cancel_enable(&self, _: Vpid) {}
 
     /// Sets the identity and protection of the VPID, which stays disabled.
     fn prepare(hw: &Hw, vpid: Vpid, protection: u16);
@@ -97,7 +97,7 @@ pub(crate) trait PortUnit: Send + Sync + Sized + 'static {
     fn forget(_: &Hw, _: Vpid) {}
 
     /// Clears the unit's memory for the VPID of a closed port. May sleep.
-    fn wipe(&self, _: Vpid) {}
+    fn clear_memory(&self, _: Vpid) {}
 
     /// Returns the offset of requester page `index` in the unit's window; `None` if there is no
     /// such page.
@@ -105,11 +105,11 @@ pub(crate) trait PortUnit: Send + Sync + Sized + 'static {
 
     /// Returns the words of a command from the VPID to itself that has no effect, whatever the
     /// words after the first contain.
-    fn nothing(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>>;
+    fn no_op(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>>;
 
     /// Waits up to `patience_ms` until all commands of a closed VPID without a queue are executed.
     /// Returns false on a time-out. May sleep.
-    fn is_executed(&self, _: Vpid, _protection: u16, _patience_ms: u32) -> bool {
+    fn wait_executed(&self, _: Vpid, _protection: u16, _patience_ms: u32) -> bool {
         true
     }
 }
@@ -157,25 +157,25 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
     /// `EBUSY` if the VPID is in use, or commands or memory of its last owner are still pending;
     /// `ENOSPC` if no VPID is free; `ENOMEM`; `ENODEV` if the device was removed.
     pub(crate) fn claim(unit: &Arc<U>, want: Want, owner: Owner, guard: G) -> Result<Arc<Self>> {
-        let place = UniqueArc::new_uninit(GFP_KERNEL)?;
+        let slot = UniqueArc::new_uninit(GFP_KERNEL)?;
         let opener = match &owner {
             Owner::Kernel => None,
             Owner::Process { opener, .. } => Some(*opener),
         };
         let stats = Arc::new(PortStats::of(opener), GFP_KERNEL)?;
-        let owed = match owner {
+        let late = match owner {
             Owner::Kernel => [0; 4],
-            Owner::Process { .. } => unit.owed(),
+            Owner::Process { .. } => unit.late_vpids(),
         };
-        let is_owed = |vpid: Vpid| {
-            let word = owed.get(vpid.index() / 64).copied().unwrap_or(0);
+        let is_late = |vpid: Vpid| {
+            let word = late.get(vpid.index() / 64).copied().unwrap_or(0);
             word >> (vpid.index() % 64) & 1 != 0
         };
-        let clean = |vpid| unit.is_clean(vpid) && !is_owed(vpid);
+        let clean = |vpid| unit.is_clean(vpid) && !is_late(vpid);
         let PortBase { ctx, table, .. } = unit.base();
         let vpid = table.allocate(want, stats.clone(), clean)?;
         // From here on, the drop releases the VPID.
-        let this: Arc<Self> = place
+        let this: Arc<Self> = slot
             .write(Self {
                 unit: unit.clone(),
                 vpid,
@@ -231,7 +231,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
             let hw = self.ctx().alive_access().ok_or(ENODEV)?;
             queue.install(&hw, arm)?;
         }
-        if matches!(self.owner, Owner::Kernel) && self.unit.postpone(self.vpid) {
+        if matches!(self.owner, Owner::Kernel) && self.unit.defer_enable(self.vpid) {
             return Ok(());
         }
         let hw = self.ctx().alive_access().ok_or(ENODEV)?;
@@ -244,7 +244,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
     /// sleep.
     pub(crate) fn stop<M: SegmentMemory>(&self, queue: Option<&Queue<M>>, between: impl FnOnce()) {
         let (ctx, vpid) = (self.ctx(), self.vpid);
-        self.unit.retire(vpid);
+        self.unit.cancel_enable(vpid);
         if let Some(queue) = queue {
             queue.drain(ctx);
         }
@@ -257,21 +257,21 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         if let Some(queue) = queue {
             queue.drain(ctx);
         }
-        ctx.withdraw(BqRegs(U::UNIT).ub(vpid), |hw| {
+        ctx.revoke_confirmed(BqRegs(U::UNIT).ub(vpid), |hw| {
             queue::clear(hw, U::UNIT, vpid);
         });
     }
 
     /// Releases the VPID of a closed port, at once or later by the work item of [`Reclaimer`].
-    /// `settled`: nothing is in flight ([`PortCore::is_settled`]); `used`: commands were sent. May
+    /// `settled`: nothing is in flight ([`PortCore::wait_settled`]); `used`: commands were sent. May
     /// sleep.
     pub(crate) fn finish(self: &Arc<Self>, used: bool, settled: bool) {
         let base = self.unit.base();
         if let Some(hw) = base.ctx.alive_access() {
             U::reset(&hw, self.vpid);
         }
-        self.unit.wipe(self.vpid);
-        if !used || (settled && self.is_executed()) {
+        self.unit.clear_memory(self.vpid);
+        if !used || (settled && self.wait_executed()) {
             self.forget();
             return;
         }
@@ -282,35 +282,35 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
     /// Waits until the requester is empty and no command is in flight; returns false on a time-out.
     /// The owner must not send. The VPID must be enabled, because a process's port sends commands
     /// to itself. May sleep.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.is_clear(patience(match self.owner {
+    pub(crate) fn wait_settled(&self) -> bool {
+        self.wait_clear(patience(match self.owner {
             Owner::Kernel => CLOSE_MS,
             Owner::Process { .. } => PROCESS_CLEAR_MS,
         }))
     }
 
-    fn is_clear(&self, patience_ms: u32) -> bool {
+    fn wait_clear(&self, patience_ms: u32) -> bool {
         let pages = match self.owner {
             Owner::Kernel => 0,
             Owner::Process { pages, .. } => pages,
         };
-        let (mut list, mut count) = ([0; MOST_PAGES], 0);
-        let indices = (0..MOST_PAGES as u8).filter(|i| pages >> i & 1 != 0);
+        let (mut list, mut count) = ([0; MAX_PAGES], 0);
+        let indices = (0..MAX_PAGES as u8).filter(|i| pages >> i & 1 != 0);
         let offsets = indices.filter_map(|i| U::page(self.vpid, i));
-        for (place, page) in list.iter_mut().zip(offsets) {
-            *place = page;
+        for (slot, page) in list.iter_mut().zip(offsets) {
+            *slot = page;
             count += 1;
         }
         let list = list.get(..count).unwrap_or(&[]);
         let ctx = self.ctx();
-        U::nothing(ctx.node(), self.vpid).is_ok_and(|words| {
+        U::no_op(ctx.node(), self.vpid).is_ok_and(|words| {
             reclaim::clear(ctx, U::UNIT, self.vpid, list, words.as_ref(), patience_ms)
         })
     }
 
     /// Waits until all commands are executed, if that matters to the next owner; returns false on a
     /// time-out.
-    fn is_executed(&self) -> bool {
+    fn wait_executed(&self) -> bool {
         let ms = match self.owner {
             // The next owner is a kernel port, too.
             Owner::Kernel if self.vpid >= Vpid::USER_END => return true,
@@ -318,7 +318,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
             Owner::Process { .. } => PROCESS_EXECUTE_MS,
         };
         let protection = self.owner.protection();
-        self.unit.is_executed(self.vpid, protection, patience(ms))
+        self.unit.wait_executed(self.vpid, protection, patience(ms))
     }
 
     fn forget(&self) {
@@ -328,13 +328,13 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
     }
 }
 
-impl<U: PortUnit, G: Send + Sync + 'static> Leftover for PortCore<U, G> {
-    fn is_gone(&self) -> bool {
+impl<U: PortUnit, G: Send + Sync + 'static> PendingPort for PortCore<U, G> {
+    fn is_clear(&self) -> bool {
         let ms = match self.owner {
             Owner::Kernel => CLOSE_MS,
             Owner::Process { .. } => AGAIN_CLEAR_MS,
         };
-        let gone = self.is_clear(ms) && self.is_executed();
+        let gone = self.wait_clear(ms) && self.wait_executed();
         if gone {
             self.forget();
         }
@@ -354,9 +354,9 @@ impl<U: PortUnit, G: Send + Sync + 'static> Drop for PortCore<U, G> {
 }
 
 /// Completes when it is dropped.
-struct Closed(Arc<Completion>);
+struct NotifyClosed(Arc<Completion>);
 
-impl Drop for Closed {
+impl Drop for NotifyClosed {
     fn drop(&mut self) {
         self.0.complete_all();
     }
@@ -372,7 +372,7 @@ pub(crate) struct KernelPort<U: PortUnit, const N: usize> {
     pub(crate) queue: Queue,
     pub(crate) monitor: Arc<QueueMonitor>,
     /// Dropped last, when the port is completely closed.
-    closed: Closed,
+    closed: NotifyClosed,
 }
 
 impl<U: PortUnit, const N: usize> KernelPort<U, N> {
@@ -382,7 +382,7 @@ impl<U: PortUnit, const N: usize> KernelPort<U, N> {
     ///
     /// As for [`PortCore::claim`].
     pub(crate) fn open(unit: &Arc<U>, want: Want, layout: Layout) -> Result<PortHandle<U, N>> {
-        let closed = Closed(Arc::pin_init(Completion::new(), GFP_KERNEL)?);
+        let closed = NotifyClosed(Arc::pin_init(Completion::new(), GFP_KERNEL)?);
         let core = PortCore::claim(unit, want, Owner::Kernel, ())?;
         let vpid = core.vpid();
         let PortBase { ctx, table, .. } = unit.base();
@@ -414,7 +414,7 @@ impl<U: PortUnit, const N: usize> Drop for KernelPort<U, N> {
         self.tx.close();
         self.monitor.stop();
         let used = self.tx.is_used();
-        let settled = !used || self.core.is_settled();
+        let settled = !used || self.core.wait_settled();
         self.core.stop(Some(&self.queue), || {});
         self.core.finish(used, settled);
     }

@@ -9,7 +9,7 @@ use crate::{
     hw::Hw,
     life::{self, Irq},
     nic::{Context, Nic, Params},
-    probe_error::{refuse, Failure, ProbeError},
+    probe_error::{report, SetupError, ProbeError},
     rf::{self, Directory},
     snq,
     user::{Devices, Pages, Settings},
@@ -93,20 +93,20 @@ impl<'a> BoundNic<'a> {
         let dev: &'a pci::Device<Bound> = pdev;
         // Step 1.
         let enabled =
-            Enabled::new(pdev).inspect_err(|e| refuse(dev, ProbeError::Enable, fmt!("{e:?}")))?;
+            Enabled::new(pdev).inspect_err(|e| report(dev, ProbeError::Enable, fmt!("{e:?}")))?;
         let revision = dev.revision_id();
         if revision == BAD_REVISION {
-            refuse(dev, ProbeError::Revision, fmt!("{revision:#x}"));
+            report(dev, ProbeError::Revision, fmt!("{revision:#x}"));
             return Err(ENODEV);
         }
         let vectors = msi_count(dev);
         if vectors == 0 {
-            refuse(dev, ProbeError::Msi, fmt!("{vectors} vectors"));
+            report(dev, ProbeError::Msi, fmt!("{vectors} vectors"));
             return Err(ENODEV);
         }
         // Step 2.
         enabled.set_dma_mask(pdev).map_err(|e| {
-            refuse(dev, ProbeError::DmaMask, fmt!("{e:?}"));
+            report(dev, ProbeError::DmaMask, fmt!("{e:?}"));
             ENODEV
         })?;
         let bar0 = Self::claim(dev, 0, BAR0_MIN)?;
@@ -114,15 +114,15 @@ impl<'a> BoundNic<'a> {
         let sides = Sides::standard(Self::bar(&bar0), Self::bar(&bar2));
         let windows = sides.ok_or(ENODEV).inspect_err(|_| {
             let (low, high) = (bar0.bus(), bar2.bus());
-            refuse(dev, ProbeError::BarAddress, fmt!("{low:#x}, {high:#x}"));
+            report(dev, ProbeError::BarAddress, fmt!("{low:#x}, {high:#x}"));
         })?;
         let hw = Hw::map(dev.as_ref(), &bar0, windows)
-            .inspect_err(|e| refuse(dev, ProbeError::Map, fmt!("{e:?}")))?;
+            .inspect_err(|e| report(dev, ProbeError::Map, fmt!("{e:?}")))?;
         // An earlier driver may have left the device running, with addresses of memory that has a
         // new owner.
         hw.quiesce();
         pdev.set_master();
-        let no_setup = |e: &Error| refuse(dev, ProbeError::Setup, fmt!("{e:?}"));
+        let no_setup = |e: &Error| report(dev, ProbeError::Setup, fmt!("{e:?}"));
         let smfu_bytes = hw.windows.bus.smfu_size;
         let ctx = Context::new(dev.as_ref(), unique_id(dev), params.log_interval_ms, hw)
             .inspect_err(no_setup)?;
@@ -142,8 +142,8 @@ impl<'a> BoundNic<'a> {
         };
         // From here on, an error shuts the hardware down by dropping `this`.
         let irq = |irq| this.live.lock().irq = Some(irq);
-        life::begin(&this.nic, dev, vectors, irq).map_err(|Failure(why, e)| {
-            refuse(dev, why, fmt!("{e:?}"));
+        life::begin(&this.nic, dev, vectors, irq).map_err(|SetupError(why, e)| {
+            report(dev, why, fmt!("{e:?}"));
             e
         })?;
         let files = debugfs::files::<M>(&this.nic)
@@ -190,7 +190,7 @@ impl<'a> BoundNic<'a> {
     fn claim(dev: &'a pci::Device<Bound>, bar: u32, min: u64) -> Result<Region<'a>> {
         let size = dev.resource_len(bar)?;
         if size < min {
-            refuse(
+            report(
                 dev,
                 ProbeError::BarSize,
                 fmt!("BAR {bar} has {size:#x} bytes, at least {min:#x} are needed"),
@@ -198,9 +198,9 @@ impl<'a> BoundNic<'a> {
             return Err(ENODEV);
         }
         let region = Region::claim(dev, bar, c"extoll")
-            .inspect_err(|e| refuse(dev, ProbeError::BarClaimed, fmt!("BAR {bar}: {e:?}")))?;
+            .inspect_err(|e| report(dev, ProbeError::BarClaimed, fmt!("BAR {bar}: {e:?}")))?;
         if !region.is_assigned() {
-            refuse(dev, ProbeError::BarLost, fmt!("BAR {bar}"));
+            report(dev, ProbeError::BarLost, fmt!("BAR {bar}"));
             return Err(ENODEV);
         }
         Ok(region)

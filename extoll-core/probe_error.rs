@@ -48,7 +48,7 @@ static COUNTS: [Atomic<u64>; ProbeError::ALL.len()] =
     [const { Atomic::new(0) }; ProbeError::ALL.len()];
 
 /// Counts and logs a probe error of `dev`. Any context.
-pub(crate) fn refuse(dev: &pci::Device<Bound>, why: ProbeError, detail: fmt::Arguments<'_>) {
+pub(crate) fn report(dev: &pci::Device<Bound>, why: ProbeError, detail: fmt::Arguments<'_>) {
     if let Some(c) = COUNTS.get(why as usize) {
         c.add(1, Relaxed);
     }
@@ -57,9 +57,9 @@ pub(crate) fn refuse(dev: &pci::Device<Bound>, why: ProbeError, detail: fmt::Arg
 }
 
 /// Error of the set-up with its reason, which is [`ProbeError::Setup`] by default.
-pub(crate) struct Failure(pub(crate) ProbeError, pub(crate) Error);
+pub(crate) struct SetupError(pub(crate) ProbeError, pub(crate) Error);
 
-impl From<Error> for Failure {
+impl From<Error> for SetupError {
     fn from(error: Error) -> Self {
         Self(ProbeError::Setup, error)
     }

@@ -9,7 +9,7 @@
 //! port.
 //!
 //! The closer of such a port puts the memory into a [`Batch`] and holds it. The memory is freed
-//! when its time has passed, or when the NIC has lost bus mastering at unbinding. [`past`] then
+//! when its time has passed, or when the NIC has lost bus mastering at unbinding. [`history`] then
 //! records the VPIDs: mappings do not survive the driver, so its next binding keeps these VPIDs
 //! disabled until the time has passed.
 //!
@@ -25,9 +25,9 @@
 //! states its context.
 
 mod list;
-mod past;
+mod history;
 
-pub use past::PastOwner;
+pub use history::HistoryOwner;
 
 use crate::{context::Context, dma::DmaWords, stats::Reason, tx, vpid::Table};
 use kernel::{
@@ -54,7 +54,7 @@ use wire::{
 };
 
 /// Longest pause between two runs of the work item, in milliseconds.
-const LOOK_MS: i64 = 60_000;
+const MAX_PAUSE_MS: i64 = 60_000;
 /// Bytes charged per object in addition to its size.
 const OVERHEAD: u64 = 4096;
 
@@ -124,7 +124,7 @@ impl Batch {
         let (left, ended) = {
             let mut list = quarantine.list.lock();
             let left = list.push(entry);
-            quarantine.look_soon(&list);
+            quarantine.poll_soon(&list);
             (left, list.ended)
         };
         if ended {
@@ -149,7 +149,7 @@ pub struct Quarantine {
     #[pin]
     enabling: Mutex<()>,
     /// VPIDs of open ports that are not enabled yet, as bits.
-    waiting: [Atomic<u64>; 4],
+    disabled: [Atomic<u64>; 4],
     #[pin]
     work: DelayedWork<Quarantine>,
 }
@@ -162,7 +162,7 @@ impl WorkItem for Quarantine {
     type Pointer = Arc<Quarantine>;
 
     fn run(this: Arc<Quarantine>) {
-        if let Some(again) = this.look() {
+        if let Some(again) = this.poll() {
             this.schedule(again);
         }
     }
@@ -180,7 +180,7 @@ impl Quarantine {
                 limit: u64::from(limit_kib) << 10,
                 list <- new_spinlock_irq!(List::EMPTY, "extoll_quarantine"),
                 enabling <- new_mutex!((), "extoll_quarantine_enabling"),
-                waiting: [const { Atomic::new(0) }; 4],
+                disabled: [const { Atomic::new(0) }; 4],
                 work <- new_delayed_work!("extoll_quarantine"),
             }),
             GFP_KERNEL,
@@ -197,7 +197,7 @@ impl Quarantine {
     /// fn give_up(nic: &Nic, port: Requester, memory: Arc<DmaWords>) -> Result {
     ///     let mut batch = nic.quarantine().batch(port.vpid(), 1)?;
     ///     port.close();
-    ///     batch.push(Held::Words(memory));
+    ///     batch.push(Quarantined::Words(memory));
     ///     batch.hold(60_000);
     ///     Ok(())
     /// }
@@ -245,18 +245,18 @@ impl Quarantine {
     }
 
     fn bit(&self, vpid: Vpid) -> Option<(&Atomic<u64>, u64)> {
-        let word = self.waiting.get(vpid.index() / 64)?;
+        let word = self.disabled.get(vpid.index() / 64)?;
         Some((word, 1 << (vpid.index() % 64)))
     }
 
     /// Returns whether an open port is not enabled yet. Any context.
     #[inline]
-    pub(crate) fn is_waiting(&self, vpid: Vpid) -> bool {
+    pub(crate) fn is_disabled(&self, vpid: Vpid) -> bool {
         self.bit(vpid)
             .is_some_and(|(word, bit)| word.load(Acquire) & bit != 0)
     }
 
-    fn set_waiting(&self, vpid: Vpid, on: bool) {
+    fn set_disabled(&self, vpid: Vpid, on: bool) {
         let Some((word, bit)) = self.bit(vpid) else {
             return;
         };
@@ -285,50 +285,50 @@ impl Quarantine {
 
     /// Returns the VPIDs, as bits, for which late answers to commands of an earlier binding may
     /// come. Processes do not get these VPIDs. May sleep.
-    pub(crate) fn owed(&self) -> [u64; 4] {
-        let mut owed = [0; 4];
-        if let Some(past) = past::get() {
-            past.each(self.ctx.id(), |vpid| {
-                if let Some(word) = owed.get_mut(vpid.index() / 64) {
+    pub(crate) fn late_vpids(&self) -> [u64; 4] {
+        let mut late = [0; 4];
+        if let Some(history) = history::get() {
+            history.each(self.ctx.id(), |vpid| {
+                if let Some(word) = late.get_mut(vpid.index() / 64) {
                     *word |= 1 << (vpid.index() % 64);
                 }
             });
         }
-        owed
+        late
     }
 
     /// Returns the minimum number of milliseconds for which a VPID must stay disabled after it was
     /// opened; `None` to enable it now. May sleep.
     pub(crate) fn wait_ms(&self, vpid: Vpid) -> Option<i64> {
-        let past = past::get().and_then(|past| past.left_ms(self.ctx.id(), vpid));
+        let history = history::get().and_then(|history| history.left_ms(self.ctx.id(), vpid));
         let full = {
             let list = self.list.lock();
             let first = list.first_ms(|e| matches!(e.source, Source::Kernel(_)));
             first.filter(|_| list.kernel.bytes > self.limit)
         };
-        past.max(full).map(|ms| ms.max(1))
+        history.max(full).map(|ms| ms.max(1))
     }
 
     /// Marks a port as open, but with its VPID disabled for at least `ms`. May sleep.
-    pub(crate) fn postpone(self: &Arc<Self>, vpid: Vpid, ms: i64) {
-        self.set_waiting(vpid, true);
+    pub(crate) fn defer_enable(self: &Arc<Self>, vpid: Vpid, ms: i64) {
+        self.set_disabled(vpid, true);
         let ms = u64::try_from(ms).unwrap_or(0);
         self.ctx
             .error(Reason::Postponed, u64::from(vpid.get()) | ms << 32);
-        self.look_soon(&self.list.lock());
+        self.poll_soon(&self.list.lock());
     }
 
     /// Prevents that a port which is about to be closed is enabled. May sleep.
     pub(crate) fn forget(&self, vpid: Vpid) {
         let _enabling = self.enabling.lock();
-        self.set_waiting(vpid, false);
+        self.set_disabled(vpid, false);
     }
 
     /// Records that late answers may come for `vpid` for another `ms`, even after the NIC is
     /// unbound. May sleep.
-    pub(crate) fn outlives(&self, vpid: Vpid, ms: u32) {
-        if let Some(past) = past::get() {
-            past.note(self.ctx.id(), vpid, after(ms));
+    pub(crate) fn note_late_answers(&self, vpid: Vpid, ms: u32) {
+        if let Some(history) = history::get() {
+            history.note(self.ctx.id(), vpid, after(ms));
         }
     }
 
@@ -337,7 +337,7 @@ impl Quarantine {
     }
 
     /// Queues the work item, unless the quarantine has ended. Called with the list locked.
-    fn look_soon(self: &Arc<Self>, list: &List) {
+    fn poll_soon(self: &Arc<Self>, list: &List) {
         if !list.ended {
             let _ = work::cancel_delayed(self);
             self.schedule(1);
@@ -346,23 +346,23 @@ impl Quarantine {
 
     /// Frees expired memory and enables ports that waited. Returns the delay of the next run in
     /// milliseconds.
-    fn look(&self) -> Option<u32> {
+    fn poll(&self) -> Option<u32> {
         let expired = self.list.lock().take(|e| left_ms(e.until) <= 0);
         free(&self.ctx, expired);
         let mut again = self.list.lock().first_ms(|_| true);
-        for vpid in Vpid::all().filter(|v| self.is_waiting(*v)) {
+        for vpid in Vpid::all().filter(|v| self.is_disabled(*v)) {
             match self.wait_ms(vpid) {
                 Some(ms) => again = Some(again.map_or(ms, |a| a.min(ms))),
                 None => self.enable(vpid),
             }
         }
-        again.map(|ms| ms.clamp(1, LOOK_MS) as u32 + 1)
+        again.map(|ms| ms.clamp(1, MAX_PAUSE_MS) as u32 + 1)
     }
 
     fn enable(&self, vpid: Vpid) {
         {
             let _enabling = self.enabling.lock();
-            if !self.is_waiting(vpid) {
+            if !self.is_disabled(vpid) {
                 return;
             }
             let Some(hw) = self.ctx.alive_access() else {
@@ -371,7 +371,7 @@ impl Quarantine {
             hw.rf.write(rma::vpid_table(vpid), rma::VPID_ENABLED);
             tx::reset_state(&hw, Unit::Rma, vpid);
             drop(hw);
-            self.set_waiting(vpid, false);
+            self.set_disabled(vpid, false);
         }
         dev_info!(
             self.ctx.device(),
@@ -396,10 +396,10 @@ impl Quarantine {
 
     /// Records for the next binding which VPIDs may get late answers. May sleep.
     fn remember(&self, list: &Option<KBox<Entry>>) {
-        let Some(past) = past::get() else { return };
+        let Some(history) = history::get() else { return };
         for entry in core::iter::successors(list.as_deref(), |e| e.next.as_deref()) {
             if let Some(vpid) = entry.source.vpid() {
-                past.note(self.ctx.id(), vpid, entry.until);
+                history.note(self.ctx.id(), vpid, entry.until);
             }
         }
     }
@@ -417,7 +417,7 @@ impl Quarantine {
         writeln!(f, "process_objects {}", process.objects)?;
         writeln!(f, "process_bytes {}", process.bytes)?;
         writeln!(f, "process_total_objects {}", process.total)?;
-        for vpid in Vpid::all().filter(|v| self.is_waiting(*v)) {
+        for vpid in Vpid::all().filter(|v| self.is_disabled(*v)) {
             let ms = self.wait_ms(vpid).unwrap_or(0);
             writeln!(f, "disabled_vpid_{} {ms}", vpid.get())?;
         }

@@ -41,7 +41,7 @@ const DRAIN_PAUSE: Delta = Delta::from_micros(20);
 /// a large queue takes long.
 const DRAIN_MS: u32 = 100;
 /// Number of slots that are freed between two reschedules.
-const FREED_AT_ONCE: u32 = 4096;
+const RESCHED_SLOTS: u32 = 4096;
 
 /// Writes 0 to the six registers of a VPID, in the order of HW §3.2.
 pub(crate) fn clear(hw: &Hw, unit: Unit, vpid: Vpid) {
@@ -63,7 +63,7 @@ pub(crate) fn clear(hw: &Hw, unit: Unit, vpid: Vpid) {
 pub(crate) fn write_pointer(ctx: &Context, unit: Unit, vpid: Vpid) -> Option<u32> {
     let hw = ctx.alive_access()?;
     let raw = hw.rf.read(BqRegs(unit).wp_lwp_dcq_rp(vpid));
-    (!ctx.is_gone(&hw, raw)).then(|| WritePointers(raw).lwp())
+    (!ctx.check_removed(&hw, raw)).then(|| WritePointers(raw).lwp())
 }
 
 /// Sets up the queue engines like `extoll_bq` does in its probe (HW §3.2).
@@ -421,7 +421,7 @@ impl<M: SegmentMemory> Queue<M> {
             }
             for slot in 0..self.slots {
                 self.free(slot);
-                if slot % FREED_AT_ONCE == 0 {
+                if slot % RESCHED_SLOTS == 0 {
                     sched::cond_resched();
                 }
             }

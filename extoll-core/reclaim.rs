@@ -31,7 +31,7 @@ const PAUSE: Delta = Delta::from_micros(20);
 const SOON_MS: u32 = 50;
 const AGAIN_MS: u32 = 500;
 /// Maximum number of kept VPIDs: all of both units.
-const MOST: usize = 2 * Vpid::COUNT as usize;
+const MAX_PORTS: usize = 2 * Vpid::COUNT as usize;
 
 /// Clears the requester pages of a VPID, to which the caller prevents other stores. `words` is a
 /// command without effect. `patience_ms` limits the time for packets in flight. Returns true if the
@@ -48,13 +48,13 @@ pub(crate) fn clear(
     let register = wcbuf::state(unit, vpid);
     let began: Instant<Monotonic> = Instant::now();
     let now = || began.elapsed().as_micros_ceil().max(0) as u64;
-    let mut machine = Reclaim::new(pages.len() as u8, u64::from(patience_ms) * 1000, now());
-    let mut action = machine.start();
+    let mut reclaim = Reclaim::new(pages.len() as u8, u64::from(patience_ms) * 1000, now());
+    let mut action = reclaim.start();
     if let (Some(hw), Some(page)) = (ctx.alive_access(), pages.first()) {
         hw.window(unit).fence(*page);
     }
     loop {
-        if action == Action::Look {
+        if action == Action::ReadState {
             fsleep(PAUSE);
         }
         let event = {
@@ -62,7 +62,7 @@ pub(crate) fn clear(
                 return true;
             };
             match action {
-                Action::Look => Event::State(State(hw.rf.read(register))),
+                Action::ReadState => Event::State(State(hw.rf.read(register))),
                 Action::Write(state) => {
                     hw.rf.write(register, state.raw());
                     Event::Done
@@ -77,42 +77,42 @@ pub(crate) fn clear(
                     Event::Done
                 }
                 // A single read of all ones does not prove that the NIC was removed.
-                Action::End(Outcome::Gone) => return ctx.is_gone(&hw, u64::MAX),
+                Action::End(Outcome::Absent) => return ctx.check_removed(&hw, u64::MAX),
                 Action::End(outcome) => return outcome != Outcome::Unclear,
             }
         };
-        action = machine.step(event, now());
+        action = reclaim.step(event, now());
     }
 }
 
 /// Waits until no packet of a VPID is in flight; the caller prevents new ones. Returns false on a
 /// time-out. May sleep.
-pub(crate) fn settle(ctx: &Context, unit: Unit, vpid: Vpid, patience_ms: u32) -> bool {
+pub(crate) fn wait_idle(ctx: &Context, unit: Unit, vpid: Vpid, patience_ms: u32) -> bool {
     clear(ctx, unit, vpid, &[], &[], patience_ms)
 }
 
 /// Closed port whose requester may hold an incomplete descriptor, or commands that are not
 /// executed. The drop releases its VPID.
-pub(crate) trait Leftover: Send + Sync {
+pub(crate) trait PendingPort: Send + Sync {
     /// Returns whether the port has been cleared, so that its VPID can be released. May sleep, for
     /// about 100 ms.
-    fn is_gone(&self) -> bool;
+    fn is_clear(&self) -> bool;
 }
 
 struct List {
-    ports: KVec<Arc<dyn Leftover>>,
+    ports: KVec<Arc<dyn PendingPort>>,
     /// Set when the NIC is about to be shut down.
     ended: bool,
 }
 
 impl List {
     /// Adds a port. Returns it if the list has ended; the caller drops it without the lock.
-    fn keep(&mut self, left: Arc<dyn Leftover>) -> Option<Arc<dyn Leftover>> {
+    fn defer(&mut self, port: Arc<dyn PendingPort>) -> Option<Arc<dyn PendingPort>> {
         if self.ended {
-            return Some(left);
+            return Some(port);
         }
         // Cannot fail, because the list has capacity for all VPIDs.
-        let _ = self.ports.push_within_capacity(left);
+        let _ = self.ports.push_within_capacity(port);
         None
     }
 }
@@ -135,7 +135,7 @@ impl WorkItem for Reclaimer {
     type Pointer = Arc<Reclaimer>;
 
     fn run(this: Arc<Reclaimer>) {
-        if this.look() {
+        if this.poll() {
             this.schedule(AGAIN_MS);
         }
     }
@@ -146,7 +146,7 @@ impl Reclaimer {
     #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(ctx: Arc<Context>) -> Result<Arc<Self>> {
         let list = List {
-            ports: KVec::with_capacity(MOST, GFP_KERNEL)?,
+            ports: KVec::with_capacity(MAX_PORTS, GFP_KERNEL)?,
             ended: false,
         };
         Arc::pin_init(
@@ -164,12 +164,12 @@ impl Reclaimer {
     }
 
     /// Keeps a VPID until it can be released. May sleep.
-    pub(crate) fn keep(self: &Arc<Self>, unit: Unit, vpid: Vpid, left: Arc<dyn Leftover>) {
+    pub(crate) fn defer(self: &Arc<Self>, unit: Unit, vpid: Vpid, port: Arc<dyn PendingPort>) {
         self.ctx
             .error(Reason::Reclaim, u64::from(vpid.get()) | (unit as u64) << 32);
         let refused = {
             let mut list = self.list.lock();
-            let refused = list.keep(left);
+            let refused = list.defer(port);
             // With the list locked, so that it is not queued after the end.
             if refused.is_none() {
                 self.schedule(SOON_MS);
@@ -180,14 +180,14 @@ impl Reclaimer {
     }
 
     /// Releases VPIDs that are clear by now. Returns true if others remain. May sleep.
-    fn look(&self) -> bool {
+    fn poll(&self) -> bool {
         let count = self.list.lock().ports.len();
         for _ in 0..count {
             // Empty after the end.
             let next = self.list.lock().ports.remove(0);
-            let Ok(left) = next else { break };
-            if !left.is_gone() {
-                let refused = self.list.lock().keep(left);
+            let Ok(port) = next else { break };
+            if !port.is_clear() {
+                let refused = self.list.lock().defer(port);
                 drop(refused);
             }
         }

@@ -30,7 +30,7 @@ use kernel_ext::{
 };
 use wire::{
     ids::RegOffset,
-    regs::map::{Field, Place, Register, PREFIX},
+    regs::map::{Field, RegisterIndex, Register, PREFIX},
 };
 
 /// Maximum number of elements of an array in one file.
@@ -55,19 +55,19 @@ pub(crate) struct RegisterFiles {
 /// Register, part of an array, and format of a file.
 #[derive(Clone, Copy)]
 struct Id {
-    place: Place,
+    index: RegisterIndex,
     part: u32,
     raw: bool,
 }
 
 impl Id {
     fn encode(self) -> u32 {
-        self.place.get() << 4 | self.part << 1 | u32::from(self.raw)
+        self.index.get() << 4 | self.part << 1 | u32::from(self.raw)
     }
 
     fn decode(id: u32) -> Self {
         Self {
-            place: Place::from_number(id >> 4),
+            index: RegisterIndex::from_number(id >> 4),
             part: id >> 1 & 7,
             raw: id & 1 != 0,
         }
@@ -101,8 +101,8 @@ pub(crate) fn directory(dev: &device::Device<Bound>, ctx: &Arc<Context>) -> Resu
         .flat_map(parts)
         .flat_map(|(r, part)| [false, true].map(|raw| (r, part, raw)));
     let entries = files.map(|(register, part, raw)| {
-        let place = register.place();
-        let id = Id { place, part, raw };
+        let index = register.index();
+        let id = Id { index, part, raw };
         let access = register.access();
         // Registers that only the command `read` reads must be writable for the command.
         let write = access.writes() || register.is_destructive();
@@ -213,7 +213,7 @@ fn admit() -> Result {
 impl Files for RegisterFiles {
     fn show(&self, id: u32, out: &mut Text<'_>) -> Result {
         let id = Id::decode(id);
-        let register = Register::at(id.place).ok_or(EINVAL)?;
+        let register = Register::at(id.index).ok_or(EINVAL)?;
         admit()?;
         let range = Self::range(&register, id);
         // Size of "Entry    0: 0000000000000000;".
@@ -250,7 +250,7 @@ impl Files for RegisterFiles {
 
     fn store(&self, id: u32, text: &str) -> Result {
         let id = Id::decode(id);
-        let register = Register::at(id.place).ok_or(EINVAL)?;
+        let register = Register::at(id.index).ok_or(EINVAL)?;
         admit()?;
         self.command(&register, id, text).inspect_err(|_| {
             let offset = register.offset(0).get();

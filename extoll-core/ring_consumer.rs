@@ -39,9 +39,9 @@ const UNARMED: u32 = u32::MAX;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stop {
     /// The last entry was consumed.
-    Taken,
+    Consumed,
     /// The last entry stays in the queue and is the first one of the next poll.
-    Left,
+    Kept,
 }
 
 /// Return type of the closure of a poll: `()`, or whether to stop.
@@ -63,7 +63,7 @@ impl PollFlow for ControlFlow<Stop> {
 }
 
 /// Consumer of one queue. The drop cancels the monitor's work item, unless it runs.
-pub(crate) struct Reader {
+pub(crate) struct Consumer {
     consumer: RingConsumer,
     guard: LostIrqGuard,
     /// Slot at which the queue was last armed, and the number of interrupts until then.
@@ -71,7 +71,7 @@ pub(crate) struct Reader {
     monitor: Arc<QueueMonitor>,
 }
 
-impl Reader {
+impl Consumer {
     /// Makes a consumer at slot 0 of a new queue, which `monitor` watches. Any context.
     pub(crate) fn new(queue: &Queue, monitor: &Arc<QueueMonitor>) -> Self {
         Self {
@@ -102,7 +102,7 @@ impl Reader {
     pub(crate) fn overdue(&mut self) -> u32 {
         let monitor = &self.monitor;
         self.consumer
-            .overdue(now(), |consumer| monitor.ahead(consumer))
+            .overdue(now(), |consumer| monitor.unread(consumer))
     }
 
     /// Returns the number of empty slots from the next one on, up to `limit`.
@@ -114,8 +114,8 @@ impl Reader {
 
     /// Returns the number of slots that the NIC has written, from the next one on. Reads a
     /// register.
-    pub(crate) fn backlog(&self) -> u32 {
-        self.monitor.ahead(&self.consumer)
+    pub(crate) fn unread(&self) -> u32 {
+        self.monitor.unread(&self.consumer)
     }
 
     /// Updates the NIC's read pointer if many slots were freed.
@@ -149,8 +149,8 @@ impl Reader {
                 }
                 // Read the register first; the entries that it counts may have arrived in the queue
                 // by the check of the slot.
-                let comes = self.guard.take()
-                    && self.monitor.ahead(&self.consumer) != 0
+                let comes = self.guard.must_confirm()
+                    && self.monitor.unread(&self.consumer) != 0
                     && queue.status(next) == 0;
                 self.monitor.expect(next, comes);
             }
@@ -158,7 +158,7 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for Consumer {
     fn drop(&mut self) {
         // Without a consumer, a missed call does no harm.
         let _ = work::cancel_delayed(&self.monitor);
@@ -232,8 +232,8 @@ impl QueueMonitor {
     }
 
     /// Returns the number of slots by which the NIC's write pointer is ahead.
-    fn ahead(&self, consumer: &RingConsumer) -> u32 {
-        self.pointer().map_or(0, |lwp| consumer.ahead(lwp))
+    fn unread(&self, consumer: &RingConsumer) -> u32 {
+        self.pointer().map_or(0, |lwp| consumer.unread(lwp))
     }
 
     fn commit(&self, queue: &Queue, lrp: u32, arm: bool, stats: &PortStats) {

@@ -34,7 +34,7 @@
 //! ```
 
 mod address;
-mod backlog;
+mod pending;
 mod locks;
 mod notifications;
 mod requester;
@@ -115,21 +115,21 @@ impl PortUnit for Rma {
         self.atu.is_clean(vpid)
     }
 
-    fn owed(&self) -> [u64; 4] {
-        self.quarantine.owed()
+    fn late_vpids(&self) -> [u64; 4] {
+        self.quarantine.late_vpids()
     }
 
-    fn postpone(&self, vpid: Vpid) -> bool {
+    fn defer_enable(&self, vpid: Vpid) -> bool {
         match self.quarantine.wait_ms(vpid) {
             None => false,
             Some(ms) => {
-                self.quarantine.postpone(vpid, ms);
+                self.quarantine.defer_enable(vpid, ms);
                 true
             }
         }
     }
 
-    fn retire(&self, vpid: Vpid) {
+    fn cancel_enable(&self, vpid: Vpid) {
         self.quarantine.forget(vpid);
     }
 
@@ -152,7 +152,7 @@ impl PortUnit for Rma {
     }
 
     /// Zeroes the VPID's locks, so that the next owner cannot read values of this one (HW §10.9).
-    fn wipe(&self, vpid: Vpid) {
+    fn clear_memory(&self, vpid: Vpid) {
         self.locks.clear(vpid);
     }
 
@@ -162,7 +162,7 @@ impl PortUnit for Rma {
     }
 
     /// Returns a notification PUT that requests no notification.
-    fn nothing(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>> {
+    fn no_op(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>> {
         let descriptor = Descriptor {
             node,
             vpid,
@@ -173,8 +173,8 @@ impl PortUnit for Rma {
         descriptor.encode().map_err(|_| EINVAL)
     }
 
-    fn is_executed(&self, vpid: Vpid, protection: u16, patience_ms: u32) -> bool {
-        backlog::is_done(&self.base.ctx, vpid, protection, patience_ms.into())
+    fn wait_executed(&self, vpid: Vpid, protection: u16, patience_ms: u32) -> bool {
+        pending::wait_executed(&self.base.ctx, vpid, protection, patience_ms.into())
     }
 }
 
@@ -270,7 +270,7 @@ impl Rma {
         hw.rf
             .write(np::general(np::RMA_RESPONDER), np::GENERAL_INIT);
         drop(hw);
-        self.locks.keep(locks);
+        self.locks.set_memory(locks);
         Ok(())
     }
 

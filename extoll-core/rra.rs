@@ -12,7 +12,7 @@
 //! same method are executed after the write. Registers with read side effects (HW §14) have them
 //! for remote reads, too: a read that timed out may still be executed.
 //!
-//! Locks: the mutex `closed` for opening the port; the spinlocks `port` (RMA path) and `pointed`
+//! Locks: the mutex `closed` for opening the port; the spinlocks `port` (RMA path) and `window_target`
 //! (SMFU path), which disable interrupts.
 //!
 //! **With a spinlock held** use [`Rra::batch`] with [`Wait::Spin`]. The CPU spins until the answer
@@ -55,7 +55,7 @@ pub(crate) fn read_local(ctx: &Context, offset: RegOffset) -> Result<u64, RraErr
     }
     let hw = ctx.alive_access().ok_or(RraError::Down)?;
     let value = hw.rf.read(offset);
-    if ctx.is_gone(&hw, value) {
+    if ctx.check_removed(&hw, value) {
         return Err(RraError::Down);
     }
     Ok(value)
@@ -79,7 +79,7 @@ pub(crate) fn write_local(ctx: &Context, offset: RegOffset, value: u64) -> Resul
 const AT_ONCE: usize = 16;
 
 /// Node that interval 0 of the SMFU points to, and whether stores to it may be in flight.
-type Pointed = Option<(NodeId, bool)>;
+type WindowTarget = Option<(NodeId, bool)>;
 
 /// Registers of all nodes.
 #[pin_data]
@@ -96,7 +96,7 @@ pub struct Rra {
     #[pin]
     port: SpinLockIrq<Option<Port>>,
     #[pin]
-    pointed: SpinLockIrq<Pointed>,
+    window_target: SpinLockIrq<WindowTarget>,
 }
 
 impl Rra {
@@ -117,7 +117,7 @@ impl Rra {
                 closing: AtomicFlag::new(false),
                 closed <- new_mutex!(false, "extoll_rra_closed"),
                 port <- new_spinlock_irq!(None, "extoll_rra"),
-                pointed <- new_spinlock_irq!(None, "extoll_rra_pointed"),
+                window_target <- new_spinlock_irq!(None, "extoll_rra_pointed"),
             }),
             GFP_KERNEL,
         )
@@ -156,7 +156,7 @@ impl Rra {
         offset: RegOffset,
     ) -> Result<u64, RraError> {
         let request = Request::read(node, offset);
-        self.one(method, timeout_us, request)
+        self.single(method, timeout_us, request)
     }
 
     /// Writes a register by `method`, like [`Rra::read_by`]. May sleep.
@@ -173,10 +173,10 @@ impl Rra {
         value: u64,
     ) -> Result<(), RraError> {
         let request = Request::write(node, offset, value);
-        self.one(method, timeout_us, request).map(drop)
+        self.single(method, timeout_us, request).map(drop)
     }
 
-    fn one(&self, method: Method, timeout_us: u32, mut request: Request) -> Result<u64, RraError> {
+    fn single(&self, method: Method, timeout_us: u32, mut request: Request) -> Result<u64, RraError> {
         let Request { node, offset, .. } = request;
         match self.check(method, node, offset)? {
             Method::Rma => {
@@ -214,13 +214,13 @@ impl Rra {
     /// ```
     pub fn batch(&self, requests: &mut [Request], wait: Wait) {
         let mut until = Deadline::new(wait);
-        for some in requests.chunks_mut(AT_ONCE) {
-            self.some(some, &mut until);
+        for chunk in requests.chunks_mut(AT_ONCE) {
+            self.chunk(chunk, &mut until);
         }
     }
 
     /// Executes up to [`AT_ONCE`] requests.
-    fn some(&self, requests: &mut [Request], until: &mut Deadline) {
+    fn chunk(&self, requests: &mut [Request], until: &mut Deadline) {
         let mut steps = [Step::Next(RraError::TimedOut); AT_ONCE];
         for (request, step) in requests.iter_mut().zip(&mut steps) {
             request.result = match self.check(Method::Rma, request.node, request.offset) {
@@ -228,17 +228,17 @@ impl Rra {
                 Ok(Method::Local) => self.local(request),
                 Ok(_) => continue,
             };
-            *step = Step::Over;
+            *step = Step::Done;
         }
         let sleeps = until.pause.is_some();
         let mut last = false;
         loop {
-            let look = |port: &mut Port| self.look(port, requests, &mut steps, last);
-            let left = match self.with_port(sleeps, look) {
+            let poll = |port: &mut Port| self.poll(port, requests, &mut steps, last);
+            let left = match self.with_port(sleeps, poll) {
                 Ok(left) => left,
                 Err(e) => {
                     let all = requests.iter_mut().zip(&steps);
-                    for (request, _) in all.filter(|(_, step)| **step != Step::Over) {
+                    for (request, _) in all.filter(|(_, step)| **step != Step::Done) {
                         request.result = Err(e);
                     }
                     0
@@ -254,20 +254,20 @@ impl Rra {
 
     /// Posts requests and collects answers; with `last`, gives up the remaining requests. Returns
     /// the number of unfinished requests.
-    fn look(
+    fn poll(
         &self,
         port: &mut Port,
         requests: &mut [Request],
         steps: &mut [Step],
         last: bool,
     ) -> usize {
-        port.settle(&self.ctx);
+        port.poll(&self.ctx);
         let down = !self.ctx.is_alive() || self.closing.load(Relaxed);
         let (mut stuck, mut left) = (false, 0);
         for (request, step) in requests.iter_mut().zip(steps) {
             let done = match *step {
-                Step::Over => continue,
-                Step::Posted(ticket) => port.fetch(ticket),
+                Step::Done => continue,
+                Step::Posted(ticket) => port.result(ticket),
                 // Requests are posted in order, so one that cannot be posted blocks its successors.
                 Step::Next(_) if stuck || last || down => None,
                 Step::Next(_) => match port.post(request) {
@@ -302,7 +302,7 @@ impl Rra {
             };
             self.report(request.node, request.offset, &done);
             request.result = done;
-            *step = Step::Over;
+            *step = Step::Done;
         }
         left
     }
@@ -394,11 +394,11 @@ impl Rra {
     /// Points interval 0 at the request's node, and loads or stores.
     fn through_window(&self, request: &Request) -> Result<u64, RraError> {
         let node = request.node;
-        let mut pointed = self.pointed.lock();
+        let mut window_target = self.window_target.lock();
         if self.closing.load(Relaxed) || !self.ctx.is_alive() {
             return Err(RraError::Down);
         }
-        match *pointed {
+        match *window_target {
             Some((current, _)) if current == node => {}
             old => {
                 if let Some((_, true)) = old {
@@ -408,19 +408,19 @@ impl Rra {
                     let _ = self.smfu.rra_load(info::DRIVER);
                 }
                 self.smfu.point_rra(node).ok_or(RraError::Down)?;
-                *pointed = Some((node, false));
+                *window_target = Some((node, false));
             }
         }
         match request.operation {
             Operation::Read => {
                 let value = self.smfu.rra_load(request.offset)?;
                 // The load completed after all earlier stores.
-                *pointed = Some((node, false));
+                *window_target = Some((node, false));
                 Ok(value)
             }
             Operation::Write(value) => {
                 self.smfu.rra_store(request.offset, value)?;
-                *pointed = Some((node, true));
+                *window_target = Some((node, true));
                 Ok(value)
             }
         }
@@ -428,12 +428,12 @@ impl Rra {
 
     /// Closes the port for good. The caller keeps the returned memory until RMA is stopped. May
     /// sleep.
-    pub(crate) fn close(&self) -> Remains {
+    pub(crate) fn close(&self) -> LateMemory {
         self.closing.store(true, Relaxed);
         *self.closed.lock() = true;
         let port = self.port.lock().take();
         // The port is closed here, without the locks.
-        Remains(port.map(|port| port.close(&self.ctx, &self.quarantine)))
+        LateMemory(port.map(|port| port.close(&self.ctx, &self.quarantine)))
     }
 }
 
@@ -443,9 +443,9 @@ enum Step {
     /// Not posted yet, with the reason.
     Next(RraError),
     Posted(Ticket),
-    Over,
+    Done,
 }
 
 /// Memory that late answers may still be written to. Must be kept until RMA is stopped.
 #[allow(dead_code)] // Held for its drop, never read.
-pub(crate) struct Remains(Option<DmaWords>);
+pub(crate) struct LateMemory(Option<DmaWords>);

@@ -18,7 +18,7 @@
 //! so a lost store goes unnoticed.
 //!
 //! **Locks.** The mutex `state` (exported memory, layout of the window, mappings; process context)
-//! and the spinlocks `opened` (targets) and `flag` (time-out register), which disable interrupts.
+//! and the spinlocks `target_table` (targets) and `flag` (time-out register), which disable interrupts.
 
 mod memory;
 mod target;
@@ -34,8 +34,8 @@ use kernel::{
     },
 };
 use memory::IoMapping;
-use protocol::nic::smfu::Layout;
-use target::Opened;
+use protocol::nic::smfu::WindowAllocator;
+use target::TargetTable;
 use wire::{
     ids::{BusAddr, CpuAddr, NodeId, RegOffset},
     regs::{
@@ -44,16 +44,16 @@ use wire::{
             self, IntervalControl, StatusControl, TimeoutControl, RRA_WINDOW, TRAFFIC_CLASS_INIT,
         },
     },
-    smfu::{Span, NOWHERE},
+    smfu::{Span, UNMAPPED_BASE},
 };
 
 pub use crate::mmio::Word;
 pub use memory::{AccessError, Caching, RemoteMemory};
-pub use target::{ShutTarget, Target, TargetMemory};
+pub use target::{ClosedTarget, Target, TargetMemory};
 pub use window::{Window, WindowSpec};
 
 /// Maximum size of exported memory in KiB: 1 GiB.
-pub const MOST_KIB: u32 = 1 << 20;
+pub const MAX_KIB: u32 = 1 << 20;
 /// Minimum size of exported memory in KiB, below which none is exported.
 const MIN_TARGET_KIB: u32 = 64;
 
@@ -66,7 +66,7 @@ pub struct Smfu {
     #[pin]
     state: Mutex<State>,
     #[pin]
-    opened: SpinLockIrq<Opened>,
+    target_table: SpinLockIrq<TargetTable>,
     /// Time-outs seen; grows before the flag in the register is cleared.
     timeouts: Atomic<u64>,
     /// Taken to read and clear that flag.
@@ -76,7 +76,7 @@ pub struct Smfu {
 
 struct State {
     exported: Option<Arc<DmaWords>>,
-    layout: KBox<Layout>,
+    allocator: KBox<WindowAllocator>,
     mapped: KVec<Arc<IoMapping>>,
     closed: bool,
 }
@@ -105,17 +105,17 @@ impl Smfu {
     pub(crate) fn new(ctx: Arc<Context>, window_bytes: u64, target_kib: u32) -> Result<Arc<Self>> {
         let state = State {
             exported: None,
-            layout: KBox::new(Layout::new(window_bytes), GFP_KERNEL)?,
+            allocator: KBox::new(WindowAllocator::new(window_bytes), GFP_KERNEL)?,
             mapped: KVec::new(),
             closed: false,
         };
-        let opened = Opened::new()?;
+        let target_table = TargetTable::new()?;
         Arc::pin_init(
             pin_init!(Self {
                 ctx,
                 target_kib,
                 state <- new_mutex!(state, "extoll_smfu"),
-                opened <- new_spinlock_irq!(opened, "extoll_smfu_targets"),
+                target_table <- new_spinlock_irq!(target_table, "extoll_smfu_targets"),
                 timeouts: Atomic::new(0),
                 flag <- new_spinlock_irq!((), "extoll_smfu_flag"),
             }),
@@ -130,7 +130,7 @@ impl Smfu {
 
     /// Checks for a time-out; if the unit reports one, counts it, clears the flag by writing 1 (HW
     /// §12), and returns true. Any context.
-    pub(crate) fn take_timeout(&self, hw: &Hw) -> bool {
+    pub(crate) fn check_timeout(&self, hw: &Hw) -> bool {
         {
             // Without the lock, a second write of 1 could set a flag that another CPU has cleared.
             let _alone = self.flag.lock();
@@ -148,11 +148,11 @@ impl Smfu {
     /// Returns an error if a load of all ones means a failed access. `before` is the number of
     /// time-outs before the load.
     fn failed(&self, hw: &Hw, before: u64) -> Result<(), AccessError> {
-        if self.ctx.is_gone(hw, u64::MAX) {
+        if self.ctx.check_removed(hw, u64::MAX) {
             return Err(AccessError::Down);
         }
         // Check the flag first, because it is cleared only after a time-out is counted.
-        if self.take_timeout(hw) || self.timeouts() != before {
+        if self.check_timeout(hw) || self.timeouts() != before {
             return Err(AccessError::TimedOut);
         }
         Ok(())
@@ -192,15 +192,15 @@ impl Smfu {
         {
             // Bases of an earlier driver could point to memory with a new owner. Base 0 is no safe
             // value either: it may mean the default base or physical address 0 (G18).
-            let mut opened = self.opened.lock();
+            let mut target_table = self.target_table.lock();
             if let Some(memory) = &exported {
                 let bytes = memory.words() as u64 * 8;
-                let done = opened.targets.export(memory.address(), bytes);
+                let done = target_table.targets.export(memory.address(), bytes);
                 done.map_err(|_| ERANGE)?;
             }
-            opened.write_all(&hw);
+            target_table.write_all(&hw);
             hw.rf.write(smfu::O_START_ADDR, window);
-            let default = opened.targets.default_base();
+            let default = target_table.targets.default_base();
             hw.rf.write(smfu::T_START_ADDR_DEFAULT, default.0);
         }
         hw.rf.write(smfu::ADDR_MASK, 0);
@@ -247,10 +247,10 @@ impl Smfu {
             hw.rf.write(smfu::interval_control(i), 0);
         }
         for i in 0..smfu::INTERVALS {
-            hw.rf.write(smfu::vpid_t_start_addr(i), NOWHERE.0);
+            hw.rf.write(smfu::vpid_t_start_addr(i), UNMAPPED_BASE.0);
         }
         hw.rf.write(np::general(np::SMFU), 0);
-        hw.rf.write(smfu::T_START_ADDR_DEFAULT, NOWHERE.0);
+        hw.rf.write(smfu::T_START_ADDR_DEFAULT, UNMAPPED_BASE.0);
     }
 
     /// Returns the bus address and the size in bytes of the exported memory. May sleep.

@@ -66,7 +66,7 @@ reasons! {
     /// The illegal-routing drain did not end in time.
     DrainIncomplete = 14, "outport drain incomplete";
     /// A port was still open when the device was unbound.
-    PortLeft = 15, "port left open at unbind";
+    PortLeaked = 15, "port left open at unbind";
     /// An optional memory area was made smaller than requested.
     Memory = 16, "memory area reduced";
     /// Event that reports no error.
@@ -123,13 +123,13 @@ reasons! {
     /// A transaction with the PCIe backdoor of another node failed.
     Backdoor = 41, "PCIe backdoor transaction failed";
     /// A module above kept its handle of the NIC after unbinding.
-    HandleLeft = 42, "handles of the NIC left after unbind";
+    HandleLeaked = 42, "handles of the NIC left after unbind";
     /// The PCI core reported an error on the path to the device; the device is reset, unbound and
     /// bound again.
     Unreachable = 43, "device unreachable by a PCI error";
     /// A register lost the value that the driver has written; the driver is unbound and bound
     /// again.
-    Forgot = 44, "the NIC forgot its registers";
+    RegistersLost = 44, "the NIC forgot its registers";
 }
 
 /// Counters of one NIC. Any context.

@@ -258,7 +258,7 @@ impl<const N: usize> Tx<N> {
         let hw = self.ctx.alive_access()?;
         add(&self.stats.state_reads, 1);
         let raw = hw.rf.read(wcbuf::state(self.unit, self.vpid));
-        (!self.ctx.is_gone(&hw, raw)).then_some(State(raw))
+        (!self.ctx.check_removed(&hw, raw)).then_some(State(raw))
     }
 
     fn kick(self: &Arc<Self>, kick: Kick) {

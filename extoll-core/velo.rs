@@ -121,7 +121,7 @@ impl PortUnit for Velo {
     }
 
     /// Returns a message of maximum length to the port's own mailbox, which is no longer read.
-    fn nothing(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>> {
+    fn no_op(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>> {
         let descriptor = Descriptor {
             target: Target::Node(node),
             vpid,

@@ -299,7 +299,7 @@ impl Nic {
         }
         let shut = core::mem::take(&mut *self.shut.lock());
         for target in shut {
-            target.rest(conf::quarantine());
+            target.hold_off(conf::quarantine());
         }
     }
 

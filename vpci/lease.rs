@@ -404,7 +404,7 @@ impl Lease {
     /// sleep.
     pub(crate) fn cut(&self) {
         for (_, window) in &self.parts.lock().windows {
-            window.cut();
+            window.disconnect();
         }
     }
 
@@ -416,8 +416,8 @@ impl Lease {
         let mut shut = self.nic.shut.lock();
         for target in parts.targets {
             // Space was reserved before the targets were opened.
-            if let Err(full) = shut.push_within_capacity(target.shut()) {
-                full.0.rest(conf::quarantine());
+            if let Err(full) = shut.push_within_capacity(target.close_keep_number()) {
+                full.0.hold_off(conf::quarantine());
             }
         }
     }

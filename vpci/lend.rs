@@ -8,7 +8,7 @@
 
 use crate::{conf, nic::Nic};
 use core::pin::Pin;
-use extoll_core::smfu::{ShutTarget, Smfu, Target, TargetMemory, Window, WindowSpec};
+use extoll_core::smfu::{ClosedTarget, Smfu, Target, TargetMemory, Window, WindowSpec};
 use kernel::{
     device::Core,
     new_mutex, pci,
@@ -246,7 +246,7 @@ struct Lent {
 pub(crate) struct Lending {
     lent: KVec<Lent>,
     /// Target numbers of ended leases that must not be reused yet.
-    shut: KVec<ShutTarget>,
+    shut: KVec<ClosedTarget>,
 }
 
 impl Lending {
@@ -263,7 +263,7 @@ impl Lending {
         };
         for target in lent.targets {
             // Cannot fail: space was reserved before the targets were opened.
-            let _ = self.shut.push_within_capacity(target.shut());
+            let _ = self.shut.push_within_capacity(target.close_keep_number());
         }
     }
 }
@@ -444,7 +444,7 @@ impl Nic {
             lending.end(name);
         }
         for target in core::mem::take(&mut lending.shut) {
-            target.rest(conf::quarantine());
+            target.hold_off(conf::quarantine());
         }
         drop(lending);
         self.forget_all();

@@ -30,7 +30,7 @@ use crate::{
 use extoll_core::{
     child::{patiently, Handle},
     machine::Kernel,
-    smfu::{ShutTarget, Smfu},
+    smfu::{ClosedTarget, Smfu},
     snq::MessageSubscription,
     velo::{self, Mailbox, Sender},
     vpid::Client,
@@ -146,14 +146,14 @@ pub(crate) struct Nic {
     pub(crate) owed: Mutex<KVec<Owed>>,
     /// Target numbers of ended leases that must not be reused yet.
     #[pin]
-    pub(crate) shut: Mutex<KVec<ShutTarget>>,
+    pub(crate) shut: Mutex<KVec<ClosedTarget>>,
     /// Interrupts of borrowed devices.
     #[pin]
     pub(crate) interrupts: SpinLockIrq<KVec<Heard>>,
     /// Target numbers that may have been open before this module was loaded; reserved until the NIC
     /// may lend and borrow.
     #[pin]
-    early: Mutex<KVec<ShutTarget>>,
+    early: Mutex<KVec<ClosedTarget>>,
     /// Held while a thread asks a node for its devices.
     #[pin]
     pub(crate) asking: Mutex<()>,
@@ -501,7 +501,7 @@ impl Nic {
         work::cancel_delayed_sync::<_, 4>(self);
         self.settle_last();
         for target in core::mem::take(&mut *self.early.lock()) {
-            target.rest(conf::quarantine());
+            target.hold_off(conf::quarantine());
         }
         // Ends what other nodes have not confirmed.
         self.end_lending();

@@ -166,7 +166,7 @@ impl Nic {
             };
             let more = self.take_some(ports, |kind, m| {
                 said = Some(Said::new(kind, m));
-                Stop::Taken
+                Stop::Consumed
             });
             ports.busy = said.is_some();
             more
@@ -195,7 +195,7 @@ impl Nic {
         let mut setup = false;
         let more = self.take_some(ports, |_, _| {
             setup = true;
-            Stop::Left
+            Stop::Kept
         });
         match (setup, more) {
             (true, _) => Left::Setup,

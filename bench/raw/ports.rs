@@ -216,11 +216,11 @@ fn stops(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     let mut seen = KVec::new();
     let mut polls = 0;
     for stop in [
-        Stop::Left,
-        Stop::Taken,
-        Stop::Left,
-        Stop::Taken,
-        Stop::Taken,
+        Stop::Kept,
+        Stop::Consumed,
+        Stop::Kept,
+        Stop::Consumed,
+        Stop::Consumed,
     ] {
         until(|| {
             let mut looked = None;
@@ -229,7 +229,7 @@ fn stops(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
                 ControlFlow::Break(stop)
             });
             let Some(tag) = looked else { return Ok(None) };
-            if taken != usize::from(stop == Stop::Taken) {
+            if taken != usize::from(stop == Stop::Consumed) {
                 return Err(EBADMSG);
             }
             seen.push(tag, GFP_KERNEL)?;
@@ -265,7 +265,7 @@ fn commands(nic: &Nic, report: &mut Report<'_>) -> Result {
     for value in 0..2 {
         sent(|| requester.post(page, &note(&requester, value)))?;
     }
-    for (stop, value) in [(Stop::Left, 0), (Stop::Taken, 0), (Stop::Taken, 1)] {
+    for (stop, value) in [(Stop::Kept, 0), (Stop::Consumed, 0), (Stop::Consumed, 1)] {
         until(|| {
             let mut looked = None;
             let taken = queue.poll(64, |n| {
@@ -274,7 +274,7 @@ fn commands(nic: &Nic, report: &mut Report<'_>) -> Result {
             });
             match looked {
                 None => Ok(None),
-                Some(v) if v == value && taken == usize::from(stop == Stop::Taken) => Ok(Some(())),
+                Some(v) if v == value && taken == usize::from(stop == Stop::Consumed) => Ok(Some(())),
                 Some(_) => Err(EBADMSG),
             }
         })?;
@@ -296,7 +296,7 @@ fn full(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
     }
     // Wait until the messages are in flight in front of the full mailbox.
     fsleep(Delta::from_millis(words.ms));
-    report.number("waiting", full_box.backlog() as u64)?;
+    report.number("waiting", full_box.unread_slots() as u64)?;
     let begin: Instant<Monotonic> = Instant::now();
     full_sender.close();
     full_box.close();

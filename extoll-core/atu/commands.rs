@@ -220,7 +220,7 @@ impl Commands {
     pub(super) fn settle(&self, ctx: &Context) -> Answer {
         let answer = self.wait(ctx);
         if answer.result.is_ok() {
-            ctx.let_writes_arrive();
+            ctx.wait_for_writes();
         }
         answer
     }
@@ -281,6 +281,6 @@ impl Commands {
 /// Checks whether the NIC was removed, because it did not answer in time.
 fn notice_gone(ctx: &Context) {
     if let Some(hw) = ctx.alive_access() {
-        ctx.is_gone(&hw, hw.rf.read(atu::CONTROL));
+        ctx.check_removed(&hw, hw.rf.read(atu::CONTROL));
     }
 }

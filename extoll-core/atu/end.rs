@@ -73,17 +73,17 @@ impl Atu {
     {
         let mut waits = false;
         for region in regions() {
-            let (translation, turn) = region.translation();
-            translation.begin(turn);
-            waits |= matches!(translation.next(turn), Next::Ask(_));
+            let (translation, generation) = region.translation();
+            translation.begin(generation);
+            waits |= matches!(translation.next(generation), Next::Ask(_));
         }
         let answer = waits.then(|| self.commands.settle(&self.ctx));
         let mut result = Ok(());
         for region in regions() {
-            let (translation, turn) = region.translation();
+            let (translation, generation) = region.translation();
             // The answer counts only for regions of this NIC.
             let answer = answer.filter(|_| core::ptr::eq(&*translation.atu, self));
-            if !translation.conclude(turn, answer) {
+            if !translation.conclude(generation, answer) {
                 result = Err(ETIMEDOUT);
             }
         }
@@ -144,8 +144,8 @@ impl Atu {
         let mut all = List::new();
         while let Some(item) = batch.pop_front() {
             // That end may be complete by now, and the entries may belong to a new region.
-            if let Some((turn, _)) = item.left() {
-                item.begin(turn);
+            if let Some((generation, _)) = item.left() {
+                item.begin(generation);
             }
             all.push_back(item);
         }
@@ -169,17 +169,17 @@ impl Atu {
         // Later answers wait for the next poll, because earlier writes of the NIC may not have
         // arrived.
         let seen = self.commands.seen(&self.ctx);
-        self.ctx.let_writes_arrive();
+        self.ctx.wait_for_writes();
         while let Some(item) = batch.pop_front() {
             let translation = item.as_arc();
-            let turn = translation.generation();
-            if let Next::Look(ticket) = translation.next(turn) {
+            let generation = translation.generation();
+            if let Next::Look(ticket) = translation.next(generation) {
                 if seen.answers(ticket) {
-                    translation.forgotten(turn, Why::Answered);
+                    translation.forgotten(generation, Why::Answered);
                 } else {
                     // The first answer may be lost, so an answer to a later request counts, too.
                     let next = *asked.get_or_insert_with(|| self.commands.ask(&self.ctx));
-                    translation.asked_again(turn, next);
+                    translation.asked_again(generation, next);
                 }
             }
             translation.settle_soon();

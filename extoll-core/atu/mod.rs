@@ -212,8 +212,8 @@ impl Atu {
         self.tables.lock().refuse();
         self.retire_reserves();
         self.for_each(|translation| {
-            let turn = translation.generation();
-            translation.begin(turn);
+            let generation = translation.generation();
+            translation.begin(generation);
             translation.cancel();
         });
         work::cancel_sync::<Atu, 0>(self);

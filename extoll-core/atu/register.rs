@@ -118,9 +118,9 @@ impl Atu {
             rest: Rest::Usual,
         };
         let translation = Translation::new(bound, request, memory)?;
-        let turn = translation.generation();
+        let generation = translation.generation();
         // From here on, an error ends the region by dropping it.
-        let region = Region::new(translation.clone(), turn, span.first_offset, span.bytes);
+        let region = Region::new(translation.clone(), generation, span.first_offset, span.bytes);
         let (mm, _) = pages.user().ok_or(EFAULT)?;
         let watcher = Arc::new(MemoryWatch(translation.clone()), GFP_KERNEL)?;
         let watch = Arc::new(Watch::new(mm, start, bytes, watcher)?, GFP_KERNEL)?;
@@ -249,10 +249,10 @@ impl Atu {
             rest,
         };
         let translation = Translation::new(bound, request, memory)?;
-        let turn = translation.generation();
+        let generation = translation.generation();
         Ok(Region::new(
             translation,
-            turn,
+            generation,
             span.first_offset,
             span.bytes,
         ))

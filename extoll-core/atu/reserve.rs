@@ -222,9 +222,9 @@ impl Reserve {
             return Err(EAGAIN);
         };
         match translation.occupy_again(bound, this, pages) {
-            Ok(turn) => Ok(Region::new(
+            Ok(generation) => Ok(Region::new(
                 translation,
-                turn,
+                generation,
                 pages.offset(),
                 pages.bytes(),
             )),

@@ -249,7 +249,7 @@ impl Translation {
                     if !self.atu.commands.seen(self.ctx()).answers(ticket) {
                         return false;
                     }
-                    self.ctx().let_writes_arrive();
+                    self.ctx().wait_for_writes();
                     self.forgotten(generation, Why::Answered);
                 }
                 Next::Release => self.release(generation),

@@ -10,7 +10,7 @@ use kernel::{
 };
 use wire::{
     ids::RegOffset,
-    regs::map::{Field, Place, Register},
+    regs::map::{Field, RegisterIndex, Register},
     snq::{TriggerEvent, TABLE},
 };
 
@@ -20,7 +20,7 @@ const SHOWN: usize = 6;
 /// Register that an event records, or one with ECC flags.
 pub(super) struct Word {
     pub(super) event: TriggerEvent,
-    place: Place,
+    index: RegisterIndex,
     pub(super) offset: RegOffset,
     entry: u32,
     last: Atomic<u64>,
@@ -102,7 +102,7 @@ impl fmt::Display for Dotted {
 
 impl fmt::Display for Word {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(register) = Register::at(self.place) else {
+        let Some(register) = Register::at(self.index) else {
             return Ok(());
         };
         write!(f, "{register}")?;
@@ -165,7 +165,7 @@ impl Registers {
         }
         let word = Word {
             event,
-            place: register.place(),
+            index: register.index(),
             offset: register.offset(entry),
             entry,
             last: Atomic::new(0),
@@ -203,9 +203,9 @@ impl Registers {
                     continue;
                 }
                 cause.count.fetch_add(1, Relaxed);
-                if let Some(place) = changes.list.get_mut(changes.total) {
+                if let Some(slot) = changes.list.get_mut(changes.total) {
                     let (word, field) = (n, cause.field);
-                    *place = Some(Change {
+                    *slot = Some(Change {
                         word,
                         field,
                         old,

@@ -8,7 +8,7 @@ use crate::dma::DmaWords;
 use kernel::{new_mutex, prelude::*, sync::Mutex};
 use wire::ids::Vpid;
 
-/// Locks in host memory, present from [`Locks::keep`] to [`Locks::free`].
+/// Locks in host memory, present from [`Locks::set_memory`] to [`Locks::free`].
 #[pin_data]
 pub(crate) struct Locks {
     #[pin]
@@ -21,7 +21,7 @@ impl Locks {
     }
 
     /// Stores the memory of the locks. May sleep.
-    pub(super) fn keep(&self, memory: DmaWords) {
+    pub(super) fn set_memory(&self, memory: DmaWords) {
         *self.memory.lock() = Some(memory);
     }
 

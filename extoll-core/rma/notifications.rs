@@ -6,7 +6,7 @@
 
 use super::{Handle, Notification};
 use crate::{
-    ring_consumer::{PollFlow, Reader, Stop},
+    ring_consumer::{PollFlow, Consumer, Stop},
     stats::{add, Reason},
 };
 use core::ops::ControlFlow;
@@ -14,14 +14,14 @@ use kernel_ext::{barrier, trace};
 
 /// Notification queue of a port. Can be dropped in any context.
 pub struct Notifications {
-    reader: Reader,
+    consumer: Consumer,
     port: Handle,
 }
 
 impl Notifications {
     pub(super) fn new(port: Handle) -> Self {
         Self {
-            reader: Reader::new(&port.queue, &port.monitor),
+            consumer: Consumer::new(&port.queue, &port.monitor),
             port,
         }
     }
@@ -43,7 +43,7 @@ impl Notifications {
     ///     queue.poll(64, |n| {
     ///         found = n.word0 == value;
     ///         if found {
-    ///             ControlFlow::Break(Stop::Taken)
+    ///             ControlFlow::Break(Stop::Consumed)
     ///         } else {
     ///             ControlFlow::Continue(())
     ///         }
@@ -59,21 +59,21 @@ impl Notifications {
         let mut done = 0;
         let core = self.port.core();
         while done < budget {
-            let (queue, index) = (&self.port.queue, self.reader.next());
+            let (queue, index) = (&self.port.queue, self.consumer.next());
             let Some(slot) = queue.slot(index) else { break };
             let word1 = slot.status();
             if word1 == 0 {
-                let overdue = self.reader.overdue();
+                let overdue = self.consumer.overdue();
                 if overdue == 0 {
                     break;
                 }
-                let lost = self.reader.run_of_empty(queue, overdue);
+                let lost = self.consumer.run_of_empty(queue, overdue);
                 core.ctx().error(
                     Reason::LostNotification,
                     u64::from(core.vpid().get()) | u64::from(lost) << 32,
                 );
                 add(&core.stats().skipped, lost.into());
-                self.reader.advance(queue, lost);
+                self.consumer.advance(queue, lost);
                 continue;
             }
             barrier::dma_rmb();
@@ -83,7 +83,7 @@ impl Notifications {
             let flow = match Notification::decode([word0, word1]) {
                 Ok(Some(notification)) => {
                     let flow = f(&notification).flow();
-                    if flow == ControlFlow::Break(Stop::Left) {
+                    if flow == ControlFlow::Break(Stop::Kept) {
                         break;
                     }
                     add(&core.stats().received, 1);
@@ -99,13 +99,13 @@ impl Notifications {
                     ControlFlow::Continue(())
                 }
             };
-            self.reader.advance(queue, 1);
+            self.consumer.advance(queue, 1);
             done += 1;
             if flow.is_break() {
                 break;
             }
         }
-        self.reader
+        self.consumer
             .commit_if_due(&self.port.queue, self.port.core().stats());
         done
     }
@@ -113,14 +113,14 @@ impl Notifications {
     /// Drops the queue and waits like [`Requester::close`](super::Requester::close). May sleep, for
     /// some 100 ms.
     pub fn close(self) {
-        let Self { port, reader } = self;
-        drop(reader);
+        let Self { port, consumer } = self;
+        drop(consumer);
         port.close();
     }
 
     /// Returns true if a notification is in the queue. No register access. Any context.
     pub fn pending(&self) -> bool {
-        self.port.queue.status(self.reader.next()) != 0
+        self.port.queue.status(self.consumer.next()) != 0
     }
 
     /// Arms the port's interrupt after the queue was found empty. If it returns true, a
@@ -128,7 +128,7 @@ impl Notifications {
     #[must_use]
     pub fn rearm(&mut self) -> bool {
         let port = &self.port;
-        self.reader.rearm(&port.queue, port.core().stats());
+        self.consumer.rearm(&port.queue, port.core().stats());
         self.pending()
     }
 }

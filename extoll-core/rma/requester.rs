@@ -46,7 +46,7 @@ impl Requester {
     /// `Retry`, answers and commands of peers are not accepted, and [`Client::writable`] follows.
     /// Any context.
     pub fn is_enabled(&self) -> bool {
-        !self.port.core().unit().quarantine.is_waiting(self.vpid())
+        !self.port.core().unit().quarantine.is_disabled(self.vpid())
     }
 
     /// Sets the client for interrupts and for room to send. Replaces an earlier client, which is

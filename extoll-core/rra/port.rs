@@ -79,15 +79,15 @@ impl Answers {
     }
 
     /// Matches a notification with an outstanding request.
-    fn take(&mut self, ctx: &Context, n: &Notification) {
+    fn match_answer(&mut self, ctx: &Context, n: &Notification) {
         let answer = match (n.kind, n.command) {
             (NotificationType::Completer, Command::ByteGetResponse) => {
                 let offset = n.word0.wrapping_sub(self.memory.address().0);
                 let index = (offset / 8) as usize;
-                Reads(&mut self.slots).settle(index, n.node, n.error)
+                Reads(&mut self.slots).complete(index, n.node, n.error)
             }
             (NotificationType::Requester, Command::ImmediatePut) => {
-                self.writes.settle(n.node, n.word0, n.error)
+                self.writes.complete(n.node, n.word0, n.error)
             }
             // Report of the origin about a failed GET (G17). The completer's notification reports
             // the error, too.
@@ -205,21 +205,21 @@ impl Port {
     }
 
     /// Processes up to [`AT_ONCE`] notifications and returns their number.
-    pub(super) fn settle(&mut self, ctx: &Context) -> usize {
+    pub(super) fn poll(&mut self, ctx: &Context) -> usize {
         let answers = &mut self.answers;
-        self.notifications.poll(AT_ONCE, |n| answers.take(ctx, n))
+        self.notifications.poll(AT_ONCE, |n| answers.match_answer(ctx, n))
     }
 
     /// Returns the answer to a request, once.
-    pub(super) fn fetch(&mut self, ticket: Ticket) -> Option<Result<u64, RraError>> {
+    pub(super) fn result(&mut self, ticket: Ticket) -> Option<Result<u64, RraError>> {
         let answers = &mut self.answers;
         let (value, error) = match ticket {
             Ticket::Read(slot) => {
                 // Read before the slot can be reused.
                 let value = answers.memory.read(slot);
-                (value, Reads(&mut answers.slots).fetch(slot)?)
+                (value, Reads(&mut answers.slots).take_result(slot)?)
             }
-            Ticket::Write(id, value) => (value, answers.writes.fetch(id)?),
+            Ticket::Write(id, value) => (value, answers.writes.take_result(id)?),
         };
         Some(match error {
             0 => Ok(value),
@@ -240,13 +240,13 @@ impl Port {
     pub(super) fn close(mut self, ctx: &Context, quarantine: &Quarantine) -> DmaWords {
         // Late answers are normally processed with the next request, so process them here.
         for _ in 0..QUEUE_SLOTS / AT_ONCE {
-            if self.settle(ctx) < AT_ONCE {
+            if self.poll(ctx) < AT_ONCE {
                 break;
             }
         }
         let now = self.answers.now_s();
         if Reads(&mut self.answers.slots).is_expected(now) {
-            quarantine.outlives(Vpid::RRA, EXPIRY_S * 1000);
+            quarantine.note_late_answers(Vpid::RRA, EXPIRY_S * 1000);
         }
         self.requester.close();
         self.notifications.close();

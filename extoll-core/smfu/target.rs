@@ -6,7 +6,7 @@
 //! The unit knows the base of a target, but not its length. If a peer's interval is longer than the
 //! target, the peer can access memory behind the target, unless an IOMMU prevents it.
 //!
-//! Targets are under the spinlock `opened`, which disables interrupts.
+//! Targets are under the spinlock `target_table`, which disables interrupts.
 
 use super::Smfu;
 use crate::{dma::DmaWords, hw::Hw, pool_pages::PoolPages};
@@ -29,26 +29,26 @@ fn refused(e: TargetError) -> Error {
 }
 
 /// Targets of a NIC, and whether interrupt targets are closed.
-pub(super) struct Opened {
+pub(super) struct TargetTable {
     pub(super) targets: KBox<Targets>,
-    held: bool,
+    interrupts_closed: bool,
     /// Times until which numbers are held off and point nowhere, by number.
-    resting: KVec<Option<Instant<Monotonic>>>,
+    held_off: KVec<Option<Instant<Monotonic>>>,
 }
 
-impl Opened {
+impl TargetTable {
     pub(super) fn new() -> Result<Self> {
         let targets = KBox::new(Targets::new(), GFP_KERNEL)?;
         Ok(Self {
             targets,
-            held: false,
-            resting: KVec::from_elem(None, smfu::INTERVALS as usize, GFP_KERNEL)?,
+            interrupts_closed: false,
+            held_off: KVec::from_elem(None, smfu::INTERVALS as usize, GFP_KERNEL)?,
         })
     }
 
     /// Frees numbers whose hold-off time has passed.
-    fn wake(&mut self, now: Instant<Monotonic>) {
-        for (number, until) in self.resting.iter_mut().enumerate() {
+    fn end_hold_off(&mut self, now: Instant<Monotonic>) {
+        for (number, until) in self.held_off.iter_mut().enumerate() {
             if until.is_some_and(|until| (now - until).as_nanos() >= 0) {
                 *until = None;
                 self.targets.close(number as u32);
@@ -58,7 +58,7 @@ impl Opened {
 
     /// Writes the base of an interval.
     fn write(&self, hw: &Hw, number: u32) {
-        let base = self.targets.base(number, self.held);
+        let base = self.targets.base(number, self.interrupts_closed);
         hw.rf.write(smfu::vpid_t_start_addr(number), base.0);
     }
 
@@ -69,8 +69,8 @@ impl Opened {
         }
     }
 
-    fn hold(&mut self, hw: &Hw, held: bool) {
-        self.held = held;
+    fn set_interrupts_closed(&mut self, hw: &Hw, closed: bool) {
+        self.interrupts_closed = closed;
         self.targets.interrupts().for_each(|n| self.write(hw, n));
     }
 }
@@ -108,7 +108,7 @@ pub struct Target {
     number: u32,
     base: BusAddr,
     bytes: u64,
-    shut: bool,
+    closed: bool,
     _proof: Proof,
 }
 
@@ -138,17 +138,17 @@ impl Smfu {
                 (pages.address(), bytes, Proof::Pages(pages))
             }
             TargetMemory::Bar { device, bar } => {
-                let place = device.bars().get(bar).copied().flatten();
-                let place = place.filter(|_| device.is_usable()).ok_or(EINVAL)?;
+                let region = device.bars().get(bar).copied().flatten();
+                let region = region.filter(|_| device.is_usable()).ok_or(EINVAL)?;
                 if self.ctx.with_bound(|dev| is_translated(dev))? {
                     return Err(EOPNOTSUPP);
                 }
-                if place.bytes < PAGE && place.bus % PAGE != 0 {
+                if region.bytes < PAGE && region.bus % PAGE != 0 {
                     // Its page contains registers of others.
                     return Err(EINVAL);
                 }
-                let bytes = place.bytes.max(PAGE);
-                (BusAddr(place.bus), bytes, Proof::Bar(device))
+                let bytes = region.bytes.max(PAGE);
+                (BusAddr(region.bus), bytes, Proof::Bar(device))
             }
         };
         self.open(number, base, bytes, proof, |t| t.open(number, base, bytes))
@@ -181,9 +181,9 @@ impl Smfu {
 
     /// Returns the free numbers (1…62) as a set: bit *n* is number *n*. Any context.
     pub fn free_targets(&self) -> u64 {
-        let mut opened = self.opened.lock();
-        opened.wake(Instant::now());
-        opened.targets.free_numbers()
+        let mut target_table = self.target_table.lock();
+        target_table.end_hold_off(Instant::now());
+        target_table.targets.free_numbers()
     }
 
     /// Reserves all free numbers, because peers may still have intervals to targets of an earlier
@@ -192,17 +192,17 @@ impl Smfu {
     /// # Errors
     ///
     /// `ENODEV`, `ENOMEM`.
-    pub fn hold_free_targets(self: &Arc<Self>) -> Result<KVec<ShutTarget>> {
+    pub fn hold_free_targets(self: &Arc<Self>) -> Result<KVec<ClosedTarget>> {
         let mut held = KVec::with_capacity(smfu::INTERVALS as usize, GFP_KERNEL)?;
         let hw = self.ctx.alive_access().ok_or(ENODEV)?;
-        let mut opened = self.opened.lock();
-        opened.wake(Instant::now());
+        let mut target_table = self.target_table.lock();
+        target_table.end_hold_off(Instant::now());
         for number in 1..smfu::INTERVALS {
-            if !opened.targets.hold(number) {
+            if !target_table.targets.hold(number) {
                 continue;
             }
-            opened.write(&hw, number);
-            let target = ShutTarget {
+            target_table.write(&hw, number);
+            let target = ClosedTarget {
                 smfu: self.clone(),
                 number,
             };
@@ -223,30 +223,30 @@ impl Smfu {
         open: impl FnOnce(&mut Targets) -> Result<(), TargetError>,
     ) -> Result<Target> {
         let hw = self.ctx.alive_access().ok_or(ENODEV)?;
-        let mut opened = self.opened.lock();
-        opened.wake(Instant::now());
-        open(&mut opened.targets).map_err(refused)?;
-        opened.write(&hw, number);
-        drop(opened);
+        let mut target_table = self.target_table.lock();
+        target_table.end_hold_off(Instant::now());
+        open(&mut target_table.targets).map_err(refused)?;
+        target_table.write(&hw, number);
+        drop(target_table);
         drop(hw);
         Ok(Target {
             smfu: self.clone(),
             number,
             base,
             bytes,
-            shut: false,
+            closed: false,
             _proof: proof,
         })
     }
 
     /// Closes all interrupt targets for a while. Any context.
     pub(crate) fn close_interrupts(&self, hw: &Hw) {
-        self.opened.lock().hold(hw, true);
+        self.target_table.lock().set_interrupts_closed(hw, true);
     }
 
     /// Opens all interrupt targets again. Any context.
     pub(crate) fn open_interrupts(&self, hw: &Hw) {
-        self.opened.lock().hold(hw, false);
+        self.target_table.lock().set_interrupts_closed(hw, false);
     }
 }
 
@@ -271,78 +271,78 @@ impl Target {
 impl Target {
     /// Closes the target, so that peers cannot access its memory when this returns, but keeps the
     /// number reserved. Peers may still have intervals with that number. May sleep.
-    pub fn shut(mut self) -> ShutTarget {
-        self.leave(|targets, number| targets.shut(number));
-        let number = ShutTarget {
+    pub fn close_keep_number(mut self) -> ClosedTarget {
+        self.leave(|targets, number| targets.disable(number));
+        let number = ClosedTarget {
             smfu: self.smfu.clone(),
             number: self.number,
         };
-        self.shut = true;
+        self.closed = true;
         number
     }
 
     fn leave(&self, change: impl Fn(&mut Targets, u32)) {
         let (smfu, number) = (&self.smfu, self.number);
         let base = smfu::vpid_t_start_addr(number);
-        let mut told = false;
+        let mut done = false;
         // Writes that arrived earlier are in memory when this returns.
-        smfu.ctx.withdraw(base, |hw| {
-            let mut opened = smfu.opened.lock();
-            change(&mut opened.targets, number);
-            opened.write(hw, number);
-            told = true;
+        smfu.ctx.revoke_confirmed(base, |hw| {
+            let mut target_table = smfu.target_table.lock();
+            change(&mut target_table.targets, number);
+            target_table.write(hw, number);
+            done = true;
         });
-        if !told {
+        if !done {
             // The device was removed.
-            change(&mut smfu.opened.lock().targets, number);
+            change(&mut smfu.target_table.lock().targets, number);
         }
     }
 }
 
 impl Drop for Target {
     fn drop(&mut self) {
-        if !self.shut {
+        if !self.closed {
             self.leave(|targets, number| targets.close(number));
         }
     }
 }
 
 /// Reserved number of a closed target. The drop frees the number.
-pub struct ShutTarget {
+pub struct ClosedTarget {
     smfu: Arc<Smfu>,
     number: u32,
 }
 
-impl ShutTarget {
+impl ClosedTarget {
     /// Holds the number off for `time` from now on, though its owner is dropped. Any context.
-    pub fn rest(self, time: Delta) {
+    pub fn hold_off(self, time: Delta) {
         let until = Instant::<Monotonic>::now() + time;
-        let mut opened = self.smfu.opened.lock();
-        if let Some(place) = opened.resting.get_mut(self.number as usize) {
-            *place = Some(until);
+        let mut target_table = self.smfu.target_table.lock();
+        if let Some(slot) = target_table.held_off.get_mut(self.number as usize) {
+            *slot = Some(until);
         }
     }
 }
 
-impl ShutTarget {
+impl ClosedTarget {
     /// Returns the number of the interval.
     pub fn interval(&self) -> u32 {
         self.number
     }
 }
 
-impl Drop for ShutTarget {
+impl Drop for ClosedTarget {
     fn drop(&mut self) {
         let smfu = &self.smfu;
         let hw = smfu.ctx.alive_access();
-        let mut opened = smfu.opened.lock();
-        let resting = opened.resting.get(self.number as usize);
-        if resting.copied().flatten().is_some() {
+        let mut target_table = smfu.target_table.lock();
+        let held_off = target_table.held_off.get(self.number as usize);
+        if held_off.copied().flatten().is_some() {
             return;
         }
-        opened.targets.close(self.number);
+        target_table.targets.close(self.number);
         if let Some(hw) = &hw {
-            opened.write(hw, self.number);
+            target_table.write(hw, self.number);
         }
     }
 }

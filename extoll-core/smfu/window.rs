@@ -107,7 +107,7 @@ impl Drop for Route {
         if let Some(hw) = smfu.ctx.alive_access() {
             clear_interval(&hw, self.number);
         }
-        smfu.state.lock().layout.free(self.number);
+        smfu.state.lock().allocator.free(self.number);
     }
 }
 
@@ -199,11 +199,11 @@ impl Smfu {
             return Err(EINVAL);
         }
         let mut state = self.state.lock();
-        let reserved = state.layout.reserve(spec.bytes, align, spec.interval);
+        let reserved = state.allocator.reserve(spec.bytes, align, spec.interval);
         drop(state);
         let (number, span) = reserved.map_err(refused)?;
         let route = Route::new(self, number, span, spec.probe)
-            .inspect_err(|_| self.state.lock().layout.free(number))?;
+            .inspect_err(|_| self.state.lock().allocator.free(number))?;
         // From here on an error frees the interval.
         let window = Window {
             route,
@@ -218,7 +218,7 @@ impl Smfu {
 
     /// Returns the free interval numbers (1…62) as a set: bit *n* is number *n*. May sleep.
     pub fn free_windows(&self) -> u64 {
-        self.state.lock().layout.free_numbers()
+        self.state.lock().allocator.free_numbers()
     }
 }
 
@@ -262,7 +262,7 @@ impl Window {
     /// Disconnects the window from the node, while its addresses may still be in use; they stay
     /// reserved until the drop. The effect of later accesses is unknown: they may access the memory
     /// that node 0 exports (G18), or return all ones. Any context.
-    pub fn cut(&self) {
+    pub fn disconnect(&self) {
         if let Some(hw) = self.route.smfu().ctx.alive_access() {
             clear_interval(&hw, self.route.number);
         }

@@ -65,7 +65,7 @@ impl Snq {
             // A spurious interrupt, or a removed NIC. The answer to the register read arrives after
             // all earlier writes of the NIC, so a late entry has arrived then.
             let wp = hw.rf.read(snq::QUEUE_WPLT);
-            if ctx.is_gone(&hw, wp) {
+            if ctx.check_removed(&hw, wp) {
                 return;
             }
             handled = self.take_entries(&hw, state);
@@ -120,7 +120,7 @@ impl Snq {
             return;
         }
         let wp = hw.rf.read(snq::QUEUE_WPLT);
-        if self.ctx.is_gone(&hw, wp) {
+        if self.ctx.check_removed(&hw, wp) {
             return;
         }
         let wp = QueueIndex(wp).index();
@@ -150,10 +150,10 @@ impl Snq {
         let written = Self::ring_base(memory).raw();
         let value = hw.rf.read(snq::QUEUE_BALT);
         guard.reads_back |= value == written;
-        let lost = guard.reads_back && value != written && !self.ctx.is_gone(&hw, value);
+        let lost = guard.reads_back && value != written && !self.ctx.check_removed(&hw, value);
         drop(guard);
         if lost {
-            self.ctx.error(Reason::Forgot, value);
+            self.ctx.error(Reason::RegistersLost, value);
         }
         lost
     }
@@ -294,7 +294,7 @@ impl Snq {
                 Some(true) => clean += 1,
                 Some(false) => {}
                 None => {
-                    self.ctx.is_gone(&hw, u64::MAX);
+                    self.ctx.check_removed(&hw, u64::MAX);
                 }
             }
         }

@@ -7,7 +7,7 @@
 use super::{Handle, SlotSize, Status, MAX_LEN};
 use crate::{
     queue::Slot,
-    ring_consumer::{PollFlow, Reader, Stop},
+    ring_consumer::{PollFlow, Consumer, Stop},
     stats::{add, Reason},
 };
 use core::ops::ControlFlow;
@@ -15,18 +15,18 @@ use kernel_ext::{barrier, trace};
 use wire::words::scatter;
 
 /// Maximum number of slots per message.
-const MOST_SLOTS: usize = 3;
+const MAX_SLOTS: usize = 3;
 
 /// Fragment of a message: its slot, and the index of the first word in the slot.
-type Part<'a> = Option<(Slot<'a>, usize)>;
+type Fragment<'a> = Option<(Slot<'a>, usize)>;
 
 /// Received message. It is still in its mailbox; the methods copy from there.
 pub struct Message<'a> {
     /// Sender, tags, length.
     pub status: Status,
-    parts: [Part<'a>; MOST_SLOTS],
+    fragments: [Fragment<'a>; MAX_SLOTS],
     /// Number of words in each fragment except the last.
-    part_words: usize,
+    fragment_words: usize,
 }
 
 impl Message<'_> {
@@ -60,8 +60,8 @@ impl Message<'_> {
     /// their lengths. Returns the number of bytes copied.
     pub fn scatter(&self, from: usize, to: &mut [&mut [u8]]) -> usize {
         let mut done = 0;
-        for part in to {
-            done += self.copy_from(from + done, part);
+        for buffer in to {
+            done += self.copy_from(from + done, buffer);
         }
         done
     }
@@ -74,17 +74,17 @@ impl Message<'_> {
             return 0;
         }
         // Fast path: most messages have one fragment.
-        if let (true, [Some((slot, first)), ..]) = (index < self.part_words, &self.parts) {
+        if let (true, [Some((slot, first)), ..]) = (index < self.fragment_words, &self.fragments) {
             return slot.word(first + index);
         }
-        let mut rest = index;
-        for part in &self.parts {
-            if rest < self.part_words {
-                return part
+        let mut remainder = index;
+        for fragment in &self.fragments {
+            if remainder < self.fragment_words {
+                return fragment
                     .as_ref()
-                    .map_or(0, |(slot, first)| slot.word(first + rest));
+                    .map_or(0, |(slot, first)| slot.word(first + remainder));
             }
-            rest -= self.part_words;
+            remainder -= self.fragment_words;
         }
         0
     }
@@ -92,12 +92,12 @@ impl Message<'_> {
 
 /// Receiving half of a port. Can be dropped in any context.
 pub struct Mailbox {
-    reader: Reader,
+    consumer: Consumer,
     port: Handle,
     slot_size: SlotSize,
 }
 
-enum Taken {
+enum Step {
     Message,
     /// A message was processed, and the poll ends.
     Last(Stop),
@@ -108,7 +108,7 @@ enum Taken {
 impl Mailbox {
     pub(super) fn new(port: Handle, slot_size: SlotSize) -> Self {
         Self {
-            reader: Reader::new(&port.queue, &port.monitor),
+            consumer: Consumer::new(&port.queue, &port.monitor),
             port,
             slot_size,
         }
@@ -129,11 +129,11 @@ impl Mailbox {
     /// fn read(mailbox: &mut Mailbox, buffer: &mut [u8]) -> usize {
     ///     let mut at = 0;
     ///     mailbox.poll(64, |message| match buffer.get_mut(at..at + message.len()) {
-    ///         Some(place) => {
-    ///             at += message.copy_to(place);
+    ///         Some(to) => {
+    ///             at += message.copy_to(to);
     ///             ControlFlow::Continue(())
     ///         }
-    ///         None => ControlFlow::Break(Stop::Left),
+    ///         None => ControlFlow::Break(Stop::Kept),
     ///     });
     ///     at
     /// }
@@ -145,33 +145,33 @@ impl Mailbox {
     ) -> usize {
         let mut done = 0;
         while done < budget {
-            match self.take(&mut f) {
+            match self.step(&mut f) {
                 // Bad messages count, so that a flood of them ends the poll.
-                Taken::Message | Taken::Bad => done += 1,
-                Taken::Last(Stop::Taken) => {
+                Step::Message | Step::Bad => done += 1,
+                Step::Last(Stop::Consumed) => {
                     done += 1;
                     break;
                 }
-                Taken::Last(Stop::Left) | Taken::Nothing => break,
+                Step::Last(Stop::Kept) | Step::Nothing => break,
             }
         }
         let port = &self.port;
-        self.reader.commit_if_due(&port.queue, port.core().stats());
+        self.consumer.commit_if_due(&port.queue, port.core().stats());
         done
     }
 
     /// Drops the mailbox and waits like [`Sender::close`](super::Sender::close). May sleep, for
     /// some 100 ms.
     pub fn close(self) {
-        let Self { port, reader, .. } = self;
-        drop(reader);
+        let Self { port, consumer, .. } = self;
+        drop(consumer);
         port.close();
     }
 
     /// Returns the number of slots that the NIC has written and that were not read. The number of
     /// waiting messages is not greater. Reads a register. Any context.
-    pub fn backlog(&self) -> usize {
-        self.reader.backlog() as usize
+    pub fn unread_slots(&self) -> usize {
+        self.consumer.unread() as usize
     }
 
     /// Returns true if a message is in the mailbox. No register access. Any context.
@@ -184,7 +184,7 @@ impl Mailbox {
     #[must_use]
     pub fn rearm(&mut self) -> bool {
         let port = &self.port;
-        self.reader.rearm(&port.queue, port.core().stats());
+        self.consumer.rearm(&port.queue, port.core().stats());
         self.pending()
     }
 
@@ -199,7 +199,7 @@ impl Mailbox {
 
     /// Returns the status word of the next message if all its slots have arrived.
     fn ready(&self) -> Option<u64> {
-        let (queue, first) = (&self.port.queue, self.reader.next());
+        let (queue, first) = (&self.port.queue, self.consumer.next());
         let raw = queue.status(first);
         if raw == 0 {
             return None;
@@ -210,16 +210,16 @@ impl Mailbox {
     }
 
     /// Skips slots that are overdue, because their message was lost or is incomplete.
-    fn skip_lost(&mut self) -> Taken {
+    fn skip_overdue(&mut self) -> Step {
         let port = &self.port;
-        let (queue, first) = (&port.queue, self.reader.next());
-        let overdue = self.reader.overdue();
+        let (queue, first) = (&port.queue, self.consumer.next());
+        let overdue = self.consumer.overdue();
         if overdue == 0 {
-            return Taken::Nothing;
+            return Step::Nothing;
         }
         let raw = queue.status(first);
         let slots = if raw == 0 {
-            let empty = self.reader.run_of_empty(queue, overdue);
+            let empty = self.consumer.run_of_empty(queue, overdue);
             // With 64-byte slots, the next filled slot may be a continuation of a long message, and
             // no slot tells which. The NIC's write pointer marks the start of a message.
             match self.slots_of(queue.status(queue.next(first, empty))) {
@@ -235,48 +235,48 @@ impl Mailbox {
             u64::from(core.vpid().get()) | u64::from(slots) << 32,
         );
         add(&core.stats().skipped, slots.into());
-        self.reader.advance(queue, slots);
-        Taken::Bad
+        self.consumer.advance(queue, slots);
+        Step::Bad
     }
 
-    fn take<F: PollFlow>(&mut self, f: &mut impl FnMut(&Message<'_>) -> F) -> Taken {
+    fn step<F: PollFlow>(&mut self, f: &mut impl FnMut(&Message<'_>) -> F) -> Step {
         let Some(raw) = self.ready() else {
-            return self.skip_lost();
+            return self.skip_overdue();
         };
         barrier::dma_rmb();
         let port = &self.port;
         let (queue, core) = (&port.queue, port.core());
-        let first = self.reader.next();
+        let first = self.consumer.next();
         trace::velo_complete(core.ctx().id(), core.vpid().get() as u8, first, raw);
         let Ok(Some(status)) = Status::decode(raw) else {
             core.ctx().error(Reason::BadStatus, raw);
             add(&core.stats().errors, 1);
-            self.reader.advance(queue, 1);
-            return Taken::Bad;
+            self.consumer.advance(queue, 1);
+            return Step::Bad;
         };
-        let mut parts = [const { None }; MOST_SLOTS];
-        for (part, piece) in parts.iter_mut().zip(self.slot_size.pieces(status.len)) {
-            let slot = queue.slot(queue.next(first, piece.slot.into()));
-            *part = slot.map(|slot| (slot, usize::from(piece.slot_offset) / 8));
+        let mut fragments = [const { None }; MAX_SLOTS];
+        for (fragment, part) in fragments.iter_mut().zip(self.slot_size.parts(status.len)) {
+            let slot = queue.slot(queue.next(first, part.slot.into()));
+            *fragment = slot.map(|slot| (slot, usize::from(part.slot_offset) / 8));
         }
         let message = Message {
             status,
-            parts,
-            part_words: usize::from(self.slot_size.capacity()) / 8,
+            fragments,
+            fragment_words: usize::from(self.slot_size.capacity()) / 8,
         };
         let flow = f(&message).flow();
-        if flow == ControlFlow::Break(Stop::Left) {
-            return Taken::Last(Stop::Left);
+        if flow == ControlFlow::Break(Stop::Kept) {
+            return Step::Last(Stop::Kept);
         }
         if status.err {
             add(&core.stats().errors, 1);
         }
         add(&core.stats().received, 1);
-        self.reader
+        self.consumer
             .advance(queue, self.slot_size.slots_for(status.len));
         match flow {
-            ControlFlow::Continue(()) => Taken::Message,
-            ControlFlow::Break(stop) => Taken::Last(stop),
+            ControlFlow::Continue(()) => Step::Message,
+            ControlFlow::Break(stop) => Step::Last(stop),
         }
     }
 }

@@ -3,10 +3,10 @@
 
 use proptest::prelude::*;
 use protocol::nic::rra::{Answer, Reads, Slot, Writes, EXPIRY_S};
-use protocol::nic::smfu::{Layout, TargetError, Targets, WindowError};
+use protocol::nic::smfu::{WindowAllocator, TargetError, Targets, WindowError};
 use wire::ids::{BusAddr, NodeId};
 use wire::regs::smfu::RRA_WINDOW;
-use wire::smfu::{NOWHERE, PAGE, USABLE};
+use wire::smfu::{UNMAPPED_BASE, PAGE, USABLE};
 
 const A: NodeId = NodeId(1);
 const B: NodeId = NodeId(2);
@@ -19,15 +19,15 @@ fn late_answers_are_never_taken_for_later_requests() {
     reads.give_up(first, 0);
     let second = reads.claim(first, A, 0).unwrap();
     assert_ne!(first, second);
-    assert_eq!(reads.settle(first, A, 0), Answer::Late);
-    assert_eq!(reads.settle(first, A, 0), Answer::Unknown);
-    assert_eq!(reads.settle(second, B, 0), Answer::Unknown);
-    assert_eq!(reads.fetch(second), None);
-    assert_eq!(reads.settle(second, A, 4), Answer::Awaited);
-    assert_eq!(reads.settle(second, A, 0), Answer::Unknown, "twice");
-    assert_eq!(reads.fetch(second), Some(4));
-    assert_eq!(reads.fetch(second), None);
-    assert_eq!(reads.settle(7, A, 0), Answer::Unknown);
+    assert_eq!(reads.complete(first, A, 0), Answer::Late);
+    assert_eq!(reads.complete(first, A, 0), Answer::Unknown);
+    assert_eq!(reads.complete(second, B, 0), Answer::Unknown);
+    assert_eq!(reads.take_result(second), None);
+    assert_eq!(reads.complete(second, A, 4), Answer::Awaited);
+    assert_eq!(reads.complete(second, A, 0), Answer::Unknown, "twice");
+    assert_eq!(reads.take_result(second), Some(4));
+    assert_eq!(reads.take_result(second), None);
+    assert_eq!(reads.complete(7, A, 0), Answer::Unknown);
 }
 
 #[test]
@@ -40,12 +40,12 @@ fn answers_are_expected_until_they_came_or_expired() {
     reads.give_up(slot, 10);
     assert!(reads.is_expected(10 + EXPIRY_S - 1));
     assert!(!reads.is_expected(10 + EXPIRY_S));
-    reads.settle(slot, A, 0);
+    reads.complete(slot, A, 0);
     assert!(!reads.is_expected(10));
     // An answer that arrived before the request was given up is not expected either, and its slot
     // is free.
     let slot = reads.claim(0, A, 20).unwrap();
-    reads.settle(slot, A, 0);
+    reads.complete(slot, A, 0);
     reads.give_up(slot, 20);
     assert!(!reads.is_expected(20));
     assert_eq!(reads.claim(slot, B, 20), Some(slot));
@@ -82,21 +82,21 @@ fn overdue(writes: &mut Writes, node: NodeId, value: u64, now: u32) -> u32 {
 fn writes_are_answered_in_order() {
     let mut writes = Writes::default();
     let [a, b, c] = [(A, 5), (B, 5), (A, 5)].map(|(n, v)| writes.push(n, v, 0).unwrap());
-    assert_eq!(writes.settle(A, 6, 0), Answer::Unknown);
+    assert_eq!(writes.complete(A, 6, 0), Answer::Unknown);
     // A notification that matches two writes is assigned to the older one.
-    assert_eq!(writes.settle(A, 5, 1), Answer::Awaited);
-    assert_eq!((writes.fetch(c), writes.fetch(a)), (None, Some(1)));
-    assert_eq!(writes.settle(A, 5, 0), Answer::Awaited);
-    assert_eq!(writes.fetch(c), Some(0));
+    assert_eq!(writes.complete(A, 5, 1), Answer::Awaited);
+    assert_eq!((writes.take_result(c), writes.take_result(a)), (None, Some(1)));
+    assert_eq!(writes.complete(A, 5, 0), Answer::Awaited);
+    assert_eq!(writes.take_result(c), Some(0));
     // The write in between stays outstanding until its own notification.
-    assert_eq!(writes.settle(B, 5, 0), Answer::Awaited);
-    assert_eq!(writes.settle(B, 5, 0), Answer::Unknown);
-    assert_eq!((writes.fetch(b), writes.fetch(b)), (Some(0), None));
+    assert_eq!(writes.complete(B, 5, 0), Answer::Awaited);
+    assert_eq!(writes.complete(B, 5, 0), Answer::Unknown);
+    assert_eq!((writes.take_result(b), writes.take_result(b)), (Some(0), None));
     // Writes that were given up: an overtaken one is removed.
     overdue(&mut writes, B, 5, 0);
     overdue(&mut writes, A, 5, 0);
-    assert_eq!(writes.settle(A, 5, 0), Answer::Late);
-    assert_eq!(writes.settle(B, 5, 0), Answer::Unknown);
+    assert_eq!(writes.complete(A, 5, 0), Answer::Late);
+    assert_eq!(writes.complete(B, 5, 0), Answer::Unknown);
     for _ in 0..Writes::MAX {
         overdue(&mut writes, A, 0, 0);
     }
@@ -111,22 +111,22 @@ fn a_lost_answer_to_a_write_costs_that_write_only() {
     overdue(&mut writes, A, 6, 0);
     for now in 1..40 {
         let id = writes.push(A, 5, now).unwrap();
-        assert_eq!(writes.settle(A, 5, 0), Answer::Awaited);
-        assert_eq!(writes.fetch(id), Some(0));
+        assert_eq!(writes.complete(A, 5, 0), Answer::Awaited);
+        assert_eq!(writes.take_result(id), Some(0));
     }
     // The first answer may have been late instead of lost.
-    assert_eq!(writes.settle(A, 5, 0), Answer::Late);
-    assert_eq!(writes.settle(A, 5, 0), Answer::Unknown);
-    assert_eq!(writes.settle(A, 6, 0), Answer::Unknown, "overtaken");
+    assert_eq!(writes.complete(A, 5, 0), Answer::Late);
+    assert_eq!(writes.complete(A, 5, 0), Answer::Unknown);
+    assert_eq!(writes.complete(A, 6, 0), Answer::Unknown, "overtaken");
     // Giving up an answered write removes it.
     let id = writes.push(B, 7, 0).unwrap();
-    assert_eq!(writes.settle(B, 7, 0), Answer::Awaited);
+    assert_eq!(writes.complete(B, 7, 0), Answer::Awaited);
     writes.give_up(id, 0);
-    assert_eq!(writes.fetch(id), None);
-    assert_eq!(writes.settle(B, 7, 0), Answer::Unknown);
+    assert_eq!(writes.take_result(id), None);
+    assert_eq!(writes.complete(B, 7, 0), Answer::Unknown);
     let id = writes.push(B, 7, 0).unwrap();
     writes.cancel(id);
-    assert_eq!(writes.settle(B, 7, 0), Answer::Unknown);
+    assert_eq!(writes.complete(B, 7, 0), Answer::Unknown);
 }
 
 proptest! {
@@ -150,11 +150,11 @@ proptest! {
                     (waiting[index], done[index]) = (None, false);
                 }
                 2 => {
-                    prop_assert_eq!(reads.fetch(index), done[index].then_some(1));
+                    prop_assert_eq!(reads.take_result(index), done[index].then_some(1));
                     done[index] = false;
                 }
                 _ => {
-                    let answer = reads.settle(index, NodeId(node), 1);
+                    let answer = reads.complete(index, NodeId(node), 1);
                     let awaited = waiting[index] == Some(node);
                     prop_assert_eq!(answer == Answer::Awaited, awaited);
                     if awaited {
@@ -177,13 +177,13 @@ proptest! {
         let mut answered = std::collections::BTreeMap::new();
         for (n, v, lost) in &values {
             if !lost {
-                prop_assert_eq!(writes.settle(NodeId(*n), *v, 0), Answer::Awaited);
+                prop_assert_eq!(writes.complete(NodeId(*n), *v, 0), Answer::Awaited);
                 *answered.entry((*n, *v)).or_insert(0usize) += 1;
             }
         }
         for (id, (n, v, _)) in ids.into_iter().zip(&values) {
             let left = answered.entry((*n, *v)).or_insert(0);
-            let ended = writes.fetch(id).is_some();
+            let ended = writes.take_result(id).is_some();
             prop_assert_eq!(ended, *left > 0);
             *left -= usize::from(ended);
         }
@@ -196,14 +196,14 @@ proptest! {
         steps in prop::collection::vec((any::<bool>(), 1u64..2000, 0u32..66, 12u32..28), 1..300),
     ) {
         let size = RRA_WINDOW + 6000 * PAGE;
-        let mut layout = Layout::new(size);
+        let mut windows = WindowAllocator::new(size);
         let mut held = std::collections::BTreeMap::new();
         for (take, pages, n, align) in steps {
             let align = 1 << align;
             if take {
                 let want = (n > 62 || n == 0).then_some(n);
                 let number = (n % 2 == 0).then_some(n);
-                match layout.reserve(pages * PAGE, align, number) {
+                match windows.reserve(pages * PAGE, align, number) {
                     Ok((number, span)) => {
                         prop_assert!((1..USABLE).contains(&number));
                         prop_assert_eq!(span.bytes(), pages * PAGE);
@@ -220,49 +220,49 @@ proptest! {
                     Err(WindowError::Full) => prop_assert!(!held.is_empty() || align > PAGE),
                 }
             } else {
-                layout.free(n);
+                windows.free(n);
                 held.remove(&n);
             }
         }
-        for n in held.into_keys() { layout.free(n) }
-        prop_assert!(layout.reserve(6000 * PAGE, PAGE, None).is_ok());
+        for n in held.into_keys() { windows.free(n) }
+        prop_assert!(windows.reserve(6000 * PAGE, PAGE, None).is_ok());
     }
 }
 
 #[test]
 fn natural_alignment() {
-    let mut layout = Layout::new(0x1000_0000);
+    let mut windows = WindowAllocator::new(0x1000_0000);
     assert_eq!(
-        layout.reserve(PAGE, PAGE, None).unwrap().1.start,
+        windows.reserve(PAGE, PAGE, None).unwrap().1.start,
         RRA_WINDOW
     );
     // A BAR of 1 MiB is placed at a multiple of its size, behind the page.
-    let (_, bar) = layout.reserve(1 << 20, 1 << 20, None).unwrap();
+    let (_, bar) = windows.reserve(1 << 20, 1 << 20, None).unwrap();
     assert_eq!(bar.start, RRA_WINDOW + (1 << 20));
     // A smaller range fills the gap.
-    let (_, small) = layout.reserve(PAGE, PAGE, None).unwrap();
+    let (_, small) = windows.reserve(PAGE, PAGE, None).unwrap();
     assert_eq!(small.start, RRA_WINDOW + PAGE);
     assert_eq!(
-        layout.reserve(PAGE, 3 * PAGE, None),
+        windows.reserve(PAGE, 3 * PAGE, None),
         Err(WindowError::Invalid)
     );
-    assert_eq!(layout.reserve(PAGE, 0, None), Err(WindowError::Invalid));
+    assert_eq!(windows.reserve(PAGE, 0, None), Err(WindowError::Invalid));
     // The window's second half is the only place for half of it.
-    let (_, half) = layout.reserve(1 << 27, 1 << 27, None).unwrap();
+    let (_, half) = windows.reserve(1 << 27, 1 << 27, None).unwrap();
     assert_eq!(half.start, 1 << 27);
     assert_eq!(
-        layout.reserve(1 << 27, 1 << 27, None),
+        windows.reserve(1 << 27, 1 << 27, None),
         Err(WindowError::Full)
     );
-    assert_eq!(layout.reserve(PAGE, 1 << 63, None), Err(WindowError::Full));
+    assert_eq!(windows.reserve(PAGE, 1 << 63, None), Err(WindowError::Full));
 }
 
 #[test]
 fn targets_are_checked() {
     let mut targets = Targets::new();
     let base = |n: u64| BusAddr(n);
-    assert_eq!(targets.base(5, false), NOWHERE);
-    assert_eq!(targets.default_base(), NOWHERE);
+    assert_eq!(targets.base(5, false), UNMAPPED_BASE);
+    assert_eq!(targets.default_base(), UNMAPPED_BASE);
     targets.export(base(0x10_0000), 0x10_0000).unwrap();
     // Never 0, because the meaning of 0 is unknown (G18).
     for number in 0..64 {
@@ -297,7 +297,7 @@ fn targets_are_checked() {
     assert_eq!(targets.open_interrupts(8), Err(TargetError::Taken));
     assert_eq!(targets.interrupts().collect::<Vec<_>>(), [7, 8]);
     assert_eq!(targets.base(7, false), base(0xFD_0000_0000));
-    assert_eq!(targets.base(7, true), NOWHERE);
+    assert_eq!(targets.base(7, true), UNMAPPED_BASE);
     assert_eq!(targets.base(5, true), base(0x40_0000));
     for number in 5..9 {
         targets.close(number);
@@ -314,16 +314,16 @@ fn a_target_that_is_shut_keeps_its_number() {
     targets.open(5, BusAddr(0x10_0000), PAGE).unwrap();
     targets.open_interrupts(6).unwrap();
     assert_eq!(targets.free_numbers(), all & !(1 << 5) & !(1 << 6));
-    targets.shut(5);
-    targets.shut(6);
-    targets.shut(7);
+    targets.disable(5);
+    targets.disable(6);
+    targets.disable(7);
     assert!(!targets.hold(5));
     assert!(targets.hold(9));
-    assert_eq!(targets.base(9, false), NOWHERE);
+    assert_eq!(targets.base(9, false), UNMAPPED_BASE);
     assert!(targets.open(9, BusAddr(0x30_0000), PAGE).is_err());
     targets.close(9);
     for number in [5, 6] {
-        assert_eq!(targets.base(number, false), NOWHERE);
+        assert_eq!(targets.base(number, false), UNMAPPED_BASE);
         let again = targets.open(number, BusAddr(0x20_0000), PAGE);
         assert_eq!(again, Err(TargetError::Taken));
     }
@@ -340,20 +340,20 @@ fn a_shut_target_is_not_what_is_exported() {
     let mut targets = Targets::new();
     targets.export(BusAddr(0x10_0000), PAGE).unwrap();
     targets.open(5, BusAddr(0x20_0000), PAGE).unwrap();
-    targets.shut(5);
-    assert_eq!(targets.base(5, false), NOWHERE);
+    targets.disable(5);
+    assert_eq!(targets.base(5, false), UNMAPPED_BASE);
     targets.close(5);
     assert_eq!(targets.base(5, false), BusAddr(0x10_0000));
 }
 
 #[test]
 fn free_intervals_are_those_that_are_not_reserved() {
-    let mut layout = Layout::new(256 << 20);
+    let mut windows = WindowAllocator::new(256 << 20);
     let all = (1u64 << USABLE) - 2;
-    assert_eq!(layout.free_numbers(), all);
-    layout.reserve(PAGE, PAGE, Some(62)).unwrap();
-    layout.reserve(PAGE, PAGE, None).unwrap();
-    assert_eq!(layout.free_numbers(), all & !(1 << 62) & !2);
-    layout.free(62);
-    assert_eq!(layout.free_numbers(), all & !2);
+    assert_eq!(windows.free_numbers(), all);
+    windows.reserve(PAGE, PAGE, Some(62)).unwrap();
+    windows.reserve(PAGE, PAGE, None).unwrap();
+    assert_eq!(windows.free_numbers(), all & !(1 << 62) & !2);
+    windows.free(62);
+    assert_eq!(windows.free_numbers(), all & !2);
 }

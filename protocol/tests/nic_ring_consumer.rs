@@ -76,7 +76,7 @@ fn poll(ring: &mut Ring, consumer: &mut RingConsumer, now: Time) -> Vec<u32> {
             got.push(item);
             consumer.advance(1);
         } else {
-            let overdue = consumer.overdue(now, |i| i.ahead(ring.lwp));
+            let overdue = consumer.overdue(now, |i| i.unread(ring.lwp));
             if overdue == 0 {
                 break;
             }
@@ -256,15 +256,15 @@ fn half_of_the_queue_has_to_be_free() {
 #[test]
 fn care_is_taken_more_often_each_time() {
     let mut guard = LostIrqGuard::default();
-    assert!(!guard.take());
+    assert!(!guard.must_confirm());
     let mut times = LostIrqGuard::FIRST;
     for _ in 0..4 {
         guard.found();
-        assert_eq!((0..).take_while(|_| guard.take()).count() as u32, times);
+        assert_eq!((0..).take_while(|_| guard.must_confirm()).count() as u32, times);
         times *= 4;
     }
     for _ in 0..20 {
         guard.found();
     }
-    assert!((0..100_000).all(|_| guard.take()));
+    assert!((0..100_000).all(|_| guard.must_confirm()));
 }

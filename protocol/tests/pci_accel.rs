@@ -13,7 +13,7 @@ use wire::accel::{Mark, State};
 use wire::ids::NodeId;
 use wire::pci::{Bar, Register};
 use wire::regs::{htax, pcie, smfu};
-use wire::smfu::NOWHERE;
+use wire::smfu::UNMAPPED_BASE;
 
 fn bar(log2: u8, wide: bool) -> Option<Bar> {
     Some(Bar {
@@ -69,7 +69,7 @@ fn what_is_opened_was_closed_and_is_apart() {
                 .any(|s| s.offset == offset && s.value == value)
         };
         assert!(has(smfu::interval_control(k), 0));
-        assert!(has(smfu::vpid_t_start_addr(k), NOWHERE.0));
+        assert!(has(smfu::vpid_t_start_addr(k), UNMAPPED_BASE.0));
     }
     let mut registers: BTreeMap<u32, u64> =
         closed.iter().map(|s| (s.offset.get(), s.value)).collect();
@@ -109,7 +109,7 @@ fn what_is_opened_was_closed_and_is_apart() {
         assert_eq!(bound(htax::intvl_control(i)), 0);
     }
     let open: Vec<_> = (0..64)
-        .filter(|k| registers[&smfu::vpid_t_start_addr(*k).get()] != NOWHERE.0)
+        .filter(|k| registers[&smfu::vpid_t_start_addr(*k).get()] != UNMAPPED_BASE.0)
         .collect();
     assert_eq!(
         open.iter().fold(0, |set, k| set | (1u64 << k)),
@@ -170,7 +170,7 @@ fn ways_to_another_accelerator_are_its_bars_and_nothing_else() {
         assert_eq!(new.len(), 2);
         for (i, part) in [0, 2].map(|i| (i, peer.part(i).unwrap())) {
             let target = smfu::vpid_t_start_addr(part.number.into()).get();
-            assert_eq!(there[&target], NOWHERE.0);
+            assert_eq!(there[&target], UNMAPPED_BASE.0);
             assert_eq!(with[&target], other.address(i).unwrap());
             assert_eq!(part.bytes, bars[i].unwrap().window());
         }
@@ -225,7 +225,7 @@ fn ways_to_another_accelerator_are_its_bars_and_nothing_else() {
         };
         assert!(over.iter().filter(control).all(|(k, v)| here[k] == *v));
         let none: Vec<_> = peer.no_targets().collect();
-        assert!(none.len() == 2 && none.iter().all(|s| s.value == NOWHERE.0));
+        assert!(none.len() == 2 && none.iter().all(|s| s.value == UNMAPPED_BASE.0));
     }
 }
 

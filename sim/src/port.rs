@@ -307,7 +307,7 @@ impl Port {
                 return Ok(None);
             }
             let status = Status::decode(raw).ok().flatten();
-            let piece = status.and_then(|s| SlotSize::B128.pieces(s.len).next());
+            let piece = status.and_then(|s| SlotSize::B128.parts(s.len).next());
             let mut data = vec![0; piece.map_or(0, |p| p.len.into())];
             if let Some(piece) = piece {
                 let at = q.at(q.next) + u64::from(piece.slot_offset);

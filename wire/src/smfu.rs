@@ -34,4 +34,4 @@ impl Span {
 
 /// Where accesses go that nothing is opened for: 90 TiB, where no machine has memory or devices.
 /// Base 0 may be the beginning of all memory, or mean the default (G18).
-pub const NOWHERE: BusAddr = BusAddr(0x5A00_0000_0000);
+pub const UNMAPPED_BASE: BusAddr = BusAddr(0x5A00_0000_0000);

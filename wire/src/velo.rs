@@ -321,7 +321,7 @@ pub enum SlotSize {
 
 /// Part of a message that one slot holds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Piece {
+pub struct SlotPart {
     /// Index of the slot within the message, 0…2.
     pub slot: u8,
     /// Byte offset of the part inside the slot.
@@ -369,7 +369,7 @@ impl SlotSize {
     /// right-aligned before its status word.
     ///
     /// There are no parts for length 0. A length above [`MAX_LEN`] counts as [`MAX_LEN`].
-    pub fn pieces(self, len: u16) -> impl ExactSizeIterator<Item = Piece> + Clone {
+    pub fn parts(self, len: u16) -> impl ExactSizeIterator<Item = SlotPart> + Clone {
         let len = if len > MAX_LEN { MAX_LEN } else { len };
         let capacity = self.capacity();
         let count = len.div_ceil(capacity);
@@ -378,7 +378,7 @@ impl SlotSize {
             let start = slot * capacity;
             let rest = len - start;
             let part = if rest > capacity { capacity } else { rest };
-            Piece {
+            SlotPart {
                 slot: slot as u8,
                 slot_offset: (status - part.div_ceil(8) * 8) as u8,
                 message_offset: start as u8,

@@ -145,7 +145,7 @@ proptest! {
     fn velo_pieces_cover_the_message(len: u16, big: bool) {
         let size = if big { velo::SlotSize::B128 } else { velo::SlotSize::B64 };
         let mut at = 0;
-        for (k, p) in size.pieces(len).enumerate() {
+        for (k, p) in size.parts(len).enumerate() {
             prop_assert_eq!(usize::from(p.slot), k);
             prop_assert_eq!(u16::from(p.message_offset), at);
             prop_assert!(p.len > 0);
@@ -155,7 +155,7 @@ proptest! {
             at += u16::from(p.len);
         }
         prop_assert_eq!(at, len.min(120));
-        prop_assert_eq!(size.pieces(len).len().max(1), size.slots_for(len) as usize);
+        prop_assert_eq!(size.parts(len).len().max(1), size.slots_for(len) as usize);
     }
 
     #[test]

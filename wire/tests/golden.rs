@@ -393,7 +393,7 @@ fn velo_values() {
     assert_eq!(velo::SlotSize::B128.status_offset(), 120);
     assert_eq!(velo::SlotSize::B64.status_offset(), 56);
     for len in 1..=120u16 {
-        let p: Vec<_> = velo::SlotSize::B128.pieces(len).collect();
+        let p: Vec<_> = velo::SlotSize::B128.parts(len).collect();
         assert_eq!(p.len(), 1);
         assert_eq!(u16::from(p[0].slot_offset), 120 - 8 * len.div_ceil(8));
         let n = if len <= 56 {
@@ -404,7 +404,7 @@ fn velo_values() {
             3
         };
         assert_eq!(velo::SlotSize::B64.slots_for(len), n, "{len}");
-        let p: Vec<_> = velo::SlotSize::B64.pieces(len).collect();
+        let p: Vec<_> = velo::SlotSize::B64.parts(len).collect();
         assert_eq!(p.len(), n as usize);
         let last = p[p.len() - 1];
         let rest = len - 56 * (n as u16 - 1);
@@ -414,7 +414,7 @@ fn velo_values() {
             assert_eq!((q.slot_offset, q.len), (0, 56));
         }
     }
-    assert_eq!(velo::SlotSize::B64.pieces(0).len(), 0);
+    assert_eq!(velo::SlotSize::B64.parts(0).len(), 0);
     assert_eq!(velo::Descriptor::decode(0), Err(velo::Error::Length(0)));
     assert_eq!(
         velo::Descriptor::decode(121 << 48),

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use wire::ids::RegOffset;
-use wire::regs::map::{Access, Field, Place, Register, DESTRUCTIVE, PREFIX, TEXT};
+use wire::regs::map::{Access, Field, RegisterIndex, Register, DESTRUCTIVE, PREFIX, TEXT};
 
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 struct Kind {
@@ -192,9 +192,9 @@ fn every_register_is_as_in_the_csv_file() {
             .map(|f| (f.name.to_string(), f.msb, f.lsb))
             .collect();
         assert_eq!(fields, kind.fields, "{name}");
-        let place = Place::from_number(r.place().get());
-        assert!(place.get() < 1 << 28);
-        let same = Register::at(place).unwrap();
+        let index = RegisterIndex::from_number(r.index().get());
+        assert!(index.get() < 1 << 28);
+        let same = Register::at(index).unwrap();
         assert_eq!(same.to_string(), name);
         for entry in [0, kind.entries / 2, kind.entries - 1] {
             let offset = r.offset(entry);

@@ -3,7 +3,7 @@
 //! for completions.
 
 use proptest::prelude::*;
-use wire::tlp::{pieces, words, Bdf, CfgType, Error, Kind, Span, Status, Tlp, PAGE};
+use wire::tlp::{completions, words, Bdf, CfgType, Error, Kind, Span, Status, Tlp, PAGE};
 
 fn span(addr: u64, dwords: u16, first_be: u8, last_be: u8) -> Span {
     Span {
@@ -211,15 +211,15 @@ fn backdoor_words() {
 fn a_read_is_answered_in_pieces() {
     // Specification 2.3.1.1: splits occur at the read completion boundary, and the byte count
     // decreases.
-    let list: Vec<_> = pieces(0x1_0038, 300, 256)
+    let list: Vec<_> = completions(0x1_0038, 300, 256)
         .map(|p| (p.offset, p.len, p.byte_count, p.lower_addr, p.dwords()))
         .collect();
     assert_eq!(list, [(0, 200, 300, 0x38, 50), (200, 100, 100, 0, 25)]);
-    let one: Vec<_> = pieces(0x1003, 1, 256)
+    let one: Vec<_> = completions(0x1003, 1, 256)
         .map(|p| (p.len, p.byte_count, p.lower_addr, p.dwords()))
         .collect();
     assert_eq!(one, [(1, 1, 3, 1)]);
-    assert_eq!(pieces(0, 0, 256).count(), 0);
+    assert_eq!(completions(0, 0, 256).count(), 0);
 }
 
 fn any_span() -> impl Strategy<Value = Span> {
@@ -358,7 +358,7 @@ proptest! {
     #[test]
     fn pieces_cover_the_read(addr in 0u64..1 << 40, len in 1u32..=4096, max in prop_oneof![Just(128u32), Just(256), Just(512)]) {
         let mut next = 0;
-        for p in pieces(addr, len, max) {
+        for p in completions(addr, len, max) {
             prop_assert_eq!((p.offset, u32::from(p.byte_count)), (next, len - next));
             prop_assert_eq!(u64::from(p.lower_addr), (addr + u64::from(next)) & 0x7F);
             prop_assert!(p.len > 0 && p.len <= max);

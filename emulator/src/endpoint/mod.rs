@@ -15,7 +15,7 @@ pub use nvme::{Disk, Nvme};
 pub use test_device::{regs, TestDevice, MEMORY_OFFSET, PBA_OFFSET, TABLE_OFFSET};
 
 use std::collections::VecDeque;
-use wire::tlp::{pieces, Bdf, Kind, Piece, Span, Status, Tlp};
+use wire::tlp::{completions, Bdf, Kind, ReadCompletion, Span, Status, Tlp};
 
 /// Maximum payload size on the link in bytes.
 pub const MAX_PAYLOAD: u32 = 256;
@@ -90,19 +90,19 @@ impl PciePacket {
         span: Span,
         data: Option<&[u8]>,
     ) -> Vec<PciePacket> {
-        let completion = |status, piece: Piece, dwords| Kind::Completion {
+        let completion = |status, part: ReadCompletion, dwords| Kind::Completion {
             completer,
             status,
             modified: false,
-            byte_count: piece.byte_count,
+            byte_count: part.byte_count,
             requester: to.0,
             tag: to.1,
-            lower_addr: piece.lower_addr,
+            lower_addr: part.lower_addr,
             dwords,
         };
         let (skip, len) = span.extent();
         let at = span.addr + u64::from(skip);
-        let whole = Piece {
+        let whole = ReadCompletion {
             offset: 0,
             len,
             byte_count: span.byte_count(),
@@ -118,19 +118,19 @@ impl PciePacket {
                 data: vec![0; 4],
             }];
         }
-        let answer = |piece: Piece| {
-            let mut payload = vec![0; usize::from(piece.dwords()) * 4];
-            let skip = usize::from(piece.lower_addr % 4);
-            let from = piece.offset as usize..(piece.offset + piece.len) as usize;
-            payload[skip..skip + piece.len as usize]
-                .copy_from_slice(data.get(from).unwrap_or(&vec![0xFF; piece.len as usize]));
-            let kind = completion(Status::Success, piece, piece.dwords());
+        let answer = |part: ReadCompletion| {
+            let mut payload = vec![0; usize::from(part.dwords()) * 4];
+            let skip = usize::from(part.lower_addr % 4);
+            let from = part.offset as usize..(part.offset + part.len) as usize;
+            payload[skip..skip + part.len as usize]
+                .copy_from_slice(data.get(from).unwrap_or(&vec![0xFF; part.len as usize]));
+            let kind = completion(Status::Success, part, part.dwords());
             PciePacket {
                 tlp: kind.into(),
                 data: payload,
             }
         };
-        pieces(at, len, MAX_PAYLOAD).map(answer).collect()
+        completions(at, len, MAX_PAYLOAD).map(answer).collect()
     }
 }
 

@@ -350,11 +350,11 @@ impl Nic {
     ) -> Result<(), ()> {
         let size = self.velo_slot_size();
         let kept = |slot: usize| lost & (1 << slot) == 0;
-        let pieces = size.pieces(m.len.into()).zip(at);
-        for (piece, base) in pieces.filter(|(p, _)| kept(p.slot.into())) {
-            let start = usize::from(piece.message_offset);
-            let len = usize::from(piece.len).div_ceil(8) * 8;
-            let to = base.wrapping_add(piece.slot_offset.into());
+        let parts = size.parts(m.len.into()).zip(at);
+        for (part, base) in parts.filter(|(p, _)| kept(p.slot.into())) {
+            let start = usize::from(part.message_offset);
+            let len = usize::from(part.len).div_ceil(8) * 8;
+            let to = base.wrapping_add(part.slot_offset.into());
             self.dma_write(to, &m.data[start..start + len], env)
                 .map_err(drop)?;
         }

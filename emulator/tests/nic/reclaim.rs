@@ -141,7 +141,7 @@ impl Requester {
         let mut action = machine.start();
         loop {
             let event = match action {
-                Action::Look => {
+                Action::ReadState => {
                     self.pass(20 * US);
                     Event::State(self.state())
                 }
@@ -312,7 +312,7 @@ fn what_does_not_settle_is_left_alone() {
         while !matches!(action, Action::End(_)) {
             now += 20;
             action = match action {
-                Action::Look => machine.step(Event::State(state(now)), now),
+                Action::ReadState => machine.step(Event::State(state(now)), now),
                 Action::Write(_) => machine.step(Event::Done, now),
                 other => panic!("{other:?}"),
             };
@@ -322,5 +322,5 @@ fn what_does_not_settle_is_left_alone() {
     }
     let mut machine = Reclaim::new(8, PATIENCE, 0);
     let gone = Event::State(State(u64::MAX));
-    assert_eq!(machine.step(gone, 20), Action::End(Outcome::Gone));
+    assert_eq!(machine.step(gone, 20), Action::End(Outcome::Absent));
 }

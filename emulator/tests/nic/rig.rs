@@ -468,12 +468,12 @@ impl Rig {
         let status = ram.qw(q.addr(q.read) + u64::from(size.status_offset()));
         let status = Status::decode(status).expect("valid status")?;
         let mut data = vec![0; status.len.into()];
-        for piece in size.pieces(status.len) {
-            let base = q.addr(q.read + u32::from(piece.slot));
+        for part in size.parts(status.len) {
+            let base = q.addr(q.read + u32::from(part.slot));
             let from = self.nodes[q.node]
                 .ram
-                .get(base + u64::from(piece.slot_offset), piece.len.into());
-            data[piece.message_offset.into()..][..piece.len.into()].copy_from_slice(from);
+                .get(base + u64::from(part.slot_offset), part.len.into());
+            data[part.message_offset.into()..][..part.len.into()].copy_from_slice(from);
         }
         for k in 0..size.slots_for(status.len) {
             let at = q.addr(q.read + k) + u64::from(size.status_offset());

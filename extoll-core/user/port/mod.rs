@@ -285,7 +285,7 @@ impl<U: PortUnit> UserPort<U> {
             barrier::wmb_everywhere();
         }
         // Done while the VPID is enabled, so that the command to itself is no error.
-        let settled = !live.requester || live.user_vpid.is_settled();
+        let settled = !live.requester || live.user_vpid.wait_settled();
         live.user_vpid
             .stop(live.queue.as_ref().map(|q| &q.queue), revoke);
         live.user_vpid.finish(live.requester, settled);

@@ -17,7 +17,7 @@ use wire::wcbuf::State;
 /// Time in microseconds for which the state must stay the same before the requester counts as idle.
 pub const QUIET_US: u64 = 100;
 /// Minimum number of reads of the state within that time.
-const QUIET_LOOKS: u8 = 3;
+const QUIET_READS: u8 = 3;
 /// Factor by which the NIC may take longer for the commands stored here than for those of the last
 /// owner, which had time before.
 const OWN_SHARE: u64 = 5;
@@ -40,7 +40,7 @@ pub fn stores(len: u8) -> impl Iterator<Item = u8> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// Pause for some microseconds, then read the state register and report it.
-    Look,
+    ReadState,
     /// Write this value to the state register, then report [`Event::Done`].
     Write(State),
     /// Store all of [`stores`] to page `.0` of the pages to be emptied, then report
@@ -67,14 +67,14 @@ pub enum Outcome {
     /// Commands may be left in a page or in flight. The caller must try again later.
     Unclear,
     /// The state register reads all ones: the NIC is unreachable.
-    Gone,
+    Absent,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     /// Waits until no command of the last owner is in flight. `forced`: the state register was
     /// overwritten.
-    Settle {
+    WaitIdle {
         forced: bool,
     },
     /// The state register is being written because the VPID did not become idle: the last owner may
@@ -97,10 +97,10 @@ enum Step {
 
 /// Time since which the state has been the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Still {
+struct Stable {
     state: State,
     since: u64,
-    looks: u8,
+    reads: u8,
 }
 
 /// State machine that empties pages. The VPID's owner must not store any more, and its earlier
@@ -112,7 +112,7 @@ pub struct Reclaim {
     page: u8,
     patience: u64,
     until: u64,
-    still: Option<Still>,
+    stable: Option<Stable>,
 }
 
 /// Returns the number of descriptors that the NIC has either accepted or dropped as a whole.
@@ -128,28 +128,28 @@ impl Reclaim {
     /// last owner's commands may take from `now` on.
     pub const fn new(pages: u8, patience: u64, now: u64) -> Self {
         Self {
-            step: Step::Settle { forced: false },
+            step: Step::WaitIdle { forced: false },
             pages,
             page: 0,
             patience,
             until: now.saturating_add(patience),
-            still: None,
+            stable: None,
         }
     }
 
     /// Returns the first action.
     pub const fn start(&self) -> Action {
-        Action::Look
+        Action::ReadState
     }
 
     /// Returns the next action after `event`.
     pub fn step(&mut self, event: Event, now: u64) -> Action {
         match (self.step, event) {
             (Step::End(outcome), _) => Action::End(outcome),
-            (_, Event::State(state)) if state.is_all_ones() => self.end(Outcome::Gone),
-            (Step::Settle { forced }, Event::State(state)) => self.settle(state, forced, now),
+            (_, Event::State(state)) if state.is_all_ones() => self.end(Outcome::Absent),
+            (Step::WaitIdle { forced }, Event::State(state)) => self.wait_idle(state, forced, now),
             (Step::Force, Event::Done) => {
-                self.wait(Step::Settle { forced: true }, 2 * self.patience, now)
+                self.wait(Step::WaitIdle { forced: true }, 2 * self.patience, now)
             }
             (Step::Open, Event::Done) => self.wait(Step::Base, self.patience, now),
             (Step::Base, Event::State(state)) => self.base(state, now),
@@ -169,43 +169,43 @@ impl Reclaim {
     fn wait(&mut self, step: Step, patience: u64, now: u64) -> Action {
         self.step = step;
         self.until = now.saturating_add(patience);
-        self.still = None;
-        Action::Look
+        self.stable = None;
+        Action::ReadState
     }
 
     /// Returns whether the state has been the same for `time`.
-    fn is_still(&mut self, state: State, time: u64, now: u64) -> bool {
-        let still = match self.still {
-            Some(still) if still.state == state => Still {
-                looks: still.looks.saturating_add(1),
-                ..still
+    fn is_stable(&mut self, state: State, time: u64, now: u64) -> bool {
+        let stable = match self.stable {
+            Some(stable) if stable.state == state => Stable {
+                reads: stable.reads.saturating_add(1),
+                ..stable
             },
-            _ => Still {
+            _ => Stable {
                 state,
                 since: now,
-                looks: 1,
+                reads: 1,
             },
         };
-        self.still = Some(still);
-        still.looks >= QUIET_LOOKS && now.saturating_sub(still.since) >= time
+        self.stable = Some(stable);
+        stable.reads >= QUIET_READS && now.saturating_sub(stable.since) >= time
     }
 
-    fn is_over(&self, now: u64) -> bool {
+    fn is_expired(&self, now: u64) -> bool {
         now >= self.until
     }
 
-    fn settle(&mut self, state: State, forced: bool, now: u64) -> Action {
+    fn wait_idle(&mut self, state: State, forced: bool, now: u64) -> Action {
         // Overwritten toggles may hide a command in flight, so the counts must stay the same for
         // longer.
         let time = if forced { self.patience } else { QUIET_US };
-        if state.is_idle() && self.is_still(state, time, now) {
+        if state.is_idle() && self.is_stable(state, time, now) {
             return self.open(state);
         }
         if !state.is_idle() {
-            self.still = None;
+            self.stable = None;
         }
-        match (self.is_over(now), forced) {
-            (false, _) => Action::Look,
+        match (self.is_expired(now), forced) {
+            (false, _) => Action::ReadState,
             (true, false) => {
                 self.step = Step::Force;
                 Action::Write(state.fresh())
@@ -221,15 +221,15 @@ impl Reclaim {
 
     fn base(&mut self, state: State, now: u64) -> Action {
         let open = state.is_idle() && !state.retry();
-        if open && self.is_still(state, QUIET_US, now) {
+        if open && self.is_stable(state, QUIET_US, now) {
             if self.page == self.pages {
                 return self.end(Outcome::Empty);
             }
             self.step = Step::Store { before: state };
             return Action::Store(self.page);
         }
-        if open && !self.is_over(now) {
-            return Action::Look;
+        if open && !self.is_expired(now) {
+            return Action::ReadState;
         }
         self.end(Outcome::Unclear)
     }
@@ -240,15 +240,15 @@ impl Reclaim {
             // Another command was counted, so the effect of the stored commands is unknown.
             return self.end(Outcome::Unclear);
         }
-        if done == Self::COMMANDS && state.is_idle() && self.is_still(state, QUIET_US, now) {
+        if done == Self::COMMANDS && state.is_idle() && self.is_stable(state, QUIET_US, now) {
             self.page += 1;
             // Dropped commands have left the page as well. The next ones need a NIC that accepts
             // commands.
             return self.open(state);
         }
-        if self.is_over(now) {
+        if self.is_expired(now) {
             return self.end(Outcome::Unclear);
         }
-        Action::Look
+        Action::ReadState
     }
 }

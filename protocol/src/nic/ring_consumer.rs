@@ -23,7 +23,7 @@ use crate::Time;
 const COMMIT_SLOTS: u32 = 256;
 /// Minimum number of consumed slots for an update. A smaller update would store the pointer of the
 /// last arming again.
-const LEAST_SLOTS: u32 = 2;
+const MIN_COMMIT_SLOTS: u32 = 2;
 
 /// State while the next slot is empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,7 +31,7 @@ struct Empty {
     /// Time at which the slot was found empty, or of the last check.
     since: Time,
     /// Number of slots by which the NIC's write pointer was ahead at the last check.
-    ahead: u32,
+    unread: u32,
 }
 
 /// Consumer of a ring of slots.
@@ -39,7 +39,7 @@ struct Empty {
 pub struct RingConsumer {
     slots: u32,
     /// Minimum time between two checks of an empty slot, in ticks.
-    hole: u64,
+    hole_interval: u64,
     next: u32,
     /// Position up to which free slots were reported to the NIC.
     committed: u32,
@@ -51,13 +51,13 @@ pub struct RingConsumer {
 }
 
 impl RingConsumer {
-    /// At slot 0 of a new queue of `slots` slots; `hole`: ticks between two looks at a slot that
+    /// At slot 0 of a new queue of `slots` slots; `hole_interval`: ticks between two looks at a slot that
     /// stays empty.
     #[must_use]
-    pub const fn new(slots: u32, hole: u64) -> Self {
+    pub const fn new(slots: u32, hole_interval: u64) -> Self {
         Self {
             slots,
-            hole,
+            hole_interval,
             next: 0,
             committed: 0,
             stored: initial(slots),
@@ -96,7 +96,7 @@ impl RingConsumer {
 
     /// Returns the number of slots by which the NIC's write pointer is ahead.
     #[must_use]
-    pub const fn ahead(&self, pointer: u32) -> u32 {
+    pub const fn unread(&self, pointer: u32) -> u32 {
         if pointer >= self.slots {
             0
         } else {
@@ -114,25 +114,25 @@ impl RingConsumer {
 
     /// Handles an empty slot, which is the next one or a later one of the same message. Returns the
     /// number of slots from the next one on whose content should have arrived, 0 without a hole.
-    /// `look` reads the NIC's write pointer and returns the number of slots by which it is ahead.
-    pub fn overdue(&mut self, now: Time, look: impl FnOnce(&Self) -> u32) -> u32 {
+    /// `read_unread` reads the NIC's write pointer and returns the number of slots by which it is ahead.
+    pub fn overdue(&mut self, now: Time, read_unread: impl FnOnce(&Self) -> u32) -> u32 {
         if self.overdue != 0 {
             return self.overdue;
         }
         let Some(empty) = self.empty else {
             self.empty = Some(Empty {
                 since: now,
-                ahead: 0,
+                unread: 0,
             });
             return 0;
         };
-        if now.since(empty.since) < self.hole {
+        if now.since(empty.since) < self.hole_interval {
             return 0;
         }
-        let ahead = look(self);
-        self.empty = Some(Empty { since: now, ahead });
-        if ahead != 0 {
-            self.overdue = empty.ahead;
+        let unread = read_unread(self);
+        self.empty = Some(Empty { since: now, unread });
+        if unread != 0 {
+            self.overdue = empty.unread;
         }
         self.overdue
     }
@@ -142,8 +142,8 @@ impl RingConsumer {
     #[must_use]
     pub const fn is_commit_due(&self) -> bool {
         let quarter = self.slots / 4;
-        let limit = if quarter < LEAST_SLOTS {
-            LEAST_SLOTS
+        let limit = if quarter < MIN_COMMIT_SLOTS {
+            MIN_COMMIT_SLOTS
         } else if quarter < COMMIT_SLOTS {
             quarter
         } else {
@@ -239,7 +239,7 @@ impl LostIrqGuard {
 
     /// Returns whether this store must be confirmed.
     #[inline]
-    pub fn take(&mut self) -> bool {
+    pub fn must_confirm(&mut self) -> bool {
         let due = self.left != 0;
         if due && self.next != u32::MAX {
             self.left -= 1;

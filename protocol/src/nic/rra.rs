@@ -85,7 +85,7 @@ impl Reads<'_> {
     }
 
     /// Processes a completer notification of `node` with error bits for slot `index`.
-    pub fn settle(&mut self, index: usize, node: NodeId, error: u8) -> Answer {
+    pub fn complete(&mut self, index: usize, node: NodeId, error: u8) -> Answer {
         let Some(slot) = self.0.get_mut(index).filter(|s| s.node == node) else {
             return Answer::Unknown;
         };
@@ -104,7 +104,7 @@ impl Reads<'_> {
 
     /// Returns the error bits of the answer once and frees the slot. The caller must read the value
     /// before.
-    pub fn fetch(&mut self, index: usize) -> Option<u8> {
+    pub fn take_result(&mut self, index: usize) -> Option<u8> {
         let slot = self.0.get_mut(index)?;
         let State::Done(error) = slot.state else {
             return None;
@@ -176,17 +176,17 @@ impl Writes {
 
     /// Adds a write. Returns its identity, or `None` if [`Writes::MAX`] are outstanding.
     pub fn push(&mut self, node: NodeId, value: u64, now_s: u32) -> Option<u32> {
-        for place in &mut self.list {
+        for slot in &mut self.list {
             let forgotten =
                 |w: Write| w.state == State::Overdue && now_s.wrapping_sub(w.since_s) >= EXPIRY_S;
-            if place.is_some_and(forgotten) {
-                *place = None;
+            if slot.is_some_and(forgotten) {
+                *slot = None;
             }
         }
-        let place = self.list.iter_mut().find(|p| p.is_none())?;
+        let slot = self.list.iter_mut().find(|p| p.is_none())?;
         let id = self.next;
         self.next = id.wrapping_add(1);
-        *place = Some(Write {
+        *slot = Some(Write {
             id,
             node,
             value,
@@ -198,39 +198,39 @@ impl Writes {
 
     fn find(&mut self, id: u32) -> Option<&mut Option<Write>> {
         let mut all = self.list.iter_mut();
-        all.find(|place| place.is_some_and(|w| w.id == id))
+        all.find(|slot| slot.is_some_and(|w| w.id == id))
     }
 
     /// Removes a write that was not sent.
     pub fn cancel(&mut self, id: u32) {
-        if let Some(place) = self.find(id) {
-            *place = None;
+        if let Some(slot) = self.find(id) {
+            *slot = None;
         }
     }
 
     /// Gives up waiting. If the notification has arrived, the write is removed.
     pub fn give_up(&mut self, id: u32, now_s: u32) {
-        let Some(place) = self.find(id) else { return };
-        match place {
+        let Some(slot) = self.find(id) else { return };
+        match slot {
             Some(w) if w.state == State::Waiting => {
                 w.state = State::Overdue;
                 w.since_s = now_s;
             }
-            _ => *place = None,
+            _ => *slot = None,
         }
     }
 
     /// Returns the error bits of the notification once and removes the write.
-    pub fn fetch(&mut self, id: u32) -> Option<u8> {
-        let place = self.find(id)?;
+    pub fn take_result(&mut self, id: u32) -> Option<u8> {
+        let slot = self.find(id)?;
         let Some(Write {
             state: State::Done(error),
             ..
-        }) = *place
+        }) = *slot
         else {
             return None;
         };
-        *place = None;
+        *slot = None;
         Some(error)
     }
 
@@ -238,7 +238,7 @@ impl Writes {
     /// write that matches, or else to the oldest overdue one that matches. Older overdue writes are
     /// removed because their notifications cannot arrive any more. Overdue writes that also match
     /// stay.
-    pub fn settle(&mut self, node: NodeId, value: u64, error: u8) -> Answer {
+    pub fn complete(&mut self, node: NodeId, value: u64, error: u8) -> Answer {
         let next = self.next;
         let age = |id: u32| next.wrapping_sub(id);
         let equal = |w: &Write| w.node == node && w.value == value;
@@ -248,21 +248,21 @@ impl Writes {
         let Some(Write { id, state, .. }) = found.copied() else {
             return Answer::Unknown;
         };
-        for place in &mut self.list {
+        for slot in &mut self.list {
             let overtaken =
                 |w: Write| w.state == State::Overdue && age(w.id) > age(id) && !equal(&w);
-            if place.is_some_and(overtaken) {
-                *place = None;
+            if slot.is_some_and(overtaken) {
+                *slot = None;
             }
         }
-        let Some(place) = self.find(id) else {
+        let Some(slot) = self.find(id) else {
             return Answer::Unknown;
         };
         if state == State::Overdue {
-            *place = None;
+            *slot = None;
             return Answer::Late;
         }
-        if let Some(w) = place {
+        if let Some(w) = slot {
             w.state = State::Done(error);
         }
         Answer::Awaited

@@ -4,7 +4,7 @@
 use wire::{
     ids::BusAddr,
     regs::smfu::{ADDRESS_END, INTERVALS, RRA_WINDOW},
-    smfu::{Span, NOWHERE, PAGE, USABLE},
+    smfu::{Span, UNMAPPED_BASE, PAGE, USABLE},
 };
 
 /// Why a part of the window was not given out.
@@ -20,7 +20,7 @@ pub enum WindowError {
 
 /// Who uses which part of a window of `size` bytes.
 #[derive(Clone, Debug)]
-pub struct Layout {
+pub struct WindowAllocator {
     size: u64,
     spans: [Option<Span>; USABLE as usize],
 }
@@ -42,7 +42,7 @@ pub enum TargetError {
 
 /// What an interval leads to when packets of other nodes come with its number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Opened {
+enum Entry {
     /// Memory, or registers of a device: base and bytes.
     Memory(u64, u64),
     /// Interrupts of this node.
@@ -54,12 +54,12 @@ enum Opened {
 /// What a node opens to others by intervals (HW §12).
 #[derive(Clone, Debug)]
 pub struct Targets {
-    list: [Option<Opened>; INTERVALS as usize],
+    list: [Option<Entry>; INTERVALS as usize],
     /// What all intervals without a target of their own lead to: base and bytes.
     exported: Option<(u64, u64)>,
 }
 
-impl Layout {
+impl WindowAllocator {
     /// A window of `size` bytes, of which the first 32 MiB belong to interval 0.
     pub const fn new(size: u64) -> Self {
         Self {
@@ -92,8 +92,8 @@ impl Layout {
                 .ok_or(WindowError::Full)?,
         };
         let span = self.room(bytes, align).ok_or(WindowError::Full)?;
-        if let Some(place) = self.spans.get_mut(number as usize) {
-            *place = Some(span);
+        if let Some(slot) = self.spans.get_mut(number as usize) {
+            *slot = Some(span);
         }
         Ok((number, span))
     }
@@ -115,8 +115,8 @@ impl Layout {
 
     /// Gives an interval back.
     pub fn free(&mut self, number: u32) {
-        if let Some(place) = self.spans.get_mut(number as usize) {
-            *place = None;
+        if let Some(slot) = self.spans.get_mut(number as usize) {
+            *slot = None;
         }
     }
 
@@ -166,8 +166,8 @@ impl Targets {
             return Err(TargetError::Interrupts);
         }
         let opened = self.list.iter().flatten().filter_map(|o| match o {
-            Opened::Memory(base, bytes) => Some((*base, *bytes)),
-            Opened::Interrupts | Opened::Closed => None,
+            Entry::Memory(base, bytes) => Some((*base, *bytes)),
+            Entry::Interrupts | Entry::Closed => None,
         });
         let mut all = opened.chain(self.exported);
         if all.any(|(start, len)| start < end && base.0 < start + len) {
@@ -176,13 +176,13 @@ impl Targets {
         Ok(())
     }
 
-    fn take(&mut self, number: u32, what: Opened) -> Result<(), TargetError> {
+    fn take(&mut self, number: u32, what: Entry) -> Result<(), TargetError> {
         if !(1..USABLE).contains(&number) {
             return Err(TargetError::Invalid);
         }
         match self.list.get_mut(number as usize) {
-            Some(place @ None) => {
-                *place = Some(what);
+            Some(slot @ None) => {
+                *slot = Some(what);
                 Ok(())
             }
             _ => Err(TargetError::Taken),
@@ -196,7 +196,7 @@ impl Targets {
     /// See [`TargetError`].
     pub fn open(&mut self, number: u32, base: BusAddr, bytes: u64) -> Result<(), TargetError> {
         self.check(base, bytes)?;
-        self.take(number, Opened::Memory(base.0, bytes))
+        self.take(number, Entry::Memory(base.0, bytes))
     }
 
     /// Has what comes with interval `number` (1…62) cause interrupts.
@@ -205,44 +205,44 @@ impl Targets {
     ///
     /// `Invalid`, `Taken`.
     pub fn open_interrupts(&mut self, number: u32) -> Result<(), TargetError> {
-        self.take(number, Opened::Interrupts)
+        self.take(number, Entry::Interrupts)
     }
 
     /// Has what was opened for an interval lead nowhere; its number stays taken until
     /// [`Targets::close`].
-    pub fn shut(&mut self, number: u32) {
-        if let Some(Some(place)) = self.list.get_mut(number as usize) {
-            *place = Opened::Closed;
+    pub fn disable(&mut self, number: u32) {
+        if let Some(Some(slot)) = self.list.get_mut(number as usize) {
+            *slot = Entry::Closed;
         }
     }
 
     /// Keeps a number that nothing is opened for from others, until [`Targets::close`]; whether it
     /// was free. It leads nowhere.
     pub fn hold(&mut self, number: u32) -> bool {
-        self.take(number, Opened::Closed).is_ok()
+        self.take(number, Entry::Closed).is_ok()
     }
 
     /// Numbers (1…62) for which nothing is opened, as a set: bit *n* stands for number *n*.
     pub fn free_numbers(&self) -> u64 {
         let usable = (0u32..USABLE).zip(&self.list).skip(1);
-        let free = usable.filter(|(_, place)| place.is_none());
+        let free = usable.filter(|(_, slot)| slot.is_none());
         free.fold(0, |set, (n, _)| set | (1 << n))
     }
 
     /// Ends what was opened for an interval.
     pub fn close(&mut self, number: u32) {
-        if let Some(place) = self.list.get_mut(number as usize) {
-            *place = None;
+        if let Some(slot) = self.list.get_mut(number as usize) {
+            *slot = None;
         }
     }
 
     /// The base to be set for an interval; with `hold`, interrupts lead nowhere.
     pub fn base(&self, number: u32, hold: bool) -> BusAddr {
         match self.list.get(number as usize) {
-            Some(Some(Opened::Memory(base, _))) => BusAddr(*base),
-            Some(Some(Opened::Interrupts)) if hold => NOWHERE,
-            Some(Some(Opened::Closed)) => NOWHERE,
-            Some(Some(Opened::Interrupts)) => BusAddr(BusAddr::INTERRUPTS.start),
+            Some(Some(Entry::Memory(base, _))) => BusAddr(*base),
+            Some(Some(Entry::Interrupts)) if hold => UNMAPPED_BASE,
+            Some(Some(Entry::Closed)) => UNMAPPED_BASE,
+            Some(Some(Entry::Interrupts)) => BusAddr(BusAddr::INTERRUPTS.start),
             // Not 0, which means the same to some readers of the sources and all of memory to
             // others.
             _ => self.default_base(),
@@ -251,12 +251,12 @@ impl Targets {
 
     /// The base for what comes without an interval, and with one that nothing was opened for.
     pub fn default_base(&self) -> BusAddr {
-        self.exported.map_or(NOWHERE, |(base, _)| BusAddr(base))
+        self.exported.map_or(UNMAPPED_BASE, |(base, _)| BusAddr(base))
     }
 
     /// Intervals that cause interrupts.
     pub fn interrupts(&self) -> impl Iterator<Item = u32> + '_ {
         let all = (0u32..).zip(&self.list);
-        all.filter_map(|(n, o)| matches!(o, Some(Opened::Interrupts)).then_some(n))
+        all.filter_map(|(n, o)| matches!(o, Some(Entry::Interrupts)).then_some(n))
     }
 }

@@ -33,7 +33,7 @@ pub fn fuzz_velo_status(data: &[u8]) {
                 Ok(raw & velo::StatusWord::KNOWN & !(0x300 << 16))
             );
             for size in [velo::SlotSize::B64, velo::SlotSize::B128] {
-                let total: u16 = size.pieces(s.len).map(|p| u16::from(p.len)).sum();
+                let total: u16 = size.parts(s.len).map(|p| u16::from(p.len)).sum();
                 assert_eq!(total, s.len);
                 assert!(size.slots_for(s.len) <= 3);
             }
@@ -406,7 +406,7 @@ pub fn fuzz_tlp(data: &[u8]) {
                 let (skip, n) = span.extent();
                 assert!(skip < 4 && n <= tlp::PAGE as u32);
                 let at = span.addr + u64::from(skip);
-                assert_eq!(tlp::pieces(at, n, 256).map(|p| p.len).sum::<u32>(), n);
+                assert_eq!(tlp::completions(at, n, 256).map(|p| p.len).sum::<u32>(), n);
             }
         }
         Err(e) => assert!(!e.to_string().is_empty()),

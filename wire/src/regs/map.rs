@@ -161,20 +161,20 @@ fn lines() -> impl Iterator<Item = Line> {
 
 /// Position of a register in the map, in 28 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place(u32);
+pub struct RegisterIndex(u32);
 
-/// Number of bits of a [`Place`] for the register's number within its line. The other 16 bits are
+/// Number of bits of a [`RegisterIndex`] for the register's number within its line. The other 16 bits are
 /// the line's position.
 const NUMBER_BITS: u32 = 12;
 const _: () = assert!(TEXT.len() < 1 << 16);
 
-impl Place {
+impl RegisterIndex {
     /// Returns the position as a number below 2^28.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// Converts from the number that [`Place::get`] returned.
+    /// Converts from the number that [`RegisterIndex::get`] returned.
     pub const fn from_number(number: u32) -> Self {
         Self(number)
     }
@@ -234,16 +234,16 @@ impl Register {
     }
 
     /// Returns the register at a position.
-    pub fn at(place: Place) -> Option<Self> {
+    pub fn at(index: RegisterIndex) -> Option<Self> {
         Some(Self {
-            line: Line::parse((place.0 >> NUMBER_BITS) as usize)?,
-            number: place.0 & ((1 << NUMBER_BITS) - 1),
+            line: Line::parse((index.0 >> NUMBER_BITS) as usize)?,
+            number: index.0 & ((1 << NUMBER_BITS) - 1),
         })
     }
 
     /// Returns the position of the register.
-    pub fn place(&self) -> Place {
-        Place((self.line.at << NUMBER_BITS) | self.number)
+    pub fn index(&self) -> RegisterIndex {
+        RegisterIndex((self.line.at << NUMBER_BITS) | self.number)
     }
 
     /// Returns the indices of the name in their order.

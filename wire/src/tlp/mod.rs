@@ -227,7 +227,7 @@ impl Span {
 
 /// Completion that answers a part of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Piece {
+pub struct ReadCompletion {
     /// Offset from the first byte read.
     pub offset: u32,
     /// Number of bytes in this completion.
@@ -238,7 +238,7 @@ pub struct Piece {
     pub lower_addr: u8,
 }
 
-impl Piece {
+impl ReadCompletion {
     /// Returns the number of dwords of payload.
     pub const fn dwords(&self) -> u16 {
         ((self.lower_addr as u32 % 4 + self.len).div_ceil(4)) as u16
@@ -248,7 +248,7 @@ impl Piece {
 /// Splits the answer to a read of `len` bytes at `addr` into completions of up to `max_payload`
 /// bytes, at the read completion boundary. A read without enabled bytes yields no completion here;
 /// its answer is one dword with byte count 1.
-pub fn pieces(addr: u64, len: u32, max_payload: u32) -> impl Iterator<Item = Piece> {
+pub fn completions(addr: u64, len: u32, max_payload: u32) -> impl Iterator<Item = ReadCompletion> {
     let max = (max_payload / RCB).max(1) * RCB;
     let mut offset = 0;
     core::iter::from_fn(move || {
@@ -257,14 +257,14 @@ pub fn pieces(addr: u64, len: u32, max_payload: u32) -> impl Iterator<Item = Pie
         }
         let at = addr.wrapping_add(offset as u64);
         let n = (max - (at % RCB as u64) as u32).min(len - offset);
-        let piece = Piece {
+        let completion = ReadCompletion {
             offset,
             len: n,
             byte_count: (len - offset) as u16,
             lower_addr: (at & 0x7F) as u8,
         };
         offset += n;
-        Some(piece)
+        Some(completion)
     })
 }
 

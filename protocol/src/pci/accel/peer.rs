@@ -14,7 +14,7 @@ use wire::htax::control;
 use wire::ids::NodeId;
 use wire::pci::{Bar, BARS};
 use wire::regs::{htax, smfu};
-use wire::smfu::NOWHERE;
+use wire::smfu::UNMAPPED_BASE;
 
 /// First bus address of other devices: a 32-bit address, above DMA memory and below the device's
 /// own BARs.
@@ -191,7 +191,7 @@ impl Peer {
         };
         match (kind, step) {
             (Kind::Targets, i) => target(i, None),
-            (Kind::NoTargets, i) => target(i, Some(NOWHERE.0)),
+            (Kind::NoTargets, i) => target(i, Some(UNMAPPED_BASE.0)),
             (Kind::Ways, 0..MAPS) => {
                 let p = part(step / 3)?;
                 let which = (step % 3) as u32;

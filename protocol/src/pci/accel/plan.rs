@@ -18,7 +18,7 @@ use wire::pci::{Bar, Numbers, BARS};
 use wire::regs::pcie::PcieToHtocCfg;
 use wire::regs::smfu::{self, IntervalControl, StatusControl, INTERVALS, TRAFFIC_CLASS_INIT};
 use wire::regs::{htax, np, pcie, snq};
-use wire::smfu::{NOWHERE, PAGE};
+use wire::smfu::{UNMAPPED_BASE, PAGE};
 
 /// Bus address of the first byte of DMA memory.
 pub const DMA_BASE: u64 = 0x1000_0000;
@@ -134,12 +134,12 @@ fn closing(step: u32) -> Step {
             0 => Setting::bits(smfu::STATUS_CONTROL, 0, SWITCH),
             1 => Setting::new(smfu::ADDR_MASK, 0),
             2 => Setting::new(smfu::N_NODE_OFFSET, 0),
-            3 => Setting::new(smfu::T_START_ADDR_DEFAULT, NOWHERE.0),
+            3 => Setting::new(smfu::T_START_ADDR_DEFAULT, UNMAPPED_BASE.0),
             4 => Setting::new(pcie::PCIE_TO_HTOC_INTERRUPT_1, 0),
             _ => Setting::new(pcie::PCIE_TO_HTOC_CFG, only),
         },
         ORIGINS..TARGETS => Setting::new(smfu::interval_control(step - ORIGINS), 0),
-        TARGETS..CLOSED => Setting::new(smfu::vpid_t_start_addr(step - TARGETS), NOWHERE.0),
+        TARGETS..CLOSED => Setting::new(smfu::vpid_t_start_addr(step - TARGETS), UNMAPPED_BASE.0),
         _ => return Step::Over,
     })
 }

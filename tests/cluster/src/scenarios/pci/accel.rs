@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::thread;
 use std::time::Duration;
 use wire::regs::{htax, smfu};
-use wire::smfu::NOWHERE;
+use wire::smfu::UNMAPPED_BASE;
 
 /// Two nodes and an accelerator, which is node 2.
 const PAIR: Spec = Spec::new(2).accelerators(1);
@@ -189,7 +189,7 @@ fn closed(lab: &Lab, node: usize) -> Result<()> {
     }
     let targets: Vec<u32> = (0..64).map(|k| smfu::vpid_t_start_addr(k).get()).collect();
     let seen = read(&targets)?;
-    ensure!(seen.iter().all(|v| *v == NOWHERE.0), "open: {seen:x?}");
+    ensure!(seen.iter().all(|v| *v == UNMAPPED_BASE.0), "open: {seen:x?}");
     Ok(())
 }
 

@@ -51,7 +51,7 @@ const QUEUE_BYTES: u64 = BusAddr::PAGE_SIZE;
 /// has no translations and no queue, before and after the call. Its commands run with the
 /// protection descriptor `protection` that they had. Returns true also if the NIC was removed. May
 /// sleep.
-pub(crate) fn is_done(ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i64) -> bool {
+pub(crate) fn wait_executed(ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i64) -> bool {
     if !ctx.is_alive() {
         return true;
     }
@@ -73,7 +73,7 @@ fn remove(queue: &Queue, ctx: &Context, vpid: Vpid) {
     }
     // Notifications that arrived in between.
     queue.drain(ctx);
-    ctx.withdraw(reg, |hw| queue::clear(hw, Unit::Rma, vpid));
+    ctx.revoke_confirmed(reg, |hw| queue::clear(hw, Unit::Rma, vpid));
 }
 
 /// Returns the commands. The notification of class k carries `number` + k.
@@ -114,7 +114,7 @@ fn new_queue(ctx: &Context, vpid: Vpid) -> Result<Queue> {
 }
 
 /// Pops the content of a slot; `None` if it is empty.
-fn take(queue: &Queue, slot: u32) -> Option<[u64; 2]> {
+fn pop(queue: &Queue, slot: u32) -> Option<[u64; 2]> {
     let slot = queue.slot(slot)?;
     let status = slot.status();
     if status == 0 {
@@ -166,14 +166,14 @@ fn run(queue: &Queue, ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i
         // Pending commands of the former owner may notify without end, so the number of slots
         // bounds one pass.
         for _ in 0..queue.slots() {
-            let Some(content) = take(queue, next) else {
+            let Some(content) = pop(queue, next) else {
                 break;
             };
             seen |= class_of(content, number).map_or(0, |class| 1 << class);
             next = queue.next(next, 1);
         }
         if seen == (1 << CLASSES) - 1 {
-            return reclaim::settle(ctx, Unit::Rma, vpid, patience(SETTLE_MS));
+            return reclaim::wait_idle(ctx, Unit::Rma, vpid, patience(SETTLE_MS));
         }
         if next != before {
             let Some(hw) = ctx.alive_access() else {
@@ -206,11 +206,11 @@ fn post(hw: &Hw, node: NodeId, vpid: Vpid, number: u64, seen: u32) -> bool {
 /// Returns the traffic class of the posted command that `words` reports, if it is one of those with
 /// `number`.
 fn class_of(words: [u64; 2], number: u64) -> Option<u64> {
-    let told = Notification::decode(words).ok().flatten()?;
-    let class = told.word0.wrapping_sub(number);
-    let ours = told.kind == NotificationType::Requester
-        && told.command == Command::NotificationPut
-        && told.error == 0
+    let notification = Notification::decode(words).ok().flatten()?;
+    let class = notification.word0.wrapping_sub(number);
+    let ours = notification.kind == NotificationType::Requester
+        && notification.command == Command::NotificationPut
+        && notification.error == 0
         && class < CLASSES.into();
     ours.then_some(class)
 }

@@ -14,23 +14,23 @@ use kernel_ext::global::Global;
 use wire::ids::Vpid;
 
 /// The only instance, for the whole module.
-static PAST: Global<Past> = Global::new();
+static HISTORY: Global<History> = Global::new();
 /// Maximum number of recorded VPIDs; beyond it, the one that expires first is dropped.
 const ENTRIES: usize = 2 * Vpid::COUNT as usize;
 
 /// Returns the record, while the module is loaded.
-pub(super) fn get() -> Option<Arc<Past>> {
-    PAST.get()
+pub(super) fn get() -> Option<Arc<History>> {
+    HISTORY.get()
 }
 
 /// VPIDs of devices that were unbound while commands with bus addresses may have been unanswered.
 #[pin_data]
-pub(super) struct Past {
+pub(super) struct History {
     #[pin]
     list: Mutex<KVec<(u32, Vpid, Instant<Monotonic>)>>,
 }
 
-impl Past {
+impl History {
     /// Records that late answers may come for a VPID of a NIC until `until`.
     pub(super) fn note(&self, id: u32, vpid: Vpid, until: Instant<Monotonic>) {
         let mut list = self.list.lock();
@@ -73,9 +73,9 @@ impl Past {
 
 /// Owner of the record of unbound devices. Made before the first device is bound and dropped after
 /// the last one.
-pub struct PastOwner(());
+pub struct HistoryOwner(());
 
-impl PastOwner {
+impl HistoryOwner {
     /// Makes the record. May sleep.
     ///
     /// # Errors
@@ -83,19 +83,19 @@ impl PastOwner {
     /// `ENOMEM`.
     pub fn new() -> Result<Self> {
         let list = KVec::with_capacity(ENTRIES, GFP_KERNEL)?;
-        let past = pin_init!(Past { list <- new_mutex!(list, "extoll_quarantine_past") });
-        PAST.set(Some(Arc::pin_init(past, GFP_KERNEL)?));
+        let history = pin_init!(History { list <- new_mutex!(list, "extoll_quarantine_past") });
+        HISTORY.set(Some(Arc::pin_init(history, GFP_KERNEL)?));
         Ok(Self(()))
     }
 }
 
-impl Drop for PastOwner {
+impl Drop for HistoryOwner {
     fn drop(&mut self) {
-        let ms = PAST.get().map_or(0, |past| past.longest_ms());
+        let ms = HISTORY.get().map_or(0, |history| history.longest_ms());
         if ms > 0 {
             pr_warn!("late answers of a NIC may still write to memory: do not load the module again within {ms} ms\n");
         }
-        PAST.set(None);
+        HISTORY.set(None);
     }
 }
 
@@ -107,26 +107,26 @@ mod tests {
     #[test]
     fn the_past_is_bounded_and_keeps_the_later_end() -> Result {
         let list = KVec::with_capacity(ENTRIES, GFP_KERNEL)?;
-        let past = pin_init!(Past { list <- new_mutex!(list, "extoll_quarantine_test") });
-        let past = KBox::pin_init(past, GFP_KERNEL)?;
+        let history = pin_init!(History { list <- new_mutex!(list, "extoll_quarantine_test") });
+        let history = KBox::pin_init(history, GFP_KERNEL)?;
         let vpid = Vpid::new(254).ok_or(EINVAL)?;
-        past.note(7, vpid, after(100_000));
-        past.note(7, vpid, after(50_000));
-        assert!(past.left_ms(7, vpid).is_some_and(|ms| ms > 60_000));
-        assert!(past.left_ms(8, vpid).is_none());
-        past.note(7, Vpid::RRA, after(0));
+        history.note(7, vpid, after(100_000));
+        history.note(7, vpid, after(50_000));
+        assert!(history.left_ms(7, vpid).is_some_and(|ms| ms > 60_000));
+        assert!(history.left_ms(8, vpid).is_none());
+        history.note(7, Vpid::RRA, after(0));
         for (id, count) in [(7, 1), (8, 0)] {
             let mut seen = 0;
-            past.each(id, |_| seen += 1);
+            history.each(id, |_| seen += 1);
             assert_eq!(seen, count);
         }
         for id in 100..100 + ENTRIES as u32 {
-            past.note(id, vpid, after(20_000));
+            history.note(id, vpid, after(20_000));
         }
         // The entry with the latest end stays.
-        assert!(past.left_ms(7, vpid).is_some());
-        assert!(past.longest_ms() > 60_000);
-        assert_eq!(past.list.lock().len(), ENTRIES);
+        assert!(history.left_ms(7, vpid).is_some());
+        assert!(history.longest_ms() > 60_000);
+        assert_eq!(history.list.lock().len(), ENTRIES);
         Ok(())
     }
 }
