@@ -4,7 +4,7 @@
 //! wrappers, and type aliases for this module. Functions run in any context unless their comment
 //! says otherwise.
 
-pub(crate) use extoll_core::machine::Kernel;
+pub(crate) use extoll_core::memory::KernelMemory;
 use extoll_core::nic::Nic;
 use kernel::{
     prelude::*,
@@ -29,7 +29,7 @@ use protocol::{
 use wire::ids::NodeId;
 
 /// Keyed table of bounded size.
-pub(crate) type Slots<T> = protocol::Slots<Kernel, T>;
+pub(crate) type Slots<T> = protocol::Slots<KernelMemory, T>;
 
 /// The kernel's time in jiffies.
 #[derive(Clone, Copy)]
@@ -128,21 +128,21 @@ impl Buffer for RxBuffer {
 }
 
 /// Announced frames of the sending side.
-pub(crate) type Sender = rendezvous::Sender<Kernel, TxBuffer>;
+pub(crate) type Sender = rendezvous::Sender<KernelMemory, TxBuffer>;
 /// GETs in flight and lost ones.
-pub(crate) type Fetches = rendezvous::Fetches<Kernel, RxBuffer>;
+pub(crate) type Fetches = rendezvous::Fetches<KernelMemory, RxBuffer>;
 /// Announcements that wait to be fetched.
-pub(crate) type Waiting = rendezvous::Waiting<Kernel>;
+pub(crate) type Waiting = rendezvous::Waiting<KernelMemory>;
 
 /// Nodes of foreign MAC addresses.
-pub(crate) type Macs = protocol::eth::macs::Macs<Kernel>;
+pub(crate) type Macs = protocol::eth::macs::Macs<KernelMemory>;
 /// Peers that are watched because they leave transfers unanswered.
-pub(crate) type Suspects = stuck::Suspects<Kernel>;
+pub(crate) type Suspects = stuck::Suspects<KernelMemory>;
 
 /// Received frame, state of its checksum, and source node.
 pub(crate) type Frame = (RxSkb, Checksum, NodeId);
 /// Frames that wait for earlier ones of their source.
-pub(crate) type Order = order::Order<Kernel, Frame>;
+pub(crate) type Order = order::Order<KernelMemory, Frame>;
 
 /// Creates a large object in a separate stack frame and moves it to the heap. May sleep.
 ///

@@ -9,7 +9,7 @@
 
 use crate::{
     conf,
-    machine::{Clock, Frame, Kernel, Timed},
+    machine::{Clock, Frame, KernelMemory, Timed},
     reason::Counter,
     rx_rma::{checksum, Outcome, RmaState},
     rx_velo::{deliver, Run, VeloState},
@@ -50,7 +50,7 @@ impl State {
             velo: VeloState::new()?,
             rma: RmaState::default(),
             found: KVVec::with_capacity(conf::FOUND, GFP_KERNEL)?,
-            owners: Kernel::array(conf::TX_FLIGHT_MAX as usize, |_| None)?,
+            owners: KernelMemory::array(conf::TX_FLIGHT_MAX as usize, |_| None)?,
             owed: false,
             aged: Time::default(),
             paused: false,

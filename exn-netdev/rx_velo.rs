@@ -374,7 +374,9 @@ impl Work for Run<'_, '_> {
     }
 
     fn backlog(&mut self) -> usize {
-        self.mailbox.as_ref().map_or(0, |mailbox| mailbox.unread_slots())
+        self.mailbox
+            .as_ref()
+            .map_or(0, |mailbox| mailbox.unread_slots())
     }
 
     fn age_bound(&mut self) -> &mut AgeBound {

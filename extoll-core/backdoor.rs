@@ -26,7 +26,7 @@ use kernel::{
     time::{Instant, Monotonic},
 };
 use protocol::{
-    nic::backdoor_slots::{BackdoorSlots, Taken},
+    nic::backdoor_slots::{BackdoorSlots, Claim},
     Time,
 };
 use wire::{
@@ -43,11 +43,11 @@ pub use wire::tlp::Bdf;
 /// Maximum number of backdoors that are in use, or must be emptied before use.
 const NODES: usize = 64;
 /// Maximum number of registers that a transaction can restore.
-const UNDO: usize = 8;
+const MAX_UNDO: usize = 8;
 /// Time for undoing a transaction, in microseconds.
 const UNDO_US: u32 = 1000;
 /// Maximum number of packets that undone transactions can leave in the FIFO.
-const LEFT: usize = 4;
+const MAX_LEFT: usize = 4;
 /// Time limit in milliseconds for a device to complete a request: the maximum of PCIe by default. A
 /// late completion cannot be distinguished from that of the next request.
 const LATE_MS: u64 = 60;
@@ -132,9 +132,9 @@ impl Backdoors {
         let mut until = Deadline::new(wait);
         let dirty = loop {
             let now = self.now();
-            match self.slots.lock().take(node, now) {
-                Taken::No => {}
-                taken => break taken == Taken::Dirty,
+            match self.slots.lock().claim(node, now) {
+                Claim::No => {}
+                claim => break claim == Claim::Dirty,
             }
             if until.passed() {
                 return Err(BackdoorError::Busy);
@@ -145,7 +145,7 @@ impl Backdoors {
             all: self,
             node,
             until,
-            undo: [None; UNDO],
+            undo: [None; MAX_UNDO],
             dirty,
             finished: false,
         };
@@ -266,7 +266,7 @@ pub struct Transaction<'a> {
     node: NodeId,
     until: Deadline,
     /// Old values of registers that were set.
-    undo: [Option<(RegOffset, u64)>; UNDO],
+    undo: [Option<(RegOffset, u64)>; MAX_UNDO],
     /// Set if the FIFO may hold packets, or an answer is outstanding.
     dirty: bool,
     finished: bool,
@@ -310,11 +310,11 @@ impl Transaction<'_> {
     ///
     /// `Invalid` for the ninth register; `Register`; `TimedOut`.
     pub fn set(&mut self, offset: RegOffset, value: u64) -> Result<(), BackdoorError> {
-        let place = self.undo.iter().position(Option::is_none);
-        let place = place.ok_or(BackdoorError::Invalid)?;
+        let slot = self.undo.iter().position(Option::is_none);
+        let slot = slot.ok_or(BackdoorError::Invalid)?;
         let old = self.read(offset)?;
-        if let Some(place) = self.undo.get_mut(place) {
-            *place = Some((offset, old));
+        if let Some(slot) = self.undo.get_mut(slot) {
+            *slot = Some((offset, old));
         }
         self.write(offset, value)
     }
@@ -379,7 +379,7 @@ impl Transaction<'_> {
     /// for which the FIFO reports no length.
     fn empty(&mut self) -> Result<(), BackdoorError> {
         let mut rest = [0; words::MAX];
-        for _ in 0..LEFT {
+        for _ in 0..MAX_LEFT {
             self.take_data(&mut rest)?;
             let info = self.read(pcie::PCIE_TO_HTOC_BACKDOOR_INFO)?;
             if backdoor::info(info) == Info::Empty {
@@ -407,6 +407,6 @@ impl Drop for Transaction<'_> {
             }
         }
         let now = self.all.now();
-        self.all.slots.lock().leave(self.node, self.dirty, now);
+        self.all.slots.lock().release(self.node, self.dirty, now);
     }
 }

@@ -27,7 +27,7 @@ pub(crate) fn files<M: ModuleMetadata + 'static>(nic: &Arc<Nic>) -> Result<Files
             (c"atu", |nic, f| nic.atu().show(f)),
             (c"events", show_events),
             (c"quarantine", |nic, f| nic.quarantine().show(f)),
-            (c"links", |nic, f| nic.link_state().show(f)),
+            (c"links", |nic, f| nic.link_monitor().show(f)),
         ],
     )?;
     dir.add_writable::<M>(c"event_mask", nic, show_mask, store_mask)?;
@@ -66,7 +66,7 @@ fn store_mask(nic: &Nic, text: &str) -> Result {
         return Err(EINVAL);
     }
     nic.snq().allow(mask);
-    nic.events().look_at_links();
+    nic.events().queue_link_poll();
     Ok(())
 }
 

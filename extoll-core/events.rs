@@ -80,7 +80,7 @@ pub(crate) struct Events {
     registers: Registers,
     /// Taken to read the first values.
     #[pin]
-    beginning: Mutex<()>,
+    first_read: Mutex<()>,
     /// Set if the work item must read the ECC flags.
     ecc: AtomicFlag,
     /// Enable only the events of the vendor's driver.
@@ -97,7 +97,7 @@ impl WorkItem for Events {
     type Pointer = Arc<Events>;
 
     fn run(this: Arc<Events>) {
-        this.look();
+        this.poll();
     }
 }
 
@@ -117,7 +117,7 @@ impl Events {
                 links,
                 smfu,
                 registers: Registers::new()?,
-                beginning <- new_mutex!((), "extoll_events_beginning"),
+                first_read <- new_mutex!((), "extoll_events_beginning"),
                 ecc: AtomicFlag::new(false),
                 vendor,
                 work <- new_work!("extoll_events"),
@@ -177,13 +177,13 @@ impl Events {
 
     /// Switches polling of links on if their events are disabled by `mask`, else off. Any context.
     pub(crate) fn allowed(&self, mask: TriggerMask) {
-        let told = [TriggerEvent::LinkPort, TriggerEvent::LinkMacStatus];
-        let told = told.iter().all(|event| mask.contains(*event));
-        self.links.poll(!told);
+        let notified = [TriggerEvent::LinkPort, TriggerEvent::LinkMacStatus];
+        let notified = notified.iter().all(|event| mask.contains(*event));
+        self.links.poll(!notified);
     }
 
     /// Queues the work item, which polls the links. Any context.
-    pub(crate) fn look_at_links(self: &Arc<Self>) {
+    pub(crate) fn queue_link_poll(self: &Arc<Self>) {
         self.schedule();
     }
 
@@ -222,8 +222,8 @@ impl Events {
 
     /// Reads the first values of all registers, once, with which later reports are compared.
     /// Process context.
-    pub(crate) fn begin(&self) {
-        let _beginning = self.beginning.lock();
+    pub(crate) fn read_first(&self) {
+        let _first_read = self.first_read.lock();
         if self.registers.begun.load(Relaxed) {
             return;
         }
@@ -236,8 +236,8 @@ impl Events {
     }
 
     /// Runs the work item: reads ECC flags if requested, and polls the links. Process context.
-    fn look(&self) {
-        self.begin();
+    fn poll(&self) {
+        self.read_first();
         if self.ecc.xchg(false, Full) {
             let flags = self.read_all(|w| w.event == TriggerEvent::EccFatal);
             let changes = self.registers.compare(TriggerEvent::EccFatal, flags);

@@ -34,11 +34,11 @@ pub(crate) struct Links {
     state: SpinLockIrq<[Link; LINKS]>,
     /// Taken to read the registers, so that states are stored in the order of the reads.
     #[pin]
-    looking: Mutex<()>,
+    reading: Mutex<()>,
     ups: [Atomic<u64>; LINKS],
     downs: [Atomic<u64>; LINKS],
     /// Set after the first read.
-    looked: AtomicFlag,
+    read_once: AtomicFlag,
     /// Set if no event reports changes.
     polled: AtomicFlag,
     #[pin]
@@ -59,7 +59,7 @@ impl WorkItem for Links {
             this.refresh();
         }
         if this.ctx.is_alive() {
-            this.start();
+            this.schedule();
         }
     }
 }
@@ -73,10 +73,10 @@ impl Links {
                 ctx,
                 monitor,
                 state <- new_spinlock_irq!([Link::default(); LINKS], "extoll_links"),
-                looking <- new_mutex!((), "extoll_links_looking"),
+                reading <- new_mutex!((), "extoll_links_looking"),
                 ups: [const { Atomic::new(0) }; LINKS],
                 downs: [const { Atomic::new(0) }; LINKS],
-                looked: AtomicFlag::new(false),
+                read_once: AtomicFlag::new(false),
                 polled: AtomicFlag::new(true),
                 watch <- new_delayed_work!("extoll_links_watch"),
             }),
@@ -91,7 +91,7 @@ impl Links {
 
     /// Starts the periodic work item, which reads the links while none is up or no event reports
     /// changes. Any context.
-    pub(crate) fn start(self: &Arc<Self>) {
+    pub(crate) fn schedule(self: &Arc<Self>) {
         let delay = kernel::time::msecs_to_jiffies(WATCH_MS);
         let _ = work::enqueue_delayed(self.clone(), delay);
     }
@@ -143,11 +143,11 @@ impl Links {
         }
         let status = Status(status);
         let ids = Ids(hw.rf.read(lp::ids(n)));
-        let told = LpIn(hw.rf.read(lp::lp_in(n))).node_id_received();
+        let received = LpIn(hw.rf.read(lp::lp_in(n))).node_id_received();
         Some(Link {
             enabled: status.enable(),
             up: status.ready(),
-            neighbour: told.then_some(Neighbour {
+            neighbour: received.then_some(Neighbour {
                 guid: ids.remote_guid(),
                 node: ids.remote_node(),
                 port: ids.remote_lp_id(),
@@ -159,8 +159,8 @@ impl Links {
     /// also counted, logged and sent to user space. Earlier subscribers assume that all links are
     /// down. Process context.
     pub(crate) fn refresh(&self) {
-        let _looking = self.looking.lock();
-        let first = !self.looked.load(Relaxed);
+        let _reading = self.reading.lock();
+        let first = !self.read_once.load(Relaxed);
         for n in 0..LINKS {
             let Some(new) = self.read(n as u32) else {
                 return;
@@ -168,7 +168,7 @@ impl Links {
             let old = {
                 let mut state = self.state.lock();
                 match state.get_mut(n) {
-                    Some(place) => core::mem::replace(place, new),
+                    Some(slot) => core::mem::replace(slot, new),
                     None => return,
                 }
             };
@@ -180,7 +180,7 @@ impl Links {
             }
             self.monitor.publish_link(n as u8, new);
         }
-        self.looked.store(true, Relaxed);
+        self.read_once.store(true, Relaxed);
     }
 
     fn changed(&self, n: usize, up: bool) {

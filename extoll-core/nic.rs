@@ -45,12 +45,12 @@ impl Deref for Nic {
 }
 
 /// Units that react to changes of the status.
-struct Concerned {
+struct StatusUnits {
     ctx: Arc<Context>,
     tables: [Arc<Table>; 2],
 }
 
-impl Units for Concerned {
+impl Units for StatusUnits {
     fn node_changed(&self) {
         let [velo, _] = &self.tables;
         velo.for_each(|port| {
@@ -97,12 +97,12 @@ impl Nic {
         let tables = [Table::new(Unit::Velo)?, Table::new(Unit::Rma)?];
         let [velo_table, rma_table] = tables.clone();
         let smfu = Smfu::new(ctx.clone(), window_bytes, params.smfu_target_kib)?;
-        let concerned = Concerned {
+        let units = StatusUnits {
             ctx: ctx.clone(),
             tables: tables.clone(),
         };
-        let concerned = Arc::new(concerned, GFP_KERNEL)?;
-        let monitor = Monitor::new(ctx.clone(), concerned, params.log_interval_ms)?;
+        let units = Arc::new(units, GFP_KERNEL)?;
+        let monitor = Monitor::new(ctx.clone(), units, params.log_interval_ms)?;
         let links = Links::new(ctx.clone(), monitor.clone())?;
         let vendor = params.vendor_events;
         let events = Events::new(ctx.clone(), links.clone(), smfu.clone(), vendor)?;
@@ -214,7 +214,7 @@ impl Nic {
         &self.snq
     }
 
-    pub(crate) fn link_state(&self) -> &Arc<Links> {
+    pub(crate) fn link_monitor(&self) -> &Arc<Links> {
         &self.links
     }
 

@@ -20,7 +20,7 @@ use crate::{
     stats::{Opener, PortStats},
     time::patience,
     tx::{self, Tx},
-    vpid::{Client, Table, Want},
+    vpid::{Client, Table, VpidRequest},
 };
 use core::ops::Deref;
 use kernel::{
@@ -156,7 +156,12 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
     ///
     /// `EBUSY` if the VPID is in use, or commands or memory of its last owner are still pending;
     /// `ENOSPC` if no VPID is free; `ENOMEM`; `ENODEV` if the device was removed.
-    pub(crate) fn claim(unit: &Arc<U>, want: Want, owner: Owner, guard: G) -> Result<Arc<Self>> {
+    pub(crate) fn claim(
+        unit: &Arc<U>,
+        request: VpidRequest,
+        owner: Owner,
+        guard: G,
+    ) -> Result<Arc<Self>> {
         let slot = UniqueArc::new_uninit(GFP_KERNEL)?;
         let opener = match &owner {
             Owner::Kernel => None,
@@ -173,7 +178,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         };
         let clean = |vpid| unit.is_clean(vpid) && !is_late(vpid);
         let PortBase { ctx, table, .. } = unit.base();
-        let vpid = table.allocate(want, stats.clone(), clean)?;
+        let vpid = table.allocate(request, stats.clone(), clean)?;
         // From here on, the drop releases the VPID.
         let this: Arc<Self> = slot
             .write(Self {
@@ -381,9 +386,13 @@ impl<U: PortUnit, const N: usize> KernelPort<U, N> {
     /// # Errors
     ///
     /// As for [`PortCore::claim`].
-    pub(crate) fn open(unit: &Arc<U>, want: Want, layout: Layout) -> Result<PortHandle<U, N>> {
+    pub(crate) fn open(
+        unit: &Arc<U>,
+        request: VpidRequest,
+        layout: Layout,
+    ) -> Result<PortHandle<U, N>> {
         let closed = NotifyClosed(Arc::pin_init(Completion::new(), GFP_KERNEL)?);
-        let core = PortCore::claim(unit, want, Owner::Kernel, ())?;
+        let core = PortCore::claim(unit, request, Owner::Kernel, ())?;
         let vpid = core.vpid();
         let PortBase { ctx, table, .. } = unit.base();
         let tx = Tx::new(ctx, table, vpid, core.stats().clone())?;

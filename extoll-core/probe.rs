@@ -7,10 +7,10 @@ use crate::{
     child,
     debugfs::{self, Files},
     hw::Hw,
-    life::{self, Irq},
     nic::{Context, Nic, Params},
-    probe_error::{report, SetupError, ProbeError},
+    probe_error::{report, ProbeError, SetupError},
     rf::{self, Directory},
+    setup::{self, Irq},
     snq,
     user::{Devices, Pages, Settings},
 };
@@ -142,7 +142,7 @@ impl<'a> BoundNic<'a> {
         };
         // From here on, an error shuts the hardware down by dropping `this`.
         let irq = |irq| this.live.lock().irq = Some(irq);
-        life::begin(&this.nic, dev, vectors, irq).map_err(|SetupError(why, e)| {
+        setup::begin(&this.nic, dev, vectors, irq).map_err(|SetupError(why, e)| {
             report(dev, why, fmt!("{e:?}"));
             e
         })?;
@@ -228,7 +228,7 @@ impl<'a> BoundNic<'a> {
         let registers = self.live.lock().registers.take();
         drop(registers);
         let irq = || drop(self.live.lock().irq.take());
-        life::end(&self.nic, &self.enabled, irq);
+        setup::end(&self.nic, &self.enabled, irq);
     }
 }
 

@@ -24,8 +24,8 @@
 //! Locks: the spinlock `list`, which disables interrupts, and the mutex `enabling`. Everything else
 //! states its context.
 
-mod list;
 mod history;
+mod list;
 
 pub use history::HistoryOwner;
 
@@ -396,7 +396,9 @@ impl Quarantine {
 
     /// Records for the next binding which VPIDs may get late answers. May sleep.
     fn remember(&self, list: &Option<KBox<Entry>>) {
-        let Some(history) = history::get() else { return };
+        let Some(history) = history::get() else {
+            return;
+        };
         for entry in core::iter::successors(list.as_deref(), |e| e.next.as_deref()) {
             if let Some(vpid) = entry.source.vpid() {
                 history.note(self.ctx.id(), vpid, entry.until);

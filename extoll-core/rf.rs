@@ -30,7 +30,7 @@ use kernel_ext::{
 };
 use wire::{
     ids::RegOffset,
-    regs::map::{Field, RegisterIndex, Register, PREFIX},
+    regs::map::{Field, Register, RegisterIndex, PREFIX},
 };
 
 /// Maximum number of elements of an array in one file.

@@ -34,9 +34,9 @@
 //! ```
 
 mod address;
-mod pending;
 mod locks;
 mod notifications;
+mod pending;
 mod requester;
 pub mod transfer;
 

@@ -176,7 +176,12 @@ impl Rra {
         self.single(method, timeout_us, request).map(drop)
     }
 
-    fn single(&self, method: Method, timeout_us: u32, mut request: Request) -> Result<u64, RraError> {
+    fn single(
+        &self,
+        method: Method,
+        timeout_us: u32,
+        mut request: Request,
+    ) -> Result<u64, RraError> {
         let Request { node, offset, .. } = request;
         match self.check(method, node, offset)? {
             Method::Rma => {

@@ -4,7 +4,7 @@
 //!
 //! For each event the NIC writes an entry to a ring in host memory and raises an MSI. The interrupt
 //! handler consumes entries while their flip bit has the expected value, updates the read pointer
-//! and re-arms the interrupt. [`wire::snq`] ([`SnqConsumer`], [`Enabled`]) decides which entries to
+//! and re-arms the interrupt. [`wire::snq`] ([`SnqConsumer`], [`EventMask`]) decides which entries to
 //! consume or skip and which events to mask; this file holds registers, memory and time.
 //!
 //! The state is under a spinlock that disables interrupts. The interrupt handler and two work items
@@ -28,13 +28,13 @@ use kernel::{
     workqueue::{DelayedWork, Work},
 };
 use messages::Messages;
-use protocol::nic::snq::{Enabled, ErrorReports, SnqConsumer};
+use protocol::nic::snq::{ErrorReports, EventMask, SnqConsumer};
 use wire::{
     ids::Unit,
     regs::snq::{self, Execute, QueueBalt, QueueIndex, ENTRIES, HTAX_INIT, QUEUE_ALIGN},
     snq::{TriggerMask, PROGRAM_WORDS, TOURMALET},
 };
-use work::{BEGIN, DRAIN, FORGOTTEN, MESSAGES, RECOVER, UNMASK, WATCH};
+use work::{BEGIN, DRAIN, LOST_REGISTERS, MESSAGES, RECOVER, UNMASK, WATCH};
 
 pub(crate) use handler::Interrupt;
 pub use messages::{MessageClient, MessageSubscription};
@@ -42,8 +42,8 @@ pub use messages::{MessageClient, MessageSubscription};
 /// Words per ring entry.
 const ENTRY_WORDS: usize = 8;
 /// Decisions about consumed entries.
-struct Judge {
-    enabled: Enabled,
+struct EventPolicy {
+    enabled: EventMask,
     errors: ErrorReports,
 }
 
@@ -54,7 +54,7 @@ struct State {
     running: bool,
     /// Set once the register with the address of the ring has read back as written.
     reads_back: bool,
-    judge: Judge,
+    policy: EventPolicy,
 }
 
 /// Allocates memory for a ring, below 4 GiB, because no source uses higher addresses for this
@@ -113,7 +113,7 @@ pub(crate) struct Snq {
     #[pin]
     unmask: DelayedWork<Snq, UNMASK>,
     #[pin]
-    forgotten: DelayedWork<Snq, FORGOTTEN>,
+    lost_registers: DelayedWork<Snq, LOST_REGISTERS>,
     #[pin]
     begin: Work<Snq, BEGIN>,
     #[pin]
@@ -134,8 +134,8 @@ impl Snq {
             consumer: SnqConsumer::new(ENTRIES, 0).ok_or(EINVAL)?,
             running: false,
             reads_back: false,
-            judge: Judge {
-                enabled: Enabled::new(TriggerMask::DEFAULT),
+            policy: EventPolicy {
+                enabled: EventMask::new(TriggerMask::DEFAULT),
                 errors: ErrorReports::new(),
             },
         };
@@ -150,7 +150,7 @@ impl Snq {
                 recovery <- new_delayed_work!("extoll_recovery"),
                 watch <- new_delayed_work!("extoll_watch"),
                 unmask <- new_delayed_work!("extoll_unmask"),
-                forgotten <- new_delayed_work!("extoll_forgotten"),
+                lost_registers <- new_delayed_work!("extoll_forgotten"),
                 begin <- new_work!("extoll_begin"),
                 messages_work <- new_delayed_work!("extoll_messages"),
             }),
@@ -189,7 +189,7 @@ impl Snq {
         }
         state.consumer = consumer;
         hw.rf
-            .write(snq::TRIGGER_ENABLE, state.judge.enabled.mask().raw());
+            .write(snq::TRIGGER_ENABLE, state.policy.enabled.mask().raw());
         Ok(())
     }
 
@@ -229,10 +229,10 @@ impl Snq {
     }
 
     /// Changes the set of enabled events, and writes it to the NIC if `change` returns true.
-    fn write_mask(&self, change: impl FnOnce(&mut Enabled) -> bool) {
+    fn write_mask(&self, change: impl FnOnce(&mut EventMask) -> bool) {
         let hw = self.ctx.alive_access();
         let mut state = self.state.lock();
-        let enabled = &mut state.judge.enabled;
+        let enabled = &mut state.policy.enabled;
         if !change(enabled) {
             return;
         }
@@ -255,7 +255,7 @@ impl Snq {
     /// Last consumed entry, events enabled, whether a drain runs; for debugfs.
     pub(crate) fn show(&self) -> (u16, u64, bool) {
         let state = self.state.lock();
-        let enabled = &state.judge.enabled;
+        let enabled = &state.policy.enabled;
         let rplt = state.consumer.ring().rplt();
         (rplt, enabled.mask().raw(), enabled.is_draining())
     }

@@ -10,7 +10,7 @@ use kernel::{
 };
 
 /// Maximum number of entries.
-const MOST: usize = 64;
+const MAX: usize = 64;
 
 /// Statics, because lockdep compares names by address and the constructor is inlined.
 static LOCK_NAME: &CStr = c"extoll_subscribers_list";
@@ -43,7 +43,7 @@ impl<T> Subscribers<T> {
         let mut next = self.changes.lock();
         // The list grows only here, so capacity for one more entry suffices.
         let count = self.list.lock().len();
-        if count >= MOST {
+        if count >= MAX {
             return Err(EBUSY);
         }
         let mut other = KVec::with_capacity(count + 1, GFP_KERNEL)?;
@@ -114,7 +114,7 @@ mod tests {
         let list = KBox::pin_init(Subscribers::<u32>::new(), GFP_KERNEL)?;
         assert!(list.is_empty());
         let mut keys = KVec::new();
-        for n in 0..MOST as u32 {
+        for n in 0..MAX as u32 {
             keys.push(list.add(n)?, GFP_KERNEL)?;
         }
         assert_eq!(list.add(0).err(), Some(EBUSY));

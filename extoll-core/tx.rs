@@ -33,7 +33,7 @@ use kernel::{
     workqueue::{DelayedWork, WorkItem},
 };
 use kernel_ext::work;
-use protocol::nic::sending::{Admission, Kick, Next, Sending, Unavailable};
+use protocol::nic::sending::{Admission, Next, TxPort, Unavailable, WatchDelay};
 use wire::{
     ids::{Unit, Vpid},
     regs::wcbuf,
@@ -75,7 +75,7 @@ const STALL_MS: u32 = 1000;
 /// Pause between two checks of the state while packets are outstanding, in milliseconds.
 const WATCH_MS: u32 = 4;
 /// Number of checks in quick succession while a client waits for room, and the pause between them.
-const QUICK_LOOKS: u32 = 20;
+const QUICK_CHECKS: u32 = 20;
 const QUICK_PAUSE: Delta = Delta::from_micros(50);
 
 /// Packet as stored to the requester, and its copy for a replay.
@@ -102,7 +102,7 @@ impl<const N: usize> Packet<N> {
 }
 
 struct Inner<const N: usize> {
-    machine: Sending,
+    port: TxPort,
     copies: KVVec<Packet<N>>,
     /// Start of the last repair. Not in jiffies, which may not advance while interrupts are
     /// disabled.
@@ -144,7 +144,7 @@ impl<const N: usize> Tx<N> {
         stats: Arc<PortStats>,
     ) -> Result<Arc<Self>> {
         let copies = KVVec::from_elem(Packet::EMPTY, COPIES, GFP_KERNEL)?;
-        let machine = Sending::new(ticks(STALL_MS));
+        let port = TxPort::new(ticks(STALL_MS));
         Arc::pin_init(
             try_pin_init!(Self {
                 ctx: ctx.clone(),
@@ -152,7 +152,7 @@ impl<const N: usize> Tx<N> {
                 unit: table.unit(),
                 vpid,
                 stats,
-                inner <- SpinLockIrq::new(Inner { machine, copies, repair: None }, LOCK_NAME, static_lock_class!()),
+                inner <- SpinLockIrq::new(Inner { port, copies, repair: None }, LOCK_NAME, static_lock_class!()),
                 watch <- DelayedWork::new(WATCH_NAME, static_lock_class!(), TIMER_NAME, static_lock_class!()),
             }),
             GFP_KERNEL,
@@ -161,8 +161,8 @@ impl<const N: usize> Tx<N> {
 
     /// Returns the number of packets that can be sent according to the last known state. No
     /// register access. Any context.
-    pub(crate) fn room(&self) -> usize {
-        self.inner.lock().machine.room().into()
+    pub(crate) fn credit(&self) -> usize {
+        self.inner.lock().port.room().into()
     }
 
     /// Returns the number of packets posted since the port was opened, and the number of those that
@@ -170,7 +170,7 @@ impl<const N: usize> Tx<N> {
     pub(crate) fn progress(&self) -> (u64, u64) {
         let inner = self.inner.lock();
         let posted = self.stats.posted.load(Relaxed);
-        let outstanding = inner.machine.credits().outstanding();
+        let outstanding = inner.port.credits().outstanding();
         (posted, posted.saturating_sub(u64::from(outstanding)))
     }
 
@@ -178,12 +178,12 @@ impl<const N: usize> Tx<N> {
     /// context.
     pub(crate) fn reserve(self: &Arc<Self>, n: usize) -> Result<(), SendError> {
         let n = u8::try_from(n).map_err(|_| SendError::Invalid)?;
-        let mut kick = Kick::Nothing;
+        let mut watch_delay = WatchDelay::Nothing;
         let result = {
             let mut inner = self.inner.lock();
-            self.admit(&mut inner, n, &mut kick)
+            self.admit(&mut inner, n, &mut watch_delay)
         };
-        self.kick(kick);
+        self.schedule(watch_delay);
         result
     }
 
@@ -193,12 +193,12 @@ impl<const N: usize> Tx<N> {
         self: &Arc<Self>,
         fill: impl FnOnce(&mut Packet<N>),
     ) -> Result<u8, SendError> {
-        let mut kick = Kick::Nothing;
+        let mut watch_delay = WatchDelay::Nothing;
         let result = {
             let mut inner = self.inner.lock();
-            self.post_locked(&mut inner, fill, &mut kick)
+            self.post_locked(&mut inner, fill, &mut watch_delay)
         };
-        self.kick(kick);
+        self.schedule(watch_delay);
         result
     }
 
@@ -207,33 +207,38 @@ impl<const N: usize> Tx<N> {
         &self,
         inner: &mut Inner<N>,
         fill: impl FnOnce(&mut Packet<N>),
-        kick: &mut Kick,
+        watch_delay: &mut WatchDelay,
     ) -> Result<u8, SendError> {
-        self.admit(inner, 1, kick)?;
+        self.admit(inner, 1, watch_delay)?;
         let hw = self.ctx.alive_access().ok_or(SendError::Down)?;
         let window = hw.window(self.unit);
-        let number = inner.machine.take().ok_or(SendError::Full)?;
+        let number = inner.port.take().ok_or(SendError::Full)?;
         if let Some(packet) = inner.copies.get_mut(usize::from(number)) {
             fill(packet);
             window.push(packet.page, packet.words());
         }
         add(&self.stats.posted, 1);
-        *kick = inner.machine.sent(now);
+        *watch_delay = inner.port.sent(now);
         Ok(number)
     }
 
     #[inline]
-    fn admit(&self, inner: &mut Inner<N>, n: u8, kick: &mut Kick) -> Result<(), SendError> {
+    fn admit(
+        &self,
+        inner: &mut Inner<N>,
+        n: u8,
+        watch_delay: &mut WatchDelay,
+    ) -> Result<(), SendError> {
         if !self.ctx.is_alive() {
             return Err(SendError::Down);
         }
-        let admission = match inner.machine.admit(n) {
+        let admission = match inner.port.admit(n) {
             Admission::Granted => return Ok(()),
             // The last known count leaves no credit, so read the register.
-            Admission::Look => {
+            Admission::ReadState => {
                 let state = self.read_state().ok_or(SendError::Down)?;
-                let (admission, soon) = inner.machine.admit_by(n, state, now());
-                *kick = soon;
+                let (admission, soon) = inner.port.admit_by(n, state, now());
+                *watch_delay = soon;
                 admission
             }
             refused => refused,
@@ -244,7 +249,7 @@ impl<const N: usize> Tx<N> {
                 add(&self.stats.busy, 1);
                 Err(SendError::Retry)
             }
-            Admission::Refused(Unavailable::Full) | Admission::Look => {
+            Admission::Refused(Unavailable::Full) | Admission::ReadState => {
                 add(&self.stats.full, 1);
                 Err(SendError::Full)
             }
@@ -261,11 +266,11 @@ impl<const N: usize> Tx<N> {
         (!self.ctx.check_removed(&hw, raw)).then_some(State(raw))
     }
 
-    fn kick(self: &Arc<Self>, kick: Kick) {
-        let delay = match kick {
-            Kick::Nothing => return,
-            Kick::Soon => msecs_to_jiffies(WATCH_MS),
-            Kick::Now => {
+    fn schedule(self: &Arc<Self>, watch_delay: WatchDelay) {
+        let delay = match watch_delay {
+            WatchDelay::Nothing => return,
+            WatchDelay::Soon => msecs_to_jiffies(WATCH_MS),
+            WatchDelay::Now => {
                 // It may be queued for a later time already.
                 work::cancel_delayed(self);
                 0
@@ -277,16 +282,16 @@ impl<const N: usize> Tx<N> {
     /// Runs the work item: checks the state, wakes the client and repairs, until no packet is
     /// outstanding and no client waits.
     fn watch(self: &Arc<Self>) {
-        let mut looks = 0;
+        let mut checks = 0;
         loop {
-            match self.look() {
+            match self.check() {
                 Next::Idle => return,
                 Next::Repair => {
                     self.repair();
-                    looks = 0;
+                    checks = 0;
                 }
-                Next::Again { waiting: true } if looks < QUICK_LOOKS => {
-                    looks += 1;
+                Next::Again { waiting: true } if checks < QUICK_CHECKS => {
+                    checks += 1;
                     fsleep(QUICK_PAUSE);
                 }
                 Next::Again { .. } => {
@@ -298,16 +303,16 @@ impl<const N: usize> Tx<N> {
         }
     }
 
-    fn look(&self) -> Next {
+    fn check(&self) -> Next {
         let watched = {
             let mut inner = self.inner.lock();
-            if let Err(next) = inner.machine.watch(self.ctx.is_alive()) {
+            if let Err(next) = inner.port.watch(self.ctx.is_alive()) {
                 return next;
             }
             let Some(state) = self.read_state() else {
                 return Next::Idle;
             };
-            inner.machine.watched(state, now())
+            inner.port.watched(state, now())
         };
         if watched.stalled {
             self.ctx.error(Reason::Stalled, u64::from(self.vpid.get()));
@@ -318,7 +323,7 @@ impl<const N: usize> Tx<N> {
 
     /// Calls the port's client if it waits for room and there is some. Process context.
     fn wake(&self) {
-        let wake = self.inner.lock().machine.wake();
+        let wake = self.inner.lock().port.wake();
         if wake {
             self.table.writable(self.vpid);
         }
@@ -326,7 +331,7 @@ impl<const N: usize> Tx<N> {
 
     /// Refuses further packets, and waits for the work item. May sleep.
     pub(crate) fn close(self: &Arc<Self>) {
-        self.inner.lock().machine.close();
+        self.inner.lock().port.close();
         work::cancel_delayed_sync(self);
     }
 
@@ -346,11 +351,7 @@ pub(crate) fn reset_state(hw: &Hw, unit: Unit, vpid: Vpid) {
 impl<const N: usize> SendSide for Tx<N> {
     fn show(&self) -> (&'static str, u8, u8) {
         let inner = self.inner.lock();
-        let credits = inner.machine.credits();
-        (
-            inner.machine.mode().name(),
-            credits.pwp(),
-            credits.committed(),
-        )
+        let credits = inner.port.credits();
+        (inner.port.mode().name(), credits.pwp(), credits.committed())
     }
 }

@@ -55,7 +55,7 @@ static LOCK_NAME: &CStr = c"extoll_vpids";
 
 /// Request for a VPID.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Want {
+pub(crate) enum VpidRequest {
     /// User VPID that has been free for longest, so that late packets for an earlier owner rarely
     /// reach a new one.
     Any,
@@ -63,9 +63,9 @@ pub(crate) enum Want {
     This(Vpid),
 }
 
-impl From<Option<Vpid>> for Want {
+impl From<Option<Vpid>> for VpidRequest {
     fn from(vpid: Option<Vpid>) -> Self {
-        vpid.map_or(Want::Any, Want::This)
+        vpid.map_or(VpidRequest::Any, VpidRequest::This)
     }
 }
 
@@ -116,7 +116,7 @@ impl Table {
     /// `EBUSY` if the wanted VPID is in use or not clean; `ENOSPC` if no VPID is free.
     pub(crate) fn allocate(
         &self,
-        want: Want,
+        request: VpidRequest,
         stats: Arc<PortStats>,
         clean: impl Fn(Vpid) -> bool,
     ) -> Result<Vpid> {
@@ -125,9 +125,9 @@ impl Table {
             Some(Slot::Free(since)) if clean(v) => Some(*since),
             _ => None,
         };
-        let vpid = match want {
-            Want::This(v) => free_since(v).map(|_| v).ok_or(EBUSY)?,
-            Want::Any => Vpid::all()
+        let vpid = match request {
+            VpidRequest::This(v) => free_since(v).map(|_| v).ok_or(EBUSY)?,
+            VpidRequest::Any => Vpid::all()
                 .take_while(|v| *v < Vpid::USER_END)
                 .filter_map(|v| Some((free_since(v)?, v)))
                 .min()
@@ -278,13 +278,13 @@ pub(crate) struct Open {
 mod tests {
     use super::*;
 
-    struct Heard {
+    struct Calls {
         interrupts: Atomic<u32>,
         writable: Atomic<u32>,
         down: Atomic<u32>,
     }
 
-    impl Heard {
+    impl Calls {
         fn new() -> Self {
             Self {
                 interrupts: Atomic::new(0),
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    impl Client for Arc<Heard> {
+    impl Client for Arc<Calls> {
         fn interrupt(&self) {
             self.interrupts.add(1, Relaxed);
         }
@@ -320,36 +320,38 @@ mod tests {
     fn longest_free_vpid_that_is_clean() -> Result {
         let table = Table::new(Unit::Velo)?;
         let vpid = |n| Vpid::new(n).ok_or(EINVAL);
-        assert_eq!(table.allocate(Want::Any, stats()?, any)?, vpid(0)?);
+        assert_eq!(table.allocate(VpidRequest::Any, stats()?, any)?, vpid(0)?);
         assert_eq!(
-            table.allocate(Want::Any, stats()?, |v| v.get() > 2)?,
+            table.allocate(VpidRequest::Any, stats()?, |v| v.get() > 2)?,
             vpid(3)?
         );
-        assert_eq!(table.allocate(Want::Any, stats()?, any)?, vpid(1)?);
+        assert_eq!(table.allocate(VpidRequest::Any, stats()?, any)?, vpid(1)?);
         assert_eq!(
-            table.allocate(Want::This(vpid(3)?), stats()?, any).err(),
+            table
+                .allocate(VpidRequest::This(vpid(3)?), stats()?, any)
+                .err(),
             Some(EBUSY)
         );
         assert_eq!(
             table
-                .allocate(Want::This(vpid(4)?), stats()?, |_| false)
+                .allocate(VpidRequest::This(vpid(4)?), stats()?, |_| false)
                 .err(),
             Some(EBUSY)
         );
         table.release(vpid(3)?);
         assert_eq!(
-            table.allocate(Want::This(vpid(3)?), stats()?, any)?,
+            table.allocate(VpidRequest::This(vpid(3)?), stats()?, any)?,
             vpid(3)?
         );
         // VPIDs that were never used come first, then the one that was released first.
         table.release(vpid(1)?);
         table.release(vpid(0)?);
         for n in (2..Vpid::USER_END.get()).filter(|n| *n != 3) {
-            assert_eq!(table.allocate(Want::Any, stats()?, any)?, vpid(n)?);
+            assert_eq!(table.allocate(VpidRequest::Any, stats()?, any)?, vpid(n)?);
             table.release(vpid(n)?);
         }
-        assert_eq!(table.allocate(Want::Any, stats()?, any)?, vpid(1)?);
-        assert_eq!(table.allocate(Want::Any, stats()?, any)?, vpid(0)?);
+        assert_eq!(table.allocate(VpidRequest::Any, stats()?, any)?, vpid(1)?);
+        assert_eq!(table.allocate(VpidRequest::Any, stats()?, any)?, vpid(0)?);
         assert_eq!(table.open(), 3);
         Ok(())
     }
@@ -359,9 +361,12 @@ mod tests {
         let table = Table::new(Unit::Velo)?;
         let users = Vpid::all().take_while(|v| *v < Vpid::USER_END).count();
         for _ in 0..users {
-            table.allocate(Want::Any, stats()?, any)?;
+            table.allocate(VpidRequest::Any, stats()?, any)?;
         }
-        assert_eq!(table.allocate(Want::Any, stats()?, any).err(), Some(ENOSPC));
+        assert_eq!(
+            table.allocate(VpidRequest::Any, stats()?, any).err(),
+            Some(ENOSPC)
+        );
         assert_eq!(table.open(), users);
         // VPIDs from `USER_END` on are available by number only.
         let last = Vpid::all().last();
@@ -374,9 +379,9 @@ mod tests {
     fn clients_hear_until_they_are_removed() -> Result {
         let table = Table::new(Unit::Velo)?;
         let counts = stats()?;
-        let v = table.allocate(Want::Any, counts.clone(), any)?;
-        let heard = Arc::new(Heard::new(), GFP_KERNEL)?;
-        let client = Arc::new(heard.clone(), GFP_KERNEL)?;
+        let v = table.allocate(VpidRequest::Any, counts.clone(), any)?;
+        let calls = Arc::new(Calls::new(), GFP_KERNEL)?;
+        let client = Arc::new(calls.clone(), GFP_KERNEL)?;
         assert!(table.interrupt(v) == Delivered::NoClient);
         table.set_client(v, Some(client));
         assert!(table.interrupt(v) == Delivered::Yes);
@@ -388,14 +393,14 @@ mod tests {
         table.interrupt_all();
         table.writable(v);
         table.down();
-        assert_eq!(heard.interrupts.load(Relaxed), 2);
-        assert_eq!(heard.writable.load(Relaxed), 1);
-        assert_eq!(heard.down.load(Relaxed), 1);
+        assert_eq!(calls.interrupts.load(Relaxed), 2);
+        assert_eq!(calls.writable.load(Relaxed), 1);
+        assert_eq!(calls.down.load(Relaxed), 1);
         // Counted with and without a client.
         assert_eq!(counts.interrupts.load(Relaxed), 5);
         // A free VPID accepts no client.
         table.release(v);
-        table.set_client(v, Some(Arc::new(heard, GFP_KERNEL)?));
+        table.set_client(v, Some(Arc::new(calls, GFP_KERNEL)?));
         assert!(table.interrupt(v) == Delivered::NoClient);
         Ok(())
     }

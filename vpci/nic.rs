@@ -29,7 +29,7 @@ use crate::{
 };
 use extoll_core::{
     child::{patiently, Handle},
-    machine::Kernel,
+    memory::KernelMemory,
     smfu::{ClosedTarget, Smfu},
     snq::MessageSubscription,
     velo::{self, Mailbox, Sender},
@@ -66,8 +66,8 @@ const PATIENCE_MS: i64 = 3_000;
 
 /// State machines of both roles.
 pub(crate) struct Machines {
-    pub(crate) lender: Lender<Kernel>,
-    pub(crate) borrower: Borrower<Kernel>,
+    pub(crate) lender: Lender<KernelMemory>,
+    pub(crate) borrower: Borrower<KernelMemory>,
 }
 
 /// Action that is possible in any context.

@@ -52,7 +52,7 @@ impl Nic {
         // Only whole pages of the process that requested the transfer are exposed.
         let exposed = WholePages::EXPOSED;
         let region = atu
-            .register_lent(vpid, pages.clone(), access, exposed)
+            .register_leased(vpid, pages.clone(), access, exposed)
             .inspect_err(|_| self.count(Count::NotRegistered))?;
         self.count(Count::Registered);
         Ok(Memory { region, pages })
@@ -167,7 +167,7 @@ impl Drop for Sink {
         self.conn.sinks.fetch_sub(1, Full);
         // The drop may run in a context that must not sleep, so the pages are released later.
         if let Some(pages) = self.pages.take() {
-            self.region.keep(pages);
+            self.region.drop_later(pages);
         }
     }
 }

@@ -340,7 +340,7 @@ impl Marked {
     fn write(&self) {
         let ring = &self.rings.receive;
         let row = |comb| {
-            ring.mark(comb, self.secret);
+            ring.write_tag(comb, self.secret);
             false
         };
         let divided = |place| {
@@ -364,7 +364,7 @@ impl Marked {
             }
             found == self.secret
         };
-        self.places(|comb| ring.has_mark(comb, self.secret), divided)
+        self.places(|comb| ring.has_tag(comb, self.secret), divided)
     }
 }
 

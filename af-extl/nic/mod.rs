@@ -35,7 +35,7 @@ use count::Count;
 use ear::Ear;
 use extoll_core::{
     child::{patiently, Handle},
-    machine::Kernel,
+    memory::KernelMemory,
     rma::{
         self,
         transfer::{Engine, Setup},
@@ -107,20 +107,20 @@ pub(crate) struct Nic {
     #[pin]
     waiting: BhLock<Pending>,
     #[pin]
-    silent: BhLock<SilentNodes<Kernel>>,
+    silent: BhLock<SilentNodes<KernelMemory>>,
     /// Server programs that accepted their connections too late.
     #[pin]
-    late: BhLock<Failures<Kernel, Program>>,
+    late: BhLock<Failures<KernelMemory, Program>>,
     /// Neighbours whose address could not be resolved.
     #[pin]
-    unresolved: BhLock<Failures<Kernel, Host>>,
+    unresolved: BhLock<Failures<KernelMemory, Host>>,
     /// Numbers of rings per user.
     users_of_rings: Arc<Users>,
     /// Numbers of slots of the connection table per user.
     users_of_places: Arc<Users>,
     /// Earliest time at which each slot's connection must run.
     #[pin]
-    due: BhLock<Deadlines<Kernel>>,
+    due: BhLock<Deadlines<KernelMemory>>,
     /// Expiry of the timer; `None` if it is not set.
     #[pin]
     timer: SpinLockIrq<Option<Time>>,

@@ -2,7 +2,7 @@
 
 //! Negotiation messages: requests of clients, and answers. Process context, may sleep.
 
-use super::{conn::MESSAGE, Count, Kernel, Nic};
+use super::{conn::MESSAGE, Count, KernelMemory, Nic};
 use crate::{all, open::of_tcp};
 use extoll_core::velo;
 use kernel::{prelude::*, sync::Arc};
@@ -14,7 +14,7 @@ use wire::{
 };
 
 /// Requests that wait for a program to accept the connection.
-pub(super) type Pending = ds::Pending<Kernel>;
+pub(super) type Pending = ds::Pending<KernelMemory>;
 
 /// Maximum number of pending requests in all, and of one node.
 const WAITING: [u16; 2] = [1024, 256];

@@ -2,7 +2,7 @@
 
 //! Per-user limits of a NIC's resources. Process context or softirq.
 
-use super::Kernel;
+use super::KernelMemory;
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::{net::socket::accountable_user, new_bh_lock, BhLock};
 use protocol::ds::Shares;
@@ -11,7 +11,7 @@ use protocol::ds::Shares;
 #[pin_data]
 pub(super) struct Users {
     #[pin]
-    shares: BhLock<Shares<Kernel>>,
+    shares: BhLock<Shares<KernelMemory>>,
     /// Maximum per user.
     most: u16,
 }

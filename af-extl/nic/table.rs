@@ -3,7 +3,7 @@
 //! Table of connections by connection ID. Protected by the lock `table` of the NIC.
 
 use super::conn::Conn;
-use extoll_core::machine::Kernel;
+use extoll_core::memory::KernelMemory;
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::security;
 use protocol::Slots;
@@ -26,7 +26,7 @@ pub(super) struct Table {
     /// Number of entries of `free`.
     len: usize,
     /// Slots of accepted connections by a hash of the client's request.
-    asked: Slots<Kernel, u16>,
+    asked: Slots<KernelMemory, u16>,
     /// Secret of that hash.
     secret: u64,
 }

@@ -2,7 +2,7 @@
 
 //! Queues of connections that wait for a resource of the ports, in FIFO order.
 
-use super::Kernel;
+use super::KernelMemory;
 use kernel::{
     prelude::*,
     sync::atomic::{Atomic, Relaxed},
@@ -15,7 +15,7 @@ use protocol::ds::Line;
 #[pin_data]
 pub(super) struct Waiters {
     #[pin]
-    line: BhLock<Line<Kernel>>,
+    line: BhLock<Line<KernelMemory>>,
     /// Number of notifications.
     news: Atomic<u64>,
 }

@@ -177,10 +177,10 @@ pub(crate) fn reserve(
 ) -> Result {
     let bytes = crate::regions::bytes(words, report)?;
     let most = bytes / PAGE;
-    if most > Reserve::MOST_PAGES || bytes > MAX_LEN as usize {
+    if most > Reserve::MAX_PAGES || bytes > MAX_LEN as usize {
         return report.fail(
             EINVAL,
-            fmt!("bytes exceeds the limit of {} pages", Reserve::MOST_PAGES),
+            fmt!("bytes exceeds the limit of {} pages", Reserve::MAX_PAGES),
         );
     }
     let port = Loop::new(nic, timeout)?;

@@ -274,7 +274,9 @@ fn commands(nic: &Nic, report: &mut Report<'_>) -> Result {
             });
             match looked {
                 None => Ok(None),
-                Some(v) if v == value && taken == usize::from(stop == Stop::Consumed) => Ok(Some(())),
+                Some(v) if v == value && taken == usize::from(stop == Stop::Consumed) => {
+                    Ok(Some(()))
+                }
                 Some(_) => Err(EBADMSG),
             }
         })?;

@@ -9,12 +9,12 @@ use super::{
     Ni, BUFFER,
 };
 use crate::ffi::lnet::{End, Wanted};
-use extoll_core::machine::Kernel;
+use extoll_core::memory::KernelMemory;
 use kernel::prelude::*;
 use protocol::lnd;
 
 /// Copied messages by number.
-pub(super) type Kept = lnd::Kept<Kernel, KVVec<u8>>;
+pub(super) type Kept = lnd::Kept<KernelMemory, KVVec<u8>>;
 
 impl Ni {
     /// Copies the payload of a message that LNet keeps for later. If that fails, the message

@@ -35,7 +35,7 @@ use crate::{
 };
 use count::Counters;
 use drive::Driver;
-use extoll_core::{child::Handle, machine::Kernel};
+use extoll_core::{child::Handle, memory::KernelMemory};
 use fetch::Sinks;
 use kept::Kept;
 use kernel::{
@@ -65,7 +65,7 @@ const BUFFER: usize = 8192;
 const PATIENCE_MS: i64 = 10_000;
 
 /// State machine of an interface. Outgoing messages are identified by their index in [`Outs`].
-type Machine = Lnd<Kernel, u32>;
+type Machine = Lnd<KernelMemory, u32>;
 
 /// State protected by the lock of the state machine.
 struct Core {

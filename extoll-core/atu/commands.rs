@@ -62,14 +62,14 @@ fn post(hw: &Hw, command: Command) {
 
 impl Inner {
     /// Polls the words of outstanding notifications.
-    fn look(&mut self) {
+    fn poll(&mut self) {
         if let Some(words) = &self.words {
             self.tickets.look(|word| words.read(word) != 0);
         }
     }
 
-    fn ask(&mut self, hw: &Hw) -> Option<Ticket> {
-        self.look();
+    fn request(&mut self, hw: &Hw) -> Option<Ticket> {
+        self.poll();
         let words = self.words.as_ref()?;
         let (ticket, word) = match self.tickets.ask() {
             Ask::New(ticket, word) => {
@@ -95,9 +95,9 @@ impl Inner {
 
 /// Snapshot of the answered notifications. `None` covers all tickets, because a removed NIC was cut
 /// off from memory.
-pub(super) struct Seen(Option<Tickets>);
+pub(super) struct Answered(Option<Tickets>);
 
-impl Seen {
+impl Answered {
     /// Returns whether the snapshot covers `ticket`. Without a ticket, no notification was
     /// requested.
     pub(super) fn answers(&self, ticket: Option<Ticket>) -> bool {
@@ -193,31 +193,31 @@ impl Commands {
 
     /// Requests a notification without waiting for it. Returns `None` if all words are outstanding
     /// or the NIC was removed. Any context.
-    pub(super) fn ask(&self, ctx: &Context) -> Option<Ticket> {
+    pub(super) fn request(&self, ctx: &Context) -> Option<Ticket> {
         let hw = ctx.alive_access()?;
-        self.inner.lock().ask(&hw)
+        self.inner.lock().request(&hw)
     }
 
     /// Returns a snapshot of the answered notifications. May sleep, but does not wait for the NIC.
-    pub(super) fn seen(&self, ctx: &Context) -> Seen {
+    pub(super) fn answered(&self, ctx: &Context) -> Answered {
         if !ctx.is_alive() {
             ctx.isolate();
-            return Seen(None);
+            return Answered(None);
         }
         let tickets = {
             let mut inner = self.inner.lock();
-            inner.look();
+            inner.poll();
             inner.tickets.clone()
         };
         barrier::dma_rmb();
-        Seen(Some(tickets))
+        Answered(Some(tickets))
     }
 
     /// Waits until the NIC has executed all commands issued so far and its earlier writes have
     /// reached memory. Memory whose translations were flushed can then be freed. Callers end many
     /// regions with one call, because it takes some milliseconds. Otherwise like
     /// [`Commands::wait`].
-    pub(super) fn settle(&self, ctx: &Context) -> Answer {
+    pub(super) fn wait_and_drain(&self, ctx: &Context) -> Answer {
         let answer = self.wait(ctx);
         if answer.result.is_ok() {
             ctx.wait_for_writes();
@@ -251,9 +251,9 @@ impl Commands {
                     return Ok(());
                 }
                 if ticket.is_none() {
-                    ticket = inner.ask(&hw);
+                    ticket = inner.request(&hw);
                 }
-                inner.look();
+                inner.poll();
                 inner.is_answered(ticket)
             };
             drop(hw);
@@ -263,7 +263,7 @@ impl Commands {
                 return Ok(());
             }
             if begin.elapsed().as_millis() >= DEADLINE_MS {
-                notice_gone(ctx);
+                check_removed(ctx);
                 return Err(ticket);
             }
             fsleep(Delta::from_micros(pause));
@@ -279,7 +279,7 @@ impl Commands {
 }
 
 /// Checks whether the NIC was removed, because it did not answer in time.
-fn notice_gone(ctx: &Context) {
+fn check_removed(ctx: &Context) {
     if let Some(hw) = ctx.alive_access() {
         ctx.check_removed(&hw, hw.rf.read(atu::CONTROL));
     }

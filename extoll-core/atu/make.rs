@@ -6,11 +6,11 @@
 //! in any context. Both take the translation's spinlock, then the registry's, one after the other.
 
 use super::{
-    memory::{Memory, Nlps},
+    memory::{HwPages, Memory},
     registry::{BoundHold, TranslationNode, VpidUse},
-    reserve::Reserved,
-    tables::{Rest, RestNode, TableRange},
-    translation::{Home, Spare, State, Translation},
+    reserve::ReserveInner,
+    tables::{HoldOff, HoldOffNode, TableRange},
+    translation::{Owner, Spare, State, Translation},
     Access, Atu, TableAccount,
 };
 use kernel::{
@@ -40,7 +40,7 @@ pub(super) struct Request {
     pub(super) start: usize,
     pub(super) account: Option<Arc<TableAccount>>,
     /// Hold-off time of its NLAs after its end.
-    pub(super) rest: Rest,
+    pub(super) hold_off: HoldOff,
 }
 
 /// Reason why reuse of a translation of a reserve failed.
@@ -65,14 +65,14 @@ impl Translation {
         let largest = atu.settings.largest;
         let prepared = memory.placement(largest).and_then(|placement| {
             let node = TranslationNode::new(GFP_KERNEL)?;
-            let at_rest = RestNode::new(GFP_KERNEL)?;
-            let (pages, wish) = (placement.pages(), placement.wish());
-            let whose = (account, request.rest);
+            let hold_off_node = HoldOffNode::new(GFP_KERNEL)?;
+            let (pages, alignment) = (placement.pages(), placement.alignment());
+            let whose = (account, request.hold_off);
             let mut tables = atu.tables.lock();
-            let table_range = tables.allocate(ctx, &atu.commands, pages, wish, whose)?;
-            Ok((node, at_rest, table_range))
+            let table_range = tables.allocate(ctx, &atu.commands, pages, alignment, whose)?;
+            Ok((node, hold_off_node, table_range))
         });
-        let (node, at_rest, table_range) = match prepared {
+        let (node, hold_off_node, table_range) = match prepared {
             Ok(prepared) => prepared,
             Err(e) => {
                 if e == EDQUOT {
@@ -95,20 +95,20 @@ impl Translation {
                 return Err(e);
             }
         };
-        let home = Home::Space {
-            node: at_rest,
-            rest: request.rest,
+        let owner = Owner::Space {
+            node: hold_off_node,
+            hold_off: request.hold_off,
             account: request.account,
             _vpid: VpidUse::new(&atu, vpid),
         };
-        let entered = memory.enter(&table_range, vpid, access, largest, cond_resched);
-        this.occupy(
+        let written = memory.write_entries(&table_range, vpid, access, largest, cond_resched);
+        this.activate(
             this.generation(),
-            home,
+            owner,
             bound,
             table_range,
             memory,
-            entered,
+            written,
             node,
         )?;
         Ok(this)
@@ -148,8 +148,8 @@ impl Translation {
             life,
             table_range: None,
             memory: None,
-            nlps: Nlps::default(),
-            home: None,
+            hw_pages: HwPages::default(),
+            owner: None,
             bound: None,
             spare: None,
             watch: None,
@@ -178,39 +178,39 @@ impl Translation {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if unbinding has begun; the error of `entered` if not all entries were written. In
+    /// `ENODEV` if unbinding has begun; the error of `written` if not all entries were written. In
     /// both cases the translation ends like any other, because peers may guess its NLAs. Unbinding
     /// waits for that end.
     #[allow(clippy::too_many_arguments)]
-    fn occupy(
+    fn activate(
         self: &Arc<Self>,
         generation: Generation,
-        home: Home,
+        owner: Owner,
         bound: BoundHold,
         table_range: TableRange,
         memory: Memory,
-        entered: Result<Nlps>,
+        written: Result<HwPages>,
         node: TranslationNode,
     ) -> Result {
         let gauges = &self.atu.gauges;
-        let nlps = entered.unwrap_or_default();
+        let hw_pages = written.unwrap_or_default();
         gauges.pages.add(self.range.pages, Relaxed);
-        for (all, own) in gauges.nlps.iter().zip(nlps) {
+        for (all, own) in gauges.hw_pages.iter().zip(hw_pages) {
             all.add(own, Relaxed);
         }
         {
             let mut state = self.state.lock();
             state.table_range = Some(table_range);
             state.memory = Some(memory);
-            state.nlps = nlps;
-            state.home = Some(home);
+            state.hw_pages = hw_pages;
+            state.owner = Some(owner);
             state.bound = Some(bound);
             self.live.store(generation.get(), Relaxed);
         }
         let node = node.into_node(self.range.first, self.clone());
         let open = self.atu.registry.lock().enter(node);
         let result = match open {
-            true => entered.map(drop),
+            true => written.map(drop),
             false => Err(ENODEV),
         };
         if result.is_err() {
@@ -224,10 +224,10 @@ impl Translation {
     /// # Errors
     ///
     /// `ENOSPC` for a list that is too long, `ENOMEM`, `EIO`, `EOPNOTSUPP`, `EINVAL`, `ENODEV`.
-    pub(super) fn occupy_again(
+    pub(super) fn reactivate(
         self: &Arc<Self>,
         bound: BoundHold,
-        reserved: &Arc<Reserved>,
+        reserved: &Arc<ReserveInner>,
         pages: &Arc<PageList>,
     ) -> Result<Generation, Refused> {
         let (table_range, spare) = {
@@ -262,9 +262,9 @@ impl Translation {
                 return Err(Refused::Unused(e, bound));
             }
         };
-        let home = Home::Reserve(reserved.clone());
-        let entered = memory.enter(&table_range, self.vpid, self.access, largest, || {});
-        self.occupy(generation, home, bound, table_range, memory, entered, node)
+        let owner = Owner::Reserve(reserved.clone());
+        let written = memory.write_entries(&table_range, self.vpid, self.access, largest, || {});
+        self.activate(generation, owner, bound, table_range, memory, written, node)
             .map_err(Refused::Ending)?;
         Ok(generation)
     }

@@ -23,7 +23,7 @@ pub(super) enum Memory {
 }
 
 /// Number of hardware pages of each of [`SIZE_CODES`].
-pub(super) type Nlps = [u64; SIZE_CODES.len()];
+pub(super) type HwPages = [u64; SIZE_CODES.len()];
 
 impl Memory {
     /// Maps a list of pages for the NIC. May sleep.
@@ -105,26 +105,28 @@ impl Memory {
     /// # Errors
     ///
     /// `EINVAL` if an address or a page number is out of range.
-    pub(super) fn enter(
+    pub(super) fn write_entries(
         &self,
         table_range: &TableRange,
         vpid: Vpid,
         access: Access,
         largest: u8,
         between: impl Fn(),
-    ) -> Result<Nlps> {
+    ) -> Result<HwPages> {
         let mut page = table_range.range.first;
-        let mut nlps = Nlps::default();
+        let mut hw_pages = HwPages::default();
         let mut result = Ok(());
         self.runs(|addr, pages| {
             if result.is_ok() {
                 let mut all = cut(page, addr, pages, largest);
-                result = all.try_for_each(|nlp| {
-                    let entry = nlp.entry(vpid, access.read, access.write).ok_or(EINVAL)?;
-                    for (n, code) in nlps.iter_mut().zip(SIZE_CODES) {
-                        *n += u64::from(code == nlp.code);
+                result = all.try_for_each(|hw_page| {
+                    let entry = hw_page
+                        .entry(vpid, access.read, access.write)
+                        .ok_or(EINVAL)?;
+                    for (n, code) in hw_pages.iter_mut().zip(SIZE_CODES) {
+                        *n += u64::from(code == hw_page.code);
                     }
-                    (nlp.first..nlp.first + (1 << nlp.code))
+                    (hw_page.first..hw_page.first + (1 << hw_page.code))
                         .try_for_each(|page| table_range.write(page, entry.raw()).ok_or(EINVAL))
                 });
             }
@@ -133,7 +135,7 @@ impl Memory {
         });
         // The entries must be visible before the NIC or a peer gets an NLA.
         barrier::wmb();
-        result.map(|()| nlps)
+        result.map(|()| hw_pages)
     }
 
     /// Returns the pages, if they can be user memory.

@@ -9,7 +9,7 @@
 //! state machine that orders these steps is [`protocol::nic::translation`].
 //!
 //! Locks: the mutex `tables` (allocation of NLAs and tables, process context) and three spinlocks
-//! that disable interrupts: `registry`, `ending` and the one of the command interface. Regions can
+//! that disable interrupts: `registry`, `revoke_lists` and the one of the command interface. Regions can
 //! be dropped in any context; making one from a [`Reserve`] is possible in any context, too. Two
 //! work items end regions: `reaper` ends regions that were dropped, `retry` polls for late answers
 //! about regions in quarantine.
@@ -30,7 +30,6 @@
 
 mod account;
 mod commands;
-mod end;
 mod make;
 mod memory;
 mod pool;
@@ -38,21 +37,21 @@ mod region;
 mod register;
 mod registry;
 mod reserve;
+mod revoke;
 mod tables;
 mod tests;
 mod translation;
 mod watch;
 
 pub(crate) use account::TableAccount;
-pub use end::RevokeClient;
 pub use pool::{Buffer, BufferPool};
 pub use region::{Access, Region};
 pub use register::WholePages;
 pub use reserve::Reserve;
+pub use revoke::RevokeClient;
 
 use crate::{context::Context, stats::Reason};
 use commands::Commands;
-use end::Ending;
 use kernel::{
     fmt, impl_has_delayed_work, impl_has_work, new_delayed_work, new_mutex, new_work,
     prelude::*,
@@ -66,7 +65,8 @@ use kernel::{
 use kernel_ext::work;
 use protocol::nic::nla::{NlaRange, SIZE_CODES};
 use registry::Registry;
-use tables::{Gat, Rest, RestNode, Tables};
+use revoke::RevokeLists;
+use tables::{Gat, HoldOff, HoldOffNode, Tables};
 use wire::{
     ids::Vpid,
     regs::atu::{self, Control, GATS},
@@ -96,7 +96,7 @@ struct Gauges {
     /// Number of pages in all translations.
     pages: Atomic<u64>,
     /// Number of hardware pages in all translations, by size code.
-    nlps: [Atomic<u64>; SIZE_CODES.len()],
+    hw_pages: [Atomic<u64>; SIZE_CODES.len()],
     /// Number of registrations that failed because the reserve had no free region.
     reserve_exhausted: Atomic<u64>,
     /// Number of times that a buffer pool was empty.
@@ -117,7 +117,7 @@ pub struct Atu {
     #[pin]
     registry: SpinLockIrq<Registry>,
     #[pin]
-    ending: SpinLockIrq<Ending>,
+    revoke_lists: SpinLockIrq<RevokeLists>,
     #[pin]
     reaper: Work<Atu, 0>,
     #[pin]
@@ -145,7 +145,7 @@ impl WorkItem<1> for Atu {
     type Pointer = Arc<Atu>;
 
     fn run(this: Arc<Atu>) {
-        this.look_at_quarantine();
+        this.poll_quarantine();
     }
 }
 
@@ -162,7 +162,7 @@ impl Atu {
             ending: Atomic::new(0),
             quarantined: Atomic::new(0),
             pages: Atomic::new(0),
-            nlps: [const { Atomic::new(0) }; SIZE_CODES.len()],
+            hw_pages: [const { Atomic::new(0) }; SIZE_CODES.len()],
             reserve_exhausted: Atomic::new(0),
             pool_exhausted: Atomic::new(0),
             table_limit: Atomic::new(0),
@@ -174,7 +174,7 @@ impl Atu {
                 tables <- new_mutex!(Tables::closed(), "extoll_atu_tables"),
                 commands <- Commands::new(),
                 registry <- new_spinlock_irq!(Registry::closed(), "extoll_atu_registry"),
-                ending <- new_spinlock_irq!(Ending::new(), "extoll_atu_ending"),
+                revoke_lists <- new_spinlock_irq!(RevokeLists::new(), "extoll_atu_ending"),
                 reaper <- new_work!("extoll_atu_reaper"),
                 retry <- new_delayed_work!("extoll_atu_retry"),
                 gauges,
@@ -218,7 +218,7 @@ impl Atu {
         });
         work::cancel_sync::<Atu, 0>(self);
         work::cancel_delayed_sync::<Atu, 1>(self);
-        let answer = self.commands.settle(&self.ctx);
+        let answer = self.commands.wait_and_drain(&self.ctx);
         self.for_each(|translation| {
             translation.conclude(translation.generation(), Some(answer));
         });
@@ -262,7 +262,7 @@ impl Atu {
     fn free(
         &self,
         range: NlaRange,
-        rest: Option<(RestNode, Rest)>,
+        hold_off: Option<(HoldOffNode, HoldOff)>,
         account: Option<&TableAccount>,
     ) {
         let ctx = &self.ctx;
@@ -271,10 +271,10 @@ impl Atu {
             if let Some(account) = account {
                 account.remove(range);
             }
-            tables.free(ctx, &self.commands, range, rest)
+            tables.free(ctx, &self.commands, range, hold_off)
         };
         if !idle.is_empty() && self.commands.wait(ctx).result.is_err() {
-            self.tables.lock().park(idle);
+            self.tables.lock().keep_pending(idle);
         } else {
             drop::<KVec<Arc<Gat>>>(idle);
         }
@@ -283,7 +283,7 @@ impl Atu {
     /// Writes the statistics to debugfs, one per line. May sleep.
     pub(crate) fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gauges = &self.gauges;
-        let (tables, made, limit, resting) = self.tables.lock().show();
+        let (tables, made, limit, held_off) = self.tables.lock().show();
         writeln!(f, "tables {tables}")?;
         writeln!(f, "tables_made {made}")?;
         writeln!(f, "tables_max {limit}")?;
@@ -291,9 +291,9 @@ impl Atu {
         let (regions, reserves) = self.registry.lock().show();
         writeln!(f, "regions {regions}")?;
         writeln!(f, "reserves {reserves}")?;
-        writeln!(f, "ranges_resting {resting}")?;
+        writeln!(f, "ranges_resting {held_off}")?;
         writeln!(f, "pages {}", gauges.pages.load(Relaxed))?;
-        for (code, n) in SIZE_CODES.into_iter().zip(&gauges.nlps).rev() {
+        for (code, n) in SIZE_CODES.into_iter().zip(&gauges.hw_pages).rev() {
             writeln!(f, "nlps_{}KiB {}", 4u32 << code, n.load(Relaxed))?;
         }
         writeln!(f, "ending {}", gauges.ending.load(Relaxed))?;

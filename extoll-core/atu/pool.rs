@@ -14,9 +14,9 @@ use kernel_ext::mem::{Comb, PageList, PAGE};
 use wire::ids::{Nla, Vpid};
 
 /// Maximum size of a pool in bytes.
-const MOST_BYTES: usize = 1 << 30;
+const MAX_BYTES: usize = 1 << 30;
 /// Maximum number of buffers per pool.
-const MOST: usize = 1 << 16;
+const MAX_BUFFERS: usize = 1 << 16;
 
 /// Fixed number of buffers of one size in one region. Taking or returning a buffer registers
 /// nothing and works in any context. The buffer that has been free for longest is reused first, so
@@ -65,8 +65,8 @@ impl Free {
 
     fn put(&mut self, number: u32) {
         let at = (self.first + self.len) % self.ring.len().max(1);
-        if let Some(place) = self.ring.get_mut(at) {
-            *place = number;
+        if let Some(slot) = self.ring.get_mut(at) {
+            *slot = number;
             self.len += 1;
         }
     }
@@ -81,7 +81,7 @@ struct Backing {
 
 impl Drop for Backing {
     fn drop(&mut self) {
-        self.region.keep(self.pages.clone());
+        self.region.drop_later(self.pages.clone());
     }
 }
 
@@ -111,7 +111,7 @@ impl Atu {
         access: Access,
     ) -> Result<BufferPool> {
         let all = count.checked_mul(bytes).ok_or(EINVAL)?;
-        if all == 0 || count > MOST || all > MOST_BYTES || bytes % 8 != 0 {
+        if all == 0 || count > MAX_BUFFERS || all > MAX_BYTES || bytes % 8 != 0 {
             return Err(EINVAL);
         }
         let mut ring = KVec::with_capacity(count, GFP_KERNEL)?;
@@ -261,18 +261,18 @@ impl Buffer {
 
     /// Writes the validity tag `mark` to all slots of a comb; to none if the comb exceeds the
     /// buffer. Any context.
-    pub fn mark(&self, comb: Comb, mark: [u8; 8]) {
+    pub fn write_tag(&self, comb: Comb, tag: [u8; 8]) {
         if let Some(comb) = self.comb(comb) {
-            let _ = self.buffers.backing.pages.mark(comb, mark);
+            let _ = self.buffers.backing.pages.mark(comb, tag);
         }
     }
 
     /// Returns whether a slot of the comb still holds the validity tag `mark`; false if the comb
     /// exceeds the buffer. Any context.
-    pub fn has_mark(&self, comb: Comb, mark: [u8; 8]) -> bool {
+    pub fn has_tag(&self, comb: Comb, tag: [u8; 8]) -> bool {
         let pages = &self.buffers.backing.pages;
         let comb = self.comb(comb);
-        comb.is_some_and(|comb| pages.has_mark(comb, mark) == Ok(true))
+        comb.is_some_and(|comb| pages.has_mark(comb, tag) == Ok(true))
     }
 }
 

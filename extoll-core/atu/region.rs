@@ -5,7 +5,7 @@
 //! Most functions work in any context and take the spinlock of the translation, if any. Functions
 //! that wait for the NIC say that they may sleep.
 
-use super::{end::RevokeClient, translation::Translation, Atu};
+use super::{revoke::RevokeClient, translation::Translation, Atu};
 use crate::context::Context;
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::mem::PageList;
@@ -202,8 +202,8 @@ impl Region {
 
     /// Stores a reference to a list of pages, which is dropped some time after the region, where
     /// sleeping is allowed. Any context.
-    pub fn keep(&self, pages: Arc<PageList>) {
-        self.translation.keep(pages);
+    pub fn drop_later(&self, pages: Arc<PageList>) {
+        self.translation.drop_later(pages);
     }
 }
 

@@ -5,7 +5,7 @@
 //! All functions may sleep. They take the device lock to map memory, and the mutex of the tables.
 
 use super::{
-    memory::Memory, registry::BoundHold, tables::Rest, translation::Translation,
+    memory::Memory, registry::BoundHold, tables::HoldOff, translation::Translation,
     watch::MemoryWatch, Access, Atu, Region, TableAccount,
 };
 use kernel::{prelude::*, sync::Arc};
@@ -115,12 +115,17 @@ impl Atu {
             access,
             start,
             account,
-            rest: Rest::Usual,
+            hold_off: HoldOff::Usual,
         };
         let translation = Translation::new(bound, request, memory)?;
         let generation = translation.generation();
         // From here on, an error ends the region by dropping it.
-        let region = Region::new(translation.clone(), generation, span.first_offset, span.bytes);
+        let region = Region::new(
+            translation.clone(),
+            generation,
+            span.first_offset,
+            span.bytes,
+        );
         let (mm, _) = pages.user().ok_or(EFAULT)?;
         let watcher = Arc::new(MemoryWatch(translation.clone()), GFP_KERNEL)?;
         let watch = Arc::new(Watch::new(mm, start, bytes, watcher)?, GFP_KERNEL)?;
@@ -138,7 +143,7 @@ impl Atu {
             Maps::Same => Ok(region),
             Maps::Other => Err(EAGAIN),
             Maps::Unclear => {
-                translation.doubt(all);
+                translation.recheck(all);
                 Ok(region)
             }
         }
@@ -204,7 +209,7 @@ impl Atu {
         if span.first_offset != first_offset {
             return Err(EINVAL);
         }
-        self.list(vpid, pages, span, access, Rest::Usual)
+        self.register_list(vpid, pages, span, access, HoldOff::Usual)
     }
 
     /// Like [`Atu::register_range`] for all pages of a list, with **the full hold-off time** for
@@ -216,7 +221,7 @@ impl Atu {
     ///
     /// As for [`Atu::register_range`]. `ENOSPC` also if half of all NLAs are held off for the full
     /// time.
-    pub fn register_lent(
+    pub fn register_leased(
         self: &Arc<Self>,
         vpid: Vpid,
         pages: Arc<PageList>,
@@ -224,16 +229,16 @@ impl Atu {
         _: WholePages,
     ) -> Result<Region> {
         let span = Span::new(0, pages.len() * PAGE)?;
-        self.list(vpid, pages, span, access, Rest::Full)
+        self.register_list(vpid, pages, span, access, HoldOff::Full)
     }
 
-    fn list(
+    fn register_list(
         self: &Arc<Self>,
         vpid: Vpid,
         pages: Arc<PageList>,
         span: Span,
         access: Access,
-        rest: Rest,
+        hold_off: HoldOff,
     ) -> Result<Region> {
         if span.pages != pages.len() {
             return Err(EINVAL);
@@ -246,7 +251,7 @@ impl Atu {
             access,
             start: 0,
             account: None,
-            rest,
+            hold_off,
         };
         let translation = Translation::new(bound, request, memory)?;
         let generation = translation.generation();

@@ -6,7 +6,7 @@
 //! The registry is under the spinlock `registry`, which disables interrupts. Any context, unless a
 //! function says otherwise.
 
-use super::{reserve::Reserved, translation::Translation, Atu};
+use super::{reserve::ReserveInner, translation::Translation, Atu};
 use kernel::{
     prelude::*,
     rbtree::{RBTree, RBTreeNode, RBTreeNodeReservation},
@@ -20,7 +20,7 @@ use wire::ids::Vpid;
 /// Preallocated node for a translation in the registry.
 pub(super) type TranslationNode = RBTreeNodeReservation<u64, Arc<Translation>>;
 /// Preallocated node for a reserve in the registry.
-pub(super) type ReserveNode = RBTreeNodeReservation<u64, Arc<Reserved>>;
+pub(super) type ReserveNode = RBTreeNodeReservation<u64, Arc<ReserveInner>>;
 
 /// All translations and reserves of a NIC. Insertion and removal allocate no memory.
 pub(super) struct Registry {
@@ -28,7 +28,7 @@ pub(super) struct Registry {
     /// Translations by number of their first page.
     translations: RBTree<u64, Arc<Translation>>,
     count: usize,
-    reserves: RBTree<u64, Arc<Reserved>>,
+    reserves: RBTree<u64, Arc<ReserveInner>>,
     reserve_count: usize,
 }
 
@@ -63,7 +63,7 @@ impl Registry {
     }
 
     /// Removes a translation. The caller drops the node without the lock.
-    pub(super) fn take(&mut self, page: u64) -> Option<RBTreeNode<u64, Arc<Translation>>> {
+    pub(super) fn remove(&mut self, page: u64) -> Option<RBTreeNode<u64, Arc<Translation>>> {
         let node = self.translations.remove_node(&page)?;
         self.count -= 1;
         Some(node)
@@ -72,8 +72,8 @@ impl Registry {
     /// Inserts a reserve. Returns the node if the registry is closed.
     pub(super) fn enter_reserve(
         &mut self,
-        node: RBTreeNode<u64, Arc<Reserved>>,
-    ) -> Result<(), RBTreeNode<u64, Arc<Reserved>>> {
+        node: RBTreeNode<u64, Arc<ReserveInner>>,
+    ) -> Result<(), RBTreeNode<u64, Arc<ReserveInner>>> {
         if !self.open {
             return Err(node);
         }
@@ -83,7 +83,10 @@ impl Registry {
     }
 
     /// Removes a reserve. The caller drops the node without the lock.
-    pub(super) fn take_reserve(&mut self, page: u64) -> Option<RBTreeNode<u64, Arc<Reserved>>> {
+    pub(super) fn remove_reserve(
+        &mut self,
+        page: u64,
+    ) -> Option<RBTreeNode<u64, Arc<ReserveInner>>> {
         let node = self.reserves.remove_node(&page)?;
         self.reserve_count -= 1;
         Some(node)

@@ -9,7 +9,7 @@
 use super::{
     make::Refused,
     registry::{BoundHold, ReserveNode, VpidUse},
-    tables::{Rest, RestNode},
+    tables::{HoldOff, HoldOffNode},
     translation::Translation,
     Access, Atu, Region, WholePages,
 };
@@ -22,7 +22,7 @@ use protocol::nic::nla::{NlaRange, Placement};
 use wire::ids::Vpid;
 
 /// Maximum number of regions per reserve.
-const MOST_REGIONS: usize = 1 << 14;
+const MAX_REGIONS: usize = 1 << 14;
 
 /// Preallocated resources for a number of regions: NLAs, address tables, scatterlists and objects.
 /// Registering memory and ending a region therefore neither allocate memory nor wait for an
@@ -54,7 +54,7 @@ const MOST_REGIONS: usize = 1 << 14;
 ///     reserve.register(pages, WholePages::EXPOSED)
 /// }
 /// ```
-pub struct Reserve(Arc<Reserved>);
+pub struct Reserve(Arc<ReserveInner>);
 
 /// Unused translations, and the number of those in use.
 struct Spares {
@@ -67,12 +67,12 @@ struct Spares {
     /// True until the reserve is closed.
     open: bool,
     /// Node for the hold-off time of the NLAs, taken by the CPU that frees them.
-    rest: Option<RestNode>,
+    hold_off: Option<HoldOffNode>,
 }
 
 /// Reserve with its resources, shared by its handle and its translations.
 #[pin_data]
-pub(super) struct Reserved {
+pub(super) struct ReserveInner {
     atu: Arc<Atu>,
     vpid: VpidUse,
     range: NlaRange,
@@ -100,17 +100,17 @@ impl Spares {
             return Some(translation);
         }
         let at = (self.first + self.free) % self.ring.len().max(1);
-        let Some(place) = self.ring.get_mut(at) else {
+        let Some(slot) = self.ring.get_mut(at) else {
             return Some(translation);
         };
         self.free += 1;
-        place.replace(translation)
+        slot.replace(translation)
     }
 
     /// Returns the node with which to free the NLAs, once, if the reserve is closed and unused.
-    fn take_rest(&mut self) -> Option<RestNode> {
+    fn take_node(&mut self) -> Option<HoldOffNode> {
         match (self.open, self.used) {
-            (false, 0) => self.rest.take(),
+            (false, 0) => self.hold_off.take(),
             _ => None,
         }
     }
@@ -132,21 +132,27 @@ impl Atu {
         access: Access,
     ) -> Result<Reserve> {
         access.check()?;
-        if regions == 0 || regions > MOST_REGIONS || pages == 0 || pages > Reserve::MOST_PAGES {
+        if regions == 0 || regions > MAX_REGIONS || pages == 0 || pages > Reserve::MAX_PAGES {
             return Err(EINVAL);
         }
         let _bound = BoundHold::new(self)?;
         let node = ReserveNode::new(GFP_KERNEL)?;
-        let rest = RestNode::new(GFP_KERNEL)?;
+        let hold_off = HoldOffNode::new(GFP_KERNEL)?;
         let mut ring = KVVec::with_capacity(regions, GFP_KERNEL)?;
         for _ in 0..regions {
             ring.push(None, GFP_KERNEL)?;
         }
         let all = (regions * pages) as u64;
-        let wish = Placement::new(0).wish();
+        let alignment = Placement::new(0).alignment();
         let table_range = {
             let mut tables = self.tables.lock();
-            tables.allocate(&self.ctx, &self.commands, all, wish, (None, Rest::Usual))?
+            tables.allocate(
+                &self.ctx,
+                &self.commands,
+                all,
+                alignment,
+                (None, HoldOff::Usual),
+            )?
         };
         let spares = Spares {
             ring,
@@ -154,10 +160,10 @@ impl Atu {
             free: 0,
             used: 0,
             open: true,
-            rest: Some(rest),
+            hold_off: Some(hold_off),
         };
         let reserved = Arc::pin_init(
-            pin_init!(Reserved {
+            pin_init!(ReserveInner {
                 atu: self.clone(),
                 vpid: VpidUse::new(self, vpid),
                 range: table_range.range,
@@ -197,7 +203,7 @@ impl Atu {
 
 impl Reserve {
     /// Maximum number of pages per region: 8 MiB, the maximum that a command can transfer.
-    pub const MOST_PAGES: usize = (8 << 20) / PAGE;
+    pub const MAX_PAGES: usize = (8 << 20) / PAGE;
 
     /// Registers the bytes that a list describes. The pages are exposed as a whole, as with
     /// [`Atu::register_range`]. Any context.
@@ -221,7 +227,7 @@ impl Reserve {
             this.atu.gauges.reserve_exhausted.add(1, Relaxed);
             return Err(EAGAIN);
         };
-        match translation.occupy_again(bound, this, pages) {
+        match translation.reactivate(bound, this, pages) {
             Ok(generation) => Ok(Region::new(
                 translation,
                 generation,
@@ -271,21 +277,21 @@ impl Drop for Reserve {
     }
 }
 
-impl Reserved {
+impl ReserveInner {
     /// Returns a translation that was not used. The caller keeps the device bound. Any context.
     fn put_back(&self, translation: Arc<Translation>) {
-        let (back, rest) = {
+        let (back, hold_off) = {
             let mut spares = self.spares.lock();
-            (spares.put(translation), spares.take_rest())
+            (spares.put(translation), spares.take_node())
         };
         if let Some(translation) = back {
             // Only unbinding can have closed the reserve, because its owner is using it. The NLAs
             // are freed together with all tables.
             translation.empty();
         }
-        if rest.is_some() {
-            let node = self.atu.registry.lock().take_reserve(self.range.first);
-            drop((node, rest));
+        if hold_off.is_some() {
+            let node = self.atu.registry.lock().remove_reserve(self.range.first);
+            drop((node, hold_off));
         }
     }
 
@@ -313,12 +319,13 @@ impl Reserved {
         self.free_range();
     }
 
-    /// Frees the NLAs if the reserve is closed and unused. Conditions as for [`Reserved::close`].
+    /// Frees the NLAs if the reserve is closed and unused. Conditions as for [`ReserveInner::close`].
     fn free_range(&self) {
-        let rest = self.spares.lock().take_rest();
-        if let Some(rest) = rest {
-            let node = self.atu.registry.lock().take_reserve(self.range.first);
-            self.atu.free(self.range, Some((rest, Rest::Usual)), None);
+        let hold_off = self.spares.lock().take_node();
+        if let Some(hold_off) = hold_off {
+            let node = self.atu.registry.lock().remove_reserve(self.range.first);
+            self.atu
+                .free(self.range, Some((hold_off, HoldOff::Usual)), None);
             drop(node);
         }
     }

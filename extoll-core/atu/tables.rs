@@ -17,7 +17,7 @@ use kernel::{
 use kernel_ext::net::jiffies64;
 use protocol::nic::{
     nla::{NlaRange, Space, SpaceError, Store},
-    table_use::{share, tables_of, SPAN},
+    table_use::{pages_in_table, tables_of, SPAN},
     tickets::Ticket,
 };
 use wire::{
@@ -28,20 +28,20 @@ use wire::{
 
 /// Hold-off time of freed NLAs in milliseconds: they are reused earlier only if no others are free.
 /// The answer to a GET may arrive late, and the NIC cannot tell that the NLA has a new owner.
-const REST_MS: u32 = 10_000;
+const HOLD_OFF_MS: u32 = 10_000;
 
 /// Freed range in its hold-off time.
 #[derive(Clone, Copy)]
-pub(super) struct Resting {
+pub(super) struct HeldOff {
     range: NlaRange,
     /// Time at which the range was freed, in jiffies.
     since: u64,
-    rest: Rest,
+    hold_off: HoldOff,
 }
 
 /// Hold-off policy of freed NLAs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rest {
+pub(super) enum HoldOff {
     /// Held off while other NLAs are free.
     Usual,
     /// Always held off for the full time, because late users cannot be notified. Ranges with this
@@ -50,7 +50,7 @@ pub(super) enum Rest {
 }
 
 /// Preallocated node for a freed range, by its number among all freed ranges.
-pub(super) type RestNode = RBTreeNodeReservation<u64, Resting>;
+pub(super) type HoldOffNode = RBTreeNodeReservation<u64, HeldOff>;
 
 /// Free ranges of NLAs, in kernel memory.
 pub(super) struct Ranges(KVVec<NlaRange>);
@@ -131,10 +131,10 @@ pub(super) struct Tables {
     /// Tables by index; `None` if no table exists there.
     slots: KVVec<Option<Slot>>,
     /// Unused tables that the NIC may still read, because it did not answer.
-    parked: KVec<Arc<Gat>>,
+    pending: KVec<Arc<Gat>>,
     /// Freed ranges, in the order in which they were freed.
-    resting: RBTree<u64, Resting>,
-    /// Number of pages in freed ranges with [`Rest::Full`].
+    held_off: RBTree<u64, HeldOff>,
+    /// Number of pages in freed ranges with [`HoldOff::Full`].
     held: u64,
     /// Number of ranges freed so far.
     returned: u64,
@@ -185,8 +185,8 @@ impl Tables {
         Self {
             space: None,
             slots: KVVec::new(),
-            parked: KVec::new(),
-            resting: RBTree::new(),
+            pending: KVec::new(),
+            held_off: RBTree::new(),
             held: 0,
             returned: 0,
             made: 0,
@@ -220,7 +220,7 @@ impl Tables {
     }
 
     /// Allocates a range, aligned as wished if possible, and makes tables for it. Charges
-    /// `account`, if given. `rest` is the range's hold-off policy. May sleep.
+    /// `account`, if given. `hold_off` is the range's hold-off policy. May sleep.
     ///
     /// # Errors
     ///
@@ -231,20 +231,20 @@ impl Tables {
         ctx: &Context,
         commands: &Commands,
         pages: u64,
-        wish: (u64, u64),
-        (account, rest): (Option<&TableAccount>, Rest),
+        alignment: (u64, u64),
+        (account, hold_off): (Option<&TableAccount>, HoldOff),
     ) -> Result<TableRange> {
         // A range of any alignment touches up to one table more.
         let gats = KVec::with_capacity((pages / SPAN) as usize + 2, GFP_KERNEL)?;
-        self.wake_rested();
+        self.end_expired();
         let half = self.slots.len() as u64 * SPAN / 2;
-        if rest == Rest::Full && self.held + pages > half {
+        if hold_off == HoldOff::Full && self.held + pages > half {
             return Err(ENOSPC);
         }
-        let range = self.find(pages, wish, account)?;
+        let range = self.find(pages, alignment, account)?;
         let mut table_range = TableRange { range, gats };
         for index in tables_of(range) {
-            let table = self.table(ctx, commands, index, share(range, index));
+            let table = self.table(ctx, commands, index, pages_in_table(range, index));
             match table.and_then(|gat| Ok(table_range.gats.push(gat, GFP_KERNEL)?)) {
                 Ok(()) => {}
                 Err(e) => {
@@ -275,8 +275,8 @@ impl Tables {
         (align, phase): (u64, u64),
         account: Option<&TableAccount>,
     ) -> Result<NlaRange> {
-        let first = match self.take(pages, align, phase)? {
-            Err(SpaceError::Full) if align > 1 => self.take(pages, 1, 0)?,
+        let first = match self.find_free(pages, align, phase)? {
+            Err(SpaceError::Full) if align > 1 => self.find_free(pages, 1, 0)?,
             other => other,
         }
         .map_err(|e| match e {
@@ -302,38 +302,38 @@ impl Tables {
 
     /// Allocates pages of the space, and ends hold-off times early if necessary. `ENODEV` when
     /// closed.
-    fn take(&mut self, pages: u64, align: u64, phase: u64) -> Result<Result<u64, SpaceError>> {
+    fn find_free(&mut self, pages: u64, align: u64, phase: u64) -> Result<Result<u64, SpaceError>> {
         loop {
             let space = self.space.as_mut().ok_or(ENODEV)?;
             match space.allocate(pages, align, phase) {
-                Err(SpaceError::Full) if self.wake(u64::MAX, Some(Rest::Usual)) => {}
+                Err(SpaceError::Full) if self.end_hold_off(u64::MAX, Some(HoldOff::Usual)) => {}
                 other => return Ok(other),
             }
         }
     }
 
     /// Frees ranges whose hold-off time has passed.
-    fn wake_rested(&mut self) {
-        let rest = msecs_to_jiffies(REST_MS) as u64;
-        let until = jiffies64().saturating_sub(rest);
-        while self.wake(until, None) {}
+    fn end_expired(&mut self) {
+        let hold_off = msecs_to_jiffies(HOLD_OFF_MS) as u64;
+        let until = jiffies64().saturating_sub(hold_off);
+        while self.end_hold_off(until, None) {}
     }
 
     /// Frees the range that was freed first, of those with policy `only`. Returns false if there is
     /// none that was freed at `until` or before.
-    fn wake(&mut self, until: u64, only: Option<Rest>) -> bool {
-        let mut all = self.resting.iter();
-        let oldest = all.find(|(_, r)| only.is_none_or(|rest| r.rest == rest));
+    fn end_hold_off(&mut self, until: u64, only: Option<HoldOff>) -> bool {
+        let mut all = self.held_off.iter();
+        let oldest = all.find(|(_, r)| only.is_none_or(|hold_off| r.hold_off == hold_off));
         let oldest = oldest.filter(|(_, r)| r.since <= until);
-        let oldest = oldest.map(|(number, resting)| (*number, *resting));
-        let (Some((number, resting)), Some(space)) = (oldest, &mut self.space) else {
+        let oldest = oldest.map(|(number, held_off)| (*number, *held_off));
+        let (Some((number, held_off)), Some(space)) = (oldest, &mut self.space) else {
             return false;
         };
-        self.resting.remove(&number);
-        if resting.rest == Rest::Full {
-            self.held = self.held.saturating_sub(resting.range.pages);
+        self.held_off.remove(&number);
+        if held_off.hold_off == HoldOff::Full {
+            self.held = self.held.saturating_sub(held_off.range.pages);
         }
-        space.free(resting.range);
+        space.free(held_off.range);
         true
     }
 
@@ -351,13 +351,13 @@ impl Tables {
             Some(Some(slot)) => {
                 // Only polls, because other callers wait for the mutex.
                 if let Some(Stale(ticket)) = slot.stale {
-                    let ticket = ticket.or_else(|| commands.ask(ctx));
-                    let answered = commands.seen(ctx).answers(ticket);
+                    let ticket = ticket.or_else(|| commands.request(ctx));
+                    let answered = commands.answered(ctx).answers(ticket);
                     slot.stale = (!answered).then_some(Stale(ticket));
                     if !answered {
                         // The first answer may be lost, so an answer to a later request counts,
                         // too.
-                        commands.ask(ctx);
+                        commands.request(ctx);
                     }
                 }
             }
@@ -389,9 +389,9 @@ impl Tables {
         };
         commands.flush(ctx, whole);
         let stale = commands.wait(ctx).result.err().map(Stale);
-        if let Some(place) = self.slots.get_mut(index as usize) {
+        if let Some(slot) = self.slots.get_mut(index as usize) {
             let used = 0;
-            *place = Some(Slot { gat, used, stale });
+            *slot = Some(Slot { gat, used, stale });
         }
         self.made += 1;
         Ok(())
@@ -403,7 +403,7 @@ impl Tables {
         }
         for index in tables_of(range) {
             if let Some(Some(slot)) = self.slots.get_mut(index as usize) {
-                slot.used -= share(range, index).min(slot.used);
+                slot.used -= pages_in_table(range, index).min(slot.used);
             }
         }
     }
@@ -418,7 +418,7 @@ impl Tables {
         ctx: &Context,
         commands: &Commands,
         range: NlaRange,
-        rest: Option<(RestNode, Rest)>,
+        hold_off: Option<(HoldOffNode, HoldOff)>,
     ) -> KVec<Arc<Gat>> {
         self.unuse(range);
         let mut idle = KVec::new();
@@ -426,33 +426,38 @@ impl Tables {
             // Unbinding has begun and soon frees all tables.
             return idle;
         };
-        match rest {
-            Some((node, rest)) => {
+        match hold_off {
+            Some((node, hold_off)) => {
                 self.returned += 1;
-                if rest == Rest::Full {
+                if hold_off == HoldOff::Full {
                     self.held += range.pages;
                 }
                 let since = jiffies64();
-                let resting = Resting { range, since, rest };
-                self.resting.insert(node.into_node(self.returned, resting));
+                let held_off = HeldOff {
+                    range,
+                    since,
+                    hold_off,
+                };
+                self.held_off
+                    .insert(node.into_node(self.returned, held_off));
             }
             None => drop(space.free(range)),
         }
-        let is_empty = |place: &Option<Slot>| place.as_ref().is_some_and(|s| s.used == 0);
+        let is_empty = |slot: &Option<Slot>| slot.as_ref().is_some_and(|s| s.used == 0);
         let slots = &self.slots;
         let kept = tables_of(range).rfind(|i| slots.get(*i as usize).is_some_and(is_empty));
         let Some(kept) = kept else {
             return idle;
         };
-        for (index, place) in self.slots.iter_mut().enumerate() {
-            if index as u64 == kept || !is_empty(place) {
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            if index as u64 == kept || !is_empty(slot) {
                 continue;
             }
             // Without memory for the list the table stays in use.
             if idle.reserve(1, GFP_KERNEL).is_err() {
                 break;
             }
-            if let Some(slot) = place.take() {
+            if let Some(slot) = slot.take() {
                 if let Some(hw) = ctx.alive_access() {
                     hw.rf.write(atu::gat(index as u32), 0);
                 }
@@ -467,15 +472,15 @@ impl Tables {
     }
 
     /// Keeps tables that the NIC may still read until the NIC is unbound.
-    pub(super) fn park(&mut self, gats: impl IntoIterator<Item = Arc<Gat>>) {
+    pub(super) fn keep_pending(&mut self, gats: impl IntoIterator<Item = Arc<Gat>>) {
         for gat in gats {
-            if self.parked.reserve(1, GFP_KERNEL).is_err() {
+            if self.pending.reserve(1, GFP_KERNEL).is_err() {
                 // A leak is better than a table that the NIC reads after its memory has a new
                 // owner.
                 pr_warn!("out of memory: leaking an address table that the NIC may still read\n");
                 core::mem::forget(gat);
             } else {
-                let _ = self.parked.push_within_capacity(gat);
+                let _ = self.pending.push_within_capacity(gat);
             }
         }
     }
@@ -484,7 +489,7 @@ impl Tables {
     /// off.
     pub(super) fn show(&self) -> (usize, u64, usize, usize) {
         let tables = self.slots.iter().filter(|s| s.is_some()).count();
-        let resting = self.resting.values().count();
-        (tables, self.made, self.slots.len(), resting)
+        let held_off = self.held_off.values().count();
+        (tables, self.made, self.slots.len(), held_off)
     }
 }

@@ -7,11 +7,11 @@
 //! interrupts guards the state. Work items do what may sleep.
 
 use super::{
-    end::RevokeClient,
-    memory::{Memory, Nlps},
+    memory::{HwPages, Memory},
     registry::{BoundHold, TranslationNode, VpidUse},
-    reserve::Reserved,
-    tables::{Rest, RestNode, TableRange},
+    reserve::ReserveInner,
+    revoke::RevokeClient,
+    tables::{HoldOff, HoldOffNode, TableRange},
     Access, Atu, TableAccount,
 };
 use crate::{context::Context, stats::Reason};
@@ -38,19 +38,19 @@ use protocol::nic::{
 use wire::ids::{Nla, Vpid};
 
 /// Pause while another CPU zeroes entries or frees the memory.
-const MOMENT: Delta = Delta::from_micros(100);
+const PAUSE: Delta = Delta::from_micros(100);
 
 /// Owner of the NLAs after the translation has ended.
-pub(super) enum Home {
+pub(super) enum Owner {
     /// The NLA space frees them, after a hold-off time.
     Space {
-        node: RestNode,
-        rest: Rest,
+        node: HoldOffNode,
+        hold_off: HoldOff,
         account: Option<Arc<TableAccount>>,
         _vpid: VpidUse,
     },
     /// The translation returns to its reserve, with all its resources.
-    Reserve(Arc<Reserved>),
+    Reserve(Arc<ReserveInner>),
 }
 
 /// Whether the caller may sleep.
@@ -70,8 +70,8 @@ pub(super) struct State {
     pub(super) life: Life,
     pub(super) table_range: Option<TableRange>,
     pub(super) memory: Option<Memory>,
-    pub(super) nlps: Nlps,
-    pub(super) home: Option<Home>,
+    pub(super) hw_pages: HwPages,
+    pub(super) owner: Option<Owner>,
     pub(super) bound: Option<BoundHold>,
     /// Resources of a translation of a reserve, while it is unused.
     pub(super) spare: Option<Spare>,
@@ -205,7 +205,7 @@ impl Translation {
                 Next::Revoke => {
                     self.revoke(generation, Sleep::May);
                 }
-                Next::Zeroing => fsleep(MOMENT),
+                Next::Zeroing => fsleep(PAUSE),
                 _ => return,
             }
         }
@@ -218,7 +218,7 @@ impl Translation {
         if effect == Effect::Quarantined {
             let detail = self.nla().0 | u64::from(self.vpid.get()) << 48;
             self.ctx().error(Reason::AtuTimeout, detail);
-            self.tell();
+            self.notify();
             self.atu.keep_in_quarantine(self);
         }
         effect
@@ -237,16 +237,16 @@ impl Translation {
                 Next::Revoke => {
                     self.revoke(generation, Sleep::May);
                 }
-                Next::Zeroing | Next::Releasing => fsleep(MOMENT),
+                Next::Zeroing | Next::Releasing => fsleep(PAUSE),
                 Next::Ask(_) => {
                     let answer = match answer.take() {
                         Some(answer) => answer,
-                        None => self.atu.commands.settle(self.ctx()),
+                        None => self.atu.commands.wait_and_drain(self.ctx()),
                     };
                     self.answered(generation, answer);
                 }
                 Next::Look(ticket) => {
-                    if !self.atu.commands.seen(self.ctx()).answers(ticket) {
+                    if !self.atu.commands.answered(self.ctx()).answers(ticket) {
                         return false;
                     }
                     self.ctx().wait_for_writes();
@@ -284,23 +284,23 @@ impl Translation {
             return;
         }
         work::cancel_delayed(self);
-        let (watch, table_range, memory, home, bound, nlps) = {
+        let (watch, table_range, memory, owner, bound, hw_pages) = {
             let mut state = self.state.lock();
             (
                 state.watch.take(),
                 state.table_range.take(),
                 state.memory.take(),
-                state.home.take(),
+                state.owner.take(),
                 state.bound.take(),
-                core::mem::take(&mut state.nlps),
+                core::mem::take(&mut state.hw_pages),
             )
         };
         drop(watch);
         let (atu, ctx) = (&self.atu, self.ctx());
-        let node = |page| atu.registry.lock().take(page);
+        let node = |page| atu.registry.lock().remove(page);
         let mut reserved = None;
-        match home {
-            Some(Home::Reserve(home)) => {
+        match owner {
+            Some(Owner::Reserve(owner)) => {
                 let unmapped = memory.and_then(|memory| memory.unmap(ctx));
                 let (pages, room) = unmapped.unzip();
                 let node = node(self.range.first).map(|node| node.into_reservation());
@@ -312,38 +312,38 @@ impl Translation {
                 state.table_range = table_range;
                 drop(state);
                 drop(pages);
-                reserved = Some(home);
+                reserved = Some(owner);
             }
-            home => {
+            owner => {
                 drop(table_range);
                 if let Some(memory) = memory {
                     memory.release(ctx);
                 }
                 // Removed before the range, whose first page is the key, can be allocated again.
                 drop(node(self.range.first));
-                if let Some(Home::Space {
+                if let Some(Owner::Space {
                     node,
-                    rest,
+                    hold_off,
                     account,
                     ..
-                }) = home
+                }) = owner
                 {
-                    atu.free(self.range, Some((node, rest)), account.as_deref());
+                    atu.free(self.range, Some((node, hold_off)), account.as_deref());
                 }
             }
         }
         atu.gauges.pages.fetch_sub(self.range.pages, Relaxed);
-        for (all, own) in atu.gauges.nlps.iter().zip(nlps) {
+        for (all, own) in atu.gauges.hw_pages.iter().zip(hw_pages) {
             all.fetch_sub(own, Relaxed);
         }
         self.step(|life| life.released(generation));
         // Taken before the next generation can have a client, but called after the return to the
         // reserve, because the client may register another region.
-        let told = self.take_client();
+        let notified = self.take_client();
         if let Some(reserved) = reserved {
             reserved.give_back(self.clone());
         }
-        if let Some((client, result)) = told {
+        if let Some((client, result)) = notified {
             client.revoked(result);
         }
         // Dropped last, because unbinding waits for it.
@@ -355,7 +355,7 @@ impl Translation {
     ///
     /// For MMU notifiers, which do not wait for the NIC. The pages stay pinned until the NIC has
     /// answered, so late writes of the NIC cannot reach memory with a new owner.
-    pub(super) fn die(self: &Arc<Self>) {
+    pub(super) fn revoke_now(self: &Arc<Self>) {
         let generation = self.generation();
         if self.revoke(generation, Sleep::Never) {
             self.state.lock().life.leave(generation);
@@ -390,7 +390,7 @@ impl Translation {
         };
         match known {
             None => {
-                if self.range.pages <= Atu::AT_ONCE {
+                if self.range.pages <= Atu::MAX_INLINE_PAGES {
                     self.revoke(generation, Sleep::Never);
                 }
                 self.atu.leave_to_worker(self);
@@ -410,12 +410,12 @@ impl Translation {
     }
 
     /// Returns the generation whose end was left to the work item, and its next step. Any context.
-    pub(super) fn left(&self) -> Option<(Generation, Next)> {
+    pub(super) fn deferred(&self) -> Option<(Generation, Next)> {
         self.state.lock().life.left()
     }
 
     /// Calls the client if the outcome is known. Any context.
-    fn tell(&self) {
+    fn notify(&self) {
         if let Some((client, result)) = self.take_client() {
             client.revoked(result);
         }
@@ -438,7 +438,7 @@ impl Translation {
         let (next, reserved) = {
             let state = self.state.lock();
             let next = state.life.next(state.life.generation());
-            (next, matches!(&state.home, Some(Home::Reserve(_))))
+            (next, matches!(&state.owner, Some(Owner::Reserve(_))))
         };
         if next != Next::Release {
             return;
@@ -478,7 +478,7 @@ impl Translation {
     }
 
     /// Stores pages to be dropped after the end, where sleeping is allowed. Any context.
-    pub(super) fn keep(&self, pages: Arc<PageList>) {
+    pub(super) fn drop_later(&self, pages: Arc<PageList>) {
         self.state.lock().leftover = Some(pages);
     }
 

@@ -12,7 +12,7 @@ use kernel_ext::mem::{Change, Maps, Watch, Watcher, PAGE};
 use protocol::nic::translation::Pages;
 
 /// Pause before pages with an unclear state are checked again, in milliseconds.
-const LOOK_MS: u32 = 20;
+const RECHECK_MS: u32 = 20;
 
 /// Forwards changes of the address space to a translation.
 pub(super) struct MemoryWatch(pub(super) Arc<Translation>);
@@ -21,13 +21,13 @@ impl Watcher for MemoryWatch {
     fn changing(&self, change: Change, start: usize, end: usize) {
         let this = &self.0;
         match change {
-            Change::Gone => this.die(),
+            Change::Gone => this.revoke_now(),
             // The entries point to pages that stay pinned, so a work item can check them later.
             Change::Suspect => {
                 let first = start.saturating_sub(this.start) / PAGE;
                 let end = end.saturating_sub(this.start).div_ceil(PAGE);
                 let end = end.min(this.range.pages as usize);
-                this.suspect(Pages { first, end }, 0);
+                this.check_later(Pages { first, end }, 0);
             }
         }
     }
@@ -45,15 +45,15 @@ impl Translation {
     }
 
     /// Queues pages for a check after a delay, unless the translation has ended. Any context.
-    pub(super) fn suspect(self: &Arc<Self>, pages: Pages, delay_ms: u32) {
+    pub(super) fn check_later(self: &Arc<Self>, pages: Pages, delay_ms: u32) {
         if self.state.lock().life.suspect(pages) {
             self.schedule(delay_ms);
         }
     }
 
-    /// Queues pages with an unclear state for another check after [`LOOK_MS`].
-    pub(super) fn doubt(self: &Arc<Self>, pages: Pages) {
-        self.suspect(pages, LOOK_MS);
+    /// Queues pages with an unclear state for another check after [`RECHECK_MS`].
+    pub(super) fn recheck(self: &Arc<Self>, pages: Pages) {
+        self.check_later(pages, RECHECK_MS);
     }
 
     /// Checks whether suspect pages are still mapped by the process; if not, revokes. May sleep.
@@ -73,8 +73,8 @@ impl Translation {
             watch.settle();
             match pages.mapped(suspects.first, suspects.end) {
                 Maps::Same => {}
-                Maps::Other => return self.die(),
-                Maps::Unclear => return self.doubt(suspects),
+                Maps::Other => return self.revoke_now(),
+                Maps::Unclear => return self.recheck(suspects),
             }
         }
     }

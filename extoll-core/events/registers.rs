@@ -10,7 +10,7 @@ use kernel::{
 };
 use wire::{
     ids::RegOffset,
-    regs::map::{Field, RegisterIndex, Register},
+    regs::map::{Field, Register, RegisterIndex},
     snq::{TriggerEvent, TABLE},
 };
 

@@ -6,7 +6,7 @@
 
 use super::{Handle, Notification};
 use crate::{
-    ring_consumer::{PollFlow, Consumer, Stop},
+    ring_consumer::{Consumer, PollFlow, Stop},
     stats::{add, Reason},
 };
 use core::ops::ControlFlow;

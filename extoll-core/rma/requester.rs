@@ -65,7 +65,7 @@ impl Requester {
     /// Returns the number of commands that can be posted according to the last known state. No
     /// register access. Any context.
     pub fn room(&self) -> usize {
-        self.port.tx.room()
+        self.port.tx.credit()
     }
 
     /// Returns the number of commands posted since the port was opened, and the number of those

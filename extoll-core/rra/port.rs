@@ -207,7 +207,8 @@ impl Port {
     /// Processes up to [`AT_ONCE`] notifications and returns their number.
     pub(super) fn poll(&mut self, ctx: &Context) -> usize {
         let answers = &mut self.answers;
-        self.notifications.poll(AT_ONCE, |n| answers.match_answer(ctx, n))
+        self.notifications
+            .poll(AT_ONCE, |n| answers.match_answer(ctx, n))
     }
 
     /// Returns the answer to a request, once.

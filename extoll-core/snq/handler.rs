@@ -8,12 +8,12 @@
 
 use super::{
     work::{DRAIN, RECOVER, UNMASK},
-    Judge, Snq, State, ENTRY_WORDS,
+    EventPolicy, Snq, State, ENTRY_WORDS,
 };
 use crate::{dma::DmaWords, events::Report, hw::Hw, stats::Reason, vpid::Delivered, xbar};
 use kernel::sync::Arc;
 use kernel_ext::{barrier, net::BhDisabled, pci::IrqHandler, trace};
-use protocol::nic::snq::{DrainStep, Empty, Look, Moved, DRAIN_ROUNDS, MASKED_MS};
+use protocol::nic::snq::{DrainStep, Empty, ErrorChange, Poll, DRAIN_ROUNDS, MASKED_MS};
 use wire::{
     ids::{Unit, Vpid},
     regs::snq::{self, QueueIndex},
@@ -70,7 +70,7 @@ impl Snq {
             }
             handled = self.take_entries(&hw, state);
             let wp = QueueIndex(wp).index();
-            if handled == 0 && state.consumer.found_none(wp) == Empty::Missing {
+            if handled == 0 && state.consumer.on_empty(wp) == Empty::Missing {
                 // The entry is lost. Do not re-arm, because the interrupt would be raised again at
                 // once.
                 self.schedule::<RECOVER>(HOLE_MS);
@@ -89,11 +89,11 @@ impl Snq {
 
     /// Processes up to [`BUDGET`] entries and returns their number.
     fn take_entries(self: &Arc<Self>, hw: &Hw, state: &mut State) -> u32 {
-        let (memory, judge) = (&state.memory, &mut state.judge);
-        state.consumer.take(
+        let (memory, policy) = (&state.memory, &mut state.policy);
+        state.consumer.consume(
             BUDGET,
             |index| entry(memory, index),
-            |entry| self.dispatch(hw, judge, &entry),
+            |entry| self.dispatch(hw, policy, &entry),
         )
     }
 
@@ -124,12 +124,12 @@ impl Snq {
             return;
         }
         let wp = QueueIndex(wp).index();
-        if state.consumer.look(wp) != Look::Overdue {
+        if state.consumer.poll(wp) != Poll::Overdue {
             return;
         }
         let first = state.consumer.ring().next();
         self.ctx.error(Reason::LostInterrupt, u64::from(first));
-        if self.take_entries(&hw, state) == 0 && state.consumer.found_none(wp) == Empty::Missing {
+        if self.take_entries(&hw, state) == 0 && state.consumer.on_empty(wp) == Empty::Missing {
             self.schedule::<RECOVER>(HOLE_MS);
             return;
         }
@@ -139,7 +139,7 @@ impl Snq {
     /// Returns whether the NIC lost its registers unexpectedly. The register with the ring address
     /// is zero after a reset, and only [`Snq::setup`] writes it. Such a NIC answers, but no longer
     /// works. The check needs a NIC that has returned the written address before.
-    pub(super) fn has_forgotten(&self) -> bool {
+    pub(super) fn has_lost_registers(&self) -> bool {
         let Some(hw) = self.ctx.alive_access() else {
             return false;
         };
@@ -158,9 +158,10 @@ impl Snq {
         lost
     }
 
-    fn begin_drain(self: &Arc<Self>, hw: &Hw, judge: &mut Judge) {
-        if judge.enabled.begin_drain() {
-            hw.rf.write(snq::TRIGGER_ENABLE, judge.enabled.mask().raw());
+    fn begin_drain(self: &Arc<Self>, hw: &Hw, policy: &mut EventPolicy) {
+        if policy.enabled.begin_drain() {
+            hw.rf
+                .write(snq::TRIGGER_ENABLE, policy.enabled.mask().raw());
             self.schedule::<DRAIN>(0);
         }
     }
@@ -180,10 +181,10 @@ impl Snq {
             if !state.running {
                 return;
             }
-            let (memory, judge) = (&state.memory, &mut state.judge);
+            let (memory, policy) = (&state.memory, &mut state.policy);
             let done = state.consumer.recover(
                 |index| entry(memory, index),
-                |entry| self.dispatch(&hw, judge, &entry),
+                |entry| self.dispatch(&hw, policy, &entry),
                 |index, header| {
                     if let Some(memory) = memory {
                         let first = usize::from(index) * ENTRY_WORDS;
@@ -199,7 +200,7 @@ impl Snq {
                     Reason::LostSystemNotification,
                     u64::from(skipped.first) | u64::from(skipped.lost) << 32,
                 );
-                self.begin_drain(&hw, &mut state.judge);
+                self.begin_drain(&hw, &mut state.policy);
             }
             Self::acknowledge(&hw, state);
         }
@@ -210,7 +211,7 @@ impl Snq {
         self.to.monitor.schedule();
     }
 
-    fn dispatch(self: &Arc<Self>, hw: &Hw, judge: &mut Judge, entry: &Entry) {
+    fn dispatch(self: &Arc<Self>, hw: &Hw, policy: &mut EventPolicy, entry: &Entry) {
         let (ctx, events) = (&self.ctx, &self.to.events);
         let Some(emission) = TOURMALET.emission(entry.header.pc()) else {
             let pc = u64::from(entry.header.pc());
@@ -228,9 +229,10 @@ impl Snq {
         let word = report.words.iter().copied().find(|w| *w != 0).unwrap_or(0);
         trace::event(ctx.id(), number.into(), emission.part.into(), word);
         ctx.stats().event(number);
-        if judge.enabled.count(event, self.now_ms()) {
+        if policy.enabled.count(event, self.now_ms()) {
             ctx.error(Reason::EventStorm, number.into());
-            hw.rf.write(snq::TRIGGER_ENABLE, judge.enabled.mask().raw());
+            hw.rf
+                .write(snq::TRIGGER_ENABLE, policy.enabled.mask().raw());
             self.schedule::<UNMASK>(MASKED_MS);
         }
         match event {
@@ -242,14 +244,14 @@ impl Snq {
             }
             TriggerEvent::XbarOutport => {
                 events.count(&report);
-                self.begin_drain(hw, judge);
+                self.begin_drain(hw, policy);
             }
             TriggerEvent::VeloError | TriggerEvent::RmaError => {
-                match judge.errors.take(report.registers, report.words) {
-                    Moved::Error => events.error(&report),
+                match policy.errors.compare(report.registers, report.words) {
+                    ErrorChange::Error => events.error(&report),
                     moved => {
                         events.count(&report);
-                        if moved == Moved::ClosedPort {
+                        if moved == ErrorChange::ClosedPort {
                             ctx.note(Reason::ClosedPort, number.into());
                         }
                     }
@@ -283,7 +285,7 @@ impl Snq {
     pub(super) fn drain(&self) -> Option<u32> {
         {
             let state = self.state.lock();
-            if !state.running || !state.judge.enabled.is_draining() {
+            if !state.running || !state.policy.enabled.is_draining() {
                 return None;
             }
         }
@@ -303,7 +305,7 @@ impl Snq {
         if !state.running {
             return None;
         }
-        let enabled = &mut state.judge.enabled;
+        let enabled = &mut state.policy.enabled;
         match enabled.drained(clean) {
             DrainStep::Done => {
                 hw.rf.write(snq::TRIGGER_ENABLE, enabled.mask().raw());

@@ -22,14 +22,14 @@ use kernel::{
     sync::{new_spinlock_irq, Arc, SpinLockIrq},
 };
 use kernel_ext::net::BhDisabled;
-use protocol::nic::snq::{Admission, MessageLimit, MASKED_MS};
+use protocol::nic::snq::{LimitResult, MessageLimit, MASKED_MS};
 
 /// Client for interrupts that other nodes may have raised.
 pub trait MessageClient: Send + Sync {
-    /// Reports that a message may have arrived. With `sure`, the interrupt had no other cause. Hard
+    /// Reports that a message may have arrived. With `certain`, the interrupt had no other cause. Hard
     /// interrupt, or process context with interrupts disabled, with the list of clients locked.
     /// Must not sleep nor take long, and neither subscribe nor unsubscribe.
-    fn message(&self, sure: bool);
+    fn message(&self, certain: bool);
 }
 
 struct Listener {
@@ -94,11 +94,11 @@ impl Snq {
         Ok(MessageSubscription { snq, key })
     }
 
-    /// Delivers an interrupt to the clients. With `sure`, the queue had no entry; `next` is its
+    /// Delivers an interrupt to the clients. With `certain`, the queue had no entry; `next` is its
     /// next slot. Hard interrupt.
-    pub(super) fn deliver_message(self: &Arc<Self>, hw: &Hw, sure: bool, next: u16) {
+    pub(super) fn deliver_message(self: &Arc<Self>, hw: &Hw, certain: bool, next: u16) {
         let (now, clients) = (self.now_ms(), &self.messages.clients);
-        if sure {
+        if certain {
             let reason = match clients.is_empty() {
                 true => Reason::SpuriousInterrupt,
                 false => Reason::MessageInterrupt,
@@ -106,7 +106,7 @@ impl Snq {
             self.ctx.note(reason, next.into());
             let stormy = {
                 let mut storm = self.messages.storm.lock();
-                let stormy = storm.limit.admit(now) == Admission::Exceeded;
+                let stormy = storm.limit.admit(now) == LimitResult::Exceeded;
                 if stormy {
                     storm.closed_until = Some(now + u64::from(MASKED_MS));
                     self.to.smfu.close_interrupts(hw);
@@ -119,17 +119,17 @@ impl Snq {
             }
         }
         clients.for_each(|listener| {
-            if !sure {
+            if !certain {
                 // A deferred call follows anyway.
-                if !listener.limit.is_owed() {
+                if !listener.limit.is_pending() {
                     listener.client.message(false);
                 }
                 return;
             }
             match listener.limit.admit(now) {
-                Admission::Call => listener.client.message(true),
-                Admission::Exceeded => self.schedule::<MESSAGES>(MessageLimit::WINDOW_MS),
-                Admission::Owed => {}
+                LimitResult::Call => listener.client.message(true),
+                LimitResult::Exceeded => self.schedule::<MESSAGES>(MessageLimit::WINDOW_MS),
+                LimitResult::Pending => {}
             }
         });
     }

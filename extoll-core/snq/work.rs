@@ -12,7 +12,7 @@ use kernel::{
     workqueue::{RawDelayedWorkItem, WorkItem},
 };
 use kernel_ext::{reset, work};
-use protocol::nic::snq::Enabled;
+use protocol::nic::snq::EventMask;
 
 /// Interval of polls for lost interrupts, in milliseconds. A lost interrupt is never re-armed
 /// otherwise, because only its handler does that.
@@ -31,7 +31,7 @@ pub(super) const BEGIN: u64 = 4;
 /// Delivers interrupts by other nodes that were deferred.
 pub(super) const MESSAGES: u64 = 5;
 /// Requests a reset, because the NIC has lost its registers.
-pub(super) const FORGOTTEN: u64 = 6;
+pub(super) const LOST_REGISTERS: u64 = 6;
 
 impl_has_delayed_work! {
     impl HasDelayedWork<Snq, DRAIN> for Snq { self.drain }
@@ -58,7 +58,7 @@ impl_has_delayed_work! {
 }
 
 impl_has_delayed_work! {
-    impl HasDelayedWork<Snq, FORGOTTEN> for Snq { self.forgotten }
+    impl HasDelayedWork<Snq, LOST_REGISTERS> for Snq { self.lost_registers }
 }
 
 impl WorkItem<DRAIN> for Snq {
@@ -84,8 +84,8 @@ impl WorkItem<WATCH> for Snq {
 
     fn run(this: Arc<Snq>) {
         this.watch();
-        if this.has_forgotten() {
-            let _ = work::enqueue_waiting::<_, FORGOTTEN>(this.clone(), 0);
+        if this.has_lost_registers() {
+            let _ = work::enqueue_waiting::<_, LOST_REGISTERS>(this.clone(), 0);
         }
         if this.ctx.is_alive() {
             this.schedule::<WATCH>(WATCH_MS);
@@ -97,9 +97,9 @@ impl WorkItem<UNMASK> for Snq {
     type Pointer = Arc<Snq>;
 
     fn run(this: Arc<Snq>) {
-        this.write_mask(Enabled::calm);
+        this.write_mask(EventMask::end_storms);
         // Events of links may have been missed while they were masked.
-        this.to.events.look_at_links();
+        this.to.events.queue_link_poll();
     }
 }
 
@@ -107,10 +107,10 @@ impl WorkItem<BEGIN> for Snq {
     type Pointer = Arc<Snq>;
 
     fn run(this: Arc<Snq>) {
-        this.to.events.begin();
+        this.to.events.read_first();
         this.allow(this.to.events.wanted());
         // Links may have changed since their first values were read.
-        this.to.events.look_at_links();
+        this.to.events.queue_link_poll();
     }
 }
 
@@ -122,7 +122,7 @@ impl WorkItem<MESSAGES> for Snq {
     }
 }
 
-impl WorkItem<FORGOTTEN> for Snq {
+impl WorkItem<LOST_REGISTERS> for Snq {
     type Pointer = Arc<Snq>;
 
     fn run(this: Arc<Snq>) {
@@ -141,7 +141,7 @@ impl Snq {
 
     /// Starts the work items: one reads the first values of the events' registers and then enables
     /// the driver's events; one polls for lost interrupts periodically. Any context.
-    pub(crate) fn attend(self: &Arc<Self>) {
+    pub(crate) fn start_work(self: &Arc<Self>) {
         let _ = work::enqueue::<_, BEGIN>(self.clone());
         self.schedule::<WATCH>(WATCH_MS);
     }
@@ -152,7 +152,7 @@ impl Snq {
         // Each item is cancelled after those that queue it.
         work::cancel_sync::<Self, BEGIN>(self);
         work::cancel_delayed_sync::<Self, WATCH>(self);
-        work::cancel_delayed_sync::<Self, FORGOTTEN>(self);
+        work::cancel_delayed_sync::<Self, LOST_REGISTERS>(self);
         work::cancel_delayed_sync::<Self, RECOVER>(self);
         work::cancel_delayed_sync::<Self, UNMASK>(self);
         work::cancel_delayed_sync::<Self, DRAIN>(self);

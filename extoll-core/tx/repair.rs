@@ -15,7 +15,7 @@ use kernel::{
     sync::Arc,
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
-use protocol::nic::sending::{Kick, Mode};
+use protocol::nic::sending::{Mode, WatchDelay};
 use wire::{
     regs::wcbuf,
     wcbuf::{Action, Event, Failure, COPIES},
@@ -39,7 +39,7 @@ enum Step {
     /// The step is done, but the NIC needs some time before the next one.
     Waits,
     /// No repair is necessary, or the repair has ended.
-    Over,
+    Finished,
 }
 
 impl<const N: usize> Tx<N> {
@@ -50,7 +50,7 @@ impl<const N: usize> Tx<N> {
             match self.repair_step() {
                 Step::Done => {}
                 Step::Waits => fsleep(REPAIR_PAUSE),
-                Step::Over => break,
+                Step::Finished => break,
             }
         }
         self.wake();
@@ -61,9 +61,9 @@ impl<const N: usize> Tx<N> {
     pub(crate) fn poll(&self) {
         {
             let mut inner = self.inner.lock();
-            if inner.machine.is_in_doubt() {
+            if inner.port.is_in_doubt() {
                 if let Some(state) = self.read_state() {
-                    inner.machine.noticed(state);
+                    inner.port.polled(state);
                 }
             }
         }
@@ -79,7 +79,7 @@ impl<const N: usize> Tx<N> {
         let (mut began, mut lost) = (false, None);
         let step = {
             let mut guard = self.inner.lock();
-            began |= guard.machine.repair_began();
+            began |= guard.port.repair_began();
             if began {
                 guard.repair = Some(Instant::now());
             }
@@ -89,21 +89,21 @@ impl<const N: usize> Tx<N> {
             add(&self.stats.retries, 1);
             self.ctx.error(Reason::Retry, u64::from(self.vpid.get()));
         }
-        self.given_up(lost);
+        self.report_discarded(lost);
         step
     }
 
     /// Executes a step with the lock held. Stores the number of discarded packets in `lost`, if the
     /// repair gives up.
     fn step_locked(&self, inner: &mut Inner<N>, lost: &mut Option<u8>) -> Step {
-        let (Some(action), Some(hw)) = (inner.machine.repair(), self.ctx.alive_access()) else {
-            return Step::Over;
+        let (Some(action), Some(hw)) = (inner.port.repair(), self.ctx.alive_access()) else {
+            return Step::Finished;
         };
         let reg = wcbuf::state(self.unit, self.vpid);
         let event = match action {
             Action::ReadState => match self.read_state() {
                 Some(state) => Event::State(state),
-                None => return Step::Over,
+                None => return Step::Finished,
             },
             Action::WriteState(state) => {
                 hw.rf.write(reg, state.raw());
@@ -117,21 +117,21 @@ impl<const N: usize> Tx<N> {
                 Event::Sent
             }
             // The port is open again.
-            Action::Done => return Step::Over,
+            Action::Done => return Step::Finished,
             Action::Failed(failure) => {
                 if matches!(failure, Failure::Desync { .. }) {
                     self.ctx.note(Reason::BadCommit, u64::from(self.vpid.get()));
                 }
-                *lost = Some(self.give_up(inner, &hw));
-                return Step::Over;
+                *lost = Some(self.discard(inner, &hw));
+                return Step::Finished;
             }
         };
-        let waits = inner.machine.repair_did(event);
+        let waits = inner.port.repair_done(event);
         // The number of rounds is bounded, too, because the NIC may drop resent packets.
         let late = |began: Instant<Monotonic>| began.elapsed().as_millis() >= REPAIR_DEADLINE_MS;
-        if inner.machine.mode() == Mode::Repair && inner.repair.is_some_and(late) {
-            *lost = Some(self.give_up(inner, &hw));
-            return Step::Over;
+        if inner.port.mode() == Mode::Repair && inner.repair.is_some_and(late) {
+            *lost = Some(self.discard(inner, &hw));
+            return Step::Finished;
         }
         match waits {
             true => Step::Waits,
@@ -140,15 +140,15 @@ impl<const N: usize> Tx<N> {
     }
 
     /// Discards all outstanding packets and resets the state. Returns their number.
-    fn give_up(&self, inner: &mut Inner<N>, hw: &Hw) -> u8 {
+    fn discard(&self, inner: &mut Inner<N>, hw: &Hw) -> u8 {
         reset_state(hw, self.unit, self.vpid);
-        let lost = inner.machine.give_up();
+        let lost = inner.port.discard();
         add(&self.stats.lost, u64::from(lost));
         lost
     }
 
     /// Reports discarded packets. Must be called without the lock.
-    fn given_up(&self, lost: Option<u8>) {
+    fn report_discarded(&self, lost: Option<u8>) {
         if let Some(lost) = lost {
             self.ctx.error(
                 Reason::RepairFailed,
@@ -165,12 +165,12 @@ impl<const N: usize> Tx<N> {
             let mut guard = self.inner.lock();
             let inner = &mut *guard;
             match self.ctx.alive_access() {
-                Some(hw) if inner.machine.is_in_doubt() => self.give_up(inner, &hw),
+                Some(hw) if inner.port.is_in_doubt() => self.discard(inner, &hw),
                 _ => return,
             }
         };
-        self.given_up(Some(lost));
+        self.report_discarded(Some(lost));
         // Waiting senders have room now.
-        self.kick(Kick::Now);
+        self.schedule(WatchDelay::Now);
     }
 }

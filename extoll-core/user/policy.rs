@@ -71,7 +71,7 @@ impl Rights {
     /// and can choose such IDs themselves (subordinate user IDs).
     pub(super) fn admit(self) -> Result {
         let inside = self.uid.wrapping_sub(self.first_user) < USERS;
-        if self.unlocked() || inside {
+        if self.has_all_rights() || inside {
             Ok(())
         } else {
             Err(EPERM)
@@ -79,13 +79,13 @@ impl Rights {
     }
 
     /// Returns true if the file has all rights.
-    pub(super) fn unlocked(self) -> bool {
+    pub(super) fn has_all_rights(self) -> bool {
         self.privileged || self.compat
     }
 
     /// Returns `EPERM` unless the file has all rights.
-    pub(super) fn demand(self) -> Result {
-        if self.unlocked() {
+    pub(super) fn require_privilege(self) -> Result {
+        if self.has_all_rights() {
             Ok(())
         } else {
             Err(EPERM)
@@ -96,7 +96,7 @@ impl Rights {
     /// and must not access remote registers, so pages 16…19 and 24…27 remain.
     pub(super) fn may_use(self, index: u8) -> bool {
         let page = PageOptions::from_index(index);
-        self.unlocked() || (page.translate && !page.rra)
+        self.has_all_rights() || (page.translate && !page.rra)
     }
 
     /// Returns the usable requester pages as bits.
@@ -111,7 +111,7 @@ impl Rights {
     /// users cannot communicate.
     pub(super) fn protection(self) -> u16 {
         match self.uid.wrapping_sub(self.first_user) as u16 {
-            _ if self.unlocked() => 0,
+            _ if self.has_all_rights() => 0,
             0 => u16::MAX,
             low => low,
         }
@@ -150,13 +150,13 @@ impl Quota {
 
     /// Claims a VPID for a user; returns `None` for files with all rights, which are not counted.
     /// `account` makes an account for a new user. `EDQUOT` beyond the limit.
-    pub(super) fn take(
+    pub(super) fn claim(
         self: &Arc<Self>,
         unit: Unit,
         rights: Rights,
         account: impl FnOnce() -> Result<Arc<TableAccount>>,
-    ) -> Result<Option<Share>> {
-        if rights.unlocked() {
+    ) -> Result<Option<QuotaClaim>> {
+        if rights.has_all_rights() {
             return Ok(None);
         }
         if self.limit == 0 {
@@ -193,7 +193,7 @@ impl Quota {
         };
         drop(users);
         let quota = self.clone();
-        Ok(Some(Share {
+        Ok(Some(QuotaClaim {
             quota,
             uid,
             unit,
@@ -218,7 +218,7 @@ impl User {
 }
 
 /// Claim of one VPID by a user, returned by drop.
-pub(super) struct Share {
+pub(super) struct QuotaClaim {
     quota: Arc<Quota>,
     uid: u32,
     unit: Unit,
@@ -226,7 +226,7 @@ pub(super) struct Share {
     tables: Arc<TableAccount>,
 }
 
-impl Share {
+impl QuotaClaim {
     /// Returns the account of the user's address tables.
     pub(super) fn tables(&self) -> &Arc<TableAccount> {
         &self.tables
@@ -238,7 +238,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for QuotaClaim {
     fn drop(&mut self) {
         let mut users = self.quota.users.lock();
         if let Some(user) = users.iter_mut().find(|user| user.uid == self.uid) {
@@ -272,9 +272,9 @@ mod tests {
         assert_eq!(USER.page_mask(), 0x0F0F_0000);
         assert_eq!(root.page_mask(), u32::MAX);
         assert_eq!(compat.page_mask(), u32::MAX);
-        assert_eq!(USER.demand(), Err(EPERM));
-        assert_eq!(root.demand(), Ok(()));
-        assert_eq!(compat.demand(), Ok(()));
+        assert_eq!(USER.require_privilege(), Err(EPERM));
+        assert_eq!(root.require_privilege(), Ok(()));
+        assert_eq!(compat.require_privilege(), Ok(()));
     }
 
     #[test]
@@ -319,13 +319,13 @@ mod tests {
         let quota = Quota::new(2)?;
         let other = Rights { uid: 7, ..USER };
         let account = || TableAccount::new(4, 2);
-        let take = |rights| quota.take(Unit::Rma, rights, account);
+        let take = |rights| quota.claim(Unit::Rma, rights, account);
         let first = take(USER)?;
         let second = take(USER)?;
         assert!(first.is_some() && second.is_some());
         assert_eq!(take(USER).err(), Some(EDQUOT));
         // Each unit has its own count, but the user has one budget.
-        let velo = quota.take(Unit::Velo, USER, account)?;
+        let velo = quota.claim(Unit::Velo, USER, account)?;
         let budgets = [&first, &velo].map(|s| s.as_ref().map(|s| Arc::as_ptr(s.budget())));
         assert!(budgets[0] == budgets[1]);
         let foreign = take(other)?;
@@ -351,7 +351,7 @@ mod tests {
         drop(velo);
         assert_eq!(holding(), 0);
         let none = Quota::new(0)?;
-        assert_eq!(none.take(Unit::Rma, USER, account).err(), Some(EDQUOT));
+        assert_eq!(none.claim(Unit::Rma, USER, account).err(), Some(EDQUOT));
         Ok(())
     }
 }

@@ -94,7 +94,7 @@ pub(super) struct Rma2 {
     /// Entry in the quarantine that records possible late answers when the port is closed. Only for
     /// files that may post commands with bus addresses.
     #[pin]
-    answers: Mutex<Option<Batch>>,
+    late_answers: Mutex<Option<Batch>>,
 }
 
 impl Rma2 {
@@ -114,20 +114,20 @@ impl Rma2 {
                 id,
                 port <- port,
                 regions <- new_mutex!(Regions { tree }, "extoll_regions"),
-                answers <- new_mutex!(None, "extoll_answers"),
+                late_answers <- new_mutex!(None, "extoll_answers"),
             }),
             GFP_KERNEL,
         )?;
-        this.expect_answers().inspect_err(|_| this.detach())?;
+        this.expect_late_answers().inspect_err(|_| this.detach())?;
         Ok(this)
     }
 
-    fn expect_answers(&self) -> Result {
-        if self.port.rights.unlocked() {
+    fn expect_late_answers(&self) -> Result {
+        if self.port.rights.has_all_rights() {
             let vpid = self.port.with(|live| Ok(live.vpid()))?;
             let quarantine = self.port.nic().quarantine();
             let batch = quarantine.batch_of_process(Some(vpid), 0)?;
-            *self.answers.lock() = Some(batch);
+            *self.late_answers.lock() = Some(batch);
         }
         Ok(())
     }
@@ -218,8 +218,8 @@ impl OpenFile for Rma2 {
             drop(tree);
         });
         // Recorded at closing, so that the next binding of the driver knows of it, too.
-        let answers = self.answers.lock().take();
-        if let Some(batch) = answers {
+        let late_answers = self.late_answers.lock().take();
+        if let Some(batch) = late_answers {
             batch.hold(self.port.shared.settings.process_quarantine_ms);
         }
     }

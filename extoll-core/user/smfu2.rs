@@ -88,7 +88,7 @@ impl Handler for Smfu2 {
         match command {
             GET_LOCAL_SIZE => put_u64(arg, nic.smfu().exported().map_or(0, |(_, n)| n as u64)),
             FLUSH_CACHES => {
-                self.rights.demand()?;
+                self.rights.require_privilege()?;
                 cache::flush_all();
                 Ok(0)
             }
@@ -99,7 +99,7 @@ impl Handler for Smfu2 {
 
     /// Maps the window (page offset 0) or the exported memory (page offset 1).
     fn mmap(&self, new: NewMapping<'_>) -> Result {
-        self.rights.demand()?;
+        self.rights.require_privilege()?;
         let nic = &self.shared.nic;
         let pages = new.pages();
         // Held until the mapping is in the list, so that it is revoked when the files are detached.

@@ -9,7 +9,7 @@
 //! end of the pause. Then all waiting threads are woken to poll, because events during the pause
 //! raised no interrupt.
 //!
-//! The mutex `gate` protects the pause; it is taken with the port's mutex held. The interrupt
+//! The mutex `pause` protects the pause; it is taken with the port's mutex held. The interrupt
 //! handler only counts, wakes, and queues the work item.
 
 use super::{policy::Settings, port::UserQueue};
@@ -50,7 +50,7 @@ const PAUSE_MS: u32 = 100;
 const SOON_MS: u32 = 1;
 /// Number of such checks in vain after which the process must poll, because an entry is missing in
 /// front of others.
-const STUCK: u32 = 100;
+const MAX_REFUSED: u32 = 100;
 /// Marks the absence of a slot.
 const NONE: u32 = u32::MAX;
 /// Number of pages that are unmapped: the page of the read pointer is the first of a queue's
@@ -67,19 +67,19 @@ pub(super) struct UserWatch {
     stats: Arc<PortStats>,
     pub(super) changed: PollCondVarBox,
     /// Set by an interrupt since the process armed; the interrupt is then masked.
-    fired: AtomicFlag,
+    interrupted: AtomicFlag,
     /// Interrupts of this port, and of all ports of its user.
     own: Budget,
     all: Option<Arc<Budget>>,
     /// Set from the request of a pause until its end.
-    asked: AtomicFlag,
+    pause_requested: AtomicFlag,
     /// Read pointer last stored by [`UserWatch::arm`], or [`NONE`].
     stored: Atomic<u32>,
     /// Number of consecutive failures to arm the interrupt.
     refused: Atomic<u32>,
     /// State of the pause. Taken with the port's mutex held, never in the opposite order.
     #[pin]
-    gate: Mutex<Gate>,
+    pause: Mutex<Pause>,
     #[pin]
     work: DelayedWork<UserWatch>,
 }
@@ -120,8 +120,8 @@ impl Budget {
     }
 }
 
-struct Gate {
-    shut: bool,
+struct Pause {
+    active: bool,
     /// Start of the pause.
     since: Time,
     /// Set if the process requested to arm during the pause.
@@ -138,21 +138,21 @@ impl WorkItem for UserWatch {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        let mut gate = this.gate.lock();
-        if !gate.shut && this.asked.load(Relaxed) {
-            this.shut(&mut gate);
+        let mut pause = this.pause.lock();
+        if !pause.active && this.pause_requested.load(Relaxed) {
+            this.pause(&mut pause);
         }
-        if gate.shut {
+        if pause.active {
             // The work item may have been queued early, for another check.
-            let rest = ticks(PAUSE_MS).saturating_sub(now().since(gate.since));
-            if rest == 0 {
-                this.open(&mut gate);
+            let remainder = ticks(PAUSE_MS).saturating_sub(now().since(pause.since));
+            if remainder == 0 {
+                this.resume(&mut pause);
             } else {
                 let _ = work::cancel_delayed(&this);
-                let _ = work::enqueue_waiting(this.clone(), rest as Jiffies);
+                let _ = work::enqueue_waiting(this.clone(), remainder as Jiffies);
             }
         }
-        drop(gate);
+        drop(pause);
         this.changed.notify_all();
     }
 }
@@ -168,7 +168,7 @@ struct Listener(Arc<UserWatch>);
 
 impl Client for Listener {
     fn interrupt(&self) {
-        self.0.fired.store(true, Relaxed);
+        self.0.interrupted.store(true, Relaxed);
         self.0.changed.notify_all();
         if self.0.is_too_much() {
             let _ = work::enqueue_waiting(self.0.clone(), 0);
@@ -193,8 +193,8 @@ impl UserWatch {
         all: Option<Arc<Budget>>,
     ) -> Result<Arc<Self>> {
         let changed = PollCondVarBox::new(c"extoll_port", static_lock_class!())?;
-        let gate = Gate {
-            shut: false,
+        let pause = Pause {
+            active: false,
             since: now(),
             arm: false,
             queue: None,
@@ -207,13 +207,13 @@ impl UserWatch {
                 settings,
                 stats,
                 changed,
-                fired: AtomicFlag::new(false),
+                interrupted: AtomicFlag::new(false),
                 own: Budget::new(),
                 all,
-                asked: AtomicFlag::new(false),
+                pause_requested: AtomicFlag::new(false),
                 stored: Atomic::new(NONE),
                 refused: Atomic::new(0),
-                gate <- new_mutex!(gate, "extoll_gate"),
+                pause <- new_mutex!(pause, "extoll_gate"),
                 work <- new_delayed_work!("extoll_throttle"),
             }),
             GFP_KERNEL,
@@ -231,52 +231,52 @@ impl UserWatch {
     pub(super) fn stop(self: &Arc<Self>) {
         self.table.set_client(self.vpid, None);
         work::cancel_delayed_sync(self);
-        self.gate.lock().queue = None;
+        self.pause.lock().queue = None;
         self.changed.notify_all();
     }
 
     /// Records a new mapping of the port's queue.
     pub(super) fn watch(self: &Arc<Self>, mapping: Arc<Mapping>, queue: Arc<UserQueue>) {
-        let mut gate = self.gate.lock();
-        if gate.shut {
+        let mut pause = self.pause.lock();
+        if pause.active {
             mapping.withhold(RP_PAGES);
         }
         self.stored.store(NONE, Relaxed);
         // A pause ended before the queue was recorded.
-        if !gate.shut && core::mem::take(&mut gate.arm) {
+        if !pause.active && core::mem::take(&mut pause.arm) {
             self.retrigger(&queue);
         }
-        gate.queue = Some((mapping, queue));
+        pause.queue = Some((mapping, queue));
     }
 
     /// Forgets the queue, which is about to be destroyed.
     pub(super) fn forget(&self) {
-        self.gate.lock().queue = None;
+        self.pause.lock().queue = None;
     }
 
     /// Calls `f` to make a queue; its argument says whether it may arm the interrupt. During a
     /// pause, arming is deferred to the end.
     pub(super) fn arming(&self, f: impl FnOnce(bool) -> Result) -> Result {
-        let mut gate = self.gate.lock();
-        gate.arm |= gate.shut;
-        f(!gate.shut)
+        let mut pause = self.pause.lock();
+        pause.arm |= pause.active;
+        f(!pause.active)
     }
 
     /// Writes the read pointer for the process. During a pause, the interrupt stays masked until
     /// the end. `ENODEV`.
     pub(super) fn store_rp(&self, rp: Rp) -> Result {
-        let mut gate = self.gate.lock();
+        let mut pause = self.pause.lock();
         let hw = self.ctx.alive_access().ok_or(ENODEV)?;
-        self.write_rp(&mut gate, &hw, rp);
+        self.write_rp(&mut pause, &hw, rp);
         Ok(())
     }
 
-    fn write_rp(&self, gate: &mut Gate, hw: &Hw, rp: Rp) {
+    fn write_rp(&self, pause: &mut Pause, hw: &Hw, rp: Rp) {
         if rp.irq_retrigger() {
-            self.fired.store(false, Relaxed);
+            self.interrupted.store(false, Relaxed);
         }
-        gate.arm |= gate.shut && rp.irq_retrigger();
-        let rp = rp.with_irq_retrigger(rp.irq_retrigger() && !gate.shut);
+        pause.arm |= pause.active && rp.irq_retrigger();
+        let rp = rp.with_irq_retrigger(rp.irq_retrigger() && !pause.active);
         let reg = BqRegs(self.table.unit()).rp(self.vpid);
         hw.rf.write(reg, rp.raw());
         if rp.irq_retrigger() {
@@ -298,7 +298,7 @@ impl UserWatch {
         if holds() {
             return Ok(true);
         }
-        let mut gate = self.gate.lock();
+        let mut pause = self.pause.lock();
         let hw = self.ctx.alive_access().ok_or(ENODEV)?;
         let old = Rp(hw.rf.read(BqRegs(self.table.unit()).rp(self.vpid))).lrp();
         // The pointer does not go backwards if a program leaves no slot unused.
@@ -310,7 +310,7 @@ impl UserWatch {
         let looks_empty = old == rp && self.looks_empty(queue, rp);
         let _bh = BhDisabled::new();
         if old == rp && !self.may_store(&hw, queue, rp, looks_empty) {
-            self.look_soon();
+            self.recheck_soon();
             return Ok(true);
         }
         if holds() {
@@ -320,7 +320,7 @@ impl UserWatch {
         self.stored
             .store(if rp == slot { NONE } else { rp }, Relaxed);
         let rp = Rp(0).with_lrp(rp).with_irq_retrigger(true);
-        self.write_rp(&mut gate, &hw, rp);
+        self.write_rp(&mut pause, &hw, rp);
         Ok(false)
     }
 
@@ -328,14 +328,14 @@ impl UserWatch {
     /// process had consumed before (G7). No interrupt would announce later entries. Returns true if
     /// it re-armed: check the queue again.
     pub(super) fn renew(self: &Arc<Self>) -> bool {
-        if !self.fired.load(Relaxed) {
+        if !self.interrupted.load(Relaxed) {
             return false;
         }
-        let mut gate = self.gate.lock();
-        self.fired.store(false, Relaxed);
-        if gate.shut {
-            gate.arm = true;
-        } else if let Some((mapping, queue)) = &gate.queue {
+        let mut pause = self.pause.lock();
+        self.interrupted.store(false, Relaxed);
+        if pause.active {
+            pause.arm = true;
+        } else if let Some((mapping, queue)) = &pause.queue {
             // No register is known that only arms (HW §6.5), so the read pointer is read and
             // written back. The page is unmapped so that a store of the process in between is not
             // undone.
@@ -364,7 +364,7 @@ impl UserWatch {
             hw.rf.write(reg, rp.with_irq_retrigger(true).raw());
             settle(&hw, reg);
         } else {
-            self.look_soon();
+            self.recheck_soon();
         }
     }
 
@@ -380,15 +380,15 @@ impl UserWatch {
         may_store_again(queue.slots(), rp, wp) || looks_empty && wp == rp
     }
 
-    /// Returns whether arming has failed [`STUCK`] times in a row, which means that an entry is
+    /// Returns whether arming has failed [`MAX_REFUSED`] times in a row, which means that an entry is
     /// missing.
     pub(super) fn is_stuck(&self) -> bool {
-        self.refused.load(Relaxed) >= STUCK
+        self.refused.load(Relaxed) >= MAX_REFUSED
     }
 
     /// Wakes waiting threads a little later, to check and arm again.
-    fn look_soon(self: &Arc<Self>) {
-        self.fired.store(true, Relaxed);
+    fn recheck_soon(self: &Arc<Self>) {
+        self.interrupted.store(true, Relaxed);
         self.refused.fetch_add(1, Relaxed);
         let _ = work::enqueue_waiting(self.clone(), msecs_to_jiffies(SOON_MS));
     }
@@ -406,13 +406,13 @@ impl UserWatch {
             .all
             .as_ref()
             .is_some_and(|all| all.is_exceeded(settings.interrupts_per_user));
-        (own || all) && !self.asked.xchg(true, Relaxed)
+        (own || all) && !self.pause_requested.xchg(true, Relaxed)
     }
 
-    fn shut(&self, gate: &mut Gate) {
-        gate.shut = true;
-        gate.since = now();
-        if let Some((mapping, _)) = &gate.queue {
+    fn pause(&self, pause: &mut Pause) {
+        pause.active = true;
+        pause.since = now();
+        if let Some((mapping, _)) = &pause.queue {
             mapping.withhold(RP_PAGES);
         }
         add(&self.stats.throttled, 1);
@@ -422,12 +422,12 @@ impl UserWatch {
         );
     }
 
-    fn open(self: &Arc<Self>, gate: &mut Gate) {
-        gate.shut = false;
+    fn resume(self: &Arc<Self>, pause: &mut Pause) {
+        pause.active = false;
         self.own.restart();
-        self.asked.store(false, Relaxed);
-        if let Some((mapping, queue)) = &gate.queue {
-            if core::mem::take(&mut gate.arm) {
+        self.pause_requested.store(false, Relaxed);
+        if let Some((mapping, queue)) = &pause.queue {
+            if core::mem::take(&mut pause.arm) {
                 self.retrigger(queue);
             }
             mapping.give_back();

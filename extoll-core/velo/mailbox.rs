@@ -7,7 +7,7 @@
 use super::{Handle, SlotSize, Status, MAX_LEN};
 use crate::{
     queue::Slot,
-    ring_consumer::{PollFlow, Consumer, Stop},
+    ring_consumer::{Consumer, PollFlow, Stop},
     stats::{add, Reason},
 };
 use core::ops::ControlFlow;
@@ -156,7 +156,8 @@ impl Mailbox {
             }
         }
         let port = &self.port;
-        self.consumer.commit_if_due(&port.queue, port.core().stats());
+        self.consumer
+            .commit_if_due(&port.queue, port.core().stats());
         done
     }
 

@@ -105,7 +105,7 @@ impl Sender {
     /// Returns the number of messages that can be sent according to the last known state. No
     /// register access. Any context.
     pub fn room(&self) -> usize {
-        self.port.tx.room()
+        self.port.tx.credit()
     }
 
     /// Returns the number of messages sent since the port was opened, and the number of those that

@@ -132,7 +132,7 @@ impl Builder {
             Some(last) if !added.new => *last = added.fragment,
             _ => self.fragments.push(added.fragment, GFP_KERNEL_ACCOUNT)?,
         }
-        Ok((added.known, added.pages))
+        Ok((added.shared_pages, added.pages))
     }
 
     /// Adds the pages of a range: `len` bytes at `offset` of `page`, which may continue in the

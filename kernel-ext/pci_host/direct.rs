@@ -16,7 +16,7 @@ use kernel::{
         Arc, SpinLockIrq,
     },
 };
-use protocol::mem::runs::{words, Runs, Slot};
+use protocol::mem::runs::{words, Slot, SlotAllocator};
 
 /// Name of the lock class; lockdep compares names by address.
 static LOCK_NAME: &CStr = c"extoll_direct";
@@ -27,7 +27,7 @@ struct Mapped {
     direction: DataDirection,
 }
 
-type Places = Runs<Mapped, KVVec<Slot<Mapped>>, KVVec<u64>>;
+type Pages = SlotAllocator<Mapped, KVVec<Slot<Mapped>>, KVVec<u64>>;
 
 /// Addresses for direct mappings. See the module's documentation. All functions may be called in
 /// any context, unless documented differently.
@@ -38,7 +38,7 @@ pub(super) struct Direct {
     base: u64,
     bytes: usize,
     #[pin]
-    state: SpinLockIrq<Places>,
+    state: SpinLockIrq<Pages>,
     maps: Atomic<u64>,
     full: Atomic<u64>,
 }
@@ -48,10 +48,10 @@ impl Direct {
     /// sleep.
     pub(super) fn new(map: Arc<dyn PageMap>, base: u64) -> Result<Pin<KBox<Self>>> {
         let bytes = map.bytes();
-        let places = bytes / PAGE;
-        let list = KVVec::from_elem(Slot::FREE, places, GFP_KERNEL)?;
-        let bits = KVVec::from_elem(0u64, words(places), GFP_KERNEL)?;
-        let state = Runs::new(list, bits).ok_or(EINVAL)?;
+        let pages = bytes / PAGE;
+        let list = KVVec::from_elem(Slot::FREE, pages, GFP_KERNEL)?;
+        let bits = KVVec::from_elem(0u64, words(pages), GFP_KERNEL)?;
+        let state = SlotAllocator::new(list, bits).ok_or(EINVAL)?;
         KBox::pin_init(
             pin_init!(Self {
                 map,
@@ -92,8 +92,8 @@ impl Direct {
         }
         let remainder = (phys as usize / PAGE) & (modulus - 1);
         let align = slots_at(self.base, PAGE, modulus, remainder);
-        let note = Mapped { bytes, direction };
-        let taken = self.state.lock().take(bytes / PAGE, align, note);
+        let owner = Mapped { bytes, direction };
+        let taken = self.state.lock().allocate(bytes / PAGE, align, owner);
         let Some(first) = taken else {
             self.full.add(1, Relaxed);
             return None;
@@ -103,10 +103,10 @@ impl Direct {
         // memory to the DMA interface until the mapping ends; the caller has checked that it is
         // RAM.
         if unsafe { self.map.link(at, phys, bytes, direction) }.is_err() {
-            let mut places = self.state.lock();
-            places.close(first);
-            places.free(first);
-            drop(places);
+            let mut pages = self.state.lock();
+            pages.close(first);
+            pages.free(first);
+            drop(pages);
             self.full.add(1, Relaxed);
             return None;
         }
@@ -123,16 +123,16 @@ impl Direct {
     /// Removes the mapping at a position. Returns false if no such mapping exists.
     pub(super) fn unmap(&self, position: usize, bytes: usize) -> bool {
         let run = {
-            let mut places = self.state.lock();
-            let run = places.find(position / PAGE);
-            let run = run.filter(|run| run.first * PAGE == position && run.note.bytes == bytes);
-            run.and_then(|run| places.close(run.first))
+            let mut pages = self.state.lock();
+            let run = pages.find(position / PAGE);
+            let run = run.filter(|run| run.first * PAGE == position && run.owner.bytes == bytes);
+            run.and_then(|run| pages.close(run.first))
         };
         let Some(run) = run else {
             return false;
         };
         // SAFETY: `map` linked the run with one call. Only one caller can close it.
-        unsafe { self.map.unlink(position, bytes, run.note.direction) };
+        unsafe { self.map.unlink(position, bytes, run.owner.direction) };
         self.state.lock().free(run.first);
         true
     }
@@ -142,27 +142,27 @@ impl Direct {
         let run = self.state.lock().find(position / PAGE);
         let end = position.checked_add(bytes);
         run.zip(end)
-            .is_some_and(|(run, end)| end <= run.first * PAGE + run.note.bytes)
+            .is_some_and(|(run, end)| end <= run.first * PAGE + run.owner.bytes)
     }
 }
 
 #[pinned_drop]
 impl PinnedDrop for Direct {
     fn drop(self: Pin<&mut Self>) {
-        let mut places = self.state.lock();
+        let mut pages = self.state.lock();
         // Removes mappings that drivers did not remove; their devices have been removed.
         let mut at = 0;
         while at < self.bytes / PAGE {
-            let Some(run) = places.find(at) else {
+            let Some(run) = pages.find(at) else {
                 at += 1;
                 continue;
             };
-            places.close(run.first);
+            pages.close(run.first);
             // SAFETY: `map` linked the run with one call. No other thread can close runs during the
             // drop.
             unsafe {
                 self.map
-                    .unlink(run.first * PAGE, run.note.bytes, run.note.direction)
+                    .unlink(run.first * PAGE, run.owner.bytes, run.owner.direction)
             };
             at = run.first + run.slots.max(1);
         }

@@ -20,7 +20,7 @@ use kernel::{
         rcu, Arc, SpinLock,
     },
 };
-use protocol::mem::runs::{words, Align, Runs, Slot};
+use protocol::mem::runs::{words, Align, Slot, SlotAllocator};
 
 /// Maximum number of vectors of a bridge, equal to the maximum of one device with MSI-X.
 pub(super) const MOST: u32 = 2048;
@@ -30,7 +30,7 @@ const BITS: u32 = u64::BITS;
 /// Name of the lock class; lockdep compares names by address.
 static LOCK_NAME: &CStr = c"extoll_vectors";
 
-type Vectors = Runs<(), KVec<Slot<()>>, KVec<u64>>;
+type Vectors = SlotAllocator<(), KVec<Slot<()>>, KVec<u64>>;
 
 /// Interrupts of a bridge. Functions have no effect after the end of the bridge.
 ///
@@ -83,7 +83,7 @@ impl Interrupts {
         let count = vectors as usize;
         let slots = KVec::from_elem(Slot::FREE, count, GFP_KERNEL)?;
         let bits = KVec::from_elem(0u64, words(count), GFP_KERNEL)?;
-        let runs = Runs::new(slots, bits).ok_or(EINVAL)?;
+        let runs = SlotAllocator::new(slots, bits).ok_or(EINVAL)?;
         let mut requested = KVec::with_capacity(words(count), GFP_KERNEL)?;
         for _ in 0..words(count) {
             requested.push(Atomic::new(0), GFP_KERNEL)?;
@@ -222,7 +222,7 @@ impl Interrupts {
             modulus: count.checked_next_power_of_two()?,
             remainder: 0,
         };
-        let first = vectors.take(count, align, ())?;
+        let first = vectors.allocate(count, align, ())?;
         vectors.close(first)?;
         vectors.free(first);
         for vector in first..first + count {
@@ -230,7 +230,7 @@ impl Interrupts {
                 modulus: 2 * MOST as usize,
                 remainder: vector,
             };
-            vectors.take(1, only, ())?;
+            vectors.allocate(1, only, ())?;
         }
         Some(first)
     }

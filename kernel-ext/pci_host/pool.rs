@@ -28,7 +28,7 @@ use kernel::{
         Arc, SpinLockIrq,
     },
 };
-use protocol::mem::runs::{words, Align, Runs, Slot};
+use protocol::mem::runs::{words, Align, Slot, SlotAllocator};
 
 /// Size of a slot in bytes.
 const SLOT: usize = 2048;
@@ -60,7 +60,7 @@ impl Use {
     }
 }
 
-type Slots = Runs<Use, KVVec<Slot<Use>>, KVVec<u64>>;
+type Slots = SlotAllocator<Use, KVVec<Slot<Use>>, KVVec<u64>>;
 
 struct State {
     runs: Slots,
@@ -162,7 +162,7 @@ impl Pool {
         let list = KVVec::from_elem(Slot::FREE, slots, GFP_KERNEL)?;
         let bits = KVVec::from_elem(0u64, words(slots), GFP_KERNEL)?;
         let state = State {
-            runs: Runs::new(list, bits).ok_or(EINVAL)?,
+            runs: SlotAllocator::new(list, bits).ok_or(EINVAL)?,
             coherent: 0,
         };
         let pool = Arc::pin_init(
@@ -203,7 +203,7 @@ impl Pool {
         PoolStats {
             slots: self.slots,
             used: state.runs.used(),
-            most: state.runs.most(),
+            most: state.runs.max_used(),
             mapped: state.runs.runs() - state.coherent,
             coherent: state.coherent,
             maps: self.maps.load(Relaxed),
@@ -332,8 +332,8 @@ impl Pool {
         let skip = phys as usize % SLOT;
         let align = self.align(modulus, (phys as usize / SLOT) & (modulus - 1));
         let slots = skip.checked_add(bytes)?.div_ceil(SLOT);
-        let note = Use::Mapped { phys, bytes };
-        let taken = self.state.lock().runs.take(slots, align, note);
+        let owner = Use::Mapped { phys, bytes };
+        let taken = self.state.lock().runs.allocate(slots, align, owner);
         let Some(first) = taken else {
             self.full.add(1, Relaxed);
             return None;
@@ -369,10 +369,10 @@ impl Pool {
         let closed = self.position(address).and_then(|position| {
             let mut state = self.state.lock();
             let run = state.runs.find(position / SLOT)?;
-            match run.note {
+            match run.owner {
                 // A mapping can only be removed as a whole.
                 Use::Mapped { phys, bytes: all }
-                    if position == run.first * SLOT + run.note.skip() && bytes == all =>
+                    if position == run.first * SLOT + run.owner.skip() && bytes == all =>
                 {
                     state.runs.close(run.first)?;
                     Some((run, position, phys))
@@ -402,10 +402,10 @@ impl Pool {
         }
         let found = self.position(address).and_then(|position| {
             let run = self.state.lock().runs.find(position / SLOT)?;
-            let Use::Mapped { phys, bytes: all } = run.note else {
+            let Use::Mapped { phys, bytes: all } = run.owner else {
                 return Some(None);
             };
-            let inside = position.checked_sub(run.first * SLOT + run.note.skip())?;
+            let inside = position.checked_sub(run.first * SLOT + run.owner.skip())?;
             let fits = inside.checked_add(bytes).is_some_and(|end| end <= all);
             fits.then_some(Some((position, phys + inside as u64)))
         });
@@ -427,7 +427,7 @@ impl Pool {
         let align = self.align(slots.checked_next_power_of_two()?, 0);
         let taken = {
             let mut state = self.state.lock();
-            let taken = state.runs.take(slots, align, Use::Coherent);
+            let taken = state.runs.allocate(slots, align, Use::Coherent);
             state.coherent += usize::from(taken.is_some());
             taken
         };
@@ -444,7 +444,7 @@ impl Pool {
         let closed = self.position(address).and_then(|position| {
             let mut state = self.state.lock();
             let run = state.runs.find(position / SLOT)?;
-            let own = matches!(run.note, Use::Coherent)
+            let own = matches!(run.owner, Use::Coherent)
                 && position == run.first * SLOT
                 && bytes.checked_next_multiple_of(PAGE)? == run.slots * SLOT;
             own.then_some(())?;

@@ -2,12 +2,12 @@
 //! The slot allocator against a list of the owners of slots.
 
 use proptest::prelude::*;
-use protocol::mem::runs::{words, Align, Run, Runs, Slot};
+use protocol::mem::runs::{words, Align, Run, Slot, SlotAllocator};
 
-type Kept = Runs<u32, Vec<Slot<u32>>, Vec<u64>>;
+type Kept = SlotAllocator<u32, Vec<Slot<u32>>, Vec<u64>>;
 
 fn runs(slots: usize) -> Kept {
-    Runs::new(vec![Slot::FREE; slots], vec![0; words(slots)]).unwrap()
+    SlotAllocator::new(vec![Slot::FREE; slots], vec![0; words(slots)]).unwrap()
 }
 
 fn even() -> Align {
@@ -20,7 +20,7 @@ fn even() -> Align {
 #[test]
 fn memory_has_to_fit() {
     let made = |slots: usize, bits: usize| {
-        Runs::<u32, _, _>::new(vec![Slot::FREE; slots], vec![0u64; bits]).is_some()
+        SlotAllocator::<u32, _, _>::new(vec![Slot::FREE; slots], vec![0u64; bits]).is_some()
     };
     assert!(made(1, 1) && made(64, 1) && made(65, 2));
     assert!(!made(0, 0) && !made(64, 2) && !made(65, 1));
@@ -29,63 +29,63 @@ fn memory_has_to_fit() {
 #[test]
 fn lowest_first_and_none_beyond_the_end() {
     let mut r = runs(70);
-    assert_eq!(r.take(69, Align::ANY, 1), Some(0));
-    assert_eq!(r.take(2, Align::ANY, 2), None);
-    assert_eq!(r.take(1, Align::ANY, 2), Some(69));
-    assert_eq!(r.take(1, Align::ANY, 3), None);
-    assert_eq!((r.used(), r.most(), r.runs()), (70, 70, 2));
+    assert_eq!(r.allocate(69, Align::ANY, 1), Some(0));
+    assert_eq!(r.allocate(2, Align::ANY, 2), None);
+    assert_eq!(r.allocate(1, Align::ANY, 2), Some(69));
+    assert_eq!(r.allocate(1, Align::ANY, 3), None);
+    assert_eq!((r.used(), r.max_used(), r.runs()), (70, 70, 2));
 }
 
 #[test]
 fn alignment_is_kept() {
     let mut r = runs(128);
-    assert_eq!(r.take(1, even(), 1), Some(0));
-    assert_eq!(r.take(1, even(), 2), Some(2));
+    assert_eq!(r.allocate(1, even(), 1), Some(0));
+    assert_eq!(r.allocate(1, even(), 2), Some(2));
     let odd = Align {
         modulus: 2,
         remainder: 1,
     };
-    assert_eq!(r.take(3, odd, 3), Some(3));
+    assert_eq!(r.allocate(3, odd, 3), Some(3));
     // Slot 1 is free and satisfies the alignment.
-    assert_eq!(r.take(1, odd, 4), Some(1));
+    assert_eq!(r.allocate(1, odd, 4), Some(1));
     let far = Align {
         modulus: 64,
         remainder: 60,
     };
-    assert_eq!(r.take(8, far, 5), Some(60));
+    assert_eq!(r.allocate(8, far, 5), Some(60));
     let none = Align {
         modulus: 3,
         remainder: 0,
     };
-    assert_eq!(r.take(1, none, 6), None);
+    assert_eq!(r.allocate(1, none, 6), None);
     let beyond = Align {
         modulus: 1 << 30,
         remainder: 1 << 29,
     };
-    assert_eq!(r.take(1, beyond, 6), None);
-    assert_eq!(r.take(0, Align::ANY, 6), None);
-    assert_eq!(r.take(usize::MAX, Align::ANY, 6), None);
+    assert_eq!(r.allocate(1, beyond, 6), None);
+    assert_eq!(r.allocate(0, Align::ANY, 6), None);
+    assert_eq!(r.allocate(usize::MAX, Align::ANY, 6), None);
 }
 
 #[test]
 fn closed_runs_are_neither_found_nor_given_out() {
     let mut r = runs(4);
-    assert_eq!(r.take(4, Align::ANY, 7), Some(0));
+    assert_eq!(r.allocate(4, Align::ANY, 7), Some(0));
     let run = Run {
         first: 0,
         slots: 4,
-        note: 7,
+        owner: 7,
     };
     assert_eq!(r.find(3), Some(run));
     assert!(!r.free(0), "it is not closed");
     assert_eq!(r.close(2), Some(run));
     assert_eq!((r.find(0), r.close(2)), (None, None));
-    assert_eq!(r.take(1, Align::ANY, 8), None);
+    assert_eq!(r.allocate(1, Align::ANY, 8), None);
     assert!(!r.free(1), "not the first");
     assert!(r.free(0));
     assert!(!r.free(0), "twice");
-    assert_eq!((r.used(), r.most(), r.runs()), (0, 4, 0));
-    assert_eq!(r.take(1, Align::ANY, 8), Some(0));
+    assert_eq!((r.used(), r.max_used(), r.runs()), (0, 4, 0));
+    assert_eq!(r.allocate(1, Align::ANY, 8), Some(0));
     assert_eq!(
         (r.find(1), r.find(4), r.find(usize::MAX)),
         (None, None, None)
@@ -114,7 +114,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 struct Known {
     first: usize,
     slots: usize,
-    note: u32,
+    owner: u32,
     closed: bool,
 }
 
@@ -124,7 +124,7 @@ proptest! {
         let mut r = runs(len);
         let mut known: Vec<Known> = Vec::new();
         let mut most = 0;
-        for (note, step) in (0u32..).zip(steps) {
+        for (owner, step) in (0u32..).zip(steps) {
             let is_free = |known: &[Known], s: usize| {
                 !known.iter().any(|k| (k.first..k.first + k.slots).contains(&s))
             };
@@ -137,9 +137,9 @@ proptest! {
                             && (*at..at + slots).all(|s| is_free(&known, s))
                     };
                     let lowest = (0..len).find(fits);
-                    prop_assert_eq!(r.take(slots, align, note), lowest);
+                    prop_assert_eq!(r.allocate(slots, align, owner), lowest);
                     if let Some(first) = lowest {
-                        known.push(Known { first, slots, note, closed: false });
+                        known.push(Known { first, slots, owner, closed: false });
                     }
                 }
                 Step::Close(slot) => {
@@ -148,7 +148,7 @@ proptest! {
                         .find(|k| !k.closed && (k.first..k.first + k.slots).contains(&slot));
                     let run = open.map(|k| {
                         k.closed = true;
-                        Run { first: k.first, slots: k.slots, note: k.note }
+                        Run { first: k.first, slots: k.slots, owner: k.owner }
                     });
                     prop_assert_eq!(r.close(slot), run);
                 }
@@ -162,10 +162,10 @@ proptest! {
             }
             let used: usize = known.iter().map(|k| k.slots).sum();
             most = most.max(used);
-            prop_assert_eq!((r.used(), r.most(), r.runs()), (used, most, known.len()));
+            prop_assert_eq!((r.used(), r.max_used(), r.runs()), (used, most, known.len()));
             for s in 0..len {
                 let k = known.iter().find(|k| !k.closed && (k.first..k.first + k.slots).contains(&s));
-                let run = k.map(|k| Run { first: k.first, slots: k.slots, note: k.note });
+                let run = k.map(|k| Run { first: k.first, slots: k.slots, owner: k.owner });
                 prop_assert_eq!(r.find(s), run);
             }
         }

@@ -2,7 +2,7 @@
 //! The backdoor registry against a model that remembers all late answers.
 
 use proptest::prelude::*;
-use protocol::nic::backdoor_slots::{BackdoorSlots, Taken};
+use protocol::nic::backdoor_slots::{BackdoorSlots, Claim};
 use protocol::Time;
 use std::collections::HashMap;
 use wire::ids::NodeId;
@@ -16,36 +16,36 @@ const LATE: u64 = 60;
 fn silent_nodes_do_not_keep_the_others_out() {
     let mut slots = BackdoorSlots::<64>::new(LATE);
     for n in 0..64 {
-        assert_eq!(slots.take(NodeId(n), Time(n.into())), Taken::Clean);
+        assert_eq!(slots.claim(NodeId(n), Time(n.into())), Claim::Clean);
         // Nobody else at the same time.
-        assert_eq!(slots.take(NodeId(n), Time(n.into())), Taken::No);
-        slots.leave(NodeId(n), true, Time(n.into()));
+        assert_eq!(slots.claim(NodeId(n), Time(n.into())), Claim::No);
+        slots.release(NodeId(n), true, Time(n.into()));
     }
     let other = NodeId(1000);
-    assert_eq!(slots.take(other, Time(LATE - 1)), Taken::No);
-    assert_eq!(slots.take(other, Time(LATE)), Taken::Clean);
-    slots.leave(other, false, Time(LATE));
+    assert_eq!(slots.claim(other, Time(LATE - 1)), Claim::No);
+    assert_eq!(slots.claim(other, Time(LATE)), Claim::Clean);
+    slots.release(other, false, Time(LATE));
     // The oldest one has no place any more, the next one still has.
     for n in [0, 1] {
-        assert_eq!(slots.take(NodeId(n), Time(LATE + 1)), Taken::Dirty);
-        slots.leave(NodeId(n), false, Time(LATE + 1));
+        assert_eq!(slots.claim(NodeId(n), Time(LATE + 1)), Claim::Dirty);
+        slots.release(NodeId(n), false, Time(LATE + 1));
     }
     // Of nobody who has no place it is known any more.
-    assert_eq!(slots.take(other, Time(LATE + 1)), Taken::Dirty);
+    assert_eq!(slots.claim(other, Time(LATE + 1)), Claim::Dirty);
 }
 
 #[test]
 fn what_is_used_is_not_taken_away() {
     let mut slots = BackdoorSlots::<2>::new(LATE);
     for n in 0..2 {
-        assert_eq!(slots.take(NodeId(n), Time(0)), Taken::Clean);
+        assert_eq!(slots.claim(NodeId(n), Time(0)), Claim::Clean);
     }
-    assert_eq!(slots.take(NodeId(2), Time(1000)), Taken::No);
-    slots.leave(NodeId(1), false, Time(1000));
-    assert_eq!(slots.take(NodeId(2), Time(1000)), Taken::Clean);
+    assert_eq!(slots.claim(NodeId(2), Time(1000)), Claim::No);
+    slots.release(NodeId(1), false, Time(1000));
+    assert_eq!(slots.claim(NodeId(2), Time(1000)), Claim::Clean);
     // Who never had one gives none back.
-    slots.leave(NodeId(7), true, Time(1000));
-    assert_eq!(slots.take(NodeId(3), Time(1000)), Taken::No);
+    slots.release(NodeId(7), true, Time(1000));
+    assert_eq!(slots.claim(NodeId(3), Time(1000)), Claim::No);
 }
 
 proptest! {
@@ -61,23 +61,23 @@ proptest! {
         for (n, passed, dirty) in steps {
             now += passed;
             if let Some(at) = busy.iter().position(|b| *b == n) {
-                prop_assert_eq!(slots.take(NodeId(n), Time(now)), Taken::No);
+                prop_assert_eq!(slots.claim(NodeId(n), Time(now)), Claim::No);
                 busy.remove(at);
-                slots.leave(NodeId(n), dirty, Time(now));
+                slots.release(NodeId(n), dirty, Time(now));
                 if dirty {
                     left.insert(n, now);
                 }
                 continue;
             }
             let over = left.get(&n).is_none_or(|since| now - since >= LATE);
-            match slots.take(NodeId(n), Time(now)) {
+            match slots.claim(NodeId(n), Time(now)) {
                 // There are four, of which some may be of use soon.
-                Taken::No => prop_assert!(
+                Claim::No => prop_assert!(
                     !over || busy.len() + left.values().filter(|s| now - **s < LATE).count() >= 4
                 ),
-                taken => {
+                claim => {
                     prop_assert!(over);
-                    prop_assert!(taken == Taken::Dirty || !left.contains_key(&n));
+                    prop_assert!(claim == Claim::Dirty || !left.contains_key(&n));
                     left.remove(&n);
                     busy.push(n);
                 }

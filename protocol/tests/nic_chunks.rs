@@ -73,13 +73,13 @@ proptest! {
             answered += 1;
             let n = answer(direction, local, chunk, error);
             let wrong = Notification { node: NodeId(5), ..n };
-            prop_assert_eq!(t.take(&wrong), Verdict::Foreign);
-            match t.take(&n) {
+            prop_assert_eq!(t.on_notification(&wrong), Verdict::Foreign);
+            match t.on_notification(&n) {
                 Verdict::Progress => {}
                 Verdict::Ended => break true,
                 Verdict::Foreign => break false,
             }
-            prop_assert_eq!(t.take(&n), Verdict::Foreign, "taken twice");
+            prop_assert_eq!(t.on_notification(&n), Verdict::Foreign, "taken twice");
         };
         prop_assert!(ended && !t.is_outstanding() && waiting.is_empty());
         if fail_at.is_some_and(|n| n < answered) {
@@ -101,7 +101,10 @@ fn a_stopped_transfer_posts_nothing_and_absorbs_what_is_late() {
     t.posted();
     t.stop();
     assert_eq!(t.next(), None);
-    assert_eq!(t.take(&answer(Direction::Get, 0, first, 0)), Verdict::Ended);
+    assert_eq!(
+        t.on_notification(&answer(Direction::Get, 0, first, 0)),
+        Verdict::Ended
+    );
     assert!(!t.is_complete() && t.fault().is_none());
 }
 
@@ -109,23 +112,23 @@ fn a_stopped_transfer_posts_nothing_and_absorbs_what_is_late() {
 fn what_was_not_taken_is_next_again() {
     let mut t =
         ChunkedTransfer::new(Direction::Get, NODE, vpid(), 0, 3 * u64::from(MAX_LEN)).unwrap();
-    t.retract();
+    t.unpost();
     let first = t.next().unwrap();
     t.posted();
     let second = t.next().unwrap();
     t.posted();
-    t.retract();
+    t.unpost();
     assert_eq!(t.next(), Some(second));
     assert_eq!(
-        t.take(&answer(Direction::Get, 0, second, 0)),
+        t.on_notification(&answer(Direction::Get, 0, second, 0)),
         Verdict::Foreign
     );
     assert_eq!(
-        t.take(&answer(Direction::Get, 0, first, 0)),
+        t.on_notification(&answer(Direction::Get, 0, first, 0)),
         Verdict::Progress
     );
     t.posted();
-    t.retract();
+    t.unpost();
     assert_eq!((t.next(), t.is_outstanding()), (Some(second), false));
 }
 
@@ -197,23 +200,32 @@ fn transfers_meet_where_a_command_is_outstanding() {
     let get = |local, len| new(Direction::Get, NODE, local, len).unwrap();
     let mut old = get(0x1000, 2 * u64::from(MAX_LEN));
     let end = 0x1000 + u64::from(MAX_LEN);
-    assert!(!old.meets(&get(0x1000, 8)), "nothing was posted");
+    assert!(
+        !old.may_be_confused_with(&get(0x1000, 8)),
+        "nothing was posted"
+    );
     old.posted();
     old.stop();
-    assert!(old.meets(&get(0x1000, 8)));
-    assert!(old.meets(&get(end - 1, 1)));
-    assert!(old.meets(&get(0xFFF, 2)));
-    assert!(!old.meets(&get(0xFFF, 1)));
-    assert!(!old.meets(&get(end, 100)), "that was never posted");
-    assert!(!old.meets(&new(Direction::Put, NODE, 0x1000, 8).unwrap()));
-    assert!(!old.meets(&new(Direction::Get, NodeId(5), 0x1000, 8).unwrap()));
+    assert!(old.may_be_confused_with(&get(0x1000, 8)));
+    assert!(old.may_be_confused_with(&get(end - 1, 1)));
+    assert!(old.may_be_confused_with(&get(0xFFF, 2)));
+    assert!(!old.may_be_confused_with(&get(0xFFF, 1)));
+    assert!(
+        !old.may_be_confused_with(&get(end, 100)),
+        "that was never posted"
+    );
+    assert!(!old.may_be_confused_with(&new(Direction::Put, NODE, 0x1000, 8).unwrap()));
+    assert!(!old.may_be_confused_with(&new(Direction::Get, NodeId(5), 0x1000, 8).unwrap()));
     let chunk = Chunk {
         offset: 0,
         len: MAX_LEN,
     };
     assert_eq!(
-        old.take(&answer(Direction::Get, 0x1000, chunk, 0)),
+        old.on_notification(&answer(Direction::Get, 0x1000, chunk, 0)),
         Verdict::Ended
     );
-    assert!(!old.meets(&get(0x1000, 8)), "it was answered");
+    assert!(
+        !old.may_be_confused_with(&get(0x1000, 8)),
+        "it was answered"
+    );
 }

@@ -120,7 +120,7 @@ proptest! {
                 }
                 Step::Give(_) => {}
             }
-            prop_assert_eq!(space.live(), live.len());
+            prop_assert_eq!(space.allocated(), live.len());
             let free: u64 = space.free_ranges().iter().map(|r| r.pages).sum();
             prop_assert_eq!(free + used.len() as u64, PAGES);
             // Adjacent free ranges were merged.
@@ -174,7 +174,7 @@ proptest! {
             placement.add(*addr, *pages);
         }
         prop_assert_eq!(placement.pages(), runs.iter().map(|(_, n)| n).sum::<u64>());
-        let (align, phase) = placement.wish();
+        let (align, phase) = placement.alignment();
         prop_assert!(align <= 1 << limit);
         prop_assert!(phase < align);
         let first = gap * align + phase;
@@ -196,7 +196,7 @@ fn every_page_size_is_found() {
         let wish = |largest| {
             let mut placement = Placement::new(largest);
             placement.add(addr, pages);
-            placement.wish()
+            placement.alignment()
         };
         assert_eq!(wish(MAX_SIZE_CODE), (1 << code, 0));
         let all: Vec<_> = cut(1 << 18, addr, pages, MAX_SIZE_CODE).collect();

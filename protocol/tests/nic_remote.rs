@@ -3,10 +3,10 @@
 
 use proptest::prelude::*;
 use protocol::nic::rra::{Answer, Reads, Slot, Writes, EXPIRY_S};
-use protocol::nic::smfu::{WindowAllocator, TargetError, Targets, WindowError};
+use protocol::nic::smfu::{TargetError, Targets, WindowAllocator, WindowError};
 use wire::ids::{BusAddr, NodeId};
 use wire::regs::smfu::RRA_WINDOW;
-use wire::smfu::{UNMAPPED_BASE, PAGE, USABLE};
+use wire::smfu::{PAGE, UNMAPPED_BASE, USABLE};
 
 const A: NodeId = NodeId(1);
 const B: NodeId = NodeId(2);
@@ -85,13 +85,19 @@ fn writes_are_answered_in_order() {
     assert_eq!(writes.complete(A, 6, 0), Answer::Unknown);
     // A notification that matches two writes is assigned to the older one.
     assert_eq!(writes.complete(A, 5, 1), Answer::Awaited);
-    assert_eq!((writes.take_result(c), writes.take_result(a)), (None, Some(1)));
+    assert_eq!(
+        (writes.take_result(c), writes.take_result(a)),
+        (None, Some(1))
+    );
     assert_eq!(writes.complete(A, 5, 0), Answer::Awaited);
     assert_eq!(writes.take_result(c), Some(0));
     // The write in between stays outstanding until its own notification.
     assert_eq!(writes.complete(B, 5, 0), Answer::Awaited);
     assert_eq!(writes.complete(B, 5, 0), Answer::Unknown);
-    assert_eq!((writes.take_result(b), writes.take_result(b)), (Some(0), None));
+    assert_eq!(
+        (writes.take_result(b), writes.take_result(b)),
+        (Some(0), None)
+    );
     // Writes that were given up: an overtaken one is removed.
     overdue(&mut writes, B, 5, 0);
     overdue(&mut writes, A, 5, 0);

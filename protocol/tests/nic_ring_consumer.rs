@@ -260,7 +260,10 @@ fn care_is_taken_more_often_each_time() {
     let mut times = LostIrqGuard::FIRST;
     for _ in 0..4 {
         guard.found();
-        assert_eq!((0..).take_while(|_| guard.must_confirm()).count() as u32, times);
+        assert_eq!(
+            (0..).take_while(|_| guard.must_confirm()).count() as u32,
+            times
+        );
         times *= 4;
     }
     for _ in 0..20 {

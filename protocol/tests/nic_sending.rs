@@ -2,7 +2,7 @@
 //! The transmit side of a port against a NIC that commits at its own pace.
 
 use proptest::prelude::*;
-use protocol::nic::sending::{Admission, Kick, Mode, Next, Sending, Unavailable};
+use protocol::nic::sending::{Admission, Mode, Next, TxPort, Unavailable, WatchDelay};
 use protocol::Time;
 use std::collections::VecDeque;
 use wire::wcbuf::{Action, Event, State, COPIES};
@@ -30,11 +30,11 @@ impl Nic {
 }
 
 /// Tries to send `n` packets. Returns true if they were sent, and sets `watch` if the watch is due.
-fn send(s: &mut Sending, nic: &mut Nic, n: u8, now: Time, watch: &mut bool) -> bool {
+fn send(s: &mut TxPort, nic: &mut Nic, n: u8, now: Time, watch: &mut bool) -> bool {
     let admission = match s.admit(n) {
-        Admission::Look => {
-            let (admission, kick) = s.admit_by(n, nic.state(), now);
-            *watch |= kick == Kick::Now;
+        Admission::ReadState => {
+            let (admission, delay) = s.admit_by(n, nic.state(), now);
+            *watch |= delay == WatchDelay::Now;
             admission
         }
         other => other,
@@ -46,14 +46,14 @@ fn send(s: &mut Sending, nic: &mut Nic, n: u8, now: Time, watch: &mut bool) -> b
                 nic.outstanding += 1;
             }
             assert!(nic.outstanding <= 255, "more than the NIC can count");
-            *watch |= s.sent(|| now) != Kick::Nothing;
+            *watch |= s.sent(|| now) != WatchDelay::Nothing;
             true
         }
         Admission::Refused(refusal) => {
             assert_eq!(refusal, Unavailable::Full);
             false
         }
-        Admission::Look => panic!("looks for ever"),
+        Admission::ReadState => panic!("looks for ever"),
     }
 }
 
@@ -78,9 +78,9 @@ proptest! {
     /// then.
     #[test]
     fn a_refused_send_is_followed_by_a_wakeup(steps in prop::collection::vec(step(), 1..300)) {
-        let mut s = Sending::new(STALL);
+        let mut s = TxPort::new(STALL);
         let (mut nic, mut watch, mut now, mut waiting) = (Nic::default(), false, 0u64, false);
-        let run_watch = |s: &mut Sending, nic: &Nic, now: u64, waiting: &mut bool| {
+        let run_watch = |s: &mut TxPort, nic: &Nic, now: u64, waiting: &mut bool| {
             if s.watch(true).is_err() {
                 return false;
             }
@@ -116,7 +116,7 @@ proptest! {
 /// A denied thread is woken even if another thread sends again before.
 #[test]
 fn a_waiting_thread_is_woken_although_another_sends() {
-    let mut s = Sending::new(STALL);
+    let mut s = TxPort::new(STALL);
     let (mut nic, mut watch) = (Nic::default(), false);
     assert!(send(&mut s, &mut nic, 255, Time(0), &mut watch));
     assert!(!send(&mut s, &mut nic, 3, Time(0), &mut watch));
@@ -132,11 +132,11 @@ fn a_waiting_thread_is_woken_although_another_sends() {
 /// Packets that were given up do not count as a stall later.
 #[test]
 fn a_port_that_starts_afresh_does_not_stall_at_once() {
-    let mut s = Sending::new(STALL);
+    let mut s = TxPort::new(STALL);
     let (mut nic, mut watch) = (Nic::default(), false);
     assert!(send(&mut s, &mut nic, 9, Time(0), &mut watch));
     assert!(!s.watched(nic.state(), Time(0)).stalled);
-    assert_eq!(s.give_up(), 9);
+    assert_eq!(s.discard(), 9);
     nic = Nic::default();
     let later = STALL - 1;
     assert!(send(&mut s, &mut nic, 1, Time(later), &mut watch));
@@ -146,7 +146,7 @@ fn a_port_that_starts_afresh_does_not_stall_at_once() {
 
 #[test]
 fn stalls_are_told_once_and_repairs_open_again() {
-    let mut s = Sending::new(STALL);
+    let mut s = TxPort::new(STALL);
     let (mut nic, mut watch) = (Nic::default(), false);
     assert!(send(&mut s, &mut nic, 9, Time(0), &mut watch));
     let told: Vec<u64> = (0..5000)
@@ -163,18 +163,18 @@ fn stalls_are_told_once_and_repairs_open_again() {
     let refused = Admission::Refused(Unavailable::Retry);
     assert_eq!(s.admit(1), refused);
     assert_eq!(s.watch(true), Err(Next::Repair));
-    assert_eq!(s.give_up(), 8);
+    assert_eq!(s.discard(), 8);
     assert!(s.wake());
     assert_eq!(s.admit(255), Admission::Granted);
     // A port that is closed during a repair stays closed.
     let again = State(0).with_retry(true).with_retry_count(1);
     let mut fresh = Nic::default();
     assert!(send(&mut s, &mut fresh, 1, Time(6002), &mut watch));
-    s.noticed(again);
+    s.polled(again);
     assert_eq!(s.mode(), Mode::Repair);
     s.close();
     assert_eq!(s.repair(), None);
-    s.give_up();
+    s.discard();
     let refused = Admission::Refused(Unavailable::Down);
     assert_eq!(s.admit(1), refused);
     assert_eq!(s.watch(true), Err(Next::Idle));
@@ -185,13 +185,13 @@ fn stalls_are_told_once_and_repairs_open_again() {
 #[test]
 fn a_read_of_all_ones_is_repeated() {
     const ONES: State = State(u64::MAX);
-    let mut s = Sending::new(STALL);
+    let mut s = TxPort::new(STALL);
     let (mut nic, mut watch) = (Nic::default(), false);
     assert!(send(&mut s, &mut nic, 255, Time(0), &mut watch));
-    assert_eq!(s.admit(1), Admission::Look);
-    let (refused, kick) = s.admit_by(1, ONES, Time(1));
+    assert_eq!(s.admit(1), Admission::ReadState);
+    let (refused, delay) = s.admit_by(1, ONES, Time(1));
     assert_eq!(refused, Admission::Refused(Unavailable::Full));
-    assert_eq!(kick, Kick::Soon);
+    assert_eq!(delay, WatchDelay::Soon);
     // The watch pauses, for any length of time.
     for now in 2..10 {
         assert_eq!(s.watch(true), Ok(()));
@@ -210,7 +210,7 @@ fn a_read_of_all_ones_is_repeated() {
 
 #[test]
 fn the_watch_of_a_device_that_is_gone_ends() {
-    let mut s = Sending::new(STALL);
+    let mut s = TxPort::new(STALL);
     let (mut nic, mut watch) = (Nic::default(), false);
     assert!(send(&mut s, &mut nic, 255, Time(0), &mut watch));
     assert_eq!(s.watch(false), Err(Next::Idle));
@@ -257,7 +257,7 @@ impl Shallow {
     }
 
     /// Performs one step of the repair, if there is one. Returns whether a pause is due.
-    fn repair(&mut self, s: &mut Sending, copies: &[u32; COPIES]) -> Option<bool> {
+    fn repair(&mut self, s: &mut TxPort, copies: &[u32; COPIES]) -> Option<bool> {
         let event = match s.repair()? {
             Action::ReadState => Event::State(self.state),
             Action::WriteState(state) => {
@@ -271,7 +271,7 @@ impl Shallow {
             }
             Action::Done | Action::Failed(_) => panic!("{:?}", s.repair()),
         };
-        Some(s.repair_did(event))
+        Some(s.repair_done(event))
     }
 }
 
@@ -279,7 +279,7 @@ impl Shallow {
 /// when `watch` runs. Returns the packets in the order of acceptance by the NIC, and the number of
 /// repairs.
 fn without_the_watch(total: u32, depth: usize, watch: impl Fn(u64) -> bool) -> (Vec<u32>, u32) {
-    let mut s = Sending::new(STALL);
+    let mut s = TxPort::new(STALL);
     let mut nic = Shallow::new(depth);
     let mut copies = [0; COPIES];
     let (mut sent, mut repairs) = (0, 0);
@@ -288,7 +288,7 @@ fn without_the_watch(total: u32, depth: usize, watch: impl Fn(u64) -> bool) -> (
         // The time does not advance.
         let now = Time(7);
         let admission = match s.admit(1) {
-            Admission::Look => s.admit_by(1, nic.state, now).0,
+            Admission::ReadState => s.admit_by(1, nic.state, now).0,
             other => other,
         };
         if admission == Admission::Granted && sent < total {
@@ -317,7 +317,7 @@ fn without_the_watch(total: u32, depth: usize, watch: impl Fn(u64) -> bool) -> (
             }
         } else {
             if s.is_in_doubt() {
-                s.noticed(nic.state);
+                s.polled(nic.state);
             }
             repairs += u32::from(s.repair_began());
             while nic.repair(&mut s, &copies) == Some(false) {}

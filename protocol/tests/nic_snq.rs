@@ -4,8 +4,8 @@
 
 use proptest::prelude::*;
 use protocol::nic::snq::{
-    Admission, DrainStep, Empty, Enabled, ErrorReports, Look, MessageLimit, Moved, SnqConsumer,
-    DRAIN_ROUNDS,
+    DrainStep, Empty, ErrorChange, ErrorReports, EventMask, LimitResult, MessageLimit, Poll,
+    SnqConsumer, DRAIN_ROUNDS,
 };
 use wire::regs::rma;
 use wire::snq::{Header, TriggerEvent, TriggerMask};
@@ -105,7 +105,8 @@ impl World {
     fn take(&mut self) -> u32 {
         let (ring, seen) = (&self.ring, &mut self.seen);
         let read = |i: u16| Some(ring[usize::from(i)]);
-        self.consumer.take(BUDGET, read, |number| seen.push(number))
+        self.consumer
+            .consume(BUDGET, read, |number| seen.push(number))
     }
 
     fn arm(&mut self) {
@@ -118,7 +119,7 @@ impl World {
     fn handle_interrupt(&mut self) {
         if self.take() == 0 {
             let wp = self.read_wp();
-            if self.take() == 0 && self.consumer.found_none(wp) == Empty::Missing {
+            if self.take() == 0 && self.consumer.on_empty(wp) == Empty::Missing {
                 self.recovery_at = Some(self.now + 100);
                 return;
             }
@@ -126,13 +127,13 @@ impl World {
         self.arm();
     }
 
-    fn look(&mut self) {
+    fn poll(&mut self) {
         let wp = self.read_wp();
-        if self.consumer.look(wp) != Look::Overdue {
+        if self.consumer.poll(wp) != Poll::Overdue {
             return;
         }
         if self.take() == 0 {
-            assert_eq!(self.consumer.found_none(wp), Empty::Missing);
+            assert_eq!(self.consumer.on_empty(wp), Empty::Missing);
             self.recovery_at = Some(self.now + 100);
             return;
         }
@@ -183,7 +184,7 @@ impl World {
                 self.recover();
             }
             if now % 1000 == 0 {
-                self.look();
+                self.poll();
             }
         }
     }
@@ -257,7 +258,9 @@ fn a_pass_is_bounded() {
     assert_eq!(world.take(), 0);
     // A slot that can't be read ends the intake, too.
     assert_eq!(
-        world.consumer.take(BUDGET, |_| None::<(Header, ())>, drop),
+        world
+            .consumer
+            .consume(BUDGET, |_| None::<(Header, ())>, drop),
         0
     );
 }
@@ -266,18 +269,18 @@ fn a_pass_is_bounded() {
 #[test]
 fn spurious_interrupts() {
     let mut consumer = SnqConsumer::new(N, 3).expect("ring");
-    assert_eq!(consumer.found_none(3), Empty::Nothing);
+    assert_eq!(consumer.on_empty(3), Empty::Nothing);
     assert!(!consumer.is_missing());
-    assert_eq!(consumer.look(3), Look::Idle);
-    assert_eq!(consumer.look(4), Look::Fresh);
+    assert_eq!(consumer.poll(3), Poll::Idle);
+    assert_eq!(consumer.poll(4), Poll::Fresh);
     // Armed in between: whatever waits now has an interrupt of its own.
     consumer.armed();
-    assert_eq!(consumer.look(4), Look::Fresh);
-    assert_eq!(consumer.look(4), Look::Overdue);
-    assert_eq!(consumer.found_none(4), Empty::Missing);
-    assert_eq!(consumer.look(5), Look::Idle);
+    assert_eq!(consumer.poll(4), Poll::Fresh);
+    assert_eq!(consumer.poll(4), Poll::Overdue);
+    assert_eq!(consumer.on_empty(4), Empty::Missing);
+    assert_eq!(consumer.poll(5), Poll::Idle);
     // A pointer outside of the ring is taken modulo its size, and skips no more than a lap.
-    assert_eq!(consumer.found_none(N * 4 + 4), Empty::Missing);
+    assert_eq!(consumer.on_empty(N * 4 + 4), Empty::Missing);
     let mut filled = 0;
     let read = |_| Some((Header(0), ()));
     let skipped = consumer
@@ -291,7 +294,7 @@ fn spurious_interrupts() {
 #[test]
 fn a_storm_is_masked_for_its_time() {
     let event = TriggerEvent::LinkMacStatus;
-    let mut enabled = Enabled::new(TriggerMask::DEFAULT.with(event));
+    let mut enabled = EventMask::new(TriggerMask::DEFAULT.with(event));
     let mut storms = 0;
     // 2,000 occurrences per second are no storm.
     for i in 0..2000u64 {
@@ -304,8 +307,8 @@ fn a_storm_is_masked_for_its_time() {
     assert!(!enabled.count(event, 901));
     assert!(!enabled.count(TriggerEvent::GpioIrq, 901));
     assert!(enabled.mask().contains(TriggerEvent::GpioIrq));
-    assert!(enabled.calm());
-    assert!(!enabled.calm());
+    assert!(enabled.end_storms());
+    assert!(!enabled.end_storms());
     assert!(enabled.mask().contains(event));
     // A new second starts a new count.
     assert!(!enabled.count(event, 2100));
@@ -317,7 +320,7 @@ fn a_storm_is_masked_for_its_time() {
 
 #[test]
 fn a_drain_masks_its_event_and_ends() {
-    let mut enabled = Enabled::new(TriggerMask::DEFAULT);
+    let mut enabled = EventMask::new(TriggerMask::DEFAULT);
     assert!(enabled.begin_drain());
     assert!(!enabled.begin_drain(), "one at a time");
     assert_eq!(enabled.mask(), TriggerMask::DRAINING);
@@ -345,15 +348,15 @@ fn closed_ports_are_no_errors() {
         rma::REQUESTER_ERROR_CNT_0,
         rma::COMPLETER_ERROR_CNT_2,
     ];
-    let take = |e: &mut ErrorReports, closed, other| e.take(&registers[..2], &[closed, other]);
-    assert_eq!(take(&mut errors, 0, 0), Moved::Nothing);
-    assert_eq!(take(&mut errors, 1, 0), Moved::ClosedPort);
+    let take = |e: &mut ErrorReports, closed, other| e.compare(&registers[..2], &[closed, other]);
+    assert_eq!(take(&mut errors, 0, 0), ErrorChange::Nothing);
+    assert_eq!(take(&mut errors, 1, 0), ErrorChange::ClosedPort);
     // Counters are cumulative, so equal values are no change.
-    assert_eq!(take(&mut errors, 1, 0), Moved::Nothing);
-    assert_eq!(take(&mut errors, 2, 1), Moved::Error);
-    assert_eq!(take(&mut errors, 2 | (1 << 60), 1), Moved::Error);
+    assert_eq!(take(&mut errors, 1, 0), ErrorChange::Nothing);
+    assert_eq!(take(&mut errors, 2, 1), ErrorChange::Error);
+    assert_eq!(take(&mut errors, 2 | (1 << 60), 1), ErrorChange::Error);
     // Other registers do not count as errors.
-    assert_eq!(errors.take(&[rma::CONFIG], &[5]), Moved::Nothing);
+    assert_eq!(errors.compare(&[rma::CONFIG], &[5]), ErrorChange::Nothing);
 }
 
 /// Interrupts above the limit cause one later notification, and none is lost.
@@ -363,22 +366,22 @@ fn messages_are_limited_and_owed() {
     let mut told = 0;
     for i in 0..20 {
         match limit.admit(1000 + i) {
-            Admission::Call => told += 1,
-            Admission::Exceeded => assert_eq!(i, 5),
-            Admission::Owed => assert!(i > 5),
+            LimitResult::Call => told += 1,
+            LimitResult::Exceeded => assert_eq!(i, 5),
+            LimitResult::Pending => assert!(i > 5),
         }
     }
     assert_eq!(told, 5);
-    assert!(limit.is_owed());
+    assert!(limit.is_pending());
     // The limit stays exceeded in the next window until the notification is sent.
-    assert_eq!(limit.admit(1200), Admission::Owed);
+    assert_eq!(limit.admit(1200), LimitResult::Pending);
     assert!(limit.collect());
     assert!(!limit.collect());
-    assert_eq!(limit.admit(1201), Admission::Call);
+    assert_eq!(limit.admit(1201), LimitResult::Call);
     // Without a limit every interrupt is notified. The smallest limit is one per window.
     let mut any = MessageLimit::new(0);
-    assert!((0..5000).all(|_| any.admit(7) == Admission::Call));
+    assert!((0..5000).all(|_| any.admit(7) == LimitResult::Call));
     let mut least = MessageLimit::new(1);
-    assert_eq!(least.admit(0), Admission::Call);
-    assert_eq!(least.admit(1), Admission::Exceeded);
+    assert_eq!(least.admit(0), LimitResult::Call);
+    assert_eq!(least.admit(1), LimitResult::Exceeded);
 }

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use protocol::nic::nla::NlaRange;
-use protocol::nic::table_use::{share, tables_of, TableUse, SPAN};
+use protocol::nic::table_use::{pages_in_table, tables_of, TableUse, SPAN};
 use std::collections::BTreeSet;
 
 const TABLES: u64 = 12;
@@ -29,7 +29,7 @@ fn touched(ranges: &[NlaRange]) -> u64 {
 proptest! {
     #[test]
     fn shares_add_up(range in range()) {
-        let parts: Vec<_> = tables_of(range).map(|i| share(range, i)).collect();
+        let parts: Vec<_> = tables_of(range).map(|i| pages_in_table(range, i)).collect();
         prop_assert!(parts.iter().all(|n| (1..=SPAN).contains(n)));
         prop_assert_eq!(parts.iter().sum::<u64>(), range.pages);
     }

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use wire::ids::RegOffset;
-use wire::regs::map::{Access, Field, RegisterIndex, Register, DESTRUCTIVE, PREFIX, TEXT};
+use wire::regs::map::{Access, Field, Register, RegisterIndex, DESTRUCTIVE, PREFIX, TEXT};
 
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 struct Kind {

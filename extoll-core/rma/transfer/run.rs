@@ -8,7 +8,7 @@
 
 use super::{CallIn, Completion, Listener, Quiet, RmaError};
 use crate::{
-    machine::Kernel,
+    memory::KernelMemory,
     rma::{Descriptor, Notification, Notifications, PageOptions, Requester, SendError},
     vpid::Client,
 };
@@ -46,11 +46,11 @@ pub(super) const CALLS: usize = 256;
 pub(super) struct Inner {
     pub(super) requester: Requester,
     pub(super) notifications: Notifications,
-    pub(super) table: Transfers<Kernel, Arc<dyn Completion>>,
+    pub(super) table: Transfers<KernelMemory, Arc<dyn Completion>>,
     /// Receiver of unclaimed notifications. Dropped with the engine, because it may hold a
     /// [`Submitter`].
     pub(super) listener: Option<(Arc<dyn Listener>, CallIn)>,
-    pub(super) unclaimed: Unclaimed<Kernel>,
+    pub(super) unclaimed: Unclaimed<KernelMemory>,
     /// Time for which the work item for deadlines is queued, if known.
     pub(super) scheduled: Option<Time>,
 }

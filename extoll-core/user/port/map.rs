@@ -4,7 +4,7 @@
 //!
 //! Process context with the mmap lock held; takes the mutex of the port.
 
-use super::{Live, UserPort, UserQueue};
+use super::{OpenPort, UserPort, UserQueue};
 use crate::{mmio, port::PortUnit};
 use kernel::{
     prelude::*,
@@ -113,7 +113,7 @@ impl<U: PortUnit> UserPort<U> {
     }
 
     /// Destroys the queue, including one whose set-up failed in [`UserPort::map_queue`].
-    fn remove_queue(&self, live: &mut Live<U>) -> Result {
+    fn remove_queue(&self, live: &mut OpenPort<U>) -> Result {
         self.watch.forget();
         for (_, mapping) in live.mappings.iter().filter(|(queue, _)| *queue) {
             mapping.revoke();

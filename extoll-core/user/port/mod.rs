@@ -9,7 +9,7 @@
 mod map;
 
 use super::{
-    policy::{Rights, Share},
+    policy::{QuotaClaim, Rights},
     put, put_u64,
     throttle::UserWatch,
     Shared,
@@ -22,7 +22,7 @@ use crate::{
     port::{Owner, PortCore, PortUnit},
     queue::{Layout, Queue},
     stats::Opener,
-    vpid::Want,
+    vpid::VpidRequest,
 };
 use kernel::{
     fs::File,
@@ -68,10 +68,10 @@ type Info = [u32; 12];
 
 /// Maximum number of mappings per open file, because each costs kernel memory. It suffices to map
 /// every page separately, twice.
-const MOST_MAPPINGS: usize = 128;
+const MAX_MAPPINGS: usize = 128;
 
 /// VPID of a process's port. Code that makes translations for it holds a reference.
-pub(crate) type UserVpid<U> = PortCore<U, Option<Share>>;
+pub(crate) type UserVpid<U> = PortCore<U, Option<QuotaClaim>>;
 
 /// Sizes of a queue in bytes, set by the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -127,7 +127,7 @@ impl UserQueue {
 }
 
 /// Open port.
-pub(super) struct Live<U: PortUnit> {
+pub(super) struct OpenPort<U: PortUnit> {
     user_vpid: Arc<UserVpid<U>>,
     sizes: Sizes,
     queue: Option<Arc<UserQueue>>,
@@ -139,7 +139,7 @@ pub(super) struct Live<U: PortUnit> {
     prune_at: usize,
 }
 
-impl<U: PortUnit> Live<U> {
+impl<U: PortUnit> OpenPort<U> {
     pub(super) fn vpid(&self) -> Vpid {
         self.user_vpid.vpid()
     }
@@ -160,9 +160,9 @@ impl<U: PortUnit> Live<U> {
     fn keep(&mut self, queue: bool, mapping: Arc<Mapping>) -> Result {
         if self.mappings.len() >= self.prune_at {
             self.mappings.retain(|(_, m)| m.is_used());
-            self.prune_at = (2 * self.mappings.len()).clamp(16, MOST_MAPPINGS);
+            self.prune_at = (2 * self.mappings.len()).clamp(16, MAX_MAPPINGS);
         }
-        if self.mappings.len() >= MOST_MAPPINGS {
+        if self.mappings.len() >= MAX_MAPPINGS {
             return Err(ENOMEM);
         }
         Ok(self.mappings.push((queue, mapping), GFP_KERNEL)?)
@@ -185,7 +185,7 @@ pub(super) struct UserPort<U: PortUnit> {
     #[pin]
     closing: Mutex<()>,
     #[pin]
-    live: Mutex<Option<Live<U>>>,
+    live: Mutex<Option<OpenPort<U>>>,
 }
 
 impl<U: PortUnit> UserPort<U> {
@@ -206,9 +206,9 @@ impl<U: PortUnit> UserPort<U> {
     ) -> Result<impl PinInit<Self, Error>> {
         rights.admit()?;
         let account = || shared.nic.atu().account();
-        let share = shared.quota.take(U::UNIT, rights, account)?;
-        let budget = share.as_ref().map(|share| share.budget().clone());
-        let tables = share.as_ref().map(|share| share.tables().clone());
+        let claim = shared.quota.claim(U::UNIT, rights, account)?;
+        let budget = claim.as_ref().map(|claim| claim.budget().clone());
+        let tables = claim.as_ref().map(|claim| claim.tables().clone());
         let opener = Opener {
             pid: current!().tgid(),
             uid: rights.uid,
@@ -218,12 +218,12 @@ impl<U: PortUnit> UserPort<U> {
             protection: rights.protection(),
             pages,
         };
-        let user_vpid = PortCore::claim(unit, Want::Any, owner, share)?;
+        let user_vpid = PortCore::claim(unit, VpidRequest::Any, owner, claim)?;
         let base = unit.base();
         let stats = user_vpid.stats().clone();
         let watch = UserWatch::new(base, user_vpid.vpid(), shared.settings, stats, budget)?;
         watch.listen()?;
-        let live = Live {
+        let live = OpenPort {
             user_vpid,
             sizes: DEFAULT_SIZES,
             queue: None,
@@ -255,13 +255,13 @@ impl<U: PortUnit> UserPort<U> {
 
     /// Calls `f` with the port while it is open; `ENODEV` after the NIC was detached. `f` must not
     /// access user memory.
-    pub(super) fn with<R>(&self, f: impl FnOnce(&mut Live<U>) -> Result<R>) -> Result<R> {
+    pub(super) fn with<R>(&self, f: impl FnOnce(&mut OpenPort<U>) -> Result<R>) -> Result<R> {
         let mut guard = self.live.lock();
         f((*guard).as_mut().ok_or(ENODEV)?)
     }
 
     /// Like [`UserPort::with`], with the registers; `f` must not sleep.
-    pub(super) fn with_hw<R>(&self, f: impl FnOnce(&Hw, &Live<U>) -> Result<R>) -> Result<R> {
+    pub(super) fn with_hw<R>(&self, f: impl FnOnce(&Hw, &OpenPort<U>) -> Result<R>) -> Result<R> {
         self.with(|live| {
             let hw = self.nic().alive_access().ok_or(ENODEV)?;
             f(&hw, live)
@@ -320,26 +320,30 @@ impl<U: PortUnit> UserPort<U> {
     }
 
     /// Stores a value that `f` computes from the registers.
-    pub(super) fn get(&self, arg: usize, f: impl FnOnce(&Hw, &Live<U>) -> u64) -> Result<isize> {
+    pub(super) fn get(
+        &self,
+        arg: usize,
+        f: impl FnOnce(&Hw, &OpenPort<U>) -> u64,
+    ) -> Result<isize> {
         let value = self.with_hw(|hw, live| Ok(f(hw, live)))?;
         put_u64(arg, value)
     }
 
     /// Executes a privileged setting.
     pub(super) fn set(&self, f: impl FnOnce(&Hw, Vpid)) -> Result<isize> {
-        self.rights.demand()?;
+        self.rights.require_privilege()?;
         self.with_hw(|hw, live| {
             f(hw, live.vpid());
             Ok(0)
         })
     }
 
-    pub(super) fn lwp(hw: &Hw, live: &Live<U>) -> u64 {
+    pub(super) fn lwp(hw: &Hw, live: &OpenPort<U>) -> u64 {
         let word = hw.rf.read(BqRegs(U::UNIT).wp_lwp_dcq_rp(live.vpid()));
         WritePointers(word).lwp().into()
     }
 
-    pub(super) fn lrp(hw: &Hw, live: &Live<U>) -> u64 {
+    pub(super) fn lrp(hw: &Hw, live: &OpenPort<U>) -> u64 {
         Rp(hw.rf.read(BqRegs(U::UNIT).rp(live.vpid()))).lrp().into()
     }
 
@@ -419,7 +423,7 @@ impl<U: PortUnit> UserPort<U> {
         }
         match self.live.lock().as_ref() {
             None => POLL_GONE,
-            Some(Live { queue: Some(q), .. }) => {
+            Some(OpenPort { queue: Some(q), .. }) => {
                 let holds = || q.status(self.armed.load(Relaxed)) != 0;
                 if holds() || (self.watch.renew() && (holds() || self.watch.is_stuck())) {
                     POLL_IN

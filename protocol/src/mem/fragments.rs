@@ -67,10 +67,10 @@ impl Fragment {
 
 /// Effect of [`Layout::add`] on the list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Added {
+pub struct AddResult {
     /// Number of pages of the chunk that the list already contains, 0 or 1. With 1, the chunk
     /// continues in the last page.
-    pub known: usize,
+    pub shared_pages: usize,
     /// Number of pages to append for the rest of the chunk.
     pub pages: usize,
     /// Last fragment of the list after the addition.
@@ -121,7 +121,7 @@ impl Layout {
     /// Adds a chunk of `len` bytes that begins `offset` bytes into its first page. `same` states
     /// that this page is the last page of the list. Returns `None` and changes no state if `len` is
     /// 0, if `offset` is not below the page size, or if an address would overflow.
-    pub fn add(&mut self, offset: usize, len: usize, same: bool) -> Option<Added> {
+    pub fn add(&mut self, offset: usize, len: usize, same: bool) -> Option<AddResult> {
         if len == 0 || offset >= PAGE {
             return None;
         }
@@ -130,7 +130,7 @@ impl Layout {
         self.pages.checked_add(pages)?.checked_mul(PAGE)?;
         let full = self.pages * PAGE;
         // The chunk continues the last fragment, within a page or at a page boundary.
-        let (known, joins) = match self.last {
+        let (shared_pages, joins) = match self.last {
             Some(last) if same && last.end() < full => {
                 let joins = last.end() == full - PAGE + offset;
                 (usize::from(joins), joins)
@@ -149,13 +149,13 @@ impl Layout {
                 len,
             },
         };
-        self.pages += pages - known;
+        self.pages += pages - shared_pages;
         self.bytes = bytes;
         self.fragments += usize::from(!joins);
         self.last = Some(fragment);
-        Some(Added {
-            known,
-            pages: pages - known,
+        Some(AddResult {
+            shared_pages,
+            pages: pages - shared_pages,
             fragment,
             new: !joins,
         })
@@ -196,13 +196,16 @@ mod tests {
     }
 
     /// Adds chunks, each given as offset, length, and whether it shares the previous page.
-    fn lay(pieces: &[(usize, usize, bool)]) -> (Layout, Vec<Fragment>) {
+    fn lay(chunks: &[(usize, usize, bool)]) -> (Layout, Vec<Fragment>) {
         let (mut layout, mut all) = (Layout::new(), Vec::new());
-        for (offset, len, same) in pieces {
+        for (offset, len, same) in chunks {
             let before = layout;
             let added = layout.add(*offset, *len, *same).unwrap();
             assert_eq!(layout.pages(), before.pages() + added.pages);
-            assert_eq!(added.known + added.pages, (offset + len).div_ceil(PAGE));
+            assert_eq!(
+                added.shared_pages + added.pages,
+                (offset + len).div_ceil(PAGE)
+            );
             if !added.new {
                 all.pop();
             }

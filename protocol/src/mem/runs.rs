@@ -23,7 +23,7 @@ pub struct Slot<T> {
     /// In a first slot: number of slots of the run.
     slots: u32,
     /// In a first slot: the owner's note, until the run is closed.
-    note: Option<T>,
+    owner: Option<T>,
 }
 
 impl<T> Slot<T> {
@@ -31,7 +31,7 @@ impl<T> Slot<T> {
     pub const FREE: Self = Self {
         first: NONE,
         slots: 0,
-        note: None,
+        owner: None,
     };
 }
 
@@ -43,7 +43,7 @@ pub struct Run<T> {
     /// Number of slots, at least 1.
     pub slots: usize,
     /// Note of the owner.
-    pub note: T,
+    pub owner: T,
 }
 
 /// Alignment of the first slot of a run.
@@ -72,14 +72,14 @@ impl Align {
 /// Allocator of runs; see the module's documentation. `S` and `W` hold the slots and the words of
 /// bits.
 #[derive(Debug)]
-pub struct Runs<T, S, W> {
+pub struct SlotAllocator<T, S, W> {
     slots: S,
     /// Bit map: one bit per slot, set while the slot is used. Bits beyond the last slot are set.
     words: W,
     /// Lower bound of the first free slot.
     low: usize,
     used: usize,
-    most: usize,
+    max_used: usize,
     runs: usize,
     _notes: PhantomData<T>,
 }
@@ -89,7 +89,7 @@ pub const fn words(slots: usize) -> usize {
     slots.div_ceil(BITS)
 }
 
-impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Runs<T, S, W> {
+impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> SlotAllocator<T, S, W> {
     /// Returns an allocator with all slots free. Returns `None` unless there are 1 to [`MAX`] slots
     /// and [`words()`] words.
     pub fn new(mut slots: S, mut bits: W) -> Option<Self> {
@@ -107,7 +107,7 @@ impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Runs
             words: bits,
             low: 0,
             used: 0,
-            most: 0,
+            max_used: 0,
             runs: 0,
             _notes: PhantomData,
         })
@@ -129,8 +129,8 @@ impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Runs
     }
 
     /// Returns the maximum of [`Self::used()`] so far.
-    pub fn most(&self) -> usize {
-        self.most
+    pub fn max_used(&self) -> usize {
+        self.max_used
     }
 
     /// Returns the number of runs, including closed ones.
@@ -179,7 +179,7 @@ impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Runs
 
     /// Allocates `slots` slots that begin where `align` allows. Returns the first of them, or
     /// `None` if there is no such run or the alignment is invalid.
-    pub fn take(&mut self, slots: usize, align: Align, note: T) -> Option<usize> {
+    pub fn allocate(&mut self, slots: usize, align: Align, owner: T) -> Option<usize> {
         if slots == 0 || !align.modulus.is_power_of_two() {
             return None;
         }
@@ -198,11 +198,11 @@ impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Runs
         }
         if let Some(first) = run.first_mut() {
             first.slots = slots as u32;
-            first.note = Some(note);
+            first.owner = Some(owner);
         }
         self.mark(at, end, true);
         self.used += slots;
-        self.most = self.most.max(self.used);
+        self.max_used = self.max_used.max(self.used);
         self.runs += 1;
         Some(at)
     }
@@ -214,7 +214,7 @@ impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Runs
         Some(Run {
             first,
             slots: head.slots as usize,
-            note: head.note?,
+            owner: head.owner?,
         })
     }
 
@@ -222,7 +222,7 @@ impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Runs
     /// slot is free or its run is closed already.
     pub fn close(&mut self, slot: usize) -> Option<Run<T>> {
         let run = self.find(slot)?;
-        self.slots.get_mut(run.first)?.note = None;
+        self.slots.get_mut(run.first)?.owner = None;
         Some(run)
     }
 
@@ -230,7 +230,7 @@ impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Runs
     /// run.
     pub fn free(&mut self, first: usize) -> bool {
         let count = match self.slots.get(first) {
-            Some(head) if head.first as usize == first && head.note.is_none() => {
+            Some(head) if head.first as usize == first && head.owner.is_none() => {
                 head.slots as usize
             }
             _ => return false,

@@ -23,7 +23,7 @@ enum Use {
 
 /// Result of a request for a backdoor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Taken {
+pub enum Claim {
     /// The backdoor is not available now.
     No,
     /// The caller owns the backdoor, and its FIFO is empty.
@@ -37,36 +37,36 @@ pub enum Taken {
 pub struct BackdoorSlots<const N: usize> {
     list: [Option<(NodeId, Use)>; N],
     /// Time in ticks after which no answer arrives any more.
-    late: u64,
+    max_answer_ticks: u64,
     /// True if a node without a slot may hold late answers.
     forgotten: bool,
 }
 
 impl<const N: usize> BackdoorSlots<N> {
-    /// Nobody has used any. `late`: for so many ticks an answer may come.
+    /// Nobody has used any. `max_answer_ticks`: for so many ticks an answer may come.
     #[must_use]
-    pub const fn new(late: u64) -> Self {
+    pub const fn new(max_answer_ticks: u64) -> Self {
         Self {
             list: [None; N],
-            late,
+            max_answer_ticks,
             forgotten: false,
         }
     }
 
-    fn is_over(&self, since: Time, now: Time) -> bool {
-        now.since(since) >= self.late
+    fn is_expired(&self, since: Time, now: Time) -> bool {
+        now.since(since) >= self.max_answer_ticks
     }
 
     /// Claims the backdoor of `node` for the caller.
-    pub fn take(&mut self, node: NodeId, now: Time) -> Taken {
-        let known = |place: &Option<(NodeId, Use)>| place.is_some_and(|(n, _)| n == node);
+    pub fn claim(&mut self, node: NodeId, now: Time) -> Claim {
+        let known = |slot: &Option<(NodeId, Use)>| slot.is_some_and(|(n, _)| n == node);
         if let Some(at) = self.list.iter().position(known) {
             return match self.list.get(at).copied().flatten() {
-                Some((_, Use::Dirty(since))) if self.is_over(since, now) => {
+                Some((_, Use::Dirty(since))) if self.is_expired(since, now) => {
                     self.put(at, node);
-                    Taken::Dirty
+                    Claim::Dirty
                 }
-                _ => Taken::No,
+                _ => Claim::No,
             };
         }
         let Some(at) = self.list.iter().position(Option::is_none) else {
@@ -78,45 +78,45 @@ impl<const N: usize> BackdoorSlots<N> {
 
     /// Reuses the slot with the oldest late answers, if its waiting time has passed. The
     /// information that the slot's node may hold answers is kept in `forgotten` only.
-    fn replace(&mut self, node: NodeId, now: Time) -> Taken {
-        let dirty = |(at, place): (usize, &Option<(NodeId, Use)>)| match place {
+    fn replace(&mut self, node: NodeId, now: Time) -> Claim {
+        let dirty = |(at, slot): (usize, &Option<(NodeId, Use)>)| match slot {
             Some((_, Use::Dirty(since))) => Some((*since, at)),
             _ => None,
         };
         let oldest = self.list.iter().enumerate().filter_map(dirty).min();
         match oldest {
-            Some((since, at)) if self.is_over(since, now) => {
+            Some((since, at)) if self.is_expired(since, now) => {
                 // Evaluated before `forgotten` is set, because the forgotten answers belong to
                 // another node.
-                let taken = self.unknown();
+                let claim = self.unknown();
                 self.forgotten = true;
                 self.put(at, node);
-                taken
+                claim
             }
-            _ => Taken::No,
+            _ => Claim::No,
         }
     }
 
     /// Returns the state of a backdoor without a slot.
-    fn unknown(&self) -> Taken {
+    fn unknown(&self) -> Claim {
         match self.forgotten {
-            true => Taken::Dirty,
-            false => Taken::Clean,
+            true => Claim::Dirty,
+            false => Claim::Clean,
         }
     }
 
     fn put(&mut self, at: usize, node: NodeId) {
-        if let Some(place) = self.list.get_mut(at) {
-            *place = Some((node, Use::Busy));
+        if let Some(slot) = self.list.get_mut(at) {
+            *slot = Some((node, Use::Busy));
         }
     }
 
     /// Releases the backdoor of `node`. `dirty` states that answers may be in its FIFO or in
     /// flight.
-    pub fn leave(&mut self, node: NodeId, dirty: bool, now: Time) {
-        let own = |place: &&mut Option<(NodeId, Use)>| **place == Some((node, Use::Busy));
-        if let Some(place) = self.list.iter_mut().find(own) {
-            *place = dirty.then_some((node, Use::Dirty(now)));
+    pub fn release(&mut self, node: NodeId, dirty: bool, now: Time) {
+        let own = |slot: &&mut Option<(NodeId, Use)>| **slot == Some((node, Use::Busy));
+        if let Some(slot) = self.list.iter_mut().find(own) {
+            *slot = dirty.then_some((node, Use::Dirty(now)));
         }
     }
 }

@@ -97,15 +97,15 @@ impl ChunkedTransfer {
     /// The command that [`ChunkedTransfer::next`] named was posted.
     pub fn posted(&mut self) {
         let Some(chunk) = self.next() else { return };
-        if let Some(place) = self.outstanding.iter_mut().find(|c| c.is_none()) {
-            *place = Some(chunk);
+        if let Some(slot) = self.outstanding.iter_mut().find(|c| c.is_none()) {
+            *slot = Some(chunk);
             self.posted += chunk.len as u64;
         }
     }
 
     /// The command that was [`ChunkedTransfer::posted`] last was not taken, for want of room or the
     /// like: it is next again.
-    pub fn retract(&mut self) {
+    pub fn unpost(&mut self) {
         let last = self
             .outstanding
             .iter_mut()
@@ -124,7 +124,7 @@ impl ChunkedTransfer {
     /// Processes a notification of the port. A notification without an error is matched by peer,
     /// type and address of the last fragment (HW §10.4), one with an error by any address within a
     /// command.
-    pub fn take(&mut self, n: &Notification) -> Verdict {
+    pub fn on_notification(&mut self, n: &Notification) -> Verdict {
         let expected = match self.direction {
             Direction::Get => {
                 n.kind == NotificationType::Completer
@@ -162,10 +162,10 @@ impl ChunkedTransfer {
             .iter_mut()
             .filter(|c| c.as_ref().is_some_and(ours))
             .min_by_key(|c| c.map_or(u64::MAX, |c| c.offset));
-        let Some(place) = oldest else {
+        let Some(slot) = oldest else {
             return Verdict::Foreign;
         };
-        let len = place.take().map_or(0, |c| c.len);
+        let len = slot.take().map_or(0, |c| c.len);
         match fault {
             None => self.done += len as u64,
             Some(fault) => {
@@ -187,7 +187,7 @@ impl ChunkedTransfer {
 
     /// Returns whether a notification of an outstanding command of `self` may be mistaken for one
     /// of `later`.
-    pub fn meets(&self, later: &Self) -> bool {
+    pub fn may_be_confused_with(&self, later: &Self) -> bool {
         let end = later.local + later.len;
         let (same, overlaps) = (
             (self.direction, self.node, self.vpid) == (later.direction, later.node, later.vpid),

@@ -76,7 +76,7 @@ impl fmt::Display for SpaceError {
 pub struct Space<S> {
     free: S,
     /// Number of allocated ranges.
-    live: usize,
+    allocated: usize,
     bounds: NlaRange,
 }
 
@@ -95,7 +95,7 @@ impl<S: Store> Space<S> {
         }
         Ok(Self {
             free,
-            live: 0,
+            allocated: 0,
             bounds,
         })
     }
@@ -126,7 +126,7 @@ impl<S: Store> Space<S> {
             return Err(SpaceError::Invalid);
         }
         // Reserves one range for this split and one for each allocated range that will be freed.
-        if !self.free.reserve(self.live + 2) {
+        if !self.free.reserve(self.allocated + 2) {
             return Err(SpaceError::NoMemory);
         }
         let list = self.free.ranges();
@@ -164,15 +164,15 @@ impl<S: Store> Space<S> {
                     }
                 }
             }
-            self.live += 1;
+            self.allocated += 1;
             return Ok(first);
         }
         Err(SpaceError::Full)
     }
 
     fn set(&mut self, i: usize, range: NlaRange) {
-        if let Some(place) = self.free.ranges_mut().get_mut(i) {
-            *place = range;
+        if let Some(slot) = self.free.ranges_mut().get_mut(i) {
+            *slot = range;
         }
     }
 
@@ -180,7 +180,7 @@ impl<S: Store> Space<S> {
     /// outside the space.
     pub fn free(&mut self, range: NlaRange) -> bool {
         let inside = range.first >= self.bounds.first && range.end() <= self.bounds.end();
-        if range.pages == 0 || !inside || self.live == 0 {
+        if range.pages == 0 || !inside || self.allocated == 0 {
             return false;
         }
         let list = self.free.ranges();
@@ -221,7 +221,7 @@ impl<S: Store> Space<S> {
             ),
             (None, None) => self.free.insert(at, range),
         }
-        self.live -= 1;
+        self.allocated -= 1;
         true
     }
 
@@ -231,8 +231,8 @@ impl<S: Store> Space<S> {
     }
 
     /// Returns the number of allocated ranges.
-    pub fn live(&self) -> usize {
-        self.live
+    pub fn allocated(&self) -> usize {
+        self.allocated
     }
 }
 
@@ -282,14 +282,14 @@ impl Placement {
     }
 
     /// Returns alignment and phase for [`Space::allocate`].
-    pub const fn wish(&self) -> (u64, u64) {
+    pub const fn alignment(&self) -> (u64, u64) {
         (self.align, self.phase)
     }
 }
 
 /// Hardware page of one of the supported sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Nlp {
+pub struct HwPage {
     /// First 4 KiB page in NLA space.
     pub first: u64,
     /// Bus address, aligned to the size.
@@ -298,7 +298,7 @@ pub struct Nlp {
     pub code: u8,
 }
 
-impl Nlp {
+impl HwPage {
     /// Returns the entry to write for each of the page's 4 KiB parts; `None` if the address does
     /// not fit.
     pub const fn entry(&self, vpid: Vpid, read: bool, write: bool) -> Option<GatEntry> {
@@ -316,7 +316,7 @@ pub fn cut(
     addr: BusAddr,
     pages: u64,
     largest: u8,
-) -> impl Iterator<Item = Nlp> + Clone {
+) -> impl Iterator<Item = HwPage> + Clone {
     let mut done = 0;
     core::iter::from_fn(move || {
         if done >= pages {
@@ -328,7 +328,7 @@ pub fn cut(
         };
         let code = SIZE_CODES.into_iter().find(|c| fits(*c)).unwrap_or(0);
         done += 1 << code;
-        Some(Nlp {
+        Some(HwPage {
             first: at,
             addr: BusAddr(page * BusAddr::PAGE_SIZE),
             code,

@@ -4,12 +4,12 @@
 //!
 //! Whoever drives it has a lock around it, the copies for [`wcbuf::Replay`](wire::wcbuf::Replay),
 //! and a *watch*: something that runs some time after it was asked for, looks at the state
-//! register, and goes on as long as [`Watched`] says so. For a dropped packet would go unnoticed
+//! register, and goes on as long as [`WatchResult`] says so. For a dropped packet would go unnoticed
 //! when nothing follows it, and those who wait for room have to hear of it.
 //!
 //! A repair goes step by step, with the lock held for each step. The watch performs the steps, or a
 //! sender that blocks the watch because it has interrupts disabled; that sender polls by itself
-//! ([`Sending::noticed`]).
+//! ([`TxPort::polled`]).
 
 use crate::Time;
 use wire::wcbuf::{Action, Credits, Event, Replay, State, Verdict};
@@ -54,15 +54,15 @@ pub enum Admission {
     /// The packets may be sent.
     Granted,
     /// The last known state has too few credits. The caller must read the state register and call
-    /// [`Sending::admit_by`].
-    Look,
+    /// [`TxPort::admit_by`].
+    ReadState,
     /// It may not.
     Refused(Unavailable),
 }
 
 /// Time at which the watch must run next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kick {
+pub enum WatchDelay {
     /// The watch is scheduled already.
     Nothing,
     /// Some milliseconds from now.
@@ -87,7 +87,7 @@ pub enum Next {
 
 /// Result of a run of the watch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Watched {
+pub struct WatchResult {
     /// Next action of the watch.
     pub next: Next,
     /// True once per stall: packets are outstanding, and the NIC has committed none of them for a
@@ -101,13 +101,13 @@ struct Repair {
     replay: Replay,
     /// Next action of the repair.
     action: Action,
-    /// True after [`Sending::repair_began`] has reported this repair.
-    told: bool,
+    /// True after [`TxPort::repair_began`] has reported this repair.
+    reported: bool,
 }
 
 /// Transmit side of a port; see the module's documentation.
 #[derive(Debug)]
-pub struct Sending {
+pub struct TxPort {
     mode: Mode,
     credits: Credits,
     /// Number of credits that refused sends need; 0 if none was refused since the last wakeup.
@@ -119,12 +119,12 @@ pub struct Sending {
     /// Committed count at the last progress, and its time; `None` before the first read.
     progress: Option<(u8, Time)>,
     /// True after the present stall was reported.
-    told: bool,
+    reported: bool,
     /// Present in [`Mode::Repair`], and after the port was closed during a repair.
     repair: Option<Repair>,
 }
 
-impl Sending {
+impl TxPort {
     /// Returns an open port, whose state register is in its initial state. `stall` is the time in
     /// ticks without a commit after which outstanding packets count as a stall.
     #[must_use]
@@ -136,7 +136,7 @@ impl Sending {
             stall,
             watching: false,
             progress: None,
-            told: false,
+            reported: false,
             repair: None,
         }
     }
@@ -166,7 +166,7 @@ impl Sending {
     pub fn admit(&mut self, n: u8) -> Admission {
         match self.mode {
             Mode::Open if self.room() >= n => Admission::Granted,
-            Mode::Open => Admission::Look,
+            Mode::Open => Admission::ReadState,
             Mode::Repair => {
                 self.want(n);
                 Admission::Refused(Unavailable::Retry)
@@ -179,25 +179,25 @@ impl Sending {
         self.wanted = self.wanted.max(n).max(1);
     }
 
-    /// Like [`Sending::admit`], with a state that was read after the last packet was sent. Returns
+    /// Like [`TxPort::admit`], with a state that was read after the last packet was sent. Returns
     /// the result, and the time of the watch's next run if the request is denied. A state of all
     /// ones from a present device carries no information, so the watch reads it again.
-    pub fn admit_by(&mut self, n: u8, state: State, now: Time) -> (Admission, Kick) {
-        let (refusal, kick) = match self.credits.on_state(state) {
+    pub fn admit_by(&mut self, n: u8, state: State, now: Time) -> (Admission, WatchDelay) {
+        let (refusal, delay) = match self.credits.on_state(state) {
             // After a pause: a device that does not answer makes each read a long one.
-            Verdict::Unread => (Unavailable::Full, Kick::Soon),
+            Verdict::Unread => (Unavailable::Full, WatchDelay::Soon),
             Verdict::Ok { .. } | Verdict::Full if self.room() >= n => {
-                return (Admission::Granted, Kick::Nothing)
+                return (Admission::Granted, WatchDelay::Nothing)
             }
-            Verdict::Ok { .. } | Verdict::Full => (Unavailable::Full, Kick::Now),
+            Verdict::Ok { .. } | Verdict::Full => (Unavailable::Full, WatchDelay::Now),
             Verdict::Retry { .. } | Verdict::Desync { .. } => {
                 self.begin_repair();
-                (Unavailable::Retry, Kick::Now)
+                (Unavailable::Retry, WatchDelay::Now)
             }
         };
         self.want(n);
         self.watch_from(now);
-        (Admission::Refused(refusal), kick)
+        (Admission::Refused(refusal), delay)
     }
 
     /// Returns the number of the next packet, which the caller must send now; `None` without
@@ -214,12 +214,12 @@ impl Sending {
 
     /// Records that packets were sent. Returns when the watch must run.
     #[inline]
-    pub fn sent(&mut self, now: impl FnOnce() -> Time) -> Kick {
+    pub fn sent(&mut self, now: impl FnOnce() -> Time) -> WatchDelay {
         if self.watching {
-            return Kick::Nothing;
+            return WatchDelay::Nothing;
         }
         self.watch_from(now());
-        Kick::Soon
+        WatchDelay::Soon
     }
 
     fn watch_from(&mut self, now: Time) {
@@ -230,7 +230,7 @@ impl Sending {
     }
 
     /// Starts a run of the watch. `Ok` means that the caller must read the state register and call
-    /// [`Sending::watched`]; `Err` carries the next action.
+    /// [`TxPort::watched`]; `Err` carries the next action.
     pub fn watch(&mut self, alive: bool) -> Result<(), Next> {
         let next = match self.mode {
             _ if !alive => Next::Idle,
@@ -243,7 +243,7 @@ impl Sending {
     }
 
     /// Processes a state that the watch has read from a device that is present.
-    pub fn watched(&mut self, state: State, now: Time) -> Watched {
+    pub fn watched(&mut self, state: State, now: Time) -> WatchResult {
         let mut stalled = false;
         let next = match self.credits.on_state(state) {
             Verdict::Ok { .. } | Verdict::Full => {
@@ -266,7 +266,7 @@ impl Sending {
             }
         };
         self.watching = next != Next::Idle;
-        Watched { next, stalled }
+        WatchResult { next, stalled }
     }
 
     /// Returns true if the port's client must be woken because credits are available, once for all
@@ -289,24 +289,24 @@ impl Sending {
             }
             _ => {
                 self.progress = Some((committed, now));
-                self.told = false;
+                self.reported = false;
                 return false;
             }
         };
-        let stalled = !self.told && now.since(since) >= self.stall;
-        self.told |= stalled;
+        let stalled = !self.reported && now.since(since) >= self.stall;
+        self.reported |= stalled;
         stalled
     }
 
-    /// Returns whether a sender that polls by itself must read the state for [`Sending::noticed`].
+    /// Returns whether a sender that polls by itself must read the state for [`TxPort::polled`].
     pub fn is_in_doubt(&self) -> bool {
         self.mode == Mode::Open && self.credits.outstanding() != 0
     }
 
     /// Processes a state that was read outside of the watch. The caller then performs the repair,
-    /// if there is one ([`Sending::repair`]). The watch still wakes waiting senders, and continues
+    /// if there is one ([`TxPort::repair`]). The watch still wakes waiting senders, and continues
     /// unchanged.
-    pub fn noticed(&mut self, state: State) {
+    pub fn polled(&mut self, state: State) {
         if !self.is_in_doubt() {
             return;
         }
@@ -321,14 +321,14 @@ impl Sending {
         self.repair = Some(Repair {
             action: replay.start(),
             replay,
-            told: false,
+            reported: false,
         });
     }
 
     /// Returns the next action of the repair; `None` if there is no repair. The caller holds the
-    /// lock, performs the action and reports it to [`Sending::repair_did`]. The actions are reading
+    /// lock, performs the action and reports it to [`TxPort::repair_done`]. The actions are reading
     /// the state, writing it, and sending a packet again. After [`Action::Failed`] the caller must
-    /// call [`Sending::give_up`].
+    /// call [`TxPort::discard`].
     pub fn repair(&self) -> Option<Action> {
         match self.mode {
             Mode::Repair => self.repair.as_ref().map(|r| r.action),
@@ -339,7 +339,7 @@ impl Sending {
     /// Returns true once per repair.
     pub fn repair_began(&mut self) -> bool {
         match &mut self.repair {
-            Some(repair) => !core::mem::replace(&mut repair.told, true),
+            Some(repair) => !core::mem::replace(&mut repair.reported, true),
             None => false,
         }
     }
@@ -347,7 +347,7 @@ impl Sending {
     /// Records that the repair's action was performed. Returns true if the repair waits for the
     /// NIC, so that the next step needs some time. The port is open again when all packets are
     /// committed, unless it was closed.
-    pub fn repair_did(&mut self, event: Event) -> bool {
+    pub fn repair_done(&mut self, event: Event) -> bool {
         let Some(repair) = &mut self.repair else {
             return false;
         };
@@ -371,7 +371,7 @@ impl Sending {
 
     /// Gives up all outstanding packets and returns their number. The state register is in its
     /// initial state again, and the port is open unless it was closed.
-    pub fn give_up(&mut self) -> u8 {
+    pub fn discard(&mut self) -> u8 {
         let lost = self.credits.outstanding();
         self.credits = Credits::new();
         self.progress = None;

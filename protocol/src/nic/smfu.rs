@@ -4,7 +4,7 @@
 use wire::{
     ids::BusAddr,
     regs::smfu::{ADDRESS_END, INTERVALS, RRA_WINDOW},
-    smfu::{Span, UNMAPPED_BASE, PAGE, USABLE},
+    smfu::{Span, PAGE, UNMAPPED_BASE, USABLE},
 };
 
 /// Why a part of the window was not given out.
@@ -251,7 +251,8 @@ impl Targets {
 
     /// The base for what comes without an interval, and with one that nothing was opened for.
     pub fn default_base(&self) -> BusAddr {
-        self.exported.map_or(UNMAPPED_BASE, |(base, _)| BusAddr(base))
+        self.exported
+            .map_or(UNMAPPED_BASE, |(base, _)| BusAddr(base))
     }
 
     /// Intervals that cause interrupts.

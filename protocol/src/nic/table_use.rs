@@ -20,7 +20,7 @@ pub fn tables_of(range: NlaRange) -> impl DoubleEndedIterator<Item = u64> {
 }
 
 /// Pages of `range` in table `index`, which it lies in.
-pub const fn share(range: NlaRange, index: u64) -> u64 {
+pub const fn pages_in_table(range: NlaRange, index: u64) -> u64 {
     let (first, end) = (index * SPAN, (index + 1) * SPAN);
     let first = if range.first > first {
         range.first
@@ -65,7 +65,7 @@ impl<A: DerefMut<Target = [u32]>> TableUse<A> {
         for index in tables_of(range) {
             if let Some(pages) = self.pages.get_mut(index as usize) {
                 self.tables += u64::from(*pages == 0);
-                *pages += share(range, index) as u32;
+                *pages += pages_in_table(range, index) as u32;
             }
         }
         self.total += range.pages;
@@ -75,7 +75,7 @@ impl<A: DerefMut<Target = [u32]>> TableUse<A> {
     pub fn remove(&mut self, range: NlaRange) {
         for index in tables_of(range) {
             if let Some(pages) = self.pages.get_mut(index as usize) {
-                *pages = pages.saturating_sub(share(range, index) as u32);
+                *pages = pages.saturating_sub(pages_in_table(range, index) as u32);
                 self.tables -= u64::from(*pages == 0);
             }
         }

@@ -19,7 +19,7 @@ const ENTRIES: i32 = 64;
 /// Bytes of a program's name with the terminating 0 (`TASK_COMM_LEN`).
 pub const COMM: usize = 16;
 /// Maximum number of program names. With more, jumps of the program could be too long.
-pub const MOST_NAMES: usize = 64;
+pub const MAX_NAMES: usize = 64;
 
 /// Byte offset in the state array of the number of replaced sockets.
 pub const SWITCHED: u32 = 0;

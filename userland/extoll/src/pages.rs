@@ -15,7 +15,7 @@ use wire::wcbuf::{Action, Credits, Event, Replay, State, Verdict, COPIES, MARK};
 const REPAIR: Duration = Duration::from_secs(5);
 /// Maximum time of a repair step, which holds the lock, so that other threads do not miss their
 /// deadlines.
-const PIECE: Duration = Duration::from_millis(1);
+const STEP: Duration = Duration::from_millis(1);
 /// Maximum part of the interval between two steps that counts as repair time, because nothing is
 /// tried between calls.
 const BETWEEN: Duration = Duration::from_millis(10);
@@ -291,7 +291,7 @@ impl<const N: usize> Sender<N> {
                     if repair.tried >= REPAIR {
                         break Err(self.give_up("the repair took longer than five seconds"));
                     }
-                    if now.duration_since(began) >= PIECE {
+                    if now.duration_since(began) >= STEP {
                         break Ok(true);
                     }
                     let state = self.load();

@@ -231,15 +231,15 @@ const NEVER_HELD: [libc::c_int; 6] = [
     libc::SIGTRAP,
 ];
 
-/// Blocks signals of this thread until it is dropped, except while [`HeldSignals::poll`] waits. A
+/// Blocks signals of this thread until it is dropped, except while [`BlockedSignals::poll`] waits. A
 /// signal that arrives between two of these waits therefore ends the next one.
-pub(crate) struct HeldSignals {
+pub(crate) struct BlockedSignals {
     before: libc::sigset_t,
     // Makes the type `!Send`, because the mask belongs to the thread.
     _thread: PhantomData<*mut ()>,
 }
 
-impl HeldSignals {
+impl BlockedSignals {
     /// Blocks the signals of the calling thread.
     pub fn new() -> Self {
         // SAFETY: a signal set consists of integers, for which zero is valid.
@@ -296,7 +296,7 @@ impl HeldSignals {
     }
 }
 
-impl Drop for HeldSignals {
+impl Drop for BlockedSignals {
     fn drop(&mut self) {
         // SAFETY: the set is valid during the call, and the null pointer is permitted.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, null_mut()) };

@@ -162,7 +162,7 @@ impl Ring {
     /// an interval of [`HOLE`], without a freed slot in between. `first` returns the first slot
     /// without content. Call this function while nothing is found in the queue. It accesses no
     /// memory before the first check is due.
-    pub fn overdue(
+    pub fn lost_slots(
         &mut self,
         first: impl FnOnce(&Self) -> Option<u32>,
         wp: impl FnOnce() -> io::Result<u64>,
@@ -530,7 +530,7 @@ mod tests {
                 looks += 1;
                 Ok(wp)
             };
-            match r.overdue(Ring::first_empty, wp).unwrap() {
+            match r.lost_slots(Ring::first_empty, wp).unwrap() {
                 None => std::thread::sleep(HOLE / 20),
                 Some((at, n)) => {
                     assert_eq!(at, slot);
@@ -567,15 +567,15 @@ mod tests {
     fn what_comes_late_is_no_hole() {
         let mut r = ring(256);
         fill(&r, 1, 9);
-        assert_eq!(r.overdue(Ring::first_empty, || Ok(2)).unwrap(), None);
+        assert_eq!(r.lost_slots(Ring::first_empty, || Ok(2)).unwrap(), None);
         std::thread::sleep(HOLE);
-        assert_eq!(r.overdue(Ring::first_empty, || Ok(2)).unwrap(), None);
+        assert_eq!(r.lost_slots(Ring::first_empty, || Ok(2)).unwrap(), None);
         assert!(r.is_suspect());
         fill(&r, 0, 9);
         r.advance(2);
         assert!(!r.is_suspect());
         let early = || panic!("too early");
-        assert_eq!(r.overdue(Ring::first_empty, early).unwrap(), None);
+        assert_eq!(r.lost_slots(Ring::first_empty, early).unwrap(), None);
     }
 
     #[test]
@@ -596,9 +596,9 @@ mod tests {
         let touched = |_: &Ring| panic!("the queue was looked at");
         for (code, gone) in [(libc::ENOTTY, false), (libc::ENODEV, true)] {
             let ask = || Err(io::Error::from_raw_os_error(code));
-            assert!(r.overdue(touched, ask).is_ok());
+            assert!(r.lost_slots(touched, ask).is_ok());
             std::thread::sleep(HOLE);
-            assert_eq!(r.overdue(touched, ask).is_err(), gone);
+            assert_eq!(r.lost_slots(touched, ask).is_err(), gone);
         }
     }
 }

@@ -332,7 +332,7 @@ impl Inbox {
     /// Skips messages that were lost on their way into the mailbox.
     fn skip_lost(&mut self, backend: &dyn Backend) -> Result<()> {
         let wp = || backend.get(nr::GET_WP);
-        let Some((first, overdue)) = self.ring.overdue(|ring| Some(ring.slot(0)), wp)? else {
+        let Some((first, overdue)) = self.ring.lost_slots(|ring| Some(ring.slot(0)), wp)? else {
             return Ok(());
         };
         if self.is_there(first) {

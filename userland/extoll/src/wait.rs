@@ -2,7 +2,7 @@
 //! Waiting: deadlines, and the choice between polling and sleeping.
 
 use crate::error::{Error, Result};
-use crate::raw::HeldSignals;
+use crate::raw::BlockedSignals;
 use rustix::event::{eventfd, EventfdFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ const IN_VAIN: Duration = Duration::from_micros(25);
 thread_local! {
     /// Event descriptor that wakes this thread from a long sleep. `None` if no descriptor is free;
     /// long sleeps are then split.
-    static BELL: Option<Arc<OwnedFd>> =
+    static WAKER: Option<Arc<OwnedFd>> =
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok().map(Arc::new);
 }
 
@@ -38,9 +38,9 @@ pub(crate) struct Link {
     woken: AtomicU64,
     /// Number of calls of [`Link::wake`].
     changes: AtomicU64,
-    /// Number of threads in a long sleep; `bells` has their event descriptors.
+    /// Number of threads in a long sleep; `wakers` has their event descriptors.
     asleep: AtomicUsize,
-    bells: Mutex<Vec<Arc<OwnedFd>>>,
+    wakers: Mutex<Vec<Arc<OwnedFd>>>,
 }
 
 /// Reason why a sleep ended.
@@ -56,27 +56,30 @@ enum Woken {
 /// A thread in a long sleep, which [`Link::wake`] wakes.
 struct Sleeper<'a> {
     link: &'a Link,
-    bell: Arc<OwnedFd>,
+    waker: Arc<OwnedFd>,
 }
 
 impl<'a> Sleeper<'a> {
     fn new(link: &'a Link) -> Option<Self> {
-        let bell = BELL.try_with(Clone::clone).ok().flatten()?;
-        link.bells().push(bell.clone());
+        let waker = WAKER.try_with(Clone::clone).ok().flatten()?;
+        link.wakers().push(waker.clone());
         link.asleep.fetch_add(1, Ordering::SeqCst);
-        Some(Self { link, bell })
+        Some(Self { link, waker })
     }
 }
 
 impl Drop for Sleeper<'_> {
     fn drop(&mut self) {
         self.link.asleep.fetch_sub(1, Ordering::SeqCst);
-        let mut bells = self.link.bells();
-        if let Some(at) = bells.iter().position(|bell| Arc::ptr_eq(bell, &self.bell)) {
-            bells.swap_remove(at);
+        let mut wakers = self.link.wakers();
+        if let Some(at) = wakers
+            .iter()
+            .position(|waker| Arc::ptr_eq(waker, &self.waker))
+        {
+            wakers.swap_remove(at);
         }
         // Clears the event for the next sleep. The read fails if there was no event.
-        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        let _ = rustix::io::read(&self.waker, &mut [0; 8]);
     }
 }
 
@@ -100,8 +103,8 @@ impl Link {
         Error::Gone
     }
 
-    fn bells(&self) -> MutexGuard<'_, Vec<Arc<OwnedFd>>> {
-        self.bells.lock().unwrap_or_else(PoisonError::into_inner)
+    fn wakers(&self) -> MutexGuard<'_, Vec<Arc<OwnedFd>>> {
+        self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Wakes the threads that sleep on the port, because their conditions have changed: the slot
@@ -111,16 +114,16 @@ impl Link {
         if self.asleep.load(Ordering::SeqCst) == 0 {
             return;
         }
-        for bell in self.bells().iter() {
+        for waker in self.wakers().iter() {
             // A full counter already wakes the thread.
-            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(waker, &1u64.to_ne_bytes());
         }
     }
 
     /// Checks by the descriptor whether the NIC was removed. Does not wait.
     pub fn look(&self, fd: BorrowedFd<'_>) -> Result<()> {
         self.check()?;
-        match self.pause(&HeldSignals::new(), fd, Duration::ZERO) {
+        match self.pause(&BlockedSignals::new(), fd, Duration::ZERO) {
             // The call does not wait, so that a signal does not end it.
             Err(Error::Interrupted) => Ok(()),
             other => other,
@@ -129,7 +132,7 @@ impl Link {
 
     /// Sleeps for `time`, even if the descriptor is readable. Fails when a signal arrives or the
     /// NIC was removed.
-    fn pause(&self, held: &HeldSignals, fd: BorrowedFd<'_>, time: Duration) -> Result<()> {
+    fn pause(&self, held: &BlockedSignals, fd: BorrowedFd<'_>, time: Duration) -> Result<()> {
         self.poll(held, [(fd, 0)], time).map(drop)
     }
 
@@ -138,12 +141,12 @@ impl Link {
     /// sleep.
     fn sleep(
         &self,
-        held: &HeldSignals,
+        held: &BlockedSignals,
         fd: BorrowedFd<'_>,
         time: Duration,
         seen: u64,
     ) -> Result<Woken> {
-        let ready = |[device, bell]: [libc::c_short; 2]| match (device, bell) {
+        let ready = |[device, waker]: [libc::c_short; 2]| match (device, waker) {
             (0, 0) => Woken::Time,
             (0, _) => Woken::Thread,
             _ => Woken::Device,
@@ -159,14 +162,14 @@ impl Link {
         if self.changes.load(Ordering::SeqCst) != seen {
             return Ok(Woken::Thread);
         }
-        let fds = [(fd, libc::POLLIN), (sleeper.bell.as_fd(), libc::POLLIN)];
+        let fds = [(fd, libc::POLLIN), (sleeper.waker.as_fd(), libc::POLLIN)];
         self.poll(held, fds, time).map(ready)
     }
 
     /// Returns the events of the descriptors. The first one is the device's.
     fn poll<const N: usize>(
         &self,
-        held: &HeldSignals,
+        held: &BlockedSignals,
         fds: [(BorrowedFd<'_>, libc::c_short); N],
         time: Duration,
     ) -> Result<[libc::c_short; N]> {
@@ -193,7 +196,7 @@ impl Link {
 pub(crate) struct Pauses {
     wait: Wait,
     began: Instant,
-    held: Option<HeldSignals>,
+    held: Option<BlockedSignals>,
 }
 
 impl Pauses {
@@ -221,7 +224,7 @@ impl Pauses {
         if time.is_zero() {
             std::thread::yield_now();
         }
-        let held = self.held.get_or_insert_with(HeldSignals::new);
+        let held = self.held.get_or_insert_with(BlockedSignals::new);
         link.pause(held, fd, time)
     }
 }
@@ -346,7 +349,7 @@ impl Wait {
                 return Err(Error::Timeout);
             }
             if round {
-                let held = held.get_or_insert_with(HeldSignals::new);
+                let held = held.get_or_insert_with(BlockedSignals::new);
                 if due {
                     link.pause(held, fd, Duration::ZERO)?;
                 }
@@ -357,7 +360,7 @@ impl Wait {
             }
             std::hint::spin_loop();
         }
-        let held = held.unwrap_or_else(HeldSignals::new);
+        let held = held.unwrap_or_else(BlockedSignals::new);
         let asleep = Instant::now();
         let (mut necessary, mut changed) = (true, false);
         // Number of consecutive times that the descriptor was readable but the call found nothing.
@@ -703,9 +706,9 @@ mod tests {
             found.unwrap();
         });
         assert_eq!(link.asleep.load(Ordering::SeqCst), 0);
-        assert!(link.bells().is_empty());
+        assert!(link.wakers().is_empty());
         // A change before the sleep began ends the sleep too.
-        let held = HeldSignals::new();
+        let held = BlockedSignals::new();
         let seen = link.changes.load(Ordering::SeqCst);
         link.wake();
         let woken = link.sleep(&held, a.as_fd(), GUARD, seen);

@@ -136,9 +136,9 @@ pub enum Verb {
 
 /// Error that the module returned for a command.
 #[derive(Debug)]
-struct Refused(Errno);
+struct CommandError(Errno);
 
-impl fmt::Display for Refused {
+impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             Errno::TIMEDOUT => "the node does not answer",
@@ -165,7 +165,7 @@ impl fmt::Display for Refused {
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for CommandError {}
 
 /// Sends a command to the module and returns its answer.
 fn ask(command: &str) -> Result<String> {
@@ -179,7 +179,7 @@ fn ask(command: &str) -> Result<String> {
         })?;
     file.write_all(command.as_bytes())
         .map_err(|e| match Errno::from_io_error(&e) {
-            Some(errno) => Refused(errno).into(),
+            Some(errno) => CommandError(errno).into(),
             None => anyhow::Error::new(e),
         })?;
     let mut text = String::new();
@@ -191,8 +191,8 @@ fn ask(command: &str) -> Result<String> {
 fn ask_about(node: u16, index: &str, command: &str) -> Result<String> {
     ask(command).map_err(|e| {
         let hint = match e.downcast_ref() {
-            Some(Refused(Errno::BUSY)) => holder(node, index),
-            Some(Refused(Errno::TIMEDOUT)) => Some(format!(
+            Some(CommandError(Errno::BUSY)) => holder(node, index),
+            Some(CommandError(Errno::TIMEDOUT)) => Some(format!(
                 "either its module vpci is not loaded, or it is an accelerator that has not been enrolled since it was powered on \
                  (extollctl accel enrol --node {node})"
             )),

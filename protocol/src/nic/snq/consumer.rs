@@ -22,7 +22,7 @@ pub enum Empty {
 
 /// Result of a poll of the write pointer without an interrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Look {
+pub enum Poll {
     /// No entry is pending, or a recovery is in progress.
     Idle,
     /// Entries are pending for the first time; their interrupt may be in flight.
@@ -73,30 +73,30 @@ impl SnqConsumer {
 
     /// Consumes up to `budget` valid entries and returns their number. `read` returns the contents
     /// of a slot with its header; `None` ends the pass. `handle` receives valid entries in order.
-    pub fn take<E>(
+    pub fn consume<E>(
         &mut self,
         budget: u32,
         mut read: impl FnMut(u16) -> Option<(Header, E)>,
         mut handle: impl FnMut(E),
     ) -> u32 {
-        let mut taken = 0;
-        while taken < budget {
+        let mut consumed = 0;
+        while consumed < budget {
             match read(self.ring.next()) {
                 Some((header, entry)) if self.ring.is_valid(header) => handle(entry),
                 _ => break,
             }
             self.ring.consume();
-            taken += 1;
+            consumed += 1;
         }
-        if taken != 0 {
+        if consumed != 0 {
             self.missing = None;
         }
-        taken
+        consumed
     }
 
     /// Records that no entry was valid although the write pointer `wp` had been read before. That
     /// read makes all earlier writes of the hardware visible.
-    pub fn found_none(&mut self, wp: u16) -> Empty {
+    pub fn on_empty(&mut self, wp: u16) -> Empty {
         if self.ring.next() == wp.checked_rem(self.entries).unwrap_or(0) {
             return Empty::Nothing;
         }
@@ -115,14 +115,14 @@ impl SnqConsumer {
     }
 
     /// Performs a periodic poll with the current write pointer.
-    pub fn look(&mut self, wp: u16) -> Look {
+    pub fn poll(&mut self, wp: u16) -> Poll {
         if self.missing.is_some() || self.ring.next() == wp.checked_rem(self.entries).unwrap_or(0) {
-            return Look::Idle;
+            return Poll::Idle;
         }
         if core::mem::replace(&mut self.waiting, true) {
-            Look::Overdue
+            Poll::Overdue
         } else {
-            Look::Fresh
+            Poll::Fresh
         }
     }
 

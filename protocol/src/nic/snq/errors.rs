@@ -11,7 +11,7 @@ use wire::{
 
 /// Kind of counters that changed since the last report.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Moved {
+pub enum ErrorChange {
     /// No error counter changed.
     Nothing,
     /// Only messages for closed VPIDs were counted: a peer started before its partner on this node,
@@ -61,8 +61,8 @@ impl ErrorReports {
     }
 
     /// Compares a report (values `words` of `registers`) with the last one and stores it.
-    pub fn take(&mut self, registers: &[RegOffset], words: &[u64]) -> Moved {
-        let mut worst = Moved::Nothing;
+    pub fn compare(&mut self, registers: &[RegOffset], words: &[u64]) -> ErrorChange {
+        let mut worst = ErrorChange::Nothing;
         for (reg, word) in registers.iter().zip(words) {
             let Some((_, closed, last)) = self.list.iter_mut().find(|(r, _, _)| r == reg) else {
                 continue; // No error counter.
@@ -70,9 +70,9 @@ impl ErrorReports {
             let changed = *word ^ *last;
             *last = *word;
             worst = worst.max(match changed {
-                0 => Moved::Nothing,
-                c if c & !*closed == 0 => Moved::ClosedPort,
-                _ => Moved::Error,
+                0 => ErrorChange::Nothing,
+                c if c & !*closed == 0 => ErrorChange::ClosedPort,
+                _ => ErrorChange::Error,
             });
         }
         worst

@@ -31,7 +31,7 @@ pub enum DrainStep {
 
 /// State of the enabled events of a NIC.
 #[derive(Clone, Debug)]
-pub struct Enabled {
+pub struct EventMask {
     /// Events that the driver or an administrator allows.
     allowed: TriggerMask,
     /// Events that are masked because they storm.
@@ -51,7 +51,7 @@ const fn masks_itself(event: TriggerEvent) -> bool {
     )
 }
 
-impl Enabled {
+impl EventMask {
     /// Returns the state in which `allowed` are enabled.
     pub const fn new(allowed: TriggerMask) -> Self {
         Self {
@@ -79,7 +79,7 @@ impl Enabled {
     }
 
     /// Counts an occurrence at `now_ms`, which must not decrease. Returns true if a storm of the
-    /// event begins. The caller must then write the mask, log the storm, and call [`Enabled::calm`]
+    /// event begins. The caller must then write the mask, log the storm, and call [`EventMask::end_storms`]
     /// after [`MASKED_MS`].
     pub fn count(&mut self, event: TriggerEvent, now_ms: u64) -> bool {
         if masks_itself(event) {
@@ -101,7 +101,7 @@ impl Enabled {
     }
 
     /// Ends all storms. Returns true if there was a storm; the caller must then write the mask.
-    pub fn calm(&mut self) -> bool {
+    pub fn end_storms(&mut self) -> bool {
         core::mem::replace(&mut self.storming, TriggerMask(0)).raw() != 0
     }
 
@@ -138,14 +138,14 @@ impl Enabled {
 
 /// Result of an interrupt at a [`MessageLimit`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Admission {
+pub enum LimitResult {
     /// The client must be notified now.
     Call,
     /// First interrupt above the limit. The caller must call [`MessageLimit::collect`] after
     /// [`MessageLimit::WINDOW_MS`] and notify the client then.
     Exceeded,
     /// Further interrupt above the limit, covered by the pending notification.
-    Owed,
+    Pending,
 }
 
 /// Limit of interrupts per time window. Interrupts above the limit cause one notification at the
@@ -153,10 +153,10 @@ pub enum Admission {
 #[derive(Clone, Debug)]
 pub struct MessageLimit {
     /// Maximum number per window; 0 for no limit.
-    most: u32,
+    max: u32,
     since_ms: u64,
     count: u32,
-    owed: bool,
+    pending: bool,
 }
 
 impl MessageLimit {
@@ -167,42 +167,42 @@ impl MessageLimit {
     /// no limit.
     pub const fn new(per_second: u32) -> Self {
         Self {
-            most: per_second.div_ceil(1000 / Self::WINDOW_MS),
+            max: per_second.div_ceil(1000 / Self::WINDOW_MS),
             since_ms: 0,
             count: 0,
-            owed: false,
+            pending: false,
         }
     }
 
     /// Counts an interrupt at `now_ms`, which must not decrease.
-    pub fn admit(&mut self, now_ms: u64) -> Admission {
-        if self.owed {
-            return Admission::Owed;
+    pub fn admit(&mut self, now_ms: u64) -> LimitResult {
+        if self.pending {
+            return LimitResult::Pending;
         }
-        if self.most == 0 {
-            return Admission::Call;
+        if self.max == 0 {
+            return LimitResult::Call;
         }
         if now_ms.saturating_sub(self.since_ms) >= Self::WINDOW_MS.into() {
             self.since_ms = now_ms;
             self.count = 0;
         }
         self.count = self.count.saturating_add(1);
-        if self.count <= self.most {
-            return Admission::Call;
+        if self.count <= self.max {
+            return LimitResult::Call;
         }
-        self.owed = true;
-        Admission::Exceeded
+        self.pending = true;
+        LimitResult::Exceeded
     }
 
     /// Returns whether a notification is pending.
-    pub const fn is_owed(&self) -> bool {
-        self.owed
+    pub const fn is_pending(&self) -> bool {
+        self.pending
     }
 
     /// Ends the window. Returns true if a notification is pending; the caller must then notify the
     /// client.
     pub fn collect(&mut self) -> bool {
         self.count = 0;
-        core::mem::replace(&mut self.owed, false)
+        core::mem::replace(&mut self.pending, false)
     }
 }

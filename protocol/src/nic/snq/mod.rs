@@ -5,6 +5,6 @@ mod consumer;
 mod errors;
 mod mask;
 
-pub use consumer::{Empty, Look, Skipped, SnqConsumer};
-pub use errors::{ErrorReports, Moved};
-pub use mask::{Admission, DrainStep, Enabled, MessageLimit, DRAIN_ROUNDS, MASKED_MS};
+pub use consumer::{Empty, Poll, Skipped, SnqConsumer};
+pub use errors::{ErrorChange, ErrorReports};
+pub use mask::{DrainStep, EventMask, LimitResult, MessageLimit, DRAIN_ROUNDS, MASKED_MS};

@@ -18,7 +18,7 @@ use wire::pci::{Bar, Numbers, BARS};
 use wire::regs::pcie::PcieToHtocCfg;
 use wire::regs::smfu::{self, IntervalControl, StatusControl, INTERVALS, TRAFFIC_CLASS_INIT};
 use wire::regs::{htax, np, pcie, snq};
-use wire::smfu::{UNMAPPED_BASE, PAGE};
+use wire::smfu::{PAGE, UNMAPPED_BASE};
 
 /// Bus address of the first byte of DMA memory.
 pub const DMA_BASE: u64 = 0x1000_0000;

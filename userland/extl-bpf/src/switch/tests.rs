@@ -314,12 +314,12 @@ fn a_control_group_is_asked_for() {
 
 #[test]
 fn as_many_names_as_are_allowed_fit() {
-    let names: Vec<String> = (0..MOST_NAMES).map(|i| format!("program-{i}")).collect();
+    let names: Vec<String> = (0..MAX_NAMES).map(|i| format!("program-{i}")).collect();
     let mut kernel = Kernel::new([&[259], &[259]]);
     kernel.comm = "program-63";
     let all = Switch {
         only: names.clone(),
-        not: names[..MOST_NAMES - 1].to_vec(),
+        not: names[..MAX_NAMES - 1].to_vec(),
         ..switch()
     };
     assert_eq!(kernel.socket(&all, 2, 1, 0), 259);

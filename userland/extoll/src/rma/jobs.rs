@@ -88,7 +88,7 @@ impl Job {
     /// Returns true if the notification belongs to this job, and records it.
     fn take(&mut self, n: &Notification) -> bool {
         let taken = match &mut self.work {
-            Work::Move(transfer, ..) => transfer.take(n) != Verdict::Foreign,
+            Work::Move(transfer, ..) => transfer.on_notification(n) != Verdict::Foreign,
             Work::Lock { number, state } => {
                 let ours = *state == Outcome::Posted
                     && n.kind == NotificationType::Completer
@@ -191,7 +191,7 @@ impl Jobs {
     /// Reverts [`Jobs::begin`], because the command was not posted.
     pub fn retract(&mut self, id: u64) {
         match self.get(id).map(|job| &mut job.work) {
-            Some(Work::Move(transfer, ..)) => transfer.retract(),
+            Some(Work::Move(transfer, ..)) => transfer.unpost(),
             Some(Work::Lock { state, .. }) => *state = Outcome::New,
             None => {}
         }

@@ -25,7 +25,7 @@ pub(crate) struct Queue {
     /// `None` after a failed change of the size.
     ring: Option<Ring>,
     /// Slots whose addresses were returned to the program.
-    lent: BTreeSet<u32>,
+    returned: BTreeSet<u32>,
     pub jobs: Jobs,
     pub received: u64,
     pub sleeps: u64,
@@ -57,7 +57,7 @@ impl Queue {
     pub fn new(ring: Ring) -> Self {
         Self {
             ring: Some(ring),
-            lent: BTreeSet::new(),
+            returned: BTreeSet::new(),
             jobs: Jobs::default(),
             received: 0,
             sleeps: 0,
@@ -69,7 +69,7 @@ impl Queue {
     /// Replaces the ring. Addresses that were returned become invalid.
     pub fn replace(&mut self, ring: Option<Ring>) {
         (self.commits, self.skipped) = (self.commits(), self.skipped());
-        self.lent.clear();
+        self.returned.clear();
         self.ring = ring;
     }
 
@@ -104,7 +104,7 @@ impl Queue {
             return Ok(());
         };
         let wp = || backend.get(GET_NOTIQ_WP);
-        let Some((slot, overdue)) = ring.overdue(Ring::first_empty, wp)? else {
+        let Some((slot, overdue)) = ring.lost_slots(Ring::first_empty, wp)? else {
             return Ok(());
         };
         match ring.run_of_empty(slot, overdue) {
@@ -117,15 +117,15 @@ impl Queue {
     }
 
     /// Moves notifications of the port's own calls from the queue to their jobs.
-    pub fn sort(&mut self) -> Result<()> {
+    pub fn dispatch(&mut self) -> Result<()> {
         let ring = self.ring.as_mut().ok_or(Error::NoQueue)?;
         ring.check()?;
         if self.jobs.is_empty() {
             return Ok(());
         }
-        let (jobs, lent) = (&mut self.jobs, &self.lent);
+        let (jobs, returned) = (&mut self.jobs, &self.returned);
         let is_theirs = |slot: &u32| match Notification::decode(words(ring, *slot)) {
-            Ok(Some(n)) => !lent.contains(slot) && jobs.take(&n),
+            Ok(Some(n)) => !returned.contains(slot) && jobs.take(&n),
             _ => false,
         };
         let theirs: Vec<u32> = ring.filled().filter(is_theirs).collect();
@@ -140,11 +140,11 @@ impl Queue {
     /// Takes the oldest notification that `wanted` accepts. A malformed notification before it is
     /// removed, and an error is returned.
     pub fn take(&mut self, wanted: impl Fn(&Notification) -> bool) -> Result<Option<Notification>> {
-        self.sort()?;
-        let lent = &self.lent;
+        self.dispatch()?;
+        let returned = &self.returned;
         let ring = self.ring.as_mut().ok_or(Error::NoQueue)?;
         let mut found = None;
-        for slot in ring.filled().filter(|slot| !lent.contains(slot)) {
+        for slot in ring.filled().filter(|slot| !returned.contains(slot)) {
             match Notification::decode(words(ring, slot)) {
                 Ok(Some(n)) if wanted(&n) => found = Some((slot, Ok(n))),
                 Ok(_) => continue,
@@ -163,13 +163,13 @@ impl Queue {
     /// Returns the address of the oldest notification that `wanted` accepts. No other call returns
     /// it until it is freed.
     pub fn lend(&mut self, wanted: impl Fn([u64; 2]) -> bool) -> Result<Found> {
-        self.sort()?;
-        let lent = &mut self.lent;
+        self.dispatch()?;
+        let returned = &mut self.returned;
         let ring = self.ring.as_ref().ok_or(Error::NoQueue)?;
         let mut others = 0;
-        for slot in ring.filled().filter(|slot| !lent.contains(slot)) {
+        for slot in ring.filled().filter(|slot| !returned.contains(slot)) {
             if wanted(words(ring, slot)) {
-                lent.insert(slot);
+                returned.insert(slot);
                 return Ok(Found::At(ring.address(slot)));
             }
             others += 1;
@@ -184,7 +184,7 @@ impl Queue {
         };
         // If the NIC was removed, there is no slot to free.
         let freed = ring.slot_at(address).is_some_and(|slot| {
-            self.lent.remove(&slot) && (ring.free(slot) || ring.check().is_err())
+            self.returned.remove(&slot) && (ring.free(slot) || ring.check().is_err())
         });
         self.received += u64::from(freed);
         freed

@@ -200,7 +200,7 @@ impl Port {
         loop {
             let (id, chunk) = {
                 let mut queue = self.queue();
-                queue.sort()?;
+                queue.dispatch()?;
                 if ticket.posted.get().is_none() {
                     ticket.skipped.set(queue.skipped());
                 }

@@ -7,7 +7,7 @@ mod pins;
 use crate::say;
 use anyhow::{bail, ensure, Context, Result};
 use clap::{Parser, Subcommand};
-use extl_bpf::switch::{Owner, Switch, ABSENT, COMM, MOST_NAMES, NOTES, SWITCHED};
+use extl_bpf::switch::{Owner, Switch, ABSENT, COMM, MAX_NAMES, NOTES, SWITCHED};
 use extl_bpf::{btf::Btf, symbols, sys};
 use pins::{Pinned, Scope};
 use rustix::io::Errno;
@@ -232,8 +232,8 @@ fn enable(root: &Path, wish: Enable) -> Result<()> {
     check(&wish.only)?;
     check(&wish.not)?;
     ensure!(
-        wish.only.len() + wish.not.len() <= MOST_NAMES,
-        "more than {MOST_NAMES} names of programs"
+        wish.only.len() + wish.not.len() <= MAX_NAMES,
+        "more than {MAX_NAMES} names of programs"
     );
     if !is_loaded(root) {
         // The kernel loads the module on demand only for programs that request its protocol. The

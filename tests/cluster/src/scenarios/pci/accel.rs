@@ -189,7 +189,10 @@ fn closed(lab: &Lab, node: usize) -> Result<()> {
     }
     let targets: Vec<u32> = (0..64).map(|k| smfu::vpid_t_start_addr(k).get()).collect();
     let seen = read(&targets)?;
-    ensure!(seen.iter().all(|v| *v == UNMAPPED_BASE.0), "open: {seen:x?}");
+    ensure!(
+        seen.iter().all(|v| *v == UNMAPPED_BASE.0),
+        "open: {seen:x?}"
+    );
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 //! Ending of regions: in batches with one wait for the NIC, asynchronously by a work item, and
 //! after quarantine.
 //!
-//! Lists are under the spinlock `ending`, which disables interrupts. Adding a translation to one
+//! Lists are under the spinlock `revoke_lists`, which disables interrupts. Adding a translation to one
 //! needs no memory and works in any context. The work items `reaper` and `retry` may sleep.
 
 use super::{translation::Translation, Atu, Region};
@@ -30,14 +30,14 @@ pub trait RevokeClient: Send + Sync {
 }
 
 /// Translations that the unit's work items end.
-pub(super) struct Ending {
+pub(super) struct RevokeLists {
     /// Translations that are revoked, or will be by the reaper.
     revoked: List<Translation>,
     /// Translations about which the NIC has not answered.
     quarantined: List<Translation>,
 }
 
-impl Ending {
+impl RevokeLists {
     pub(super) fn new() -> Self {
         Self {
             revoked: List::new(),
@@ -49,7 +49,7 @@ impl Ending {
 impl Atu {
     /// Maximum number of pages whose entries are zeroed in the context that drops a region: 128
     /// MiB, which takes a fraction of a millisecond. The work item zeroes larger regions.
-    pub(super) const AT_ONCE: u64 = 1 << 15;
+    pub(super) const MAX_INLINE_PAGES: u64 = 1 << 15;
 
     /// Ends regions with one wait for the NIC. Afterwards, the regions are dead and can only be
     /// dropped. May sleep, up to about a second.
@@ -77,7 +77,7 @@ impl Atu {
             translation.begin(generation);
             waits |= matches!(translation.next(generation), Next::Ask(_));
         }
-        let answer = waits.then(|| self.commands.settle(&self.ctx));
+        let answer = waits.then(|| self.commands.wait_and_drain(&self.ctx));
         let mut result = Ok(());
         for region in regions() {
             let (translation, generation) = region.translation();
@@ -95,7 +95,7 @@ impl Atu {
         // A translation that is already in a list is checked for this by the work item that removes
         // it.
         if let Ok(item) = ListArc::try_from_arc(translation.clone()) {
-            self.ending.lock().revoked.push_back(item);
+            self.revoke_lists.lock().revoked.push_back(item);
         }
         // It may be queued already.
         let _ = work::enqueue::<_, 0>(self.clone());
@@ -106,7 +106,7 @@ impl Atu {
         // A translation that is already in a list is checked for this by the work item that removes
         // it.
         if let Ok(item) = ListArc::try_from_arc(translation.clone()) {
-            self.ending.lock().quarantined.push_back(item);
+            self.revoke_lists.lock().quarantined.push_back(item);
             self.retry_later();
         }
     }
@@ -117,10 +117,10 @@ impl Atu {
     }
 
     /// Puts a translation that has not ended back into the list for its state.
-    fn put(self: &Arc<Self>, item: ListArc<Translation>) {
+    fn requeue(self: &Arc<Self>, item: ListArc<Translation>) {
         let is_kept = |t: &Translation| matches!(t.next(t.generation()), Next::Look(_));
         if is_kept(&item) {
-            self.ending.lock().quarantined.push_back(item);
+            self.revoke_lists.lock().quarantined.push_back(item);
             self.retry_later();
             return;
         }
@@ -129,7 +129,9 @@ impl Atu {
         let translation = item.into_arc();
         if is_kept(&translation) {
             self.keep_in_quarantine(&translation);
-        } else if let Some((_, Next::Revoke | Next::Zeroing | Next::Ask(_))) = translation.left() {
+        } else if let Some((_, Next::Revoke | Next::Zeroing | Next::Ask(_))) =
+            translation.deferred()
+        {
             self.leave_to_worker(&translation);
         }
     }
@@ -137,53 +139,53 @@ impl Atu {
     /// Ends all translations in the reaper's list with one wait for the NIC. May sleep.
     pub(super) fn reap(self: &Arc<Self>) {
         let mut batch = List::new();
-        batch.push_all_back(&mut self.ending.lock().revoked);
+        batch.push_all_back(&mut self.revoke_lists.lock().revoked);
         if batch.is_empty() {
             return;
         }
         let mut all = List::new();
         while let Some(item) = batch.pop_front() {
             // That end may be complete by now, and the entries may belong to a new region.
-            if let Some((generation, _)) = item.left() {
+            if let Some((generation, _)) = item.deferred() {
                 item.begin(generation);
             }
             all.push_back(item);
         }
-        let answer = self.commands.settle(&self.ctx);
+        let answer = self.commands.wait_and_drain(&self.ctx);
         while let Some(item) = all.pop_front() {
             let translation = item.as_arc();
             translation.answered(translation.generation(), answer);
             translation.settle_soon();
-            self.put(item);
+            self.requeue(item);
         }
     }
 
     /// Polls for late answers about translations in quarantine. May sleep.
-    pub(super) fn look_at_quarantine(self: &Arc<Self>) {
+    pub(super) fn poll_quarantine(self: &Arc<Self>) {
         let mut batch = List::new();
-        batch.push_all_back(&mut self.ending.lock().quarantined);
+        batch.push_all_back(&mut self.revoke_lists.lock().quarantined);
         if batch.is_empty() {
             return;
         }
-        let mut asked = None;
+        let mut requested = None;
         // Later answers wait for the next poll, because earlier writes of the NIC may not have
         // arrived.
-        let seen = self.commands.seen(&self.ctx);
+        let answered = self.commands.answered(&self.ctx);
         self.ctx.wait_for_writes();
         while let Some(item) = batch.pop_front() {
             let translation = item.as_arc();
             let generation = translation.generation();
             if let Next::Look(ticket) = translation.next(generation) {
-                if seen.answers(ticket) {
+                if answered.answers(ticket) {
                     translation.forgotten(generation, Why::Answered);
                 } else {
                     // The first answer may be lost, so an answer to a later request counts, too.
-                    let next = *asked.get_or_insert_with(|| self.commands.ask(&self.ctx));
+                    let next = *requested.get_or_insert_with(|| self.commands.request(&self.ctx));
                     translation.asked_again(generation, next);
                 }
             }
             translation.settle_soon();
-            self.put(item);
+            self.requeue(item);
         }
     }
 
@@ -191,11 +193,11 @@ impl Atu {
     pub(super) fn forget_lists(&self) {
         let mut all = List::new();
         {
-            let mut ending = self.ending.lock();
-            let Ending {
+            let mut lists = self.revoke_lists.lock();
+            let RevokeLists {
                 revoked,
                 quarantined,
-            } = &mut *ending;
+            } = &mut *lists;
             all.push_all_back(revoked);
             all.push_all_back(quarantined);
         }

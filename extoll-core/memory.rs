@@ -6,9 +6,9 @@ use kernel::prelude::*;
 use protocol::Memory;
 
 /// Allocator of kernel memory. Allocation may sleep.
-pub struct Kernel;
+pub struct KernelMemory;
 
-impl Memory for Kernel {
+impl Memory for KernelMemory {
     type Array<T> = KVVec<T>;
     type Error = Error;
 

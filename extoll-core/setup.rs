@@ -6,7 +6,7 @@
 use crate::{
     htax, info,
     nic::Nic,
-    probe_error::{SetupError, ProbeError},
+    probe_error::{ProbeError, SetupError},
     queue,
     snq::Interrupt,
     stats::Reason,
@@ -64,8 +64,8 @@ pub(crate) fn begin<'a>(
         );
     }
     nic.monitor().schedule();
-    nic.snq().attend();
-    nic.link_state().start();
+    nic.snq().start_work();
+    nic.link_monitor().schedule();
     Ok(())
 }
 
@@ -117,7 +117,7 @@ fn shutdown(nic: &Nic) {
     // Each is stopped after those that queue it.
     nic.snq().end();
     nic.events().end();
-    nic.link_state().end();
+    nic.link_monitor().end();
     nic.quarantine().end();
     nic.monitor().end();
     nic.tables().iter().for_each(|table| table.down());
