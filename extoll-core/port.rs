@@ -268,8 +268,8 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
     }
 
     /// Releases the VPID of a closed port, at once or later by the work item of [`Reclaimer`].
-    /// `settled`: nothing is in flight ([`PortCore::wait_settled`]); `used`: commands were sent. May
-    /// sleep.
+    /// `settled`: nothing is in flight ([`PortCore::wait_settled`]); `used`: commands were sent.
+    /// May sleep.
     pub(crate) fn finish(self: &Arc<Self>, used: bool, settled: bool) {
         let base = self.unit.base();
         if let Some(hw) = base.ctx.alive_access() {
@@ -281,7 +281,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
             return;
         }
         self.set_client(None);
-        base.reclaim.keep(U::UNIT, self.vpid, self.clone());
+        base.reclaim.defer(U::UNIT, self.vpid, self.clone());
     }
 
     /// Waits until the requester is empty and no command is in flight; returns false on a time-out.

@@ -12,8 +12,8 @@
 //! same method are executed after the write. Registers with read side effects (HW §14) have them
 //! for remote reads, too: a read that timed out may still be executed.
 //!
-//! Locks: the mutex `closed` for opening the port; the spinlocks `port` (RMA path) and `window_target`
-//! (SMFU path), which disable interrupts.
+//! Locks: the mutex `closed` for opening the port; the spinlocks `port` (RMA path) and
+//! `window_target` (SMFU path), which disable interrupts.
 //!
 //! **With a spinlock held** use [`Rra::batch`] with [`Wait::Spin`]. The CPU spins until the answer
 //! (a round trip and two notifications, some microseconds) or the time-out, plus 20 µs for requests

@@ -18,7 +18,8 @@
 //! so a lost store goes unnoticed.
 //!
 //! **Locks.** The mutex `state` (exported memory, layout of the window, mappings; process context)
-//! and the spinlocks `target_table` (targets) and `flag` (time-out register), which disable interrupts.
+//! and the spinlocks `target_table` (targets) and `flag` (time-out register), which disable
+//! interrupts.
 
 mod memory;
 mod target;

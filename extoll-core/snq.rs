@@ -4,8 +4,8 @@
 //!
 //! For each event the NIC writes an entry to a ring in host memory and raises an MSI. The interrupt
 //! handler consumes entries while their flip bit has the expected value, updates the read pointer
-//! and re-arms the interrupt. [`wire::snq`] ([`SnqConsumer`], [`EventMask`]) decides which entries to
-//! consume or skip and which events to mask; this file holds registers, memory and time.
+//! and re-arms the interrupt. [`wire::snq`] ([`SnqConsumer`], [`EventMask`]) decides which entries
+//! to consume or skip and which events to mask; this file holds registers, memory and time.
 //!
 //! The state is under a spinlock that disables interrupts. The interrupt handler and two work items
 //! (for lost entries and lost interrupts) consume entries. Clients of ports and events are called

@@ -241,7 +241,7 @@ impl Nic {
     fn count_backlog(&self, ports: &mut Ports, began: Time) {
         if began.since(ports.counted) >= self.limits.fresh / 3 {
             ports.counted = began;
-            ports.age_bound.count(began, ports.mailbox.backlog());
+            ports.age_bound.count(began, ports.mailbox.unread_slots());
         }
     }
 

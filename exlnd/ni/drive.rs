@@ -202,7 +202,7 @@ impl Ni {
     fn count_backlog(&self, ports: &mut Ports, began: Time) {
         if began.since(ports.counted) >= conf::limits().fresh / 4 {
             ports.counted = began;
-            ports.age_bound.count(began, ports.mailbox.backlog());
+            ports.age_bound.count(began, ports.mailbox.unread_slots());
         }
     }
 

@@ -9,10 +9,10 @@
 //! state machine that orders these steps is [`protocol::nic::translation`].
 //!
 //! Locks: the mutex `tables` (allocation of NLAs and tables, process context) and three spinlocks
-//! that disable interrupts: `registry`, `revoke_lists` and the one of the command interface. Regions can
-//! be dropped in any context; making one from a [`Reserve`] is possible in any context, too. Two
-//! work items end regions: `reaper` ends regions that were dropped, `retry` polls for late answers
-//! about regions in quarantine.
+//! that disable interrupts: `registry`, `revoke_lists` and the one of the command interface.
+//! Regions can be dropped in any context; making one from a [`Reserve`] is possible in any context,
+//! too. Two work items end regions: `reaper` ends regions that were dropped, `retry` polls for late
+//! answers about regions in quarantine.
 //!
 //! ```
 //! use extoll_core::{atu::{Access, Region}, nic::Nic};

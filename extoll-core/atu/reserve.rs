@@ -319,7 +319,8 @@ impl ReserveInner {
         self.free_range();
     }
 
-    /// Frees the NLAs if the reserve is closed and unused. Conditions as for [`ReserveInner::close`].
+    /// Frees the NLAs if the reserve is closed and unused. Conditions as for
+    /// [`ReserveInner::close`].
     fn free_range(&self) {
         let hold_off = self.spares.lock().take_node();
         if let Some(hold_off) = hold_off {

@@ -3,8 +3,8 @@
 //! Ending of regions: in batches with one wait for the NIC, asynchronously by a work item, and
 //! after quarantine.
 //!
-//! Lists are under the spinlock `revoke_lists`, which disables interrupts. Adding a translation to one
-//! needs no memory and works in any context. The work items `reaper` and `retry` may sleep.
+//! Lists are under the spinlock `revoke_lists`, which disables interrupts. Adding a translation to
+//! one needs no memory and works in any context. The work items `reaper` and `retry` may sleep.
 
 use super::{translation::Translation, Atu, Region};
 use kernel::{

@@ -26,9 +26,9 @@ use protocol::nic::snq::{LimitResult, MessageLimit, MASKED_MS};
 
 /// Client for interrupts that other nodes may have raised.
 pub trait MessageClient: Send + Sync {
-    /// Reports that a message may have arrived. With `certain`, the interrupt had no other cause. Hard
-    /// interrupt, or process context with interrupts disabled, with the list of clients locked.
-    /// Must not sleep nor take long, and neither subscribe nor unsubscribe.
+    /// Reports that a message may have arrived. With `certain`, the interrupt had no other cause.
+    /// Hard interrupt, or process context with interrupts disabled, with the list of clients
+    /// locked. Must not sleep nor take long, and neither subscribe nor unsubscribe.
     fn message(&self, certain: bool);
 }
 

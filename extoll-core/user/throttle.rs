@@ -380,8 +380,8 @@ impl UserWatch {
         may_store_again(queue.slots(), rp, wp) || looks_empty && wp == rp
     }
 
-    /// Returns whether arming has failed [`MAX_REFUSED`] times in a row, which means that an entry is
-    /// missing.
+    /// Returns whether arming has failed [`MAX_REFUSED`] times in a row, which means that an entry
+    /// is missing.
     pub(super) fn is_stuck(&self) -> bool {
         self.refused.load(Relaxed) >= MAX_REFUSED
     }

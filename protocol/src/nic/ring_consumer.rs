@@ -51,8 +51,8 @@ pub struct RingConsumer {
 }
 
 impl RingConsumer {
-    /// At slot 0 of a new queue of `slots` slots; `hole_interval`: ticks between two looks at a slot that
-    /// stays empty.
+    /// At slot 0 of a new queue of `slots` slots; `hole_interval`: ticks between two looks at a
+    /// slot that stays stays empty.
     #[must_use]
     pub const fn new(slots: u32, hole_interval: u64) -> Self {
         Self {
@@ -114,7 +114,8 @@ impl RingConsumer {
 
     /// Handles an empty slot, which is the next one or a later one of the same message. Returns the
     /// number of slots from the next one on whose content should have arrived, 0 without a hole.
-    /// `read_unread` reads the NIC's write pointer and returns the number of slots by which it is ahead.
+    /// `read_unread` reads the NIC's write pointer and returns the number of slots by which it is
+    /// ahead.
     pub fn overdue(&mut self, now: Time, read_unread: impl FnOnce(&Self) -> u32) -> u32 {
         if self.overdue != 0 {
             return self.overdue;

@@ -82,7 +82,7 @@ fn deliver(
         len: data.len() as u16,
     };
     let mut next = slot;
-    for piece in size.pieces(data.len() as u16) {
+    for piece in size.parts(data.len() as u16) {
         let at = PAGE + (slot + usize::from(piece.slot)) % slots * bytes;
         let from = usize::from(piece.message_offset);
         mailbox

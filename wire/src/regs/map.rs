@@ -163,8 +163,8 @@ fn lines() -> impl Iterator<Item = Line> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegisterIndex(u32);
 
-/// Number of bits of a [`RegisterIndex`] for the register's number within its line. The other 16 bits are
-/// the line's position.
+/// Number of bits of a [`RegisterIndex`] for the register's number within its line. The other 16
+/// bits are the line's position.
 const NUMBER_BITS: u32 = 12;
 const _: () = assert!(TEXT.len() < 1 << 16);
 

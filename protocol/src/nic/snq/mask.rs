@@ -79,8 +79,8 @@ impl EventMask {
     }
 
     /// Counts an occurrence at `now_ms`, which must not decrease. Returns true if a storm of the
-    /// event begins. The caller must then write the mask, log the storm, and call [`EventMask::end_storms`]
-    /// after [`MASKED_MS`].
+    /// event begins. The caller must then write the mask, log the storm, and call
+    /// [`EventMask::end_storms`] after [`MASKED_MS`].
     pub fn count(&mut self, event: TriggerEvent, now_ms: u64) -> bool {
         if masks_itself(event) {
             return false;
