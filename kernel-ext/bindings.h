@@ -10,7 +10,7 @@
 #include "chardev.h"
 #include "extl.h"
 #include "helpers.h"
-#include "lent.h"
+#include "leased.h"
 #include "lookup.h"
 #include "mem_helpers.h"
 #include "net_helpers.h"

@@ -10,7 +10,7 @@ pub mod cache;
 pub mod chardev;
 pub mod debugfs;
 pub mod global;
-pub mod lent;
+pub mod leased;
 pub mod mem;
 pub mod net;
 pub mod param;

@@ -16,7 +16,7 @@ use kernel::{
     sync::{Arc, Mutex},
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
-use kernel_ext::lent::{LentDevice, Width};
+use kernel_ext::leased::{LeasedDevice, Width};
 use protocol::pci::{
     config::Layout,
     lender::{self, Work},
@@ -43,7 +43,7 @@ const fn width(register: Register) -> Width {
 }
 
 /// Makes a configuration access for the borrower. Any context.
-pub(crate) fn access(device: &LentDevice, config: &Config) -> Result<u32, ()> {
+pub(crate) fn access(device: &LeasedDevice, config: &Config) -> Result<u32, ()> {
     let (at, width) = (config.register.offset(), width(config.register));
     let Some(write) = config.write else {
         return if device.is_usable() {
@@ -66,7 +66,7 @@ pub(crate) fn access(device: &LentDevice, config: &Config) -> Result<u32, ()> {
 /// A device that this node lends.
 #[pin_data]
 pub(crate) struct Kept {
-    device: Arc<LentDevice>,
+    device: Arc<LeasedDevice>,
     offer: Device,
     layout: Layout,
     /// The NIC that offers the device, and the lender's handle for it.
@@ -76,7 +76,7 @@ pub(crate) struct Kept {
 
 impl Kept {
     fn new(pdev: &pci::Device<Core<'_>>) -> Result<Arc<Self>> {
-        let device = LentDevice::new(pdev, c"vpci")?;
+        let device = LeasedDevice::new(pdev, c"vpci")?;
         let own = device.clone();
         let made = Self::describe(&device).and_then(|(offer, layout)| {
             let kept = pin_init!(Self {
@@ -92,14 +92,14 @@ impl Kept {
         })
     }
 
-    fn describe(device: &Arc<LentDevice>) -> Result<(Device, Layout)> {
+    fn describe(device: &Arc<LeasedDevice>) -> Result<(Device, Layout)> {
         let layout = Layout::read(|at| device.read(at, Width::Dword)).map_err(|e| {
-            pr_err!("device {:08x}: cannot be lent: {:?}\n", device.place(), e);
+            pr_err!("device {:08x}: cannot be lent: {:?}\n", device.address(), e);
             ENOTSUPP
         })?;
         let dword = |at| device.read(at, Width::Dword);
         let (ids, class, subsystem) = (dword(0), dword(8), dword(0x2c));
-        let place = device.place();
+        let place = device.address();
         let mut bars = [None; wire::pci::BARS];
         for (to, bar) in bars.iter_mut().zip(device.bars()) {
             *to = bar.map(|bar| Bar {
@@ -140,13 +140,17 @@ impl Kept {
         let Some(name) = name else {
             return pr_err!(
                 "device {:08x} not offered: parameter `leases` allows no more\n",
-                self.device.place()
+                self.device.address()
             );
         };
         match nic.offer(name, &self.device) {
             Ok(()) => *by = Some((nic.clone(), name)),
             Err(e) => {
-                pr_err!("device {:08x} not offered: {:?}\n", self.device.place(), e);
+                pr_err!(
+                    "device {:08x} not offered: {:?}\n",
+                    self.device.address(),
+                    e
+                );
                 nic.with_machines(|machines, now| machines.lender.withdraw(now, name));
                 nic.wake();
             }
@@ -176,7 +180,7 @@ impl Kept {
             if nic.offered(name).is_some() {
                 pr_err!(
                     "device {:08x}: not returned by its borrower in time, access revoked\n",
-                    self.device.place()
+                    self.device.address()
                 );
                 self.device.quiesce();
                 nic.lending.lock().end(name);
@@ -186,7 +190,7 @@ impl Kept {
         if let Err(e) = self.device.withdraw(pdev) {
             pr_warn!(
                 "device {:08x}: could not be reset before its return: {:?}\n",
-                self.device.place(),
+                self.device.address(),
                 e
             );
         }
@@ -314,7 +318,7 @@ impl Nic {
                             // device will use.
                             pr_warn!(
                                 "device {:08x}: transactions still pending, resetting it\n",
-                                device.place()
+                                device.address()
                             );
                             self.reset(name);
                         }
@@ -347,7 +351,11 @@ impl Nic {
                 // The device is being removed.
                 Err(e) if e == ENODEV => return false,
                 Err(e) => {
-                    pr_err!("device {:08x}: cannot be reset: {:?}\n", device.place(), e);
+                    pr_err!(
+                        "device {:08x}: cannot be reset: {:?}\n",
+                        device.address(),
+                        e
+                    );
                     return false;
                 }
                 Ok(()) => return true,
@@ -355,7 +363,7 @@ impl Nic {
         }
         pr_err!(
             "device {:08x}: cannot be reset, because its lock is held\n",
-            device.place()
+            device.address()
         );
         false
     }
@@ -368,7 +376,7 @@ impl Nic {
         self.open_intervals(&device, open).map_err(|e| {
             pr_err!(
                 "device {:08x}: cannot open intervals for its borrower: {:?}\n",
-                device.place(),
+                device.address(),
                 e
             );
             let reason = match e {
@@ -380,7 +388,7 @@ impl Nic {
         })
     }
 
-    fn open_intervals(&self, device: &Arc<LentDevice>, open: &lender::Open) -> Result<Opened> {
+    fn open_intervals(&self, device: &Arc<LeasedDevice>, open: &lender::Open) -> Result<Opened> {
         let smfu: Arc<Smfu> = self.smfu()?;
         let mut numbers = Numbers::default();
         let mut lent = Lent {

@@ -46,7 +46,7 @@ use kernel::{
     workqueue::{DelayedWork, WorkItem},
 };
 use kernel_ext::{
-    lent::LentDevice,
+    leased::LeasedDevice,
     security,
     tasklet::{Soft, Tasklet},
     timer::{Expire, Timed},
@@ -132,7 +132,7 @@ pub(crate) struct Nic {
     open: Mutex<Option<Open>>,
     /// Devices that this NIC offers, by the lender's handle.
     #[pin]
-    pub(crate) offered: SpinLockIrq<KVec<(u32, Arc<LentDevice>)>>,
+    pub(crate) offered: SpinLockIrq<KVec<(u32, Arc<LeasedDevice>)>>,
     #[pin]
     pub(crate) lending: Mutex<Lending>,
     #[pin]
@@ -426,7 +426,7 @@ impl Nic {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn offer(&self, name: u32, device: &Arc<LentDevice>) -> Result {
+    pub(crate) fn offer(&self, name: u32, device: &Arc<LeasedDevice>) -> Result {
         let mut list = KVec::with_capacity(usize::from(conf::leases()) + 1, GFP_KERNEL)?;
         let old = {
             let mut offered = self.offered.lock();
@@ -443,7 +443,7 @@ impl Nic {
     }
 
     /// Returns the device with a handle. Any context.
-    pub(crate) fn offered(&self, name: u32) -> Option<Arc<LentDevice>> {
+    pub(crate) fn offered(&self, name: u32) -> Option<Arc<LeasedDevice>> {
         let offered = self.offered.lock();
         let found = offered.iter().find(|(n, _)| *n == name);
         found.map(|(_, device)| device.clone())

@@ -25,7 +25,7 @@ use kernel::{
     },
     time::Delta,
 };
-use kernel_ext::{mem::Comb, security};
+use kernel_ext::{mem::TagPositions, security};
 use protocol::{
     base::validity::{tag_offsets, TAG_BYTES, TAG_DISTANCE},
     ds::{self, Get, Span},
@@ -298,7 +298,7 @@ impl Marked {
     /// the ring, and all in a reader's memory.
     fn places(
         &self,
-        mut row: impl FnMut(Comb) -> bool,
+        mut row: impl FnMut(TagPositions) -> bool,
         mut divided: impl FnMut(Span) -> bool,
     ) -> bool {
         if self.sink.is_some() {
@@ -317,7 +317,7 @@ impl Marked {
             at &= ring - 1;
             let room = (ring - at).checked_sub(TAG_BYTES as usize);
             let count = room.map_or(0, |room| room / step + 1).min(left);
-            if count > 0 && row(Comb { at, step, count }) {
+            if count > 0 && row(TagPositions { at, step, count }) {
                 return true;
             }
             at += count * step;

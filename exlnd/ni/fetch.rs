@@ -18,7 +18,7 @@ use extoll_core::{
 };
 use kernel::{alloc::flags::GFP_NOWAIT, page::Page, prelude::*, time::Delta};
 use kernel_ext::{
-    mem::{Comb, FragmentList, PAGE},
+    mem::{FragmentList, TagPositions, PAGE},
     security,
 };
 use protocol::{
@@ -96,12 +96,14 @@ impl Use {
     }
 
     /// Returns the positions of the tags of `len` bytes, if the memory is contiguous.
-    fn comb(&self, len: u32) -> Option<Comb> {
+    fn comb(&self, len: u32) -> Option<TagPositions> {
         let mut all = pieces(&self.memory, 0, len as usize);
         let (at, _) = all.next()?;
         let step = TAG_DISTANCE as usize;
         let count = tag_offsets(len).count();
-        all.next().is_none().then_some(Comb { at, step, count })
+        all.next()
+            .is_none()
+            .then_some(TagPositions { at, step, count })
     }
 
     /// Writes validity tags to the memory.
@@ -109,7 +111,7 @@ impl Use {
         self.mark = security::random().to_le_bytes();
         if let Some(comb) = self.comb(len) {
             // Cannot fail: the range is inside the list, which is writable.
-            let _ = self.memory.pages().mark(comb, self.mark);
+            let _ = self.memory.pages().write_tags(comb, self.mark);
             return;
         }
         for at in tag_offsets(len) {
@@ -127,7 +129,7 @@ impl Use {
     /// Returns whether a tag was not overwritten, i.e. data are missing.
     fn has_hole(&self) -> bool {
         if let Some(comb) = self.comb(self.len()) {
-            let found = self.memory.pages().has_mark(comb, self.mark);
+            let found = self.memory.pages().has_tag(comb, self.mark);
             return found.unwrap_or(true);
         }
         tag_offsets(self.len()).any(|at| {

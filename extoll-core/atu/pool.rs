@@ -10,7 +10,7 @@ use kernel::{
     prelude::*,
     sync::{atomic::Relaxed, new_spinlock_irq, Arc, SpinLockIrq},
 };
-use kernel_ext::mem::{Comb, PageList, PAGE};
+use kernel_ext::mem::{PageList, TagPositions, PAGE};
 use wire::ids::{Nla, Vpid};
 
 /// Maximum size of a pool in bytes.
@@ -252,27 +252,27 @@ impl Buffer {
 impl Buffer {
     /// Converts a comb (evenly spaced 8-byte tags) of this buffer to one of the pool. `None` if it
     /// exceeds the buffer.
-    fn comb(&self, comb: Comb) -> Option<Comb> {
+    fn comb(&self, comb: TagPositions) -> Option<TagPositions> {
         let last = comb.count.checked_sub(1)?;
         let end = last.checked_mul(comb.step)?.checked_add(8)?;
         let at = self.range(comb.at, end)?;
-        Some(Comb { at, ..comb })
+        Some(TagPositions { at, ..comb })
     }
 
     /// Writes the validity tag `mark` to all slots of a comb; to none if the comb exceeds the
     /// buffer. Any context.
-    pub fn write_tag(&self, comb: Comb, tag: [u8; 8]) {
+    pub fn write_tag(&self, comb: TagPositions, tag: [u8; 8]) {
         if let Some(comb) = self.comb(comb) {
-            let _ = self.buffers.backing.pages.mark(comb, tag);
+            let _ = self.buffers.backing.pages.write_tags(comb, tag);
         }
     }
 
     /// Returns whether a slot of the comb still holds the validity tag `mark`; false if the comb
     /// exceeds the buffer. Any context.
-    pub fn has_tag(&self, comb: Comb, tag: [u8; 8]) -> bool {
+    pub fn has_tag(&self, comb: TagPositions, tag: [u8; 8]) -> bool {
         let pages = &self.buffers.backing.pages;
         let comb = self.comb(comb);
-        comb.is_some_and(|comb| pages.has_mark(comb, tag) == Ok(true))
+        comb.is_some_and(|comb| pages.has_tag(comb, tag) == Ok(true))
     }
 }
 

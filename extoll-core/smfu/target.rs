@@ -15,7 +15,7 @@ use kernel::{
     sync::Arc,
     time::{Delta, Instant, Monotonic},
 };
-use kernel_ext::{lent::LentDevice, pci::is_translated};
+use kernel_ext::{leased::LeasedDevice, pci::is_translated};
 use protocol::nic::smfu::{TargetError, Targets};
 use wire::{ids::BusAddr, regs::smfu, smfu::PAGE};
 
@@ -85,7 +85,7 @@ pub enum TargetMemory {
     /// before the device is withdrawn.
     Bar {
         /// Leased device.
-        device: Arc<LentDevice>,
+        device: Arc<LeasedDevice>,
         /// Number of the BAR, all of which is opened, in whole pages.
         bar: usize,
     },
@@ -97,7 +97,7 @@ enum Proof {
     #[allow(dead_code)] // Held for its drop, never read.
     Pages(Arc<PoolPages>),
     #[allow(dead_code)] // Held for its drop, never read.
-    Bar(Arc<LentDevice>),
+    Bar(Arc<LeasedDevice>),
     Nothing,
 }
 

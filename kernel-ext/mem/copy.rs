@@ -10,21 +10,24 @@ impl PageList {
     /// Returns the address of byte `at`, counted from [`PageList::offset`], and the number of
     /// contiguous bytes there, up to `len`. Returns `None` outside of [`PageList::bytes`], and for
     /// 0 bytes.
-    pub(crate) fn piece(&self, at: usize, len: usize) -> Option<(*mut u8, usize)> {
+    pub(crate) fn chunk(&self, at: usize, len: usize) -> Option<(*mut u8, usize)> {
         let left = self.bytes().checked_sub(at)?;
-        let place = self.offset() + at;
-        let n = len.min(left).min(PAGE - place % PAGE);
+        let position = self.offset() + at;
+        let n = len.min(left).min(PAGE - position % PAGE);
         if n == 0 {
             return None;
         }
         // The result is within the page.
-        Some((self.address(place / PAGE)?.wrapping_add(place % PAGE), n))
+        Some((
+            self.address(position / PAGE)?.wrapping_add(position % PAGE),
+            n,
+        ))
     }
 
     /// Runs `f` for each contiguous chunk of the `len` bytes at `at`, with its address, its length
     /// and the number of bytes before it. Stops when `f` returns less than the chunk's length.
     /// Returns the sum of the results.
-    pub(crate) fn pieces(
+    pub(crate) fn for_each_chunk(
         &self,
         at: usize,
         len: usize,
@@ -35,7 +38,7 @@ impl PageList {
             return Err(EINVAL);
         }
         let mut done = 0;
-        while let Some((ptr, n)) = self.piece(at + done, len - done) {
+        while let Some((ptr, n)) = self.chunk(at + done, len - done) {
             let took = f(ptr, n, done).min(n);
             done += took;
             if took < n {
@@ -58,7 +61,7 @@ impl PageList {
         if !self.is_writable() {
             return Err(EINVAL);
         }
-        self.pieces(at, bytes.len(), |to, n, done| {
+        self.for_each_chunk(at, bytes.len(), |to, n, done| {
             let from = bytes.as_ptr().wrapping_add(done);
             // SAFETY: `n` bytes of a page that stays allocated and may be written, and `n` bytes of
             // `bytes`, because `done + n` does not exceed its length. References to the page's
@@ -78,7 +81,7 @@ impl PageList {
     /// `EINVAL`: the range exceeds the list. No bytes were copied.
     pub fn copy_to(&self, at: usize, bytes: &mut [u8]) -> Result {
         let (base, len) = (bytes.as_mut_ptr(), bytes.len());
-        self.pieces(at, len, |from, n, done| {
+        self.for_each_chunk(at, len, |from, n, done| {
             let to = base.wrapping_add(done);
             // SAFETY: same as in `copy_from`, in the other direction; `bytes` is borrowed mutably.
             unsafe { bindings::extoll_copy_bytes(to.cast(), from.cast(), n) };
@@ -90,7 +93,7 @@ impl PageList {
 
 /// Positions of validity tags: `count` positions at a distance of `step` bytes.
 #[derive(Clone, Copy)]
-pub struct Comb {
+pub struct TagPositions {
     /// Position of the first tag in bytes.
     pub at: usize,
     /// Distance from one tag to the next in bytes, at least 8.
@@ -100,31 +103,31 @@ pub struct Comb {
 }
 
 /// Validity tag.
-type Tooth = [u8; 8];
+type Tag = [u8; 8];
 
 impl PageList {
-    /// Visits the tags of a comb in ascending order. Calls `f` with the address of a tag within one
+    /// Visits the tags in ascending order. Calls `f` with the address of a tag within one
     /// page, and `across` with the position of a tag that crosses a page boundary. Stops when one
     /// of them returns true, and returns whether that happened.
-    fn teeth(
+    fn visit_tags(
         &self,
-        comb: Comb,
-        mut f: impl FnMut(*mut Tooth) -> bool,
+        tags: TagPositions,
+        mut f: impl FnMut(*mut Tag) -> bool,
         mut across: impl FnMut(&Self, usize) -> bool,
     ) -> Result<bool> {
-        let Comb { at, step, count } = comb;
+        let TagPositions { at, step, count } = tags;
         let Some(last) = count.checked_sub(1) else {
             return Ok(false);
         };
-        let size = size_of::<Tooth>();
+        let size = size_of::<Tag>();
         let end = last.checked_mul(step).and_then(|n| n.checked_add(size));
         let end = end.and_then(|n| n.checked_add(at)).ok_or(EINVAL)?;
         if end > self.bytes() || step < size {
             return Err(EINVAL);
         }
-        let (mut left, mut place) = (count, self.offset() + at);
+        let (mut left, mut position) = (count, self.offset() + at);
         while left > 0 {
-            let (page, mut within) = (place / PAGE, place % PAGE);
+            let (page, mut within) = (position / PAGE, position % PAGE);
             let base = self.address(page).ok_or(EINVAL)?;
             while left > 0 && within + size <= PAGE {
                 if f(base.wrapping_add(within).cast()) {
@@ -132,7 +135,7 @@ impl PageList {
                 }
                 left -= 1;
                 if left == 0 {
-                    // The step of a comb with one tag has not been checked, so it must not be
+                    // The step of a single tag has not been checked, so it must not be
                     // added.
                     return Ok(false);
                 }
@@ -148,48 +151,48 @@ impl PageList {
                 }
                 within += step;
             }
-            place = page * PAGE + within;
+            position = page * PAGE + within;
         }
         Ok(false)
     }
 
-    /// Writes a validity tag to all positions of a comb. Any context; see [`PageList::copy_from`].
+    /// Writes a validity tag at all positions. Any context; see [`PageList::copy_from`].
     ///
     /// # Errors
     ///
-    /// `EINVAL`: the comb exceeds the list, or the list is not writable. No bytes were written.
-    pub fn mark(&self, comb: Comb, mark: Tooth) -> Result {
+    /// `EINVAL`: a tag exceeds the list, or the list is not writable. No bytes were written.
+    pub fn write_tags(&self, tags: TagPositions, tag: Tag) -> Result {
         if !self.is_writable() {
             return Err(EINVAL);
         }
-        let write = |to: *mut Tooth| {
-            // SAFETY: by `teeth` the tag is within a page of the list; the type has no alignment
+        let write = |to: *mut Tag| {
+            // SAFETY: by `visit_tags` the tag is within a page of the list; the type has no alignment
             // requirement. References to the page's content do not exist, and a volatile access may
             // race with others.
-            unsafe { to.write_volatile(mark) };
+            unsafe { to.write_volatile(tag) };
             false
         };
-        let across = |list: &Self, at| list.copy_from(at, &mark).is_err();
-        self.teeth(comb, write, across).map(drop)
+        let across = |list: &Self, at| list.copy_from(at, &tag).is_err();
+        self.visit_tags(tags, write, across).map(drop)
     }
 
-    /// Returns true if at least one position of a comb contains the validity tag. Any context; see
+    /// Returns true if at least one position contains the validity tag. Any context; see
     /// [`PageList::copy_from`].
     ///
     /// # Errors
     ///
-    /// `EINVAL`: the comb exceeds the list.
-    pub fn has_mark(&self, comb: Comb, mark: Tooth) -> Result<bool> {
-        let is = |from: *mut Tooth| {
-            // SAFETY: same as in `mark`.
+    /// `EINVAL`: a tag exceeds the list.
+    pub fn has_tag(&self, tags: TagPositions, tag: Tag) -> Result<bool> {
+        let is = |from: *mut Tag| {
+            // SAFETY: same as in `write_tags`.
             let found = unsafe { from.read_volatile() };
-            u64::from_ne_bytes(found) == u64::from_ne_bytes(mark)
+            u64::from_ne_bytes(found) == u64::from_ne_bytes(tag)
         };
         let across = |list: &Self, at| {
-            let mut found = Tooth::default();
-            list.copy_to(at, &mut found).is_ok() && found == mark
+            let mut found = Tag::default();
+            list.copy_to(at, &mut found).is_ok() && found == tag
         };
-        self.teeth(comb, is, across)
+        self.visit_tags(tags, is, across)
     }
 }
 
@@ -225,39 +228,39 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_found_where_they_are() -> Result {
+    fn tags_are_found_where_they_are() -> Result {
         let list = list(3)?;
-        let mark = *b"a mark!!";
+        let tag = *b"a tag!!!";
         // Some of the tags cross page boundaries.
         for at in [0, 3, 16, PAGE - 7] {
-            let comb = Comb {
+            let tags = TagPositions {
                 at,
                 step: 488,
                 count: (2 * PAGE - 8) / 488,
             };
             list.copy_from(0, &KVVec::from_elem(0u8, 3 * PAGE, GFP_KERNEL)?)?;
-            assert!(!list.has_mark(comb, mark)?);
-            list.mark(comb, mark)?;
-            for i in 0..comb.count {
+            assert!(!list.has_tag(tags, tag)?);
+            list.write_tags(tags, tag)?;
+            for i in 0..tags.count {
                 let mut found = [0; 8];
-                list.copy_to(at + i * comb.step, &mut found)?;
-                assert!(found == mark);
-                list.copy_from(at + i * comb.step, &[0; 8])?;
+                list.copy_to(at + i * tags.step, &mut found)?;
+                assert!(found == tag);
+                list.copy_from(at + i * tags.step, &[0; 8])?;
                 // Only later tags are left.
-                let rest = comb.count - i - 1;
-                assert_eq!(list.has_mark(comb, mark)?, rest > 0);
+                let rest = tags.count - i - 1;
+                assert_eq!(list.has_tag(tags, tag)?, rest > 0);
             }
             let mut bytes = KVVec::from_elem(1u8, 3 * PAGE, GFP_KERNEL)?;
             list.copy_to(0, &mut bytes)?;
             assert!(bytes.iter().all(|b| *b == 0));
         }
-        let long = Comb {
+        let long = TagPositions {
             at: 0,
             step: PAGE,
             count: 4,
         };
-        assert_eq!(list.mark(long, mark).err(), Some(EINVAL));
-        assert_eq!(list.has_mark(long, mark).err(), Some(EINVAL));
+        assert_eq!(list.write_tags(long, tag).err(), Some(EINVAL));
+        assert_eq!(list.has_tag(long, tag).err(), Some(EINVAL));
         Ok(())
     }
 

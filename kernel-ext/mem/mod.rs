@@ -26,7 +26,7 @@ mod user;
 mod watch;
 
 pub use bound::BoundDevice;
-pub use copy::Comb;
+pub use copy::TagPositions;
 pub use fragments::{BioVecs, FragmentList};
 pub use iova::IovaRange;
 pub use loan::Loan;

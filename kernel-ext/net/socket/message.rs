@@ -137,7 +137,7 @@ impl Outgoing<'_> {
         let len = len.min(self.remaining());
         // SAFETY: the message is valid and only this thread uses it.
         let iter = unsafe { addr_of_mut!((*self.ptr.as_ptr()).msg_iter) };
-        let n = to.pieces(at, len, |to, n, _| {
+        let n = to.for_each_chunk(at, len, |to, n, _| {
             // SAFETY: `n` bytes of a page that stays allocated and may be written. References to
             // its content do not exist. A device or another CPU may access it at the same time; C
             // code does the accesses, so the Rust compiler assumes nothing about them. The iterator
@@ -213,7 +213,7 @@ impl Incoming<'_> {
         let len = len.min(self.remaining());
         // SAFETY: the message is valid and only this thread uses it.
         let iter = unsafe { addr_of_mut!((*self.ptr.as_ptr()).msg_iter) };
-        let n = from.pieces(at, len, |from, n, _| {
+        let n = from.for_each_chunk(at, len, |from, n, _| {
             // SAFETY: `n` bytes of a page that stays allocated. A device or another CPU may write
             // them at the same time; C code does the accesses, as in `copy_in`. The iterator is for
             // writing, and its memory is valid during the call.

@@ -62,17 +62,17 @@ impl Width {
 ///
 /// The object may outlive the binding of the device: then it is [withdrawn](Self::withdraw), and
 /// accesses have no effect. [`Self::withdraw`] releases the claims.
-pub struct LentDevice {
+pub struct LeasedDevice {
     dev: ARef<pci::Device>,
     bars: [Option<Bar>; BARS],
     /// Claim of the BARs; freed with the object.
-    claim: NonNull<bindings::extoll_lent_claim>,
+    claim: NonNull<bindings::extoll_leased_claim>,
     withdrawn: AtomicFlag,
     /// True when the device will be withdrawn soon.
     leaving: AtomicFlag,
 }
 
-impl LentDevice {
+impl LeasedDevice {
     /// Enables the device's memory and claims its memory BARs. BARs of other kinds are not claimed.
     /// Called while the device is probed; may sleep.
     ///
@@ -104,7 +104,7 @@ impl LentDevice {
         let mut claimed = 0;
         for (index, bar) in bars.iter_mut().enumerate() {
             // SAFETY: the device is bound, and has six BARs.
-            let raw = unsafe { bindings::extoll_lent_bar(raw(dev), index as c_int) };
+            let raw = unsafe { bindings::extoll_leased_bar(raw(dev), index as c_int) };
             if raw.bytes > 0 {
                 claimed |= 1 << index;
                 *bar = Some(Bar {
@@ -121,7 +121,7 @@ impl LentDevice {
         dev.enable_device_mem()?;
         // SAFETY: the device is bound; the name is a static C string.
         let claim = from_err_ptr(unsafe {
-            bindings::extoll_lent_claim(raw(dev), claimed, name.as_char_ptr())
+            bindings::extoll_leased_claim(raw(dev), claimed, name.as_char_ptr())
         });
         let claim = claim.and_then(|claim| NonNull::new(claim).ok_or(ENOMEM));
         let claim = claim.inspect_err(|_| {
@@ -139,7 +139,7 @@ impl LentDevice {
             // SAFETY: claimed and enabled above. The claim object itself is freed by the drop of
             // `this`.
             unsafe {
-                bindings::extoll_lent_release(raw(dev), claim.as_ptr());
+                bindings::extoll_leased_release(raw(dev), claim.as_ptr());
                 bindings::pci_disable_device(raw(dev));
             }
             e.into()
@@ -158,7 +158,7 @@ impl LentDevice {
 
     /// Returns the address on this host: PCI domain in \[31:16\], bus in \[15:8\], slot and
     /// function in \[7:0\].
-    pub fn place(&self) -> u32 {
+    pub fn address(&self) -> u32 {
         // SAFETY: `dev` holds a reference.
         let domain = unsafe { bindings::extoll_pci_domain(raw(&*self.dev)) };
         (domain as u32) << 16 | u32::from(self.dev.dev_id())
@@ -168,23 +168,23 @@ impl LentDevice {
     /// Returns all ones if the device does not answer or is withdrawn, or for an invalid offset.
     /// Any context.
     pub fn read(&self, offset: u16, width: Width) -> u32 {
-        if !self.is_usable() || !is_place(offset, width) {
+        if !self.is_usable() || !is_aligned(offset, width) {
             return u32::MAX >> (32 - 8 * width.bytes());
         }
         // SAFETY: `dev` holds a reference; the access is within configuration space.
-        unsafe { bindings::extoll_lent_read(raw(&*self.dev), offset.into(), width.bytes()) }
+        unsafe { bindings::extoll_leased_read(raw(&*self.dev), offset.into(), width.bytes()) }
     }
 
     /// Writes configuration space. Has no effect for a withdrawn device and for an invalid offset,
     /// like [`Self::read`]. The caller must not change registers that the kernel manages, in
     /// particular BARs. Any context.
     pub fn write(&self, offset: u16, width: Width, value: u32) {
-        if !self.is_usable() || !is_place(offset, width) {
+        if !self.is_usable() || !is_aligned(offset, width) {
             return;
         }
         let (offset, bytes) = (offset.into(), width.bytes());
         // SAFETY: same as in `read`.
-        unsafe { bindings::extoll_lent_write(raw(&*self.dev), offset, bytes, value) }
+        unsafe { bindings::extoll_leased_write(raw(&*self.dev), offset, bytes, value) }
     }
 
     /// Disables bus mastering and waits up to a few seconds for pending transactions of the
@@ -228,7 +228,7 @@ impl LentDevice {
             return Err(ENODEV);
         }
         // SAFETY: `dev` holds a reference.
-        to_result(unsafe { bindings::extoll_lent_reset(raw(&*self.dev), self.claim.as_ptr()) })
+        to_result(unsafe { bindings::extoll_leased_reset(raw(&*self.dev), self.claim.as_ptr()) })
     }
 
     /// Resets the device and releases the claims. Called before the driver is unbound, when no
@@ -244,13 +244,13 @@ impl LentDevice {
         let result = {
             let claim = self.claim.as_ptr();
             // SAFETY: the device is bound, and `Core` means that its lock is held.
-            unsafe { bindings::extoll_lent_reset_locked(raw(dev), claim) }
+            unsafe { bindings::extoll_leased_reset_locked(raw(dev), claim) }
         };
         let result = to_result(result);
         // SAFETY: `new` claimed and enabled the device, which is still bound.
         unsafe {
             bindings::pci_clear_master(raw(dev));
-            bindings::extoll_lent_release(raw(dev), self.claim.as_ptr());
+            bindings::extoll_leased_release(raw(dev), self.claim.as_ptr());
             bindings::pci_disable_device(raw(dev));
         }
         result
@@ -258,17 +258,17 @@ impl LentDevice {
 }
 
 // SAFETY: the claim is changed with the device's lock held only.
-unsafe impl Send for LentDevice {}
+unsafe impl Send for LeasedDevice {}
 // SAFETY: see `Send`.
-unsafe impl Sync for LentDevice {}
+unsafe impl Sync for LeasedDevice {}
 
-impl Drop for LentDevice {
+impl Drop for LeasedDevice {
     fn drop(&mut self) {
         // SAFETY: no reference is left. The device was withdrawn, or `new` has released the claims.
-        unsafe { bindings::extoll_lent_free(self.claim.as_ptr()) };
+        unsafe { bindings::extoll_leased_free(self.claim.as_ptr()) };
     }
 }
 
-fn is_place(offset: u16, width: Width) -> bool {
+fn is_aligned(offset: u16, width: Width) -> bool {
     offset < 4096 && c_int::from(offset) % width.bytes() == 0
 }

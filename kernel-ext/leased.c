@@ -5,12 +5,12 @@
 #include <linux/ioport.h>
 #include <linux/pci.h>
 #include <linux/slab.h>
-#include "lent.h"
+#include "leased.h"
 
-struct extoll_lent_bar extoll_lent_bar(struct pci_dev *pdev, int bar)
+struct extoll_leased_bar extoll_leased_bar(struct pci_dev *pdev, int bar)
 {
 	unsigned long flags = pci_resource_flags(pdev, bar);
-	struct extoll_lent_bar result = {};
+	struct extoll_leased_bar result = {};
 
 	if (!(flags & IORESOURCE_MEM) || (flags & IORESOURCE_UNSET) || !pci_resource_start(pdev, bar))
 		return result;
@@ -21,7 +21,7 @@ struct extoll_lent_bar extoll_lent_bar(struct pci_dev *pdev, int bar)
 	return result;
 }
 
-struct extoll_lent_claim {
+struct extoll_leased_claim {
 	int bars;
 	/* Protected by the device's lock. */
 	bool released;
@@ -30,7 +30,7 @@ struct extoll_lent_claim {
 	struct resource rest[PCI_STD_NUM_BARS];
 };
 
-static void release_rest(struct extoll_lent_claim *claim)
+static void release_rest(struct extoll_leased_claim *claim)
 {
 	for (int i = 0; i < PCI_STD_NUM_BARS; i++)
 		if (claim->rest[i].parent)
@@ -41,7 +41,7 @@ static void release_rest(struct extoll_lent_claim *claim)
  * Claims the rest of each BAR's page, because a borrower gets access to whole pages: no other
  * device may be in them.
  */
-static int claim_rest(struct pci_dev *pdev, struct extoll_lent_claim *claim, const char *name)
+static int claim_rest(struct pci_dev *pdev, struct extoll_leased_claim *claim, const char *name)
 {
 	for (int i = 0; i < PCI_STD_NUM_BARS; i++) {
 		struct resource *bar = &pdev->resource[i], *rest = &claim->rest[i];
@@ -62,9 +62,9 @@ static int claim_rest(struct pci_dev *pdev, struct extoll_lent_claim *claim, con
 	return 0;
 }
 
-struct extoll_lent_claim *extoll_lent_claim(struct pci_dev *pdev, int bars, const char *name)
+struct extoll_leased_claim *extoll_leased_claim(struct pci_dev *pdev, int bars, const char *name)
 {
-	struct extoll_lent_claim *claim;
+	struct extoll_leased_claim *claim;
 	int error;
 
 	/*
@@ -102,20 +102,20 @@ no_regions:
 	return ERR_PTR(error);
 }
 
-void extoll_lent_release(struct pci_dev *pdev, struct extoll_lent_claim *claim)
+void extoll_leased_release(struct pci_dev *pdev, struct extoll_leased_claim *claim)
 {
 	claim->released = true;
 	release_rest(claim);
 	pci_release_selected_regions(pdev, claim->bars);
 }
 
-void extoll_lent_free(struct extoll_lent_claim *claim)
+void extoll_leased_free(struct extoll_leased_claim *claim)
 {
 	kfree(claim->state);
 	kfree(claim);
 }
 
-u32 extoll_lent_read(struct pci_dev *pdev, int offset, int bytes)
+u32 extoll_leased_read(struct pci_dev *pdev, int offset, int bytes)
 {
 	u32 value = ~0;
 	u16 word = ~0;
@@ -134,7 +134,7 @@ u32 extoll_lent_read(struct pci_dev *pdev, int offset, int bytes)
 	}
 }
 
-void extoll_lent_write(struct pci_dev *pdev, int offset, int bytes, u32 value)
+void extoll_leased_write(struct pci_dev *pdev, int offset, int bytes, u32 value)
 {
 	switch (bytes) {
 	case 1:
@@ -152,7 +152,7 @@ void extoll_lent_write(struct pci_dev *pdev, int offset, int bytes, u32 value)
  * Registers that one borrower has written must not reach the next borrower or this host. Needs the
  * device's lock.
  */
-static int reset(struct pci_dev *pdev, struct extoll_lent_claim *claim)
+static int reset(struct pci_dev *pdev, struct extoll_leased_claim *claim)
 {
 	int error;
 
@@ -164,7 +164,7 @@ static int reset(struct pci_dev *pdev, struct extoll_lent_claim *claim)
 	return error;
 }
 
-int extoll_lent_reset(struct pci_dev *pdev, struct extoll_lent_claim *claim)
+int extoll_leased_reset(struct pci_dev *pdev, struct extoll_leased_claim *claim)
 {
 	int error = -EAGAIN;
 
@@ -180,7 +180,7 @@ int extoll_lent_reset(struct pci_dev *pdev, struct extoll_lent_claim *claim)
 	return error;
 }
 
-int extoll_lent_reset_locked(struct pci_dev *pdev, struct extoll_lent_claim *claim)
+int extoll_leased_reset_locked(struct pci_dev *pdev, struct extoll_leased_claim *claim)
 {
 	return reset(pdev, claim);
 }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /* PCI devices of this host that another host drives: functions that bindgen cannot reach. */
-#ifndef EXTOLL_KERNEL_EXT_LENT_H
-#define EXTOLL_KERNEL_EXT_LENT_H
+#ifndef EXTOLL_KERNEL_EXT_LEASED_H
+#define EXTOLL_KERNEL_EXT_LEASED_H
 
 #include <linux/types.h>
 
 struct pci_dev;
 
-struct extoll_lent_bar {
+struct extoll_leased_bar {
 	/* Address on the bus. */
 	u64 start;
 	/* Size; 0 if the BAR is not a memory BAR or has no address. */
@@ -16,7 +16,7 @@ struct extoll_lent_bar {
 	bool wide;
 };
 
-struct extoll_lent_bar extoll_lent_bar(struct pci_dev *pdev, int bar);
+struct extoll_leased_bar extoll_leased_bar(struct pci_dev *pdev, int bar);
 /*
  * State kept of a device while it is leased: claims of its BARs, claims of the rest of a small
  * BAR's page, and a copy of its registers without bus mastering and pin interrupts. Claiming maps
@@ -24,23 +24,23 @@ struct extoll_lent_bar extoll_lent_bar(struct pci_dev *pdev, int bar);
  * for other hosts, -EBUSY, -ENOMEM, -EINVAL for a small BAR that does not begin at a page. May
  * sleep.
  */
-struct extoll_lent_claim;
-struct extoll_lent_claim *extoll_lent_claim(struct pci_dev *pdev, int bars, const char *name);
+struct extoll_leased_claim;
+struct extoll_leased_claim *extoll_leased_claim(struct pci_dev *pdev, int bars, const char *name);
 /* Releases the claims. The caller holds the device's lock, or probes the device. */
-void extoll_lent_release(struct pci_dev *pdev, struct extoll_lent_claim *claim);
-void extoll_lent_free(struct extoll_lent_claim *claim);
+void extoll_leased_release(struct pci_dev *pdev, struct extoll_leased_claim *claim);
+void extoll_leased_free(struct extoll_leased_claim *claim);
 /*
  * Accesses configuration space, 1, 2 or 4 bytes. Any context. Reads return all ones if the device
  * does not answer.
  */
-u32 extoll_lent_read(struct pci_dev *pdev, int offset, int bytes);
-void extoll_lent_write(struct pci_dev *pdev, int offset, int bytes, u32 value);
+u32 extoll_leased_read(struct pci_dev *pdev, int offset, int bytes);
+void extoll_leased_write(struct pci_dev *pdev, int offset, int bytes, u32 value);
 /*
  * Resets the function and restores the registers that it had when it was claimed. -EAGAIN: the
  * device's lock is taken. -ENODEV: the claims have been released. May sleep. The second function is
  * for callers that hold the lock.
  */
-int extoll_lent_reset(struct pci_dev *pdev, struct extoll_lent_claim *claim);
-int extoll_lent_reset_locked(struct pci_dev *pdev, struct extoll_lent_claim *claim);
+int extoll_leased_reset(struct pci_dev *pdev, struct extoll_leased_claim *claim);
+int extoll_leased_reset_locked(struct pci_dev *pdev, struct extoll_leased_claim *claim);
 
 #endif
