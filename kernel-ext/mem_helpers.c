@@ -34,9 +34,9 @@ long extoll_pin_user(unsigned long start, unsigned long pages, bool write, bool 
 	return pin_user_pages_fast(start, min(pages, 4096UL), flags, list);
 }
 
-long extoll_iter_piece(struct iov_iter *i, size_t most, unsigned long *start)
+long extoll_iter_chunk(struct iov_iter *i, size_t max, unsigned long *start)
 {
-	size_t len = min3(most, i->count, (size_t)LONG_MAX);
+	size_t len = min3(max, i->count, (size_t)LONG_MAX);
 
 	if (!user_backed_iter(i))
 		return -EOPNOTSUPP;

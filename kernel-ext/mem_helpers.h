@@ -20,10 +20,10 @@ void extoll_pinned_sub(struct mm_struct *mm, unsigned long pages);
 long extoll_pin_user(unsigned long start, unsigned long pages, bool write, bool longterm,
 		     bool nofault, struct page **list);
 /*
- * Returns the length of the iterator's next chunk of user memory, up to most bytes, and advances
+ * Returns the length of the iterator's next chunk of user memory, up to max bytes, and advances
  * the iterator past it. Returns 0 at the end, -EOPNOTSUPP for other memory.
  */
-long extoll_iter_piece(struct iov_iter *i, size_t most, unsigned long *start);
+long extoll_iter_chunk(struct iov_iter *i, size_t max, unsigned long *start);
 /* Returns true if a fatal signal is pending for the current task. */
 bool extoll_fatal_signal(void);
 /* Results of extoll_user_maps(). UNCLEAR: the caller has to ask again later. */

@@ -463,15 +463,15 @@ void extoll_skb_forget_dev(struct sk_buff *skb)
 }
 
 /* Stores head and fragments in list. Returns their number or an error. */
-int extoll_skb_pieces(const struct sk_buff *skb, struct bio_vec *list, unsigned int most)
+int extoll_skb_fragments(const struct sk_buff *skb, struct bio_vec *list, unsigned int max)
 {
 	const struct skb_shared_info *info = skb_shinfo(skb);
 	unsigned int i, n = 0;
 
-	BUILD_BUG_ON(EXTOLL_SKB_PIECES < MAX_SKB_FRAGS + 1);
+	BUILD_BUG_ON(EXTOLL_SKB_FRAGMENTS < MAX_SKB_FRAGS + 1);
 	if (skb_has_frag_list(skb) || !skb_frags_readable(skb))
 		return -EOPNOTSUPP;
-	if (info->nr_frags >= most)
+	if (info->nr_frags >= max)
 		return -ENOSPC;
 	if (skb_headlen(skb))
 		bvec_set_virt(&list[n++], skb->data, skb_headlen(skb));

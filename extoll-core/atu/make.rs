@@ -23,7 +23,7 @@ use kernel::{
     },
 };
 use kernel_ext::{
-    mem::{DmaRoom, PageList},
+    mem::{PageList, PreallocatedTable},
     sched::cond_resched,
 };
 use protocol::nic::{
@@ -125,7 +125,7 @@ impl Translation {
         access: Access,
         table_range: TableRange,
     ) -> Result<Arc<Self>> {
-        let room = DmaRoom::new(table_range.range.pages as usize)?;
+        let room = PreallocatedTable::new(table_range.range.pages as usize)?;
         let node = TranslationNode::new(GFP_KERNEL)?;
         let this = Self::with_state(atu, vpid, table_range.range, access, 0, Life::over())?;
         {
@@ -243,7 +243,7 @@ impl Translation {
             return Err(Refused::Unused(EINVAL, bound));
         };
         let ctx = &self.atu.ctx;
-        let spare = |room: Option<DmaRoom>, node| room.map(|room| Spare { node, room });
+        let spare = |room: Option<PreallocatedTable>, node| room.map(|room| Spare { node, room });
         let memory = match Memory::map_in(ctx, room, pages, self.access) {
             Ok(memory) => memory,
             Err((room, e)) => {

@@ -9,7 +9,7 @@ use crate::context::Context;
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::{
     barrier,
-    mem::{DmaRoom, PageList, StreamingPages, StreamingRoom, PAGE},
+    mem::{PageList, PreallocatedTable, StreamingPages, StreamingPrealloc, PAGE},
 };
 use protocol::nic::nla::{cut, Placement, SIZE_CODES};
 use wire::ids::{BusAddr, Vpid};
@@ -19,7 +19,7 @@ pub(super) enum Memory {
     /// Pages with a scatterlist that was allocated for them.
     Pages(StreamingPages),
     /// Pages in a scatterlist that a reserve allocated in advance.
-    Room(StreamingRoom),
+    Room(StreamingPrealloc),
 }
 
 /// Number of hardware pages of each of [`SIZE_CODES`].
@@ -43,12 +43,12 @@ impl Memory {
     /// Returns `room` with the error, unless the device was removed.
     pub(super) fn map_in(
         ctx: &Context,
-        room: DmaRoom,
+        room: PreallocatedTable,
         pages: &Arc<PageList>,
         access: Access,
-    ) -> Result<Self, (Option<DmaRoom>, Error)> {
+    ) -> Result<Self, (Option<PreallocatedTable>, Error)> {
         let mapped =
-            ctx.with_bound_atomic(|dev| StreamingRoom::map(dev, room, pages, access.write));
+            ctx.with_bound_atomic(|dev| StreamingPrealloc::map(dev, room, pages, access.write));
         match mapped {
             Ok(Ok(map)) => Ok(Memory::Room(map)),
             Ok(Err((room, e))) => Err((Some(room), e)),
@@ -160,7 +160,7 @@ impl Memory {
     /// Unmaps memory of a reserve and returns its pages and its scatterlist. Does not sleep, and
     /// does not wait for memory. The caller drops the pages where sleeping is allowed, if they
     /// require that.
-    pub(super) fn unmap(self, ctx: &Context) -> Option<(Arc<PageList>, DmaRoom)> {
+    pub(super) fn unmap(self, ctx: &Context) -> Option<(Arc<PageList>, PreallocatedTable)> {
         match self {
             Memory::Room(map) => ctx
                 .with_bound_atomic(|dev| map.unmap(dev).ok())

@@ -134,7 +134,7 @@ impl Atu {
             return Err(ENODEV);
         }
         // Waits for changes that began before the watch did.
-        watch.settle();
+        watch.wait_idle();
         let all = Pages {
             first: 0,
             end: pages.len(),

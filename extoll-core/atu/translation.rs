@@ -27,7 +27,7 @@ use kernel::{
     workqueue::{DelayedWork, WorkItem},
 };
 use kernel_ext::{
-    mem::{DmaRoom, PageList, Watch, PAGE},
+    mem::{PageList, PreallocatedTable, Watch, PAGE},
     work,
 };
 use protocol::nic::{
@@ -63,7 +63,7 @@ enum Sleep {
 /// Resources for the next generation of a translation of a reserve.
 pub(super) struct Spare {
     pub(super) node: TranslationNode,
-    pub(super) room: DmaRoom,
+    pub(super) room: PreallocatedTable,
 }
 
 pub(super) struct State {

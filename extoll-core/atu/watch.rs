@@ -21,9 +21,9 @@ impl Watcher for MemoryWatch {
     fn changing(&self, change: Change, start: usize, end: usize) {
         let this = &self.0;
         match change {
-            Change::Gone => this.revoke_now(),
+            Change::Unmapped => this.revoke_now(),
             // The entries point to pages that stay pinned, so a work item can check them later.
-            Change::Suspect => {
+            Change::Changed => {
                 let first = start.saturating_sub(this.start) / PAGE;
                 let end = end.saturating_sub(this.start).div_ceil(PAGE);
                 let end = end.min(this.range.pages as usize);
@@ -70,7 +70,7 @@ impl Translation {
                 }
             };
             // The notifier runs before the change, so wait until the change is complete.
-            watch.settle();
+            watch.wait_idle();
             match pages.mapped(suspects.first, suspects.end) {
                 Maps::Same => {}
                 Maps::Other => return self.revoke_now(),

@@ -5,7 +5,7 @@
 
 use super::{
     pages::Hold,
-    user::{pieces, Pin, UserIter},
+    user::{ranges, Pin, UserIter},
     PageList, PAGE,
 };
 use crate::{bindings, net::SkBuff};
@@ -21,7 +21,7 @@ use kernel::{
 use protocol::mem::fragments::{slice, Fragment, Layout};
 
 /// Maximum number of ranges of a frame: its head, and the stack's maximum of page fragments.
-const FRAME_PIECES: usize = bindings::EXTOLL_SKB_PIECES as usize;
+const FRAME_FRAGMENTS: usize = bindings::EXTOLL_SKB_FRAGMENTS as usize;
 
 /// Memory in several ranges, stored as a list of pages and the fragments in it.
 ///
@@ -123,7 +123,7 @@ impl Builder {
 
     /// Adds a range. Returns the number of its pages that are already in the list, and the number
     /// of new pages.
-    fn lay(&mut self, offset: usize, len: usize, same: bool) -> Result<(usize, usize)> {
+    fn add_range(&mut self, offset: usize, len: usize, same: bool) -> Result<(usize, usize)> {
         let added = self.layout.add(offset, len, same).ok_or(EINVAL)?;
         if self.strict && !self.layout.is_contiguous() {
             return Err(EINVAL);
@@ -157,7 +157,7 @@ impl Builder {
         // The pages of a range are contiguous, also in the kernel's array of pages.
         let page = page.wrapping_add(offset / PAGE);
         let same = self.list.pages.last() == Some(&page);
-        let (known, pages) = self.lay(offset % PAGE, len, same)?;
+        let (known, pages) = self.add_range(offset % PAGE, len, same)?;
         self.list.pages.reserve(pages, GFP_KERNEL_ACCOUNT)?;
         for n in known..known + pages {
             let page = page.wrapping_add(n);
@@ -178,7 +178,7 @@ impl Builder {
     /// # Errors
     ///
     /// `EINVAL`: the list is empty. `ENOMEM`.
-    fn place(&self) -> Result<UniqueArc<MaybeUninit<PageList>>> {
+    fn allocate(&self) -> Result<UniqueArc<MaybeUninit<PageList>>> {
         if self.fragments.is_empty() {
             return Err(EINVAL);
         }
@@ -188,7 +188,7 @@ impl Builder {
     /// Completes the list, whose pages `hold` owns.
     fn finish(
         mut self,
-        place: UniqueArc<MaybeUninit<PageList>>,
+        memory: UniqueArc<MaybeUninit<PageList>>,
         hold: Option<Hold>,
     ) -> FragmentList {
         if let (Some(first), Some(last)) = (self.fragments.first(), self.fragments.last()) {
@@ -199,25 +199,25 @@ impl Builder {
             self.list.hold = hold;
         }
         FragmentList {
-            pages: place.write(self.list).into(),
+            pages: memory.write(self.list).into(),
             bytes: self.layout.bytes(),
             fragments: self.fragments,
         }
     }
 }
 
-fn pin<I: UserIter>(iter: &mut I, most: usize, pin: Pin, strict: bool) -> Result<FragmentList> {
-    let pieces = pieces(iter, most)?;
+fn pin<I: UserIter>(iter: &mut I, max: usize, pin: Pin, strict: bool) -> Result<FragmentList> {
+    let ranges = ranges(iter, max)?;
     let mut builder = Builder::new(Hold::Nothing, strict);
     // Detects errors before pages are pinned.
-    for (start, len) in pieces.iter() {
-        builder.lay(start % PAGE, *len, false)?;
+    for (start, len) in ranges.iter() {
+        builder.add_range(start % PAGE, *len, false)?;
     }
-    let place = builder.place()?;
+    let memory = builder.allocate()?;
     // SAFETY: the iterator is valid and borrowed.
     let nofault = unsafe { (*iter.raw()).nofault };
-    builder.list = PageList::pin_pieces(&pieces, I::WRITE, pin, nofault)?;
-    let list = builder.finish(place, None);
+    builder.list = PageList::pin_ranges(&ranges, I::WRITE, pin, nofault)?;
+    let list = builder.finish(memory, None);
     // SAFETY: the iterator is valid and borrowed, and has at least this number of bytes.
     unsafe { bindings::iov_iter_advance(iter.raw(), list.bytes) };
     Ok(list)
@@ -231,16 +231,20 @@ fn share(vecs: BioVecs<'_>, strict: bool) -> Result<FragmentList> {
         // SAFETY: by the type invariant of `vecs` the pages are valid; each page gets a reference.
         unsafe { builder.add(vec.bv_page, offset, len, true) }?;
     }
-    let place = builder.place()?;
-    Ok(builder.finish(place, None))
+    let memory = builder.allocate()?;
+    Ok(builder.finish(memory, None))
 }
 
 fn take(skb: SkBuff, strict: bool) -> Result<FragmentList, (SkBuff, Error)> {
     let prepare = |skb: &SkBuff| {
-        let mut vecs = [bindings::bio_vec::default(); FRAME_PIECES];
+        let mut vecs = [bindings::bio_vec::default(); FRAME_FRAGMENTS];
         // SAFETY: the frame is valid, and `vecs` has room for this number of ranges.
         let n = unsafe {
-            bindings::extoll_skb_pieces(skb.as_raw(), vecs.as_mut_ptr(), FRAME_PIECES as c_uint)
+            bindings::extoll_skb_fragments(
+                skb.as_raw(),
+                vecs.as_mut_ptr(),
+                FRAME_FRAGMENTS as c_uint,
+            )
         };
         let n = usize::try_from(n).map_err(|_| Error::from_errno(n))?;
         let mut builder = Builder::new(Hold::Nothing, strict);
@@ -249,19 +253,19 @@ fn take(skb: SkBuff, strict: bool) -> Result<FragmentList, (SkBuff, Error)> {
             // SAFETY: memory of the frame, which the list will own. It does not change before that.
             unsafe { builder.add(vec.bv_page, offset, len, false) }?;
         }
-        let place = builder.place()?;
-        Ok((builder, place))
+        let memory = builder.allocate()?;
+        Ok((builder, memory))
     };
     match prepare(&skb) {
-        Ok((builder, place)) => {
-            Ok(builder.finish(place, Some(Hold::Frame(ManuallyDrop::new(skb)))))
+        Ok((builder, memory)) => {
+            Ok(builder.finish(memory, Some(Hold::Frame(ManuallyDrop::new(skb)))))
         }
         Err(e) => Err((skb, e)),
     }
 }
 
 impl FragmentList {
-    /// Pins the next `most` bytes of an iterator over memory of the current process, or all if
+    /// Pins the next `max` bytes of an iterator over memory of the current process, or all if
     /// there are less, and advances it by as many. A device only reads them if the iterator is a
     /// source, and also writes them if it is a destination. Pins are counted and charged as those
     /// of [`PageList::pin`]. Process context of whoever the iterator is from; sleeps.
@@ -274,8 +278,8 @@ impl FragmentList {
     /// The iterator stays where it is. `EINVAL`: no bytes. `EOPNOTSUPP`: memory of the kernel, or
     /// that cannot be pinned for so long. `ENOSPC`, `EFAULT`, `ENOMEM`, `EINTR` as
     /// [`PageList::pin`].
-    pub fn pin_iter<I: UserIter>(iter: &mut I, most: usize, pin: Pin) -> Result<Self> {
-        self::pin(iter, most, pin, false)
+    pub fn pin_iter<I: UserIter>(iter: &mut I, max: usize, pin: Pin) -> Result<Self> {
+        self::pin(iter, max, pin, false)
     }
 
     /// Takes a reference to each page of ranges of pages. Other users of the pages continue to use
@@ -305,10 +309,10 @@ impl FragmentList {
     /// # Errors
     ///
     /// `EINVAL`: no pages, an empty range, or one that exceeds its page. `ENOMEM`.
-    pub fn from_pages(pieces: KVVec<(Page, usize, usize)>) -> Result<Self> {
+    pub fn from_pages(ranges: KVVec<(Page, usize, usize)>) -> Result<Self> {
         let mut builder = Builder::new(Hold::Nothing, false);
-        let mut pages = KVVec::with_capacity(pieces.len(), GFP_KERNEL)?;
-        for (page, offset, len) in pieces {
+        let mut pages = KVVec::with_capacity(ranges.len(), GFP_KERNEL)?;
+        for (page, offset, len) in ranges {
             if offset.checked_add(len).is_none_or(|end| end > PAGE) {
                 return Err(EINVAL);
             }
@@ -316,8 +320,8 @@ impl FragmentList {
             unsafe { builder.add(page.as_ptr(), offset, len, false) }?;
             pages.push(page, GFP_KERNEL)?;
         }
-        let place = builder.place()?;
-        Ok(builder.finish(place, Some(Hold::Owned(pages))))
+        let memory = builder.allocate()?;
+        Ok(builder.finish(memory, Some(Hold::Owned(pages))))
     }
 
     /// Returns all pages, to be registered or mapped.
@@ -361,8 +365,8 @@ impl PageList {
     /// # Errors
     ///
     /// `EINVAL`: there are gaps; nothing was pinned. Else as [`FragmentList::pin_iter`].
-    pub fn pin_iter<I: UserIter>(iter: &mut I, most: usize, pin: Pin) -> Result<Arc<Self>> {
-        Ok(self::pin(iter, most, pin, true)?.pages)
+    pub fn pin_iter<I: UserIter>(iter: &mut I, max: usize, pin: Pin) -> Result<Arc<Self>> {
+        Ok(self::pin(iter, max, pin, true)?.pages)
     }
 
     /// Takes references like [`FragmentList::share_bvecs`], for ranges without gaps.

@@ -7,9 +7,9 @@
 //! | whole pages: kernel buffers, pages, pinned user memory | [`PageList`] |
 //! | fragments of memory, with unaligned ends | [`FragmentList`] |
 //! | mappings for a device, made and undone with a [`BoundDevice`] | [`Streaming`] |
-//! | bytes that a driver and its device have by turns | [`Loan`] |
+//! | bytes that a driver and its device have by turns | [`SyncMapping`] |
 //! | addresses behind an IOMMU, and pages by turns | [`IovaRange`] |
-//! | mappings of lists of pages, made without memory | [`DmaRoom`] |
+//! | mappings of lists of pages, made without memory | [`PreallocatedTable`] |
 //! | news of changes of user address spaces | [`Watch`] |
 
 mod bound;
@@ -17,11 +17,11 @@ mod copy;
 mod fragment_tests;
 mod fragments;
 mod iova;
-mod loan;
 mod pages;
-mod room;
+mod prealloc;
 mod streaming;
 mod streaming_tests;
+mod sync_mapping;
 mod user;
 mod watch;
 
@@ -29,13 +29,13 @@ pub use bound::BoundDevice;
 pub use copy::TagPositions;
 pub use fragments::{BioVecs, FragmentList};
 pub use iova::IovaRange;
-pub use loan::Loan;
 pub use pages::PageList;
+pub use prealloc::{PreallocatedPages, PreallocatedTable, StreamingPrealloc};
 pub use protocol::mem::fragments::Fragment;
-pub use room::{DmaRoom, RoomPages, StreamingRoom};
 pub use streaming::{
     Bytes, Contiguous, Kind, Pages, Range, Streaming, StreamingPages, StreamingRange,
 };
+pub use sync_mapping::SyncMapping;
 pub use user::{Maps, Pin, UserIter, UserRange, MAX_PINNED};
 pub use watch::{Change, Watch, Watcher};
 

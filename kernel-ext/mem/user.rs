@@ -117,19 +117,19 @@ impl sealed::Sealed for IovIterDest<'_> {
 impl UserIter for IovIterDest<'_> {}
 
 /// Contiguous range of user memory: address and length.
-pub(super) type Piece = (usize, usize);
+pub(super) type UserBytes = (usize, usize);
 
-/// Returns the ranges of the first `most` bytes of an iterator, which is not advanced. Adjacent
+/// Returns the ranges of the first `max` bytes of an iterator, which is not advanced. Adjacent
 /// ranges are merged. May sleep.
-pub(super) fn pieces<I: UserIter>(iter: &mut I, most: usize) -> Result<KVVec<Piece>> {
+pub(super) fn ranges<I: UserIter>(iter: &mut I, max: usize) -> Result<KVVec<UserBytes>> {
     // SAFETY: the iterator is borrowed, so it does not change. A copy of it may be advanced
     // separately, and does not outlive it.
     let mut copy = unsafe { iter.raw().read() };
-    let (mut list, mut left) = (KVVec::<Piece>::new(), most);
+    let (mut list, mut left) = (KVVec::<UserBytes>::new(), max);
     while left > 0 {
         let mut start = 0;
         // SAFETY: `copy` is a valid iterator, and `start` a local variable.
-        let len = unsafe { bindings::extoll_iter_piece(&mut copy, left, &mut start) };
+        let len = unsafe { bindings::extoll_iter_chunk(&mut copy, left, &mut start) };
         let len = usize::try_from(len).map_err(|_| Error::from_errno(len as c_int))?;
         if len == 0 {
             break;
@@ -163,21 +163,21 @@ impl PageList {
         if bytes == 0 || (start | end) % PAGE != 0 {
             return Err(EINVAL);
         }
-        Self::pin_pieces(&[(start, bytes)], write, Pin::Registration, false)
+        Self::pin_ranges(&[(start, bytes)], write, Pin::Registration, false)
     }
 
     /// Pins the pages of ranges of the current process. The list begins at the first byte of the
     /// first range, and ends at the last byte of the last range. `nofault`: fails for pages that
     /// are not present.
-    pub(super) fn pin_pieces(
-        pieces: &[Piece],
+    pub(super) fn pin_ranges(
+        chunks: &[UserBytes],
         write: bool,
         pin: Pin,
         nofault: bool,
     ) -> Result<Self> {
-        let mut ranges = KVVec::with_capacity(pieces.len(), GFP_KERNEL_ACCOUNT)?;
+        let mut ranges = KVVec::with_capacity(chunks.len(), GFP_KERNEL_ACCOUNT)?;
         let mut count = 0usize;
-        for (start, len) in pieces {
+        for (start, len) in chunks {
             let offset = start % PAGE;
             let pages = offset.checked_add(*len).ok_or(EINVAL)?.div_ceil(PAGE);
             let range = UserRange {
@@ -191,7 +191,7 @@ impl PageList {
         if count > MAX_PINNED {
             return Err(ENOSPC);
         }
-        let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
+        let (Some(first), Some(last)) = (chunks.first(), chunks.last()) else {
             return Err(EINVAL);
         };
         let mm: ARef<Mm> = {
@@ -347,11 +347,12 @@ mod tests {
         assert_eq!(pin(PAGE, 0), Some(EINVAL));
         assert_eq!(pin(PAGE, (MAX_PINNED + 1) * PAGE), Some(ENOSPC));
         assert_eq!(pin(usize::MAX - PAGE + 1, 2 * PAGE), Some(EINVAL));
-        let pieces = |list: &[Piece]| PageList::pin_pieces(list, false, Pin::Transfer, false).err();
-        assert_eq!(pieces(&[]), Some(EINVAL));
-        assert_eq!(pieces(&[(PAGE + 1, 1), (7, 9)]), Some(EFAULT));
-        assert_eq!(pieces(&[(1, usize::MAX)]), Some(EINVAL));
+        let pin =
+            |list: &[UserBytes]| PageList::pin_ranges(list, false, Pin::Transfer, false).err();
+        assert_eq!(pin(&[]), Some(EINVAL));
+        assert_eq!(pin(&[(PAGE + 1, 1), (7, 9)]), Some(EFAULT));
+        assert_eq!(pin(&[(1, usize::MAX)]), Some(EINVAL));
         let half = (MAX_PINNED - 1) * PAGE;
-        assert_eq!(pieces(&[(0, half), (0, half), (0, half)]), Some(ENOSPC));
+        assert_eq!(pin(&[(0, half), (0, half), (0, half)]), Some(ENOSPC));
     }
 }

@@ -17,16 +17,16 @@ use kernel::{
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
     /// The pages are unmapped or moved, or the process ends. The addresses will be empty.
-    Gone,
+    Unmapped,
     /// The page table entries change. The addresses may get other pages, but often keep the same
     /// ones, for example when a huge page is split.
-    Suspect,
+    Changed,
 }
 
 /// Receiver of notifications.
 pub trait Watcher: Send + Sync {
-    /// Called before pages at the addresses `start…end` change; [`Watch::settle`] waits until they
-    /// have changed. Locks of memory management are held, possibly during memory reclaim. Must
+    /// Called before pages at the addresses `start…end` change; [`Watch::wait_idle`] waits until
+    /// they have changed. Locks of memory management are held, possibly during memory reclaim. Must
     /// neither sleep nor allocate, and must not take a lock whose holders do.
     fn changing(&self, change: Change, start: usize, end: usize);
 }
@@ -46,7 +46,7 @@ struct Inner {
 
 // SAFETY: any thread may remove a notifier, and watchers are `Send` and `Sync`.
 unsafe impl Send for Watch {}
-// SAFETY: `&Watch` only gives access to `settle`, which any thread may call.
+// SAFETY: `&Watch` only gives access to `wait_idle`, which any thread may call.
 unsafe impl Sync for Watch {}
 
 const OPS: bindings::mmu_interval_notifier_ops = {
@@ -79,13 +79,13 @@ unsafe extern "C" fn invalidate(
     let range = unsafe { &*range };
     let change = match range.event {
         bindings::mmu_notifier_event_MMU_NOTIFY_UNMAP
-        | bindings::mmu_notifier_event_MMU_NOTIFY_RELEASE => Change::Gone,
+        | bindings::mmu_notifier_event_MMU_NOTIFY_RELEASE => Change::Unmapped,
         // The pages stay, only access rights change. That does not concern pins, because fork
         // copies pinned pages for the child.
         bindings::mmu_notifier_event_MMU_NOTIFY_PROTECTION_VMA
         | bindings::mmu_notifier_event_MMU_NOTIFY_PROTECTION_PAGE
         | bindings::mmu_notifier_event_MMU_NOTIFY_SOFT_DIRTY => return true,
-        _ => Change::Suspect,
+        _ => Change::Changed,
     };
     inner.watcher.changing(change, range.start, range.end);
     true
@@ -127,7 +127,7 @@ impl Watch {
     /// Waits until no change of the range is in progress. Afterwards the page tables reflect all
     /// changes that [`Watcher::changing`] was notified of before this call. Sleeps. Must not be
     /// called in `changing`, or with a lock held that `changing` takes.
-    pub fn settle(&self) {
+    pub fn wait_idle(&self) {
         // SAFETY: registered by the type invariant. `changing` reports later changes, so the
         // returned sequence number is not needed.
         unsafe { bindings::mmu_interval_read_begin(self.0.notifier.get()) };

@@ -34,7 +34,7 @@ fn next_piece(iter: *mut bindings::iov_iter) -> Option<(usize, usize)> {
     // not outlive it.
     let len = unsafe {
         let mut copy = iter.read();
-        bindings::extoll_iter_piece(&mut copy, usize::MAX, &mut start)
+        bindings::extoll_iter_chunk(&mut copy, usize::MAX, &mut start)
     };
     let len = usize::try_from(len).ok().filter(|len| *len > 0)?;
     Some((start, len))

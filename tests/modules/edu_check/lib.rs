@@ -17,7 +17,7 @@ use kernel::{
     InPlaceModule,
 };
 use kernel_ext::{
-    mem::Loan,
+    mem::SyncMapping,
     pci::{device_id, Enabled},
     vectors::{VectorHandler, Vectors},
 };
@@ -178,19 +178,19 @@ impl Look<'_> {
         }
         let mut want = KVec::with_capacity(BYTES, GFP_KERNEL)?;
         want.extend_from_slice(&sent, GFP_KERNEL)?;
-        let out = Loan::new(pdev.as_ref(), sent, 0..BYTES, DataDirection::ToDevice)?;
-        let mut back = Loan::new(pdev.as_ref(), got, 0..BYTES, DataDirection::FromDevice)?;
+        let out = SyncMapping::new(pdev.as_ref(), sent, 0..BYTES, DataDirection::ToDevice)?;
+        let mut back = SyncMapping::new(pdev.as_ref(), got, 0..BYTES, DataDirection::FromDevice)?;
         self.copy(out.address(), false)?;
         self.copy(back.address(), true)?;
-        let wrong = |loan: &mut Loan<'_>| {
-            loan.to_cpu();
-            let got = loan.bytes().unwrap_or_default();
+        let wrong = |mapping: &mut SyncMapping<'_>| {
+            mapping.to_cpu();
+            let got = mapping.bytes().unwrap_or_default();
             let mut all = got.iter().zip(&want).enumerate();
             let first = all
                 .find(|(_, (g, w))| g != w)
                 .map(|(at, (g, w))| (at, *g, *w));
             let more = all.filter(|(_, (g, w))| g != w).count();
-            loan.to_device();
+            mapping.to_device();
             first.map(|(at, g, w)| (at, g, w, more))
         };
         let Some((at, got, want, more)) = wrong(&mut back) else {

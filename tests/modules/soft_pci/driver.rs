@@ -23,7 +23,7 @@ use kernel::{
     },
 };
 use kernel_ext::{
-    mem::{Loan, PAGE},
+    mem::{SyncMapping, PAGE},
     pci::{device_id, Enabled, Region},
     reset::{ResetClient, ResetWatch},
     vectors::{VectorHandler, Vectors},
@@ -68,7 +68,7 @@ pub(crate) struct Data<'a> {
     _watch: Pin<KBox<ResetWatch<Ear>>>,
     /// Requested until removal.
     _vectors: Pin<KBox<Vectors<'a, Counter>>>,
-    _loan: Loan<'a>,
+    _mapping: SyncMapping<'a>,
     _words: DmaWords,
     _enabled: Enabled<'a>,
 }
@@ -148,8 +148,9 @@ fn to_device(soft: &SoftDevice, pdev: &pci::Device<Bound>, first: usize, bytes: 
     let want = filled(1, 4 * PAGE)?;
     let place = buffer.as_ptr().addr() + first;
     let part = first..first + bytes;
-    let mut loan = Loan::new(pdev.as_ref(), buffer, part.clone(), DataDirection::ToDevice)?;
-    let address = loan.address();
+    let mut mapping =
+        SyncMapping::new(pdev.as_ref(), buffer, part.clone(), DataDirection::ToDevice)?;
+    let address = mapping.address();
     check!(
         address as usize % PAGE == place % PAGE,
         "the offset in the page is not kept"
@@ -171,17 +172,17 @@ fn to_device(soft: &SoftDevice, pdev: &pci::Device<Bound>, first: usize, bytes: 
             "the device sees the byte behind"
         );
     }
-    loan.to_cpu();
-    if let Some(first) = loan.bytes_mut().and_then(|b| b.first_mut()) {
+    mapping.to_cpu();
+    if let Some(first) = mapping.bytes_mut().and_then(|b| b.first_mut()) {
         *first = 0xee;
     }
-    loan.to_device();
+    mapping.to_device();
     check!(
         seen(soft, address, 1)?[..] == [0xee],
         "the device does not see what was synchronised"
     );
     soft.store(address, &[0x11])?;
-    let back = loan.end();
+    let back = mapping.end();
     check!(
         back.get(first) == Some(&0xee),
         "what the device may not write came back"
@@ -196,16 +197,16 @@ fn to_device(soft: &SoftDevice, pdev: &pci::Device<Bound>, first: usize, bytes: 
 /// Checks that the device's writes are visible after synchronisation for the CPU, and other bytes
 /// are unchanged.
 fn from_device(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
-    let mut loan = Loan::new(
+    let mut mapping = SyncMapping::new(
         pdev.as_ref(),
         filled(2, 3000)?,
         100..2900,
         DataDirection::FromDevice,
     )?;
-    let address = loan.address();
+    let address = mapping.address();
     soft.store(address + 7, &[1, 2, 3])?;
-    loan.to_cpu();
-    let bytes = loan.bytes().ok_or(EIO)?;
+    mapping.to_cpu();
+    let bytes = mapping.bytes().ok_or(EIO)?;
     check!(
         bytes.get(7..10) == Some(&[1, 2, 3]),
         "what the device wrote is not there"
@@ -214,9 +215,9 @@ fn from_device(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
         bytes.get(6) == Some(&pattern(2, 106)),
         "what the device left alone was changed"
     );
-    loan.to_device();
+    mapping.to_device();
     soft.store(address + 2799, &[9])?;
-    let back = loan.end();
+    let back = mapping.end();
     check!(
         back.get(107..110) == Some(&[1, 2, 3]),
         "what the device wrote first is lost"
@@ -258,42 +259,42 @@ fn list(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
 
 /// Fills the pool. Further mappings must fail without leaks.
 fn full(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
-    let (before, mut loans) = (soft.pool.stats(), KVec::new());
+    let (before, mut mappings) = (soft.pool.stats(), KVec::new());
     let bytes = 64 << 10;
     let failed = loop {
-        match Loan::new(
+        match SyncMapping::new(
             pdev.as_ref(),
             filled(4, bytes)?,
             0..bytes,
             DataDirection::ToDevice,
         ) {
-            Ok(loan) => loans.push(loan, GFP_KERNEL)?,
+            Ok(mapping) => mappings.push(mapping, GFP_KERNEL)?,
             Err(e) => break e,
         }
-        if loans.len() > POOL_BYTES / bytes {
+        if mappings.len() > POOL_BYTES / bytes {
             break EIO;
         }
     };
     check!(failed == ENOMEM, "a full pool is not full");
     check!(
-        loans.len() + 2 > POOL_BYTES / bytes,
+        mappings.len() + 2 > POOL_BYTES / bytes,
         "the pool is full too early"
     );
     check!(
         soft.pool.stats().full > before.full,
         "a full pool is not counted"
     );
-    for (n, loan) in loans.iter().enumerate() {
+    for (n, mapping) in mappings.iter().enumerate() {
         // Each mapping has separate memory.
-        soft.store(loan.address(), &[n as u8])?;
+        soft.store(mapping.address(), &[n as u8])?;
     }
-    for (n, loan) in loans.iter().enumerate() {
+    for (n, mapping) in mappings.iter().enumerate() {
         check!(
-            seen(soft, loan.address(), 1)?[..] == [n as u8],
+            seen(soft, mapping.address(), 1)?[..] == [n as u8],
             "two mappings in one place"
         );
     }
-    drop(loans);
+    drop(mappings);
     check!(soft.pool.stats().used == before.used, "slots are lost");
     check!(
         soft.pool.stats().most > before.used,
@@ -387,7 +388,7 @@ impl pci::Driver for Driver {
         // A later driver finds the masks set by an earlier one.
         if soft.fresh.xchg(false, Full) {
             let refused = soft.pool.stats().refused;
-            let early = Loan::new(bound, filled(0, 8)?, 0..8, DataDirection::ToDevice);
+            let early = SyncMapping::new(bound, filled(0, 8)?, 0..8, DataDirection::ToDevice);
             check!(
                 early.is_err(),
                 "a device with 32 bits of address reaches the pool"
@@ -411,7 +412,7 @@ impl pci::Driver for Driver {
         let vectors = Vectors::new(pdev, VECTORS, soft.kind.msix, c"soft_pci", Counter)?;
         check!(vectors.count() == VECTORS, "not all vectors");
         messages(&soft, pdev, vectors.count())?;
-        let loan = Loan::new(
+        let mapping = SyncMapping::new(
             bound,
             filled(5, 9000)?,
             0..9000,
@@ -427,7 +428,7 @@ impl pci::Driver for Driver {
                 GFP_KERNEL,
             )?,
             _vectors: vectors,
-            _loan: loan,
+            _mapping: mapping,
             _words: DmaWords::new(bound, PAGE / 8)?,
             _enabled: enabled,
         })

@@ -14,7 +14,7 @@ use kernel::{
 
 /// Current user of the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Turn {
+enum Side {
     Device,
     Cpu,
 }
@@ -26,25 +26,25 @@ enum Turn {
 ///
 /// ```
 /// # use kernel::{device::{Bound, Device}, dma::DataDirection, prelude::*};
-/// # use kernel_ext::mem::Loan;
+/// # use kernel_ext::mem::SyncMapping;
 /// fn first_byte(dev: &Device<Bound>) -> Result<u8> {
 ///     let buffer = KVec::from_elem(0u8, 64, GFP_KERNEL)?;
-///     let mut loan = Loan::new(dev, buffer, 0..64, DataDirection::FromDevice)?;
-///     // … pass `loan.address()` to the device, which writes …
-///     loan.to_cpu();
-///     loan.bytes().and_then(|b| b.first().copied()).ok_or(EIO)
+///     let mut mapping = SyncMapping::new(dev, buffer, 0..64, DataDirection::FromDevice)?;
+///     // … pass `mapping.address()` to the device, which writes …
+///     mapping.to_cpu();
+///     mapping.bytes().and_then(|b| b.first().copied()).ok_or(EIO)
 /// }
 /// ```
-pub struct Loan<'a> {
+pub struct SyncMapping<'a> {
     dev: &'a Device<Bound>,
     buffer: KVec<u8>,
-    lent: Range<usize>,
+    range: Range<usize>,
     address: u64,
     direction: DataDirection,
-    turn: Turn,
+    side: Side,
 }
 
-impl<'a> Loan<'a> {
+impl<'a> SyncMapping<'a> {
     /// Maps a range of a buffer for a device. Any context.
     ///
     /// # Errors
@@ -53,10 +53,10 @@ impl<'a> Loan<'a> {
     pub fn new(
         dev: &'a Device<Bound>,
         mut buffer: KVec<u8>,
-        lent: Range<usize>,
+        range: Range<usize>,
         direction: DataDirection,
     ) -> Result<Self> {
-        let bytes = buffer.get_mut(lent.clone()).ok_or(EINVAL)?;
+        let bytes = buffer.get_mut(range.clone()).ok_or(EINVAL)?;
         if bytes.is_empty() || direction == DataDirection::None {
             return Err(EINVAL);
         }
@@ -76,11 +76,11 @@ impl<'a> Loan<'a> {
         Ok(Self {
             dev,
             buffer,
-            lent,
+            range,
             // SAFETY: the call writes `address` on success.
             address: unsafe { address.assume_init() },
             direction,
-            turn: Turn::Device,
+            side: Side::Device,
         })
     }
 
@@ -89,18 +89,18 @@ impl<'a> Loan<'a> {
         self.address
     }
 
-    /// The CPU's turn: it sees what the device wrote. Any context.
+    /// Lets the CPU use the bytes. It sees what the device wrote. Any context.
     pub fn to_cpu(&mut self) {
         // SAFETY: mapped by `new`.
         unsafe {
             bindings::extoll_dma_to_cpu(
                 sysfs::raw(self.dev),
                 self.address,
-                self.lent.len(),
+                self.range.len(),
                 self.direction.into(),
             )
         };
-        self.turn = Turn::Cpu;
+        self.side = Side::Cpu;
     }
 
     /// Lets the device use the bytes. It sees what the CPU wrote. Any context.
@@ -110,26 +110,26 @@ impl<'a> Loan<'a> {
             bindings::extoll_dma_to_device(
                 sysfs::raw(self.dev),
                 self.address,
-                self.lent.len(),
+                self.range.len(),
                 self.direction.into(),
             )
         };
-        self.turn = Turn::Device;
+        self.side = Side::Device;
     }
 
     /// Returns the bytes, if the CPU may use them. Any context.
     pub fn bytes(&self) -> Option<&[u8]> {
         self.buffer
-            .get(self.lent.clone())
-            .filter(|_| self.turn == Turn::Cpu)
+            .get(self.range.clone())
+            .filter(|_| self.side == Side::Cpu)
     }
 
-    /// The bytes, to be changed, if it is the CPU's turn. Any context.
+    /// The bytes, to be changed, if the CPU may use them. Any context.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        let turn = self.turn;
+        let side = self.side;
         self.buffer
-            .get_mut(self.lent.clone())
-            .filter(|_| turn == Turn::Cpu)
+            .get_mut(self.range.clone())
+            .filter(|_| side == Side::Cpu)
     }
 
     /// Unmaps the bytes. Returns the buffer with the bytes that the device wrote. Any context.
@@ -149,14 +149,14 @@ impl<'a> Loan<'a> {
             bindings::extoll_dma_unmap(
                 sysfs::raw(self.dev),
                 self.address,
-                self.lent.len(),
+                self.range.len(),
                 self.direction.into(),
             )
         };
     }
 }
 
-impl Drop for Loan<'_> {
+impl Drop for SyncMapping<'_> {
     fn drop(&mut self) {
         self.unmap();
     }

@@ -14,23 +14,23 @@ use kernel::{
 };
 
 /// Scatterlist for a page list, allocated in advance, so that mapping needs no memory
-/// ([`StreamingRoom`]).
+/// ([`StreamingPrealloc`]).
 ///
 /// # Invariants
 ///
 /// `table` is initialised and has `pages` entries. It is not mapped, unless this object is part of
-/// a [`RoomPages`].
-pub struct DmaRoom {
+/// a [`PreallocatedPages`].
+pub struct PreallocatedTable {
     table: KBox<Opaque<bindings::sg_table>>,
     pages: u32,
 }
 
 // SAFETY: any thread may use and free it.
-unsafe impl Send for DmaRoom {}
+unsafe impl Send for PreallocatedTable {}
 // SAFETY: shared references only give access to the size.
-unsafe impl Sync for DmaRoom {}
+unsafe impl Sync for PreallocatedTable {}
 
-impl DmaRoom {
+impl PreallocatedTable {
     /// Allocates a scatterlist for lists of up to `pages` pages, 32 bytes per page. May sleep.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl DmaRoom {
         Ok(entries)
     }
 
-    /// Undoes [`DmaRoom::fill`], which returned `entries`.
+    /// Undoes [`PreallocatedTable::fill`], which returned `entries`.
     fn clear(&mut self, entries: u32) {
         // SAFETY: the table is not mapped, and contains `entries` pages, because callers pass the
         // result of `fill`.
@@ -80,29 +80,29 @@ impl DmaRoom {
 }
 
 /// Frees the memory. Any context.
-impl Drop for DmaRoom {
+impl Drop for PreallocatedTable {
     fn drop(&mut self) {
         // SAFETY: by the type invariant the table is initialised and not mapped.
         unsafe { bindings::sg_free_table(self.table.get()) };
     }
 }
 
-/// List of pages with a scatterlist in a [`DmaRoom`].
+/// List of pages with a scatterlist in a [`PreallocatedTable`].
 ///
 /// # Invariants
 ///
-/// The table of `room` contains all of `pages` in `entries` entries. It is mapped as long as this
-/// object exists.
-pub struct RoomPages {
-    room: DmaRoom,
+/// The table of `prealloc` contains all of `pages` in `entries` entries. It is mapped as long as
+/// this object exists.
+pub struct PreallocatedPages {
+    prealloc: PreallocatedTable,
     entries: u32,
     pages: Arc<PageList>,
 }
 
-impl sealed::Sealed for RoomPages {}
+impl sealed::Sealed for PreallocatedPages {}
 
-impl Kind for RoomPages {
-    type Owner = (Arc<PageList>, DmaRoom);
+impl Kind for PreallocatedPages {
+    type Owner = (Arc<PageList>, PreallocatedTable);
 
     fn bytes(&self) -> usize {
         self.pages.len() * PAGE
@@ -113,12 +113,12 @@ impl Kind for RoomPages {
     /// Same as for the trait: the pages are mapped for the device in this direction, and it does
     /// not access them any more.
     unsafe fn unmap(mut self, dev: &BoundDevice, direction: DataDirection) -> Self::Owner {
-        let (table, direction) = (self.room.table.get(), direction.into());
+        let (table, direction) = (self.prealloc.table.get(), direction.into());
         // SAFETY: by the function's requirements and the type invariant the table is mapped in this
         // direction.
         unsafe { bindings::dma_unmap_sgtable(dev.as_raw(), table, direction, ATTRIBUTES) };
-        self.room.clear(self.entries);
-        (self.pages, self.room)
+        self.prealloc.clear(self.entries);
+        (self.pages, self.prealloc)
     }
 }
 
@@ -130,50 +130,54 @@ impl Kind for RoomPages {
 ///
 /// ```
 /// # use kernel::{prelude::*, sync::Arc};
-/// # use kernel_ext::mem::{BoundDevice, DmaRoom, PageList, StreamingRoom};
-/// /// In any context; `room` was allocated before.
-/// fn send(dev: &BoundDevice, room: DmaRoom, pages: &Arc<PageList>) -> Result<StreamingRoom> {
-///     StreamingRoom::map(dev, room, pages, false).map_err(|(_room, e)| e)
+/// # use kernel_ext::mem::{BoundDevice, PageList, PreallocatedTable, StreamingPrealloc};
+/// /// In any context; `prealloc` was allocated before.
+/// fn send(
+///     dev: &BoundDevice,
+///     prealloc: PreallocatedTable,
+///     pages: &Arc<PageList>,
+/// ) -> Result<StreamingPrealloc> {
+///     StreamingPrealloc::map(dev, prealloc, pages, false).map_err(|(_prealloc, e)| e)
 /// }
 /// ```
-pub type StreamingRoom = Streaming<RoomPages>;
+pub type StreamingPrealloc = Streaming<PreallocatedPages>;
 
-impl Streaming<RoomPages> {
+impl Streaming<PreallocatedPages> {
     /// Maps all pages of the list for a device that only reads them, or also writes them if
     /// `write`. Each page is a segment, unless an IOMMU makes several contiguous. Any context.
     ///
     /// # Errors
     ///
-    /// Returned with the room. `ENOSPC` if the list does not fit. `EACCES`, `ENOMEM`, `EIO`,
+    /// Returned with the table. `ENOSPC` if the list does not fit. `EACCES`, `ENOMEM`, `EIO`,
     /// `EOPNOTSUPP` for the same reasons as in [`super::StreamingPages::map`].
     pub fn map(
         dev: &BoundDevice,
-        mut room: DmaRoom,
+        mut prealloc: PreallocatedTable,
         pages: &Arc<PageList>,
         write: bool,
-    ) -> Result<Self, (DmaRoom, Error)> {
+    ) -> Result<Self, (PreallocatedTable, Error)> {
         if write && !pages.is_writable() {
-            return Err((room, EACCES));
+            return Err((prealloc, EACCES));
         }
-        let entries = match room.fill(pages) {
+        let entries = match prealloc.fill(pages) {
             Ok(entries) => entries,
-            Err(e) => return Err((room, e)),
+            Err(e) => return Err((prealloc, e)),
         };
         let direction = match write {
             true => DataDirection::Bidirectional,
             false => DataDirection::ToDevice,
         };
-        let table = room.table.get();
+        let table = prealloc.table.get();
         // SAFETY: the device is bound, and the table is initialised.
         let mapped = to_result(unsafe {
             bindings::dma_map_sgtable(dev.as_raw(), table, direction.into(), ATTRIBUTES)
         });
         if let Err(e) = mapped {
-            room.clear(entries);
-            return Err((room, e));
+            prealloc.clear(entries);
+            return Err((prealloc, e));
         }
-        let kind = RoomPages {
-            room,
+        let kind = PreallocatedPages {
+            prealloc,
             entries,
             pages: pages.clone(),
         };
@@ -189,34 +193,34 @@ impl Streaming<RoomPages> {
     /// size.
     pub fn segments(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         // SAFETY: a mapped table by the type invariant while it is borrowed.
-        let table: &SGTable = unsafe { SGTable::from_raw(self.kind.room.table.get()) };
+        let table: &SGTable = unsafe { SGTable::from_raw(self.kind.prealloc.table.get()) };
         table
             .iter()
             .map(|e| (e.dma_address(), e.dma_len() / PAGE as u64))
     }
 }
 
-#[kunit_tests(kernel_ext_room)]
+#[kunit_tests(kernel_ext_prealloc)]
 mod tests {
     use super::*;
 
     #[test]
-    fn room_is_used_again() -> Result {
-        assert_eq!(DmaRoom::new(0).err(), Some(EINVAL));
+    fn table_is_used_again() -> Result {
+        assert_eq!(PreallocatedTable::new(0).err(), Some(EINVAL));
         // The length exceeds one chunk of a scatterlist, so that chunks are chained.
-        let mut room = DmaRoom::new(300)?;
+        let mut prealloc = PreallocatedTable::new(300)?;
         for pages in [1, 127, 128, 129, 256, 299, 300, 2] {
             let list = PageList::from_buffer(VVec::from_elem(0u8, pages * PAGE, GFP_KERNEL)?)?;
-            let entries = room.fill(&list)?;
+            let entries = prealloc.fill(&list)?;
             assert_eq!(entries as usize, pages);
             // SAFETY: the table is initialised and does not change while it is borrowed.
-            let table = unsafe { SGTable::from_raw(room.table.get()) };
+            let table = unsafe { SGTable::from_raw(prealloc.table.get()) };
             assert_eq!(table.iter().count(), pages);
-            room.clear(entries);
+            prealloc.clear(entries);
         }
         let list = PageList::from_buffer(VVec::from_elem(0u8, 301 * PAGE, GFP_KERNEL)?)?;
-        assert_eq!(room.fill(&list).err(), Some(ENOSPC));
-        assert_eq!(room.pages(), 300);
+        assert_eq!(prealloc.fill(&list).err(), Some(ENOSPC));
+        assert_eq!(prealloc.pages(), 300);
         Ok(())
     }
 }
