@@ -22,7 +22,7 @@ use kernel::{
 };
 use kernel_ext::net::{
     namespace::PerNet,
-    socket::{Ended, Endpoint, SockId, State, Tcp},
+    socket::{Endpoint, ShutdownDirections, SockId, State, Tcp},
 };
 use protocol::ds::Fallback;
 
@@ -225,7 +225,7 @@ impl Connection {
     }
 
     /// Records directions that the program shut down before the carrier of the data was decided.
-    pub(crate) fn end(&self, ended: Ended) {
+    pub(crate) fn end(&self, ended: ShutdownDirections) {
         if ended.receiving {
             self.deafen();
         }

@@ -227,7 +227,7 @@ fn send_all(
         }
         if room(conn, left).is_none() {
             tcp.no_space();
-            waiting.until_news(|| find(tcp, conn, || room(conn, left)))?;
+            waiting.until_next(|| find(tcp, conn, || room(conn, left)))?;
         }
         // One writer at a time, because data are copied behind those already committed.
         let writer = conn.writer.lock();
@@ -377,7 +377,7 @@ fn receive_all(
                 let busily = if waits { tcp.busy_poll() } else { 0 };
                 match conn.poll_busily(busily, ready) {
                     Some(what) => what,
-                    None => match waiting.until_news(ready) {
+                    None => match waiting.until_next(ready) {
                         // A call for 0 bytes ends successfully after its timeout.
                         Err(EAGAIN) if len == 0 && waits => return Ok(()),
                         found => found?,
@@ -485,7 +485,7 @@ pub(crate) fn release(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) {
     }
     conn.close(linger == Linger::Abort);
     if let (Linger::Wait(longest), false) = (linger, is_exiting()) {
-        let mut waiting = tcp.at_most(longest);
+        let mut waiting = tcp.timeout(longest);
         let _ = waiting.until(|| {
             let waits = conn.peek(|inner| {
                 let stream = inner.direct()?;

@@ -71,7 +71,7 @@ struct AfExtl {
     #[pin]
     _driver: driver::Registration<auxiliary::Adapter<Driver>>,
     _registered: Registered,
-    _settled: work::Settled,
+    _flush: work::FlushOnDrop,
     #[pin]
     _spaces: namespace::Registration<Space>,
     _files: Option<Dir<Parameters>>,
@@ -118,7 +118,7 @@ impl InPlaceModule for AfExtl {
         try_pin_init!(Self {
             _: { checked? },
             _spaces <- namespace::Registration::new(),
-            _settled: work::Settled,
+            _flush: work::FlushOnDrop,
             _registered: Registered::new()?,
             _driver <- driver::Registration::new(
                 <LocalModule as kernel::ModuleMetadata>::NAME,

@@ -16,8 +16,8 @@ use crate::{
 };
 use kernel::{prelude::*, sync::Arc, time::msecs_to_jiffies};
 use kernel_ext::net::socket::{
-    Addr, Child, Ended, GetOption, Incoming, Operations, Outgoing, PollTable, Port, SetOption,
-    Socket, Splice, State, Tcp,
+    Addr, Child, GetOption, Incoming, Operations, Outgoing, PollTable, Port, SetOption,
+    ShutdownDirections, Socket, Splice, State, Tcp,
 };
 use protocol::ds::Fallback;
 
@@ -72,7 +72,7 @@ fn end_with_stream(sock: &Socket<'_, Stream>) {
     if let Mode::Direct(conn) = sock.data().mode() {
         if direct::is_over(&conn) {
             conn.forget_second_error();
-            sock.tcp().end();
+            sock.tcp().abort();
         }
     }
 }
@@ -88,7 +88,7 @@ fn ask<'a>(tcp: &'a Tcp, data: &Connection, addr: &Addr<'_>, nonblock: bool) -> 
         Err(why) => (Err(why), None),
     };
     let conn = data.chance(chance)?;
-    let mut waiting = tcp.at_most(msecs_to_jiffies(conf::longest_question()));
+    let mut waiting = tcp.timeout(msecs_to_jiffies(conf::longest_question()));
     // A signal also interrupts TCP's connect. It says nothing about the peer, whose answer usually
     // still arrives in time.
     let answered = waiting.until(|| conn.may_connect().then_some(()));
@@ -181,7 +181,7 @@ impl Operations for Stream {
         if !(0..=2).contains(&how) {
             return Err(EINVAL);
         }
-        let ended = Ended {
+        let ended = ShutdownDirections {
             receiving: how != 1,
             sending: how != 0,
         };

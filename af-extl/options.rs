@@ -7,7 +7,7 @@ use kernel::{
     prelude::*,
     sync::{atomic::Relaxed, Arc},
 };
-use kernel_ext::net::socket::{GetOption, Past, SetOption, State, Tcp};
+use kernel_ext::net::socket::{BypassedBytes, GetOption, SetOption, State, Tcp};
 use protocol::ds::{Stream, StreamState};
 
 /// Levels and numbers of socket options.
@@ -42,11 +42,11 @@ pub(crate) fn was_set(tcp: &Tcp, conn: &Arc<Conn>, option: &SetOption<'_>) {
 /// `EFAULT`, `EINVAL`: the program's buffer is invalid.
 pub(crate) fn info(tcp: &Tcp, conn: &Conn, option: &mut GetOption<'_>) -> Result {
     let (sent, read) = (conn.sent.load(Relaxed), conn.received.load(Relaxed));
-    let past = conn.peek(|inner| {
+    let bypassed = conn.peek(|inner| {
         let stream = inner.direct()?;
         let sending = stream.sending();
         let (all, unsent) = (sending.unacknowledged(), sending.unsent());
-        Some(Past {
+        Some(BypassedBytes {
             state: state(stream.state()),
             sent: sent.saturating_sub(unsent.into()),
             acknowledged: sent.saturating_sub(all.into()),
@@ -55,8 +55,8 @@ pub(crate) fn info(tcp: &Tcp, conn: &Conn, option: &mut GetOption<'_>) -> Result
             unacknowledged: all.saturating_sub(unsent),
         })
     });
-    match past {
-        Some(past) => tcp.answer_info(option, &past),
+    match bypassed {
+        Some(bypassed) => tcp.answer_info(option, &bypassed),
         None => tcp.getsockopt(option),
     }
 }

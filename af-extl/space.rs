@@ -20,14 +20,14 @@ use kernel::{
 };
 use kernel_ext::{
     net::{
-        namespace::{PerNet, Place, Show},
-        sysctl::{Knob, Knobs},
+        namespace::{PerNet, Show, Slot},
+        sysctl::{Sysctl, Sysctls},
     },
     sched::cond_resched,
 };
 use protocol::{base::flow::Counts, ds::Fallback};
 
-static PLACE: Place<Space> = Place::new();
+static SLOT: Slot<Space> = Slot::new();
 
 /// Number of sockets listed with the lock held once.
 const BATCH: usize = 32;
@@ -43,7 +43,7 @@ pub(crate) struct Space {
     /// Accepted sockets whose private data could not be allocated. TCP carries their data until it
     /// can.
     unmade: Atomic<u64>,
-    knobs: Knobs,
+    sysctls: Sysctls,
     /// Direct connections that also received data over TCP, which is never delivered.
     astray: Atomic<u64>,
 }
@@ -59,29 +59,29 @@ impl PerNet for Space {
     const FILES: &'static [(&'static CStr, Show<Self>)] =
         &[(c"extl", show_sockets), (c"extl_stat", show_counters)];
 
-    const KNOBS: (&'static CStr, &'static [Knob]) = (
+    const SYSCTLS: (&'static CStr, &'static [Sysctl]) = (
         c"net/extl",
         &[
-            Knob {
+            Sysctl {
                 name: c"data_path",
-                least: 0,
-                most: 1,
+                min: 0,
+                max: 1,
                 initial: conf::data_path,
             },
-            Knob {
+            Sysctl {
                 name: c"zero_copy_kib",
-                least: 0,
-                most: conf::ZERO_COPY_MOST,
+                min: 0,
+                max: conf::ZERO_COPY_MOST,
                 initial: conf::zero_copy_kib,
             },
         ],
     );
 
-    fn place() -> &'static Place<Self> {
-        &PLACE
+    fn slot() -> &'static Slot<Self> {
+        &SLOT
     }
 
-    fn new(knobs: Knobs) -> Result<Arc<Self>> {
+    fn new(sysctls: Sysctls) -> Result<Arc<Self>> {
         let sockets = Sockets {
             by_number: RBTree::new(),
             count: 0,
@@ -93,7 +93,7 @@ impl PerNet for Space {
                 transitions <- new_spinlock!(Counts::default(), "extl_transitions"),
                 reasons: [const { Atomic::new(0) }; Fallback::ALL.len()],
                 unmade: Atomic::new(0),
-                knobs,
+                sysctls,
                 astray: Atomic::new(0),
             }),
             GFP_KERNEL,
@@ -160,12 +160,12 @@ impl Space {
 
     /// Returns whether data of new connections may bypass TCP.
     pub(crate) fn data_path(&self) -> bool {
-        self.knobs.get(0) != 0
+        self.sysctls.get(0) != 0
     }
 
     /// Returns the minimum size in bytes of blocking calls that use zero copy; 0: never.
     pub(crate) fn zero_copy(&self) -> usize {
-        (self.knobs.get(1) as usize) << 10
+        (self.sysctls.get(1) as usize) << 10
     }
 
     /// Counts a direct connection whose peer has sent data over TCP.

@@ -52,7 +52,7 @@ struct Exlnd {
     #[pin]
     _driver: driver::Registration<auxiliary::Adapter<Driver>>,
     _registered: Registered,
-    _settled: work::Settled,
+    _flush: work::FlushOnDrop,
     _files: Option<Dir<Parameters>>,
 }
 
@@ -107,7 +107,7 @@ impl InPlaceModule for Exlnd {
         // Fields are initialised in the order written here.
         try_pin_init!(Self {
             _: { checked? },
-            _settled: work::Settled,
+            _flush: work::FlushOnDrop,
             _registered: Registered::new()?,
             _driver <- driver::Registration::new(
                 <LocalModule as kernel::ModuleMetadata>::NAME,

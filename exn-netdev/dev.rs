@@ -35,7 +35,7 @@ use kernel_ext::{
         Config, Device, Napi, NetDev, Operations, Registration, Rtnl, SkBuff, Stats64, Transmit,
         TxQueue,
     },
-    work::Settled,
+    work::FlushOnDrop,
 };
 use protocol::Clock as _;
 use wire::eth::{MacPrefix, VPID};
@@ -360,13 +360,13 @@ pub(crate) struct Interface<'bound> {
     _files: Option<Files>,
     _status: Subscription,
     _net: Registration<'bound, Exn>,
-    _settled: Settled,
+    _flush: FlushOnDrop,
 }
 
 impl<'bound> Interface<'bound> {
     /// Creates and registers the interface of a NIC. May sleep, takes RTNL.
     pub(crate) fn new(nic: Handle, parent: &'bound device::Device<Bound>) -> Result<Self> {
-        let settled = Settled;
+        let flush = FlushOnDrop;
         let config = Config {
             name: c"exn%d",
             min_mtu: conf::MIN_MTU,
@@ -395,7 +395,7 @@ impl<'bound> Interface<'bound> {
             _files: files,
             _status: status,
             _net: net,
-            _settled: settled,
+            _flush: flush,
         })
     }
 }

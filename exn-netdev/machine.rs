@@ -96,7 +96,7 @@ impl RxBuffer {
     /// Returns the errors of [`RxMapping::new`].
     pub(crate) fn new(dev: &BoundDevice, ndev: &NetDev, len: u32) -> Result<Self> {
         let mark = security::random().to_le_bytes();
-        let map = RxMapping::marked(dev, ndev, len, tag_offsets(len), mark)?;
+        let map = RxMapping::with_tags(dev, ndev, len, tag_offsets(len), mark)?;
         Ok(Self { map, mark })
     }
 

@@ -47,7 +47,7 @@ struct Resets {
 }
 
 impl ResetClient for Resets {
-    fn lost(this: &Arc<Self>, reachable: bool) {
+    fn prepare_reset(this: &Arc<Self>, reachable: bool) {
         let revoke = || this.pages.iter().for_each(Pages::revoke);
         this.nic.lose_by_reset(reachable, revoke);
         this.nic.monitor().publish();

@@ -15,7 +15,7 @@ use crate::{
 use kernel::{device::Bound, pci, prelude::*, sync::Arc};
 use kernel_ext::{
     pci::{payload_sizes, Enabled, Msi, MsiVectors},
-    work::Settled,
+    work::FlushOnDrop,
 };
 
 /// Maximum number of MSI vectors that are allocated; only vector 0 is used (HW §1).
@@ -79,7 +79,7 @@ pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
         nic.quiesce();
     }
     // Waits until ports are closed whose last handle was dropped.
-    drop(Settled);
+    drop(FlushOnDrop);
     let late_memory = nic.rra().close();
     // While the units run, because the reclaim makes the NIC execute commands and gives it a queue
     // for that.

@@ -15,7 +15,8 @@ struct extoll_sysctl {
 	struct ctl_table table[];
 };
 
-struct extoll_sysctl *extoll_sysctl_register(struct net *net, const char *path, const struct extoll_knob *knobs, u32 *values,
+struct extoll_sysctl *extoll_sysctl_register(struct net *net, const char *path,
+					     const struct extoll_sysctl_entry *entries, u32 *values,
 					     size_t count)
 {
 	struct extoll_sysctl *sysctl = kzalloc(struct_size(sysctl, table, count), GFP_KERNEL_ACCOUNT);
@@ -25,13 +26,13 @@ struct extoll_sysctl *extoll_sysctl_register(struct net *net, const char *path, 
 		return NULL;
 	for (i = 0; i < count; i++)
 		sysctl->table[i] = (struct ctl_table) {
-			.procname = knobs[i].name,
+			.procname = entries[i].name,
 			.data = &values[i],
 			.maxlen = sizeof(values[i]),
 			.mode = 0644,
 			.proc_handler = proc_douintvec_minmax,
-			.extra1 = (void *)&knobs[i].least,
-			.extra2 = (void *)&knobs[i].most,
+			.extra1 = (void *)&entries[i].min,
+			.extra2 = (void *)&entries[i].max,
 		};
 	/* The macro register_net_sysctl() needs an array of known size. */
 	sysctl->header = register_net_sysctl_sz(net, path, sysctl->table, count);

@@ -12,9 +12,9 @@
 struct extoll_sysctl;
 
 /* Writable number: name of its file and permitted range. */
-struct extoll_knob {
+struct extoll_sysctl_entry {
 	const char *name;
-	u32 least, most;
+	u32 min, max;
 };
 
 /*
@@ -22,7 +22,8 @@ struct extoll_knob {
  * memory. May sleep. Names, ranges and values must live until the files are unregistered.
  * Unregistering waits for readers and writers.
  */
-struct extoll_sysctl *extoll_sysctl_register(struct net *net, const char *path, const struct extoll_knob *knobs, u32 *values,
+struct extoll_sysctl *extoll_sysctl_register(struct net *net, const char *path,
+					     const struct extoll_sysctl_entry *entries, u32 *values,
 					     size_t count);
 void extoll_sysctl_unregister(struct extoll_sysctl *sysctl);
 

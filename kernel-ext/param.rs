@@ -24,8 +24,8 @@ use kernel::{
 pub struct Param {
     name: &'static str,
     value: i64,
-    least: i64,
-    most: i64,
+    min: i64,
+    max: i64,
     /// Bits that must be 0.
     clear: i64,
     /// Allowed values, if not all of the range are allowed.
@@ -33,13 +33,13 @@ pub struct Param {
 }
 
 impl Param {
-    /// Returns a parameter with the range `least` to `most`.
-    pub fn new(name: &'static str, value: impl Into<i64>, least: i64, most: i64) -> Self {
+    /// Returns a parameter with the range `min` to `max`.
+    pub fn new(name: &'static str, value: impl Into<i64>, min: i64, max: i64) -> Self {
         Self {
             name,
             value: value.into(),
-            least,
-            most,
+            min,
+            max,
             clear: 0,
             choice: None,
         }
@@ -47,14 +47,14 @@ impl Param {
 
     /// Returns a parameter whose permitted values are `choice`, in ascending order.
     pub fn one_of(name: &'static str, value: impl Into<i64>, choice: &'static [i64]) -> Self {
-        let (least, most) = (choice.first(), choice.last());
+        let (min, max) = (choice.first(), choice.last());
         Self {
             choice: Some(choice),
             ..Self::new(
                 name,
                 value,
-                least.copied().unwrap_or(0),
-                most.copied().unwrap_or(0),
+                min.copied().unwrap_or(0),
+                max.copied().unwrap_or(0),
             )
         }
     }
@@ -70,8 +70,8 @@ impl Param {
     }
 
     /// Returns true if the value is permitted.
-    pub fn is_possible(&self) -> bool {
-        (self.least..=self.most).contains(&self.value)
+    pub fn is_valid(&self) -> bool {
+        (self.min..=self.max).contains(&self.value)
             && self.value & self.clear == 0
             && self.choice.is_none_or(|all| all.contains(&self.value))
     }
@@ -83,8 +83,8 @@ impl fmt::Display for Param {
         let Self {
             name,
             value,
-            least,
-            most,
+            min,
+            max,
             clear,
             choice,
         } = self;
@@ -97,7 +97,7 @@ impl fmt::Display for Param {
                 "{name}={value:#x} is out of range: bits {clear:#x} have to be 0"
             );
         }
-        write!(f, "{name}={value} is out of range: {least} to {most}")
+        write!(f, "{name}={value} is out of range: {min} to {max}")
     }
 }
 
@@ -108,7 +108,7 @@ impl fmt::Display for Param {
 /// `EINVAL` if `complain` was called.
 pub fn check(params: &[Param], complain: impl Fn(&Param)) -> Result {
     let mut result = Ok(());
-    for param in params.iter().filter(|p| !p.is_possible()) {
+    for param in params.iter().filter(|p| !p.is_valid()) {
         complain(param);
         result = Err(EINVAL);
     }
@@ -197,8 +197,8 @@ impl Tunable {
     }
 
     /// Returns the tunable with its range, for [`check`] and [`show`].
-    pub fn param(&self, least: i64, most: i64) -> Param {
-        Param::new(self.name, self.value(), least, most)
+    pub fn param(&self, min: i64, max: i64) -> Param {
+        Param::new(self.name, self.value(), min, max)
     }
 
     /// Returns the tunable with the values that it may have, in ascending order.

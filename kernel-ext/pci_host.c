@@ -149,15 +149,15 @@ static bool domain_exists(int number)
 
 int extoll_pci_domain_new(void)
 {
-	int least = 0x10000;
+	int min = 0x10000;
 
 	for (;;) {
-		int number = pci_bus_find_emul_domain_nr(0, least, INT_MAX);
+		int number = pci_bus_find_emul_domain_nr(0, min, INT_MAX);
 
 		if (number < 0 || !domain_exists(number & 0xffff))
 			return number;
 		pci_bus_release_emul_domain_nr(number);
-		least = number + 1;
+		min = number + 1;
 	}
 }
 

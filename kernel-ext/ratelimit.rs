@@ -69,7 +69,7 @@ mod tests {
     use kernel::str::CString;
 
     #[test]
-    fn only_what_was_suppressed_is_told() -> Result {
+    fn suffix_counts_suppressed() -> Result {
         let line = |n| CString::try_from_fmt(fmt!("line{}", Suppressed(n)));
         assert!(line(0)?.to_bytes() == b"line");
         assert!(line(7)?.to_bytes() == b"line, 7 suppressed");

@@ -76,7 +76,7 @@ static void extoll_reset_prepare(struct pci_dev *pdev)
 	guard(mutex)(&watches_lock);
 	w = find(&pdev->dev);
 	if (w)
-		w->lost(w->client, true);
+		w->prepare_reset(w->client, true);
 }
 
 static pci_ers_result_t extoll_error_detected(struct pci_dev *pdev, pci_channel_state_t state)
@@ -86,7 +86,7 @@ static pci_ers_result_t extoll_error_detected(struct pci_dev *pdev, pci_channel_
 	guard(mutex)(&watches_lock);
 	w = find(&pdev->dev);
 	if (w)
-		w->lost(w->client, state == pci_channel_io_normal);
+		w->prepare_reset(w->client, state == pci_channel_io_normal);
 	return state == pci_channel_io_perm_failure ? PCI_ERS_RESULT_DISCONNECT : PCI_ERS_RESULT_NEED_RESET;
 }
 
@@ -112,7 +112,7 @@ static void extoll_reset_done(struct pci_dev *pdev)
 		bind_anew(w);
 }
 
-void extoll_reset_forgotten(struct device *dev)
+void extoll_reset_registers_lost(struct device *dev)
 {
 	struct extoll_reset_watch *w;
 
@@ -120,7 +120,7 @@ void extoll_reset_forgotten(struct device *dev)
 	w = find(dev);
 	if (!w)
 		return;
-	w->lost(w->client, true);
+	w->prepare_reset(w->client, true);
 	bind_anew(w);
 }
 
@@ -138,7 +138,7 @@ static int extoll_sleep(struct notifier_block *nb, unsigned long event, void *un
 	case PM_SUSPEND_PREPARE:
 	case PM_HIBERNATION_PREPARE:
 	case PM_RESTORE_PREPARE:
-		w->lost(w->client, true);
+		w->prepare_reset(w->client, true);
 		break;
 	case PM_POST_SUSPEND:
 	case PM_POST_HIBERNATION:
@@ -158,13 +158,13 @@ static const struct pci_error_handlers handlers = {
 };
 
 void extoll_reset_watch_add(struct extoll_reset_watch *w, struct pci_dev *pdev, struct workqueue_struct *wq,
-			    void (*lost)(const void *client, bool reachable), const void *client)
+			    void (*prepare_reset)(const void *client, bool reachable), const void *client)
 {
 	/* slot_reset restores this state. */
 	pci_save_state(pdev);
 	w->pdev = pdev;
 	w->wq = wq;
-	w->lost = lost;
+	w->prepare_reset = prepare_reset;
 	w->client = client;
 	/*
 	 * Drivers of the kernel crate have no handlers. All devices of the driver set the same

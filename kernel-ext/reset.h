@@ -19,23 +19,23 @@ struct extoll_reset_watch {
 	struct notifier_block sleep;
 	struct pci_dev *pdev;
 	struct workqueue_struct *wq;
-	void (*lost)(const void *client, bool reachable);
+	void (*prepare_reset)(const void *client, bool reachable);
 	const void *client;
 };
 
 /*
- * Starts watching a device. Calls *lost before the device is reset, before the system sleeps, or
- * when an error makes the device unreachable. Afterwards a work item of wq unbinds the driver and
- * binds it again. Probe context.
+ * Starts watching a device. Calls *prepare_reset before the device is reset, before the system
+ * sleeps, or when an error makes the device unreachable. Afterwards a work item of wq unbinds the
+ * driver and binds it again. Probe context.
  */
 void extoll_reset_watch_add(struct extoll_reset_watch *w, struct pci_dev *pdev, struct workqueue_struct *wq,
-			    void (*lost)(const void *client, bool reachable), const void *client);
+			    void (*prepare_reset)(const void *client, bool reachable), const void *client);
 /*
  * Reports that the device lost its registers: handled like a reset. Ignored if the device is not
  * watched. May sleep.
  */
-void extoll_reset_forgotten(struct device *dev);
-/* Stops watching. Waits for a call of *lost that is running. */
+void extoll_reset_registers_lost(struct device *dev);
+/* Stops watching. Waits for a call of *prepare_reset that is running. */
 void extoll_reset_watch_remove(struct extoll_reset_watch *w);
 
 #endif

@@ -6,7 +6,7 @@
 //! - user space that used the device before;
 //! - the PCI core, after an error on the link to the device (AER, DPC);
 //! - system sleep;
-//! - an unknown cause, which the driver detects by the lost registers ([`forgotten`]).
+//! - an unknown cause, which the driver detects by the lost registers ([`registers_lost`]).
 //!
 //! A reset device has lost all settings, so its driver is unbound and bound again.
 
@@ -27,15 +27,15 @@ pub trait ResetClient: Send + Sync {
     /// because of an error, it must not access it during the call either. The driver will be
     /// unbound and bound again soon, unless the device stays unreachable. Process context; may
     /// sleep; must not drop the [`ResetWatch`].
-    fn lost(this: &Arc<Self>, reachable: bool);
+    fn prepare_reset(this: &Arc<Self>, reachable: bool);
 }
 
 /// Reports that the registers of a device do not hold the values that its driver wrote. If the
 /// device has a [`ResetWatch`], calls the client; then the driver is unbound and bound again.
 /// Process context; may sleep.
-pub fn forgotten(device: &device::Device) {
+pub fn registers_lost(device: &device::Device) {
     // SAFETY: the device is valid; its address is only compared with those in the list.
-    unsafe { bindings::extoll_reset_forgotten(sysfs::raw(device)) }
+    unsafe { bindings::extoll_reset_registers_lost(sysfs::raw(device)) }
 }
 
 /// Reports resets of a bound device to a client until dropped. The drop may sleep.
@@ -76,7 +76,7 @@ impl<T: ResetClient> ResetWatch<T> {
                         dev,
                         // CAST: opaque type in both sets of bindings.
                         work::reset_queue().cast(),
-                        Some(Self::lost),
+                        Some(Self::prepare_reset),
                         ptr.cast(),
                     )
                 }
@@ -88,12 +88,12 @@ impl<T: ResetClient> ResetWatch<T> {
     /// # Safety
     ///
     /// Only `reset.c` may call this, while the watch is in its list.
-    unsafe extern "C" fn lost(client: *const c_void, reachable: bool) {
+    unsafe extern "C" fn prepare_reset(client: *const c_void, reachable: bool) {
         // SAFETY: by the function's requirement and the type invariant the pointer came from
         // `Arc::as_ptr` of a client that lives during the call. `ManuallyDrop` leaves its reference
         // count unchanged.
         let client = ManuallyDrop::new(unsafe { Arc::from_raw(client.cast::<T>()) });
-        T::lost(&client, reachable);
+        T::prepare_reset(&client, reachable);
     }
 }
 

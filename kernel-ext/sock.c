@@ -615,7 +615,7 @@ bool extoll_sock_unconnected(const struct socket *sock)
 }
 
 /* Has no effect if another thread has disconnected the sock and uses it for another connection. */
-void extoll_tcp_end(struct sock *sk)
+void extoll_tcp_abort(struct sock *sk)
 {
 	if ((1 << inet_sk_state_load(sk)) & (TCPF_ESTABLISHED | TCPF_FIN_WAIT1 | TCPF_FIN_WAIT2 | TCPF_CLOSE_WAIT |
 					     TCPF_CLOSING | TCPF_LAST_ACK))
@@ -683,19 +683,20 @@ unsigned int extoll_sock_user_timeout(const struct sock *sk)
 	return READ_ONCE(inet_csk(sk)->icsk_user_timeout);
 }
 
-size_t extoll_tcp_info(struct sock *sk, const struct extoll_tcp_past *past, void *to, size_t room)
+size_t extoll_tcp_info(struct sock *sk, const struct extoll_tcp_bypassed *bypassed, void *to,
+		       size_t room)
 {
 	struct tcp_info info;
 	u32 mss;
 
 	tcp_get_info(sk, &info);
 	mss = max_t(u32, info.tcpi_snd_mss, 1);
-	info.tcpi_state = past->state;
-	info.tcpi_bytes_sent += past->sent;
-	info.tcpi_bytes_acked += past->acked;
-	info.tcpi_bytes_received += past->received;
-	info.tcpi_notsent_bytes += past->unsent;
-	info.tcpi_unacked += DIV_ROUND_UP(past->unacked, mss);
+	info.tcpi_state = bypassed->state;
+	info.tcpi_bytes_sent += bypassed->sent;
+	info.tcpi_bytes_acked += bypassed->acked;
+	info.tcpi_bytes_received += bypassed->received;
+	info.tcpi_notsent_bytes += bypassed->unsent;
+	info.tcpi_unacked += DIV_ROUND_UP(bypassed->unacked, mss);
 	room = min(room, sizeof(info));
 	memcpy(to, &info, room);
 	return room;

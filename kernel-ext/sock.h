@@ -166,7 +166,7 @@ void extoll_sock_mark_connected(struct socket *sock);
 /* Returns true if connect() may start a connection. */
 bool extoll_sock_unconnected(const struct socket *sock);
 /* Aborts the connection and sends a RST. The pending error stays. Sleeps. */
-void extoll_tcp_end(struct sock *sk);
+void extoll_tcp_abort(struct sock *sk);
 /* Returns SO_RCVLOWAT as it applies to a call for len bytes. */
 int extoll_sock_rcvlowat(const struct sock *sk, bool all, int len);
 /* Returns SO_LINGER in jiffies, or -1 if it is off. */
@@ -195,7 +195,7 @@ bool extoll_sock_corked(const struct sock *sk);
 unsigned int extoll_sock_user_timeout(const struct sock *sk);
 
 /* Bytes of a connection that bypassed TCP, to be added to TCP's counts. */
-struct extoll_tcp_past {
+struct extoll_tcp_bypassed {
 	u64 sent, acked, received;
 	u32 unsent, unacked;
 	u8 state;
@@ -205,7 +205,8 @@ struct extoll_tcp_past {
  * Writes TCP_INFO including these bytes, up to room bytes; returns its size. Takes the sock's lock,
  * sleeps.
  */
-size_t extoll_tcp_info(struct sock *sk, const struct extoll_tcp_past *past, void *to, size_t room);
+size_t extoll_tcp_info(struct sock *sk, const struct extoll_tcp_bypassed *bypassed, void *to,
+		       size_t room);
 /* Returns true if the kernel itself accepts, not a program. */
 bool extoll_accept_by_kernel(const struct proto_accept_arg *arg);
 /* Copies part of an option's value from the caller of setsockopt(). Sleeps. */

@@ -49,7 +49,7 @@ unsafe impl<T: VectorHandler> Send for Vectors<'_, T> {}
 unsafe impl<T: VectorHandler> Sync for Vectors<'_, T> {}
 
 impl<'a, T: VectorHandler> Vectors<'a, T> {
-    /// Allocates and requests 1 to `most` vectors, of MSI-X or of plain MSI. May sleep. The handler
+    /// Allocates and requests 1 to `max` vectors, of MSI-X or of plain MSI. May sleep. The handler
     /// may be called before this returns.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl<'a, T: VectorHandler> Vectors<'a, T> {
     /// Errors of `pci_alloc_irq_vectors` and `request_irq`.
     pub fn new(
         dev: &'a pci::Device<Bound>,
-        most: u32,
+        max: u32,
         msix: bool,
         name: &'static CStr,
         handler: T,
@@ -66,9 +66,9 @@ impl<'a, T: VectorHandler> Vectors<'a, T> {
             true => bindings::PCI_IRQ_MSIX,
             false => bindings::PCI_IRQ_MSI,
         };
-        let mut cookies = KVec::with_capacity(most as usize, GFP_KERNEL)?;
+        let mut cookies = KVec::with_capacity(max as usize, GFP_KERNEL)?;
         // SAFETY: the device is valid while bound.
-        let count = unsafe { bindings::pci_alloc_irq_vectors(raw(dev), 1, most, kind) };
+        let count = unsafe { bindings::pci_alloc_irq_vectors(raw(dev), 1, max, kind) };
         to_result(count)?;
         for vector in 0..count as u32 {
             // SAFETY: the device has `count` vectors.
@@ -79,7 +79,7 @@ impl<'a, T: VectorHandler> Vectors<'a, T> {
                 vector,
                 irq,
             };
-            // The capacity is `most`, so this cannot fail.
+            // The capacity is `max`, so this cannot fail.
             let _ = cookies.push_within_capacity(cookie);
         }
         // From now on the drop frees the vectors.

@@ -60,7 +60,7 @@ struct Vpci {
     #[pin]
     _nics: driver::Registration<auxiliary::Adapter<NicDriver>>,
     _registered: registry::Registered,
-    _settled: work::Settled,
+    _flush: work::FlushOnDrop,
 }
 
 /// Checks whether this kernel can have host bridges of this module.
@@ -84,7 +84,7 @@ impl InPlaceModule for Vpci {
         let checked = param::check(&conf::parameters(), |p| pr_err!("{}\n", p));
         try_pin_init!(Self {
             _: { checked.and_then(|()| supported())? },
-            _settled: work::Settled,
+            _flush: work::FlushOnDrop,
             _registered: registry::Registered::new()?,
             _nics <- driver::Registration::new(
                 <LocalModule as kernel::ModuleMetadata>::NAME,

@@ -31,7 +31,7 @@ use kernel::{
     workqueue::DelayedWork,
 };
 use kernel_ext::{
-    net::socket::{Ended, Endpoint, Queued, State, Wake},
+    net::socket::{Endpoint, Queued, ShutdownDirections, State, Wake},
     BhLock,
 };
 use protocol::{
@@ -123,7 +123,7 @@ pub(crate) struct Inner {
     /// State of TCP's own connection while its data go past it.
     tcp: Tcp,
     /// Directions that were shut down before the carrier was decided.
-    shut: Ended,
+    shut: ShutdownDirections,
     /// Last state reported to writers: there was room.
     writable: bool,
     /// Number of readable bytes last reported to readers.

@@ -185,7 +185,7 @@ const IDLE: u64 = 2_000_000_000;
 /// A bound NIC. Its drop ends the data path and may sleep.
 pub(crate) struct Bound {
     nic: Arc<Nic>,
-    _settled: work::Settled,
+    _flush: work::FlushOnDrop,
 }
 
 impl Bound {
@@ -195,12 +195,9 @@ impl Bound {
     ///
     /// Returns the errors of opening the ports, or `ENOMEM`.
     pub(crate) fn new(handle: Handle) -> Result<Self> {
-        let settled = work::Settled;
+        let flush = work::FlushOnDrop;
         let nic = Nic::new(handle)?;
-        let bound = Self {
-            nic,
-            _settled: settled,
-        };
+        let bound = Self { nic, _flush: flush };
         all().ok_or(ENODEV)?.add(&bound.nic)?;
         Ok(bound)
     }

@@ -15,7 +15,7 @@ use kernel::{
 };
 use kernel_ext::{
     mem::PAGE,
-    work::{Deferred, Settled},
+    work::{Deferred, FlushOnDrop},
 };
 
 /// Maximum number of regions.
@@ -31,7 +31,7 @@ pub(crate) fn run(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Res
     let (requester, _notifications) = nic.rma().open(None, QUEUE_BYTES)?;
     let vpid = requester.vpid();
     // Dropped before the port, even after an error.
-    let _settled = Settled;
+    let _flush = FlushOnDrop;
     let mut handles = KVec::with_capacity(count, GFP_KERNEL)?;
     for _ in 0..count {
         let view = View::new(nic, Kind::Buffer, PAGE)?;

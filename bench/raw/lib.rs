@@ -47,7 +47,7 @@ use kernel::{
 use kernel_ext::{
     global::Global,
     security::{locked_down, Locked},
-    work::Settled,
+    work::FlushOnDrop,
 };
 
 /// NICs that commands can use.
@@ -181,7 +181,7 @@ struct Bench {
     #[pin]
     _driver: driver::Registration<auxiliary::Adapter<RawDriver>>,
     _registry: ClearRegistry,
-    _settled: Settled,
+    _flush: FlushOnDrop,
 }
 
 /// Guard that empties the static when the module is unloaded or its initialisation fails.
@@ -196,7 +196,7 @@ impl Drop for ClearRegistry {
 impl InPlaceModule for Bench {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
-            _settled: Settled,
+            _flush: FlushOnDrop,
             _registry: {
                 REGISTRY.set(Some(Registry::new()?));
                 ClearRegistry

@@ -20,8 +20,8 @@ use protocol::nic::translation::{Next, Why};
 const RETRY_MS: u32 = 2000;
 
 /// Callback for the end of a region ([`Region::revoke_async`]). A module with its own client drops
-/// a [`kernel_ext::work::Settled`] last, because a work item may run the client's code and drop the
-/// client.
+/// a [`kernel_ext::work::FlushOnDrop`] last, because a work item may run the client's code and drop
+/// the client.
 pub trait RevokeClient: Send + Sync {
     /// Reports that the memory was freed. `ETIMEDOUT`: the NIC did not answer in time, and memory
     /// and NLAs stay reserved until it does. Called once, in any context, possibly before

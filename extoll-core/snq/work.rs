@@ -126,7 +126,7 @@ impl WorkItem<LOST_REGISTERS> for Snq {
     type Pointer = Arc<Snq>;
 
     fn run(this: Arc<Snq>) {
-        reset::forgotten(this.ctx.device());
+        reset::registers_lost(this.ctx.device());
     }
 }
 

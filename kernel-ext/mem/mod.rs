@@ -10,7 +10,7 @@
 //! | bytes that a driver and its device have by turns | [`SyncMapping`] |
 //! | addresses behind an IOMMU, and pages by turns | [`IovaRange`] |
 //! | mappings of lists of pages, made without memory | [`PreallocatedTable`] |
-//! | news of changes of user address spaces | [`Watch`] |
+//! | notification of changes of user address spaces | [`Watch`] |
 
 mod bound;
 mod copy;

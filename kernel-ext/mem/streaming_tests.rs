@@ -225,8 +225,8 @@ mod tests {
         };
         assert_eq!(skb.len(), 500);
         drop(skb);
-        let places = [0, 92, 93, u32::MAX].into_iter();
-        let map = RxMapping::marked(&dev, &ndev, 100, places, *b"the mark")?;
+        let offsets = [0, 92, 93, u32::MAX].into_iter();
+        let map = RxMapping::with_tags(&dev, &ndev, 100, offsets, *b"the mark")?;
         let Ok(skb) = map.complete(&dev) else {
             return Err(ENODEV);
         };

@@ -4,7 +4,7 @@
 
 use super::{
     socket::Tcp,
-    sysctl::{Knob, Knobs, Table},
+    sysctl::{Sysctl, Sysctls, Table},
 };
 use crate::{bindings, global::Global};
 use core::marker::PhantomData;
@@ -33,17 +33,17 @@ pub trait PerNet: Send + Sync + Sized + 'static {
 
     /// Numbers that the administrator of a namespace may change, and their directory below
     /// `/proc/sys`.
-    const KNOBS: (&'static CStr, &'static [Knob]) = (c"", &[]);
+    const SYSCTLS: (&'static CStr, &'static [Sysctl]) = (c"", &[]);
 
     /// Returns the static variable of the registration. One per module.
-    fn place() -> &'static Place<Self>;
+    fn slot() -> &'static Slot<Self>;
 
-    /// Returns the data of a new namespace. `knobs` are the values of its numbers. May sleep.
-    fn new(knobs: Knobs) -> Result<Arc<Self>>;
+    /// Returns the data of a new namespace. `sysctls` are the values of its numbers. May sleep.
+    fn new(sysctls: Sysctls) -> Result<Arc<Self>>;
 
     /// Returns the data for the namespace of a socket, or `None` without a registration. May sleep.
     fn of(tcp: &Tcp) -> Option<Arc<Self>> {
-        let all = Self::place().spaces.get()?;
+        let all = Self::slot().spaces.get()?;
         // SAFETY: the socket and its sock are valid by the type invariants of `Tcp`.
         let net = unsafe { bindings::extoll_sock_net(tcp.as_raw()) };
         let spaces = all.spaces.lock();
@@ -52,13 +52,13 @@ pub trait PerNet: Send + Sync + Sized + 'static {
 }
 
 /// Static variable for a registration.
-pub struct Place<N: PerNet> {
+pub struct Slot<N: PerNet> {
     spaces: Global<Spaces<N>>,
     /// True while a registration exists or is being made.
     taken: AtomicFlag,
 }
 
-impl<N: PerNet> Place<N> {
+impl<N: PerNet> Slot<N> {
     /// Returns a variable without a registration.
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Self {
@@ -69,7 +69,7 @@ impl<N: PerNet> Place<N> {
     }
 }
 
-impl<N: PerNet> Place<N> {
+impl<N: PerNet> Slot<N> {
     /// Ends the registration.
     fn release(&self) {
         self.spaces.set(None);
@@ -124,11 +124,11 @@ impl<N: PerNet> Registration<N> {
     /// `EBUSY`: a registration exists. `ENOMEM`, and errors of [`PerNet::new`].
     pub fn new() -> impl PinInit<Self, Error> {
         let init = |slot: *mut bindings::pernet_operations| {
-            if N::place().taken.xchg(true, Full) {
+            if N::slot().taken.xchg(true, Full) {
                 return Err(EBUSY);
             }
             // SAFETY: `slot` is valid for writes, and is not moved before the drop.
-            unsafe { register::<N>(slot) }.inspect_err(|_| N::place().release())
+            unsafe { register::<N>(slot) }.inspect_err(|_| N::slot().release())
         };
         try_pin_init!(Self {
             raw <- Opaque::try_ffi_init(init),
@@ -142,11 +142,11 @@ impl<N: PerNet> PinnedDrop for Registration<N> {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: by the type invariant `raw` is registered.
         unsafe { bindings::unregister_pernet_subsys(self.raw.get()) };
-        N::place().release();
+        N::slot().release();
     }
 }
 
-/// Registers the operations. The caller has set `taken` of the place.
+/// Registers the operations. The caller has set `taken` of the slot.
 ///
 /// # Safety
 ///
@@ -156,7 +156,7 @@ unsafe fn register<N: PerNet>(slot: *mut bindings::pernet_operations) -> Result 
         pin_init!(Spaces { spaces <- new_mutex!(RBTree::new(), "extoll_namespaces") }),
         GFP_KERNEL,
     )?;
-    N::place().spaces.set(Some(spaces));
+    N::slot().spaces.set(Some(spaces));
     let ops = bindings::pernet_operations {
         init: Some(begin::<N>),
         exit: Some(end::<N>),
@@ -175,11 +175,11 @@ unsafe fn register<N: PerNet>(slot: *mut bindings::pernet_operations) -> Result 
 /// call.
 unsafe extern "C" fn begin<N: PerNet>(net: *mut bindings::net) -> c_int {
     from_result(|| {
-        let all = N::place().spaces.get().ok_or(ENODEV)?;
-        let (path, knobs) = N::KNOBS;
-        let values = Knobs::new(knobs)?;
+        let all = N::slot().spaces.get().ok_or(ENODEV)?;
+        let (path, sysctls) = N::SYSCTLS;
+        let values = Sysctls::new(sysctls)?;
         // SAFETY: the namespace is valid until `end`, which drops the table.
-        let table = unsafe { Table::new(net, path, knobs, &values)? };
+        let table = unsafe { Table::new(net, path, sysctls, &values)? };
         let data = N::new(values)?;
         let mut files = KVec::with_capacity(N::FILES.len(), GFP_KERNEL)?;
         for &(name, show) in N::FILES {
@@ -218,7 +218,7 @@ unsafe extern "C" fn begin<N: PerNet>(net: *mut bindings::net) -> c_int {
 ///
 /// To be called by the network core only, once per namespace for which [`begin`] succeeded.
 unsafe extern "C" fn end<N: PerNet>(net: *mut bindings::net) {
-    let Some(all) = N::place().spaces.get() else {
+    let Some(all) = N::slot().spaces.get() else {
         return;
     };
     // Dropped without the lock, because the drop of the data may take any lock.

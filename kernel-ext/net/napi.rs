@@ -59,8 +59,8 @@ pub trait NapiPoll: Send + Sync + 'static {
 /// # Invariants
 ///
 /// `extoll_napi_add()` set up `raw` for `ndev`; `raw` is in the device's list until it is dropped.
-/// A reference to `state` exists only in the function [`poll`] while it holds `turn`, or under RTNL
-/// while the instance is disabled and `turn` is free.
+/// A reference to `state` exists only in the function [`poll`] while it holds `poll_lock`, or under
+/// RTNL while the instance is disabled and `poll_lock` is free.
 #[pin_data(PinnedDrop)]
 pub struct Napi<P: NapiPoll> {
     #[pin]
@@ -70,7 +70,7 @@ pub struct Napi<P: NapiPoll> {
     /// Lock of a running poll. It is held until the device's interrupt is enabled, because another
     /// CPU may start to poll before that.
     #[pin]
-    turn: SpinLock<()>,
+    poll_lock: SpinLock<()>,
     ndev: Arc<NetDev>,
 }
 
@@ -94,7 +94,7 @@ impl<P: NapiPoll> Napi<P> {
             _: { ndev.claim_napi()? },
             ctx,
             state: UnsafeCell::new(state),
-            turn <- SpinLock::new((), LOCK_NAME, static_lock_class!()),
+            poll_lock <- SpinLock::new((), LOCK_NAME, static_lock_class!()),
             // Last field, so that no error is possible after the instance was added to the device.
             // `ndev` keeps `dev` valid, first in the closure, then in the field.
             raw <- Opaque::ffi_init(move |p: *mut bindings::extoll_napi| {
@@ -149,9 +149,9 @@ impl<P: NapiPoll> Napi<P> {
         });
         {
             // For NAPI the last run has ended when it completes, but it may still be in `arm`. It
-            // holds `turn` until then.
+            // holds `poll_lock` until then.
             let _no_softirq = BhDisabled::new();
-            drop(self.turn.lock());
+            drop(self.poll_lock.lock());
         }
         // SAFETY: the instance is disabled and claimed, and the last run has ended. It stays
         // disabled, because enabling needs RTNL, which this holds. The claim excludes a second
@@ -252,12 +252,12 @@ unsafe extern "C" fn poll<P: NapiPoll>(napi: *mut bindings::napi_struct, budget:
     };
     let units = match usize::try_from(budget) {
         Ok(n) if n > 0 => n,
-        // Netpoll, possibly in an interrupt during a run, so it must not wait for `turn`.
+        // Netpoll, possibly in an interrupt during a run, so it must not wait for `poll_lock`.
         _ => {
-            let turn = this.turn.try_lock();
-            // SAFETY: by the type invariant, because `turn` is held. The instance is not disabled,
-            // because netpoll checks that, and disabling waits for netpoll.
-            let state = turn.as_ref().map(|_| unsafe { &mut *this.state.get() });
+            let guard = this.poll_lock.try_lock();
+            // SAFETY: by the type invariant, because `poll_lock` is held. The instance is not
+            // disabled, because netpoll checks that, and disabling waits for netpoll.
+            let state = guard.as_ref().map(|_| unsafe { &mut *this.state.get() });
             if this.ctx.netpoll(state) {
                 // SAFETY: `raw` is initialised; the call is allowed in every state of the instance.
                 unsafe { bindings::extoll_napi_schedule(raw) };
@@ -271,21 +271,21 @@ unsafe extern "C" fn poll<P: NapiPoll>(napi: *mut bindings::napi_struct, budget:
         budget: units,
     };
     // Waits only for a run that is in `arm`, or for netpoll.
-    let turn = this.turn.lock();
-    // SAFETY: by the type invariant, because `turn` is held. The instance is not disabled, because
-    // NAPI has scheduled this run.
+    let guard = this.poll_lock.lock();
+    // SAFETY: by the type invariant, because `poll_lock` is held. The instance is not disabled,
+    // because NAPI has scheduled this run.
     let state = unsafe { &mut *this.state.get() };
     let work = this.ctx.poll(state, &mut cx).min(units);
     // SAFETY: `napi` is being polled, and less than the budget was used. If the call returns true,
     // the next poll needs an interrupt.
     if work < units && unsafe { bindings::napi_complete_done(napi, work as c_int) } {
-        // `turn` is still held. A concurrent poll, and `with_state` after disabling, wait for the
-        // end of `arm`.
+        // `poll_lock` is still held. A concurrent poll, and `with_state` after disabling, wait for
+        // the end of `arm`.
         if this.ctx.arm(state) {
             // SAFETY: `raw` is initialised; the call is allowed in every state of the instance.
             unsafe { bindings::extoll_napi_schedule(raw) };
         }
     }
-    drop(turn);
+    drop(guard);
     work as c_int
 }

@@ -254,7 +254,7 @@ unsafe impl Contiguous for SkBuff {
 pub struct TxMapping {
     map: StreamingRange<SkBuff>,
     /// True if an [`Owner`] exists or existed.
-    lent: bool,
+    owner_taken: bool,
 }
 
 impl TxMapping {
@@ -269,7 +269,10 @@ impl TxMapping {
             return Err((skb, EINVAL));
         }
         let map = StreamingRange::map(dev, skb, DataDirection::ToDevice)?;
-        Ok(Self { map, lent: false })
+        Ok(Self {
+            map,
+            owner_taken: false,
+        })
     }
 
     /// Returns the bus address of the first byte.
@@ -297,10 +300,10 @@ impl TxMapping {
     /// Returns the mapping if it belongs to another device or another binding.
     #[inline]
     pub fn unmap(self, dev: &BoundDevice) -> Result<Unmapped, Self> {
-        let Self { map, lent } = self;
+        let Self { map, owner_taken } = self;
         match map.unmap(dev) {
-            Ok(skb) => Ok(Unmapped { skb, lent }),
-            Err(map) => Err(Self { map, lent }),
+            Ok(skb) => Ok(Unmapped { skb, owner_taken }),
+            Err(map) => Err(Self { map, owner_taken }),
         }
     }
 
@@ -311,7 +314,7 @@ impl TxMapping {
         // SAFETY: the frame is valid by its type invariant, and owned. If an `Owner` exists, that
         // releases everything except the device.
         unsafe {
-            match self.lent {
+            match self.owner_taken {
                 false => bindings::extoll_skb_orphan(skb),
                 true => bindings::extoll_skb_forget_dev(skb),
             }
@@ -322,14 +325,14 @@ impl TxMapping {
     /// device may still read it. Returns `None` after the first call. Any context.
     #[inline]
     pub fn owner(&mut self) -> Option<Owner> {
-        if core::mem::replace(&mut self.lent, true) {
+        if core::mem::replace(&mut self.owner_taken, true) {
             return None;
         }
         let skb = self.map.owner();
         // SAFETY: the frame is valid by its type invariant; the reference belongs to the result.
         unsafe { bindings::extoll_skb_get(skb.as_raw()) };
-        // INVARIANT: the only `Owner`, because `lent` was not set. From now on neither `orphan` nor
-        // a method of `Unmapped` changes the frame's owner.
+        // INVARIANT: the only `Owner`, because `owner_taken` was not set. From now on neither
+        // `orphan` nor a method of `Unmapped` changes the frame's owner.
         Some(Owner(skb.0))
     }
 }
@@ -338,7 +341,7 @@ impl TxMapping {
 /// an [`Owner`], [`Unmapped::into_frame`] returns it.
 pub struct Unmapped {
     skb: SkBuff,
-    lent: bool,
+    owner_taken: bool,
 }
 
 impl Unmapped {
@@ -366,7 +369,7 @@ impl Unmapped {
     ///
     /// Returns `self` if an [`Owner`] exists or existed.
     pub fn into_frame(self) -> Result<SkBuff, Self> {
-        match self.lent {
+        match self.owner_taken {
             false => Ok(self.skb),
             true => Err(self),
         }
@@ -436,32 +439,32 @@ impl RxMapping {
     ///
     /// `EINVAL` for a length of 0, `ENOMEM`.
     pub fn new(dev: &BoundDevice, ndev: &NetDev, len: u32) -> Result<Self> {
-        Self::marked(dev, ndev, len, core::iter::empty(), [0; 8])
+        Self::with_tags(dev, ndev, len, core::iter::empty(), [0; 8])
     }
 
-    /// Makes a mapping like [`RxMapping::new`], with the validity tag `mark` at the offsets
-    /// `places` that are in the buffer. Tags that the device does not overwrite are still there
+    /// Makes a mapping like [`RxMapping::new`], with the validity tag `tag` at those
+    /// `offsets` that are in the buffer. Tags that the device does not overwrite are still there
     /// afterwards.
     ///
     /// # Errors
     ///
     /// Errors of [`RxMapping::new`].
-    pub fn marked(
+    pub fn with_tags(
         dev: &BoundDevice,
         ndev: &NetDev,
         len: u32,
-        places: impl Iterator<Item = u32>,
-        mark: [u8; 8],
+        offsets: impl Iterator<Item = u32>,
+        tag: [u8; 8],
     ) -> Result<Self> {
         let skb = RxSkb::alloc(ndev, len).ok_or(ENOMEM)?;
         // INVARIANT: a new frame, which was allocated with this size.
         let mut room = Room { skb, len };
         let (data, len) = room.range();
-        for at in places.map(|at| at as usize) {
-            if at.checked_add(mark.len()).is_some_and(|end| end <= len) {
+        for at in offsets.map(|at| at as usize) {
+            if at.checked_add(tag.len()).is_some_and(|end| end <= len) {
                 // SAFETY: within the `len` bytes of room at `data`. The buffer is unshared, and the
                 // device cannot access it before the mapping below.
-                unsafe { data.add(at).cast::<[u8; 8]>().write_unaligned(mark) };
+                unsafe { data.add(at).cast::<[u8; 8]>().write_unaligned(tag) };
             }
         }
         match StreamingRange::map(dev, room, DataDirection::FromDevice) {

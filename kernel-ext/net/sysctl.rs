@@ -13,38 +13,38 @@ use kernel::{
 };
 
 /// Number with a file.
-pub struct Knob {
+pub struct Sysctl {
     /// Name of the file.
     pub name: &'static CStr,
     /// Smallest value.
-    pub least: u32,
+    pub min: u32,
     /// Largest value.
-    pub most: u32,
+    pub max: u32,
     /// Returns the value in a new namespace.
     pub initial: fn() -> u32,
 }
 
 /// Values of a namespace, shared with its files.
 #[derive(Clone)]
-pub struct Knobs(Arc<Values>);
+pub struct Sysctls(Arc<Values>);
 
 struct Values(KVec<Atomic<u32>>);
 
-impl Knobs {
+impl Sysctls {
     /// Returns the initial values. May sleep.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(super) fn new(knobs: &[Knob]) -> Result<Self> {
-        let mut values = KVec::with_capacity(knobs.len(), GFP_KERNEL_ACCOUNT)?;
-        for knob in knobs {
-            values.push(Atomic::new((knob.initial)()), GFP_KERNEL_ACCOUNT)?;
+    pub(super) fn new(sysctls: &[Sysctl]) -> Result<Self> {
+        let mut values = KVec::with_capacity(sysctls.len(), GFP_KERNEL_ACCOUNT)?;
+        for entry in sysctls {
+            values.push(Atomic::new((entry.initial)()), GFP_KERNEL_ACCOUNT)?;
         }
         Ok(Self(Arc::new(Values(values), GFP_KERNEL_ACCOUNT)?))
     }
 
-    /// Returns the value with this index in the list of knobs; 0 if there is none. Any context.
+    /// Returns the value with this index in the list of numbers; 0 if there is none. Any context.
     #[inline]
     pub fn get(&self, index: usize) -> u32 {
         self.0 .0.get(index).map_or(0, |value| value.load(Relaxed))
@@ -55,11 +55,11 @@ impl Knobs {
 ///
 /// # Invariants
 ///
-/// `raw` is registered, and refers to the memory of `_knobs` and `_values`.
+/// `raw` is registered, and refers to the memory of `_sysctls` and `_values`.
 pub(super) struct Table {
     raw: NonNull<bindings::extoll_sysctl>,
-    _knobs: KVec<bindings::extoll_knob>,
-    _values: Knobs,
+    _sysctls: KVec<bindings::extoll_sysctl_entry>,
+    _values: Sysctls,
 }
 
 // SAFETY: any thread may remove the files.
@@ -68,8 +68,8 @@ unsafe impl Send for Table {}
 unsafe impl Sync for Table {}
 
 impl Table {
-    /// Makes files in the directory `path` of `/proc/sys`, or returns `None` if there are no knobs.
-    /// May sleep.
+    /// Makes files in the directory `path` of `/proc/sys`, or returns `None` for no
+    /// `sysctls`. May sleep.
     ///
     /// # Errors
     ///
@@ -77,29 +77,29 @@ impl Table {
     ///
     /// # Safety
     ///
-    /// `net` must be valid until the drop. `values` must have been made from the same `knobs`.
+    /// `net` must be valid until the drop. `values` must have been made from the same `sysctls`.
     pub(super) unsafe fn new(
         net: *mut bindings::net,
         path: &'static CStr,
-        knobs: &[Knob],
-        values: &Knobs,
+        sysctls: &[Sysctl],
+        values: &Sysctls,
     ) -> Result<Option<Self>> {
-        if knobs.is_empty() {
+        if sysctls.is_empty() {
             return Ok(None);
         }
-        let mut raw = KVec::with_capacity(knobs.len(), GFP_KERNEL_ACCOUNT)?;
-        for knob in knobs {
-            let knob = bindings::extoll_knob {
-                name: knob.name.as_char_ptr(),
-                least: knob.least,
-                most: knob.most,
+        let mut raw = KVec::with_capacity(sysctls.len(), GFP_KERNEL_ACCOUNT)?;
+        for entry in sysctls {
+            let entry = bindings::extoll_sysctl_entry {
+                name: entry.name.as_char_ptr(),
+                min: entry.min,
+                max: entry.max,
             };
-            raw.push(knob, GFP_KERNEL_ACCOUNT)?;
+            raw.push(entry, GFP_KERNEL_ACCOUNT)?;
         }
         // The kernel reads and writes each value as one `u32`, like an atomic.
         let memory = values.0 .0.as_ptr().cast_mut().cast();
-        // SAFETY: the namespace is valid by the function's requirements. Knobs and values have the
-        // same number of elements. The names are static. This object keeps both vectors, whose
+        // SAFETY: the namespace is valid by the function's requirements. Both vectors have the same
+        // number of elements. The names are static. This object keeps both vectors, whose
         // lengths do not change.
         let sysctl = unsafe {
             bindings::extoll_sysctl_register(
@@ -113,7 +113,7 @@ impl Table {
         // INVARIANT: the files have just been registered.
         Ok(Some(Self {
             raw: NonNull::new(sysctl).ok_or(ENOMEM)?,
-            _knobs: raw,
+            _sysctls: raw,
             _values: values.clone(),
         }))
     }

@@ -3,9 +3,10 @@
 //! Host bridge: making and removing it.
 
 use super::{
-    behind::{Accesses, Behind, Functions},
-    calls, config, interrupts,
-    shared::{added, alone, inspect, Shared},
+    calls, config,
+    gate::{Accesses, Functions, FunctionsGate},
+    interrupts,
+    shared::{added, inspect, wait_unreferenced, Shared},
     Interrupts, Pool, Window,
 };
 use crate::{bindings, sysfs, work};
@@ -59,7 +60,7 @@ struct Bridge {
     phase: Mutex<Phase>,
     #[pin]
     made: Opaque<Made>,
-    behind: Arc<Behind>,
+    gate: Arc<FunctionsGate>,
     pool: Arc<Pool>,
     windows: KVec<Window>,
     vectors: u32,
@@ -117,15 +118,15 @@ impl HostBridge {
     ) -> Result<Prepared> {
         let mut list = KVec::with_capacity(windows.len(), GFP_KERNEL)?;
         for window in windows {
-            if !window.is_possible() || list.iter().any(|w| window.meets(w)) {
+            if !window.is_valid() || list.iter().any(|w| window.meets(w)) {
                 return Err(EINVAL);
             }
             list.push(*window, GFP_KERNEL)?;
         }
-        if list.len() > WINDOWS || !(1..=interrupts::MOST).contains(&vectors) {
+        if list.len() > WINDOWS || !(1..=interrupts::MAX_VECTORS).contains(&vectors) {
             return Err(EINVAL);
         }
-        let behind = Arc::new(Behind::new(functions), GFP_KERNEL)?;
+        let gate = Arc::new(FunctionsGate::new(functions), GFP_KERNEL)?;
         // SAFETY: the device is bound, so it and its ancestors are alive.
         let anchor = unsafe { bindings::extoll_pci_anchor(sysfs::raw(parent)) };
         if !anchor.is_null() {
@@ -156,7 +157,7 @@ impl HostBridge {
                 }),
                 phase <- new_mutex!(Phase::Absent, "extoll_host_bridge"),
                 made <- Opaque::new(made),
-                behind,
+                gate,
                 pool,
                 windows: list,
                 vectors,
@@ -190,7 +191,7 @@ impl HostBridge {
 
     /// Returns counts of accesses to configuration space. Any context.
     pub fn accesses(&self) -> Accesses {
-        self.bridge.behind.accesses()
+        self.bridge.gate.accesses()
     }
 
     /// Whether it has not ended. Sleeps while it ends.
@@ -351,10 +352,10 @@ impl Bridge {
         // SAFETY: the bridge was made above. The PCI core releases the number when it frees the
         // bridge.
         unsafe { (*bridge).domain_nr = domain };
-        let interrupts = Interrupts::new(self.vectors, &self.behind, domain)?;
+        let interrupts = Interrupts::new(self.vectors, &self.gate, domain)?;
         let irq_domain = interrupts.domain();
         let interrupts = made.interrupts.insert(interrupts).clone();
-        self.behind.begin(&interrupts)?;
+        self.gate.begin(&interrupts)?;
         let shared = KBox::pin_init(
             pin_init!(Shared {
                 host <- Opaque::ffi_init(|host| {
@@ -363,7 +364,7 @@ impl Bridge {
                         host, sysfs::raw(&self.parent), domain, calls::table(), Arc::as_ptr(&self.pool).cast(),
                     ) };
                 }),
-                behind: self.behind.clone(),
+                gate: self.gate.clone(),
                 pool: self.pool.clone(),
                 resources: self.resources()?,
             }? Error),
@@ -477,7 +478,7 @@ impl Bridge {
     fn finish(&self) {
         // SAFETY: callers have `phase` locked, and no function that uses `made` is running.
         let made = unsafe { self.made() };
-        self.behind.close();
+        self.gate.close();
         let shared = made.shared.take();
         if let Some(shared) = &shared {
             for window in shared.resources.iter().skip(1).take(made.inserted) {
@@ -502,7 +503,7 @@ impl Bridge {
         if bridge.is_null() {
             return;
         }
-        if alone(bridge) {
+        if wait_unreferenced(bridge) {
             // SAFETY: this is the last reference, so no object refers to `shared` after this call.
             unsafe { bindings::pci_free_host_bridge(bridge) };
             drop(shared);
@@ -552,7 +553,7 @@ impl PinnedDrop for Bridge {
                 self.notifier.get(),
             )
         };
-        self.behind.close();
+        self.gate.close();
         if !self.anchor.is_null() {
             // SAFETY: `HostBridge::prepare` took the reference.
             unsafe { bindings::pci_dev_put(self.anchor) };

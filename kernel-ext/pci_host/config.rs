@@ -69,7 +69,7 @@ unsafe extern "C" fn read(
     // bridge.
     let (shared, number) = unsafe { (Shared::of_bus(bus), (*bus).number) };
     let (result, read) = match place(number, devfn, at, size) {
-        Ok((devfn, offset, width)) => match shared.behind.read(devfn, offset, width) {
+        Ok((devfn, offset, width)) => match shared.gate.read(devfn, offset, width) {
             Some(v) => (SUCCESSFUL, without_pin(offset, width, v & width.ones())),
             None => (NOT_FOUND, width.ones()),
         },
@@ -95,7 +95,7 @@ unsafe extern "C" fn write(
     match place(number, devfn, at, size) {
         Ok((devfn, offset, width)) => {
             let value = value & width.ones();
-            match shared.behind.write(devfn, offset, width, value) {
+            match shared.gate.write(devfn, offset, width, value) {
                 Some(()) => SUCCESSFUL,
                 None => NOT_FOUND,
             }

@@ -9,7 +9,7 @@
 //! device. All interrupts are marked as polled, so that the kernel does not disable them as
 //! spurious.
 
-use super::behind::Behind;
+use super::gate::FunctionsGate;
 use crate::bindings;
 use core::{iter, ptr};
 use kernel::{
@@ -23,7 +23,7 @@ use kernel::{
 use protocol::mem::runs::{words, Align, Slot, SlotAllocator};
 
 /// Maximum number of vectors of a bridge, equal to the maximum of one device with MSI-X.
-pub(super) const MOST: u32 = 2048;
+pub(super) const MAX_VECTORS: u32 = 2048;
 /// Number of bits of a word.
 const BITS: u32 = u64::BITS;
 
@@ -41,7 +41,7 @@ type Vectors = SlotAllocator<(), KVec<Slot<()>>, KVec<u64>>;
 #[pin_data]
 pub struct Interrupts {
     domain: Atomic<*mut bindings::irq_domain>,
-    behind: Arc<Behind>,
+    gate: Arc<FunctionsGate>,
     /// One bit per vector, set while the vector is requested.
     requested: KVec<Atomic<u64>>,
     /// Vectors that are allocated to devices.
@@ -76,8 +76,8 @@ static CHIP: Table<bindings::irq_chip> = Table(bindings::irq_chip {
 
 impl Interrupts {
     /// Makes a domain named after the number of the PCI domain. May sleep.
-    pub(super) fn new(vectors: u32, behind: &Arc<Behind>, number: i32) -> Result<Arc<Self>> {
-        if !(1..=MOST).contains(&vectors) {
+    pub(super) fn new(vectors: u32, gate: &Arc<FunctionsGate>, number: i32) -> Result<Arc<Self>> {
+        if !(1..=MAX_VECTORS).contains(&vectors) {
             return Err(EINVAL);
         }
         let count = vectors as usize;
@@ -91,7 +91,7 @@ impl Interrupts {
         let this = Arc::pin_init(
             pin_init!(Self {
                 domain: Atomic::new(ptr::null_mut()),
-                behind: behind.clone(),
+                gate: gate.clone(),
                 requested,
                 vectors <- SpinLock::new(runs, LOCK_NAME, static_lock_class!()),
                 fired: Atomic::new(0),
@@ -227,7 +227,7 @@ impl Interrupts {
         vectors.free(first);
         for vector in first..first + count {
             let only = Align {
-                modulus: 2 * MOST as usize,
+                modulus: 2 * MAX_VECTORS as usize,
                 remainder: vector,
             };
             vectors.allocate(1, only, ())?;
@@ -373,7 +373,7 @@ unsafe extern "C" fn set_affinity(
 ) -> c_int {
     // SAFETY: by the function's requirements `data` is an interrupt of such a domain.
     let (this, _) = unsafe { of_data(data) };
-    let home = this.behind.interrupt().unwrap_or(0);
+    let home = this.gate.interrupt().unwrap_or(0);
     // SAFETY: by the function's requirements `data` is valid; the interrupt core has locked the
     // descriptor.
     unsafe { bindings::extoll_msi_effective(data, home) };
@@ -387,7 +387,7 @@ unsafe extern "C" fn set_affinity(
 unsafe extern "C" fn compose(data: *mut bindings::irq_data, msg: *mut bindings::msi_msg) {
     // SAFETY: by the function's requirements `data` is an interrupt of such a domain.
     let (this, vector) = unsafe { of_data(data) };
-    let message = this.behind.message(vector as u32);
+    let message = this.gate.message(vector as u32);
     // Without an answer the message is 0, which the device does not store.
     let (address, data) = message.map_or((0, 0), |m| (m.address, m.data));
     // SAFETY: by the function's requirements `msg` is valid for writes.

@@ -58,11 +58,11 @@
 //! }
 //! ```
 
-mod behind;
 mod bridge;
 mod calls;
 mod config;
 mod direct;
+mod gate;
 mod interrupts;
 mod memory;
 mod peers;
@@ -70,8 +70,8 @@ mod pool;
 mod shared;
 mod window;
 
-pub use behind::{Accesses, Functions, Message, Width};
 pub use bridge::{HostBridge, Prepared};
+pub use gate::{Accesses, Functions, Message, Width};
 pub use interrupts::Interrupts;
 pub use memory::{is_linear, Contiguous, PageMap, PoolMemory};
 pub use peers::PeerBar;

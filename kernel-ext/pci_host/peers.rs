@@ -6,7 +6,7 @@ use super::Pool;
 use kernel::prelude::*;
 
 /// Maximum number of peer BARs.
-pub(super) const MOST: usize = 12;
+pub(super) const MAX_PEERS: usize = 12;
 
 /// BAR of another device, or addresses that are forwarded to one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,7 +19,7 @@ pub struct PeerBar {
     pub bus: u64,
 }
 
-pub(super) type Bars = [Option<PeerBar>; MOST];
+pub(super) type Bars = [Option<PeerBar>; MAX_PEERS];
 
 impl Pool {
     /// Lets drivers map the BAR (`dma_map_resource`). Any context.
@@ -33,17 +33,17 @@ impl Pool {
             return Err(EINVAL);
         }
         let mut bars = self.peers.lock();
-        let place = bars.iter_mut().find(|b| b.is_none()).ok_or(ENOSPC)?;
-        *place = Some(bar);
+        let slot = bars.iter_mut().find(|b| b.is_none()).ok_or(ENOSPC)?;
+        *slot = Some(bar);
         Ok(())
     }
 
     /// Prevents further mappings of the BAR. The device keeps addresses that drivers mapped before;
     /// the caller is responsible for what these addresses reach. Any context.
     pub fn drop_peer(&self, bar: &PeerBar) {
-        for place in self.peers.lock().iter_mut() {
-            if place.as_ref() == Some(bar) {
-                *place = None;
+        for slot in self.peers.lock().iter_mut() {
+            if slot.as_ref() == Some(bar) {
+                *slot = None;
             }
         }
     }

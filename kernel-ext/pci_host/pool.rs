@@ -172,7 +172,9 @@ impl Pool {
                 slots,
                 direct,
                 state <- SpinLockIrq::new(state, LOCK_NAME, static_lock_class!()),
-                peers <- SpinLockIrq::new([None; peers::MOST], PEERS_NAME, static_lock_class!()),
+                peers <- SpinLockIrq::new(
+                    [None; peers::MAX_PEERS], PEERS_NAME, static_lock_class!()
+                ),
                 maps: Atomic::new(0),
                 full: Atomic::new(0),
                 refused: Atomic::new(0),

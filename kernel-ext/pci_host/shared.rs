@@ -2,7 +2,7 @@
 
 //! State to which objects of the PCI core refer, and functions on these objects.
 
-use super::{behind::Behind, config, Pool};
+use super::{config, gate::FunctionsGate, Pool};
 use crate::bindings;
 use kernel::{
     container_of,
@@ -23,7 +23,7 @@ const PAUSE: Delta = Delta::from_millis(10);
 pub(super) struct Shared {
     #[pin]
     pub(super) host: Opaque<bindings::extoll_pci_host>,
-    pub(super) behind: Arc<Behind>,
+    pub(super) gate: Arc<FunctionsGate>,
     pub(super) pool: Arc<Pool>,
     /// Bus number, then the windows. Elements do not move in memory.
     pub(super) resources: KVec<Opaque<bindings::resource>>,
@@ -88,7 +88,7 @@ pub(super) unsafe extern "C" fn inspect(pdev: *mut bindings::pci_dev, found: *mu
 
 /// Waits up to 2 s until the caller has the last reference to a bridge and its devices. Returns
 /// false if other references remain. Sleeps.
-pub(super) fn alone(bridge: *mut bindings::pci_host_bridge) -> bool {
+pub(super) fn wait_unreferenced(bridge: *mut bindings::pci_host_bridge) -> bool {
     // SAFETY: the caller holds a reference.
     let references = || unsafe { bindings::extoll_pci_bridge_references(bridge) };
     for _ in 0..PATIENCE {

@@ -20,7 +20,7 @@ pub struct Window {
 
 impl Window {
     /// Returns true if the window has addresses, none of which overflow.
-    pub(super) fn is_possible(&self) -> bool {
+    pub(super) fn is_valid(&self) -> bool {
         let fits = |start: u64| self.bytes > 0 && start.checked_add(self.bytes - 1).is_some();
         fits(self.cpu) && fits(self.bus)
     }

@@ -28,8 +28,8 @@ static QUEUE: RawQueue = Atomic::new(ptr::null_mut());
 static WAITING: RawQueue = Atomic::new(ptr::null_mut());
 /// True while an [`Owner`] exists.
 static OWNED: AtomicFlag = AtomicFlag::new(false);
-/// Number of threads that wait for work items of a queue ([`Settled`]). A queue is not destroyed
-/// while it is above 0.
+/// Number of threads that wait for work items of a queue ([`FlushOnDrop`]). A queue is not
+/// destroyed while it is above 0.
 static WAITERS: Atomic<i32> = Atomic::new(0);
 /// Queue for work items that rebind a device; same rules as for [`QUEUE`].
 static RESETS: RawQueue = Atomic::new(ptr::null_mut());
@@ -125,8 +125,8 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         // An item may queue another one on a later queue of this list, or on the queue before its
-        // own. `settle` completes the latter.
-        settle();
+        // own. `flush_all` completes the latter.
+        flush_all();
         for queue in [&RESETS, &WAITING, &QUEUE] {
             let own = queue.load(Relaxed);
             if !own.is_null() {
@@ -150,17 +150,17 @@ impl Drop for Owner {
 /// Guard for a module above. The drop waits until all work items that were queued earlier have
 /// returned. Such an item may hold the last reference to an object of the module, and run the
 /// module's code when it drops that. The drop sleeps.
-pub struct Settled;
+pub struct FlushOnDrop;
 
-impl Drop for Settled {
+impl Drop for FlushOnDrop {
     fn drop(&mut self) {
-        settle();
+        flush_all();
     }
 }
 
 /// Waits until all items that were queued earlier have returned, and also items that these queued
 /// on the other queue. Sleeps.
-fn settle() {
+fn flush_all() {
     for queue in [&QUEUE, &WAITING, &QUEUE] {
         flush(queue);
     }
@@ -281,7 +281,7 @@ mod tests {
             GFP_KERNEL,
         )?;
         assert!(enqueue(late.clone()).is_ok());
-        drop(Settled);
+        drop(FlushOnDrop);
         assert!(late.done.load(Acquire));
         Ok(())
     }

@@ -4,7 +4,7 @@
 
 use super::{Conn, Decision, Setup};
 use kernel::{prelude::*, sync::Arc};
-use kernel_ext::net::socket::Ended;
+use kernel_ext::net::socket::ShutdownDirections;
 use protocol::ds::Fallback;
 
 impl Conn {
@@ -13,7 +13,7 @@ impl Conn {
         self.with(|inner, now| {
             inner.open = false;
             // The sock may be used for another connection next.
-            inner.shut = Ended::default();
+            inner.shut = ShutdownDirections::default();
             if let Setup::Client(client) = &mut inner.setup {
                 if inner.decision == Decision::Waiting {
                     client.give_up(Fallback::TcpOnly);
@@ -53,7 +53,7 @@ impl Conn {
                     inner.fail(self, ENETDOWN);
                     // The client may fall back to TCP, and must not wait there for answers.
                     if inner.open {
-                        inner.shut = Ended {
+                        inner.shut = ShutdownDirections {
                             receiving: true,
                             sending: true,
                         };

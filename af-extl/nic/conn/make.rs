@@ -12,7 +12,7 @@ use kernel::{
     sync::{atomic::Atomic, Arc},
 };
 use kernel_ext::{
-    net::socket::{Ended, Endpoint},
+    net::socket::{Endpoint, ShutdownDirections},
     new_bh_lock,
 };
 use protocol::{
@@ -135,7 +135,7 @@ impl Parts {
             error: None,
             heard: false,
             tcp: Tcp::Fine,
-            shut: Ended::default(),
+            shut: ShutdownDirections::default(),
             writable: true,
             readable: 0,
             pushed: false,

@@ -6,7 +6,7 @@
 
 use super::{Conn, Decision, Inner, Tcp};
 use kernel::{prelude::*, sync::Arc, time::msecs_to_jiffies, workqueue::WorkItem};
-use kernel_ext::{net::socket::Ended, work};
+use kernel_ext::{net::socket::ShutdownDirections, work};
 use protocol::ds::{Stream, StreamState};
 
 /// Time in ms between attempts to shut down a sock that is locked.
@@ -24,7 +24,7 @@ impl WorkItem<0> for Conn {
             return;
         }
         if this.sock.try_shutdown(shut) {
-            this.with(|inner, _| inner.shut = Ended::default());
+            this.with(|inner, _| inner.shut = ShutdownDirections::default());
         } else {
             // Queued with the lock held, because `close` cancels the work item after it has changed
             // `shut` under the lock.
@@ -82,7 +82,7 @@ impl Conn {
 
     /// Records directions to shut down when the carrier is decided. Does nothing if it is already
     /// decided. Returns the decision.
-    pub(crate) fn shut_when_decided(self: &Arc<Self>, ended: Ended) -> Decision {
+    pub(crate) fn shut_when_decided(self: &Arc<Self>, ended: ShutdownDirections) -> Decision {
         self.with(|inner, _| {
             if inner.decision == Decision::Waiting {
                 inner.shut.receiving |= ended.receiving;

@@ -80,8 +80,8 @@ pub use message::Zerocopy;
 pub use ops::{Child, Operations, Socket};
 pub use route::{Interface, Mac, Neighbour, Route};
 pub use tcp::{
-    Addr, GetOption, Incoming, Outgoing, Past, PollTable, SetOption, Splice, State, Tcp,
+    Addr, BypassedBytes, GetOption, Incoming, Outgoing, PollTable, SetOption, Splice, State, Tcp,
 };
 pub use trace::Queues;
 pub use wait::Waiting;
-pub use wake::{is_exiting, Ended, Linger, Queued, Wake};
+pub use wake::{is_exiting, Linger, Queued, ShutdownDirections, Wake};

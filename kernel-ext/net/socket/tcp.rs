@@ -265,9 +265,9 @@ impl Tcp {
 
     /// Ends the connection like a reset by the peer, and sends a reset to the peer. The pending
     /// error does not change. Takes the sock's lock, may sleep.
-    pub fn end(&self) {
+    pub fn abort(&self) {
         // SAFETY: the sock is valid by the type invariant.
-        unsafe { bindings::extoll_tcp_end(self.sk()) }
+        unsafe { bindings::extoll_tcp_abort(self.sk()) }
     }
 
     /// Binds the socket to a local address.
@@ -402,7 +402,7 @@ impl Tcp {
 
 /// Bytes of a connection that bypassed TCP.
 #[derive(Clone, Copy, Debug)]
-pub struct Past {
+pub struct BypassedBytes {
     /// State of the connection.
     pub state: State,
     /// Bytes sent.
@@ -424,14 +424,14 @@ impl Tcp {
     /// # Errors
     ///
     /// Same as [`GetOption::answer`].
-    pub fn answer_info(&self, option: &mut GetOption<'_>, past: &Past) -> Result {
-        let raw = bindings::extoll_tcp_past {
-            sent: past.sent,
-            acked: past.acknowledged,
-            received: past.received,
-            unsent: past.unsent,
-            unacked: past.unacknowledged,
-            state: past.state.raw(),
+    pub fn answer_info(&self, option: &mut GetOption<'_>, bypassed: &BypassedBytes) -> Result {
+        let raw = bindings::extoll_tcp_bypassed {
+            sent: bypassed.sent,
+            acked: bypassed.acknowledged,
+            received: bypassed.received,
+            unsent: bypassed.unsent,
+            unacked: bypassed.unacknowledged,
+            state: bypassed.state.raw(),
         };
         // Larger than `struct tcp_info` of any kernel so far.
         let mut info = [0u8; 512];

@@ -12,7 +12,7 @@ use kernel::{
 };
 
 /// Total time that an operation may wait, in one or several waits. Made by [`Tcp::receiving`],
-/// [`Tcp::sending`] and [`Tcp::at_most`].
+/// [`Tcp::sending`] and [`Tcp::timeout`].
 ///
 /// A waiting task is in the wait queue of the socket's file.
 /// [`Endpoint::wake`](super::Endpoint::wake), and TCP's events of the connection, wake that queue;
@@ -50,11 +50,11 @@ impl<'a> Queued<'a> {
         Self { tcp, entry }
     }
 
-    /// Sleeps for up to `most` jiffies until the entry is woken, or returns at once if it was woken
+    /// Sleeps for up to `max` jiffies until the entry is woken, or returns at once if it was woken
     /// since the last call. Returns the remaining time.
-    fn sleep(&self, most: c_long) -> c_long {
+    fn sleep(&self, max: c_long) -> c_long {
         // SAFETY: by the type invariant the entry is in the queue; it belongs to this thread.
-        unsafe { bindings::wait_woken(self.entry.get(), TASK_INTERRUPTIBLE as c_uint, most) }
+        unsafe { bindings::wait_woken(self.entry.get(), TASK_INTERRUPTIBLE as c_uint, max) }
     }
 }
 
@@ -87,7 +87,7 @@ impl Tcp {
 
     /// Returns a waiting time of `jiffies`, independent of socket options
     /// ([`Linger::Wait`](super::Linger::Wait)).
-    pub fn at_most(&self, jiffies: Jiffies) -> Waiting<'_> {
+    pub fn timeout(&self, jiffies: Jiffies) -> Waiting<'_> {
         Waiting {
             tcp: self,
             left: c_long::try_from(jiffies).unwrap_or(MAX_SCHEDULE_TIMEOUT),
@@ -133,12 +133,12 @@ impl Waiting<'_> {
     /// # Errors
     ///
     /// Same as [`Waiting::until`].
-    pub fn until_news<R>(&mut self, ready: impl FnMut() -> Option<R>) -> Result<R> {
+    pub fn until_next<R>(&mut self, ready: impl FnMut() -> Option<R>) -> Result<R> {
         self.wait(true, ready)
     }
 
-    fn wait<R>(&mut self, looked: bool, mut ready: impl FnMut() -> Option<R>) -> Result<R> {
-        if !looked || self.left == 0 {
+    fn wait<R>(&mut self, checked: bool, mut ready: impl FnMut() -> Option<R>) -> Result<R> {
+        if !checked || self.left == 0 {
             if let Some(found) = ready() {
                 return Ok(found);
             }

@@ -26,14 +26,14 @@ pub enum Wake {
 
 /// Directions of a connection that are shut down.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Ended {
+pub struct ShutdownDirections {
     /// No more data are received.
     pub receiving: bool,
     /// No more data are sent.
     pub sending: bool,
 }
 
-impl Ended {
+impl ShutdownDirections {
     /// Returns true if at least one direction is shut down.
     pub fn any(self) -> bool {
         self.receiving || self.sending
@@ -129,7 +129,7 @@ impl Endpoint {
     /// Does what `shutdown()` does to a TCP connection, even if the socket has been released. A
     /// sock without a connection is ignored. Returns false without an effect if an operation holds
     /// the sock's lock, possibly for ever. Process context, may sleep for memory.
-    pub fn try_shutdown(&self, ended: Ended) -> bool {
+    pub fn try_shutdown(&self, ended: ShutdownDirections) -> bool {
         // SAFETY: the sock is valid by the type invariant; the caller is in process context.
         unsafe { bindings::extoll_sock_try_shutdown(self.as_raw(), ended.bits()) }
     }
@@ -171,10 +171,10 @@ impl Endpoint {
 
     /// Returns the directions that are shut down for TCP, for example by a FIN or RST of the peer,
     /// or by `shutdown()`.
-    pub fn ended(&self) -> Ended {
+    pub fn ended(&self) -> ShutdownDirections {
         // SAFETY: the sock is valid by the type invariant.
         let bits = unsafe { bindings::extoll_sock_ended(self.as_raw()) };
-        Ended {
+        ShutdownDirections {
             receiving: bits & 1 != 0,
             sending: bits & 2 != 0,
         }
@@ -206,7 +206,7 @@ impl Tcp {
     ///
     /// A data path that ends a direction in a softirq can't do this there, and keeps what has ended
     /// in its own state in any case.
-    pub fn mark_ended(&self, ended: Ended) {
+    pub fn mark_ended(&self, ended: ShutdownDirections) {
         // SAFETY: the sock is valid by the invariants; process context.
         unsafe { bindings::extoll_sock_mark_ended(self.sk(), ended.bits()) }
     }

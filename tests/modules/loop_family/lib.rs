@@ -18,7 +18,7 @@ use kernel::{
     sync::{aref::ARef, Arc},
     InPlaceModule,
 };
-use kernel_ext::{global::Global, net::socket::Family, work::Settled};
+use kernel_ext::{global::Global, net::socket::Family, work::FlushOnDrop};
 use ops::Loop;
 
 /// Number of the family, unused by the kernel.
@@ -69,13 +69,13 @@ struct Loops {
     #[pin]
     _driver: driver::Registration<auxiliary::Adapter<Driver>>,
     _late: path::Late,
-    _settled: Settled,
+    _flush: FlushOnDrop,
 }
 
 impl InPlaceModule for Loops {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
-            _settled: Settled,
+            _flush: FlushOnDrop,
             _late: path::Late,
             _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
             _family <- Family::new(FAMILY),

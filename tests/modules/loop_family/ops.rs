@@ -13,8 +13,8 @@ use kernel::{
 };
 use kernel_ext::{
     net::socket::{
-        is_exiting, Addr, Ended, GetOption, Incoming, Linger, Operations, Outgoing, PollTable,
-        Route, SetOption, Socket, Splice, Tcp, Wake,
+        is_exiting, Addr, GetOption, Incoming, Linger, Operations, Outgoing, PollTable, Route,
+        SetOption, ShutdownDirections, Socket, Splice, Tcp, Wake,
     },
     timer::Timed,
 };
@@ -285,7 +285,7 @@ impl Operations for Loop {
         if let (Linger::Wait(time), false) = (tcp.linger(), is_exiting()) {
             let settled = || (!data.path.state().unsettled()).then_some(());
             // The result of the wait does not matter.
-            let _ = tcp.at_most(time).until(settled);
+            let _ = tcp.timeout(time).until(settled);
         }
         if data.set.lock().outlive {
             path::outlive(&data.path);
@@ -323,7 +323,7 @@ impl Operations for Loop {
     fn shutdown(sock: &Socket<'_, Self>, how: i32) -> Result {
         let path = &sock.data().path;
         if how != 1 {
-            sock.tcp().mark_ended(Ended {
+            sock.tcp().mark_ended(ShutdownDirections {
                 receiving: true,
                 sending: false,
             });
@@ -349,7 +349,7 @@ impl Operations for Loop {
             FAIL => path::fail_later(&data.path, Error::from_errno(-(value as i32))),
             RESOLVE => data.set.lock().resolve_ms = value,
             OUTLIVE => data.set.lock().outlive = value != 0,
-            ENDED => sock.tcp().mark_ended(Ended {
+            ENDED => sock.tcp().mark_ended(ShutdownDirections {
                 receiving: value & 1 != 0,
                 sending: value & 2 != 0,
             }),

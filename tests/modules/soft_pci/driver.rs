@@ -56,7 +56,7 @@ impl VectorHandler for Counter {
 struct Ear;
 
 impl ResetClient for Ear {
-    fn lost(_: &Arc<Self>, reachable: bool) {
+    fn prepare_reset(_: &Arc<Self>, reachable: bool) {
         check!(!reachable, "a lost device is said to be reachable");
         RECORD.told.add(1, Relaxed);
     }

@@ -23,7 +23,7 @@ use kernel::{
     sync::Arc,
     InPlaceModule,
 };
-use kernel_ext::{debugfs::Dir, global::Global, pci_host::HostBridge, work::Settled};
+use kernel_ext::{debugfs::Dir, global::Global, pci_host::HostBridge, work::FlushOnDrop};
 
 /// The device that is being added.
 static CURRENT: Global<SoftDevice> = Global::new();
@@ -101,7 +101,7 @@ struct SoftPci {
     _end: End,
     #[pin]
     _driver: Registration<pci::Adapter<driver::Driver>>,
-    _settled: Settled,
+    _flush: FlushOnDrop,
 }
 
 impl InPlaceModule for SoftPci {
@@ -109,7 +109,7 @@ impl InPlaceModule for SoftPci {
         let name = <LocalModule as kernel::ModuleMetadata>::NAME;
         let control = Control::new(module_parameters::hole.value());
         try_pin_init!(Self {
-            _settled: Settled,
+            _flush: FlushOnDrop,
             _driver <- Registration::new(name, module),
             _end: End(control?),
             _nics <- Registration::new(name, module),

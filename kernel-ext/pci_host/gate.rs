@@ -110,10 +110,10 @@ pub struct Accesses {
 ///
 /// # Invariants
 ///
-/// `functions` is changed only by [`Behind::close`], after a grace period that begins when `open`
-/// is cleared. It is read only in an RCU read-side critical section in which `open` was seen to be
-/// set.
-pub(super) struct Behind {
+/// `functions` is changed only by [`FunctionsGate::close`], after a grace period that begins when
+/// `open` is cleared. It is read only in an RCU read-side critical section in which `open` was seen
+/// to be set.
+pub(super) struct FunctionsGate {
     open: AtomicFlag,
     functions: UnsafeCell<Option<Arc<dyn Functions>>>,
     reads: Atomic<u64>,
@@ -123,11 +123,11 @@ pub(super) struct Behind {
 
 // SAFETY: `Arc<dyn Functions>` is `Send` and `Sync`, and accesses to the cell follow the type
 // invariant.
-unsafe impl Send for Behind {}
+unsafe impl Send for FunctionsGate {}
 // SAFETY: see `Send`.
-unsafe impl Sync for Behind {}
+unsafe impl Sync for FunctionsGate {}
 
-impl Behind {
+impl FunctionsGate {
     pub(super) fn new(functions: Arc<dyn Functions>) -> Self {
         Self {
             open: AtomicFlag::new(true),
