@@ -111,16 +111,16 @@ mod tests {
 
     #[test]
     fn pages_of_ones_own() -> Result {
-        let mut pieces = KVVec::new();
+        let mut ranges = KVVec::new();
         for (offset, len) in [(10, PAGE - 10), (0, 20), (30, 40)] {
-            pieces.push((page()?, offset, len), GFP_KERNEL)?;
+            ranges.push((page()?, offset, len), GFP_KERNEL)?;
         }
-        let list = FragmentList::from_pages(pieces)?;
+        let list = FragmentList::from_pages(ranges)?;
         assert!(list.fragments() == [fragment(0, 10, PAGE + 10), fragment(2, 30, 40)]);
         assert!(list.pages().is_writable() && !list.pages().shares_pages());
-        let mut pieces = KVVec::new();
-        pieces.push((page()?, 1, PAGE), GFP_KERNEL)?;
-        assert_eq!(FragmentList::from_pages(pieces).err(), Some(EINVAL));
+        let mut ranges = KVVec::new();
+        ranges.push((page()?, 1, PAGE), GFP_KERNEL)?;
+        assert_eq!(FragmentList::from_pages(ranges).err(), Some(EINVAL));
         assert_eq!(FragmentList::from_pages(KVVec::new()).err(), Some(EINVAL));
         Ok(())
     }

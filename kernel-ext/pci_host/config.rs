@@ -36,7 +36,7 @@ pub(super) fn operations() -> *mut bindings::pci_ops {
 
 /// Checks an access: bus 0, an aligned register. Returns function, offset and width, or an error of
 /// the PCI core.
-fn place(number: u8, devfn: c_uint, at: c_int, size: c_int) -> Result<(u8, u16, Width), c_int> {
+fn locate(number: u8, devfn: c_uint, at: c_int, size: c_int) -> Result<(u8, u16, Width), c_int> {
     let width = Width::of(size).ok_or(BAD_REGISTER)?;
     let aligned = (at as u32) < END && at as u32 % width.bytes() == 0;
     match (aligned, number, u8::try_from(devfn)) {
@@ -68,7 +68,7 @@ unsafe extern "C" fn read(
     // SAFETY: by the function's requirements the bus is alive, and so is the `Shared` of its
     // bridge.
     let (shared, number) = unsafe { (Shared::of_bus(bus), (*bus).number) };
-    let (result, read) = match place(number, devfn, at, size) {
+    let (result, read) = match locate(number, devfn, at, size) {
         Ok((devfn, offset, width)) => match shared.gate.read(devfn, offset, width) {
             Some(v) => (SUCCESSFUL, without_pin(offset, width, v & width.ones())),
             None => (NOT_FOUND, width.ones()),
@@ -92,7 +92,7 @@ unsafe extern "C" fn write(
 ) -> c_int {
     // SAFETY: same as in `read`.
     let (shared, number) = unsafe { (Shared::of_bus(bus), (*bus).number) };
-    match place(number, devfn, at, size) {
+    match locate(number, devfn, at, size) {
         Ok((devfn, offset, width)) => {
             let value = value & width.ones();
             match shared.gate.write(devfn, offset, width, value) {

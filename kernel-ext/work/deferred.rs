@@ -48,7 +48,7 @@ impl<T: Send + 'static> WorkItem for Slot<T> {
 ///
 /// The work item is on the queue of all work items of the drivers ([`super::enqueue`]). The
 /// destructors are code of the module that drops the values. Such a module keeps a
-/// [`super::Settled`] and drops it last, which waits for the destructors. In `extoll.ko`,
+/// [`super::FlushOnDrop`] and drops it last, which waits for the destructors. In `extoll.ko`,
 /// [`super::Owner`] drains the queue itself.
 ///
 /// # Examples
@@ -132,7 +132,7 @@ impl<T: Send + 'static> Drop for Deferred<T> {
 #[kunit_tests(kernel_ext_deferred)]
 mod tests {
     use super::*;
-    use crate::work::Settled;
+    use crate::work::FlushOnDrop;
     use kernel::{
         new_spinlock_irq,
         sync::{
@@ -168,7 +168,7 @@ mod tests {
             drop(value);
             drop(other);
         }
-        drop(Settled);
+        drop(FlushOnDrop);
         assert_eq!(count.load(Relaxed), 1);
         Ok(())
     }
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(count.load(Relaxed), 1);
         assert_eq!((*value).0.load(Relaxed), 5);
         let inner = value.into_inner();
-        drop(Settled);
+        drop(FlushOnDrop);
         assert_eq!(other.load(Relaxed), 5);
         drop(inner);
         assert_eq!(other.load(Relaxed), 6);

@@ -33,7 +33,7 @@ static int mistake;
 module_param(mistake, int, 0444);
 static atomic_t made;
 
-struct letter {
+struct message {
 	struct work_struct work;
 	struct lnet_ni *ni;
 	struct lnet_msg *msg;
@@ -82,19 +82,19 @@ static void end(struct lnet_msg *msg)
 
 static void deliver(struct work_struct *work)
 {
-	struct letter *letter = container_of(work, struct letter, work);
-	struct lnet_nid from = letter->ni->ni_nid;
-	struct lnet_msg *msg = letter->msg;
+	struct message *message = container_of(work, struct message, work);
+	struct lnet_nid from = message->ni->ni_nid;
+	struct lnet_msg *msg = message->msg;
 
 	if (now(PARSE_NO_IRQ)) {
 		local_irq_disable();
-		lnet_parse(letter->ni, &letter->hdr, &from, letter, 0);
+		lnet_parse(message->ni, &message->hdr, &from, message, 0);
 		local_irq_enable();
 	}
 	if (now(FUTURE))
-		lnet_notify(letter->ni, &from, true, false, ktime_get_seconds() + 1000);
-	if (lnet_parse(letter->ni, &letter->hdr, &from, letter, 0)) {
-		kfree(letter);
+		lnet_notify(message->ni, &from, true, false, ktime_get_seconds() + 1000);
+	if (lnet_parse(message->ni, &message->hdr, &from, message, 0)) {
+		kfree(message);
 		atomic_dec(&letters);
 	}
 	end(msg);
@@ -104,7 +104,7 @@ static int misuse_send(struct lnet_ni *ni, void *private, struct lnet_msg *msg)
 {
 	bool has = msg->msg_type == LNET_MSG_PUT || msg->msg_type == LNET_MSG_REPLY;
 	u32 len = has ? msg->msg_len : 0;
-	struct letter *letter;
+	struct message *message;
 	struct iov_iter from;
 
 	if (len > MOST)
@@ -114,42 +114,42 @@ static int misuse_send(struct lnet_ni *ni, void *private, struct lnet_msg *msg)
 		lnet_finalize(msg, -EIO);
 		return -EIO;
 	}
-	letter = kmalloc(sizeof(*letter) + len, GFP_NOFS);
-	if (!letter)
+	message = kmalloc(sizeof(*message) + len, GFP_NOFS);
+	if (!message)
 		return -ENOMEM;
-	INIT_WORK(&letter->work, deliver);
-	letter->ni = ni;
-	letter->msg = msg;
-	letter->hdr = msg->msg_hdr;
-	letter->len = len;
+	INIT_WORK(&message->work, deliver);
+	message->ni = ni;
+	message->msg = msg;
+	message->hdr = msg->msg_hdr;
+	message->len = len;
 	if (len) {
 		iov_iter_bvec(&from, ITER_SOURCE, msg->msg_kiov, msg->msg_niov, msg->msg_offset + len);
 		iov_iter_advance(&from, msg->msg_offset);
-		if (copy_from_iter(letter->bytes, len, &from) != len) {
-			kfree(letter);
+		if (copy_from_iter(message->bytes, len, &from) != len) {
+			kfree(message);
 			return -EFAULT;
 		}
 	}
 	if (now(OTHER) && len > 20)
-		letter->bytes[len / 2] ^= 1;
+		message->bytes[len / 2] ^= 1;
 	atomic_inc(&letters);
-	queue_work(queue, &letter->work);
+	queue_work(queue, &message->work);
 	return 0;
 }
 
 static int misuse_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, int delayed, struct iov_iter *to, unsigned int rlen)
 {
-	struct letter *letter = private;
+	struct message *message = private;
 	size_t n = iov_iter_count(to);
 	const struct bio_vec *vec = n ? to->bvec : NULL;
 
-	if (n && copy_to_iter(letter->bytes, n, to) != n)
+	if (n && copy_to_iter(message->bytes, n, to) != n)
 		pr_err("lnet_misuse: no place for %zu bytes\n", n);
 	if (vec && vec->bv_offset + vec->bv_len < PAGE_SIZE && now(MORE))
 		((u8 *)page_address(vec->bv_page))[vec->bv_offset + vec->bv_len] = 0;
 	if (msg)
 		lnet_finalize(msg, 0);
-	kfree(letter);
+	kfree(message);
 	atomic_dec(&letters);
 	return 0;
 }

@@ -105,7 +105,7 @@ bool stand_msg_ours(struct lnet_msg *msg, const char *what)
 void stand_give(struct lnet_msg *msg, enum stand_owner owner)
 {
 	msg->since = jiffies;
-	msg->told = false;
+	msg->reported = false;
 	/* Pairs with the check for messages that are held too long, which reads both members. */
 	smp_store_release(&msg->owner, owner);
 }
@@ -615,12 +615,12 @@ static void look(struct work_struct *work)
 		struct lnet_ni *ni = msg->owner == STAND_SENT ? msg->txni : msg->rxni;
 		int timeout;
 
-		if (smp_load_acquire(&msg->owner) == STAND_OURS || !ni || msg->told)
+		if (smp_load_acquire(&msg->owner) == STAND_OURS || !ni || msg->reported)
 			continue;
 		timeout = ni->ni_net->net_lnd->lnd_get_timeout ? ni->ni_net->net_lnd->lnd_get_timeout() : 50;
 		if (time_before(jiffies, msg->since + (timeout + 5) * HZ))
 			continue;
-		msg->told = true;
+		msg->reported = true;
 		defect("a message, type %u, %u bytes, of %s, is %s for more than %d s", msg->msg_type, msg->msg_len,
 		       stand_nid(msg->owner == STAND_SENT ? &msg->msg_target.nid : &msg->msg_hdr.src_nid, buf), owners[msg->owner], timeout + 5);
 	}

@@ -56,7 +56,7 @@ struct conn {
 	struct list_head queue;		/* struct tx */
 	wait_queue_head_t wait;		/* of the sender */
 	/* The message being received: lnd_recv names its destination, in any thread. */
-	struct completion told;
+	struct completion notified;
 	struct lnet_msg *msg;
 	struct iov_iter to;
 };
@@ -152,7 +152,7 @@ static struct conn *conn_new(struct sock_ni *in, struct socket *sock, __be32 pee
 	INIT_LIST_HEAD(&conn->list);
 	INIT_LIST_HEAD(&conn->queue);
 	init_waitqueue_head(&conn->wait);
-	init_completion(&conn->told);
+	init_completion(&conn->notified);
 	/* Sending messages may be necessary to free memory. */
 	sk->sk_allocation = GFP_NOFS;
 	sk->sk_use_task_frag = false;
@@ -386,7 +386,7 @@ static int get_message(struct conn *conn)
 		return -EPROTO;
 	from.nid_addr[0] = conn->peer;
 	if (!lnet_parse(conn->in->ni, &hdr, &from, conn, 0)) {
-		wait_for_completion_state(&conn->told, TASK_IDLE);
+		wait_for_completion_state(&conn->notified, TASK_IDLE);
 		msg = conn->msg;
 		left -= min(left, iov_iter_count(&conn->to));
 		rc = get(conn, &conn->to, false);
@@ -426,7 +426,7 @@ static int sock_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, in
 
 	conn->msg = msg;
 	conn->to = *to;
-	complete(&conn->told);
+	complete(&conn->notified);
 	return 0;
 }
 

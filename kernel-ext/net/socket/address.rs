@@ -70,8 +70,8 @@ mod tests {
     use super::*;
 
     fn put(raw: &mut [u8; V6_SCOPE], at: usize, byte: u8) {
-        if let Some(place) = raw.get_mut(at) {
-            *place = byte;
+        if let Some(to) = raw.get_mut(at) {
+            *to = byte;
         }
     }
 

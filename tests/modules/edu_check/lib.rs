@@ -65,9 +65,9 @@ const LATER: Delta = Delta::from_millis(500);
 const TRIES: u32 = 10;
 
 /// Counts interrupts.
-struct Bell(Atomic<u32>);
+struct InterruptCount(Atomic<u32>);
 
-impl VectorHandler for Bell {
+impl VectorHandler for InterruptCount {
     fn handle(&self, _vector: u32) {
         self.0.add(1, Relaxed);
     }
@@ -83,12 +83,12 @@ fn check(right: bool, what: &str) -> Result {
 }
 
 /// A device under test.
-struct Look<'a> {
+struct Edu<'a> {
     bar: &'a pci::Bar<'a>,
-    vectors: &'a Vectors<'a, Bell>,
+    vectors: &'a Vectors<'a, InterruptCount>,
 }
 
-impl Look<'_> {
+impl Edu<'_> {
     /// Reads a register that is never all ones. All ones mean that the answer was late, because the
     /// device's host may be busy.
     fn read(&self, at: usize) -> Result<u32> {
@@ -219,7 +219,7 @@ kernel::pci_device_table!(
 
 /// Resources of the driver for a device.
 struct Data<'a> {
-    _vectors: Pin<KBox<Vectors<'a, Bell>>>,
+    _vectors: Pin<KBox<Vectors<'a, InterruptCount>>>,
     _enabled: Enabled<'a>,
 }
 
@@ -237,15 +237,15 @@ impl pci::Driver for Driver {
         enabled.set_dma_mask(pdev)?;
         pdev.set_master();
         let bar = pdev.iomap_region(0, c"edu_check")?;
-        let bell = Bell(Atomic::new(0));
-        let vectors = Vectors::new(pdev, 1, false, c"edu_check", bell)?;
-        let look = Look {
+        let count = InterruptCount(Atomic::new(0));
+        let vectors = Vectors::new(pdev, 1, false, c"edu_check", count)?;
+        let edu = Edu {
             bar: &bar,
             vectors: &vectors,
         };
-        look.registers()?;
-        look.interrupts()?;
-        look.memory(pdev)?;
+        edu.registers()?;
+        edu.interrupts()?;
+        edu.memory(pdev)?;
         pr_info!("edu: all is as it should be\n");
         Ok(Data {
             _vectors: vectors,

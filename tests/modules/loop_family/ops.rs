@@ -137,13 +137,13 @@ fn drain(
     path: &Timed<Path>,
     msg: &mut Incoming<'_>,
     skip: usize,
-    most: usize,
+    max: usize,
     flags: i32,
 ) -> Result<usize> {
     let s = path.state();
     let (mut number, mut left) = (
         s.read.wrapping_add(skip as u32),
-        s.readable().saturating_sub(skip).min(most),
+        s.readable().saturating_sub(skip).min(max),
     );
     let mut done = 0;
     while left > 0 {

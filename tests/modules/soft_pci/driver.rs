@@ -53,19 +53,19 @@ impl VectorHandler for Counter {
 }
 
 /// Counts notifications of the loss of the device.
-struct Ear;
+struct ResetEvents;
 
-impl ResetClient for Ear {
+impl ResetClient for ResetEvents {
     fn prepare_reset(_: &Arc<Self>, reachable: bool) {
         check!(!reachable, "a lost device is said to be reachable");
-        RECORD.told.add(1, Relaxed);
+        RECORD.notified.add(1, Relaxed);
     }
 }
 
 /// Resources of the driver for a device.
 pub(crate) struct Data<'a> {
     pdev: &'a pci::Device<Bound>,
-    _watch: Pin<KBox<ResetWatch<Ear>>>,
+    _watch: Pin<KBox<ResetWatch<ResetEvents>>>,
     /// Requested until removal.
     _vectors: Pin<KBox<Vectors<'a, Counter>>>,
     _mapping: SyncMapping<'a>,
@@ -424,7 +424,7 @@ impl pci::Driver for Driver {
         Ok(Data {
             pdev,
             _watch: KBox::pin_init(
-                ResetWatch::new(pdev, Arc::new(Ear, GFP_KERNEL)?),
+                ResetWatch::new(pdev, Arc::new(ResetEvents, GFP_KERNEL)?),
                 GFP_KERNEL,
             )?,
             _vectors: vectors,

@@ -17,7 +17,7 @@ pub(crate) struct Record {
     /// Number of checks.
     pub(crate) checked: Atomic<u32>,
     /// Number of notifications that a device was lost.
-    pub(crate) told: Atomic<u32>,
+    pub(crate) notified: Atomic<u32>,
     /// IDs read on removal of the driver.
     pub(crate) id_at_end: Atomic<u32>,
     /// Interrupts of each vector.
@@ -28,7 +28,7 @@ pub(crate) static RECORD: Record = Record {
     probed: Atomic::new(0),
     failed: Atomic::new(0),
     checked: Atomic::new(0),
-    told: Atomic::new(0),
+    notified: Atomic::new(0),
     id_at_end: Atomic::new(0),
     handled: [const { Atomic::new(0) }; VECTORS as usize],
 };
@@ -56,7 +56,7 @@ impl Record {
             ("probed", &self.probed),
             ("failed", &self.failed),
             ("checked", &self.checked),
-            ("told", &self.told),
+            ("told", &self.notified),
             ("id_at_end", &self.id_at_end),
         ] {
             writeln!(f, "{} {}", name, value.load(Relaxed))?;

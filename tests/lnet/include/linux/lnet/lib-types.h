@@ -243,7 +243,7 @@ struct lnet_msg {
 	bool has_rtr_credit; /* holds a router credit of rxpeer */
 	bool received;
 	bool kept; /* waits for its destination memory */
-	bool told; /* was reported as held too long */
+	bool reported; /* was reported as held too long */
 	int tries;
 	struct stand_buffer *buffer;
 	u64 magic_end;
