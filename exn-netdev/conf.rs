@@ -3,7 +3,7 @@
 //! Limits and times of the driver: constants, module parameters, and the two settings that ethtool
 //! changes at run time. All functions run in any context.
 
-use crate::{machine::ms, module_parameters as param};
+use crate::{env::ms, module_parameters as param};
 use extoll_core::time::patience;
 use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel_ext::param::{Param, Tunable};
@@ -34,7 +34,7 @@ const TX_FLIGHT: u32 = 256;
 pub(crate) const TX_QUARANTINE: u16 = 512;
 /// Maximum number of buffers that may still be in use by the NIC when a port is closed: frames
 /// announced or given up, GETs in flight or lost.
-pub(crate) const LEFT_MAX: usize =
+pub(crate) const RECLAIM_MAX: usize =
     TX_FLIGHT_MAX as usize + TX_QUARANTINE as usize + RX_FLIGHT as usize + RX_LOST as usize;
 /// Maximum number of frames in flight to a peer that fetches none; an eighth of the overall limit
 /// if that is less.
@@ -47,15 +47,15 @@ pub(crate) const STALL_MS: u32 = 100;
 /// would stop the queue for all other peers.
 pub(crate) const LAG_MS: u32 = 25;
 /// Time in ms for which a peer counts as slow after that.
-pub(crate) const PROBATION_MS: u32 = 1000;
+pub(crate) const LAG_HOLD_MS: u32 = 1000;
 /// Maximum number of messages that are sent with interrupts off.
 pub(crate) const BURST: usize = 16;
 /// Maximum number of received frames that netpoll collects for later delivery. Equal to the maximum
 /// number of GETs, because a notification without room here would block the transmit completions
 /// behind it.
-pub(crate) const FOUND: usize = RX_FLIGHT as usize + RX_LOST as usize;
+pub(crate) const NETPOLL_FRAMES: usize = RX_FLIGHT as usize + RX_LOST as usize;
 /// Maximum number of watched peers, i.e. peers that leave transfers unanswered.
-pub(crate) const SUSPECTS: u16 = 64;
+pub(crate) const WATCHED_PEERS: u16 = 64;
 /// Maximum number of GETs in flight.
 pub(crate) const RX_FLIGHT: u16 = 256;
 /// Maximum number of lost GETs (not answered in time) whose buffers are kept.
@@ -66,11 +66,11 @@ pub(crate) const RX_PEER_BOUND: u16 = 192;
 pub(crate) const RX_WAITING: u16 = 1024;
 /// Time in ms after which an announcement without memory is fetched into the scratch buffer and
 /// discarded.
-pub(crate) const RX_PATIENCE_MS: u32 = 500;
+pub(crate) const RX_WAIT_MS: u32 = 500;
 /// Maximum number of announcements and held frames whose order is tracked.
 pub(crate) const ORDER: u16 = 2048;
 /// Maximum number of frames of one source that are held for an earlier announced one.
-pub(crate) const ORDER_PART: u16 = 128;
+pub(crate) const ORDER_PER_SOURCE: u16 = 128;
 /// Maximum time in ms that a frame is held.
 pub(crate) const ORDER_MS: u32 = 100;
 /// Maximum length in bytes of a frame that is flooded because its destination was not learned. ARP
@@ -96,7 +96,7 @@ pub(crate) const PAUSE_MS: u32 = 1;
 /// Maximum gap in ms between two messages of a peer that counts as present; half of
 /// `rdv_timeout_ms` if that is more. Only a peer that is present can prove that the own ports are
 /// stuck.
-pub(crate) const GAP_MS: u32 = 1000;
+pub(crate) const ABSENT_MS: u32 = 1000;
 /// Pause in ms between the first two restarts of the ports; doubles with each restart.
 pub(crate) const RESTART_MS: u32 = 30_000;
 /// Maximum pause in ms between two restarts.
@@ -187,7 +187,7 @@ const GROUP_BIT: i64 = 1 << 24;
 /// Returns all parameters and tunables with their ranges.
 pub(crate) fn parameters() -> [Param; 8] {
     let nodes = i64::from(NodeId::FIRST_RESERVED.0) - 1;
-    let least = rendezvous::shortest_keep_ms(timeout_ms());
+    let least = rendezvous::shortest_quarantine_ms(timeout_ms());
     [
         Param::new(
             "velo_threshold",
@@ -219,7 +219,7 @@ pub(crate) fn quarantine_ms() -> u32 {
 
 /// Returns the time in ms that a peer may leave a frame unfetched: `ms`, multiplied in slow guests
 /// ([`patience`]), but then limited to half of `rdv_timeout_ms`, after which frames are given up.
-pub(crate) fn patient(ms: u32) -> u32 {
+pub(crate) fn scaled(ms: u32) -> u32 {
     patience(ms).min(ms.max(timeout_ms() / 2))
 }
 

@@ -10,7 +10,7 @@
 use crate::{
     conf,
     debugfs::{self, Files},
-    machine::{ms, Clock, RxBuffer},
+    env::{ms, Clock, RxBuffer},
     poll::{Poll, State},
     reason::{Class, Counter, Reason},
     rx_rma::{Outcome, RmaState},
@@ -207,7 +207,7 @@ impl Operations for Exn {
             .rma()
             .open(Some(VPID), rma::DEFAULT_QUEUE_BYTES)
             .inspect_err(|e| log("can't open RMA port 254", *e))?;
-        let batch = sh.nic.quarantine().batch(VPID, conf::LEFT_MAX)?;
+        let batch = sh.nic.quarantine().batch(VPID, conf::RECLAIM_MAX)?;
         let velo_client = Arc::new(
             VeloClient {
                 shared: sh.clone(),
@@ -344,7 +344,7 @@ impl Operations for Exn {
     fn work(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>) {
         let sh = &dev.data().shared;
         rtnl.set_mac(&sh.prefix.mac(sh.nic.node()));
-        if sh.take_restart() {
+        if sh.claim_restart() {
             match rtnl.restart() {
                 Ok(()) => sh.reopened(),
                 Err(e) => sh.reopen_later(e),

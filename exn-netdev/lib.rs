@@ -11,8 +11,8 @@
 mod conf;
 mod debugfs;
 mod dev;
+mod env;
 mod ethtool;
-mod machine;
 mod outgoing;
 mod poll;
 mod reason;

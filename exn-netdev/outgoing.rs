@@ -6,14 +6,14 @@
 
 use crate::{
     conf,
-    machine::{boxed, Sender},
+    env::{boxed, Sender},
 };
 use extoll_core::velo;
 use kernel::prelude::*;
 use kernel_ext::net::{SkBuff, TxMapping};
 use protocol::{
     base::flow::Counts,
-    eth::{poll::Settled, rendezvous::FlightState},
+    eth::{poll::CompletionBound, rendezvous::FlightState},
 };
 use wire::{eth::Path, velo::Target};
 
@@ -33,7 +33,7 @@ pub(crate) struct Outgoing {
 pub(crate) struct Tx {
     pub(crate) port: Option<velo::Sender>,
     /// Tracks the commands that the NIC has carried out.
-    pub(crate) settled: Settled,
+    pub(crate) posted: CompletionBound,
     pub(crate) announced: KBox<Sender>,
     pub(crate) pending: Option<Outgoing>,
     /// Set while this module has the queue stopped.
@@ -45,7 +45,7 @@ impl Tx {
     pub(crate) fn new() -> Result<Self> {
         Ok(Self {
             port: None,
-            settled: Settled::default(),
+            posted: CompletionBound::default(),
             announced: boxed(|| Sender::new(conf::TX_FLIGHT_MAX as u16, conf::TX_QUARANTINE))?,
             pending: None,
             stopped: false,
@@ -55,7 +55,7 @@ impl Tx {
     /// Installs the port when the interface is opened.
     pub(crate) fn start(&mut self, port: velo::Sender) {
         self.port = Some(port);
-        self.settled = Settled::default();
+        self.posted = CompletionBound::default();
         self.stopped = false;
     }
 

@@ -9,7 +9,7 @@
 
 use crate::{
     conf,
-    machine::{Clock, Frame, KernelMemory, Timed},
+    env::{Clock, Frame, KernelMemory, Timed},
     reason::Counter,
     rx_rma::{checksum, Outcome, RmaState},
     rx_velo::{deliver, Run, VeloState},
@@ -31,12 +31,12 @@ pub(crate) struct State {
     pub(crate) velo: VeloState,
     pub(crate) rma: RmaState,
     /// Frames that netpoll received and that are ready for delivery.
-    found: KVVec<Frame>,
+    undelivered: KVVec<Frame>,
     /// Sockets of frames that netpoll found to be stalled. Netpoll cannot release them, because it
     /// may run with interrupts off.
     owners: KVVec<Option<Owner>>,
     /// Set if `owners` is not empty.
-    owed: bool,
+    has_owners: bool,
     /// Time of netpoll's last housekeeping of the sending side.
     aged: Time,
     /// Set while messages are left in the mailbox, which fills and slows the senders.
@@ -49,9 +49,9 @@ impl State {
         Ok(Self {
             velo: VeloState::new()?,
             rma: RmaState::default(),
-            found: KVVec::with_capacity(conf::FOUND, GFP_KERNEL)?,
+            undelivered: KVVec::with_capacity(conf::NETPOLL_FRAMES, GFP_KERNEL)?,
             owners: KernelMemory::array(conf::TX_FLIGHT_MAX as usize, |_| None)?,
-            owed: false,
+            has_owners: false,
             aged: Time::default(),
             paused: false,
         })
@@ -60,16 +60,16 @@ impl State {
     /// Drops everything received but not delivered. Returns the number of announcements and frames
     /// dropped. The ports are closed. May sleep.
     pub(crate) fn flush(&mut self, sh: &Shared) -> usize {
-        let found = self.found.len();
-        self.found.clear();
-        self.disown();
+        let undelivered = self.undelivered.len();
+        self.undelivered.clear();
+        self.release_owners();
         self.paused = false;
-        found + self.velo.rx.flush(sh)
+        undelivered + self.velo.rx.flush(sh)
     }
 
     /// Releases the sockets that netpoll collected. Interrupts must be enabled.
-    fn disown(&mut self) {
-        if core::mem::take(&mut self.owed) {
+    fn release_owners(&mut self) {
+        if core::mem::take(&mut self.has_owners) {
             self.owners.iter_mut().for_each(|owner| *owner = None);
         }
     }
@@ -96,12 +96,15 @@ impl Poll {
     fn notifications(&self, state: &mut State, budget: usize, cx: &mut PollCx<'_>) -> Handled {
         let sh = &*self.shared;
         let State {
-            velo, rma, found, ..
+            velo,
+            rma,
+            undelivered,
+            ..
         } = state;
         // Frames from netpoll are older than all others, so they are delivered first and at once;
         // this run counts them as up to `budget`.
-        let (mut frames, mut all) = (found.len().min(budget), 0);
-        for frame in found.drain_all() {
+        let (mut frames, mut all) = (undelivered.len().min(budget), 0);
+        for frame in undelivered.drain_all() {
             deliver(sh, frame, cx);
         }
         // Transmit completions do not count against the budget, but against `BATCH`.
@@ -136,19 +139,25 @@ impl Poll {
     fn completions(&self, state: &mut State) -> bool {
         let sh = &*self.shared;
         let State {
-            velo, rma, found, ..
+            velo,
+            rma,
+            undelivered,
+            ..
         } = state;
         let mut all = 0;
         for _ in 0..ROUNDS {
-            // `found` has room for all GETs that can be in flight; none is posted during this call.
-            let chunk = conf::FOUND.saturating_sub(found.len()).min(BATCH);
+            // `undelivered` has room for all GETs that can be in flight; none is posted during this
+            // call.
+            let chunk = conf::NETPOLL_FRAMES
+                .saturating_sub(undelivered.len())
+                .min(BATCH);
             let n = rma.run(sh, chunk, |outcome| match outcome {
                 Outcome::Sent(skb) => skb.consume(),
                 Outcome::Received(skb, node, ticket) => {
                     let checksum = checksum(sh, &skb, false);
                     if let Err(frame) = velo.rx.fetched(ticket, (skb, checksum, node)) {
                         // Cannot fail: `chunk` is limited to the free capacity.
-                        let _ = found.push_within_capacity(frame);
+                        let _ = undelivered.push_within_capacity(frame);
                     }
                 }
                 Outcome::Ended(ticket) => velo.rx.ended(ticket),
@@ -170,7 +179,7 @@ impl Poll {
             // Without a free slot a socket would be released here, possibly with interrupts off.
             if !owners.is_full() {
                 self.shared.tx_age(now, &mut owners);
-                state.owed = true;
+                state.has_owners = true;
             }
         }
     }
@@ -182,7 +191,7 @@ impl NapiPoll for Poll {
     fn poll(&self, state: &mut State, cx: &mut PollCx<'_>) -> usize {
         let budget = cx.budget();
         let sh = &*self.shared;
-        state.disown();
+        state.release_owners();
         sh.tx_unblock();
         sh.count(Counter::PollVelo);
         // Half of the budget is left for messages.

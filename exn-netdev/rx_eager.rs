@@ -5,7 +5,7 @@
 
 use crate::{
     conf,
-    machine::{ms, Slots},
+    env::{ms, Slots},
     reason::{reason_of, Counter, Reason},
     rx_rma::checksum,
     shared::Shared,

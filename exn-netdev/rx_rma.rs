@@ -8,7 +8,7 @@
 
 use crate::{
     conf,
-    machine::{Clock, RxBuffer},
+    env::{Clock, RxBuffer},
     reason::{Counter, Reason},
     shared::Shared,
 };
@@ -33,13 +33,16 @@ use wire::{
 
 impl Shared {
     /// Housekeeping of GETs: replaces a used scratch buffer and gives up what is overdue. All GETs
-    /// that were given to the port before `settled` have reached the NIC.
-    pub(crate) fn rx_tick(&self, now: Time, settled: Time) {
+    /// that were given to the port before `posted_before` have reached the NIC.
+    pub(crate) fn rx_tick(&self, now: Time, posted_before: Time) {
         let limits = self.limits();
         let (lost, needs_scratch) = {
             let mut rx = self.rx.lock();
             let free = |buffer: RxBuffer| buffer.free(&self.nic);
-            (rx.age(&Clock, &limits, settled, free), rx.needs_scratch())
+            (
+                rx.age(&Clock, &limits, posted_before, free),
+                rx.needs_scratch(),
+            )
         };
         // If the allocation fails, the next run tries again.
         let fresh = needs_scratch.then(|| self.scratch_buffer().ok()).flatten();
@@ -66,8 +69,9 @@ impl Shared {
         }
     }
 
-    /// Ends a GET. Calls `each` with the frame, or with [`Outcome::Ended`] if the frame failed.
-    fn rx_complete(&self, dev: &BoundDevice, c: &Completion, each: impl FnOnce(Outcome)) {
+    /// Ends a GET. Calls `on_outcome` with the frame, or with [`Outcome::Ended`] if the frame
+    /// failed.
+    fn rx_complete(&self, dev: &BoundDevice, c: &Completion, on_outcome: impl FnOnce(Outcome)) {
         let ended = self.rx.lock().notified(&Clock, c);
         let (buffer, reason, detail, ticket) = match ended {
             Fetched::Frame(buffer, node, ticket) => {
@@ -82,7 +86,7 @@ impl Shared {
                     (None, Reason::RxHole, at.into(), ticket)
                 } else if !eth::is_own_group_frame(skb.data(), node, self.nic.node()) {
                     self.count(Counter::RxRdv);
-                    return each(Outcome::Received(skb, node, ticket));
+                    return on_outcome(Outcome::Received(skb, node, ticket));
                 } else {
                     drop(skb);
                     (None, Reason::RxOwnMulticast, 0, ticket)
@@ -100,7 +104,7 @@ impl Shared {
             drop(buffer.map.discard(dev));
         }
         if let Some(ticket) = ticket {
-            each(Outcome::Ended(ticket));
+            on_outcome(Outcome::Ended(ticket));
         }
         self.reject(reason, Some(c.peer), detail);
     }
@@ -120,7 +124,7 @@ impl RmaState {
         &mut self,
         sh: &Shared,
         budget: usize,
-        mut each: impl FnMut(Outcome),
+        mut on_outcome: impl FnMut(Outcome),
     ) -> usize {
         let Some(queue) = self.queue.as_mut() else {
             return 0;
@@ -131,10 +135,10 @@ impl RmaState {
                 match Completion::from_notification(notification) {
                     Ok(c) => match c.side {
                         Side::Sent => {
-                            let sent = |skb| each(Outcome::Sent(skb));
+                            let sent = |skb| on_outcome(Outcome::Sent(skb));
                             sh.tx_complete(dev, &c, &mut done, sent);
                         }
-                        Side::Received => sh.rx_complete(dev, &c, &mut each),
+                        Side::Received => sh.rx_complete(dev, &c, &mut on_outcome),
                     },
                     Err(reject) => {
                         sh.reject(Reason::BadNotify, Some(notification.node), reject.got)

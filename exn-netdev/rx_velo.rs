@@ -9,7 +9,7 @@
 
 use crate::{
     conf,
-    machine::{boxed, delay, ms, Clock, Frame, Locked, Order, RxBuffer, Waiting},
+    env::{boxed, delay, ms, Clock, Frame, Locked, Order, RxBuffer, Waiting},
     reason::{reason_of, Counter, Reason},
     rx_eager::{Fragment, Partials},
     shared::Shared,
@@ -24,7 +24,7 @@ use protocol::{
     base::age_bound::AgeBound,
     eth::{
         order::Ticket,
-        poll::{Settled, Work},
+        poll::{CompletionBound, Work},
         rendezvous::{Announced, AnnouncementError, FetchPort},
     },
     Clock as _, Time, TransportError,
@@ -41,7 +41,7 @@ struct Gets<'a> {
     dev: &'a BoundDevice,
 }
 
-fn refused(e: SendError) -> TransportError {
+fn transport_error(e: SendError) -> TransportError {
     match e {
         SendError::Full | SendError::Retry => TransportError::Later,
         SendError::Down | SendError::Invalid => TransportError::Never,
@@ -52,7 +52,7 @@ impl FetchPort for Gets<'_> {
     type Buffer = RxBuffer;
 
     fn reserve(&mut self) -> Result<(), TransportError> {
-        self.requester.reserve(1).map_err(refused)
+        self.requester.reserve(1).map_err(transport_error)
     }
 
     fn buffer(&mut self, len: u32) -> Option<RxBuffer> {
@@ -73,7 +73,7 @@ impl FetchPort for Gets<'_> {
         let descriptor = eth::get_descriptor(from, announcement, len, local);
         self.requester
             .post(eth::GET_PAGE.options, &descriptor)
-            .map_err(refused)
+            .map_err(transport_error)
     }
 }
 
@@ -92,10 +92,10 @@ impl VeloState {
             mailbox: None,
             rx: VeloRx {
                 requester: None,
-                settled: Settled::default(),
+                posted: CompletionBound::default(),
                 partials: Partials::new()?,
                 waiting: boxed(|| Waiting::new(conf::RX_WAITING))?,
-                order: Order::new(conf::ORDER, conf::ORDER_PART)?,
+                order: Order::new(conf::ORDER, conf::ORDER_PER_SOURCE)?,
                 given_up: 0,
             },
             used: false,
@@ -115,7 +115,7 @@ impl VeloState {
 pub(crate) struct VeloRx {
     pub(crate) requester: Option<rma::Requester>,
     /// Tracks the commands that the NIC has carried out.
-    settled: Settled,
+    posted: CompletionBound,
     partials: Partials,
     waiting: KBox<Waiting>,
     order: Order,
@@ -132,7 +132,7 @@ pub(crate) fn deliver(sh: &Shared, (skb, checksum, node): Frame, cx: &mut PollCx
 }
 
 /// Counts an announcement that is not fetched.
-fn refuse(sh: &Shared, node: NodeId, len: u32, why: AnnouncementError) {
+fn drop_announcement(sh: &Shared, node: NodeId, len: u32, why: AnnouncementError) {
     match why {
         AnnouncementError::Source(open) => sh.reject(Reason::RxPeerBound, Some(node), open as u64),
         AnnouncementError::Waiting(n) => sh.reject(Reason::RxWaiting, Some(node), n as u64),
@@ -152,7 +152,7 @@ impl VeloRx {
     /// The ports are closed.
     pub(crate) fn flush(&mut self, sh: &Shared) -> usize {
         self.partials.flush();
-        self.settled = Settled::default();
+        self.posted = CompletionBound::default();
         let mut n = self.waiting.flush(&Locked(&sh.rx));
         self.order.flush(|frame| {
             drop(frame);
@@ -163,10 +163,10 @@ impl VeloRx {
     }
 
     /// Returns the time before which all GETs given to the port have reached the NIC.
-    fn settle(&mut self) -> Time {
+    fn all_posted_before(&mut self) -> Time {
         self.requester.as_ref().map_or(Time::default(), |port| {
             let (given, posted) = port.progress();
-            self.settled.update(Clock.now(), given, posted)
+            self.posted.update(Clock.now(), given, posted)
         })
     }
 
@@ -190,7 +190,7 @@ impl VeloRx {
         if node.is_reserved() {
             return sh.reject(Reason::RxSource, Some(node), u64::from(status.source.raw()));
         }
-        sh.heard(node, now);
+        sh.message_from(node, now);
         if status.err {
             // The meaning of the error bit is unknown (G9). The message and a frame that it would
             // continue are not trusted.
@@ -291,7 +291,7 @@ impl VeloRx {
             if let Some(ticket) = announced.ticket {
                 self.order.ended(ticket);
             }
-            return refuse(sh, node, len, why);
+            return drop_announcement(sh, node, len, why);
         }
         if self.waiting.len() == 1 {
             self.pump(sh);
@@ -315,15 +315,15 @@ impl VeloRx {
                 &Clock,
                 &mut gets,
                 &limits,
-                |refused, why| {
-                    if let Some(ticket) = refused.ticket {
+                |dropped, why| {
+                    if let Some(ticket) = dropped.ticket {
                         order.ended(ticket);
                     }
-                    refuse(sh, refused.node, refused.len, why);
+                    drop_announcement(sh, dropped.node, dropped.len, why);
                 },
             )
         });
-        if pumped.is_ok_and(|pumped| pumped.taken == 0 && pumped.left > 0) {
+        if pumped.is_ok_and(|pumped| pumped.handled == 0 && pumped.remaining > 0) {
             sh.count(Counter::RxDeferred);
         }
     }
@@ -340,7 +340,7 @@ impl VeloRx {
     /// Discards partial frames that are not continued, and stops waiting for announced frames that
     /// are not fetched in time.
     fn age(&mut self, sh: &Shared, now: Time) {
-        self.order.expire(now, ms(conf::patient(conf::ORDER_MS)));
+        self.order.expire(now, ms(conf::scaled(conf::ORDER_MS)));
         self.partials.age(sh, now);
     }
 }
@@ -399,8 +399,8 @@ impl Work for Run<'_, '_> {
 
     fn housekeeping(&mut self) {
         self.sh.tx_tick(self.now);
-        let settled = self.rx.settle();
-        self.sh.rx_tick(self.now, settled);
+        let posted_before = self.rx.all_posted_before();
+        self.sh.rx_tick(self.now, posted_before);
         self.rx.age(self.sh, self.now);
     }
 

@@ -8,7 +8,7 @@
 
 use crate::{
     conf::{self, Conf},
-    machine::{boxed, delay, duration, ms, Clock, Fetches, Macs, Suspects},
+    env::{boxed, delay, duration, ms, Clock, Fetches, Macs, Suspects},
     outgoing::Tx,
     reason::{Counter, Counters, Reason},
 };
@@ -28,7 +28,7 @@ use kernel_ext::{
 };
 use protocol::{
     eth::{
-        macs::Heard,
+        macs::Learned,
         poll::{Periods, Timer},
         rendezvous::Limits,
         restart::{Pauses, Restarts},
@@ -74,7 +74,7 @@ pub(crate) struct Shared {
     pub(crate) partials: Atomic<u32>,
     /// Gauge: announced frames in flight. Lets the transmit path skip the flow hash of short frames
     /// while it is 0.
-    pub(crate) moving: Atomic<u32>,
+    pub(crate) in_flight: Atomic<u32>,
     /// Peers that left transfers unanswered while no notification arrived from any peer.
     #[pin]
     suspects: SpinLockIrq<Suspects>,
@@ -103,7 +103,7 @@ impl Shared {
     pub(crate) fn new(ndev: Arc<NetDev>, nic: Handle) -> Result<Arc<Self>> {
         let tx = Tx::new()?;
         let rx = boxed(|| Fetches::new(conf::RX_FLIGHT, conf::RX_LOST))?;
-        let suspects = Suspects::new(conf::SUSPECTS)?;
+        let suspects = Suspects::new(conf::WATCHED_PEERS)?;
         let macs = Macs::new(conf::foreign_macs())?;
         Arc::pin_init(
             try_pin_init!(Self {
@@ -121,7 +121,7 @@ impl Shared {
                 rma_fired: AtomicFlag::new(true),
                 waiting: Atomic::new(0),
                 partials: Atomic::new(0),
-                moving: Atomic::new(0),
+                in_flight: Atomic::new(0),
                 suspects <- new_spinlock_irq!(suspects, "exn_suspects"),
                 watched: Atomic::new(0),
                 notified: AtomicTime::new(Time::default()),
@@ -227,7 +227,7 @@ impl Shared {
 
     /// Records that transfers with `node` were given up. Watches the node if no notification
     /// arrived since they began: either the peer is dead, or the own queue is stuck because a lost
-    /// write of the NIC left a hole in it. [`Shared::heard`] decides between the two.
+    /// write of the NIC left a hole in it. [`Shared::message_from`] decides between the two.
     pub(crate) fn unanswered(&self, node: NodeId, now: Time) {
         let (notified, proof) = (self.notified.load(), self.proof());
         self.with_suspects(|s| s.unanswered(node, now, notified, &proof));
@@ -236,17 +236,17 @@ impl Shared {
     /// Records a message from `node`. A peer that sends messages but answers none of the transfers
     /// proves that the own ports are stuck; they are then reopened.
     #[inline]
-    pub(crate) fn heard(&self, node: NodeId, now: Time) {
+    pub(crate) fn message_from(&self, node: NodeId, now: Time) {
         if self.watched.load(Relaxed) != 0 {
-            self.judge(node, now);
+            self.check_stuck(node, now);
         }
     }
 
     #[cold]
-    fn judge(&self, node: NodeId, now: Time) {
+    fn check_stuck(&self, node: NodeId, now: Time) {
         let proof = self.proof();
         let stuck = self.with_suspects(|s| {
-            let stuck = s.heard(node, now, &proof);
+            let stuck = s.message(node, now, &proof);
             if stuck {
                 s.clear();
             }
@@ -275,8 +275,8 @@ impl Shared {
         if eth::is_group_mac(mac) || mac == [0; 6] || node == self.nic.node() {
             return;
         }
-        let heard = self.macs.lock().heard(mac, node, Clock.now());
-        if heard == Heard::Refused {
+        let learned = self.macs.lock().learn(mac, node, Clock.now());
+        if learned == Learned::Refused {
             self.reject(Reason::RxMacBound, Some(node), eth::as_number(mac));
         }
     }
@@ -289,7 +289,7 @@ impl Shared {
     }
 
     /// Returns whether the ports must be reopened, and clears the request.
-    pub(crate) fn take_restart(&self) -> bool {
+    pub(crate) fn claim_restart(&self) -> bool {
         self.restart.xchg(0, Relaxed) != 0
     }
 
@@ -300,7 +300,7 @@ impl Shared {
 
     /// Resets the retry state, because the ports are open again or no longer needed.
     pub(crate) fn reopened(&self) {
-        self.restarts.lock().settled();
+        self.restarts.lock().succeeded();
     }
 
     /// Schedules another attempt to reopen the ports. Setting the interface down and up is an
@@ -341,7 +341,7 @@ impl Shared {
     pub(crate) fn want_tick(&self, schedule_in: impl FnOnce(Delta)) {
         let now = Clock.now();
         let mut timer = self.timer.lock();
-        if let Some(at) = timer.want(now.after(ms(conf::TICK_MS))) {
+        if let Some(at) = timer.schedule_housekeeping(now.after(ms(conf::TICK_MS))) {
             schedule_in(delay(now, at));
         }
     }
@@ -358,12 +358,12 @@ impl Shared {
     /// Returns times and bounds of the rendezvous protocol.
     pub(crate) fn limits(&self) -> Limits {
         Limits {
-            stall: ms(conf::patient(conf::STALL_MS)),
-            lag: ms(conf::patient(conf::LAG_MS)),
-            probation: ms(conf::PROBATION_MS),
+            stall: ms(conf::scaled(conf::STALL_MS)),
+            lag: ms(conf::scaled(conf::LAG_MS)),
+            lag_hold: ms(conf::LAG_HOLD_MS),
             timeout: ms(conf::timeout_ms()),
-            keep: ms(conf::quarantine_ms()),
-            patience: ms(conf::patient(conf::RX_PATIENCE_MS)),
+            quarantine: ms(conf::quarantine_ms()),
+            patience: ms(conf::scaled(conf::RX_WAIT_MS)),
             flight: self.conf.flight() as usize,
             stalled_peer: usize::from(conf::STALLED_PEER_BOUND),
             fetches: usize::from(conf::RX_FLIGHT),
@@ -378,7 +378,7 @@ impl Shared {
     pub(crate) fn proof(&self) -> Proof {
         Proof {
             silence: ms(conf::timeout_ms()),
-            gap: ms(conf::GAP_MS.max(conf::timeout_ms() / 2)),
+            gap: ms(conf::ABSENT_MS.max(conf::timeout_ms() / 2)),
         }
     }
 }

@@ -9,7 +9,7 @@
 
 use crate::{
     conf,
-    machine::TxBuffer,
+    env::TxBuffer,
     outgoing::Outgoing,
     reason::{Counter, Reason},
     shared::Shared,
@@ -35,7 +35,7 @@ impl Shared {
                 drop(skb);
                 self.reject(reason, node, detail);
             }
-            (Sent::Done | Sent::Part | Sent::Pending(_), _) => {}
+            (Sent::Done | Sent::Partial | Sent::Pending(_), _) => {}
         }
     }
 
@@ -66,7 +66,7 @@ impl Shared {
             (tx.transmit(self, frame, queue), tx.needs_tick())
         };
         // The lock is released in between to let interrupts run.
-        while let Sent::Part = result.0 {
+        while let Sent::Partial = result.0 {
             let mut tx = self.tx.lock();
             result = tx.proceed(self);
             tick = tx.needs_tick();
@@ -114,7 +114,7 @@ impl Shared {
         // are transmitted one after another, so earlier ones are included in the gauge.
         let matters = match path {
             Path::Rendezvous => true,
-            Path::Eager => self.moving.load(Relaxed) != 0,
+            Path::Eager => self.in_flight.load(Relaxed) != 0,
         };
         let flow = if matters { skb.flow_hash() } else { 0 };
         Ok((target, path, flow))
@@ -133,7 +133,7 @@ impl Shared {
         loop {
             let result = self.tx.lock().unblock(self);
             match result {
-                Some((Sent::Part, _)) => continue,
+                Some((Sent::Partial, _)) => continue,
                 Some((sent, skb)) => self.account(sent, skb, None),
                 None => {}
             }

@@ -15,7 +15,7 @@
 
 use crate::{
     conf,
-    machine::{Clock, TxBuffer},
+    env::{Clock, TxBuffer},
     outgoing::{Outgoing, Tx},
     reason::{Counter, Reason},
     shared::Shared,
@@ -39,7 +39,7 @@ pub(crate) enum Sent {
     Done,
     /// Some messages were sent. The frame is pending, and its remainder can be sent at once with
     /// [`Tx::proceed`].
-    Part,
+    Partial,
     /// No room: the frame is pending, and the queue is stopped for this reason.
     Pending(Counter),
     /// Not sent, for a reason and with a value for the log.
@@ -88,7 +88,7 @@ impl Tx {
             (_, Target::Node(_)) if frame.sent > 0 => false,
             (path, Target::Node(node)) => {
                 self.announced.sends(&Clock, node);
-                path == Path::Rendezvous || self.announced.is_moving(node, frame.flow)
+                path == Path::Rendezvous || self.announced.flow_in_flight(node, frame.flow)
             }
             (path, Target::Group(_)) => path == Path::Rendezvous,
         };
@@ -112,23 +112,23 @@ impl Tx {
         mut frame: Outgoing,
     ) -> (Sent, Option<SkBuff>) {
         let len = frame.skb.len();
-        let Ok(pieces) = eth::eager_pieces(len) else {
+        let Ok(fragments) = eth::eager_fragments(len) else {
             return (
                 Sent::Dropped(Reason::TxLong, u64::from(len)),
                 Some(frame.skb),
             );
         };
-        let total = pieces.len();
+        let total = fragments.len();
         // A frame is begun only with credit for all of its messages.
         let mut result = port.reserve(total - frame.sent.min(total));
         if result.is_ok() {
             if frame.sent == 0 {
                 frame.skb.tx_timestamp();
             }
-            for piece in pieces.skip(frame.sent).take(conf::BURST) {
+            for fragment in fragments.skip(frame.sent).take(conf::BURST) {
                 result = port.send(
-                    header(piece.descriptor(frame.target)),
-                    piece.data(frame.skb.data()),
+                    header(fragment.descriptor(frame.target)),
+                    fragment.data(frame.skb.data()),
                 );
                 if result.is_err() {
                     break;
@@ -139,7 +139,7 @@ impl Tx {
         match result {
             Ok(()) if frame.sent < total => {
                 self.pending = Some(frame);
-                (Sent::Part, None)
+                (Sent::Partial, None)
             }
             Ok(()) => {
                 sh.ndev.count_tx(1, u64::from(len));
@@ -261,7 +261,8 @@ impl Tx {
 
     /// Updates the gauge that lets the transmit path skip the flow hash.
     fn publish(&self, sh: &Shared) {
-        sh.moving.store(self.announced.moving() as u32, Relaxed);
+        sh.in_flight
+            .store(self.announced.in_flight() as u32, Relaxed);
     }
 
     /// Sends a frame, and stops the queue if it becomes pending.
@@ -284,8 +285,9 @@ impl Tx {
         sh.count(why);
     }
 
-    /// Sends a frame of the stack, with the lock of its transmit queue held. After [`Sent::Part`]
-    /// the caller sends the remainder with [`Tx::proceed`] before it releases that lock.
+    /// Sends a frame of the stack, with the lock of its transmit queue held. After
+    /// [`Sent::Partial`] the caller sends the remainder with [`Tx::proceed`] before it releases
+    /// that lock.
     pub(crate) fn transmit(
         &mut self,
         sh: &Shared,
@@ -293,7 +295,7 @@ impl Tx {
         queue: &TxQueue<'_>,
     ) -> (Sent, Option<SkBuff>) {
         let result = self.send_or_stop(sh, frame, Some(queue));
-        let full = self.announced.moving() >= sh.conf.flight() as usize;
+        let full = self.announced.in_flight() >= sh.conf.flight() as usize;
         if full && !self.stopped {
             self.stop_queue(sh, Counter::TxStopFull);
         }
@@ -317,7 +319,7 @@ impl Tx {
             return result;
         }
         let limit = sh.conf.flight() as usize;
-        if self.stopped && self.port.is_some() && self.announced.moving() <= limit - limit / 4 {
+        if self.stopped && self.port.is_some() && self.announced.in_flight() <= limit - limit / 4 {
             self.stopped = false;
             sh.ndev.wake_queue();
             sh.count(Counter::TxWake);
@@ -359,14 +361,14 @@ impl Tx {
         owners: &mut Owners<'_>,
     ) -> (Option<(NodeId, u64)>, bool) {
         // The time is read with the lock held, because another CPU may just have announced a frame.
-        let settled = self.port.as_ref().map_or(Time::default(), |port| {
+        let posted_before = self.port.as_ref().map_or(Time::default(), |port| {
             let (posted, sent) = port.progress();
-            self.settled.update(Clock.now(), posted, sent)
+            self.posted.update(Clock.now(), posted, sent)
         });
         let result = self.announced.age(
             &Clock,
             limits,
-            settled,
+            posted_before,
             |buffer| {
                 buffer.stalled(sh, done, owners);
                 !owners.is_full()
@@ -381,27 +383,27 @@ impl Tx {
 /// Sockets of stalled frames, in slots provided by the caller. The caller drops them with no lock
 /// held and interrupts enabled.
 pub(crate) struct Owners<'a> {
-    places: &'a mut [Option<Owner>],
+    slots: &'a mut [Option<Owner>],
     used: usize,
 }
 
 impl<'a> Owners<'a> {
     /// Uses the slots behind those already occupied.
-    pub(crate) fn new(places: &'a mut [Option<Owner>]) -> Self {
-        let used = places.iter().take_while(|place| place.is_some()).count();
-        Self { places, used }
+    pub(crate) fn new(slots: &'a mut [Option<Owner>]) -> Self {
+        let used = slots.iter().take_while(|slot| slot.is_some()).count();
+        Self { slots, used }
     }
 
     fn push(&mut self, owner: Owner) {
-        if let Some(place) = self.places.get_mut(self.used) {
-            *place = Some(owner);
+        if let Some(slot) = self.slots.get_mut(self.used) {
+            *slot = Some(owner);
             self.used += 1;
         }
     }
 
     /// Returns whether no slot is free.
     pub(crate) fn is_full(&self) -> bool {
-        self.used == self.places.len()
+        self.used == self.slots.len()
     }
 }
 

@@ -228,7 +228,7 @@ impl Nic {
             }
             ControlFlow::Continue(())
         });
-        ports.age_bound.took(taken);
+        ports.age_bound.read(taken);
         self.count_backlog(ports, began);
         if stopped || taken == BATCH {
             return true;

@@ -190,7 +190,7 @@ impl Ni {
         let taken = ports
             .mailbox
             .poll(BATCH, |m| self.take(&mut core, m, since, began));
-        ports.age_bound.took(taken);
+        ports.age_bound.read(taken);
         if taken > 0 {
             self.busy.store(began.0, Relaxed);
         }

@@ -64,7 +64,7 @@ impl Inner {
     /// Polls the words of outstanding notifications.
     fn poll(&mut self) {
         if let Some(words) = &self.words {
-            self.tickets.look(|word| words.read(word) != 0);
+            self.tickets.check(|word| words.read(word) != 0);
         }
     }
 

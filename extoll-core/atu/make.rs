@@ -28,7 +28,7 @@ use kernel_ext::{
 };
 use protocol::nic::{
     nla::NlaRange,
-    translation::{Generation, Life},
+    translation::{Generation, Lifecycle},
 };
 use wire::ids::Vpid;
 
@@ -84,7 +84,7 @@ impl Translation {
         };
         let range = table_range.range;
         let (vpid, access) = (request.vpid, request.access);
-        let made = Self::with_state(&atu, vpid, range, access, request.start, Life::new());
+        let made = Self::with_state(&atu, vpid, range, access, request.start, Lifecycle::new());
         let this = match made {
             Ok(made) => made,
             Err(e) => {
@@ -127,7 +127,7 @@ impl Translation {
     ) -> Result<Arc<Self>> {
         let room = PreallocatedTable::new(table_range.range.pages as usize)?;
         let node = TranslationNode::new(GFP_KERNEL)?;
-        let this = Self::with_state(atu, vpid, table_range.range, access, 0, Life::over())?;
+        let this = Self::with_state(atu, vpid, table_range.range, access, 0, Lifecycle::over())?;
         {
             let mut state = this.state.lock();
             state.table_range = Some(table_range);
@@ -142,7 +142,7 @@ impl Translation {
         range: NlaRange,
         access: Access,
         start: usize,
-        life: Life,
+        life: Lifecycle,
     ) -> Result<Arc<Self>> {
         let state = State {
             life,

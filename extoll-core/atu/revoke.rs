@@ -118,7 +118,7 @@ impl Atu {
 
     /// Puts a translation that has not ended back into the list for its state.
     fn requeue(self: &Arc<Self>, item: ListArc<Translation>) {
-        let is_kept = |t: &Translation| matches!(t.next(t.generation()), Next::Look(_));
+        let is_kept = |t: &Translation| matches!(t.next(t.generation()), Next::CheckTicket(_));
         if is_kept(&item) {
             self.revoke_lists.lock().quarantined.push_back(item);
             self.retry_later();
@@ -175,7 +175,7 @@ impl Atu {
         while let Some(item) = batch.pop_front() {
             let translation = item.as_arc();
             let generation = translation.generation();
-            if let Next::Look(ticket) = translation.next(generation) {
+            if let Next::CheckTicket(ticket) = translation.next(generation) {
                 if answered.answers(ticket) {
                     translation.forgotten(generation, Why::Answered);
                 } else {

@@ -2,9 +2,10 @@
 
 //! Translation: the table entries, DMA mapping and MMU watch behind one region.
 //!
-//! The state machine [`Life`] decides how a translation ends; this file executes the steps. Owner,
-//! MMU notifier, work item and unbinding may end it at the same time, so a spinlock that disables
-//! interrupts guards the state. Work items do what may sleep.
+//! The state machine [`Lifecycle`] decides how a translation ends and which step each caller has to
+//! do; this file executes the steps. Several callers may end the same translation at the same time:
+//! its owner, an MMU notifier, work item and unbinding may end it at the same time, so a spinlock that
+//! disables interrupts guards the state. Work items do what may sleep.
 
 use super::{
     memory::{HwPages, Memory},
@@ -33,7 +34,7 @@ use kernel_ext::{
 use protocol::nic::{
     nla::NlaRange,
     tickets::Ticket,
-    translation::{Answer, Effect, Generation, Life, Next, Phase, Why},
+    translation::{Answer, Effect, Generation, Lifecycle, Next, Phase, Why},
 };
 use wire::ids::{Nla, Vpid};
 
@@ -67,7 +68,7 @@ pub(super) struct Spare {
 }
 
 pub(super) struct State {
-    pub(super) life: Life,
+    pub(super) life: Lifecycle,
     pub(super) table_range: Option<TableRange>,
     pub(super) memory: Option<Memory>,
     pub(super) hw_pages: HwPages,
@@ -150,7 +151,7 @@ impl Translation {
     }
 
     /// Changes the state of the state machine and updates the statistics. Any context.
-    fn step<R>(&self, f: impl FnOnce(&mut Life) -> R) -> R {
+    fn step<R>(&self, f: impl FnOnce(&mut Lifecycle) -> R) -> R {
         let gauges = &self.atu.gauges;
         let class = |phase| match phase {
             Phase::Live | Phase::Gone => None,
@@ -245,7 +246,7 @@ impl Translation {
                     };
                     self.answered(generation, answer);
                 }
-                Next::Look(ticket) => {
+                Next::CheckTicket(ticket) => {
                     if !self.atu.commands.answered(self.ctx()).answers(ticket) {
                         return false;
                     }
@@ -358,7 +359,7 @@ impl Translation {
     pub(super) fn revoke_now(self: &Arc<Self>) {
         let generation = self.generation();
         if self.revoke(generation, Sleep::Never) {
-            self.state.lock().life.leave(generation);
+            self.state.lock().life.defer(generation);
             self.atu.leave_to_worker(self);
         }
     }
@@ -375,7 +376,7 @@ impl Translation {
             let mut state = self.state.lock();
             let known = match state.life.next(generation) {
                 Next::Done => Some(Ok(())),
-                Next::Look(_) => Some(Err(ETIMEDOUT)),
+                Next::CheckTicket(_) => Some(Err(ETIMEDOUT)),
                 _ => None,
             };
             let now = match known {
@@ -385,7 +386,7 @@ impl Translation {
                     None
                 }
             };
-            state.life.leave(generation);
+            state.life.defer(generation);
             (known, now)
         };
         match known {
@@ -411,7 +412,7 @@ impl Translation {
 
     /// Returns the generation whose end was left to the work item, and its next step. Any context.
     pub(super) fn deferred(&self) -> Option<(Generation, Next)> {
-        self.state.lock().life.left()
+        self.state.lock().life.deferred()
     }
 
     /// Calls the client if the outcome is known. Any context.

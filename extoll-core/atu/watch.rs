@@ -61,7 +61,7 @@ impl Translation {
         loop {
             let (suspects, pages, watch) = {
                 let mut state = self.state.lock();
-                let Some(suspects) = state.life.take_suspects() else {
+                let Some(suspects) = state.life.take_replaced_pages() else {
                     return;
                 };
                 match (state.memory.as_ref().and_then(Memory::pages), &state.watch) {

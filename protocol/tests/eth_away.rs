@@ -23,7 +23,7 @@ fn announce_all(s: &mut Sender<Heap, At>, now: u64, limits: &Limits, next: &mut 
             }
             Admitted::Later => {
                 assert!(
-                    s.active() == s.moving(),
+                    s.active() == s.in_flight(),
                     "{now}: the queue waits for a stalled peer"
                 );
                 false
@@ -193,7 +193,7 @@ fn late_fetches_of_what_was_given_up_get_a_peer_no_more() {
     // These times keep the peer below its part of the quarantine.
     let limits = Limits {
         timeout: 600,
-        keep: 1200,
+        quarantine: 1200,
         ..limits
     };
     let (mut next, mut most) = (1, 0);
@@ -211,7 +211,7 @@ fn late_fetches_of_what_was_given_up_get_a_peer_no_more() {
         if now > 700 {
             most = most.max(s.active());
         }
-        there.retain(|(_, at)| now - at < limits.timeout + limits.keep);
+        there.retain(|(_, at)| now - at < limits.timeout + limits.quarantine);
         // At intervals the peer fetches the newest frame that was given up.
         let newest = there.iter().rposition(|(_, at)| now - at > limits.timeout);
         if let Some(k) = newest.filter(|_| now % 10 == 0) {

@@ -149,7 +149,7 @@ fn few_in_flight_leave_a_dead_peer_fewer_still() {
             while let Admitted::Yes { .. } = s.admit(&Time(0), NodeId(peer), &limits) {
                 let address = 4096
                     * (1 + s.counts().made(FlightState::Announced, FlightEvent::Stall)
-                        + s.moving() as u64);
+                        + s.in_flight() as u64);
                 announce(&mut s, now, peer, address);
             }
             s.age(&Time(now + 10), &limits, NOW, |_| true, drop);
@@ -176,7 +176,7 @@ fn a_peer_that_stands_still_gets_few_until_it_fetches_again() {
         Admitted::Yes { prompt: true }
     );
     age(&mut s, 10);
-    assert_eq!(s.moving(), 0);
+    assert_eq!(s.in_flight(), 0);
     assert_eq!(s.admit(&Time(0), NodeId(1), &LIMITS), Admitted::No(12));
     for i in 4..12 {
         s.notified(&Time(0), &LIMITS, &done(Side::Sent, 4096 * (i + 1), 1, 0));
@@ -295,7 +295,7 @@ impl Crowd {
                     self.refused.push(node);
                 }
             }
-            self.waiting.age_bound().took(n);
+            self.waiting.age_bound().read(n);
             if n == 0 {
                 break;
             }

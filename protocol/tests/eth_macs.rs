@@ -3,7 +3,7 @@
 mod heap;
 
 use heap::Heap;
-use protocol::eth::macs::{Bounds, Heard, Mac, Macs};
+use protocol::eth::macs::{Bounds, Learned, Mac, Macs};
 use protocol::Time;
 use std::collections::HashMap;
 use wire::ids::NodeId;
@@ -27,12 +27,12 @@ fn mac(n: u16) -> Mac {
 fn an_address_is_where_it_was_heard_last() {
     let mut m = macs();
     assert_eq!(m.node(mac(1), Time(0)), None);
-    assert_eq!(m.heard(mac(1), NodeId(3), Time(0)), Heard::Learned);
-    assert_eq!(m.heard(mac(1), NodeId(3), Time(1)), Heard::Known);
+    assert_eq!(m.learn(mac(1), NodeId(3), Time(0)), Learned::New);
+    assert_eq!(m.learn(mac(1), NodeId(3), Time(1)), Learned::Known);
     assert_eq!(m.node(mac(1), Time(2)), Some(NodeId(3)));
     assert_eq!(m.node(mac(2), Time(2)), None);
     // A virtual machine announces itself after a migration.
-    assert_eq!(m.heard(mac(1), NodeId(5), Time(3)), Heard::Learned);
+    assert_eq!(m.learn(mac(1), NodeId(5), Time(3)), Learned::New);
     assert_eq!(m.node(mac(1), Time(4)), Some(NodeId(5)));
     assert_eq!((m.of_node(NodeId(3)), m.of_node(NodeId(5))), (0, 1));
     m.clear();
@@ -43,37 +43,37 @@ fn an_address_is_where_it_was_heard_last() {
 #[test]
 fn silent_addresses_are_forgotten_and_others_are_not() {
     let mut m = macs();
-    m.heard(mac(1), NodeId(1), Time(0));
-    m.heard(mac(2), NodeId(1), Time(0));
+    m.learn(mac(1), NodeId(1), Time(0));
+    m.learn(mac(2), NodeId(1), Time(0));
     for at in (100..=3200).step_by(100) {
-        assert_eq!(m.heard(mac(2), NodeId(1), Time(at)), Heard::Known, "{at}");
+        assert_eq!(m.learn(mac(2), NodeId(1), Time(at)), Learned::Known, "{at}");
     }
     assert_eq!(m.node(mac(1), Time(3200)), None);
     assert_eq!(m.node(mac(2), Time(3200)), Some(NodeId(1)));
     // An expired address occupies no slot, even if it is never looked up.
     assert_eq!(m.len(), 1);
     // An expired address is learned again, even if it is the oldest one.
-    assert_eq!(m.heard(mac(2), NodeId(1), Time(5000)), Heard::Learned);
+    assert_eq!(m.learn(mac(2), NodeId(1), Time(5000)), Learned::New);
     assert_eq!((m.len(), m.of_node(NodeId(1))), (1, 1));
 }
 
 #[test]
 fn a_node_has_its_part_only() {
     let mut m = macs();
-    m.heard(mac(100), NodeId(9), Time(0));
+    m.learn(mac(100), NodeId(9), Time(0));
     for n in 0..4 {
-        assert_eq!(m.heard(mac(n), NodeId(1), Time(1)), Heard::Learned);
+        assert_eq!(m.learn(mac(n), NodeId(1), Time(1)), Learned::New);
     }
     for n in 4..1000 {
-        assert_eq!(m.heard(mac(n), NodeId(1), Time(2)), Heard::Refused);
+        assert_eq!(m.learn(mac(n), NodeId(1), Time(2)), Learned::Refused);
     }
     // A node at its maximum cannot take addresses of others either.
-    assert_eq!(m.heard(mac(100), NodeId(1), Time(3)), Heard::Refused);
+    assert_eq!(m.learn(mac(100), NodeId(1), Time(3)), Learned::Refused);
     assert_eq!(m.node(mac(100), Time(4)), Some(NodeId(9)));
-    assert_eq!(m.heard(mac(0), NodeId(1), Time(5)), Heard::Known);
+    assert_eq!(m.learn(mac(0), NodeId(1), Time(5)), Learned::Known);
     assert_eq!(m.len(), 5);
     // Expired addresses of the node make room.
-    assert_eq!(m.heard(mac(50), NodeId(1), Time(1700)), Heard::Learned);
+    assert_eq!(m.learn(mac(50), NodeId(1), Time(1700)), Learned::New);
 }
 
 #[test]
@@ -81,9 +81,9 @@ fn a_full_table_forgets_the_oldest() {
     let mut m = macs();
     for n in 0..16 {
         let node = NodeId(n / 4);
-        assert_eq!(m.heard(mac(n), node, Time(n.into())), Heard::Learned);
+        assert_eq!(m.learn(mac(n), node, Time(n.into())), Learned::New);
     }
-    assert_eq!(m.heard(mac(16), NodeId(4), Time(20)), Heard::Learned);
+    assert_eq!(m.learn(mac(16), NodeId(4), Time(20)), Learned::New);
     assert_eq!(m.node(mac(0), Time(20)), None);
     assert_eq!(m.of_node(NodeId(0)), 3);
     assert_eq!(m.len(), 16);
@@ -102,9 +102,9 @@ fn what_is_known_is_right() {
     for _ in 0..200_000 {
         now += random(40);
         let (address, node) = (mac(random(40) as u16), NodeId(random(6) as u16));
-        match m.heard(address, node, Time(now)) {
-            Heard::Refused => assert_eq!(m.of_node(node), BOUNDS.of_node),
-            Heard::Known | Heard::Learned => {
+        match m.learn(address, node, Time(now)) {
+            Learned::Refused => assert_eq!(m.of_node(node), BOUNDS.of_node),
+            Learned::Known | Learned::New => {
                 assert_eq!(m.node(address, Time(now)), Some(node));
                 model.insert(address, (node, now));
             }

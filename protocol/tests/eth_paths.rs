@@ -28,16 +28,16 @@ fn fetched(s: &mut Sender<Heap, At>, at: u64, node: u16, address: u64) {
 #[test]
 fn a_flow_moves_until_its_last_frame_is_fetched() {
     let mut s = sender();
-    assert!(!s.is_moving(NodeId(1), 5));
+    assert!(!s.flow_in_flight(NodeId(1), 5));
     announce_flow(&mut s, 1, 5, 4096);
     announce_flow(&mut s, 1, 5, 8192);
-    assert!(s.is_moving(NodeId(1), 5));
-    assert!(!s.is_moving(NodeId(1), 6), "another flow");
-    assert!(!s.is_moving(NodeId(2), 5), "another peer");
+    assert!(s.flow_in_flight(NodeId(1), 5));
+    assert!(!s.flow_in_flight(NodeId(1), 6), "another flow");
+    assert!(!s.flow_in_flight(NodeId(2), 5), "another peer");
     fetched(&mut s, 1, 1, 8192);
-    assert!(s.is_moving(NodeId(1), 5));
+    assert!(s.flow_in_flight(NodeId(1), 5));
     fetched(&mut s, 1, 1, 4096);
-    assert!(!s.is_moving(NodeId(1), 5));
+    assert!(!s.flow_in_flight(NodeId(1), 5));
 }
 
 /// Stalled frames and frames that were given up do not count as in flight.
@@ -46,13 +46,13 @@ fn what_is_stalled_or_given_up_does_not_move() {
     let mut s = sender();
     announce_flow(&mut s, 1, 5, 4096);
     age(&mut s, 9);
-    assert!(s.is_moving(NodeId(1), 5));
+    assert!(s.flow_in_flight(NodeId(1), 5));
     age(&mut s, 10);
-    assert!(!s.is_moving(NodeId(1), 5));
+    assert!(!s.flow_in_flight(NodeId(1), 5));
     fetched(&mut s, 11, 1, 4096);
     announce_flow(&mut s, 1, 5, 8192);
     assert!(dropped(&mut s, 0, 1, 8192));
-    assert!(!s.is_moving(NodeId(1), 5));
+    assert!(!s.flow_in_flight(NodeId(1), 5));
     // A frame that the port refused is not in flight.
     let mut port = Port {
         answer: Some(TransportError::Later),
@@ -63,10 +63,10 @@ fn what_is_stalled_or_given_up_does_not_move() {
         result,
         Err((At(12288), Unsent::Refused(TransportError::Later)))
     );
-    assert!(!s.is_moving(NodeId(1), 5));
+    assert!(!s.flow_in_flight(NodeId(1), 5));
     announce_flow(&mut s, 1, 5, 16384);
     while s.flush_one().is_some() {}
-    assert!(!s.is_moving(NodeId(1), 5));
+    assert!(!s.flow_in_flight(NodeId(1), 5));
     s.check().unwrap();
 }
 
@@ -75,7 +75,9 @@ fn what_is_stalled_or_given_up_does_not_move() {
 fn flows_are_told_apart() {
     let mut s = sender();
     announce_flow(&mut s, 1, 77, 4096);
-    let alike = (0..10_000).filter(|f| s.is_moving(NodeId(1), *f)).count();
+    let alike = (0..10_000)
+        .filter(|f| s.flow_in_flight(NodeId(1), *f))
+        .count();
     assert!((1..200).contains(&alike), "{alike}");
 }
 
@@ -101,7 +103,7 @@ proptest! {
             }
             for flow in 0..4 {
                 let moves = list.iter().any(|(f, _)| *f == flow);
-                prop_assert_eq!(s.is_moving(NodeId(1), flow), moves);
+                prop_assert_eq!(s.flow_in_flight(NodeId(1), flow), moves);
             }
         }
     }
@@ -133,7 +135,7 @@ fn a_peer_that_fetches_late_does_not_hold_the_queue() {
             open.remove(0);
         }
         s.age(&Time(now), &limits, NOW, |_| true, drop);
-        assert_eq!(s.active(), s.moving(), "nothing stalls");
+        assert_eq!(s.active(), s.in_flight(), "nothing stalls");
         // In turns, the stack has more frames for this peer than it fetches, and one frame for the
         // other peer.
         let mut stopped = false;
@@ -196,7 +198,7 @@ fn many_that_fetch_late_leave_half() {
     }
     s.sends(&Time(6), NodeId(99));
     announce_all(&mut s, 6);
-    assert!(s.moving() <= 192, "{}", s.moving());
+    assert!(s.in_flight() <= 192, "{}", s.in_flight());
     assert_eq!(
         s.admit(&Time(6), NodeId(99), &limits),
         Admitted::Yes { prompt: true }

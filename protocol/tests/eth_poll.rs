@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use protocol::base::age_bound::AgeBound;
-use protocol::eth::poll::{run, Periods, Settled, Timer, Work};
+use protocol::eth::poll::{run, CompletionBound, Periods, Timer, Work};
 use protocol::{Shared, Time};
 use std::cell::RefCell;
 
@@ -165,8 +165,11 @@ fn a_timer_that_goes_off_early_is_set_again() {
         ((false, Some(1141)), 2)
     );
     // Another thing is due before that time.
-    assert_eq!(t.with(|t| t.want(Time(170))), Some(Time(170)));
-    assert_eq!(t.with(|t| t.want(Time(180))), None);
+    assert_eq!(
+        t.with(|t| t.schedule_housekeeping(Time(170))),
+        Some(Time(170))
+    );
+    assert_eq!(t.with(|t| t.schedule_housekeeping(Time(180))), None);
 }
 
 #[test]
@@ -193,7 +196,7 @@ fn messages_behind_a_lost_one_are_as_old_as_they_are() {
     h.count(Time(10), 0);
     // No message is found, because the write of the first one was lost, but three have arrived.
     h.count(Time(100), 3);
-    h.took(2);
+    h.read(2);
     assert_eq!(h.since(), Time(10));
     // The lost message is never read.
     h.count(Time(120), 1);
@@ -204,7 +207,7 @@ fn messages_behind_a_lost_one_are_as_old_as_they_are() {
 
 #[test]
 fn what_was_posted_is_settled_when_it_was_carried_out() {
-    let mut s = Settled::default();
+    let mut s = CompletionBound::default();
     assert_eq!(s.update(Time(10), 5, 2), Time(0));
     // Operations that were posted in the meantime do not count.
     assert_eq!(s.update(Time(20), 50, 4), Time(0));
@@ -226,19 +229,19 @@ proptest! {
             match what {
                 0 => {
                     due = Some(due.map_or(at, |d| d.min(at)));
-                    set = t.want(Time(at)).map(|t| t.0).or(set);
+                    set = t.schedule_housekeeping(Time(at)).map(|t| t.0).or(set);
                 }
-                1 => set = t.wake(Time(at)).map(|t| t.0).or(set),
+                1 => set = t.schedule_run(Time(at)).map(|t| t.0).or(set),
                 _ => {
                     let was = due.is_some_and(|d| d <= now);
-                    prop_assert_eq!(t.take(Time(now), true), was);
+                    prop_assert_eq!(t.begin_run(Time(now), true), was);
                     set = set.filter(|s| *s > now);
                     if was {
                         due = None;
                     }
                     // Like the end of each run.
                     due = Some(due.map_or(now + 20, |d| d.min(now + 20)));
-                    set = t.want(Time(now + 20)).map(|t| t.0).or(set);
+                    set = t.schedule_housekeeping(Time(now + 20)).map(|t| t.0).or(set);
                 }
             }
             if let Some(due) = due {

@@ -35,7 +35,7 @@ fn frame(number: usize, len: u32, foreign: bool) -> Vec<u8> {
 }
 
 fn messages(number: usize, frame: &[u8]) -> Vec<Msg> {
-    eager_pieces(frame.len() as u32)
+    eager_fragments(frame.len() as u32)
         .unwrap()
         .enumerate()
         .map(|(k, p)| Msg {
@@ -414,7 +414,7 @@ proptest! {
     fn pieces_cover_the_frame(len in 1u32..=MAX_EAGER) {
         let n = len.div_ceil(120);
         let mut at = 0;
-        for (k, p) in eager_pieces(len).unwrap().enumerate() {
+        for (k, p) in eager_fragments(len).unwrap().enumerate() {
             prop_assert_eq!(p.offset, at);
             prop_assert_eq!(p.tag, (n - 1 - k as u32) as u8);
             prop_assert_eq!(p.last, k as u32 == n - 1);
@@ -439,7 +439,7 @@ impl ConcatData for Vec<Msg> {
 #[test]
 fn the_first_tag_gives_the_length_of_the_buffer() {
     for n in 2..=257u32 {
-        let first = eager_pieces(n * 120).unwrap().next().unwrap();
+        let first = eager_fragments(n * 120).unwrap().next().unwrap();
         assert_eq!(first_buffer_len(first.tag), n * 120);
     }
 }

@@ -7,7 +7,7 @@ use eth_parts::*;
 use heap::Heap;
 use proptest::prelude::*;
 use protocol::eth::rendezvous::{
-    shortest_keep_ms, Admitted, Announced, AnnouncementError, Ended, FetchEvent, FetchState,
+    shortest_quarantine_ms, Admitted, Announced, AnnouncementError, Ended, FetchEvent, FetchState,
     Fetched, FlightEvent, FlightState, Sender, Shared, Unsent, Waiting,
 };
 use protocol::{Time, TransportError};
@@ -76,7 +76,7 @@ fn a_frame_that_its_peer_dropped_stays_for_a_fetch_under_way() {
     assert_eq!((s.active(), s.given_up()), (1, 1));
     age(&mut s, 10);
     assert!(dropped(&mut s, 10, 1, 8192));
-    assert_eq!((s.active(), s.given_up(), s.moving()), (0, 2, 0));
+    assert_eq!((s.active(), s.given_up(), s.in_flight()), (0, 2, 0));
     assert_eq!(age(&mut s, 1004).2, vec![] as Vec<u64>);
     assert_eq!(age(&mut s, 1009).2, vec![4096]);
     let late = s.notified(&Time(0), &LIMITS, &done(Side::Sent, 8192, 1, 0));
@@ -93,7 +93,7 @@ fn a_frame_that_its_peer_dropped_stays_for_a_fetch_under_way() {
     for i in 1..=9 {
         assert!(dropped(&mut s, 2000, 1, 4096 * i));
     }
-    assert_eq!((s.active(), s.given_up(), s.moving()), (3, 6, 0));
+    assert_eq!((s.active(), s.given_up(), s.in_flight()), (3, 6, 0));
     assert_eq!(age(&mut s, 2100).0, 3);
     assert_eq!((s.active(), s.given_up()), (0, 9));
     assert_eq!(age(&mut s, 3000).2.len(), 6);
@@ -107,12 +107,12 @@ fn what_the_port_holds_back_is_not_held_against_the_peer() {
     announce(&mut s, 0, 1, 4096);
     let mut stalled = 0;
     for now in 1..=60 {
-        let settled = if now < 30 { 0 } else { now };
+        let posted_before = if now < 30 { 0 } else { now };
         let count = |_: &mut At| {
             stalled += 1;
             true
         };
-        s.age(&Time(now), &LIMITS, Time(settled), count, drop);
+        s.age(&Time(now), &LIMITS, Time(posted_before), count, drop);
         s.check().unwrap();
         assert_eq!(stalled, u32::from(now >= 39), "{now}");
         let prompt = Admitted::Yes { prompt: now < 33 };
@@ -137,11 +137,11 @@ fn what_the_port_holds_back_is_not_held_against_the_source() {
     push(&mut w, 0, 1, 1, false);
     pump(&mut w, &f, 0, &mut plenty());
     for now in 1..=60 {
-        let settled = if now < 30 { 0 } else { now };
+        let posted_before = if now < 30 { 0 } else { now };
         let mut f = f.0.borrow_mut();
-        f.age(&Time(now), &LIMITS, Time(settled), drop);
+        f.age(&Time(now), &LIMITS, Time(posted_before), drop);
         f.check().unwrap();
-        assert_eq!(f.is_slow(NodeId(1)), now >= 39, "{now}");
+        assert_eq!(f.is_stalled(NodeId(1)), now >= 39, "{now}");
     }
 }
 
@@ -153,16 +153,22 @@ fn what_the_port_may_still_send_keeps_its_memory() {
     let (mut w, f) = receiver();
     push(&mut w, 100, 1, 1, false);
     pump(&mut w, &f, 100, &mut plenty());
-    for (settled, freed) in [(0, 0), (100, 0), (101, 1)] {
+    for (posted_before, freed) in [(0, 0), (100, 0), (101, 1)] {
         let mut n = 0;
-        s.age(&Time(5000), &LIMITS, Time(settled), |_| true, |_| n += 1);
-        assert_eq!(n, freed, "{settled}");
+        s.age(
+            &Time(5000),
+            &LIMITS,
+            Time(posted_before),
+            |_| true,
+            |_| n += 1,
+        );
+        assert_eq!(n, freed, "{posted_before}");
         n = 0;
         let fetches = &f.0;
         fetches
             .borrow_mut()
-            .age(&Time(5000), &LIMITS, Time(settled), |_| n += 1);
-        assert_eq!(n, freed, "{settled}");
+            .age(&Time(5000), &LIMITS, Time(posted_before), |_| n += 1);
+        assert_eq!(n, freed, "{posted_before}");
     }
 }
 
@@ -448,9 +454,9 @@ fn the_age_of_what_lay_in_the_mailbox_counts() {
     );
     // The mailbox is never empty, but messages that were in it at 980 have been read.
     w.age_bound().mark(Time(980), 3);
-    w.age_bound().took(2);
+    w.age_bound().read(2);
     assert_eq!(w.age_bound().since(), Time(300));
-    w.age_bound().took(1);
+    w.age_bound().read(1);
     assert_eq!(w.age_bound().since(), Time(980));
     assert_eq!(w.push(&Time(1000), announced, &LIMITS), Ok(()));
     assert_eq!(pump(&mut w, &f, 1000, &mut port), vec![]);
@@ -557,7 +563,7 @@ proptest! {
                         continue;
                     }
                     announce(&mut s, now, n, a);
-                    out.insert(a, (n, now + LIMITS.timeout + LIMITS.keep));
+                    out.insert(a, (n, now + LIMITS.timeout + LIMITS.quarantine));
                 }
                 Op::Notify(n, a, e) => {
                     let a = (a + 1) << 12;
@@ -578,7 +584,7 @@ proptest! {
                     prop_assert!(right || !found);
                     // The frame is kept as long as one that is given up now.
                     if let (true, Some(o)) = (found, out.get_mut(&a)) {
-                        o.1 = now + LIMITS.keep;
+                        o.1 = now + LIMITS.quarantine;
                     }
                 }
                 Op::Wait(t) => {
@@ -596,7 +602,7 @@ proptest! {
                 }
             }
             prop_assert_eq!(out.len(), s.active() + s.given_up());
-            prop_assert!(s.moving() <= LIMITS.flight);
+            prop_assert!(s.in_flight() <= LIMITS.flight);
             s.check().unwrap();
         }
     }
@@ -607,6 +613,6 @@ fn memory_is_kept_for_longer_than_peers_fetch_from_it() {
     for timeout in [200, 3_000, 600_000] {
         // Peers fetch frames of up to twice their time-out. The sender gives a frame up after one
         // time-out, and keeps it from then on.
-        assert!(timeout + shortest_keep_ms(timeout) >= 2 * timeout + 5_000);
+        assert!(timeout + shortest_quarantine_ms(timeout) >= 2 * timeout + 5_000);
     }
 }

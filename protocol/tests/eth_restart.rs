@@ -35,7 +35,7 @@ fn opening_is_tried_until_it_succeeds() {
     assert_eq!(pauses[..7], [1, 2, 4, 8, 16, 30, 30]);
     assert_eq!(pauses.last(), Some(&30));
     assert!(restarts.is_failing());
-    restarts.settled();
+    restarts.succeeded();
     assert!(!restarts.is_failing());
     assert_eq!(restarts.failed(&PAUSES), 1);
 }

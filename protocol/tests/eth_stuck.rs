@@ -22,14 +22,14 @@ fn give_up(s: &mut Suspects<Heap>, node: u16, at: u64) {
     s.unanswered(NodeId(node), Time(at), NEVER, &PROOF);
 }
 
-fn heard(s: &mut Suspects<Heap>, node: u16, at: u64) -> bool {
-    s.heard(NodeId(node), Time(at), &PROOF)
+fn message(s: &mut Suspects<Heap>, node: u16, at: u64) -> bool {
+    s.message(NodeId(node), Time(at), &PROOF)
 }
 
 /// Reports messages of `node` at these times.
 fn alive(s: &mut Suspects<Heap>, node: u16, times: impl Iterator<Item = u64>) {
     for at in times {
-        assert!(!heard(s, node, at), "at {at}");
+        assert!(!message(s, node, at), "at {at}");
     }
 }
 
@@ -39,9 +39,9 @@ fn a_peer_that_lives_and_answers_nothing_shows_it() {
     give_up(&mut s, 1, 100);
     alive(&mut s, 1, (105..=138).step_by(11));
     give_up(&mut s, 1, 137);
-    assert!(!heard(&mut s, 1, 138), "may have been sent before");
+    assert!(!message(&mut s, 1, 138), "may have been sent before");
     give_up(&mut s, 1, 138);
-    assert!(heard(&mut s, 1, 139));
+    assert!(message(&mut s, 1, 139));
 }
 
 /// The detection works for any time-out and any pause between transfers.
@@ -55,7 +55,7 @@ fn times_between_transfers_do_not_matter() {
             if now % pause == 0 {
                 s.unanswered(NodeId(1), Time(now), NEVER, &proof);
             }
-            found |= now % 10 == 0 && s.heard(NodeId(1), Time(now), &proof);
+            found |= now % 10 == 0 && s.message(NodeId(1), Time(now), &proof);
         }
         assert!(found, "{silence} {pause}");
     }
@@ -80,7 +80,7 @@ fn a_peer_that_comes_and_goes_shows_nothing() {
     for now in 100..2000 {
         give_up(&mut s, 1, now);
         if now % 40 < 20 {
-            assert!(!heard(&mut s, 1, now), "at {now}");
+            assert!(!message(&mut s, 1, now), "at {now}");
         }
     }
 }
@@ -94,7 +94,7 @@ fn a_notification_shows_the_opposite() {
     alive(&mut s, 1, 101..140);
     give_up(&mut s, 1, 140);
     s.clear();
-    assert!(!heard(&mut s, 1, 141));
+    assert!(!message(&mut s, 1, 141));
 }
 
 /// Dead peers do not hide a stuck port, for any number and any time of death.
@@ -112,7 +112,7 @@ fn dead_peers_hide_nothing() {
             if now % 30 == 10 {
                 give_up(&mut s, 7, now);
             }
-            if heard(&mut s, 7, now) && found.is_none() {
+            if message(&mut s, 7, now) && found.is_none() {
                 found = Some(now);
             }
         }
@@ -128,6 +128,6 @@ fn a_dead_peer_shows_nothing() {
     let mut s = suspects(4);
     for now in 100..300 {
         give_up(&mut s, 1, now);
-        assert!(!heard(&mut s, 2, now));
+        assert!(!message(&mut s, 2, now));
     }
 }

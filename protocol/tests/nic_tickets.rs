@@ -42,7 +42,7 @@ impl World {
 
     fn look(&mut self) {
         let words = &self.words;
-        self.tickets.look(|i| words[i]);
+        self.tickets.check(|i| words[i]);
     }
 
     fn ask(&mut self) -> Option<Ticket> {

@@ -4,7 +4,7 @@
 use protocol::base::flow::Flow;
 use protocol::nic::tickets::{Ask, Ticket, Tickets};
 use protocol::nic::translation::{
-    Answer, Effect, Event, Flush, Generation, Life, Next, Pages, Phase, Why,
+    Answer, Effect, Event, Flush, Generation, Lifecycle, Next, Pages, Phase, Why,
 };
 use std::collections::{HashSet, VecDeque};
 
@@ -73,7 +73,7 @@ enum Outcome {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct World {
-    life: Life,
+    life: Lifecycle,
     tickets: Tickets,
     words: [bool; WORDS],
     queue: VecDeque<Command>,
@@ -101,7 +101,7 @@ struct World {
 
 impl World {
     fn new(kinds: &[Kind], losses: u8) -> Self {
-        let life = Life::new();
+        let life = Lifecycle::new();
         let generation = life.generation();
         Self {
             life,
@@ -152,7 +152,7 @@ impl World {
 
     fn look(&mut self) {
         let words = self.words;
-        self.tickets.look(|i| words[i]);
+        self.tickets.check(|i| words[i]);
     }
 
     fn is_answered(&mut self, ticket: Option<Ticket>) -> bool {
@@ -176,7 +176,7 @@ impl World {
                 if w.life.next(generation) == Next::Done {
                     return At::End(Outcome::Over);
                 }
-                w.life.leave(generation);
+                w.life.defer(generation);
                 w.left = Some(generation);
                 At::Next
             }),
@@ -186,7 +186,7 @@ impl World {
             }),
             At::List if self.listed => go(&|w| {
                 w.listed = false;
-                match w.life.left() {
+                match w.life.deferred() {
                     Some((left, _)) => {
                         w.parties[n].generation = left;
                         At::Next
@@ -210,7 +210,7 @@ impl World {
                 _ if party.kind == Kind::Dropper => go(&|_| At::List),
                 Next::Zeroing | Next::Releasing => vec![],
                 Next::Ask(_) => go(&|_| At::Ask),
-                Next::Look(ticket) => match party.kind {
+                Next::CheckTicket(ticket) => match party.kind {
                     Kind::Owner | Kind::Batch => go(&|_| At::End(Outcome::Quarantined)),
                     Kind::Unbind => go(&|_| At::CutOff),
                     // A bound, so that all orders terminate.
@@ -411,7 +411,7 @@ fn whoever_comes_first_memory_goes_once_and_not_too_early() {
 /// A late work item of an earlier generation has no effect.
 #[test]
 fn lives_are_told_apart() {
-    let mut life = Life::new();
+    let mut life = Lifecycle::new();
     let first = life.generation();
     let answer = |upto, result| Answer {
         upto: Flush(upto),
@@ -448,22 +448,22 @@ fn lives_are_told_apart() {
         panic!("no ticket");
     };
     life.asked_again(first, Some(ticket));
-    assert_eq!(life.next(second), Next::Look(None));
+    assert_eq!(life.next(second), Next::CheckTicket(None));
     life.asked_again(second, Some(ticket));
-    assert_eq!(life.next(second), Next::Look(Some(ticket)));
+    assert_eq!(life.next(second), Next::CheckTicket(Some(ticket)));
 }
 
 /// A work item ends the generation that was left to it, and no later one.
 #[test]
 fn a_worker_ends_only_what_was_left_to_it() {
-    let mut life = Life::new();
+    let mut life = Lifecycle::new();
     let first = life.generation();
-    assert_eq!(life.left(), None);
+    assert_eq!(life.deferred(), None);
     // Left to the work item before the end has begun, because the end takes long.
-    life.leave(first);
-    assert_eq!(life.left(), Some((first, Next::Revoke)));
+    life.defer(first);
+    assert_eq!(life.deferred(), Some((first, Next::Revoke)));
     assert!(life.revoke(first));
-    assert_eq!(life.left(), Some((first, Next::Zeroing)));
+    assert_eq!(life.deferred(), Some((first, Next::Zeroing)));
     life.zeroed(first, Flush(1));
     let answer = Answer {
         upto: Flush(1),
@@ -471,31 +471,31 @@ fn a_worker_ends_only_what_was_left_to_it() {
     };
     assert_eq!(life.answered(first, answer), Effect::Forgotten);
     assert!(life.release(first));
-    assert_eq!(life.left(), Some((first, Next::Releasing)));
+    assert_eq!(life.deferred(), Some((first, Next::Releasing)));
     life.released(first);
-    assert_eq!(life.left(), None);
+    assert_eq!(life.deferred(), None);
     // The generation has ended already.
-    life.leave(first);
+    life.defer(first);
     let second = life.begin_again().unwrap();
-    assert_eq!(life.left(), None);
+    assert_eq!(life.deferred(), None);
     // The generation has been replaced.
-    life.leave(first);
-    assert_eq!(life.left(), None);
-    life.leave(second);
-    assert_eq!(life.left(), Some((second, Next::Revoke)));
+    life.defer(first);
+    assert_eq!(life.deferred(), None);
+    life.defer(second);
+    assert_eq!(life.deferred(), Some((second, Next::Revoke)));
 }
 
 #[test]
 fn suspects_are_gathered_while_it_lives() {
     let pages = |first, end| Pages { first, end };
-    let mut life = Life::new();
+    let mut life = Lifecycle::new();
     let generation = life.generation();
-    assert_eq!(life.take_suspects(), None);
+    assert_eq!(life.take_replaced_pages(), None);
     assert!(life.suspect(pages(5, 6)) && life.suspect(pages(2, 3)));
-    assert_eq!(life.take_suspects(), Some(pages(2, 6)));
+    assert_eq!(life.take_replaced_pages(), Some(pages(2, 6)));
     assert!(life.suspect(pages(1, 2)));
     assert!(life.revoke(generation));
-    assert_eq!(life.take_suspects(), None);
+    assert_eq!(life.take_replaced_pages(), None);
     assert!(!life.suspect(pages(1, 2)));
 }
 

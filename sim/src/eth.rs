@@ -50,7 +50,7 @@ const LONGEST_HOLD: u64 = LIMITS.timeout;
 /// Time in ns at which each node sends a frame to each other node.
 const CALM: u64 = BUSY + LONGEST_FAULT + SETTLE;
 /// Time in ns after which all has ended.
-const END: u64 = CALM + 2 * (LIMITS.timeout + LIMITS.keep) + 10_000 * MS;
+const END: u64 = CALM + 2 * (LIMITS.timeout + LIMITS.quarantine) + 10_000 * MS;
 /// Maximum lag in ns of the clock that CPUs read.
 const LATE: u64 = 5 * MS;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -56,10 +56,10 @@ fn limits() {
 #[test]
 fn descriptors() {
     let all = Target::Group(GROUP);
-    let arp: Vec<_> = eager_pieces(42).unwrap().collect();
+    let arp: Vec<_> = eager_fragments(42).unwrap().collect();
     assert_eq!(arp.len(), 1);
     assert_eq!(arp[0].descriptor(all).encode(), Ok(0x002A_0007_80FE_003F));
-    let words: Vec<u64> = eager_pieces(300)
+    let words: Vec<u64> = eager_fragments(300)
         .unwrap()
         .map(|p| p.descriptor(all).encode().unwrap())
         .collect();
@@ -309,8 +309,8 @@ fn reasons_are_numbered_named_and_printable() {
 
 #[test]
 fn lengths_of_eager_frames_are_bounded() {
-    assert!(eager_pieces(0).is_err());
-    assert!(eager_pieces(MAX_EAGER + 1).is_err());
-    assert_eq!(eager_pieces(MAX_EAGER).unwrap().len(), 547);
+    assert!(eager_fragments(0).is_err());
+    assert!(eager_fragments(MAX_EAGER + 1).is_err());
+    assert_eq!(eager_fragments(MAX_EAGER).unwrap().len(), 547);
     assert_eq!(rma::fragment_count(MAX_FRAME), 133);
 }

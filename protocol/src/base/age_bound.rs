@@ -41,7 +41,7 @@ impl AgeBound {
     /// Reports that there were up to `backlog` unread messages at time `at`.
     pub fn mark(&mut self, at: Time, backlog: usize) {
         self.mark = Some((at, backlog));
-        self.took(0);
+        self.read(0);
     }
 
     /// Reports that there were `backlog` unread messages at time `at`, from the writer's counter.
@@ -57,7 +57,7 @@ impl AgeBound {
     }
 
     /// Reports that this number of messages was read.
-    pub fn took(&mut self, messages: usize) {
+    pub fn read(&mut self, messages: usize) {
         self.mark = match self.mark {
             Some((at, left)) if left <= messages => {
                 self.since = self.since.max(at);

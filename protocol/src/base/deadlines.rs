@@ -19,7 +19,7 @@ pub struct Deadlines<M: Memory> {
     heap: M::Array<Entry>,
     len: usize,
     /// Index of each item in the heap.
-    places: M::Array<u32>,
+    positions: M::Array<u32>,
 }
 
 impl<M: Memory> Deadlines<M> {
@@ -36,7 +36,7 @@ impl<M: Memory> Deadlines<M> {
         Ok(Self {
             heap: M::array(capacity, |_| nothing)?,
             len: 0,
-            places: M::array(capacity, |_| NONE)?,
+            positions: M::array(capacity, |_| NONE)?,
         })
     }
 
@@ -47,77 +47,77 @@ impl<M: Memory> Deadlines<M> {
         Some((entry.at, entry.item))
     }
 
-    fn place(&self, item: u32) -> Option<usize> {
-        let place = *self.places.get(item as usize)?;
-        (place != NONE).then_some(place as usize)
+    fn position(&self, item: u32) -> Option<usize> {
+        let position = *self.positions.get(item as usize)?;
+        (position != NONE).then_some(position as usize)
     }
 
-    fn at(&self, place: usize) -> Time {
-        self.heap.get(place).map_or(Time(u64::MAX), |e| e.at)
+    fn at(&self, position: usize) -> Time {
+        self.heap.get(position).map_or(Time(u64::MAX), |e| e.at)
     }
 
     /// Writes an entry to an index of the heap.
-    fn put(&mut self, place: usize, entry: Entry) {
-        if let Some(e) = self.heap.get_mut(place) {
+    fn put(&mut self, position: usize, entry: Entry) {
+        if let Some(e) = self.heap.get_mut(position) {
             *e = entry;
         }
-        if let Some(p) = self.places.get_mut(entry.item as usize) {
-            *p = place as u32;
+        if let Some(p) = self.positions.get_mut(entry.item as usize) {
+            *p = position as u32;
         }
     }
 
-    /// Inserts an entry at `place`, and moves it up or down until the heap is in order.
-    fn settle(&mut self, mut place: usize, entry: Entry) {
-        while place > 0 {
-            let above = (place - 1) / 2;
+    /// Inserts an entry at `position`, and moves it up or down until the heap is in order.
+    fn sift(&mut self, mut position: usize, entry: Entry) {
+        while position > 0 {
+            let above = (position - 1) / 2;
             match self.heap.get(above).copied() {
-                Some(e) if e.at > entry.at => self.put(place, e),
+                Some(e) if e.at > entry.at => self.put(position, e),
                 _ => break,
             }
-            place = above;
+            position = above;
         }
         loop {
-            let (left, right) = (2 * place + 1, 2 * place + 2);
+            let (left, right) = (2 * position + 1, 2 * position + 2);
             let below = if right < self.len && self.at(right) < self.at(left) {
                 right
             } else {
                 left
             };
             match self.heap.get(below).copied() {
-                Some(e) if below < self.len && e.at < entry.at => self.put(place, e),
+                Some(e) if below < self.len && e.at < entry.at => self.put(position, e),
                 _ => break,
             }
-            place = below;
+            position = below;
         }
-        self.put(place, entry);
+        self.put(position, entry);
     }
 
     /// Sets the deadline of an item. Replaces its previous one.
     pub fn set(&mut self, item: u32, at: Time) {
-        if item as usize >= self.places.len() {
+        if item as usize >= self.positions.len() {
             return;
         }
-        let place = match self.place(item) {
-            Some(place) => place,
+        let position = match self.position(item) {
+            Some(position) => position,
             None => {
                 self.len += 1;
                 self.len - 1
             }
         };
-        self.settle(place, Entry { at, item });
+        self.sift(position, Entry { at, item });
     }
 
     /// Removes the deadline of an item.
     pub fn clear(&mut self, item: u32) {
-        let Some(place) = self.place(item) else {
+        let Some(position) = self.position(item) else {
             return;
         };
         self.len -= 1;
-        if let Some(p) = self.places.get_mut(item as usize) {
+        if let Some(p) = self.positions.get_mut(item as usize) {
             *p = NONE;
         }
         match self.heap.get(self.len).copied() {
-            Some(last) if place < self.len => self.settle(place, last),
+            Some(last) if position < self.len => self.sift(position, last),
             _ => {}
         }
     }

@@ -99,7 +99,7 @@ macro_rules! flow {
 pub struct Counts<F: Flow> {
     made: [[u64; EVENTS]; STATES],
     /// Number of impossible events.
-    refused: u64,
+    impossible: u64,
     flow: core::marker::PhantomData<F>,
 }
 
@@ -108,7 +108,7 @@ impl<F: Flow> Default for Counts<F> {
         const { assert!(F::STATES.len() <= STATES && F::EVENTS.len() <= EVENTS) };
         Self {
             made: [[0; EVENTS]; STATES],
-            refused: 0,
+            impossible: 0,
             flow: core::marker::PhantomData,
         }
     }
@@ -120,7 +120,7 @@ impl<F: Flow> Counts<F> {
     #[inline]
     pub fn step(&mut self, state: &mut F, event: F::Event) -> bool {
         let Some(next) = state.next(event) else {
-            self.refused = self.refused.wrapping_add(1);
+            self.impossible = self.impossible.wrapping_add(1);
             return false;
         };
         let row = self.made.get_mut(state.index());
@@ -140,8 +140,8 @@ impl<F: Flow> Counts<F> {
     }
 
     /// Returns the number of impossible events, each of which is an error of the state machine.
-    pub fn refused(&self) -> u64 {
-        self.refused
+    pub fn impossible(&self) -> u64 {
+        self.impossible
     }
 
     /// Returns all possible transitions with their counts.
@@ -161,8 +161,8 @@ impl<F: Flow> fmt::Display for Counts<F> {
             let (from, event, to) = (from.name(), F::event_name(event), to.name());
             writeln!(f, "{from} + {event} -> {to}: {n}")?;
         }
-        if self.refused != 0 {
-            writeln!(f, "impossible: {}", self.refused)?;
+        if self.impossible != 0 {
+            writeln!(f, "impossible: {}", self.impossible)?;
         }
         Ok(())
     }

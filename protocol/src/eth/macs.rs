@@ -26,28 +26,28 @@ pub struct Bounds {
 
 /// Effect of a received source address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Heard {
+pub enum Learned {
     /// The address was known on this node.
     Known,
     /// The address is new, or was on another node.
-    Learned,
+    New,
     /// Not learned, because the node has its maximum number of addresses.
     Refused,
 }
 
-struct Place {
+struct Location {
     node: NodeId,
     /// Time of the last frame, with a resolution of [`Macs::grain`].
-    heard: Time,
+    last_seen: Time,
 }
 
 /// Table of foreign MAC addresses.
 pub struct Macs<M: Memory> {
     bounds: Bounds,
-    /// Addresses in the order of `heard`.
-    places: Slots<M, Place>,
+    /// Addresses in the order of `last_seen`.
+    locations: Slots<M, Location>,
     /// Number of addresses of each node.
-    held: Slots<M, u16>,
+    counts: Slots<M, u16>,
 }
 
 impl<M: Memory> Macs<M> {
@@ -59,19 +59,19 @@ impl<M: Memory> Macs<M> {
     pub fn new(bounds: Bounds) -> Result<Self, M::Error> {
         Ok(Self {
             bounds,
-            places: Slots::new(bounds.all)?,
-            held: Slots::new(bounds.all)?,
+            locations: Slots::new(bounds.all)?,
+            counts: Slots::new(bounds.all)?,
         })
     }
 
     /// Returns the number of addresses, including expired ones that were not removed yet.
     pub fn len(&self) -> usize {
-        self.places.len()
+        self.locations.len()
     }
 
     /// Returns true if the table is empty.
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.locations.is_empty()
     }
 
     /// Removes all addresses.
@@ -86,64 +86,77 @@ impl<M: Memory> Macs<M> {
     }
 
     /// Learns from a frame of `node` with the source address `mac`.
-    pub fn heard(&mut self, mac: Mac, node: NodeId, now: Time) -> Heard {
+    pub fn learn(&mut self, mac: Mac, node: NodeId, now: Time) -> Learned {
         let key = as_number(mac);
-        let was = self.places.get(key).map(|place| (place.node, place.heard));
-        if let Some((old, heard)) = was {
-            if old == node && now.since(heard) < self.grain() {
-                return Heard::Known;
+        let was = self
+            .locations
+            .get(key)
+            .map(|location| (location.node, location.last_seen));
+        if let Some((old, last_seen)) = was {
+            if old == node && now.since(last_seen) < self.grain() {
+                return Learned::Known;
             }
         }
         while self.is_oldest_past(now) {
             self.drop_oldest();
         }
         // The address may have just expired.
-        let old = self.places.get(key).map(|place| place.node);
+        let old = self.locations.get(key).map(|location| location.node);
         if old != Some(node) && self.of_node(node) >= self.bounds.of_node {
-            return Heard::Refused;
+            return Learned::Refused;
         }
         self.forget(key);
-        if self.places.is_full() {
+        if self.locations.is_full() {
             self.drop_oldest();
         }
         // Cannot fail: a slot is free, and the key is not in use.
-        if self.places.insert(key, Place { node, heard: now }).is_ok() {
+        if self
+            .locations
+            .insert(
+                key,
+                Location {
+                    node,
+                    last_seen: now,
+                },
+            )
+            .is_ok()
+        {
             self.count(node, 1);
         }
         match old {
-            Some(old) if old == node => Heard::Known,
-            _ => Heard::Learned,
+            Some(old) if old == node => Learned::Known,
+            _ => Learned::New,
         }
     }
 
     /// Returns the node of `mac`, if it is known.
     pub fn node(&self, mac: Mac, now: Time) -> Option<NodeId> {
-        let place = self.places.get(as_number(mac))?;
-        (now.since(place.heard) < self.bounds.age).then_some(place.node)
+        let location = self.locations.get(as_number(mac))?;
+        (now.since(location.last_seen) < self.bounds.age).then_some(location.node)
     }
 
     /// Returns the number of addresses of `node`.
     pub fn of_node(&self, node: NodeId) -> u16 {
-        self.held.get(node.0.into()).copied().unwrap_or(0)
+        self.counts.get(node.0.into()).copied().unwrap_or(0)
     }
 
     fn is_oldest_past(&self, now: Time) -> bool {
-        self.places
+        self.locations
             .oldest()
-            .is_some_and(|(_, place)| now.since(place.heard) >= self.bounds.age)
+            .is_some_and(|(_, location)| now.since(location.last_seen) >= self.bounds.age)
     }
 
     /// Removes the oldest address. Returns false if the table is empty.
     fn drop_oldest(&mut self) -> bool {
-        let oldest = self.places.oldest().map(|(key, _)| key);
+        let oldest = self.locations.oldest().map(|(key, _)| key);
         oldest.is_some_and(|key| self.forget(key))
     }
 
     /// Removes an address. Returns false if it was not known.
     fn forget(&mut self, key: u64) -> bool {
-        let known = self.places.get(key).is_some();
-        if let Some(place) = self.places.remove(key).filter(|_| known) {
-            self.count(place.node, -1);
+        let known = self.locations.get(key).is_some();
+        if let Some(location) = self.locations.remove(key).filter(|_| known) {
+            self.count(location.node, -1);
         }
         known
     }
@@ -152,12 +165,12 @@ impl<M: Memory> Macs<M> {
         let key = u64::from(node.0);
         let n = self.of_node(node).saturating_add_signed(change);
         if n == 0 {
-            self.held.remove(key);
-        } else if let Some(held) = self.held.get_mut(key) {
-            *held = n;
+            self.counts.remove(key);
+        } else if let Some(count) = self.counts.get_mut(key) {
+            *count = n;
         } else {
             // Cannot fail, because there are not more nodes than addresses.
-            let _ = self.held.insert(key, n);
+            let _ = self.counts.insert(key, n);
         }
     }
 }

@@ -58,25 +58,25 @@ pub struct Order<M: Memory, F> {
     /// Number of the next item.
     number: u64,
     /// Maximum number of complete frames of one source that wait.
-    part: usize,
+    max_ready: usize,
     /// Number of announcements whose position was given up.
     given_up: u64,
 }
 
 impl<M: Memory, F> Order<M, F> {
-    /// Creates a table for `capacity` announcements and frames that wait for them. Up to `part`
-    /// frames of one source may wait.
+    /// Creates a table for `capacity` announcements and frames that wait for them. Up to
+    /// `max_ready` frames of one source may wait.
     ///
     /// # Errors
     ///
     /// The error of [`Memory::array`].
-    pub fn new(capacity: u16, part: u16) -> Result<Self, M::Error> {
+    pub fn new(capacity: u16, max_ready: u16) -> Result<Self, M::Error> {
         Ok(Self {
             items: Slots::new(capacity)?,
             sources: Slots::new(capacity)?,
             runnable: Slots::new(capacity)?,
             number: 0,
-            part: part.into(),
+            max_ready: max_ready.into(),
             given_up: 0,
         })
     }
@@ -168,7 +168,7 @@ impl<M: Memory, F> Order<M, F> {
         let Some(source) = self.sources.get(u64::from(node.0)) else {
             return Err(frame);
         };
-        if source.ready >= self.part || self.items.is_full() {
+        if source.ready >= self.max_ready || self.items.is_full() {
             self.give_up(node);
         }
         match self.append(now, node, State::Ready(frame)) {
@@ -211,7 +211,7 @@ impl<M: Memory, F> Order<M, F> {
             source.ready
         });
         self.check_first(node);
-        if ready.is_some_and(|ready| ready > self.part) {
+        if ready.is_some_and(|ready| ready > self.max_ready) {
             self.give_up(node);
         }
         Ok(())
@@ -311,14 +311,14 @@ impl<M: Memory, F> Order<M, F> {
             items: all,
             sources,
             runnable,
-            part,
+            max_ready,
             ..
         } = self;
         sources.for_each_mut(|key, source| {
             let first = all.get(source.first);
             let waits = first.is_none_or(|item| matches!(item.state, State::Waiting));
             stuck |= waits == runnable.get(key).is_some();
-            excess |= source.ready > *part && waits;
+            excess |= source.ready > *max_ready && waits;
             let mut next = Some(source.first);
             while let Some(item) = next.and_then(|number| all.get(number)) {
                 items += 1;

@@ -46,16 +46,16 @@ impl Timer {
     /// Schedules housekeeping at `at`, unless it is due earlier. Returns the new expiry time if the
     /// caller must set the timer.
     #[must_use]
-    pub fn want(&mut self, at: Time) -> Option<Time> {
+    pub fn schedule_housekeeping(&mut self, at: Time) -> Option<Time> {
         let due = self.due.map_or(at, |due| due.min(at));
         self.due = Some(due);
-        self.wake(due)
+        self.schedule_run(due)
     }
 
     /// Schedules a run of the poll function at `at` or earlier. Returns the new expiry time if the
     /// caller must set the timer.
     #[must_use]
-    pub fn wake(&mut self, at: Time) -> Option<Time> {
+    pub fn schedule_run(&mut self, at: Time) -> Option<Time> {
         if self.set.is_some_and(|set| set <= at) {
             return None;
         }
@@ -67,7 +67,7 @@ impl Timer {
     /// its start; `running` is true if the timer has not expired. The timer may have expired
     /// slightly before `clock` reaches its time.
     #[must_use]
-    pub fn take(&mut self, now: Time, running: bool) -> bool {
+    pub fn begin_run(&mut self, now: Time, running: bool) -> bool {
         // A running timer that is overdue expires at once, without harm.
         self.set = self.set.filter(|set| running && *set > now);
         let due = self.due.is_some_and(|due| due <= now);
@@ -80,21 +80,21 @@ impl Timer {
 
 /// Tracker for the completion of posted operations, from the transport's counters.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Settled {
+pub struct CompletionBound {
     age_bound: AgeBound,
-    carried_out: u64,
+    completed: u64,
 }
 
-impl Settled {
+impl CompletionBound {
     /// Updates the tracker with the total numbers of posted and completed operations at `now`.
     /// Returns a time before which all operations posted have been completed.
-    pub fn update(&mut self, now: Time, posted: u64, carried_out: u64) -> Time {
-        let new = carried_out.saturating_sub(self.carried_out);
-        self.carried_out = carried_out;
+    pub fn update(&mut self, now: Time, posted: u64, completed: u64) -> Time {
+        let new = completed.saturating_sub(self.completed);
+        self.completed = completed;
         self.age_bound
-            .took(usize::try_from(new).unwrap_or(usize::MAX));
+            .read(usize::try_from(new).unwrap_or(usize::MAX));
         if !self.age_bound.is_marked() {
-            let backlog = posted.saturating_sub(carried_out);
+            let backlog = posted.saturating_sub(completed);
             self.age_bound
                 .mark(now, usize::try_from(backlog).unwrap_or(usize::MAX));
         }
@@ -147,7 +147,7 @@ pub fn run(
     periods: &Periods,
 ) -> Ran {
     let began = clock.now();
-    let due = timer.with(|t| t.take(began, work.timer_runs()));
+    let due = timer.with(|t| t.begin_run(began, work.timer_runs()));
     work.pump();
     let mut ran = Ran {
         messages: 0,
@@ -164,7 +164,7 @@ pub fn run(
         }
         let n = work.messages(most);
         ran.messages += n;
-        work.age_bound().took(n);
+        work.age_bound().read(n);
         if n < most {
             break;
         }
@@ -189,9 +189,13 @@ pub fn run(
     };
     timer.with(|t| {
         let now = clock.now();
-        let wanted = t.want(now.after(period));
+        let wanted = t.schedule_housekeeping(now.after(period));
         let pause = now.after(periods.pause);
-        let paused = if ran.paused { t.wake(pause) } else { None };
+        let paused = if ran.paused {
+            t.schedule_run(pause)
+        } else {
+            None
+        };
         if let Some(at) = paused.or(wanted) {
             work.set_timer(at);
         }

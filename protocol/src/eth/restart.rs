@@ -73,7 +73,7 @@ impl Restarts {
     }
 
     /// Records that the ports are open, or that the interface was brought down.
-    pub fn settled(&mut self) {
+    pub fn succeeded(&mut self) {
         self.failed = 0;
     }
 }

@@ -31,15 +31,15 @@ impl Proof {
 
 struct Suspect {
     /// Times of the first and last message in the current series without a gap.
-    heard: Option<(Time, Time)>,
+    messages: Option<(Time, Time)>,
     /// The peer was reachable during a whole transfer that was given up.
-    asked: bool,
+    proven: bool,
 }
 
 impl Suspect {
     /// Returns true if the peer was reachable during a whole transfer that is given up at `now`.
     fn was_there(&self, now: Time, proof: &Proof) -> bool {
-        self.heard.is_some_and(|(first, last)| {
+        self.messages.is_some_and(|(first, last)| {
             now.since(last) <= proof.gap
                 && now.since(first) >= proof.silence.saturating_add(proof.slack())
         })
@@ -91,14 +91,14 @@ impl<M: Memory> Suspects<M> {
             Some(_) => self.peers.remove(key),
             None => None,
         };
-        let asked = before
+        let proven = before
             .as_ref()
-            .is_some_and(|s| s.asked || s.was_there(now, proof));
-        let heard = before.and_then(|s| s.heard);
+            .is_some_and(|s| s.proven || s.was_there(now, proof));
+        let messages = before.and_then(|s| s.messages);
         if self.peers.is_full() {
             self.displace();
         }
-        let suspect = Suspect { heard, asked };
+        let suspect = Suspect { messages, proven };
         // Cannot fail: a slot is free, and the key was removed.
         let _ = self.peers.insert(key, suspect);
     }
@@ -109,7 +109,7 @@ impl<M: Memory> Suspects<M> {
         let first = next;
         while let Some(key) = next {
             next = self.peers.younger(key);
-            if self.peers.get(key).is_some_and(|s| s.heard.is_none()) {
+            if self.peers.get(key).is_some_and(|s| s.messages.is_none()) {
                 self.peers.remove(key);
                 return;
             }
@@ -120,16 +120,16 @@ impl<M: Memory> Suspects<M> {
     }
 
     /// Records a message of `node`. Returns true if the port is stuck.
-    pub fn heard(&mut self, node: NodeId, now: Time, proof: &Proof) -> bool {
+    pub fn message(&mut self, node: NodeId, now: Time, proof: &Proof) -> bool {
         let key = u64::from(node.0);
         let Some(suspect) = self.peers.get_mut(key) else {
             return false;
         };
-        let first = match suspect.heard {
+        let first = match suspect.messages {
             Some((first, last)) if now.since(last) <= proof.gap => first,
             _ => now,
         };
-        suspect.heard = Some((first, now));
-        suspect.asked
+        suspect.messages = Some((first, now));
+        suspect.proven
     }
 }

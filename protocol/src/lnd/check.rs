@@ -18,7 +18,11 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     ///
     /// Description of the violated invariant.
     pub fn check(&self) -> Result<(), &'static str> {
-        if self.peer_flow.refused() + self.send_flow.refused() + self.receive_flow.refused() > 0 {
+        if self.peer_flow.impossible()
+            + self.send_flow.impossible()
+            + self.receive_flow.impossible()
+            > 0
+        {
             return Err("an event that its state forbids");
         }
         for index in 0..self.sends.capacity() {

@@ -483,7 +483,7 @@ impl<M: Memory, V> Cache<M, V> {
         let free = core::iter::successors(Some(self.free), |at| Some(self.entry(*at)?.free));
         let free = free.take(self.entries.len() + 1).filter(|at| *at != NONE);
         match () {
-            () if self.counts.refused() != 0 => Err("an impossible transition"),
+            () if self.counts.impossible() != 0 => Err("an impossible transition"),
             () if indexed != found => Err("the index has what is no entry"),
             () if all != self.tally || all != spaces => Err("a tally is wrong"),
             () if idle != all.idle_entries => Err("what rests is not in the list"),

@@ -33,7 +33,7 @@ pub struct Tickets {
     /// Number of the last question.
     asked: u64,
     /// Highest number that is known to be answered.
-    seen: u64,
+    answered: u64,
 }
 
 impl Tickets {
@@ -42,7 +42,7 @@ impl Tickets {
         Self {
             words: if words < 2 { 2 } else { words as u64 },
             asked: 0,
-            seen: 0,
+            answered: 0,
         }
     }
 
@@ -55,17 +55,17 @@ impl Tickets {
     }
 
     /// Checks for answers. `is_written` returns true if a word was written since it was cleared.
-    pub fn look(&mut self, mut is_written: impl FnMut(usize) -> bool) {
-        let mut open = (self.seen + 1..=self.asked).rev();
+    pub fn check(&mut self, mut is_written: impl FnMut(usize) -> bool) {
+        let mut open = (self.answered + 1..=self.asked).rev();
         if let Some(newest) = open.find(|n| is_written(self.word(*n))) {
-            self.seen = newest;
+            self.answered = newest;
         }
     }
 
     /// Begins the next question. The caller checks for answers before.
     #[must_use]
     pub fn ask(&mut self) -> Ask {
-        if self.asked - self.seen >= self.words - 1 {
+        if self.asked - self.answered >= self.words - 1 {
             return Ask::Again(self.word(self.asked));
         }
         self.asked += 1;
@@ -74,7 +74,7 @@ impl Tickets {
 
     /// Returns true if the ticket is answered, as of the last check.
     pub const fn is_answered(&self, ticket: Ticket) -> bool {
-        ticket.0 <= self.seen
+        ticket.0 <= self.answered
     }
 
     /// Returns the number of questions.
@@ -84,6 +84,6 @@ impl Tickets {
 
     /// Returns the number of questions that are known to be answered.
     pub const fn answered(&self) -> u64 {
-        self.seen
+        self.answered
     }
 }

@@ -14,14 +14,14 @@
 //! Its memory and NLAs remain reserved.
 //!
 //! Several contexts may end the same translation at the same time: its owner, the MMU notifier, a
-//! context that waits for answers of the NIC, and unbinding. Each of them calls [`Life::next`],
-//! executes the operation, and reports the result. [`Life::revoke`] and [`Life::release`] return
+//! context that waits for answers of the NIC, and unbinding. Each of them calls [`Lifecycle::next`],
+//! executes the operation, and reports the result. [`Lifecycle::revoke`] and [`Lifecycle::release`] return
 //! true for one context only, which clears the entries or frees the memory.
 //!
-//! The same entries can be used for another translation after the end ([`Life::begin_again`]). A
+//! The same entries can be used for another translation after the end ([`Lifecycle::begin_again`]). A
 //! [`Generation`] is the generation of the translation: reports of earlier generations have no
-//! effect. A context that must not wait leaves the end to a work item ([`Life::leave`]). The work
-//! item asks for the generation that was left to it ([`Life::left`]), because the present one may
+//! effect. A context that must not wait leaves the end to a work item ([`Lifecycle::defer`]). The work
+//! item asks for the generation that was left to it ([`Lifecycle::deferred`]), because the present one may
 //! belong to a new owner.
 
 use crate::{base::flow, nic::tickets::Ticket};
@@ -107,19 +107,19 @@ pub struct Answer {
 /// Next operation for the end of a translation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
-    /// Call [`Life::revoke`].
+    /// Call [`Lifecycle::revoke`].
     Revoke,
     /// Wait: another context clears the entries.
     Zeroing,
     /// Wait: another context frees memory and NLAs.
     Releasing,
     /// Ask the NIC, unless a question was asked after this flush. Report the result by
-    /// [`Life::answered`].
+    /// [`Lifecycle::answered`].
     Ask(Flush),
-    /// Check whether this ticket is answered. Report the result by [`Life::forgotten`] or
-    /// [`Life::asked_again`].
-    Look(Option<Ticket>),
-    /// Call [`Life::release`].
+    /// Check whether this ticket is answered. Report the result by [`Lifecycle::forgotten`] or
+    /// [`Lifecycle::asked_again`].
+    CheckTicket(Option<Ticket>),
+    /// Call [`Lifecycle::release`].
     Release,
     /// The life has ended.
     Done,
@@ -128,7 +128,7 @@ pub enum Next {
 /// Reason for which the NIC does not use a translation any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
-    /// The NIC answered late, to the ticket of [`Next::Look`].
+    /// The NIC answered late, to the ticket of [`Next::CheckTicket`].
     Answered,
     /// The NIC has no access to host memory any more.
     CutOff,
@@ -156,39 +156,39 @@ pub struct Pages {
 
 /// State of a translation.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Life {
+pub struct Lifecycle {
     phase: Phase,
     generation: u64,
     /// Number of the flush, in [`Phase::Flushed`].
     flush: Flush,
     /// Range of pages that the owner of the memory may have replaced.
-    suspects: Option<Pages>,
+    replaced_pages: Option<Pages>,
     /// In quarantine: the ticket that the NIC must answer.
     ticket: Option<Ticket>,
     /// The end of this life was left to a work item.
-    left: bool,
+    deferred: bool,
 }
 
-impl Default for Life {
+impl Default for Lifecycle {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Life {
+impl Lifecycle {
     /// Creates a live translation of the first generation.
     pub const fn new() -> Self {
         Self {
             phase: Phase::Live,
             generation: 1,
             flush: Flush(0),
-            suspects: None,
+            replaced_pages: None,
             ticket: None,
-            left: false,
+            deferred: false,
         }
     }
 
-    /// Creates an ended translation, for [`Life::begin_again`].
+    /// Creates an ended translation, for [`Lifecycle::begin_again`].
     pub const fn over() -> Self {
         Self {
             phase: Phase::Gone,
@@ -227,30 +227,30 @@ impl Life {
             Phase::Zeroing => Next::Zeroing,
             Phase::Releasing => Next::Releasing,
             Phase::Flushed => Next::Ask(self.flush),
-            Phase::Quarantined => Next::Look(self.ticket),
+            Phase::Quarantined => Next::CheckTicket(self.ticket),
             Phase::Forgotten => Next::Release,
             Phase::Gone => Next::Done,
         }
     }
 
     /// Leaves the end of this generation to a work item, in any phase.
-    pub fn leave(&mut self, generation: Generation) {
-        self.left |= self.next(generation) != Next::Done;
+    pub fn defer(&mut self, generation: Generation) {
+        self.deferred |= self.next(generation) != Next::Done;
     }
 
     /// Returns generation and next operation if the end was left to a work item.
-    pub fn left(&self) -> Option<(Generation, Next)> {
+    pub fn deferred(&self) -> Option<(Generation, Next)> {
         let (generation, next) = (self.generation(), self.next(self.generation()));
-        (self.left && next != Next::Done).then_some((generation, next))
+        (self.deferred && next != Next::Done).then_some((generation, next))
     }
 
     /// Begins the end. Returns true to one caller only, which clears the entries, commands the
-    /// flush, and calls [`Life::zeroed`].
+    /// flush, and calls [`Lifecycle::zeroed`].
     #[must_use]
     pub fn revoke(&mut self, generation: Generation) -> bool {
         let first = self.step(generation, Event::Revoke);
         if first {
-            self.suspects = None;
+            self.replaced_pages = None;
         }
         first
     }
@@ -298,7 +298,7 @@ impl Life {
     }
 
     /// Begins the release. Returns true to one caller only, which frees memory and NLAs, and calls
-    /// [`Life::released`].
+    /// [`Lifecycle::released`].
     #[must_use]
     pub fn release(&mut self, generation: Generation) -> bool {
         self.step(generation, Event::Release)
@@ -317,7 +317,7 @@ impl Life {
         }
         self.generation += 1;
         self.ticket = None;
-        self.left = false;
+        self.deferred = false;
         Some(Generation(self.generation))
     }
 
@@ -327,8 +327,8 @@ impl Life {
         if self.phase != Phase::Live {
             return false;
         }
-        let all = self.suspects.unwrap_or(pages);
-        self.suspects = Some(Pages {
+        let all = self.replaced_pages.unwrap_or(pages);
+        self.replaced_pages = Some(Pages {
             first: all.first.min(pages.first),
             end: all.end.max(pages.end),
         });
@@ -336,7 +336,7 @@ impl Life {
     }
 
     /// Returns the range of pages to be checked, and clears it.
-    pub fn take_suspects(&mut self) -> Option<Pages> {
-        self.suspects.take()
+    pub fn take_replaced_pages(&mut self) -> Option<Pages> {
+        self.replaced_pages.take()
     }
 }

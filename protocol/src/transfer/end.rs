@@ -352,7 +352,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             () if fragments != self.pool.len() => Err("wrong number of fragments of nodes"),
             () if jobs != self.jobs.len() => Err("wrong number of transfers"),
             () if flights != self.flights.len() => Err("wrong number of commands in flight"),
-            () if self.flow.refused() != 0 => Err("an event that its state forbids"),
+            () if self.flow.impossible() != 0 => Err("an event that its state forbids"),
             () => Ok(()),
         }
     }

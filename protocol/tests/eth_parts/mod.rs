@@ -26,9 +26,9 @@ impl Buffer for At {
 pub const LIMITS: Limits = Limits {
     stall: 10,
     lag: 4,
-    probation: 100,
+    lag_hold: 100,
     timeout: 100,
-    keep: 1000,
+    quarantine: 1000,
     patience: 20,
     flight: 16,
     stalled_peer: 2,
@@ -198,7 +198,7 @@ pub fn large_sender() -> (Sender<Heap, At>, Limits) {
     let limits = Limits {
         flight: 256,
         stalled_peer: 16,
-        keep: 2000,
+        quarantine: 2000,
         ..LIMITS
     };
     (Sender::new(512, 512).unwrap(), limits)

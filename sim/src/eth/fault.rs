@@ -149,7 +149,7 @@ impl Rig {
             Fault::Freeze(n) => self.fabric.world.set_frozen(n, false),
             Fault::PowerOff(n) | Fault::Restart(n) | Fault::Reboot(n) => {
                 if let Fault::Reboot(_) = fault {
-                    self.forgotten[n] = self.fabric.now() + LIMITS.timeout + LIMITS.keep;
+                    self.forgotten[n] = self.fabric.now() + LIMITS.timeout + LIMITS.quarantine;
                 }
                 if !self.fabric.world.is_on(n) {
                     self.fabric.world.set_power(n, true);

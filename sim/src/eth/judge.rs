@@ -129,7 +129,7 @@ impl Rig {
         });
         let last = between.clone().filter_map(|(_, a)| a.fetched).max();
         let lagged = self.lagged.get(&(from, to));
-        if lagged.is_some_and(|at| at + LIMITS.probation + OVERDUE > now) {
+        if lagged.is_some_and(|at| at + LIMITS.lag_hold + OVERDUE > now) {
             return true;
         }
         let waits = |a: &Announced| a.fetched.is_none() && a.at + LIMITS.lag <= now;
@@ -187,7 +187,8 @@ impl Rig {
         }
         let announced = self.announced.get(&(from, address));
         let kept = announced.is_some_and(|a| {
-            self.frames[a.id as usize].to == node && now <= a.at + LIMITS.timeout + LIMITS.keep
+            self.frames[a.id as usize].to == node
+                && now <= a.at + LIMITS.timeout + LIMITS.quarantine
         });
         anyhow::ensure!(
             kept,
@@ -340,7 +341,7 @@ const LONGEST_UNREAD: u64 = LIMITS.patience + 2 * LIMITS.stall;
 /// closed port it starts at the close.
 fn kept(flushed: bool) -> u64 {
     match flushed {
-        true => LIMITS.keep,
-        false => LIMITS.timeout + LIMITS.keep,
+        true => LIMITS.quarantine,
+        false => LIMITS.timeout + LIMITS.quarantine,
     }
 }

@@ -169,8 +169,8 @@ impl Node {
         let mut limits = tables.limits();
         let mut fetch_limits = limits;
         match mutation {
-            Some(Mutation::NoQuarantine) => (limits.keep, fetch_limits.keep) = (0, 0),
-            Some(Mutation::NoFetchQuarantine) => fetch_limits.keep = 0,
+            Some(Mutation::NoQuarantine) => (limits.quarantine, fetch_limits.quarantine) = (0, 0),
+            Some(Mutation::NoFetchQuarantine) => fetch_limits.quarantine = 0,
             Some(Mutation::NoPeerBound) => {
                 limits.stalled_peer = usize::MAX;
                 limits.timeout = u64::MAX / 4;
@@ -255,7 +255,7 @@ impl Node {
         };
         port.close(fabric);
         self.waiting.flush(&Locked(&self.fetches));
-        let until = fabric.now() + self.limits.keep;
+        let until = fabric.now() + self.limits.quarantine;
         while let Some((active, block)) = self.sender.flush_one() {
             if active {
                 self.reports.push(Report::Ended {
@@ -410,7 +410,7 @@ impl Node {
     fn fullness(&self) -> Full {
         let fetches = self.fetches.borrow();
         Full {
-            flight: self.sender.moving() >= usize::from(self.tables.flight),
+            flight: self.sender.in_flight() >= usize::from(self.tables.flight),
             quarantine: self.sender.given_up() >= usize::from(self.tables.quarantine),
             fetches: fetches.len() - fetches.lost() >= usize::from(self.tables.fetches),
             lost: fetches.lost() >= usize::from(self.tables.lost),
@@ -443,7 +443,7 @@ impl Node {
         self.sender.check().map_err(place)?;
         self.fetches.borrow_mut().check().map_err(place)?;
         self.waiting.check(&self.fetch_limits).map_err(place)?;
-        if self.mutation.is_none() && self.sender.moving() > self.limits.flight {
+        if self.mutation.is_none() && self.sender.in_flight() > self.limits.flight {
             return Err(place("more frames in flight than allowed"));
         }
         Ok(())

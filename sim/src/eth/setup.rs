@@ -58,9 +58,9 @@ impl Tables {
         Limits {
             stall: 100 * MS,
             lag: 25 * MS,
-            probation: 1_000 * MS,
+            lag_hold: 1_000 * MS,
             timeout: 1_000 * MS,
-            keep: 4_000 * MS,
+            quarantine: 4_000 * MS,
             patience: 300 * MS,
             flight: self.flight as usize,
             stalled_peer: most(self.flight as usize / 16, 2),

@@ -394,7 +394,7 @@ impl Node {
                 source = NodeId((source.0 + 1) % others);
             }
             self.take(fabric, source, m.status.tag, &m.data);
-            self.age_bound.took(1);
+            self.age_bound.read(1);
         }
         // Messages behind a slot with a lost write are as old as that slot.
         let backlog = self.port.as_ref().map_or(0, |port| port.backlog(fabric));

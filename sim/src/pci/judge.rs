@@ -173,10 +173,10 @@ impl Rig {
         }
         let (l, b) = (life.lender.counters(), life.borrower.counters());
         ensure!(
-            l.misused + b.misused == 0 && life.lender.flow().refused() == 0,
+            l.misused + b.misused == 0 && life.lender.flow().impossible() == 0,
             "calls did not fit: {l:?} {b:?}"
         );
-        ensure!(life.borrower.flow().refused() == 0, "a step did not fit");
+        ensure!(life.borrower.flow().impossible() == 0, "a step did not fit");
         ensure!(
             b.stuck == 0 || self.liar == Some(i),
             "a lease of {i} is lost as nobody answers, and its lender does"

@@ -124,17 +124,17 @@ pub fn fuzz_eth_reassembly(data: &[u8]) {
     // The first frame may complete the tag sequence of an unfinished one. The second must then
     // arrive.
     for _ in 0..2 {
-        for piece in eager_pieces(len).expect("short frame") {
-            assert!(piece.descriptor(Target::Node(node)).encode().is_ok());
-            let part = piece.data(&frame);
-            match machine.push(prefix, node, piece.tag, piece.last, part) {
+        for fragment in eager_fragments(len).expect("short frame") {
+            assert!(fragment.descriptor(Target::Node(node)).encode().is_ok());
+            let part = fragment.data(&frame);
+            match machine.push(prefix, node, fragment.tag, fragment.last, part) {
                 Progress::NeedMore { copy, .. } | Progress::Complete { copy, .. } => {
                     got.truncate(copy.offset as usize);
                     got.extend_from_slice(part);
                 }
                 Progress::Reject(_) => got.clear(),
             }
-            complete = piece.last && got == frame;
+            complete = fragment.last && got == frame;
         }
         if complete {
             return;

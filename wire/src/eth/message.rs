@@ -67,7 +67,7 @@ pub const fn announcement_descriptor(node: NodeId) -> Descriptor {
 
 /// Fragment of an eager frame, sent as one message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct EagerPiece {
+pub struct EagerFragment {
     /// Byte offset in the frame.
     pub offset: u32,
     /// Number of bytes, 1…120.
@@ -78,7 +78,7 @@ pub struct EagerPiece {
     pub last: bool,
 }
 
-impl EagerPiece {
+impl EagerFragment {
     /// Returns the VELO descriptor for `target`.
     pub const fn descriptor(&self, target: Target) -> Descriptor {
         let kind = if self.last {
@@ -115,9 +115,9 @@ impl fmt::Display for TooLong {
 
 /// Iterates over the messages of an eager frame of `len` bytes in sending order. They must be sent
 /// back to back.
-pub fn eager_pieces(
+pub fn eager_fragments(
     len: u32,
-) -> Result<impl ExactSizeIterator<Item = EagerPiece> + Clone, TooLong> {
+) -> Result<impl ExactSizeIterator<Item = EagerFragment> + Clone, TooLong> {
     if len == 0 || len > MAX_EAGER {
         return Err(TooLong(len));
     }
@@ -127,7 +127,7 @@ pub fn eager_pieces(
         let offset = k as u32 * fragment;
         let rest = len - offset;
         let todo = count - 1 - k;
-        EagerPiece {
+        EagerFragment {
             offset,
             len: if rest > fragment {
                 FRAGMENT

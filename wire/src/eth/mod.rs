@@ -12,8 +12,8 @@ mod message;
 mod reject;
 
 pub use message::{
-    announcement_descriptor, eager_pieces, get_descriptor, Announcement, Completion, EagerPiece,
-    Kind, Message, Side, TooLong, ANNOUNCEMENT_LEN, DROPPED_LEN, GET_PAGE,
+    announcement_descriptor, eager_fragments, get_descriptor, Announcement, Completion,
+    EagerFragment, Kind, Message, Side, TooLong, ANNOUNCEMENT_LEN, DROPPED_LEN, GET_PAGE,
 };
 pub use reject::{Reason, Reject};
 

@@ -11,9 +11,9 @@ const COUNTERS: usize = 256;
 
 /// Index of a flow's counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place(u8);
+pub(super) struct FlowIndex(u8);
 
-impl Place {
+impl FlowIndex {
     /// Returns the counter of a flow to `node`. `flow` is any number that all frames of the flow
     /// share.
     pub(super) fn new(node: NodeId, flow: u32) -> Self {
@@ -31,25 +31,25 @@ impl<M: Memory> Flows<M> {
         M::array(COUNTERS, |_| 0).map(Self)
     }
 
-    fn change(&mut self, place: Place, f: impl FnOnce(u16) -> u16) {
-        if let Some(n) = self.0.get_mut(usize::from(place.0)) {
+    fn change(&mut self, index: FlowIndex, f: impl FnOnce(u16) -> u16) {
+        if let Some(n) = self.0.get_mut(usize::from(index.0)) {
             *n = f(*n);
         }
     }
 
     /// Counts a frame that was announced.
-    pub(super) fn began(&mut self, place: Place) {
-        self.change(place, |n| n.saturating_add(1));
+    pub(super) fn began(&mut self, index: FlowIndex) {
+        self.change(index, |n| n.saturating_add(1));
     }
 
     /// Uncounts a frame that was fetched, stalled or given up.
-    pub(super) fn ended(&mut self, place: Place) {
-        self.change(place, |n| n.saturating_sub(1));
+    pub(super) fn ended(&mut self, index: FlowIndex) {
+        self.change(index, |n| n.saturating_sub(1));
     }
 
     /// Returns true if announced frames of the flow are in flight.
-    pub(super) fn is_moving(&self, place: Place) -> bool {
-        self.0.get(usize::from(place.0)).is_some_and(|n| *n > 0)
+    pub(super) fn in_flight(&self, index: FlowIndex) -> bool {
+        self.0.get(usize::from(index.0)).is_some_and(|n| *n > 0)
     }
 
     /// Returns the number of all announced frames in flight.

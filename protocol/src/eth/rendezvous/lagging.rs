@@ -60,21 +60,21 @@ impl<M: Memory> Lagging<M> {
         let _ = self.late.insert(key, now);
     }
 
-    /// Returns true if `node` was late within the last `probation` ticks.
-    pub(super) fn contains(&self, node: NodeId, now: Time, probation: u64) -> bool {
+    /// Returns true if `node` was late within the last `lag_hold` ticks.
+    pub(super) fn contains(&self, node: NodeId, now: Time, lag_hold: u64) -> bool {
         let at = self.late.get(u64::from(node.0));
-        at.is_some_and(|at| now.since(*at) < probation)
+        at.is_some_and(|at| now.since(*at) < lag_hold)
     }
 
     /// Returns the sum of `f` over all lagging peers.
-    pub(super) fn sum(&self, now: Time, probation: u64, f: impl Fn(NodeId) -> usize) -> usize {
+    pub(super) fn sum(&self, now: Time, lag_hold: u64, f: impl Fn(NodeId) -> usize) -> usize {
         let mut sum = 0;
         let mut next = self.late.oldest().map(|(key, _)| key);
         while let Some(key) = next {
             next = self.late.younger(key);
             // All keys are node IDs.
             let node = NodeId(key as u16);
-            if self.contains(node, now, probation) {
+            if self.contains(node, now, lag_hold) {
                 sum += f(node);
             }
         }

@@ -9,8 +9,8 @@
 //! * `Stalled`: the peer did not fetch the frame within [`Limits::stall`]. The frame does not count
 //!   as in flight, and the peer gets few further frames.
 //! * `GivenUp`: the peer did not fetch the frame within [`Limits::timeout`], or reports that it
-//!   dropped it. The memory remains mapped and unchanged for [`Limits::keep`], because a GET may
-//!   still read it.
+//!   dropped it. The memory remains mapped and unchanged for [`Limits::quarantine`], because a GET
+//!   may still read it.
 //! * `Ended`: fetched, failed or expired; the memory belongs to the caller.
 //!
 //! The driver calls [`Sender::admit`] and [`Sender::announce`] for each frame, [`Sender::notified`]
@@ -25,7 +25,7 @@
 //! * `Discarding`: the same, but the GET writes to the scratch buffer. It only releases the
 //!   sender's memory; the frame is lost.
 //! * `Lost`: the GET was not answered within [`Limits::timeout`]. The buffer remains mapped for
-//!   [`Limits::keep`], because data may still arrive.
+//!   [`Limits::quarantine`], because data may still arrive.
 //! * `Ended`: arrived, failed, refused or expired.
 //!
 //! The driver calls [`Waiting::push`] for each announcement, [`Waiting::pump`] when a GET may have
@@ -35,7 +35,7 @@
 //! Rules of both ends:
 //!
 //! * Memory that a GET may still read or write is not freed. It remains in quarantine for
-//!   [`Limits::keep`].
+//!   [`Limits::quarantine`].
 //! * Only the peer of a transfer can end it.
 //! * A fetched frame is valid only if all of its packets have arrived. The owner of the buffers
 //!   checks this with validity tags ([`crate::base::validity`]). An incomplete frame cannot be
@@ -72,12 +72,12 @@ pub struct Limits {
     /// lagging.
     pub lag: u64,
     /// Time for which a peer is lagging after its last late frame.
-    pub probation: u64,
+    pub lag_hold: u64,
     /// Time after which an announced frame is given up, and a GET is lost.
     pub timeout: u64,
     /// Quarantine: time for which the memory of a frame or GET remains mapped and unchanged after
     /// `timeout`.
-    pub keep: u64,
+    pub quarantine: u64,
     /// Time after which an announcement without memory is fetched to the scratch buffer and
     /// discarded. After the same time without an answer, a source may have only `slow_waiting`
     /// announcements waiting.
@@ -104,11 +104,11 @@ pub struct Limits {
     pub slow_waiting: usize,
 }
 
-/// Returns the minimum of [`Limits::keep`] for announced frames in ms, for a time-out of `timeout`
-/// ms. Peers post GETs for announcements that are up to twice their time-out old. A posted GET
-/// arrives within 5 s or never.
+/// Returns the minimum of [`Limits::quarantine`] for announced frames in ms, for a time-out of
+/// `timeout` ms. Peers post GETs for announcements that are up to twice their time-out old. A
+/// posted GET arrives within 5 s or never.
 #[must_use]
-pub const fn shortest_keep_ms(timeout: u32) -> u32 {
+pub const fn shortest_quarantine_ms(timeout: u32) -> u32 {
     timeout.saturating_add(5_000)
 }
 
@@ -119,23 +119,23 @@ struct PeerStats {
     /// Transfers that are not given up.
     open: usize,
     /// Transfers among `open` that are stalled.
-    late: usize,
+    stalled: usize,
     /// Transfers that were given up and are in quarantine.
     lost: usize,
     /// The peer has answered no transfer since one was given up.
-    silent: bool,
-    /// Generation of transfers. Receiver: number of times that the peer became silent. Sender:
-    /// number of times that the peer stalled, or fetched again after that.
-    turns: u32,
+    unresponsive: bool,
+    /// Generation of transfers. Receiver: number of times that the peer became unresponsive.
+    /// Sender: number of times that the peer stalled, or fetched again after that.
+    generation: u32,
     /// Transfers among `open` of earlier generations. They reveal nothing about the present state
     /// of the peer.
-    old: usize,
+    open_earlier: usize,
     /// Sender: the peer has fetched a frame of the current generation, and no frame of this
     /// generation has stalled since then.
-    back: bool,
+    fetches_again: bool,
     /// Sender: the peer has fetched a frame that was announced after it stalled, and frames that
     /// were stalled at that time are still in the table.
-    shown: bool,
+    stall_excused: bool,
     /// The peer has answered a transfer.
     answered: bool,
     /// Receiver: time of the last answer, or at which a GET was posted while none of this
@@ -145,62 +145,62 @@ struct PeerStats {
 
 impl PeerStats {
     /// Returns true if the peer is stalled: transfers are stalled, or the last ones were given up.
-    fn is_slow(&self) -> bool {
-        self.late > 0 || self.silent
+    fn is_stalled(&self) -> bool {
+        self.stalled > 0 || self.unresponsive
     }
 
     /// Begins a new generation of transfers.
-    fn turn(&mut self) {
-        self.turns = self.turns.wrapping_add(1);
-        self.old = self.open;
-        self.back = false;
+    fn begin_generation(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
+        self.open_earlier = self.open;
+        self.fetches_again = false;
     }
 
-    /// Records that a transfer of generation `turns` has stalled.
-    fn stalls(&mut self, turns: u32) {
-        if !self.is_slow() {
-            self.turn();
-            self.shown = false;
-        } else if turns == self.turns {
-            self.back = false;
+    /// Records that a transfer of `generation` has stalled.
+    fn stalls(&mut self, generation: u32) {
+        if !self.is_stalled() {
+            self.begin_generation();
+            self.stall_excused = false;
+        } else if generation == self.generation {
+            self.fetches_again = false;
         }
-        self.late += 1;
+        self.stalled += 1;
     }
 
-    /// Records that the peer has fetched a frame of generation `turns`; `None` if the frame was
+    /// Records that the peer has fetched a frame of `generation`; `None` if the frame was
     /// given up before. The first fetch of a frame that was announced while the peer was stalled
     /// begins a new generation, because the frames that are stalled by then may be lost. This
     /// happens once per stall; otherwise the peer could leave any number of frames stalled.
-    fn fetches(&mut self, turns: Option<u32>) {
-        self.silent = false;
-        if turns == Some(self.turns) {
-            if self.late > 0 && !self.shown {
-                self.shown = true;
-                self.turn();
+    fn fetches(&mut self, generation: Option<u32>) {
+        self.unresponsive = false;
+        if generation == Some(self.generation) {
+            if self.stalled > 0 && !self.stall_excused {
+                self.stall_excused = true;
+                self.begin_generation();
             }
-            self.back = true;
+            self.fetches_again = true;
         }
     }
 
     /// Returns the number of open transfers of the current generation.
     fn recent(&self) -> usize {
-        self.open.saturating_sub(self.old)
+        self.open.saturating_sub(self.open_earlier)
     }
 
-    /// Records the end of an open transfer of generation `turns`. `late` is true if the transfer
+    /// Records the end of an open transfer of `generation`. `stalled` is true if the transfer
     /// was stalled.
-    fn ended(&mut self, turns: u32, late: bool) {
+    fn ended(&mut self, generation: u32, stalled: bool) {
         self.open = self.open.saturating_sub(1);
-        self.late = self.late.saturating_sub(usize::from(late));
-        if turns != self.turns {
-            self.old = self.old.saturating_sub(1);
-            self.shown &= self.old > 0;
+        self.stalled = self.stalled.saturating_sub(usize::from(stalled));
+        if generation != self.generation {
+            self.open_earlier = self.open_earlier.saturating_sub(1);
+            self.stall_excused &= self.open_earlier > 0;
         }
     }
 
     /// Records an answer. Other transfers of earlier generations may still be lost.
     fn answers(&mut self, now: Time) {
-        self.silent = false;
+        self.unresponsive = false;
         self.answered = true;
         self.progress = now;
     }
@@ -210,9 +210,9 @@ impl PeerStats {
     /// follow one after the other.
     fn lost(&mut self) {
         self.lost += 1;
-        if !self.silent {
-            self.silent = true;
-            self.turn();
+        if !self.unresponsive {
+            self.unresponsive = true;
+            self.begin_generation();
         }
     }
 }
@@ -221,7 +221,7 @@ impl PeerStats {
 struct Peers<M: Memory> {
     stats: Slots<M, PeerStats>,
     /// Number of open transfers of stalled peers.
-    slow: usize,
+    stalled_open: usize,
 }
 
 impl<M: Memory> Peers<M> {
@@ -229,7 +229,7 @@ impl<M: Memory> Peers<M> {
     fn new(transfers: u16) -> Result<Self, M::Error> {
         Ok(Self {
             stats: Slots::new(transfers)?,
-            slow: 0,
+            stalled_open: 0,
         })
     }
 
@@ -241,8 +241,8 @@ impl<M: Memory> Peers<M> {
     }
 
     /// Returns the number of open transfers of stalled peers.
-    fn slow(&self) -> usize {
-        self.slow
+    fn stalled_open(&self) -> usize {
+        self.stalled_open
     }
 
     /// Changes the record of a peer. Removes the record if the peer has no transfers any more.
@@ -253,10 +253,10 @@ impl<M: Memory> Peers<M> {
             let _ = self.stats.insert(key, PeerStats::default());
         }
         if let Some(t) = self.stats.get_mut(key) {
-            let slow = |t: &PeerStats| if t.is_slow() { t.open } else { 0 };
-            let before = slow(t);
+            let stalled_open = |t: &PeerStats| if t.is_stalled() { t.open } else { 0 };
+            let before = stalled_open(t);
             f(t);
-            self.slow = (self.slow + slow(t)).saturating_sub(before);
+            self.stalled_open = (self.stalled_open + stalled_open(t)).saturating_sub(before);
             if t.open == 0 && t.lost == 0 {
                 self.stats.remove(key);
             }

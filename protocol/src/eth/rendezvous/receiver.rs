@@ -44,7 +44,7 @@ crate::flow! {
         Failed,
         /// [`Limits::timeout`] has passed.
         TimeOut,
-        /// [`Limits::keep`] has passed.
+        /// [`Limits::quarantine`] has passed.
         Expire,
         /// The port was closed.
         Flush,
@@ -111,12 +111,12 @@ struct Fetch<B> {
     ticket: Option<Ticket>,
     since: Time,
     /// Generation of the source's transfers when the GET was posted.
-    turns: u32,
+    generation: u32,
     /// Last time at which the port had not sent the GET.
-    held: Time,
+    last_unsent: Time,
     state: FetchState,
     /// The GET is stalled, and does not count as in flight.
-    late: bool,
+    stalled: bool,
 }
 
 /// Decision about a further GET from a source.
@@ -158,7 +158,7 @@ pub struct Fetches<M: Memory, B> {
     /// Number of lost GETs, which were not answered in time.
     lost: usize,
     /// Number of stalled GETs that are not lost.
-    late: usize,
+    stalled: usize,
     /// Buffer for frames that are discarded; `None` while in use.
     scratch: Option<B>,
     /// Node whose frame uses the scratch buffer, and since when.
@@ -177,7 +177,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             fetches: Slots::new(flight.saturating_add(lost))?,
             sources: Peers::new(flight.saturating_add(lost))?,
             lost: 0,
-            late: 0,
+            stalled: 0,
             scratch: None,
             scratch_for: None,
             counts: Counts::default(),
@@ -221,7 +221,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
 
     /// Decides whether a frame of this source may be fetched.
     ///
-    /// A GET without answer keeps its slot for `timeout` and `keep`. These limits apply:
+    /// A GET without answer keeps its slot for `timeout` and `quarantine`. These limits apply:
     ///
     /// * A source without any answer so far gets few GETs ([`Limits::lossy_source`], or an eighth
     ///   of the free slots), and so does a source with lost GETs.
@@ -236,31 +236,31 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     pub fn allowed(&self, clock: &impl Clock, node: NodeId, limits: &Limits) -> Allowed {
         let source = self.sources.get(node);
         let all = source.open + source.lost;
-        let places = self.fetches.room();
+        let room = self.fetches.room();
         let most = limits.source.saturating_add(limits.lossy_source);
         let bound = match source {
-            s if s.silent => usize::from(places > (places + self.fetches.len()) / 8),
+            s if s.unresponsive => usize::from(room > (room + self.fetches.len()) / 8),
             s if s.lost > 0 && all >= most => 1,
-            s if s.lost > 0 || !s.answered => limits.lossy_source.min(places / 8).max(1),
-            s if self.lost + self.late == 0 => {
+            s if s.lost > 0 || !s.answered => limits.lossy_source.min(room / 8).max(1),
+            s if self.lost + self.stalled == 0 => {
                 let others = (self.fetches.len() - self.lost).saturating_sub(s.open);
                 let left = limits.fetches.saturating_sub(others);
                 limits.source.min(left - left / 4).max(1)
             }
-            _ => limits.source.min(places / 4).max(1),
+            _ => limits.source.min(room / 4).max(1),
         };
         if source.recent() >= bound {
             let quiet = match all {
                 0 => 0,
                 _ => clock.now().since(source.progress),
             };
-            match source.silent && quiet >= limits.stall {
+            match source.unresponsive && quiet >= limits.stall {
                 true => Allowed::No(all),
                 false => Allowed::Later {
                     slow: quiet >= limits.patience,
                 },
             }
-        } else if places == 0 || self.fetches.len() - self.lost - self.late >= limits.fetches {
+        } else if room == 0 || self.fetches.len() - self.lost - self.stalled >= limits.fetches {
             Allowed::Full
         } else {
             Allowed::Yes
@@ -269,8 +269,8 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
 
     /// Returns true if the source is stalled: it has stalled GETs, or has answered nothing since a
     /// GET was lost.
-    pub fn is_slow(&self, node: NodeId) -> bool {
-        self.sources.get(node).is_slow()
+    pub fn is_stalled(&self, node: NodeId) -> bool {
+        self.sources.get(node).is_stalled()
     }
 
     /// Claims the scratch buffer for a frame of `node`.
@@ -280,14 +280,14 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     /// `None` if the buffer is in use. A number if `node` may not have the buffer, because it has
     /// not answered since a GET was lost, or a stalled GET of this node uses the buffer. The number
     /// counts its GETs in flight or without answer.
-    pub(super) fn take_scratch(
+    pub(super) fn claim_scratch(
         &mut self,
         node: NodeId,
         now: Time,
         limits: &Limits,
     ) -> Result<B, Option<usize>> {
         let source = self.sources.get(node);
-        if source.silent {
+        if source.unresponsive {
             return Err(Some(source.open + source.lost));
         }
         match self.scratch_for {
@@ -340,10 +340,10 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             last: last_size(len),
             ticket,
             since: now,
-            turns: self.sources.get(node).turns,
-            held: Time::default(),
+            generation: self.sources.get(node).generation,
+            last_unsent: Time::default(),
             state,
-            late: false,
+            stalled: false,
         };
         self.insert(key, fetch).map_err(|fetch| {
             self.counts.step(&mut state, FetchEvent::NotPosted);
@@ -364,7 +364,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         let (node, since) = (fetch.node, fetch.since);
         self.fetches.insert(key, fetch)?;
         self.sources.update(node, |s| {
-            if s.open == s.old {
+            if s.open == s.open_earlier {
                 s.progress = since;
             }
             s.open += 1;
@@ -383,10 +383,10 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         let f = self.fetches.remove(key)?;
         let lost = state == FetchState::Lost;
         self.lost = self.lost.saturating_sub(usize::from(lost));
-        self.late = self.late.saturating_sub(usize::from(f.late));
+        self.stalled = self.stalled.saturating_sub(usize::from(f.stalled));
         self.sources.update(f.node, |s| match lost {
             true => s.lost = s.lost.saturating_sub(1),
-            false => s.ended(f.turns, f.late),
+            false => s.ended(f.generation, f.stalled),
         });
         if f.scratch {
             self.return_scratch(f.buffer);
@@ -420,13 +420,13 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     /// Processes time-outs: marks stalled and lost GETs, and calls `free` for memory at the end of
     /// its quarantine. Returns a source with the number of GETs lost.
     ///
-    /// The port has posted all GETs that it got before `settled`. Later GETs keep their memory, and
-    /// their sources are not blamed before the GETs are lost.
+    /// The port has posted all GETs that it got before `posted_before`. Later GETs keep their
+    /// memory, and their sources are not blamed before the GETs are lost.
     pub fn age(
         &mut self,
         clock: &impl Clock,
         limits: &Limits,
-        settled: Time,
+        posted_before: Time,
         mut free: impl FnMut(B),
     ) -> Option<(NodeId, u64)> {
         let now = clock.now();
@@ -443,17 +443,17 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
                 break;
             }
             if f.state != FetchState::Lost && age < limits.timeout {
-                if f.since >= settled {
-                    f.held = now;
+                if f.since >= posted_before {
+                    f.last_unsent = now;
                 }
-                if now.since(f.since.max(f.held)) < limits.stall {
+                if now.since(f.since.max(f.last_unsent)) < limits.stall {
                     continue;
                 }
             }
-            if f.state != FetchState::Lost && !f.late {
-                f.late = true;
-                self.late += 1;
-                self.sources.update(f.node, |s| s.late += 1);
+            if f.state != FetchState::Lost && !f.stalled {
+                f.stalled = true;
+                self.stalled += 1;
+                self.sources.update(f.node, |s| s.stalled += 1);
             }
             if age < limits.timeout {
                 continue;
@@ -461,21 +461,21 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             if f.state != FetchState::Lost {
                 self.counts.step(&mut f.state, FetchEvent::TimeOut);
                 self.lost += 1;
-                f.late = false;
-                self.late -= 1;
+                f.stalled = false;
+                self.stalled -= 1;
                 if f.scratch {
                     // The lost GET keeps this buffer, and the driver sets a new scratch buffer.
                     f.scratch = false;
                     self.scratch_for = None;
                 }
-                let turns = f.turns;
+                let generation = f.generation;
                 self.sources.update(f.node, |s| {
-                    s.ended(turns, true);
+                    s.ended(generation, true);
                     s.lost();
                 });
                 lost = Some((f.node, lost.map_or(0, |(_, n)| n) + 1));
             }
-            if age >= limits.timeout + limits.keep && f.since < settled {
+            if age >= limits.timeout + limits.quarantine && f.since < posted_before {
                 if let Some((_, _, Some(buffer))) = self.end(key, FetchEvent::Expire) {
                     free(buffer);
                 }
@@ -499,25 +499,25 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     ///
     /// The invariant that is violated.
     pub fn check(&mut self) -> Result<(), &'static str> {
-        let (mut lost, mut late, mut scratch) = (0, 0, 0);
+        let (mut lost, mut stalled, mut scratch) = (0, 0, 0);
         self.fetches.for_each_mut(|_, f| {
             lost += usize::from(f.state == FetchState::Lost);
-            late += usize::from(f.late);
+            stalled += usize::from(f.stalled);
             scratch += usize::from(f.scratch);
             true
         });
-        let (mut owed, mut old) = (0, true);
+        let (mut by_source, mut valid) = (0, true);
         self.sources.stats.for_each_mut(|_, s| {
-            owed += s.late;
-            old &= s.old <= s.open;
+            by_source += s.stalled;
+            valid &= s.open_earlier <= s.open;
             true
         });
         match () {
-            () if self.counts.refused() != 0 => Err("an impossible transition"),
+            () if self.counts.impossible() != 0 => Err("an impossible transition"),
             () if lost != self.lost => Err("wrong number of fetches lost"),
-            () if late != self.late => Err("wrong number of late fetches"),
-            () if owed != late => Err("late fetches are held against the wrong source"),
-            () if !old => Err("a source has more GETs of earlier generations than GETs"),
+            () if stalled != self.stalled => Err("wrong number of late fetches"),
+            () if by_source != stalled => Err("late fetches are held against the wrong source"),
+            () if !valid => Err("a source has more GETs of earlier generations than GETs"),
             () if scratch != usize::from(self.scratch_for.is_some()) => {
                 Err("the scratch buffer is in use without a GET")
             }

@@ -2,7 +2,7 @@
 //! The table of announced frames at the sender.
 
 use super::{
-    flows::{Flows, Place},
+    flows::{FlowIndex, Flows},
     lagging::Lagging,
     Buffer, Limits, PeerStats, Peers,
 };
@@ -42,7 +42,7 @@ crate::flow! {
         Stall,
         /// [`Limits::timeout`] has passed.
         TimeOut,
-        /// [`Limits::keep`] has passed.
+        /// [`Limits::quarantine`] has passed.
         Expire,
         /// The port was closed.
         Flush,
@@ -86,15 +86,15 @@ pub trait AnnouncePort {
 struct Flight<B> {
     buffer: B,
     node: NodeId,
-    flow: Place,
+    flow: FlowIndex,
     /// Size field of the expected notification.
     last: u32,
     /// Time at which the frame was announced or given up.
     since: Time,
     /// Generation of the peer's transfers at that time.
-    turns: u32,
+    generation: u32,
     /// Last time at which the port had not sent the announcement for long.
-    held: Time,
+    last_unsent: Time,
     state: FlightState,
 }
 
@@ -173,7 +173,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     }
 
     /// Returns the number of frames that are neither given up nor stalled.
-    pub fn moving(&self) -> usize {
+    pub fn in_flight(&self) -> usize {
         self.active() - self.stalled
     }
 
@@ -200,8 +200,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
 
     /// Returns true if announced frames of this flow to `node` are in flight, stalled ones not
     /// counted. Frames that are sent in messages now overtake them.
-    pub fn is_moving(&self, node: NodeId, flow: u32) -> bool {
-        self.flows.is_moving(Place::new(node, flow))
+    pub fn flow_in_flight(&self, node: NodeId, flow: u32) -> bool {
+        self.flows.in_flight(FlowIndex::new(node, flow))
     }
 
     /// Decides whether a frame to `node` may be announced.
@@ -215,7 +215,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     ///   half of `flight`. Beyond its first frame, which shows whether it fetches again, they must
     ///   fit into the quarantine.
     /// * Beside these few, one frame at a time is announced at growing intervals
-    ///   ([`Self::may_try`]). After the peer has fetched a frame that was announced while it was
+    ///   ([`Self::may_probe`]). After the peer has fetched a frame that was announced while it was
     ///   stalled, the frames that are stalled by then do not count any more.
     /// * A stalled peer with its part of the quarantine gets a quarter of the few.
     /// * A lagging peer gets a part of `flight` while frames for other peers are sent
@@ -229,35 +229,36 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         let now = clock.now();
         let room = self.flights.room();
         let reserve = (room + self.flights.len()) / 8;
-        if peer.is_slow() {
+        if peer.is_stalled() {
             let few = limits.stalled_peer.min(limits.flight / 8);
-            let bound = match self.has_its_part(&peer) {
+            let bound = match self.quarantine_exhausted(&peer) {
                 true => few / 4,
                 false => few,
             }
             .max(1);
-            let fits = peer.open < bound || peer.back && peer.recent() < bound;
-            let part = fits && (peer.back || self.peers.slow() < limits.flight / 2);
-            let further = part || self.may_try(&peer, bound, now, limits);
-            let kept = self.given_up + self.peers.slow() < self.quarantine;
+            let fits = peer.open < bound || peer.fetches_again && peer.recent() < bound;
+            let within_bound =
+                fits && (peer.fetches_again || self.peers.stalled_open() < limits.flight / 2);
+            let further = within_bound || self.may_probe(&peer, bound, now, limits);
+            let kept = self.given_up + self.peers.stalled_open() < self.quarantine;
             // Frames to stalled peers that are not stalled yet occupy up to half of `flight`.
-            let moving = self.peers.slow().saturating_sub(self.stalled);
-            let has_room = room > reserve && moving < (limits.flight / 2).max(1);
+            let in_flight = self.peers.stalled_open().saturating_sub(self.stalled);
+            let has_room = room > reserve && in_flight < (limits.flight / 2).max(1);
             if !(has_room && (peer.open == 0 || further && kept)) {
                 return Admitted::No(peer.open);
             }
         }
-        let lags = self.lagging.contains(node, now, limits.probation);
-        if lags && !peer.is_slow() {
+        let lags = self.lagging.contains(node, now, limits.lag_hold);
+        if lags && !peer.is_stalled() {
             let bound = limits.stalled_peer.max(limits.flight / 4);
             let open = |node| self.peers.get(node).open;
-            let all = || self.lagging.sum(now, limits.probation, open);
-            let others = || self.lagging.others_wait(node, now, limits.probation);
+            let all = || self.lagging.sum(now, limits.lag_hold, open);
+            let others = || self.lagging.others_wait(node, now, limits.lag_hold);
             if peer.open > 0 && (peer.open >= bound || all() >= 2 * bound) && others() {
                 return Admitted::No(peer.open);
             }
         }
-        if self.moving() >= limits.flight {
+        if self.in_flight() >= limits.flight {
             return Admitted::Later;
         }
         // Slots come back only at the end of a quarantine, so no frame waits for one.
@@ -266,7 +267,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             return Admitted::No(peer.open);
         }
         let share = (limits.flight - limits.flight / 4).min(free / 2).max(1);
-        if peer.is_slow() {
+        if peer.is_stalled() {
             // The number of stalled frames is limited above, and they may remain stalled for long.
             if peer.recent() >= share {
                 return Admitted::No(peer.open);
@@ -275,7 +276,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             return Admitted::Later;
         }
         Admitted::Yes {
-            prompt: !peer.is_slow() && !lags,
+            prompt: !peer.is_stalled() && !lags,
         }
     }
 
@@ -283,18 +284,18 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     /// fetches again. This is so if the last such frame was fetched, or has been stalled for twice
     /// the interval before it, up to a quarter of the time-out. A peer with its part of the
     /// quarantine gets no such frame.
-    fn may_try(&self, peer: &PeerStats, few: usize, now: Time, limits: &Limits) -> bool {
+    fn may_probe(&self, peer: &PeerStats, few: usize, now: Time, limits: &Limits) -> bool {
         let longest = limits.stall.max(limits.timeout / 4);
         // Frames within the peer's normal limit do not count as attempts.
         let tries = peer.recent().min(peer.open.saturating_sub(few));
         let pause = (limits.stall << tries.min(16)).min(longest);
-        !self.has_its_part(peer)
-            && peer.open == peer.late
-            && (peer.back || now.since(peer.progress) >= pause)
+        !self.quarantine_exhausted(peer)
+            && peer.open == peer.stalled
+            && (peer.fetches_again || now.since(peer.progress) >= pause)
     }
 
     /// Returns true if the peer has a quarter or more of the remaining quarantine.
-    fn has_its_part(&self, peer: &PeerStats) -> bool {
+    fn quarantine_exhausted(&self, peer: &PeerStats) -> bool {
         peer.lost >= self.quarantine.saturating_sub(self.given_up) / 4
     }
 
@@ -315,10 +316,12 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     ) -> Result<(), (B, Unsent)> {
         let address = buffer.address();
         let key = match_key(address, len);
-        let flow = Place::new(node, flow);
+        let flow = FlowIndex::new(node, flow);
         let now = clock.now();
         let PeerStats {
-            turns, progress, ..
+            generation,
+            progress,
+            ..
         } = self.peers.get(node);
         let flight = Flight {
             buffer,
@@ -326,8 +329,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             flow,
             last: last_size(len),
             since: now,
-            turns,
-            held: Time::default(),
+            generation,
+            last_unsent: Time::default(),
             state: FlightState::Announced,
         };
         // Insert the entry before the message is sent, because the notification may arrive at once.
@@ -365,7 +368,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         let flight = self.flights.remove(key)?;
         self.peers.update(flight.node, |p| match state {
             FlightState::GivenUp => p.lost = p.lost.saturating_sub(1),
-            _ => p.ended(flight.turns, state == FlightState::Stalled),
+            _ => p.ended(flight.generation, state == FlightState::Stalled),
         });
         if state == FlightState::Announced {
             self.flows.ended(flight.flow);
@@ -387,8 +390,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         let Some(f) = flight else {
             return Ended::Unmatched;
         };
-        let from = f.since.max(f.held);
-        let turns = f.state.is_active().then_some(f.turns);
+        let from = f.since.max(f.last_unsent);
+        let generation = f.state.is_active().then_some(f.generation);
         let now = clock.now();
         if now.since(from) >= limits.lag {
             self.lagging.note(c.peer, now);
@@ -397,7 +400,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             0 => FlightEvent::Fetched,
             _ => FlightEvent::Failed,
         };
-        self.peers.update(c.peer, |p| p.fetches(turns));
+        self.peers.update(c.peer, |p| p.fetches(generation));
         match self.end(c.key, event) {
             Some((FlightState::GivenUp, f)) => Ended::Late(f.buffer),
             Some((_, f)) if c.error != 0 => Ended::Failed(f.buffer, c.error),
@@ -432,7 +435,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             }
             found.is_none() && left > 0
         });
-        let give_up = !self.has_its_part(&peer);
+        let give_up = !self.quarantine_exhausted(&peer);
         let Some(f) = found.and_then(|key| self.flights.get_mut(key)) else {
             return false;
         };
@@ -446,16 +449,16 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             f.since = clock.now();
             self.given_up += 1;
             self.stalled -= usize::from(was_stalled);
-            let turns = f.turns;
+            let generation = f.generation;
             self.peers.update(node, |p| {
-                p.ended(turns, was_stalled);
+                p.ended(generation, was_stalled);
                 p.lost += 1;
             });
         } else if !was_stalled {
             self.counts.step(&mut f.state, FlightEvent::Stall);
             self.stalled += 1;
-            let turns = f.turns;
-            self.peers.update(node, |p| p.stalls(turns));
+            let generation = f.generation;
+            self.peers.update(node, |p| p.stalls(generation));
         }
         true
     }
@@ -465,8 +468,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     /// memory at the end of its quarantine. While the quarantine is full, frames remain stalled
     /// after their time-out. Returns a peer with the number of frames given up, and true if all
     /// time-outs were processed.
-    /// quarantine is full, what is overdue stays in flight.
-    /// The port has sent all announcements that it got before `settled`. Frames with later
+    /// The port has sent all announcements that it got before `posted_before`. Frames with later
     /// announcements keep their memory, and their peers are not blamed before the time-out. If the
     /// port has not sent an announcement after half of [`Limits::stall`], the time until the frame
     /// is stalled begins again.
@@ -474,7 +476,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         &mut self,
         clock: &impl Clock,
         limits: &Limits,
-        settled: Time,
+        posted_before: Time,
         mut stalled: impl FnMut(&mut B) -> bool,
         mut free: impl FnMut(B),
     ) -> (Option<(NodeId, u64)>, bool) {
@@ -488,7 +490,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             };
             let age = now.since(f.since);
             if f.state == FlightState::GivenUp {
-                if age >= limits.keep && f.since < settled {
+                if age >= limits.quarantine && f.since < posted_before {
                     if let Some((_, f)) = self.end(key, FlightEvent::Expire) {
                         free(f.buffer);
                     }
@@ -501,15 +503,17 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             }
             let mut waited = age;
             if f.state == FlightState::Announced && age < limits.timeout {
-                if f.since >= settled && age >= limits.stall / 2 {
-                    f.held = now;
+                if f.since >= posted_before && age >= limits.stall / 2 {
+                    f.last_unsent = now;
                 }
-                waited = now.since(f.since.max(f.held));
+                waited = now.since(f.since.max(f.last_unsent));
             }
             if waited < limits.lag {
                 continue;
             }
-            if f.state == FlightState::Announced && (f.since < settled || age >= limits.timeout) {
+            if f.state == FlightState::Announced
+                && (f.since < posted_before || age >= limits.timeout)
+            {
                 self.lagging.note(f.node, now);
             }
             if waited < limits.stall {
@@ -520,8 +524,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 self.counts.step(&mut f.state, FlightEvent::Stall);
                 self.stalled += 1;
                 self.flows.ended(f.flow);
-                let turns = f.turns;
-                self.peers.update(f.node, |p| p.stalls(turns));
+                let generation = f.generation;
+                self.peers.update(f.node, |p| p.stalls(generation));
                 more = stalled(&mut f.buffer);
             }
             if age >= limits.timeout && self.given_up < self.quarantine {
@@ -529,11 +533,11 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 f.since = now;
                 self.given_up += 1;
                 self.stalled -= 1;
-                let turns = f.turns;
+                let generation = f.generation;
                 self.peers.update(f.node, |p| {
-                    p.ended(turns, true);
+                    p.ended(generation, true);
                     p.lost += 1;
-                    p.silent = true;
+                    p.unresponsive = true;
                 });
                 lost = Some((f.node, lost.map_or(0, |(_, n)| n) + 1));
             }
@@ -558,14 +562,14 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     ///
     /// The invariant that is violated.
     pub fn check(&mut self) -> Result<(), &'static str> {
-        let (mut given_up, mut stalled, mut moving) = (0, 0, 0);
+        let (mut given_up, mut stalled, mut in_flight) = (0, 0, 0);
         self.flights.for_each_mut(|_, f| {
-            moving += usize::from(f.state == FlightState::Announced);
+            in_flight += usize::from(f.state == FlightState::Announced);
             given_up += usize::from(f.state == FlightState::GivenUp);
             stalled += usize::from(f.state == FlightState::Stalled);
             true
         });
-        let (mut slow, mut right) = (0, true);
+        let (mut stalled_open, mut right) = (0, true);
         let flights = &mut self.flights;
         let stats = &self.peers.stats;
         flights.for_each_mut(|_, f| {
@@ -573,15 +577,16 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             true
         });
         self.peers.stats.for_each_mut(|node, p| {
-            slow += if p.is_slow() { p.open } else { 0 };
+            stalled_open += if p.is_stalled() { p.open } else { 0 };
             let mut found = PeerStats { ..*p };
-            (found.open, found.late, found.lost, found.old) = (0, 0, 0, 0);
+            (found.open, found.stalled, found.lost, found.open_earlier) = (0, 0, 0, 0);
             flights.for_each_mut(|_, f| {
                 if u64::from(f.node.0) == node {
                     found.lost += usize::from(f.state == FlightState::GivenUp);
-                    found.late += usize::from(f.state == FlightState::Stalled);
+                    found.stalled += usize::from(f.state == FlightState::Stalled);
                     found.open += usize::from(f.state.is_active());
-                    found.old += usize::from(f.state.is_active() && f.turns != p.turns);
+                    found.open_earlier +=
+                        usize::from(f.state.is_active() && f.generation != p.generation);
                 }
                 true
             });
@@ -589,12 +594,14 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             true
         });
         match () {
-            () if slow != self.peers.slow() => Err("wrong number of frames for slow peers"),
+            () if stalled_open != self.peers.stalled_open() => {
+                Err("wrong number of frames for slow peers")
+            }
             () if !right => Err("frames are counted for the wrong peer, or not as they are"),
-            () if self.counts.refused() != 0 => Err("an impossible transition"),
+            () if self.counts.impossible() != 0 => Err("an impossible transition"),
             () if given_up != self.given_up => Err("wrong number of frames given up"),
             () if stalled != self.stalled => Err("wrong number of frames stalled"),
-            () if moving != self.flows.sum() => Err("wrong number of frames by flow"),
+            () if in_flight != self.flows.sum() => Err("wrong number of frames by flow"),
             () if self.given_up > self.quarantine => Err("too many frames given up"),
             () => Ok(()),
         }

@@ -54,15 +54,15 @@ pub enum AnnouncementError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pumped {
     /// Number of announcements that were fetched or refused.
-    pub taken: usize,
+    pub handled: usize,
     /// Number of announcements that still wait.
-    pub left: usize,
+    pub remaining: usize,
 }
 
 /// Result of an attempt to fetch an announcement.
 enum Next {
     /// The GET is posted.
-    Taken,
+    Posted,
     /// The announcement is refused.
     Refuse(AnnouncementError),
     /// The announcement waits because of its own source; others may overtake it. True if the source
@@ -76,7 +76,7 @@ enum Next {
 
 /// Numbers of waiting announcements of one source.
 #[derive(Clone, Copy, Default)]
-struct Share {
+struct SourceCount {
     all: usize,
     /// Announcements among `all` that are only to be discarded.
     discards: usize,
@@ -87,7 +87,7 @@ struct Share {
 /// Announcements that wait for a slot, credits or memory, in their order of arrival.
 pub struct Waiting<M: Memory> {
     queue: Slots<M, Entry>,
-    shares: Slots<M, Share>,
+    sources: Slots<M, SourceCount>,
     /// Number of the next announcement.
     number: u64,
     /// Age bound of messages.
@@ -106,7 +106,7 @@ impl<M: Memory> Waiting<M> {
     pub fn new(capacity: u16) -> Result<Self, M::Error> {
         Ok(Self {
             queue: Slots::new(capacity)?,
-            shares: Slots::new(capacity)?,
+            sources: Slots::new(capacity)?,
             number: 0,
             age_bound: AgeBound::default(),
             full: None,
@@ -133,9 +133,9 @@ impl<M: Memory> Waiting<M> {
         &mut self.age_bound
     }
 
-    fn share(&self, node: NodeId) -> Share {
-        let share = self.shares.get(u64::from(node.0));
-        share.copied().unwrap_or_default()
+    fn source(&self, node: NodeId) -> SourceCount {
+        let source = self.sources.get(u64::from(node.0));
+        source.copied().unwrap_or_default()
     }
 
     /// Adds an announcement.
@@ -150,12 +150,12 @@ impl<M: Memory> Waiting<M> {
         announced: Announced,
         limits: &Limits,
     ) -> Result<(), AnnouncementError> {
-        let share = self.share(announced.node);
-        if share.all >= limits.waiting
-            || announced.discard && share.discards >= limits.slow_waiting
+        let source = self.source(announced.node);
+        if source.all >= limits.waiting
+            || announced.discard && source.discards >= limits.slow_waiting
             || self.queue.is_full()
         {
-            return Err(AnnouncementError::Waiting(share.all));
+            return Err(AnnouncementError::Waiting(source.all));
         }
         let read = clock.now();
         let entry = Entry {
@@ -175,23 +175,23 @@ impl<M: Memory> Waiting<M> {
     /// Counts an announcement of a source that was added or removed.
     fn count(&mut self, a: &Announced, came: bool) {
         let key = u64::from(a.node.0);
-        if self.shares.get(key).is_none() {
+        if self.sources.get(key).is_none() {
             // Cannot fail, because there are not more sources than announcements.
-            let _ = self.shares.insert(key, Share::default());
+            let _ = self.sources.insert(key, SourceCount::default());
         }
-        let Some(share) = self.shares.get_mut(key) else {
+        let Some(source) = self.sources.get_mut(key) else {
             return;
         };
         let discards = usize::from(a.discard);
         if came {
-            share.all += 1;
-            share.discards += discards;
+            source.all += 1;
+            source.discards += discards;
         } else {
-            share.all = share.all.saturating_sub(1);
-            share.discards = share.discards.saturating_sub(discards);
+            source.all = source.all.saturating_sub(1);
+            source.discards = source.discards.saturating_sub(discards);
         }
-        if share.all == 0 {
-            self.shares.remove(key);
+        if source.all == 0 {
+            self.sources.remove(key);
         }
     }
 
@@ -208,7 +208,7 @@ impl<M: Memory> Waiting<M> {
         limits: &Limits,
         mut refused: impl FnMut(&Announced, AnnouncementError),
     ) -> Pumped {
-        let mut taken = 0;
+        let mut handled = 0;
         let mut short = u32::MAX;
         let mut next = self.queue.oldest().map(|(key, _)| key);
         while let Some(number) = next {
@@ -219,13 +219,13 @@ impl<M: Memory> Waiting<M> {
             let a = entry.announced;
             let mut outcome = fetch(&entry, fetches, clock, port, limits, short);
             if let Next::Pass(true) = outcome {
-                let waiting = self.share(a.node).all;
+                let waiting = self.source(a.node).all;
                 if waiting > limits.slow_waiting {
                     outcome = Next::Refuse(AnnouncementError::Waiting(waiting));
                 }
             }
             match outcome {
-                Next::Taken => {}
+                Next::Posted => {}
                 Next::Refuse(why) => {
                     fetches.with(|f| f.count_waiting(FetchEvent::Refuse));
                     refused(&a, why);
@@ -237,18 +237,18 @@ impl<M: Memory> Waiting<M> {
                 }
                 Next::Stop => break,
             }
-            taken += 1;
+            handled += 1;
             self.queue.remove(number);
             self.count(&a, false);
         }
         if self.queue.is_empty() {
             self.full = None;
         } else if self.queue.is_full() {
-            taken += self.make_room(fetches, clock.now(), limits, refused);
+            handled += self.make_room(fetches, clock.now(), limits, refused);
         }
         Pumped {
-            taken,
-            left: self.queue.len(),
+            handled,
+            remaining: self.queue.len(),
         }
     }
 
@@ -266,12 +266,12 @@ impl<M: Memory> Waiting<M> {
         let since = self.full.map_or(now, |at| at.max(self.age_bound.since()));
         self.full = Some(since);
         let overdue = now.since(since) >= limits.patience;
-        self.shares.for_each_mut(|node, share| {
+        self.sources.for_each_mut(|node, source| {
             // All keys are node IDs.
-            share.slow = overdue || fetches.with(|f| f.is_slow(NodeId(node as u16)));
+            source.slow = overdue || fetches.with(|f| f.is_stalled(NodeId(node as u16)));
             true
         });
-        let part = self.queue.len() / (self.shares.len() + 1);
+        let part = self.queue.len() / (self.sources.len() + 1);
         let mut next = self.queue.oldest().map(|(key, _)| key);
         let mut n = 0;
         while let (Some(number), true) = (next, self.room() < part.max(1)) {
@@ -279,15 +279,15 @@ impl<M: Memory> Waiting<M> {
             let Some(&Entry { announced: a, .. }) = self.queue.get(number) else {
                 break;
             };
-            let share = self.share(a.node);
-            if !share.slow || share.all <= part {
+            let source = self.source(a.node);
+            if !source.slow || source.all <= part {
                 continue;
             }
             n += 1;
             self.queue.remove(number);
             self.count(&a, false);
             fetches.with(|f| f.count_waiting(FetchEvent::Refuse));
-            refused(&a, AnnouncementError::Waiting(share.all));
+            refused(&a, AnnouncementError::Waiting(source.all));
         }
         n
     }
@@ -310,7 +310,7 @@ impl<M: Memory> Waiting<M> {
     /// The invariant that is violated.
     pub fn check(&mut self, limits: &Limits) -> Result<(), &'static str> {
         let (mut all, mut excess) = (0, false);
-        self.shares.for_each_mut(|_, s| {
+        self.sources.for_each_mut(|_, s| {
             all += s.all;
             excess |= s.all > limits.waiting || s.discards > limits.slow_waiting;
             true
@@ -360,7 +360,7 @@ fn fetch<M: Memory, P: FetchPort>(
     let (buffer, scratch) = match fresh {
         Some(buffer) => (buffer, false),
         None if !discard && now.since(entry.read) < limits.patience => return Next::Short(a.len),
-        None => match shared.with(|f| f.take_scratch(a.node, now, limits)) {
+        None => match shared.with(|f| f.claim_scratch(a.node, now, limits)) {
             Ok(buffer) => (buffer, true),
             Err(None) => return Next::Pass(false),
             Err(Some(open)) => return Next::Refuse(AnnouncementError::Source(open)),
@@ -377,7 +377,7 @@ fn fetch<M: Memory, P: FetchPort>(
         return Next::Stop;
     }
     match port.get(a.node, &a.announcement, a.len, local) {
-        Ok(()) => Next::Taken,
+        Ok(()) => Next::Posted,
         Err(e) => {
             if let Some(buffer) = shared.with(|f| f.not_posted(key)) {
                 port.give_back(buffer);

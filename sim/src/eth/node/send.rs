@@ -37,8 +37,8 @@ impl Node {
         let to = Port::node_id(frame.to);
         self.sender.sends(&Time(fabric.now()), to);
         let path = Path::choose(frame.len, Target::Node(to), THRESHOLD);
-        let follows =
-            self.mutation != Some(Mutation::PathByLength) && self.sender.is_moving(to, frame.flow);
+        let follows = self.mutation != Some(Mutation::PathByLength)
+            && self.sender.flow_in_flight(to, frame.flow);
         match path {
             Path::Eager if !follows => self.send_message(fabric, frame),
             _ => self.announce(fabric, frame),
@@ -51,12 +51,12 @@ impl Node {
             return Fate::Wait(frame);
         };
         let mut data = vec![0; frame.len as usize];
-        let piece = eth::eager_pieces(frame.len)
+        let fragment = eth::eager_fragments(frame.len)
             .ok()
             .and_then(|mut pieces| pieces.next());
         let target = Target::Node(Port::node_id(frame.to));
-        let result = match (frame.block.load(&mut data), piece) {
-            (Ok(()), Some(piece)) => port.send(fabric, piece.descriptor(target), &data),
+        let result = match (frame.block.load(&mut data), fragment) {
+            (Ok(()), Some(fragment)) => port.send(fabric, fragment.descriptor(target), &data),
             _ => Err(TransportError::Never),
         };
         let id = frame.id;

@@ -84,7 +84,7 @@ impl Buffer for TxBuffer {
 pub(crate) struct RxBuffer {
     pub(crate) map: RxMapping,
     /// Validity tag written throughout the buffer. The GET must overwrite all copies.
-    mark: ValidityTag,
+    tag: ValidityTag,
 }
 
 impl RxBuffer {
@@ -95,22 +95,22 @@ impl RxBuffer {
     ///
     /// Returns the errors of [`RxMapping::new`].
     pub(crate) fn new(dev: &BoundDevice, ndev: &NetDev, len: u32) -> Result<Self> {
-        let mark = security::random().to_le_bytes();
-        let map = RxMapping::with_tags(dev, ndev, len, tag_offsets(len), mark)?;
-        Ok(Self { map, mark })
+        let tag = security::random().to_le_bytes();
+        let map = RxMapping::with_tags(dev, ndev, len, tag_offsets(len), tag)?;
+        Ok(Self { map, tag })
     }
 
     /// Like [`RxBuffer::new`], for GETs whose data is discarded: without validity tags.
     pub(crate) fn scratch(dev: &BoundDevice, ndev: &NetDev, len: u32) -> Result<Self> {
         let map = RxMapping::new(dev, ndev, len)?;
-        Ok(Self { map, mark: [0; 8] })
+        Ok(Self { map, tag: [0; 8] })
     }
 
     /// Unmaps the buffer. Returns the frame and, if data is missing, the offset of the first hole.
     /// Returns `None` if the buffer was mapped by an earlier driver binding; it then stays mapped.
     pub(crate) fn complete(self, dev: &BoundDevice) -> Option<(RxSkb, Option<u32>)> {
         let skb = self.map.complete(dev).ok()?;
-        let hole = find_hole(skb.data(), self.mark);
+        let hole = find_hole(skb.data(), self.tag);
         Some((skb, hole))
     }
 
