@@ -73,7 +73,7 @@ pub trait Host {
     /// # Errors
     ///
     /// [`DmaFault`] if no client is connected that could answer.
-    fn ask(&mut self, addr: u64, len: usize) -> Result<Option<u64>, DmaFault> {
+    fn begin_load(&mut self, addr: u64, len: usize) -> Result<Option<u64>, DmaFault> {
         let _ = (addr, len);
         Ok(None)
     }

@@ -256,7 +256,7 @@ impl Host for Machine {
         }
     }
 
-    fn ask(&mut self, addr: u64, len: usize) -> Result<Option<u64>, DmaFault> {
+    fn begin_load(&mut self, addr: u64, len: usize) -> Result<Option<u64>, DmaFault> {
         if !self.config.bus_master() || self.memory.readable(addr, len) {
             return Ok(None);
         }

@@ -20,12 +20,12 @@ const WINDOW: usize = 256;
 const WINDOW_BYTES: usize = 1 << 20;
 /// Maximum number of bytes queued here, which bounds the effect of local errors. Other nodes are
 /// stopped earlier (`nic/held.rs`).
-const MOST_BYTES: usize = 64 << 20;
+const MAX_QUEUED_BYTES: usize = 64 << 20;
 /// Bytes that a queue entry counts besides its data.
 const COST: usize = 128;
 /// Time in ns after which a client that sends no answers is given up. It exceeds every timeout of a
 /// guest.
-pub const PATIENCE_NS: u64 = 10_000_000_000;
+pub const TIMEOUT_NS: u64 = 10_000_000_000;
 
 /// A DMA message for the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub enum Settled {
     /// A load succeeded; its number and data.
     Loaded(u64, Vec<u8>),
     /// No device has the address.
-    Nobody {
+    NoDevice {
         /// Number of the load; `None` for a store.
         load: Option<u64>,
         /// Bus address.
@@ -169,7 +169,7 @@ impl Peers {
     /// Returns true if an access of this length would be accepted now.
     pub fn accepts(&self, len: usize) -> bool {
         let cost = len.saturating_add(COST);
-        self.open && !self.mute && len > 0 && self.bytes.saturating_add(cost) <= MOST_BYTES
+        self.open && !self.mute && len > 0 && self.bytes.saturating_add(cost) <= MAX_QUEUED_BYTES
     }
 
     /// Returns true while accesses fail because the client does not answer.
@@ -251,7 +251,7 @@ impl Peers {
             Due::Write(_, data) => data.len(),
             Due::Interrupt(_) => 0,
         };
-        if self.bytes + more + COST > MOST_BYTES {
+        if self.bytes + more + COST > MAX_QUEUED_BYTES {
             return Some(due);
         }
         self.push(now_ns, Entry::Behind(due));
@@ -383,7 +383,7 @@ impl Peers {
             .about
             .is_none_or(|about| about == (sent.addr, sent.len as u64));
         match (answer.result, sent.load) {
-            (Err(error), load) => Settled::Nobody {
+            (Err(error), load) => Settled::NoDevice {
                 load,
                 addr: sent.addr,
                 len: sent.len,
@@ -406,7 +406,7 @@ impl Peers {
         // A client that reads no messages is given up, too.
         let unsent = (!self.queue.is_empty()).then_some(self.since_ns);
         let first = sent.map(|s| s.at_ns).chain(unsent).min()?;
-        Some(first.saturating_add(PATIENCE_NS))
+        Some(first.saturating_add(TIMEOUT_NS))
     }
 
     /// Resets with the chip: drops all unsent entries. Answers to sent messages are ignored later.

@@ -144,7 +144,7 @@ fn what_waits_is_bounded() {
     let mut n = 0;
     while p.store(0, 0, &vec![0; LONGEST]) {
         n += 1;
-        assert!(n <= MOST_BYTES / LONGEST);
+        assert!(n <= MAX_QUEUED_BYTES / LONGEST);
     }
     assert!(n > 900);
     let due = Due::Write(0, vec![0; LONGEST]);
@@ -172,7 +172,7 @@ fn errors_and_garbage_are_told_apart() {
         result: Err(19),
         ..ok(&s, &[])
     };
-    let nobody = Settled::Nobody {
+    let nobody = Settled::NoDevice {
         load: None,
         addr: 0x10,
         len: 8,
@@ -199,7 +199,7 @@ fn a_client_that_does_not_answer_is_given_up_until_it_does() {
     p.behind(5, Due::Interrupt(0));
     assert!(p.store(5, 0x30, &[1]));
     let (s, l) = (p.request(7).unwrap(), p.request(8).unwrap());
-    assert_eq!(p.deadline(), Some(7 + PATIENCE_NS));
+    assert_eq!(p.deadline(), Some(7 + TIMEOUT_NS));
     let (lost, due) = p.give_up();
     assert_eq!((lost.stores, &lost.loads[..]), (2, &[load][..]));
     assert_eq!(due, [Due::Interrupt(0)]);
@@ -211,7 +211,7 @@ fn a_client_that_does_not_answer_is_given_up_until_it_does() {
     assert!(!p.awaits());
     // A client that reads no messages receives no more.
     assert!(p.store(100, 0, &[1]));
-    assert_eq!(p.deadline(), Some(100 + PATIENCE_NS));
+    assert_eq!(p.deadline(), Some(100 + TIMEOUT_NS));
 }
 
 #[test]

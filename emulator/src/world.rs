@@ -390,7 +390,7 @@ impl World {
             self.sync_identity(i);
             self.network.after_access(i, &mut self.tracer);
         }
-        self.refuse_circles(i);
+        self.break_cycles(i);
     }
 
     /// Passes GUID and node ID of the node register to the network.

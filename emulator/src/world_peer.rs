@@ -65,7 +65,7 @@ impl World {
                 machine.stats.peer_loads += 1;
                 self.with_nic(nic, |n, env| n.loaded(load, Some(data), env));
             }
-            Settled::Nobody {
+            Settled::NoDevice {
                 load,
                 addr,
                 len,
@@ -128,7 +128,7 @@ impl World {
     fn waits(&self) -> BTreeSet<(usize, usize)> {
         let mut waits = BTreeSet::new();
         for (i, slot) in self.slots.iter().enumerate() {
-            for (node, tag) in slot.nic.askers() {
+            for (node, tag) in slot.nic.requesters() {
                 let who = self.slots.iter().position(|s| {
                     s.connected && s.nic.node_id().0 == node && s.nic.host_waits_for(tag)
                 });
@@ -144,11 +144,11 @@ impl World {
 
     /// Ends the new loads of a NIC whose answer the client can't give because it waits for them
     /// itself.
-    pub(crate) fn refuse_circles(&mut self, nic: usize) {
+    pub(crate) fn break_cycles(&mut self, nic: usize) {
         for load in self.slots[nic].machine.peers.take_new() {
             let host = self.host_of(nic);
             let waits = self.waits();
-            let Some((node, tag)) = self.slots[nic].nic.asker(load) else {
+            let Some((node, tag)) = self.slots[nic].nic.requester(load) else {
                 continue;
             };
             let waiting = |s: &crate::world::Slot| {

@@ -221,7 +221,7 @@ fn a_host_that_does_not_answer_costs_a_time_out() {
     // A host that never answers is given up. Further accesses to it fail at once.
     assert_eq!(h.load(0, 1, 0), None);
     h.fetch(1);
-    h.later(crate::peer::PATIENCE_NS);
+    h.later(crate::peer::TIMEOUT_NS);
     assert_eq!(h.finish(0), Some(ONES));
     assert_eq!(h.world.host_stats(1).peer_unanswered, 1);
     assert_eq!(h.load(0, 1, 0), Some(ONES));

@@ -7,7 +7,7 @@
 //! counted, and `pos_dead` of their inports with TE 13 reports them (MODEL decision; HW §15.2 only
 //! names the flag).
 
-use super::flow::Place;
+use super::flow::InputQueue;
 use super::{Network, Timer, NP_BASE, TE_XBAR_INPORT};
 use crate::lane::channel_name;
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ const KEPT: usize = 16;
 
 impl Network {
     /// Lists a queue whose head waits for a link, for the next check.
-    pub(super) fn list_stalled(&mut self, at: Place) {
+    pub(super) fn list_stalled(&mut self, at: InputQueue) {
         let input = self.input(at);
         if !input.listed {
             input.listed = true;
@@ -65,10 +65,10 @@ impl Network {
 
     /// Returns cycles of waits that have not been reported yet, by a depth-first search that visits
     /// each queue once.
-    fn circles(&self, waiting: &[Place]) -> Vec<Vec<Place>> {
+    fn circles(&self, waiting: &[InputQueue]) -> Vec<Vec<InputQueue>> {
         let mut found = Vec::new();
         // Index of each queue on the current path; `None` for queues that are finished.
-        let mut seen: HashMap<Place, Option<usize>> = HashMap::new();
+        let mut seen: HashMap<InputQueue, Option<usize>> = HashMap::new();
         for &start in waiting {
             if seen.contains_key(&start) {
                 continue;
@@ -84,7 +84,8 @@ impl Network {
                 };
                 match seen.get(&to) {
                     Some(Some(first)) => {
-                        let circle: Vec<Place> = path[*first..].iter().map(|(p, _)| *p).collect();
+                        let circle: Vec<InputQueue> =
+                            path[*first..].iter().map(|(p, _)| *p).collect();
                         let old = circle
                             .iter()
                             .all(|p| self.nodes[p.nic as usize].xbar.inputs[p.queue()].reported);
@@ -104,7 +105,7 @@ impl Network {
         found
     }
 
-    fn report(&mut self, circle: &[Place]) {
+    fn report(&mut self, circle: &[InputQueue]) {
         let names: Vec<String> = circle.iter().map(ToString::to_string).collect();
         let text = names.join(" -> ");
         tracing::error!(
@@ -134,7 +135,7 @@ impl Network {
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for InputQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let channel = channel_name(self.channel.into());
         let (nic, port) = (self.nic, self.port());

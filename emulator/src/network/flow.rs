@@ -33,14 +33,14 @@ const HERE: usize = 2 * NP_BASE;
 
 /// An input queue of a NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct InputQueue {
     pub(super) nic: u32,
     pub(super) channel: u8,
     /// Entry times two, plus the virtual channel.
     pub(super) input: u8,
 }
 
-impl Place {
+impl InputQueue {
     pub(super) fn link(nic: usize, port: u8, channel: usize, dvc: usize) -> Self {
         Self {
             nic: nic as u32,
@@ -168,7 +168,7 @@ fn fits(used: u64, size: u64, limit: u64) -> bool {
 }
 
 impl Network {
-    pub(super) fn input(&mut self, at: Place) -> &mut Input {
+    pub(super) fn input(&mut self, at: InputQueue) -> &mut Input {
         &mut self.nodes[at.nic as usize].xbar.inputs[at.queue()]
     }
 
@@ -176,7 +176,7 @@ impl Network {
         &mut self.nodes[nic].xbar.outputs[channel * OUTPUTS + output]
     }
 
-    fn schedule(&mut self, at: Place) {
+    fn schedule(&mut self, at: InputQueue) {
         let input = self.input(at);
         if !input.scheduled && !input.flits.is_empty() {
             input.scheduled = true;
@@ -185,27 +185,27 @@ impl Network {
     }
 
     /// Appends a packet to a queue in which its space is already reserved.
-    pub(super) fn enqueue(&mut self, at: Place, flit: Flit) {
+    pub(super) fn enqueue(&mut self, at: InputQueue, flit: Flit) {
         self.input(at).flits.push_back(flit);
         self.schedule(at);
     }
 
     /// Puts a packet of this NIC into its crossbar.
     pub(super) fn enter(&mut self, nic: usize, flit: Flit) {
-        let at = Place::unit(nic, flit.lane);
+        let at = InputQueue::unit(nic, flit.lane);
         self.input(at).bytes += flit.size();
         self.enqueue(at, flit);
     }
 
     /// Returns the free bytes of a lane of a NIC.
     pub(super) fn lane_room(&self, nic: usize, lane: Lane) -> u64 {
-        let used = self.nodes[nic].xbar.inputs[Place::unit(nic, lane).queue()].bytes;
+        let used = self.nodes[nic].xbar.inputs[InputQueue::unit(nic, lane).queue()].bytes;
         self.cfg.input_buffer_bytes.saturating_sub(used)
     }
 
     /// Returns the input queue at the far side of an output, or `None` if its link carries no
     /// packets.
-    pub(super) fn far(&self, nic: usize, channel: usize, output: usize) -> Option<Place> {
+    pub(super) fn far(&self, nic: usize, channel: usize, output: usize) -> Option<InputQueue> {
         if output >= HERE {
             return None;
         }
@@ -214,7 +214,7 @@ impl Network {
         let to = cable.ends[1 - side];
         cable
             .live
-            .then(|| Place::link(to.nic, to.port, channel, output % 2))
+            .then(|| InputQueue::link(to.nic, to.port, channel, output % 2))
     }
 
     /// Returns true if a packet may leave through this output: there is space, or the packet will
@@ -239,7 +239,7 @@ impl Network {
             }
             let ahead = w.inputs >> w.next << w.next;
             let input = if ahead != 0 { ahead } else { w.inputs }.trailing_zeros() as u8;
-            let at = Place {
+            let at = InputQueue {
                 nic: nic as u32,
                 channel: channel as u8,
                 input,
@@ -268,7 +268,7 @@ impl Network {
             for output in [usize::from(port) * 2, usize::from(port) * 2 + 1] {
                 let inputs = std::mem::take(&mut self.output(nic, channel, output).inputs);
                 for input in ones(inputs) {
-                    self.schedule(Place {
+                    self.schedule(InputQueue {
                         nic: nic as u32,
                         channel: channel as u8,
                         input: input as u8,
@@ -279,7 +279,7 @@ impl Network {
     }
 
     /// Frees space in an input queue and wakes the upstream packets that wait for it.
-    pub(super) fn free(&mut self, at: Place, size: u64) {
+    pub(super) fn free(&mut self, at: InputQueue, size: u64) {
         let input = self.input(at);
         input.bytes = input.bytes.saturating_sub(size);
         if at.port() < NP_BASE {
@@ -292,7 +292,7 @@ impl Network {
     }
 
     /// Routes the head of an input queue and forwards it to all outputs with space.
-    pub(super) fn advance(&mut self, at: Place, trace: &mut Tracer) {
+    pub(super) fn advance(&mut self, at: InputQueue, trace: &mut Tracer) {
         let (nic, channel) = (at.nic as usize, usize::from(at.channel));
         let input = self.input(at);
         input.scheduled = false;
@@ -309,7 +309,13 @@ impl Network {
     }
 
     /// Returns the outputs that the head waits for.
-    fn advance_head(&mut self, at: Place, flit: Flit, granted: u32, trace: &mut Tracer) -> u32 {
+    fn advance_head(
+        &mut self,
+        at: InputQueue,
+        flit: Flit,
+        granted: u32,
+        trace: &mut Tracer,
+    ) -> u32 {
         let nic = at.nic as usize;
         let size = flit.size();
         let todo = match flit.todo {
@@ -340,7 +346,7 @@ impl Network {
     /// wait for, and the packet if there are any.
     fn let_out(
         &mut self,
-        at: Place,
+        at: InputQueue,
         flit: Flit,
         todo: u32,
         granted: u32,
@@ -379,7 +385,7 @@ impl Network {
         (waits, flit)
     }
 
-    fn leave(&mut self, at: Place, output: usize, flit: Flit, trace: &mut Tracer) {
+    fn leave(&mut self, at: InputQueue, output: usize, flit: Flit, trace: &mut Tracer) {
         let nic = at.nic as usize;
         let np = NP_BASE + flit.pkt.port as usize;
         let outport = if output < HERE { output / 2 } else { np };
@@ -407,7 +413,7 @@ impl Network {
     }
 
     /// Returns the crossbar inport of a packet in the numbering of the registers.
-    fn inport(&self, at: Place, flit: &Flit) -> usize {
+    fn inport(&self, at: InputQueue, flit: &Flit) -> usize {
         match at.port() {
             link @ 0..NP_BASE => link,
             _ => NP_BASE + flit.pkt.port as usize,
@@ -415,7 +421,7 @@ impl Network {
     }
 
     /// Looks up a packet in the tables of its inport. Returns the set of its outputs.
-    fn route(&mut self, nic: usize, at: Place, flit: &Flit) -> Result<u32, DropReason> {
+    fn route(&mut self, nic: usize, at: InputQueue, flit: &Flit) -> Result<u32, DropReason> {
         if !self.nodes[nic].powered {
             return Err(DropReason::PowerOff);
         }
@@ -514,8 +520,8 @@ impl Network {
         // A packet held at a link that is down reserves its space at the far side already.
         let ends = cable.ends;
         let to = ends[1 - side];
-        let place = Place::link(to.nic, to.port, flit.lane.channel(), output % 2);
-        self.input(place).bytes += size;
+        let queue = InputQueue::link(to.nic, to.port, flit.lane.channel(), output % 2);
+        self.input(queue).bytes += size;
         let cable = &mut self.cables[c];
         if !cable.live {
             let dir = &mut cable.dirs[side];
@@ -555,7 +561,10 @@ impl Network {
             lp.received = lp.received.wrapping_add(1);
         }
         let dvc = usize::from(flit.dvc);
-        self.enqueue(Place::link(to.nic, to.port, flit.lane.channel(), dvc), flit);
+        self.enqueue(
+            InputQueue::link(to.nic, to.port, flit.lane.channel(), dvc),
+            flit,
+        );
     }
 
     pub(super) fn arrive(&mut self, cable: usize, side: usize) {
@@ -747,12 +756,12 @@ impl Network {
     /// Frees the reserved space of a packet that was lost on a cable.
     pub(super) fn lost_on_cable(&mut self, cable: usize, side: usize, flit: &Flit) {
         let to = self.cables[cable].ends[1 - side];
-        let place = Place::link(to.nic, to.port, flit.lane.channel(), flit.dvc.into());
-        self.free(place, flit.size());
+        let queue = InputQueue::link(to.nic, to.port, flit.lane.channel(), flit.dvc.into());
+        self.free(queue, flit.size());
     }
 
     /// Iterates over the far input queues of the links that the head of a queue waits for.
-    pub(super) fn waits_for(&self, at: Place) -> impl Iterator<Item = Place> + '_ {
+    pub(super) fn waits_for(&self, at: InputQueue) -> impl Iterator<Item = InputQueue> + '_ {
         let input = &self.nodes[at.nic as usize].xbar.inputs[at.queue()];
         let todo = input.flits.front().map_or(0, |f| f.todo) & ((1 << HERE) - 1);
         ones(todo).filter_map(move |o| self.far(at.nic as usize, at.channel.into(), o))

@@ -27,7 +27,7 @@ use crate::lane::{Lane, Receipt, LANES, OVERHEAD};
 use crate::nic::Body;
 use crate::seed::{self, Purpose};
 use crate::trace::{Event, Tracer};
-use flow::{Crossbar, Place};
+use flow::{Crossbar, InputQueue};
 use link::{Cable, Damage};
 use rand::rngs::SmallRng;
 use rand::Rng;
@@ -105,13 +105,13 @@ pub struct Network {
     nodes: Vec<Node>,
     cables: Vec<Cable>,
     /// Input queues whose head may be able to advance.
-    steps: VecDeque<Place>,
+    steps: VecDeque<InputQueue>,
     /// NICs and lanes with packets to be delivered.
     ready: VecDeque<(usize, Lane)>,
     /// Trigger events to be raised.
     events: VecDeque<(usize, u8)>,
     /// Input queues whose head waited for a link when it was last checked.
-    stalled: Vec<Place>,
+    stalled: Vec<InputQueue>,
     /// Deadlocks found, oldest first.
     deadlocks: Vec<String>,
     timers: BTreeSet<(u64, Timer)>,

@@ -1,7 +1,7 @@
 //! ATU: address translation, commands, translation cache (HW §11, G17).
 
 use super::dma::nth;
-use super::late::Late;
+use super::random_delay::RandomDelay;
 use super::rma_regs::{perf, Half};
 use super::tlb::Tlb;
 use super::{AtuNotify, Nic, NicConfig};
@@ -23,7 +23,7 @@ const UNITS: [NotificationType; 3] = [
 
 pub(super) struct Atu {
     tlb: Tlb,
-    late: Late,
+    delay: RandomDelay,
     /// Pending commands in order, each with its due time.
     waiting: VecDeque<(u64, Command)>,
     /// Translations, and answers, counted since the faults for them were set.
@@ -35,7 +35,7 @@ impl Atu {
     pub(super) fn new(cfg: &NicConfig) -> Self {
         Self {
             tlb: Tlb::new(cfg),
-            late: Late::new(cfg, Purpose::Translation, cfg.atu_command_ns),
+            delay: RandomDelay::new(cfg, Purpose::Translation, cfg.atu_command_ns),
             waiting: VecDeque::new(),
             translations: 0,
             answers: 0,
@@ -43,7 +43,7 @@ impl Atu {
     }
 
     pub(super) fn reseed(&mut self, seed: u64) {
-        self.late.reseed(seed);
+        self.delay.reseed(seed);
     }
 
     pub(super) fn waiting(&self) -> usize {
@@ -181,7 +181,7 @@ impl Nic {
             }
         };
         let injected = self.cfg.faults.atu_delay_ns;
-        let delay = injected.unwrap_or_else(|| self.atu.late.draw());
+        let delay = injected.unwrap_or_else(|| self.atu.delay.draw());
         if delay == 0 && self.atu.waiting.is_empty() {
             self.atu_execute(command, env);
             return true;

@@ -7,7 +7,7 @@
 
 use super::htax::Route;
 use super::smfu::Sink;
-use super::smfu_target::Asker;
+use super::smfu_target::Requester;
 use super::{BackdoorInfoRead, Nic, Te};
 use crate::endpoint::{chunks, Endpoint, Gather, Gathered, Link, PciePacket, MAX_READ};
 use crate::env::Env;
@@ -36,7 +36,7 @@ pub(super) struct DeviceRead {
 
 /// Read of the network that waits for the device.
 struct Serving {
-    to: Asker,
+    to: Requester,
     /// Number of chunks that are not complete.
     left: u32,
     /// Data read so far; `None` once a chunk failed.
@@ -251,7 +251,7 @@ impl Nic {
     }
 
     /// Reads from the device for the network. Tag 0 stays free for the backdoor.
-    pub(super) fn bridge_read(&mut self, to: Asker, addr: u64, len: u32, env: &mut Env<'_>) {
+    pub(super) fn bridge_read(&mut self, to: Requester, addr: u64, len: u32, env: &mut Env<'_>) {
         let parts: Vec<(u32, u32)> = match len {
             0 => vec![(0, 0)],
             _ => chunks(addr, len, MAX_READ).collect(),

@@ -2,7 +2,7 @@
 //! packets whose stores have not ended.
 
 use super::rma_mem::{FaultKind, Source};
-use super::smfu_target::Asker;
+use super::smfu_target::Requester;
 use super::Nic;
 use crate::env::{DmaFault, Env};
 use crate::lane::Receipt;
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 /// Receiver of the data of a load.
 enum Waiter {
     /// Another node, through its SMFU.
-    Smfu(Asker),
+    Smfu(Requester),
     /// An RMA transfer.
     Rma,
 }
@@ -27,7 +27,7 @@ pub(super) struct Held {
 }
 
 impl Waiter {
-    fn asker(&self) -> Option<(u16, u64)> {
+    fn requester(&self) -> Option<(u16, u64)> {
         match self {
             Self::Smfu(to) => Some((to.node, to.tag)),
             Self::Rma => None,
@@ -37,7 +37,13 @@ impl Waiter {
 
 impl Nic {
     /// Begins a load for another node. Returns `false` if `addr` is host memory.
-    pub(super) fn ask(&mut self, to: Asker, addr: u64, len: u32, env: &mut Env<'_>) -> bool {
+    pub(super) fn load_for_smfu(
+        &mut self,
+        to: Requester,
+        addr: u64,
+        len: u32,
+        env: &mut Env<'_>,
+    ) -> bool {
         match self.begin_load(addr, len as usize, env) {
             Ok(None) => return false,
             Ok(Some(number)) => {
@@ -50,7 +56,7 @@ impl Nic {
 
     /// Begins a load into `source` at `offset` for a transfer. Returns `false` if `addr` is host
     /// memory.
-    pub(super) fn ask_for_rma(
+    pub(super) fn load_for_rma(
         &mut self,
         source: &mut Source,
         (offset, len): (usize, usize),
@@ -72,17 +78,17 @@ impl Nic {
         len: usize,
         env: &mut Env<'_>,
     ) -> Result<Option<u64>, DmaFault> {
-        let asked = match env.host.ask(addr, len) {
+        let load = match env.host.begin_load(addr, len) {
             Ok(Some(number)) => self.dma_allowed(false, addr, len, env).map(|()| number),
             Ok(None) => return Ok(None),
             Err(fault) => Err(fault),
         };
-        let asked = asked.map_err(|fault| self.dma_failed(false, fault, env));
-        asked.map(Some)
+        let load = load.map_err(|fault| self.dma_failed(false, fault, env));
+        load.map(Some)
     }
 
-    /// Processes the end of a load from another device ([`crate::env::Host::ask`]); `data` is
-    /// `None` if it failed.
+    /// Processes the end of a load from another device ([`crate::env::Host::begin_load`]); `data`
+    /// is `None` if it failed.
     pub fn loaded(&mut self, number: u64, data: Option<Vec<u8>>, env: &mut Env<'_>) {
         let Some(waiter) = self.held.loads.remove(&number) else {
             // The chip was reset after the load began.
@@ -140,12 +146,12 @@ impl Nic {
     }
 
     /// Returns node and tag of the SMFU load of another node that waits for device load `load`.
-    pub fn asker(&self, load: u64) -> Option<(u16, u64)> {
-        self.held.loads.get(&load).and_then(Waiter::asker)
+    pub fn requester(&self, load: u64) -> Option<(u16, u64)> {
+        self.held.loads.get(&load).and_then(Waiter::requester)
     }
 
     /// Iterates over node and tag of all SMFU loads that wait for other devices.
-    pub fn askers(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
-        self.held.loads.values().filter_map(Waiter::asker)
+    pub fn requesters(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
+        self.held.loads.values().filter_map(Waiter::requester)
     }
 }

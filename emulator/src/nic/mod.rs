@@ -9,7 +9,7 @@
 //! executes descriptors, writes notifications, runs SNQ programs and puts packets into the outbox.
 //! There are two exceptions:
 //!
-//! * An option can give a unit delays of its own (`late.rs`).
+//! * An option can give a unit delays of its own (`random_delay.rs`).
 //! * A call sends a limited number of packets of RMA transfers; later calls send the remaining ones
 //!   (`rma_engine.rs`, [`Nic::tx_waiting`]).
 //!
@@ -26,9 +26,9 @@ mod dma;
 mod held;
 mod htax;
 mod info;
-mod late;
 mod lock;
 mod noti;
+mod random_delay;
 mod regmap;
 mod regs;
 mod rma;

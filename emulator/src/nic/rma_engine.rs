@@ -11,7 +11,7 @@
 //! (`rma-begin-ns`), because the time at which a source is read is not specified. Only the
 //! requester's notification tells that it was read.
 
-use super::late::Late;
+use super::random_delay::RandomDelay;
 use super::rma::RmaCommand;
 use super::rma_mem::{FaultKind, Note, Source, Space};
 use super::rma_regs::{Half, Reader, RmaError};
@@ -28,7 +28,7 @@ use wire::regs::rma as regs;
 use wire::rma::FRAGMENT;
 
 /// Maximum number of packets that one call sends.
-const TURN: usize = 64;
+const BUDGET: usize = 64;
 /// One in this many commands and requests, or packets, is preceded by a pause.
 const BEGIN: u32 = 4;
 const BETWEEN: u32 = 32;
@@ -142,9 +142,9 @@ pub(super) struct Engine {
     /// number.
     failed: VecDeque<(u16, u32)>,
     /// Number of packets that the current call may send.
-    turn: usize,
+    budget: usize,
     rng: SmallRng,
-    late: Late,
+    delay: RandomDelay,
 }
 
 impl Engine {
@@ -154,15 +154,15 @@ impl Engine {
             len: 0,
             number: 0,
             failed: VecDeque::new(),
-            turn: TURN,
+            budget: BUDGET,
             rng: cfg.draws(Purpose::Transfers),
-            late: Late::new(cfg, Purpose::Pauses, cfg.rma_begin_ns),
+            delay: RandomDelay::new(cfg, Purpose::Pauses, cfg.rma_begin_ns),
         }
     }
 
     pub(super) fn reseed(&mut self, seed: u64) {
         self.rng = seed::rng(seed, 0, Purpose::Transfers);
-        self.late.reseed(seed);
+        self.delay.reseed(seed);
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -189,7 +189,7 @@ impl Engine {
 
     /// Returns the end of a new pause in one of `every` calls on average, else 0.
     fn pause(&mut self, every: u32, now: u64) -> u64 {
-        match self.late.draw_one_in(every) {
+        match self.delay.draw_one_in(every) {
             0 => 0,
             ns => now.saturating_add(ns),
         }
@@ -215,7 +215,7 @@ impl Engine {
     /// Limits the call that receives a packet: current transfers send only one packet in return.
     /// Otherwise two NICs that send to each other would fill the network.
     pub(super) fn pace(&mut self) {
-        self.turn = if self.is_ready() { 1 } else { TURN };
+        self.budget = if self.is_ready() { 1 } else { BUDGET };
     }
 
     pub(super) fn push(&mut self, flow: Flow, task: Task, now: u64) {
@@ -329,7 +329,7 @@ impl Nic {
     pub(super) fn run_rma(&mut self, env: &mut Env<'_>) {
         self.rma.engine.wake(env.host.now_ns());
         let mut open = self.tx_open_lanes(env);
-        for _ in 0..std::mem::replace(&mut self.rma.engine.turn, TURN) {
+        for _ in 0..std::mem::replace(&mut self.rma.engine.budget, BUDGET) {
             let Some(i) = self.rma.engine.draw(open) else {
                 break;
             };

@@ -88,7 +88,7 @@ impl Nic {
             offset += n as usize;
             self.rma_count(perf.requests, Half::Low, 1);
             self.rma_count_bytes(perf.bytes_asked, n.into());
-            if self.ask_for_rma(&mut source, place, at, env)? {
+            if self.load_for_rma(&mut source, place, at, env)? {
                 continue;
             }
             let buf = &mut source.data[place.0..offset];

@@ -114,7 +114,7 @@ struct Target {
 }
 
 /// Reason for an access without a target.
-enum Refusal {
+enum TargetError {
     Disabled,
     NoTarget(&'static str),
 }
@@ -160,9 +160,9 @@ impl Nic {
         })
     }
 
-    fn smfu_target(&mut self, addr: u64) -> Result<Target, Refusal> {
+    fn smfu_target(&mut self, addr: u64) -> Result<Target, TargetError> {
         if !self.smfu_status().enable() {
-            return Err(Refusal::Disabled);
+            return Err(TargetError::Disabled);
         }
         let target = if let Some((i, node, addr)) = self.smfu_interval(addr) {
             Target {
@@ -173,7 +173,7 @@ impl Nic {
         } else {
             let mask = self.storage.at(regs::ADDR_MASK.0) & ADDR_MASK & !0x3F;
             if mask == 0 && self.cfg.smfu_zero_mask == ZeroMask::Refuse {
-                return Err(Refusal::NoTarget("no interval contains the address"));
+                return Err(TargetError::NoTarget("no interval contains the address"));
             }
             let start = self.storage.at(regs::O_START_ADDR.0) & ADDR_MASK;
             let addr = addr.wrapping_sub(start) & ADDR_MASK;
@@ -187,7 +187,7 @@ impl Nic {
         if self.routable(target.node) {
             Ok(target)
         } else {
-            Err(Refusal::NoTarget("no route to the node"))
+            Err(TargetError::NoTarget("no route to the node"))
         }
     }
 
@@ -207,14 +207,14 @@ impl Nic {
         found.is_ok()
     }
 
-    fn smfu_refuse(&mut self, what: &str, addr: u64, why: &Refusal, env: &mut Env<'_>) {
+    fn smfu_refuse(&mut self, what: &str, addr: u64, why: &TargetError, env: &mut Env<'_>) {
         let drops = &mut self.counters.drops;
         let why = match why {
-            Refusal::Disabled => {
+            TargetError::Disabled => {
                 drops.smfu_disabled = drops.smfu_disabled.wrapping_add(1);
                 "the unit is off"
             }
-            Refusal::NoTarget(why) => {
+            TargetError::NoTarget(why) => {
                 drops.smfu_no_interval = drops.smfu_no_interval.wrapping_add(1);
                 self.smfu_failed();
                 why

@@ -13,7 +13,7 @@ const MAX_READ: u32 = 1 << 20;
 
 /// Destination of the response to a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Asker {
+pub(super) struct Requester {
     pub(super) node: u16,
     pub(super) tag: u64,
 }
@@ -41,7 +41,7 @@ impl Nic {
                 tag,
             } => {
                 self.smfu_count(regs::RCVD_COUNT_NP);
-                self.smfu_read(Asker { node: from, tag }, space, addr, len, env);
+                self.smfu_read(Requester { node: from, tag }, space, addr, len, env);
             }
             SmfuMessage::Response { tag, data } => self.smfu_response(from, tag, data, env),
         }
@@ -89,7 +89,14 @@ impl Nic {
         }
     }
 
-    fn smfu_read(&mut self, to: Asker, space: SmfuSpace, addr: u64, len: u32, env: &mut Env<'_>) {
+    fn smfu_read(
+        &mut self,
+        to: Requester,
+        space: SmfuSpace,
+        addr: u64,
+        len: u32,
+        env: &mut Env<'_>,
+    ) {
         let mut data = vec![0; len.min(MAX_READ) as usize];
         let done = match space {
             _ if len > MAX_READ => None,
@@ -113,7 +120,7 @@ impl Nic {
                 match len {
                     0 => Some(()),
                     // The other device's answer completes the read.
-                    _ if self.ask(to, at, len, env) => return,
+                    _ if self.load_for_smfu(to, at, len, env) => return,
                     _ => self.dma_read(at, &mut data, env).ok(),
                 }
             }
@@ -130,7 +137,7 @@ impl Nic {
     }
 
     /// Answers a read.
-    pub(super) fn smfu_answer(&mut self, to: Asker, data: Option<Vec<u8>>, env: &mut Env<'_>) {
+    pub(super) fn smfu_answer(&mut self, to: Requester, data: Option<Vec<u8>>, env: &mut Env<'_>) {
         if self.tx_len(Lane::SMFU) >= self.cfg.tx_queue_limit.saturating_mul(2) {
             // The origin's time-out reports the lost response.
             let n = &mut self.counters.drops.smfu_congested;

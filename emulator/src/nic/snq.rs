@@ -2,7 +2,7 @@
 //! §6, G4…G6).
 
 use super::dma::MSI_RANGE;
-use super::late::Late;
+use super::random_delay::RandomDelay;
 use super::{LossyRing, Nic, NicConfig, SnqRestart};
 use crate::env::{Accessor, Env, Stream};
 use crate::seed::Purpose;
@@ -28,7 +28,7 @@ struct Running {
 }
 
 pub(super) struct Snq {
-    late: Late,
+    delay: RandomDelay,
     /// Time at which the next programs begin, if an event is pending.
     begin: Option<u64>,
     enable: u32,
@@ -52,7 +52,7 @@ pub(super) struct Snq {
 impl Snq {
     pub(super) fn new(cfg: &NicConfig) -> Self {
         Self {
-            late: Late::new(cfg, Purpose::Events, cfg.snq_program_ns),
+            delay: RandomDelay::new(cfg, Purpose::Events, cfg.snq_program_ns),
             begin: None,
             enable: 0,
             once: 0,
@@ -73,7 +73,7 @@ impl Snq {
     }
 
     pub(super) fn reseed(&mut self, seed: u64) {
-        self.late.reseed(seed);
+        self.delay.reseed(seed);
     }
 
     /// Returns the time at which the programs of pending events begin.
@@ -84,11 +84,11 @@ impl Snq {
     /// Returns true if programs may begin now. They begin some time after an event and report all
     /// changes until then (G4).
     fn may_begin(&mut self, now: u64) -> bool {
-        if self.late.is_off() || self.running.is_some() {
+        if self.delay.is_off() || self.running.is_some() {
             return true;
         }
-        let late = &mut self.late;
-        let at = *self.begin.get_or_insert_with(|| now + late.draw());
+        let delay = &mut self.delay;
+        let at = *self.begin.get_or_insert_with(|| now + delay.draw());
         if at <= now {
             self.begin = None;
         }

@@ -7,7 +7,7 @@
 //! is blocked it stays (HW §8: "accepted", §9.6). After another random time it counts as committed.
 //! Until then `assembly` and `streamout` differ.
 
-use super::late::Late;
+use super::random_delay::RandomDelay;
 use super::wcbuf::{Kept, WcError};
 use super::{Nic, NicConfig};
 use crate::env::Env;
@@ -40,7 +40,7 @@ struct Flying {
 
 /// Descriptors in flight, see the module.
 pub(super) struct Flight {
-    late: Late,
+    delay: RandomDelay,
     /// Descriptors by due time, then by arrival.
     queue: BTreeMap<(u64, u64), Flying>,
     arrivals: u64,
@@ -54,7 +54,7 @@ pub(super) struct Flight {
 impl Flight {
     pub(super) fn new(cfg: &NicConfig) -> Self {
         Self {
-            late: Late::new(cfg, Purpose::Requesters, cfg.wc_commit_ns),
+            delay: RandomDelay::new(cfg, Purpose::Requesters, cfg.wc_commit_ns),
             queue: BTreeMap::new(),
             arrivals: 0,
             executing: None,
@@ -81,7 +81,7 @@ impl Flight {
     }
 
     pub(super) fn reseed(&mut self, seed: u64) {
-        self.late.reseed(seed);
+        self.delay.reseed(seed);
     }
 
     fn put(&mut self, at: u64, flying: Flying) {
@@ -136,12 +136,12 @@ impl Nic {
             return;
         }
         self.flight.load[unit as usize][usize::from(vpid)].descriptors += 1;
-        if self.flight.late.is_off() {
+        if self.flight.delay.is_off() {
             self.wcbuf_execute(vpid, work, env);
             return;
         }
         let now = env.host.now_ns();
-        let at = (now + self.flight.late.draw()).max(load.last);
+        let at = (now + self.flight.delay.draw()).max(load.last);
         self.flight.load[unit as usize][usize::from(vpid)].last = at;
         let work = Some(work);
         self.flight.put(at, Flying { unit, vpid, work });
@@ -149,12 +149,12 @@ impl Nic {
 
     /// Records that the message or command of a descriptor has left the requester, or was dropped.
     pub(super) fn wcbuf_left(&mut self, unit: Unit, vpid: u8, env: &Env<'_>) {
-        if self.flight.late.is_off() {
+        if self.flight.delay.is_off() {
             self.wcbuf_done(unit, vpid);
             return;
         }
         let since = self.flight.executing.unwrap_or(env.host.now_ns());
-        let at = since + self.flight.late.draw();
+        let at = since + self.flight.delay.draw();
         let work = None;
         self.flight.put(at, Flying { unit, vpid, work });
     }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 /// Maximum number of waiting bytes, which bounds the emulator's memory. Above it the oldest writes
 /// are performed at once.
-const MOST_BYTES: usize = 4 << 20;
+const MAX_QUEUED_BYTES: usize = 4 << 20;
 
 struct Write {
     addr: u64,
@@ -222,11 +222,11 @@ impl Host for TimedHost<'_> {
         self.machine.dma_read(addr, buf)
     }
 
-    fn ask(&mut self, addr: u64, len: usize) -> Result<Option<u64>, DmaFault> {
+    fn begin_load(&mut self, addr: u64, len: usize) -> Result<Option<u64>, DmaFault> {
         if let Some((posted, stats)) = &mut self.posted {
             posted.push(self.machine.now_ns, self.machine, stats);
         }
-        self.machine.ask(addr, len)
+        self.machine.begin_load(addr, len)
     }
 
     fn device_writes(&self) -> (u64, u64) {
@@ -244,7 +244,7 @@ impl Host for TimedHost<'_> {
             Some((posted, stats)) if self.machine.takes(addr, data.len()) => {
                 let to_device = !self.machine.memory.writable(addr, data.len());
                 posted.write(self.machine.now_ns, addr, data, to_device, stats);
-                while posted.bytes > MOST_BYTES {
+                while posted.bytes > MAX_QUEUED_BYTES {
                     posted.commit(self.machine, stats);
                 }
                 Ok(())

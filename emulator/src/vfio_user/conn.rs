@@ -109,7 +109,7 @@ impl Connection {
         loop {
             if !self.session.ready(dev, &mut out) {
                 waiting = true;
-                match self.hear(dev) {
+                match self.receive_replies(dev) {
                     Ok(more) => listen = more,
                     Err(e) => closed = Some(e),
                 }
@@ -182,7 +182,7 @@ impl Connection {
 
     /// Processes answers of the client while the device is not ready for its messages. Returns
     /// `true` if more may arrive.
-    fn hear(&mut self, dev: &mut dyn Device) -> Result<bool, Closed> {
+    fn receive_replies(&mut self, dev: &mut dyn Device) -> Result<bool, Closed> {
         loop {
             self.search(dev);
             if self.eof || !dev.awaits_answers() || !self.room_ahead() {

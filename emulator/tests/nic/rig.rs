@@ -88,7 +88,7 @@ impl Host for Ram {
         Ok(())
     }
 
-    fn ask(&mut self, addr: u64, len: usize) -> Result<Option<u64>, DmaFault> {
+    fn begin_load(&mut self, addr: u64, len: usize) -> Result<Option<u64>, DmaFault> {
         if !(PEER..PEER + PEER_BYTES).contains(&addr) {
             return Ok(None);
         }

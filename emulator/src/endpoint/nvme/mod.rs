@@ -332,7 +332,7 @@ impl Nvme {
                 let Some(transfer) = self.transfers.get_mut(&key) else {
                     return;
                 };
-                match transfer.pages.learn(&part) {
+                match transfer.pages.add_part(&part) {
                     Ok(()) => self.go_on(key),
                     Err(status) => self.end(key, Err(status)),
                 }

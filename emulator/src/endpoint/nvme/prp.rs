@@ -66,7 +66,7 @@ impl Pages {
 
     /// Processes the part of the list that was [`wanted`](Self::wanted). The last entry of a page
     /// points to the next part if more are needed.
-    pub fn learn(&mut self, part: &[u8]) -> Result<(), Status> {
+    pub fn add_part(&mut self, part: &[u8]) -> Result<(), Status> {
         let (pages, room) = self.missing();
         let entries = part.chunks_exact(ENTRY as usize);
         let mut entries = entries.map(|e| e.try_into().map_or(0, u64::from_le_bytes));
@@ -115,15 +115,15 @@ mod tests {
         // Two entries to the end of the page, for four pages.
         let mut p = Pages::new([0x1000, 0x8FF0], 5 * 4096).unwrap();
         assert_eq!(p.wanted(), Some((0x8FF0, 16)));
-        p.learn(&list(&[0x2000, 0x9000])).unwrap();
+        p.add_part(&list(&[0x2000, 0x9000])).unwrap();
         assert_eq!(p.wanted(), Some((0x9000, 24)));
-        p.learn(&list(&[0x3000, 0x4000, 0x5000])).unwrap();
+        p.add_part(&list(&[0x3000, 0x4000, 0x5000])).unwrap();
         assert_eq!(p.wanted(), None);
         let at: Vec<u64> = p.pieces().iter().map(|p| p.0).collect();
         assert_eq!(at, [0x1000, 0x2000, 0x3000, 0x4000, 0x5000]);
         // The list fits exactly into its page.
         let mut p = Pages::new([0x1000, 0x8FF0], 3 * 4096).unwrap();
-        p.learn(&list(&[0x2000, 0x3000])).unwrap();
+        p.add_part(&list(&[0x2000, 0x3000])).unwrap();
         assert_eq!((p.wanted(), p.pieces().len()), (None, 3));
     }
 
@@ -132,7 +132,7 @@ mod tests {
         assert!(Pages::new([0x1000, 0x8004], 3 * 4096).is_err());
         let with = |entries: &[u64]| {
             let mut p = Pages::new([0x1000, 0x8FF0], 5 * 4096).unwrap();
-            p.learn(&list(entries)).unwrap_err()
+            p.add_part(&list(entries)).unwrap_err()
         };
         assert_eq!(with(&[0x2008, 0x9000]), Status::PRP_OFFSET);
         assert_eq!(with(&[0x2000, 0x9008]), Status::PRP_OFFSET);
@@ -140,7 +140,7 @@ mod tests {
         // Each part of this list has one entry, which points to the next part.
         let mut p = Pages::new([0x1000, 0x8FF8], 3 * 4096).unwrap();
         assert_eq!(p.wanted(), Some((0x8FF8, 8)));
-        p.learn(&list(&[0x9000])).unwrap();
+        p.add_part(&list(&[0x9000])).unwrap();
         assert_eq!(p.wanted(), Some((0x9000, 16)));
     }
 }

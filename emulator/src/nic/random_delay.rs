@@ -6,14 +6,14 @@ use rand::rngs::SmallRng;
 use rand::Rng;
 
 /// Delay generator of one unit.
-pub(super) struct Late {
+pub(super) struct RandomDelay {
     rng: SmallRng,
     purpose: Purpose,
     /// Maximum delay in ns; 0: no delays.
     longest: u64,
 }
 
-impl Late {
+impl RandomDelay {
     pub(super) fn new(cfg: &NicConfig, purpose: Purpose, longest: u64) -> Self {
         Self {
             rng: cfg.draws(purpose),
@@ -41,7 +41,7 @@ impl Late {
         self.rng.random_range(0..=most)
     }
 
-    /// Returns a delay like [`Late::draw`] in one of `every` calls on average, else 0.
+    /// Returns a delay like [`RandomDelay::draw`] in one of `every` calls on average, else 0.
     pub(super) fn draw_one_in(&mut self, every: u32) -> u64 {
         if self.is_off() || !self.rng.random_ratio(1, every.max(1)) {
             return 0;
