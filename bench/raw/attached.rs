@@ -2,7 +2,7 @@
 
 //! NICs that commands can use, and the activities on each.
 
-use crate::{regions::Offer, server::Server, transfer::Parked, wait::Waiter};
+use crate::{regions::Offer, server::Server, transfer::PendingMemory, wait::Waiter};
 use extoll_core::{child::Handle, smfu::Window};
 use kernel::{
     new_mutex,
@@ -47,7 +47,7 @@ pub(crate) struct Attached {
     /// Locked during a run, so that there is one run at a time; `None` while the NIC is being
     /// removed.
     #[pin]
-    run: Mutex<Option<Place>>,
+    run: Mutex<Option<RunState>>,
     #[pin]
     server: Mutex<Serving>,
     /// Registered memory that peers may access.
@@ -62,10 +62,10 @@ pub(crate) struct Attached {
 }
 
 /// Resources of a run.
-pub(crate) struct Place {
+pub(crate) struct RunState {
     pub(crate) nic: Handle,
     /// Memory that an aborted run left, and the time until which it must stay.
-    pub(crate) parked: Option<(Instant<Monotonic>, Parked)>,
+    pub(crate) pending: Option<(Instant<Monotonic>, PendingMemory)>,
 }
 
 struct Serving {
@@ -76,24 +76,24 @@ struct Serving {
 }
 
 struct Waiting {
-    going: bool,
+    removing: bool,
     waiter: Option<Arc<Waiter>>,
 }
 
 /// Permission to run, released on drop.
 pub(crate) struct Run<'a> {
     attached: &'a Attached,
-    place: MutexGuard<'a, Option<Place>>,
+    state: MutexGuard<'a, Option<RunState>>,
     pub(crate) waiter: Arc<Waiter>,
 }
 
 impl Run<'_> {
     pub(crate) fn nic(&self) -> Result<Handle> {
-        Ok(self.place.as_ref().ok_or(ENODEV)?.nic.clone())
+        Ok(self.state.as_ref().ok_or(ENODEV)?.nic.clone())
     }
 
-    pub(crate) fn place(&mut self) -> Result<&mut Place> {
-        Option::as_mut(&mut *self.place).ok_or(ENODEV)
+    pub(crate) fn state(&mut self) -> Result<&mut RunState> {
+        Option::as_mut(&mut *self.state).ok_or(ENODEV)
     }
 }
 
@@ -110,9 +110,9 @@ fn before(at: Instant<Monotonic>) -> bool {
 
 impl Attached {
     pub(crate) fn new(nic: Handle) -> Result<Arc<Self>> {
-        let place = Place {
+        let state = RunState {
             nic: nic.clone(),
-            parked: None,
+            pending: None,
         };
         let serving = Serving {
             nic: Some(nic),
@@ -120,12 +120,12 @@ impl Attached {
             quarantine: None,
         };
         let waiting = Waiting {
-            going: false,
+            removing: false,
             waiter: None,
         };
         Arc::pin_init(
             pin_init!(Self {
-                run <- new_mutex!(Some(place), "extoll_bench_run"),
+                run <- new_mutex!(Some(state), "extoll_bench_run"),
                 server <- new_mutex!(serving, "extoll_bench_server"),
                 offer <- new_mutex!(None, "extoll_bench_offer"),
                 window <- new_mutex!(None, "extoll_bench_window"),
@@ -143,25 +143,25 @@ impl Attached {
     /// is being removed; `ENOMEM`.
     pub(crate) fn begin(&self, timeout: Delta) -> Result<Run<'_>> {
         let waiter = Waiter::new(timeout)?;
-        let mut place = self.run.try_lock().ok_or(EBUSY)?;
-        let here = Option::as_mut(&mut *place).ok_or(ENODEV)?;
+        let mut state = self.run.try_lock().ok_or(EBUSY)?;
+        let here = Option::as_mut(&mut *state).ok_or(ENODEV)?;
         if here
-            .parked
+            .pending
             .as_ref()
             .is_some_and(|(until, _)| before(*until))
         {
             return Err(EBUSY);
         }
-        here.parked = None;
+        here.pending = None;
         let mut waiting = self.waiting.lock();
-        if waiting.going {
+        if waiting.removing {
             return Err(ENODEV);
         }
         waiting.waiter = Some(waiter.clone());
         drop(waiting);
         Ok(Run {
             attached: self,
-            place,
+            state,
             waiter,
         })
     }
@@ -206,7 +206,7 @@ impl Attached {
     }
 
     /// Locks the window that stays.
-    pub(crate) fn parked_window(&self) -> MutexGuard<'_, Option<Window>> {
+    pub(crate) fn kept_window(&self) -> MutexGuard<'_, Option<Window>> {
         self.window.lock()
     }
 
@@ -219,7 +219,7 @@ impl Attached {
     pub(crate) fn shutdown(&self) {
         {
             let mut waiting = self.waiting.lock();
-            waiting.going = true;
+            waiting.removing = true;
             if let Some(waiter) = waiting.waiter.take() {
                 waiter.cancel();
             }

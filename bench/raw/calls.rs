@@ -5,7 +5,7 @@
 use crate::{
     attached::{Attached, Run},
     command::Words,
-    engines::{self, Side},
+    engines::{self, LocalMemory},
     protocol::pattern,
     regions,
     report::Report,
@@ -53,7 +53,7 @@ impl By {
 
 /// Kind of a completion, with the name of its counter.
 #[derive(Clone, Copy)]
-enum What {
+enum CompletionKind {
     Taken,
     Ok,
     TimedOut,
@@ -69,19 +69,19 @@ enum What {
     Nested,
 }
 
-const NAMES: [(What, &str); 12] = [
-    (What::Taken, "taken"),
-    (What::Ok, "ok"),
-    (What::TimedOut, "timed_out"),
-    (What::Cancelled, "cancelled"),
-    (What::PeerLost, "peer_lost"),
-    (What::Down, "down"),
-    (What::Faults, "faults"),
-    (What::Settled, "settled"),
-    (What::Unanswered, "unanswered"),
-    (What::Closed, "closed"),
-    (What::Wrong, "wrong"),
-    (What::Nested, "nested"),
+const NAMES: [(CompletionKind, &str); 12] = [
+    (CompletionKind::Taken, "taken"),
+    (CompletionKind::Ok, "ok"),
+    (CompletionKind::TimedOut, "timed_out"),
+    (CompletionKind::Cancelled, "cancelled"),
+    (CompletionKind::PeerLost, "peer_lost"),
+    (CompletionKind::Down, "down"),
+    (CompletionKind::Faults, "faults"),
+    (CompletionKind::Settled, "settled"),
+    (CompletionKind::Unanswered, "unanswered"),
+    (CompletionKind::Closed, "closed"),
+    (CompletionKind::Wrong, "wrong"),
+    (CompletionKind::Nested, "nested"),
 ];
 
 /// Number of completions of each kind for all owners of a run.
@@ -93,32 +93,36 @@ impl Sums {
         Ok(Arc::new(sums, GFP_KERNEL)?)
     }
 
-    fn count(&self, what: What) {
-        if let Some(n) = self.0.get(what as usize) {
+    fn count(&self, kind: CompletionKind) {
+        if let Some(n) = self.0.get(kind as usize) {
             n.fetch_add(1, Relaxed);
         }
     }
 
-    fn get(&self, what: What) -> u64 {
-        self.0.get(what as usize).map_or(0, |n| n.load(Relaxed))
+    fn get(&self, kind: CompletionKind) -> u64 {
+        self.0.get(kind as usize).map_or(0, |n| n.load(Relaxed))
     }
 
-    fn sum(&self, all: &[What]) -> u64 {
-        all.iter().map(|what| self.get(*what)).sum()
+    fn sum(&self, all: &[CompletionKind]) -> u64 {
+        all.iter().map(|kind| self.get(*kind)).sum()
     }
 
     fn ended(&self) -> u64 {
-        use What::*;
+        use CompletionKind::*;
         self.sum(&[Ok, TimedOut, Cancelled, PeerLost, Down, Faults])
     }
 
     fn quiet(&self) -> u64 {
-        self.sum(&[What::Settled, What::Unanswered, What::Closed])
+        self.sum(&[
+            CompletionKind::Settled,
+            CompletionKind::Unanswered,
+            CompletionKind::Closed,
+        ])
     }
 
     fn show(&self, report: &mut Report<'_>) -> Result {
-        for (what, name) in NAMES {
-            report.number(name, self.get(what))?;
+        for (kind, name) in NAMES {
+            report.number(name, self.get(kind))?;
         }
         Result::Ok(())
     }
@@ -152,7 +156,7 @@ impl Owner {
                 fsleep(Delta::from_micros(50));
                 let locked = engine.lock(to, LockTarget::Completer, 7, (i32::MAX, 1), timeout);
                 if locked.is_ok() {
-                    self.sums.count(What::Nested);
+                    self.sums.count(CompletionKind::Nested);
                 }
             }
             CallIn::Poll => {
@@ -172,29 +176,29 @@ impl Owner {
 impl Completion for Owner {
     fn done(&self, outcome: Result<Done, RmaError>) {
         if self.state.xchg(1, Relaxed) != 0 {
-            self.sums.count(What::Wrong);
+            self.sums.count(CompletionKind::Wrong);
         }
         if let Some((engine, to, context)) = &self.again {
             self.nested(engine, *to, *context);
         }
         self.sums.count(match outcome {
-            Ok(_) => What::Ok,
-            Err(RmaError::TimedOut) => What::TimedOut,
-            Err(RmaError::Cancelled) => What::Cancelled,
-            Err(RmaError::PeerLost) => What::PeerLost,
-            Err(RmaError::Down) => What::Down,
-            Err(_) => What::Faults,
+            Ok(_) => CompletionKind::Ok,
+            Err(RmaError::TimedOut) => CompletionKind::TimedOut,
+            Err(RmaError::Cancelled) => CompletionKind::Cancelled,
+            Err(RmaError::PeerLost) => CompletionKind::PeerLost,
+            Err(RmaError::Down) => CompletionKind::Down,
+            Err(_) => CompletionKind::Faults,
         });
     }
 
     fn quiet(&self, how: Quiet) {
         if self.state.xchg(2, Relaxed) != 1 {
-            self.sums.count(What::Wrong);
+            self.sums.count(CompletionKind::Wrong);
         }
         self.sums.count(match how {
-            Quiet::Settled => What::Settled,
-            Quiet::Unanswered => What::Unanswered,
-            Quiet::Closed => What::Closed,
+            Quiet::Settled => CompletionKind::Settled,
+            Quiet::Unanswered => CompletionKind::Unanswered,
+            Quiet::Closed => CompletionKind::Closed,
         });
     }
 }
@@ -205,7 +209,7 @@ struct Nested(Arc<Sums>);
 impl Completion for Nested {
     fn done(&self, outcome: Result<Done, RmaError>) {
         if outcome.is_ok() {
-            self.0.count(What::Nested);
+            self.0.count(CompletionKind::Nested);
         }
     }
 }
@@ -231,7 +235,7 @@ fn wait(ms: i64, mut ready: impl FnMut() -> bool) -> Result<bool> {
 /// Memory and engine of a run.
 struct Table {
     engine: Engine,
-    side: Side,
+    memory: LocalMemory,
     to: Destination,
     bytes: u64,
     /// Length of a transfer in bytes.
@@ -252,13 +256,13 @@ impl Table {
             ..Setup::default()
         };
         let engine = engines::open(&nic, setup)?;
-        let side = Side::new(&nic, engine.requester().vpid(), words, bytes, None)?;
-        if side.region.is_none() {
+        let memory = LocalMemory::new(&nic, engine.requester().vpid(), words, bytes, None)?;
+        if memory.region.is_none() {
             return report.fail(EINVAL, fmt!("this kind of memory has no NLA"));
         }
         Ok(Self {
             engine,
-            side,
+            memory,
             to: engines::destination(words)?,
             bytes: bytes as u64,
             len,
@@ -279,7 +283,7 @@ impl Table {
         (timeout, context): (Delta, CallIn),
         owner: Arc<Owner>,
     ) -> Result<Ticket, RmaError> {
-        let region = self.side.region.as_ref().ok_or(RmaError::Invalid)?;
+        let region = self.memory.region.as_ref().ok_or(RmaError::Invalid)?;
         let at = self.place(i);
         let request = Request {
             to: self.to,
@@ -337,9 +341,9 @@ pub(crate) fn calls(
                 fsleep(Delta::from_micros(200));
             }
         }
-        sums.count(What::Taken);
+        sums.count(CompletionKind::Taken);
     }
-    let taken = sums.get(What::Taken);
+    let taken = sums.get(CompletionKind::Taken);
     let all = wait(60_000, || {
         if poll {
             more = table.engine.poll();
@@ -353,7 +357,7 @@ pub(crate) fn calls(
     for i in 0..words.count {
         let first = table.place(i) / 8;
         let mut place = first..first + table.len / 8;
-        let view = &table.side.view;
+        let view = &table.memory.view;
         if let Some(w) = place.find(|w| view.read(*w as usize) != pattern(words.seed, *w)) {
             return report.fail(EBADMSG, fmt!("GET {i}: word {w} is wrong"));
         }
@@ -393,7 +397,7 @@ pub(crate) fn give_up(
     let start = Instant::<Monotonic>::now();
     let Table {
         engine,
-        side,
+        memory,
         to,
         bytes,
         len,
@@ -411,7 +415,7 @@ pub(crate) fn give_up(
     }
     let table = Table {
         engine,
-        side,
+        memory,
         to,
         bytes,
         len,
@@ -427,11 +431,17 @@ pub(crate) fn give_up(
     report.number("quiet_ms", start.elapsed().as_millis() as u64)?;
     wait(60_000, || retried.ended() == 1)?;
     sums.show(report)?;
-    match (again, retried.get(What::Ok)) {
+    match (again, retried.get(CompletionKind::Ok)) {
         (Err(e), _) => report.line(fmt!("retry {e:?}"))?,
         (Ok(_), 1) => {
             report.line(fmt!("retry ok"))?;
-            regions::compare(&table.side.view, table.len as usize, words.seed, 0, report)?;
+            regions::compare(
+                &table.memory.view,
+                table.len as usize,
+                words.seed,
+                0,
+                report,
+            )?;
         }
         (Ok(_), _) => report.line(fmt!("retry failed"))?,
     }
@@ -439,24 +449,24 @@ pub(crate) fn give_up(
 }
 
 /// Command `heard`: shows the notifications of peers that the engine of the offer received.
-pub(crate) fn heard(attached: &Attached, report: &mut Report<'_>) -> Result {
+pub(crate) fn received(attached: &Attached, report: &mut Report<'_>) -> Result {
     let place = attached.offer();
     let Some(offer) = place.as_ref() else {
         return report.fail(ENOENT, fmt!("there is no offer"));
     };
     let (engine, _) = offer.engine();
     report.number("unclaimed", engine.counters().unclaimed)?;
-    let Some(heard) = &offer.heard else {
+    let Some(received) = &offer.received else {
         return Ok(());
     };
     for (name, n) in ["puts", "gets", "values", "others"]
         .iter()
-        .zip(&heard.counts)
+        .zip(&received.counts)
     {
         report.number(name, n.load(Relaxed))?;
     }
-    report.number("own", heard.own.load(Relaxed))?;
-    report.number("last", heard.last.load(Relaxed))
+    report.number("own", received.own.load(Relaxed))?;
+    report.number("last", received.last.load(Relaxed))
 }
 
 /// Command `flood`: sends `count` notification PUTs to a peer at maximum speed.
@@ -464,7 +474,7 @@ pub(crate) fn flood(run: &Run<'_>, words: &Words, report: &mut Report<'_>) -> Re
     let nic = run.nic()?;
     let to = engines::destination(words)?;
     let (requester, _notifications) = nic.rma().open(None, 512 << 10)?;
-    requester.attach(run.waiter.ear(wire::ids::Unit::Rma)?);
+    requester.attach(run.waiter.client(wire::ids::Unit::Rma)?);
     let peer = rma::Peer {
         notify: NotifySpec::from_bits(4),
         page: PageOptions {

@@ -5,9 +5,9 @@
 use crate::{
     attached::Registry,
     calls::{self, By},
-    engines, handles, lists,
+    chunks, engines, handles, lists,
     many::{self, How},
-    pieces, pingpong, ports,
+    pingpong, ports,
     protocol::DEFAULT_VPID,
     regions::{self, Kind},
     remote,
@@ -255,7 +255,7 @@ impl Later {
         let Some(attached) = registry.get(words.nic as usize) else {
             return report.fail(ENODEV, fmt!("there is no NIC number {}", words.nic));
         };
-        pieces::get(&attached, &words, memory, &mut report)
+        chunks::get(&attached, &words, memory, &mut report)
     }
 }
 
@@ -286,7 +286,7 @@ pub(crate) fn run(
     if words.get {
         return Ok(Some(Later(words)));
     }
-    pieces::put(&attached, &words, memory, &mut report).map(|()| None)
+    chunks::put(&attached, &words, memory, &mut report).map(|()| None)
 }
 
 /// Runs a command without memory.
@@ -344,7 +344,7 @@ fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
         "offered" => regions::offered(&attached, &words, report),
         "revoke" => regions::revoke(&attached, report),
         "withdraw" => regions::withdraw(&attached, report),
-        "heard" => calls::heard(&attached, report),
+        "heard" => calls::received(&attached, report),
         "copy" | "handles" | "lock" | "register" | "end" | "reserve" | "buffers" | "lists"
         | "calls" | "give_up" | "flood" => {
             let timeout = Delta::from_millis(words.timeout_ms as i64);

@@ -100,12 +100,12 @@ pub(crate) fn put(
 }
 
 /// Local memory of a transfer.
-pub(crate) struct Side {
+pub(crate) struct LocalMemory {
     pub(crate) region: Option<Region>,
     pub(crate) view: View,
 }
 
-impl Side {
+impl LocalMemory {
     /// Allocates memory of the kind in the words, which must be accessible for the CPU. May sleep.
     pub(crate) fn new(
         nic: &Arc<Nic>,
@@ -142,7 +142,7 @@ pub(crate) fn tell(text: &str) -> Option<Tell> {
 }
 
 /// Counters of the notifications that an offer received from peers.
-pub(crate) struct Heard {
+pub(crate) struct Received {
     node: NodeId,
     /// Delay between two notifications in µs.
     slow: u64,
@@ -153,7 +153,7 @@ pub(crate) struct Heard {
     pub(crate) last: Atomic<u64>,
 }
 
-impl Heard {
+impl Received {
     pub(crate) fn new(nic: &Nic, slow: u64) -> Self {
         Self {
             node: nic.node(),
@@ -165,7 +165,7 @@ impl Heard {
     }
 }
 
-impl Listener for Heard {
+impl Listener for Received {
     fn notified(&self, n: &Notification) {
         use NotificationType::{Completer, Responder};
         let kind = match (n.kind, n.command) {

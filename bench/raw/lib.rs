@@ -10,6 +10,7 @@
 
 mod attached;
 mod calls;
+mod chunks;
 mod command;
 mod engines;
 mod handles;
@@ -17,7 +18,6 @@ mod lists;
 mod many;
 mod memory;
 mod notices;
-mod pieces;
 mod pingpong;
 mod ports;
 mod protocol;

@@ -6,7 +6,7 @@
 use crate::{
     attached::{Attached, Run},
     command::Words,
-    engines::{self, Side},
+    engines::{self, LocalMemory},
     protocol::pattern,
     regions,
     report::Report,
@@ -112,7 +112,7 @@ impl Shadow {
     }
 }
 
-impl Side {
+impl LocalMemory {
     /// Returns the first word that differs from the expected contents.
     fn mismatch(&self, shadow: &Shadow) -> Option<usize> {
         (0..shadow.0.len() / 8).find(|i| {
@@ -136,7 +136,7 @@ impl Side {
 fn transfer(
     engine: &Submitter,
     words: &Words,
-    side: &Side,
+    memory: &LocalMemory,
     (direction, timeout): (Direction, Delta),
     [here, there]: [&Places; 2],
 ) -> Result<Result<u64, RmaError>> {
@@ -152,7 +152,7 @@ fn transfer(
         context: CallIn::Poll,
     };
     let start = words.nla.wrapping_add(words.offset);
-    let done = match &side.region {
+    let done = match &memory.region {
         Some(region) => {
             let part = |(at, len): &(u64, u64)| Part::new(region, *at as usize, *len as usize);
             let span = |(at, len): &(u64, u64)| Span {
@@ -168,7 +168,7 @@ fn transfer(
             engine.start(&request)
         }
         None => {
-            let base = side.bus().ok_or(EINVAL)?;
+            let base = memory.bus().ok_or(EINVAL)?;
             let span = |base: u64| {
                 move |(at, len): &(u64, u64)| Span {
                     address: BusAddr(base.wrapping_add(*at)),
@@ -219,26 +219,26 @@ pub(crate) fn lists(
             None => return report.fail(ENOENT, fmt!("there is no offer")),
         },
     };
-    let side = match Side::new(&nic, vpid, words, bytes, None) {
-        Ok(side) => side,
+    let memory = match LocalMemory::new(&nic, vpid, words, bytes, None) {
+        Ok(memory) => memory,
         Err(e) => return report.fail(e, fmt!("no local memory: {e:?}")),
     };
     let before = engine.counters();
-    let mut outcome = compare(&engine, words, &side, bytes, most, timeout, report);
+    let mut outcome = compare(&engine, words, &memory, bytes, most, timeout, report);
     if outcome.is_ok() {
         let after = engine.counters();
         report.number("commands", after.commands - before.commands)?;
         report.number("fences", after.fences - before.fences)?;
         outcome = report.line(fmt!("result ok"));
     }
-    end(&nic, own, side, report)?;
+    end(&nic, own, memory, report)?;
     outcome
 }
 
 /// Drops the engine before the memory, because memory with a bus address may be in use until
 /// then.
-fn end(nic: &Nic, engine: Option<Engine>, side: Side, report: &mut Report<'_>) -> Result {
-    let Side { region, view } = side;
+fn end(nic: &Nic, engine: Option<Engine>, memory: LocalMemory, report: &mut Report<'_>) -> Result {
+    let LocalMemory { region, view } = memory;
     let region: Option<Region> = region;
     let mut batch = match &engine {
         Some(engine) => {
@@ -263,7 +263,7 @@ fn end(nic: &Nic, engine: Option<Engine>, side: Side, report: &mut Report<'_>) -
 fn compare(
     engine: &Submitter,
     words: &Words,
-    side: &Side,
+    memory: &LocalMemory,
     bytes: usize,
     most: u64,
     timeout: Delta,
@@ -277,7 +277,7 @@ fn compare(
         // The last round reads the result of all other rounds.
         let last = round == words.count;
         let get = last || random.below(2) == 0;
-        side.refill(&mut mine, words.seed.wrapping_add(round))?;
+        memory.refill(&mut mine, words.seed.wrapping_add(round))?;
         let len = match last {
             true => bytes as u64,
             false => 1 + random.below(bytes as u64 / 2),
@@ -291,7 +291,7 @@ fn compare(
             true => Direction::Get,
             false => Direction::Put,
         };
-        match transfer(engine, words, side, (direction, timeout), [&here, &there])? {
+        match transfer(engine, words, memory, (direction, timeout), [&here, &there])? {
             Ok(done) if done == len => total += len,
             result => {
                 return report.fail(
@@ -304,7 +304,7 @@ fn compare(
             true => mine.take(&here, &theirs, &there),
             false => theirs.take(&there, &mine, &here),
         }
-        if let Some(word) = side.mismatch(&mine) {
+        if let Some(word) = memory.mismatch(&mine) {
             return report.fail(
                 EBADMSG,
                 fmt!("round {round}: {direction:?} of {len} bytes, word {word} is wrong"),

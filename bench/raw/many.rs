@@ -116,13 +116,13 @@ pub(crate) fn end(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Res
 }
 
 /// Port that reads its own regions.
-struct Loop {
+struct SelfPort {
     engine: Engine,
     to: Destination,
     timeout: Delta,
 }
 
-impl Loop {
+impl SelfPort {
     fn new(nic: &Arc<Nic>, timeout: Delta) -> Result<Self> {
         let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
         let to = Destination {
@@ -183,7 +183,7 @@ pub(crate) fn reserve(
             fmt!("bytes exceeds the limit of {} pages", Reserve::MAX_PAGES),
         );
     }
-    let port = Loop::new(nic, timeout)?;
+    let port = SelfPort::new(nic, timeout)?;
     let vpid = port.to.vpid;
     let reserve = nic
         .atu()
@@ -267,7 +267,7 @@ pub(crate) fn buffers(
     report: &mut Report<'_>,
 ) -> Result {
     let (count, size) = (words.inflight as usize, words.size as usize);
-    let port = Loop::new(nic, timeout)?;
+    let port = SelfPort::new(nic, timeout)?;
     let vpid = port.to.vpid;
     let pool = nic.atu().buffers(vpid, count, size, Access::READ_WRITE)?;
     let sink = pages(nic, size.next_multiple_of(PAGE))?;

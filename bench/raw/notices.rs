@@ -13,13 +13,13 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 
-struct Heard {
+struct Counters {
     calls: Atomic<u64>,
     /// Number of interrupts that certainly were messages.
     sure: Atomic<u64>,
 }
 
-impl Heard {
+impl Counters {
     fn new() -> Result<Arc<Self>> {
         let new = Self {
             calls: Atomic::new(0),
@@ -30,9 +30,9 @@ impl Heard {
 }
 
 /// Client type, needed because `Arc` cannot implement the trait.
-struct Ear(Arc<Heard>);
+struct Client(Arc<Counters>);
 
-impl MessageClient for Ear {
+impl MessageClient for Client {
     fn message(&self, sure: bool) {
         self.0.calls.add(1, Relaxed);
         self.0.sure.add(u64::from(sure), Relaxed);
@@ -45,8 +45,8 @@ const LOOK_MS: u64 = 20;
 /// Allows other nodes to raise interrupts by an interval for a limited time, or until a signal, and
 /// counts them.
 pub(crate) fn messages(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
-    let heard = Heard::new()?;
-    let client = Arc::new(Ear(heard.clone()), GFP_KERNEL)?;
+    let counters = Counters::new()?;
+    let client = Arc::new(Client(counters.clone()), GFP_KERNEL)?;
     let subscription = nic.subscribe_messages(client, w.per_second)?;
     let target = nic.smfu().interrupt_target(w.interval.ok_or(EINVAL)?)?;
     for _ in 0..w.ms.div_ceil(LOOK_MS) {
@@ -57,6 +57,6 @@ pub(crate) fn messages(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Re
     }
     drop(target);
     drop(subscription);
-    report.number("calls", heard.calls.load(Relaxed))?;
-    report.number("sure", heard.sure.load(Relaxed))
+    report.number("calls", counters.calls.load(Relaxed))?;
+    report.number("sure", counters.sure.load(Relaxed))
 }

@@ -38,7 +38,7 @@ pub(crate) fn run(
 ) -> Result {
     let (sender, mut mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
     let waiter = &run.waiter;
-    sender.attach(waiter.ear(Unit::Velo)?);
+    sender.attach(waiter.client(Unit::Velo)?);
     let tag = match peer.mode {
         Mode::Irq => PING,
         Mode::Poll => PING_POLL,

@@ -7,7 +7,7 @@
 use crate::{
     attached::Attached,
     command::Words,
-    engines::{self, Heard},
+    engines::{self, Received},
     protocol::pattern,
     report::Report,
 };
@@ -151,7 +151,7 @@ pub(crate) struct Offer {
     /// Range of the offered words.
     words: Range<usize>,
     /// Counters of the peers' notifications, if there is a listener.
-    pub(crate) heard: Option<Arc<Heard>>,
+    pub(crate) received: Option<Arc<Received>>,
 }
 
 /// Revokes the region while the port is open, so that its NLAs are free at once.
@@ -189,16 +189,16 @@ impl Offer {
     /// and registers them.
     fn new(nic: &Arc<Nic>, words: &Words, bytes: usize, seed: Option<u64>) -> Result<Self> {
         let mut setup = Setup::default();
-        let heard = match words.listen {
-            true => Some(Arc::new(Heard::new(nic, words.slow_us), GFP_KERNEL)?),
+        let received = match words.listen {
+            true => Some(Arc::new(Received::new(nic, words.slow_us), GFP_KERNEL)?),
             false => None,
         };
-        if let Some(heard) = heard.clone() {
+        if let Some(received) = received.clone() {
             let context = match words.slow_us {
                 0 => CallIn::Poll,
                 _ => CallIn::Process,
             };
-            setup.listener = Some((heard, context));
+            setup.listener = Some((received, context));
         }
         let engine = engines::open(nic, setup)?;
         let vpid = engine.requester().vpid();
@@ -209,7 +209,7 @@ impl Offer {
             engine,
             view,
             words: first / 8..(first + len) / 8,
-            heard,
+            received,
         })
     }
 

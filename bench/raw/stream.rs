@@ -47,7 +47,7 @@ pub(crate) fn rate(
 ) -> Result {
     let (sender, mut mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
     let waiter = &run.waiter;
-    sender.attach(waiter.ear(Unit::Velo)?);
+    sender.attach(waiter.client(Unit::Velo)?);
     let ping = match peer.mode {
         Mode::Irq => PING,
         Mode::Poll => PING_POLL,
@@ -140,7 +140,7 @@ pub(crate) fn stream(
     let Some(region) = &region else {
         return report.fail(EINVAL, fmt!("this kind of memory has no NLA"));
     };
-    requester.attach(run.waiter.ear(Unit::Rma)?);
+    requester.attach(run.waiter.client(Unit::Rma)?);
     let mut flow = Flow {
         peer,
         waiter: &run.waiter,

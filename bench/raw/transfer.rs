@@ -80,9 +80,9 @@ struct Ports {
 }
 
 /// Memory that an aborted run left; kept until late responses cannot arrive any more.
-pub(crate) struct Parked(Option<Ports>);
+pub(crate) struct PendingMemory(Option<Ports>);
 
-impl Drop for Parked {
+impl Drop for PendingMemory {
     fn drop(&mut self) {
         if let Some(ports) = self.0.take() {
             ports.requester.close();
@@ -162,7 +162,7 @@ pub(crate) fn run(
     }
     let waiter = run.waiter.clone();
     let (sender, mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
-    sender.attach(waiter.ear(Unit::Velo)?);
+    sender.attach(waiter.client(Unit::Velo)?);
     let mut control = Control {
         peer,
         waiter: &waiter,
@@ -213,7 +213,7 @@ pub(crate) fn run(
         )?;
     }
     let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
-    requester.attach(waiter.ear(Unit::Rma)?);
+    requester.attach(waiter.client(Unit::Rma)?);
     let mut ports = Ports {
         requester,
         notifications,
@@ -224,8 +224,8 @@ pub(crate) fn run(
     ports.requester.detach();
     if ports.in_flight != 0 {
         let until = Instant::<Monotonic>::now() + Delta::from_millis(PARK_MS);
-        if let Ok(place) = run.place() {
-            place.parked = Some((until, Parked(Some(ports))));
+        if let Ok(state) = run.state() {
+            state.pending = Some((until, PendingMemory(Some(ports))));
         }
     }
     outcome?;

@@ -42,7 +42,7 @@ struct Events {
 }
 
 /// Client of one of the two possible ports of a run.
-pub(crate) struct Ear {
+pub(crate) struct PortClient {
     waiter: Arc<Waiter>,
     unit: Unit,
 }
@@ -59,7 +59,7 @@ pub(crate) struct Waiter {
     deadline: Instant<Monotonic>,
 }
 
-impl Client for Ear {
+impl Client for PortClient {
     fn interrupt(&self) {
         self.waiter.events.lock().interrupt[self.unit as usize] = true;
         self.waiter.changed.notify_all();
@@ -90,9 +90,9 @@ impl Waiter {
     }
 
     /// Returns a client for the port of `unit`.
-    pub(crate) fn ear(self: &Arc<Self>, unit: Unit) -> Result<Arc<Ear>> {
+    pub(crate) fn client(self: &Arc<Self>, unit: Unit) -> Result<Arc<PortClient>> {
         let waiter = self.clone();
-        Ok(Arc::new(Ear { waiter, unit }, GFP_KERNEL)?)
+        Ok(Arc::new(PortClient { waiter, unit }, GFP_KERNEL)?)
     }
 
     /// Ends all waits with `ENODEV`. Any context.

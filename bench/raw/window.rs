@@ -190,6 +190,6 @@ pub(crate) fn park(attached: &Attached, w: &Words, report: &mut Report<'_>) -> R
     let window = nic.smfu().window(spec(w))?;
     report.number("start", window.offset())?;
     report.number("physical", window.physical().ok_or(ENODEV)?.0)?;
-    *attached.parked_window() = Some(window);
+    *attached.kept_window() = Some(window);
     Ok(())
 }

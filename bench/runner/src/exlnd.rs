@@ -157,7 +157,7 @@ pub struct Nets<'a> {
     tcp: String,
 }
 
-fn tell(lab: &Lab, node: usize, command: &str, patience: Duration) -> Result<String> {
+fn request(lab: &Lab, node: usize, command: &str, patience: Duration) -> Result<String> {
     let script = format!(
         "exec 3<>/dev/lnet_stand || exit; printf %s '{command}' >&3; rc=$?; cat <&3; exit $rc"
     );
@@ -185,7 +185,7 @@ impl<'a> Nets<'a> {
     /// When a module or a network does not start.
     pub fn start(lab: &'a Lab) -> Result<Self> {
         let add = |node, net: &str| -> Result<String> {
-            let said = tell(lab, node, &format!("net add {net}"), PATIENCE)?;
+            let said = request(lab, node, &format!("net add {net}"), PATIENCE)?;
             let nid = said.trim().strip_prefix("nid ");
             Ok(nid.with_context(|| format!("{net}: {said}"))?.to_string())
         };
@@ -194,7 +194,7 @@ impl<'a> Nets<'a> {
         for node in 0..2 {
             lab.ok(node, "modprobe kexlnd && modprobe lnet_sock")?;
             nids = Some((add(node, "ex ex0")?, add(node, "tcp exn0")?));
-            tell(lab, node, "serve", PATIENCE)?;
+            request(lab, node, "serve", PATIENCE)?;
         }
         let (ex, tcp) = nids.context("no nodes")?;
         Ok(Self { lab, ex, tcp })
@@ -206,11 +206,11 @@ impl<'a> Nets<'a> {
     /// When one of these does not end.
     pub fn end(self) -> Result<()> {
         for node in 0..2 {
-            tell(self.lab, node, "serve stop", PATIENCE)?;
+            request(self.lab, node, "serve stop", PATIENCE)?;
         }
         for node in 0..2 {
             for net in ["ex", "tcp"] {
-                tell(self.lab, node, &format!("net del {net}"), PATIENCE)?;
+                request(self.lab, node, &format!("net del {net}"), PATIENCE)?;
             }
             self.lab.ok(node, "rmmod kexlnd lnet_sock lnet_stand")?;
         }
@@ -234,7 +234,7 @@ impl<'a> Nets<'a> {
         } = ask;
         let command =
             format!("test kind={kind} to={nid} size={size} threads={in_flight} check=0 {length}");
-        let said = pairs(&tell(self.lab, 0, &command, PATIENCE)?);
+        let said = pairs(&request(self.lab, 0, &command, PATIENCE)?);
         let failed = number(&said, "failed")?;
         ensure!(failed == 0.0, "{command}: {said:?}");
         Ok(said)
