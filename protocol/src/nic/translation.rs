@@ -14,14 +14,16 @@
 //! Its memory and NLAs remain reserved.
 //!
 //! Several contexts may end the same translation at the same time: its owner, the MMU notifier, a
-//! context that waits for answers of the NIC, and unbinding. Each of them calls [`Lifecycle::next`],
-//! executes the operation, and reports the result. [`Lifecycle::revoke`] and [`Lifecycle::release`] return
-//! true for one context only, which clears the entries or frees the memory.
+//! context that waits for answers of the NIC, and unbinding. Each of them calls
+//! [`Lifecycle::next`], executes the operation, and reports the result. [`Lifecycle::revoke`] and
+//! [`Lifecycle::release`] return true for one context only, which clears the entries or frees the
+//! memory.
 //!
-//! The same entries can be used for another translation after the end ([`Lifecycle::begin_again`]). A
-//! [`Generation`] is the generation of the translation: reports of earlier generations have no
-//! effect. A context that must not wait leaves the end to a work item ([`Lifecycle::defer`]). The work
-//! item asks for the generation that was left to it ([`Lifecycle::deferred`]), because the present one may
+//! The same entries can be used for another translation after the end ([`Lifecycle::begin_again`]).
+//! A [`Generation`] is the generation of the translation: reports of earlier generations have no
+//! effect. A context that must not wait leaves the end to a work item ([`Lifecycle::defer`]). The
+//! work item asks item asks for the generation that was left to it ([`Lifecycle::deferred`]), because the
+//! present one may
 //! belong to a new owner.
 
 use crate::{base::flow, nic::tickets::Ticket};
