@@ -5,7 +5,7 @@ mod rma;
 
 use heap::Heap;
 use proptest::prelude::*;
-use protocol::base::arena::{Arena, At, Buckets, List};
+use protocol::base::arena::{Arena, Buckets, Index, List};
 use protocol::base::deadlines::Deadlines;
 use protocol::transfer::Unclaimed;
 use protocol::Time;
@@ -16,8 +16,8 @@ proptest! {
     fn an_arena_keeps_its_lists(ops in prop::collection::vec((0u8..8, any::<usize>()), 0..300)) {
         let mut arena: Arena<Heap, u64, 2> = Arena::new(20).unwrap();
         let mut lists = [List::NEW; 3];
-        let mut plain: [VecDeque<At>; 3] = Default::default();
-        let mut all: BTreeMap<u32, (At, protocol::base::arena::Name)> = BTreeMap::new();
+        let mut plain: [VecDeque<Index>; 3] = Default::default();
+        let mut all: BTreeMap<u32, (Index, protocol::base::arena::Name)> = BTreeMap::new();
         let mut gone = Vec::new();
         for (n, (op, r)) in (0u64..).zip(ops) {
             let list = r % 3;

@@ -11,9 +11,9 @@ const MAX: usize = 1 << 20;
 
 /// Index of an object in its arena, valid while the object exists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct At(u32);
+pub struct Index(u32);
 
-impl At {
+impl Index {
     /// Returns the index, less than the capacity of the arena.
     #[inline]
     pub const fn index(self) -> u32 {
@@ -86,8 +86,8 @@ impl List {
 
     /// Returns the first object.
     #[inline]
-    pub fn first(&self) -> Option<At> {
-        (self.first != NONE).then_some(At(self.first))
+    pub fn first(&self) -> Option<Index> {
+        (self.first != NONE).then_some(Index(self.first))
     }
 
     /// Returns the number of objects on the list.
@@ -167,7 +167,7 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
     /// # Errors
     ///
     /// The object, if the arena is full.
-    pub fn insert(&mut self, value: T) -> Result<(At, Name), T> {
+    pub fn insert(&mut self, value: T) -> Result<(Index, Name), T> {
         let index = self.free;
         let Some(cell) = self.cell(index) else {
             return Err(value);
@@ -181,11 +181,11 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
         };
         self.free = next;
         self.used += 1;
-        Ok((At(index), name))
+        Ok((Index(index), name))
     }
 
     /// Removes an object, which must not be on a list.
-    pub fn remove(&mut self, at: At) -> Option<T> {
+    pub fn remove(&mut self, at: Index) -> Option<T> {
         let free = self.free;
         let cell = self.cell(at.0)?;
         let value = cell.value.take()?;
@@ -198,18 +198,18 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
 
     /// Returns the object at a position.
     #[inline]
-    pub fn get(&self, at: At) -> Option<&T> {
+    pub fn get(&self, at: Index) -> Option<&T> {
         self.cells.get(at.0 as usize)?.value.as_ref()
     }
 
     /// Returns the object at a position.
     #[inline]
-    pub fn get_mut(&mut self, at: At) -> Option<&mut T> {
+    pub fn get_mut(&mut self, at: Index) -> Option<&mut T> {
         self.cell(at.0)?.value.as_mut()
     }
 
     /// Returns the name of the object at a position.
-    pub fn name(&self, at: At) -> Option<Name> {
+    pub fn name(&self, at: Index) -> Option<Name> {
         let cell = self.cells.get(at.0 as usize)?;
         cell.value.as_ref()?;
         Some(Name {
@@ -219,8 +219,8 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
     }
 
     /// Returns the position of the object with this name, if it still exists.
-    pub fn find(&self, name: Name) -> Option<At> {
-        (self.name(At(name.at)) == Some(name)).then_some(At(name.at))
+    pub fn find(&self, name: Name) -> Option<Index> {
+        (self.name(Index(name.at)) == Some(name)).then_some(Index(name.at))
     }
 
     #[inline]
@@ -229,7 +229,7 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
     }
 
     /// Appends an object to a list. It must not be on another list of this kind.
-    pub fn push<const KIND: usize>(&mut self, list: &mut List, at: At) {
+    pub fn push<const KIND: usize>(&mut self, list: &mut List, at: Index) {
         let last = list.last;
         let Some(link) = self.link::<KIND>(at.0) else {
             return;
@@ -247,7 +247,7 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
     }
 
     /// Removes an object from its list.
-    pub fn unlink<const KIND: usize>(&mut self, list: &mut List, at: At) {
+    pub fn unlink<const KIND: usize>(&mut self, list: &mut List, at: Index) {
         let Some(link) = self.link::<KIND>(at.0) else {
             return;
         };
@@ -264,7 +264,7 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
     }
 
     /// Removes the first object from a list.
-    pub fn pop<const KIND: usize>(&mut self, list: &mut List) -> Option<At> {
+    pub fn pop<const KIND: usize>(&mut self, list: &mut List) -> Option<Index> {
         let first = list.first()?;
         self.unlink::<KIND>(list, first);
         Some(first)
@@ -289,9 +289,9 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
 
     /// Returns the next object on the list of this kind.
     #[inline]
-    pub fn after<const KIND: usize>(&self, at: At) -> Option<At> {
+    pub fn after<const KIND: usize>(&self, at: Index) -> Option<Index> {
         let link = self.cells.get(at.0 as usize)?.links.get(KIND)?;
-        (link.after != NONE).then_some(At(link.after))
+        (link.after != NONE).then_some(Index(link.after))
     }
 }
 
@@ -324,7 +324,7 @@ impl<M: Memory> Buckets<M> {
 
     /// Returns the first object of that list.
     #[inline]
-    pub fn first(&mut self, hash: u64) -> Option<At> {
+    pub fn first(&mut self, hash: u64) -> Option<Index> {
         self.of(hash)?.first()
     }
 }

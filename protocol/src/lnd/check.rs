@@ -3,7 +3,7 @@
 
 use super::tables::{In, Lnd, On};
 use super::{PeerState, ReceiveState, SendState};
-use crate::{base::arena::At, Memory};
+use crate::{base::arena::Index, Memory};
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
     /// Sets the number before the first request of later sessions, for tests of wrap-around. Both
@@ -26,7 +26,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             return Err("an event that its state forbids");
         }
         for index in 0..self.sends.capacity() {
-            let at = At::from_index(index as u32);
+            let at = Index::from_index(index as u32);
             let Some(send) = self.sends.get(at) else {
                 continue;
             };
@@ -58,7 +58,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
         let mut fetching = 0;
         for index in 0..self.receives.capacity() {
-            let at = At::from_index(index as u32);
+            let at = Index::from_index(index as u32);
             let Some(receive) = self.receives.get(at) else {
                 continue;
             };

@@ -3,7 +3,7 @@
 
 use super::tables::{Lnd, ReceiveNews, SendNews, Ticket, EVENTS};
 use super::{Outcome, PeerState, ReceiveState, SendState};
-use crate::{base::arena::At, Memory, Time};
+use crate::{base::arena::Index, Memory, Time};
 use wire::{
     ids::NodeId,
     lnd::{Payload, Source},
@@ -77,7 +77,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         None
     }
 
-    fn receive_event(&mut self, at: At) -> Option<Event<T>> {
+    fn receive_event(&mut self, at: Index) -> Option<Event<T>> {
         let ticket = self.receive_ticket(at)?;
         let receive = self.receives.get_mut(at)?;
         let news = &mut receive.news;
@@ -113,7 +113,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         event
     }
 
-    fn send_event(&mut self, at: At) -> Option<Event<T>> {
+    fn send_event(&mut self, at: Index) -> Option<Event<T>> {
         let ticket = self.send_ticket(at)?;
         let send = self.sends.get_mut(at)?;
         let news = &mut send.news;
@@ -135,7 +135,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Removes a finished message to a peer, unless an event about it is pending.
-    pub(super) fn reap_send(&mut self, at: At) {
+    pub(super) fn reap_send(&mut self, at: Index) {
         let Some(send) = self.sends.get(at) else {
             return;
         };
@@ -150,7 +150,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Removes a finished message from a peer, unless an event about it is pending or unfinished.
-    pub(super) fn reap_receive(&mut self, at: At) {
+    pub(super) fn reap_receive(&mut self, at: Index) {
         let Some(receive) = self.receives.get(at) else {
             return;
         };
@@ -170,7 +170,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Ends a message's use of one of its peer's [`Capacity::fetches`](super::Capacity::fetches).
-    fn end_fetch(&mut self, at: At) {
+    fn end_fetch(&mut self, at: Index) {
         let Some(receive) = self.receives.get_mut(at) else {
             return;
         };
@@ -190,7 +190,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    fn leave(&mut self, peer: At) {
+    fn leave(&mut self, peer: Index) {
         if let Some(p) = self.peers.get_mut(peer) {
             p.users = p.users.saturating_sub(1);
         }
@@ -203,7 +203,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             let due = |first: Option<(Time, u32)>| {
                 first
                     .filter(|(at, _)| *at <= now)
-                    .map(|(_, i)| At::from_index(i))
+                    .map(|(_, i)| Index::from_index(i))
             };
             if let Some(at) = due(self.receive_times.first()) {
                 self.expire_receive(at, now);

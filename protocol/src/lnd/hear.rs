@@ -2,7 +2,7 @@
 //! Dispatch of received messages.
 
 use super::tables::{Lnd, Ticket};
-use crate::{base::arena::At, Memory, Time};
+use crate::{base::arena::Index, Memory, Time};
 use wire::{
     ids::NodeId,
     lnd::{Message, Notes, What},
@@ -64,7 +64,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         })
     }
 
-    fn take_notes(&mut self, peer: At, notes: &Notes, now: Time) {
+    fn take_notes(&mut self, peer: Index, notes: &Notes, now: Time) {
         for note in notes.as_slice() {
             let place = note.place;
             match note.what {

@@ -5,19 +5,19 @@ use super::stray::Stray;
 use super::tables::{Lnd, Peer, Say};
 use super::PeerState;
 use crate::{
-    base::arena::{At, List},
+    base::arena::{Index, List},
     Memory, Time,
 };
 use wire::{ids::NodeId, lnd::Key};
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
     /// Returns the peer entry of a node.
-    pub(super) fn find(&self, node: NodeId) -> Option<At> {
+    pub(super) fn find(&self, node: NodeId) -> Option<Index> {
         self.by_node.get(node.0.into()).copied()
     }
 
     /// Returns the peer entry of a node, and creates it if possible.
-    pub(super) fn make(&mut self, node: NodeId, now: Time) -> Option<At> {
+    pub(super) fn make(&mut self, node: NodeId, now: Time) -> Option<Index> {
         if let Some(at) = self.find(node) {
             return Some(at);
         }
@@ -62,7 +62,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     /// Removes an idle peer, preferably one without session, otherwise the longest silent one. A
     /// peer with a session gets `STALE`, so that it greets before it needs the session.
     fn evict(&mut self) {
-        let mut found: Option<(bool, Time, u64, At)> = None;
+        let mut found: Option<(bool, Time, u64, Index)> = None;
         let mut next = self.by_node.oldest().map(|(key, at)| (key, *at));
         while let Some((key, at)) = next {
             let idle = self.peers.get(at).filter(|p| {

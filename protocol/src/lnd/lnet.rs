@@ -3,7 +3,7 @@
 
 use super::tables::{Lnd, On, Ticket};
 use super::{ReceiveState, ReceiveStep};
-use crate::{base::arena::At, Memory, Time};
+use crate::{base::arena::Index, Memory, Time};
 use wire::lnd::{Form, Header, Payload, Verdict};
 
 /// Action for a message whose payload LNet requests.
@@ -21,7 +21,7 @@ pub enum Taking {
 }
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
-    pub(super) fn receive_at(&self, ticket: Ticket) -> Option<At> {
+    pub(super) fn receive_at(&self, ticket: Ticket) -> Option<Index> {
         self.receives.find(ticket.1)
     }
 
@@ -58,7 +58,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Drops a message that was not yet passed to LNet.
-    pub(super) fn withdraw(&mut self, at: At) {
+    pub(super) fn withdraw(&mut self, at: Index) {
         self.step_receive(at, ReceiveStep::Lapse);
         self.forget_receive(at, ReceiveStep::Drop);
     }

@@ -4,14 +4,14 @@
 use super::stray::Stray;
 use super::tables::{In, InSlot, Lnd, OutSlot, Pending, Say};
 use super::{Outcome, PeerState, PeerStep, ReceiveState, ReceiveStep, SendState, Why};
-use crate::{base::arena::At, Memory, Time};
+use crate::{base::arena::Index, Memory, Time};
 use wire::{
     ids::NodeId,
     lnd::{Answer, Hello, Key, Welcome, VERSION},
 };
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
-    pub(super) fn clear_slots(&mut self, at: At) {
+    pub(super) fn clear_slots(&mut self, at: Index) {
         let seq = self.count_from;
         for slot in 0..self.slots {
             if let Some(s) = self.out_slot(at, slot as u8) {
@@ -29,7 +29,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    pub(super) fn set_next(&mut self, at: At, next: Option<Time>) {
+    pub(super) fn set_next(&mut self, at: Index, next: Option<Time>) {
         if let Some(peer) = self.peers.get_mut(at) {
             peer.next = next;
         }
@@ -37,7 +37,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Sets the timer of a peer to its next action.
-    pub(super) fn time_peer(&mut self, at: At) {
+    pub(super) fn time_peer(&mut self, at: Index) {
         let Some(peer) = self.peers.get(at) else {
             return;
         };
@@ -49,7 +49,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    fn step_peer(&mut self, at: At, event: PeerStep) -> bool {
+    fn step_peer(&mut self, at: Index, event: PeerStep) -> bool {
         match self.peers.get_mut(at) {
             Some(peer) => self.peer_flow.step(&mut peer.state, event),
             None => false,
@@ -57,7 +57,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Starts the greeting if no session exists.
-    pub(super) fn want(&mut self, at: At, now: Time) {
+    pub(super) fn want(&mut self, at: Index, now: Time) {
         let Some(peer) = self.peers.get(at) else {
             return;
         };
@@ -173,7 +173,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Begins a session.
-    fn begin(&mut self, at: At, with: Pending, sent: Time) {
+    fn begin(&mut self, at: Index, with: Pending, sent: Time) {
         self.counters.sessions += 1;
         let slots = self.slots.min(with.slots);
         self.clear_slots(at);
@@ -195,7 +195,13 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
 
     /// Returns the peer whose session has this key, after beginning a pending session with it.
     /// `sent` is a lower bound of the time at which the message was sent.
-    pub(super) fn session(&mut self, node: NodeId, key: Key, sent: Time, now: Time) -> Option<At> {
+    pub(super) fn session(
+        &mut self,
+        node: NodeId,
+        key: Key,
+        sent: Time,
+        now: Time,
+    ) -> Option<Index> {
         let at = self.find(node);
         let Some((at, peer)) = at.and_then(|at| Some((at, self.peers.get(at)?))) else {
             self.stray(node, Stray::Stale(key));
@@ -239,14 +245,14 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    fn want_if_queued(&mut self, at: At, now: Time) {
+    fn want_if_queued(&mut self, at: Index, now: Time) {
         if self.peers.get(at).is_some_and(|p| !p.queue.is_empty()) {
             self.want(at, now);
         }
     }
 
     /// Records a message in the peer's session, which the peer sent after `sent`.
-    pub(super) fn heard(&mut self, at: At, sent: Time, now: Time) {
+    pub(super) fn heard(&mut self, at: Index, sent: Time, now: Time) {
         let Some(peer) = self.peers.get_mut(at) else {
             return;
         };
@@ -257,7 +263,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Ends the session or greeting of a peer that does not answer or declined.
-    fn down(&mut self, at: At, why: Why, now: Time) {
+    fn down(&mut self, at: Index, why: Why, now: Time) {
         if self.peers.get(at).is_some_and(|p| p.state == PeerState::Up) {
             self.lose(at, why, now);
         }
@@ -276,7 +282,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Ends a session; the results of its requests are unknown.
-    pub(super) fn lose(&mut self, at: At, why: Why, now: Time) {
+    pub(super) fn lose(&mut self, at: Index, why: Why, now: Time) {
         self.counters.lost += 1;
         for slot in 0..self.slots {
             let slot = slot as u8;
@@ -304,7 +310,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.set_next(at, None);
     }
 
-    fn lose_send(&mut self, at: At, why: Why, now: Time) {
+    fn lose_send(&mut self, at: Index, why: Why, now: Time) {
         let rest = now.after(self.limits.memory());
         let Some(send) = self.sends.get_mut(at) else {
             return;
@@ -325,7 +331,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    fn lose_receive(&mut self, at: At, now: Time) {
+    fn lose_receive(&mut self, at: Index, now: Time) {
         let Some(receive) = self.receives.get_mut(at) else {
             return;
         };
@@ -343,7 +349,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Handles the expired timer of a peer.
-    pub(super) fn expire_peer(&mut self, at: At, now: Time) {
+    pub(super) fn expire_peer(&mut self, at: Index, now: Time) {
         let Some(peer) = self.peers.get(at) else {
             return;
         };

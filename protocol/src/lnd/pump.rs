@@ -3,7 +3,7 @@
 
 use super::tables::{In, Lnd, WORK};
 use super::{Outcome, PeerState, Port, Why};
-use crate::{base::arena::At, Memory, Time, TransportError};
+use crate::{base::arena::Index, Memory, Time, TransportError};
 use wire::{
     ids::NodeId,
     lnd::{pieces, Fragment, Key, Message, Note, Notes, Payload, Place, Request, What},
@@ -77,7 +77,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         !self.work.is_empty() || !self.strays.is_empty()
     }
 
-    fn turn(&mut self, at: At, port: &mut impl Port<T>, now: Time) -> Turn {
+    fn turn(&mut self, at: Index, port: &mut impl Port<T>, now: Time) -> Turn {
         if let Err(refused) = self.say(at, port, now) {
             return refused.into();
         }
@@ -112,14 +112,14 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Starts the wait for a message of the peer.
-    fn expect(&mut self, at: At, now: Time) {
+    fn expect(&mut self, at: Index, now: Time) {
         if let Some(peer) = self.peers.get_mut(at) {
             peer.asked.get_or_insert(now);
         }
         self.time_peer(at);
     }
 
-    fn say(&mut self, at: At, port: &mut impl Port<T>, now: Time) -> Result<(), TransportError> {
+    fn say(&mut self, at: Index, port: &mut impl Port<T>, now: Time) -> Result<(), TransportError> {
         let Some(peer) = self.peers.get(at) else {
             return Ok(());
         };
@@ -168,7 +168,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         Ok(())
     }
 
-    fn said(&mut self, at: At, what: impl FnOnce(&mut super::tables::Say)) {
+    fn said(&mut self, at: Index, what: impl FnOnce(&mut super::tables::Say)) {
         if let Some(peer) = self.peers.get_mut(at) {
             what(&mut peer.say);
         }
@@ -176,7 +176,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
 
     /// Collects notes of the slots from `next` on. Returns whether the message is full and there
     /// may be more notes.
-    fn gather(&mut self, at: At, notes: &mut Notes, next: &mut u16, asks: &mut bool) -> bool {
+    fn gather(&mut self, at: Index, notes: &mut Notes, next: &mut u16, asks: &mut bool) -> bool {
         while *next < self.slots {
             let slot = *next as u8;
             // Each slot has up to two notes.
@@ -209,7 +209,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
 
     fn say_notes(
         &mut self,
-        at: At,
+        at: Index,
         port: &mut impl Port<T>,
         (node, key): (NodeId, Key),
         notes: &Notes,
@@ -238,8 +238,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     /// Sends the next part of a request.
     fn say_part(
         &mut self,
-        peer: At,
-        at: At,
+        peer: Index,
+        at: Index,
         port: &mut impl Port<T>,
         now: Time,
     ) -> Result<(), TransportError> {

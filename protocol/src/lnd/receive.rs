@@ -3,7 +3,7 @@
 
 use super::tables::{In, Lnd, On, Receive, ReceiveNews, Ticket};
 use super::{GetFailure, PeerState, ReceiveState, ReceiveStep};
-use crate::{base::arena::At, Memory, Time};
+use crate::{base::arena::Index, Memory, Time};
 use wire::lnd::{fragments, Fragment, Payload, Place, Request, Verdict, What};
 
 fn bit(part: u8) -> u64 {
@@ -20,7 +20,12 @@ impl ReceiveState {
 impl<M: Memory, T: Clone> Lnd<M, T> {
     /// Processes a `REQUEST`. Returns the message whose buffer receives the payload; `None` if the
     /// payload is not needed.
-    pub(super) fn take_request(&mut self, peer: At, request: &Request, now: Time) -> Option<At> {
+    pub(super) fn take_request(
+        &mut self,
+        peer: Index,
+        request: &Request,
+        now: Time,
+    ) -> Option<Index> {
         let place = request.place;
         let slot = self.in_slot(peer, place.slot)?;
         if slot.seq == place.seq {
@@ -100,7 +105,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Records a part of a request. Returns the message if the part is new.
-    fn take_part(&mut self, at: At, part: u8) -> Option<At> {
+    fn take_part(&mut self, at: Index, part: u8) -> Option<Index> {
         let receive = self.receives.get_mut(at)?;
         if receive.state != ReceiveState::Gathering || receive.parts & bit(part) != 0 {
             self.counters.odd += 1;
@@ -123,7 +128,11 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
 
     /// Processes a `FRAGMENT`. Returns the message and the payload's offset in its buffer, if the
     /// payload is needed.
-    pub(super) fn take_fragment(&mut self, peer: At, fragment: &Fragment) -> Option<(At, u16)> {
+    pub(super) fn take_fragment(
+        &mut self,
+        peer: Index,
+        fragment: &Fragment,
+    ) -> Option<(Index, u16)> {
         let place = fragment.place;
         let slot = self.in_slot(peer, place.slot)?;
         let at = match slot.state {
@@ -148,14 +157,14 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Answers the request in a slot, and remembers the answer.
-    pub(super) fn answer(&mut self, peer: At, slot: u8, verdict: Verdict) {
+    pub(super) fn answer(&mut self, peer: Index, slot: u8, verdict: Verdict) {
         if let Some(slot) = self.in_slot(peer, slot) {
             slot.state = In::Answered(verdict);
         }
         self.note(peer, slot, What::Answer(verdict));
     }
 
-    pub(super) fn answer_for(&mut self, at: At, verdict: Verdict) {
+    pub(super) fn answer_for(&mut self, at: Index, verdict: Verdict) {
         let Some(receive) = self.receives.get_mut(at) else {
             return;
         };
@@ -166,7 +175,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Processes `ASK`.
-    pub(super) fn take_ask(&mut self, peer: At, place: Place) {
+    pub(super) fn take_ask(&mut self, peer: Index, place: Place) {
         let Some(slot) = self.in_slot(peer, place.slot).copied() else {
             return;
         };
@@ -184,7 +193,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Processes `CANCEL`.
-    pub(super) fn take_cancel(&mut self, peer: At, place: Place, now: Time) {
+    pub(super) fn take_cancel(&mut self, peer: Index, place: Place, now: Time) {
         let Some(slot) = self.in_slot(peer, place.slot) else {
             return;
         };
@@ -229,7 +238,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Drops an incomplete request. The peer may send it again.
-    fn abandon(&mut self, at: At) {
+    fn abandon(&mut self, at: Index) {
         let place = self
             .receives
             .get_mut(at)
@@ -244,7 +253,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
 
     /// Requests GETs for the peer's due messages if the peer is known to be alive. Otherwise
     /// requests `PING`.
-    pub(super) fn fetch_due(&mut self, peer: At, now: Time) {
+    pub(super) fn fetch_due(&mut self, peer: Index, now: Time) {
         let Some(p) = self.peers.get(peer) else {
             return;
         };
@@ -341,13 +350,13 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Ends a message whose payload cannot be fetched.
-    pub(super) fn fail_receive(&mut self, at: At, _now: Time) {
+    pub(super) fn fail_receive(&mut self, at: Index, _now: Time) {
         self.counters.not_fetched += 1;
         self.answer_for(at, Verdict::Failed);
         self.end_receive(at, ReceiveStep::GiveUp);
     }
 
-    fn end_receive(&mut self, at: At, step: ReceiveStep) {
+    fn end_receive(&mut self, at: Index, step: ReceiveStep) {
         if !self.step_receive(at, step) {
             return;
         }
@@ -376,7 +385,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Ends a message with this step, and drops its pending events.
-    pub(super) fn forget_receive(&mut self, at: At, step: ReceiveStep) {
+    pub(super) fn forget_receive(&mut self, at: Index, step: ReceiveStep) {
         if self.step_receive(at, step) {
             if let Some(receive) = self.receives.get_mut(at) {
                 receive.news = ReceiveNews::default();
@@ -386,7 +395,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Handles the expired timer of a message.
-    pub(super) fn expire_receive(&mut self, at: At, now: Time) {
+    pub(super) fn expire_receive(&mut self, at: Index, now: Time) {
         let Some(receive) = self.receives.get(at) else {
             return;
         };

@@ -3,7 +3,7 @@
 
 use super::tables::{Lnd, On, Send, SendNews, Ticket};
 use super::{Outcome, PeerState, SendState, SendStep, Why};
-use crate::{base::arena::At, Memory, Time};
+use crate::{base::arena::Index, Memory, Time};
 use wire::{
     ids::NodeId,
     lnd::{fragments, Form, Header, Place, Source, Verdict, What, MAX_PAYLOAD},
@@ -122,7 +122,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Assigns free slots to queued messages of a peer.
-    pub(super) fn start_sends(&mut self, peer: At) {
+    pub(super) fn start_sends(&mut self, peer: Index) {
         while let Some(at) = self.startable(peer) {
             let Some(slot) = self.take_slot(peer, at) else {
                 return;
@@ -138,7 +138,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    fn startable(&self, peer: At) -> Option<At> {
+    fn startable(&self, peer: Index) -> Option<Index> {
         let p = self.peers.get(peer)?;
         let free = p.state == PeerState::Up && p.used < p.slots;
         p.queue.first().filter(|_| free && !self.is_unsteady(peer))
@@ -146,13 +146,13 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
 
     /// Returns whether a peer has the maximum number of messages in `Resting`, after repeated ends
     /// of sessions. More of them would occupy the entries of other peers.
-    fn is_unsteady(&self, peer: At) -> bool {
+    fn is_unsteady(&self, peer: Index) -> bool {
         let most = 2 * u32::from(self.slots);
         self.peers.get(peer).is_some_and(|p| p.resting >= most)
     }
 
     /// Assigns the next free slot behind the last assigned one.
-    fn take_slot(&mut self, peer: At, at: At) -> Option<u8> {
+    fn take_slot(&mut self, peer: Index, at: Index) -> Option<u8> {
         let (slots, last) = self.peers.get(peer).map(|p| (p.slots, p.last_slot))?;
         for i in 1..=slots {
             let number = (last + i) % slots;
@@ -172,7 +172,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         None
     }
 
-    fn free_slot(&mut self, at: At) {
+    fn free_slot(&mut self, at: Index) {
         let Some(send) = self.sends.get_mut(at) else {
             return;
         };
@@ -190,7 +190,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Returns the slot and number of a message in the session.
-    pub(super) fn place(&mut self, at: At) -> Option<Place> {
+    pub(super) fn place(&mut self, at: Index) -> Option<Place> {
         let send = self.sends.get(at)?;
         let (peer, slot) = (send.peer, send.slot?);
         let seq = self.out_slot(peer, slot)?.seq;
@@ -198,7 +198,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Records that a part of a message was sent.
-    pub(super) fn said_part(&mut self, at: At, now: Time) {
+    pub(super) fn said_part(&mut self, at: Index, now: Time) {
         let Some(send) = self.sends.get_mut(at) else {
             return;
         };
@@ -221,7 +221,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Processes the peer's answer to a request.
-    pub(super) fn answered(&mut self, at: At, verdict: Verdict, now: Time) {
+    pub(super) fn answered(&mut self, at: Index, verdict: Verdict, now: Time) {
         let Some(send) = self.sends.get_mut(at) else {
             return;
         };
@@ -258,7 +258,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Queues a message for another try after `BUSY`.
-    fn later(&mut self, at: At, now: Time) {
+    fn later(&mut self, at: Index, now: Time) {
         self.free_slot(at);
         self.step_send(at, SendStep::Later);
         self.move_send(at, Some(On::Later));
@@ -274,7 +274,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
 
     /// Repeats a request of which the peer reported a missing part. The request is repeated once
     /// per question, however often the peer reports.
-    pub(super) fn missing(&mut self, at: At) {
+    pub(super) fn missing(&mut self, at: Index) {
         let Some(send) = self.sends.get_mut(at) else {
             return;
         };
@@ -297,7 +297,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    fn say_of(&mut self, at: At, what: What) {
+    fn say_of(&mut self, at: Index, what: What) {
         let Some(send) = self.sends.get_mut(at) else {
             return;
         };
@@ -311,7 +311,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Ends a message without an answer.
-    pub(super) fn close_send(&mut self, at: At, outcome: Outcome, now: Time) {
+    pub(super) fn close_send(&mut self, at: Index, outcome: Outcome, now: Time) {
         let Some(send) = self.sends.get_mut(at) else {
             return;
         };
@@ -330,7 +330,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Frees the slot of a request that was never sent, and its number.
-    fn unused_slot(&mut self, at: At) {
+    fn unused_slot(&mut self, at: Index) {
         let place = self.sends.get(at).and_then(|s| Some((s.peer, s.slot?)));
         if let Some((peer, number)) = place {
             if let Some(slot) = self.out_slot(peer, number) {
@@ -340,7 +340,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    fn end_send(&mut self, at: At, step: SendStep, outcome: Outcome) {
+    fn end_send(&mut self, at: Index, step: SendStep, outcome: Outcome) {
         if !self.step_send(at, step) {
             return;
         }
@@ -368,7 +368,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    fn closed(&mut self, at: At) {
+    fn closed(&mut self, at: Index) {
         let Some(send) = self.sends.get(at) else {
             return;
         };
@@ -407,7 +407,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Releases a message whose address the peer can no longer use.
-    pub(super) fn release_send(&mut self, at: At) {
+    pub(super) fn release_send(&mut self, at: Index) {
         if !self.step_send(at, SendStep::Release) {
             return;
         }
@@ -428,7 +428,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Handles the expired timer of a message.
-    pub(super) fn expire_send(&mut self, at: At, now: Time) {
+    pub(super) fn expire_send(&mut self, at: Index, now: Time) {
         self.send_times.clear(at.index());
         let most = self.limits.ask_most;
         let Some(send) = self.sends.get_mut(at) else {
@@ -472,7 +472,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Ends a peer's messages without a slot.
-    pub(super) fn close_queued(&mut self, peer: At, outcome: Outcome, now: Time) {
+    pub(super) fn close_queued(&mut self, peer: Index, outcome: Outcome, now: Time) {
         let first = |lnd: &Self| {
             let p = lnd.peers.get(peer)?;
             p.queue.first().or(p.later.first())

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     base::{
-        arena::{Arena, At, List, Name},
+        arena::{Arena, Index, List, Name},
         deadlines::Deadlines,
         flow::Counts,
         slots::Slots,
@@ -28,7 +28,7 @@ pub(super) const WORK: usize = 0;
 
 /// Name of a message, never used for another one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Ticket(pub(super) At, pub(super) Name);
+pub struct Ticket(pub(super) Index, pub(super) Name);
 
 impl Ticket {
     /// Returns the table index, which is below the capacity and unique at a time.
@@ -62,7 +62,7 @@ pub(super) struct SendNews {
 /// Message to a peer.
 pub(super) struct Send<T> {
     pub(super) token: T,
-    pub(super) peer: At,
+    pub(super) peer: Index,
     pub(super) state: SendState,
     pub(super) on: Option<On>,
     pub(super) form: Form,
@@ -102,7 +102,7 @@ pub(super) struct ReceiveNews {
 
 /// Message from a peer.
 pub(super) struct Receive {
-    pub(super) peer: At,
+    pub(super) peer: Index,
     pub(super) node: NodeId,
     pub(super) state: ReceiveState,
     pub(super) on: Option<On>,
@@ -141,7 +141,7 @@ pub(super) struct Receive {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct OutSlot {
     pub(super) seq: u16,
-    pub(super) user: Option<At>,
+    pub(super) user: Option<Index>,
     /// Note to send.
     pub(super) say: Option<What>,
 }
@@ -151,7 +151,7 @@ pub(super) struct OutSlot {
 pub(super) enum In {
     #[default]
     Nothing,
-    Active(At),
+    Active(Index),
     Answered(Verdict),
 }
 
@@ -242,7 +242,7 @@ pub struct Lnd<M: Memory, T> {
     /// Number before the first one of a session.
     pub(super) count_from: u16,
     pub(super) peers: Arena<M, Peer, 2>,
-    pub(super) by_node: Slots<M, At>,
+    pub(super) by_node: Slots<M, Index>,
     pub(super) out: M::Array<OutSlot>,
     pub(super) inn: M::Array<InSlot>,
     pub(super) sends: Arena<M, Send<T>, 2>,
@@ -322,30 +322,30 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    fn index(&self, peer: At, slot: u8) -> Option<usize> {
+    fn index(&self, peer: Index, slot: u8) -> Option<usize> {
         let inside = u16::from(slot) < self.slots;
         let index = peer.index() as usize * usize::from(self.slots) + usize::from(slot);
         inside.then_some(index)
     }
 
-    pub(super) fn out_slot(&mut self, peer: At, slot: u8) -> Option<&mut OutSlot> {
+    pub(super) fn out_slot(&mut self, peer: Index, slot: u8) -> Option<&mut OutSlot> {
         let index = self.index(peer, slot)?;
         self.out.get_mut(index)
     }
 
-    pub(super) fn in_slot(&mut self, peer: At, slot: u8) -> Option<&mut InSlot> {
+    pub(super) fn in_slot(&mut self, peer: Index, slot: u8) -> Option<&mut InSlot> {
         let index = self.index(peer, slot)?;
         self.inn.get_mut(index)
     }
 
     /// Returns the request in a slot if it has this number.
-    pub(super) fn user(&mut self, peer: At, place: Place) -> Option<At> {
+    pub(super) fn user(&mut self, peer: Index, place: Place) -> Option<Index> {
         let slot = self.out_slot(peer, place.slot)?;
         slot.user.filter(|_| slot.seq == place.seq)
     }
 
     /// Adds a peer to the list of peers with messages to send.
-    pub(super) fn want_work(&mut self, at: At) {
+    pub(super) fn want_work(&mut self, at: Index) {
         if let Some(peer) = self.peers.get_mut(at) {
             if !peer.in_work {
                 peer.in_work = true;
@@ -355,28 +355,28 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Queues a note about a request of the peer.
-    pub(super) fn note(&mut self, peer: At, slot: u8, what: What) {
+    pub(super) fn note(&mut self, peer: Index, slot: u8, what: What) {
         if let Some(slot) = self.in_slot(peer, slot) {
             slot.say = Some(what);
         }
         self.want_notes(peer);
     }
 
-    pub(super) fn want_notes(&mut self, peer: At) {
+    pub(super) fn want_notes(&mut self, peer: Index) {
         if let Some(peer) = self.peers.get_mut(peer) {
             peer.say.notes = true;
         }
         self.want_work(peer);
     }
 
-    pub(super) fn step_send(&mut self, at: At, event: SendStep) -> bool {
+    pub(super) fn step_send(&mut self, at: Index, event: SendStep) -> bool {
         match self.sends.get_mut(at) {
             Some(send) => self.send_flow.step(&mut send.state, event),
             None => false,
         }
     }
 
-    pub(super) fn step_receive(&mut self, at: At, event: ReceiveStep) -> bool {
+    pub(super) fn step_receive(&mut self, at: Index, event: ReceiveStep) -> bool {
         let Some(receive) = self.receives.get_mut(at) else {
             return false;
         };
@@ -388,7 +388,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Moves a message to a peer to another list, or to no list.
-    pub(super) fn move_send(&mut self, at: At, on: Option<On>) {
+    pub(super) fn move_send(&mut self, at: Index, on: Option<On>) {
         let Some(send) = self.sends.get_mut(at) else {
             return;
         };
@@ -412,7 +412,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Moves a message from a peer to the list of due GETs, or to no list.
-    pub(super) fn move_receive(&mut self, at: At, on: Option<On>) {
+    pub(super) fn move_receive(&mut self, at: Index, on: Option<On>) {
         let Some(receive) = self.receives.get_mut(at) else {
             return;
         };
@@ -429,7 +429,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Adds a message to a peer to the list of pending events.
-    pub(super) fn list_send(&mut self, at: At) {
+    pub(super) fn list_send(&mut self, at: Index) {
         if let Some(send) = self.sends.get_mut(at) {
             if !core::mem::replace(&mut send.listed, true) {
                 self.sends.push::<EVENTS>(&mut self.send_events, at);
@@ -438,7 +438,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Adds a message from a peer to the list of pending events.
-    pub(super) fn list_receive(&mut self, at: At) {
+    pub(super) fn list_receive(&mut self, at: Index) {
         if let Some(receive) = self.receives.get_mut(at) {
             if !core::mem::replace(&mut receive.listed, true) {
                 self.receives.push::<EVENTS>(&mut self.receive_events, at);
@@ -447,7 +447,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Queues the event that a peer is alive or down.
-    pub(super) fn list_peer(&mut self, at: At, alive: bool) {
+    pub(super) fn list_peer(&mut self, at: Index, alive: bool) {
         if let Some(peer) = self.peers.get_mut(at) {
             if peer.news.replace(alive).is_none() {
                 self.peers.push::<EVENTS>(&mut self.peer_events, at);
@@ -456,12 +456,12 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Returns the ticket of a message to a peer.
-    pub(super) fn send_ticket(&self, at: At) -> Option<Ticket> {
+    pub(super) fn send_ticket(&self, at: Index) -> Option<Ticket> {
         Some(Ticket(at, self.sends.name(at)?))
     }
 
     /// Returns the ticket of a message from a peer.
-    pub(super) fn receive_ticket(&self, at: At) -> Option<Ticket> {
+    pub(super) fn receive_ticket(&self, at: Index) -> Option<Ticket> {
         Some(Ticket(at, self.receives.name(at)?))
     }
 

@@ -5,7 +5,7 @@ use super::{
     tables::{flight_hash, Action, Confirmed, Flight, Kind, Place, Role, FLIGHT, SAME},
     Done, Quiet, State, Step, Transfers,
 };
-use crate::{base::arena::At, Memory};
+use crate::{base::arena::Index, Memory};
 use wire::rma::{
     last_fragment_len, Command, Fault, LockResult, LockTarget, Notification, NotificationType,
 };
@@ -50,7 +50,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         true
     }
 
-    fn find_flight(&mut self, n: &Notification) -> Option<At> {
+    fn find_flight(&mut self, n: &Notification) -> Option<Index> {
         let action = kind(n)?;
         let peer = self.find_peer(n.node, n.vpid)?;
         let key = match action {
@@ -84,12 +84,12 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     /// Returns the command with a key that was posted first.
     fn oldest_same(
         &mut self,
-        peer: At,
+        peer: Index,
         action: Action,
         key: u64,
         also: impl Fn(&Flight) -> bool,
-    ) -> Option<At> {
-        let mut found: Option<(At, u64)> = None;
+    ) -> Option<Index> {
+        let mut found: Option<(Index, u64)> = None;
         let mut next = self.by_key.first(flight_hash(peer, action, key));
         while let Some(at) = next {
             let f = self.flights.get(at)?;
@@ -102,7 +102,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         found.map(|(at, _)| at)
     }
 
-    fn answered(&mut self, at: At, n: &Notification) {
+    fn answered(&mut self, at: Index, n: &Notification) {
         let Some(flight) = self.land(at) else {
             return;
         };
@@ -190,7 +190,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Ends a late transfer without commands in flight.
-    fn settle_late(&mut self, at: At) {
+    fn settle_late(&mut self, at: Index) {
         let Some(job) = self.jobs.get_mut(at) else {
             return;
         };
@@ -201,7 +201,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Returns the result of a transfer whose commands were all answered.
-    pub(super) fn done(&self, at: At) -> Done {
+    pub(super) fn done(&self, at: Index) -> Done {
         match self.jobs.get(at).map(|job| &job.kind) {
             Some(Kind::Move { moved, .. }) => Done {
                 bytes: *moved,

@@ -5,7 +5,7 @@ use super::{
     tables::{Place, Ticket, Transfers, ALL, CHAIN, EVENTS, PLACE},
     Done, Event, Failure, Queue, Quiet, State, Step,
 };
-use crate::{base::arena::At, Memory, Time};
+use crate::{base::arena::Index, Memory, Time};
 use wire::ids::NodeId;
 
 /// Lists of a peer with transfers that have no outcome.
@@ -13,7 +13,7 @@ const LIVE: [Place; 3] = [Place::Ready, Place::Blocked, Place::Waiting];
 
 impl<M: Memory, T: Clone> Transfers<M, T> {
     /// Ends a transfer whose commands were all answered, with success or with an error.
-    pub(super) fn finish(&mut self, at: At) {
+    pub(super) fn finish(&mut self, at: Index) {
         let done = self.done(at);
         let Some(job) = self.jobs.get_mut(at) else {
             return;
@@ -28,7 +28,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Ends a transfer early, unless it has an outcome. Its commands in flight become late.
-    pub(super) fn give_up(&mut self, at: At, why: Failure, now: Time) {
+    pub(super) fn give_up(&mut self, at: Index, why: Failure, now: Time) {
         let state = self.jobs.get(at).map(|job| job.state);
         if matches!(state, None | Some(State::Late | State::Over)) {
             return;
@@ -59,7 +59,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Drops the late commands of a transfer without waiting for answers.
-    fn forget(&mut self, at: At, quiet: Quiet) {
+    fn forget(&mut self, at: Index, quiet: Quiet) {
         let Some(job) = self.jobs.get_mut(at) else {
             return;
         };
@@ -80,7 +80,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Records the outcome of a transfer.
-    fn tell(&mut self, at: At, outcome: Result<Done, Failure>) {
+    fn tell(&mut self, at: Index, outcome: Result<Done, Failure>) {
         let c = &mut self.counters;
         let counter = match outcome {
             Ok(_) => &mut c.done,
@@ -98,7 +98,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Records that a transfer is quiet.
-    pub(super) fn over(&mut self, at: At, quiet: Quiet) {
+    pub(super) fn over(&mut self, at: Index, quiet: Quiet) {
         self.deadlines.clear(at.index());
         self.move_to(at, None);
         if let Some(job) = self.jobs.get_mut(at) {
@@ -108,7 +108,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Queues the pending report of a transfer.
-    fn list(&mut self, at: At) {
+    fn list(&mut self, at: Index) {
         let Some(job) = self.jobs.get_mut(at) else {
             return;
         };
@@ -182,7 +182,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Removes one transfer from the count of its peer, and the peer after its last transfer.
-    fn leave_peer(&mut self, at: At) {
+    fn leave_peer(&mut self, at: Index) {
         let Some(peer) = self.peers.get_mut(at) else {
             return;
         };
@@ -209,7 +209,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             let Some((_, item)) = due else {
                 return false;
             };
-            let at = At::from_index(item);
+            let at = Index::from_index(item);
             match self.jobs.get(at).map(|job| job.state) {
                 Some(State::Late) => self.forget(at, Quiet::Unanswered),
                 Some(State::Over) | None => self.deadlines.clear(item),
@@ -261,7 +261,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Returns a transfer of a peer without outcome that was submitted before `mark`.
-    fn live_until(&self, peer: At, mark: u64) -> Option<At> {
+    fn live_until(&self, peer: Index, mark: u64) -> Option<Index> {
         let peer = self.peers.get(peer)?;
         for place in LIVE {
             let mut next = peer.lists.get(place as usize).and_then(|l| l.first());
@@ -358,7 +358,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Returns the number of a peer's late commands.
-    fn check_flights(&self, peer: At) -> Result<usize, &'static str> {
+    fn check_flights(&self, peer: Index) -> Result<usize, &'static str> {
         let mut late = 0;
         let mut order = 0;
         let mut next = self.peers.get(peer).and_then(|p| p.flights.first());

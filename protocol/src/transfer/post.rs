@@ -7,7 +7,7 @@ use super::{
     tables::{Action, Confirmed, Flight, Job, Kind, Place, Role, FLIGHT},
     Lock, Port, Posted, State, Step, Tell, Transfers,
 };
-use crate::{base::arena::At, Memory, Time, TransportError};
+use crate::{base::arena::Index, Memory, Time, TransportError};
 use wire::rma::{Descriptor, Direction, LockTarget, PageOptions};
 
 /// Next command of a transfer.
@@ -110,7 +110,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         posted
     }
 
-    fn turn_of(&mut self, peer: At, port: &mut impl Port, now: Time) -> Turn {
+    fn turn_of(&mut self, peer: Index, port: &mut impl Port, now: Time) -> Turn {
         loop {
             let ready = self
                 .peers
@@ -199,13 +199,13 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Returns whether the transfer has a command to post, regardless of others.
-    pub(super) fn has_next(&self, job: At) -> bool {
+    pub(super) fn has_next(&self, job: Index) -> bool {
         let job = self.jobs.get(job);
         job.is_some_and(|job| !matches!(self.next(job), Next::Nothing))
     }
 
     /// Returns whether all commands of a transfer were posted and answered.
-    pub(super) fn is_finished(&self, job: At) -> bool {
+    pub(super) fn is_finished(&self, job: Index) -> bool {
         let Some(job) = self.jobs.get(job) else {
             return false;
         };
@@ -218,13 +218,13 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Returns whether [`Terms::post_by`](super::Terms::post_by) of a transfer has expired.
-    fn is_too_late(&self, job: At, now: Time) -> bool {
+    fn is_too_late(&self, job: Index, now: Time) -> bool {
         let job = self.jobs.get(job);
         job.is_some_and(|job| job.post_by.is_some_and(|at| at <= now))
     }
 
     /// Tries to post the next command of a transfer.
-    fn attempt(&mut self, peer: At, at: At, port: &mut impl Port) -> Tried {
+    fn attempt(&mut self, peer: Index, at: Index, port: &mut impl Port) -> Tried {
         let command = match self.prepare(peer, at) {
             Ok(command) => command,
             Err(tried) => return tried,
@@ -256,7 +256,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
 
     /// Returns the next command of a transfer, or a fence that it needs first. The error is the
     /// reason why there is none.
-    fn prepare(&mut self, peer: At, at: At) -> Result<Command, Tried> {
+    fn prepare(&mut self, peer: Index, at: Index) -> Result<Command, Tried> {
         let (Some(job), Some(p)) = (self.jobs.get(at), self.peers.get(peer)) else {
             return Err(Tried::Moved(Place::Waiting));
         };
@@ -312,7 +312,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Records a posted command of a transfer.
-    fn note(&mut self, at: At, role: Option<Role>) {
+    fn note(&mut self, at: Index, role: Option<Role>) {
         let room = self.pool.room();
         let Some(job) = self.jobs.get_mut(at) else {
             return;
@@ -375,7 +375,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
 
     /// Returns a lock operation without effect. An answer contains only its number, so a number is
     /// not reused while its answer is outstanding. If all numbers are in use, the transfer waits.
-    fn nothing(&mut self, peer: At, at: LockTarget) -> Result<Lock, Tried> {
+    fn nothing(&mut self, peer: Index, at: LockTarget) -> Result<Lock, Tried> {
         let peer = self.peers.get_mut(peer);
         let number = peer.and_then(|p| p.numbers.take(p.used));
         Ok(Lock {
@@ -386,7 +386,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         })
     }
 
-    fn oldest_late(&self, peer: At) -> Obstacle {
+    fn oldest_late(&self, peer: Index) -> Obstacle {
         let mut next = self.peers.get(peer).and_then(|p| p.flights.first());
         while let Some(at) = next {
             match self.flights.get(at) {
@@ -404,7 +404,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
 
     /// Returns the condition that delays a command: commands in flight with confusable
     /// notifications. Locks differ in their number, GETs and PUTs in their local addresses.
-    fn obstacle(&self, peer: At, next: &Next) -> Obstacle {
+    fn obstacle(&self, peer: Index, next: &Next) -> Obstacle {
         let (action, start, len) = match *next {
             Next::Part(p) => (Action::of(p.direction), p.local, p.len),
             Next::Operation(lock) => (Action::Lock(lock.at), lock.number.into(), 1),

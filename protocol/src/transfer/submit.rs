@@ -7,7 +7,7 @@ use super::{
     Lock, Move, State, Terms,
 };
 use crate::{
-    base::arena::{At, List},
+    base::arena::{Index, List},
     transfer::{LockNumbers, SubmitError},
     Memory,
 };
@@ -99,7 +99,7 @@ impl<M: Memory, T> Transfers<M, T> {
     }
 
     /// Returns the peer entry, if one more transfer of the peer is possible.
-    fn admit(&mut self, terms: &Terms) -> Result<At, SubmitError> {
+    fn admit(&mut self, terms: &Terms) -> Result<Index, SubmitError> {
         if self.jobs.room() == 0 {
             return Err(SubmitError::Transfers);
         }
@@ -138,7 +138,7 @@ impl<M: Memory, T> Transfers<M, T> {
     fn insert(
         &mut self,
         terms: &Terms,
-        peer: At,
+        peer: Index,
         kind: Kind,
         token: T,
     ) -> Result<Ticket, (SubmitError, T)> {

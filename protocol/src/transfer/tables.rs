@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     base::{
-        arena::{Arena, At, Buckets, List, Name},
+        arena::{Arena, Buckets, Index, List, Name},
         deadlines::Deadlines,
         flow::Counts,
         slots::Slots,
@@ -88,7 +88,7 @@ pub(super) struct Job<T> {
     pub(super) deadline: Time,
     /// Time by which all commands must be posted; `None` after that.
     pub(super) post_by: Option<Time>,
-    pub(super) peer: At,
+    pub(super) peer: Index,
     pub(super) class: u8,
     pub(super) translate: bool,
     pub(super) serial: u64,
@@ -175,8 +175,8 @@ pub(super) enum Role {
 /// Command in flight.
 #[derive(Clone, Copy)]
 pub(super) struct Flight {
-    pub(super) job: At,
-    pub(super) peer: At,
+    pub(super) job: Index,
+    pub(super) peer: Index,
     pub(super) action: Action,
     pub(super) role: Role,
     /// Local address, or lock number.
@@ -215,7 +215,7 @@ pub(super) fn peer_hash(node: NodeId, vpid: Vpid) -> u64 {
     (u64::from(node.0) << 8) | u64::from(vpid.get())
 }
 
-pub(super) fn flight_hash(peer: At, action: Action, key: u64) -> u64 {
+pub(super) fn flight_hash(peer: Index, action: Action, key: u64) -> u64 {
     let code = match action {
         Action::Get => 0,
         Action::Put => 1,
@@ -310,7 +310,7 @@ impl<M: Memory, T> Transfers<M, T> {
         &self.flow
     }
 
-    pub(super) fn find_peer(&mut self, node: NodeId, vpid: Vpid) -> Option<At> {
+    pub(super) fn find_peer(&mut self, node: NodeId, vpid: Vpid) -> Option<Index> {
         let mut next = self.by_peer.first(peer_hash(node, vpid));
         while let Some(at) = next {
             let peer = self.peers.get(at)?;
@@ -360,7 +360,7 @@ impl<M: Memory, T> Transfers<M, T> {
     }
 
     /// Updates the fragment count of a peer's node, after the room of the pool changed from `room`.
-    pub(super) fn charge(&mut self, peer: At, room: usize) {
+    pub(super) fn charge(&mut self, peer: Index, room: usize) {
         let node = self.peers.get(peer).map(|p| p.node.0.into());
         if let Some(share) = node.and_then(|key| self.shares.get_mut(key)) {
             share.fragments = (share.fragments + room).saturating_sub(self.pool.room());
@@ -368,7 +368,7 @@ impl<M: Memory, T> Transfers<M, T> {
     }
 
     /// Frees the fragments of a transfer that posts no more commands.
-    pub(super) fn strip(&mut self, at: At) {
+    pub(super) fn strip(&mut self, at: Index) {
         let Some(job) = self.jobs.get_mut(at) else {
             return;
         };
@@ -381,7 +381,7 @@ impl<M: Memory, T> Transfers<M, T> {
     }
 
     /// Moves a transfer to another list of its peer, or to no list.
-    pub(super) fn move_to(&mut self, at: At, place: Option<Place>) {
+    pub(super) fn move_to(&mut self, at: Index, place: Option<Place>) {
         let Some(job) = self.jobs.get_mut(at) else {
             return;
         };
@@ -398,7 +398,7 @@ impl<M: Memory, T> Transfers<M, T> {
     }
 
     /// Adds a peer with ready transfers to the list of peers with commands to post.
-    pub(super) fn take_turn(&mut self, at: At) {
+    pub(super) fn take_turn(&mut self, at: Index) {
         let Some(peer) = self.peers.get_mut(at) else {
             return;
         };
@@ -408,7 +408,7 @@ impl<M: Memory, T> Transfers<M, T> {
         }
     }
 
-    pub(super) fn leave_turn(&mut self, at: At) {
+    pub(super) fn leave_turn(&mut self, at: Index) {
         if let Some(peer) = self.peers.get_mut(at) {
             if core::mem::take(&mut peer.in_turn) {
                 self.peers.unlink::<TURN>(&mut self.turns, at);
@@ -417,7 +417,7 @@ impl<M: Memory, T> Transfers<M, T> {
     }
 
     /// Makes the blocked transfers of a peer ready, because a command was answered or dropped.
-    pub(super) fn wake(&mut self, at: At) {
+    pub(super) fn wake(&mut self, at: Index) {
         while let Some(job) = self
             .peers
             .get(at)
@@ -452,7 +452,7 @@ impl<M: Memory, T> Transfers<M, T> {
     }
 
     /// Removes a command that was answered or is no longer awaited.
-    pub(super) fn land(&mut self, at: At) -> Option<Flight> {
+    pub(super) fn land(&mut self, at: Index) -> Option<Flight> {
         let flight = *self.flights.get(at)?;
         let hash = flight_hash(flight.peer, flight.action, flight.key());
         if let Some(bucket) = self.by_key.of(hash) {
@@ -475,7 +475,7 @@ impl<M: Memory, T> Transfers<M, T> {
     }
 
     /// Marks the commands in flight of a transfer as late.
-    pub(super) fn make_late(&mut self, job: At, peer: At) {
+    pub(super) fn make_late(&mut self, job: Index, peer: Index) {
         let Some(p) = self.peers.get_mut(peer) else {
             return;
         };
