@@ -160,7 +160,7 @@ pub struct Rig {
     /// Known expiry of each node's timer.
     timer_at: Vec<Option<u64>>,
     /// Number of messages and notifications delivered when each node was last woken.
-    heard: [Vec<u64>; 2],
+    delivered_before: [Vec<u64>; 2],
     faults: Vec<(Fault, u64)>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     number: u64,
@@ -227,7 +227,7 @@ impl Rig {
             masked: vec![false; count],
             unread: vec![VecDeque::new(); count],
             timer_at: vec![None; count],
-            heard: [vec![0; count], vec![0; count]],
+            delivered_before: [vec![0; count], vec![0; count]],
             faults: Vec::new(),
             events: BinaryHeap::new(),
             number: 0,
@@ -347,10 +347,10 @@ impl Rig {
                 .into_iter()
                 .enumerate()
             {
-                if delivered == self.heard[unit][n] {
+                if delivered == self.delivered_before[unit][n] {
                     continue;
                 }
-                self.heard[unit][n] = delivered;
+                self.delivered_before[unit][n] = delivered;
                 if unit == 0 {
                     self.unread[n].push_back((delivered, self.fabric.now()));
                 }

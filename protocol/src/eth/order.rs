@@ -9,7 +9,7 @@
 //! * `Waiting`: the receive path has reported it ([`Order::announced`]).
 //! * `Ready`: its frame was fetched ([`Order::arrived`]). Frames in messages are `Ready` at once
 //!   ([`Order::complete`]).
-//! * `Gone`: the frame does not come ([`Order::ended`]), or its position was given up. A frame that
+//! * `Abandoned`: the frame does not come ([`Order::ended`]), or its position was given up. A frame that
 //!   arrives later is delivered at once.
 //!
 //! [`Order::pop`] returns the frames that may be delivered. A frame waits only for earlier
@@ -29,7 +29,7 @@ enum State<F> {
     /// Complete.
     Ready(F),
     /// The frame does not come, or is too late.
-    Gone,
+    Abandoned,
 }
 
 struct Item<F> {
@@ -185,7 +185,7 @@ impl<M: Memory, F> Order<M, F> {
         while let Some(item) = next.and_then(|number| self.items.get_mut(number)) {
             next = item.next;
             if matches!(item.state, State::Waiting) {
-                item.state = State::Gone;
+                item.state = State::Abandoned;
                 self.given_up += 1;
             }
         }
@@ -221,7 +221,7 @@ impl<M: Memory, F> Order<M, F> {
     pub fn ended(&mut self, ticket: Ticket) {
         if let Some(item) = self.items.get_mut(ticket.0) {
             if matches!(item.state, State::Waiting) {
-                item.state = State::Gone;
+                item.state = State::Abandoned;
                 let node = item.node;
                 self.check_first(node);
             }
@@ -242,7 +242,7 @@ impl<M: Memory, F> Order<M, F> {
                 break;
             }
             if matches!(item.state, State::Waiting) {
-                item.state = State::Gone;
+                item.state = State::Abandoned;
                 self.given_up += 1;
                 let node = item.node;
                 self.check_first(node);

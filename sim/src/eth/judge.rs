@@ -148,12 +148,12 @@ impl Rig {
     fn check_reuse(&self, old: &Announced) -> Result<()> {
         let now = self.fabric.now();
         let frame = &self.frames[old.id as usize];
-        let told = frame.fate == Fate::Delivered
+        let ended = frame.fate == Fate::Delivered
             || old.fetched.is_some()
             || self.hostile[frame.to]
             || self.forged[frame.to][frame.from];
         anyhow::ensure!(
-            told || now + LATE >= old.at + kept(old.flushed),
+            ended || now + LATE >= old.at + kept(old.flushed),
             "memory of frame {} is used again {} ms after it was announced, and it was never fetched",
             old.id,
             (now - old.at) / MS
@@ -268,7 +268,7 @@ impl Rig {
         let now = self.fabric.now();
         let well = self.ill[node] == 0 && now >= self.healed[node] + SETTLE;
         let backlog = self.nodes[node].backlog_of_messages(&mut self.fabric);
-        let read = self.heard[0][node].saturating_sub(backlog as u64);
+        let read = self.delivered_before[0][node].saturating_sub(backlog as u64);
         let unread = &mut self.unread[node];
         while unread.front().is_some_and(|(count, _)| *count <= read) {
             unread.pop_front();

@@ -439,12 +439,12 @@ impl Node {
     ///
     /// The violated invariant.
     pub fn check(&mut self) -> Result<(), String> {
-        let place = |what: &str| format!("node {}: {what}", self.nic);
-        self.sender.check().map_err(place)?;
-        self.fetches.borrow_mut().check().map_err(place)?;
-        self.waiting.check(&self.fetch_limits).map_err(place)?;
+        let error = |what: &str| format!("node {}: {what}", self.nic);
+        self.sender.check().map_err(error)?;
+        self.fetches.borrow_mut().check().map_err(error)?;
+        self.waiting.check(&self.fetch_limits).map_err(error)?;
         if self.mutation.is_none() && self.sender.in_flight() > self.limits.flight {
-            return Err(place("more frames in flight than allowed"));
+            return Err(error("more frames in flight than allowed"));
         }
         Ok(())
     }

@@ -271,16 +271,16 @@ impl<M: Memory> Waiting<M> {
             source.slow = overdue || fetches.with(|f| f.is_stalled(NodeId(node as u16)));
             true
         });
-        let part = self.queue.len() / (self.sources.len() + 1);
+        let equal_part = self.queue.len() / (self.sources.len() + 1);
         let mut next = self.queue.oldest().map(|(key, _)| key);
         let mut n = 0;
-        while let (Some(number), true) = (next, self.room() < part.max(1)) {
+        while let (Some(number), true) = (next, self.room() < equal_part.max(1)) {
             next = self.queue.younger(number);
             let Some(&Entry { announced: a, .. }) = self.queue.get(number) else {
                 break;
             };
             let source = self.source(a.node);
-            if !source.slow || source.all <= part {
+            if !source.slow || source.all <= equal_part {
                 continue;
             }
             n += 1;

@@ -95,7 +95,10 @@ impl Node {
         match self.sender.announce(&now, &mut port, to, block, len, flow) {
             Ok(()) => {
                 self.reports.push(Report::Announced { id, address });
-                let set = self.timer.borrow_mut().want(now.after(PERIODS.busy));
+                let set = self
+                    .timer
+                    .borrow_mut()
+                    .schedule_housekeeping(now.after(PERIODS.busy));
                 if let Some(at) = set {
                     self.timer_at = Some(at.0);
                 }
