@@ -20,11 +20,11 @@ impl Shared<Timer> for Locked {
     }
 }
 
-/// A mailbox, a table of `places` slots, and a context that frees resources.
+/// A mailbox, a table of `slots` slots, and a context that frees resources.
 #[derive(Default)]
 struct Model {
     mailbox: usize,
-    places: usize,
+    slots: usize,
     waiting: usize,
     /// Number of waiting items that may leave.
     free: usize,
@@ -47,7 +47,7 @@ impl Work for Model {
     }
 
     fn room(&self) -> usize {
-        self.places - self.waiting
+        self.slots - self.waiting
     }
 
     fn backlog(&mut self) -> usize {
@@ -104,7 +104,7 @@ fn a_full_table_does_not_stop_housekeeping() {
     let t = Locked(RefCell::new(Timer::new()));
     let mut m = Model {
         mailbox: 100,
-        places: 8,
+        slots: 8,
         ..Model::default()
     };
     // Messages arrive all the time, and each of them starts a run.
@@ -127,7 +127,7 @@ fn what_was_read_is_fetched_in_the_same_run() {
     let t = Locked(RefCell::new(Timer::new()));
     let mut m = Model {
         mailbox: 6,
-        places: 8,
+        slots: 8,
         waiting: 2,
         free: 5,
         ..Model::default()
@@ -145,7 +145,7 @@ fn what_was_read_is_fetched_in_the_same_run() {
 fn a_timer_that_goes_off_early_is_set_again() {
     let t = Locked(RefCell::new(Timer::new()));
     let mut m = Model {
-        places: 8,
+        slots: 8,
         waiting: 1,
         ..Model::default()
     };
@@ -176,7 +176,7 @@ fn a_timer_that_goes_off_early_is_set_again() {
 fn the_age_of_messages_is_known_while_the_mailbox_is_never_empty() {
     let t = Locked(RefCell::new(Timer::new()));
     let mut m = Model {
-        places: 1000,
+        slots: 1000,
         ..Model::default()
     };
     for now in 0..5000 {

@@ -9,8 +9,8 @@
 //! * `Waiting`: the receive path has reported it ([`Order::announced`]).
 //! * `Ready`: its frame was fetched ([`Order::arrived`]). Frames in messages are `Ready` at once
 //!   ([`Order::complete`]).
-//! * `Abandoned`: the frame does not come ([`Order::ended`]), or its position was given up. A frame that
-//!   arrives later is delivered at once.
+//! * `Abandoned`: the frame does not come ([`Order::ended`]), or its position was given up. A frame
+//!   that arrives later is delivered at once.
 //!
 //! [`Order::pop`] returns the frames that may be delivered. A frame waits only for earlier
 //! announcements of its own source. It waits no longer than the limit passed to [`Order::expire`].
