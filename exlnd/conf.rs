@@ -15,8 +15,8 @@ const S: u64 = 1_000 * MS;
 /// Permitted values of `immediate`: maximum payload in bytes that is sent in messages. The minimum
 /// covers the payload of GET answers that LNet counts as small.
 pub(crate) const IMMEDIATE: RangeInclusive<i64> = 1024..=7064;
-/// Maximum of [`places`].
-const MOST_PLACES: u32 = 4096;
+/// Maximum of [`slots`].
+const MAX_SLOTS: u32 = 4096;
 /// Part of the timeout that is reserved for the revocation of a message's memory.
 const REVOCATION: u64 = 2 * S;
 
@@ -31,7 +31,7 @@ pub(crate) struct Tunables {
 /// Maximum payload in bytes that is sent in messages; longer payload is read by GET.
 static IMMEDIATE_BYTES: Tunable = Tunable::new("kexlnd.immediate", 4096);
 /// Maximum number of messages with longer payload at a time, in each direction.
-static PLACES: Tunable = Tunable::new("kexlnd.places", 256);
+static SLOTS: Tunable = Tunable::new("kexlnd.places", 256);
 /// Maximum number of messages of peers that are received at a time.
 static RECEIVES: Tunable = Tunable::new("kexlnd.receives", 1024);
 /// Maximum number of peers of an interface.
@@ -39,7 +39,7 @@ static PEERS: Tunable = Tunable::new("kexlnd.peers", 1024);
 
 /// Reads the overrides of all tunables. May sleep.
 pub(crate) fn load_tunables() {
-    let all = [&IMMEDIATE_BYTES, &PLACES, &RECEIVES, &PEERS];
+    let all = [&IMMEDIATE_BYTES, &SLOTS, &RECEIVES, &PEERS];
     all.into_iter().for_each(Tunable::load);
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn parameters() -> [Param; 10] {
         Param::new("peer_timeout", params::peer_timeout.value(), 0, 3600),
         Param::new("timeout", params::timeout.value(), 10, 600),
         IMMEDIATE_BYTES.param(*IMMEDIATE.start(), *IMMEDIATE.end()),
-        PLACES.param(16, MOST_PLACES.into()),
+        SLOTS.param(16, MAX_SLOTS.into()),
         RECEIVES.param(16, 16384),
         PEERS.param(1, 32768),
     ]
@@ -90,26 +90,26 @@ pub(crate) fn immediate() -> u32 {
 }
 
 /// Returns the number of messages of an interface that can have memory registered in each
-/// direction. `at_a_time` is the number of messages that LNet sends concurrently.
-pub(crate) fn places(at_a_time: u32) -> usize {
-    let most = at_a_time.min(MOST_PLACES);
-    PLACES.number().max(most) as usize
+/// direction. `max_concurrent` is the number of messages that LNet sends concurrently.
+pub(crate) fn slots(max_concurrent: u32) -> usize {
+    let most = max_concurrent.min(MAX_SLOTS);
+    SLOTS.number().max(most) as usize
 }
 
 /// Returns the time in nanoseconds after which an outgoing message is given up.
-pub(crate) fn patience() -> u64 {
+pub(crate) fn send_timeout() -> u64 {
     u64::from(timeout()) * S - REVOCATION
 }
 
-/// Returns the table sizes of an interface with `places` registration slots per direction.
-pub(crate) fn capacity(places: usize) -> Capacity {
-    let sends = 2 * places + params::credits.value() as usize;
+/// Returns the table sizes of an interface with `slots` registration slots per direction.
+pub(crate) fn capacity(slots: usize) -> Capacity {
+    let sends = 2 * slots + params::credits.value() as usize;
     Capacity {
         peers: PEERS.number() as u16,
         sends: sends.min(65_535),
         receives: RECEIVES.number() as usize,
         slots: 16,
-        fetches: places as u32 / 4,
+        fetches: slots as u32 / 4,
     }
 }
 
@@ -126,6 +126,6 @@ pub(crate) fn limits() -> Limits {
         port: 5 * S,
         get: 500 * MS,
         tries: 8,
-        receive: patience().saturating_sub(2 * S),
+        receive: send_timeout().saturating_sub(2 * S),
     }
 }

@@ -357,30 +357,30 @@ void exlnd_ni_fatal(struct lnet_ni *ni, bool fatal)
 		lnet_mark_ping_buffer_for_update();
 }
 
-int exlnd_msg_letter(struct lnet_msg *msg, struct exlnd_letter *letter)
+int exlnd_msg_outgoing(struct lnet_msg *msg, struct exlnd_outgoing *outgoing)
 {
 	const struct lnet_nid *to = &msg->msg_target.nid;
 	bool small = !msg->msg_hdr.dest_nid.nid_size && !msg->msg_hdr.src_nid.nid_size;
 	struct bio_vec *vecs = NULL;
 
-	memset(letter, 0, sizeof(*letter));
+	memset(outgoing, 0, sizeof(*outgoing));
 	if (to->nid_size || lnet_md_is_gpu(msg->msg_md))
 		return -EOPNOTSUPP;
-	letter->address = be32_to_cpu(to->nid_addr[0]);
-	letter->form = !small;
+	outgoing->address = be32_to_cpu(to->nid_addr[0]);
+	outgoing->form = !small;
 	BUILD_BUG_ON(sizeof(struct lnet_hdr_nid4) != 72 || sizeof(struct lnet_hdr_nid16) != 96);
 	if (small)
-		lnet_hdr_to_nid4(&msg->msg_hdr, (void *)letter->header);
+		lnet_hdr_to_nid4(&msg->msg_hdr, (void *)outgoing->header);
 	else
-		lnet_hdr_to_nid16(&msg->msg_hdr, (void *)letter->header);
+		lnet_hdr_to_nid16(&msg->msg_hdr, (void *)outgoing->header);
 	if (msg->msg_type == LNET_MSG_PUT || msg->msg_type == LNET_MSG_REPLY) {
 		vecs = msg->msg_kiov;
-		letter->len = msg->msg_len;
+		outgoing->len = msg->msg_len;
 	}
-	if (letter->len) {
-		letter->vecs = vecs;
-		letter->count = msg->msg_niov;
-		letter->skip = msg->msg_offset;
+	if (outgoing->len) {
+		outgoing->vecs = vecs;
+		outgoing->count = msg->msg_niov;
+		outgoing->skip = msg->msg_offset;
 	}
 	return 0;
 }
@@ -469,41 +469,41 @@ size_t exlnd_iter_write(struct iov_iter *iter, const void *from, size_t len)
 }
 
 /* Doorbell on which a thread waits. */
-struct exlnd_bell {
+struct exlnd_doorbell {
 	wait_queue_head_t wait;
-	atomic_t rung;
+	atomic_t notified;
 };
 
-struct exlnd_bell *exlnd_bell_new(void)
+struct exlnd_doorbell *exlnd_doorbell_new(void)
 {
-	struct exlnd_bell *bell = kzalloc(sizeof(*bell), GFP_KERNEL);
+	struct exlnd_doorbell *doorbell = kzalloc(sizeof(*doorbell), GFP_KERNEL);
 
-	if (bell)
-		init_waitqueue_head(&bell->wait);
-	return bell;
+	if (doorbell)
+		init_waitqueue_head(&doorbell->wait);
+	return doorbell;
 }
 
-void exlnd_bell_free(struct exlnd_bell *bell)
+void exlnd_doorbell_free(struct exlnd_doorbell *doorbell)
 {
-	kfree(bell);
+	kfree(doorbell);
 }
 
 /* Rings a doorbell. Any context. */
-void exlnd_bell_ring(struct exlnd_bell *bell)
+void exlnd_doorbell_notify(struct exlnd_doorbell *doorbell)
 {
-	if (!atomic_xchg(&bell->rung, 1))
-		wake_up(&bell->wait);
+	if (!atomic_xchg(&doorbell->notified, 1))
+		wake_up(&doorbell->wait);
 }
 
 /*
  * Waits for a doorbell, without limit if `jiffies` is negative. Returns false if the thread must
  * stop.
  */
-bool exlnd_bell_wait(struct exlnd_bell *bell, long jiffies)
+bool exlnd_doorbell_wait(struct exlnd_doorbell *doorbell, long jiffies)
 {
 	long timeout = jiffies < 0 ? MAX_SCHEDULE_TIMEOUT : jiffies;
 
-	wait_event_idle_timeout(bell->wait, atomic_xchg(&bell->rung, 0) || kthread_should_stop(), timeout);
+	wait_event_idle_timeout(doorbell->wait, atomic_xchg(&doorbell->notified, 0) || kthread_should_stop(), timeout);
 	cond_resched();
 	return !kthread_should_stop();
 }

@@ -7,14 +7,14 @@
 
 struct bio_vec;
 struct device;
-struct exlnd_bell;
+struct exlnd_doorbell;
 struct exlnd_thread;
 struct iov_iter;
 struct lnet_msg;
 struct lnet_ni;
 
 /* An outgoing LNet message; same layout as RawLetter of ffi/lnet.rs. */
-struct exlnd_letter {
+struct exlnd_outgoing {
 	u64 header[12];
 	const struct bio_vec *vecs;
 	u32 count;
@@ -49,7 +49,7 @@ int exlnd_ni_cpt(struct lnet_ni *ni, int i);
 int exlnd_peer_cpt(struct lnet_ni *ni, u32 address);
 void exlnd_notify(struct lnet_ni *ni, u32 address, bool alive);
 void exlnd_ni_fatal(struct lnet_ni *ni, bool fatal);
-int exlnd_msg_letter(struct lnet_msg *msg, struct exlnd_letter *letter);
+int exlnd_msg_outgoing(struct lnet_msg *msg, struct exlnd_outgoing *outgoing);
 void exlnd_msg_read(struct lnet_msg *msg, u32 at, void *to, u32 len);
 void exlnd_msg_health(struct lnet_msg *msg, u32 health);
 void exlnd_msg_finalize(struct lnet_msg *msg, int status);
@@ -58,10 +58,10 @@ int exlnd_parse(struct lnet_ni *ni, u32 form, const u64 *header, u32 address, un
 int exlnd_iter_vecs(const struct iov_iter *iter, const struct bio_vec **vecs, u32 *count, u32 *skip);
 size_t exlnd_iter_count(const struct iov_iter *iter);
 size_t exlnd_iter_write(struct iov_iter *iter, const void *from, size_t len);
-struct exlnd_bell *exlnd_bell_new(void);
-void exlnd_bell_free(struct exlnd_bell *bell);
-void exlnd_bell_ring(struct exlnd_bell *bell);
-bool exlnd_bell_wait(struct exlnd_bell *bell, long jiffies);
+struct exlnd_doorbell *exlnd_doorbell_new(void);
+void exlnd_doorbell_free(struct exlnd_doorbell *doorbell);
+void exlnd_doorbell_notify(struct exlnd_doorbell *doorbell);
+bool exlnd_doorbell_wait(struct exlnd_doorbell *doorbell, long jiffies);
 struct exlnd_thread *exlnd_thread_start(void (*run)(void *arg), void *arg, int cpt, const char *name, int n, int m);
 void exlnd_thread_join(struct exlnd_thread *thread);
 

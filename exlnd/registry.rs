@@ -126,11 +126,11 @@ impl Drop for Bound {
     }
 }
 
-/// Claim of a NIC for an interface being started. Drop releases it unless the interface has begun.
+/// Claim of a NIC for an interface being started. Drop releases it unless the NIC was assigned.
 pub(crate) struct Claim {
     id: u64,
     handle: Handle,
-    kept: bool,
+    assigned: bool,
 }
 
 impl Claim {
@@ -141,7 +141,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if self.kept {
+        if self.assigned {
             return;
         }
         if let Some(all) = ALL.get() {
@@ -168,7 +168,7 @@ pub(crate) fn claim(number: u32) -> Result<Claim> {
     Ok(Claim {
         id: nic.id,
         handle: nic.handle.clone(),
-        kept: false,
+        assigned: false,
     })
 }
 
@@ -178,12 +178,12 @@ pub(crate) fn claim(number: u32) -> Result<Claim> {
 /// # Errors
 ///
 /// `ENODEV`: the NIC was unbound.
-pub(crate) fn begun(mut claim: Claim, ni: &Arc<Ni>) -> Result {
+pub(crate) fn assign(mut claim: Claim, ni: &Arc<Ni>) -> Result {
     let all = ALL.get().ok_or(ENODEV)?;
     let mut nics = all.nics.lock();
     let nic = nics.find(claim.id).ok_or(ENODEV)?;
     nic.ni = Some(ni.clone());
-    claim.kept = true;
+    claim.assigned = true;
     Ok(())
 }
 
@@ -209,7 +209,7 @@ pub(crate) fn has(ni: &Arc<Ni>) -> bool {
 }
 
 /// Releases the NIC of an interface that was stopped or cannot use it. May sleep.
-pub(crate) fn over(ni: &Arc<Ni>) {
+pub(crate) fn release(ni: &Arc<Ni>) {
     let Some(all) = ALL.get() else {
         return;
     };

@@ -7,7 +7,7 @@ use kernel::prelude::*;
 
 /// A FIFO queue.
 pub(crate) struct Ring<T> {
-    places: KVVec<Option<T>>,
+    slots: KVVec<Option<T>>,
     first: usize,
     len: usize,
 }
@@ -19,12 +19,12 @@ impl<T> Ring<T> {
     ///
     /// `ENOMEM`.
     pub(crate) fn new(size: usize) -> Result<Self> {
-        let mut places = KVVec::with_capacity(size.max(1), GFP_KERNEL)?;
+        let mut slots = KVVec::with_capacity(size.max(1), GFP_KERNEL)?;
         for _ in 0..size.max(1) {
-            places.push(None, GFP_KERNEL)?;
+            slots.push(None, GFP_KERNEL)?;
         }
         Ok(Self {
-            places,
+            slots,
             first: 0,
             len: 0,
         })
@@ -37,10 +37,10 @@ impl<T> Ring<T> {
 
     /// Appends an entry; gives it back if the queue is full.
     pub(crate) fn push(&mut self, new: T) -> Result<(), T> {
-        let at = (self.first + self.len) % self.places.len().max(1);
-        match self.places.get_mut(at) {
-            Some(place) if place.is_none() => {
-                *place = Some(new);
+        let at = (self.first + self.len) % self.slots.len().max(1);
+        match self.slots.get_mut(at) {
+            Some(slot) if slot.is_none() => {
+                *slot = Some(new);
                 self.len += 1;
                 Ok(())
             }
@@ -50,8 +50,8 @@ impl<T> Ring<T> {
 
     /// Removes the first entry.
     pub(crate) fn pop(&mut self) -> Option<T> {
-        let taken = self.places.get_mut(self.first)?.take()?;
-        self.first = (self.first + 1) % self.places.len().max(1);
+        let taken = self.slots.get_mut(self.first)?.take()?;
+        self.first = (self.first + 1) % self.slots.len().max(1);
         self.len -= 1;
         Some(taken)
     }

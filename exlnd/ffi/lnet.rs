@@ -15,9 +15,9 @@ use kernel::{bindings, device, error::to_result, prelude::*};
 use kernel_ext::mem::{BioVecs, FragmentList};
 use wire::lnd::{Form, Header};
 
-/// The C type `struct exlnd_letter`.
+/// The C type `struct exlnd_outgoing`.
 #[repr(C)]
-struct RawLetter {
+struct RawOutgoing {
     header: Header,
     /// Array of `struct bio_vec`.
     vecs: *const c_void,
@@ -46,7 +46,7 @@ extern "C" {
         address: u32,
         index: c_ulong,
     ) -> c_int;
-    fn exlnd_msg_letter(msg: *mut c_void, letter: *mut RawLetter) -> c_int;
+    fn exlnd_msg_outgoing(msg: *mut c_void, outgoing: *mut RawOutgoing) -> c_int;
     fn exlnd_msg_read(msg: *mut c_void, at: u32, to: *mut u8, len: u32);
     fn exlnd_msg_health(msg: *mut c_void, health: u32);
     fn exlnd_msg_finalize(msg: *mut c_void, status: c_int);
@@ -146,7 +146,7 @@ impl NiRef {
         Self(raw)
     }
 
-    /// Returns the CPTs whose threads serve the peers. Called after [`NiRef::place`].
+    /// Returns the CPTs whose threads serve the peers. Called after [`NiRef::set_device`].
     pub(crate) fn cpts(&self) -> impl Iterator<Item = i32> + use<'_> {
         // SAFETY: The interface is valid, by the requirements of `new`.
         let count = unsafe { exlnd_ni_cpt(self.0.as_ptr(), -1) };
@@ -162,7 +162,7 @@ impl NiRef {
     }
 
     /// Sets the address and the device of the interface. The device determines its CPTs.
-    pub(crate) fn place(&self, device: &device::Device, address: u32) -> Result {
+    pub(crate) fn set_device(&self, device: &device::Device, address: u32) -> Result {
         // `Device` is a transparent wrapper of `struct device`.
         let device = ptr::from_ref(device).cast_mut().cast();
         // SAFETY: The interface is valid and LNet is starting it. The device is borrowed for the
@@ -210,7 +210,7 @@ impl NiRef {
 }
 
 /// Header, address and payload of an outgoing message.
-pub(crate) struct Letter<'a> {
+pub(crate) struct Outgoing<'a> {
     pub(crate) header: Header,
     pub(crate) form: Form,
     /// LNet address of the next hop.
@@ -219,7 +219,7 @@ pub(crate) struct Letter<'a> {
     pieces: Pieces<'a>,
 }
 
-impl Letter<'_> {
+impl Outgoing<'_> {
     /// Returns the payload as a list of pages that a device reads. May sleep.
     ///
     /// # Errors
@@ -291,8 +291,8 @@ impl Msg {
     /// # Errors
     ///
     /// `EOPNOTSUPP`: memory of a GPU, or an address that is not that of an Extoll node.
-    pub(crate) fn letter(&self) -> Result<Letter<'_>> {
-        let mut raw = RawLetter {
+    pub(crate) fn outgoing(&self) -> Result<Outgoing<'_>> {
+        let mut raw = RawOutgoing {
             header: [0; 12],
             vecs: ptr::null(),
             count: 0,
@@ -302,8 +302,8 @@ impl Msg {
             form: 0,
         };
         // SAFETY: The message was not finalized.
-        to_result(unsafe { exlnd_msg_letter(self.0.as_ptr(), &mut raw) })?;
-        Ok(Letter {
+        to_result(unsafe { exlnd_msg_outgoing(self.0.as_ptr(), &mut raw) })?;
+        Ok(Outgoing {
             header: raw.header,
             form: match raw.form {
                 0 => Form::Nid4,

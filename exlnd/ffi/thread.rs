@@ -7,10 +7,10 @@ use kernel::{prelude::*, sync::Arc};
 
 // Functions of lnet.c, with the same types.
 extern "C" {
-    fn exlnd_bell_new() -> *mut c_void;
-    fn exlnd_bell_free(bell: *mut c_void);
-    fn exlnd_bell_ring(bell: *mut c_void);
-    fn exlnd_bell_wait(bell: *mut c_void, jiffies: c_long) -> bool;
+    fn exlnd_doorbell_new() -> *mut c_void;
+    fn exlnd_doorbell_free(doorbell: *mut c_void);
+    fn exlnd_doorbell_notify(doorbell: *mut c_void);
+    fn exlnd_doorbell_wait(doorbell: *mut c_void, jiffies: c_long) -> bool;
     fn exlnd_thread_start(
         run: unsafe extern "C" fn(*mut c_void),
         arg: *mut c_void,
@@ -23,14 +23,14 @@ extern "C" {
 }
 
 /// Doorbell on which threads wait.
-pub(crate) struct Bell(NonNull<c_void>);
+pub(crate) struct Doorbell(NonNull<c_void>);
 
 // SAFETY: The functions of lnet.c may be called by any thread.
-unsafe impl Send for Bell {}
+unsafe impl Send for Doorbell {}
 // SAFETY: The functions of lnet.c may be called concurrently.
-unsafe impl Sync for Bell {}
+unsafe impl Sync for Doorbell {}
 
-impl Bell {
+impl Doorbell {
     /// Creates a doorbell. May sleep.
     ///
     /// # Errors
@@ -38,30 +38,30 @@ impl Bell {
     /// `ENOMEM`.
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: Process context.
-        let raw = unsafe { exlnd_bell_new() };
+        let raw = unsafe { exlnd_doorbell_new() };
         Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
     }
 
     /// Wakes the waiting thread, or lets the next wait return at once. Any context.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn notify(&self) {
         // SAFETY: The object is freed only by the drop of `self`.
-        unsafe { exlnd_bell_ring(self.0.as_ptr()) }
+        unsafe { exlnd_doorbell_notify(self.0.as_ptr()) }
     }
 
-    /// Waits until the doorbell is rung or `jiffies` have passed; `None`: without limit. Returns
-    /// false if the thread must end.
+    /// Waits until the doorbell is notified or `jiffies` have passed; `None`: without limit.
+    /// Returns false if the thread must end.
     pub(crate) fn wait(&self, _: &Current, jiffies: Option<u32>) -> bool {
         let jiffies = jiffies.map_or(-1, |n| n as c_long);
         // SAFETY: The object is freed only by the drop of `self`. `Current` proves that the caller
         // is a thread started by lnet.c.
-        unsafe { exlnd_bell_wait(self.0.as_ptr(), jiffies) }
+        unsafe { exlnd_doorbell_wait(self.0.as_ptr(), jiffies) }
     }
 }
 
-impl Drop for Bell {
+impl Drop for Doorbell {
     fn drop(&mut self) {
         // SAFETY: No thread waits, because waiting borrows `self`.
-        unsafe { exlnd_bell_free(self.0.as_ptr()) }
+        unsafe { exlnd_doorbell_free(self.0.as_ptr()) }
     }
 }
 

@@ -4,8 +4,8 @@
 //! the mutex `binding` serialises changes of the NIC.
 
 use super::{
-    ports::{ports, Ear, Link, Ports, Watch},
-    Ni, Places,
+    ports::{ports, Link, PortEvents, Ports, Watch},
+    Ni, Slots,
 };
 use crate::registry;
 use extoll_core::child::Handle;
@@ -18,7 +18,7 @@ use protocol::Time;
 use wire::lnd::VPID;
 
 /// Maximum time in ms that unbinding a NIC waits for messages in progress.
-const HASTE_MS: i64 = 2_500;
+const UNBIND_MS: i64 = 2_500;
 /// Interval in ms between searches for a NIC.
 const SEARCH_MS: u32 = 250;
 /// Pause in ns after a NIC was found but could not be used.
@@ -35,9 +35,9 @@ pub(super) struct Search {
     /// Start of the wait for messages of the previous NIC.
     waits: Option<Time>,
     /// Set after a long wait was logged.
-    told_waits: bool,
+    logged_wait: bool,
     /// Last logged error of using a NIC.
-    told: Option<Error>,
+    logged: Option<Error>,
 }
 
 impl Ni {
@@ -58,14 +58,14 @@ impl Ni {
             // Without the link no message is processed. Otherwise new messages would arrive during
             // the wait below.
             let link = core.link.take();
-            self.tell_fatal(true);
+            self.queue_fatal(true);
             if let Some(machine) = core.machine_mut() {
                 machine.down_all(now);
             }
             self.drive(&mut core, now);
             link
         };
-        if !self.wait(HASTE_MS, || self.is_quiet()) {
+        if !self.wait(UNBIND_MS, || self.is_quiet()) {
             pr_warn!(
                 "ex{}: memory of some messages is still registered\n",
                 self.number
@@ -74,23 +74,23 @@ impl Ni {
         self.close(link);
         // Remaining registrations end with the NIC.
         if self.is_quiet() {
-            self.drop_places();
+            self.drop_slots();
         }
-        self.orphan.store(true, Relaxed);
-        self.signals.bell.ring();
+        self.without_nic.store(true, Relaxed);
+        self.signals.doorbell.notify();
         drop(ended);
     }
 
     /// Drops the registration slots after all registrations have ended. Sleeps.
-    fn drop_places(&self) {
-        let places = {
+    fn drop_slots(&self) {
+        let slots = {
             let mut core = self.core.lock();
             while core.late.pop().is_some() {}
-            self.outs.lock().forget_places();
-            self.sinks.lock().forget_places();
-            core.places.take()
+            self.outs.lock().forget_slots();
+            self.sinks.lock().forget_slots();
+            core.slots.take()
         };
-        drop(places);
+        drop(slots);
     }
 
     /// Closes the ports. Sleeps.
@@ -118,8 +118,8 @@ impl Ni {
     /// Searches for the lost NIC by its node ID, which is the interface's address, and takes it
     /// into use. Called by the interface's thread. Returns the jiffies until the next attempt;
     /// `None`: no search is needed. Sleeps.
-    pub(super) fn look_for_nic(self: &Arc<Self>, search: &mut Search) -> Option<u32> {
-        if !self.orphan.load(Relaxed) || self.ended.load(Relaxed) {
+    pub(super) fn search_nic(self: &Arc<Self>, search: &mut Search) -> Option<u32> {
+        if !self.without_nic.load(Relaxed) || self.ended.load(Relaxed) {
             return None;
         }
         let again = Some(msecs_to_jiffies(SEARCH_MS) as u32);
@@ -127,7 +127,7 @@ impl Ni {
         // Peers may know addresses of the previous NIC for some seconds.
         if !self.is_idle() || !self.is_quiet() {
             let since = *search.waits.get_or_insert(now);
-            if now.since(since) > LONG && !core::mem::replace(&mut search.told_waits, true) {
+            if now.since(since) > LONG && !core::mem::replace(&mut search.logged_wait, true) {
                 pr_warn!(
                     "ex{}: NIC is not used yet, because earlier messages have not ended\n",
                     self.number
@@ -155,9 +155,9 @@ impl Ni {
                 return None;
             }
             Err(e) => {
-                registry::over(self);
+                registry::release(self);
                 search.from = now.after(PAUSE);
-                if search.told.replace(e) != Some(e) {
+                if search.logged.replace(e) != Some(e) {
                     pr_err!("ex{}: cannot use the NIC, retrying: {:?}\n", self.number, e);
                 }
             }
@@ -168,11 +168,14 @@ impl Ni {
 
     /// Opens ports and registration slots on a NIC. Sleeps.
     fn revive(self: &Arc<Self>, handle: Handle) -> Result {
-        self.drop_places();
+        self.drop_slots();
         let watch = Watch(self.signals.clone(), self.changed.clone());
-        let (ports, link) = ports(handle, watch, self.places)?;
-        let places = Places::new(&ports.handle, VPID, &self.signals, self.places)?;
-        let ear = Arc::new(Ear(self.signals.clone(), self.lost.clone()), GFP_KERNEL)?;
+        let (ports, link) = ports(handle, watch, self.slots)?;
+        let slots = Slots::new(&ports.handle, VPID, &self.signals, self.slots)?;
+        let port_events = Arc::new(
+            PortEvents(self.signals.clone(), self.lost.clone()),
+            GFP_KERNEL,
+        )?;
         let link = Arc::new(link, GFP_KERNEL)?;
         let sender = link.sender.clone();
         self.lost.store(false, Relaxed);
@@ -180,12 +183,12 @@ impl Ni {
         {
             let mut core = self.core.lock();
             core.link = Some(link);
-            core.places = Some(places);
+            core.slots = Some(slots);
         }
-        sender.attach(ear);
-        self.orphan.store(false, Relaxed);
+        sender.attach(port_events);
+        self.without_nic.store(false, Relaxed);
         // The thread reports the interface as usable to LNet.
-        self.signals.bell.ring();
+        self.signals.doorbell.notify();
         Ok(())
     }
 }

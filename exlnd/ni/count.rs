@@ -34,7 +34,7 @@ counts! {
     /// Payload fetched to a buffer and copied.
     SinkCopies "sink_copies",
     /// Failures to find a free registration slot.
-    NoPlace "no_place",
+    NoSlot "no_place",
     /// Failures to register memory.
     NotRegistered "not_registered",
     /// GETs with missing data.

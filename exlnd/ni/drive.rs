@@ -22,7 +22,7 @@ use kernel::{
     },
 };
 use protocol::{
-    lnd::{GetFailure, Part, Port},
+    lnd::{GetFailure, PayloadTarget, Port},
     Time, TransportError,
 };
 use wire::{
@@ -46,10 +46,10 @@ impl Run for Driver {
     fn run(&self, current: &Current) {
         let mut search = Search::default();
         loop {
-            let wait = self.0.turn();
-            let search = self.0.look_for_nic(&mut search);
+            let wait = self.0.work_pass();
+            let search = self.0.search_nic(&mut search);
             let wait = [wait, search].into_iter().flatten().min();
-            if !self.0.signals.bell.wait(current, wait) {
+            if !self.0.signals.doorbell.wait(current, wait) {
                 return;
             }
         }
@@ -57,12 +57,12 @@ impl Run for Driver {
 }
 
 /// Transmit path of the state machine.
-pub(super) struct Voice<'a> {
+pub(super) struct Transmit<'a> {
     pub(super) sender: Option<&'a Sender>,
     pub(super) outs: &'a Mutex<Outs>,
 }
 
-impl Port<u32> for Voice<'_> {
+impl Port<u32> for Transmit<'_> {
     fn send(
         &mut self,
         to: NodeId,
@@ -109,20 +109,20 @@ impl Ni {
     }
 
     /// Performs one work pass. Returns the jiffies until the next one; `None`: until the doorbell
-    /// is rung.
-    fn turn(&self) -> Option<u32> {
+    /// is notified.
+    fn work_pass(&self) -> Option<u32> {
         self.counters.count(Count::Turns);
         let mut again = self.read();
-        self.look_at_network();
+        self.check_network();
         let mut core = self.core.lock();
         let now = self.now();
         if self.lost.xchg(false, Relaxed) {
             if let Some(machine) = core.machine_mut() {
                 machine.down_all(now);
             }
-            self.tell_fatal(true);
+            self.queue_fatal(true);
         }
-        self.listen(&mut core, now);
+        self.handle_events(&mut core, now);
         if let Some(machine) = core.machine_mut() {
             again |= machine.expire(now, BATCH);
         }
@@ -141,7 +141,7 @@ impl Ni {
     }
 
     /// Queues a report to LNet if the usability of the interface has changed.
-    pub(super) fn tell_fatal(&self, fatal: bool) {
+    pub(super) fn queue_fatal(&self, fatal: bool) {
         if self.fatal.xchg(fatal, Full) != fatal && !self.fatal_due.xchg(true, Full) {
             self.post(None, Task::Fatal);
         }
@@ -155,7 +155,7 @@ impl Ni {
     }
 
     /// Checks whether other nodes are reachable, if that may have changed.
-    fn look_at_network(&self) {
+    fn check_network(&self) {
         if self.changed.xchg(false, Full) {
             let ports = self.ports.lock();
             // Peers know the interface by its node ID.
@@ -164,7 +164,7 @@ impl Ni {
             // The loss of a NIC is reported under this lock and must not be overwritten.
             let core = self.core.lock();
             if let (Some(connected), Some(_)) = (connected, &core.link) {
-                self.tell_fatal(!connected);
+                self.queue_fatal(!connected);
             }
         }
     }
@@ -189,7 +189,7 @@ impl Ni {
         let since = ports.age_bound.since();
         let taken = ports
             .mailbox
-            .poll(BATCH, |m| self.take(&mut core, m, since, began));
+            .poll(BATCH, |m| self.on_message(&mut core, m, since, began));
         ports.age_bound.read(taken);
         if taken > 0 {
             self.busy.store(began.0, Relaxed);
@@ -206,7 +206,7 @@ impl Ni {
         }
     }
 
-    fn take(&self, core: &mut Core, m: &velo::Message<'_>, since: Time, now: Time) {
+    fn on_message(&self, core: &mut Core, m: &velo::Message<'_>, since: Time, now: Time) {
         let source = m.status.source;
         let message = Message::parse(m.status.tag, m.len() as u16, |i| m.word(i)).ok();
         let (Some(message), true) = (message, source.vpid == VPID) else {
@@ -215,31 +215,33 @@ impl Ni {
         let Some(machine) = core.machine_mut() else {
             return;
         };
-        let Some(Part { of, at, len }) = machine.take(source.node, &message, since, now) else {
+        let Some(PayloadTarget { of, at, len }) =
+            machine.receive_message(source.node, &message, since, now)
+        else {
             return;
         };
         let mut bytes = [0; LONGEST];
         if let Some(part) = bytes.get_mut(..len.into()) {
             m.copy_from(message.data_offset().into(), part);
-            let place = of.index() as usize * BUFFER + usize::from(at);
+            let offset = of.index() as usize * BUFFER + usize::from(at);
             // Cannot fail: the range is inside the buffer of one message.
-            let _ = self.buffers.copy_from(place, part);
+            let _ = self.buffers.copy_from(offset, part);
         }
     }
 
     /// Handles events of registration slots.
-    fn listen(&self, core: &mut Core, now: Time) {
-        let Some(places) = core.places.clone() else {
+    fn handle_events(&self, core: &mut Core, now: Time) {
+        let Some(slots) = core.slots.clone() else {
             // Events of earlier slots are irrelevant.
             while self.signals.next().is_some() {}
             return;
         };
         while let Some(number) = self.signals.next() {
-            let Some(place) = places.get(number) else {
+            let Some(slot) = slots.get(number) else {
                 continue;
             };
-            place.told.unlist();
-            if let Some(result) = place.told.take_got() {
+            slot.events.clear_queued();
+            if let Some(result) = slot.events.take_get_result() {
                 if let (Some((ticket, result)), Some(machine)) =
                     (self.check(number, result), core.machine_mut())
                 {
@@ -249,26 +251,26 @@ impl Ni {
                     machine.fetched(ticket, result, now);
                 }
             }
-            if place.told.take_revoked() {
-                self.ended(core, places.side(number), number);
+            if slot.events.take_revoked() {
+                self.ended(core, slots.side(number), number);
             }
-            if place.told.take_late() {
+            if slot.events.take_late() {
                 self.counters.count(Count::Late);
                 // Cannot fail: each slot is queued once.
                 let _ = core.late.push(number);
             }
-            if places.side(number) == Side::Sink {
-                self.reap_sink(&places, number);
+            if slots.side(number) == Side::Sink {
+                self.reap_sink(&slots, number);
             }
         }
         for _ in 0..core.late.len() {
             let Some(number) = core.late.pop() else {
                 break;
             };
-            let ended = places.get(number).is_none_or(|p| p.has_ended());
+            let ended = slots.get(number).is_none_or(|p| p.has_ended());
             // Registrations of a lost NIC also end, when the NIC is cut off from memory.
             if ended {
-                self.ended(core, places.side(number), number);
+                self.ended(core, slots.side(number), number);
             } else {
                 let _ = core.late.push(number);
             }
@@ -286,7 +288,7 @@ impl Ni {
         };
         match (side, ticket) {
             (Side::Source, Some(ticket)) => machine.revoked(ticket),
-            (Side::Sink, Some(ticket)) => machine.shut(ticket),
+            (Side::Sink, Some(ticket)) => machine.get_target_revoked(ticket),
             (_, None) => {}
         }
     }

@@ -4,9 +4,9 @@
 //! other threads. They queue tasks for the threads that call LNet.
 
 use super::{
-    drive::{Voice, BATCH},
+    drive::{Transmit, BATCH},
     tasks::{Kind, Task},
-    Core, Machine, Ni, Places,
+    Core, Machine, Ni, Slots,
 };
 use crate::ffi::lnet::address;
 use kernel::prelude::*;
@@ -29,11 +29,11 @@ impl Ni {
                 return;
             };
             let sender = link.as_ref().map(|link| &link.sender);
-            let mut voice = Voice {
+            let mut transmit = Transmit {
                 sender,
                 outs: &self.outs,
             };
-            again = machine.pump(&mut voice, now, BATCH);
+            again = machine.pump(&mut transmit, now, BATCH);
             let mut any = false;
             while let Some(event) = self.next_event(core) {
                 any = true;
@@ -45,7 +45,7 @@ impl Ni {
         }
         let next = core.machine().and_then(Machine::next_deadline);
         if again || next.is_some_and(|next| next < core.armed) {
-            self.signals.bell.ring();
+            self.signals.doorbell.notify();
         }
     }
 
@@ -88,13 +88,13 @@ impl Ni {
         let Core {
             machine,
             link,
-            places,
+            slots,
             ..
         } = core;
         let Some(machine) = (**machine).as_mut() else {
             return;
         };
-        let places: Option<&Places> = places.as_deref();
+        let slots: Option<&Slots> = slots.as_deref();
         match event {
             Event::Offer(ticket, node) => self.post(Some(node), Task::Offer(ticket, node)),
             Event::Fetch {
@@ -105,11 +105,11 @@ impl Ni {
                 post_by,
                 until,
             } => {
-                let place = places.and_then(|places| self.make_place(places, ticket));
-                let posted = match (link, places, place) {
-                    (Some(link), Some(places), Some(place)) => self.get(
-                        (link, places),
-                        place,
+                let slot = slots.and_then(|slots| self.register_slot(slots, ticket));
+                let posted = match (link, slots, slot) {
+                    (Some(link), Some(slots), Some(slot)) => self.get(
+                        (link, slots),
+                        slot,
                         (node, source, len),
                         (post_by, until, now),
                     ),
@@ -119,23 +119,23 @@ impl Ni {
                     machine.fetched(ticket, Err(e), now);
                 }
             }
-            Event::Shut(ticket) => {
-                let place = self.place_of(ticket);
-                let begun = match (places, place) {
-                    (Some(places), Some(place)) => self.revoke_sink(places, place),
+            Event::RevokeTarget(ticket) => {
+                let slot = self.slot_of(ticket);
+                let started = match (slots, slot) {
+                    (Some(slots), Some(slot)) => self.revoke_sink(slots, slot),
                     _ => false,
                 };
-                if !begun {
+                if !started {
                     // No registration exists.
-                    machine.shut(ticket);
+                    machine.get_target_revoked(ticket);
                 }
             }
-            Event::Received(ticket, done) => match self.got(ticket, done) {
-                Some(got) => self.post(Some(got.node()), Task::Got(got)),
+            Event::Received(ticket, done) => match self.finish(ticket, done) {
+                Some(finished) => self.post(Some(finished.node()), Task::Finished(finished)),
                 None => machine.finished(ticket),
             },
             Event::Revoke(ticket, token) => {
-                if !places.is_some_and(|places| self.revoke_out(places, token)) {
+                if !slots.is_some_and(|slots| self.revoke_out(slots, token)) {
                     machine.revoked(ticket);
                 }
             }
@@ -144,7 +144,7 @@ impl Ni {
                     self.post(Some(node), Task::Sent(token, end));
                 }
             }
-            Event::Released(_, token) => self.released(places, token),
+            Event::Released(_, token) => self.released(slots, token),
             Event::Peer(node, alive) => self.post(Some(node), Task::Peer(node, alive)),
         }
     }

@@ -6,7 +6,7 @@
 use super::{
     count::Count,
     memory::{Side, PAGES},
-    Link, Ni, Places,
+    Link, Ni, Slots,
 };
 use crate::{
     fault::{self, Point},
@@ -38,9 +38,9 @@ struct Use {
     /// `None` after the revocation was started.
     region: Option<Region>,
     /// Value of the validity tags.
-    mark: ValidityTag,
+    tag: ValidityTag,
     /// Set when the message has ended; the slot is freed when no GET may write any more.
-    over: bool,
+    finished: bool,
 }
 
 /// Destinations by the number of their slot.
@@ -56,17 +56,17 @@ impl Sinks {
         Ok(Self(all))
     }
 
-    fn get(&mut self, place: u32) -> Option<&mut Use> {
-        self.0.get_mut(place as usize)?.as_mut()
+    fn get(&mut self, number: u32) -> Option<&mut Use> {
+        self.0.get_mut(number as usize)?.as_mut()
     }
 
     /// Returns the message that uses a slot.
-    pub(super) fn ticket_at(&mut self, place: u32) -> Option<Ticket> {
-        Some(self.get(place)?.ticket)
+    pub(super) fn ticket_at(&mut self, number: u32) -> Option<Ticket> {
+        Some(self.get(number)?.ticket)
     }
 
     /// Removes all destinations after their registrations have ended.
-    pub(super) fn forget_places(&mut self) {
+    pub(super) fn forget_slots(&mut self) {
         for sink in self.0.iter_mut() {
             *sink = None;
         }
@@ -74,7 +74,7 @@ impl Sinks {
 
     /// Returns whether no destination is in use by LNet.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.iter().flatten().all(|sink| sink.over)
+        self.0.iter().flatten().all(|sink| sink.finished)
     }
 }
 
@@ -107,19 +107,19 @@ impl Use {
     }
 
     /// Writes validity tags to the memory.
-    fn write_marks(&mut self, len: u32) {
-        self.mark = security::random().to_le_bytes();
+    fn write_tags(&mut self, len: u32) {
+        self.tag = security::random().to_le_bytes();
         if let Some(comb) = self.comb(len) {
             // Cannot fail: the range is inside the list, which is writable.
-            let _ = self.memory.pages().write_tags(comb, self.mark);
+            let _ = self.memory.pages().write_tags(comb, self.tag);
             return;
         }
         for at in tag_offsets(len) {
             let mut done = 0;
-            for (place, n) in pieces(&self.memory, at as usize, TAG_BYTES as usize) {
-                if let Some(part) = self.mark.get(done..done + n) {
+            for (position, n) in pieces(&self.memory, at as usize, TAG_BYTES as usize) {
+                if let Some(part) = self.tag.get(done..done + n) {
                     // Cannot fail: the range is inside the list, which is writable.
-                    let _ = self.memory.pages().copy_from(place, part);
+                    let _ = self.memory.pages().copy_from(position, part);
                 }
                 done += n;
             }
@@ -129,19 +129,19 @@ impl Use {
     /// Returns whether a tag was not overwritten, i.e. data are missing.
     fn has_hole(&self) -> bool {
         if let Some(comb) = self.comb(self.len()) {
-            let found = self.memory.pages().has_tag(comb, self.mark);
+            let found = self.memory.pages().has_tag(comb, self.tag);
             return found.unwrap_or(true);
         }
         tag_offsets(self.len()).any(|at| {
             let mut found = ValidityTag::default();
             let mut done = 0;
-            for (place, n) in pieces(&self.memory, at as usize, TAG_BYTES as usize) {
+            for (position, n) in pieces(&self.memory, at as usize, TAG_BYTES as usize) {
                 if let Some(part) = found.get_mut(done..done + n) {
-                    let _ = self.memory.pages().copy_to(place, part);
+                    let _ = self.memory.pages().copy_to(position, part);
                 }
                 done += n;
             }
-            found == self.mark
+            found == self.tag
         })
     }
 }
@@ -189,29 +189,29 @@ impl Ni {
     /// Returns the memory if no slot is free or it cannot be registered now.
     pub(super) fn register(
         &self,
-        places: &Places,
+        slots: &Slots,
         ticket: Ticket,
         memory: FragmentList,
     ) -> Result<u32, FragmentList> {
         let taken = match fault::hit(Point::Sink) {
             true => None,
-            false => places.take(Side::Sink),
+            false => slots.claim(Side::Sink),
         };
-        let Some((number, place)) = taken else {
-            self.counters.count(Count::NoPlace);
+        let Some((number, slot)) = taken else {
+            self.counters.count(Count::NoSlot);
             return Err(memory);
         };
-        let Ok(region) = place.register(memory.pages()) else {
+        let Ok(region) = slot.register(memory.pages()) else {
             self.counters.count(Count::NotRegistered);
-            places.put(number);
+            slots.free(number);
             return Err(memory);
         };
         let sink = Use {
             ticket,
             memory,
             region: Some(region),
-            mark: ValidityTag::default(),
-            over: false,
+            tag: ValidityTag::default(),
+            finished: false,
         };
         if let Some(slot) = self.sinks.lock().0.get_mut(number as usize) {
             *slot = Some(sink);
@@ -220,39 +220,39 @@ impl Ni {
     }
 
     /// Marks the destination in a slot as unused after its message has ended.
-    pub(super) fn sink_done(&self, place: u32) {
-        if let Some(sink) = self.sinks.lock().get(place) {
-            sink.over = true;
+    pub(super) fn sink_done(&self, number: u32) {
+        if let Some(sink) = self.sinks.lock().get(number) {
+            sink.finished = true;
         }
-        let places = self.core.lock().places.clone();
-        if let Some(places) = places {
-            self.reap_sink(&places, place);
+        let slots = self.core.lock().slots.clone();
+        if let Some(slots) = slots {
+            self.reap_sink(&slots, number);
         }
     }
 
     /// Frees a slot that is unused and to which no GET may write any more.
-    pub(super) fn reap_sink(&self, places: &Places, place: u32) {
-        let quiet = places.get(place).is_some_and(|p| p.told.is_quiet());
+    pub(super) fn reap_sink(&self, slots: &Slots, number: u32) {
+        let quiet = slots.get(number).is_some_and(|p| p.events.is_quiet());
         let mut sinks = self.sinks.lock();
-        if !quiet || !sinks.get(place).is_some_and(|sink| sink.over) {
+        if !quiet || !sinks.get(number).is_some_and(|sink| sink.finished) {
             return;
         }
-        let slot = sinks.0.get_mut(place as usize);
+        let slot = sinks.0.get_mut(number as usize);
         let sink = slot.and_then(Option::take);
         drop(sinks);
         if let Some(sink) = sink {
             drop(sink);
-            places.put(place);
+            slots.free(number);
         }
     }
 
     /// Starts the revocation of a destination's registration. Returns whether there is one. The
     /// caller holds `core`.
-    pub(super) fn revoke_sink(&self, places: &Places, number: u32) -> bool {
+    pub(super) fn revoke_sink(&self, slots: &Slots, number: u32) -> bool {
         let region = self.sinks.lock().get(number).and_then(|s| s.region.take());
-        match (region, places.get(number)) {
-            (Some(region), Some(place)) => {
-                place.revoke(region);
+        match (region, slots.get(number)) {
+            (Some(region), Some(slot)) => {
+                slot.revoke(region);
                 true
             }
             _ => false,
@@ -262,16 +262,16 @@ impl Ni {
     /// Posts a GET to the destination in a slot. The caller holds `core`.
     pub(super) fn get(
         &self,
-        (link, places): (&Link, &Places),
+        (link, slots): (&Link, &Slots),
         number: u32,
         (node, source, len): (NodeId, Source, u32),
         (post_by, until, now): (Time, Time, Time),
     ) -> Result<(), GetFailure> {
         let failed = GetFailure::NotPosted;
-        let place = places.get(number).ok_or(failed)?;
+        let slot = slots.get(number).ok_or(failed)?;
         let mut sinks = self.sinks.lock();
         let sink = sinks.get(number).ok_or(failed)?;
-        sink.write_marks(len);
+        sink.write_tags(len);
         let region = sink.region.as_ref().ok_or(failed)?;
         // Usually a single piece. Allocations must not wait, because `core` is held.
         let mut all =
@@ -311,16 +311,16 @@ impl Ni {
             timeout: delay(until),
             context: CallIn::Poll,
         };
-        place.told.begin();
-        let told = place.told.clone();
+        slot.events.begin();
+        let events = slot.events.clone();
         let posted = match fault::hit(Point::Get) {
             true => Err(RmaError::Busy),
             false => link
                 .gets
-                .submit_within(&request, Some(delay(post_by)), told),
+                .submit_within(&request, Some(delay(post_by)), events),
         };
         posted.map(drop).map_err(|e| {
-            place.told.unbegin();
+            slot.events.unbegin();
             self.counters.count(Count::NotPosted);
             match e {
                 RmaError::Fault(_) => GetFailure::Fault,
@@ -332,11 +332,11 @@ impl Ni {
     /// Checks the result of a GET. Returns the message, and an error if data are missing.
     pub(super) fn check(
         &self,
-        place: u32,
+        number: u32,
         result: Result<(), GetFailure>,
     ) -> Option<(Ticket, Result<(), GetFailure>)> {
         let mut sinks = self.sinks.lock();
-        let sink = sinks.get(place)?;
+        let sink = sinks.get(number)?;
         let hole = result.is_ok() && (sink.has_hole() || fault::hit(Point::Hole));
         let ticket = sink.ticket;
         if hole {

@@ -14,7 +14,7 @@ use kernel::prelude::*;
 use protocol::lnd;
 
 /// Copied messages by number.
-pub(super) type Kept = lnd::Kept<KernelMemory, KVVec<u8>>;
+pub(super) type EagerCopies = lnd::EagerCopies<KernelMemory, KVVec<u8>>;
 
 impl Ni {
     /// Copies the payload of a message that LNet keeps for later. If that fails, the message
@@ -29,8 +29,8 @@ impl Ni {
 
     fn copy_kept(&self, number: u64) -> Option<bool> {
         let (ticket, node) = self.offered(number)?;
-        let (_, _, len, here) = self.core.lock().machine()?.offered(ticket)?;
-        if !here {
+        let (_, _, len, inline) = self.core.lock().machine()?.offered(ticket)?;
+        if !inline {
             return None;
         }
         let index = ticket.index();
@@ -50,14 +50,14 @@ impl Ni {
         self.drive(&mut core, now);
         drop(core);
         if !kept {
-            drop(self.kept.lock().take(number));
+            drop(self.kept.lock().remove(number));
         }
         Some(kept)
     }
 
     /// Receives a message that LNet has kept, as far as LNet wants it. Called without locks.
     pub(super) fn recv_kept(&self, number: u64, msg: Option<Wanted>) {
-        let copied = self.kept.lock().take(number);
+        let copied = self.kept.lock().remove(number);
         let Some(mut msg) = msg else {
             return;
         };

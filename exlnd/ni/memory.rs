@@ -3,12 +3,12 @@
 //! Registration of payload: slots with reserved network addresses, and the events of registrations
 //! and GETs.
 //!
-//! Events arrive in any context; they are recorded in [`Told`] and queued in [`Signals`] for the
+//! Events arrive in any context; they are recorded in [`Events`] and queued in [`Signals`] for the
 //! interface's thread. The locks here disable interrupts.
 
 use crate::{
     fault::{self, Point},
-    ffi::thread::Bell,
+    ffi::thread::Doorbell,
     ring::Ring,
 };
 use extoll_core::{
@@ -31,30 +31,30 @@ use wire::ids::Vpid;
 /// Maximum number of pages of a message: 1 MiB that begins within a page.
 pub(super) const PAGES: usize = 257;
 
-/// Code of [`Told::got`]: the GET timed out.
+/// Code of [`Events::get_result`]: the GET timed out.
 const TIMED_OUT: u32 = 4;
-/// Code of [`Told::got`]: the GET timed out before it was posted, or after all its parts were
-/// answered. This says nothing about the peer.
+/// Code of [`Events::get_result`]: the GET timed out before it was posted, or after all its parts
+/// were answered. This says nothing about the peer.
 const LATE: u32 = 5;
 
 /// Queue of slots with events, and the doorbell of the thread that handles them.
 #[pin_data]
 pub(super) struct Signals {
     /// Doorbell of the interface's thread.
-    pub(super) bell: Bell,
+    pub(super) doorbell: Doorbell,
     #[pin]
-    told: SpinLockIrq<Ring<u32>>,
+    queue: SpinLockIrq<Ring<u32>>,
 }
 
 impl Signals {
-    /// Creates a queue for `places` slots.
-    pub(super) fn new(places: usize) -> Result<Arc<Self>> {
+    /// Creates a queue for `slots` slots.
+    pub(super) fn new(slots: usize) -> Result<Arc<Self>> {
         // Twice that, because slots of a lost NIC may have events as well.
-        let (bell, ring) = (Bell::new()?, Ring::new(2 * places)?);
+        let (doorbell, ring) = (Doorbell::new()?, Ring::new(2 * slots)?);
         Arc::pin_init(
             pin_init!(Self {
-                bell,
-                told <- new_spinlock_irq!(ring, "exlnd_told"),
+                doorbell,
+                queue <- new_spinlock_irq!(ring, "exlnd_signals"),
             }),
             GFP_KERNEL,
         )
@@ -62,38 +62,38 @@ impl Signals {
 
     /// Returns the next slot with an event.
     pub(super) fn next(&self) -> Option<u32> {
-        self.told.lock().pop()
+        self.queue.lock().pop()
     }
 }
 
 /// Events of a slot, recorded by the ATU and by the engine of GETs in any context.
-pub(super) struct Told {
+pub(super) struct Events {
     signals: Arc<Signals>,
     number: u32,
     /// Set while the slot is in the queue.
-    listed: AtomicFlag,
+    queued: AtomicFlag,
     /// Set when the revocation was confirmed.
     revoked: AtomicFlag,
     /// Set when the revocation was not confirmed in time.
     late: AtomicFlag,
-    /// Result of the GET: 0, or a code of [`Told::take_got`].
-    got: Atomic<u32>,
+    /// Result of the GET: 0, or a code of [`Events::take_get_result`].
+    get_result: Atomic<u32>,
     /// Number of GETs that may still write.
-    moving: Atomic<u32>,
+    in_flight: Atomic<u32>,
 }
 
-impl Told {
-    fn tell(&self) {
-        if !self.listed.xchg(true, Full) {
+impl Events {
+    fn record(&self) {
+        if !self.queued.xchg(true, Full) {
             // Cannot fail: each slot is queued once.
-            let _ = self.signals.told.lock().push(self.number);
+            let _ = self.signals.queue.lock().push(self.number);
         }
-        self.signals.bell.ring();
+        self.signals.doorbell.notify();
     }
 
     /// Clears the flag of a queued slot. Called before its events are read.
-    pub(super) fn unlist(&self) {
-        self.listed.xchg(false, Full);
+    pub(super) fn clear_queued(&self) {
+        self.queued.xchg(false, Full);
     }
 
     /// Returns whether the revocation was confirmed, and clears the event.
@@ -107,8 +107,8 @@ impl Told {
     }
 
     /// Returns the result of the GET and clears the event.
-    pub(super) fn take_got(&self) -> Option<Result<(), GetFailure>> {
-        match self.got.xchg(0, Full) {
+    pub(super) fn take_get_result(&self) -> Option<Result<(), GetFailure>> {
+        match self.get_result.xchg(0, Full) {
             1 => Some(Ok(())),
             2 => Some(Err(GetFailure::Fault)),
             LATE => Some(Err(GetFailure::NotPosted)),
@@ -119,31 +119,31 @@ impl Told {
 
     /// Counts a GET that is being posted.
     pub(super) fn begin(&self) {
-        self.moving.fetch_add(1, Full);
+        self.in_flight.fetch_add(1, Full);
     }
 
     /// Takes back the count of a GET that could not be posted.
     pub(super) fn unbegin(&self) {
-        self.moving.fetch_sub(1, Full);
+        self.in_flight.fetch_sub(1, Full);
     }
 
     /// Returns whether no GET may write any more.
     pub(super) fn is_quiet(&self) -> bool {
-        self.moving.load(Relaxed) == 0
+        self.in_flight.load(Relaxed) == 0
     }
 }
 
-impl RevokeClient for Told {
+impl RevokeClient for Events {
     fn revoked(&self, result: Result) {
         match result {
             Ok(()) if !fault::hit(Point::Late) => self.revoked.xchg(true, Full),
             _ => self.late.xchg(true, Full),
         };
-        self.tell();
+        self.record();
     }
 }
 
-impl Completion for Told {
+impl Completion for Events {
     fn done(&self, outcome: Result<Done, RmaError>) {
         let code = match outcome {
             Ok(_) => 1,
@@ -151,30 +151,30 @@ impl Completion for Told {
             Err(RmaError::TimedOut) => TIMED_OUT,
             Err(_) => 3,
         };
-        self.got.xchg(code, Full);
-        self.tell();
+        self.get_result.xchg(code, Full);
+        self.record();
     }
 
     fn quiet(&self, how: Quiet) {
         // The engine reports this at once if nothing was posted or everything was answered.
-        if self.moving.fetch_sub(1, Full) == 1 && how == Quiet::Settled {
-            let _ = self.got.cmpxchg(TIMED_OUT, LATE, Full);
+        if self.in_flight.fetch_sub(1, Full) == 1 && how == Quiet::Settled {
+            let _ = self.get_result.cmpxchg(TIMED_OUT, LATE, Full);
         }
-        self.tell();
+        self.record();
     }
 }
 
 /// A slot for the registration of one message's memory. Its network addresses are used for nothing
 /// else, so they lead nowhere after the message has ended, until the slot is reused.
-pub(super) struct Place {
+pub(super) struct Slot {
     reserve: Reserve,
-    pub(super) told: Arc<Told>,
+    pub(super) events: Arc<Events>,
 }
 
-impl Place {
-    fn new(nic: &Nic, vpid: Vpid, access: Access, told: Arc<Told>) -> Result<Self> {
+impl Slot {
+    fn new(nic: &Nic, vpid: Vpid, access: Access, events: Arc<Events>) -> Result<Self> {
         let reserve = nic.atu().reserve(vpid, 1, PAGES, access)?;
-        Ok(Self { reserve, told })
+        Ok(Self { reserve, events })
     }
 
     /// Registers memory. Any context.
@@ -183,15 +183,15 @@ impl Place {
     ///
     /// Returns the errors of [`Reserve::register`].
     pub(super) fn register(&self, pages: &Arc<PageList>) -> Result<Region> {
-        self.told.take_revoked();
-        self.told.take_late();
-        self.told.take_got();
+        self.events.take_revoked();
+        self.events.take_late();
+        self.events.take_get_result();
         self.reserve.register(pages, WholePages::EXPOSED)
     }
 
     /// Starts the revocation of a registration. Its end is recorded as an event. Any context.
     pub(super) fn revoke(&self, region: Region) {
-        region.revoke_async(self.told.clone());
+        region.revoke_async(self.events.clone());
     }
 
     /// Returns whether the last registration has ended, after its revocation was late.
@@ -202,8 +202,8 @@ impl Place {
 
 /// Registration slots of an interface: the first half is read by peers, the second half written by
 /// GETs.
-pub(super) struct Places {
-    all: KVVec<Place>,
+pub(super) struct Slots {
+    all: KVVec<Slot>,
     free: [Pin<KBox<SpinLockIrq<Ring<u32>>>>; 2],
     half: usize,
 }
@@ -217,7 +217,7 @@ pub(super) enum Side {
     Sink,
 }
 
-impl Places {
+impl Slots {
     /// Creates `half` slots for each side. May sleep.
     ///
     /// # Errors
@@ -233,25 +233,25 @@ impl Places {
         let (mut sources, mut sinks) = (Ring::new(half)?, Ring::new(half)?);
         for i in 0..2 * half {
             let number = i as u32;
-            let told = Told {
+            let events = Events {
                 signals: signals.clone(),
                 number,
-                listed: AtomicFlag::new(false),
+                queued: AtomicFlag::new(false),
                 revoked: AtomicFlag::new(false),
                 late: AtomicFlag::new(false),
-                got: Atomic::new(0),
-                moving: Atomic::new(0),
+                get_result: Atomic::new(0),
+                in_flight: Atomic::new(0),
             };
             let (access, ring) = match i < half {
                 true => (Access::READ, &mut sources),
                 false => (Access::WRITE, &mut sinks),
             };
-            let told = Arc::new(told, GFP_KERNEL)?;
-            all.push(Place::new(nic, vpid, access, told)?, GFP_KERNEL)?;
+            let events = Arc::new(events, GFP_KERNEL)?;
+            all.push(Slot::new(nic, vpid, access, events)?, GFP_KERNEL)?;
             // Cannot fail: the queue has room for all.
             let _ = ring.push(number);
         }
-        let lock = |ring| KBox::pin_init(new_spinlock_irq!(ring, "exlnd_places"), GFP_KERNEL);
+        let lock = |ring| KBox::pin_init(new_spinlock_irq!(ring, "exlnd_slots"), GFP_KERNEL);
         Ok(Arc::new(
             Self {
                 all,
@@ -262,7 +262,7 @@ impl Places {
         )?)
     }
 
-    fn free(&self, side: Side) -> &SpinLockIrq<Ring<u32>> {
+    fn free_slots(&self, side: Side) -> &SpinLockIrq<Ring<u32>> {
         let [sources, sinks] = &self.free;
         match side {
             Side::Source => sources,
@@ -271,7 +271,7 @@ impl Places {
     }
 
     /// Returns the slot with a number.
-    pub(super) fn get(&self, number: u32) -> Option<&Place> {
+    pub(super) fn get(&self, number: u32) -> Option<&Slot> {
         self.all.get(number as usize)
     }
 
@@ -284,19 +284,19 @@ impl Places {
     }
 
     /// Claims the slot that has been free for longest.
-    pub(super) fn take(&self, side: Side) -> Option<(u32, &Place)> {
-        let number = self.free(side).lock().pop()?;
+    pub(super) fn claim(&self, side: Side) -> Option<(u32, &Slot)> {
+        let number = self.free_slots(side).lock().pop()?;
         Some((number, self.get(number)?))
     }
 
     /// Frees a slot whose network addresses no peer uses any more.
-    pub(super) fn put(&self, number: u32) {
+    pub(super) fn free(&self, number: u32) {
         // Cannot fail: the slot was claimed.
-        let _ = self.free(self.side(number)).lock().push(number);
+        let _ = self.free_slots(self.side(number)).lock().push(number);
     }
 
     /// Returns the number of free slots of a side.
     pub(super) fn left(&self, side: Side) -> usize {
-        self.free(side).lock().len()
+        self.free_slots(side).lock().len()
     }
 }

@@ -7,8 +7,8 @@
 //! ([`Worker`]) call LNet: one passes incoming messages, the other finalizes messages and reports
 //! peers.
 //!
-//! Lock order: `binding`, `life`, `ports`, `core`, one of `outs` and `ins`, `sinks`, then the locks
-//! of queues, of registration slots and `kept`. All are mutexes except those of queues and slots.
+//! Lock order: `binding`, `threads`, `ports`, `core`, one of `outs` and `ins`, `sinks`, then the
+//! locks of queues, of registration slots and `kept`. All are mutexes except those of queues and slots.
 //! LNet is called without any lock.
 
 mod bind;
@@ -37,7 +37,7 @@ use count::Counters;
 use drive::Driver;
 use extoll_core::{child::Handle, memory::KernelMemory};
 use fetch::Sinks;
-use kept::Kept;
+use kept::EagerCopies;
 use kernel::{
     fmt, new_mutex,
     prelude::*,
@@ -48,10 +48,10 @@ use kernel::{
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
 use kernel_ext::{mem::PageList, security};
-use memory::{Places, Side, Signals};
-use ports::{ports, Ear, Link, Ports, Watch};
+use memory::{Side, Signals, Slots};
+use ports::{ports, Link, PortEvents, Ports, Watch};
 use protocol::{
-    lnd::{at_a_time, Capacity, Lnd},
+    lnd::{max_concurrent, Capacity, Lnd},
     Time,
 };
 use receive::In;
@@ -73,7 +73,7 @@ struct Core {
     /// Ports for sending and GETs; `None` without a NIC.
     link: Option<Arc<Link>>,
     /// Registration slots; kept until all registrations have ended.
-    places: Option<Arc<Places>>,
+    slots: Option<Arc<Slots>>,
     /// Time at which the thread runs next without an event.
     armed: Time,
     /// Slots whose revocation was not confirmed in time; polled until it is.
@@ -101,14 +101,14 @@ pub(crate) struct Ni {
     immediate: u32,
     /// Number of registration slots in each direction, i.e. maximum number of concurrent payload
     /// GETs.
-    places: usize,
+    slots: usize,
     epoch: Instant<Monotonic>,
     /// Set when the interface has ended. The holder of the lock may change the interface's NIC.
     #[pin]
     binding: Mutex<bool>,
     #[pin]
     /// Threads of the interface.
-    life: Mutex<KVec<KBox<dyn Ends>>>,
+    threads: Mutex<KVec<KBox<dyn Ends>>>,
     #[pin]
     ports: Mutex<Option<Ports>>,
     #[pin]
@@ -120,7 +120,7 @@ pub(crate) struct Ni {
     #[pin]
     sinks: Mutex<Sinks>,
     #[pin]
-    kept: Mutex<Kept>,
+    kept: Mutex<EagerCopies>,
     /// Payload of incoming messages: [`BUFFER`] bytes for each message.
     buffers: PageList,
     signals: Arc<Signals>,
@@ -129,7 +129,7 @@ pub(crate) struct Ni {
     /// Set when the interface is being stopped.
     ended: AtomicFlag,
     /// Set while the interface has no NIC.
-    orphan: AtomicFlag,
+    without_nic: AtomicFlag,
     /// Set when incoming messages may be passed to LNet, i.e. when the start can no longer fail.
     reading: AtomicFlag,
     /// Set if the interface was reported as unusable to LNet.
@@ -163,14 +163,14 @@ impl<T: Run> Ends for Thread<T> {}
 /// Allocates the state machine, which is too large for the stack.
 #[inline(never)]
 fn machine(capacity: &Capacity) -> Result<KBox<Option<Machine>>> {
-    let mut place = KBox::new(None, GFP_KERNEL)?;
-    fill(&mut place, capacity)?;
-    Ok(place)
+    let mut state = KBox::new(None, GFP_KERNEL)?;
+    fill(&mut state, capacity)?;
+    Ok(state)
 }
 
 #[inline(never)]
-fn fill(place: &mut Option<Machine>, capacity: &Capacity) -> Result {
-    *place = Some(Lnd::new(capacity, &conf::limits(), security::random())?);
+fn fill(state: &mut Option<Machine>, capacity: &Capacity) -> Result {
+    *state = Some(Lnd::new(capacity, &conf::limits(), security::random())?);
     Ok(())
 }
 
@@ -207,8 +207,8 @@ impl Ni {
         let claim = registry::claim(number)?;
         let ni = Self::new(raw, number, asked, claim.handle());
         let ni = ni.inspect_err(|e| pr_err!("ex{}: cannot start: {:?}\n", number, e))?;
-        let begun = registry::begun(claim, &ni).and_then(|()| ni.start_threads());
-        if let Err(e) = begun {
+        let started = registry::assign(claim, &ni).and_then(|()| ni.start_threads());
+        if let Err(e) = started {
             pr_err!("ex{}: cannot start: {:?}\n", number, e);
             ni.end();
             return Err(e);
@@ -220,54 +220,54 @@ impl Ni {
     /// unknown peers until it has started the interface.
     pub(crate) fn begin_to_read(&self) {
         self.reading.store(true, Relaxed);
-        self.signals.bell.ring();
+        self.signals.doorbell.notify();
     }
 
     fn new(raw: NiRef, number: u32, asked: &Asked, handle: Handle) -> Result<Arc<Self>> {
         let node = handle.node();
-        raw.place(handle.device(), address(node))?;
+        raw.set_device(handle.device(), address(node))?;
         let cpts = raw.cpts().count() as u32;
-        let places = conf::places(at_a_time(asked.credits, asked.peer_credits, cpts));
-        let capacity = conf::capacity(places);
-        let signals = Signals::new(2 * places)?;
+        let slots = conf::slots(max_concurrent(asked.credits, asked.peer_credits, cpts));
+        let capacity = conf::capacity(slots);
+        let signals = Signals::new(2 * slots)?;
         let changed = Arc::new(AtomicFlag::new(false), GFP_KERNEL)?;
         let watch = Watch(signals.clone(), changed.clone());
-        let (ports, link) = ports(handle, watch, places)?;
+        let (ports, link) = ports(handle, watch, slots)?;
         let link = Arc::new(link, GFP_KERNEL)?;
         let sender = link.sender.clone();
-        let memory = Places::new(&ports.handle, VPID, &signals, places)?;
+        let memory = Slots::new(&ports.handle, VPID, &signals, slots)?;
         let machine = machine(&capacity)?;
         let mut queues = KVec::new();
         for cpt in raw.cpts() {
-            let endings = capacity.sends + capacity.receives + places + events::REPORTS + 1;
+            let endings = capacity.sends + capacity.receives + slots + events::REPORTS + 1;
             let pair = [Queue::new(capacity.receives)?, Queue::new(endings)?];
             queues.push((cpt, pair), GFP_KERNEL)?;
         }
         let buffers = VVec::from_elem(0u8, capacity.receives * BUFFER, GFP_KERNEL)?;
         let buffers = PageList::from_buffer(buffers)?;
-        let outs = Outs::new(capacity.sends, places)?;
+        let outs = Outs::new(capacity.sends, slots)?;
         let ins = In::table(capacity.receives)?;
-        let kept = Kept::new(capacity.receives.min(0x8000) as u16)?;
-        let sinks = Sinks::new(2 * places)?;
+        let kept = EagerCopies::new(capacity.receives.min(0x8000) as u16)?;
+        let sinks = Sinks::new(2 * slots)?;
         let core = Core {
             machine,
             link: Some(link),
-            places: Some(memory),
+            slots: Some(memory),
             armed: Time(u64::MAX),
-            late: Ring::new(2 * places)?,
+            late: Ring::new(2 * slots)?,
         };
         let lost = Arc::new(AtomicFlag::new(false), GFP_KERNEL)?;
-        let ear = Arc::new(Ear(signals.clone(), lost.clone()), GFP_KERNEL)?;
+        let port_events = Arc::new(PortEvents(signals.clone(), lost.clone()), GFP_KERNEL)?;
         let ni = Arc::pin_init(
             pin_init!(Self {
                 number,
                 raw,
                 node,
                 immediate: asked.immediate,
-                places,
+                slots,
                 epoch: Instant::now(),
                 binding <- new_mutex!(false, "exlnd_binding"),
-                life <- new_mutex!(KVec::new(), "exlnd_life"),
+                threads <- new_mutex!(KVec::new(), "exlnd_threads"),
                 ports <- new_mutex!(Some(ports), "exlnd_ports"),
                 core <- new_mutex!(core, "exlnd_core"),
                 outs <- new_mutex!(outs, "exlnd_outs"),
@@ -278,7 +278,7 @@ impl Ni {
                 signals,
                 queues,
                 ended: AtomicFlag::new(false),
-                orphan: AtomicFlag::new(false),
+                without_nic: AtomicFlag::new(false),
                 reading: AtomicFlag::new(false),
                 fatal: AtomicFlag::new(false),
                 fatal_due: AtomicFlag::new(false),
@@ -289,12 +289,12 @@ impl Ni {
             }),
             GFP_KERNEL,
         )?;
-        sender.attach(ear);
+        sender.attach(port_events);
         Ok(ni)
     }
 
     fn start_threads(self: &Arc<Self>) -> Result {
-        let mut threads = self.life.lock();
+        let mut threads = self.threads.lock();
         // They are stopped in this order.
         for kind in [Kind::Arrivals, Kind::Endings] {
             for (i, (cpt, queues)) in self.queues.iter().enumerate() {
@@ -320,9 +320,9 @@ impl Ni {
     }
 
     /// Returns whether no message is in progress any more.
-    fn is_over(&self) -> bool {
+    fn has_ended(&self) -> bool {
         let core = self.core.lock();
-        core.machine().is_none_or(|machine| machine.is_over())
+        core.machine().is_none_or(|machine| machine.is_closed())
     }
 
     /// Returns whether no message needs a NIC any more.
@@ -331,14 +331,14 @@ impl Ni {
         core.machine().is_none_or(|machine| machine.is_idle())
     }
 
-    /// Waits up to `ms` milliseconds until `over` is true. Returns false after a timeout.
-    fn wait(&self, ms: i64, over: impl Fn() -> bool) -> bool {
+    /// Waits up to `ms` milliseconds until `done` is true. Returns false after a timeout.
+    fn wait(&self, ms: i64, done: impl Fn() -> bool) -> bool {
         let begun: Instant<Monotonic> = Instant::now();
-        while !over() {
+        while !done() {
             if begun.elapsed().as_millis() >= ms {
                 return false;
             }
-            self.signals.bell.ring();
+            self.signals.doorbell.notify();
             fsleep(Delta::from_millis(5));
         }
         true
@@ -349,12 +349,12 @@ impl Ni {
     pub(crate) fn end(self: &Arc<Self>) {
         self.change(|machine, now| machine.close(now));
         self.ended.xchg(true, Full);
-        if !self.wait(PATIENCE_MS, || self.is_over()) {
+        if !self.wait(PATIENCE_MS, || self.has_ended()) {
             pr_warn!("ex{}: some messages have not ended in time\n", self.number);
         }
         // Joined without the lock, because threads may wait for locks whose holders wait for this
         // one.
-        let threads = core::mem::replace(&mut *self.life.lock(), KVec::new());
+        let threads = core::mem::replace(&mut *self.threads.lock(), KVec::new());
         for thread in threads {
             drop(thread);
         }
@@ -364,7 +364,7 @@ impl Ni {
         self.close(link);
         *binding = true;
         drop(binding);
-        registry::over(self);
+        registry::release(self);
     }
 
     /// Writes the interface's statistics for debugfs.
@@ -375,8 +375,8 @@ impl Ni {
         if let Some(link) = &core.link {
             writeln!(f, "gets {:?}", link.gets.counters())?;
         }
-        if let Some(places) = &core.places {
-            let [sources, sinks] = [Side::Source, Side::Sink].map(|side| places.left(side));
+        if let Some(slots) = &core.slots {
+            let [sources, sinks] = [Side::Source, Side::Sink].map(|side| slots.left(side));
             writeln!(f, "places_left {sources} {sinks}")?;
         }
         if let Some(machine) = core.machine() {

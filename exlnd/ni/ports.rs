@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Ports of an interface. Callbacks run in hard interrupt or process context and only ring the
+//! Ports of an interface. Callbacks run in hard interrupt or process context and only notify the
 //! thread's doorbell.
 
 use super::memory::{self, Signals};
@@ -45,20 +45,20 @@ pub(super) struct Ports {
 }
 
 /// Port events. The flag is set when the NIC is lost.
-pub(super) struct Ear(pub(super) Arc<Signals>, pub(super) Arc<AtomicFlag>);
+pub(super) struct PortEvents(pub(super) Arc<Signals>, pub(super) Arc<AtomicFlag>);
 
-impl Client for Ear {
+impl Client for PortEvents {
     fn interrupt(&self) {
-        self.0.bell.ring();
+        self.0.doorbell.notify();
     }
 
     fn writable(&self) {
-        self.0.bell.ring();
+        self.0.doorbell.notify();
     }
 
     fn down(&self) {
         self.1.store(true, Relaxed);
-        self.0.bell.ring();
+        self.0.doorbell.notify();
     }
 }
 
@@ -68,21 +68,21 @@ pub(super) struct Watch(pub(super) Arc<Signals>, pub(super) Arc<AtomicFlag>);
 impl StatusClient for Watch {
     fn changed(&self, _status: Status) {
         self.1.xchg(true, Full);
-        self.0.bell.ring();
+        self.0.doorbell.notify();
     }
 
     fn link(&self, _number: u8, _link: links::Link) {
         self.1.xchg(true, Full);
-        self.0.bell.ring();
+        self.0.doorbell.notify();
     }
 }
 
-/// Opens the ports of a NIC for up to `places` concurrent payload GETs. Sleeps.
+/// Opens the ports of a NIC for up to `slots` concurrent payload GETs. Sleeps.
 ///
 /// # Errors
 ///
 /// Returns the errors of opening the ports, or `ENOMEM`.
-pub(super) fn ports(handle: Handle, watch: Watch, places: usize) -> Result<(Ports, Link)> {
+pub(super) fn ports(handle: Handle, watch: Watch, slots: usize) -> Result<(Ports, Link)> {
     let (sender, mailbox) = patiently(|| {
         let bytes = velo::DEFAULT_MAILBOX_BYTES;
         handle.velo().open(Some(VPID), bytes)
@@ -90,8 +90,8 @@ pub(super) fn ports(handle: Handle, watch: Watch, places: usize) -> Result<(Port
     let port = patiently(|| handle.rma().open(Some(VPID), rma::DEFAULT_QUEUE_BYTES))?;
     let setup = Setup {
         capacity: Capacity {
-            transfers: 2 * places,
-            fragments: 8 * memory::PAGES + 4 * places,
+            transfers: 2 * slots,
+            fragments: 8 * memory::PAGES + 4 * slots,
             commands: 512,
         },
         ..Setup::default()

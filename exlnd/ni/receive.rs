@@ -3,7 +3,7 @@
 //! Incoming messages, from passing them to LNet to their end. Process context. Functions that call
 //! LNet are called without locks.
 
-use super::{count::Count, Core, Ni, Places, BUFFER};
+use super::{count::Count, Core, Ni, Slots, BUFFER};
 use crate::{
     fault::{self, Point},
     ffi::lnet::{address, End, Health, Wanted},
@@ -13,7 +13,7 @@ use kernel::{
     sync::{atomic::Relaxed, Arc},
 };
 use kernel_ext::mem::{FragmentList, PageList};
-use protocol::lnd::{Taking, Ticket};
+use protocol::lnd::{LnetAction, Ticket};
 use wire::{
     ids::NodeId,
     lnd::{Form, Header},
@@ -40,13 +40,13 @@ pub(super) struct Fetching {
     /// Destination of the GET until it is registered; `None` if it could not be allocated.
     memory: Option<FragmentList>,
     /// Slot in which the destination is registered.
-    place: Option<u32>,
+    slot: Option<u32>,
     /// Pages to copy from, if the destination is not the final one.
     copy: Option<Arc<PageList>>,
 }
 
 /// A fetched or failed message that must be finalized.
-pub(super) struct Got {
+pub(super) struct Finished {
     fetching: Fetching,
     done: bool,
 }
@@ -68,7 +68,7 @@ pub(super) fn failed(e: Error) -> End {
 }
 
 /// Returns the payload length in a header.
-fn told(form: Form, header: &Header) -> Option<u32> {
+fn payload_len(form: Form, header: &Header) -> Option<u32> {
     let word = match form {
         Form::Nid4 => 3,
         Form::Nid16 => 6,
@@ -92,7 +92,7 @@ fn copy(pages: &PageList, at: usize, to: &mut Wanted) -> Result {
     }
 }
 
-impl Got {
+impl Finished {
     /// Returns the sender of the message.
     pub(super) fn node(&self) -> NodeId {
         self.fetching.node
@@ -103,7 +103,7 @@ impl Got {
         let Fetching {
             ticket,
             mut msg,
-            place,
+            slot,
             copy,
             ..
         } = self.fetching;
@@ -116,8 +116,8 @@ impl Got {
                 end = failed(e);
             }
         }
-        if let Some(place) = place {
-            ni.sink_done(place);
+        if let Some(slot) = slot {
+            ni.sink_done(slot);
         }
         msg.finalize(end);
         ni.change(|machine, _| machine.finished(ticket));
@@ -128,7 +128,7 @@ impl Ni {
     pub(super) fn set_in(&self, index: u32, new: In) -> In {
         let mut ins = self.ins.lock();
         match ins.get_mut(index as usize) {
-            Some(place) => core::mem::replace(place, new),
+            Some(entry) => core::mem::replace(entry, new),
             None => new,
         }
     }
@@ -147,7 +147,7 @@ impl Ni {
             // The sender has cancelled the message.
             return;
         };
-        if told(form, &header) != Some(len) {
+        if payload_len(form, &header) != Some(len) {
             // LNet would read payload that does not exist.
             self.counters.count(Count::Lies);
             return self.change(|machine, _| machine.parsed(ticket, false));
@@ -168,10 +168,10 @@ impl Ni {
 
     /// Removes a message that LNet did not accept.
     fn withdraw(&self, ticket: Ticket) {
-        drop(self.kept.lock().take(ticket.number()));
-        if let Some(place) = self.ins.lock().get_mut(ticket.index() as usize) {
-            if matches!(place, In::Offered(own, _) if *own == ticket) {
-                *place = In::Free;
+        drop(self.kept.lock().remove(ticket.number()));
+        if let Some(entry) = self.ins.lock().get_mut(ticket.index() as usize) {
+            if matches!(entry, In::Offered(own, _) if *own == ticket) {
+                *entry = In::Free;
             }
         }
     }
@@ -193,14 +193,14 @@ impl Ni {
         };
         match msg {
             Some(msg) if msg.len() > 0 => {
-                let here = {
+                let inline = {
                     let core = self.core.lock();
                     let offered = core.machine().and_then(|m| m.offered(ticket));
-                    offered.map(|(.., here)| here)
+                    offered.map(|(.., inline)| inline)
                 };
-                match here {
-                    Some(false) => self.recv_far((ticket, node), msg),
-                    _ => self.recv_near(ticket, msg),
+                match inline {
+                    Some(false) => self.recv_get((ticket, node), msg),
+                    _ => self.recv_inline(ticket, msg),
                 }
             }
             msg => {
@@ -225,20 +225,20 @@ impl Ni {
     }
 
     /// Receives payload that arrived with the message.
-    fn recv_near(&self, ticket: Ticket, mut msg: Wanted) {
+    fn recv_inline(&self, ticket: Ticket, mut msg: Wanted) {
         let wanted = msg.len() as u32;
-        let taking = self.receive(&mut self.core.lock(), ticket, wanted);
-        let end = match taking {
-            Taking::Copy => {
+        let action = self.receive(&mut self.core.lock(), ticket, wanted);
+        let end = match action {
+            LnetAction::Copy => {
                 let at = ticket.index() as usize * BUFFER;
                 copy(&self.buffers, at, &mut msg).map_or_else(failed, |()| End::OK)
             }
-            Taking::Nothing => End::OK,
-            Taking::Fetch | Taking::Gone => failed(EIO),
+            LnetAction::Done => End::OK,
+            LnetAction::Fetch | LnetAction::Lost => failed(EIO),
         };
         let mut core = self.core.lock();
         drop(self.set_in(ticket.index(), In::Free));
-        if let (Taking::Copy, Some(machine)) = (taking, core.machine_mut()) {
+        if let (LnetAction::Copy, Some(machine)) = (action, core.machine_mut()) {
             machine.copied(ticket);
         }
         let now = self.now();
@@ -248,7 +248,7 @@ impl Ni {
     }
 
     /// Starts the GET of payload that stayed at the sender.
-    fn recv_far(&self, (ticket, node): (Ticket, NodeId), msg: Wanted) {
+    fn recv_get(&self, (ticket, node): (Ticket, NodeId), msg: Wanted) {
         let wanted = msg.len() as u32;
         // Without memory the message times out, and its sender is notified.
         let (memory, copy) = match self.memory(&msg) {
@@ -264,14 +264,14 @@ impl Ni {
             node,
             msg,
             memory,
-            place: None,
+            slot: None,
             copy,
         };
         let mut core = self.core.lock();
         drop(self.set_in(ticket.index(), In::Fetching(fetching)));
-        let taking = self.receive(&mut core, ticket, wanted);
-        let back = match taking {
-            Taking::Fetch => None,
+        let action = self.receive(&mut core, ticket, wanted);
+        let back = match action {
+            LnetAction::Fetch => None,
             _ => Some(self.set_in(ticket.index(), In::Free)),
         };
         let now = self.now();
@@ -282,50 +282,50 @@ impl Ni {
         }
     }
 
-    fn receive(&self, core: &mut Core, ticket: Ticket, wanted: u32) -> Taking {
+    fn receive(&self, core: &mut Core, ticket: Ticket, wanted: u32) -> LnetAction {
         let now = self.now();
         match core.machine_mut() {
             Some(machine) => machine.receive(ticket, wanted, now),
-            None => Taking::Gone,
+            None => LnetAction::Lost,
         }
     }
 
     /// Removes a message whose payload was fetched or is lost. Returns it for finalization.
-    pub(super) fn got(&self, ticket: Ticket, done: bool) -> Option<Got> {
+    pub(super) fn finish(&self, ticket: Ticket, done: bool) -> Option<Finished> {
         let mut ins = self.ins.lock();
-        let place = ins.get_mut(ticket.index() as usize)?;
-        match place {
+        let entry = ins.get_mut(ticket.index() as usize)?;
+        match entry {
             In::Fetching(fetching) if fetching.ticket == ticket => {}
             _ => return None,
         }
-        match core::mem::replace(place, In::Free) {
-            In::Fetching(fetching) => Some(Got { fetching, done }),
+        match core::mem::replace(entry, In::Free) {
+            In::Fetching(fetching) => Some(Finished { fetching, done }),
             _ => None,
         }
     }
 
     /// Returns the registration slot of a message that is being fetched.
-    pub(super) fn place_of(&self, ticket: Ticket) -> Option<u32> {
+    pub(super) fn slot_of(&self, ticket: Ticket) -> Option<u32> {
         match self.ins.lock().get(ticket.index() as usize)? {
-            In::Fetching(fetching) if fetching.ticket == ticket => fetching.place,
+            In::Fetching(fetching) if fetching.ticket == ticket => fetching.slot,
             _ => None,
         }
     }
 
-    /// Returns the registration slot like [`Self::place_of`], and registers the destination if
+    /// Returns the registration slot like [`Self::slot_of`], and registers the destination if
     /// necessary. The caller holds `core`.
-    pub(super) fn make_place(&self, places: &Places, ticket: Ticket) -> Option<u32> {
+    pub(super) fn register_slot(&self, slots: &Slots, ticket: Ticket) -> Option<u32> {
         let mut ins = self.ins.lock();
         let fetching = match ins.get_mut(ticket.index() as usize)? {
             In::Fetching(fetching) if fetching.ticket == ticket => fetching,
             _ => return None,
         };
-        if fetching.place.is_none() {
-            match self.register(places, ticket, fetching.memory.take()?) {
-                Ok(place) => fetching.place = Some(place),
+        if fetching.slot.is_none() {
+            match self.register(slots, ticket, fetching.memory.take()?) {
+                Ok(slot) => fetching.slot = Some(slot),
                 Err(memory) => fetching.memory = Some(memory),
             }
         }
-        fetching.place
+        fetching.slot
     }
 }

@@ -5,19 +5,19 @@
 
 use super::{
     count::Count,
-    memory::{Places, Side},
+    memory::{Side, Slots},
     Ni,
 };
 use crate::{
     conf,
     fault::{self, Point},
-    ffi::lnet::{End, Health, Letter, Msg},
+    ffi::lnet::{End, Health, Msg, Outgoing},
     ring::Ring,
 };
 use extoll_core::atu::Region;
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::mem::PageList;
-use protocol::lnd::{self, Outcome, SubmitError, Ticket, Why};
+use protocol::lnd::{self, Cause, Outcome, SubmitError, Ticket};
 use wire::{
     ids::NodeId,
     lnd::{Source, VPID},
@@ -28,7 +28,7 @@ const CHUNK: usize = 512;
 
 /// Registered payload of a message, which the peer may read.
 struct Exposed {
-    place: u32,
+    slot: u32,
     /// `None` after the revocation was started.
     region: Option<Region>,
 }
@@ -51,16 +51,16 @@ pub(super) struct Outs {
 }
 
 impl Outs {
-    /// Creates a table for `size` messages and `places` registration slots. May sleep.
-    pub(super) fn new(size: usize, places: usize) -> Result<Self> {
+    /// Creates a table for `size` messages and `slots` registration slots. May sleep.
+    pub(super) fn new(size: usize, slots: usize) -> Result<Self> {
         let (mut all, mut free) = (KVVec::with_capacity(size, GFP_KERNEL)?, Ring::new(size)?);
-        let mut users = KVVec::with_capacity(places, GFP_KERNEL)?;
+        let mut users = KVVec::with_capacity(slots, GFP_KERNEL)?;
         for i in 0..size {
             all.push(None, GFP_KERNEL)?;
             // Cannot fail: the queue has room for all.
             let _ = free.push(i as u32);
         }
-        for _ in 0..places {
+        for _ in 0..slots {
             users.push(None, GFP_KERNEL)?;
         }
         Ok(Self { all, free, users })
@@ -70,12 +70,12 @@ impl Outs {
         let Some(token) = self.free.pop() else {
             return Err(out);
         };
-        let place = out.exposed.as_ref().map(|e| e.place as usize);
-        if let Some(user) = place.and_then(|place| self.users.get_mut(place)) {
+        let slot = out.exposed.as_ref().map(|e| e.slot as usize);
+        if let Some(user) = slot.and_then(|slot| self.users.get_mut(slot)) {
             *user = Some(token);
         }
-        if let Some(slot) = self.all.get_mut(token as usize) {
-            *slot = Some(out);
+        if let Some(entry) = self.all.get_mut(token as usize) {
+            *entry = Some(out);
         }
         Ok(token)
     }
@@ -86,8 +86,8 @@ impl Outs {
 
     fn remove(&mut self, token: u32) -> Option<Out> {
         let out = self.all.get_mut(token as usize)?.take()?;
-        let place = out.exposed.as_ref().map(|e| e.place as usize);
-        if let Some(user) = place.and_then(|place| self.users.get_mut(place)) {
+        let slot = out.exposed.as_ref().map(|e| e.slot as usize);
+        if let Some(user) = slot.and_then(|slot| self.users.get_mut(slot)) {
             *user = None;
         }
         // Cannot fail: the token was taken from the queue.
@@ -96,13 +96,13 @@ impl Outs {
     }
 
     /// Returns the ticket of the message that uses a slot.
-    pub(super) fn ticket_at(&mut self, place: u32) -> Option<Ticket> {
-        let token = (*self.users.get(place as usize)?)?;
+    pub(super) fn ticket_at(&mut self, slot: u32) -> Option<Ticket> {
+        let token = (*self.users.get(slot as usize)?)?;
         self.get(token)?.ticket
     }
 
     /// Removes all registration slots after their registrations have ended.
-    pub(super) fn forget_places(&mut self) {
+    pub(super) fn forget_slots(&mut self) {
         for out in self.all.iter_mut().flatten() {
             out.exposed = out.exposed.take().filter(|e| e.region.is_some());
         }
@@ -130,20 +130,20 @@ fn end_of(outcome: Outcome) -> End {
     let errno = |e: Error| e.to_errno();
     match outcome {
         Outcome::Delivered => End::OK,
-        Outcome::NotDelivered(Why::Closing | Why::Down) => {
+        Outcome::NotDelivered(Cause::Closing | Cause::Down) => {
             End(Health::LocalAborted, errno(ESHUTDOWN))
         }
-        Outcome::NotDelivered(Why::Refused) => End(Health::RemoteError, errno(EPROTO)),
+        Outcome::NotDelivered(Cause::Refused) => End(Health::RemoteError, errno(EPROTO)),
         Outcome::NotDelivered(_) => End(Health::RemoteDropped, errno(EHOSTUNREACH)),
         Outcome::Failed => End(Health::RemoteError, errno(EIO)),
-        Outcome::Unknown(Why::TimedOut) => End(Health::NetworkTimeout, errno(ETIMEDOUT)),
-        Outcome::Unknown(Why::Closing | Why::Down) => End(Health::LocalError, errno(EIO)),
+        Outcome::Unknown(Cause::TimedOut) => End(Health::NetworkTimeout, errno(ETIMEDOUT)),
+        Outcome::Unknown(Cause::Closing | Cause::Down) => End(Health::LocalError, errno(EIO)),
         Outcome::Unknown(_) => End(Health::RemoteTimeout, errno(ETIMEDOUT)),
     }
 }
 
-fn refused(why: SubmitError) -> (Health, Error) {
-    match why {
+fn refused(error: SubmitError) -> (Health, Error) {
+    match error {
         SubmitError::Invalid => (Health::LocalError, EINVAL),
         SubmitError::Full | SubmitError::Peers => (Health::LocalDropped, EAGAIN),
         SubmitError::Unreachable => (Health::RemoteDropped, EHOSTUNREACH),
@@ -193,28 +193,28 @@ impl Ni {
             msg.finalize_as_is(EIO.to_errno());
             return Ok(());
         }
-        let letter = match msg.letter() {
-            Ok(letter) => letter,
+        let outgoing = match msg.outgoing() {
+            Ok(outgoing) => outgoing,
             Err(e) => return Err((msg, Health::LocalError, e)),
         };
-        let node = letter.address.checked_sub(1).map(u16::try_from);
+        let node = outgoing.address.checked_sub(1).map(u16::try_from);
         let Some(Ok(node)) = node else {
             return Err((msg, Health::LocalError, EADDRNOTAVAIL));
         };
         let node = NodeId(node);
-        let places = {
+        let slots = {
             let core = self.core.lock();
-            core.places.clone().filter(|_| core.link.is_some())
+            core.slots.clone().filter(|_| core.link.is_some())
         };
-        let Some(places) = places else {
+        let Some(slots) = slots else {
             return Err((msg, Health::LocalDropped, ENODEV));
         };
         let mut exposed = None;
-        if letter.len > self.immediate {
-            match self.expose(&places, &msg, &letter) {
+        if outgoing.len > self.immediate {
+            match self.expose(&slots, &msg, &outgoing) {
                 Ok(e) => exposed = Some(e),
                 // The payload is small enough for messages.
-                Err(_) if conf::IMMEDIATE.contains(&letter.len.into()) => {}
+                Err(_) if conf::IMMEDIATE.contains(&outgoing.len.into()) => {}
                 Err(e) => return Err((msg, Health::LocalDropped, e)),
             }
         }
@@ -223,20 +223,20 @@ impl Ni {
             nla: region.nla(),
             vpid: VPID,
         });
-        let letter = lnd::Letter {
-            form: letter.form,
-            header: letter.header,
-            len: letter.len,
+        let message = lnd::OutgoingMessage {
+            form: outgoing.form,
+            header: outgoing.header,
+            len: outgoing.len,
             source,
         };
-        self.submit(&places, node, &letter, msg, exposed)
+        self.submit(&slots, node, &message, msg, exposed)
     }
 
     fn submit(
         &self,
-        places: &Arc<Places>,
+        slots: &Arc<Slots>,
         node: NodeId,
-        letter: &lnd::Letter,
+        message: &lnd::OutgoingMessage,
         msg: Msg,
         exposed: Option<Exposed>,
     ) -> Result<(), (Msg, Health, Error)> {
@@ -251,33 +251,33 @@ impl Ni {
         // The NIC may have been lost or replaced since the memory was registered.
         let bound = core.link.is_some()
             && core
-                .places
+                .slots
                 .as_ref()
-                .is_some_and(|own| Arc::ptr_eq(own, places));
+                .is_some_and(|own| Arc::ptr_eq(own, slots));
         let inserted = match !bound || fault::hit(Point::Submit) {
             true => Err(out),
             false => self.outs.lock().insert(out),
         };
         let (out, (health, e)) = match inserted {
             Ok(token) => {
-                let deadline = now.after(conf::patience());
+                let deadline = now.after(conf::send_timeout());
                 let taken = core.machine_mut().map(|machine| {
-                    let taken = machine.submit(node, letter, deadline, token, now);
-                    taken.map_err(|(why, _)| why)
+                    let taken = machine.submit(node, message, deadline, token, now);
+                    taken.map_err(|(error, _)| error)
                 });
-                let why = match taken {
+                let error = match taken {
                     Some(Ok(ticket)) => {
                         if let Some(out) = self.outs.lock().get(token) {
                             out.ticket = Some(ticket);
                         }
-                        self.counters.sent(letter.len);
+                        self.counters.sent(message.len);
                         self.drive(&mut core, now);
                         return Ok(());
                     }
-                    Some(Err(why)) => why,
+                    Some(Err(error)) => error,
                     None => SubmitError::Closing,
                 };
-                (self.outs.lock().remove(token), refused(why))
+                (self.outs.lock().remove(token), refused(error))
             }
             Err(out) if bound => (Some(out), refused(SubmitError::Full)),
             Err(out) => (Some(out), (Health::LocalDropped, ENODEV)),
@@ -288,7 +288,7 @@ impl Ni {
             return Ok(());
         };
         if let Some(exposed) = out.exposed {
-            unexpose(places, exposed);
+            unexpose(slots, exposed);
         }
         match out.msg {
             Some(msg) => Err((msg, health, e)),
@@ -297,35 +297,35 @@ impl Ni {
     }
 
     /// Registers the payload of a message for the peer.
-    fn expose(&self, places: &Places, msg: &Msg, letter: &Letter<'_>) -> Result<Exposed> {
+    fn expose(&self, slots: &Slots, msg: &Msg, outgoing: &Outgoing<'_>) -> Result<Exposed> {
         let taken = match fault::hit(Point::Source) {
             true => None,
-            false => places.take(Side::Source),
+            false => slots.claim(Side::Source),
         };
-        let Some((number, place)) = taken else {
-            self.counters.count(Count::NoPlace);
+        let Some((number, slot)) = taken else {
+            self.counters.count(Count::NoSlot);
             return Err(EAGAIN);
         };
         // Must be contiguous, because the peer gets a single address.
-        let pages = letter.pages().map(|list| list.contiguous());
+        let pages = outgoing.pages().map(|list| list.contiguous());
         let pages = match pages {
             Ok(Ok(pages)) if !fault::hit(Point::SourceGaps) => Ok(pages),
             _ => {
                 self.counters.count(Count::ExposedCopies);
-                copy(msg, letter.len)
+                copy(msg, outgoing.len)
             }
         };
-        match pages.and_then(|pages| place.register(&pages)) {
+        match pages.and_then(|pages| slot.register(&pages)) {
             Ok(region) => {
                 self.counters.count(Count::Exposed);
                 Ok(Exposed {
-                    place: number,
+                    slot: number,
                     region: Some(region),
                 })
             }
             Err(e) => {
                 self.counters.count(Count::NotRegistered);
-                places.put(number);
+                slots.free(number);
                 Err(e)
             }
         }
@@ -333,14 +333,14 @@ impl Ni {
 
     /// Starts the revocation of a message's registration. Returns whether there is one. The caller
     /// holds `core`.
-    pub(super) fn revoke_out(&self, places: &Places, token: u32) -> bool {
+    pub(super) fn revoke_out(&self, slots: &Slots, token: u32) -> bool {
         let mut outs = self.outs.lock();
         let exposed = outs.get(token).and_then(|out| out.exposed.as_mut());
-        let registered = exposed.and_then(|e| Some((e.place, e.region.take()?)));
+        let registered = exposed.and_then(|e| Some((e.slot, e.region.take()?)));
         drop(outs);
-        match registered.map(|(number, region)| (places.get(number), region)) {
-            Some((Some(place), region)) => {
-                place.revoke(region);
+        match registered.map(|(number, region)| (slots.get(number), region)) {
+            Some((Some(slot), region)) => {
+                slot.revoke(region);
                 true
             }
             _ => false,
@@ -354,14 +354,14 @@ impl Ni {
     }
 
     /// Frees the registration slot of a message whose address no peer uses any more.
-    pub(super) fn released(&self, places: Option<&Places>, token: u32) {
+    pub(super) fn released(&self, slots: Option<&Slots>, token: u32) {
         let mut outs = self.outs.lock();
         let Some(out) = outs.get(token) else {
             return;
         };
-        let told = out.msg.is_none();
-        if let (Some(exposed), Some(places)) = (&out.exposed, places) {
-            places.put(exposed.place);
+        let notified = out.msg.is_none();
+        if let (Some(exposed), Some(slots)) = (&out.exposed, slots) {
+            slots.free(exposed.slot);
             if let Some(user) = outs.users_mut(token) {
                 *user = None;
             }
@@ -369,7 +369,7 @@ impl Ni {
         if let Some(out) = outs.get(token) {
             out.exposed = None;
         }
-        if told {
+        if notified {
             outs.remove(token);
         }
     }
@@ -396,13 +396,13 @@ impl Ni {
 
 impl Outs {
     fn users_mut(&mut self, token: u32) -> Option<&mut Option<u32>> {
-        let place = self.get(token)?.exposed.as_ref()?.place;
-        self.users.get_mut(place as usize)
+        let slot = self.get(token)?.exposed.as_ref()?.slot;
+        self.users.get_mut(slot as usize)
     }
 }
 
 /// Ends a registration that was not announced.
-fn unexpose(places: &Places, exposed: Exposed) {
+fn unexpose(slots: &Slots, exposed: Exposed) {
     drop(exposed.region);
-    places.put(exposed.place);
+    slots.free(exposed.slot);
 }

@@ -3,11 +3,11 @@
 //! Threads that call LNet, and their queues. Tasks are queued in process context, also with the
 //! lock `core` held.
 
-use super::{receive::Got, Ni};
+use super::{receive::Finished, Ni};
 use crate::{
     ffi::{
         lnet::{address, End},
-        thread::{Bell, Current, Run},
+        thread::{Current, Doorbell, Run},
     },
     ring::Ring,
 };
@@ -45,7 +45,7 @@ pub(super) enum Task {
     /// Finalize an outgoing message.
     Sent(u32, End),
     /// Finalize an incoming message whose payload was fetched or lost.
-    Got(Got),
+    Finished(Finished),
     /// Report a peer as alive or dead.
     Peer(NodeId, bool),
     /// Report the interface as usable or unusable; the state at execution counts.
@@ -55,7 +55,7 @@ pub(super) enum Task {
 /// Queue of a thread.
 #[pin_data]
 pub(super) struct Queue {
-    bell: Bell,
+    doorbell: Doorbell,
     #[pin]
     tasks: SpinLock<Ring<Task>>,
 }
@@ -63,10 +63,10 @@ pub(super) struct Queue {
 impl Queue {
     /// Creates a queue for `size` tasks. May sleep.
     pub(super) fn new(size: usize) -> Result<Arc<Self>> {
-        let (bell, ring) = (Bell::new()?, Ring::new(size)?);
+        let (doorbell, ring) = (Doorbell::new()?, Ring::new(size)?);
         Arc::pin_init(
             pin_init!(Self {
-                bell,
+                doorbell,
                 tasks <- new_spinlock!(ring, "exlnd_tasks"),
             }),
             GFP_KERNEL,
@@ -76,7 +76,7 @@ impl Queue {
     /// Adds a task; gives it back if the queue is full.
     pub(super) fn push(&self, task: Task) -> Result<(), Task> {
         self.tasks.lock().push(task)?;
-        self.bell.ring();
+        self.doorbell.notify();
         Ok(())
     }
 
@@ -104,7 +104,7 @@ impl Worker {
                 None => return,
                 Some(Task::Offer(ticket, node)) => self.ni.offer(ticket, node),
                 Some(Task::Sent(token, end)) => self.ni.sent(token, end),
-                Some(Task::Got(got)) => got.end(&self.ni),
+                Some(Task::Finished(finished)) => finished.end(&self.ni),
                 Some(Task::Fatal) => self.ni.report_fatal(),
                 Some(Task::Peer(node, alive)) => self.ni.raw.notify(address(node), alive),
             }
@@ -116,7 +116,7 @@ impl Run for Worker {
     fn run(&self, current: &Current) {
         loop {
             self.work_off();
-            if !self.queue.bell.wait(current, None) {
+            if !self.queue.doorbell.wait(current, None) {
                 return self.work_off();
             }
         }

@@ -3,7 +3,7 @@
 mod lnd_net;
 
 use lnd_net::{fetch, fetching, lost, offer, pair, settle, LIMITS};
-use protocol::lnd::{Event, GetFailure, Outcome, PeerState, Taking, Why};
+use protocol::lnd::{Cause, Event, GetFailure, LnetAction, Outcome, PeerState};
 use protocol::Time;
 use wire::ids::NodeId;
 
@@ -17,12 +17,12 @@ fn short_payload_comes_with_the_request() {
             let ticket = offer(&events);
             // The request is not answered before LNet has it.
             assert_eq!(ends[0].outcomes.get(&token), None);
-            let (name, taking, data) = ends[1].accept(ticket, 0);
-            assert_eq!((name, taking == Taking::Copy), (token, len > 0));
-            assert_eq!(data.as_ref(), Some(&ends[0].letters[&token]));
+            let (name, action, data) = ends[1].accept(ticket, 0);
+            assert_eq!((name, action == LnetAction::Copy), (token, len > 0));
+            assert_eq!(data.as_ref(), Some(&ends[0].payloads[&token]));
             settle(&mut ends, 0);
             assert_eq!(ends[0].outcomes[&token], Outcome::Delivered);
-            assert!(ends.iter().all(|e| e.lnd.is_over()));
+            assert!(ends.iter().all(|e| e.lnd.is_closed()));
         }
     }
 }
@@ -36,7 +36,7 @@ fn long_payload_is_fetched_and_its_address_released_once() {
     assert!(events.contains(&(2, Event::Received(ticket, true))));
     assert_eq!(ends[0].outcomes[&7], Outcome::Delivered);
     assert!(ends[0].addresses.is_empty());
-    assert!(ends.iter().all(|e| e.lnd.is_over()));
+    assert!(ends.iter().all(|e| e.lnd.is_closed()));
 }
 
 #[test]
@@ -44,19 +44,19 @@ fn what_lnet_does_not_want_is_answered() {
     // A dropped message is a success. A refused message was not seen by the peer's LNet.
     for (taken, expected) in [
         (true, Outcome::Delivered),
-        (false, Outcome::NotDelivered(Why::Refused)),
+        (false, Outcome::NotDelivered(Cause::Refused)),
     ] {
-        for there in [false, true] {
+        for remote in [false, true] {
             let mut ends = pair();
-            assert!(ends[0].submit(2, 7, 50, there, 1000, 0));
+            assert!(ends[0].submit(2, 7, 50, remote, 1000, 0));
             let ticket = offer(&settle(&mut ends, 0));
             if taken {
-                assert_eq!(ends[1].lnd.receive(ticket, 0, Time(0)), Taking::Nothing);
+                assert_eq!(ends[1].lnd.receive(ticket, 0, Time(0)), LnetAction::Done);
             }
             ends[1].lnd.parsed(ticket, taken);
             assert_eq!(settle(&mut ends, 0), []);
             assert_eq!(ends[0].outcomes[&7], expected);
-            assert!(ends.iter().all(|e| e.lnd.is_over()));
+            assert!(ends.iter().all(|e| e.lnd.is_closed()));
         }
     }
 }
@@ -82,7 +82,7 @@ fn a_get_that_failed_is_made_anew_when_the_peer_was_alive_since() {
         }
     }
     assert_eq!(ends[0].outcomes[&7], Outcome::Failed);
-    assert!(ends.iter().all(|e| e.lnd.is_over()));
+    assert!(ends.iter().all(|e| e.lnd.is_closed()));
 }
 
 #[test]
@@ -116,13 +116,13 @@ fn memory_is_revoked_at_the_deadline_and_the_address_rests() {
     let (mut ends, ticket) = fetching();
     while ends[0].lnd.expire(Time(1000), 10) {}
     ends[0].simple();
-    assert_eq!(ends[0].outcomes[&7], Outcome::Unknown(Why::TimedOut));
+    assert_eq!(ends[0].outcomes[&7], Outcome::Unknown(Cause::TimedOut));
     assert_eq!((ends[0].exposed.len(), ends[0].addresses.len()), (0, 1));
     // The peer receives the cancellation, and ends its GETs.
     let events = settle(&mut ends, 1000);
     assert!(events.contains(&(2, Event::Received(ticket, false))));
     assert!(ends[0].addresses.is_empty());
-    assert!(ends.iter().all(|e| e.lnd.is_over()));
+    assert!(ends.iter().all(|e| e.lnd.is_closed()));
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn the_address_rests_for_long_if_the_peer_is_gone() {
         ends[0].pump(100, now);
         ends[0].simple();
     }
-    assert_eq!(ends[0].outcomes[&7], Outcome::Unknown(Why::PeerLost));
+    assert_eq!(ends[0].outcomes[&7], Outcome::Unknown(Cause::PeerLost));
     assert!((LIMITS.give_up..LIMITS.give_up + 20).contains(&now));
     assert_eq!(ends[0].lnd.peer_state(NodeId(2)), Some(PeerState::Down));
     let end = now + LIMITS.memory();
@@ -146,7 +146,7 @@ fn the_address_rests_for_long_if_the_peer_is_gone() {
     assert_eq!(ends[0].addresses.len(), 1);
     while ends[0].lnd.expire(Time(end), 10) {}
     ends[0].simple();
-    assert!(ends[0].addresses.is_empty() && ends[0].lnd.is_over());
+    assert!(ends[0].addresses.is_empty() && ends[0].lnd.is_closed());
 }
 
 #[test]
@@ -167,14 +167,14 @@ fn lost_requests_come_again_and_lnet_sees_them_once() {
                     };
                     count += 1;
                     for _ in 0..times {
-                        ends[1 - i].take(&m, now, now);
+                        ends[1 - i].deliver(&m, now, now);
                     }
                 }
                 for event in ends[i].simple() {
                     if let Event::Offer(ticket, _) = event {
                         offers += 1;
                         let (.., data) = ends[i].accept(ticket, now);
-                        assert_eq!(data.as_ref(), Some(&ends[0].letters[&4]));
+                        assert_eq!(data.as_ref(), Some(&ends[0].payloads[&4]));
                     }
                 }
                 ends[i].lnd.check().unwrap();
@@ -182,7 +182,7 @@ fn lost_requests_come_again_and_lnet_sees_them_once() {
         }
         assert_eq!(offers, 1, "{lose} {twice}");
         assert_eq!(ends[0].outcomes[&4], Outcome::Delivered);
-        assert!(ends.iter().all(|e| e.lnd.is_over()), "{lose} {twice}");
+        assert!(ends.iter().all(|e| e.lnd.is_closed()), "{lose} {twice}");
     }
 }
 
@@ -211,7 +211,7 @@ fn a_busy_peer_gets_it_later() {
     assert_eq!(ends[0].lnd.counters().peer_busy, 1);
     assert_eq!(ends[0].outcomes.get(&100), None);
     // LNet requests one of them now.
-    assert_eq!(ends[1].lnd.receive(kept[0], 5, Time(201)), Taking::Copy);
+    assert_eq!(ends[1].lnd.receive(kept[0], 5, Time(201)), LnetAction::Copy);
     ends[1].lnd.copied(kept[0]);
     let now = 200 + LIMITS.busy;
     while ends[0].lnd.expire(Time(now), 10) {}
@@ -230,46 +230,49 @@ fn cancelled_before_lnet_saw_it_is_certain() {
     ends[1].accept(ticket, 0);
     settle(&mut ends, 0);
     assert!(ends[0].submit(2, 4, 300, false, 5, 1));
-    let said = ends[0].pump(100, 1);
-    ends[1].take(&said[0], 1, 1);
+    let messages = ends[0].pump(100, 1);
+    ends[1].deliver(&messages[0], 1, 1);
     while ends[0].lnd.expire(Time(5), 10) {}
     // The owner is notified before the peer answers.
     ends[0].simple();
-    assert_eq!(ends[0].outcomes[&4], Outcome::Unknown(Why::TimedOut));
+    assert_eq!(ends[0].outcomes[&4], Outcome::Unknown(Cause::TimedOut));
     settle(&mut ends, 5);
-    assert!(ends.iter().all(|e| e.lnd.is_over()));
+    assert!(ends.iter().all(|e| e.lnd.is_closed()));
     // The late request is ignored.
-    for m in &said {
-        ends[1].take(m, 6, 6);
+    for m in &messages {
+        ends[1].deliver(m, 6, 6);
     }
     assert_eq!(settle(&mut ends, 6), []);
     // If revocation of the memory takes time, the answer still reaches the owner.
     assert!(ends[0].submit(2, 6, 300, true, 20, 10));
-    let said = ends[0].pump(100, 10);
-    assert_eq!(said.len(), 1);
+    let messages = ends[0].pump(100, 10);
+    assert_eq!(messages.len(), 1);
     while ends[0].lnd.expire(Time(20), 10) {}
     ends[0].collect();
     let Some(Event::Revoke(ticket, 6)) = ends[0].events.pop_front() else {
         panic!("not revoked");
     };
     for m in ends[0].pump(100, 20) {
-        ends[1].take(&m, 20, 20);
+        ends[1].deliver(&m, 20, 20);
     }
     for m in ends[1].pump(100, 20) {
-        ends[0].take(&m, 20, 20);
+        ends[0].deliver(&m, 20, 20);
     }
     ends[0].exposed.clear();
     ends[0].lnd.revoked(ticket);
     ends[0].simple();
-    assert_eq!(ends[0].outcomes[&6], Outcome::NotDelivered(Why::Cancelled));
+    assert_eq!(
+        ends[0].outcomes[&6],
+        Outcome::NotDelivered(Cause::Cancelled)
+    );
 }
 
 #[test]
 fn a_cancelled_message_is_not_given_to_lnet_and_one_that_lnet_has_is_said_to_have_failed() {
     // Progress of LNet, its decision, and the final outcome.
     for (offered, taken, expected) in [
-        (false, true, Outcome::NotDelivered(Why::Cancelled)),
-        (true, false, Outcome::NotDelivered(Why::Refused)),
+        (false, true, Outcome::NotDelivered(Cause::Cancelled)),
+        (true, false, Outcome::NotDelivered(Cause::Refused)),
         (true, true, Outcome::Failed),
     ] {
         let mut ends = pair();
@@ -279,7 +282,7 @@ fn a_cancelled_message_is_not_given_to_lnet_and_one_that_lnet_has_is_said_to_hav
         settle(&mut ends, 0);
         assert!(ends[0].submit(2, 7, 5000, true, 10, 1));
         for m in ends[0].pump(10, 1) {
-            ends[1].take(&m, 1, 1);
+            ends[1].deliver(&m, 1, 1);
         }
         if offered {
             ends[1].collect();
@@ -293,7 +296,7 @@ fn a_cancelled_message_is_not_given_to_lnet_and_one_that_lnet_has_is_said_to_hav
         let carry = |ends: &mut [lnd_net::End; 2]| {
             for (from, to) in [(0, 1), (1, 0)] {
                 for m in ends[from].pump(10, 10) {
-                    ends[to].take(&m, 10, 10);
+                    ends[to].deliver(&m, 10, 10);
                 }
             }
         };
@@ -305,7 +308,10 @@ fn a_cancelled_message_is_not_given_to_lnet_and_one_that_lnet_has_is_said_to_hav
             ends[1].lnd.parsed(ticket, taken);
             carry(&mut ends);
             if taken {
-                assert_eq!(ends[1].lnd.receive(ticket, 5000, Time(10)), Taking::Gone);
+                assert_eq!(
+                    ends[1].lnd.receive(ticket, 5000, Time(10)),
+                    LnetAction::Lost
+                );
             }
         }
         ends[1].collect();
@@ -314,6 +320,6 @@ fn a_cancelled_message_is_not_given_to_lnet_and_one_that_lnet_has_is_said_to_hav
         ends[0].lnd.revoked(revoked);
         ends[0].simple();
         assert_eq!(ends[0].outcomes[&7], expected);
-        assert!(ends.iter().all(|e| e.lnd.is_over()));
+        assert!(ends.iter().all(|e| e.lnd.is_closed()));
     }
 }

@@ -2,12 +2,14 @@
 
 mod lnd_net;
 
-use lnd_net::{fetching, offer, pair, settle, End, Moving, CAPACITY, LIMITS};
-use protocol::lnd::{at_a_time, Capacity, Event, Outcome, PeerState, Ticket, Why};
+use lnd_net::{fetching, offer, pair, settle, End, InFlight, CAPACITY, LIMITS};
+use protocol::lnd::{max_concurrent, Capacity, Cause, Event, Outcome, PeerState, Ticket};
 use protocol::Time;
 use std::collections::HashMap;
 use wire::ids::NodeId;
-use wire::lnd::{Answer, Hello, Incarnation, Key, Message, Note, Notes, Verdict, What, VERSION};
+use wire::lnd::{
+    Answer, Hello, Incarnation, Key, Message, Note, NoteKind, Notes, Verdict, VERSION,
+};
 
 /// Returns the messages that are offered to a node's LNet.
 fn offers(events: &[(u16, Event<u32>)], node: u16) -> Vec<Ticket> {
@@ -32,17 +34,17 @@ fn hello(key: u32) -> Message {
 }
 
 /// Returns the key of the last `WELCOME` that accepts a session.
-fn told(said: &[Moving]) -> Option<Key> {
-    said.iter().rev().find_map(|m| match m.message {
+fn session_key(messages: &[InFlight]) -> Option<Key> {
+    messages.iter().rev().find_map(|m| match m.message {
         Message::Welcome(w) if w.answer == Answer::Yes => Some(w.own.key),
         _ => None,
     })
 }
 
 /// Returns the number of requests and fragments.
-fn parts(said: &[Moving]) -> usize {
-    let part = |m: &&Moving| matches!(m.message, Message::Request(_) | Message::Fragment(_));
-    said.iter().filter(part).count()
+fn parts(messages: &[InFlight]) -> usize {
+    let part = |m: &&InFlight| matches!(m.message, Message::Request(_) | Message::Fragment(_));
+    messages.iter().filter(part).count()
 }
 
 #[test]
@@ -57,15 +59,15 @@ fn parts_of_a_request_interrupt_the_receiver_now_and_then_and_at_the_end() {
             settle(&mut ends, 0);
             continue;
         }
-        let said = ends[0].pump(100, 0);
-        assert_eq!(parts(&said), said.len());
-        let loud = |(_, m): &(usize, &Moving)| !m.quiet;
-        let loud: Vec<_> = (1..).zip(&said).filter(loud).map(|(i, _)| i).collect();
-        let mut want: Vec<_> = (1..said.len()).filter(|i| i % 16 == 0).collect();
-        want.push(said.len());
+        let messages = ends[0].pump(100, 0);
+        assert_eq!(parts(&messages), messages.len());
+        let loud = |(_, m): &(usize, &InFlight)| !m.quiet;
+        let loud: Vec<_> = (1..).zip(&messages).filter(loud).map(|(i, _)| i).collect();
+        let mut want: Vec<_> = (1..messages.len()).filter(|i| i % 16 == 0).collect();
+        want.push(messages.len());
         assert_eq!(loud, want, "{len} bytes");
-        for m in &said {
-            ends[1].take(m, 0, 0);
+        for m in &messages {
+            ends[1].deliver(m, 0, 0);
         }
         let ticket = offer(&settle(&mut ends, 0));
         ends[1].accept(ticket, 0);
@@ -73,7 +75,7 @@ fn parts_of_a_request_interrupt_the_receiver_now_and_then_and_at_the_end() {
         let notes = ends[1].pump(100, 0);
         assert!(!notes.is_empty() && notes.iter().all(|m| !m.quiet));
         for m in &notes {
-            ends[0].take(m, 0, 0);
+            ends[0].deliver(m, 0, 0);
         }
         settle(&mut ends, 0);
     }
@@ -94,16 +96,16 @@ fn what_lnet_keeps_does_not_keep_out_what_it_waits_for() {
     for i in 0..100 {
         assert!(ends[0].submit(2, i, 300, false, 10_000, 0));
         let ticket = offer(&settle(&mut ends, 0));
-        let (_, header, len, here) = ends[1].lnd.offered(ticket).unwrap();
-        assert_eq!((header[0], len, here), (i.into(), 300, true));
+        let (_, header, len, inline) = ends[1].lnd.offered(ticket).unwrap();
+        assert_eq!((header[0], len, inline), (i.into(), 300, true));
         names.insert(i, ends[1].buffers[&ticket.index()][..300].to_vec());
         assert!(ends[1].lnd.kept(ticket));
         // LNet reports its decision later.
         ends[1].lnd.parsed(ticket, true);
         settle(&mut ends, 0);
         assert_eq!(ends[0].outcomes[&i], Outcome::Delivered);
-        assert!(ends.iter().all(|e| e.lnd.is_over()));
-        assert_eq!(names[&i], ends[0].letters[&i]);
+        assert!(ends.iter().all(|e| e.lnd.is_closed()));
+        assert_eq!(names[&i], ends[0].payloads[&i]);
     }
     // A message with payload to fetch cannot be kept as copy.
     assert!(ends[0].submit(2, 200, 300, true, 10_000, 0));
@@ -143,12 +145,14 @@ fn a_peer_that_ends_sessions_again_and_again_takes_no_more_places_than_its_own()
             token += 1;
             end.submit(2, token, 500, true, now + 100_000, now);
         }
-        let _ = end.lnd.take(NodeId(2), &hello(key), Time(now), Time(now));
-        let said = end.pump(100, now);
-        if let Some(own) = told(&said) {
+        let _ = end
+            .lnd
+            .receive_message(NodeId(2), &hello(key), Time(now), Time(now));
+        let messages = end.pump(100, now);
+        if let Some(own) = session_key(&messages) {
             let _ = end
                 .lnd
-                .take(NodeId(2), &notes(own, &[]), Time(now), Time(now));
+                .receive_message(NodeId(2), &notes(own, &[]), Time(now), Time(now));
         }
         end.pump(100, now);
         end.simple();
@@ -158,7 +162,7 @@ fn a_peer_that_ends_sessions_again_and_again_takes_no_more_places_than_its_own()
         assert!(end.lnd.sends() <= most, "{key}: {}", end.lnd.sends());
         assert!(end.submit(3, 1000 + key, 5, false, now + 1, now), "{key}");
     }
-    let unknown = Outcome::Unknown(Why::PeerLost);
+    let unknown = Outcome::Unknown(Cause::PeerLost);
     let lost = end.outcomes.values().filter(|o| **o == unknown).count();
     assert!(lost >= 2 * usize::from(CAPACITY.slots), "{lost}");
     // The messages are finished after the time limit.
@@ -178,60 +182,61 @@ fn busy(times: usize) -> Vec<(u64, usize)> {
     ends[1].accept(ticket, 0);
     settle(&mut ends, 0);
     assert!(ends[0].submit(2, 4, 1000, false, 100_000, 0));
-    let mut said = Vec::new();
+    let mut messages = Vec::new();
     for now in 0..20_000 {
         expire(&mut ends[0], now);
         let all = ends[0].pump(100, now);
         let request = all.iter().find_map(|m| match m.message {
-            Message::Request(r) => Some((r.key, r.place)),
+            Message::Request(r) => Some((r.key, r.id)),
             _ => None,
         });
-        if let Some((_, place)) = request {
-            said.push((now, parts(&all)));
-            if said.len() > times {
+        if let Some((_, id)) = request {
+            messages.push((now, parts(&all)));
+            if messages.len() > times {
                 for m in &all {
-                    ends[1].take(m, now, now);
+                    ends[1].deliver(m, now, now);
                 }
                 let ticket = offer(&settle(&mut ends, now));
                 assert_eq!(
                     ends[1].accept(ticket, now).2.as_ref(),
-                    Some(&ends[0].letters[&4])
+                    Some(&ends[0].payloads[&4])
                 );
                 settle(&mut ends, now);
                 assert_eq!(ends[0].outcomes[&4], Outcome::Delivered);
-                return said;
+                return messages;
             }
             // The answer of a peer that has not accepted the request.
-            let what = What::Answer(Verdict::Busy);
+            let kind = NoteKind::Answer(Verdict::Busy);
             let own = ends[0].key.expect("no session exists");
-            let note = notes(own, &[Note { what, place }]);
-            let _ = ends[0].lnd.take(NodeId(2), &note, Time(now), Time(now));
+            let note = notes(own, &[Note { kind, id }]);
+            let _ = ends[0]
+                .lnd
+                .receive_message(NodeId(2), &note, Time(now), Time(now));
             ends[0].pump(100, now);
             // The number of the request is used up nevertheless.
-            let cancel = What::Cancel;
+            let cancel = NoteKind::Cancel;
             let theirs = request.unwrap().0;
-            let note = notes(
-                theirs,
-                &[Note {
-                    what: cancel,
-                    place,
-                }],
-            );
-            let _ = ends[1].lnd.take(NodeId(1), &note, Time(now), Time(now));
+            let note = notes(theirs, &[Note { kind: cancel, id }]);
+            let _ = ends[1]
+                .lnd
+                .receive_message(NodeId(1), &note, Time(now), Time(now));
             ends[1].pump(100, now);
         }
     }
-    panic!("{said:?}");
+    panic!("{messages:?}");
 }
 
 #[test]
 fn a_busy_peer_is_waited_for_longer_each_time_and_then_gets_the_first_part_alone() {
-    let said = busy(7);
-    let waits: Vec<u64> = said.windows(2).map(|w| w[1].0 - w[0].0).collect();
+    let messages = busy(7);
+    let waits: Vec<u64> = messages.windows(2).map(|w| w[1].0 - w[0].0).collect();
     let b = LIMITS.busy;
     assert_eq!(waits, [b, 2 * b, 4 * b, 8 * b, 16 * b, 16 * b, 16 * b]);
-    assert!(said[0].1 > 5);
-    assert!(said[1..].iter().all(|(_, parts)| *parts == 1), "{said:?}");
+    assert!(messages[0].1 > 5);
+    assert!(
+        messages[1..].iter().all(|(_, parts)| *parts == 1),
+        "{messages:?}"
+    );
 }
 
 #[test]
@@ -247,20 +252,23 @@ fn what_is_said_to_be_missing_is_sent_once_for_each_question() {
         panic!("{all:?}");
     };
     let missing = Note {
-        what: What::Missing,
-        place: request.place,
+        kind: NoteKind::Missing,
+        id: request.id,
     };
     let own = ends[0].key.expect("no session exists");
     let mut sent = 0;
     let mut asked = 0;
     for now in 2..202 {
         expire(&mut ends[0], now);
-        let _ = ends[0]
-            .lnd
-            .take(NodeId(2), &notes(own, &[missing; 14]), Time(now), Time(now));
-        let said = ends[0].pump(1000, now);
-        sent += parts(&said);
-        asked += said.len() - parts(&said);
+        let _ = ends[0].lnd.receive_message(
+            NodeId(2),
+            &notes(own, &[missing; 14]),
+            Time(now),
+            Time(now),
+        );
+        let messages = ends[0].pump(1000, now);
+        sent += parts(&messages);
+        asked += messages.len() - parts(&messages);
     }
     let each = all.len();
     assert!((3..10).contains(&asked), "{asked}");
@@ -300,13 +308,13 @@ fn a_node_that_says_much_gets_one_answer_at_a_time() {
     for key in 1..100 {
         let _ = end
             .lnd
-            .take(NodeId(9), &notes(Key(key), &[]), Time(0), Time(0));
+            .receive_message(NodeId(9), &notes(Key(key), &[]), Time(0), Time(0));
     }
     // Other nodes have entries, too.
     for node in 20..27 {
         let _ = end
             .lnd
-            .take(NodeId(node), &notes(Key(5), &[]), Time(0), Time(0));
+            .receive_message(NodeId(node), &notes(Key(5), &[]), Time(0), Time(0));
     }
     assert!(end.submit(2, 1, 5, false, 100, 0));
     let mut out = Vec::new();
@@ -320,9 +328,9 @@ fn a_node_that_says_much_gets_one_answer_at_a_time() {
 }
 
 /// Sends about `most` messages. Returns whether there are more.
-fn end_pump(end: &mut End, said: &mut Vec<Moving>, most: usize) -> bool {
+fn end_pump(end: &mut End, messages: &mut Vec<InFlight>, most: usize) -> bool {
     let (more, out) = end.pump_some(most, 0);
-    said.extend(out);
+    messages.extend(out);
     more
 }
 
@@ -331,13 +339,13 @@ fn a_dead_port_ends_everything_whatever_was_to_be_said() {
     let (mut ends, ticket) = fetching();
     let _ = ends[0]
         .lnd
-        .take(NodeId(9), &notes(Key(5), &[]), Time(0), Time(0));
+        .receive_message(NodeId(9), &notes(Key(5), &[]), Time(0), Time(0));
     ends[0].pump_dead(1);
     ends[0].simple();
-    assert_eq!(ends[0].outcomes[&7], Outcome::Unknown(Why::Down));
+    assert_eq!(ends[0].outcomes[&7], Outcome::Unknown(Cause::Down));
     let _ = ends[1]
         .lnd
-        .take(NodeId(9), &notes(Key(5), &[]), Time(0), Time(0));
+        .receive_message(NodeId(9), &notes(Key(5), &[]), Time(0), Time(0));
     ends[1].pump_dead(1);
     assert_eq!(ends[1].simple(), [Event::Received(ticket, false)]);
 }
@@ -345,7 +353,9 @@ fn a_dead_port_ends_everything_whatever_was_to_be_said() {
 #[test]
 fn who_has_greeted_long_ago_is_not_alive() {
     let mut end = End::new(1, 5);
-    let _ = end.lnd.take(NodeId(2), &hello(77), Time(0), Time(0));
+    let _ = end
+        .lnd
+        .receive_message(NodeId(2), &hello(77), Time(0), Time(0));
     end.pump(100, 0);
     assert!(end.submit(2, 1, 10, false, 10_000, 0));
     let mut now = 0;
@@ -361,10 +371,12 @@ fn who_has_greeted_long_ago_is_not_alive() {
     let mut end = End::new(1, 5);
     assert!(end.submit(2, 1, 10, false, 10_000, 0));
     let last = LIMITS.give_up - 1;
-    let _ = end.lnd.take(NodeId(2), &hello(77), Time(last), Time(last));
+    let _ = end
+        .lnd
+        .receive_message(NodeId(2), &hello(77), Time(last), Time(last));
     expire(&mut end, LIMITS.give_up);
     end.simple();
-    assert_eq!(end.outcomes[&1], Outcome::NotDelivered(Why::Unreachable));
+    assert_eq!(end.outcomes[&1], Outcome::NotDelivered(Cause::Unreachable));
     assert!(end.submit(2, 2, 10, false, 10_000, LIMITS.give_up));
 }
 
@@ -385,16 +397,12 @@ fn what_waits_for_a_busy_peer_ends_with_it() {
         for m in ends[0].pump(100, now) {
             if let (Message::Request(r), true) = (m.message, busy < 5) {
                 busy += 1;
-                let what = What::Answer(Verdict::Busy);
+                let kind = NoteKind::Answer(Verdict::Busy);
                 let own = ends[0].key.expect("no session exists");
-                let note = notes(
-                    own,
-                    &[Note {
-                        what,
-                        place: r.place,
-                    }],
-                );
-                let _ = ends[0].lnd.take(NodeId(2), &note, Time(now), Time(now));
+                let note = notes(own, &[Note { kind, id: r.id }]);
+                let _ = ends[0]
+                    .lnd
+                    .receive_message(NodeId(2), &note, Time(now), Time(now));
             }
         }
         now += 1;
@@ -402,10 +410,13 @@ fn what_waits_for_a_busy_peer_ends_with_it() {
         ends[0].simple();
     }
     assert_eq!(busy, 5);
-    let why = Why::PeerLost;
-    assert_eq!(ends[0].outcomes.get(&4), Some(&Outcome::Unknown(why)));
-    assert_eq!(ends[0].outcomes.get(&6), Some(&Outcome::NotDelivered(why)));
-    assert!(ends[0].lnd.is_over());
+    let cause = Cause::PeerLost;
+    assert_eq!(ends[0].outcomes.get(&4), Some(&Outcome::Unknown(cause)));
+    assert_eq!(
+        ends[0].outcomes.get(&6),
+        Some(&Outcome::NotDelivered(cause))
+    );
+    assert!(ends[0].lnd.is_closed());
 }
 
 #[test]
@@ -422,7 +433,7 @@ fn places_count_on_when_their_numbers_wrap() {
         ends[1].accept(ticket, now);
         settle(&mut ends, now);
         assert_eq!(ends[0].outcomes.remove(&token), Some(Outcome::Delivered));
-        ends[0].letters.remove(&token);
+        ends[0].payloads.remove(&token);
     }
     for end in &ends {
         let c = end.lnd.counters();
@@ -476,12 +487,12 @@ fn a_peer_that_brings_nothing_leaves_gets_to_others() {
 
 #[test]
 fn credits_are_divided_among_cpts_as_lnet_does() {
-    assert_eq!(at_a_time(256, 8, 1), 256);
-    assert_eq!(at_a_time(256, 8, 2), 256);
-    assert_eq!(at_a_time(256, 8, 8), 512);
-    assert_eq!(at_a_time(256, 64, 8), 2048);
-    assert_eq!(at_a_time(32, 8, 4), 128);
-    assert_eq!(at_a_time(100, 8, 0), 100);
+    assert_eq!(max_concurrent(256, 8, 1), 256);
+    assert_eq!(max_concurrent(256, 8, 2), 256);
+    assert_eq!(max_concurrent(256, 8, 8), 512);
+    assert_eq!(max_concurrent(256, 64, 8), 2048);
+    assert_eq!(max_concurrent(32, 8, 4), 128);
+    assert_eq!(max_concurrent(100, 8, 0), 100);
 }
 
 #[test]
@@ -489,18 +500,21 @@ fn a_message_has_its_place_until_lnet_knows_its_end() {
     let (mut ends, ticket) = fetching();
     ends[1].lnd.down_all(Time(1));
     ends[1].collect();
-    assert_eq!(ends[1].events.pop_front(), Some(Event::Shut(ticket)));
-    ends[1].lnd.shut(ticket);
+    assert_eq!(
+        ends[1].events.pop_front(),
+        Some(Event::RevokeTarget(ticket))
+    );
+    ends[1].lnd.get_target_revoked(ticket);
     assert_eq!(
         ends[1].lnd.next_event(),
         Some(Event::Received(ticket, false))
     );
     assert_eq!(ends[1].lnd.next_event(), None);
-    assert!(ends[1].lnd.is_idle() && !ends[1].lnd.is_over());
+    assert!(ends[1].lnd.is_idle() && !ends[1].lnd.is_closed());
     assert_eq!(ends[1].lnd.receives(), 1);
     ends[1].lnd.check().unwrap();
     ends[1].lnd.finished(ticket);
     ends[1].lnd.finished(ticket);
-    assert!(ends[1].lnd.is_over());
+    assert!(ends[1].lnd.is_closed());
     ends[1].lnd.check().unwrap();
 }

@@ -4,12 +4,12 @@
 mod lnd_net;
 
 use lnd_net::{offer, pair, settle, Heap};
-use protocol::lnd::{Kept, Taking};
+use protocol::lnd::{EagerCopies, LnetAction};
 use protocol::Time;
 use wire::ids::NodeId;
 
-fn table(size: u16) -> Kept<Heap, u64> {
-    match Kept::new(size) {
+fn table(size: u16) -> EagerCopies<Heap, u64> {
+    match EagerCopies::new(size) {
         Ok(kept) => kept,
         Err(e) => match e {},
     }
@@ -30,11 +30,11 @@ fn a_message_that_has_the_place_of_one_that_is_kept_is_another_one() {
     let second = offer(&settle(&mut ends, 0));
     assert_eq!(second.index(), first.index());
     assert_ne!(second.number(), number);
-    assert_eq!(kept.take(second.number()), None);
-    assert_eq!(kept.take(number), Some(1));
-    assert_eq!(kept.take(number), None);
+    assert_eq!(kept.remove(second.number()), None);
+    assert_eq!(kept.remove(number), Some(1));
+    assert_eq!(kept.remove(number), None);
     assert!(kept.is_empty());
-    assert_eq!(ends[1].lnd.receive(second, 10, Time(0)), Taking::Copy);
+    assert_eq!(ends[1].lnd.receive(second, 10, Time(0)), LnetAction::Copy);
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn peers_whose_messages_are_kept_leave_room_to_others() {
     assert_eq!(kept.len(), counts.iter().sum::<usize>());
     // A removed copy makes room for its node, but not for a node with more copies.
     let last = number - 1;
-    assert_eq!(kept.take(last), Some(last));
+    assert_eq!(kept.remove(last), Some(last));
     assert_eq!(kept.insert(5000, NodeId(0), 5), Err(5));
     assert_eq!(kept.insert(5000, NodeId(7), 5), Ok(()));
     assert_eq!(kept.insert(5001, NodeId(7), 6), Err(6));
@@ -69,12 +69,12 @@ fn peers_whose_messages_are_kept_leave_room_to_others() {
     assert_eq!(taken.count(), 8);
     // All inserted copies are found.
     for i in 0..20 {
-        assert_eq!(few.take(i).is_some(), i < 8);
+        assert_eq!(few.remove(i).is_some(), i < 8);
     }
     assert!(few.is_empty());
     // A node without copies has no entry.
     for i in 0..100 {
         assert_eq!(few.insert(i, NodeId(i as u16), i), Ok(()));
-        assert_eq!(few.take(i), Some(i));
+        assert_eq!(few.remove(i), Some(i));
     }
 }

@@ -7,9 +7,9 @@
 
 mod lnd_net;
 
-use lnd_net::{lost, End, Moving, CAPACITY, LIMITS};
+use lnd_net::{lost, End, InFlight, CAPACITY, LIMITS};
 use proptest::prelude::*;
-use protocol::lnd::{Event, Outcome, Taking, Ticket};
+use protocol::lnd::{Event, LnetAction, Outcome, Ticket};
 use protocol::Time;
 use std::collections::HashMap;
 use wire::ids::NodeId;
@@ -25,7 +25,7 @@ struct Walk {
     ends: Vec<End>,
     now: u64,
     seed: u64,
-    moving: Vec<Moving>,
+    in_flight: Vec<InFlight>,
     /// GETs: node, message, target node, address, deadline, length.
     gets: Vec<(usize, Ticket, u16, u64, u64, u32)>,
     late: Vec<(usize, Ticket)>,
@@ -45,7 +45,7 @@ impl Walk {
             ends: vec![End::new(0, seed), End::new(1, seed ^ 0xffff)],
             now: 0,
             seed,
-            moving: Vec::new(),
+            in_flight: Vec::new(),
             gets: Vec::new(),
             late: Vec::new(),
             revoking: Vec::new(),
@@ -72,18 +72,18 @@ impl Walk {
             0 | 1 if !fair => {
                 self.token += 1;
                 let (to, len) = (self.draw(2) as u16, self.draw(400) as usize + 1);
-                let there = self.draw(2) == 0;
+                let remote = self.draw(2) == 0;
                 let until = self.now + 50 + self.draw(1500);
                 let (token, now) = (self.token, self.now);
                 self.routes.insert(token, (node, to.into()));
-                if self.ends[node].submit(to, token, len, there, until, now) {
+                if self.ends[node].submit(to, token, len, remote, until, now) {
                     self.seen.insert(token, Seen::default());
                 }
             }
             2 | 3 => {
                 let room = self.draw(6) as usize;
-                let said = self.ends[node].pump(room, self.now);
-                self.moving.extend(said);
+                let messages = self.ends[node].pump(room, self.now);
+                self.in_flight.extend(messages);
             }
             4..=6 => self.carry(fair),
             7 => self.now += 1 + self.draw(15),
@@ -113,7 +113,7 @@ impl Walk {
             }
         }
         self.ends[node] = End::new(node as u16, self.seed);
-        self.moving.clear();
+        self.in_flight.clear();
         self.gets.clear();
         self.late.retain(|(n, _)| *n != node);
         self.revoking.retain(|(n, ..)| *n != node);
@@ -129,21 +129,21 @@ impl Walk {
     }
 
     fn carry(&mut self, fair: bool) {
-        if self.moving.is_empty() {
+        if self.in_flight.is_empty() {
             return;
         }
-        let most = self.moving.len().min(4) as u64;
+        let most = self.in_flight.len().min(4) as u64;
         let i = self.draw(most) as usize;
-        let m = self.moving.remove(i);
+        let m = self.in_flight.remove(i);
         let fate = if fair { 9 } else { self.draw(10) };
         if fate == 0 {
             return;
         }
         if fate == 1 {
-            self.moving.push(m.clone());
+            self.in_flight.push(m.clone());
         }
         let now = self.now;
-        self.ends[usize::from(m.to)].take(&m, now, now);
+        self.ends[usize::from(m.to)].deliver(&m, now, now);
     }
 
     fn events(&mut self, node: usize) {
@@ -163,7 +163,7 @@ impl Walk {
                     self.gets
                         .push((node, ticket, from.0, source.nla.0, until.0, len));
                 }
-                Event::Shut(ticket) => self.ends[node].lnd.shut(ticket),
+                Event::RevokeTarget(ticket) => self.ends[node].lnd.get_target_revoked(ticket),
                 Event::Received(ticket, done) => {
                     let token = self.names[&(node, ticket.index())];
                     let seen = self.seen.get_mut(&token).expect("no such message");
@@ -190,7 +190,7 @@ impl Walk {
     }
 
     fn offer(&mut self, node: usize, ticket: Ticket) {
-        let (_, header, len, here) = self.ends[node].lnd.offered(ticket).expect("no such offer");
+        let (_, header, len, inline) = self.ends[node].lnd.offered(ticket).expect("no such offer");
         let token = header[0] as u32;
         let seen = self.seen.get_mut(&token).expect("no such message");
         seen.offered += 1;
@@ -201,7 +201,7 @@ impl Walk {
             1 | 2 => {
                 // LNet decides later, and payload in the buffer may be copied until then.
                 let kept = self.draw(2) == 0 && self.ends[node].lnd.kept(ticket);
-                assert!(here || !kept);
+                assert!(inline || !kept);
                 let seen = self.seen.get_mut(&token).expect("no such message");
                 seen.taken = true;
                 if kept {
@@ -213,29 +213,29 @@ impl Walk {
             }
             _ => {
                 self.seen.get_mut(&token).expect("no such message").taken = true;
-                self.wants(node, ticket, token, len, here);
+                self.wants(node, ticket, token, len, inline);
                 self.ends[node].lnd.parsed(ticket, true);
             }
         }
     }
 
-    fn wants(&mut self, node: usize, ticket: Ticket, token: u32, len: u32, here: bool) {
+    fn wants(&mut self, node: usize, ticket: Ticket, token: u32, len: u32, inline: bool) {
         let wanted = if self.draw(6) == 0 { 0 } else { len };
-        let taking = self.ends[node].lnd.receive(ticket, wanted, Time(self.now));
-        let got = match taking {
-            Taking::Copy => {
-                assert!(here);
+        let action = self.ends[node].lnd.receive(ticket, wanted, Time(self.now));
+        let got = match action {
+            LnetAction::Copy => {
+                assert!(inline);
                 let (from, _) = self.routes[&token];
                 let data = &self.ends[node].buffers[&ticket.index()][..len as usize];
-                if let Some(sent) = self.ends[from].letters.get(&token) {
+                if let Some(sent) = self.ends[from].payloads.get(&token) {
                     assert_eq!(data, sent);
                 }
                 self.ends[node].lnd.copied(ticket);
                 Some(true)
             }
-            Taking::Nothing => Some(true),
-            Taking::Gone => Some(false),
-            Taking::Fetch => None,
+            LnetAction::Done => Some(true),
+            LnetAction::Lost => Some(false),
+            LnetAction::Fetch => None,
         };
         self.seen.get_mut(&token).expect("no such message").got = got;
     }
@@ -247,11 +247,11 @@ impl Walk {
         let i = self.draw(self.late.len() as u64) as usize;
         let (node, ticket) = self.late.swap_remove(i);
         let token = self.names[&(node, ticket.index())];
-        let (len, here) = match self.ends[node].lnd.offered(ticket) {
-            Some((_, _, len, here)) => (len, here),
+        let (len, inline) = match self.ends[node].lnd.offered(ticket) {
+            Some((_, _, len, inline)) => (len, inline),
             None => (0, false),
         };
-        self.wants(node, ticket, token, len, here);
+        self.wants(node, ticket, token, len, inline);
     }
 
     fn get(&mut self, fair: bool) {
@@ -268,7 +268,7 @@ impl Walk {
             None => Err(protocol::lnd::GetFailure::Fault),
             Some(read) => {
                 assert_eq!(read, token, "{node} fetched data of another message");
-                assert!(len as usize <= self.ends[usize::from(from)].letters[&read].len());
+                assert!(len as usize <= self.ends[usize::from(from)].payloads[&read].len());
                 Ok(())
             }
         };
@@ -278,14 +278,14 @@ impl Walk {
     fn finish(&mut self) {
         for _ in 0..60_000 {
             self.step(true);
-            let over = self.ends.iter().all(|e| e.lnd.is_over());
-            if over && self.moving.is_empty() && self.late.is_empty() {
+            let over = self.ends.iter().all(|e| e.lnd.is_closed());
+            if over && self.in_flight.is_empty() && self.late.is_empty() {
                 break;
             }
         }
         for end in &self.ends {
             assert!(
-                end.lnd.is_over(),
+                end.lnd.is_closed(),
                 "{} out, {} in",
                 end.lnd.sends(),
                 end.lnd.receives()
@@ -301,7 +301,7 @@ impl Walk {
                 Some(Outcome::Delivered) => {
                     assert!(seen.taken && (seen.got == Some(true) || restarted));
                 }
-                Some(Outcome::NotDelivered(protocol::lnd::Why::Refused)) => {
+                Some(Outcome::NotDelivered(protocol::lnd::Cause::Refused)) => {
                     assert!(seen.offered == 1 && !seen.taken);
                 }
                 Some(Outcome::NotDelivered(_)) => assert_eq!(seen.offered, 0, "{token}"),

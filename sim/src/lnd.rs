@@ -213,7 +213,7 @@ impl Rig {
         Ok(rig)
     }
 
-    fn say(&mut self, what: impl FnOnce() -> String) {
+    fn record_trace(&mut self, what: impl FnOnce() -> String) {
         let at = self.fabric.now();
         if let Some(trace) = &mut self.trace {
             trace.push(format!("{:12.3} us  {}", at as f64 / US as f64, what()));
@@ -343,13 +343,13 @@ impl Rig {
             Event::Forge(n) => self.forge(n),
             Event::Fault(i) => {
                 let (fault, end) = self.faults[i];
-                self.say(|| format!("{fault:?}"));
+                self.record_trace(|| format!("{fault:?}"));
                 self.begin(fault)?;
                 self.at(end.max(now + 1), Event::Heal(i));
             }
             Event::Heal(i) => {
                 let (fault, _) = self.faults[i];
-                self.say(|| format!("{fault:?} ends"));
+                self.record_trace(|| format!("{fault:?} ends"));
                 self.end(fault)?;
             }
         }
@@ -384,7 +384,7 @@ impl Rig {
         let node = Port::node_id(to);
         let taken =
             self.nodes[from].submit(&self.fabric, node, id, data.clone(), there, deadline)?;
-        self.say(|| {
+        self.record_trace(|| {
             format!("{id}: {from} to {to}, {len} bytes, there: {there}, {wait} ns, taken: {taken}")
         });
         self.summary.letters += 1;

@@ -4,12 +4,12 @@
 use proptest::prelude::*;
 use wire::ids::{Nla, Vpid};
 use wire::lnd::{
-    fragments, pieces, Answer, Form, Fragment, Hello, Incarnation, Key, Kind, Message, Note, Notes,
-    Payload, Place, Reject, Request, Source, Verdict, Welcome, What, FRAGMENTS, FRAGMENT_DATA,
-    MAX_PAYLOAD, VERSION, VPID,
+    fragments, pieces, Answer, Form, Fragment, Hello, Incarnation, Key, Kind, Message, Note,
+    NoteKind, Notes, Payload, Reject, Request, RequestId, Source, Verdict, Welcome, FRAGMENT_DATA,
+    MAX_FRAGMENTS, MAX_PAYLOAD, VERSION, VPID,
 };
 
-const PLACE: Place = Place {
+const ID: RequestId = RequestId {
     slot: 0xab,
     seq: 0x1234,
 };
@@ -26,7 +26,7 @@ fn header(form: Form) -> [u64; 12] {
 fn request(form: Form, payload: Payload) -> Message {
     Message::Request(Request {
         key: KEY,
-        place: PLACE,
+        id: ID,
         form,
         header: header(form),
         payload,
@@ -36,7 +36,7 @@ fn request(form: Form, payload: Payload) -> Message {
 fn there(len: u32) -> Payload {
     let vpid = Vpid::new(251).unwrap();
     let nla = Nla(0x12_3456_7890);
-    Payload::There(len, Source { nla, vpid })
+    Payload::Remote(len, Source { nla, vpid })
 }
 
 fn notes(some: &[Note]) -> Message {
@@ -72,8 +72,8 @@ fn golden() {
     let nid4 = header(Form::Nid4);
     let nid16 = header(Form::Nid16);
     let answer = Note {
-        what: What::Answer(Verdict::Failed),
-        place: PLACE,
+        kind: NoteKind::Answer(Verdict::Failed),
+        id: ID,
     };
     let cases: Vec<(Message, u8, u16, Vec<u64>)> = vec![
         (
@@ -90,19 +90,19 @@ fn golden() {
         ),
         (Message::Stale(KEY), 0x32, 8, vec![0xdead_beef]),
         (
-            request(Form::Nid4, Payload::Here(5)),
+            request(Form::Nid4, Payload::Inline(5)),
             0x33,
             93,
             [&[head, 5], &nid4[..9]].concat(),
         ),
         (
-            request(Form::Nid4, Payload::Here(4096)),
+            request(Form::Nid4, Payload::Inline(4096)),
             0x33,
             120,
             [&[head, 0x1000], &nid4[..9]].concat(),
         ),
         (
-            request(Form::Nid16, Payload::Here(4096)),
+            request(Form::Nid16, Payload::Inline(4096)),
             0x33,
             120,
             [&[head, 0x0100_1000], &nid16[..]].concat(),
@@ -122,7 +122,7 @@ fn golden() {
         (
             Message::Fragment(Fragment {
                 key: KEY,
-                place: PLACE,
+                id: ID,
                 part: 63,
                 len: 112,
             }),
@@ -132,7 +132,7 @@ fn golden() {
         ),
         (notes(&[]), 0x35, 8, vec![0xdead_beef]),
         (
-            notes(&[answer, Note::bare(What::Ping)]),
+            notes(&[answer, Note::bare(NoteKind::Ping)]),
             0x35,
             24,
             vec![0xdead_beef, 0x03_1234_ab03, 6],
@@ -149,33 +149,38 @@ fn golden() {
 
 #[test]
 fn every_note_has_its_word() {
-    let mut whats = vec![What::Ask, What::Cancel, What::Working, What::Missing];
-    whats.extend(Verdict::ALL.map(What::Answer));
-    for what in whats {
-        let note = Note { what, place: PLACE };
+    let mut kinds = vec![
+        NoteKind::Ask,
+        NoteKind::Cancel,
+        NoteKind::Working,
+        NoteKind::Missing,
+    ];
+    kinds.extend(Verdict::ALL.map(NoteKind::Answer));
+    for kind in kinds {
+        let note = Note { kind, id: ID };
         assert_eq!(Note::parse(note.word()), Ok(note));
     }
-    for what in [What::Ping, What::Pong] {
-        assert_eq!(Note::parse(Note::bare(what).word()), Ok(Note::bare(what)));
-        assert!(Note { what, place: PLACE }.word() != Note::bare(what).word());
-        assert!(Note::parse(Note { what, place: PLACE }.word()).is_err());
+    for kind in [NoteKind::Ping, NoteKind::Pong] {
+        assert_eq!(Note::parse(Note::bare(kind).word()), Ok(Note::bare(kind)));
+        assert!(Note { kind, id: ID }.word() != Note::bare(kind).word());
+        assert!(Note::parse(Note { kind, id: ID }.word()).is_err());
     }
     // Invalid: the code of another note, and a verdict in a note that has none.
     for raw in [0, 8, 0x05_0000_0003, 0x01_0000_0001, 1 << 40] {
         assert!(Note::parse(raw).is_err(), "{raw:#x}");
     }
     let mut notes = Notes::NONE;
-    for _ in 0..Notes::MOST {
-        assert!(!notes.is_full() && notes.push(Note::bare(What::Ping)));
+    for _ in 0..Notes::MAX {
+        assert!(!notes.is_full() && notes.push(Note::bare(NoteKind::Ping)));
     }
-    assert!(notes.is_full() && !notes.push(Note::bare(What::Ping)));
+    assert!(notes.is_full() && !notes.push(Note::bare(NoteKind::Ping)));
     assert_eq!(Message::Notes(KEY, notes).len(), 120);
 }
 
 #[test]
 fn pieces_are_the_whole_payload() {
     for form in [Form::Nid4, Form::Nid16] {
-        let most = form.data() + u16::from(FRAGMENTS) * FRAGMENT_DATA;
+        let most = form.data() + u16::from(MAX_FRAGMENTS) * FRAGMENT_DATA;
         for len in [0, 1, form.data(), form.data() + 1, 4096, most - 1, most] {
             let count = fragments(form, len.into()).unwrap();
             let mut end = 0;

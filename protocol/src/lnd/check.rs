@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Invariants of [`Lnd`], checked by tests and simulations.
 
-use super::tables::{In, Lnd, On};
+use super::tables::{InState, Lnd, PeerList};
 use super::{PeerState, ReceiveState, SendState};
 use crate::{base::arena::Index, Memory};
 
@@ -35,24 +35,27 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 .get(send.peer)
                 .ok_or("a message without a peer")?;
             if let Some(slot) = send.slot {
-                let place = send.peer.index() as usize * usize::from(self.slots);
-                let user = self.out.get(place + usize::from(slot)).and_then(|s| s.user);
+                let first = send.peer.index() as usize * usize::from(self.slots);
+                let user = self
+                    .out_slots
+                    .get(first + usize::from(slot))
+                    .and_then(|s| s.user);
                 if user != Some(at) || p.state != PeerState::Up {
                     return Err("a message has a slot that belongs to another one");
                 }
             }
-            let on = match send.state {
-                SendState::Sending => Some(On::Parts),
+            let list = match send.state {
+                SendState::Sending => Some(PeerList::Transmit),
                 // Each waiting message is on a list.
-                SendState::Queued if send.on == Some(On::Later) => send.on,
-                SendState::Queued => Some(On::Queue),
+                SendState::Queued if send.list == Some(PeerList::Later) => send.list,
+                SendState::Queued => Some(PeerList::Queue),
                 _ => None,
             };
-            if send.on != on {
+            if send.list != list {
                 return Err("a message is on a list of another state");
             }
-            let moving = matches!(send.state, SendState::Sending | SendState::Waiting);
-            if moving != (send.slot.is_some() && moving) {
+            let in_flight = matches!(send.state, SendState::Sending | SendState::Waiting);
+            if in_flight != (send.slot.is_some() && in_flight) {
                 return Err("a message is sent without a slot");
             }
         }
@@ -63,16 +66,19 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 continue;
             };
             fetching += usize::from(receive.state.is_fetching());
-            if (receive.state == ReceiveState::Due) != (receive.on == Some(On::Due)) {
+            if (receive.state == ReceiveState::Due) != (receive.list == Some(PeerList::Due)) {
                 return Err("a due GET is not on its peer's list");
             }
-            if receive.placed && self.peers.get(receive.peer).is_none_or(|p| p.fetches == 0) {
+            if receive.counted && self.peers.get(receive.peer).is_none_or(|p| p.fetches == 0) {
                 return Err("a GET is not counted for its peer");
             }
             if let Some(slot) = receive.slot {
-                let place = receive.peer.index() as usize * usize::from(self.slots);
-                let state = self.inn.get(place + usize::from(slot)).map(|s| s.state);
-                if state != Some(In::Active(at)) {
+                let first = receive.peer.index() as usize * usize::from(self.slots);
+                let state = self
+                    .in_slots
+                    .get(first + usize::from(slot))
+                    .map(|s| s.state);
+                if state != Some(InState::Active(at)) {
                     return Err("a request is not in its slot");
                 }
             }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Actions for the driver, and time-outs.
 
-use super::tables::{Lnd, ReceiveNews, SendNews, Ticket, EVENTS};
+use super::tables::{Lnd, ReceivePending, SendPending, Ticket, EVENTS};
 use super::{Outcome, PeerState, ReceiveState, SendState};
 use crate::{base::arena::Index, Memory, Time};
 use wire::{
@@ -32,8 +32,8 @@ pub enum Event<T> {
         until: Time,
     },
     /// The destination of a message's GETs must be revoked, so that no GET can write to it. The
-    /// driver then calls [`Lnd::shut`].
-    Shut(Ticket),
+    /// driver then calls [`Lnd::get_target_revoked`].
+    RevokeTarget(Ticket),
     /// A message with payload to fetch is finished; true if the payload is complete. The message
     /// keeps its entry until [`Lnd::finished`], which bounds the number of such events.
     Received(Ticket, bool),
@@ -68,8 +68,10 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             }
         }
         while let Some(at) = self.peers.pop::<EVENTS>(&mut self.peer_events) {
-            if let Some((node, Some(alive))) =
-                self.peers.get_mut(at).map(|p| (p.node, p.news.take()))
+            if let Some((node, Some(alive))) = self
+                .peers
+                .get_mut(at)
+                .map(|p| (p.node, p.pending_event.take()))
             {
                 return Some(Event::Peer(node, alive));
             }
@@ -80,12 +82,12 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     fn receive_event(&mut self, at: Index) -> Option<Event<T>> {
         let ticket = self.receive_ticket(at)?;
         let receive = self.receives.get_mut(at)?;
-        let news = &mut receive.news;
-        let event = if core::mem::take(&mut news.offer) {
+        let pending = &mut receive.pending;
+        let event = if core::mem::take(&mut pending.offer) {
             Some(Event::Offer(ticket, receive.node))
-        } else if core::mem::take(&mut news.fetch) {
+        } else if core::mem::take(&mut pending.fetch) {
             match receive.payload {
-                Payload::There(_, source) => Some(Event::Fetch {
+                Payload::Remote(_, source) => Some(Event::Fetch {
                     ticket,
                     node: receive.node,
                     source,
@@ -93,17 +95,17 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                     post_by: receive.post_by,
                     until: receive.until,
                 }),
-                Payload::Here(_) => None,
+                Payload::Inline(_) => None,
             }
-        } else if core::mem::take(&mut news.revoke) {
-            Some(Event::Shut(ticket))
-        } else if core::mem::take(&mut news.received) {
-            receive.held = true;
+        } else if core::mem::take(&mut pending.revoke) {
+            Some(Event::RevokeTarget(ticket))
+        } else if core::mem::take(&mut pending.received) {
+            receive.reported = true;
             Some(Event::Received(ticket, receive.done))
         } else {
             None
         };
-        if receive.news != ReceiveNews::default() {
+        if receive.pending != ReceivePending::default() {
             self.list_receive(at);
         }
         if matches!(event, Some(Event::Received(..))) {
@@ -116,18 +118,18 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     fn send_event(&mut self, at: Index) -> Option<Event<T>> {
         let ticket = self.send_ticket(at)?;
         let send = self.sends.get_mut(at)?;
-        let news = &mut send.news;
-        let event = if core::mem::take(&mut news.revoke) {
+        let pending = &mut send.pending;
+        let event = if core::mem::take(&mut pending.revoke) {
             Some(Event::Revoke(ticket, send.token.clone()))
-        } else if core::mem::take(&mut news.sent) {
+        } else if core::mem::take(&mut pending.sent) {
             let outcome = send.outcome?;
             Some(Event::Sent(ticket, send.token.clone(), outcome))
-        } else if core::mem::take(&mut news.released) {
+        } else if core::mem::take(&mut pending.released) {
             Some(Event::Released(ticket, send.token.clone()))
         } else {
             None
         };
-        if send.news != SendNews::default() {
+        if send.pending != SendPending::default() {
             self.list_send(at);
         }
         self.reap_send(at);
@@ -139,8 +141,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let Some(send) = self.sends.get(at) else {
             return;
         };
-        let over = send.state == SendState::Over && send.news == SendNews::default();
-        if !over || send.listed {
+        let finished = send.state == SendState::Finished && send.pending == SendPending::default();
+        if !finished || send.listed {
             return;
         }
         let peer = send.peer;
@@ -154,8 +156,9 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let Some(receive) = self.receives.get(at) else {
             return;
         };
-        let over = receive.state == ReceiveState::Over && receive.news == ReceiveNews::default();
-        if !over || receive.listed || receive.held {
+        let finished =
+            receive.state == ReceiveState::Finished && receive.pending == ReceivePending::default();
+        if !finished || receive.listed || receive.reported {
             return;
         }
         let peer = receive.peer;
@@ -174,7 +177,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let Some(receive) = self.receives.get_mut(at) else {
             return;
         };
-        if !core::mem::take(&mut receive.placed) {
+        if !core::mem::take(&mut receive.counted) {
             return;
         }
         let peer = receive.peer;

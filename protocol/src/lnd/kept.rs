@@ -19,13 +19,13 @@ impl Ticket {
 
 /// Copies of messages by name. A message keeps its name when it is copied, because LNet may use the
 /// name before and after.
-pub struct Kept<M: Memory, T> {
+pub struct EagerCopies<M: Memory, T> {
     copies: Slots<M, (NodeId, T)>,
     /// Number of copies per node; only nodes with copies have an entry.
     nodes: Slots<M, usize>,
 }
 
-impl<M: Memory, T> Kept<M, T> {
+impl<M: Memory, T> EagerCopies<M, T> {
     /// Returns a table for `size` copies, up to 32,768. May sleep if the allocation does.
     ///
     /// # Errors
@@ -59,8 +59,8 @@ impl<M: Memory, T> Kept<M, T> {
         let quarter = (self.copies.len() + room) / 4;
         let most = quarter.max(LEAST).min(room);
         let key = node.0.into();
-        let here = self.nodes.get(key).copied().unwrap_or(0);
-        if here >= most {
+        let own = self.nodes.get(key).copied().unwrap_or(0);
+        if own >= most {
             return Err(copy);
         }
         self.copies
@@ -75,7 +75,7 @@ impl<M: Memory, T> Kept<M, T> {
     }
 
     /// Removes and returns the copy of a message.
-    pub fn take(&mut self, message: u64) -> Option<T> {
+    pub fn remove(&mut self, message: u64) -> Option<T> {
         let (node, copy) = self.copies.remove(message)?;
         let key = node.0.into();
         let left = self.nodes.get_mut(key).map(|count| {

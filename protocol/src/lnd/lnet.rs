@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Decisions of LNet about received messages.
 
-use super::tables::{Lnd, On, Ticket};
-use super::{ReceiveState, ReceiveStep};
+use super::tables::{Lnd, PeerList, Ticket};
+use super::{ReceiveEvent, ReceiveState};
 use crate::{base::arena::Index, Memory, Time};
 use wire::lnd::{Form, Header, Payload, Verdict};
 
 /// Action for a message whose payload LNet requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Taking {
+pub enum LnetAction {
     /// The driver copies the payload from the message's buffer, and calls [`Lnd::copied`].
     Copy,
     /// The payload is fetched by [`Event::Fetch`](super::Event::Fetch), and
@@ -29,8 +29,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     /// the payload is in the buffer.
     pub fn offered(&self, ticket: Ticket) -> Option<(Form, Header, u32, bool)> {
         let receive = self.receives.get(self.receive_at(ticket)?)?;
-        let here = matches!(receive.payload, Payload::Here(_));
-        Some((receive.form, receive.header, receive.payload.len(), here))
+        let inline = matches!(receive.payload, Payload::Inline(_));
+        Some((receive.form, receive.header, receive.payload.len(), inline))
     }
 
     /// Records whether LNet accepted a message. For an accepted message, [`Lnd::receive`] was
@@ -43,55 +43,55 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             return;
         };
         match (receive.state, receive.payload) {
-            (ReceiveState::Offered | ReceiveState::Lapsed, _) if !taken => {
+            (ReceiveState::Offered | ReceiveState::Cancelled, _) if !taken => {
                 self.answer_for(at, Verdict::Refused);
-                self.forget_receive(at, ReceiveStep::Drop);
+                self.forget_receive(at, ReceiveEvent::Drop);
             }
-            (ReceiveState::Offered, Payload::Here(_)) => self.answer_for(at, Verdict::Done),
-            (ReceiveState::Offered, Payload::There(..)) if receive.cancelled => {
-                self.step_receive(at, ReceiveStep::Lapse);
+            (ReceiveState::Offered, Payload::Inline(_)) => self.answer_for(at, Verdict::Done),
+            (ReceiveState::Offered, Payload::Remote(..)) if receive.cancelled => {
+                self.step_receive(at, ReceiveEvent::Cancel);
                 self.answer_for(at, Verdict::Failed);
             }
-            (ReceiveState::Offered, Payload::There(..)) => receive.parsed = true,
+            (ReceiveState::Offered, Payload::Remote(..)) => receive.parsed = true,
             _ => {}
         }
     }
 
     /// Drops a message that was not yet passed to LNet.
     pub(super) fn withdraw(&mut self, at: Index) {
-        self.step_receive(at, ReceiveStep::Lapse);
-        self.forget_receive(at, ReceiveStep::Drop);
+        self.step_receive(at, ReceiveEvent::Cancel);
+        self.forget_receive(at, ReceiveEvent::Drop);
     }
 
     /// Returns the action for a message of which LNet requests `wanted` payload bytes; 0 if LNet
     /// drops it.
-    pub fn receive(&mut self, ticket: Ticket, wanted: u32, now: Time) -> Taking {
+    pub fn receive(&mut self, ticket: Ticket, wanted: u32, now: Time) -> LnetAction {
         let Some(at) = self.receive_at(ticket) else {
-            return Taking::Gone;
+            return LnetAction::Lost;
         };
         let receive_for = self.limits.receive;
         let Some(receive) = self.receives.get_mut(at) else {
-            return Taking::Gone;
+            return LnetAction::Lost;
         };
-        let here = matches!(receive.payload, Payload::Here(_));
+        let inline = matches!(receive.payload, Payload::Inline(_));
         let wanted = wanted.min(receive.payload.len());
         match receive.state {
-            ReceiveState::Lapsed => {
-                self.forget_receive(at, ReceiveStep::Drop);
+            ReceiveState::Cancelled => {
+                self.forget_receive(at, ReceiveEvent::Drop);
                 match wanted {
-                    0 => Taking::Nothing,
-                    _ => Taking::Gone,
+                    0 => LnetAction::Done,
+                    _ => LnetAction::Lost,
                 }
             }
             ReceiveState::Offered if wanted == 0 => {
                 self.answer_for(at, Verdict::Done);
-                self.forget_receive(at, ReceiveStep::Drop);
-                Taking::Nothing
+                self.forget_receive(at, ReceiveEvent::Drop);
+                LnetAction::Done
             }
-            ReceiveState::Offered if here => {
-                self.step_receive(at, ReceiveStep::Copy);
+            ReceiveState::Offered if inline => {
+                self.step_receive(at, ReceiveEvent::Copy);
                 self.answer_for(at, Verdict::Done);
-                Taking::Copy
+                LnetAction::Copy
             }
             ReceiveState::Offered => {
                 let peer = receive.peer;
@@ -99,19 +99,19 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 receive.deadline = now.after(receive_for);
                 let deadline = receive.deadline;
                 self.receive_times.set(at.index(), deadline);
-                self.step_receive(at, ReceiveStep::Fetch);
-                self.move_receive(at, Some(On::Due));
+                self.step_receive(at, ReceiveEvent::Fetch);
+                self.move_receive(at, Some(PeerList::Due));
                 self.fetch_due(peer, now);
-                Taking::Fetch
+                LnetAction::Fetch
             }
-            _ => Taking::Gone,
+            _ => LnetAction::Lost,
         }
     }
 
-    /// Frees the buffer after the payload was copied ([`Taking::Copy`]).
+    /// Frees the buffer after the payload was copied ([`LnetAction::Copy`]).
     pub fn copied(&mut self, ticket: Ticket) {
         if let Some(at) = self.receive_at(ticket) {
-            self.forget_receive(at, ReceiveStep::Copied);
+            self.forget_receive(at, ReceiveEvent::Copied);
         }
     }
 
@@ -121,7 +121,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             return;
         };
         if let Some(receive) = self.receives.get_mut(at) {
-            receive.held = false;
+            receive.reported = false;
         }
         self.reap_receive(at);
     }
@@ -136,14 +136,14 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let Some(at) = self.receive_at(ticket) else {
             return false;
         };
-        let here = self.receives.get(at).is_some_and(|r| {
-            r.state == ReceiveState::Offered && matches!(r.payload, Payload::Here(_))
+        let inline = self.receives.get(at).is_some_and(|r| {
+            r.state == ReceiveState::Offered && matches!(r.payload, Payload::Inline(_))
         });
-        if here {
+        if inline {
             self.answer_for(at, Verdict::Done);
-            self.step_receive(at, ReceiveStep::Copy);
-            self.forget_receive(at, ReceiveStep::Copied);
+            self.step_receive(at, ReceiveEvent::Copy);
+            self.forget_receive(at, ReceiveEvent::Copied);
         }
-        here
+        inline
     }
 }

@@ -22,8 +22,8 @@
 //! The driver holds one lock around [`Lnd`], and must not hold it while it calls LNet. Only
 //! [`Lnd::new`] allocates memory or sleeps. The driver has these duties:
 //!
-//! * It passes each message of a node to [`Lnd::take`], and copies payload into the message's
-//!   buffer.
+//! * It passes each message of a node to [`Lnd::receive_message`], and copies payload into the
+//!   message's buffer.
 //! * It passes messages of LNet to [`Lnd::submit`].
 //! * It performs the actions of [`Lnd::next_event`] after each call, and reports their results.
 //!   Examples are [`Lnd::parsed`], [`Lnd::fetched`] and [`Lnd::revoked`].
@@ -35,23 +35,23 @@
 //! used again.
 
 mod check;
+mod dispatch;
 mod events;
-mod hear;
 mod kept;
-mod known;
 mod lnet;
 mod peer;
+mod peer_table;
 mod pump;
 mod receive;
+mod replies;
 mod send;
-mod stray;
 mod tables;
 
+pub use dispatch::PayloadTarget;
 pub use events::Event;
-pub use hear::Part;
-pub use kept::Kept;
-pub use lnet::Taking;
-pub use send::{Letter, SubmitError};
+pub use kept::EagerCopies;
+pub use lnet::LnetAction;
+pub use send::{OutgoingMessage, SubmitError};
 pub use tables::{Lnd, Ticket};
 
 use crate::TransportError;
@@ -70,7 +70,7 @@ crate::flow! {
         Down,
     }
     /// Events of the session with a peer.
-    events PeerStep {
+    events PeerEvent {
         /// A message to the peer is queued.
         Want,
         /// The peer accepted the session with `WELCOME`.
@@ -116,10 +116,10 @@ crate::flow! {
         /// Its owner was notified. The peer has not answered and may still know the address.
         Resting,
         /// It is finished.
-        Over,
+        Finished,
     }
     /// Events of a message to a peer.
-    events SendStep {
+    events SendEvent {
         /// It received a slot of the session.
         Start,
         /// The last part was sent.
@@ -151,9 +151,9 @@ crate::flow! {
         Waiting + Later => Queued;
         Waiting + Answer => Closing;
         Waiting + GiveUp => Closing;
-        Closing + Close => Over;
+        Closing + Close => Finished;
         Closing + Rest => Resting;
-        Resting + Release => Over;
+        Resting + Release => Finished;
     }
 }
 
@@ -165,7 +165,7 @@ crate::flow! {
         /// LNet has received it, and has not requested the payload.
         Offered,
         /// The peer cancelled it, or the session ended, before LNet requested the payload.
-        Lapsed,
+        Cancelled,
         /// LNet's payload is being copied from the buffer of the message.
         Copying,
         /// A GET must be posted.
@@ -175,14 +175,14 @@ crate::flow! {
         /// Its result is known; the destination of the GETs is being revoked.
         Closing,
         /// It is finished.
-        Over,
+        Finished,
     }
     /// Events of a message from a peer.
-    events ReceiveStep {
+    events ReceiveEvent {
         /// The last part arrived.
         Complete,
         /// The peer cancelled it, the session ended, or its parts did not arrive in time.
-        Lapse,
+        Cancel,
         /// LNet refused it, or wants no payload.
         Drop,
         /// LNet requested payload that is in the buffer.
@@ -204,19 +204,19 @@ crate::flow! {
     }
     transitions {
         Gathering + Complete => Offered;
-        Gathering + Lapse => Over;
-        Offered + Lapse => Lapsed;
-        Offered + Drop => Over;
+        Gathering + Cancel => Finished;
+        Offered + Cancel => Cancelled;
+        Offered + Drop => Finished;
         Offered + Copy => Copying;
         Offered + Fetch => Due;
-        Lapsed + Drop => Over;
-        Copying + Copied => Over;
+        Cancelled + Drop => Finished;
+        Copying + Copied => Finished;
         Due + Post => Fetching;
         Due + GiveUp => Closing;
         Fetching + Fail => Due;
         Fetching + Fetched => Closing;
         Fetching + GiveUp => Closing;
-        Closing + Close => Over;
+        Closing + Close => Finished;
     }
 }
 
@@ -240,7 +240,7 @@ pub struct Capacity {
 /// those of the interface, `peer_credits` those of one peer. `cpts` is the number of CPU partitions
 /// that share the interface's credits.
 #[must_use]
-pub const fn at_a_time(credits: u32, peer_credits: u32, cpts: u32) -> u32 {
+pub const fn max_concurrent(credits: u32, peer_credits: u32, cpts: u32) -> u32 {
     if cpts <= 1 {
         return credits;
     }
@@ -292,7 +292,7 @@ impl Limits {
 
 /// Cause of a result.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Why {
+pub enum Cause {
     /// Its deadline has expired.
     TimedOut,
     /// The session ended: the peer does not answer any more, or was restarted.
@@ -319,11 +319,11 @@ pub enum Outcome {
     /// The peer's LNet has the message, with all payload that it requested.
     Delivered,
     /// The peer's LNet has not received the message and will not.
-    NotDelivered(Why),
+    NotDelivered(Cause),
     /// The peer's LNet received the message, but not the payload.
     Failed,
     /// It is unknown whether the peer's LNet has the message.
-    Unknown(Why),
+    Unknown(Cause),
 }
 
 /// Cause of a GET's failure.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Sessions: begin and end (docs/lnd-protocol.md, Sessions).
 
-use super::stray::Stray;
-use super::tables::{In, InSlot, Lnd, OutSlot, Pending, Say};
-use super::{Outcome, PeerState, PeerStep, ReceiveState, ReceiveStep, SendState, Why};
+use super::replies::Reply;
+use super::tables::{Control, InSlot, InState, Lnd, OutSlot, Pending};
+use super::{Cause, Outcome, PeerEvent, PeerState, ReceiveEvent, ReceiveState, SendState};
 use crate::{base::arena::Index, Memory, Time};
 use wire::{
     ids::NodeId,
@@ -41,15 +41,15 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let Some(peer) = self.peers.get(at) else {
             return;
         };
-        let gone = peer.asked.map(|t| t.after(self.limits.give_up));
-        let gone = gone.filter(|_| peer.state != PeerState::Down);
-        match [peer.next, gone].into_iter().flatten().min() {
+        let timed_out = peer.asked.map(|t| t.after(self.limits.give_up));
+        let timed_out = timed_out.filter(|_| peer.state != PeerState::Down);
+        match [peer.next, timed_out].into_iter().flatten().min() {
             Some(time) => self.peer_times.set(at.index(), time),
             None => self.peer_times.clear(at.index()),
         }
     }
 
-    fn step_peer(&mut self, at: Index, event: PeerStep) -> bool {
+    fn step_peer(&mut self, at: Index, event: PeerEvent) -> bool {
         match self.peers.get_mut(at) {
             Some(peer) => self.peer_flow.step(&mut peer.state, event),
             None => false,
@@ -57,7 +57,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Starts the greeting if no session exists.
-    pub(super) fn want(&mut self, at: Index, now: Time) {
+    pub(super) fn start_greeting(&mut self, at: Index, now: Time) {
         let Some(peer) = self.peers.get(at) else {
             return;
         };
@@ -69,16 +69,16 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             Some(pending) => pending.own,
             None => self.draw_key(),
         };
-        self.step_peer(at, PeerStep::Want);
+        self.step_peer(at, PeerEvent::Want);
         let first = self.limits.ask;
         if let Some(peer) = self.peers.get_mut(at) {
             peer.own = own;
             peer.asked = Some(now);
             peer.interval = first;
-            peer.say.hello = true;
+            peer.pending_control.hello = true;
         }
         self.set_next(at, Some(now.after(first)));
-        self.want_work(at);
+        self.queue_peer(at);
     }
 
     /// Returns the description of this end for a greeting.
@@ -92,7 +92,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Processes `HELLO`.
-    pub(super) fn take_hello(&mut self, node: NodeId, hello: &Hello, now: Time) {
+    pub(super) fn on_hello(&mut self, node: NodeId, hello: &Hello, now: Time) {
         let welcome = |answer, own| Welcome {
             answer,
             own,
@@ -105,7 +105,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             () => Answer::Yes,
         };
         let peer = match answer {
-            Answer::Yes => self.make(node, now),
+            Answer::Yes => self.find_or_create(node, now),
             _ => None,
         };
         let Some((at, peer)) = peer.and_then(|at| Some((at, self.peers.get(at)?))) else {
@@ -113,8 +113,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 Answer::Yes => Answer::Full,
                 no => no,
             };
-            let what = Stray::Welcome(welcome(answer, self.hello(Key(0))));
-            return self.stray(node, what);
+            let reply = Reply::Welcome(welcome(answer, self.hello(Key(0))));
+            return self.queue_reply(node, reply);
         };
         let who = (hello.key, hello.incarnation);
         let same = peer.state == PeerState::Up && (peer.theirs, peer.incarnation) == who;
@@ -132,16 +132,16 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                     key: hello.key,
                     incarnation: hello.incarnation,
                     slots: hello.slots,
-                    said: now,
+                    hello_at: now,
                 });
             }
-            peer.say.welcome = Some(answer);
+            peer.pending_control.welcome = Some(answer);
         }
-        self.want_work(at);
+        self.queue_peer(at);
     }
 
     /// Processes `WELCOME`.
-    pub(super) fn take_welcome(&mut self, node: NodeId, welcome: &Welcome, sent: Time, now: Time) {
+    pub(super) fn on_welcome(&mut self, node: NodeId, welcome: &Welcome, sent: Time, now: Time) {
         let Some(at) = self.find(node) else {
             return;
         };
@@ -152,23 +152,23 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         if !mine || peer.state != PeerState::Greeting {
             // The peer may have missed that this end uses the session.
             if mine && peer.state == PeerState::Up {
-                peer.say.confirm = true;
-                self.want_work(at);
+                peer.pending_control.confirm = true;
+                self.queue_peer(at);
             }
             return;
         }
         if welcome.answer != Answer::Yes || welcome.own.version != VERSION {
-            return self.down(at, Why::Unwelcome, now);
+            return self.down(at, Cause::Unwelcome, now);
         }
         let pending = Pending {
             own: peer.own,
             key: welcome.own.key,
             incarnation: welcome.own.incarnation,
             slots: welcome.own.slots,
-            said: now,
+            hello_at: now,
         };
-        peer.say.confirm = true;
-        self.step_peer(at, PeerStep::Welcome);
+        peer.pending_control.confirm = true;
+        self.step_peer(at, PeerEvent::Welcome);
         self.begin(at, pending, sent);
     }
 
@@ -184,13 +184,13 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             peer.slots = slots;
             peer.used = 0;
             peer.pending = None;
-            peer.heard = sent;
+            peer.alive_after = sent;
             peer.asked = None;
-            peer.say.hello = false;
+            peer.pending_control.hello = false;
         }
         self.set_next(at, None);
         self.list_peer(at, true);
-        self.want_work(at);
+        self.queue_peer(at);
     }
 
     /// Returns the peer whose session has this key, after beginning a pending session with it.
@@ -204,7 +204,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     ) -> Option<Index> {
         let at = self.find(node);
         let Some((at, peer)) = at.and_then(|at| Some((at, self.peers.get(at)?))) else {
-            self.stray(node, Stray::Stale(key));
+            self.queue_reply(node, Reply::Stale(key));
             return None;
         };
         let state = peer.state;
@@ -213,24 +213,24 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
         if let Some(pending) = peer.pending.filter(|p| p.own == key) {
             if state == PeerState::Up {
-                self.lose(at, Why::PeerLost, now);
+                self.end_session(at, Cause::PeerLost, now);
             }
-            self.step_peer(at, PeerStep::Adopt);
+            self.step_peer(at, PeerEvent::Adopt);
             self.begin(at, pending, sent);
             return Some(at);
         }
         // The peer may use the key of this end's greeting before the session exists here.
         if state != PeerState::Greeting || peer.own != key {
             if let Some(peer) = self.peers.get_mut(at) {
-                peer.say.stale = Some(key);
+                peer.pending_control.stale = Some(key);
             }
-            self.want_work(at);
+            self.queue_peer(at);
         }
         None
     }
 
     /// Processes `STALE`: the peer knows no session with this key.
-    pub(super) fn take_stale(&mut self, node: NodeId, key: Key, now: Time) {
+    pub(super) fn on_stale(&mut self, node: NodeId, key: Key, now: Time) {
         let Some(at) = self.find(node) else {
             return;
         };
@@ -239,60 +239,63 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             .get(at)
             .is_some_and(|p| p.state == PeerState::Up && p.theirs == key);
         if ours {
-            self.lose(at, Why::PeerLost, now);
-            self.step_peer(at, PeerStep::Stale);
-            self.want_if_queued(at, now);
+            self.end_session(at, Cause::PeerLost, now);
+            self.step_peer(at, PeerEvent::Stale);
+            self.greet_if_queued(at, now);
         }
     }
 
-    fn want_if_queued(&mut self, at: Index, now: Time) {
+    fn greet_if_queued(&mut self, at: Index, now: Time) {
         if self.peers.get(at).is_some_and(|p| !p.queue.is_empty()) {
-            self.want(at, now);
+            self.start_greeting(at, now);
         }
     }
 
     /// Records a message in the peer's session, which the peer sent after `sent`.
-    pub(super) fn heard(&mut self, at: Index, sent: Time, now: Time) {
+    pub(super) fn session_message(&mut self, at: Index, sent: Time, now: Time) {
         let Some(peer) = self.peers.get_mut(at) else {
             return;
         };
-        peer.heard = peer.heard.max(sent);
+        peer.alive_after = peer.alive_after.max(sent);
         peer.asked = None;
         self.time_peer(at);
         self.fetch_due(at, now);
     }
 
     /// Ends the session or greeting of a peer that does not answer or declined.
-    fn down(&mut self, at: Index, why: Why, now: Time) {
+    fn down(&mut self, at: Index, cause: Cause, now: Time) {
         if self.peers.get(at).is_some_and(|p| p.state == PeerState::Up) {
-            self.lose(at, why, now);
+            self.end_session(at, cause, now);
         }
-        self.step_peer(at, PeerStep::Silent);
+        self.step_peer(at, PeerEvent::Silent);
         let lately = self.limits.ask_most;
         if let Some(peer) = self.peers.get_mut(at) {
             peer.asked = None;
-            peer.say.hello = false;
+            peer.pending_control.hello = false;
             // A peer that still wants the pending session would have repeated `HELLO`.
-            peer.pending = peer.pending.filter(|p| now.since(p.said) <= lately);
-            peer.say.welcome = peer.say.welcome.filter(|_| peer.pending.is_some());
+            peer.pending = peer.pending.filter(|p| now.since(p.hello_at) <= lately);
+            peer.pending_control.welcome = peer
+                .pending_control
+                .welcome
+                .filter(|_| peer.pending.is_some());
         }
-        self.close_queued(at, Outcome::NotDelivered(why), now);
+        self.close_queued(at, Outcome::NotDelivered(cause), now);
         self.set_next(at, Some(now.after(self.limits.dead)));
         self.list_peer(at, false);
     }
 
     /// Ends a session; the results of its requests are unknown.
-    pub(super) fn lose(&mut self, at: Index, why: Why, now: Time) {
+    pub(super) fn end_session(&mut self, at: Index, cause: Cause, now: Time) {
         self.counters.lost += 1;
         for slot in 0..self.slots {
             let slot = slot as u8;
             if let Some(send) = self.out_slot(at, slot).and_then(|s| s.user.take()) {
-                self.lose_send(send, why, now);
+                self.lose_send(send, cause, now);
             }
             let state = self
                 .in_slot(at, slot)
                 .map(|s| core::mem::take(&mut s.state));
-            if let Some(In::Active(receive)) = state {
+            if let Some(InState::Active(receive)) = state {
                 self.lose_receive(receive, now);
             }
         }
@@ -302,15 +305,15 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         if let Some(peer) = self.peers.get_mut(at) {
             (peer.own, peer.theirs, peer.used) = (key, key, 0);
             peer.asked = None;
-            peer.say = Say {
-                welcome: peer.say.welcome,
-                ..Say::default()
+            peer.pending_control = Control {
+                welcome: peer.pending_control.welcome,
+                ..Control::default()
             };
         }
         self.set_next(at, None);
     }
 
-    fn lose_send(&mut self, at: Index, why: Why, now: Time) {
+    fn lose_send(&mut self, at: Index, cause: Cause, now: Time) {
         let rest = now.after(self.limits.memory());
         let Some(send) = self.sends.get_mut(at) else {
             return;
@@ -319,9 +322,9 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         send.next = rest;
         match send.state {
             SendState::Sending | SendState::Waiting => {
-                let outcome = match send.said {
-                    true => Outcome::Unknown(why),
-                    false => Outcome::NotDelivered(why),
+                let outcome = match send.part_sent {
+                    true => Outcome::Unknown(cause),
+                    false => Outcome::NotDelivered(cause),
                 };
                 self.close_send(at, outcome, now);
             }
@@ -336,12 +339,12 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             return;
         };
         receive.slot = None;
-        let there = matches!(receive.payload, wire::lnd::Payload::There(..));
+        let remote = matches!(receive.payload, wire::lnd::Payload::Remote(..));
         match receive.state {
-            ReceiveState::Gathering => self.forget_receive(at, ReceiveStep::Lapse),
-            ReceiveState::Offered if there && receive.news.offer => self.withdraw(at),
-            ReceiveState::Offered if there => {
-                self.step_receive(at, ReceiveStep::Lapse);
+            ReceiveState::Gathering => self.forget_receive(at, ReceiveEvent::Cancel),
+            ReceiveState::Offered if remote && receive.pending.offer => self.withdraw(at),
+            ReceiveState::Offered if remote => {
+                self.step_receive(at, ReceiveEvent::Cancel);
             }
             ReceiveState::Due | ReceiveState::Fetching => self.fail_receive(at, now),
             _ => {}
@@ -354,22 +357,22 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             return;
         };
         let due = peer.next.is_some_and(|t| t <= now);
-        let gone = peer
+        let timed_out = peer
             .asked
             .is_some_and(|t| t.after(self.limits.give_up) <= now);
         match peer.state {
-            PeerState::Greeting if gone => self.down(at, Why::Unreachable, now),
-            PeerState::Up if gone => self.down(at, Why::PeerLost, now),
+            PeerState::Greeting if timed_out => self.down(at, Cause::Unreachable, now),
+            PeerState::Up if timed_out => self.down(at, Cause::PeerLost, now),
             PeerState::Greeting if due => {
                 let most = self.limits.ask_most;
                 let mut next = now;
                 if let Some(peer) = self.peers.get_mut(at) {
                     peer.interval = peer.interval.saturating_mul(2).min(most);
-                    peer.say.hello = true;
+                    peer.pending_control.hello = true;
                     next = now.after(peer.interval.max(1));
                 }
                 self.set_next(at, Some(next));
-                self.want_work(at);
+                self.queue_peer(at);
             }
             // `fetch_due` sends another `PING` while a due GET waits for an answer.
             PeerState::Up if due => {
@@ -382,45 +385,45 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Closes the interface: all messages end, and new ones are refused. The next [`Lnd::pump`]
-    /// notifies the peers. The close is complete when [`Lnd::is_over`] returns true.
+    /// notifies the peers. The close is complete when [`Lnd::is_closed`] returns true.
     pub fn close(&mut self, now: Time) {
         self.closing = true;
-        self.end_all(Why::Closing, now);
+        self.end_all(Cause::Closing, now);
     }
 
     /// Ends all messages because the port has failed.
     pub fn down_all(&mut self, now: Time) {
-        self.end_all(Why::Down, now);
+        self.end_all(Cause::Down, now);
     }
 
-    fn end_all(&mut self, why: Why, now: Time) {
+    fn end_all(&mut self, cause: Cause, now: Time) {
         let mut next = self.by_node.oldest().map(|(key, at)| (key, *at));
         while let Some((key, at)) = next {
-            self.close_queued(at, Outcome::NotDelivered(why), now);
+            self.close_queued(at, Outcome::NotDelivered(cause), now);
             let up = self.peers.get(at).filter(|p| p.state == PeerState::Up);
             // The peer then need not wait for a time-out.
-            let farewell = up.map(|p| p.own).filter(|_| why == Why::Closing);
+            let farewell = up.map(|p| p.own).filter(|_| cause == Cause::Closing);
             if up.is_some() {
-                self.lose(at, why, now);
+                self.end_session(at, cause, now);
             }
             if let Some(peer) = self.peers.get_mut(at) {
-                peer.say = Say {
+                peer.pending_control = Control {
                     stale: farewell,
-                    ..Say::default()
+                    ..Control::default()
                 };
                 peer.asked = None;
                 peer.pending = None;
             }
-            self.step_peer(at, PeerStep::Leave);
+            self.step_peer(at, PeerEvent::Leave);
             self.set_next(at, None);
-            self.want_work(at);
+            self.queue_peer(at);
             let younger = self.by_node.younger(key);
             next = younger.and_then(|key| Some((key, *self.by_node.get(key)?)));
         }
     }
 
     /// Returns whether all messages are finished and all events are delivered.
-    pub fn is_over(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         self.sends.is_empty() && self.receives.is_empty()
     }
 

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Transmission of messages, one work pass of a peer after the other.
 
-use super::tables::{In, Lnd, WORK};
-use super::{Outcome, PeerState, Port, Why};
+use super::tables::{InState, Lnd, WORK};
+use super::{Cause, Outcome, PeerState, Port};
 use crate::{base::arena::Index, Memory, Time, TransportError};
 use wire::{
     ids::NodeId,
-    lnd::{pieces, Fragment, Key, Message, Note, Notes, Payload, Place, Request, What},
+    lnd::{pieces, Fragment, Key, Message, Note, NoteKind, Notes, Payload, Request, RequestId},
 };
 
 /// Maximum number of request parts of a peer in one work pass.
-const TURN: usize = 8;
+const PARTS_PER_PASS: usize = 8;
 
 /// Interval of a request's parts that interrupt the receiver, besides the last one. Without these
 /// interrupts, unread parts could fill a mailbox if many senders stop within a request.
-const LOUD: u8 = 16;
+const INTERRUPT_INTERVAL: u8 = 16;
 
 /// Result of a work pass.
-enum Turn {
+enum PassResult {
     /// The peer has no more messages to send.
     Done,
     /// The peer may have more messages to send.
@@ -28,9 +28,9 @@ enum Turn {
     Dead,
 }
 
-impl From<TransportError> for Turn {
-    fn from(refused: TransportError) -> Self {
-        match refused {
+impl From<TransportError> for PassResult {
+    fn from(error: TransportError) -> Self {
+        match error {
             TransportError::Later => Self::Full,
             TransportError::Never => Self::Dead,
         }
@@ -43,7 +43,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     /// again.
     pub fn pump(&mut self, port: &mut impl Port<T>, now: Time, most: usize) -> bool {
         let before = self.counters.messages;
-        match self.say_strays(port, most) {
+        match self.send_replies(port, most) {
             Ok(()) => {}
             Err(TransportError::Later) => return false,
             Err(TransportError::Never) => {
@@ -55,49 +55,49 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             let Some(peer) = self.work.first() else {
                 break;
             };
-            let turn = self.turn(peer, port, now);
-            match turn {
-                Turn::Done | Turn::More => {
+            let result = self.work_pass(peer, port, now);
+            match result {
+                PassResult::Done | PassResult::More => {
                     self.peers.unlink::<WORK>(&mut self.work, peer);
                     if let Some(p) = self.peers.get_mut(peer) {
                         p.in_work = false;
                     }
-                    if matches!(turn, Turn::More) {
+                    if matches!(result, PassResult::More) {
                         // The peer continues after all other peers.
-                        self.want_work(peer);
+                        self.queue_peer(peer);
                     }
                 }
-                Turn::Full => return false,
-                Turn::Dead => {
+                PassResult::Full => return false,
+                PassResult::Dead => {
                     self.down_all(now);
                     return false;
                 }
             }
         }
-        !self.work.is_empty() || !self.strays.is_empty()
+        !self.work.is_empty() || !self.replies.is_empty()
     }
 
-    fn turn(&mut self, at: Index, port: &mut impl Port<T>, now: Time) -> Turn {
-        if let Err(refused) = self.say(at, port, now) {
-            return refused.into();
+    fn work_pass(&mut self, at: Index, port: &mut impl Port<T>, now: Time) -> PassResult {
+        if let Err(error) = self.send_control(at, port, now) {
+            return error.into();
         }
         self.start_sends(at);
-        for _ in 0..TURN {
+        for _ in 0..PARTS_PER_PASS {
             let Some(peer) = self.peers.get(at) else {
-                return Turn::Done;
+                return PassResult::Done;
             };
             let Some(send) = peer.parts.first() else {
                 // Questions about requests are sent after the requests.
-                return match peer.say.notes && peer.state == PeerState::Up {
-                    true => Turn::More,
-                    false => Turn::Done,
+                return match peer.pending_control.notes && peer.state == PeerState::Up {
+                    true => PassResult::More,
+                    false => PassResult::Done,
                 };
             };
-            if let Err(refused) = self.say_part(at, send, port, now) {
-                return refused.into();
+            if let Err(error) = self.send_part(at, send, port, now) {
+                return error.into();
             }
         }
-        Turn::More
+        PassResult::More
     }
 
     fn send(
@@ -119,48 +119,54 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.time_peer(at);
     }
 
-    fn say(&mut self, at: Index, port: &mut impl Port<T>, now: Time) -> Result<(), TransportError> {
+    fn send_control(
+        &mut self,
+        at: Index,
+        port: &mut impl Port<T>,
+        now: Time,
+    ) -> Result<(), TransportError> {
         let Some(peer) = self.peers.get(at) else {
             return Ok(());
         };
-        let (node, say, own, theirs) = (peer.node, peer.say, peer.own, peer.theirs);
+        let (node, control, own, theirs) = (peer.node, peer.pending_control, peer.own, peer.theirs);
         let state = peer.state;
-        if let Some(welcome) = say.welcome {
+        if let Some(welcome) = control.welcome {
             self.send(port, node, &Message::Welcome(welcome))?;
-            self.said(at, |say| say.welcome = None);
+            self.control_sent(at, |control| control.welcome = None);
         }
-        if let Some(key) = say.stale {
+        if let Some(key) = control.stale {
             self.send(port, node, &Message::Stale(key))?;
-            self.said(at, |say| say.stale = None);
+            self.control_sent(at, |control| control.stale = None);
         }
-        if say.hello && state == PeerState::Greeting {
+        if control.hello && state == PeerState::Greeting {
             let hello = self.hello(own);
             self.send(port, node, &Message::Hello(hello))?;
-            self.said(at, |say| say.hello = false);
+            self.control_sent(at, |control| control.hello = false);
         }
         if state != PeerState::Up {
             return Ok(());
         }
         let mut notes = Notes::NONE;
-        let mut asks = say.ping;
-        if say.ping {
-            notes.push(Note::bare(What::Ping));
+        let mut asks = control.ping;
+        if control.ping {
+            notes.push(Note::bare(NoteKind::Ping));
         }
-        if say.pong {
-            notes.push(Note::bare(What::Pong));
+        if control.pong {
+            notes.push(Note::bare(NoteKind::Pong));
         }
         let mut last = 0;
-        if say.notes {
+        if control.notes {
             while self.gather(at, &mut notes, &mut last, &mut asks) {
-                self.say_notes(at, port, (node, theirs), &notes)?;
+                self.send_notes(at, port, (node, theirs), &notes)?;
                 notes = Notes::NONE;
             }
         }
-        if !notes.is_empty() || say.confirm {
-            self.say_notes(at, port, (node, theirs), &notes)?;
+        if !notes.is_empty() || control.confirm {
+            self.send_notes(at, port, (node, theirs), &notes)?;
         }
-        self.said(at, |say| {
-            (say.ping, say.pong, say.confirm, say.notes) = (false, false, false, false);
+        self.control_sent(at, |control| {
+            (control.ping, control.pong, control.confirm, control.notes) =
+                (false, false, false, false);
         });
         if asks {
             self.expect(at, now);
@@ -168,9 +174,9 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         Ok(())
     }
 
-    fn said(&mut self, at: Index, what: impl FnOnce(&mut super::tables::Say)) {
+    fn control_sent(&mut self, at: Index, clear: impl FnOnce(&mut super::tables::Control)) {
         if let Some(peer) = self.peers.get_mut(at) {
-            what(&mut peer.say);
+            clear(&mut peer.pending_control);
         }
     }
 
@@ -180,26 +186,26 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         while *next < self.slots {
             let slot = *next as u8;
             // Each slot has up to two notes.
-            if notes.as_slice().len() + 2 > Notes::MOST {
+            if notes.as_slice().len() + 2 > Notes::MAX {
                 return true;
             }
-            if let Some(out) = self.out_slot(at, slot) {
-                if let (Some(what), seq) = (out.say, out.seq) {
+            if let Some(out_slot) = self.out_slot(at, slot) {
+                if let (Some(kind), seq) = (out_slot.pending_note, out_slot.seq) {
                     *asks = true;
-                    let place = Place { slot, seq };
-                    notes.push(Note { what, place });
+                    let id = RequestId { slot, seq };
+                    notes.push(Note { kind, id });
                 }
             }
-            if let Some(inn) = self.in_slot(at, slot) {
-                if let Some(what) = inn.say {
+            if let Some(in_slot) = self.in_slot(at, slot) {
+                if let Some(kind) = in_slot.pending_note {
                     // A request of which no part has arrived has the next number.
-                    let active = matches!(inn.state, In::Active(_));
-                    let seq = match what {
-                        What::Missing if !active => inn.seq.wrapping_add(1),
-                        _ => inn.seq,
+                    let active = matches!(in_slot.state, InState::Active(_));
+                    let seq = match kind {
+                        NoteKind::Missing if !active => in_slot.seq.wrapping_add(1),
+                        _ => in_slot.seq,
                     };
-                    let place = Place { slot, seq };
-                    notes.push(Note { what, place });
+                    let id = RequestId { slot, seq };
+                    notes.push(Note { kind, id });
                 }
             }
             *next += 1;
@@ -207,7 +213,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         false
     }
 
-    fn say_notes(
+    fn send_notes(
         &mut self,
         at: Index,
         port: &mut impl Port<T>,
@@ -217,17 +223,17 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.send(port, node, &Message::Notes(key, *notes))?;
         for note in notes.as_slice() {
             self.counters.notes += 1;
-            let slot = note.place.slot;
-            match note.what {
-                What::Ping | What::Pong => {}
-                What::Ask | What::Cancel => {
-                    if let Some(out) = self.out_slot(at, slot) {
-                        out.say = None;
+            let slot = note.id.slot;
+            match note.kind {
+                NoteKind::Ping | NoteKind::Pong => {}
+                NoteKind::Ask | NoteKind::Cancel => {
+                    if let Some(out_slot) = self.out_slot(at, slot) {
+                        out_slot.pending_note = None;
                     }
                 }
                 _ => {
-                    if let Some(inn) = self.in_slot(at, slot) {
-                        inn.say = None;
+                    if let Some(in_slot) = self.in_slot(at, slot) {
+                        in_slot.pending_note = None;
                     }
                 }
             }
@@ -236,7 +242,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Sends the next part of a request.
-    fn say_part(
+    fn send_part(
         &mut self,
         peer: Index,
         at: Index,
@@ -244,43 +250,38 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         now: Time,
     ) -> Result<(), TransportError> {
         let p = self.peers.get(peer).map(|p| (p.node, p.theirs));
-        let (Some((node, key)), Some(place)) = (p, self.place(at)) else {
+        let (Some((node, key)), Some(id)) = (p, self.request_id(at)) else {
             // Impossible, because such a message is not on the list.
-            self.close_send(at, Outcome::NotDelivered(Why::Down), now);
+            self.close_send(at, Outcome::NotDelivered(Cause::Down), now);
             return Ok(());
         };
         let Some(send) = self.sends.get(at) else {
             return Ok(());
         };
-        let last = send.part + 1 == send.parts || send.alone;
-        let quiet = !last && (send.part + 1) % LOUD != 0;
+        let last = send.part + 1 == send.parts || send.first_part_only;
+        let quiet = !last && (send.part + 1) % INTERRUPT_INTERVAL != 0;
         let payload = match send.source {
-            Some(source) => Payload::There(send.len, source),
-            None => Payload::Here(send.len as u16),
+            Some(source) => Payload::Remote(send.len, source),
+            None => Payload::Inline(send.len as u16),
         };
         let (offset, len) = pieces(send.form, send.len as u16, send.part);
         let message = match send.part {
             0 => Message::Request(Request {
                 key,
-                place,
+                id,
                 form: send.form,
                 header: send.header,
                 payload,
             }),
-            part => Message::Fragment(Fragment {
-                key,
-                place,
-                part,
-                len,
-            }),
+            part => Message::Fragment(Fragment { key, id, part, len }),
         };
         let data = match payload {
-            Payload::Here(_) if len > 0 => Some((&send.token, offset)),
+            Payload::Inline(_) if len > 0 => Some((&send.token, offset)),
             _ => None,
         };
         port.send(node, &message, data, quiet)?;
         self.counters.messages += 1;
-        self.said_part(at, now);
+        self.part_sent(at, now);
         Ok(())
     }
 }

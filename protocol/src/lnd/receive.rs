@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Messages from peers, from the first part of a request to its answer ([`ReceiveState`]).
 
-use super::tables::{In, Lnd, On, Receive, ReceiveNews, Ticket};
-use super::{GetFailure, PeerState, ReceiveState, ReceiveStep};
+use super::tables::{InState, Lnd, PeerList, Receive, ReceivePending, Ticket};
+use super::{GetFailure, PeerState, ReceiveEvent, ReceiveState};
 use crate::{base::arena::Index, Memory, Time};
-use wire::lnd::{fragments, Fragment, Payload, Place, Request, Verdict, What};
+use wire::lnd::{fragments, Fragment, NoteKind, Payload, Request, RequestId, Verdict};
 
 fn bit(part: u8) -> u64 {
     1u64.checked_shl(part.into()).unwrap_or(0)
@@ -20,39 +20,39 @@ impl ReceiveState {
 impl<M: Memory, T: Clone> Lnd<M, T> {
     /// Processes a `REQUEST`. Returns the message whose buffer receives the payload; `None` if the
     /// payload is not needed.
-    pub(super) fn take_request(
+    pub(super) fn on_request(
         &mut self,
         peer: Index,
         request: &Request,
         now: Time,
     ) -> Option<Index> {
-        let place = request.place;
-        let slot = self.in_slot(peer, place.slot)?;
-        if slot.seq == place.seq {
+        let id = request.id;
+        let slot = self.in_slot(peer, id.slot)?;
+        if slot.seq == id.seq {
             match slot.state {
-                In::Active(at) => return self.take_part(at, 0),
+                InState::Active(at) => return self.add_part(at, 0),
                 // The peer repeats the request, because the answer may be lost.
-                In::Answered(verdict) => self.note(peer, place.slot, What::Answer(verdict)),
-                In::Nothing => {}
+                InState::Answered(verdict) => self.note(peer, id.slot, NoteKind::Answer(verdict)),
+                InState::Nothing => {}
             }
             self.counters.odd += 1;
             return None;
         }
-        if slot.seq.wrapping_add(1) != place.seq || matches!(slot.state, In::Active(_)) {
+        if slot.seq.wrapping_add(1) != id.seq || matches!(slot.state, InState::Active(_)) {
             self.counters.odd += 1;
             return None;
         }
-        slot.seq = place.seq;
+        slot.seq = id.seq;
         let node = self.peers.get(peer)?.node;
         let receive = Receive {
             peer,
             node,
             state: ReceiveState::Gathering,
-            on: None,
+            list: None,
             form: request.form,
             header: request.header,
             payload: request.payload,
-            slot: Some(place.slot),
+            slot: Some(id.slot),
             parts: 0,
             wanted: 0,
             tries: 0,
@@ -62,27 +62,27 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             until: now,
             deadline: Time(u64::MAX),
             parsed: false,
-            placed: false,
+            counted: false,
             cancelled: false,
             done: false,
-            held: false,
-            news: ReceiveNews::default(),
+            reported: false,
+            pending: ReceivePending::default(),
             listed: false,
         };
         // LNet may keep messages for any time. The limit leaves as many free entries as the peer
         // uses.
         let most = (2 * usize::from(self.slots)).min(self.receives.room());
-        let here = self.peers.get(peer).map(|p| p.receives as usize);
-        let room = here.is_some_and(|here| here < most);
+        let count = self.peers.get(peer).map(|p| p.receives as usize);
+        let room = count.is_some_and(|count| count < most);
         let inserted = match room {
             true => self.receives.insert(receive).map_err(drop),
             false => Err(()),
         };
         match inserted {
             Ok((at, _)) => {
-                if let Some(slot) = self.in_slot(peer, place.slot) {
-                    slot.state = In::Active(at);
-                    slot.say = None;
+                if let Some(slot) = self.in_slot(peer, id.slot) {
+                    slot.state = InState::Active(at);
+                    slot.pending_note = None;
                 }
                 if let Some(p) = self.peers.get_mut(peer) {
                     p.users += 1;
@@ -94,18 +94,18 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                     r.deadline = until;
                 }
                 self.receive_times.set(at.index(), until);
-                self.take_part(at, 0)
+                self.add_part(at, 0)
             }
             Err(()) => {
                 self.counters.busy += 1;
-                self.answer(peer, place.slot, Verdict::Busy);
+                self.answer(peer, id.slot, Verdict::Busy);
                 None
             }
         }
     }
 
     /// Records a part of a request. Returns the message if the part is new.
-    fn take_part(&mut self, at: Index, part: u8) -> Option<Index> {
+    fn add_part(&mut self, at: Index, part: u8) -> Option<Index> {
         let receive = self.receives.get_mut(at)?;
         if receive.state != ReceiveState::Gathering || receive.parts & bit(part) != 0 {
             self.counters.odd += 1;
@@ -113,13 +113,13 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
         receive.parts |= bit(part);
         let count = match receive.payload {
-            Payload::Here(len) => fragments(receive.form, len.into()).unwrap_or(0),
-            Payload::There(..) => 0,
+            Payload::Inline(len) => fragments(receive.form, len.into()).unwrap_or(0),
+            Payload::Remote(..) => 0,
         };
         if receive.parts.count_ones() == u32::from(count) + 1 {
-            receive.news.offer = true;
+            receive.pending.offer = true;
             self.receive_times.clear(at.index());
-            self.step_receive(at, ReceiveStep::Complete);
+            self.step_receive(at, ReceiveEvent::Complete);
             self.counters.offered += 1;
             self.list_receive(at);
         }
@@ -128,15 +128,15 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
 
     /// Processes a `FRAGMENT`. Returns the message and the payload's offset in its buffer, if the
     /// payload is needed.
-    pub(super) fn take_fragment(
+    pub(super) fn on_fragment(
         &mut self,
         peer: Index,
         fragment: &Fragment,
     ) -> Option<(Index, u16)> {
-        let place = fragment.place;
-        let slot = self.in_slot(peer, place.slot)?;
+        let id = fragment.id;
+        let slot = self.in_slot(peer, id.slot)?;
         let at = match slot.state {
-            In::Active(at) if slot.seq == place.seq => at,
+            InState::Active(at) if slot.seq == id.seq => at,
             _ => {
                 // It arrived before its request, or after the answer.
                 self.counters.odd += 1;
@@ -144,7 +144,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             }
         };
         let receive = self.receives.get(at)?;
-        let Payload::Here(len) = receive.payload else {
+        let Payload::Inline(len) = receive.payload else {
             self.counters.nonsense += 1;
             return None;
         };
@@ -153,15 +153,15 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             self.counters.nonsense += 1;
             return None;
         }
-        Some((self.take_part(at, fragment.part)?, offset))
+        Some((self.add_part(at, fragment.part)?, offset))
     }
 
     /// Answers the request in a slot, and remembers the answer.
     pub(super) fn answer(&mut self, peer: Index, slot: u8, verdict: Verdict) {
         if let Some(slot) = self.in_slot(peer, slot) {
-            slot.state = In::Answered(verdict);
+            slot.state = InState::Answered(verdict);
         }
-        self.note(peer, slot, What::Answer(verdict));
+        self.note(peer, slot, NoteKind::Answer(verdict));
     }
 
     pub(super) fn answer_for(&mut self, at: Index, verdict: Verdict) {
@@ -175,80 +175,83 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Processes `ASK`.
-    pub(super) fn take_ask(&mut self, peer: Index, place: Place) {
-        let Some(slot) = self.in_slot(peer, place.slot).copied() else {
+    pub(super) fn on_ask(&mut self, peer: Index, id: RequestId) {
+        let Some(slot) = self.in_slot(peer, id.slot).copied() else {
             return;
         };
-        let what = match slot.state {
-            In::Nothing | In::Answered(_) if slot.seq.wrapping_add(1) == place.seq => What::Missing,
-            In::Answered(verdict) if slot.seq == place.seq => What::Answer(verdict),
-            In::Active(at) if slot.seq == place.seq => match self.receives.get(at).map(|r| r.state)
-            {
-                Some(ReceiveState::Gathering) => What::Missing,
-                _ => What::Working,
-            },
+        let kind = match slot.state {
+            InState::Nothing | InState::Answered(_) if slot.seq.wrapping_add(1) == id.seq => {
+                NoteKind::Missing
+            }
+            InState::Answered(verdict) if slot.seq == id.seq => NoteKind::Answer(verdict),
+            InState::Active(at) if slot.seq == id.seq => {
+                match self.receives.get(at).map(|r| r.state) {
+                    Some(ReceiveState::Gathering) => NoteKind::Missing,
+                    _ => NoteKind::Working,
+                }
+            }
             _ => return,
         };
-        self.note(peer, place.slot, what);
+        self.note(peer, id.slot, kind);
     }
 
     /// Processes `CANCEL`.
-    pub(super) fn take_cancel(&mut self, peer: Index, place: Place, now: Time) {
-        let Some(slot) = self.in_slot(peer, place.slot) else {
+    pub(super) fn on_cancel(&mut self, peer: Index, id: RequestId, now: Time) {
+        let Some(slot) = self.in_slot(peer, id.slot) else {
             return;
         };
         let (seq, state) = (slot.seq, slot.state);
         let at = match state {
-            In::Active(at) if seq == place.seq => at,
-            In::Answered(verdict) if seq == place.seq => {
-                return self.note(peer, place.slot, What::Answer(verdict));
+            InState::Active(at) if seq == id.seq => at,
+            InState::Answered(verdict) if seq == id.seq => {
+                return self.note(peer, id.slot, NoteKind::Answer(verdict));
             }
             // The request has not arrived, and must be ignored if it arrives later.
-            In::Nothing | In::Answered(_) if seq.wrapping_add(1) == place.seq => {
-                slot.seq = place.seq;
-                return self.answer(peer, place.slot, Verdict::Cancelled);
+            InState::Nothing | InState::Answered(_) if seq.wrapping_add(1) == id.seq => {
+                slot.seq = id.seq;
+                return self.answer(peer, id.slot, Verdict::Cancelled);
             }
             _ => return,
         };
         let Some(receive) = self.receives.get_mut(at) else {
             return;
         };
-        let there = matches!(receive.payload, Payload::There(..));
+        let remote = matches!(receive.payload, Payload::Remote(..));
         match receive.state {
             ReceiveState::Gathering => {
                 self.answer_for(at, Verdict::Cancelled);
-                self.forget_receive(at, ReceiveStep::Lapse);
+                self.forget_receive(at, ReceiveEvent::Cancel);
             }
-            ReceiveState::Offered if receive.news.offer => {
+            ReceiveState::Offered if receive.pending.offer => {
                 self.answer_for(at, Verdict::Cancelled);
                 self.withdraw(at);
             }
-            ReceiveState::Offered if there && receive.parsed => {
-                self.step_receive(at, ReceiveStep::Lapse);
+            ReceiveState::Offered if remote && receive.parsed => {
+                self.step_receive(at, ReceiveEvent::Cancel);
                 self.answer_for(at, Verdict::Failed);
             }
-            ReceiveState::Offered if there => {
+            ReceiveState::Offered if remote => {
                 receive.cancelled = true;
-                self.note(peer, place.slot, What::Working);
+                self.note(peer, id.slot, NoteKind::Working);
             }
             ReceiveState::Due | ReceiveState::Fetching => self.fail_receive(at, now),
             // LNet is accepting the message.
-            _ => self.note(peer, place.slot, What::Working),
+            _ => self.note(peer, id.slot, NoteKind::Working),
         }
     }
 
     /// Drops an incomplete request. The peer may send it again.
     fn abandon(&mut self, at: Index) {
-        let place = self
+        let used = self
             .receives
             .get_mut(at)
             .and_then(|r| Some((r.peer, r.slot.take()?)));
-        if let Some(slot) = place.and_then(|(peer, slot)| self.in_slot(peer, slot)) {
+        if let Some(slot) = used.and_then(|(peer, slot)| self.in_slot(peer, slot)) {
             slot.seq = slot.seq.wrapping_sub(1);
-            slot.state = In::Nothing;
-            slot.say = None;
+            slot.state = InState::Nothing;
+            slot.pending_note = None;
         }
-        self.forget_receive(at, ReceiveStep::Lapse);
+        self.forget_receive(at, ReceiveEvent::Cancel);
     }
 
     /// Requests GETs for the peer's due messages if the peer is known to be alive. Otherwise
@@ -257,13 +260,13 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let Some(p) = self.peers.get(peer) else {
             return;
         };
-        let (heard, due, up) = (p.heard, p.due, p.state == PeerState::Up);
+        let (alive_after, due, up) = (p.alive_after, p.due, p.state == PeerState::Up);
         let mut room = self.fetches.saturating_sub(p.fetches);
         let mut begun = 0;
         if !up {
             return;
         }
-        let fresh = now.since(heard) < self.limits.fresh;
+        let fresh = now.since(alive_after) < self.limits.fresh;
         let mut ask = false;
         let mut next = due.first();
         while let Some(at) = next {
@@ -271,24 +274,24 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             let Some(receive) = self.receives.get_mut(at) else {
                 break;
             };
-            if now < receive.not_before || !receive.placed && room == 0 {
+            if now < receive.not_before || !receive.counted && room == 0 {
                 continue;
             }
             // After a failure, a GET needs a later sign of life of the peer.
-            if !fresh || receive.failed.is_some_and(|failed| heard <= failed) {
+            if !fresh || receive.failed.is_some_and(|failed| alive_after <= failed) {
                 ask = true;
                 continue;
             }
-            if !receive.placed {
+            if !receive.counted {
                 (room, begun) = (room - 1, begun + 1);
-                receive.placed = true;
+                receive.counted = true;
             }
-            let post_by = heard.after(self.limits.fresh.saturating_mul(2));
+            let post_by = alive_after.after(self.limits.fresh.saturating_mul(2));
             let until = now.after(self.limits.get);
             receive.post_by = post_by;
             receive.until = until.min(post_by.after(self.limits.hold));
-            receive.news.fetch = true;
-            self.step_receive(at, ReceiveStep::Post);
+            receive.pending.fetch = true;
+            self.step_receive(at, ReceiveEvent::Post);
             self.move_receive(at, None);
             self.list_receive(at);
         }
@@ -303,9 +306,9 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         if p.next.is_some() {
             return;
         }
-        p.say.ping = true;
+        p.pending_control.ping = true;
         self.set_next(peer, Some(now.after(self.limits.ask)));
-        self.want_work(peer);
+        self.queue_peer(peer);
     }
 
     /// Processes the result of a message's GETs.
@@ -317,7 +320,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let Some(receive) = self.receives.get_mut(at) else {
             return;
         };
-        if receive.state != ReceiveState::Fetching || receive.news.fetch {
+        if receive.state != ReceiveState::Fetching || receive.pending.fetch {
             return;
         }
         // After its deadline, a GET may have read memory that the peer had already reused.
@@ -325,7 +328,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             receive.done = true;
             self.counters.fetched += 1;
             self.answer_for(at, Verdict::Done);
-            self.end_receive(at, ReceiveStep::Fetched);
+            self.end_receive(at, ReceiveEvent::Fetched);
             return;
         }
         if result == Err(GetFailure::NotPosted) {
@@ -343,9 +346,9 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             return self.fail_receive(at, now);
         }
         self.counters.gets_again += 1;
-        self.step_receive(at, ReceiveStep::Fail);
+        self.step_receive(at, ReceiveEvent::Fail);
         self.receive_times.set(at.index(), time);
-        self.move_receive(at, Some(On::Due));
+        self.move_receive(at, Some(PeerList::Due));
         self.fetch_due(peer, now);
     }
 
@@ -353,31 +356,31 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     pub(super) fn fail_receive(&mut self, at: Index, _now: Time) {
         self.counters.not_fetched += 1;
         self.answer_for(at, Verdict::Failed);
-        self.end_receive(at, ReceiveStep::GiveUp);
+        self.end_receive(at, ReceiveEvent::GiveUp);
     }
 
-    fn end_receive(&mut self, at: Index, step: ReceiveStep) {
+    fn end_receive(&mut self, at: Index, step: ReceiveEvent) {
         if !self.step_receive(at, step) {
             return;
         }
         self.move_receive(at, None);
         self.receive_times.clear(at.index());
         if let Some(receive) = self.receives.get_mut(at) {
-            receive.news.fetch = false;
-            receive.news.revoke = true;
+            receive.pending.fetch = false;
+            receive.pending.revoke = true;
         }
         self.list_receive(at);
     }
 
     /// Records that the destination of a message's GETs is revoked: even late GETs cannot write to
     /// it.
-    pub fn shut(&mut self, ticket: Ticket) {
+    pub fn get_target_revoked(&mut self, ticket: Ticket) {
         let at = self.receive_at(ticket);
-        let at = at.filter(|at| self.receives.get(*at).is_some_and(|r| !r.news.revoke));
+        let at = at.filter(|at| self.receives.get(*at).is_some_and(|r| !r.pending.revoke));
         if let Some(at) = at {
-            if self.step_receive(at, ReceiveStep::Close) {
+            if self.step_receive(at, ReceiveEvent::Close) {
                 if let Some(receive) = self.receives.get_mut(at) {
-                    receive.news.received = true;
+                    receive.pending.received = true;
                 }
                 self.list_receive(at);
             }
@@ -385,10 +388,10 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Ends a message with this step, and drops its pending events.
-    pub(super) fn forget_receive(&mut self, at: Index, step: ReceiveStep) {
+    pub(super) fn forget_receive(&mut self, at: Index, step: ReceiveEvent) {
         if self.step_receive(at, step) {
             if let Some(receive) = self.receives.get_mut(at) {
-                receive.news = ReceiveNews::default();
+                receive.pending = ReceivePending::default();
             }
             self.reap_receive(at);
         }

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Messages to peers, from their submission to the release of their address ([`SendState`]).
 
-use super::tables::{Lnd, On, Send, SendNews, Ticket};
-use super::{Outcome, PeerState, SendState, SendStep, Why};
+use super::tables::{Lnd, PeerList, Send, SendPending, Ticket};
+use super::{Cause, Outcome, PeerState, SendEvent, SendState};
 use crate::{base::arena::Index, Memory, Time};
 use wire::{
     ids::NodeId,
-    lnd::{fragments, Form, Header, Place, Source, Verdict, What, MAX_PAYLOAD},
+    lnd::{fragments, Form, Header, NoteKind, RequestId, Source, Verdict, MAX_PAYLOAD},
 };
 
 /// Maximum time between two tries at a busy peer, as a multiple of
 /// [`Limits::busy`](super::Limits::busy).
-const BUSY_MOST: u64 = 16;
+const MAX_BUSY_FACTOR: u64 = 16;
 
 /// LNet message to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Letter {
+pub struct OutgoingMessage {
     /// Form of the header.
     pub form: Form,
     /// LNet header.
@@ -51,19 +51,19 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     pub fn submit(
         &mut self,
         node: NodeId,
-        letter: &Letter,
+        message: &OutgoingMessage,
         deadline: Time,
         token: T,
         now: Time,
     ) -> Result<Ticket, (SubmitError, T)> {
-        let refuse = |lnd: &mut Self, why, token| {
+        let refuse = |lnd: &mut Self, cause, token| {
             lnd.counters.refused += 1;
-            Err((why, token))
+            Err((cause, token))
         };
-        let parts = match letter.source {
-            Some(_) if letter.len == 0 || letter.len > MAX_PAYLOAD => None,
+        let parts = match message.source {
+            Some(_) if message.len == 0 || message.len > MAX_PAYLOAD => None,
             Some(_) => Some(1),
-            None => fragments(letter.form, letter.len).map(|n| n + 1),
+            None => fragments(message.form, message.len).map(|n| n + 1),
         };
         let Some(parts) = parts else {
             return refuse(self, SubmitError::Invalid, token);
@@ -74,37 +74,37 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         if self.sends.room() == 0 {
             return refuse(self, SubmitError::Full, token);
         }
-        let Some(peer) = self.make(node, now) else {
+        let Some(peer) = self.find_or_create(node, now) else {
             return refuse(self, SubmitError::Peers, token);
         };
         // A peer with a pending session is alive.
         let down = self.peers.get(peer).is_some_and(|p| {
             p.state == PeerState::Down && p.next.is_some_and(|t| t > now) && p.pending.is_none()
         });
-        if down || letter.source.is_some() && self.is_unsteady(peer) {
+        if down || message.source.is_some() && self.is_unsteady(peer) {
             return refuse(self, SubmitError::Unreachable, token);
         }
         let send = Send {
             token,
             peer,
             state: SendState::Queued,
-            on: None,
-            form: letter.form,
-            header: letter.header,
-            len: letter.len,
-            source: letter.source,
+            list: None,
+            form: message.form,
+            header: message.header,
+            len: message.len,
+            source: message.source,
             deadline,
             slot: None,
             part: 0,
             parts,
-            said: false,
+            part_sent: false,
             next: Time(u64::MAX),
             interval: 0,
             busy: self.limits.busy.max(1),
-            alone: false,
+            first_part_only: false,
             asked: false,
             outcome: None,
-            news: SendNews::default(),
+            pending: SendPending::default(),
             listed: false,
         };
         let (at, name) = match self.sends.insert(send) {
@@ -116,15 +116,15 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             p.users += 1;
         }
         self.send_times.set(at.index(), deadline);
-        self.move_send(at, Some(On::Queue));
-        self.want(peer, now);
+        self.move_send(at, Some(PeerList::Queue));
+        self.start_greeting(peer, now);
         Ok(Ticket(at, name))
     }
 
     /// Assigns free slots to queued messages of a peer.
     pub(super) fn start_sends(&mut self, peer: Index) {
         while let Some(at) = self.startable(peer) {
-            let Some(slot) = self.take_slot(peer, at) else {
+            let Some(slot) = self.assign_slot(peer, at) else {
                 return;
             };
             let interval = self.limits.ask;
@@ -133,8 +133,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 send.part = 0;
                 send.interval = interval;
             }
-            self.step_send(at, SendStep::Start);
-            self.move_send(at, Some(On::Parts));
+            self.step_send(at, SendEvent::Start);
+            self.move_send(at, Some(PeerList::Transmit));
         }
     }
 
@@ -152,7 +152,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Assigns the next free slot behind the last assigned one.
-    fn take_slot(&mut self, peer: Index, at: Index) -> Option<u8> {
+    fn assign_slot(&mut self, peer: Index, at: Index) -> Option<u8> {
         let (slots, last) = self.peers.get(peer).map(|p| (p.slots, p.last_slot))?;
         for i in 1..=slots {
             let number = (last + i) % slots;
@@ -162,7 +162,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             if slot.user.is_none() {
                 slot.user = Some(at);
                 slot.seq = slot.seq.wrapping_add(1);
-                slot.say = None;
+                slot.pending_note = None;
                 let p = self.peers.get_mut(peer)?;
                 p.last_slot = number;
                 p.used += 1;
@@ -181,42 +181,42 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         };
         if let Some(slot) = self.out_slot(peer, number) {
             slot.user = None;
-            slot.say = None;
+            slot.pending_note = None;
         }
         if let Some(p) = self.peers.get_mut(peer) {
             p.used = p.used.saturating_sub(1);
         }
-        self.want_work(peer);
+        self.queue_peer(peer);
     }
 
     /// Returns the slot and number of a message in the session.
-    pub(super) fn place(&mut self, at: Index) -> Option<Place> {
+    pub(super) fn request_id(&mut self, at: Index) -> Option<RequestId> {
         let send = self.sends.get(at)?;
         let (peer, slot) = (send.peer, send.slot?);
         let seq = self.out_slot(peer, slot)?.seq;
-        Some(Place { slot, seq })
+        Some(RequestId { slot, seq })
     }
 
     /// Records that a part of a message was sent.
-    pub(super) fn said_part(&mut self, at: Index, now: Time) {
+    pub(super) fn part_sent(&mut self, at: Index, now: Time) {
         let Some(send) = self.sends.get_mut(at) else {
             return;
         };
-        send.said = true;
+        send.part_sent = true;
         send.part += 1;
         let more = send.part < send.parts;
-        if more && !send.alone {
+        if more && !send.first_part_only {
             return;
         }
         send.next = now.after(send.interval);
         send.asked |= more;
         let time = send.next.min(send.deadline);
-        self.step_send(at, SendStep::Sent);
+        self.step_send(at, SendEvent::Sent);
         self.move_send(at, None);
         self.send_times.set(at.index(), time);
         if more {
             // The answer shows whether the peer has room for the other parts.
-            self.say_of(at, What::Ask);
+            self.queue_note(at, NoteKind::Ask);
         }
     }
 
@@ -227,20 +227,20 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         };
         let outcome = match verdict {
             Verdict::Done => Outcome::Delivered,
-            Verdict::Busy => Outcome::NotDelivered(Why::Busy),
-            Verdict::Refused => Outcome::NotDelivered(Why::Refused),
-            Verdict::Cancelled => Outcome::NotDelivered(Why::Cancelled),
+            Verdict::Busy => Outcome::NotDelivered(Cause::Busy),
+            Verdict::Refused => Outcome::NotDelivered(Cause::Refused),
+            Verdict::Cancelled => Outcome::NotDelivered(Cause::Cancelled),
             Verdict::Failed => Outcome::Failed,
         };
         let state = send.state;
         match state {
             SendState::Sending | SendState::Waiting if verdict == Verdict::Busy => {
                 self.counters.peer_busy += 1;
-                self.later(at, now);
+                self.retry_later(at, now);
             }
             SendState::Sending | SendState::Waiting => {
                 self.free_slot(at);
-                self.end_send(at, SendStep::Answer, outcome);
+                self.end_send(at, SendEvent::Answer, outcome);
             }
             SendState::Closing => {
                 // The late answer replaces an unknown result.
@@ -253,18 +253,18 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 self.free_slot(at);
                 self.release_send(at);
             }
-            SendState::Queued | SendState::Over => {}
+            SendState::Queued | SendState::Finished => {}
         }
     }
 
     /// Queues a message for another try after `BUSY`.
-    fn later(&mut self, at: Index, now: Time) {
+    fn retry_later(&mut self, at: Index, now: Time) {
         self.free_slot(at);
-        self.step_send(at, SendStep::Later);
-        self.move_send(at, Some(On::Later));
-        let most = self.limits.busy.saturating_mul(BUSY_MOST).max(1);
+        self.step_send(at, SendEvent::Later);
+        self.move_send(at, Some(PeerList::Later));
+        let most = self.limits.busy.saturating_mul(MAX_BUSY_FACTOR).max(1);
         if let Some(send) = self.sends.get_mut(at) {
-            (send.said, send.alone, send.asked) = (false, true, false);
+            (send.part_sent, send.first_part_only, send.asked) = (false, true, false);
             send.next = now.after(send.busy);
             send.busy = send.busy.saturating_mul(2).min(most);
             let time = send.next.min(send.deadline);
@@ -284,20 +284,20 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
         match send.state {
             SendState::Waiting => {
-                (send.part, send.alone) = (0, false);
+                (send.part, send.first_part_only) = (0, false);
                 let deadline = send.deadline;
                 self.counters.again += 1;
-                self.step_send(at, SendStep::Again);
+                self.step_send(at, SendEvent::Again);
                 self.send_times.set(at.index(), deadline);
-                self.move_send(at, Some(On::Parts));
+                self.move_send(at, Some(PeerList::Transmit));
             }
             // The `CANCEL` or its request may be lost.
-            SendState::Closing | SendState::Resting => self.say_of(at, What::Cancel),
+            SendState::Closing | SendState::Resting => self.queue_note(at, NoteKind::Cancel),
             _ => {}
         }
     }
 
-    fn say_of(&mut self, at: Index, what: What) {
+    fn queue_note(&mut self, at: Index, kind: NoteKind) {
         let Some(send) = self.sends.get_mut(at) else {
             return;
         };
@@ -305,9 +305,9 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             return;
         };
         if let Some(slot) = self.out_slot(peer, number) {
-            slot.say = Some(what);
+            slot.pending_note = Some(kind);
         }
-        self.want_notes(peer);
+        self.queue_notes(peer);
     }
 
     /// Ends a message without an answer.
@@ -315,7 +315,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let Some(send) = self.sends.get_mut(at) else {
             return;
         };
-        if send.slot.is_some() && !send.said {
+        if send.slot.is_some() && !send.part_sent {
             self.unused_slot(at);
         }
         let Some(send) = self.sends.get_mut(at) else {
@@ -325,14 +325,14 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             send.interval = self.limits.ask;
             send.next = now.after(send.interval);
         }
-        self.end_send(at, SendStep::GiveUp, outcome);
-        self.say_of(at, What::Cancel);
+        self.end_send(at, SendEvent::GiveUp, outcome);
+        self.queue_note(at, NoteKind::Cancel);
     }
 
     /// Frees the slot of a request that was never sent, and its number.
     fn unused_slot(&mut self, at: Index) {
-        let place = self.sends.get(at).and_then(|s| Some((s.peer, s.slot?)));
-        if let Some((peer, number)) = place {
+        let used = self.sends.get(at).and_then(|s| Some((s.peer, s.slot?)));
+        if let Some((peer, number)) = used {
             if let Some(slot) = self.out_slot(peer, number) {
                 slot.seq = slot.seq.wrapping_sub(1);
             }
@@ -340,7 +340,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    fn end_send(&mut self, at: Index, step: SendStep, outcome: Outcome) {
+    fn end_send(&mut self, at: Index, step: SendEvent, outcome: Outcome) {
         if !self.step_send(at, step) {
             return;
         }
@@ -351,10 +351,10 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         };
         send.outcome = Some(outcome);
         if send.source.is_some() {
-            send.news.revoke = true;
+            send.pending.revoke = true;
             self.list_send(at);
         } else {
-            self.closed(at);
+            self.memory_revoked(at);
         }
     }
 
@@ -362,13 +362,13 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     /// [`Event::Released`](super::Event::Released).
     pub fn revoked(&mut self, ticket: Ticket) {
         let at = self.sends.find(ticket.1);
-        let at = at.filter(|at| self.sends.get(*at).is_some_and(|s| !s.news.revoke));
+        let at = at.filter(|at| self.sends.get(*at).is_some_and(|s| !s.pending.revoke));
         if let Some(at) = at {
-            self.closed(at);
+            self.memory_revoked(at);
         }
     }
 
-    fn closed(&mut self, at: Index) {
+    fn memory_revoked(&mut self, at: Index) {
         let Some(send) = self.sends.get(at) else {
             return;
         };
@@ -377,8 +377,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let exposed = send.source.is_some();
         let rest = send.slot.is_some() || ended && exposed;
         let step = match rest {
-            true => SendStep::Rest,
-            false => SendStep::Close,
+            true => SendEvent::Rest,
+            false => SendEvent::Close,
         };
         if !self.step_send(at, step) {
             return;
@@ -394,8 +394,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             Some(Outcome::Unknown(_)) | None => &mut c.unknown,
         };
         *count += 1;
-        send.news.sent = true;
-        send.news.released = exposed && !rest;
+        send.pending.sent = true;
+        send.pending.released = exposed && !rest;
         let (peer, next) = (send.peer, send.next);
         self.list_send(at);
         if rest {
@@ -408,7 +408,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
 
     /// Releases a message whose address the peer can no longer use.
     pub(super) fn release_send(&mut self, at: Index) {
-        if !self.step_send(at, SendStep::Release) {
+        if !self.step_send(at, SendEvent::Release) {
             return;
         }
         self.send_times.clear(at.index());
@@ -416,11 +416,11 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             if let Some(p) = self.peers.get_mut(peer) {
                 p.resting = p.resting.saturating_sub(1);
             }
-            self.want_work(peer);
+            self.queue_peer(peer);
         }
         if let Some(send) = self.sends.get_mut(at) {
-            send.news.released = send.source.is_some();
-            if send.news.released {
+            send.pending.released = send.source.is_some();
+            if send.pending.released {
                 return self.list_send(at);
             }
         }
@@ -436,18 +436,18 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         };
         match send.state {
             SendState::Queued | SendState::Sending | SendState::Waiting if send.deadline <= now => {
-                let outcome = match send.said {
-                    true => Outcome::Unknown(Why::TimedOut),
-                    false => Outcome::NotDelivered(Why::TimedOut),
+                let outcome = match send.part_sent {
+                    true => Outcome::Unknown(Cause::TimedOut),
+                    false => Outcome::NotDelivered(Cause::TimedOut),
                 };
                 self.close_send(at, outcome, now);
             }
             SendState::Queued => {
                 let (peer, deadline) = (send.peer, send.deadline);
                 self.send_times.set(at.index(), deadline);
-                if send.on == Some(On::Later) {
-                    self.move_send(at, Some(On::Queue));
-                    self.want(peer, now);
+                if send.list == Some(PeerList::Later) {
+                    self.move_send(at, Some(PeerList::Queue));
+                    self.start_greeting(peer, now);
                 }
             }
             SendState::Sending => {
@@ -458,13 +458,13 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 send.interval = send.interval.saturating_mul(2).min(most).max(1);
                 send.next = now.after(send.interval);
                 send.asked = true;
-                let (what, time) = match send.state {
-                    SendState::Waiting => (What::Ask, send.next.min(send.deadline)),
-                    _ => (What::Cancel, send.next),
+                let (kind, time) = match send.state {
+                    SendState::Waiting => (NoteKind::Ask, send.next.min(send.deadline)),
+                    _ => (NoteKind::Cancel, send.next),
                 };
                 self.counters.asked += 1;
                 self.send_times.set(at.index(), time);
-                self.say_of(at, what);
+                self.queue_note(at, kind);
             }
             SendState::Resting => self.release_send(at),
             _ => {}

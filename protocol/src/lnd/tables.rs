@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Tables of peers, messages and slots.
 
-use super::stray::Strays;
+use super::replies::Replies;
 use super::{
-    Capacity, Counters, Limits, Outcome, PeerState, ReceiveState, ReceiveStep, SendState, SendStep,
+    Capacity, Counters, Limits, Outcome, PeerState, ReceiveEvent, ReceiveState, SendEvent,
+    SendState,
 };
 use crate::{
     base::{
@@ -16,7 +17,7 @@ use crate::{
 };
 use wire::{
     ids::NodeId,
-    lnd::{Form, Header, Incarnation, Key, Payload, Place, Source, Verdict, Welcome, What},
+    lnd::{Form, Header, Incarnation, Key, NoteKind, Payload, RequestId, Source, Verdict, Welcome},
 };
 
 /// Indices of a message's list links: a list of its peer, and the list of pending events.
@@ -40,7 +41,7 @@ impl Ticket {
 
 /// List of a peer that contains a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum On {
+pub(super) enum PeerList {
     /// Messages to the peer that wait for a slot.
     Queue,
     /// Messages to the peer that wait after `BUSY`.
@@ -53,7 +54,7 @@ pub(super) enum On {
 
 /// Pending events of a message to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct SendNews {
+pub(super) struct SendPending {
     pub(super) revoke: bool,
     pub(super) sent: bool,
     pub(super) released: bool,
@@ -64,7 +65,7 @@ pub(super) struct Send<T> {
     pub(super) token: T,
     pub(super) peer: Index,
     pub(super) state: SendState,
-    pub(super) on: Option<On>,
+    pub(super) list: Option<PeerList>,
     pub(super) form: Form,
     pub(super) header: Header,
     pub(super) len: u32,
@@ -76,24 +77,24 @@ pub(super) struct Send<T> {
     pub(super) part: u8,
     pub(super) parts: u8,
     /// At least one part was sent since the message was queued.
-    pub(super) said: bool,
+    pub(super) part_sent: bool,
     /// Time of the next question, of the next try, or of the release.
     pub(super) next: Time,
     pub(super) interval: u64,
     /// Delay after the next `BUSY`, in ticks.
     pub(super) busy: u64,
     /// The peer was busy: only the first part is sent until the peer reports missing parts.
-    pub(super) alone: bool,
+    pub(super) first_part_only: bool,
     /// The peer was asked, and has not reported a missing part since.
     pub(super) asked: bool,
     pub(super) outcome: Option<Outcome>,
-    pub(super) news: SendNews,
+    pub(super) pending: SendPending,
     pub(super) listed: bool,
 }
 
 /// Pending events of a message from a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct ReceiveNews {
+pub(super) struct ReceivePending {
     pub(super) offer: bool,
     pub(super) fetch: bool,
     pub(super) revoke: bool,
@@ -105,7 +106,7 @@ pub(super) struct Receive {
     pub(super) peer: Index,
     pub(super) node: NodeId,
     pub(super) state: ReceiveState,
-    pub(super) on: Option<On>,
+    pub(super) list: Option<PeerList>,
     pub(super) form: Form,
     pub(super) header: Header,
     pub(super) payload: Payload,
@@ -126,14 +127,14 @@ pub(super) struct Receive {
     /// LNet has accepted it.
     pub(super) parsed: bool,
     /// A GET was posted for it, so it counts in `Peer::fetches`.
-    pub(super) placed: bool,
+    pub(super) counted: bool,
     /// The peer cancelled it while LNet decides.
     pub(super) cancelled: bool,
     pub(super) done: bool,
     /// [`Event::Received`](super::Event::Received) was delivered, and [`Lnd::finished`] was not
     /// called.
-    pub(super) held: bool,
-    pub(super) news: ReceiveNews,
+    pub(super) reported: bool,
+    pub(super) pending: ReceivePending,
     pub(super) listed: bool,
 }
 
@@ -143,12 +144,12 @@ pub(super) struct OutSlot {
     pub(super) seq: u16,
     pub(super) user: Option<Index>,
     /// Note to send.
-    pub(super) say: Option<What>,
+    pub(super) pending_note: Option<NoteKind>,
 }
 
 /// Contents of a slot for requests of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum In {
+pub(super) enum InState {
     #[default]
     Nothing,
     Active(Index),
@@ -159,8 +160,8 @@ pub(super) enum In {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct InSlot {
     pub(super) seq: u16,
-    pub(super) state: In,
-    pub(super) say: Option<What>,
+    pub(super) state: InState,
+    pub(super) pending_note: Option<NoteKind>,
 }
 
 /// Session that the peer has requested and not used yet.
@@ -171,12 +172,12 @@ pub(super) struct Pending {
     pub(super) incarnation: Incarnation,
     pub(super) slots: u16,
     /// Time of the last `HELLO`.
-    pub(super) said: Time,
+    pub(super) hello_at: Time,
 }
 
 /// Pending messages to a peer, except requests and notes about requests.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Say {
+pub(super) struct Control {
     pub(super) hello: bool,
     pub(super) welcome: Option<Welcome>,
     pub(super) stale: Option<Key>,
@@ -208,13 +209,13 @@ pub(super) struct Peer {
     pub(super) parts: List,
     pub(super) due: List,
     /// Lower bound of the time of the peer's last sign of life.
-    pub(super) heard: Time,
+    pub(super) alive_after: Time,
     /// Time of the first question since then.
     pub(super) asked: Option<Time>,
     /// Time of the next `HELLO` or `PING`, or the end of state `Down`.
     pub(super) next: Option<Time>,
     pub(super) interval: u64,
-    pub(super) say: Say,
+    pub(super) pending_control: Control,
     pub(super) in_work: bool,
     /// Number of messages to and from the peer.
     pub(super) users: u32,
@@ -225,7 +226,7 @@ pub(super) struct Peer {
     /// Number of messages to the peer in `Resting`.
     pub(super) resting: u32,
     /// Pending event: the peer is alive (true) or down (false).
-    pub(super) news: Option<bool>,
+    pub(super) pending_event: Option<bool>,
 }
 
 /// Peers and messages of a network interface; see [`crate::lnd`].
@@ -243,8 +244,8 @@ pub struct Lnd<M: Memory, T> {
     pub(super) count_from: u16,
     pub(super) peers: Arena<M, Peer, 2>,
     pub(super) by_node: Slots<M, Index>,
-    pub(super) out: M::Array<OutSlot>,
-    pub(super) inn: M::Array<InSlot>,
+    pub(super) out_slots: M::Array<OutSlot>,
+    pub(super) in_slots: M::Array<InSlot>,
     pub(super) sends: Arena<M, Send<T>, 2>,
     pub(super) receives: Arena<M, Receive, 2>,
     pub(super) send_times: Deadlines<M>,
@@ -254,7 +255,7 @@ pub struct Lnd<M: Memory, T> {
     pub(super) send_events: List,
     pub(super) receive_events: List,
     pub(super) peer_events: List,
-    pub(super) strays: Strays,
+    pub(super) replies: Replies,
     pub(super) peer_flow: Counts<PeerState>,
     pub(super) send_flow: Counts<SendState>,
     pub(super) receive_flow: Counts<ReceiveState>,
@@ -284,8 +285,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             count_from: 0,
             peers: Arena::new(peers.into())?,
             by_node: Slots::new(peers)?,
-            out: M::array(all, |_| OutSlot::default())?,
-            inn: M::array(all, |_| InSlot::default())?,
+            out_slots: M::array(all, |_| OutSlot::default())?,
+            in_slots: M::array(all, |_| InSlot::default())?,
             sends: Arena::new(sends)?,
             receives: Arena::new(receives)?,
             send_times: Deadlines::new(sends)?,
@@ -295,7 +296,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             send_events: List::NEW,
             receive_events: List::NEW,
             peer_events: List::NEW,
-            strays: Strays::NEW,
+            replies: Replies::NEW,
             peer_flow: Counts::default(),
             send_flow: Counts::default(),
             receive_flow: Counts::default(),
@@ -330,22 +331,22 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
 
     pub(super) fn out_slot(&mut self, peer: Index, slot: u8) -> Option<&mut OutSlot> {
         let index = self.index(peer, slot)?;
-        self.out.get_mut(index)
+        self.out_slots.get_mut(index)
     }
 
     pub(super) fn in_slot(&mut self, peer: Index, slot: u8) -> Option<&mut InSlot> {
         let index = self.index(peer, slot)?;
-        self.inn.get_mut(index)
+        self.in_slots.get_mut(index)
     }
 
     /// Returns the request in a slot if it has this number.
-    pub(super) fn user(&mut self, peer: Index, place: Place) -> Option<Index> {
-        let slot = self.out_slot(peer, place.slot)?;
-        slot.user.filter(|_| slot.seq == place.seq)
+    pub(super) fn request_at(&mut self, peer: Index, id: RequestId) -> Option<Index> {
+        let slot = self.out_slot(peer, id.slot)?;
+        slot.user.filter(|_| slot.seq == id.seq)
     }
 
     /// Adds a peer to the list of peers with messages to send.
-    pub(super) fn want_work(&mut self, at: Index) {
+    pub(super) fn queue_peer(&mut self, at: Index) {
         if let Some(peer) = self.peers.get_mut(at) {
             if !peer.in_work {
                 peer.in_work = true;
@@ -355,28 +356,28 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Queues a note about a request of the peer.
-    pub(super) fn note(&mut self, peer: Index, slot: u8, what: What) {
+    pub(super) fn note(&mut self, peer: Index, slot: u8, kind: NoteKind) {
         if let Some(slot) = self.in_slot(peer, slot) {
-            slot.say = Some(what);
+            slot.pending_note = Some(kind);
         }
-        self.want_notes(peer);
+        self.queue_notes(peer);
     }
 
-    pub(super) fn want_notes(&mut self, peer: Index) {
+    pub(super) fn queue_notes(&mut self, peer: Index) {
         if let Some(peer) = self.peers.get_mut(peer) {
-            peer.say.notes = true;
+            peer.pending_control.notes = true;
         }
-        self.want_work(peer);
+        self.queue_peer(peer);
     }
 
-    pub(super) fn step_send(&mut self, at: Index, event: SendStep) -> bool {
+    pub(super) fn step_send(&mut self, at: Index, event: SendEvent) -> bool {
         match self.sends.get_mut(at) {
             Some(send) => self.send_flow.step(&mut send.state, event),
             None => false,
         }
     }
 
-    pub(super) fn step_receive(&mut self, at: Index, event: ReceiveStep) -> bool {
+    pub(super) fn step_receive(&mut self, at: Index, event: ReceiveEvent) -> bool {
         let Some(receive) = self.receives.get_mut(at) else {
             return false;
         };
@@ -388,42 +389,42 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Moves a message to a peer to another list, or to no list.
-    pub(super) fn move_send(&mut self, at: Index, on: Option<On>) {
+    pub(super) fn move_send(&mut self, at: Index, list: Option<PeerList>) {
         let Some(send) = self.sends.get_mut(at) else {
             return;
         };
-        let (peer, old) = (send.peer, core::mem::replace(&mut send.on, on));
+        let (peer, old) = (send.peer, core::mem::replace(&mut send.list, list));
         let Some(p) = self.peers.get_mut(peer) else {
             return;
         };
         match old {
-            Some(On::Queue) => self.sends.unlink::<PEER>(&mut p.queue, at),
-            Some(On::Later) => self.sends.unlink::<PEER>(&mut p.later, at),
-            Some(On::Parts) => self.sends.unlink::<PEER>(&mut p.parts, at),
+            Some(PeerList::Queue) => self.sends.unlink::<PEER>(&mut p.queue, at),
+            Some(PeerList::Later) => self.sends.unlink::<PEER>(&mut p.later, at),
+            Some(PeerList::Transmit) => self.sends.unlink::<PEER>(&mut p.parts, at),
             _ => {}
         }
-        match on {
-            Some(On::Queue) => self.sends.push::<PEER>(&mut p.queue, at),
-            Some(On::Later) => return self.sends.push::<PEER>(&mut p.later, at),
-            Some(On::Parts) => self.sends.push::<PEER>(&mut p.parts, at),
+        match list {
+            Some(PeerList::Queue) => self.sends.push::<PEER>(&mut p.queue, at),
+            Some(PeerList::Later) => return self.sends.push::<PEER>(&mut p.later, at),
+            Some(PeerList::Transmit) => self.sends.push::<PEER>(&mut p.parts, at),
             _ => return,
         }
-        self.want_work(peer);
+        self.queue_peer(peer);
     }
 
     /// Moves a message from a peer to the list of due GETs, or to no list.
-    pub(super) fn move_receive(&mut self, at: Index, on: Option<On>) {
+    pub(super) fn move_receive(&mut self, at: Index, list: Option<PeerList>) {
         let Some(receive) = self.receives.get_mut(at) else {
             return;
         };
-        let old = core::mem::replace(&mut receive.on, on);
+        let old = core::mem::replace(&mut receive.list, list);
         let Some(p) = self.peers.get_mut(receive.peer) else {
             return;
         };
         if old.is_some() {
             self.receives.unlink::<PEER>(&mut p.due, at);
         }
-        if on.is_some() {
+        if list.is_some() {
             self.receives.push::<PEER>(&mut p.due, at);
         }
     }
@@ -449,7 +450,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     /// Queues the event that a peer is alive or down.
     pub(super) fn list_peer(&mut self, at: Index, alive: bool) {
         if let Some(peer) = self.peers.get_mut(at) {
-            if peer.news.replace(alive).is_none() {
+            if peer.pending_event.replace(alive).is_none() {
                 self.peers.push::<EVENTS>(&mut self.peer_events, at);
             }
         }

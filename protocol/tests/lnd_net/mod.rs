@@ -3,7 +3,7 @@
 #![allow(dead_code)]
 
 use protocol::lnd::{
-    Capacity, Event, GetFailure, Letter, Limits, Lnd, Outcome, Port, Taking, Ticket,
+    Capacity, Event, GetFailure, Limits, Lnd, LnetAction, Outcome, OutgoingMessage, Port, Ticket,
 };
 use protocol::{Memory, Time, TransportError};
 use std::collections::{HashMap, VecDeque};
@@ -45,7 +45,7 @@ pub const LIMITS: Limits = Limits {
 
 /// Message in flight.
 #[derive(Clone, Debug)]
-pub struct Moving {
+pub struct InFlight {
     pub from: u16,
     pub to: u16,
     pub message: Message,
@@ -59,8 +59,8 @@ pub struct Out<'a> {
     pub from: u16,
     pub room: usize,
     pub dead: bool,
-    pub letters: &'a HashMap<u32, Vec<u8>>,
-    pub sent: Vec<Moving>,
+    pub payloads: &'a HashMap<u32, Vec<u8>>,
+    pub sent: Vec<InFlight>,
 }
 
 impl Port<u32> for Out<'_> {
@@ -81,7 +81,7 @@ impl Port<u32> for Out<'_> {
         let mut data = Vec::new();
         if let Some((token, at)) = payload {
             let at = usize::from(at);
-            data = self.letters[token][at..at + usize::from(message.data_len())].to_vec();
+            data = self.payloads[token][at..at + usize::from(message.data_len())].to_vec();
         }
         assert_eq!(data.len(), usize::from(message.data_len()));
         let words = message.words();
@@ -93,7 +93,7 @@ impl Port<u32> for Out<'_> {
             Ok(*message),
             "the encoded message decodes to the same message"
         );
-        self.sent.push(Moving {
+        self.sent.push(InFlight {
             from: self.from,
             to: to.0,
             message: *message,
@@ -109,7 +109,7 @@ pub struct End {
     pub node: u16,
     pub lnd: Lnd<Heap, u32>,
     /// Payload by token.
-    pub letters: HashMap<u32, Vec<u8>>,
+    pub payloads: HashMap<u32, Vec<u8>>,
     /// Tokens by exposed address that the peer can read.
     pub exposed: HashMap<u64, u32>,
     /// Addresses by token, until their release.
@@ -137,7 +137,7 @@ impl End {
         Self {
             node,
             lnd,
-            letters: HashMap::new(),
+            payloads: HashMap::new(),
             exposed: HashMap::new(),
             addresses: HashMap::new(),
             free: (1..64).map(|i| i * 0x10_0000).collect(),
@@ -154,7 +154,7 @@ impl End {
         to: u16,
         token: u32,
         len: usize,
-        there: bool,
+        remote: bool,
         until: u64,
         now: u64,
     ) -> bool {
@@ -162,7 +162,7 @@ impl End {
             .map(|i| (i as u32 ^ token.wrapping_mul(31)) as u8)
             .collect();
         let mut source = None;
-        if there {
+        if remote {
             let Some(nla) = self.free.pop() else {
                 return false;
             };
@@ -173,43 +173,43 @@ impl End {
                 vpid: VPID,
             });
         }
-        let letter = Letter {
+        let message = OutgoingMessage {
             form: [Form::Nid4, Form::Nid16][token as usize % 2],
             header: [u64::from(token), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
             len: len as u32,
             source,
         };
-        self.letters.insert(token, data);
+        self.payloads.insert(token, data);
         let taken = self
             .lnd
-            .submit(NodeId(to), &letter, Time(until), token, Time(now));
+            .submit(NodeId(to), &message, Time(until), token, Time(now));
         if taken.is_err() {
-            self.letters.remove(&token);
+            self.payloads.remove(&token);
             self.exposed.retain(|_, t| *t != token);
             self.free.extend(self.addresses.remove(&token));
         }
         taken.is_ok()
     }
 
-    pub fn pump(&mut self, room: usize, now: u64) -> Vec<Moving> {
+    pub fn pump(&mut self, room: usize, now: u64) -> Vec<InFlight> {
         let mut out = Out {
             from: self.node,
             room,
             dead: false,
-            letters: &self.letters,
+            payloads: &self.payloads,
             sent: Vec::new(),
         };
         while self.lnd.pump(&mut out, Time(now), 5) {}
         out.sent
     }
 
-    /// Sends about `most` messages. Returns whether there are more.
-    pub fn pump_some(&mut self, most: usize, now: u64) -> (bool, Vec<Moving>) {
+    /// Sends about `most` messages. Returns whether remote are more.
+    pub fn pump_some(&mut self, most: usize, now: u64) -> (bool, Vec<InFlight>) {
         let mut out = Out {
             from: self.node,
             room: 1000,
             dead: false,
-            letters: &self.letters,
+            payloads: &self.payloads,
             sent: Vec::new(),
         };
         let more = self.lnd.pump(&mut out, Time(now), most);
@@ -222,13 +222,13 @@ impl End {
             from: self.node,
             room: 1000,
             dead: true,
-            letters: &self.letters,
+            payloads: &self.payloads,
             sent: Vec::new(),
         };
         while self.lnd.pump(&mut out, Time(now), 5) {}
     }
 
-    pub fn take(&mut self, m: &Moving, sent: u64, now: u64) {
+    pub fn deliver(&mut self, m: &InFlight, sent: u64, now: u64) {
         match m.message {
             Message::Request(r) => self.key = Some(r.key),
             Message::Fragment(f) => self.key = Some(f.key),
@@ -237,7 +237,7 @@ impl End {
         }
         let part = self
             .lnd
-            .take(NodeId(m.from), &m.message, Time(sent), Time(now));
+            .receive_message(NodeId(m.from), &m.message, Time(sent), Time(now));
         if let Some(part) = part {
             assert_eq!(usize::from(part.len), m.data.len());
             let buffer = self
@@ -276,7 +276,7 @@ impl End {
                     let nla = self.addresses.remove(&token).expect("released twice");
                     self.free.push(nla);
                 }
-                Event::Shut(ticket) => self.lnd.shut(ticket),
+                Event::RevokeTarget(ticket) => self.lnd.get_target_revoked(ticket),
                 Event::Received(ticket, _) => {
                     self.lnd.finished(ticket);
                     rest.push(event);
@@ -288,16 +288,16 @@ impl End {
 
     /// Accepts a message with all its payload for LNet. Returns its token, the action, and the
     /// payload if it is in the buffer.
-    pub fn accept(&mut self, ticket: Ticket, now: u64) -> (u32, Taking, Option<Vec<u8>>) {
-        let (_, header, len, here) = self.lnd.offered(ticket).expect("no such offer");
-        let taking = self.lnd.receive(ticket, len, Time(now));
+    pub fn accept(&mut self, ticket: Ticket, now: u64) -> (u32, LnetAction, Option<Vec<u8>>) {
+        let (_, header, len, inline) = self.lnd.offered(ticket).expect("no such offer");
+        let action = self.lnd.receive(ticket, len, Time(now));
         self.lnd.parsed(ticket, true);
-        let mut data = here.then(Vec::new);
-        if taking == Taking::Copy {
+        let mut data = inline.then(Vec::new);
+        if action == LnetAction::Copy {
             data = Some(self.buffers[&ticket.index()][..len as usize].to_vec());
             self.lnd.copied(ticket);
         }
-        (header[0] as u32, taking, data)
+        (header[0] as u32, action, data)
     }
 }
 
@@ -310,7 +310,7 @@ pub fn settle(ends: &mut [End], now: u64) -> Vec<(u16, Event<u32>)> {
             for m in ends[i].pump(1000, now) {
                 moved = true;
                 if let Some(to) = ends.iter_mut().find(|e| e.node == m.to) {
-                    to.take(&m, now, now);
+                    to.deliver(&m, now, now);
                 }
             }
         }
@@ -359,7 +359,7 @@ pub fn fetching() -> ([End; 2], Ticket) {
     let mut ends = pair();
     assert!(ends[0].submit(2, 7, 5000, true, 1000, 0));
     let ticket = offer(&settle(&mut ends, 0));
-    assert_eq!(ends[1].accept(ticket, 0), (7, Taking::Fetch, None));
+    assert_eq!(ends[1].accept(ticket, 0), (7, LnetAction::Fetch, None));
     let events = settle(&mut ends, 0);
     assert_eq!(fetch(&events), Some(ticket));
     (ends, ticket)

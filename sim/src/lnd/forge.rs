@@ -6,8 +6,8 @@ use rand::Rng;
 use wire::eth::VPID;
 use wire::ids::Nla;
 use wire::lnd::{
-    Answer, Form, Fragment, Hello, Incarnation, Key, Message, Note, Notes, Payload, Place, Request,
-    Source, Verdict, Welcome, What, VERSION,
+    Answer, Form, Fragment, Hello, Incarnation, Key, Message, Note, NoteKind, Notes, Payload,
+    Request, RequestId, Source, Verdict, Welcome, VERSION,
 };
 
 impl Rig {
@@ -23,16 +23,16 @@ impl Rig {
     fn forge_one(&mut self, from: usize, to: usize, stray: bool) {
         let node = Port::node_id(to);
         let key = self.nodes[from].keys.get(&node).copied();
-        let told = self.nodes[from].told.get(&node).copied();
+        let received = self.nodes[from].received_keys.get(&node).copied();
         let rng = &mut self.rng;
         // Mostly a message of the session, or one that would start another.
-        let key = match (key, told) {
+        let key = match (key, received) {
             _ if stray || rng.random_bool(0.2) => Key(rng.random()),
-            (_, Some(told)) if rng.random_bool(0.4) => told,
+            (_, Some(received)) if rng.random_bool(0.4) => received,
             (Some(key), _) => key,
             _ => Key(rng.random()),
         };
-        let place = Place {
+        let id = RequestId {
             slot: rng.random_range(0..9),
             seq: self.plan.numbers.wrapping_add(rng.random_range(0..30)),
         };
@@ -54,7 +54,7 @@ impl Rig {
             }),
             2 => Message::Stale(key),
             3 | 4 => {
-                let there = Payload::There(
+                let remote = Payload::Remote(
                     rng.random_range(1..12_000),
                     Source {
                         nla: Nla(rng.random_range(0..0x20_0000)),
@@ -62,14 +62,14 @@ impl Rig {
                     },
                 );
                 let payload = match rng.random_bool(0.5) {
-                    true => there,
-                    false => Payload::Here(rng.random_range(0..600)),
+                    true => remote,
+                    false => Payload::Inline(rng.random_range(0..600)),
                 };
                 let mut header = [0; 12];
                 header[0] = u64::MAX - rng.random_range(0..1000);
                 Message::Request(Request {
                     key,
-                    place,
+                    id,
                     form: Form::Nid4,
                     header,
                     payload,
@@ -77,24 +77,24 @@ impl Rig {
             }
             5 => Message::Fragment(Fragment {
                 key,
-                place,
+                id,
                 part: rng.random_range(1..6),
                 len: rng.random_range(1..=112),
             }),
             _ => {
-                let whats = [
-                    What::Ask,
-                    What::Cancel,
-                    What::Working,
-                    What::Missing,
-                    What::Answer(Verdict::ALL[rng.random_range(0..5)]),
+                let kinds = [
+                    NoteKind::Ask,
+                    NoteKind::Cancel,
+                    NoteKind::Working,
+                    NoteKind::Missing,
+                    NoteKind::Answer(Verdict::ALL[rng.random_range(0..5)]),
                 ];
                 let mut notes = Notes::NONE;
                 for _ in 0..rng.random_range(0..6) {
-                    let what = whats[rng.random_range(0..5)];
+                    let kind = kinds[rng.random_range(0..5)];
                     let seq = self.plan.numbers.wrapping_add(rng.random_range(0..30));
-                    let place = Place { seq, ..place };
-                    notes.push(Note { what, place });
+                    let id = RequestId { seq, ..id };
+                    notes.push(Note { kind, id });
                 }
                 Message::Notes(key, notes)
             }
@@ -106,7 +106,7 @@ impl Rig {
             let at = rng.random_range(0..bytes.len());
             bytes[at] ^= 1 << rng.random_range(0..8);
         }
-        self.say(|| format!("node {from} forges {message:?}"));
+        self.record_trace(|| format!("node {from} forges {message:?}"));
         self.nodes[from].forge(&mut self.fabric, node, tag, &bytes);
     }
 }

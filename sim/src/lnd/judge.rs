@@ -2,14 +2,14 @@
 
 use super::{Event, Report, Rig, BUSY, IDLE, MS};
 use anyhow::{ensure, Context, Result};
-use protocol::lnd::{Outcome, Why};
+use protocol::lnd::{Cause, Outcome};
 use rand::Rng;
 
 impl Rig {
     /// Processes and checks the reports of a node.
     pub(super) fn collect(&mut self, node: usize) -> Result<()> {
         for report in std::mem::take(&mut self.nodes[node].reports) {
-            self.say(|| match &report {
+            self.record_trace(|| match &report {
                 Report::Received(id, _, Some(got)) => {
                     let (all, wanted) = (got.data.len(), got.wanted);
                     format!("node {node}: {id} received, {all} bytes of {wanted}")
@@ -155,7 +155,7 @@ impl Rig {
                     let data = got.is_some_and(Option::is_some);
                     ensure!(data || letter.excused, "{id} is said to be all there");
                 }
-                Outcome::NotDelivered(Why::Refused) => {
+                Outcome::NotDelivered(Cause::Refused) => {
                     ensure!(
                         letter.wish.is_some() && !taken,
                         "{id} is said to be refused"
@@ -180,7 +180,7 @@ impl Rig {
             let wish = letter.wish.context("not even offered")?;
             let fine = match outcome {
                 Outcome::Delivered => true,
-                Outcome::NotDelivered(Why::Refused) => !wish.taken,
+                Outcome::NotDelivered(Cause::Refused) => !wish.taken,
                 _ => false,
             };
             ensure!(fine, "{id} between healthy nodes ends with {outcome:?}");
@@ -198,7 +198,7 @@ impl Rig {
         }
         for i in 0..self.nodes.len() {
             let look = self.nodes[i].look();
-            self.say(|| format!("node {i}:\n{look}"));
+            self.record_trace(|| format!("node {i}:\n{look}"));
         }
         for node in &self.nodes {
             node.check_end(&self.fabric)?;

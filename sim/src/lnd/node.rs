@@ -1,10 +1,10 @@
 //! A node with a network interface of Lustre. Its reactions to the state machine are in `events`,
-//! its LNet in `lnet`, its GETs in `gets`, its transmission in `mouth`.
+//! its LNet in `lnet`, its GETs in `gets`, its transmission in `transmit`.
 
 mod events;
 mod gets;
 mod lnet;
-mod mouth;
+mod transmit;
 
 use super::held::Held;
 use super::memory::Memory;
@@ -13,19 +13,19 @@ use crate::fabric::Fabric;
 use crate::port::Port;
 use crate::Heap;
 use anyhow::{ensure, Result};
-use mouth::{descriptor, Mouth, Poster};
 use protocol::base::age_bound::AgeBound;
-use protocol::lnd::{Capacity, Letter, Limits, Lnd, Outcome, Ticket};
+use protocol::lnd::{Capacity, Limits, Lnd, Outcome, OutgoingMessage, Ticket};
 use protocol::transfer::{self, Transfers};
 use protocol::Time;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::HashMap;
+use transmit::{descriptor, Poster, Transmit};
 use wire::eth::VPID;
 use wire::ids::{Nla, NodeId};
 use wire::lnd::{Form, Key, Message, Source};
 
-pub use mouth::bytes;
+pub use transmit::bytes;
 
 /// Decision of LNet about a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,7 +142,7 @@ pub struct Node {
     /// Last key used for each node.
     pub keys: HashMap<NodeId, Key>,
     /// Last key received from each node.
-    pub told: HashMap<NodeId, Key>,
+    pub received_keys: HashMap<NodeId, Key>,
     /// Reports that the rig has not processed yet.
     pub reports: Vec<Report>,
 }
@@ -228,7 +228,7 @@ impl Node {
             busy: true,
             age_bound: AgeBound::default(),
             keys: HashMap::new(),
-            told: HashMap::new(),
+            received_keys: HashMap::new(),
             reports: Vec::new(),
         })
     }
@@ -284,7 +284,7 @@ impl Node {
 
     /// Opens the interface again after its end, if requested.
     fn reopen(&mut self) {
-        if let Some(seed) = self.reopen.filter(|_| self.lnd.is_over()) {
+        if let Some(seed) = self.reopen.filter(|_| self.lnd.is_closed()) {
             self.lnd = machine(&self.capacity, self.plan, self.mutation, seed);
             self.seed = seed;
             self.reopen = None;
@@ -298,7 +298,7 @@ impl Node {
 
     /// Returns true if no message, transfer or revocation is active.
     pub fn is_idle(&self) -> bool {
-        self.lnd.is_over() && self.transfers.is_empty() && self.revoking.is_empty()
+        self.lnd.is_closed() && self.transfers.is_empty() && self.revoking.is_empty()
     }
 
     /// Submits a letter. Returns false without memory or a free slot.
@@ -339,7 +339,7 @@ impl Node {
         let mut header = [0; 12];
         header[0] = id;
         header[8] = !id;
-        let letter = Letter {
+        let message = OutgoingMessage {
             form: [Form::Nid4, Form::Nid16][(id % 2) as usize],
             header,
             len: data.len() as u32,
@@ -356,7 +356,7 @@ impl Node {
         );
         let taken = self
             .lnd
-            .submit(to, &letter, Time(deadline), id, now)
+            .submit(to, &message, Time(deadline), id, now)
             .is_ok();
         if !taken {
             self.outs.remove(&id);
@@ -393,7 +393,7 @@ impl Node {
             if self.mutation == Some(Mutation::Unsourced) && self.rng.random_bool(0.3) {
                 source = NodeId((source.0 + 1) % others);
             }
-            self.take(fabric, source, m.status.tag, &m.data);
+            self.receive(fabric, source, m.status.tag, &m.data);
             self.age_bound.read(1);
         }
         // Messages behind a slot with a lost write are as old as that slot.
@@ -422,7 +422,7 @@ impl Node {
         }
     }
 
-    fn take(&mut self, fabric: &Fabric, source: NodeId, tag: u8, bytes: &[u8]) {
+    fn receive(&mut self, fabric: &Fabric, source: NodeId, tag: u8, bytes: &[u8]) {
         let word = |i: usize| {
             let mut raw = [0; 8];
             for (to, from) in raw.iter_mut().zip(bytes.iter().skip(8 * i)) {
@@ -436,13 +436,13 @@ impl Node {
         };
         let now = Time(fabric.now());
         if let Message::Welcome(welcome) = message {
-            self.told.insert(source, welcome.own.key);
+            self.received_keys.insert(source, welcome.own.key);
         }
         let sent = match self.mutation {
             Some(Mutation::Stale) => now.after(1 << 40),
             _ => self.age_bound.since(),
         };
-        if let Some(part) = self.lnd.take(source, &message, sent, now) {
+        if let Some(part) = self.lnd.receive_message(source, &message, sent, now) {
             let from = &bytes[usize::from(message.data_offset())..];
             let buffer = &mut self.buffers[part.of.index() as usize];
             buffer[usize::from(part.at)..][..usize::from(part.len)].copy_from_slice(from);
@@ -454,14 +454,14 @@ impl Node {
             return;
         };
         let now = Time(fabric.now());
-        let mut mouth = Mouth {
+        let mut transmit = Transmit {
             port,
             fabric,
             held: &mut self.held,
             outs: &self.outs,
             keys: &mut self.keys,
         };
-        while self.lnd.pump(&mut mouth, now, 8) {}
+        while self.lnd.pump(&mut transmit, now, 8) {}
     }
 
     /// Returns the state of the state machine as text.
@@ -478,7 +478,7 @@ impl Node {
     pub fn check_end(&self, fabric: &Fabric) -> Result<()> {
         let nic = self.nic;
         ensure!(
-            self.lnd.is_over(),
+            self.lnd.is_closed(),
             "node {nic} has {} messages out and {} in at the end",
             self.lnd.sends(),
             self.lnd.receives()

@@ -33,7 +33,7 @@ pub fn fuzz_lnd_message(data: &[u8]) {
             assert_eq!(message.kind().tag(), tag);
             assert!(message.len() == len || other && message.len() < len);
             if let Message::Request(r) = message {
-                if let Payload::Here(len) = r.payload {
+                if let Payload::Inline(len) = r.payload {
                     let last = fragments(r.form, len.into()).expect("a payload that fits");
                     let (at, n) = pieces(r.form, len, last);
                     assert_eq!(at + n, len);

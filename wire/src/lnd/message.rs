@@ -2,7 +2,7 @@
 //! All messages; requests and their fragments (docs/lnd-protocol.md, Requests).
 
 use super::session::check_len;
-use super::{Form, Header, Hello, Key, Kind, Note, Notes, Place, Welcome};
+use super::{Form, Header, Hello, Key, Kind, Note, Notes, RequestId, Welcome};
 use crate::ids::{Nla, Vpid};
 use crate::velo::MAX_LEN;
 use core::fmt;
@@ -10,7 +10,7 @@ use core::fmt;
 /// Maximum number of payload bytes in a [`Kind::Fragment`]. All fragments but the last are full.
 pub const FRAGMENT_DATA: u16 = MAX_LEN - 8;
 /// Maximum number of fragments per request.
-pub const FRAGMENTS: u8 = 63;
+pub const MAX_FRAGMENTS: u8 = 63;
 /// Maximum payload of an LNet message in bytes.
 pub const MAX_PAYLOAD: u32 = 1 << 20;
 bits! {
@@ -62,10 +62,10 @@ pub struct Source {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Payload {
     /// In the request and its fragments; the number of bytes.
-    Here(u16),
+    Inline(u16),
     /// In memory of the sender, from which the receiver must GET it; the number of bytes, at least
     /// 1.
-    There(u32, Source),
+    Remote(u32, Source),
 }
 
 impl Payload {
@@ -73,8 +73,8 @@ impl Payload {
     #[must_use]
     pub const fn len(&self) -> u32 {
         match *self {
-            Self::Here(len) => len as u32,
-            Self::There(len, _) => len,
+            Self::Inline(len) => len as u32,
+            Self::Remote(len, _) => len,
         }
     }
 
@@ -91,7 +91,7 @@ pub struct Request {
     /// Key of the receiver.
     pub key: Key,
     /// Slot and number of the request.
-    pub place: Place,
+    pub id: RequestId,
     /// Form of the header.
     pub form: Form,
     /// Header of the LNet message. Words beyond the form's header are zero.
@@ -106,8 +106,8 @@ pub struct Fragment {
     /// Key of the receiver.
     pub key: Key,
     /// Slot and number of the request.
-    pub place: Place,
-    /// Index of the fragment, 1…[`FRAGMENTS`].
+    pub id: RequestId,
+    /// Index of the fragment, 1…[`MAX_FRAGMENTS`].
     pub part: u8,
     /// Number of payload bytes in the fragment, 1…[`FRAGMENT_DATA`].
     pub len: u16,
@@ -201,22 +201,22 @@ impl Words {
     }
 }
 
-const fn head(key: Key, place: Place, part: u8) -> u64 {
+const fn head(key: Key, id: RequestId, part: u8) -> u64 {
     HeadWord(0)
         .with_key(key.0)
-        .with_seq(place.seq)
-        .with_slot(place.slot)
+        .with_seq(id.seq)
+        .with_slot(id.slot)
         .with_part(part)
         .raw()
 }
 
 /// Returns the number of fragments for a request with `len` bytes of payload; `None` if it exceeds
-/// [`FRAGMENTS`].
+/// [`MAX_FRAGMENTS`].
 #[must_use]
 pub const fn fragments(form: Form, len: u32) -> Option<u8> {
     let rest = len.saturating_sub(form.data() as u32);
     let count = rest.div_ceil(FRAGMENT_DATA as u32);
-    match count <= FRAGMENTS as u32 {
+    match count <= MAX_FRAGMENTS as u32 {
         true => Some(count as u8),
         false => None,
     }
@@ -240,10 +240,10 @@ impl Request {
         let terms = TermsWord(0)
             .with_len(self.payload.len())
             .with_form(self.form.code());
-        let head = head(self.key, self.place, 0);
+        let head = head(self.key, self.id, 0);
         let mut words = match self.payload {
-            Payload::Here(_) => Words::new([head, terms.raw(), 0, 0], 2),
-            Payload::There(_, source) => {
+            Payload::Inline(_) => Words::new([head, terms.raw(), 0, 0], 2),
+            Payload::Remote(_, source) => {
                 let source = SourceWord(0)
                     .with_nla(source.nla.0)
                     .with_vpid(source.vpid.get() as u8);
@@ -257,15 +257,15 @@ impl Request {
     /// Returns the number of payload bytes in the message itself.
     const fn data_len(&self) -> u16 {
         match self.payload {
-            Payload::Here(len) => pieces(self.form, len, 0).1,
-            Payload::There(..) => 0,
+            Payload::Inline(len) => pieces(self.form, len, 0).1,
+            Payload::Remote(..) => 0,
         }
     }
 
     const fn data_offset(&self) -> u16 {
         let fixed = match self.payload {
-            Payload::Here(_) => 16,
-            Payload::There(..) => 24,
+            Payload::Inline(_) => 16,
+            Payload::Remote(..) => 24,
         };
         fixed + self.form.bytes()
     }
@@ -289,7 +289,7 @@ impl Request {
         };
         let payload = match terms.fetch() {
             false if fragments(form, terms.len()).is_none() => return wrong(terms.raw()),
-            false => Payload::Here(terms.len() as u16),
+            false => Payload::Inline(terms.len() as u16),
             true => {
                 let source = SourceWord(word(2));
                 let end = source.nla().checked_add(terms.len().into());
@@ -301,12 +301,12 @@ impl Request {
                     nla: Nla(source.nla()),
                     vpid: Vpid::from(source.vpid()),
                 };
-                Payload::There(terms.len(), source)
+                Payload::Remote(terms.len(), source)
             }
         };
         let first = match payload {
-            Payload::Here(_) => 2,
-            Payload::There(..) => 3,
+            Payload::Inline(_) => 2,
+            Payload::Remote(..) => 3,
         };
         let mut header = [0; 12];
         for (i, place) in header.iter_mut().take(form.words()).enumerate() {
@@ -314,7 +314,7 @@ impl Request {
         }
         let request = Self {
             key: Key(head.key()),
-            place: Place {
+            id: RequestId {
                 slot: head.slot(),
                 seq: head.seq(),
             },
@@ -335,12 +335,12 @@ impl Fragment {
         let Some(data) = len.checked_sub(8).filter(|n| *n >= 1) else {
             return Err(Rejected::new(Reject::Length, len.into()));
         };
-        if head.part() == 0 || head.part() > FRAGMENTS {
+        if head.part() == 0 || head.part() > MAX_FRAGMENTS {
             return Err(Rejected::new(Reject::Field, head.part().into()));
         }
         Ok(Self {
             key: Key(head.key()),
-            place: Place {
+            id: RequestId {
                 slot: head.slot(),
                 seq: head.seq(),
             },
@@ -372,9 +372,9 @@ impl Message {
             Self::Welcome(welcome) => welcome.words(),
             Self::Stale(key) => Words::new([key.0.into(), 0, 0, 0], 1),
             Self::Request(request) => request.words(),
-            Self::Fragment(f) => Words::new([head(f.key, f.place, f.part), 0, 0, 0], 1),
+            Self::Fragment(f) => Words::new([head(f.key, f.id, f.part), 0, 0, 0], 1),
             Self::Notes(key, notes) => {
-                let head = head(*key, Place::default(), 0);
+                let head = head(*key, RequestId::default(), 0);
                 let mut words = Words::new([head, 0, 0, 0], 1);
                 words.extend(notes.as_slice().iter().map(|n| n.word()));
                 words

@@ -12,9 +12,9 @@ mod session;
 
 pub use message::{
     fragments, pieces, Fragment, Message, Payload, Reject, Rejected, Request, Source, Words,
-    FRAGMENTS, FRAGMENT_DATA, MAX_PAYLOAD,
+    FRAGMENT_DATA, MAX_FRAGMENTS, MAX_PAYLOAD,
 };
-pub use notes::{Note, Notes, Verdict, What};
+pub use notes::{Note, NoteKind, Notes, Verdict};
 pub use session::{Answer, Hello, Incarnation, Key, Welcome};
 
 use crate::ids::Vpid;
@@ -117,7 +117,7 @@ pub type Header = [u64; 12];
 /// Identity of a request within a session: its slot at the sender, and a number that counts the
 /// requests of that slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Place {
+pub struct RequestId {
     /// Slot.
     pub slot: u8,
     /// Number, modulo 65,536. The first one is 1.

@@ -2,14 +2,14 @@
 //! Notes about requests that both ends exchange (docs/lnd-protocol.md, Notes).
 
 use super::message::{Reject, Rejected};
-use super::Place;
+use super::RequestId;
 use core::fmt;
 
 bits! {
     /// Note as a quadword.
     pub struct NoteWord {
-        /// Code of [`What`].
-        what / with_what: u8 [7:0];
+        /// Code of [`NoteKind`].
+        kind / with_kind: u8 [7:0];
         /// Slot of the request.
         slot / with_slot: u8 [15:8];
         /// Number of the request.
@@ -60,7 +60,7 @@ impl Verdict {
 
 /// Contents of a note.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum What {
+pub enum NoteKind {
     /// The sender of the request asks for its state.
     Ask,
     /// The sender of the request cancels it.
@@ -73,45 +73,45 @@ pub enum What {
     Missing,
     /// A sign of life is requested.
     Ping,
-    /// Answer to [`What::Ping`].
+    /// Answer to [`NoteKind::Ping`].
     Pong,
 }
 
-/// Note about a request. `place` has no meaning in [`What::Ping`] and [`What::Pong`].
+/// Note about a request. `id` has no meaning in [`NoteKind::Ping`] and [`NoteKind::Pong`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Note {
     /// Contents.
-    pub what: What,
+    pub kind: NoteKind,
     /// Slot and number of the request.
-    pub place: Place,
+    pub id: RequestId,
 }
 
 impl Note {
     /// Returns a note about no request.
     #[must_use]
-    pub const fn bare(what: What) -> Self {
+    pub const fn bare(kind: NoteKind) -> Self {
         Self {
-            what,
-            place: Place { slot: 0, seq: 0 },
+            kind,
+            id: RequestId { slot: 0, seq: 0 },
         }
     }
 
     /// Returns the note as a quadword.
     #[must_use]
     pub const fn word(self) -> u64 {
-        let (what, verdict) = match self.what {
-            What::Ask => (1, 0),
-            What::Cancel => (2, 0),
-            What::Answer(v) => (3, v.code()),
-            What::Working => (4, 0),
-            What::Missing => (5, 0),
-            What::Ping => (6, 0),
-            What::Pong => (7, 0),
+        let (kind, verdict) = match self.kind {
+            NoteKind::Ask => (1, 0),
+            NoteKind::Cancel => (2, 0),
+            NoteKind::Answer(v) => (3, v.code()),
+            NoteKind::Working => (4, 0),
+            NoteKind::Missing => (5, 0),
+            NoteKind::Ping => (6, 0),
+            NoteKind::Pong => (7, 0),
         };
         NoteWord(0)
-            .with_what(what)
-            .with_slot(self.place.slot)
-            .with_seq(self.place.seq)
+            .with_kind(kind)
+            .with_slot(self.id.slot)
+            .with_seq(self.id.seq)
             .with_verdict(verdict)
             .raw()
     }
@@ -124,35 +124,35 @@ impl Note {
     pub fn parse(raw: u64) -> Result<Self, Rejected> {
         let word = NoteWord(raw);
         let wrong = Rejected::new(Reject::Field, raw);
-        if raw & !NoteWord::KNOWN != 0 || (word.verdict() != 0 && word.what() != 3) {
+        if raw & !NoteWord::KNOWN != 0 || (word.verdict() != 0 && word.kind() != 3) {
             return Err(wrong);
         }
-        let what = match word.what() {
-            1 => What::Ask,
-            2 => What::Cancel,
-            3 => What::Answer(Verdict::from_code(word.verdict()).ok_or(wrong)?),
-            4 => What::Working,
-            5 => What::Missing,
-            6 => What::Ping,
-            7 => What::Pong,
+        let kind = match word.kind() {
+            1 => NoteKind::Ask,
+            2 => NoteKind::Cancel,
+            3 => NoteKind::Answer(Verdict::from_code(word.verdict()).ok_or(wrong)?),
+            4 => NoteKind::Working,
+            5 => NoteKind::Missing,
+            6 => NoteKind::Ping,
+            7 => NoteKind::Pong,
             _ => return Err(wrong),
         };
-        let place = Place {
+        let id = RequestId {
             slot: word.slot(),
             seq: word.seq(),
         };
-        let bare = matches!(what, What::Ping | What::Pong);
-        if bare && place != Place::default() {
+        let bare = matches!(kind, NoteKind::Ping | NoteKind::Pong);
+        if bare && id != RequestId::default() {
             return Err(wrong);
         }
-        Ok(Self { what, place })
+        Ok(Self { kind, id })
     }
 }
 
 /// Notes of one message.
 #[derive(Clone, Copy)]
 pub struct Notes {
-    notes: [Note; Self::MOST],
+    notes: [Note; Self::MAX],
     count: u8,
 }
 
@@ -178,10 +178,10 @@ impl Default for Notes {
 
 impl Notes {
     /// Maximum number of notes per message.
-    pub const MOST: usize = 14;
+    pub const MAX: usize = 14;
     /// Empty list. A message with it confirms that its sender has the session.
     pub const NONE: Self = Self {
-        notes: [Note::bare(What::Pong); Self::MOST],
+        notes: [Note::bare(NoteKind::Pong); Self::MAX],
         count: 0,
     };
 
@@ -204,7 +204,7 @@ impl Notes {
     /// Returns whether the list is full.
     #[must_use]
     pub const fn is_full(&self) -> bool {
-        self.count as usize == Self::MOST
+        self.count as usize == Self::MAX
     }
 
     /// Returns whether the list is empty.

@@ -21,7 +21,7 @@ impl Node {
                     post_by,
                     until,
                 } => self.fetch(fabric, ticket, (node, source, len), post_by, until)?,
-                Event::Shut(ticket) => {
+                Event::RevokeTarget(ticket) => {
                     if let Some(number) = self.by_ticket.get(&ticket).copied() {
                         let what = Revoking::Sink(ticket, number);
                         self.revoke(fabric, what, Mutation::SinkAtOnce);
@@ -57,7 +57,7 @@ impl Node {
         if self.mutation == Some(hasty) {
             match what {
                 Revoking::Out(ticket, _) => self.lnd.revoked(ticket),
-                Revoking::Sink(ticket, _) => self.lnd.shut(ticket),
+                Revoking::Sink(ticket, _) => self.lnd.get_target_revoked(ticket),
             }
         }
     }
@@ -78,7 +78,7 @@ impl Node {
                     if let Some(sink) = self.sinks.get(&number) {
                         self.memory.revoke(fabric, sink.address)?;
                     }
-                    self.lnd.shut(ticket);
+                    self.lnd.get_target_revoked(ticket);
                 }
             }
         }

@@ -4,14 +4,14 @@ use super::{Got, Node, Report, Sink, Waiting, Wish};
 use crate::fabric::Fabric;
 use crate::lnd::memory::BLOCK;
 use anyhow::{ensure, Result};
-use protocol::lnd::{Taking, Ticket};
+use protocol::lnd::{LnetAction, Ticket};
 use protocol::Time;
 use rand::Rng;
 use wire::ids::NodeId;
 
 impl Node {
     pub(super) fn offer(&mut self, fabric: &Fabric, ticket: Ticket, node: NodeId) -> Result<()> {
-        let Some((_, header, len, here)) = self.lnd.offered(ticket) else {
+        let Some((_, header, len, inline)) = self.lnd.offered(ticket) else {
             // The session of the peer has ended.
             return Ok(());
         };
@@ -23,7 +23,7 @@ impl Node {
             _ => len,
         };
         // Copied messages may be held more often.
-        let (often, longest) = match (self.plan.keeps, here) {
+        let (often, longest) = match (self.plan.keeps, inline) {
             (true, true) => (6, self.plan.patience),
             (true, false) => (1, self.plan.patience.min(50_000_000)),
             (false, _) => (1, self.plan.patience),
@@ -49,8 +49,8 @@ impl Node {
             };
             if later > 0 && self.plan.keeps {
                 let buffer = &self.buffers[ticket.index() as usize];
-                let data = here.then(|| buffer[..len as usize].to_vec());
-                ensure!(self.lnd.kept(ticket) == here, "{id} can't be kept");
+                let data = inline.then(|| buffer[..len as usize].to_vec());
+                ensure!(self.lnd.kept(ticket) == inline, "{id} can't be kept");
                 waiting.kept = data;
             }
             self.wishes.push(waiting);
@@ -89,19 +89,19 @@ impl Node {
     /// LNet names the destination of a message held by the state machine.
     fn wish(&mut self, fabric: &Fabric, waiting: &Waiting) -> Result<Option<Option<Got>>> {
         let (ticket, id) = (waiting.ticket, waiting.id);
-        let here = self.lnd.offered(ticket).map(|(.., here)| here);
+        let inline = self.lnd.offered(ticket).map(|(.., inline)| inline);
         let mut wanted = waiting.wish.wanted;
         let mut sink = None;
-        if here == Some(false) && wanted > 0 {
+        if inline == Some(false) && wanted > 0 {
             sink = self.sink(fabric, id, waiting.from, wanted)?;
             if sink.is_none() {
                 // LNet has no buffer.
                 wanted = 0;
             }
         }
-        let taking = self.lnd.receive(ticket, wanted, Time(fabric.now()));
-        match (taking, sink) {
-            (Taking::Fetch, Some(sink)) => {
+        let action = self.lnd.receive(ticket, wanted, Time(fabric.now()));
+        match (action, sink) {
+            (LnetAction::Fetch, Some(sink)) => {
                 self.sink_count += 1;
                 self.by_ticket.insert(ticket, self.sink_count);
                 self.sinks.insert(self.sink_count, sink);
@@ -112,16 +112,16 @@ impl Node {
             }
             (_, None) => {}
         }
-        let data = match taking {
-            Taking::Fetch => return Ok(None),
-            Taking::Copy => {
+        let data = match action {
+            LnetAction::Fetch => return Ok(None),
+            LnetAction::Copy => {
                 let buffer = &self.buffers[ticket.index() as usize];
                 let data = buffer[..wanted as usize].to_vec();
                 self.lnd.copied(ticket);
                 Some(data)
             }
-            Taking::Nothing => Some(Vec::new()),
-            Taking::Gone => None,
+            LnetAction::Done => Some(Vec::new()),
+            LnetAction::Lost => None,
         };
         Ok(Some(data.map(|data| Got { wanted, data })))
     }

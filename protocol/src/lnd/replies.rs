@@ -16,75 +16,75 @@ const SHARE: usize = 4;
 
 /// Message to a node without a peer entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stray {
+pub(super) enum Reply {
     Stale(Key),
     Welcome(Welcome),
 }
 
 /// Pending messages, up to one per node.
-pub(super) struct Strays {
-    places: [Option<(NodeId, Stray)>; NODES],
+pub(super) struct Replies {
+    slots: [Option<(NodeId, Reply)>; NODES],
     /// Index of the next entry to send.
-    turn: usize,
+    next: usize,
 }
 
-impl Strays {
+impl Replies {
     pub(super) const NEW: Self = Self {
-        places: [None; NODES],
-        turn: 0,
+        slots: [None; NODES],
+        next: 0,
     };
 
     pub(super) fn is_empty(&self) -> bool {
-        self.places.iter().all(Option::is_none)
+        self.slots.iter().all(Option::is_none)
     }
 
     /// Returns the next pending message and its index.
-    fn first(&self) -> Option<(usize, NodeId, Stray)> {
-        let mut turns = (0..NODES).map(|i| (self.turn + i) % NODES);
-        turns.find_map(|i| {
-            let (node, what) = (*self.places.get(i)?)?;
-            Some((i, node, what))
+    fn first(&self) -> Option<(usize, NodeId, Reply)> {
+        let mut indices = (0..NODES).map(|i| (self.next + i) % NODES);
+        indices.find_map(|i| {
+            let (node, reply) = (*self.slots.get(i)?)?;
+            Some((i, node, reply))
         })
     }
 
     fn done(&mut self, index: usize) {
-        if let Some(place) = self.places.get_mut(index) {
-            *place = None;
+        if let Some(slot) = self.slots.get_mut(index) {
+            *slot = None;
         }
-        self.turn = (index + 1) % NODES;
+        self.next = (index + 1) % NODES;
     }
 }
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
     /// Queues a message to a node without a peer entry, in place of an earlier one. Drops it if the
     /// table is full.
-    pub(super) fn stray(&mut self, node: NodeId, what: Stray) {
-        let places = &mut self.strays.places;
-        let own = places.iter().position(|s| s.is_some_and(|s| s.0 == node));
-        let free = || places.iter().position(Option::is_none);
-        let place = own.or_else(free).and_then(|i| places.get_mut(i));
-        if let Some(place) = place {
-            *place = Some((node, what));
+    pub(super) fn queue_reply(&mut self, node: NodeId, reply: Reply) {
+        let slots = &mut self.replies.slots;
+        let own = slots.iter().position(|s| s.is_some_and(|s| s.0 == node));
+        let free = || slots.iter().position(Option::is_none);
+        let slot = own.or_else(free).and_then(|i| slots.get_mut(i));
+        if let Some(slot) = slot {
+            *slot = Some((node, reply));
         }
     }
 
     /// Sends some of the pending messages: a quarter of `most`, rounded up.
-    pub(super) fn say_strays(
+    pub(super) fn send_replies(
         &mut self,
         port: &mut impl Port<T>,
         most: usize,
     ) -> Result<(), TransportError> {
         for _ in 0..most.div_ceil(SHARE) {
-            let Some((index, node, what)) = self.strays.first() else {
+            let Some((index, node, reply)) = self.replies.first() else {
                 break;
             };
-            let message = match what {
-                Stray::Stale(key) => Message::Stale(key),
-                Stray::Welcome(welcome) => Message::Welcome(welcome),
+            let message = match reply {
+                Reply::Stale(key) => Message::Stale(key),
+                Reply::Welcome(welcome) => Message::Welcome(welcome),
             };
             port.send(node, &message, None, false)?;
             self.counters.messages += 1;
-            self.strays.done(index);
+            self.replies.done(index);
         }
         Ok(())
     }

@@ -26,7 +26,7 @@ impl transfer::Port for Poster<'_> {
 }
 
 /// Sends messages.
-pub(super) struct Mouth<'a> {
+pub(super) struct Transmit<'a> {
     pub port: &'a mut Port,
     pub fabric: &'a mut Fabric,
     pub held: &'a mut Held,
@@ -53,7 +53,7 @@ pub fn bytes(message: &Message) -> Vec<u8> {
     words.flat_map(|w| w.to_le_bytes()).collect()
 }
 
-impl lnd::Port<u64> for Mouth<'_> {
+impl lnd::Port<u64> for Transmit<'_> {
     fn send(
         &mut self,
         to: NodeId,

@@ -5,12 +5,12 @@ use super::tables::{Lnd, Ticket};
 use crate::{base::arena::Index, Memory, Time};
 use wire::{
     ids::NodeId,
-    lnd::{Message, Notes, What},
+    lnd::{Message, NoteKind, Notes},
 };
 
 /// Destination of received payload in the buffer of its message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Part {
+pub struct PayloadTarget {
     /// Message whose buffer is the destination.
     pub of: Ticket,
     /// Offset in the buffer.
@@ -24,18 +24,24 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     /// the time at which it was sent (see [`AgeBound`](crate::base::age_bound::AgeBound)). Returns
     /// the destination of its payload, which the driver must copy before the next call of this
     /// object.
-    pub fn take(&mut self, node: NodeId, message: &Message, sent: Time, now: Time) -> Option<Part> {
+    pub fn receive_message(
+        &mut self,
+        node: NodeId,
+        message: &Message,
+        sent: Time,
+        now: Time,
+    ) -> Option<PayloadTarget> {
         let (key, len) = match message {
             Message::Hello(hello) => {
-                self.take_hello(node, hello, now);
+                self.on_hello(node, hello, now);
                 return None;
             }
             Message::Welcome(welcome) => {
-                self.take_welcome(node, welcome, sent, now);
+                self.on_welcome(node, welcome, sent, now);
                 return None;
             }
             Message::Stale(key) => {
-                self.take_stale(node, *key, now);
+                self.on_stale(node, *key, now);
                 return None;
             }
             Message::Request(request) => (request.key, message.data_len()),
@@ -46,45 +52,45 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             self.counters.strays += 1;
             return None;
         };
-        self.heard(peer, sent, now);
+        self.session_message(peer, sent, now);
         let part = match message {
-            Message::Request(request) => self.take_request(peer, request, now).map(|at| (at, 0)),
-            Message::Fragment(fragment) => self.take_fragment(peer, fragment),
+            Message::Request(request) => self.on_request(peer, request, now).map(|at| (at, 0)),
+            Message::Fragment(fragment) => self.on_fragment(peer, fragment),
             Message::Notes(_, notes) => {
-                self.take_notes(peer, notes, now);
+                self.on_notes(peer, notes, now);
                 None
             }
             _ => None,
         };
         let (at, offset) = part.filter(|_| len > 0)?;
-        Some(Part {
+        Some(PayloadTarget {
             of: self.receive_ticket(at)?,
             at: offset,
             len,
         })
     }
 
-    fn take_notes(&mut self, peer: Index, notes: &Notes, now: Time) {
+    fn on_notes(&mut self, peer: Index, notes: &Notes, now: Time) {
         for note in notes.as_slice() {
-            let place = note.place;
-            match note.what {
-                What::Ask => self.take_ask(peer, place),
-                What::Cancel => self.take_cancel(peer, place, now),
-                What::Ping => {
+            let id = note.id;
+            match note.kind {
+                NoteKind::Ask => self.on_ask(peer, id),
+                NoteKind::Cancel => self.on_cancel(peer, id, now),
+                NoteKind::Ping => {
                     if let Some(p) = self.peers.get_mut(peer) {
-                        p.say.pong = true;
+                        p.pending_control.pong = true;
                     }
-                    self.want_work(peer);
+                    self.queue_peer(peer);
                 }
-                What::Pong => {}
-                What::Answer(_) | What::Working | What::Missing => {
-                    let Some(at) = self.user(peer, place) else {
+                NoteKind::Pong => {}
+                NoteKind::Answer(_) | NoteKind::Working | NoteKind::Missing => {
+                    let Some(at) = self.request_at(peer, id) else {
                         self.counters.odd += 1;
                         continue;
                     };
-                    match note.what {
-                        What::Answer(verdict) => self.answered(at, verdict, now),
-                        What::Missing => self.missing(at),
+                    match note.kind {
+                        NoteKind::Answer(verdict) => self.answered(at, verdict, now),
+                        NoteKind::Missing => self.missing(at),
                         _ => {}
                     }
                 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Table of peers.
 
-use super::stray::Stray;
-use super::tables::{Lnd, Peer, Say};
+use super::replies::Reply;
+use super::tables::{Control, Lnd, Peer};
 use super::PeerState;
 use crate::{
     base::arena::{Index, List},
@@ -17,7 +17,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     }
 
     /// Returns the peer entry of a node, and creates it if possible.
-    pub(super) fn make(&mut self, node: NodeId, now: Time) -> Option<Index> {
+    pub(super) fn find_or_create(&mut self, node: NodeId, now: Time) -> Option<Index> {
         if let Some(at) = self.find(node) {
             return Some(at);
         }
@@ -38,17 +38,17 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             parts: List::NEW,
             later: List::NEW,
             due: List::NEW,
-            heard: now,
+            alive_after: now,
             asked: None,
             next: None,
             interval: 0,
-            say: Say::default(),
+            pending_control: Control::default(),
             in_work: false,
             users: 0,
             receives: 0,
             fetches: 0,
             resting: 0,
-            news: None,
+            pending_event: None,
         };
         let (at, _) = self.peers.insert(peer).ok()?;
         if self.by_node.insert(node.0.into(), at).is_err() {
@@ -66,12 +66,15 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let mut next = self.by_node.oldest().map(|(key, at)| (key, *at));
         while let Some((key, at)) = next {
             let idle = self.peers.get(at).filter(|p| {
-                p.users == 0 && !p.in_work && p.news.is_none() && p.state != PeerState::Greeting
+                p.users == 0
+                    && !p.in_work
+                    && p.pending_event.is_none()
+                    && p.state != PeerState::Greeting
             });
             if let Some(p) = idle {
                 let up = p.state == PeerState::Up;
-                if found.is_none_or(|f| (up, p.heard) < (f.0, f.1)) {
-                    found = Some((up, p.heard, key, at));
+                if found.is_none_or(|f| (up, p.alive_after) < (f.0, f.1)) {
+                    found = Some((up, p.alive_after, key, at));
                 }
             }
             let younger = self.by_node.younger(key);
@@ -84,7 +87,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.peer_times.clear(at.index());
         let peer = self.peers.remove(at).filter(|_| up);
         if let Some(peer) = peer {
-            self.stray(peer.node, Stray::Stale(peer.own));
+            self.queue_reply(peer.node, Reply::Stale(peer.own));
         }
     }
 }
