@@ -12,8 +12,8 @@ use super::{
 };
 use extoll_core::{
     rma::transfer::{
-        CallIn, Completion, Destination, Direction, Done, Lists, Part, Quiet, Request, RmaError,
-        Span as Fragment, Submitter, Tell,
+        CallIn, Completion, Destination, Direction, Done, Lists, Notify, Quiet, RegionPart,
+        Request, RmaError, Span as Fragment, Submitter,
     },
     velo::{Header, SendError, Sender, Target},
 };
@@ -208,7 +208,8 @@ impl ds::Port for Wire<'_> {
             Some((sink, at)) => (sink.region(), 0, Span { at, ..get.to }, u32::MAX),
             None => (ring.region(), ring.offset(), get.to, ring.bytes() as u32),
         };
-        let to_parts = parts(to, to_ring).map(|(at, len)| Part::new(region, offset + at, len));
+        let to_parts =
+            parts(to, to_ring).map(|(at, len)| RegionPart::new(region, offset + at, len));
         let marked = Marked {
             rings: rings.clone(),
             sink: sink.map(|(sink, _)| Flight::new(sink)),
@@ -229,7 +230,7 @@ impl ds::Port for Wire<'_> {
                 node: self.conn.peer,
                 vpid: self.far.rma,
                 traffic_class: TRAFFIC_CLASS,
-                tell: Tell::Nothing,
+                notify: Notify::Nothing,
             },
             direction: Direction::Get,
             lists: Lists::Regions {

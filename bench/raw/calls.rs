@@ -13,8 +13,8 @@ use crate::{
 use extoll_core::rma::{
     self,
     transfer::{
-        CallIn, Capacity, Completion, Destination, Direction, Done, Engine, Lists, Part, Quiet,
-        Request, RmaError, Setup, Span, Submitter, Ticket,
+        CallIn, Capacity, Completion, Destination, Direction, Done, Engine, Lists, Quiet,
+        RegionPart, Request, RmaError, Setup, Span, Submitter, Ticket,
     },
     LockTarget, NotifySpec, PageOptions,
 };
@@ -289,7 +289,7 @@ impl Table {
             to: self.to,
             direction: Direction::Get,
             lists: Lists::Regions {
-                local: &[Part::new(region, at as usize, self.len as usize)],
+                local: &[RegionPart::new(region, at as usize, self.len as usize)],
                 remote: &[Span {
                     address: Nla(words.nla.wrapping_add(at)),
                     len: self.len,

@@ -16,7 +16,7 @@ use crate::{
     transfer::{self, Direction},
     wait::Mode,
 };
-use extoll_core::{atu::Access, rma::transfer::Tell};
+use extoll_core::{atu::Access, rma::transfer::Notify};
 use kernel::{
     iov::{IovIterDest, IovIterSource},
     prelude::*,
@@ -71,7 +71,7 @@ pub(crate) struct Words {
     /// Words for engines: fragments, notification of peers, method and time of ending transfers,
     /// listener of the offer, its delay, and use of its engine.
     pub(crate) frags: u64,
-    pub(crate) tell: Tell,
+    pub(crate) notify: Notify,
     pub(crate) by: By,
     pub(crate) pause_ms: u64,
     pub(crate) listen: bool,
@@ -107,7 +107,7 @@ impl Words {
             patience: 0,
             strict: 0,
             frags: 16,
-            tell: Tell::Nothing,
+            notify: Notify::Nothing,
             by: By::Cancel,
             pause_ms: 50,
             listen: false,
@@ -207,8 +207,8 @@ impl Words {
             ("dir", "put") => self.get = false,
             ("listen", "1") => self.listen = true,
             ("shared", "1") => self.shared = true,
-            ("tell", name) => match engines::tell(name) {
-                Some(tell) => self.tell = tell,
+            ("tell", name) => match engines::notify(name) {
+                Some(notify) => self.notify = notify,
                 None => return false,
             },
             ("by", name) => match By::parse(name) {

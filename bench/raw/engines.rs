@@ -11,8 +11,8 @@ use extoll_core::{
     nic::Nic,
     rma::{
         transfer::{
-            CallIn, Destination, Direction, Engine, Listener, Lists, Part, Request, RmaError,
-            Setup, Span, Submitter, Tell,
+            CallIn, Destination, Direction, Engine, Listener, Lists, Notify, RegionPart, Request,
+            RmaError, Setup, Span, Submitter,
         },
         Address, Command, Notification, NotificationType,
     },
@@ -42,7 +42,7 @@ pub(crate) fn destination(words: &Words) -> Result<Destination> {
         node: NodeId(words.node.ok_or(EINVAL)? as u16),
         vpid: Vpid::new(words.vpid as u16).ok_or(EINVAL)?,
         traffic_class: words.tc as u8,
-        tell: words.tell,
+        notify: words.notify,
     })
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn put(
             offset,
             remote,
         } => put(Lists::Regions {
-            local: &[Part::new(region, offset, len as usize)],
+            local: &[RegionPart::new(region, offset, len as usize)],
             remote: &[Span {
                 address: remote,
                 len,
@@ -128,12 +128,12 @@ impl LocalMemory {
 }
 
 /// Parses the notification that peers receive.
-pub(crate) fn tell(text: &str) -> Option<Tell> {
+pub(crate) fn notify(text: &str) -> Option<Notify> {
     Some(match text {
-        "nothing" => Tell::Nothing,
-        "each" => Tell::Each,
-        "last" => Tell::Last,
-        "value" => Tell::Value {
+        "nothing" => Notify::Nothing,
+        "each" => Notify::Each,
+        "last" => Notify::Last,
+        "value" => Notify::Value {
             class: 2,
             value: 0xE7_0117,
         },

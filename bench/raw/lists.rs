@@ -16,7 +16,8 @@ use extoll_core::{
     nic::Nic,
     quarantine::Quarantined,
     rma::transfer::{
-        CallIn, Capacity, Direction, Engine, Lists, Part, Request, RmaError, Setup, Span, Submitter,
+        CallIn, Capacity, Direction, Engine, Lists, RegionPart, Request, RmaError, Setup, Span,
+        Submitter,
     },
 };
 use kernel::{prelude::*, time::Delta};
@@ -154,7 +155,8 @@ fn transfer(
     let start = words.nla.wrapping_add(words.offset);
     let done = match &memory.region {
         Some(region) => {
-            let part = |(at, len): &(u64, u64)| Part::new(region, *at as usize, *len as usize);
+            let part =
+                |(at, len): &(u64, u64)| RegionPart::new(region, *at as usize, *len as usize);
             let span = |(at, len): &(u64, u64)| Span {
                 address: Nla(start.wrapping_add(*at)),
                 len: *len,

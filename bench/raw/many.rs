@@ -14,7 +14,7 @@ use extoll_core::{
     atu::{Access, Buffer, BufferPool, Region, Reserve, WholePages},
     nic::Nic,
     rma::{
-        transfer::{Destination, Engine, Tell},
+        transfer::{Destination, Engine, Notify},
         Address,
     },
 };
@@ -129,7 +129,7 @@ impl SelfPort {
             node: nic.node(),
             vpid: requester.vpid(),
             traffic_class: 0,
-            tell: Tell::Nothing,
+            notify: Notify::Nothing,
         };
         let engine = Engine::new(requester, notifications)?;
         Ok(Self {

@@ -17,7 +17,7 @@ use extoll_core::{
     dma::DmaWords,
     nic::Nic,
     rma::{
-        transfer::{CallIn, Destination, Engine, RmaError, Setup, Submitter, Tell},
+        transfer::{CallIn, Destination, Engine, Notify, RmaError, Setup, Submitter},
         Address, Fault, LockTarget,
     },
 };
@@ -343,9 +343,9 @@ pub(crate) fn destination(words: &Words, report: &mut Report<'_>) -> Result<Dest
         vpid: Vpid::new(words.vpid as u16).ok_or(EINVAL)?,
         traffic_class: words.tc as u8,
         // The peer's error counter shows rejected accesses.
-        tell: match words.get {
-            true => Tell::Nothing,
-            false => Tell::Each,
+        notify: match words.get {
+            true => Notify::Nothing,
+            false => Notify::Each,
         },
     })
 }

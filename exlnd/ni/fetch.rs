@@ -14,7 +14,9 @@ use crate::{
 };
 use extoll_core::{
     atu::Region,
-    rma::transfer::{CallIn, Destination, Direction, Lists, Part, Request, RmaError, Span, Tell},
+    rma::transfer::{
+        CallIn, Destination, Direction, Lists, Notify, RegionPart, Request, RmaError, Span,
+    },
 };
 use kernel::{alloc::flags::GFP_NOWAIT, page::Page, prelude::*, time::Delta};
 use kernel_ext::{
@@ -274,8 +276,8 @@ impl Ni {
         sink.write_tags(len);
         let region = sink.region.as_ref().ok_or(failed)?;
         // Usually a single piece. Allocations must not wait, because `core` is held.
-        let mut all =
-            pieces(&sink.memory, 0, len as usize).map(|(offset, n)| Part::new(region, offset, n));
+        let mut all = pieces(&sink.memory, 0, len as usize)
+            .map(|(offset, n)| RegionPart::new(region, offset, n));
         let first = [all.next().ok_or(failed)?];
         let mut several = KVVec::new();
         for part in all {
@@ -300,7 +302,7 @@ impl Ni {
                 node,
                 vpid: source.vpid,
                 traffic_class: TRAFFIC_CLASS,
-                tell: Tell::Nothing,
+                notify: Notify::Nothing,
             },
             direction: Direction::Get,
             lists: Lists::Regions {

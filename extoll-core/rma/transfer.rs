@@ -51,10 +51,10 @@ mod submitter;
 pub use self::{
     engine::{Engine, Setup},
     handle::{callback, Handle},
-    lists::{Lists, Part, Span},
+    lists::{Lists, RegionPart, Span},
     submitter::Submitter,
 };
-pub use protocol::transfer::{Capacity, Counters, Done, Quiet, Tell, Ticket};
+pub use protocol::transfer::{Capacity, Counters, Done, Notify, Quiet, Ticket};
 pub use wire::rma::Direction;
 
 use super::{Fault, LockResult, LockTarget, Notification};
@@ -115,8 +115,8 @@ impl From<Failure> for RmaError {
 }
 
 impl From<SubmitError> for RmaError {
-    fn from(refusal: SubmitError) -> Self {
-        match refusal {
+    fn from(error: SubmitError) -> Self {
+        match error {
             SubmitError::Invalid => RmaError::Invalid,
             SubmitError::Transfers | SubmitError::Fragments | SubmitError::Peer => RmaError::Busy,
         }
@@ -134,7 +134,7 @@ pub struct Destination {
     pub traffic_class: u8,
     /// Notification for the peer, with interrupt, sent besides the data. If the peer has an engine,
     /// its [`Listener`] gets it.
-    pub tell: Tell,
+    pub notify: Notify,
 }
 
 /// Outcome of a lock operation.
@@ -252,7 +252,7 @@ pub trait Listener: Send + Sync {
 /// use extoll_core::{
 ///     atu::Region,
 ///     rma::transfer::{
-///         callback, CallIn, Destination, Direction, Lists, Part, Request, RmaError, Span,
+///         callback, CallIn, Destination, Direction, Lists, RegionPart, Request, RmaError, Span,
 ///         Submitter, Ticket,
 ///     },
 /// };
@@ -270,15 +270,15 @@ pub trait Listener: Send + Sync {
 ///         to: from,
 ///         direction: Direction::Get,
 ///         lists: Lists::Regions {
-///             local: &[Part::new(a, a.bytes() - 1000, 1000), Part::new(b, 0, 5000)],
+///             local: &[RegionPart::new(a, a.bytes() - 1000, 1000), RegionPart::new(b, 0, 5000)],
 ///             remote: &[span(remote[0], 2000), span(remote[1], 4000)],
 ///         },
 ///         confirm: false,
 ///         timeout: Delta::from_secs(5),
 ///         context: CallIn::Process,
 ///     };
-///     let told = callback((), |outcome| pr_info!("{outcome:?}\n"))?;
-///     engine.submit(&request, told)
+///     let completion = callback((), |outcome| pr_info!("{outcome:?}\n"))?;
+///     engine.submit(&request, completion)
 /// }
 /// ```
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 mod heap;
 mod rma;
 
-use protocol::transfer::{Failure, Lock, Move, Quiet, SubmitError, Tell};
+use protocol::transfer::{Failure, Lock, Notify, Quiet, SubmitError, TransferKind};
 use protocol::Time;
 use rma::table::*;
 use rma::*;
@@ -30,7 +30,7 @@ fn fragments_are_cut_where_either_list_is() {
                 panic!("{s:?}");
             };
             all.push((local, remote, len));
-            assert!(take(&mut t, s, 0));
+            assert!(deliver(&mut t, s, 0));
         }
     }
     assert_eq!(
@@ -123,18 +123,18 @@ fn peers_take_turns_and_their_windows_are_bounded() {
         .collect();
     assert_eq!(order, [(1, 1), (2, 3), (1, 2), (2, 3), (1, 1), (1, 2)]);
     // One answer makes room for one command.
-    assert!(take(&mut t, &sent[0], 0));
+    assert!(deliver(&mut t, &sent[0], 0));
     assert_eq!(post(&mut t, &mut nic, 0).len(), 1);
     // If the port has no room, the same peer is next.
     nic.room = 0;
     for s in &sent[1..4] {
-        take(&mut t, s, 0);
+        deliver(&mut t, s, 0);
     }
     assert_eq!(post(&mut t, &mut nic, 0).len(), 0);
     nic.room = 1;
     assert_eq!(post(&mut t, &mut nic, 0).len(), 1);
     // The peers are served in small steps.
-    take(&mut t, &sent[4], 0);
+    deliver(&mut t, &sent[4], 0);
     nic.room = usize::MAX;
     let p = t.post(&mut nic, Time(0), 1);
     assert_eq!((p.commands, p.more), (1, true));
@@ -148,7 +148,7 @@ fn commands_in_flight_are_bounded_for_all_together() {
     }
     let sent = post(&mut t, &mut nic, 0);
     assert_eq!(sent.len(), 24);
-    assert!(take(&mut t, &sent[3], 0));
+    assert!(deliver(&mut t, &sent[3], 0));
     assert_eq!(post(&mut t, &mut nic, 0).len(), 1);
 }
 
@@ -163,26 +163,26 @@ fn a_confirmed_put_ends_with_its_lock() {
         Operation::Lock { add: 0, .. }
     ));
     // The answers arrive in another order, because units of different nodes send them.
-    assert!(take(&mut t, &sent[2], 0) && take(&mut t, &sent[0], 0));
+    assert!(deliver(&mut t, &sent[2], 0) && deliver(&mut t, &sent[0], 0));
     assert!(event(&mut t).is_none());
-    assert!(take(&mut t, &sent[1], 0));
+    assert!(deliver(&mut t, &sent[1], 0));
     ends(&mut t, id, bytes(2000));
     // A second answer of the same kind belongs to no command.
-    assert!(!take(&mut t, &sent[2], 0));
+    assert!(!deliver(&mut t, &sent[2], 0));
     assert_eq!(t.counters().unclaimed, 1);
 }
 
 #[test]
 fn the_peer_is_told_as_asked() {
-    let tell = |tell, direction| {
+    let notify = |notify, direction| {
         let (mut t, mut nic) = (table(), nic());
-        let what = Move {
+        let kind = TransferKind {
             direction,
-            tell,
+            notify,
             confirm: false,
         };
-        let id = submit(&mut t, &terms(1, 9), what, &[(0, 3000)], &[(0, 3000)]).unwrap();
-        let mut told = Vec::new();
+        let id = submit(&mut t, &terms(1, 9), kind, &[(0, 3000)], &[(0, 3000)]).unwrap();
+        let mut notified = Vec::new();
         loop {
             let sent = post(&mut t, &mut nic, 0);
             for s in &sent {
@@ -191,36 +191,48 @@ fn the_peer_is_told_as_asked() {
                     Operation::NotificationPut { class, value } => Some((class, value)),
                     _ => None,
                 };
-                told.push((n.responder, n.completer, value));
+                notified.push((n.responder, n.completer, value));
                 if let Some(n) = answer(s, 0) {
-                    assert!(t.take(&n));
+                    assert!(t.process_notification(&n));
                 }
             }
             // The notification is posted after all other commands are answered.
-            told.push((false, false, None));
+            notified.push((false, false, None));
             if sent.is_empty() {
                 break;
             }
         }
         ends(&mut t, id, bytes(3000));
-        told
+        notified
     };
     let none = (false, false, None);
     let gets = (false, true, None);
-    let (told, sent) = ((true, true, None), (false, true, None));
+    let (notified, sent) = ((true, true, None), (false, true, None));
     use Direction::{Get, Put};
-    assert_eq!(tell(Tell::Nothing, Get), [gets, gets, gets, none, none]);
-    assert_eq!(tell(Tell::Nothing, Put), [none; 5]);
-    assert_eq!(tell(Tell::Each, Get), [told, told, told, none, none]);
-    assert_eq!(tell(Tell::Each, Put), [sent, sent, sent, none, none]);
-    assert_eq!(tell(Tell::Last, Get), [gets, gets, none, told, none, none]);
-    assert_eq!(tell(Tell::Last, Put), [none, none, none, sent, none, none]);
-    let value = Tell::Value {
+    assert_eq!(notify(Notify::Nothing, Get), [gets, gets, gets, none, none]);
+    assert_eq!(notify(Notify::Nothing, Put), [none; 5]);
+    assert_eq!(
+        notify(Notify::Each, Get),
+        [notified, notified, notified, none, none]
+    );
+    assert_eq!(notify(Notify::Each, Put), [sent, sent, sent, none, none]);
+    assert_eq!(
+        notify(Notify::Last, Get),
+        [gets, gets, none, notified, none, none]
+    );
+    assert_eq!(
+        notify(Notify::Last, Put),
+        [none, none, none, sent, none, none]
+    );
+    let value = Notify::Value {
         class: 3,
         value: 99,
     };
     let last = (false, true, Some((3, 99)));
-    assert_eq!(tell(value, Put), [none, none, none, none, last, none, none]);
+    assert_eq!(
+        notify(value, Put),
+        [none, none, none, none, last, none, none]
+    );
 }
 
 #[test]
@@ -228,11 +240,11 @@ fn the_first_error_counts_and_the_others_are_awaited() {
     let (mut t, mut nic) = (table(), nic());
     let id = get(&mut t, 1, 0x1000, 10_000);
     let sent = post(&mut t, &mut nic, 0);
-    assert!(take(&mut t, &sent[1], 2));
+    assert!(deliver(&mut t, &sent[1], 2));
     assert!(post(&mut t, &mut nic, 0).is_empty() && event(&mut t).is_none());
-    assert!(take(&mut t, &sent[0], 0) && take(&mut t, &sent[2], 4));
+    assert!(deliver(&mut t, &sent[0], 0) && deliver(&mut t, &sent[2], 4));
     assert!(event(&mut t).is_none());
-    assert!(take(&mut t, &sent[3], 0));
+    assert!(deliver(&mut t, &sent[3], 0));
     let fault = Fault {
         unit: FaultUnit::Responder,
         cause: FaultCause::Memory,
@@ -241,7 +253,7 @@ fn the_first_error_counts_and_the_others_are_awaited() {
     // A time-out does not replace a known error.
     let id = get(&mut t, 1, 0x1000, 2048);
     let sent = post(&mut t, &mut nic, 0);
-    assert!(take(&mut t, &sent[1], 2));
+    assert!(deliver(&mut t, &sent[1], 2));
     t.expire(Time(100), 9);
     let e = event(&mut t).unwrap();
     assert_eq!(e.outcome, Some(Err(Failure::Fault(fault))));

@@ -29,9 +29,9 @@ fn late_answers_are_absorbed_and_end_it() {
     let (id, sent) = late(&mut t, &mut nic, 0x1000, 2048);
     assert_eq!(t.next_deadline(), Some(Time(1100)));
     // An error is an answer, too.
-    assert!(take(&mut t, &sent[0], 4));
+    assert!(deliver(&mut t, &sent[0], 4));
     assert!(event(&mut t).is_none());
-    assert!(take(&mut t, &sent[1], 0));
+    assert!(deliver(&mut t, &sent[1], 0));
     let e = event(&mut t).unwrap();
     assert_eq!(
         (e.ticket, e.outcome, e.quiet),
@@ -48,7 +48,7 @@ fn what_nobody_answers_is_forgotten_in_time() {
     t.expire(Time(1100), 9);
     let e = event(&mut t).unwrap();
     assert_eq!((e.ticket, e.quiet), (id, Some(Quiet::Unanswered)));
-    assert!(!take(&mut t, &sent[0], 0));
+    assert!(!deliver(&mut t, &sent[0], 0));
     assert_eq!(t.counters().forgotten, 1);
 }
 
@@ -65,7 +65,7 @@ fn what_could_be_mistaken_for_something_late_asks_first() {
     let sent = post(&mut t, &mut nic, 200);
     assert_eq!(sent.len(), 3);
     for s in &sent {
-        assert!(take(&mut t, s, 0));
+        assert!(deliver(&mut t, s, 0));
     }
     // The command of peer 2 was posted second.
     for id in [others[0], others[2], others[1]] {
@@ -78,13 +78,13 @@ fn what_could_be_mistaken_for_something_late_asks_first() {
         panic!("{fence:?}");
     };
     assert_eq!(at, LockTarget::Responder);
-    assert!(take(&mut t, &fence[0], 0));
+    assert!(deliver(&mut t, &fence[0], 0));
     let e = event(&mut t).unwrap();
     assert_eq!((e.ticket, e.quiet), (old, Some(Quiet::Settled)));
     assert_eq!(t.counters().passed, 1);
     let sent = post(&mut t, &mut nic, 200);
     assert!(matches!(sent[0].descriptor.op, Operation::Get { .. }));
-    assert!(take(&mut t, &sent[0], 0));
+    assert!(deliver(&mut t, &sent[0], 0));
     ends(&mut t, new, bytes(8));
 }
 
@@ -102,10 +102,10 @@ fn one_lost_answer_costs_one_transfer_even_if_the_fence_is_lost() {
     for lose in [1, 1, 1, 0, 0] {
         t.submit_lock(&terms(1, now + 100), lock, 0).unwrap();
         for s in post(&mut t, &mut nic, now).iter().skip(lose) {
-            assert!(take(&mut t, s, 0));
+            assert!(deliver(&mut t, s, 0));
         }
         for s in post(&mut t, &mut nic, now) {
-            assert!(take(&mut t, &s, 0));
+            assert!(deliver(&mut t, &s, 0));
         }
         now += 100;
         t.expire(Time(now), 9);
@@ -143,14 +143,14 @@ fn what_meets_in_local_memory_goes_one_after_the_other() {
     ];
     let sent = post(&mut t, &mut nic, 0);
     assert_eq!(sent.len(), 2);
-    assert!(take(&mut t, &sent[1], 0));
+    assert!(deliver(&mut t, &sent[1], 0));
     ends(&mut t, ids[4], bytes(1));
-    assert!(take(&mut t, &sent[0], 0));
+    assert!(deliver(&mut t, &sent[0], 0));
     ends(&mut t, ids[0], bytes(992));
     for (id, len) in [(ids[1], 992), (ids[2], 496), (ids[3], 992)] {
         let sent = post(&mut t, &mut nic, 0);
         assert_eq!(sent.len(), 1);
-        assert!(take(&mut t, &sent[0], 0));
+        assert!(deliver(&mut t, &sent[0], 0));
         ends(&mut t, id, bytes(len));
     }
 }
@@ -170,11 +170,11 @@ fn cancelled_before_and_after_it_was_posted() {
     let e = t.next_event(Queue::Direct).unwrap();
     assert_eq!((e.outcome, e.quiet), (Some(Err(Failure::Cancelled)), None));
     for s in &sent {
-        assert!(take(&mut t, s, 0));
+        assert!(deliver(&mut t, s, 0));
     }
     // The owner is still receiving the first report.
     assert!(event(&mut t).is_none());
-    assert!(t.told(e.ticket));
+    assert!(t.report_done(e.ticket));
     assert_eq!(event(&mut t).unwrap().quiet, Some(Quiet::Settled));
     assert!(t.is_empty());
 }
@@ -201,15 +201,15 @@ fn a_lost_peer_ends_at_once_and_others_go_on() {
     seen.sort_by_key(|s| ids.iter().position(|i| i == s));
     assert_eq!(seen, ids);
     let mine = sent.iter().find(|s| s.descriptor.node.0 == 2).unwrap();
-    assert!(take(&mut t, mine, 0));
+    assert!(deliver(&mut t, mine, 0));
     ends(&mut t, other, bytes(64));
     // The window of the lost peer is full of late commands, so the next command is a fence.
     let fence = post(&mut t, &mut nic, 8);
     assert_eq!(fence.len(), 1);
     assert!(matches!(fence[0].descriptor.op, Operation::Lock { .. }));
-    assert!(take(&mut t, &fence[0], 0));
+    assert!(deliver(&mut t, &fence[0], 0));
     let sent = post(&mut t, &mut nic, 8);
-    assert!(take(&mut t, &sent[0], 0));
+    assert!(deliver(&mut t, &sent[0], 0));
     while let Some(e) = event(&mut t) {
         match e.ticket == later {
             true => assert_eq!(e.outcome, Some(bytes(64))),
@@ -254,11 +254,11 @@ fn a_silent_node_leaves_room_for_others_however_many_vpids_it_has() {
         let parts: Vec<_> = (0..i % 5 + 1)
             .map(|n| ((i << 32) + n * 0x1000, 1))
             .collect();
-        let there = [(0, parts.len() as u64)];
-        match submit(&mut t, &terms, GET, &parts, &there) {
+        let remote = [(0, parts.len() as u64)];
+        match submit(&mut t, &terms, GET, &parts, &remote) {
             Ok(_) => {}
-            Err(why) => {
-                assert_eq!(why, SubmitError::Peer);
+            Err(cause) => {
+                assert_eq!(cause, SubmitError::Peer);
                 refused += 1;
             }
         }
@@ -282,7 +282,7 @@ fn a_silent_node_leaves_room_for_others_however_many_vpids_it_has() {
         let mut sent = post(&mut t, &mut nic, 0);
         while !sent.is_empty() {
             for s in sent.iter().filter(|s| s.descriptor.node == NodeId(2)) {
-                assert!(take(&mut t, s, 0));
+                assert!(deliver(&mut t, s, 0));
             }
             sent = post(&mut t, &mut nic, 0);
         }
@@ -313,7 +313,7 @@ fn silent_peers_keep_no_more_than_their_share() {
         post(&mut t, &mut nic, now);
         let id = submit(&mut t, &terms(2, now + 100), GET, &[(0, 8)], &[(0, 8)]).unwrap();
         let sent = post(&mut t, &mut nic, now);
-        assert!(take(&mut t, &sent[0], 0), "round {round}");
+        assert!(deliver(&mut t, &sent[0], 0), "round {round}");
         t.expire(Time(now + 100), 100);
         let mut well = false;
         while let Some(e) = event(&mut t) {

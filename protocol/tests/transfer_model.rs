@@ -7,7 +7,8 @@ mod rma;
 use heap::Heap;
 use proptest::prelude::*;
 use protocol::transfer::{
-    Capacity, Event, Failure, Fragment, Lock, Move, Queue, Quiet, Tell, Terms, Ticket, Transfers,
+    Capacity, Event, Failure, Fragment, Lock, Notify, Queue, Quiet, Terms, Ticket, TransferKind,
+    Transfers,
 };
 use protocol::Time;
 use rma::*;
@@ -25,7 +26,7 @@ const PEERS: u64 = 3;
 /// Certain facts about a transfer.
 struct Account {
     ticket: Ticket,
-    what: Option<Move>,
+    kind: Option<TransferKind>,
     local: Vec<Fragment>,
     remote: Vec<Fragment>,
     bytes: u64,
@@ -47,7 +48,7 @@ struct World {
     paths: BTreeMap<(u16, u8), Path>,
     born: BTreeMap<u64, u64>,
     /// Owners whose report is not finished.
-    telling: Vec<Ticket>,
+    reporting: Vec<Ticket>,
 }
 
 /// Returns the address of byte `at` of a list.
@@ -98,7 +99,7 @@ impl World {
             accounts: Vec::new(),
             paths: BTreeMap::new(),
             born: BTreeMap::new(),
-            telling: Vec::new(),
+            reporting: Vec::new(),
         }
     }
 
@@ -142,36 +143,36 @@ impl World {
             left -= len;
             s = s.wrapping_mul(0x5DEE_CE66D).wrapping_add(11) >> 1;
         }
-        let tell = match (r >> 16) & 3 {
-            0 => Tell::Nothing,
-            1 => Tell::Each,
-            2 => Tell::Last,
-            _ => Tell::Value {
+        let notify = match (r >> 16) & 3 {
+            0 => Notify::Nothing,
+            1 => Notify::Each,
+            2 => Notify::Last,
+            _ => Notify::Value {
                 class: 1,
                 value: id as u64,
             },
         };
-        let what = Move {
+        let kind = TransferKind {
             direction: [Direction::Get, Direction::Put][(r >> 18) as usize % 2],
-            tell,
+            notify,
             confirm: (r >> 19) & 1 == 1,
         };
         let (l, r) = (local.iter().copied(), remote.iter().copied());
-        if let Ok(ticket) = self.table.submit(&terms, what, l, r, id) {
-            self.open(ticket, Some(what), local, remote);
+        if let Ok(ticket) = self.table.submit(&terms, kind, l, r, id) {
+            self.open(ticket, Some(kind), local, remote);
         }
     }
 
     fn open(
         &mut self,
         ticket: Ticket,
-        what: Option<Move>,
+        kind: Option<TransferKind>,
         local: Vec<Fragment>,
         remote: Vec<Fragment>,
     ) {
         self.accounts.push(Account {
             ticket,
-            what,
+            kind,
             bytes: local.iter().map(|f| f.len).sum(),
             local,
             remote,
@@ -214,11 +215,11 @@ impl World {
                 }
                 a.posted += u64::from(len);
                 let last = a.posted == a.bytes;
-                let what = a.what.unwrap();
-                let told = what.tell == Tell::Each || what.tell == Tell::Last && last;
+                let kind = a.kind.unwrap();
+                let notified = kind.notify == Notify::Each || kind.notify == Notify::Last && last;
                 let n = sent.descriptor.notify;
-                assert_eq!(told, n.responder || n.requester && n.completer);
-                assert!(what.tell != Tell::Last || !last || a.done + u64::from(len) == a.bytes);
+                assert_eq!(notified, n.responder || n.requester && n.completer);
+                assert!(kind.notify != Notify::Last || !last || a.done + u64::from(len) == a.bytes);
             } else if let Operation::NotificationPut { .. } = sent.descriptor.op {
                 assert_eq!(
                     a.done, a.bytes,
@@ -268,7 +269,7 @@ impl World {
         if !lose {
             let n = answer(&sent, error).unwrap();
             // The notification of a dropped command belongs to no transfer.
-            self.table.take(&n);
+            self.table.process_notification(&n);
         }
     }
 
@@ -326,7 +327,7 @@ impl World {
             (NotificationType::Responder, Command::ByteGet),
             (NotificationType::Responder, Command::Lock),
         ][(r >> 20) as usize % 4];
-        assert!(!self.table.take(&n), "{n:?}");
+        assert!(!self.table.process_notification(&n), "{n:?}");
     }
 
     fn events(&mut self, queue: Queue, most: usize, at_once: bool) {
@@ -337,15 +338,15 @@ impl World {
             self.event(&e);
             match at_once {
                 _ if e.quiet.is_some() => {}
-                true => drop(self.table.told(e.ticket)),
-                false => self.telling.push(e.ticket),
+                true => drop(self.table.report_done(e.ticket)),
+                false => self.reporting.push(e.ticket),
             }
         }
     }
 
     fn event(&mut self, e: &Event<usize>) {
         assert!(
-            !self.telling.contains(&e.ticket),
+            !self.reporting.contains(&e.ticket),
             "two reports to one owner at a time"
         );
         let a = &mut self.accounts[e.token];
@@ -357,14 +358,14 @@ impl World {
             match outcome {
                 Ok(done) => {
                     assert_eq!(done.bytes, a.bytes);
-                    let all = a.what.map_or(1, |_| a.bytes);
+                    let all = a.kind.map_or(1, |_| a.bytes);
                     assert_eq!(a.done, all, "success too early");
                     assert!(!a.failed);
                 }
                 Err(Failure::Fault(_)) => {
                     // The error belongs to a data command, or to the lock operation behind the
                     // data.
-                    let confirms = a.what.is_some_and(|w| w.confirm);
+                    let confirms = a.kind.is_some_and(|w| w.confirm);
                     assert!(a.failed || confirms, "wrong error");
                 }
                 Err(_) => {}
@@ -386,8 +387,8 @@ impl World {
     }
 
     fn finish(mut self) {
-        for ticket in std::mem::take(&mut self.telling) {
-            self.table.told(ticket);
+        for ticket in std::mem::take(&mut self.reporting) {
+            self.table.report_done(ticket);
         }
         for _ in 0..3 {
             for r in 0..2000 {
@@ -447,8 +448,8 @@ proptest! {
                 29 => w.events(Queue::Direct, (r % 4) as usize, true),
                 30 => w.events(Queue::Deferred, (r % 4) as usize, (r >> 8) & 1 == 0),
                 31 => {
-                    for ticket in std::mem::take(&mut w.telling) {
-                        w.table.told(ticket);
+                    for ticket in std::mem::take(&mut w.reporting) {
+                        w.table.report_done(ticket);
                     }
                 }
                 _ => {}

@@ -53,7 +53,7 @@ fn what_was_posted_in_part_is_late() {
         (e.ticket, e.outcome, e.quiet),
         (id, Some(Err(Failure::TimedOut)), None)
     );
-    assert!(take(&mut t, &sent[0], 0));
+    assert!(deliver(&mut t, &sent[0], 0));
     let e = event(&mut t).unwrap();
     assert_eq!((e.outcome, e.quiet), (None, Some(Quiet::Settled)));
 }
@@ -68,7 +68,7 @@ fn what_was_posted_in_time_has_all_its_time() {
     t.expire(Time(99), 10);
     assert!(event(&mut t).is_none());
     for s in &sent {
-        assert!(take(&mut t, s, 0));
+        assert!(deliver(&mut t, s, 0));
     }
     ends(&mut t, id, bytes(2000));
 }

@@ -22,8 +22,8 @@ use crate::port::FREE;
 use anyhow::Result;
 use extoll_emulator::network::LinkKnobs;
 use fault::Fault;
-use node::{Heard, Node};
-use protocol::transfer::{Capacity, Fragment, Limits, Move, Ticket};
+use node::{Node, Report};
+use protocol::transfer::{Capacity, Fragment, Limits, Ticket, TransferKind};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cmp::Reverse;
@@ -181,7 +181,7 @@ struct Transfer {
     node: usize,
     peer: usize,
     ticket: Option<Ticket>,
-    what: Option<Move>,
+    kind: Option<TransferKind>,
     local: Vec<Fragment>,
     remote: Vec<Fragment>,
     /// Data to be sent, or expected from the peer.
@@ -264,7 +264,7 @@ impl Rig {
         Ok(rig)
     }
 
-    fn say(&mut self, what: impl FnOnce() -> String) {
+    fn record_trace(&mut self, what: impl FnOnce() -> String) {
         let at = self.fabric.now();
         if let Some(trace) = &mut self.trace {
             trace.push(format!("{:12.3} us  {}", at as f64 / US as f64, what()));
@@ -394,25 +394,25 @@ impl Rig {
                 if !tickets.is_empty() {
                     let ticket = tickets[self.rng.random_range(0..tickets.len())];
                     let done = self.nodes[n].cancel(&self.fabric, ticket);
-                    self.say(|| format!("node {n} cancels one: {done}"));
+                    self.record_trace(|| format!("node {n} cancels one: {done}"));
                     self.excuse(|t| t.ticket == Some(ticket) && t.node == n);
                 }
             }
             Event::Abort(n) => {
                 let peer = (n + 1) % self.nodes.len();
-                self.say(|| format!("node {n} gives node {peer} up"));
+                self.record_trace(|| format!("node {n} gives node {peer} up"));
                 self.nodes[n].abort(&self.fabric, peer);
                 self.excuse(|t| t.node == n && t.peer == peer);
             }
             Event::Fault(i) => {
                 let (fault, _, end) = self.faults[i];
-                self.say(|| format!("{fault:?}"));
+                self.record_trace(|| format!("{fault:?}"));
                 self.begin(fault);
                 self.at(end.max(now + 1), Event::Heal(i));
             }
             Event::Heal(i) => {
                 let (fault, ..) = self.faults[i];
-                self.say(|| format!("{fault:?} ends"));
+                self.record_trace(|| format!("{fault:?} ends"));
                 self.end(fault)?;
             }
         }

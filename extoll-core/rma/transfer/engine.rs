@@ -3,7 +3,7 @@
 //! Engine: creation, owner handle, and shutdown. Creation and drop may sleep.
 
 use super::{
-    run::{Inner, Kick, Shared, SoftKick, CALLS},
+    run::{Inner, Shared, SoftClient, WorkClient, CALLS},
     CallIn, Capacity, Listener, Quiet, Submitter, ABSORB,
 };
 use crate::{
@@ -137,15 +137,15 @@ impl Engine {
                 closing: AtomicFlag::new(false),
                 poll <- new_work!("extoll_rma_engine"),
                 deadline <- new_delayed_work!("extoll_rma_deadline"),
-                tell <- new_work!("extoll_rma_tell"),
+                calls <- new_work!("extoll_rma_tell"),
             }),
             GFP_KERNEL,
         )?;
-        let kick: Arc<dyn Client> = match soft {
-            true => Arc::new(SoftKick::new(&shared)?, GFP_KERNEL)?,
-            false => Arc::new(Kick(shared.clone()), GFP_KERNEL)?,
+        let client: Arc<dyn Client> = match soft {
+            true => Arc::new(SoftClient::new(&shared)?, GFP_KERNEL)?,
+            false => Arc::new(WorkClient(shared.clone()), GFP_KERNEL)?,
         };
-        requester.attach(kick);
+        requester.attach(client);
         // Processes notifications that have already arrived, and arms the interrupt.
         shared.enqueue_poll();
         Ok(Self {

@@ -39,7 +39,7 @@ impl Span<Nla> {
 
 /// Part of a local region.
 #[derive(Clone, Copy)]
-pub struct Part<'a> {
+pub struct RegionPart<'a> {
     /// Region. It must be alive, belong to the engine's NIC and VPID, and allow the access.
     pub region: &'a Region,
     /// Byte offset in the region.
@@ -48,7 +48,7 @@ pub struct Part<'a> {
     pub len: usize,
 }
 
-impl<'a> Part<'a> {
+impl<'a> RegionPart<'a> {
     /// Makes a part of bytes `offset`…`offset + len` of a region.
     pub fn new(region: &'a Region, offset: usize, len: usize) -> Self {
         Self {
@@ -87,7 +87,7 @@ pub enum Lists<'a> {
     /// Registered memory.
     Regions {
         /// Local memory.
-        local: &'a [Part<'a>],
+        local: &'a [RegionPart<'a>],
         /// NLAs in regions of the peer's VPID.
         remote: &'a [Span<Nla>],
     },
@@ -96,7 +96,7 @@ pub enum Lists<'a> {
 /// One fragment on either side, which can be borrowed as [`Lists`].
 pub(super) enum Single<'a> {
     Bus([Span<BusAddr>; 2]),
-    Region(Part<'a>, Span<Nla>),
+    Region(RegionPart<'a>, Span<Nla>),
 }
 
 impl<'a> Single<'a> {
@@ -117,7 +117,7 @@ impl<'a> Single<'a> {
                 offset,
                 remote,
             } => Self::Region(
-                Part::new(region, offset, usize::try_from(len).ok()?),
+                RegionPart::new(region, offset, usize::try_from(len).ok()?),
                 Span {
                     address: remote,
                     len,
@@ -154,12 +154,12 @@ impl Lists<'_> {
     }
 
     pub(super) fn local(&self) -> impl Iterator<Item = Fragment> + Clone + '_ {
-        let (bus, parts): (&[Span<BusAddr>], &[Part<'_>]) = match self {
+        let (bus, parts): (&[Span<BusAddr>], &[RegionPart<'_>]) = match self {
             Self::Bus { local, .. } => (local, &[]),
             Self::Regions { local, .. } => (&[], local),
         };
         let bus = bus.iter().map(Span::<BusAddr>::fragment);
-        Iterator::chain(bus, parts.iter().map(Part::fragment))
+        Iterator::chain(bus, parts.iter().map(RegionPart::fragment))
     }
 
     pub(super) fn remote(&self) -> impl Iterator<Item = Fragment> + Clone + '_ {

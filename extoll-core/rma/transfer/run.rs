@@ -69,12 +69,12 @@ pub(super) struct Shared {
     #[pin]
     pub(super) deadline: DelayedWork<Shared, 1>,
     #[pin]
-    pub(super) tell: Work<Shared, 2>,
+    pub(super) calls: Work<Shared, 2>,
 }
 
 impl_has_work! {
     impl HasWork<Shared, 0> for Shared { self.poll }
-    impl HasWork<Shared, 2> for Shared { self.tell }
+    impl HasWork<Shared, 2> for Shared { self.calls }
 }
 
 impl_has_delayed_work! {
@@ -103,14 +103,14 @@ impl WorkItem<2> for Shared {
 
     fn run(this: Arc<Shared>) {
         if this.call(CallIn::Process) {
-            this.enqueue_tell();
+            this.enqueue_calls();
         }
     }
 }
 
-pub(super) struct Kick(pub(super) Arc<Shared>);
+pub(super) struct WorkClient(pub(super) Arc<Shared>);
 
-impl Client for Kick {
+impl Client for WorkClient {
     fn interrupt(&self) {
         self.0.enqueue_poll();
     }
@@ -135,13 +135,13 @@ impl Soft for SoftPoll {
     }
 }
 
-/// Like [`Kick`], with a softirq; its drop waits for the softirq.
-pub(super) struct SoftKick {
+/// Like [`WorkClient`], with a softirq; its drop waits for the softirq.
+pub(super) struct SoftClient {
     shared: Arc<Shared>,
     poll: Arc<Tasklet<SoftPoll>>,
 }
 
-impl SoftKick {
+impl SoftClient {
     /// Allocates the tasklet. May sleep.
     pub(super) fn new(shared: &Arc<Shared>) -> Result<Self> {
         let poll = Tasklet::new(Ok::<_, Error>(SoftPoll(shared.clone())));
@@ -152,7 +152,7 @@ impl SoftKick {
     }
 }
 
-impl Client for SoftKick {
+impl Client for SoftClient {
     fn interrupt(&self) {
         self.poll.schedule();
     }
@@ -181,7 +181,7 @@ impl Port for Poster<'_> {
 
 /// Result of one step.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum StepResult {
     /// Work remains.
     More,
     /// No work remains; an interrupt or a deadline starts the next step.
@@ -207,9 +207,9 @@ impl Inner {
     }
 
     /// Processes notifications, ends overdue transfers, and posts commands.
-    fn step(&mut self, now: Time) -> Found {
+    fn step(&mut self, now: Time) -> StepResult {
         if !self.requester.context().is_alive() {
-            return Found::Dead;
+            return StepResult::Dead;
         }
         let Self {
             notifications,
@@ -219,7 +219,7 @@ impl Inner {
             ..
         } = self;
         let taken = notifications.poll(BATCH, |n| {
-            if !table.take(n) && listener.is_some() {
+            if !table.process_notification(n) && listener.is_some() {
                 // The queue counts notifications that do not fit.
                 unclaimed.push(n);
             }
@@ -227,8 +227,8 @@ impl Inner {
         let overdue = table.expire(now, BATCH);
         let more = self.post(now);
         match taken == BATCH || overdue || more || self.notifications.rearm() {
-            true => Found::More,
-            false => Found::Nothing,
+            true => StepResult::More,
+            false => StepResult::Nothing,
         }
     }
 }
@@ -244,7 +244,7 @@ impl Inner {
     }
 
     /// Returns the next notification for the listener, if the listener is called in this context.
-    fn hear(&mut self, context: CallIn) -> Option<(Arc<dyn Listener>, Notification)> {
+    fn next_notification(&mut self, context: CallIn) -> Option<(Arc<dyn Listener>, Notification)> {
         let (listener, c) = self.listener.as_ref()?;
         if *c != context {
             return None;
@@ -272,7 +272,7 @@ impl Shared {
         }
     }
 
-    fn enqueue_tell(self: &Arc<Self>) {
+    fn enqueue_calls(self: &Arc<Self>) {
         if !self.closing.load(Relaxed) {
             let _ = work::enqueue::<_, 2>(self.clone());
         }
@@ -295,27 +295,27 @@ impl Shared {
     }
 
     /// Runs one step. Any context.
-    pub(super) fn step(self: &Arc<Self>) -> Found {
+    pub(super) fn step(self: &Arc<Self>) -> StepResult {
         let now = self.now();
-        let found = self.with(|inner| {
-            let found = inner.step(now);
+        let result = self.with(|inner| {
+            let result = inner.step(now);
             self.schedule(inner, now);
-            found
+            result
         });
-        found.unwrap_or(Found::Nothing)
+        result.unwrap_or(StepResult::Nothing)
     }
 
     /// Work item for notifications: runs until the queue is empty and armed, or until [`ROUNDS`]
     /// passes are done.
     fn run(self: &Arc<Self>) {
         for _ in 0..ROUNDS {
-            let found = self.step();
-            if found == Found::Dead {
+            let result = self.step();
+            if result == StepResult::Dead {
                 self.end();
             }
             let more = self.call(CallIn::Poll);
-            self.look_after(CallIn::Process);
-            if found != Found::More && !more {
+            self.queue_calls(CallIn::Process);
+            if result != StepResult::More && !more {
                 return;
             }
             cond_resched();
@@ -326,15 +326,15 @@ impl Shared {
     /// Runs one step in a softirq; returns whether work remains. May run at the same time as the
     /// work item, because either arms an empty queue.
     fn run_soft(self: &Arc<Self>) -> bool {
-        let found = self.step();
-        if found == Found::Dead {
+        let result = self.step();
+        if result == StepResult::Dead {
             // The following steps may sleep.
             self.enqueue_poll();
             return false;
         }
         let more = self.call_some(CallIn::Poll, BATCH);
-        self.look_after(CallIn::Process);
-        found == Found::More || more
+        self.queue_calls(CallIn::Process);
+        result == StepResult::More || more
     }
 
     /// Ends all transfers because the NIC was removed.
@@ -342,7 +342,7 @@ impl Shared {
         let Some(requester) = self.with(|inner| inner.requester.clone()) else {
             return;
         };
-        // The NIC must be cut off before owners are told that their memory is safe.
+        // The NIC must be cut off before owners are notified that their memory is safe.
         requester.context().isolate();
         drop(requester);
         self.close(Quiet::Settled);
@@ -356,14 +356,14 @@ impl Shared {
 
     /// Queues the work item that calls owners and the listener in this context, if there are calls
     /// pending.
-    pub(super) fn look_after(self: &Arc<Self>, context: CallIn) {
+    pub(super) fn queue_calls(self: &Arc<Self>, context: CallIn) {
         let waits = self.with(|inner| {
             inner.table.has_events(context.queue())
                 || inner.listens_in(context) && inner.unclaimed.is_ready()
         });
         if waits == Some(true) {
             match context {
-                CallIn::Process => self.enqueue_tell(),
+                CallIn::Process => self.enqueue_calls(),
                 CallIn::Poll => self.enqueue_poll(),
             }
         }
@@ -387,8 +387,8 @@ impl Shared {
                 return false;
             };
             let ticket = event.ticket;
-            if !tell(event) {
-                self.with(|inner| inner.table.told(ticket));
+            if !complete(event) {
+                self.with(|inner| inner.table.report_done(ticket));
             }
         }
         true
@@ -399,20 +399,20 @@ impl Shared {
             // `Engine::drop` sets `closing`, then takes the lock and waits for running calls.
             let next = self.with(|inner| match self.closing.load(Relaxed) {
                 true => None,
-                false => inner.hear(context),
+                false => inner.next_notification(context),
             });
             let Some((listener, n)) = next.flatten() else {
                 return false;
             };
             listener.notified(&n);
-            self.with(|inner| inner.unclaimed.taken());
+            self.with(|inner| inner.unclaimed.processed());
         }
         true
     }
 }
 
 /// Calls a completion; returns true if that was its last call.
-fn tell(event: Event<Arc<dyn Completion>>) -> bool {
+fn complete(event: Event<Arc<dyn Completion>>) -> bool {
     if let Some(outcome) = event.outcome {
         event.token.done(outcome.map_err(RmaError::from));
     }

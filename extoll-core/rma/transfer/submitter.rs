@@ -8,7 +8,7 @@
 use super::{
     handle::Outcome,
     lists::Single,
-    run::{Found, Inner, Shared, BATCH},
+    run::{Inner, Shared, StepResult, BATCH},
     CallIn, Completion, Counters, Destination, Direction, Done, Handle, Lock, LockTarget, Locked,
     Request, RmaError, Ticket,
 };
@@ -19,7 +19,7 @@ use kernel::{
     time::Delta,
 };
 use protocol::{
-    transfer::{Move, Queue, Terms},
+    transfer::{Queue, Terms, TransferKind},
     Time,
 };
 use wire::ids::NodeId;
@@ -73,22 +73,22 @@ impl Submitter {
             timeout,
             context,
         } = *request;
-        let what = Move {
+        let kind = TransferKind {
             direction,
-            tell: to.tell,
+            notify: to.notify,
             confirm,
         };
         // Before the lock is taken, so that waiting for the lock counts.
         let post_by = within.map(|within| after(self.0.now(), within));
-        self.take(&to, timeout, context, |inner, mut terms| {
+        self.submit_with(&to, timeout, context, |inner, mut terms| {
             if !lists.is_allowed(&inner.requester, direction) {
                 return Err((RmaError::Invalid, completion));
             }
             terms.translate = lists.translate();
             terms.post_by = post_by;
             let (local, remote) = (lists.local(), lists.remote());
-            let taken = inner.table.submit(&terms, what, local, remote, completion);
-            taken.map_err(|(why, completion)| (why.into(), completion))
+            let taken = inner.table.submit(&terms, kind, local, remote, completion);
+            taken.map_err(|(error, completion)| (error.into(), completion))
         })
     }
 
@@ -105,13 +105,13 @@ impl Submitter {
     ///
     /// /// Draws a ticket from the peer by adding 1 to its lock 3.
     /// fn ticket(engine: &Submitter, to: Destination) -> Result<(), RmaError> {
-    ///     let told = callback((), |outcome| match outcome {
+    ///     let completion = callback((), |outcome| match outcome {
     ///         Ok(done) => pr_info!("ticket {}\n", Locked::of(&done).value),
     ///         Err(e) => pr_info!("no ticket: {e:?}\n"),
     ///     })?;
     ///     let (lock, operands) = ((LockTarget::Completer, 3), (i32::MAX, 1));
     ///     let how = (Delta::from_secs(1), CallIn::Poll);
-    ///     engine.submit_lock(to, lock, operands, how, told).map(drop)
+    ///     engine.submit_lock(to, lock, operands, how, completion).map(drop)
     /// }
     /// ```
     ///
@@ -132,13 +132,13 @@ impl Submitter {
             compare,
             add,
         };
-        self.take(&to, timeout, context, |inner, terms| {
+        self.submit_with(&to, timeout, context, |inner, terms| {
             let taken = inner.table.submit_lock(&terms, lock, completion);
-            taken.map_err(|(why, completion)| (why.into(), completion))
+            taken.map_err(|(error, completion)| (error.into(), completion))
         })
     }
 
-    fn take(
+    fn submit_with(
         &self,
         to: &Destination,
         timeout: Delta,
@@ -173,8 +173,8 @@ impl Submitter {
         if more {
             self.0.enqueue_poll();
         }
-        self.0.look_after(CallIn::Process);
-        taken.map_err(|(why, _)| why)
+        self.0.queue_calls(CallIn::Process);
+        taken.map_err(|(error, _)| error)
     }
 
     /// Ends a transfer as `Cancelled`, unless it has ended; returns true if it was cancelled. No
@@ -225,7 +225,7 @@ impl Submitter {
     /// for those and completions are pending.
     fn after_ends(&self) {
         self.0.enqueue_poll();
-        self.0.look_after(CallIn::Process);
+        self.0.queue_calls(CallIn::Process);
     }
 
     /// Processes notifications that have arrived. Calls the owners and the listener that requested
@@ -234,14 +234,14 @@ impl Submitter {
     /// Any context that those owners allow.
     #[must_use = "if there is more, no interrupt tells of it"]
     pub fn poll(&self) -> bool {
-        let found = self.0.step();
-        if found == Found::Dead {
+        let result = self.0.step();
+        if result == StepResult::Dead {
             // The next steps need process context.
             self.0.enqueue_poll();
         }
         let more = self.0.call(CallIn::Poll);
-        self.0.look_after(CallIn::Process);
-        more || found == Found::More
+        self.0.queue_calls(CallIn::Process);
+        more || result == StepResult::More
     }
 
     /// Returns the counters, which docs/counters.md explains. Any context.
@@ -371,8 +371,8 @@ impl Submitter {
     ) -> Result<Locked, RmaError> {
         let outcome = Outcome::new()?;
         let how = (timeout, CallIn::Poll);
-        let told = outcome.clone();
-        let ticket = self.submit_lock(to, (at, number), operands, how, told)?;
+        let completion = outcome.clone();
+        let ticket = self.submit_lock(to, (at, number), operands, how, completion)?;
         let done: Done = Handle::new(outcome, self.clone(), ticket).done()?;
         Ok(Locked::of(&done))
     }

@@ -2,8 +2,8 @@
 //! Assignment of notifications to commands, and their effects.
 
 use super::{
-    tables::{flight_hash, Action, Confirmed, Flight, Kind, Place, Role, FLIGHT, SAME},
-    Done, Quiet, State, Step, Transfers,
+    tables::{flight_hash, Action, CommandInFlight, Confirmed, Kind, PeerList, Role, FLIGHT, SAME},
+    Done, Quiet, TransferEvent, TransferState, Transfers,
 };
 use crate::{base::arena::Index, Memory};
 use wire::rma::{
@@ -27,7 +27,7 @@ fn kind(n: &Notification) -> Option<Action> {
     }
 }
 
-impl Flight {
+impl CommandInFlight {
     fn is(&self, action: Action) -> bool {
         match action {
             Action::Lock(_) => self.is_lock(),
@@ -39,7 +39,7 @@ impl Flight {
 impl<M: Memory, T: Clone> Transfers<M, T> {
     /// Processes a notification of the port. Returns false, and counts it, if it belongs to no
     /// command in flight: a peer caused it, or it is too late.
-    pub fn take(&mut self, n: &Notification) -> bool {
+    pub fn process_notification(&mut self, n: &Notification) -> bool {
         match self.find_flight(n) {
             Some(at) => self.answered(at, n),
             None => {
@@ -87,7 +87,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         peer: Index,
         action: Action,
         key: u64,
-        also: impl Fn(&Flight) -> bool,
+        also: impl Fn(&CommandInFlight) -> bool,
     ) -> Option<Index> {
         let mut found: Option<(Index, u64)> = None;
         let mut next = self.by_key.first(flight_hash(peer, action, key));
@@ -103,25 +103,25 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     fn answered(&mut self, at: Index, n: &Notification) {
-        let Some(flight) = self.land(at) else {
+        let Some(flight) = self.remove_flight(at) else {
             return;
         };
         if flight.late {
             self.counters.late += 1;
         }
         if let Action::Lock(unit) = flight.action {
-            self.pass(&flight, unit);
+            self.drop_fenced(&flight, unit);
         }
         if flight.late {
-            self.settle_late(flight.job);
+            self.finish_late(flight.job);
         } else {
             self.progress(&flight, n);
         }
-        self.wake(flight.peer);
+        self.unblock(flight.peer);
     }
 
     /// Processes the answer to a command of a transfer without outcome.
-    fn progress(&mut self, flight: &Flight, n: &Notification) {
+    fn progress(&mut self, flight: &CommandInFlight, n: &Notification) {
         let Some(job) = self.jobs.get_mut(flight.job) else {
             return;
         };
@@ -134,38 +134,38 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             _ => Fault::of(n),
         };
         match (&mut job.kind, flight.role) {
-            (Kind::Move { moved, .. }, Role::Part) if fault.is_none() => {
+            (Kind::Data { moved, .. }, Role::Data) if fault.is_none() => {
                 *moved += u64::from(flight.len);
             }
-            (Kind::Move { confirmed, .. }, Role::Confirm) => *confirmed = Confirmed::Yes,
+            (Kind::Data { confirmed, .. }, Role::Confirm) => *confirmed = Confirmed::Yes,
             (Kind::Lock { word, .. }, Role::Operation) => *word = n.word0,
             _ => {}
         }
         if let Some(fault) = fault {
             job.fault.get_or_insert(fault);
-            if job.state == State::Moving {
-                self.flow.step(&mut job.state, Step::Fault);
-                self.strip(flight.job);
-                self.move_to(flight.job, Some(Place::Waiting));
+            if job.state == TransferState::InFlight {
+                self.flow.step(&mut job.state, TransferEvent::Fault);
+                self.free_fragments(flight.job);
+                self.move_to(flight.job, Some(PeerList::Waiting));
             }
         }
         let Some(job) = self.jobs.get(flight.job) else {
             return;
         };
-        if job.state == State::Failing {
+        if job.state == TransferState::Failing {
             if job.flights == 0 {
                 self.finish(flight.job);
             }
         } else if self.is_finished(flight.job) {
             self.finish(flight.job);
-        } else if job.place == Some(Place::Waiting) && self.has_next(flight.job) {
-            self.move_to(flight.job, Some(Place::Ready));
+        } else if job.list == Some(PeerList::Waiting) && self.has_next(flight.job) {
+            self.move_to(flight.job, Some(PeerList::Ready));
         }
     }
 
     /// Drops late commands that precede an answered lock operation of the same class. `unit` has
     /// answered the lock operation, so earlier answers can no longer arrive.
-    fn pass(&mut self, lock: &Flight, unit: LockTarget) {
+    fn drop_fenced(&mut self, lock: &CommandInFlight, unit: LockTarget) {
         let Some(peer) = self.peers.get(lock.peer).filter(|p| p.late > 0) else {
             return;
         };
@@ -183,27 +183,27 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             };
             if f.late && reached && f.class == lock.class && f.order < lock.order {
                 self.counters.passed += 1;
-                self.land(at);
-                self.settle_late(f.job);
+                self.remove_flight(at);
+                self.finish_late(f.job);
             }
         }
     }
 
     /// Ends a late transfer without commands in flight.
-    fn settle_late(&mut self, at: Index) {
+    fn finish_late(&mut self, at: Index) {
         let Some(job) = self.jobs.get_mut(at) else {
             return;
         };
-        if job.state == State::Late && job.flights == 0 {
-            self.flow.step(&mut job.state, Step::Settle);
-            self.over(at, Quiet::Settled);
+        if job.state == TransferState::Late && job.flights == 0 {
+            self.flow.step(&mut job.state, TransferEvent::LastAnswer);
+            self.set_quiet(at, Quiet::Settled);
         }
     }
 
     /// Returns the result of a transfer whose commands were all answered.
     pub(super) fn done(&self, at: Index) -> Done {
         match self.jobs.get(at).map(|job| &job.kind) {
-            Some(Kind::Move { moved, .. }) => Done {
+            Some(Kind::Data { moved, .. }) => Done {
                 bytes: *moved,
                 word: 0,
             },

@@ -9,13 +9,13 @@ use wire::{
 
 /// Data command of a transfer.
 #[derive(Clone, Copy)]
-pub(super) struct Piece {
+pub(super) struct DataCommand {
     pub(super) direction: Direction,
     pub(super) local: u64,
     pub(super) remote: u64,
     pub(super) len: u32,
     /// The peer gets a notification.
-    pub(super) tell: bool,
+    pub(super) notify_peer: bool,
 }
 
 pub(super) fn page(class: u8, translate: bool) -> PageOptions {
@@ -47,20 +47,20 @@ pub(super) fn lock(to: (NodeId, Vpid), lock: &Lock) -> Descriptor {
     descriptor(to, NotifySpec::from_bits(4), op)
 }
 
-pub(super) fn piece(to: (NodeId, Vpid), piece: &Piece) -> Descriptor {
-    let Piece {
+pub(super) fn data(to: (NodeId, Vpid), command: &DataCommand) -> Descriptor {
+    let DataCommand {
         direction,
         local,
         remote,
         len,
-        tell,
-    } = *piece;
+        notify_peer,
+    } = *command;
     let qw = false;
     match direction {
         Direction::Get => {
             let notify = NotifySpec {
                 requester: false,
-                responder: tell,
+                responder: notify_peer,
                 completer: true,
             };
             let op = Operation::Get {
@@ -75,7 +75,7 @@ pub(super) fn piece(to: (NodeId, Vpid), piece: &Piece) -> Descriptor {
             let notify = NotifySpec {
                 requester: true,
                 responder: false,
-                completer: tell,
+                completer: notify_peer,
             };
             let op = Operation::Put {
                 qw,

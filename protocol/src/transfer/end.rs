@@ -2,14 +2,14 @@
 //! End of transfers, and reports to their owners.
 
 use super::{
-    tables::{Place, Ticket, Transfers, ALL, CHAIN, EVENTS, PLACE},
-    Done, Event, Failure, Queue, Quiet, State, Step,
+    tables::{PeerList, Ticket, Transfers, ALL, CHAIN, EVENTS, PEER_LIST},
+    Done, Event, Failure, Queue, Quiet, TransferEvent, TransferState,
 };
 use crate::{base::arena::Index, Memory, Time};
 use wire::ids::NodeId;
 
 /// Lists of a peer with transfers that have no outcome.
-const LIVE: [Place; 3] = [Place::Ready, Place::Blocked, Place::Waiting];
+const LIVE: [PeerList; 3] = [PeerList::Ready, PeerList::Blocked, PeerList::Waiting];
 
 impl<M: Memory, T: Clone> Transfers<M, T> {
     /// Ends a transfer whose commands were all answered, with success or with an error.
@@ -19,43 +19,46 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             return;
         };
         let (step, outcome) = match job.fault {
-            Some(fault) => (Step::Settle, Err(Failure::Fault(fault))),
-            None => (Step::Finish, Ok(done)),
+            Some(fault) => (TransferEvent::LastAnswer, Err(Failure::Fault(fault))),
+            None => (TransferEvent::Finish, Ok(done)),
         };
         self.flow.step(&mut job.state, step);
-        self.tell(at, outcome);
-        self.over(at, Quiet::Settled);
+        self.set_outcome(at, outcome);
+        self.set_quiet(at, Quiet::Settled);
     }
 
     /// Ends a transfer early, unless it has an outcome. Its commands in flight become late.
-    pub(super) fn give_up(&mut self, at: Index, why: Failure, now: Time) {
+    pub(super) fn give_up(&mut self, at: Index, cause: Failure, now: Time) {
         let state = self.jobs.get(at).map(|job| job.state);
-        if matches!(state, None | Some(State::Late | State::Over)) {
+        if matches!(
+            state,
+            None | Some(TransferState::Late | TransferState::Quiet)
+        ) {
             return;
         }
-        self.strip(at);
+        self.free_fragments(at);
         let Some(job) = self.jobs.get_mut(at) else {
             return;
         };
-        self.flow.step(&mut job.state, Step::GiveUp);
+        self.flow.step(&mut job.state, TransferEvent::GiveUp);
         // A known error takes precedence over the cause of the early end.
-        let why = job.fault.map_or(why, Failure::Fault);
-        let (peer, over, flights) = (job.peer, job.state == State::Over, job.flights);
-        self.tell(at, Err(why));
-        if over {
-            self.over(at, Quiet::Settled);
+        let cause = job.fault.map_or(cause, Failure::Fault);
+        let (peer, ended, flights) = (job.peer, job.state == TransferState::Quiet, job.flights);
+        self.set_outcome(at, Err(cause));
+        if ended {
+            self.set_quiet(at, Quiet::Settled);
         } else if flights == 0 {
             if let Some(job) = self.jobs.get_mut(at) {
-                self.flow.step(&mut job.state, Step::Settle);
+                self.flow.step(&mut job.state, TransferEvent::LastAnswer);
             }
-            self.over(at, Quiet::Settled);
+            self.set_quiet(at, Quiet::Settled);
         } else {
             self.make_late(at, peer);
-            self.move_to(at, Some(Place::Late));
+            self.move_to(at, Some(PeerList::Late));
             let until = Time(now.0.saturating_add(self.limits.absorb));
             self.deadlines.set(at.index(), until);
         }
-        self.wake(peer);
+        self.unblock(peer);
     }
 
     /// Drops the late commands of a transfer without waiting for answers.
@@ -63,7 +66,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         let Some(job) = self.jobs.get_mut(at) else {
             return;
         };
-        if !self.flow.step(&mut job.state, Step::Forget) {
+        if !self.flow.step(&mut job.state, TransferEvent::Forget) {
             return;
         }
         let peer = job.peer;
@@ -72,15 +75,15 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             next = self.flights.after::<{ super::tables::FLIGHT }>(flight);
             if self.flights.get(flight).is_some_and(|f| f.job == at) {
                 self.counters.forgotten += 1;
-                self.land(flight);
+                self.remove_flight(flight);
             }
         }
-        self.over(at, quiet);
-        self.wake(peer);
+        self.set_quiet(at, quiet);
+        self.unblock(peer);
     }
 
     /// Records the outcome of a transfer.
-    fn tell(&mut self, at: Index, outcome: Result<Done, Failure>) {
+    fn set_outcome(&mut self, at: Index, outcome: Result<Done, Failure>) {
         let c = &mut self.counters;
         let counter = match outcome {
             Ok(_) => &mut c.done,
@@ -94,21 +97,21 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         if let Some(job) = self.jobs.get_mut(at) {
             job.outcome = Some(outcome);
         }
-        self.list(at);
+        self.queue_report(at);
     }
 
     /// Records that a transfer is quiet.
-    pub(super) fn over(&mut self, at: Index, quiet: Quiet) {
+    pub(super) fn set_quiet(&mut self, at: Index, quiet: Quiet) {
         self.deadlines.clear(at.index());
         self.move_to(at, None);
         if let Some(job) = self.jobs.get_mut(at) {
             job.quiet = Some(quiet);
         }
-        self.list(at);
+        self.queue_report(at);
     }
 
     /// Queues the pending report of a transfer.
-    fn list(&mut self, at: Index) {
+    fn queue_report(&mut self, at: Index) {
         let Some(job) = self.jobs.get_mut(at) else {
             return;
         };
@@ -136,7 +139,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Returns the next report for an owner. Unless it has `quiet`, the driver calls
-    /// [`Transfers::told`] afterwards, because an owner gets one report at a time.
+    /// [`Transfers::report_done`] afterwards, because an owner gets one report at a time.
     pub fn next_event(&mut self, queue: Queue) -> Option<Event<T>> {
         let [direct, deferred] = &mut self.events;
         let list = match queue {
@@ -170,14 +173,14 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
 
     /// Records that the owner has received the last report of [`Transfers::next_event`]. Returns
     /// whether another report to this owner is due.
-    pub fn told(&mut self, ticket: Ticket) -> bool {
+    pub fn report_done(&mut self, ticket: Ticket) -> bool {
         let Some(at) = self.jobs.find(ticket.0) else {
             return false;
         };
         if let Some(job) = self.jobs.get_mut(at) {
             job.busy = false;
         }
-        self.list(at);
+        self.queue_report(at);
         self.jobs.get(at).is_some_and(|job| job.listed)
     }
 
@@ -188,7 +191,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         };
         peer.jobs = peer.jobs.saturating_sub(1);
         let (jobs, node, vpid) = (peer.jobs, peer.node, peer.vpid);
-        self.leave(node);
+        self.uncount_transfer(node);
         if jobs > 0 {
             return;
         }
@@ -211,8 +214,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             };
             let at = Index::from_index(item);
             match self.jobs.get(at).map(|job| job.state) {
-                Some(State::Late) => self.forget(at, Quiet::Unanswered),
-                Some(State::Over) | None => self.deadlines.clear(item),
+                Some(TransferState::Late) => self.forget(at, Quiet::Unanswered),
+                Some(TransferState::Quiet) | None => self.deadlines.clear(item),
                 Some(_) => self.give_up(at, Failure::TimedOut, now),
             }
         }
@@ -226,7 +229,10 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             return false;
         };
         let state = self.jobs.get(at).map(|job| job.state);
-        if matches!(state, None | Some(State::Late | State::Over)) {
+        if matches!(
+            state,
+            None | Some(TransferState::Late | TransferState::Quiet)
+        ) {
             return false;
         }
         self.give_up(at, Failure::Cancelled, now);
@@ -263,13 +269,13 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     /// Returns a transfer of a peer without outcome that was submitted before `mark`.
     fn live_until(&self, peer: Index, mark: u64) -> Option<Index> {
         let peer = self.peers.get(peer)?;
-        for place in LIVE {
-            let mut next = peer.lists.get(place as usize).and_then(|l| l.first());
+        for list in LIVE {
+            let mut next = peer.lists.get(list as usize).and_then(|l| l.first());
             while let Some(at) = next {
                 if self.jobs.get(at)?.serial <= mark {
                     return Some(at);
                 }
-                next = self.jobs.after::<PLACE>(at);
+                next = self.jobs.after::<PEER_LIST>(at);
             }
         }
         None
@@ -366,7 +372,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             next = self.flights.after::<{ super::tables::FLIGHT }>(at);
             let flight = self.flights.get(at).ok_or("no command")?;
             let job = self.jobs.get(flight.job).ok_or("a command without job")?;
-            if flight.late != (job.state == State::Late) {
+            if flight.late != (job.state == TransferState::Late) {
                 return Err("a command and its transfer differ in being late");
             }
             if flight.order <= order {

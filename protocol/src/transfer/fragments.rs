@@ -50,12 +50,12 @@ struct Cell {
 
 /// Remainder of a list: its first cell, and the number of processed bytes in this cell.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rest {
+pub(super) struct Cursor {
     first: u32,
     done: u64,
 }
 
-impl Rest {
+impl Cursor {
     pub(super) const NOTHING: Self = Self {
         first: NONE,
         done: 0,
@@ -98,7 +98,7 @@ impl<M: Memory> Pool<M> {
 
     /// Stores a list that was measured. The caller checked that the pool has room. Adjacent
     /// fragments are merged.
-    pub(super) fn store(&mut self, list: impl Iterator<Item = Fragment>) -> Rest {
+    pub(super) fn store(&mut self, list: impl Iterator<Item = Fragment>) -> Cursor {
         let (mut first, mut last) = (NONE, NONE);
         for fragment in list {
             if let Some(cell) = self.cell(last) {
@@ -121,28 +121,28 @@ impl<M: Memory> Pool<M> {
             }
             last = index;
         }
-        Rest { first, done: 0 }
+        Cursor { first, done: 0 }
     }
 
     /// Returns the remainder of the current fragment.
-    pub(super) fn next(&self, rest: &Rest) -> Option<Fragment> {
-        let cell = self.cells.get(rest.first as usize)?;
+    pub(super) fn next(&self, cursor: &Cursor) -> Option<Fragment> {
+        let cell = self.cells.get(cursor.first as usize)?;
         Some(Fragment {
-            address: cell.fragment.address + rest.done,
-            len: cell.fragment.len - rest.done,
+            address: cell.fragment.address + cursor.done,
+            len: cell.fragment.len - cursor.done,
         })
     }
 
     /// Removes the next `len` bytes, which belong to one fragment.
-    pub(super) fn advance(&mut self, rest: &mut Rest, len: u64) {
-        rest.done += len;
-        let Some(cell) = self.cells.get(rest.first as usize) else {
+    pub(super) fn advance(&mut self, cursor: &mut Cursor, len: u64) {
+        cursor.done += len;
+        let Some(cell) = self.cells.get(cursor.first as usize) else {
             return;
         };
-        if rest.done >= cell.fragment.len {
+        if cursor.done >= cell.fragment.len {
             let next = cell.next;
-            self.free_one(rest.first);
-            *rest = Rest {
+            self.free_one(cursor.first);
+            *cursor = Cursor {
                 first: next,
                 done: 0,
             };
@@ -159,8 +159,8 @@ impl<M: Memory> Pool<M> {
     }
 
     /// Frees all remaining cells of a list.
-    pub(super) fn free(&mut self, rest: &mut Rest) {
-        let mut index = core::mem::replace(rest, Rest::NOTHING).first;
+    pub(super) fn free(&mut self, cursor: &mut Cursor) {
+        let mut index = core::mem::replace(cursor, Cursor::NOTHING).first;
         while let Some(cell) = self.cells.get(index as usize) {
             let next = cell.next;
             self.free_one(index);

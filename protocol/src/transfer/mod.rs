@@ -8,9 +8,9 @@
 //!
 //! # State machine
 //!
-//! The states of a transfer are in [`State`]. A `Queued` transfer becomes `Moving` with its first
-//! command, and `Over` when all commands were answered. After an error it is `Failing`: its other
-//! commands are awaited, and no more are posted. A transfer that ends early (time-out,
+//! The states of a transfer are in [`TransferState`]. A `Queued` transfer becomes `InFlight` with
+//! its first command, and `Quiet` when all commands were answered. After an error it is `Failing`:
+//! its other commands are awaited, and no more are posted. A transfer that ends early (time-out,
 //! cancellation, loss of its peer) is `Late`: it has a result, but its commands are in flight.
 //!
 //! The owner of a transfer gets two reports, each once: its outcome, and, at the same time or
@@ -21,11 +21,11 @@
 //! The driver holds a lock around [`Transfers`] and has these duties:
 //!
 //! * It passes transfers to [`Transfers::submit`], and notifications of the port to
-//!   [`Transfers::take`].
+//!   [`Transfers::process_notification`].
 //! * It calls [`Transfers::post`] after each of these, and when the port has room again.
 //! * It calls [`Transfers::expire`] at [`Transfers::next_deadline`].
 //! * It reports the events of [`Transfers::next_event`] to their owners, and calls
-//!   [`Transfers::told`] after each.
+//!   [`Transfers::report_done`] after each.
 //!
 //! # Assignment of notifications
 //!
@@ -88,10 +88,10 @@
 //!     post_by: None,
 //!     queue: Queue::Direct,
 //! };
-//! let get = Move { direction: Direction::Get, tell: Tell::Nothing, confirm: false };
+//! let get = TransferKind { direction: Direction::Get, notify: Notify::Nothing, confirm: false };
 //! let part = |address, len| Fragment { address, len };
-//! let (here, there) = ([part(0x1000, 100), part(0x2000, 60)], [part(0x9000, 160)]);
-//! let lists = (here.into_iter(), there.into_iter());
+//! let (local, remote) = ([part(0x1000, 100), part(0x2000, 60)], [part(0x9000, 160)]);
+//! let lists = (local.into_iter(), remote.into_iter());
 //! all.submit(&terms, get, lists.0, lists.1, "mine").unwrap();
 //!
 //! let mut port = Void(0);
@@ -100,7 +100,7 @@
 //! all.expire(all.next_deadline().unwrap(), 10);
 //! let end = all.next_event(Queue::Direct).unwrap();
 //! assert_eq!((end.token, end.outcome, end.quiet), ("mine", Some(Err(Failure::TimedOut)), None));
-//! all.told(end.ticket);
+//! all.report_done(end.ticket);
 //! all.expire(Time(1050), 10);
 //! let end = all.next_event(Queue::Direct).unwrap();
 //! assert_eq!(end.quiet, Some(Quiet::Unanswered));
@@ -130,20 +130,20 @@ use wire::{
 
 crate::flow! {
     /// States of a transfer or lock operation.
-    states State {
+    states TransferState {
         /// No command was posted.
         Queued,
         /// Commands were posted.
-        Moving,
+        InFlight,
         /// A command failed. Other commands in flight are awaited, and no more are posted.
         Failing,
         /// It has an outcome; its commands in flight are not answered.
         Late,
         /// It is quiet: no command is in flight.
-        Over,
+        Quiet,
     }
     /// Events of a transfer or lock operation.
-    events Step {
+    events TransferEvent {
         /// The first command is posted.
         Begin,
         /// All commands were posted and answered.
@@ -153,20 +153,20 @@ crate::flow! {
         /// It ends early: time-out, cancellation, loss of its peer, failure of the port.
         GiveUp,
         /// The last command in flight was answered, or fenced.
-        Settle,
+        LastAnswer,
         /// The wait for late answers ends.
         Forget,
     }
     transitions {
-        Queued + Begin => Moving;
-        Queued + GiveUp => Over;
-        Moving + Finish => Over;
-        Moving + Fault => Failing;
-        Moving + GiveUp => Late;
-        Failing + Settle => Over;
+        Queued + Begin => InFlight;
+        Queued + GiveUp => Quiet;
+        InFlight + Finish => Quiet;
+        InFlight + Fault => Failing;
+        InFlight + GiveUp => Late;
+        Failing + LastAnswer => Quiet;
         Failing + GiveUp => Late;
-        Late + Settle => Over;
-        Late + Forget => Over;
+        Late + LastAnswer => Quiet;
+        Late + Forget => Quiet;
     }
 }
 
@@ -216,7 +216,7 @@ impl Limits {
 
 /// Notification of the peer about a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Tell {
+pub enum Notify {
     /// No notification.
     #[default]
     Nothing,
@@ -238,11 +238,11 @@ pub enum Tell {
 
 /// Kind of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Move {
+pub struct TransferKind {
     /// Direction of the data.
     pub direction: Direction,
     /// Notification of the peer.
-    pub tell: Tell,
+    pub notify: Notify,
     /// For a PUT: the transfer is complete only after a lock operation behind the data was answered
     /// by the peer's completer. No data arrive later then. A packet lost by the network is not
     /// detected.

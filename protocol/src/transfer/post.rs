@@ -2,10 +2,10 @@
 //! Selection and posting of commands.
 
 use super::{
-    describe::{self, Piece},
+    describe::{self, DataCommand},
     fragments::Fragment,
-    tables::{Action, Confirmed, Flight, Job, Kind, Place, Role, FLIGHT},
-    Lock, Port, Posted, State, Step, Tell, Transfers,
+    tables::{Action, CommandInFlight, Confirmed, Job, Kind, PeerList, Role, FLIGHT},
+    Lock, Notify, Port, Posted, TransferEvent, TransferState, Transfers,
 };
 use crate::{base::arena::Index, Memory, Time, TransportError};
 use wire::rma::{Descriptor, Direction, LockTarget, PageOptions};
@@ -15,9 +15,9 @@ use wire::rma::{Descriptor, Direction, LockTarget, PageOptions};
 enum Next {
     /// No command, or none before an answer arrives.
     Nothing,
-    Part(Piece),
+    Data(DataCommand),
     /// Notification PUT behind the data.
-    Tell {
+    Notify {
         class: u8,
         value: u64,
     },
@@ -26,7 +26,7 @@ enum Next {
 }
 
 /// Condition that delays a command.
-enum Obstacle {
+enum Conflict {
     None,
     /// Its notification could be confused with that of a command in flight.
     Wait,
@@ -39,7 +39,7 @@ enum Obstacle {
 }
 
 /// Result of a peer's turn.
-enum Turn {
+enum TurnResult {
     /// A command was posted, or a transfer ended because of the port or its time.
     Used,
     /// The peer can post no command now.
@@ -56,10 +56,10 @@ struct Command {
 }
 
 /// Result of an attempt to post a transfer's next command.
-enum Tried {
+enum Attempt {
     Posted,
     /// The transfer must wait on this list.
-    Moved(Place),
+    Moved(PeerList),
     /// The peer has reached the limit of data or commands in flight.
     Window,
     Stop,
@@ -74,7 +74,7 @@ fn overlap(a: (u64, u64), b: (u64, u64)) -> bool {
 }
 
 /// Returns the unit of the peer that answers a command, or that answers behind it.
-fn debtor(action: Action) -> LockTarget {
+fn answering_unit(action: Action) -> LockTarget {
     match action {
         Action::Get => LockTarget::Responder,
         // The local requester notifies of PUTs, in order with all commands.
@@ -95,14 +95,14 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             };
             let before = self.counters.commands;
             match self.turn_of(peer, port, now) {
-                Turn::Used => {
+                TurnResult::Used => {
                     turns += 1;
                     // Moves the peer to the end of the list.
                     self.leave_turn(peer);
                     self.take_turn(peer);
                 }
-                Turn::Idle => self.leave_turn(peer),
-                Turn::Stop => return posted,
+                TurnResult::Idle => self.leave_turn(peer),
+                TurnResult::Stop => return posted,
             }
             posted.commands += (self.counters.commands - before) as usize;
         }
@@ -110,68 +110,68 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         posted
     }
 
-    fn turn_of(&mut self, peer: Index, port: &mut impl Port, now: Time) -> Turn {
+    fn turn_of(&mut self, peer: Index, port: &mut impl Port, now: Time) -> TurnResult {
         loop {
             let ready = self
                 .peers
                 .get(peer)
-                .and_then(|p| p.lists[Place::Ready as usize].first());
+                .and_then(|p| p.lists[PeerList::Ready as usize].first());
             let Some(job) = ready else {
-                return Turn::Idle;
+                return TurnResult::Idle;
             };
             if self.is_too_late(job, now) {
                 self.give_up(job, super::Failure::TimedOut, now);
-                return Turn::Used;
+                return TurnResult::Used;
             }
             match self.attempt(peer, job, port) {
-                Tried::Posted => {
+                Attempt::Posted => {
                     if self.is_finished(job) {
                         self.finish(job);
                     } else {
                         // Moves the transfer behind the other ones of the peer.
-                        self.move_to(job, Some(Place::Ready));
+                        self.move_to(job, Some(PeerList::Ready));
                     }
-                    return Turn::Used;
+                    return TurnResult::Used;
                 }
-                Tried::Moved(place) => self.move_to(job, Some(place)),
-                Tried::Window => return Turn::Idle,
-                Tried::Stop => return Turn::Stop,
-                Tried::Dead => {
+                Attempt::Moved(list) => self.move_to(job, Some(list)),
+                Attempt::Window => return TurnResult::Idle,
+                Attempt::Stop => return TurnResult::Stop,
+                Attempt::Dead => {
                     self.give_up(job, super::Failure::Down, now);
-                    return Turn::Used;
+                    return TurnResult::Used;
                 }
             }
         }
     }
 
     fn next(&self, job: &Job<T>) -> Next {
-        if job.fenced || !matches!(job.state, State::Queued | State::Moving) {
+        if job.fenced || !matches!(job.state, TransferState::Queued | TransferState::InFlight) {
             return Next::Nothing;
         }
         match &job.kind {
             Kind::Lock { posted: true, .. } => Next::Nothing,
             Kind::Lock { lock, .. } => Next::Operation(*lock),
-            Kind::Move {
-                what,
+            Kind::Data {
+                kind,
                 left: 0,
-                told,
+                notification_posted,
                 confirmed,
                 ..
-            } => match what.tell {
-                Tell::Value { class, value } if !told => match job.flights {
-                    0 => Next::Tell { class, value },
+            } => match kind.notify {
+                Notify::Value { class, value } if !notification_posted => match job.flights {
+                    0 => Next::Notify { class, value },
                     _ => Next::Nothing,
                 },
-                _ if what.confirm
-                    && what.direction == Direction::Put
+                _ if kind.confirm
+                    && kind.direction == Direction::Put
                     && *confirmed == Confirmed::Unasked =>
                 {
                     Next::Confirm
                 }
                 _ => Next::Nothing,
             },
-            Kind::Move {
-                what,
+            Kind::Data {
+                kind,
                 local,
                 remote,
                 left,
@@ -184,15 +184,15 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
                 let most = u64::from(self.limits.command);
                 let len = local.len.min(remote.len).min(most) as u32;
                 let last = u64::from(len) == *left;
-                if what.tell == Tell::Last && last && job.flights > 0 {
+                if kind.notify == Notify::Last && last && job.flights > 0 {
                     return Next::Nothing;
                 }
-                Next::Part(Piece {
-                    direction: what.direction,
+                Next::Data(DataCommand {
+                    direction: kind.direction,
                     local: local.address,
                     remote: remote.address,
                     len,
-                    tell: what.tell == Tell::Each || what.tell == Tell::Last && last,
+                    notify_peer: kind.notify == Notify::Each || kind.notify == Notify::Last && last,
                 })
             }
         }
@@ -209,11 +209,11 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         let Some(job) = self.jobs.get(job) else {
             return false;
         };
-        job.state == State::Moving
+        job.state == TransferState::InFlight
             && job.flights == 0
             && match &job.kind {
                 Kind::Lock { posted, .. } => *posted,
-                Kind::Move { .. } => matches!(self.next(job), Next::Nothing) && !job.fenced,
+                Kind::Data { .. } => matches!(self.next(job), Next::Nothing) && !job.fenced,
             }
     }
 
@@ -224,22 +224,22 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Tries to post the next command of a transfer.
-    fn attempt(&mut self, peer: Index, at: Index, port: &mut impl Port) -> Tried {
+    fn attempt(&mut self, peer: Index, at: Index, port: &mut impl Port) -> Attempt {
         let command = match self.prepare(peer, at) {
             Ok(command) => command,
-            Err(tried) => return tried,
+            Err(attempt) => return attempt,
         };
         match port.post(command.page, &command.descriptor) {
             Ok(()) => {}
-            Err(TransportError::Later) => return Tried::Stop,
-            Err(TransportError::Never) => return Tried::Dead,
+            Err(TransportError::Later) => return Attempt::Stop,
+            Err(TransportError::Never) => return Attempt::Dead,
         }
         self.order += 1;
         self.counters.commands += 1;
-        self.note(at, command.role);
+        self.record_posted(at, command.role);
         if let Some(role) = command.role {
             let (action, start, len) = describe::subject(&command.descriptor.op);
-            self.take_off(Flight {
+            self.add_flight(CommandInFlight {
                 job: at,
                 peer,
                 action,
@@ -251,42 +251,42 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
                 late: false,
             });
         }
-        Tried::Posted
+        Attempt::Posted
     }
 
     /// Returns the next command of a transfer, or a fence that it needs first. The error is the
     /// reason why there is none.
-    fn prepare(&mut self, peer: Index, at: Index) -> Result<Command, Tried> {
+    fn prepare(&mut self, peer: Index, at: Index) -> Result<Command, Attempt> {
         let (Some(job), Some(p)) = (self.jobs.get(at), self.peers.get(peer)) else {
-            return Err(Tried::Moved(Place::Waiting));
+            return Err(Attempt::Moved(PeerList::Waiting));
         };
         let to = (p.node, p.vpid);
         let (class, translate) = (job.class, job.translate);
         let next = self.next(job);
         let bytes = match next {
-            Next::Nothing => return Err(Tried::Moved(Place::Waiting)),
-            Next::Part(piece) => u64::from(piece.len),
+            Next::Nothing => return Err(Attempt::Moved(PeerList::Waiting)),
+            Next::Data(command) => u64::from(command.len),
             _ => 0,
         };
         if self.flights.room() == 0 {
-            return Err(Tried::Stop);
+            return Err(Attempt::Stop);
         }
         let full = p.flights.len() >= self.limits.window
             || p.bytes != 0 && p.bytes + bytes > self.limits.window_bytes;
         let fenced = p.fences > 0;
-        let obstacle = match full {
+        let conflict = match full {
             // A fence may show that late commands are finished.
             true if p.late > 0 && !fenced => self.oldest_late(peer),
-            true => return Err(Tried::Window),
-            false => self.obstacle(peer, &next),
+            true => return Err(Attempt::Window),
+            false => self.conflict(peer, &next),
         };
-        match obstacle {
-            Obstacle::None => {}
-            Obstacle::Wait => return Err(Tried::Moved(Place::Blocked)),
+        match conflict {
+            Conflict::None => {}
+            Conflict::Wait => return Err(Attempt::Moved(PeerList::Blocked)),
             // One fence at a time, because its answer may also resolve this condition.
-            Obstacle::Ask { .. } if fenced => return Err(Tried::Moved(Place::Blocked)),
-            Obstacle::Ask { at, class } => {
-                let lock = self.nothing(peer, at)?;
+            Conflict::Ask { .. } if fenced => return Err(Attempt::Moved(PeerList::Blocked)),
+            Conflict::Ask { at, class } => {
+                let lock = self.no_op_lock(peer, at)?;
                 return Ok(Command {
                     role: Some(Role::Fence),
                     page: describe::page(class, false),
@@ -295,15 +295,15 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             }
         }
         let (role, descriptor) = match next {
-            Next::Part(piece) => (Some(Role::Part), describe::piece(to, &piece)),
-            Next::Tell { class, value } => (None, describe::value(to, class, value)),
+            Next::Data(command) => (Some(Role::Data), describe::data(to, &command)),
+            Next::Notify { class, value } => (None, describe::value(to, class, value)),
             Next::Operation(lock) => (Some(Role::Operation), describe::lock(to, &lock)),
             Next::Confirm | Next::Nothing => {
-                let lock = self.nothing(peer, LockTarget::Completer)?;
+                let lock = self.no_op_lock(peer, LockTarget::Completer)?;
                 (Some(Role::Confirm), describe::lock(to, &lock))
             }
         };
-        let translate = translate && matches!(next, Next::Part(_));
+        let translate = translate && matches!(next, Next::Data(_));
         Ok(Command {
             role,
             page: describe::page(class, translate),
@@ -312,14 +312,14 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Records a posted command of a transfer.
-    fn note(&mut self, at: Index, role: Option<Role>) {
+    fn record_posted(&mut self, at: Index, role: Option<Role>) {
         let room = self.pool.room();
         let Some(job) = self.jobs.get_mut(at) else {
             return;
         };
         let peer = job.peer;
-        if job.state == State::Queued {
-            self.flow.step(&mut job.state, Step::Begin);
+        if job.state == TransferState::Queued {
+            self.flow.step(&mut job.state, TransferEvent::Begin);
         }
         if role == Some(Role::Fence) {
             job.fenced = true;
@@ -331,11 +331,11 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
                 *posted = true;
                 true
             }
-            Kind::Move {
+            Kind::Data {
                 local,
                 remote,
                 left,
-                told,
+                notification_posted,
                 confirmed,
                 ..
             } => match role {
@@ -344,7 +344,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
                     false
                 }
                 None => {
-                    *told = true;
+                    *notification_posted = true;
                     false
                 }
                 Some(_) => {
@@ -375,40 +375,40 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
 
     /// Returns a lock operation without effect. An answer contains only its number, so a number is
     /// not reused while its answer is outstanding. If all numbers are in use, the transfer waits.
-    fn nothing(&mut self, peer: Index, at: LockTarget) -> Result<Lock, Tried> {
+    fn no_op_lock(&mut self, peer: Index, at: LockTarget) -> Result<Lock, Attempt> {
         let peer = self.peers.get_mut(peer);
         let number = peer.and_then(|p| p.numbers.take(p.used));
         Ok(Lock {
             at,
-            number: number.ok_or(Tried::Moved(Place::Blocked))?,
+            number: number.ok_or(Attempt::Moved(PeerList::Blocked))?,
             compare: i32::MIN,
             add: 0,
         })
     }
 
-    fn oldest_late(&self, peer: Index) -> Obstacle {
+    fn oldest_late(&self, peer: Index) -> Conflict {
         let mut next = self.peers.get(peer).and_then(|p| p.flights.first());
         while let Some(at) = next {
             match self.flights.get(at) {
                 Some(f) if f.late => {
-                    return Obstacle::Ask {
-                        at: debtor(f.action),
+                    return Conflict::Ask {
+                        at: answering_unit(f.action),
                         class: f.class,
                     }
                 }
                 _ => next = self.flights.after::<FLIGHT>(at),
             }
         }
-        Obstacle::Wait
+        Conflict::Wait
     }
 
     /// Returns the condition that delays a command: commands in flight with confusable
     /// notifications. Locks differ in their number, GETs and PUTs in their local addresses.
-    fn obstacle(&self, peer: Index, next: &Next) -> Obstacle {
+    fn conflict(&self, peer: Index, next: &Next) -> Conflict {
         let (action, start, len) = match *next {
-            Next::Part(p) => (Action::of(p.direction), p.local, p.len),
+            Next::Data(p) => (Action::of(p.direction), p.local, p.len),
             Next::Operation(lock) => (Action::Lock(lock.at), lock.number.into(), 1),
-            Next::Tell { .. } | Next::Confirm | Next::Nothing => return Obstacle::None,
+            Next::Notify { .. } | Next::Confirm | Next::Nothing => return Conflict::None,
         };
         let mut wait = false;
         let mut next = self.peers.get(peer).and_then(|p| p.flights.first());
@@ -428,16 +428,16 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
                 continue;
             }
             if f.late {
-                return Obstacle::Ask {
-                    at: debtor(f.action),
+                return Conflict::Ask {
+                    at: answering_unit(f.action),
                     class: f.class,
                 };
             }
             wait = true;
         }
         match wait {
-            true => Obstacle::Wait,
-            false => Obstacle::None,
+            true => Conflict::Wait,
+            false => Conflict::None,
         }
     }
 }

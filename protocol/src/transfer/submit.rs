@@ -3,8 +3,8 @@
 
 use super::{
     fragments::{measure, Fragment},
-    tables::{peer_hash, Confirmed, Job, Kind, Peer, Place, Ticket, Transfers, ALL, CHAIN},
-    Lock, Move, State, Terms,
+    tables::{peer_hash, Confirmed, Job, Kind, Peer, PeerList, Ticket, Transfers, ALL, CHAIN},
+    Lock, Terms, TransferKind, TransferState,
 };
 use crate::{
     base::arena::{Index, List},
@@ -13,15 +13,15 @@ use crate::{
 };
 
 impl<M: Memory, T> Transfers<M, T> {
-    fn refuse<R>(&mut self, why: SubmitError, token: T) -> Result<R, (SubmitError, T)> {
-        let counter = match why {
+    fn refuse<R>(&mut self, cause: SubmitError, token: T) -> Result<R, (SubmitError, T)> {
+        let counter = match cause {
             SubmitError::Invalid => &mut self.counters.refused_invalid,
             SubmitError::Transfers => &mut self.counters.refused_transfers,
             SubmitError::Fragments => &mut self.counters.refused_fragments,
             SubmitError::Peer => &mut self.counters.refused_peer,
         };
         *counter = counter.wrapping_add(1);
-        Err((why, token))
+        Err((cause, token))
     }
 
     /// Accepts a transfer between fragment lists of equal length. Each iterator is cloned and read
@@ -33,19 +33,19 @@ impl<M: Memory, T> Transfers<M, T> {
     pub fn submit(
         &mut self,
         terms: &Terms,
-        what: Move,
+        kind: TransferKind,
         local: impl Iterator<Item = Fragment> + Clone,
         remote: impl Iterator<Item = Fragment> + Clone,
         token: T,
     ) -> Result<Ticket, (SubmitError, T)> {
         let sizes = measure(local.clone()).zip(measure(remote.clone()));
-        let Some(((here, bytes), (there, others))) = sizes else {
+        let Some(((local_count, bytes), (remote_count, others))) = sizes else {
             return self.refuse(SubmitError::Invalid, token);
         };
         if bytes != others {
             return self.refuse(SubmitError::Invalid, token);
         }
-        let Some(fragments) = here.checked_add(there) else {
+        let Some(fragments) = local_count.checked_add(remote_count) else {
             return self.refuse(SubmitError::Invalid, token);
         };
         if fragments > self.pool.room() {
@@ -56,16 +56,16 @@ impl<M: Memory, T> Transfers<M, T> {
         }
         let peer = match self.admit(terms) {
             Ok(peer) => peer,
-            Err(why) => return self.refuse(why, token),
+            Err(cause) => return self.refuse(cause, token),
         };
         let room = self.pool.room();
-        let kind = Kind::Move {
-            what,
+        let kind = Kind::Data {
+            kind,
             local: self.pool.store(local),
             remote: self.pool.store(remote),
             left: bytes,
             moved: 0,
-            told: false,
+            notification_posted: false,
             confirmed: Confirmed::Unasked,
         };
         self.charge(peer, room);
@@ -88,7 +88,7 @@ impl<M: Memory, T> Transfers<M, T> {
         }
         let peer = match self.admit(terms) {
             Ok(peer) => peer,
-            Err(why) => return self.refuse(why, token),
+            Err(cause) => return self.refuse(cause, token),
         };
         let kind = Kind::Lock {
             lock,
@@ -106,7 +106,8 @@ impl<M: Memory, T> Transfers<M, T> {
         if !self.allowance(terms.node).0 {
             return Err(SubmitError::Peer);
         }
-        self.join(terms.node).map_err(|()| SubmitError::Transfers)?;
+        self.count_transfer(terms.node)
+            .map_err(|()| SubmitError::Transfers)?;
         if let Some(at) = self.find_peer(terms.node, terms.vpid) {
             return Ok(at);
         }
@@ -125,7 +126,7 @@ impl<M: Memory, T> Transfers<M, T> {
         };
         // The table has room, because it has one entry per transfer.
         let Ok((at, _)) = self.peers.insert(peer) else {
-            self.leave(terms.node);
+            self.uncount_transfer(terms.node);
             return Err(SubmitError::Transfers);
         };
         if let Some(bucket) = self.by_peer.of(peer_hash(terms.node, terms.vpid)) {
@@ -152,8 +153,8 @@ impl<M: Memory, T> Transfers<M, T> {
             class: terms.class & 3,
             translate: terms.translate,
             serial: self.serial,
-            state: State::Queued,
-            place: None,
+            state: TransferState::Queued,
+            list: None,
             kind,
             fenced: false,
             flights: 0,
@@ -175,7 +176,7 @@ impl<M: Memory, T> Transfers<M, T> {
             .post_by
             .map_or(terms.deadline, |t| t.min(terms.deadline));
         self.deadlines.set(at.index(), first);
-        self.move_to(at, Some(Place::Ready));
+        self.move_to(at, Some(PeerList::Ready));
         self.take_turn(peer);
         Ok(Ticket(name))
     }

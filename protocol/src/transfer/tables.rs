@@ -2,8 +2,8 @@
 //! Tables of transfers, peers and commands in flight.
 
 use super::{
-    fragments::{Pool, Rest},
-    Capacity, Counters, Done, Failure, Limits, Lock, Move, Queue, Quiet, State,
+    fragments::{Cursor, Pool},
+    Capacity, Counters, Done, Failure, Limits, Lock, Queue, Quiet, TransferKind, TransferState,
 };
 use crate::{
     base::{
@@ -28,7 +28,7 @@ const MAX: usize = 1 << 16;
 pub struct Ticket(pub(super) Name);
 
 /// Indices of a transfer's list links: a list of its peer, and an event queue.
-pub(super) const PLACE: usize = 0;
+pub(super) const PEER_LIST: usize = 0;
 pub(super) const EVENTS: usize = 1;
 /// Indices of a peer's list links: peers with commands to post, hash bucket, all peers.
 pub(super) const TURN: usize = 0;
@@ -41,7 +41,7 @@ pub(super) const SAME: usize = 1;
 
 /// List of a peer that contains a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum PeerList {
     /// Transfers that probably have a command to post.
     Ready = 0,
     /// Transfers that wait for another command of the peer.
@@ -54,16 +54,16 @@ pub(super) enum Place {
 
 /// Kind and progress of a transfer.
 pub(super) enum Kind {
-    Move {
-        what: Move,
-        local: Rest,
-        remote: Rest,
+    Data {
+        kind: TransferKind,
+        local: Cursor,
+        remote: Cursor,
         /// Number of bytes without a posted command.
         left: u64,
         /// Number of bytes of answered commands.
         moved: u64,
         /// The notification PUT was posted.
-        told: bool,
+        notification_posted: bool,
         confirmed: Confirmed,
     },
     Lock {
@@ -92,8 +92,8 @@ pub(super) struct Job<T> {
     pub(super) class: u8,
     pub(super) translate: bool,
     pub(super) serial: u64,
-    pub(super) state: State,
-    pub(super) place: Option<Place>,
+    pub(super) state: TransferState,
+    pub(super) list: Option<PeerList>,
     pub(super) kind: Kind,
     /// A fence that the transfer waits for is in flight.
     pub(super) fenced: bool,
@@ -113,7 +113,7 @@ pub(super) struct Job<T> {
 pub(super) struct Peer {
     pub(super) node: NodeId,
     pub(super) vpid: Vpid,
-    /// Transfers that are not quiet, by [`Place`].
+    /// Transfers that are not quiet, by [`PeerList`].
     pub(super) lists: [List; 4],
     /// Number of transfers, including quiet ones with a pending report.
     pub(super) jobs: usize,
@@ -140,13 +140,13 @@ pub(super) struct Share {
 }
 
 impl Peer {
-    pub(super) fn list(&mut self, place: Place) -> &mut List {
+    pub(super) fn list(&mut self, list: PeerList) -> &mut List {
         let [ready, blocked, waiting, late] = &mut self.lists;
-        match place {
-            Place::Ready => ready,
-            Place::Blocked => blocked,
-            Place::Waiting => waiting,
-            Place::Late => late,
+        match list {
+            PeerList::Ready => ready,
+            PeerList::Blocked => blocked,
+            PeerList::Waiting => waiting,
+            PeerList::Late => late,
         }
     }
 }
@@ -163,7 +163,7 @@ pub(super) enum Action {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
     /// Transfers data.
-    Part,
+    Data,
     /// Performs the owner's lock operation.
     Operation,
     /// Proves that a PUT has arrived.
@@ -174,7 +174,7 @@ pub(super) enum Role {
 
 /// Command in flight.
 #[derive(Clone, Copy)]
-pub(super) struct Flight {
+pub(super) struct CommandInFlight {
     pub(super) job: Index,
     pub(super) peer: Index,
     pub(super) action: Action,
@@ -189,7 +189,7 @@ pub(super) struct Flight {
     pub(super) late: bool,
 }
 
-impl Flight {
+impl CommandInFlight {
     /// Returns the key of its notification: address of the last fragment, or lock number.
     pub(super) fn key(&self) -> u64 {
         match self.action {
@@ -234,7 +234,7 @@ pub struct Transfers<M: Memory, T> {
     pub(super) peers: Arena<M, Peer, 3>,
     /// Resources in use, by node.
     pub(super) shares: Slots<M, Share>,
-    pub(super) flights: Arena<M, Flight, 2>,
+    pub(super) flights: Arena<M, CommandInFlight, 2>,
     pub(super) by_peer: Buckets<M>,
     pub(super) by_key: Buckets<M>,
     pub(super) pool: Pool<M>,
@@ -247,7 +247,7 @@ pub struct Transfers<M: Memory, T> {
     /// (`order`).
     pub(super) serial: u64,
     pub(super) order: u64,
-    pub(super) flow: Counts<State>,
+    pub(super) flow: Counts<TransferState>,
     pub(super) counters: Counters,
 }
 
@@ -306,7 +306,7 @@ impl<M: Memory, T> Transfers<M, T> {
     }
 
     /// Returns how often each transition of a transfer was made.
-    pub fn flow(&self) -> &Counts<State> {
+    pub fn flow(&self) -> &Counts<TransferState> {
         &self.flow
     }
 
@@ -337,7 +337,7 @@ impl<M: Memory, T> Transfers<M, T> {
     /// # Errors
     ///
     /// The table of nodes is full.
-    pub(super) fn join(&mut self, node: NodeId) -> Result<(), ()> {
+    pub(super) fn count_transfer(&mut self, node: NodeId) -> Result<(), ()> {
         let key = node.0.into();
         if self.shares.get(key).is_none() {
             self.shares.insert(key, Share::default()).map_err(|_| ())?;
@@ -349,7 +349,7 @@ impl<M: Memory, T> Transfers<M, T> {
     }
 
     /// Removes one transfer, which has no fragments, from the count of a node.
-    pub(super) fn leave(&mut self, node: NodeId) {
+    pub(super) fn uncount_transfer(&mut self, node: NodeId) {
         let key = node.0.into();
         if let Some(share) = self.shares.get_mut(key) {
             share.jobs = share.jobs.saturating_sub(1);
@@ -368,12 +368,12 @@ impl<M: Memory, T> Transfers<M, T> {
     }
 
     /// Frees the fragments of a transfer that posts no more commands.
-    pub(super) fn strip(&mut self, at: Index) {
+    pub(super) fn free_fragments(&mut self, at: Index) {
         let Some(job) = self.jobs.get_mut(at) else {
             return;
         };
         let (peer, room) = (job.peer, self.pool.room());
-        if let Kind::Move { local, remote, .. } = &mut job.kind {
+        if let Kind::Data { local, remote, .. } = &mut job.kind {
             self.pool.free(local);
             self.pool.free(remote);
             self.charge(peer, room);
@@ -381,19 +381,19 @@ impl<M: Memory, T> Transfers<M, T> {
     }
 
     /// Moves a transfer to another list of its peer, or to no list.
-    pub(super) fn move_to(&mut self, at: Index, place: Option<Place>) {
+    pub(super) fn move_to(&mut self, at: Index, list: Option<PeerList>) {
         let Some(job) = self.jobs.get_mut(at) else {
             return;
         };
-        let (peer, old) = (job.peer, core::mem::replace(&mut job.place, place));
+        let (peer, old) = (job.peer, core::mem::replace(&mut job.list, list));
         let Some(peer) = self.peers.get_mut(peer) else {
             return;
         };
         if let Some(old) = old {
-            self.jobs.unlink::<PLACE>(peer.list(old), at);
+            self.jobs.unlink::<PEER_LIST>(peer.list(old), at);
         }
-        if let Some(new) = place {
-            self.jobs.push::<PLACE>(peer.list(new), at);
+        if let Some(new) = list {
+            self.jobs.push::<PEER_LIST>(peer.list(new), at);
         }
     }
 
@@ -402,7 +402,7 @@ impl<M: Memory, T> Transfers<M, T> {
         let Some(peer) = self.peers.get_mut(at) else {
             return;
         };
-        if !peer.in_turn && !peer.list(Place::Ready).is_empty() {
+        if !peer.in_turn && !peer.list(PeerList::Ready).is_empty() {
             peer.in_turn = true;
             self.peers.push::<TURN>(&mut self.turns, at);
         }
@@ -417,19 +417,19 @@ impl<M: Memory, T> Transfers<M, T> {
     }
 
     /// Makes the blocked transfers of a peer ready, because a command was answered or dropped.
-    pub(super) fn wake(&mut self, at: Index) {
+    pub(super) fn unblock(&mut self, at: Index) {
         while let Some(job) = self
             .peers
             .get(at)
-            .and_then(|p| p.lists[Place::Blocked as usize].first())
+            .and_then(|p| p.lists[PeerList::Blocked as usize].first())
         {
-            self.move_to(job, Some(Place::Ready));
+            self.move_to(job, Some(PeerList::Ready));
         }
         self.take_turn(at);
     }
 
     /// Adds a posted command to the tables.
-    pub(super) fn take_off(&mut self, flight: Flight) {
+    pub(super) fn add_flight(&mut self, flight: CommandInFlight) {
         // The caller checked for room before it posted the command.
         let Ok((at, _)) = self.flights.insert(flight) else {
             return;
@@ -452,7 +452,7 @@ impl<M: Memory, T> Transfers<M, T> {
     }
 
     /// Removes a command that was answered or is no longer awaited.
-    pub(super) fn land(&mut self, at: Index) -> Option<Flight> {
+    pub(super) fn remove_flight(&mut self, at: Index) -> Option<CommandInFlight> {
         let flight = *self.flights.get(at)?;
         let hash = flight_hash(flight.peer, flight.action, flight.key());
         if let Some(bucket) = self.by_key.of(hash) {
@@ -496,7 +496,7 @@ impl<M: Memory, T> Transfers<M, T> {
     /// Returns the number of bytes that were certainly transferred; for tests.
     pub fn moved(&self, ticket: Ticket) -> Option<u64> {
         match &self.jobs.get(self.jobs.find(ticket.0)?)?.kind {
-            Kind::Move { moved, .. } => Some(*moved),
+            Kind::Data { moved, .. } => Some(*moved),
             Kind::Lock { .. } => None,
         }
     }

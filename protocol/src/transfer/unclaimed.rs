@@ -48,7 +48,7 @@ impl<M: Memory> Unclaimed<M> {
     /// Returns the index of a slot; `i` is less than twice the capacity.
     fn wrap(&self, i: usize) -> usize {
         match i.checked_sub(self.ring.len()) {
-            Some(rest) => rest,
+            Some(wrapped) => wrapped,
             None => i,
         }
     }
@@ -59,10 +59,10 @@ impl<M: Memory> Unclaimed<M> {
         let mine = self.shares.get(key).copied().unwrap_or(0);
         let end = self.wrap(self.first + self.len);
         let free = self.len < self.ring.len() && mine < self.share;
-        let Some(place) = self.ring.get_mut(end).filter(|_| free) else {
+        let Some(slot) = self.ring.get_mut(end).filter(|_| free) else {
             return false;
         };
-        *place = Some(*n);
+        *slot = Some(*n);
         self.len += 1;
         match self.shares.get_mut(key) {
             Some(share) => *share += 1,
@@ -76,7 +76,7 @@ impl<M: Memory> Unclaimed<M> {
 
     /// Removes and returns the oldest notification. Returns `None` while an earlier one is
     /// processed, which preserves the order. The caller reports the end of processing with
-    /// [`Unclaimed::taken`].
+    /// [`Unclaimed::processed`].
     pub fn pop(&mut self) -> Option<Notification> {
         if self.busy {
             return None;
@@ -90,7 +90,7 @@ impl<M: Memory> Unclaimed<M> {
     }
 
     /// Records that the last returned notification was processed.
-    pub fn taken(&mut self) {
+    pub fn processed(&mut self) {
         self.busy = false;
     }
 

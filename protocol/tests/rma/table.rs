@@ -3,7 +3,8 @@
 use super::*;
 use crate::heap::Heap;
 use protocol::transfer::{
-    Capacity, Done, Event, Failure, Fragment, Move, Quiet, SubmitError, Tell, Ticket, Transfers,
+    Capacity, Done, Event, Failure, Fragment, Notify, Quiet, SubmitError, Ticket, TransferKind,
+    Transfers,
 };
 use wire::rma::Direction;
 
@@ -14,16 +15,16 @@ pub const CAPACITY: Capacity = Capacity {
     fragments: 40,
     commands: 24,
 };
-pub const GET: Move = Move {
+pub const GET: TransferKind = TransferKind {
     direction: Direction::Get,
-    tell: Tell::Nothing,
+    notify: Notify::Nothing,
     confirm: false,
 };
-pub const PUT: Move = Move {
+pub const PUT: TransferKind = TransferKind {
     direction: Direction::Put,
     ..GET
 };
-pub const CONFIRMED: Move = Move {
+pub const CONFIRMED: TransferKind = TransferKind {
     confirm: true,
     ..PUT
 };
@@ -40,15 +41,15 @@ pub fn list(parts: &[(u64, u64)]) -> Vec<Fragment> {
 pub fn submit(
     t: &mut Table,
     terms: &Terms,
-    what: Move,
+    kind: TransferKind,
     local: &[(u64, u64)],
     remote: &[(u64, u64)],
 ) -> Result<Ticket, SubmitError> {
     let (l, r) = (list(local), list(remote));
     let token = t.counters().submitted as u32;
-    let taken = t.submit(terms, what, l.iter().copied(), r.iter().copied(), token);
+    let taken = t.submit(terms, kind, l.iter().copied(), r.iter().copied(), token);
     t.check().unwrap();
-    taken.map_err(|(why, _)| why)
+    taken.map_err(|(cause, _)| cause)
 }
 
 pub fn get(t: &mut Table, node: u16, local: u64, len: u64) -> Ticket {
@@ -62,8 +63,8 @@ pub fn post(t: &mut Table, nic: &mut Nic, now: u64) -> Vec<Sent> {
     std::mem::take(&mut nic.posted)
 }
 
-pub fn take(t: &mut Table, sent: &Sent, error: u8) -> bool {
-    let taken = t.take(&answer(sent, error).unwrap());
+pub fn deliver(t: &mut Table, sent: &Sent, error: u8) -> bool {
+    let taken = t.process_notification(&answer(sent, error).unwrap());
     t.check().unwrap();
     taken
 }
@@ -71,7 +72,7 @@ pub fn take(t: &mut Table, sent: &Sent, error: u8) -> bool {
 pub fn event(t: &mut Table) -> Option<Event<u32>> {
     let event = t.next_event(Queue::Direct)?;
     if event.quiet.is_none() {
-        t.told(event.ticket);
+        t.report_done(event.ticket);
     }
     t.check().unwrap();
     Some(event)

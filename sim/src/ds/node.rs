@@ -499,7 +499,7 @@ impl Node {
         };
         while let Some(n) = port.notification(fabric)? {
             self.busy = true;
-            self.transfers.take(&n);
+            self.transfers.process_notification(&n);
         }
         let now = Time(fabric.now());
         while self.transfers.expire(now, 4) {}
@@ -512,7 +512,7 @@ impl Node {
         for queue in [Queue::Direct, Queue::Deferred] {
             while let Some(e) = self.transfers.next_event(queue) {
                 if e.quiet.is_none() {
-                    self.transfers.told(e.ticket);
+                    self.transfers.report_done(e.ticket);
                 }
                 let mut outcome = e.outcome.map(|o| o.map(drop));
                 let marked = outcome.and_then(|_| self.marked.remove(&e.token));

@@ -7,7 +7,7 @@ use crate::fabric::Fabric;
 use crate::port::Port;
 use crate::Heap;
 use protocol::ds::{self, Geometry, Get, Span};
-use protocol::transfer::{self, Fragment, Move, Queue, Tell, Terms, Transfers};
+use protocol::transfer::{self, Fragment, Notify, Queue, Terms, TransferKind, Transfers};
 use protocol::{Time, TransportError};
 use std::collections::HashMap;
 use wire::ds::{Message, TRAFFIC_CLASS};
@@ -125,9 +125,9 @@ impl ds::Port for Wire<'_> {
             post_by: Some(post_by),
             queue: Queue::Direct,
         };
-        let what = Move {
+        let what = TransferKind {
             direction: Direction::Get,
-            tell: Tell::Nothing,
+            notify: Notify::Nothing,
             confirm: false,
         };
         // Destination and source of the GET.

@@ -1,7 +1,7 @@
 //! Checks of the invariants.
 
 use super::{
-    sink, source, Event, Heard, Mutation, Rig, Transfer, BLOCK, BLOCKS, LATE, LIMITS, MS, POISON,
+    sink, source, Event, Mutation, Report, Rig, Transfer, BLOCK, BLOCKS, LATE, LIMITS, MS, POISON,
     SOURCE,
 };
 use crate::port::FREE;
@@ -13,14 +13,14 @@ use wire::rma::{Command, Direction, NotificationType};
 impl Rig {
     /// Processes and checks the reports to owners on a node.
     pub(super) fn collect(&mut self, node: usize) -> Result<()> {
-        for heard in std::mem::take(&mut self.nodes[node].heard) {
-            self.say(|| format!("node {node}: {heard:?}"));
-            self.hear(node, heard)?;
+        for report in std::mem::take(&mut self.nodes[node].reports) {
+            self.record_trace(|| format!("node {node}: {report:?}"));
+            self.receive(node, report)?;
         }
         for n in std::mem::take(&mut self.nodes[node].unclaimed) {
             // Peers notify of PUTs, GETs and notification PUTs. Late notifications for a closed
             // port arrive too.
-            let told = matches!(
+            let expected = matches!(
                 (n.kind, n.command),
                 (
                     NotificationType::Completer,
@@ -28,7 +28,7 @@ impl Rig {
                 ) | (NotificationType::Responder, Command::ByteGet)
             );
             ensure!(
-                told || !self.healthy[node] || !self.is_well(n.node.0.into()),
+                expected || !self.healthy[node] || !self.is_well(n.node.0.into()),
                 "node {node} takes {n:?} for nobody's"
             );
         }
@@ -39,11 +39,11 @@ impl Rig {
         self.healthy.get(node) == Some(&true)
     }
 
-    fn hear(&mut self, node: usize, heard: Heard) -> Result<()> {
+    fn receive(&mut self, node: usize, report: Report) -> Result<()> {
         let now = self.fabric.now();
-        let id = heard.id as usize;
+        let id = report.id as usize;
         let mutation = self.mutation;
-        if let Some(outcome) = heard.outcome {
+        if let Some(outcome) = report.outcome {
             let t = &mut self.transfers[id];
             ensure!(t.node == node && !t.outcome, "{id} has two outcomes");
             ensure!(!t.quiet, "{id} ends after it became quiet");
@@ -53,13 +53,13 @@ impl Rig {
                 "{id} ends {} ms late",
                 (now - t.deadline) / MS
             );
-            let (demanded, what) = (t.demanded, t.what);
+            let (demanded, kind) = (t.demanded, t.kind);
             match outcome {
                 Ok(done) => {
                     self.summary.done += 1;
                     let t = &self.transfers[id];
                     ensure!(done.bytes == t.data.len() as u64, "{id} did not do all");
-                    match what {
+                    match kind {
                         Some(w) if w.direction == Direction::Get => self.check_got(id)?,
                         Some(w) if w.confirm => self.check_put(id)?,
                         _ => {}
@@ -71,7 +71,7 @@ impl Rig {
                         !matches!(e, Failure::Fault(_)) || mutation.is_some(),
                         "{id} ends with {e:?}"
                     );
-                    let get = what.is_some_and(|w| w.direction == Direction::Get);
+                    let get = kind.is_some_and(|w| w.direction == Direction::Get);
                     if get && e != Failure::Down && self.rng.random_bool(0.7) {
                         let later = self.rng.random_range(1..20 * MS);
                         self.at(now + later, Event::Retry(id));
@@ -79,23 +79,23 @@ impl Rig {
                 }
             }
         }
-        if let Some(quiet) = heard.quiet {
+        if let Some(quiet) = report.quiet {
             let t = &mut self.transfers[id];
             ensure!(t.outcome, "{id} is quiet without an outcome");
             ensure!(!t.quiet, "{id} becomes quiet twice");
             t.quiet = true;
             match quiet {
-                Quiet::Settled if heard.outcome.is_none() => self.summary.settled_late += 1,
+                Quiet::Settled if report.outcome.is_none() => self.summary.settled_late += 1,
                 Quiet::Unanswered => self.summary.unanswered += 1,
                 _ => {}
             }
         }
         let reuse = match mutation {
-            Some(Mutation::ReuseAtOutcome) => heard.outcome.is_some(),
-            _ => heard.quiet.is_some(),
+            Some(Mutation::ReuseAtOutcome) => report.outcome.is_some(),
+            _ => report.quiet.is_some(),
         };
         if reuse {
-            let keep = match heard.quiet {
+            let keep = match report.quiet {
                 Some(Quiet::Closed) => LIMITS.absorb,
                 _ => 0,
             };
@@ -117,7 +117,7 @@ impl Rig {
         let mut t = std::mem::replace(&mut self.transfers[id], empty);
         // Data may still arrive when no owner waits for them; only a later lock operation proves
         // the opposite.
-        let certain = t.what.is_some_and(|w| w.confirm) && self.arrived(&t)?;
+        let certain = t.kind.is_some_and(|w| w.confirm) && self.arrived(&t)?;
         let rest = match certain || t.sinks.is_empty() {
             true => keep,
             false => LIMITS.absorb,

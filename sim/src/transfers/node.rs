@@ -7,8 +7,8 @@ use crate::port::Port;
 use crate::Heap;
 use anyhow::Result;
 use protocol::transfer::{
-    self, Done, Failure, Fragment, Limits, Lock, Move, Queue, Quiet, SubmitError, Terms, Ticket,
-    Transfers,
+    self, Done, Failure, Fragment, Limits, Lock, Queue, Quiet, SubmitError, Terms, Ticket,
+    TransferKind, Transfers,
 };
 use protocol::{Time, TransportError};
 use wire::eth::VPID;
@@ -20,7 +20,7 @@ use wire::rma::{
 
 /// Report to the owner of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Heard {
+pub struct Report {
     /// Number of the transfer.
     pub id: u64,
     /// Outcome.
@@ -71,7 +71,7 @@ pub struct Node {
     /// Notifications that belong to no transfer.
     pub unclaimed: Vec<Notification>,
     /// Reports that the rig has not processed yet.
-    pub heard: Vec<Heard>,
+    pub reports: Vec<Report>,
 }
 
 fn table(mutation: Option<Mutation>) -> Transfers<Heap, u64> {
@@ -119,7 +119,7 @@ impl Node {
             mutation,
             taken: 0,
             unclaimed: Vec::new(),
-            heard: Vec::new(),
+            reports: Vec::new(),
         })
     }
 
@@ -137,7 +137,7 @@ impl Node {
     pub fn down(&mut self, fabric: &mut Fabric) {
         let now = Time(fabric.now());
         self.table.close(Quiet::Closed, now, usize::MAX);
-        self.tell();
+        self.report();
         if let Some(port) = self.port.take() {
             port.close(fabric);
         }
@@ -163,14 +163,14 @@ impl Node {
         &mut self,
         fabric: &mut Fabric,
         terms: &Terms,
-        what: Move,
+        kind: TransferKind,
         lists: [&[Fragment]; 2],
         id: u64,
     ) -> Result<Ticket, SubmitError> {
         let [local, remote] = lists.map(|l| l.iter().copied());
-        let taken = self.table.submit(terms, what, local, remote, id);
+        let taken = self.table.submit(terms, kind, local, remote, id);
         self.post(fabric);
-        taken.map_err(|(why, _)| why)
+        taken.map_err(|(cause, _)| cause)
     }
 
     /// Submits a lock operation.
@@ -187,7 +187,7 @@ impl Node {
     ) -> Result<Ticket, SubmitError> {
         let taken = self.table.submit_lock(terms, lock, id);
         self.post(fabric);
-        taken.map_err(|(why, _)| why)
+        taken.map_err(|(cause, _)| cause)
     }
 
     /// Cancels a transfer.
@@ -216,7 +216,7 @@ impl Node {
             while self.table.post(&mut poster, now, 8).more {}
         }
         for n in answers {
-            self.table.take(&n);
+            self.table.process_notification(&n);
         }
     }
 
@@ -240,7 +240,7 @@ impl Node {
                 }
                 _ => {}
             }
-            if !self.table.take(&n) {
+            if !self.table.process_notification(&n) {
                 self.unclaimed.push(n);
             }
         }
@@ -249,20 +249,20 @@ impl Node {
             while self.table.expire(now, 4) {}
         }
         self.post(fabric);
-        self.tell();
+        self.report();
         Ok(())
     }
 
-    fn tell(&mut self) {
+    fn report(&mut self) {
         for queue in [Queue::Deferred, Queue::Direct] {
             while let Some(e) = self.table.next_event(queue) {
-                self.heard.push(Heard {
+                self.reports.push(Report {
                     id: e.token,
                     outcome: e.outcome,
                     quiet: e.quiet,
                 });
                 if e.quiet.is_none() {
-                    self.table.told(e.ticket);
+                    self.table.report_done(e.ticket);
                 }
             }
         }

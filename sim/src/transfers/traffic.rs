@@ -4,7 +4,7 @@ use super::{sink, source, Rig, Transfer, BLOCK, SINKS_EACH, SOURCE, SOURCE_BYTES
 use crate::port::Port;
 use anyhow::Result;
 use protocol::eth::rendezvous::Buffer;
-use protocol::transfer::{Fragment, Lock, Move, Queue, SubmitError, Tell, Terms};
+use protocol::transfer::{Fragment, Lock, Notify, Queue, SubmitError, Terms, TransferKind};
 use protocol::Time;
 use rand::Rng;
 use std::rc::Rc;
@@ -65,7 +65,7 @@ impl Rig {
             node: n,
             peer,
             ticket: None,
-            what: None,
+            kind: None,
             local: Vec::new(),
             remote: Vec::new(),
             data: Vec::new(),
@@ -93,19 +93,19 @@ impl Rig {
             if !prepared {
                 return Ok(());
             }
-            let what = t.what.unwrap_or(Move {
+            let kind = t.kind.unwrap_or(TransferKind {
                 direction: Direction::Get,
-                tell: Tell::Nothing,
+                notify: Notify::Nothing,
                 confirm: false,
             });
             let lists = [&t.local[..], &t.remote[..]];
-            self.nodes[n].submit(&mut self.fabric, &terms, what, lists, id)
+            self.nodes[n].submit(&mut self.fabric, &terms, kind, lists, id)
         };
-        self.say(|| {
+        self.record_trace(|| {
             let bytes = t.data.len();
             format!(
                 "node {n}: {id} of {bytes} bytes with node {peer}: {:?}, {taken:?}",
-                t.what
+                t.kind
             )
         });
         match taken {
@@ -133,7 +133,7 @@ impl Rig {
         if old.quiet {
             return false;
         }
-        t.what = old.what;
+        t.kind = old.kind;
         t.local = old.local.clone();
         t.blocks = old.blocks.clone();
         t.remote = old.remote.clone();
@@ -191,15 +191,15 @@ impl Rig {
                 rest = tail;
             }
         }
-        let tells = [
-            Tell::Nothing,
-            Tell::Each,
-            Tell::Last,
-            Tell::Value { class: 1, value: 5 },
+        let choices = [
+            Notify::Nothing,
+            Notify::Each,
+            Notify::Last,
+            Notify::Value { class: 1, value: 5 },
         ];
-        t.what = Some(Move {
+        t.kind = Some(TransferKind {
             direction: if get { Direction::Get } else { Direction::Put },
-            tell: tells[self.rng.random_range(0..4)],
+            notify: choices[self.rng.random_range(0..4)],
             confirm: !get && self.rng.random_bool(0.8),
         });
         Ok(true)

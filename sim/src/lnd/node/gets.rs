@@ -6,7 +6,7 @@ use crate::lnd::{Mutation, IDLE, LIMITS};
 use anyhow::{ensure, Result};
 use protocol::base::validity::{find_hole, tag_offsets, TAG_BYTES};
 use protocol::lnd::{GetFailure, Ticket};
-use protocol::transfer::{Failure, Fragment, Move, Queue, Tell, Terms};
+use protocol::transfer::{Failure, Fragment, Notify, Queue, Terms, TransferKind};
 use protocol::Time;
 use rand::Rng;
 use wire::ids::NodeId;
@@ -38,9 +38,9 @@ impl Node {
             post_by: Some(post_by),
             queue: Queue::Direct,
         };
-        let get = Move {
+        let get = TransferKind {
             direction: Direction::Get,
-            tell: Tell::Nothing,
+            notify: Notify::Nothing,
             confirm: false,
         };
         let list = |address| {
@@ -130,7 +130,7 @@ impl Node {
         };
         while let Some(n) = port.notification(fabric)? {
             self.busy = true;
-            self.transfers.take(&n);
+            self.transfers.process_notification(&n);
         }
         let now = Time(fabric.now());
         while self.transfers.expire(now, 4) {}
@@ -138,7 +138,7 @@ impl Node {
         while self.transfers.post(&mut poster, now, 8).more {}
         while let Some(e) = self.transfers.next_event(Queue::Direct) {
             if e.quiet.is_none() {
-                self.transfers.told(e.ticket);
+                self.transfers.report_done(e.ticket);
             }
             if let Some(outcome) = e.outcome {
                 let result = match outcome {
