@@ -488,7 +488,7 @@ void exlnd_doorbell_free(struct exlnd_doorbell *doorbell)
 	kfree(doorbell);
 }
 
-/* Rings a doorbell. Any context. */
+/* Notifies a doorbell. Any context. */
 void exlnd_doorbell_notify(struct exlnd_doorbell *doorbell)
 {
 	if (!atomic_xchg(&doorbell->notified, 1))

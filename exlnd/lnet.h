@@ -13,7 +13,7 @@ struct iov_iter;
 struct lnet_msg;
 struct lnet_ni;
 
-/* An outgoing LNet message; same layout as RawLetter of ffi/lnet.rs. */
+/* An outgoing LNet message; same layout as RawOutgoing of ffi/lnet.rs. */
 struct exlnd_outgoing {
 	u64 header[12];
 	const struct bio_vec *vecs;

@@ -264,15 +264,15 @@ fn greetings_of_other_versions_can_be_answered() {
         let Ok(Message::Hello(hello)) = Message::parse(0x30, len, word) else {
             panic!("{len}");
         };
-        let said = (hello.version, hello.key, hello.incarnation);
-        assert_eq!(said, (2, Key(0x55), Incarnation(7)));
+        let encoded = (hello.version, hello.key, hello.incarnation);
+        assert_eq!(encoded, (2, Key(0x55), Incarnation(7)));
     }
     for len in [32, 40, 120] {
         let Ok(Message::Welcome(welcome)) = Message::parse(0x31, len, word) else {
             panic!("{len}");
         };
-        let said = (welcome.answer, welcome.key, welcome.incarnation);
-        assert_eq!(said, (Answer::Version, Key(0x66), Incarnation(8)));
+        let encoded = (welcome.answer, welcome.key, welcome.incarnation);
+        assert_eq!(encoded, (Answer::Version, Key(0x66), Incarnation(8)));
         assert_eq!(welcome.own.version, 2);
     }
     // Unknown answers of other versions are accepted as such.
@@ -314,15 +314,15 @@ proptest! {
         match read {
             Ok(message) => {
                 prop_assert_eq!(message.kind().tag(), tag);
-                let said = message.words();
-                let n = said.as_slice().len();
+                let encoded = message.words();
+                let n = encoded.as_slice().len();
                 // Messages of other versions may have unknown fields.
                 let other = match message {
                     Message::Hello(hello) => hello.version != VERSION,
                     Message::Welcome(welcome) => welcome.own.version != VERSION,
                     _ => false,
                 };
-                prop_assert!(other || said.as_slice() == &words[..n]);
+                prop_assert!(other || encoded.as_slice() == &words[..n]);
                 prop_assert_eq!(8 * n as u16 + message.data_len(), message.len());
                 prop_assert!(message.len() == len || other && message.len() < len);
             }

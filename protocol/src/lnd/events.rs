@@ -53,7 +53,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     pub fn next_event(&mut self) -> Option<Event<T>> {
         while let Some(at) = self.receives.pop::<EVENTS>(&mut self.receive_events) {
             if let Some(receive) = self.receives.get_mut(at) {
-                receive.listed = false;
+                receive.queued = false;
             }
             if let Some(event) = self.receive_event(at) {
                 return Some(event);
@@ -61,7 +61,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
         while let Some(at) = self.sends.pop::<EVENTS>(&mut self.send_events) {
             if let Some(send) = self.sends.get_mut(at) {
-                send.listed = false;
+                send.queued = false;
             }
             if let Some(event) = self.send_event(at) {
                 return Some(event);
@@ -142,7 +142,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             return;
         };
         let finished = send.state == SendState::Finished && send.pending == SendPending::default();
-        if !finished || send.listed {
+        if !finished || send.queued {
             return;
         }
         let peer = send.peer;
@@ -158,7 +158,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         };
         let finished =
             receive.state == ReceiveState::Finished && receive.pending == ReceivePending::default();
-        if !finished || receive.listed || receive.reported {
+        if !finished || receive.queued || receive.reported {
             return;
         }
         let peer = receive.peer;

@@ -67,7 +67,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             done: false,
             reported: false,
             pending: ReceivePending::default(),
-            listed: false,
+            queued: false,
         };
         // LNet may keep messages for any time. The limit leaves as many free entries as the peer
         // uses.

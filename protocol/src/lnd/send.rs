@@ -105,7 +105,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             asked: false,
             outcome: None,
             pending: SendPending::default(),
-            listed: false,
+            queued: false,
         };
         let (at, name) = match self.sends.insert(send) {
             Ok(both) => both,

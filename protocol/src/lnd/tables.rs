@@ -89,7 +89,7 @@ pub(super) struct Send<T> {
     pub(super) asked: bool,
     pub(super) outcome: Option<Outcome>,
     pub(super) pending: SendPending,
-    pub(super) listed: bool,
+    pub(super) queued: bool,
 }
 
 /// Pending events of a message from a peer.
@@ -135,7 +135,7 @@ pub(super) struct Receive {
     /// called.
     pub(super) reported: bool,
     pub(super) pending: ReceivePending,
-    pub(super) listed: bool,
+    pub(super) queued: bool,
 }
 
 /// Slot for requests to the peer.
@@ -432,7 +432,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     /// Adds a message to a peer to the list of pending events.
     pub(super) fn list_send(&mut self, at: Index) {
         if let Some(send) = self.sends.get_mut(at) {
-            if !core::mem::replace(&mut send.listed, true) {
+            if !core::mem::replace(&mut send.queued, true) {
                 self.sends.push::<EVENTS>(&mut self.send_events, at);
             }
         }
@@ -441,7 +441,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     /// Adds a message from a peer to the list of pending events.
     pub(super) fn list_receive(&mut self, at: Index) {
         if let Some(receive) = self.receives.get_mut(at) {
-            if !core::mem::replace(&mut receive.listed, true) {
+            if !core::mem::replace(&mut receive.queued, true) {
                 self.receives.push::<EVENTS>(&mut self.receive_events, at);
             }
         }

@@ -115,10 +115,10 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         let Some(job) = self.jobs.get_mut(at) else {
             return;
         };
-        if job.listed || job.busy || job.outcome.is_none() && job.quiet.is_none() {
+        if job.queued || job.busy || job.outcome.is_none() && job.quiet.is_none() {
             return;
         }
-        job.listed = true;
+        job.queued = true;
         let queue = job.queue;
         let [direct, deferred] = &mut self.events;
         let list = match queue {
@@ -149,7 +149,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         let at = self.jobs.pop::<EVENTS>(list)?;
         let ticket = Ticket(self.jobs.name(at)?);
         let job = self.jobs.get_mut(at)?;
-        job.listed = false;
+        job.queued = false;
         let (outcome, quiet) = (job.outcome.take(), job.quiet.take());
         if quiet.is_none() {
             job.busy = true;
@@ -181,7 +181,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             job.busy = false;
         }
         self.queue_report(at);
-        self.jobs.get(at).is_some_and(|job| job.listed)
+        self.jobs.get(at).is_some_and(|job| job.queued)
     }
 
     /// Removes one transfer from the count of its peer, and the peer after its last transfer.

@@ -161,7 +161,7 @@ impl<M: Memory, T> Transfers<M, T> {
             fault: None,
             outcome: None,
             quiet: None,
-            listed: false,
+            queued: false,
             busy: false,
         };
         let (at, name) = match self.jobs.insert(job) {

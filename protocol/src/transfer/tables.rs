@@ -104,7 +104,7 @@ pub(super) struct Job<T> {
     pub(super) outcome: Option<Result<Done, Failure>>,
     pub(super) quiet: Option<Quiet>,
     /// It is in an event queue.
-    pub(super) listed: bool,
+    pub(super) queued: bool,
     /// Its owner is receiving a report.
     pub(super) busy: bool,
 }

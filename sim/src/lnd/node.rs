@@ -91,9 +91,9 @@ struct Sink {
     /// Time at which LNet requested the data.
     since: u64,
     /// Number of GETs that may be in flight.
-    moving: u32,
+    in_flight: u32,
     /// True after the block was returned.
-    shut: bool,
+    revoked: bool,
 }
 
 /// A revocation in progress.

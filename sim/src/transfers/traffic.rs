@@ -23,9 +23,9 @@ fn offered(node: usize, list: &[Fragment]) -> Vec<u8> {
 
 impl Rig {
     /// Divides `bytes` bytes from `address` on into fragments that are not contiguous.
-    fn cut(&mut self, places: &[(u64, u64)]) -> Vec<Fragment> {
+    fn cut(&mut self, ranges: &[(u64, u64)]) -> Vec<Fragment> {
         let mut all = Vec::new();
-        for &(address, len) in places {
+        for &(address, len) in ranges {
             let (mut at, end) = (address, address + len);
             while at < end {
                 let len = self.rng.random_range(1..=700).min(end - at);
@@ -150,33 +150,33 @@ impl Rig {
     /// Gives a transfer memory on both sides. Returns false if there is none.
     fn prepare(&mut self, t: &mut Transfer) -> Result<bool> {
         let get = self.rng.random_bool(0.5);
-        let mut places = Vec::new();
+        let mut ranges = Vec::new();
         for _ in 0..self.rng.random_range(1..=3) {
             let Some(block) = self.nodes[t.node].block() else {
                 return Ok(false);
             };
             self.check_poison(t.node, block.address(), BLOCK)?;
             let skip = self.rng.random_range(0..500);
-            places.push((
+            ranges.push((
                 block.address() + skip,
                 self.rng.random_range(1..BLOCK - skip),
             ));
             t.blocks.push(Rc::new(block));
         }
-        t.local = self.cut(&places);
+        t.local = self.cut(&ranges);
         let bytes: u64 = t.local.iter().map(|f| f.len).sum();
-        let places = match get {
+        let ranges = match get {
             true => {
                 let len = bytes + 2_000;
                 let at = SOURCE + self.rng.random_range(0..SOURCE_BYTES - 8 * len / 5 - 4_000);
                 vec![(at, 8 * len / 5)]
             }
             false => match self.take_sinks(t, bytes)? {
-                Some(places) => places,
+                Some(ranges) => ranges,
                 None => return Ok(false),
             },
         };
-        t.remote = self.cut(&places);
+        t.remote = self.cut(&ranges);
         trim(&mut t.remote, &mut t.local);
         let bytes: u64 = t.local.iter().map(|f| f.len).sum();
         if get {
@@ -209,28 +209,28 @@ impl Rig {
     fn take_sinks(&mut self, t: &mut Transfer, bytes: u64) -> Result<Option<Vec<(u64, u64)>>> {
         let now = self.fabric.now();
         let wanted = bytes / BLOCK + 2;
-        let mut places = Vec::new();
+        let mut ranges = Vec::new();
         for i in 0..SINKS_EACH {
-            if places.len() as u64 == wanted {
+            if ranges.len() as u64 == wanted {
                 break;
             }
             let (free, dirty) = &mut self.sinks[t.peer][t.node][i as usize];
             if *free <= now && !*dirty {
                 *free = u64::MAX;
                 t.sinks.push(i);
-                places.push((sink(t.node, i), BLOCK));
+                ranges.push((sink(t.node, i), BLOCK));
             }
         }
-        for (at, len) in &places {
+        for (at, len) in &ranges {
             self.check_poison(t.peer, *at, *len)?;
         }
-        if (places.len() as u64) < wanted {
+        if (ranges.len() as u64) < wanted {
             for i in std::mem::take(&mut t.sinks) {
                 self.sinks[t.peer][t.node][i as usize] = (now, false);
             }
             return Ok(None);
         }
-        Ok(Some(places))
+        Ok(Some(ranges))
     }
 }
 

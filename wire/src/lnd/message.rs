@@ -188,8 +188,8 @@ impl Words {
 
     fn extend(&mut self, more: impl IntoIterator<Item = u64>) {
         let mut rest = self.words.iter_mut().skip(self.count.into());
-        for (word, place) in more.into_iter().zip(&mut rest) {
-            *place = word;
+        for (word, slot) in more.into_iter().zip(&mut rest) {
+            *slot = word;
             self.count += 1;
         }
     }
@@ -309,8 +309,8 @@ impl Request {
             Payload::Remote(..) => 3,
         };
         let mut header = [0; 12];
-        for (i, place) in header.iter_mut().take(form.words()).enumerate() {
-            *place = word(first + i);
+        for (i, slot) in header.iter_mut().take(form.words()).enumerate() {
+            *slot = word(first + i);
         }
         let request = Self {
             key: Key(head.key()),

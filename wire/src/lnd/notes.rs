@@ -187,10 +187,10 @@ impl Notes {
 
     /// Adds a note. Returns false if the list is full.
     pub fn push(&mut self, note: Note) -> bool {
-        let Some(place) = self.notes.get_mut(usize::from(self.count)) else {
+        let Some(slot) = self.notes.get_mut(usize::from(self.count)) else {
             return false;
         };
-        *place = note;
+        *slot = note;
         self.count += 1;
         true
     }

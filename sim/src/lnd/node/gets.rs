@@ -60,8 +60,8 @@ impl Node {
             return Ok(());
         }
         sink.mark = mark;
-        sink.moving += 1;
-        let flying = (sink.address, sink.moving);
+        sink.in_flight += 1;
+        let flying = (sink.address, sink.in_flight);
         self.flying.insert(number, flying);
         for at in tag_offsets(len) {
             let to = sink.block + sink.offset + u64::from(at);
@@ -101,7 +101,7 @@ impl Node {
         self.reports.push(Report::Received(sink.id, sink.from, got));
         self.memory.give_back(fabric, sink.block)?;
         if let Some(sink) = self.sinks.get_mut(&number) {
-            sink.shut = true;
+            sink.revoked = true;
         }
         self.reap(number)
     }
@@ -112,7 +112,7 @@ impl Node {
         let Some(sink) = self.sinks.get(&number).copied() else {
             return Ok(());
         };
-        if sink.shut && (sink.moving == 0 || hasty) {
+        if sink.revoked && (sink.in_flight == 0 || hasty) {
             let used = self.flying.values().any(|(at, _)| *at == sink.address);
             ensure!(
                 !used,
@@ -152,7 +152,7 @@ impl Node {
             }
             if e.quiet.is_some() {
                 if let Some(sink) = self.sinks.get_mut(&e.token) {
-                    sink.moving -= 1;
+                    sink.in_flight -= 1;
                 }
                 if let Some((_, count)) = self.flying.get_mut(&e.token) {
                     *count -= 1;

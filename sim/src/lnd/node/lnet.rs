@@ -147,8 +147,8 @@ impl Node {
             address,
             mark: 0,
             since: fabric.now(),
-            moving: 0,
-            shut: false,
+            in_flight: 0,
+            revoked: false,
         }))
     }
 }
