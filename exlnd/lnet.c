@@ -357,30 +357,30 @@ void exlnd_ni_fatal(struct lnet_ni *ni, bool fatal)
 		lnet_mark_ping_buffer_for_update();
 }
 
-int exlnd_msg_outgoing(struct lnet_msg *msg, struct exlnd_outgoing *outgoing)
+int exlnd_msg_send_request(struct lnet_msg *msg, struct exlnd_send_request *request)
 {
 	const struct lnet_nid *to = &msg->msg_target.nid;
 	bool small = !msg->msg_hdr.dest_nid.nid_size && !msg->msg_hdr.src_nid.nid_size;
 	struct bio_vec *vecs = NULL;
 
-	memset(outgoing, 0, sizeof(*outgoing));
+	memset(request, 0, sizeof(*request));
 	if (to->nid_size || lnet_md_is_gpu(msg->msg_md))
 		return -EOPNOTSUPP;
-	outgoing->address = be32_to_cpu(to->nid_addr[0]);
-	outgoing->form = !small;
+	request->address = be32_to_cpu(to->nid_addr[0]);
+	request->form = !small;
 	BUILD_BUG_ON(sizeof(struct lnet_hdr_nid4) != 72 || sizeof(struct lnet_hdr_nid16) != 96);
 	if (small)
-		lnet_hdr_to_nid4(&msg->msg_hdr, (void *)outgoing->header);
+		lnet_hdr_to_nid4(&msg->msg_hdr, (void *)request->header);
 	else
-		lnet_hdr_to_nid16(&msg->msg_hdr, (void *)outgoing->header);
+		lnet_hdr_to_nid16(&msg->msg_hdr, (void *)request->header);
 	if (msg->msg_type == LNET_MSG_PUT || msg->msg_type == LNET_MSG_REPLY) {
 		vecs = msg->msg_kiov;
-		outgoing->len = msg->msg_len;
+		request->len = msg->msg_len;
 	}
-	if (outgoing->len) {
-		outgoing->vecs = vecs;
-		outgoing->count = msg->msg_niov;
-		outgoing->skip = msg->msg_offset;
+	if (request->len) {
+		request->vecs = vecs;
+		request->count = msg->msg_niov;
+		request->skip = msg->msg_offset;
 	}
 	return 0;
 }

@@ -13,8 +13,8 @@ struct iov_iter;
 struct lnet_msg;
 struct lnet_ni;
 
-/* An outgoing LNet message; same layout as RawOutgoing of ffi/lnet.rs. */
-struct exlnd_outgoing {
+/* An outgoing LNet message; same layout as RawSendRequest of ffi/lnet.rs. */
+struct exlnd_send_request {
 	u64 header[12];
 	const struct bio_vec *vecs;
 	u32 count;
@@ -49,7 +49,7 @@ int exlnd_ni_cpt(struct lnet_ni *ni, int i);
 int exlnd_peer_cpt(struct lnet_ni *ni, u32 address);
 void exlnd_notify(struct lnet_ni *ni, u32 address, bool alive);
 void exlnd_ni_fatal(struct lnet_ni *ni, bool fatal);
-int exlnd_msg_outgoing(struct lnet_msg *msg, struct exlnd_outgoing *outgoing);
+int exlnd_msg_send_request(struct lnet_msg *msg, struct exlnd_send_request *request);
 void exlnd_msg_read(struct lnet_msg *msg, u32 at, void *to, u32 len);
 void exlnd_msg_health(struct lnet_msg *msg, u32 health);
 void exlnd_msg_finalize(struct lnet_msg *msg, int status);

@@ -15,9 +15,9 @@ use kernel::{bindings, device, error::to_result, prelude::*};
 use kernel_ext::mem::{BioVecs, FragmentList};
 use wire::lnd::{Form, Header};
 
-/// The C type `struct exlnd_outgoing`.
+/// The C type `struct exlnd_send_request`.
 #[repr(C)]
-struct RawOutgoing {
+struct RawSendRequest {
     header: Header,
     /// Array of `struct bio_vec`.
     vecs: *const c_void,
@@ -46,7 +46,7 @@ extern "C" {
         address: u32,
         index: c_ulong,
     ) -> c_int;
-    fn exlnd_msg_outgoing(msg: *mut c_void, outgoing: *mut RawOutgoing) -> c_int;
+    fn exlnd_msg_send_request(msg: *mut c_void, request: *mut RawSendRequest) -> c_int;
     fn exlnd_msg_read(msg: *mut c_void, at: u32, to: *mut u8, len: u32);
     fn exlnd_msg_health(msg: *mut c_void, health: u32);
     fn exlnd_msg_finalize(msg: *mut c_void, status: c_int);
@@ -210,7 +210,7 @@ impl NiRef {
 }
 
 /// Header, address and payload of an outgoing message.
-pub(crate) struct Outgoing<'a> {
+pub(crate) struct SendRequest<'a> {
     pub(crate) header: Header,
     pub(crate) form: Form,
     /// LNet address of the next hop.
@@ -219,7 +219,7 @@ pub(crate) struct Outgoing<'a> {
     pieces: Pieces<'a>,
 }
 
-impl Outgoing<'_> {
+impl SendRequest<'_> {
     /// Returns the payload as a list of pages that a device reads. May sleep.
     ///
     /// # Errors
@@ -291,8 +291,8 @@ impl Msg {
     /// # Errors
     ///
     /// `EOPNOTSUPP`: memory of a GPU, or an address that is not that of an Extoll node.
-    pub(crate) fn outgoing(&self) -> Result<Outgoing<'_>> {
-        let mut raw = RawOutgoing {
+    pub(crate) fn send_request(&self) -> Result<SendRequest<'_>> {
+        let mut raw = RawSendRequest {
             header: [0; 12],
             vecs: ptr::null(),
             count: 0,
@@ -302,8 +302,8 @@ impl Msg {
             form: 0,
         };
         // SAFETY: The message was not finalized.
-        to_result(unsafe { exlnd_msg_outgoing(self.0.as_ptr(), &mut raw) })?;
-        Ok(Outgoing {
+        to_result(unsafe { exlnd_msg_send_request(self.0.as_ptr(), &mut raw) })?;
+        Ok(SendRequest {
             header: raw.header,
             form: match raw.form {
                 0 => Form::Nid4,

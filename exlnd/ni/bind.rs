@@ -5,7 +5,7 @@
 
 use super::{
     ports::{ports, Link, PortEvents, Ports, Watch},
-    Ni, Slots,
+    Ni, RegionSlots,
 };
 use crate::registry;
 use extoll_core::child::Handle;
@@ -171,7 +171,7 @@ impl Ni {
         self.drop_slots();
         let watch = Watch(self.signals.clone(), self.changed.clone());
         let (ports, link) = ports(handle, watch, self.slots)?;
-        let slots = Slots::new(&ports.handle, VPID, &self.signals, self.slots)?;
+        let slots = RegionSlots::new(&ports.handle, VPID, &self.signals, self.slots)?;
         let port_events = Arc::new(
             PortEvents(self.signals.clone(), self.lost.clone()),
             GFP_KERNEL,

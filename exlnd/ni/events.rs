@@ -6,7 +6,7 @@
 use super::{
     drive::{Transmit, BATCH},
     tasks::{Kind, Task},
-    Core, Machine, Ni, Slots,
+    Core, Machine, Ni, RegionSlots,
 };
 use crate::ffi::lnet::address;
 use kernel::prelude::*;
@@ -94,7 +94,7 @@ impl Ni {
         let Some(machine) = (**machine).as_mut() else {
             return;
         };
-        let slots: Option<&Slots> = slots.as_deref();
+        let slots: Option<&RegionSlots> = slots.as_deref();
         match event {
             Event::Offer(ticket, node) => self.post(Some(node), Task::Offer(ticket, node)),
             Event::Fetch {

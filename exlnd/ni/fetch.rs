@@ -6,7 +6,7 @@
 use super::{
     count::Count,
     memory::{Side, PAGES},
-    Link, Ni, Slots,
+    Link, Ni, RegionSlots,
 };
 use crate::{
     fault::{self, Point},
@@ -191,7 +191,7 @@ impl Ni {
     /// Returns the memory if no slot is free or it cannot be registered now.
     pub(super) fn register(
         &self,
-        slots: &Slots,
+        slots: &RegionSlots,
         ticket: Ticket,
         memory: FragmentList,
     ) -> Result<u32, FragmentList> {
@@ -233,7 +233,7 @@ impl Ni {
     }
 
     /// Frees a slot that is unused and to which no GET may write any more.
-    pub(super) fn reap_sink(&self, slots: &Slots, number: u32) {
+    pub(super) fn reap_sink(&self, slots: &RegionSlots, number: u32) {
         let quiet = slots.get(number).is_some_and(|p| p.events.is_quiet());
         let mut sinks = self.sinks.lock();
         if !quiet || !sinks.get(number).is_some_and(|sink| sink.finished) {
@@ -250,7 +250,7 @@ impl Ni {
 
     /// Starts the revocation of a destination's registration. Returns whether there is one. The
     /// caller holds `core`.
-    pub(super) fn revoke_sink(&self, slots: &Slots, number: u32) -> bool {
+    pub(super) fn revoke_sink(&self, slots: &RegionSlots, number: u32) -> bool {
         let region = self.sinks.lock().get(number).and_then(|s| s.region.take());
         match (region, slots.get(number)) {
             (Some(region), Some(slot)) => {
@@ -264,7 +264,7 @@ impl Ni {
     /// Posts a GET to the destination in a slot. The caller holds `core`.
     pub(super) fn get(
         &self,
-        (link, slots): (&Link, &Slots),
+        (link, slots): (&Link, &RegionSlots),
         number: u32,
         (node, source, len): (NodeId, Source, u32),
         (post_by, until, now): (Time, Time, Time),

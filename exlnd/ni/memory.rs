@@ -166,12 +166,12 @@ impl Completion for Events {
 
 /// A slot for the registration of one message's memory. Its network addresses are used for nothing
 /// else, so they lead nowhere after the message has ended, until the slot is reused.
-pub(super) struct Slot {
+pub(super) struct RegionSlot {
     reserve: Reserve,
     pub(super) events: Arc<Events>,
 }
 
-impl Slot {
+impl RegionSlot {
     fn new(nic: &Nic, vpid: Vpid, access: Access, events: Arc<Events>) -> Result<Self> {
         let reserve = nic.atu().reserve(vpid, 1, PAGES, access)?;
         Ok(Self { reserve, events })
@@ -202,8 +202,8 @@ impl Slot {
 
 /// Registration slots of an interface: the first half is read by peers, the second half written by
 /// GETs.
-pub(super) struct Slots {
-    all: KVVec<Slot>,
+pub(super) struct RegionSlots {
+    all: KVVec<RegionSlot>,
     free: [Pin<KBox<SpinLockIrq<Ring<u32>>>>; 2],
     half: usize,
 }
@@ -217,7 +217,7 @@ pub(super) enum Side {
     Sink,
 }
 
-impl Slots {
+impl RegionSlots {
     /// Creates `half` slots for each side. May sleep.
     ///
     /// # Errors
@@ -247,7 +247,7 @@ impl Slots {
                 false => (Access::WRITE, &mut sinks),
             };
             let events = Arc::new(events, GFP_KERNEL)?;
-            all.push(Slot::new(nic, vpid, access, events)?, GFP_KERNEL)?;
+            all.push(RegionSlot::new(nic, vpid, access, events)?, GFP_KERNEL)?;
             // Cannot fail: the queue has room for all.
             let _ = ring.push(number);
         }
@@ -271,7 +271,7 @@ impl Slots {
     }
 
     /// Returns the slot with a number.
-    pub(super) fn get(&self, number: u32) -> Option<&Slot> {
+    pub(super) fn get(&self, number: u32) -> Option<&RegionSlot> {
         self.all.get(number as usize)
     }
 
@@ -284,7 +284,7 @@ impl Slots {
     }
 
     /// Claims the slot that has been free for longest.
-    pub(super) fn claim(&self, side: Side) -> Option<(u32, &Slot)> {
+    pub(super) fn claim(&self, side: Side) -> Option<(u32, &RegionSlot)> {
         let number = self.free_slots(side).lock().pop()?;
         Some((number, self.get(number)?))
     }

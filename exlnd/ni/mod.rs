@@ -8,8 +8,8 @@
 //! peers.
 //!
 //! Lock order: `binding`, `threads`, `ports`, `core`, one of `outs` and `ins`, `sinks`, then the
-//! locks of queues, of registration slots and `kept`. All are mutexes except those of queues and slots.
-//! LNet is called without any lock.
+//! locks of queues, of registration slots and `kept`. All are mutexes except those of queues and
+//! slots. LNet is called without any lock.
 
 mod bind;
 mod count;
@@ -48,7 +48,7 @@ use kernel::{
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
 use kernel_ext::{mem::PageList, security};
-use memory::{Side, Signals, Slots};
+use memory::{RegionSlots, Side, Signals};
 use ports::{ports, Link, PortEvents, Ports, Watch};
 use protocol::{
     lnd::{max_concurrent, Capacity, Lnd},
@@ -73,7 +73,7 @@ struct Core {
     /// Ports for sending and GETs; `None` without a NIC.
     link: Option<Arc<Link>>,
     /// Registration slots; kept until all registrations have ended.
-    slots: Option<Arc<Slots>>,
+    slots: Option<Arc<RegionSlots>>,
     /// Time at which the thread runs next without an event.
     armed: Time,
     /// Slots whose revocation was not confirmed in time; polled until it is.
@@ -235,7 +235,7 @@ impl Ni {
         let (ports, link) = ports(handle, watch, slots)?;
         let link = Arc::new(link, GFP_KERNEL)?;
         let sender = link.sender.clone();
-        let memory = Slots::new(&ports.handle, VPID, &signals, slots)?;
+        let memory = RegionSlots::new(&ports.handle, VPID, &signals, slots)?;
         let machine = machine(&capacity)?;
         let mut queues = KVec::new();
         for cpt in raw.cpts() {

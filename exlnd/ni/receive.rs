@@ -3,7 +3,7 @@
 //! Incoming messages, from passing them to LNet to their end. Process context. Functions that call
 //! LNet are called without locks.
 
-use super::{count::Count, Core, Ni, Slots, BUFFER};
+use super::{count::Count, Core, Ni, RegionSlots, BUFFER};
 use crate::{
     fault::{self, Point},
     ffi::lnet::{address, End, Health, Wanted},
@@ -314,7 +314,7 @@ impl Ni {
 
     /// Returns the registration slot like [`Self::slot_of`], and registers the destination if
     /// necessary. The caller holds `core`.
-    pub(super) fn register_slot(&self, slots: &Slots, ticket: Ticket) -> Option<u32> {
+    pub(super) fn register_slot(&self, slots: &RegionSlots, ticket: Ticket) -> Option<u32> {
         let mut ins = self.ins.lock();
         let fetching = match ins.get_mut(ticket.index() as usize)? {
             In::Fetching(fetching) if fetching.ticket == ticket => fetching,

@@ -5,13 +5,13 @@
 
 use super::{
     count::Count,
-    memory::{Side, Slots},
+    memory::{RegionSlots, Side},
     Ni,
 };
 use crate::{
     conf,
     fault::{self, Point},
-    ffi::lnet::{End, Health, Msg, Outgoing},
+    ffi::lnet::{End, Health, Msg, SendRequest},
     ring::Ring,
 };
 use extoll_core::atu::Region;
@@ -193,11 +193,11 @@ impl Ni {
             msg.finalize_as_is(EIO.to_errno());
             return Ok(());
         }
-        let outgoing = match msg.outgoing() {
-            Ok(outgoing) => outgoing,
+        let request = match msg.send_request() {
+            Ok(request) => request,
             Err(e) => return Err((msg, Health::LocalError, e)),
         };
-        let node = outgoing.address.checked_sub(1).map(u16::try_from);
+        let node = request.address.checked_sub(1).map(u16::try_from);
         let Some(Ok(node)) = node else {
             return Err((msg, Health::LocalError, EADDRNOTAVAIL));
         };
@@ -210,11 +210,11 @@ impl Ni {
             return Err((msg, Health::LocalDropped, ENODEV));
         };
         let mut exposed = None;
-        if outgoing.len > self.immediate {
-            match self.expose(&slots, &msg, &outgoing) {
+        if request.len > self.immediate {
+            match self.expose(&slots, &msg, &request) {
                 Ok(e) => exposed = Some(e),
                 // The payload is small enough for messages.
-                Err(_) if conf::IMMEDIATE.contains(&outgoing.len.into()) => {}
+                Err(_) if conf::IMMEDIATE.contains(&request.len.into()) => {}
                 Err(e) => return Err((msg, Health::LocalDropped, e)),
             }
         }
@@ -224,9 +224,9 @@ impl Ni {
             vpid: VPID,
         });
         let message = lnd::OutgoingMessage {
-            form: outgoing.form,
-            header: outgoing.header,
-            len: outgoing.len,
+            form: request.form,
+            header: request.header,
+            len: request.len,
             source,
         };
         self.submit(&slots, node, &message, msg, exposed)
@@ -234,7 +234,7 @@ impl Ni {
 
     fn submit(
         &self,
-        slots: &Arc<Slots>,
+        slots: &Arc<RegionSlots>,
         node: NodeId,
         message: &lnd::OutgoingMessage,
         msg: Msg,
@@ -297,7 +297,7 @@ impl Ni {
     }
 
     /// Registers the payload of a message for the peer.
-    fn expose(&self, slots: &Slots, msg: &Msg, outgoing: &Outgoing<'_>) -> Result<Exposed> {
+    fn expose(&self, slots: &RegionSlots, msg: &Msg, request: &SendRequest<'_>) -> Result<Exposed> {
         let taken = match fault::hit(Point::Source) {
             true => None,
             false => slots.claim(Side::Source),
@@ -307,12 +307,12 @@ impl Ni {
             return Err(EAGAIN);
         };
         // Must be contiguous, because the peer gets a single address.
-        let pages = outgoing.pages().map(|list| list.contiguous());
+        let pages = request.pages().map(|list| list.contiguous());
         let pages = match pages {
             Ok(Ok(pages)) if !fault::hit(Point::SourceGaps) => Ok(pages),
             _ => {
                 self.counters.count(Count::ExposedCopies);
-                copy(msg, outgoing.len)
+                copy(msg, request.len)
             }
         };
         match pages.and_then(|pages| slot.register(&pages)) {
@@ -333,7 +333,7 @@ impl Ni {
 
     /// Starts the revocation of a message's registration. Returns whether there is one. The caller
     /// holds `core`.
-    pub(super) fn revoke_out(&self, slots: &Slots, token: u32) -> bool {
+    pub(super) fn revoke_out(&self, slots: &RegionSlots, token: u32) -> bool {
         let mut outs = self.outs.lock();
         let exposed = outs.get(token).and_then(|out| out.exposed.as_mut());
         let registered = exposed.and_then(|e| Some((e.slot, e.region.take()?)));
@@ -354,7 +354,7 @@ impl Ni {
     }
 
     /// Frees the registration slot of a message whose address no peer uses any more.
-    pub(super) fn released(&self, slots: Option<&Slots>, token: u32) {
+    pub(super) fn released(&self, slots: Option<&RegionSlots>, token: u32) {
         let mut outs = self.outs.lock();
         let Some(out) = outs.get(token) else {
             return;
@@ -402,7 +402,7 @@ impl Outs {
 }
 
 /// Ends a registration that was not announced.
-fn unexpose(slots: &Slots, exposed: Exposed) {
+fn unexpose(slots: &RegionSlots, exposed: Exposed) {
     drop(exposed.region);
     slots.free(exposed.slot);
 }

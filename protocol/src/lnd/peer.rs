@@ -2,7 +2,7 @@
 //! Sessions: begin and end (docs/lnd-protocol.md, Sessions).
 
 use super::replies::Reply;
-use super::tables::{Control, InSlot, InState, Lnd, OutSlot, Pending};
+use super::tables::{InSlot, InState, Lnd, OutSlot, Pending, PendingControl};
 use super::{Cause, Outcome, PeerEvent, PeerState, ReceiveEvent, ReceiveState, SendState};
 use crate::{base::arena::Index, Memory, Time};
 use wire::{
@@ -305,9 +305,9 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         if let Some(peer) = self.peers.get_mut(at) {
             (peer.own, peer.theirs, peer.used) = (key, key, 0);
             peer.asked = None;
-            peer.pending_control = Control {
+            peer.pending_control = PendingControl {
                 welcome: peer.pending_control.welcome,
-                ..Control::default()
+                ..PendingControl::default()
             };
         }
         self.set_next(at, None);
@@ -407,9 +407,9 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 self.end_session(at, cause, now);
             }
             if let Some(peer) = self.peers.get_mut(at) {
-                peer.pending_control = Control {
+                peer.pending_control = PendingControl {
                     stale: farewell,
-                    ..Control::default()
+                    ..PendingControl::default()
                 };
                 peer.asked = None;
                 peer.pending = None;

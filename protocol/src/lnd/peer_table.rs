@@ -2,7 +2,7 @@
 //! Table of peers.
 
 use super::replies::Reply;
-use super::tables::{Control, Lnd, Peer};
+use super::tables::{Lnd, Peer, PendingControl};
 use super::PeerState;
 use crate::{
     base::arena::{Index, List},
@@ -42,7 +42,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             asked: None,
             next: None,
             interval: 0,
-            pending_control: Control::default(),
+            pending_control: PendingControl::default(),
             in_work: false,
             users: 0,
             receives: 0,

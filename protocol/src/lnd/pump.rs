@@ -174,7 +174,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         Ok(())
     }
 
-    fn control_sent(&mut self, at: Index, clear: impl FnOnce(&mut super::tables::Control)) {
+    fn control_sent(&mut self, at: Index, clear: impl FnOnce(&mut super::tables::PendingControl)) {
         if let Some(peer) = self.peers.get_mut(at) {
             clear(&mut peer.pending_control);
         }

@@ -177,7 +177,7 @@ pub(super) struct Pending {
 
 /// Pending messages to a peer, except requests and notes about requests.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Control {
+pub(super) struct PendingControl {
     pub(super) hello: bool,
     pub(super) welcome: Option<Welcome>,
     pub(super) stale: Option<Key>,
@@ -215,7 +215,7 @@ pub(super) struct Peer {
     /// Time of the next `HELLO` or `PING`, or the end of state `Down`.
     pub(super) next: Option<Time>,
     pub(super) interval: u64,
-    pub(super) pending_control: Control,
+    pub(super) pending_control: PendingControl,
     pub(super) in_work: bool,
     /// Number of messages to and from the peer.
     pub(super) users: u32,

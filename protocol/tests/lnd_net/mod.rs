@@ -203,7 +203,7 @@ impl End {
         out.sent
     }
 
-    /// Sends about `most` messages. Returns whether remote are more.
+    /// Sends about `most` messages. Returns whether there are more.
     pub fn pump_some(&mut self, most: usize, now: u64) -> (bool, Vec<InFlight>) {
         let mut out = Out {
             from: self.node,
