@@ -450,7 +450,7 @@ pub(crate) fn shutdown(data: &Connection, conn: &Arc<Conn>, how: i32) -> Result 
                 stream.shut();
             }
             if how != 1 {
-                stream.deafen();
+                stream.shut_receive();
             }
             false
         }

@@ -96,7 +96,7 @@ pub(crate) fn ask<'a>(
     // The request names the port, so it is chosen before TCP connects.
     let port = tcp
         .choose_port(&of_tcp(&tuple), route.interface.index())
-        .map_err(|_| Fallback::NoPlace)?;
+        .map_err(|_| Fallback::NoSlot)?;
     tuple.client_port = port.number();
     let sock = tcp.endpoint().map_err(|_| Fallback::NoRoute)?;
     Ok((nic.connect(node, tuple, sock)?, port))

@@ -107,7 +107,7 @@ fn connect_from(tcp: &Tcp, asked: Option<Asked<'_>>, connect: impl Fn(&Tcp) -> R
     drop(port);
     if result == Err(EADDRNOTAVAIL) && tcp.state() == State::Close {
         // Another socket took the port. TCP may use any port, so the connection uses TCP.
-        conn.give_up(Fallback::NoPlace);
+        conn.give_up(Fallback::NoSlot);
         return connect(tcp);
     }
     result

@@ -74,7 +74,7 @@ pub(crate) fn next(conn: &Conn, msg: &Outgoing<'_>, least: Option<usize>) -> Nex
 /// Returns whether the maximum of lent memory is in use and will be released. False if sending is
 /// impossible.
 pub(crate) fn is_lent_out(conn: &Conn) -> bool {
-    let lent_out = |s: &mut Stream| s.can_send() && s.sending().is_lent_out();
+    let lent_out = |s: &mut Stream| s.can_send() && s.sending().sources_full();
     conn.peek(|inner| inner.direct().is_some_and(lent_out))
 }
 
@@ -86,7 +86,7 @@ fn state(conn: &Conn, id: SourceId) -> Option<SourceState> {
 /// Returns whether the lent memory is released or the connection has ended.
 fn is_over(conn: &Conn, id: SourceId) -> bool {
     let ended = |inner: &mut crate::nic::Inner| inner.direct().is_none_or(|s| s.end().is_some());
-    conn.peek(ended) || state(conn, id).is_none_or(|s| s.over)
+    conn.peek(ended) || state(conn, id).is_none_or(|s| s.finished)
 }
 
 /// Withdraws lent memory that the peer has not begun to fetch, and waits for the peer's
@@ -117,7 +117,7 @@ fn withdraw((tcp, conn): (&Tcp, &Arc<Conn>), id: SourceId) -> Option<SourceState
             // The memory may never have been announced.
             return state(conn, id).or(last.map(|s| SourceState {
                 acknowledged: 0,
-                over: true,
+                finished: true,
                 ..s
             }));
         }
@@ -174,13 +174,13 @@ pub(crate) fn send(
         Ok(()) => state(conn, id),
         Err(_) => withdraw((tcp, conn), id),
     };
-    if state.is_some_and(|s| s.over) {
-        conn.with(|inner, _| inner.direct().map(|s| s.let_source_go(id)));
+    if state.is_some_and(|s| s.finished) {
+        conn.with(|inner, _| inner.direct().map(|s| s.disown_source(id)));
         // The peer does not read the memory any more.
         drop(source);
     } else if let Err(source) = conn.settle_later(id, source) {
         // The connection has ended, so the peer's confirmation will not arrive.
-        conn.with(|inner, _| inner.direct().map(|s| s.let_source_go(id)));
+        conn.with(|inner, _| inner.direct().map(|s| s.disown_source(id)));
         source.revoke();
     }
     let n = state.map_or(0, |s| s.acknowledged) as usize;

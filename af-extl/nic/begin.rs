@@ -29,11 +29,11 @@ impl Nic {
             let mut rings = self.rings.lock();
             let (handle, pool) = Option::as_mut(&mut *rings).ok_or(Fallback::NoRoute)?;
             pool.take(handle, share).map_err(|e| match e {
-                ENOBUFS => Fallback::NoPlace,
+                ENOBUFS => Fallback::NoSlot,
                 _ => Fallback::NoMemory,
             })?
         };
-        let name = self.table.lock().reserve().ok_or(Fallback::NoPlace)?;
+        let name = self.table.lock().reserve().ok_or(Fallback::NoSlot)?;
         Ok(Parts {
             nic: self.clone(),
             peer,
@@ -106,7 +106,7 @@ impl Nic {
         let asked = self
             .waiting
             .lock()
-            .begin_take(peer, tuple, &self.opening, now)
+            .begin_accept(peer, tuple, &self.opening, now)
             .ok_or(Fallback::NotAsked)?;
         let parts = self
             .parts(peer, sock)
@@ -115,7 +115,7 @@ impl Nic {
         let conn = self
             .begin(parts.server(&asked), name)
             .inspect_err(|_| serve::refuse(self, &asked))?;
-        self.waiting.lock().taken(&asked);
+        self.waiting.lock().end_accept(&asked);
         Ok(conn)
     }
 }

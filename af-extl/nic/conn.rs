@@ -35,7 +35,7 @@ use kernel_ext::{
     BhLock,
 };
 use protocol::{
-    ds::{Client, Fallback, Geometry, Heard, Server, Stream},
+    ds::{Client, Fallback, Geometry, Received, Server, Stream},
     transfer::{Failure, Quiet},
     Time,
 };
@@ -347,14 +347,14 @@ impl Conn {
                 return false;
             }
             if let Setup::Server(server) = &mut inner.setup {
-                server.stream_came();
+                server.stream_received();
             }
             inner.decide(self.name, now);
             let Some(stream) = inner.direct() else {
                 return true;
             };
-            let heard = stream.receive(message, sent, &self.nic.limits, now);
-            if let (Heard::Data { skip, to }, Some(rings)) = (heard, &inner.rings) {
+            let received = stream.receive(message, sent, &self.nic.limits, now);
+            if let (Received::Data { skip, to }, Some(rings)) = (received, &inner.rings) {
                 let mut data = [0; MESSAGE];
                 if let Some(data) = data.get_mut(..to.len as usize) {
                     copy(usize::from(message.data_offset() + skip), data);
@@ -420,7 +420,7 @@ impl Conn {
                 client.give_up(Fallback::TcpData);
             }
             Setup::Server(server) => {
-                server.tcp_came();
+                server.tcp_received();
             }
         });
     }

@@ -89,7 +89,7 @@ pub(super) struct Lending {
 impl Lending {
     /// Returns whether the peer has finished reading, or the connection has ended.
     pub(super) fn is_over(&self, stream: &Stream) -> bool {
-        let over = |id| stream.sending().source(id).is_none_or(|s| s.over);
+        let over = |id| stream.sending().source(id).is_none_or(|s| s.finished);
         stream.end().is_some() || over(self.id)
     }
 }
@@ -114,7 +114,7 @@ impl Inner {
         let stream = self.stream.as_mut()?;
         let at = self.lendings.iter().position(|l| l.is_over(stream))?;
         let lending = self.lendings.remove(at).ok()?;
-        stream.let_source_go(lending.id);
+        stream.disown_source(lending.id);
         Some(lending)
     }
 }

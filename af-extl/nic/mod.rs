@@ -357,7 +357,7 @@ impl Nic {
     pub(crate) fn withdraw(&self, peer: NodeId, tuple: &Tuple) -> bool {
         let now = self.now();
         let mut waiting = self.waiting.lock();
-        waiting.take(peer, tuple, &self.opening, now).is_some()
+        waiting.accept(peer, tuple, &self.opening, now).is_some()
     }
 
     /// Removes a finished connection from the table.

@@ -27,10 +27,10 @@ impl Nic {
     pub(crate) fn may_ask(&self, peer: NodeId, tuple: &Tuple) -> Result<(), Fallback> {
         let now = self.now();
         if self.silent.lock().is_silent(peer, self.opening.silent, now) {
-            return Err(Fallback::KnownSilent);
+            return Err(Fallback::RecentlySilent);
         }
         match self.late.lock().is_avoided(&program(peer, tuple), now) {
-            true => Err(Fallback::KnownLate),
+            true => Err(Fallback::RecentlyLate),
             false => Ok(()),
         }
     }

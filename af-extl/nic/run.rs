@@ -102,7 +102,7 @@ impl Nic {
     fn give_places(self: &Arc<Self>) {
         let (seen, mut tried) = (self.places.seen(), 0);
         let mut round = Round::new(self.places.len());
-        while let Some(at) = round.next_place() {
+        while let Some(at) = round.next_position() {
             let conn = self
                 .places
                 .get(at)
@@ -127,7 +127,7 @@ impl Nic {
             }
             tried += 1;
             if conn.place() == Placed::None {
-                round.fill(conn.peer);
+                round.set_full(conn.peer);
                 round.keep();
             } else {
                 self.places.remove(at);

@@ -7,7 +7,7 @@ use crate::{all, open::of_tcp};
 use extoll_core::velo;
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::{net::socket::Listener, security};
-use protocol::ds::{self, decline, Asked};
+use protocol::ds::{self, decline, Request};
 use wire::{
     ds::{Answer, Answered, ConnId, Connect, Decline, Kind, SetupError, Tuple},
     ids::NodeId,
@@ -49,8 +49,8 @@ pub(super) fn pending() -> Result<Pending> {
 }
 
 /// Declines a request that could not be accepted for lack of resources.
-pub(super) fn refuse(nic: &Nic, asked: &Asked) {
-    nic.waiting.lock().taken(asked);
+pub(super) fn refuse(nic: &Nic, asked: &Request) {
+    nic.waiting.lock().end_accept(asked);
     let Connect { cookie, client, .. } = asked.connect;
     nic.decline(asked.node, cookie, client.id, Decline::Resources);
 }
@@ -74,7 +74,7 @@ impl Nic {
         let Said {
             kind, source, len, ..
         } = *said;
-        self.silent.lock().heard(source.node);
+        self.silent.lock().remove(source.node);
         let word = |i: usize| said.words.get(i).copied().unwrap_or(0);
         match kind {
             Kind::Connect | Kind::Cancel => match Connect::parse(len, word) {
@@ -148,7 +148,7 @@ impl Nic {
     /// Declines all requests for a connection that TCP carries.
     pub(crate) fn refuse_all(&self, tuple: &Tuple) {
         loop {
-            let asked = self.waiting.lock().take_any(tuple);
+            let asked = self.waiting.lock().remove_any(tuple);
             match asked {
                 Some(asked) => refuse(self, &asked),
                 None => return,

@@ -41,7 +41,7 @@ impl Users {
         let Some(user) = accountable_user() else {
             return Some(Share(None));
         };
-        let taken = self.shares.lock().take(user, self.most);
+        let taken = self.shares.lock().charge(user, self.most);
         taken.then(|| Share(Some((self.clone(), user))))
     }
 }
@@ -49,7 +49,7 @@ impl Users {
 impl Drop for Share {
     fn drop(&mut self) {
         if let Some((users, user)) = &self.0 {
-            users.shares.lock().give(*user);
+            users.shares.lock().release(*user);
         }
     }
 }

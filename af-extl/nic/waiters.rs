@@ -8,14 +8,14 @@ use kernel::{
     sync::atomic::{Atomic, Relaxed},
 };
 use kernel_ext::{new_bh_lock, BhLock};
-use protocol::ds::Line;
+use protocol::ds::WaitQueue;
 
 /// Queue of connections by their slots in the table. A slot may be empty or reused by another
 /// connection when it is removed from the queue.
 #[pin_data]
 pub(super) struct Waiters {
     #[pin]
-    line: BhLock<Line<KernelMemory>>,
+    line: BhLock<WaitQueue<KernelMemory>>,
     /// Number of notifications.
     news: Atomic<u64>,
 }
@@ -27,7 +27,7 @@ impl Waiters {
     ///
     /// `ENOMEM`.
     pub(super) fn new(places: usize) -> Result<impl PinInit<Self>> {
-        let line = Line::new(places)?;
+        let line = WaitQueue::new(places)?;
         Ok(pin_init!(Self {
             line <- new_bh_lock!(line, "extl_line"),
             news: Atomic::new(0),

@@ -159,12 +159,12 @@ fn who_has_acknowledged_the_last_message_answers_for_a_while() {
     assert_eq!(t.sides[0].stream.end(), Some(End::Finished));
     // The acknowledgement is lost.
     assert!(t.carry(0, true).is_some());
-    assert!(!t.sides[0].stream.is_over(Time(t.now), &LIMITS));
+    assert!(!t.sides[0].stream.can_drop(Time(t.now), &LIMITS));
     t.wait_for(1);
     t.settle();
     assert_eq!(t.sides[1].stream.end(), Some(End::Finished));
-    assert!(!t.sides[0].stream.is_over(Time(LIMITS.linger - 1), &LIMITS));
-    assert!(t.sides[0].stream.is_over(Time(LIMITS.linger), &LIMITS));
+    assert!(!t.sides[0].stream.can_drop(Time(LIMITS.linger - 1), &LIMITS));
+    assert!(t.sides[0].stream.can_drop(Time(LIMITS.linger), &LIMITS));
     assert_eq!(
         t.sides[0].stream.deadline(&LIMITS),
         Some(Time(LIMITS.linger))
@@ -194,25 +194,25 @@ fn closing_with_unread_data_or_data_after_it_resets() {
 
 #[test]
 fn data_for_a_program_that_has_ended_both_directions_reset() {
-    for (shut, deaf) in [(true, true), (true, false), (false, true)] {
+    for (shut, receive_shut) in [(true, true), (true, false), (false, true)] {
         let mut t = Two::new();
         t.write(0, b"early");
         t.settle();
         if shut {
             t.sides[1].stream.shut();
         }
-        if deaf {
-            t.sides[1].stream.deafen();
+        if receive_shut {
+            t.sides[1].stream.shut_receive();
         }
         t.pump(1);
         t.settle();
         assert_eq!(t.sides[1].stream.end(), None);
         t.write(0, b"late");
         t.settle();
-        let both = shut && deaf;
+        let both = shut && receive_shut;
         assert_eq!(t.sides[1].stream.end(), both.then_some(End::Unwanted));
-        let told = both.then_some(End::Peer(Ended::Reset));
-        assert_eq!(t.sides[0].stream.end(), told);
+        let end = both.then_some(End::Peer(Ended::Reset));
+        assert_eq!(t.sides[0].stream.end(), end);
         // Only data from before the end can be read.
         let read = t.sides[1].stream.receiving().available();
         assert_eq!(read, if both { 5 } else { 9 });
@@ -243,15 +243,15 @@ fn a_closed_connection_does_not_wait_for_ever() {
     t.sides[0].out.messages.clear();
     t.sides[0].stream.close(Time(0));
     t.pump(0);
-    let mut told = None;
+    let mut last = None;
     while t.sides[0].stream.end().is_none() {
         t.wait_for(0);
         while let Some((m, _)) = t.sides[0].out.messages.pop_front() {
-            told = Some(m);
+            last = Some(m);
         }
     }
     assert_eq!(t.sides[0].stream.end(), Some(End::TimedOut));
-    assert!(matches!(told, Some(Message::Shutdown { .. })));
+    assert!(matches!(last, Some(Message::Shutdown { .. })));
 }
 
 #[test]
@@ -277,12 +277,12 @@ fn who_repeats_himself_is_not_answered_each_time() {
         own: ConnId::new(1, 5),
     };
     for _ in 0..1_000 {
-        t.hear(0, &again, &[]);
+        t.deliver(0, &again, &[]);
     }
     assert!(t.sides[0].out.messages.len() <= sent);
     assert_eq!(t.sides[0].stream.counters().rewinds, 1);
     t.now += LIMITS.ask / 2;
-    t.hear(0, &again, &[]);
+    t.deliver(0, &again, &[]);
     assert_eq!(t.sides[0].stream.counters().rewinds, 2);
 }
 
@@ -309,7 +309,7 @@ fn who_has_missed_an_abort_is_told_when_he_speaks() {
     t.pump(0);
     assert!(t.carry(0, true).is_some());
     // The peer's program has read, and the peer announces the room.
-    let told = Message::RmaAvail {
+    let avail = Message::RmaAvail {
         head: Head {
             conn: ConnId::new(0, 5),
             seq: FIRST[1],
@@ -323,7 +323,7 @@ fn who_has_missed_an_abort_is_told_when_he_speaks() {
         again: false,
         own: ConnId::new(1, 5),
     };
-    t.hear(0, &told, &[]);
+    t.deliver(0, &avail, &[]);
     t.settle();
     assert_eq!(t.sides[1].stream.end(), Some(End::Peer(Ended::Reset)));
 }
@@ -332,12 +332,12 @@ fn who_has_missed_an_abort_is_told_when_he_speaks() {
 fn who_is_not_known_is_told_so_when_he_asks() {
     let mut t = Two::new();
     t.write(0, b"anybody?");
-    let said = t.carry(0, true).unwrap();
-    assert_eq!(unknown(&said), None);
+    let sent = t.carry(0, true).unwrap();
+    assert_eq!(unknown(&sent), None);
     t.wait_for(0);
     let asked = t.carry(0, true).unwrap();
     let answer = unknown(&asked).expect("no answer");
-    t.hear(0, &answer, &[]);
+    t.deliver(0, &answer, &[]);
     assert_eq!(t.sides[0].stream.end(), Some(End::Peer(Ended::Unknown)));
     // The end that received `SHUTDOWN` sends no answer.
     assert!(t.sides[0].out.messages.is_empty());
@@ -365,7 +365,7 @@ fn messages_of_another_stream_change_nothing() {
             },
             Message::VeloLast { head, ack, len: 4 },
         ] {
-            t.hear(1, &message, b"evil");
+            t.deliver(1, &message, b"evil");
         }
     }
     assert_eq!(t.sides[1].stream.counters().foreign, 6);
@@ -416,29 +416,29 @@ fn who_breaks_the_rules_is_cut_off() {
         ..fair
     };
     let cases = [
-        (vec![info(never_sent, 1)], Broken::Ack),
-        (vec![info(too_much, 1)], Broken::Edge),
-        (vec![info(shrunk, 1)], Broken::Edge),
-        (vec![info(fair, RING + 1)], Broken::Room),
-        (vec![info(fair, RING), behind(RING)], Broken::Room),
-        (vec![finish(head), info(fair, 2)], Broken::BehindEnd),
+        (vec![info(never_sent, 1)], Violation::Ack),
+        (vec![info(too_much, 1)], Violation::Edge),
+        (vec![info(shrunk, 1)], Violation::Edge),
+        (vec![info(fair, RING + 1)], Violation::Room),
+        (vec![info(fair, RING), behind(RING)], Violation::Room),
+        (vec![finish(head), info(fair, 2)], Violation::BehindEnd),
     ];
     for (messages, broken) in cases {
         let mut t = Two::new();
         for message in messages {
-            t.hear(1, &message, b"x");
+            t.deliver(1, &message, b"x");
         }
         assert_eq!(t.sides[1].stream.end(), Some(End::Broken(broken)));
         // The violation is reported to the peer, which ends its connection only then.
-        let told = t.sides[1].out.messages.back().map(|m| m.0);
+        let answer = t.sides[1].out.messages.back().map(|m| m.0);
         let violation = matches!(
-            told,
+            answer,
             Some(Message::Shutdown {
                 how: Ended::Violation,
                 ..
             })
         );
-        assert!(violation, "{told:?}");
+        assert!(violation, "{answer:?}");
         t.settle();
         assert!(t.sides[0].stream.ready().failed);
     }
@@ -537,14 +537,14 @@ fn what_comes_twice_is_acknowledged_once_more() {
     t.write(0, b"twice");
     t.sides[0].stream.shut();
     t.pump(0);
-    let said: Vec<_> = t.sides[0].out.messages.drain(..).collect();
-    for (message, bytes) in &said {
-        t.hear(1, message, bytes);
+    let sent: Vec<_> = t.sides[0].out.messages.drain(..).collect();
+    for (message, bytes) in &sent {
+        t.deliver(1, message, bytes);
     }
     t.sides[1].out.messages.clear();
     // The acknowledgement was lost, so data and end are sent again.
-    for (message, bytes) in &said {
-        t.hear(1, message, bytes);
+    for (message, bytes) in &sent {
+        t.deliver(1, message, bytes);
         let answer = t.sides[1].out.messages.pop_front().map(|m| m.0);
         assert!(
             matches!(answer, Some(Message::RmaAvail { .. })),

@@ -14,9 +14,9 @@ fn a_long_piece_is_announced_and_fetched() {
     let mut t = Two::new();
     let all = data(2_500);
     assert_eq!(t.write(0, &all), 2_500);
-    let said = t.carry(0, false);
+    let sent = t.carry(0, false);
     assert!(matches!(
-        said,
+        sent,
         Some(Message::RmaInfo {
             len: 2_500,
             push: true,
@@ -151,7 +151,7 @@ fn more_announcements_than_there_are_places_for_are_asked_for_again() {
     t.sides[0].limits.threshold = 30;
     let mut all = Vec::new();
     // The short data between the announcements prevent merging.
-    for piece in [data(40), data(3)].iter().cycle().take(3 * FETCHES) {
+    for piece in [data(40), data(3)].iter().cycle().take(3 * MAX_RANGES) {
         assert_eq!(t.write(0, piece), piece.len());
         all.extend(piece);
         while t.carry(0, false).is_some() {}
@@ -266,11 +266,11 @@ fn what_is_refused_or_never_comes_is_not_tried_for_ever() {
 fn nothing_is_fetched_from_a_peer_that_may_be_another_one() {
     let mut t = Two::new();
     t.write(0, &data(600));
-    let (said, _) = t.sides[0].out.messages.pop_front().unwrap();
+    let (sent, _) = t.sides[0].out.messages.pop_front().unwrap();
     // The message is read now, and was sent after time 100.
     t.now = 100 + LIMITS.fresh + 1;
     let now = Time(t.now);
-    t.sides[1].stream.receive(&said, Time(100), &LIMITS, now);
+    t.sides[1].stream.receive(&sent, Time(100), &LIMITS, now);
     t.pump(1);
     assert!(t.sides[1].out.gets.is_empty());
     t.carry(1, false);
@@ -281,10 +281,10 @@ fn nothing_is_fetched_from_a_peer_that_may_be_another_one() {
     // A message that was read in time counts from the time at which it was sent.
     let mut t = Two::new();
     t.write(0, &data(600));
-    let (said, _) = t.sides[0].out.messages.pop_front().unwrap();
+    let (sent, _) = t.sides[0].out.messages.pop_front().unwrap();
     t.now = 100 + LIMITS.fresh;
     let now = Time(t.now);
-    t.sides[1].stream.receive(&said, Time(100), &LIMITS, now);
+    t.sides[1].stream.receive(&sent, Time(100), &LIMITS, now);
     t.pump(1);
     assert_eq!(t.sides[1].out.gets[0].1, Time(100 + 2 * LIMITS.fresh));
 }
@@ -331,11 +331,11 @@ fn while_the_port_refuses_gets_the_peer_loses_no_time() {
         }
     }
     assert_eq!(t.sides[1].stream.end(), Some(End::FetchFailed));
-    let took = t.now - since;
+    let elapsed = t.now - since;
     let all = LIMITS.give_up;
     assert!(
-        took <= all + LIMITS.ask && took >= all - 3 * LIMITS.ask,
-        "{took}"
+        elapsed <= all + LIMITS.ask && elapsed >= all - 3 * LIMITS.ask,
+        "{elapsed}"
     );
 }
 
@@ -349,11 +349,11 @@ fn the_send_ring_of_a_lost_connection_rests() {
     let stream = &mut t.sides[0].stream;
     assert_eq!(stream.send_ring_free(&LIMITS), RingFree::Uncommitted);
     stream.committed(Time(t.now));
-    let rest = Time(t.now + 2 * (LIMITS.fresh + LIMITS.hold));
-    assert_eq!(stream.send_ring_free(&LIMITS), RingFree::At(rest));
+    let free_at = Time(t.now + 2 * (LIMITS.fresh + LIMITS.hold));
+    assert_eq!(stream.send_ring_free(&LIMITS), RingFree::At(free_at));
     // A second call has no effect.
     stream.committed(Time(t.now + 1));
-    assert_eq!(stream.send_ring_free(&LIMITS), RingFree::At(rest));
+    assert_eq!(stream.send_ring_free(&LIMITS), RingFree::At(free_at));
     t.sides[1].stream.committed(Time(t.now));
     assert_eq!(t.sides[1].stream.send_ring_free(&LIMITS), RingFree::No);
     // An abort needs no wait if the peer acknowledged everything.
@@ -377,7 +377,7 @@ fn no_more_is_fetched_than_the_ring_of_the_peer_has() {
         peer_send: SHORT,
         sources: true,
     };
-    let say = |stream: &mut Stream, at: u32, len| {
+    let announce = |stream: &mut Stream, at: u32, len| {
         let head = Head {
             conn: ConnId::new(1, 5),
             seq: FIRST[0].plus(at),
@@ -397,16 +397,16 @@ fn no_more_is_fetched_than_the_ring_of_the_peer_has() {
         stream.receive(&info, Time(0), &LIMITS, Time(0));
     };
     let new = || Stream::new(ConnId::new(1, 5), ConnId::new(0, 5), &geometry, Time(0));
-    let broken = Some(End::Broken(Broken::Ring));
+    let broken = Some(End::Broken(Violation::Ring));
     let mut stream = new();
-    say(&mut stream, 0, SHORT + 1);
+    announce(&mut stream, 0, SHORT + 1);
     assert_eq!(stream.end(), broken);
     // Bytes count until their acknowledgement was sent.
     let mut stream = new();
-    say(&mut stream, 0, SHORT - 1);
-    say(&mut stream, SHORT - 1, 1);
+    announce(&mut stream, 0, SHORT - 1);
+    announce(&mut stream, SHORT - 1, 1);
     assert_eq!(stream.end(), None);
-    say(&mut stream, SHORT, 1);
+    announce(&mut stream, SHORT, 1);
     assert_eq!(stream.end(), broken);
     // Acknowledged bytes do not count.
     let mut stream = new();
@@ -415,7 +415,7 @@ fn no_more_is_fetched_than_the_ring_of_the_peer_has() {
         get_room: 10,
         ..Out::default()
     };
-    say(&mut stream, 0, SHORT);
+    announce(&mut stream, 0, SHORT);
     while stream.pump(&mut out, &LIMITS, Time(0), 3) == Ok(true) {}
     for (get, ..) in out.gets.drain(..) {
         assert!(get.from.at + get.from.len <= SHORT);
@@ -423,7 +423,7 @@ fn no_more_is_fetched_than_the_ring_of_the_peer_has() {
     }
     while stream.pump(&mut out, &LIMITS, Time(0), 3) == Ok(true) {}
     assert_eq!(out.messages.len(), 1);
-    say(&mut stream, SHORT, SHORT);
+    announce(&mut stream, SHORT, SHORT);
     assert_eq!(stream.end(), None);
 }
 
@@ -480,7 +480,7 @@ fn a_port_that_is_gone_leaves_nothing_to_wait_for() {
     t.carry(1, false);
     t.sides[0].stream.down(Time(t.now));
     t.pump(0);
-    assert!(t.sides[0].stream.is_over(Time(t.now), &LIMITS));
+    assert!(t.sides[0].stream.can_drop(Time(t.now), &LIMITS));
     assert_eq!(t.sides[0].stream.deadline(&LIMITS), None);
 }
 

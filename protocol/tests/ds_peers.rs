@@ -1,7 +1,7 @@
 //! Tables about peers and users: failed servers and neighbours, shares of users, and requests of
 //! clients that use another route than announced.
 
-use protocol::ds::{Failures, Host, OpenLimits, Pending, Program, Shares, Subject};
+use protocol::ds::{Failures, Host, Key, OpenLimits, Pending, Program, Shares};
 use protocol::{Memory, Time};
 use wire::ds::{ConnId, Connect, Endpoint, Tuple};
 use wire::ids::NodeId;
@@ -92,12 +92,12 @@ fn the_oldest_is_forgotten() {
     assert_eq!(avoided.collect::<Vec<_>>(), [false, true, true]);
 }
 
-/// Subjects with equal hashes are distinguished.
+/// Keys with equal hashes are distinguished.
 #[test]
 fn a_number_is_no_proof() {
     #[derive(Clone, Copy, PartialEq, Eq)]
     struct Same(u8);
-    impl Subject for Same {
+    impl Key for Same {
         fn digest(&self, _: u64) -> u64 {
             1
         }
@@ -126,25 +126,25 @@ fn numbers_depend_on_everything() {
 #[test]
 fn a_user_has_a_share() {
     let mut shares = made(Shares::<Heap>::new(3));
-    assert!(!shares.take(7, 0));
-    assert!(shares.take(7, 2) && shares.take(7, 2) && !shares.take(7, 2));
-    assert!(shares.take(8, 2));
+    assert!(!shares.charge(7, 0));
+    assert!(shares.charge(7, 2) && shares.charge(7, 2) && !shares.charge(7, 2));
+    assert!(shares.charge(8, 2));
     assert_eq!(
         (shares.count(7), shares.count(8), shares.count(9)),
         (2, 1, 0)
     );
-    shares.give(7);
-    assert!(shares.take(7, 2) && !shares.take(7, 2));
+    shares.release(7);
+    assert!(shares.charge(7, 2) && !shares.charge(7, 2));
     for _ in 0..2 {
-        shares.give(7);
+        shares.release(7);
     }
     // The user has no entry any more, and returning an unused unit has no effect.
     assert_eq!(shares.count(7), 0);
-    shares.give(7);
+    shares.release(7);
     assert_eq!(shares.count(7), 0);
-    assert!(shares.take(9, 1) && shares.take(10, 1));
+    assert!(shares.charge(9, 1) && shares.charge(10, 1));
     // The table has no room for more users than units.
-    assert!(!shares.take(11, 1));
+    assert!(!shares.charge(11, 1));
 }
 
 #[test]
@@ -179,11 +179,11 @@ fn notes_of_a_connection_are_found_whoever_wrote_them() {
         pending.ask(node, &connect, &LIMITS, Time(0)).unwrap();
     }
     let mut found = Vec::new();
-    while let Some(asked) = pending.take_any(&tuple(1000)) {
+    while let Some(asked) = pending.remove_any(&tuple(1000)) {
         found.push(asked.node.0);
     }
     assert_eq!((found, pending.len()), (vec![1, 2], 1));
     assert!(pending
-        .take(NodeId(1), &tuple(1001), &LIMITS, Time(1))
+        .accept(NodeId(1), &tuple(1001), &LIMITS, Time(1))
         .is_some());
 }

@@ -2,7 +2,7 @@
 //! Invariant: both ends finally use the same path, or the server knows that the connection is dead.
 
 use protocol::ds::{
-    decline, Accepted, Client, ClientSays, Fallback, OpenLimits, Opening, Pending, Server,
+    decline, Accepted, Client, ClientMessage, Fallback, OpenLimits, Opening, Pending, Server,
     SilentNodes,
 };
 use protocol::{Memory, Time};
@@ -96,7 +96,10 @@ fn the_usual_course() {
     let c = connect(7, 1000);
     let mut client = Client::new(c, Time(0));
     assert!(!client.may_connect());
-    assert_eq!(client.next(&LIMITS, Time(0)), Some(ClientSays::Connect(c)));
+    assert_eq!(
+        client.next(&LIMITS, Time(0)),
+        Some(ClientMessage::Connect(c))
+    );
     assert_eq!(client.next(&LIMITS, Time(0)), None);
     let mut waiting = pending();
     waiting.ask(NODE, &c, &LIMITS, Time(1)).unwrap();
@@ -104,14 +107,14 @@ fn the_usual_course() {
     assert!(client.may_connect());
     client.tcp_up(&LIMITS, Time(5));
     assert_eq!(client.state(), Opening::Waiting);
-    let asked = waiting.take(NODE, &c.tuple, &LIMITS, Time(6)).unwrap();
+    let asked = waiting.accept(NODE, &c.tuple, &LIMITS, Time(6)).unwrap();
     assert!(waiting.is_empty());
     let mut server = Server::new(&asked, server_end(), &LIMITS, Time(6));
     let accept = server.next(&LIMITS, Time(6)).unwrap();
     assert_eq!(server.next(&LIMITS, Time(6)), None);
     assert!(client.receive(&accept, &LIMITS, Time(7)));
     assert_eq!(client.server(), Some(server_end()));
-    let Some(ClientSays::Answer(confirm)) = client.next(&LIMITS, Time(7)) else {
+    let Some(ClientMessage::Answer(confirm)) = client.next(&LIMITS, Time(7)) else {
         panic!("the client sends no message");
     };
     assert!(server.receive(&confirm));
@@ -125,11 +128,11 @@ fn who_could_not_ask_says_nothing_of_the_peer() {
     while client.state() == Opening::Asking {
         let now = client.deadline().unwrap();
         while let Some(says) = client.next(&LIMITS, now) {
-            assert!(matches!(says, ClientSays::Connect(_)), "{says:?}");
+            assert!(matches!(says, ClientMessage::Connect(_)), "{says:?}");
             client.not_sent();
         }
     }
-    assert_eq!(client.fallback(), Some(Fallback::NoPlace));
+    assert_eq!(client.fallback(), Some(Fallback::NoSlot));
     // If only some questions were sent, the client cancels them, for the same reason.
     let mut client = Client::new(connect(7, 1000), Time(0));
     assert!(client.next(&LIMITS, Time(0)).is_some());
@@ -137,10 +140,10 @@ fn who_could_not_ask_says_nothing_of_the_peer() {
     assert!(client.next(&LIMITS, now).is_some());
     client.not_sent();
     client.give_up(Fallback::Silent);
-    assert_eq!(client.fallback(), Some(Fallback::NoPlace));
+    assert_eq!(client.fallback(), Some(Fallback::NoSlot));
     assert!(matches!(
         client.next(&LIMITS, now),
-        Some(ClientSays::Cancel(_))
+        Some(ClientMessage::Cancel(_))
     ));
 }
 
@@ -148,17 +151,17 @@ fn who_could_not_ask_says_nothing_of_the_peer() {
 fn who_gets_no_answer_uses_tcp_and_does_not_ask_for_some_time() {
     let c = connect(7, 1000);
     let mut client = Client::new(c, Time(0));
-    let mut said = Vec::new();
+    let mut sent = Vec::new();
     let mut now = Time(0);
     while client.state() == Opening::Asking {
         now = client.deadline().unwrap();
-        said.extend(client.next(&LIMITS, now));
+        sent.extend(client.next(&LIMITS, now));
     }
     assert_eq!(now, Time(u64::from(LIMITS.asks) * LIMITS.ask));
     assert_eq!(client.fallback(), Some(Fallback::Silent));
     // The last message cancels the request at a server that received only earlier ones.
-    assert_eq!(said.len(), 4);
-    assert_eq!(said[3], ClientSays::Cancel(c));
+    assert_eq!(sent.len(), 4);
+    assert_eq!(sent[3], ClientMessage::Cancel(c));
     let mut silent = match SilentNodes::<Heap>::new(2) {
         Ok(s) => s,
         Err(e) => match e {},
@@ -167,7 +170,7 @@ fn who_gets_no_answer_uses_tcp_and_does_not_ask_for_some_time() {
     assert!(silent.is_silent(NODE, LIMITS.silent, Time(now.0 + LIMITS.silent - 1)));
     assert!(!silent.is_silent(NODE, LIMITS.silent, Time(now.0 + LIMITS.silent)));
     silent.silent(NODE, now);
-    silent.heard(NODE);
+    silent.remove(NODE);
     assert!(!silent.is_silent(NODE, LIMITS.silent, now));
     for n in 0..3 {
         silent.silent(NodeId(n), now);
@@ -186,8 +189,8 @@ fn who_is_declined_uses_tcp_at_once_for_that_reason() {
             let c = connect(7, 1000);
             let mut client = Client::new(c, Time(0));
             client.next(&LIMITS, Time(0));
-            let said = decline(c.cookie, c.client.id, why);
-            assert!(client.receive(&said, &LIMITS, Time(1)));
+            let answer = decline(c.cookie, c.client.id, why);
+            assert!(client.receive(&answer, &LIMITS, Time(1)));
             assert_eq!(client.state(), Opening::Tcp);
             // No other server waits for this client, so no message is due.
             assert_eq!(client.next(&LIMITS, Time(1)), None);
@@ -206,8 +209,8 @@ fn a_question_before_the_declined_one_may_have_been_taken() {
     let mut client = Client::new(c, Time(0));
     client.next(&LIMITS, Time(0));
     client.next(&LIMITS, Time(LIMITS.ask));
-    let said = decline(c.cookie, c.client.id, Decline::Off);
-    assert!(client.receive(&said, &LIMITS, Time(LIMITS.ask)));
+    let answer = decline(c.cookie, c.client.id, Decline::Off);
+    assert!(client.receive(&answer, &LIMITS, Time(LIMITS.ask)));
     assert!(!client.is_alone());
 }
 
@@ -218,8 +221,8 @@ fn who_is_declined_in_another_version_knows_why() {
     client.next(&LIMITS, Time(0));
     let (mut words, n) = decline(c.cookie, c.client.id, Decline::Off).words();
     words[0] = (words[0] & !0xff) | u64::from(wire::ds::VERSION + 1);
-    let said = Answered::parse(Kind::Decline, 8 * n as u16, |i| words[i]).unwrap();
-    assert!(client.receive(&said, &LIMITS, Time(1)));
+    let answer = Answered::parse(Kind::Decline, 8 * n as u16, |i| words[i]).unwrap();
+    assert!(client.receive(&answer, &LIMITS, Time(1)));
     assert_eq!(client.fallback(), Some(Fallback::Version));
 }
 
@@ -234,7 +237,7 @@ fn an_acceptance_that_comes_too_late_is_answered_with_tcp() {
     let mut repeated = 0;
     while client.state() == Opening::Waiting {
         now = client.deadline().unwrap();
-        if let Some(ClientSays::Connect(_)) = client.next(&LIMITS, now) {
+        if let Some(ClientMessage::Connect(_)) = client.next(&LIMITS, now) {
             repeated += 1;
         }
     }
@@ -244,10 +247,13 @@ fn an_acceptance_that_comes_too_late_is_answered_with_tcp() {
     let accept = answer(&c, Answer::Accept(server_end()));
     for _ in 0..2 {
         client.receive(&accept, &LIMITS, now);
-        let Some(ClientSays::Answer(said)) = client.next(&LIMITS, now) else {
+        let Some(ClientMessage::Answer(answer)) = client.next(&LIMITS, now) else {
             panic!("the client sends no message");
         };
-        assert_eq!((said.answer, said.to), (Answer::Fallback, server_end().id));
+        assert_eq!(
+            (answer.answer, answer.to),
+            (Answer::Fallback, server_end().id)
+        );
     }
     // A client with direct data cannot change to TCP.
     let mut client = Client::new(c, Time(0));
@@ -277,7 +283,7 @@ fn clients_of_a_node_don_t_take_each_other_s_place() {
         assert_eq!(waiting.len(), ports.len());
         for port in &ports {
             let c = connect(7, *port);
-            let asked = waiting.take(NODE, &c.tuple, &LIMITS, Time(1));
+            let asked = waiting.accept(NODE, &c.tuple, &LIMITS, Time(1));
             assert_eq!(asked.map(|a| a.connect), Some(c), "{port} of {secret:#x}");
         }
     }
@@ -304,7 +310,7 @@ fn answers_to_somebody_else_are_not_heard() {
     }
     let mut waiting = pending();
     waiting.ask(NODE, &c, &LIMITS, Time(0)).unwrap();
-    let asked = waiting.take(NODE, &c.tuple, &LIMITS, Time(0)).unwrap();
+    let asked = waiting.accept(NODE, &c.tuple, &LIMITS, Time(0)).unwrap();
     let mut server = Server::new(&asked, server_end(), &LIMITS, Time(0));
     let right = Answered {
         cookie: 7,
@@ -332,11 +338,11 @@ fn answers_to_somebody_else_are_not_heard() {
     assert_eq!(server.state(), Accepted::Waiting);
     // Data on the TCP connection have the same effect as the client's answer.
     let mut other = Server::new(&asked, server_end(), &LIMITS, Time(0));
-    assert!(other.tcp_came());
+    assert!(other.tcp_received());
     assert_eq!(other.state(), Accepted::Tcp(Fallback::TcpData));
     assert!(!other.receive(&right));
     assert!(server.receive(&right));
-    assert!(!server.tcp_came());
+    assert!(!server.tcp_received());
 }
 
 #[test]
@@ -352,7 +358,7 @@ fn who_takes_it_for_another_connection_is_not_used() {
     let accepted = |client: &mut Client, end| {
         client.receive(&answer(&c, Answer::Accept(end)), &LIMITS, Time(1));
         match client.next(&LIMITS, Time(1)) {
-            Some(ClientSays::Answer(said)) => Some((said.to, said.answer)),
+            Some(ClientMessage::Answer(answer)) => Some((answer.to, answer.answer)),
             _ => None,
         }
     };
@@ -401,10 +407,10 @@ fn those_that_wait_are_bounded_and_forgotten() {
     // A request of one node does not match a connection of another one.
     let tuple = connect(1, 1).tuple;
     assert!(waiting
-        .take(NodeId(10), &tuple, &LIMITS, Time(40))
+        .accept(NodeId(10), &tuple, &LIMITS, Time(40))
         .is_none());
-    assert!(waiting.take(NODE, &tuple, &LIMITS, Time(40)).is_some());
-    assert!(waiting.take(NODE, &tuple, &LIMITS, Time(40)).is_none());
+    assert!(waiting.accept(NODE, &tuple, &LIMITS, Time(40)).is_some());
+    assert!(waiting.accept(NODE, &tuple, &LIMITS, Time(40)).is_none());
     // Only the client that made a request can cancel it.
     waiting.cancel(NODE, &connect(2, 2));
     assert_eq!(waiting.len(), 7);
@@ -419,33 +425,35 @@ fn those_that_wait_are_bounded_and_forgotten() {
 #[test]
 fn a_client_whose_connection_is_being_taken_waits_for_no_other_one() {
     let mut waiting = pending();
-    let said = connect(1, 5);
-    let tuple = said.tuple;
-    assert_eq!(waiting.ask(NODE, &said, &LIMITS, Time(0)), Ok(true));
-    let asked = waiting.begin_take(NODE, &tuple, &LIMITS, Time(1)).unwrap();
+    let request = connect(1, 5);
+    let tuple = request.tuple;
+    assert_eq!(waiting.ask(NODE, &request, &LIMITS, Time(0)), Ok(true));
+    let asked = waiting
+        .begin_accept(NODE, &tuple, &LIMITS, Time(1))
+        .unwrap();
     // While the connection is created, which may take long, repeated requests belong to it.
     let later = Time(1 + 3 * LIMITS.keep);
-    assert_eq!(waiting.ask(NODE, &said, &LIMITS, Time(2)), Ok(false));
-    assert_eq!(waiting.ask(NODE, &said, &LIMITS, later), Ok(false));
-    waiting.cancel(NODE, &said);
-    assert!(waiting.take(NODE, &tuple, &LIMITS, later).is_none());
-    assert!(waiting.begin_take(NODE, &tuple, &LIMITS, later).is_none());
+    assert_eq!(waiting.ask(NODE, &request, &LIMITS, Time(2)), Ok(false));
+    assert_eq!(waiting.ask(NODE, &request, &LIMITS, later), Ok(false));
+    waiting.cancel(NODE, &request);
+    assert!(waiting.accept(NODE, &tuple, &LIMITS, later).is_none());
+    assert!(waiting.begin_accept(NODE, &tuple, &LIMITS, later).is_none());
     assert_eq!(waiting.len(), 1);
-    waiting.taken(&asked);
+    waiting.end_accept(&asked);
     assert!(waiting.is_empty());
     // A later connection with the same addresses has its own request, even if it arrives earlier.
-    assert_eq!(waiting.ask(NODE, &said, &LIMITS, later), Ok(true));
-    let asked = waiting.begin_take(NODE, &tuple, &LIMITS, later).unwrap();
+    assert_eq!(waiting.ask(NODE, &request, &LIMITS, later), Ok(true));
+    let asked = waiting.begin_accept(NODE, &tuple, &LIMITS, later).unwrap();
     assert_eq!(waiting.ask(NODE, &connect(2, 5), &LIMITS, later), Ok(true));
-    waiting.taken(&asked);
+    waiting.end_accept(&asked);
     assert_eq!(waiting.len(), 1);
-    let next = waiting.begin_take(NODE, &tuple, &LIMITS, later).unwrap();
+    let next = waiting.begin_accept(NODE, &tuple, &LIMITS, later).unwrap();
     assert_eq!(next.connect.cookie, 2);
 }
 
 /// Message in flight.
 enum Mail {
-    ToServer(ClientSays),
+    ToServer(ClientMessage),
     ToClient(Answered),
 }
 
@@ -478,7 +486,7 @@ fn walk(seed: u64, seen: &mut Seen) -> Result<(), String> {
         let mut out = Vec::new();
         while let Some(i) = mail.iter().position(|(at, _)| *at <= now) {
             match mail.remove(i).1 {
-                Mail::ToServer(ClientSays::Connect(connect)) => {
+                Mail::ToServer(ClientMessage::Connect(connect)) => {
                     let result = match listens {
                         true => waiting.ask(NODE, &connect, &LIMITS, time),
                         false => Err(Decline::NoListener),
@@ -488,14 +496,14 @@ fn walk(seed: u64, seen: &mut Seen) -> Result<(), String> {
                         Err(why) => decline(connect.cookie, connect.client.id, why),
                     }));
                 }
-                Mail::ToServer(ClientSays::Cancel(connect)) => waiting.cancel(NODE, &connect),
-                Mail::ToServer(ClientSays::Answer(said)) => {
+                Mail::ToServer(ClientMessage::Cancel(connect)) => waiting.cancel(NODE, &connect),
+                Mail::ToServer(ClientMessage::Answer(answer)) => {
                     if let Some(server) = &mut server {
-                        server.receive(&said);
+                        server.receive(&answer);
                     }
                 }
-                Mail::ToClient(said) => {
-                    client.receive(&said, &LIMITS, time);
+                Mail::ToClient(answer) => {
+                    client.receive(&answer, &LIMITS, time);
                 }
             }
         }
@@ -515,7 +523,7 @@ fn walk(seed: u64, seen: &mut Seen) -> Result<(), String> {
         }
         // The server's program accepts the connection.
         if tcp_at.is_some_and(|at| now == at + accept_time) && listens {
-            match waiting.take(NODE, &c.tuple, &LIMITS, time) {
+            match waiting.accept(NODE, &c.tuple, &LIMITS, time) {
                 Some(asked) => server = Some(Server::new(&asked, server_end(), &LIMITS, time)),
                 None => {
                     accepted_tcp = true;

@@ -32,7 +32,7 @@ fn a_source_is_fetched_as_far_as_there_is_room() {
     t.settle();
     assert_eq!(t.sides[1].stream.receiving().available(), RING);
     assert_eq!(t.sides[1].stream.receiving().pending(), 10_006 - RING);
-    assert!(!state(&t, id).over);
+    assert!(!state(&t, id).finished);
     let mut got = Vec::new();
     while got.len() < 10_006 {
         got.extend(t.read(1, 500));
@@ -42,11 +42,11 @@ fn a_source_is_fetched_as_far_as_there_is_room() {
     // The complete source is acknowledged at once.
     let whole = SourceState {
         acknowledged: 10_000,
-        over: true,
+        finished: true,
         withdrawn: false,
     };
     assert_eq!(state(&t, id), whole);
-    t.sides[0].stream.let_source_go(id);
+    t.sides[0].stream.disown_source(id);
     assert_eq!(t.sides[0].stream.sending().source(id), None);
     assert_eq!(t.sides[0].stream.sending().room().len, RING);
     assert_eq!(t.sides[1].stream.counters().source_received, 10_000);
@@ -76,7 +76,7 @@ fn a_reader_takes_a_source_to_its_memory() {
     assert_eq!(t.sides[1].stream.receiving().sunk(), Some((9_000, true)));
     assert_eq!(t.sides[1].stream.withdraw_sink(), 9_000);
     assert_eq!(t.sides[1].sink[..9_000], all);
-    assert!(state(&t, id).over);
+    assert!(state(&t, id).finished);
     t.sides[1].stream.release_sources(None);
     t.write(0, b"behind");
     t.settle();
@@ -145,15 +145,15 @@ fn a_source_that_is_withdrawn_ends_where_the_peer_says() {
     assert!(t.sides[0].stream.withdraw_source(id, true));
     t.pump(0);
     assert!(matches!(t.carry(0, false), Some(Message::RmaCut { .. })));
-    assert!(!state(&t, id).over);
+    assert!(!state(&t, id).finished);
     t.settle();
     let cut = SourceState {
         acknowledged: RING,
-        over: true,
+        finished: true,
         withdrawn: true,
     };
     assert_eq!(state(&t, id), cut);
-    t.sides[0].stream.let_source_go(id);
+    t.sides[0].stream.disown_source(id);
     t.sides[0].sources[0].1.fill(POISON);
     // The following data arrive after the reader has passed the numbers without bytes.
     let mut got = Vec::new();
@@ -189,7 +189,7 @@ fn a_withdrawal_does_not_wait_for_a_reader_who_has_all() {
     // The reader has not noticed that its memory is filled.
     let cut = SourceState {
         acknowledged: 4_000,
-        over: true,
+        finished: true,
         withdrawn: true,
     };
     assert_eq!(state(&t, id), cut);
@@ -212,16 +212,16 @@ fn a_withdrawal_does_not_wait_for_a_reader_who_took_his_memory_back() {
     t.sides[1].stream.release_sources(None);
     t.settle();
     // The remainder has no room in the ring, and the program does not read.
-    assert!(!state(&t, id).over);
+    assert!(!state(&t, id).finished);
     assert!(t.sides[0].stream.withdraw_source(id, true));
     t.pump(0);
     t.settle();
     let cut = state(&t, id);
-    assert!(cut.over && cut.acknowledged > had, "{cut:?}");
-    t.sides[0].stream.let_source_go(id);
+    assert!(cut.finished && cut.acknowledged > had, "{cut:?}");
+    t.sides[0].stream.disown_source(id);
     t.sides[0].sources[0].1.fill(POISON);
-    let rest = had as usize..cut.acknowledged as usize;
-    assert_eq!(t.read(1, 9_000), all[rest]);
+    let remainder = had as usize..cut.acknowledged as usize;
+    assert_eq!(t.read(1, 9_000), all[remainder]);
     for _ in 0..50 {
         t.settle();
         t.wait(LIMITS.ask);
@@ -239,8 +239,8 @@ fn who_copies_to_the_ring_keeps_his_place_when_what_is_before_it_is_withdrawn() 
     let room = t.sides[0].stream.sending().room();
     assert!(t.sides[0].stream.withdraw_source(id, false));
     assert_eq!(t.sides[0].stream.sending().room().at, room.at);
-    assert!(state(&t, id).over);
-    t.sides[0].stream.let_source_go(id);
+    assert!(state(&t, id).finished);
+    t.sides[0].stream.disown_source(id);
     t.sides[0].sources[0].1.fill(POISON);
     t.write(0, b"behind");
     t.sides[0].out.room = 100;
@@ -261,8 +261,8 @@ fn no_more_is_lent_than_the_reader_could_pass_if_it_is_withdrawn() {
         assert!(t.sides[0].stream.withdraw_source(id, true));
         t.pump(0);
         t.settle();
-        assert!(state(t, id).over && state(t, id).acknowledged == 0);
-        t.sides[0].stream.let_source_go(id);
+        assert!(state(t, id).finished && state(t, id).acknowledged == 0);
+        t.sides[0].stream.disown_source(id);
         t.wait(LIMITS.ask);
         t.settle();
         Some(())
@@ -311,8 +311,8 @@ fn where_a_get_that_failed_may_still_write_nothing_is_left_out() {
     };
     wait(&mut t);
     let state = state(&t, id);
-    assert_eq!((state.acknowledged, state.over), (2_000, true));
-    t.sides[0].stream.let_source_go(id);
+    assert_eq!((state.acknowledged, state.finished), (2_000, true));
+    t.sides[0].stream.disown_source(id);
     assert_eq!(t.read(1, RING), all[..2_000]);
     wait(&mut t);
     t.write(0, b"behind");
@@ -332,13 +332,13 @@ fn a_source_has_a_name_of_its_own() {
     assert_eq!(t.sides[0].stream.sending().source(first), None);
     // The name of the first source has no effect on the second one.
     t.sides[0].stream.withdraw_source(first, true);
-    t.sides[0].stream.let_source_go(first);
+    t.sides[0].stream.disown_source(first);
     assert!(!state(&t, second).withdrawn);
     t.sides[0].out.room = 10_000;
     t.pump(0);
     t.settle();
     assert_eq!(t.read(1, RING), data(1_000));
-    assert!(state(&t, second).over);
+    assert!(state(&t, second).finished);
 }
 
 #[test]
@@ -360,9 +360,9 @@ fn an_answer_to_a_withdrawal_is_not_forgotten_for_another_one() {
     assert!(t.sides[0].stream.withdraw_source(first, true));
     t.pump(0);
     let cut = |(m, _): &(Message, Vec<u8>)| matches!(m, Message::RmaCut { .. });
-    let said = t.sides[0].out.messages.iter().filter(|m| cut(m)).count();
+    let sent = t.sides[0].out.messages.iter().filter(|m| cut(m)).count();
     assert_eq!(
-        said, 1,
+        sent, 1,
         "the second withdrawal was sent before the answer to the first"
     );
     while t.carry(0, false).is_some() {}
@@ -382,7 +382,7 @@ fn an_answer_to_a_withdrawal_is_not_forgotten_for_another_one() {
         end: FIRST[0].plus(1_600),
         len: 600,
     };
-    t.hear(1, &early, &[]);
+    t.deliver(1, &early, &[]);
     t.sides[1].out.room = 10_000;
     t.sides[1].stream.release_sources(None);
     t.pump(1);
@@ -392,7 +392,7 @@ fn an_answer_to_a_withdrawal_is_not_forgotten_for_another_one() {
     }
     let nothing = SourceState {
         acknowledged: 0,
-        over: true,
+        finished: true,
         withdrawn: true,
     };
     assert_eq!((state(&t, first), state(&t, second)), (nothing, nothing));
@@ -431,9 +431,9 @@ fn a_source_nobody_was_told_of_was_never_there() {
     let id = t.lend(0, &data(100)).unwrap();
     t.write(0, b"behind");
     assert!(t.sides[0].stream.withdraw_source(id, true));
-    assert!(state(&t, id).over);
+    assert!(state(&t, id).finished);
     assert_eq!(state(&t, id).acknowledged, 0);
-    t.sides[0].stream.let_source_go(id);
+    t.sides[0].stream.disown_source(id);
     t.sides[0].sources[1].1.fill(POISON);
     t.sides[0].out.room = 100;
     t.pump(0);
@@ -530,7 +530,7 @@ fn a_source_behind_the_room_breaks_the_rules() {
         .stream
         .receive(&message, Time(0), &LIMITS, Time(0));
     let end = t.sides[1].stream.end();
-    assert_eq!(end, Some(End::Broken(Broken::Room)));
+    assert_eq!(end, Some(End::Broken(Violation::Room)));
 }
 
 /// Small pseudo-random generator; the same seed gives the same walk.
@@ -593,8 +593,8 @@ impl Walk {
             0 => {
                 let bytes = self.random.bytes(9_000);
                 if let Some(id) = self.t.lend(0, &bytes) {
-                    let place = self.t.sides[0].sources.len() - 1;
-                    self.pieces.push(Piece::Lent(id, place, bytes));
+                    let slot = self.t.sides[0].sources.len() - 1;
+                    self.pieces.push(Piece::Lent(id, slot, bytes));
                 }
             }
             _ => {
@@ -610,7 +610,7 @@ impl Walk {
     /// Replaces finished sources by their bytes, and overwrites their memory.
     fn settle(&mut self, withdraw: bool) {
         for piece in &mut self.pieces {
-            let Piece::Lent(id, place, bytes) = piece else {
+            let Piece::Lent(id, slot, bytes) = piece else {
                 continue;
             };
             let s = &mut self.t.sides[0];
@@ -622,10 +622,10 @@ impl Walk {
                 continue;
             }
             let state = s.stream.sending().source(*id).expect("no such source");
-            if state.over {
+            if state.finished {
                 bytes.truncate(state.acknowledged as usize);
-                s.stream.let_source_go(*id);
-                s.sources[*place].1.fill(POISON);
+                s.stream.disown_source(*id);
+                s.sources[*slot].1.fill(POISON);
                 *piece = Piece::Bytes(std::mem::take(bytes));
             }
         }
@@ -683,12 +683,12 @@ impl Walk {
             self.old.push((message, bytes.clone()));
         }
         if !lost {
-            self.t.hear(1 - from, &message, &bytes);
+            self.t.deliver(1 - from, &message, &bytes);
         }
         if self.random.below(10) == 0 && !self.old.is_empty() {
             let i = self.random.below(self.old.len() as u64) as usize;
             let (message, bytes) = self.old.swap_remove(i);
-            self.t.hear(1, &message, &bytes);
+            self.t.deliver(1, &message, &bytes);
         }
     }
 

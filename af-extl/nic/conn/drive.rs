@@ -9,7 +9,7 @@ use super::{
 };
 use kernel::{prelude::*, sync::Arc};
 use protocol::{
-    ds::{Accepted, ClientSays, End, Fallback, Opening, RingFree, Stream},
+    ds::{Accepted, ClientMessage, End, Fallback, Opening, RingFree, Stream},
     Time, TransportError,
 };
 use wire::{
@@ -48,15 +48,15 @@ impl Inner {
                 while let Some(says) = client.next(limits, now) {
                     // A message without room is lost and repeated later.
                     match says {
-                        ClientSays::Connect(connect) => {
+                        ClientMessage::Connect(connect) => {
                             if link.ask(peer, Kind::Connect, &connect).is_err() {
                                 client.not_sent();
                             }
                         }
-                        ClientSays::Cancel(connect) => {
+                        ClientMessage::Cancel(connect) => {
                             let _ = link.ask(peer, Kind::Cancel, &connect);
                         }
-                        ClientSays::Answer(answer) => link.answer(peer, &answer),
+                        ClientMessage::Answer(answer) => link.answer(peer, &answer),
                     }
                 }
             }
@@ -162,9 +162,9 @@ impl Inner {
     /// Like [`Inner::drive`], for messages and reads of the program, which usually require nothing
     /// but waking threads.
     pub(super) fn drive_some(&mut self, conn: &Arc<Conn>, now: Time) -> Todo {
-        let calm = |stream: &Stream| stream.is_calm(&conn.nic.limits, now);
+        let idle = |stream: &Stream| stream.is_idle(&conn.nic.limits, now);
         let direct = self.decision == Decision::Direct && !self.news;
-        if !direct || !self.stream.as_ref().is_some_and(calm) {
+        if !direct || !self.stream.as_ref().is_some_and(idle) {
             return self.drive(conn, now);
         }
         let mut todo = Todo::default();
@@ -241,8 +241,8 @@ impl Inner {
         let could = core::mem::replace(&mut self.writable, ready.writable);
         todo.finished = ready.peer_finished && !knew;
         todo.readable = pushed && (more || !was_pushed) || todo.finished || sinks;
-        todo.writable = ready.writable && !could || stream.sending().is_any_over();
-        let lent_out = stream.sending().is_lent_out();
+        todo.writable = ready.writable && !could || stream.sending().any_source_finished();
+        let lent_out = stream.sending().sources_full();
         todo.writable |= core::mem::replace(&mut self.lent_out, lent_out) && !lent_out;
         todo.settle = self.lendings.iter().any(|lending| lending.is_over(stream));
         // A lingering close waits for the last acknowledgement.
@@ -291,7 +291,7 @@ impl Inner {
                 let resting = rests.filter(|_| self.rings.is_some());
                 todo.at = [at, resting].into_iter().flatten().min();
                 let used = self.rings.is_some() || !self.lendings.is_empty();
-                todo.forget = !self.open && !used && stream.is_over(now, &nic.limits);
+                todo.forget = !self.open && !used && stream.can_drop(now, &nic.limits);
             }
             (Decision::Tcp(_), _) if self.shut.any() => {
                 self.rings = None;

@@ -16,7 +16,7 @@ use kernel_ext::{
     new_bh_lock,
 };
 use protocol::{
-    ds::{Asked, Client, Geometry, Server, Stream},
+    ds::{Client, Geometry, Request, Server, Stream},
     Time,
 };
 use wire::{
@@ -100,7 +100,7 @@ impl Parts {
         self.link.endpoint(self.name, &self.rings, self.isn)
     }
 
-    fn make(self, setup: Setup, asked: Option<&Asked>) -> Result<Arc<Conn>> {
+    fn make(self, setup: Setup, asked: Option<&Request>) -> Result<Arc<Conn>> {
         let far = asked.map(|asked| asked.connect.client);
         let now = self.nic.now();
         let bytes = self.rings.send.bytes() as u32;
@@ -173,7 +173,7 @@ impl Parts {
     }
 
     /// Creates the connection for an accepted request.
-    pub(in crate::nic) fn server(self, asked: &Asked) -> Result<Arc<Conn>> {
+    pub(in crate::nic) fn server(self, asked: &Request) -> Result<Arc<Conn>> {
         let (limits, now) = (&self.nic.opening, self.nic.now());
         let server = Server::new(asked, self.endpoint(), limits, now);
         self.make(Setup::Server(server), Some(asked))

@@ -46,7 +46,7 @@ impl Inner {
                 stream.shut();
             }
             if shut.receiving {
-                stream.deafen();
+                stream.shut_receive();
             }
             heed(stream, conn);
         }

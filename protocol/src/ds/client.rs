@@ -28,7 +28,7 @@ crate::flow! {
         Tcp,
     }
     /// Events of a client's connection.
-    events Opened {
+    events OpeningEvent {
         /// The server's offer arrived.
         Offer,
         /// TCP's handshake is complete.
@@ -72,7 +72,7 @@ pub struct OpenLimits {
 
 /// Message that a client sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ClientSays {
+pub enum ClientMessage {
     /// [`Kind::Connect`](wire::ds::Kind::Connect).
     Connect(Connect),
     /// [`Kind::Cancel`](wire::ds::Kind::Cancel).
@@ -96,7 +96,7 @@ pub struct Client {
     server: Option<Endpoint>,
     /// Connection of the server that awaits `Confirm` or `Fallback`. It may have been accepted for
     /// another connection of the same addresses.
-    tell: Option<ConnId>,
+    answer_to: Option<ConnId>,
     cancel: bool,
     /// The server declined the only question that was sent.
     alone: bool,
@@ -115,7 +115,7 @@ impl Client {
             until: now,
             why: None,
             server: None,
-            tell: None,
+            answer_to: None,
             cancel: false,
             alone: false,
         }
@@ -158,7 +158,7 @@ impl Client {
         self.server.filter(|_| self.state == Opening::Direct)
     }
 
-    fn step(&mut self, event: Opened) -> bool {
+    fn step(&mut self, event: OpeningEvent) -> bool {
         match self.state.next(event) {
             Some(next) => {
                 self.state = next;
@@ -175,14 +175,14 @@ impl Client {
 
     /// Changes to TCP for the given reason, and notifies a server that may wait. Returns whether
     /// the connection uses TCP; false after [`Opening::Direct`]. If questions could not be sent,
-    /// [`Fallback::NoPlace`] replaces [`Fallback::Silent`].
+    /// [`Fallback::NoSlot`] replaces [`Fallback::Silent`].
     pub fn give_up(&mut self, why: Fallback) -> bool {
         let asked = self.asked > self.unsent;
         let why = match why {
-            Fallback::Silent if self.unsent > 0 => Fallback::NoPlace,
+            Fallback::Silent if self.unsent > 0 => Fallback::NoSlot,
             why => why,
         };
-        if !self.step(Opened::GiveUp) {
+        if !self.step(OpeningEvent::GiveUp) {
             return self.state == Opening::Tcp;
         }
         self.why = Some(why);
@@ -192,7 +192,7 @@ impl Client {
 
     /// Records that TCP's handshake is complete.
     pub fn tcp_up(&mut self, limits: &OpenLimits, now: Time) {
-        if self.step(Opened::TcpUp) {
+        if self.step(OpeningEvent::TcpUp) {
             self.until = now.after(limits.accept);
         }
     }
@@ -204,7 +204,7 @@ impl Client {
         }
         match said.answer {
             Answer::Offer => {
-                let news = self.step(Opened::Offer);
+                let news = self.step(OpeningEvent::Offer);
                 if news {
                     self.next = now.after(limits.refresh);
                 }
@@ -212,7 +212,7 @@ impl Client {
             }
             Answer::Decline(why) => {
                 let before = self.state;
-                if self.state != Opening::Tcp && self.step(Opened::GiveUp) {
+                if self.state != Opening::Tcp && self.step(OpeningEvent::GiveUp) {
                     self.why = Some(Fallback::declined(why));
                     self.alone =
                         before == Opening::Asking && self.asked - self.unsent.min(self.asked) <= 1;
@@ -220,14 +220,14 @@ impl Client {
                 before != self.state
             }
             Answer::Accept(server) => {
-                let news = self.step(Opened::Accept);
+                let news = self.step(OpeningEvent::Accept);
                 if news {
                     self.server = Some(server);
                 }
                 // A repeated `Accept` is answered again, because the first answer may be lost. An
                 // `Accept` in an earlier state is ignored, because the server repeats it.
                 if matches!(self.state, Opening::Direct | Opening::Tcp) {
-                    self.tell = Some(server.id);
+                    self.answer_to = Some(server.id);
                 }
                 news
             }
@@ -246,7 +246,7 @@ impl Client {
     }
 
     /// Returns the next message to send. The caller repeats the call until it returns `None`.
-    pub fn next(&mut self, limits: &OpenLimits, now: Time) -> Option<ClientSays> {
+    pub fn next(&mut self, limits: &OpenLimits, now: Time) -> Option<ClientMessage> {
         match self.state {
             Opening::Asking if self.next <= now && self.asked >= limits.asks => {
                 self.give_up(Fallback::Silent);
@@ -261,20 +261,20 @@ impl Client {
                 };
                 self.asked = self.asked.saturating_add(1);
                 self.next = now.after(pause);
-                return Some(ClientSays::Connect(self.connect));
+                return Some(ClientMessage::Connect(self.connect));
             }
             _ => {}
         }
         if core::mem::take(&mut self.cancel) {
-            return Some(ClientSays::Cancel(self.connect));
+            return Some(ClientMessage::Cancel(self.connect));
         }
-        let to = self.tell.take()?;
+        let to = self.answer_to.take()?;
         // A server that accepted for another connection of the same addresses gets `Fallback`.
         let answer = match self.server() {
             Some(server) if server.id == to => Answer::Confirm,
             _ => Answer::Fallback,
         };
-        Some(ClientSays::Answer(Answered {
+        Some(ClientMessage::Answer(Answered {
             cookie: self.connect.cookie,
             to,
             from: self.connect.client.id,

@@ -17,11 +17,11 @@ pub enum Fallback {
     /// No memory for rings.
     NoMemory = 4,
     /// No free connection slot, or no local port.
-    NoPlace = 5,
+    NoSlot = 5,
     /// The peer does not answer on the service VPID.
     Silent = 6,
     /// The peer did not answer a short time ago.
-    KnownSilent = 7,
+    RecentlySilent = 7,
     /// The peer uses another version of the protocol.
     Version = 8,
     /// The server's program uses plain TCP.
@@ -43,7 +43,7 @@ pub enum Fallback {
     /// The program uses a feature that only TCP has.
     TcpOnly = 17,
     /// The server accepted connections too late a short time ago.
-    KnownLate = 18,
+    RecentlyLate = 18,
     /// The neighbour's address is unknown, and it does not answer in time.
     NoNeighbour = 19,
     /// The user has reached the maximum number of connections.
@@ -57,9 +57,9 @@ impl Fallback {
         Self::NoRoute,
         Self::Off,
         Self::NoMemory,
-        Self::NoPlace,
+        Self::NoSlot,
         Self::Silent,
-        Self::KnownSilent,
+        Self::RecentlySilent,
         Self::Version,
         Self::NoListener,
         Self::PeerBusy,
@@ -70,7 +70,7 @@ impl Fallback {
         Self::ClientFellBack,
         Self::NotAsked,
         Self::TcpOnly,
-        Self::KnownLate,
+        Self::RecentlyLate,
         Self::NoNeighbour,
         Self::UserLimit,
     ];

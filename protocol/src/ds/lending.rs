@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Streams without send and receive ring: sources of both ends, and buffers of readers.
 
-use super::stream::{Heard, Stream};
-use super::{Broken, Limits, SourceId};
+use super::stream::{Received, Stream};
+use super::{Limits, SourceId, Violation};
 use crate::Time;
 use wire::{
     ds::{Head, Seq},
@@ -17,7 +17,7 @@ impl Stream {
     /// acknowledgements. The limit is needed because only this connection can end the access to the
     /// program's memory.
     pub(super) fn lent_until(&self, limits: &Limits) -> Option<Time> {
-        let orphan = self.orphan.filter(|_| self.sending.is_lending())?;
+        let orphan = self.orphan.filter(|_| self.sending.has_sources())?;
         Some(orphan.after(limits.orphan.saturating_mul(LENT_ORPHANS)))
     }
 
@@ -43,8 +43,8 @@ impl Stream {
     }
 
     /// Ends the owner's interest in a source: its state is dropped as soon as it is finished.
-    pub fn let_source_go(&mut self, id: SourceId) {
-        self.sending.let_go(id);
+    pub fn disown_source(&mut self, id: SourceId) {
+        self.sending.disown(id);
     }
 
     /// Keeps sources for a waiting reader that may provide a buffer. Up to `most` bytes of a source
@@ -100,8 +100,8 @@ impl Stream {
         (nla, len): (Nla, u32),
         push: bool,
         now: Time,
-    ) -> Result<Heard, Broken> {
-        if !self.receiving.takes_sources() {
+    ) -> Result<Received, Violation> {
+        if !self.receiving.accepts_sources() {
             self.counters.foreign += 1;
         } else if let Some((skip, len)) = self.fit(head, len) {
             if !self.refuse(now) {
@@ -109,15 +109,15 @@ impl Stream {
                 self.receiving.source(nla, len, push)?;
             }
         }
-        Ok(Heard::Nothing)
+        Ok(Received::Nothing)
     }
 
-    pub(super) fn withdrawn(&mut self, end: Seq, len: u32) -> Result<Heard, Broken> {
+    pub(super) fn withdrawn(&mut self, end: Seq, len: u32) -> Result<Received, Violation> {
         let from = Seq(end.0.wrapping_sub(len));
         // A pending answer is not replaced. The new withdrawal counts as lost, and the peer repeats
         // it.
         let other = |cut: Option<(Seq, u32)>| cut.is_some_and(|(at, _)| at != end);
-        if !self.receiving.takes_sources() {
+        if !self.receiving.accepts_sources() {
             self.counters.foreign += 1;
         } else if self.receiving.next().before(from) {
             self.counters.gaps += 1;
@@ -133,6 +133,6 @@ impl Stream {
                 None => self.counters.gaps += 1,
             }
         }
-        Ok(Heard::Nothing)
+        Ok(Received::Nothing)
     }
 }

@@ -25,15 +25,16 @@
 //! * [`Server`]: an accepted connection until its client confirms it. The outcome is in
 //!   [`Accepted`].
 //! * [`Stream`]: a connection that transfers data. Its states ([`StreamState`]) are those of TCP,
-//!   and its events are in [`Step`]. It contains a [`Sending`] and a [`Receiving`] direction.
+//!   and its events are in [`StreamEvent`]. It contains a [`Sending`] and a [`Receiving`]
+//!   direction.
 //!
 //! # Driver
 //!
 //! The state machines have no locks, memory of their own, clock or I/O. The driver of a [`Stream`]
 //! holds a lock and has these duties:
 //!
-//! * It passes each message to [`Stream::receive`]. For [`Heard::Data`] it copies the data to the
-//!   receive ring.
+//! * It passes each message to [`Stream::receive`]. For [`Received::Data`] it copies the data to
+//!   the receive ring.
 //! * It calls [`Stream::commit`] after it copied a program's data to the send ring, and
 //!   [`Stream::consume`] after the program read from the receive ring.
 //! * It calls [`Stream::pump`] after each event, when the port has room again, and at
@@ -53,7 +54,6 @@
 mod client;
 mod fallback;
 mod lending;
-mod line;
 mod peers;
 mod pump;
 mod receiving;
@@ -63,22 +63,23 @@ mod shares;
 mod source;
 mod stream;
 mod timing;
+mod wait_queue;
 
-pub use client::{Client, ClientSays, OpenLimits, Opened, Opening};
+pub use client::{Client, ClientMessage, OpenLimits, Opening, OpeningEvent};
 pub use fallback::Fallback;
-pub use line::{Line, Round};
-pub use peers::{Failures, Host, Program, SilentNodes, Subject};
+pub use peers::{Failures, Host, Key, Program, SilentNodes};
 pub use receiving::{Get, Receiving};
 pub use sending::Sending;
-pub use server::{decline, Accepted, Asked, Pending, Server};
+pub use server::{decline, Accepted, Pending, Request, Server};
 pub use shares::Shares;
 pub use source::{SourceId, SourceState, SOURCES};
-pub use stream::{unknown, End, Heard, Port, Ready, RingFree, Step, Stream, StreamState};
+pub use stream::{unknown, End, Port, Ready, Received, RingFree, Stream, StreamEvent, StreamState};
+pub use wait_queue::{Round, WaitQueue};
 
 use wire::ds::Seq;
 
 /// Maximum number of announced ranges of a stream that are not fetched yet.
-pub const FETCHES: usize = 32;
+pub const MAX_RANGES: usize = 32;
 
 /// Limits of a stream; times in ticks, sizes in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -156,7 +157,7 @@ impl Span {
 
 /// Protocol violations of a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Broken {
+pub enum Violation {
     /// It acknowledges bytes that were never sent.
     Ack,
     /// It offers more room than its receive ring has.
@@ -168,7 +169,7 @@ pub enum Broken {
     /// It announces more bytes than its send ring holds.
     Ring,
     /// It withdraws another source although the reader has not passed eight withdrawn ranges.
-    Voids,
+    TooManyWithdrawn,
 }
 
 /// Statistics of a stream.

@@ -8,9 +8,9 @@ use crate::{Time, TransportError};
 use wire::ds::{Ended, Head, Message};
 
 impl Stream {
-    fn look_at_clock(&mut self, now: Time, limits: &Limits) {
-        let over = |since: Option<Time>, after| since.is_some_and(|t| now.since(t) >= after);
-        if over(self.corked, limits.cork) {
+    fn check_timeouts(&mut self, now: Time, limits: &Limits) {
+        let elapsed = |since: Option<Time>, after| since.is_some_and(|t| now.since(t) >= after);
+        if elapsed(self.corked, limits.cork) {
             self.corked = None;
         }
         if self.held_until.is_some_and(|at| at <= now) {
@@ -19,16 +19,16 @@ impl Stream {
         if self.timing.is_dead(now, limits) {
             self.fail(End::TimedOut, now);
         }
-        if self.refused.is_none() && over(self.stuck, self.timing.get_patience(limits)) {
+        if self.refused.is_none() && elapsed(self.stuck, self.timing.get_timeout(limits)) {
             self.fail(End::FetchFailed, now);
         }
         // Sent data of a closed socket may be acknowledged slowly, but sources have a time limit.
         let lent = self.lent_until(limits).is_some_and(|at| at <= now);
-        if over(self.patience(), limits.orphan) || lent {
+        if elapsed(self.orphan_since(), limits.orphan) || lent {
             self.fail(End::OrphanTimeout, now);
             // A peer that has received everything gets no reset, as in TCP.
             if self.sending.end_acknowledged() {
-                self.farewell = None;
+                self.pending_shutdown = None;
             }
         }
     }
@@ -66,13 +66,13 @@ impl Stream {
         budget: usize,
     ) -> Result<bool, TransportError> {
         match self.end {
-            None => self.look_at_clock(now, limits),
+            None => self.check_timeouts(now, limits),
             Some(_) => self.lingered |= now.since(self.ended) >= limits.linger,
         }
         if self.dead {
             return Err(TransportError::Never);
         }
-        let result = self.work(port, limits, now, budget);
+        let result = self.act_up_to(port, limits, now, budget);
         self.blocked = result == Err(TransportError::Later);
         if self.end.is_none() {
             let needed = self.needs_answer();
@@ -84,7 +84,7 @@ impl Stream {
         result
     }
 
-    fn work(
+    fn act_up_to(
         &mut self,
         port: &mut impl Port,
         limits: &Limits,
@@ -92,7 +92,7 @@ impl Stream {
         budget: usize,
     ) -> Result<bool, TransportError> {
         for _ in 0..budget {
-            if !self.one(port, limits, now)? {
+            if !self.act_once(port, limits, now)? {
                 return Ok(false);
             }
         }
@@ -101,42 +101,44 @@ impl Stream {
 
     /// Returns whether the stream has no message to send, no GET to post and no timer to set. The
     /// driver may then skip [`Stream::pump`] after a message, and keep the deadline that it has.
-    /// The check covers all actions of `one`. It is worth its cost because most messages of a
+    /// The check covers all actions of `act_once`. It is worth its cost because most messages of a
     /// conversation only acknowledge data.
     #[must_use]
-    pub fn is_calm(&self, limits: &Limits, now: Time) -> bool {
-        let told = self.end.is_none() && self.farewell.is_none() && !self.asked && !self.gap;
-        let said = self.corked.is_none() && self.sending.next(limits, false).is_none();
+    pub fn is_idle(&self, limits: &Limits, now: Time) -> bool {
+        let control =
+            self.end.is_none() && self.pending_shutdown.is_none() && !self.asked && !self.gap;
+        let data = self.corked.is_none() && self.sending.next(limits, false).is_none();
         // Zero copy: answers to withdrawals, and sources kept for a reader.
-        let lent = self.cut.is_none() && self.late_cut.is_none() && self.held_until.is_none();
-        told && said
-            && lent
+        let sources = self.cut.is_none() && self.late_cut.is_none() && self.held_until.is_none();
+        control
+            && data
+            && sources
             && !self.blocked
             && self.orphan.is_none()
             && self.stuck.is_none()
             && !self.receiving.wants_fetch(limits)
-            && !self.receiving.has_news()
+            && !self.receiving.ack_is_due()
             && !self.needs_answer()
             && !self.timing.is_waiting()
             && !self.timing.is_due(now)
     }
 
     /// Performs one action. Returns whether there was one.
-    fn one(
+    fn act_once(
         &mut self,
         port: &mut impl Port,
         limits: &Limits,
         now: Time,
     ) -> Result<bool, TransportError> {
-        if let Some(how) = self.farewell {
+        if let Some(how) = self.pending_shutdown {
             let (head, ack) = (self.head(), self.receiving.ack());
             port.send(&Message::Shutdown { head, ack, how }, Span::default())?;
-            self.farewell = None;
+            self.pending_shutdown = None;
             return Ok(true);
         }
         if self.end.is_some() {
             // The peer may not know that this end has received its end.
-            let answer = self.asked || self.receiving.has_news();
+            let answer = self.asked || self.receiving.ack_is_due();
             if answer && self.end == Some(End::Finished) {
                 self.send_avail(port, false)?;
                 return Ok(true);
@@ -147,7 +149,7 @@ impl Stream {
             return Ok(true);
         }
         if let Some(what) = self.sending.next(limits, self.corked.is_some()) {
-            self.say(port, what)?;
+            self.emit(port, what)?;
             return Ok(true);
         }
         self.control(port, limits, now)
@@ -176,10 +178,10 @@ impl Stream {
             return false;
         };
         // Each failure doubles the time, because the network may be slow.
-        let patience = limits.get.saturating_mul(1 << get.failed.min(16));
+        let timeout = limits.get.saturating_mul(1 << get.failed.min(16));
         let post_by = alive.after(limits.fresh.saturating_mul(2));
         // After `hold`, a GET may read memory that the peer has already reused.
-        let deadline = now.after(patience).min(post_by.after(limits.hold));
+        let deadline = now.after(timeout).min(post_by.after(limits.hold));
         match port.get(&get, post_by, deadline) {
             Ok(()) => {
                 if let Some(since) = self.refused.take() {
@@ -199,7 +201,7 @@ impl Stream {
             }
         }
         self.receiving.posted(get.id, deadline);
-        self.moving += 1;
+        self.gets_in_flight += 1;
         self.counters.gets += 1;
         if get.source.is_some() && get.failed == 0 {
             self.counters.source_received += u64::from(get.to.len);
@@ -208,7 +210,7 @@ impl Stream {
         true
     }
 
-    fn say(&mut self, port: &mut impl Port, what: Emission) -> Result<(), TransportError> {
+    fn emit(&mut self, port: &mut impl Port, what: Emission) -> Result<(), TransportError> {
         let (head, ack) = (self.head(), self.receiving.ack());
         let (message, data) = match what {
             Emission::More { seq, len } => (
@@ -254,10 +256,10 @@ impl Stream {
             }
         };
         port.send(&message, data)?;
-        self.sending.said(what);
+        self.sending.sent(what);
         match what {
             Emission::More { .. } => {}
-            _ => self.receiving.tell(ack),
+            _ => self.receiving.ack_sent(ack),
         }
         let c = &mut self.counters;
         match what {
@@ -285,7 +287,7 @@ impl Stream {
     fn send_avail(&mut self, port: &mut impl Port, ask: bool) -> Result<(), TransportError> {
         let ack = self.receiving.ack();
         port.send(&self.avail(ask, self.gap), Span::default())?;
-        self.receiving.tell(ack);
+        self.receiving.ack_sent(ack);
         self.asked = false;
         self.counters.control += 1;
         Ok(())
@@ -318,36 +320,37 @@ impl Stream {
                 left,
             };
             port.send(&message, Span::default())?;
-            self.receiving.tell(ack);
+            self.receiving.ack_sent(ack);
             self.cut = None;
             self.counters.control += 1;
             return Ok(true);
         }
         // A gap is reported once per half of `ask`. Messages that were in flight at the first
         // report show the same gap.
-        let place = self.receiving.next().0;
+        let expected = self.receiving.next().0;
         if self.gap && !self.asked {
-            let told = |(at, when): (u32, Time)| at == place && now.since(when) < limits.ask / 2;
-            if self.told_gap.is_some_and(told) {
+            let recent =
+                |(at, when): (u32, Time)| at == expected && now.since(when) < limits.ask / 2;
+            if self.gap_reported.is_some_and(recent) {
                 self.gap = false;
             }
         }
         let ask = self.timing.is_due(now);
-        if !(ask || self.asked || self.gap || self.receiving.has_news()) {
+        if !(ask || self.asked || self.gap || self.receiving.ack_is_due()) {
             return Ok(false);
         }
         match self.question(ask) {
             Some(message) => {
                 let ack = self.receiving.ack();
                 port.send(&message, Span::default())?;
-                self.receiving.tell(ack);
+                self.receiving.ack_sent(ack);
                 self.asked = false;
                 self.counters.control += 1;
             }
             None => self.send_avail(port, ask)?,
         }
         if core::mem::take(&mut self.gap) {
-            self.told_gap = Some((place, now));
+            self.gap_reported = Some((expected, now));
         }
         if ask {
             self.timing.ask(now, limits);

@@ -2,13 +2,13 @@
 //! Receiving direction of a stream: contents of the receive ring, ranges to fetch,
 //! acknowledgements.
 //!
-//! An announced range is a `Fetch`. Its states are in `FetchState`: `Due` → `Moving` (GET posted) →
-//! `Here`, or back to `Due` if the GET failed. A range in state `Here` is removed when all ranges
-//! before it are removed.
+//! An announced range is a `Fetch`. Its states are in `FetchState`: `Due` → `InFlight` (GET
+//! posted) → `Arrived`, or back to `Due` if the GET failed. A range in state `Arrived` is removed
+//! when all ranges before it are removed.
 
 use super::{
     source::{Pending, Voids},
-    Broken, Geometry, Span, FETCHES,
+    Geometry, Span, Violation, MAX_RANGES,
 };
 use crate::Time;
 use wire::{
@@ -44,9 +44,9 @@ enum FetchState {
     #[default]
     Due,
     /// A GET is in flight.
-    Moving,
+    InFlight,
     /// The bytes have arrived.
-    Here,
+    Arrived,
 }
 
 /// Announced range.
@@ -60,9 +60,9 @@ struct Fetch {
     /// Offset of the destination in a reader's memory; `None` if it is the receive ring.
     sink: Option<u32>,
     /// The reader took its memory back while the GET was in flight: the result is discarded.
-    stray: bool,
+    discard: bool,
     /// Second half of a divided range; it is fetched without waiting for more bytes.
-    is_rest: bool,
+    is_remainder: bool,
     state: FetchState,
     /// Time at which the GET in flight fails.
     until: Time,
@@ -105,17 +105,17 @@ pub struct Receiving {
     /// The end of the stream was received, with number `known` − 1.
     finished: bool,
     /// Last acknowledgement sent to the peer.
-    told: Ack,
+    sent_ack: Ack,
     /// End of the last complete send of the peer.
     pushed: Seq,
     /// Ranges that are due or in flight, in ascending order, and arrived ones between them. The
     /// first `count` are valid.
-    fetches: [Fetch; FETCHES],
+    fetches: [Fetch; MAX_RANGES],
     count: usize,
     /// Name of the next range. A ring has fewer ranges than there are names, so a name is unique.
     ids: u16,
     /// End of the last source. It is acknowledged as soon as everything before it has arrived.
-    owed: Seq,
+    source_end: Seq,
     /// Announced part of a source that follows `known`, and is not in `fetches`.
     pending: Option<Pending>,
     voids: Voids,
@@ -127,7 +127,7 @@ pub struct Receiving {
     /// Last withdrawn source: its end, and the number of bytes before the end that were left out.
     cut: Option<(Seq, u32)>,
     /// Sources are accepted.
-    takes_sources: bool,
+    accepts_sources: bool,
 }
 
 impl Receiving {
@@ -142,21 +142,21 @@ impl Receiving {
             known: isn,
             read: isn,
             finished: false,
-            told: Ack {
+            sent_ack: Ack {
                 ack: isn,
                 edge: isn.plus(g.receive_ring),
             },
             pushed: isn,
-            fetches: [Fetch::default(); FETCHES],
+            fetches: [Fetch::default(); MAX_RANGES],
             count: 0,
             ids: 0,
-            owed: isn,
+            source_end: isn,
             pending: None,
             voids: Voids::default(),
             sink: None,
             hold: None,
             cut: None,
-            takes_sources: g.sources,
+            accepts_sources: g.sources,
         }
     }
 
@@ -194,7 +194,7 @@ impl Receiving {
     pub fn readable_behind(&self, skip: u32) -> Span {
         let (at, len) = self.voids.behind(self.read, self.present(), skip);
         Span {
-            at: self.place(at),
+            at: self.ring_offset(at),
             len,
         }
     }
@@ -226,7 +226,7 @@ impl Receiving {
         self.finished
     }
 
-    fn place(&self, seq: Seq) -> u32 {
+    fn ring_offset(&self, seq: Seq) -> u32 {
         seq.since(self.isn) & (self.ring - 1)
     }
 
@@ -240,9 +240,9 @@ impl Receiving {
         let next = self.next();
         let far = match seq.before(next) {
             // The peer may repeat everything behind the last acknowledgement sent to it.
-            true => next.since(self.told.ack.min(next)),
+            true => next.since(self.sent_ack.ack.min(next)),
             // An announcement of a source may be lost.
-            false if self.takes_sources => SOURCE_MAX,
+            false if self.accepts_sources => SOURCE_MAX,
             false => 0,
         };
         seq.distance(next).unsigned_abs() <= self.near.saturating_add(far)
@@ -266,12 +266,12 @@ impl Receiving {
         }
     }
 
-    fn check_room(&self, len: u32) -> Result<(), Broken> {
+    fn check_room(&self, len: u32) -> Result<(), Violation> {
         if self.finished {
-            return Err(Broken::BehindEnd);
+            return Err(Violation::BehindEnd);
         }
         if len > self.room() {
-            return Err(Broken::Room);
+            return Err(Violation::Room);
         }
         Ok(())
     }
@@ -286,10 +286,10 @@ impl Receiving {
     /// # Errors
     ///
     /// The ring has no room, or the stream has ended.
-    pub(super) fn take(&mut self, len: u32, push: bool) -> Result<Span, Broken> {
+    pub(super) fn accept(&mut self, len: u32, push: bool) -> Result<Span, Violation> {
         self.check_room(len)?;
         let span = Span {
-            at: self.place(self.known),
+            at: self.ring_offset(self.known),
             len,
         };
         self.advance(len, push);
@@ -307,14 +307,14 @@ impl Receiving {
     ///
     /// # Errors
     ///
-    /// Like [`Receiving::take`]. [`Broken::Ring`] if the peer's send ring cannot hold all bytes
-    /// since the last acknowledgement sent to it.
-    pub(super) fn announced(&mut self, len: u32, push: bool) -> Result<bool, Broken> {
+    /// Like [`Receiving::accept`]. [`Violation::Ring`] if the peer's send ring cannot hold all
+    /// bytes since the last acknowledgement sent to it.
+    pub(super) fn announced(&mut self, len: u32, push: bool) -> Result<bool, Violation> {
         self.check_room(len)?;
-        if self.known.plus(len).since(self.told.ack) > self.peer_send {
-            return Err(Broken::Ring);
+        if self.known.plus(len).since(self.sent_ack.ack) > self.peer_send {
+            return Err(Violation::Ring);
         }
-        let noted = self.note(len, None, None);
+        let noted = self.add_range(len, None, None);
         if noted {
             self.advance(len, push);
         }
@@ -322,7 +322,7 @@ impl Receiving {
     }
 
     /// Accepts the end of the stream.
-    pub(super) fn take_end(&mut self) {
+    pub(super) fn accept_end(&mut self) {
         if !self.finished {
             self.finished = true;
             self.known = self.known.plus(1);
@@ -359,20 +359,20 @@ impl Receiving {
     }
 
     /// Records that `ack` was sent.
-    pub(super) fn tell(&mut self, ack: Ack) {
-        self.told = ack;
+    pub(super) fn ack_sent(&mut self, ack: Ack) {
+        self.sent_ack = ack;
     }
 
     /// Returns whether `ack` has advanced so far that it must be sent at once.
-    pub(super) fn has_news(&self) -> bool {
+    pub(super) fn ack_is_due(&self) -> bool {
         let now = self.ack();
         if self.is_finished() {
-            return now.ack != self.told.ack;
+            return now.ack != self.sent_ack.ack;
         }
-        let whole = self.told.ack.before(self.owed) && !now.ack.before(self.owed);
+        let whole = self.sent_ack.ack.before(self.source_end) && !now.ack.before(self.source_end);
         whole
-            || now.edge.since(self.told.edge) >= self.quarter
-            || now.ack.since(self.told.ack) >= self.quarter
+            || now.edge.since(self.sent_ack.edge) >= self.quarter
+            || now.ack.since(self.sent_ack.ack) >= self.quarter
     }
 
     /// Checks the invariants.
@@ -386,7 +386,7 @@ impl Receiving {
             return Err("the receive ring has more bytes than its size");
         }
         let now = self.ack();
-        if now.ack.before(self.told.ack) || now.edge.before(self.told.edge) {
+        if now.ack.before(self.sent_ack.ack) || now.edge.before(self.sent_ack.edge) {
             return Err("the last acknowledgement sent exceeds the present one");
         }
         let mut last = self.read;
@@ -397,7 +397,7 @@ impl Receiving {
             last = f.from.plus(f.len);
         }
         match self.fetches().first().map(|f| f.state) {
-            Some(FetchState::Here) => Err("the first range has arrived and was not removed"),
+            Some(FetchState::Arrived) => Err("the first range has arrived and was not removed"),
             _ => Ok(()),
         }
     }

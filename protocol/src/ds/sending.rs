@@ -3,7 +3,7 @@
 
 use super::{
     source::{Source, Sources, Withdrawn},
-    Broken, Geometry, Limits, SourceId, SourceState, Span,
+    Geometry, Limits, SourceId, SourceState, Span, Violation,
 };
 use wire::{
     ds::{Ack, Seq, LAST_DATA, MORE_DATA, SOURCE_MAX},
@@ -56,7 +56,7 @@ pub struct Sending {
     /// The program has ended this direction: `end` is final.
     finished: bool,
     /// The peer accepts sources.
-    takes_sources: bool,
+    accepts_sources: bool,
     sources: Sources,
 }
 
@@ -75,7 +75,7 @@ impl Sending {
             end: isn,
             edge: isn.plus(g.peer_ring),
             finished: false,
-            takes_sources: g.sources,
+            accepts_sources: g.sources,
             sources: Sources::default(),
         }
     }
@@ -96,7 +96,7 @@ impl Sending {
     #[must_use]
     pub fn room(&self) -> Span {
         Span {
-            at: self.place(self.end),
+            at: self.ring_offset(self.end),
             // Bytes of sources count, because offsets in the ring follow the numbers.
             len: self.ring.saturating_sub(self.unacknowledged()),
         }
@@ -105,7 +105,7 @@ impl Sending {
     /// Returns the maximum size of the next source in bytes; 0 if no source is possible now.
     #[must_use]
     pub fn source_room(&self) -> u32 {
-        match self.takes_sources && !self.finished && self.sources.has_place(self.peer_read()) {
+        match self.accepts_sources && !self.finished && self.sources.has_room(self.peer_read()) {
             true => SOURCE_MAX,
             false => 0,
         }
@@ -114,12 +114,12 @@ impl Sending {
     /// Returns whether the maximum number of sources is in use. Each of them finishes without an
     /// action of the program.
     #[must_use]
-    pub fn is_lent_out(&self) -> bool {
+    pub fn sources_full(&self) -> bool {
         self.sources.is_full()
     }
 
     /// Returns whether any source is not dropped yet.
-    pub(super) fn is_lending(&self) -> bool {
+    pub(super) fn has_sources(&self) -> bool {
         !self.sources.is_empty()
     }
 
@@ -144,23 +144,23 @@ impl Sending {
     pub(super) fn withdraw(&mut self, id: SourceId, alone: bool) -> bool {
         let end = alone.then_some(self.end);
         match self.sources.cut(id, self.una, self.high, end) {
-            Withdrawn::Ask(from) => self.emit = self.emit.min(from.max(self.una)),
-            Withdrawn::Unmade(end) => self.end = end,
-            Withdrawn::Later => return false,
-            Withdrawn::Quietly | Withdrawn::Gone => {}
+            Withdrawn::Notify(from) => self.emit = self.emit.min(from.max(self.una)),
+            Withdrawn::Removed(end) => self.end = end,
+            Withdrawn::Retry => return false,
+            Withdrawn::Done | Withdrawn::Unknown => {}
         }
         true
     }
 
     /// Returns whether a source that has an owner is finished.
     #[must_use]
-    pub fn is_any_over(&self) -> bool {
-        self.sources.is_any_over(self.una)
+    pub fn any_source_finished(&self) -> bool {
+        self.sources.any_source_finished(self.una)
     }
 
     /// Ends the owner's interest in a source.
-    pub(super) fn let_go(&mut self, id: SourceId) {
-        self.sources.let_go(id, self.una, self.peer_read());
+    pub(super) fn disown(&mut self, id: SourceId) {
+        self.sources.disown(id, self.una, self.peer_read());
     }
 
     /// Processes the peer's answer to a withdrawal: the last `left` bytes of the source that ends
@@ -180,14 +180,14 @@ impl Sending {
         Seq(self.edge.0.wrapping_sub(self.peer_ring))
     }
 
-    fn place(&self, seq: Seq) -> u32 {
+    fn ring_offset(&self, seq: Seq) -> u32 {
         seq.since(self.isn) & (self.ring - 1)
     }
 
     /// Returns the location in the send ring of `len` bytes from number `seq` on.
     pub(super) fn span(&self, seq: Seq, len: u32) -> Span {
         Span {
-            at: self.place(seq),
+            at: self.ring_offset(seq),
             len,
         }
     }
@@ -210,7 +210,7 @@ impl Sending {
     }
 
     /// Returns whether sent numbers are unacknowledged.
-    pub(super) fn owes_ack(&self) -> bool {
+    pub(super) fn has_unacknowledged(&self) -> bool {
         self.una != self.high
     }
 
@@ -268,7 +268,7 @@ impl Sending {
                 false => Emission::Source {
                     seq,
                     len: left,
-                    nla: source.place(seq),
+                    nla: source.nla_at(seq),
                     push: source.end() == self.end,
                 },
             });
@@ -305,7 +305,7 @@ impl Sending {
     }
 
     /// Records that the message was sent.
-    pub(super) fn said(&mut self, what: Emission) {
+    pub(super) fn sent(&mut self, what: Emission) {
         self.emit = match what {
             Emission::More { seq, len } | Emission::Last { seq, len } => seq.plus(len.into()),
             Emission::Announce { seq, len, .. }
@@ -321,17 +321,17 @@ impl Sending {
     /// # Errors
     ///
     /// The peer acknowledged unsent bytes, or offered more room than its ring has.
-    pub(super) fn acknowledged(&mut self, ack: Ack) -> Result<bool, Broken> {
+    pub(super) fn acknowledged(&mut self, ack: Ack) -> Result<bool, Violation> {
         if ack.ack.before(self.una) {
             return Ok(false);
         }
         if self.high.before(ack.ack) {
-            return Err(Broken::Ack);
+            return Err(Violation::Ack);
         }
         // The end of the stream has a number, but needs no room.
         let room = ack.edge.distance(ack.ack.min(self.end));
         if room < 0 || room as u32 > self.peer_ring {
-            return Err(Broken::Edge);
+            return Err(Violation::Edge);
         }
         let news = self.una != ack.ack || self.edge.before(ack.edge);
         self.una = ack.ack;

@@ -12,17 +12,17 @@ use wire::ids::NodeId;
 
 /// Request of a client that waits for the program to accept its connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Asked {
+pub struct Request {
     /// Node of the client.
     pub node: NodeId,
     /// Contents of the client's request.
     pub connect: Connect,
-    heard: Time,
-    /// The driver is creating the connection ([`Pending::begin_take`]).
-    taken: bool,
+    refreshed: Time,
+    /// The driver is creating the connection ([`Pending::begin_accept`]).
+    accepting: bool,
 }
 
-impl Asked {
+impl Request {
     fn is_of(&self, node: NodeId, connect: &Connect) -> bool {
         self.node == node
             && self.connect.cookie == connect.cookie
@@ -34,7 +34,7 @@ impl Asked {
 /// connection, and up to `per_node` entries. A request never matches a TCP connection of another
 /// node.
 pub struct Pending<M: Memory> {
-    asked: Slots<M, Asked>,
+    requests: Slots<M, Request>,
     nodes: Slots<M, u16>,
     per_node: u16,
     secret: u64,
@@ -66,7 +66,7 @@ impl<M: Memory> Pending<M> {
     /// Memory allocation failed.
     pub fn new(capacity: u16, per_node: u16, secret: u64) -> Result<Self, M::Error> {
         Ok(Self {
-            asked: Slots::new(capacity)?,
+            requests: Slots::new(capacity)?,
             nodes: Slots::new(capacity)?,
             per_node,
             secret,
@@ -76,25 +76,25 @@ impl<M: Memory> Pending<M> {
     /// Returns the number of waiting clients.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.asked.len()
+        self.requests.len()
     }
 
     /// Returns whether no client waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.asked.is_empty()
+        self.requests.is_empty()
     }
 
-    fn remove(&mut self, key: u64) -> Option<Asked> {
-        let asked = self.asked.remove(key)?;
-        let node = u64::from(asked.node.0);
+    fn remove(&mut self, key: u64) -> Option<Request> {
+        let request = self.requests.remove(key)?;
+        let node = u64::from(request.node.0);
         if let Some(n) = self.nodes.get_mut(node) {
             *n = n.saturating_sub(1);
             if *n == 0 {
                 self.nodes.remove(node);
             }
         }
-        Some(asked)
+        Some(request)
     }
 
     /// Adds or refreshes a client's request. Returns false if its connection is being created.
@@ -112,28 +112,30 @@ impl<M: Memory> Pending<M> {
         self.expire(limits, now);
         let key = key(self.secret, node, &connect.tuple);
         if self
-            .asked
+            .requests
             .get(key)
-            .is_some_and(|other| other.taken && other.is_of(node, connect))
+            .is_some_and(|other| other.accepting && other.is_of(node, connect))
         {
             return Ok(false);
         }
         // Replaces this request, or an obsolete one for the same TCP connection.
-        let same = |other: &Asked| other.node == node && other.connect.tuple == connect.tuple;
-        if self.asked.get(key).is_some_and(same) {
+        let same = |other: &Request| other.node == node && other.connect.tuple == connect.tuple;
+        if self.requests.get(key).is_some_and(same) {
             self.remove(key);
         }
         let count = self.nodes.get(u64::from(node.0)).copied().unwrap_or(0);
         if count >= self.per_node {
             return Err(Decline::Busy);
         }
-        let asked = Asked {
+        let request = Request {
             node,
             connect: *connect,
-            heard: now,
-            taken: false,
+            refreshed: now,
+            accepting: false,
         };
-        self.asked.insert(key, asked).map_err(|_| Decline::Busy)?;
+        self.requests
+            .insert(key, request)
+            .map_err(|_| Decline::Busy)?;
         match self.nodes.get_mut(u64::from(node.0)) {
             Some(n) => *n = n.saturating_add(1),
             // The table has room, because it has one entry per client.
@@ -147,60 +149,61 @@ impl<M: Memory> Pending<M> {
     /// Removes a request that the client cancelled.
     pub fn cancel(&mut self, node: NodeId, connect: &Connect) {
         let key = key(self.secret, node, &connect.tuple);
-        let same = |a: &Asked| !a.taken && a.is_of(node, connect);
-        if self.asked.get(key).is_some_and(same) {
+        let same = |a: &Request| !a.accepting && a.is_of(node, connect);
+        if self.requests.get(key).is_some_and(same) {
             self.remove(key);
         }
     }
 
     /// Returns the client's request for an accepted TCP connection, and keeps the entry until
-    /// [`Pending::taken`]. A repeated request during this time creates no new entry.
-    pub fn begin_take(
+    /// [`Pending::end_accept`]. A repeated request during this time creates no new entry.
+    pub fn begin_accept(
         &mut self,
         node: NodeId,
         tuple: &Tuple,
         limits: &OpenLimits,
         now: Time,
-    ) -> Option<Asked> {
+    ) -> Option<Request> {
         self.expire(limits, now);
         let key = key(self.secret, node, tuple);
-        let asked = self.asked.get_mut(key)?;
-        let waits = asked.node == node && asked.connect.tuple == *tuple && !asked.taken;
+        let request = self.requests.get_mut(key)?;
+        let waits = request.node == node && request.connect.tuple == *tuple && !request.accepting;
         waits.then(|| {
-            asked.taken = true;
-            *asked
+            request.accepting = true;
+            *request
         })
     }
 
-    /// Removes the entry of [`Pending::begin_take`], because the connection was created or failed.
-    pub fn taken(&mut self, asked: &Asked) {
-        let key = key(self.secret, asked.node, &asked.connect.tuple);
-        let same = |a: &Asked| a.taken && a.is_of(asked.node, &asked.connect);
-        if self.asked.get(key).is_some_and(same) {
+    /// Removes the entry of [`Pending::begin_accept`], because the connection was created or
+    /// failed.
+    pub fn end_accept(&mut self, request: &Request) {
+        let key = key(self.secret, request.node, &request.connect.tuple);
+        let same = |a: &Request| a.accepting && a.is_of(request.node, &request.connect);
+        if self.requests.get(key).is_some_and(same) {
             self.remove(key);
         }
     }
 
     /// Removes and returns the client's request for an accepted TCP connection. Returns `None`
     /// without a recent request.
-    pub fn take(
+    pub fn accept(
         &mut self,
         node: NodeId,
         tuple: &Tuple,
         limits: &OpenLimits,
         now: Time,
-    ) -> Option<Asked> {
-        let asked = self.begin_take(node, tuple, limits, now)?;
-        self.taken(&asked);
-        Some(asked)
+    ) -> Option<Request> {
+        let request = self.begin_accept(node, tuple, limits, now)?;
+        self.end_accept(&request);
+        Some(request)
     }
 
     /// Removes and returns one request for a TCP connection, of any node. Used if the TCP
     /// connection arrives by another route than its client announced. Searches the whole table.
-    pub fn take_any(&mut self, tuple: &Tuple) -> Option<Asked> {
+    pub fn remove_any(&mut self, tuple: &Tuple) -> Option<Request> {
         let mut found = None;
-        self.asked.for_each_mut(|key, asked| {
-            if !asked.taken && asked.connect.tuple == *tuple {
+        self.requests.for_each_mut(|key, request| {
+            if !request.accepting && request.connect.tuple == *tuple {
                 found = Some(key);
             }
             found.is_none()
@@ -211,18 +214,18 @@ impl<M: Memory> Pending<M> {
     /// Removes clients without a message for [`OpenLimits::keep`], which use TCP by now. Entries
     /// whose connection is being created stay.
     pub fn expire(&mut self, limits: &OpenLimits, now: Time) {
-        while let Some((key, oldest)) = self.asked.oldest() {
-            if now.since(oldest.heard) < limits.keep {
+        while let Some((key, oldest)) = self.requests.oldest() {
+            if now.since(oldest.refreshed) < limits.keep {
                 return;
             }
-            if oldest.taken {
+            if oldest.accepting {
                 // Becomes the newest entry; the removal left a free slot.
-                if let Some(asked) = self.asked.remove(key) {
-                    let asked = Asked {
-                        heard: now,
-                        ..asked
+                if let Some(request) = self.requests.remove(key) {
+                    let request = Request {
+                        refreshed: now,
+                        ..request
                     };
-                    let _ = self.asked.insert(key, asked);
+                    let _ = self.requests.insert(key, request);
                 }
                 continue;
             }
@@ -257,11 +260,11 @@ pub struct Server {
 impl Server {
     /// Returns the state machine for a client's request. `own` describes the server's end.
     #[must_use]
-    pub fn new(asked: &Asked, own: Endpoint, limits: &OpenLimits, now: Time) -> Self {
+    pub fn new(request: &Request, own: Endpoint, limits: &OpenLimits, now: Time) -> Self {
         Self {
             said: Answered {
-                cookie: asked.connect.cookie,
-                to: asked.connect.client.id,
+                cookie: request.connect.cookie,
+                to: request.connect.client.id,
                 from: own.id,
                 answer: Answer::Accept(own),
             },
@@ -295,7 +298,7 @@ impl Server {
 
     /// Records a message of the stream, which implies the confirmation. Returns whether the state
     /// changed.
-    pub fn stream_came(&mut self) -> bool {
+    pub fn stream_received(&mut self) -> bool {
         let news = self.state == Accepted::Waiting;
         if news {
             self.state = Accepted::Direct;
@@ -306,7 +309,7 @@ impl Server {
     /// Records data on the TCP connection, which imply that the client uses TCP. Returns whether
     /// the state changed. A closed or reset TCP connection counts as data. TCP's FIN alone does
     /// not, because it may have overtaken the client's answer.
-    pub fn tcp_came(&mut self) -> bool {
+    pub fn tcp_received(&mut self) -> bool {
         let news = self.state == Accepted::Waiting;
         if news {
             self.state = Accepted::Tcp(Fallback::TcpData);

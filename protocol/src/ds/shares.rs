@@ -21,9 +21,9 @@ impl<M: Memory> Shares<M> {
     }
 
     /// Counts one more unit for a user, up to `most`. Returns whether the user may have it. The
-    /// caller returns the unit with [`Shares::give`].
+    /// caller returns the unit with [`Shares::release`].
     #[must_use]
-    pub fn take(&mut self, user: u32, most: u16) -> bool {
+    pub fn charge(&mut self, user: u32, most: u16) -> bool {
         let user = u64::from(user);
         match self.users.get_mut(user) {
             Some(n) if *n < most => {
@@ -36,7 +36,7 @@ impl<M: Memory> Shares<M> {
     }
 
     /// Counts one unit less for a user.
-    pub fn give(&mut self, user: u32) {
+    pub fn release(&mut self, user: u32) {
         let user = u64::from(user);
         let left = self.users.get_mut(user).map(|n| {
             *n = n.saturating_sub(1);

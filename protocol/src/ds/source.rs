@@ -24,7 +24,7 @@ pub struct SourceState {
     /// Number of its bytes that the peer has.
     pub acknowledged: u32,
     /// No more bytes of it will be fetched, and the peer has all fetched ones.
-    pub over: bool,
+    pub finished: bool,
     /// The owner has withdrawn it.
     pub withdrawn: bool,
 }
@@ -62,7 +62,7 @@ impl Source {
         };
         SourceState {
             acknowledged: una.max(self.from).min(end).since(self.from),
-            over: match self.cut {
+            finished: match self.cut {
                 Cut::No | Cut::At(_) => !una.before(end),
                 // The number of fetched bytes is unknown until the peer answers.
                 Cut::Asked => false,
@@ -85,7 +85,7 @@ impl Source {
     }
 
     /// Returns the NLA of byte `seq`.
-    pub(super) fn place(&self, seq: Seq) -> Nla {
+    pub(super) fn nla_at(&self, seq: Seq) -> Nla {
         Nla(self.nla.0 + u64::from(seq.since(self.from)))
     }
 }
@@ -104,7 +104,7 @@ pub(super) struct Sources {
 impl Sources {
     /// Returns whether one more source is possible. Even if it is withdrawn, the peer must not
     /// exceed its eight ranges. `read` is a lower bound of the peer's read position.
-    pub(super) fn has_place(&self, read: Seq) -> bool {
+    pub(super) fn has_room(&self, read: Seq) -> bool {
         let past = |end: &Seq| !read.before(*end);
         let voids = self.left_out.iter().flatten().filter(|end| !past(end));
         let used = self.all().count();
@@ -121,12 +121,12 @@ impl Sources {
         self.list.iter().all(Option::is_none)
     }
 
-    /// Adds a source that begins at `from`. The caller checked [`Sources::has_place`].
+    /// Adds a source that begins at `from`. The caller checked [`Sources::has_room`].
     pub(super) fn add(&mut self, from: Seq, len: u32, nla: Nla) -> Option<SourceId> {
-        let place = self.list.iter_mut().find(|s| s.is_none())?;
+        let slot = self.list.iter_mut().find(|s| s.is_none())?;
         let id = SourceId(self.ids);
         self.ids += 1;
-        *place = Some(Source {
+        *slot = Some(Source {
             id,
             from,
             end: from.plus(len),
@@ -165,12 +165,12 @@ impl Sources {
     }
 
     /// Returns whether a finished source still has an owner.
-    pub(super) fn is_any_over(&self, una: Seq) -> bool {
-        self.all().any(|s| s.owned && s.state(una).over)
+    pub(super) fn any_source_finished(&self, una: Seq) -> bool {
+        self.all().any(|s| s.owned && s.state(una).finished)
     }
 
     /// Ends the owner's interest in a source.
-    pub(super) fn let_go(&mut self, id: SourceId, una: Seq, read: Seq) {
+    pub(super) fn disown(&mut self, id: SourceId, una: Seq, read: Seq) {
         if let Some(source) = self.find(id) {
             source.owned = false;
         }
@@ -183,16 +183,16 @@ impl Sources {
         for end in &mut self.left_out {
             *end = end.filter(|end| read.before(*end));
         }
-        for place in &mut self.list {
+        for slot in &mut self.list {
             // A withdrawn source keeps its numbers until they are acknowledged and the peer has
             // answered.
-            let over = |s: &Source| !una.before(s.end) && s.cut != Cut::Asked;
-            let Some(source) = place.filter(|s| !s.owned && over(s)) else {
+            let ended = |s: &Source| !una.before(s.end) && s.cut != Cut::Asked;
+            let Some(source) = slot.filter(|s| !s.owned && ended(s)) else {
                 continue;
             };
-            *place = None;
+            *slot = None;
             if source.is_cut() && read.before(source.end) {
-                // `has_place` guarantees a free entry.
+                // `has_room` guarantees a free entry.
                 let mut free = self.left_out.iter_mut().filter(|end| end.is_none());
                 if let Some(free) = free.next() {
                     *free = Some(source.end);
@@ -201,36 +201,36 @@ impl Sources {
         }
     }
 
-    /// Withdraws a source. All numbers before `una` are acknowledged, and all before `said` were
+    /// Withdraws a source. All numbers before `una` are acknowledged, and all before `sent` were
     /// sent. `end` is the end of the stream if it may move back; otherwise `None`.
-    pub(super) fn cut(&mut self, id: SourceId, una: Seq, said: Seq, end: Option<Seq>) -> Withdrawn {
+    pub(super) fn cut(&mut self, id: SourceId, una: Seq, sent: Seq, end: Option<Seq>) -> Withdrawn {
         let busy = self.cutting().is_some();
         let Some(source) = self.find(id) else {
-            return Withdrawn::Gone;
+            return Withdrawn::Unknown;
         };
         // The peer may have received the whole source, although its acknowledgement is missing.
         if source.cut != Cut::No || !una.before(source.end) {
-            return Withdrawn::Quietly;
+            return Withdrawn::Done;
         }
-        if !source.from.before(said) {
+        if !source.from.before(sent) {
             if Some(source.end) != end {
                 source.cut = Cut::Unsaid;
-                return Withdrawn::Quietly;
+                return Withdrawn::Done;
             }
             // The source is the last item of the stream, so its numbers are given back.
             let from = source.from;
-            for place in &mut self.list {
-                if place.is_some_and(|s| s.id == id) {
-                    *place = None;
+            for slot in &mut self.list {
+                if slot.is_some_and(|s| s.id == id) {
+                    *slot = None;
                 }
             }
-            return Withdrawn::Unmade(from);
+            return Withdrawn::Removed(from);
         }
         if busy {
-            return Withdrawn::Later;
+            return Withdrawn::Retry;
         }
         source.cut = Cut::Asked;
-        Withdrawn::Ask(source.from)
+        Withdrawn::Notify(source.from)
     }
 
     /// Returns the withdrawn source that the peer has not answered.
@@ -253,15 +253,15 @@ impl Sources {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Withdrawn {
     /// The peer must be notified, from this number on.
-    Ask(Seq),
+    Notify(Seq),
     /// The source was removed; the stream now ends here.
-    Unmade(Seq),
+    Removed(Seq),
     /// The numbers of the source have no bytes, or it was withdrawn before, or is acknowledged.
-    Quietly,
+    Done,
     /// An earlier withdrawal is unanswered; the caller must retry.
-    Later,
+    Retry,
     /// The source does not exist.
-    Gone,
+    Unknown,
 }
 
 /// Announced source, or its remainder, that is not yet noted for fetching.
@@ -294,8 +294,8 @@ impl Voids {
 
     /// Adds a range behind the others. The caller checked [`Voids::is_full`].
     pub(super) fn add(&mut self, from: Seq, end: Seq) {
-        if let Some(place) = self.list.get_mut(self.count) {
-            *place = (from, end);
+        if let Some(slot) = self.list.get_mut(self.count) {
+            *slot = (from, end);
             self.count += 1;
         }
     }

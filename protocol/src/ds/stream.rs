@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! State machine of a stream connection: both directions and their end.
 //!
-//! States ([`StreamState`]) and events ([`Step`]) are those of TCP, without `TIME_WAIT`. `Finish`
-//! comes from the program (`shut`, `close`), and `Acknowledged` and `PeerFinished` from messages
-//! and GETs of the peer. `Abort` follows a protocol violation, a time-out, a `SHUTDOWN` of the peer
+//! States ([`StreamState`]) and events ([`StreamEvent`]) are those of TCP, without `TIME_WAIT`.
+//! `Finish` comes from the program (`shut`, `close`), and `Acknowledged` and `PeerFinished` from
+//! messages and GETs of the peer. `Abort` follows a protocol violation, a time-out, a `SHUTDOWN` of the peer
 //! or a call of `abort`. Every connection ends in `Closed`, with its reason in [`End`]. The
 //! driver's duties are in the documentation of [`crate::ds`]; its actions on time-outs, and all
 //! sending, are in `pump.rs`.
 
 use super::receiving::Fit;
 use super::timing::{KeepAlive, Timing};
-use super::{Broken, Counters, Geometry, Get, Limits, Receiving, Sending, Span};
+use super::{Counters, Geometry, Get, Limits, Receiving, Sending, Span, Violation};
 use crate::{
     base::flow::Flow,
     transfer::{Failure, Quiet},
@@ -38,7 +38,7 @@ crate::flow! {
         Closed,
     }
     /// Events of a connection.
-    events Step {
+    events StreamEvent {
         /// This end ends its direction.
         Finish,
         /// The peer acknowledged the end of this direction.
@@ -76,7 +76,7 @@ pub enum End {
     /// The peer does not answer.
     TimedOut,
     /// The peer violated the protocol.
-    Broken(Broken),
+    Broken(Violation),
     /// GETs from the peer's memory fail.
     FetchFailed,
     /// This end aborted the connection.
@@ -93,7 +93,7 @@ pub enum End {
 
 impl End {
     /// Returns the reason to send to the peer; `None` if it gets no message.
-    const fn told(self) -> Option<Ended> {
+    const fn shutdown_kind(self) -> Option<Ended> {
         match self {
             Self::Finished | Self::Peer(_) | Self::Down => None,
             Self::TimedOut => Some(Ended::TimedOut),
@@ -125,7 +125,7 @@ pub trait Port {
 
 /// Result of a received message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Heard {
+pub enum Received {
     /// The message has no new data.
     Nothing,
     /// The driver must copy data to the receive ring. It still holds the lock of the stream.
@@ -181,17 +181,17 @@ pub struct Stream {
     /// Time at which the port had committed all messages that were sent before the end.
     pub(super) committed: Option<Time>,
     /// Reason that must be sent to the peer.
-    pub(super) farewell: Option<Ended>,
+    pub(super) pending_shutdown: Option<Ended>,
     /// The peer asked for an answer.
     pub(super) asked: bool,
-    /// Data are missing, which must be reported to the peer. `told_gap`: number and time of the
+    /// Data are missing, which must be reported to the peer. `gap_reported`: number and time of the
     /// last report.
     pub(super) gap: bool,
-    pub(super) told_gap: Option<(u32, Time)>,
+    pub(super) gap_reported: Option<(u32, Time)>,
     /// Time since which small data are delayed.
     pub(super) corked: Option<Time>,
     /// The program has ended receiving.
-    pub(super) deaf: bool,
+    pub(super) receive_shut: bool,
     /// Time at which the program closed the socket.
     pub(super) orphan: Option<Time>,
     /// Answer to a withdrawal, to be sent: end of the source, and number of bytes left out.
@@ -201,7 +201,7 @@ pub struct Stream {
     /// Time until which sources are kept for a reader that stopped waiting.
     pub(super) held_until: Option<Time>,
     /// Number of GETs that may still write to memory.
-    pub(super) moving: u32,
+    pub(super) gets_in_flight: u32,
     /// Time of the last failed GET. The next one is posted after a later sign of life of the peer.
     pub(super) failed_get: Option<Time>,
     /// Time of the first failed GET since the last successful one.
@@ -237,17 +237,17 @@ impl Stream {
             end: None,
             ended: now,
             committed: None,
-            farewell: None,
+            pending_shutdown: None,
             asked: false,
             gap: false,
-            told_gap: None,
+            gap_reported: None,
             corked: None,
-            deaf: false,
+            receive_shut: false,
             orphan: None,
             cut: None,
             late_cut: None,
             held_until: None,
-            moving: 0,
+            gets_in_flight: 0,
             failed_get: None,
             stuck: None,
             retry: None,
@@ -329,7 +329,7 @@ impl Stream {
         }
     }
 
-    pub(super) fn step(&mut self, event: Step) {
+    pub(super) fn step(&mut self, event: StreamEvent) {
         if let Some(next) = self.state.next(event) {
             self.state = next;
         }
@@ -346,10 +346,10 @@ impl Stream {
         if self.end.is_some() {
             return;
         }
-        self.step(Step::Abort);
+        self.step(StreamEvent::Abort);
         self.end = Some(why);
         self.ended = now;
-        self.farewell = why.told();
+        self.pending_shutdown = why.shutdown_kind();
     }
 
     /// Aborts the connection. Unsent data are dropped; received data can still be read.
@@ -360,7 +360,7 @@ impl Stream {
     /// Ends the connection because the NIC has failed.
     pub fn down(&mut self, now: Time) {
         self.fail(End::Down, now);
-        self.farewell = None;
+        self.pending_shutdown = None;
         self.asked = false;
         self.dead = true;
     }
@@ -394,7 +394,7 @@ impl Stream {
         self.receiving.consume(len);
         let receiving = &self.receiving;
         let sinks = receiving.is_held() && receiving.can_sink();
-        receiving.has_news() || receiving.wants_fetch(limits) || sinks
+        receiving.ack_is_due() || receiving.wants_fetch(limits) || sinks
     }
 
     /// Ends this direction behind the bytes in the send ring.
@@ -402,14 +402,14 @@ impl Stream {
         if self.can_send() {
             self.sending.finish();
             self.corked = None;
-            self.step(Step::Finish);
+            self.step(StreamEvent::Finish);
         }
     }
 
     /// Refuses new data; received data can still be read. If this direction has ended, too, new
     /// data abort the connection, as in TCP. Otherwise the peer would wait for room without end.
-    pub fn deafen(&mut self) {
-        self.deaf = true;
+    pub fn shut_receive(&mut self) {
+        self.receive_shut = true;
     }
 
     /// Closes the connection for the program. Unread data are lost, and the peer gets a reset, as
@@ -452,7 +452,7 @@ impl Stream {
         now: Time,
     ) {
         if quiet.is_some() {
-            self.moving = self.moving.saturating_sub(1);
+            self.gets_in_flight = self.gets_in_flight.saturating_sub(1);
         }
         // After its deadline, a GET may have read memory that the peer had already reused.
         let late = self.receiving.is_late(id, now);
@@ -488,18 +488,24 @@ impl Stream {
     /// Ends the peer's direction if all its bytes have arrived.
     fn see_end(&mut self, now: Time) {
         if self.receiving.is_finished() {
-            self.step(Step::PeerFinished);
+            self.step(StreamEvent::PeerFinished);
             self.finish_if_closed(now);
         }
     }
 
     /// Processes a message of the peer for this connection. `sent` is a lower bound of the time at
     /// which it was sent (see [`AgeBound`](crate::base::age_bound::AgeBound)).
-    pub fn receive(&mut self, message: &Message, sent: Time, limits: &Limits, now: Time) -> Heard {
+    pub fn receive(
+        &mut self,
+        message: &Message,
+        sent: Time,
+        limits: &Limits,
+        now: Time,
+    ) -> Received {
         let head = message.head();
         if !self.receiving.is_near(head.seq) {
             self.counters.foreign += 1;
-            return Heard::Nothing;
+            return Received::Nothing;
         }
         if self.end.is_some() {
             // The peer missed the last message of this end. A message that shows that it knows of
@@ -511,14 +517,14 @@ impl Stream {
                 _ => false,
             };
             if !knows {
-                self.farewell = self.end.and_then(End::told);
+                self.pending_shutdown = self.end.and_then(End::shutdown_kind);
                 self.asked = self.end == Some(End::Finished);
             }
-            return Heard::Nothing;
+            return Received::Nothing;
         }
         let result = match *message {
             Message::Velo { len, .. } => {
-                self.timing.heard(now, sent, false);
+                self.timing.received(now, sent, false);
                 self.data(head, len, false, now)
             }
             Message::VeloLast { ack, len, .. } => self
@@ -530,8 +536,8 @@ impl Stream {
             Message::RmaAvail {
                 ack, ask, again, ..
             } => self.acknowledged(ack, sent, now).map(|()| {
-                self.told(head, ask, again.then_some(limits), now);
-                Heard::Nothing
+                self.avail_received(head, ask, again.then_some(limits), now);
+                Received::Nothing
             }),
             Message::Shutdown {
                 ack,
@@ -555,35 +561,36 @@ impl Stream {
             Message::RmaCutDone { ack, end, left, .. } => {
                 // Before the acknowledgement, which includes the bytes left out.
                 self.sending.cut_done(end, left);
-                self.acknowledged(ack, sent, now).map(|()| Heard::Nothing)
+                self.acknowledged(ack, sent, now)
+                    .map(|()| Received::Nothing)
             }
             Message::Shutdown { how, .. } => {
                 // The peer has dropped the connection after it acknowledged everything.
                 let last = matches!(self.state, StreamState::LastAck | StreamState::Closing);
                 let done = how == Ended::Unknown && last && self.sending.all_acknowledged();
                 if done {
-                    self.step(Step::Acknowledged);
+                    self.step(StreamEvent::Acknowledged);
                     self.finish_if_closed(now);
                 } else {
                     self.fail(End::Peer(how), now);
                 }
-                Ok(Heard::Nothing)
+                Ok(Received::Nothing)
             }
         };
         result.unwrap_or_else(|broken| {
             self.fail(End::Broken(broken), now);
-            Heard::Nothing
+            Received::Nothing
         })
     }
 
-    fn acknowledged(&mut self, ack: Ack, sent: Time, now: Time) -> Result<(), Broken> {
+    fn acknowledged(&mut self, ack: Ack, sent: Time, now: Time) -> Result<(), Violation> {
         let news = self.sending.acknowledged(ack)?;
-        self.timing.heard(now, sent, news);
+        self.timing.received(now, sent, news);
         if news {
             self.rewound = None;
         }
         if self.sending.end_acknowledged() {
-            self.step(Step::Acknowledged);
+            self.step(StreamEvent::Acknowledged);
             self.finish_if_closed(now);
         }
         Ok(())
@@ -593,7 +600,7 @@ impl Stream {
     pub(super) fn refuse(&mut self, now: Time) -> bool {
         let why = if self.orphan.is_some() {
             End::Orphaned
-        } else if self.deaf && !self.can_send() {
+        } else if self.receive_shut && !self.can_send() {
             End::Unwanted
         } else {
             return false;
@@ -602,19 +609,25 @@ impl Stream {
         true
     }
 
-    fn data(&mut self, head: Head, len: u16, push: bool, now: Time) -> Result<Heard, Broken> {
+    fn data(&mut self, head: Head, len: u16, push: bool, now: Time) -> Result<Received, Violation> {
         match self.fit(head, len.into()) {
             Some((skip, len)) if !self.refuse(now) => {
-                let to = self.receiving.take(len, push)?;
+                let to = self.receiving.accept(len, push)?;
                 self.counters.velo_received += u64::from(len);
                 let skip = skip as u16;
-                Ok(Heard::Data { skip, to })
+                Ok(Received::Data { skip, to })
             }
-            _ => Ok(Heard::Nothing),
+            _ => Ok(Received::Nothing),
         }
     }
 
-    fn announced(&mut self, head: Head, len: u32, push: bool, now: Time) -> Result<Heard, Broken> {
+    fn announced(
+        &mut self,
+        head: Head,
+        len: u32,
+        push: bool,
+        now: Time,
+    ) -> Result<Received, Violation> {
         if let Some((_, len)) = self.fit(head, len) {
             if !self.refuse(now) {
                 match self.receiving.announced(len, push)? {
@@ -624,7 +637,7 @@ impl Stream {
                 }
             }
         }
-        Ok(Heard::Nothing)
+        Ok(Received::Nothing)
     }
 
     /// Returns the number of known bytes to omit and of new bytes; `None` if no byte is acceptable.
@@ -644,7 +657,7 @@ impl Stream {
         None
     }
 
-    fn told(&mut self, head: Head, ask: bool, again: Option<&Limits>, now: Time) {
+    fn avail_received(&mut self, head: Head, ask: bool, again: Option<&Limits>, now: Time) {
         self.asked |= ask;
         if self.receiving.next().before(head.seq) {
             self.counters.gaps += 1;
@@ -661,24 +674,24 @@ impl Stream {
         }
     }
 
-    fn peer_finished(&mut self, head: Head, now: Time) -> Result<Heard, Broken> {
+    fn peer_finished(&mut self, head: Head, now: Time) -> Result<Received, Violation> {
         match self.receiving.fit(head.seq, 1) {
             Fit::Next { skip: 0, .. } if !self.receiving.knows_end() => {
-                self.receiving.take_end();
+                self.receiving.accept_end();
                 self.see_end(now);
             }
-            Fit::Next { .. } => return Err(Broken::BehindEnd),
+            Fit::Next { .. } => return Err(Violation::BehindEnd),
             Fit::Old => self.asked = true,
             Fit::Gap => self.gap = true,
             Fit::Foreign => {}
         }
-        Ok(Heard::Nothing)
+        Ok(Received::Nothing)
     }
 
     /// Returns whether a message of the peer is awaited.
     pub(super) fn needs_answer(&self) -> bool {
         let s = &self.sending;
-        self.end.is_none() && (s.owes_ack() || s.wants_room() || s.cutting().is_some())
+        self.end.is_none() && (s.has_unacknowledged() || s.wants_room() || s.cutting().is_some())
     }
 
     /// Returns the time of the next call of [`Stream::pump`], if no other event occurs. It is in
@@ -690,11 +703,11 @@ impl Stream {
             return lingers.then(|| self.ended.after(limits.linger));
         }
         let corked = self.corked.map(|since| since.after(limits.cork));
-        let orphan = self.patience().map(|since| since.after(limits.orphan));
+        let orphan = self.orphan_since().map(|since| since.after(limits.orphan));
         let stuck = self
             .stuck
             .filter(|_| self.refused.is_none())
-            .map(|since| since.after(self.timing.get_patience(limits)));
+            .map(|since| since.after(self.timing.get_timeout(limits)));
         let asks = match self.blocked {
             true => None,
             false => self.timing.deadline(limits),
@@ -706,7 +719,7 @@ impl Stream {
 
     /// Returns the start of the wait for a peer after the program closed the socket: the time of
     /// the close or of the last progress.
-    pub(super) fn patience(&self) -> Option<Time> {
+    pub(super) fn orphan_since(&self) -> Option<Time> {
         let orphan = self.orphan?;
         Some(orphan.max(self.timing.last_progress()))
     }
@@ -714,21 +727,21 @@ impl Stream {
     /// Returns whether no GET can write to the receive ring any more.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.moving == 0
+        self.gets_in_flight == 0
     }
 
     /// Returns whether the connection can be dropped: it has ended, no message is due, and no GET
     /// is in flight. After an end in order, it answers a peer that missed the last message for
     /// [`Limits::linger`].
     #[must_use]
-    pub fn is_over(&self, now: Time, limits: &Limits) -> bool {
+    pub fn can_drop(&self, now: Time, limits: &Limits) -> bool {
         let lingers = match self.end {
             None => true,
             Some(End::Finished) if self.dead => false,
             Some(End::Finished) => {
-                self.receiving.has_news() || now.since(self.ended) < limits.linger
+                self.receiving.ack_is_due() || now.since(self.ended) < limits.linger
             }
-            Some(_) => self.farewell.is_some(),
+            Some(_) => self.pending_shutdown.is_some(),
         };
         !lingers && self.is_quiet()
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Questions to a silent peer, and the time at which it counts as dead.
 //!
-//! The stream calls `heard` for each message of the peer, and `update` after each run of `pump`. A
-//! question is due `ask` ticks after an answer is first needed, and the time doubles with each
+//! The stream calls `received` for each message of the peer, and `update` after each run of `pump`.
+//! A question is due `ask` ticks after an answer is first needed, and the time doubles with each
 //! question. Keep-alive probes are questions of an idle connection.
 
 use super::Limits;
@@ -26,7 +26,7 @@ pub(super) struct KeepAlive {
 #[derive(Debug)]
 pub(super) struct Timing {
     /// Arrival of the peer's last message.
-    heard: Time,
+    received: Time,
     /// Lower bound of the time at which the peer sent its last message.
     alive: Time,
     /// Arrival of the last acknowledgement that advanced.
@@ -50,7 +50,7 @@ pub(super) struct Timing {
 impl Timing {
     pub(super) fn new(now: Time) -> Self {
         Self {
-            heard: now,
+            received: now,
             alive: now,
             progress: now,
             asked: None,
@@ -73,14 +73,14 @@ impl Timing {
     }
 
     /// Records a message that the peer sent after `sent`. `progress`: its acknowledgement advanced.
-    pub(super) fn heard(&mut self, now: Time, sent: Time, progress: bool) {
-        self.heard = self.heard.max(now);
+    pub(super) fn received(&mut self, now: Time, sent: Time, progress: bool) {
+        self.received = self.received.max(now);
         self.alive = self.alive.max(sent);
         self.asked = None;
         self.questions = 0;
         self.urgent = false;
         if progress {
-            self.progress = self.heard;
+            self.progress = self.received;
             self.backoff = 0;
             self.next = None;
         }
@@ -98,8 +98,8 @@ impl Timing {
     /// Requests a question at once, unless one is unanswered or was sent a moment ago. Returns
     /// whether an answer can be expected; false a moment after an answered question.
     pub(super) fn want_answer(&mut self, now: Time, limits: &Limits) -> bool {
-        let lately = |at| now.since(at) < limits.ask / 4;
-        self.urgent |= self.asked.is_none() && !self.last.is_some_and(lately);
+        let recently = |at| now.since(at) < limits.ask / 4;
+        self.urgent |= self.asked.is_none() && !self.last.is_some_and(recently);
         self.urgent || self.asked.is_some()
     }
 
@@ -122,7 +122,7 @@ impl Timing {
     /// Returns the time of the next question.
     fn next_question(&self) -> Option<Time> {
         let idle = self.keepalive.map(|k| {
-            let idle = self.heard.after(k.idle);
+            let idle = self.received.after(k.idle);
             match (self.asked, self.last) {
                 (Some(_), Some(last)) => idle.max(last.after(k.interval)),
                 _ => idle,
@@ -136,21 +136,21 @@ impl Timing {
 
     /// Returns the time of the next action.
     pub(super) fn deadline(&self, limits: &Limits) -> Option<Time> {
-        let dead = self.asked.map(|at| at.after(self.patience(limits)));
+        let dead = self.asked.map(|at| at.after(self.peer_timeout(limits)));
         // With too few questions, the peer can be dead only after the next one.
         let dead = dead.filter(|_| self.questions >= QUESTIONS);
         [self.next_question(), dead].into_iter().flatten().min()
     }
 
     /// Returns the time after which a silent peer counts as dead.
-    pub(super) fn patience(&self, limits: &Limits) -> u64 {
+    pub(super) fn peer_timeout(&self, limits: &Limits) -> u64 {
         self.give_up.unwrap_or(limits.give_up)
     }
 
     /// Returns the maximum time without a successful GET. A program's shorter time limit applies to
     /// silent peers only, not to slow NICs.
-    pub(super) fn get_patience(&self, limits: &Limits) -> u64 {
-        self.patience(limits).max(limits.give_up)
+    pub(super) fn get_timeout(&self, limits: &Limits) -> u64 {
+        self.peer_timeout(limits).max(limits.give_up)
     }
 
     /// Returns whether the timer runs or a question is unanswered.
@@ -182,9 +182,9 @@ impl Timing {
         let silent = now.since(asked);
         let idle = self.keepalive.is_some_and(|k| {
             let interval = now.since(self.last.unwrap_or(asked)) >= k.interval;
-            self.questions >= k.probes && interval && now.since(self.heard) >= k.idle
+            self.questions >= k.probes && interval && now.since(self.received) >= k.idle
         });
-        let dead = silent >= self.patience(limits) && self.questions >= QUESTIONS;
+        let dead = silent >= self.peer_timeout(limits) && self.questions >= QUESTIONS;
         dead || idle
     }
 }

@@ -2,7 +2,7 @@
 
 #![allow(dead_code)]
 
-use protocol::ds::{Geometry, Get, Heard, Limits, Port, SourceId, Span, Stream};
+use protocol::ds::{Geometry, Get, Limits, Port, Received, SourceId, Span, Stream};
 use protocol::transfer::{Failure, Quiet};
 use protocol::{Time, TransportError};
 use std::collections::VecDeque;
@@ -110,11 +110,11 @@ impl Two {
         let s = &mut self.sides[i];
         let room = s.stream.sending().room();
         let len = room.len.min(data.len() as u32);
-        let mut rest = data;
+        let mut remainder = data;
         for (at, len) in (Span { len, ..room }).parts(RING) {
-            let (part, behind) = rest.split_at(len as usize);
+            let (part, behind) = remainder.split_at(len as usize);
             s.out.ring[at as usize..][..part.len()].copy_from_slice(part);
-            rest = behind;
+            remainder = behind;
         }
         s.stream.commit(len, false, Time(self.now));
         self.pump(i);
@@ -143,14 +143,14 @@ impl Two {
     pub fn pump(&mut self, i: usize) {
         let s = &mut self.sides[i];
         let left = |out: &Out| (out.messages.len(), out.gets.len());
-        let (calm, before) = (s.stream.is_calm(&s.limits, Time(self.now)), left(&s.out));
+        let (idle, before) = (s.stream.is_idle(&s.limits, Time(self.now)), left(&s.out));
         let mut result = Ok(true);
         while result == Ok(true) {
             result = s.stream.pump(&mut s.out, &s.limits, Time(self.now), 3);
         }
         s.stream.check().unwrap();
-        // `is_calm` may return true only if `pump` has no work.
-        assert!(!calm || left(&s.out) == before, "{:?}", s.stream);
+        // `is_idle` may return true only if `pump` has no work.
+        assert!(!idle || left(&s.out) == before, "{:?}", s.stream);
         // No action is due before the next deadline.
         let deadline = s.stream.deadline(&s.limits);
         assert!(
@@ -165,30 +165,30 @@ impl Two {
     pub fn carry(&mut self, from: usize, lost: bool) -> Option<Message> {
         let (message, data) = self.sides[from].out.messages.pop_front()?;
         if !lost {
-            self.hear(1 - from, &message, &data);
+            self.deliver(1 - from, &message, &data);
         }
         Some(message)
     }
 
-    pub fn hear(&mut self, to: usize, message: &Message, data: &[u8]) {
+    pub fn deliver(&mut self, to: usize, message: &Message, data: &[u8]) {
         let s = &mut self.sides[to];
         let noted = s.stream.deadline(&s.limits);
-        if let Heard::Data { skip, to } =
+        if let Received::Data { skip, to } =
             s.stream
                 .receive(message, Time(self.now), &LIMITS, Time(self.now))
         {
-            let mut rest = &data[skip.into()..];
+            let mut remainder = &data[skip.into()..];
             for (at, len) in to.parts(RING) {
-                let (part, behind) = rest.split_at(len as usize);
+                let (part, behind) = remainder.split_at(len as usize);
                 s.ring[at as usize..][..part.len()].copy_from_slice(part);
-                rest = behind;
+                remainder = behind;
             }
-            assert!(rest.is_empty());
+            assert!(remainder.is_empty());
         }
-        let calm = self.sides[to].stream.is_calm(&LIMITS, Time(self.now));
+        let idle = self.sides[to].stream.is_idle(&LIMITS, Time(self.now));
         self.pump(to);
         let s = &self.sides[to];
-        if let (true, Some(at)) = (calm, s.stream.deadline(&s.limits)) {
+        if let (true, Some(at)) = (idle, s.stream.deadline(&s.limits)) {
             // The earlier deadline may not be later than the present one.
             assert!(noted.is_some_and(|noted| noted <= at), "{:?}", s.stream);
         }
@@ -202,16 +202,16 @@ impl Two {
             .pop_front()
             .expect("no GET is queued");
         if outcome.is_ok() {
-            let mut rest = &self.sent(1 - to, &get)[..];
+            let mut remainder = &self.sent(1 - to, &get)[..];
             if let Some(at) = get.sink {
-                self.sides[to].sink[at as usize..][..rest.len()].copy_from_slice(rest);
-                rest = &[];
+                self.sides[to].sink[at as usize..][..remainder.len()].copy_from_slice(remainder);
+                remainder = &[];
             }
             let parts = get.to.parts(RING).into_iter();
             for (at, len) in parts.filter(|_| get.sink.is_none()) {
-                let (part, behind) = rest.split_at(len as usize);
+                let (part, behind) = remainder.split_at(len as usize);
                 self.sides[to].ring[at as usize..][..part.len()].copy_from_slice(part);
-                rest = behind;
+                remainder = behind;
             }
         }
         let now = Time(self.now);

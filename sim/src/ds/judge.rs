@@ -73,7 +73,7 @@ impl Rig {
                     c.stream.shut();
                 }
                 if done && deaf {
-                    c.stream.deafen();
+                    c.stream.shut_receive();
                 }
                 let state = &mut self.pairs[pair].sides[side];
                 state.written += n;

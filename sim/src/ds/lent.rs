@@ -96,7 +96,7 @@ impl Node {
                 let done = conn.stream.sending().source(id);
                 let done = done.map_or(0, |s| s.acknowledged);
                 conn.lent = None;
-                conn.stream.let_source_go(id);
+                conn.stream.disown_source(id);
                 self.give_back(fabric, slot)?;
                 return Ok(Some(Sent::Over(done.into())));
             }
@@ -125,13 +125,13 @@ impl Node {
         let state = conn.stream.sending().source(lent.id);
         let (slot, id) = (lent.slot, lent.id);
         // An entry that was never announced is removed when it is withdrawn.
-        let over = state.is_none_or(|s| s.over);
+        let over = state.is_none_or(|s| s.finished);
         let bytes = match state {
             Some(_) if lent.withdrawn && mutation == Some(Mutation::WithdrawnCounts) => lent.len,
             state => state.map_or(0, |s| s.acknowledged),
         };
         if over {
-            conn.stream.let_source_go(id);
+            conn.stream.disown_source(id);
             (conn.lent, conn.sent) = (None, Some(bytes.into()));
             return self.give_back(fabric, slot);
         }

@@ -11,7 +11,7 @@ use crate::fabric::Fabric;
 use crate::port::{Port, FREE};
 use crate::Heap;
 use anyhow::{ensure, Result};
-use protocol::ds::{unknown, End, Geometry, Heard, RingFree, Span, Stream};
+use protocol::ds::{unknown, End, Geometry, Received, RingFree, Span, Stream};
 use protocol::transfer::{self, Queue, Quiet, Transfers};
 use protocol::Time;
 use std::collections::HashMap;
@@ -480,7 +480,8 @@ impl Node {
             }
             return Ok(());
         };
-        if let Heard::Data { skip, to } = conn.stream.receive(&message, self.empty, &LIMITS, now) {
+        if let Received::Data { skip, to } = conn.stream.receive(&message, self.empty, &LIMITS, now)
+        {
             let ring = conn.receive_ring.unwrap_or(0);
             let mut data = &bytes[usize::from(message.data_offset() + skip)..];
             for (at, len) in to.parts(conn.geometry.receive_ring) {
@@ -637,7 +638,7 @@ impl Node {
                     at => self.resting.push((at, ring)),
                 }
             }
-            let gone = !conn.open && conn.stream.is_over(now, &LIMITS);
+            let gone = !conn.open && conn.stream.can_drop(now, &LIMITS);
             let lent = conn.lent.is_some() || conn.sink.is_some();
             if gone && !lent && conn.send_ring.is_none() && conn.receive_ring.is_none() {
                 let end = conn.stream.end();

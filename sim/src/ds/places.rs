@@ -7,7 +7,7 @@ use crate::fabric::Fabric;
 use crate::port::Port;
 use crate::Heap;
 use anyhow::{ensure, Result};
-use protocol::ds::{Line, Round};
+use protocol::ds::{Round, WaitQueue};
 use protocol::TransportError;
 use std::collections::HashMap;
 
@@ -27,7 +27,7 @@ pub struct Waits {
 
 /// Slot state of a node.
 pub struct Places {
-    line: Line<Heap>,
+    queue: WaitQueue<Heap>,
     /// Number of slots for each peer, if they are scarce.
     pub few: Option<usize>,
     /// GETs posted by each connection while another waits.
@@ -45,12 +45,12 @@ impl Waits {
 
 impl Places {
     pub fn new() -> Self {
-        let line = match Line::new(MOST) {
-            Ok(line) => line,
+        let queue = match WaitQueue::new(MOST) {
+            Ok(queue) => queue,
             Err(e) => match e {},
         };
         Self {
-            line,
+            queue,
             few: None,
             ahead: HashMap::new(),
             waited: 0,
@@ -64,7 +64,7 @@ impl Places {
             turn: 0,
         };
         self.waited += 1;
-        self.line.push(index);
+        self.queue.push(index);
         TransportError::Later
     }
 
@@ -80,7 +80,7 @@ impl Places {
         waits: &mut Waits,
         on_way: usize,
     ) -> Result<(), TransportError> {
-        let after = self.line.others(index) > 0;
+        let after = self.queue.others(index) > 0;
         let full = self.few.is_some_and(|few| on_way >= few);
         if full || after && waits.turn == 0 {
             return Err(self.wait(index, waits));
@@ -94,7 +94,7 @@ impl Places {
     }
 
     fn remove(&mut self, at: usize) {
-        if let Some(index) = self.line.remove(at) {
+        if let Some(index) = self.queue.remove(at) {
             self.forget(index as usize);
         }
     }
@@ -109,7 +109,7 @@ impl Node {
         };
         let (serial, peer) = (conn.serial, conn.peer);
         let mut at = 0;
-        while let Some(index) = self.places.line.get(at).map(|index| index as usize) {
+        while let Some(index) = self.places.queue.get(at).map(|index| index as usize) {
             at += 1;
             let other = self.conns.get(index).and_then(Option::as_ref);
             if index == i || other.is_none_or(|other| other.peer != peer) {
@@ -128,9 +128,9 @@ impl Node {
 
     /// Assigns free slots to waiting connections.
     pub(super) fn give_places(&mut self, fabric: &mut Fabric) -> Result<()> {
-        let mut round = Round::new(self.places.line.len());
-        while let Some(at) = round.next_place() {
-            let index = self.places.line.get(at).map(|index| index as usize);
+        let mut round = Round::new(self.places.queue.len());
+        while let Some(at) = round.next_position() {
+            let index = self.places.queue.get(at).map(|index| index as usize);
             let conn = index.and_then(|i| self.conns.get_mut(i)?.as_mut());
             let (Some(i), Some(conn)) = (index, conn) else {
                 self.places.remove(at);
@@ -151,12 +151,12 @@ impl Node {
             let none = conn.stream.counters().gets == before;
             let stays = none || self.mutation == Some(Mutation::StaysFirst);
             if conn.waits.refused && stays {
-                round.fill(node);
+                round.set_full(node);
                 round.keep();
             } else {
                 self.places.remove(at);
                 if conn.waits.refused {
-                    self.places.line.push(i as u32);
+                    self.places.queue.push(i as u32);
                 }
             }
         }

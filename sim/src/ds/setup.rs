@@ -8,8 +8,8 @@ use crate::port::Port;
 use crate::Heap;
 use anyhow::{ensure, Result};
 use protocol::ds::{
-    decline, Accepted, Client, ClientSays, Failures, Fallback, Geometry, Opening, Pending, Program,
-    Server, SilentNodes,
+    decline, Accepted, Client, ClientMessage, Failures, Fallback, Geometry, Opening, Pending,
+    Program, Server, SilentNodes,
 };
 use protocol::Time;
 use wire::ds::{
@@ -244,7 +244,7 @@ impl Setup {
                 client.give_up(Fallback::TcpData);
             }
             Side::Server(server) => {
-                server.tcp_came();
+                server.tcp_received();
             }
         }
     }
@@ -384,14 +384,14 @@ impl Node {
         let silent = opening(self.mutation).silent;
         let peer = Port::node_id(terms.peer);
         if self.setup.silent.is_silent(peer, silent, now) {
-            return Ok(Some(Fallback::KnownSilent));
+            return Ok(Some(Fallback::RecentlySilent));
         }
         if self
             .setup
             .slow
             .is_avoided(&program(terms.peer, &terms.tuple), now)
         {
-            return Ok(Some(Fallback::KnownLate));
+            return Ok(Some(Fallback::RecentlyLate));
         }
         let client = |client| {
             let tuple = terms.tuple;
@@ -404,7 +404,7 @@ impl Node {
         };
         let made = self.begin(fabric, terms, 0, client, None)?;
         let Some(own) = made else {
-            return Ok(Some(Fallback::NoPlace));
+            return Ok(Some(Fallback::NoSlot));
         };
         if let Some(setup) = self.setup.find(terms.pair, 0) {
             setup.asked = Some((cookie, own.id));
@@ -435,18 +435,18 @@ impl Node {
             return Ok(Err((Fallback::TcpData, None)));
         }
         let pending = &mut self.setup.pending;
-        let Some(asked) = pending.begin_take(node, &terms.tuple, &limits, now) else {
+        let Some(asked) = pending.begin_accept(node, &terms.tuple, &limits, now) else {
             self.refuse_all(fabric, &terms.tuple);
             return Ok(Err((Fallback::NotAsked, None)));
         };
         let Connect { cookie, client, .. } = asked.connect;
         if used {
-            pending.taken(&asked);
+            pending.end_accept(&asked);
             return Ok(Err((Fallback::TcpData, Some(cookie))));
         }
         let server = |own| Side::Server(Server::new(&asked, own, &limits, now));
         let made = self.begin(fabric, terms, 1, server, Some((cookie, client.id)))?;
-        self.setup.pending.taken(&asked);
+        self.setup.pending.end_accept(&asked);
         if self.mutation == Some(Mutation::TakenTwice) {
             let _ = self.setup.pending.ask(node, &asked.connect, &limits, now);
         }
@@ -454,7 +454,7 @@ impl Node {
             self.setup.short += 1;
             let no = decline(cookie, client.id, Decline::Resources);
             self.answer(fabric, terms.peer, &no);
-            return Ok(Err((Fallback::NoPlace, Some(cookie))));
+            return Ok(Err((Fallback::NoSlot, Some(cookie))));
         }
         if let Some(setup) = self.setup.find(terms.pair, 1) {
             setup.meet(client);
@@ -465,7 +465,7 @@ impl Node {
 
     /// Declines all clients that asked for a connection that uses TCP.
     fn refuse_all(&mut self, fabric: &mut Fabric, tuple: &Tuple) {
-        while let Some(asked) = self.setup.pending.take_any(tuple) {
+        while let Some(asked) = self.setup.pending.remove_any(tuple) {
             let Connect { cookie, client, .. } = asked.connect;
             let no = decline(cookie, client.id, Decline::Resources);
             self.setup.short += 1;
@@ -477,7 +477,7 @@ impl Node {
     pub fn has_note(&mut self, fabric: &Fabric, terms: &Terms) -> bool {
         let (limits, now) = (opening(self.mutation), Time(fabric.now()));
         let node = Port::node_id(terms.peer);
-        let note = self.setup.pending.take(node, &terms.tuple, &limits, now);
+        let note = self.setup.pending.accept(node, &terms.tuple, &limits, now);
         note.is_some()
     }
 
@@ -535,7 +535,7 @@ impl Node {
     ) {
         let now = Time(fabric.now());
         let limits = opening(self.mutation);
-        self.setup.silent.heard(source);
+        self.setup.silent.remove(source);
         let from = usize::from(source.0);
         // A node's own version is the one that its code implements.
         let other = u64::from(self.setup.version ^ wire::ds::VERSION);
@@ -625,7 +625,7 @@ impl Node {
             return;
         };
         if let Side::Server(server) = &mut self.setup.setups[i].what {
-            server.stream_came();
+            server.stream_received();
         }
         self.decide(fabric, i);
     }
@@ -703,14 +703,16 @@ impl Node {
                 let peer = setup.peer;
                 let says = match &mut setup.what {
                     Side::Client(client) => client.next(&limits, now),
-                    Side::Server(server) => server.next(&limits, now).map(ClientSays::Answer),
+                    Side::Server(server) => server.next(&limits, now).map(ClientMessage::Answer),
                 };
                 match says {
-                    Some(ClientSays::Connect(c)) => {
+                    Some(ClientMessage::Connect(c)) => {
                         self.say(fabric, peer, Kind::Connect, &c.words());
                     }
-                    Some(ClientSays::Cancel(c)) => self.say(fabric, peer, Kind::Cancel, &c.words()),
-                    Some(ClientSays::Answer(answer)) => self.answer(fabric, peer, &answer),
+                    Some(ClientMessage::Cancel(c)) => {
+                        self.say(fabric, peer, Kind::Cancel, &c.words())
+                    }
+                    Some(ClientMessage::Answer(answer)) => self.answer(fabric, peer, &answer),
                     None => break,
                 }
             }

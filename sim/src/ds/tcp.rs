@@ -432,14 +432,14 @@ impl Rig {
             Fallback::Version => side == 0 && own.version != peer.version,
             Fallback::NoListener => side == 0 && p.tcp.plain[1],
             Fallback::PeerBusy | Fallback::PeerResources => side == 0 && self.short() > 0,
-            Fallback::NoPlace => true,
-            Fallback::Silent | Fallback::KnownSilent => side == 0 && !self.clean,
+            Fallback::NoSlot => true,
+            Fallback::Silent | Fallback::RecentlySilent => side == 0 && !self.clean,
             Fallback::TcpOnly => p.tcp.plain[side] || p.sides[side].left,
             Fallback::TcpData => !sure && (end.got > 0 || end.closed || end.finished || end.fin),
             Fallback::NotAccepted => side == 0 && (!sure || self.short() > 0),
             Fallback::ClientFellBack => side == 1 && (!sure || self.short() > 0),
             Fallback::NotAsked => side == 1 && (!sure || late || self.short() > 0),
-            Fallback::KnownLate => side == 0 && late,
+            Fallback::RecentlyLate => side == 0 && late,
             Fallback::NoDataPath
             | Fallback::NoRoute
             | Fallback::NoMemory

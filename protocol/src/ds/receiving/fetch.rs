@@ -3,7 +3,7 @@
 
 use super::{Fetch, FetchState, Get, Receiving};
 use crate::{
-    ds::{Limits, Span, FETCHES},
+    ds::{Limits, Span, MAX_RANGES},
     Time,
 };
 use wire::ids::Nla;
@@ -11,7 +11,7 @@ use wire::ids::Nla;
 impl Receiving {
     /// Notes the next `len` bytes for fetching, from a source or to a reader's memory. Bytes that
     /// follow the last range are merged with it. Returns false if `fetches` is full.
-    pub(super) fn note(&mut self, len: u32, source: Option<Nla>, sink: Option<u32>) -> bool {
+    pub(super) fn add_range(&mut self, len: u32, source: Option<Nla>, sink: Option<u32>) -> bool {
         let from = self.known;
         let follows = |f: &Fetch| {
             let behind = f.source.map(|nla| Nla(nla.0 + u64::from(f.len)));
@@ -25,10 +25,10 @@ impl Receiving {
         match last.and_then(|i| self.fetches.get_mut(i)) {
             Some(f) if follows(f) => f.len += len,
             _ => {
-                let Some(place) = self.fetches.get_mut(self.count) else {
+                let Some(slot) = self.fetches.get_mut(self.count) else {
                     return false;
                 };
-                *place = Fetch {
+                *slot = Fetch {
                     id: self.ids,
                     from,
                     len,
@@ -61,12 +61,14 @@ impl Receiving {
     /// to fetch. While two GETs are in flight, the last range waits until it is a quarter of the
     /// ring, because later announcements may be merged with it.
     fn due(&self, limits: &Limits) -> Option<(usize, u32)> {
-        let moving = self.fetches().iter();
-        let moving = moving.filter(|f| f.state == FetchState::Moving).count();
+        let in_flight = self.fetches().iter();
+        let in_flight = in_flight
+            .filter(|f| f.state == FetchState::InFlight)
+            .count();
         let waits = |f: &Fetch| {
-            let new = f.failed == 0 && !f.is_rest && f.source.is_none();
+            let new = f.failed == 0 && !f.is_remainder && f.source.is_none();
             let grows = f.from.plus(f.len) == self.known && self.pending.is_none();
-            moving >= 2 && new && grows && f.len < self.quarter.min(limits.chunk)
+            in_flight >= 2 && new && grows && f.len < self.quarter.min(limits.chunk)
         };
         let all = self.fetches().iter().enumerate();
         let mut due = all.filter(|(_, f)| f.state == FetchState::Due);
@@ -77,7 +79,7 @@ impl Receiving {
                 None => self.room_at(f).min(f.len),
             };
             let whole = room == f.len;
-            let part = room >= self.quarter && self.count < FETCHES;
+            let part = room >= self.quarter && self.count < MAX_RANGES;
             ((whole || part) && !waits(f)).then_some((i, room))
         })
     }
@@ -88,16 +90,16 @@ impl Receiving {
         let (at, room) = self.due(limits)?;
         let fetch = *self.fetches.get(at)?;
         let chunk = limits.chunk.min(room);
-        if fetch.len > chunk && self.count < FETCHES {
+        if fetch.len > chunk && self.count < MAX_RANGES {
             self.fetches.copy_within(at..self.count, at + 1);
             self.count += 1;
-            let rest = self.fetches.get_mut(at + 1)?;
-            rest.id = self.ids;
-            rest.is_rest = true;
-            rest.from = fetch.from.plus(chunk);
-            rest.len = fetch.len - chunk;
-            rest.source = rest.source.map(|nla| Nla(nla.0 + u64::from(chunk)));
-            rest.sink = rest.sink.map(|at| at + chunk);
+            let remainder = self.fetches.get_mut(at + 1)?;
+            remainder.id = self.ids;
+            remainder.is_remainder = true;
+            remainder.from = fetch.from.plus(chunk);
+            remainder.len = fetch.len - chunk;
+            remainder.source = remainder.source.map(|nla| Nla(nla.0 + u64::from(chunk)));
+            remainder.sink = remainder.sink.map(|at| at + chunk);
             self.ids = self.ids.wrapping_add(1);
             self.fetches.get_mut(at)?.len = chunk;
         }
@@ -109,7 +111,7 @@ impl Receiving {
                 len: fetch.len,
             },
             to: Span {
-                at: self.place(fetch.from),
+                at: self.ring_offset(fetch.from),
                 len: fetch.len,
             },
             source: fetch.source,
@@ -118,15 +120,15 @@ impl Receiving {
         })
     }
 
-    fn moving(&mut self, id: u16, state: FetchState) -> Option<&mut Fetch> {
+    fn find_range(&mut self, id: u16, state: FetchState) -> Option<&mut Fetch> {
         let all = self.fetches.get_mut(..self.count)?;
         all.iter_mut().find(|f| f.id == id && f.state == state)
     }
 
     /// Records that the GET was posted, and fails at `until`.
     pub(in crate::ds) fn posted(&mut self, id: u16, until: Time) {
-        if let Some(f) = self.moving(id, FetchState::Due) {
-            f.state = FetchState::Moving;
+        if let Some(f) = self.find_range(id, FetchState::Due) {
+            f.state = FetchState::InFlight;
             f.until = until;
         }
     }
@@ -134,42 +136,42 @@ impl Receiving {
     /// Returns whether a GET in flight has exceeded its time.
     pub(in crate::ds) fn is_late(&self, id: u16, now: Time) -> bool {
         let mut all = self.fetches().iter();
-        all.any(|f| f.id == id && f.state == FetchState::Moving && f.until < now)
+        all.any(|f| f.id == id && f.state == FetchState::InFlight && f.until < now)
     }
 
     /// Records that the GET was successful, and removes arrived ranges from the front.
     pub(in crate::ds) fn fetched(&mut self, id: u16) {
-        if let Some(f) = self.moving(id, FetchState::Moving) {
-            let stray = core::mem::take(&mut f.stray);
-            f.state = match stray {
+        if let Some(f) = self.find_range(id, FetchState::InFlight) {
+            let discard = core::mem::take(&mut f.discard);
+            f.state = match discard {
                 true => FetchState::Due,
-                false => FetchState::Here,
+                false => FetchState::Arrived,
             };
         }
-        let here = self
+        let arrived = self
             .fetches()
             .iter()
-            .take_while(|f| f.state == FetchState::Here);
-        let here = here.count();
-        for f in self.fetches.get(..here).unwrap_or_default() {
+            .take_while(|f| f.state == FetchState::Arrived);
+        let arrived = arrived.count();
+        for f in self.fetches.get(..arrived).unwrap_or_default() {
             // The owner of a reader's memory has already read these bytes.
             if f.sink.is_some() {
                 self.read = f.from.plus(f.len);
             }
         }
-        self.fetches.copy_within(here..self.count, 0);
-        self.count -= here;
+        self.fetches.copy_within(arrived..self.count, 0);
+        self.count -= arrived;
         self.pass();
     }
 
     /// Records that the GET failed and must be repeated. Returns how often a NIC unit refused it.
     pub(in crate::ds) fn not_fetched(&mut self, id: u16, refused: bool) -> u8 {
-        match self.moving(id, FetchState::Moving) {
+        match self.find_range(id, FetchState::InFlight) {
             Some(f) => {
                 f.state = FetchState::Due;
                 // The failed GET had a reader's memory as destination, so no GET wrote to the ring.
-                let stray = core::mem::take(&mut f.stray);
-                f.failed = f.failed.saturating_add(u8::from(!stray));
+                let discard = core::mem::take(&mut f.discard);
+                f.failed = f.failed.saturating_add(u8::from(!discard));
                 f.refused = f.refused.saturating_add(u8::from(refused));
                 f.refused
             }

@@ -2,13 +2,13 @@
 //! Sources of the peer, and readers' memory as destination for them.
 
 use super::{FetchState, Pending, Receiving};
-use crate::ds::Broken;
+use crate::ds::Violation;
 use wire::{ds::Seq, ids::Nla};
 
 impl Receiving {
     /// Returns whether sources are accepted.
-    pub(in crate::ds) fn takes_sources(&self) -> bool {
-        self.takes_sources
+    pub(in crate::ds) fn accepts_sources(&self) -> bool {
+        self.accepts_sources
     }
 
     /// Returns the number of bytes of the pending source that have no destination yet.
@@ -22,14 +22,19 @@ impl Receiving {
     /// # Errors
     ///
     /// The stream has ended, or the ring has no room for the first byte of the source.
-    pub(in crate::ds) fn source(&mut self, nla: Nla, len: u32, push: bool) -> Result<(), Broken> {
+    pub(in crate::ds) fn source(
+        &mut self,
+        nla: Nla,
+        len: u32,
+        push: bool,
+    ) -> Result<(), Violation> {
         self.check_room(1)?;
         self.pending = Some(Pending {
             end: self.known.plus(len),
             nla,
             push,
         });
-        self.owed = self.known.plus(len);
+        self.source_end = self.known.plus(len);
         self.extend();
         Ok(())
     }
@@ -44,15 +49,15 @@ impl Receiving {
         let most = self.room().min(self.hold.unwrap_or(u32::MAX));
         let len = left.min(most);
         let little = len < left && self.hold.is_none() && len < self.quarter;
-        if len == 0 || little || !self.note(len, Some(source.nla), None) {
+        if len == 0 || little || !self.add_range(len, Some(source.nla), None) {
             return;
         }
         self.hold = self.hold.map(|most| most - len);
-        self.took(source, len);
+        self.noted(source, len);
     }
 
     /// Moves `len` bytes of the source from `pending` to the noted bytes.
-    fn took(&mut self, source: Pending, len: u32) {
+    fn noted(&mut self, source: Pending, len: u32) {
         self.advance(len, false);
         let whole = self.known == source.end;
         if whole && source.push {
@@ -90,11 +95,11 @@ impl Receiving {
     pub(in crate::ds) fn offer(&mut self, len: u32) -> Option<u32> {
         let source = self.pending.filter(|_| self.can_sink())?;
         let len = len.min(self.pending());
-        if len == 0 || !self.note(len, Some(source.nla), Some(0)) {
+        if len == 0 || !self.add_range(len, Some(source.nla), Some(0)) {
             return None;
         }
         self.sink = Some((self.known, self.known.plus(len)));
-        self.took(source, len);
+        self.noted(source, len);
         Some(len)
     }
 
@@ -112,7 +117,7 @@ impl Receiving {
     pub(in crate::ds) fn is_sinking(&self) -> bool {
         // A completed destination no longer counts, even if its owner has not noticed.
         let going = self.sink.is_some_and(|(_, end)| self.read.before(end));
-        going || self.fetches().iter().any(|f| f.stray)
+        going || self.fetches().iter().any(|f| f.discard)
     }
 
     /// Ends the use of the reader's memory. Returns the number of bytes that have arrived in it.
@@ -132,8 +137,8 @@ impl Receiving {
                 FetchState::Due => {}
                 // The range stays until the GET has ended, because the GET still reads the peer's
                 // memory.
-                FetchState::Moving => f.stray = true,
-                FetchState::Here => f.state = FetchState::Due,
+                FetchState::InFlight => f.discard = true,
+                FetchState::Arrived => f.state = FetchState::Due,
             }
         }
         self.extend();
@@ -171,7 +176,11 @@ impl Receiving {
     /// # Errors
     ///
     /// The stream has ended, or the reader has not passed eight withdrawn ranges.
-    pub(in crate::ds) fn withdraw(&mut self, from: Seq, end: Seq) -> Result<Option<u32>, Broken> {
+    pub(in crate::ds) fn withdraw(
+        &mut self,
+        from: Seq,
+        end: Seq,
+    ) -> Result<Option<u32>, Violation> {
         if !self.next().before(end) && self.pending.is_none_or(|s| s.end != end) {
             // The source was noted completely, or withdrawn before. However, if a reader took its
             // memory back, its ranges may find no room in the ring for a long time. These are left
@@ -183,20 +192,20 @@ impl Receiving {
             }
         }
         if self.finished {
-            return Err(Broken::BehindEnd);
+            return Err(Violation::BehindEnd);
         }
         if self.pending.is_some_and(|s| s.end != end) {
             return Ok(None);
         }
         if self.voids.is_full() {
-            return Err(Broken::Voids);
+            return Err(Violation::TooManyWithdrawn);
         }
         self.pop_unused(from);
         // No later bytes of the source would wake the reader for the bytes present.
         self.pushed = self.pushed.max(self.known);
         self.voids.add(self.known, end);
         let left = end.since(self.known);
-        self.owed = self.known;
+        self.source_end = self.known;
         self.pending = None;
         self.known = end;
         self.cut = Some((end, left));

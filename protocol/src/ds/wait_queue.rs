@@ -9,7 +9,7 @@ use wire::ids::NodeId;
 const FULL: usize = 16;
 
 /// FIFO queue of numbers. Each number is queued once, so the queue cannot overflow.
-pub struct Line<M: Memory> {
+pub struct WaitQueue<M: Memory> {
     /// Ring buffer of the queued numbers.
     order: M::Array<u32>,
     first: usize,
@@ -18,7 +18,7 @@ pub struct Line<M: Memory> {
     waits: M::Array<bool>,
 }
 
-impl<M: Memory> Line<M> {
+impl<M: Memory> WaitQueue<M> {
     /// Returns a queue for the numbers 0…`bound` − 1. May sleep if the allocation does.
     ///
     /// # Errors
@@ -46,9 +46,9 @@ impl<M: Memory> Line<M> {
     }
 
     /// Returns the index in `order` of the entry at position `at`, which is less than the bound.
-    fn place(&self, at: usize) -> usize {
-        let place = self.first.saturating_add(at);
-        place.checked_sub(self.order.len()).unwrap_or(place)
+    fn index_of(&self, at: usize) -> usize {
+        let index = self.first.saturating_add(at);
+        index.checked_sub(self.order.len()).unwrap_or(index)
     }
 
     /// Returns the number of entries other than `number`.
@@ -66,9 +66,9 @@ impl<M: Memory> Line<M> {
         if core::mem::replace(waits, true) {
             return;
         }
-        let end = self.place(self.len);
-        if let Some(place) = self.order.get_mut(end) {
-            *place = number;
+        let end = self.index_of(self.len);
+        if let Some(slot) = self.order.get_mut(end) {
+            *slot = number;
             self.len += 1;
         }
     }
@@ -84,7 +84,7 @@ impl<M: Memory> Line<M> {
         if at >= self.len {
             return None;
         }
-        self.order.get(self.place(at)).copied()
+        self.order.get(self.index_of(at)).copied()
     }
 
     /// Removes and returns the entry at position `at`. Moves all entries before it.
@@ -92,12 +92,12 @@ impl<M: Memory> Line<M> {
         let number = self.get(at)?;
         for i in (0..at).rev() {
             let before = self.get(i)?;
-            let to = self.place(i.saturating_add(1));
-            if let Some(place) = self.order.get_mut(to) {
-                *place = before;
+            let to = self.index_of(i.saturating_add(1));
+            if let Some(slot) = self.order.get_mut(to) {
+                *slot = before;
             }
         }
-        self.first = self.place(1);
+        self.first = self.index_of(1);
         self.len = self.len.saturating_sub(1);
         if let Some(waits) = self.waits.get_mut(number as usize) {
             *waits = false;
@@ -131,12 +131,12 @@ impl Round {
 
     /// Returns the position of the next entry. The caller must remove that entry or
     /// [keep](Round::keep) it.
-    pub fn next_place(&mut self) -> Option<usize> {
+    pub fn next_position(&mut self) -> Option<usize> {
         self.left = self.left.checked_sub(1)?;
         Some(self.at)
     }
 
-    /// Keeps the entry of the last [`Round::next_place`] at its position.
+    /// Keeps the entry of the last [`Round::next_position`] at its position.
     pub fn keep(&mut self) {
         self.at += 1;
     }
@@ -148,9 +148,9 @@ impl Round {
     }
 
     /// Records that the node has no free resource. Ends the pass when this is true for 16 nodes.
-    pub fn fill(&mut self, node: NodeId) {
-        if let Some(place) = self.full.get_mut(self.count) {
-            *place = Some(node);
+    pub fn set_full(&mut self, node: NodeId) {
+        if let Some(slot) = self.full.get_mut(self.count) {
+            *slot = Some(node);
             self.count += 1;
         }
         if self.count == FULL {

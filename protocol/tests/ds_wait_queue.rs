@@ -3,14 +3,14 @@
 mod heap;
 
 use heap::Heap;
-use protocol::ds::{Line, Round};
+use protocol::ds::{Round, WaitQueue};
 use std::collections::VecDeque;
 use wire::ids::NodeId;
 
 #[test]
 fn first_come_first_served_and_each_once() {
     const BOUND: usize = 5;
-    let mut line: Line<Heap> = Line::new(BOUND).unwrap();
+    let mut queue: WaitQueue<Heap> = WaitQueue::new(BOUND).unwrap();
     let mut model = VecDeque::new();
     let (mut random, mut full) = (1_u64, false);
     for _ in 0..10_000 {
@@ -20,20 +20,20 @@ fn first_come_first_served_and_each_once() {
         // The highest number in this test is not below the bound.
         let number = (random >> 40) as u32 % (BOUND as u32 + 1);
         let at = (random >> 50) as usize % BOUND;
-        assert_eq!(line.get(at), model.get(at).copied());
+        assert_eq!(queue.get(at), model.get(at).copied());
         if random >> 61 == 1 {
-            assert_eq!(line.remove(at), model.remove(at));
+            assert_eq!(queue.remove(at), model.remove(at));
         } else if random >> 62 == 0 {
-            assert_eq!(line.pop(), model.pop_front());
+            assert_eq!(queue.pop(), model.pop_front());
         } else {
-            line.push(number);
+            queue.push(number);
             if (number as usize) < BOUND && !model.contains(&number) {
                 model.push_back(number);
             }
         }
-        assert_eq!(line.len(), model.len());
-        assert_eq!(line.is_empty(), model.is_empty());
-        full |= line.len() == BOUND;
+        assert_eq!(queue.len(), model.len());
+        assert_eq!(queue.is_empty(), model.is_empty());
+        full |= queue.len() == BOUND;
     }
     assert!(full);
 }
@@ -44,27 +44,27 @@ fn first_come_first_served_and_each_once() {
 fn nobody_gets_any_twice_before_one_that_waits() {
     const ALL: usize = 6;
     let node = |number: u32| NodeId(number as u16 % 2);
-    let mut line: Line<Heap> = Line::new(ALL).unwrap();
+    let mut queue: WaitQueue<Heap> = WaitQueue::new(ALL).unwrap();
     for number in 0..ALL as u32 {
-        line.push(number);
+        queue.push(number);
     }
     let mut got = [0_u32; ALL];
     for turn in 0..600_u64 {
         let mut free = [turn % 3, turn % 2].map(|n| n as u32);
-        let mut round = Round::new(line.len());
-        while let Some(at) = round.next_place() {
-            let number = line.get(at).unwrap();
+        let mut round = Round::new(queue.len());
+        while let Some(at) = round.next_position() {
+            let number = queue.get(at).unwrap();
             let free = &mut free[usize::from(node(number).0)];
             if round.is_full(node(number)) || *free == 0 {
-                round.fill(node(number));
+                round.set_full(node(number));
                 round.keep();
                 continue;
             }
             *free = 0;
             got[number as usize] += 1;
-            round.fill(node(number));
-            line.remove(at);
-            line.push(number);
+            round.set_full(node(number));
+            queue.remove(at);
+            queue.push(number);
         }
     }
     for of in 0..2 {
@@ -76,7 +76,7 @@ fn nobody_gets_any_twice_before_one_that_waits() {
 
 #[test]
 fn without_places_nobody_waits() {
-    let mut line: Line<Heap> = Line::new(0).unwrap();
-    line.push(0);
-    assert_eq!(line.pop(), None);
+    let mut queue: WaitQueue<Heap> = WaitQueue::new(0).unwrap();
+    queue.push(0);
+    assert_eq!(queue.pop(), None);
 }
