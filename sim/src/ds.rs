@@ -23,11 +23,11 @@ mod forge;
 mod held;
 mod judge;
 mod lent;
-mod marked;
 mod node;
-mod places;
 mod posting;
 mod setup;
+mod slots;
+mod tagged;
 mod tcp;
 
 use crate::fabric::Fabric;
@@ -440,7 +440,7 @@ impl Rig {
         Ok(rig)
     }
 
-    fn say(&mut self, what: impl FnOnce() -> String) {
+    fn log(&mut self, what: impl FnOnce() -> String) {
         let at = self.fabric.now();
         if let Some(trace) = &mut self.trace {
             trace.push(format!("{:12.3} us  {}", at as f64 / US as f64, what()));
@@ -517,7 +517,7 @@ impl Rig {
         match self.steps() {
             Ok(()) => {
                 self.summary.holes = self.nodes.iter().map(|n| n.holes).sum();
-                self.summary.waited = self.nodes.iter().map(|n| n.places.waited).sum();
+                self.summary.waited = self.nodes.iter().map(|n| n.slots.waited).sum();
                 Ok(self.summary)
             }
             Err(e) => Err(Violation {
@@ -573,13 +573,13 @@ impl Rig {
             },
             Event::Fault(i) => {
                 let (fault, end) = self.faults[i];
-                self.say(|| format!("{fault:?}"));
+                self.log(|| format!("{fault:?}"));
                 self.begin(fault)?;
                 self.at(end.max(now + 1), Event::Heal(i));
             }
             Event::Heal(i) => {
                 let (fault, _) = self.faults[i];
-                self.say(|| format!("{fault:?} ends"));
+                self.log(|| format!("{fault:?} ends"));
                 self.end(fault)?;
             }
         }

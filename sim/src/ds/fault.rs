@@ -150,7 +150,7 @@ impl Rig {
             }
             Fault::RefuseGets(n) => self.nodes[n].refuses_gets = true,
             Fault::FewPlaces(n) => {
-                self.nodes[n].places.few = Some([1, 1, 1, 2][self.rng.random_range(0..4)]);
+                self.nodes[n].slots.few = Some([1, 1, 1, 2][self.rng.random_range(0..4)]);
             }
             Fault::Echo(n) => {
                 self.echoes = true;
@@ -231,7 +231,7 @@ impl Rig {
             }
             Fault::Repeat(n) => self.nodes[n].repeat_every = None,
             Fault::RefuseGets(n) => self.nodes[n].refuses_gets = false,
-            Fault::FewPlaces(n) => self.nodes[n].places.few = None,
+            Fault::FewPlaces(n) => self.nodes[n].slots.few = None,
             Fault::Echo(n) => self.nodes[n].setup.echo = None,
             Fault::Hold(n) => self.nodes[n].held.holds = false,
             Fault::LoseMessages(n)

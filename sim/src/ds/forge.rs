@@ -60,21 +60,21 @@ impl Rig {
             4 => Answer::Accept(end),
             other => {
                 let kind = [Kind::Connect, Kind::Cancel][other - 5];
-                return self.say_wrong(node, to, kind, &connect.words());
+                return self.send_wrong(node, to, kind, &connect.words());
             }
         };
-        let said = Answered {
+        let answered = Answered {
             cookie,
             to: own,
             from: far,
             answer,
         };
-        let (words, n) = said.words();
-        self.say_wrong(node, to, said.kind(), &words[..n]);
+        let (words, n) = answered.words();
+        self.send_wrong(node, to, answered.kind(), &words[..n]);
     }
 
     /// Sends a message, possibly with a wrong field or length.
-    fn say_wrong(&mut self, node: usize, to: usize, kind: Kind, words: &[u64]) {
+    fn send_wrong(&mut self, node: usize, to: usize, kind: Kind, words: &[u64]) {
         let mut words = words.to_vec();
         if self.rng.random_bool(0.4) {
             let bit = self.rng.random_range(0..64 * words.len());

@@ -37,7 +37,7 @@ impl Rig {
                 .collect();
             if self.nodes[s.node].lend(&self.fabric, (pair, side), &data)? {
                 self.pairs[pair].sides[side].lent = len as u64;
-                self.say(|| format!("{pair}/{side} lends {len} from {}", s.written));
+                self.log(|| format!("{pair}/{side} lends {len} from {}", s.written));
                 self.check_reused(s.node)?;
                 self.poll(s.node)?;
                 self.check_reused(s.node)?;
@@ -107,7 +107,7 @@ impl Rig {
             s.lent = 0;
         }
         let written = s.written;
-        self.say(|| format!("{pair}/{side} waits, withdraws: {withdraw}, {sent:?}: {written}"));
+        self.log(|| format!("{pair}/{side} waits, withdraws: {withdraw}, {sent:?}: {written}"));
         let gone = sent.is_none();
         self.check_reused(node)?;
         self.poll(node)?;
@@ -124,7 +124,7 @@ impl Rig {
     }
 
     /// Returns data from the ring or from the program's memory.
-    fn take(&mut self, pair: usize, side: usize, most: usize) -> Result<Vec<u8>> {
+    fn receive(&mut self, pair: usize, side: usize, most: usize) -> Result<Vec<u8>> {
         let (node, which) = (self.pairs[pair].sides[side].node, (pair, side));
         let lends = self.pairs[pair].sides[side].lends;
         let chance = self.rng.random_range(0..10);
@@ -133,10 +133,10 @@ impl Rig {
         let node = &mut self.nodes[node];
         let (sunk, held) = match node.find(pair, side) {
             Some(c) => {
-                let over = c.stream.end().is_some();
+                let ended = c.stream.end().is_some();
                 let sunk = c.stream.receiving().sunk();
                 (
-                    sunk.map(|(_, whole)| whole || over),
+                    sunk.map(|(_, whole)| whole || ended),
                     c.stream.receiving().can_sink(),
                 )
             }
@@ -179,9 +179,9 @@ impl Rig {
         if let (Some((i, b)), true) = (wrong, honest) {
             let at = s.read + i as u64;
             let right = byte(pair, 1 - side, at);
-            let look = |i: usize| self.nodes[self.pairs[pair].sides[i].node].look(pair, i);
-            let both = [look(0), look(1)];
-            self.say(|| format!("{} and {}", both[0], both[1]));
+            let describe = |i: usize| self.nodes[self.pairs[pair].sides[i].node].describe(pair, i);
+            let both = [describe(0), describe(1)];
+            self.log(|| format!("{} and {}", both[0], both[1]));
             anyhow::bail!("{pair}/{side} reads {b:#x} at {at} instead of {right:#x}");
         }
         let read = s.read + data.len() as u64;
@@ -226,15 +226,18 @@ impl Rig {
         most: usize,
     ) -> Result<(Vec<u8>, bool, Option<End>)> {
         let node = self.pairs[pair].sides[side].node;
-        let data = self.take(pair, side, most)?;
-        self.say(|| format!("{pair}/{side} takes {}", data.len()));
+        let data = self.receive(pair, side, most)?;
+        self.log(|| format!("{pair}/{side} takes {}", data.len()));
         self.check_reused(node)?;
         let Some(c) = self.nodes[node].find(pair, side) else {
             anyhow::bail!("{pair}/{side} is gone while a program has it open");
         };
-        let rest = c.stream.receiving().available() + u32::from(c.sink.is_some());
-        let eof = rest == 0 && c.stream.receiving().is_finished();
-        let end = c.stream.end().filter(|e| *e != End::Finished && rest == 0);
+        let remainder = c.stream.receiving().available() + u32::from(c.sink.is_some());
+        let eof = remainder == 0 && c.stream.receiving().is_finished();
+        let end = c
+            .stream
+            .end()
+            .filter(|e| *e != End::Finished && remainder == 0);
         Ok((data, eof, end))
     }
 
@@ -265,7 +268,7 @@ impl Rig {
         if self.pairs[pair].sides.iter().all(|s| s.left) {
             self.pairs[pair].gone = now.0;
         }
-        self.say(|| format!("{pair}/{side} leaves as {carrier:?}, aborts: {abort}"));
+        self.log(|| format!("{pair}/{side} leaves as {carrier:?}, aborts: {abort}"));
         let Some(c) = self.nodes[node].find(pair, side) else {
             return Ok(());
         };
@@ -291,7 +294,7 @@ impl Rig {
             Some(_) => self.summary.failed += 1,
         }
         let demanded = self.pairs[pair].demanded;
-        self.say(|| format!("{pair}/{side} leaves, demanded: {demanded}, {end:?}, {counters:?}"));
+        self.log(|| format!("{pair}/{side} leaves, demanded: {demanded}, {end:?}, {counters:?}"));
         Ok(())
     }
 
@@ -416,7 +419,7 @@ impl Rig {
     /// Checks that connections that had to carry all data have ended in order at both ends.
     pub(super) fn check_ends(&mut self, node: usize) -> Result<()> {
         for (pair, side, end) in std::mem::take(&mut self.nodes[node].ended) {
-            self.say(|| format!("{pair}/{side} is forgotten: {end:?}"));
+            self.log(|| format!("{pair}/{side} is forgotten: {end:?}"));
             ensure!(
                 !self.pairs[pair].demanded || end == End::Finished,
                 "{pair}/{side} had to end in order, and not with {end:?}"
@@ -429,7 +432,7 @@ impl Rig {
         for (i, pair) in self.pairs.iter().enumerate() {
             for (side, s) in pair.sides.iter().enumerate() {
                 let open = s.begun && !s.left && !s.crashed;
-                let stream = self.nodes[s.node].look(i, side);
+                let stream = self.nodes[s.node].describe(i, side);
                 ensure!(!open, "{i}/{side} is still open: {s:?}, {stream}");
                 let other = &pair.sides[1 - side];
                 if pair.demanded {

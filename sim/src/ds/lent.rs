@@ -125,24 +125,24 @@ impl Node {
         let state = conn.stream.sending().source(lent.id);
         let (slot, id) = (lent.slot, lent.id);
         // An entry that was never announced is removed when it is withdrawn.
-        let over = state.is_none_or(|s| s.finished);
+        let finished = state.is_none_or(|s| s.finished);
         let bytes = match state {
             Some(_) if lent.withdrawn && mutation == Some(Mutation::WithdrawnCounts) => lent.len,
             state => state.map_or(0, |s| s.acknowledged),
         };
-        if over {
+        if finished {
             conn.stream.disown_source(id);
             (conn.lent, conn.sent) = (None, Some(bytes.into()));
             return self.give_back(fabric, slot);
         }
         // The other end may not know that the connection has ended.
-        let rest = match conn.stream.send_ring_free(&LIMITS) {
+        let free_at = match conn.stream.send_ring_free(&LIMITS) {
             RingFree::At(at) => at.0,
             RingFree::Now => fabric.now(),
             RingFree::No | RingFree::Uncommitted => return Ok(()),
         };
         (conn.lent, conn.sent) = (None, Some(bytes.into()));
-        self.rest(rest, slot);
+        self.hold_off(free_at, slot);
         Ok(())
     }
 
@@ -193,17 +193,17 @@ impl Node {
         fabric.load(nic, slot, &mut data)?;
         match mutation {
             Some(Mutation::SinkAtOnce) => self.give_back(fabric, slot)?,
-            _ => self.parting.push(slot),
+            _ => self.withdrawn_sinks.push(slot),
         }
-        self.part(fabric)?;
+        self.reuse_withdrawn(fabric)?;
         Ok(data)
     }
 
     /// Reuses withdrawn memory that no GET writes to.
-    pub(super) fn part(&mut self, fabric: &Fabric) -> Result<()> {
-        for slot in std::mem::take(&mut self.parting) {
-            match self.flying.iter().any(|(_, to)| *to == slot) {
-                true => self.parting.push(slot),
+    pub(super) fn reuse_withdrawn(&mut self, fabric: &Fabric) -> Result<()> {
+        for slot in std::mem::take(&mut self.withdrawn_sinks) {
+            match self.in_flight.iter().any(|(_, to)| *to == slot) {
+                true => self.withdrawn_sinks.push(slot),
                 false => self.give_back(fabric, slot)?,
             }
         }

@@ -2,10 +2,10 @@
 
 use super::held::Held;
 use super::lent::Lent;
-use super::marked::Marked;
-use super::places;
 use super::posting::{message_descriptor, Poster, Wire};
 use super::setup::Negotiation;
+use super::slots;
+use super::tagged::Tagged;
 use super::{Mutation, LIMITS, RINGS, RING_BYTES, TRANSFERS, TRANSFER_LIMITS};
 use crate::fabric::Fabric;
 use crate::port::{Port, FREE};
@@ -49,11 +49,11 @@ pub struct Conn {
     pub sent: Option<u64>,
     /// Memory of the program that data are fetched into.
     pub sink: Option<u64>,
-    pub(super) waits: places::Waits,
+    pub(super) waits: slots::Waits,
 }
 
 /// Time until which a ring must not be used, and the ring.
-type Resting = (u64, u64);
+type HeldOff = (u64, u64);
 
 /// A node.
 pub struct Node {
@@ -64,11 +64,11 @@ pub struct Node {
     pub conns: Vec<Option<Conn>>,
     generation: u32,
     free: Vec<u64>,
-    resting: Vec<Resting>,
+    held_off: Vec<HeldOff>,
     pub(super) mutation: Option<Mutation>,
     hasty: Vec<(u64, u16)>,
     /// GETs in flight.
-    marked: HashMap<(u64, u16), Marked>,
+    tagged: HashMap<(u64, u16), Tagged>,
     /// Number of completed GETs with holes.
     pub holes: u64,
     /// Every n-th message is sent twice.
@@ -89,11 +89,11 @@ pub struct Node {
     pub strays: u64,
     serial: u64,
     /// Unfinished GETs into programs' memory, with that memory.
-    pub(super) flying: Vec<((u64, u16), u64)>,
+    pub(super) in_flight: Vec<((u64, u16), u64)>,
     /// Such memory that was withdrawn.
-    pub(super) parting: Vec<u64>,
+    pub(super) withdrawn_sinks: Vec<u64>,
     /// Connections that wait for a GET slot.
-    pub(super) places: places::Places,
+    pub(super) slots: slots::Slots,
     /// State of the negotiations.
     pub setup: Negotiation,
 }
@@ -126,10 +126,10 @@ impl Node {
             conns: Vec::new(),
             generation,
             free: rings,
-            resting: Vec::new(),
+            held_off: Vec::new(),
             mutation,
             hasty: Vec::new(),
-            marked: HashMap::new(),
+            tagged: HashMap::new(),
             holes: 0,
             repeat_every: None,
             refuses_gets: false,
@@ -141,9 +141,9 @@ impl Node {
             reused: Vec::new(),
             strays: 0,
             serial: 0,
-            flying: Vec::new(),
-            parting: Vec::new(),
-            places: places::Places::new(),
+            in_flight: Vec::new(),
+            withdrawn_sinks: Vec::new(),
+            slots: slots::Slots::new(),
             setup: Negotiation::new((u64::from(generation) << 20) | nic as u64),
         })
     }
@@ -210,8 +210,8 @@ impl Node {
     /// Returns a free ring, after checking that it was not written since its return.
     pub(super) fn ring(&mut self, fabric: &Fabric) -> Result<Option<u64>> {
         let now = fabric.now();
-        while let Some(i) = self.resting.iter().position(|(until, _)| *until <= now) {
-            let (_, ring) = self.resting.swap_remove(i);
+        while let Some(i) = self.held_off.iter().position(|(until, _)| *until <= now) {
+            let (_, ring) = self.held_off.swap_remove(i);
             self.give_back(fabric, ring)?;
         }
         let Some(ring) = self.free.pop() else {
@@ -228,8 +228,8 @@ impl Node {
     }
 
     /// Makes memory unusable until the given time.
-    pub(super) fn rest(&mut self, until: u64, ring: u64) {
-        self.resting.push((until, ring));
+    pub(super) fn hold_off(&mut self, until: u64, ring: u64) {
+        self.held_off.push((until, ring));
     }
 
     pub(super) fn give_back(&mut self, fabric: &Fabric, ring: u64) -> Result<()> {
@@ -248,7 +248,7 @@ impl Node {
     /// Returns true if a GET of this node that may be in flight writes to a ring or, with `reads`,
     /// reads from it.
     pub fn uses(&self, (nic, ring): (usize, u64), now: u64, reads: bool) -> bool {
-        let mut gets = self.marked.values().filter(|m| m.deadline.0 > now);
+        let mut gets = self.tagged.values().filter(|m| m.deadline.0 > now);
         gets.any(|m| reads && m.from == (nic, ring) || (self.nic, m.ring) == (nic, ring))
     }
 
@@ -307,7 +307,7 @@ impl Node {
             lent: None,
             sent: None,
             sink: None,
-            waits: places::Waits::default(),
+            waits: slots::Waits::default(),
         };
         self.conns[own.index() as usize] = Some(conn);
     }
@@ -319,7 +319,7 @@ impl Node {
     }
 
     /// Returns the state of an end as text.
-    pub fn look(&self, pair: usize, side: usize) -> String {
+    pub fn describe(&self, pair: usize, side: usize) -> String {
         let mut all = self.conns.iter().flatten();
         let conn = all.find(|c| c.pair == pair && c.side == side);
         conn.map_or_else(|| "gone".to_owned(), |c| format!("{:?}", c.stream))
@@ -347,11 +347,11 @@ impl Node {
         let room = conn.stream.sending().room();
         let len = room.len.min(data.len() as u32);
         let span = Span { at: room.at, len };
-        let mut rest = data;
+        let mut remainder = data;
         for (at, len) in span.parts(conn.geometry.send_ring) {
-            let (part, behind) = rest.split_at(len as usize);
+            let (part, behind) = remainder.split_at(len as usize);
             fabric.fill(nic, ring + u64::from(at), part)?;
-            rest = behind;
+            remainder = behind;
         }
         conn.stream.commit(len, more, Time(fabric.now()));
         Ok(len as usize)
@@ -420,7 +420,7 @@ impl Node {
             .flatten()
         {
             self.busy = true;
-            self.take(
+            self.receive(
                 fabric,
                 message.status.source,
                 message.status.tag,
@@ -432,13 +432,19 @@ impl Node {
         self.negotiate(fabric)?;
         self.transfers(fabric)?;
         self.pump(fabric)?;
-        self.give_places(fabric)?;
+        self.give_slots(fabric)?;
         // Posts the submitted transfers.
         self.transfers(fabric)?;
         self.reap(fabric)
     }
 
-    fn take(&mut self, fabric: &mut Fabric, source: SourceId, tag: u8, bytes: &[u8]) -> Result<()> {
+    fn receive(
+        &mut self,
+        fabric: &mut Fabric,
+        source: SourceId,
+        tag: u8,
+        bytes: &[u8],
+    ) -> Result<()> {
         let word = |i: usize| {
             let mut raw = [0; 8];
             for (to, from) in raw.iter_mut().zip(bytes.iter().skip(8 * i)) {
@@ -447,7 +453,7 @@ impl Node {
             u64::from_le_bytes(raw)
         };
         if let Some(kind) = Kind::from_tag(tag).filter(|kind| !kind.is_stream()) {
-            self.heard(fabric, source.node, kind, (bytes.len() as u16, word));
+            self.setup_received(fabric, source.node, kind, (bytes.len() as u16, word));
             return Ok(());
         }
         let Ok(message) = Message::parse(tag, bytes.len() as u16, word) else {
@@ -457,13 +463,13 @@ impl Node {
         let now = Time(fabric.now());
         let nic = self.nic;
         let id = message.head().conn;
-        self.stream_came(fabric, id, source.node);
+        self.stream_received(fabric, id, source.node);
         let unsourced = self.mutation == Some(Mutation::Unsourced);
-        let place = self
+        let slot = self
             .conns
             .get_mut(id.index() as usize)
             .and_then(Option::as_mut);
-        let conn = place.filter(|c| {
+        let conn = slot.filter(|c| {
             c.stream.own() == id && (unsourced || Port::node_id(c.peer) == source.node)
         });
         let Some(conn) = conn else {
@@ -485,9 +491,9 @@ impl Node {
             let ring = conn.receive_ring.unwrap_or(0);
             let mut data = &bytes[usize::from(message.data_offset() + skip)..];
             for (at, len) in to.parts(conn.geometry.receive_ring) {
-                let (part, rest) = data.split_at(len as usize);
+                let (part, remainder) = data.split_at(len as usize);
                 fabric.fill(nic, ring + u64::from(at), part)?;
-                data = rest;
+                data = remainder;
             }
             ensure!(data.is_empty(), "data of a message is left over");
         }
@@ -516,10 +522,10 @@ impl Node {
                     self.transfers.report_done(e.ticket);
                 }
                 let mut outcome = e.outcome.map(|o| o.map(drop));
-                let marked = outcome.and_then(|_| self.marked.remove(&e.token));
-                let done = marked.filter(|_| outcome == Some(Ok(())));
-                if let Some(marked) = done {
-                    if marked.is_left(fabric, self.nic)? {
+                let tagged = outcome.and_then(|_| self.tagged.remove(&e.token));
+                let done = tagged.filter(|_| outcome == Some(Ok(())));
+                if let Some(tagged) = done {
+                    if tagged.is_left(fabric, self.nic)? {
                         self.holes += 1;
                         if self.mutation != Some(Mutation::Unmarked) {
                             outcome = Some(Err(transfer::Failure::TimedOut));
@@ -540,9 +546,9 @@ impl Node {
         now: Time,
     ) {
         if quiet.is_some() {
-            let mut flying = self.flying.iter();
-            if let Some(i) = flying.position(|(token, _)| *token == (serial, id)) {
-                self.flying.swap_remove(i);
+            let mut in_flight = self.in_flight.iter();
+            if let Some(i) = in_flight.position(|(token, _)| *token == (serial, id)) {
+                self.in_flight.swap_remove(i);
             }
         }
         let mut all = self.conns.iter_mut().flatten();
@@ -561,7 +567,7 @@ impl Node {
     /// Lets a connection send.
     pub(super) fn pump_one(&mut self, fabric: &mut Fabric, i: usize) -> Result<()> {
         let mut limits = super::limits(self.mutation);
-        if self.places.few.is_some() {
+        if self.slots.few.is_some() {
             limits.chunk = SMALL_CHUNK;
         }
         let now = Time(fabric.now());
@@ -574,14 +580,14 @@ impl Node {
                 fabric,
                 transfers: &mut self.transfers,
                 hasty: &mut self.hasty,
-                marked: &mut self.marked,
-                flying: &mut self.flying,
+                tagged: &mut self.tagged,
+                in_flight: &mut self.in_flight,
                 sink: conn.sink.unwrap_or(0),
                 mutation: self.mutation,
                 repeat_every: self.repeat_every,
                 refuses_gets: self.refuses_gets,
                 held: &mut self.held,
-                places: &mut self.places,
+                slots: &mut self.slots,
                 waits: &mut conn.waits,
                 index: i as u32,
                 sent: &mut self.sent,
@@ -604,7 +610,7 @@ impl Node {
     /// Releases rings and connections that have ended.
     fn reap(&mut self, fabric: &Fabric) -> Result<()> {
         let now = Time(fabric.now());
-        self.part(fabric)?;
+        self.reuse_withdrawn(fabric)?;
         for i in 0..self.conns.len() {
             let pair = self.conns[i].as_ref().map(|c| (c.pair, c.side));
             if let Some(pair) = pair {
@@ -613,15 +619,15 @@ impl Node {
             let Some(conn) = self.conns[i].as_mut() else {
                 continue;
             };
-            let over = conn.stream.end().is_some();
-            if over && (!self.held.has(conn.serial) || self.mutation == Some(Mutation::HeldIsSent))
+            let ended = conn.stream.end().is_some();
+            if ended && (!self.held.has(conn.serial) || self.mutation == Some(Mutation::HeldIsSent))
             {
                 conn.stream.committed(now);
             }
             let hasty = self.mutation == Some(Mutation::ReceiveRingAtEnd);
             let mut back = Vec::new();
             // A program may still read the data in the ring.
-            if over && !conn.open && (conn.stream.is_quiet() || hasty) {
+            if ended && !conn.open && (conn.stream.is_quiet() || hasty) {
                 back.extend(conn.receive_ring.take());
             }
             let free = match conn.stream.send_ring_free(&LIMITS) {
@@ -635,7 +641,7 @@ impl Node {
                 conn.send_ring = None;
                 match at {
                     0 => back.push(ring),
-                    at => self.resting.push((at, ring)),
+                    at => self.held_off.push((at, ring)),
                 }
             }
             let gone = !conn.open && conn.stream.can_drop(now, &LIMITS);
@@ -645,7 +651,7 @@ impl Node {
                 self.ended
                     .extend(end.map(|end| (conn.pair, conn.side, end)));
                 self.conns[i] = None;
-                self.places.forget(i);
+                self.slots.forget(i);
             }
             for ring in back {
                 self.give_back(fabric, ring)?;
@@ -674,12 +680,12 @@ impl Node {
         self.check_setups(fabric)?;
         ensure!(self.is_idle(), "node {nic} has transfers at the end");
         let mut rings = 0;
-        let resting = self
-            .resting
+        let held_off = self
+            .held_off
             .iter()
             .filter(|(until, _)| *until > fabric.now())
             .count();
-        ensure!(resting == 0, "rings of node {nic} rest at the end");
+        ensure!(held_off == 0, "rings of node {nic} rest at the end");
         let mut taken = Vec::new();
         while let Some(ring) = self.ring(fabric)? {
             rings += 1;

@@ -1,8 +1,8 @@
 //! Ports through which the streams and transfers of a node post.
 
 use super::held::Held;
-use super::marked::Marked;
-use super::{places, Mutation, RING_BYTES};
+use super::tagged::Tagged;
+use super::{slots, Mutation, RING_BYTES};
 use crate::fabric::Fabric;
 use crate::port::Port;
 use crate::Heap;
@@ -36,15 +36,15 @@ pub(super) struct Wire<'a> {
     pub(super) fabric: &'a mut Fabric,
     pub(super) transfers: &'a mut Transfers<Heap, (u64, u16)>,
     pub(super) hasty: &'a mut Vec<(u64, u16)>,
-    pub(super) marked: &'a mut HashMap<(u64, u16), Marked>,
-    pub(super) flying: &'a mut Vec<((u64, u16), u64)>,
+    pub(super) tagged: &'a mut HashMap<(u64, u16), Tagged>,
+    pub(super) in_flight: &'a mut Vec<((u64, u16), u64)>,
     pub(super) sink: u64,
     pub(super) mutation: Option<Mutation>,
     pub(super) repeat_every: Option<u64>,
     pub(super) refuses_gets: bool,
     pub(super) held: &'a mut Held,
-    pub(super) places: &'a mut places::Places,
-    pub(super) waits: &'a mut places::Waits,
+    pub(super) slots: &'a mut slots::Slots,
+    pub(super) waits: &'a mut slots::Waits,
     pub(super) index: u32,
     pub(super) sent: &'a mut u64,
     pub(super) serial: u64,
@@ -103,10 +103,10 @@ impl ds::Port for Wire<'_> {
         if self.refuses_gets {
             return Err(TransportError::Later);
         }
-        let on_way = self.marked.values().filter(|m| m.from.0 == self.peer);
+        let on_way = self.tagged.values().filter(|m| m.from.0 == self.peer);
         let on_way = on_way.count();
-        let (places, waits) = (&mut *self.places, &mut *self.waits);
-        places.may_post(self.index, waits, on_way)?;
+        let (slots, waits) = (&mut *self.slots, &mut *self.waits);
+        slots.may_post(self.index, waits, on_way)?;
         let list = |base: u64, span: Span, ring| {
             span.parts(ring)
                 .into_iter()
@@ -154,9 +154,9 @@ impl ds::Port for Wire<'_> {
         let token = (self.serial, get.id);
         self.transfers
             .submit(&terms, what, local, remote, token)
-            .map_err(|_| self.places.wait(self.index, self.waits))?;
+            .map_err(|_| self.slots.wait(self.index, self.waits))?;
         self.waits.posted();
-        let marked = Marked {
+        let tagged = Tagged {
             ring,
             bytes,
             to,
@@ -166,12 +166,12 @@ impl ds::Port for Wire<'_> {
             from: (self.peer, base),
             deadline,
         };
-        marked
+        tagged
             .write(self.fabric, self.port.nic())
             .map_err(|_| TransportError::Never)?;
-        self.marked.insert(token, marked);
+        self.tagged.insert(token, tagged);
         if get.sink.is_some() {
-            self.flying.push((token, self.sink));
+            self.in_flight.push((token, self.sink));
         }
         if self.mutation == Some(Mutation::Hasty) {
             self.hasty.push(token);

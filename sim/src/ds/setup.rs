@@ -78,7 +78,7 @@ pub struct Setup {
     syn: bool,
     /// Current state of TCP's connection.
     pub tcp: View,
-    tcp_came: bool,
+    tcp_decides: bool,
     since: Time,
     /// Cookie and name of the client.
     asked: Option<(u32, ConnId)>,
@@ -225,17 +225,17 @@ impl Setup {
             return false;
         }
         let fin = mutation == Some(Mutation::FinDecides) && self.tcp.finished;
-        let came = self.tcp.unread || fin;
-        self.tcp_came = match &mut self.what {
+        let received = self.tcp.unread || fin;
+        self.tcp_decides = match &mut self.what {
             Side::Client(client) => {
                 if self.tcp.up && !self.tcp.closed {
                     client.tcp_up(&opening(mutation), now);
                 }
-                came || self.syn && self.tcp.closed
+                received || self.syn && self.tcp.closed
             }
-            Side::Server(_) => came || self.tcp.closed,
+            Side::Server(_) => received || self.tcp.closed,
         };
-        self.tcp_came
+        self.tcp_decides
     }
 
     fn use_tcp(&mut self) {
@@ -296,7 +296,7 @@ impl Node {
     }
 
     /// Sends a message of a negotiation.
-    fn say(&mut self, fabric: &mut Fabric, to: usize, kind: Kind, words: &[u64]) {
+    fn send_setup(&mut self, fabric: &mut Fabric, to: usize, kind: Kind, words: &[u64]) {
         let mut bytes = bytes_of(words);
         bytes[0] = self.setup.version;
         let sent = (to, kind.tag(), bytes);
@@ -314,9 +314,9 @@ impl Node {
         self.setup.sent.push(sent);
     }
 
-    fn answer(&mut self, fabric: &mut Fabric, to: usize, said: &Answered) {
-        let (words, n) = said.words();
-        self.say(fabric, to, said.kind(), &words[..n]);
+    fn answer(&mut self, fabric: &mut Fabric, to: usize, answered: &Answered) {
+        let (words, n) = answered.words();
+        self.send_setup(fabric, to, answered.kind(), &words[..n]);
     }
 
     fn begin(
@@ -355,7 +355,7 @@ impl Node {
             closed: None,
             syn: false,
             tcp: View::default(),
-            tcp_came: false,
+            tcp_decides: false,
             since: now,
             asked,
             due: Some(now),
@@ -526,7 +526,7 @@ impl Node {
     }
 
     /// Processes a received message of a negotiation.
-    pub(super) fn heard(
+    pub(super) fn setup_received(
         &mut self,
         fabric: &mut Fabric,
         source: NodeId,
@@ -551,13 +551,13 @@ impl Node {
                 Err(_) => self.strays += 1,
             },
             _ => {
-                let Ok(mut said) = Answered::parse(kind, len, word) else {
+                let Ok(mut answered) = Answered::parse(kind, len, word) else {
                     self.strays += 1;
                     return;
                 };
                 let any = self.mutation == Some(Mutation::AnyAnswer);
                 let mut all = self.setup.setups.iter_mut();
-                let setup = all.find(|s| s.name == said.to);
+                let setup = all.find(|s| s.name == answered.to);
                 let Some(setup) = setup.filter(|s| any || Port::node_id(s.peer) == source) else {
                     self.strays += 1;
                     return;
@@ -566,13 +566,13 @@ impl Node {
                 setup.see_tcp(self.mutation, now);
                 match &mut setup.what {
                     Side::Client(client) => {
-                        client.receive(&said, &limits, now);
+                        client.receive(&answered, &limits, now);
                     }
                     Side::Server(server) => {
                         if let (true, Some((cookie, from))) = (any, setup.asked) {
-                            (said.cookie, said.from) = (cookie, from);
+                            (answered.cookie, answered.from) = (cookie, from);
                         }
-                        server.receive(&said);
+                        server.receive(&answered);
                     }
                 }
             }
@@ -599,7 +599,7 @@ impl Node {
             }
         };
         let Connect { cookie, client, .. } = *connect;
-        let said = match noted {
+        let answered = match noted {
             // The connection is being accepted, and the client will be notified.
             Ok(false) => return,
             Ok(true) => Answered {
@@ -613,12 +613,12 @@ impl Node {
                 decline(cookie, client.id, why)
             }
         };
-        self.answer(fabric, node, &said);
+        self.answer(fabric, node, &answered);
     }
 
     /// A message of a stream arrived for a name. An accepted end thus knows that the client uses
     /// streams.
-    pub(super) fn stream_came(&mut self, fabric: &Fabric, name: ConnId, source: NodeId) {
+    pub(super) fn stream_received(&mut self, fabric: &Fabric, name: ConnId, source: NodeId) {
         let mut all = self.setup.setups.iter_mut();
         let found = all.position(|s| s.name == name && Port::node_id(s.peer) == source);
         let Some(i) = found else {
@@ -690,7 +690,7 @@ impl Node {
             let setup = &mut self.setup.setups[i];
             if setup.decision == Decision::Waiting {
                 let due = setup.due.is_some_and(|at| at <= now);
-                if setup.tcp_came {
+                if setup.tcp_decides {
                     if setup.see_tcp(self.mutation, now) {
                         setup.use_tcp();
                     }
@@ -707,10 +707,10 @@ impl Node {
                 };
                 match says {
                     Some(ClientMessage::Connect(c)) => {
-                        self.say(fabric, peer, Kind::Connect, &c.words());
+                        self.send_setup(fabric, peer, Kind::Connect, &c.words());
                     }
                     Some(ClientMessage::Cancel(c)) => {
-                        self.say(fabric, peer, Kind::Cancel, &c.words())
+                        self.send_setup(fabric, peer, Kind::Cancel, &c.words())
                     }
                     Some(ClientMessage::Answer(answer)) => self.answer(fabric, peer, &answer),
                     None => break,

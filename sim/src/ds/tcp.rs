@@ -191,7 +191,7 @@ impl Rig {
             }
         }
         sides[0].begun = true;
-        self.say(|| format!("{pair}: {sides:?}, {tuple:?}, {plain:?} demanded: {demanded}"));
+        self.log(|| format!("{pair}: {sides:?}, {tuple:?}, {plain:?} demanded: {demanded}"));
         self.summary.connections += 1;
         self.summary.demanded += u64::from(demanded);
         let tcp = Tcp {
@@ -260,7 +260,7 @@ impl Rig {
 
     /// A segment arrives.
     pub(super) fn segment(&mut self, pair: usize, to: usize, segment: Segment) -> Result<()> {
-        self.say(|| format!("{pair}/{to} gets {segment:?}"));
+        self.log(|| format!("{pair}/{to} gets {segment:?}"));
         let side = &self.pairs[pair].sides[to];
         let (node, gone) = (side.node, side.crashed || side.left);
         let closed = self.pairs[pair].tcp.ends[to].closed;
@@ -344,7 +344,7 @@ impl Rig {
             false => self.nodes[node].accept(&mut self.fabric, &terms, view)?,
         };
         self.check_reused(node)?;
-        self.say(|| format!("{pair}/1 accepts: {taken:?}"));
+        self.log(|| format!("{pair}/1 accepts: {taken:?}"));
         if !plain[1] {
             let left = self.nodes[node].has_note(&self.fabric, &terms);
             ensure!(
@@ -373,7 +373,7 @@ impl Rig {
 
     /// Records the decision of an end. Both ends must decide alike.
     fn decided(&mut self, pair: usize, side: usize, what: Decision) -> Result<()> {
-        self.say(|| format!("{pair}/{side}: {what:?}"));
+        self.log(|| format!("{pair}/{side}: {what:?}"));
         let p = &mut self.pairs[pair];
         p.sides[side].carrier = what;
         let honest = self.is_honest(pair);
@@ -564,10 +564,10 @@ impl Rig {
         let read = self.pairs[pair].sides[side].read;
         let n = (end.got - read).min(most as u64);
         let data = (0..n).map(|i| byte(pair, 1 - side, read + i)).collect();
-        let rest = end.got > read + n;
-        let reset = end.closed && !rest;
+        let unread = end.got > read + n;
+        let reset = end.closed && !unread;
         let failed = reset.then_some(End::Peer(wire::ds::Ended::Reset));
-        (data, end.finished && !rest && !end.closed, failed)
+        (data, end.finished && !unread && !end.closed, failed)
     }
 }
 

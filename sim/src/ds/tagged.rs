@@ -8,7 +8,7 @@ use protocol::Time;
 
 /// Memory of a GET with validity tags.
 #[derive(Clone, Copy)]
-pub(super) struct Marked {
+pub(super) struct Tagged {
     pub(super) ring: u64,
     pub(super) bytes: u32,
     pub(super) to: Span,
@@ -19,8 +19,8 @@ pub(super) struct Marked {
     pub(super) deadline: Time,
 }
 
-impl Marked {
-    fn places(self) -> impl Iterator<Item = Span> {
+impl Tagged {
+    fn tags(self) -> impl Iterator<Item = Span> {
         tag_offsets(self.to.len).map(move |offset| Span {
             at: (self.to.at + offset) & (self.bytes - 1),
             len: TAG_BYTES,
@@ -28,12 +28,12 @@ impl Marked {
     }
 
     pub(super) fn write(self, fabric: &Fabric, nic: usize) -> Result<()> {
-        for place in self.places() {
-            let mut rest = &self.secret[..];
-            for (at, len) in place.parts(self.bytes) {
-                let (part, behind) = rest.split_at(len as usize);
+        for tag in self.tags() {
+            let mut remainder = &self.secret[..];
+            for (at, len) in tag.parts(self.bytes) {
+                let (part, behind) = remainder.split_at(len as usize);
                 fabric.fill(nic, self.ring + u64::from(at), part)?;
-                rest = behind;
+                remainder = behind;
             }
         }
         Ok(())
@@ -41,9 +41,9 @@ impl Marked {
 
     /// Returns true if a tag is still present.
     pub(super) fn is_left(self, fabric: &Fabric, nic: usize) -> Result<bool> {
-        for place in self.places() {
+        for tag in self.tags() {
             let mut all = Vec::new();
-            for (at, len) in place.parts(self.bytes) {
+            for (at, len) in tag.parts(self.bytes) {
                 let mut part = vec![0; len as usize];
                 fabric.load(nic, self.ring + u64::from(at), &mut part)?;
                 all.extend(part);

@@ -1,5 +1,5 @@
 //! GET slots, which may be scarce for each peer. Connections that need one queue up, and each gets
-//! at most one turn before a waiting one.
+//! at most one budget of GETs before a waiting one.
 
 use super::node::Node;
 use super::Mutation;
@@ -12,7 +12,7 @@ use protocol::TransportError;
 use std::collections::HashMap;
 
 /// Maximum number of GETs that a connection posts while others wait for a slot.
-const TURN: u8 = 8;
+const GET_BUDGET: u8 = 8;
 /// Maximum number of connections of a node.
 const MOST: usize = 256;
 
@@ -22,11 +22,11 @@ pub struct Waits {
     /// True if there was no slot at the last attempt.
     pub refused: bool,
     /// Number of GETs that it may still post while others wait.
-    turn: u8,
+    get_budget: u8,
 }
 
 /// Slot state of a node.
-pub struct Places {
+pub struct Slots {
     queue: WaitQueue<Heap>,
     /// Number of slots for each peer, if they are scarce.
     pub few: Option<usize>,
@@ -39,11 +39,11 @@ pub struct Places {
 impl Waits {
     /// Counts a posted GET.
     pub fn posted(&mut self) {
-        self.turn = self.turn.saturating_sub(1);
+        self.get_budget = self.get_budget.saturating_sub(1);
     }
 }
 
-impl Places {
+impl Slots {
     pub fn new() -> Self {
         let queue = match WaitQueue::new(MOST) {
             Ok(queue) => queue,
@@ -61,7 +61,7 @@ impl Places {
     pub fn wait(&mut self, index: u32, waits: &mut Waits) -> TransportError {
         *waits = Waits {
             refused: true,
-            turn: 0,
+            get_budget: 0,
         };
         self.waited += 1;
         self.queue.push(index);
@@ -82,7 +82,7 @@ impl Places {
     ) -> Result<(), TransportError> {
         let after = self.queue.others(index) > 0;
         let full = self.few.is_some_and(|few| on_way >= few);
-        if full || after && waits.turn == 0 {
+        if full || after && waits.get_budget == 0 {
             return Err(self.wait(index, waits));
         }
         Ok(())
@@ -101,7 +101,7 @@ impl Places {
 }
 
 impl Node {
-    /// Checks that a connection has posted no more than one turn of GETs before a waiting one to
+    /// Checks that a connection has posted no more than one budget of GETs before a waiting one to
     /// the same peer.
     pub(super) fn count_gets(&mut self, i: usize, gets: u64) -> Result<()> {
         let Some(conn) = self.conns[i].as_ref().filter(|_| gets > 0) else {
@@ -109,16 +109,16 @@ impl Node {
         };
         let (serial, peer) = (conn.serial, conn.peer);
         let mut at = 0;
-        while let Some(index) = self.places.queue.get(at).map(|index| index as usize) {
+        while let Some(index) = self.slots.queue.get(at).map(|index| index as usize) {
             at += 1;
             let other = self.conns.get(index).and_then(Option::as_ref);
             if index == i || other.is_none_or(|other| other.peer != peer) {
                 continue;
             }
-            let ahead = self.places.ahead.entry((index, serial)).or_default();
+            let ahead = self.slots.ahead.entry((index, serial)).or_default();
             *ahead += gets;
             ensure!(
-                *ahead <= u64::from(TURN),
+                *ahead <= u64::from(GET_BUDGET),
                 "connection {i} of node {} has posted {ahead} GETs while {index} waits for a place",
                 self.nic
             );
@@ -127,13 +127,13 @@ impl Node {
     }
 
     /// Assigns free slots to waiting connections.
-    pub(super) fn give_places(&mut self, fabric: &mut Fabric) -> Result<()> {
-        let mut round = Round::new(self.places.queue.len());
+    pub(super) fn give_slots(&mut self, fabric: &mut Fabric) -> Result<()> {
+        let mut round = Round::new(self.slots.queue.len());
         while let Some(at) = round.next_position() {
-            let index = self.places.queue.get(at).map(|index| index as usize);
+            let index = self.slots.queue.get(at).map(|index| index as usize);
             let conn = index.and_then(|i| self.conns.get_mut(i)?.as_mut());
             let (Some(i), Some(conn)) = (index, conn) else {
-                self.places.remove(at);
+                self.slots.remove(at);
                 continue;
             };
             let node = Port::node_id(conn.peer);
@@ -141,7 +141,7 @@ impl Node {
                 round.keep();
                 continue;
             }
-            conn.waits.turn = TURN;
+            conn.waits.get_budget = GET_BUDGET;
             conn.stream.retry_gets();
             let before = conn.stream.counters().gets;
             self.pump_one(fabric, i)?;
@@ -149,14 +149,14 @@ impl Node {
                 continue;
             };
             let none = conn.stream.counters().gets == before;
-            let stays = none || self.mutation == Some(Mutation::StaysFirst);
-            if conn.waits.refused && stays {
+            let keep = none || self.mutation == Some(Mutation::StaysFirst);
+            if conn.waits.refused && keep {
                 round.set_full(node);
                 round.keep();
             } else {
-                self.places.remove(at);
+                self.slots.remove(at);
                 if conn.waits.refused {
-                    self.places.queue.push(i as u32);
+                    self.slots.queue.push(i as u32);
                 }
             }
         }
