@@ -40,7 +40,7 @@ static ASKS: Tunable = Tunable::new("af_extl.asks", 4);
 /// Time in ms that a client waits until the server's program has accepted.
 static ACCEPT_MS: Tunable = Tunable::new("af_extl.accept_ms", 200);
 /// Time in ms before a peer that did not answer is asked again.
-static SILENT_MS: Tunable = Tunable::new("af_extl.silent_ms", 10000);
+static RETRY_MS: Tunable = Tunable::new("af_extl.silent_ms", 10000);
 /// Time in ms before a server that accepted too late is asked again; doubles each time.
 static LATE_MS: Tunable = Tunable::new("af_extl.late_ms", 1000);
 /// Time in ms after which a peer that does not answer counts as down.
@@ -58,7 +58,7 @@ pub(crate) fn load_tunables() {
         &ASK_MS,
         &ASKS,
         &ACCEPT_MS,
-        &SILENT_MS,
+        &RETRY_MS,
         &LATE_MS,
         &DEAD_MS,
     ];
@@ -110,7 +110,7 @@ pub(crate) fn zero_copy_kib() -> u32 {
 
 /// Returns the time in ms that `connect` waits for an answer of the peer: slightly longer than all
 /// requests take.
-pub(crate) fn longest_question() -> u32 {
+pub(crate) fn max_ask_ms() -> u32 {
     let asks = ASKS.number() + 2;
     ASK_MS.number().saturating_mul(asks) + 20
 }
@@ -139,7 +139,7 @@ pub(crate) fn opening() -> OpenLimits {
         refresh: 250 * MS,
         keep: 1_000 * MS,
         confirm: 5_000 * MS,
-        silent: u64::from(SILENT_MS.number()) * MS,
+        silent: u64::from(RETRY_MS.number()) * MS,
         late: u64::from(LATE_MS.number()) * MS,
     }
 }
@@ -188,7 +188,7 @@ pub(crate) fn parameters() -> [Param; 16] {
         ASK_MS.param(1, 1000),
         ASKS.param(1, 100),
         ACCEPT_MS.param(1, 60_000),
-        SILENT_MS.param(0, 3_600_000),
+        RETRY_MS.param(0, 3_600_000),
         LATE_MS.param(0, 3_600_000),
         DEAD_MS.param(1000, 3_600_000),
     ]

@@ -2,8 +2,8 @@
 
 //! Private data of a socket: phase, connection, byte counters.
 //!
-//! Process context. The spin lock `now` of [`Shown`] protects phase and connection; the lock of a
-//! [`Conn`] is never taken with it held.
+//! Process context. The spin lock `now` of [`SocketInfo`] protects phase and connection; the lock of
+//! a [`Conn`] is never taken with it held.
 
 use crate::{
     all,
@@ -53,7 +53,7 @@ impl Now {
 
 /// Part of a socket's data that files show. Readers may keep it longer than the socket exists.
 #[pin_data]
-pub(crate) struct Shown {
+pub(crate) struct SocketInfo {
     endpoint: Endpoint,
     space: Arc<Space>,
     #[pin]
@@ -74,15 +74,15 @@ struct Bytes {
 
 /// Private data of a socket. Listed in its namespace while it exists.
 pub(crate) struct Connection {
-    shown: Arc<Shown>,
+    info: Arc<SocketInfo>,
     number: u64,
     /// Set if the program has shut down the receiving direction.
-    deaf: AtomicFlag,
+    rcv_shut: AtomicFlag,
     /// Set if the socket is in the list of listening sockets.
     listed: AtomicFlag,
     /// Set if the program shut down the sending direction before the carrier of the data was
     /// decided.
-    mute: AtomicFlag,
+    snd_shut: AtomicFlag,
 }
 
 /// Carrier of a socket's data.
@@ -110,8 +110,8 @@ impl Connection {
             conn: None,
             opening: false,
         };
-        let shown = Arc::pin_init(
-            pin_init!(Shown {
+        let info = Arc::pin_init(
+            pin_init!(SocketInfo {
                 endpoint,
                 space,
                 now <- new_spinlock!(now, "extl_phase"),
@@ -121,22 +121,22 @@ impl Connection {
             }),
             GFP_KERNEL_ACCOUNT,
         )?;
-        let number = shown.space.add(shown.clone())?;
+        let number = info.space.add(info.clone())?;
         let new = Self {
-            shown,
+            info,
             number,
-            deaf: AtomicFlag::new(false),
+            rcv_shut: AtomicFlag::new(false),
             listed: AtomicFlag::new(false),
-            mute: AtomicFlag::new(false),
+            snd_shut: AtomicFlag::new(false),
         };
         match tcp.state() {
             State::Close => (),
             State::Listen => {
-                new.shown.step(Event::Listen);
+                new.info.step(Event::Listen);
             }
             // An accepted socket. Its data may be created late if memory was short at first.
             _ => {
-                new.shown.step(Event::Accept);
+                new.info.step(Event::Accept);
             }
         }
         Ok(new)
@@ -144,12 +144,12 @@ impl Connection {
 
     /// Applies an event to the phase. Returns false, without a change, if the event is impossible.
     pub(crate) fn step(&self, event: Event) -> bool {
-        self.shown.step(event)
+        self.info.step(event)
     }
 
     /// Closes the connection if TCP has none any more. Called after operations that can end a
     /// connection or an attempt to make one.
-    pub(crate) fn look(&self, tcp: &Tcp) {
+    pub(crate) fn check_closed(&self, tcp: &Tcp) {
         if tcp.state() != State::Close {
             return;
         }
@@ -159,13 +159,13 @@ impl Connection {
             return;
         }
         let conn = {
-            let mut now = self.shown.now.lock();
-            self.shown.space.step(&mut now.phase, Event::Close);
+            let mut now = self.info.now.lock();
+            self.info.space.step(&mut now.phase, Event::Close);
             now.why = None;
             now.conn.take()
         };
-        self.deaf.store(false, Relaxed);
-        self.mute.store(false, Relaxed);
+        self.rcv_shut.store(false, Relaxed);
+        self.snd_shut.store(false, Relaxed);
         if let Some(conn) = conn {
             conn.close(true);
         }
@@ -173,89 +173,89 @@ impl Connection {
 
     /// Makes all further connections of the socket use TCP.
     pub(crate) fn want_tcp(&self) {
-        self.shown.tcp_only.store(true, Relaxed);
+        self.info.tcp_only.store(true, Relaxed);
     }
 
     /// Returns whether the program requires TCP.
     pub(crate) fn wants_tcp(&self) -> bool {
-        self.shown.wants_tcp()
+        self.info.wants_tcp()
     }
 
     /// Begins to connect a socket without a connection. Returns false if another thread does so
     /// already.
     pub(crate) fn begin(&self) -> bool {
-        let mut now = self.shown.now.lock();
-        let begins = !now.opening && self.shown.space.step(&mut now.phase, Event::Connect);
+        let mut now = self.info.now.lock();
+        let begins = !now.opening && self.info.space.step(&mut now.phase, Event::Connect);
         now.opening |= begins;
         begins
     }
 
     /// Ends what [`Connection::begin`] began, after TCP's connect.
     pub(crate) fn began(&self) {
-        let conn = self.shown.now.lock().conn.clone();
+        let conn = self.info.now.lock().conn.clone();
         if let Some(conn) = conn {
-            conn.syn_went();
+            conn.syn_sent();
         }
-        self.shown.now.lock().opening = false;
+        self.info.now.lock().opening = false;
     }
 
     /// Records that the program shut down the receiving direction.
-    pub(crate) fn deafen(&self) {
-        self.deaf.store(true, Relaxed);
+    pub(crate) fn set_rcv_shut(&self) {
+        self.rcv_shut.store(true, Relaxed);
     }
 
     /// Returns whether the program shut down the receiving direction.
-    pub(crate) fn is_deaf(&self) -> bool {
-        self.deaf.load(Relaxed)
+    pub(crate) fn is_rcv_shut(&self) -> bool {
+        self.rcv_shut.load(Relaxed)
     }
 
     /// Adds the socket to the listening sockets; clients may send requests from now on.
-    pub(crate) fn hear(&self) {
+    pub(crate) fn listen(&self) {
         if let Some(all) = all() {
             self.listed.store(true, Relaxed);
-            all.hear(&self.shown);
+            all.add_listener(&self.info);
         }
     }
 
     /// Removes the socket from the listening sockets.
-    pub(crate) fn hear_no_more(&self) {
+    pub(crate) fn unlisten(&self) {
         if let (true, Some(all)) = (self.listed.load(Relaxed), all()) {
-            all.deafen(&self.shown);
+            all.remove_listener(&self.info);
         }
     }
 
     /// Records directions that the program shut down before the carrier of the data was decided.
     pub(crate) fn end(&self, ended: ShutdownDirections) {
         if ended.receiving {
-            self.deafen();
+            self.set_rcv_shut();
         }
         if ended.sending {
-            self.mute.store(true, Relaxed);
+            self.snd_shut.store(true, Relaxed);
         }
     }
 
     /// Returns whether the program shut down the sending direction before the decision.
-    pub(crate) fn is_mute(&self) -> bool {
-        self.mute.load(Relaxed)
+    pub(crate) fn is_snd_shut(&self) -> bool {
+        self.snd_shut.load(Relaxed)
     }
 
     /// Returns the direct or undecided connection, if there is one.
     pub(crate) fn conn(&self) -> Option<Arc<Conn>> {
-        self.shown.now.lock().conn.clone()
+        self.info.now.lock().conn.clone()
     }
 
     /// Counts a direct connection that also received data over TCP, which is never delivered.
     pub(crate) fn got_tcp_data(&self) {
-        self.shown.space.count_astray();
+        self.info.space.count_astray();
     }
 
     /// Sets the connection of a socket that begins one, or the reason for the fallback to TCP.
     /// Closes the connection if the socket does not wait for it any more.
-    pub(crate) fn chance(&self, conn: Result<Arc<Conn>, Fallback>) -> Option<Arc<Conn>> {
+    pub(crate) fn set_candidate(&self, conn: Result<Arc<Conn>, Fallback>) -> Option<Arc<Conn>> {
         match conn {
             Ok(conn) => {
                 let waits = {
-                    let mut now = self.shown.now.lock();
+                    let mut now = self.info.now.lock();
                     let waits = now.phase == Phase::Waiting;
                     if waits {
                         now.conn = Some(conn.clone());
@@ -268,7 +268,7 @@ impl Connection {
                 waits.then_some(conn)
             }
             Err(why) => {
-                self.shown.fall_back(why, None, true);
+                self.info.fall_back(why, None, true);
                 None
             }
         }
@@ -276,12 +276,12 @@ impl Connection {
 
     /// Updates the phase and returns the carrier of the data. Does not sleep.
     pub(crate) fn mode(&self) -> Mode {
-        let (phase, conn, opening) = self.shown.settle(true);
+        let (phase, conn, opening) = self.info.apply_decision(true);
         let (phase, conn, _) = match (phase, &conn) {
             // With `opening`, another thread is about to set the connection or to fall back to TCP.
             (Phase::Waiting, Some(waits)) if !opening => {
-                waits.look_at_tcp();
-                self.shown.settle(true)
+                waits.check_tcp();
+                self.info.apply_decision(true)
             }
             _ => (phase, conn, opening),
         };
@@ -293,60 +293,60 @@ impl Connection {
     }
 
     /// Removes and returns the connection when the socket is closed.
-    pub(crate) fn take(&self) -> Option<Arc<Conn>> {
-        self.shown.settle(true);
-        self.shown.now.lock().conn.take()
+    pub(crate) fn detach(&self) -> Option<Arc<Conn>> {
+        self.info.apply_decision(true);
+        self.info.now.lock().conn.take()
     }
 
     /// Counts bytes that were given to TCP.
     #[inline]
     pub(crate) fn sent(&self, bytes: usize) {
-        self.shown.count_sent(bytes as u64, false);
+        self.info.count_sent(bytes as u64, false);
     }
 
     /// Counts bytes that were received from TCP.
     #[inline]
     pub(crate) fn received(&self, bytes: usize) {
-        self.shown.count_received(bytes as u64, false);
+        self.info.count_received(bytes as u64, false);
     }
 
     /// Returns the minimum size in bytes of blocking calls that use zero copy; 0: never.
     pub(crate) fn zero_copy(&self) -> usize {
-        self.shown.space.zero_copy()
+        self.info.space.zero_copy()
     }
 
     /// Counts bytes that were sent past TCP.
     #[inline]
     pub(crate) fn sent_direct(&self, bytes: usize) {
-        self.shown.count_sent(bytes as u64, true);
+        self.info.count_sent(bytes as u64, true);
     }
 
     /// Counts bytes that were received past TCP.
     #[inline]
     pub(crate) fn received_direct(&self, bytes: usize) {
-        self.shown.count_received(bytes as u64, true);
+        self.info.count_received(bytes as u64, true);
     }
 
     /// Traces a `shutdown` with the argument `how` of `shutdown(2)`.
     pub(crate) fn trace_shutdown(&self, how: i32, direct: bool) {
-        self.shown.endpoint.trace_shutdown(how, direct);
+        self.info.endpoint.trace_shutdown(how, direct);
     }
 
     /// Counts an accepted connection whose socket has no private data yet.
     pub(crate) fn accepted_without_data(&self) {
-        self.shown.space.count_unmade();
+        self.info.space.count_unmade();
     }
 
     /// Encodes `struct extl_info`: `__u16 mode, reason; __u32 reserved; __u64 sent, received`.
     pub(crate) fn info(&self) -> [u8; INFO_SIZE] {
-        let (phase, why) = self.shown.current();
+        let (phase, why) = self.info.current();
         let mut info = [0; INFO_SIZE];
         let why = why.map_or(0, |why| u16::from(why.code()));
         let fields = [
             (0, &state::mode(phase).to_ne_bytes()[..]),
             (2, &why.to_ne_bytes()[..]),
-            (8, &self.shown.sent.all().to_ne_bytes()[..]),
-            (16, &self.shown.received.all().to_ne_bytes()[..]),
+            (8, &self.info.sent.all().to_ne_bytes()[..]),
+            (16, &self.info.received.all().to_ne_bytes()[..]),
         ];
         for (at, bytes) in fields {
             for (to, from) in info.iter_mut().skip(at).zip(bytes) {
@@ -359,7 +359,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.shown.space.remove(self.number);
+        self.info.space.remove(self.number);
     }
 }
 
@@ -383,7 +383,7 @@ impl Bytes {
     }
 }
 
-impl Shown {
+impl SocketInfo {
     fn count_sent(&self, bytes: u64, direct: bool) {
         if bytes > 0 {
             self.sent.add(bytes, direct);
@@ -433,12 +433,12 @@ impl Shown {
     /// whether a thread is about to set one. `program` marks a call of the program, in which an
     /// undecided socket without a connection falls back to TCP. In other calls such a socket may be
     /// about to be accepted and is left alone.
-    fn settle(&self, program: bool) -> (Phase, Option<Arc<Conn>>, bool) {
-        let look = || {
+    fn apply_decision(&self, program: bool) -> (Phase, Option<Arc<Conn>>, bool) {
+        let read = || {
             let now = self.now.lock();
             (now.phase, now.conn.clone(), now.opening)
         };
-        let (phase, conn, opening) = look();
+        let (phase, conn, opening) = read();
         if phase != Phase::Waiting {
             return (phase, conn, opening);
         }
@@ -454,12 +454,12 @@ impl Shown {
             (_, None) if opening || !program => return (phase, conn, opening),
             (_, None) => self.fall_back(Fallback::NotAsked, None, false),
         }
-        look()
+        read()
     }
 
     /// Returns the phase and the reason for the fallback to TCP.
     fn current(&self) -> (Phase, Option<Fallback>) {
-        self.settle(false);
+        self.apply_decision(false);
         let now = self.now.lock();
         (now.phase, now.why)
     }

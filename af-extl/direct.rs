@@ -34,7 +34,7 @@ const MSG_MORE: u32 = 0x8000;
 pub(crate) const MSG_ZEROCOPY: u32 = 0x0400_0000;
 
 /// Maximum number of bytes copied before they are announced to the peer.
-const PIECE: u32 = 64 << 10;
+const CHUNK: u32 = 64 << 10;
 
 /// Result of a check that may end the wait of an operation.
 enum Found {
@@ -45,7 +45,7 @@ enum Found {
     /// End of the stream: the peer has finished, and all data were read.
     End,
     /// No more data can be sent or received.
-    Over,
+    Ended,
     /// The sock has an error that does not end the connection.
     Failed,
 }
@@ -70,7 +70,7 @@ pub(crate) fn decided(
 pub(crate) fn tcp_lives(tcp: &Tcp, conn: &Arc<Conn>) -> bool {
     let lives = tcp.state() != State::Close;
     if !lives {
-        conn.tcp_is_over();
+        conn.tcp_ended();
     }
     lives
 }
@@ -89,17 +89,17 @@ fn find(tcp: &Tcp, conn: &Arc<Conn>, find: impl Fn() -> Option<Found>) -> Option
 
 /// Returns room for `most` bytes in the send ring; less only if the socket counts as writable. So
 /// small sends are neither split nor interleaved with those of other threads.
-fn room(conn: &Conn, most: usize) -> Option<Found> {
+fn send_room(conn: &Conn, most: usize) -> Option<Found> {
     conn.peek(|inner| {
         let rings = inner.rings();
         let (Some(stream), Some(rings)) = (inner.direct(), rings) else {
-            return Some(Found::Over);
+            return Some(Found::Ended);
         };
         if !stream.can_send() {
-            return Some(Found::Over);
+            return Some(Found::Ended);
         }
         let room = stream.sending().room();
-        let most = u32::try_from(most).unwrap_or(PIECE).min(PIECE);
+        let most = u32::try_from(most).unwrap_or(CHUNK).min(CHUNK);
         if room.len < most && !stream.ready().writable {
             return None;
         }
@@ -144,10 +144,10 @@ pub(crate) fn send(
                 let _ = tcp.take_error();
             }
             conn.forget_second_error();
-            let told = conn.sock().error().is_some();
+            let reported = conn.sock().error().is_some();
             let error = tcp.sending_failed(flags, EPIPE);
-            if told {
-                conn.error_heard();
+            if reported {
+                conn.error_seen();
             }
             Err(error)
         }
@@ -174,9 +174,9 @@ fn send_all(
         let left = match next {
             Next::Copy(n) | Next::Lend(_, n) | Next::Full(n) => n,
         };
-        let over = |found: &Found| matches!(found, Found::Over | Found::Failed);
+        let ended = |found: &Found| matches!(found, Found::Ended | Found::Failed);
         tcp_lives(tcp, conn);
-        if conn.sock().error().is_some() || room(conn, left).as_ref().is_some_and(over) {
+        if conn.sock().error().is_some() || send_room(conn, left).as_ref().is_some_and(ended) {
             return Err(EPIPE);
         }
         if left == 0 {
@@ -221,17 +221,17 @@ fn send_all(
                 lends = None;
                 continue;
             }
-            let free = || (!zero::is_lent_out(conn)).then_some(Found::Source);
+            let free = || (!zero::sources_full(conn)).then_some(Found::Source);
             waiting.until(|| find(tcp, conn, free))?;
             continue;
         }
-        if room(conn, left).is_none() {
+        if send_room(conn, left).is_none() {
             tcp.no_space();
-            waiting.until_next(|| find(tcp, conn, || room(conn, left)))?;
+            waiting.until_next(|| find(tcp, conn, || send_room(conn, left)))?;
         }
         // One writer at a time, because data are copied behind those already committed.
         let writer = conn.writer.lock();
-        let Some(Found::Some(rings, span)) = room(conn, left) else {
+        let Some(Found::Some(rings, span)) = send_room(conn, left) else {
             continue;
         };
         if *done == 0 && completion.is_none() {
@@ -272,11 +272,11 @@ pub(crate) fn push(tcp: &Tcp, conn: &Arc<Conn>) {
 }
 
 /// Returns the data behind the first `skip` bytes, up to `most` bytes.
-fn found(conn: &Conn, deaf: bool, skip: u32, most: usize) -> Option<Found> {
+fn found(conn: &Conn, rcv_shut: bool, skip: u32, most: usize) -> Option<Found> {
     conn.peek(|inner| {
         let rings = inner.rings();
         let (Some(stream), Some(rings)) = (inner.direct(), rings) else {
-            return Some(Found::Over);
+            return Some(Found::Ended);
         };
         let span = stream.receiving().readable_behind(skip);
         if span.len > 0 {
@@ -289,7 +289,7 @@ fn found(conn: &Conn, deaf: bool, skip: u32, most: usize) -> Option<Found> {
         if stream.receiving().is_finished() {
             return Some(Found::End);
         }
-        (deaf || stream.end().is_some()).then_some(Found::Over)
+        (rcv_shut || stream.end().is_some()).then_some(Found::Ended)
     })
 }
 
@@ -350,9 +350,9 @@ fn receive_all(
             sinks.hold(msg, len - *done);
         }
         let reader = conn.reader.lock();
-        let what = match found(conn, data.is_deaf(), skip, len - *done) {
+        let what = match found(conn, data.is_rcv_shut(), skip, len - *done) {
             Some(Found::Some(rings, span)) => {
-                let n = take(conn, msg, &rings, span, flags)?;
+                let n = copy_to_msg(conn, msg, &rings, span, flags)?;
                 tcp.peeked(n as usize, peek);
                 *done += n as usize;
                 // More data may follow withdrawn memory and the end of the ring.
@@ -371,8 +371,8 @@ fn receive_all(
         let what = match what {
             Some(what) => what,
             None => {
-                let deaf = || data.is_deaf();
-                let ready = || find(tcp, conn, || found(conn, deaf(), skip, len - *done));
+                let rcv_shut = || data.is_rcv_shut();
+                let ready = || find(tcp, conn, || found(conn, rcv_shut(), skip, len - *done));
                 let waits = !waiting.is_over();
                 let busily = if waits { tcp.busy_poll() } else { 0 };
                 match conn.poll_busily(busily, ready) {
@@ -389,7 +389,7 @@ fn receive_all(
             Found::Some(..) => {}
             Found::Source => {
                 let taken = match &mut sinks {
-                    Some(sinks) => sinks.take(tcp, msg, len - *done, &mut waiting)?,
+                    Some(sinks) => sinks.receive(tcp, msg, len - *done, &mut waiting)?,
                     // The source was reserved for another reader, which did not come.
                     None => {
                         Reader::new(conn, 0, None);
@@ -404,9 +404,9 @@ fn receive_all(
             }
             Found::End => return Ok(()),
             _ if *done > 0 => return Ok(()),
-            Found::Over => {
+            Found::Ended => {
                 conn.forget_second_error();
-                return tcp.take_error().inspect_err(|_| conn.error_heard());
+                return tcp.take_error().inspect_err(|_| conn.error_seen());
             }
             // Another thread may have taken the error.
             Found::Failed => tcp.take_error()?,
@@ -415,7 +415,7 @@ fn receive_all(
 }
 
 /// Copies data of the ring to the message. Returns the number of bytes.
-fn take(
+fn copy_to_msg(
     conn: &Arc<Conn>,
     msg: &mut Incoming<'_>,
     rings: &Rings,
@@ -444,7 +444,7 @@ pub(crate) fn shutdown(data: &Connection, conn: &Arc<Conn>, how: i32) -> Result 
     if !(0..=2).contains(&how) {
         return Err(EINVAL);
     }
-    let over = conn.with(|inner, _| match inner.direct() {
+    let ended = conn.with(|inner, _| match inner.direct() {
         Some(stream) if stream.end().is_none() => {
             if how != 0 {
                 stream.shut();
@@ -456,18 +456,18 @@ pub(crate) fn shutdown(data: &Connection, conn: &Arc<Conn>, how: i32) -> Result 
         }
         _ => true,
     });
-    if over {
+    if ended {
         return Err(ENOTCONN);
     }
     if how != 1 {
-        data.deafen();
+        data.set_rcv_shut();
     }
     conn.wake_all();
     Ok(())
 }
 
 /// Returns whether the connection has ended.
-pub(crate) fn is_over(conn: &Conn) -> bool {
+pub(crate) fn has_ended(conn: &Conn) -> bool {
     conn.peek(|inner| inner.direct().is_none_or(|stream| stream.end().is_some()))
 }
 

@@ -37,7 +37,7 @@ fn nic_of(interface: &Interface) -> Option<Arc<Nic>> {
 /// Returns the NIC through which a route leads, and the node behind it. Packets of a node to itself
 /// do not leave it; their data use the NIC to which the server's address belongs. Waits up to
 /// `patience` ms for the resolution of a neighbour's address.
-fn place(
+fn route_to_node(
     tcp: &Tcp,
     route: &Route,
     server: IpAddr,
@@ -85,7 +85,7 @@ pub(crate) fn ask<'a>(
     let route = tcp.route_to(to).map_err(|_| Fallback::NoRoute)?;
     let server = canonical(to.ip());
     let patience = conf::neighbour_ms(nonblock);
-    let (nic, node) = place(tcp, &route, server, patience)?;
+    let (nic, node) = route_to_node(tcp, &route, server, patience)?;
     let mut tuple = Tuple {
         client: bytes(route.local),
         server: bytes(server),
@@ -103,9 +103,9 @@ pub(crate) fn ask<'a>(
 }
 
 /// Leaves an accepted connection to TCP and declines the client's request. May sleep.
-pub(crate) fn leave(tcp: &Tcp) -> Fallback {
+pub(crate) fn leave_to_tcp(tcp: &Tcp) -> Fallback {
     if let (Ok(sock), Some(all)) = (tcp.endpoint(), all()) {
-        all.refuse(tcp, &tuple_of(&sock));
+        all.decline(tcp, &tuple_of(&sock));
     }
     Fallback::TcpOnly
 }
@@ -128,26 +128,26 @@ fn tuple_of(sock: &Endpoint) -> Tuple {
 /// # Errors
 ///
 /// The reason for the fallback to TCP. The client is informed if it has sent a request.
-pub(crate) fn take(tcp: &Tcp) -> Result<Arc<Conn>, Fallback> {
+pub(crate) fn accept(tcp: &Tcp) -> Result<Arc<Conn>, Fallback> {
     let sock = tcp.endpoint().map_err(|_| Fallback::NoRoute)?;
     let tuple = tuple_of(&sock);
-    let taken = match Space::of(tcp).is_some_and(|space| space.data_path()) {
-        true => take_from(tcp, sock, &tuple),
+    let accepted = match Space::of(tcp).is_some_and(|space| space.data_path()) {
+        true => accept_from(tcp, sock, &tuple),
         false => Err(Fallback::Off),
     };
-    if let (Err(_), Some(all)) = (&taken, all()) {
+    if let (Err(_), Some(all)) = (&accepted, all()) {
         // The request may have arrived on another path than the route, or from a node whose address
         // is unknown.
-        all.refuse(tcp, &tuple);
+        all.decline(tcp, &tuple);
     }
-    taken
+    accepted
 }
 
-fn take_from(tcp: &Tcp, sock: Endpoint, tuple: &Tuple) -> Result<Arc<Conn>, Fallback> {
+fn accept_from(tcp: &Tcp, sock: Endpoint, tuple: &Tuple) -> Result<Arc<Conn>, Fallback> {
     let route = tcp.route().map_err(|_| Fallback::NoRoute)?;
     let ends = sock.ends();
     let server = canonical(ends.local.ip());
-    let (nic, node) = place(tcp, &route, server, conf::neighbour_ms(false))?;
+    let (nic, node) = route_to_node(tcp, &route, server, conf::neighbour_ms(false))?;
     let queued = sock.queued();
     // The pending request is removed in any case: it belongs to this connection or to an older one.
     if ends.state != State::Established || queued.finished || queued.unread > 0 {

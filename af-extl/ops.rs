@@ -62,7 +62,7 @@ fn connecting<'a, A, R>(
     if begins {
         data.began();
     }
-    data.look(tcp);
+    data.check_closed(tcp);
     result
 }
 
@@ -70,7 +70,7 @@ fn connecting<'a, A, R>(
 /// first, because the program may now reuse the socket.
 fn end_with_stream(sock: &Socket<'_, Stream>) {
     if let Mode::Direct(conn) = sock.data().mode() {
-        if direct::is_over(&conn) {
+        if direct::has_ended(&conn) {
             conn.forget_second_error();
             sock.tcp().abort();
         }
@@ -83,12 +83,12 @@ fn ask<'a>(tcp: &'a Tcp, data: &Connection, addr: &Addr<'_>, nonblock: bool) -> 
         true => Err(Fallback::TcpOnly),
         false => open::ask(tcp, addr, nonblock),
     };
-    let (chance, port) = match asked {
+    let (candidate, port) = match asked {
         Ok((conn, port)) => (Ok(conn), Some(port)),
         Err(why) => (Err(why), None),
     };
-    let conn = data.chance(chance)?;
-    let mut waiting = tcp.timeout(msecs_to_jiffies(conf::longest_question()));
+    let conn = data.set_candidate(candidate)?;
+    let mut waiting = tcp.timeout(msecs_to_jiffies(conf::max_ask_ms()));
     // A signal also interrupts TCP's connect. It says nothing about the peer, whose answer usually
     // still arrives in time.
     let answered = waiting.until(|| conn.may_connect().then_some(()));
@@ -122,8 +122,8 @@ impl Operations for Stream {
     }
 
     fn release(sock: &Socket<'_, Self>) {
-        sock.data().hear_no_more();
-        if let Some(conn) = sock.data().take() {
+        sock.data().unlisten();
+        if let Some(conn) = sock.data().detach() {
             direct::release(sock.tcp(), &sock.data(), &conn);
         }
     }
@@ -149,11 +149,11 @@ impl Operations for Stream {
         match child.accept()? {
             Some(new) => {
                 // In-kernel users read TCP's queues directly, so their connections use TCP.
-                let chance = match child.is_for_kernel() {
-                    true => Err(open::leave(new.tcp())),
-                    false => open::take(new.tcp()),
+                let candidate = match child.is_for_kernel() {
+                    true => Err(open::leave_to_tcp(new.tcp())),
+                    false => open::accept(new.tcp()),
                 };
-                new.data().chance(chance);
+                new.data().set_candidate(candidate);
             }
             None => sock.data().accepted_without_data(),
         }
@@ -163,13 +163,13 @@ impl Operations for Stream {
     fn listen(sock: &Socket<'_, Self>, backlog: i32) -> Result {
         sock.tcp().listen(backlog)?;
         sock.data().step(Event::Listen);
-        sock.data().hear();
+        sock.data().listen();
         Ok(())
     }
 
     fn peer_name(sock: &Socket<'_, Self>) -> Result {
         match sock.data().mode() {
-            Mode::Direct(conn) if direct::is_over(&conn) => Err(ENOTCONN),
+            Mode::Direct(conn) if direct::has_ended(&conn) => Err(ENOTCONN),
             _ => Ok(()),
         }
     }
@@ -205,7 +205,7 @@ impl Operations for Stream {
         }
         end_with_stream(sock);
         match data.mode() {
-            Mode::Direct(conn) if !direct::is_over(&conn) => {
+            Mode::Direct(conn) if !direct::has_ended(&conn) => {
                 data.trace_shutdown(how, true);
                 tcp.mark_connected();
                 return direct::shutdown(data, &conn, how);
@@ -216,7 +216,7 @@ impl Operations for Stream {
         tcp.shutdown(how)?;
         // The phase of a connection is kept until its data was read.
         if ends {
-            data.look(tcp);
+            data.check_closed(tcp);
         }
         Ok(())
     }
@@ -270,7 +270,7 @@ impl Operations for Stream {
                 if let Mode::Direct(conn) = sock.data().mode() {
                     conn.forget_second_error();
                     if conn.sock().error().is_some() {
-                        conn.error_heard();
+                        conn.error_seen();
                     }
                 }
                 sock.tcp().getsockopt(option)
@@ -287,27 +287,27 @@ impl Operations for Stream {
         let (tcp, data) = (sock.tcp(), &*sock.data());
         if msg.flags() & MSG_FASTOPEN != 0 {
             if tcp.state() == State::Close && data.begin() {
-                data.chance(Err(Fallback::TcpOnly));
+                data.set_candidate(Err(Fallback::TcpOnly));
                 let result = tcp.sendmsg(msg, len);
                 data.began();
-                data.look(tcp);
+                data.check_closed(tcp);
                 return result.inspect(|n| data.sent(*n));
             }
             // TCP returns an error or waits for its connection; the data itself may bypass TCP.
             end_with_stream(sock);
             let result = msg.without_data(|msg| tcp.sendmsg(msg, 0));
-            data.look(tcp);
+            data.check_closed(tcp);
             result?;
             msg.clear_flags(MSG_FASTOPEN);
         }
         let flags = msg.flags();
         let (mut mode, mut waiting) = (data.mode(), tcp.sending(flags & MSG_DONTWAIT != 0));
         if let Mode::Waiting = mode {
-            mode = direct::decided(data, &mut waiting, Connection::is_mute)?;
+            mode = direct::decided(data, &mut waiting, Connection::is_snd_shut)?;
         }
         match mode {
             Mode::Direct(conn) => direct::send(tcp, data, &conn, msg, waiting),
-            _ if data.is_mute() => Err(tcp.sending_failed(flags, EPIPE)),
+            _ if data.is_snd_shut() => Err(tcp.sending_failed(flags, EPIPE)),
             _ => tcp.sendmsg(msg, len).inspect(|n| data.sent(*n)),
         }
     }
@@ -325,7 +325,7 @@ impl Operations for Stream {
         };
         let mut waiting = tcp.receiving(bits & MSG_DONTWAIT != 0);
         if let Mode::Waiting = mode {
-            mode = direct::decided(data, &mut waiting, Connection::is_deaf)?;
+            mode = direct::decided(data, &mut waiting, Connection::is_rcv_shut)?;
         }
         match mode {
             Mode::Direct(conn) => {
@@ -354,7 +354,7 @@ impl Operations for Stream {
         let mut mode = data.mode();
         if let Mode::Waiting = mode {
             let mut waiting = tcp.receiving(tcp.is_nonblocking());
-            mode = direct::decided(data, &mut waiting, Connection::is_deaf)?;
+            mode = direct::decided(data, &mut waiting, Connection::is_rcv_shut)?;
         }
         match mode {
             Mode::Waiting => Ok(0),

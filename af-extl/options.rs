@@ -30,7 +30,7 @@ pub(crate) fn was_set(tcp: &Tcp, conn: &Arc<Conn>, option: &SetOption<'_>) {
                 conn.with(|inner, _| inner.direct().map(Stream::push));
             }
         }
-        (SOL_TCP, TCP_USER_TIMEOUT) => conn.heed_options(),
+        (SOL_TCP, TCP_USER_TIMEOUT) => conn.apply_options(),
         _ => {}
     }
 }

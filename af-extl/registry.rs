@@ -5,7 +5,7 @@
 //! Process context; both mutexes may be held while memory is allocated. They are never held
 //! together.
 
-use crate::{connection::Shown, nic::Nic};
+use crate::{connection::SocketInfo, nic::Nic};
 use kernel::{
     fmt, new_mutex,
     prelude::*,
@@ -31,7 +31,7 @@ pub(crate) struct All {
     #[pin]
     nics: Mutex<KVec<Arc<Nic>>>,
     #[pin]
-    listeners: Mutex<RBTree<SockId, Arc<Shown>>>,
+    listeners: Mutex<RBTree<SockId, Arc<SocketInfo>>>,
 }
 
 /// Owner of the global state: [`all`] returns it while this value exists, i.e. while the module is
@@ -82,20 +82,20 @@ impl All {
     }
 
     /// Adds a socket that begins to listen. If the allocation fails, its clients use TCP.
-    pub(crate) fn hear(&self, shown: &Arc<Shown>) {
-        let Ok(place) = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT) else {
+    pub(crate) fn add_listener(&self, info: &Arc<SocketInfo>) {
+        let Ok(reservation) = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT) else {
             return;
         };
-        let id = shown.id();
+        let id = info.id();
         let mut listeners = self.listeners.lock();
         if listeners.get(&id).is_none() {
-            listeners.insert(place.into_node(id, shown.clone()));
+            listeners.insert(reservation.into_node(id, info.clone()));
         }
     }
 
     /// Removes a listening socket that is closed.
-    pub(crate) fn deafen(&self, shown: &Arc<Shown>) {
-        let node = self.listeners.lock().remove_node(&shown.id());
+    pub(crate) fn remove_listener(&self, info: &Arc<SocketInfo>) {
+        let node = self.listeners.lock().remove_node(&info.id());
         // Dropped without the lock.
         drop(node);
     }
@@ -104,17 +104,17 @@ impl All {
     /// Otherwise returns whether data of its connections may bypass TCP.
     pub(crate) fn listener_may_bypass(&self, id: SockId) -> Option<bool> {
         let listeners = self.listeners.lock();
-        let shown = listeners.get(&id).filter(|shown| !shown.wants_tcp());
-        shown.map(|shown| shown.may_bypass())
+        let info = listeners.get(&id).filter(|info| !info.wants_tcp());
+        info.map(|info| info.may_bypass())
     }
 
     /// Informs clients that requested a direct connection that TCP carries it. Only NICs with an
     /// interface in the socket's namespace are considered, because other namespaces may use the
     /// same addresses.
-    pub(crate) fn refuse(&self, tcp: &Tcp, tuple: &Tuple) {
+    pub(crate) fn decline(&self, tcp: &Tcp, tuple: &Tuple) {
         for nic in self.nics.lock().iter() {
-            if nic.is_waited_for() && tcp.shares_namespace(nic.device()) {
-                nic.refuse_all(tuple);
+            if nic.has_requests() && tcp.shares_namespace(nic.device()) {
+                nic.decline_all(tuple);
             }
         }
     }

@@ -6,7 +6,7 @@
 
 use crate::{
     conf,
-    connection::Shown,
+    connection::SocketInfo,
     state::{name, Event, Phase},
 };
 use kernel::{
@@ -27,7 +27,7 @@ use kernel_ext::{
 };
 use protocol::{base::flow::Counts, ds::Fallback};
 
-static SLOT: Slot<Space> = Slot::new();
+static NET_STATE: Slot<Space> = Slot::new();
 
 /// Number of sockets listed with the lock held once.
 const BATCH: usize = 32;
@@ -50,7 +50,7 @@ pub(crate) struct Space {
 
 /// Sockets of the namespace by number.
 struct Sockets {
-    by_number: RBTree<u64, Arc<Shown>>,
+    by_number: RBTree<u64, Arc<SocketInfo>>,
     count: u64,
     next: u64,
 }
@@ -78,7 +78,7 @@ impl PerNet for Space {
     );
 
     fn slot() -> &'static Slot<Self> {
-        &SLOT
+        &NET_STATE
     }
 
     fn new(sysctls: Sysctls) -> Result<Arc<Self>> {
@@ -103,7 +103,7 @@ impl PerNet for Space {
 
 impl Space {
     /// Adds a socket to the list and returns its number. May sleep.
-    pub(crate) fn add(&self, shown: Arc<Shown>) -> Result<u64> {
+    pub(crate) fn add(&self, info: Arc<SocketInfo>) -> Result<u64> {
         let reservation = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?;
         let mut sockets = self.sockets.lock();
         let number = sockets.next;
@@ -111,7 +111,7 @@ impl Space {
         sockets.count += 1;
         sockets
             .by_number
-            .insert(reservation.into_node(number, shown));
+            .insert(reservation.into_node(number, info));
         Ok(number)
     }
 
@@ -126,7 +126,7 @@ impl Space {
 
     /// Returns the next sockets from number `next` on and advances `next`. Works in batches,
     /// because sockets are created and closed under the same lock.
-    fn batch(&self, next: &mut u64) -> [Option<Arc<Shown>>; BATCH] {
+    fn batch(&self, next: &mut u64) -> [Option<Arc<SocketInfo>>; BATCH] {
         let mut batch = [const { None }; BATCH];
         let mut sockets = self.sockets.lock();
         let mut at = sockets.by_number.cursor_lower_bound_mut(next);
@@ -189,8 +189,8 @@ fn show_sockets(space: &Space, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let (mut next, end) = (0, space.sockets.lock().next);
     while next < end {
         let batch = space.batch(&mut next);
-        for shown in batch.iter().flatten() {
-            shown.line(f)?;
+        for info in batch.iter().flatten() {
+            info.line(f)?;
         }
         cond_resched();
     }

@@ -56,7 +56,7 @@ pub(crate) fn next(conn: &Conn, msg: &Outgoing<'_>, least: Option<usize>) -> Nex
         return Next::Copy(left);
     }
     if room == 0 {
-        let full = is_lent_out(conn) && msg.flags() & MSG_ZEROCOPY != 0;
+        let full = sources_full(conn) && msg.flags() & MSG_ZEROCOPY != 0;
         conn.count_not_lent();
         return if full {
             Next::Full(left)
@@ -73,9 +73,9 @@ pub(crate) fn next(conn: &Conn, msg: &Outgoing<'_>, least: Option<usize>) -> Nex
 
 /// Returns whether the maximum of lent memory is in use and will be released. False if sending is
 /// impossible.
-pub(crate) fn is_lent_out(conn: &Conn) -> bool {
-    let lent_out = |s: &mut Stream| s.can_send() && s.sending().sources_full();
-    conn.peek(|inner| inner.direct().is_some_and(lent_out))
+pub(crate) fn sources_full(conn: &Conn) -> bool {
+    let full = |s: &mut Stream| s.can_send() && s.sending().sources_full();
+    conn.peek(|inner| inner.direct().is_some_and(full))
 }
 
 /// Returns the state of lent memory; `None` if the memory was withdrawn before it was announced.
@@ -84,7 +84,7 @@ fn state(conn: &Conn, id: SourceId) -> Option<SourceState> {
 }
 
 /// Returns whether the lent memory is released or the connection has ended.
-fn is_over(conn: &Conn, id: SourceId) -> bool {
+fn is_finished(conn: &Conn, id: SourceId) -> bool {
     let ended = |inner: &mut crate::nic::Inner| inner.direct().is_none_or(|s| s.end().is_some());
     conn.peek(ended) || state(conn, id).is_none_or(|s| s.finished)
 }
@@ -113,7 +113,7 @@ fn withdraw((tcp, conn): (&Tcp, &Arc<Conn>), id: SourceId) -> Option<SourceState
             let ask = |s: &mut Stream| s.withdraw_source(id, alone);
             asked = conn.with(|inner, _| inner.direct().is_none_or(ask));
         }
-        if asked && is_over(conn, id) {
+        if asked && is_finished(conn, id) {
             // The memory may never have been announced.
             return state(conn, id).or(last.map(|s| SourceState {
                 acknowledged: 0,
@@ -168,7 +168,7 @@ pub(crate) fn send(
     };
     let waited = waiting.until(|| {
         tcp_lives(tcp, conn);
-        is_over(conn, id).then_some(())
+        is_finished(conn, id).then_some(())
     });
     let state = match waited {
         Ok(()) => state(conn, id),
@@ -178,7 +178,7 @@ pub(crate) fn send(
         conn.with(|inner, _| inner.direct().map(|s| s.disown_source(id)));
         // The peer does not read the memory any more.
         drop(source);
-    } else if let Err(source) = conn.settle_later(id, source) {
+    } else if let Err(source) = conn.defer_release(id, source) {
         // The connection has ended, so the peer's confirmation will not arrive.
         conn.with(|inner, _| inner.direct().map(|s| s.disown_source(id)));
         source.revoke();
@@ -217,7 +217,7 @@ pub(crate) fn send_later(
 pub(crate) struct Reader<'a> {
     conn: &'a Arc<Conn>,
     /// Set if the call received bytes without copying.
-    took: bool,
+    used: bool,
     /// Set if memory could not be registered: the call copies from then on.
     copies: bool,
 }
@@ -229,7 +229,7 @@ impl<'a> Reader<'a> {
         if least.is_some_and(|least| least > 0 && len >= least) {
             return Some(Self {
                 conn,
-                took: false,
+                used: false,
                 copies: false,
             });
         }
@@ -270,7 +270,7 @@ impl<'a> Reader<'a> {
     /// # Errors
     ///
     /// The error of the wait, if no byte was received.
-    pub(crate) fn take(
+    pub(crate) fn receive(
         &mut self,
         tcp: &Tcp,
         msg: &mut Incoming<'_>,
@@ -320,7 +320,7 @@ impl<'a> Reader<'a> {
         }
         msg.skip(n);
         conn.count_sunk(n);
-        self.took |= n > 0;
+        self.used |= n > 0;
         match waited {
             Err(e) if n == 0 => Err(e),
             _ => Ok(Some(n)),
@@ -337,7 +337,7 @@ impl<'a> Reader<'a> {
 
 impl Drop for Reader<'_> {
     fn drop(&mut self) {
-        let until = |now: protocol::Time| self.took.then(|| now.after(GRACE));
+        let until = |now: protocol::Time| self.used.then(|| now.after(GRACE));
         self.conn.with(|inner, now| {
             let until = until(now);
             inner.direct().map(|s| s.release_sources(until))

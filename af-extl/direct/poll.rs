@@ -33,10 +33,14 @@ pub(crate) fn poll(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) -> u32 {
 /// Returns the readiness while the carrier is undecided: only directions that the program has shut
 /// down.
 pub(crate) fn poll_undecided(data: &Connection) -> u32 {
-    let deaf = if data.is_deaf() { IN | RDHUP } else { 0 };
-    let mute = if data.is_mute() { OUT } else { 0 };
-    let both = if deaf != 0 && mute != 0 { HUP } else { 0 };
-    deaf | mute | both
+    let rcv_shut = if data.is_rcv_shut() { IN | RDHUP } else { 0 };
+    let snd_shut = if data.is_snd_shut() { OUT } else { 0 };
+    let both = if rcv_shut != 0 && snd_shut != 0 {
+        HUP
+    } else {
+        0
+    };
+    rcv_shut | snd_shut | both
 }
 
 fn mask(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) -> u32 {
@@ -45,15 +49,15 @@ fn mask(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) -> u32 {
     conn.forget_second_error();
     // The error is read first, so that an error that arrives with the end is reported with it.
     let (error, queued) = (sock.error(), sock.has_error());
-    let (mut mask, over) = conn.peek(|inner| {
+    let (mut mask, ended) = conn.peek(|inner| {
         let half = inner.rings().map_or(0, |r| r.receive.bytes() as u32 / 2);
         let Some(stream) = inner.direct() else {
             return (IN | OUT | HUP | RDHUP, true);
         };
         let ready = stream.ready();
-        let deaf = data.is_deaf();
+        let rcv_shut = data.is_rcv_shut();
         let mut mask = 0;
-        if ready.peer_finished || deaf {
+        if ready.peer_finished || rcv_shut {
             mask |= IN | RDHUP;
         }
         // Limited to half of the ring, because more may never be available at once.
@@ -63,14 +67,14 @@ fn mask(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) -> u32 {
         if ready.writable {
             mask |= OUT;
         }
-        if stream.end().is_some() || (ready.peer_finished || deaf) && !stream.can_send() {
+        if stream.end().is_some() || (ready.peer_finished || rcv_shut) && !stream.can_send() {
             mask |= HUP;
         }
         (mask, stream.end().is_some())
     });
     // The error of TCP's own connection is reported when the direct connection has ended as well.
     let lives = tcp_lives(tcp, conn);
-    if queued && (over || lives || error.is_none()) {
+    if queued && (ended || lives || error.is_none()) {
         mask |= ERR;
     }
     mask

@@ -4,7 +4,7 @@
 //! context, may sleep.
 
 use super::{
-    conn::{Conn, Parts},
+    conn::{Components, Conn},
     serve, Nic,
 };
 use kernel::{
@@ -20,28 +20,28 @@ use wire::{
 
 impl Nic {
     /// Allocates table slot and rings of a connection. May sleep.
-    fn parts(self: &Arc<Self>, peer: NodeId, sock: Endpoint) -> Result<Parts, Fallback> {
+    fn components(self: &Arc<Self>, peer: NodeId, sock: Endpoint) -> Result<Components, Fallback> {
         let link = self.link.lock().clone().ok_or(Fallback::NoRoute)?;
         let limit = Fallback::UserLimit;
-        let place = self.users_of_places.take().ok_or(limit)?;
-        let share = self.users_of_rings.take().ok_or(limit)?;
+        let slot = self.users_of_slots.charge().ok_or(limit)?;
+        let charge = self.users_of_rings.charge().ok_or(limit)?;
         let rings = {
             let mut rings = self.rings.lock();
             let (handle, pool) = Option::as_mut(&mut *rings).ok_or(Fallback::NoRoute)?;
-            pool.take(handle, share).map_err(|e| match e {
+            pool.alloc(handle, charge).map_err(|e| match e {
                 ENOBUFS => Fallback::NoSlot,
                 _ => Fallback::NoMemory,
             })?
         };
         let name = self.table.lock().reserve().ok_or(Fallback::NoSlot)?;
-        Ok(Parts {
+        Ok(Components {
             nic: self.clone(),
             peer,
             name,
             sock,
             link,
             rings,
-            place,
+            slot,
             isn: Seq(security::random() as u32),
         })
     }
@@ -63,7 +63,7 @@ impl Nic {
         // `close` reads the table after it has set `closing`, so one of the two ends this
         // connection.
         if self.closing.load(Relaxed) {
-            conn.unmade();
+            conn.abandon();
             return Err(Fallback::NoRoute);
         }
         conn.with(|_, _| {});
@@ -81,14 +81,14 @@ impl Nic {
         tuple: Tuple,
         sock: Endpoint,
     ) -> Result<Arc<Conn>, Fallback> {
-        let parts = self.parts(peer, sock)?;
-        let name = parts.name;
+        let components = self.components(peer, sock)?;
+        let name = components.name;
         let connect = Connect {
             cookie: security::random() as u32,
-            client: parts.endpoint(),
+            client: components.endpoint(),
             tuple,
         };
-        self.begin(parts.client(connect), name)
+        self.begin(components.client(connect), name)
     }
 
     /// Accepts the request of a client. May sleep.
@@ -103,19 +103,19 @@ impl Nic {
         sock: Endpoint,
     ) -> Result<Arc<Conn>, Fallback> {
         let now = self.now();
-        let asked = self
+        let request = self
             .waiting
             .lock()
             .begin_accept(peer, tuple, &self.opening, now)
             .ok_or(Fallback::NotAsked)?;
-        let parts = self
-            .parts(peer, sock)
-            .inspect_err(|_| serve::refuse(self, &asked))?;
-        let name = parts.name;
+        let components = self
+            .components(peer, sock)
+            .inspect_err(|_| serve::decline_for_resources(self, &request))?;
+        let name = components.name;
         let conn = self
-            .begin(parts.server(&asked), name)
-            .inspect_err(|_| serve::refuse(self, &asked))?;
-        self.waiting.lock().end_accept(&asked);
+            .begin(components.server(&request), name)
+            .inspect_err(|_| serve::decline_for_resources(self, &request))?;
+        self.waiting.lock().end_accept(&request);
         Ok(conn)
     }
 }

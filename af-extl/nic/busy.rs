@@ -2,7 +2,7 @@
 
 //! Busy polling of the mailbox by threads that wait for a message (`SO_BUSY_POLL`).
 
-use super::{run::Left, Conn, Count, Nic};
+use super::{run::MailboxState, Conn, Count, Nic};
 use kernel::{
     processor::cpu_relax,
     sync::{atomic::Relaxed, Arc},
@@ -27,7 +27,7 @@ impl Nic {
                 break Some(found);
             }
             // A negotiation message requires the work item, which may have to run on this CPU.
-            let blocked = matches!(left, Left::Setup);
+            let blocked = matches!(left, MailboxState::Setup);
             if blocked || need_resched() || self.now() >= until || self.is_closing() {
                 break None;
             }
@@ -39,8 +39,8 @@ impl Nic {
         self.pollers.fetch_sub(1, Relaxed);
         // The last polling thread arms the mailbox.
         match self.read_soft() {
-            Left::Nothing => {}
-            Left::More | Left::Setup => self.wake(),
+            MailboxState::Nothing => {}
+            MailboxState::More | MailboxState::Setup => self.wake(),
         }
         found
     }

@@ -10,18 +10,18 @@
 mod drive;
 mod end;
 mod make;
+mod run;
 mod show;
 mod tcp;
-mod turn;
 
-pub(super) use make::Parts;
-pub(super) use turn::Placed;
+pub(super) use make::Components;
+pub(super) use run::Posted;
 
 use super::{
     lend::{Lending, Sink},
     link::Link,
     rings::{self, Rings},
-    share::Share,
+    share::Charge,
     Nic,
 };
 use kernel::{
@@ -71,11 +71,11 @@ pub(super) struct Todo {
     /// Run the connection again: it has more to send.
     again: bool,
     /// Shut down directions of TCP's connection.
-    tell: bool,
+    shut_tcp: bool,
     /// Wake threads that wait for the peer's end.
     finished: bool,
     /// Release memory that was lent by calls that have returned.
-    settle: bool,
+    release: bool,
     /// Run the connection at this time, if it is earlier than the known one.
     at: Option<Time>,
 }
@@ -93,7 +93,7 @@ pub(crate) struct Inner {
     pub(super) stream: KBox<Option<Stream>>,
     decision: Decision,
     /// Set when the decision is new, until [`Inner::drive`] has applied it.
-    news: bool,
+    decided_now: bool,
     /// Sending side of the ports; `None` after the NIC was lost.
     pub(super) link: Option<Arc<Link>>,
     rings: Option<Arc<Rings>>,
@@ -104,7 +104,7 @@ pub(crate) struct Inner {
     /// Memory that the peer reads, lent by calls that have returned.
     pub(super) lendings: KVec<Lending>,
     /// Last state reported to writers: the maximum of lent memory was in use.
-    lent_out: bool,
+    sources_full: bool,
     /// Peer's end of the connection, once known.
     far: Option<Far>,
     geometry: Geometry,
@@ -113,13 +113,13 @@ pub(crate) struct Inner {
     /// Set after TCP's SYN was sent.
     syn: bool,
     /// Set if data arrived over TCP, or TCP's connection has ended.
-    tcp_came: bool,
+    tcp_decides: bool,
     /// Set after the end of the streams was reported to waiting threads.
-    told: bool,
+    end_reported: bool,
     /// Error of the streams that was set in the sock.
-    error: Option<Error>,
+    stream_error: Option<Error>,
     /// Set after the program has received that error.
-    heard: bool,
+    error_seen: bool,
     /// State of TCP's own connection while its data go past it.
     tcp: Tcp,
     /// Directions that were shut down before the carrier was decided.
@@ -131,13 +131,13 @@ pub(crate) struct Inner {
     /// Last state reported to readers: data were to be read at once.
     pushed: bool,
     /// Last state reported to readers: the peer had finished.
-    finished: bool,
+    peer_finished_seen: bool,
     /// Set if the port had no room for a message.
     blocked: bool,
     /// Set if the connection used up its budget.
-    more: bool,
+    again: bool,
     /// Number of GETs that may be posted although other connections wait for slots.
-    turn: u8,
+    get_budget: u8,
     /// Set if no slot was free for a GET.
     refused: bool,
     /// Number of commands given to the port when the end of the connection was found.
@@ -156,7 +156,7 @@ enum Tcp {
     /// No end was noticed.
     Fine,
     /// Ended with this error; the work item must evaluate that.
-    Over(Option<Error>),
+    Ended(Option<Error>),
     /// Ended without consequence for the streams.
     Ignored,
     /// Ended, and the streams with it; the sock has the error.
@@ -173,7 +173,7 @@ pub(crate) struct Conn {
     /// Cookie and connection ID of the client that requested it; `None` at the client.
     asked: Option<(u32, ConnId)>,
     /// Charge of the table slot to a user.
-    _place: Share,
+    _slot: Charge,
     #[pin]
     inner: BhLock<Inner>,
     /// Held by the thread that copies to the send ring.
@@ -194,15 +194,15 @@ pub(crate) struct Conn {
     pub(super) sinks: Atomic<u32>,
     /// Work item that shuts down directions of TCP's connection.
     #[pin]
-    telling: DelayedWork<Conn, 0>,
+    shutdown_work: DelayedWork<Conn, 0>,
     /// Work item that releases lent memory.
     #[pin]
-    settling: DelayedWork<Conn, 1>,
+    release_work: DelayedWork<Conn, 1>,
 }
 
 impl_has_delayed_work! {
-    impl HasDelayedWork<Conn, 0> for Conn { self.telling }
-    impl HasDelayedWork<Conn, 1> for Conn { self.settling }
+    impl HasDelayedWork<Conn, 0> for Conn { self.shutdown_work }
+    impl HasDelayedWork<Conn, 1> for Conn { self.release_work }
 }
 
 impl Inner {
@@ -291,17 +291,17 @@ impl Conn {
                 self.sock.wake(Wake::Writable);
             }
         }
-        if todo.tell {
-            self.tell_tcp(0);
+        if todo.shut_tcp {
+            self.queue_shutdown(0);
         }
-        if todo.settle {
-            self.settle_soon();
+        if todo.release {
+            self.schedule_release();
         }
         if todo.forget {
             return self.nic.forget(self);
         }
         if todo.again {
-            self.nic.look_again(self);
+            self.nic.run_again(self);
         }
         if let Some(at) = todo.at {
             self.nic.want(at);
@@ -319,12 +319,12 @@ impl Conn {
     }
 
     /// Processes an answer of the negotiation.
-    pub(super) fn answered(self: &Arc<Self>, said: &Answered) {
+    pub(super) fn answered(self: &Arc<Self>, answered: &Answered) {
         // Answers about the connection are valid only if TCP's connection exists.
-        self.look_at_tcp();
+        self.check_tcp();
         let news = self.with(|inner, now| match &mut inner.setup {
-            Setup::Client(client) => client.receive(said, &self.nic.opening, now),
-            Setup::Server(server) => server.receive(said),
+            Setup::Client(client) => client.receive(answered, &self.nic.opening, now),
+            Setup::Server(server) => server.receive(answered),
         });
         // An offer decides nothing, but `connect` waits for it.
         if news {
@@ -335,7 +335,7 @@ impl Conn {
     /// Processes a stream message from a port of the peer, sent after `sent` and found at `now`.
     /// `copy` copies its data from the given offset. Returns false if the message is not for this
     /// connection.
-    pub(super) fn heard(
+    pub(super) fn stream_message(
         self: &Arc<Self>,
         (node, vpid): (NodeId, Vpid),
         message: &Message,
@@ -382,33 +382,33 @@ impl Conn {
     /// Checks TCP's connection while the carrier is undecided. If data arrived over TCP or the
     /// connection ended, the work item decides, because earlier messages of the peer may still be
     /// in the mailbox.
-    pub(crate) fn look_at_tcp(self: &Arc<Self>) {
-        if self.see_tcp(self.sock.queued()) {
-            self.nic.look_again(self);
+    pub(crate) fn check_tcp(self: &Arc<Self>) {
+        if self.evaluate_tcp(self.sock.queued()) {
+            self.nic.run_again(self);
         }
     }
 
     /// Evaluates TCP's connection. Returns whether it may decide the carrier.
-    fn see_tcp(self: &Arc<Self>, queued: Queued) -> bool {
+    fn evaluate_tcp(self: &Arc<Self>, queued: Queued) -> bool {
         let state = self.sock.ends().state;
         // A FIN alone decides nothing: a peer that uses the streams may have closed its socket, and
         // TCP's FIN may overtake earlier messages.
-        let came = queued.unread > 0;
+        let received = queued.unread > 0;
         self.with(|inner, now| {
             if inner.decision != Decision::Waiting || !inner.open {
                 return false;
             }
-            inner.tcp_came = match &mut inner.setup {
+            inner.tcp_decides = match &mut inner.setup {
                 Setup::Client(client) => {
                     // The peer may already have sent its FIN, so later states count as well.
                     if !matches!(state, State::SynSent | State::SynRecv | State::Close) {
                         client.tcp_up(&self.nic.opening, now);
                     }
-                    came || inner.syn && state == State::Close
+                    received || inner.syn && state == State::Close
                 }
-                Setup::Server(_) => came || state == State::Close,
+                Setup::Server(_) => received || state == State::Close,
             };
-            inner.tcp_came
+            inner.tcp_decides
         })
     }
 
@@ -443,7 +443,7 @@ impl Conn {
     }
 
     /// Records that TCP's SYN was sent, or could not be sent.
-    pub(crate) fn syn_went(&self) {
+    pub(crate) fn syn_sent(&self) {
         self.inner.lock().syn = true;
     }
 

@@ -93,7 +93,7 @@ impl Nic {
 
     /// Writes the NIC's statistics. May sleep.
     pub(crate) fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (used, places) = {
+        let (used, slots) = {
             let table = self.table.lock();
             (table.used(), table.capacity())
         };
@@ -102,7 +102,7 @@ impl Nic {
         drop(rings);
         let waiting = self.waiting.lock().len();
         writeln!(f, "nic {:x}", self.id)?;
-        writeln!(f, "places {used} of {places}")?;
+        writeln!(f, "places {used} of {slots}")?;
         writeln!(f, "rings {} of {all}", all - free)?;
         writeln!(f, "waiting {waiting}")?;
         for (name, n) in Count::NAMES.iter().zip(&self.counts) {

@@ -88,9 +88,9 @@ pub(super) struct Lending {
 
 impl Lending {
     /// Returns whether the peer has finished reading, or the connection has ended.
-    pub(super) fn is_over(&self, stream: &Stream) -> bool {
-        let over = |id| stream.sending().source(id).is_none_or(|s| s.finished);
-        stream.end().is_some() || over(self.id)
+    pub(super) fn is_finished(&self, stream: &Stream) -> bool {
+        let finished = |id| stream.sending().source(id).is_none_or(|s| s.finished);
+        stream.end().is_some() || finished(self.id)
     }
 }
 
@@ -100,7 +100,7 @@ impl WorkItem<1> for Conn {
     type Pointer = Arc<Conn>;
 
     fn run(this: Arc<Conn>) {
-        while let Some(lending) = this.with(|inner, _| inner.take_over()) {
+        while let Some(lending) = this.with(|inner, _| inner.pop_finished()) {
             // Revoked before the completion tells the program that it may reuse the memory.
             lending.source.revoke();
             drop(lending.completion);
@@ -110,9 +110,9 @@ impl WorkItem<1> for Conn {
 
 impl Inner {
     /// Removes and returns a source that the peer has finished reading.
-    fn take_over(&mut self) -> Option<Lending> {
+    fn pop_finished(&mut self) -> Option<Lending> {
         let stream = self.stream.as_mut()?;
-        let at = self.lendings.iter().position(|l| l.is_over(stream))?;
+        let at = self.lendings.iter().position(|l| l.is_finished(stream))?;
         let lending = self.lendings.remove(at).ok()?;
         stream.disown_source(lending.id);
         Some(lending)
@@ -125,7 +125,7 @@ pub(crate) struct Sink {
     pages: Option<Arc<PageList>>,
     conn: Arc<Conn>,
     /// Number of GETs that may still write to the memory.
-    flying: Atomic<u32>,
+    in_flight: Atomic<u32>,
 }
 
 impl Sink {
@@ -141,19 +141,19 @@ impl Sink {
 
     /// Counts a GET that was posted.
     pub(super) fn posted(&self) {
-        self.flying.add(1, Relaxed);
+        self.in_flight.add(1, Relaxed);
     }
 
     /// Counts a GET that will not write any more.
-    pub(super) fn over(&self) {
-        self.flying.fetch_sub(1, Full);
+    pub(super) fn finished(&self) {
+        self.in_flight.fetch_sub(1, Full);
     }
 
     /// Ends all access to the memory. Returns false if the NIC does not confirm that within about a
     /// second; the memory then stays pinned and reserved until the NIC does. May sleep.
     #[must_use]
     pub(crate) fn end(&self) -> bool {
-        if self.flying.load(Relaxed) == 0 {
+        if self.in_flight.load(Relaxed) == 0 {
             return true;
         }
         self.conn.nic.count(Count::Torn);
@@ -238,7 +238,7 @@ impl Conn {
     ///
     /// Returns the source if the connection has ended. Without memory for the entry, the connection
     /// is aborted.
-    pub(crate) fn settle_later(
+    pub(crate) fn defer_release(
         self: &Arc<Self>,
         id: SourceId,
         source: Source,
@@ -265,7 +265,7 @@ impl Conn {
     }
 
     /// Queues the work item that releases finished sources. Any context.
-    pub(super) fn settle_soon(self: &Arc<Self>) {
+    pub(super) fn schedule_release(self: &Arc<Self>) {
         // A failure means that the work item is already queued; it handles all sources.
         let _ = work::enqueue_waiting::<_, 1>(self.clone(), 0);
     }
@@ -301,7 +301,7 @@ impl Conn {
             region,
             pages: Some(pages),
             conn: self.clone(),
-            flying: Atomic::new(0),
+            in_flight: Atomic::new(0),
         };
         // If the allocation fails, the drop of `sink` corrects the count.
         Ok(Arc::new(sink, GFP_KERNEL)?)

@@ -93,7 +93,7 @@ impl Link {
         }
     }
 
-    fn say(&self, to: NodeId, kind: Kind, words: &[u64]) -> Result<(), TransportError> {
+    fn send_setup(&self, to: NodeId, kind: Kind, words: &[u64]) -> Result<(), TransportError> {
         let mut bytes = [0; MESSAGE];
         put_words(words, &mut bytes);
         let bytes = bytes.get(..8 * words.len()).ok_or(TransportError::Never)?;
@@ -111,20 +111,20 @@ impl Link {
         kind: Kind,
         connect: &Connect,
     ) -> Result<(), TransportError> {
-        self.say(to, kind, &connect.words())
+        self.send_setup(to, kind, &connect.words())
     }
 
     /// Sends an answer of the negotiation.
-    pub(super) fn answer(&self, to: NodeId, said: &Answered) {
-        let (words, count) = said.words();
+    pub(super) fn answer(&self, to: NodeId, answered: &Answered) {
+        let (words, count) = answered.words();
         if let Some(words) = words.get(..count) {
             // An answer without room is lost and repeated later.
-            let _ = self.say(to, said.kind(), words);
+            let _ = self.send_setup(to, answered.kind(), words);
         }
     }
 
     /// Sends a message without data to any port. It is lost if there is no room.
-    pub(super) fn tell(&self, to: (NodeId, Vpid), message: &Message) {
+    pub(super) fn send_any(&self, to: (NodeId, Vpid), message: &Message) {
         let mut bytes = [0; MESSAGE];
         put_words(message.words().as_slice(), &mut bytes);
         if let Some(bytes) = bytes.get(..usize::from(message.len())) {
@@ -143,7 +143,7 @@ pub(super) struct Wire<'a> {
     pub(super) sink: Option<&'a Arc<Sink>>,
     pub(super) far: Endpoint,
     /// Number of GETs that may be posted although other connections wait for slots.
-    pub(super) turn: &'a mut u8,
+    pub(super) get_budget: &'a mut u8,
     /// Set if no slot was free for a GET.
     pub(super) refused: &'a mut bool,
 }
@@ -152,11 +152,11 @@ impl Wire<'_> {
     /// Queues the connection for a GET slot.
     fn wait(&mut self, seen: u64) -> TransportError {
         *self.refused = true;
-        *self.turn = 0;
+        *self.get_budget = 0;
         let nic = &self.conn.nic;
-        if nic.places.wait(self.conn.name.index(), seen) {
+        if nic.get_waiters.wait(self.conn.name.index(), seen) {
             // A slot became free after the attempt, and that notification found no waiter.
-            nic.place_again();
+            nic.slots_again();
         }
         TransportError::Later
     }
@@ -180,13 +180,13 @@ impl ds::Port for Wire<'_> {
         let rings = self.rings.ok_or(TransportError::Later)?;
         let conn = self.conn;
         let nic = &conn.nic;
-        let seen = nic.places.seen();
+        let seen = nic.get_waiters.seen();
         // Connections that already wait are served first.
-        if *self.turn == 0 && nic.places.others(conn.name.index()) > 0 {
+        if *self.get_budget == 0 && nic.get_waiters.others(conn.name.index()) > 0 {
             let refused = self.wait(seen);
             // They may wait for slots of another node, and no GET may be in flight whose end would
             // run them.
-            nic.place_again();
+            nic.slots_again();
             return Err(refused);
         }
         let ring = &rings.receive;
@@ -195,7 +195,7 @@ impl ds::Port for Wire<'_> {
             Some(nla) => (nla.0, Span { at: 0, ..get.from }, u32::MAX),
             None => (self.far.ring.nla.0, get.from, self.far.ring.bytes()),
         };
-        let from_parts = parts(from, from_ring).map(|(at, len)| Fragment {
+        let from_parts = span_parts(from, from_ring).map(|(at, len)| Fragment {
             address: Nla(base + at as u64),
             len: len as u64,
         });
@@ -208,23 +208,22 @@ impl ds::Port for Wire<'_> {
             Some((sink, at)) => (sink.region(), 0, Span { at, ..get.to }, u32::MAX),
             None => (ring.region(), ring.offset(), get.to, ring.bytes() as u32),
         };
-        let to_parts =
-            parts(to, to_ring).map(|(at, len)| RegionPart::new(region, offset + at, len));
-        let marked = Marked {
+        let to_parts = span_parts(to, to_ring).map(|(at, len)| RegionPart::new(region, offset + at, len));
+        let tagged = Tagged {
             rings: rings.clone(),
             sink: sink.map(|(sink, _)| Flight::new(sink)),
             to,
             secret: security::random().to_le_bytes(),
         };
-        let told = Arc::new(
+        let completion = Arc::new(
             Fetch {
                 conn: conn.clone(),
                 id: get.id,
-                marked,
+                tagged,
             },
             GFP_ATOMIC,
         );
-        let told = told.map_err(|_| TransportError::Later)?;
+        let completion = completion.map_err(|_| TransportError::Later)?;
         let request = Request {
             to: Destination {
                 node: self.conn.peer,
@@ -241,7 +240,7 @@ impl ds::Port for Wire<'_> {
             timeout: Delta::ZERO,
             context: CallIn::Poll,
         };
-        told.marked.write();
+        completion.tagged.write();
         // The engine counts from its call, which may be much later than the decision of the state
         // machine.
         let now = nic.now();
@@ -250,9 +249,13 @@ impl ds::Port for Wire<'_> {
             ..request
         };
         let within = delay(now, post_by);
-        match self.link.gets.submit_within(&request, Some(within), told) {
+        match self
+            .link
+            .gets
+            .submit_within(&request, Some(within), completion)
+        {
             Ok(_) => {
-                *self.turn = self.turn.saturating_sub(1);
+                *self.get_budget = self.get_budget.saturating_sub(1);
                 Ok(())
             }
             Err(RmaError::Busy) => Err(self.wait(seen)),
@@ -268,7 +271,7 @@ fn delay(now: Time, at: Time) -> Delta {
 }
 
 /// Returns the two parts of a span in a ring; the second may be empty.
-fn parts(span: Span, ring: u32) -> [(usize, usize); 2] {
+fn span_parts(span: Span, ring: u32) -> [(usize, usize); 2] {
     span.parts(ring)
         .map(|(at, len)| (at as usize, len as usize))
 }
@@ -283,7 +286,7 @@ fn used<T>(parts: &[T; 2], span: Span, ring: u32) -> &[T] {
 }
 
 /// Destination of a GET with validity tags, which the GET must overwrite.
-struct Marked {
+struct Tagged {
     rings: Arc<Rings>,
     /// Reader's memory as destination; `None`: the receive ring.
     sink: Option<Flight>,
@@ -293,11 +296,11 @@ struct Marked {
     secret: [u8; TAG_BYTES as usize],
 }
 
-impl Marked {
+impl Tagged {
     /// Visits the tags until one of the functions returns true; returns whether one did. `row` gets
     /// equally spaced tags of the ring, `divided` single tags: those that wrap around the end of
     /// the ring, and all in a reader's memory.
-    fn places(
+    fn visit_tags(
         &self,
         mut row: impl FnMut(TagPositions) -> bool,
         mut divided: impl FnMut(Span) -> bool,
@@ -324,11 +327,11 @@ impl Marked {
             at += count * step;
             left -= count;
             if left > 0 && at < ring {
-                let place = Span {
+                let tag = Span {
                     at: at as u32,
                     len: TAG_BYTES,
                 };
-                if divided(place) {
+                if divided(tag) {
                     return true;
                 }
                 at += step;
@@ -344,35 +347,35 @@ impl Marked {
             ring.write_tag(comb, self.secret);
             false
         };
-        let divided = |place| {
+        let divided = |tag| {
             match &self.sink {
-                Some(flight) => flight.store(place, &self.secret),
-                None => store(ring, place, &self.secret),
+                Some(flight) => flight.store(tag, &self.secret),
+                None => store(ring, tag, &self.secret),
             }
             false
         };
-        self.places(row, divided);
+        self.visit_tags(row, divided);
     }
 
     /// Returns whether a tag was not overwritten, i.e. data are missing.
     fn is_left(&self) -> bool {
         let ring = &self.rings.receive;
-        let divided = |place| {
+        let divided = |tag| {
             let mut found = [0; TAG_BYTES as usize];
             match &self.sink {
-                Some(flight) => flight.load(place, &mut found),
-                None => load(ring, place, &mut found),
+                Some(flight) => flight.load(tag, &mut found),
+                None => load(ring, tag, &mut found),
             }
             found == self.secret
         };
-        self.places(|comb| ring.has_tag(comb, self.secret), divided)
+        self.visit_tags(|comb| ring.has_tag(comb, self.secret), divided)
     }
 }
 
 /// Reader's memory while a GET may write to it.
 struct Flight {
     sink: Arc<Sink>,
-    over: AtomicFlag,
+    finished: AtomicFlag,
 }
 
 impl Flight {
@@ -380,37 +383,37 @@ impl Flight {
         sink.posted();
         Self {
             sink: sink.clone(),
-            over: AtomicFlag::new(false),
+            finished: AtomicFlag::new(false),
         }
     }
 
-    fn over(&self) {
-        if !self.over.xchg(true, Relaxed) {
-            self.sink.over();
+    fn finish(&self) {
+        if !self.finished.xchg(true, Relaxed) {
+            self.sink.finished();
         }
     }
 
     /// Keeps the count although the GET has ended, because it may still write. The owner then
     /// revokes the memory before reuse.
-    fn stays(&self) {
-        self.over.xchg(true, Relaxed);
+    fn keep(&self) {
+        self.finished.xchg(true, Relaxed);
     }
 
     // The range of the tags is always inside the memory.
-    fn store(&self, place: Span, from: &[u8]) {
+    fn store(&self, tag: Span, from: &[u8]) {
         let pages = self.sink.pages();
-        let _ = pages.map(|pages| pages.copy_from(place.at as usize, from));
+        let _ = pages.map(|pages| pages.copy_from(tag.at as usize, from));
     }
 
-    fn load(&self, place: Span, to: &mut [u8]) {
+    fn load(&self, tag: Span, to: &mut [u8]) {
         let pages = self.sink.pages();
-        let _ = pages.map(|pages| pages.copy_to(place.at as usize, to));
+        let _ = pages.map(|pages| pages.copy_to(tag.at as usize, to));
     }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.over();
+        self.finish();
     }
 }
 
@@ -418,20 +421,20 @@ impl Drop for Flight {
 struct Fetch {
     conn: Arc<Conn>,
     id: u16,
-    marked: Marked,
+    tagged: Tagged,
 }
 
 impl Completion for Fetch {
     fn done(&self, outcome: Result<Done, RmaError>) {
         let outcome = match outcome {
-            Ok(_) if self.marked.is_left() => {
+            Ok(_) if self.tagged.is_left() => {
                 self.conn.nic.count_hole();
                 Err(Failure::TimedOut)
             }
             Ok(_) => {
                 // All data arrived, so no further write follows.
-                if let Some(flight) = &self.marked.sink {
-                    flight.over();
+                if let Some(flight) = &self.tagged.sink {
+                    flight.finish();
                 }
                 Ok(())
             }
@@ -445,14 +448,14 @@ impl Completion for Fetch {
     }
 
     fn quiet(&self, how: Quiet) {
-        if let Some(flight) = &self.marked.sink {
+        if let Some(flight) = &self.tagged.sink {
             match how {
-                Quiet::Settled => flight.over(),
+                Quiet::Settled => flight.finish(),
                 // The engine has given up the GET without an answer, which may still arrive.
-                Quiet::Unanswered | Quiet::Closed => flight.stays(),
+                Quiet::Unanswered | Quiet::Closed => flight.keep(),
             }
         }
         self.conn.get_ended(self.id, None, Some(how));
-        self.conn.nic.place_left();
+        self.conn.nic.slot_freed();
     }
 }

@@ -15,10 +15,10 @@ mod begin;
 mod busy;
 mod conn;
 mod count;
-mod ear;
 mod lend;
 mod link;
 mod peers;
+mod port_events;
 mod rings;
 mod run;
 mod serve;
@@ -32,7 +32,6 @@ pub(crate) use rings::{copy, Rings, Size};
 
 use crate::{all, conf};
 use count::Count;
-use ear::Ear;
 use extoll_core::{
     child::{patiently, Handle},
     memory::KernelMemory,
@@ -56,12 +55,13 @@ use kernel::{
 };
 use kernel_ext::{new_bh_lock, security, work, BhLock};
 use link::Link;
+use port_events::PortEvents;
 use protocol::{
     base::{age_bound::AgeBound, deadlines::Deadlines},
     ds::{Failures, Host, Limits, OpenLimits, Program, SilentNodes},
     Time,
 };
-use rings::{Rest, RingPool};
+use rings::{RingPool, Unused};
 use serve::Pending;
 use share::Users;
 use table::Table;
@@ -117,7 +117,7 @@ pub(crate) struct Nic {
     /// Numbers of rings per user.
     users_of_rings: Arc<Users>,
     /// Numbers of slots of the connection table per user.
-    users_of_places: Arc<Users>,
+    users_of_slots: Arc<Users>,
     /// Earliest time at which each slot's connection must run.
     #[pin]
     due: BhLock<Deadlines<KernelMemory>>,
@@ -133,14 +133,14 @@ pub(crate) struct Nic {
     blocked: Waiters,
     /// Connections that wait for a free GET slot.
     #[pin]
-    places: Waiters,
+    get_waiters: Waiters,
     /// Connections that used up their budget and must be run again.
     #[pin]
     again: Waiters,
     /// Set when the ports have room for messages again.
-    room: AtomicFlag,
+    send_room: AtomicFlag,
     /// Set when GET slots are free and connections wait for them.
-    place: AtomicFlag,
+    slots_free: AtomicFlag,
     /// Set when the NIC is lost, until the work item has ended all connections.
     dead: AtomicFlag,
     counts: [Atomic<u64>; Count::NAMES.len()],
@@ -251,10 +251,10 @@ impl Nic {
         let unresolved = Failures::new(HOSTS, security::random())?;
         let user = conf::user_connections();
         let users_of_rings = Users::new(most, user)?;
-        let users_of_places = Users::new(4 * most, 4 * user)?;
+        let users_of_slots = Users::new(4 * most, 4 * user)?;
         let due = Deadlines::new(4 * most)?;
         let waiters = || Waiters::new(4 * most);
-        let (blocked, places, again) = (waiters()?, waiters()?, waiters()?);
+        let (blocked, get_waiters, again) = (waiters()?, waiters()?, waiters()?);
         let (id, device) = (handle.id(), handle.device().into());
         let nic = Arc::pin_init(
             pin_init!(Self {
@@ -273,16 +273,16 @@ impl Nic {
                 late <- new_bh_lock!(late, "extl_late"),
                 unresolved <- new_bh_lock!(unresolved, "extl_unresolved"),
                 users_of_rings,
-                users_of_places,
+                users_of_slots,
                 due <- new_bh_lock!(due, "extl_due"),
                 timer <- new_spinlock_irq!(None, "extl_timer"),
                 closing: AtomicFlag::new(false),
                 pollers: Atomic::new(0),
                 blocked <- blocked,
-                places <- places,
+                get_waiters <- get_waiters,
                 again <- again,
-                room: AtomicFlag::new(false),
-                place: AtomicFlag::new(false),
+                send_room: AtomicFlag::new(false),
+                slots_free: AtomicFlag::new(false),
                 dead: AtomicFlag::new(false),
                 counts: [const { Atomic::new(0) }; Count::NAMES.len()],
                 poll <- new_work!("extl_poll"),
@@ -290,7 +290,7 @@ impl Nic {
             }),
             GFP_KERNEL,
         )?;
-        sender.attach(Arc::new(Ear::new(&nic)?, GFP_KERNEL)?);
+        sender.attach(Arc::new(PortEvents::new(&nic)?, GFP_KERNEL)?);
         // Processes earlier messages and arms the mailbox.
         nic.wake();
         Ok(nic)
@@ -321,22 +321,22 @@ impl Nic {
 
     /// Lets the work item run a connection after it has read the mailbox. Process context or
     /// softirq.
-    pub(super) fn look_again(self: &Arc<Self>, conn: &Conn) {
+    pub(super) fn run_again(self: &Arc<Self>, conn: &Conn) {
         self.again.wait(conn.name.index(), 0);
         self.wake();
     }
 
     /// Lets the work item give GET slots to waiting connections. Process context or softirq.
-    pub(super) fn place_again(self: &Arc<Self>) {
-        self.place.store(true, Relaxed);
+    pub(super) fn slots_again(self: &Arc<Self>) {
+        self.slots_free.store(true, Relaxed);
         self.wake();
     }
 
     /// Notifies waiting connections after a GET has released its slot.
-    pub(super) fn place_left(self: &Arc<Self>) {
-        self.places.tell();
-        if self.places.len() > 0 {
-            self.place_again();
+    pub(super) fn slot_freed(self: &Arc<Self>) {
+        self.get_waiters.notify();
+        if self.get_waiters.len() > 0 {
+            self.slots_again();
         }
     }
 
@@ -376,20 +376,20 @@ impl Nic {
 
     /// Frees unused rings when no connection has existed for some time. Does not wait for the lock
     /// of the rings, because its holder may be waiting for memory.
-    fn rest(self: &Arc<Self>) {
+    fn free_rings(self: &Arc<Self>) {
         let now = self.now();
-        let rest = match self.rings.try_lock() {
+        let unused = match self.rings.try_lock() {
             Some(mut rings) => {
                 let pool = Option::as_mut(&mut *rings);
-                pool.map_or(Rest::Nothing, |(_, pool)| pool.rest(now, IDLE))
+                pool.map_or(Unused::Nothing, |(_, pool)| pool.unused(now, IDLE))
             }
-            None => Rest::Until(now.after(IDLE)),
+            None => Unused::Until(now.after(IDLE)),
         };
-        match rest {
-            Rest::Nothing => {}
-            Rest::Until(at) => self.want(at),
+        match unused {
+            Unused::Nothing => {}
+            Unused::Until(at) => self.want(at),
             // Dropped without the lock.
-            Rest::Over(portions) => drop(portions),
+            Unused::Free(chunks) => drop(chunks),
         }
     }
 
@@ -404,7 +404,7 @@ impl Nic {
         // Peers can be notified while the ports are open.
         self.closing.store(true, Relaxed);
         for conn in (0..capacity).filter_map(|i| self.at(i)) {
-            conn.part();
+            conn.abort_for_unbind();
         }
         let link = self.link.lock().take();
         if let Some(link) = link {
@@ -417,7 +417,7 @@ impl Nic {
         }
         work::cancel_delayed_sync::<Nic, 1>(self);
         for conn in (0..capacity).filter_map(|i| self.at(i)) {
-            conn.down();
+            conn.nic_lost();
         }
         let ports = self.ports.lock().take();
         if let Some(Ports {

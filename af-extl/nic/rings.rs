@@ -3,7 +3,7 @@
 //! Memory of rings. It is allocated and registered in chunks on demand, and freed when no
 //! connection exists any more. The pool is protected by the mutex `rings` of the NIC.
 
-use super::share::Share;
+use super::share::Charge;
 use extoll_core::{
     atu::{Access, Buffer, BufferPool},
     nic::Nic,
@@ -14,7 +14,7 @@ use protocol::{ds::Span, Time};
 use wire::ids::Vpid;
 
 /// Allocation granularity of ring memory in bytes; at least one connection's rings.
-const PORTION: usize = 2 << 20;
+const CHUNK: usize = 2 << 20;
 
 /// Rings of a connection. Peers may read the send ring and cannot write to it; only GETs of this
 /// node write to the receive ring.
@@ -22,20 +22,20 @@ pub(crate) struct Rings {
     pub(crate) send: Buffer,
     pub(crate) receive: Buffer,
     /// Charge of the rings to a user.
-    _share: Share,
+    _charge: Charge,
 }
 
 /// Chunks of send and receive rings.
-pub(super) type Portions = KVec<(BufferPool, BufferPool)>;
+pub(super) type Chunks = KVec<(BufferPool, BufferPool)>;
 
 /// Result of a check whether unused rings can be freed.
-pub(super) enum Rest {
+pub(super) enum Unused {
     /// There are no rings.
     Nothing,
     /// Check again at this time.
     Until(Time),
     /// The caller drops these chunks, which may sleep.
-    Over(Portions),
+    Free(Chunks),
 }
 
 /// Size class of rings.
@@ -48,7 +48,7 @@ pub(crate) struct Size {
 
 /// All rings of a NIC.
 pub(super) struct RingPool {
-    portions: Portions,
+    chunks: Chunks,
     vpid: Vpid,
     /// Size classes in the order of preference.
     sizes: [Size; 2],
@@ -63,12 +63,12 @@ pub(super) struct RingPool {
 pub(crate) fn copy(
     ring: (&PageList, usize, u32),
     span: Span,
-    mut piece: impl FnMut(&PageList, usize, usize) -> Result<usize>,
+    mut copy_chunk: impl FnMut(&PageList, usize, usize) -> Result<usize>,
 ) -> Result<u32> {
     let (pages, base, bytes) = ring;
     let mut done = 0;
     for (at, len) in span.parts(bytes).into_iter().filter(|(_, len)| *len > 0) {
-        match piece(pages, base + at as usize, len as usize) {
+        match copy_chunk(pages, base + at as usize, len as usize) {
             Ok(n) => done += n as u32,
             Err(e) if done == 0 => return Err(e),
             Err(_) => return Ok(done),
@@ -82,26 +82,27 @@ pub(crate) fn copy(
 
 /// Copies a span of a ring to `to`, which is large enough.
 pub(crate) fn load(ring: &Buffer, span: Span, to: &mut [u8]) {
-    let mut rest = to;
+    let mut remainder = to;
     for (at, len) in span.parts(ring.bytes() as u32) {
-        let Some((part, behind)) = core::mem::take(&mut rest).split_at_mut_checked(len as usize)
+        let Some((part, behind)) =
+            core::mem::take(&mut remainder).split_at_mut_checked(len as usize)
         else {
             return;
         };
         ring.load(at as usize, part);
-        rest = behind;
+        remainder = behind;
     }
 }
 
 /// Copies `from` to a span of a ring.
 pub(crate) fn store(ring: &Buffer, span: Span, from: &[u8]) {
-    let mut rest = from;
+    let mut remainder = from;
     for (at, len) in span.parts(ring.bytes() as u32) {
-        let Some((part, behind)) = rest.split_at_checked(len as usize) else {
+        let Some((part, behind)) = remainder.split_at_checked(len as usize) else {
             return;
         };
         ring.store(at as usize, part);
-        rest = behind;
+        remainder = behind;
     }
 }
 
@@ -109,7 +110,7 @@ impl RingPool {
     /// Creates a pool without memory. The port must be open.
     pub(super) fn new(vpid: Vpid, sizes: [Size; 2]) -> Self {
         Self {
-            portions: KVec::new(),
+            chunks: KVec::new(),
             vpid,
             sizes,
             made: [0; 2],
@@ -118,7 +119,7 @@ impl RingPool {
     }
 
     fn free(&self) -> Option<(Buffer, Buffer)> {
-        self.portions.iter().find_map(|(send, receive)| {
+        self.chunks.iter().find_map(|(send, receive)| {
             // Checked first, because a pool counts failed allocations.
             if send.count().1 == 0 || receive.count().1 == 0 {
                 return None;
@@ -127,18 +128,18 @@ impl RingPool {
         })
     }
 
-    /// Allocates the rings of one connection, charged to a user by `share`. May sleep.
+    /// Allocates the rings of one connection, charged to a user by `charge`. May sleep.
     ///
     /// # Errors
     ///
     /// `ENOBUFS`: the maximum number of connections has rings. Other errors: no memory or no
     /// address tables.
-    pub(super) fn take(&mut self, nic: &Nic, share: Share) -> Result<Rings> {
+    pub(super) fn alloc(&mut self, nic: &Nic, charge: Charge) -> Result<Rings> {
         let (send, receive) = self.pair(nic)?;
         Ok(Rings {
             send,
             receive,
-            _share: share,
+            _charge: charge,
         })
     }
 
@@ -149,7 +150,7 @@ impl RingPool {
         }
         let mut why = ENOBUFS;
         for (size, made) in self.sizes.iter().zip(&mut self.made) {
-            let count = PORTION / (2 * size.bytes);
+            let count = CHUNK / (2 * size.bytes);
             let count = count.min(size.most.saturating_sub(*made));
             if count == 0 {
                 continue;
@@ -158,7 +159,7 @@ impl RingPool {
             let pools = |access| atu.buffers(self.vpid, count, size.bytes, access);
             let both = pools(Access::READ).and_then(|send| Ok((send, pools(Access::WRITE)?)));
             // If large rings cannot be allocated, small ones may be.
-            match both.and_then(|both| Ok(self.portions.push(both, GFP_KERNEL)?)) {
+            match both.and_then(|both| Ok(self.chunks.push(both, GFP_KERNEL)?)) {
                 Ok(()) => {
                     *made += count;
                     return self.free().ok_or(ENOBUFS);
@@ -170,31 +171,31 @@ impl RingPool {
     }
 
     /// Checks whether the rings, all unused now, have been unused for `after`.
-    pub(super) fn rest(&mut self, now: Time, after: u64) -> Rest {
-        if self.portions.is_empty() {
-            return Rest::Nothing;
+    pub(super) fn unused(&mut self, now: Time, after: u64) -> Unused {
+        if self.chunks.is_empty() {
+            return Unused::Nothing;
         }
         let since = *self.idle.get_or_insert(now);
         if now.since(since) < after {
-            return Rest::Until(since.after(after));
+            return Unused::Until(since.after(after));
         }
         self.idle = None;
         self.made = [0; 2];
         // Rings that a thread is still copying from stay until it has finished.
-        Rest::Over(core::mem::replace(&mut self.portions, KVec::new()))
+        Unused::Free(core::mem::replace(&mut self.chunks, KVec::new()))
     }
 
     /// Returns the number of connections that can get rings without new memory, and the number of
     /// all rings.
     pub(super) fn count(&self) -> (usize, usize) {
-        let count = self.portions.iter().map(|(send, _)| send.count());
+        let count = self.chunks.iter().map(|(send, _)| send.count());
         count.fold((0, 0), |(free, all), (n, left)| (free + left, all + n))
     }
 
     /// Ends all access of peers to the rings. May sleep.
     pub(super) fn revoke(self, nic: &Nic) -> Result {
         nic.atu().revoke_all(|| {
-            let pairs = self.portions.iter();
+            let pairs = self.chunks.iter();
             pairs.flat_map(|(send, receive)| [send.region(), receive.region()])
         })
     }

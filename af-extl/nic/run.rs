@@ -6,8 +6,8 @@
 //! except that stream messages are delivered with it held.
 
 use super::{
-    conn::{Conn, Placed},
-    serve::Said,
+    conn::{Conn, Posted},
+    serve::SetupMessage,
     waiters::Waiters,
     Count, Nic, Ports,
 };
@@ -26,7 +26,7 @@ const BATCH: usize = 64;
 /// Maximum number of messages processed in a run before other work.
 const MOST: usize = 32 * BATCH;
 /// Maximum number of connections tried for GET slots in a row.
-const PLACED: usize = 64;
+const SLOT_TRIES: usize = 64;
 
 /// Result of processing messages in process context.
 enum Found {
@@ -39,7 +39,7 @@ enum Found {
 }
 
 /// State of the mailbox after a softirq has processed messages.
-pub(super) enum Left {
+pub(super) enum MailboxState {
     /// The mailbox is empty and armed, or another context reads it.
     Nothing,
     /// More messages may be pending.
@@ -55,20 +55,20 @@ impl Nic {
         let again = self.read_some();
         for _ in 0..self.again.len() {
             if let Some(conn) = self.next_of(&self.again) {
-                conn.look(true);
+                conn.run(true);
             }
             cond_resched();
         }
-        if self.room.xchg(false, Relaxed) {
+        if self.send_room.xchg(false, Relaxed) {
             self.send_again();
         }
-        if self.place.xchg(false, Relaxed) {
-            self.give_places();
+        if self.slots_free.xchg(false, Relaxed) {
+            self.give_slots();
         }
         if self.dead.xchg(false, Relaxed) {
             let capacity = self.table.lock().capacity();
             for conn in (0..capacity).filter_map(|i| self.at(i)) {
-                conn.down();
+                conn.nic_lost();
             }
         }
         if again {
@@ -87,7 +87,7 @@ impl Nic {
     fn send_again(self: &Arc<Self>) {
         for _ in 0..self.blocked.len() {
             if let Some(conn) = self.next_of(&self.blocked) {
-                conn.look(true);
+                conn.run(true);
                 // The ports notify when there is room again.
                 if conn.is_blocked() {
                     return;
@@ -99,41 +99,41 @@ impl Nic {
 
     /// Gives GET slots to waiting connections. The engine has slots for each node, so a later
     /// connection may get one when the first does not.
-    fn give_places(self: &Arc<Self>) {
-        let (seen, mut tried) = (self.places.seen(), 0);
-        let mut round = Round::new(self.places.len());
+    fn give_slots(self: &Arc<Self>) {
+        let (seen, mut tried) = (self.get_waiters.seen(), 0);
+        let mut round = Round::new(self.get_waiters.len());
         while let Some(at) = round.next_position() {
             let conn = self
-                .places
+                .get_waiters
                 .get(at)
                 .and_then(|index| self.at(index as usize));
             cond_resched();
             let Some(conn) = conn else {
                 // The removal moves the following entries forward.
-                if tried >= PLACED {
-                    return self.place_again();
+                if tried >= SLOT_TRIES {
+                    return self.slots_again();
                 }
                 tried += 1;
-                self.places.remove(at);
+                self.get_waiters.remove(at);
                 continue;
             };
             if round.is_full(conn.peer) {
                 round.keep();
                 continue;
             }
-            if tried >= PLACED {
+            if tried >= SLOT_TRIES {
                 // Messages must be processed in between.
-                return self.place_again();
+                return self.slots_again();
             }
             tried += 1;
-            if conn.place() == Placed::None {
+            if conn.post_gets() == Posted::None {
                 round.set_full(conn.peer);
                 round.keep();
             } else {
-                self.places.remove(at);
+                self.get_waiters.remove(at);
                 // Queued again also if another context refused it while it still had its entry.
-                if conn.waits_for_place() && self.places.wait(conn.name.index(), seen) {
-                    self.place_again();
+                if conn.waits_for_slot() && self.get_waiters.wait(conn.name.index(), seen) {
+                    self.slots_again();
                 }
             }
         }
@@ -158,26 +158,26 @@ impl Nic {
 
     /// Processes stream messages up to the first negotiation message, and that one.
     fn read(self: &Arc<Self>) -> Found {
-        let mut said = None;
+        let mut setup_message = None;
         let more = {
             let mut guard = self.ports.lock();
             let Some(ports) = Option::as_mut(&mut *guard) else {
                 return Found::All;
             };
-            let more = self.take_some(ports, |kind, m| {
-                said = Some(Said::new(kind, m));
+            let more = self.process_some(ports, |kind, m| {
+                setup_message = Some(SetupMessage::new(kind, m));
                 Stop::Consumed
             });
-            ports.busy = said.is_some();
+            ports.busy = setup_message.is_some();
             more
         };
-        let Some(said) = said else {
+        let Some(setup_message) = setup_message else {
             return match more {
                 true => Found::Some,
                 false => Found::All,
             };
         };
-        self.setup(&said);
+        self.setup(&setup_message);
         if let Some(ports) = Option::as_mut(&mut *self.ports.lock()) {
             ports.busy = false;
         }
@@ -186,28 +186,28 @@ impl Nic {
 
     /// Processes stream messages in a softirq. Leaves a negotiation message and all messages behind
     /// it to the work item.
-    pub(super) fn read_soft(self: &Arc<Self>) -> Left {
+    pub(super) fn read_soft(self: &Arc<Self>) -> MailboxState {
         self.count(Count::Runs);
         let mut guard = self.ports.lock();
         let Some(ports) = Option::as_mut(&mut *guard).filter(|ports| !ports.busy) else {
-            return Left::Nothing;
+            return MailboxState::Nothing;
         };
         let mut setup = false;
-        let more = self.take_some(ports, |_, _| {
+        let more = self.process_some(ports, |_, _| {
             setup = true;
             Stop::Kept
         });
         match (setup, more) {
-            (true, _) => Left::Setup,
-            (false, true) => Left::More,
-            (false, false) => Left::Nothing,
+            (true, _) => MailboxState::Setup,
+            (false, true) => MailboxState::More,
+            (false, false) => MailboxState::Nothing,
         }
     }
 
     /// Processes stream messages. `setup` decides about a negotiation message, which ends the
     /// batch. Returns whether more may be pending. If not, the mailbox is armed, or a thread polls
     /// it busily.
-    fn take_some(
+    fn process_some(
         self: &Arc<Self>,
         ports: &mut Ports,
         mut setup: impl FnMut(Kind, &velo::Message<'_>) -> Stop,
@@ -215,7 +215,7 @@ impl Nic {
         let began = self.now();
         let since = ports.age_bound.since();
         let mut stopped = false;
-        let taken = ports.mailbox.poll(BATCH, |m| {
+        let processed = ports.mailbox.poll(BATCH, |m| {
             match Kind::from_tag(m.status.tag) {
                 Some(kind) if kind.is_stream() => self.stream(m, (since, began)),
                 // Only the peer's service port may send negotiation messages; other ports must not
@@ -228,9 +228,9 @@ impl Nic {
             }
             ControlFlow::Continue(())
         });
-        ports.age_bound.read(taken);
+        ports.age_bound.read(processed);
         self.count_backlog(ports, began);
-        if stopped || taken == BATCH {
+        if stopped || processed == BATCH {
             return true;
         }
         // A thread that polls busily arms the mailbox afterwards.
@@ -254,39 +254,39 @@ impl Nic {
             return self.count(Count::Strays);
         };
         let conn = self.table.lock().get(message.head().conn).cloned();
-        let heard = conn.is_some_and(|conn| {
-            conn.heard((source.node, source.vpid), &message, times, |at, to| {
+        let received = conn.is_some_and(|conn| {
+            conn.stream_message((source.node, source.vpid), &message, times, |at, to| {
                 m.copy_from(at, to);
             })
         });
-        if heard {
+        if received {
             return;
         }
         self.count(Count::Strays);
         let link = self.link.lock().clone();
         if let (Some(answer), Some(link)) = (unknown(&message), link) {
-            link.tell((source.node, source.vpid), &answer);
+            link.send_any((source.node, source.vpid), &answer);
         }
     }
 
     /// Removes and returns a slot whose connection is due by `now`.
     fn next_due(&self, now: Time) -> Option<u32> {
         let mut due = self.due.lock();
-        let (_, place) = due.first().filter(|(at, _)| *at <= now)?;
-        due.clear(place);
-        Some(place)
+        let (_, slot) = due.first().filter(|(at, _)| *at <= now)?;
+        due.clear(slot);
+        Some(slot)
     }
 
     /// Runs the connections that are due. Returns the time of the next one.
-    fn look(self: &Arc<Self>) -> Option<Time> {
+    fn run_due(self: &Arc<Self>) -> Option<Time> {
         let now = self.now();
         let most = self.table.lock().capacity();
         for _ in 0..most {
-            let Some(place) = self.next_due(now) else {
+            let Some(slot) = self.next_due(now) else {
                 break;
             };
-            if let Some(conn) = self.at(place as usize) {
-                conn.look_if_due();
+            if let Some(conn) = self.at(slot as usize) {
+                conn.run_if_due();
             }
             cond_resched();
         }
@@ -300,13 +300,13 @@ impl Nic {
         if self.read_some() {
             self.wake();
         }
-        let next = self.look();
+        let next = self.run_due();
         if self.table.lock().used() > 0 {
             // The age of messages must be known whenever one arrives.
             let count = self.now().after(self.limits.fresh / 3);
             self.want(next.map_or(count, |at| at.min(count)));
         } else {
-            self.rest();
+            self.free_rings();
         }
     }
 }

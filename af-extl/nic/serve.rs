@@ -20,14 +20,14 @@ pub(super) type Pending = ds::Pending<KernelMemory>;
 const WAITING: [u16; 2] = [1024, 256];
 
 /// Copy of a negotiation message.
-pub(super) struct Said {
+pub(super) struct SetupMessage {
     kind: Kind,
     source: velo::SourceId,
     len: u16,
     words: [u64; MESSAGE / 8],
 }
 
-impl Said {
+impl SetupMessage {
     pub(super) fn new(kind: Kind, m: &velo::Message<'_>) -> Self {
         let mut words = [0; MESSAGE / 8];
         for (i, word) in words.iter_mut().enumerate() {
@@ -49,17 +49,17 @@ pub(super) fn pending() -> Result<Pending> {
 }
 
 /// Declines a request that could not be accepted for lack of resources.
-pub(super) fn refuse(nic: &Nic, asked: &Request) {
-    nic.waiting.lock().end_accept(asked);
-    let Connect { cookie, client, .. } = asked.connect;
-    nic.decline(asked.node, cookie, client.id, Decline::Resources);
+pub(super) fn decline_for_resources(nic: &Nic, request: &Request) {
+    nic.waiting.lock().end_accept(request);
+    let Connect { cookie, client, .. } = request.connect;
+    nic.decline(request.node, cookie, client.id, Decline::Resources);
 }
 
 impl Nic {
-    fn answer(&self, to: NodeId, said: &Answered) {
+    fn answer(&self, to: NodeId, answered: &Answered) {
         let link = self.link.lock().clone();
         if let Some(link) = link {
-            link.answer(to, said);
+            link.answer(to, answered);
         }
     }
 
@@ -69,13 +69,13 @@ impl Nic {
     }
 
     /// Processes a negotiation message. May sleep.
-    pub(super) fn setup(self: &Arc<Self>, said: &Said) {
+    pub(super) fn setup(self: &Arc<Self>, message: &SetupMessage) {
         self.count(Count::Setup);
-        let Said {
+        let SetupMessage {
             kind, source, len, ..
-        } = *said;
+        } = *message;
         self.silent.lock().remove(source.node);
-        let word = |i: usize| said.words.get(i).copied().unwrap_or(0);
+        let word = |i: usize| message.words.get(i).copied().unwrap_or(0);
         match kind {
             Kind::Connect | Kind::Cancel => match Connect::parse(len, word) {
                 Ok(connect) if kind == Kind::Cancel => {
@@ -88,10 +88,10 @@ impl Nic {
                 Err(_) => self.count(Count::Strays),
             },
             _ => match Answered::parse(kind, len, word) {
-                Ok(said) => {
-                    let conn = self.table.lock().get(said.to).cloned();
+                Ok(answered) => {
+                    let conn = self.table.lock().get(answered.to).cloned();
                     match conn.filter(|conn| conn.peer == source.node) {
-                        Some(conn) => conn.answered(&said),
+                        Some(conn) => conn.answered(&answered),
                         None => self.count(Count::Strays),
                     }
                 }
@@ -105,7 +105,7 @@ impl Nic {
         self.count(Count::Asked);
         // An accepted request needs no offer; the client gets ACCEPT. While it is being accepted,
         // its entry stays until the connection is in the table.
-        if self.is_taken(node, connect) {
+        if self.is_accepted(node, connect) {
             return;
         }
         let (now, tuple) = (self.now(), &connect.tuple);
@@ -141,23 +141,23 @@ impl Nic {
     }
 
     /// Returns whether requests are pending.
-    pub(crate) fn is_waited_for(&self) -> bool {
+    pub(crate) fn has_requests(&self) -> bool {
         !self.waiting.lock().is_empty()
     }
 
     /// Declines all requests for a connection that TCP carries.
-    pub(crate) fn refuse_all(&self, tuple: &Tuple) {
+    pub(crate) fn decline_all(&self, tuple: &Tuple) {
         loop {
-            let asked = self.waiting.lock().remove_any(tuple);
-            match asked {
-                Some(asked) => refuse(self, &asked),
+            let request = self.waiting.lock().remove_any(tuple);
+            match request {
+                Some(request) => decline_for_resources(self, &request),
                 None => return,
             }
         }
     }
 
-    fn is_taken(&self, node: NodeId, connect: &Connect) -> bool {
+    fn is_accepted(&self, node: NodeId, connect: &Connect) -> bool {
         let table = self.table.lock();
-        table.is_taken((node, connect.cookie, connect.client.id))
+        table.is_accepted((node, connect.cookie, connect.client.id))
     }
 }

@@ -18,7 +18,7 @@ pub(super) struct Users {
 
 /// One unit of a resource, charged to a user unless the user is privileged. Drop returns it;
 /// process context or softirq.
-pub(crate) struct Share(Option<(Arc<Users>, u32)>);
+pub(crate) struct Charge(Option<(Arc<Users>, u32)>);
 
 impl Users {
     /// Creates the limits of a resource with `all` units, of which one user may hold `most`. May
@@ -37,16 +37,16 @@ impl Users {
 
     /// Charges a unit to the user who is accountable for the calling process. Returns `None` if the
     /// user holds the maximum.
-    pub(super) fn take(self: &Arc<Self>) -> Option<Share> {
+    pub(super) fn charge(self: &Arc<Self>) -> Option<Charge> {
         let Some(user) = accountable_user() else {
-            return Some(Share(None));
+            return Some(Charge(None));
         };
-        let taken = self.shares.lock().charge(user, self.most);
-        taken.then(|| Share(Some((self.clone(), user))))
+        let charged = self.shares.lock().charge(user, self.most);
+        charged.then(|| Charge(Some((self.clone(), user))))
     }
 }
 
-impl Drop for Share {
+impl Drop for Charge {
     fn drop(&mut self) {
         if let Some((users, user)) = &self.0 {
             users.shares.lock().release(*user);

@@ -10,7 +10,7 @@ use protocol::Slots;
 use wire::{ds::ConnId, ids::NodeId};
 
 /// Slot of the table. Free slots are reused in FIFO order, so as late as possible.
-struct Place {
+struct Slot {
     conn: Option<Arc<Conn>>,
     /// Number of uses, starting at a random number. Part of the connection ID.
     uses: u32,
@@ -18,7 +18,7 @@ struct Place {
 
 /// Connections of a NIC by slot, and the free slots.
 pub(super) struct Table {
-    places: KVVec<Place>,
+    slots: KVVec<Slot>,
     /// Ring buffer of free slots.
     free: KVVec<u16>,
     /// Index of the first entry of `free`.
@@ -41,15 +41,15 @@ fn key(secret: u64, (node, cookie, client): (NodeId, u32, ConnId)) -> u64 {
 impl Table {
     /// Creates a table with `capacity` slots. May sleep.
     pub(super) fn new(capacity: usize) -> Result<Self> {
-        let mut places = KVVec::with_capacity(capacity, GFP_KERNEL)?;
+        let mut slots = KVVec::with_capacity(capacity, GFP_KERNEL)?;
         let mut free = KVVec::with_capacity(capacity, GFP_KERNEL)?;
         for i in 0..capacity {
             let uses = security::random() as u32;
-            places.push(Place { conn: None, uses }, GFP_KERNEL)?;
+            slots.push(Slot { conn: None, uses }, GFP_KERNEL)?;
             free.push(i as u16, GFP_KERNEL)?;
         }
         Ok(Self {
-            places,
+            slots,
             free,
             first: 0,
             len: capacity,
@@ -61,12 +61,12 @@ impl Table {
 
     /// Returns the number of slots.
     pub(super) fn capacity(&self) -> usize {
-        self.places.len()
+        self.slots.len()
     }
 
     /// Returns the number of slots in use.
     pub(super) fn used(&self) -> usize {
-        self.places.len() - self.len
+        self.slots.len() - self.len
     }
 
     /// Reserves a slot and returns the connection ID for it.
@@ -77,9 +77,9 @@ impl Table {
         let index = *self.free.get(self.first)?;
         self.first = (self.first + 1) % self.free.len();
         self.len -= 1;
-        let place = self.places.get_mut(usize::from(index))?;
-        place.uses = place.uses.wrapping_add(1);
-        Some(ConnId::new(index.into(), place.uses))
+        let slot = self.slots.get_mut(usize::from(index))?;
+        slot.uses = slot.uses.wrapping_add(1);
+        Some(ConnId::new(index.into(), slot.uses))
     }
 
     /// Puts a connection into its reserved slot.
@@ -89,15 +89,15 @@ impl Table {
             // If a client has requested two connections with the same hash, the first stays.
             let _ = self.asked.insert(key(self.secret, asked), index as u16);
         }
-        if let Some(place) = self.places.get_mut(index as usize) {
-            place.conn = Some(conn);
+        if let Some(slot) = self.slots.get_mut(index as usize) {
+            slot.conn = Some(conn);
         }
     }
 
     /// Frees the slot of a connection. The caller drops the returned connection without the lock.
     pub(super) fn free(&mut self, name: ConnId) -> Option<Arc<Conn>> {
         let index = name.index() as usize;
-        let conn = self.places.get_mut(index)?.conn.take();
+        let conn = self.slots.get_mut(index)?.conn.take();
         if let Some(asked) = conn.as_ref().and_then(|conn| conn.asked()) {
             let key = key(self.secret, asked);
             if self.asked.get(key) == Some(&(index as u16)) {
@@ -120,7 +120,7 @@ impl Table {
 
     /// Returns whether a connection was accepted for the request with this node, cookie and
     /// connection ID.
-    pub(super) fn is_taken(&self, client: (NodeId, u32, ConnId)) -> bool {
+    pub(super) fn is_accepted(&self, client: (NodeId, u32, ConnId)) -> bool {
         let index = self.asked.get(key(self.secret, client));
         let conn = index.and_then(|index| self.at(usize::from(*index)));
         conn.is_some_and(|conn| conn.asked() == Some(client))
@@ -128,6 +128,6 @@ impl Table {
 
     /// Returns the connection in a slot.
     pub(super) fn at(&self, index: usize) -> Option<&Arc<Conn>> {
-        self.places.get(index)?.conn.as_ref()
+        self.slots.get(index)?.conn.as_ref()
     }
 }

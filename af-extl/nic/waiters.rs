@@ -15,69 +15,69 @@ use protocol::ds::WaitQueue;
 #[pin_data]
 pub(super) struct Waiters {
     #[pin]
-    line: BhLock<WaitQueue<KernelMemory>>,
+    queue: BhLock<WaitQueue<KernelMemory>>,
     /// Number of notifications.
-    news: Atomic<u64>,
+    notifications: Atomic<u64>,
 }
 
 impl Waiters {
-    /// Creates a queue for `places` slots. May sleep.
+    /// Creates a queue for `slots` slots. May sleep.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(super) fn new(places: usize) -> Result<impl PinInit<Self>> {
-        let line = WaitQueue::new(places)?;
+    pub(super) fn new(slots: usize) -> Result<impl PinInit<Self>> {
+        let queue = WaitQueue::new(slots)?;
         Ok(pin_init!(Self {
-            line <- new_bh_lock!(line, "extl_line"),
-            news: Atomic::new(0),
+            queue <- new_bh_lock!(queue, "extl_line"),
+            notifications: Atomic::new(0),
         }))
     }
 
     /// Returns the number of notifications. Read before an attempt that may lead to
     /// [`Waiters::wait`]. Any context.
     pub(super) fn seen(&self) -> u64 {
-        self.news.load(Relaxed)
+        self.notifications.load(Relaxed)
     }
 
     /// Queues a connection that got no resource. Returns whether a notification arrived since
     /// `seen`, which may have found no waiter. Process context or softirq.
-    pub(super) fn wait(&self, place: u32, seen: u64) -> bool {
-        let mut line = self.line.lock();
-        line.push(place);
-        // Read with the lock held. [`Waiters::next`] takes the lock after `news` was changed, so
-        // one of the two sees the other.
-        self.news.load(Relaxed) != seen
+    pub(super) fn wait(&self, slot: u32, seen: u64) -> bool {
+        let mut queue = self.queue.lock();
+        queue.push(slot);
+        // Read with the lock held. [`Waiters::next`] takes the lock after `notifications` was
+        // changed, so one of the two sees the other.
+        self.notifications.load(Relaxed) != seen
     }
 
     /// Notifies that the resource is available. The caller runs the waiters afterwards. Any
     /// context.
-    pub(super) fn tell(&self) {
-        self.news.fetch_add(1, Relaxed);
+    pub(super) fn notify(&self) {
+        self.notifications.fetch_add(1, Relaxed);
     }
 
     /// Removes and returns the first waiter. Process context.
     pub(super) fn next(&self) -> Option<u32> {
-        self.line.lock().pop()
+        self.queue.lock().pop()
     }
 
     /// Returns the waiter at position `at`. Process context; no other thread may remove waiters.
     pub(super) fn get(&self, at: usize) -> Option<u32> {
-        self.line.lock().get(at)
+        self.queue.lock().get(at)
     }
 
     /// Removes the waiter at position `at`. Process context, as for [`Waiters::get`].
     pub(super) fn remove(&self, at: usize) {
-        self.line.lock().remove(at);
+        self.queue.lock().remove(at);
     }
 
-    /// Returns the number of waiters other than `place`. Process context or softirq.
-    pub(super) fn others(&self, place: u32) -> usize {
-        self.line.lock().others(place)
+    /// Returns the number of waiters other than `slot`. Process context or softirq.
+    pub(super) fn others(&self, slot: u32) -> usize {
+        self.queue.lock().others(slot)
     }
 
     /// Returns the number of waiters. Process context or softirq.
     pub(super) fn len(&self) -> usize {
-        self.line.lock().len()
+        self.queue.lock().len()
     }
 }

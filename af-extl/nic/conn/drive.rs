@@ -97,14 +97,14 @@ impl Inner {
                 *self.stream = Some(Stream::new(name, far.id, &self.geometry, now));
             }
         }
-        self.news = true;
+        self.decided_now = true;
     }
 
     fn pump(&mut self, conn: &Arc<Conn>, now: Time, todo: &mut Todo) {
         let (Some(stream), Some(far)) = (&mut *self.stream, self.far) else {
             return;
         };
-        (self.blocked, self.more, self.refused) = (false, false, false);
+        (self.blocked, self.again, self.refused) = (false, false, false);
         let Some(link) = &self.link else {
             return;
         };
@@ -116,13 +116,13 @@ impl Inner {
             rings: self.rings.as_ref(),
             sink: self.sink.as_ref(),
             far,
-            turn: &mut self.turn,
+            get_budget: &mut self.get_budget,
             refused: &mut self.refused,
         };
         match stream.pump(&mut wire, &conn.nic.limits, now, BUDGET) {
             Ok(more) => {
                 todo.again = more;
-                self.more = more;
+                self.again = more;
             }
             Err(TransportError::Later) => {
                 self.blocked = true;
@@ -163,12 +163,12 @@ impl Inner {
     /// but waking threads.
     pub(super) fn drive_some(&mut self, conn: &Arc<Conn>, now: Time) -> Todo {
         let idle = |stream: &Stream| stream.is_idle(&conn.nic.limits, now);
-        let direct = self.decision == Decision::Direct && !self.news;
+        let direct = self.decision == Decision::Direct && !self.decided_now;
         if !direct || !self.stream.as_ref().is_some_and(idle) {
             return self.drive(conn, now);
         }
         let mut todo = Todo::default();
-        self.look(conn, &mut todo);
+        self.find_wakeups(conn, &mut todo);
         todo
     }
 
@@ -178,7 +178,7 @@ impl Inner {
         let mut todo = Todo::default();
         self.negotiate(nic, conn.peer, now);
         self.decide(conn.name, now);
-        if core::mem::take(&mut self.news) {
+        if core::mem::take(&mut self.decided_now) {
             todo.state = true;
             match (&self.setup, self.decision) {
                 (_, Decision::Lost(error)) => self.fail(conn, error),
@@ -191,9 +191,9 @@ impl Inner {
         }
         if self.decision == Decision::Direct {
             self.pump(conn, now, &mut todo);
-            self.look(conn, &mut todo);
+            self.find_wakeups(conn, &mut todo);
         }
-        self.tidy(nic, now, &mut todo);
+        self.release(nic, now, &mut todo);
         self.due = todo.at;
         todo.at = self.schedule(conn);
         todo
@@ -212,15 +212,15 @@ impl Inner {
 
     /// Fails the connection. The sock gets the error only while it uses this connection.
     pub(super) fn fail(&mut self, conn: &Conn, error: Error) {
-        self.told = true;
+        self.end_reported = true;
         if self.open {
-            self.error = Some(error);
+            self.stream_error = Some(error);
             conn.sock.fail(error);
         }
     }
 
     /// Determines which waiting threads must be woken, from the changes since the last call.
-    fn look(&mut self, conn: &Conn, todo: &mut Todo) {
+    fn find_wakeups(&mut self, conn: &Conn, todo: &mut Todo) {
         let Some(stream) = &*self.stream else {
             return;
         };
@@ -237,20 +237,23 @@ impl Inner {
         let pushed = len > 0 && receiving.is_pushed();
         let was_pushed = core::mem::replace(&mut self.pushed, pushed);
         let more = len > core::mem::replace(&mut self.readable, len);
-        let knew = core::mem::replace(&mut self.finished, ready.peer_finished);
+        let knew = core::mem::replace(&mut self.peer_finished_seen, ready.peer_finished);
         let could = core::mem::replace(&mut self.writable, ready.writable);
         todo.finished = ready.peer_finished && !knew;
         todo.readable = pushed && (more || !was_pushed) || todo.finished || sinks;
         todo.writable = ready.writable && !could || stream.sending().any_source_finished();
-        let lent_out = stream.sending().sources_full();
-        todo.writable |= core::mem::replace(&mut self.lent_out, lent_out) && !lent_out;
-        todo.settle = self.lendings.iter().any(|lending| lending.is_over(stream));
+        let sources_full = stream.sending().sources_full();
+        todo.writable |= core::mem::replace(&mut self.sources_full, sources_full) && !sources_full;
+        todo.release = self
+            .lendings
+            .iter()
+            .any(|lending| lending.is_finished(stream));
         // A lingering close waits for the last acknowledgement.
         todo.writable |= !self.open && stream.sending().end_acknowledged();
-        if let (Some(end), false) = (stream.end(), self.told) {
-            self.told = true;
+        if let (Some(end), false) = (stream.end(), self.end_reported) {
+            self.end_reported = true;
             // No error to report. A later error of TCP's connection is dropped.
-            self.heard |= end == End::Finished;
+            self.error_seen |= end == End::Finished;
             todo.state = true;
             if matches!(end, End::Broken(_)) {
                 conn.nic.count_violation();
@@ -270,32 +273,32 @@ impl Inner {
     }
 
     /// Releases resources that are not needed any more and determines the time of the next run.
-    fn tidy(&mut self, nic: &Nic, now: Time, todo: &mut Todo) {
+    fn release(&mut self, nic: &Nic, now: Time, todo: &mut Todo) {
         let setup = match &self.setup {
             Setup::Client(client) => client.deadline(),
             Setup::Server(server) => server.deadline(),
         };
-        let (free, rests) = match self.decision {
+        let (free, held_off) = match self.decision {
             Decision::Direct => self.send_ring(nic, now),
             _ => (true, None),
         };
         match (self.decision, &*self.stream) {
             (Decision::Waiting, _) => todo.at = setup,
             (Decision::Direct, Some(stream)) => {
-                let over = stream.end().is_some();
-                if over && !self.open && free && stream.is_quiet() {
+                let ended = stream.end().is_some();
+                if ended && !self.open && free && stream.is_quiet() {
                     // A thread that is copying has its own reference.
                     self.rings = None;
                 }
                 let at = stream.deadline(&nic.limits);
-                let resting = rests.filter(|_| self.rings.is_some());
-                todo.at = [at, resting].into_iter().flatten().min();
+                let held_off = held_off.filter(|_| self.rings.is_some());
+                todo.at = [at, held_off].into_iter().flatten().min();
                 let used = self.rings.is_some() || !self.lendings.is_empty();
                 todo.forget = !self.open && !used && stream.can_drop(now, &nic.limits);
             }
             (Decision::Tcp(_), _) if self.shut.any() => {
                 self.rings = None;
-                todo.tell = true;
+                todo.shut_tcp = true;
             }
             // A client keeps answering servers that missed its fallback to TCP, for the time in
             // which they may repeat ACCEPT.

@@ -26,14 +26,14 @@ impl Conn {
                 }
             }
         });
-        self.tell_nobody();
+        self.cancel_shutdown();
     }
 
     /// Abandons a connection that could not begin. Its socket uses TCP and is not woken.
-    pub(in crate::nic) fn unmade(self: &Arc<Self>) {
+    pub(in crate::nic) fn abandon(self: &Arc<Self>) {
         self.peek(|inner| {
             inner.link = None;
-            inner.told = true;
+            inner.end_reported = true;
             inner.open = false;
             inner.decision = Decision::Tcp(Fallback::NoRoute);
         });
@@ -41,7 +41,7 @@ impl Conn {
     }
 
     /// Ends the connection because its NIC is lost or unbound.
-    pub(in crate::nic) fn down(self: &Arc<Self>) {
+    pub(in crate::nic) fn nic_lost(self: &Arc<Self>) {
         self.with(|inner, now| {
             inner.link = None;
             match &mut inner.setup {
@@ -57,7 +57,7 @@ impl Conn {
                             receiving: true,
                             sending: true,
                         };
-                        self.tell_tcp(0);
+                        self.queue_shutdown(0);
                     }
                 }
                 Setup::Server(_) => {}
@@ -73,7 +73,7 @@ impl Conn {
 
     /// Aborts the connection before the module or the NIC is removed, while the peer can still be
     /// notified.
-    pub(in crate::nic) fn part(self: &Arc<Self>) {
+    pub(in crate::nic) fn abort_for_unbind(self: &Arc<Self>) {
         self.with(|inner, now| {
             if let Setup::Client(client) = &mut inner.setup {
                 client.give_up(Fallback::NoRoute);

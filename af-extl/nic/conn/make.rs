@@ -3,7 +3,7 @@
 //! Creation of client and server connections. Process context, may sleep.
 
 use super::{
-    super::{link::Link, rings::Rings, share::Share, Nic},
+    super::{link::Link, rings::Rings, share::Charge, Nic},
     Conn, Decision, Inner, Setup, Tcp,
 };
 use kernel::{
@@ -25,28 +25,28 @@ use wire::{
 };
 
 /// Components of a connection besides its negotiation.
-pub(in crate::nic) struct Parts {
+pub(in crate::nic) struct Components {
     pub(in crate::nic) nic: Arc<Nic>,
     pub(in crate::nic) peer: NodeId,
     pub(in crate::nic) name: ConnId,
     pub(in crate::nic) sock: Endpoint,
     pub(in crate::nic) link: Arc<Link>,
     pub(in crate::nic) rings: Rings,
-    pub(in crate::nic) place: Share,
+    pub(in crate::nic) slot: Charge,
     pub(in crate::nic) isn: Seq,
 }
 
 /// Components of a connection besides the state protected by its lock.
-struct Rest {
+struct Fields {
     nic: Arc<Nic>,
     peer: NodeId,
     name: ConnId,
     sock: Endpoint,
     asked: Option<(u32, ConnId)>,
-    place: Share,
+    slot: Charge,
 }
 
-impl Rest {
+impl Fields {
     // Separate function, because moves of `Inner` take much stack.
     #[inline(never)]
     fn make(self, inner: Inner) -> Result<Arc<Conn>> {
@@ -56,7 +56,7 @@ impl Rest {
             name,
             sock,
             asked,
-            place: _place,
+            slot: _slot,
         } = self;
         Arc::pin_init(
             pin_init!(Conn {
@@ -65,7 +65,7 @@ impl Rest {
                 name,
                 sock,
                 asked,
-                _place,
+                _slot,
                 inner <- new_bh_lock!(inner, "extl_conn"),
                 writer <- new_mutex!((), "extl_writer"),
                 reader <- new_mutex!((), "extl_reader"),
@@ -74,8 +74,8 @@ impl Rest {
                 lent: Atomic::new(0),
                 sunk: Atomic::new(0),
                 sinks: Atomic::new(0),
-                telling <- new_delayed_work!("extl_telling"),
-                settling <- new_delayed_work!("extl_settling"),
+                shutdown_work <- new_delayed_work!("extl_telling"),
+                release_work <- new_delayed_work!("extl_settling"),
             }),
             GFP_KERNEL,
         )
@@ -94,14 +94,14 @@ fn begin(conn: &Conn, name: ConnId, far: ConnId, geometry: &Geometry, now: Time)
     conn.peek(|inner| *inner.stream = Some(Stream::new(name, far, geometry, now)));
 }
 
-impl Parts {
+impl Components {
     /// Returns this end of the connection as the peer must know it.
     pub(in crate::nic) fn endpoint(&self) -> Far {
         self.link.endpoint(self.name, &self.rings, self.isn)
     }
 
-    fn make(self, setup: Setup, asked: Option<&Request>) -> Result<Arc<Conn>> {
-        let far = asked.map(|asked| asked.connect.client);
+    fn make(self, setup: Setup, request: Option<&Request>) -> Result<Arc<Conn>> {
+        let far = request.map(|request| request.connect.client);
         let now = self.nic.now();
         let bytes = self.rings.send.bytes() as u32;
         let far_ring = |of: fn(&Far) -> u32| far.as_ref().map_or(bytes, of);
@@ -119,30 +119,30 @@ impl Parts {
             setup,
             stream: no_stream()?,
             decision: Decision::Waiting,
-            news: false,
+            decided_now: false,
             link: Some(self.link),
             rings: Some(Arc::new(self.rings, GFP_KERNEL)?),
             sink: None,
             sinks: false,
             lendings: KVec::new(),
-            lent_out: false,
+            sources_full: false,
             far,
             geometry,
             open: true,
             syn: false,
-            tcp_came: false,
-            told: false,
-            error: None,
-            heard: false,
+            tcp_decides: false,
+            end_reported: false,
+            stream_error: None,
+            error_seen: false,
             tcp: Tcp::Fine,
             shut: ShutdownDirections::default(),
             writable: true,
             readable: 0,
             pushed: false,
-            finished: false,
+            peer_finished_seen: false,
             blocked: false,
-            more: false,
-            turn: 0,
+            again: false,
+            get_budget: 0,
             refused: false,
             posted: None,
             since: now,
@@ -150,14 +150,14 @@ impl Parts {
             scheduled: None,
         };
         let name = self.name;
-        let asked = asked.map(|asked| (asked.connect.cookie, asked.connect.client.id));
-        let conn = Rest {
+        let asked = request.map(|request| (request.connect.cookie, request.connect.client.id));
+        let conn = Fields {
             nic: self.nic,
             peer: self.peer,
             name,
             sock: self.sock,
             asked,
-            place: self.place,
+            slot: self.slot,
         }
         .make(inner)?;
         if let Some(far) = far {
@@ -173,9 +173,9 @@ impl Parts {
     }
 
     /// Creates the connection for an accepted request.
-    pub(in crate::nic) fn server(self, asked: &Request) -> Result<Arc<Conn>> {
+    pub(in crate::nic) fn server(self, request: &Request) -> Result<Arc<Conn>> {
         let (limits, now) = (&self.nic.opening, self.nic.now());
-        let server = Server::new(asked, self.endpoint(), limits, now);
-        self.make(Setup::Server(server), Some(asked))
+        let server = Server::new(request, self.endpoint(), limits, now);
+        self.make(Setup::Server(server), Some(request))
     }
 }

@@ -30,7 +30,7 @@ impl WorkItem<0> for Conn {
             // `shut` under the lock.
             this.peek(|inner| {
                 if inner.shut.any() {
-                    this.tell_tcp(AGAIN_MS);
+                    this.queue_shutdown(AGAIN_MS);
                 }
             });
         }
@@ -48,34 +48,34 @@ impl Inner {
             if shut.receiving {
                 stream.shut_receive();
             }
-            heed(stream, conn);
+            apply_options(stream, conn);
         }
     }
 }
 
 /// Applies the socket options to a stream.
-fn heed(stream: &mut Stream, conn: &Conn) {
+fn apply_options(stream: &mut Stream, conn: &Conn) {
     let ms = conn.sock.user_timeout();
     stream.set_give_up(ms.map(|ms| u64::from(ms) * 1_000_000));
 }
 
 impl Conn {
     /// Queues the work item that shuts down TCP's directions, after `ms` milliseconds. Any context.
-    pub(super) fn tell_tcp(self: &Arc<Self>, ms: u32) {
+    pub(super) fn queue_shutdown(self: &Arc<Self>, ms: u32) {
         // A failure means that the work item is already queued.
         let _ = work::enqueue_waiting::<_, 0>(self.clone(), msecs_to_jiffies(ms));
     }
 
     /// Cancels the work item that shuts down TCP's directions. Any context.
-    pub(super) fn tell_nobody(self: &Arc<Self>) {
+    pub(super) fn cancel_shutdown(self: &Arc<Self>) {
         work::cancel_delayed::<_, 0>(self);
     }
 
     /// Applies socket options after one was set.
-    pub(crate) fn heed_options(self: &Arc<Self>) {
+    pub(crate) fn apply_options(self: &Arc<Self>) {
         self.with(|inner, _| {
             if let Some(stream) = inner.direct() {
-                heed(stream, self);
+                apply_options(stream, self);
             }
         });
     }
@@ -96,10 +96,11 @@ impl Conn {
     /// the sock's error is read, because the program must get the streams' error, once. Process
     /// context.
     pub(crate) fn forget_second_error(&self) {
-        let (told, heard, own) = self.peek(|inner| (inner.told, inner.heard, inner.error));
-        if told && heard {
+        let (reported, seen, own) =
+            self.peek(|inner| (inner.end_reported, inner.error_seen, inner.stream_error));
+        if reported && seen {
             let _ = self.sock.take_error();
-        } else if let (true, Some(own)) = (told, own) {
+        } else if let (true, Some(own)) = (reported, own) {
             // TCP has replaced an error that the program has not read yet.
             if self.sock.error().is_some_and(|error| error != own) {
                 let _ = self.sock.take_error();
@@ -109,33 +110,33 @@ impl Conn {
     }
 
     /// Records that the program received an error of the sock.
-    pub(crate) fn error_heard(&self) {
-        self.peek(|inner| inner.heard |= inner.told);
+    pub(crate) fn error_seen(&self) {
+        self.peek(|inner| inner.error_seen |= inner.end_reported);
     }
 
     /// Records the end of TCP's connection while data go past it. The work item evaluates it,
     /// because earlier messages of the peer may still be in the mailbox. Process context.
-    pub(crate) fn tcp_is_over(self: &Arc<Self>) {
+    pub(crate) fn tcp_ended(self: &Arc<Self>) {
         let error = self.sock.error();
         let news = self.peek(|inner| {
             let alive = inner.direct().is_some_and(|stream| stream.end().is_none());
             let news = alive && matches!(inner.tcp, Tcp::Fine);
             if news {
-                inner.tcp = Tcp::Over(error);
+                inner.tcp = Tcp::Ended(error);
             }
             news
         });
         if news {
-            self.nic.look_again(self);
+            self.nic.run_again(self);
         }
     }
 
     /// Lets the direct connection follow the end of TCP's. Process context.
     pub(super) fn follow_tcp(self: &Arc<Self>) {
-        if self.peek(|inner| matches!(inner.tcp, Tcp::Over(_))) {
+        if self.peek(|inner| matches!(inner.tcp, Tcp::Ended(_))) {
             let finished = self.sock.queued().finished;
             self.with(|inner, now| {
-                let Tcp::Over(error) = inner.tcp else {
+                let Tcp::Ended(error) = inner.tcp else {
                     return;
                 };
                 inner.tcp = Tcp::Ignored;

@@ -3,9 +3,9 @@
 //!
 //! States ([`StreamState`]) and events ([`StreamEvent`]) are those of TCP, without `TIME_WAIT`.
 //! `Finish` comes from the program (`shut`, `close`), and `Acknowledged` and `PeerFinished` from
-//! messages and GETs of the peer. `Abort` follows a protocol violation, a time-out, a `SHUTDOWN` of the peer
-//! or a call of `abort`. Every connection ends in `Closed`, with its reason in [`End`]. The
-//! driver's duties are in the documentation of [`crate::ds`]; its actions on time-outs, and all
+//! messages and GETs of the peer. `Abort` follows a protocol violation, a time-out, a `SHUTDOWN`
+//! of the peer or a call of `abort`. Every connection ends in `Closed`, with its reason in [`End`].
+//! The driver's duties are in the documentation of [`crate::ds`]; its actions on time-outs, and all
 //! sending, are in `pump.rs`.
 
 use super::receiving::Fit;

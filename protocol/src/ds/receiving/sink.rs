@@ -154,7 +154,7 @@ impl Receiving {
     }
 
     /// Removes ranges without GET of the source that begins at `from`, from the last one backwards.
-    /// A range with a failed GET is still fetched, because that GET may write late to the place of
+    /// A range with a failed GET is still fetched, because that GET may write late to the offset of
     /// later bytes.
     fn pop_unused(&mut self, from: Seq) {
         while from.before(self.known) && self.is_last_unused() {

@@ -3,7 +3,7 @@
 //! Events of the ports. Callbacks run in hard interrupt or process context; stream messages are
 //! then processed in a softirq.
 
-use super::{run::Left, Nic};
+use super::{run::MailboxState, Nic};
 use extoll_core::vpid::Client;
 use kernel::{
     prelude::*,
@@ -12,45 +12,45 @@ use kernel::{
 use kernel_ext::tasklet::{Soft, Tasklet};
 
 /// Softirq that processes stream messages after an interrupt.
-struct Reader(Arc<Nic>);
+struct MailboxSoftirq(Arc<Nic>);
 
-impl Soft for Reader {
+impl Soft for MailboxSoftirq {
     fn run(tasklet: &Tasklet<Self>) {
         let nic = &tasklet.0;
         match nic.read_soft() {
-            Left::Nothing => {}
-            Left::More if nic.is_closing() => {}
-            Left::More => tasklet.schedule(),
-            Left::Setup => nic.wake(),
+            MailboxState::Nothing => {}
+            MailboxState::More if nic.is_closing() => {}
+            MailboxState::More => tasklet.schedule(),
+            MailboxState::Setup => nic.wake(),
         }
     }
 }
 
 /// Port events of a NIC. Drop waits for the softirq and may sleep.
-pub(super) struct Ear {
+pub(super) struct PortEvents {
     nic: Arc<Nic>,
-    reader: Arc<Tasklet<Reader>>,
+    softirq: Arc<Tasklet<MailboxSoftirq>>,
 }
 
-impl Ear {
+impl PortEvents {
     /// Creates the softirq. May sleep.
     pub(super) fn new(nic: &Arc<Nic>) -> Result<Self> {
-        let reader = Tasklet::new(Ok::<_, Error>(Reader(nic.clone())));
+        let softirq = Tasklet::new(Ok::<_, Error>(MailboxSoftirq(nic.clone())));
         Ok(Self {
             nic: nic.clone(),
-            reader: Arc::pin_init(reader, GFP_KERNEL)?,
+            softirq: Arc::pin_init(softirq, GFP_KERNEL)?,
         })
     }
 }
 
-impl Client for Ear {
+impl Client for PortEvents {
     fn interrupt(&self) {
-        self.reader.schedule();
+        self.softirq.schedule();
     }
 
     fn writable(&self) {
-        self.nic.blocked.tell();
-        self.nic.room.store(true, Relaxed);
+        self.nic.blocked.notify();
+        self.nic.send_room.store(true, Relaxed);
         self.nic.wake();
     }
 

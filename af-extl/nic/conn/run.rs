@@ -6,11 +6,11 @@ use super::{Conn, Decision, Inner};
 use kernel::sync::Arc;
 
 /// Number of GETs that a connection posts per run while others wait for slots.
-const TURN: u8 = 8;
+const GET_BUDGET: u8 = 8;
 
-/// Result of [`Conn::place`].
+/// Result of [`Conn::post_gets`].
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::nic) enum Placed {
+pub(in crate::nic) enum Posted {
     /// The connection posted GETs, or wanted none.
     Some,
     /// No slot was free for its GETs.
@@ -23,11 +23,11 @@ impl Conn {
         self.peek(|inner| inner.blocked)
     }
 
-    /// Posts up to [`TURN`] GETs, ahead of other waiting connections.
-    pub(in crate::nic) fn place(self: &Arc<Self>) -> Placed {
+    /// Posts up to [`GET_BUDGET`] GETs, ahead of other waiting connections.
+    pub(in crate::nic) fn post_gets(self: &Arc<Self>) -> Posted {
         let gets = |inner: &Inner| inner.stream.as_ref().map_or(0, |s| s.counters().gets);
         let before = self.with(|inner, _| {
-            inner.turn = TURN;
+            inner.get_budget = GET_BUDGET;
             if let Some(stream) = &mut *inner.stream {
                 stream.retry_gets();
             }
@@ -35,31 +35,31 @@ impl Conn {
         });
         self.peek(|inner| {
             // Unused GETs are not saved for later, when others wait.
-            inner.turn = 0;
+            inner.get_budget = 0;
             match inner.refused {
-                true if gets(inner) == before => Placed::None,
-                _ => Placed::Some,
+                true if gets(inner) == before => Posted::None,
+                _ => Posted::Some,
             }
         })
     }
 
     /// Returns whether no slot was free for the last GET.
-    pub(in crate::nic) fn waits_for_place(&self) -> bool {
+    pub(in crate::nic) fn waits_for_slot(&self) -> bool {
         self.peek(|inner| inner.refused)
     }
 
     /// Runs the connection if something is due, or if it was blocked and the port now has `room`.
     /// The mailbox was read before.
-    pub(in crate::nic) fn look(self: &Arc<Self>, room: bool) {
+    pub(in crate::nic) fn run(self: &Arc<Self>, room: bool) {
         self.follow_tcp();
         let now = self.nic.now();
         let (due, blocked, waits, tcp) = self.peek(|inner| {
             let waits = inner.decision == Decision::Waiting;
             (
                 inner.due,
-                inner.blocked || inner.more,
+                inner.blocked || inner.again,
                 waits,
-                inner.tcp_came,
+                inner.tcp_decides,
             )
         });
         let due = due.is_some_and(|at| at <= now);
@@ -71,21 +71,21 @@ impl Conn {
             false => None,
         };
         if let Some(queued) = settled {
-            if self.see_tcp(queued) {
+            if self.evaluate_tcp(queued) {
                 self.use_tcp();
             }
         } else if waits && due {
             // The next run decides.
-            self.look_at_tcp();
+            self.check_tcp();
         } else if due || room && blocked {
             self.with(|_, _| {});
         }
     }
 
     /// Runs the connection at its scheduled time. The due time may have been postponed since.
-    pub(in crate::nic) fn look_if_due(self: &Arc<Self>) {
+    pub(in crate::nic) fn run_if_due(self: &Arc<Self>) {
         self.peek(|inner| inner.scheduled = None);
-        self.look(false);
+        self.run(false);
         // The result is ignored, because the caller reads the earliest due time of all connections.
         self.peek(|inner| inner.schedule(self));
     }
