@@ -2,8 +2,8 @@
 
 //! Private data of a socket: phase, connection, byte counters.
 //!
-//! Process context. The spin lock `now` of [`SocketInfo`] protects phase and connection; the lock of
-//! a [`Conn`] is never taken with it held.
+//! Process context. The spin lock `now` of [`SocketInfo`] protects phase and connection; the lock
+//! of a [`Conn`] is never taken with it held.
 
 use crate::{
     all,

@@ -15,7 +15,7 @@ mod show;
 mod tcp;
 
 pub(super) use make::Components;
-pub(super) use run::Posted;
+pub(super) use run::GetsPosted;
 
 use super::{
     lend::{Lending, Sink},

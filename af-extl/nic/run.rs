@@ -6,7 +6,7 @@
 //! except that stream messages are delivered with it held.
 
 use super::{
-    conn::{Conn, Posted},
+    conn::{Conn, GetsPosted},
     serve::SetupMessage,
     waiters::Waiters,
     Count, Nic, Ports,
@@ -126,7 +126,7 @@ impl Nic {
                 return self.slots_again();
             }
             tried += 1;
-            if conn.post_gets() == Posted::None {
+            if conn.post_gets() == GetsPosted::None {
                 round.set_full(conn.peer);
                 round.keep();
             } else {

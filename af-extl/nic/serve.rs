@@ -7,7 +7,7 @@ use crate::{all, open::of_tcp};
 use extoll_core::velo;
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::{net::socket::Listener, security};
-use protocol::ds::{self, decline, Request};
+use protocol::ds::{self, decline, ConnectRequest};
 use wire::{
     ds::{Answer, Answered, ConnId, Connect, Decline, Kind, SetupError, Tuple},
     ids::NodeId,
@@ -49,7 +49,7 @@ pub(super) fn pending() -> Result<Pending> {
 }
 
 /// Declines a request that could not be accepted for lack of resources.
-pub(super) fn decline_for_resources(nic: &Nic, request: &Request) {
+pub(super) fn decline_for_resources(nic: &Nic, request: &ConnectRequest) {
     nic.waiting.lock().end_accept(request);
     let Connect { cookie, client, .. } = request.connect;
     nic.decline(request.node, cookie, client.id, Decline::Resources);

@@ -10,7 +10,7 @@ use protocol::Slots;
 use wire::{ds::ConnId, ids::NodeId};
 
 /// Slot of the table. Free slots are reused in FIFO order, so as late as possible.
-struct Slot {
+struct TableSlot {
     conn: Option<Arc<Conn>>,
     /// Number of uses, starting at a random number. Part of the connection ID.
     uses: u32,
@@ -18,7 +18,7 @@ struct Slot {
 
 /// Connections of a NIC by slot, and the free slots.
 pub(super) struct Table {
-    slots: KVVec<Slot>,
+    slots: KVVec<TableSlot>,
     /// Ring buffer of free slots.
     free: KVVec<u16>,
     /// Index of the first entry of `free`.
@@ -45,7 +45,7 @@ impl Table {
         let mut free = KVVec::with_capacity(capacity, GFP_KERNEL)?;
         for i in 0..capacity {
             let uses = security::random() as u32;
-            slots.push(Slot { conn: None, uses }, GFP_KERNEL)?;
+            slots.push(TableSlot { conn: None, uses }, GFP_KERNEL)?;
             free.push(i as u16, GFP_KERNEL)?;
         }
         Ok(Self {

@@ -1,7 +1,7 @@
 //! Tables about peers and users: failed servers and neighbours, shares of users, and requests of
 //! clients that use another route than announced.
 
-use protocol::ds::{Failures, Host, Key, OpenLimits, Pending, Program, Shares};
+use protocol::ds::{FailureKey, Failures, Host, OpenLimits, Pending, Program, Shares};
 use protocol::{Memory, Time};
 use wire::ds::{ConnId, Connect, Endpoint, Tuple};
 use wire::ids::NodeId;
@@ -97,7 +97,7 @@ fn the_oldest_is_forgotten() {
 fn a_number_is_no_proof() {
     #[derive(Clone, Copy, PartialEq, Eq)]
     struct Same(u8);
-    impl Key for Same {
+    impl FailureKey for Same {
         fn digest(&self, _: u64) -> u64 {
             1
         }

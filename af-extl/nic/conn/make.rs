@@ -16,7 +16,7 @@ use kernel_ext::{
     new_bh_lock,
 };
 use protocol::{
-    ds::{Client, Geometry, Request, Server, Stream},
+    ds::{Client, ConnectRequest, Geometry, Server, Stream},
     Time,
 };
 use wire::{
@@ -100,7 +100,7 @@ impl Components {
         self.link.endpoint(self.name, &self.rings, self.isn)
     }
 
-    fn make(self, setup: Setup, request: Option<&Request>) -> Result<Arc<Conn>> {
+    fn make(self, setup: Setup, request: Option<&ConnectRequest>) -> Result<Arc<Conn>> {
         let far = request.map(|request| request.connect.client);
         let now = self.nic.now();
         let bytes = self.rings.send.bytes() as u32;
@@ -173,7 +173,7 @@ impl Components {
     }
 
     /// Creates the connection for an accepted request.
-    pub(in crate::nic) fn server(self, request: &Request) -> Result<Arc<Conn>> {
+    pub(in crate::nic) fn server(self, request: &ConnectRequest) -> Result<Arc<Conn>> {
         let (limits, now) = (&self.nic.opening, self.nic.now());
         let server = Server::new(request, self.endpoint(), limits, now);
         self.make(Setup::Server(server), Some(request))

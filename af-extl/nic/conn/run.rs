@@ -10,7 +10,7 @@ const GET_BUDGET: u8 = 8;
 
 /// Result of [`Conn::post_gets`].
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::nic) enum Posted {
+pub(in crate::nic) enum GetsPosted {
     /// The connection posted GETs, or wanted none.
     Some,
     /// No slot was free for its GETs.
@@ -24,7 +24,7 @@ impl Conn {
     }
 
     /// Posts up to [`GET_BUDGET`] GETs, ahead of other waiting connections.
-    pub(in crate::nic) fn post_gets(self: &Arc<Self>) -> Posted {
+    pub(in crate::nic) fn post_gets(self: &Arc<Self>) -> GetsPosted {
         let gets = |inner: &Inner| inner.stream.as_ref().map_or(0, |s| s.counters().gets);
         let before = self.with(|inner, _| {
             inner.get_budget = GET_BUDGET;
@@ -37,8 +37,8 @@ impl Conn {
             // Unused GETs are not saved for later, when others wait.
             inner.get_budget = 0;
             match inner.refused {
-                true if gets(inner) == before => Posted::None,
-                _ => Posted::Some,
+                true if gets(inner) == before => GetsPosted::None,
+                _ => GetsPosted::Some,
             }
         })
     }

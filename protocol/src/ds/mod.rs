@@ -67,10 +67,10 @@ mod wait_queue;
 
 pub use client::{Client, ClientMessage, OpenLimits, Opening, OpeningEvent};
 pub use fallback::Fallback;
-pub use peers::{Failures, Host, Key, Program, SilentNodes};
+pub use peers::{FailureKey, Failures, Host, Program, SilentNodes};
 pub use receiving::{Get, Receiving};
 pub use sending::Sending;
-pub use server::{decline, Accepted, Pending, Request, Server};
+pub use server::{decline, Accepted, ConnectRequest, Pending, Server};
 pub use shares::Shares;
 pub use source::{SourceId, SourceState, SOURCES};
 pub use stream::{unknown, End, Port, Ready, Received, RingFree, Stream, StreamEvent, StreamState};

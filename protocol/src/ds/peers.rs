@@ -53,7 +53,7 @@ impl<M: Memory> SilentNodes<M> {
 }
 
 /// Key of a [`Failures`] table.
-pub trait Key: Copy + Eq {
+pub trait FailureKey: Copy + Eq {
     /// Returns a hash of the key. Collisions depend on the secret, so a peer cannot provoke them.
     fn digest(&self, secret: u64) -> u64;
 }
@@ -69,7 +69,7 @@ pub struct Program {
     pub port: u16,
 }
 
-impl Key for Program {
+impl FailureKey for Program {
     fn digest(&self, secret: u64) -> u64 {
         let rest = (u64::from(self.node.0) << 16) | u64::from(self.port);
         mix(secret, &self.address, rest)
@@ -85,7 +85,7 @@ pub struct Host {
     pub address: [u8; 16],
 }
 
-impl Key for Host {
+impl FailureKey for Host {
     fn digest(&self, secret: u64) -> u64 {
         mix(secret, &self.address, self.interface.into())
     }
@@ -110,12 +110,12 @@ struct Failed<S> {
 
 /// Keys that failed a short time ago and are not tried again for some time. The time is doubled
 /// with each failure in a row, up to 64-fold. If the table is full, the oldest entry is dropped.
-pub struct Failures<M: Memory, S: Key> {
+pub struct Failures<M: Memory, S: FailureKey> {
     failed: Slots<M, Failed<S>>,
     secret: u64,
 }
 
-impl<M: Memory, S: Key> Failures<M, S> {
+impl<M: Memory, S: FailureKey> Failures<M, S> {
     /// Returns a table for `capacity` keys; `secret` is a random number. May sleep if the
     /// allocation does.
     ///

@@ -12,7 +12,7 @@ use wire::ids::NodeId;
 
 /// Request of a client that waits for the program to accept its connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Request {
+pub struct ConnectRequest {
     /// Node of the client.
     pub node: NodeId,
     /// Contents of the client's request.
@@ -22,7 +22,7 @@ pub struct Request {
     accepting: bool,
 }
 
-impl Request {
+impl ConnectRequest {
     fn is_of(&self, node: NodeId, connect: &Connect) -> bool {
         self.node == node
             && self.connect.cookie == connect.cookie
@@ -34,7 +34,7 @@ impl Request {
 /// connection, and up to `per_node` entries. A request never matches a TCP connection of another
 /// node.
 pub struct Pending<M: Memory> {
-    requests: Slots<M, Request>,
+    requests: Slots<M, ConnectRequest>,
     nodes: Slots<M, u16>,
     per_node: u16,
     secret: u64,
@@ -85,7 +85,7 @@ impl<M: Memory> Pending<M> {
         self.requests.is_empty()
     }
 
-    fn remove(&mut self, key: u64) -> Option<Request> {
+    fn remove(&mut self, key: u64) -> Option<ConnectRequest> {
         let request = self.requests.remove(key)?;
         let node = u64::from(request.node.0);
         if let Some(n) = self.nodes.get_mut(node) {
@@ -119,7 +119,8 @@ impl<M: Memory> Pending<M> {
             return Ok(false);
         }
         // Replaces this request, or an obsolete one for the same TCP connection.
-        let same = |other: &Request| other.node == node && other.connect.tuple == connect.tuple;
+        let same =
+            |other: &ConnectRequest| other.node == node && other.connect.tuple == connect.tuple;
         if self.requests.get(key).is_some_and(same) {
             self.remove(key);
         }
@@ -127,7 +128,7 @@ impl<M: Memory> Pending<M> {
         if count >= self.per_node {
             return Err(Decline::Busy);
         }
-        let request = Request {
+        let request = ConnectRequest {
             node,
             connect: *connect,
             refreshed: now,
@@ -149,7 +150,7 @@ impl<M: Memory> Pending<M> {
     /// Removes a request that the client cancelled.
     pub fn cancel(&mut self, node: NodeId, connect: &Connect) {
         let key = key(self.secret, node, &connect.tuple);
-        let same = |a: &Request| !a.accepting && a.is_of(node, connect);
+        let same = |a: &ConnectRequest| !a.accepting && a.is_of(node, connect);
         if self.requests.get(key).is_some_and(same) {
             self.remove(key);
         }
@@ -163,7 +164,7 @@ impl<M: Memory> Pending<M> {
         tuple: &Tuple,
         limits: &OpenLimits,
         now: Time,
-    ) -> Option<Request> {
+    ) -> Option<ConnectRequest> {
         self.expire(limits, now);
         let key = key(self.secret, node, tuple);
         let request = self.requests.get_mut(key)?;
@@ -176,9 +177,9 @@ impl<M: Memory> Pending<M> {
 
     /// Removes the entry of [`Pending::begin_accept`], because the connection was created or
     /// failed.
-    pub fn end_accept(&mut self, request: &Request) {
+    pub fn end_accept(&mut self, request: &ConnectRequest) {
         let key = key(self.secret, request.node, &request.connect.tuple);
-        let same = |a: &Request| a.accepting && a.is_of(request.node, &request.connect);
+        let same = |a: &ConnectRequest| a.accepting && a.is_of(request.node, &request.connect);
         if self.requests.get(key).is_some_and(same) {
             self.remove(key);
         }
@@ -192,7 +193,7 @@ impl<M: Memory> Pending<M> {
         tuple: &Tuple,
         limits: &OpenLimits,
         now: Time,
-    ) -> Option<Request> {
+    ) -> Option<ConnectRequest> {
         let request = self.begin_accept(node, tuple, limits, now)?;
         self.end_accept(&request);
         Some(request)
@@ -200,7 +201,7 @@ impl<M: Memory> Pending<M> {
 
     /// Removes and returns one request for a TCP connection, of any node. Used if the TCP
     /// connection arrives by another route than its client announced. Searches the whole table.
-    pub fn remove_any(&mut self, tuple: &Tuple) -> Option<Request> {
+    pub fn remove_any(&mut self, tuple: &Tuple) -> Option<ConnectRequest> {
         let mut found = None;
         self.requests.for_each_mut(|key, request| {
             if !request.accepting && request.connect.tuple == *tuple {
@@ -221,7 +222,7 @@ impl<M: Memory> Pending<M> {
             if oldest.accepting {
                 // Becomes the newest entry; the removal left a free slot.
                 if let Some(request) = self.requests.remove(key) {
-                    let request = Request {
+                    let request = ConnectRequest {
                         refreshed: now,
                         ..request
                     };
@@ -260,7 +261,7 @@ pub struct Server {
 impl Server {
     /// Returns the state machine for a client's request. `own` describes the server's end.
     #[must_use]
-    pub fn new(request: &Request, own: Endpoint, limits: &OpenLimits, now: Time) -> Self {
+    pub fn new(request: &ConnectRequest, own: Endpoint, limits: &OpenLimits, now: Time) -> Self {
         Self {
             said: Answered {
                 cookie: request.connect.cookie,
