@@ -15,9 +15,9 @@ const END_MS: u64 = 5_000;
 /// Maximum number of devices that one node borrows.
 const PER_NODE: u8 = 8;
 /// Maximum of `dma_kib`.
-const DMA_KIB_MOST: u32 = 65_536;
+const DMA_KIB_MAX: u32 = 65_536;
 /// Maximum of `map_kib`.
-const MAP_KIB_MOST: u32 = 1 << 20;
+const MAP_KIB_MAX: u32 = 1 << 20;
 
 /// Time in ms without a message after which a lease ends.
 static TIMEOUT_MS: Tunable = Tunable::new("vpci.timeout_ms", 4000);
@@ -36,8 +36,8 @@ pub(crate) fn parameters() -> [Param; 5] {
     [
         TIMEOUT_MS.param(100, 10_000),
         ACCESS_MS.param(1, 1_000),
-        Param::new("dma_kib", params::dma_kib.value(), 64, DMA_KIB_MOST.into()),
-        Param::new("map_kib", params::map_kib.value(), 0, MAP_KIB_MOST.into()),
+        Param::new("dma_kib", params::dma_kib.value(), 64, DMA_KIB_MAX.into()),
+        Param::new("map_kib", params::map_kib.value(), 0, MAP_KIB_MAX.into()),
         Param::new("leases", params::leases.value(), 1, 16),
     ]
 }
@@ -87,22 +87,22 @@ pub(crate) fn leases() -> u16 {
 pub(crate) fn limits() -> Limits {
     let timeout_ms = TIMEOUT_MS.number();
     let access = u64::from(ACCESS_MS.number()) * MS;
-    let hold = 500 * MS;
+    let in_flight_max = 500 * MS;
     let limits = Limits {
         ms: MS,
         timeout_ms,
         // Other nodes may use other parameters.
         longest_ms: LONGEST_LEASE_MS,
-        ask: 100 * MS,
-        ask_most: 10_000 * MS,
-        hold,
+        retry: 100 * MS,
+        retry_max: 10_000 * MS,
+        in_flight_max,
         quarantine: 0,
         access,
-        access_again: access / 4,
+        access_retry: access / 4,
         give_up: 10_000 * MS,
         per_node: PER_NODE,
         // Maximum that a correct borrower requests, whatever its parameters.
-        dma_most: u64::from(DMA_KIB_MOST + MAP_KIB_MOST) << 10,
+        dma_max: u64::from(DMA_KIB_MAX + MAP_KIB_MAX) << 10,
         reset_pause: 1_000 * MS,
     };
     limits.with_quarantine(END_MS * MS)

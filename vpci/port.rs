@@ -78,8 +78,8 @@ impl Nic {
         match parsed {
             Ok(message) => {
                 match message.role() {
-                    Role::Lender => machines.lender.hear(now, from, &message),
-                    Role::Borrower => machines.borrower.hear(now, from, &message),
+                    Role::Lender => machines.lender.receive(now, from, &message),
+                    Role::Borrower => machines.borrower.receive(now, from, &message),
                 }
                 !matches!(message.kind(), Kind::Read | Kind::Write | Kind::Done)
             }
@@ -88,7 +88,7 @@ impl Nic {
                 number,
                 ..
             }) => {
-                machines.lender.hear_other(from, kind, number);
+                machines.lender.receive_other_version(from, kind, number);
                 false
             }
             Err(ParseError::Version {
@@ -96,7 +96,7 @@ impl Nic {
                 number,
                 ..
             }) => {
-                machines.borrower.hear_other(now, from, number);
+                machines.borrower.receive_other_version(now, from, number);
                 true
             }
             Err(_) => {

@@ -241,7 +241,7 @@ fn each_lease_is_confirmed_by_its_own_name() {
         sender: Incarnation(1),
         body: Body::Revoked(names[1]),
     };
-    w.lender.hear(w.time(), NodeId(1), &message);
+    w.lender.receive(w.time(), NodeId(1), &message);
     open = w.lender.fences().open().map(|f| f.1).collect();
     assert_eq!(open, names[..1]);
 }
@@ -262,7 +262,7 @@ fn a_question_that_comes_before_the_grant_is_not_answered() {
             answer: false,
         },
     };
-    w.borrowers[0].hear(Time(0), LENDER, &question);
+    w.borrowers[0].receive(Time(0), LENDER, &question);
     w.settle();
     assert_eq!(w.said.len(), before);
     assert_eq!(w.borrowers[0].state(handle), Some(LeaseState::Asking));
@@ -271,7 +271,7 @@ fn a_question_that_comes_before_the_grant_is_not_answered() {
         body: Body::Revoke(LeaseId::new(handle.number(), 5), 0),
         ..question
     };
-    w.borrowers[0].hear(Time(0), LENDER, &revoke);
+    w.borrowers[0].receive(Time(0), LENDER, &revoke);
     w.settle();
     assert_eq!(w.work, [(0, Work::Over(handle, Why::Revoked))]);
     w.work.clear();
@@ -635,7 +635,7 @@ fn others_can_not_end_a_lease() {
             sender,
             body,
         };
-        w.borrowers[0].hear(Time(0), NodeId(2), &message);
+        w.borrowers[0].receive(Time(0), NodeId(2), &message);
         w.all();
     }
     assert_eq!(w.borrowers[0].state(handle), Some(LeaseState::Up));

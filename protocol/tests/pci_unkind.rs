@@ -115,7 +115,7 @@ fn quarantine_covers_the_leases_of_others() {
     let own = Limits {
         timeout_ms: 100,
         longest_ms: LONGEST_LEASE_MS,
-        hold: 50,
+        in_flight_max: 50,
         ..LIMITS
     };
     let own = own.with_quarantine(700);
@@ -448,7 +448,7 @@ fn other_versions_are_told() {
         (Kind::List, LeaseId::NONE),
         (Kind::Borrow, LeaseId::new(9, 0)),
     ] {
-        w.lender.hear_other(NodeId(1), kind, 9);
+        w.lender.receive_other_version(NodeId(1), kind, 9);
         w.settle();
         let refused = w.said.last().expect("an answer").2;
         assert_eq!(
@@ -460,34 +460,35 @@ fn other_versions_are_told() {
     for refusals_are_read in [true, false] {
         let mut w = World::new(1);
         let number = w.borrowers[0].list(Time(0), LENDER, 0, Time(500));
-        w.lender.hear_other(NodeId(1), Kind::List, number);
+        w.lender
+            .receive_other_version(NodeId(1), Kind::List, number);
         let Some(protocol::pci::lender::Step::Send(_, message)) = w.lender.step(Time(0)) else {
             panic!("no answer");
         };
         if refusals_are_read {
-            w.borrowers[0].hear(Time(0), LENDER, &message);
+            w.borrowers[0].receive(Time(0), LENDER, &message);
         } else {
             let ParseError::Version { kind, number, .. } = of_version_2(&message) else {
                 panic!("{message:?}");
             };
             assert_eq!(kind, Kind::Refuse);
             // The same answer from another node has no effect.
-            w.borrowers[0].hear_other(Time(0), NodeId(5), number);
+            w.borrowers[0].receive_other_version(Time(0), NodeId(5), number);
             assert_eq!(w.borrowers[0].listed(Time(0), number), None);
-            w.borrowers[0].hear_other(Time(0), LENDER, number);
+            w.borrowers[0].receive_other_version(Time(0), LENDER, number);
         }
         let answer = w.borrowers[0].listed(Time(0), number);
         assert_eq!(answer, Some(Err(Some(Reason::Version))));
     }
     let mut w = World::new(1);
     let handle = w.borrow(0);
-    w.borrowers[0].hear_other(Time(0), LENDER, handle.number());
+    w.borrowers[0].receive_other_version(Time(0), LENDER, handle.number());
     w.settle();
     let why = Why::Refused(Reason::Version);
     assert_eq!(w.work, [(0, Work::Over(handle, why))]);
     // A lease that is up does not end.
     let mut w = World::new(1);
     let handle = w.up(0);
-    w.borrowers[0].hear_other(Time(0), LENDER, handle.number());
+    w.borrowers[0].receive_other_version(Time(0), LENDER, handle.number());
     assert_eq!(w.borrowers[0].state(handle), Some(LeaseState::Up));
 }

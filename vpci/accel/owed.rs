@@ -66,7 +66,7 @@ impl Nic {
         noted: bool,
     ) {
         let now = self.now();
-        let (ask, hold) = (conf::limits().ask, conf::limits().hold);
+        let (ask, hold) = (conf::limits().retry, conf::limits().in_flight_max);
         let owed = Owed {
             remote: remote.clone(),
             mark,
@@ -113,7 +113,7 @@ impl Nic {
                     self.want(owed.next);
                 } else {
                     self.ask(&mut owed);
-                    owed.pause = owed.pause.saturating_mul(2).min(conf::limits().ask_most);
+                    owed.pause = owed.pause.saturating_mul(2).min(conf::limits().retry_max);
                     owed.next = self.now().after(owed.pause);
                     self.want(owed.next);
                 }
@@ -153,7 +153,7 @@ impl Nic {
         let Some([word]) = owed.remote.look([LEASE], LOOK_US) else {
             return;
         };
-        let hold = conf::limits().hold;
+        let hold = conf::limits().in_flight_max;
         let seen = Mark::parse(word);
         let own = seen.filter(|seen| (seen.node, seen.nonce) == (owed.mark.node, owed.mark.nonce));
         match (own, seen) {

@@ -2,13 +2,13 @@
 //! Interval numbers of ended leases that may not be reused yet.
 //!
 //! A fence keeps the target numbers of one lease. The other end is asked repeatedly to confirm that
-//! its windows are closed. After its confirmation, accesses may be in flight for [`Limits::hold`]
-//! more; then the fence is removed and its numbers are released. Until then this node opens no
-//! other target with these numbers, so that late accesses reach nothing. A lease without numbers
-//! has a fence too, which makes the other end close its side; it is removed without confirmation
-//! after [`Limits::give_up`].
+//! its windows are closed. After its confirmation, accesses may be in flight for
+//! [`Limits::in_flight_max`] more; then the fence is removed and its numbers are released. Until
+//! then this node opens no other target with these numbers, so that late accesses reach nothing. A
+//! lease without numbers has a fence too, which makes the other end close its side; it is removed
+//! without confirmation after [`Limits::give_up`].
 
-use super::{sooner, Limits};
+use super::{earlier, Limits};
 use crate::{Memory, Time};
 use wire::ids::NodeId;
 use wire::pci::LeaseId;
@@ -57,7 +57,7 @@ impl<M: Memory> Fences<M> {
     }
 
     /// Adds a fence for a lease that was closed at this end. If the other end has already confirmed
-    /// that its windows are closed, the numbers are fenced for `hold` only.
+    /// that its windows are closed, the numbers are fenced for `in_flight_max` only.
     pub(super) fn add(
         &mut self,
         now: Time,
@@ -73,16 +73,16 @@ impl<M: Memory> Fences<M> {
             node,
             lease,
             numbers,
-            until: confirmed.then_some(now.after(limits.hold)),
+            until: confirmed.then_some(now.after(limits.in_flight_max)),
             next: now,
-            interval: limits.ask,
+            interval: limits.retry,
             asked: None,
             since: now,
         };
         let free = self.list.iter().position(Option::is_none);
         let others = self.all().filter(|f| f.numbers == 0).count();
-        let place = match free {
-            Some(place) if numbers != 0 || others < OTHERS => Some(place),
+        let slot = match free {
+            Some(slot) if numbers != 0 || others < OTHERS => Some(slot),
             // A fence without numbers exists, because at most `NUMBERED` fences have numbers.
             _ => (0u32..)
                 .zip(self.list.iter())
@@ -90,8 +90,8 @@ impl<M: Memory> Fences<M> {
                 .min()
                 .map(|(_, i)| i as usize),
         };
-        if let Some(place) = place.and_then(|place| self.list.get_mut(place)) {
-            *place = Some(fence);
+        if let Some(slot) = slot.and_then(|slot| self.list.get_mut(slot)) {
+            *slot = Some(fence);
         }
     }
 
@@ -108,31 +108,31 @@ impl<M: Memory> Fences<M> {
             return false;
         };
         if fence.until.is_none() {
-            fence.until = Some(now.after(limits.hold));
+            fence.until = Some(now.after(limits.in_flight_max));
         }
         true
     }
 
     /// Returns true if the lease has a fence.
-    pub(super) fn knows(&mut self, node: NodeId, lease: LeaseId) -> bool {
+    pub(super) fn contains(&mut self, node: NodeId, lease: LeaseId) -> bool {
         self.find(node, lease).is_some()
     }
 
     /// Moves the next question to a node forward, because the node has just sent a message. The
-    /// time between two questions remains at least `ask`.
-    pub(super) fn kick(&mut self, now: Time, node: NodeId, limits: &Limits) {
+    /// time between two questions remains at least `retry`.
+    pub(super) fn hasten(&mut self, now: Time, node: NodeId, limits: &Limits) {
         let fences = self.list.iter_mut().flatten();
         for fence in fences.filter(|f| f.node == node && f.until.is_none()) {
-            let soon = fence.asked.map_or(now, |asked| asked.after(limits.ask));
+            let soon = fence.asked.map_or(now, |asked| asked.after(limits.retry));
             fence.next = fence.next.min(soon);
         }
     }
 
     /// Records that a node has no windows any more. The caller must be certain of it.
-    pub(super) fn forget(&mut self, now: Time, node: NodeId, limits: &Limits) {
+    pub(super) fn confirm_node(&mut self, now: Time, node: NodeId, limits: &Limits) {
         let fences = self.list.iter_mut().flatten();
         for fence in fences.filter(|f| f.node == node && f.until.is_none()) {
-            fence.until = Some(now.after(limits.hold));
+            fence.until = Some(now.after(limits.in_flight_max));
         }
     }
 
@@ -142,7 +142,7 @@ impl<M: Memory> Fences<M> {
         let mut fences = self.list.iter_mut().flatten();
         let fence = fences.find(|f| f.until.is_none() && f.next <= now)?;
         fence.next = now.after(fence.interval);
-        fence.interval = fence.interval.saturating_mul(2).min(limits.ask_most);
+        fence.interval = fence.interval.saturating_mul(2).min(limits.retry_max);
         fence.asked = Some(now);
         Some((fence.node, fence.lease))
     }
@@ -150,15 +150,15 @@ impl<M: Memory> Fences<M> {
     /// Removes expired fences. Returns the set of numbers that are free again.
     pub(super) fn release(&mut self, now: Time, limits: &Limits) -> u64 {
         let mut free = 0;
-        for place in self.list.iter_mut() {
-            let Some(fence) = place else {
+        for slot in self.list.iter_mut() {
+            let Some(fence) = slot else {
                 continue;
             };
-            let said = fence.until.is_some_and(|until| until <= now);
-            let vain = fence.numbers == 0 && now.since(fence.since) >= limits.give_up;
-            if said || vain || (fence.numbers == 0 && fence.until.is_some()) {
+            let confirmed = fence.until.is_some_and(|until| until <= now);
+            let expired = fence.numbers == 0 && now.since(fence.since) >= limits.give_up;
+            if confirmed || expired || (fence.numbers == 0 && fence.until.is_some()) {
                 free |= fence.numbers;
-                *place = None;
+                *slot = None;
             }
         }
         free
@@ -193,8 +193,8 @@ impl<M: Memory> Fences<M> {
     pub(super) fn next(&self, limits: &Limits) -> Option<Time> {
         self.all().fold(None, |first, f| {
             let at = f.until.unwrap_or(f.next);
-            let vain = (f.numbers == 0).then_some(f.since.after(limits.give_up));
-            sooner(first, sooner(Some(at), vain))
+            let expired = (f.numbers == 0).then_some(f.since.after(limits.give_up));
+            earlier(first, earlier(Some(at), expired))
         })
     }
 }

@@ -7,7 +7,7 @@
 //! the shared memory unit (SMFU, HW §12). At its target, an interval is only a number: any window
 //! with this number reaches the target that is open under it. A number is therefore fenced after
 //! its lease ([`Fences`]). It is not reused before the other end has confirmed that its window is
-//! closed, and not for [`Limits::hold`] after that, because accesses may be in flight.
+//! closed, and not for [`Limits::in_flight_max`] after that, because accesses may be in flight.
 //!
 //! * [`Lender`]: devices that this node offers, and their leases.
 //! * [`Borrower`]: leases that this node has, and accesses to configuration registers.
@@ -15,7 +15,7 @@
 //! * [`accel`]: the same without a lender, for devices behind NICs that have no host.
 //! * [`Reach`]: bus addresses at the lender that lead into memory of the borrower.
 //!
-//! The state machines do no I/O. The driver tells them of each event: a received message (`hear`),
+//! The state machines do no I/O. The driver tells them of each event: a received message (`receive`),
 //! the time (`time`, due at `next`), the result of an operation (`opened`, `closed`, `reset`,
 //! `configured`), a request of a user. After each event it calls `step` and `work` until both
 //! return `None`. `step` returns the next message or configuration access, which any context can
@@ -27,12 +27,12 @@
 //! with a lock.
 
 pub mod accel;
+mod answers;
 pub mod borrower;
 pub mod config;
 mod fences;
 pub mod lender;
 mod reach;
-mod strays;
 
 pub use borrower::{AccessError, Ask, Borrower, Handle, LeaseEvent, LeaseState, Poll, Why};
 pub use fences::Fences;
@@ -53,41 +53,41 @@ pub struct Limits {
     /// [`Limits::with_quarantine`] relies on that.
     pub longest_ms: u32,
     /// Interval after which a request is repeated for the first time. It is doubled at each
-    /// repetition, up to `ask_most`.
-    pub ask: u64,
+    /// repetition, up to `retry_max`.
+    pub retry: u64,
     /// Maximum interval between two repetitions of a request.
-    pub ask_most: u64,
+    pub retry_max: u64,
     /// Maximum time for which a message or an access through an interval may be in flight.
-    pub hold: u64,
+    pub in_flight_max: u64,
     /// Time after its start during which a state machine hands out no interval numbers. Other nodes
     /// lose the leases of its earlier life within this time. See [`Limits::with_quarantine`].
     pub quarantine: u64,
     /// Maximum time for an access to a configuration register.
     pub access: u64,
     /// Interval between repetitions of an access to a configuration register.
-    pub access_again: u64,
+    pub access_retry: u64,
     /// Time for which the end of a lease without interval numbers is asked to confirm.
     pub give_up: u64,
     /// Maximum number of leases that one node may have from a lender.
     pub per_node: u8,
     /// Maximum DMA memory of a lease in bytes, used by the lender. The lender's windows to this
     /// memory take address space from other users of its NIC.
-    pub dma_most: u64,
+    pub dma_max: u64,
     /// Minimum time between the end of a reset and the begin of the next reset that a borrower
     /// requests, used by the lender. The lender serves other borrowers in the meantime.
     pub reset_pause: u64,
 }
 
 impl Limits {
-    /// Sets [`Limits::quarantine`] to the sum of `longest_ms`, `end` and `hold`. `end` is the
-    /// maximum time, in ticks, from the end of a lease until a driver has closed its intervals: the
-    /// time of [`lender::Work::Close`] and [`borrower::Work::Close`], including everything that
+    /// Sets [`Limits::quarantine`] to the sum of `longest_ms`, `end` and `in_flight_max`. `end` is
+    /// the maximum time, in ticks, from the end of a lease until a driver has closed its intervals:
+    /// the time of [`lender::Work::Close`] and [`borrower::Work::Close`], including everything that
     /// these wait for. The longest time-out of any node counts, because the other ends are the ones
     /// that must lose their leases.
     #[must_use]
     pub const fn with_quarantine(mut self, end: u64) -> Self {
         let lost = self.ticks(self.longest_ms);
-        self.quarantine = lost.saturating_add(end).saturating_add(self.hold);
+        self.quarantine = lost.saturating_add(end).saturating_add(self.in_flight_max);
         self
     }
 
@@ -99,11 +99,11 @@ impl Limits {
 
 /// Generator of random numbers that serve as names of leases, devices and lives.
 #[derive(Clone, Copy)]
-pub(crate) struct Draw(pub(crate) u64);
+pub(crate) struct RandomNumbers(pub(crate) u64);
 
-impl Draw {
+impl RandomNumbers {
     /// Returns the next number.
-    pub(crate) fn long(&mut self) -> u64 {
+    pub(crate) fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -111,9 +111,9 @@ impl Draw {
     }
 
     /// Returns the next number that is not 0.
-    pub(crate) fn short(&mut self) -> u32 {
+    pub(crate) fn next_nonzero(&mut self) -> u32 {
         loop {
-            if let key @ 1.. = (self.long() >> 16) as u32 {
+            if let key @ 1.. = (self.next_u64() >> 16) as u32 {
                 return key;
             }
         }
@@ -121,7 +121,7 @@ impl Draw {
 }
 
 /// Returns the earlier of two optional times.
-pub(crate) fn sooner(a: Option<crate::Time>, b: Option<crate::Time>) -> Option<crate::Time> {
+pub(crate) fn earlier(a: Option<crate::Time>, b: Option<crate::Time>) -> Option<crate::Time> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),

@@ -17,15 +17,15 @@ pub const LIMITS: Limits = Limits {
     ms: 1,
     timeout_ms: 1000,
     longest_ms: 10_000,
-    ask: 100,
-    ask_most: 800,
-    hold: 50,
+    retry: 100,
+    retry_max: 800,
+    in_flight_max: 50,
     quarantine: 0,
     access: 200,
-    access_again: 20,
+    access_retry: 20,
     give_up: 5000,
     per_node: 2,
-    dma_most: 64 << 20,
+    dma_max: 64 << 20,
     reset_pause: 300,
 };
 pub const LENDER: NodeId = NodeId(0);
@@ -139,9 +139,9 @@ impl World {
         assert_eq!(read, Ok(message));
         let now = self.time();
         match (message.role(), to) {
-            (Role::Lender, LENDER) => self.lender.hear(now, NodeId(from), &message),
+            (Role::Lender, LENDER) => self.lender.receive(now, NodeId(from), &message),
             (Role::Borrower, NodeId(n)) if n > 0 => {
-                self.borrowers[usize::from(n) - 1].hear(now, NodeId(from), &message);
+                self.borrowers[usize::from(n) - 1].receive(now, NodeId(from), &message);
             }
             // The node does not have the role for this message.
             _ => {}

@@ -86,8 +86,8 @@ impl Rig {
             _ => {}
         }
         match message.role() {
-            Role::Lender => life.lender.hear(now, from, &message),
-            Role::Borrower => life.borrower.hear(now, from, &message),
+            Role::Lender => life.lender.receive(now, from, &message),
+            Role::Borrower => life.borrower.receive(now, from, &message),
         }
         // Several messages are read before the driver acts.
         let (at, lives) = (self.now + 100 * US, self.nodes[to].lives);

@@ -142,11 +142,11 @@ impl Node {
                 limits = limits.with_quarantine(END);
                 limits.longest_ms = longest;
             }
-            Some(Mutation::NoHold) => limits.hold = 0,
+            Some(Mutation::NoHold) => limits.in_flight_max = 0,
             Some(Mutation::NoQuarantine) => limits.quarantine = 0,
             Some(Mutation::NeverAsk) => {
-                limits.ask = u64::MAX / 4;
-                limits.ask_most = u64::MAX / 4;
+                limits.retry = u64::MAX / 4;
+                limits.retry_max = u64::MAX / 4;
             }
             _ => {}
         }

@@ -20,15 +20,15 @@
 //! The time-out counts from the sending of the last question that the lender answered. The borrower
 //! therefore closes its windows before the lender gives up.
 
-mod hear;
 mod pump;
+mod receive;
 mod types;
 
 pub use types::{AccessError, Ask, Counters, Handle, LeaseEvent, LeaseState, Poll, Why, Work};
 
+use super::answers::Answers;
 use super::fences::Fences;
-use super::strays::Strays;
-use super::{Draw, Limits};
+use super::{Limits, RandomNumbers};
 use crate::{base::flow::Counts, Memory, Time};
 use types::{Access, Doing, Entry, Query};
 use wire::ids::NodeId;
@@ -46,12 +46,12 @@ pub const UNANSWERED_MOST: u32 = 8;
 pub struct Borrower<M: Memory> {
     limits: Limits,
     incarnation: Incarnation,
-    draw: Draw,
+    random: RandomNumbers,
     /// End of the quarantine; no leases are requested before.
     begin: Time,
     leases: M::Array<Option<Entry>>,
     fences: Fences<M>,
-    strays: Strays,
+    answers: Answers,
     query: Option<Query>,
     /// Set of numbers whose fences have been removed, for the next [`Work::Release`].
     free: u64,
@@ -67,16 +67,16 @@ impl<M: Memory> Borrower<M> {
     ///
     /// The error of [`Memory::array`].
     pub fn new(now: Time, leases: u16, limits: &Limits, random: u64) -> Result<Self, M::Error> {
-        let mut draw = Draw(random);
-        let incarnation = Incarnation(draw.long());
+        let mut random = RandomNumbers(random);
+        let incarnation = Incarnation(random.next_u64());
         Ok(Self {
             limits: *limits,
             incarnation,
-            draw,
+            random,
             begin: now.after(limits.quarantine),
             leases: M::array(leases.clamp(1, 31).into(), |_| None)?,
             fences: Fences::new()?,
-            strays: Strays::NEW,
+            answers: Answers::NEW,
             query: None,
             free: 0,
             flow: Counts::default(),
@@ -87,7 +87,7 @@ impl<M: Memory> Borrower<M> {
     /// Asks a lender for the device with this index in its list, until `until`. Replaces the
     /// previous question. Returns the question's number for [`Borrower::listed`].
     pub fn list(&mut self, now: Time, node: NodeId, index: u16, until: Time) -> u32 {
-        let number = self.draw.short();
+        let number = self.random.next_nonzero();
         self.query = Some(Query {
             number,
             node,
@@ -138,8 +138,8 @@ impl<M: Memory> Borrower<M> {
             targets: terms.targets & !held,
             ..*terms
         };
-        let handle = Handle(self.draw.short());
-        let interval = self.limits.ask;
+        let handle = Handle(self.random.next_nonzero());
+        let interval = self.limits.retry;
         let place = self.leases.iter_mut().find(|l| l.is_none())?;
         *place = Some(Entry {
             handle,
@@ -284,7 +284,7 @@ impl<M: Memory> Borrower<M> {
                 self.finish(now, handle, Why::Lost);
             }
         }
-        self.fences.forget(now, node, &self.limits);
+        self.fences.confirm_node(now, node, &self.limits);
     }
 
     /// Begins an access to a register of the device; a lease has one at a time. Returns its number
@@ -314,7 +314,7 @@ impl<M: Memory> Borrower<M> {
             begin: now,
             again: false,
             ask,
-            next: now.after(limits.access_again),
+            next: now.after(limits.access_retry),
             until: now.after(limits.access),
             over: None,
         };
@@ -374,7 +374,7 @@ impl<M: Memory> Borrower<M> {
 
     fn say(&mut self, node: NodeId, body: Body) {
         let message = self.message(0, body);
-        self.strays.put(node, message);
+        self.answers.insert(node, message);
     }
 
     fn message(&self, number: u32, body: Body) -> Message {
@@ -419,7 +419,7 @@ impl<M: Memory> Borrower<M> {
 
     /// Returns the number of answers that were dropped. Their recipients repeat the request.
     pub fn dropped(&self) -> u64 {
-        self.strays.dropped
+        self.answers.dropped
     }
 
     /// Returns how often each transition of a lease was made.

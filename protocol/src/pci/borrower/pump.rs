@@ -3,7 +3,7 @@
 
 use super::types::{Doing, Entry, LeaseState, Why, Work};
 use super::Borrower;
-use crate::pci::sooner;
+use crate::pci::earlier;
 use crate::{Memory, Time};
 use wire::ids::NodeId;
 use wire::pci::{Body, Message, Role};
@@ -44,14 +44,14 @@ impl<M: Memory> Borrower<M> {
             let access = access.map(|a| a.next.min(a.until));
             match entry.state {
                 LeaseState::Asking => Some(entry.next.min(entry.until)),
-                LeaseState::Up => sooner(Some(self.lost_at(entry).min(entry.next)), access),
+                LeaseState::Up => earlier(Some(self.lost_at(entry).min(entry.next)), access),
                 LeaseState::Opening if entry.why.is_none() => Some(self.lost_at(entry)),
                 _ => None,
             }
         });
         let query = self.query.filter(|q| q.answer.is_none());
         let query = query.map(|q| q.next.min(q.until));
-        sooner(sooner(leases.min(), query), self.fences.next(&self.limits))
+        earlier(earlier(leases.min(), query), self.fences.next(&self.limits))
     }
 
     /// Returns the next operation that may sleep.
@@ -91,8 +91,8 @@ impl<M: Memory> Borrower<M> {
 
     /// Returns the next message to be sent.
     pub fn step(&mut self, now: Time) -> Option<(NodeId, Message)> {
-        if let Some(stray) = self.strays.take() {
-            return Some(stray);
+        if let Some(answer) = self.answers.pop() {
+            return Some(answer);
         }
         for i in 0..self.leases.len() {
             if let Some(step) = self.step_of(now, i) {
@@ -101,7 +101,7 @@ impl<M: Memory> Borrower<M> {
         }
         if let Some(query) = self.query.as_mut() {
             if query.answer.is_none() && query.next <= now && now < query.until {
-                query.next = now.after(self.limits.ask);
+                query.next = now.after(self.limits.retry);
                 let (node, number, index) = (query.node, query.number, query.index);
                 return Some((node, self.message(number, Body::List(index))));
             }
@@ -119,7 +119,7 @@ impl<M: Memory> Borrower<M> {
                 let again = core::mem::replace(&mut entry.asked, true);
                 self.counters.again = self.counters.again.wrapping_add(again.into());
                 entry.next = now.after(entry.interval.max(1));
-                entry.interval = entry.interval.saturating_mul(2).min(limits.ask_most);
+                entry.interval = entry.interval.saturating_mul(2).min(limits.retry_max);
                 entry.sure = now;
                 (entry.handle.0, Body::Borrow(entry.terms))
             }
@@ -153,7 +153,7 @@ impl<M: Memory> Borrower<M> {
             }
             LeaseState::Up => {
                 let access = entry.access.as_mut().filter(|a| a.is_due(now))?;
-                access.next = now.after(limits.access_again);
+                access.next = now.after(limits.access_retry);
                 // Ask for a sign of life too, to find out whether the lender or the network is at
                 // fault. One question is open at a time.
                 let first = !core::mem::replace(&mut access.again, true);

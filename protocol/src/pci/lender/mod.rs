@@ -20,18 +20,18 @@
 //! sends no message during the time-out. The lease also ends when a reset fails, and when the
 //! device is reclaimed or withdrawn.
 
-mod hear;
 mod pump;
+mod receive;
 mod types;
 
 pub use types::{
     Config, Counters, DeviceEvent, DeviceLife, Open, OpenError, Opened, Step, Work, Write,
 };
 
+use super::answers::Answers;
 use super::config::{Filter, Layout, Verdict};
 use super::fences::Fences;
-use super::strays::Strays;
-use super::{Draw, Limits, Reach};
+use super::{Limits, RandomNumbers, Reach};
 use crate::{base::flow::Counts, Memory, Time};
 use types::{Access, Doing, Ended, Entry, Lease};
 use wire::ids::NodeId;
@@ -44,12 +44,12 @@ use wire::smfu::PAGE;
 pub struct Lender<M: Memory> {
     limits: Limits,
     incarnation: Incarnation,
-    draw: Draw,
+    random: RandomNumbers,
     /// End of the quarantine; no leases are granted before.
     begin: Time,
     devices: M::Array<Option<Entry>>,
     fences: Fences<M>,
-    strays: Strays,
+    answers: Answers,
     /// Set of numbers whose fences have been removed, for the next [`Work::Release`].
     free: u64,
     /// Index of the device that [`Lender::work`] checks first for an open or a reset.
@@ -67,8 +67,8 @@ impl<M: Memory> Lender<M> {
     ///
     /// The error of [`Memory::array`].
     pub fn new(now: Time, devices: u16, limits: &Limits, random: u64) -> Result<Self, M::Error> {
-        let mut draw = Draw(random);
-        let incarnation = Incarnation(draw.long());
+        let mut random = RandomNumbers(random);
+        let incarnation = Incarnation(random.next_u64());
         let longest = limits.longest_ms.clamp(1, LONGEST_LEASE_MS);
         let limits = Limits {
             timeout_ms: limits.timeout_ms.clamp(1, longest),
@@ -77,11 +77,11 @@ impl<M: Memory> Lender<M> {
         Ok(Self {
             limits,
             incarnation,
-            draw,
+            random,
             begin: now.after(limits.quarantine),
             devices: M::array(devices.clamp(1, 64).into(), |_| None)?,
             fences: Fences::new()?,
-            strays: Strays::NEW,
+            answers: Answers::NEW,
             free: 0,
             turn: 0,
             closing: false,
@@ -97,7 +97,7 @@ impl<M: Memory> Lender<M> {
         if !device.has_valid_bars() || self.closing {
             return None;
         }
-        let handle = self.draw.short();
+        let handle = self.random.next_nonzero();
         let place = self.devices.iter_mut().find(|d| d.is_none())?;
         let generation = 1;
         *place = Some(Entry {
@@ -138,7 +138,7 @@ impl<M: Memory> Lender<M> {
     /// ends. Ends the lease at once if `grace_ms` is 0. Returns false if the device is not lent.
     pub fn reclaim(&mut self, now: Time, handle: u32, grace_ms: u32) -> bool {
         let ticks = self.limits.ticks(grace_ms);
-        let ask = self.limits.ask;
+        let retry = self.limits.retry;
         let Some(i) = self.index(handle) else {
             return false;
         };
@@ -158,7 +158,7 @@ impl<M: Memory> Lender<M> {
                     lease.grace = end;
                 }
                 lease.say.revoke = true;
-                lease.interval = ask;
+                lease.interval = retry;
                 lease.again = now;
             }
             _ => self.finish(now, handle, Ended::Reclaimed),
@@ -195,7 +195,7 @@ impl<M: Memory> Lender<M> {
                 }
             }
         }
-        self.fences.forget(now, node, &self.limits);
+        self.fences.confirm_node(now, node, &self.limits);
     }
 
     /// Makes a broken device available again. It is reset before the next lease. Returns false if
@@ -378,7 +378,7 @@ impl<M: Memory> Lender<M> {
 
     fn say(&mut self, node: NodeId, number: u32, body: Body) {
         let message = self.message(number, body);
-        self.strays.put(node, message);
+        self.answers.insert(node, message);
     }
 
     fn refuse(&mut self, node: NodeId, number: u32, reason: Reason, lease: LeaseId) {
@@ -444,7 +444,7 @@ impl<M: Memory> Lender<M> {
 
     /// Returns the number of answers that were dropped. Their recipients repeat the request.
     pub fn dropped(&self) -> u64 {
-        self.strays.dropped
+        self.answers.dropped
     }
 
     /// Returns how often each transition of a device was made.

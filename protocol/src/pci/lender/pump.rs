@@ -3,7 +3,7 @@
 
 use super::types::{Access, Config, DeviceLife, Doing, Ended, Entry, Open, Step, Work};
 use super::Lender;
-use crate::pci::sooner;
+use crate::pci::earlier;
 use crate::{Memory, Time};
 use wire::pci::{Body, Grant, Message, Numbers, Role};
 
@@ -33,7 +33,7 @@ impl<M: Memory> Lender<M> {
                     lease.say.revoke = true;
                 }
                 if lease.question <= now {
-                    lease.question = now.after(self.limits.ask);
+                    lease.question = now.after(self.limits.retry);
                     lease.say.question = true;
                 }
             }
@@ -56,7 +56,7 @@ impl<M: Memory> Lender<M> {
                 _ => None,
             }
         });
-        sooner(lent.min(), self.fences.next(&self.limits))
+        earlier(lent.min(), self.fences.next(&self.limits))
     }
 
     /// Returns the next operation that may sleep. Ends of leases come first, because other nodes
@@ -131,7 +131,7 @@ impl<M: Memory> Lender<M> {
 
     /// Returns the next message or configuration access, for any context.
     pub fn step(&mut self, now: Time) -> Option<Step> {
-        if let Some((node, message)) = self.strays.take() {
+        if let Some((node, message)) = self.answers.pop() {
             return Some(Step::Send(node, message));
         }
         for i in 0..self.devices.len() {
@@ -188,7 +188,7 @@ impl<M: Memory> Lender<M> {
             (0, Body::Alive { lease, to, answer })
         } else if core::mem::take(&mut say.revoke) {
             lease.again = now.after(lease.interval);
-            lease.interval = lease.interval.saturating_mul(2).min(limits.ask_most);
+            lease.interval = lease.interval.saturating_mul(2).min(limits.retry_max);
             let left = lease.grace.since(now) / limits.ms.max(1);
             // 0 would mean that the lease has ended.
             let left = u32::try_from(left).unwrap_or(u32::MAX).max(1);

@@ -10,7 +10,7 @@ use wire::pci::{Body, Borrow, Incarnation, Kind, LeaseId, Message, Reason, Role,
 
 impl<M: Memory> Lender<M> {
     /// Processes a message for a lender. `from` is the sender's node, stamped by the NIC.
-    pub fn hear(&mut self, now: Time, from: NodeId, message: &Message) {
+    pub fn receive(&mut self, now: Time, from: NodeId, message: &Message) {
         let (number, sender) = (message.number, message.sender);
         match message.body {
             Body::List(index) => self.list(from, number, index),
@@ -25,39 +25,39 @@ impl<M: Memory> Lender<M> {
                 to: Role::Lender,
                 answer,
             } => self.alive(now, from, (number, answer), lease),
-            _ => self.odd(),
+            _ => self.count_unexpected(),
         }
         // The sender is reachable. It may have been restarted since its lease began.
-        self.fences.kick(now, from, &self.limits);
-        self.suspect(now, from, sender);
+        self.fences.hasten(now, from, &self.limits);
+        self.question_old_leases(now, from, sender);
     }
 
     /// Processes a request of another protocol version, of which only kind and number are known.
-    pub fn hear_other(&mut self, from: NodeId, kind: Kind, number: u32) {
+    pub fn receive_other_version(&mut self, from: NodeId, kind: Kind, number: u32) {
         // `LIST` names no lease.
         let lease = match kind {
             Kind::List => LeaseId::NONE,
             Kind::Borrow => LeaseId::new(number, 0),
-            _ => return self.odd(),
+            _ => return self.count_unexpected(),
         };
         self.refuse(from, number, Reason::Version, lease);
     }
 
-    fn odd(&mut self) {
+    fn count_unexpected(&mut self) {
         self.counters.odd = self.counters.odd.wrapping_add(1);
     }
 
     /// Asks a node about its leases if they belong to another life than that of its message. The
     /// message does not end these leases, because it may be older than they are.
-    fn suspect(&mut self, now: Time, from: NodeId, sender: Incarnation) {
+    fn question_old_leases(&mut self, now: Time, from: NodeId, sender: Incarnation) {
         for entry in self.devices.iter_mut().flatten() {
             let lent = matches!(entry.life, DeviceLife::Lent | DeviceLife::Recalling);
             let Some(lease) = entry.lease.as_mut().filter(|_| lent) else {
                 continue;
             };
             if lease.node == from && lease.incarnation != sender {
-                // The interval between two questions is `ask` or more.
-                lease.question = lease.question.min(now.after(self.limits.ask));
+                // The interval between two questions is `retry` or more.
+                lease.question = lease.question.min(now.after(self.limits.retry));
             }
         }
     }
@@ -146,7 +146,7 @@ impl<M: Memory> Lender<M> {
         if have >= self.limits.per_node.into() {
             return Err(Reason::TooMany);
         }
-        if borrow.dma > self.limits.dma_most {
+        if borrow.dma > self.limits.dma_max {
             return Err(Reason::NoRoom);
         }
         let bars = borrow.windows & !used & !self.fences.numbers() & !self.free;
@@ -156,7 +156,7 @@ impl<M: Memory> Lender<M> {
             return Err(Reason::NoInterval);
         }
         let lease = Lease {
-            id: LeaseId::new(nonce, self.draw.short()),
+            id: LeaseId::new(nonce, self.random.next_nonzero()),
             node: from,
             incarnation: sender,
             bars,
@@ -167,7 +167,7 @@ impl<M: Memory> Lender<M> {
             question: now,
             grace: now,
             again: now,
-            interval: self.limits.ask,
+            interval: self.limits.retry,
             number: 0,
             access: Access::None,
             filter: Filter::new(None),
@@ -213,7 +213,7 @@ impl<M: Memory> Lender<M> {
 
     /// Answers a request for a lease that the sender does not have.
     fn no_lease(&mut self, from: NodeId, number: u32, id: LeaseId) {
-        self.odd();
+        self.count_unexpected();
         // No answer before the intervals are closed, because the answer confirms that they are.
         if !self.is_closing(from, id) {
             self.refuse(from, number, Reason::Lease, id);
@@ -245,7 +245,7 @@ impl<M: Memory> Lender<M> {
         }
         if ahead <= 0 || busy {
             // The borrower repeats its request.
-            return self.odd();
+            return self.count_unexpected();
         }
         lease.number = message.number;
         lease.say.done = false;
@@ -319,7 +319,7 @@ impl<M: Memory> Lender<M> {
         let mut all = self.devices.iter_mut().flatten();
         let has = |l: &Lease| l.node == from && l.id == id && !l.closed;
         let Some(entry) = all.find(|d| d.lease.as_ref().is_some_and(has)) else {
-            return self.odd();
+            return self.count_unexpected();
         };
         let handle = entry.offer.handle;
         if let Some(lease) = &mut entry.lease {

@@ -6,38 +6,38 @@ use wire::ids::NodeId;
 use wire::pci::Message;
 
 /// Maximum number of nodes with a pending answer.
-const MOST: usize = 16;
+const NODES_MAX: usize = 16;
 
 /// Pending answers, one per node.
-pub(super) struct Strays {
-    list: [Option<(NodeId, Message)>; MOST],
+pub(super) struct Answers {
+    list: [Option<(NodeId, Message)>; NODES_MAX],
     /// Number of answers that were dropped, because the table was full or a later answer to the
     /// same node replaced them.
     pub(super) dropped: u64,
 }
 
-impl Strays {
+impl Answers {
     pub(super) const NEW: Self = Self {
-        list: [None; MOST],
+        list: [None; NODES_MAX],
         dropped: 0,
     };
 
-    pub(super) fn put(&mut self, node: NodeId, message: Message) {
+    pub(super) fn insert(&mut self, node: NodeId, message: Message) {
         let own = |s: &Option<(NodeId, Message)>| s.is_some_and(|(n, _)| n == node);
-        let place = match self.list.iter().position(own) {
-            Some(place) => {
+        let slot = match self.list.iter().position(own) {
+            Some(slot) => {
                 self.dropped = self.dropped.wrapping_add(1);
-                Some(place)
+                Some(slot)
             }
             None => self.list.iter().position(Option::is_none),
         };
-        match place.and_then(|place| self.list.get_mut(place)) {
-            Some(place) => *place = Some((node, message)),
+        match slot.and_then(|slot| self.list.get_mut(slot)) {
+            Some(slot) => *slot = Some((node, message)),
             None => self.dropped = self.dropped.wrapping_add(1),
         }
     }
 
-    pub(super) fn take(&mut self) -> Option<(NodeId, Message)> {
+    pub(super) fn pop(&mut self) -> Option<(NodeId, Message)> {
         self.list.iter_mut().find_map(Option::take)
     }
 }

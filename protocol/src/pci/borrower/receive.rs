@@ -9,7 +9,7 @@ use wire::pci::{Body, Grant, Incarnation, LeaseId, Message, Reason, Role, Status
 
 impl<M: Memory> Borrower<M> {
     /// Processes a message for a borrower. `from` is the sender's node, stamped by the NIC.
-    pub fn hear(&mut self, now: Time, from: NodeId, message: &Message) {
+    pub fn receive(&mut self, now: Time, from: NodeId, message: &Message) {
         let (number, sender) = (message.number, message.sender);
         match message.body {
             Body::Device(device) => self.device(from, number, Ok((sender, device))),
@@ -18,7 +18,7 @@ impl<M: Memory> Borrower<M> {
             Body::Done(id, status, value) => self.done(from, number, id, status, value),
             Body::Returned(id) => {
                 if !self.fences.confirm(now, from, id, &self.limits) {
-                    self.odd();
+                    self.count_unexpected();
                 }
             }
             Body::Revoke(id, grace) => self.revoke(now, from, id, grace),
@@ -27,21 +27,21 @@ impl<M: Memory> Borrower<M> {
                 to: Role::Borrower,
                 answer,
             } => self.alive(from, (number, answer), lease),
-            _ => self.odd(),
+            _ => self.count_unexpected(),
         }
-        self.fences.kick(now, from, &self.limits);
+        self.fences.hasten(now, from, &self.limits);
     }
 
     /// Processes a `REFUSE` of another protocol version. Only its number is known, which is that of
     /// the request; it means [`Reason::Version`].
-    pub fn hear_other(&mut self, now: Time, from: NodeId, number: u32) {
+    pub fn receive_other_version(&mut self, now: Time, from: NodeId, number: u32) {
         if self.query.is_some_and(|q| q.number == number) {
             return self.device(from, number, Err(Reason::Version));
         }
         self.refused(now, from, number, Reason::Version, LeaseId::new(number, 0));
     }
 
-    fn odd(&mut self) {
+    fn count_unexpected(&mut self) {
         self.counters.odd = self.counters.odd.wrapping_add(1);
     }
 
@@ -67,7 +67,7 @@ impl<M: Memory> Borrower<M> {
             Some(query) if query.number == number && query.node == from => {
                 query.answer = Some(answer);
             }
-            _ => self.odd(),
+            _ => self.count_unexpected(),
         }
     }
 
@@ -78,8 +78,8 @@ impl<M: Memory> Borrower<M> {
         let longest = self.limits.longest_ms;
         // For an unknown or ended lease nothing is open at this end.
         let stray = |s: &mut Self| {
-            s.odd();
-            if s.fences.knows(from, id) {
+            s.count_unexpected();
+            if s.fences.contains(from, id) {
                 return;
             }
             s.say(from, Body::Return(id));
@@ -90,7 +90,7 @@ impl<M: Memory> Borrower<M> {
         match entry.state {
             // A repetition.
             LeaseState::Opening | LeaseState::Up | LeaseState::Closing if entry.id == id => {
-                return self.odd();
+                return self.count_unexpected();
             }
             LeaseState::Asking => {}
             _ => return stray(self),
@@ -126,7 +126,7 @@ impl<M: Memory> Borrower<M> {
         }
         if id.key() != 0 {
             if reason != Reason::Lease {
-                return self.odd();
+                return self.count_unexpected();
             }
             // `REFUSE` for an unknown lease confirms that the lender has no windows for it.
             if self.fences.confirm(now, from, id, &self.limits) {
@@ -137,7 +137,7 @@ impl<M: Memory> Borrower<M> {
                 let handle = entry.handle;
                 return self.finish(now, handle, Why::Unknown);
             }
-            return self.odd();
+            return self.count_unexpected();
         }
         match self.by_nonce(from, id) {
             Some(entry) if entry.state == LeaseState::Asking => {
@@ -147,7 +147,7 @@ impl<M: Memory> Borrower<M> {
                     self.finish(now, handle, Why::Refused(reason));
                 }
             }
-            _ => self.odd(),
+            _ => self.count_unexpected(),
         }
     }
 
@@ -158,7 +158,7 @@ impl<M: Memory> Borrower<M> {
             Some(access) if access.number == number && access.over.is_none() => {
                 access.over = Some((status, value));
             }
-            _ => self.odd(),
+            _ => self.count_unexpected(),
         }
     }
 
@@ -200,7 +200,7 @@ impl<M: Memory> Borrower<M> {
     }
 
     fn alive(&mut self, from: NodeId, (number, answer): (u32, bool), id: LeaseId) {
-        let fenced = self.fences.knows(from, id);
+        let fenced = self.fences.contains(from, id);
         match self.by_nonce(from, id) {
             Some(entry) if entry.id == id => match entry.state {
                 LeaseState::Up if answer && entry.question.0 == number => {
@@ -216,7 +216,7 @@ impl<M: Memory> Borrower<M> {
             Some(entry) if entry.state == LeaseState::Asking => {}
             _ if answer || fenced => {}
             _ => {
-                self.odd();
+                self.count_unexpected();
                 self.say(from, Body::Return(id));
             }
         }
