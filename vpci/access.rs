@@ -7,7 +7,7 @@
 use crate::nic::Nic;
 use core::hint::spin_loop;
 use kernel::{prelude::*, sync::Arc};
-use protocol::pci::{borrower::Handle, Ask, Poll};
+use protocol::pci::{borrower::Handle, ConfigAccess, Poll};
 use wire::pci::Status;
 
 impl Nic {
@@ -17,9 +17,14 @@ impl Nic {
     /// # Errors
     ///
     /// `TimedOut`: the lender did not answer in time; a write may have been executed. `Lost`: the
-    /// lease has ended, or the port is closed. `Over`: the lender did not execute the access.
-    pub(crate) fn access(self: &Arc<Self>, lease: Handle, ask: Ask) -> Result<u32, Poll> {
-        let asked = self.with_machines(|machines, now| machines.borrower.access(now, lease, ask));
+    /// lease has ended, or the port is closed. `Finished`: the lender did not execute the access.
+    pub(crate) fn access(
+        self: &Arc<Self>,
+        lease: Handle,
+        request: ConfigAccess,
+    ) -> Result<u32, Poll> {
+        let asked =
+            self.with_machines(|machines, now| machines.borrower.access(now, lease, request));
         let (number, node, message) = asked.map_err(|_| Poll::Lost)?;
         self.send(node, &message);
         loop {
@@ -30,7 +35,7 @@ impl Nic {
                 match machines.borrower.poll(now, lease, number) {
                     Poll::Pending(until) if now < until => Ok(None),
                     Poll::Pending(_) => Ok(machines.borrower.step(now)),
-                    Poll::Over(Status::Done, value) => Err(Ok(value)),
+                    Poll::Finished(Status::Done, value) => Err(Ok(value)),
                     how => Err(Err(how)),
                 }
             });

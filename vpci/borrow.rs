@@ -16,7 +16,7 @@ use kernel::{
 use kernel_ext::pci;
 use protocol::pci::{
     borrower::{Handle, Work},
-    DeviceLife, LeaseState, Why,
+    EndReason, LeaseState, OfferState,
 };
 use wire::{
     ids::NodeId,
@@ -137,13 +137,13 @@ impl Nic {
                 Some(Err(e)) => return Err(e),
                 Some(Ok(why)) => {
                     return Err(match why {
-                        Why::Refused(Reason::Lent) => EBUSY,
-                        Why::Refused(Reason::NotYet) => EAGAIN,
-                        Why::Refused(Reason::Generation) => ESTALE,
-                        Why::Refused(Reason::NoInterval | Reason::NoRoom) => ENOSPC,
-                        Why::Refused(Reason::NotAllowed) => EPERM,
-                        Why::Refused(Reason::TooMany) => EMFILE,
-                        Why::NoAnswer => ETIMEDOUT,
+                        EndReason::Refused(Reason::Lent) => EBUSY,
+                        EndReason::Refused(Reason::NotYet) => EAGAIN,
+                        EndReason::Refused(Reason::Generation) => ESTALE,
+                        EndReason::Refused(Reason::NoInterval | Reason::NoRoom) => ENOSPC,
+                        EndReason::Refused(Reason::NotAllowed) => EPERM,
+                        EndReason::Refused(Reason::TooMany) => EMFILE,
+                        EndReason::NoAnswer => ETIMEDOUT,
                         _ => EIO,
                     })
                 }
@@ -241,19 +241,19 @@ impl Nic {
             Work::Close(handle, why) => {
                 if let Some(lease) = self.lease(handle) {
                     lease.cut();
-                    lease.remove(why != Why::GivenBack);
+                    lease.remove(why != EndReason::GivenBack);
                     lease.close();
                 }
                 self.with_machines(|machines, now| machines.borrower.closed(now, handle));
             }
-            Work::Over(handle, why) => {
+            Work::Closed(handle, why) => {
                 let lease = {
                     let mut leases = self.leases.lock();
                     let at = leases.iter().position(|l| l.handle() == Some(handle));
                     at.and_then(|at| leases.remove(at).ok())
                 };
                 if let Some(lease) = lease {
-                    if why != Why::GivenBack {
+                    if why != EndReason::GivenBack {
                         pr_warn!("node {}: lease ended: {:?}\n", lease.lender.0, why);
                     }
                     lease.set_over(Ok(why));
@@ -308,7 +308,7 @@ impl Nic {
     pub(crate) fn cut(&self) {
         let over = |lease: &&Arc<Lease>| {
             let state = self.state(lease);
-            matches!(state, Some(LeaseState::Closing | LeaseState::Over))
+            matches!(state, Some(LeaseState::Closing | LeaseState::Closed))
         };
         let leases = self.leases.lock();
         for lease in leases.iter().filter(over) {
@@ -320,7 +320,7 @@ impl Nic {
         for (name, device) in self.offered.lock().iter() {
             // With the lock held, so that the device cannot be lent again before it is stopped.
             self.with_machines(|machines, _| {
-                if machines.lender.life(*name) == Some(DeviceLife::Fencing) {
+                if machines.lender.state(*name) == Some(OfferState::Fencing) {
                     device.stop();
                 }
             });

@@ -24,9 +24,9 @@ use kernel_ext::pci_host::{
     self, Functions, HostBridge, Interrupts, Message, Pool, PoolStats, Width,
 };
 use protocol::pci::{
-    borrower::{Handle, Why},
+    borrower::{EndReason, Handle},
     config::{Layout, Msix, Read, Space, Written},
-    Ask, Poll, Reach,
+    ConfigAccess, Poll, Reach,
 };
 use wire::{
     ids::NodeId,
@@ -39,7 +39,7 @@ use wire::{
 const LOW: u64 = 0x8000_0000;
 
 /// Maximum number of attempts to read a register that describes the device. Less than
-/// `UNANSWERED_MOST`, because that many unanswered accesses end the lease.
+/// `UNANSWERED_MAX`, because that many unanswered accesses end the lease.
 const TRIES: u32 = 4;
 
 /// DMA memory of a device.
@@ -121,7 +121,7 @@ pub(crate) struct Lease {
     unwanted: AtomicFlag,
     /// PCI domain of the device and result of the lease; `None` until they are known.
     #[pin]
-    end: SpinLockIrq<(Option<u32>, Option<Result<Why>>)>,
+    end: SpinLockIrq<(Option<u32>, Option<Result<EndReason>>)>,
 }
 
 impl Lease {
@@ -163,10 +163,10 @@ impl Lease {
 
     /// Makes a configuration access; the caller allows one at a time. Returns the value, 0 for a
     /// write; `None` stands for all ones. Any context; takes a bounded time.
-    fn access(&self, ask: Ask) -> Option<u32> {
+    fn access(&self, request: ConfigAccess) -> Option<u32> {
         match &self.way {
-            Way::Messages(handle) => self.nic.access(*handle, ask).ok(),
-            Way::Backdoor(accelerator) => accelerator.access(&self.nic, ask),
+            Way::Messages(handle) => self.nic.access(*handle, request).ok(),
+            Way::Backdoor(accelerator) => accelerator.access(&self.nic, request),
         }
     }
 
@@ -174,11 +174,11 @@ impl Lease {
     /// that stalls once must not make the device look broken. Interrupts must be enabled; takes up
     /// to [`TRIES`] times `access_ms`. Returns `None` like [`Self::access`].
     fn read(&self, register: Register) -> Option<u32> {
-        let ask = Ask::Read(register);
+        let request = ConfigAccess::Read(register);
         let Way::Messages(handle) = &self.way else {
-            return self.access(ask);
+            return self.access(request);
         };
-        let mut tries = (0..TRIES).map(|_| self.nic.access(*handle, ask));
+        let mut tries = (0..TRIES).map(|_| self.nic.access(*handle, request));
         tries.find(|how| *how != Err(Poll::TimedOut))?.ok()
     }
 
@@ -198,11 +198,11 @@ impl Lease {
     }
 
     /// Returns the result of the lease, if it has ended.
-    pub(crate) fn over(&self) -> Option<Result<Why>> {
+    pub(crate) fn over(&self) -> Option<Result<EndReason>> {
         self.end.lock().1
     }
 
-    pub(crate) fn set_over(&self, why: Result<Why>) {
+    pub(crate) fn set_over(&self, why: Result<EndReason>) {
         let mut end = self.end.lock();
         end.1.get_or_insert(why);
     }
@@ -462,7 +462,7 @@ impl Functions for Behind {
         match space.read(register) {
             Read::Value(value) => Some(value),
             Read::Ask => {
-                let value = lease.access(Ask::Read(register))?;
+                let value = lease.access(ConfigAccess::Read(register))?;
                 let value = space.seen(register, value);
                 Some(msix.map_or(value, |msix| msix.seen(register, value)))
             }
@@ -477,12 +477,12 @@ impl Functions for Behind {
         let lease = &self.0;
         let mut space = lease.space.lock();
         let (space, _) = space.as_mut().get_mut().as_mut()?;
-        let ask = match space.write(register, value) {
+        let request = match space.write(register, value) {
             Written::Done => return Some(()),
-            Written::Ask(register, value) => Ask::Write(register, value),
-            Written::Reset => Ask::Reset,
+            Written::Ask(register, value) => ConfigAccess::Write(register, value),
+            Written::Reset => ConfigAccess::Reset,
         };
-        lease.access(ask).map(drop)
+        lease.access(request).map(drop)
     }
 
     fn begin(&self, interrupts: &Arc<Interrupts>) -> Result {

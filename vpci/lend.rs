@@ -59,7 +59,7 @@ pub(crate) fn access(device: &LeasedDevice, config: &Config) -> Result<u32, ()> 
     if !device.is_usable() {
         return Err(());
     }
-    device.write(at, width, write.over(old));
+    device.write(at, width, write.merged(old));
     Ok(0)
 }
 

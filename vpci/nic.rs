@@ -53,7 +53,7 @@ use kernel_ext::{
     work,
 };
 use protocol::{
-    pci::{lender, Borrower, Config, DeviceLife, Lender},
+    pci::{lender, Borrower, Config, Lender, OfferState},
     Time,
 };
 use wire::{
@@ -517,9 +517,9 @@ impl Nic {
         let idle = leases && self.lending.lock().is_empty();
         idle && self.with_machines(|machines, _| {
             let (lender, borrower) = (&machines.lender, &machines.borrower);
-            let busy = |life| !matches!(life, DeviceLife::Free | DeviceLife::Broken);
+            let busy = |state| !matches!(state, OfferState::Free | OfferState::Broken);
             let mut devices = lender.devices();
-            !devices.any(|(d, _)| lender.life(d.handle).is_some_and(busy))
+            !devices.any(|(d, _)| lender.state(d.handle).is_some_and(busy))
                 && lender.fences().is_empty()
                 && borrower.leases().next().is_none()
                 && borrower.fences().is_empty()

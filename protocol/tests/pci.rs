@@ -7,8 +7,8 @@ use pci_world::{borrower, device, layout, lender, register, World, LENDER, LIMIT
 use proptest::prelude::*;
 use protocol::pci::lender::Work as LenderWork;
 use protocol::pci::{
-    borrower::Work, AccessError, Ask, DeviceLife, LeaseState, Limits, OpenError, Poll, Reach, Why,
-    VECTORS,
+    borrower::Work, AccessError, ConfigAccess, EndReason, LeaseState, Limits, OfferState,
+    OpenError, Poll, Reach, VECTORS,
 };
 use protocol::Time;
 use wire::ids::NodeId;
@@ -24,19 +24,22 @@ fn a_device_is_lent_and_given_back() {
         panic!("{:?}", w.lender_work);
     };
     assert_eq!((open.bars, open.links, open.dma), (SOME, SOME, 1 << 20));
-    assert_eq!((open.borrower, w.life()), (NodeId(1), DeviceLife::Granting));
+    assert_eq!(
+        (open.borrower, w.state()),
+        (NodeId(1), OfferState::Granting)
+    );
     w.all();
-    assert_eq!(w.life(), DeviceLife::Lent);
+    assert_eq!(w.state(), OfferState::Lent);
     let described = w.lender.devices().next().expect("a device").0;
     assert_eq!(described.state, DeviceState::Lent(NodeId(1)));
     // The lease lasts while both ends are alive.
     w.pass(20_000);
-    assert_eq!(w.life(), DeviceLife::Lent);
+    assert_eq!(w.state(), OfferState::Lent);
     assert!(w.work.is_empty() && w.lender_work.is_empty());
     let now = w.time();
     w.borrowers[0].give_back(now, handle);
     w.all();
-    assert_eq!(w.life(), DeviceLife::Free);
+    assert_eq!(w.state(), OfferState::Free);
     assert_eq!(w.borrowers[0].state(handle), None);
     // Numbers remain fenced until no access can be in flight.
     assert_eq!(w.lender.fences().numbers(), 0b10);
@@ -141,13 +144,13 @@ fn what_is_refused_is_refused_for_its_reason() {
 
 #[test]
 fn what_the_driver_refuses_is_told() {
-    for (error, wanted, life) in [
+    for (error, wanted, state) in [
         (
             OpenError::Refuse(Reason::NotAllowed),
             Reason::NotAllowed,
-            DeviceLife::Free,
+            OfferState::Free,
         ),
-        (OpenError::Broken, Reason::Broken, DeviceLife::Broken),
+        (OpenError::Broken, Reason::Broken, OfferState::Broken),
     ] {
         let mut w = World::new(1);
         let handle = w.borrow(0);
@@ -155,10 +158,13 @@ fn what_the_driver_refuses_is_told() {
         w.lender_work.clear();
         w.lender.opened(Time(0), w.device, Err(error));
         w.settle();
-        assert_eq!(w.work, [(0, Work::Over(handle, Why::Refused(wanted)))]);
-        assert_eq!(w.life(), life);
-        assert_eq!(w.lender.repair(w.device), life == DeviceLife::Broken);
-        assert_eq!(w.life(), DeviceLife::Free);
+        assert_eq!(
+            w.work,
+            [(0, Work::Closed(handle, EndReason::Refused(wanted)))]
+        );
+        assert_eq!(w.state(), state);
+        assert_eq!(w.lender.repair(w.device), state == OfferState::Broken);
+        assert_eq!(w.state(), OfferState::Free);
     }
 }
 
@@ -169,14 +175,14 @@ fn numbers_of_a_silent_borrower_are_not_given_to_others() {
     let first = w.up(0);
     w.deaf = Some(1);
     w.pass(999);
-    assert_eq!(w.life(), DeviceLife::Lent);
+    assert_eq!(w.state(), OfferState::Lent);
     // The borrower loses the lease before the lender does.
     w.pass(1000);
     assert_eq!(w.borrowers[0].state(first), Some(LeaseState::Closing));
     w.pass(1200);
-    assert_eq!(w.life(), DeviceLife::Fencing);
+    assert_eq!(w.state(), OfferState::Fencing);
     w.all();
-    assert_eq!(w.life(), DeviceLife::Free);
+    assert_eq!(w.state(), OfferState::Free);
     // Long afterwards the number is still fenced, and the next lease gets another one.
     w.pass(60_000);
     w.all();
@@ -273,11 +279,11 @@ fn a_question_that_comes_before_the_grant_is_not_answered() {
     };
     w.borrowers[0].receive(Time(0), LENDER, &revoke);
     w.settle();
-    assert_eq!(w.work, [(0, Work::Over(handle, Why::Revoked))]);
+    assert_eq!(w.work, [(0, Work::Closed(handle, EndReason::Revoked))]);
     w.work.clear();
     w.all();
     assert_eq!(w.borrowers[0].counters().leases, 0);
-    assert_eq!(w.life(), DeviceLife::Free);
+    assert_eq!(w.state(), OfferState::Free);
 }
 
 /// A message of another life may be older than the lease, so the lender asks the borrower first.
@@ -293,7 +299,7 @@ fn another_life_of_a_borrower_is_asked_and_not_believed() {
     w.send(1, LENDER, old);
     w.pass(150);
     assert_eq!(w.borrowers[0].state(handle), Some(LeaseState::Up));
-    assert_eq!(w.life(), DeviceLife::Lent);
+    assert_eq!(w.state(), OfferState::Lent);
     // The borrower was restarted.
     w.borrowers[0] = borrower(&LIMITS, 555);
     let now = w.time();
@@ -301,7 +307,7 @@ fn another_life_of_a_borrower_is_asked_and_not_believed() {
     w.settle();
     w.pass(300);
     w.all();
-    assert_eq!(w.life(), DeviceLife::Free);
+    assert_eq!(w.state(), OfferState::Free);
     assert_eq!(w.lender.counters().returned, 1);
 }
 
@@ -337,7 +343,7 @@ fn a_lender_that_has_forgotten_says_so() {
     let handle = w.up(0);
     w.lender = lender(&LIMITS, 77);
     w.pass(250);
-    assert_eq!(w.work, [(0, Work::Close(handle, Why::Unknown))]);
+    assert_eq!(w.work, [(0, Work::Close(handle, EndReason::Unknown))]);
 }
 
 #[test]
@@ -356,17 +362,17 @@ fn a_device_is_taken_back() {
     w.lender_work.clear();
     w.lender.closed(Time(0), w.device);
     w.settle();
-    assert_eq!(w.work, [(0, Work::Close(handle, Why::Revoked))]);
+    assert_eq!(w.work, [(0, Work::Close(handle, EndReason::Revoked))]);
     w.all();
-    assert_eq!(w.life(), DeviceLife::Free);
+    assert_eq!(w.state(), OfferState::Free);
     // The borrower returns the device within the grace period.
     let handle = w.up(0);
     assert!(w.lender.reclaim(Time(0), w.device, 500));
     w.settle();
-    assert_eq!(w.life(), DeviceLife::Recalling);
+    assert_eq!(w.state(), OfferState::Recalling);
     assert_eq!(w.work, [(0, Work::Recall(handle, 500))]);
     w.all();
-    assert_eq!(w.life(), DeviceLife::Free);
+    assert_eq!(w.state(), OfferState::Free);
     assert_eq!(w.lender.counters().returned, 1);
     // The borrower does not return the device.
     w.up(0);
@@ -374,9 +380,9 @@ fn a_device_is_taken_back() {
     w.settle();
     w.work.clear();
     w.pass(499);
-    assert_eq!(w.life(), DeviceLife::Recalling);
+    assert_eq!(w.state(), OfferState::Recalling);
     w.pass(500);
-    assert_eq!(w.life(), DeviceLife::Fencing);
+    assert_eq!(w.state(), OfferState::Fencing);
     assert!(!w.lender.reclaim(Time(500), 12345, 0));
 }
 
@@ -394,7 +400,7 @@ fn a_device_that_is_withdrawn_goes_when_nobody_has_it() {
     w.lender.reset(Time(0), w.device, true);
     w.settle();
     assert_eq!(w.lender_work, [LenderWork::Gone(w.device)]);
-    assert_eq!(w.lender.life(w.device), None);
+    assert_eq!(w.lender.state(w.device), None);
 }
 
 /// A request that is given up before `GRANT` arrives leaves no lease and no fence.
@@ -407,9 +413,9 @@ fn a_request_that_is_given_up_leaves_nothing() {
     w.borrowers[0].give_back(now, handle);
     w.settle();
     assert!(w.count(|b| matches!(b, Body::Return(l) if l.key() == 0)) > 0);
-    assert_eq!(w.work, [(0, Work::Over(handle, Why::GivenBack))]);
+    assert_eq!(w.work, [(0, Work::Closed(handle, EndReason::GivenBack))]);
     w.all();
-    assert_eq!(w.life(), DeviceLife::Free);
+    assert_eq!(w.state(), OfferState::Free);
     w.pass(200);
     assert!(w.lender.fences().is_empty() && w.borrowers[0].fences().is_empty());
     // The lender does not answer at all.
@@ -417,7 +423,7 @@ fn a_request_that_is_given_up_leaves_nothing() {
     let handle = w.borrow(0);
     w.work.clear();
     w.pass(3500);
-    assert_eq!(w.work, [(0, Work::Over(handle, Why::NoAnswer))]);
+    assert_eq!(w.work, [(0, Work::Closed(handle, EndReason::NoAnswer))]);
     assert_eq!(w.borrowers[0].counters().no_answer, 1);
     w.pass(10_000);
     assert!(w.borrowers[0].fences().is_empty());
@@ -436,20 +442,20 @@ fn a_grant_of_what_was_not_asked_for_is_given_back() {
     w.lender_work.clear();
     w.lender.opened(Time(0), w.device, Ok(opened));
     w.settle();
-    assert_eq!(w.work, [(0, Work::Over(handle, Why::Wrong))]);
+    assert_eq!(w.work, [(0, Work::Closed(handle, EndReason::Wrong))]);
     assert_eq!(w.borrowers[0].counters().wrong, 1);
     w.all();
-    assert_eq!(w.life(), DeviceLife::Free);
+    assert_eq!(w.state(), OfferState::Free);
 }
 
 #[test]
 fn a_write_is_made_once_however_often_it_comes() {
     let mut w = World::new(1);
     let handle = w.up(0);
-    let ask = Ask::Write(register(0x50, 4), 0x1234);
-    let (number, to, message) = w.borrowers[0].access(Time(0), handle, ask).expect("up");
+    let request = ConfigAccess::Write(register(0x50, 4), 0x1234);
+    let (number, to, message) = w.borrowers[0].access(Time(0), handle, request).expect("up");
     assert_eq!(
-        w.borrowers[0].access(Time(0), handle, ask).err(),
+        w.borrowers[0].access(Time(0), handle, request).err(),
         Some(AccessError::Busy)
     );
     for _ in 0..3 {
@@ -464,18 +470,18 @@ fn a_write_is_made_once_however_often_it_comes() {
     w.all();
     assert_eq!(w.made.len(), 1);
     let poll = w.borrowers[0].poll(Time(0), handle, number);
-    assert_eq!(poll, Poll::Over(Status::Done, 0));
+    assert_eq!(poll, Poll::Finished(Status::Done, 0));
     assert_eq!(w.borrowers[0].poll(Time(0), handle, number), Poll::Lost);
     // A late access, which arrives after the next one.
-    let ask = Ask::Read(register(0x50, 2));
-    let (next, to, read) = w.borrowers[0].access(Time(0), handle, ask).expect("up");
+    let request = ConfigAccess::Read(register(0x50, 2));
+    let (next, to, read) = w.borrowers[0].access(Time(0), handle, request).expect("up");
     w.send(1, to, read);
     w.all();
     w.send(1, to, message);
     w.all();
     assert_eq!(w.made.len(), 2);
     let poll = w.borrowers[0].poll(Time(0), handle, next);
-    assert_eq!(poll, Poll::Over(Status::Done, 0x5a5a));
+    assert_eq!(poll, Poll::Finished(Status::Done, 0x5a5a));
 }
 
 #[test]
@@ -483,8 +489,8 @@ fn an_access_ends_in_time() {
     let mut w = World::new(1);
     let handle = w.up(0);
     w.deaf = Some(0);
-    let ask = Ask::Read(register(0, 4));
-    let (number, _, message) = w.borrowers[0].access(Time(0), handle, ask).expect("up");
+    let request = ConfigAccess::Read(register(0, 4));
+    let (number, _, message) = w.borrowers[0].access(Time(0), handle, request).expect("up");
     // The request is repeated.
     w.pass(199);
     assert_eq!(w.said.iter().filter(|s| s.2 == message).count(), 9);
@@ -494,10 +500,12 @@ fn an_access_ends_in_time() {
     assert_eq!(poll, Poll::TimedOut);
     assert_eq!(w.borrowers[0].counters().timed_out, 1);
     // An access is lost at the end of the lease.
-    let (number, ..) = w.borrowers[0].access(Time(900), handle, ask).expect("up");
+    let (number, ..) = w.borrowers[0]
+        .access(Time(900), handle, request)
+        .expect("up");
     w.pass(1001);
     assert_eq!(w.borrowers[0].poll(Time(1001), handle, number), Poll::Lost);
-    let refused = w.borrowers[0].access(Time(1001), handle, ask).err();
+    let refused = w.borrowers[0].access(Time(1001), handle, request).err();
     assert_eq!(refused, Some(AccessError::Lost));
 }
 
@@ -505,16 +513,16 @@ fn an_access_ends_in_time() {
 fn what_a_borrower_may_not_is_denied() {
     let mut w = World::new(1);
     let handle = w.up(0);
-    for (ask, ones) in [
-        (Ask::Write(register(0x10, 4), 0), 0),
-        (Ask::Write(register(0x44, 4), 0xfe00_1000), 0),
-        (Ask::Read(register(0x10, 4)), u32::MAX),
+    for (request, ones) in [
+        (ConfigAccess::Write(register(0x10, 4), 0), 0),
+        (ConfigAccess::Write(register(0x44, 4), 0xfe00_1000), 0),
+        (ConfigAccess::Read(register(0x10, 4)), u32::MAX),
     ] {
-        let (number, to, message) = w.borrowers[0].access(Time(0), handle, ask).expect("up");
+        let (number, to, message) = w.borrowers[0].access(Time(0), handle, request).expect("up");
         w.send(1, to, message);
         w.all();
         let poll = w.borrowers[0].poll(Time(0), handle, number);
-        assert_eq!(poll, Poll::Over(Status::Denied, ones), "{ask:?}");
+        assert_eq!(poll, Poll::Finished(Status::Denied, ones), "{request:?}");
     }
     assert!(w.made.is_empty());
     assert_eq!(w.lender.counters().denied, 3);
@@ -525,8 +533,8 @@ fn what_a_borrower_may_not_is_denied() {
 fn while_a_function_is_reset_its_registers_are_not_accessed() {
     let mut w = World::new(1);
     let handle = w.up(0);
-    let access = |w: &mut World, ask| {
-        let (number, to, message) = w.borrowers[0].access(Time(0), handle, ask).expect("up");
+    let access = |w: &mut World, request| {
+        let (number, to, message) = w.borrowers[0].access(Time(0), handle, request).expect("up");
         w.send(1, to, message);
         w.settle();
         let configs = std::mem::take(&mut w.configs);
@@ -536,10 +544,16 @@ fn while_a_function_is_reset_its_registers_are_not_accessed() {
         w.settle();
         w.borrowers[0].poll(Time(0), handle, number)
     };
-    assert_eq!(access(&mut w, Ask::Reset), Poll::Over(Status::Done, 0));
+    assert_eq!(
+        access(&mut w, ConfigAccess::Reset),
+        Poll::Finished(Status::Done, 0)
+    );
     assert_eq!(w.lender_work, [LenderWork::Reset(w.device)]);
-    let read = Ask::Read(register(4, 2));
-    assert_eq!(access(&mut w, read), Poll::Over(Status::Resetting, 0xffff));
+    let read = ConfigAccess::Read(register(4, 2));
+    assert_eq!(
+        access(&mut w, read),
+        Poll::Finished(Status::Resetting, 0xffff)
+    );
     // The end of the lease waits for the reset in progress, and another reset follows.
     w.lender_work.clear();
     w.lender.reclaim(Time(0), w.device, 0);
@@ -553,7 +567,7 @@ fn while_a_function_is_reset_its_registers_are_not_accessed() {
     w.settle();
     assert_eq!(w.lender_work, [LenderWork::Reset(w.device)]);
     w.lender.reset(Time(0), w.device, false);
-    assert_eq!(w.life(), DeviceLife::Broken);
+    assert_eq!(w.state(), OfferState::Broken);
 }
 
 /// Intervals are closed only after an access in progress has finished.
@@ -561,15 +575,15 @@ fn while_a_function_is_reset_its_registers_are_not_accessed() {
 fn a_lease_does_not_end_in_the_middle_of_an_access() {
     let mut w = World::new(1);
     let handle = w.up(0);
-    let ask = Ask::Write(register(4, 2), 6);
-    let (_, to, message) = w.borrowers[0].access(Time(0), handle, ask).expect("up");
+    let request = ConfigAccess::Write(register(4, 2), 6);
+    let (_, to, message) = w.borrowers[0].access(Time(0), handle, request).expect("up");
     w.send(1, to, message);
     w.settle();
     w.lender.reclaim(Time(0), w.device, 0);
     w.settle();
     assert!(w.lender_work.is_empty());
     let config = w.configs[0];
-    assert_eq!(config.write.map(|w| w.over(0x143)), Some(0x407));
+    assert_eq!(config.write.map(|w| w.merged(0x143)), Some(0x407));
     w.lender.configured(&config, Ok(0));
     w.settle();
     assert!(matches!(w.lender_work[..], [LenderWork::Close(..)]));
@@ -639,7 +653,7 @@ fn others_can_not_end_a_lease() {
         w.all();
     }
     assert_eq!(w.borrowers[0].state(handle), Some(LeaseState::Up));
-    assert_eq!(w.life(), DeviceLife::Lent);
+    assert_eq!(w.state(), OfferState::Lent);
     assert!(w.made.is_empty());
 }
 

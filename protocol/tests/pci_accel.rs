@@ -5,8 +5,8 @@ use protocol::pci::accel::{
     close, describe, Access, Cycles, Found, Front, FunctionError, Peer, Plan, PlanError, Setting,
     Slot, Watch, DMA_BASE, DMA_MOST,
 };
-use protocol::pci::borrower::UNANSWERED_MOST;
-use protocol::pci::{Ask, Reach};
+use protocol::pci::borrower::UNANSWERED_MAX;
+use protocol::pci::{ConfigAccess, Reach};
 use protocol::Time;
 use std::collections::BTreeMap;
 use wire::accel::{Mark, State};
@@ -458,15 +458,18 @@ fn drivers_write_what_is_theirs() {
     let reach = Reach::new(0x1040_0000, 4096);
     let mut front = Front::new(&found.layout, found.reset, reach, 100);
     let register = |at, size| Register::new(at, size).unwrap();
-    let write = |at, size, value| Ask::Write(register(at, size), value);
-    let mut asks = |now, ask| front.access(Time(now), ask);
+    let write = |at, size, value| ConfigAccess::Write(register(at, size), value);
+    let mut asks = |now, request| front.access(Time(now), request);
     // Bus mastering is allowed. BARs are not writable. MSI leads to the interrupt page only.
     assert!(matches!(asks(0, write(0x04, 2, 6)), Access::Write(_, w) if w.value & 6 == 6));
     assert_eq!(asks(0, write(0x10, 4, 0)), Access::Denied);
-    assert_eq!(asks(0, Ask::Read(register(0x10, 4))), Access::Denied);
+    assert_eq!(
+        asks(0, ConfigAccess::Read(register(0x10, 4))),
+        Access::Denied
+    );
     assert_eq!(asks(0, write(0x54, 4, 0x1000_0000)), Access::Denied);
     assert_eq!(
-        asks(0, Ask::Read(register(0, 4))),
+        asks(0, ConfigAccess::Read(register(0, 4))),
         Access::Read(register(0, 4))
     );
     // A write to one byte of the command register includes the byte that disables the interrupt
@@ -483,13 +486,16 @@ fn drivers_write_what_is_theirs() {
         assert!(matches!(access, Access::Write(..)), "{access:?}");
         front.made(register(at, 4));
     }
-    let mut asks = |now, ask| front.access(Time(now), ask);
+    let mut asks = |now, request| front.access(Time(now), request);
     assert!(matches!(asks(1, write(0x52, 2, 1)), Access::Write(..)));
     // A reset takes time, and BARs are restored before any other access.
-    assert_eq!(asks(5, Ask::Reset), Access::Reset(found.reset));
+    assert_eq!(asks(5, ConfigAccess::Reset), Access::Reset(found.reset));
     front.reset(Time(5));
-    assert_eq!(front.access(Time(104), Ask::Reset), Access::Resetting);
-    let id = Ask::Read(register(0, 4));
+    assert_eq!(
+        front.access(Time(104), ConfigAccess::Reset),
+        Access::Resetting
+    );
+    let id = ConfigAccess::Read(register(0, 4));
     assert_eq!(front.access(Time(105), id), Access::Restore);
     front.restored();
     assert_eq!(front.access(Time(106), id), Access::Read(register(0, 4)));
@@ -501,14 +507,14 @@ fn drivers_write_what_is_theirs() {
 fn a_function_that_answers_nothing_is_dead_if_its_nic_answers() {
     let found = found(Function::new()).unwrap();
     let mut front = Front::new(&found.layout, found.reset, None, 100);
-    for n in 0..UNANSWERED_MOST {
+    for n in 0..UNANSWERED_MAX {
         assert_eq!(front.silent_since(), None);
         front.answered(Time(50 + u64::from(n)), false);
     }
     assert_eq!(front.silent_since(), Some(Time(50)));
     front.answered(Time(90), true);
     assert_eq!(front.silent_since(), None);
-    for n in 0..UNANSWERED_MOST {
+    for n in 0..UNANSWERED_MAX {
         front.answered(Time(100 + u64::from(n)), false);
     }
     assert_eq!(front.silent_since(), Some(Time(100)));

@@ -398,7 +398,7 @@ fn the_pin_stays_disabled() {
         };
         let (place, old) = (Filter::place(r), 0x0500_u32 & !(1 << 10) | 0x0100);
         let (ones, shift) = (place.ones(), place.shift());
-        let new = write.over((old >> shift) & ones);
+        let new = write.merged((old >> shift) & ones);
         let new = (old & !(ones << shift)) | (new << shift);
         assert_eq!(new & 0x0400, 0x0400, "{offset:#x} of {size}");
         let kept = u32::from(size == 1 && offset == 4) << 8;
@@ -547,7 +547,7 @@ proptest! {
             if let (Verdict::Write(write), 1..) = (f.write(&layout, r, value & r.ones()), made) {
                 let place = Filter::place(r);
                 let old = device.word(place.dword());
-                let new = write.over((old >> place.shift()) & place.ones());
+                let new = write.merged((old >> place.shift()) & place.ones());
                 let field = place.ones() << place.shift();
                 device.0[usize::from(place.dword()) / 4] = (old & !field) | (new << place.shift());
                 f.made(&layout, place);

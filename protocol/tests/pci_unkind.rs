@@ -7,7 +7,7 @@ use pci_world::{borrower, device, layout, lender, register, World, LENDER, LIMIT
 use protocol::pci::lender::Work as LenderWork;
 use protocol::pci::{
     borrower::{self, Work},
-    AccessError, Ask, DeviceLife, Handle, LeaseState, Limits, Poll, Why,
+    AccessError, ConfigAccess, EndReason, Handle, LeaseState, Limits, OfferState, Poll,
 };
 use protocol::Time;
 use wire::ids::NodeId;
@@ -104,7 +104,7 @@ fn the_pin_stays_disabled_when_one_byte_of_command_is_written() {
     let config = w.configs[0];
     assert_eq!(config.register, Register::new(4, 2).expect("command"));
     // The other bits of the second byte are kept.
-    assert_eq!(config.write.map(|w| w.over(0x0100)), Some(0x0506));
+    assert_eq!(config.write.map(|w| w.merged(0x0100)), Some(0x0506));
     w.all();
     assert_eq!(answer(&w, 1), Some(Status::Done));
 }
@@ -145,9 +145,9 @@ fn no_lease_is_longer_than_nodes_wait_for() {
     let opened = w.opened(&open);
     w.lender.opened(Time(0), w.device, Ok(opened));
     w.settle();
-    assert_eq!(w.work, [(0, Work::Over(handle, Why::Wrong))]);
+    assert_eq!(w.work, [(0, Work::Closed(handle, EndReason::Wrong))]);
     w.all();
-    assert_eq!(w.life(), DeviceLife::Free);
+    assert_eq!(w.state(), OfferState::Free);
     // The lender limits its time-out.
     let mut w = World::new(1);
     w.lender = lender(&short(600, 5000), 45);
@@ -355,11 +355,11 @@ fn devices_take_turns() {
 fn a_lender_that_makes_no_accesses_loses_the_lease() {
     let mut w = World::new(1);
     let handle = w.up(0);
-    let ask = Ask::Read(register(0, 4));
+    let request = ConfigAccess::Read(register(0, 4));
     let mut begun = 0;
     loop {
         let now = w.time();
-        let (number, ..) = match w.borrowers[0].access(now, handle, ask) {
+        let (number, ..) = match w.borrowers[0].access(now, handle, request) {
             Ok(asked) => asked,
             Err(refused) => {
                 assert_eq!(refused, AccessError::Lost);
@@ -374,9 +374,9 @@ fn a_lender_that_makes_no_accesses_loses_the_lease() {
         let now = w.time();
         assert_eq!(w.borrowers[0].poll(now, handle, number), Poll::TimedOut);
     }
-    assert!(begun >= borrower::UNANSWERED_MOST, "{begun}");
+    assert!(begun >= borrower::UNANSWERED_MAX, "{begun}");
     w.settle();
-    assert_eq!(w.work, [(0, Work::Close(handle, Why::Stuck))]);
+    assert_eq!(w.work, [(0, Work::Close(handle, EndReason::Stuck))]);
     assert_eq!(w.borrowers[0].counters().stuck, 1);
     assert_eq!(w.borrowers[0].counters().lost, 0);
 }
@@ -386,12 +386,12 @@ fn a_lender_that_makes_no_accesses_loses_the_lease() {
 fn a_lender_that_is_out_of_reach_is_not_stuck() {
     let mut w = World::new(1);
     let handle = w.up(0);
-    let ask = Ask::Read(register(0, 4));
+    let request = ConfigAccess::Read(register(0, 4));
     w.deaf = Some(0);
-    const { assert!(16 >= 2 * borrower::UNANSWERED_MOST) };
+    const { assert!(16 >= 2 * borrower::UNANSWERED_MAX) };
     for _ in 0..16 {
         let now = w.time();
-        let (number, ..) = w.borrowers[0].access(now, handle, ask).expect("up");
+        let (number, ..) = w.borrowers[0].access(now, handle, request).expect("up");
         // Shorter than the time-out of the lease in total.
         w.now += 50;
         let now = w.time();
@@ -406,12 +406,12 @@ fn a_lender_that_is_out_of_reach_is_not_stuck() {
     // An answered access ends the series.
     w.pass(w.now + 150);
     let now = w.time();
-    let (number, to, message) = w.borrowers[0].access(now, handle, ask).expect("up");
+    let (number, to, message) = w.borrowers[0].access(now, handle, request).expect("up");
     w.send(1, to, message);
     w.all();
     let now = w.time();
     let poll = w.borrowers[0].poll(now, handle, number);
-    assert!(matches!(poll, Poll::Over(Status::Done, _)), "{poll:?}");
+    assert!(matches!(poll, Poll::Finished(Status::Done, _)), "{poll:?}");
 }
 
 #[test]
@@ -484,8 +484,8 @@ fn other_versions_are_told() {
     let handle = w.borrow(0);
     w.borrowers[0].receive_other_version(Time(0), LENDER, handle.number());
     w.settle();
-    let why = Why::Refused(Reason::Version);
-    assert_eq!(w.work, [(0, Work::Over(handle, why))]);
+    let why = EndReason::Refused(Reason::Version);
+    assert_eq!(w.work, [(0, Work::Closed(handle, why))]);
     // A lease that is up does not end.
     let mut w = World::new(1);
     let handle = w.up(0);

@@ -17,7 +17,7 @@ use kernel::{
 use kernel_ext::security;
 use protocol::pci::{
     accel::{close, Found, Gone, Plan, Watch, DMA_BASE, DMA_MOST},
-    Why,
+    EndReason,
 };
 use wire::{
     accel::{Mark, NUMBERS},
@@ -163,7 +163,7 @@ impl Nic {
             drop(gone);
         }
         lease.set_over(match gone {
-            None => Ok(Why::GivenBack),
+            None => Ok(EndReason::GivenBack),
             Some(_) => Err(EIO),
         });
     }

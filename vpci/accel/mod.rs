@@ -36,7 +36,7 @@ use protocol::{
             close, host_signs, Access, Claim, Found, Front, Goal, Gone, Peer, Plan, PlanError,
             Sight, Slot, Unclaimed, Want, Watch,
         },
-        Ask, Reach,
+        ConfigAccess, Reach,
     },
     Time,
 };
@@ -109,13 +109,13 @@ impl Accelerator {
 
     /// Makes a configuration access of the kernel; `None` stands for all ones. Any context; takes
     /// up to `access_ms`, the first access after a reset several times that.
-    pub(crate) fn access(&self, nic: &Nic, ask: Ask) -> Option<u32> {
+    pub(crate) fn access(&self, nic: &Nic, request: ConfigAccess) -> Option<u32> {
         // Twice, because the first access after a reset restores the BARs first.
         for _ in 0..2 {
             if self.lost.load(Relaxed) {
                 return None;
             }
-            let access = self.front.lock().access(nic.now(), ask);
+            let access = self.front.lock().access(nic.now(), request);
             match access {
                 Access::Read(register) => return self.cycle(nic, register, None),
                 Access::Write(register, write) => {
@@ -123,7 +123,7 @@ impl Accelerator {
                         0 => 0,
                         _ => self.cycle(nic, register, None)?,
                     };
-                    let done = self.cycle(nic, register, Some(write.over(old)))?;
+                    let done = self.cycle(nic, register, Some(write.merged(old)))?;
                     self.front.lock().made(register);
                     return Some(done);
                 }

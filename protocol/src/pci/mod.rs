@@ -15,12 +15,12 @@
 //! * [`accel`]: the same without a lender, for devices behind NICs that have no host.
 //! * [`Reach`]: bus addresses at the lender that lead into memory of the borrower.
 //!
-//! The state machines do no I/O. The driver tells them of each event: a received message (`receive`),
-//! the time (`time`, due at `next`), the result of an operation (`opened`, `closed`, `reset`,
-//! `configured`), a request of a user. After each event it calls `step` and `work` until both
-//! return `None`. `step` returns the next message or configuration access, which any context can
-//! execute; `work` returns the next operation that may sleep. A message that cannot be sent may be
-//! dropped, because it is repeated.
+//! The state machines do no I/O. The driver tells them of each event: a received message
+//! (`receive`), the time (`time`, due at `next`), the result of an operation (`opened`, `closed`,
+//! `reset`, `configured`), a request of a user. After each event it calls `step` and `work` until
+//! both return `None`. `step` returns the next message or configuration access, which any context
+//! can execute; `work` returns the next operation that may sleep. A message that cannot be sent may
+//! be dropped, because it is repeated.
 //!
 //! `new` allocates all memory. Every other call takes a bounded time (tables have tens of entries),
 //! never sleeps, and may be made in any context. The caller serializes the calls of a state machine
@@ -34,9 +34,11 @@ mod fences;
 pub mod lender;
 mod reach;
 
-pub use borrower::{AccessError, Ask, Borrower, Handle, LeaseEvent, LeaseState, Poll, Why};
+pub use borrower::{
+    AccessError, Borrower, ConfigAccess, EndReason, Handle, LeaseEvent, LeaseState, Poll,
+};
 pub use fences::Fences;
-pub use lender::{Config, DeviceEvent, DeviceLife, Lender, OpenError, Opened, Write};
+pub use lender::{Config, DeviceEvent, Lender, OfferState, OpenError, Opened, Write};
 pub use reach::{Reach, VECTORS};
 
 /// Times and maxima of a lender or borrower. Times are in ticks unless the name ends in `_ms`.

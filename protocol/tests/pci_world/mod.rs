@@ -7,7 +7,7 @@ use heap::Heap;
 use protocol::pci::config::Layout;
 use protocol::pci::lender::{Open, Step, Work as LenderWork};
 use protocol::pci::{
-    borrower::Work, Borrower, Config, DeviceLife, Handle, LeaseState, Lender, Limits, Opened,
+    borrower::Work, Borrower, Config, Handle, LeaseState, Lender, Limits, OfferState, Opened,
 };
 use protocol::Time;
 use wire::ids::NodeId;
@@ -226,7 +226,7 @@ impl World {
                     Work::Open(handle, _) => self.borrowers[i].opened(now, handle, true),
                     Work::Close(handle, _) => self.borrowers[i].closed(now, handle),
                     Work::Recall(handle, _) => self.borrowers[i].give_back(now, handle),
-                    Work::Over(..) | Work::Release(_) => {}
+                    Work::Closed(..) | Work::Release(_) => {}
                 }
             }
         }
@@ -258,8 +258,8 @@ impl World {
         handle
     }
 
-    pub fn life(&self) -> DeviceLife {
-        self.lender.life(self.device).expect("a device")
+    pub fn state(&self) -> OfferState {
+        self.lender.state(self.device).expect("a device")
     }
 
     pub fn count(&self, is: impl Fn(&Body) -> bool) -> usize {

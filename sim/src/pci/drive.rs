@@ -5,7 +5,7 @@ use super::node::{numbers, Job, Link, INTERVALS};
 use super::{Event, Mutation, Rig, BUSY, LAG, MS, SLOW_MOST, US, WORK_MOST};
 use anyhow::{ensure, Context, Result};
 use protocol::pci::lender::{Open, Step, Work as LenderWork};
-use protocol::pci::{borrower::Work, DeviceLife, Handle, OpenError, Opened, Why};
+use protocol::pci::{borrower::Work, EndReason, Handle, OfferState, OpenError, Opened};
 use protocol::Time;
 use rand::Rng;
 use wire::ids::NodeId;
@@ -194,7 +194,7 @@ impl Rig {
                 continue;
             };
             let life = self.nodes[node].life.as_ref();
-            if life.and_then(|l| l.lender.life(handle)) == Some(DeviceLife::Fencing) {
+            if life.and_then(|l| l.lender.state(handle)) == Some(OfferState::Fencing) {
                 self.functions[i].stopping = true;
                 let at = self.within(US, WORK_MOST / 2);
                 self.have(node, at, Job::Stop(handle));
@@ -240,7 +240,7 @@ impl Rig {
                 }
             }
             // The driver of a lost device may take long, but can't reach anything during that time.
-            Work::Close(handle, why) if why != Why::GivenBack => {
+            Work::Close(handle, why) if why != EndReason::GivenBack => {
                 if self.mutation != Some(Mutation::SlowClose) {
                     self.have(node, soon, Job::Cut(handle));
                 }
@@ -248,7 +248,7 @@ impl Rig {
                 self.have(node, at, Job::Drop(handle, why));
             }
             Work::Close(handle, why) => self.have(node, soon, Job::Drop(handle, why)),
-            Work::Over(handle, why) => {
+            Work::Closed(handle, why) => {
                 self.settle(node, handle)?;
                 self.over(node, handle, why)?;
             }
@@ -342,7 +342,7 @@ impl Rig {
             Job::Cut(handle) => self.cut_windows(node, handle)?,
             Job::Stop(handle) => {
                 let life = self.nodes[node].life.as_ref();
-                let over = life.and_then(|l| l.lender.life(handle)) == Some(DeviceLife::Fencing);
+                let over = life.and_then(|l| l.lender.state(handle)) == Some(OfferState::Fencing);
                 if let Some(i) = self.function(node, handle) {
                     let function = &mut self.functions[i];
                     function.stopping = false;
@@ -516,7 +516,7 @@ impl Rig {
         }
     }
 
-    fn drop_lease(&mut self, node: usize, handle: Handle, _: Why) -> Result<()> {
+    fn drop_lease(&mut self, node: usize, handle: Handle, _: EndReason) -> Result<()> {
         let Some(lease) = self.borrowed(node, handle) else {
             return Ok(());
         };

@@ -4,7 +4,7 @@ use super::net::Packet;
 use super::node::{numbers, Link};
 use super::{Rig, LONGEST};
 use anyhow::{ensure, Result};
-use protocol::pci::{DeviceLife, LeaseState};
+use protocol::pci::{LeaseState, OfferState};
 
 impl Rig {
     /// Returns true in the case that only power fencing can solve. The target node of a window has
@@ -125,14 +125,14 @@ impl Rig {
             ensure!(known, "ends do not agree: {i} has {lease:x?} of {lender}");
         }
         for (device, lease) in life.lender.devices() {
-            let state = life.lender.life(device.handle);
+            let state = life.lender.state(device.handle);
             let Some(lease) = lease else {
-                let rests = [Some(DeviceLife::Free), Some(DeviceLife::Broken)];
+                let rests = [Some(OfferState::Free), Some(OfferState::Broken)];
                 ensure!(rests.contains(&state), "a device of {i} is {state:?}");
                 continue;
             };
             ensure!(
-                state == Some(DeviceLife::Lent),
+                state == Some(OfferState::Lent),
                 "a device of {i} is {state:?} in the end"
             );
             let has = |n: &super::Node| {

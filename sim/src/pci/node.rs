@@ -3,7 +3,7 @@
 use super::{Mutation, END, LIMITS, LONGEST_MS};
 use crate::Heap;
 use protocol::pci::lender::Open;
-use protocol::pci::{Borrower, Config, Handle, Lender, OpenError, Opened, Why};
+use protocol::pci::{Borrower, Config, EndReason, Handle, Lender, OpenError, Opened};
 use protocol::Time;
 use rand::rngs::SmallRng;
 use rand::Rng;
@@ -38,7 +38,7 @@ pub(super) enum Job {
     Take(Handle, Grant),
     Taken(Handle, bool),
     GiveBack(Handle),
-    Drop(Handle, Why),
+    Drop(Handle, EndReason),
     Dropped(Handle),
     /// Windows of a lease on this node that should be closed already.
     Lag(LeaseId),

@@ -4,7 +4,7 @@ use super::net::Packet;
 use super::node::numbers;
 use super::{Event, Mutation, Request, Rig, BUSY, EACH, LAG, LIMITS, MS};
 use anyhow::{ensure, Result};
-use protocol::pci::{AccessError, Ask, Config, Handle, LeaseState, Poll, Why};
+use protocol::pci::{AccessError, Config, ConfigAccess, EndReason, Handle, LeaseState, Poll};
 use protocol::Time;
 use rand::Rng;
 use wire::ids::NodeId;
@@ -98,13 +98,15 @@ impl Rig {
         Ok(())
     }
 
-    pub(super) fn over(&mut self, node: usize, handle: Handle, why: Why) -> Result<()> {
+    pub(super) fn over(&mut self, node: usize, handle: Handle, why: EndReason) -> Result<()> {
         if let Some(request) = self.request(node, handle) {
             request.up = false;
         }
         match why {
-            Why::GivenBack => self.summary.returned += 1,
-            Why::Lost | Why::Revoked | Why::Unknown | Why::Stuck => self.summary.lost += 1,
+            EndReason::GivenBack => self.summary.returned += 1,
+            EndReason::Lost | EndReason::Revoked | EndReason::Unknown | EndReason::Stuck => {
+                self.summary.lost += 1
+            }
             _ => self.summary.refused += 1,
         }
         Ok(())
@@ -176,7 +178,7 @@ impl Rig {
                 return Ok(());
             }
             // Enables bus mastering.
-            4 | 5 => Ask::Write(register(4, 2), 6),
+            4 | 5 => ConfigAccess::Write(register(4, 2), 6),
             // Enables interrupts step by step.
             9 => {
                 let step = self.rng.random_range(0..4);
@@ -184,12 +186,12 @@ impl Rig {
             }
             6 | 7 => {
                 self.next_write += 1;
-                Ask::Write(register(0x50, 4), self.next_write)
+                ConfigAccess::Write(register(0x50, 4), self.next_write)
             }
-            8 if self.rng.random_bool(if self.mixed { 0.5 } else { 0.2 }) => Ask::Reset,
+            8 if self.rng.random_bool(if self.mixed { 0.5 } else { 0.2 }) => ConfigAccess::Reset,
             // A write that is not permitted.
-            8 => Ask::Write(register(0x10, 4), 0x1000),
-            _ => Ask::Read(register(0, 4)),
+            8 => ConfigAccess::Write(register(0x10, 4), 0x1000),
+            _ => ConfigAccess::Read(register(0, 4)),
         };
         let Some(life) = self.nodes[node].life(request.life) else {
             return Ok(());
@@ -231,7 +233,7 @@ impl Rig {
                 return self.drain(request.node);
             }
             Poll::TimedOut => self.summary.timed_out += 1,
-            Poll::Over(..) | Poll::Lost => {}
+            Poll::Finished(..) | Poll::Lost => {}
         }
         self.looks.remove(&look);
         Ok(())
@@ -257,7 +259,7 @@ impl Rig {
             return Ok(function.read(config.register));
         };
         function.used_by = Some(config.lease);
-        let value = write.over(function.read(config.register));
+        let value = write.merged(function.read(config.register));
         match config.register.offset() {
             5 => ensure!(value & 4 != 0, "the pin of device {i} is enabled"),
             4 => {
@@ -294,14 +296,14 @@ impl Rig {
     }
 
     /// Returns a step of enabling MSI: address, data, enable.
-    fn msi(&mut self, request: &Request, step: u32) -> Ask {
+    fn msi(&mut self, request: &Request, step: u32) -> ConfigAccess {
         let register = |at, size| Register::new(at, size).expect("a register");
         let at = request.interrupts;
         match step {
-            0 => Ask::Write(register(0x44, 4), at as u32),
-            1 => Ask::Write(register(0x48, 4), (at >> 32) as u32),
-            2 => Ask::Write(register(0x4c, 2), 7),
-            _ => Ask::Write(register(0x42, 2), u32::from(self.rng.random_bool(0.8))),
+            0 => ConfigAccess::Write(register(0x44, 4), at as u32),
+            1 => ConfigAccess::Write(register(0x48, 4), (at >> 32) as u32),
+            2 => ConfigAccess::Write(register(0x4c, 2), 7),
+            _ => ConfigAccess::Write(register(0x42, 2), u32::from(self.rng.random_bool(0.8))),
         }
     }
 
@@ -318,13 +320,13 @@ impl Rig {
                     let step = self.rng.random_range(0..4);
                     self.msi(request, step)
                 }
-                6 => Ask::Write(register(0x44, 4), self.rng.random()),
-                7 => Ask::Write(register(4, 1), 6),
-                8 => Ask::Write(register(5, 1), 0),
-                _ => Ask::Reset,
+                6 => ConfigAccess::Write(register(0x44, 4), self.rng.random()),
+                7 => ConfigAccess::Write(register(4, 1), 6),
+                8 => ConfigAccess::Write(register(5, 1), 0),
+                _ => ConfigAccess::Reset,
             };
             let body = match ask {
-                Ask::Write(register, value) => Body::Write(lease, register, value),
+                ConfigAccess::Write(register, value) => Body::Write(lease, register, value),
                 _ => Body::Reset(lease),
             };
             self.lies += 1;
@@ -363,7 +365,7 @@ impl Rig {
         }
         let free = self.functions[i].handle.is_some_and(|handle| {
             let life = self.nodes[home].life.as_ref();
-            life.and_then(|l| l.lender.life(handle)) == Some(protocol::pci::DeviceLife::Free)
+            life.and_then(|l| l.lender.state(handle)) == Some(protocol::pci::OfferState::Free)
         });
         if self.keep || !lender || !self.functions[i].works {
             return Ok(());

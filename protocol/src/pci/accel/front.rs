@@ -6,9 +6,9 @@
 //! borrower's interrupt window. In this case the borrower applies them to its own driver, to
 //! protect the settings that the borrower has made.
 
-use crate::pci::borrower::UNANSWERED_MOST;
+use crate::pci::borrower::UNANSWERED_MAX;
 use crate::pci::config::{Filter, Layout, Verdict};
-use crate::pci::{Ask, Reach, Write};
+use crate::pci::{ConfigAccess, Reach, Write};
 use crate::Time;
 use wire::pci::Register;
 
@@ -66,16 +66,16 @@ impl Front {
     }
 
     /// Returns the operation that executes an access.
-    pub fn access(&mut self, now: Time, ask: Ask) -> Access {
+    pub fn access(&mut self, now: Time, request: ConfigAccess) -> Access {
         match self.ready {
             Some(ready) if now < ready => return Access::Resetting,
             Some(_) => return Access::Restore,
             None => {}
         }
-        let verdict = match ask {
-            Ask::Reset => return Access::Reset(self.by),
-            Ask::Read(register) => (self.filter.read(&self.layout, register), register),
-            Ask::Write(register, value) => {
+        let verdict = match request {
+            ConfigAccess::Reset => return Access::Reset(self.by),
+            ConfigAccess::Read(register) => (self.filter.read(&self.layout, register), register),
+            ConfigAccess::Write(register, value) => {
                 let verdict = self.filter.write(&self.layout, register, value);
                 (verdict, Filter::place(register))
             }
@@ -110,12 +110,12 @@ impl Front {
         self.unanswered = self.unanswered.saturating_add(1);
     }
 
-    /// Returns the time since which [`UNANSWERED_MOST`] or more accesses were not answered. The
+    /// Returns the time since which [`UNANSWERED_MAX`] or more accesses were not answered. The
     /// function then counts as dead, if its NIC answers. If the NIC does not answer, a cable may be
     /// unplugged, and the time-out of the lease applies.
     #[must_use]
     pub const fn silent_since(&self) -> Option<Time> {
-        if self.unanswered >= UNANSWERED_MOST {
+        if self.unanswered >= UNANSWERED_MAX {
             Some(self.since)
         } else {
             None

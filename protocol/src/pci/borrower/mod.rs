@@ -6,16 +6,16 @@
 //!
 //! * `Asking`: `BORROW` is repeated until the lender answers. `GRANT` leads to `Opening`; `REFUSE`
 //!   (except *not yet*), the deadline, or a `GRANT` that does not match the request leads to
-//!   `Over`.
+//!   `Closed`.
 //! * `Opening`: the driver executes [`Work::Open`], then calls [`Borrower::opened`]. Success leads
-//!   to `Up`, an error to `Over`.
+//!   to `Up`, an error to `Closed`.
 //! * `Up`: the device is usable. `ALIVE` is sent five times per time-out. Messages of the lender,
-//!   the time-out, [`UNANSWERED_MOST`] accesses without answer, or [`Borrower::give_back`] lead to
+//!   the time-out, [`UNANSWERED_MAX`] accesses without answer, or [`Borrower::give_back`] lead to
 //!   `Closing`.
 //! * `Closing`: the driver executes [`Work::Close`], then calls [`Borrower::closed`], which leads
-//!   to `Over`.
-//! * `Over`: [`Work::Over`] reports the reason and frees the entry. The numbers of the lease remain
-//!   fenced ([`Fences`]).
+//!   to `Closed`.
+//! * `Closed`: [`Work::Closed`] reports the reason and frees the entry. The numbers of the lease
+//!   remain fenced ([`Fences`]).
 //!
 //! The time-out counts from the sending of the last question that the lender answered. The borrower
 //! therefore closes its windows before the lender gives up.
@@ -24,13 +24,15 @@ mod pump;
 mod receive;
 mod types;
 
-pub use types::{AccessError, Ask, Counters, Handle, LeaseEvent, LeaseState, Poll, Why, Work};
+pub use types::{
+    AccessError, ConfigAccess, Counters, EndReason, Handle, LeaseEvent, LeaseState, Poll, Work,
+};
 
 use super::answers::Answers;
 use super::fences::Fences;
 use super::{Limits, RandomNumbers};
 use crate::{base::flow::Counts, Memory, Time};
-use types::{Access, Doing, Entry, Query};
+use types::{Access, Entry, Query, WorkState};
 use wire::ids::NodeId;
 use wire::pci::{Body, Borrow, Device, Incarnation, LeaseId, Message, Reason, Status};
 
@@ -40,7 +42,7 @@ use wire::pci::{Body, Borrow, Device, Incarnation, LeaseId, Message, Reason, Sta
 /// percent of all cases. This number of such cases in a row practically never happens. Each access
 /// takes its caller up to [`Limits::access`], perhaps with interrupts disabled. The number bounds
 /// this cost if a lender is malicious.
-pub const UNANSWERED_MOST: u32 = 8;
+pub const UNANSWERED_MAX: u32 = 8;
 
 /// Borrower of one node. The documentation of [`super`] describes how a driver uses it.
 pub struct Borrower<M: Memory> {
@@ -54,7 +56,7 @@ pub struct Borrower<M: Memory> {
     answers: Answers,
     query: Option<Query>,
     /// Set of numbers whose fences have been removed, for the next [`Work::Release`].
-    free: u64,
+    released_numbers: u64,
     flow: Counts<LeaseState>,
     counters: Counters,
 }
@@ -78,7 +80,7 @@ impl<M: Memory> Borrower<M> {
             fences: Fences::new()?,
             answers: Answers::NEW,
             query: None,
-            free: 0,
+            released_numbers: 0,
             flow: Counts::default(),
             counters: Counters::default(),
         })
@@ -121,7 +123,7 @@ impl<M: Memory> Borrower<M> {
 
     /// Requests a device from a lender, until `until`. The interval numbers in `terms` are those
     /// that are free in this node; numbers of leases and fences of this borrower are removed from
-    /// them. Returns `None` if the table is full. [`Work::Open`] or [`Work::Over`] follows.
+    /// them. Returns `None` if the table is full. [`Work::Open`] or [`Work::Closed`] follows.
     pub fn borrow(
         &mut self,
         now: Time,
@@ -132,7 +134,7 @@ impl<M: Memory> Borrower<M> {
         let grants = self.leases.iter().flatten().filter_map(|l| l.grant);
         let windows = grants.clone().fold(0, |set, g| set | g.numbers.bar_set());
         let targets = grants.fold(0, |set, g| set | g.numbers.dma_set());
-        let held = targets | self.fences.numbers() | self.free;
+        let held = targets | self.fences.numbers() | self.released_numbers;
         let terms = Borrow {
             windows: terms.windows & !windows,
             targets: terms.targets & !held,
@@ -153,14 +155,14 @@ impl<M: Memory> Borrower<M> {
             interval,
             asked: false,
             question: (0, now),
-            sure: now,
+            confirmed_at: now,
             number: 0,
             access: None,
             unanswered: 0,
-            doing: Doing::Nothing,
+            operation: WorkState::Idle,
             recall: None,
             recalled: false,
-            say_alive: None,
+            alive_answer: None,
             why: None,
             confirmed: false,
         });
@@ -178,13 +180,13 @@ impl<M: Memory> Borrower<M> {
     }
 
     /// Ends a lease. Accesses to the device end, so the caller removes the device first.
-    /// [`Work::Close`] follows if the lease is up, and [`Work::Over`] at last.
+    /// [`Work::Close`] follows if the lease is up, and [`Work::Closed`] at last.
     pub fn give_back(&mut self, now: Time, handle: Handle) {
-        self.finish(now, handle, Why::GivenBack);
+        self.end_lease(now, handle, EndReason::GivenBack);
     }
 
     /// Ends a lease in any state.
-    fn finish(&mut self, now: Time, handle: Handle, why: Why) {
+    fn end_lease(&mut self, now: Time, handle: Handle, why: EndReason) {
         let limits = self.limits;
         let entry = self
             .index(handle)
@@ -199,27 +201,29 @@ impl<M: Memory> Borrower<M> {
             LeaseState::Asking => {
                 self.flow.step(&mut entry.state, LeaseEvent::Ended);
                 match why {
-                    Why::Refused(_) => c.refused = c.refused.wrapping_add(1),
-                    Why::NoAnswer => c.no_answer = c.no_answer.wrapping_add(1),
+                    EndReason::Refused(_) => c.refused = c.refused.wrapping_add(1),
+                    EndReason::NoAnswer => c.no_answer = c.no_answer.wrapping_add(1),
                     _ => {}
                 }
                 // The lender may have granted the lease.
-                let asked = entry.asked && !matches!(why, Why::Refused(_));
+                let asked = entry.asked && !matches!(why, EndReason::Refused(_));
                 let confirmed = confirmed || !asked;
                 self.fences.add(now, (node, id), 0, confirmed, &limits);
             }
             LeaseState::Up => {
                 self.flow.step(&mut entry.state, LeaseEvent::Ended);
-                entry.doing = Doing::Close(false);
+                entry.operation = WorkState::CloseScheduled;
                 match why {
-                    Why::Lost => c.lost = c.lost.wrapping_add(1),
-                    Why::Stuck => c.stuck = c.stuck.wrapping_add(1),
-                    Why::Revoked | Why::Unknown => c.revoked = c.revoked.wrapping_add(1),
+                    EndReason::Lost => c.lost = c.lost.wrapping_add(1),
+                    EndReason::Stuck => c.stuck = c.stuck.wrapping_add(1),
+                    EndReason::Revoked | EndReason::Unknown => {
+                        c.revoked = c.revoked.wrapping_add(1)
+                    }
                     _ => {}
                 }
             }
             // The lease ends after it was opened.
-            LeaseState::Opening | LeaseState::Closing | LeaseState::Over => {}
+            LeaseState::Opening | LeaseState::Closing | LeaseState::Closed => {}
         }
     }
 
@@ -230,19 +234,19 @@ impl<M: Memory> Borrower<M> {
         let entry = self
             .index(handle)
             .and_then(|i| self.leases.get_mut(i)?.as_mut());
-        let Some(entry) = entry.filter(|e| e.doing == Doing::Open(true)) else {
+        let Some(entry) = entry.filter(|e| e.operation == WorkState::Opening) else {
             return self.misuse();
         };
-        entry.doing = Doing::Nothing;
+        entry.operation = WorkState::Idle;
         if done {
             self.flow.step(&mut entry.state, LeaseEvent::Opened);
             self.counters.leases = self.counters.leases.wrapping_add(1);
             if let Some(why) = entry.why {
-                self.finish(now, handle, why);
+                self.end_lease(now, handle, why);
             }
             return;
         }
-        entry.why = entry.why.or(Some(Why::NotOpened));
+        entry.why = entry.why.or(Some(EndReason::NotOpened));
         let (node, id, confirmed) = (entry.lender, entry.id, entry.confirmed);
         self.flow.step(&mut entry.state, LeaseEvent::Closed);
         // The lender has windows with these numbers, but no driver uses the device. The numbers are
@@ -258,10 +262,10 @@ impl<M: Memory> Borrower<M> {
         let entry = self
             .index(handle)
             .and_then(|i| self.leases.get_mut(i)?.as_mut());
-        let Some(entry) = entry.filter(|e| e.doing == Doing::Close(true)) else {
+        let Some(entry) = entry.filter(|e| e.operation == WorkState::Closing) else {
             return self.misuse();
         };
-        entry.doing = Doing::Nothing;
+        entry.operation = WorkState::Idle;
         self.flow.step(&mut entry.state, LeaseEvent::Closed);
         let (node, id, confirmed) = (entry.lender, entry.id, entry.confirmed);
         let numbers = entry.grant.map_or(0, |g| g.numbers.dma_set());
@@ -269,7 +273,7 @@ impl<M: Memory> Borrower<M> {
             .add(now, (node, id), numbers, confirmed, &limits);
         if confirmed {
             // Without confirmation the fence sends `RETURN` repeatedly.
-            self.say(node, Body::Return(id));
+            self.queue_answer(node, Body::Return(id));
         }
     }
 
@@ -281,7 +285,7 @@ impl<M: Memory> Borrower<M> {
             if let Some(entry) = entry.filter(|e| e.lender == node) {
                 entry.confirmed = true;
                 let handle = entry.handle;
-                self.finish(now, handle, Why::Lost);
+                self.end_lease(now, handle, EndReason::Lost);
             }
         }
         self.fences.confirm_node(now, node, &self.limits);
@@ -298,7 +302,7 @@ impl<M: Memory> Borrower<M> {
         &mut self,
         now: Time,
         handle: Handle,
-        ask: Ask,
+        request: ConfigAccess,
     ) -> Result<(u32, NodeId, Message), AccessError> {
         let (limits, sender) = (self.limits, self.incarnation);
         let entry = self.find(handle).ok_or(AccessError::Lost)?;
@@ -313,10 +317,10 @@ impl<M: Memory> Borrower<M> {
             number: entry.number,
             begin: now,
             again: false,
-            ask,
+            request,
             next: now.after(limits.access_retry),
             until: now.after(limits.access),
-            over: None,
+            result: None,
         };
         entry.access = Some(access);
         let (number, node) = (entry.number, entry.lender);
@@ -331,7 +335,7 @@ impl<M: Memory> Borrower<M> {
     }
 
     /// Returns the progress of an access, and forgets a finished one. A time-out can end the lease
-    /// ([`UNANSWERED_MOST`]), after which there is work. Any context.
+    /// ([`UNANSWERED_MAX`]), after which there is work. Any context.
     pub fn poll(&mut self, now: Time, handle: Handle, number: u32) -> Poll {
         let index = self.index(handle);
         let entry = index.and_then(|i| self.leases.get_mut(i)?.as_mut());
@@ -341,8 +345,8 @@ impl<M: Memory> Borrower<M> {
         let Some(access) = entry.access.filter(|a| a.number == number) else {
             return Poll::Lost;
         };
-        let poll = match access.over {
-            Some((status, value)) => Poll::Over(status, access.value(status, value)),
+        let poll = match access.result {
+            Some((status, value)) => Poll::Finished(status, access.value(status, value)),
             None if entry.state != LeaseState::Up => Poll::Lost,
             None if access.until <= now => Poll::TimedOut,
             None => return Poll::Pending(access.next.min(access.until)),
@@ -354,12 +358,12 @@ impl<M: Memory> Borrower<M> {
                 c.timed_out = c.timed_out.wrapping_add(1);
                 // Counts only if the lender answered a question in the meantime. Otherwise the
                 // lender may be unreachable, which the time-out of the lease detects.
-                entry.unanswered += u32::from(entry.sure >= access.begin);
-                if entry.unanswered >= UNANSWERED_MOST {
-                    self.finish(now, handle, Why::Stuck);
+                entry.unanswered += u32::from(entry.confirmed_at >= access.begin);
+                if entry.unanswered >= UNANSWERED_MAX {
+                    self.end_lease(now, handle, EndReason::Stuck);
                 }
             }
-            Poll::Over(status, _) => {
+            Poll::Finished(status, _) => {
                 entry.unanswered = 0;
                 c.denied = c.denied.wrapping_add((status == Status::Denied).into());
             }
@@ -372,7 +376,7 @@ impl<M: Memory> Borrower<M> {
         self.counters.misused = self.counters.misused.wrapping_add(1);
     }
 
-    fn say(&mut self, node: NodeId, body: Body) {
+    fn queue_answer(&mut self, node: NodeId, body: Body) {
         let message = self.message(0, body);
         self.answers.insert(node, message);
     }

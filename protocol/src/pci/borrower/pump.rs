@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Time-outs of a borrower, and the work and messages that it hands to its driver.
 
-use super::types::{Doing, Entry, LeaseState, Why, Work};
+use super::types::{EndReason, Entry, LeaseState, Work, WorkState};
 use super::Borrower;
 use crate::pci::earlier;
 use crate::{Memory, Time};
@@ -18,15 +18,15 @@ impl<M: Memory> Borrower<M> {
             let handle = entry.handle;
             match entry.state {
                 LeaseState::Asking if entry.until <= now => {
-                    self.finish(now, handle, Why::NoAnswer);
+                    self.end_lease(now, handle, EndReason::NoAnswer);
                 }
                 LeaseState::Up | LeaseState::Opening if self.lost_at(entry) <= now => {
-                    self.finish(now, handle, Why::Lost);
+                    self.end_lease(now, handle, EndReason::Lost);
                 }
                 _ => {}
             }
         }
-        self.free |= self.fences.release(now, &self.limits);
+        self.released_numbers |= self.fences.release(now, &self.limits);
     }
 
     fn timeout(&self, entry: &Entry) -> u64 {
@@ -34,13 +34,13 @@ impl<M: Memory> Borrower<M> {
     }
 
     fn lost_at(&self, entry: &Entry) -> Time {
-        entry.sure.after(self.timeout(entry))
+        entry.confirmed_at.after(self.timeout(entry))
     }
 
     /// Returns the time at which [`Borrower::time`] and [`Borrower::step`] must be called.
     pub fn next(&self) -> Option<Time> {
         let leases = self.leases.iter().flatten().filter_map(|entry| {
-            let access = entry.access.filter(|a| a.over.is_none());
+            let access = entry.access.filter(|a| a.result.is_none());
             let access = access.map(|a| a.next.min(a.until));
             match entry.state {
                 LeaseState::Asking => Some(entry.next.min(entry.until)),
@@ -56,27 +56,27 @@ impl<M: Memory> Borrower<M> {
 
     /// Returns the next operation that may sleep.
     pub fn work(&mut self) -> Option<Work> {
-        if self.free != 0 {
-            return Some(Work::Release(core::mem::take(&mut self.free)));
+        if self.released_numbers != 0 {
+            return Some(Work::Release(core::mem::take(&mut self.released_numbers)));
         }
         for place in self.leases.iter_mut() {
             let Some(entry) = place else {
                 continue;
             };
             let handle = entry.handle;
-            let why = entry.why.unwrap_or(Why::Lost);
-            match (entry.state, entry.doing, entry.grant) {
-                (_, Doing::Open(false), Some(grant)) => {
-                    entry.doing = Doing::Open(true);
+            let why = entry.why.unwrap_or(EndReason::Lost);
+            match (entry.state, entry.operation, entry.grant) {
+                (_, WorkState::OpenScheduled, Some(grant)) => {
+                    entry.operation = WorkState::Opening;
                     return Some(Work::Open(handle, grant));
                 }
-                (_, Doing::Close(false), _) => {
-                    entry.doing = Doing::Close(true);
+                (_, WorkState::CloseScheduled, _) => {
+                    entry.operation = WorkState::Closing;
                     return Some(Work::Close(handle, why));
                 }
-                (LeaseState::Over, ..) => {
+                (LeaseState::Closed, ..) => {
                     *place = None;
-                    return Some(Work::Over(handle, why));
+                    return Some(Work::Closed(handle, why));
                 }
                 (LeaseState::Up, ..) => {
                     if let Some(grace) = entry.recall.take() {
@@ -120,11 +120,11 @@ impl<M: Memory> Borrower<M> {
                 self.counters.again = self.counters.again.wrapping_add(again.into());
                 entry.next = now.after(entry.interval.max(1));
                 entry.interval = entry.interval.saturating_mul(2).min(limits.retry_max);
-                entry.sure = now;
+                entry.confirmed_at = now;
                 (entry.handle.0, Body::Borrow(entry.terms))
             }
-            LeaseState::Opening | LeaseState::Up if entry.say_alive.is_some() => {
-                let number = entry.say_alive.take().unwrap_or(0);
+            LeaseState::Opening | LeaseState::Up if entry.alive_answer.is_some() => {
+                let number = entry.alive_answer.take().unwrap_or(0);
                 let answer = true;
                 (
                     number,
@@ -157,7 +157,7 @@ impl<M: Memory> Borrower<M> {
                 // Ask for a sign of life too, to find out whether the lender or the network is at
                 // fault. One question is open at a time.
                 let first = !core::mem::replace(&mut access.again, true);
-                if first && entry.sure >= entry.question.1 {
+                if first && entry.confirmed_at >= entry.question.1 {
                     entry.next = now;
                 }
                 self.counters.again = self.counters.again.wrapping_add(1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Messages that a borrower receives from lenders.
 
-use super::types::{Doing, Entry, Handle, LeaseEvent, LeaseState, Why};
+use super::types::{EndReason, Entry, Handle, LeaseEvent, LeaseState, WorkState};
 use super::Borrower;
 use crate::{Memory, Time};
 use wire::ids::NodeId;
@@ -82,7 +82,7 @@ impl<M: Memory> Borrower<M> {
             if s.fences.contains(from, id) {
                 return;
             }
-            s.say(from, Body::Return(id));
+            s.queue_answer(from, Body::Return(id));
         };
         let Some(entry) = self.by_nonce(from, id) else {
             return stray(self);
@@ -107,7 +107,7 @@ impl<M: Memory> Borrower<M> {
         entry.id = id;
         if !fits {
             self.counters.wrong = self.counters.wrong.wrapping_add(1);
-            return self.finish(now, handle, Why::Wrong);
+            return self.end_lease(now, handle, EndReason::Wrong);
         }
         let grant = *grant;
         let index = self.index(handle);
@@ -115,7 +115,7 @@ impl<M: Memory> Borrower<M> {
         if let Some(entry) = entry {
             entry.grant = Some(grant);
             entry.next = now;
-            entry.doing = Doing::Open(false);
+            entry.operation = WorkState::OpenScheduled;
             self.flow.step(&mut entry.state, LeaseEvent::Granted);
         }
     }
@@ -135,7 +135,7 @@ impl<M: Memory> Borrower<M> {
             if let Some(entry) = self.by_name(from, id) {
                 entry.confirmed = true;
                 let handle = entry.handle;
-                return self.finish(now, handle, Why::Unknown);
+                return self.end_lease(now, handle, EndReason::Unknown);
             }
             return self.count_unexpected();
         }
@@ -144,7 +144,7 @@ impl<M: Memory> Borrower<M> {
                 // `BORROW` is repeated.
                 if reason != Reason::NotYet {
                     let handle = entry.handle;
-                    self.finish(now, handle, Why::Refused(reason));
+                    self.end_lease(now, handle, EndReason::Refused(reason));
                 }
             }
             _ => self.count_unexpected(),
@@ -155,8 +155,8 @@ impl<M: Memory> Borrower<M> {
         let entry = self.by_name(from, id);
         let access = entry.and_then(|e| e.access.as_mut());
         match access {
-            Some(access) if access.number == number && access.over.is_none() => {
-                access.over = Some((status, value));
+            Some(access) if access.number == number && access.result.is_none() => {
+                access.result = Some((status, value));
             }
             _ => self.count_unexpected(),
         }
@@ -172,9 +172,9 @@ impl<M: Memory> Borrower<M> {
                 LeaseState::Asking => {
                     entry.id = id;
                     entry.confirmed = cut;
-                    self.finish(now, handle, Why::Revoked);
+                    self.end_lease(now, handle, EndReason::Revoked);
                     if cut {
-                        self.say(from, Body::Revoked(id));
+                        self.queue_answer(from, Body::Revoked(id));
                     }
                     return;
                 }
@@ -185,7 +185,7 @@ impl<M: Memory> Borrower<M> {
                         entry.recall = Some(grace);
                     }
                     if cut {
-                        self.finish(now, handle, Why::Revoked);
+                        self.end_lease(now, handle, EndReason::Revoked);
                     }
                     return;
                 }
@@ -196,7 +196,7 @@ impl<M: Memory> Borrower<M> {
         if cut {
             self.fences.confirm(now, from, id, &self.limits);
         }
-        self.say(from, Body::Revoked(id));
+        self.queue_answer(from, Body::Revoked(id));
     }
 
     fn alive(&mut self, from: NodeId, (number, answer): (u32, bool), id: LeaseId) {
@@ -204,10 +204,10 @@ impl<M: Memory> Borrower<M> {
         match self.by_nonce(from, id) {
             Some(entry) if entry.id == id => match entry.state {
                 LeaseState::Up if answer && entry.question.0 == number => {
-                    entry.sure = entry.sure.max(entry.question.1);
+                    entry.confirmed_at = entry.confirmed_at.max(entry.question.1);
                 }
                 LeaseState::Up | LeaseState::Opening if !answer => {
-                    entry.say_alive = Some(number);
+                    entry.alive_answer = Some(number);
                 }
                 // A lease that is closing is reported after its windows are closed.
                 _ => {}
@@ -217,7 +217,7 @@ impl<M: Memory> Borrower<M> {
             _ if answer || fenced => {}
             _ => {
                 self.count_unexpected();
-                self.say(from, Body::Return(id));
+                self.queue_answer(from, Body::Return(id));
             }
         }
     }

@@ -17,7 +17,7 @@ crate::flow! {
         /// Ended; the driver closes its intervals.
         Closing,
         /// Closed, or never granted.
-        Over,
+        Closed,
     }
     /// Events of a lease at the borrower.
     events LeaseEvent {
@@ -32,15 +32,16 @@ crate::flow! {
     }
     transitions {
         Asking + Granted => Opening;
-        Asking + Ended => Over;
+        Asking + Ended => Closed;
         Opening + Opened => Up;
-        Opening + Closed => Over;
+        Opening + Closed => Closed;
         Up + Ended => Closing;
-        Closing + Closed => Over;
+        Closing + Closed => Closed;
     }
 }
 
-/// Name of a lease of a [`Borrower`](super::Borrower), valid from the request until [`Work::Over`].
+/// Name of a lease of a [`Borrower`](super::Borrower), valid from the request until
+/// [`Work::Closed`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Handle(pub(super) u32);
 
@@ -54,7 +55,7 @@ impl Handle {
 
 /// Reason for the end of a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Why {
+pub enum EndReason {
     /// The lender refused the request.
     Refused(Reason),
     /// The lender did not answer the request in time.
@@ -72,7 +73,7 @@ pub enum Why {
     /// The lender answered no questions during the time-out.
     Lost,
     /// The lender answered questions but no accesses: see
-    /// [`UNANSWERED_MOST`](super::UNANSWERED_MOST).
+    /// [`UNANSWERED_MAX`](super::UNANSWERED_MAX).
     Stuck,
 }
 
@@ -90,16 +91,16 @@ pub enum Work {
     /// then call [`Borrower::closed`](super::Borrower::closed). Unless the user gave it back, the
     /// device is lost, and its drivers read all ones. The targets' numbers remain unused in this
     /// node until [`Work::Release`]. The windows' numbers are free.
-    Close(Handle, Why),
+    Close(Handle, EndReason),
     /// The lease is closed at this end. Its handle becomes invalid.
-    Over(Handle, Why),
+    Closed(Handle, EndReason),
     /// Free these target numbers, a set.
     Release(u64),
 }
 
 /// Access to a register of a borrowed function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ask {
+pub enum ConfigAccess {
     /// Read a register.
     Read(Register),
     /// Write a register.
@@ -116,7 +117,7 @@ pub enum Poll {
     Pending(Time),
     /// Finished, with status and value. The value of a read is all ones unless the status is
     /// [`Status::Done`].
-    Over(Status, u32),
+    Finished(Status, u32),
     /// The lender did not answer in time. The access may have been executed.
     TimedOut,
     /// The lease has ended. The access may have been executed.
@@ -170,19 +171,21 @@ pub(super) struct Access {
     pub(super) begin: Time,
     /// The request has been repeated.
     pub(super) again: bool,
-    pub(super) ask: Ask,
+    pub(super) request: ConfigAccess,
     pub(super) next: Time,
     pub(super) until: Time,
-    pub(super) over: Option<(Status, u32)>,
+    pub(super) result: Option<(Status, u32)>,
 }
 
-/// Operation of a lease that is scheduled (false) or was handed to the driver (true).
+/// Operation of a lease: scheduled, or handed to the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Doing {
+pub(super) enum WorkState {
     #[default]
-    Nothing,
-    Open(bool),
-    Close(bool),
+    Idle,
+    OpenScheduled,
+    Opening,
+    CloseScheduled,
+    Closing,
 }
 
 /// A lease.
@@ -202,17 +205,17 @@ pub(super) struct Entry {
     /// Number of the last `ALIVE` question, and the time at which it was sent.
     pub(super) question: (u32, Time),
     /// Time at which the latest answered question was sent.
-    pub(super) sure: Time,
+    pub(super) confirmed_at: Time,
     pub(super) number: u32,
     pub(super) access: Option<Access>,
     /// Number of consecutive accesses without answer while the lender answered questions.
     pub(super) unanswered: u32,
-    pub(super) doing: Doing,
+    pub(super) operation: WorkState,
     /// Grace period of a recall in ms, until [`Work::Recall`] is handed to the driver.
     pub(super) recall: Option<u32>,
     pub(super) recalled: bool,
-    pub(super) say_alive: Option<u32>,
-    pub(super) why: Option<Why>,
+    pub(super) alive_answer: Option<u32>,
+    pub(super) why: Option<EndReason>,
     /// The lender has confirmed that its windows are closed.
     pub(super) confirmed: bool,
 }
@@ -230,23 +233,25 @@ pub(super) struct Query {
 
 impl Access {
     pub(super) fn is_due(&self, now: Time) -> bool {
-        self.over.is_none() && self.next <= now && now < self.until
+        self.result.is_none() && self.next <= now && now < self.until
     }
 
     pub(super) fn body(&self, id: LeaseId) -> Body {
-        match self.ask {
-            Ask::Read(register) => Body::Read(id, register),
-            Ask::Write(register, value) => Body::Write(id, register, value & register.ones()),
-            Ask::Reset => Body::Reset(id),
+        match self.request {
+            ConfigAccess::Read(register) => Body::Read(id, register),
+            ConfigAccess::Write(register, value) => {
+                Body::Write(id, register, value & register.ones())
+            }
+            ConfigAccess::Reset => Body::Reset(id),
         }
     }
 
     /// Returns the value of an access: that of a read that was done, all ones for any other read,
     /// otherwise 0.
     pub(super) fn value(&self, status: Status, value: u32) -> u32 {
-        match (self.ask, status) {
-            (Ask::Read(register), Status::Done) => value & register.ones(),
-            (Ask::Read(register), _) => register.ones(),
+        match (self.request, status) {
+            (ConfigAccess::Read(register), Status::Done) => value & register.ones(),
+            (ConfigAccess::Read(register), _) => register.ones(),
             _ => 0,
         }
     }

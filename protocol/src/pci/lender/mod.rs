@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! The lender: devices that this node offers, and their leases (docs/pci-protocol.md, Leases).
 //!
-//! Each offered device is in one of these states ([`DeviceLife`]):
+//! Each offered device is in one of these states ([`OfferState`]):
 //!
 //! * `Free`: may be borrowed. A valid `BORROW` leads to `Granting`.
 //! * `Granting`: the driver executes [`Work::Open`], then calls [`Lender::opened`]. Success leads
@@ -25,7 +25,7 @@ mod receive;
 mod types;
 
 pub use types::{
-    Config, Counters, DeviceEvent, DeviceLife, Open, OpenError, Opened, Step, Work, Write,
+    Config, Counters, DeviceEvent, OfferState, Open, OpenError, Opened, Step, Work, Write,
 };
 
 use super::answers::Answers;
@@ -33,7 +33,7 @@ use super::config::{Filter, Layout, Verdict};
 use super::fences::Fences;
 use super::{Limits, RandomNumbers, Reach};
 use crate::{base::flow::Counts, Memory, Time};
-use types::{Access, Doing, Ended, Entry, Lease};
+use types::{Access, Ended, Entry, Lease, WorkState};
 use wire::ids::NodeId;
 use wire::pci::{
     Body, Device, DeviceState, Incarnation, LeaseId, Message, Reason, Status, LONGEST_LEASE_MS,
@@ -51,11 +51,11 @@ pub struct Lender<M: Memory> {
     fences: Fences<M>,
     answers: Answers,
     /// Set of numbers whose fences have been removed, for the next [`Work::Release`].
-    free: u64,
+    released_numbers: u64,
     /// Index of the device that [`Lender::work`] checks first for an open or a reset.
-    turn: usize,
+    next_device: usize,
     closing: bool,
-    flow: Counts<DeviceLife>,
+    flow: Counts<OfferState>,
     counters: Counters,
 }
 
@@ -82,8 +82,8 @@ impl<M: Memory> Lender<M> {
             devices: M::array(devices.clamp(1, 64).into(), |_| None)?,
             fences: Fences::new()?,
             answers: Answers::NEW,
-            free: 0,
-            turn: 0,
+            released_numbers: 0,
+            next_device: 0,
             closing: false,
             flow: Counts::default(),
             counters: Counters::default(),
@@ -107,9 +107,9 @@ impl<M: Memory> Lender<M> {
                 ..*device
             },
             layout: *layout,
-            life: DeviceLife::Free,
+            state: OfferState::Free,
             lease: None,
-            doing: Doing::Nothing,
+            operation: WorkState::Idle,
             reset_wanted: false,
             withdrawn: false,
         });
@@ -131,7 +131,7 @@ impl<M: Memory> Lender<M> {
         if let Some(entry) = self.entry(handle) {
             entry.withdrawn = true;
         }
-        self.finish(now, handle, Ended::Reclaimed);
+        self.end_lease(now, handle, Ended::Reclaimed);
     }
 
     /// Asks the borrower to return the device within `grace_ms` milliseconds, after which the lease
@@ -148,20 +148,20 @@ impl<M: Memory> Lender<M> {
         let Some(lease) = &mut entry.lease else {
             return false;
         };
-        match entry.life {
-            DeviceLife::Lent | DeviceLife::Recalling if grace_ms > 0 => {
+        match entry.state {
+            OfferState::Lent | OfferState::Recalling if grace_ms > 0 => {
                 let end = now.after(ticks);
-                if entry.life == DeviceLife::Recalling {
+                if entry.state == OfferState::Recalling {
                     lease.grace = lease.grace.min(end);
                 } else {
-                    self.flow.step(&mut entry.life, DeviceEvent::Recall);
+                    self.flow.step(&mut entry.state, DeviceEvent::Recall);
                     lease.grace = end;
                 }
-                lease.say.revoke = true;
+                lease.pending.revoke = true;
                 lease.interval = retry;
                 lease.again = now;
             }
-            _ => self.finish(now, handle, Ended::Reclaimed),
+            _ => self.end_lease(now, handle, Ended::Reclaimed),
         }
         true
     }
@@ -191,7 +191,7 @@ impl<M: Memory> Lender<M> {
             if let Some(lease) = lease.filter(|lease| lease.node == node) {
                 lease.confirmed = true;
                 if let Some(handle) = self.handle_at(i) {
-                    self.finish(now, handle, Ended::Down);
+                    self.end_lease(now, handle, Ended::Down);
                 }
             }
         }
@@ -205,8 +205,8 @@ impl<M: Memory> Lender<M> {
             return false;
         };
         match self.devices.get_mut(i).and_then(Option::as_mut) {
-            Some(entry) if entry.life == DeviceLife::Broken => {
-                self.flow.step(&mut entry.life, DeviceEvent::Repaired)
+            Some(entry) if entry.state == OfferState::Broken => {
+                self.flow.step(&mut entry.state, DeviceEvent::Repaired)
             }
             _ => false,
         }
@@ -214,7 +214,7 @@ impl<M: Memory> Lender<M> {
 
     /// Ends the lease of a device, if it has one. A lease whose intervals are being opened ends
     /// after [`Lender::opened`].
-    fn finish(&mut self, now: Time, handle: u32, why: Ended) {
+    fn end_lease(&mut self, now: Time, handle: u32, why: Ended) {
         let Some(i) = self.index(handle) else {
             return;
         };
@@ -224,17 +224,17 @@ impl<M: Memory> Lender<M> {
         let Some(lease) = &mut entry.lease else {
             return;
         };
-        match entry.life {
-            DeviceLife::Lent | DeviceLife::Recalling => {
-                self.flow.step(&mut entry.life, DeviceEvent::End);
+        match entry.state {
+            OfferState::Lent | OfferState::Recalling => {
+                self.flow.step(&mut entry.state, DeviceEvent::End);
                 entry.offer.generation = entry.offer.generation.wrapping_add(1);
                 entry.reset_wanted = false;
                 // An access that has not begun is dropped.
-                if let Access::Wanted(..) = lease.access {
+                if let Access::Scheduled(..) = lease.access {
                     lease.access = Access::None;
                 }
-                lease.say = Default::default();
-                lease.heard = now;
+                lease.pending = Default::default();
+                lease.last_message = now;
                 let c = &mut self.counters;
                 let count = match why {
                     Ended::Returned => &mut c.returned,
@@ -245,7 +245,7 @@ impl<M: Memory> Lender<M> {
                 };
                 *count = count.wrapping_add(1);
             }
-            DeviceLife::Granting => lease.doomed = lease.doomed.or(Some(why)),
+            OfferState::Granting => lease.end_after_open = lease.end_after_open.or(Some(why)),
             _ => {}
         }
     }
@@ -258,37 +258,37 @@ impl<M: Memory> Lender<M> {
         let Some(entry) = self.devices.get_mut(i).and_then(Option::as_mut) else {
             return;
         };
-        let (Doing::Open(true), Some(lease)) = (entry.doing, &mut entry.lease) else {
+        let (WorkState::Opening, Some(lease)) = (entry.operation, &mut entry.lease) else {
             return self.misuse();
         };
-        entry.doing = Doing::Nothing;
+        entry.operation = WorkState::Idle;
         match result {
             Ok(opened) => {
                 lease.opened = Some(opened);
-                lease.heard = now;
+                lease.last_message = now;
                 lease.question = now.after(self.limits.ticks(self.limits.timeout_ms) / 2);
-                lease.say.grant = true;
+                lease.pending.grant = true;
                 let reach = Reach::new(opened.interrupts, PAGE);
                 lease.filter = Filter::new(reach);
-                self.flow.step(&mut entry.life, DeviceEvent::Opened);
+                self.flow.step(&mut entry.state, DeviceEvent::Opened);
                 self.counters.leases = self.counters.leases.wrapping_add(1);
-                if let Some(why) = lease.doomed {
-                    self.finish(now, handle, why);
+                if let Some(why) = lease.end_after_open {
+                    self.end_lease(now, handle, why);
                 }
             }
             Err(why) => {
                 let (event, reason) = match why {
                     OpenError::Refuse(reason) => (DeviceEvent::Failed, reason),
-                    OpenError::Broken => (DeviceEvent::Spoilt, Reason::Broken),
+                    OpenError::Broken => (DeviceEvent::Broke, Reason::Broken),
                 };
-                self.flow.step(&mut entry.life, event);
-                let (node, id, owed) = (lease.node, lease.id, lease.owed);
+                self.flow.step(&mut entry.state, event);
+                let (node, id, returned_name) = (lease.node, lease.id, lease.returned_name);
                 entry.lease = None;
-                match owed {
-                    Some(id) => self.say(node, 0, Body::Returned(id)),
+                match returned_name {
+                    Some(id) => self.queue_answer(node, 0, Body::Returned(id)),
                     None => {
                         let nonce = id.nonce();
-                        self.refuse(node, nonce, reason, LeaseId::new(nonce, 0));
+                        self.queue_refusal(node, nonce, reason, LeaseId::new(nonce, 0));
                     }
                 }
             }
@@ -299,20 +299,20 @@ impl<M: Memory> Lender<M> {
     pub fn closed(&mut self, now: Time, handle: u32) {
         let limits = self.limits;
         let entry = self.entry(handle);
-        let Some((doing @ Doing::Close(true), Some(lease))) =
-            entry.map(|e| (&mut e.doing, &mut e.lease))
+        let Some((operation @ WorkState::Closing, Some(lease))) =
+            entry.map(|e| (&mut e.operation, &mut e.lease))
         else {
             return self.misuse();
         };
-        *doing = Doing::Reset(false);
+        *operation = WorkState::ResetScheduled;
         lease.closed = true;
         let numbers = lease.opened.map_or(0, |o| o.numbers.bar_set());
         let (node, id, confirmed) = (lease.node, lease.id, lease.confirmed);
-        let owed = lease.owed.take();
+        let returned_name = lease.returned_name.take();
         self.fences
             .add(now, (node, id), numbers, confirmed, &limits);
-        if let Some(id) = owed {
-            self.say(node, 0, Body::Returned(id));
+        if let Some(id) = returned_name {
+            self.queue_answer(node, 0, Body::Returned(id));
         }
     }
 
@@ -324,25 +324,25 @@ impl<M: Memory> Lender<M> {
         let Some(entry) = self.devices.get_mut(i).and_then(Option::as_mut) else {
             return;
         };
-        if entry.doing != Doing::Reset(true) {
+        if entry.operation != WorkState::Resetting {
             return self.misuse();
         }
-        entry.doing = Doing::Nothing;
-        if entry.life == DeviceLife::Fencing && entry.lease.as_ref().is_some_and(|l| l.closed) {
+        entry.operation = WorkState::Idle;
+        if entry.state == OfferState::Fencing && entry.lease.as_ref().is_some_and(|l| l.closed) {
             let event = match done {
                 true => DeviceEvent::Cleared,
-                false => DeviceEvent::Spoilt,
+                false => DeviceEvent::Broke,
             };
-            self.flow.step(&mut entry.life, event);
+            self.flow.step(&mut entry.state, event);
             entry.lease = None;
             return;
         }
         if let Some(lease) = &mut entry.lease {
             lease.filter.reset();
-            lease.rested = now.after(self.limits.reset_pause);
+            lease.reset_not_before = now.after(self.limits.reset_pause);
         }
         if !done {
-            self.finish(now, handle, Ended::Broken);
+            self.end_lease(now, handle, Ended::Broken);
         }
     }
 
@@ -354,7 +354,7 @@ impl<M: Memory> Lender<M> {
         let Some(lease) = entry.lease.as_mut().filter(|l| l.id == config.lease) else {
             return self.misuse();
         };
-        if !matches!(lease.access, Access::Made) || lease.number != config.number {
+        if !matches!(lease.access, Access::Issued) || lease.number != config.number {
             return self.misuse();
         }
         let ones = config.register.ones();
@@ -364,11 +364,11 @@ impl<M: Memory> Lender<M> {
                 if config.write.is_some() {
                     lease.filter.made(&entry.layout, config.register);
                 }
-                Access::Over(Status::Done, value & ones)
+                Access::Finished(Status::Done, value & ones)
             }
-            Err(()) => Access::Over(Status::Failed, ones),
+            Err(()) => Access::Finished(Status::Failed, ones),
         };
-        lease.say.done = true;
+        lease.pending.done = true;
         self.counters.accesses = self.counters.accesses.wrapping_add(1);
     }
 
@@ -376,14 +376,14 @@ impl<M: Memory> Lender<M> {
         self.counters.misused = self.counters.misused.wrapping_add(1);
     }
 
-    fn say(&mut self, node: NodeId, number: u32, body: Body) {
+    fn queue_answer(&mut self, node: NodeId, number: u32, body: Body) {
         let message = self.message(number, body);
         self.answers.insert(node, message);
     }
 
-    fn refuse(&mut self, node: NodeId, number: u32, reason: Reason, lease: LeaseId) {
+    fn queue_refusal(&mut self, node: NodeId, number: u32, reason: Reason, lease: LeaseId) {
         self.counters.refused = self.counters.refused.wrapping_add(1);
-        self.say(node, number, Body::Refuse(reason, lease));
+        self.queue_answer(node, number, Body::Refuse(reason, lease));
     }
 
     fn message(&self, number: u32, body: Body) -> Message {
@@ -395,7 +395,7 @@ impl<M: Memory> Lender<M> {
     }
 
     /// Denies an access or schedules it.
-    fn judge(layout: &Layout, lease: &mut Lease, body: &Body) -> Access {
+    fn check_access(layout: &Layout, lease: &mut Lease, body: &Body) -> Access {
         let (register, verdict) = match body {
             Body::Read(_, register) => (*register, lease.filter.read(layout, *register)),
             Body::Write(_, register, value) => {
@@ -404,22 +404,22 @@ impl<M: Memory> Lender<M> {
             _ => return Access::None,
         };
         match verdict {
-            Verdict::Read => Access::Wanted(register, None),
-            Verdict::Write(write) => Access::Wanted(Filter::place(register), Some(write)),
-            Verdict::Denied => Access::Over(Status::Denied, register.ones()),
+            Verdict::Read => Access::Scheduled(register, None),
+            Verdict::Write(write) => Access::Scheduled(Filter::place(register), Some(write)),
+            Verdict::Denied => Access::Finished(Status::Denied, register.ones()),
         }
     }
 
     /// Returns the state of a device.
-    pub fn life(&self, handle: u32) -> Option<DeviceLife> {
+    pub fn state(&self, handle: u32) -> Option<OfferState> {
         let entry = self.devices.iter().flatten();
-        Some(entry.into_iter().find(|d| d.offer.handle == handle)?.life)
+        Some(entry.into_iter().find(|d| d.offer.handle == handle)?.state)
     }
 
     /// Lists all devices as they are described to borrowers, with their leases.
     pub fn devices(&self) -> impl Iterator<Item = (Device, Option<LeaseId>)> + '_ {
         let all = self.devices.iter().flatten();
-        all.map(|e| (e.described(), e.lease.as_ref().map(|l| l.id)))
+        all.map(|e| (e.description(), e.lease.as_ref().map(|l| l.id)))
     }
 
     /// Returns the fences of ended leases.
@@ -448,23 +448,23 @@ impl<M: Memory> Lender<M> {
     }
 
     /// Returns how often each transition of a device was made.
-    pub fn flow(&self) -> &Counts<DeviceLife> {
+    pub fn flow(&self) -> &Counts<OfferState> {
         &self.flow
     }
 }
 
 impl Entry {
     /// Returns the device as it is described to borrowers.
-    fn described(&self) -> Device {
+    fn description(&self) -> Device {
         let node = self.lease.as_ref().map_or(NodeId(0), |l| l.node);
-        let state = match self.life {
-            DeviceLife::Free if self.withdrawn => DeviceState::Fencing,
-            DeviceLife::Free => DeviceState::Free,
-            DeviceLife::Granting | DeviceLife::Lent | DeviceLife::Recalling => {
+        let state = match self.state {
+            OfferState::Free if self.withdrawn => DeviceState::Fencing,
+            OfferState::Free => DeviceState::Free,
+            OfferState::Granting | OfferState::Lent | OfferState::Recalling => {
                 DeviceState::Lent(node)
             }
-            DeviceLife::Fencing => DeviceState::Fencing,
-            DeviceLife::Broken => DeviceState::Broken,
+            OfferState::Fencing => DeviceState::Fencing,
+            OfferState::Broken => DeviceState::Broken,
         };
         Device {
             state,

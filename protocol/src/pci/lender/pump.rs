@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Time-outs of a lender, and the work and messages that it hands to its driver.
 
-use super::types::{Access, Config, DeviceLife, Doing, Ended, Entry, Open, Step, Work};
+use super::types::{Access, Config, Ended, Entry, OfferState, Open, Step, Work, WorkState};
 use super::Lender;
 use crate::pci::earlier;
 use crate::{Memory, Time};
@@ -19,26 +19,26 @@ impl<M: Memory> Lender<M> {
             let Some(lease) = &mut entry.lease else {
                 continue;
             };
-            lease.waits &= now < lease.rested;
-            let recalling = entry.life == DeviceLife::Recalling;
-            if !recalling && entry.life != DeviceLife::Lent {
+            lease.reset_delayed &= now < lease.reset_not_before;
+            let recalling = entry.state == OfferState::Recalling;
+            if !recalling && entry.state != OfferState::Lent {
                 continue;
             }
             if recalling && lease.grace <= now {
-                self.finish(now, handle, Ended::Reclaimed);
-            } else if now.since(lease.heard) >= timeout {
-                self.finish(now, handle, Ended::Expired);
+                self.end_lease(now, handle, Ended::Reclaimed);
+            } else if now.since(lease.last_message) >= timeout {
+                self.end_lease(now, handle, Ended::Expired);
             } else {
                 if recalling && lease.again <= now {
-                    lease.say.revoke = true;
+                    lease.pending.revoke = true;
                 }
                 if lease.question <= now {
                     lease.question = now.after(self.limits.retry);
-                    lease.say.question = true;
+                    lease.pending.question = true;
                 }
             }
         }
-        self.free |= self.fences.release(now, &self.limits);
+        self.released_numbers |= self.fences.release(now, &self.limits);
     }
 
     /// Returns the time at which [`Lender::time`] and [`Lender::step`] must be called.
@@ -46,13 +46,13 @@ impl<M: Memory> Lender<M> {
         let timeout = self.limits.ticks(self.limits.timeout_ms);
         let lent = self.devices.iter().flatten().filter_map(|entry| {
             let lease = entry.lease.as_ref()?;
-            let mut first = lease.heard.after(timeout).min(lease.question);
-            if lease.waits {
-                first = first.min(lease.rested);
+            let mut first = lease.last_message.after(timeout).min(lease.question);
+            if lease.reset_delayed {
+                first = first.min(lease.reset_not_before);
             }
-            match entry.life {
-                DeviceLife::Lent => Some(first),
-                DeviceLife::Recalling => Some(first.min(lease.grace).min(lease.again)),
+            match entry.state {
+                OfferState::Lent => Some(first),
+                OfferState::Recalling => Some(first.min(lease.grace).min(lease.again)),
                 _ => None,
             }
         });
@@ -63,17 +63,17 @@ impl<M: Memory> Lender<M> {
     /// wait for them with a deadline. Opens and resets are handed out by device in round-robin
     /// order, so that one borrower cannot delay the other devices.
     pub fn work(&mut self) -> Option<Work> {
-        if self.free != 0 {
-            return Some(Work::Release(core::mem::take(&mut self.free)));
+        if self.released_numbers != 0 {
+            return Some(Work::Release(core::mem::take(&mut self.released_numbers)));
         }
         if let Some(work) = self.devices.iter_mut().find_map(Self::ending) {
             return Some(work);
         }
         let count = self.devices.len().max(1);
-        for i in (self.turn..count).chain(0..self.turn) {
+        for i in (self.next_device..count).chain(0..self.next_device) {
             let entry = self.devices.get_mut(i).and_then(Option::as_mut);
-            if let Some(work) = entry.and_then(Self::doing) {
-                self.turn = (i + 1) % count;
+            if let Some(work) = entry.and_then(Self::next_operation) {
+                self.next_device = (i + 1) % count;
                 return Some(work);
             }
         }
@@ -91,23 +91,24 @@ impl<M: Memory> Lender<M> {
             }
             return None;
         };
-        let idle = entry.doing == Doing::Nothing && !matches!(lease.access, Access::Made);
-        if !idle || entry.life != DeviceLife::Fencing {
+        let idle = entry.operation == WorkState::Idle && !matches!(lease.access, Access::Issued);
+        if !idle || entry.state != OfferState::Fencing {
             return None;
         }
-        entry.doing = Doing::Close(true);
+        entry.operation = WorkState::Closing;
         let numbers = lease.opened.map_or(Numbers::default(), |o| o.numbers);
         Some(Work::Close(handle, numbers))
     }
 
     /// Returns the next open or reset of a device.
-    fn doing(entry: &mut Entry) -> Option<Work> {
+    fn next_operation(entry: &mut Entry) -> Option<Work> {
         let handle = entry.offer.handle;
         let lease = entry.lease.as_ref()?;
-        let wanted = entry.reset_wanted && !lease.waits && !matches!(lease.access, Access::Made);
-        match entry.doing {
-            Doing::Open(false) => {
-                entry.doing = Doing::Open(true);
+        let wanted =
+            entry.reset_wanted && !lease.reset_delayed && !matches!(lease.access, Access::Issued);
+        match entry.operation {
+            WorkState::OpenScheduled => {
+                entry.operation = WorkState::Opening;
                 Some(Work::Open(Open {
                     handle,
                     borrower: lease.node,
@@ -116,13 +117,13 @@ impl<M: Memory> Lender<M> {
                     dma: lease.dma,
                 }))
             }
-            Doing::Reset(false) => {
-                entry.doing = Doing::Reset(true);
+            WorkState::ResetScheduled => {
+                entry.operation = WorkState::Resetting;
                 Some(Work::Reset(handle))
             }
-            Doing::Nothing if wanted => {
+            WorkState::Idle if wanted => {
                 entry.reset_wanted = false;
-                entry.doing = Doing::Reset(true);
+                entry.operation = WorkState::Resetting;
                 Some(Work::Reset(handle))
             }
             _ => None,
@@ -147,12 +148,12 @@ impl<M: Memory> Lender<M> {
         let (limits, sender) = (self.limits, self.incarnation);
         let entry = self.devices.get_mut(i)?.as_mut()?;
         let lease = entry.lease.as_mut()?;
-        if !matches!(entry.life, DeviceLife::Lent | DeviceLife::Recalling) {
+        if !matches!(entry.state, OfferState::Lent | OfferState::Recalling) {
             return None;
         }
-        let resetting = entry.doing != Doing::Nothing || entry.reset_wanted;
-        if let (Access::Wanted(register, write), false) = (lease.access, resetting) {
-            lease.access = Access::Made;
+        let resetting = entry.operation != WorkState::Idle || entry.reset_wanted;
+        if let (Access::Scheduled(register, write), false) = (lease.access, resetting) {
+            lease.access = Access::Issued;
             return Some(Step::Config(Config {
                 handle: entry.offer.handle,
                 lease: lease.id,
@@ -161,8 +162,8 @@ impl<M: Memory> Lender<M> {
                 write,
             }));
         }
-        let (say, id) = (&mut lease.say, lease.id);
-        let (number, body) = if core::mem::take(&mut say.grant) {
+        let (pending, id) = (&mut lease.pending, lease.id);
+        let (number, body) = if core::mem::take(&mut pending.grant) {
             let opened = lease.opened?;
             let grant = Grant {
                 lease: id,
@@ -174,19 +175,19 @@ impl<M: Memory> Lender<M> {
                 borrower: lease.incarnation,
             };
             (id.nonce(), Body::Grant(grant))
-        } else if let (Access::Over(status, value), true) =
-            (lease.access, core::mem::take(&mut say.done))
+        } else if let (Access::Finished(status, value), true) =
+            (lease.access, core::mem::take(&mut pending.done))
         {
             (lease.number, Body::Done(id, status, value))
-        } else if let Some(number) = say.alive.take() {
+        } else if let Some(number) = pending.alive.take() {
             let (to, answer) = (Role::Borrower, true);
             let lease = id;
             (number, Body::Alive { lease, to, answer })
-        } else if core::mem::take(&mut say.question) {
+        } else if core::mem::take(&mut pending.question) {
             let (to, answer) = (Role::Borrower, false);
             let lease = id;
             (0, Body::Alive { lease, to, answer })
-        } else if core::mem::take(&mut say.revoke) {
+        } else if core::mem::take(&mut pending.revoke) {
             lease.again = now.after(lease.interval);
             lease.interval = lease.interval.saturating_mul(2).min(limits.retry_max);
             let left = lease.grace.since(now) / limits.ms.max(1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Messages that a lender receives from borrowers.
 
-use super::types::{Access, DeviceEvent, DeviceLife, Doing, Ended, Lease};
+use super::types::{Access, DeviceEvent, Ended, Lease, OfferState, WorkState};
 use super::Lender;
 use crate::pci::config::Filter;
 use crate::{Memory, Time};
@@ -40,7 +40,7 @@ impl<M: Memory> Lender<M> {
             Kind::Borrow => LeaseId::new(number, 0),
             _ => return self.count_unexpected(),
         };
-        self.refuse(from, number, Reason::Version, lease);
+        self.queue_refusal(from, number, Reason::Version, lease);
     }
 
     fn count_unexpected(&mut self) {
@@ -51,7 +51,7 @@ impl<M: Memory> Lender<M> {
     /// message does not end these leases, because it may be older than they are.
     fn question_old_leases(&mut self, now: Time, from: NodeId, sender: Incarnation) {
         for entry in self.devices.iter_mut().flatten() {
-            let lent = matches!(entry.life, DeviceLife::Lent | DeviceLife::Recalling);
+            let lent = matches!(entry.state, OfferState::Lent | OfferState::Recalling);
             let Some(lease) = entry.lease.as_mut().filter(|_| lent) else {
                 continue;
             };
@@ -65,7 +65,7 @@ impl<M: Memory> Lender<M> {
     fn list(&mut self, from: NodeId, number: u32, index: u16) {
         let all = self.devices.iter().flatten().filter(|d| !d.withdrawn);
         let count = all.clone().count() as u16;
-        let described = all.clone().nth(index.into()).map(|d| d.described());
+        let described = all.clone().nth(index.into()).map(|d| d.description());
         match described {
             Some(device) => {
                 let device = wire::pci::Device {
@@ -73,9 +73,9 @@ impl<M: Memory> Lender<M> {
                     count,
                     ..device
                 };
-                self.say(from, number, Body::Device(device));
+                self.queue_answer(from, number, Body::Device(device));
             }
-            None => self.refuse(from, number, Reason::Unknown, LeaseId::NONE),
+            None => self.queue_refusal(from, number, Reason::Unknown, LeaseId::NONE),
         }
     }
 
@@ -88,7 +88,7 @@ impl<M: Memory> Lender<M> {
     ) {
         match self.try_borrow(now, from, (nonce, sender), borrow) {
             Ok(()) => {}
-            Err(why) => self.refuse(from, nonce, why, LeaseId::new(nonce, 0)),
+            Err(why) => self.queue_refusal(from, nonce, why, LeaseId::new(nonce, 0)),
         }
     }
 
@@ -123,21 +123,21 @@ impl<M: Memory> Lender<M> {
         let device = device.ok_or(Reason::Unknown)?;
         if let Some(lease) = &device.lease {
             let same = his(lease) && lease.incarnation == sender && lease.id.nonce() == nonce;
-            let over = device.life == DeviceLife::Fencing || lease.doomed.is_some();
+            let over = device.state == OfferState::Fencing || lease.end_after_open.is_some();
             if !same || over {
                 return Err(Reason::Lent);
             }
-            let granted = device.life != DeviceLife::Granting;
+            let granted = device.state != OfferState::Granting;
             self.counters.again = self.counters.again.wrapping_add(1);
             if let Some(lease) = self.entry(borrow.handle).and_then(|e| e.lease.as_mut()) {
-                lease.say.grant = granted;
-                lease.heard = now;
+                lease.pending.grant = granted;
+                lease.last_message = now;
             }
             return Ok(());
         }
-        match device.life {
-            DeviceLife::Free => {}
-            DeviceLife::Broken => return Err(Reason::Broken),
+        match device.state {
+            OfferState::Free => {}
+            OfferState::Broken => return Err(Reason::Broken),
             _ => return Err(Reason::Lent),
         }
         if device.offer.generation != borrow.generation {
@@ -149,7 +149,7 @@ impl<M: Memory> Lender<M> {
         if borrow.dma > self.limits.dma_max {
             return Err(Reason::NoRoom);
         }
-        let bars = borrow.windows & !used & !self.fences.numbers() & !self.free;
+        let bars = borrow.windows & !used & !self.fences.numbers() & !self.released_numbers;
         let links = borrow.targets;
         let wanted = device.offer.bars.iter().flatten().count() as u32;
         if bars.count_ones() < wanted || links.count_ones() < 2 {
@@ -163,7 +163,7 @@ impl<M: Memory> Lender<M> {
             links,
             dma: borrow.dma,
             opened: None,
-            heard: now,
+            last_message: now,
             question: now,
             grace: now,
             again: now,
@@ -171,12 +171,12 @@ impl<M: Memory> Lender<M> {
             number: 0,
             access: Access::None,
             filter: Filter::new(None),
-            rested: now,
-            waits: false,
-            say: Default::default(),
-            doomed: None,
+            reset_not_before: now,
+            reset_delayed: false,
+            pending: Default::default(),
+            end_after_open: None,
             confirmed: false,
-            owed: None,
+            returned_name: None,
             closed: false,
         };
         let index = self
@@ -185,17 +185,17 @@ impl<M: Memory> Lender<M> {
             .position(|d| d.as_ref().is_some_and(|d| d.offer.handle == borrow.handle));
         let entry = index.and_then(|i| self.devices.get_mut(i)?.as_mut());
         if let Some(entry) = entry {
-            self.flow.step(&mut entry.life, DeviceEvent::Borrow);
+            self.flow.step(&mut entry.state, DeviceEvent::Borrow);
             entry.lease = Some(lease);
-            entry.doing = Doing::Open(false);
+            entry.operation = WorkState::OpenScheduled;
         }
         Ok(())
     }
 
     /// Returns the device of a node's lease if the lease has not ended.
     fn lent(&mut self, from: NodeId, id: LeaseId) -> Option<u32> {
-        let lent = |life| matches!(life, DeviceLife::Lent | DeviceLife::Recalling);
-        let mut all = self.devices.iter().flatten().filter(|d| lent(d.life));
+        let lent = |state| matches!(state, OfferState::Lent | OfferState::Recalling);
+        let mut all = self.devices.iter().flatten().filter(|d| lent(d.state));
         let has = |l: &Lease| l.node == from && l.id == id;
         let entry = all.find(|d| d.lease.as_ref().is_some_and(has))?;
         Some(entry.offer.handle)
@@ -216,7 +216,7 @@ impl<M: Memory> Lender<M> {
         self.count_unexpected();
         // No answer before the intervals are closed, because the answer confirms that they are.
         if !self.is_closing(from, id) {
-            self.refuse(from, number, Reason::Lease, id);
+            self.queue_refusal(from, number, Reason::Lease, id);
         }
     }
 
@@ -231,15 +231,15 @@ impl<M: Memory> Lender<M> {
         let Some(lease) = &mut entry.lease else {
             return;
         };
-        lease.heard = now;
+        lease.last_message = now;
         // Access numbers increase. An access with a number before the last one is never executed.
         let ahead = message.number.wrapping_sub(lease.number) as i32;
         let again = ahead == 0 && !matches!(lease.access, Access::None);
         // An access in progress is not replaced, because the filter judges a later access by
         // completed writes.
-        let busy = matches!(lease.access, Access::Made | Access::Wanted(..));
+        let busy = matches!(lease.access, Access::Issued | Access::Scheduled(..));
         if again {
-            lease.say.done = matches!(lease.access, Access::Over(..));
+            lease.pending.done = matches!(lease.access, Access::Finished(..));
             self.counters.again = self.counters.again.wrapping_add(1);
             return;
         }
@@ -248,28 +248,28 @@ impl<M: Memory> Lender<M> {
             return self.count_unexpected();
         }
         lease.number = message.number;
-        lease.say.done = false;
-        let resetting = entry.reset_wanted || entry.doing != Doing::Nothing;
+        lease.pending.done = false;
+        let resetting = entry.reset_wanted || entry.operation != WorkState::Idle;
         let ones = match message.body {
             Body::Read(_, register) => register.ones(),
             _ => 0,
         };
         if resetting {
-            lease.access = Access::Over(Status::Resetting, ones);
+            lease.access = Access::Finished(Status::Resetting, ones);
         } else if let Body::Reset(_) = message.body {
             entry.reset_wanted = true;
-            lease.waits = now < lease.rested;
-            lease.access = Access::Over(Status::Done, 0);
+            lease.reset_delayed = now < lease.reset_not_before;
+            lease.access = Access::Finished(Status::Done, 0);
             self.counters.resets = self.counters.resets.wrapping_add(1);
         } else {
-            lease.access = Self::judge(layout, lease, &message.body);
+            lease.access = Self::check_access(layout, lease, &message.body);
         }
         let entry = self.entry(handle);
         let Some(lease) = entry.and_then(|e| e.lease.as_mut()) else {
             return;
         };
-        lease.say.done = matches!(lease.access, Access::Over(..));
-        if let Access::Over(Status::Denied, _) = lease.access {
+        lease.pending.done = matches!(lease.access, Access::Finished(..));
+        if let Access::Finished(Status::Denied, _) = lease.access {
             self.counters.denied = self.counters.denied.wrapping_add(1);
         }
     }
@@ -280,10 +280,10 @@ impl<M: Memory> Lender<M> {
         };
         let pause = self.limits.ticks(self.limits.timeout_ms) / 2;
         if let Some(lease) = self.entry(handle).and_then(|e| e.lease.as_mut()) {
-            lease.heard = now;
+            lease.last_message = now;
             lease.question = now.after(pause);
             if !answer {
-                lease.say.alive = Some(number);
+                lease.pending.alive = Some(number);
             }
         }
     }
@@ -303,12 +303,12 @@ impl<M: Memory> Lender<M> {
             if let Some(lease) = &mut entry.lease {
                 lease.confirmed = true;
                 // `RETURNED` repeats the name that the borrower used.
-                lease.owed = Some(id);
+                lease.returned_name = Some(id);
             }
-            return self.finish(now, handle, Ended::Returned);
+            return self.end_lease(now, handle, Ended::Returned);
         }
         self.fences.confirm(now, from, id, &self.limits);
-        self.say(from, 0, Body::Returned(id));
+        self.queue_answer(from, 0, Body::Returned(id));
     }
 
     /// Processes `REVOKED`: the borrower has closed its windows.
@@ -325,6 +325,6 @@ impl<M: Memory> Lender<M> {
         if let Some(lease) = &mut entry.lease {
             lease.confirmed = true;
         }
-        self.finish(now, handle, Ended::Returned);
+        self.end_lease(now, handle, Ended::Returned);
     }
 }

@@ -8,7 +8,7 @@ use wire::pci::{Device, Incarnation, LeaseId, Message, Numbers, Reason, Register
 
 crate::flow! {
     /// States of an offered device.
-    states DeviceLife {
+    states OfferState {
         /// Available to any borrower.
         Free,
         /// The driver opens its intervals for a borrower.
@@ -31,7 +31,7 @@ crate::flow! {
         /// The intervals could not be opened.
         Failed,
         /// The function could not be reset.
-        Spoilt,
+        Broke,
         /// The administrator wants the device back within a grace period.
         Recall,
         /// The lease ends.
@@ -45,12 +45,12 @@ crate::flow! {
         Free + Borrow => Granting;
         Granting + Opened => Lent;
         Granting + Failed => Free;
-        Granting + Spoilt => Broken;
+        Granting + Broke => Broken;
         Lent + Recall => Recalling;
         Lent + End => Fencing;
         Recalling + End => Fencing;
         Fencing + Cleared => Free;
-        Fencing + Spoilt => Broken;
+        Fencing + Broke => Broken;
         Broken + Repaired => Free;
     }
 }
@@ -104,7 +104,7 @@ impl Write {
     /// Returns the value to be written, where `old` is the register's value before. `old` is not
     /// used if `keep` is 0.
     #[must_use]
-    pub const fn over(self, old: u32) -> u32 {
+    pub const fn merged(self, old: u32) -> u32 {
         self.value & !self.keep | old & self.keep
     }
 }
@@ -167,19 +167,21 @@ pub(super) enum Ended {
     Broken,
 }
 
-/// Operation of a device that is scheduled (false) or was handed to the driver (true).
+/// Operation of a device: scheduled, or handed to the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Doing {
+pub(super) enum WorkState {
     #[default]
-    Nothing,
-    Open(bool),
-    Close(bool),
-    Reset(bool),
+    Idle,
+    OpenScheduled,
+    Opening,
+    Closing,
+    ResetScheduled,
+    Resetting,
 }
 
 /// Pending messages to a borrower.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Say {
+pub(super) struct PendingMessages {
     pub(super) grant: bool,
     pub(super) done: bool,
     pub(super) alive: Option<u32>,
@@ -194,11 +196,11 @@ pub(super) enum Access {
     #[default]
     None,
     /// Scheduled: see [`Config`].
-    Wanted(Register, Option<Write>),
+    Scheduled(Register, Option<Write>),
     /// Handed to the driver.
-    Made,
+    Issued,
     /// Finished, with status and value.
-    Over(Status, u32),
+    Finished(Status, u32),
 }
 
 /// A lease, from the accepted `BORROW` until its intervals are closed and the function is reset.
@@ -210,7 +212,7 @@ pub(super) struct Lease {
     pub(super) links: u64,
     pub(super) dma: u64,
     pub(super) opened: Option<Opened>,
-    pub(super) heard: Time,
+    pub(super) last_message: Time,
     /// Time at which the borrower is asked next whether it has the lease. Each message of the
     /// borrower moves it back.
     pub(super) question: Time,
@@ -224,17 +226,17 @@ pub(super) struct Lease {
     pub(super) access: Access,
     pub(super) filter: Filter,
     /// Earliest time of the next reset that the borrower may request.
-    pub(super) rested: Time,
-    /// A reset that the borrower has requested waits for `rested`.
-    pub(super) waits: bool,
-    pub(super) say: Say,
+    pub(super) reset_not_before: Time,
+    /// A reset that the borrower has requested waits for `reset_not_before`.
+    pub(super) reset_delayed: bool,
+    pub(super) pending: PendingMessages,
     /// Reason for which the lease ends as soon as its intervals are open.
-    pub(super) doomed: Option<Ended>,
+    pub(super) end_after_open: Option<Ended>,
     /// The borrower has confirmed that its windows are closed.
     pub(super) confirmed: bool,
     /// Name of the lease in the `RETURNED` that is sent when the intervals are closed; `None` if
     /// the borrower has not sent `RETURN`.
-    pub(super) owed: Option<LeaseId>,
+    pub(super) returned_name: Option<LeaseId>,
     /// The intervals are closed.
     pub(super) closed: bool,
 }
@@ -243,9 +245,9 @@ pub(super) struct Lease {
 pub(super) struct Entry {
     pub(super) offer: Device,
     pub(super) layout: Layout,
-    pub(super) life: DeviceLife,
+    pub(super) state: OfferState,
     pub(super) lease: Option<Lease>,
-    pub(super) doing: Doing,
+    pub(super) operation: WorkState,
     /// The borrower has requested a reset that was not handed to the driver yet.
     pub(super) reset_wanted: bool,
     pub(super) withdrawn: bool,
