@@ -69,12 +69,12 @@ pub(crate) fn claim_times() -> Times {
     Times {
         window: 200 * MS,
         // From a read that is answered within `window` to the action that follows from it.
-        settle: 1_000 * MS,
+        claim_wait: 1_000 * MS,
         // Owners check their word eight times within the longest timeout.
-        taken: 2_500 * MS,
+        take_wait: 2_500 * MS,
         // The longest timeout, an eighth of it between two checks, and a reserve for the last
         // check.
-        late: 13_000 * MS,
+        late_wait: 13_000 * MS,
     }
 }
 

@@ -339,7 +339,11 @@ impl Lease {
             for (index, window) in &parts.windows {
                 let bar = self.device.bars.get(*index).copied().flatten();
                 let (cpu, bar) = (window.physical().ok_or(ENODEV)?.0, bar.ok_or(EIO)?);
-                let bus = if bar.wide { cpu } else { LOW + window.offset() };
+                let bus = if bar.is_64bit {
+                    cpu
+                } else {
+                    LOW + window.offset()
+                };
                 if let Some(at) = at.get_mut(*index) {
                     *at = bus;
                 }

@@ -104,7 +104,7 @@ impl Kept {
         for (to, bar) in bars.iter_mut().zip(device.bars()) {
             *to = bar.map(|bar| Bar {
                 log2: bar.bytes.trailing_zeros() as u8,
-                wide: bar.wide,
+                is_64bit: bar.wide,
                 prefetchable: bar.prefetchable,
             });
         }

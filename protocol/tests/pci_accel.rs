@@ -2,24 +2,24 @@
 
 use proptest::prelude::*;
 use protocol::pci::accel::{
-    close, describe, Access, Cycles, Found, Front, FunctionError, Peer, Plan, PlanError, Setting,
-    Slot, Watch, DMA_BASE, DMA_MOST,
+    close, describe, Access, AccessFilter, Cycles, Found, FunctionError, Peer, Plan, PlanError,
+    Setting, Slot, Watch, DMA_BASE, DMA_MAX,
 };
 use protocol::pci::borrower::UNANSWERED_MAX;
 use protocol::pci::{ConfigAccess, Reach};
 use protocol::Time;
 use std::collections::BTreeMap;
-use wire::accel::{Mark, State};
+use wire::accel::{LeaseRecord, State};
 use wire::ids::NodeId;
 use wire::pci::{Bar, Register};
 use wire::regs::{htax, pcie, smfu};
 use wire::smfu::UNMAPPED_BASE;
 
-fn bar(log2: u8, wide: bool) -> Option<Bar> {
+fn bar(log2: u8, is_64bit: bool) -> Option<Bar> {
     Some(Bar {
         log2,
-        wide,
-        prefetchable: wide,
+        is_64bit,
+        prefetchable: is_64bit,
     })
 }
 
@@ -49,7 +49,7 @@ fn what_is_opened_was_closed_and_is_apart() {
         };
         let at = plan.address(i).unwrap();
         assert_eq!(at % bar.window(), 0, "BAR {i} at {at:#x}");
-        assert!(bar.wide || at + bar.window() <= 1 << 32);
+        assert!(bar.is_64bit || at + bar.window() <= 1 << 32);
         assert!(spans
             .iter()
             .all(|(s, e)| at >= *e || at + bar.window() <= *s));
@@ -76,18 +76,18 @@ fn what_is_opened_was_closed_and_is_apart() {
     let opened: Vec<_> = plan.open().collect();
     registers.extend(opened.iter().map(|s| (s.offset.get(), s.value)));
     assert_eq!(opened.last().unwrap().offset, htax::GENERAL);
-    for sign in plan.signs() {
+    for sign in plan.open_check() {
         assert!(sign.is_seen(registers[&sign.offset.get()]));
         assert!(closed
             .iter()
             .all(|s| s.offset != sign.offset || !sign.is_seen(s.value)));
     }
     // The device has exactly these two paths, without a gap; all other addresses lead to NOWHERE.
-    let ways: Vec<_> = (0..64)
+    let intervals: Vec<_> = (0..64)
         .filter(|k| registers[&smfu::interval_control(*k).get()] != 0)
         .collect();
     assert_eq!(
-        ways.iter().fold(0, |set, k| set | (1u64 << k)),
+        intervals.iter().fold(0, |set, k| set | (1u64 << k)),
         numbers.dma_set()
     );
     let span = |k: u8| {
@@ -148,9 +148,9 @@ fn ways_to_another_accelerator_are_its_bars_and_nothing_else() {
     let own = Plan::new(&bars, me, (!1, !1), 0, 1 << 20).unwrap();
     let used = 0xFF << 40;
     let other = Plan::new(&bars, me, (!1, !1), used, 1 << 20).unwrap();
-    let ways = own.numbers().dma_set();
+    let own_numbers = own.numbers().dma_set();
     for slot in Slot::ALL {
-        let free = !(ways | used | other.numbers().bar_set());
+        let free = !(own_numbers | used | other.numbers().bar_set());
         let peer = Peer::new(slot, to, &bars, |i| other.address(i), free).unwrap();
         assert_eq!((peer.slot(), peer.node()), (slot, to));
         assert_eq!(peer.numbers() & !free, 0);
@@ -164,33 +164,36 @@ fn ways_to_another_accelerator_are_its_bars_and_nothing_else() {
         let with = state(&[
             close().collect(),
             other.open().collect(),
-            peer.targets().collect(),
+            peer.open_targets().collect(),
         ]);
         let new: Vec<_> = with.iter().filter(|(k, v)| there[k] != **v).collect();
         assert_eq!(new.len(), 2);
-        for (i, part) in [0, 2].map(|i| (i, peer.part(i).unwrap())) {
-            let target = smfu::vpid_t_start_addr(part.number.into()).get();
+        for (i, peer_bar) in [0, 2].map(|i| (i, peer.bar(i).unwrap())) {
+            let target = smfu::vpid_t_start_addr(peer_bar.number.into()).get();
             assert_eq!(there[&target], UNMAPPED_BASE.0);
             assert_eq!(with[&target], other.address(i).unwrap());
-            assert_eq!(part.bytes, bars[i].unwrap().window());
+            assert_eq!(peer_bar.bytes, bars[i].unwrap().window());
         }
-        assert_eq!(peer.part(1), None);
+        assert_eq!(peer.bar(1), None);
         // This NIC: one interval per BAR without gaps; the on-chip network maps exactly these.
-        let (first, second) = (peer.part(0).unwrap(), peer.part(2).unwrap());
+        let (first, second) = (peer.bar(0).unwrap(), peer.bar(2).unwrap());
         assert_eq!(first.at, slot.base());
         assert_eq!(second.at, first.at + first.bytes);
         let here = state(&[close().collect(), own.open().collect()]);
         let led = state(&[
             close().collect(),
             own.open().collect(),
-            peer.ways().collect(),
+            peer.open_windows().collect(),
         ]);
         let to = smfu::IntervalControl::to_node(to).raw();
-        for part in [first, second] {
+        for peer_bar in [first, second] {
             let of = |at: wire::ids::RegOffset| led[&at.get()];
-            let number = part.number.into();
-            assert_eq!(of(smfu::interval_startaddr(number)), part.at);
-            assert_eq!(of(smfu::interval_endaddr(number)), part.at + part.bytes);
+            let number = peer_bar.number.into();
+            assert_eq!(of(smfu::interval_startaddr(number)), peer_bar.at);
+            assert_eq!(
+                of(smfu::interval_endaddr(number)),
+                peer_bar.at + peer_bar.bytes
+            );
             assert_eq!(of(smfu::interval_control(number)), to);
         }
         let mut maps = 0;
@@ -211,12 +214,12 @@ fn ways_to_another_accelerator_are_its_bars_and_nothing_else() {
         }
         assert_eq!(maps, 2);
         // Closing: the on-chip network comes first.
-        let back: Vec<_> = peer.no_ways().collect();
+        let back: Vec<_> = peer.close_windows().collect();
         assert!(back[..2].iter().all(|s| s.value == 0));
         let over = state(&[
             close().collect(),
             own.open().collect(),
-            peer.ways().collect(),
+            peer.open_windows().collect(),
             back,
         ]);
         let control = |(at, _): &(&u32, &u64)| {
@@ -261,7 +264,7 @@ fn a_plan_needs_numbers_and_room() {
         Err(PlanError::NoInterval)
     );
     assert_eq!(make(&one, (4, 6), 0, 4096), Ok(()));
-    for dma in [0, 100, DMA_MOST + 4096, u64::MAX] {
+    for dma in [0, 100, DMA_MAX + 4096, u64::MAX] {
         assert_eq!(make(&one, all, 0, dma), Err(PlanError::Memory));
     }
     let large = [None, bar(31, false), None, None, bar(47, true), None];
@@ -346,7 +349,7 @@ fn a_function_is_described() {
     );
     let large = Some(Bar {
         log2: 20,
-        wide: true,
+        is_64bit: true,
         prefetchable: false,
     });
     assert_eq!(found.bars, [large, None, None, None, None, None]);
@@ -366,7 +369,7 @@ fn a_function_is_described() {
     let narrow = |log2, prefetchable| {
         Some(Bar {
             log2,
-            wide: false,
+            is_64bit: false,
             prefetchable,
         })
     };
@@ -435,9 +438,9 @@ proptest! {
         if let Ok(found) = describe(&mut f) {
             for (i, bar) in found.bars.iter().enumerate() {
                 let Some(bar) = bar else { continue };
-                prop_assert!((4..=Bar::LOG2_MOST).contains(&bar.log2));
-                prop_assert!(bar.wide || bar.log2 < 32);
-                prop_assert!(!bar.wide || i < 5 && found.bars[i + 1].is_none());
+                prop_assert!((4..=Bar::LOG2_MAX).contains(&bar.log2));
+                prop_assert!(bar.is_64bit || bar.log2 < 32);
+                prop_assert!(!bar.is_64bit || i < 5 && found.bars[i + 1].is_none());
             }
             if let Ok(plan) = Plan::new(&found.bars, NodeId(1), (!1, !1), 0, 4096) {
                 for (i, bar) in found.bars.iter().enumerate() {
@@ -456,10 +459,10 @@ fn drivers_write_what_is_theirs() {
         .with(0x50, 0x0180_7005, u32::MAX);
     let found = found(f).unwrap();
     let reach = Reach::new(0x1040_0000, 4096);
-    let mut front = Front::new(&found.layout, found.reset, reach, 100);
+    let mut filter = AccessFilter::new(&found.layout, found.reset, reach, 100);
     let register = |at, size| Register::new(at, size).unwrap();
     let write = |at, size, value| ConfigAccess::Write(register(at, size), value);
-    let mut asks = |now, request| front.access(Time(now), request);
+    let mut asks = |now, request| filter.access(Time(now), request);
     // Bus mastering is allowed. BARs are not writable. MSI leads to the interrupt page only.
     assert!(matches!(asks(0, write(0x04, 2, 6)), Access::Write(_, w) if w.value & 6 == 6));
     assert_eq!(asks(0, write(0x10, 4, 0)), Access::Denied);
@@ -480,56 +483,56 @@ fn drivers_write_what_is_theirs() {
     ));
     // MSI can be enabled after its whole address was written, not after a request to write it.
     for (at, value) in [(0x54, 0x1040_0000), (0x58, 0)] {
-        let enable = front.access(Time(0), write(0x52, 2, 1));
+        let enable = filter.access(Time(0), write(0x52, 2, 1));
         assert_eq!(enable, Access::Denied, "before {at:#x} is written");
-        let access = front.access(Time(0), write(at, 4, value));
+        let access = filter.access(Time(0), write(at, 4, value));
         assert!(matches!(access, Access::Write(..)), "{access:?}");
-        front.made(register(at, 4));
+        filter.executed(register(at, 4));
     }
-    let mut asks = |now, request| front.access(Time(now), request);
+    let mut asks = |now, request| filter.access(Time(now), request);
     assert!(matches!(asks(1, write(0x52, 2, 1)), Access::Write(..)));
     // A reset takes time, and BARs are restored before any other access.
     assert_eq!(asks(5, ConfigAccess::Reset), Access::Reset(found.reset));
-    front.reset(Time(5));
+    filter.reset(Time(5));
     assert_eq!(
-        front.access(Time(104), ConfigAccess::Reset),
+        filter.access(Time(104), ConfigAccess::Reset),
         Access::Resetting
     );
     let id = ConfigAccess::Read(register(0, 4));
-    assert_eq!(front.access(Time(105), id), Access::Restore);
-    front.restored();
-    assert_eq!(front.access(Time(106), id), Access::Read(register(0, 4)));
+    assert_eq!(filter.access(Time(105), id), Access::Restore);
+    filter.restored();
+    assert_eq!(filter.access(Time(106), id), Access::Read(register(0, 4)));
     // An address written before the reset does not enable MSI.
-    assert_eq!(front.access(Time(107), write(0x52, 2, 1)), Access::Denied);
+    assert_eq!(filter.access(Time(107), write(0x52, 2, 1)), Access::Denied);
 }
 
 #[test]
 fn a_function_that_answers_nothing_is_dead_if_its_nic_answers() {
     let found = found(Function::new()).unwrap();
-    let mut front = Front::new(&found.layout, found.reset, None, 100);
+    let mut filter = AccessFilter::new(&found.layout, found.reset, None, 100);
     for n in 0..UNANSWERED_MAX {
-        assert_eq!(front.silent_since(), None);
-        front.answered(Time(50 + u64::from(n)), false);
+        assert_eq!(filter.silent_since(), None);
+        filter.answered(Time(50 + u64::from(n)), false);
     }
-    assert_eq!(front.silent_since(), Some(Time(50)));
-    front.answered(Time(90), true);
-    assert_eq!(front.silent_since(), None);
+    assert_eq!(filter.silent_since(), Some(Time(50)));
+    filter.answered(Time(90), true);
+    assert_eq!(filter.silent_since(), None);
     for n in 0..UNANSWERED_MAX {
-        front.answered(Time(100 + u64::from(n)), false);
+        filter.answered(Time(100 + u64::from(n)), false);
     }
-    assert_eq!(front.silent_since(), Some(Time(100)));
+    assert_eq!(filter.silent_since(), Some(Time(100)));
 
     // A check that began earlier does not prove the present state.
-    let mark = Mark {
+    let record = LeaseRecord {
         state: State::Lent,
         node: NodeId(1),
         nonce: 7,
     };
-    let mut watch = Watch::new(mark, Time(0), 1000);
-    let _ = watch.looked(Time(99), Time(101), Some((mark.raw(), true)));
-    assert!(!watch.has_heard(Time(100)));
-    let _ = watch.looked(Time(110), Time(111), None);
-    assert!(!watch.has_heard(Time(100)));
-    let _ = watch.looked(Time(120), Time(121), Some((mark.raw(), true)));
-    assert!(watch.has_heard(Time(100)));
+    let mut watch = Watch::new(record, Time(0), 1000);
+    let _ = watch.checked(Time(99), Time(101), Some((record.raw(), true)));
+    assert!(!watch.has_answered(Time(100)));
+    let _ = watch.checked(Time(110), Time(111), None);
+    assert!(!watch.has_answered(Time(100)));
+    let _ = watch.checked(Time(120), Time(121), Some((record.raw(), true)));
+    assert!(watch.has_answered(Time(100)));
 }

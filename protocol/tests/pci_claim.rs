@@ -1,22 +1,24 @@
 //! Lease word of a device behind a NIC without a host: acquisition by one node, and detection of
 //! its loss.
 
-use protocol::pci::accel::{Claim, Goal, Gone, Sight, Times, Unclaimed, Want, Watch};
+use protocol::pci::accel::{
+    CheckResult, Claim, ClaimStep, Goal, LossReason, Times, Unclaimed, Watch,
+};
 use protocol::Time;
 use std::collections::BTreeSet;
-use wire::accel::{LeaseWord, Mark, State, LEASE, MAGIC, NUMBERS};
+use wire::accel::{LeaseRecord, LeaseWord, State, INTERVALS, LEASE, MAGIC};
 use wire::ids::NodeId;
 
 const TIMES: Times = Times {
     window: 50,
-    settle: 170,
-    taken: 300,
-    late: 1000,
+    claim_wait: 170,
+    take_wait: 300,
+    late_wait: 1000,
 };
 const TIMEOUT: u64 = 800;
 
-fn mark(state: State, node: u16, nonce: u32) -> Mark {
-    Mark {
+fn record(state: State, node: u16, nonce: u32) -> LeaseRecord {
+    LeaseRecord {
         state,
         node: NodeId(node),
         nonce,
@@ -25,12 +27,12 @@ fn mark(state: State, node: u16, nonce: u32) -> Mark {
 
 #[test]
 fn the_word_has_its_form() {
-    assert_eq!((LEASE.get(), NUMBERS.get()), (0x8058, 0x8060));
-    let word = mark(State::Lent, 0x1234, 0x89AB_CDEF).raw();
+    assert_eq!((LEASE.get(), INTERVALS.get()), (0x8058, 0x8060));
+    let word = record(State::Lent, 0x1234, 0x89AB_CDEF).raw();
     assert_eq!(word, 0xACC3_1234_89AB_CDEF);
     assert_eq!(
-        Mark::parse(word),
-        Some(mark(State::Lent, 0x1234, 0x89AB_CDEF))
+        LeaseRecord::parse(word),
+        Some(record(State::Lent, 0x1234, 0x89AB_CDEF))
     );
     // Register values after a reset, and of a NIC that does not answer.
     for none in [
@@ -40,7 +42,7 @@ fn the_word_has_its_form() {
         0xACC5_0000_0000_0000,
         0x1CC1_0000_0000_0000,
     ] {
-        assert_eq!(Mark::parse(none), None, "{none:#x}");
+        assert_eq!(LeaseRecord::parse(none), None, "{none:#x}");
     }
     assert_eq!(LeaseWord(word).magic(), MAGIC);
 }
@@ -51,7 +53,7 @@ struct Node {
     claim: Option<Claim>,
     watch: Option<Watch>,
     /// Access in flight: time of the request, arrival at the NIC, arrival of the answer, kind.
-    on_way: Option<(u64, u64, u64, Want)>,
+    on_way: Option<(u64, u64, u64, ClaimStep)>,
     /// Time before which the node is idle.
     idle: u64,
     until: u64,
@@ -92,32 +94,32 @@ impl World {
         }
     }
 
-    fn send(&mut self, n: usize, want: Want) {
+    fn send(&mut self, n: usize, step: ClaimStep) {
         let there = self.now + self.delay();
         let back = there + self.delay();
-        self.nodes[n].on_way = Some((self.now, there, back, want));
+        self.nodes[n].on_way = Some((self.now, there, back, step));
     }
 
     /// Executes the next step of one node.
     fn turn(&mut self, n: usize) {
         let now = self.now;
-        if let Some((sent, there, back, want)) = self.nodes[n].on_way {
+        if let Some((sent, there, back, step)) = self.nodes[n].on_way {
             if there == now {
-                if let Want::Write(word) = want {
+                if let ClaimStep::Write(word) = step {
                     self.word = word;
                 }
             }
             // A read returns the word at the time of its arrival at the NIC; the answer arrives
             // later.
-            if there == now && want == Want::Read {
+            if there == now && step == ClaimStep::Read {
                 let word = self.word;
-                self.nodes[n].on_way = Some((sent, u64::MAX, back, Want::Write(word)));
+                self.nodes[n].on_way = Some((sent, u64::MAX, back, ClaimStep::Write(word)));
             }
             if back > now {
                 return;
             }
             self.nodes[n].on_way = None;
-            self.came(n, sent, there, want);
+            self.came(n, sent, there, step);
         }
         if self.nodes[n].idle > now {
             return;
@@ -125,7 +127,7 @@ impl World {
         self.begin(n);
     }
 
-    fn came(&mut self, n: usize, sent: u64, there: u64, want: Want) {
+    fn came(&mut self, n: usize, sent: u64, there: u64, step: ClaimStep) {
         let (now, me) = (Time(self.now), self.nodes[n].me);
         let read = there == u64::MAX;
         let stall = match self.draw(8) {
@@ -133,7 +135,7 @@ impl World {
             _ => 0,
         };
         self.nodes[n].idle = self.now + stall;
-        let Want::Write(word) = want else {
+        let ClaimStep::Write(word) = step else {
             return;
         };
         let node = &mut self.nodes[n];
@@ -141,20 +143,20 @@ impl World {
             (Some(claim), _) if read => claim.read(Time(sent), now, word),
             (Some(claim), _) => claim.written(),
             (None, Some(watch)) if read => {
-                match watch.looked(Time(sent), now, Some((word, true))) {
-                    Sight::Fine => node.idle = watch.next().0,
-                    Sight::Rewrite(word) => {
+                match watch.checked(Time(sent), now, Some((word, true))) {
+                    CheckResult::Fine => node.idle = watch.next().0,
+                    CheckResult::Rewrite(word) => {
                         self.rewritten += 1;
-                        self.send(n, Want::Write(word));
+                        self.send(n, ClaimStep::Write(word));
                     }
                     // A late node is about to have the device, and waits until the owner has
                     // noticed.
-                    Sight::Lost(Gone::Taken(State::Lent, _)) => {
+                    CheckResult::Lost(LossReason::Taken(State::Lent, _)) => {
                         assert!(self.had.remove(&me));
                         self.lost += 1;
                         node.watch = None;
                     }
-                    Sight::Lost(why) => panic!("{me} lost it: {why:?}"),
+                    CheckResult::Lost(why) => panic!("{me} lost it: {why:?}"),
                 }
             }
             // The word is written again, or the device was returned.
@@ -169,15 +171,15 @@ impl World {
         }
         let next = self.nodes[n].claim.as_ref().map(Claim::next);
         match next {
-            Some(Want::Wait(until)) => {
+            Some(ClaimStep::Wait(until)) => {
                 self.nodes[n].idle = until.0;
                 if now >= until.0 {
                     self.nodes[n].claim.as_mut().unwrap().waited(Time(now));
                     self.begin(n);
                 }
             }
-            Some(Want::Over(Ok(mark))) => {
-                assert_eq!((mark.state, mark.node), (State::Lent, NodeId(me)));
+            Some(ClaimStep::Finished(Ok(record))) => {
+                assert_eq!((record.state, record.node), (State::Lent, NodeId(me)));
                 assert!(
                     self.had.insert(me) && self.had.len() == 1,
                     "two have it: {:?}",
@@ -187,27 +189,27 @@ impl World {
                 let stays = 1 + self.draw(3000);
                 let node = &mut self.nodes[n];
                 node.claim = None;
-                node.watch = Some(Watch::new(mark, Time(now), TIMEOUT));
+                node.watch = Some(Watch::new(record, Time(now), TIMEOUT));
                 node.until = now + stays;
             }
-            Some(Want::Over(Err(_))) => {
+            Some(ClaimStep::Finished(Err(_))) => {
                 let pause = 1 + self.draw(60);
                 let node = &mut self.nodes[n];
                 node.claim = None;
                 node.idle = now + pause;
             }
-            Some(want) => self.send(n, want),
+            Some(step) => self.send(n, step),
             None if self.nodes[n].watch.is_some() => {
                 let watch = self.nodes[n].watch.unwrap();
                 if now < self.nodes[n].until {
-                    return self.send(n, Want::Read);
+                    return self.send(n, ClaimStep::Read);
                 }
                 // The node stops using the device before it writes the word.
                 assert!(self.had.remove(&me));
-                let free = watch.mark().with(State::Free).raw();
+                let free = watch.record().with(State::Free).raw();
                 self.nodes[n].watch = None;
                 self.nodes[n].idle = now + 2 * self.most + 1;
-                self.send(n, Want::Write(free));
+                self.send(n, ClaimStep::Write(free));
             }
             None => {
                 let node = &mut self.nodes[n];
@@ -220,7 +222,7 @@ impl World {
     }
 
     fn run(seed: u64, nodes: u16, most: u64, stall: u64, times: Times) -> Self {
-        let free = mark(State::Free, 0, 0).raw();
+        let free = record(State::Free, 0, 0).raw();
         let mut world = Self {
             word: free,
             now: 0,
@@ -279,8 +281,20 @@ fn one_has_it_at_a_time() {
 #[test]
 fn without_a_wait_two_have_it() {
     let short = [
-        ("settle", Times { settle: 0, ..TIMES }),
-        ("late", Times { late: 0, ..TIMES }),
+        (
+            "claim_wait",
+            Times {
+                claim_wait: 0,
+                ..TIMES
+            },
+        ),
+        (
+            "late_wait",
+            Times {
+                late_wait: 0,
+                ..TIMES
+            },
+        ),
     ];
     for (name, times) in short {
         let seen = (1..120u64).any(|seed| {
@@ -301,16 +315,16 @@ fn outcome(goal: Goal, word: u64) -> Result<State, Unclaimed> {
     let mut claim = Claim::new(goal, NodeId(5), 77, TIMES);
     for now in (0..).step_by(10) {
         match claim.next() {
-            Want::Read => claim.read(Time(now), Time(now + 1), word),
-            Want::Write(value) => {
+            ClaimStep::Read => claim.read(Time(now), Time(now + 1), word),
+            ClaimStep::Write(value) => {
                 word = value;
                 claim.written();
             }
-            Want::Wait(_) => claim.waited(Time(now)),
-            Want::Over(how) => {
-                return how.map(|mark| {
-                    assert_eq!(word, mark.raw());
-                    mark.state
+            ClaimStep::Wait(_) => claim.waited(Time(now)),
+            ClaimStep::Finished(how) => {
+                return how.map(|record| {
+                    assert_eq!(word, record.raw());
+                    record.state
                 })
             }
         }
@@ -320,7 +334,7 @@ fn outcome(goal: Goal, word: u64) -> Result<State, Unclaimed> {
 
 #[test]
 fn goals_have_their_conditions() {
-    let of = |state| mark(state, 9, 1).raw();
+    let of = |state| record(state, 9, 1).raw();
     use Unclaimed::{Free, Known, Taken, Unknown};
     assert_eq!(outcome(Goal::Borrow, of(State::Free)), Ok(State::Lent));
     assert_eq!(
@@ -352,30 +366,33 @@ fn goals_have_their_conditions() {
 
 #[test]
 fn a_borrower_sees_that_it_has_lost_it() {
-    let own = mark(State::Lent, 5, 7);
+    let own = record(State::Lent, 5, 7);
     let watch = || Watch::new(own, Time(0), TIMEOUT);
-    let sees = |word, open| watch().looked(Time(10), Time(12), Some((word, open)));
-    assert_eq!(sees(own.raw(), true), Sight::Fine);
-    assert_eq!(sees(own.raw(), false), Sight::Lost(Gone::Closed));
-    assert_eq!(sees(0, true), Sight::Lost(Gone::Reset));
-    let late = mark(State::Claimed, 6, 1).raw();
-    assert_eq!(sees(late, true), Sight::Rewrite(own.raw()));
+    let sees = |word, open| watch().checked(Time(10), Time(12), Some((word, open)));
+    assert_eq!(sees(own.raw(), true), CheckResult::Fine);
+    assert_eq!(
+        sees(own.raw(), false),
+        CheckResult::Lost(LossReason::Closed)
+    );
+    assert_eq!(sees(0, true), CheckResult::Lost(LossReason::Reset));
+    let late = record(State::Claimed, 6, 1).raw();
+    assert_eq!(sees(late, true), CheckResult::Rewrite(own.raw()));
     for (state, open) in [
         (State::Claimed, false),
         (State::Lent, true),
         (State::Taken, true),
         (State::Free, true),
     ] {
-        let seen = sees(mark(state, 6, 1).raw(), open);
-        assert_eq!(seen, Sight::Lost(Gone::Taken(state, NodeId(6))));
+        let seen = sees(record(state, 6, 1).raw(), open);
+        assert_eq!(seen, CheckResult::Lost(LossReason::Taken(state, NodeId(6))));
     }
     // The same node with another lease.
-    let other = mark(State::Lent, 5, 8).raw();
-    assert!(matches!(sees(other, true), Sight::Lost(_)));
+    let other = record(State::Lent, 5, 8).raw();
+    assert!(matches!(sees(other, true), CheckResult::Lost(_)));
 
     let mut watch = watch();
     let mut now = 0;
-    while watch.looked(Time(now), Time(now + 20), None) == Sight::Fine {
+    while watch.checked(Time(now), Time(now + 20), None) == CheckResult::Fine {
         now = watch.next().0;
         assert!(now < 2 * TIMEOUT);
     }

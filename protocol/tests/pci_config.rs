@@ -67,10 +67,10 @@ fn register(offset: u16, size: u8) -> Register {
     Register::new(offset, size).expect("a register")
 }
 
-fn bar(log2: u8, wide: bool, prefetchable: bool) -> Option<Bar> {
+fn bar(log2: u8, is_64bit: bool, prefetchable: bool) -> Option<Bar> {
     Some(Bar {
         log2,
-        wide,
+        is_64bit,
         prefetchable,
     })
 }
@@ -287,7 +287,7 @@ fn written(filter: &mut Filter, offset: u16, size: u8, value: u32) -> Option<(u3
     let register = register(offset, size);
     match filter.write(&layout, register, value) {
         Verdict::Write(write) => {
-            filter.made(&layout, Filter::place(register));
+            filter.executed(&layout, Filter::accessed_register(register));
             Some((write.value, write.keep))
         }
         Verdict::Denied => None,
@@ -396,8 +396,11 @@ fn the_pin_stays_disabled() {
         let Verdict::Write(write) = filter(4096).write(&layout, r, value) else {
             panic!("{offset:#x} can't be written");
         };
-        let (place, old) = (Filter::place(r), 0x0500_u32 & !(1 << 10) | 0x0100);
-        let (ones, shift) = (place.ones(), place.shift());
+        let (accessed, old) = (
+            Filter::accessed_register(r),
+            0x0500_u32 & !(1 << 10) | 0x0100,
+        );
+        let (ones, shift) = (accessed.ones(), accessed.shift());
         let new = write.merged((old >> shift) & ones);
         let new = (old & !(ones << shift)) | (new << shift);
         assert_eq!(new & 0x0400, 0x0400, "{offset:#x} of {size}");
@@ -418,9 +421,9 @@ fn an_address_counts_when_it_has_been_written() {
         assert!(matches!(f.write(&layout, r, value), Verdict::Write(_)));
     }
     let enable = |f: &Filter| f.write(&layout, register(0x52, 2), 1) != Verdict::Denied;
-    f.made(&layout, high.0);
+    f.executed(&layout, high.0);
     assert!(!enable(&f));
-    f.made(&layout, low.0);
+    f.executed(&layout, low.0);
     assert!(enable(&f));
 }
 
@@ -502,7 +505,7 @@ fn msi_of_32_bits_reaches_windows_below_4_gib() {
         let mut f = filter(base);
         let low = f.write(&layout, register(0x54, 4), 0xfe00_1000);
         assert!(matches!(low, Verdict::Write(_)));
-        f.made(&layout, register(0x54, 4));
+        f.executed(&layout, register(0x54, 4));
         let enabled = f.write(&layout, register(0x52, 2), 1);
         assert_eq!(matches!(enabled, Verdict::Write(_)), wanted, "{base:#x}");
         let data = f.write(&layout, register(0x58, 2), 7);
@@ -545,13 +548,14 @@ proptest! {
             };
             // Some writes fail, or are never executed.
             if let (Verdict::Write(write), 1..) = (f.write(&layout, r, value & r.ones()), made) {
-                let place = Filter::place(r);
-                let old = device.word(place.dword());
-                let new = write.merged((old >> place.shift()) & place.ones());
-                let field = place.ones() << place.shift();
-                device.0[usize::from(place.dword()) / 4] = (old & !field) | (new << place.shift());
-                f.made(&layout, place);
-                safe |= (4..6).contains(&place.offset());
+                let accessed = Filter::accessed_register(r);
+                let old = device.word(accessed.dword());
+                let new = write.merged((old >> accessed.shift()) & accessed.ones());
+                let field = accessed.ones() << accessed.shift();
+                let dword = usize::from(accessed.dword()) / 4;
+                device.0[dword] = (old & !field) | (new << accessed.shift());
+                f.executed(&layout, accessed);
+                safe |= (4..6).contains(&accessed.offset());
             }
             let start = Function::new();
             for at in (0x10..0x40).step_by(4) {

@@ -1,6 +1,6 @@
 //! MSI-X tables of malicious lenders: docs/pci-protocol.md, *Trust*.
 
-use protocol::pci::config::{Layout, Msix, Outside};
+use protocol::pci::config::{Layout, Msix, NotInBar};
 use wire::pci::{Bar, BARS};
 
 /// Registers of a function with MSI-X at 0x40, and the given table and pending bits.
@@ -17,13 +17,13 @@ fn dword(table: u32, pending: u32, size: u32) -> impl Fn(u16) -> u32 {
     }
 }
 
-fn look(table: u32, pending: u32, size: u32) -> Result<Option<Msix>, Outside> {
+fn look(table: u32, pending: u32, size: u32) -> Result<Option<Msix>, NotInBar> {
     let dword = dword(table, pending, size);
     let layout = Layout::read(&dword).expect("a device");
     let mut bars = [None; BARS];
     bars[0] = Some(Bar {
         log2: 14,
-        wide: true,
+        is_64bit: true,
         prefetchable: false,
     });
     Msix::read(&layout, &bars, dword)
@@ -49,6 +49,6 @@ fn a_table_beyond_its_bar_is_refused() {
         (0x2000, 0x3005, 0),
         (0x2007, 0x3000, 0),
     ] {
-        assert_eq!(look(table, pending, size), Err(Outside), "{table:#x}");
+        assert_eq!(look(table, pending, size), Err(NotInBar), "{table:#x}");
     }
 }

@@ -16,11 +16,11 @@ use kernel::{
 };
 use kernel_ext::security;
 use protocol::pci::{
-    accel::{close, Found, Gone, Plan, Watch, DMA_BASE, DMA_MOST},
+    accel::{close, Found, LossReason, Plan, Watch, DMA_BASE, DMA_MAX},
     EndReason,
 };
 use wire::{
-    accel::{Mark, NUMBERS},
+    accel::{LeaseRecord, INTERVALS},
     pci::Grant,
 };
 
@@ -40,33 +40,37 @@ fn some_of(set: u64, need: u32) -> u64 {
 impl Nic {
     /// Opens all intervals of a new lease, which is returned busy. On an error nothing stays open
     /// at this node. May sleep.
-    pub(super) fn set_up(self: &Arc<Self>, remote: &Remote, mark: Mark) -> Result<Arc<Lease>> {
-        let planned = self.plan(remote, mark);
+    pub(super) fn set_up(
+        self: &Arc<Self>,
+        remote: &Remote,
+        record: LeaseRecord,
+    ) -> Result<Arc<Lease>> {
+        let planned = self.plan(remote, record);
         let (found, plan, used, pages) = planned.inspect_err(|_| {
-            if self.set_free(remote, mark).is_err() {
-                self.owe_word(remote, mark);
+            if self.set_free(remote, record).is_err() {
+                self.owe_word(remote, record);
             }
         })?;
         let timeout = u64::from(conf::limits().timeout_ms) * 1_000_000;
-        let watch = Watch::new(mark, self.now(), timeout);
+        let watch = Watch::new(record, self.now(), timeout);
         let made = Accelerator::new(remote, found, plan, watch).and_then(|accelerator| {
             let way = Way::Backdoor(accelerator);
             self.leases.lock().reserve(1, GFP_KERNEL)?;
             Lease::new(self, way, remote.node, device(&found), pages)
         });
-        let lease = made.inspect_err(|_| self.owe_word(remote, mark))?;
-        let opened = self.open_all(&lease, remote, mark, &plan, used);
+        let lease = made.inspect_err(|_| self.owe_word(remote, record))?;
+        let opened = self.open_all(&lease, remote, record, &plan, used);
         opened.inspect_err(|_| {
             // The device loses all access before the rest is undone.
             let shut = self
-                .still(remote, mark)
+                .still(remote, record)
                 .and_then(|()| remote.apply(close()));
             let targets = lease.targets();
             lease.close();
             let all = plan.numbers().bar_set();
-            let back = shut.and_then(|()| self.give_back(remote, mark, all));
+            let back = shut.and_then(|()| self.give_back(remote, record, all));
             let bars = if back.is_ok() { 0 } else { all };
-            self.owe(remote, mark, bars, targets, shut.is_ok(), false);
+            self.owe(remote, record, bars, targets, shut.is_ok(), false);
         })?;
         self.want(self.now());
         Ok(lease)
@@ -75,9 +79,13 @@ impl Nic {
     /// Examines and resets the device. Returns the device, the intervals to open, the interval
     /// numbers in use by others, and the bytes of bus addresses for pages mapped without copying.
     #[allow(clippy::type_complexity)]
-    fn plan(&self, remote: &Remote, mark: Mark) -> Result<(Found, Plan, u64, Option<u64>)> {
-        let (found, used) = self.examine(remote, mark)?;
-        self.still(remote, mark)?;
+    fn plan(
+        &self,
+        remote: &Remote,
+        record: LeaseRecord,
+    ) -> Result<(Found, Plan, u64, Option<u64>)> {
+        let (found, used) = self.examine(remote, record)?;
+        self.still(remote, record)?;
         remote.reset(&found.reset)?;
         let smfu = self.smfu()?;
         let bars = found.bars.iter().flatten().count() as u32;
@@ -86,8 +94,8 @@ impl Nic {
         let windows = some_of(smfu.free_windows() & !used & usable, bars);
         let targets = some_of(smfu.free_targets() & usable, 2);
         let bytes = conf::dma_bytes();
-        let most = DMA_MOST.saturating_sub(bytes);
-        let pages = self.map_bytes()?.map(|pages| pages.min(most));
+        let max = DMA_MAX.saturating_sub(bytes);
+        let pages = self.map_bytes()?.map(|pages| pages.min(max));
         let dma = bytes + pages.unwrap_or(0);
         let free = (windows, targets);
         let plan = Plan::new(&found.bars, self.own_node()?, free, used, dma).map_err(|e| {
@@ -102,7 +110,7 @@ impl Nic {
         &self,
         lease: &Arc<Lease>,
         remote: &Remote,
-        mark: Mark,
+        record: LeaseRecord,
         plan: &Plan,
         used: u64,
     ) -> Result {
@@ -112,12 +120,12 @@ impl Nic {
             interrupts: plan.interrupts(),
             ..Grant::default()
         };
-        self.still(remote, mark)?;
-        remote.set(NUMBERS, used | plan.numbers().bar_set())?;
+        self.still(remote, record)?;
+        remote.set(INTERVALS, used | plan.numbers().bar_set())?;
         lease.open(&grant)?;
         remote.apply(plan.open())?;
         // Another node that took the word in between may have closed everything again.
-        self.still(remote, mark)?;
+        self.still(remote, record)?;
         Ok(self.leases.lock().push(lease.clone(), GFP_KERNEL)?)
     }
 
@@ -126,24 +134,24 @@ impl Nic {
         let Way::Backdoor(accelerator) = &lease.way else {
             return;
         };
-        let gone = *accelerator.gone.lock();
+        let loss = *accelerator.loss.lock();
         // Unbinding the driver may take arbitrarily long.
-        lease.remove(gone.is_some());
+        lease.remove(loss.is_some());
         let _alone = self.accelerating.lock();
         self.leave_all(lease, accelerator);
         accelerator.lost.store(true, Relaxed);
         let (remote, found) = (&accelerator.remote, &accelerator.found);
-        let mark = accelerator.watch.lock().mark();
+        let record = accelerator.watch.lock().record();
         let bars = accelerator.plan.numbers().bar_set();
         // A device of another node is not touched; a silent one is cleaned up later.
-        let shut = match gone {
-            None | Some(Gone::Stuck) => self.shut_accelerator(remote, mark, Some(found)),
+        let shut = match loss {
+            None | Some(LossReason::Stuck) => self.shut_accelerator(remote, record, Some(found)),
             Some(_) => Err(ENODEV),
         };
         let targets = lease.targets();
         lease.close();
-        let back = shut.and_then(|()| self.give_back(remote, mark, bars));
-        match (gone, back) {
+        let back = shut.and_then(|()| self.give_back(remote, record, bars));
+        match (loss, back) {
             (Some(why), _) => pr_warn!("node {}: the device is lost: {:?}\n", remote.node.0, why),
             (None, Ok(())) => pr_info!("node {}: device returned\n", remote.node.0),
             (None, Err(e)) => pr_warn!(
@@ -153,8 +161,8 @@ impl Nic {
             ),
         }
         let bars = if back.is_ok() { 0 } else { bars };
-        let noted = matches!(gone, Some(Gone::Taken(..) | Gone::Closed));
-        self.owe(remote, mark, bars, targets, shut.is_ok(), noted);
+        let noted = matches!(loss, Some(LossReason::Taken(..) | LossReason::Closed));
+        self.owe(remote, record, bars, targets, shut.is_ok(), noted);
         {
             let mut leases = self.leases.lock();
             let at = leases.iter().position(|l| Arc::ptr_eq(l, lease));
@@ -162,7 +170,7 @@ impl Nic {
             drop(leases);
             drop(gone);
         }
-        lease.set_over(match gone {
+        lease.set_over(match loss {
             None => Ok(EndReason::GivenBack),
             Some(_) => Err(EIO),
         });
@@ -172,26 +180,26 @@ impl Nic {
     pub(super) fn shut_accelerator(
         &self,
         remote: &Remote,
-        mark: Mark,
+        record: LeaseRecord,
         found: Option<&Found>,
     ) -> Result {
-        self.still(remote, mark)?;
+        self.still(remote, record)?;
         // A device that does not answer is disconnected all the same.
         let quiet = remote.quiet(found.map(|f| &f.reset));
-        self.shut(remote, mark)?;
+        self.shut(remote, record)?;
         if let (Some(()), Some(found)) = (quiet, found) {
-            self.still(remote, mark)?;
+            self.still(remote, record)?;
             let _ = remote.reset(&found.reset);
         }
         Ok(())
     }
 
     /// Releases the device. The caller has closed this node's windows. May sleep.
-    pub(super) fn give_back(&self, remote: &Remote, mark: Mark, bars: u64) -> Result {
-        let used = remote.read(NUMBERS)?;
-        self.still(remote, mark)?;
-        remote.set(NUMBERS, used & !bars)?;
-        self.set_free(remote, mark)
+    pub(super) fn give_back(&self, remote: &Remote, record: LeaseRecord, bars: u64) -> Result {
+        let used = remote.read(INTERVALS)?;
+        self.still(remote, record)?;
+        remote.set(INTERVALS, used & !bars)?;
+        self.set_free(remote, record)
     }
 
     /// Returns a device. May sleep, for long.
@@ -246,7 +254,7 @@ impl Nic {
             return self.want(self.after(100));
         };
         for (lease, accelerator) in all {
-            if accelerator.gone.lock().is_some() {
+            if accelerator.loss.lock().is_some() {
                 continue;
             }
             match accelerator.look(self) {
@@ -256,7 +264,7 @@ impl Nic {
                 Err(why) => {
                     self.counts.lost.add(1, Relaxed);
                     accelerator.lost.store(true, Relaxed);
-                    *accelerator.gone.lock() = Some(why);
+                    *accelerator.loss.lock() = Some(why);
                     lease.cut();
                     lease.mute();
                     // Work item 4 ends the lease.
@@ -269,7 +277,7 @@ impl Nic {
     /// Ends the leases of lost devices. May sleep, for long.
     pub(super) fn end_lost(&self) {
         for (lease, accelerator) in self.accelerators().unwrap_or_default() {
-            if accelerator.gone.lock().is_none() || lease.over().is_some() {
+            if accelerator.loss.lock().is_none() || lease.over().is_some() {
                 continue;
             }
             match lease.take() {

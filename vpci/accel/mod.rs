@@ -33,15 +33,15 @@ use kernel_ext::security;
 use protocol::{
     pci::{
         accel::{
-            close, host_signs, Access, Claim, Found, Front, Goal, Gone, Peer, Plan, PlanError,
-            Sight, Slot, Unclaimed, Want, Watch,
+            close, host_check, Access, AccessFilter, CheckResult, Claim, ClaimStep, Found, Goal,
+            LossReason, Peer, Plan, PlanError, Slot, Unclaimed, Watch,
         },
         ConfigAccess, Reach,
     },
     Time,
 };
 use wire::{
-    accel::{Mark, State, LEASE, NUMBERS},
+    accel::{LeaseRecord, State, INTERVALS, LEASE},
     ids::NodeId,
     pci::{Device, DeviceState, Location, Register},
     regs::info,
@@ -61,7 +61,7 @@ pub(crate) struct Accelerator {
     plan: Plan,
     /// Filter of the kernel's configuration accesses.
     #[pin]
-    front: SpinLockIrq<Front>,
+    filter: SpinLockIrq<AccessFilter>,
     /// Supervision of the lease word.
     #[pin]
     watch: SpinLockIrq<Watch>,
@@ -69,7 +69,7 @@ pub(crate) struct Accelerator {
     lost: AtomicFlag,
     /// Reason of the loss; `None` while the device is reachable.
     #[pin]
-    gone: SpinLockIrq<Option<Gone>>,
+    loss: SpinLockIrq<Option<LossReason>>,
     /// Set while a thread binds the driver or ends the lease.
     busy: AtomicFlag,
     /// Other devices that this device can access. Changed only with `accelerating` held.
@@ -81,15 +81,15 @@ impl Accelerator {
     fn new(remote: &Remote, found: Found, plan: Plan, watch: Watch) -> Result<Arc<Self>> {
         let interrupts = Reach::new(plan.interrupts(), PAGE);
         let pause = RESET_MS as u64 * 1_000_000;
-        let front = Front::new(&found.layout, found.reset, interrupts, pause);
+        let filter = AccessFilter::new(&found.layout, found.reset, interrupts, pause);
         let init = pin_init!(Self {
             remote: remote.clone(),
             found,
             plan,
-            front <- new_spinlock_irq!(front, "vpci_front"),
+            filter <- new_spinlock_irq!(filter, "vpci_front"),
             watch <- new_spinlock_irq!(watch, "vpci_watch"),
             lost: AtomicFlag::new(false),
-            gone <- new_spinlock_irq!(None, "vpci_gone"),
+            loss <- new_spinlock_irq!(None, "vpci_gone"),
             busy: AtomicFlag::new(true),
             peers <- new_mutex!([None; Slot::ALL.len()], "vpci_peers"),
         });
@@ -115,7 +115,7 @@ impl Accelerator {
             if self.lost.load(Relaxed) {
                 return None;
             }
-            let access = self.front.lock().access(nic.now(), request);
+            let access = self.filter.lock().access(nic.now(), request);
             match access {
                 Access::Read(register) => return self.cycle(nic, register, None),
                 Access::Write(register, write) => {
@@ -124,13 +124,13 @@ impl Accelerator {
                         _ => self.cycle(nic, register, None)?,
                     };
                     let done = self.cycle(nic, register, Some(write.merged(old)))?;
-                    self.front.lock().made(register);
+                    self.filter.lock().executed(register);
                     return Some(done);
                 }
                 Access::Reset(by) => {
                     let old = self.cycle(nic, by.register, None)?;
                     let done = self.cycle(nic, by.register, Some(old | by.bit));
-                    self.front.lock().reset(nic.now());
+                    self.filter.lock().reset(nic.now());
                     return done;
                 }
                 Access::Restore => {
@@ -138,7 +138,7 @@ impl Accelerator {
                         let register = Register::new(0x10 + 4 * i as u16, 4)?;
                         self.cycle(nic, register, Some(value))?;
                     }
-                    self.front.lock().restored();
+                    self.filter.lock().restored();
                 }
                 Access::Denied | Access::Resetting => return None,
             }
@@ -152,9 +152,9 @@ impl Accelerator {
         let begun = nic.now();
         let done = self.remote.cycle_now(register, write);
         let silent = {
-            let mut front = self.front.lock();
-            front.answered(begun, done != Ok(None));
-            front.silent_since().is_some()
+            let mut filter = self.filter.lock();
+            filter.answered(begun, done != Ok(None));
+            filter.silent_since().is_some()
         };
         if silent {
             nic.want(nic.now());
@@ -163,31 +163,31 @@ impl Accelerator {
     }
 
     /// Re-reads the lease word if its check is due. Returns the time of the next check. May sleep.
-    fn look(&self, nic: &Nic) -> Result<Time, Gone> {
-        let silent = self.front.lock().silent_since();
+    fn look(&self, nic: &Nic) -> Result<Time, LossReason> {
+        let silent = self.filter.lock().silent_since();
         let due = self.watch.lock().next();
         if nic.now() < due && silent.is_none() {
             return Ok(due);
         }
-        let [one, two] = self.plan.signs();
+        let [one, two] = self.plan.open_check();
         let sent = nic.now();
         let seen = self.remote.look([LEASE, one.offset, two.offset], LOOK_US);
         let answer = seen.map(|[word, a, b]| (word, one.is_seen(a) && two.is_seen(b)));
-        let (sight, next, stuck) = {
+        let (result, next, stuck) = {
             let mut watch = self.watch.lock();
-            let sight = watch.looked(sent, nic.now(), answer);
-            let stuck = silent.is_some_and(|since| watch.has_heard(since));
-            (sight, watch.next(), stuck)
+            let result = watch.checked(sent, nic.now(), answer);
+            let stuck = silent.is_some_and(|since| watch.has_answered(since));
+            (result, watch.next(), stuck)
         };
-        match sight {
-            Sight::Fine if stuck => return Err(Gone::Stuck),
-            Sight::Fine => {}
-            Sight::Rewrite(word) => {
+        match result {
+            CheckResult::Fine if stuck => return Err(LossReason::Stuck),
+            CheckResult::Fine => {}
+            CheckResult::Rewrite(word) => {
                 nic.counts.rewritten.add(1, Relaxed);
                 // A lost write is repeated by the next check.
                 let _ = self.remote.write(LEASE, word);
             }
-            Sight::Lost(why) => return Err(why),
+            CheckResult::Lost(why) => return Err(why),
         }
         Ok(next)
     }
@@ -251,14 +251,14 @@ impl Nic {
     }
 
     /// Claims the lease word. May sleep, for some seconds or longer if the network is slow.
-    fn claim(&self, remote: &Remote, goal: Goal) -> Result<Mark> {
+    fn claim(&self, remote: &Remote, goal: Goal) -> Result<LeaseRecord> {
         let nonce = (security::random() as u32).max(1);
         let mut claim = Claim::new(goal, self.own_node()?, nonce, conf::claim_times());
         let mut written = false;
         loop {
             let failed = match claim.next() {
                 _ if self.is_closing() => Some(ENODEV),
-                Want::Read => {
+                ClaimStep::Read => {
                     let sent = self.now();
                     match remote.read(LEASE) {
                         Ok(word) => {
@@ -268,24 +268,24 @@ impl Nic {
                         Err(e) => Some(e),
                     }
                 }
-                Want::Write(word) => {
+                ClaimStep::Write(word) => {
                     // The write may have been executed even on an error; the next read shows that.
                     let _ = remote.write(LEASE, word);
                     claim.written();
                     written = true;
                     None
                 }
-                Want::Wait(_) => {
+                ClaimStep::Wait(_) => {
                     fsleep(STEP);
                     claim.waited(self.now());
                     None
                 }
-                Want::Over(how) => return how.map_err(claimed),
+                ClaimStep::Finished(how) => return how.map_err(claimed),
             };
             if let Some(e) = failed {
                 if written {
                     // The word may name this node, which has no lease.
-                    self.owe_word(remote, claim.mark());
+                    self.owe_word(remote, claim.record());
                 }
                 return Err(e);
             }
@@ -299,18 +299,18 @@ impl Nic {
     ///
     /// `EBUSY`: the word is another node's. Errors of register accesses, also if the answer took so
     /// long that another node may have got the word.
-    fn still(&self, remote: &Remote, mark: Mark) -> Result {
+    fn still(&self, remote: &Remote, record: LeaseRecord) -> Result {
         for _ in 0..2 {
             let sent = self.now();
-            let seen = Mark::parse(remote.read(LEASE)?);
+            let seen = LeaseRecord::parse(remote.read(LEASE)?);
             if self.now().since(sent) > conf::claim_times().window {
                 continue;
             }
             match seen {
-                Some(seen) if seen == mark => return Ok(()),
-                Some(seen) if seen.state == State::Claimed && seen.node != mark.node => {
+                Some(seen) if seen == record => return Ok(()),
+                Some(seen) if seen.state == State::Claimed && seen.node != record.node => {
                     self.counts.rewritten.add(1, Relaxed);
-                    remote.write(LEASE, mark.raw())?;
+                    remote.write(LEASE, record.raw())?;
                 }
                 _ => return Err(EBUSY),
             }
@@ -319,9 +319,9 @@ impl Nic {
     }
 
     /// Marks the device as free if this node still owns the lease word. May sleep.
-    fn set_free(&self, remote: &Remote, mark: Mark) -> Result {
-        self.still(remote, mark)?;
-        remote.set(LEASE, mark.with(State::Free).raw())
+    fn set_free(&self, remote: &Remote, record: LeaseRecord) -> Result {
+        self.still(remote, record)?;
+        remote.set(LEASE, record.with(State::Free).raw())
     }
 
     /// Closes all intervals of a NIC without a host. May sleep.
@@ -329,11 +329,11 @@ impl Nic {
     /// # Errors
     ///
     /// `EXDEV`: the NIC has a host by now. `EBUSY`: the lease word is not this node's any more.
-    fn shut(&self, remote: &Remote, mark: Mark) -> Result {
-        if remote.read_all(host_signs())?.iter().any(|v| *v != 0) {
+    fn shut(&self, remote: &Remote, record: LeaseRecord) -> Result {
+        if remote.read_all(host_check())?.iter().any(|v| *v != 0) {
             return Err(EXDEV);
         }
-        self.still(remote, mark)?;
+        self.still(remote, record)?;
         remote.apply(close())
     }
 
@@ -347,31 +347,31 @@ impl Nic {
         let Ok(remote) = self.remote(node) else {
             return Ok(None);
         };
-        let Some(mark) = remote.read(LEASE).ok().and_then(Mark::parse) else {
+        let Some(record) = remote.read(LEASE).ok().and_then(LeaseRecord::parse) else {
             return Ok(None);
         };
-        if mark.state != State::Free {
-            return Ok(Some(Listed::Had(mark.state, mark.node)));
+        if record.state != State::Free {
+            return Ok(Some(Listed::Had(record.state, record.node)));
         }
         let _alone = self.accelerating.lock();
-        let mark = self.claim(&remote, Goal::Borrow)?;
-        let found = self.examine(&remote, mark).map(|(found, _)| found);
-        let free = self.set_free(&remote, mark);
-        free.inspect_err(|_| self.owe_word(&remote, mark))?;
+        let record = self.claim(&remote, Goal::Borrow)?;
+        let found = self.examine(&remote, record).map(|(found, _)| found);
+        let free = self.set_free(&remote, record);
+        free.inspect_err(|_| self.owe_word(&remote, record))?;
         Ok(Some(Listed::Device(device(&found?))))
     }
 
     /// Returns whether the NIC of a node is marked as an accelerator's. May sleep.
     pub(crate) fn is_accelerator(&self, node: NodeId) -> bool {
         let word = self.remote(node).and_then(|r| r.read(LEASE));
-        word.is_ok_and(|word| Mark::parse(word).is_some())
+        word.is_ok_and(|word| LeaseRecord::parse(word).is_some())
     }
 
     /// Closes all intervals and examines the device. The second value are the interval numbers that
     /// may be in use. May sleep.
-    fn examine(&self, remote: &Remote, mark: Mark) -> Result<(Found, u64)> {
-        let used = remote.read(NUMBERS)?;
-        self.shut(remote, mark)?;
+    fn examine(&self, remote: &Remote, record: LeaseRecord) -> Result<(Found, u64)> {
+        let used = remote.read(INTERVALS)?;
+        self.shut(remote, record)?;
         let found = remote.describe();
         self.counts.odd.add(u64::from(found.is_err()), Relaxed);
         Ok((found?, used))
@@ -396,8 +396,8 @@ impl Nic {
                 return Err(EMFILE);
             }
             let remote = self.remote(node)?;
-            let mark = self.claim(&remote, Goal::Borrow)?;
-            self.set_up(&remote, mark).inspect_err(|e| {
+            let record = self.claim(&remote, Goal::Borrow)?;
+            self.set_up(&remote, record).inspect_err(|e| {
                 pr_err!("node {}: cannot borrow its device: {:?}\n", node.0, e);
             })?
         };
@@ -421,14 +421,14 @@ impl Nic {
     pub(crate) fn enrol(&self, node: NodeId) -> Result {
         let _alone = self.accelerating.lock();
         let remote = self.remote(node)?;
-        if remote.read_all(host_signs())?.iter().any(|v| *v != 0) {
+        if remote.read_all(host_check())?.iter().any(|v| *v != 0) {
             return Err(EXDEV);
         }
-        let mark = self.claim(&remote, Goal::Enrol)?;
+        let record = self.claim(&remote, Goal::Enrol)?;
         let done = remote.apply(close());
-        let done = done.and_then(|()| remote.set(NUMBERS, 0));
-        let done = done.and_then(|()| self.set_free(&remote, mark));
-        done.inspect_err(|_| self.owe_word(&remote, mark))
+        let done = done.and_then(|()| remote.set(INTERVALS, 0));
+        let done = done.and_then(|()| self.set_free(&remote, record));
+        done.inspect_err(|_| self.owe_word(&remote, record))
     }
 
     /// Frees a device that another node has borrowed, and closes all intervals from and to it.
@@ -445,25 +445,25 @@ impl Nic {
         if self.accelerators()?.iter().any(|(l, _)| l.lender == node) {
             return Err(EBUSY);
         }
-        let mark = self.claim(&remote, Goal::Reclaim { free: down })?;
-        let done = self.close_and_reset(&remote, mark, down);
-        let done = done.and_then(|()| self.set_free(&remote, mark));
-        done.inspect_err(|_| self.owe_word(&remote, mark))
+        let record = self.claim(&remote, Goal::Reclaim { free: down })?;
+        let done = self.close_and_reset(&remote, record, down);
+        let done = done.and_then(|()| self.set_free(&remote, record));
+        done.inspect_err(|_| self.owe_word(&remote, record))
     }
 
-    fn close_and_reset(&self, remote: &Remote, mark: Mark, down: bool) -> Result {
-        self.shut(remote, mark)?;
+    fn close_and_reset(&self, remote: &Remote, record: LeaseRecord, down: bool) -> Result {
+        self.shut(remote, record)?;
         let reset = remote.describe().and_then(|found| {
-            self.still(remote, mark)?;
+            self.still(remote, record)?;
             remote.reset(&found.reset)
         });
         if reset.is_err() {
             // The next borrower resets the device, or cannot borrow it.
             pr_warn!("node {}: its device could not be reset\n", remote.node.0);
         }
-        self.still(remote, mark)?;
+        self.still(remote, record)?;
         if down {
-            remote.set(NUMBERS, 0)?;
+            remote.set(INTERVALS, 0)?;
         }
         Ok(())
     }

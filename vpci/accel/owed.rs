@@ -15,7 +15,7 @@ use kernel::{
 };
 use protocol::{pci::accel::Goal, Time};
 use wire::{
-    accel::{Mark, State, LEASE},
+    accel::{LeaseRecord, State, LEASE},
     regs::smfu::{self, IntervalControl},
 };
 
@@ -28,7 +28,7 @@ const PAUSE: Delta = Delta::from_millis(50);
 #[derive(Clone)]
 pub(crate) struct Owed {
     remote: Remote,
-    mark: Mark,
+    record: LeaseRecord,
     /// Numbers of this node's windows, which the accelerator's NIC has recorded as used.
     bars: u64,
     /// Set if that record still exists, because the NIC was not reset. Otherwise other nodes may
@@ -59,7 +59,7 @@ impl Nic {
     pub(super) fn owe(
         &self,
         remote: &Remote,
-        mark: Mark,
+        record: LeaseRecord,
         bars: u64,
         targets: u64,
         closed: bool,
@@ -69,7 +69,7 @@ impl Nic {
         let (ask, hold) = (conf::limits().retry, conf::limits().in_flight_max);
         let owed = Owed {
             remote: remote.clone(),
-            mark,
+            record,
             bars,
             noted,
             targets,
@@ -86,12 +86,12 @@ impl Nic {
 
     /// Adds the clean-up of a lease word that may name this node although it has no lease. May
     /// sleep.
-    pub(super) fn owe_word(&self, remote: &Remote, mark: Mark) {
+    pub(super) fn owe_word(&self, remote: &Remote, record: LeaseRecord) {
         pr_warn!(
             "node {}: release of its lease word postponed\n",
             remote.node.0
         );
-        self.owe(remote, mark, 0, 0, false, false);
+        self.owe(remote, record, 0, 0, false, false);
     }
 
     /// Ends leases of lost devices and continues outstanding clean-ups. Runs in work item 4. May
@@ -154,8 +154,9 @@ impl Nic {
             return;
         };
         let hold = conf::limits().in_flight_max;
-        let seen = Mark::parse(word);
-        let own = seen.filter(|seen| (seen.node, seen.nonce) == (owed.mark.node, owed.mark.nonce));
+        let seen = LeaseRecord::parse(word);
+        let own =
+            seen.filter(|seen| (seen.node, seen.nonce) == (owed.record.node, owed.record.nonce));
         match (own, seen) {
             // The accelerator was unreachable when the lease ended.
             (Some(own), _) if own.state != State::Free => {
@@ -190,7 +191,7 @@ impl Nic {
     /// this node. Closes intervals that do, even if another node has the device, because only this
     /// node opens intervals to itself.
     fn leads_here(&self, owed: &Owed) -> Option<bool> {
-        let to = IntervalControl::to_node(owed.mark.node).raw();
+        let to = IntervalControl::to_node(owed.record.node).raw();
         let mut left = owed.targets;
         let mut leads = false;
         while left != 0 {
@@ -210,12 +211,12 @@ impl Nic {
 
     /// Removes the record of this node's windows, which are closed, from the NIC of a free device.
     fn forget_bars(&self, owed: &mut Owed) {
-        let Ok(mark) = self.claim(&owed.remote, Goal::Borrow) else {
+        let Ok(record) = self.claim(&owed.remote, Goal::Borrow) else {
             return;
         };
-        match self.give_back(&owed.remote, mark, owed.bars) {
+        match self.give_back(&owed.remote, record, owed.bars) {
             Ok(()) => owed.bars = 0,
-            Err(_) => self.owe_word(&owed.remote, mark),
+            Err(_) => self.owe_word(&owed.remote, record),
         }
     }
 

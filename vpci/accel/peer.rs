@@ -15,7 +15,7 @@ use kernel::{
 };
 use kernel_ext::pci_host::PeerBar;
 use protocol::pci::accel::{Peer, Slot};
-use wire::{accel::NUMBERS, ids::NodeId};
+use wire::{accel::INTERVALS, ids::NodeId};
 
 /// Lease of a device behind a NIC without a host.
 struct End {
@@ -89,21 +89,27 @@ impl Nic {
             let taken = |slot: &Slot| peers.iter().flatten().any(|p| p.slot() == *slot);
             Slot::ALL.into_iter().find(|s| !taken(s)).ok_or(ENOSPC)?
         };
-        let used = there.remote.read(NUMBERS)?;
+        let used = there.remote.read(INTERVALS)?;
         self.has(here)?;
         self.has(there)?;
         let free = !(here.ways() | used);
-        let home = |bar| there.plan.address(bar);
-        let peer = Peer::new(slot, there.remote.node, &there.found.bars, home, free);
+        let target_addr = |bar| there.plan.address(bar);
+        let peer = Peer::new(
+            slot,
+            there.remote.node,
+            &there.found.bars,
+            target_addr,
+            free,
+        );
         let peer = peer.map_err(planned)?;
         let pool = of.lease.pool().ok_or(ENODEV)?;
         // Reserved at the other NIC from now on.
-        there.remote.set(NUMBERS, used | peer.numbers())?;
+        there.remote.set(INTERVALS, used | peer.numbers())?;
         if let Some(place) = here.peers.lock().iter_mut().find(|p| p.is_none()) {
             *place = Some(peer);
         }
-        let opened = there.remote.apply(peer.targets());
-        let opened = opened.and_then(|()| here.remote.apply(peer.ways()));
+        let opened = there.remote.apply(peer.open_targets());
+        let opened = opened.and_then(|()| here.remote.apply(peer.open_windows()));
         let opened = opened.and_then(|()| {
             (0..there.found.bars.len()).try_for_each(|bar| match bar_of(&peer, &to.lease, bar) {
                 Some(bar) => pool.add_peer(bar),
@@ -148,8 +154,8 @@ impl Nic {
         if accelerator.lost.load(Relaxed) {
             return Err(ENODEV);
         }
-        let mark = accelerator.watch.lock().mark();
-        self.still(&accelerator.remote, mark)
+        let record = accelerator.watch.lock().record();
+        self.still(&accelerator.remote, record)
     }
 
     /// Ends the access from one device to another, if it exists. A lost NIC is not written to.
@@ -168,14 +174,14 @@ impl Nic {
         }
         let closed = self
             .has(here)
-            .and_then(|()| here.remote.apply(peer.no_ways()));
+            .and_then(|()| here.remote.apply(peer.close_windows()));
         let shut = self
             .has(there)
-            .and_then(|()| there.remote.apply(peer.no_targets()));
+            .and_then(|()| there.remote.apply(peer.close_targets()));
         let free = || {
             closed.and(shut)?;
-            let used = there.remote.read(NUMBERS)?;
-            there.remote.set(NUMBERS, used & !peer.numbers())
+            let used = there.remote.read(INTERVALS)?;
+            there.remote.set(INTERVALS, used & !peer.numbers())
         };
         if free().is_err() {
             pr_warn!(
@@ -191,10 +197,10 @@ impl Nic {
 
 /// Describes a BAR by its addresses for this node's CPUs and for the other device.
 fn bar_of(peer: &Peer, to: &Lease, bar: usize) -> Option<PeerBar> {
-    let part = peer.part(bar)?;
+    let peer_bar = peer.bar(bar)?;
     Some(PeerBar {
         cpu: to.window(bar)?,
-        bytes: part.bytes,
-        bus: part.at,
+        bytes: peer_bar.bytes,
+        bus: peer_bar.at,
     })
 }

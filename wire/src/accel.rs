@@ -13,7 +13,7 @@ use crate::regs::info;
 pub const LEASE: RegOffset = info::scratchpad(4);
 /// Scratchpad 5: bit mask of SMFU interval numbers for which a node may have windows; bit *n* is
 /// number *n*.
-pub const NUMBERS: RegOffset = info::scratchpad(5);
+pub const INTERVALS: RegOffset = info::scratchpad(5);
 /// Constant that distinguishes a valid lease word from the register's value after a reset.
 pub const MAGIC: u16 = 0xACC;
 
@@ -67,7 +67,7 @@ impl State {
 
 /// Contents of a valid lease word.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Mark {
+pub struct LeaseRecord {
     /// State of the lease.
     pub state: State,
     /// Node that wrote the word.
@@ -76,7 +76,7 @@ pub struct Mark {
     pub nonce: u32,
 }
 
-impl Mark {
+impl LeaseRecord {
     /// Decodes a register value. Returns `None` if the NIC belongs to no accelerator or has been
     /// reset.
     #[must_use]

@@ -34,10 +34,10 @@ const GRANT: Grant = Grant {
     borrower: Incarnation(0x3333),
 };
 
-fn bar(log2: u8, wide: bool, prefetchable: bool) -> Option<Bar> {
+fn bar(log2: u8, is_64bit: bool, prefetchable: bool) -> Option<Bar> {
     Some(Bar {
         log2,
-        wide,
+        is_64bit,
         prefetchable,
     })
 }

@@ -45,7 +45,7 @@ pub fn borrower(limits: &Limits, random: u64) -> Borrower<Heap> {
 pub fn device() -> Device {
     let bar = Bar {
         log2: 14,
-        wide: true,
+        is_64bit: true,
         prefetchable: false,
     };
     Device {

@@ -40,7 +40,7 @@ impl Function {
         for bar in bars.iter_mut().step_by(2).take(rng.random_range(1..=3)) {
             *bar = Some(Bar {
                 log2: 14,
-                wide: true,
+                is_64bit: true,
                 prefetchable: false,
             });
         }

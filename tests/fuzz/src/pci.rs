@@ -61,7 +61,7 @@ pub fn fuzz_pci_config(data: &[u8]) {
     }
     let bar = Bar {
         log2: 14,
-        wide: true,
+        is_64bit: true,
         prefetchable: false,
     };
     let bars = [Some(bar), None, None, None, None, None];
@@ -78,11 +78,11 @@ pub fn fuzz_pci_config(data: &[u8]) {
         let _ = filter.read(&layout, register);
         if let Verdict::Write(write) = filter.write(&layout, register, value) {
             assert!(!(0x10..0x28).contains(&register.dword()) && register.dword() != 0x30);
-            let place = Filter::place(register);
-            assert_eq!(place.dword(), register.dword());
-            assert_eq!((write.value | write.keep) & !place.ones(), 0);
+            let accessed = Filter::accessed_register(register);
+            assert_eq!(accessed.dword(), register.dword());
+            assert_eq!((write.value | write.keep) & !accessed.ones(), 0);
             assert_eq!(write.value & write.keep, 0);
-            filter.made(&layout, place);
+            filter.executed(&layout, accessed);
         }
     }
 }
@@ -95,7 +95,7 @@ pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
     let register = Register::new(4, 2).expect("a register");
     let bar = Bar {
         log2: 14,
-        wide: true,
+        is_64bit: true,
         prefetchable: false,
     };
     let device = Device {

@@ -147,23 +147,23 @@ impl fmt::Display for ParseError {
 }
 
 /// Maximum number of quadwords.
-const MOST: usize = 8;
+const WORDS_MAX: usize = 8;
 
 /// Quadwords of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Words {
-    words: [u64; MOST],
+    words: [u64; WORDS_MAX],
     count: u8,
 }
 
 impl Words {
     fn new(head: HeadWord, sender: Incarnation, rest: &[u64]) -> Self {
-        let mut words = [0; MOST];
+        let mut words = [0; WORDS_MAX];
         let all = [head.raw(), sender.0];
         let all = all.iter().chain(rest);
         let mut count = 0;
-        for (place, word) in words.iter_mut().zip(all) {
-            *place = *word;
+        for (to, word) in words.iter_mut().zip(all) {
+            *to = *word;
             count += 1;
         }
         Self { words, count }

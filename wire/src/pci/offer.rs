@@ -12,17 +12,17 @@ pub const BARS: usize = 6;
 /// Memory BAR. (BARs of I/O ports and expansion ROMs are not lent.)
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Bar {
-    /// Size in bytes as a power of two, 4…[`Bar::LOG2_MOST`].
+    /// Size in bytes as a power of two, 4…[`Bar::LOG2_MAX`].
     pub log2: u8,
     /// True for a 64-bit BAR, which takes two slots.
-    pub wide: bool,
+    pub is_64bit: bool,
     /// True if reads have no side effects.
     pub prefetchable: bool,
 }
 
 impl Bar {
     /// Maximum size as a power of two.
-    pub const LOG2_MOST: u8 = 47;
+    pub const LOG2_MAX: u8 = 47;
 
     /// Returns the size in bytes.
     #[must_use]
@@ -44,7 +44,7 @@ impl Bar {
     const fn code(bar: Option<Self>) -> u8 {
         match bar {
             Some(bar) => {
-                (bar.log2 & 63) | ((bar.wide as u8) << 6) | ((bar.prefetchable as u8) << 7)
+                (bar.log2 & 63) | ((bar.is_64bit as u8) << 6) | ((bar.prefetchable as u8) << 7)
             }
             None => 0,
         }
@@ -56,11 +56,11 @@ impl Bar {
         }
         let bar = Self {
             log2: code & 63,
-            wide: code & 64 != 0,
+            is_64bit: code & 64 != 0,
             prefetchable: code & 128 != 0,
         };
-        let most = if bar.wide { Self::LOG2_MOST } else { 31 };
-        if !(4..=most).contains(&bar.log2) {
+        let max = if bar.is_64bit { Self::LOG2_MAX } else { 31 };
+        if !(4..=max).contains(&bar.log2) {
             return Err(Rejected::new(Reject::Field, code.into()));
         }
         Ok(Some(bar))
@@ -69,7 +69,7 @@ impl Bar {
 
 bits! {
     /// Vendor and model of a device.
-    pub struct MakerWord {
+    pub struct VendorWord {
         /// Vendor ID.
         vendor / with_vendor: u16 [15:0];
         /// Device ID.
@@ -207,15 +207,15 @@ impl Device {
         let mut halves = self.bars.iter().zip(behind);
         let last = self.bars.last().copied().flatten();
         self.bars.iter().any(Option::is_some)
-            && last.is_none_or(|bar| !bar.wide)
-            && halves.all(|(bar, next)| !bar.is_some_and(|b| b.wide) || next.is_none())
+            && last.is_none_or(|bar| !bar.is_64bit)
+            && halves.all(|(bar, next)| !bar.is_some_and(|b| b.is_64bit) || next.is_none())
     }
 
     pub(super) fn words(&self) -> [u64; 5] {
         let named = NamedWord(0)
             .with_handle(self.handle)
             .with_generation(self.generation);
-        let maker = MakerWord(0)
+        let vendor = VendorWord(0)
             .with_vendor(self.identity.vendor)
             .with_device(self.identity.device)
             .with_subsystem_vendor(self.identity.subsystem_vendor)
@@ -234,7 +234,7 @@ impl Device {
         let bars = BarsWord(0).with_bars(bars).with_node(self.state.node());
         [
             named.raw(),
-            maker.raw(),
+            vendor.raw(),
             class.raw(),
             domain.raw(),
             bars.raw(),
@@ -242,7 +242,7 @@ impl Device {
     }
 
     pub(super) fn parse(code: u8, word: impl Fn(usize) -> u64) -> Result<Self, Rejected> {
-        let (named, maker) = (NamedWord(word(2)), MakerWord(word(3)));
+        let (named, vendor) = (NamedWord(word(2)), VendorWord(word(3)));
         let (class, domain, last) = (ClassWord(word(4)), DomainWord(word(5)), BarsWord(word(6)));
         let state = match code {
             0 => DeviceState::Free,
@@ -265,10 +265,10 @@ impl Device {
             handle: named.handle(),
             generation: named.generation(),
             identity: Identity {
-                vendor: maker.vendor(),
-                device: maker.device(),
-                subsystem_vendor: maker.subsystem_vendor(),
-                subsystem: maker.subsystem(),
+                vendor: vendor.vendor(),
+                device: vendor.device(),
+                subsystem_vendor: vendor.subsystem_vendor(),
+                subsystem: vendor.subsystem(),
                 class: class.class(),
                 revision: class.revision(),
             },

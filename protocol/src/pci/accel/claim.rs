@@ -7,18 +7,18 @@
 //! 1. Read the word. For [`Goal::Borrow`] it must be free.
 //! 2. Write a claim, which contains a random number, and read it back.
 //! 3. Wait until each node that read the same word in its step 1 has written its claim
-//!    ([`Times::settle`]; for the other goals [`Times::taken`]).
+//!    ([`Times::claim_wait`]; for the other goals [`Times::take_wait`]).
 //! 4. If the claim is still there, write the final word and read it back.
 //!
 //! A node that takes longer than [`Times::window`] from reading to writing may have overwritten the
-//! word of an owner. The node waits [`Times::late`] longer, so that the owner can write its word
-//! again. All of this needs an upper bound on the time that a register access is in flight.
+//! word of an owner. The node waits [`Times::late_wait`] longer, so that the owner can write its
+//! word again. All of this needs an upper bound on the time that a register access is in flight.
 //!
 //! The driver executes what [`Claim::next`] returns and reports it by `read`, `written` or
-//! `waited`, until `next` returns [`Want::Over`].
+//! `waited`, until `next` returns [`ClaimStep::Finished`].
 
 use crate::Time;
-use wire::accel::{Mark, State};
+use wire::accel::{LeaseRecord, State};
 use wire::ids::NodeId;
 
 /// Waiting times of a claim, in ticks.
@@ -28,13 +28,13 @@ pub struct Times {
     pub window: u64,
     /// Time for which a claim must remain unchanged. Longer than `window` and than an access is in
     /// flight.
-    pub settle: u64,
-    /// Like `settle`, for [`Goal::Reclaim`] and [`Goal::Enrol`]. Longer than the time between two
-    /// checks of an owner, which stops using the device's registers when it finds the claim.
-    pub taken: u64,
+    pub claim_wait: u64,
+    /// Like `claim_wait`, for [`Goal::Reclaim`] and [`Goal::Enrol`]. Longer than the time between
+    /// two checks of an owner, which stops using the device's registers when it finds the claim.
+    pub take_wait: u64,
     /// Additional waiting time of a node that was later than `window`. Longer than the time after
     /// which an owner that cannot read its word gives the device up.
-    pub late: u64,
+    pub late_wait: u64,
 }
 
 /// Purpose for which the word is acquired.
@@ -53,7 +53,7 @@ pub enum Goal {
 
 /// Next operation of the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Want {
+pub enum ClaimStep {
     /// Read the word, then call [`Claim::read`].
     Read,
     /// Write this word, then call [`Claim::written`].
@@ -61,7 +61,7 @@ pub enum Want {
     /// Wait until this time, then call [`Claim::waited`].
     Wait(Time),
     /// The claim is finished, with the acquired word or an error.
-    Over(Result<Mark, Unclaimed>),
+    Finished(Result<LeaseRecord, Unclaimed>),
 }
 
 /// Reason for which the word was not acquired.
@@ -79,23 +79,23 @@ pub enum Unclaimed {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    Look,
-    Mark(Time),
+    Read,
+    WriteClaim(Time),
     Confirm(Time),
-    Settle(Time),
+    Wait(Time),
     Check,
     Hold(Time),
     /// Time at which the word was read before it was written; `None` if a late node has waited.
     Held(Option<Time>),
     Again(Time),
-    Over(Result<Mark, Unclaimed>),
+    Finished(Result<LeaseRecord, Unclaimed>),
 }
 
 /// Acquisition of a lease word. Any context.
 #[derive(Clone, Debug)]
 pub struct Claim {
     goal: Goal,
-    claim: Mark,
+    claim: LeaseRecord,
     times: Times,
     step: Step,
 }
@@ -108,7 +108,7 @@ impl Claim {
             Goal::Borrow => State::Claimed,
             Goal::Reclaim { .. } | Goal::Enrol => State::Taken,
         };
-        let claim = Mark {
+        let claim = LeaseRecord {
             state,
             node: me,
             nonce,
@@ -117,12 +117,12 @@ impl Claim {
             goal,
             claim,
             times,
-            step: Step::Look,
+            step: Step::Read,
         }
     }
 
     /// Returns the word after a successful claim.
-    const fn held(&self) -> Mark {
+    const fn held(&self) -> LeaseRecord {
         match self.goal {
             Goal::Borrow => self.claim.with(State::Lent),
             Goal::Reclaim { .. } | Goal::Enrol => self.claim,
@@ -131,27 +131,27 @@ impl Claim {
 
     /// Returns the next operation.
     #[must_use]
-    pub const fn next(&self) -> Want {
+    pub const fn next(&self) -> ClaimStep {
         match self.step {
-            Step::Look | Step::Confirm(_) | Step::Check | Step::Held(_) => Want::Read,
-            Step::Mark(_) => Want::Write(self.claim.raw()),
-            Step::Settle(until) | Step::Again(until) => Want::Wait(until),
-            Step::Hold(_) => Want::Write(self.held().raw()),
-            Step::Over(how) => Want::Over(how),
+            Step::Read | Step::Confirm(_) | Step::Check | Step::Held(_) => ClaimStep::Read,
+            Step::WriteClaim(_) => ClaimStep::Write(self.claim.raw()),
+            Step::Wait(until) | Step::Again(until) => ClaimStep::Wait(until),
+            Step::Hold(_) => ClaimStep::Write(self.held().raw()),
+            Step::Finished(how) => ClaimStep::Finished(how),
         }
     }
 
     /// Checks that the goal may be pursued, given the word that was read.
-    const fn may_claim(&self, seen: Option<Mark>) -> Result<(), Unclaimed> {
+    const fn may_claim(&self, seen: Option<LeaseRecord>) -> Result<(), Unclaimed> {
         match (self.goal, seen) {
             (Goal::Enrol, None) => Ok(()),
             (Goal::Enrol, Some(_)) => Err(Unclaimed::Known),
             (_, None) => Err(Unclaimed::Unknown),
-            (Goal::Borrow, Some(mark)) => match mark.state {
+            (Goal::Borrow, Some(record)) => match record.state {
                 State::Free => Ok(()),
-                state => Err(Unclaimed::Taken(state, mark.node)),
+                state => Err(Unclaimed::Taken(state, record.node)),
             },
-            (Goal::Reclaim { free }, Some(mark)) => match mark.state {
+            (Goal::Reclaim { free }, Some(record)) => match record.state {
                 State::Free if !free => Err(Unclaimed::Free),
                 _ => Ok(()),
             },
@@ -160,39 +160,39 @@ impl Claim {
 
     /// Returns the claim as it is written to the word. The final word may have another state.
     #[must_use]
-    pub const fn mark(&self) -> Mark {
+    pub const fn record(&self) -> LeaseRecord {
         self.claim
     }
 
     /// Reports the word that was read. The read request was sent at `sent`.
     pub fn read(&mut self, sent: Time, now: Time, word: u64) {
-        let seen = Mark::parse(word);
+        let seen = LeaseRecord::parse(word);
         let lost = Unclaimed::from_seen(seen);
         self.step = match self.step {
-            Step::Look => match self.may_claim(seen) {
-                Ok(()) => Step::Mark(sent),
-                Err(why) => Step::Over(Err(why)),
+            Step::Read => match self.may_claim(seen) {
+                Ok(()) => Step::WriteClaim(sent),
+                Err(why) => Step::Finished(Err(why)),
             },
-            Step::Confirm(looked) if seen == Some(self.claim) => {
-                let settle = match self.goal {
-                    Goal::Reclaim { .. } | Goal::Enrol => self.times.taken,
-                    Goal::Borrow => self.times.settle,
+            Step::Confirm(read_at) if seen == Some(self.claim) => {
+                let wait = match self.goal {
+                    Goal::Reclaim { .. } | Goal::Enrol => self.times.take_wait,
+                    Goal::Borrow => self.times.claim_wait,
                 };
-                let wait = match self.is_late(looked, now) {
-                    true => self.times.late.saturating_add(settle),
-                    false => settle,
+                let wait = match self.is_late(read_at, now) {
+                    true => self.times.late_wait.saturating_add(wait),
+                    false => wait,
                 };
-                Step::Settle(Time(now.0.saturating_add(wait)))
+                Step::Wait(Time(now.0.saturating_add(wait)))
             }
             Step::Check if seen == Some(self.claim) => Step::Hold(sent),
-            Step::Held(looked) if seen == Some(self.held()) => match looked {
+            Step::Held(read_at) if seen == Some(self.held()) => match read_at {
                 // The write may have replaced the word of a new owner.
-                Some(looked) if self.is_late(looked, now) => {
-                    Step::Again(Time(now.0.saturating_add(self.times.late)))
+                Some(read_at) if self.is_late(read_at, now) => {
+                    Step::Again(Time(now.0.saturating_add(self.times.late_wait)))
                 }
-                _ => Step::Over(Ok(self.held())),
+                _ => Step::Finished(Ok(self.held())),
             },
-            Step::Confirm(_) | Step::Check | Step::Held(_) => Step::Over(Err(lost)),
+            Step::Confirm(_) | Step::Check | Step::Held(_) => Step::Finished(Err(lost)),
             other => other,
         };
     }
@@ -200,8 +200,8 @@ impl Claim {
     /// Reports that the word was written. May also be called just before the write.
     pub fn written(&mut self) {
         self.step = match self.step {
-            Step::Mark(looked) => Step::Confirm(looked),
-            Step::Hold(looked) => Step::Held(Some(looked)),
+            Step::WriteClaim(read_at) => Step::Confirm(read_at),
+            Step::Hold(read_at) => Step::Held(Some(read_at)),
             other => other,
         };
     }
@@ -209,23 +209,23 @@ impl Claim {
     /// Reports that the waiting time has passed.
     pub fn waited(&mut self, now: Time) {
         self.step = match self.step {
-            Step::Settle(until) if now >= until => Step::Check,
+            Step::Wait(until) if now >= until => Step::Check,
             Step::Again(until) if now >= until => Step::Held(None),
             other => other,
         };
     }
 
     /// Returns true if the time from reading the word to having written it exceeds `window`.
-    const fn is_late(&self, looked: Time, now: Time) -> bool {
-        now.since(looked) > self.times.window
+    const fn is_late(&self, read_at: Time, now: Time) -> bool {
+        now.since(read_at) > self.times.window
     }
 }
 
 impl Unclaimed {
-    const fn from_seen(seen: Option<Mark>) -> Self {
+    const fn from_seen(seen: Option<LeaseRecord>) -> Self {
         match seen {
             None => Unclaimed::Unknown,
-            Some(mark) => Unclaimed::Taken(mark.state, mark.node),
+            Some(record) => Unclaimed::Taken(record.state, record.node),
         }
     }
 }

@@ -78,7 +78,7 @@ const ADVANCED_CAN: u32 = 1 << 25;
 /// Advanced Features, control: starts a function level reset.
 const ADVANCED_RESET: u32 = 1;
 /// Maximum log2 of the size of a 32-bit BAR.
-const NARROW_MOST: u32 = 31;
+const NARROW_MAX: u32 = 31;
 
 fn dword(cycles: &mut impl Cycles, offset: u16) -> Option<u32> {
     cycles.read(Register::new(offset, 4)?)
@@ -109,10 +109,14 @@ pub fn describe(cycles: &mut impl Cycles) -> Result<Found, FunctionError> {
     let mut i = 0;
     while i < BARS {
         let bar = bar(cycles, i)?;
-        if let Some(place) = bars.get_mut(i) {
-            *place = bar.filter(|b| b.log2 != 0);
+        if let Some(slot) = bars.get_mut(i) {
+            *slot = bar.filter(|b| b.log2 != 0);
         }
-        i += if bar.is_some_and(|b| b.wide) { 2 } else { 1 };
+        i += if bar.is_some_and(|b| b.is_64bit) {
+            2
+        } else {
+            1
+        };
     }
     if bars.iter().flatten().next().is_none() {
         return Err(FunctionError::NoBars);
@@ -176,12 +180,12 @@ fn bar(cycles: &mut impl Cycles, i: usize) -> Result<Option<Bar>, FunctionError>
     if low == 0 || low & 1 != 0 && low != u32::MAX {
         return Ok(None);
     }
-    let wide = match (low >> 1) & 3 {
+    let is_64bit = match (low >> 1) & 3 {
         0 => false,
         2 => true,
         _ => return Err(odd),
     };
-    let high = match wide {
+    let high = match is_64bit {
         true if i + 1 < BARS => size(cycles, i + 1)?,
         true => return Err(odd),
         false => u32::MAX,
@@ -189,18 +193,18 @@ fn bar(cycles: &mut impl Cycles, i: usize) -> Result<Option<Bar>, FunctionError>
     let mask = (u64::from(high) << 32) | u64::from(low & !0xF);
     let prefetchable = low & 8 != 0;
     let log2 = mask.trailing_zeros();
-    let most = if wide {
-        Bar::LOG2_MOST.into()
+    let max = if is_64bit {
+        Bar::LOG2_MAX.into()
     } else {
-        NARROW_MOST
+        NARROW_MAX
     };
     let whole = mask != 0 && mask.leading_ones() + log2 == 64;
-    if !whole || log2 > most {
+    if !whole || log2 > max {
         return Err(odd);
     }
     Ok(Some(Bar {
         log2: log2 as u8,
-        wide,
+        is_64bit,
         prefetchable,
     }))
 }

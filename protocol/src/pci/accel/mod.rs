@@ -11,21 +11,21 @@
 //!   registers to be written in order.
 //! * [`Peer`] lists the registers that connect the device to another accelerator.
 //! * [`describe`] reads identity, capabilities and BARs of the function.
-//! * [`Front`] decides how an access of the borrower's kernel to the function is executed.
+//! * [`AccessFilter`] decides how an access of the borrower's kernel to the function is executed.
 //!
 //! All of them are free of I/O, locks and clocks, and never wait. The driver executes the
 //! operations that they return.
 
+mod access_filter;
 mod claim;
-mod front;
 mod function;
 mod peer;
 mod plan;
 mod watch;
 
-pub use claim::{Claim, Goal, Times, Unclaimed, Want};
-pub use front::{Access, Front};
+pub use access_filter::{Access, AccessFilter};
+pub use claim::{Claim, ClaimStep, Goal, Times, Unclaimed};
 pub use function::{describe, Cycles, Found, FunctionError, ResetBy};
-pub use peer::{Part, Peer, PeerSettings, Slot, PEERS};
-pub use plan::{close, host_signs, Plan, PlanError, Setting, Settings, DMA_BASE, DMA_MOST};
-pub use watch::{Gone, Sight, Watch};
+pub use peer::{Peer, PeerBar, PeerSettings, Slot, PEERS};
+pub use plan::{close, host_check, Plan, PlanError, Setting, Settings, DMA_BASE, DMA_MAX};
+pub use watch::{CheckResult, LossReason, Watch};

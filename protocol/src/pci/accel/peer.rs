@@ -9,7 +9,7 @@
 //! Each slot has its own HTAX intervals. Addresses outside of the BARs therefore reach nothing, and
 //! each slot can be closed alone.
 
-use super::plan::{mapped, way, PlanError, Setting};
+use super::plan::{htax_setting, smfu_setting, PlanError, Setting};
 use wire::htax::control;
 use wire::ids::NodeId;
 use wire::pci::{Bar, BARS};
@@ -20,7 +20,7 @@ use wire::smfu::UNMAPPED_BASE;
 /// own BARs.
 pub const PEERS: u64 = 0x4000_0000;
 /// Size of a slot in bytes.
-const ROOM: u64 = 0x2000_0000;
+const SLOT_BYTES: u64 = 0x2000_0000;
 /// HTAX intervals of each slot for stores and for loads. They lead to units that a NIC without a
 /// host does not need (HW §5).
 const INTERVALS: [(u32, u32); Slot::ALL.len()] = [(0, 1), (2, 5)];
@@ -50,14 +50,14 @@ impl Slot {
     pub const fn base(self) -> u64 {
         match self {
             Self::First => PEERS,
-            Self::Second => PEERS + ROOM,
+            Self::Second => PEERS + SLOT_BYTES,
         }
     }
 }
 
 /// A BAR of the other device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Part {
+pub struct PeerBar {
     /// Number of the interval at both NICs.
     pub number: u8,
     /// Address on the bus of the device that reaches the BAR.
@@ -65,7 +65,7 @@ pub struct Part {
     /// Size in bytes, a multiple of the page size.
     pub bytes: u64,
     /// Address on the BAR's own bus.
-    home: u64,
+    target_addr: u64,
 }
 
 /// Path to one other device.
@@ -73,13 +73,13 @@ pub struct Part {
 pub struct Peer {
     slot: Slot,
     to: NodeId,
-    parts: [Option<Part>; BARS],
+    peer_bars: [Option<PeerBar>; BARS],
 }
 
 impl Peer {
-    /// Plans the path to the device at node `to`. `home` returns the address of each BAR on its own
-    /// bus. `free` is the set of interval numbers that are unused at the NICs of both devices, see
-    /// [`wire::accel::NUMBERS`].
+    /// Plans the path to the device at node `to`. `target_addr` returns the address of each BAR on
+    /// its own bus. `free` is the set of interval numbers that are unused at the NICs of both
+    /// devices, see [`wire::accel::INTERVALS`].
     ///
     /// # Errors
     ///
@@ -88,28 +88,32 @@ impl Peer {
         slot: Slot,
         to: NodeId,
         bars: &[Option<Bar>; BARS],
-        home: impl Fn(usize) -> Option<u64>,
+        target_addr: impl Fn(usize) -> Option<u64>,
         free: u64,
     ) -> Result<Self, PlanError> {
         // Interval 0 leads to the register file; 63 is never used.
         let mut free = free & !(1 | (1 << 63));
-        let (mut next, end) = (slot.base(), slot.base() + ROOM);
-        let mut parts = [None; BARS];
-        for (i, (part, bar)) in parts.iter_mut().zip(bars).enumerate() {
-            let (Some(bar), Some(home)) = (bar, home(i)) else {
+        let (mut next, end) = (slot.base(), slot.base() + SLOT_BYTES);
+        let mut peer_bars = [None; BARS];
+        for (i, (peer_bar, bar)) in peer_bars.iter_mut().zip(bars).enumerate() {
+            let (Some(bar), Some(target_addr)) = (bar, target_addr(i)) else {
                 continue;
             };
             let bytes = bar.window();
             let behind = next.checked_add(bytes).filter(|n| *n <= end);
-            *part = Some(Part {
-                number: super::plan::take(&mut free).ok_or(PlanError::NoInterval)?,
+            *peer_bar = Some(PeerBar {
+                number: super::plan::pop_highest(&mut free).ok_or(PlanError::NoInterval)?,
                 at: next,
                 bytes,
-                home,
+                target_addr,
             });
             next = behind.ok_or(PlanError::NoRoom(i))?;
         }
-        Ok(Self { slot, to, parts })
+        Ok(Self {
+            slot,
+            to,
+            peer_bars,
+        })
     }
 
     /// Returns the slot.
@@ -126,45 +130,45 @@ impl Peer {
 
     /// Returns interval and addresses of a BAR of the other device.
     #[must_use]
-    pub fn part(&self, bar: usize) -> Option<&Part> {
-        self.parts.get(bar)?.as_ref()
+    pub fn bar(&self, bar: usize) -> Option<&PeerBar> {
+        self.peer_bars.get(bar)?.as_ref()
     }
 
     /// Returns the set of interval numbers.
     #[must_use]
     pub fn numbers(&self) -> u64 {
-        let all = self.parts.iter().flatten();
-        all.fold(0, |set, part| set | (1 << part.number))
+        let all = self.peer_bars.iter().flatten();
+        all.fold(0, |set, bar| set | (1 << bar.number))
     }
 
     fn bytes(&self) -> u64 {
-        self.parts.iter().flatten().map(|part| part.bytes).sum()
+        self.peer_bars.iter().flatten().map(|bar| bar.bytes).sum()
     }
 
     /// Returns the settings that open the targets at the other device's NIC. They come first when a
     /// path is opened.
     #[must_use]
-    pub const fn targets(&self) -> PeerSettings<'_> {
-        self.settings(Kind::Targets)
+    pub const fn open_targets(&self) -> PeerSettings<'_> {
+        self.settings(Kind::OpenTargets)
     }
 
     /// Returns the settings that close the targets at the other device's NIC. They come last when a
     /// path is closed.
     #[must_use]
-    pub const fn no_targets(&self) -> PeerSettings<'_> {
-        self.settings(Kind::NoTargets)
+    pub const fn close_targets(&self) -> PeerSettings<'_> {
+        self.settings(Kind::CloseTargets)
     }
 
     /// Returns the settings that open the windows at the device's NIC, in order.
     #[must_use]
-    pub const fn ways(&self) -> PeerSettings<'_> {
-        self.settings(Kind::Ways)
+    pub const fn open_windows(&self) -> PeerSettings<'_> {
+        self.settings(Kind::OpenWindows)
     }
 
     /// Returns the settings that close the windows at the device's NIC, in order.
     #[must_use]
-    pub const fn no_ways(&self) -> PeerSettings<'_> {
-        self.settings(Kind::NoWays)
+    pub const fn close_windows(&self) -> PeerSettings<'_> {
+        self.settings(Kind::CloseWindows)
     }
 
     const fn settings(&self, kind: Kind) -> PeerSettings<'_> {
@@ -177,55 +181,57 @@ impl Peer {
 
     /// Returns the setting of one step, if the step writes a register.
     fn setting(&self, kind: Kind, step: usize) -> Option<Setting> {
-        let part = |i: usize| self.parts.get(i)?.as_ref();
+        let bar = |i: usize| self.peer_bars.get(i)?.as_ref();
         let (posted, nonposted) = self.slot.intervals();
         let target = |i: usize, to: Option<u64>| {
-            let part = part(i)?;
-            let at = smfu::vpid_t_start_addr(part.number.into());
-            Some(Setting::new(at, to.unwrap_or(part.home)))
+            let bar = bar(i)?;
+            let at = smfu::vpid_t_start_addr(bar.number.into());
+            Some(Setting::new(at, to.unwrap_or(bar.target_addr)))
         };
         let unmapped = |i| Some(Setting::new(htax::intvl_control(i), 0));
-        let mapped = |which: usize, i, control| {
+        let mapping = |which: usize, i, control| {
             let start = self.slot.base();
-            Some(mapped(which as u32, i, start, self.bytes(), control))
+            Some(htax_setting(which as u32, i, start, self.bytes(), control))
         };
         match (kind, step) {
-            (Kind::Targets, i) => target(i, None),
-            (Kind::NoTargets, i) => target(i, Some(UNMAPPED_BASE.0)),
-            (Kind::Ways, 0..MAPS) => {
-                let p = part(step / 3)?;
+            (Kind::OpenTargets, i) => target(i, None),
+            (Kind::CloseTargets, i) => target(i, Some(UNMAPPED_BASE.0)),
+            (Kind::OpenWindows, 0..MAPS) => {
+                let p = bar(step / 3)?;
                 let which = (step % 3) as u32;
-                Some(way(which, p.number, p.at, p.bytes, self.to))
+                Some(smfu_setting(which, p.number, p.at, p.bytes, self.to))
             }
-            (Kind::Ways, i) if i < MAPS + 3 => mapped(i - MAPS, posted, control::SMFU_POSTED),
-            (Kind::Ways, i) => mapped(i - MAPS - 3, nonposted, control::SMFU_NONPOSTED),
-            (Kind::NoWays, 0) => unmapped(posted),
-            (Kind::NoWays, 1) => unmapped(nonposted),
-            (Kind::NoWays, i) => {
-                let p = part(i - 2)?;
+            (Kind::OpenWindows, i) if i < MAPS + 3 => {
+                mapping(i - MAPS, posted, control::SMFU_POSTED)
+            }
+            (Kind::OpenWindows, i) => mapping(i - MAPS - 3, nonposted, control::SMFU_NONPOSTED),
+            (Kind::CloseWindows, 0) => unmapped(posted),
+            (Kind::CloseWindows, 1) => unmapped(nonposted),
+            (Kind::CloseWindows, i) => {
+                let p = bar(i - 2)?;
                 Some(Setting::new(smfu::interval_control(p.number.into()), 0))
             }
         }
     }
 }
 
-/// Step of [`Kind::Ways`] at which the registers of the on-chip network begin.
+/// Step of [`Kind::OpenWindows`] at which the registers of the on-chip network begin.
 const MAPS: usize = 3 * BARS;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    Targets,
-    NoTargets,
-    Ways,
-    NoWays,
+    OpenTargets,
+    CloseTargets,
+    OpenWindows,
+    CloseWindows,
 }
 
 impl Kind {
     const fn steps(self) -> usize {
         match self {
-            Self::Targets | Self::NoTargets => BARS,
-            Self::Ways => MAPS + 6,
-            Self::NoWays => 2 + BARS,
+            Self::OpenTargets | Self::CloseTargets => BARS,
+            Self::OpenWindows => MAPS + 6,
+            Self::CloseWindows => 2 + BARS,
         }
     }
 }

@@ -23,7 +23,7 @@ use wire::smfu::{PAGE, UNMAPPED_BASE};
 /// Bus address of the first byte of DMA memory.
 pub const DMA_BASE: u64 = 0x1000_0000;
 /// Maximum DMA memory in bytes, a multiple of 4096.
-pub const DMA_MOST: u64 = 0x1000_0000;
+pub const DMA_MAX: u64 = 0x1000_0000;
 /// Address range of 32-bit BARs.
 const LOW: (u64, u64) = (0x8000_0000, 0xF000_0000);
 /// Address range of 64-bit BARs: above the addresses that mean interrupts (HW §6.2), and below the
@@ -93,7 +93,7 @@ impl Iterator for Settings<'_> {
             match step {
                 Step::Write(setting) => return Some(setting),
                 Step::Skip => {}
-                Step::Over => return None,
+                Step::End => return None,
             }
         }
     }
@@ -104,7 +104,7 @@ enum Step {
     Write(Setting),
     /// No register is written in this step.
     Skip,
-    Over,
+    End,
 }
 
 /// Returns the settings that close all paths from and to the device, in order: first the paths from
@@ -140,14 +140,14 @@ fn closing(step: u32) -> Step {
         },
         ORIGINS..TARGETS => Setting::new(smfu::interval_control(step - ORIGINS), 0),
         TARGETS..CLOSED => Setting::new(smfu::vpid_t_start_addr(step - TARGETS), UNMAPPED_BASE.0),
-        _ => return Step::Over,
+        _ => return Step::End,
     })
 }
 
 /// Returns registers that are all 0 unless a host's driver uses the NIC. Such a NIC is not an
 /// accelerator's.
 #[must_use]
-pub const fn host_signs() -> [RegOffset; 3] {
+pub const fn host_check() -> [RegOffset; 3] {
     [snq::EXECUTE, snq::QUEUE_BALT, snq::TRIGGER_ENABLE]
 }
 
@@ -158,7 +158,7 @@ pub enum PlanError {
     NoInterval,
     /// The address range has no space for this BAR.
     NoRoom(usize),
-    /// The size of DMA memory is 0, not a multiple of the page size, or larger than [`DMA_MOST`].
+    /// The size of DMA memory is 0, not a multiple of the page size, or larger than [`DMA_MAX`].
     Memory,
 }
 
@@ -174,7 +174,7 @@ pub struct Plan {
 
 /// Removes the highest number from a set and returns it. Lenders with a host mostly use low
 /// numbers.
-pub(super) fn take(set: &mut u64) -> Option<u8> {
+pub(super) fn pop_highest(set: &mut u64) -> Option<u8> {
     let number = 63u32.checked_sub(set.leading_zeros())?;
     *set &= !(1 << number);
     u8::try_from(number).ok()
@@ -183,7 +183,7 @@ pub(super) fn take(set: &mut u64) -> Option<u8> {
 impl Plan {
     /// Plans a lease of `borrower`, whose free numbers for windows and for targets are given.
     /// `used` is the set of numbers for which any node may have windows, see
-    /// [`wire::accel::NUMBERS`]. `dma` is the size of DMA memory in bytes.
+    /// [`wire::accel::INTERVALS`]. `dma` is the size of DMA memory in bytes.
     ///
     /// # Errors
     ///
@@ -195,7 +195,7 @@ impl Plan {
         used: u64,
         dma: u64,
     ) -> Result<Self, PlanError> {
-        if dma == 0 || dma % PAGE != 0 || dma > DMA_MOST {
+        if dma == 0 || dma % PAGE != 0 || dma > DMA_MAX {
             return Err(PlanError::Memory);
         }
         // Interval 0 leads to the register file; 63 is never used.
@@ -208,10 +208,10 @@ impl Plan {
             .zip(bars)
             .filter(|(_, b)| b.is_some())
         {
-            *number = take(&mut windows).ok_or(PlanError::NoInterval)?;
+            *number = pop_highest(&mut windows).ok_or(PlanError::NoInterval)?;
         }
-        numbers.dma = take(&mut targets).ok_or(PlanError::NoInterval)?;
-        numbers.interrupts = take(&mut targets).ok_or(PlanError::NoInterval)?;
+        numbers.dma = pop_highest(&mut targets).ok_or(PlanError::NoInterval)?;
+        numbers.interrupts = pop_highest(&mut targets).ok_or(PlanError::NoInterval)?;
         let mut plan = Self {
             numbers,
             bars: *bars,
@@ -219,16 +219,20 @@ impl Plan {
             dma,
             borrower,
         };
-        plan.place(false, LOW)?;
-        plan.place(true, HIGH)?;
+        plan.assign_addresses(false, LOW)?;
+        plan.assign_addresses(true, HIGH)?;
         Ok(plan)
     }
 
     /// Assigns addresses to BARs in descending order of size, so that there are no gaps.
-    fn place(&mut self, wide: bool, (mut next, end): (u64, u64)) -> Result<(), PlanError> {
-        for log2 in (4..=Bar::LOG2_MOST).rev() {
+    fn assign_addresses(
+        &mut self,
+        is_64bit: bool,
+        (mut next, end): (u64, u64),
+    ) -> Result<(), PlanError> {
+        for log2 in (4..=Bar::LOG2_MAX).rev() {
             for (i, (bar, at)) in self.bars.iter().zip(&mut self.at).enumerate() {
-                let Some(bar) = bar.filter(|b| b.wide == wide && b.log2 == log2) else {
+                let Some(bar) = bar.filter(|b| b.is_64bit == is_64bit && b.log2 == log2) else {
                     continue;
                 };
                 // Each BAR starts at a page, because windows consist of whole pages.
@@ -266,7 +270,9 @@ impl Plan {
         let there = self.bars.iter().zip(self.at).enumerate();
         there.flat_map(|(i, (bar, at))| {
             let low = bar.map(|_| (i, at as u32));
-            let high = bar.filter(|b| b.wide).map(|_| (i + 1, (at >> 32) as u32));
+            let high = bar
+                .filter(|b| b.is_64bit)
+                .map(|_| (i + 1, (at >> 32) as u32));
             low.into_iter().chain(high)
         })
     }
@@ -294,35 +300,35 @@ impl Plan {
                     None => return Step::Skip,
                 }
             }
-            9..12 => way(
+            9..12 => smfu_setting(
                 step - 9,
                 self.numbers.dma,
                 DMA_BASE,
                 self.dma,
                 self.borrower,
             ),
-            12..15 => way(
+            12..15 => smfu_setting(
                 step - 12,
                 self.numbers.interrupts,
                 self.interrupts(),
                 PAGE,
                 self.borrower,
             ),
-            15..18 => self.mapped(step - 15, POSTED, control::SMFU_POSTED),
-            18..21 => self.mapped(step - 18, NONPOSTED, control::SMFU_NONPOSTED),
+            15..18 => self.htax_setting(step - 15, POSTED, control::SMFU_POSTED),
+            18..21 => self.htax_setting(step - 18, NONPOSTED, control::SMFU_NONPOSTED),
             21 => Setting::bits(smfu::STATUS_CONTROL, SWITCH, SWITCH),
             22 => Setting::new(htax::GENERAL, htax::GENERAL_INIT),
-            _ => return Step::Over,
+            _ => return Step::End,
         })
     }
 
-    const fn mapped(&self, which: u32, i: u32, control: u64) -> Setting {
-        mapped(which, i, DMA_BASE, self.dma + PAGE, control)
+    const fn htax_setting(&self, which: u32, i: u32, control: u64) -> Setting {
+        htax_setting(which, i, DMA_BASE, self.dma + PAGE, control)
     }
 
     /// Returns two settings that show whether the paths are still open.
     #[must_use]
-    pub const fn signs(&self) -> [Setting; 2] {
+    pub const fn open_check(&self) -> [Setting; 2] {
         let to = IntervalControl::to_node(self.borrower).raw();
         [
             Setting::new(htax::GENERAL, htax::GENERAL_INIT),
@@ -332,7 +338,13 @@ impl Plan {
 }
 
 /// Returns setting `which` (0…2) of the SMFU interval that leads to a node.
-pub(super) const fn way(which: u32, number: u8, start: u64, bytes: u64, to: NodeId) -> Setting {
+pub(super) const fn smfu_setting(
+    which: u32,
+    number: u8,
+    start: u64,
+    bytes: u64,
+    to: NodeId,
+) -> Setting {
     let number = number as u32;
     match which {
         0 => Setting::new(smfu::interval_startaddr(number), start),
@@ -345,7 +357,13 @@ pub(super) const fn way(which: u32, number: u8, start: u64, bytes: u64, to: Node
 }
 
 /// Returns setting `which` (0…2) of the HTAX interval that leads to the SMFU.
-pub(super) const fn mapped(which: u32, i: u32, start: u64, bytes: u64, control: u64) -> Setting {
+pub(super) const fn htax_setting(
+    which: u32,
+    i: u32,
+    start: u64,
+    bytes: u64,
+    control: u64,
+) -> Setting {
     let interval = Interval::covering(BusAddr(start), bytes, control);
     match (which, interval) {
         (0, Some(interval)) => Setting::new(htax::intvl_upper(i), interval.upper.raw()),

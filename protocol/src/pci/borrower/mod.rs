@@ -142,8 +142,8 @@ impl<M: Memory> Borrower<M> {
         };
         let handle = Handle(self.random.next_nonzero());
         let interval = self.limits.retry;
-        let place = self.leases.iter_mut().find(|l| l.is_none())?;
-        *place = Some(Entry {
+        let slot = self.leases.iter_mut().find(|l| l.is_none())?;
+        *slot = Some(Entry {
             handle,
             lender,
             terms,

@@ -59,8 +59,8 @@ impl<M: Memory> Borrower<M> {
         if self.released_numbers != 0 {
             return Some(Work::Release(core::mem::take(&mut self.released_numbers)));
         }
-        for place in self.leases.iter_mut() {
-            let Some(entry) = place else {
+        for slot in self.leases.iter_mut() {
+            let Some(entry) = slot else {
                 continue;
             };
             let handle = entry.handle;
@@ -75,7 +75,7 @@ impl<M: Memory> Borrower<M> {
                     return Some(Work::Close(handle, why));
                 }
                 (LeaseState::Closed, ..) => {
-                    *place = None;
+                    *slot = None;
                     return Some(Work::Closed(handle, why));
                 }
                 (LeaseState::Up, ..) => {

@@ -16,7 +16,7 @@ use wire::pci::Register;
 pub enum Verdict {
     /// The register may be read.
     Read,
-    /// This may be written, to the register [`Filter::place`].
+    /// This may be written, to the register [`Filter::accessed_register`].
     Write(Write),
     /// The access is denied.
     Denied,
@@ -88,7 +88,7 @@ impl Filter {
     /// write to the first byte of the command register includes its second byte, which disables the
     /// interrupt pin. All other registers are returned unchanged.
     #[must_use]
-    pub fn place(register: Register) -> Register {
+    pub fn accessed_register(register: Register) -> Register {
         match (register.offset(), register.size()) {
             (COMMAND, 1) => Register::new(COMMAND, 2).unwrap_or(register),
             _ => register,
@@ -96,13 +96,13 @@ impl Filter {
     }
 
     /// Checks a write. Returns the bits that are written. The caller reports an executed write by
-    /// [`Filter::made`].
+    /// [`Filter::executed`].
     #[must_use]
     pub fn write(&self, layout: &Layout, register: Register, value: u32) -> Verdict {
         let (dword, shift) = (register.dword(), register.shift());
         // Bits that the borrower writes, and bits of the register that is accessed.
         let field = register.ones() << shift;
-        let place = Self::place(register).ones() << shift;
+        let accessed = Self::accessed_register(register).ones() << shift;
         let value = (value << shift) & field;
         let rule = match dword {
             COMMAND => Rule {
@@ -124,16 +124,16 @@ impl Filter {
         if write | clear == 0 {
             return Verdict::Denied;
         }
-        let force = rule.force & place;
+        let force = rule.force & accessed;
         let bits = value & (write | clear) | force;
         Verdict::Write(Write {
             value: bits >> shift,
-            keep: (place & !(write | clear | force)) >> shift,
+            keep: (accessed & !(write | clear | force)) >> shift,
         })
     }
 
     /// Reports an executed write to this register.
-    pub fn made(&mut self, layout: &Layout, register: Register) {
+    pub fn executed(&mut self, layout: &Layout, register: Register) {
         let dword = register.dword();
         let capability = layout.at(dword);
         match capability.and_then(|c| Some((c.shown?, dword - c.at))) {
@@ -155,7 +155,7 @@ impl Filter {
             force: 0,
         };
         Some(match (capability.shown?, dword - capability.at) {
-            (Shown::Power, 4) => rule(if layout.keeps() { 3 } else { 0 }, 1 << 15),
+            (Shown::Power, 4) => rule(if layout.has_no_soft_reset() { 3 } else { 0 }, 1 << 15),
             // Enable, function mask.
             (Shown::MsiX, 0) => rule(3 << 30, 0),
             // Relaxed ordering, extended tags, no snoop, read request size; error bits.

@@ -4,9 +4,9 @@
 use super::{command, COMMAND, EXTENDED, HEADER, HEADER_END, POINTER};
 
 /// Maximum number of capabilities of a function, in both chains.
-const MOST: usize = 64;
+const CAPABILITIES_MAX: usize = 64;
 /// Maximum number of capabilities in the first chain, each of which has at least 4 bytes.
-const FIRST_MOST: usize = 48;
+const FIRST_MAX: usize = 48;
 /// End of the configuration space of a function without extended registers.
 const SHORT_END: u16 = EXTENDED;
 /// End of the extended configuration space.
@@ -90,12 +90,12 @@ pub enum LayoutError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// In ascending order of offsets.
-    list: [Capability; MOST],
+    list: [Capability; CAPABILITIES_MAX],
     count: u8,
     first: u16,
     first_extended: u16,
     /// The function keeps its registers when it leaves D3hot.
-    keeps: bool,
+    has_no_soft_reset: bool,
 }
 
 /// Unused entry.
@@ -110,11 +110,11 @@ const NONE: Capability = Capability {
 impl Layout {
     /// Layout of a function without capabilities.
     pub const EMPTY: Self = Self {
-        list: [NONE; MOST],
+        list: [NONE; CAPABILITIES_MAX],
         count: 0,
         first: 0,
         first_extended: 0,
-        keeps: false,
+        has_no_soft_reset: false,
     };
 
     /// Reads both chains. `read` returns the four bytes at an offset that is a multiple of four,
@@ -144,8 +144,8 @@ impl Layout {
     }
 
     fn push(&mut self, capability: Capability) -> Result<(), LayoutError> {
-        let place = self.list.get_mut(usize::from(self.count));
-        *place.ok_or(LayoutError::TooMany)? = capability;
+        let slot = self.list.get_mut(usize::from(self.count));
+        *slot.ok_or(LayoutError::TooMany)? = capability;
         self.count += 1;
         Ok(())
     }
@@ -157,7 +157,7 @@ impl Layout {
         }
         let mut express = false;
         let mut at = (read(POINTER) & 0xFC) as u16;
-        for _ in 0..=FIRST_MOST {
+        for _ in 0..=FIRST_MAX {
             if at == 0 {
                 return Ok(express);
             }
@@ -169,7 +169,7 @@ impl Layout {
             let control = word >> 16;
             let (len, shown) = match id {
                 0x01 => {
-                    self.keeps = read(at + 4) & 8 != 0;
+                    self.has_no_soft_reset = read(at + 4) & 8 != 0;
                     (8, Some(Shown::Power))
                 }
                 0x05 => {
@@ -209,7 +209,7 @@ impl Layout {
 
     fn read_extended(&mut self, read: &mut impl FnMut(u16) -> u32) -> Result<(), LayoutError> {
         let mut at = EXTENDED;
-        for _ in 0..MOST {
+        for _ in 0..CAPABILITIES_MAX {
             let word = read(at);
             // The function has no extended capabilities.
             if word == 0 || word == u32::MAX {
@@ -326,7 +326,7 @@ impl Layout {
 
     /// Returns true if the function keeps its registers when it leaves D3hot.
     #[must_use]
-    pub const fn keeps(&self) -> bool {
-        self.keeps
+    pub const fn has_no_soft_reset(&self) -> bool {
+        self.has_no_soft_reset
     }
 }

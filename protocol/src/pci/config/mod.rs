@@ -14,7 +14,7 @@ mod space;
 
 pub use filter::{Filter, Verdict};
 pub use layout::{Capability, Layout, LayoutError, Shown};
-pub use msix::{Msix, Outside};
+pub use msix::{Msix, NotInBar};
 pub use space::{Read, Space, Written};
 
 /// Offset of the command (16 bits) and status registers.

@@ -30,7 +30,7 @@ pub struct Msix {
 
 /// Error: table or pending bits are not in a BAR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Outside;
+pub struct NotInBar;
 
 impl Msix {
     /// Reads the capability by `dword`, which gets offsets in configuration space that are
@@ -43,7 +43,7 @@ impl Msix {
         layout: &Layout,
         bars: &[Option<Bar>; BARS],
         mut dword: impl FnMut(u16) -> u32,
-    ) -> Result<Option<Self>, Outside> {
+    ) -> Result<Option<Self>, NotInBar> {
         let mut all = layout.capabilities().iter();
         let Some(capability) = all.find(|c| c.id == ID && !c.is_extended() && c.shown.is_some())
         else {
@@ -58,14 +58,14 @@ impl Msix {
             pending: dword(at + PENDING),
         };
         let vectors = u64::from(size) + 1;
-        let inside = |place: u32, bytes: u64| {
-            let bar = bars.get((place & 7) as usize).copied().flatten();
-            bar.is_some_and(|bar| u64::from(place & !7) + bytes <= bar.bytes())
+        let inside = |location: u32, bytes: u64| {
+            let bar = bars.get((location & 7) as usize).copied().flatten();
+            bar.is_some_and(|bar| u64::from(location & !7) + bytes <= bar.bytes())
         };
         if inside(this.table, vectors * ENTRY) && inside(this.pending, vectors.div_ceil(64) * 8) {
             Ok(Some(this))
         } else {
-            Err(Outside)
+            Err(NotInBar)
         }
     }
 
@@ -91,10 +91,10 @@ impl Msix {
                 _ => None,
             }
         };
-        for (place, i) in bytes.iter_mut().zip(0..u16::from(register.size())) {
+        for (to, i) in bytes.iter_mut().zip(0..u16::from(register.size())) {
             let at = (register.offset() + i).checked_sub(self.at);
             if let Some((byte, mask)) = at.and_then(fixed) {
-                *place = (*place & !mask) | (byte & mask);
+                *to = (*to & !mask) | (byte & mask);
             }
         }
         u32::from_le_bytes(bytes)

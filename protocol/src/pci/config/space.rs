@@ -63,7 +63,7 @@ impl Space {
         for (i, (bar, at)) in bars.iter().zip(at).enumerate() {
             if let Some(bar) = bar {
                 space.set(i, *at as u32);
-                if bar.wide {
+                if bar.is_64bit {
                     space.set(i + 1, (*at >> 32) as u32);
                 }
             }
@@ -75,7 +75,7 @@ impl Space {
     fn bar(&self, i: usize) -> Option<(Bar, bool)> {
         let own = self.bars.get(i).copied().flatten().map(|bar| (bar, false));
         let below = i.checked_sub(1).and_then(|i| self.bars.get(i).copied());
-        let below = below.flatten().filter(|bar| bar.wide);
+        let below = below.flatten().filter(|bar| bar.is_64bit);
         own.or(below.map(|bar| (bar, true)))
     }
 
@@ -85,7 +85,7 @@ impl Space {
             None => (0, 0),
             Some((bar, upper)) => {
                 let mask = !(bar.bytes() - 1);
-                let kind = ((bar.wide as u32) << 2) | ((bar.prefetchable as u32) << 3);
+                let kind = ((bar.is_64bit as u32) << 2) | ((bar.prefetchable as u32) << 3);
                 match upper {
                     true => ((mask >> 32) as u32, 0),
                     false => (mask as u32, kind),
@@ -96,8 +96,8 @@ impl Space {
 
     fn set(&mut self, i: usize, value: u32) {
         let (mask, _) = self.form(i);
-        if let Some(place) = self.addresses.get_mut(i) {
-            *place = value & mask;
+        if let Some(address) = self.addresses.get_mut(i) {
+            *address = value & mask;
         }
     }
 
@@ -106,7 +106,7 @@ impl Space {
     pub fn address(&self, i: usize) -> Option<u64> {
         let bar = self.bars.get(i).copied().flatten()?;
         let low = u64::from(*self.addresses.get(i)?);
-        let high = match bar.wide {
+        let high = match bar.is_64bit {
             true => u64::from(*self.addresses.get(i + 1)?),
             false => 0,
         };

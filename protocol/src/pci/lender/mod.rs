@@ -98,9 +98,9 @@ impl<M: Memory> Lender<M> {
             return None;
         }
         let handle = self.random.next_nonzero();
-        let place = self.devices.iter_mut().find(|d| d.is_none())?;
+        let slot = self.devices.iter_mut().find(|d| d.is_none())?;
         let generation = 1;
-        *place = Some(Entry {
+        *slot = Some(Entry {
             offer: Device {
                 handle,
                 generation,
@@ -362,7 +362,7 @@ impl<M: Memory> Lender<M> {
             Ok(value) => {
                 // The filter tracks completed writes only.
                 if config.write.is_some() {
-                    lease.filter.made(&entry.layout, config.register);
+                    lease.filter.executed(&entry.layout, config.register);
                 }
                 Access::Finished(Status::Done, value & ones)
             }
@@ -405,7 +405,9 @@ impl<M: Memory> Lender<M> {
         };
         match verdict {
             Verdict::Read => Access::Scheduled(register, None),
-            Verdict::Write(write) => Access::Scheduled(Filter::place(register), Some(write)),
+            Verdict::Write(write) => {
+                Access::Scheduled(Filter::accessed_register(register), Some(write))
+            }
             Verdict::Denied => Access::Finished(Status::Denied, register.ones()),
         }
     }

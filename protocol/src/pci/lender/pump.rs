@@ -81,12 +81,12 @@ impl<M: Memory> Lender<M> {
     }
 
     /// Returns the operation that ends a lease or removes a withdrawn device.
-    fn ending(place: &mut Option<Entry>) -> Option<Work> {
-        let entry = place.as_mut()?;
+    fn ending(slot: &mut Option<Entry>) -> Option<Work> {
+        let entry = slot.as_mut()?;
         let handle = entry.offer.handle;
         let Some(lease) = &entry.lease else {
             if entry.withdrawn {
-                *place = None;
+                *slot = None;
                 return Some(Work::Gone(handle));
             }
             return None;

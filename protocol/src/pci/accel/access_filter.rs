@@ -19,13 +19,14 @@ use super::ResetBy;
 pub enum Access {
     /// Read this register and return its value.
     Read(Register),
-    /// Write this to the register, then call [`Front::made`]. If the write keeps bits, read the
-    /// register first.
+    /// Write this to the register, then call [`AccessFilter::executed`]. If the write keeps bits,
+    /// read the register first.
     Write(Register, Write),
-    /// Set this bit and keep the others, then call [`Front::reset`]. The function resets itself.
+    /// Set this bit and keep the others, then call [`AccessFilter::reset`]. The function resets
+    /// itself.
     Reset(ResetBy),
     /// The function has been reset: write its BARs again ([`super::Plan::bars`]), call
-    /// [`Front::restored`], and repeat the access.
+    /// [`AccessFilter::restored`], and repeat the access.
     Restore,
     /// The access is denied: return all ones.
     Denied,
@@ -35,7 +36,7 @@ pub enum Access {
 
 /// Access filter of one function. Any context; the caller serializes accesses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Front {
+pub struct AccessFilter {
     filter: Filter,
     layout: Layout,
     by: ResetBy,
@@ -49,7 +50,7 @@ pub struct Front {
     since: Time,
 }
 
-impl Front {
+impl AccessFilter {
     /// Creates the filter of a function. `interrupts` is the window for interrupts. A reset takes
     /// `pause` ticks (PCI Express: 100 ms).
     #[must_use]
@@ -77,7 +78,7 @@ impl Front {
             ConfigAccess::Read(register) => (self.filter.read(&self.layout, register), register),
             ConfigAccess::Write(register, value) => {
                 let verdict = self.filter.write(&self.layout, register, value);
-                (verdict, Filter::place(register))
+                (verdict, Filter::accessed_register(register))
             }
         };
         match verdict {
@@ -88,8 +89,8 @@ impl Front {
     }
 
     /// Reports that [`Access::Write`] was executed.
-    pub fn made(&mut self, register: Register) {
-        self.filter.made(&self.layout, register);
+    pub fn executed(&mut self, register: Register) {
+        self.filter.executed(&self.layout, register);
     }
 
     /// Reports that [`Access::Reset`] was executed.
