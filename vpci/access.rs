@@ -28,7 +28,7 @@ impl Nic {
         let (number, node, message) = asked.map_err(|_| Poll::Lost)?;
         self.send(node, &message);
         loop {
-            if !self.look() {
+            if !self.poll() {
                 return Err(Poll::Lost);
             }
             let again = self.with_machines(|machines, now| {

@@ -5,7 +5,7 @@
 
 use crate::{
     conf,
-    lease::{Lease, Way},
+    lease::{Backend, Lease},
     nic::Nic,
 };
 use kernel::{
@@ -32,7 +32,7 @@ const STEP: Delta = Delta::from_millis(2);
 /// Maximum time in ms that a lender may take to reset a returned device.
 const RESET_MS: u64 = 10_000;
 /// Interval between two polls of a device that is being reset.
-const LOOK: Delta = Delta::from_millis(10);
+const RESET_POLL: Delta = Delta::from_millis(10);
 
 impl Nic {
     /// Asks a node for its device number `index`. Returns the device and the node's incarnation, or
@@ -89,10 +89,10 @@ impl Nic {
             if found.1.state != DeviceState::Fencing || self.now() > reset {
                 break found;
             }
-            fsleep(LOOK);
+            fsleep(RESET_POLL);
         };
         let smfu = self.smfu()?;
-        if !self.end_early() {
+        if !self.release_earlier_targets() {
             // Interval numbers of an earlier module instance must not be used yet.
             return Err(EAGAIN);
         }
@@ -117,7 +117,7 @@ impl Nic {
                 machines.borrower.borrow(now, node, &terms, until)
             };
             let handle = self.with_machines(borrow).ok_or(EMFILE)?;
-            let lease = Lease::new(self, Way::Messages(handle), node, device, pages);
+            let lease = Lease::new(self, Backend::Messages(handle), node, device, pages);
             let lease = lease.inspect_err(|_| {
                 self.with_machines(|machines, now| machines.borrower.give_back(now, handle));
                 self.wake();
@@ -131,7 +131,7 @@ impl Nic {
             if let Some(domain) = lease.domain() {
                 return Ok(domain);
             }
-            match lease.over() {
+            match lease.result() {
                 None if self.is_closing() => return Err(ENODEV),
                 None => fsleep(STEP),
                 Some(Err(e)) => return Err(e),
@@ -177,7 +177,7 @@ impl Nic {
         lease.give_up();
         self.wake();
         let until = self.after(BORROW_MS);
-        while lease.over().is_none() {
+        while lease.result().is_none() {
             if self.now() > until {
                 return Err(ETIMEDOUT);
             }
@@ -215,7 +215,7 @@ impl Nic {
                         lease.lender.0,
                         e
                     );
-                    lease.set_over(Err(*e));
+                    lease.set_result(Err(*e));
                 }
                 let done = opened.is_ok();
                 self.with_machines(|machines, now| machines.borrower.opened(now, handle, done));
@@ -227,7 +227,7 @@ impl Nic {
                             lease.lender.0,
                             e
                         );
-                        lease.set_over(Err(e));
+                        lease.set_result(Err(e));
                         lease.give_up();
                     }
                 }
@@ -256,12 +256,12 @@ impl Nic {
                     if why != EndReason::GivenBack {
                         pr_warn!("node {}: lease ended: {:?}\n", lease.lender.0, why);
                     }
-                    lease.set_over(Ok(why));
+                    lease.set_result(Ok(why));
                 }
             }
             Work::Release(set) => {
-                let mut shut = self.shut.lock();
-                shut.retain(|target| set & 1 << target.interval() == 0);
+                let mut closed = self.closed_targets.lock();
+                closed.retain(|target| set & 1 << target.interval() == 0);
             }
         }
     }
@@ -295,10 +295,10 @@ impl Nic {
         for lease in leases {
             lease.remove(true);
             lease.close();
-            lease.set_over(Err(ENODEV));
+            lease.set_result(Err(ENODEV));
         }
-        let shut = core::mem::take(&mut *self.shut.lock());
-        for target in shut {
+        let closed = core::mem::take(&mut *self.closed_targets.lock());
+        for target in closed {
             target.hold_off(conf::quarantine());
         }
     }
@@ -306,15 +306,15 @@ impl Nic {
     /// Does what must not wait for drivers and resets: disconnects the windows of lost devices, and
     /// stops DMA of devices whose lease has ended. Runs in work item 2; may sleep.
     pub(crate) fn cut(&self) {
-        let over = |lease: &&Arc<Lease>| {
+        let ended = |lease: &&Arc<Lease>| {
             let state = self.state(lease);
             matches!(state, Some(LeaseState::Closing | LeaseState::Closed))
         };
         let leases = self.leases.lock();
-        for lease in leases.iter().filter(over) {
+        for lease in leases.iter().filter(ended) {
             lease.cut();
             // The handlers would load from the unreachable device while its driver is unbound.
-            lease.mute();
+            lease.remove_interrupts();
         }
         drop(leases);
         for (name, device) in self.offered.lock().iter() {

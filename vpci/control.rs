@@ -21,7 +21,7 @@
 //!
 //! Each command also accepts `nic=K`: the NIC by the order in which they were bound; default 0.
 
-use crate::{accel::Listed, nic::Nic, registry, remote::PLACE};
+use crate::{accel::Listed, nic::Nic, registry, remote::DEVICE};
 use core::fmt::Write;
 use kernel::{
     fmt,
@@ -36,7 +36,7 @@ use kernel_ext::security::{capable, Capability};
 use wire::{ids::NodeId, pci::Device};
 
 /// Maximum length of a command in bytes.
-const MOST: usize = 256;
+const COMMAND_MAX: usize = 256;
 /// Maximum number of devices of a node that are listed.
 const DEVICES: u16 = 256;
 
@@ -91,10 +91,10 @@ impl MiscDevice for Control {
     fn write_iter(kiocb: Kiocb<'_, Self::Ptr>, iov: &mut IovIterSource<'_>) -> Result<usize> {
         let this = kiocb.file();
         let len = iov.len();
-        if len > MOST {
+        if len > COMMAND_MAX {
             return Err(E2BIG);
         }
-        let mut bytes = [0; MOST];
+        let mut bytes = [0; COMMAND_MAX];
         let bytes = bytes.get_mut(..len).ok_or(E2BIG)?;
         if iov.copy_from_iter(bytes) != len {
             return Err(EFAULT);
@@ -254,10 +254,10 @@ fn device(device: &Device, text: &mut Text) -> fmt::Result {
 
 fn list(nic: &Arc<Nic>, node: NodeId, text: &mut Text) -> Result {
     if let Some(listed) = nic.list_accelerator(node)? {
-        let (bus, devfn) = PLACE;
+        let (bus, devfn) = DEVICE;
         let said = match listed {
             Listed::Device(found) => write!(text, "index=0 ").and_then(|()| device(&found, text)),
-            Listed::Had(state, by) => writeln!(
+            Listed::InUse(state, by) => writeln!(
                 text,
                 "index=0 at=0000:{bus:02x}:{:02x}.{} state={state:?}({by:?})",
                 devfn >> 3,
@@ -360,7 +360,7 @@ fn counters(nic: &Nic, text: &mut Text) -> fmt::Result {
         ("accelerator.lost", n.lost.load(Relaxed)),
         ("accelerator.odd", n.odd.load(Relaxed)),
         ("accelerator.rewritten", n.rewritten.load(Relaxed)),
-        ("accelerator.owed", nic.owed.lock().len() as u64),
+        ("accelerator.owed", nic.cleanups.lock().len() as u64),
         ("lender.leases", l.leases),
         ("lender.returned", l.returned),
         ("lender.expired", l.expired),

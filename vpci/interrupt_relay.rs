@@ -23,7 +23,7 @@ use protocol::Time;
 /// Duration of handlers in nanoseconds above which their device counts as not answering.
 const SLOW: u64 = 20_000_000;
 /// Factor from the duration of handlers to the hold-off time.
-const REST: u64 = 8;
+const HOLD_OFF: u64 = 8;
 /// Maximum hold-off time in nanoseconds.
 const LONGEST: u64 = 4_000_000_000;
 /// Interval between checks whether handlers have returned.
@@ -35,91 +35,91 @@ pub(crate) struct InterruptRelay(pub(crate) Arc<Nic>);
 impl MessageClient for InterruptRelay {
     fn message(&self, _sure: bool) {
         self.0.counts.interrupts.fetch_add(1, Relaxed);
-        self.0.ring();
+        self.0.call_handlers();
     }
 }
 
 /// Entry of a borrowed device.
-pub(crate) struct Heard {
+pub(crate) struct BorrowedInterrupts {
     interrupts: Arc<Interrupts>,
     /// End of the hold-off time.
     until: Time,
     /// Set if the handlers must be called (again).
-    owed: bool,
-    /// Set while a context calls the handlers. That context checks `owed` afterwards.
-    ringing: bool,
+    pending: bool,
+    /// Set while a context calls the handlers. That context checks `pending` afterwards.
+    calling: bool,
     /// Vector with which the next call begins; the previous ones were called last time.
     from: u32,
 }
 
 impl Nic {
     /// Calls the handlers of all borrowed devices; those in hold-off are called later. Any context.
-    fn ring(&self) {
+    fn call_handlers(&self) {
         let mut next = 0;
         loop {
             let begun = self.now();
             let (interrupts, from) = {
                 let mut list = self.interrupts.lock();
-                let Some(heard) = list.get_mut(next) else {
+                let Some(entry) = list.get_mut(next) else {
                     return;
                 };
                 next += 1;
-                if heard.ringing || begun < heard.until {
-                    heard.owed = true;
-                    let late = (!heard.ringing).then_some(heard.until);
+                if entry.calling || begun < entry.until {
+                    entry.pending = true;
+                    let late = (!entry.calling).then_some(entry.until);
                     drop(list);
                     if let Some(until) = late {
-                        self.want(until);
+                        self.run_at(until);
                     }
                     continue;
                 }
-                heard.owed = false;
-                heard.ringing = true;
-                (heard.interrupts.clone(), heard.from)
+                entry.pending = false;
+                entry.calling = true;
+                (entry.interrupts.clone(), entry.from)
             };
             let left = interrupts.fire_while(from, || self.now().since(begun) <= SLOW);
             let this = Arc::as_ptr(&interrupts);
             // Never the last reference, because the entry stays in the list while handlers run.
             drop(interrupts);
-            self.rung(this, begun, left);
+            self.handlers_done(this, begun, left);
         }
     }
 
     /// Updates the entry of a device after its handlers were called: all of them, or those before
     /// vector `left`.
-    fn rung(&self, this: *const Interrupts, begun: Time, left: Option<u32>) {
+    fn handlers_done(&self, this: *const Interrupts, begun: Time, left: Option<u32>) {
         let now = self.now();
         let took = now.since(begun);
         let again = {
             let mut list = self.interrupts.lock();
             let mut list = list.iter_mut();
-            let Some(heard) = list.find(|h| core::ptr::eq(Arc::as_ptr(&h.interrupts), this)) else {
+            let Some(entry) = list.find(|h| core::ptr::eq(Arc::as_ptr(&h.interrupts), this)) else {
                 return;
             };
-            heard.ringing = false;
-            heard.owed |= left.is_some();
-            heard.from = left.unwrap_or(0);
+            entry.calling = false;
+            entry.pending |= left.is_some();
+            entry.from = left.unwrap_or(0);
             if took > SLOW {
-                heard.until = now.after(took.saturating_mul(REST).min(LONGEST));
+                entry.until = now.after(took.saturating_mul(HOLD_OFF).min(LONGEST));
             }
-            heard.owed.then_some(heard.until.max(now))
+            entry.pending.then_some(entry.until.max(now))
         };
         if let Some(again) = again {
-            self.want(again);
+            self.run_at(again);
         }
     }
 
     /// Calls handlers whose hold-off has ended. Process context.
-    pub(crate) fn ring_late(&self) {
+    pub(crate) fn call_held_off(&self) {
         let now = self.now();
-        let owed = |heard: &&Heard| heard.owed && !heard.ringing;
+        let pending = |entry: &&BorrowedInterrupts| entry.pending && !entry.calling;
         let first = {
             let list = self.interrupts.lock();
-            list.iter().filter(owed).map(|h| h.until).min()
+            list.iter().filter(pending).map(|h| h.until).min()
         };
         match first {
-            Some(until) if now < until => self.want(until),
-            Some(_) => self.ring(),
+            Some(until) if now < until => self.run_at(until),
+            Some(_) => self.call_handlers(),
             None => {}
         }
     }
@@ -129,44 +129,44 @@ impl Nic {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn listen(&self, new: &Arc<Interrupts>) -> Result {
+    pub(crate) fn add_interrupts(&self, new: &Arc<Interrupts>) -> Result {
         // Devices of accelerators do not count against `leases`.
-        let most = 2 * usize::from(conf::leases()) + 64;
-        let mut place = KVec::with_capacity(most, GFP_KERNEL)?;
+        let max = 2 * usize::from(conf::leases()) + 64;
+        let mut new_list = KVec::with_capacity(max, GFP_KERNEL)?;
         let mut list = self.interrupts.lock();
-        if list.capacity() < most {
-            while let Some(heard) = list.pop() {
-                place.push_within_capacity(heard).map_err(|_| ENOMEM)?;
+        if list.capacity() < max {
+            while let Some(entry) = list.pop() {
+                new_list.push_within_capacity(entry).map_err(|_| ENOMEM)?;
             }
-            core::mem::swap(&mut *list, &mut place);
+            core::mem::swap(&mut *list, &mut new_list);
         }
-        let heard = Heard {
+        let entry = BorrowedInterrupts {
             interrupts: new.clone(),
             until: Time(0),
-            owed: false,
-            ringing: false,
+            pending: false,
+            calling: false,
             from: 0,
         };
-        let pushed = list.push_within_capacity(heard);
+        let pushed = list.push_within_capacity(entry);
         drop(list);
-        drop(place);
+        drop(new_list);
         pushed.map_err(|_| ENOMEM)
     }
 
     /// Removes the interrupts of a device and waits until its handlers have returned. May sleep.
-    pub(crate) fn unlisten(&self, gone: &Arc<Interrupts>) {
+    pub(crate) fn remove_interrupts(&self, gone: &Arc<Interrupts>) {
         loop {
             let old = {
                 let mut list = self.interrupts.lock();
                 let at = list.iter().position(|h| Arc::ptr_eq(&h.interrupts, gone));
                 match at {
-                    Some(at) if list.get(at).is_some_and(|h| h.ringing) => None,
+                    Some(at) if list.get(at).is_some_and(|h| h.calling) => None,
                     Some(at) => {
                         let old = list.remove(at).ok();
                         // A context that is walking the list may skip an entry, so all are called
                         // again.
-                        for heard in list.iter_mut() {
-                            heard.owed = true;
+                        for entry in list.iter_mut() {
+                            entry.pending = true;
                         }
                         Some(old)
                     }
@@ -175,7 +175,7 @@ impl Nic {
             };
             if let Some(old) = old {
                 drop(old);
-                return self.want(self.now());
+                return self.run_at(self.now());
             }
             fsleep(STEP);
         }

@@ -3,8 +3,8 @@
 //! A borrowed device: its lease, the intervals opened for it, and its configuration space as this
 //! node's kernel sees it.
 //!
-//! Configuration accesses ([`Functions`]) come in any context; `space` serialises them and is held
-//! until the answer has arrived. Spin locks here disable interrupts.
+//! Configuration accesses ([`Functions`]) come in any context and
+//! hold the spin lock `space` until the answer has arrived. Spin locks here disable interrupts.
 
 use crate::{accel::Accelerator, conf, nic::Nic};
 use extoll_core::{
@@ -34,8 +34,7 @@ use wire::{
     smfu::PAGE,
 };
 
-/// Start of the bus addresses of 32-bit BARs, as the kernel sees them. They may differ from the
-/// CPU's addresses.
+/// First bus address of 32-bit BARs as the kernel sees them; may differ from the CPU's address.
 const LOW: u64 = 0x8000_0000;
 
 /// Maximum number of attempts to read a register that describes the device. Less than
@@ -77,7 +76,7 @@ impl Memory {
 
 /// Resources of a lease, in the order of their creation; they are released in reverse order.
 #[derive(Default)]
-struct Parts {
+struct Resources {
     targets: KVec<Target>,
     memory: Option<Memory>,
     pool: Option<Arc<Pool>>,
@@ -89,7 +88,7 @@ struct Parts {
 }
 
 /// Back end of a lease: how it is obtained and how configuration registers are accessed.
-pub(crate) enum Way {
+pub(crate) enum Backend {
     /// The lender has a host and is accessed by messages.
     Messages(Handle),
     /// The lender has no host and is accessed by registers of its NIC.
@@ -100,7 +99,7 @@ pub(crate) enum Way {
 #[pin_data]
 pub(crate) struct Lease {
     nic: Arc<Nic>,
-    pub(crate) way: Way,
+    pub(crate) backend: Backend,
     pub(crate) lender: NodeId,
     pub(crate) device: Device,
     /// Bytes of bus addresses for pages that are mapped without copying; `None` without an IOMMU.
@@ -113,10 +112,10 @@ pub(crate) struct Lease {
     #[pin]
     interrupts: SpinLockIrq<Option<Reach>>,
     #[pin]
-    parts: Mutex<Parts>,
+    resources: Mutex<Resources>,
     /// Handlers that the NIC's interrupt calls.
     #[pin]
-    heard: Mutex<Option<Arc<Interrupts>>>,
+    interrupts_entry: Mutex<Option<Arc<Interrupts>>>,
     /// Set when the lease must be returned.
     unwanted: AtomicFlag,
     /// PCI domain of the device and result of the lease; `None` until they are known.
@@ -132,21 +131,21 @@ impl Lease {
     /// `ENOMEM`.
     pub(crate) fn new(
         nic: &Arc<Nic>,
-        way: Way,
+        backend: Backend,
         lender: NodeId,
         device: Device,
         pages: Option<u64>,
     ) -> Result<Arc<Self>> {
         let init = pin_init!(Self {
             nic: nic.clone(),
-            way,
+            backend,
             lender,
             device,
             pages,
             space <- new_spinlock_irq!(None, "vpci_space"),
             interrupts <- new_spinlock_irq!(None, "vpci_reach"),
-            parts <- new_mutex!(Parts::default(), "vpci_parts"),
-            heard <- new_mutex!(None, "vpci_heard"),
+            resources <- new_mutex!(Resources::default(), "vpci_parts"),
+            interrupts_entry <- new_mutex!(None, "vpci_heard"),
             unwanted: AtomicFlag::new(false),
             end <- new_spinlock_irq!((None, None), "vpci_end"),
         });
@@ -155,27 +154,26 @@ impl Lease {
 
     /// Returns the borrower's handle of the lease, if the lender has a host.
     pub(crate) fn handle(&self) -> Option<Handle> {
-        match self.way {
-            Way::Messages(handle) => Some(handle),
-            Way::Backdoor(_) => None,
+        match self.backend {
+            Backend::Messages(handle) => Some(handle),
+            Backend::Backdoor(_) => None,
         }
     }
 
     /// Makes a configuration access; the caller allows one at a time. Returns the value, 0 for a
     /// write; `None` stands for all ones. Any context; takes a bounded time.
     fn access(&self, request: ConfigAccess) -> Option<u32> {
-        match &self.way {
-            Way::Messages(handle) => self.nic.access(*handle, request).ok(),
-            Way::Backdoor(accelerator) => accelerator.access(&self.nic, request),
+        match &self.backend {
+            Backend::Messages(handle) => self.nic.access(*handle, request).ok(),
+            Backend::Backdoor(accelerator) => accelerator.access(&self.nic, request),
         }
     }
 
-    /// Reads a register that describes the device. Makes up to [`TRIES`] attempts, because a lender
-    /// that stalls once must not make the device look broken. Interrupts must be enabled; takes up
-    /// to [`TRIES`] times `access_ms`. Returns `None` like [`Self::access`].
+    /// Reads a register that describes the device, in up to [`TRIES`] attempts of `access_ms`,
+    /// because the lender may stall. Interrupts must be enabled. Fails like [`Self::access`].
     fn read(&self, register: Register) -> Option<u32> {
         let request = ConfigAccess::Read(register);
-        let Way::Messages(handle) = &self.way else {
+        let Backend::Messages(handle) = &self.backend else {
             return self.access(request);
         };
         let mut tries = (0..TRIES).map(|_| self.nic.access(*handle, request));
@@ -198,11 +196,11 @@ impl Lease {
     }
 
     /// Returns the result of the lease, if it has ended.
-    pub(crate) fn over(&self) -> Option<Result<EndReason>> {
+    pub(crate) fn result(&self) -> Option<Result<EndReason>> {
         self.end.lock().1
     }
 
-    pub(crate) fn set_over(&self, why: Result<EndReason>) {
+    pub(crate) fn set_result(&self, why: Result<EndReason>) {
         let mut end = self.end.lock();
         end.1.get_or_insert(why);
     }
@@ -219,55 +217,54 @@ impl Lease {
         Ok(Memory::Words(Arc::new(memory, GFP_KERNEL)?))
     }
 
-    /// Returns the granted addresses and the statistics of the DMA pool, once they exist. May
-    /// sleep.
+    /// Returns the granted addresses and the DMA pool's statistics, once they exist. May sleep.
     pub(crate) fn reach(&self) -> (Option<Grant>, Option<PoolStats>) {
-        let parts = self.parts.lock();
-        let (grant, pool) = (parts.grant, parts.pool.clone());
-        drop(parts);
+        let resources = self.resources.lock();
+        let (grant, pool) = (resources.grant, resources.pool.clone());
+        drop(resources);
         (grant, pool.map(|pool| pool.stats()))
     }
 
     /// Returns the DMA pool, once it exists. May sleep.
     pub(crate) fn pool(&self) -> Option<Arc<Pool>> {
-        self.parts.lock().pool.clone()
+        self.resources.lock().pool.clone()
     }
 
     /// Returns the numbers of the open targets as a bit set. May sleep.
     pub(crate) fn targets(&self) -> u64 {
-        let parts = self.parts.lock();
-        let numbers = parts.targets.iter().map(|target| 1u64 << target.interval());
+        let resources = self.resources.lock();
+        let numbers = resources.targets.iter().map(|t| 1u64 << t.interval());
         numbers.fold(0, |set, bit| set | bit)
     }
 
     /// Claims the exclusive right to bind the driver or to end the lease. Only for devices behind a
     /// NIC without a host; false if another thread has it.
-    pub(crate) fn take(&self) -> bool {
-        match &self.way {
-            Way::Messages(_) => false,
-            Way::Backdoor(accelerator) => accelerator.take(),
+    pub(crate) fn claim(&self) -> bool {
+        match &self.backend {
+            Backend::Messages(_) => false,
+            Backend::Backdoor(accelerator) => accelerator.claim(),
         }
     }
 
     /// Releases that right after the driver was bound.
-    pub(crate) fn leave(&self) {
-        if let Way::Backdoor(accelerator) = &self.way {
-            accelerator.leave();
+    pub(crate) fn release(&self) {
+        if let Backend::Backdoor(accelerator) = &self.backend {
+            accelerator.release();
         }
     }
 
     /// Returns the nodes whose devices this device can access. May sleep.
     pub(crate) fn peers(&self) -> [Option<NodeId>; 2] {
-        match &self.way {
-            Way::Messages(_) => [None; 2],
-            Way::Backdoor(accelerator) => accelerator.peers(),
+        match &self.backend {
+            Backend::Messages(_) => [None; 2],
+            Backend::Backdoor(accelerator) => accelerator.peers(),
         }
     }
 
     /// Returns the CPU address of a BAR of the device. May sleep.
     pub(crate) fn window(&self, bar: usize) -> Option<u64> {
-        let parts = self.parts.lock();
-        let (_, window) = parts.windows.iter().find(|(index, _)| *index == bar)?;
+        let resources = self.resources.lock();
+        let (_, window) = resources.windows.iter().find(|(index, _)| *index == bar)?;
         Some(window.physical()?.0)
     }
 
@@ -277,18 +274,18 @@ impl Lease {
         let numbers = &grant.numbers;
         let memory = self.memory(&smfu)?;
         {
-            let mut shut = self.nic.shut.lock();
-            shut.reserve(2 * usize::from(conf::leases()) + 2, GFP_KERNEL)?;
+            let mut closed = self.nic.closed_targets.lock();
+            closed.reserve(2 * usize::from(conf::leases()) + 2, GFP_KERNEL)?;
         }
-        let mut parts = Parts {
+        let mut resources = Resources {
             grant: Some(*grant),
-            ..Parts::default()
+            ..Resources::default()
         };
         let target = smfu.target(numbers.dma.into(), memory.target())?;
-        parts.targets.push(target, GFP_KERNEL)?;
-        parts.memory = Some(memory);
+        resources.targets.push(target, GFP_KERNEL)?;
+        resources.memory = Some(memory);
         let target = smfu.interrupt_target(numbers.interrupts.into())?;
-        parts.targets.push(target, GFP_KERNEL)?;
+        resources.targets.push(target, GFP_KERNEL)?;
         let bars = self.device.bars.iter().zip(numbers.bars).enumerate();
         for (index, (bar, number)) in bars {
             let Some(bar) = bar else {
@@ -298,12 +295,11 @@ impl Lease {
                 .interval(number.into())
                 .natural()
                 .no_probe();
-            parts
-                .windows
-                .push((index, smfu.window(spec)?), GFP_KERNEL)?;
+            let window = (index, smfu.window(spec)?);
+            resources.windows.push(window, GFP_KERNEL)?;
         }
         *self.interrupts.lock() = Reach::new(grant.interrupts, PAGE);
-        *self.parts.lock() = parts;
+        *self.resources.lock() = resources;
         Ok(())
     }
 
@@ -314,8 +310,7 @@ impl Lease {
             let value = register.and_then(|register| self.read(register));
             value.unwrap_or(u32::MAX)
         };
-        let layout = Layout::read(dword);
-        let layout = layout.map_err(|e| {
+        let layout = Layout::read(dword).map_err(|e| {
             pr_err!(
                 "node {}: device has an invalid config space: {:?}\n",
                 self.lender.0,
@@ -335,15 +330,12 @@ impl Lease {
         let mut at = [0; BARS];
         let mut windows = KVec::new();
         let (pool, count) = {
-            let parts = self.parts.lock();
-            for (index, window) in &parts.windows {
+            let resources = self.resources.lock();
+            for (index, window) in &resources.windows {
                 let bar = self.device.bars.get(*index).copied().flatten();
                 let (cpu, bar) = (window.physical().ok_or(ENODEV)?.0, bar.ok_or(EIO)?);
-                let bus = if bar.is_64bit {
-                    cpu
-                } else {
-                    LOW + window.offset()
-                };
+                let low = LOW + window.offset();
+                let bus = if bar.is_64bit { cpu } else { low };
                 if let Some(at) = at.get_mut(*index) {
                     *at = bus;
                 }
@@ -355,11 +347,11 @@ impl Lease {
                 };
                 windows.push(window, GFP_KERNEL)?;
             }
-            let memory = parts.memory.clone().ok_or(ENODEV)?;
-            let grant = parts.grant.ok_or(ENODEV)?;
+            let memory = resources.memory.clone().ok_or(ENODEV)?;
+            let grant = resources.grant.ok_or(ENODEV)?;
             (memory.pool(grant.dma)?, vectors)
         };
-        self.parts.lock().pool = Some(pool.clone());
+        self.resources.lock().pool = Some(pool.clone());
         *self.space.lock() = Some((Space::new(&layout, &self.device.bars, &at), msix));
         let behind = Arc::new(Behind(self.clone()), GFP_KERNEL)?;
         let handle = self.nic.handle()?;
@@ -377,14 +369,14 @@ impl Lease {
             self.device.identity.device,
             bridge.domain()
         );
-        self.parts.lock().bridge = Some(bridge);
+        self.resources.lock().bridge = Some(bridge);
         Ok(())
     }
 
     /// Removes the device and its host bridge. With `lost`, the device does not answer any more.
     /// May sleep.
     pub(crate) fn remove(&self, lost: bool) {
-        let bridge = self.parts.lock().bridge.take();
+        let bridge = self.resources.lock().bridge.take();
         if let Some(bridge) = bridge {
             if lost {
                 bridge.lost();
@@ -392,35 +384,35 @@ impl Lease {
                 bridge.remove();
             }
         }
-        self.mute();
+        self.remove_interrupts();
         *self.space.lock() = None;
     }
 
     /// Stops calling the handlers of the device and waits until they have returned. May sleep.
-    pub(crate) fn mute(&self) {
-        let heard = self.heard.lock().take();
-        if let Some(interrupts) = heard {
-            self.nic.unlisten(&interrupts);
+    pub(crate) fn remove_interrupts(&self) {
+        let entry = self.interrupts_entry.lock().take();
+        if let Some(interrupts) = entry {
+            self.nic.remove_interrupts(&interrupts);
         }
     }
 
     /// Disconnects the windows to the device, so that its driver cannot access it any more. May
     /// sleep.
     pub(crate) fn cut(&self) {
-        for (_, window) in &self.parts.lock().windows {
+        for (_, window) in &self.resources.lock().windows {
             window.disconnect();
         }
     }
 
     /// Closes all intervals. The numbers of targets stay reserved. May sleep.
     pub(crate) fn close(&self) {
-        let parts = core::mem::take(&mut *self.parts.lock());
-        drop(parts.pool);
-        drop(parts.windows);
-        let mut shut = self.nic.shut.lock();
-        for target in parts.targets {
+        let resources = core::mem::take(&mut *self.resources.lock());
+        drop(resources.pool);
+        drop(resources.windows);
+        let mut closed = self.nic.closed_targets.lock();
+        for target in resources.targets {
             // Space was reserved before the targets were opened.
-            if let Err(full) = shut.push_within_capacity(target.close_keep_number()) {
+            if let Err(full) = closed.push_within_capacity(target.close_keep_number()) {
                 full.0.hold_off(conf::quarantine());
             }
         }
@@ -431,7 +423,7 @@ impl Lease {
 fn vectors(layout: &Layout, read: impl Fn(Register) -> Option<u32>) -> u32 {
     const MSI: u16 = 5;
     const MSIX: u16 = 0x11;
-    let mut most = 1;
+    let mut max = 1;
     for capability in layout.capabilities() {
         let control = || {
             let register = Register::new(capability.at + 2, 2)?;
@@ -442,9 +434,9 @@ fn vectors(layout: &Layout, read: impl Fn(Register) -> Option<u32>) -> u32 {
             MSIX if !capability.is_extended() => (control().unwrap_or(0) & 0x7ff) + 1,
             _ => continue,
         };
-        most = most.max(count);
+        max = max.max(count);
     }
-    most
+    max
 }
 
 /// Functions behind the host bridge of a lease.
@@ -491,8 +483,8 @@ impl Functions for Behind {
 
     fn begin(&self, interrupts: &Arc<Interrupts>) -> Result {
         let lease = &self.0;
-        lease.nic.listen(interrupts)?;
-        *lease.heard.lock() = Some(interrupts.clone());
+        lease.nic.add_interrupts(interrupts)?;
+        *lease.interrupts_entry.lock() = Some(interrupts.clone());
         Ok(())
     }
 

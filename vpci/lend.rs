@@ -65,7 +65,7 @@ pub(crate) fn access(device: &LeasedDevice, config: &Config) -> Result<u32, ()> 
 
 /// A device that this node lends.
 #[pin_data]
-pub(crate) struct Kept {
+pub(crate) struct OfferedDevice {
     device: Arc<LeasedDevice>,
     offer: Device,
     layout: Layout,
@@ -74,18 +74,18 @@ pub(crate) struct Kept {
     by: Mutex<Option<(Arc<Nic>, u32)>>,
 }
 
-impl Kept {
+impl OfferedDevice {
     fn new(pdev: &pci::Device<Core<'_>>) -> Result<Arc<Self>> {
         let device = LeasedDevice::new(pdev, c"vpci")?;
         let own = device.clone();
         let made = Self::describe(&device).and_then(|(offer, layout)| {
-            let kept = pin_init!(Self {
+            let offered = pin_init!(Self {
                 device: own,
                 offer,
                 layout,
                 by <- new_mutex!(None, "vpci_by"),
             });
-            Arc::pin_init(kept, GFP_KERNEL)
+            Arc::pin_init(offered, GFP_KERNEL)
         });
         made.inspect_err(|_| {
             let _ = device.withdraw(pdev);
@@ -99,7 +99,7 @@ impl Kept {
         })?;
         let dword = |at| device.read(at, Width::Dword);
         let (ids, class, subsystem) = (dword(0), dword(8), dword(0x2c));
-        let place = device.address();
+        let location = device.address();
         let mut bars = [None; wire::pci::BARS];
         for (to, bar) in bars.iter_mut().zip(device.bars()) {
             *to = bar.map(|bar| Bar {
@@ -118,9 +118,9 @@ impl Kept {
                 revision: class as u8,
             },
             location: Location {
-                domain: place >> 16,
-                bus: (place >> 8) as u8,
-                devfn: place as u8,
+                domain: location >> 16,
+                bus: (location >> 8) as u8,
+                devfn: location as u8,
             },
             bars,
             state: DeviceState::Free,
@@ -209,11 +209,11 @@ kernel::pci_device_table!(
 );
 
 /// A bound device.
-pub(crate) struct Keeping(Arc<Kept>);
+pub(crate) struct BoundOffer(Arc<OfferedDevice>);
 
 impl pci::Driver for LenderDriver {
     type IdInfo = ();
-    type Data<'bound> = Keeping;
+    type Data<'bound> = BoundOffer;
 
     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
 
@@ -221,22 +221,22 @@ impl pci::Driver for LenderDriver {
         pdev: &'bound pci::Device<Core<'_>>,
         _info: Option<&'bound Self::IdInfo>,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
-        let kept = Kept::new(pdev)?;
-        if let Err(e) = crate::registry::add_kept(&kept) {
-            kept.end(pdev);
+        let offered = OfferedDevice::new(pdev)?;
+        if let Err(e) = crate::registry::add_device(&offered) {
+            offered.end(pdev);
             return Err(e);
         }
-        Ok(Keeping(kept))
+        Ok(BoundOffer(offered))
     }
 
     fn unbind<'bound>(pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
-        crate::registry::remove_kept(&this.0);
+        crate::registry::remove_device(&this.0);
         this.0.end(pdev);
     }
 }
 
 /// Open intervals of a lease.
-struct Lent {
+struct OpenLease {
     /// Lender's handle of the device.
     name: u32,
     /// Targets of the device's BARs.
@@ -248,26 +248,26 @@ struct Lent {
 /// Open intervals of all leases of this node's devices.
 #[derive(Default)]
 pub(crate) struct Lending {
-    lent: KVec<Lent>,
+    leases: KVec<OpenLease>,
     /// Target numbers of ended leases that must not be reused yet.
-    shut: KVec<ClosedTarget>,
+    closed_targets: KVec<ClosedTarget>,
 }
 
 impl Lending {
     /// Returns whether no interval is open.
     pub(crate) fn is_empty(&self) -> bool {
-        self.lent.is_empty()
+        self.leases.is_empty()
     }
 
     /// Closes the intervals of a device. May sleep.
     pub(crate) fn end(&mut self, name: u32) {
-        let at = self.lent.iter().position(|lent| lent.name == name);
-        let Some(lent) = at.and_then(|at| self.lent.remove(at).ok()) else {
+        let at = self.leases.iter().position(|lease| lease.name == name);
+        let Some(lease) = at.and_then(|at| self.leases.remove(at).ok()) else {
             return;
         };
-        for target in lent.targets {
+        for target in lease.targets {
             // Cannot fail: space was reserved before the targets were opened.
-            let _ = self.shut.push_within_capacity(target.close_keep_number());
+            let _ = self.closed_targets.push_within_capacity(target.close_keep_number());
         }
     }
 }
@@ -295,7 +295,7 @@ fn first<T>(set: &mut u64, open: impl Fn(u32) -> Result<T>) -> Result<(u8, T)> {
 impl Nic {
     /// Does the lender's pending work that may sleep. Runs in work item 0.
     pub(crate) fn lend(self: &Arc<Self>) {
-        self.end_early();
+        self.release_earlier_targets();
         loop {
             let work = self.with_machines(|machines, _| machines.lender.work());
             let Some(work) = work else {
@@ -332,7 +332,9 @@ impl Nic {
                 }
                 Work::Release(set) => {
                     let mut lending = self.lending.lock();
-                    lending.shut.retain(|t| set & 1 << t.interval() == 0);
+                    lending
+                        .closed_targets
+                        .retain(|t| set & 1 << t.interval() == 0);
                 }
                 Work::Gone(name) => self.forget(name),
             }
@@ -391,7 +393,7 @@ impl Nic {
     fn open_intervals(&self, device: &Arc<LeasedDevice>, open: &lender::Open) -> Result<Opened> {
         let smfu: Arc<Smfu> = self.smfu()?;
         let mut numbers = Numbers::default();
-        let mut lent = Lent {
+        let mut lease = OpenLease {
             name: open.handle,
             targets: KVec::with_capacity(device.bars().len(), GFP_KERNEL)?,
             windows: KVec::with_capacity(2, GFP_KERNEL)?,
@@ -407,7 +409,8 @@ impl Nic {
                 smfu.target(n, memory)
             })?;
             *number = n;
-            lent.targets
+            lease
+                .targets
                 .push_within_capacity(target)
                 .map_err(|_| ENOMEM)?;
         }
@@ -428,30 +431,31 @@ impl Nic {
             interrupts: interrupts.bus().ok_or(ENODEV)?.0,
         };
         for window in [dma, interrupts] {
-            lent.windows
+            lease
+                .windows
                 .push_within_capacity(window)
                 .map_err(|_| ENOMEM)?;
         }
         let mut lending = self.lending.lock();
         // Reserves space, so that closing the targets later cannot fail.
-        let open: usize = lending.lent.iter().map(|lent| lent.targets.len()).sum();
+        let open: usize = lending.leases.iter().map(|lease| lease.targets.len()).sum();
         lending
-            .shut
-            .reserve(open + lent.targets.len(), GFP_KERNEL)?;
-        lending.lent.push(lent, GFP_KERNEL)?;
+            .closed_targets
+            .reserve(open + lease.targets.len(), GFP_KERNEL)?;
+        lending.leases.push(lease, GFP_KERNEL)?;
         Ok(opened)
     }
 
     /// Closes all intervals when the NIC is removed. May sleep.
     pub(crate) fn end_lending(&self) {
         let mut lending = self.lending.lock();
-        while let Some(name) = lending.lent.first().map(|lent| lent.name) {
+        while let Some(name) = lending.leases.first().map(|lease| lease.name) {
             if let Some(device) = self.offered(name) {
                 device.quiesce();
             }
             lending.end(name);
         }
-        for target in core::mem::take(&mut lending.shut) {
+        for target in core::mem::take(&mut lending.closed_targets) {
             target.hold_off(conf::quarantine());
         }
         drop(lending);

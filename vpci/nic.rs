@@ -19,10 +19,10 @@
 //! `accelerating` before the other mutexes.
 
 use crate::{
-    accel::Owed,
+    accel::Cleanup,
     conf,
     counts::Counts,
-    interrupt_relay::{Heard, InterruptRelay},
+    interrupt_relay::{BorrowedInterrupts, InterruptRelay},
     lease::Lease,
     lend::Lending,
     registry,
@@ -79,9 +79,9 @@ pub(crate) enum Step {
 impl Machines {
     #[inline(never)] // Keeps its stack frame out of the caller's.
     fn new() -> Result<KBox<Self>> {
-        let (limits, most) = (conf::limits(), conf::leases());
-        let lender = Lender::new(Time(0), most, &limits, security::random())?;
-        let borrower = Borrower::new(Time(0), most, &limits, security::random())?;
+        let (limits, max) = (conf::limits(), conf::leases());
+        let lender = Lender::new(Time(0), max, &limits, security::random())?;
+        let borrower = Borrower::new(Time(0), max, &limits, security::random())?;
         Ok(KBox::new(Self { lender, borrower }, GFP_KERNEL)?)
     }
 
@@ -115,7 +115,7 @@ pub(crate) struct Alarm {
     /// Expiry of the timer; `None` if it is not set.
     pub(crate) due: Option<Time>,
     /// The timer; `None` while the port is closed.
-    pub(crate) beat: Option<Arc<Timed<Beat>>>,
+    pub(crate) timer: Option<Arc<Timed<TimerEvents>>>,
 }
 
 /// A bound NIC.
@@ -143,17 +143,17 @@ pub(crate) struct Nic {
     pub(crate) accelerating: Mutex<()>,
     /// Leases of accelerators that could not be cleaned up yet.
     #[pin]
-    pub(crate) owed: Mutex<KVec<Owed>>,
+    pub(crate) cleanups: Mutex<KVec<Cleanup>>,
     /// Target numbers of ended leases that must not be reused yet.
     #[pin]
-    pub(crate) shut: Mutex<KVec<ClosedTarget>>,
+    pub(crate) closed_targets: Mutex<KVec<ClosedTarget>>,
     /// Interrupts of borrowed devices.
     #[pin]
-    pub(crate) interrupts: SpinLockIrq<KVec<Heard>>,
+    pub(crate) interrupts: SpinLockIrq<KVec<BorrowedInterrupts>>,
     /// Target numbers that may have been open before this module was loaded; reserved until the NIC
     /// may lend and borrow.
     #[pin]
-    early: Mutex<KVec<ClosedTarget>>,
+    earlier_targets: Mutex<KVec<ClosedTarget>>,
     /// Held while a thread asks a node for its devices.
     #[pin]
     pub(crate) asking: Mutex<()>,
@@ -171,7 +171,7 @@ pub(crate) struct Nic {
     #[pin]
     watch_work: DelayedWork<Nic, 3>,
     #[pin]
-    settle_work: DelayedWork<Nic, 4>,
+    clean_up_work: DelayedWork<Nic, 4>,
 }
 
 impl_has_delayed_work! {
@@ -179,7 +179,7 @@ impl_has_delayed_work! {
     impl HasDelayedWork<Nic, 1> for Nic { self.borrowed_work }
     impl HasDelayedWork<Nic, 2> for Nic { self.cut_work }
     impl HasDelayedWork<Nic, 3> for Nic { self.watch_work }
-    impl HasDelayedWork<Nic, 4> for Nic { self.settle_work }
+    impl HasDelayedWork<Nic, 4> for Nic { self.clean_up_work }
 }
 
 impl WorkItem<0> for Nic {
@@ -202,7 +202,7 @@ impl WorkItem<2> for Nic {
     type Pointer = Arc<Nic>;
 
     fn run(this: Arc<Nic>) {
-        this.ring_late();
+        this.call_held_off();
         this.cut();
     }
 }
@@ -219,7 +219,7 @@ impl WorkItem<4> for Nic {
     type Pointer = Arc<Nic>;
 
     fn run(this: Arc<Nic>) {
-        this.settle();
+        this.clean_up();
     }
 }
 
@@ -236,9 +236,9 @@ impl Soft for Reader {
 }
 
 /// Port events: hard interrupt or process context.
-struct Ear(Arc<Tasklet<Reader>>);
+struct PortEvents(Arc<Tasklet<Reader>>);
 
-impl Client for Ear {
+impl Client for PortEvents {
     fn interrupt(&self) {
         self.0.schedule();
     }
@@ -251,9 +251,9 @@ impl Client for Ear {
 }
 
 /// Timer callback of the state machines.
-pub(crate) struct Beat(Arc<Nic>);
+pub(crate) struct TimerEvents(Arc<Nic>);
 
-impl Expire for Beat {
+impl Expire for TimerEvents {
     fn expired(timer: &Timed<Self>) {
         let nic = &timer.0;
         nic.alarm.lock().due = None;
@@ -313,10 +313,10 @@ impl Nic {
                 lending <- new_mutex!(Lending::default(), "vpci_lending"),
                 leases <- new_mutex!(KVec::new(), "vpci_leases"),
                 accelerating <- new_mutex!((), "vpci_accelerating"),
-                owed <- new_mutex!(KVec::new(), "vpci_owed"),
-                shut <- new_mutex!(KVec::new(), "vpci_shut"),
+                cleanups <- new_mutex!(KVec::new(), "vpci_owed"),
+                closed_targets <- new_mutex!(KVec::new(), "vpci_shut"),
                 interrupts <- new_spinlock_irq!(KVec::new(), "vpci_interrupts"),
-                early <- new_mutex!(KVec::new(), "vpci_early"),
+                earlier_targets <- new_mutex!(KVec::new(), "vpci_early"),
                 asking <- new_mutex!((), "vpci_asking"),
                 alarm <- new_spinlock_irq!(Alarm::default(), "vpci_alarm"),
                 closing: AtomicFlag::new(false),
@@ -325,7 +325,7 @@ impl Nic {
                 borrowed_work <- new_delayed_work!("vpci_borrowed"),
                 cut_work <- new_delayed_work!("vpci_cut"),
                 watch_work <- new_delayed_work!("vpci_watch"),
-                settle_work <- new_delayed_work!("vpci_settle"),
+                clean_up_work <- new_delayed_work!("vpci_settle"),
             }),
             GFP_KERNEL,
         )?;
@@ -336,22 +336,22 @@ impl Nic {
     #[inline(never)] // Keeps its stack frame out of the caller's.
     fn begin(self: &Arc<Self>, handle: Handle) -> Result {
         let nic = self;
-        *nic.early.lock() = handle.smfu().hold_free_targets()?;
-        let beat = Timed::<Beat>::new(Ok::<_, Error>(Beat(nic.clone())));
-        let beat = Arc::pin_init(beat, GFP_KERNEL)?;
+        *nic.earlier_targets.lock() = handle.smfu().hold_free_targets()?;
+        let timer = Timed::<TimerEvents>::new(Ok::<_, Error>(TimerEvents(nic.clone())));
+        let timer = Arc::pin_init(timer, GFP_KERNEL)?;
         let relay = Arc::new(InterruptRelay(nic.clone()), GFP_KERNEL)?;
         let reader = Tasklet::new(Ok::<_, Error>(Reader(nic.clone())));
-        let ear = Arc::new(Ear(Arc::pin_init(reader, GFP_KERNEL)?), GFP_KERNEL)?;
+        let events = Arc::new(PortEvents(Arc::pin_init(reader, GFP_KERNEL)?), GFP_KERNEL)?;
         let open = Open {
             _messages: handle.subscribe_messages(relay, 0)?,
             handle,
         };
         *nic.open.lock() = Some(open);
-        nic.alarm.lock().beat = Some(beat);
-        nic.want(nic.begins());
+        nic.alarm.lock().timer = Some(timer);
+        nic.run_at(nic.begins());
         let sender = nic.sender.lock().clone();
         if let Some(sender) = sender {
-            sender.attach(ear);
+            sender.attach(events);
         }
         // Processes earlier messages and arms the mailbox.
         nic.read();
@@ -367,15 +367,15 @@ impl Nic {
 
     /// Releases the reserved target numbers of an earlier module instance once the quarantine has
     /// ended. Returns whether it has. May sleep.
-    pub(crate) fn end_early(&self) -> bool {
+    pub(crate) fn release_earlier_targets(&self) -> bool {
         let begins = self.begins();
         if self.now() < begins {
-            self.want(begins);
+            self.run_at(begins);
             return false;
         }
         // Dropped with the lock held, so that a second caller finds no numbers that are still
         // reserved.
-        *self.early.lock() = KVec::new();
+        *self.earlier_targets.lock() = KVec::new();
         true
     }
 
@@ -490,17 +490,17 @@ impl Nic {
         if let Some(sender) = sender {
             sender.close();
         }
-        let beat = self.alarm.lock().beat.take();
-        if let Some(beat) = beat {
-            beat.disarm_sync();
+        let timer = self.alarm.lock().timer.take();
+        if let Some(timer) = timer {
+            timer.disarm_sync();
         }
         work::cancel_delayed_sync::<_, 0>(self);
         work::cancel_delayed_sync::<_, 1>(self);
         work::cancel_delayed_sync::<_, 2>(self);
         work::cancel_delayed_sync::<_, 3>(self);
         work::cancel_delayed_sync::<_, 4>(self);
-        self.settle_last();
-        for target in core::mem::take(&mut *self.early.lock()) {
+        self.last_cleanup();
+        for target in core::mem::take(&mut *self.earlier_targets.lock()) {
             target.hold_off(conf::quarantine());
         }
         // Ends what other nodes have not confirmed.

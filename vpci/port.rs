@@ -34,9 +34,9 @@ impl Nic {
         let Some(mailbox) = mailbox.as_mut().get_mut().as_mut() else {
             return false;
         };
-        let mut look = false;
-        let n = mailbox.poll(BATCH, |message| look |= self.hear(message));
-        if look {
+        let mut wake = false;
+        let n = mailbox.poll(BATCH, |message| wake |= self.receive(message));
+        if wake {
             self.wake();
         }
         n == BATCH || mailbox.rearm()
@@ -45,15 +45,15 @@ impl Nic {
     /// Processes messages for a caller that waits for one, and the actions that follow, because no
     /// other context may be able to run. Does not arm the mailbox. Returns false if the port is
     /// closed. Any context.
-    pub(crate) fn look(self: &Arc<Self>) -> bool {
+    pub(crate) fn poll(self: &Arc<Self>) -> bool {
         let mut mailbox = self.mailbox.lock();
-        let mut look = false;
+        let mut wake = false;
         let Some(open) = mailbox.as_mut().get_mut().as_mut() else {
             return false;
         };
-        let some = open.poll(BATCH, |message| look |= self.hear(message)) > 0;
+        let some = open.poll(BATCH, |message| wake |= self.receive(message)) > 0;
         drop(mailbox);
-        if look {
+        if wake {
             self.wake();
         }
         if some {
@@ -63,7 +63,7 @@ impl Nic {
     }
 
     /// Processes a message. Returns whether work items may have to run.
-    fn hear(&self, message: &velo::Message<'_>) -> bool {
+    fn receive(&self, message: &velo::Message<'_>) -> bool {
         self.counts.received.fetch_add(1, Relaxed);
         let status = &message.status;
         let (from, tag) = (status.source.node, status.tag);
@@ -150,7 +150,7 @@ impl Nic {
         }
         let next = self.machines.lock().next();
         if let Some(next) = next {
-            self.want(next);
+            self.run_at(next);
         }
     }
 
@@ -167,13 +167,13 @@ impl Nic {
     }
 
     /// Ensures that the timer expires at `at` or earlier. Any context.
-    pub(crate) fn want(&self, at: Time) {
+    pub(crate) fn run_at(&self, at: Time) {
         let mut alarm = self.alarm.lock();
-        let Alarm { due, beat } = &mut *alarm;
-        if let Some(beat) = beat.as_ref().filter(|_| due.is_none_or(|due| at < due)) {
+        let Alarm { due, timer } = &mut *alarm;
+        if let Some(timer) = timer.as_ref().filter(|_| due.is_none_or(|due| at < due)) {
             *due = Some(at);
             let ns = at.0.saturating_sub(self.now().0);
-            beat.arm(Delta::from_nanos(ns.clamp(1_000_000, 1 << 40) as i64));
+            timer.arm(Delta::from_nanos(ns.clamp(1_000_000, 1 << 40) as i64));
         }
     }
 

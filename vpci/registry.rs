@@ -4,7 +4,7 @@
 //! lists is held while NICs and devices are offered to each other, so it comes before all locks of
 //! [`Nic`].
 
-use crate::{lend::Kept, nic::Nic};
+use crate::{lend::OfferedDevice, nic::Nic};
 use kernel::{
     new_mutex,
     prelude::*,
@@ -19,7 +19,7 @@ pub(crate) struct Lists {
     /// NICs in the order in which they were bound.
     pub(crate) nics: KVec<Arc<Nic>>,
     /// Devices bound to the lender driver.
-    pub(crate) kept: KVec<Arc<Kept>>,
+    pub(crate) devices: KVec<Arc<OfferedDevice>>,
 }
 
 #[pin_data]
@@ -40,7 +40,7 @@ impl Registered {
     pub(crate) fn new() -> Result<Self> {
         let none = Lists {
             nics: KVec::new(),
-            kept: KVec::new(),
+            devices: KVec::new(),
         };
         let all = pin_init!(All {
             lists <- new_mutex!(none, "vpci_lists"),
@@ -75,8 +75,8 @@ pub(crate) fn with<R>(f: impl FnOnce(&mut Lists) -> R) -> Result<R> {
 pub(crate) fn add_nic(nic: &Arc<Nic>) -> Result {
     with(|lists| {
         lists.nics.push(nic.clone(), GFP_KERNEL)?;
-        for kept in &lists.kept {
-            kept.offer(nic);
+        for offered in &lists.devices {
+            offered.offer(nic);
         }
         Ok(())
     })?
@@ -94,13 +94,13 @@ pub(crate) fn remove_nic(nic: &Arc<Nic>) {
 /// Lets another NIC offer the devices of a removed NIC. May sleep.
 pub(crate) fn offer_by_others(nic: &Arc<Nic>) {
     let _ = with(|lists| {
-        for kept in &lists.kept {
-            kept.forget(nic);
+        for offered in &lists.devices {
+            offered.forget(nic);
         }
         let other = lists.nics.first().cloned();
         if let Some(other) = other {
-            for kept in &lists.kept {
-                kept.offer(&other);
+            for offered in &lists.devices {
+                offered.offer(&other);
             }
         }
     });
@@ -111,21 +111,21 @@ pub(crate) fn offer_by_others(nic: &Arc<Nic>) {
 /// # Errors
 ///
 /// `ENOMEM`, `ENODEV`.
-pub(crate) fn add_kept(kept: &Arc<Kept>) -> Result {
+pub(crate) fn add_device(offered: &Arc<OfferedDevice>) -> Result {
     with(|lists| {
-        lists.kept.push(kept.clone(), GFP_KERNEL)?;
+        lists.devices.push(offered.clone(), GFP_KERNEL)?;
         if let Some(nic) = lists.nics.first() {
-            kept.offer(nic);
+            offered.offer(nic);
         }
         Ok(())
     })?
 }
 
 /// Removes a device. May sleep.
-pub(crate) fn remove_kept(kept: &Arc<Kept>) {
+pub(crate) fn remove_device(offered: &Arc<OfferedDevice>) {
     let _ = with(|lists| {
-        if let Some(at) = lists.kept.iter().position(|k| Arc::ptr_eq(k, kept)) {
-            let _ = lists.kept.remove(at);
+        if let Some(at) = lists.devices.iter().position(|k| Arc::ptr_eq(k, offered)) {
+            let _ = lists.devices.remove(at);
         }
     });
 }

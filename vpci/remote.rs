@@ -46,10 +46,10 @@ const PENDING: u32 = 1 << 5;
 
 /// Bus and function number of the device: function 0 of device 0, the only one on the bus behind
 /// the root port (TH §4.5.2.2).
-pub(crate) const PLACE: (u8, u8) = (1, 0);
+pub(crate) const DEVICE: (u8, u8) = (1, 0);
 
 fn target() -> Bdf {
-    Bdf::new(PLACE.0, PLACE.1 >> 3, PLACE.1 & 7)
+    Bdf::new(DEVICE.0, DEVICE.1 >> 3, DEVICE.1 & 7)
 }
 
 /// Access to the NIC of an accelerator node. All functions may sleep, except [`Remote::cycle_now`].
@@ -94,7 +94,7 @@ impl Remote {
     }
 
     /// Reads registers once, in up to `us` microseconds. Returns `None` if one was not answered.
-    pub(crate) fn look<const N: usize>(
+    pub(crate) fn read_once<const N: usize>(
         &self,
         offsets: [RegOffset; N],
         us: u32,
@@ -179,7 +179,7 @@ impl Remote {
         }
     }
 
-    fn patient(&self, register: Register, write: Option<u32>) -> Option<u32> {
+    fn cycle_retry(&self, register: Register, write: Option<u32>) -> Option<u32> {
         for _ in 0..TRIES {
             if self
                 .until
@@ -249,7 +249,7 @@ impl Remote {
     /// Disables bus mastering of the device and waits for its pending transactions. Returns `None`
     /// if the device does not answer.
     pub(crate) fn quiet(&self, reset: Option<&ResetBy>) -> Option<()> {
-        self.patient(Register::new(COMMAND, 2)?, Some(QUIET))?;
+        self.cycle_retry(Register::new(COMMAND, 2)?, Some(QUIET))?;
         // Only PCI Express functions report pending transactions; for others the time has to
         // suffice.
         let status = reset
@@ -257,7 +257,7 @@ impl Remote {
             .and_then(|by| Register::new(by.register.offset() + STATUS_BEHIND_CONTROL, 2));
         let begun: Instant<Monotonic> = Instant::now();
         while begun.elapsed().as_millis() < PENDING_MS {
-            match status.map(|s| self.patient(s, None)) {
+            match status.map(|s| self.cycle_retry(s, None)) {
                 Some(Some(status)) if status & PENDING == 0 => break,
                 Some(None) => return None,
                 _ => fsleep(Delta::from_millis(5)),
@@ -272,13 +272,14 @@ impl Remote {
     ///
     /// `EIO`: the device does not answer.
     pub(crate) fn reset(&self, by: &ResetBy) -> Result {
-        let old = self.patient(by.register, None).ok_or(EIO)?;
-        self.patient(by.register, Some(old | by.bit)).ok_or(EIO)?;
+        let old = self.cycle_retry(by.register, None).ok_or(EIO)?;
+        self.cycle_retry(by.register, Some(old | by.bit))
+            .ok_or(EIO)?;
         fsleep(Delta::from_millis(RESET_MS));
         let id = Register::new(0, 4).ok_or(EIO)?;
         let begun: Instant<Monotonic> = Instant::now();
         while begun.elapsed().as_millis() < READY_MS {
-            if self.patient(id, None).is_some_and(|id| id != u32::MAX) {
+            if self.cycle_retry(id, None).is_some_and(|id| id != u32::MAX) {
                 return Ok(());
             }
             fsleep(Delta::from_millis(10));
@@ -294,8 +295,8 @@ impl Remote {
     pub(crate) fn set_bars(&self, bars: impl Iterator<Item = (usize, u32)>) -> Result {
         for (i, value) in bars {
             let register = Register::new(0x10 + 4 * i as u16, 4).ok_or(EIO)?;
-            self.patient(register, Some(value)).ok_or(EIO)?;
-            let seen = self.patient(register, None).ok_or(EIO)?;
+            self.cycle_retry(register, Some(value)).ok_or(EIO)?;
+            let seen = self.cycle_retry(register, None).ok_or(EIO)?;
             if (seen ^ value) & !0xf != 0 {
                 return Err(EIO);
             }
@@ -306,10 +307,10 @@ impl Remote {
 
 impl Cycles for Remote {
     fn read(&mut self, register: Register) -> Option<u32> {
-        self.patient(register, None)
+        self.cycle_retry(register, None)
     }
 
     fn write(&mut self, register: Register, value: u32) -> Option<()> {
-        self.patient(register, Some(value)).map(drop)
+        self.cycle_retry(register, Some(value)).map(drop)
     }
 }

@@ -5,7 +5,7 @@
 use super::{device, planned, Accelerator};
 use crate::{
     conf,
-    lease::{Lease, Way},
+    lease::{Backend, Lease},
     nic::Nic,
     remote::Remote,
 };
@@ -29,7 +29,7 @@ const STEP: Delta = Delta::from_millis(10);
 
 /// Returns a subset of `set` with at least `need` numbers, and different ones each time. A device
 /// that could not be disconnected may still use numbers of an earlier lease.
-fn some_of(set: u64, need: u32) -> u64 {
+fn random_subset(set: u64, need: u32) -> u64 {
     let below = (1u64 << (security::random() % 64)) - 1;
     match set & below {
         some if some.count_ones() >= need => some,
@@ -48,17 +48,17 @@ impl Nic {
         let planned = self.plan(remote, record);
         let (found, plan, used, pages) = planned.inspect_err(|_| {
             if self.set_free(remote, record).is_err() {
-                self.owe_word(remote, record);
+                self.add_word_cleanup(remote, record);
             }
         })?;
         let timeout = u64::from(conf::limits().timeout_ms) * 1_000_000;
         let watch = Watch::new(record, self.now(), timeout);
         let made = Accelerator::new(remote, found, plan, watch).and_then(|accelerator| {
-            let way = Way::Backdoor(accelerator);
+            let backend = Backend::Backdoor(accelerator);
             self.leases.lock().reserve(1, GFP_KERNEL)?;
-            Lease::new(self, way, remote.node, device(&found), pages)
+            Lease::new(self, backend, remote.node, device(&found), pages)
         });
-        let lease = made.inspect_err(|_| self.owe_word(remote, record))?;
+        let lease = made.inspect_err(|_| self.add_word_cleanup(remote, record))?;
         let opened = self.open_all(&lease, remote, record, &plan, used);
         opened.inspect_err(|_| {
             // The device loses all access before the rest is undone.
@@ -68,11 +68,11 @@ impl Nic {
             let targets = lease.targets();
             lease.close();
             let all = plan.numbers().bar_set();
-            let back = shut.and_then(|()| self.give_back(remote, record, all));
+            let back = shut.and_then(|()| self.release_device(remote, record, all));
             let bars = if back.is_ok() { 0 } else { all };
-            self.owe(remote, record, bars, targets, shut.is_ok(), false);
+            self.add_cleanup(remote, record, bars, targets, shut.is_ok(), false);
         })?;
-        self.want(self.now());
+        self.run_at(self.now());
         Ok(lease)
     }
 
@@ -91,8 +91,8 @@ impl Nic {
         let bars = found.bars.iter().flatten().count() as u32;
         // Interval 0 leads to registers, interval 63 to no target.
         let usable = !(1 | (1 << 63));
-        let windows = some_of(smfu.free_windows() & !used & usable, bars);
-        let targets = some_of(smfu.free_targets() & usable, 2);
+        let windows = random_subset(smfu.free_windows() & !used & usable, bars);
+        let targets = random_subset(smfu.free_targets() & usable, 2);
         let bytes = conf::dma_bytes();
         let max = DMA_MAX.saturating_sub(bytes);
         let pages = self.map_bytes()?.map(|pages| pages.min(max));
@@ -131,14 +131,14 @@ impl Nic {
 
     /// Ends a busy lease: in order, or because the device was lost. May sleep, for long.
     pub(super) fn end_accelerator(&self, lease: &Arc<Lease>) {
-        let Way::Backdoor(accelerator) = &lease.way else {
+        let Backend::Backdoor(accelerator) = &lease.backend else {
             return;
         };
         let loss = *accelerator.loss.lock();
         // Unbinding the driver may take arbitrarily long.
         lease.remove(loss.is_some());
         let _alone = self.accelerating.lock();
-        self.leave_all(lease, accelerator);
+        self.end_all_access(lease, accelerator);
         accelerator.lost.store(true, Relaxed);
         let (remote, found) = (&accelerator.remote, &accelerator.found);
         let record = accelerator.watch.lock().record();
@@ -150,7 +150,7 @@ impl Nic {
         };
         let targets = lease.targets();
         lease.close();
-        let back = shut.and_then(|()| self.give_back(remote, record, bars));
+        let back = shut.and_then(|()| self.release_device(remote, record, bars));
         match (loss, back) {
             (Some(why), _) => pr_warn!("node {}: the device is lost: {:?}\n", remote.node.0, why),
             (None, Ok(())) => pr_info!("node {}: device returned\n", remote.node.0),
@@ -161,8 +161,8 @@ impl Nic {
             ),
         }
         let bars = if back.is_ok() { 0 } else { bars };
-        let noted = matches!(loss, Some(LossReason::Taken(..) | LossReason::Closed));
-        self.owe(remote, record, bars, targets, shut.is_ok(), noted);
+        let recorded = matches!(loss, Some(LossReason::Taken(..) | LossReason::Closed));
+        self.add_cleanup(remote, record, bars, targets, shut.is_ok(), recorded);
         {
             let mut leases = self.leases.lock();
             let at = leases.iter().position(|l| Arc::ptr_eq(l, lease));
@@ -170,7 +170,7 @@ impl Nic {
             drop(leases);
             drop(gone);
         }
-        lease.set_over(match loss {
+        lease.set_result(match loss {
             None => Ok(EndReason::GivenBack),
             Some(_) => Err(EIO),
         });
@@ -195,7 +195,7 @@ impl Nic {
     }
 
     /// Releases the device. The caller has closed this node's windows. May sleep.
-    pub(super) fn give_back(&self, remote: &Remote, record: LeaseRecord, bars: u64) -> Result {
+    pub(super) fn release_device(&self, remote: &Remote, record: LeaseRecord, bars: u64) -> Result {
         let used = remote.read(INTERVALS)?;
         self.still(remote, record)?;
         remote.set(INTERVALS, used & !bars)?;
@@ -208,7 +208,7 @@ impl Nic {
     ///
     /// `EBUSY`: its driver is being bound, or another thread returns it.
     pub(crate) fn return_accelerator(&self, lease: &Arc<Lease>) -> Result {
-        if !lease.take() {
+        if !lease.claim() {
             return Err(EBUSY);
         }
         self.end_accelerator(lease);
@@ -218,7 +218,7 @@ impl Nic {
     pub(super) fn accelerators(&self) -> Result<KVec<(Arc<Lease>, Arc<Accelerator>)>> {
         let mut all = KVec::new();
         for lease in self.leases.lock().iter() {
-            if let Way::Backdoor(accelerator) = &lease.way {
+            if let Backend::Backdoor(accelerator) = &lease.backend {
                 all.push((lease.clone(), accelerator.clone()), GFP_KERNEL)?;
             }
         }
@@ -238,7 +238,7 @@ impl Nic {
             let Some((lease, _)) = all.first() else {
                 return;
             };
-            if lease.take() {
+            if lease.claim() {
                 self.end_accelerator(lease);
             } else {
                 fsleep(STEP);
@@ -251,14 +251,14 @@ impl Nic {
     /// sleep for a short time.
     pub(crate) fn watch(self: &Arc<Self>) {
         let Ok(all) = self.accelerators() else {
-            return self.want(self.after(100));
+            return self.run_at(self.after(100));
         };
         for (lease, accelerator) in all {
             if accelerator.loss.lock().is_some() {
                 continue;
             }
-            match accelerator.look(self) {
-                Ok(next) => self.want(next),
+            match accelerator.check(self) {
+                Ok(next) => self.run_at(next),
                 // The device is being returned: its intervals are closed before it is free.
                 Err(_) if accelerator.lost.load(Relaxed) => {}
                 Err(why) => {
@@ -266,7 +266,7 @@ impl Nic {
                     accelerator.lost.store(true, Relaxed);
                     *accelerator.loss.lock() = Some(why);
                     lease.cut();
-                    lease.mute();
+                    lease.remove_interrupts();
                     // Work item 4 ends the lease.
                     self.wake();
                 }
@@ -277,13 +277,13 @@ impl Nic {
     /// Ends the leases of lost devices. May sleep, for long.
     pub(super) fn end_lost(&self) {
         for (lease, accelerator) in self.accelerators().unwrap_or_default() {
-            if accelerator.loss.lock().is_none() || lease.over().is_some() {
+            if accelerator.loss.lock().is_none() || lease.result().is_some() {
                 continue;
             }
-            match lease.take() {
+            match lease.claim() {
                 true => self.end_accelerator(&lease),
                 // The driver is still being bound, and will find that the device does not answer.
-                false => self.want(self.after(50)),
+                false => self.run_at(self.after(50)),
             }
         }
     }

@@ -9,16 +9,16 @@
 //! disconnects lost devices at once. Work item 4 ends their leases and cleans up what could not be
 //! closed before.
 
+mod cleanup;
 mod life;
-mod owed;
 mod peer;
 
-pub(crate) use owed::Owed;
+pub(crate) use cleanup::Cleanup;
 
 use crate::{
     conf,
     nic::Nic,
-    remote::{Remote, PLACE, RESET_MS},
+    remote::{Remote, DEVICE, RESET_MS},
 };
 use kernel::{
     new_mutex, new_spinlock_irq,
@@ -51,7 +51,7 @@ use wire::{
 /// Interval between two steps of a claim.
 const STEP: Delta = Delta::from_millis(5);
 /// Maximum time of a check of registers in microseconds.
-const LOOK_US: u32 = 100_000;
+const CHECK_US: u32 = 100_000;
 
 /// A borrowed device behind a NIC without a host.
 #[pin_data]
@@ -98,12 +98,12 @@ impl Accelerator {
 
     /// Claims the exclusive right to bind the driver or to end the lease. Returns false if another
     /// thread has it.
-    pub(crate) fn take(&self) -> bool {
+    pub(crate) fn claim(&self) -> bool {
         !self.busy.xchg(true, Relaxed)
     }
 
     /// Releases that right after the driver was bound.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn release(&self) {
         self.busy.store(false, Relaxed);
     }
 
@@ -157,13 +157,13 @@ impl Accelerator {
             filter.silent_since().is_some()
         };
         if silent {
-            nic.want(nic.now());
+            nic.run_at(nic.now());
         }
         done.ok().flatten()
     }
 
     /// Re-reads the lease word if its check is due. Returns the time of the next check. May sleep.
-    fn look(&self, nic: &Nic) -> Result<Time, LossReason> {
+    fn check(&self, nic: &Nic) -> Result<Time, LossReason> {
         let silent = self.filter.lock().silent_since();
         let due = self.watch.lock().next();
         if nic.now() < due && silent.is_none() {
@@ -171,7 +171,9 @@ impl Accelerator {
         }
         let [one, two] = self.plan.open_check();
         let sent = nic.now();
-        let seen = self.remote.look([LEASE, one.offset, two.offset], LOOK_US);
+        let seen = self
+            .remote
+            .read_once([LEASE, one.offset, two.offset], CHECK_US);
         let answer = seen.map(|[word, a, b]| (word, one.is_seen(a) && two.is_seen(b)));
         let (result, next, stuck) = {
             let mut watch = self.watch.lock();
@@ -198,7 +200,7 @@ pub(crate) enum Listed {
     /// The device, which is free.
     Device(Device),
     /// The device is in use, in this state and by this node.
-    Had(State, NodeId),
+    InUse(State, NodeId),
 }
 
 fn claimed(why: Unclaimed) -> Error {
@@ -222,8 +224,8 @@ fn device(found: &Found) -> Device {
         identity: found.identity,
         location: Location {
             domain: 0,
-            bus: PLACE.0,
-            devfn: PLACE.1,
+            bus: DEVICE.0,
+            devfn: DEVICE.1,
         },
         bars: found.bars,
         count: 1,
@@ -285,7 +287,7 @@ impl Nic {
             if let Some(e) = failed {
                 if written {
                     // The word may name this node, which has no lease.
-                    self.owe_word(remote, claim.record());
+                    self.add_word_cleanup(remote, claim.record());
                 }
                 return Err(e);
             }
@@ -351,13 +353,13 @@ impl Nic {
             return Ok(None);
         };
         if record.state != State::Free {
-            return Ok(Some(Listed::Had(record.state, record.node)));
+            return Ok(Some(Listed::InUse(record.state, record.node)));
         }
         let _alone = self.accelerating.lock();
         let record = self.claim(&remote, Goal::Borrow)?;
         let found = self.examine(&remote, record).map(|(found, _)| found);
         let free = self.set_free(&remote, record);
-        free.inspect_err(|_| self.owe_word(&remote, record))?;
+        free.inspect_err(|_| self.add_word_cleanup(&remote, record))?;
         Ok(Some(Listed::Device(device(&found?))))
     }
 
@@ -388,7 +390,7 @@ impl Nic {
     pub(crate) fn borrow_accelerator(self: &Arc<Self>, node: NodeId) -> Result<u32> {
         let lease = {
             let _alone = self.accelerating.lock();
-            if !self.end_early() {
+            if !self.release_earlier_targets() {
                 // Interval numbers of an earlier module instance must not be used yet.
                 return Err(EAGAIN);
             }
@@ -409,7 +411,7 @@ impl Nic {
             return Err(e);
         }
         let domain = lease.domain().ok_or(ENODEV);
-        lease.leave();
+        lease.release();
         domain
     }
 
@@ -428,7 +430,7 @@ impl Nic {
         let done = remote.apply(close());
         let done = done.and_then(|()| remote.set(INTERVALS, 0));
         let done = done.and_then(|()| self.set_free(&remote, record));
-        done.inspect_err(|_| self.owe_word(&remote, record))
+        done.inspect_err(|_| self.add_word_cleanup(&remote, record))
     }
 
     /// Frees a device that another node has borrowed, and closes all intervals from and to it.
@@ -448,7 +450,7 @@ impl Nic {
         let record = self.claim(&remote, Goal::Reclaim { free: down })?;
         let done = self.close_and_reset(&remote, record, down);
         let done = done.and_then(|()| self.set_free(&remote, record));
-        done.inspect_err(|_| self.owe_word(&remote, record))
+        done.inspect_err(|_| self.add_word_cleanup(&remote, record))
     }
 
     fn close_and_reset(&self, remote: &Remote, record: LeaseRecord, down: bool) -> Result {

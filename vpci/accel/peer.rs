@@ -6,7 +6,7 @@
 
 use super::{planned, Accelerator};
 use crate::{
-    lease::{Lease, Way},
+    lease::{Backend, Lease},
     nic::Nic,
 };
 use kernel::{
@@ -36,16 +36,16 @@ impl Accelerator {
     }
 
     /// Returns the interval numbers with which the device addresses other NICs. May sleep.
-    fn ways(&self) -> u64 {
+    fn interval_numbers(&self) -> u64 {
         let peers = self.peers.lock();
         let numbers = peers.iter().flatten().map(Peer::numbers);
         numbers.fold(self.plan.numbers().dma_set(), |all, set| all | set)
     }
 
     fn forget(&self, node: NodeId) {
-        for place in self.peers.lock().iter_mut() {
-            if place.is_some_and(|p| p.node() == node) {
-                *place = None;
+        for slot in self.peers.lock().iter_mut() {
+            if slot.is_some_and(|p| p.node() == node) {
+                *slot = None;
             }
         }
     }
@@ -56,8 +56,8 @@ impl Nic {
         let leases = self.leases.lock();
         let lease = leases.iter().find(|l| l.domain() == Some(domain));
         let lease = lease.ok_or(ENXIO)?;
-        match &lease.way {
-            Way::Backdoor(accelerator) if lease.over().is_none() => Ok(End {
+        match &lease.backend {
+            Backend::Backdoor(accelerator) if lease.result().is_none() => Ok(End {
                 lease: lease.clone(),
                 accelerator: accelerator.clone(),
             }),
@@ -92,7 +92,7 @@ impl Nic {
         let used = there.remote.read(INTERVALS)?;
         self.has(here)?;
         self.has(there)?;
-        let free = !(here.ways() | used);
+        let free = !(here.interval_numbers() | used);
         let target_addr = |bar| there.plan.address(bar);
         let peer = Peer::new(
             slot,
@@ -105,8 +105,8 @@ impl Nic {
         let pool = of.lease.pool().ok_or(ENODEV)?;
         // Reserved at the other NIC from now on.
         there.remote.set(INTERVALS, used | peer.numbers())?;
-        if let Some(place) = here.peers.lock().iter_mut().find(|p| p.is_none()) {
-            *place = Some(peer);
+        if let Some(entry) = here.peers.lock().iter_mut().find(|p| p.is_none()) {
+            *entry = Some(peer);
         }
         let opened = there.remote.apply(peer.open_targets());
         let opened = opened.and_then(|()| here.remote.apply(peer.open_windows()));
@@ -116,7 +116,7 @@ impl Nic {
                 None => Ok(()),
             })
         });
-        opened.inspect_err(|_| self.leave(&of, &to))
+        opened.inspect_err(|_| self.end_access(&of, &to))
     }
 
     /// Ends the access of the device in domain `of` to that in domain `to`. May sleep.
@@ -130,12 +130,12 @@ impl Nic {
         if of.accelerator.peer(to.accelerator.remote.node).is_none() {
             return Err(ENOTCONN);
         }
-        self.leave(&of, &to);
+        self.end_access(&of, &to);
         Ok(())
     }
 
     /// Ends all accesses from and to a device whose lease ends or that was lost.
-    pub(super) fn leave_all(&self, lease: &Arc<Lease>, accelerator: &Arc<Accelerator>) {
+    pub(super) fn end_all_access(&self, lease: &Arc<Lease>, accelerator: &Arc<Accelerator>) {
         let this = End {
             lease: lease.clone(),
             accelerator: accelerator.clone(),
@@ -143,8 +143,8 @@ impl Nic {
         for (lease, accelerator) in self.accelerators().unwrap_or_default() {
             if !Arc::ptr_eq(&accelerator, &this.accelerator) {
                 let other = End { lease, accelerator };
-                self.leave(&this, &other);
-                self.leave(&other, &this);
+                self.end_access(&this, &other);
+                self.end_access(&other, &this);
             }
         }
     }
@@ -160,7 +160,7 @@ impl Nic {
 
     /// Ends the access from one device to another, if it exists. A lost NIC is not written to.
     /// Interval numbers that it may still use stay reserved until `reclaim` with `down` frees them.
-    fn leave(&self, of: &End, to: &End) {
+    fn end_access(&self, of: &End, to: &End) {
         let (here, there) = (&of.accelerator, &to.accelerator);
         let Some(peer) = here.peer(there.remote.node) else {
             return;

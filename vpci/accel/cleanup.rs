@@ -5,9 +5,9 @@
 //!
 //! Interval numbers are released when the registers of the accelerator's NIC do not lead to this
 //! node any more. This node reads these registers itself, because the lease word does not show
-//! which intervals are open. Process context, may sleep; the list `owed` has its own mutex.
+//! which intervals are open. Process context, may sleep; the list `cleanups` has its own mutex.
 
-use super::LOOK_US;
+use super::CHECK_US;
 use crate::{conf, nic::Nic, remote::Remote};
 use kernel::{
     prelude::*,
@@ -26,14 +26,14 @@ const PAUSE: Delta = Delta::from_millis(50);
 
 /// Outstanding clean-up of one lease.
 #[derive(Clone)]
-pub(crate) struct Owed {
+pub(crate) struct Cleanup {
     remote: Remote,
     record: LeaseRecord,
     /// Numbers of this node's windows, which the accelerator's NIC has recorded as used.
     bars: u64,
     /// Set if that record still exists, because the NIC was not reset. Otherwise other nodes may
     /// use these numbers by now.
-    noted: bool,
+    recorded: bool,
     /// Numbers of this node's targets.
     targets: u64,
     /// Set when the lease word does not name this node any more.
@@ -43,145 +43,153 @@ pub(crate) struct Owed {
     /// Pause after that attempt in nanoseconds.
     pause: u64,
     /// Time at which accesses in flight have ended; `None` while intervals may still lead here.
-    through: Option<Time>,
+    drained: Option<Time>,
 }
 
-impl Owed {
-    fn is_over(&self, now: Time) -> bool {
-        self.free && self.bars == 0 && self.targets == 0 && self.through.is_none_or(|t| t <= now)
+impl Cleanup {
+    fn is_done(&self, now: Time) -> bool {
+        self.free && self.bars == 0 && self.targets == 0 && self.drained.is_none_or(|t| t <= now)
     }
 }
 
 impl Nic {
     /// Adds the clean-up of an ended lease. `closed`: no interval of the device leads here.
-    /// `noted`: the accelerator's NIC keeps its record of `bars`, even if another node has the
+    /// `recorded`: the accelerator's NIC keeps its record of `bars`, even if another node has the
     /// device by now. May sleep.
-    pub(super) fn owe(
+    pub(super) fn add_cleanup(
         &self,
         remote: &Remote,
         record: LeaseRecord,
         bars: u64,
         targets: u64,
         closed: bool,
-        noted: bool,
+        recorded: bool,
     ) {
         let now = self.now();
-        let (ask, hold) = (conf::limits().retry, conf::limits().in_flight_max);
-        let owed = Owed {
+        let (retry, in_flight) = (conf::limits().retry, conf::limits().in_flight_max);
+        let cleanup = Cleanup {
             remote: remote.clone(),
             record,
             bars,
-            noted,
+            recorded,
             targets,
             free: closed && bars == 0,
-            next: now.after(ask),
-            pause: ask,
-            through: closed.then(|| now.after(hold)),
+            next: now.after(retry),
+            pause: retry,
+            drained: closed.then(|| now.after(in_flight)),
         };
-        if self.owed.lock().push(owed, GFP_KERNEL).is_err() {
+        if self.cleanups.lock().push(cleanup, GFP_KERNEL).is_err() {
             pr_err!("no memory: interval numbers of an ended lease stay reserved\n");
         }
-        self.want(self.now());
+        self.run_at(self.now());
     }
 
     /// Adds the clean-up of a lease word that may name this node although it has no lease. May
     /// sleep.
-    pub(super) fn owe_word(&self, remote: &Remote, record: LeaseRecord) {
+    pub(super) fn add_word_cleanup(&self, remote: &Remote, record: LeaseRecord) {
         pr_warn!(
             "node {}: release of its lease word postponed\n",
             remote.node.0
         );
-        self.owe(remote, record, 0, 0, false, false);
+        self.add_cleanup(remote, record, 0, 0, false, false);
     }
 
     /// Ends leases of lost devices and continues outstanding clean-ups. Runs in work item 4. May
     /// sleep, for long.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn clean_up(&self) {
         self.end_lost();
         let mut at = 0;
         loop {
-            let owed = {
-                let all = self.owed.lock();
+            let cleanup = {
+                let all = self.cleanups.lock();
                 all.get(at).cloned()
             };
-            let Some(mut owed) = owed else {
+            let Some(mut cleanup) = cleanup else {
                 break;
             };
             let now = self.now();
-            if !owed.is_over(now) && (!owed.free || owed.bars != 0 || owed.through.is_none()) {
-                if now < owed.next {
-                    self.want(owed.next);
+            if !cleanup.is_done(now)
+                && (!cleanup.free || cleanup.bars != 0 || cleanup.drained.is_none())
+            {
+                if now < cleanup.next {
+                    self.run_at(cleanup.next);
                 } else {
-                    self.ask(&mut owed);
-                    owed.pause = owed.pause.saturating_mul(2).min(conf::limits().retry_max);
-                    owed.next = self.now().after(owed.pause);
-                    self.want(owed.next);
+                    self.retry(&mut cleanup);
+                    cleanup.pause = cleanup
+                        .pause
+                        .saturating_mul(2)
+                        .min(conf::limits().retry_max);
+                    cleanup.next = self.now().after(cleanup.pause);
+                    self.run_at(cleanup.next);
                 }
             }
-            self.let_go(&mut owed);
-            let mut all = self.owed.lock();
+            self.release_targets(&mut cleanup);
+            let mut all = self.cleanups.lock();
             // Only this work item removes entries.
-            if owed.is_over(self.now()) {
+            if cleanup.is_done(self.now()) {
                 let _ = all.remove(at);
-            } else if let Some(place) = all.get_mut(at) {
-                *place = owed;
+            } else if let Some(slot) = all.get_mut(at) {
+                *slot = cleanup;
                 at += 1;
             }
         }
     }
 
     /// Releases target numbers after accesses in flight have ended.
-    fn let_go(&self, owed: &mut Owed) {
-        match owed.through {
-            Some(through) if through <= self.now() => {
-                let set = core::mem::take(&mut owed.targets);
-                let mut shut = self.shut.lock();
-                shut.retain(|target| set & 1 << target.interval() == 0);
+    fn release_targets(&self, cleanup: &mut Cleanup) {
+        match cleanup.drained {
+            Some(drained) if drained <= self.now() => {
+                let set = core::mem::take(&mut cleanup.targets);
+                let mut closed = self.closed_targets.lock();
+                closed.retain(|target| set & 1 << target.interval() == 0);
             }
-            Some(through) => self.want(through),
+            Some(drained) => self.run_at(drained),
             None => {}
         }
     }
 
     /// Continues the clean-up at an accelerator that may still access this node, or whose lease
     /// word may name it.
-    fn ask(&self, owed: &mut Owed) {
+    fn retry(&self, cleanup: &mut Cleanup) {
         // The owner of the mutex writes the same registers.
         let Some(_alone) = self.accelerating.try_lock() else {
             return;
         };
-        let Some([word]) = owed.remote.look([LEASE], LOOK_US) else {
+        let Some([word]) = cleanup.remote.read_once([LEASE], CHECK_US) else {
             return;
         };
-        let hold = conf::limits().in_flight_max;
+        let in_flight = conf::limits().in_flight_max;
         let seen = LeaseRecord::parse(word);
-        let own =
-            seen.filter(|seen| (seen.node, seen.nonce) == (owed.record.node, owed.record.nonce));
+        let own = seen
+            .filter(|seen| (seen.node, seen.nonce) == (cleanup.record.node, cleanup.record.nonce));
         match (own, seen) {
             // The accelerator was unreachable when the lease ended.
             (Some(own), _) if own.state != State::Free => {
-                if self.shut_accelerator(&owed.remote, own, None).is_ok() {
-                    owed.through.get_or_insert(self.now().after(hold));
-                    if self.give_back(&owed.remote, own, owed.bars).is_ok() {
-                        (owed.bars, owed.free) = (0, true);
+                if self.shut_accelerator(&cleanup.remote, own, None).is_ok() {
+                    cleanup.drained.get_or_insert(self.now().after(in_flight));
+                    if self
+                        .release_device(&cleanup.remote, own, cleanup.bars)
+                        .is_ok()
+                    {
+                        (cleanup.bars, cleanup.free) = (0, true);
                     }
                 }
             }
             // The NIC was reset: no interval is open, and no number is recorded.
             (_, None) => {
-                owed.through.get_or_insert(self.now().after(hold));
-                (owed.bars, owed.free) = (0, true);
+                cleanup.drained.get_or_insert(self.now().after(in_flight));
+                (cleanup.bars, cleanup.free) = (0, true);
             }
             (_, Some(seen)) => {
-                owed.free = true;
-                if !owed.noted {
-                    owed.bars = 0;
+                cleanup.free = true;
+                if !cleanup.recorded {
+                    cleanup.bars = 0;
                 }
-                if owed.through.is_none() && self.leads_here(owed) == Some(false) {
-                    owed.through = Some(self.now().after(hold));
+                if cleanup.drained.is_none() && self.leads_here(cleanup) == Some(false) {
+                    cleanup.drained = Some(self.now().after(in_flight));
                 }
-                if owed.bars != 0 && seen.state == State::Free {
-                    self.forget_bars(owed);
+                if cleanup.bars != 0 && seen.state == State::Free {
+                    self.forget_bars(cleanup);
                 }
             }
         }
@@ -190,17 +198,17 @@ impl Nic {
     /// Returns whether intervals of the accelerator's NIC with the lease's numbers still lead to
     /// this node. Closes intervals that do, even if another node has the device, because only this
     /// node opens intervals to itself.
-    fn leads_here(&self, owed: &Owed) -> Option<bool> {
-        let to = IntervalControl::to_node(owed.record.node).raw();
-        let mut left = owed.targets;
+    fn leads_here(&self, cleanup: &Cleanup) -> Option<bool> {
+        let to = IntervalControl::to_node(cleanup.record.node).raw();
+        let mut left = cleanup.targets;
         let mut leads = false;
         while left != 0 {
             let number = left.trailing_zeros();
             left &= left - 1;
             let control = smfu::interval_control(number);
-            let [value] = owed.remote.look([control], LOOK_US)?;
+            let [value] = cleanup.remote.read_once([control], CHECK_US)?;
             if value == to {
-                leads = owed.remote.set(control, 0).is_err();
+                leads = cleanup.remote.set(control, 0).is_err();
                 if leads {
                     return Some(true);
                 }
@@ -210,25 +218,25 @@ impl Nic {
     }
 
     /// Removes the record of this node's windows, which are closed, from the NIC of a free device.
-    fn forget_bars(&self, owed: &mut Owed) {
-        let Ok(record) = self.claim(&owed.remote, Goal::Borrow) else {
+    fn forget_bars(&self, cleanup: &mut Cleanup) {
+        let Ok(record) = self.claim(&cleanup.remote, Goal::Borrow) else {
             return;
         };
-        match self.give_back(&owed.remote, record, owed.bars) {
-            Ok(()) => owed.bars = 0,
-            Err(_) => self.owe_word(&owed.remote, record),
+        match self.release_device(&cleanup.remote, record, cleanup.bars) {
+            Ok(()) => cleanup.bars = 0,
+            Err(_) => self.add_word_cleanup(&cleanup.remote, record),
         }
     }
 
     /// Makes last attempts when the NIC is unbound. The remaining clean-ups are dropped.
-    pub(crate) fn settle_last(&self) {
+    pub(crate) fn last_cleanup(&self) {
         let begun: Instant<Monotonic> = Instant::now();
         loop {
-            for owed in self.owed.lock().iter_mut() {
-                owed.next = Time(0);
+            for cleanup in self.cleanups.lock().iter_mut() {
+                cleanup.next = Time(0);
             }
-            self.settle();
-            let left = self.owed.lock().is_empty();
+            self.clean_up();
+            let left = self.cleanups.lock().is_empty();
             // The NIC of this node may be lost.
             let gone = self.own_node().is_err();
             if left || gone || begun.elapsed().as_millis() > LAST_MS {
@@ -236,11 +244,11 @@ impl Nic {
             }
             fsleep(PAUSE);
         }
-        for owed in core::mem::take(&mut *self.owed.lock()) {
+        for cleanup in core::mem::take(&mut *self.cleanups.lock()) {
             pr_warn!(
                 "node {}: device may still access intervals {:#x}; run `extollctl accel reclaim`\n",
-                owed.remote.node.0,
-                owed.targets
+                cleanup.remote.node.0,
+                cleanup.targets
             );
         }
     }
