@@ -19,7 +19,7 @@ use wire::pci::{Body, Borrow, DeviceState, Incarnation, LeaseId, Message, Reason
 fn a_device_is_lent_and_given_back() {
     let mut w = World::new(1);
     let handle = w.borrow(0);
-    w.settle();
+    w.deliver_all();
     let [LenderWork::Open(open)] = w.lender_work[..] else {
         panic!("{:?}", w.lender_work);
     };
@@ -62,15 +62,15 @@ fn a_device_is_lent_and_given_back() {
 fn requests_that_come_again_are_answered_the_same() {
     let mut w = World::new(1);
     w.borrow(0);
-    w.settle();
-    let request = w.said[0].2;
+    w.deliver_all();
+    let request = w.sent[0].2;
     // Repeat the request while the lease is being opened, and afterwards.
     w.send(1, LENDER, request);
     w.all();
     w.send(1, LENDER, request);
     w.all();
     let mut grants: Vec<_> = w
-        .said
+        .sent
         .iter()
         .filter(|s| matches!(s.2.body, Body::Grant(_)))
         .collect();
@@ -89,7 +89,7 @@ fn what_is_refused_is_refused_for_its_reason() {
         let handle = w.borrowers[1].borrow(now, LENDER, &terms, Time(100_000));
         handle.expect("room");
         w.all();
-        w.said.iter().rev().find_map(|s| match s.2.body {
+        w.sent.iter().rev().find_map(|s| match s.2.body {
             Body::Refuse(reason, lease) if lease.key() == 0 => Some(reason),
             _ => None,
         })
@@ -129,11 +129,11 @@ fn what_is_refused_is_refused_for_its_reason() {
             generation: 1,
             ..terms
         };
-        w.said.clear();
+        w.sent.clear();
         let now = w.time();
         w.borrowers[0].borrow(now, LENDER, &terms, Time(100_000));
         w.all();
-        let refused = w.said.iter().find_map(|s| match s.2.body {
+        let refused = w.sent.iter().find_map(|s| match s.2.body {
             Body::Refuse(reason, _) => Some(reason),
             _ => None,
         });
@@ -154,10 +154,10 @@ fn what_the_driver_refuses_is_told() {
     ] {
         let mut w = World::new(1);
         let handle = w.borrow(0);
-        w.settle();
+        w.deliver_all();
         w.lender_work.clear();
         w.lender.opened(Time(0), w.device, Err(error));
-        w.settle();
+        w.deliver_all();
         assert_eq!(
             w.work,
             [(0, Work::Closed(handle, EndReason::Refused(wanted)))]
@@ -173,7 +173,7 @@ fn what_the_driver_refuses_is_told() {
 fn numbers_of_a_silent_borrower_are_not_given_to_others() {
     let mut w = World::new(2);
     let first = w.up(0);
-    w.deaf = Some(1);
+    w.unreachable = Some(1);
     w.pass(999);
     assert_eq!(w.state(), OfferState::Lent);
     // The borrower loses the lease before the lender does.
@@ -190,14 +190,14 @@ fn numbers_of_a_silent_borrower_are_not_given_to_others() {
     let open: Vec<_> = w.lender.fences().open().map(|f| (f.0, f.2)).collect();
     assert_eq!(open, [(NodeId(1), 0b10)]);
     w.borrow(1);
-    w.settle();
+    w.deliver_all();
     let [LenderWork::Open(open)] = w.lender_work[..] else {
         panic!("{:?}", w.lender_work);
     };
     assert_eq!(open.bars, SOME & !0b10);
     w.all();
     // The borrower is asked when it is reachable again, and confirms.
-    w.deaf = None;
+    w.unreachable = None;
     w.pass(61_000);
     assert!(w.count(|b| matches!(b, Body::Revoke(_, 0))) > 3);
     assert_eq!(w.lender.fences().numbers(), 0);
@@ -208,7 +208,7 @@ fn numbers_of_a_silent_borrower_are_not_given_to_others() {
 fn a_node_that_is_known_to_be_down_is_not_waited_for() {
     let mut w = World::new(1);
     w.up(0);
-    w.deaf = Some(1);
+    w.unreachable = Some(1);
     w.pass(1500);
     w.all();
     assert_eq!(w.lender.fences().numbers(), 0b10);
@@ -234,10 +234,10 @@ fn each_lease_is_confirmed_by_its_own_name() {
         );
         let now = w.time();
         w.lender.reclaim(now, w.device, 0);
-        w.deaf = Some(1);
+        w.unreachable = Some(1);
         w.all();
         // The restarted borrower has not confirmed: the lender will ask it.
-        w.deaf = None;
+        w.unreachable = None;
         w.borrowers[0] = borrower(&LIMITS, 900 + names.len() as u64);
     }
     let mut open: Vec<_> = w.lender.fences().open().map(|f| f.1).collect();
@@ -257,8 +257,8 @@ fn each_lease_is_confirmed_by_its_own_name() {
 fn a_question_that_comes_before_the_grant_is_not_answered() {
     let mut w = World::new(1);
     let handle = w.borrow(0);
-    w.settle();
-    let before = w.said.len();
+    w.deliver_all();
+    let before = w.sent.len();
     let question = Message {
         number: 0,
         sender: w.lender.incarnation(),
@@ -269,8 +269,8 @@ fn a_question_that_comes_before_the_grant_is_not_answered() {
         },
     };
     w.borrowers[0].receive(Time(0), LENDER, &question);
-    w.settle();
-    assert_eq!(w.said.len(), before);
+    w.deliver_all();
+    assert_eq!(w.sent.len(), before);
     assert_eq!(w.borrowers[0].state(handle), Some(LeaseState::Asking));
     // Revoked before `GRANT` arrives: the borrower does not accept the grant any more.
     let revoke = Message {
@@ -278,7 +278,7 @@ fn a_question_that_comes_before_the_grant_is_not_answered() {
         ..question
     };
     w.borrowers[0].receive(Time(0), LENDER, &revoke);
-    w.settle();
+    w.deliver_all();
     assert_eq!(w.work, [(0, Work::Closed(handle, EndReason::Revoked))]);
     w.work.clear();
     w.all();
@@ -304,7 +304,7 @@ fn another_life_of_a_borrower_is_asked_and_not_believed() {
     w.borrowers[0] = borrower(&LIMITS, 555);
     let now = w.time();
     w.borrowers[0].list(now, LENDER, 0, Time(5000));
-    w.settle();
+    w.deliver_all();
     w.pass(300);
     w.all();
     assert_eq!(w.state(), OfferState::Free);
@@ -325,16 +325,16 @@ fn whoever_begins_waits_for_what_he_does_not_know() {
     w.all();
     assert_eq!(w.borrowers[0].state(first), Some(LeaseState::Asking));
     assert!(w.count(|b| matches!(b, Body::Refuse(Reason::NotYet, _))) > 0);
-    let before = w.said.len();
+    let before = w.sent.len();
     let terms = w.terms();
     let hasty = w.borrowers[1].borrow(Time(0), LENDER, &terms, Time(1900));
-    w.settle();
-    assert_eq!(w.said.len(), before, "a borrower asks before its time");
+    w.deliver_all();
+    assert_eq!(w.sent.len(), before, "a borrower asks before its time");
     w.pass(2900);
     w.all();
     assert_eq!(w.borrowers[0].state(first), Some(LeaseState::Up));
     assert_eq!(hasty.and_then(|h| w.borrowers[1].state(h)), None);
-    assert!(w.said.iter().all(|s| s.0 != 2));
+    assert!(w.sent.iter().all(|s| s.0 != 2));
 }
 
 #[test]
@@ -352,7 +352,7 @@ fn a_device_is_taken_back() {
     let mut w = World::new(1);
     let handle = w.up(0);
     assert!(w.lender.reclaim(Time(0), w.device, 0));
-    w.settle();
+    w.deliver_all();
     assert!(matches!(w.lender_work[..], [LenderWork::Close(..)]));
     assert_eq!(
         w.count(|b| matches!(b, Body::Revoke(..))),
@@ -361,14 +361,14 @@ fn a_device_is_taken_back() {
     );
     w.lender_work.clear();
     w.lender.closed(Time(0), w.device);
-    w.settle();
+    w.deliver_all();
     assert_eq!(w.work, [(0, Work::Close(handle, EndReason::Revoked))]);
     w.all();
     assert_eq!(w.state(), OfferState::Free);
     // The borrower returns the device within the grace period.
     let handle = w.up(0);
     assert!(w.lender.reclaim(Time(0), w.device, 500));
-    w.settle();
+    w.deliver_all();
     assert_eq!(w.state(), OfferState::Recalling);
     assert_eq!(w.work, [(0, Work::Recall(handle, 500))]);
     w.all();
@@ -377,7 +377,7 @@ fn a_device_is_taken_back() {
     // The borrower does not return the device.
     w.up(0);
     assert!(w.lender.reclaim(Time(0), w.device, 500));
-    w.settle();
+    w.deliver_all();
     w.work.clear();
     w.pass(499);
     assert_eq!(w.state(), OfferState::Recalling);
@@ -391,14 +391,14 @@ fn a_device_that_is_withdrawn_goes_when_nobody_has_it() {
     let mut w = World::new(1);
     w.up(0);
     w.lender.withdraw(Time(0), w.device);
-    w.settle();
+    w.deliver_all();
     assert!(matches!(w.lender_work[..], [LenderWork::Close(..)]));
     w.lender_work.clear();
     w.lender.closed(Time(0), w.device);
-    w.settle();
+    w.deliver_all();
     w.lender_work.clear();
     w.lender.reset(Time(0), w.device, true);
-    w.settle();
+    w.deliver_all();
     assert_eq!(w.lender_work, [LenderWork::Gone(w.device)]);
     assert_eq!(w.lender.state(w.device), None);
 }
@@ -408,10 +408,10 @@ fn a_device_that_is_withdrawn_goes_when_nobody_has_it() {
 fn a_request_that_is_given_up_leaves_nothing() {
     let mut w = World::new(1);
     let handle = w.borrow(0);
-    w.settle();
+    w.deliver_all();
     let now = w.time();
     w.borrowers[0].give_back(now, handle);
-    w.settle();
+    w.deliver_all();
     assert!(w.count(|b| matches!(b, Body::Return(l) if l.key() == 0)) > 0);
     assert_eq!(w.work, [(0, Work::Closed(handle, EndReason::GivenBack))]);
     w.all();
@@ -419,7 +419,7 @@ fn a_request_that_is_given_up_leaves_nothing() {
     w.pass(200);
     assert!(w.lender.fences().is_empty() && w.borrowers[0].fences().is_empty());
     // The lender does not answer at all.
-    w.deaf = Some(0);
+    w.unreachable = Some(0);
     let handle = w.borrow(0);
     w.work.clear();
     w.pass(3500);
@@ -433,7 +433,7 @@ fn a_request_that_is_given_up_leaves_nothing() {
 fn a_grant_of_what_was_not_asked_for_is_given_back() {
     let mut w = World::new(1);
     let handle = w.borrow(0);
-    w.settle();
+    w.deliver_all();
     let LenderWork::Open(open) = w.lender_work[0] else {
         panic!("{:?}", w.lender_work);
     };
@@ -441,7 +441,7 @@ fn a_grant_of_what_was_not_asked_for_is_given_back() {
     opened.numbers.dma = 20;
     w.lender_work.clear();
     w.lender.opened(Time(0), w.device, Ok(opened));
-    w.settle();
+    w.deliver_all();
     assert_eq!(w.work, [(0, Work::Closed(handle, EndReason::Wrong))]);
     assert_eq!(w.borrowers[0].counters().wrong, 1);
     w.all();
@@ -460,7 +460,7 @@ fn a_write_is_made_once_however_often_it_comes() {
     );
     for _ in 0..3 {
         w.send(1, to, message);
-        w.settle();
+        w.deliver_all();
     }
     assert_eq!(w.configs.len(), 1);
     let poll = w.borrowers[0].poll(Time(0), handle, number);
@@ -468,7 +468,7 @@ fn a_write_is_made_once_however_often_it_comes() {
     w.all();
     w.send(1, to, message);
     w.all();
-    assert_eq!(w.made.len(), 1);
+    assert_eq!(w.executed.len(), 1);
     let poll = w.borrowers[0].poll(Time(0), handle, number);
     assert_eq!(poll, Poll::Finished(Status::Done, 0));
     assert_eq!(w.borrowers[0].poll(Time(0), handle, number), Poll::Lost);
@@ -479,7 +479,7 @@ fn a_write_is_made_once_however_often_it_comes() {
     w.all();
     w.send(1, to, message);
     w.all();
-    assert_eq!(w.made.len(), 2);
+    assert_eq!(w.executed.len(), 2);
     let poll = w.borrowers[0].poll(Time(0), handle, next);
     assert_eq!(poll, Poll::Finished(Status::Done, 0x5a5a));
 }
@@ -488,12 +488,12 @@ fn a_write_is_made_once_however_often_it_comes() {
 fn an_access_ends_in_time() {
     let mut w = World::new(1);
     let handle = w.up(0);
-    w.deaf = Some(0);
+    w.unreachable = Some(0);
     let request = ConfigAccess::Read(register(0, 4));
     let (number, _, message) = w.borrowers[0].access(Time(0), handle, request).expect("up");
     // The request is repeated.
     w.pass(199);
-    assert_eq!(w.said.iter().filter(|s| s.2 == message).count(), 9);
+    assert_eq!(w.sent.iter().filter(|s| s.2 == message).count(), 9);
     let poll = w.borrowers[0].poll(Time(199), handle, number);
     assert_eq!(poll, Poll::Pending(Time(200)));
     let poll = w.borrowers[0].poll(Time(200), handle, number);
@@ -524,7 +524,7 @@ fn what_a_borrower_may_not_is_denied() {
         let poll = w.borrowers[0].poll(Time(0), handle, number);
         assert_eq!(poll, Poll::Finished(Status::Denied, ones), "{request:?}");
     }
-    assert!(w.made.is_empty());
+    assert!(w.executed.is_empty());
     assert_eq!(w.lender.counters().denied, 3);
     assert_eq!(w.borrowers[0].counters().denied, 3);
 }
@@ -536,12 +536,12 @@ fn while_a_function_is_reset_its_registers_are_not_accessed() {
     let access = |w: &mut World, request| {
         let (number, to, message) = w.borrowers[0].access(Time(0), handle, request).expect("up");
         w.send(1, to, message);
-        w.settle();
+        w.deliver_all();
         let configs = std::mem::take(&mut w.configs);
         for config in configs {
             w.lender.configured(&config, Ok(1));
         }
-        w.settle();
+        w.deliver_all();
         w.borrowers[0].poll(Time(0), handle, number)
     };
     assert_eq!(
@@ -557,14 +557,14 @@ fn while_a_function_is_reset_its_registers_are_not_accessed() {
     // The end of the lease waits for the reset in progress, and another reset follows.
     w.lender_work.clear();
     w.lender.reclaim(Time(0), w.device, 0);
-    w.settle();
+    w.deliver_all();
     assert!(w.lender_work.is_empty());
     w.lender.reset(Time(0), w.device, true);
-    w.settle();
+    w.deliver_all();
     assert!(matches!(w.lender_work[..], [LenderWork::Close(..)]));
     w.lender_work.clear();
     w.lender.closed(Time(0), w.device);
-    w.settle();
+    w.deliver_all();
     assert_eq!(w.lender_work, [LenderWork::Reset(w.device)]);
     w.lender.reset(Time(0), w.device, false);
     assert_eq!(w.state(), OfferState::Broken);
@@ -578,14 +578,14 @@ fn a_lease_does_not_end_in_the_middle_of_an_access() {
     let request = ConfigAccess::Write(register(4, 2), 6);
     let (_, to, message) = w.borrowers[0].access(Time(0), handle, request).expect("up");
     w.send(1, to, message);
-    w.settle();
+    w.deliver_all();
     w.lender.reclaim(Time(0), w.device, 0);
-    w.settle();
+    w.deliver_all();
     assert!(w.lender_work.is_empty());
     let config = w.configs[0];
     assert_eq!(config.write.map(|w| w.merged(0x143)), Some(0x407));
     w.lender.configured(&config, Ok(0));
-    w.settle();
+    w.deliver_all();
     assert!(matches!(w.lender_work[..], [LenderWork::Close(..)]));
 }
 
@@ -594,7 +594,7 @@ fn devices_are_listed() {
     let mut w = World::new(1);
     let number = w.borrowers[0].list(Time(0), LENDER, 0, Time(500));
     assert_eq!(w.borrowers[0].listed(Time(0), number), None);
-    w.settle();
+    w.deliver_all();
     let answer = w.borrowers[0].listed(Time(0), number);
     let Some(Ok((lender, device))) = answer else {
         panic!("{answer:?}");
@@ -602,10 +602,10 @@ fn devices_are_listed() {
     assert_eq!((lender, device.handle), (w.lender.incarnation(), w.device));
     assert_eq!((device.index, device.count), (0, 1));
     let number = w.borrowers[0].list(Time(0), LENDER, 1, Time(500));
-    w.settle();
+    w.deliver_all();
     let answer = w.borrowers[0].listed(Time(0), number);
     assert_eq!(answer, Some(Err(Some(Reason::Unknown))));
-    w.deaf = Some(0);
+    w.unreachable = Some(0);
     let number = w.borrowers[0].list(Time(0), LENDER, 0, Time(500));
     w.pass(499);
     assert_eq!(w.borrowers[0].listed(Time(499), number), None);
@@ -654,7 +654,7 @@ fn others_can_not_end_a_lease() {
     }
     assert_eq!(w.borrowers[0].state(handle), Some(LeaseState::Up));
     assert_eq!(w.state(), OfferState::Lent);
-    assert!(w.made.is_empty());
+    assert!(w.executed.is_empty());
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn lease(w: &World) -> LeaseId {
 }
 
 /// Sends a message of the borrower about a lease, with a number.
-fn say(w: &mut World, number: u32, body: Body) {
+fn send(w: &mut World, number: u32, body: Body) {
     let sender = w.borrowers[0].incarnation();
     let message = Message {
         number,
@@ -34,7 +34,7 @@ fn say(w: &mut World, number: u32, body: Body) {
 
 /// Returns the status of the last answer to an access.
 fn answer(w: &World, wanted: u32) -> Option<Status> {
-    w.said.iter().rev().find_map(|s| match s.2.body {
+    w.sent.iter().rev().find_map(|s| match s.2.body {
         Body::Done(_, status, _) if s.2.number == wanted => Some(status),
         _ => None,
     })
@@ -47,7 +47,7 @@ const ENABLE: (u16, u8, u32) = (0x42, 2, 1);
 
 fn write(w: &mut World, number: u32, (offset, size, value): (u16, u8, u32)) {
     let body = Body::Write(lease(w), register(offset, size), value);
-    say(w, number, body);
+    send(w, number, body);
 }
 
 /// A borrower that does not wait for its accesses cannot enable MSI with an address that was never
@@ -60,8 +60,8 @@ fn an_access_that_waits_is_not_given_up_for_another_one() {
     write(&mut w, 1, LOW);
     write(&mut w, 2, HIGH);
     w.all();
-    let made: Vec<_> = w.made.iter().map(|c| c.register.offset()).collect();
-    assert_eq!(made, [LOW.0]);
+    let executed: Vec<_> = w.executed.iter().map(|c| c.register.offset()).collect();
+    assert_eq!(executed, [LOW.0]);
     assert_eq!(answer(&w, 1), Some(Status::Done));
     write(&mut w, 3, ENABLE);
     w.all();
@@ -72,8 +72,8 @@ fn an_access_that_waits_is_not_given_up_for_another_one() {
     write(&mut w, 5, ENABLE);
     w.all();
     assert_eq!(answer(&w, 5), Some(Status::Done));
-    let made: Vec<_> = w.made.iter().map(|c| c.register.offset()).collect();
-    assert_eq!(made, [LOW.0, HIGH.0, ENABLE.0]);
+    let executed: Vec<_> = w.executed.iter().map(|c| c.register.offset()).collect();
+    assert_eq!(executed, [LOW.0, HIGH.0, ENABLE.0]);
 }
 
 /// A failed write of one half of MSI's address does not count.
@@ -83,11 +83,11 @@ fn a_write_that_fails_does_not_count() {
     w.up(0);
     for (number, what, works) in [(1, LOW, false), (2, HIGH, true)] {
         write(&mut w, number, what);
-        w.settle();
+        w.deliver_all();
         let config = w.configs.pop().expect("an access");
         let value = if works { Ok(0) } else { Err(()) };
         w.lender.configured(&config, value);
-        w.settle();
+        w.deliver_all();
     }
     assert_eq!(answer(&w, 1), Some(Status::Failed));
     write(&mut w, 3, ENABLE);
@@ -100,7 +100,7 @@ fn the_pin_stays_disabled_when_one_byte_of_command_is_written() {
     let mut w = World::new(1);
     w.up(0);
     write(&mut w, 1, (4, 1, 6));
-    w.settle();
+    w.deliver_all();
     let config = w.configs[0];
     assert_eq!(config.register, Register::new(4, 2).expect("command"));
     // The other bits of the second byte are kept.
@@ -137,14 +137,14 @@ fn no_lease_is_longer_than_nodes_wait_for() {
     let mut w = World::new(1);
     w.borrowers[0] = borrower(&short(999, 500), 44);
     let handle = w.borrow(0);
-    w.settle();
+    w.deliver_all();
     let LenderWork::Open(open) = w.lender_work[0] else {
         panic!("{:?}", w.lender_work);
     };
     w.lender_work.clear();
     let opened = w.opened(&open);
     w.lender.opened(Time(0), w.device, Ok(opened));
-    w.settle();
+    w.deliver_all();
     assert_eq!(w.work, [(0, Work::Closed(handle, EndReason::Wrong))]);
     w.all();
     assert_eq!(w.state(), OfferState::Free);
@@ -153,7 +153,7 @@ fn no_lease_is_longer_than_nodes_wait_for() {
     w.lender = lender(&short(600, 5000), 45);
     w.device = w.lender.offer(&device(), &layout()).expect("room");
     w.up(0);
-    let grants = w.said.iter().filter_map(|s| match s.2.body {
+    let grants = w.sent.iter().filter_map(|s| match s.2.body {
         Body::Grant(grant) => Some(grant.timeout_ms),
         _ => None,
     });
@@ -210,7 +210,7 @@ fn leases_end_before_anything_else_is_begun() {
     w.all();
     // A reset and an opening are pending when the lease of the last device ends.
     let id = lease(&w);
-    say(&mut w, 1, Body::Reset(id));
+    send(&mut w, 1, Body::Reset(id));
     let now = w.time();
     let terms = Borrow {
         handle: other,
@@ -245,7 +245,7 @@ fn resets_without_end_do_not_keep_others_from_their_devices() {
     let mut flood = |w: &mut World, resets: &mut Vec<u64>| {
         for _ in 0..4 {
             number += 1;
-            say(w, number, Body::Reset(id));
+            send(w, number, Body::Reset(id));
         }
         let done = match w.lender.work() {
             None => return None,
@@ -303,11 +303,11 @@ fn resets_without_end_do_not_keep_others_from_their_devices() {
 }
 
 fn number_of(w: &mut World, number: u32, body: Body) {
-    say(w, number, body);
+    send(w, number, body);
     // Send messages only; the test executes the work.
     while let Some(step) = w.lender.step(w.time()) {
         if let protocol::pci::lender::Step::Send(to, message) = step {
-            w.said.push((0, to.0, message));
+            w.sent.push((0, to.0, message));
         }
     }
 }
@@ -375,7 +375,7 @@ fn a_lender_that_makes_no_accesses_loses_the_lease() {
         assert_eq!(w.borrowers[0].poll(now, handle, number), Poll::TimedOut);
     }
     assert!(begun >= borrower::UNANSWERED_MAX, "{begun}");
-    w.settle();
+    w.deliver_all();
     assert_eq!(w.work, [(0, Work::Close(handle, EndReason::Stuck))]);
     assert_eq!(w.borrowers[0].counters().stuck, 1);
     assert_eq!(w.borrowers[0].counters().lost, 0);
@@ -387,7 +387,7 @@ fn a_lender_that_is_out_of_reach_is_not_stuck() {
     let mut w = World::new(1);
     let handle = w.up(0);
     let request = ConfigAccess::Read(register(0, 4));
-    w.deaf = Some(0);
+    w.unreachable = Some(0);
     const { assert!(16 >= 2 * borrower::UNANSWERED_MAX) };
     for _ in 0..16 {
         let now = w.time();
@@ -396,13 +396,13 @@ fn a_lender_that_is_out_of_reach_is_not_stuck() {
         w.now += 50;
         let now = w.time();
         w.borrowers[0].time(now);
-        w.settle();
+        w.deliver_all();
         // Poll with a later time, so that the access times out early.
         let poll = w.borrowers[0].poll(Time(w.now + 200), handle, number);
         assert_eq!(poll, Poll::TimedOut);
     }
     assert_eq!(w.borrowers[0].state(handle), Some(LeaseState::Up));
-    w.deaf = None;
+    w.unreachable = None;
     // An answered access ends the series.
     w.pass(w.now + 150);
     let now = w.time();
@@ -449,8 +449,8 @@ fn other_versions_are_told() {
         (Kind::Borrow, LeaseId::new(9, 0)),
     ] {
         w.lender.receive_other_version(NodeId(1), kind, 9);
-        w.settle();
-        let refused = w.said.last().expect("an answer").2;
+        w.deliver_all();
+        let refused = w.sent.last().expect("an answer").2;
         assert_eq!(
             (refused.number, refused.body),
             (9, Body::Refuse(Reason::Version, lease))
@@ -483,7 +483,7 @@ fn other_versions_are_told() {
     let mut w = World::new(1);
     let handle = w.borrow(0);
     w.borrowers[0].receive_other_version(Time(0), LENDER, handle.number());
-    w.settle();
+    w.deliver_all();
     let why = EndReason::Refused(Reason::Version);
     assert_eq!(w.work, [(0, Work::Closed(handle, why))]);
     // A lease that is up does not end.

@@ -119,7 +119,7 @@ struct Request {
     function: usize,
     until: u64,
     /// True if it is established or has ended.
-    settled: bool,
+    answered: bool,
     up: bool,
     demanded: bool,
     /// Number of its DMA window.
@@ -156,7 +156,7 @@ pub struct Rig {
     mixed: bool,
     lies: u32,
     /// Names of leases that a forger may know.
-    heard: Vec<wire::pci::LeaseId>,
+    seen_leases: Vec<wire::pci::LeaseId>,
     summary: Summary,
     trace: Option<Vec<String>>,
 }
@@ -202,7 +202,7 @@ impl Rig {
             liar,
             mixed,
             lies: 1 << 20,
-            heard: Vec::new(),
+            seen_leases: Vec::new(),
             summary: Summary::default(),
             trace: trace.then(Vec::new),
         };
@@ -210,7 +210,7 @@ impl Rig {
         Ok(rig)
     }
 
-    fn say(&mut self, what: impl FnOnce() -> String) {
+    fn log(&mut self, what: impl FnOnce() -> String) {
         let at = self.now;
         if let Some(trace) = &mut self.trace {
             trace.push(format!("{:12.3} us  {}", at as f64 / US as f64, what()));

@@ -80,10 +80,10 @@ pub struct World {
     pub work: Vec<(usize, Work)>,
     /// Accesses that the lender requested, and accesses that were executed.
     pub configs: Vec<Config>,
-    pub made: Vec<Config>,
+    pub executed: Vec<Config>,
     /// Node whose messages are lost.
-    pub deaf: Option<u16>,
-    pub said: Vec<(u16, u16, Message)>,
+    pub unreachable: Option<u16>,
+    pub sent: Vec<(u16, u16, Message)>,
 }
 
 impl World {
@@ -100,9 +100,9 @@ impl World {
             lender_work: Vec::new(),
             work: Vec::new(),
             configs: Vec::new(),
-            made: Vec::new(),
-            deaf: None,
-            said: Vec::new(),
+            executed: Vec::new(),
+            unreachable: None,
+            sent: Vec::new(),
         }
     }
 
@@ -130,8 +130,8 @@ impl World {
     }
 
     pub fn send(&mut self, from: u16, to: NodeId, message: Message) {
-        self.said.push((from, to.0, message));
-        if self.deaf == Some(to.0) || self.deaf == Some(from) {
+        self.sent.push((from, to.0, message));
+        if self.unreachable == Some(to.0) || self.unreachable == Some(from) {
             return;
         }
         let words = message.words();
@@ -149,7 +149,7 @@ impl World {
     }
 
     /// Delivers messages and executes accesses until none are pending. Work remains pending.
-    pub fn settle(&mut self) {
+    pub fn deliver_all(&mut self) {
         for round in 0.. {
             assert!(round < 1000, "never settles");
             let now = self.time();
@@ -198,7 +198,7 @@ impl World {
     pub fn all(&mut self) {
         for round in 0.. {
             assert!(round < 1000, "never ends");
-            self.settle();
+            self.deliver_all();
             let now = self.time();
             let lender_work = std::mem::take(&mut self.lender_work);
             let work = std::mem::take(&mut self.work);
@@ -208,7 +208,7 @@ impl World {
             }
             for config in configs {
                 self.lender.configured(&config, Ok(0x5a5a_5a5a));
-                self.made.push(config);
+                self.executed.push(config);
             }
             for work in lender_work {
                 match work {
@@ -244,7 +244,7 @@ impl World {
             let now = self.time();
             self.lender.time(now);
             self.borrowers.iter_mut().for_each(|b| b.time(now));
-            self.settle();
+            self.deliver_all();
             if next >= until {
                 return;
             }
@@ -263,7 +263,7 @@ impl World {
     }
 
     pub fn count(&self, is: impl Fn(&Body) -> bool) -> usize {
-        self.said.iter().filter(|s| is(&s.2.body)).count()
+        self.sent.iter().filter(|s| is(&s.2.body)).count()
     }
 }
 

@@ -20,7 +20,7 @@ impl Rig {
     pub(super) fn start(&mut self, node: usize) -> Result<()> {
         let (now, mutation) = (self.now, self.mutation);
         self.nodes[node].load(now, &mut self.rng, mutation);
-        self.say(|| format!("{node} begins"));
+        self.log(|| format!("{node} begins"));
         for i in 0..self.functions.len() {
             if self.functions[i].home == node {
                 self.functions[i].reset();
@@ -50,11 +50,11 @@ impl Rig {
     }
 
     pub(super) fn deliver(&mut self, i: u64) -> Result<()> {
-        let Some(letter) = self.net.letters.remove(&i) else {
+        let Some(raw) = self.net.messages.remove(&i) else {
             return Ok(());
         };
-        let (to, mutation) = (letter.to, self.mutation);
-        if self.net.cut[letter.from][to] > 0 {
+        let (to, mutation) = (raw.to, self.mutation);
+        if self.net.cut[raw.from][to] > 0 {
             return Ok(());
         }
         let now = self.time();
@@ -62,19 +62,16 @@ impl Rig {
         let Some(life) = self.nodes.get_mut(to).and_then(|n| n.life.as_mut()) else {
             return Ok(());
         };
-        let len = 8 * letter.words.len() as u16;
-        let parsed = Message::parse(letter.tag, len, |i| letter.words[i]);
+        let len = 8 * raw.words.len() as u16;
+        let parsed = Message::parse(raw.tag, len, |i| raw.words[i]);
         let mut message = match parsed {
             Ok(message) => message,
             Err(_) => {
-                ensure!(
-                    letter.from == usize::from(others),
-                    "{letter:?} is no message"
-                );
+                ensure!(raw.from == usize::from(others), "{raw:?} is no message");
                 return Ok(());
             }
         };
-        let mut from = NodeId(letter.from as u16);
+        let mut from = NodeId(raw.from as u16);
         match mutation {
             Some(Mutation::Unsourced) => from = NodeId((from.0 + 1) % others),
             Some(Mutation::Renumbered)
@@ -204,7 +201,7 @@ impl Rig {
 
     fn lend(&mut self, node: usize, work: LenderWork) {
         let soon = self.within(US, WORK_MOST / 2);
-        self.say(|| format!("{node} is to {work:?}"));
+        self.log(|| format!("{node} is to {work:?}"));
         match work {
             LenderWork::Open(open) => self.have(node, soon, Job::Open(open)),
             LenderWork::Close(handle, numbers) => {
@@ -225,10 +222,10 @@ impl Rig {
 
     fn borrow(&mut self, node: usize, work: Work) -> Result<()> {
         let soon = self.within(US, WORK_MOST / 2);
-        self.say(|| format!("{node} is to {work:?}"));
+        self.log(|| format!("{node} is to {work:?}"));
         match work {
             Work::Open(handle, grant) => {
-                self.settle(node, handle)?;
+                self.check_deadline(node, handle)?;
                 self.have(node, soon, Job::Take(handle, grant));
             }
             Work::Recall(handle, grace) => {
@@ -249,7 +246,7 @@ impl Rig {
             }
             Work::Close(handle, why) => self.have(node, soon, Job::Drop(handle, why)),
             Work::Closed(handle, why) => {
-                self.settle(node, handle)?;
+                self.check_deadline(node, handle)?;
                 self.over(node, handle, why)?;
             }
             Work::Release(set) => self.release(node, set),
@@ -292,7 +289,7 @@ impl Rig {
         if self.nodes[node].life(lives).is_none() {
             return Ok(());
         }
-        self.say(|| format!("{node}: {job:?}"));
+        self.log(|| format!("{node}: {job:?}"));
         let mutation = self.mutation;
         match job.clone() {
             Job::Open(open) => {
@@ -494,7 +491,7 @@ impl Rig {
         };
         numbers(targets).for_each(|n| nic.targets[n] = Some(link));
         numbers(windows).for_each(|n| nic.windows[n] = Some(link));
-        self.heard.push(grant.lease);
+        self.seen_leases.push(grant.lease);
         self.check_tables()?;
         Ok(true)
     }

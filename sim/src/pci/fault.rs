@@ -126,7 +126,7 @@ impl Rig {
 
     pub(super) fn begin(&mut self, i: usize) -> Result<()> {
         let (fault, end) = self.faults[i];
-        self.say(|| format!("{fault:?}"));
+        self.log(|| format!("{fault:?}"));
         let now = Time(self.now);
         self.at(end.max(self.now + 1), Event::Heal(i));
         match fault {
@@ -171,7 +171,7 @@ impl Rig {
 
     pub(super) fn heal(&mut self, i: usize) -> Result<()> {
         let (fault, _) = self.faults[i];
-        self.say(|| format!("{fault:?} ends"));
+        self.log(|| format!("{fault:?} ends"));
         let now = Time(self.now);
         match fault {
             Fault::Cut(a, b) => self.cut(a, b, false),
@@ -184,7 +184,7 @@ impl Rig {
                 return self.start(node);
             }
             Fault::PowerOff(node) => return self.start(node),
-            Fault::Die(node, told) if told => {
+            Fault::Die(node, notified) if notified => {
                 for other in 0..self.nodes.len() {
                     if let Some(life) = self.nodes[other].life.as_mut() {
                         let down = NodeId(node as u16);

@@ -12,16 +12,16 @@ impl Rig {
     pub(super) fn forge(&mut self) -> Result<()> {
         let from = self.nodes.len();
         let to = self.rng.random_range(0..self.nodes.len());
-        let heard = match self.heard.len() {
+        let seen = match self.seen_leases.len() {
             0 => LeaseId(self.rng.random()),
-            n => self.heard[self.rng.random_range(0..n)],
+            n => self.seen_leases[self.rng.random_range(0..n)],
         };
         let life = self.nodes[to].life.as_ref();
         let incarnation = life.map_or(Incarnation(1), |l| l.lender.incarnation());
         let rng = &mut self.rng;
         let lease = match rng.random_bool(0.8) {
-            true => heard,
-            false => LeaseId::new(heard.nonce(), 0),
+            true => seen,
+            false => LeaseId::new(seen.nonce(), 0),
         };
         let register = Register::new(4, 2).expect("a register");
         let body = match rng.random_range(0..15) {
@@ -37,7 +37,7 @@ impl Rig {
                 dma: 4096,
             }),
             3 => Body::Grant(Grant {
-                lease: heard,
+                lease: seen,
                 generation: 1,
                 timeout_ms: 1,
                 numbers: Numbers {
@@ -50,16 +50,16 @@ impl Rig {
                 borrower: Incarnation(rng.random()),
             }),
             4 => Body::Refuse(Reason::ALL[rng.random_range(0..11)], lease),
-            5 => Body::Read(heard, register),
-            6 => Body::Write(heard, register, 6),
-            7 => Body::Done(heard, Status::Done, 6),
-            8 => Body::Reset(heard),
+            5 => Body::Read(seen, register),
+            6 => Body::Write(seen, register, 6),
+            7 => Body::Done(seen, Status::Done, 6),
+            8 => Body::Reset(seen),
             9 => Body::Return(lease),
             10 => Body::Returned(lease),
-            11 => Body::Revoke(heard, rng.random_range(0..2)),
-            12 => Body::Revoked(heard),
+            11 => Body::Revoke(seen, rng.random_range(0..2)),
+            12 => Body::Revoked(seen),
             n => Body::Alive {
-                lease: heard,
+                lease: seen,
                 to: if n == 13 {
                     Role::Lender
                 } else {
@@ -74,7 +74,7 @@ impl Rig {
         );
         let number = match body {
             _ if bare => 0,
-            Body::Grant(_) | Body::Borrow(_) => heard.nonce(),
+            Body::Grant(_) | Body::Borrow(_) => seen.nonce(),
             _ => rng.random_range(0..50),
         };
         let sender = Incarnation(rng.random());

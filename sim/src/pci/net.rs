@@ -8,7 +8,7 @@ use wire::pci::{LeaseId, Message};
 
 /// A message as words.
 #[derive(Debug, Clone)]
-pub(super) struct Letter {
+pub(super) struct RawMessage {
     pub(super) from: usize,
     pub(super) to: usize,
     pub(super) tag: u8,
@@ -40,7 +40,7 @@ pub(super) struct Net {
     ordered: bool,
     last: HashMap<(usize, usize), u64>,
     pub(super) cut: Vec<Vec<u32>>,
-    pub(super) letters: HashMap<u64, Letter>,
+    pub(super) messages: HashMap<u64, RawMessage>,
     pub(super) packets: HashMap<u64, Packet>,
 }
 
@@ -55,7 +55,7 @@ impl Net {
             last: HashMap::new(),
             // One more than the nodes: the forger.
             cut: vec![vec![0; count + 1]; count + 1],
-            letters: HashMap::new(),
+            messages: HashMap::new(),
             packets: HashMap::new(),
         }
     }
@@ -73,13 +73,13 @@ impl Net {
 impl Rig {
     pub(super) fn post(&mut self, from: usize, to: usize, message: &Message) {
         let words = message.words();
-        let letter = Letter {
+        let raw = RawMessage {
             from,
             to,
             tag: message.kind().tag(),
             words: words.as_slice().to_vec(),
         };
-        self.say(|| format!("{from} -> {to}: {:?}", message.body));
+        self.log(|| format!("{from} -> {to}: {:?}", message.body));
         self.summary.messages += 1;
         // In the end no message is lost, because leases must succeed.
         let calm = self.now >= super::CALM;
@@ -98,7 +98,7 @@ impl Rig {
                 *last = at;
             }
             let number = self.name();
-            self.net.letters.insert(number, letter.clone());
+            self.net.messages.insert(number, raw.clone());
             self.at(at, Event::Message(number));
         }
     }

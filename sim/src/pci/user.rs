@@ -61,7 +61,7 @@ impl Rig {
             return Ok(false);
         };
         self.summary.asked += 1;
-        self.say(|| format!("{node} wants device {i} until {until}: {handle:x?}"));
+        self.log(|| format!("{node} wants device {i} until {until}: {handle:x?}"));
         let number = self.name();
         self.requests.insert(
             number,
@@ -72,7 +72,7 @@ impl Rig {
                 lender,
                 function: i,
                 until,
-                settled: false,
+                answered: false,
                 up: false,
                 demanded,
                 slot: 0,
@@ -84,16 +84,16 @@ impl Rig {
     }
 
     /// A request was granted or has ended.
-    pub(super) fn settle(&mut self, node: usize, handle: Handle) -> Result<()> {
+    pub(super) fn check_deadline(&mut self, node: usize, handle: Handle) -> Result<()> {
         let now = self.now;
         if let Some(request) = self.request(node, handle) {
             let late = now.saturating_sub(request.until + 2 * LAG);
             ensure!(
-                request.settled || late == 0,
+                request.answered || late == 0,
                 "a request of {node} is {} ms overdue",
                 late / MS
             );
-            request.settled = true;
+            request.answered = true;
         }
         Ok(())
     }
