@@ -267,7 +267,9 @@ impl Lending {
         };
         for target in lease.targets {
             // Cannot fail: space was reserved before the targets were opened.
-            let _ = self.closed_targets.push_within_capacity(target.close_keep_number());
+            let _ = self
+                .closed_targets
+                .push_within_capacity(target.close_keep_number());
         }
     }
 }

@@ -208,7 +208,8 @@ impl ds::Port for Wire<'_> {
             Some((sink, at)) => (sink.region(), 0, Span { at, ..get.to }, u32::MAX),
             None => (ring.region(), ring.offset(), get.to, ring.bytes() as u32),
         };
-        let to_parts = span_parts(to, to_ring).map(|(at, len)| RegionPart::new(region, offset + at, len));
+        let to_parts =
+            span_parts(to, to_ring).map(|(at, len)| RegionPart::new(region, offset + at, len));
         let tagged = Tagged {
             rings: rings.clone(),
             sink: sink.map(|(sink, _)| Flight::new(sink)),

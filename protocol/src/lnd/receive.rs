@@ -128,11 +128,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
 
     /// Processes a `FRAGMENT`. Returns the message and the payload's offset in its buffer, if the
     /// payload is needed.
-    pub(super) fn on_fragment(
-        &mut self,
-        peer: Index,
-        fragment: &Fragment,
-    ) -> Option<(Index, u16)> {
+    pub(super) fn on_fragment(&mut self, peer: Index, fragment: &Fragment) -> Option<(Index, u16)> {
         let id = fragment.id;
         let slot = self.in_slot(peer, id.slot)?;
         let at = match slot.state {
