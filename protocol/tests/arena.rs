@@ -124,7 +124,7 @@ proptest! {
                 }
             } else if let Some(n) = u.pop() {
                 prop_assert!(u.pop().is_none() && !u.is_ready() && u.is_busy());
-                u.taken();
+                u.processed();
                 prop_assert!(!u.is_busy());
                 prop_assert_eq!(plain.pop_front(), Some((n.node.0, n.word0)));
             } else {

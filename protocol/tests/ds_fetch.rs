@@ -462,9 +462,9 @@ fn the_receive_ring_is_written_to_until_the_last_get_is_over() {
     let failed = Some(Err(Failure::TimedOut));
     let s = &mut t.sides[1].stream;
     s.get_ended(get.id, failed, None, &LIMITS, Time(10));
-    assert!(!s.is_quiet() && !s.is_over(Time(10), &LIMITS));
+    assert!(!s.is_quiet() && !s.can_drop(Time(10), &LIMITS));
     s.get_ended(get.id, None, Some(Quiet::Unanswered), &LIMITS, Time(20));
-    assert!(s.is_quiet() && s.is_over(Time(20), &LIMITS));
+    assert!(s.is_quiet() && s.can_drop(Time(20), &LIMITS));
 }
 
 #[test]

@@ -227,7 +227,7 @@ fn ways_to_another_accelerator_are_its_bars_and_nothing_else() {
                 || (0..64).any(|k| smfu::interval_control(k).get() == **at)
         };
         assert!(over.iter().filter(control).all(|(k, v)| here[k] == *v));
-        let none: Vec<_> = peer.no_targets().collect();
+        let none: Vec<_> = peer.close_targets().collect();
         assert!(none.len() == 2 && none.iter().all(|s| s.value == UNMAPPED_BASE.0));
     }
 }

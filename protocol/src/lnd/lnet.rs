@@ -15,9 +15,9 @@ pub enum LnetAction {
     /// [`Event::Received`](super::Event::Received) reports the result.
     Fetch,
     /// The message is finished, without any payload.
-    Nothing,
+    Done,
     /// The payload is no longer available; the LNet message has failed.
-    Gone,
+    Lost,
 }
 
 impl<M: Memory, T: Clone> Lnd<M, T> {

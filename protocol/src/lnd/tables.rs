@@ -47,7 +47,7 @@ pub(super) enum PeerList {
     /// Messages to the peer that wait after `BUSY`.
     Later,
     /// Messages to the peer with parts to send.
-    Parts,
+    Transmit,
     /// Messages from the peer that wait for a GET.
     Due,
 }

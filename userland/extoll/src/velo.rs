@@ -394,7 +394,7 @@ impl Inbox {
             bytes: [0; MAX_LEN as usize],
             len: usize::from(status.len),
         };
-        for piece in self.slot.pieces(status.len) {
+        for piece in self.slot.parts(status.len) {
             let at = usize::from(piece.message_offset);
             self.ring.read(
                 self.ring.slot(u32::from(piece.slot)),
