@@ -2,10 +2,9 @@
 
 //! Translation: the table entries, DMA mapping and MMU watch behind one region.
 //!
-//! The state machine [`Lifecycle`] decides how a translation ends and which step each caller has to
-//! do; this file executes the steps. Several callers may end the same translation at the same time:
-//! its owner, an MMU notifier, work item and unbinding may end it at the same time, so a spinlock that
-//! disables interrupts guards the state. Work items do what may sleep.
+//! The state machine [`Lifecycle`] decides how a translation ends; this file executes the steps.
+//! Its owner, an MMU notifier, a work item and unbinding may end it at the same time, so a spinlock
+//! that disables interrupts guards the state. Work items do what may sleep.
 
 use super::{
     memory::{HwPages, Memory},

@@ -166,9 +166,9 @@ impl PageList {
             return Err(EINVAL);
         }
         let write = |to: *mut Tag| {
-            // SAFETY: by `visit_tags` the tag is within a page of the list; the type has no alignment
-            // requirement. References to the page's content do not exist, and a volatile access may
-            // race with others.
+            // SAFETY: by `visit_tags` the tag is within a page of the list; the type has no
+            // alignment requirement. References to the page's content do not exist, and a volatile
+            // access may race with others.
             unsafe { to.write_volatile(tag) };
             false
         };

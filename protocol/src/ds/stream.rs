@@ -31,7 +31,7 @@ crate::flow! {
         CloseWait,
         /// Both ends have ended their directions, this end first; its end is not acknowledged.
         Closing,
-        /// Both ends have ended their directions, the peer first; the end of this one is not
+        /// Both ends have ended their directions, the peer first; this one's end is not
         /// acknowledged.
         LastAck,
         /// The connection has ended in order or was aborted.
@@ -109,8 +109,7 @@ pub trait Port {
     ///
     /// # Errors
     ///
-    /// `Later`: the port has no room; the driver calls [`Stream::pump`] when it has. `Never`: the
-    /// port has failed.
+    /// `Later`: the port has no room; call [`Stream::pump`] when it has. `Never`: it has failed.
     fn send(&mut self, message: &Message, data: Span) -> Result<(), TransportError>;
 
     /// Posts a GET. The port reports the result to [`Stream::get_ended`]. The GET fails if it was
@@ -118,8 +117,7 @@ pub trait Port {
     ///
     /// # Errors
     ///
-    /// `Later`: the stream tries again after a while, or after [`Stream::retry_gets`]. `Never`:
-    /// GETs from this peer are impossible.
+    /// `Later`: the stream tries again. `Never`: GETs from this peer are impossible.
     fn get(&mut self, get: &Get, post_by: Time, deadline: Time) -> Result<(), TransportError>;
 }
 
@@ -184,8 +182,7 @@ pub struct Stream {
     pub(super) pending_shutdown: Option<Ended>,
     /// The peer asked for an answer.
     pub(super) asked: bool,
-    /// Data are missing, which must be reported to the peer. `gap_reported`: number and time of the
-    /// last report.
+    /// Data are missing. `gap_reported`: number and time of the last report to the peer.
     pub(super) gap: bool,
     pub(super) gap_reported: Option<(u32, Time)>,
     /// Time since which small data are delayed.
@@ -222,8 +219,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Returns a connection in state `Established`, after the negotiation. `own` is its name at
-    /// this end, `peer` that at the peer.
+    /// Returns an established connection. `own` is its name at this end, `peer` that at the peer.
     #[must_use]
     pub fn new(own: ConnId, peer: ConnId, geometry: &Geometry, now: Time) -> Self {
         Self {
@@ -412,8 +408,7 @@ impl Stream {
         self.receive_shut = true;
     }
 
-    /// Closes the connection for the program. Unread data are lost, and the peer gets a reset, as
-    /// in TCP.
+    /// Closes the connection. Unread data are lost, and the peer gets a reset, as in TCP.
     pub fn close(&mut self, now: Time) {
         if self.receiving.has_unread() {
             self.abort(now);
@@ -423,8 +418,7 @@ impl Stream {
         }
     }
 
-    /// Sets the keep-alive probes: idle time and interval in ticks, number of probes. `None`
-    /// disables them.
+    /// Sets keep-alive probes (idle time and interval in ticks, number); `None` disables them.
     pub fn set_keepalive(&mut self, settings: Option<(u64, u64, u32)>) {
         let keepalive = settings.map(|(idle, interval, probes)| KeepAlive {
             idle,
@@ -434,8 +428,7 @@ impl Stream {
         self.timing.set_keepalive(keepalive);
     }
 
-    /// Sets the time after which a silent peer counts as dead, in ticks. `None` selects
-    /// [`Limits::give_up`].
+    /// Sets the ticks after which a silent peer counts as dead; `None`: [`Limits::give_up`].
     pub fn set_give_up(&mut self, after: Option<u64>) {
         self.timing.set_give_up(after);
     }
@@ -508,9 +501,8 @@ impl Stream {
             return Received::Nothing;
         }
         if self.end.is_some() {
-            // The peer missed the last message of this end. A message that shows that it knows of
-            // the end is not answered, because both ends would otherwise answer each other for
-            // ever.
+            // The peer missed the last message of this end. A message from a peer that knows of the
+            // end is not answered, because the answers would never stop.
             let knows = match message {
                 Message::RmaAvail { ask, .. } => !ask && self.end == Some(End::Finished),
                 Message::Shutdown { how, .. } => *how != Ended::Finished,
@@ -717,8 +709,7 @@ impl Stream {
         own.chain([asks, corked, orphan, stuck]).flatten().min()
     }
 
-    /// Returns the start of the wait for a peer after the program closed the socket: the time of
-    /// the close or of the last progress.
+    /// Returns the time of the last progress after the program closed the socket.
     pub(super) fn orphan_since(&self) -> Option<Time> {
         let orphan = self.orphan?;
         Some(orphan.max(self.timing.last_progress()))

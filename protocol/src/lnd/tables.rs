@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Tables of peers, messages and slots.
 
-use super::replies::Replies;
 use super::{
-    Capacity, Counters, Limits, Outcome, PeerState, ReceiveEvent, ReceiveState, SendEvent,
-    SendState,
+    replies::Replies, Capacity, Counters, Limits, Outcome, PeerState, ReceiveEvent, ReceiveState,
+    SendEvent, SendState,
 };
 use crate::{
     base::{

@@ -4,9 +4,8 @@
 //!
 //! Whoever drives it has a lock around it, the copies for [`wcbuf::Replay`](wire::wcbuf::Replay),
 //! and a *watch*: something that runs some time after it was asked for, looks at the state
-//! register, and goes on as long as [`WatchResult`] says so. For a dropped packet would go unnoticed
-//! when nothing follows
-//! it, and those who wait for room have to hear of it.
+//! register, and goes on as long as [`WatchResult`] says so. For a dropped packet would go
+//! unnoticed when nothing follows it, and those who wait for room have to hear of it.
 //!
 //! A repair goes step by step, with the lock held for each step. The watch performs the steps, or a
 //! sender that blocks the watch because it has interrupts disabled; that sender polls by itself

@@ -22,9 +22,8 @@
 //! The same entries can be used for another translation after the end ([`Lifecycle::begin_again`]).
 //! A [`Generation`] is the generation of the translation: reports of earlier generations have no
 //! effect. A context that must not wait leaves the end to a work item ([`Lifecycle::defer`]). The
-//! work item asks item asks for the generation that was left to it ([`Lifecycle::deferred`]), because the
-//! present one may
-//! belong to a new owner.
+//! work item asks item asks for the generation that was left to it ([`Lifecycle::deferred`]),
+//! because the present one may belong to a new owner.
 
 use crate::{base::flow, nic::tickets::Ticket};
 
