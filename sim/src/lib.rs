@@ -15,7 +15,6 @@
 //!
 //! All random choices follow from the seed, so a run can be repeated with its trace: `sim --seed N
 //! --trace`.
-//! --seed N --trace`.
 #![forbid(unsafe_code)]
 
 pub mod ds;

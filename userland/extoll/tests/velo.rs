@@ -41,7 +41,6 @@ fn to() -> To {
 
 /// Opens a port and sends the maximum number of outstanding packets. Returns the port and the page
 /// with the state that confirms them.
-/// state that confirms them.
 fn full(fake: &Arc<Fake>) -> (Arc<Port>, Mapping) {
     let port = Arc::new(Port::with_backend(fake.clone()).unwrap());
     for _ in 0..255 {
