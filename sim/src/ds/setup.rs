@@ -744,7 +744,6 @@ impl Node {
                     back.extend(s.rings.take());
                 }
                 // It answers peers that do not know yet that it uses TCP, until they no longer ask.
-                // ask.
                 let long = limits.keep + limits.confirm + LIMITS.hold;
                 let answers = matches!(s.what, Side::Client(_)) && s.decision != Decision::Lost;
                 answers && mutation != Some(Mutation::NoAnswer) && now < s.since.0 + long
