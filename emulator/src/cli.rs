@@ -90,7 +90,8 @@ struct RunArgs {
     /// Configuration file (TOML or JSON); the command line overrides it.
     #[arg(long)]
     config: Option<PathBuf>,
-    /// Option of all NICs as in `[nic]` of the file, for example atu-tlb=off (may be repeated).
+    /// Option of all NICs, with a key of section `[nic]` of the file, for example atu-tlb=off (may
+    /// be repeated).
     #[arg(long, value_name = "KEY=VALUE")]
     nic_option: Vec<String>,
     /// Write a trace to this file.
@@ -270,8 +271,8 @@ enum Ctl {
         /// faults, including configured ones.
         faults: String,
     },
-    /// End all faults. Links, knobs and the NICs' faults return to their configuration, frozen NICs
-    /// thaw, power is unchanged.
+    /// End all faults. Links, link knobs and the NICs' faults return to the values in the
+    /// configuration. Frozen NICs run again; power is unchanged.
     EndFaults,
     /// Change the configuration space of a NIC for the next start of QEMU.
     Pci {

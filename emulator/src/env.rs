@@ -144,8 +144,8 @@ pub struct Env<'a> {
     /// Packets that the NIC injects. The caller routes them after the call.
     pub outbox: &'a mut std::collections::VecDeque<Packet>,
     /// Payload bytes that the network still accepts from this node; `u64::MAX`: no limit. The NIC
-    /// subtracts what it injects, where one packet may overshoot. At 0 it holds commands back until
-    /// the next `Nic::tick`.
+    /// subtracts the bytes that it injects. The last packet may be larger than the remaining
+    /// credit. At 0 the NIC holds commands back until the next `Nic::tick`.
     pub tx_credit: u64,
     /// Free bytes of each lane at the network ports, used like `tx_credit`.
     pub tx_room: [u64; crate::lane::LANES],

@@ -45,11 +45,11 @@ pub(crate) enum Port {
 pub struct Lane(u8);
 
 impl Lane {
-    /// Responses of RMA responder and completer.
+    /// Lane of responses of the RMA's responder and completer.
     pub const RMA_RESPONSES: Self = Self(8);
-    /// All packets of the SMFU.
+    /// Lane of all SMFU packets.
     pub const SMFU: Self = Self(9);
-    /// Multicast messages.
+    /// Lane of multicast messages.
     pub const MULTICASTS: Self = Self(10);
 
     /// Returns the lane of VELO messages of a traffic class.

@@ -9,7 +9,7 @@ pub use extoll_emulator_api::host::HostStats;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
-/// Rate limit of log messages: a burst, then four per second.
+/// Rate limit of log messages: four per second after an initial burst.
 #[derive(Debug, Default)]
 pub struct LogLimit {
     spent: u32,

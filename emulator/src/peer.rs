@@ -4,12 +4,12 @@
 //! to the client, which answers for the device, or with an error if no device has the address.
 //! Stores are posted: their answer only reports success or failure. Only a load waits for its
 //! answer.
+//!
 //! *Order.* The client executes messages in order of arrival. Writes of the NIC to memory and its
 //! interrupts follow the earlier stores to devices, because PCIe keeps the order of posted writes.
-//! A guest that sees a flag in memory must find the data stored to the device before. Such a write
-//! waits here until the stores are answered. Loads delay no writes, because in PCIe posted requests
-//! pass others.
-//! pass others.
+//! A guest that sees a flag in memory must find the data stored to the device before. A write to
+//! memory or an interrupt therefore waits here until the earlier stores are answered. Loads delay
+//! no writes, because in PCIe posted requests pass others.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -315,7 +315,7 @@ impl Peers {
         self.open && self.sent.len() < WINDOW && room
     }
 
-    /// Pops the next message for the client.
+    /// Removes the next message from the queue and returns it, if it may be sent to the client now.
     pub fn request(&mut self, now_ns: u64) -> Option<Request> {
         if !self.has_request() {
             return None;

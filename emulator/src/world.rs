@@ -315,7 +315,7 @@ impl World {
         self.is_on(nic) && self.slots[nic].nic.host_stalled()
     }
 
-    /// Returns true while the host of this NIC waits for a load or must not store.
+    /// Returns true if the host of this NIC waits for the data of a load, or must not store now.
     pub fn host_waits(&self, nic: usize) -> bool {
         self.is_on(nic) && self.slots[nic].nic.host_waits()
     }

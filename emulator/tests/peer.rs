@@ -489,7 +489,7 @@ fn floods_in_both_directions_lose_nothing() {
         let stores = log.iter().map(|(_, data)| data.clone().unwrap());
         assert!(stores.eq((1..=STORES).map(|i| i.to_le_bytes().to_vec())));
     }
-    // The emulator still serves.
+    // The emulator still answers requests.
     assert_eq!(
         emu.ctl(json!({"cmd": "peek", "nic": 0, "offset": 0x8050})),
         json!(1)

@@ -52,7 +52,7 @@ impl Pair {
         pair
     }
 
-    /// Does the set-up of firmware and driver.
+    /// Sets up a NIC as firmware and driver do.
     fn start(&mut self, nic: usize) {
         let fd = self.ram[nic].try_clone().expect("fd").into();
         let map = DmaMapRequest {

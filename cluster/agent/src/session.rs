@@ -252,8 +252,9 @@ impl Session {
         }
     }
 
-    /// Adds the files whose readiness allows a step, and returns the maximum time to wait. Without
-    /// `room` for output no step is made, so only files that accept input are added.
+    /// Adds the files to poll: when one is ready, [`Self::step`] can proceed. Returns the maximum
+    /// time to wait. If `room` is false, the caller accepts no output, so only files that accept
+    /// input are added.
     pub fn watch<'a>(&'a self, room: bool, fds: &mut Vec<PollFd<'a>>) -> Option<Duration> {
         let mut terminal = PollFlags::empty();
         if !self.stdin_queue.is_empty() {

@@ -171,7 +171,7 @@ impl Side {
         Ok(())
     }
 
-    /// Creates a file or directory from the data in `from`.
+    /// Reads data from `from` and creates a file or directory from them.
     fn write_from(&self, kind: Kind, from: OwnedFd) -> Result<()> {
         match (self, kind) {
             (_, Kind::Nothing) => bail!("the source does not exist"),
@@ -270,8 +270,8 @@ pub fn copy(
             let read = reader
                 .join()
                 .unwrap_or_else(|_| bail!("the reading side panicked"));
-            // A failed writer makes the reader fail with a broken pipe, so the writer's error comes
-            // first.
+            // If the writing side fails, the reading side fails with a broken pipe. The writer's
+            // error is the cause, so it is reported first.
             written.and(read)
         })
         .with_context(|| format!("cannot copy {} to {}", source.describe(), to.describe()))?;

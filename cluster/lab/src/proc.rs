@@ -344,7 +344,7 @@ mod tests {
     fn a_process_is_found_while_it_becomes_another_program() {
         let token = format!("test-exec-{}", std::process::id());
         let log = std::env::temp_dir().join(&token);
-        // Executes itself $0 times, then becomes a long sleep.
+        // The shell executes itself $0 times, then executes `sleep`.
         let again = "[ $0 = 0 ] && exec sleep 1000; exec bash -c \"$1\" $(($0 - 1)) \"$1\"";
         let command = ["bash", "-c", again, "300", again].map(Into::into);
         spawn(&token, "emu", &command, &log).unwrap();

@@ -323,9 +323,9 @@ pub fn control(dir: &Path, command: &str, arguments: Value) -> Result<Value> {
     bail!("no answer to {command}")
 }
 
-/// Returns the instruction pointers of the node's CPUs at three times, in one line. Kernel
-/// addresses are those in `/proc/kallsyms` of any node with the same kernel, because nodes boot
-/// with `nokaslr`. Empty if QEMU does not answer.
+/// Returns one line with three samples of the instruction pointer of each of the node's CPUs, or an
+/// empty string if QEMU does not answer. Nodes boot with `nokaslr`, so kernel addresses are those
+/// in `/proc/kallsyms` of any node with the same kernel.
 pub fn processors(dir: &Path) -> String {
     let registers = || -> Result<Vec<String>> {
         let command = json!({"command-line": "info registers -a"});

@@ -75,7 +75,7 @@ pub struct Spec {
     /// KVM.
     #[serde(default)]
     pub count_instructions: bool,
-    /// True gives nodes an IOMMU, which the kernel uses without delayed invalidation.
+    /// True gives nodes an IOMMU. The kernel uses it without delayed invalidation.
     #[serde(default)]
     pub iommu: bool,
     /// Nodes with an IOMMU; empty: all nodes.

@@ -110,7 +110,7 @@ impl std::fmt::Display for DeviceChoice {
     }
 }
 
-/// Options of a device.
+/// Options of a built-in device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DeviceConfig {

@@ -24,8 +24,9 @@ pub struct Counters {
     pub reserved_bits: u64,
     /// Descriptors without a fence behind them that reached the requester or were overwritten.
     pub wc_unfenced: u64,
-    /// Registers that were set to forbidden values: interrupt packet of the SNQ, queue segments
-    /// inconsistent with their page, units of the RMA, classes of the SMFU.
+    /// Set-up registers that software set to forbidden values: the SNQ's interrupt packet, queue
+    /// segments inconsistent with their page, RMA units or packet sizes of a VPID, traffic classes
+    /// of the SMFU.
     pub bad_setup: u64,
     /// Errors in the kernel's queues (HW §7, §9.5): slots that were returned without being cleared,
     /// and read pointers outside their queue.

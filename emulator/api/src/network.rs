@@ -90,23 +90,23 @@ pub struct NodeStats {
     pub injected: u64,
     /// Packets delivered to the NIC.
     pub delivered: u64,
-    /// Packets that passed from link to link.
+    /// Packets that arrived on a link and left on a link.
     pub transit: u64,
     /// Copies made for multicasts.
     pub copies: u64,
-    /// Drops: no legal route.
+    /// Packets dropped because no legal route exists.
     pub illegal_routing: u64,
-    /// Drops: hop limit.
+    /// Packets dropped at the hop limit.
     pub hop_limit: u64,
-    /// Drops: copy limit of multicasts.
+    /// Multicast packets dropped at the limit of copies.
     pub copy_limit: u64,
-    /// Drops: link without cable.
+    /// Packets dropped because their link has no cable.
     pub no_cable: u64,
-    /// Drops: link down, or its buffer full.
+    /// Packets dropped because a link was down, or its buffer was full.
     pub link_down: u64,
-    /// Drops: network port not enabled.
+    /// Packets dropped because the network port was not enabled.
     pub port_disabled: u64,
-    /// Drops: NIC without power.
+    /// Packets dropped because the NIC had no power.
     pub power_off: u64,
     /// Deadlocks that input buffers of this NIC were part of.
     pub deadlocks: u64,

@@ -94,7 +94,7 @@ pub enum RraVpid {
     /// All VPIDs, enabled or not, with any protection descriptor.
     #[default]
     Any,
-    /// VPIDs that accept other requests.
+    /// Only enabled VPIDs with the protection descriptor of the request.
     Open,
 }
 
@@ -206,8 +206,8 @@ pub struct Faults {
     /// Every n-th DMA access of the NIC fails.
     pub dma_fault_every: Option<u32>,
     /// Every n-th packet of a put or get response, except the last one of its transfer, is lost on
-    /// its way to this NIC. Counted from when this was set; 0 and 1: all of them. The same happens
-    /// when a link is down for a moment (HW §10.3).
+    /// its way to this NIC. Counting starts when this is set; 0 and 1: all of these packets. A link
+    /// that is down for a moment loses packets in the same way (HW §10.3).
     pub lose_inner_every: Option<u32>,
     /// Every n-th address translation fails, counted from when this was set.
     pub atu_fault_every: Option<u32>,
@@ -352,8 +352,8 @@ pub struct NicConfig {
     pub atu_command_ns: u64,
     /// Maximum time in ns from an event to its SNQ program; 0: none.
     pub snq_program_ns: u64,
-    /// Maximum descriptors of a VPID between store and committed count; at this number the
-    /// requester reports `retry`. `None`: 256, which correct software never reaches (G11).
+    /// Number of descriptors of a VPID between store and committed count at which the requester
+    /// reports `retry`. `None`: 256, which correct software never reaches (G11).
     pub wc_depth: Option<NonZeroU32>,
     /// Unit of the requesters' timeout for incomplete descriptors in ns; 0: no timeout.
     pub wc_timeout_unit_ns: u64,
@@ -361,8 +361,8 @@ pub struct NicConfig {
     pub faults: Faults,
 }
 
-/// Large enough that tests see no unwanted eviction, and small enough for the host's memory (about
-/// 5 MiB).
+/// Default capacity of the translation cache in entries. Tests see no unwanted eviction, and a full
+/// cache takes about 5 MiB of the host's memory.
 const DEFAULT_TLB_ENTRIES: NonZeroU32 = NonZeroU32::new(65_536).unwrap();
 
 impl Default for NicConfig {

@@ -84,9 +84,9 @@ pub enum Choice {
     /// All defaults.
     #[default]
     Default,
-    /// Drawn from the seed of the run.
+    /// Values drawn from the seed of the run.
     Auto,
-    /// Drawn from this seed.
+    /// Values drawn from this seed.
     Seed(u64),
     /// These values.
     Set(Variant),

@@ -2,9 +2,8 @@
 //!
 //! Only the registers are known, from a chip with the same number of links; the protocol is this
 //! project's decision (G24, docs/emulator.md). A unit reports to its parent once its hosts have
-//! arrived and its children have reported. The root releases, and the release propagates down the
-//! tree.
-//! releases, and the release goes down the tree.
+//! arrived and its children have reported. The root then sends a release, which each unit passes on
+//! to its children.
 
 use super::{Network, TE_BARRIER_RELEASED};
 use wire::regs::barrier::{UnitsConfig, UnitsWorkSet};

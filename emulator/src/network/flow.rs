@@ -36,7 +36,8 @@ const HERE: usize = 2 * NP_BASE;
 pub(super) struct InputQueue {
     pub(super) nic: u32,
     pub(super) channel: u8,
-    /// Entry times two, plus the virtual channel.
+    /// Port times two, plus the virtual channel. The port is a link, or [`NP_BASE`] and above for a
+    /// unit.
     pub(super) input: u8,
 }
 

@@ -96,7 +96,7 @@ impl Order {
 }
 
 impl Message {
-    /// Records the delivery at this NIC.
+    /// Records that NIC `nic` has received its copy of a multicast.
     pub(super) fn delivered(&self, nic: usize) {
         if self.is_multicast() {
             self.seen.borrow_mut().insert(nic);

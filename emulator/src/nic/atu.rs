@@ -122,8 +122,8 @@ impl Nic {
         to.map(|addr| addr.0).map_err(|fault| fault.to_string())
     }
 
-    /// Reads a GATe. Every valid one is cached, regardless of the requester. An invalid one is not,
-    /// because registering needs no flush (HW §11.3).
+    /// Reads a GATe. A valid GATe is cached, regardless of the requester. An invalid one is not
+    /// cached, because registering needs no flush (HW §11.3).
     fn fetch_gate(&mut self, nla: NlaParts, env: &mut Env<'_>) -> Result<GatEntry, String> {
         let base = self.gat_base(nla);
         if !base.valid() {

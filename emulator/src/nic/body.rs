@@ -119,7 +119,7 @@ pub struct RmaMessage {
     pub peer_vpid: u8,
     /// Protection descriptor of the origin VPID.
     pub protection: u16,
-    /// Command code in notifications (HW §10.2): responses carry the response commands.
+    /// Command code, as notifications report it (HW §10.2). A response carries a response command.
     pub command: Command,
     /// Notifications that the descriptor requests.
     pub notify: NotifySpec,
@@ -160,8 +160,8 @@ pub enum RmaKind {
         addr: u64,
         /// Position of the packet in the transfer.
         part: Part,
-        /// Bytes to write, or their number if the requester could not read them. A packet without
-        /// data is the last one.
+        /// Bytes to write, or the number of bytes if the requester could not read them. A packet
+        /// without data is the last one of its transfer.
         data: Result<Vec<u8>, u32>,
     },
     /// Up to 8 bytes from the descriptor to write at the peer.

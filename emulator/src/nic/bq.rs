@@ -41,7 +41,7 @@ impl Item {
 
 struct Held {
     item: Item,
-    /// Time of arrival, or of the removal of the item before it, whichever is later.
+    /// Time of the item's arrival, or of the removal of the item before it, whichever is later.
     since_ns: u64,
     /// Credit of the sender of the item's packet.
     receipt: Option<Receipt>,

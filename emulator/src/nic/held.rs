@@ -21,8 +21,9 @@ enum Waiter {
 pub(super) struct Held {
     /// Loads by the number that the host assigned.
     loads: BTreeMap<u64, Waiter>,
-    /// Credit of packets, each with the total number of stores that must have ended before it is
-    /// returned.
+    /// Credit of packets that caused stores to other devices, in order of arrival. Each has the
+    /// number of stores that the host had counted after the packet. The credit is returned when
+    /// that number of stores has ended.
     credit: VecDeque<(u64, Receipt)>,
 }
 

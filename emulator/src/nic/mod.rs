@@ -289,9 +289,9 @@ impl Nic {
         self.cfg.faults = faults;
     }
 
-    /// Loads from BAR `bar` at `offset` for the host, with any length and alignment. On
-    /// [`Load::Pending`], parts of the data arrive over the network and [`Nic::finish_load`]
-    /// returns the result. Only one load exists at a time; a new load replaces it.
+    /// Executes a load of the host from BAR `bar` at `offset`, with any length and alignment. On
+    /// [`Load::Pending`], some of the data arrive over the network and [`Nic::finish_load`] returns
+    /// the result. Only one load exists at a time; a new load replaces it.
     pub fn mmio_read(&mut self, bar: u8, offset: u64, data: &mut [u8], env: &mut Env<'_>) -> Load {
         self.counters.mmio_reads = self.counters.mmio_reads.wrapping_add(1);
         if self.cfg.faults.deaf {

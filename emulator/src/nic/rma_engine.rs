@@ -6,10 +6,10 @@
 //! order; a random draw selects the flow of the next packet. A call of the NIC sends a limited
 //! number of packets, so that a transfer of 8 MiB does not delay others.
 //!
-//! The memory of a packet is translated and read when the packet is sent, and a fault ends the
-//! transfer there. A flow may pause before a command or request and between packets
-//! (`rma-begin-ns`), because the time at which a source is read is not specified. Only the
-//! requester's notification tells that it was read.
+//! A packet's memory is translated and read when the packet is sent. A fault ends the transfer at
+//! this packet. A flow may pause before a command or request and between packets (`rma-begin-ns`),
+//! because the reference does not specify when a source is read. Only the requester's notification
+//! reports that the source was read.
 
 use super::random_delay::RandomDelay;
 use super::rma::RmaCommand;

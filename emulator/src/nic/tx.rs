@@ -45,8 +45,8 @@ impl Tx {
         self.queues[lane.index()]
             .iter()
             .position(|(_, from)| match from {
-                // The first message of a VPID in a lane is its first entry for this lane in
-                // `messages`.
+                // Earlier packets of this VPID in this queue were already skipped, so only the lane
+                // of the VPID's oldest waiting message decides.
                 Some(vpid) => self
                     .messages
                     .get(vpid)

@@ -10,7 +10,7 @@ use wire::regs::wcbuf::{self as regs, Errors};
 use wire::velo::DescriptorWord;
 use wire::wcbuf::State;
 
-/// Maximum number of descriptors that a stuck buffer keeps per VPID; more than software may have
+/// Maximum number of descriptors that a stuck buffer keeps per VPID. Correct software has fewer
 /// outstanding.
 const KEPT: usize = 256;
 
@@ -27,7 +27,7 @@ pub(super) enum Kept {
 pub(super) enum WcError {
     /// Descriptor overwritten before it was complete, or with a wrong length in quadwords.
     QwLength,
-    /// Message longer than the unit allows, or empty.
+    /// Message that is empty or longer than the unit allows.
     MsgTooLong,
     /// Store that does not consist of whole aligned quadwords.
     NotAligned,

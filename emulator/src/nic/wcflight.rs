@@ -4,8 +4,9 @@
 //! MODEL: a complete descriptor is executed after a random time. Descriptors of one VPID are
 //! executed in order (HW §9.1), those of different VPIDs in any order. A descriptor leaves the
 //! requester when its message enters the network, or when its RMA command begins. While the network
-//! is blocked it stays (HW §8: "accepted", §9.6). After another random time it counts as committed.
-//! Until then `assembly` and `streamout` differ.
+//! is blocked, the descriptor stays in the requester (HW §8: "accepted", §9.6). After it has left,
+//! another random time passes before it counts as committed. Until then `assembly` and `streamout`
+//! differ.
 
 use super::random_delay::RandomDelay;
 use super::wcbuf::{Kept, WcError};
@@ -27,7 +28,7 @@ const DEPTH: u32 = 256;
 #[derive(Clone, Copy, Default)]
 struct Load {
     descriptors: u32,
-    /// Time in ns at which the last one is executed. Later ones must not overtake it.
+    /// Time in ns at which the VPID's last descriptor is executed. Later ones must not overtake it.
     last: u64,
 }
 
@@ -242,9 +243,9 @@ impl Nic {
         }
     }
 
-    /// Reports stores that are executed although correct software never makes them: parts of
-    /// quadwords (HW §17), or stores behind the first `window` bytes of the page, which hold
-    /// descriptors (G8).
+    /// Counts and reports stores that correct software never makes: stores that are not whole
+    /// aligned quadwords (HW §17), and stores beyond the first `window` bytes of the page, which
+    /// hold descriptors (G8). The requester executes them all the same.
     #[inline]
     pub(super) fn check_store(
         &mut self,

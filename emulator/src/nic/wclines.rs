@@ -31,7 +31,7 @@ struct Line {
     valid: u64,
     /// Set of the bytes stored since a byte was last overwritten.
     fresh: u64,
-    /// Time in ns at which the line leaves, unless it leaves earlier.
+    /// Time in ns at which the line is delivered at the latest.
     due: u64,
 }
 
@@ -184,7 +184,8 @@ impl Nic {
         }
     }
 
-    /// Delivers a line without a fence. Descriptors that it completes still need a fence.
+    /// Delivers a line although no fence requested it. Descriptors that it completes still need a
+    /// fence.
     fn evict(&mut self, i: usize, env: &mut Env<'_>) {
         let line = self.lines.open.swap_remove(i);
         let (unit, vpid) = (line.unit, line.vpid);
@@ -237,8 +238,8 @@ impl Nic {
         self.evict_where(|l| l.unit == unit && l.vpid == vpid, env);
         let now = self.lines.completed.wrapping_sub(before);
         let fenced = self.lines.take_unmarked(unit, vpid) + now;
-        // Each descriptor needs its own fence (HW §8, §9.1, §10.2): earlier ones, in other pages,
-        // had none.
+        // Each descriptor needs its own fence (HW §8, §9.1, §10.2). This fence belongs to the last
+        // descriptor, so the earlier ones, in other pages, had none.
         self.unfenced(unit, vpid, fenced.saturating_sub(1), env);
     }
 

@@ -259,7 +259,7 @@ impl crate::world::World {
         queues.map_or_else(TimingStats::default, |t| t.stats.clone())
     }
 
-    /// Restarts all random number generators, as after a start with this seed. Buffer sizes stay.
+    /// Restarts all random number generators with this seed, as at the start. Buffer sizes stay.
     pub fn reseed(&mut self, seed: u64) {
         let (timing, mut drawn) = (self.timing.clone(), std::mem::take(&mut self.drawn_latency));
         self.change_network(|net, _: &mut Tracer| {

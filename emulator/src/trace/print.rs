@@ -19,7 +19,7 @@ pub struct Filter {
     pub host_only: bool,
 }
 
-/// Returns the name of an event's kind in the file.
+/// Returns the name of an event's kind, as trace files contain it.
 pub fn kind(e: &Event) -> &'static str {
     match e {
         Event::RegWrite { .. } => "reg-write",

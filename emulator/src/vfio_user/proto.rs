@@ -39,9 +39,9 @@ pub mod command {
     pub const REGION_READ: u16 = 9;
     /// Region write.
     pub const REGION_WRITE: u16 = 10;
-    /// Read by the server of client memory, or of devices on the client's bus.
+    /// The server reads client memory, or a device on the client's bus.
     pub const DMA_READ: u16 = 11;
-    /// Write by the server to client memory, or to devices on the client's bus.
+    /// The server writes client memory, or a device on the client's bus.
     pub const DMA_WRITE: u16 = 12;
     /// Device reset.
     pub const DEVICE_RESET: u16 = 13;

@@ -61,7 +61,8 @@ pub(super) fn load(from: &MmapRegion, at: usize, to: &mut [u8]) {
 /// Writes a part of an aligned word.
 fn store_part(to: &MmapRegion, at: usize, from: &[u8]) {
     let (word, inside) = (at / WORD * WORD, at % WORD);
-    // A narrower aligned value is a single store, which does not touch the neighbouring bytes.
+    // An aligned value of 1, 2 or 4 bytes is a single store, which does not touch the neighbouring
+    // bytes.
     macro_rules! whole {
         ($t:ty) => {
             if let Ok(bytes) = from.try_into() {

@@ -9,8 +9,8 @@ fn seen(notes: &[Notification]) -> Vec<(NotificationType, u8)> {
     notes.iter().map(|n| (n.kind, n.error)).collect()
 }
 
-/// Answers all pending requests to the device of a node: with a pattern by address, or with an
-/// error.
+/// Answers all pending requests to the device of a node. If `well` is true, the data are a pattern
+/// by address, otherwise the answer is an error. Returns the number of requests.
 fn serve(p: &mut Pair, node: usize, well: bool) -> usize {
     let asked = std::mem::take(&mut p.rig.nodes[node].ram.asked);
     let n = asked.len();

@@ -265,7 +265,7 @@ fn smfu_window_without_interval_reads_all_ones() {
     assert_eq!(word, [0xFF; 8]);
     assert_eq!(rig.nodes[0].nic.counters().drops.smfu_no_interval, 1);
     assert_eq!(rig.read(0, RegOffset(0xA010)), 1 << 32);
-    // The program of TE 12 has recorded its (stale) register.
+    // The SNQ program of trigger event 12 has written an entry; the register in it is stale.
     let entries = rig.snq_handle(0);
     assert_eq!(entries.len(), 1);
     rig.write(0, RegOffset(0xA010), 1 << 32);

@@ -245,8 +245,8 @@ fn whatever_words_are_left_the_page_is_empty() {
     }
 }
 
-/// Pages are released only when all commands of the last owner have been counted, however long that
-/// takes.
+/// The driver releases pages only after all commands of the last owner have been counted, even if a
+/// command takes as long as the driver is willing to wait.
 #[test]
 fn what_is_on_its_way_is_waited_for() {
     let (mut unclear, mut at_once) = (0, 0);
@@ -301,7 +301,8 @@ fn what_is_on_its_way_is_waited_for() {
     assert!(unclear > 10 && at_once > 10, "{unclear}, {at_once}");
 }
 
-/// Pages are not released while the buffer keeps words for ever, or while counts still change.
+/// The driver does not release pages while the buffer keeps words for ever, or while counts still
+/// change.
 #[test]
 fn what_does_not_settle_is_left_alone() {
     let moving = |n: u64| State(n & 0xFF);

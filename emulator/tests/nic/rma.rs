@@ -108,7 +108,8 @@ impl Pair {
 
 #[test]
 fn rendezvous_of_the_ethernet_protocol_word_by_word() {
-    // Node 2 fetches 1,514 bytes from node 1 (the example in the documentation of `wire`).
+    // Node 2 fetches a frame of 1,514 bytes from node 1, as in the example in the documentation of
+    // `wire`.
     let mut rig = Rig::probed(3, SlotSize::B128);
     let mut q1 = rig.open_rma(1, 254, 32, 4096);
     let mut q2 = rig.open_rma(2, 254, 32, 4096);

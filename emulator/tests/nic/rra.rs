@@ -1,4 +1,4 @@
-//! Registers of other nodes by RMA (HW §13, G19).
+//! Access to registers of other nodes by RMA (HW §13, G19).
 
 use super::rig::*;
 use super::rma::{desc, get, put, Pair, ALL, PLAIN};

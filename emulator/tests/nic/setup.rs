@@ -175,8 +175,8 @@ fn interrupt_packet_and_ways_of_the_snq_are_checked() {
     }
 }
 
-/// HW §7, §9.5: a slot is cleared before it is returned. Queues of processes are not checked, and
-/// queues that cannot be written are not read.
+/// HW §7, §9.5: software clears a slot before it returns the slot. The NIC checks neither queues of
+/// user processes nor invalid queues.
 #[test]
 fn slots_that_are_given_back_uncleared_are_found() {
     for (vpid, watched) in [(254, 1), (9, 0)] {

@@ -295,7 +295,7 @@ fn resets_in_mid_io() {
                 assert_eq!(h.ready(), 0);
                 let before = h.ram.clone();
                 let interrupts = h.interrupts.len();
-                // Late answers mix with those after the reset.
+                // Answers to requests from before the reset have no effect.
                 for _ in 0..3 {
                     h.release_one();
                 }

@@ -236,8 +236,8 @@ struct Up {
 
 impl Up {
     fn spec(self) -> Spec {
-        // The path of a topology file is relative to the user's directory, which differs from that
-        // of this process.
+        // The path of a topology file is relative to the user's directory. This process has another
+        // working directory.
         let topology = self.topology.map(|t| {
             if !Topology::is_shorthand(&t) {
                 nodes::host_path(t.as_ref()).display().to_string()

@@ -19,7 +19,8 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// Returns the pages of `len` bytes, as far as the PRP entries of the command tell them.
+    /// Returns the pages of `len` bytes that the two PRP entries of a command name. If the second
+    /// entry is the address of a list, the pages in the list are added later.
     pub fn new([first, second]: [u64; 2], len: u32) -> Result<Self, Status> {
         if first % 4 != 0 {
             return Err(Status::PRP_OFFSET);

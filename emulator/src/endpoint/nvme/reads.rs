@@ -68,7 +68,7 @@ impl<T> Reads<T> {
         self.jobs.insert(self.last, job);
     }
 
-    /// Ends jobs without a result. Answers to their requests are ignored.
+    /// Ends the jobs that `of` selects, without a result. Answers to their requests are ignored.
     pub fn cancel(&mut self, of: impl Fn(&T) -> bool) {
         self.jobs.retain(|_, job| !of(&job.what));
     }

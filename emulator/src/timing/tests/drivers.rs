@@ -86,8 +86,8 @@ fn the_first_fragment_as_completion() {
     });
 }
 
-/// The same with NTR, where each fragment has a notification: the first notification is not the
-/// last.
+/// Wrong as above, with NTR: each fragment then has a notification, so the first notification is
+/// not the last one.
 #[test]
 fn the_first_notification_as_completion() {
     compare("first of several notifications", |rig, right| {
@@ -169,8 +169,9 @@ fn a_page_that_is_used_again() {
     });
 }
 
-/// Wrong: "the notification after a flush follows the data". For data in flight during the flush it
-/// does so only if a fence is between them (HW §11.3, G17).
+/// Wrong: "all data in flight during a flush arrive before the notification that follows the
+/// flush". The order is guaranteed only if a fence is between the flush and the notification (HW
+/// §11.3, G17).
 #[test]
 fn a_page_that_was_not_fenced() {
     let timing = format!("{UNKIND}\ndma-delay-ns = 200000\n[nic]\natu-notify = \"own-way\"");
@@ -317,7 +318,8 @@ struct Sender {
 }
 
 impl Sender {
-    /// Lets time pass. The receiver takes a message at times.
+    /// Runs one event. The receiver reads a message at every fourth call, and whenever no event is
+    /// pending.
     fn pass(&mut self, rig: &mut Rig, mailbox: &mut Mailbox) {
         self.turn += 1;
         if !rig.step() || self.turn % 4 == 0 {
@@ -375,9 +377,9 @@ impl Sender {
     }
 }
 
-/// A slow receiver blocks the network and then the requester (HW §8, §9.6). In this state "every
-/// stored message arrives" is wrong. The messages that the protocol repairs arrive once and in
-/// order.
+/// A slow receiver fills the buffers of the network and then those of the requester (HW §8, §9.6).
+/// Wrong: "every stored message arrives". A sender that follows the protocol of HW §8 repeats
+/// rejected messages, and all arrive once and in order.
 #[test]
 fn a_slow_receiver() {
     const MESSAGES: u64 = 500;
