@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! State machines of the protocols: what both ends of a protocol store and decide, without I/O,
-//! locks, allocation or a clock.
+//! State machines of the protocols. They contain the state and the decisions of both ends, without
+//! I/O, locks, allocation or a clock.
 //!
 //! A kernel module drives them in production, the simulation (`sim/`) over the emulator's NIC
 //! models, and unit tests. A driver provides
@@ -46,7 +46,7 @@ pub trait Memory {
 
 /// Source of the time.
 pub trait Clock {
-    /// Returns the present time.
+    /// Returns the current time.
     fn now(&self) -> Time;
 }
 

@@ -211,7 +211,7 @@ fn a_withdrawal_does_not_wait_for_a_reader_who_took_his_memory_back() {
     let had = t.sides[1].stream.withdraw_sink();
     t.sides[1].stream.release_sources(None);
     t.settle();
-    // The remainder has no room in the ring, and the program does not read.
+    // The ring has no room for the remainder, because the program does not read.
     assert!(!state(&t, id).finished);
     assert!(t.sides[0].stream.withdraw_source(id, true));
     t.pump(0);
@@ -566,7 +566,7 @@ struct Walk {
     got: Vec<u8>,
     /// Messages that are delivered again.
     old: Vec<(Message, Vec<u8>)>,
-    /// Reader's memory that each GET writes to (`sinks`), and the present one (`lent`).
+    /// Reader's memory that each GET writes to (`sinks`), and the current one (`lent`).
     sinks: HashMap<u16, u32>,
     lent: u32,
     lossy: bool,
@@ -692,7 +692,7 @@ impl Walk {
         }
     }
 
-    /// Assigns GETs that were posted since the last call to the present memory of the reader.
+    /// Assigns GETs that were posted since the last call to the current memory of the reader.
     fn note(&mut self) {
         for (get, ..) in &self.t.sides[1].out.gets {
             if get.sink.is_some() {

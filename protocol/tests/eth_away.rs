@@ -307,8 +307,8 @@ fn what_was_not_sent_shows_nothing() {
 
 #[test]
 fn the_queue_does_not_wait_for_a_dead_peer_that_has_much_in_flight() {
-    // Other peers occupy much of the quarantine. This peer therefore has more frames in flight than
-    // its part allows.
+    // Other peers occupy a large part of the quarantine, so the limit of each peer is low. This
+    // peer has more frames in flight than its limit.
     let (mut s, limits) = large_sender();
     let mut next = 1;
     for peer in 2..17 {

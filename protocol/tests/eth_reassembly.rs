@@ -146,8 +146,9 @@ fn losing_any_one_fragment_costs_only_that_frame() {
             .map(|(i, f)| messages(i, f).iter().map(|m| m.from).collect())
             .collect();
         match (hit, fragment) {
-            // Two cases cannot be told from valid frames: the rest of a frame without its first
-            // fragment, and a frame of one message in place of a lost last fragment.
+            // Two cases cannot be distinguished from valid frames: the remainder of a frame without
+            // its first fragment, and a frame of one message that arrives instead of a lost last
+            // fragment.
             (0 | 1 | 3, 0) => {
                 let rest = (1..messages(hit, &frames[hit]).len())
                     .map(|k| (hit, k))

@@ -15,7 +15,7 @@ fn short_payload_comes_with_the_request() {
             assert!(ends[0].submit(2, token, len, false, 100, 0));
             let events = settle(&mut ends, 0);
             let ticket = offer(&events);
-            // The request is not answered before LNet has it.
+            // The request is not answered before LNet has accepted the message.
             assert_eq!(ends[0].outcomes.get(&token), None);
             let (name, action, data) = ends[1].accept(ticket, 0);
             assert_eq!((name, action == LnetAction::Copy), (token, len > 0));

@@ -318,7 +318,7 @@ fn a_node_that_says_much_gets_one_answer_at_a_time() {
     }
     assert!(end.submit(2, 1, 5, false, 100, 0));
     let mut out = Vec::new();
-    // A peer's messages are sent before all of these answers.
+    // The first messages include the one to node 2, although eight answers are pending.
     assert!(end_pump(&mut end, &mut out, 4));
     assert!(out.iter().any(|m| m.to == 2), "{out:?}");
     while end_pump(&mut end, &mut out, 4) {}

@@ -1,9 +1,9 @@
 //! Random walks of ends over queues that lose, repeat and swap messages, with restarts.
 //!
-//! Invariants: LNet of the peer sees a message once if its sender was told that it was delivered.
-//! It sees it up to once if the outcome is unknown, and not at all if the message was reported as
-//! not delivered. Fetched data are those exposed for the message. Without further loss, all
-//! messages end and all addresses are released.
+//! Invariants: the peer's LNet receives a message exactly once if the sender was informed of its
+//! delivery. It receives the message up to once if the outcome is unknown, and never if the message
+//! was reported as not delivered. Fetched data are those exposed for the message. Without further
+//! loss, all messages end and all addresses are released.
 
 mod lnd_net;
 

@@ -217,7 +217,7 @@ fn what_is_pending_does_not_hide_what_is_there() {
     let pending = place(&mut c, range(1, 0, 20), Access::READ).0.unwrap();
     let found = c.find(&range(1, 2, 2), Access::READ).unwrap();
     assert_eq!(c.get(&found), Some(&1));
-    // Now the registration that reaches farther is found, and the other one is idle.
+    // The search now returns the larger registration, and the smaller one is idle.
     let larger = c.complete(pending, 2).unwrap();
     assert_eq!((c.release(hold), c.release(found)), (None, None));
     let found = c.find(&range(1, 2, 2), Access::READ).unwrap();

@@ -17,7 +17,7 @@ fn silent_nodes_do_not_keep_the_others_out() {
     let mut slots = BackdoorSlots::<64>::new(LATE);
     for n in 0..64 {
         assert_eq!(slots.claim(NodeId(n), Time(n.into())), Claim::Clean);
-        // Nobody else at the same time.
+        // The backdoor has one owner at a time.
         assert_eq!(slots.claim(NodeId(n), Time(n.into())), Claim::No);
         slots.release(NodeId(n), true, Time(n.into()));
     }
@@ -25,12 +25,12 @@ fn silent_nodes_do_not_keep_the_others_out() {
     assert_eq!(slots.claim(other, Time(LATE - 1)), Claim::No);
     assert_eq!(slots.claim(other, Time(LATE)), Claim::Clean);
     slots.release(other, false, Time(LATE));
-    // The oldest one has no place any more, the next one still has.
+    // The slot of node 0 was replaced, the slot of node 1 still exists.
     for n in [0, 1] {
         assert_eq!(slots.claim(NodeId(n), Time(LATE + 1)), Claim::Dirty);
         slots.release(NodeId(n), false, Time(LATE + 1));
     }
-    // Of nobody who has no place it is known any more.
+    // After the replacement, every node without a slot counts as dirty.
     assert_eq!(slots.claim(other, Time(LATE + 1)), Claim::Dirty);
 }
 
@@ -43,14 +43,14 @@ fn what_is_used_is_not_taken_away() {
     assert_eq!(slots.claim(NodeId(2), Time(1000)), Claim::No);
     slots.release(NodeId(1), false, Time(1000));
     assert_eq!(slots.claim(NodeId(2), Time(1000)), Claim::Clean);
-    // Who never had one gives none back.
+    // A release by a node without a slot has no effect.
     slots.release(NodeId(7), true, Time(1000));
     assert_eq!(slots.claim(NodeId(3), Time(1000)), Claim::No);
 }
 
 proptest! {
     /// No two callers own the same backdoor, and no caller gets one for which an answer may arrive.
-    /// A caller is always told of late answers.
+    /// `Claim::Dirty` is returned whenever a late answer may be in the FIFO.
     #[test]
     fn no_answer_is_taken_for_that_of_another(
         steps in prop::collection::vec((0u16..9, 0u64..40, any::<bool>()), 1..400),
@@ -71,7 +71,7 @@ proptest! {
             }
             let over = left.get(&n).is_none_or(|since| now - since >= LATE);
             match slots.claim(NodeId(n), Time(now)) {
-                // There are four, of which some may be of use soon.
+                // A claim fails if all four slots are in use or in their waiting time.
                 Claim::No => prop_assert!(
                     !over || busy.len() + left.values().filter(|s| now - **s < LATE).count() >= 4
                 ),

@@ -57,7 +57,7 @@ enum Step {
     Give(usize),
 }
 
-/// Mostly all of the space.
+/// Returns the whole space in two of three cases, else any range.
 fn window() -> impl Strategy<Value = NlaRange> {
     let all = NlaRange {
         first: FIRST,

@@ -275,9 +275,9 @@ impl Shallow {
     }
 }
 
-/// Sender with interrupts disabled: it sends when permitted and polls by itself in between, except
-/// when `watch` runs. Returns the packets in the order of acceptance by the NIC, and the number of
-/// repairs.
+/// Simulates a sender with interrupts disabled, which sends when permitted and otherwise polls by
+/// itself. In rounds for which `watch` returns true, the watch runs instead of the poll. Returns
+/// the packets in the order of acceptance by the NIC, and the number of repairs.
 fn without_the_watch(total: u32, depth: usize, watch: impl Fn(u64) -> bool) -> (Vec<u32>, u32) {
     let mut s = TxPort::new(STALL);
     let mut nic = Shallow::new(depth);

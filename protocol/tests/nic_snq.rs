@@ -233,7 +233,7 @@ proptest! {
         prop_assert_eq!(world.skipped as usize, world.lost.len());
         prop_assert_eq!(world.consumer.ring().next(), world.wp);
         prop_assert!(world.armed && !world.consumer.is_missing());
-        // And it goes on.
+        // The queue works afterwards, too.
         world.lose_interrupt = false;
         let before = world.seen.len();
         for _ in 0..3 * N {
@@ -244,7 +244,7 @@ proptest! {
     }
 }
 
-/// A pass ends at its budget, and later entries stay untouched.
+/// A pass ends at its budget, and later entries remain unread.
 #[test]
 fn a_pass_is_bounded() {
     let mut world = World::new(0);
@@ -256,7 +256,7 @@ fn a_pass_is_bounded() {
     assert_eq!(world.seen, [0, 1, 2, 3, 4]);
     assert_eq!(world.take(), 1);
     assert_eq!(world.take(), 0);
-    // A slot that can't be read ends the intake, too.
+    // A slot that cannot be read ends the pass, too.
     assert_eq!(
         world
             .consumer
@@ -273,13 +273,14 @@ fn spurious_interrupts() {
     assert!(!consumer.is_missing());
     assert_eq!(consumer.poll(3), Poll::Idle);
     assert_eq!(consumer.poll(4), Poll::Fresh);
-    // Armed in between: whatever waits now has an interrupt of its own.
+    // The interrupt was armed between the polls, so pending entries have an interrupt of their own.
     consumer.armed();
     assert_eq!(consumer.poll(4), Poll::Fresh);
     assert_eq!(consumer.poll(4), Poll::Overdue);
     assert_eq!(consumer.on_empty(4), Empty::Missing);
     assert_eq!(consumer.poll(5), Poll::Idle);
-    // A pointer outside of the ring is taken modulo its size, and skips no more than a lap.
+    // A write pointer outside of the ring counts modulo the size of the ring, and skips up to one
+    // lap.
     assert_eq!(consumer.on_empty(N * 4 + 4), Empty::Missing);
     let mut filled = 0;
     let read = |_| Some((Header(0), ()));

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 const TABLES: u64 = 12;
 
 fn range() -> impl Strategy<Value = NlaRange> {
-    // Long and short ones, and those that end or begin with a table.
+    // Short and long ranges, and ranges that begin or end at the boundary of a table.
     let first = prop_oneof![
         0..TABLES * SPAN,
         (0..TABLES, 0u64..3).prop_map(|(t, n)| (t * SPAN + n).saturating_sub(1)),

@@ -522,7 +522,7 @@ fn a_function_that_answers_nothing_is_dead_if_its_nic_answers() {
     }
     assert_eq!(filter.silent_since(), Some(Time(100)));
 
-    // A check that began earlier does not prove the present state.
+    // A check that began before time 100 does not prove that the device answered after this time.
     let record = LeaseRecord {
         state: State::Lent,
         node: NodeId(1),

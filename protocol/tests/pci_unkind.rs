@@ -199,7 +199,7 @@ fn one_by_one(w: &mut World, most: usize) -> Vec<LenderWork> {
     done
 }
 
-/// Ends of leases come before operations that take long.
+/// The lender ends leases before it begins long operations.
 #[test]
 fn leases_end_before_anything_else_is_begun() {
     let mut w = World::new(2);

@@ -329,7 +329,7 @@ pub enum DescriptorError {
     Unaligned,
     /// Lock number above 24 bits.
     LockNumber(u32),
-    /// Index of the word (0…2), and its bits that are set but must be zero.
+    /// Index of the word (0…2), and its set bits that must be 0.
     Reserved(u8, u64),
 }
 
@@ -776,7 +776,7 @@ pub fn fragments(len: u32) -> impl Iterator<Item = Fragment> + Clone {
     })
 }
 
-/// Which way the data goes.
+/// Direction of the data transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Direction {
     /// From the peer; done when the data is in local memory.

@@ -6,8 +6,8 @@ use crate::regs::smfu::INTERVALS;
 
 /// Granularity of intervals in bytes.
 pub const PAGE: u64 = 4096;
-/// Number of intervals that software sets up, with number 0 (HW §3.6), which leads to remote
-/// register files.
+/// Number of intervals that software configures, including interval 0 (HW §3.6), which leads to the
+/// register files of remote nodes.
 pub const USABLE: u32 = INTERVALS - 1;
 
 /// Address range `start..end` of offsets in the window.
@@ -20,7 +20,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Whether both have a byte in common.
+    /// Returns whether the two ranges have a byte in common.
     #[must_use]
     pub const fn meets(&self, other: &Span) -> bool {
         self.start < other.end && other.start < self.end
@@ -32,6 +32,6 @@ impl Span {
     }
 }
 
-/// Where accesses go that nothing is opened for: 90 TiB, where no machine has memory or devices.
-/// Base 0 may be the beginning of all memory, or mean the default (G18).
+/// Base address for intervals without a target: 90 TiB, because no machine has memory or devices
+/// there. Base 0 is not suitable: it may be the start of all memory, or mean the default (G18).
 pub const UNMAPPED_BASE: BusAddr = BusAddr(0x5A00_0000_0000);

@@ -108,7 +108,7 @@ bits! {
 pub enum Error {
     /// Length 0 or above [`MAX_LEN`].
     Length(u16),
-    /// Bits that are set but must be zero.
+    /// Set bits that must be 0.
     Reserved(u64),
 }
 

@@ -144,7 +144,8 @@ fn other_frames_have_none() {
         unfinished(&frame)
     };
     assert!(unfinished(&good).is_some());
-    // More fragments, a later fragment, not IPv4, a short header, another protocol, no UDP length.
+    // Frames in which no unfinished checksum may be found: first fragment, later fragment, not
+    // IPv4, short header, unsupported protocol, wrong UDP length, other EtherType.
     for (at, value) in [
         (20, 0x20),
         (21, 1),

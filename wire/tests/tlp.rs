@@ -75,7 +75,7 @@ fn headers_as_the_specification_draws_them() {
             .into(),
             [0x0400_0001, 0x0000_000F, 0x0100_0000, 0],
         ),
-        // Extended register 0x154, type 1.
+        // Type 1 write to the extended register 0x154.
         (
             Kind::CfgWrite {
                 ty: CfgType::Type1,

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Negotiation of a connection, client's side.
 //!
-//! The client sends [`Connect`] before TCP's SYN, so that the server knows of the wish when the TCP
-//! connection arrives. TCP's handshake starts after the server's answer, or after the last
+//! The client sends [`Connect`] before TCP's SYN, so that the server knows of the request when the
+//! TCP connection arrives. TCP's handshake starts after the server's answer, or after the last
 //! unanswered question. The client then waits a short time until the server's program accepts the
-//! connection.
-//! Until it sends [`Answer::Confirm`], the client may change to TCP. Both ends send no data before
-//! this decision: the driver blocks writing programs, or keeps their data.
-//! this decision: the driver blocks writing programs, or keeps their data.
+//! connection. Until it sends [`Answer::Confirm`], the client may change to TCP. Both ends send no
+//! data before this decision: the driver blocks writing programs, or keeps their data.
 
 use super::Fallback;
 use crate::{base::flow::Flow, Time};
@@ -66,7 +64,8 @@ pub struct OpenLimits {
     pub confirm: u64,
     /// Time for which a silent node is not asked again.
     pub silent: u64,
-    /// Time for which a server that accepted too late is not asked, doubled each time.
+    /// Time for which a server that accepted too late is not asked; it doubles with each late
+    /// acceptance.
     pub late: u64,
 }
 

@@ -96,7 +96,8 @@ pub struct Receiving {
     peer_send: u32,
     /// Maximum distance of an accepted number from the expected one, in bytes. Sources increase it.
     near: u32,
-    /// A quarter of the smaller one of the receive ring and the peer's send ring, in bytes.
+    /// A quarter of the size of the smaller ring in bytes: the receive ring or the peer's send
+    /// ring.
     quarter: u32,
     /// All bytes before this number were received or noted in `fetches`.
     known: Seq,
@@ -114,7 +115,7 @@ pub struct Receiving {
     count: usize,
     /// Name of the next range. A ring has fewer ranges than there are names, so a name is unique.
     ids: u16,
-    /// End of the last source. It is acknowledged as soon as everything before it has arrived.
+    /// End of the last source. It is acknowledged as soon as all earlier bytes have arrived.
     source_end: Seq,
     /// Announced part of a source that follows `known`, and is not in `fetches`.
     pending: Option<Pending>,

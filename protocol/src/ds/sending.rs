@@ -111,8 +111,8 @@ impl Sending {
         }
     }
 
-    /// Returns whether the maximum number of sources is in use. Each of them finishes without an
-    /// action of the program.
+    /// Returns whether the maximum number of sources is in use. Sources finish without an action of
+    /// the program.
     #[must_use]
     pub fn sources_full(&self) -> bool {
         self.sources.is_full()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Negotiation of connections, server's side.
 //!
-//! A [`Pending`] table has the clients that asked and whose TCP connections the program has not
-//! accepted. A [`Server`] is one accepted connection until its client confirms it.
+//! A [`Pending`] table contains clients that sent a request and whose TCP connections the program
+//! has not accepted. A [`Server`] is one accepted connection until its client confirms it.
 
 use super::client::OpenLimits;
 use super::Fallback;

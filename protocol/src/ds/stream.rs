@@ -31,7 +31,7 @@ crate::flow! {
         CloseWait,
         /// Both ends have ended their directions, this end first; its end is not acknowledged.
         Closing,
-        /// Both ends have ended their directions, the peer first; this one's end is not
+        /// Both ends have ended their directions, the peer first; the end of this direction is not
         /// acknowledged.
         LastAck,
         /// The connection has ended in order or was aborted.

@@ -107,7 +107,7 @@ impl<M: Memory> WaitQueue<M> {
 }
 
 /// One pass over a queue of connections that wait for a resource with a limit per node. A
-/// connection whose node has no free resource keeps its position. A served connection that wants
+/// connection whose node has no free resource keeps its position. A served connection that needs
 /// more is queued again at the end. Therefore no connection is served twice before another one that
 /// waits for the same resource.
 pub struct Round {

@@ -169,7 +169,7 @@ impl<M: Memory> Macs<M> {
         } else if let Some(count) = self.counts.get_mut(key) {
             *count = n;
         } else {
-            // Cannot fail, because there are not more nodes than addresses.
+            // The insertion cannot fail, because there are at most as many nodes as addresses.
             let _ = self.counts.insert(key, n);
         }
     }

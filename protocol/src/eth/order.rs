@@ -9,8 +9,8 @@
 //! * `Waiting`: the receive path has reported it ([`Order::announced`]).
 //! * `Ready`: its frame was fetched ([`Order::arrived`]). Frames in messages are `Ready` at once
 //!   ([`Order::complete`]).
-//! * `Abandoned`: the frame does not come ([`Order::ended`]), or its position was given up. A frame
-//!   that arrives later is delivered at once.
+//! * `Abandoned`: the frame will not arrive ([`Order::ended`]), or its position was given up. If
+//!   the frame arrives later after all, it is delivered at once.
 //!
 //! [`Order::pop`] returns the frames that may be delivered. A frame waits only for earlier
 //! announcements of its own source. It waits no longer than the limit passed to [`Order::expire`].
@@ -28,7 +28,7 @@ enum State<F> {
     Waiting,
     /// Complete.
     Ready(F),
-    /// The frame does not come, or is too late.
+    /// The frame will not arrive, or its position was given up.
     Abandoned,
 }
 
@@ -126,7 +126,7 @@ impl<M: Memory, F> Order<M, F> {
                     last: number,
                     ready,
                 };
-                // Cannot fail, because there are not more sources than items.
+                // The insertion cannot fail, because there are at most as many sources as items.
                 let _ = self.sources.insert(key, source);
             }
         }
@@ -141,7 +141,7 @@ impl<M: Memory, F> Order<M, F> {
         if first.is_some_and(|item| !matches!(item.state, State::Waiting))
             && self.runnable.get(key).is_none()
         {
-            // Cannot fail, because there are not more sources than items.
+            // The insertion cannot fail, because there are at most as many sources as items.
             let _ = self.runnable.insert(key, ());
         }
     }
@@ -217,7 +217,7 @@ impl<M: Memory, F> Order<M, F> {
         Ok(())
     }
 
-    /// Records that the frame of an announcement does not come.
+    /// Records that the frame of an announcement will not arrive.
     pub fn ended(&mut self, ticket: Ticket) {
         if let Some(item) = self.items.get_mut(ticket.0) {
             if matches!(item.state, State::Waiting) {

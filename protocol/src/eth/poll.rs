@@ -20,9 +20,10 @@ use crate::{base::age_bound::AgeBound, Clock, Shared, Time};
 pub struct Periods {
     /// Time between two runs of housekeeping while transfers are pending.
     pub busy: u64,
-    /// The same while no transfer is pending. Limits the error of the age of messages.
+    /// Time between two runs while no transfer is pending. It limits the error of the age of
+    /// messages.
     pub idle: u64,
-    /// Time until messages are processed again after there was no room for them.
+    /// Time after which processing is tried again if received messages could not be processed.
     pub pause: u64,
 }
 
@@ -104,7 +105,8 @@ impl CompletionBound {
 
 /// Operations of the driver's poll function.
 pub trait Work {
-    /// Processes up to `most` messages, at least 1. Returns their number.
+    /// Processes up to `most` messages; `most` is at least 1. Returns the number of processed
+    /// messages.
     fn messages(&mut self, most: usize) -> usize;
     /// Returns the number of messages that can be processed now, whatever they contain.
     fn room(&self) -> usize;

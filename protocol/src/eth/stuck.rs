@@ -23,7 +23,7 @@ pub struct Proof {
 }
 
 impl Proof {
-    /// Maximum delay from the time-out of a transfer until it is given up.
+    /// Returns the maximum delay from the time-out of a transfer until it is given up.
     const fn slack(&self) -> u64 {
         self.gap / 4
     }

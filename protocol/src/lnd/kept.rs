@@ -17,8 +17,8 @@ impl Ticket {
     }
 }
 
-/// Copies of messages by name. A message keeps its name when it is copied, because LNet may use the
-/// name before and after.
+/// Copies of messages by name. A copy has the name of its message, because LNet may use the name
+/// before and after the copy is made.
 pub struct EagerCopies<M: Memory, T> {
     copies: Slots<M, (NodeId, T)>,
     /// Number of copies per node; only nodes with copies have an entry.
@@ -52,8 +52,8 @@ impl<M: Memory, T> EagerCopies<M, T> {
     ///
     /// # Errors
     ///
-    /// The copy, if its sender has a quarter of the table, or as many copies as there are free
-    /// entries. The second limit leaves room for other senders.
+    /// The copy, if its sender has a quarter of the table, or as many copies as entries are free.
+    /// The second limit leaves free entries for other senders.
     pub fn insert(&mut self, message: u64, node: NodeId, copy: T) -> Result<(), T> {
         let room = self.copies.room();
         let quarter = (self.copies.len() + room) / 4;

@@ -75,7 +75,7 @@ crate::flow! {
         Want,
         /// The peer accepted the session with `WELCOME`.
         Welcome,
-        /// The peer used the key of a pending session, which replaces the present one.
+        /// The peer used the key of a pending session, which replaces the current one.
         Adopt,
         /// The peer sent `STALE`: it does not know the session.
         Stale,
@@ -160,7 +160,7 @@ crate::flow! {
 crate::flow! {
     /// States of a message from a peer.
     states ReceiveState {
-        /// Parts of it are missing.
+        /// Not all parts of it have arrived.
         Gathering,
         /// LNet has received it, and has not requested the payload.
         Offered,
@@ -387,7 +387,7 @@ pub struct Counters {
     pub peer_busy: u64,
     /// Questions about requests sent, including repeated cancellations.
     pub asked: u64,
-    /// Requests, parts and answers that arrived twice or out of place.
+    /// Requests, parts and answers that were received twice or at an impossible time.
     pub odd: u64,
     /// Messages with an unknown session key.
     pub strays: u64,

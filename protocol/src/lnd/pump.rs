@@ -38,9 +38,9 @@ impl From<TransportError> for PassResult {
 }
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
-    /// Sends pending messages, about `most` at a time. Returns whether there are more; the driver
-    /// then calls it again. The driver also calls it after each event, and when the port has room
-    /// again.
+    /// Sends up to about `most` pending messages. Returns true if more are pending; the driver then
+    /// calls this function again. The driver also calls it after each event, and when the port
+    /// accepts messages again.
     pub fn pump(&mut self, port: &mut impl Port<T>, now: Time, most: usize) -> bool {
         let before = self.counters.messages;
         match self.send_replies(port, most) {
@@ -180,8 +180,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Collects notes of the slots from `next` on. Returns whether the message is full and there
-    /// may be more notes.
+    /// Collects notes of the slots from `next` on. Returns true if the message is full and more
+    /// notes may be pending.
     fn gather(&mut self, at: Index, notes: &mut Notes, next: &mut u16, asks: &mut bool) -> bool {
         while *next < self.slots {
             let slot = *next as u8;

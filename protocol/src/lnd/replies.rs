@@ -11,7 +11,8 @@ use wire::{
 
 /// Maximum number of nodes with a pending message.
 const NODES: usize = 8;
-/// Part of the messages in a run of [`Lnd::pump`] that may be of this kind: one of four.
+/// Reciprocal of the maximum part of the messages in a run of [`Lnd::pump`] that go to nodes
+/// without a peer entry.
 const SHARE: usize = 4;
 
 /// Message to a node without a peer entry.

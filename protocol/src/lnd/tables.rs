@@ -209,7 +209,7 @@ pub(super) struct Peer {
     pub(super) due: List,
     /// Lower bound of the time of the peer's last sign of life.
     pub(super) alive_after: Time,
-    /// Time of the first question since then.
+    /// Time of the first question to the peer after its last sign of life.
     pub(super) asked: Option<Time>,
     /// Time of the next `HELLO` or `PING`, or the end of state `Down`.
     pub(super) next: Option<Time>,
@@ -239,7 +239,7 @@ pub struct Lnd<M: Memory, T> {
     pub(super) incarnation: Incarnation,
     pub(super) random: u64,
     pub(super) closing: bool,
-    /// Number before the first one of a session.
+    /// Request number before the first one of a session.
     pub(super) count_from: u16,
     pub(super) peers: Arena<M, Peer, 2>,
     pub(super) by_node: Slots<M, Index>,

@@ -21,8 +21,8 @@
 //!    because its registration may refer to memory that does not exist any more;
 //!    [`Cache::complete`] then refuses it.
 //!
-//! An entry ([`EntryState`]) is `Pending`, then `Busy` and `Idle` in turns. An invalidated entry is
-//! `Overtaken` while pending, or `Doomed` while in use. An `Ended` entry is free.
+//! An entry ([`EntryState`]) is first `Pending`, then alternately `Busy` and `Idle`. An invalidated
+//! entry is `Overtaken` while pending, or `Doomed` while in use. An `Ended` entry is free.
 //!
 //! Ranges may overlap in any way. A search returns the registration that reaches farthest, so
 //! registrations within it become idle and are evicted first. Limits apply to entries and bytes of
@@ -331,7 +331,7 @@ impl<M: Memory, V> Cache<M, V> {
                 tally: Tally::default(),
                 idle: List::EMPTY,
             };
-            // Cannot fail, because there are not more spaces than entries.
+            // The insertion cannot fail, because there are at most as many spaces as entries.
             let _ = self.spaces.insert(range.space, space);
         }
         if let Some(space) = self.spaces.get_mut(range.space) {
@@ -410,8 +410,8 @@ impl<M: Memory, V> Cache<M, V> {
         self.invalidate_entry(at)
     }
 
-    /// Invalidates a registration in use for reasons that the cache does not know. It is not found
-    /// again, and its last user gets it back.
+    /// Invalidates a registration in use for a reason that is unknown to the cache. The
+    /// registration is not found again, and its last user receives it for revocation.
     pub fn invalidate_held(&mut self, hold: &Hold) {
         if self.held(hold).is_some_and(|e| e.state == EntryState::Busy) {
             let _ = self.invalidate_entry(hold.entry);

@@ -43,7 +43,8 @@ pub struct BackdoorSlots<const N: usize> {
 }
 
 impl<const N: usize> BackdoorSlots<N> {
-    /// Nobody has used any. `max_answer_ticks`: for so many ticks an answer may come.
+    /// Returns a registry without entries. `max_answer_ticks` is the maximum time in ticks until an
+    /// answer arrives.
     #[must_use]
     pub const fn new(max_answer_ticks: u64) -> Self {
         Self {

@@ -50,8 +50,8 @@ pub struct ChunkedTransfer {
 }
 
 impl ChunkedTransfer {
-    /// A transfer of `len` bytes between local address `local` and a port of a peer; `None` for 0
-    /// bytes or a local range that wraps around.
+    /// Returns a transfer of `len` bytes between local address `local` and a port of a peer.
+    /// Returns `None` if `len` is 0 or the local range exceeds 64-bit addresses.
     pub const fn new(
         direction: Direction,
         node: NodeId,
@@ -94,7 +94,7 @@ impl ChunkedTransfer {
         })
     }
 
-    /// The command that [`ChunkedTransfer::next`] named was posted.
+    /// Records that the command returned by [`ChunkedTransfer::next`] was posted.
     pub fn posted(&mut self) {
         let Some(chunk) = self.next() else { return };
         if let Some(slot) = self.outstanding.iter_mut().find(|c| c.is_none()) {
@@ -103,8 +103,8 @@ impl ChunkedTransfer {
         }
     }
 
-    /// The command that was [`ChunkedTransfer::posted`] last was not taken, for want of room or the
-    /// like: it is next again.
+    /// Takes back the last command reported to [`ChunkedTransfer::posted`], because it could not be
+    /// posted, for example because a queue was full. The command is returned again as the next one.
     pub fn unpost(&mut self) {
         let last = self
             .outstanding

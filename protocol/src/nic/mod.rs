@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Units of the NIC: what drivers, and programs that own ports, remember and decide.
+//! Units of the NIC: state and decisions of the drivers, and of programs that own ports.
 
 pub mod backdoor_slots;
 pub mod chunks;

@@ -30,7 +30,7 @@ pub struct NlaRange {
 }
 
 impl NlaRange {
-    /// Page after the last.
+    /// Returns the number of the page after the last one.
     pub const fn end(&self) -> u64 {
         self.first + self.pages
     }
@@ -38,15 +38,16 @@ impl NlaRange {
 
 /// Storage for a sorted list of ranges.
 pub trait Store {
-    /// The ranges.
+    /// Returns the ranges.
     fn ranges(&self) -> &[NlaRange];
-    /// The ranges, to be changed in place.
+    /// Returns the ranges for modification in place.
     fn ranges_mut(&mut self) -> &mut [NlaRange];
-    /// Makes room for `total` ranges; false without memory.
+    /// Allocates memory for a total of `total` ranges. Returns false if no memory is available.
     fn reserve(&mut self, total: usize) -> bool;
-    /// Inserts before position `at` (at most the length); there is room.
+    /// Inserts a range before position `at`, which is at most the length. The caller has reserved
+    /// the memory.
     fn insert(&mut self, at: usize, range: NlaRange);
-    /// Removes the range at `at`.
+    /// Removes the range at position `at`.
     fn remove(&mut self, at: usize);
 }
 
@@ -55,9 +56,9 @@ pub trait Store {
 pub enum SpaceError {
     /// No free range of sufficient length.
     Full,
-    /// No memory for the bookkeeping.
+    /// No memory for the list of free ranges.
     NoMemory,
-    /// Zero pages, or an alignment that is no power of two.
+    /// Zero pages, or an alignment that is not a power of two.
     Invalid,
 }
 
@@ -81,7 +82,7 @@ pub struct Space<S> {
 }
 
 impl<S: Store> Space<S> {
-    /// Returns a space of the pages in `bounds`, all free. `free` must be empty.
+    /// Returns an allocator for the pages in `bounds`, all free. `free` must be empty.
     ///
     /// # Errors
     ///
@@ -176,8 +177,8 @@ impl<S: Store> Space<S> {
         }
     }
 
-    /// Gives back a range as it was taken. False, and nothing happens, if some of it is free or
-    /// outside the space.
+    /// Frees a range that was allocated as a whole. Returns false without any effect if a page of
+    /// the range is free or outside of the space.
     pub fn free(&mut self, range: NlaRange) -> bool {
         let inside = range.first >= self.bounds.first && range.end() <= self.bounds.end();
         if range.pages == 0 || !inside || self.allocated == 0 {
@@ -225,7 +226,7 @@ impl<S: Store> Space<S> {
         true
     }
 
-    /// The free ranges, ascending, with a gap between any two.
+    /// Returns the free ranges in ascending order; any two are separated by allocated pages.
     pub fn free_ranges(&self) -> &[NlaRange] {
         self.free.ranges()
     }
@@ -242,7 +243,7 @@ impl<S: Store> Space<S> {
 pub struct Placement {
     /// Maximum size code.
     largest: u8,
-    /// Number of pages of the chunks so far.
+    /// Number of pages of the chunks added so far.
     at: u64,
     align: u64,
     phase: u64,
@@ -299,8 +300,8 @@ pub struct HwPage {
 }
 
 impl HwPage {
-    /// Returns the entry to write for each of the page's 4 KiB parts; `None` if the address does
-    /// not fit.
+    /// Returns the entry to write for each of the page's 4 KiB parts; `None` if the address is too
+    /// large for an entry.
     pub const fn entry(&self, vpid: Vpid, read: bool, write: bool) -> Option<GatEntry> {
         match GatEntry::new(self.addr, vpid, read, write) {
             Some(entry) => Some(entry.with_size(self.code)),
@@ -309,8 +310,8 @@ impl HwPage {
     }
 }
 
-/// Cuts `pages` pages at bus address `addr`, which begin at page `first` of the space, into the
-/// fewest hardware pages with size codes up to `largest`.
+/// Divides `pages` pages at bus address `addr`, which begin at page `first` of the space, into the
+/// minimum number of hardware pages with size codes up to `largest`.
 pub fn cut(
     first: u64,
     addr: BusAddr,

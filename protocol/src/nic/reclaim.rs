@@ -3,10 +3,11 @@
 //! (HW §8, G8, G11).
 //!
 //! The contents of a requester page cannot be read, and no register clears them. Storing a command
-//! without effect over the page twice leaves it empty, whatever it held (see [`stores`]). The
-//! counts of the VPID then show that the NIC has accepted both commands, provided that no other
-//! command changes them. The state machine therefore first waits until all commands of the last
-//! owner are counted. If they are never counted, the pages stay unchanged ([`Outcome::Unclear`]).
+//! without effect over the page twice leaves the page empty, whatever its contents were (see
+//! [`stores`]). The counts of the VPID then show that the NIC has accepted both commands, provided
+//! that no other command changes the counts. The state machine therefore first waits until all
+//! commands of the last owner are counted. If they are never counted, the pages stay unchanged
+//! ([`Outcome::Unclear`]).
 //!
 //! A read of the state register need not wait for stores to a requester page, because these take
 //! another path through the chip (HW §5). A count is therefore accepted only after it stayed the
@@ -18,8 +19,8 @@ use wire::wcbuf::State;
 pub const QUIET_US: u64 = 100;
 /// Minimum number of reads of the state within that time.
 const QUIET_READS: u8 = 3;
-/// Factor by which the NIC may take longer for the commands stored here than for those of the last
-/// owner, which had time before.
+/// Maximum time for the commands stored here, as a multiple of `patience`. The last owner's
+/// commands get less, because they began earlier.
 const OWN_SHARE: u64 = 5;
 
 /// Returns the stores that empty a page, as word numbers of a command of `len` words without
@@ -121,7 +122,7 @@ fn through(state: State) -> u8 {
 }
 
 impl Reclaim {
-    /// Commands that are accepted per page.
+    /// Number of commands that the NIC accepts per page.
     const COMMANDS: u8 = 2;
 
     /// Returns a state machine for `pages` pages. `patience` is the time in microseconds that the

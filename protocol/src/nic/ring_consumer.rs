@@ -51,8 +51,8 @@ pub struct RingConsumer {
 }
 
 impl RingConsumer {
-    /// At slot 0 of a new queue of `slots` slots; `hole_interval`: ticks between two looks at a
-    /// slot that stays stays empty.
+    /// Returns the state for slot 0 of a new queue of `slots` slots. `hole_interval` is the minimum
+    /// time in ticks between two checks of a slot that remains empty.
     #[must_use]
     pub const fn new(slots: u32, hole_interval: u64) -> Self {
         Self {
@@ -165,11 +165,11 @@ impl RingConsumer {
         self.stored
     }
 
-    /// The read pointer to store with the arming of the interrupt. `None` if that must not be: the
-    /// NIC has this pointer already, and so much is in the queue, or on its way there, that it may
-    /// become full before the store arrives (see [`RingConsumer::free`]). Then the owner is to look
-    /// again a while later. `pointer` reads the NIC's write pointer, which is only asked for in the
-    /// first case; `None`: there is no NIC.
+    /// Returns the read pointer to store with the arming of the interrupt. Returns `None` if the
+    /// NIC already has this pointer and the queue may become full before the store arrives (see
+    /// [`RingConsumer::free`]). The owner must then poll again later. `pointer` reads the NIC's
+    /// write pointer; it is called only if the NIC already has this read pointer, and returns
+    /// `None` if the NIC is not present.
     ///
     /// The NIC may write up to half of the queue between this read and the store. The caller must
     /// therefore store the returned value without delay.
@@ -205,12 +205,12 @@ pub const fn may_store_again(slots: u32, rp: u32, wp: u32) -> bool {
 /// Guard against lost interrupts: decides whether a register read must confirm each arming store
 /// before the queue is polled.
 ///
-/// An interrupt may be wanted while the store that arms it is on its way, and a NIC may forget it
-/// then (G7), before what it tells of can be seen. A look at the queue right after the store does
-/// not find that, a look behind the answer to a register read does; but such a read costs more than
-/// all the rest. So it is made only once something was found that nobody was told of: the next
-/// [`LostIrqGuard::FIRST`] times, and four times as often each time that this happens again. A NIC
-/// that forgets so has every store made sure of in the end.
+/// The NIC may request an interrupt while the store that arms it is in flight. It may then forget
+/// the request before the driver can see the message (G7). A poll right after the store does not
+/// find the message, but a poll after a register read does. A register read costs more than all
+/// other steps together. The guard therefore requires it only after a message was found without an
+/// interrupt: for the next [`LostIrqGuard::FIRST`] stores, and for four times as many each time
+/// this happens again. If the NIC often forgets requests, finally every store is confirmed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LostIrqGuard {
     left: u32,
@@ -224,9 +224,9 @@ impl Default for LostIrqGuard {
 }
 
 impl LostIrqGuard {
-    /// How often at first.
+    /// Number of stores to confirm after the first message without an interrupt.
     pub const FIRST: u32 = 10_000;
-    /// Nothing has been found.
+    /// Guard before any message was found without an interrupt.
     pub const NONE: LostIrqGuard = LostIrqGuard {
         left: 0,
         next: Self::FIRST,

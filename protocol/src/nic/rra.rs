@@ -61,8 +61,8 @@ pub struct Reads<'a>(pub &'a mut [Slot]);
 
 impl Reads<'_> {
     /// Claims a slot for a request to `node`. Prefers the first free slot at or after index `from`,
-    /// cyclically. Otherwise takes the slot that has been overdue longest, if that is at least
-    /// [`EXPIRY_S`].
+    /// cyclically. If no slot is free, claims the overdue slot with the oldest request, provided
+    /// that this request is at least [`EXPIRY_S`] old.
     pub fn claim(&mut self, from: usize, node: NodeId, now_s: u32) -> Option<usize> {
         let len = self.0.len();
         let age = |s: &Slot| now_s.wrapping_sub(s.since_s);

@@ -2,14 +2,15 @@
 //! Transmit side of a port, as a state machine without I/O: flow control by the state of the
 //! write-combining buffer (HW §8), wakeups, stall detection and repair.
 //!
-//! Whoever drives it has a lock around it, the copies for [`wcbuf::Replay`](wire::wcbuf::Replay),
-//! and a *watch*: something that runs some time after it was asked for, looks at the state
-//! register, and goes on as long as [`WatchResult`] says so. For a dropped packet would go
-//! unnoticed when nothing follows it, and those who wait for room have to hear of it.
+//! The caller provides a lock, the copies for [`wcbuf::Replay`](wire::wcbuf::Replay), and a
+//! *watch*. The watch is a function that runs some time after it was requested, reads the state
+//! register, and runs again as [`WatchResult`] demands. It is necessary because a dropped packet
+//! without a successor would not be noticed, and because senders that wait for credits must be
+//! woken.
 //!
-//! A repair goes step by step, with the lock held for each step. The watch performs the steps, or a
-//! sender that blocks the watch because it has interrupts disabled; that sender polls by itself
-//! ([`TxPort::polled`]).
+//! Each step of a repair is performed separately with the lock held. The watch performs the steps.
+//! A sender with interrupts disabled blocks the watch; it performs the steps by itself and polls
+//! the state ([`TxPort::polled`]).
 
 use crate::Time;
 use wire::wcbuf::{Action, Credits, Event, Replay, State, Verdict};
@@ -40,9 +41,10 @@ impl Mode {
 /// Reason why a packet cannot be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unavailable {
-    /// No room. The watch reports when there is some.
+    /// Too few credits. The watch wakes the client when enough are available.
     Full,
-    /// Dropped packets are being sent again. The watch reports when there are credits again.
+    /// Dropped packets are being sent again. The watch wakes the client when credits are available
+    /// again.
     Retry,
     /// The port is permanently closed.
     Down,
@@ -56,7 +58,7 @@ pub enum Admission {
     /// The last known state has too few credits. The caller must read the state register and call
     /// [`TxPort::admit_by`].
     ReadState,
-    /// It may not.
+    /// The packets may not be sent.
     Refused(Unavailable),
 }
 
@@ -118,7 +120,7 @@ pub struct TxPort {
     watching: bool,
     /// Committed count at the last progress, and its time; `None` before the first read.
     progress: Option<(u8, Time)>,
-    /// True after the present stall was reported.
+    /// True after the current stall was reported.
     reported: bool,
     /// Present in [`Mode::Repair`], and after the port was closed during a repair.
     repair: Option<Repair>,

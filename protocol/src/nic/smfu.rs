@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Who uses which part of the SMFU window, and what is opened to other nodes (HW §12).
+//! SMFU window and targets (HW §12): allocation of intervals and parts of the window, and list of
+//! the addresses that other nodes can access.
 
 use wire::{
     ids::BusAddr,
@@ -7,60 +8,61 @@ use wire::{
     smfu::{Span, PAGE, UNMAPPED_BASE, USABLE},
 };
 
-/// Why a part of the window was not given out.
+/// Reason why a part of the window cannot be reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WindowError {
-    /// Size 0, not a multiple of the page size, or a number out of range.
+    /// The size is 0 or not a multiple of the page size, or the number is out of range.
     Invalid,
     /// The interval is in use.
     Taken,
-    /// No interval left, or no room in the window.
+    /// No interval is free, or the window has no free part of sufficient size.
     Full,
 }
 
-/// Who uses which part of a window of `size` bytes.
+/// Allocator for the intervals of a window of `size` bytes.
 #[derive(Clone, Debug)]
 pub struct WindowAllocator {
     size: u64,
     spans: [Option<Span>; USABLE as usize],
 }
 
-/// Why memory was not opened to other nodes.
+/// Reason why a target cannot be opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TargetError {
-    /// No number of an interval that software sets up, or nothing of whole pages.
+    /// The interval number is not in 1…62, or the range is empty or not page aligned.
     Invalid,
-    /// The interval has a target.
+    /// The interval is in use.
     Taken,
-    /// Above what the registers of the unit can hold (48 bits).
+    /// The range exceeds the 48-bit addresses of the unit's registers.
     TooHigh,
-    /// Addresses that mean interrupts.
+    /// The range contains interrupt addresses.
     Interrupts,
-    /// Part of it is open by another interval already, or exported to all.
+    /// The range overlaps another target or the exported range.
     Overlaps,
 }
 
-/// What an interval leads to when packets of other nodes come with its number.
+/// Target of an interval: effect of packets that other nodes send to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Entry {
-    /// Memory, or registers of a device: base and bytes.
+    /// Accesses to memory or to device registers: base address and size in bytes.
     Memory(u64, u64),
     /// Interrupts of this node.
     Interrupts,
-    /// Nothing any more; nobody else gets the number yet.
+    /// None. The number remains reserved.
     Closed,
 }
 
-/// What a node opens to others by intervals (HW §12).
+/// Targets of a node: address ranges and interrupts that other nodes can access by intervals (HW
+/// §12).
 #[derive(Clone, Debug)]
 pub struct Targets {
     list: [Option<Entry>; INTERVALS as usize],
-    /// What all intervals without a target of their own lead to: base and bytes.
+    /// Base address and size in bytes of the range that all intervals without a target access.
     exported: Option<(u64, u64)>,
 }
 
 impl WindowAllocator {
-    /// A window of `size` bytes, of which the first 32 MiB belong to interval 0.
+    /// Returns the allocator for a window of `size` bytes, whose first 32 MiB belong to interval 0.
     pub const fn new(size: u64) -> Self {
         Self {
             size,
@@ -68,8 +70,9 @@ impl WindowAllocator {
         }
     }
 
-    /// Takes interval `want` (1…62), or the lowest free one, and room for `bytes`, a multiple of
-    /// [`PAGE`], at the lowest address that is a multiple of `align`, a power of two.
+    /// Reserves interval `want` (1…62), or the lowest free one, and `bytes` bytes of the window, a
+    /// multiple of [`PAGE`]. The bytes begin at the lowest free address that is a multiple of
+    /// `align`, a power of two.
     ///
     /// # Errors
     ///
@@ -98,8 +101,7 @@ impl WindowAllocator {
         Ok((number, span))
     }
 
-    /// The lowest free span: it begins at the start of the free part or where something else ends,
-    /// but for what alignment skips.
+    /// Returns the lowest free span of this size and alignment.
     fn room(&self, bytes: u64, align: u64) -> Option<Span> {
         let taken = || self.spans.iter().flatten();
         let starts = core::iter::once(RRA_WINDOW).chain(taken().map(|s| s.end));
@@ -113,14 +115,14 @@ impl WindowAllocator {
             .min_by_key(|s| s.start)
     }
 
-    /// Gives an interval back.
+    /// Releases an interval and its part of the window.
     pub fn free(&mut self, number: u32) {
         if let Some(slot) = self.spans.get_mut(number as usize) {
             *slot = None;
         }
     }
 
-    /// Intervals (1…62) that are free, as a set: bit *n* stands for number *n*.
+    /// Returns the set of free intervals (1…62); bit *n* is interval *n*.
     pub fn free_numbers(&self) -> u64 {
         let usable = (0u32..).zip(&self.spans).skip(1);
         let free = usable.filter(|(_, span)| span.is_none());
@@ -135,7 +137,7 @@ impl Default for Targets {
 }
 
 impl Targets {
-    /// Nothing is opened.
+    /// Returns a list without targets.
     pub const fn new() -> Self {
         Self {
             list: [None; INTERVALS as usize],
@@ -143,11 +145,11 @@ impl Targets {
         }
     }
 
-    /// `bytes` at `base` are what all intervals without a target lead to.
+    /// Exports `bytes` bytes at `base`: all intervals without a target access them.
     ///
     /// # Errors
     ///
-    /// As [`Targets::open`], but for numbers; nothing changes then.
+    /// The errors of [`Targets::open`] that concern the range. The list is then unchanged.
     pub fn export(&mut self, base: BusAddr, bytes: u64) -> Result<(), TargetError> {
         self.check(base, bytes)?;
         self.exported = Some((base.0, bytes));
@@ -189,7 +191,7 @@ impl Targets {
         }
     }
 
-    /// Opens `bytes` at `base` to what comes with interval `number` (1…62).
+    /// Opens `bytes` bytes at `base` to packets for interval `number` (1…62).
     ///
     /// # Errors
     ///
@@ -199,7 +201,7 @@ impl Targets {
         self.take(number, Entry::Memory(base.0, bytes))
     }
 
-    /// Has what comes with interval `number` (1…62) cause interrupts.
+    /// Opens interval `number` (1…62) for interrupts.
     ///
     /// # Errors
     ///
@@ -208,54 +210,55 @@ impl Targets {
         self.take(number, Entry::Interrupts)
     }
 
-    /// Has what was opened for an interval lead nowhere; its number stays taken until
-    /// [`Targets::close`].
+    /// Closes the target of an interval and keeps its number reserved until [`Targets::close`].
     pub fn disable(&mut self, number: u32) {
         if let Some(Some(slot)) = self.list.get_mut(number as usize) {
             *slot = Entry::Closed;
         }
     }
 
-    /// Keeps a number that nothing is opened for from others, until [`Targets::close`]; whether it
-    /// was free. It leads nowhere.
+    /// Reserves a free number without a target until [`Targets::close`]. Returns false if the
+    /// number is in use or invalid.
     pub fn hold(&mut self, number: u32) -> bool {
         self.take(number, Entry::Closed).is_ok()
     }
 
-    /// Numbers (1…62) for which nothing is opened, as a set: bit *n* stands for number *n*.
+    /// Returns the set of free numbers (1…62); bit *n* is interval *n*.
     pub fn free_numbers(&self) -> u64 {
         let usable = (0u32..USABLE).zip(&self.list).skip(1);
         let free = usable.filter(|(_, slot)| slot.is_none());
         free.fold(0, |set, (n, _)| set | (1 << n))
     }
 
-    /// Ends what was opened for an interval.
+    /// Closes the target of an interval and releases its number.
     pub fn close(&mut self, number: u32) {
         if let Some(slot) = self.list.get_mut(number as usize) {
             *slot = None;
         }
     }
 
-    /// The base to be set for an interval; with `hold`, interrupts lead nowhere.
+    /// Returns the base address to be set for an interval. With `hold`, interrupts are not
+    /// delivered.
     pub fn base(&self, number: u32, hold: bool) -> BusAddr {
         match self.list.get(number as usize) {
             Some(Some(Entry::Memory(base, _))) => BusAddr(*base),
             Some(Some(Entry::Interrupts)) if hold => UNMAPPED_BASE,
             Some(Some(Entry::Closed)) => UNMAPPED_BASE,
             Some(Some(Entry::Interrupts)) => BusAddr(BusAddr::INTERRUPTS.start),
-            // Not 0, which means the same to some readers of the sources and all of memory to
-            // others.
+            // The base address is never 0, because sources disagree on its meaning: no target, or
+            // all of memory.
             _ => self.default_base(),
         }
     }
 
-    /// The base for what comes without an interval, and with one that nothing was opened for.
+    /// Returns the base address for packets without an interval, and for intervals without a
+    /// target.
     pub fn default_base(&self) -> BusAddr {
         self.exported
             .map_or(UNMAPPED_BASE, |(base, _)| BusAddr(base))
     }
 
-    /// Intervals that cause interrupts.
+    /// Returns the intervals that cause interrupts.
     pub fn interrupts(&self) -> impl Iterator<Item = u32> + '_ {
         let all = (0u32..).zip(&self.list);
         all.filter_map(|(n, o)| matches!(o, Some(Entry::Interrupts)).then_some(n))

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Limit of the address tables that hold one user's memory (HW §11.1).
 //!
-//! A table takes 2 MiB of host memory and exists while one page of its 1 GiB of NLA space is
-//! registered. A user that registers much memory and then keeps one page in each GiB would make the
-//! host spend 512 pages for each page. The tables of a user are therefore limited by the amount of
-//! the user's registered memory, plus a spare number.
+//! A table occupies 2 MiB of host memory and exists while at least one page of its 1 GiB of NLA
+//! space is registered. A user that registers much memory and then keeps one page in each GiB would
+//! make the host spend 512 pages for each page. The number of a user's tables is therefore limited
+//! according to the amount of the user's registered memory, plus a spare number.
 
 use crate::nic::nla::NlaRange;
 use core::ops::DerefMut;
@@ -13,13 +13,13 @@ use wire::atu::GAT_ENTRIES;
 /// Number of pages of one table.
 pub const SPAN: u64 = GAT_ENTRIES as u64;
 
-/// Numbers of the tables that `range` lies in.
+/// Returns the numbers of the tables that contain pages of `range`.
 pub fn tables_of(range: NlaRange) -> impl DoubleEndedIterator<Item = u64> {
     let end = range.end().div_ceil(SPAN).max(range.first / SPAN);
     range.first / SPAN..end
 }
 
-/// Pages of `range` in table `index`, which it lies in.
+/// Returns the number of pages of `range` in table `index`, which must contain at least one.
 pub const fn pages_in_table(range: NlaRange, index: u64) -> u64 {
     let (first, end) = (index * SPAN, (index + 1) * SPAN);
     let first = if range.first > first {
@@ -52,15 +52,15 @@ impl<A: DerefMut<Target = [u32]>> TableUse<A> {
         self.pages.get(index as usize).copied().unwrap_or(0)
     }
 
-    /// Whether the user may have `range`, too: his memory may lie in `spare` tables, and in two for
-    /// each GiB that it has.
+    /// Returns whether the user may register `range`. A user may have pages in `spare` tables, and
+    /// in two more tables for each GiB of registered memory.
     pub fn may_add(&self, range: NlaRange, spare: u32) -> bool {
         let new = tables_of(range).filter(|i| self.of(*i) == 0).count() as u64;
         let filled = (self.total + range.pages) / SPAN;
         self.tables + new <= u64::from(spare) + 2 * filled
     }
 
-    /// The user has `range`, too.
+    /// Records that the user has registered `range`.
     pub fn add(&mut self, range: NlaRange) {
         for index in tables_of(range) {
             if let Some(pages) = self.pages.get_mut(index as usize) {
@@ -71,7 +71,7 @@ impl<A: DerefMut<Target = [u32]>> TableUse<A> {
         self.total += range.pages;
     }
 
-    /// The user has `range` no more, which he had.
+    /// Records that the user has unregistered `range`, which must be registered.
     pub fn remove(&mut self, range: NlaRange) {
         for index in tables_of(range) {
             if let Some(pages) = self.pages.get_mut(index as usize) {
@@ -82,7 +82,7 @@ impl<A: DerefMut<Target = [u32]>> TableUse<A> {
         self.total = self.total.saturating_sub(range.pages);
     }
 
-    /// The parts of the space that his tables are for, in ascending order.
+    /// Returns the NLA ranges of the user's tables in ascending order.
     pub fn windows(&self) -> impl Iterator<Item = NlaRange> + '_ {
         let all = self.pages.iter().enumerate();
         all.filter(|(_, pages)| **pages != 0)

@@ -6,9 +6,9 @@
 //! all earlier commands were executed. Questions are numbered: the answer to any later question
 //! answers a [`Ticket`] too, because an answer may be lost or late.
 //!
-//! There are few words. A word is not reused before the answer to a later question than the last
-//! one for this word was seen. The last one may have been asked twice ([`Ask::Again`]), and its
-//! second answer must not count for another question.
+//! The number of words is small. A word is reused only after the answer to a question that is later
+//! than the last question with this word. The last question may have been asked twice
+//! ([`Ask::Again`]), and its second answer must not count for another question.
 
 /// Number of a question. Its answer shows that all commands given before the question were
 /// executed.

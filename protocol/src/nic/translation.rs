@@ -21,9 +21,9 @@
 //!
 //! The same entries can be used for another translation after the end ([`Lifecycle::begin_again`]).
 //! A [`Generation`] is the generation of the translation: reports of earlier generations have no
-//! effect. A context that must not wait leaves the end to a work item ([`Lifecycle::defer`]). The
-//! work item asks item asks for the generation that was left to it ([`Lifecycle::deferred`]),
-//! because the present one may belong to a new owner.
+//! effect. A context that must not wait defers the end to a work item ([`Lifecycle::defer`]). The
+//! work item asks for the generation that was deferred ([`Lifecycle::deferred`]), because the
+//! current generation may belong to a new owner.
 
 use crate::{base::flow, nic::tickets::Ticket};
 
@@ -197,12 +197,12 @@ impl Lifecycle {
         }
     }
 
-    /// Returns the present phase.
+    /// Returns the current phase.
     pub const fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// Returns the present generation.
+    /// Returns the current generation.
     pub const fn generation(&self) -> Generation {
         Generation(self.generation)
     }

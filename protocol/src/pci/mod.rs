@@ -15,7 +15,7 @@
 //! * [`accel`]: the same without a lender, for devices behind NICs that have no host.
 //! * [`Reach`]: bus addresses at the lender that lead into memory of the borrower.
 //!
-//! The state machines do no I/O. The driver tells them of each event: a received message
+//! The state machines do no I/O. The driver reports each event to them: a received message
 //! (`receive`), the time (`time`, due at `next`), the result of an operation (`opened`, `closed`,
 //! `reset`, `configured`), a request of a user. After each event it calls `step` and `work` until
 //! both return `None`. `step` returns the next message or configuration access, which any context

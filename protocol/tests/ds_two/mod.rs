@@ -189,7 +189,7 @@ impl Two {
         self.pump(to);
         let s = &self.sides[to];
         if let (true, Some(at)) = (idle, s.stream.deadline(&s.limits)) {
-            // The earlier deadline may not be later than the present one.
+            // The earlier deadline may not be later than the current one.
             assert!(noted.is_some_and(|noted| noted <= at), "{:?}", s.stream);
         }
     }

@@ -38,9 +38,9 @@ bits! {
 bits! {
     /// Third quadword of [`Kind::RmaInfo`] and [`Kind::RmaSource`].
     pub struct InfoWord {
-        /// Number of bytes.
+        /// Number of announced bytes.
         len / with_len: u32 [31:0];
-        /// The bytes end a write.
+        /// True if the announced bytes end a write.
         push / with_push: bool [32:32];
     }
 }
@@ -130,7 +130,7 @@ impl Ended {
         self as u8
     }
 
-    /// Converts from the code in a message.
+    /// Returns the reason with this code.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code)).copied()

@@ -122,7 +122,7 @@ pub const fn as_number(mac: [u8; 6]) -> u64 {
 /// Method of sending a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Path {
-    /// As VELO messages.
+    /// Sent in VELO messages.
     Eager,
     /// Announced by a message, then read by a GET.
     Rendezvous,

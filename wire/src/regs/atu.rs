@@ -5,7 +5,7 @@
 pub const GATS: u32 = 1024;
 
 regs! {
-    /// Enable.
+    /// Enables the unit.
     const CONTROL = 0xC000, "atu_rf_control";
     /// Commands, see [`crate::atu::Command`]; write-only.
     const CMD_INTERFACE = 0xC008, "atu_rf_cmd_interface";

@@ -66,7 +66,7 @@ macro_rules! select {
 }
 
 impl BqRegs {
-    /// `general`.
+    /// Returns the offset of register `general`.
     pub const fn general(self) -> RegOffset {
         match self.0 {
             Unit::Velo => velo::GENERAL,

@@ -206,7 +206,8 @@ impl Register {
                     count: line.entries,
                     stride: line.stride,
                 };
-                // The array index and the indices of the name, by descending stride.
+                // Unresolved dimensions: those of the name, then the array. They are resolved by
+                // descending stride.
                 let mut left = [elements; MAX_DIMS + 1];
                 left.iter_mut().zip(line.dims).for_each(|(l, d)| *l = d);
                 let mut index = [0; MAX_DIMS + 1];

@@ -21,9 +21,9 @@ regs! {
     const COMPLETER = 0x1201808, "velo_rf_completer";
     /// Packets received and sent, see [`crate::regs::PacketCounter`].
     const COUNTER_0 = 0x1201810, "velo_rf_counter_0";
-    /// Drops, see [`Counter1`].
+    /// Numbers of dropped packets, see [`Counter1`].
     const COUNTER_1 = 0x1201818, "velo_rf_counter_1";
-    /// Queue requests and responses, see [`Counter2`].
+    /// Numbers of requests to the buffer queue unit and of its responses, see [`Counter2`].
     const COUNTER_2 = 0x1201820, "velo_rf_counter_2";
     /// State machines; read-only.
     const DEBUG_0 = 0x1201828, "velo_rf_debug_0";
@@ -44,7 +44,7 @@ bits! {
 }
 
 bits! {
-    /// `comp_prot_desc` (0x1201000 + 8 v): what the VPID accepts.
+    /// `comp_prot_desc` (0x1201000 + 8 v): condition for packets that the VPID accepts.
     pub struct CompProtDesc {
         /// Expected protection descriptor.
         rx_prot_desc / with_rx_prot_desc: u16 [15:0];
@@ -78,9 +78,9 @@ bits! {
 bits! {
     /// `counter_1` (0x1201818).
     pub struct Counter1 {
-        /// Dropped: protection descriptor mismatch.
+        /// Number of packets dropped because of a protection descriptor mismatch.
         wrong_desc / with_wrong_desc: u32 [31:0];
-        /// Dropped: mailbox disabled.
+        /// Number of packets dropped because the mailbox was disabled.
         disabled_mbox / with_disabled_mbox: u32 [63:32];
     }
 }
@@ -88,9 +88,9 @@ bits! {
 bits! {
     /// `counter_2` (0x1201820).
     pub struct Counter2 {
-        /// Requests to the buffer queue unit.
+        /// Number of requests to the buffer queue unit.
         bq_requests / with_bq_requests: u32 [31:0];
-        /// Its responses.
+        /// Number of responses of the buffer queue unit.
         bq_responses / with_bq_responses: u32 [63:32];
     }
 }

@@ -73,13 +73,13 @@ bits! {
     /// `errors0` (first: QW length, second: message too long) and `errors1` (first: message not
     /// aligned, second: packet too long).
     pub struct Errors {
-        /// First error count.
+        /// Number of errors of the first kind.
         first / with_first: u32 [23:0];
-        /// VPID of the first error.
+        /// VPID with an error of the first kind.
         first_vpid / with_first_vpid: u8 [31:24];
-        /// Second error count.
+        /// Number of errors of the second kind.
         second / with_second: u32 [55:32];
-        /// VPID of the second error.
+        /// VPID with an error of the second kind.
         second_vpid / with_second_vpid: u8 [63:56];
     }
 }

@@ -77,7 +77,7 @@ pub mod outp {
         /// `general` (+0x10). Fields above bit 7 are a sibling's and may sit elsewhere on Tourmalet
         /// (HW §15.3).
         pub struct General {
-            /// Credits in total.
+            /// Total number of credits.
             total_credits_count / with_total_credits_count: u8 [7:0];
         }
     }

@@ -1,29 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What error notifications mean (G13, G17).
+//! Meaning of error notifications (G13, G17).
 
 use super::{Command, Notification};
 use core::fmt;
 
-/// Which unit found an error.
+/// Unit that found an error.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FaultUnit {
     /// The requester, at the origin.
     Requester,
     /// The responder, at the target.
     Responder,
-    /// The completer of the node that the data went to.
+    /// The completer of the node that received the data.
     Completer,
 }
 
-/// What kind of error it was. The notification tells the unit only; the kind follows from the
-/// command.
+/// Kind of an error. The notification contains the unit only; the kind follows from the command.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FaultCause {
     /// No translation, one of another VPID, or one that does not allow the access.
     Translation,
     /// A bus address that cannot be accessed.
     Memory,
-    /// No such lock.
+    /// The lock does not exist.
     Lock,
     /// A register access of illegal length or address.
     Register,
@@ -34,9 +33,10 @@ pub enum FaultCause {
 /// An error that a notification reports.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Fault {
-    /// Unit; the first in the order of the data's way if several report one.
+    /// Unit that found the error. If several units report an error, the first one on the path of
+    /// the data.
     pub unit: FaultUnit,
-    /// Kind.
+    /// Kind of the error.
     pub cause: FaultCause,
 }
 
@@ -59,7 +59,7 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// The error of a notification, `None` if it reports success.
+    /// Returns the error that a notification reports; `None` if it reports success.
     pub fn of(n: &Notification) -> Option<Self> {
         let unit = match n.error {
             0 => return None,
@@ -69,8 +69,8 @@ impl Fault {
         };
         let cause = match n.command {
             Command::Lock | Command::LockResponse => FaultCause::Lock,
-            // The local side of a register access is memory: only the target's unit can refuse the
-            // register.
+            // Only the target's unit can refuse a register, because the local side of a register
+            // access is memory.
             _ if n.mode.rra && unit != FaultUnit::Requester => FaultCause::Register,
             _ if n.mode.era || n.mode.ewa => FaultCause::Modifier,
             _ if n.mode.translate => FaultCause::Translation,

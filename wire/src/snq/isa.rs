@@ -68,7 +68,7 @@ impl Opcode {
 pub enum InstructionError {
     /// Unknown opcode (0 marks an unused address).
     Opcode(u8),
-    /// Bits that are set but 0 in every known instruction.
+    /// Set bits that are 0 in every known instruction.
     Reserved(u64),
     /// Read beyond the seven words of an entry.
     Overflow {

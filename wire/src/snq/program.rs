@@ -316,8 +316,8 @@ pub struct Found {
     pub words: u8,
 }
 
-/// Finds the event whose program writes an entry at address `pc`, in a program that [`assemble`]
-/// did not build.
+/// Disassembles the program in `ram` and finds the event whose instructions write an entry at
+/// address `pc`. Works for any program, not only for those that [`assemble`] builds.
 pub fn find_emission(ram: &[u64; PROGRAM_WORDS], pc: u8) -> Option<Found> {
     for event in TriggerEvent::ALL {
         let mut registers = [RegOffset::INVALID; MAX_BURST as usize];

@@ -48,7 +48,7 @@ pub enum Kind {
     },
     /// Configuration read request of one dword.
     CfgRead {
-        /// Type 0 or 1.
+        /// Type 0, or type 1 for a target behind a bridge.
         ty: CfgType,
         /// Function that sends the request.
         requester: Bdf,
@@ -63,9 +63,9 @@ pub enum Kind {
     },
     /// Configuration write request of one dword.
     CfgWrite {
-        /// Function that sends the request.
+        /// Type 0, or type 1 for a target behind a bridge.
         ty: CfgType,
-        /// Who writes.
+        /// Function that sends the request.
         requester: Bdf,
         /// Number that matches the completion to the request.
         tag: u8,

@@ -127,7 +127,7 @@ struct PeerStats {
     /// Generation of transfers. Receiver: number of times that the peer became unresponsive.
     /// Sender: number of times that the peer stalled, or fetched again after that.
     generation: u32,
-    /// Transfers among `open` of earlier generations. They reveal nothing about the present state
+    /// Transfers among `open` of earlier generations. They reveal nothing about the current state
     /// of the peer.
     open_earlier: usize,
     /// Sender: the peer has fetched a frame of the current generation, and no frame of this
@@ -249,7 +249,7 @@ impl<M: Memory> Peers<M> {
     fn update(&mut self, node: NodeId, f: impl FnOnce(&mut PeerStats)) {
         let key = u64::from(node.0);
         if self.stats.get(key).is_none() {
-            // Cannot fail, because there are not more peers than transfers.
+            // The insertion cannot fail, because there are at most as many peers as transfers.
             let _ = self.stats.insert(key, PeerStats::default());
         }
         if let Some(t) = self.stats.get_mut(key) {

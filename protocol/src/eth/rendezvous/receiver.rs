@@ -223,13 +223,13 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     ///
     /// A GET without answer keeps its slot for `timeout` and `quarantine`. These limits apply:
     ///
-    /// * A source without any answer so far gets few GETs ([`Limits::lossy_source`], or an eighth
-    ///   of the free slots), and so does a source with lost GETs.
+    /// * A source that has not answered any GET so far, or has lost GETs, gets up to
+    ///   [`Limits::lossy_source`] GETs, and not more than an eighth of the free slots.
     /// * A source that has not answered since a GET was lost gets one GET at a time, while more
-    ///   than an eighth of all slots is free. It shows whether the source answers again. Its GETs
-    ///   from before do not count in this limit. Lost GETs and GETs in flight together, it has up
-    ///   to one more than `source` and `lossy_source`, and gets slots back only at the end of a
-    ///   quarantine.
+    ///   than an eighth of all slots is free. This GET shows whether the source answers again.
+    ///   Earlier GETs of the source do not count in this limit. The total of its lost GETs and GETs
+    ///   in flight is at most one more than `source` and `lossy_source`. Its slots become free only
+    ///   at the end of a quarantine.
     /// * While any GETs are stalled or lost, a source gets up to a quarter of the free slots.
     /// * Otherwise each source leaves a quarter of the remaining GETs to other sources, so that two
     ///   sources that answer late cannot occupy all.

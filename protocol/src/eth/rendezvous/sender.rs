@@ -211,16 +211,17 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     ///
     /// * Each peer gets up to three quarters of [`Limits::flight`], and up to half of the free
     ///   slots.
-    /// * A stalled peer gets few frames ([`Limits::stalled_peer`]), and all stalled peers together
-    ///   half of `flight`. Beyond its first frame, which shows whether it fetches again, they must
-    ///   fit into the quarantine.
-    /// * Beside these few, one frame at a time is announced at growing intervals
+    /// * A stalled peer gets up to [`Limits::stalled_peer`] frames, and all stalled peers together
+    ///   up to half of `flight`. The first frame of a peer shows whether it fetches again; all
+    ///   further ones must fit into the quarantine.
+    /// * In addition, a stalled peer gets one frame at a time at growing intervals
     ///   ([`Self::may_probe`]). After the peer has fetched a frame that was announced while it was
-    ///   stalled, the frames that are stalled by then do not count any more.
-    /// * A stalled peer with its part of the quarantine gets a quarter of the few.
+    ///   stalled, frames that were stalled before do not count any more.
+    /// * A stalled peer that has exhausted its part of the quarantine gets a quarter of
+    ///   `stalled_peer`.
     /// * A lagging peer gets a part of `flight` while frames for other peers are sent
     ///   ([`Sender::sends`]), so that these do not wait for it.
-    /// * Each peer gets one of the last eighth of all slots at a time.
+    /// * When only the last eighth of all slots is free, each peer gets one frame at a time.
     ///
     /// A frame without a slot is refused instead of delayed, because a slot in quarantine becomes
     /// free only after a long time.
@@ -261,7 +262,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         if self.in_flight() >= limits.flight {
             return Admitted::Later;
         }
-        // Slots come back only at the end of a quarantine, so no frame waits for one.
+        // No frame waits for a slot, because slots become free only at the end of a quarantine.
         let free = room.saturating_sub(reserve);
         if room == 0 || (free == 0 && peer.open > 0) {
             return Admitted::No(peer.open);
@@ -280,10 +281,11 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         }
     }
 
-    /// Returns true if a stalled peer gets one frame more than `few`, which shows whether the peer
-    /// fetches again. This is so if the last such frame was fetched, or has been stalled for twice
-    /// the interval before it, up to a quarter of the time-out. A peer with its part of the
-    /// quarantine gets no such frame.
+    /// Returns true if a stalled peer may get one frame more than `few`, which shows whether the
+    /// peer fetches again. All of its frames must be stalled, and its part of the quarantine must
+    /// not be exhausted. The frame is permitted if the peer has fetched such a frame, or if it has
+    /// made no progress for a pause. The pause is [`Limits::stall`], doubled for each such frame,
+    /// up to a quarter of the time-out.
     fn may_probe(&self, peer: &PeerStats, few: usize, now: Time, limits: &Limits) -> bool {
         let longest = limits.stall.max(limits.timeout / 4);
         // Frames within the peer's normal limit do not count as attempts.

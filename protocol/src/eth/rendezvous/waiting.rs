@@ -65,8 +65,8 @@ enum Next {
     Posted,
     /// The announcement is refused.
     Refuse(AnnouncementError),
-    /// The announcement waits because of its own source; others may overtake it. True if the source
-    /// has answered nothing for `patience`.
+    /// The announcement waits because of its own source; others may overtake it. True if no GET of
+    /// the source was answered for `patience`.
     Pass(bool),
     /// Memory for frames of this length is not available.
     Short(u32),
@@ -176,7 +176,8 @@ impl<M: Memory> Waiting<M> {
     fn count(&mut self, a: &Announced, came: bool) {
         let key = u64::from(a.node.0);
         if self.sources.get(key).is_none() {
-            // Cannot fail, because there are not more sources than announcements.
+            // The insertion cannot fail, because there are at most as many sources as
+            // announcements.
             let _ = self.sources.insert(key, SourceCount::default());
         }
         let Some(source) = self.sources.get_mut(key) else {

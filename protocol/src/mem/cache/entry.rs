@@ -53,7 +53,7 @@ crate::flow! {
     }
 }
 
-/// Ends of a list of entries.
+/// Indices of the first and last entry of a list.
 #[derive(Clone, Copy)]
 pub(super) struct List {
     pub(super) oldest: u16,

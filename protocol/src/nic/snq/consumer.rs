@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Consumer of the notification ring, with recovery from lost entries and lost interrupts.
 //!
-//! Entries come by posted writes and are valid by their flip bit. An entry whose write got lost
-//! stays invalid while the hardware's write pointer moves on; all behind it would wait for ever. An
-//! interrupt that got lost would be the last one, as only its handler arms the next.
-//! [`SnqConsumer`] decides what is taken, skipped and made up for; whoever drives it reads memory
-//! and registers, and keeps the time.
+//! The NIC writes entries by posted writes, and their flip bit shows that they are valid. If the
+//! write of an entry is lost, the entry stays invalid although the hardware's write pointer has
+//! passed it, and all later entries would never be handled. A lost interrupt would be the last one,
+//! because only its handler arms the next one. [`SnqConsumer`] decides which entries are handled
+//! and which are skipped. The caller reads memory and registers and measures the time.
 
 use wire::snq::{Header, Ring};
 
@@ -53,7 +53,7 @@ pub struct SnqConsumer {
 }
 
 impl SnqConsumer {
-    /// As [`Ring::new`].
+    /// Returns a consumer for the ring of [`Ring::new`] with the same arguments.
     pub const fn new(entries: u16, wp: u16) -> Option<Self> {
         match Ring::new(entries, wp) {
             Some(ring) => Some(Self {

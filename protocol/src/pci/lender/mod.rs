@@ -45,7 +45,7 @@ pub struct Lender<M: Memory> {
     limits: Limits,
     incarnation: Incarnation,
     random: RandomNumbers,
-    /// End of the quarantine; no leases are granted before.
+    /// End of the quarantine, before which no leases are granted.
     begin: Time,
     devices: M::Array<Option<Entry>>,
     fences: Fences<M>,
