@@ -25,11 +25,11 @@ const CHUNK: u32 = 128 << 10;
 static DATA_PATH: Tunable = Tunable::new("af_extl.data_path", 1);
 /// Size in KiB of the rings of connections beyond the first `large_rings`; a power of two.
 static RING_KIB: Tunable = Tunable::new("af_extl.ring_kib", 64);
-/// Size in KiB of the rings of the first `large_rings` connections; a power of two.
+/// Size in KiB of the rings of each NIC's first `large_rings` connections; a power of two.
 static LARGE_RING_KIB: Tunable = Tunable::new("af_extl.large_ring_kib", 256);
 /// Maximum number of connections of a NIC that have rings of `large_ring_kib`.
 static LARGE_RINGS: Tunable = Tunable::new("af_extl.large_rings", 64);
-/// Size in bytes from which data are read by GET, not sent in messages.
+/// Minimum size in bytes of data that the peer reads by GET; smaller data are sent in messages.
 static THRESHOLD: Tunable = Tunable::new("af_extl.threshold", 2048);
 /// Initial `net.extl.zero_copy_kib` of a network namespace.
 static ZERO_COPY_KIB: Tunable = Tunable::new("af_extl.zero_copy_kib", 1024);
@@ -72,7 +72,7 @@ pub(crate) fn family() -> u32 {
 
 /// Returns the protocol number.
 pub(crate) fn protocol() -> u16 {
-    // Range checked when the module was loaded.
+    // In range: the module checks the value when it is loaded.
     module_parameters::protocol.value() as u16
 }
 

@@ -2,8 +2,8 @@
 
 //! Private data of a socket: phase, connection, byte counters.
 //!
-//! Process context. The spin lock `now` of [`SocketInfo`] protects phase and connection; the lock
-//! of a [`Conn`] is never taken with it held.
+//! Process context. The spin lock `now` of [`SocketInfo`] protects the socket's phase and its
+//! connection. It is never held when the lock of a [`Conn`] is taken.
 
 use crate::{
     all,
@@ -41,7 +41,7 @@ struct Now {
 }
 
 impl Now {
-    /// Returns whether `conn` is the current connection, where `None` means no connection.
+    /// Returns whether `conn` is the current connection. `None` stands for no connection.
     fn has(&self, conn: Option<&Arc<Conn>>) -> bool {
         match (&self.conn, conn) {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
@@ -51,16 +51,17 @@ impl Now {
     }
 }
 
-/// Part of a socket's data that files show. Readers may keep it longer than the socket exists.
+/// Part of a socket's data that files show. A reader of the files may keep it longer than the
+/// socket exists.
 #[pin_data]
 pub(crate) struct SocketInfo {
     endpoint: Endpoint,
     space: Arc<Space>,
     #[pin]
     now: SpinLock<Now>,
-    /// Bytes sent in all, and past TCP.
+    /// Bytes sent over both carriers, and bytes sent past TCP.
     sent: Bytes,
-    /// Bytes received in all, and past TCP.
+    /// Bytes received over both carriers, and bytes received past TCP.
     received: Bytes,
     /// Set if the program requires a feature that only TCP has.
     tcp_only: AtomicFlag,
@@ -171,12 +172,12 @@ impl Connection {
         }
     }
 
-    /// Makes all further connections of the socket use TCP.
+    /// Makes all further connections of the socket use TCP, because the program requires it.
     pub(crate) fn want_tcp(&self) {
         self.info.tcp_only.store(true, Relaxed);
     }
 
-    /// Returns whether the program requires TCP.
+    /// Returns whether the program requires a feature that only TCP has.
     pub(crate) fn wants_tcp(&self) -> bool {
         self.info.wants_tcp()
     }
@@ -209,7 +210,8 @@ impl Connection {
         self.rcv_shut.load(Relaxed)
     }
 
-    /// Adds the socket to the listening sockets; clients may send requests from now on.
+    /// Adds the socket to the list of listening sockets. From then on clients' requests are
+    /// accepted.
     pub(crate) fn listen(&self) {
         if let Some(all) = all() {
             self.listed.store(true, Relaxed);
@@ -403,7 +405,7 @@ impl SocketInfo {
         self.space.data_path()
     }
 
-    /// Returns whether the program requires TCP.
+    /// Returns whether the program requires a feature that only TCP has.
     pub(crate) fn wants_tcp(&self) -> bool {
         self.tcp_only.load(Relaxed)
     }

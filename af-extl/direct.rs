@@ -2,8 +2,8 @@
 
 //! Operations on sockets with direct connections, with the semantics of TCP's.
 //!
-//! Process context; functions may sleep. Lock order: mutex `writer` or `reader` of the [`Conn`],
-//! then its spin lock. User memory is copied with a mutex held.
+//! Process context; functions may sleep. Lock order: the mutex `writer` or `reader` of the
+//! [`Conn`], then its spin lock. User memory is copied only while one of the mutexes is held.
 
 mod poll;
 
@@ -38,11 +38,11 @@ const CHUNK: u32 = 64 << 10;
 
 /// Result of a check that may end the wait of an operation.
 enum Found {
-    /// Room or data in the ring.
+    /// There is room or data in the ring.
     Some(Arc<Rings>, Span),
-    /// Data in the peer's memory that a zero-copy reader can receive directly.
+    /// The peer's memory contains data that a zero-copy reader can receive directly.
     Source,
-    /// End of the stream: the peer has finished, and all data were read.
+    /// The stream has ended: the peer has finished, and all data were read.
     End,
     /// No more data can be sent or received.
     Ended,
@@ -75,13 +75,13 @@ pub(crate) fn tcp_lives(tcp: &Tcp, conn: &Arc<Conn>) -> bool {
     lives
 }
 
-/// Returns the result of `find`, or [`Found::Failed`] for an error of the sock that does not end
-/// the connection (with `IP_RECVERR`).
+/// Returns the result of `find`. Returns [`Found::Failed`] if nothing was found and the sock has an
+/// error that does not end the connection (with `IP_RECVERR`).
 fn find(tcp: &Tcp, conn: &Arc<Conn>, find: impl Fn() -> Option<Found>) -> Option<Found> {
     let lives = tcp_lives(tcp, conn);
     let found = find();
     if found.is_none() && lives && conn.sock().error().is_some() {
-        // Data that arrived before the error is reported first.
+        // Data that arrived before the error are returned before it.
         return find().or(Some(Found::Failed));
     }
     found
@@ -108,7 +108,7 @@ fn send_room(conn: &Conn, most: usize) -> Option<Found> {
     })
 }
 
-/// Sends a message, with the timeout `waiting`.
+/// Sends a message. `waiting` is the timeout of the call.
 pub(crate) fn send(
     tcp: &Tcp,
     data: &Connection,
@@ -128,7 +128,7 @@ pub(crate) fn send(
     data.sent_direct(done);
     if done > 0 {
         if msg.remaining() > 0 && flags & MSG_MORE == 0 {
-            // The remainder is not expected soon.
+            // More data are not expected soon.
             push(tcp, conn);
         }
         return Ok(done);
@@ -247,7 +247,8 @@ fn send_all(
             _ => false,
         });
         if !taken {
-            // Dropped first, so that no other thread can have got the next completion number.
+            // The completion is dropped before the lock, so that no other thread has got the next
+            // number.
             drop(completion);
             drop(writer);
             return copied.and(Err(EPIPE));
@@ -293,7 +294,7 @@ fn found(conn: &Conn, rcv_shut: bool, skip: u32, most: usize) -> Option<Found> {
     })
 }
 
-/// Receives a message, with the timeout `waiting`.
+/// Receives a message. `waiting` is the timeout of the call.
 pub(crate) fn receive(
     tcp: &Tcp,
     data: &Connection,
@@ -390,7 +391,7 @@ fn receive_all(
             Found::Source => {
                 let taken = match &mut sinks {
                     Some(sinks) => sinks.receive(tcp, msg, len - *done, &mut waiting)?,
-                    // The source was reserved for another reader, which did not come.
+                    // The source was reserved for another reader, which made no further call.
                     None => {
                         Reader::new(conn, 0, None);
                         None
@@ -435,7 +436,7 @@ fn copy_to_msg(
     Ok(n)
 }
 
-/// Shuts down one or both directions; `how` is that of `shutdown(2)`.
+/// Shuts down one or both directions. `how` is the argument of `shutdown(2)`.
 ///
 /// # Errors
 ///

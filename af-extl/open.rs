@@ -72,7 +72,7 @@ fn route_to_node(
 ///
 /// # Errors
 ///
-/// The reason for the fallback to TCP.
+/// Returns the reason for the fallback to TCP.
 pub(crate) fn ask<'a>(
     tcp: &'a Tcp,
     addr: &Addr<'_>,
@@ -127,7 +127,7 @@ fn tuple_of(sock: &Endpoint) -> Tuple {
 ///
 /// # Errors
 ///
-/// The reason for the fallback to TCP. The client is informed if it has sent a request.
+/// Returns the reason for the fallback to TCP. The client is informed if it has sent a request.
 pub(crate) fn accept(tcp: &Tcp) -> Result<Arc<Conn>, Fallback> {
     let sock = tcp.endpoint().map_err(|_| Fallback::NoRoute)?;
     let tuple = tuple_of(&sock);

@@ -358,7 +358,7 @@ impl Operations for Stream {
         }
         match mode {
             Mode::Waiting => Ok(0),
-            // `recvmsg` counts the bytes.
+            // The function calls `recvmsg`, which counts the received bytes.
             Mode::Direct(_) => to.by_recvmsg(tcp, len),
             _ => {
                 let result = tcp.splice_read(to, len);

@@ -63,7 +63,7 @@ impl Drop for Registered {
     }
 }
 
-/// Process context, may sleep.
+/// All functions run in process context and may sleep.
 impl All {
     /// Adds a NIC after it was bound.
     pub(crate) fn add(&self, nic: &Arc<Nic>) -> Result {

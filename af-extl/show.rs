@@ -15,8 +15,8 @@ pub(crate) const COLUMNS: &str = "direct_sent direct_received message_sent annou
 pub(crate) struct Paths {
     /// Bytes of all direct connections of the socket: sent, received.
     direct: [u64; 2],
-    /// Bytes of the current direct connection: sent by messages, announced for GETs (both including
-    /// repetitions), received by messages, fetched.
+    /// Bytes of the current direct connection: sent by messages, announced for GETs, received by
+    /// messages, fetched. The first two include repetitions.
     ways: [u64; 4],
     /// Unread and unacknowledged bytes. Of a listening socket: connections in its queue and
     /// maximum.

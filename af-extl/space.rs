@@ -40,8 +40,8 @@ pub(crate) struct Space {
     #[pin]
     transitions: SpinLock<Counts<Phase>>,
     reasons: [Atomic<u64>; Fallback::ALL.len()],
-    /// Accepted sockets whose private data could not be allocated. TCP carries their data until it
-    /// can.
+    /// Accepted sockets whose private data could not be allocated. TCP carries their data until the
+    /// allocation succeeds.
     unmade: Atomic<u64>,
     sysctls: Sysctls,
     /// Direct connections that also received data over TCP, which is never delivered.

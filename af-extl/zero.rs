@@ -23,9 +23,10 @@ use protocol::ds::{SourceId, SourceState, Stream};
 
 /// Maximum number of bytes lent at a time, which keeps locked memory within usual limits.
 const MOST: usize = 1 << 20;
-/// Time in ms for which a killed process waits for the peer's confirmation of withdrawn memory.
+/// Time in ms that a killed process waits for the peer's confirmation that memory was withdrawn.
 const KILLED_MS: u64 = 2000;
-/// Maximum of that time in ms for all other processes, however long the peer timeout is.
+/// Maximum of that time in ms for processes that are not killed, even if the peer timeout is
+/// longer.
 const WITHDRAWN_MS: u64 = 20_000;
 /// Time in ns for which sources are reserved for a zero-copy reader between two calls.
 const GRACE: u64 = 2_000_000;
@@ -145,7 +146,7 @@ fn withdraw((tcp, conn): (&Tcp, &Arc<Conn>), id: SourceId) -> Option<SourceState
 ///
 /// # Errors
 ///
-/// The error of the wait, if the peer received no byte.
+/// Returns the error of the wait, if the peer received no byte.
 pub(crate) fn send(
     (tcp, conn): (&Tcp, &Arc<Conn>),
     msg: &mut Outgoing<'_>,
@@ -218,7 +219,7 @@ pub(crate) struct Reader<'a> {
     conn: &'a Arc<Conn>,
     /// Set if the call received bytes without copying.
     used: bool,
-    /// Set if memory could not be registered: the call copies from then on.
+    /// Set if memory could not be registered. From then on the call copies.
     copies: bool,
 }
 
@@ -269,7 +270,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// The error of the wait, if no byte was received.
+    /// Returns the error of the wait, if no byte was received.
     pub(crate) fn receive(
         &mut self,
         tcp: &Tcp,

@@ -89,8 +89,8 @@ pub(crate) fn immediate() -> u32 {
     IMMEDIATE_BYTES.number()
 }
 
-/// Returns the number of messages of an interface that can have memory registered in each
-/// direction. `max_concurrent` is the number of messages that LNet sends concurrently.
+/// Returns the number of registration slots of an interface in each direction. `max_concurrent` is
+/// the number of messages that LNet sends concurrently.
 pub(crate) fn slots(max_concurrent: u32) -> usize {
     let most = max_concurrent.min(MAX_SLOTS);
     SLOTS.number().max(most) as usize

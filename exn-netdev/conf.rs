@@ -10,11 +10,12 @@ use kernel_ext::param::{Param, Tunable};
 use protocol::eth::{macs, rendezvous};
 use wire::ids::NodeId;
 
-/// Maximum number of messages of one frame: limit of a port's outstanding messages (HW §8).
+/// Maximum number of messages per frame, equal to the limit of a port's outstanding messages (HW
+/// §8).
 pub(crate) const MAX_FRAGMENTS: u32 = 255;
 /// Maximum length of an eager frame in bytes: 30,600.
 pub(crate) const MAX_EAGER: u32 = MAX_FRAGMENTS * 120;
-/// Maximum eager threshold; every frame that can be eager is.
+/// Maximum eager threshold in bytes. This value makes every frame eager that fits.
 const THRESHOLD_MAX: u32 = MAX_EAGER + 1;
 /// Maximum and default MTU, that of IPoIB in connected mode. Linux supports no Ethernet MTU above
 /// 65,535 (bridges and veth refuse more), IPv4 no packet above that. With 65,520 a frame and its

@@ -12,7 +12,7 @@ use kernel::{
 };
 use kernel_ext::debugfs::Dir;
 
-/// debugfs files of an interface; drop removes them.
+/// debugfs files of an interface. Drop removes them.
 pub(crate) type Files = Dir<Shared>;
 
 /// Creates the files of an interface. May sleep.

@@ -226,7 +226,7 @@ impl Operations for Exn {
             .scratch_buffer()
             .inspect_err(|e| log("no memory for the scratch buffer", *e))?;
         sh.set_scratch(Some(scratch));
-        // Only a bug can make the following calls fail: the NAPI instance is disabled while the
+        // The following calls fail only because of a bug: the NAPI instance is disabled while the
         // interface is down.
         exn.napi.with_state(rtnl, |state| {
             state.velo.mailbox = Some(mailbox);

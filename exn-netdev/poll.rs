@@ -101,8 +101,8 @@ impl Poll {
             undelivered,
             ..
         } = state;
-        // Frames from netpoll are older than all others, so they are delivered first and at once;
-        // this run counts them as up to `budget`.
+        // Frames from netpoll are older than all others. They are delivered first and all at once,
+        // but count in this run only up to `budget`.
         let (mut frames, mut all) = (undelivered.len().min(budget), 0);
         for frame in undelivered.drain_all() {
             deliver(sh, frame, cx);
@@ -170,8 +170,8 @@ impl Poll {
         all > 0
     }
 
-    /// Does the housekeeping of the sending side in any context, once per clock tick. The clock
-    /// does not advance while the only CPU has interrupts off.
+    /// Does the housekeeping of the sending side in any context, at most once per clock tick. The
+    /// clock does not advance while the only CPU has interrupts off.
     fn age(&self, state: &mut State) {
         let now = Clock.now();
         if core::mem::replace(&mut state.aged, now) != now {

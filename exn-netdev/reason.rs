@@ -24,9 +24,9 @@ pub(crate) enum Class {
     TxDropped,
     /// Not sent because of an error.
     TxError,
-    /// Given up after a timeout or by the peer.
+    /// Given up after a timeout, or dropped by the peer.
     TxAborted,
-    /// Event that lost no frame.
+    /// Event without loss of a frame.
     Event,
 }
 
@@ -165,7 +165,7 @@ reasons! {
     /// Too many announcements of the source wait to be fetched.
     40 RxWaiting RxMissed c"rx_waiting_bound"
         "announcement dropped: too many of its source are waiting";
-    /// Ports could not be reopened; the driver retries.
+    /// Reopening the ports failed; the driver retries.
     41 RestartFailed Event c"port_restart_failed"
         "ports could not be reopened, retrying later";
     /// Packets of a fetched frame were lost.
@@ -285,9 +285,9 @@ counters! {
     RxUnordered c"rx_unordered";
     /// Runs that left messages in the mailbox because too many announcements were waiting.
     RxPaused c"rx_paused";
-    /// Runs of the poll function.
+    /// Number of runs of the poll function.
     PollVelo c"poll_velo";
-    /// Runs of the poll function that found notifications.
+    /// Number of runs of the poll function that found RMA notifications.
     PollRma c"poll_rma";
 }
 

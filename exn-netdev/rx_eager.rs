@@ -18,7 +18,7 @@ use protocol::{
 };
 use wire::{eth, ids::NodeId};
 
-/// Source whose frame is incomplete, or whose broken frame has not ended.
+/// State of a source whose frame is incomplete, or is broken and has not ended.
 struct Partial {
     asm: Reassembler,
     skb: Option<RxSkb>,
@@ -104,7 +104,8 @@ impl Partial {
             }
             Progress::Reject(reject) => {
                 self.skb = None;
-                // Further fragments of a broken frame are not counted; the break was.
+                // Further fragments of a broken frame are not counted, because the break was
+                // counted.
                 if reject.reason != eth::Reason::Tail {
                     refuse(&reject);
                 }
@@ -145,8 +146,8 @@ impl Partials {
         while self.0.pop_oldest().is_some() {}
     }
 
-    /// Marks the frame of `node` as broken: its following fragments are dropped up to the final
-    /// one.
+    /// Marks the frame of `node` as broken. Its following fragments, including the final one, are
+    /// dropped.
     pub(crate) fn abandon(&mut self, node: NodeId) {
         if let Some(p) = self.0.get_mut(u64::from(node.0)) {
             p.asm.abandon();
@@ -191,7 +192,7 @@ impl Partials {
     /// Discards frames without a new fragment for [`conf::PARTIAL_MS`].
     pub(crate) fn age(&mut self, sh: &Shared, now: Time) {
         let limit = ms(conf::PARTIAL_MS);
-        // Each fragment moves its source to the young end of the table.
+        // The table is ordered by age, because each fragment makes its source the youngest entry.
         while self
             .0
             .oldest()

@@ -170,7 +170,7 @@ impl RmaState {
 pub(crate) enum Outcome {
     /// An announced frame was fetched by the peer.
     Sent(Unmapped),
-    /// A frame of this node was fetched; the ticket is its position in the order of frames.
+    /// A frame was fetched by this node. The ticket is its position in the order of frames.
     Received(RxSkb, NodeId, Option<Ticket>),
     /// The frame with this position failed.
     Ended(Ticket),

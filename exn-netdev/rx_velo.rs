@@ -86,7 +86,7 @@ pub(crate) struct VeloState {
 }
 
 impl VeloState {
-    /// Creates the state without ports. May sleep.
+    /// Creates the state of the poll function, without ports. May sleep.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self {
             mailbox: None,
@@ -233,7 +233,7 @@ impl VeloRx {
     ///
     /// # Errors
     ///
-    /// The frame, if it need not wait for another one.
+    /// Returns the frame if it need not wait for another one.
     pub(crate) fn fetched(&mut self, ticket: Option<Ticket>, frame: Frame) -> Result<(), Frame> {
         match ticket {
             Some(ticket) => self.order.arrived(ticket, frame),

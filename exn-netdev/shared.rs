@@ -84,7 +84,7 @@ pub(crate) struct Shared {
     notified: AtomicTime,
     /// 1 if the ports must be reopened.
     restart: Atomic<i32>,
-    /// Time of the last reopening and number of failed attempts since.
+    /// Time of the last reopening of the ports, and number of failed attempts since then.
     #[pin]
     restarts: SpinLockIrq<Restarts>,
     /// 1 while the RMA port is open but its VPID is not enabled yet, because of the NIC's
@@ -196,7 +196,7 @@ impl Shared {
             .carrier_by(|| self.nic.is_connected() && self.is_usable());
     }
 
-    /// Returns whether the RMA VPID is not enabled yet. Until then neither side can fetch.
+    /// Returns whether the RMA VPID is still disabled. While it is, neither side can fetch frames.
     #[inline]
     pub(crate) fn is_gated(&self) -> bool {
         self.gated.load(Relaxed) != 0

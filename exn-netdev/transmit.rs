@@ -4,7 +4,7 @@
 //! announced frames.
 //!
 //! `transmit` runs with bottom halves off, under netpoll also with interrupts off. Functions take
-//! the lock `tx` of [`Shared`] for the access to the sending side, and release it before they log
+//! the lock `tx` of [`Shared`] while they access the sending side. They release it before they log
 //! or free frames.
 
 use crate::{
@@ -76,7 +76,7 @@ impl Shared {
     }
 
     /// Checks a frame, makes it contiguous, finishes its checksum, and chooses target and path.
-    /// The last value is the number of its flow, or 0 if the flow is irrelevant.
+    /// Returns target, path and flow number; flow number 0: the flow is irrelevant.
     fn prepare(&self, skb: &mut SkBuff) -> Result<(Target, Path, u32), (Reason, u64)> {
         let len = skb.len();
         // The stack may not have noticed yet that the carrier is off.

@@ -73,7 +73,8 @@ impl AnnouncePort for Messages<'_> {
 }
 
 impl Tx {
-    /// Sends a frame of an open interface or makes it pending. Returns a frame that is finished.
+    /// Sends a frame of an open interface or makes it pending. Returns the frame if it may be
+    /// freed.
     fn send(
         &mut self,
         sh: &Shared,
@@ -408,9 +409,9 @@ impl<'a> Owners<'a> {
 }
 
 impl TxBuffer {
-    /// Stops charging the frame to the byte queue limit, and detaches it from its socket. TCP
-    /// retransmits no segment that it believes to be queued, and other senders would wait for space
-    /// in their send buffers.
+    /// Stops charging the frame to the byte queue limit, and detaches it from its socket. Otherwise
+    /// TCP would not retransmit the segment, because it believes the segment to be queued. Other
+    /// senders would wait for space in their send buffers.
     fn stalled(&mut self, sh: &Shared, done: &mut BqlDone, owners: &mut Owners<'_>) {
         if let Some(token) = self.bql.take() {
             done.add(token);

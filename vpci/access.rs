@@ -11,8 +11,8 @@ use protocol::pci::{borrower::Handle, ConfigAccess, Poll};
 use wire::pci::Status;
 
 impl Nic {
-    /// Makes a configuration access; the caller allows one at a time for each lease. Returns the
-    /// value, 0 for a write. Any context; spins for up to `access_ms`.
+    /// Makes a configuration access. The caller allows one access at a time for each lease. Returns
+    /// the value that was read, or 0 for a write. Any context; busy-waits for up to `access_ms`.
     ///
     /// # Errors
     ///

@@ -23,9 +23,9 @@ use wire::{
     pci::{Borrow, Device, DeviceState, Incarnation, Reason},
 };
 
-/// Maximum time in ms that a lender may take to describe a device.
+/// Maximum time in ms that a lender may take to answer a request for the description of a device.
 const LIST_MS: u64 = 2_000;
-/// Maximum time in ms that a lender may take to lend a device, and a driver to release one.
+/// Maximum time in ms for the answer to a lease request, and for a driver to release a device.
 const BORROW_MS: u64 = 25_000;
 /// Interval between two polls for an answer.
 const STEP: Delta = Delta::from_millis(2);
@@ -41,7 +41,8 @@ impl Nic {
     /// # Errors
     ///
     /// `ETIMEDOUT`: the node does not answer. `EPROTO`: the node uses another version of the
-    /// protocol. `EIO`: another refusal. `ENODEV`: the NIC is being unbound.
+    /// protocol. `EIO`: the node rejects the request for another reason. `ENODEV`: the NIC is being
+    /// unbound.
     pub(crate) fn describe(
         self: &Arc<Self>,
         node: NodeId,
@@ -69,8 +70,8 @@ impl Nic {
         }
     }
 
-    /// Borrows a device and binds its driver. Returns the PCI domain of the device. May sleep, for
-    /// long.
+    /// Borrows a device and binds its driver. Returns the PCI domain of the device. May sleep for a
+    /// long time.
     ///
     /// # Errors
     ///
@@ -159,7 +160,8 @@ impl Nic {
         Ok(translated.then(conf::map_bytes))
     }
 
-    /// Returns a device. Its driver has been unbound when this returns. May sleep, for long.
+    /// Returns a device. Its driver has been unbound when this function returns. May sleep for a
+    /// long time.
     ///
     /// # Errors
     ///
@@ -303,8 +305,9 @@ impl Nic {
         }
     }
 
-    /// Does what must not wait for drivers and resets: disconnects the windows of lost devices, and
-    /// stops DMA of devices whose lease has ended. Runs in work item 2; may sleep.
+    /// Disconnects the windows of lost devices, and stops DMA of devices whose lease has ended.
+    /// These actions have a work item of their own (2), because they must not wait for drivers and
+    /// resets. May sleep.
     pub(crate) fn cut(&self) {
         let ended = |lease: &&Arc<Lease>| {
             let state = self.state(lease);

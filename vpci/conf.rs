@@ -64,11 +64,12 @@ pub(crate) fn access_us() -> u64 {
     u64::from(ACCESS_MS.number()) * 1000
 }
 
-/// Returns the times for claiming lease words of accelerators, in nanoseconds.
+/// Returns the waiting times for claims of accelerators' lease words, in nanoseconds.
 pub(crate) fn claim_times() -> Times {
     Times {
         window: 200 * MS,
-        // From a read that is answered within `window` to the action that follows from it.
+        // Covers the time from a read that is answered within `window` to the action that depends
+        // on it.
         claim_wait: 1_000 * MS,
         // Owners check their word eight times within the longest timeout.
         take_wait: 2_500 * MS,

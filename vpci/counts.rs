@@ -12,7 +12,7 @@ use wire::velo::Status;
 /// Interval in ms in which up to four rejected messages are logged.
 const INTERVAL_MS: u32 = 5_000;
 
-/// Why a message is not taken, by number (docs/vpci.md, /dev/extoll_pci).
+/// Reason why a message is rejected. The numbers are in docs/vpci.md, /dev/extoll_pci.
 #[derive(Clone, Copy)]
 pub(crate) enum Reject {
     /// The sender is not the port of this module on another node.

@@ -44,11 +44,11 @@ pub(crate) struct BorrowedInterrupts {
     interrupts: Arc<Interrupts>,
     /// End of the hold-off time.
     until: Time,
-    /// Set if the handlers must be called (again).
+    /// Set if the handlers must be called, or called again.
     pending: bool,
     /// Set while a context calls the handlers. That context checks `pending` afterwards.
     calling: bool,
-    /// Vector with which the next call begins; the previous ones were called last time.
+    /// First vector of the next call. The last call was interrupted after the vectors before it.
     from: u32,
 }
 

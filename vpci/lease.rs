@@ -3,8 +3,8 @@
 //! A borrowed device: its lease, the intervals opened for it, and its configuration space as this
 //! node's kernel sees it.
 //!
-//! Configuration accesses ([`Functions`]) come in any context and
-//! hold the spin lock `space` until the answer has arrived. Spin locks here disable interrupts.
+//! Configuration accesses ([`Functions`]) come in any context and hold the spin lock `space` until
+//! the answer has arrived. Spin locks here disable interrupts.
 
 use crate::{accel::Accelerator, conf, nic::Nic};
 use extoll_core::{
@@ -46,7 +46,8 @@ const TRIES: u32 = 4;
 enum Memory {
     /// Memory through which all DMA data are copied.
     Words(Arc<DmaWords>),
-    /// The same, and addresses for pages that drivers map without copying.
+    /// Memory through which data are copied, and addresses for pages that drivers map without
+    /// copying.
     Pages(Arc<PoolPages>),
 }
 
@@ -95,7 +96,7 @@ pub(crate) enum Backend {
     Backdoor(Arc<Accelerator>),
 }
 
-/// A lease of a device.
+/// A lease of a device, at the borrower.
 #[pin_data]
 pub(crate) struct Lease {
     nic: Arc<Nic>,
@@ -237,8 +238,8 @@ impl Lease {
         numbers.fold(0, |set, bit| set | bit)
     }
 
-    /// Claims the exclusive right to bind the driver or to end the lease. Only for devices behind a
-    /// NIC without a host; false if another thread has it.
+    /// Claims the exclusive right to bind the driver or to end the lease. Applies only to devices
+    /// behind a NIC without a host. Returns false if another thread has the right.
     pub(crate) fn claim(&self) -> bool {
         match &self.backend {
             Backend::Messages(_) => false,
@@ -246,14 +247,14 @@ impl Lease {
         }
     }
 
-    /// Releases that right after the driver was bound.
+    /// Releases the right that [`Self::claim`] acquired, after the driver was bound.
     pub(crate) fn release(&self) {
         if let Backend::Backdoor(accelerator) = &self.backend {
             accelerator.release();
         }
     }
 
-    /// Returns the nodes whose devices this device can access. May sleep.
+    /// Returns the nodes of accelerators whose devices this device can access. May sleep.
     pub(crate) fn peers(&self) -> [Option<NodeId>; 2] {
         match &self.backend {
             Backend::Messages(_) => [None; 2],
@@ -303,7 +304,7 @@ impl Lease {
         Ok(())
     }
 
-    /// Creates the host bridge, finds the device and binds its driver. May sleep, for long.
+    /// Creates the host bridge, finds the device and binds its driver. May sleep for a long time.
     pub(crate) fn build(self: &Arc<Self>) -> Result {
         let dword = |at| {
             let register = Register::new(at, 4);

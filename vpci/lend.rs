@@ -42,7 +42,7 @@ const fn width(register: Register) -> Width {
     }
 }
 
-/// Makes a configuration access for the borrower. Any context.
+/// Executes a configuration access of the borrower on a leased device. Any context.
 pub(crate) fn access(device: &LeasedDevice, config: &Config) -> Result<u32, ()> {
     let (at, width) = (config.register.offset(), width(config.register));
     let Some(write) = config.write else {

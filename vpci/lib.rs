@@ -63,11 +63,11 @@ struct Vpci {
     _flush: work::FlushOnDrop,
 }
 
-/// Checks whether this kernel can have host bridges of this module.
+/// Checks whether this kernel supports host bridges that a module creates.
 ///
 /// # Errors
 ///
-/// `EOPNOTSUPP`: it cannot. The log contains the reason.
+/// `EOPNOTSUPP`: this kernel does not support them. The log contains the reason.
 fn supported() -> Result {
     match pci_host::unsupported() {
         Some(why) => {

@@ -4,14 +4,14 @@
 //! run them.
 //!
 //! Contexts: messages are processed in a softirq, or by a configuration access that waits for its
-//! answer, perhaps with interrupts off. Five work items do what may sleep:
+//! answer, perhaps with interrupts off. Five work items perform the actions that may sleep:
 //!
 //! * 0: devices that this node lends;
-//! * 1: devices that this node borrows. Separate from 0, because their drivers wait for other
-//!   nodes, which may wait for this one;
+//! * 1: devices that this node borrows. Work item 0 does not handle them, because their drivers
+//!   wait for other nodes, which may wait for this one;
 //! * 2: actions that must not wait for drivers and resets;
 //! * 3: checks of accelerators;
-//! * 4: the end of what 3 has found to be lost.
+//! * 4: the end of leases whose devices work item 3 has found to be lost.
 //!
 //! Locks: `machines`, `mailbox`, `sender`, `offered`, `interrupts` and `alarm` disable interrupts,
 //! because configuration accesses use them in any context. `mailbox` and `offered` may be held when
@@ -114,7 +114,7 @@ struct Open {
 pub(crate) struct Alarm {
     /// Expiry of the timer; `None` if it is not set.
     pub(crate) due: Option<Time>,
-    /// The timer; `None` while the port is closed.
+    /// Timer that expires at `due`; `None` while the port is closed.
     pub(crate) timer: Option<Arc<Timed<TimerEvents>>>,
 }
 
@@ -144,7 +144,7 @@ pub(crate) struct Nic {
     /// Leases of accelerators that could not be cleaned up yet.
     #[pin]
     pub(crate) cleanups: Mutex<KVec<Cleanup>>,
-    /// Target numbers of ended leases that must not be reused yet.
+    /// Targets of ended leases whose numbers must not be reused yet.
     #[pin]
     pub(crate) closed_targets: Mutex<KVec<ClosedTarget>>,
     /// Interrupts of borrowed devices.
@@ -373,7 +373,7 @@ impl Nic {
             self.run_at(begins);
             return false;
         }
-        // Dropped with the lock held, so that a second caller finds no numbers that are still
+        // The numbers are released with the lock held, so that a second caller finds none still
         // reserved.
         *self.earlier_targets.lock() = KVec::new();
         true
@@ -407,7 +407,7 @@ impl Nic {
         Ok(open.as_ref().ok_or(ENODEV)?.handle.smfu().clone())
     }
 
-    /// Returns a handle of the NIC, which the caller drops soon. May sleep.
+    /// Returns a handle of the NIC. The caller must drop it soon. May sleep.
     ///
     /// # Errors
     ///
@@ -503,7 +503,7 @@ impl Nic {
         for target in core::mem::take(&mut *self.earlier_targets.lock()) {
             target.hold_off(conf::quarantine());
         }
-        // Ends what other nodes have not confirmed.
+        // Ends leases whose end other nodes have not confirmed.
         self.end_lending();
         self.end_leases();
         let open = self.open.lock().take();

@@ -67,7 +67,7 @@ impl Nic {
         self.counts.received.fetch_add(1, Relaxed);
         let status = &message.status;
         let (from, tag) = (status.source.node, status.tag);
-        // Programs use other VPIDs.
+        // Only this VPID sends messages of this protocol; programs use other VPIDs.
         if status.source.vpid != VPID {
             self.counts.reject(Reject::Source, status);
             return false;
@@ -133,7 +133,7 @@ impl Nic {
         count.fetch_add(1, Relaxed);
     }
 
-    /// Performs the pending actions of the state machines: messages and configuration accesses.
+    /// Sends the pending messages and executes the configuration accesses of the state machines.
     /// Then sets the timer. Any context.
     pub(crate) fn pump(self: &Arc<Self>) {
         for _ in 0..STEPS {
@@ -188,7 +188,7 @@ impl Nic {
             .ok_or(())
             .and_then(|d| crate::lend::access(&d, config));
         self.machines.lock().lender.configured(config, value);
-        // The end of a lease may have waited for this access.
+        // A work item may have to end a lease that waited for this access.
         self.wake();
     }
 }

@@ -14,7 +14,7 @@ use kernel_ext::global::Global;
 
 static ALL: Global<All> = Global::new();
 
-/// Lists of the module.
+/// Bound NICs and offered devices of the module.
 pub(crate) struct Lists {
     /// NICs in the order in which they were bound.
     pub(crate) nics: KVec<Arc<Nic>>,

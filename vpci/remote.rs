@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Remote access to the NIC of an accelerator node: its registers, and configuration cycles of the
-//! device behind it. Process context, may sleep, except [`Remote::cycle_now`].
+//! device behind it. Functions run in process context and may sleep, except [`Remote::cycle_now`].
 
 use crate::conf;
 use extoll_core::{
@@ -27,7 +27,7 @@ const TRIES: u32 = 3;
 const BATCH: usize = 16;
 /// Time in ms that a function gets after a reset before it is accessed (PCI Express).
 pub(crate) const RESET_MS: i64 = 100;
-/// Maximum time in ms until a function answers after that.
+/// Maximum time in ms from the end of [`RESET_MS`] until a function answers.
 const READY_MS: i64 = 1_000;
 /// Maximum time in ms for reading the hundreds of registers that describe a device. During that
 /// time a slow device blocks other borrowers, and its lease word is not checked.
@@ -197,7 +197,7 @@ impl Remote {
     }
 
     /// Makes a configuration cycle for the kernel, which may have interrupts disabled. Returns
-    /// `None` if nothing has answered. Any context; spins for up to `access_ms`.
+    /// `None` if the cycle was not answered. Any context; busy-waits for up to `access_ms`.
     ///
     /// # Errors
     ///

@@ -74,7 +74,7 @@ impl Nic {
     ///
     /// # Errors
     ///
-    /// The reason for the fallback to TCP.
+    /// Returns the reason for the fallback to TCP.
     pub(crate) fn connect(
         self: &Arc<Self>,
         peer: NodeId,
@@ -95,7 +95,7 @@ impl Nic {
     ///
     /// # Errors
     ///
-    /// The reason for the fallback to TCP.
+    /// Returns the reason for the fallback to TCP.
     pub(crate) fn accept(
         self: &Arc<Self>,
         peer: NodeId,

@@ -57,14 +57,14 @@ pub(crate) enum Decision {
     Lost(Error),
 }
 
-/// Actions that follow after the connection's lock was released.
+/// Actions to perform after the connection's lock was released.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Todo {
     /// Wake readers.
     readable: bool,
     /// Wake writers.
     writable: bool,
-    /// Wake all: the connection ended or its carrier was decided.
+    /// Wake all threads: the connection ended or its carrier was decided.
     state: bool,
     /// Remove the connection from the table.
     forget: bool,
@@ -76,7 +76,7 @@ pub(super) struct Todo {
     finished: bool,
     /// Release memory that was lent by calls that have returned.
     release: bool,
-    /// Run the connection at this time, if it is earlier than the known one.
+    /// Time at which to run the connection, unless it is scheduled earlier.
     at: Option<Time>,
 }
 
@@ -120,7 +120,7 @@ pub(crate) struct Inner {
     stream_error: Option<Error>,
     /// Set after the program has received that error.
     error_seen: bool,
-    /// State of TCP's own connection while its data go past it.
+    /// State of TCP's own connection while the streams carry the data.
     tcp: Tcp,
     /// Directions that were shut down before the carrier was decided.
     shut: ShutdownDirections,
@@ -138,7 +138,7 @@ pub(crate) struct Inner {
     again: bool,
     /// Number of GETs that may be posted although other connections wait for slots.
     get_budget: u8,
-    /// Set if no slot was free for a GET.
+    /// Set if no slot was free for the last GET.
     refused: bool,
     /// Number of commands given to the port when the end of the connection was found.
     posted: Option<u64>,
@@ -150,16 +150,16 @@ pub(crate) struct Inner {
     scheduled: Option<Time>,
 }
 
-/// State of TCP's own connection while data go past it.
+/// State of TCP's own connection while the streams carry the data.
 #[derive(Clone, Copy)]
 enum Tcp {
     /// No end was noticed.
     Fine,
-    /// Ended with this error; the work item must evaluate that.
+    /// Ended with this error. The work item must evaluate the error.
     Ended(Option<Error>),
-    /// Ended without consequence for the streams.
+    /// Ended without an effect on the streams.
     Ignored,
-    /// Ended, and the streams with it; the sock has the error.
+    /// Ended and made the streams end. The sock has the error.
     Followed,
 }
 
@@ -170,9 +170,10 @@ pub(crate) struct Conn {
     pub(crate) peer: NodeId,
     pub(super) name: ConnId,
     sock: Endpoint,
-    /// Cookie and connection ID of the client that requested it; `None` at the client.
+    /// Cookie and connection ID with which the client requested the connection; `None` at the
+    /// client.
     asked: Option<(u32, ConnId)>,
-    /// Charge of the table slot to a user.
+    /// One slot of the connection table, charged to a user.
     _slot: Charge,
     #[pin]
     inner: BhLock<Inner>,
@@ -256,7 +257,7 @@ impl Conn {
         result
     }
 
-    /// Calls `f` with the lock held. `f` must not change anything that requires an action.
+    /// Calls `f` with the lock held. `f` must not change any state that requires an action.
     pub(crate) fn peek<R>(&self, f: impl FnOnce(&mut Inner) -> R) -> R {
         f(&mut self.inner.lock())
     }
@@ -388,7 +389,7 @@ impl Conn {
         }
     }
 
-    /// Evaluates TCP's connection. Returns whether it may decide the carrier.
+    /// Evaluates the state of TCP's connection. Returns whether it may decide the carrier.
     fn evaluate_tcp(self: &Arc<Self>, queued: Queued) -> bool {
         let state = self.sock.ends().state;
         // A FIN alone decides nothing: a peer that uses the streams may have closed its socket, and
@@ -463,7 +464,8 @@ impl Conn {
         }
     }
 
-    /// Returns node, cookie and connection ID of the client that requested the connection.
+    /// Returns the client's node, and cookie and connection ID of its request. Returns `None` at
+    /// the client.
     pub(super) fn asked(&self) -> Option<(NodeId, u32, ConnId)> {
         let (cookie, name) = self.asked?;
         Some((self.peer, cookie, name))

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory of processes that the NIC reads ("source") or writes ("sink") for a connection, without a
-//! copy to the rings.
+//! Memory of processes that the NIC reads ("source") or writes ("sink") for a connection. The data
+//! are not copied to or from the rings.
 //!
 //! The memory is pinned and registered for one transfer, and counts as locked memory of the
-//! process. Only whole pages are registered, because the NIC, and nodes that may use the port,
-//! reach them completely. Functions take the connection's lock; those that may sleep say so.
+//! process. Only whole pages are registered, because a registration exposes whole pages to the NIC,
+//! and to nodes that may use the port. Functions take the connection's lock; those that may sleep
+//! say so.
 
 use super::{
     conn::{Conn, Inner},
@@ -82,7 +83,8 @@ impl Source {
 pub(super) struct Lending {
     id: SourceId,
     source: Source,
-    /// Signalled when the peer has finished reading; `None` if the process is being killed.
+    /// Completion to signal when the peer has finished reading; `None` if the process is being
+    /// killed.
     completion: Option<Arc<Zerocopy>>,
 }
 
@@ -178,7 +180,7 @@ impl Conn {
         self.peek(|inner| inner.link.as_ref().map(|link| link.rma))
     }
 
-    /// Milliseconds after which a silent peer counts as dead, unless the program set
+    /// Returns the time in ms after which a silent peer counts as down, unless the program set
     /// `TCP_USER_TIMEOUT`.
     pub(crate) fn dead_ms(&self) -> u64 {
         self.nic.limits.give_up / 1_000_000
@@ -201,11 +203,11 @@ impl Conn {
         self.nic.count_by(Count::Sunk, n as u64);
     }
 
-    /// Lends `bytes` bytes for a call that returns before the peer has received them.
+    /// Lends `bytes` bytes of memory for a call that returns before the peer has received them.
     ///
     /// # Errors
     ///
-    /// Returns the source, which was not announced: the data must be copied.
+    /// Returns the source if it was not announced; the caller must then copy the data.
     pub(crate) fn lend_later(
         self: &Arc<Self>,
         source: Source,
@@ -236,8 +238,8 @@ impl Conn {
     ///
     /// # Errors
     ///
-    /// Returns the source if the connection has ended. Without memory for the entry, the connection
-    /// is aborted.
+    /// Returns the source if the connection has ended. Aborts the connection and returns the source
+    /// if there is no memory for the entry.
     pub(crate) fn defer_release(
         self: &Arc<Self>,
         id: SourceId,
@@ -264,9 +266,9 @@ impl Conn {
         })
     }
 
-    /// Queues the work item that releases finished sources. Any context.
+    /// An error means that the work item is already queued; it handles all sources.
     pub(super) fn schedule_release(self: &Arc<Self>) {
-        // A failure means that the work item is already queued; it handles all sources.
+        // Returns an error if the work item is already queued; that run handles all sources.
         let _ = work::enqueue_waiting::<_, 1>(self.clone(), 0);
     }
 
@@ -274,7 +276,7 @@ impl Conn {
     ///
     /// # Errors
     ///
-    /// The memory cannot be registered: the data must be copied.
+    /// Returns an error if the memory cannot be registered; the caller must then copy the data.
     pub(crate) fn source(&self, start: usize, bytes: usize) -> Result<Source> {
         let vpid = self.vpid().ok_or(ENODEV)?;
         self.nic.pin(vpid, start, bytes, Access::READ).map(Source)
@@ -284,7 +286,7 @@ impl Conn {
     ///
     /// # Errors
     ///
-    /// The memory cannot be registered: the data must be copied.
+    /// Returns an error if the memory cannot be registered; the caller must then copy the data.
     pub(crate) fn sink(self: &Arc<Self>, start: usize, bytes: usize) -> Result<Arc<Sink>> {
         let vpid = self.vpid().ok_or(ENODEV)?;
         // Bounds the memory that late GETs keep pinned.

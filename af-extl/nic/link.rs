@@ -104,7 +104,7 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// The port has no room or is closed.
+    /// Returns an error if the port cannot send a message now or is closed.
     pub(super) fn ask(
         &self,
         to: NodeId,
@@ -123,7 +123,8 @@ impl Link {
         }
     }
 
-    /// Sends a message without data to any port. It is lost if there is no room.
+    /// Sends a message without data to any port. The message is lost if the port cannot send it
+    /// now.
     pub(super) fn send_any(&self, to: (NodeId, Vpid), message: &Message) {
         let mut bytes = [0; MESSAGE];
         put_words(message.words().as_slice(), &mut bytes);
@@ -142,7 +143,7 @@ pub(super) struct Wire<'a> {
     /// Memory of a reader that GETs write to.
     pub(super) sink: Option<&'a Arc<Sink>>,
     pub(super) far: Endpoint,
-    /// Number of GETs that may be posted although other connections wait for slots.
+    /// Number of GETs that the connection may post although other connections wait for slots.
     pub(super) get_budget: &'a mut u8,
     /// Set if no slot was free for a GET.
     pub(super) refused: &'a mut bool,
@@ -291,7 +292,7 @@ struct Tagged {
     rings: Arc<Rings>,
     /// Reader's memory as destination; `None`: the receive ring.
     sink: Option<Flight>,
-    /// Range of the destination.
+    /// Range of bytes within the destination.
     to: Span,
     /// Value of the tags.
     secret: [u8; TAG_BYTES as usize],
@@ -307,7 +308,7 @@ impl Tagged {
         mut divided: impl FnMut(Span) -> bool,
     ) -> bool {
         if self.sink.is_some() {
-            // The memory has no wrap-around.
+            // The range in a reader's memory does not wrap around.
             return tag_offsets(self.to.len).any(|offset| {
                 divided(Span {
                     at: self.to.at + offset,
@@ -358,7 +359,7 @@ impl Tagged {
         self.visit_tags(row, divided);
     }
 
-    /// Returns whether a tag was not overwritten, i.e. data are missing.
+    /// Returns whether a tag was not overwritten, which means that data are missing.
     fn is_left(&self) -> bool {
         let ring = &self.rings.receive;
         let divided = |tag| {

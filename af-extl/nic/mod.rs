@@ -4,9 +4,9 @@
 //! binding of the NIC's auxiliary device `extoll.af_extl`.
 //!
 //! Contexts: stream messages and completed GETs are processed in softirqs, directly after the
-//! interrupts that report them. Work items run what is due and process negotiation messages, which
-//! may sleep. Socket operations send what they can themselves. Therefore all spin locks here
-//! disable softirqs or interrupts.
+//! interrupts that report them. Work items run connections that are due, and process negotiation
+//! messages, which may sleep. Socket operations send messages themselves if the ports have room.
+//! Therefore all spin locks here disable softirqs or interrupts.
 //!
 //! Lock order: the mutex `reading`; `ports`; the lock of a connection; one of `table`, `link`,
 //! `timer`, `due` and the queues of waiters, never two of these; the locks of engine and sender.
@@ -85,7 +85,7 @@ struct Ports {
     counted: Time,
 }
 
-/// Data path of a NIC.
+/// A bound NIC with its ports, rings, connections and timer.
 #[pin_data]
 pub(crate) struct Nic {
     id: u32,
@@ -128,7 +128,7 @@ pub(crate) struct Nic {
     /// Number of threads that poll the mailbox busily. The mailbox is not armed while there are
     /// any.
     pollers: Atomic<u32>,
-    /// Connections that wait for room in the ports to send a message.
+    /// Connections that wait until the ports can send more messages.
     #[pin]
     blocked: Waiters,
     /// Connections that wait for a free GET slot.
@@ -137,11 +137,11 @@ pub(crate) struct Nic {
     /// Connections that used up their budget and must be run again.
     #[pin]
     again: Waiters,
-    /// Set when the ports have room for messages again.
+    /// Set when the ports can send messages again.
     send_room: AtomicFlag,
     /// Set when GET slots are free and connections wait for them.
     slots_free: AtomicFlag,
-    /// Set when the NIC is lost, until the work item has ended all connections.
+    /// Set when the NIC is lost. Cleared when the work item has ended all connections.
     dead: AtomicFlag,
     counts: [Atomic<u64>; Count::NAMES.len()],
     #[pin]

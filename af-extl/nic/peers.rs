@@ -23,7 +23,7 @@ impl Nic {
     ///
     /// # Errors
     ///
-    /// The reason for the fallback to TCP.
+    /// Returns the reason for the fallback to TCP.
     pub(crate) fn may_ask(&self, peer: NodeId, tuple: &Tuple) -> Result<(), Fallback> {
         let now = self.now();
         if self.silent.lock().is_silent(peer, self.opening.silent, now) {

@@ -25,20 +25,20 @@ pub(crate) struct Rings {
     _charge: Charge,
 }
 
-/// Chunks of send and receive rings.
+/// Registered buffers in pairs: memory for send rings, and memory for receive rings.
 pub(super) type Chunks = KVec<(BufferPool, BufferPool)>;
 
 /// Result of a check whether unused rings can be freed.
 pub(super) enum Unused {
-    /// There are no rings.
+    /// No rings exist.
     Nothing,
-    /// Check again at this time.
+    /// The rings must be checked again at this time.
     Until(Time),
-    /// The caller drops these chunks, which may sleep.
+    /// The rings in these chunks can be freed. The caller drops the chunks, which may sleep.
     Free(Chunks),
 }
 
-/// Size class of rings.
+/// Size of rings, and the number of connections that may use rings of this size.
 pub(crate) struct Size {
     /// Bytes of each of the two rings of a connection, a power of two.
     pub(crate) bytes: usize,

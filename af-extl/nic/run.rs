@@ -82,8 +82,8 @@ impl Nic {
         self.at(index as usize)
     }
 
-    /// Runs connections that wait for room in the ports until the room is used up. A connection
-    /// that used up the room is last in the next round.
+    /// Runs connections that wait until the ports can send messages, until no more can be sent. A
+    /// connection that is blocked again is last in the next round.
     fn send_again(self: &Arc<Self>) {
         for _ in 0..self.blocked.len() {
             if let Some(conn) = self.next_of(&self.blocked) {
@@ -122,7 +122,7 @@ impl Nic {
                 continue;
             }
             if tried >= SLOT_TRIES {
-                // Messages must be processed in between.
+                // Other messages must be processed first.
                 return self.slots_again();
             }
             tried += 1;
@@ -269,7 +269,7 @@ impl Nic {
         }
     }
 
-    /// Removes and returns a slot whose connection is due by `now`.
+    /// Removes and returns a slot whose connection must run at `now` or earlier.
     fn next_due(&self, now: Time) -> Option<u32> {
         let mut due = self.due.lock();
         let (_, slot) = due.first().filter(|(at, _)| *at <= now)?;
@@ -277,7 +277,7 @@ impl Nic {
         Some(slot)
     }
 
-    /// Runs the connections that are due. Returns the time of the next one.
+    /// Runs the connections that are due. Returns the time at which the next one is due.
     fn run_due(self: &Arc<Self>) -> Option<Time> {
         let now = self.now();
         let most = self.table.lock().capacity();

@@ -7,12 +7,12 @@ use kernel::{prelude::*, sync::Arc};
 use kernel_ext::{net::socket::accountable_user, new_bh_lock, BhLock};
 use protocol::ds::Shares;
 
-/// Number of units of a resource held by each user.
+/// Numbers of a resource's units that each user holds.
 #[pin_data]
 pub(super) struct Users {
     #[pin]
     shares: BhLock<Shares<KernelMemory>>,
-    /// Maximum per user.
+    /// Maximum number of units per user.
     most: u16,
 }
 

@@ -82,8 +82,8 @@ unsafe extern "C" fn exlnd_rs_shutdown(data: *mut c_void) {
 ///
 /// # Safety
 ///
-/// The requirements of [`ni`] apply. `msg` must be a message, which is this module's if 0 is
-/// returned.
+/// The requirements of [`ni`] apply. `msg` must point to a message. The message belongs to this
+/// module if 0 is returned, otherwise to LNet.
 #[no_mangle]
 unsafe extern "C" fn exlnd_rs_send(data: *mut c_void, msg: *mut c_void) -> c_int {
     let Some(msg) = NonNull::new(msg) else {
@@ -100,12 +100,12 @@ unsafe extern "C" fn exlnd_rs_send(data: *mut c_void, msg: *mut c_void) -> c_int
     }
 }
 
-/// Receives the payload of an incoming message, as far as LNet wants it.
+/// Receives the payload of an incoming message, up to the length that LNet wants.
 /// # Safety
 ///
 /// The requirements of [`ni`] apply. `number` must be that of a message passed to LNet. `msg` must
-/// be null, or a message that is this module's from now on; then `to` must be an iterator over
-/// pages that stay until `msg` is finalized.
+/// be null, or a message that belongs to this module from now on. In the second case `to` must be
+/// an iterator over pages that stay until `msg` is finalized.
 #[no_mangle]
 unsafe extern "C" fn exlnd_rs_recv(
     data: *mut c_void,

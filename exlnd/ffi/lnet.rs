@@ -190,7 +190,7 @@ impl NiRef {
     ///
     /// # Errors
     ///
-    /// LNet does not accept the message.
+    /// Returns an error if LNet does not accept the message.
     pub(crate) fn parse(&self, form: Form, header: &Header, address: u32, number: u64) -> Result {
         let form = match form {
             Form::Nid4 => 0,
@@ -290,7 +290,7 @@ impl Msg {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP`: memory of a GPU, or an address that is not that of an Extoll node.
+    /// `EOPNOTSUPP`: the payload is memory of a GPU, or the address is not that of an Extoll node.
     pub(crate) fn send_request(&self) -> Result<SendRequest<'_>> {
         let mut raw = RawSendRequest {
             header: [0; 12],

@@ -97,7 +97,7 @@ unsafe extern "C" fn main<T: Run>(arg: *mut c_void) {
 }
 
 impl<T: Run> Thread<T> {
-    /// Starts a thread on a CPT, or on any CPU. May sleep.
+    /// Starts a thread that is bound to a CPT of LNet, or may run on any CPU. May sleep.
     ///
     /// # Errors
     ///

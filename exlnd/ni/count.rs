@@ -53,7 +53,7 @@ counts! {
     NotTaken "not_taken",
     /// Messages that LNet keeps, copied for that.
     Kept "kept",
-    /// Messages that LNet keeps, not copied for lack of room.
+    /// Messages that LNet keeps and that stay in their buffer, because they could not be copied.
     KeptInPlace "kept_in_place",
     /// Work passes of the thread.
     Turns "turns",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Events of the state machine. The lock `core` is held, so handlers do not call LNet or wait for
-//! other threads. They queue tasks for the threads that call LNet.
+//! Events of the state machine. The caller holds the lock `core`, so handlers must not call LNet or
+//! wait for other threads. Instead they queue tasks for the threads that call LNet.
 
 use super::{
     drive::{Transmit, BATCH},
@@ -53,7 +53,8 @@ impl Ni {
         core.machine_mut()?.next_event()
     }
 
-    /// Queues a task for a thread that calls LNet: that of the peer's CPT, or any.
+    /// Queues a task for a thread that calls LNet: that of the CPT of peer `node`, or that of the
+    /// first CPT.
     pub(super) fn post(&self, node: Option<NodeId>, task: Task) {
         let kind = match task {
             Task::Offer(..) => Kind::Arrivals,

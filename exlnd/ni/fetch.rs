@@ -45,11 +45,11 @@ struct Use {
     finished: bool,
 }
 
-/// Destinations by the number of their slot.
+/// Destinations of GETs, by the number of their registration slot.
 pub(super) struct Sinks(KVVec<Option<Use>>);
 
 impl Sinks {
-    /// Creates a table for `size` slots. May sleep.
+    /// Creates a table for `size` registration slots. May sleep.
     pub(super) fn new(size: usize) -> Result<Self> {
         let mut all = KVVec::with_capacity(size, GFP_KERNEL)?;
         for _ in 0..size {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Messages that LNet keeps for later. Their payload is copied, so that they do not occupy buffers
-//! that messages need for which LNet waits. Process context, sleeps.
+//! Messages that LNet keeps for later. Their payload is copied. Otherwise they would occupy
+//! buffers, and other messages for which LNet waits could not be received. Process context, sleeps.
 
 use super::{
     count::Count,
@@ -44,7 +44,7 @@ impl Ni {
         let now = self.now();
         let kept = core.machine_mut().is_some_and(|m| m.kept(ticket));
         if kept {
-            // Before another message gets the index.
+            // The entry is freed before another message gets the index.
             drop(self.set_in(index, In::Free));
         }
         self.drive(&mut core, now);
@@ -55,7 +55,8 @@ impl Ni {
         Some(kept)
     }
 
-    /// Receives a message that LNet has kept, as far as LNet wants it. Called without locks.
+    /// Receives a message that LNet has kept, up to the length that LNet wants. Called without
+    /// locks.
     pub(super) fn recv_kept(&self, number: u64, msg: Option<Wanted>) {
         let copied = self.kept.lock().remove(number);
         let Some(mut msg) = msg else {

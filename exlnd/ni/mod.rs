@@ -74,7 +74,7 @@ struct Core {
     link: Option<Arc<Link>>,
     /// Registration slots; kept until all registrations have ended.
     slots: Option<Arc<RegionSlots>>,
-    /// Time at which the thread runs next without an event.
+    /// Time at which the interface's thread runs next if no event wakes it earlier.
     armed: Time,
     /// Slots whose revocation was not confirmed in time; polled until it is.
     late: Ring<u32>,

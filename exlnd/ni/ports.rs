@@ -44,7 +44,7 @@ pub(super) struct Ports {
     pub(super) handle: Handle,
 }
 
-/// Port events. The flag is set when the NIC is lost.
+/// Receiver of port events. The flag is set when the NIC is lost.
 pub(super) struct PortEvents(pub(super) Arc<Signals>, pub(super) Arc<AtomicFlag>);
 
 impl Client for PortEvents {
@@ -62,7 +62,7 @@ impl Client for PortEvents {
     }
 }
 
-/// Network events. The flag is set at each change.
+/// Receiver of network events, which rings the doorbell. Each event sets the flag.
 pub(super) struct Watch(pub(super) Arc<Signals>, pub(super) Arc<AtomicFlag>);
 
 impl StatusClient for Watch {

@@ -186,7 +186,7 @@ impl Ni {
         }
     }
 
-    /// Receives the payload of a message, as far as LNet wants it. Called without locks.
+    /// Receives the payload of a message, up to the length that LNet wants. Called without locks.
     pub(crate) fn recv(&self, number: u64, msg: Option<Wanted>) {
         let Some((ticket, node)) = self.offered(number) else {
             return self.recv_kept(number, msg);

@@ -175,7 +175,7 @@ impl Ni {
     ///
     /// # Errors
     ///
-    /// The message can never be sent. Returns the message, its health status and the errno.
+    /// Returns the message, its health status and the errno if the message can never be sent.
     pub(crate) fn send(&self, msg: Msg) -> Result<(), (Msg, Health, Error)> {
         self.try_send(msg).or_else(|(msg, health, e)| {
             self.counters.count(Count::NotTaken);

@@ -7,7 +7,7 @@
 //!
 //! * Both ends of a connection use the same path, or one has an error. The decision is made in
 //!   time, and an end that uses TCP has a reason. A note is used only for its own connection, and
-//!   none is left.
+//!   no note remains at the end.
 //! * Data read are the data written, byte by byte. The end of a stream occurs exactly where its
 //!   writer ended it.
 //! * A connection between nodes that were not restarted and whose programs behave carries all data
@@ -15,8 +15,9 @@
 //!   other connections do.
 //! * Every connection ends. Returned rings are not written any more (they are overwritten, and
 //!   checked when they are used again), and all are returned.
-//! * Messages of a third node have no effect.
-//! * While a connection waits for a GET slot, each other connection gets at most one turn.
+//! * Messages that a third node forges have no effect.
+//! * While a connection waits for a GET slot, each other connection posts at most one budget of
+//!   GETs.
 
 mod fault;
 mod forge;
@@ -54,7 +55,7 @@ const RINGS: u64 = 48;
 const LONGEST: u64 = 400 * MS;
 /// Maximum time in ns that a port holds accepted messages; longer than any packet is in flight.
 const HELD: u64 = 1_700 * MS;
-/// Maximum time in ns that a port holds RMA commands, because late answers are waited for.
+/// Maximum time in ns that a port holds RMA commands while it waits for late answers.
 const COMMANDS_HELD: u64 = 900 * MS;
 /// Limits of streams; times in ns.
 const LIMITS: Limits = Limits {
@@ -68,7 +69,7 @@ const LIMITS: Limits = Limits {
     ask_most: 400 * MS,
     give_up: 2_500 * MS,
     orphan: 4_000 * MS,
-    // Longer than a port holds messages that would be answered.
+    // Longer than the time for which a port holds messages that the peer would answer.
     linger: 2_600 * MS,
     cork: 30 * MS,
 };
@@ -79,7 +80,7 @@ const OPENING: OpenLimits = OpenLimits {
     accept: 200 * MS,
     refresh: 100 * MS,
     keep: 700 * MS,
-    // Longer than a port holds messages.
+    // Longer than the time for which a port holds messages.
     confirm: 2_200 * MS,
     silent: 500 * MS,
     late: 60 * MS,
@@ -97,11 +98,11 @@ const TRANSFER_LIMITS: transfer::Limits = transfer::Limits {
     node_fragments: 200,
     absorb: 1_500 * MS,
 };
-/// Time in ns before which connections and faults start.
+/// Simulated time in ns before which all connections and faults start.
 const BUSY: u64 = 3_000 * MS;
-/// Time in ns after which all has ended.
+/// Simulated time in ns by which all connections and faults have ended.
 const END: u64 = BUSY + 20_000 * MS;
-/// Time in ns from which slow writers speed up, because they would not finish otherwise.
+/// Simulated time in ns at which slow writers speed up, because they would not finish otherwise.
 const HURRY: u64 = BUSY + 10_000 * MS;
 /// Maximum time in ns between polls of an idle node.
 const IDLE: u64 = 15 * MS;
@@ -120,17 +121,17 @@ pub enum Mutation {
     ReceiveRingAtEnd,
     /// GETs are posted whenever the peer was last known to be alive.
     Stale,
-    /// Peers are never asked.
+    /// Peers that are silent are never asked whether they are alive.
     NeverAsk,
     /// Messages are accepted from any source.
     Unsourced,
-    /// GETs count as complete despite holes.
+    /// GETs count as complete although data are missing.
     Unmarked,
-    /// The end of TCP's connection selects TCP.
+    /// A FIN on TCP's connection selects TCP.
     FinDecides,
-    /// The note of a client stays when its connection is accepted as one of TCP.
+    /// The note of a client stays when TCP carries the accepted connection.
     NoteKept,
-    /// A note stays after use, so that a repeated one is used again.
+    /// A note stays after it was used, so that a repeated request finds it again.
     TakenTwice,
     /// Answers are accepted from any source and with any cookie.
     AnyAnswer,
@@ -142,9 +143,9 @@ pub enum Mutation {
     KeepZero,
     /// The server does not wait for its client.
     ShortConfirm,
-    /// The client sends TCP's SYN before the answer.
+    /// The client sends TCP's SYN before it has received the answer.
     EarlySyn,
-    /// Messages held by a port count as sent.
+    /// Messages that a port still holds count as sent.
     HeldIsSent,
     /// Source memory that a program withdraws is reused before the peer has answered.
     SourceAtOnce,
@@ -250,9 +251,9 @@ pub struct Summary {
     pub gets: u64,
     /// Repeated GETs.
     pub gets_again: u64,
-    /// Number of times that data were sent again.
+    /// Number of times that a stream sent data again.
     pub rewinds: u64,
-    /// Number of times that a peer was asked.
+    /// Number of times that a node asked a peer whether it is alive.
     pub asked: u64,
     /// Messages that were repeated, early, or of another stream.
     pub odd: u64,
@@ -276,7 +277,7 @@ pub struct Summary {
     pub tcp: u64,
     /// Ends that could not learn the peer's decision.
     pub lost: u64,
-    /// Notes left by another connection with the same addresses and ports.
+    /// Notes that another connection with the same addresses and ports left behind.
     pub foreign_notes: u64,
     /// Connections with the addresses and ports of an older one.
     pub reused: u64,
@@ -341,16 +342,16 @@ struct Side {
     written: u64,
     /// Number of bytes in flight from its own memory.
     lent: u64,
-    /// True if it sends from its memory and receives into it.
+    /// True if the program sends from its own memory and receives into it.
     lends: bool,
-    /// True after it ended its direction.
+    /// True after the program has ended its direction of the stream.
     shut: bool,
     read: u64,
     eof: bool,
-    /// Reason of the end of the connection, seen when it left.
+    /// Reason of the end of the connection, as seen when the program closed its end.
     end: Option<End>,
     left: bool,
-    /// True after a restart of its node.
+    /// True after the node was restarted.
     crashed: bool,
     /// True if the program knows, since `since`, that TCP's connection is established.
     begun: bool,
@@ -365,10 +366,10 @@ struct Side {
 #[derive(Debug, Clone)]
 struct Pair {
     sides: [Side; 2],
-    /// True if it must carry all data.
+    /// True if the connection must carry all data.
     demanded: bool,
     tcp: Tcp,
-    /// Time at which both ends had left.
+    /// Time in ns at which both programs had closed their ends.
     gone: u64,
 }
 
@@ -378,10 +379,10 @@ pub struct Rig {
     rng: SmallRng,
     fabric: Fabric,
     nodes: Vec<Node>,
-    /// Node whose messages are not trustworthy.
+    /// Node that may forge messages.
     hostile: Option<usize>,
     mutation: Option<Mutation>,
-    /// True if the run has no disturbance.
+    /// True if the run has no faults that would explain a fallback to TCP.
     clean: bool,
     /// True if messages of negotiations may be repeated late.
     echoes: bool,
@@ -407,7 +408,7 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// If the emulator rejects an operation.
+    /// Fails if the emulator rejects an operation.
     pub fn new(seed: u64, mutation: Option<Mutation>, trace: bool) -> Result<Self> {
         let mut rng = SmallRng::seed_from_u64(seed);
         let count = rng.random_range(2..=3usize);
@@ -512,7 +513,7 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// The violated invariant.
+    /// Returns the violated invariant.
     pub fn run(&mut self) -> Result<Summary, Violation> {
         match self.steps() {
             Ok(()) => {
@@ -544,7 +545,7 @@ impl Rig {
                 self.check_waiting(n)?;
                 self.check_reused(n)?;
                 self.check_ends(n)?;
-                // Models interrupts: messages wait for a while.
+                // Models interrupts: messages stay in the mailbox for a while.
                 let busy = self.nodes[n].was_busy();
                 self.waits[n] = match self.nodes[n].is_idle() {
                     true => IDLE,
@@ -614,7 +615,7 @@ impl Rig {
 ///
 /// # Errors
 ///
-/// The violated invariant, or an error of the set-up.
+/// Returns the violated invariant, or an error of the set-up.
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Result<Summary, Violation> {
     let failed = |e: anyhow::Error| Violation {
         seed,

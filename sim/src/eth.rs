@@ -1,9 +1,10 @@
 //! Simulation of Ethernet over Extoll: nodes, traffic, faults drawn from a seed. Invariants:
 //!
 //! * A frame is delivered at most once and unaltered.
-//! * Announced memory is not returned while the peer may still fetch it, and memory of a GET not
-//!   while the GET may still write it. That is before the end was notified, or the time-out and
-//!   quarantine have elapsed.
+//! * Announced memory is not returned before the end of the transfer was notified, because the peer
+//!   may still fetch it. Memory of a GET is not returned before the end of the GET was notified,
+//!   because the GET may still write to it. In both cases memory without a notification is returned
+//!   after the time-out and the quarantine have elapsed.
 //! * Frames between nodes that behave, and that had no fault for [`SETTLE`], arrive within
 //!   [`BOUND`], whatever other nodes do. A frame may be dropped only while an older one to the same
 //!   peer is stalled, was given up with no GET since, or waited for long recently.
@@ -40,16 +41,16 @@ pub const BOUND: u64 = 2 * LIMITS.timeout + 2_000 * MS;
 /// Time in ns after a node's last fault until its outstanding frames are given up and too old to be
 /// fetched.
 pub const SETTLE: u64 = 2 * LIMITS.timeout + 500 * MS;
-/// Time in ns before which traffic and faults start.
+/// Simulated time in ns before which random traffic and faults start.
 const BUSY: u64 = 6_000 * MS;
 /// Maximum duration of faults in ns; longer than memory of unanswered transfers is kept.
 const LONGEST_FAULT: u64 = 8_000 * MS;
 /// Maximum time in ns for which a NIC may hold packets. Packets held for longer than memory is kept
 /// are beyond any protocol.
 const LONGEST_HOLD: u64 = LIMITS.timeout;
-/// Time in ns at which each node sends a frame to each other node.
+/// Simulated time in ns at which each node sends a frame to each other node.
 const CALM: u64 = BUSY + LONGEST_FAULT + SETTLE;
-/// Time in ns after which all has ended.
+/// Simulated time in ns by which all traffic has ended.
 const END: u64 = CALM + 2 * (LIMITS.timeout + LIMITS.quarantine) + 10_000 * MS;
 /// Maximum lag in ns of the clock that CPUs read.
 const LATE: u64 = 5 * MS;
@@ -63,7 +64,7 @@ enum Event {
     /// The base driver checks for events without an interrupt.
     Watch(usize),
     Submit(usize),
-    /// A frame from one node to another.
+    /// A node sends a frame to another node.
     Send(usize, usize),
     Fault(usize),
     Heal(usize),
@@ -74,13 +75,13 @@ enum Event {
     Deny(usize, usize),
     /// The NIC of a hostile node holds back all answers, or stops doing so.
     Withhold(usize, bool),
-    /// The next frame of a stream.
+    /// A stream sends its next frame.
     Next(usize, usize),
     /// An absent peer announces a frame to node 1.
     Die(usize),
-    /// A node announces less than a header.
+    /// A node announces a frame that is shorter than a header.
     Runt(usize, usize),
-    /// A node sends a message that is no frame.
+    /// A node sends a message that does not belong to a frame.
     Chatter(usize, usize),
     /// The poll functions of a node stop or resume.
     Drowse(usize, bool),
@@ -102,12 +103,12 @@ struct Frame {
     flow: u32,
     len: u32,
     at: u64,
-    /// Time at which it was announced or sent.
+    /// Time in ns at which the frame was announced or sent.
     sent: u64,
     /// Time at which its sender was notified of the GET.
     fetched: Option<u64>,
     fate: Fate,
-    /// True if it must arrive.
+    /// True if the frame must arrive.
     demanded: bool,
 }
 
@@ -116,14 +117,14 @@ struct Announced {
     at: u64,
     /// Time at which the GET was notified.
     fetched: Option<u64>,
-    /// True if the port was closed since.
+    /// True if the port was closed after the announcement.
     flushed: bool,
 }
 
 /// A GET.
 struct Got {
     at: u64,
-    /// True if the port was closed since.
+    /// True if the port was closed after the GET was posted.
     flushed: bool,
 }
 
@@ -141,8 +142,8 @@ pub struct Rig {
     healed: Vec<u64>,
     /// Nodes whose poll functions do not run.
     stuck: Vec<bool>,
-    /// From a node to another: true if messages are forged in the name of the first, so that none
-    /// of its frames must arrive.
+    /// By sender and receiver: true if another node forges messages in the sender's name, so that
+    /// none of its frames need arrive.
     forged: Vec<Vec<bool>>,
     /// Time until which deliveries of a node may be wrong, because it lost its state about
     /// announced frames.
@@ -153,7 +154,7 @@ pub struct Rig {
     pace: Vec<u64>,
     /// Times of each node's next polls, for messages and for notifications.
     poll_at: [Vec<u64>; 2],
-    /// True if the message interrupt is masked.
+    /// By node: true if the message interrupt is masked.
     masked: Vec<bool>,
     /// Times and counts of messages that each node's NIC has delivered but the node has not read.
     unread: Vec<VecDeque<(u64, u64)>>,
@@ -169,7 +170,7 @@ pub struct Rig {
     open: BTreeSet<u64>,
     /// Announced frames by node and address.
     announced: BTreeMap<(usize, u64), Announced>,
-    /// From a node to another: time of the last GET of an announced frame that had waited for long.
+    /// By sender and receiver: time of the last GET of an announced frame that had waited for long.
     lagged: BTreeMap<(usize, usize), u64>,
     /// Memory that GETs write to.
     gets: BTreeMap<(usize, u64), Got>,
@@ -184,10 +185,10 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// If the emulator rejects an operation.
+    /// Fails if the emulator rejects an operation.
     pub fn new(seed: u64, mutation: Option<Mutation>, trace: bool) -> Result<Self> {
         let mut rng = SmallRng::seed_from_u64(seed);
-        // Most nodes attack one.
+        // Several nodes attack one node.
         let siege = rng.random_bool(0.1);
         let count = match siege {
             true => 5,
@@ -267,7 +268,7 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// The violated invariant.
+    /// Returns the violated invariant.
     pub fn run(&mut self) -> Result<Summary, Violation> {
         match self.steps() {
             Ok(()) => {
@@ -314,7 +315,7 @@ impl Rig {
             let Some(Reverse((at, _, event))) = self.events.pop() else {
                 break;
             };
-            // The event was moved to another time.
+            // The event was rescheduled.
             match event {
                 Event::Poll(n) if at != self.poll_at[0][n] => continue,
                 Event::Notify(n) if at != self.poll_at[1][n] => continue,
@@ -398,7 +399,7 @@ impl Rig {
         match event {
             Event::Poll(n) if !self.stuck[n] => {
                 let budget = self.rng.random_range(1..16);
-                // The CPU may have read the clock before the last step of another one.
+                // The CPU may have read the clock before another CPU made its last step.
                 let stale = now.saturating_sub(self.rng.random_range(0..LATE));
                 let again = self.nodes[n].poll(&mut self.fabric, stale, budget)?;
                 self.masked[n] = again != Again::Interrupt;
@@ -486,7 +487,7 @@ impl Rig {
 ///
 /// # Errors
 ///
-/// The violated invariant, or an error of the set-up.
+/// Returns the violated invariant, or an error of the set-up.
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Result<Summary, Violation> {
     let failed = |e: anyhow::Error| Violation {
         seed,

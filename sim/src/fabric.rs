@@ -38,7 +38,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// If the range is outside of the memory.
+    /// Fails if the range is outside of the memory.
     pub fn load(&self, at: u64, data: &mut [u8]) -> Result<()> {
         Ok(self.0.as_volatile_slice().read_slice(data, at as usize)?)
     }
@@ -47,7 +47,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// If the range is outside of the memory.
+    /// Fails if the range is outside of the memory.
     pub fn fill(&self, at: u64, data: &[u8]) -> Result<()> {
         Ok(self.0.as_volatile_slice().write_slice(data, at as usize)?)
     }
@@ -66,7 +66,7 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// If the emulator rejects the configuration, or there is no memory.
+    /// Fails if the emulator rejects the configuration, or there is no memory.
     pub fn new(nodes: usize, seed: u64) -> Result<Self> {
         let topology = match nodes {
             2 => "pair".to_owned(),
@@ -127,7 +127,7 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// If the NIC rejects an access.
+    /// Fails if the NIC rejects an access.
     pub fn boot(&mut self, nic: usize) -> Result<()> {
         let mut device = self.device(nic);
         for (register, bar) in [(0x10, BARS[0]), (0x18, BARS[1])] {
@@ -153,7 +153,7 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// If the world has endless events.
+    /// Fails if the world has endless events.
     pub fn advance(&mut self, to: u64) -> Result<()> {
         for _ in 0..MOVES {
             while self.world.busy() {
@@ -187,11 +187,11 @@ impl Fabric {
         self.world.poke(nic, register, value);
     }
 
-    /// Stores words in ascending order to a window of BAR 0.
+    /// Writes words in ascending order to a window in BAR 0.
     ///
     /// # Errors
     ///
-    /// If the NIC rejects a store.
+    /// Fails if the NIC rejects a store.
     pub fn store(&mut self, nic: usize, offset: u64, words: &[u64]) -> Result<()> {
         let mut device = self.device(nic);
         for (k, word) in (0u64..).zip(words) {
@@ -204,7 +204,7 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// If the address is outside of the memory.
+    /// Fails if the address is outside of the memory.
     pub fn load(&self, node: usize, address: u64, data: &mut [u8]) -> Result<()> {
         let at = address.checked_sub(MEMORY).context("below memory")?;
         self.memory[node].load(at, data)
@@ -214,7 +214,7 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// If the address is outside of the memory.
+    /// Fails if the address is outside of the memory.
     pub fn word(&self, node: usize, address: u64) -> Result<u64> {
         let mut raw = [0; 8];
         self.load(node, address, &mut raw)?;
@@ -230,7 +230,7 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// If the address is outside of the memory.
+    /// Fails if the address is outside of the memory.
     pub fn fill(&self, node: usize, address: u64, data: &[u8]) -> Result<()> {
         let at = address.checked_sub(MEMORY).context("below memory")?;
         self.memory[node].fill(at, data)
@@ -247,7 +247,7 @@ impl Fabric {
             .change_network(|network, _| network.set_knobs(cable, knobs));
     }
 
-    /// Plugs a cable in, or pulls it with loss of the packets in flight.
+    /// Plugs a cable in, or unplugs it. Packets in flight on an unplugged cable are lost.
     pub fn link(&mut self, cable: usize, up: bool) {
         self.world.change_network(|network, trace| {
             network.set_link(cable, up, Some(DownPolicy::Drop), trace);

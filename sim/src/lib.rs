@@ -1,7 +1,7 @@
 //! Deterministic simulation: instances of a protocol's state machine on the nodes of an emulated
 //! fabric, with seeded timing and faults.
 //!
-//! * [`fabric`]: the emulator's world with a simulated clock, and memory of the nodes.
+//! * [`fabric`]: the emulator's world with a simulated clock, and the memory of the nodes.
 //! * [`port`]: a minimal driver of one VPID: messages, GETs, notifications.
 //! * [`memory`]: buffers of a node that reveal late accesses.
 //! * [`seeds`]: runs of many seeds.

@@ -2,12 +2,13 @@
 //! Memory is behind the address translation units. There are seeded latency, loss, reordered and
 //! repeated messages, power cuts, restarts, and a node that forges messages.
 //!
-//! LNet of each node sends letters to other nodes and to itself. It accepts received ones in every
-//! way that LNet may: all, a part or no byte, at once or much later, or rejects them. Invariants:
+//! LNet of each node sends letters (LNet messages) to other nodes and to its own. It treats
+//! received letters in every permitted manner: it accepts all bytes, a part or none, at once or
+//! much later, or it rejects the letter. Invariants:
 //!
 //! * The owner of each letter gets one outcome, by its deadline plus the duration of a revocation,
-//!   and the outcome is true. A delivered letter was seen once by LNet of the peer, an undelivered
-//!   one never.
+//!   and the outcome is true. LNet of the peer has seen a delivered letter once and an undelivered
+//!   letter never.
 //! * LNet gets exactly the bytes sent. Data that it accepts are fetched, or their transfer fails,
 //!   in time.
 //! * Between nodes without faults each letter is delivered, whatever other nodes do.
@@ -58,8 +59,7 @@ const LIMITS: Limits = Limits {
 const LONGEST: u64 = 400 * MS;
 /// Maximum time in ns for which a port holds a message.
 const KEPT: u64 = LIMITS.port - held::GIVEN_UP - 10 * MS;
-/// Minimum duration of a restart in ns. It is longer than a GET takes that an earlier message
-/// caused.
+/// Minimum duration of a restart in ns: longer than a GET that an earlier message has caused.
 const SHORTEST_RESTART: u64 = 2 * (LIMITS.fresh + LIMITS.hold);
 const TRANSFERS: transfer::Capacity = transfer::Capacity {
     transfers: 64,
@@ -70,14 +70,14 @@ const TRANSFER_LIMITS: transfer::Limits = transfer::Limits {
     window: 12,
     window_bytes: 60_000,
     command: 8_000,
-    // Two silent nodes leave slots for others.
+    // Small enough that two silent nodes leave slots for others.
     node: 20,
     node_fragments: 100,
     absorb: 1_500 * MS,
 };
-/// Time in ns before which letters and faults start.
+/// Simulated time in ns before which random letters and faults start.
 const BUSY: u64 = 3_000 * MS;
-/// Time in ns after which these letters have ended.
+/// Simulated time in ns by which all letters have ended.
 const END: u64 = BUSY + 20_000 * MS;
 /// Maximum time in ns between polls of an idle node.
 const IDLE: u64 = 15 * MS;
@@ -111,7 +111,7 @@ struct Letter {
     /// Decision of the peer's LNet, and the data that it got.
     wish: Option<Wish>,
     got: Option<Option<Vec<u8>>>,
-    /// True if one of the two nodes was restarted before the end.
+    /// True if one of the two nodes was restarted before the letter ended.
     excused: bool,
 }
 
@@ -122,7 +122,7 @@ pub struct Rig {
     fabric: Fabric,
     nodes: Vec<Node>,
     healthy: Vec<bool>,
-    /// Node whose messages are not trustworthy.
+    /// Node that may forge messages.
     hostile: Option<usize>,
     large: bool,
     plan: Plan,
@@ -148,7 +148,7 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// If the emulator rejects an operation.
+    /// Fails if the emulator rejects an operation.
     pub fn new(seed: u64, mutation: Option<Mutation>, trace: bool) -> Result<Self> {
         let mut rng = SmallRng::seed_from_u64(seed);
         let count = rng.random_range(2..=4usize);
@@ -181,7 +181,7 @@ impl Rig {
             numbers: [0, u16::MAX - 3][rng.random_range(0..2)],
             command: [8_000, 2_000, 600][rng.random_range(0..3)],
         };
-        // Some nodes give up before a slow link has retransmitted damaged packets.
+        // Some nodes give up a peer before a slow link has retransmitted damaged packets.
         let rash: Vec<bool> = (0..count).map(|_| rng.random_bool(0.25)).collect();
         let nodes = (0..count)
             .map(|i| {
@@ -298,7 +298,7 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// The violated invariant.
+    /// Returns the violated invariant.
     pub fn run(&mut self) -> Result<Summary, Violation> {
         match self.steps() {
             Ok(()) => Ok(self.summary),
@@ -326,7 +326,7 @@ impl Rig {
                 self.nodes[n].poll(&mut self.fabric, count)?;
                 self.collect(n)?;
                 self.check_deadlines(n)?;
-                // Models interrupts: messages wait for a while.
+                // Models interrupts: messages stay in the mailbox for a while.
                 let busy = self.nodes[n].was_busy();
                 self.waits[n] = match self.nodes[n].is_idle() {
                     true => IDLE,
@@ -375,7 +375,7 @@ impl Rig {
         let demanded = prompt && self.healthy[from] && self.healthy[to];
         let wait = match demanded {
             true => self.rng.random_range(AMPLE..2 * AMPLE),
-            // Often shorter than the delivery.
+            // Often shorter than the delivery takes.
             false if self.rng.random_bool(0.2) => self.rng.random_range(MS..12 * MS),
             false if self.rng.random_bool(0.3) => self.rng.random_range(MS..60 * MS),
             false => self.rng.random_range(20 * MS..AMPLE),
@@ -400,7 +400,7 @@ impl Rig {
             released: false,
             wish: None,
             got: None,
-            // No outcome will be reported.
+            // The owner gets no outcome.
             excused: !taken,
         });
         self.summary.demanded += u64::from(demanded && taken);
@@ -412,7 +412,7 @@ impl Rig {
 ///
 /// # Errors
 ///
-/// The violated invariant, or an error of the set-up.
+/// Returns the violated invariant, or an error of the set-up.
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Result<Summary, Violation> {
     let failed = |e: anyhow::Error| Violation {
         seed,

@@ -67,7 +67,7 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// If the memory can't be written.
+    /// Fails if the memory can't be written.
     pub fn fill(&self, data: &[u8]) -> Result<()> {
         let at = self.address - MEMORY;
         self.pool.0.borrow().memory.fill(at, data)
@@ -77,7 +77,7 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// If the memory can't be read.
+    /// Fails if the memory can't be read.
     pub fn load(&self, data: &mut [u8]) -> Result<()> {
         let at = self.address - MEMORY;
         self.pool.0.borrow().memory.load(at, data)
@@ -98,7 +98,8 @@ impl Buffer for Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // The block is within the memory. A failure would show as an altered frame.
+        // The result is ignored: the block is within the memory, and a failure would show as an
+        // altered frame.
         let _ = self.fill(&[POISON; BLOCK as usize]);
         self.pool.0.borrow_mut().free.push(self.address);
     }

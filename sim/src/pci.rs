@@ -14,9 +14,10 @@
 //! * No function has its interrupt pin enabled, or MSI with an address outside of its borrower's
 //!   window.
 //! * A device is reset between two leases.
-//! * Every request ends by its deadline, and no loop is endless.
-//! * In the end both ends agree about all leases and devices can be borrowed. All interval numbers
-//!   are free, except those of leases and of nodes that never came back.
+//! * Every request ends by its deadline, and the driver of no node loops endlessly.
+//! * At the end of a run the lender and the borrower agree about all leases, and every device can
+//!   be borrowed. All interval numbers are free, except those of leases and of nodes that never
+//!   came back.
 
 mod device;
 mod drive;
@@ -74,20 +75,20 @@ const LIMITS: Limits = Limits {
     reset_pause: 100 * MS,
 }
 .with_quarantine(END);
-/// Time in ns before which faults start.
+/// Simulated time in ns before which all faults start.
 const BUSY: u64 = 5_000 * MS;
-/// Time in ns by which faults and their effects have ended.
+/// Simulated time in ns by which faults and their effects have ended.
 const CALM: u64 = BUSY + 6_000 * MS;
-/// Time in ns for each device to be borrowed afterwards, which must succeed.
+/// Interval in ns between the requests for each device after the faults; each request must succeed.
 const EACH: u64 = 2_000 * MS;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A message arrives; its number in the network.
+    /// A message with this number in the network arrives.
     Message(u64),
-    /// An access arrives.
+    /// An access with this number arrives.
     Packet(u64),
-    /// Timer of a node's driver, of this incarnation.
+    /// The timer of a node's driver expires in this incarnation of the driver.
     Poll(usize, u32),
     /// A delayed job ends.
     Job(u64),
@@ -102,7 +103,7 @@ enum Event {
     Fault(usize),
     Heal(usize),
     Forge,
-    /// A lease that must succeed: the number of the device.
+    /// A device with this number is requested, and the request must succeed.
     Demand(usize),
     Demanded(usize),
     /// All devices are returned.
@@ -118,11 +119,11 @@ struct Request {
     lender: usize,
     function: usize,
     until: u64,
-    /// True if it is established or has ended.
+    /// True if the lease is established or has ended.
     answered: bool,
     up: bool,
     demanded: bool,
-    /// Number of its DMA window.
+    /// Interval number of the lease's DMA window.
     slot: u8,
     /// Address that the device writes to raise interrupts.
     interrupts: u64,
@@ -141,7 +142,7 @@ pub struct Rig {
     jobs: HashMap<u64, (usize, u32, Job)>,
     requests: BTreeMap<u64, Request>,
     looks: HashMap<u64, (u64, u32, u64)>,
-    /// Values of writes, with the number of times that they were made.
+    /// Values of executed writes, with the number of executions of each.
     writes: HashMap<u32, u32>,
     next_write: u32,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
@@ -150,12 +151,12 @@ pub struct Rig {
     /// True if leases are kept to the end.
     keep: bool,
     forger: bool,
-    /// Node that breaks the protocol in its own leases; `lies` is its last message number.
+    /// Node that breaks the protocol in its own leases; `lies` is the number of its last message.
     liar: Option<usize>,
-    /// True if nodes have different time-outs and some are slow.
+    /// True if nodes have different lease time-outs and some have slow drivers.
     mixed: bool,
     lies: u32,
-    /// Names of leases that a forger may know.
+    /// IDs of leases that a forger may know.
     seen_leases: Vec<wire::pci::LeaseId>,
     summary: Summary,
     trace: Option<Vec<String>>,
@@ -166,7 +167,7 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// If the set-up fails.
+    /// Fails if the set-up fails.
     pub fn new(seed: u64, mutation: Option<Mutation>, trace: bool) -> Result<Self> {
         let mut rng = SmallRng::seed_from_u64(seed);
         let count = rng.random_range(2..=5usize);
@@ -281,7 +282,7 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// The violated invariant.
+    /// Returns the violated invariant.
     pub fn run(&mut self) -> Result<Summary, Violation> {
         match self.steps() {
             Ok(()) => Ok(self.summary),
@@ -330,7 +331,7 @@ impl Rig {
 ///
 /// # Errors
 ///
-/// The violated invariant, or an error of the set-up.
+/// Returns the violated invariant, or an error of the set-up.
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Result<Summary, Violation> {
     let failed = |e: anyhow::Error| Violation {
         seed,

@@ -38,7 +38,7 @@ struct Queue {
     base: u64,
     slot: SlotCode,
     next: u32,
-    /// Time since which the next slot is empty behind the write pointer.
+    /// Time at which the next slot was first found empty behind the write pointer.
     hole: Option<u64>,
 }
 
@@ -147,7 +147,7 @@ impl Port {
     ///
     /// # Errors
     ///
-    /// If the NIC rejects an access.
+    /// Fails if the NIC rejects an access.
     pub fn open(fabric: &mut Fabric, nic: usize) -> Result<Self> {
         let init = [
             (np::general(np::VELO).get(), np::GENERAL_INIT_VELO),
@@ -224,7 +224,7 @@ impl Port {
     ///
     /// # Errors
     ///
-    /// `Later` without a credit.
+    /// Returns `Later` if no credit is available.
     pub fn reserve(&mut self, fabric: &mut Fabric, unit: Unit) -> Result<(), TransportError> {
         if self.credits[unit as usize].room() == 0 {
             self.look(fabric);
@@ -258,7 +258,7 @@ impl Port {
     ///
     /// # Errors
     ///
-    /// `Later` without a credit.
+    /// Returns `Later` if no credit is available.
     pub fn send(
         &mut self,
         fabric: &mut Fabric,
@@ -279,7 +279,7 @@ impl Port {
     ///
     /// # Errors
     ///
-    /// `Later` without a credit.
+    /// Returns `Later` if no credit is available.
     pub fn command(
         &mut self,
         fabric: &mut Fabric,
@@ -295,7 +295,7 @@ impl Port {
     ///
     /// # Errors
     ///
-    /// If memory can't be read.
+    /// Fails if memory can't be read.
     pub fn message(&mut self, fabric: &mut Fabric) -> Result<Option<Message>> {
         loop {
             let q = &mut self.mailbox;
@@ -325,7 +325,7 @@ impl Port {
     ///
     /// # Errors
     ///
-    /// If memory can't be read.
+    /// Fails if memory can't be read.
     pub fn notification(&mut self, fabric: &mut Fabric) -> Result<Option<Notification>> {
         loop {
             let q = &mut self.notifications;

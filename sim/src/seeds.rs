@@ -7,7 +7,7 @@ use std::sync::Mutex;
 ///
 /// # Panics
 ///
-/// If it is not a number.
+/// Panics if it is not a number.
 #[must_use]
 pub fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok().filter(|t| !t.is_empty())?;
@@ -31,7 +31,7 @@ const USUAL: u64 = 200;
 ///
 /// # Panics
 ///
-/// If `SIM_SEEDS` is not a number.
+/// Panics if `SIM_SEEDS` is not a number.
 #[must_use]
 pub fn count(all: u64) -> u64 {
     number("SIM_SEEDS").unwrap_or(if full() { all } else { USUAL })
@@ -56,7 +56,7 @@ pub fn first<M: PartialEq, V>(
 ///
 /// # Panics
 ///
-/// If a run does.
+/// Panics if a run panics.
 pub fn many<S: Default + Send, V: Send>(
     seeds: u64,
     run: impl Fn(u64) -> Result<S, V> + Sync,

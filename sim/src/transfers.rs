@@ -5,11 +5,11 @@
 //!
 //! * Each transfer has one outcome, by its deadline, and becomes quiet once, after the outcome.
 //! * A completed GET has the bytes of the peer; a confirmed PUT has delivered its bytes.
-//! * Memory is not accessed after its transfer became quiet. It is overwritten then, and checked
-//!   when it is used again and at the end. Memory of transfers ended by closing the port is held
-//!   off until late answers can't arrive any more.
+//! * Memory is not accessed after its transfer became quiet. The simulation then overwrites the
+//!   memory, and checks it when it is used again and at the end of the run. Memory of transfers
+//!   that were ended by closing the port is held off until no late answer can arrive any more.
 //! * Between nodes without faults every transfer succeeds in time, whatever other nodes do.
-//! * Tables keep their limits, and all are empty in the end.
+//! * Tables never exceed their limits, and all are empty at the end.
 
 mod fault;
 mod judge;
@@ -49,22 +49,24 @@ const LIMITS: Limits = Limits {
 };
 /// Number of memory blocks of a node.
 const BLOCKS: usize = 128;
-/// Address behind the blocks, and size, of memory that peers read.
+/// Address of the memory that peers read, behind the blocks.
 const SOURCE: u64 = FREE + BLOCKS as u64 * BLOCK;
+/// Size in bytes of the memory that peers read.
 const SOURCE_BYTES: u64 = 0x1_0000;
-/// Start of the blocks that peers write to, and number for each peer.
+/// Address of the first block that peers write to.
 const SINKS: u64 = SOURCE + SOURCE_BYTES;
+/// Number of such blocks for each peer.
 const SINKS_EACH: u64 = 12;
 /// Maximum time in ns for which a NIC may hold packets; shorter than late answers are waited for.
 const LONGEST_HOLD: u64 = 1_500 * MS;
-/// Time in ns before which traffic and faults start.
+/// Simulated time in ns before which random traffic and faults start.
 const BUSY: u64 = 4_000 * MS;
-/// Time in ns after which all has ended.
+/// Simulated time in ns by which all transfers have ended.
 const END: u64 = BUSY + 3 * LIMITS.absorb + 4_000 * MS;
 /// Time-outs of transfers in ns. Between nodes without faults they cover all of a peer's transfers
 /// on a slow link.
 const TIMEOUTS: [std::ops::Range<u64>; 2] = [100 * MS..1_000 * MS, 1_500 * MS..2_500 * MS];
-/// Maximum delay in ns of an outcome, because nodes poll no faster.
+/// Maximum delay in ns of an outcome, caused by the interval between polls of a node.
 const LATE: u64 = 30 * MS;
 /// Value of bytes in free memory.
 const POISON: u8 = 0xdb;
@@ -75,7 +77,7 @@ const _: () = assert!(SINKS + 4 * SINKS_EACH * BLOCK <= MEMORY + MEMORY_BYTES);
 /// state machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
-    /// Late answers are not waited for.
+    /// The state machine does not wait for late answers.
     NoAbsorb,
     /// Memory is reused when the outcome is known.
     ReuseAtOutcome,
@@ -128,19 +130,19 @@ impl std::fmt::Display for Violation {
 pub struct Summary {
     /// Transfers and lock operations.
     pub taken: u64,
-    /// Number of completed ones.
+    /// Completed transfers and lock operations.
     pub done: u64,
-    /// Number of ones that had to be completed.
+    /// Transfers and lock operations that had to be completed.
     pub demanded: u64,
-    /// Number of ones that became quiet after their outcome, when a late command was answered.
+    /// Transfers that became quiet after their outcome, when a late command was answered.
     pub settled_late: u64,
-    /// Number of ones that became quiet without an answer.
+    /// Transfers that became quiet without an answer.
     pub unanswered: u64,
     /// Fences posted.
     pub fences: u64,
     /// Late commands that a fence proved to be finished.
     pub passed: u64,
-    /// Number of ones without a free slot.
+    /// Transfers and lock operations that were rejected for lack of a free slot.
     pub refused: u64,
     /// Faults.
     pub faults: u64,
@@ -186,8 +188,9 @@ struct Transfer {
     remote: Vec<Fragment>,
     /// Data to be sent, or expected from the peer.
     data: Vec<u8>,
-    /// Its own memory, and the sinks at the peer.
+    /// Memory of the transfer on its own node.
     blocks: Vec<Rc<Block>>,
+    /// Numbers of the blocks at the peer that the transfer writes to.
     sinks: Vec<u64>,
     since: u64,
     deadline: u64,
@@ -211,8 +214,8 @@ pub struct Rig {
     transfers: Vec<Transfer>,
     /// Memory that is held off until a time.
     resting: Vec<(u64, Vec<Rc<Block>>)>,
-    /// Sinks by peer and node: the time at which they may be reused, and true if they may be
-    /// written until then.
+    /// By peer and node: for each block that the node writes to, the time in ns at which it may be
+    /// reused, and true if it may be written until then.
     sinks: Vec<Vec<Vec<(u64, bool)>>>,
     mutation: Option<Mutation>,
     summary: Summary,
@@ -235,7 +238,7 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// If the emulator rejects an operation.
+    /// Fails if the emulator rejects an operation.
     pub fn new(seed: u64, mutation: Option<Mutation>, trace: bool) -> Result<Self> {
         let mut rng = SmallRng::seed_from_u64(seed);
         let count = rng.random_range(2..=4usize);
@@ -339,7 +342,7 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// The violated invariant.
+    /// Returns the violated invariant.
     pub fn run(&mut self) -> Result<Summary, Violation> {
         match self.steps() {
             Ok(()) => {
@@ -450,7 +453,7 @@ impl Rig {
 ///
 /// # Errors
 ///
-/// The violated invariant, or an error of the set-up.
+/// Returns the violated invariant, or an error of the set-up.
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Result<Summary, Violation> {
     let failed = |e: anyhow::Error| Violation {
         seed,

@@ -84,7 +84,7 @@ mod sim {
 
     #[test]
     fn errors_with_leases_are_found() {
-        // A violation of another kind does not reveal the injected bug.
+        // Only a violation that this bug can cause counts.
         let found = |m: Mutation| {
             first(m, RARE, MUTANT_SEEDS, |seed| {
                 let v = run(seed, Some(m)).err()?;

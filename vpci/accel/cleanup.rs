@@ -31,18 +31,19 @@ pub(crate) struct Cleanup {
     record: LeaseRecord,
     /// Numbers of this node's windows, which the accelerator's NIC has recorded as used.
     bars: u64,
-    /// Set if that record still exists, because the NIC was not reset. Otherwise other nodes may
+    /// Set if the NIC still has that record, because it was not reset. If not set, other nodes may
     /// use these numbers by now.
     recorded: bool,
     /// Numbers of this node's targets.
     targets: u64,
     /// Set when the lease word does not name this node any more.
     free: bool,
-    /// Time of the next attempt.
+    /// Time of the next attempt to clean up.
     next: Time,
-    /// Pause after that attempt in nanoseconds.
+    /// Pause in nanoseconds between the next attempt and the one after it.
     pause: u64,
-    /// Time at which accesses in flight have ended; `None` while intervals may still lead here.
+    /// Time by which accesses in flight have ended; `None` while intervals may still lead to this
+    /// node.
     drained: Option<Time>,
 }
 
@@ -95,7 +96,7 @@ impl Nic {
     }
 
     /// Ends leases of lost devices and continues outstanding clean-ups. Runs in work item 4. May
-    /// sleep, for long.
+    /// sleep for a long time.
     pub(crate) fn clean_up(&self) {
         self.end_lost();
         let mut at = 0;
@@ -151,7 +152,7 @@ impl Nic {
     /// Continues the clean-up at an accelerator that may still access this node, or whose lease
     /// word may name it.
     fn retry(&self, cleanup: &mut Cleanup) {
-        // The owner of the mutex writes the same registers.
+        // The thread that holds the mutex writes the same registers.
         let Some(_alone) = self.accelerating.try_lock() else {
             return;
         };

@@ -61,7 +61,7 @@ impl Nic {
         let lease = made.inspect_err(|_| self.add_word_cleanup(remote, record))?;
         let opened = self.open_all(&lease, remote, record, &plan, used);
         opened.inspect_err(|_| {
-            // The device loses all access before the rest is undone.
+            // The device loses all access before the other steps are undone.
             let shut = self
                 .still(remote, record)
                 .and_then(|()| remote.apply(close()));
@@ -89,7 +89,7 @@ impl Nic {
         remote.reset(&found.reset)?;
         let smfu = self.smfu()?;
         let bars = found.bars.iter().flatten().count() as u32;
-        // Interval 0 leads to registers, interval 63 to no target.
+        // Interval 0 is reserved for registers, and interval 63 cannot have a target.
         let usable = !(1 | (1 << 63));
         let windows = random_subset(smfu.free_windows() & !used & usable, bars);
         let targets = random_subset(smfu.free_targets() & usable, 2);
@@ -129,7 +129,7 @@ impl Nic {
         Ok(self.leases.lock().push(lease.clone(), GFP_KERNEL)?)
     }
 
-    /// Ends a busy lease: in order, or because the device was lost. May sleep, for long.
+    /// Ends a busy lease: in order, or because the device was lost. May sleep for a long time.
     pub(super) fn end_accelerator(&self, lease: &Arc<Lease>) {
         let Backend::Backdoor(accelerator) = &lease.backend else {
             return;
@@ -143,7 +143,8 @@ impl Nic {
         let (remote, found) = (&accelerator.remote, &accelerator.found);
         let record = accelerator.watch.lock().record();
         let bars = accelerator.plan.numbers().bar_set();
-        // A device of another node is not touched; a silent one is cleaned up later.
+        // A device that another node has is not touched. A device that does not answer is cleaned
+        // up later.
         let shut = match loss {
             None | Some(LossReason::Stuck) => self.shut_accelerator(remote, record, Some(found)),
             Some(_) => Err(ENODEV),
@@ -202,7 +203,7 @@ impl Nic {
         self.set_free(remote, record)
     }
 
-    /// Returns a device. May sleep, for long.
+    /// Returns a device to its node. May sleep for a long time.
     ///
     /// # Errors
     ///
@@ -225,13 +226,13 @@ impl Nic {
         Ok(all)
     }
 
-    /// Returns all devices of accelerators when the NIC is removed. May sleep, for long.
+    /// Returns all devices of accelerators when the NIC is removed. May sleep for a long time.
     pub(crate) fn end_accelerators(&self) {
         // Waits for commands in progress, which add their lease to the list.
         drop(self.accelerating.lock());
         loop {
             let Ok(all) = self.accelerators() else {
-                // No memory for the list.
+                // Reached if there is no memory for the list.
                 fsleep(STEP);
                 continue;
             };
@@ -274,7 +275,7 @@ impl Nic {
         }
     }
 
-    /// Ends the leases of lost devices. May sleep, for long.
+    /// Ends the leases of lost devices. May sleep for a long time.
     pub(super) fn end_lost(&self) {
         for (lease, accelerator) in self.accelerators().unwrap_or_default() {
             if accelerator.loss.lock().is_none() || lease.result().is_some() {

@@ -4,10 +4,10 @@
 //! itself (docs/vpci.md, *Accelerator nodes*).
 //!
 //! The commands borrow, list, reclaim, enrol and return run in a system call. They hold the mutex
-//! `accelerating` while they write registers of an accelerator's NIC, but not while a driver is
-//! bound or unbound, which may take arbitrarily long. Work item 3 checks the lease words and
-//! disconnects lost devices at once. Work item 4 ends their leases and cleans up what could not be
-//! closed before.
+//! `accelerating` while they write registers of an accelerator's NIC. They do not hold it while a
+//! driver is bound or unbound, which may take arbitrarily long. Work item 3 checks the lease words
+//! and disconnects lost devices at once. Work item 4 ends the leases of lost devices, and finishes
+//! clean-ups that failed before.
 
 mod cleanup;
 mod life;
@@ -65,14 +65,15 @@ pub(crate) struct Accelerator {
     /// Supervision of the lease word.
     #[pin]
     watch: SpinLockIrq<Watch>,
-    /// Set when the device was lost or is being returned; no access is made any more.
+    /// Set when the device was lost or is being returned. No access to the device is made any more.
     lost: AtomicFlag,
     /// Reason of the loss; `None` while the device is reachable.
     #[pin]
     loss: SpinLockIrq<Option<LossReason>>,
     /// Set while a thread binds the driver or ends the lease.
     busy: AtomicFlag,
-    /// Other devices that this device can access. Changed only with `accelerating` held.
+    /// Accelerators' devices whose BARs this device can access. Changed only with `accelerating`
+    /// held.
     #[pin]
     peers: Mutex<[Option<Peer>; Slot::ALL.len()]>,
 }
@@ -102,7 +103,7 @@ impl Accelerator {
         !self.busy.xchg(true, Relaxed)
     }
 
-    /// Releases that right after the driver was bound.
+    /// Releases the right that [`Self::claim`] acquired, after the driver was bound.
     pub(crate) fn release(&self) {
         self.busy.store(false, Relaxed);
     }
@@ -110,7 +111,7 @@ impl Accelerator {
     /// Makes a configuration access of the kernel; `None` stands for all ones. Any context; takes
     /// up to `access_ms`, the first access after a reset several times that.
     pub(crate) fn access(&self, nic: &Nic, request: ConfigAccess) -> Option<u32> {
-        // Twice, because the first access after a reset restores the BARs first.
+        // Up to two attempts, because the first access after a reset only restores the BARs.
         for _ in 0..2 {
             if self.lost.load(Relaxed) {
                 return None;
@@ -286,7 +287,7 @@ impl Nic {
             };
             if let Some(e) = failed {
                 if written {
-                    // The word may name this node, which has no lease.
+                    // The word may name this node although it has no lease.
                     self.add_word_cleanup(remote, claim.record());
                 }
                 return Err(e);
@@ -380,7 +381,7 @@ impl Nic {
     }
 
     /// Borrows the device behind the NIC of a node and binds its driver. Returns its PCI domain.
-    /// May sleep, for long.
+    /// May sleep for a long time.
     ///
     /// # Errors
     ///

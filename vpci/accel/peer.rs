@@ -30,7 +30,7 @@ impl Accelerator {
         peers.iter().flatten().find(|p| p.node() == node).copied()
     }
 
-    /// Returns the nodes whose devices this device can access. May sleep.
+    /// Returns the nodes whose devices' BARs this device can access. May sleep.
     pub(crate) fn peers(&self) -> [Option<NodeId>; Slot::ALL.len()] {
         self.peers.lock().map(|p| p.map(|p| p.node()))
     }
@@ -65,8 +65,9 @@ impl Nic {
         }
     }
 
-    /// Gives the device in domain `of` access to the BARs of the device in domain `to`, both of
-    /// accelerators. Drivers can then map these BARs. May sleep.
+    /// Allows the device in domain `of` to access the BARs of the device in domain `to`. Both must
+    /// be devices of accelerators. The driver of the first device can then map these BARs for it.
+    /// May sleep.
     ///
     /// # Errors
     ///
@@ -103,7 +104,7 @@ impl Nic {
         );
         let peer = peer.map_err(planned)?;
         let pool = of.lease.pool().ok_or(ENODEV)?;
-        // Reserved at the other NIC from now on.
+        // The other NIC has recorded the numbers as used from now on.
         there.remote.set(INTERVALS, used | peer.numbers())?;
         if let Some(entry) = here.peers.lock().iter_mut().find(|p| p.is_none()) {
             *entry = Some(peer);
@@ -123,7 +124,7 @@ impl Nic {
     ///
     /// # Errors
     ///
-    /// The errors of [`Nic::join`], and `ENOTCONN`: there is no access.
+    /// Returns the errors of [`Nic::join`], and `ENOTCONN` if there is no access.
     pub(crate) fn part(&self, of: u32, to: u32) -> Result {
         let _alone = self.accelerating.lock();
         let (of, to) = (self.end(of)?, self.end(to)?);

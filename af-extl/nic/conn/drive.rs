@@ -148,7 +148,8 @@ impl Inner {
             if committed < *self.posted.get_or_insert(posted) {
                 return (false, Some(now.after(COMMITTING)));
             }
-            // Not the time before the lock was taken, because a message may have been sent since.
+            // The current time, not the time at which the lock was taken, because a message may
+            // have been sent since.
             stream.committed(nic.now());
             free = stream.send_ring_free(&nic.limits);
         }
@@ -252,7 +253,7 @@ impl Inner {
         todo.writable |= !self.open && stream.sending().end_acknowledged();
         if let (Some(end), false) = (stream.end(), self.end_reported) {
             self.end_reported = true;
-            // No error to report. A later error of TCP's connection is dropped.
+            // An orderly end has no error to report. A later error of TCP's connection is dropped.
             self.error_seen |= end == End::Finished;
             todo.state = true;
             if matches!(end, End::Broken(_)) {

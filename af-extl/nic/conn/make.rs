@@ -24,7 +24,7 @@ use wire::{
     ids::NodeId,
 };
 
-/// Components of a connection besides its negotiation.
+/// Components from which a connection is made. The negotiation state is added later.
 pub(in crate::nic) struct Components {
     pub(in crate::nic) nic: Arc<Nic>,
     pub(in crate::nic) peer: NodeId,
@@ -36,7 +36,7 @@ pub(in crate::nic) struct Components {
     pub(in crate::nic) isn: Seq,
 }
 
-/// Components of a connection besides the state protected by its lock.
+/// Components of a connection that its lock does not protect.
 struct Fields {
     nic: Arc<Nic>,
     peer: NodeId,

@@ -18,7 +18,7 @@ pub(in crate::nic) enum GetsPosted {
 }
 
 impl Conn {
-    /// Returns whether the connection waits for room in the ports.
+    /// Returns whether the connection waits until the ports can send more messages.
     pub(in crate::nic) fn is_blocked(&self) -> bool {
         self.peek(|inner| inner.blocked)
     }
@@ -34,7 +34,7 @@ impl Conn {
             gets(inner)
         });
         self.peek(|inner| {
-            // Unused GETs are not saved for later, when others wait.
+            // Unused GETs are not saved for a later run in which other connections wait.
             inner.get_budget = 0;
             match inner.refused {
                 true if gets(inner) == before => GetsPosted::None,
@@ -48,8 +48,8 @@ impl Conn {
         self.peek(|inner| inner.refused)
     }
 
-    /// Runs the connection if something is due, or if it was blocked and the port now has `room`.
-    /// The mailbox was read before.
+    /// Runs the connection if it is due, or if it was blocked and the port now has `room`. The
+    /// caller has read the mailbox before.
     pub(in crate::nic) fn run(self: &Arc<Self>, room: bool) {
         self.follow_tcp();
         let now = self.nic.now();
@@ -75,7 +75,7 @@ impl Conn {
                 self.use_tcp();
             }
         } else if waits && due {
-            // The next run decides.
+            // Lets the next run decide.
             self.check_tcp();
         } else if due || room && blocked {
             self.with(|_, _| {});

@@ -114,8 +114,9 @@ impl Conn {
         self.peek(|inner| inner.error_seen |= inner.end_reported);
     }
 
-    /// Records the end of TCP's connection while data go past it. The work item evaluates it,
-    /// because earlier messages of the peer may still be in the mailbox. Process context.
+    /// Records the end of TCP's connection while the streams carry the data. The work item
+    /// evaluates the end, because earlier messages of the peer may still be in the mailbox. Process
+    /// context.
     pub(crate) fn tcp_ended(self: &Arc<Self>) {
         let error = self.sock.error();
         let news = self.peek(|inner| {
@@ -131,7 +132,8 @@ impl Conn {
         }
     }
 
-    /// Lets the direct connection follow the end of TCP's. Process context.
+    /// Aborts the stream after the end of TCP's own connection, unless the peer has only closed its
+    /// socket or has received everything. Process context.
     pub(super) fn follow_tcp(self: &Arc<Self>) {
         if self.peek(|inner| matches!(inner.tcp, Tcp::Ended(_))) {
             let finished = self.sock.queued().finished;

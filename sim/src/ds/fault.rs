@@ -16,7 +16,7 @@ pub(super) enum Fault {
     Cable(usize),
     Freeze(usize),
     PowerOff(usize),
-    /// The module is loaded again.
+    /// The module is unloaded and loaded again.
     Restart(usize),
     LoseMessages(usize),
     LoseNotifications(usize),
@@ -24,9 +24,9 @@ pub(super) enum Fault {
     Repeat(usize),
     /// Messages of negotiations are repeated late.
     Echo(usize),
-    /// There is no slot for GETs.
+    /// No slot for GETs is free.
     RefuseGets(usize),
-    /// There are few slots for GETs.
+    /// Few slots for GETs exist.
     FewPlaces(usize),
     /// The ports hold messages and commands.
     Hold(usize),
@@ -84,7 +84,7 @@ impl Rig {
     }
 
     fn restart_again(&mut self, fault: Fault, at: u64, end: u64) {
-        // Another node may have a GET for this node at the moment of its return.
+        // Another node may have a GET to this node in flight when this node returns.
         let (Fault::PowerOff(node) | Fault::Restart(node)) = fault else {
             return;
         };
@@ -139,7 +139,7 @@ impl Rig {
             Fault::Holes(n) | Fault::FewHoles(n) => {
                 let every = match fault {
                     Fault::Holes(_) => 1..8,
-                    // More packets than a GET has, so that the next GET succeeds.
+                    // More than the packets of a GET, so that the next GET succeeds.
                     _ => 12..24,
                 };
                 let faults = Faults {
@@ -169,7 +169,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Lets most programs with young connections leave.
+    /// Makes most programs with young connections close their ends soon.
     fn leave_soon(&mut self, node: usize) {
         let now = self.fabric.now();
         for pair in 0..self.pairs.len() {
@@ -205,7 +205,7 @@ impl Rig {
         self.set_faults(node, faults);
     }
 
-    /// A NIC without power has no faults.
+    /// Sets the faults of a NIC. A NIC without power has none.
     fn set_faults(&mut self, nic: usize, faults: Faults) {
         if self.fabric.world.is_on(nic) {
             let set = self.fabric.world.set_faults(nic, faults);
@@ -262,8 +262,8 @@ impl Fault {
                     | Self::FewHoles(_)
             )
         };
-        // Each hole in the mailbox is skipped only after a while. The holes of two faults would
-        // take too long.
+        // The driver skips each hole in the mailbox only after a while. Skipping the holes of two
+        // faults would take too long.
         let holes = matches!(self, Self::LoseMessages(_)) && self == other;
         !(holes || stops(self) && stops(other))
     }

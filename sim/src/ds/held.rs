@@ -14,9 +14,9 @@ const MOST: usize = 200;
 /// Messages and commands held by the ports of a node.
 #[derive(Default)]
 pub struct Held {
-    /// True while the message port sends nothing.
+    /// True while the message port holds all messages.
     pub holds: bool,
-    /// Time until which the command port sends nothing.
+    /// Time in ns until which the command port holds all commands.
     pub commands_until: u64,
     polls: u64,
     /// Messages with the number of their connection.
@@ -70,7 +70,7 @@ impl Held {
     /// Sends some of the held messages and commands, in order.
     pub fn release(&mut self, port: &mut Port, fabric: &mut Fabric) {
         self.polls += 1;
-        // A few at a time, so that other events may occur in between.
+        // Only a few at a time, so that other events may occur in between.
         if self.polls % 4 != 0 {
             return;
         }

@@ -52,16 +52,16 @@ impl Rig {
             .collect();
         let more = self.rng.random_bool(0.2);
         let (n, done) = match carrier {
-            // A writer sleeps.
+            // A program that writes would sleep.
             Decision::Waiting => (0, false),
-            // A reader gets the error.
+            // A program that reads gets the error.
             Decision::Lost => return Ok(()),
             Decision::Tcp(_) => {
                 let n = data.len() as u64;
                 (n, self.write_tcp(pair, side, n))
             }
             Decision::Direct => {
-                // Some programs stop reading, and peers that still send get an error.
+                // Some programs stop reading. Peers that still send then get an error.
                 let deaf = !self.pairs[pair].demanded && pair % 4 == 0;
                 let node = &mut self.nodes[s.node];
                 let n = node.write(&self.fabric, (pair, side), &data, more)? as u64;
@@ -204,7 +204,7 @@ impl Rig {
         if end.is_some() || (eof && state.shut) {
             self.leave(pair, side, false)?;
         } else {
-            // A reader sleeps while there is no data.
+            // A program that reads sleeps while there is no data.
             let pace = match data.is_empty() {
                 true => s.read_pace.max(2 * MS),
                 false => s.read_pace,
@@ -245,7 +245,7 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// If memory can't be accessed.
+    /// Fails if memory can't be accessed.
     pub(super) fn leave(&mut self, pair: usize, side: usize, abort: bool) -> Result<()> {
         let now = Time(self.fabric.now());
         let node = self.pairs[pair].sides[side].node;

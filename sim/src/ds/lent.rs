@@ -22,7 +22,7 @@ pub struct Lent {
 pub enum Sent {
     /// The program waits.
     Waits,
-    /// Finished; this many bytes are part of the stream.
+    /// The transfer has finished; this number of bytes is part of the stream.
     Over(u64),
 }
 
@@ -32,7 +32,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If memory can't be accessed, or was written while it was unused.
+    /// Fails if memory can't be accessed, or was written while it was unused.
     pub fn lend(&mut self, fabric: &Fabric, pair: (usize, usize), data: &[u8]) -> Result<bool> {
         let (nic, mutation) = (self.nic(), self.mutation());
         let Some(conn) = self.find(pair.0, pair.1) else {
@@ -72,7 +72,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If memory can't be accessed.
+    /// Fails if memory can't be accessed.
     pub fn sent(
         &mut self,
         fabric: &Fabric,
@@ -113,7 +113,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If memory can't be accessed.
+    /// Fails if memory can't be accessed.
     pub(super) fn settle_lent(&mut self, fabric: &Fabric, pair: (usize, usize)) -> Result<()> {
         let mutation = self.mutation();
         let Some(conn) = self.find(pair.0, pair.1) else {
@@ -151,7 +151,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If memory can't be accessed, or was written while it was unused.
+    /// Fails if memory can't be accessed, or was written while it was unused.
     pub fn offer(&mut self, fabric: &Fabric, pair: (usize, usize), len: u32) -> Result<()> {
         let can = self
             .find(pair.0, pair.1)
@@ -179,7 +179,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If memory can't be accessed.
+    /// Fails if memory can't be accessed.
     pub fn take_sink(&mut self, fabric: &Fabric, pair: (usize, usize)) -> Result<Vec<u8>> {
         let (nic, mutation) = (self.nic(), self.mutation());
         let Some(conn) = self.find(pair.0, pair.1) else {

@@ -19,7 +19,7 @@ use wire::ds::{ConnId, Kind, Message};
 use wire::eth::VPID;
 use wire::velo::{self, Mtt, SourceId, Target};
 
-/// Maximum size of a GET in bytes while slots are scarce, so that a ring needs several turns.
+/// Maximum size of a GET in bytes while slots are scarce, so that a ring needs several GETs.
 const SMALL_CHUNK: u32 = 250;
 /// Value of bytes in unassigned memory.
 pub const POISON: u8 = 0xdb;
@@ -38,21 +38,21 @@ pub struct Conn {
     pub serial: u64,
     send_ring: Option<u64>,
     receive_ring: Option<u64>,
-    /// Ring of the other end from which it sends.
+    /// Ring of the other end from which that end sends.
     peer_ring: u64,
     geometry: Geometry,
     /// True while a program has the socket open.
     pub open: bool,
     /// Memory that the program is sending.
     pub lent: Option<Lent>,
-    /// Number of bytes sent from the last such memory.
+    /// Number of bytes of the program's last lent memory that were sent.
     pub sent: Option<u64>,
-    /// Memory of the program that data are fetched into.
+    /// Memory of the program into which data are fetched.
     pub sink: Option<u64>,
     pub(super) waits: slots::Waits,
 }
 
-/// Time until which a ring must not be used, and the ring.
+/// A ring that must not be used yet: end of the hold-off in ns, address of the ring.
 type HeldOff = (u64, u64);
 
 /// A node.
@@ -79,18 +79,18 @@ pub struct Node {
     pub held: Held,
     sent: u64,
     busy: bool,
-    /// Time at which the mailbox was last empty.
+    /// Time at which the mailbox was last seen empty.
     empty: Time,
     /// Ends that were removed: pair, side, reason.
     pub ended: Vec<(usize, usize, End)>,
     /// Rings that became free since the last call of `take_reused`.
     reused: Vec<u64>,
-    /// Messages for no connection.
+    /// Number of messages that belong to no connection.
     pub strays: u64,
     serial: u64,
-    /// Unfinished GETs into programs' memory, with that memory.
+    /// Unfinished GETs into programs' memory: key of the GET, address of the memory.
     pub(super) in_flight: Vec<((u64, u16), u64)>,
-    /// Such memory that was withdrawn.
+    /// Addresses of programs' memory that was withdrawn while a GET could still write to it.
     pub(super) withdrawn_sinks: Vec<u64>,
     /// Connections that wait for a GET slot.
     pub(super) slots: slots::Slots,
@@ -110,7 +110,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If its memory can't be written.
+    /// Fails if its memory can't be written.
     pub fn new(
         fabric: &Fabric,
         nic: usize,
@@ -152,7 +152,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If the NIC rejects an access.
+    /// Fails if the NIC rejects an access.
     pub fn up(&mut self, fabric: &mut Fabric) -> Result<()> {
         self.port = Some(Port::open(fabric, self.nic)?);
         Ok(())
@@ -162,7 +162,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If its memory can't be written.
+    /// Fails if its memory can't be written.
     pub fn crash(&mut self, fabric: &mut Fabric, generation: u32) -> Result<()> {
         if let Some(port) = self.port.take() {
             port.close(fabric);
@@ -256,7 +256,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If unused memory was written.
+    /// Fails if unused memory was written.
     pub fn prepare(&mut self, fabric: &Fabric) -> Result<Option<(ConnId, u64, u64)>> {
         if self.port.is_none() {
             return Ok(None);
@@ -329,7 +329,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If the memory can't be written.
+    /// Fails if the memory can't be written.
     pub fn write(
         &mut self,
         fabric: &Fabric,
@@ -361,7 +361,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If the memory can't be read.
+    /// Fails if the memory can't be read.
     pub fn read(&mut self, fabric: &Fabric, pair: (usize, usize), len: usize) -> Result<Vec<u8>> {
         let nic = self.nic;
         let Some(conn) = self.find(pair.0, pair.1) else {
@@ -404,7 +404,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If an invariant is violated or memory can't be accessed.
+    /// Fails if an invariant is violated or memory can't be accessed.
     pub fn poll(&mut self, fabric: &mut Fabric) -> Result<()> {
         let Some(port) = &mut self.port else {
             return Ok(());
@@ -427,7 +427,7 @@ impl Node {
                 &message.data,
             )?;
         }
-        // Messages received later are newer than this time.
+        // Every message received from now on was sent after this time.
         self.empty = Time(fabric.now());
         self.negotiate(fabric)?;
         self.transfers(fabric)?;
@@ -664,7 +664,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If unused memory was written or is missing.
+    /// Fails if unused memory was written or is missing.
     pub fn check_end(&mut self, fabric: &Fabric) -> Result<()> {
         let nic = self.nic;
         let left: Vec<String> = self

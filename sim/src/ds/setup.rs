@@ -31,11 +31,11 @@ const REMEMBERED: usize = 64;
 /// State of TCP's connection as seen by one end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct View {
-    /// True once it was established.
+    /// True once TCP's connection was established.
     pub up: bool,
     /// True after a reset or a failed connect.
     pub closed: bool,
-    /// True if there are unread data.
+    /// True if received data are unread.
     pub unread: bool,
     /// True after a FIN of the other end.
     pub finished: bool,
@@ -68,7 +68,7 @@ pub struct Setup {
     what: Side,
     rings: Option<(u64, u64)>,
     geometry: Geometry,
-    /// True if it accepts data in programs' memory.
+    /// True if this end accepts data from programs' memory.
     sources: bool,
     far: Option<Endpoint>,
     decision: Decision,
@@ -80,7 +80,7 @@ pub struct Setup {
     pub tcp: View,
     tcp_decides: bool,
     since: Time,
-    /// Cookie and name of the client.
+    /// Cookie and connection ID of the client.
     asked: Option<(u32, ConnId)>,
     due: Option<Time>,
 }
@@ -95,7 +95,7 @@ pub struct Negotiation {
     pending: Pending<Heap>,
     silent: SilentNodes<Heap>,
     slow: Failures<Heap, Program>,
-    /// True if the node accepts only connections of TCP.
+    /// True if the node lets TCP carry all connections.
     pub off: bool,
     /// Protocol version of the node.
     pub version: u8,
@@ -118,7 +118,7 @@ pub struct Terms {
     pub peer: usize,
     /// Addresses and ports.
     pub tuple: Tuple,
-    /// Number of the first byte.
+    /// Initial sequence number.
     pub isn: Seq,
     /// Sizes of the send ring and the receive ring in bytes.
     pub rings: [u32; 2],
@@ -162,13 +162,13 @@ impl Negotiation {
         (self.draw >> 8) % below
     }
 
-    /// Returns true if a name is in use.
+    /// Returns true if a connection ID with this index is in use.
     pub(super) fn has(&self, index: usize) -> bool {
         let mut all = self.setups.iter();
         all.any(|s| s.name.index() as usize == index)
     }
 
-    /// Returns true while a decision or a late message is pending.
+    /// Returns true while a decision is pending or a late message may arrive.
     pub(super) fn is_waiting(&self) -> bool {
         !self.late.is_empty() || self.setups.iter().any(|s| s.decision == Decision::Waiting)
     }
@@ -178,7 +178,7 @@ impl Negotiation {
         all.find(|s| (s.pair, s.side) == (pair, side))
     }
 
-    /// Returns the names and cookies in use, as a basis for forged messages.
+    /// Returns the connection IDs and cookies in use, as a basis for forged messages.
     pub(super) fn names(&self) -> Vec<(ConnId, ConnId, u32)> {
         let name = |s: &Setup| {
             let far = s.far.map_or(ConnId::default(), |far| far.id);
@@ -187,7 +187,7 @@ impl Negotiation {
         self.setups.iter().map(name).collect()
     }
 
-    /// Returns an old message.
+    /// Returns a message that was sent earlier.
     pub(super) fn old(&self, which: usize) -> Option<Sent> {
         let n = self.sent.len();
         (n > 0).then(|| self.sent[which % n].clone())
@@ -370,7 +370,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If unused memory was written.
+    /// Fails if unused memory was written.
     pub fn ask(
         &mut self,
         fabric: &mut Fabric,
@@ -417,7 +417,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If unused memory was written.
+    /// Fails if unused memory was written.
     pub fn accept(
         &mut self,
         fabric: &mut Fabric,
@@ -489,14 +489,14 @@ impl Node {
         }
     }
 
-    /// The program stops waiting for the answer.
+    /// Makes an end stop waiting for the answer.
     pub fn stop_asking(&mut self, pair: usize) {
         if let Some(Side::Client(client)) = self.setup.find(pair, 0).map(|s| &mut s.what) {
             client.give_up(Fallback::Silent);
         }
     }
 
-    /// TCP's SYN was sent.
+    /// Records that TCP's SYN was sent.
     pub fn syn_went(&mut self, pair: usize) {
         if let Some(setup) = self.setup.find(pair, 0) {
             setup.syn = true;
@@ -512,7 +512,7 @@ impl Node {
         }
     }
 
-    /// A program closes or aborts its socket.
+    /// Makes a program close or abort its socket.
     pub fn close(&mut self, pair: usize, side: usize, abort: bool) {
         if let Some(setup) = self.setup.find(pair, side) {
             setup.open = false;
@@ -616,8 +616,8 @@ impl Node {
         self.answer(fabric, node, &answered);
     }
 
-    /// A message of a stream arrived for a name. An accepted end thus knows that the client uses
-    /// streams.
+    /// Processes a stream message for a connection ID. It proves to an accepted end that the client
+    /// uses streams.
     pub(super) fn stream_received(&mut self, fabric: &Fabric, name: ConnId, source: NodeId) {
         let mut all = self.setup.setups.iter_mut();
         let found = all.position(|s| s.name == name && Port::node_id(s.peer) == source);
@@ -743,7 +743,8 @@ impl Node {
                 if mutation != Some(Mutation::RingsKept) {
                     back.extend(s.rings.take());
                 }
-                // It answers peers that do not know yet that it uses TCP, until they no longer ask.
+                // The client answers peers that do not know yet that it uses TCP, until they no
+                // longer ask.
                 let long = limits.keep + limits.confirm + LIMITS.hold;
                 let answers = matches!(s.what, Side::Client(_)) && s.decision != Decision::Lost;
                 answers && mutation != Some(Mutation::NoAnswer) && now < s.since.0 + long
@@ -756,7 +757,7 @@ impl Node {
         Ok(())
     }
 
-    /// Checks that no negotiation is left at the end of a run.
+    /// Checks that the node has no pending negotiation at the end of a run.
     pub(super) fn check_setups(&mut self, fabric: &Fabric) -> Result<()> {
         let nic = self.nic();
         let now = Time(fabric.now());

@@ -1,5 +1,5 @@
-//! GET slots, which may be scarce for each peer. Connections that need one queue up, and each gets
-//! at most one budget of GETs before a waiting one.
+//! GET slots, whose number per peer may be small. Connections that need one queue up, and each
+//! posts at most one budget of GETs before a waiting one.
 
 use super::node::Node;
 use super::Mutation;
@@ -28,7 +28,7 @@ pub struct Waits {
 /// Slot state of a node.
 pub struct Slots {
     queue: WaitQueue<Heap>,
-    /// Number of slots for each peer, if they are scarce.
+    /// Number of slots for each peer; `None`: unlimited.
     pub few: Option<usize>,
     /// GETs posted by each connection while another waits.
     ahead: HashMap<(usize, u64), u64>,
@@ -73,7 +73,7 @@ impl Slots {
     ///
     /// # Errors
     ///
-    /// If there is no slot, or others wait for one.
+    /// Fails if there is no slot, or others wait for one.
     pub fn may_post(
         &mut self,
         index: u32,

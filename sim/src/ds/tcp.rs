@@ -9,7 +9,7 @@ use protocol::Time;
 use rand::Rng;
 use wire::ds::{Seq, Tuple};
 
-/// Allowance in ns for polls and messages in a mailbox.
+/// Allowance in ns for the time until a node polls and reads its mailbox.
 const SLACK: u64 = 150 * MS;
 /// Number of a reason.
 const NOT_ACCEPTED: u8 = Fallback::NotAccepted.code();
@@ -46,9 +46,10 @@ pub(super) struct Tcp {
     pub(super) ends: [TcpEnd; 2],
     pub(super) tuple: Tuple,
     cookie: u32,
-    /// True if the client does not ask; true if the server listens with a socket of TCP.
+    /// `[0]`: true if the client does not ask. `[1]`: true if the server listens with a TCP socket.
     plain: [bool; 2],
-    /// Delay of the server's accept after the connection is established; `None`: never accepted.
+    /// Delay in ns of the server's accept after the connection is established; `None`: never
+    /// accepted.
     pub(super) accept: Option<u64>,
     /// Maximum delay of segments in ns.
     slowest: u64,
@@ -137,7 +138,7 @@ impl Rig {
         }
     }
 
-    /// A program connects.
+    /// Makes a program connect.
     pub(super) fn connect(&mut self) -> Result<()> {
         let count = self.nodes.len();
         let a = self.rng.random_range(0..count);
@@ -226,7 +227,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The program waits until TCP's SYN may be sent.
+    /// Starts TCP's connection, or waits if its SYN may not be sent yet.
     pub(super) fn open(&mut self, pair: usize) -> Result<()> {
         let now = self.fabric.now();
         let side = &self.pairs[pair].sides[0];
@@ -258,7 +259,7 @@ impl Rig {
         self.at(now, Event::Read(pair, side));
     }
 
-    /// A segment arrives.
+    /// Processes a segment on arrival.
     pub(super) fn segment(&mut self, pair: usize, to: usize, segment: Segment) -> Result<()> {
         self.log(|| format!("{pair}/{to} gets {segment:?}"));
         let side = &self.pairs[pair].sides[to];
@@ -320,7 +321,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The server's program accepts a connection.
+    /// Makes the server's program accept a connection.
     pub(super) fn accept(&mut self, pair: usize) -> Result<()> {
         let Tcp {
             accept,
@@ -424,7 +425,7 @@ impl Rig {
         let plain = p.tcp.plain[0] || p.tcp.plain[1];
         let left = p.sides.iter().any(|s| s.left);
         let late = self.summary.reasons & (1 << NOT_ACCEPTED) != 0;
-        // The run has no disturbance that would explain TCP.
+        // True if the run has no disturbance that would explain a fallback to TCP.
         let sure = self.clean && prompt && !plain && !left && !p.tcp.reused;
         match why {
             Fallback::Off => own.off,
@@ -469,7 +470,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Checks that no end waits longer than permitted.
+    /// Checks that no end waits longer for its decision than permitted.
     pub(super) fn check_waiting(&self, node: usize) -> Result<()> {
         let now = self.fabric.now();
         for (i, pair) in self.pairs.iter().enumerate() {
@@ -501,7 +502,7 @@ impl Rig {
         self.pairs[pair].sides[side].carrier
     }
 
-    /// A program closes TCP's connection.
+    /// Makes a program close TCP's connection.
     pub(super) fn close_tcp(&mut self, pair: usize, side: usize, abort: bool) {
         let unread = self.view(pair, side).unread;
         let end = &mut self.pairs[pair].tcp.ends[side];
@@ -515,7 +516,8 @@ impl Rig {
         }
     }
 
-    /// A node has crashed. Its peers get resets sooner or later.
+    /// Ends the connections of TCP of a node that has crashed. Its peers get resets sooner or
+    /// later.
     pub(super) fn crash_tcp(&mut self, node: usize) {
         for i in 0..self.pairs.len() {
             for side in 0..2 {
@@ -571,5 +573,5 @@ impl Rig {
     }
 }
 
-/// A side is decided before its streams give up.
+/// The carrier of a connection is decided before the streams give up the peer.
 const _: () = assert!(OPENING.confirm < LIMITS.give_up);

@@ -13,7 +13,7 @@ pub(super) enum Fault {
     Freeze(usize),
     PowerOff(usize),
     Restart(usize),
-    /// Off and on again, with loss of all state.
+    /// The node is switched off and on again, and loses all state.
     Reboot(usize),
     Slow(usize),
     /// The poll functions do not run.
@@ -135,7 +135,7 @@ impl Rig {
         }
     }
 
-    /// A NIC without power has no faults.
+    /// Sets the faults of a NIC. A NIC without power has none.
     fn set_faults(&mut self, nic: usize, faults: Faults) {
         if self.fabric.world.is_on(nic) {
             let set = self.fabric.world.set_faults(nic, faults);

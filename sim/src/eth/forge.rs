@@ -15,7 +15,7 @@ impl Rig {
         let count = self.nodes.len();
         let victim = |rig: &mut Self| (node + rig.rng.random_range(1..count)) % count;
         for _ in 0..self.rng.random_range(1..80) {
-            // Most of them while frames are in flight.
+            // Most of the messages are forged while frames are in flight.
             let at = match self.rng.random_bool(0.8) {
                 true => {
                     bursts[self.rng.random_range(0..bursts.len())]
@@ -26,12 +26,12 @@ impl Rig {
             let to = victim(self);
             self.at(at, Event::Forge(node, to));
         }
-        // More than a table's capacity.
+        // Often more announcements than a table can hold.
         if self.rng.random_bool(0.5) {
             let (to, at) = (victim(self), self.rng.random_range(0..BUSY));
             self.flood(node, to, at);
         }
-        // The node reports frames as dropped.
+        // Sometimes the node reports frames as dropped.
         if self.rng.random_bool(0.3) {
             for burst in bursts {
                 for _ in 0..20 {
@@ -40,7 +40,7 @@ impl Rig {
                 }
             }
         }
-        // Answers arrive shortly before or after the time-out.
+        // Often answers arrive shortly before or after the time-out.
         if self.rng.random_bool(0.6) {
             let at = self.rng.random_range(0..BUSY / 2);
             self.withhold(node, at, 50..=115);
@@ -64,7 +64,7 @@ impl Rig {
                 let at = at + self.rng.random_range(0..LIMITS.timeout);
                 self.flood(node, victim, at);
             }
-            // It first answers some, so that it counts as well-behaved.
+            // The node answers some GETs first, so that it counts as well-behaved.
             let later = self.rng.random_range(1..20 * MS);
             self.withhold(node, at + later, parts.clone());
         }
@@ -92,13 +92,13 @@ impl Rig {
         self.inject(to, &message(source.into(), 1, &[FREE, len]))
     }
 
-    /// Lets `node` announce less than a header.
+    /// Lets `node` announce a frame that is shorter than a header.
     pub(super) fn runt(&mut self, node: usize, to: usize) -> Result<()> {
         let len = self.rng.random_range(1..14);
         self.inject(to, &message(node, 1, &[FREE, len]))
     }
 
-    /// Lets `node` send a message that is no frame.
+    /// Lets `node` send a message that does not belong to a frame.
     pub(super) fn chatter(&mut self, node: usize, to: usize) -> Result<()> {
         self.inject(to, &message(node, 3, &[u64::MAX; 8]))
     }
@@ -157,7 +157,7 @@ impl Rig {
     /// Sends a forged or repeated message from `node`.
     pub(super) fn forge(&mut self, node: usize, to: usize) -> Result<()> {
         let count = self.nodes.len();
-        // Most of them in its own name.
+        // Most messages are sent in the node's own name.
         let source = match self.rng.random_bool(0.1) {
             true => (to + self.rng.random_range(1..count)) % count,
             false => node,
@@ -165,7 +165,7 @@ impl Rig {
         if source != node {
             self.disclaim(source, to);
         }
-        // Preferably addresses in use.
+        // The addresses are preferably in use.
         let mut known: Vec<u64> = self.announced.keys().map(|(_, address)| *address).collect();
         known.sort_unstable();
         let address = match known.len() {
@@ -181,17 +181,18 @@ impl Rig {
             0..=4 => message(source, 1, &[address, len]),
             5 => {
                 if source != node {
-                    // Frames sent to it seem to be dropped.
+                    // The sender believes that its frames to this node were dropped.
                     self.disclaim(to, source);
                 }
                 message(source, 2, &[address])
             }
             kind => {
-                // A notification of a transfer that names this node, with the key of an announced
+                // A forged notification of a transfer with this node, with the key of an announced
                 // frame.
                 let kind = if kind == 6 {
                     if source != node {
-                        // Frames sent to it seem to be fetched, so that their memory is reused.
+                        // The sender believes that its frames were fetched, and reuses their
+                        // memory.
                         self.disclaim(to, source);
                     }
                     wire::rma::NotificationType::Responder

@@ -7,7 +7,7 @@ use crate::eth::setup::{LIMITS, PERIODS};
 use anyhow::Result;
 
 impl Rig {
-    /// Returns true if a frame that `from` gets now must reach `to`.
+    /// Returns true if a frame that `from` submits now must reach `to`.
     pub(super) fn is_demanded(&self, from: usize, to: usize) -> bool {
         let now = self.fabric.now();
         if self.forged[from][to] || self.hostile[from] || self.hostile[to] {
@@ -75,7 +75,7 @@ impl Rig {
                         if fetched {
                             a.fetched.get_or_insert(now);
                             if now - a.at >= LIMITS.lag {
-                                // Its memory may be reused at once.
+                                // The sender may reuse the frame's memory at once.
                                 self.lagged.insert((node, frame.to), now);
                             }
                         }
@@ -199,8 +199,8 @@ impl Rig {
 
     fn delivered(&mut self, node: usize, from: usize, data: &[u8]) -> Result<()> {
         let now = self.fabric.now();
-        // No invariant holds for announcements of a hostile node, which may repeat those that
-        // others sent to it.
+        // No invariant holds for announcements of a hostile node, which may repeat announcements
+        // that others sent to it.
         if self.hostile.get(from) != Some(&false) || self.hostile[node] || self.forged[from][node] {
             return Ok(());
         }
@@ -221,8 +221,8 @@ impl Rig {
         self.arrived(from, node)
     }
 
-    /// Checks the order of a flow. A frame must not overtake an earlier announced one that has not
-    /// stalled and was not known to be fetched.
+    /// Checks the order of a flow. A frame may overtake an earlier announced one only if that one
+    /// has stalled or its sender knows that it was fetched.
     fn check_order(&self, id: u64) -> Result<()> {
         let frame = &self.frames[id as usize];
         let (from, to) = (frame.from, frame.to);

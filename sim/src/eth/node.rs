@@ -22,7 +22,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// Commands that the port rejects are lost; all others have reached the NIC.
+/// Commands that the port rejects are lost, and all others have reached the NIC.
 const SETTLED: Time = Time(u64::MAX);
 
 /// A frame to be sent.
@@ -51,7 +51,7 @@ pub enum Report {
     Announced {
         /// Number of the frame.
         id: u64,
-        /// Its address.
+        /// Address of the frame.
         address: u64,
     },
     /// Frame `id` was dropped, because its peer is stalled or the port is closed.
@@ -63,7 +63,7 @@ pub enum Report {
     },
     /// The transfer of an announced frame ended.
     Ended {
-        /// Its address.
+        /// Address of the frame.
         address: u64,
         /// True if the peer has fetched it.
         fetched: bool,
@@ -99,7 +99,7 @@ pub enum Report {
 /// Time of the next run of a poll function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Again {
-    /// Soon.
+    /// After a short delay.
     Soon,
     /// After the next interrupt.
     Interrupt,
@@ -117,7 +117,7 @@ pub struct Node {
     fetches: RefCell<Fetches<Heap, Block>>,
     /// Frames being fetched, with their buffers.
     targets: Vec<Target>,
-    /// Number of fetched frames with a hole.
+    /// Number of fetched frames with missing data.
     pub holes: u64,
     /// Frames from the network stack, including those that wait for a stopped queue.
     queue: VecDeque<Outgoing>,
@@ -128,7 +128,7 @@ pub struct Node {
     timer: Rc<RefCell<Timer>>,
     /// Expiry of the timer.
     timer_at: Option<u64>,
-    /// Number published to the poll function for notifications.
+    /// Number of waiting announcements, as published to the poll function for notifications.
     published: usize,
     limits: Limits,
     /// Limits of the GETs.
@@ -137,7 +137,7 @@ pub struct Node {
     mutation: Option<Mutation>,
     notifications: u64,
     full: Full,
-    /// True while the system has no memory.
+    /// True while the node cannot allocate memory.
     pub short_of_memory: bool,
     /// Reports that the rig has not processed yet.
     pub reports: Vec<Report>,
@@ -156,7 +156,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If its memory is not accessible.
+    /// Fails if its memory is not accessible.
     pub fn new(
         fabric: &Fabric,
         nic: usize,
@@ -211,7 +211,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If the NIC rejects an access, or there is no memory for the scratch buffer.
+    /// Fails if the NIC rejects an access, or there is no memory for the scratch buffer.
     pub fn up(&mut self, fabric: &mut Fabric) -> Result<()> {
         self.port = Some(Port::open(fabric, self.nic)?);
         let scratch = self.pool.take();
@@ -227,7 +227,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If its memory is not accessible.
+    /// Fails if its memory is not accessible.
     pub fn forget(&mut self, fabric: &mut Fabric) -> Result<()> {
         self.down(fabric);
         self.held.clear();
@@ -236,7 +236,7 @@ impl Node {
         let (full, holes) = (self.full, self.holes);
         let old = self.pool.clone();
         *self = Self::new(fabric, self.nic, self.tables, self.mutation)?;
-        // The same memory in the same order.
+        // The memory keeps its order of use.
         self.pool = old;
         (self.reports, self.full, self.holes) = (reports, full, holes);
         Ok(())
@@ -279,7 +279,7 @@ impl Node {
         }
     }
 
-    /// Takes a frame from the network stack.
+    /// Queues a frame from the network stack and sends what is possible.
     pub fn submit(&mut self, fabric: &mut Fabric, frame: Outgoing) {
         self.queue.push_back(frame);
         self.transmit(fabric);
@@ -300,7 +300,7 @@ impl Node {
         self.timer_at
     }
 
-    /// Lets the timer expire if it is due. Returns true if it did.
+    /// Makes the timer expire if it is due. Returns true if it did.
     pub fn ring(&mut self, now: u64) -> bool {
         let rings = self.timer_at.is_some_and(|at| at <= now);
         if rings {
@@ -313,7 +313,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If memory can't be read.
+    /// Fails if memory can't be read.
     pub fn poll(&mut self, fabric: &mut Fabric, now: u64, budget: usize) -> Result<Again> {
         self.transmit(fabric);
         let Some(mut port) = self.port.take() else {
@@ -353,8 +353,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If memory can't be read.
-    /// Memory can't be read.
+    /// Fails if memory can't be read.
     pub fn poll_notifications(
         &mut self,
         fabric: &mut Fabric,
@@ -400,7 +399,7 @@ impl Node {
         self.full = self.full.or(self.fullness());
     }
 
-    /// Returns memory of a closed port when its time has elapsed.
+    /// Returns memory of a closed port when its hold-off time has elapsed.
     pub fn release(&mut self, now: u64) {
         while self.held.front().is_some_and(|(until, _)| *until <= now) {
             self.held.pop_front();
@@ -437,7 +436,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The violated invariant.
+    /// Returns the violated invariant.
     pub fn check(&mut self) -> Result<(), String> {
         let error = |what: &str| format!("node {}: {what}", self.nic);
         self.sender.check().map_err(error)?;

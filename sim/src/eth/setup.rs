@@ -100,24 +100,24 @@ pub enum Mutation {
     NoFetchQuarantine,
     /// A notification ends a transfer with any peer.
     AnyPeer,
-    /// No limit for stalled peers.
+    /// The number of stalled peers is not limited.
     NoPeerBound,
     /// A source may have any number of announcements waiting for any time. It does not count as
     /// slow before its GETs are lost.
     NoWaitingBound,
     /// Some notifications are counted, but not passed to the state machine.
     DeafToNotifications,
-    /// An announcement is fetched twice.
+    /// Each GET is posted twice.
     FetchTwice,
-    /// Announcements count as sent when they are read.
+    /// The age of an announcement counts from its reading, not from its sending.
     NoAge,
     /// The timer is set only once.
     NoTimer,
     /// The path of a frame depends on its length only.
     PathByLength,
-    /// Frames count as fetched despite holes.
+    /// Frames count as fetched although data are missing.
     NoMarks,
-    /// Peers that fetch late are treated like others.
+    /// Peers that fetch late are treated like peers that fetch in time.
     NoLag,
 }
 

@@ -15,7 +15,7 @@ pub enum Attack {
     /// It announces far more frames than there are slots and is then switched off, so that GETs
     /// fail.
     AnnounceAndDie,
-    /// 64 absent nodes announce a frame now and then.
+    /// 64 absent nodes each announce a frame from time to time.
     DyingPeers,
     /// It announces frames that are shorter than a header.
     Runts,
@@ -46,9 +46,9 @@ impl Attack {
 pub(super) const DYING: u16 = 100;
 /// Number of absent nodes.
 const PEERS: usize = 64;
-/// Start and end of the attack in ns.
+/// Simulated times in ns at which the attack starts and ends.
 const TIME: [u64; 2] = [500 * MS, 3_500 * MS];
-/// End of the streams in ns.
+/// Simulated time in ns at which the streams end.
 const STOP: u64 = 4_000 * MS;
 /// Number of frames of a stream in flight.
 const WINDOW: usize = 4;
@@ -71,7 +71,7 @@ impl Rig {
     ///
     /// # Errors
     ///
-    /// If the emulator rejects an operation.
+    /// Fails if the emulator rejects an operation.
     pub fn survival(
         seed: u64,
         attack: Attack,
@@ -106,7 +106,8 @@ impl Rig {
             }
         }
         rig.healthy[0] = false;
-        // Its announcements are no frames of the simulation. A late fetcher receives frames.
+        // The announcements of the attacker belong to no frame of the simulation. A node that
+        // fetches late receives real frames.
         rig.hostile[0] = attack != Attack::LateFetches;
         if !calm {
             rig.attack(attack);
@@ -136,7 +137,7 @@ impl Rig {
             }
             Attack::Flood => many(self, 30_000, &|_| Event::Chatter(0, 1)),
             Attack::LateFetches => {
-                // Awake long enough to fetch all frames before the first one stalls.
+                // The node is awake long enough to fetch all frames before the first one stalls.
                 let (period, awake) = (LIMITS.stall - 5 * MS, 10 * MS);
                 for at in (begin..end).step_by(period as usize) {
                     self.at(at, Event::Drowse(0, true));
@@ -155,7 +156,7 @@ impl Rig {
         Ok(())
     }
 
-    /// A frame of a node has arrived.
+    /// Counts a frame that arrived during the attack, and schedules the next one of its stream.
     pub(super) fn arrived(&mut self, from: usize, to: usize) -> Result<()> {
         let now = self.fabric.now();
         let Some(streams) = self.streams.as_mut() else {
@@ -174,7 +175,7 @@ impl Rig {
         Ok(())
     }
 
-    /// A frame was dropped.
+    /// Schedules the next frame of a stream after one was dropped.
     pub(super) fn not_taken(&mut self, from: usize, to: usize) {
         let streams = self.streams.as_ref();
         if streams.is_some_and(|s| s.pairs.contains(&(from, to))) {
@@ -193,7 +194,7 @@ pub struct Survival {
 }
 
 impl Survival {
-    /// Returns the smaller fraction of its rate that a direction keeps.
+    /// Returns the fraction of its rate that a direction keeps, for the direction that keeps less.
     #[must_use]
     pub fn part(&self) -> f64 {
         let parts = self.attacked.iter().zip(self.calm);
@@ -207,7 +208,7 @@ impl Survival {
 ///
 /// # Errors
 ///
-/// The violated invariant of a run.
+/// Returns the violated invariant of a run.
 pub fn run(
     seed: u64,
     attacks: &[Attack],

@@ -8,7 +8,7 @@ use protocol::eth::rendezvous::Buffer;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// Bytes of a frame in front of its pattern: length, number.
+/// Length in bytes of the header and the fields for length and number, in front of the pattern.
 const HEAD: usize = 24;
 
 /// Returns the contents of a frame.

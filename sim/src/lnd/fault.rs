@@ -11,13 +11,13 @@ pub(super) enum Fault {
     Cable(usize),
     Freeze(usize),
     PowerOff(usize),
-    /// The module is loaded again.
+    /// The module is unloaded and loaded again.
     Restart(usize),
     LoseMessages(usize),
     LoseNotifications(usize),
     RetryEvery(usize),
     Repeat(usize),
-    /// There is no slot for GETs.
+    /// No slot for GETs is free.
     RefuseGets(usize),
     /// The port holds many messages for long.
     Keep(usize),
@@ -71,7 +71,7 @@ impl Rig {
                 self.at(when, Event::Send(from));
             }
         }
-        // Another node may have a GET for this node at the moment of its return.
+        // Another node may have a GET to this node in flight when this node returns.
         let restarts = matches!(fault, Fault::PowerOff(_) | Fault::Restart(_));
         if restarts && self.rng.random_bool(0.7) {
             let other = Fault::RefuseGets((node + 1) % self.nodes.len());
@@ -181,7 +181,7 @@ impl Rig {
         );
     }
 
-    /// A NIC without power has no faults.
+    /// Sets the faults of a NIC. A NIC without power has none.
     fn set_faults(&mut self, nic: usize, faults: Faults) {
         if self.fabric.world.is_on(nic) {
             let set = self.fabric.world.set_faults(nic, faults);

@@ -25,7 +25,7 @@ impl Rig {
         let key = self.nodes[from].keys.get(&node).copied();
         let received = self.nodes[from].received_keys.get(&node).copied();
         let rng = &mut self.rng;
-        // Mostly a message of the session, or one that would start another.
+        // Mostly a message of the current session, or one that would start another session.
         let key = match (key, received) {
             _ if stray || rng.random_bool(0.2) => Key(rng.random()),
             (_, Some(received)) if rng.random_bool(0.4) => received,
@@ -43,7 +43,7 @@ impl Rig {
             incarnation: Incarnation(rng.random()),
         };
         let message = match rng.random_range(0..12) {
-            // Empty ones start sessions.
+            // Messages without notes start sessions.
             10 => Message::Notes(key, Notes::NONE),
             0 | 11 => Message::Hello(hello),
             1 => Message::Welcome(Welcome {

@@ -1,5 +1,5 @@
 //! Memory of a node behind its address translation unit: blocks, and addresses that map them. Both
-//! are reused in last-in-first-out order, which reveals errors.
+//! are reused in last-in-first-out order, so that late accesses are noticed.
 
 use crate::fabric::{Fabric, MEMORY, MEMORY_BYTES};
 use crate::port::FREE;
@@ -18,7 +18,7 @@ pub const BLOCK: u64 = PAGES * PAGE;
 pub const BLOCKS: u64 = 48;
 /// Number of addresses for blocks.
 const ADDRESSES: u64 = 64;
-/// Distance of addresses; an access beyond the end of a block is unmapped.
+/// Distance in bytes between two addresses; an access beyond the end of a block is unmapped.
 const STRIDE: u64 = (PAGES + 1) * PAGE;
 /// Bus address of the translation table.
 const TABLE: u64 = 0xe0_0000;
@@ -40,7 +40,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// If the memory can't be written.
+    /// Fails if the memory can't be written.
     pub fn new(fabric: &Fabric, nic: usize) -> Result<Self> {
         let poison = vec![POISON; (BLOCKS * BLOCK) as usize];
         fabric.fill(nic, FREE, &poison)?;
@@ -49,7 +49,7 @@ impl Memory {
         Ok(Self {
             nic,
             blocks: (0..BLOCKS).map(|i| FREE + i * BLOCK).collect(),
-            // Address 0 is not used.
+            // Address 0 is never assigned.
             addresses: (1..ADDRESSES).map(|i| i * STRIDE).collect(),
         })
     }
@@ -73,7 +73,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// If it was written.
+    /// Fails if it was written.
     pub fn block(&mut self, fabric: &Fabric) -> Result<Option<u64>> {
         let Some(block) = self.blocks.pop() else {
             return Ok(None);
@@ -97,7 +97,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// If the memory can't be written.
+    /// Fails if the memory can't be written.
     pub fn give_back(&mut self, fabric: &Fabric, block: u64) -> Result<()> {
         fabric.fill(self.nic, block, &[POISON; BLOCK as usize])?;
         self.blocks.push(block);
@@ -108,7 +108,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// If the table can't be written.
+    /// Fails if the table can't be written.
     pub fn expose(&mut self, fabric: &Fabric, block: u64, write: bool) -> Result<Option<u64>> {
         let Some(address) = self.addresses.pop() else {
             return Ok(None);
@@ -126,7 +126,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// If the table can't be written.
+    /// Fails if the table can't be written.
     pub fn revoke(&self, fabric: &mut Fabric, address: u64) -> Result<()> {
         let entry = address / PAGE;
         fabric.fill(self.nic, TABLE + 8 * entry, &[0; 8 * PAGES as usize])?;
@@ -148,7 +148,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// If it was written, or some is missing.
+    /// Fails if it was written, or some is missing.
     pub fn check_end(&self, fabric: &Fabric) -> Result<()> {
         let nic = self.nic;
         for block in &self.blocks {

@@ -73,7 +73,7 @@ struct Waiting {
 /// A letter being sent.
 struct Out {
     data: Vec<u8>,
-    /// Block and address.
+    /// Block with the payload, and the address that maps it.
     exposed: Option<(u64, u64)>,
     done: bool,
 }
@@ -117,18 +117,19 @@ pub struct Node {
     plan: Plan,
     mutation: Option<Mutation>,
     outs: HashMap<u64, Out>,
-    /// By number; `by_ticket` finds the number of a message.
+    /// Memory of GETs by number; `by_ticket` contains the number for each message.
     sinks: HashMap<u64, Sink>,
     by_ticket: HashMap<Ticket, u64>,
     sink_count: u64,
-    /// Addresses that GETs may be in flight to, by number of their sink, with the number of GETs.
+    /// Addresses that GETs may still write to, with the number of these GETs; by number of their
+    /// memory.
     flying: HashMap<u64, (u64, u32)>,
     buffers: Vec<Vec<u8>>,
     wishes: Vec<Waiting>,
     revoking: Vec<(u64, Revoking)>,
-    /// Messages held by its port.
+    /// Messages held by the node's port.
     pub held: Held,
-    /// True while there is no slot for GETs.
+    /// True while no slot for GETs is free.
     pub refuses_gets: bool,
     /// Seed with which the interface is opened again after its end.
     pub reopen: Option<u64>,
@@ -192,7 +193,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If its memory can't be written.
+    /// Fails if its memory can't be written.
     pub fn new(
         fabric: &Fabric,
         nic: usize,
@@ -237,7 +238,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If the NIC rejects an access.
+    /// Fails if the NIC rejects an access.
     pub fn up(&mut self, fabric: &mut Fabric) -> Result<()> {
         self.port = Some(Port::open(fabric, self.nic)?);
         self.memory.up(fabric);
@@ -249,7 +250,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If its memory can't be written.
+    /// Fails if its memory can't be written.
     pub fn crash(&mut self, fabric: &mut Fabric, seed: u64) -> Result<()> {
         if let Some(port) = self.port.take() {
             port.close(fabric);
@@ -305,7 +306,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If free memory was written.
+    /// Fails if free memory was written.
     pub fn submit(
         &mut self,
         fabric: &Fabric,
@@ -379,7 +380,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If an invariant is violated or memory can't be accessed.
+    /// Fails if an invariant is violated or memory can't be accessed.
     pub fn poll(&mut self, fabric: &mut Fabric, others: u16) -> Result<()> {
         let Some(port) = &mut self.port else {
             return Ok(());
@@ -396,7 +397,7 @@ impl Node {
             self.receive(fabric, source, m.status.tag, &m.data);
             self.age_bound.read(1);
         }
-        // Messages behind a slot with a lost write are as old as that slot.
+        // Messages behind a slot with a lost write count as old as that slot.
         let backlog = self.port.as_ref().map_or(0, |port| port.backlog(fabric));
         self.age_bound.count(Time(fabric.now()), backlog);
         for _ in 0..2 {
@@ -474,7 +475,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If something is left, or free memory was written.
+    /// Fails if something is left, or free memory was written.
     pub fn check_end(&self, fabric: &Fabric) -> Result<()> {
         let nic = self.nic;
         ensure!(

@@ -16,15 +16,15 @@ pub enum Mutation {
     SinkAddressAtOnce,
     /// GETs are posted whenever the peer was last known to be alive.
     Stale,
-    /// Peers are never asked.
+    /// Peers that are silent are never asked whether they are alive.
     NeverAsk,
     /// Messages are attributed to another node.
     Unsourced,
-    /// GETs count as complete despite holes.
+    /// GETs count as complete although data are missing.
     Unmarked,
     /// GETs count as complete when they are posted.
     Hasty,
-    /// A restarted node draws the same keys again.
+    /// A restarted node draws the same random keys again.
     SameKeys,
     /// Deadlines are not checked.
     NoTimer,
@@ -33,7 +33,7 @@ pub enum Mutation {
 }
 
 impl Mutation {
-    /// Returns parts of the violations by which the bug shows.
+    /// Returns parts of the texts of the violations that the bug causes.
     #[must_use]
     pub const fn shows(self) -> &'static [&'static str] {
         match self {
@@ -81,7 +81,7 @@ pub struct Plan {
     pub revoke: u64,
     /// Maximum time in ns for which LNet holds a message.
     pub patience: u64,
-    /// True if LNet copies held messages. It then holds others, whose data must be fetched, only
+    /// True if LNet copies held messages. It then holds messages whose data must be fetched only
     /// briefly.
     pub keeps: bool,
     /// Time in ns without an answer after which a peer counts as down.

@@ -16,9 +16,9 @@ pub(super) struct Function {
     pub(super) bars: [Option<Bar>; BARS],
     /// Handle given by the current incarnation of its lender.
     pub(super) handle: Option<u32>,
-    /// Lease for which it is bus master, and its window at the lender.
+    /// Lease for which the device is bus master, and number of its window at the lender.
     pub(super) master: Option<(LeaseId, u8)>,
-    /// Lease that left its state in the device.
+    /// Lease whose borrower changed the state of the device since the last reset.
     pub(super) used_by: Option<LeaseId>,
     /// Pause between two accesses in ns.
     pub(super) pause: u64,
@@ -27,7 +27,7 @@ pub(super) struct Function {
     pub(super) stopping: bool,
     /// Address of the borrower's window for interrupts.
     pub(super) interrupts: u64,
-    /// State of MSI: enabled, address, data, masks.
+    /// State of MSI: enabled, address, data and masks.
     enabled: bool,
     address: [u32; 2],
     data: u32,

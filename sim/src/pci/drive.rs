@@ -169,7 +169,7 @@ impl Rig {
         self.at(at, Event::Job(number));
     }
 
-    /// Returns the end of work that takes long in this node.
+    /// Returns the time at which long work of this node ends.
     fn slowly(&mut self, node: usize) -> u64 {
         match self.nodes[node].slow && self.now < BUSY {
             true => self.within(US, SLOW_MOST),
@@ -177,8 +177,8 @@ impl Rig {
         }
     }
 
-    /// Soon disables bus mastering of devices whose lease has ended, even if the end of the lease
-    /// waits for an earlier reset.
+    /// Schedules the end of bus mastering of devices whose lease has ended, even if the end of the
+    /// lease waits for an earlier reset.
     fn stop_unlent(&mut self, node: usize) {
         use Mutation::{LenderClosedEarly, NoMasterOff, SlowReset};
         if let Some(NoMasterOff | LenderClosedEarly | SlowReset) = self.mutation {

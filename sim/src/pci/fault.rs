@@ -17,20 +17,20 @@ pub(super) enum Fault {
     PowerOff(usize),
     /// The node never comes back; other nodes are notified or not.
     Die(usize, bool),
-    /// The module is loaded again.
+    /// The module is unloaded and loaded again.
     Reload(usize),
     /// A device is reclaimed, with a grace time in ms.
     Reclaim(usize, u32),
     /// A device is not offered for a while.
     Withdraw(usize),
-    /// A device is broken.
+    /// A device stops working.
     Break(usize),
     /// Other users take interval numbers.
     Others(usize),
 }
 
 impl Fault {
-    /// Returns the node whose driver ends.
+    /// Returns the node whose driver the fault stops.
     fn ends(self) -> Option<usize> {
         match self {
             Self::Crash(n) | Self::PowerOff(n) | Self::Die(n, _) | Self::Reload(n) => Some(n),
@@ -106,7 +106,7 @@ impl Rig {
         }
     }
 
-    /// A node loses its power.
+    /// Switches a node off.
     fn power_off(&mut self, node: usize) {
         self.nodes[node].clear();
         self.nodes[node].on = false;

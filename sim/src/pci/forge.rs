@@ -27,7 +27,7 @@ impl Rig {
         let body = match rng.random_range(0..15) {
             0 => Body::List(rng.random_range(0..5)),
             1 => Body::Device(Device::default()),
-            // For an absent device, because it could legally borrow an existing one.
+            // The device is absent, because the forger could legally borrow an existing one.
             2 => Body::Borrow(Borrow {
                 handle: rng.random(),
                 generation: 1,

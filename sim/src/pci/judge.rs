@@ -29,7 +29,7 @@ impl Rig {
                 let Some(window) = window else {
                     continue;
                 };
-                // A device can't access memory unless it is bus master.
+                // A device that is not bus master cannot access memory.
                 let quiet = |i: usize| self.functions[i].master.is_none();
                 if window.function.is_some_and(quiet) {
                     continue;
@@ -60,7 +60,7 @@ impl Rig {
         Ok(())
     }
 
-    /// An access arrives.
+    /// Processes and checks an access on arrival.
     pub(super) fn arrive(&mut self, i: u64) -> Result<()> {
         let Some(packet) = self.net.packets.remove(&i) else {
             return Ok(());

@@ -15,28 +15,29 @@ pub(super) struct RawMessage {
     pub(super) words: Vec<u64>,
 }
 
-/// An access through a window.
+/// An access through a window, on its path to the target node.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Packet {
     pub(super) from: usize,
     pub(super) to: usize,
-    /// Number of the interval.
+    /// Number of the interval at the target node.
     pub(super) number: usize,
     pub(super) lease: LeaseId,
-    /// True if a device makes it.
+    /// True if the access is DMA of a device.
     pub(super) dma: bool,
-    /// Time at which its window was created.
+    /// Time at which the window was created.
     pub(super) since: u64,
 }
 
 /// The network.
 pub(super) struct Net {
-    /// Maximum latency in ns of most messages, and of slow ones.
+    /// Maximum latency in ns of most messages.
+    /// Maximum latency in ns of slow messages.
     usual: u64,
     slow: u64,
     loss: f64,
     repeats: f64,
-    /// True if messages of a pair stay in order.
+    /// True if messages between two nodes arrive in order.
     ordered: bool,
     last: HashMap<(usize, usize), u64>,
     pub(super) cut: Vec<Vec<u32>>,
@@ -53,7 +54,7 @@ impl Net {
             repeats: [0.0, 0.1][rng.random_range(0..2)],
             ordered: rng.random_bool(0.5),
             last: HashMap::new(),
-            // One more than the nodes: the forger.
+            // The last index is that of the forger.
             cut: vec![vec![0; count + 1]; count + 1],
             messages: HashMap::new(),
             packets: HashMap::new(),

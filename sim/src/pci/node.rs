@@ -33,16 +33,16 @@ pub(super) enum Job {
     Reset(u32),
     WasReset(u32, bool),
     Config(Config),
-    /// A register access after it was reported.
+    /// A register access that was reported before it is made.
     Late(Config),
     Take(Handle, Grant),
     Taken(Handle, bool),
     GiveBack(Handle),
     Drop(Handle, EndReason),
     Dropped(Handle),
-    /// Windows of a lease on this node that should be closed already.
+    /// Windows of a lease on this node that should already be closed.
     Lag(LeaseId),
-    /// The driver of a lost device is cut off from it.
+    /// A lost device is disconnected from its driver.
     Cut(Handle),
     /// Bus mastering of a device ends, because its lease has ended.
     Stop(u32),
@@ -63,21 +63,21 @@ pub(super) struct Life {
 pub(super) struct Node {
     pub(super) windows: [Option<Link>; INTERVALS],
     pub(super) targets: [Option<Link>; INTERVALS],
-    /// Numbers of targets that are reserved.
+    /// Target numbers that are reserved, as a bit set.
     pub(super) parked: u64,
     pub(super) life: Option<Life>,
     /// Number of incarnations.
     pub(super) lives: u32,
     pub(super) random: u64,
-    /// True if other users take numbers as soon as they are free.
+    /// True if other users take interval numbers as soon as these are free.
     pub(super) greedy: bool,
     /// True if its incarnations have different time-outs.
     mixed: bool,
-    /// True if its device resets and drivers are slow.
+    /// True if the node's device resets and drivers are slow.
     pub(super) slow: bool,
-    /// True while it has power.
+    /// True while the node has power.
     pub(super) on: bool,
-    /// True if it never comes back.
+    /// True if the node never runs a driver again.
     pub(super) dead: bool,
 }
 
@@ -88,7 +88,7 @@ fn free(table: &[Option<Link>; INTERVALS], not: u64) -> u64 {
         & !not
 }
 
-/// Returns the numbers of a set.
+/// Returns the numbers in a bit set.
 pub(super) fn numbers(set: u64) -> impl Iterator<Item = usize> + Clone {
     (0..INTERVALS).filter(move |n| (set >> n) & 1 != 0)
 }

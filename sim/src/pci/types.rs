@@ -30,7 +30,7 @@ pub enum Mutation {
     SilentIsDown,
     /// Timers are ignored.
     NoTimer,
-    /// Questions are not repeated.
+    /// Unanswered messages are not repeated.
     NeverAsk,
     /// Messages are attributed to another node.
     Unsourced,
@@ -45,7 +45,7 @@ pub enum Mutation {
 }
 
 impl Mutation {
-    /// Returns parts of the violations by which the bug shows.
+    /// Returns parts of the texts of the violations that the bug causes.
     #[must_use]
     pub const fn shows(self) -> &'static [&'static str] {
         match self {
@@ -159,13 +159,13 @@ summary! {
     resets,
     /// Accesses and DMA through windows.
     packets,
-    /// Such accesses that arrived at their lease.
+    /// Accesses and DMA through windows that arrived at a target of their own lease.
     arrived,
     /// Messages.
     messages,
     /// Lost messages.
     lost_messages,
-    /// Repeated requests.
+    /// Requests that were sent again.
     again,
     /// Messages without a lease, or late ones.
     odd,

@@ -83,7 +83,7 @@ impl Rig {
         Ok(true)
     }
 
-    /// A request was granted or has ended.
+    /// Checks that a request was granted or has ended by its deadline.
     pub(super) fn check_deadline(&mut self, node: usize, handle: Handle) -> Result<()> {
         let now = self.now;
         if let Some(request) = self.request(node, handle) {
@@ -112,7 +112,7 @@ impl Rig {
         Ok(())
     }
 
-    /// A lease is established. The device is used until it is returned.
+    /// Records an established lease. The device is used until it is returned.
     pub(super) fn is_up(&mut self, node: usize, handle: Handle) {
         let lives = self.nodes[node].lives;
         let mine = |r: &Request| r.node == node && r.life == lives && r.handle == handle;
@@ -307,7 +307,7 @@ impl Rig {
         }
     }
 
-    /// A borrower writes without waiting for the result of the previous write.
+    /// Makes a borrower write without waiting for the result of its previous write.
     fn lie(&mut self, request: &Request, lease: LeaseId) {
         let register = |at, size| Register::new(at, size).expect("a register");
         let Some(life) = self.nodes[request.node].life(request.life) else {
@@ -433,7 +433,7 @@ impl Rig {
         }
     }
 
-    /// The other users have ended.
+    /// Ends the other users of a node and closes their targets.
     pub(super) fn no_others(&mut self, node: usize) {
         self.nodes[node].greedy = false;
         for target in &mut self.nodes[node].targets {

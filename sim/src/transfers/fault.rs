@@ -109,7 +109,7 @@ impl Rig {
         }
     }
 
-    /// A NIC without power has no faults.
+    /// Sets the faults of a NIC. A NIC without power has none.
     fn set_faults(&mut self, nic: usize, faults: Faults) {
         if self.fabric.world.is_on(nic) {
             let set = self.fabric.world.set_faults(nic, faults);

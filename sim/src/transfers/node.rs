@@ -33,7 +33,7 @@ pub struct Report {
 struct Poster<'a> {
     port: &'a mut Port,
     fabric: &'a mut Fabric,
-    /// Answers of lock operations that are not posted.
+    /// Answers of lock operations that are made up instead of posting the operations.
     hasty: Option<&'a mut Vec<Notification>>,
 }
 
@@ -104,7 +104,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If its memory is not accessible.
+    /// Fails if its memory is not accessible.
     pub fn new(
         fabric: &Fabric,
         nic: usize,
@@ -127,7 +127,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If the NIC rejects an access.
+    /// Fails if the NIC rejects an access.
     pub fn up(&mut self, fabric: &mut Fabric) -> Result<()> {
         self.port = Some(Port::open(fabric, self.nic)?);
         Ok(())
@@ -149,7 +149,7 @@ impl Node {
         self.port.is_some()
     }
 
-    /// Returns true if there are no transfers.
+    /// Returns true if the node has no unfinished transfers.
     pub fn is_idle(&self) -> bool {
         self.table.is_empty()
     }
@@ -158,7 +158,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The reason why it is rejected.
+    /// Returns the reason for the rejection.
     pub fn submit(
         &mut self,
         fabric: &mut Fabric,
@@ -177,7 +177,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The reason why it is rejected.
+    /// Returns the reason for the rejection.
     pub fn lock(
         &mut self,
         fabric: &mut Fabric,
@@ -224,7 +224,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If memory can't be read.
+    /// Fails if memory can't be read.
     pub fn poll(&mut self, fabric: &mut Fabric) -> Result<()> {
         let Some(port) = &mut self.port else {
             return Ok(());
@@ -272,7 +272,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The violated invariant.
+    /// Returns the violated invariant.
     pub fn check(&self) -> Result<(), &'static str> {
         if self.mutation == Some(Mutation::NoWindow) {
             return Ok(());

@@ -118,7 +118,7 @@ impl Rig {
             Err(_) => {
                 self.summary.refused += 1;
                 (t.outcome, t.quiet) = (true, true);
-                // The memory was never used.
+                // The peer never got a command for this memory.
                 self.free(&mut t, 0)?;
             }
         }
@@ -147,7 +147,7 @@ impl Rig {
         true
     }
 
-    /// Gives a transfer memory on both sides. Returns false if there is none.
+    /// Assigns memory on both sides to a transfer. Returns false if no memory is free.
     fn prepare(&mut self, t: &mut Transfer) -> Result<bool> {
         let get = self.rng.random_bool(0.5);
         let mut ranges = Vec::new();

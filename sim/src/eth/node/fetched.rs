@@ -16,7 +16,7 @@ pub(super) struct Target {
 impl Target {
     /// Writes the validity tags of a new GET of `len` bytes.
     pub(super) fn prepare(fabric: &Fabric, nic: usize, local: u64, len: u32) -> Result<Self> {
-        // Unique among the GETs of a run.
+        // The value is unique among the GETs of a run.
         let number = (fabric.now() << 32) ^ ((nic as u64) << 28) ^ local;
         let mark = (number | 1)
             .wrapping_mul(0x9E37_79B9_7F4A_7C15)
@@ -32,7 +32,7 @@ impl Target {
         match_key(self.local, self.len) == key
     }
 
-    /// Returns the frame, and true if it has a hole.
+    /// Returns the frame, and true if data are missing in it.
     pub(super) fn load(&self, fabric: &Fabric, nic: usize) -> Result<(Vec<u8>, bool)> {
         let mut data = vec![0; self.len as usize];
         fabric.load(nic, self.local, &mut data)?;

@@ -64,7 +64,7 @@ impl FetchPort for Fetcher<'_> {
         local: u64,
     ) -> Result<(), TransportError> {
         let descriptor = eth::get_descriptor(from, announcement, len, local);
-        // Prepared before the GET, which may be answered at once.
+        // The tags are written before the GET is posted, because the GET may be answered at once.
         let target = Target::prepare(self.fabric, self.port.nic(), local, len)
             .map_err(|_| TransportError::Never)?;
         self.port.command(self.fabric, GET_PAGE, &descriptor)?;
@@ -82,7 +82,7 @@ impl FetchPort for Fetcher<'_> {
     }
 }
 
-/// GETs with their lock.
+/// The table of GETs with its lock.
 pub(super) struct Locked<'a>(pub(super) &'a RefCell<Fetches<Heap, Block>>);
 
 impl Shared<Fetches<Heap, Block>> for Locked<'_> {
