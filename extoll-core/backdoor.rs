@@ -60,9 +60,9 @@ pub enum BackdoorError {
     Busy,
     /// A register of the node could not be accessed.
     Register(RraError),
-    /// No completion in time.
+    /// Time-out: the device did not complete the request before the deadline.
     TimedOut,
-    /// The answer is no completion of the request, or no packet.
+    /// The received data are not a valid packet, or not the completion of the request.
     Garbled,
     /// The device rejected the request: `Unsupported`, `Retry` or `Abort`.
     Refused(Status),

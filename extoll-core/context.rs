@@ -59,9 +59,9 @@ pub(crate) trait LossListener: Send + Sync {
     fn device_lost(&self);
 }
 
-/// Time for writes of a unit to reach memory after the unit was told to stop. Such writes take
-/// another path than the answer to a register read (HW §5), so the read does not flush them. It is
-/// also unknown whether a notification of the ATU flushes writes of other units (HW §11.3).
+/// Waiting time for writes of a stopped unit to reach memory. Such writes take another path than
+/// the answer to a register read (HW §5), so the read does not flush them. It is also unknown
+/// whether a notification of the ATU flushes writes of other units (HW §11.3).
 const WRITE_DRAIN_TIME: Delta = Delta::from_millis(2);
 
 /// Access to the hardware. The mappings stay while it exists. Holds an RCU read lock, so the holder
@@ -255,14 +255,14 @@ impl Context {
         drop(old);
     }
 
-    /// Marks the device as unbound, so that it is not declared dead any more.
+    /// Marks the device as unbound. Failed register accesses do not declare it dead after this.
     pub(crate) fn retire(&self) {
         self.alive.store(false, Relaxed);
     }
 
-    /// Disables DMA of a dead NIC, because it cannot be told to stop: its registers may hang while
-    /// it continues to read and write memory. When this returns, the NIC cannot access memory of
-    /// this host. May sleep.
+    /// Disables DMA of a dead NIC, because it cannot be stopped otherwise: its registers may hang
+    /// while it continues to read and write memory. When this returns, the NIC cannot access memory
+    /// of this host. May sleep.
     pub(crate) fn isolate(&self) {
         if self.is_alive() {
             return;

@@ -42,7 +42,7 @@ impl DmaWords {
     ///
     /// # Errors
     ///
-    /// As for [`DmaWords::new`].
+    /// Same as for [`DmaWords::new`].
     pub(crate) fn accounted(dev: &device::Device<Bound>, words: usize) -> Result<Self> {
         Self::with_flags(dev, words, GFP_KERNEL_ACCOUNT)
     }
@@ -165,13 +165,13 @@ unsafe impl PoolMemory for PoolWords {
     }
 }
 
-/// Proof that the device is bound while this object is reachable, with which mappings are made and
-/// removed.
+/// Proof that the device is bound while this object is reachable. Mappings are made and removed
+/// with it.
 ///
 /// # Invariants
 ///
-/// Dropped before the device is unbound, by the shutdown of [`crate::nic::Nic`], which waits for
-/// all users.
+/// The shutdown of [`crate::nic::Nic`] drops this object before the device is unbound, after all
+/// users have finished.
 pub(crate) struct BoundDevice(mem::BoundDevice);
 
 impl BoundDevice {

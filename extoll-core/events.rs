@@ -78,7 +78,7 @@ pub(crate) struct Events {
     links: Arc<Links>,
     smfu: Arc<Smfu>,
     registers: Registers,
-    /// Taken to read the first values.
+    /// Locked while the first values are read.
     #[pin]
     first_read: Mutex<()>,
     /// Set if the work item must read the ECC flags.
@@ -167,7 +167,7 @@ impl Events {
         self.log(report.event, report.part, &changes);
     }
 
-    /// The events that the driver wants.
+    /// Returns the set of events that the driver enables.
     pub(crate) fn wanted(&self) -> TriggerMask {
         match self.vendor {
             true => TriggerMask::DEFAULT,
@@ -175,7 +175,8 @@ impl Events {
         }
     }
 
-    /// Switches polling of links on if their events are disabled by `mask`, else off. Any context.
+    /// Stops polling links if `mask` contains all of their events, otherwise starts it. Any
+    /// context.
     pub(crate) fn allowed(&self, mask: TriggerMask) {
         let notified = [TriggerEvent::LinkPort, TriggerEvent::LinkMacStatus];
         let notified = notified.iter().all(|event| mask.contains(*event));

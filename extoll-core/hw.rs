@@ -35,7 +35,7 @@ pub(crate) struct Hw {
     pub(crate) marks: bool,
     /// Start of the SMFU window: the remote register file that interval 0 points to.
     pub(crate) remote_rf: Remote,
-    /// Taken to change the registers with the identity of VELO senders.
+    /// Locked while the registers with the identity of VELO senders are changed.
     pub(crate) velo_sources: Pin<KBox<SpinLock<()>>>,
     /// Addresses of the windows, for the CPU and on the bus.
     pub(crate) windows: Sides,
@@ -43,9 +43,9 @@ pub(crate) struct Hw {
 }
 
 impl Hw {
-    /// Maps the windows, which lie in BAR 0 but for the remote register file (BAR 2): register file
-    /// uncached, requesters write-combining (HW §3.1 step 2). An emulator
-    /// that asks for marked fences gets them. May sleep.
+    /// Maps the register file (uncached) and the requester windows (write-combining; HW §3.1 step
+    /// 2). These are in BAR 0; the remote register file is in BAR 2. Enables marked fences if an
+    /// emulator requests them. May sleep.
     pub(crate) fn map(
         dev: &device::Device<Bound>,
         bar0: &Region<'_>,

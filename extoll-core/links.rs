@@ -32,7 +32,7 @@ pub(crate) struct Links {
     monitor: Arc<Monitor>,
     #[pin]
     state: SpinLockIrq<[Link; LINKS]>,
-    /// Taken to read the registers, so that states are stored in the order of the reads.
+    /// Locked while the registers are read, so that states are stored in the order of the reads.
     #[pin]
     reading: Mutex<()>,
     ups: [Atomic<u64>; LINKS],
@@ -53,8 +53,8 @@ impl WorkItem for Links {
     type Pointer = Arc<Links>;
 
     fn run(this: Arc<Links>) {
-        // Read also without a link that is up: if its event were lost, modules above would wait for
-        // it forever.
+        // Reads the registers even if no link is up, because modules would wait for the link
+        // forever if its event were lost.
         if this.polled.load(Relaxed) || !this.any_up() {
             this.refresh();
         }

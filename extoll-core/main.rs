@@ -82,12 +82,13 @@ impl pci::Driver for ExtollDriver {
 struct Extoll {
     #[pin]
     _driver: driver::Registration<pci::Adapter<ExtollDriver>>,
-    /// Dropped after the driver, because its nodes are in this directory.
+    /// Device classes of the driver's device files. Dropped after the driver, because each file
+    /// belongs to a class.
     _classes: Classes,
     _history: HistoryOwner,
     _overrides: Overrides,
     _files: Option<Dir<ProbeErrors>>,
-    /// Dropped when nothing is left that enqueues.
+    /// Owner of the work queues. Dropped last, because the other objects queue work.
     _work: work::Owner,
 }
 

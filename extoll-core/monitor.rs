@@ -52,7 +52,7 @@ pub struct Link {
     pub neighbour: Option<Neighbour>,
 }
 
-/// Receives changes of [`Status`] and of links.
+/// Client that is called when [`Status`] or a link changes.
 pub trait StatusClient: Send + Sync {
     /// Reports a new status. Process context, with the subscriber list locked: may sleep, must not
     /// subscribe or unsubscribe.

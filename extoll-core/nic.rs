@@ -157,7 +157,7 @@ impl Nic {
         Ok(Arc::new(nic, GFP_KERNEL)?)
     }
 
-    /// Returns the VELO unit: small messages.
+    /// Returns the VELO unit, which sends and receives small messages.
     pub fn velo(&self) -> &Arc<Velo> {
         &self.velo
     }
@@ -257,8 +257,9 @@ impl Nic {
         self.monitor.subscribe(client)
     }
 
-    /// Has `client` hear of interrupts that other nodes cause ([`MessageClient`]), at most
-    /// `per_second` times a second (0: any number), until the subscription is dropped. May sleep.
+    /// Subscribes `client` to interrupts that other nodes raise ([`MessageClient`]), until the
+    /// subscription is dropped. The client is called at most `per_second` times per second; 0: no
+    /// limit. May sleep.
     ///
     /// # Errors
     ///

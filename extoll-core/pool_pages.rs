@@ -140,8 +140,8 @@ unsafe impl PoolMemory for PoolPages {
 }
 
 // SAFETY: devices of other nodes access memory through the NIC. The IOMMU maps the NIC's accesses
-// to the linked pages, in the requested direction, and to nothing after the unlinking. A removed
-// NIC cannot access memory.
+// to the linked pages in the requested direction only, and blocks them after the unlinking. A
+// removed NIC cannot access memory.
 unsafe impl PageMap for PoolPages {
     fn bytes(&self) -> usize {
         self.range.bytes() - self.memory.bytes()

@@ -37,7 +37,8 @@ use wire::{
 const MAX_PAGES: usize = 32;
 /// Time limit in milliseconds for pending descriptors and commands when a kernel port is closed.
 const CLOSE_MS: u32 = 100;
-/// The same for a port of a process, so that its close does not take long.
+/// Time limit in milliseconds for a port of a process, shorter so that its close does not take
+/// long.
 const PROCESS_CLEAR_MS: u32 = 10;
 const PROCESS_EXECUTE_MS: u32 = 100;
 /// Time limit in milliseconds for pending descriptors in the work item that retries.
@@ -45,11 +46,11 @@ const AGAIN_CLEAR_MS: u32 = 50;
 
 /// Parts of the NIC that ports of a unit use.
 pub(crate) struct PortBase {
-    /// Registers and reporting.
+    /// Context for register accesses and reports.
     pub(crate) ctx: Arc<Context>,
     /// VPIDs of the unit.
     pub(crate) table: Arc<Table>,
-    /// Keeper of VPIDs that cannot be released at once.
+    /// List of VPIDs that cannot be released at once.
     pub(crate) reclaim: Arc<Reclaimer>,
 }
 
@@ -61,7 +62,7 @@ pub(crate) trait PortUnit: Send + Sync + Sized + 'static {
     /// Returns the parts of the NIC that its ports use.
     fn base(&self) -> &PortBase;
 
-    /// Returns whether a new owner can access nothing of an earlier one. Any context.
+    /// Returns true if a new owner cannot access memory of an earlier owner. Any context.
     fn is_clean(&self, _: Vpid) -> bool {
         true
     }
@@ -72,8 +73,8 @@ pub(crate) trait PortUnit: Send + Sync + Sized + 'static {
         [0; 4]
     }
 
-    /// Keeps the VPID of a new kernel port disabled for a while, if necessary; returns true then.
-    /// May sleep.
+    /// Keeps the VPID of a new kernel port disabled for a while, if necessary. Returns true if it
+    /// does. May sleep.
     fn defer_enable(&self, _: Vpid) -> bool {
         false
     }
@@ -87,7 +88,7 @@ pub(crate) trait PortUnit: Send + Sync + Sized + 'static {
     /// Enables reception, after the queue was installed.
     fn enable(hw: &Hw, vpid: Vpid);
 
-    /// Disables reception. It has ended when the caller has read a register.
+    /// Disables reception. The caller must read a register afterwards; then reception has ended.
     fn disable(hw: &Hw, vpid: Vpid);
 
     /// Clears the VPID's registers, except for those that commands in flight still need.
@@ -258,7 +259,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
             hw.rf.read(BqRegs(U::UNIT).ub(vpid));
         }
         between();
-        // Packets that arrived in between.
+        // Drain packets that arrived between the first draining and disabling.
         if let Some(queue) = queue {
             queue.drain(ctx);
         }
@@ -267,9 +268,9 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         });
     }
 
-    /// Releases the VPID of a closed port, at once or later by the work item of [`Reclaimer`].
-    /// `settled`: nothing is in flight ([`PortCore::wait_settled`]); `used`: commands were sent.
-    /// May sleep.
+    /// Releases the VPID of a closed port, either at once or later by the work item of
+    /// [`Reclaimer`]. `settled`: no command is in flight ([`PortCore::wait_settled`]). `used`:
+    /// commands were sent. May sleep.
     pub(crate) fn finish(self: &Arc<Self>, used: bool, settled: bool) {
         let base = self.unit.base();
         if let Some(hw) = base.ctx.alive_access() {
@@ -313,11 +314,11 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         })
     }
 
-    /// Waits until all commands are executed, if that matters to the next owner; returns false on a
-    /// time-out.
+    /// Waits until all commands are executed, unless they cannot affect the next owner. Returns
+    /// false on a time-out.
     fn wait_executed(&self) -> bool {
         let ms = match self.owner {
-            // The next owner is a kernel port, too.
+            // The next owner is a kernel port, too, so it need not wait.
             Owner::Kernel if self.vpid >= Vpid::USER_END => return true,
             Owner::Kernel => CLOSE_MS,
             Owner::Process { .. } => PROCESS_EXECUTE_MS,
@@ -385,7 +386,7 @@ impl<U: PortUnit, const N: usize> KernelPort<U, N> {
     ///
     /// # Errors
     ///
-    /// As for [`PortCore::claim`].
+    /// Same as for [`PortCore::claim`].
     pub(crate) fn open(
         unit: &Arc<U>,
         request: VpidRequest,

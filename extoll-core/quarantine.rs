@@ -9,20 +9,20 @@
 //! port.
 //!
 //! The closer of such a port puts the memory into a [`Batch`] and holds it. The memory is freed
-//! when its time has passed, or when the NIC has lost bus mastering at unbinding. [`history`] then
-//! records the VPIDs: mappings do not survive the driver, so its next binding keeps these VPIDs
-//! disabled until the time has passed.
+//! when its time has passed, or when the NIC has lost bus mastering at unbinding. In the second
+//! case [`history`] records the VPIDs, and the driver's next binding keeps them disabled until the
+//! time has passed, because mappings do not survive the driver.
 //!
 //! Memory is never freed early. Instead, a VPID that is opened stays disabled while the quarantine
 //! holds more than the NIC's limit. The total is thus bounded by the limit plus the outstanding
 //! memory of open ports.
 //!
-//! Processes with the right to bus addresses allocate memory for them by `/dev/extoll/pmap`; it
-//! ends here, too. It is counted separately: while more than the limit is held, they cannot
-//! allocate more.
+//! Processes with the right to bus addresses allocate memory for them by `/dev/extoll/pmap`. That
+//! memory also enters the quarantine. It is counted separately: while it exceeds the limit, these
+//! processes cannot allocate more.
 //!
-//! Locks: the spinlock `list`, which disables interrupts, and the mutex `enabling`. Everything else
-//! states its context.
+//! Locks: the spinlock `list`, which disables interrupts, and the mutex `enabling`. Functions
+//! document their contexts.
 
 mod history;
 mod list;
@@ -53,7 +53,7 @@ use wire::{
     regs::rma,
 };
 
-/// Longest pause between two runs of the work item, in milliseconds.
+/// Maximum pause between two runs of the work item, in milliseconds.
 const MAX_PAUSE_MS: i64 = 60_000;
 /// Bytes charged per object in addition to its size.
 const OVERHEAD: u64 = 4096;
@@ -145,7 +145,7 @@ pub struct Quarantine {
     limit: u64,
     #[pin]
     list: SpinLockIrq<List>,
-    /// Taken to enable or close a waiting port.
+    /// Locked while a waiting port is enabled or closed.
     #[pin]
     enabling: Mutex<()>,
     /// VPIDs of open ports that are not enabled yet, as bits.
@@ -169,8 +169,8 @@ impl WorkItem for Quarantine {
 }
 
 impl Quarantine {
-    /// Makes an empty quarantine. `table` holds the VPIDs of the RMA unit; while more than
-    /// `limit_kib` of memory is held, new ports wait. May sleep.
+    /// Makes an empty quarantine. `table` holds the VPIDs of the RMA unit. While more than
+    /// `limit_kib` KiB of memory are held, new ports wait. May sleep.
     #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(ctx: Arc<Context>, table: Arc<Table>, limit_kib: u32) -> Result<Arc<Self>> {
         Arc::pin_init(

@@ -35,7 +35,7 @@ pub(crate) const MAX_BYTES: u64 = 64 << 20;
 const MESSAGE_SLOTS: u32 = 3;
 /// Maximum number of rounds in which a queue is drained.
 const DRAIN_ROUNDS: u32 = 16;
-/// Time for packets that wait for room to use it.
+/// Pause in which packets that wait for free slots can enter a queue.
 const DRAIN_PAUSE: Delta = Delta::from_micros(20);
 /// Time limit of draining in milliseconds, checked before each round, because freeing all slots of
 /// a large queue takes long.
@@ -102,7 +102,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Returns the layout of a queue of `bytes` in segments of `segment` bytes.
+    /// Returns the layout of a queue of `bytes` bytes in segments of `segment` bytes.
     ///
     /// # Errors
     ///
@@ -167,7 +167,7 @@ impl SegmentMemory for Arc<DmaWords> {
     }
 }
 
-/// Slot of a queue.
+/// Reference to a slot of a queue.
 pub(crate) struct Slot<'a> {
     memory: &'a DmaWords,
     first: usize,
@@ -202,7 +202,8 @@ pub(crate) struct Queue<M = DmaWords> {
     segments: KVec<M>,
     dcq: DmaWords,
     slots: u32,
-    /// Binary logarithm of the slots per segment; `None` if that is no power of two.
+    /// Binary logarithm of the number of slots per segment; `None` if that number is not a power of
+    /// two.
     shift: Option<u32>,
 }
 
@@ -372,9 +373,9 @@ impl<M: SegmentMemory> Queue<M> {
         }
     }
 
-    /// Writes the read pointer to the NIC, as a logical index and not as one within a segment
-    /// (G10). See [`protocol::nic::ring_consumer`]; here for queues that never become full. With
-    /// `arm`, the VPID's interrupt is unmasked.
+    /// Writes the read pointer to the NIC, as an index into the whole queue and not into a segment
+    /// (G10). With `arm`, the VPID's interrupt is unmasked. Only for queues that never become full;
+    /// see [`protocol::nic::ring_consumer`].
     pub(crate) fn commit(&self, hw: &Hw, slot: u32, arm: bool) {
         hw.rf.write(
             BqRegs(self.unit).rp(self.vpid),
@@ -382,30 +383,29 @@ impl<M: SegmentMemory> Queue<M> {
         );
     }
 
-    /// Returns whether packets may wait for room, with the write pointer `lwp`. A message takes up
-    /// to three slots.
+    /// Returns true if packets may be waiting for free slots when the write pointer is `lwp`. A
+    /// message takes up to three slots.
     fn is_full(&self, hw: &Hw, lwp: u32) -> bool {
         let lrp = Rp(hw.rf.read(BqRegs(self.unit).rp(self.vpid))).lrp();
         if lwp >= self.slots || lrp >= self.slots {
             return false;
         }
-        // Equal pointers mean a full queue, or an empty one of a process that leaves no slot unused
-        // (G10).
+        // If the pointers are equal, the queue is full, or empty and of a process that leaves no
+        // slot unused (G10).
         match self.distance(lwp, lrp) {
             0 => (0..self.slots).any(|slot| self.status(slot) != 0),
             free => free <= MESSAGE_SLOTS,
         }
     }
 
-    /// Admits packets that wait for room in this queue, until no more come, because they could
-    /// block queues of other VPIDs. The queue has no consumer any more, and the packets are lost.
-    /// The number of rounds is limited, because a peer may send faster than the queue is drained.
-    /// May sleep, for less than 2 ms in addition to freeing all slots, for which the limit is 100
-    /// ms.
+    /// Frees slots until no more waiting packets enter the queue, because waiting packets could
+    /// block queues of other VPIDs. The packets are lost, because the queue has no consumer any
+    /// more. The number of rounds is limited, because a peer may send faster than the queue is
+    /// drained. Freeing the slots takes at most 100 ms; the pauses take less than 2 ms. May sleep.
     ///
-    /// The vendor's driver does this for processes after it has disabled the VPID (HW §9.7). It is
-    /// unknown whether a NIC still admits waiting packets then (G10), so callers do it before
-    /// disabling, too.
+    /// The vendor's driver drains queues of processes after it has disabled the VPID (HW §9.7). It
+    /// is unknown whether a NIC still admits waiting packets after that (G10), so callers also
+    /// drain before disabling.
     pub(crate) fn drain(&self, ctx: &Context) {
         let reg = BqRegs(self.unit).rp(self.vpid);
         let began: Instant<Monotonic> = Instant::now();
@@ -426,9 +426,9 @@ impl<M: SegmentMemory> Queue<M> {
                 }
             }
             barrier::wmb();
-            // First, pointers that mean an empty queue by both rules for a full one (G10). If no
-            // packet comes, the vendor's value, for a NIC that considers equal pointers a full
-            // queue; then the first one again.
+            // First, a pointer that means an empty queue by both rules for a full queue (G10). If
+            // no packet comes, the vendor's value, for a NIC that considers equal pointers a full
+            // queue. Finally the first pointer again.
             for lrp in [lwp, self.next(lwp, 1), lwp] {
                 if let Some(hw) = ctx.alive_access() {
                     hw.rf.write(reg, Rp(0).with_lrp(lrp).raw());

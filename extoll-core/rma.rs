@@ -202,7 +202,7 @@ impl Rma {
         Ok(Arc::new(this, GFP_KERNEL)?)
     }
 
-    /// Frees the memory of the locks, after the NIC was told to forget it. May sleep.
+    /// Frees the memory of the locks. The caller has removed its address from the NIC. May sleep.
     pub(crate) fn free_locks(&self) {
         self.locks.free();
     }

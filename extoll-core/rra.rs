@@ -78,7 +78,7 @@ pub(crate) fn write_local(ctx: &Context, offset: RegOffset, value: u64) -> Resul
 /// Maximum number of outstanding requests per caller.
 const AT_ONCE: usize = 16;
 
-/// Node that interval 0 of the SMFU points to, and whether stores to it may be in flight.
+/// Node that interval 0 of the SMFU points to; true if stores to it may be in flight.
 type WindowTarget = Option<(NodeId, bool)>;
 
 /// Registers of all nodes.
@@ -90,7 +90,7 @@ pub struct Rra {
     quarantine: Arc<Quarantine>,
     /// Set before the port is closed; waiting callers return.
     closing: AtomicFlag,
-    /// Taken to open the port. True after the port was closed for good.
+    /// Mutex of opening and closing. True after the port was closed permanently.
     #[pin]
     closed: Mutex<bool>,
     #[pin]
@@ -431,13 +431,13 @@ impl Rra {
         }
     }
 
-    /// Closes the port for good. The caller keeps the returned memory until RMA is stopped. May
+    /// Closes the port permanently. The caller keeps the returned memory until RMA is stopped. May
     /// sleep.
     pub(crate) fn close(&self) -> LateMemory {
         self.closing.store(true, Relaxed);
         *self.closed.lock() = true;
         let port = self.port.lock().take();
-        // The port is closed here, without the locks.
+        // Both locks have been released before the port is closed.
         LateMemory(port.map(|port| port.close(&self.ctx, &self.quarantine)))
     }
 }

@@ -112,9 +112,9 @@ fn shutdown(nic: &Nic) {
     if left != 0 {
         nic.error(Reason::PortLeaked, left as u64);
     }
-    // The device is not declared dead any more.
+    // From here on, failed register accesses do not declare the device dead.
     nic.retire();
-    // Each is stopped after those that queue it.
+    // Each object is stopped after the objects that queue its work item.
     nic.snq().end();
     nic.events().end();
     nic.link_monitor().end();

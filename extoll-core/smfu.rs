@@ -2,10 +2,11 @@
 
 //! Shared memory functional unit (SMFU): loads and stores to memory of other nodes (HW §12).
 //!
-//! BAR 2 is the window. Its first 32 MiB are interval 0 and lead to remote register files
-//! ([`crate::rra`]). In the rest a [`Window`] is an interval: an address range that leads to one
-//! node, where the access goes to what the node has opened for *the same interval number*
-//! ([`Target`]), else to its exported memory.
+//! BAR 2 is the window. Its first 32 MiB are interval 0, which accesses remote register files
+//! ([`crate::rra`]). The remainder is divided into intervals ([`Window`]): address ranges, each of
+//! which points to one node. An access to an interval reaches the memory that the node has opened
+//! for *the same interval number* ([`Target`]), or the node's exported memory if there is no such
+//! target.
 //!
 //! **Ordering.** The PCIe order applies from end to end for accesses of one CPU to one node. Stores
 //! arrive in program order, and a load completes after all earlier stores have arrived (HW §12).
@@ -55,7 +56,7 @@ pub use window::{Window, WindowSpec};
 
 /// Maximum size of exported memory in KiB: 1 GiB.
 pub const MAX_KIB: u32 = 1 << 20;
-/// Minimum size of exported memory in KiB, below which none is exported.
+/// Minimum size of exported memory in KiB. If less can be allocated, no memory is exported.
 const MIN_TARGET_KIB: u32 = 64;
 
 /// SMFU of one NIC.
@@ -68,9 +69,9 @@ pub struct Smfu {
     state: Mutex<State>,
     #[pin]
     target_table: SpinLockIrq<TargetTable>,
-    /// Time-outs seen; grows before the flag in the register is cleared.
+    /// Number of time-outs so far. Incremented before the flag in the register is cleared.
     timeouts: Atomic<u64>,
-    /// Taken to read and clear that flag.
+    /// Locked while the flag is read and cleared.
     #[pin]
     flag: SpinLockIrq<()>,
 }
@@ -133,7 +134,8 @@ impl Smfu {
     /// §12), and returns true. Any context.
     pub(crate) fn check_timeout(&self, hw: &Hw) -> bool {
         {
-            // Without the lock, a second write of 1 could set a flag that another CPU has cleared.
+            // The lock prevents a second write of 1, which could set the flag that another CPU has
+            // cleared.
             let _alone = self.flag.lock();
             let control = TimeoutControl(hw.rf.read(smfu::TIMEOUT_CONTROL));
             if !control.timeout_err() {

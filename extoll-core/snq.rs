@@ -221,8 +221,8 @@ impl Snq {
         }
     }
 
-    /// Frees the ring, which the NIC can no longer access. The interrupt handler is removed. May
-    /// sleep.
+    /// Frees the ring. The caller has stopped the NIC's accesses to it and removed the interrupt
+    /// handler. May sleep.
     pub(crate) fn free(&self) {
         let memory = self.state.lock().memory.take();
         drop(memory);

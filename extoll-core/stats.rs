@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Counters, and numbered reasons of errors. Each reason has a counter and the tracepoint
-//! `extoll_error`; docs/driver.md says which ones are also logged, at a limited rate. Counters are
-//! atomic; any context.
+//! `extoll_error`. docs/driver.md lists the reasons that are also logged, at a limited rate.
+//! Counters are atomic and can be used in any context.
 
 use kernel::sync::atomic::{Atomic, Relaxed};
 

@@ -167,7 +167,7 @@ impl Table {
         drop(old);
     }
 
-    /// Records the sending side, for debugfs.
+    /// Sets the object that shows the port's sending state in debugfs.
     pub(crate) fn set_tx(&self, vpid: Vpid, new: Arc<dyn SendSide>) {
         let mut slots = self.slots.lock();
         let old = match slots.get_mut(vpid.index()) {

@@ -80,7 +80,7 @@ impl LeasedDevice {
     ///
     /// - `EPERM`: the kernel is locked down. Another node would drive the device, which can access
     ///   all memory of this host.
-    /// - `EBUSY`: a BAR, or the rest of a small BAR's page, is already claimed.
+    /// - `EBUSY`: a BAR, or the remaining part of a small BAR's page, is already claimed.
     /// - `EINVAL`: a small BAR does not begin at a page.
     /// - `ENODEV`: the device has no memory BAR.
     /// - `EOPNOTSUPP`: the device is behind an IOMMU or a software host bridge, so its addresses

@@ -42,7 +42,7 @@ struct search {
 };
 
 /*
- * Same lookup as in tcp_v4_rcv() and tcp_v6_rcv(), but without a packet, so BPF programs of
+ * Looks up a listener like tcp_v4_rcv() and tcp_v6_rcv(), but without a packet, so BPF programs of
  * SO_REUSEPORT are not run.
  */
 static struct sock *listener_on(struct net_device *dev, const struct search *search)
@@ -213,8 +213,8 @@ int extoll_port_choose(struct socket *sock, const struct extoll_tuple *tuple, in
 	first = get_random_u32() >> 1;
 	for (i = 0; i < TRIES && low <= high; i++) {
 		/*
-		 * Like connect(), the first half of the tries skips every other port, to leave
-		 * ports to bind(). The rest tries all.
+		 * Like in connect(), the first half of the tries skips every other port, to leave
+		 * ports to bind(). The second half tries all ports.
 		 */
 		bool all = i >= TRIES / 2;
 		u32 offset = (first + (all ? i : 2 * i)) % (high - low + 1);

@@ -69,10 +69,10 @@ static bool is_at(struct page *page, struct address_space *mapping, pgoff_t inde
 
 /*
  * Checks whether an access to addr, which has no page table entry, would find the page. Reclaim,
- * compaction and others remove entries of shared memory although pinned pages stay in its file. A
- * fault is not an option, because it may allocate a page in a hole that was just punched, or wait
- * for ever (userfaultfd). Removal of a page from the file notifies before it happens, but the
- * inode's lock is held until it is done.
+ * compaction and other mechanisms remove entries of shared memory although pinned pages stay in the
+ * file. The check must not raise a fault. A fault may allocate a page in a hole that was just
+ * punched, or wait forever (userfaultfd). Notifiers run before a page is removed from the file, but
+ * the inode's lock is held until the removal is complete.
  */
 static int file_has(struct mm_struct *mm, unsigned long addr, struct page *page)
 {

@@ -30,7 +30,7 @@ struct net_device *extoll_net_alloc(const struct extoll_net_config *cfg, struct 
 	struct extoll_net_priv *p;
 	struct net_device *dev;
 
-	/* The name is derived from the hardware: tell udev to keep it. */
+	/* The name is derived from the hardware. This flag tells udev to keep it. */
 	dev = alloc_netdev(sizeof(*p), cfg->name, NET_NAME_PREDICTABLE, ether_setup);
 	if (!dev)
 		return NULL;
@@ -300,7 +300,7 @@ void extoll_napi_enable_all(struct net_device *dev)
 			continue;
 		napi_enable_locked(napi);
 		n->enabled = true;
-		/* Polls once for frames that arrived before. */
+		/* Poll once for frames that arrived before. */
 		local_bh_disable();
 		napi_schedule(napi);
 		local_bh_enable();
@@ -346,8 +346,8 @@ void extoll_napi_unclaim(struct extoll_napi *n)
 }
 
 /*
- * In process context, re-enables bottom halves after raising the softirq, because that runs it.
- * Without this, the softirq would wait for the next interrupt.
+ * Schedules the instance. In process context, local_bh_enable() runs the raised softirq at once.
+ * Otherwise the softirq would wait for the next interrupt.
  */
 void extoll_napi_schedule(struct extoll_napi *n)
 {

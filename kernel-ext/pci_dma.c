@@ -219,7 +219,9 @@ bool extoll_pci_dma_taken(struct pci_dev *pdev)
 
 void *extoll_contiguous_alloc(size_t pages, int node)
 {
-	/* Unlike other allocation functions, these do not check the node number. */
+	/*
+	 * Unlike other allocation functions, alloc_contig_pages() does not check the node number.
+	 */
 	if (node < 0 || node >= MAX_NUMNODES || !node_online(node))
 		node = numa_mem_id();
 #ifdef CONFIG_CONTIG_ALLOC

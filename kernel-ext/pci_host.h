@@ -95,7 +95,7 @@ int extoll_pci_locked(struct pci_dev *anchor, struct workqueue_struct *wq, int (
 int extoll_pci_domain_new(void);
 /* Returns the number of references to a bridge. */
 unsigned int extoll_pci_bridge_references(struct pci_host_bridge *bridge);
-/* Prevents unloading of this module for ever. */
+/* Prevents unloading of this module permanently. */
 void extoll_pci_pin(void);
 /* Marks all devices of a bus as unreachable, then notifies their drivers. Sleeps. */
 void extoll_pci_lost(struct pci_bus *bus);
@@ -109,9 +109,9 @@ int extoll_pci_window_insert(struct pci_dev *anchor, struct resource *window);
 void extoll_pci_window_remove(struct resource *window);
 
 /*
- * Enclose calls of a driver's functions, which the kernel makes with raw spin locks held (pci_lock,
- * locks of interrupt descriptors). They tell lockdep that a spinlock_t may be taken there. Under
- * PREEMPT_RT it may not.
+ * Before and after a call of a driver's functions. The kernel makes such calls with raw spin locks
+ * held (pci_lock, locks of interrupt descriptors). These markers inform lockdep that a spinlock_t
+ * may be locked there. Under PREEMPT_RT that is not allowed.
  */
 void extoll_pci_functions_enter(void);
 void extoll_pci_functions_leave(void);

@@ -99,7 +99,7 @@ static int init_tcp(struct sock *sk, bool v6)
 	if (sk->sk_kern_sock || !sk->sk_socket)
 		return -EPROTONOSUPPORT;
 	/*
-	 * The user's module is being unloaded, which takes a while. Programs get an ordinary TCP
+	 * The user's module is being unloaded. Until that is complete, programs get an ordinary TCP
 	 * socket, because a switch may have redirected their socket() calls without their
 	 * knowledge.
 	 */
@@ -132,9 +132,10 @@ static int (*init_of(bool v6))(struct sock *sk)
 }
 
 /*
- * Hands the sock over to TCP. It must not keep the user's module loaded, because TCP keeps the
- * sock, and makes others from it, long after it was closed; struct socket keeps the module. Each
- * operation calls this first: by then struct socket has its reference.
+ * Replaces the sock's sk_prot_creator by TCP's struct proto. The sock must not keep the user's
+ * module loaded, because TCP keeps the sock, and makes other socks from it, long after it was
+ * closed. struct socket keeps the module loaded instead. Each operation calls this first, because
+ * struct socket has its reference by then.
  */
 static void settle(struct sock *sk, bool v6)
 {
@@ -158,8 +159,8 @@ static int enlist(struct extoll_sock_alias *alias, bool v6)
 	alias->sw.list.next = NULL;
 	inet_register_protosw(&alias->sw);
 	/*
-	 * The function returns nothing. If sw is not on the list, the number belongs to IPv4
-	 * itself.
+	 * inet_register_protosw() has no return value. If sw is not on the list afterwards, the
+	 * number belongs to IPv4 itself.
 	 */
 	return alias->sw.list.next ? 0 : -EPERM;
 }
@@ -211,8 +212,8 @@ void extoll_sock_alias_unregister(struct extoll_sock_alias *alias)
 #endif
 		inet_unregister_protosw(&alias->sw);
 	/*
-	 * If the module stays loaded, sockets may still have to be settled, so the slot stays
-	 * reserved.
+	 * If the module stays loaded, settle() may still have to run for existing sockets, so the
+	 * slot stays reserved.
 	 */
 	if (alias->held.owner->state != MODULE_STATE_LIVE)
 		alias->held.owner = NULL;
@@ -270,9 +271,9 @@ void *extoll_sock_take_data(struct socket *sock)
 }
 
 /*
- * Chosen by the operations, not by the sock, because an IPv6 socket stays one when its sock changes
- * family. A socket that another part of the kernel accepts (kernel_accept()) gets its operations
- * afterwards.
+ * The choice depends on the socket's operations, not on the sock, because an IPv6 socket keeps its
+ * IPv6 operations when its sock changes family. If another part of the kernel accepts a socket
+ * (kernel_accept()), the socket gets its operations afterwards.
  */
 static const struct proto_ops *base(const struct socket *sock)
 {
@@ -355,9 +356,9 @@ int extoll_tcp_shutdown(struct socket *sock, int how)
 }
 
 /*
- * Rejects two options that replace sock->ops, after which the module's operations would not be
- * called, not even for the release. They are upper layer protocols, rejected with the error of a
- * kernel that has none, and the change from IPv6 to IPv4.
+ * Rejects two options that replace sock->ops, because the kernel would then not call the module's
+ * operations, not even for the release. Upper layer protocols are rejected with the error of a
+ * kernel that has none. The other option is the change from IPv6 to IPv4.
  */
 int extoll_tcp_setsockopt(struct socket *sock, int level, int name, sockptr_t value, unsigned int len)
 {
@@ -428,7 +429,10 @@ int extoll_tcp_set_rcvlowat(struct sock *sk, int value)
 {
 	int err = base_sk(sk)->set_rcvlowat(sk, value);
 
-	/* Wakes waiting tasks, because data outside of TCP may now be sufficient. */
+	/*
+	 * Wake waiting tasks, because data received by another path than TCP may now reach the
+	 * limit.
+	 */
 	extoll_sock_wake(sk, EXTOLL_WAKE_READABLE);
 	return err;
 }
@@ -489,9 +493,9 @@ ssize_t extoll_sock_splice_by_recvmsg(struct socket *sock, loff_t *pos, struct p
 }
 
 /*
- * Same as sock_def_readable() and its counterparts. The sock's callbacks cannot be called, because
- * another part of the kernel that has the descriptor may have set functions that need a softirq and
- * check TCP's queues for data.
+ * Does the same as sock_def_readable() and its counterparts. The sock's callbacks cannot be called,
+ * because another part of the kernel that has the descriptor may have replaced them by functions
+ * that need a softirq and check TCP's queues for data.
  */
 void extoll_sock_wake(struct sock *sk, unsigned int what)
 {

@@ -30,8 +30,9 @@ void extoll_sock_alias_unregister(struct extoll_sock_alias *alias);
 int extoll_sock_create(struct net *net, struct socket *sock, bool v6, int kern, const struct proto_ops *ops);
 
 /*
- * Data of the operations at a socket: read; set if there are none yet (returns the old data);
- * remove. Any context.
+ * Data of a socket's operations. extoll_sock_data() returns them. extoll_sock_set_data() sets them
+ * if there are none, otherwise returns the old data. extoll_sock_take_data() removes them. Any
+ * context.
  */
 void *extoll_sock_data(struct socket *sock);
 void *extoll_sock_set_data(struct socket *sock, void *data);
@@ -85,8 +86,8 @@ struct extoll_sock_ends {
 };
 
 /*
- * References to the sock of a socket, which may outlive the socket. extoll_sock_hold() needs the
- * socket; the others: any context.
+ * References to the sock of a socket. They may outlive the socket. extoll_sock_hold() needs an
+ * existing socket; the other functions can be called in any context.
  */
 struct sock *extoll_sock_hold(struct socket *sock);
 void extoll_sock_put(struct sock *sk);
@@ -138,8 +139,9 @@ unsigned int extoll_sock_busy_poll(const struct sock *sk);
 #define EXTOLL_WAKE_HUNG_UP 5
 void extoll_sock_wake(struct sock *sk, unsigned int what);
 /*
- * Sets the pending error, a positive number, if there is none; reads it; reads and clears it (0 or
- * negative). Any context.
+ * extoll_sock_set_error() sets the pending error, a positive number, if there is none.
+ * extoll_sock_error() reads it; extoll_sock_take_error() reads and clears it (0 or negative). Any
+ * context.
  */
 void extoll_sock_set_error(struct sock *sk, int error);
 int extoll_sock_error(const struct sock *sk);
@@ -147,8 +149,8 @@ int extoll_sock_error(const struct sock *sk);
 bool extoll_sock_has_error(const struct sock *sk);
 int extoll_sock_take_error(struct sock *sk);
 /*
- * Directions that are shut down (RCV_SHUTDOWN, SEND_SHUTDOWN). Reading: any context. Marking sends
- * nothing; it sleeps.
+ * Directions that are shut down (RCV_SHUTDOWN, SEND_SHUTDOWN). They can be read in any context.
+ * extoll_sock_mark_ended() sets them without sending a FIN, and sleeps.
  */
 unsigned int extoll_sock_ended(const struct sock *sk);
 void extoll_sock_mark_ended(struct sock *sk, unsigned int directions);
@@ -176,7 +178,7 @@ long extoll_sock_linger(const struct sock *sk);
  * has elapsed.
  */
 void extoll_sock_lingered(struct sock *sk, long left);
-/* Returns true if the current task exits. */
+/* Returns true if the current task is exiting. */
 bool extoll_exiting(void);
 /*
  * Returns the offset from the read position at which MSG_PEEK begins (SO_PEEK_OFF); negative if at
@@ -186,7 +188,7 @@ int extoll_sock_peek_offset(const struct sock *sk);
 void extoll_sock_peeked(struct sock *sk, int bytes, bool peek);
 bool extoll_sock_nonblocking(const struct socket *sock);
 void extoll_sock_poll_wait(struct file *file, struct socket *sock, struct poll_table_struct *table);
-/* Records that a writer was told that there is no room. Full barrier. */
+/* Records that a writer found no free space. Full barrier. */
 void extoll_sock_no_space(struct sock *sk);
 
 /* Returns true if TCP_CORK is set. */
@@ -229,8 +231,8 @@ void extoll_sock_inq(const struct sock *sk, struct extoll_sock_inq *inq);
 bool extoll_sock_inq_settled(struct sock *sk, struct extoll_sock_inq *inq);
 
 /*
- * Files in /proc/net of a namespace, readable by all. Both sleep. After the removal show() does not
- * run.
+ * Files in /proc/net of a namespace, readable by all users. Both functions sleep. show() does not
+ * run after the removal.
  */
 int extoll_net_proc_add(struct net *net, const char *name, int (*show)(struct seq_file *seq, void *v), void *data);
 void extoll_net_proc_remove(struct net *net, const char *name);

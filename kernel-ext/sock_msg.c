@@ -36,8 +36,8 @@ void extoll_msg_show(struct msghdr *msg, size_t left)
 }
 
 /*
- * Does nothing for an io_uring with its own notification (msg_ubuf): without a reference it counts
- * as copied.
+ * Returns NULL for an io_uring call with its own notification (msg_ubuf). io_uring then reports the
+ * data as copied, because no reference to its notification is taken.
  */
 struct ubuf_info *extoll_zerocopy_begin(struct sock *sk, struct msghdr *msg)
 {

@@ -64,8 +64,8 @@ impl Atu {
     /// losses of pages (madvise, truncation). Until then the NIC accesses the old pages, which are
     /// not reused before. A fork changes nothing, because the child gets copies of the pages.
     /// Shared memory (tmpfs, memfd, System V, huge pages) stays registered whatever the kernel does
-    /// to its page tables. A mapped file on a disk, which can be registered for reading only, may
-    /// be taken for lost.
+    /// to its page tables. A region on a mapped disk file, which can be registered for reading
+    /// only, may die although no page was lost.
     ///
     /// May sleep; called in process context of the owner.
     ///

@@ -66,7 +66,8 @@ struct Spares {
     used: usize,
     /// True until the reserve is closed.
     open: bool,
-    /// Node for the hold-off time of the NLAs, taken by the CPU that frees them.
+    /// Preallocated tree node for the hold-off time of the NLAs, taken by the thread that frees
+    /// them.
     hold_off: Option<HoldOffNode>,
 }
 
@@ -107,7 +108,8 @@ impl Spares {
         slot.replace(translation)
     }
 
-    /// Returns the node with which to free the NLAs, once, if the reserve is closed and unused.
+    /// Takes the node that is necessary to free the NLAs, if the reserve is closed and all
+    /// translations have been returned. Returns it only once.
     fn take_node(&mut self) -> Option<HoldOffNode> {
         match (self.open, self.used) {
             (false, 0) => self.hold_off.take(),

@@ -3,8 +3,8 @@
 //! NLA space and global address tables (GATs). Tables are made on demand, and freed when no region
 //! needs them.
 //!
-//! Everything here is under the mutex `tables` of the unit, and may sleep. Writing entries of a
-//! [`TableRange`] needs no lock and works in any context.
+//! The mutex `tables` of the unit protects all objects in this file, and their functions may sleep.
+//! Only writing entries of a [`TableRange`] needs no lock, and works in any context.
 
 use super::{commands::Commands, TableAccount};
 use crate::{context::Context, dma::DmaWords};
@@ -26,8 +26,9 @@ use wire::{
     regs::atu,
 };
 
-/// Hold-off time of freed NLAs in milliseconds: they are reused earlier only if no others are free.
-/// The answer to a GET may arrive late, and the NIC cannot tell that the NLA has a new owner.
+/// Hold-off time of freed NLAs in milliseconds. They are reused earlier only if no other NLAs are
+/// free. The answer to a GET may arrive late, and the NIC does not know that the NLA has a new
+/// owner.
 const HOLD_OFF_MS: u32 = 10_000;
 
 /// Freed range in its hold-off time.
@@ -42,7 +43,7 @@ pub(super) struct HeldOff {
 /// Hold-off policy of freed NLAs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum HoldOff {
-    /// Held off while other NLAs are free.
+    /// Held off only while other NLAs are free.
     Usual,
     /// Always held off for the full time, because late users cannot be notified. Ranges with this
     /// policy may occupy up to half of all NLAs.
@@ -163,11 +164,11 @@ impl TableRange {
         }
     }
 
-    /// Returns the part `range` of this place. May sleep.
+    /// Returns the part `range` of this range. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINVAL` if `range` exceeds this place.
+    /// `ENOMEM`; `EINVAL` if `range` exceeds this range.
     pub(super) fn part(&self, range: NlaRange) -> Result<TableRange> {
         let mut gats = KVec::new();
         for index in tables_of(range) {
@@ -180,7 +181,7 @@ impl TableRange {
 }
 
 impl Tables {
-    /// Makes the space of a NIC that is not set up, or is no longer.
+    /// Makes the space of a NIC that is not set up, or was shut down.
     pub(super) fn closed() -> Self {
         Self {
             space: None,
@@ -219,8 +220,8 @@ impl Tables {
         *self = Self::closed();
     }
 
-    /// Allocates a range, aligned as wished if possible, and makes tables for it. Charges
-    /// `account`, if given. `hold_off` is the range's hold-off policy. May sleep.
+    /// Allocates a range with the requested alignment, if possible, and makes tables for it.
+    /// Charges `account`, if given. `hold_off` is the range's hold-off policy. May sleep.
     ///
     /// # Errors
     ///
@@ -234,7 +235,7 @@ impl Tables {
         alignment: (u64, u64),
         (account, hold_off): (Option<&TableAccount>, HoldOff),
     ) -> Result<TableRange> {
-        // A range of any alignment touches up to one table more.
+        // A range that does not begin at a table boundary touches up to one table more.
         let gats = KVec::with_capacity((pages / SPAN) as usize + 2, GFP_KERNEL)?;
         self.end_expired();
         let half = self.slots.len() as u64 * SPAN / 2;
@@ -319,8 +320,8 @@ impl Tables {
         while self.end_hold_off(until, None) {}
     }
 
-    /// Frees the range that was freed first, of those with policy `only`. Returns false if there is
-    /// none that was freed at `until` or before.
+    /// Frees the range with policy `only` that was freed first. Returns false if none of these
+    /// ranges was freed at or before `until`.
     fn end_hold_off(&mut self, until: u64, only: Option<HoldOff>) -> bool {
         let mut all = self.held_off.iter();
         let oldest = all.find(|(_, r)| only.is_none_or(|hold_off| r.hold_off == hold_off));
@@ -410,9 +411,9 @@ impl Tables {
 
     /// Frees a range. With a node, the range is held off first, because it was in use. Clears the
     /// base registers of tables that are not needed and returns those tables. The caller frees them
-    /// after the NIC has answered ([`Commands::wait`]), or else calls [`Tables::park`]. The table
-    /// that became empty last is kept, because the next region probably needs it: other NLAs are
-    /// held off. May sleep.
+    /// after the NIC has answered ([`Commands::wait`]). Without an answer it calls
+    /// [`Tables::keep_pending`]. The table that became empty last is kept, because the next region
+    /// probably needs it while other NLAs are held off. May sleep.
     pub(super) fn free(
         &mut self,
         ctx: &Context,

@@ -3,8 +3,9 @@
 //! Translation: the table entries, DMA mapping and MMU watch behind one region.
 //!
 //! The state machine [`Lifecycle`] decides how a translation ends; this file executes the steps.
-//! Its owner, an MMU notifier, a work item and unbinding may end it at the same time, so a spinlock
-//! that disables interrupts guards the state. Work items do what may sleep.
+//! The owner, an MMU notifier, a work item and unbinding may end a translation at the same time, so
+//! a spinlock that disables interrupts protects the state. Work items execute the steps that may
+//! sleep.
 
 use super::{
     memory::{HwPages, Memory},
@@ -53,7 +54,7 @@ pub(super) enum Owner {
     Reserve(Arc<ReserveInner>),
 }
 
-/// Whether the caller may sleep.
+/// Permission to sleep in a function.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sleep {
     May,
@@ -171,8 +172,9 @@ impl Translation {
         result
     }
 
-    /// Zeroes the entries and issues the flush. Returns false if another CPU does or did. Allocates
-    /// nothing; takes time in proportion to the number of pages. Sleeps only with [`Sleep::May`].
+    /// Zeroes the entries and issues the flush. Returns false if another CPU does or did this.
+    /// Allocates no memory; takes time in proportion to the number of pages. Sleeps only with
+    /// [`Sleep::May`].
     fn revoke(&self, generation: Generation, may: Sleep) -> bool {
         let first = self.step(|life| {
             let first = life.revoke(generation);
@@ -224,9 +226,9 @@ impl Translation {
         effect
     }
 
-    /// Ends the translation. Uses `answer` if it covers the flush, else requests another one.
-    /// Returns false if the NIC did not answer in time, so that the translation is in quarantine.
-    /// May sleep, up to about a second.
+    /// Ends the translation. Uses `answer` if it covers the flush, otherwise requests another
+    /// answer. Returns false if the NIC did not answer in time; the translation is then in
+    /// quarantine. May sleep, up to about a second.
     pub(super) fn conclude(
         self: &Arc<Self>,
         generation: Generation,
@@ -277,8 +279,8 @@ impl Translation {
         self.step(|life| life.asked_again(generation, ticket));
     }
 
-    /// Frees all resources, unless another CPU does or did. May sleep; for a translation of a
-    /// reserve it neither allocates memory nor waits for an allocation.
+    /// Frees all resources, unless another CPU does or did this. May sleep. For a translation of a
+    /// reserve, it neither allocates memory nor waits for an allocation.
     fn release(self: &Arc<Self>, generation: Generation) {
         if !self.step(|life| life.release(generation)) {
             return;
@@ -337,8 +339,8 @@ impl Translation {
             all.fetch_sub(own, Relaxed);
         }
         self.step(|life| life.released(generation));
-        // Taken before the next generation can have a client, but called after the return to the
-        // reserve, because the client may register another region.
+        // The client is taken before the next generation can have one. It is called after the
+        // translation has returned to the reserve, because the client may register another region.
         let notified = self.take_client();
         if let Some(reserved) = reserved {
             reserved.give_back(self.clone());
@@ -353,8 +355,8 @@ impl Translation {
     /// Revokes, and leaves the other steps to the work item. Any context; takes time in proportion
     /// to the number of pages.
     ///
-    /// For MMU notifiers, which do not wait for the NIC. The pages stay pinned until the NIC has
-    /// answered, so late writes of the NIC cannot reach memory with a new owner.
+    /// MMU notifiers, which do not wait for the NIC, use this function. The pages stay pinned until
+    /// the NIC has answered, so late writes of the NIC cannot reach memory with a new owner.
     pub(super) fn revoke_now(self: &Arc<Self>) {
         let generation = self.generation();
         if self.revoke(generation, Sleep::Never) {
@@ -363,9 +365,10 @@ impl Translation {
         }
     }
 
-    /// Leaves the end to the work item, and zeroes the entries here unless there are many. Calls
-    /// `client` at the end; at once if the translation has ended or is in quarantine. Called once
-    /// per generation, because a second call would replace the first client. Any context.
+    /// Leaves the remaining steps to the work item, and zeroes the entries here unless there are
+    /// many. Calls `client` at the end, or at once if the translation has ended or is in
+    /// quarantine. Called once per generation, because a second call would replace the first
+    /// client. Any context.
     pub(super) fn abandon(
         self: &Arc<Self>,
         generation: Generation,
@@ -399,8 +402,8 @@ impl Translation {
                 if let Some(client) = now {
                     client.revoked(result);
                 }
-                // The caller may drop the last reference to the translation, and so to the unit of
-                // an unbound NIC. The work item drops it where sleeping is allowed.
+                // Defer to the work item, which may sleep: the caller may drop the last reference
+                // to the translation, and with it the last reference to the unit of an unbound NIC.
                 let leftover = self.state.lock().leftover.is_some();
                 if leftover || !self.ctx().is_alive() {
                     self.schedule(0);
@@ -409,7 +412,8 @@ impl Translation {
         }
     }
 
-    /// Returns the generation whose end was left to the work item, and its next step. Any context.
+    /// Returns the generation whose remaining steps were left to the work item, and the next step.
+    /// Any context.
     pub(super) fn deferred(&self) -> Option<(Generation, Next)> {
         self.state.lock().life.deferred()
     }
@@ -421,7 +425,7 @@ impl Translation {
         }
     }
 
-    /// Returns the client, once, with the outcome for it, if that is known.
+    /// Takes the client and returns it with its result, once the result is known.
     fn take_client(&self) -> Option<(Arc<dyn RevokeClient>, Result)> {
         let mut state = self.state.lock();
         let result = match state.life.phase() {
@@ -432,8 +436,8 @@ impl Translation {
         Some((state.client.take()?, result))
     }
 
-    /// Frees memory if the NIC has confirmed the flush: in this context for a translation of a
-    /// reserve, which waits for nothing, else in the work item. Not in atomic context.
+    /// Frees memory if the NIC has confirmed the flush. Does so at once for a translation of a
+    /// reserve, which needs no waiting, otherwise in the work item. Not in atomic context.
     pub(super) fn settle_soon(self: &Arc<Self>) {
         let (next, reserved) = {
             let state = self.state.lock();
@@ -485,8 +489,8 @@ impl Translation {
     /// Queues the work item with a delay. Any context.
     pub(super) fn schedule(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        // It may be queued already. User memory needs locks of its process, so its work item runs
-        // on the queue for work that waits.
+        // The work item may be queued already. For user memory it takes locks of the process, so it
+        // runs on the queue for work that waits.
         let _ = match self.start {
             0 => work::enqueue_delayed(self.clone(), delay),
             _ => work::enqueue_waiting(self.clone(), delay),

@@ -34,7 +34,7 @@ impl Locks {
         }
     }
 
-    /// Frees the memory, after the NIC was told to forget it. May sleep.
+    /// Frees the memory. The caller has removed its address from the NIC. May sleep.
     pub(crate) fn free(&self) {
         let memory = self.memory.lock().take();
         drop(memory);

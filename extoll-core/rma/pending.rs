@@ -71,7 +71,7 @@ fn remove(queue: &Queue, ctx: &Context, vpid: Vpid) {
         hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
         hw.rf.read(reg);
     }
-    // Notifications that arrived in between.
+    // Drains notifications that arrived between the first draining and disabling.
     queue.drain(ctx);
     ctx.revoke_confirmed(reg, |hw| queue::clear(hw, Unit::Rma, vpid));
 }
@@ -151,8 +151,8 @@ fn run(queue: &Queue, ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i
                 return true;
             };
             let reg = wcbuf::state(Unit::Rma, vpid);
-            // The NIC drops commands at times (HW §8), and continues after the driver has cleared
-            // the retry flag.
+            // The NIC may drop commands (HW §8). It continues after the driver has cleared the
+            // retry flag.
             let state = State(hw.rf.read(reg));
             if state.retry() && !state.is_all_ones() {
                 tx::reset_state(&hw, Unit::Rma, vpid);
@@ -163,8 +163,8 @@ fn run(queue: &Queue, ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i
             }
         }
         let before = next;
-        // Pending commands of the former owner may notify without end, so the number of slots
-        // bounds one pass.
+        // The number of slots limits one pass, because pending commands of the former owner may
+        // produce notifications continuously.
         for _ in 0..queue.slots() {
             let Some(content) = pop(queue, next) else {
                 break;

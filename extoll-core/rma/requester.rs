@@ -42,16 +42,17 @@ impl Requester {
         self.port.core().stats()
     }
 
-    /// Returns false while [`crate::quarantine`] keeps the VPID disabled. Commands then fail with
-    /// `Retry`, answers and commands of peers are not accepted, and [`Client::writable`] follows.
-    /// Any context.
+    /// Returns false while [`crate::quarantine`] keeps the VPID disabled. During that time commands
+    /// fail with `Retry`, and the NIC accepts no answers or commands of peers. [`Client::writable`]
+    /// is called when the VPID is enabled. Any context.
     pub fn is_enabled(&self) -> bool {
         !self.port.core().unit().quarantine.is_disabled(self.vpid())
     }
 
-    /// Sets the client for interrupts and for room to send. Replaces an earlier client, which is
-    /// not called after this returns. Call [`rearm`](super::Notifications::rearm) afterwards. Must
-    /// not be called from a client's method.
+    /// Sets the client, which is called for interrupts and when commands can be posted again.
+    /// Replaces an earlier client, which is not called after this returns. Call
+    /// [`rearm`](super::Notifications::rearm) afterwards. Must not be called from a client's
+    /// method.
     pub fn attach(&self, client: Arc<dyn Client>) {
         self.port.core().set_client(Some(client));
     }
@@ -79,7 +80,7 @@ impl Requester {
     ///
     /// # Errors
     ///
-    /// As for [`Requester::post`].
+    /// Same as for [`Requester::post`].
     pub fn reserve(&self, n: usize) -> Result<(), SendError> {
         if !self.is_enabled() {
             return Err(SendError::Retry);
@@ -92,9 +93,9 @@ impl Requester {
     /// # Errors
     ///
     /// `Full`: no credit. `Retry`: dropped commands are being posted again, or the VPID is not
-    /// enabled yet. In both cases nothing was posted and [`Client::writable`] follows, possibly
-    /// before this returns. `Down`: permanent. `Invalid`: a count, address or number that the
-    /// command does not allow.
+    /// enabled yet. In both cases no command was posted, and [`Client::writable`] is called later,
+    /// possibly before this returns. `Down`: permanent. `Invalid`: a count, address or number that
+    /// the command does not allow.
     pub fn post(&self, page: PageOptions, descriptor: &Descriptor) -> Result<(), SendError> {
         let words = descriptor.encode().map_err(|_| SendError::Invalid)?;
         if !self.is_enabled() {
@@ -152,7 +153,7 @@ impl Requester {
     ///
     /// # Errors
     ///
-    /// As for [`Requester::post`]; `Invalid` also for a local region that is dead, too short,
+    /// Same as for [`Requester::post`]. `Invalid` also for a local region that is dead, too short,
     /// read-only, or belongs to another NIC or VPID.
     pub fn get(&self, peer: Peer, address: Address<'_>, len: u32) -> Result<(), SendError> {
         let ends = address
@@ -165,7 +166,7 @@ impl Requester {
     ///
     /// # Errors
     ///
-    /// As for [`Requester::get`], but the local region must allow reading.
+    /// Same as for [`Requester::get`], but the local region must allow reading.
     pub fn put(&self, peer: Peer, address: Address<'_>, len: u32) -> Result<(), SendError> {
         let ends = address
             .ends(self, false, len.into())
@@ -179,7 +180,7 @@ impl Requester {
     ///
     /// # Errors
     ///
-    /// As for [`Requester::post`].
+    /// Same as for [`Requester::post`].
     pub fn lock(
         &self,
         peer: Peer,
@@ -205,14 +206,14 @@ impl Requester {
     ///
     /// # Errors
     ///
-    /// As for [`Requester::post`].
+    /// Same as for [`Requester::post`].
     pub fn notify(&self, peer: Peer, class: u8, value: u64) -> Result<(), SendError> {
         self.command(&peer, false, Operation::NotificationPut { class, value })
     }
 
-    /// Drops this half; if it is the last handle of the port, waits until the port is closed. The
-    /// VPID can then be opened again, unless commands are still pending (reason 34). May sleep, for
-    /// some 100 ms.
+    /// Drops this half. If it is the last handle of the port, waits until the port is closed. The
+    /// VPID can then be opened again, unless commands are still pending (reason 34). May sleep for
+    /// about 100 ms.
     pub fn close(self) {
         self.port.close();
     }

@@ -25,17 +25,17 @@
 //! | `Unanswered` | no answer within ten seconds | reusable when its region has ended (drop or [`Region::revoke`](crate::atu::Region::revoke)) | must go into a [`quarantine::Batch`](crate::quarantine::Batch) |
 //! | `Closed` | the engine was dropped while commands were unanswered | as before | as before |
 //!
-//! A transfer that succeeds or fails by an error is `Settled` at the same moment. After a time-out,
-//! `Cancelled` or `PeerLost`, that may take up to ten seconds. Until then a GET may still write to
-//! local memory, and a PUT may read from it. Submitting the same transfer again is safe
-//! nevertheless, because the engine delays commands that could overlap with late ones of the first
-//! transfer.
+//! A transfer that succeeds, or fails with an error of a command, is `Settled` at the same moment.
+//! After a time-out, `Cancelled` or `PeerLost`, this may take up to ten seconds. Until then a GET
+//! may still write to local memory, and a PUT may read from it. Submitting the same transfer again
+//! is safe nevertheless, because the engine delays commands that could overlap with late ones of
+//! the first transfer.
 //!
-//! **Contexts.** The engine runs in work items of `extoll.ko`'s queue. One processes notifications
-//! and posts commands; interrupts and room to send start it. One handles deadlines. One calls, one
-//! after the other, the completions that may sleep ([`CallIn::Process`]). With [`Setup::soft`], a
-//! softirq does the work of the first one. All state is under one spinlock that disables
-//! interrupts.
+//! **Contexts.** The engine uses three work items of `extoll.ko`'s queue. The first processes
+//! notifications and posts commands; interrupts, and credits that become free, start it. The second
+//! handles deadlines. The third calls the completions that may sleep ([`CallIn::Process`]), one
+//! after the other. With [`Setup::soft`], a softirq replaces the first work item. All state is
+//! under one spinlock that disables interrupts.
 //!
 //! **Fairness.** The engine serves peers (a node and a VPID) in round-robin order, one command
 //! each. A peer may have up to 16 commands and 32 MiB in flight, late ones included, and half of
@@ -291,9 +291,9 @@ pub struct Request<'a> {
     /// either list ends.
     pub lists: Lists<'a>,
     /// For a PUT: report success only after the peer's completer has processed all data. A lock
-    /// operation that changes nothing follows the data and confirms this. Without it, success means
-    /// that the data was sent: only the peer learns of errors at its side, and a dead peer goes
-    /// unnoticed.
+    /// operation that changes nothing follows the data and confirms this. Without `confirm`,
+    /// success means that the data was sent: an error at the peer is only reported to the peer, and
+    /// a dead peer is not noticed.
     pub confirm: bool,
     /// Time until the transfer times out.
     pub timeout: Delta,

@@ -55,7 +55,7 @@ pub(super) enum Ticket {
 /// Result of posting a request.
 pub(super) enum Posted {
     Yes(Ticket),
-    /// Not posted for now; the error to report if that does not change.
+    /// Not posted yet. Contains the error to report if posting stays impossible.
     Later(RraError),
     Never(RraError),
 }

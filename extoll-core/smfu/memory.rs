@@ -140,7 +140,7 @@ impl RemoteMemory {
         Ok(value)
     }
 
-    /// Stores a word at byte `offset`. Success does not mean that the word has arrived. Any
+    /// Stores a word at byte `offset`. Returns before the word has arrived at the target. Any
     /// context.
     ///
     /// # Errors

@@ -6,7 +6,7 @@
 //! The unit knows the base of a target, but not its length. If a peer's interval is longer than the
 //! target, the peer can access memory behind the target, unless an IOMMU prevents it.
 //!
-//! Targets are under the spinlock `target_table`, which disables interrupts.
+//! The spinlock `target_table`, which disables interrupts, protects the targets.
 
 use super::Smfu;
 use crate::{dma::DmaWords, hw::Hw, pool_pages::PoolPages};
@@ -32,7 +32,8 @@ fn refused(e: TargetError) -> Error {
 pub(super) struct TargetTable {
     pub(super) targets: KBox<Targets>,
     interrupts_closed: bool,
-    /// Times until which numbers are held off and point nowhere, by number.
+    /// Ends of the hold-off times, by interval number. Until then the number is not reused, and its
+    /// base is invalid.
     held_off: KVec<Option<Instant<Monotonic>>>,
 }
 
@@ -144,7 +145,7 @@ impl Smfu {
                     return Err(EOPNOTSUPP);
                 }
                 if region.bytes < PAGE && region.bus % PAGE != 0 {
-                    // Its page contains registers of others.
+                    // The BAR's page also contains registers of other BARs.
                     return Err(EINVAL);
                 }
                 let bytes = region.bytes.max(PAGE);
@@ -174,7 +175,7 @@ impl Smfu {
     ///
     /// # Errors
     ///
-    /// As for [`PoolPages`].
+    /// Same as for [`PoolPages`].
     pub fn pool_pages(&self, bytes: usize, pages: usize) -> Result<Option<Arc<PoolPages>>> {
         PoolPages::new(&self.ctx, bytes, pages)
     }
@@ -187,7 +188,7 @@ impl Smfu {
     }
 
     /// Reserves all free numbers, because peers may still have intervals to targets of an earlier
-    /// owner. They point nowhere. May sleep.
+    /// owner. Accesses to reserved numbers reach no memory. May sleep.
     ///
     /// # Errors
     ///
@@ -207,7 +208,7 @@ impl Smfu {
                 number,
             };
             if held.push_within_capacity(target).is_err() {
-                // Cannot happen, because there is capacity for each.
+                // Cannot happen, because the vector has capacity for all numbers.
                 break;
             }
         }
@@ -314,7 +315,7 @@ pub struct ClosedTarget {
 }
 
 impl ClosedTarget {
-    /// Holds the number off for `time` from now on, though its owner is dropped. Any context.
+    /// Drops the object, but keeps the number reserved for `time` from now on. Any context.
     pub fn hold_off(self, time: Delta) {
         let until = Instant::<Monotonic>::now() + time;
         let mut target_table = self.smfu.target_table.lock();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Parts of the window that lead to other nodes: intervals.
+//! Intervals of the window: each points to another node.
 
 use super::{
     memory::{Caching, IoMapping, RemoteMemory},
@@ -22,7 +22,7 @@ use wire::{
     smfu::{Span, PAGE},
 };
 
-/// Pause for stores that no load flushes.
+/// Waiting time for stores that no load flushes.
 const STORE_TIME: Delta = Delta::from_millis(5);
 fn refused(e: WindowError) -> Error {
     match e {
@@ -32,8 +32,8 @@ fn refused(e: WindowError) -> Error {
     }
 }
 
-/// What the hardware was set to, so that a part of the window leads somewhere; set back by the
-/// drop, when the last handle and mapping are gone. The drop may sleep.
+/// Interval as programmed into the hardware. The drop, by the last handle or mapping, resets the
+/// hardware. It may sleep.
 ///
 /// Stores to the window and register writes take different paths in the chip, so reading a register
 /// does not flush stores. Only a load through the same part of the window does (HW §12). The drop
@@ -42,15 +42,15 @@ pub(super) struct Route {
     smfu: Arc<Smfu>,
     /// Number of the interval.
     number: u32,
-    /// Something was stored since the hardware was set.
+    /// Set if a store was or may have been made through the interval.
     stored: AtomicFlag,
     /// Mapping of a page, and offset of the quadword in it that the drop loads.
     probe: Option<(Arc<IoMapping>, usize)>,
 }
 
 impl Route {
-    /// For interval `number` at `span`; the drop will load the quadword at byte `probe` of it. On
-    /// an error the caller frees the interval. May sleep.
+    /// Makes the route for interval `number` at `span`. The drop loads the quadword at byte `probe`
+    /// of the interval. On an error the caller frees the interval. May sleep.
     fn new(smfu: &Arc<Smfu>, number: u32, span: Span, probe: Option<u64>) -> Result<Arc<Self>> {
         let place = UniqueArc::new_uninit(GFP_KERNEL)?;
         let probe = match probe {
@@ -61,7 +61,7 @@ impl Route {
             }
             None => None,
         };
-        // Nothing fails any more: from here on the drop sets the hardware back.
+        // No errors follow. From here on the drop resets the hardware.
         let route = place.write(Self {
             smfu: smfu.clone(),
             number,
@@ -75,7 +75,7 @@ impl Route {
         &self.smfu
     }
 
-    /// Records that a store is or may be made. Any context.
+    /// Records that a store was or may be made. Any context.
     #[inline]
     pub(super) fn note_store(&self) {
         if !self.stored.load(Relaxed) {
@@ -167,9 +167,9 @@ impl WindowSpec {
         self
     }
 
-    /// Disables that load, because the target must not be read, for example
-    /// [interrupts](Smfu::interrupt_target). Instead, the drop waits five milliseconds; no source
-    /// promises that this is long enough for stores in flight.
+    /// Disables that load, for a target that must not be read, for example
+    /// [interrupts](Smfu::interrupt_target). Instead, the drop waits five milliseconds. No source
+    /// states that this is long enough for stores in flight.
     pub fn no_probe(mut self) -> Self {
         self.probe = None;
         self
@@ -243,25 +243,26 @@ impl Window {
         self.span.start
     }
 
-    /// Address for the processor, to be mapped elsewhere, e.g. into user space; `None` when the
-    /// device is gone. Whoever maps it has to be gone before the window is dropped.
+    /// Returns the address for CPUs, to be mapped for example into user space; `None` after the
+    /// device was removed. Such mappings must be removed before the window is dropped.
     pub fn physical(&self) -> Option<CpuAddr> {
         self.route.note_store();
         let start = self.route.smfu().window_start()?;
         Some(CpuAddr(start + self.span.start))
     }
 
-    /// Address for other devices of this host, which reach the node by themselves; `None` when the
-    /// device is gone. Whoever has it has to be gone before the window is dropped.
+    /// Returns the address for other devices of this host, whose accesses reach the node without
+    /// the CPU; `None` after the device was removed. The devices must stop using it before the
+    /// window is dropped.
     pub fn bus(&self) -> Option<BusAddr> {
         self.route.note_store();
         let start = self.route.smfu().window_bus()?;
         Some(BusAddr(start + self.span.start))
     }
 
-    /// Disconnects the window from the node, while its addresses may still be in use; they stay
-    /// reserved until the drop. The effect of later accesses is unknown: they may access the memory
-    /// that node 0 exports (G18), or return all ones. Any context.
+    /// Disconnects the window from the node. Its addresses may still be in use, and stay reserved
+    /// until the drop. The effect of later accesses is unknown: they may access the memory that
+    /// node 0 exports (G18), or return all ones. Any context.
     pub fn disconnect(&self) {
         if let Some(hw) = self.route.smfu().ctx.alive_access() {
             clear_interval(&hw, self.route.number);

@@ -166,9 +166,9 @@ impl Snq {
         }
     }
 
-    /// Skips entries that were lost, then does what they may have requested: all clients poll, the
-    /// status is read and the outport is drained. Error events need no replacement, because their
-    /// counters are cumulative.
+    /// Skips lost entries and does the work that they may have requested: calls all clients to
+    /// poll, reads the status and drains the outport. Error events need no replacement, because
+    /// their counters are cumulative.
     pub(super) fn recover(self: &Arc<Self>) {
         // Softirqs that clients raise run when bottom halves are enabled again.
         let _bh = BhDisabled::new();

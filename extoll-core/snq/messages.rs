@@ -3,15 +3,16 @@
 //! Interrupts raised by other nodes: their writes to 0xFD_0000_0000…0xFD_FFFF_FFFF raise MSI vector
 //! 0, which the notification queue uses, too (HW §6.2, G26).
 //!
-//! The interrupt carries neither sender nor content, so clients are told that there may be a
-//! message and poll for it. An interrupt without an entry in the queue was certainly such a write.
-//! An interrupt with entries may also include one, because interrupts of a vector are merged while
+//! The interrupt carries neither sender nor content, so clients are only notified that there may be
+//! a message, and poll for it. An interrupt without an entry in the queue was certainly raised by
+//! such a write. An interrupt with entries may also include one, because interrupts of a vector are
+//! merged while one is pending.
 //! one is pending.
 //!
-//! Interrupts are rate-limited. Each client is called at its requested rate, and once per 100 ms
-//! for those above it. If the total exceeds the NIC's limit per second, the interrupt targets
-//! ([`Smfu::interrupt_target`]) are closed for a second. Afterwards all clients are called, because
-//! writes of that second were lost.
+//! Interrupts are rate-limited. Each client is called at most at its requested rate. Interrupts
+//! above that rate cause one call at the end of each 100 ms. If the total exceeds the NIC's limit
+//! per second, the interrupt targets ([`Smfu::interrupt_target`]) are closed for a second.
+//! Afterwards all clients are called, because writes of that second were lost.
 //!
 //! Clients are called in the hard interrupt or in a work item, with their list locked.
 

@@ -14,8 +14,8 @@ use kernel::{
 use kernel_ext::{reset, work};
 use protocol::nic::snq::EventMask;
 
-/// Interval of polls for lost interrupts, in milliseconds. A lost interrupt is never re-armed
-/// otherwise, because only its handler does that.
+/// Interval of polls for lost interrupts, in milliseconds. Without the poll an interrupt would stay
+/// masked after a loss, because only its handler re-arms it.
 const WATCH_MS: u32 = 1000;
 
 /// Drains outport 10.

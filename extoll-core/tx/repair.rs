@@ -158,8 +158,8 @@ impl<const N: usize> Tx<N> {
     }
 
     /// Discards all outstanding packets, for example after a transmit time-out. Does nothing during
-    /// a repair, which has its own deadline. Any context; holds no lock that the console may need
-    /// while it logs.
+    /// a repair, which has its own deadline. Any context. Logs without holding a lock, because the
+    /// console may need it.
     pub(crate) fn reset(self: &Arc<Self>) {
         let lost = {
             let mut guard = self.inner.lock();
@@ -170,7 +170,7 @@ impl<const N: usize> Tx<N> {
             }
         };
         self.report_discarded(Some(lost));
-        // Waiting senders have room now.
+        // Slots are free now, so call the clients.
         self.schedule(WatchDelay::Now);
     }
 }

@@ -184,7 +184,7 @@ impl OpenFile for Pmap {
         *guard = None;
     }
 
-    /// Does nothing, because the file maps host memory only.
+    /// Does nothing, because the file maps only host memory.
     fn revoke(&self) {}
 }
 

@@ -26,15 +26,14 @@ pub struct Settings {
     /// Maximum number of interrupts per second for all ports of an unprivileged user on a NIC; 0
     /// means unlimited.
     pub interrupts_per_user: u32,
-    /// Time in milliseconds for which memory is kept that processes may have named by bus
-    /// addresses.
+    /// Quarantine time in milliseconds of memory that processes may have named by bus addresses.
     pub process_quarantine_ms: u32,
     /// Lowest user ID that may open files without privilege. The range comprises [`USERS`] IDs.
     pub first_user: u32,
 }
 
-/// Number of users with their own protection descriptors: 16 bits, except 0, which is the kernel's.
-/// The first user has 65,535.
+/// Number of users with their own protection descriptors: all 16-bit numbers except 0, which is the
+/// kernel's. The first user has 65,535.
 const USERS: u32 = 65_535;
 
 /// Rights of an open file.
@@ -92,8 +91,8 @@ impl Rights {
         }
     }
 
-    /// Returns whether requester page `index` may be used. An unprivileged file needs translation
-    /// and must not access remote registers, so pages 16…19 and 24…27 remain.
+    /// Returns true if requester page `index` may be used. An unprivileged file may only use pages
+    /// with address translation and without access to remote registers: 16…19 and 24…27.
     pub(super) fn may_use(self, index: u8) -> bool {
         let page = PageOptions::from_index(index);
         self.has_all_rights() || (page.translate && !page.rra)
@@ -118,7 +117,8 @@ impl Rights {
     }
 }
 
-/// A static, because lockdep compares names by address and constructors are inlined.
+/// Name of the lock class. It is one static object, because lockdep compares names by address and
+/// constructors are inlined.
 static LOCK_NAME: &CStr = c"extoll_quota";
 
 /// VPIDs held by users.
@@ -148,8 +148,8 @@ impl Quota {
         )
     }
 
-    /// Claims a VPID for a user; returns `None` for files with all rights, which are not counted.
-    /// `account` makes an account for a new user. `EDQUOT` beyond the limit.
+    /// Claims a VPID for a user. Returns `None` for files with all rights, which are not counted,
+    /// and `EDQUOT` beyond the limit. `account` makes an account for a new user.
     pub(super) fn claim(
         self: &Arc<Self>,
         unit: Unit,

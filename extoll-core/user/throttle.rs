@@ -48,8 +48,8 @@ const PAUSE_MS: u32 = 100;
 /// Delay in milliseconds before waiting threads check a queue again that could not be armed,
 /// because an entry is in flight.
 const SOON_MS: u32 = 1;
-/// Number of such checks in vain after which the process must poll, because an entry is missing in
-/// front of others.
+/// Number of such checks without success after which the process must poll, because an entry is
+/// missing before later ones.
 const MAX_REFUSED: u32 = 100;
 /// Marks the absence of a slot.
 const NONE: u32 = u32::MAX;
@@ -368,13 +368,14 @@ impl UserWatch {
         }
     }
 
-    /// Returns whether a queue with equal pointers (`rp`) looks empty. Pointers are equal also if a
-    /// process leaves no slot unused. May take some milliseconds.
+    /// Returns true if all slots are free, and `rp` is not the pointer that was stored last. The
+    /// read and write pointers of an empty queue are equal if a process leaves no slot unused. May
+    /// take some milliseconds.
     fn looks_empty(&self, queue: &UserQueue, rp: u32) -> bool {
         rp != self.stored.load(Relaxed) && (0..queue.slots()).all(|slot| queue.status(slot) == 0)
     }
 
-    /// Returns whether the unchanged read pointer may be stored again.
+    /// Returns true if the unchanged read pointer may be stored again.
     fn may_store(&self, hw: &Hw, queue: &UserQueue, rp: u32, looks_empty: bool) -> bool {
         let wp = self.write_pointer(hw);
         may_store_again(queue.slots(), rp, wp) || looks_empty && wp == rp

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Fragmented memory with unaligned ends: user memory of an iterator, parts of pages as in block
-//! requests, frames.
+//! requests, and frames.
 
 use super::{
     pages::Hold,
@@ -250,7 +250,7 @@ fn take(skb: SkBuff, strict: bool) -> Result<FragmentList, (SkBuff, Error)> {
         let mut builder = Builder::new(Hold::Nothing, strict);
         for vec in vecs.get(..n).ok_or(EINVAL)? {
             let (offset, len) = (vec.bv_offset as usize, vec.bv_len as usize);
-            // SAFETY: memory of the frame, which the list will own. It does not change before that.
+            // SAFETY: the list will own the frame, whose memory does not change before that.
             unsafe { builder.add(vec.bv_page, offset, len, false) }?;
         }
         let memory = builder.allocate()?;
@@ -265,19 +265,19 @@ fn take(skb: SkBuff, strict: bool) -> Result<FragmentList, (SkBuff, Error)> {
 }
 
 impl FragmentList {
-    /// Pins the next `max` bytes of an iterator over memory of the current process, or all if
-    /// there are less, and advances it by as many. A device only reads them if the iterator is a
-    /// source, and also writes them if it is a destination. Pins are counted and charged as those
-    /// of [`PageList::pin`]. Process context of whoever the iterator is from; sleeps.
+    /// Pins the next `max` bytes of an iterator over memory of the current process, or all if fewer
+    /// remain, and advances the iterator by their number. A device only reads them if the iterator
+    /// is a source, and also writes them if it is a destination. Pins are counted and charged as by
+    /// [`PageList::pin`]. Process context, in the process that owns the memory; sleeps.
     ///
-    /// Memory that stays registered has to be watched for changes ([`super::Watch`]), each of
-    /// [`PageList::user_ranges`].
+    /// The caller must watch memory that stays registered for changes ([`super::Watch`]),
+    /// separately for each of [`PageList::user_ranges`].
     ///
     /// # Errors
     ///
-    /// The iterator stays where it is. `EINVAL`: no bytes. `EOPNOTSUPP`: memory of the kernel, or
-    /// that cannot be pinned for so long. `ENOSPC`, `EFAULT`, `ENOMEM`, `EINTR` as
-    /// [`PageList::pin`].
+    /// On an error the iterator is not advanced. `EINVAL`: no bytes. `EOPNOTSUPP`: kernel memory,
+    /// or memory that cannot be pinned for the requested lifetime. `ENOSPC`, `EFAULT`, `ENOMEM`,
+    /// `EINTR`: same as for [`PageList::pin`].
     pub fn pin_iter<I: UserIter>(iter: &mut I, max: usize, pin: Pin) -> Result<Self> {
         self::pin(iter, max, pin, false)
     }
@@ -287,28 +287,29 @@ impl FragmentList {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no ranges, an empty one, or a page that cannot be referenced because it belongs to
-    /// the kernel's heap. `ENOMEM`.
+    /// `EINVAL`: there are no ranges, a range is empty, or a page belongs to the kernel's heap and
+    /// has no reference count. `ENOMEM`.
     pub fn share_bvecs(vecs: BioVecs<'_>) -> Result<Self> {
         share(vecs, false)
     }
 
-    /// Takes a frame, for a device that reads it. It is freed with the list, as one that was sent.
-    /// May sleep.
+    /// Makes a list of a frame, for a device that reads it. Dropping the list frees the frame as a
+    /// sent frame. May sleep.
     ///
     /// # Errors
     ///
-    /// With the frame: `EINVAL` for an empty one; `EOPNOTSUPP` for a list of frames, and for memory
-    /// that the kernel does not see; `ENOMEM`.
+    /// Errors come with the frame. `EINVAL`: the frame is empty. `EOPNOTSUPP`: the frame is a list
+    /// of frames, or in memory that the CPU cannot access. `ENOMEM`.
     pub fn take_frame(skb: SkBuff) -> Result<Self, (SkBuff, Error)> {
         take(skb, false)
     }
 
-    /// Takes pages that are not shared, with the offset and length of a range in each. May sleep.
+    /// Makes a list of pages that no other object uses. Each has a range, given by its offset and
+    /// length. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no pages, an empty range, or one that exceeds its page. `ENOMEM`.
+    /// `EINVAL`: there are no pages, or a range is empty or exceeds its page. `ENOMEM`.
     pub fn from_pages(ranges: KVVec<(Page, usize, usize)>) -> Result<Self> {
         let mut builder = Builder::new(Hold::Nothing, false);
         let mut pages = KVVec::with_capacity(ranges.len(), GFP_KERNEL)?;
@@ -359,12 +360,13 @@ impl FragmentList {
 }
 
 impl PageList {
-    /// As [`FragmentList::pin_iter`], for memory without gaps: all segments of the iterator but the
-    /// first begin on a page, all but the last end on one.
+    /// Like [`FragmentList::pin_iter`], for memory without gaps: all segments of the iterator
+    /// except the first begin at a page boundary, and all except the last end at one.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there are gaps; nothing was pinned. Else as [`FragmentList::pin_iter`].
+    /// `EINVAL`: there are gaps, and no page was pinned. Other errors: same as
+    /// [`FragmentList::pin_iter`].
     pub fn pin_iter<I: UserIter>(iter: &mut I, max: usize, pin: Pin) -> Result<Arc<Self>> {
         Ok(self::pin(iter, max, pin, true)?.pages)
     }
@@ -378,12 +380,13 @@ impl PageList {
         Ok(share(vecs, true)?.pages)
     }
 
-    /// As [`FragmentList::take_frame`], for frames without gaps; head and data of a frame hardly
-    /// ever meet.
+    /// Like [`FragmentList::take_frame`], for frames without gaps. Almost all frames with data
+    /// outside of the head have a gap after it.
     ///
     /// # Errors
     ///
-    /// With the frame: `EINVAL` if there are gaps. Else as [`FragmentList::take_frame`].
+    /// Errors come with the frame. `EINVAL`: there are gaps. Other errors: same as
+    /// [`FragmentList::take_frame`].
     pub fn take_frame(skb: SkBuff) -> Result<Arc<Self>, (SkBuff, Error)> {
         Ok(take(skb, true)?.pages)
     }

@@ -13,7 +13,7 @@ use kernel::{
 
 /// Ownership of the pages.
 pub(super) enum Hold {
-    /// The list is being made and owns no pages yet.
+    /// No ownership: the list is still being made.
     Nothing,
     /// Pins of user memory.
     Pins(Pins),
@@ -27,8 +27,9 @@ pub(super) enum Hold {
     Frame(ManuallyDrop<SkBuff>),
 }
 
-/// Pages, in the order of the device's addresses. The list is about [`PageList::bytes`] bytes,
-/// beginning at [`PageList::offset`]. The device can nevertheless access whole pages.
+/// List of pages, in the order of their device addresses. The content of the list is the
+/// [`PageList::bytes`] bytes from [`PageList::offset`] on. The device can nevertheless access whole
+/// pages.
 ///
 /// # Examples
 ///
@@ -78,7 +79,7 @@ impl PageList {
         }
     }
 
-    /// Takes pages that are not shared. May sleep.
+    /// Makes a list of pages that no other object uses. May sleep.
     ///
     /// # Errors
     ///
@@ -98,9 +99,9 @@ impl PageList {
         Ok(list)
     }
 
-    /// Takes a kernel buffer, including the rest of its last page. The memory after its elements is
-    /// zeroed, because the device can access it. The device and [`PageList::write`] may give the
-    /// elements any values, hence the bounds on `T`. May sleep.
+    /// Makes a list of the pages of a kernel buffer, including all of its last page. The memory
+    /// after its elements is zeroed, because the device can access it. The device and
+    /// [`PageList::write`] may give the elements any values, hence the bounds on `T`. May sleep.
     ///
     /// # Errors
     ///

@@ -89,7 +89,7 @@ impl<K: Kind> Streaming<K> {
     }
 
     /// Unmaps the memory and returns its owner. The device must not access the memory any more.
-    /// Contexts: those in which the mapping could be made.
+    /// Can be called in the contexts in which the mapping could be made.
     ///
     /// # Errors
     ///
@@ -207,8 +207,8 @@ impl<O: Contiguous> Streaming<Range<O>> {
     ///
     /// # Errors
     ///
-    /// Returned with the owner. `EINVAL` for an empty range, for no direction, and for write access
-    /// to memory that is not writable; `ENOMEM`.
+    /// Errors come with the owner. `EINVAL`: the range is empty, `direction` is none, or the device
+    /// would write to memory that is not writable. `ENOMEM`.
     #[inline]
     pub fn map(
         dev: &BoundDevice,
@@ -318,8 +318,8 @@ impl Kind for Pages {
 pub type StreamingPages = Streaming<Pages>;
 
 impl Streaming<Pages> {
-    /// Maps all pages of the list, including bytes outside of its range, for a device that only
-    /// reads them, or also writes them if `write`. May sleep.
+    /// Maps all pages of the list, including bytes outside of its range. The device may read them,
+    /// and with `write` also write them. May sleep.
     ///
     /// # Errors
     ///

@@ -49,7 +49,7 @@ impl<'a> SyncMapping<'a> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the range exceeds the buffer or is empty, or for no direction; `ENOMEM`.
+    /// `EINVAL`: the range exceeds the buffer or is empty, or `direction` is none. `ENOMEM`.
     pub fn new(
         dev: &'a Device<Bound>,
         mut buffer: KVec<u8>,
@@ -134,7 +134,7 @@ impl<'a> SyncMapping<'a> {
 
     /// Unmaps the bytes. Returns the buffer with the bytes that the device wrote. Any context.
     pub fn end(mut self) -> KVec<u8> {
-        // The vector is taken after unmapping; `forget` prevents a second one by the drop.
+        // Unmap before taking the vector. `forget` prevents that the drop unmaps a second time.
         let buffer = {
             self.unmap();
             core::mem::take(&mut self.buffer)

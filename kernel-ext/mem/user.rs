@@ -237,8 +237,8 @@ impl PageList {
             }
             let done = self.pages.len();
             if done == self.pages.capacity() {
-                // Doubles the list, so that it is never much longer than the memory that exists to
-                // be pinned.
+                // Doubles the list, so that the list is never much longer than the memory that
+                // could be pinned.
                 let more = done.max(CHUNK).min(count - done);
                 self.pages.reserve(more, GFP_KERNEL_ACCOUNT)?;
             }
@@ -293,9 +293,10 @@ impl PageList {
         }
     }
 
-    /// For pinned pages: whether the process still has those of `first…end` (page numbers in the
-    /// list) at their addresses, be it that the next access enters them again. `Other` for a
-    /// process that has ended. May sleep.
+    /// Checks whether the process still has the pinned pages `first…end` (indices in the list) at
+    /// their addresses. A page counts even if it has no page table entry, provided the next access
+    /// would find it. `Other` for a process that has ended. `Same` for lists of other pages. May
+    /// sleep.
     pub fn mapped(&self, first: usize, end: usize) -> Maps {
         let Some(mm) = self.mm() else {
             return Maps::Same;
@@ -303,7 +304,8 @@ impl PageList {
         if end > self.len() || first > end {
             return Maps::Other;
         }
-        // If the process ends during this call, another thread frees its address space.
+        // `mmput_async`, because the last reference would free the address space in this thread if
+        // the process ended during this call.
         let Some(mm) = mm.mmget_not_zero().map(MmWithUser::into_mmput_async) else {
             return Maps::Other;
         };

@@ -19,8 +19,8 @@ use kernel::{
     },
 };
 
-/// Number of the next restart of any transmit queue. A token therefore belongs to one period of one
-/// device.
+/// Number of the next period between restarts of a transmit queue. It is unique over all devices,
+/// so a token belongs to one period of one device.
 static GENERATION: Atomic<u64> = Atomic::new(1);
 
 /// Parameters of a new net device.
@@ -55,8 +55,8 @@ pub struct Config {
 #[pin_data(PinnedDrop)]
 pub struct NetDev {
     ptr: NonNull<bindings::net_device>,
-    /// Parent, to which the C object points as long as it exists, although the C object holds a
-    /// reference only while it is registered. Dropped after the C object was freed.
+    /// Parent device. The C object points to it as long as it exists, but holds a reference only
+    /// while it is registered. Therefore this reference is dropped after the C object was freed.
     parent: ARef<device::Device>,
     stats: PerCpuStats,
     claimed: Atomic<i32>,
@@ -202,9 +202,9 @@ impl NetDev {
         if !*live {
             return;
         }
-        // SAFETY: unregistration cannot begin while the lock is held, so it flushes a link-watch
-        // event that this queues. For a device that is being registered, only the state bit
-        // changes.
+        // SAFETY: unregistration flushes the link-watch event that this call queues, because it
+        // cannot begin while the lock is held. For a device that is being registered, only the
+        // state bit changes.
         unsafe {
             if on() {
                 bindings::netif_carrier_on(self.as_raw())

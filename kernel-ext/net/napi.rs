@@ -148,8 +148,8 @@ impl<P: NapiPoll> Napi<P> {
             unsafe { bindings::extoll_napi_unclaim(self.raw.get()) }
         });
         {
-            // For NAPI the last run has ended when it completes, but it may still be in `arm`. It
-            // holds `poll_lock` until then.
+            // The core considers the last run ended when it completes NAPI, but the run may still
+            // be in `arm`. It holds `poll_lock` until `arm` returns.
             let _no_softirq = BhDisabled::new();
             drop(self.poll_lock.lock());
         }

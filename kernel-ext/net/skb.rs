@@ -159,7 +159,7 @@ pub struct RxSkb(NonNull<bindings::sk_buff>);
 
 // SAFETY: a frame is not bound to a CPU or thread.
 unsafe impl Send for RxSkb {}
-// SAFETY: shared references only read.
+// SAFETY: shared references allow only reads.
 unsafe impl Sync for RxSkb {}
 
 impl RxSkb {

@@ -194,7 +194,8 @@ impl HostBridge {
         self.bridge.gate.accesses()
     }
 
-    /// Whether it has not ended. Sleeps while it ends.
+    /// Returns true if the bridge was made and has not been removed. Waits while it is being
+    /// removed.
     pub fn is_present(&self) -> bool {
         matches!(*self.bridge.phase.lock(), Phase::Present)
     }
@@ -221,9 +222,9 @@ pub struct Prepared(Pin<KBox<Bridge>>);
 unsafe impl Send for Prepared {}
 
 impl Prepared {
-    /// Makes the bridge, finds the devices behind it, and binds their drivers. The parent must not
-    /// be unbound before the [`HostBridge`] is removed; unbinding has to wait for this call and for
-    /// that. Context: same as [`HostBridge::new`].
+    /// Makes the bridge, finds the devices behind it, and binds their drivers. The parent's driver
+    /// must not be unbound during this call, or before the [`HostBridge`] is removed. Context: same
+    /// as [`HostBridge::new`].
     ///
     /// # Errors
     ///
@@ -241,8 +242,8 @@ impl Prepared {
 impl Bridge {
     /// # Safety
     ///
-    /// The caller has `phase` locked, or the lock holder waits for it. Results must not be used
-    /// concurrently.
+    /// The caller holds the lock `phase`, or the lock holder waits for the caller. Results must not
+    /// be used concurrently.
     #[allow(clippy::mut_from_ref)]
     unsafe fn made(&self) -> &mut Made {
         // SAFETY: by the function's requirements and the type invariant this is the only access.
@@ -287,8 +288,7 @@ impl Bridge {
             unsafe { bindings::extoll_pci_lost((*self.made().bridge).bus) };
         }
         if self.locked(Self::detach_locked).is_err() {
-            // The lock is held for the removal of the anchor, and its holder waits for this
-            // function.
+            // The thread that removes the anchor holds the lock, and waits for this function.
             self.detach();
         }
         self.finish();

@@ -68,7 +68,8 @@ pub trait Functions: Send + Sync + 'static {
     /// sleep, and must return within a bounded time.
     fn read(&self, devfn: u8, offset: u16, width: Width) -> Option<u32>;
 
-    /// Writes in the same way, in the same contexts. `None` if the function does not answer.
+    /// Writes to configuration space; parameters and contexts are the same as for [`Self::read`].
+    /// Returns `None` if the function does not answer.
     fn write(&self, devfn: u8, offset: u16, width: Width, value: u32) -> Option<()>;
 
     /// Returns the store of a device for interrupt `vector` (from 0). A device with plain MSI and
@@ -145,7 +146,7 @@ impl FunctionsGate {
             return None;
         }
         // SAFETY: `open` was set in the critical section of `_grace`. By the type invariant the
-        // cell is not changed before its end.
+        // cell is not changed before that section ends.
         let functions = unsafe { &*self.functions.get() };
         let functions = functions.as_ref()?;
         // SAFETY: only informs lockdep.
@@ -182,7 +183,7 @@ impl FunctionsGate {
                 return Err(ENODEV);
             }
             // SAFETY: `open` was set in the critical section of `_grace`. By the type invariant the
-            // cell is not changed before its end.
+            // cell is not changed before that section ends.
             unsafe { (*self.functions.get()).clone() }
         };
         functions.ok_or(ENODEV)?.begin(interrupts)

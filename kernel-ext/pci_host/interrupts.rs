@@ -3,11 +3,11 @@
 //! Interrupts of the devices behind a bridge: a parent domain of PCI MSI and MSI-X, whose
 //! interrupts are fired by software.
 //!
-//! The device's own MSI-X table or configuration space masks a vector, as with all PCI devices. The
-//! domain is notified when a vector is requested or freed, and only requested vectors are fired. So
-//! firing all vectors writes to no device. Handlers are also called without an event of their
-//! device. All interrupts are marked as polled, so that the kernel does not disable them as
-//! spurious.
+//! A vector is masked in the device's own MSI-X table or configuration space, as with all PCI
+//! devices. The domain is notified when a vector is requested or freed, and only requested vectors
+//! are fired. Firing all vectors therefore needs no device access. Handlers are also called when
+//! their device raised no event. All interrupts are marked as polled, so that the kernel does not
+//! disable them as spurious.
 
 use super::gate::FunctionsGate;
 use crate::bindings;
@@ -32,7 +32,7 @@ static LOCK_NAME: &CStr = c"extoll_vectors";
 
 type Vectors = SlotAllocator<(), KVec<Slot<()>>, KVec<u64>>;
 
-/// Interrupts of a bridge. Functions have no effect after the end of the bridge.
+/// Interrupts of a bridge. Its methods have no effect after the bridge was removed.
 ///
 /// # Invariants
 ///
@@ -50,7 +50,7 @@ pub struct Interrupts {
     fired: Atomic<u64>,
 }
 
-/// Static table of functions.
+/// Table of callbacks that can be a static variable although it contains pointers.
 struct Table<T>(T);
 
 // SAFETY: tables are constant.
@@ -151,8 +151,8 @@ impl Interrupts {
         self.fired.add(u64::from(done == 0), Relaxed);
     }
 
-    /// Has the handlers of a vector run, if somebody has requested it. Hard interrupts, or any
-    /// other context that may be in a critical section of RCU.
+    /// Calls the handlers of a vector if it is requested. Context: hard interrupts, or any other
+    /// context that allows an RCU read-side critical section.
     pub fn fire(&self, vector: u32) {
         let _grace = rcu::read_lock();
         if let Some((word, bit)) = self.bit(vector) {
@@ -162,7 +162,7 @@ impl Interrupts {
         }
     }
 
-    /// Has the handlers of all vectors run that somebody has requested. As [`Interrupts::fire`].
+    /// Calls the handlers of all requested vectors. Context: same as for [`Interrupts::fire`].
     pub fn fire_all(&self) {
         let _grace = rcu::read_lock();
         for (index, word) in (0..).zip(&self.requested) {

@@ -11,7 +11,7 @@
 //! | allocate, free coherent memory | search; clearing |
 //!
 //! With a [`PageMap`], which needs an IOMMU, whole pages are mapped directly. That costs a search
-//! and a change of the IOMMU's tables, but no copy. Everything else is copied:
+//! and a change of the IOMMU's tables, but no copy. All other memory is copied:
 //!
 //! A mapping occupies consecutive slots of 2 KiB. Its address has the same offset in its page as
 //! the driver's memory. Freed slots are cleared as a whole, so a device can see neither data of
@@ -34,7 +34,7 @@ use protocol::mem::runs::{words, Align, Slot, SlotAllocator};
 const SLOT: usize = 2048;
 /// Maximum size of a mapping in bytes.
 const LARGEST: usize = 1 << 20;
-/// A mapping occupies up to 1/`PART` of the pool.
+/// Divisor of the pool's size that gives the maximum size of a mapping that drivers should request.
 const PART: usize = 8;
 
 /// Names of lock classes; lockdep compares names by address.

@@ -78,7 +78,7 @@ impl Submitter {
             notify: to.notify,
             confirm,
         };
-        // Before the lock is taken, so that waiting for the lock counts.
+        // Read before locking, so that the time spent waiting for the lock counts.
         let post_by = within.map(|within| after(self.0.now(), within));
         self.submit_with(&to, timeout, context, |inner, mut terms| {
             if !lists.is_allowed(&inner.requester, direction) {

@@ -61,15 +61,15 @@ impl Outgoing<'_> {
         n
     }
 
-    /// Returns the number of bytes that have not been taken yet.
+    /// Returns the number of bytes that remain in the message.
     #[inline]
     pub fn remaining(&self) -> usize {
         // SAFETY: valid while `self` exists, and used by this thread only.
         unsafe { bindings::extoll_msg_left(self.ptr.as_ptr()) }
     }
 
-    /// Looks at the control messages as TCP does, which heeds them for the segments that it sends
-    /// (`SO_MARK`, time stamps …): whoever sends in another way ignores them. May sleep.
+    /// Checks the control messages as TCP does. TCP applies them to the segments that it sends
+    /// (`SO_MARK`, time stamps …); other data paths ignore them. May sleep.
     ///
     /// # Errors
     ///
@@ -201,8 +201,8 @@ impl Incoming<'_> {
         unsafe { bindings::extoll_msg_left(self.ptr.as_ptr()) }
     }
 
-    /// Copies at most `len` bytes from byte `at` of `from` on to where the message goes: how many.
-    /// Fewer than `len` and [`Incoming::remaining`] if the memory of the caller ends there. A
+    /// Copies up to `len` bytes from byte `at` of `from` to the message, and returns their number.
+    /// It is less than `len` and [`Incoming::remaining`] if the program's memory ends earlier. A
     /// device may access `from` at the same time. Process context, may sleep: no spin locks.
     ///
     /// # Errors
@@ -273,8 +273,8 @@ impl Incoming<'_> {
 }
 
 impl Splice<'_> {
-    /// Returns the flags of the call (`SPLICE_F_NONBLOCK` …). They do not decide about waiting for
-    /// data: the file does ([`Tcp::is_nonblocking`]), like with TCP.
+    /// Returns the flags of the call (`SPLICE_F_NONBLOCK` …). The flags of the file, not these,
+    /// decide whether the call waits for data ([`Tcp::is_nonblocking`]), like with TCP.
     #[inline]
     pub fn flags(&self) -> u32 {
         self.flags

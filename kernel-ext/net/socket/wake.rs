@@ -11,7 +11,7 @@ use kernel::{prelude::*, time::Jiffies};
 pub enum Wake {
     /// Data, or their end, can be read.
     Readable,
-    /// There is room to write. Sends `SIGIO` only if a writer was told that there was none
+    /// Data can be written. Sends `SIGIO` only if a writer found no free space before
     /// ([`Tcp::no_space`]).
     Writable,
     /// An error is pending.
@@ -199,13 +199,13 @@ impl Tcp {
         kernel::error::to_result(unsafe { bindings::extoll_sock_take_error(self.sk()) })
     }
 
-    /// Notes that directions have ended, in the sock only: TCP sends nothing, and its state stays,
-    /// by which it decides about a FIN. Its `recvmsg` returns 0 then, its `sendmsg` `EPIPE`, and
-    /// its `poll` says so; `ss` shows it. There is no way back but the end of the connection, so it
-    /// is not for connections that may still fall back. Takes the sock's lock, may sleep.
+    /// Records in the sock that directions have ended. TCP sends nothing, and keeps its state, by
+    /// which it decides whether to send a FIN. TCP's `recvmsg` then returns 0 and its `sendmsg`
+    /// `EPIPE`; `poll` and `ss` show the end. This cannot be undone, so do not use it for
+    /// connections that may still continue as TCP. Takes the sock's lock, may sleep.
     ///
-    /// A data path that ends a direction in a softirq can't do this there, and keeps what has ended
-    /// in its own state in any case.
+    /// A data path that ends a direction in a softirq cannot call this there. It must record the
+    /// end in its own state in any case.
     pub fn mark_ended(&self, ended: ShutdownDirections) {
         // SAFETY: the sock is valid by the invariants; process context.
         unsafe { bindings::extoll_sock_mark_ended(self.sk(), ended.bits()) }
