@@ -1,9 +1,11 @@
-# Every place that says `unsafe` has to argue: blocks, impls and extern blocks by a comment `// SAFETY: …` of their own on the
-# lines above the statement, functions and traits by a section `# Safety` in their documentation. Usage: awk -f unsafe.awk FILE.rs…
+# Checks that every use of `unsafe` has a reason. Usage: awk -f unsafe.awk FILE.rs…
 #
-# clippy has lints for this too, but they see only what one build configuration compiles, skip what macros expand to,
-# take one comment for several blocks and an empty one for an argument.
-# Prints what is missing, then the counts; exit status 1 if anything is missing.
+# Blocks, impls and extern blocks need a comment `// SAFETY: …` of their own on the lines above the
+# statement. Functions and traits need a section `# Safety` in their documentation.
+#
+# clippy has lints for this too, but they see only what one build configuration compiles, skip what
+# macros expand to, and accept one comment for several blocks and an empty comment. Prints each
+# missing reason, then the counts. Exit status 1 if a reason is missing.
 
 function complain(i, text) { printf "%s:%d: %s\n", file, i, text; bad = 1 }
 
@@ -17,7 +19,8 @@ function code(s) {
 
 function trim(s) { sub(/^[ \t]+/, "", s); sub(/[ \t]+$/, "", s); return s }
 
-# An argument is a sentence, not a mark, and not only a hint at a C header, which nobody checks this code against.
+# A reason is a full sentence. A mark or a reference to a C header is not enough, because no check
+# compares this code with the header.
 function argues(text, mark,    words) {
 	if (!(mark = index(text, mark))) return 0
 	text = substr(text, mark)
@@ -64,10 +67,10 @@ function check(    i, rest) {
 			if (rest ~ /^ *(extern *"" *)?fn *\(/) continue
 			if (rest ~ /^ *((extern *"" *)?fn|trait) /) {
 				items++
-				if (!has_section(i)) complain(i, "unsafe function or trait without a section '# Safety' that says something")
+				if (!has_section(i)) complain(i, "unsafe function or trait without a section '# Safety' with a reason")
 			} else {
 				sites++
-				if (!has_comment(i)) complain(i, "unsafe without a comment '// SAFETY:' of its own that says something")
+				if (!has_comment(i)) complain(i, "unsafe without a comment '// SAFETY:' of its own with a reason")
 			}
 		}
 	}

@@ -53,7 +53,7 @@ pub(crate) struct Attached {
     /// Registered memory that peers may access.
     #[pin]
     offer: Mutex<Option<Offer>>,
-    /// Window that stays until the NIC is removed.
+    /// Window that stays open until the NIC is removed.
     #[pin]
     window: Mutex<Option<Window>>,
     /// Waiter to wake when the NIC is removed.
@@ -64,7 +64,7 @@ pub(crate) struct Attached {
 /// Resources of a run.
 pub(crate) struct RunState {
     pub(crate) nic: Handle,
-    /// Memory that an aborted run left, and the time until which it must stay.
+    /// Memory that an aborted run left, and the time until which it must not be freed.
     pub(crate) pending: Option<(Instant<Monotonic>, PendingMemory)>,
 }
 
@@ -205,7 +205,7 @@ impl Attached {
         self.offer.lock()
     }
 
-    /// Locks the window that stays.
+    /// Locks the window that stays open until the NIC is removed.
     pub(crate) fn kept_window(&self) -> MutexGuard<'_, Option<Window>> {
         self.window.lock()
     }

@@ -131,7 +131,7 @@ impl Sums {
 /// Owner of a transfer.
 struct Owner {
     sums: Arc<Sums>,
-    /// 0 at the beginning, 1 after the outcome, 2 after the transfer is quiet.
+    /// 0 before the outcome, 1 after it, 2 after the transfer is quiet.
     state: Atomic<u32>,
     /// The owner uses the engine in its callback: it submits a lock operation and waits for it if
     /// the callback may sleep.
@@ -314,7 +314,7 @@ pub(crate) fn calls(
     timeout: Delta,
     report: &mut Report<'_>,
 ) -> Result {
-    // Owners that wait for a lock operation need a slot for it.
+    // One slot more than GETs in flight, for lock operations that owners submit in their callbacks.
     let table = Table::new(run, words, words.inflight as usize + 1, report)?;
     let sums = Sums::new()?;
     let (mut busy, mut polls, mut more) = (0, 0u64, false);

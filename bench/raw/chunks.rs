@@ -33,7 +33,7 @@ const MOST: usize = 16 << 20;
 /// Byte between the chunks in pages of the kernel.
 const BETWEEN: u8 = 0xee;
 
-/// Pins the memory of a process. Returns `None` with `strict`, which only shows the memory.
+/// Pins the memory of a process. With `strict`, only prints its layout and returns `None`.
 fn pin<I: UserIter>(
     iter: &mut I,
     words: &Words,

@@ -48,10 +48,10 @@ pub(crate) struct Words {
     pub(crate) get: bool,
     /// Size of registered memory in bytes.
     pub(crate) bytes: u64,
-    /// Length of a transfer in bytes, if it is not that of the memory; with `first`, length of
-    /// registered memory.
+    /// Length of a transfer in bytes; by default the size of the memory. With `first`: length of
+    /// registered memory in bytes.
     pub(crate) len: Option<u64>,
-    /// Offset of registered memory in its first page.
+    /// Offset in bytes of registered memory in its first page.
     pub(crate) first: Option<u64>,
     /// Method of ending regions.
     pub(crate) how: How,
@@ -59,14 +59,14 @@ pub(crate) struct Words {
     pub(crate) offset: u64,
     pub(crate) seed: u64,
     pub(crate) tc: u64,
-    /// Number of a lock; its operands follow.
+    /// Number of a lock. The fields below it are the operands.
     pub(crate) number: u64,
     pub(crate) compare: u64,
     pub(crate) add: u64,
     /// `rate`: number of messages that are sent together. `lock`: number of timeouts that do not
     /// end the command.
     pub(crate) patience: u64,
-    /// `pieces`: memory with gaps is rejected.
+    /// `pieces`: not 0 to reject memory with gaps and to transfer nothing.
     pub(crate) strict: u64,
     /// Words for engines: fragments, notification of peers, method and time of ending transfers,
     /// listener of the offer, its delay, and use of its engine.

@@ -148,7 +148,7 @@ pub(crate) struct Received {
     slow: u64,
     /// Numbers of arrived PUTs, of read GETs, of values, and of other notifications.
     pub(crate) counts: [Atomic<u64>; 4],
-    /// Number of those that came from the own node.
+    /// Number of notifications that came from the own node.
     pub(crate) own: Atomic<u64>,
     pub(crate) last: Atomic<u64>,
 }

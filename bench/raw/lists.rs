@@ -53,7 +53,7 @@ impl Random {
 /// Offsets and lengths in memory, in the order of a list.
 type Places = KVec<(u64, u64)>;
 
-/// Cuts `len` bytes into up to `most` chunks, and places these in any order into `room` bytes.
+/// Cuts `len` bytes into up to `most` chunks, and places them in random order within `room` bytes.
 fn scatter(random: &mut Random, len: u64, room: u64, most: u64) -> Result<Places> {
     let mut places = KVec::with_capacity(most as usize, GFP_KERNEL)?;
     let (mut left, mut gap, mut at) = (len, room - len, 0);

@@ -15,7 +15,7 @@ use kernel::{
 
 struct Counters {
     calls: Atomic<u64>,
-    /// Number of interrupts that certainly were messages.
+    /// Number of interrupts that were certainly raised by messages.
     sure: Atomic<u64>,
 }
 

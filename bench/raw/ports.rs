@@ -143,7 +143,7 @@ fn messages(nic: &Nic, report: &mut Report<'_>) -> Result {
 }
 
 /// Sends messages of all lengths in three parts and reads them into three buffers with other
-/// boundaries. Returns their number.
+/// boundaries. Returns the number of messages.
 fn pieces(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     let mut count = 0;
     for len in 1..=usize::from(velo::MAX_LEN) {
@@ -173,7 +173,7 @@ fn pieces(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
 }
 
 /// Sends messages of four classes alternately, which must arrive in order within a class. Returns
-/// their number.
+/// the number of messages.
 fn classes(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     const EACH: u64 = 200;
     let mut next = [0u64; 4];
@@ -207,8 +207,8 @@ fn classes(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     until(|| Ok((take(mailbox)? == 4 * EACH).then_some(4 * EACH)))
 }
 
-/// Stops polls by their closure; the remaining messages must be found by the next poll. Returns the
-/// number of polls.
+/// Stops polls by their closure. The next poll must find the remaining messages. Returns the number
+/// of polls.
 fn stops(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     for tag in 0..3 {
         sent(|| sender.send(Header { tag, ..to }, b"x"))?;

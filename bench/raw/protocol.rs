@@ -11,7 +11,7 @@ pub(crate) const PING: u8 = 1;
 pub(crate) const PING_POLL: u8 = 2;
 /// The client has finished: the server stops polling and ends the lease. No reply.
 pub(crate) const DONE: u8 = 3;
-/// Requests an [`Offer`]. Payload: time in ms for which the memory must stay.
+/// Requests an [`Offer`]. Payload: time in ms for which the server must not free the memory.
 pub(crate) const ASK: u8 = 4;
 /// The server counts the message. No reply.
 pub(crate) const DATA: u8 = 5;
@@ -30,11 +30,11 @@ pub(crate) struct Offer {
     pub(crate) vpid: Vpid,
     /// Memory to read; word `i` is [`pattern`]`(seed, i)`.
     pub(crate) source: BusAddr,
-    /// Its length in bytes.
+    /// Length of `source` in bytes.
     pub(crate) source_len: u64,
     /// Memory to write.
     pub(crate) sink: BusAddr,
-    /// Its length in bytes.
+    /// Length of `sink` in bytes.
     pub(crate) sink_len: u64,
     /// Seed of the pattern.
     pub(crate) seed: u64,

@@ -102,7 +102,7 @@ impl View {
         let View::Pages(pages) = self else {
             return Err(EINVAL);
         };
-        // The rest of the pages belongs to this module as well.
+        // The other bytes of these pages belong to this module too.
         let whole = WholePages::EXPOSED;
         nic.atu()
             .register_range(vpid, pages.clone(), first, bytes, access, whole)

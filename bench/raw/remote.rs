@@ -32,7 +32,7 @@ pub(crate) struct Words {
     pub(crate) offset: u64,
     pub(crate) value: u64,
     timeout_us: u32,
-    /// True to run with a spinlock held.
+    /// True to access registers with a spinlock held and interrupts disabled.
     atomic: bool,
     pub(crate) bytes: u64,
     pub(crate) interval: Option<u32>,
@@ -192,7 +192,7 @@ impl Words {
         RegOffset(u32::try_from(self.offset).unwrap_or(u32::MAX))
     }
 
-    /// Runs `f`, on request with a spinlock held and interrupts disabled.
+    /// Runs `f`; if `atomic` is set, with a spinlock held and interrupts disabled.
     fn context<R>(&self, f: impl FnOnce() -> R) -> Result<R> {
         if !self.atomic {
             return Ok(f());

@@ -1,4 +1,5 @@
-# Sourced by scripts/lint: the numbers of scripts/lint-baseline, which may only fall.
+# Sourced by scripts/lint: compares counts of the tree with scripts/lint-baseline, in which no
+# number may rise.
 
 # ratchet [--lower]: compares the tree with the baseline, or writes the baseline again.
 ratchet() {
@@ -11,7 +12,8 @@ ratchet() {
 	} | scripts/lint.d/python ratchet.py "$@"
 }
 
-# raised OLD NEW: prints the checks whose numbers have a higher sum in the second baseline. Checks that only one of them has are new or gone.
+# raised OLD NEW: prints the checks whose sum is higher in baseline NEW. Checks that only one of the
+# baselines has are skipped.
 raised() {
 	awk 'FNR == 1 {file++} /^[a-z]/ {sum[file, $1] += $2; if (file == 2) names[$1]}
 		END {for (n in names) if ((1, n) in sum && sum[2, n] > sum[1, n]) printf "%s: %d, was %d\n", n, sum[2, n], sum[1, n]}' "$1" "$2"

@@ -314,7 +314,7 @@ static int find_way(struct lnet_msg *msg, struct lnet_ni *but)
 	struct stand_peer *peer;
 
 	spin_lock(&stand_lock);
-	/* Answers leave by the interface on which the question arrived. */
+	/* Answers use the interface on which the request arrived. */
 	if (msg->msg_hdr.src_nid.nid_addr[0] && !msg->msg_routing) {
 		ni = stand_ni_of_nid(&msg->msg_hdr.src_nid);
 		if (ni && ni->ni_net->net_id != net && stand_gateway(net, &hop))

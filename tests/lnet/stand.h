@@ -34,7 +34,7 @@
 #define STAND_MAGIC 0x6c6e65746d736731ULL
 #define STAND_POISON 0x6b
 
-/* Reports a violation of a driver, once for each place in the code. */
+/* Reports a violation of a driver, once for each line that checks for it. */
 #define defect(fmt, ...) \
 	({ atomic_inc(&stand_defects); WARN(1, "lnet_stand: " fmt "\n", ##__VA_ARGS__); })
 

@@ -35,7 +35,7 @@ struct ask {
 	__le32 unchecked;
 };
 
-/* The answer, followed by bytes with the pattern. */
+/* Answer to a request. Bytes with the pattern follow it. */
 struct answer {
 	__le32 status;
 	__le32 pad;

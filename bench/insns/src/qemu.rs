@@ -79,7 +79,7 @@ struct Counts {
     user: u64,
 }
 
-/// Instruction counts since the start.
+/// Instruction counts since QEMU started, separately for each CPU.
 #[derive(Clone, Copy)]
 pub struct Counters {
     scoreboard: *mut Scoreboard,
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
         return REFUSED;
     }
     // SAFETY: the function has the callback's signature and stays loaded, because the plugin is
-    // never uninstalled. Its argument is a scoreboard that is never freed.
+    // never uninstalled. The last argument is a scoreboard that is never freed.
     unsafe {
         qemu_plugin_register_vcpu_tb_trans_cb(id, translated, counters.scoreboard.cast());
     }

@@ -15,8 +15,8 @@ const LOW: usize = 0x100;
 const HIGH: usize = 0x200;
 const TABLE: usize = 0x300;
 const RESET: usize = 0xfff0;
-/// Instructions in the lower half outside the loop: the jump at the reset vector, 15 until 64-bit
-/// mode, 3 in it.
+/// Instructions in the lower half outside the loop: 1 jump at the reset vector, 15 until the CPU
+/// enters 64-bit mode, and 3 in that mode.
 const BEFORE: u64 = 1 + 15 + 3;
 /// Instructions in the upper half outside the loop.
 const AFTER: u64 = 3;

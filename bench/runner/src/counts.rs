@@ -114,7 +114,7 @@ impl Rates {
     ];
 
     /// Returns the median cost per operation. The first run is the reference: it has `more`
-    /// operations fewer than each of the others, and its cost is subtracted.
+    /// operations fewer than each other run, and its cost is subtracted from theirs.
     pub fn marginal(runs: &[Bus], more: u64) -> Self {
         let Some((base, others)) = runs.split_first() else {
             return Self::default();
@@ -158,7 +158,7 @@ pub struct Frames {
     pub sent: u64,
     /// Frames received.
     pub received: u64,
-    /// Bytes sent and received.
+    /// Bytes sent plus bytes received.
     pub bytes: u64,
     /// Frames sent as announced frames, which the peer reads by GET (rendezvous). The others travel
     /// in messages (eager).
@@ -212,7 +212,7 @@ impl Frames {
 /// Name of the operation in runs over exn0.
 pub const FRAMES: &str = "frames";
 
-/// One side of a counted run.
+/// Counts of one node in a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Side {
     /// Name of the run.

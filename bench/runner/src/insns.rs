@@ -29,7 +29,7 @@ pub const SPEC: Spec = Spec::pair()
 
 /// Maximum time of a run.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Time after a run until processes have ended and timers of the last packets have expired.
+/// Time to wait after a run until processes have ended and timers of the last packets have expired.
 const SETTLE: Duration = Duration::from_millis(100);
 /// Time during which idle nodes are measured.
 const QUIET: Duration = Duration::from_secs(5);
@@ -346,7 +346,7 @@ fn not_copied(lab: &Lab) -> Result<[u64; 2]> {
     Ok([one(0, "lent")?, one(1, "sunk")?])
 }
 
-/// Counts of both nodes.
+/// Instruction counts of both nodes.
 type Nodes = [Instructions; 2];
 
 fn read(lab: &Lab) -> Result<Nodes> {
@@ -384,17 +384,18 @@ pub struct Row {
     pub title: &'static str,
     /// Unit of the figures.
     pub unit: Unit,
-    /// Number of units between the few and the many operations.
+    /// Number of units by which the run with many operations exceeds the run with few.
     pub units: u64,
-    /// Instructions of the idle nodes per second, which are subtracted.
+    /// Instructions per second of the idle nodes 0 and 1, `[kernel, user]` of each. They are
+    /// subtracted from the counts.
     pub quiet: [[f64; 2]; 2],
     /// Counts of each pass.
     pub passes: Vec<Pass>,
 }
 
 impl Row {
-    /// Returns the instructions per unit in the chosen nodes and halves (0: kernel, 1: user), one
-    /// value per pass.
+    /// Returns the instructions per unit, one value per pass. `chosen` gets a node and a half (0:
+    /// kernel, 1: user) and returns true if their instructions count.
     fn of(&self, chosen: impl Fn(usize, usize) -> bool) -> Vec<f64> {
         let cells = (0..2).flat_map(|node| (0..2).map(move |half| (node, half)));
         let cells: Vec<_> = cells.filter(|(node, half)| chosen(*node, *half)).collect();

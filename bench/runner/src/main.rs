@@ -64,8 +64,7 @@ enum Part {
     Exlnd,
 }
 
-/// Timing is ideal, because delays of the fabric would be equal for all drivers and hide their
-/// differences.
+/// Timing is ideal. Delays of the fabric would be equal for all drivers and hide their differences.
 const SPEC: Spec = Spec::pair().bench_nics().no_sshd().ideal();
 
 /// Progress output on stderr.

@@ -7,16 +7,16 @@ use serde::Serialize;
 use serde_json::{json, Value};
 use std::time::Duration;
 
-/// A device that is compared, with the network of its pair of interfaces.
+/// A network device that is measured. Both nodes have one in the same network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Device {
     /// Name in results.
     pub name: &'static str,
     /// First three bytes of the addresses; node N has N + 1 as the last byte.
     pub network: &'static str,
-    /// Port of its iperf3 server on node 1.
+    /// Port of the iperf3 server for this device on node 1.
     pub port: u16,
-    /// Port of its netperf server on node 1.
+    /// Port of the netperf server for this device on node 1.
     pub netserver: u16,
     /// Prefix of the command lines of programs.
     pub by: &'static str,
@@ -129,19 +129,19 @@ pub struct Sample {
 /// Lengths and numbers of measurements.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Effort {
-    /// Repetitions of every comparison.
+    /// Number of repetitions of every comparison.
     pub repetitions: usize,
-    /// Seconds of each measurement.
+    /// Duration of each measurement in seconds.
     pub seconds: u32,
-    /// Round trips of each raw ping-pong.
+    /// Number of round trips of each raw ping-pong.
     pub round_trips: u32,
-    /// Bytes of each raw run, which has 64 to 4096 transfers.
+    /// Number of bytes of each raw run, which has 64 to 4096 transfers.
     pub raw_bytes: u64,
-    /// Runs of the raw units at each size.
+    /// Number of runs of the raw units at each size.
     pub raw_passes: usize,
-    /// Runs of each comparison of kernel API and user space.
+    /// Number of runs of each comparison of kernel API and user space.
     pub unit_passes: usize,
-    /// Runs of each workload that counts instructions.
+    /// Number of runs of each workload that counts instructions.
     pub counted_passes: usize,
 }
 
@@ -149,7 +149,7 @@ pub struct Effort {
 const SLACK: Duration = Duration::from_secs(60);
 /// Size of the raw transfers that are compared with TCP, about that of exn's largest frame.
 pub const RAW_SIZE: u64 = 65536;
-/// Timeout of a command of `extoll_bench` in ms.
+/// Time-out of a command of `extoll_bench` in ms.
 pub const RAW_TIMEOUT_MS: u32 = 60_000;
 
 /// Starts the servers on node 1 and loads the raw module on both nodes.

@@ -304,7 +304,7 @@ pub fn measure(lab: &Lab, emulator: &mut Client, peer: u64, effort: &Effort) -> 
         let mut new = Vec::new();
         for case in Case::all(effort) {
             for &api in case.apis() {
-                // The first pass is what the rest is compared with.
+                // The first pass is the reference for the later ones.
                 let count = if pass == 0 { 1 } else { case.count(effort) };
                 let before = buses(emulator)?;
                 let ns = bench

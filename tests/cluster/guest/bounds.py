@@ -9,8 +9,8 @@ BLOCK = 8192
 def sparse(most):
     """Registers a large block repeatedly, and keeps one page of each address table that it
     reaches, until an error or `most` tables. Prints the number of tables, and 1 after an
-    error; -1 if it took longer than the hold-off time of NLAs, 10 s. Keeps the pages until it
-    may continue. Then it can register in its tables."""
+    error; -1 if it took longer than the hold-off time of NLAs, 10 s. Keeps the pages until
+    /tmp/go exists. Then checks that it can still register memory in its tables."""
     r, a, kept, refused, rounds = Rma(), memory(BLOCK), {}, 0, 0
     end = time.time() + 9
     while len(kept) < int(most) and not refused and time.time() < end:

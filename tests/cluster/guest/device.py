@@ -89,8 +89,8 @@ class Device:
         return result
 
     def fence(self, page):
-        """Must follow each descriptor. The interpreter is slow enough for a CPU's buffers, but
-        an emulator needs an explicit fence."""
+        """Fences a descriptor. Must be called after each one. A real CPU writes its buffers back
+        before the slow interpreter continues, but an emulator needs an explicit fence."""
         if self.marks:
             store(page + MARK, 0)
 

@@ -325,7 +325,7 @@ def smfu_use(node, first, *registers):
         smfu = Smfu()
         mapping = smfu.map(smfu.lib.smfu_map_window, first + 8192)
         at = smfu.lib.smfu_address(mapping) + first
-        check("what the other node has", [word(at + 8 * n).value for n in range(512)], words(1))
+        check("memory of the other node", [word(at + 8 * n).value for n in range(512)], words(1))
         for n, value in enumerate(words(2)):
             word(at + 8 * n).value = value
         smfu.lib.smfu_flush()

@@ -135,7 +135,7 @@ def changed(what):
         if what in ("dontneed", "punch", "shrink"):
             until("the region ends", lambda: not reader.fetch(nla))
         check("lost memory is read", reader.fetch(nla), False)
-        # The pages are given back although nobody unregisters the memory.
+        # The pages are released although no process unregisters the memory.
         until("the pages are unpinned", lambda: gauge("pages") == own)
     reader.rma.close()
 

@@ -55,7 +55,7 @@ struct Args {
     /// Number of times that a failed scenario is repeated.
     #[arg(long, default_value_t = 0)]
     again: usize,
-    /// Maximum number of failed scenarios with which they are repeated.
+    /// Maximum number of failed scenarios. If more have failed, none is repeated.
     #[arg(long, default_value_t = 3)]
     most_again: usize,
     /// Commit under test, recorded with the results. Empty if the work tree has uncommitted

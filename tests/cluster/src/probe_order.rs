@@ -42,8 +42,8 @@ fn line(line: &str) -> Option<Access> {
 struct Walk {
     accesses: Vec<Access>,
     at: usize,
-    /// Makes up missing accesses, to generate a reference list. Returns the values that the list
-    /// leaves open.
+    /// Makes up missing accesses, to generate a reference list. The function returns the values
+    /// that the list leaves open.
     invent: Option<fn(bool, u32, usize) -> u64>,
 }
 
@@ -115,7 +115,7 @@ pub fn check(accesses: &[Access]) -> Result<usize> {
     Ok(t.at)
 }
 
-/// Number of accesses in the reference, and of those that the driver adds.
+/// Number of accesses in the reference, and number of those that the driver adds.
 pub const REFERENCE: usize = 8721;
 pub const ADDED: usize = STOPPED.len() + 1 + 258 + 64 + 2;
 
@@ -342,12 +342,14 @@ fn registers(t: &mut Walk) -> Result<()> {
 
 /// Register layout of a unit's VPIDs.
 struct Vpids {
-    /// Offset of the entries that enable a VPID, and the enable bit.
+    /// Offset of the entries that enable VPIDs.
     entries: u32,
+    /// Bit of an entry that enables its VPID.
     enable: u64,
-    /// Offsets of the write pointers and of the current segments, whose valid bit says that a queue
-    /// exists.
+    /// Offset of the write pointers.
     pointers: u32,
+    /// Offset of the current segments. A segment with the valid bit means that the VPID has a
+    /// queue.
     segments: u32,
 }
 
@@ -367,8 +369,8 @@ const VALID: u64 = 1 << 58;
 
 impl Vpids {
     /// Returns how many times a VPID was enabled. Fails if a VPID was enabled without a queue, or
-    /// if its queue changed while it was enabled. The write pointer counts as part of the queue
-    /// unless `moves`, which says that the owner of the VPID may move it.
+    /// if its queue changed while it was enabled. With `moves`, the owner of the VPID may change
+    /// the write pointer.
     fn opened(&self, accesses: &[Access], moves: bool) -> Result<usize> {
         let index = |offset: u32, first: u32| {
             let vpid = offset.checked_sub(first)? / 8;

@@ -187,7 +187,7 @@ impl Report {
     /// directory.
     pub fn preserve(&self, name: &str, lab_name: &str, lab: Option<&Lab>) -> String {
         let mut place = self.place(name);
-        // A repetition must not replace what the first failure left.
+        // A repetition must not replace the files of the first failure.
         for n in 2.. {
             if !place.exists() {
                 break;

@@ -25,7 +25,7 @@ const FAILED_BOOTS: usize = 2;
 pub struct Repeat {
     /// Number of repetitions of each failed scenario.
     pub times: usize,
-    /// Maximum number of failed scenarios with which they are repeated. More failures mean that the
+    /// Maximum number of failed scenarios. If more have failed, none is repeated, because the
     /// change or the computer is broken.
     pub most: usize,
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// Number of messages; more than a queue of either unit holds.
 const MANY: u64 = 40_000;
-/// Number of messages that no requester holds.
+/// Number of messages after which a sender to a blocked requester must have received an error.
 const LIMIT: u64 = 1000;
 const PATIENCE: Duration = Duration::from_secs(40);
 
@@ -77,14 +77,14 @@ fn through(
             Err(Error::Full) => drain()?,
             Err(e) => return Err(e.into()),
         }
-        ensure!(!stuck || end < LIMIT, "{unit}: the sender is not told");
+        ensure!(!stuck || end < LIMIT, "{unit}: the sender gets no error");
     }
     if stuck {
         std::thread::sleep(Duration::from_millis(200));
         let still = send(end);
         ensure!(
             matches!(still, Err(Error::Full)),
-            "{unit}: room in a stuck requester: {still:?}"
+            "{unit}: space in a blocked requester: {still:?}"
         );
         crate::say("full")?;
     }

@@ -79,7 +79,7 @@ fn export(unit: &Smfu) -> Result<()> {
     memory.store(STATE, 0)?;
     crate::say(&format!("ready {}", unit.node()))?;
     until(&memory, STATE, WRITTEN)?;
-    check(&memory, 0, &pattern(2)).context("what the other node stored")?;
+    check(&memory, 0, &pattern(2)).context("data stored by the other node")?;
     memory.store(STATE, CHECKED)?;
     // Keeps the mapping until the other node has loaded the word.
     until(&memory, STATE, 0)?;
@@ -107,7 +107,7 @@ fn with_interval(node: NodeId, work: impl FnOnce() -> Result<()>) -> Result<()> 
 fn import(unit: &Smfu) -> Result<()> {
     let window = unit.window(RRA_WINDOW as usize + MAPPED)?;
     let at = |offset: u64| RRA_WINDOW + offset;
-    check(&window, at(0), &pattern(1)).context("what the other node has")?;
+    check(&window, at(0), &pattern(1)).context("memory of the other node")?;
     // Single words, then bytes at any offset.
     let new = pattern(2);
     for (i, word) in new.chunks_exact(8).enumerate().take(64) {

@@ -111,9 +111,9 @@ pub fn cpu_times(name: &str) -> BTreeMap<i32, Duration> {
         .collect()
 }
 
-/// Returns the log line of a kernel that died of its own breakpoint before its first program ran.
-/// Kernels patch code by means of such breakpoints. QEMU's translation for another CPU may still
-/// contain one after the kernel has removed it.
+/// Returns the log line of a kernel that panicked on a breakpoint of its own before it started
+/// `init`. Kernels use such breakpoints while they patch their code. QEMU's translation for another
+/// CPU may still contain one after the kernel has removed it.
 fn own_breakpoint(console: &str) -> Option<&str> {
     if !console.contains("Kernel panic") || console.contains("Run /init as init process") {
         return None;
@@ -122,7 +122,8 @@ fn own_breakpoint(console: &str) -> Option<&str> {
     Some(line.trim())
 }
 
-/// Returns the node whose kernel died that way in a cluster that did not come up, with the line.
+/// Returns the first node whose log has the line of [`own_breakpoint`], with the line. For clusters
+/// that did not come up.
 fn broken_boot(name: &str, spec: &Spec) -> Option<(usize, String)> {
     (0..spec.nodes).find_map(|n| {
         let console = directory(name).join(format!("node{n}/console.log"));

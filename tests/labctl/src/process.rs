@@ -69,8 +69,8 @@ impl Running {
     /// returns an error.
     pub fn wait(self, patience: Duration) -> Result<Output> {
         let patience = as_slow(patience);
-        // The wait ends with the command or at the deadline; both return an error here, since
-        // output never ends it.
+        // The closure never ends the wait, so it ends with the command or at the deadline. Both are
+        // an error here and are distinguished below.
         let _ = self.inner.wait_for(patience, |_, _| false);
         if self.inner.is_running() {
             bail!("not finished after {} s: {}", patience.as_secs(), self.what);

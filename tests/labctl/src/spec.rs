@@ -79,7 +79,7 @@ impl Spec {
         self
     }
 
-    /// Adds PCI devices to single nodes.
+    /// Adds PCI devices, each to the node that it names.
     pub const fn devices(mut self, devices: &'static [lab::Device]) -> Self {
         self.devices = devices;
         self
@@ -218,8 +218,9 @@ impl Spec {
         words.join(", ")
     }
 
-    /// Returns the lab of this specification with the settings of the run: kernel, IOMMUs for all.
-    /// The fabric's random choices follow from `LAB_SEED`, which `lab` reads ([`crate::use_seed`]).
+    /// Returns the lab of this specification. Adds the settings of the run: kernel, and IOMMUs for
+    /// all nodes. The fabric's random choices follow from `LAB_SEED`, which `lab` reads
+    /// ([`crate::use_seed`]).
     pub(crate) fn compose(&self, name: &str) -> lab::Spec {
         let usual = lab::Spec::default();
         let words = |list: &[&str]| list.iter().map(|w| (*w).to_owned()).collect();

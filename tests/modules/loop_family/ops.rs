@@ -48,7 +48,7 @@ const OUTLIVE: i32 = 7;
 /// Set: marks directions as ended (1 receiving, 2 sending). Read: ended directions.
 const ENDED: i32 = 8;
 
-/// The sockets of the module.
+/// Operations of the module's sockets.
 pub(crate) struct Loop;
 
 #[pin_data]

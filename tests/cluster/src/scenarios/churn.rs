@@ -10,7 +10,7 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("churn::reload_under_traffic", reload).finds(REFUSED),
@@ -213,7 +213,7 @@ fn power_off(lab: &Lab) -> Result<()> {
     node(lab, 1).until("iperf3 listens", "ss -ltn | grep -q :5290")?;
     let before = node(lab, 1).net("rx_bytes")?;
     let mut load = lab.spawn(0, "iperf3 -c node1 -p 5290 -t 300")?;
-    lab.until("the transfer is under way", PATIENCE, |_| {
+    lab.until("the transfer is in flight", PATIENCE, |_| {
         Ok(node(lab, 1).net("rx_bytes")? > before + (8 << 20))
     })?;
     ensure!(load.is_running(), "the transfer has ended");

@@ -19,7 +19,7 @@ const COMBINING: Spec = Spec::pair().emulator(&[
 
 const LONG: Duration = Duration::from_secs(240);
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         Scenario::new("combining::fenced", COMBINING, fenced).gate(),

@@ -6,7 +6,7 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![on_pair("lab::command_line", command_line)]
 }

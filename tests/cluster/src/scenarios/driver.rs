@@ -8,7 +8,7 @@ use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("driver::probe_in_reference_order", probe).gate(),

@@ -8,7 +8,7 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::{Duration, Instant};
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![on_pair("units::error_events", error_events).finds(REFUSED)]
 }
@@ -192,7 +192,7 @@ fn misroute(lab: &Lab) -> Result<()> {
         });
     }
     counted(lab, 13, ERROR, before, 1).context("illegal routing")?;
-    lab.until("the log tells of illegal routing", PATIENCE, |l| {
+    lab.until("the log reports illegal routing", PATIENCE, |l| {
         Ok(!lines(l, &mark, "XBAR_INPORT")?.is_empty())
     })
 }
@@ -206,7 +206,7 @@ fn walk(lab: &Lab) -> Result<()> {
         counted(lab, *event, ERROR, before, 1).with_context(|| name.to_string())?;
         // The driver reads the flags of ECC events a moment later and logs them as the fatal event.
         let logged = if *event == 1 { "ECC_FATAL" } else { name };
-        lab.until(&format!("the log tells of {name}"), PATIENCE, |l| {
+        lab.until(&format!("the log reports {name}"), PATIENCE, |l| {
             Ok(lines(l, &mark, logged)?.iter().any(|l| l.contains(told)))
         })
         .with_context(|| lab.log_since(&mark).unwrap_or_default())?;

@@ -13,7 +13,7 @@ pub const FOUR: Spec = Spec::new(4).topology("ring:4").memory(384);
 /// Eight nodes, each with a neighbour in three dimensions.
 pub const TORUS: Spec = Spec::new(8).topology("torus:2x2x2").memory(384);
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         Scenario::new("fabric::broadcast_reaches_all", FOUR, broadcast).gate(),

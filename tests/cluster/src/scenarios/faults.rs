@@ -9,7 +9,7 @@ use anyhow::{ensure, Result};
 use serde_json::Value;
 use std::time::Duration;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("faults::corrupted_links", corruption).gate(),
@@ -170,7 +170,7 @@ fn flap(lab: &Lab) -> Result<()> {
     })?;
     // Flapping may continue for a while after the transfer.
     let most = before[0].0 + 1;
-    lab.until("it has flapped", PATIENCE, |_| Ok(reasons(0)?.0 >= most))?;
+    lab.until("the link flapped", PATIENCE, |_| Ok(reasons(0)?.0 >= most))?;
     lab.fault(&["link-up", "0", "0"])?;
     ensure!(
         sum(&lab.status()?, "dropped_down") > dropped,

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Default seed.
 const SEED: u64 = 1;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("fuzz::unprivileged", |lab| {

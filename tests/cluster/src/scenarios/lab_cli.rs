@@ -123,7 +123,7 @@ fn dead_emulator(lab: &Lab) -> Result<()> {
         .args(["-KILL", &pid.to_string()])
         .status()?;
     ensure!(killed.success(), "the emulator could not be killed");
-    until("the emulator is gone", || {
+    until("the emulator has ended", || {
         Ok(own.processes()?.iter().all(|p| p.role != "emu"))
     })?;
     let advice = format!("./lab restart --name {}", own.name);
@@ -151,7 +151,7 @@ fn dead_emulator(lab: &Lab) -> Result<()> {
     own.assert_clean_log()
 }
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("lab::wrong_arguments", wrong_arguments),

@@ -1,4 +1,4 @@
-//! Answers that arrive after the port that asked was closed and opened again.
+//! Answers that arrive after the requesting port was closed and opened again.
 
 use super::expected::REFUSED;
 use super::guest;
@@ -8,12 +8,13 @@ use crate::Scenario;
 use anyhow::{ensure, Result};
 use std::time::Duration;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![Scenario::new("faults::late_answers", PATIENT, late_answers).finds(REFUSED)]
 }
 
-/// Two nodes whose full queues hold messages for as long as a scenario wants them to (docs/emulator.md, Full queues).
+/// Two nodes whose full queues hold messages until the scenario ends (docs/emulator.md, Full
+/// queues).
 const PATIENT: Spec = Spec::pair().emulator(&["--nic-option=hold-timeout-unit-ns=4000000000"]);
 
 /// Time that exn keeps memory in quarantine here; several times longer than the steps of the
@@ -27,7 +28,7 @@ fn held(lab: &Lab, name: &str) -> Result<u64> {
 
 /// Freezes node 1 while frames are outstanding in both directions.
 fn freeze(lab: &Lab) -> Result<()> {
-    // The announcements of node 1 are held back until node 1 can't answer any more.
+    // Node 0 receives the RTS messages of node 1 only after node 1 is frozen and can't answer.
     lab.fault(&["queue-full", "0", "--vpid", "254"])?;
     let ping = "ping -q -c 8 -i 0.05 -W 1 -s 60000 -p ff";
     let unanswered = lab.sh_for(1, &format!("{ping} node0"), PATIENCE)?;
@@ -35,7 +36,7 @@ fn freeze(lab: &Lab) -> Result<()> {
     lab.fault(&["queue-full", "0", "--vpid", "254", "--off"])?;
     ensure!(unanswered.status == 1, "ping: {unanswered:?}");
     lab.sh_for(0, &format!("{ping} node1"), PATIENCE)?;
-    // Succeeds or times out.
+    // The ping may succeed or time out.
     lab.until("both directions are outstanding", PATIENCE, |l| {
         let get = |name| node(l, 0).ethtool(name);
         let sent = get("tx_rdv_in_flight")? + get("tx_rdv_quarantined")?;
@@ -72,7 +73,7 @@ fn late_answers(lab: &Lab) -> Result<()> {
     ensure!(filled > 64, "only {filled} MiB were free");
     ensure!(held(lab, "objects")? > 0, "the quarantine ended too early");
     lab.fault(&["clear"])?;
-    let answered = lab.until("late answers come", PATIENCE, |l| {
+    let answered = lab.until("late answers arrive", PATIENCE, |l| {
         Ok(node(l, 0).ethtool("notify_late")? > late)
     });
     std::thread::sleep(Duration::from_secs(1));

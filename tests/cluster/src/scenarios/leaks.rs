@@ -11,22 +11,22 @@ const IN_USE: &str = "echo ports $(cat /sys/kernel/debug/extoll-*/ports 2>/dev/n
      cat /sys/kernel/debug/extoll-*/atu 2>/dev/null | grep -E '^(regions|pages|ending|quarantined) '; \
      awk '$1 ~ /^(extoll|exn|af_extl|vpci)$/ {print \"references\", $1, $3}' /proc/modules";
 
-/// Resources in use on a node at rest.
+/// Resources in use on an idle node.
 #[derive(Debug, Clone)]
 pub struct Usage(String);
 
 impl Usage {
-    /// Waits until the node is at rest. Returns the resources in use.
+    /// Waits until the node is idle. Returns the resources in use.
     pub fn of(node: Node<'_>) -> Result<Self> {
         node.is_at_rest()?;
         node.ok(IN_USE).map(|text| Self(text.trim().to_owned()))
     }
 
-    /// Waits until the node is at rest and uses the same resources as in `self`.
+    /// Waits until the node is idle and uses the same resources as in `self`.
     pub fn is_back(&self, node: Node<'_>) -> Result<()> {
         node.is_at_rest()?;
         let same = format!("[ \"$({IN_USE})\" = '{}' ]", self.0);
-        node.until("as much is in use as before", &same)
+        node.until("the same resources are in use", &same)
             .with_context(|| {
                 let now = node.ok(IN_USE).unwrap_or_else(|e| format!("{e:#}"));
                 format!("before:\n{}\nnow:\n{now}", self.0)

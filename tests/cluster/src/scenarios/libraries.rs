@@ -21,7 +21,7 @@ const USER: &str = "setpriv --reuid=1000 --regid=1000 --clear-groups -- ";
 /// Number of an interval that the driver does not use.
 const INTERVAL: u32 = 61;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("libraries::unbound_while_asleep", unbound).finds(REFUSED),

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Maximum duration of the scenario.
 const LONG: Duration = Duration::from_secs(280);
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![on_pair("loops::everything", everything)]
 }
@@ -25,7 +25,7 @@ fn everything(lab: &Lab) -> Result<()> {
     let said = lab.ok_for(0, &line, LONG)?;
     let right = |l: &&str| l.contains(": right");
     ensure!(said.lines().filter(right).count() >= 18, "{said}");
-    lab.until("its sockets are gone", LONG, |lab| {
+    lab.until("its sockets are released", LONG, |lab| {
         Ok(lab.ok(0, "cat /sys/module/loop_family/refcnt")?.trim() == "0")
     })?;
     lab.ok(0, "rmmod loop_family").map(drop)

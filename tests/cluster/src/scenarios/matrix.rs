@@ -22,7 +22,7 @@ pub const PROGRAM: &str = "/tmp/extoll-conformance";
 /// Number of huge pages of 2 MiB for both sides on one node.
 const HUGE_PAGES: u32 = 16;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     let s = Scenario::new;
     vec![

@@ -11,7 +11,7 @@ use anyhow::{bail, ensure, Context, Result};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("raw::atu_memory", kinds).finds(REVOKED),
@@ -338,7 +338,7 @@ fn revoke_in_transfer(lab: &Lab) -> Result<()> {
                 there.words, there.bytes
             ),
         )?;
-        let started = lab.until("the transfer is under way", PATIENCE, |lab| {
+        let started = lab.until("the transfer is in flight", PATIENCE, |lab| {
             Ok(served(lab)? > before)
         });
         let revoked = started.and_then(|()| lab.raw(1, "revoke"));
@@ -457,9 +457,9 @@ fn user(lab: &Lab) -> Result<()> {
     result
 }
 
-/// The NIC reaches registered memory of a process as long as the process has that memory, and no longer.
+/// The NIC reaches registered memory of a process only while the memory belongs to the process.
 fn changed_memory(lab: &Lab) -> Result<()> {
-    // The kernel switches them off on machines as small as the nodes.
+    // Enables huge pages, because the kernel disables them on machines as small as the nodes.
     lab.ok(
         1,
         "echo madvise >/sys/kernel/mm/transparent_hugepage/enabled",

@@ -9,7 +9,7 @@ use anyhow::{bail, ensure, Context, Result};
 /// CPU 0 is on the first NUMA node, CPU 1 and the NIC are on the second.
 const SPEC: Spec = Spec::pair().numa().cpus(2).memory(1024);
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![Scenario::new("numa::memory_is_at_the_nic", SPEC, memory)]
 }

@@ -1,5 +1,5 @@
-//! Memory with ends that are not aligned and in pieces, and handles that are dropped where nobody may sleep: what `extoll_bench` does with `kernel_ext::mem`
-//! and `kernel_ext::work`.
+//! Memory in unaligned fragments, and handles that are dropped in atomic context. `extoll_bench`
+//! tests `kernel_ext::mem` and `kernel_ext::work` with them.
 
 use super::memory::{begin, end, expect, offer};
 use super::node::node;
@@ -8,7 +8,7 @@ use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Result};
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("raw::memory_in_pieces", pieces),
@@ -56,7 +56,7 @@ fn handles(lab: &Lab) -> Result<()> {
             Ok(node(lab, 0).atu("regions")? == 0)
         })?;
     }
-    lab.until("tables are given back", PATIENCE, |lab| {
+    lab.until("tables are released", PATIENCE, |lab| {
         Ok(node(lab, 0).atu("tables")? <= tables.max(1))
     })?;
     end(lab)

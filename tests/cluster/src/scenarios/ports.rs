@@ -1,5 +1,5 @@
-//! What sockets need of ports, by `extoll_bench`: messages in pieces, handles
-//! that are dropped anywhere; and what becomes of a full queue that is closed.
+//! Functions of ports that sockets need, tested by `extoll_bench`: messages in parts, handles
+//! dropped in any context, and closing a port with a full queue.
 
 use super::expected::REFUSED;
 use super::node::node;
@@ -10,7 +10,7 @@ use anyhow::{ensure, Result};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("raw::messages_in_pieces", pieces).finds(REFUSED),
@@ -19,7 +19,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// A NIC that is stuck behind what waits for a closed queue, longer than a scenario takes.
+/// NICs that block all traffic behind a message for a closed queue, longer than a scenario takes.
 const STUCK: Spec = Spec::pair().emulator(&[
     "--nic-option=hold-scope=unit",
     "--nic-option=hold-closed=keep",
@@ -43,7 +43,8 @@ fn all_are(result: &BTreeMap<String, String>, want: &[(&str, u64)]) -> Result<()
     Ok(())
 }
 
-/// Messages go out in pieces and come in pieces; classes keep their order; a poll ends where it is told to.
+/// Messages can be sent and received in parts, classes keep their order, and a poll ends when its
+/// closure requests it.
 fn pieces(lab: &Lab) -> Result<()> {
     let result = bench(lab, "op=messages")?;
     let want = [

@@ -8,7 +8,7 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("raw::velo_and_rma", velo_and_rma)
@@ -82,7 +82,7 @@ fn velo_and_rma(lab: &Lab) -> Result<()> {
     }
     ensure!(
         number(&status, "puts")? == 6 * 24,
-        "PUTs went missing: {status:?}"
+        "PUTs were lost: {status:?}"
     );
     unload(lab)
 }
@@ -101,7 +101,7 @@ fn refused(lab: &Lab, command: &str, why: &str) -> Result<()> {
     }
 }
 
-/// The operations that the benchmark compares with user space work.
+/// Operations of the benchmark's comparison with user space work.
 fn streams(lab: &Lab) -> Result<()> {
     load(lab)?;
     // 1,500 messages, of which three request a reply.
@@ -115,7 +115,7 @@ fn streams(lab: &Lab) -> Result<()> {
     let status = lab.raw(1, "status")?;
     ensure!(
         number(&status, "data")? == 2 * 1497 && number(&status, "bad")? == 0,
-        "messages went missing: {status:?}"
+        "messages were lost: {status:?}"
     );
     let bytes = 8 << 20;
     let offer = lab.raw(
@@ -197,7 +197,7 @@ fn unbind(lab: &Lab) -> Result<()> {
         0,
         "exec 3<>/dev/extoll_bench; printf %s 'pingpong node=1 count=1000000 timeout_ms=40000' >&3; echo rc $?; cat <&3",
     )?;
-    lab.until("the server of node 1 is at work", PATIENCE, |lab| {
+    lab.until("the server of node 1 answers", PATIENCE, |lab| {
         Ok(number(&lab.raw(1, "status")?, "served")? > 50)
     })?;
     node(lab, 0).unbind()?;

@@ -10,7 +10,7 @@ use crate::Scenario;
 use anyhow::{bail, ensure, Context, Result};
 use std::time::{Duration, Instant};
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("faults::lost_writes_under_traffic", lost_under_traffic).finds(REFUSED),
@@ -137,7 +137,7 @@ fn lost_interrupt(lab: &Lab) -> Result<()> {
     let before = reason(lab, 1, 35)?;
     lab.fault(&["dma-fault", "1", "--ring", "msi"])?;
     node(lab, 0).one_ping("")?;
-    lab.until("the loss is noticed", PATIENCE, |l| {
+    lab.until("the loss is detected", PATIENCE, |l| {
         Ok(reason(l, 1, 35)? > before)
     })?;
     let before = node(lab, 1).interrupts()?;
@@ -382,7 +382,7 @@ fn memory_pressure(lab: &Lab) -> Result<()> {
             "for i in 1 2 3 4; do ping -q -f -s 60000 -w {seconds} node1 >/dev/null & done; wait"
         ),
     )?;
-    let short = lab.until("a buffer is not to be had", Duration::from_secs(100), |l| {
+    let short = lab.until("a buffer allocation fails", Duration::from_secs(100), |l| {
         Ok(read(l)? > before)
     });
     load.stop();
@@ -393,7 +393,7 @@ fn memory_pressure(lab: &Lab) -> Result<()> {
     )?;
     lab.ok(0, "pkill ping; true")?;
     short?;
-    lab.until("nothing waits any more", PATIENCE, |l| {
+    lab.until("no frame waits for a buffer", PATIENCE, |l| {
         Ok(node(l, 1).ethtool("rx_rdv_waiting")? == 0)
     })?;
     pings(lab, 20, "-s 60000")?;

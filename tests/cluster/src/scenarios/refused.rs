@@ -1,5 +1,5 @@
-//! NICs and parameters that the driver must reject: with a counter and one log line with the
-//! reason, and without side effects. A valid NIC works afterwards.
+//! NICs and parameters that the driver must reject. Each rejection is counted and logged with its
+//! reason in one line, and has no other effect. A valid NIC works afterwards.
 
 use super::expected::OF_INPUT;
 use super::leaks;
@@ -12,7 +12,7 @@ use anyhow::{ensure, Context, Result};
 /// Two nodes whose modules the scenario loads.
 const BARE: Spec = Spec::pair().no_modules();
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("hostile::dma_mask", dma_mask).finds(OF_INPUT),
@@ -59,7 +59,7 @@ fn was_refused(
     let counted = refusals(lab)?;
     ensure!(
         counted == expected,
-        "refusals went from {before:?} to {counted:?} instead of {expected:?}"
+        "rejections rose from {before:?} to {counted:?} instead of {expected:?}"
     );
     let dev = sh(lab, "echo $dev")?;
     let log = lab.log_since(mark)?;

@@ -14,7 +14,7 @@ use anyhow::{bail, ensure, Context, Result};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("raw::atu_bytes", bytes).finds(REVOKED),
@@ -95,9 +95,9 @@ fn gone(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Regions end one by one, all at once, and by being dropped where nobody may
-/// sleep; who ends many at once asks the NIC once. Nothing is given back before what a unit had
-/// begun to write has had 2 ms to arrive; who ends many waits for that once.
+/// Regions can be ended one by one, all at once, and by dropping them in atomic context. Ending
+/// many at once needs one request to the NIC. Memory is released after a pause of 2 ms, in which
+/// writes that a unit has begun arrive. Ending many at once waits only once.
 fn many(lab: &Lab) -> Result<()> {
     const COUNT: u64 = 400;
     begin(lab)?;
@@ -107,17 +107,17 @@ fn many(lab: &Lab) -> Result<()> {
         micros >= COUNT * PAUSE_US,
         "{COUNT} regions in {micros} µs, one by one"
     );
-    ensure!(each >= COUNT, "{each} questions for {COUNT} regions");
+    ensure!(each >= COUNT, "{each} requests for {COUNT} regions");
     let (all, micros) = questions(lab, &format!("count={COUNT} how=all"))?;
     ensure!(
         micros >= PAUSE_US,
         "{COUNT} regions in {micros} µs, all at once"
     );
     // One request, and one for each table that is added or removed.
-    ensure!((1..=4).contains(&all), "{all} questions for all regions");
+    ensure!((1..=4).contains(&all), "{all} requests for all regions");
     let (some, _) = questions(lab, &format!("count={COUNT} how=drop"))?;
-    // The worker takes what is there when it begins.
-    ensure!((1..each).contains(&some), "drop: {some} questions");
+    // The worker ends the regions that are dropped when it starts.
+    ensure!((1..each).contains(&some), "drop: {some} requests");
     end(lab)
 }
 

@@ -1,5 +1,5 @@
-//! What remote PCI is made of: registers of other nodes at once and with locks held, windows and
-//! targets, interrupts by others.
+//! Functions of the base driver that remote PCI uses: batches of register accesses to other nodes,
+//! also with locks held; windows and targets; interrupts by other nodes.
 
 use super::expected::{NOTHING_THERE, REFUSED};
 use super::node::{extoll, node, value};
@@ -12,7 +12,8 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
-/// Stores to the window take two milliseconds to the SMFU, and a target base of 0 means address 0.
+/// Stores to the window take two milliseconds to reach the SMFU, and a target base of 0 means
+/// address 0.
 const UNKIND_WINDOW: Spec = Spec::pair().emulator(&[
     "--nic-option=smfu-store-ns=2000000",
     "--nic-option=smfu-zero-base=address",
@@ -27,7 +28,7 @@ const LINK_DOWN: u32 = 30;
 const MESSAGE: u32 = 39;
 const STORM: u32 = 40;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     let s = Scenario::new;
     vec![
@@ -187,7 +188,7 @@ fn message_interrupts(lab: &Lab) -> Result<()> {
             thread::sleep(Duration::from_millis(1500));
             knock(lab, 20)?;
             let got = listener.join().expect("no panic")?;
-            // Interrupts of the queue may be among the calls. Only `sure` counts stores.
+            // Interrupts of the queue may be counted as `calls` too. Only `sure` counts stores.
             let sure = number_of(&got, "sure")?;
             ensure!((least..=most).contains(&sure), "limit {limit}: {got:?}");
             Ok(())
@@ -225,14 +226,14 @@ fn message_storm(lab: &Lab) -> Result<()> {
 }
 
 fn storm(lab: &Lab, before: u64) -> Result<()> {
-    lab.until("somebody listens", PATIENCE, |l| {
+    lab.until("node 1 counts messages", PATIENCE, |l| {
         let heard = node(l, 1).reason(MESSAGE)?;
         knock(l, 1)?;
         Ok(node(l, 1).reason(MESSAGE)? > heard)
     })?;
-    // Interrupts in quick succession merge. The stores are therefore spaced, until enough were
-    // counted in a tenth of a second.
-    lab.until("the storm was noticed", PATIENCE, |l| {
+    // Interrupts in quick succession merge, so there are pauses between the stores. They are
+    // repeated until the driver has counted more interrupts than it permits in a tenth of a second.
+    lab.until("the storm was detected", PATIENCE, |l| {
         l.raw(
             0,
             "smfu op=write node=1 interval=7 probe=0 bytes=0x10000 value=1 repeat=300 pause_us=500",
@@ -240,10 +241,10 @@ fn storm(lab: &Lab, before: u64) -> Result<()> {
         Ok(node(l, 1).reason(STORM)? > before)
     })?;
     node(lab, 1).pings(20, "-i 0.02")?;
-    // The targets are open again. Stores are spaced, because those in quick succession merge into
-    // one interrupt.
+    // The targets are open again. There are pauses between the stores, because interrupts in quick
+    // succession merge.
     for _ in 0..3 {
-        lab.until("messages come again", PATIENCE, |l| {
+        lab.until("messages arrive again", PATIENCE, |l| {
             let heard = node(l, 1).reason(MESSAGE)?;
             knock(l, 1)?;
             Ok(node(l, 1).reason(MESSAGE)? > heard)
@@ -262,11 +263,11 @@ fn vendor_events(lab: &Lab) -> Result<()> {
     node(lab, 0).back()?;
     let before = node(lab, 0).reason(LINK_DOWN)?;
     lab.fault(&["link-down", "0", "0"])?;
-    lab.until("the link is found down", PATIENCE, |lab| {
+    lab.until("the driver reports it", PATIENCE, |lab| {
         Ok(node(lab, 0).reason(LINK_DOWN)? > before && !node(lab, 0).has_carrier()?)
     })?;
     lab.fault(&["link-up", "0", "0"])?;
-    lab.until("it is found up", PATIENCE, |lab| node(lab, 0).has_carrier())?;
+    lab.until("the link is up", PATIENCE, |lab| node(lab, 0).has_carrier())?;
     node(lab, 0).reload(extoll(""))?;
     node(lab, 0).back()
 }

@@ -11,7 +11,7 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("churn::surprise_removal", surprise_removal).finds(TORN),
@@ -64,7 +64,7 @@ fn under_flood(lab: &Lab) -> Result<()> {
             lab.spawn(n, &format!("ping -q -f -s 3000 -w 300 node{other}"))
         })
         .collect::<Result<Vec<_>>>()?;
-    lab.until("frames come", PATIENCE, |_| {
+    lab.until("frames arrive", PATIENCE, |_| {
         Ok(node(lab, VICTIM).net("rx_packets")? > before + 200)
     })?;
     let result = remove(lab).and_then(|()| put_back(lab));
@@ -78,7 +78,7 @@ fn under_flood(lab: &Lab) -> Result<()> {
 fn remove(lab: &Lab) -> Result<()> {
     lab.fault(&["nic-off", &VICTIM.to_string()])?;
     node(lab, VICTIM).until(
-        "the driver has noticed",
+        "the driver has detected it",
         "grep -qx 'alive false' /sys/kernel/debug/extoll-*/status",
     )
 }
@@ -173,7 +173,8 @@ const RESETS: u32 = 2;
 fn function_reset(lab: &Lab) -> Result<()> {
     uapi::install(lab)?;
     let victim = node(lab, VICTIM);
-    // What is left of transfers keeps the interface of the next driver's life from opening its ports: as short as may be.
+    // Transfers in quarantine delay the opening of the ports after the reset. The quarantine is
+    // therefore short.
     victim.reload_exn("exn.rdv_quarantine_ms=8000")?;
     let result = (0..volume(RESETS, 5 * RESETS))
         .try_for_each(|n| reset_once(lab).with_context(|| format!("time {n}")));
@@ -192,7 +193,7 @@ fn reset_once(lab: &Lab) -> Result<()> {
     let floods = (0..2)
         .map(|n| lab.spawn(n, &format!("ping -q -f -s 3000 -w 300 node{}", 1 - n)))
         .collect::<Result<Vec<_>>>()?;
-    lab.until("frames come", PATIENCE, |_| {
+    lab.until("frames arrive", PATIENCE, |_| {
         Ok(victim.net("rx_packets")? > before + 200)
     })?;
     let resets = sum(&lab.status()?, "host_function_resets");
@@ -204,7 +205,7 @@ fn reset_once(lab: &Lab) -> Result<()> {
     let out = sleeper.wait(SOON)?;
     ensure!(out.status == 0, "the process that slept: {out:?}");
     victim.until(
-        "the driver has begun anew",
+        "the driver has started again",
         "[ -e /sys/class/net/exn0 ] && [ \"$(ls -di /sys/class/net/exn0/)\" != \"$(cat /tmp/old)\" ]",
     )?;
     for flood in floods {
@@ -217,8 +218,8 @@ fn reset_once(lab: &Lab) -> Result<()> {
     let log = lab.log_since(&mark)?;
     ensure!(log.contains("reason 38: device reset"), "{log}");
     victim.back()?;
-    // The peer may still have announced frames that the NIC has lost. It sends few others until it
-    // gives these up.
+    // The peer may still have announced frames that the NIC has lost. It announces few other frames
+    // until it gives these up.
     lab.until("announced frames are fetched", PATIENCE, |_| {
         victim.is_so("ping -q -c 5 -i 0.02 -W 1 -s 3000 node0 | grep -q ' 5 received'")
     })?;

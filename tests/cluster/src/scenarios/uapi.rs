@@ -25,7 +25,7 @@ const ROOMY: Spec = Spec::pair().emulator(&[
     "--nic-option=faults={}",
 ]);
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("uapi::abi", |lab| run(lab, "abi"))
@@ -228,7 +228,7 @@ impl Server {
     fn sees(&self, lab: &Lab, what: &str) -> Result<()> {
         lab.ok(1, "rm -f /tmp/offer.seen; >/tmp/offer.look")?;
         let mut seen = String::new();
-        lab.until("the server has looked", PATIENCE, |lab| {
+        lab.until("the server has checked its memory", PATIENCE, |lab| {
             seen = lab.sh_for(1, "cat /tmp/offer.seen", PATIENCE)?.stdout;
             Ok(!seen.is_empty())
         })?;

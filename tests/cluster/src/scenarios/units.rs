@@ -21,7 +21,7 @@ const MAP: &str = include_str!("../../../../wire/data/tourmalet-registers.csv");
 /// Changes to the directory of the register files of the only NIC.
 const RF: &str = "cd /sys/bus/pci/drivers/extoll/0000:*/extoll_rf";
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     let s = Scenario::new;
     vec![
@@ -225,7 +225,7 @@ fn rra_ready(lab: &Lab, node: usize) -> Result<()> {
     let read = || lab.ok_for(node, &script, Duration::from_secs(60));
     let mut text = read()?;
     if text.contains("Busy") || text.contains("TimedOut") {
-        lab.until("late answers are over", Duration::from_secs(90), |lab| {
+        lab.until("the port works again", Duration::from_secs(90), |lab| {
             Ok(self::node(lab, node).disabled_ms(RRA_VPID)? == 0)
         })?;
         text = read()?;

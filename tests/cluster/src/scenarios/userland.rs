@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("userland::exchange_c_and_rust", exchange).finds(REFUSED),
@@ -467,7 +467,7 @@ fn perf_lost_clients(lab: &Lab) -> Result<()> {
         let start =
             format!("setsid extoll-perf run {test} >/tmp/lost.log 2>&1 & echo $! >/tmp/lost.pid");
         lab.ok(0, &start)?;
-        lab.until("the test is at work", PATIENCE, |lab| {
+        lab.until("the test is running", PATIENCE, |lab| {
             Ok(sent(lab)? > before + 500)
         })
         .and_then(|()| {

@@ -590,8 +590,8 @@ fn product<A: Copy, B: Copy>(a: &[A], b: &[B]) -> Vec<(A, B)> {
         .collect()
 }
 
-/// Returns the combinations of a plan in batches. A batch is in flight as a whole; its combinations
-/// use different memory and locks.
+/// Returns the combinations of a plan in batches. All combinations of a batch are in flight at
+/// once; they use different memory and locks.
 pub fn batches(plan: Plan, extent: Extent) -> Vec<Vec<Case>> {
     let thin = plan == Plan::Transfers || plan == Plan::Short;
     let mut maker = Maker {

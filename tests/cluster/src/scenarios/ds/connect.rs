@@ -20,7 +20,7 @@ const TWO_NICS: Spec = Spec::new(2).topology("ring:4").nics(2);
 /// An unprivileged user.
 const NOBODY: u32 = 65534;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     let s = Scenario::new;
     vec![
@@ -82,7 +82,7 @@ fn late(lab: &Lab) -> Result<()> {
     let server = serve(lab, 1, "", "alias4 0.0.0.0 7700 slow=2")?;
     let said = run(lab, "ask alias4 10.2.0.2 7700 3")?;
     ensure!(said == "2/13 2/18 2/18", "{said}");
-    lab.until("it is asked again", PATIENCE, |lab| {
+    lab.until("the server is asked again", PATIENCE, |lab| {
         Ok(run(lab, "ask alias4 10.2.0.2 7700 1")? == "3/0")
     })?;
     // Other servers of the same peer are still asked.
@@ -96,11 +96,14 @@ fn late(lab: &Lab) -> Result<()> {
     ensure!(said == "2/9 2/9", "{said}");
     let signed = serve(lab, 1, "", "alias4 0.0.0.0 7703 signed")?;
     let said = run(lab, "ask alias4 10.2.0.2 7703 1")?;
-    ensure!(said == "2/9", "a server that wants segments signed: {said}");
+    ensure!(
+        said == "2/9",
+        "a server that requires signed segments: {said}"
+    );
     let said = run(lab, "signed alias4 10.2.0.2 7700")?;
     ensure!(
         said == "2/17",
-        "a client that wants segments signed: {said}"
+        "a client that requires signed segments: {said}"
     );
     [server, other, deferred, signed]
         .into_iter()
@@ -120,14 +123,14 @@ fn others(lab: &Lab) -> Result<()> {
         let special = serve(lab, 1, "", "tcp4 10.2.0.2 7711 shared")?;
         let general = serve(lab, 1, "", "alias4 0.0.0.0 7711 shared")?;
         let said = run(lab, "ask alias4 10.2.0.2 7711 2")?;
-        ensure!(said == "2/9 2/9", "another address: {said}");
+        ensure!(said == "2/9 2/9", "less specific address: {said}");
         let ours = serve(lab, 1, "", "alias4 0.0.0.0 7712 shared")?;
         let plain = serve(lab, 1, "", "tcp4 0.0.0.0 7712 shared")?;
         let said = run(lab, "ask alias4 10.2.0.2 7712 24")?;
         let count = |what| said.split(' ').filter(|w| *w == what).count();
         ensure!(
             count("3/0") > 0 && count("2/9") > 0 && count("3/0") + count("2/9") == 24,
-            "a group: {said}"
+            "another member of a group: {said}"
         );
         [inner, outer, special, general, ours, plain]
             .into_iter()
@@ -209,7 +212,7 @@ fn neighbour(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A signal that interrupts the question to a peer does not mark the peer as silent.
+/// A signal that interrupts a request to a peer does not mark the peer as silent.
 fn signal(lab: &Lab) -> Result<()> {
     let none = "echo 'install af_extl /bin/false' >/etc/modprobe.d/extl.conf";
     lab.ok(1, &format!("{REMOVED} && {none}"))?;
@@ -217,7 +220,7 @@ fn signal(lab: &Lab) -> Result<()> {
         with_options(lab, "af_extl.ask_ms=500 af_extl.asks=4 af_extl.silent_ms=0")?;
         let server = serve(lab, 1, "", "tcp4 0.0.0.0 7740")?;
         let said = run(lab, "signal alias4 10.2.0.2 7740")?;
-        // The peer does not answer the last question.
+        // The peer does not answer the last request.
         ensure!(said == "4/0 2/6", "{said}");
         server.stop();
         Ok(())
@@ -254,7 +257,7 @@ fn user(lab: &Lab) -> Result<()> {
         let said = lab.ok(0, &line)?;
         ensure!(said.trim() == "held 3/0 3/0 2/20", "another user: {said}");
         let said = run(lab, "ask alias4 10.2.0.2 7750 4")?;
-        ensure!(said == "3/0 3/0 3/0 3/0", "others: {said}");
+        ensure!(said == "3/0 3/0 3/0 3/0", "root, without a limit: {said}");
         lab.ok(0, "pkill -f '[e]xtl_connect.py held'; pkill -x sleep; true")?;
         drop(holder);
         lab.until("all rings are free", PATIENCE, |lab| {
@@ -300,8 +303,8 @@ fn two_nics(lab: &Lab) -> Result<()> {
         );
         lab.ok(n, &second)?;
     }
-    node(lab, 0).until("the second way is there", "ping -q -c 1 -W 1 10.3.0.2")?;
-    node(lab, 0).until("the first way is there", "ping -q -c 1 -W 1 10.2.0.2")?;
+    node(lab, 0).until("node 1 answers on exn1", "ping -q -c 1 -W 1 10.3.0.2")?;
+    node(lab, 0).until("node 1 answers on exn0", "ping -q -c 1 -W 1 10.2.0.2")?;
     let server = serve(lab, 1, "", "alias4 0.0.0.0 7770")?;
     let asked = |nic: usize| -> Result<u64> {
         let text = lab.ok(1, "cat /sys/kernel/debug/af_extl/nics")?;
@@ -321,8 +324,8 @@ fn two_nics(lab: &Lab) -> Result<()> {
             "{host}: {before:?}, {after:?}"
         );
     }
-    // Answers take another path than the questions, so the connection uses TCP. The client does not
-    // wait for them.
+    // The replies take another path than the requests, so the connection uses TCP. The client does
+    // not wait for replies.
     lab.ok(1, "ip route replace 10.2.0.1/32 dev exn1")?;
     let said = run(lab, "ask alias4 10.2.0.2 7770 2")?;
     ensure!(said == "2/11 2/11", "{said}");
@@ -338,7 +341,7 @@ fn two_nics(lab: &Lab) -> Result<()> {
         );
         lab.ok(n, &upper)?;
     }
-    node(lab, 0).until("the upper way is there", "ping -q -c 1 -W 1 10.4.0.2")?;
+    node(lab, 0).until("node 1 answers on macvlan", "ping -q -c 1 -W 1 10.4.0.2")?;
     let said = run(lab, "ask alias4 10.4.0.2 7770 1")?;
     ensure!(said == "2/2", "{said}");
     server.stop();

@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(200);
 /// Sizes of the messages that are sent in both directions, in bytes.
 const SIZES: &str = "1 2 111 112 113 2047 2048 2049 65535 65536 65537 1048576";
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("af_extl::direct_echo", |lab| bypassing(lab, direct_echo)).gate(),
@@ -73,7 +73,7 @@ pub(super) fn host(lab: &Lab, number: usize, version: u32) -> Result<String> {
 
 /// Waits until no AF_EXTL socket is left on a node.
 pub(super) fn none_left(lab: &Lab, number: usize) -> Result<()> {
-    lab.until("all sockets are gone", PATIENCE, |lab| {
+    lab.until("all sockets are released", PATIENCE, |lab| {
         Ok(counter(lab, number, "sockets")? == 0)
     })
 }
@@ -129,8 +129,8 @@ fn direct_echo(lab: &Lab) -> Result<()> {
 
 /// Many threads with random sizes can use connections at the same time.
 fn direct_threads(lab: &Lab) -> Result<()> {
-    // A slow machine takes seconds to accept all of them, because it also makes rings for each. TCP must
-    // not carry any of them for that.
+    // A slow machine takes seconds to accept all connections, because it also creates rings for
+    // each. The time-out is longer, so that TCP carries none of them.
     with_options(
         lab,
         "af_extl.ask_ms=20 af_extl.asks=50 af_extl.accept_ms=30000 af_extl.zero_copy_kib=128",
@@ -316,7 +316,7 @@ fn direct_fallback(lab: &Lab) -> Result<()> {
             ensure!(said.trim() == *expected, "{server}: {said}, not {expected}");
         }
         serving.stop();
-        // The module may not be loaded.
+        // Node 1 does not need the module for `tcp4`, so it may not be loaded there.
         if server != "tcp4" {
             none_left(lab, 1)?;
         }
@@ -333,7 +333,7 @@ fn direct_fallback(lab: &Lab) -> Result<()> {
         echo("alias4", 7632, &["same 2 12"])?;
         let none = "echo 'install af_extl /bin/false' >/etc/modprobe.d/extl.conf";
         lab.ok(1, &format!("{REMOVED} && {none}"))?;
-        // The peer does not answer. It is asked once, and not again for some time.
+        // The peer does not answer. The client asks it once, and not again for some time.
         echo("tcp4", 7633, &["same 2 6", "same 2 7"])?;
         lab.ok(1, "rm /etc/modprobe.d/extl.conf")?;
         load(1, 1)?;
@@ -366,7 +366,7 @@ fn direct_unbind(lab: &Lab) -> Result<()> {
             n,
             &format!("echo {} >$(echo {directory}/bind)", device.trim()),
         )?;
-        // A silent node is asked again after some time.
+        // The client asks a silent node again after some time.
         lab.until("data bypass TCP again", LONG, |lab| {
             let said = run(lab, &format!("echo alias4 10.2.0.2 {port} 1 5000"));
             // Waiting does not help with other errors.
@@ -399,7 +399,7 @@ fn direct_unbind(lab: &Lab) -> Result<()> {
 /// While the data path of a node is unbound and bound, each of many new connections carries its
 /// data or ends with an error.
 fn direct_churn(lab: &Lab) -> Result<()> {
-    // A node that was silent is asked again soon.
+    // The client soon asks a node again that was silent.
     let load = modules::modprobe("af_extl", "af_extl.silent_ms=100");
     lab.ok(0, &format!("{REMOVED} && {load}"))?;
     churn(lab)?;

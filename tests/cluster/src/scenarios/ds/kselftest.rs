@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Maximum duration of one selftest.
 const LONG: Duration = Duration::from_secs(200);
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("af_extl::kselftest_mptcp_connect", |lab| {

@@ -27,7 +27,8 @@ const MODULE: &str = "rm -f /etc/modprobe.d/extl.conf";
 pub(super) const REMOVED: &str =
     "timeout 20 sh -c 'while grep -q ^af_extl /proc/modules && ! rmmod af_extl 2>/dev/null; do sleep 0.1; done'";
 
-/// Options of the module: other work of the machine is no reason to use TCP; large calls are not copied from 128 KiB on.
+/// Options of the module with long time-outs, so that no connection uses TCP because of a busy
+/// machine. Calls of 128 KiB and more are not copied.
 pub(super) const PATIENT: &str =
     "af_extl.ask_ms=20 af_extl.asks=50 af_extl.accept_ms=2000 af_extl.zero_copy_kib=128";
 
@@ -59,7 +60,8 @@ pub(super) fn rules_kept(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Resolves the neighbour, because on a slow host that may take longer than a client waits.
+/// Resolves the neighbour's address, because on a slow host that may take longer than a client
+/// waits.
 pub(super) fn known(lab: &Lab) -> Result<()> {
     lab.ok(0, "ping -q -c 1 -W 5 10.2.0.2").map(drop)
 }
@@ -70,7 +72,7 @@ pub(super) fn configured(options: &str) -> String {
     format!("printf '{lines}' >/etc/modprobe.d/tuned.conf")
 }
 
-/// The module of a node is patient from now on, whenever it is loaded.
+/// Loads the module of a node with [`PATIENT`] now and whenever it is loaded later.
 pub(super) fn bypass(lab: &Lab, number: usize) -> Result<()> {
     lab.ok(
         number,
@@ -79,7 +81,7 @@ pub(super) fn bypass(lab: &Lab, number: usize) -> Result<()> {
     Ok(())
 }
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("af_extl::echo", |lab| bypassing(lab, echo)).gate(),
@@ -125,7 +127,7 @@ fn counter(lab: &Lab, number: usize, name: &str) -> Result<u64> {
 
 /// Waits until no AF_EXTL socket is left on a node.
 fn none_left(lab: &Lab, number: usize) -> Result<()> {
-    lab.until("all sockets are gone", PATIENCE, |lab| {
+    lab.until("all sockets are released", PATIENCE, |lab| {
         Ok(counter(lab, number, "sockets")? == 0
             && lab.ok(number, "cat /proc/net/extl")?.lines().count() == 1)
     })
@@ -165,7 +167,7 @@ fn echo(lab: &Lab) -> Result<()> {
         }
     }
     // Only four listeners remain. Clients of other kinds count as connections too.
-    lab.until("connections are gone", PATIENCE, |lab| {
+    lab.until("connections are released", PATIENCE, |lab| {
         Ok(counter(lab, 1, "sockets")? == 4)
     })?;
     let shown = lab.ok(1, "cat /proc/net/extl")?;
@@ -553,7 +555,7 @@ fn namespaces(lab: &Lab) -> Result<()> {
     );
     // The remains of the namespaces do not hold the module.
     node(lab, 0).until(
-        "the sockets are gone",
+        "the sockets are released",
         "[ $(cat /sys/module/af_extl/refcnt) = 0 ]",
     )?;
     lab.ok(0, "rmmod af_extl && modprobe af_extl")?;

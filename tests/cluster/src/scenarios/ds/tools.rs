@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(200);
 /// applet.
 const STATIC: [&str; 2] = ["/bin/busybox", "/tmp/busybox"];
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("af_extl::switch_static", |lab| clean(lab, switch_static))
@@ -128,12 +128,15 @@ fn switch_static(lab: &Lab) -> Result<()> {
         }
         Ok(new)
     };
-    ensure!(exchange(7650)? == [0, 0], "past TCP before it is enabled");
+    ensure!(
+        exchange(7650)? == [0, 0],
+        "bypassed TCP before it was enabled"
+    );
     for n in 0..2 {
         lab.ok(n, "extlctl enable")?;
     }
     let new = exchange(7651)?;
-    ensure!(new == [1, 1], "{new:?} connections past TCP");
+    ensure!(new == [1, 1], "{new:?} connections bypassed TCP");
     for n in 0..2 {
         let said = lab.ok(n, "extlctl status")?;
         ensure!(
@@ -149,7 +152,10 @@ fn switch_static(lab: &Lab) -> Result<()> {
     for n in 0..2 {
         lab.ok(n, "extlctl disable")?;
     }
-    ensure!(exchange(7652)? == [0, 0], "past TCP after it was disabled");
+    ensure!(
+        exchange(7652)? == [0, 0],
+        "bypassed TCP after it was disabled"
+    );
     let again = lab.sh_for(0, "extlctl disable", PATIENCE)?;
     ensure!(
         again.status == 2 && again.stderr.contains("nothing is enabled"),
@@ -335,7 +341,7 @@ fn extlss(lab: &Lab) -> Result<()> {
         "{client}"
     );
     // The server does not read.
-    lab.until("it has come", PATIENCE, |lab| {
+    lab.until("the data have arrived", PATIENCE, |lab| {
         let server = shown(lab, 1, "--port 7690 --mode direct")?;
         let came = ["message_received", "fetched"].map(|n| server[n].as_u64().unwrap_or(0));
         Ok(server["unread"] == BYTES && server["received"] == 0 && came[0] + came[1] == BYTES)

@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Maximum duration of one program.
 const LONG: Duration = Duration::from_secs(300);
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("af_extl::user_redis", |lab| switched(lab, 62, redis)).stock_only(),
@@ -85,8 +85,8 @@ fn by_tcp(lab: &Lab, f: fn(&Lab) -> Result<()>, number: usize, reasons: &[&str])
             Ok(sum + counter(lab, number, &format!("fallback-{reason}"))?)
         })
     };
-    // Counts the other node, with or without the module. Connections of node `number` with itself
-    // do not count.
+    // Counts direct connections of the other node, with or without the module. Connections of node
+    // `number` with itself do not count.
     let direct = || -> Result<Option<u64>> {
         let said = lab.sh_for(1 - number, "cat /proc/net/extl_stat", PATIENCE)?;
         Ok((said.status == 0).then(|| value(&said.stdout, "Waiting+UseStreams").unwrap_or(0)))
@@ -96,11 +96,8 @@ fn by_tcp(lab: &Lab, f: fn(&Lab) -> Result<()>, number: usize, reasons: &[&str])
     let new = fallbacks()? - before.0;
     ensure!(new > 0, "no connection of node {number} with {reasons:?}");
     let now = direct()?;
-    ensure!(
-        now == before.1,
-        "past TCP, not by it ({reasons:?}): {now:?}"
-    );
-    lab.until("connections are gone", PATIENCE, |lab| {
+    ensure!(now == before.1, "bypassed TCP ({reasons:?}): {now:?}");
+    lab.until("connections are released", PATIENCE, |lab| {
         Ok(counter(lab, number, "sockets")? == 0)
     })
 }
@@ -110,9 +107,9 @@ fn past(lab: &Lab, least: u64, f: fn(&Lab) -> Result<()>) -> Result<()> {
     let fallbacks = |n: usize| -> Result<Vec<String>> {
         let text = lab.ok(n, "cat /proc/net/extl_stat")?;
         let mine = text.lines().filter(|l| {
-            // Connections with another host, or of a node with itself by lo, do not count. A client
-            // that closes its connection before it is accepted or confirmed has withdrawn its
-            // question. If it uses TCP, the client's node counts that.
+            // Connections with another host, or of a node with itself by lo, are not counted here.
+            // A client that closes its connection before it is accepted or confirmed has withdrawn
+            // its request. If such a connection uses TCP, the client's node counts that.
             l.starts_with("fallback-")
                 && !l.starts_with("fallback-no-route")
                 && !l.starts_with("fallback-not-asked")
@@ -126,9 +123,9 @@ fn past(lab: &Lab, least: u64, f: fn(&Lab) -> Result<()>) -> Result<()> {
     let after = [fallbacks(0)?, fallbacks(1)?];
     ensure!(before == after, "by TCP: {before:?}, then {after:?}");
     let new = counter(lab, 0, "Waiting+UseStreams")? - direct;
-    ensure!(new >= least, "{new} connections past TCP, not {least}");
-    println!("        {new} connections past TCP");
-    lab.until("connections are gone", PATIENCE, |lab| {
+    ensure!(new >= least, "{new} connections bypassed TCP, not {least}");
+    println!("        {new} connections bypassed TCP");
+    lab.until("connections are released", PATIENCE, |lab| {
         Ok(counter(lab, 0, "sockets")? == 0 && counter(lab, 1, "sockets")? == 0)
     })
 }
@@ -403,7 +400,7 @@ fn postgresql(lab: &Lab) -> Result<()> {
     )?;
     let to = "-h node1 -p 7810 -U postgres";
     let n = volume(20, 100);
-    node(lab, 1).until("it takes connections", &format!("{bin}/pg_isready {to}"))?;
+    node(lab, 1).until("it accepts connections", &format!("{bin}/pg_isready {to}"))?;
     ask(
         lab,
         &format!("{bin}/pgbench {to} -i -q --no-vacuum postgres"),

@@ -18,7 +18,7 @@ use std::time::Duration;
 const LONG: Duration = Duration::from_secs(200);
 const MIB: u64 = 1 << 20;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("af_extl::zero_move", |lab| bypassing(lab, zero_move)),

@@ -9,7 +9,7 @@ use crate::Scenario;
 use anyhow::{ensure, Result};
 use std::fmt::Write;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("hostile::bad_checksums", bad_checksums)

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Instant;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("hostile::messages", messages).finds(OF_INPUT),
@@ -152,7 +152,7 @@ impl Target<'_> {
                 last = self.count(reason)?;
                 Ok(last >= value)
             })
-            .with_context(|| format!("it is {last}"))?;
+            .with_context(|| format!("the counter is {last}"))?;
         ensure!(last == value, "{} is {last} instead of {value}", reason.1);
         Ok(())
     }

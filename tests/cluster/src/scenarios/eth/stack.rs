@@ -9,7 +9,7 @@ use crate::scenarios::{
 use crate::Scenario;
 use anyhow::{bail, ensure, Context, Result};
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("stack::vlan_full_frames", vlan_full_frames).gate(),
@@ -79,7 +79,7 @@ fn vlan_traffic(lab: &Lab, name: &str, target: &str) -> Result<()> {
     nodes[0].ok(&format!(
         "timeout 60 socat -u OPEN:/tmp/sent TCP:{target}:7200"
     ))?;
-    nodes[1].until("all of it is there", "[ $(stat -c %s /tmp/got) = 6000000 ]")?;
+    nodes[1].until("all bytes arrived", "[ $(stat -c %s /tmp/got) = 6000000 ]")?;
     let sums = [
         nodes[0].ok("sha256sum </tmp/sent")?,
         nodes[1].ok("sha256sum </tmp/got")?,
@@ -129,7 +129,8 @@ fn mtu_of_others(lab: &Lab) -> Result<()> {
     nodes[0].pings(3, "-i 0.1")
 }
 
-/// Sends packets as messages, by announcement and of maximum length from a namespace of `from`.
+/// Sends packets from a namespace of `from` in three ways: as messages, as announced frames, and as
+/// frames of maximum length.
 fn foreign_traffic(from: Node<'_>, target: &str) -> Result<()> {
     for options in [
         "-i 0.1 -c 5",
@@ -226,7 +227,7 @@ fn rate_limits(lab: &Lab) -> Result<()> {
         to.until("socat listens", "ss -ltn | grep -q :7210")?;
         let result = node(lab, n).ok(limit).and_then(|_| {
             from.ok("timeout 90 socat -u OPEN:/tmp/sent TCP:10.2.0.2:7210")?;
-            to.until("all of it is there", "[ $(stat -c %s /tmp/got) = 3000000 ]")
+            to.until("all bytes arrived", "[ $(stat -c %s /tmp/got) = 3000000 ]")
         });
         node(lab, n).ok("tc qdisc del dev exn0 root 2>/dev/null; tc qdisc del dev exn0 ingress 2>/dev/null; true")?;
         result.with_context(|| limit.to_owned())?;

@@ -9,7 +9,7 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::{Duration, Instant};
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("survival::frozen_peer", frozen_peer).finds(OF_INPUT),

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("traffic::interface", interface).gate().healthy(),
@@ -122,7 +122,7 @@ fn counters_agree(lab: &Lab) -> Result<()> {
             to.net("rx_bytes")?,
         ])
     };
-    // Size of the packets with the headers of ICMP, IPv4 and Ethernet.
+    // Bytes of 20 packets with the headers of ICMP, IPv4 and Ethernet.
     let least = 20 * (1000 + 8 + 20 + 14);
     // Repeated, because frames that the network stack sends between the reads are counted at one
     // end only.
@@ -429,8 +429,8 @@ fn deferred_interrupts(lab: &Lab) -> Result<()> {
         }
         Ok(())
     };
-    // Both directions use announcements. Each ping waits for the previous answer, so that no two
-    // share an interrupt.
+    // Packets of this size are announced (RTS) and fetched in both directions. Each ping waits for
+    // the previous answer, so that no two answers share an interrupt.
     let pings = || -> Result<u64> {
         let before = node(lab, 0).interrupts()?;
         node(lab, 0).pings(PINGS as usize, "-A -s 1400")?;

@@ -18,7 +18,7 @@ const OVER: Duration = Duration::from_secs(40);
 /// Module option with the shortest time-out for messages, in seconds.
 const SHORT: &str = "timeout=10";
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("exlnd::fault_points", fault_points),
@@ -142,7 +142,7 @@ fn silent_peer(lab: &Lab) -> Result<()> {
             format!("{options} threads=4 count=100000 seconds=15 timeout=12000 patience=12000");
         let before = counter(lab, 1, "received")?;
         let running = start(lab, 0, &nid(1), &options)?;
-        lab.until("it is under way", PATIENCE, |lab| {
+        lab.until("the message is in flight", PATIENCE, |lab| {
             Ok(counter(lab, 1, "received")? > before + 8)
         })?;
         lab.fault(&["freeze", "1"])?;
@@ -209,7 +209,7 @@ fn power_cycle(lab: &Lab) -> Result<()> {
         &nid(0),
         "kind=write size=1000000 threads=4 seconds=600",
     )?;
-    lab.until("all is under way", PATIENCE, |lab| {
+    lab.until("messages are in all states", PATIENCE, |lab| {
         Ok(counter(lab, 1, "kept")? > 5 && counter(lab, 0, "received")? > 20)
     })?;
     lab.fault(&["power-off", "1"])?;
@@ -232,7 +232,7 @@ fn power_cycle(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// Starts traffic from both nodes, of which some may fail. Returns when messages arrive.
+/// Starts requests from both nodes, some of which may fail. Returns as soon as messages arrive.
 fn traffic(lab: &Lab, seconds: u64) -> Result<Vec<(usize, Running)>> {
     let mut all = Vec::new();
     let seconds = as_slow(Duration::from_secs(seconds)).as_secs();
@@ -258,7 +258,7 @@ fn pings(lab: &Lab, seconds: u64) -> Result<Vec<(usize, Running)>> {
     Ok(vec![(1, start(lab, 1, &nid(0), &options)?)])
 }
 
-/// Waits for the end of traffic: no byte may be wrong, and some messages must have arrived.
+/// Waits for the end of the requests: no byte may be wrong, and some requests must have succeeded.
 fn calm(all: Vec<(usize, Running)>) -> Result<()> {
     let mut went = 0;
     for (n, running) in all {
@@ -266,7 +266,7 @@ fn calm(all: Vec<(usize, Running)>) -> Result<()> {
         ensure!(number(&said, "wrong")? == 0, "node{n}: {said:?}");
         went += number(&said, "done")?;
     }
-    ensure!(went > 0, "nothing went through");
+    ensure!(went > 0, "no request succeeded");
     Ok(())
 }
 
@@ -277,7 +277,7 @@ fn unbind_bind(lab: &Lab) -> Result<()> {
         let all = traffic(lab, 8)?;
         node(lab, 0).unbind()?;
         let nets = tell(lab, 0, "nets")?;
-        ensure!(nets.contains("fatal 1"), "LNet was not told: {nets}");
+        ensure!(nets.contains("fatal 1"), "LNet was not notified: {nets}");
         node(lab, 0).bind()?;
         calm(all).with_context(|| format!("round {round}"))?;
         for n in 0..2 {
@@ -285,7 +285,7 @@ fn unbind_bind(lab: &Lab) -> Result<()> {
         }
         works_again(lab).with_context(|| format!("round {round}"))?;
         let nets = tell(lab, 0, "nets")?;
-        ensure!(nets.contains("fatal 0"), "LNet was not told: {nets}");
+        ensure!(nets.contains("fatal 0"), "LNet was not notified: {nets}");
     }
     node(lab, 0).back()?;
     done(lab)

@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Maximum number of payload bytes sent in messages (docs/exlnd.md).
 const IN_MESSAGES: usize = 7064;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("exlnd::ping", ping).gate(),
@@ -318,7 +318,7 @@ fn credits(lab: &Lab) -> Result<()> {
         );
         ensure!(
             counter(lab, n, "nested_sends")? > 0,
-            "node{n}: nothing went out where another one ended"
+            "node{n}: the end of a message did not release a waiting one"
         );
     }
     ensure!(

@@ -14,7 +14,7 @@ const TWO_NICS: Spec = Spec::new(2).topology("ring:4").nics(2);
 /// Four nodes with two NICs each.
 const FOUR: Spec = Spec::new(4).topology("ring:8").nics(2).cpus(1);
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         Scenario::new("exlnd::two_nics", TWO_NICS, two_nics),

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Maximum duration of a command with its own time limits.
 pub(super) const LONG: Duration = Duration::from_secs(240);
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![on_pair("exlnd::stand_in_sees_mistakes", mistakes)]
 }

@@ -15,27 +15,27 @@ use wire::smfu::UNMAPPED_BASE;
 /// Two nodes and an accelerator, which is node 2.
 const PAIR: Spec = Spec::new(2).accelerators(1);
 const ACC: usize = 2;
-/// A node and five accelerators with broken or malicious devices, nodes 1 to 5.
+/// A node with number 0, and five accelerators with broken or malicious devices, nodes 1 to 5.
 const HOSTILE: Spec = Spec::new(1)
     .accelerators(5)
     .emulator(&["--accelerator-kinds=astray,storm,garbage,huge,gap"]);
-/// A node and an accelerator whose device stops answering, node 1.
+/// Node 0, and an accelerator (node 1) whose device stops answering.
 const MUTE: Spec = Spec::new(1)
     .accelerators(1)
     .emulator(&["--accelerator-kinds=mute"]);
-/// A node behind an IOMMU and an accelerator, node 1.
+/// Node 0 behind an IOMMU, and an accelerator (node 1).
 const STRICT: Spec = Spec::new(1).accelerators(1).iommu_in(&[0]);
-/// A node and two accelerators that reach each other, nodes 1 and 2.
+/// Node 0, and two accelerators (nodes 1 and 2) that reach each other.
 const PEERS: Spec = Spec::new(1).accelerators(2);
 const LONG: Duration = Duration::from_secs(120);
-/// Lab machines may be slow.
+/// Module options with long time-outs, because lab machines may be slow.
 const OPTIONS: &str = "vpci.timeout_ms=4000 vpci.access_ms=1000";
 const ID: &str = "1cad:7e57";
 const DRIVER: &str = "/sys/bus/pci/drivers/accel_test";
 /// PCI address of the device at its NIC.
 const PLACE: &str = "0000:01:00.0";
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         Scenario::new("vpci::accelerator", PAIR, accelerator).gate(),
@@ -160,7 +160,7 @@ fn pound(lab: &Lab, end: impl FnOnce(&Lab) -> Result<()>) -> Result<()> {
 
 /// Waits until all address ranges of ended leases are released.
 fn settled(lab: &Lab, node: usize) -> Result<()> {
-    lab.until("nothing is owed", LONG, |lab| {
+    lab.until("all address ranges are released", LONG, |lab| {
         Ok(lease::counter(lab, node, "accelerator.owed")? == 0)
     })
 }
@@ -204,7 +204,7 @@ fn stale(lab: &Lab, node: usize) -> Result<()> {
 }
 
 fn gone(lab: &Lab, node: usize) -> Result<()> {
-    lab.until("the device is gone", PATIENCE, |lab| {
+    lab.until("the device is removed", PATIENCE, |lab| {
         // The device may be removed during the call.
         let out = lab.sh_for(node, &format!("lspci -Dn -d {ID}"), PATIENCE)?;
         Ok(out.status == 0 && out.stdout.is_empty())
@@ -214,7 +214,7 @@ fn gone(lab: &Lab, node: usize) -> Result<()> {
 /// Enrols a NIC as an accelerator.
 pub(super) fn enrol(lab: &Lab, node: usize, acc: usize) -> Result<()> {
     // The accelerator is unreachable until the management software has configured it.
-    lab.until_it_works("the accelerator is there", PATIENCE, |lab| {
+    lab.until_it_works("the accelerator is enrolled", PATIENCE, |lab| {
         ctl(lab, node, &format!("enrol --node {acc}")).map(|_| true)
     })
 }
@@ -352,7 +352,7 @@ fn accelerator_lost(lab: &Lab) -> Result<()> {
     ensure!(lease::counter(lab, 0, "accelerator.owed")? > 0);
     lab.fault(&["power-on", "acc0"])?;
     // After the power loss it is no longer enrolled.
-    lab.until("the accelerator is there", PATIENCE, |lab| {
+    lab.until("the accelerator is enrolled", PATIENCE, |lab| {
         let out = lab.sh_for(0, &format!("extollctl accel enrol --node {ACC}"), LONG)?;
         Ok(out.status == 0)
     })?;
@@ -366,7 +366,7 @@ fn accelerator_lost(lab: &Lab) -> Result<()> {
     ensure!(lost()? == before + 2);
     ensure!(lease::counter(lab, 0, "accelerator.owed")? > 0);
     lab.fault(&["link-up", "nic2"])?;
-    lab.until("the device is given back", LONG, |lab| {
+    lab.until("the device is returned", LONG, |lab| {
         let out = lab.sh_for(
             0,
             &format!("extollctl --json accel list --node {ACC}"),
@@ -495,7 +495,7 @@ fn accelerator_mute(lab: &Lab) -> Result<()> {
     )?;
     gone(lab, 0)?;
     ensure!(lease::counter(lab, 0, "accelerator.lost")? == before + 1);
-    lab.until("the lease is over", LONG, |lab| {
+    lab.until("the device counts as lost", LONG, |lab| {
         let log = lab.log_since(&mark)?;
         Ok(log.contains("node 1: the device is lost: Stuck"))
     })?;

@@ -18,7 +18,7 @@ const PLACE: &str = "0000:01:00.0";
 const ID: &str = "1cad:7e58";
 const OPTIONS: &str = "vpci.timeout_ms=10000 vpci.access_ms=1000";
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![Scenario::new("vpci::accelerator_drive", SPEC, accelerator_drive).seconds(1200)]
 }

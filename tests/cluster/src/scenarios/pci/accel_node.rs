@@ -26,7 +26,7 @@ const INTERVAL: u32 = 60;
 const START: u64 = 64 << 20;
 const BYTES: u64 = 1 << 20;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         Scenario::new("accelerator::borrowed", LENT, borrowed).finds(REFUSED),

@@ -26,14 +26,14 @@ const IOMMU: Spec = Spec::pair().ideal().iommu_in(&[0]).devices(&[Device {
     model: Model::Nvme { mib: DRIVE_MIB },
 }]);
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         Scenario::new("vpci::drive", PAIR.ideal(), drive)
             .gate()
             .finds(BORROWED),
         Scenario::new("vpci::drive_taken_away", PAIR.ideal(), drive_taken_away).finds(TAKEN),
-        // The first in its cluster, because it starts without the module.
+        // Must be first in its cluster, because it tests a node that has not loaded the module.
         Scenario::new("vpci::commands", PAIR, commands).finds(BORROWED),
         Scenario::new("vpci::drive_iommu", IOMMU, drive_iommu).finds(BORROWED),
         Scenario::new("vpci::drive_unkind", PAIR, drive_unkind).finds(BORROWED),
@@ -54,12 +54,12 @@ fn offer(lab: &Lab) -> Result<String> {
 fn borrow(lab: &Lab, address: &str) -> Result<String> {
     let lease = Lease::new(lab, 0, LENDER, address, false)?;
     let drive = lease.drive(lab)?;
-    ensure!(drive == DRIVE, "it is {drive}");
+    ensure!(drive == DRIVE, "the drive is {drive}");
     Ok(lease.domain)
 }
 
 fn gone(lab: &Lab) -> Result<()> {
-    lab.until("the drive is gone", PATIENCE, |lab| {
+    lab.until("the drive is removed", PATIENCE, |lab| {
         let left = lab.sh_for(0, "lspci -Dn -d ::0108; ls /dev | grep ^nvme0", PATIENCE)?;
         Ok(left.stdout.is_empty())
     })
@@ -223,7 +223,7 @@ fn drive_taken_away(lab: &Lab) -> Result<()> {
     end(lab, &address).map(drop)
 }
 
-/// The drive works with maximum delays and reordering too. Little is written, more is read.
+/// The drive works with maximum delays and reordering too. The test writes little and reads more.
 fn drive_unkind(lab: &Lab) -> Result<()> {
     let address = offer(lab)?;
     let domain = borrow(lab, &address)?;

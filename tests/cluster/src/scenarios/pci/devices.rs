@@ -16,7 +16,7 @@ use anyhow::{ensure, Context, Result};
 
 const OPTIONS: &str = "vpci.timeout_ms=10000";
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         Scenario::new("vpci::edu", PAIR, edu).finds(&["drops_smfu_no_interval"]),
@@ -145,7 +145,7 @@ fn outside(lab: &Lab, lease: &Lease) -> Result<()> {
     ensure!(done[0] & 1 == 0, "it still loads: {done:?}");
     ensure!(nowhere(lab)? > stored, "a load outside was not counted");
     // The driver of the lender's NIC counts it.
-    lab.until("the lender has counted it", PATIENCE, |lab| {
+    lab.until("the lender has counted the access", PATIENCE, |lab| {
         Ok(node(lab, LENDER).reason(SMFU_TIMEOUT)? > told)
     })?;
     // The device reaches its memory from the first to the last byte.

@@ -22,7 +22,7 @@ const THREE: Spec = Spec::new(3).topology("full:3").devices(&[Device {
 }]);
 const OPTIONS: &str = "vpci.timeout_ms=6000";
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         Scenario::new("vpci::link_flap", PAIR, link_flap).finds(CUT_OFF),
@@ -91,7 +91,7 @@ fn link_flap(lab: &Lab) -> Result<()> {
     lease.gone(lab)?;
     reading.wait(LONG)?;
     ensure!(counter(lab, OLD, "borrower.lost")? == lost + 1, "not lost");
-    lab.until("the lender has it again", LONG, |lab| {
+    lab.until("the lender has the device again", LONG, |lab| {
         Ok(state(lab, LENDER, &address)? == "Free")
     })?;
     // The other end has not confirmed that its windows are closed.

@@ -13,7 +13,7 @@ use wire::regs::smfu;
 /// Number of the node that lends its device.
 const LENDER: usize = 1;
 const DRIVE_MIB: u64 = 64;
-/// In a run with IOMMUs they are set to passthrough, because a NIC reaches no device otherwise.
+/// In a run with IOMMUs, these are set to passthrough, because a NIC reaches no device otherwise.
 const LENT: Spec = Spec::pair().append(&["iommu.passthrough=1"]).devices(&[
     Device {
         node: LENDER,
@@ -25,7 +25,7 @@ const LENT: Spec = Spec::pair().append(&["iommu.passthrough=1"]).devices(&[
     },
 ]);
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         Scenario::new("vpci::device_registers", LENT, device_registers).finds(BORROWED),
@@ -150,7 +150,7 @@ fn place(lab: &Lab, number: usize, what: &str) -> Result<String> {
 /// Checks that the device is bound to its own driver, which can read and write it.
 fn works(lab: &Lab) -> Result<()> {
     let drive = "/dev/nvme0n1";
-    lab.until("the drive is there", PATIENCE, |lab| {
+    lab.until("the driver has found the drive", PATIENCE, |lab| {
         Ok(lab
             .sh_for(LENDER, &format!("[ -b {drive} ]"), PATIENCE)?
             .status
@@ -275,9 +275,9 @@ const EDU: u64 = 0x0100_00ED;
 const MANY: usize = 100;
 
 /// Both nodes load from the other's device at the same time, which QEMU can't answer. Of two loads
-/// that cross, one gets all ones, and every load ends. A CPU that does nothing but loads keeps
-/// QEMU's lock from the threads that answer, above all on a busy host, so that loads time out. The
-/// loads therefore pause, and time-outs are counted, not forbidden.
+/// that cross, one returns all ones, and every load ends. A CPU that only loads keeps QEMU's lock
+/// from the threads that answer, so loads time out, above all on a busy host. The CPUs therefore
+/// pause between loads. The test counts time-outs and permits them.
 fn crossing_loads(lab: &Lab) -> Result<()> {
     for number in 0..2 {
         guest::install(lab, number)?;

@@ -22,7 +22,7 @@ const DEVICE: &str = "dev=$(basename /sys/bus/pci/drivers/soft_pci/*:*)";
 /// Maximum duration of a hundred bridges.
 const LONG: Duration = Duration::from_secs(240);
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         Scenario::new("vpci::host_bridge", SPEC, host_bridge),
@@ -73,7 +73,7 @@ fn first_word(lab: &Lab) -> Result<u64> {
 /// A device with each kind of interrupt looks right to its driver and to the system.
 fn host_bridge(lab: &Lab) -> Result<()> {
     load(lab, HOLE)?;
-    command(lab, "errors").context("bridges that there cannot be")?;
+    command(lab, "errors").context("invalid bridges")?;
     expect(lab, &[("probed", 0)])?;
     for kind in ["msix", "msi"] {
         one(lab, kind).with_context(|| format!("a device with {kind}"))?;
@@ -106,7 +106,7 @@ fn one(lab: &Lab, kind: &str) -> Result<()> {
     ensure!(now.get("domain") >= Some(&0x1_0000), "{now:?}");
     ensure!(
         now["checked"] > count("checked") + 100,
-        "hardly anything was looked at"
+        "hardly anything was checked"
     );
     ensure!(first_word(lab)? == ID, "wrong IDs in sysfs");
     // Only requested and allocated interrupts are raised.

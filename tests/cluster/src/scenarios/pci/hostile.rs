@@ -12,10 +12,10 @@ use std::fmt::Write;
 use wire::pci::{Body, Borrow, Incarnation, LeaseId, Message, Reason, Register, Role, Status};
 
 const OPTIONS: &str = "vpci.timeout_ms=10000";
-/// Where messages go, and come from.
+/// VPID of the module's port. Forged messages come from this VPID and go to it.
 const VPID: u8 = 252;
 
-/// The scenarios of this file.
+/// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         Scenario::new("vpci::hostile_messages", PAIR, hostile_messages),
@@ -197,7 +197,7 @@ fn of_no_lease(lab: &Lab) -> Result<()> {
         forge(lab, LENDER, &to_lender(from), 50)?;
     }
     forge(lab, 0, &to_borrower, 50)?;
-    lab.until("the lender has counted them", PATIENCE, |lab| {
+    lab.until("the lender has counted the messages", PATIENCE, |lab| {
         Ok(counter(lab, LENDER, "lender.odd")? >= odd + 300
             && counter(lab, LENDER, "lender.refused")? > refused)
     })?;

@@ -17,7 +17,7 @@ const fn at(node: usize, model: Model) -> Device {
 }
 
 /// Two nodes whose devices are lent; one cluster for all scenarios with the same timing. In a run
-/// with IOMMUs they are set to passthrough, because a NIC reaches no device otherwise.
+/// with IOMMUs, these are set to passthrough, because a NIC reaches no device otherwise.
 pub const PAIR: Spec = Spec::pair().append(&["iommu.passthrough=1"]).devices(&[
     at(LENDER, Model::Nvme { mib: DRIVE_MIB }),
     at(LENDER, Model::Nvme { mib: 32 }),
@@ -160,7 +160,7 @@ impl Lease {
 
     /// Waits until the device is removed by itself.
     pub fn gone(&self, lab: &Lab) -> Result<()> {
-        lab.until("the device is gone", LONG, |lab| {
+        lab.until("the device is removed", LONG, |lab| {
             let left = lab.sh_for(self.node, &format!("[ -e {} ]", self.directory()), PATIENCE)?;
             Ok(left.status != 0)
         })
@@ -179,7 +179,7 @@ impl Lease {
 /// Waits until the driver has found a drive. Returns its block device.
 pub fn drive(lab: &Lab, node: usize, address: &str) -> Result<String> {
     let mut name = String::new();
-    lab.until("the drive is there", PATIENCE, |lab| {
+    lab.until("the driver has found the drive", PATIENCE, |lab| {
         let look = format!(
             "for d in /sys/bus/pci/devices/{address}/nvme/nvme*/nvme*n1; do [ -b /dev/${{d##*/}} ] && echo /dev/${{d##*/}}; done"
         );
