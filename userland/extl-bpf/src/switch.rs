@@ -8,9 +8,9 @@
 //! (`inetsw[SOCK_STREAM]`, `inetsw6[SOCK_STREAM]`), which `socket()` searches afterwards. An entry
 //! of a module that is being unloaded does not count ([`Owner`]).
 //!
-//! The module waits for an RCU grace period before it unregisters the protocol. A `socket()` call
-//! whose protocol was replaced before that still finds it. A call fails only if the kernel preempts
-//! it for longer than that and cannot load the module again.
+//! The module waits for an RCU grace period before it unregisters the protocol, so a `socket()`
+//! call whose protocol was replaced earlier finds the protocol. The call fails only if the kernel
+//! preempts it for longer than the grace period and cannot load the module again.
 
 use crate::asm::{Error, Helper, If, Program, Reg, Size};
 

@@ -69,8 +69,8 @@ pub enum Error {
     /// The time limit expired.
     #[error("timed out")]
     Timeout,
-    /// A signal handler ran while the call waited. Packets that the call had sent are on their way:
-    /// wait for their completion, and do not send them again.
+    /// A signal handler ran while the call waited. The NIC may have sent packets of the call: wait
+    /// for their completion, and do not send them again.
     #[error("interrupted by a signal")]
     Interrupted,
     /// The node ID is reserved: 65,534 or 65,535.
@@ -79,7 +79,7 @@ pub enum Error {
     /// The multicast group does not exist.
     #[error("there is no multicast group {0}")]
     Group(u16),
-    /// A queue cannot have these sizes.
+    /// The sizes of the queue are invalid.
     #[error("invalid queue of {bytes} bytes in segments of {segment}: both must be multiples of the page size, and the queue of the segment")]
     QueueSize {
         /// Bytes of the queue.

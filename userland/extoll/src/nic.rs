@@ -20,11 +20,11 @@ pub struct Nic {
     pub driver: Option<String>,
     /// NUMA node; −1 = none.
     pub numa_node: i32,
-    /// Names of its network interfaces.
+    /// Names of the NIC's network interfaces.
     pub interfaces: Vec<String>,
-    /// Its directory in sysfs.
+    /// Directory of the NIC in sysfs.
     pub sysfs: PathBuf,
-    /// Its directory in debugfs, readable by root only.
+    /// Directory of the NIC in debugfs, readable by root only.
     pub debugfs: PathBuf,
 }
 

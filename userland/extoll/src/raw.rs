@@ -231,8 +231,8 @@ const NEVER_HELD: [libc::c_int; 6] = [
     libc::SIGTRAP,
 ];
 
-/// Blocks signals of this thread until it is dropped, except while [`BlockedSignals::poll`] waits.
-/// A signal that arrives between two of these waits therefore ends the next one.
+/// Blocks signals of this thread until it is dropped, except during [`BlockedSignals::poll`]. A
+/// signal that arrives between two calls of `poll` therefore ends the second one.
 pub(crate) struct BlockedSignals {
     before: libc::sigset_t,
     // Makes the type `!Send`, because the mask belongs to the thread.

@@ -37,8 +37,8 @@ pub(crate) struct Ring {
     slots: u32,
     rp: u32,
     uncommitted: u32,
-    /// Slots freed since the driver was asked for an interrupt. The driver may have stored the read
-    /// pointer in that call.
+    /// Number of slots freed since the last request for an interrupt. The driver may have stored
+    /// the read pointer when it handled that request.
     since_arm: u32,
     link: Arc<Link>,
     /// Last request for an interrupt: slot, time, result.
@@ -458,7 +458,7 @@ mod tests {
                 }
                 if i % every == 0 {
                     if finds && !stores {
-                        // An entry that the driver finds is visible to the program.
+                        // The fake driver reports an entry, so the ring must have one.
                         fill(&r, i % 64, 1);
                     }
                     r.arm(&driver, true).unwrap();

@@ -75,7 +75,7 @@ const ADDRESS_SPACE: usize = 1 << 47;
 fn is_too_long(reason: &io::Error, len: usize) -> bool {
     match reason.raw_os_error() {
         Some(libc::EFAULT | libc::EOVERFLOW) => true,
-        // These errors occur before the kernel asks the driver.
+        // The kernel reports these errors before it calls the driver.
         Some(libc::ENOMEM) | None => len >= ADDRESS_SPACE,
         _ => false,
     }

@@ -166,7 +166,7 @@ impl Link {
         self.poll(held, fds, time).map(ready)
     }
 
-    /// Returns the events of the descriptors. The first one is the device's.
+    /// Returns the events of the descriptors. The first descriptor is that of the device file.
     fn poll<const N: usize>(
         &self,
         held: &BlockedSignals,
@@ -332,8 +332,8 @@ impl Wait {
             due
         };
         link.check()?;
-        // Signals are not held at first, because holding them takes system calls, and most calls
-        // find something at once.
+        // Signals are not blocked at first, because blocking them takes system calls, and most
+        // calls find an entry at once.
         let mut held = None;
         for n in 0u32.. {
             let round = n % 64 == 63;
@@ -671,7 +671,7 @@ mod tests {
         };
         let result = until(wait, &a, || Ok(None::<()>), || Ok(()), arm);
         assert!(matches!(result, Err(Error::Timeout)));
-        // Sleeps of 1, 1, 2, 4 … 512 ms, then one per second.
+        // The sleeps last 1, 1, 2, 4 … 512 ms, and then 1 s each.
         assert!((5..20).contains(&sleeps.get()), "{} sleeps", sleeps.get());
     }
 

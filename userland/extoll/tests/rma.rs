@@ -375,7 +375,7 @@ fn packets_that_are_given_up_end_all_calls_that_wait_for_them() {
     let (_fake, port, region, mut nic) = small();
     nic.secretive = true;
     let [(first, one), (second, _)] = two_sleepers(&port, &region, &mut nic);
-    // A committed count that exceeds the number of sent packets.
+    // Set a committed count that exceeds the number of sent packets.
     nic.state.store(0, 99);
     for waiting in [first, second] {
         let result = waiting.join().unwrap();

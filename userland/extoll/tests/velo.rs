@@ -318,7 +318,8 @@ fn an_event_loop_skips_a_lost_write_too() {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(port.try_recv().unwrap().unwrap().data(), b"behind");
-    // At the first check of the pointer nothing is known; the second one detects the loss.
+    // The first check of the write pointer only records the pointer; the second check detects the
+    // loss.
     assert!(times[0].is_none() && times.last().is_some_and(Option::is_some));
 }
 

@@ -100,11 +100,11 @@ unsafe extern "C" fn rma2_perror(error: Status, header: *const c_char) {
     let line = if header.is_null() {
         format!("{what}\n")
     } else {
-        // SAFETY: not null, and therefore zero-terminated as guaranteed by the caller.
+        // SAFETY: the pointer is not null, so the caller guarantees that it is zero-terminated.
         let header = unsafe { CStr::from_ptr(header) };
         format!("{}: {what}\n", header.to_string_lossy())
     };
-    // A failure cannot be reported: the standard error is the place for reports.
+    // A failed write is ignored, because there is no other place to report it.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
@@ -120,7 +120,7 @@ pub unsafe fn copy_text(text: &[u8], to: *mut c_char, size: c_int) {
         return;
     }
     let n = text.len().min(room - 1);
-    // SAFETY: n + 1 ≤ size bytes are written, and `to` is valid for them.
+    // SAFETY: the copy and its zero have at most `size` bytes, and `to` is valid for them.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, n);
         to.add(n).write(0);

@@ -107,7 +107,7 @@ unsafe fn give<T>(to: *mut T, value: T) -> Outcome<()> {
     if to.is_null() {
         return Err(error::INV_VALUE);
     }
-    // SAFETY: not null, and therefore valid as guaranteed by the caller.
+    // SAFETY: the pointer is not null, so the caller guarantees that it is valid.
     unsafe { to.write(value) };
     Ok(())
 }

@@ -142,7 +142,7 @@ pub unsafe extern "C" fn rma2_unregister(port: *mut Endpoint, region: *mut Regio
     let result = unsafe { rma2_unregister_nofree(port, region) };
     // The registration has also ended if the NIC was removed or did not confirm the end in time.
     if matches!(result, error::SUCCESS | error::NO_DEVICE | error::NOT_FREE) && !region.is_null() {
-        // SAFETY: created by rma2_register and, as the header requires, not used any more.
+        // SAFETY: `rma2_register` created the object. The header forbids later uses.
         drop(unsafe { Box::from_raw(region) });
     }
     result

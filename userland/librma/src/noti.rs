@@ -300,7 +300,7 @@ unsafe extern "C" fn rma2_noti_dup(input: *const Noti, output: *mut Noti) -> Sta
 /// # Safety
 /// `noti` is null or valid.
 unsafe fn read(noti: *const Noti) -> Option<Noti> {
-    // SAFETY: not null, and therefore valid as guaranteed by the caller.
+    // SAFETY: the pointer is not null, so the caller guarantees that it is valid.
     (!noti.is_null()).then(|| unsafe { noti.read_volatile() })
 }
 

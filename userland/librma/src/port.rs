@@ -13,7 +13,7 @@ pub const REPLAY_POST: i32 = 1;
 pub const REPLAY_NOTI: i32 = 2;
 const REPLAY_CLOSE: i32 = 4;
 const REPLAY_ALL: i32 = 7;
-/// Time limit for draining. Repairs that take longer continue in a later call.
+/// Time limit for draining in one call. The next call continues an unfinished repair.
 const DRAIN: Duration = Duration::from_secs(1);
 
 const RRA: u8 = 4;
@@ -34,7 +34,7 @@ unsafe extern "C" fn rma2_open(to: *mut *mut Endpoint) -> Status {
     let port = match Port::open(&Device::default()) {
         Ok(port) => port,
         Err(e) if e.errno() == libc::ENODEV => return failed(e),
-        // A device file that cannot be opened has a code of its own, and so has a failed mapping.
+        // A device file that cannot be opened has its own error code, and so has a failed mapping.
         Err(extoll::Error::Os { what, .. }) if what.starts_with("cannot open") => return error::FD,
         Err(extoll::Error::Os { what, .. }) if what.starts_with("cannot map") => {
             return error::MMAP
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn rma2_close(port: *mut Endpoint) -> Status {
     // SAFETY: `port` is not null, and therefore an open port.
     let sent = send_rest(unsafe { &*port });
     if !may_be_repeated(sent) {
-        // SAFETY: created by rma2_open and, as the header requires, not used any more.
+        // SAFETY: `rma2_open` created the object. The header forbids later uses.
         drop(unsafe { Box::from_raw(port) });
     }
     sent
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn rma2_disconnect(port: *mut Endpoint, handle: *mut Conne
     }
     let sent = send_rest(endpoint);
     if !may_be_repeated(sent) {
-        // SAFETY: created by rma2_connect and, as the header requires, not used any more.
+        // SAFETY: `rma2_connect` created the object. The header forbids later uses.
         drop(unsafe { Box::from_raw(handle) });
     }
     sent

@@ -270,12 +270,13 @@ unsafe extern "C" fn rma2_desc_free(_port: *const Endpoint, desc: *mut Desc) -> 
     if desc.is_null() {
         return error::INV_VALUE;
     }
-    // SAFETY: created by rma2_desc_alloc and, as the header requires, not used any more.
+    // SAFETY: `rma2_desc_alloc` created the object. The header forbids later uses.
     drop(unsafe { Box::from_raw(desc) });
     error::SUCCESS
 }
 
-/// Stores the largest number, because descriptors come from the heap.
+/// Stores the largest `int` as the number of free descriptors: descriptors are allocated on the
+/// heap, so their number has no limit.
 ///
 /// # Safety
 /// `_port` is null or an open port; `num` is null or valid for a write.

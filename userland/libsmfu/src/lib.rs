@@ -18,7 +18,7 @@ unsafe extern "C" fn smfu_open(name: *const c_char, to: *mut *mut Smfu) -> c_int
         Device::default()
     } else {
         Device::at(OsStr::from_bytes(
-            // SAFETY: not null, and zero-terminated by this function's safety requirements.
+            // SAFETY: `name` is not null, and this function requires that it is zero-terminated.
             unsafe { CStr::from_ptr(name) }.to_bytes(),
         ))
     };
@@ -36,7 +36,7 @@ unsafe fn give<T>(to: *mut *mut T, make: impl FnOnce() -> Result<T, Error>) -> c
     }
     match make() {
         Ok(made) => {
-            // SAFETY: not null, and therefore valid as guaranteed by the caller.
+            // SAFETY: the pointer is not null, so the caller guarantees that it is valid.
             unsafe { to.write(Box::into_raw(Box::new(made))) };
             0
         }
@@ -49,7 +49,7 @@ unsafe fn give<T>(to: *mut *mut T, make: impl FnOnce() -> Result<T, Error>) -> c
 #[no_mangle]
 unsafe extern "C" fn smfu_close(smfu: *mut Smfu) {
     if !smfu.is_null() {
-        // SAFETY: created by smfu_open and, as the header requires, not used any more.
+        // SAFETY: `smfu_open` created the object. The header forbids later uses.
         drop(unsafe { Box::from_raw(smfu) });
     }
 }
@@ -115,7 +115,7 @@ unsafe extern "C" fn smfu_length(mapping: *const Window) -> usize {
 #[no_mangle]
 unsafe extern "C" fn smfu_unmap(mapping: *mut Window) {
     if !mapping.is_null() {
-        // SAFETY: created by this library and, as the header requires, not used any more.
+        // SAFETY: this library created the object. The header forbids later uses.
         drop(unsafe { Box::from_raw(mapping) });
     }
 }

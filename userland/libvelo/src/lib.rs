@@ -53,7 +53,7 @@ unsafe fn device(name: *const c_char) -> Device {
         return Device::default();
     }
     Device::at(OsStr::from_bytes(
-        // SAFETY: not null, and therefore zero-terminated as guaranteed by the caller.
+        // SAFETY: the pointer is not null, so the caller guarantees that it is zero-terminated.
         unsafe { CStr::from_ptr(name) }.to_bytes(),
     ))
 }
@@ -81,7 +81,7 @@ unsafe extern "C" fn velo_open(name: *const c_char, to: *mut *mut Port) -> c_int
 #[no_mangle]
 unsafe extern "C" fn velo_close(port: *mut Port) {
     if !port.is_null() {
-        // SAFETY: created by velo_open and, as the header requires, not used any more.
+        // SAFETY: `velo_open` created the object. The header forbids later uses.
         drop(unsafe { Box::from_raw(port) });
     }
 }

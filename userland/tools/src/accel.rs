@@ -320,7 +320,7 @@ fn lend(device: &str) -> Result<(Value, String)> {
     let begun = Instant::now();
     while driver(&dir).as_deref() != Some(DRIVER) {
         if begun.elapsed() > Duration::from_secs(2) {
-            // Bind the device to its own driver again.
+            // The driver did not bind: give the device back to its own driver.
             rebind(device, "")?;
             bail!("the driver {DRIVER} does not take {device}; see the kernel log");
         }

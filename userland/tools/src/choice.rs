@@ -139,8 +139,8 @@ fn same(a: &Path, b: &Path) -> bool {
 pub(crate) mod tests {
     use super::*;
 
-    /// Creates a machine with NICs at these PCI addresses. The first one has /dev/extoll, the next
-    /// one /dev/extoll1 and so on. The last one has no driver.
+    /// Creates a machine with NICs at these PCI addresses. The first NIC has /dev/extoll, the
+    /// second one /dev/extoll1 and so on. The last NIC has no driver.
     pub fn machine(addresses: &[&str]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let put = |path: String, content: &str| {
@@ -210,7 +210,7 @@ pub(crate) mod tests {
             let error = choice(Some(address), None).device().unwrap_err();
             assert!(error.to_string().contains(why), "{error}");
         }
-        // The other way round.
+        // A directory of device files also selects the NIC.
         let by_dir = choice(None, Some(dev("extoll1")));
         assert_eq!(by_dir.nics().unwrap()[0].pci, "0000:02:00.0");
         assert_eq!(by_dir.device().unwrap().dir(), dev("extoll1"));

@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_node_without_listener_is_named() {
-        // The port is bound only, so that no listener or other test uses it.
+        // The socket is bound but does not listen, so no other test uses its port.
         let held = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         bind(&held, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let held = TcpListener::from(held);

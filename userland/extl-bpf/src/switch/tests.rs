@@ -23,7 +23,8 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// Creates a kernel with these protocols for IPv4 and IPv6.
+    /// Creates a kernel with these registered protocols of IPv4 (first slice) and IPv6 (second
+    /// slice).
     fn new(protocols: [&[u16]; 2]) -> Self {
         let mut kernel = Self {
             memory: BTreeMap::new(),

@@ -15,7 +15,7 @@ use wire::rma::{Command, Direction, Notification, NotificationType};
 /// Time for which a job absorbs late notifications, the same as in the kernel's engine. No packet
 /// stays in the network for that time.
 const ABSORB: Duration = Duration::from_secs(10);
-/// Maximum number of jobs of a port, including those that absorb.
+/// Maximum number of jobs of a port, including jobs that only absorb late notifications.
 const MOST: usize = 1024;
 
 /// Operation that a call waits for.
@@ -296,7 +296,7 @@ mod tests {
         jobs.admit((NodeId(2), PEER.1), &get(0x1000, 64)).unwrap();
         assert_eq!(jobs.admit(PEER, &Work::lock(3)), None);
         jobs.admit(PEER, &Work::lock(4)).unwrap();
-        // No command of the job was posted, so that it absorbs nothing.
+        // The job absorbs nothing, because none of its commands was posted.
         assert_eq!(jobs.give_up(first), 0);
         jobs.admit(PEER, &get(0x1000, 64)).unwrap();
     }

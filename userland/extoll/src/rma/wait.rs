@@ -179,8 +179,8 @@ impl Port {
             sleep,
             || self.step(peer, &work, &words, &ticket),
             || ticket.check(),
-            // Other calls may take notifications for this one, and it may have to wait for room or
-            // for an equal job.
+            // Another call may move this call's notifications to its job. The call may also have to
+            // wait for room in the requester, or for a job with equal notifications.
             |jobs| ticket.id.get().is_some_and(|id| jobs.is_waiting(id)),
         );
         match (result, ticket.give_up()) {

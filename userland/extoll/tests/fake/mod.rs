@@ -118,8 +118,8 @@ impl Fake {
 
 impl Backend for Fake {
     fn get(&self, number: u32) -> io::Result<u64> {
-        // Value by the GET number. The SET number of the same value differs, so that tests list the
-        // GET values that they need.
+        // `values` has the numbers of GET calls as keys. The SET call of the same value has another
+        // number, so tests list the values that GET returns.
         let value = self.alive()?.values.get(&number).copied();
         value.map_or_else(|| error(libc::ENOTTY), Ok)
     }

@@ -84,7 +84,7 @@ enum Verb {
         /// For the programs of this control group, as given to "enable".
         #[arg(long, value_name = "DIRECTORY", conflicts_with = "all")]
         cgroup: Option<PathBuf>,
-        /// For everything that is enabled.
+        /// Removes all settings of "enable".
         #[arg(long)]
         all: bool,
     },

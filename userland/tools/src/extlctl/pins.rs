@@ -113,8 +113,8 @@ pub fn directory(root: &Path) -> Result<PathBuf> {
     let mount = directory.parent().context("no parent")?;
     let kind = rustix::fs::statfs(mount).with_context(|| format!("no {}", mount.display()))?;
     if kind.f_type as i64 != BPF {
-        // In a private mount namespace the file system, and with it the setting, would end with the
-        // last process of the namespace.
+        // A BPF file system in a private mount namespace disappears with the last process of the
+        // namespace, and the setting with it.
         let namespace =
             |process: &str| fs::read_link(root.join("proc").join(process).join("ns/mnt"));
         ensure!(
@@ -162,8 +162,8 @@ pub fn replace(
         .into_iter()
         .try_for_each(|(name, object)| sys::pin(object, &new.join(name)))
         .with_context(|| format!("cannot create files in {}", new.display()));
-    // Both programs are attached for a short time. This is harmless, because a replaced socket is
-    // not replaced again.
+    // The old and the new program are both attached for a short time. This has no effect, because
+    // the second program leaves a replaced protocol unchanged.
     let done = pinned.and_then(|()| {
         remove(&place)?;
         fs::rename(&new, &place).with_context(|| format!("cannot create {}", place.display()))

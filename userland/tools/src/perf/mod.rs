@@ -23,7 +23,7 @@ use tcp::Link;
 
 /// Default TCP port, the same as that of the perftest programs.
 const TCP_PORT: u16 = 18515;
-/// Maximum time for a message of the client before and between tests.
+/// Maximum time that a side waits for a line of the other side before and between tests.
 const HELLO: Duration = Duration::from_secs(10);
 /// Maximum time that a client waits for the server to finish with other clients.
 const TURN: Duration = Duration::from_secs(3600);

@@ -43,8 +43,8 @@ fn row(line: &Line) -> Vec<String> {
     }
     let per = &line.per_message;
     cells.push(format!("{:.3}", per.device_reads));
-    // Each packet takes at least one write by the CPU, and each update of the read pointer another
-    // one.
+    // The CPU stores at least one word to the NIC per packet, and one per update of the read
+    // pointer.
     cells.push(format!("{:.3}", per.packets + per.device_writes));
     cells.push(per.interrupts.map_or("-".into(), |x| format!("{x:.3}")));
     cells

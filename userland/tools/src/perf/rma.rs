@@ -171,7 +171,7 @@ fn stop(s: &Session) -> Result<()> {
     expect(s, |n| is_class(n, ACK)).map(|_| ())
 }
 
-/// Streams transfers. Without `sends`, only answers the other side.
+/// Streams transfers. With `sends` false, this side only answers messages of the other side.
 pub fn stream(s: &Session, sends: bool) -> Result<Measured> {
     let mut m = Measured::default();
     if sends {

@@ -22,8 +22,8 @@ const PROBES: u32 = 4;
 const SLICE: Duration = Duration::from_millis(100);
 /// Maximum interval between the keep-alive lines of a side that makes progress.
 const SIGN: Duration = Duration::from_secs(1);
-/// Time by which this side's limit exceeds that of the other side, because keep-alive lines take
-/// time.
+/// Time by which a side's limit exceeds the time-out of the test if it knows the progress of the
+/// other side only from keep-alive lines, because these lines take time.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Exchanges lines of JSON over TCP. An empty line is a keep-alive line: its sender makes progress.
@@ -63,7 +63,8 @@ impl Link {
     }
 
     fn write(&self, bytes: &[u8]) -> Result<()> {
-        // Not an I/O error, because that would be taken for an error of the standard output.
+        // Returns an error that is not an I/O error, because callers take I/O errors for errors of
+        // the standard output.
         (&self.stream)
             .write_all(bytes)
             .map_err(|e| anyhow!("the connection to the other side is gone: {e}"))
@@ -174,8 +175,8 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Returns the time after which a side gives up that knows the other side's progress only from
-    /// keep-alive lines.
+    /// Returns the time without progress after which a side gives up if it knows the progress of
+    /// the other side only from keep-alive lines.
     pub fn limit(&self) -> Duration {
         self.timeout.saturating_add(GRACE)
     }
@@ -209,7 +210,8 @@ impl<'a> Watch<'a> {
         self.tell()
     }
 
-    /// Checks the connection at intervals, for loops that do not wait here.
+    /// Checks the TCP connection at each 64th call, at most once per 100 ms. For loops that poll
+    /// the NIC and do not call [`Watch::wait`].
     pub fn glance(&self) -> Result<()> {
         let asked = self.asked.get().wrapping_add(1);
         self.asked.set(asked);
@@ -253,8 +255,8 @@ impl<'a> Watch<'a> {
         self.attempt(self.timeout, false, attempt)
     }
 
-    /// Waits for an event that happens when the other side has finished, while that side makes
-    /// progress.
+    /// Waits for an event that follows when the other side has finished its work. The time limit
+    /// begins again with each keep-alive line of that side.
     pub fn wait_for_the_other<T>(
         &self,
         attempt: impl FnMut(Wait) -> extoll::Result<T>,

@@ -49,7 +49,7 @@ fn send(s: &Session, to: &To, data: &[u8]) -> Result<()> {
     s.watch.wait(|wait| s.end.velo.send(to, data, wait))
 }
 
-/// Client: sends a message and waits for the answer. The latency is half of the time.
+/// Client: sends a message and waits for the answer. The latency is half of the round-trip time.
 pub fn ping(s: &Session) -> Result<Measured> {
     let data = vec![0xA5; s.plan.size as usize];
     let to = to(s.plan, s.peer);
@@ -96,7 +96,8 @@ pub fn stream(s: &Session, sends: bool) -> Result<Measured> {
     let timeout = Duration::from_millis(s.plan.timeout_ms);
     let start = Instant::now();
     let mut m = Measured::default();
-    // Messages acknowledged by the other side; messages received, and acknowledged by this side.
+    // Numbers of messages: sent and acknowledged by the other side; received; received and
+    // acknowledged by this side.
     let (mut acknowledged, mut received, mut reported) = (0, 0, 0);
     let (mut said_last, mut heard_last) = (false, false);
     let mut moved = Instant::now();
