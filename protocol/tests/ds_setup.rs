@@ -487,9 +487,10 @@ fn walk(seed: u64, seen: &mut Seen) -> Result<(), String> {
         while let Some(i) = mail.iter().position(|(at, _)| *at <= now) {
             match mail.remove(i).1 {
                 Mail::ToServer(ClientMessage::Connect(connect)) => {
-                    let result = match listens {
-                        true => waiting.ask(NODE, &connect, &LIMITS, time),
-                        false => Err(Decline::NoListener),
+                    let result = if listens {
+                        waiting.ask(NODE, &connect, &LIMITS, time)
+                    } else {
+                        Err(Decline::NoListener)
                     };
                     out.push(Mail::ToClient(match result {
                         Ok(_) => answer(&connect, Answer::Offer),

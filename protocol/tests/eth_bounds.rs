@@ -421,15 +421,14 @@ fn a_peer_that_drops_some_frames_gets_the_others() {
             let short = now < 10 || now % 40 == 0 && i == 0;
             assert!(admitted(&s, 1, &limits), "{now}");
             announce(&mut s, now, 1, 4096 * next);
-            match short {
-                true => assert!(dropped(&mut s, now, 1, 4096 * next)),
-                false => {
-                    let c = done(Side::Sent, 4096 * next, 1, 0);
-                    assert!(matches!(
-                        s.notified(&Time(0), &LIMITS, &c),
-                        Ended::Fetched(_)
-                    ));
-                }
+            if short {
+                assert!(dropped(&mut s, now, 1, 4096 * next));
+            } else {
+                let c = done(Side::Sent, 4096 * next, 1, 0);
+                assert!(matches!(
+                    s.notified(&Time(0), &LIMITS, &c),
+                    Ended::Fetched(_)
+                ));
             }
             next += 1;
         }

@@ -221,7 +221,9 @@ fn what_was_posted_is_settled_when_it_was_carried_out() {
 proptest! {
     /// The timer never expires later than the next due time.
     #[test]
-    fn the_timer_covers_what_is_due(ops in prop::collection::vec((0u64..30, 0u64..60, 0u8..4), 1..200)) {
+    fn the_timer_covers_what_is_due(
+        ops in prop::collection::vec((0u64..30, 0u64..60, 0u8..4), 1..200),
+    ) {
         let (mut t, mut now, mut due, mut set) = (Timer::new(), 0, None::<u64>, None::<u64>);
         for (step, delay, what) in ops {
             now += step;

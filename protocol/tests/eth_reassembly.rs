@@ -355,9 +355,11 @@ proptest! {
         lengths in prop::collection::vec((14u32..2000, any::<bool>()), 1..8),
         fates in prop::collection::vec(fate(), 1..200),
     ) {
-        let frames: Vec<_> = lengths.iter().enumerate().map(|(i, (len, f))| frame(i, *len, *f)).collect();
+        let frames = lengths.iter().enumerate();
+        let frames: Vec<_> = frames.map(|(i, (len, f))| frame(i, *len, *f)).collect();
         let mut seq = Vec::new();
-        for (m, fate) in frames.iter().enumerate().flat_map(|(i, f)| messages(i, f)).zip(fates.iter().cycle()) {
+        let sent = frames.iter().enumerate().flat_map(|(i, f)| messages(i, f));
+        for (m, fate) in sent.zip(fates.iter().cycle()) {
             match fate {
                 Fate::Keep => seq.push(m),
                 Fate::Lose => {}
@@ -384,7 +386,8 @@ proptest! {
         for (i, f) in frames.iter().enumerate() {
             let n = messages(i, f).len();
             let want: Vec<_> = (0..n).map(|k| (i, k)).collect();
-            let clean = origins.windows(n).enumerate().any(|(at, w)| w == want && (at == 0 || seq[at - 1].last));
+            let mut windows = origins.windows(n).enumerate();
+            let clean = windows.any(|(at, w)| w == want && (at == 0 || seq[at - 1].last));
             if clean && !lengths[i].1 {
                 prop_assert!(r.origins.contains(&want), "frame {} was whole but did not arrive", i);
             }

@@ -559,7 +559,8 @@ proptest! {
             match op {
                 Op::Announce(n, a) => {
                     let a = (a + 1) << 12;
-                    if out.contains_key(&a) || !matches!(s.admit(&Time(0), NodeId(n), &LIMITS), Admitted::Yes { .. }) {
+                    let admitted = s.admit(&Time(0), NodeId(n), &LIMITS);
+                    if out.contains_key(&a) || !matches!(admitted, Admitted::Yes { .. }) {
                         continue;
                     }
                     announce(&mut s, now, n, a);

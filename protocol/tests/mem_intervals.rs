@@ -58,7 +58,9 @@ proptest! {
                     all.remove(&n);
                 }
                 Op::Covering(range, classes) => {
-                    let fits = |(i, c): &&(Interval, u8)| i.covers(&range) && classes & (1 << c) != 0;
+                    let fits = |(i, c): &&(Interval, u8)| {
+                        i.covers(&range) && classes & (1 << c) != 0
+                    };
                     let farthest = all.values().filter(fits).map(|(i, _)| i.last).max();
                     let found = index.covering(&range, classes);
                     prop_assert_eq!(found.is_some(), farthest.is_some());

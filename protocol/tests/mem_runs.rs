@@ -164,7 +164,8 @@ proptest! {
             most = most.max(used);
             prop_assert_eq!((r.used(), r.max_used(), r.runs()), (used, most, known.len()));
             for s in 0..len {
-                let k = known.iter().find(|k| !k.closed && (k.first..k.first + k.slots).contains(&s));
+                let mut open = known.iter().filter(|k| !k.closed);
+                let k = open.find(|k| (k.first..k.first + k.slots).contains(&s));
                 let run = k.map(|k| Run { first: k.first, slots: k.slots, owner: k.owner });
                 prop_assert_eq!(r.find(s), run);
             }

@@ -211,9 +211,10 @@ fn a_lost_peer_ends_at_once_and_others_go_on() {
     let sent = post(&mut t, &mut nic, 8);
     assert!(deliver(&mut t, &sent[0], 0));
     while let Some(e) = event(&mut t) {
-        match e.ticket == later {
-            true => assert_eq!(e.outcome, Some(bytes(64))),
-            false => assert_eq!(e.quiet, Some(Quiet::Settled)),
+        if e.ticket == later {
+            assert_eq!(e.outcome, Some(bytes(64)));
+        } else {
+            assert_eq!(e.quiet, Some(Quiet::Settled));
         }
     }
     assert!(t.is_empty());

@@ -336,10 +336,13 @@ impl World {
                 return;
             };
             self.event(&e);
-            match at_once {
-                _ if e.quiet.is_some() => {}
-                true => drop(self.table.report_done(e.ticket)),
-                false => self.reporting.push(e.ticket),
+            if e.quiet.is_some() {
+                continue;
+            }
+            if at_once {
+                self.table.report_done(e.ticket);
+            } else {
+                self.reporting.push(e.ticket);
             }
         }
     }

@@ -41,7 +41,8 @@ macro_rules! bits {
         #[allow(clippy::len_without_is_empty)]
         impl $Name {
             /// Name, most and least significant bit of every field.
-            pub const FIELDS: &'static [(&'static str, u32, u32)] = &[$((stringify!($get), $hi, $lo)),*];
+            pub const FIELDS: &'static [(&'static str, u32, u32)] =
+                &[$((stringify!($get), $hi, $lo)),*];
             /// All bits that belong to a named field.
             pub const KNOWN: u64 = 0 $(| $crate::bits::mask($hi, $lo))*;
 
@@ -64,7 +65,10 @@ macro_rules! bits {
                     bits!(@get $t, $crate::bits::get(self.0, $hi, $lo))
                 }
 
-                #[doc = concat!("Copy with field `", stringify!($get), "` replaced; bits that do not fit are dropped.")]
+                #[doc = concat!(
+                    "Copy with field `", stringify!($get),
+                    "` replaced; bits that do not fit are dropped."
+                )]
                 #[must_use]
                 #[inline]
                 pub const fn $with(self, value: $t) -> Self {

@@ -159,7 +159,9 @@ proptest! {
     }
 
     #[test]
-    fn rma_descriptor_round_trip(node: u16, vpid in vpid(), n in 0u8..8, m in 0u8..16, op in operation()) {
+    fn rma_descriptor_round_trip(
+        node: u16, vpid in vpid(), n in 0u8..8, m in 0u8..16, op in operation(),
+    ) {
         let d = rma::Descriptor {
             node: NodeId(node),
             vpid,
@@ -211,7 +213,8 @@ proptest! {
             at += f.len;
             prop_assert_eq!(f.last, at == len);
             if f.last {
-                prop_assert_eq!(rma::last_fragment_start(start, len), start.wrapping_add(f.offset.into()));
+                let last_start = start.wrapping_add(f.offset.into());
+                prop_assert_eq!(rma::last_fragment_start(start, len), last_start);
                 prop_assert_eq!(rma::last_fragment_len(len), f.len);
             }
         }
@@ -265,14 +268,17 @@ proptest! {
         let got = e.translate(Nla(nla), v, false);
         prop_assert_eq!(got, Ok(BusAddr((at.0 & !low) | (nla & low))));
         let parts = atu::NlaParts::from(Nla(nla & atu::NlaParts::KNOWN));
-        let again = atu::NlaParts(0).with_gat(parts.gat()).with_entry(parts.entry()).with_offset(parts.offset());
+        let again = atu::NlaParts(0).with_gat(parts.gat()).with_entry(parts.entry());
+        let again = again.with_offset(parts.offset());
         prop_assert_eq!(Nla::from(again).0, nla & atu::NlaParts::KNOWN);
         let base = atu::GatBase(raw);
         prop_assert_eq!(base.entry_addr(7).0, base.addr().0 + 56);
     }
 
     #[test]
-    fn intervals_match_exactly_their_range(first in 1u64..1 << 40, pages in 1u64..1 << 20, probe: u64) {
+    fn intervals_match_exactly_their_range(
+        first in 1u64..1 << 40, pages in 1u64..1 << 20, probe: u64,
+    ) {
         let base = BusAddr(first << 12);
         let interval = htax::Interval::covering(base, pages << 12, htax::control::RF);
         prop_assume!(first + pages <= 1 << 40);
@@ -305,8 +311,8 @@ proptest! {
     fn every_field_keeps_to_its_bits(raw: u64, value: u32) {
         // A representative word with fields of every type; all words use the same macro.
         let w = velo::DescriptorWord(raw);
-        let other = raw & !velo::DescriptorWord(0).with_len(0xFFF).raw();
-        prop_assert_eq!(w.with_len(value as u16).raw() & !velo::DescriptorWord(0).with_len(0xFFF).raw(), other);
+        let others = !velo::DescriptorWord(0).with_len(0xFFF).raw();
+        prop_assert_eq!(w.with_len(value as u16).raw() & others, raw & others);
         prop_assert_eq!(w.with_len(value as u16).len(), value as u16 & 0xFFF);
         prop_assert_eq!(w.with_irq(true).with_irq(false).raw(), w.with_irq(false).raw());
         prop_assert!(w.with_multicast(true).multicast());

@@ -109,11 +109,12 @@ fn program_addresses_match_the_reference() {
     // (pc, event, part, words) of every emitting address.
     #[rustfmt::skip]
     let want: &[(u16, u8, u8, usize)] = &[
-        (0, 0, 0, 1), (1, 1, 0, 1), (2, 2, 0, 1), (3, 3, 0, 1), (4, 4, 0, 1), (32, 5, 0, 7), (34, 5, 1, 6),
-        (6, 6, 0, 1), (7, 7, 0, 1), (8, 8, 0, 1), (9, 9, 0, 1), (10, 10, 0, 3), (11, 11, 0, 1), (35, 12, 0, 1),
-        (41, 13, 0, 7), (45, 13, 1, 4), (51, 14, 0, 7), (55, 14, 1, 4), (61, 15, 0, 7), (68, 15, 1, 7),
-        (70, 15, 2, 2), (74, 16, 0, 5), (80, 17, 0, 7), (86, 20, 0, 7), (87, 21, 0, 2), (88, 22, 0, 4),
-        (92, 23, 0, 4), (24, 24, 0, 5), (96, 25, 0, 4), (98, 27, 0, 7), (99, 27, 1, 2), (28, 28, 0, 1),
+        (0, 0, 0, 1), (1, 1, 0, 1), (2, 2, 0, 1), (3, 3, 0, 1), (4, 4, 0, 1), (32, 5, 0, 7),
+        (34, 5, 1, 6), (6, 6, 0, 1), (7, 7, 0, 1), (8, 8, 0, 1), (9, 9, 0, 1), (10, 10, 0, 3),
+        (11, 11, 0, 1), (35, 12, 0, 1), (41, 13, 0, 7), (45, 13, 1, 4), (51, 14, 0, 7),
+        (55, 14, 1, 4), (61, 15, 0, 7), (68, 15, 1, 7), (70, 15, 2, 2), (74, 16, 0, 5),
+        (80, 17, 0, 7), (86, 20, 0, 7), (87, 21, 0, 2), (88, 22, 0, 4), (92, 23, 0, 4),
+        (24, 24, 0, 5), (96, 25, 0, 4), (98, 27, 0, 7), (99, 27, 1, 2), (28, 28, 0, 1),
     ];
     for pc in 0..256 {
         let got = TOURMALET
@@ -393,7 +394,8 @@ proptest! {
 
     #[test]
     fn instruction_round_trip(
-        op in 0usize..4, next: u8, slot in 0u8..7, len in 1u8..=7, qw in 0u32..1 << 26, emit: bool, words in 0u8..=7,
+        op in 0usize..4, next: u8, slot in 0u8..7, len in 1u8..=7, qw in 0u32..1 << 26,
+        emit: bool, words in 0u8..=7,
     ) {
         let opcode = [Opcode::Idle, Opcode::Read, Opcode::NoProgram, Opcode::Emit][op];
         let len = len.min(7 - slot);
@@ -410,7 +412,9 @@ proptest! {
 
     #[test]
     fn random_tables_execute_as_they_say(
-        rows in prop::collection::btree_map(0u8..32, (prop::collection::vec(0u32..0x8000, 0..25), any::<bool>()), 0..8),
+        rows in prop::collection::btree_map(
+            0u8..32, (prop::collection::vec(0u32..0x8000, 0..25), any::<bool>()), 0..8,
+        ),
     ) {
         // Runs of adjacent registers are the purpose of bursts: map the values to few distinct
         // blocks.

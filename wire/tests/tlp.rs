@@ -135,7 +135,10 @@ fn headers_as_the_specification_draws_them() {
     for (tlp, dw) in cases {
         assert_eq!(tlp.encode(), Ok(dw), "{tlp:?}");
         assert_eq!(Tlp::decode(dw), Ok(tlp));
-        let four = matches!(tlp.kind, Kind::MemRead { span, .. } | Kind::MemWrite { span, .. } if span.addr >> 32 != 0);
+        let four = match tlp.kind {
+            Kind::MemRead { span, .. } | Kind::MemWrite { span, .. } => span.addr >> 32 != 0,
+            _ => false,
+        };
         assert_eq!(tlp.header_dwords(), 3 + usize::from(four));
     }
 }
@@ -309,7 +312,9 @@ fn any_kind() -> impl Strategy<Value = Kind> {
 
 proptest! {
     #[test]
-    fn every_packet_survives(kind in any_kind(), traffic_class in 0u8..8, attributes in 0u8..8, poisoned: bool) {
+    fn every_packet_survives(
+        kind in any_kind(), traffic_class in 0u8..8, attributes in 0u8..8, poisoned: bool,
+    ) {
         let tlp = Tlp { traffic_class, attributes, poisoned, kind };
         let dw = tlp.encode().unwrap();
         prop_assert_eq!(Tlp::decode(dw), Ok(tlp));
@@ -337,7 +342,10 @@ proptest! {
                 prop_assert_eq!(again, tlp);
                 prop_assert_eq!(&back[..len], &payload[..]);
             }
-            Err(e) => prop_assert!(e == Error::Payload && tlp.payload_dwords() > words::PAYLOAD_DWORDS),
+            Err(e) => {
+                let too_long = tlp.payload_dwords() > words::PAYLOAD_DWORDS;
+                prop_assert!(e == Error::Payload && too_long);
+            }
         }
     }
 
@@ -356,7 +364,10 @@ proptest! {
     }
 
     #[test]
-    fn pieces_cover_the_read(addr in 0u64..1 << 40, len in 1u32..=4096, max in prop_oneof![Just(128u32), Just(256), Just(512)]) {
+    fn pieces_cover_the_read(
+        addr in 0u64..1 << 40, len in 1u32..=4096,
+        max in prop_oneof![Just(128u32), Just(256), Just(512)],
+    ) {
         let mut next = 0;
         for p in completions(addr, len, max) {
             prop_assert_eq!((p.offset, u32::from(p.byte_count)), (next, len - next));

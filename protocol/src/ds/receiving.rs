@@ -239,12 +239,14 @@ impl Receiving {
     /// Returns whether a number is close enough to the expected one to belong to this stream.
     pub(super) fn is_near(&self, seq: Seq) -> bool {
         let next = self.next();
-        let far = match seq.before(next) {
+        let far = if seq.before(next) {
             // The peer may repeat everything behind the last acknowledgement sent to it.
-            true => next.since(self.sent_ack.ack.min(next)),
+            next.since(self.sent_ack.ack.min(next))
+        } else if self.accepts_sources {
             // An announcement of a source may be lost.
-            false if self.accepts_sources => SOURCE_MAX,
-            false => 0,
+            SOURCE_MAX
+        } else {
+            0
         };
         seq.distance(next).unsigned_abs() <= self.near.saturating_add(far)
     }
@@ -351,10 +353,11 @@ impl Receiving {
             _ => self.present(),
         };
         let edge = self.read.plus(self.ring);
-        let ack = match self.finished {
-            true => ack,
+        let ack = if self.finished {
+            ack
+        } else {
             // Withdrawn numbers may reach beyond the ring.
-            false => ack.min(edge),
+            ack.min(edge)
         };
         Ack { ack, edge }
     }

@@ -105,9 +105,10 @@ impl Sending {
     /// Returns the maximum size of the next source in bytes; 0 if no source is possible now.
     #[must_use]
     pub fn source_room(&self) -> u32 {
-        match self.accepts_sources && !self.finished && self.sources.has_room(self.peer_read()) {
-            true => SOURCE_MAX,
-            false => 0,
+        if self.accepts_sources && !self.finished && self.sources.has_room(self.peer_read()) {
+            SOURCE_MAX
+        } else {
+            0
         }
     }
 
@@ -263,14 +264,15 @@ impl Sending {
     pub(super) fn next(&self, limits: &Limits, corked: bool) -> Option<Emission> {
         let (seq, left) = (self.emit, self.open());
         if let (Some(source), true) = (self.sources.at(seq), left > 0) {
-            return Some(match source.is_cut() {
-                true => Emission::Cut { seq, len: left },
-                false => Emission::Source {
+            return Some(if source.is_cut() {
+                Emission::Cut { seq, len: left }
+            } else {
+                Emission::Source {
                     seq,
                     len: left,
                     nla: source.nla_at(seq),
                     push: source.end() == self.end,
-                },
+                }
             });
         }
         if left >= limits.threshold {

@@ -622,10 +622,11 @@ impl Stream {
     ) -> Result<Received, Violation> {
         if let Some((_, len)) = self.fit(head, len) {
             if !self.refuse(now) {
-                match self.receiving.announced(len, push)? {
-                    true => self.counters.rma_received += u64::from(len),
+                if self.receiving.announced(len, push)? {
+                    self.counters.rma_received += u64::from(len);
+                } else {
                     // The peer announces it again when this end reports it missing.
-                    false => self.counters.gaps += 1,
+                    self.counters.gaps += 1;
                 }
             }
         }
@@ -700,10 +701,7 @@ impl Stream {
             .stuck
             .filter(|_| self.refused.is_none())
             .map(|since| since.after(self.timing.get_timeout(limits)));
-        let asks = match self.blocked {
-            true => None,
-            false => self.timing.deadline(limits),
-        };
+        let asks = self.timing.deadline(limits).filter(|_| !self.blocked);
         let lent = self.lent_until(limits);
         let own = [self.retry, self.held_until, lent].into_iter();
         own.chain([asks, corked, orphan, stuck]).flatten().min()

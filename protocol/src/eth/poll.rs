@@ -185,9 +185,10 @@ pub fn run(
         work.pump();
         work.publish();
     }
-    let period = match work.is_busy() {
-        true => periods.busy,
-        false => periods.idle,
+    let period = if work.is_busy() {
+        periods.busy
+    } else {
+        periods.idle
     };
     timer.with(|t| {
         let now = clock.now();

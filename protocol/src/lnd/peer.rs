@@ -322,9 +322,10 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         send.next = rest;
         match send.state {
             SendState::Sending | SendState::Waiting => {
-                let outcome = match send.part_sent {
-                    true => Outcome::Unknown(cause),
-                    false => Outcome::NotDelivered(cause),
+                let outcome = if send.part_sent {
+                    Outcome::Unknown(cause)
+                } else {
+                    Outcome::NotDelivered(cause)
                 };
                 self.close_send(at, outcome, now);
             }

@@ -88,9 +88,10 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             };
             let Some(send) = peer.parts.first() else {
                 // Questions about requests are sent after the requests.
-                return match peer.pending_control.notes && peer.state == PeerState::Up {
-                    true => PassResult::More,
-                    false => PassResult::Done,
+                return if peer.pending_control.notes && peer.state == PeerState::Up {
+                    PassResult::More
+                } else {
+                    PassResult::Done
                 };
             };
             if let Err(error) = self.send_part(at, send, port, now) {

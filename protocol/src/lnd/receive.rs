@@ -74,9 +74,10 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let most = (2 * usize::from(self.slots)).min(self.receives.room());
         let count = self.peers.get(peer).map(|p| p.receives as usize);
         let room = count.is_some_and(|count| count < most);
-        let inserted = match room {
-            true => self.receives.insert(receive).map_err(drop),
-            false => Err(()),
+        let inserted = if room {
+            self.receives.insert(receive).map_err(drop)
+        } else {
+            Err(())
         };
         match inserted {
             Ok((at, _)) => {
@@ -334,9 +335,10 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             receive.tries = receive.tries.saturating_add(1);
         }
         let peer = receive.peer;
-        let time = match receive.not_before > now {
-            true => receive.deadline.min(receive.not_before),
-            false => receive.deadline,
+        let time = if receive.not_before > now {
+            receive.deadline.min(receive.not_before)
+        } else {
+            receive.deadline
         };
         if receive.tries >= tries || receive.deadline <= now {
             return self.fail_receive(at, now);

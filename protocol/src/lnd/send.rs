@@ -376,9 +376,10 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let ended = send.slot.is_none() && matches!(send.outcome, Some(Outcome::Unknown(_)));
         let exposed = send.source.is_some();
         let rest = send.slot.is_some() || ended && exposed;
-        let step = match rest {
-            true => SendEvent::Rest,
-            false => SendEvent::Close,
+        let step = if rest {
+            SendEvent::Rest
+        } else {
+            SendEvent::Close
         };
         if !self.step_send(at, step) {
             return;
@@ -436,9 +437,10 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         };
         match send.state {
             SendState::Queued | SendState::Sending | SendState::Waiting if send.deadline <= now => {
-                let outcome = match send.part_sent {
-                    true => Outcome::Unknown(Cause::TimedOut),
-                    false => Outcome::NotDelivered(Cause::TimedOut),
+                let outcome = if send.part_sent {
+                    Outcome::Unknown(Cause::TimedOut)
+                } else {
+                    Outcome::NotDelivered(Cause::TimedOut)
                 };
                 self.close_send(at, outcome, now);
             }

@@ -207,9 +207,12 @@ impl<M: Memory, V> Cache<M, V> {
         let Some(range) = self.entry(at).map(|e| e.range) else {
             return;
         };
-        let change = |list: &mut List, entries: &mut [Entry<V>], which| match idle {
-            true => list.push(entries, at, which),
-            false => list.remove(entries, at, which),
+        let change = |list: &mut List, entries: &mut [Entry<V>], which| {
+            if idle {
+                list.push(entries, at, which);
+            } else {
+                list.remove(entries, at, which);
+            }
         };
         self.tally.set_idle(range.len(), idle);
         change(&mut self.idle, &mut self.entries, ALL);

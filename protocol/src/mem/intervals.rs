@@ -199,9 +199,10 @@ impl<M: Memory> Intervals<M> {
     /// Makes `child` the left or right child of `parent`.
     fn attach(&mut self, parent: u16, child: u16, left: bool) {
         if let Some(p) = self.node_mut(parent) {
-            match left {
-                true => p.left = child,
-                false => p.right = child,
+            if left {
+                p.left = child;
+            } else {
+                p.right = child;
             }
         }
         if let Some(c) = self.node_mut(child) {
@@ -371,10 +372,7 @@ impl<M: Memory> Intervals<M> {
         let (last, mut at, below) = best.filter(|b| b.0 >= range.last)?;
         while below && own(at) != Some(last) {
             let (left, right) = self.children(at);
-            at = match all(left) == Some(last) {
-                true => left,
-                false => right,
-            };
+            at = if all(left) == Some(last) { left } else { right };
             self.node(at)?;
         }
         Some(at)

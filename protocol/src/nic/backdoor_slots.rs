@@ -100,9 +100,10 @@ impl<const N: usize> BackdoorSlots<N> {
 
     /// Returns the state of a backdoor without a slot.
     fn unknown(&self) -> Claim {
-        match self.forgotten {
-            true => Claim::Dirty,
-            false => Claim::Clean,
+        if self.forgotten {
+            Claim::Dirty
+        } else {
+            Claim::Clean
         }
     }
 

@@ -274,11 +274,13 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         let full = p.flights.len() >= self.limits.window
             || p.bytes != 0 && p.bytes + bytes > self.limits.window_bytes;
         let fenced = p.fences > 0;
-        let conflict = match full {
+        let conflict = if !full {
+            self.conflict(peer, &next)
+        } else if p.late > 0 && !fenced {
             // A fence may show that late commands are finished.
-            true if p.late > 0 && !fenced => self.oldest_late(peer),
-            true => return Err(Attempt::Window),
-            false => self.conflict(peer, &next),
+            self.oldest_late(peer)
+        } else {
+            return Err(Attempt::Window);
         };
         match conflict {
             Conflict::None => {}
@@ -435,9 +437,10 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             }
             wait = true;
         }
-        match wait {
-            true => Conflict::Wait,
-            false => Conflict::None,
+        if wait {
+            Conflict::Wait
+        } else {
+            Conflict::None
         }
     }
 }

@@ -216,9 +216,10 @@ const fn head(key: Key, id: RequestId, part: u8) -> u64 {
 pub const fn fragments(form: Form, len: u32) -> Option<u8> {
     let rest = len.saturating_sub(form.data() as u32);
     let count = rest.div_ceil(FRAGMENT_DATA as u32);
-    match count <= MAX_FRAGMENTS as u32 {
-        true => Some(count as u8),
-        false => None,
+    if count <= MAX_FRAGMENTS as u32 {
+        Some(count as u8)
+    } else {
+        None
     }
 }
 
@@ -287,22 +288,22 @@ impl Request {
             0 => Form::Nid4,
             _ => Form::Nid16,
         };
-        let payload = match terms.fetch() {
-            false if fragments(form, terms.len()).is_none() => return wrong(terms.raw()),
-            false => Payload::Inline(terms.len() as u16),
-            true => {
-                let source = SourceWord(word(2));
-                let end = source.nla().checked_add(terms.len().into());
-                let inside = end.is_some_and(|end| end <= 1 << 40);
-                if terms.len() == 0 || source.raw() & !SourceWord::KNOWN != 0 || !inside {
-                    return wrong(source.raw());
-                }
-                let source = Source {
-                    nla: Nla(source.nla()),
-                    vpid: Vpid::from(source.vpid()),
-                };
-                Payload::Remote(terms.len(), source)
+        let payload = if terms.fetch() {
+            let source = SourceWord(word(2));
+            let end = source.nla().checked_add(terms.len().into());
+            let inside = end.is_some_and(|end| end <= 1 << 40);
+            if terms.len() == 0 || source.raw() & !SourceWord::KNOWN != 0 || !inside {
+                return wrong(source.raw());
             }
+            let source = Source {
+                nla: Nla(source.nla()),
+                vpid: Vpid::from(source.vpid()),
+            };
+            Payload::Remote(terms.len(), source)
+        } else if fragments(form, terms.len()).is_some() {
+            Payload::Inline(terms.len() as u16)
+        } else {
+            return wrong(terms.raw());
         };
         let first = match payload {
             Payload::Inline(_) => 2,
@@ -322,9 +323,10 @@ impl Request {
             header,
             payload,
         };
-        match request.data_offset() + request.data_len() == len {
-            true => Ok(request),
-            false => Err(Rejected::new(Reject::Length, len.into())),
+        if request.data_offset() + request.data_len() == len {
+            Ok(request)
+        } else {
+            Err(Rejected::new(Reject::Length, len.into()))
         }
     }
 }

@@ -20,9 +20,10 @@ pub(super) fn check_len(
 ) -> Result<(), Rejected> {
     let longer = len > least && len % 8 == 0;
     let other = longer && FirstWord(word(0)).version() != super::VERSION;
-    match len == least || other {
-        true => Ok(()),
-        false => Err(Rejected::new(Reject::Length, len.into())),
+    if len == least || other {
+        Ok(())
+    } else {
+        Err(Rejected::new(Reject::Length, len.into()))
     }
 }
 

@@ -61,45 +61,74 @@ macro_rules! regs {
         /// Registers of this unit.
         pub const TABLE: &[$crate::regs::RegInfo] = &[$($t,)*];
     };
-    (@m [$($t:expr,)*] $(#[$m:meta])* const $N:ident = $off:literal, $csv:literal; $($rest:tt)*) => {
+    (@m [$($t:expr,)*]
+        $(#[$m:meta])* const $N:ident = $off:literal, $csv:literal;
+        $($rest:tt)*) => {
         $(#[$m])*
         pub const $N: $crate::ids::RegOffset = $crate::ids::RegOffset($off);
-        regs!(@m [$($t,)* $crate::regs::RegInfo { name: $csv, offset: $off, outer: (1, 0), inner: (1, 0) },] $($rest)*);
+        regs!(@m [$($t,)* $crate::regs::RegInfo {
+            name: $csv, offset: $off, outer: (1, 0), inner: (1, 0)
+        },] $($rest)*);
     };
-    (@m [$($t:expr,)*] $(#[$m:meta])* fn $f:ident(vpid) = $off:literal + $st:literal, $csv:literal; $($rest:tt)*) => {
+    (@m [$($t:expr,)*]
+        $(#[$m:meta])* fn $f:ident(vpid) = $off:literal + $st:literal, $csv:literal;
+        $($rest:tt)*) => {
         $(#[$m])*
         #[inline]
         pub const fn $f(vpid: $crate::ids::Vpid) -> $crate::ids::RegOffset {
             $crate::ids::RegOffset($off + vpid.get() as u32 * $st)
         }
-        regs!(@m [$($t,)* $crate::regs::RegInfo { name: $csv, offset: $off, outer: (1, 0), inner: (256, $st) },] $($rest)*);
+        regs!(@m [$($t,)* $crate::regs::RegInfo {
+            name: $csv, offset: $off, outer: (1, 0), inner: (256, $st)
+        },] $($rest)*);
     };
-    (@m [$($t:expr,)*] $(#[$m:meta])* fn $f:ident($i:ident < $n:literal) = $off:literal + $st:literal, $csv:literal; $($rest:tt)*) => {
+    (@m [$($t:expr,)*]
+        $(#[$m:meta])* fn $f:ident($i:ident < $n:literal)
+            = $off:literal + $st:literal, $csv:literal;
+        $($rest:tt)*) => {
         $(#[$m])*
         #[inline]
         pub const fn $f($i: u32) -> $crate::ids::RegOffset {
-            const INFO: $crate::regs::RegInfo = $crate::regs::RegInfo { name: $csv, offset: $off, outer: (1, 0), inner: ($n, $st) };
+            const INFO: $crate::regs::RegInfo = $crate::regs::RegInfo {
+                name: $csv, offset: $off, outer: (1, 0), inner: ($n, $st),
+            };
             $crate::regs::element(&INFO, 0, $i)
         }
-        regs!(@m [$($t,)* $crate::regs::RegInfo { name: $csv, offset: $off, outer: (1, 0), inner: ($n, $st) },] $($rest)*);
+        regs!(@m [$($t,)* $crate::regs::RegInfo {
+            name: $csv, offset: $off, outer: (1, 0), inner: ($n, $st)
+        },] $($rest)*);
     };
-    (@m [$($t:expr,)*] $(#[$m:meta])* fn $f:ident(# $i:ident < $n:literal) = $off:literal + $st:literal, $csv:literal; $($rest:tt)*) => {
+    (@m [$($t:expr,)*]
+        $(#[$m:meta])* fn $f:ident(# $i:ident < $n:literal)
+            = $off:literal + $st:literal, $csv:literal;
+        $($rest:tt)*) => {
         $(#[$m])*
         #[inline]
         pub const fn $f($i: u32) -> $crate::ids::RegOffset {
-            const INFO: $crate::regs::RegInfo = $crate::regs::RegInfo { name: $csv, offset: $off, outer: ($n, $st), inner: (1, 0) };
+            const INFO: $crate::regs::RegInfo = $crate::regs::RegInfo {
+                name: $csv, offset: $off, outer: ($n, $st), inner: (1, 0),
+            };
             $crate::regs::element(&INFO, $i, 0)
         }
-        regs!(@m [$($t,)* $crate::regs::RegInfo { name: $csv, offset: $off, outer: ($n, $st), inner: (1, 0) },] $($rest)*);
+        regs!(@m [$($t,)* $crate::regs::RegInfo {
+            name: $csv, offset: $off, outer: ($n, $st), inner: (1, 0)
+        },] $($rest)*);
     };
-    (@m [$($t:expr,)*] $(#[$m:meta])* fn $f:ident(# $i:ident < $n:literal, $j:ident < $k:literal) = $off:literal + $st:literal + $st2:literal, $csv:literal; $($rest:tt)*) => {
+    (@m [$($t:expr,)*]
+        $(#[$m:meta])* fn $f:ident(# $i:ident < $n:literal, $j:ident < $k:literal)
+            = $off:literal + $st:literal + $st2:literal, $csv:literal;
+        $($rest:tt)*) => {
         $(#[$m])*
         #[inline]
         pub const fn $f($i: u32, $j: u32) -> $crate::ids::RegOffset {
-            const INFO: $crate::regs::RegInfo = $crate::regs::RegInfo { name: $csv, offset: $off, outer: ($n, $st), inner: ($k, $st2) };
+            const INFO: $crate::regs::RegInfo = $crate::regs::RegInfo {
+                name: $csv, offset: $off, outer: ($n, $st), inner: ($k, $st2),
+            };
             $crate::regs::element(&INFO, $i, $j)
         }
-        regs!(@m [$($t,)* $crate::regs::RegInfo { name: $csv, offset: $off, outer: ($n, $st), inner: ($k, $st2) },] $($rest)*);
+        regs!(@m [$($t,)* $crate::regs::RegInfo {
+            name: $csv, offset: $off, outer: ($n, $st), inner: ($k, $st2)
+        },] $($rest)*);
     };
     ($($rest:tt)*) => { regs!(@m [] $($rest)*); };
 }

@@ -9,7 +9,11 @@ macro_rules! events {
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[repr(u8)]
         pub enum TriggerEvent {
-            $($(#[$m])* #[doc = concat!("`", $name, "` (", stringify!($number), ").")] $variant = $number,)*
+            $(
+                $(#[$m])*
+                #[doc = concat!("`", $name, "` (", stringify!($number), ").")]
+                $variant = $number,
+            )*
         }
 
         impl TriggerEvent {

@@ -51,9 +51,10 @@ impl Receiving {
     /// Returns the room of the ring from the first byte of `f` on.
     fn room_at(&self, f: &Fetch) -> u32 {
         let limit = self.read.plus(self.ring);
-        match f.from.before(limit) {
-            true => limit.since(f.from),
-            false => 0,
+        if f.from.before(limit) {
+            limit.since(f.from)
+        } else {
+            0
         }
     }
 
@@ -143,9 +144,10 @@ impl Receiving {
     pub(in crate::ds) fn fetched(&mut self, id: u16) {
         if let Some(f) = self.find_range(id, FetchState::InFlight) {
             let discard = core::mem::take(&mut f.discard);
-            f.state = match discard {
-                true => FetchState::Due,
-                false => FetchState::Arrived,
+            f.state = if discard {
+                FetchState::Due
+            } else {
+                FetchState::Arrived
             };
         }
         let arrived = self

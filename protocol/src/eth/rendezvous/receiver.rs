@@ -254,11 +254,12 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
                 0 => 0,
                 _ => clock.now().since(source.progress),
             };
-            match source.unresponsive && quiet >= limits.stall {
-                true => Allowed::No(all),
-                false => Allowed::Later {
+            if source.unresponsive && quiet >= limits.stall {
+                Allowed::No(all)
+            } else {
+                Allowed::Later {
                     slow: quiet >= limits.patience,
-                },
+                }
             }
         } else if room == 0 || self.fetches.len() - self.lost - self.stalled >= limits.fetches {
             Allowed::Full
@@ -327,9 +328,10 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         ticket: Option<Ticket>,
     ) -> Result<(), Option<B>> {
         let mut state = FetchState::Waiting;
-        let event = match scratch {
-            false => FetchEvent::Post,
-            true => FetchEvent::PostScratch,
+        let event = if scratch {
+            FetchEvent::PostScratch
+        } else {
+            FetchEvent::Post
         };
         self.counts.step(&mut state, event);
         let key = match_key(buffer.address(), len);
@@ -384,9 +386,12 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         let lost = state == FetchState::Lost;
         self.lost = self.lost.saturating_sub(usize::from(lost));
         self.stalled = self.stalled.saturating_sub(usize::from(f.stalled));
-        self.sources.update(f.node, |s| match lost {
-            true => s.lost = s.lost.saturating_sub(1),
-            false => s.ended(f.generation, f.stalled),
+        self.sources.update(f.node, |s| {
+            if lost {
+                s.lost = s.lost.saturating_sub(1);
+            } else {
+                s.ended(f.generation, f.stalled);
+            }
         });
         if f.scratch {
             self.return_scratch(f.buffer);

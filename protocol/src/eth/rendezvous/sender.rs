@@ -232,11 +232,12 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         let reserve = (room + self.flights.len()) / 8;
         if peer.is_stalled() {
             let few = limits.stalled_peer.min(limits.flight / 8);
-            let bound = match self.quarantine_exhausted(&peer) {
-                true => few / 4,
-                false => few,
-            }
-            .max(1);
+            let bound = if self.quarantine_exhausted(&peer) {
+                few / 4
+            } else {
+                few
+            };
+            let bound = bound.max(1);
             let fits = peer.open < bound || peer.fetches_again && peer.recent() < bound;
             let within_bound =
                 fits && (peer.fetches_again || self.peers.stalled_open() < limits.flight / 2);

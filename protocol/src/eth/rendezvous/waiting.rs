@@ -354,9 +354,10 @@ fn fetch<M: Memory, P: FetchPort>(
     }
     // The sender has given the frame up by now.
     let discard = a.discard || age >= limits.timeout;
-    let fresh = match discard || a.len >= short {
-        true => None,
-        false => port.buffer(a.len),
+    let fresh = if discard || a.len >= short {
+        None
+    } else {
+        port.buffer(a.len)
     };
     let (buffer, scratch) = match fresh {
         Some(buffer) => (buffer, false),

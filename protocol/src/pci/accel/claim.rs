@@ -178,9 +178,10 @@ impl Claim {
                     Goal::Reclaim { .. } | Goal::Enrol => self.times.take_wait,
                     Goal::Borrow => self.times.claim_wait,
                 };
-                let wait = match self.is_late(read_at, now) {
-                    true => self.times.late_wait.saturating_add(wait),
-                    false => wait,
+                let wait = if self.is_late(read_at, now) {
+                    self.times.late_wait.saturating_add(wait)
+                } else {
+                    wait
                 };
                 Step::Wait(Time(now.0.saturating_add(wait)))
             }

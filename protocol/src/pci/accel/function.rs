@@ -185,10 +185,12 @@ fn bar(cycles: &mut impl Cycles, i: usize) -> Result<Option<Bar>, FunctionError>
         2 => true,
         _ => return Err(odd),
     };
-    let high = match is_64bit {
-        true if i + 1 < BARS => size(cycles, i + 1)?,
-        true => return Err(odd),
-        false => u32::MAX,
+    let high = if !is_64bit {
+        u32::MAX
+    } else if i + 1 < BARS {
+        size(cycles, i + 1)?
+    } else {
+        return Err(odd);
     };
     let mask = (u64::from(high) << 32) | u64::from(low & !0xF);
     let prefetchable = low & 8 != 0;

@@ -81,18 +81,22 @@ impl Watch {
     pub fn checked(&mut self, sent: Time, now: Time, answer: Option<(u64, bool)>) -> CheckResult {
         self.next = Time(now.0.saturating_add(self.timeout / 8));
         let Some((word, open)) = answer else {
-            return match now.since(self.last_answer) >= self.timeout {
-                true => CheckResult::Lost(LossReason::Silent),
-                false => CheckResult::Fine,
+            return if now.since(self.last_answer) >= self.timeout {
+                CheckResult::Lost(LossReason::Silent)
+            } else {
+                CheckResult::Fine
             };
         };
         self.last_answer = sent;
         match LeaseRecord::parse(word) {
             None => CheckResult::Lost(LossReason::Reset),
-            Some(record) if record == self.record => match open {
-                true => CheckResult::Fine,
-                false => CheckResult::Lost(LossReason::Closed),
-            },
+            Some(record) if record == self.record => {
+                if open {
+                    CheckResult::Fine
+                } else {
+                    CheckResult::Lost(LossReason::Closed)
+                }
+            }
             // A node that takes the device closes its paths first.
             Some(record) if record.state == State::Claimed && open => {
                 CheckResult::Rewrite(self.record.raw())

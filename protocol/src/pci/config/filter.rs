@@ -78,9 +78,10 @@ impl Filter {
                 None => dword < EXTENDED,
             },
         };
-        match allowed {
-            true => Verdict::Read,
-            false => Verdict::Denied,
+        if allowed {
+            Verdict::Read
+        } else {
+            Verdict::Denied
         }
     }
 

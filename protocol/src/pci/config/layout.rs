@@ -286,9 +286,10 @@ impl Layout {
         let (mut next, mut next_extended) = (0, 0);
         let count = usize::from(self.count);
         for c in self.list.iter_mut().take(count).rev() {
-            let next = match c.is_extended() {
-                true => &mut next_extended,
-                false => &mut next,
+            let next = if c.is_extended() {
+                &mut next_extended
+            } else {
+                &mut next
             };
             c.next = *next;
             if c.shown.is_some() {

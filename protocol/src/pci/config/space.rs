@@ -86,9 +86,10 @@ impl Space {
             Some((bar, upper)) => {
                 let mask = !(bar.bytes() - 1);
                 let kind = ((bar.is_64bit as u32) << 2) | ((bar.prefetchable as u32) << 3);
-                match upper {
-                    true => ((mask >> 32) as u32, 0),
-                    false => (mask as u32, kind),
+                if upper {
+                    ((mask >> 32) as u32, 0)
+                } else {
+                    (mask as u32, kind)
                 }
             }
         }
@@ -106,9 +107,10 @@ impl Space {
     pub fn address(&self, i: usize) -> Option<u64> {
         let bar = self.bars.get(i).copied().flatten()?;
         let low = u64::from(*self.addresses.get(i)?);
-        let high = match bar.is_64bit {
-            true => u64::from(*self.addresses.get(i + 1)?),
-            false => 0,
+        let high = if bar.is_64bit {
+            u64::from(*self.addresses.get(i + 1)?)
+        } else {
+            0
         };
         Some((high << 32) | low)
     }
@@ -141,10 +143,13 @@ impl Space {
             // No interrupt pin.
             INTERRUPT => (0xFFFF, self.line.into()),
             _ => match self.layout.at(dword) {
-                Some(c) if c.shown.is_some() && dword == c.at => match c.is_extended() {
-                    true => (0xFFF0_0000, u32::from(c.next) << 20),
-                    false => (0xFF00, u32::from(c.next) << 8),
-                },
+                Some(c) if c.shown.is_some() && dword == c.at => {
+                    if c.is_extended() {
+                        (0xFFF0_0000, u32::from(c.next) << 20)
+                    } else {
+                        (0xFF00, u32::from(c.next) << 8)
+                    }
+                }
                 // The lender does not let a function enter D3hot if it would be reset by that. The
                 // kernel must not use D3hot as a reset method.
                 Some(c) if c.shown == Some(Shown::Power) && dword == c.at + 4 => {

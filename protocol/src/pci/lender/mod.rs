@@ -329,9 +329,10 @@ impl<M: Memory> Lender<M> {
         }
         entry.operation = WorkState::Idle;
         if entry.state == OfferState::Fencing && entry.lease.as_ref().is_some_and(|l| l.closed) {
-            let event = match done {
-                true => DeviceEvent::Cleared,
-                false => DeviceEvent::Broke,
+            let event = if done {
+                DeviceEvent::Cleared
+            } else {
+                DeviceEvent::Broke
             };
             self.flow.step(&mut entry.state, event);
             entry.lease = None;
