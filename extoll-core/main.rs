@@ -62,7 +62,7 @@ impl pci::Driver for ExtollDriver {
             user_interrupts: USER_INTERRUPTS.number(),
             interrupts_per_user: module_parameters::interrupts_per_user.value(),
             process_quarantine_ms: PROCESS_QUARANTINE_MS.number(),
-            first_user: FIRST_USER.number(),
+            first_user: module_parameters::first_user.value(),
         };
         if settings.compat_unsafe {
             dev_warn!(
@@ -111,8 +111,6 @@ static VENDOR_EVENTS: Tunable = Tunable::new("extoll.vendor_events", 0);
 /// Maximum number of interrupts per second that writes of other nodes cause before their targets
 /// are closed; 0 for no limit.
 static MESSAGE_INTERRUPTS: Tunable = Tunable::new("extoll.message_interrupts", 100_000);
-/// First of the 65,535 user IDs that may use the NIC without privilege.
-static FIRST_USER: Tunable = Tunable::new("extoll.first_user", 0);
 
 /// Reads the overrides of all tunables of this module. May sleep.
 fn load_tunables() {
@@ -126,7 +124,6 @@ fn load_tunables() {
         &LOG_INTERVAL_MS,
         &VENDOR_EVENTS,
         &MESSAGE_INTERRUPTS,
-        &FIRST_USER,
     ];
     all.into_iter().for_each(Tunable::load);
 }
@@ -166,7 +163,7 @@ fn parameters() -> [Param; 16] {
         VENDOR_EVENTS.param(0, 1),
         MESSAGE_INTERRUPTS.param(0, any),
         Param::new("slow", m::slow.value(), 1, SLOW_MAX),
-        FIRST_USER.param(0, any),
+        Param::new("first_user", m::first_user.value(), 0, any),
     ]
 }
 
@@ -258,6 +255,10 @@ module! {
         interrupts_per_user: u32 {
             default: 100_000,
             description: "Maximum number of interrupts per second for all ports of a user on a NIC, 0 for no limit",
+        },
+        first_user: u32 {
+            default: 0,
+            description: "First of the 65535 user IDs that may use the NIC without privilege",
         },
         slow: u32 {
             default: 1,

@@ -122,7 +122,7 @@ fn users_without_descriptor(lab: &Lab) -> Result<()> {
     for uid in [65_535, 65_536 + USER, 132_073] {
         bounds(lab, &format!("stranger {uid}"))?;
     }
-    node(lab, 0).reload(extoll("extoll.first_user=100000"))?;
+    node(lab, 0).reload(extoll("first_user=100000"))?;
     install(lab)?;
     let result = bounds(lab, &format!("stranger {USER}"))
         .and_then(|_| lab.ok(0, "exec python3 /tmp/guest/uapi.py --user 132073 loop_back"));
