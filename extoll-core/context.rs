@@ -12,6 +12,7 @@
 use crate::{
     dma::BoundDevice,
     hw::Hw,
+    quirks,
     report::Report,
     stats::{Reason, Stats},
 };
@@ -24,7 +25,7 @@ use kernel::{
         atomic::{Atomic, AtomicFlag, Full, Relaxed},
         new_spinlock_irq, rcu, Arc, Mutex, SpinLockIrq,
     },
-    time::{delay::fsleep, Delta},
+    time::delay::fsleep,
 };
 use kernel_ext::{mem, pci::stop_dma};
 use wire::{
@@ -58,11 +59,6 @@ pub(crate) trait LossListener: Send + Sync {
     /// with the list of listeners locked and interrupts disabled: queue a work item.
     fn device_lost(&self);
 }
-
-/// Waiting time for writes of a stopped unit to reach memory. Such writes take another path than
-/// the answer to a register read (HW §5), so the read does not flush them. It is also unknown
-/// whether a notification of the ATU flushes writes of other units (HW §11.3).
-const WRITE_DRAIN_TIME: Delta = Delta::from_millis(2);
 
 /// Access to the hardware. The mappings stay while it exists. Holds an RCU read lock, so the holder
 /// must not sleep.
@@ -292,7 +288,7 @@ impl Context {
     /// Waits until earlier writes of units have reached memory, after the units have confirmed that
     /// they write no more. May sleep.
     pub(crate) fn wait_for_writes(&self) {
-        fsleep(WRITE_DRAIN_TIME);
+        fsleep(quirks::WRITE_DRAIN_TIME);
     }
 
     /// Stores the network state that was read.

@@ -34,6 +34,7 @@ pub mod probe;
 pub mod probe_error;
 pub mod quarantine;
 mod queue;
+mod quirks;
 mod reclaim;
 mod report;
 mod rf;

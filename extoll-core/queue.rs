@@ -9,12 +9,12 @@
 //!
 //! No locks. Allocation and draining may sleep; other functions work in any context.
 
-use crate::{context::Context, dma::DmaWords, hw::Hw, time::patience};
+use crate::{context::Context, dma::DmaWords, hw::Hw, quirks, time::patience};
 use kernel::{
     device::{self, Bound},
     prelude::*,
     sync::Arc,
-    time::{delay::fsleep, Delta, Instant, Monotonic},
+    time::{delay::fsleep, Instant, Monotonic},
 };
 use kernel_ext::{barrier, sched};
 use protocol::nic::ring_consumer;
@@ -33,13 +33,6 @@ const SEGMENT_BYTES: u64 = 256 * 1024;
 pub(crate) const MAX_BYTES: u64 = 64 << 20;
 /// Maximum number of slots per message.
 const MESSAGE_SLOTS: u32 = 3;
-/// Maximum number of rounds in which a queue is drained.
-const DRAIN_ROUNDS: u32 = 16;
-/// Pause in which packets that wait for free slots can enter a queue.
-const DRAIN_PAUSE: Delta = Delta::from_micros(20);
-/// Time limit of draining in milliseconds, checked before each round, because freeing all slots of
-/// a large queue takes long.
-const DRAIN_MS: u32 = 100;
 /// Number of slots that are freed between two reschedules.
 const RESCHED_SLOTS: u32 = 4096;
 
@@ -135,7 +128,7 @@ impl Layout {
     /// (G10).
     pub(crate) fn of_kernel(slot: SlotCode, bytes: u32) -> Result<Self> {
         let bytes = u64::from(bytes);
-        if !bytes.is_power_of_two() || bytes < 2 * SEGMENT_BYTES {
+        if !bytes.is_power_of_two() || bytes < quirks::MIN_SEGMENTS * SEGMENT_BYTES {
             return Err(EINVAL);
         }
         Self::new(slot, bytes, SEGMENT_BYTES)
@@ -409,8 +402,8 @@ impl<M: SegmentMemory> Queue<M> {
     pub(crate) fn drain(&self, ctx: &Context) {
         let reg = BqRegs(self.unit).rp(self.vpid);
         let began: Instant<Monotonic> = Instant::now();
-        for _ in 0..DRAIN_ROUNDS {
-            if began.elapsed().as_millis() >= patience(DRAIN_MS).into() {
+        for _ in 0..quirks::QUEUE_DRAIN_ROUNDS {
+            if began.elapsed().as_millis() >= patience(quirks::QUEUE_DRAIN_MS).into() {
                 return;
             }
             let Some(lwp) = write_pointer(ctx, self.unit, self.vpid) else {
@@ -433,7 +426,7 @@ impl<M: SegmentMemory> Queue<M> {
                 if let Some(hw) = ctx.alive_access() {
                     hw.rf.write(reg, Rp(0).with_lrp(lrp).raw());
                 }
-                fsleep(DRAIN_PAUSE);
+                fsleep(quirks::QUEUE_DRAIN_PAUSE);
                 if write_pointer(ctx, self.unit, self.vpid) != Some(lwp) {
                     break;
                 }

@@ -8,6 +8,7 @@
 use crate::{
     context::Context,
     queue::{self, Queue},
+    quirks,
     stats::{add, PortStats},
     time::{now, ticks, AtomicTime},
     vpid::Table,
@@ -27,10 +28,6 @@ use kernel_ext::{barrier, net::BhDisabled, work};
 use protocol::nic::ring_consumer::{LostIrqGuard, RingConsumer};
 use wire::ids::Vpid;
 
-/// Pause between two polls of a slot that stays empty, in milliseconds.
-pub(crate) const HOLE_MS: u32 = 100;
-/// Delay of the monitor's work item in milliseconds if an entry is known to be in flight.
-const SOON_MS: u32 = 1;
 /// Marks an unarmed queue: its owner waits without an interrupt, so the monitor must wake it for
 /// any write pointer.
 const UNARMED: u32 = u32::MAX;
@@ -75,7 +72,7 @@ impl Consumer {
     /// Makes a consumer at slot 0 of a new queue, which `monitor` watches. Any context.
     pub(crate) fn new(queue: &Queue, monitor: &Arc<QueueMonitor>) -> Self {
         Self {
-            consumer: RingConsumer::new(queue.slots(), ticks(HOLE_MS)),
+            consumer: RingConsumer::new(queue.slots(), ticks(quirks::QUEUE_HOLE_MS)),
             guard: LostIrqGuard::NONE,
             armed: None,
             monitor: monitor.clone(),
@@ -191,7 +188,7 @@ impl WorkItem for QueueMonitor {
     fn run(this: Arc<Self>) {
         let waits_for = this.next.load(Relaxed);
         if this.pointer().is_some_and(|lwp| lwp != waits_for) {
-            let late = now().since(this.since.load()) >= ticks(HOLE_MS / 2);
+            let late = now().since(this.since.load()) >= ticks(quirks::QUEUE_HOLE_MS / 2);
             if late && waits_for != UNARMED {
                 this.found.store(true, Relaxed);
             }
@@ -253,7 +250,11 @@ impl QueueMonitor {
         if comes {
             let _ = work::cancel_delayed(self);
         }
-        let ms = if comes { SOON_MS } else { HOLE_MS };
+        let ms = if comes {
+            quirks::QUEUE_SOON_MS
+        } else {
+            quirks::QUEUE_HOLE_MS
+        };
         let _ = work::enqueue_delayed(self.clone(), msecs_to_jiffies(ms));
     }
 }

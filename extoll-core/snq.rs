@@ -16,7 +16,7 @@ mod messages;
 mod work;
 
 use crate::{
-    context::Context, dma::DmaWords, events::Events, hw::Hw, monitor::Monitor, smfu::Smfu,
+    context::Context, dma::DmaWords, events::Events, hw::Hw, monitor::Monitor, quirks, smfu::Smfu,
     vpid::Table,
 };
 use kernel::{
@@ -89,9 +89,6 @@ impl Handlers {
         }
     }
 }
-
-/// Interrupt packet of the queue: two header words and the payload (HW §6.2).
-const INTERRUPT_PACKET: [u64; 3] = [0xFD23_0000_0040_002D, 0x0300_0100_0000, 0];
 
 /// The notification queue of a NIC.
 #[pin_data]
@@ -201,7 +198,7 @@ impl Snq {
     /// Sets the interrupt packet and starts the queue (step 7 of HW §3.1). The interrupt handler
     /// must be installed.
     pub(crate) fn start(&self, hw: &Hw) {
-        let [irq_0, irq_1, irq_2] = INTERRUPT_PACKET;
+        let [irq_0, irq_1, irq_2] = quirks::INTERRUPT_PACKET;
         self.state.lock().running = true;
         hw.rf.write(snq::IRQ_0, irq_0);
         hw.rf.write(snq::IRQ_1, irq_1);

@@ -7,7 +7,7 @@
 //! Only writing entries of a [`TableRange`] needs no lock, and works in any context.
 
 use super::{commands::Commands, TableAccount};
-use crate::{context::Context, dma::DmaWords};
+use crate::{context::Context, dma::DmaWords, quirks};
 use kernel::{
     prelude::*,
     rbtree::{RBTree, RBTreeNodeReservation},
@@ -25,11 +25,6 @@ use wire::{
     ids::BusAddr,
     regs::atu,
 };
-
-/// Hold-off time of freed NLAs in milliseconds. They are reused earlier only if no other NLAs are
-/// free. The answer to a GET may arrive late, and the NIC does not know that the NLA has a new
-/// owner.
-const HOLD_OFF_MS: u32 = 10_000;
 
 /// Freed range in its hold-off time.
 #[derive(Clone, Copy)]
@@ -315,7 +310,7 @@ impl Tables {
 
     /// Frees ranges whose hold-off time has passed.
     fn end_expired(&mut self) {
-        let hold_off = msecs_to_jiffies(HOLD_OFF_MS) as u64;
+        let hold_off = msecs_to_jiffies(quirks::NLA_HOLD_OFF_MS) as u64;
         let until = jiffies64().saturating_sub(hold_off);
         while self.end_hold_off(until, None) {}
     }

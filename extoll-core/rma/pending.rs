@@ -17,7 +17,7 @@ use crate::{
     context::Context,
     hw::Hw,
     queue::{self, Layout, Queue},
-    reclaim,
+    quirks, reclaim,
     time::patience,
     tx,
 };
@@ -43,8 +43,6 @@ use wire::{
 const CLASSES: u8 = 4;
 /// Longest pause between two polls, in microseconds.
 const PAUSE_US: i64 = 1000;
-/// Time limit in milliseconds for the NIC to empty its buffers after the last notification.
-const SETTLE_MS: u32 = 10;
 const QUEUE_BYTES: u64 = BusAddr::PAGE_SIZE;
 
 /// Waits up to `patience_ms` until all commands of an RMA VPID are executed. The VPID is closed and
@@ -173,7 +171,7 @@ fn run(queue: &Queue, ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i
             next = queue.next(next, 1);
         }
         if seen == (1 << CLASSES) - 1 {
-            return reclaim::wait_idle(ctx, Unit::Rma, vpid, patience(SETTLE_MS));
+            return reclaim::wait_idle(ctx, Unit::Rma, vpid, patience(quirks::RMA_SETTLE_MS));
         }
         if next != before {
             let Some(hw) = ctx.alive_access() else {

@@ -6,14 +6,14 @@ use super::{
     memory::{Caching, IoMapping, RemoteMemory},
     write_interval, Smfu,
 };
-use crate::hw::Hw;
+use crate::{hw::Hw, quirks};
 use kernel::{
     prelude::*,
     sync::{
         atomic::{AtomicFlag, Relaxed},
         Arc, UniqueArc,
     },
-    time::{delay::fsleep, Delta},
+    time::delay::fsleep,
 };
 use protocol::nic::smfu::WindowError;
 use wire::{
@@ -22,8 +22,6 @@ use wire::{
     smfu::{Span, PAGE},
 };
 
-/// Waiting time for stores that no load flushes.
-const STORE_TIME: Delta = Delta::from_millis(5);
 fn refused(e: WindowError) -> Error {
     match e {
         WindowError::Invalid => EINVAL,
@@ -98,7 +96,7 @@ impl Drop for Route {
             kernel_ext::barrier::wmb_everywhere();
             match &self.probe {
                 Some((mapping, at)) => smfu.push_stores(mapping, *at),
-                None => fsleep(STORE_TIME),
+                None => fsleep(quirks::SMFU_STORE_TIME),
             }
         }
         if let Some((mapping, _)) = &self.probe {

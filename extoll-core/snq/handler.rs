@@ -10,7 +10,7 @@ use super::{
     work::{DRAIN, RECOVER, UNMASK},
     EventPolicy, Snq, State, ENTRY_WORDS,
 };
-use crate::{dma::DmaWords, events::Report, hw::Hw, stats::Reason, vpid::Delivered, xbar};
+use crate::{dma::DmaWords, events::Report, hw::Hw, quirks, stats::Reason, vpid::Delivered, xbar};
 use kernel::sync::Arc;
 use kernel_ext::{barrier, net::BhDisabled, pci::IrqHandler, trace};
 use protocol::nic::snq::{DrainStep, Empty, ErrorChange, Poll, DRAIN_ROUNDS, MASKED_MS};
@@ -22,8 +22,6 @@ use wire::{
 
 /// Maximum number of entries per interrupt; the remainder raises the next one at once.
 const BUDGET: u32 = 256;
-/// Time limit in milliseconds for an entry to arrive after the write pointer has passed it.
-const HOLE_MS: u32 = 100;
 
 /// Reads an entry of the ring and its header, valid or not.
 fn entry(memory: &Option<DmaWords>, index: u16) -> Option<(Header, Entry)> {
@@ -73,7 +71,7 @@ impl Snq {
             if handled == 0 && state.consumer.on_empty(wp) == Empty::Missing {
                 // The entry is lost. Do not re-arm, because the interrupt would be raised again at
                 // once.
-                self.schedule::<RECOVER>(HOLE_MS);
+                self.schedule::<RECOVER>(quirks::SNQ_HOLE_MS);
                 return;
             }
         }
@@ -130,7 +128,7 @@ impl Snq {
         let first = state.consumer.ring().next();
         self.ctx.error(Reason::LostInterrupt, u64::from(first));
         if self.take_entries(&hw, state) == 0 && state.consumer.on_empty(wp) == Empty::Missing {
-            self.schedule::<RECOVER>(HOLE_MS);
+            self.schedule::<RECOVER>(quirks::SNQ_HOLE_MS);
             return;
         }
         Self::acknowledge(&hw, state);

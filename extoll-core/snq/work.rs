@@ -4,6 +4,7 @@
 //! may sleep.
 
 use super::Snq;
+use crate::quirks;
 use kernel::{
     impl_has_delayed_work, impl_has_work,
     prelude::*,
@@ -13,10 +14,6 @@ use kernel::{
 };
 use kernel_ext::{reset, work};
 use protocol::nic::snq::EventMask;
-
-/// Interval of polls for lost interrupts, in milliseconds. Without the poll an interrupt would stay
-/// masked after a loss, because only its handler re-arms it.
-const WATCH_MS: u32 = 1000;
 
 /// Drains outport 10.
 pub(super) const DRAIN: u64 = 0;
@@ -88,7 +85,7 @@ impl WorkItem<WATCH> for Snq {
             let _ = work::enqueue_waiting::<_, LOST_REGISTERS>(this.clone(), 0);
         }
         if this.ctx.is_alive() {
-            this.schedule::<WATCH>(WATCH_MS);
+            this.schedule::<WATCH>(quirks::SNQ_WATCH_MS);
         }
     }
 }
@@ -143,7 +140,7 @@ impl Snq {
     /// the driver's events; one polls for lost interrupts periodically. Any context.
     pub(crate) fn start_work(self: &Arc<Self>) {
         let _ = work::enqueue::<_, BEGIN>(self.clone());
-        self.schedule::<WATCH>(WATCH_MS);
+        self.schedule::<WATCH>(quirks::SNQ_WATCH_MS);
     }
 
     /// Cancels all work items and waits for them. The device is retired and the interrupt handler

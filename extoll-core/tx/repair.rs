@@ -9,6 +9,7 @@
 use super::{reset_state, Inner, Tx};
 use crate::{
     hw::Hw,
+    quirks,
     stats::{add, Reason},
 };
 use kernel::{
@@ -21,10 +22,6 @@ use wire::{
     wcbuf::{Action, Event, Failure, COPIES},
 };
 
-/// Time limit of a repair in milliseconds, after which its packets are discarded. It exceeds the
-/// time for which full queues at the peer can block the fabric (the programmed time-outs, HW §9.3,
-/// §10.7).
-const REPAIR_DEADLINE_MS: i64 = 5000;
 /// Pause between two polls of a repair.
 const REPAIR_PAUSE: Delta = Delta::from_micros(20);
 /// Maximum number of steps per call of [`Tx::poll`], which cannot pause: enough to resend
@@ -128,7 +125,8 @@ impl<const N: usize> Tx<N> {
         };
         let waits = inner.port.repair_done(event);
         // The number of rounds is bounded, too, because the NIC may drop resent packets.
-        let late = |began: Instant<Monotonic>| began.elapsed().as_millis() >= REPAIR_DEADLINE_MS;
+        let late =
+            |began: Instant<Monotonic>| began.elapsed().as_millis() >= quirks::REPAIR_DEADLINE_MS;
         if inner.port.mode() == Mode::Repair && inner.repair.is_some_and(late) {
             *lost = Some(self.discard(inner, &hw));
             return Step::Finished;

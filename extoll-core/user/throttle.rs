@@ -17,6 +17,7 @@ use crate::{
     context::Context,
     hw::Hw,
     port::PortBase,
+    quirks,
     stats::{add, PortStats, Reason},
     time::{now, ticks, AtomicTime},
     vpid::{Client, Table},
@@ -45,12 +46,6 @@ use wire::{
 const WINDOW_MS: u32 = 100;
 /// Length of a pause in milliseconds.
 const PAUSE_MS: u32 = 100;
-/// Delay in milliseconds before waiting threads check a queue again that could not be armed,
-/// because an entry is in flight.
-const SOON_MS: u32 = 1;
-/// Number of such checks without success after which the process must poll, because an entry is
-/// missing before later ones.
-const MAX_REFUSED: u32 = 100;
 /// Marks the absence of a slot.
 const NONE: u32 = u32::MAX;
 /// Number of pages that are unmapped: the page of the read pointer is the first of a queue's
@@ -381,17 +376,17 @@ impl UserWatch {
         may_store_again(queue.slots(), rp, wp) || looks_empty && wp == rp
     }
 
-    /// Returns whether arming has failed [`MAX_REFUSED`] times in a row, which means that an entry
-    /// is missing.
+    /// Returns whether arming has failed [`quirks::MAX_REFUSED_ARMINGS`] times in a row, which means
+    /// that an entry is missing.
     pub(super) fn is_stuck(&self) -> bool {
-        self.refused.load(Relaxed) >= MAX_REFUSED
+        self.refused.load(Relaxed) >= quirks::MAX_REFUSED_ARMINGS
     }
 
     /// Wakes waiting threads a little later, to check and arm again.
     fn recheck_soon(self: &Arc<Self>) {
         self.interrupted.store(true, Relaxed);
         self.refused.fetch_add(1, Relaxed);
-        let _ = work::enqueue_waiting(self.clone(), msecs_to_jiffies(SOON_MS));
+        let _ = work::enqueue_waiting(self.clone(), msecs_to_jiffies(quirks::USER_RECHECK_MS));
     }
 
     fn write_pointer(&self, hw: &Hw) -> u32 {

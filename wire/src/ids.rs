@@ -143,7 +143,7 @@ impl BusAddr {
     pub const END: u64 = 1 << 52;
 
     /// Addresses that the bridge turns into interrupts; they are never memory (HW §6.2).
-    pub const INTERRUPTS: core::ops::Range<u64> = 0xFD_0000_0000..0xFE_0000_0000;
+    pub const INTERRUPTS: core::ops::Range<u64> = crate::quirks::INTERRUPT_ADDRESSES;
 
     /// Returns whether one of the `bytes` bytes from this address on is in [`BusAddr::INTERRUPTS`].
     #[inline]

@@ -24,6 +24,7 @@ pub mod htax;
 pub mod ids;
 pub mod lnd;
 pub mod pci;
+mod quirks;
 pub mod regs;
 pub mod rma;
 pub mod route;

@@ -2,6 +2,7 @@
 //! Allocation of the SMFU window and its intervals (HW §12).
 
 use crate::ids::BusAddr;
+use crate::quirks;
 use crate::regs::smfu::INTERVALS;
 
 /// Granularity of intervals in bytes.
@@ -32,6 +33,5 @@ impl Span {
     }
 }
 
-/// Base address for intervals without a target: 90 TiB, because no machine has memory or devices
-/// there. Base 0 is not suitable: it may be the start of all memory, or mean the default (G18).
-pub const UNMAPPED_BASE: BusAddr = BusAddr(0x5A00_0000_0000);
+/// Base of intervals for which nothing is opened (G18).
+pub const UNMAPPED_BASE: BusAddr = BusAddr(quirks::UNMAPPED_ADDRESS);

@@ -4,6 +4,7 @@
 pub mod backdoor_slots;
 pub mod chunks;
 pub mod nla;
+mod quirks;
 pub mod reclaim;
 pub mod ring_consumer;
 pub mod rra;

@@ -11,17 +11,10 @@
 //!
 //! A read of the state register need not wait for stores to a requester page, because these take
 //! another path through the chip (HW §5). A count is therefore accepted only after it stayed the
-//! same for [`QUIET_US`].
+//! same for `QUIET_US`.
 
+use super::quirks::{QUIET_READS, QUIET_US, RECLAIM_SHARE};
 use wire::wcbuf::State;
-
-/// Time in microseconds for which the state must stay the same before the requester counts as idle.
-pub const QUIET_US: u64 = 100;
-/// Minimum number of reads of the state within that time.
-const QUIET_READS: u8 = 3;
-/// Maximum time for the commands stored here, as a multiple of `patience`. The last owner's
-/// commands get less, because they began earlier.
-const OWN_SHARE: u64 = 5;
 
 /// Returns the stores that empty a page, as word numbers of a command of `len` words without
 /// effect. Each store needs a fence. The sequence stores the words from first to last, and then
@@ -155,7 +148,7 @@ impl Reclaim {
             (Step::Open, Event::Done) => self.wait(Step::Base, self.patience, now),
             (Step::Base, Event::State(state)) => self.base(state, now),
             (Step::Store { before }, Event::Done) => {
-                self.wait(Step::Count { before }, OWN_SHARE * self.patience, now)
+                self.wait(Step::Count { before }, RECLAIM_SHARE * self.patience, now)
             }
             (Step::Count { before }, Event::State(state)) => self.count(before, state, now),
             _ => self.end(Outcome::Unclear),

@@ -16,14 +16,12 @@
 //! armed. The timer makes the owner poll if the pointers differ. No code runs while the queue stays
 //! idle.
 
+use super::quirks::{CONFIRMED_ARMINGS, MIN_COMMIT_SLOTS};
 use crate::Time;
 
 /// Maximum number of consumed slots before the read pointer is updated; a quarter of the queue if
 /// that is fewer.
 const COMMIT_SLOTS: u32 = 256;
-/// Minimum number of consumed slots for an update. A smaller update would store the pointer of the
-/// last arming again.
-const MIN_COMMIT_SLOTS: u32 = 2;
 
 /// State while the next slot is empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -225,7 +223,7 @@ impl Default for LostIrqGuard {
 
 impl LostIrqGuard {
     /// Number of stores to confirm after the first message without an interrupt.
-    pub const FIRST: u32 = 10_000;
+    pub const FIRST: u32 = CONFIRMED_ARMINGS;
     /// Guard before any message was found without an interrupt.
     pub const NONE: LostIrqGuard = LostIrqGuard {
         left: 0,

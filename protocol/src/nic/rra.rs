@@ -14,8 +14,7 @@
 
 use wire::ids::NodeId;
 
-/// Time in seconds after which a request without an answer is dropped.
-pub const EXPIRY_S: u32 = 60;
+pub use super::quirks::EXPIRY_S;
 
 /// Progress of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
