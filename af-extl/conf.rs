@@ -118,10 +118,7 @@ pub(crate) fn max_ask_ms() -> u32 {
 /// Returns the time in ms to wait for the resolution of a neighbour's address, for blocking and
 /// non-blocking calls.
 pub(crate) fn neighbour_ms(nonblock: bool) -> u32 {
-    patience(match nonblock {
-        false => 100,
-        true => 20,
-    })
+    patience(if nonblock { 20 } else { 100 })
 }
 
 /// Returns the maximum number of connections with rings of one user.

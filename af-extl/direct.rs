@@ -339,10 +339,8 @@ fn receive_all(
 ) -> Result {
     let target = tcp.rcvlowat(flags & MSG_WAITALL != 0, len);
     let peek = flags & MSG_PEEK != 0;
-    let from = match peek {
-        true => tcp.peek_offset().unwrap_or(0),
-        false => 0,
-    };
+    let offset = if peek { tcp.peek_offset() } else { None };
+    let from = offset.unwrap_or(0);
     let may = !peek && flags & MSG_TRUNC == 0 && !waiting.is_over();
     let mut sinks = Reader::new(conn, len, may.then(|| data.zero_copy()));
     loop {

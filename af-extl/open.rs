@@ -61,10 +61,10 @@ fn route_to_node(
     };
     // All interfaces of a fabric share the first four bytes of the MAC address.
     let ([a, b, c, d, ..], [w, x, y, z, high, low]) = (here, there);
-    match [a, b, c, d] == [w, x, y, z] {
-        true => Ok((nic, NodeId(u16::from_be_bytes([high, low])))),
-        false => Err(Fallback::NoRoute),
+    if [a, b, c, d] != [w, x, y, z] {
+        return Err(Fallback::NoRoute);
     }
+    Ok((nic, NodeId(u16::from_be_bytes([high, low]))))
 }
 
 /// Requests a direct connection from the peer. TCP's connection must use the returned port. May
@@ -131,9 +131,10 @@ fn tuple_of(sock: &Endpoint) -> Tuple {
 pub(crate) fn accept(tcp: &Tcp) -> Result<Arc<Conn>, Fallback> {
     let sock = tcp.endpoint().map_err(|_| Fallback::NoRoute)?;
     let tuple = tuple_of(&sock);
-    let accepted = match Space::of(tcp).is_some_and(|space| space.data_path()) {
-        true => accept_from(tcp, sock, &tuple),
-        false => Err(Fallback::Off),
+    let accepted = if Space::of(tcp).is_some_and(|space| space.data_path()) {
+        accept_from(tcp, sock, &tuple)
+    } else {
+        Err(Fallback::Off)
     };
     if let (Err(_), Some(all)) = (&accepted, all()) {
         // The request may have arrived on another path than the route, or from a node whose address
@@ -151,9 +152,10 @@ fn accept_from(tcp: &Tcp, sock: Endpoint, tuple: &Tuple) -> Result<Arc<Conn>, Fa
     let queued = sock.queued();
     // The pending request is removed in any case: it belongs to this connection or to an older one.
     if ends.state != State::Established || queued.finished || queued.unread > 0 {
-        return Err(match nic.withdraw(node, tuple) {
-            true => Fallback::TcpData,
-            false => Fallback::NotAsked,
+        return Err(if nic.withdraw(node, tuple) {
+            Fallback::TcpData
+        } else {
+            Fallback::NotAsked
         });
     }
     nic.accept(node, tuple, sock)

@@ -54,10 +54,7 @@ fn connecting<'a, A, R>(
 ) -> Result<R> {
     let (tcp, data) = (sock.tcp(), &*sock.data());
     let begins = tcp.state() == State::Close && data.begin();
-    let asked = match begins {
-        true => ask(tcp, data),
-        false => None,
-    };
+    let asked = if begins { ask(tcp, data) } else { None };
     let result = run(tcp, asked);
     if begins {
         data.began();
@@ -79,9 +76,10 @@ fn end_with_stream(sock: &Socket<'_, Stream>) {
 
 /// Requests a direct connection from the peer and waits some milliseconds for the answer.
 fn ask<'a>(tcp: &'a Tcp, data: &Connection, addr: &Addr<'_>, nonblock: bool) -> Option<Asked<'a>> {
-    let asked = match data.wants_tcp() {
-        true => Err(Fallback::TcpOnly),
-        false => open::ask(tcp, addr, nonblock),
+    let asked = if data.wants_tcp() {
+        Err(Fallback::TcpOnly)
+    } else {
+        open::ask(tcp, addr, nonblock)
     };
     let (candidate, port) = match asked {
         Ok((conn, port)) => (Ok(conn), Some(port)),
@@ -149,9 +147,10 @@ impl Operations for Stream {
         match child.accept()? {
             Some(new) => {
                 // In-kernel users read TCP's queues directly, so their connections use TCP.
-                let candidate = match child.is_for_kernel() {
-                    true => Err(open::leave_to_tcp(new.tcp())),
-                    false => open::accept(new.tcp()),
+                let candidate = if child.is_for_kernel() {
+                    Err(open::leave_to_tcp(new.tcp()))
+                } else {
+                    open::accept(new.tcp())
                 };
                 new.data().set_candidate(candidate);
             }

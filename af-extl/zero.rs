@@ -123,9 +123,10 @@ fn withdraw((tcp, conn): (&Tcp, &Arc<Conn>), id: SourceId) -> Option<SourceState
             }));
         }
         let killed = is_killed();
-        let most = match killed {
-            true => KILLED_MS,
-            false => (2 * conn.dead_ms()).min(WITHDRAWN_MS),
+        let most = if killed {
+            KILLED_MS
+        } else {
+            (2 * conn.dead_ms()).min(WITHDRAWN_MS)
         };
         if waited >= most && killed {
             return state(conn, id);

@@ -74,7 +74,8 @@ static int exlnd_startup(struct lnet_ni *ni)
 	if (!ni->ni_lnd_tunables_set || settings->immediate <= 0)
 		settings->immediate = exlnd_rs_immediate();
 	__module_get(THIS_MODULE);
-	rc = exlnd_rs_startup(ni, ni->ni_interface, settings->immediate, ni->ni_net->net_tunables.lct_max_tx_credits,
+	rc = exlnd_rs_startup(ni, ni->ni_interface, settings->immediate,
+			      ni->ni_net->net_tunables.lct_max_tx_credits,
 			      ni->ni_net->net_tunables.lct_peer_tx_credits);
 	if (rc)
 		module_put(THIS_MODULE);
@@ -113,7 +114,8 @@ static int exlnd_send(struct lnet_ni *ni, void *private, struct lnet_msg *msg)
 	return rc;
 }
 
-static int exlnd_receive(struct lnet_ni *ni, void *private, struct lnet_msg *msg, struct iov_iter *to)
+static int exlnd_receive(struct lnet_ni *ni, void *private, struct lnet_msg *msg,
+			 struct iov_iter *to)
 {
 	unsigned int nofs = memalloc_nofs_save();
 	/*
@@ -134,7 +136,8 @@ static int exlnd_receive(struct lnet_ni *ni, void *private, struct lnet_msg *msg
  * Called if LNet cannot use a message yet. The private value stays the same whether the payload is
  * copied or not, because LNet may drop the message by its old value.
  */
-static int exlnd_eager_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, void **new_private)
+static int exlnd_eager_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg,
+			    void **new_private)
 {
 	unsigned int nofs = memalloc_nofs_save();
 
@@ -145,8 +148,9 @@ static int exlnd_eager_recv(struct lnet_ni *ni, void *private, struct lnet_msg *
 }
 
 #ifdef EXLND_RECV_BVECS
-static int exlnd_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, int delayed, unsigned int niov,
-		      struct bio_vec *kiov, unsigned int offset, unsigned int mlen, unsigned int rlen)
+static int exlnd_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, int delayed,
+		      unsigned int niov, struct bio_vec *kiov, unsigned int offset,
+		      unsigned int mlen, unsigned int rlen)
 {
 	struct iov_iter to;
 
@@ -155,8 +159,8 @@ static int exlnd_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, i
 	return exlnd_receive(ni, private, msg, &to);
 }
 #else
-static int exlnd_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, int delayed, struct iov_iter *to,
-		      unsigned int rlen)
+static int exlnd_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, int delayed,
+		      struct iov_iter *to, unsigned int rlen)
 {
 	return exlnd_receive(ni, private, msg, to);
 }
@@ -232,7 +236,8 @@ static int exlnd_nl_set(int cmd, struct nlattr *attr, int type, void *data)
 }
 
 #ifdef EXLND_HAS_GET_TIMEOUT
-static int exlnd_tun_defaults(struct lnet_lnd_tunables *tunables, struct lnet_ioctl_config_lnd_cmn_tunables *cmn)
+static int exlnd_tun_defaults(struct lnet_lnd_tunables *tunables,
+			      struct lnet_ioctl_config_lnd_cmn_tunables *cmn)
 {
 	memset(tunables, 0, sizeof(*tunables));
 	exlnd_settings(tunables)->immediate = exlnd_rs_immediate();
@@ -503,7 +508,9 @@ bool exlnd_doorbell_wait(struct exlnd_doorbell *doorbell, long jiffies)
 {
 	long timeout = jiffies < 0 ? MAX_SCHEDULE_TIMEOUT : jiffies;
 
-	wait_event_idle_timeout(doorbell->wait, atomic_xchg(&doorbell->notified, 0) || kthread_should_stop(), timeout);
+	wait_event_idle_timeout(doorbell->wait,
+				atomic_xchg(&doorbell->notified, 0) || kthread_should_stop(),
+				timeout);
 	cond_resched();
 	return !kthread_should_stop();
 }
@@ -532,7 +539,8 @@ static int exlnd_thread_main(void *data)
  * Starts a thread on a CPT, or anywhere if cpt < 0. Returns NULL without memory. `arg` must stay
  * until the thread was joined.
  */
-struct exlnd_thread *exlnd_thread_start(void (*run)(void *arg), void *arg, int cpt, const char *name, int n, int m)
+struct exlnd_thread *exlnd_thread_start(void (*run)(void *arg), void *arg, int cpt,
+					const char *name, int n, int m)
 {
 	struct exlnd_thread *thread = kmalloc(sizeof(*thread), GFP_KERNEL);
 

@@ -27,7 +27,8 @@ struct exlnd_send_request {
 };
 
 /* Defined in ffi/entry.rs. */
-int exlnd_rs_startup(struct lnet_ni *ni, const char *interface, u32 immediate, u32 credits, u32 peer_credits);
+int exlnd_rs_startup(struct lnet_ni *ni, const char *interface, u32 immediate, u32 credits,
+		     u32 peer_credits);
 void exlnd_rs_shutdown(void *data);
 int exlnd_rs_send(void *data, struct lnet_msg *msg);
 int exlnd_rs_recv(void *data, unsigned long number, struct lnet_msg *msg, struct iov_iter *to);
@@ -55,14 +56,16 @@ void exlnd_msg_health(struct lnet_msg *msg, u32 health);
 void exlnd_msg_finalize(struct lnet_msg *msg, int status);
 bool exlnd_msg_fault(struct lnet_msg *msg);
 int exlnd_parse(struct lnet_ni *ni, u32 form, const u64 *header, u32 address, unsigned long index);
-int exlnd_iter_vecs(const struct iov_iter *iter, const struct bio_vec **vecs, u32 *count, u32 *skip);
+int exlnd_iter_vecs(const struct iov_iter *iter, const struct bio_vec **vecs, u32 *count,
+		    u32 *skip);
 size_t exlnd_iter_count(const struct iov_iter *iter);
 size_t exlnd_iter_write(struct iov_iter *iter, const void *from, size_t len);
 struct exlnd_doorbell *exlnd_doorbell_new(void);
 void exlnd_doorbell_free(struct exlnd_doorbell *doorbell);
 void exlnd_doorbell_notify(struct exlnd_doorbell *doorbell);
 bool exlnd_doorbell_wait(struct exlnd_doorbell *doorbell, long jiffies);
-struct exlnd_thread *exlnd_thread_start(void (*run)(void *arg), void *arg, int cpt, const char *name, int n, int m);
+struct exlnd_thread *exlnd_thread_start(void (*run)(void *arg), void *arg, int cpt,
+					const char *name, int n, int m);
 void exlnd_thread_join(struct exlnd_thread *thread);
 
 #endif

@@ -67,10 +67,12 @@ impl EthtoolOps for Exn {
 
     fn set_tunable(dev: &Device<Self>, which: Tunable, value: u32) -> Result {
         match which {
-            Tunable::TxCopybreak => match dev.data().shared.conf.set_threshold(value) {
-                true => Ok(()),
-                false => Err(EINVAL),
-            },
+            Tunable::TxCopybreak => {
+                if !dev.data().shared.conf.set_threshold(value) {
+                    return Err(EINVAL);
+                }
+                Ok(())
+            }
             Tunable::RxCopybreak => Err(EOPNOTSUPP),
         }
     }

@@ -282,9 +282,10 @@ impl VeloRx {
             announcement,
             len,
             discard,
-            ticket: match discard {
-                true => None,
-                false => self.order.announced(now, node),
+            ticket: if discard {
+                None
+            } else {
+                self.order.announced(now, node)
             },
         };
         if let Err(why) = self.waiting.push(&Clock, announced, &sh.limits()) {

@@ -177,9 +177,10 @@ impl Shared {
     /// is in the NIC's quarantine, i.e. belongs to an earlier port.
     #[cold]
     pub(crate) fn unmatched(&self, node: NodeId, key: u64) {
-        let reason = match self.nic.quarantine().covers(key) {
-            true => Reason::Late,
-            false => Reason::Unmatched,
+        let reason = if self.nic.quarantine().covers(key) {
+            Reason::Late
+        } else {
+            Reason::Unmatched
         };
         self.reject(reason, Some(node), key);
     }

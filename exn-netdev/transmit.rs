@@ -186,9 +186,10 @@ impl Shared {
             .dropped(self, node, address, &mut done, &mut owners);
         drop(owner);
         self.ndev.bql_done(done);
-        let reason = match found {
-            true => Reason::TxPeerDropped,
-            false => Reason::DropUnmatched,
+        let reason = if found {
+            Reason::TxPeerDropped
+        } else {
+            Reason::DropUnmatched
         };
         self.reject(reason, Some(node), address);
     }

@@ -93,9 +93,10 @@ impl Tx {
             }
             (path, Target::Group(_)) => path == Path::Rendezvous,
         };
-        let result = match announce {
-            true => self.announce(sh, &port, frame, queue),
-            false => self.send_eager(sh, &port, frame),
+        let result = if announce {
+            self.announce(sh, &port, frame, queue)
+        } else {
+            self.send_eager(sh, &port, frame)
         };
         self.port = Some(port);
         result

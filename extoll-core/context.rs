@@ -308,9 +308,10 @@ impl Context {
             self.unreachable.store(true, Relaxed);
         }
         if self.alive.xchg(false, Full) {
-            let reason = match reachable {
-                true => Reason::Reset,
-                false => Reason::Unreachable,
+            let reason = if reachable {
+                Reason::Reset
+            } else {
+                Reason::Unreachable
             };
             self.error(reason, 0);
         }

@@ -144,10 +144,10 @@ impl PoolWords {
         if words.words() * 8 % BusAddr::PAGE_SIZE as usize != 0 {
             return Err(EINVAL);
         }
-        match is_linear(words.memory.as_ptr().cast()) {
-            true => Ok(Self(words)),
-            false => Err(EOPNOTSUPP),
+        if !is_linear(words.memory.as_ptr().cast()) {
+            return Err(EOPNOTSUPP);
         }
+        Ok(Self(words))
     }
 }
 

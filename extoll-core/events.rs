@@ -169,9 +169,10 @@ impl Events {
 
     /// Returns the set of events that the driver enables.
     pub(crate) fn wanted(&self) -> TriggerMask {
-        match self.vendor {
-            true => TriggerMask::DEFAULT,
-            false => ENABLED,
+        if self.vendor {
+            TriggerMask::DEFAULT
+        } else {
+            ENABLED
         }
     }
 

@@ -221,7 +221,10 @@ impl InPlaceModule for Extoll {
             _classes: Classes::register()?,
             _history: HistoryOwner::new()?,
             _overrides: Overrides::new()?,
-            _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
+            _driver <- driver::Registration::new(
+                <LocalModule as kernel::ModuleMetadata>::NAME,
+                module,
+            ),
             _files: files()
                 .inspect_err(|e| pr_warn!("no debugfs files: {:?}\n", e))
                 .ok(),

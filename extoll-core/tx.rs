@@ -152,8 +152,17 @@ impl<const N: usize> Tx<N> {
                 unit: table.unit(),
                 vpid,
                 stats,
-                inner <- SpinLockIrq::new(Inner { port, copies, repair: None }, LOCK_NAME, static_lock_class!()),
-                watch <- DelayedWork::new(WATCH_NAME, static_lock_class!(), TIMER_NAME, static_lock_class!()),
+                inner <- SpinLockIrq::new(
+                    Inner { port, copies, repair: None },
+                    LOCK_NAME,
+                    static_lock_class!(),
+                ),
+                watch <- DelayedWork::new(
+                    WATCH_NAME,
+                    static_lock_class!(),
+                    TIMER_NAME,
+                    static_lock_class!(),
+                ),
             }),
             GFP_KERNEL,
         )

@@ -82,8 +82,9 @@ static void forget_owner(struct extoll_node *node)
 	mutex_unlock(&node->lock);
 }
 
-struct extoll_node *extoll_node_add(struct device *parent, unsigned int nic, unsigned int number, const char *name,
-				    bool private, const struct file_operations *fops, void *owner)
+struct extoll_node *extoll_node_add(struct device *parent, unsigned int nic, unsigned int number,
+				    const char *name, bool private,
+				    const struct file_operations *fops, void *owner)
 {
 	struct extoll_node *node;
 	int err;
@@ -102,7 +103,8 @@ struct extoll_node *extoll_node_add(struct device *parent, unsigned int nic, uns
 	node->dev.devt = first + nic * EXTOLL_NODES_PER_NIC + number;
 	cdev_init(&node->cdev, fops);
 	node->cdev.owner = THIS_MODULE;
-	err = nic ? dev_set_name(&node->dev, "%s.%u", name, nic) : dev_set_name(&node->dev, "%s", name);
+	err = nic ? dev_set_name(&node->dev, "%s.%u", name, nic) :
+		    dev_set_name(&node->dev, "%s", name);
 	if (!err)
 		err = cdev_device_add(&node->cdev, &node->dev);
 	if (err) {
@@ -138,7 +140,8 @@ void extoll_vm_prepare(struct vm_area_struct *vma)
 	vm_flags_set(vma, VM_IO | VM_PFNMAP | VM_DONTEXPAND | VM_DONTDUMP);
 }
 
-vm_fault_t extoll_vm_insert(struct vm_area_struct *vma, unsigned long addr, unsigned long pfn, int cache)
+vm_fault_t extoll_vm_insert(struct vm_area_struct *vma, unsigned long addr, unsigned long pfn,
+			    int cache)
 {
 	pgprot_t prot = vma->vm_page_prot;
 
@@ -160,7 +163,8 @@ unsigned long extoll_dma_pfn(const void *p, int *cache)
 	unsigned int level;
 	pte_t *pte = lookup_address((unsigned long)p, &level);
 
-	*cache = pte && cc_mkdec(pte_val(*pte)) != pte_val(*pte) ? EXTOLL_VM_ENCRYPTED : EXTOLL_VM_CACHED;
+	*cache = pte && cc_mkdec(pte_val(*pte)) != pte_val(*pte) ? EXTOLL_VM_ENCRYPTED :
+								   EXTOLL_VM_CACHED;
 	return is_vmalloc_addr(p) ? vmalloc_to_pfn(p) : PHYS_PFN(virt_to_phys((void *)p));
 }
 

@@ -25,8 +25,9 @@ void extoll_chardev_unregister(void);
  * private. Until extoll_node_del(), extoll_node_lock() returns owner to opens. Returns an error
  * pointer on failure. Both may sleep.
  */
-struct extoll_node *extoll_node_add(struct device *parent, unsigned int nic, unsigned int number, const char *name,
-				    bool private, const struct file_operations *fops, void *owner);
+struct extoll_node *extoll_node_add(struct device *parent, unsigned int nic, unsigned int number,
+				    const char *name, bool private,
+				    const struct file_operations *fops, void *owner);
 void extoll_node_del(struct extoll_node *node);
 /*
  * Locks the node that is being opened. Returns its owner, which lives until extoll_node_unlock();
@@ -43,7 +44,8 @@ void extoll_node_unlock(struct inode *inode);
 
 /* Prepares a shared VMA whose pages have no struct page and are inserted by its fault handler. */
 void extoll_vm_prepare(struct vm_area_struct *vma);
-vm_fault_t extoll_vm_insert(struct vm_area_struct *vma, unsigned long addr, unsigned long pfn, int cache);
+vm_fault_t extoll_vm_insert(struct vm_area_struct *vma, unsigned long addr, unsigned long pfn,
+			    int cache);
 /*
  * Returns the page frame of an address in coherent DMA memory; sets *cache to cached or encrypted.
  */

@@ -19,7 +19,8 @@ struct extoll_sysctl *extoll_sysctl_register(struct net *net, const char *path,
 					     const struct extoll_sysctl_entry *entries, u32 *values,
 					     size_t count)
 {
-	struct extoll_sysctl *sysctl = kzalloc(struct_size(sysctl, table, count), GFP_KERNEL_ACCOUNT);
+	struct extoll_sysctl *sysctl = kzalloc(struct_size(sysctl, table, count),
+					       GFP_KERNEL_ACCOUNT);
 	size_t i;
 
 	if (!sysctl)

@@ -30,21 +30,22 @@
 TRACE_EVENT(extl_fallback,
 	TP_PROTO(const struct sock *sk, u8 reason, const char *name, int len),
 	TP_ARGS(sk, reason, name, len),
-	TP_STRUCT__entry(EXTL_ENDS __field(u64, inode) __field(u8, reason) __string_len(name, name, len)),
-	TP_fast_assign(EXTL_ASSIGN_ENDS(sk); __entry->inode = sock_i_ino((struct sock *)sk); __entry->reason = reason;
-		       __assign_str(name);),
-	TP_printk("src=%pISpc dest=%pISpc inode=%llu reason=%u name=%s", __entry->saddr, __entry->daddr, __entry->inode,
-		  __entry->reason, __get_str(name))
+	TP_STRUCT__entry(EXTL_ENDS __field(u64, inode) __field(u8, reason)
+			 __string_len(name, name, len)),
+	TP_fast_assign(EXTL_ASSIGN_ENDS(sk); __entry->inode = sock_i_ino((struct sock *)sk);
+		       __entry->reason = reason; __assign_str(name);),
+	TP_printk("src=%pISpc dest=%pISpc inode=%llu reason=%u name=%s", __entry->saddr,
+		  __entry->daddr, __entry->inode, __entry->reason, __get_str(name))
 );
 
 DECLARE_EVENT_CLASS(extl_bytes,
 	TP_PROTO(const struct sock *sk, u64 bytes, bool direct),
 	TP_ARGS(sk, bytes, direct),
 	TP_STRUCT__entry(EXTL_ENDS __field(u64, inode) __field(u64, bytes) __field(bool, direct)),
-	TP_fast_assign(EXTL_ASSIGN_ENDS(sk); __entry->inode = sock_i_ino((struct sock *)sk); __entry->bytes = bytes;
-		       __entry->direct = direct;),
-	TP_printk("src=%pISpc dest=%pISpc inode=%llu bytes=%llu direct=%u", __entry->saddr, __entry->daddr, __entry->inode,
-		  __entry->bytes, __entry->direct)
+	TP_fast_assign(EXTL_ASSIGN_ENDS(sk); __entry->inode = sock_i_ino((struct sock *)sk);
+		       __entry->bytes = bytes; __entry->direct = direct;),
+	TP_printk("src=%pISpc dest=%pISpc inode=%llu bytes=%llu direct=%u", __entry->saddr,
+		  __entry->daddr, __entry->inode, __entry->bytes, __entry->direct)
 );
 
 DEFINE_EVENT(extl_bytes, extl_tx,
@@ -61,10 +62,10 @@ TRACE_EVENT(extl_shutdown,
 	TP_PROTO(const struct sock *sk, int how, bool direct),
 	TP_ARGS(sk, how, direct),
 	TP_STRUCT__entry(EXTL_ENDS __field(u64, inode) __field(int, how) __field(bool, direct)),
-	TP_fast_assign(EXTL_ASSIGN_ENDS(sk); __entry->inode = sock_i_ino((struct sock *)sk); __entry->how = how;
-		       __entry->direct = direct;),
-	TP_printk("src=%pISpc dest=%pISpc inode=%llu how=%d direct=%u", __entry->saddr, __entry->daddr, __entry->inode,
-		  __entry->how, __entry->direct)
+	TP_fast_assign(EXTL_ASSIGN_ENDS(sk); __entry->inode = sock_i_ino((struct sock *)sk);
+		       __entry->how = how; __entry->direct = direct;),
+	TP_printk("src=%pISpc dest=%pISpc inode=%llu how=%d direct=%u", __entry->saddr,
+		  __entry->daddr, __entry->inode, __entry->how, __entry->direct)
 );
 
 #endif

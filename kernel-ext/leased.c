@@ -12,7 +12,8 @@ struct extoll_leased_bar extoll_leased_bar(struct pci_dev *pdev, int bar)
 	unsigned long flags = pci_resource_flags(pdev, bar);
 	struct extoll_leased_bar result = {};
 
-	if (!(flags & IORESOURCE_MEM) || (flags & IORESOURCE_UNSET) || !pci_resource_start(pdev, bar))
+	if (!(flags & IORESOURCE_MEM) || (flags & IORESOURCE_UNSET) ||
+	    !pci_resource_start(pdev, bar))
 		return result;
 	result.start = pci_bus_address(pdev, bar);
 	result.bytes = pci_resource_len(pdev, bar);

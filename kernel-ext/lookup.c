@@ -66,14 +66,17 @@ static struct sock *listener_on(struct net_device *dev, const struct search *sea
 
 		if (inet_addr_type_dev_table(net, dev, server) != RTN_LOCAL)
 			return NULL;
-		return __inet_lookup_listener(net, NULL, 0, v4_of(tuple->client), htons(tuple->client_port), server,
-					      tuple->server_port, dif, sdif);
+		return __inet_lookup_listener(net, NULL, 0, v4_of(tuple->client),
+					      htons(tuple->client_port), server, tuple->server_port,
+					      dif, sdif);
 	}
 #if IS_ENABLED(CONFIG_IPV6)
 	if (!ipv6_chk_addr(net, (const struct in6_addr *)tuple->server, dev, 0))
 		return NULL;
-	return inet6_lookup_listener(net, NULL, 0, (const struct in6_addr *)tuple->client, htons(tuple->client_port),
-				     (const struct in6_addr *)tuple->server, tuple->server_port, dif, sdif);
+	return inet6_lookup_listener(net, NULL, 0, (const struct in6_addr *)tuple->client,
+				     htons(tuple->client_port),
+				     (const struct in6_addr *)tuple->server, tuple->server_port,
+				     dif, sdif);
 #else
 	return NULL;
 #endif
@@ -102,7 +105,8 @@ static int search_interface(struct device *device, void *data)
 	 */
 	search->found->sk = sk;
 	if (sk)
-		search->found->deferred = READ_ONCE(inet_csk(sk)->icsk_accept_queue.rskq_defer_accept);
+		search->found->deferred =
+			READ_ONCE(inet_csk(sk)->icsk_accept_queue.rskq_defer_accept);
 	rcu_read_unlock();
 	return sk ? 1 : 0;
 }
@@ -112,7 +116,8 @@ static int search_driver(struct device *device, void *data)
 	return device_for_each_child(device, data, search_interface);
 }
 
-bool extoll_listener_find(struct device *nic, u16 node, const struct extoll_tuple *tuple, struct extoll_listener *found)
+bool extoll_listener_find(struct device *nic, u16 node, const struct extoll_tuple *tuple,
+			  struct extoll_listener *found)
 {
 	struct search search = { .tuple = tuple, .found = found, .node = node };
 
@@ -160,7 +165,8 @@ int extoll_interface_of(struct socket *sock, const u8 *address, struct extoll_ro
  * Returns true if connect() could use a port for this peer, by the rules of __inet_hash_connect():
  * the port is not bound, and the connection does not exist, not even in TIME_WAIT.
  */
-static bool is_free(struct sock *sk, const struct extoll_tuple *tuple, u16 port, int interface, int l3mdev)
+static bool is_free(struct sock *sk, const struct extoll_tuple *tuple, u16 port, int interface,
+		    int l3mdev)
 {
 	struct inet_hashinfo *hashinfo = tcp_get_hashinfo(sk);
 	struct inet_bind_hashbucket *head;
@@ -178,12 +184,15 @@ static bool is_free(struct sock *sk, const struct extoll_tuple *tuple, u16 port,
 	if (bound)
 		;
 	else if (is_v4(tuple->server))
-		other = __inet_lookup_established(net, v4_of(tuple->server), htons(tuple->server_port),
-						  v4_of(tuple->client), port, interface, 0);
+		other = __inet_lookup_established(net, v4_of(tuple->server),
+						  htons(tuple->server_port), v4_of(tuple->client),
+						  port, interface, 0);
 #if IS_ENABLED(CONFIG_IPV6)
 	else
-		other = __inet6_lookup_established(net, (const struct in6_addr *)tuple->server, htons(tuple->server_port),
-						   (const struct in6_addr *)tuple->client, port, interface, 0);
+		other = __inet6_lookup_established(net, (const struct in6_addr *)tuple->server,
+						   htons(tuple->server_port),
+						   (const struct in6_addr *)tuple->client, port,
+						   interface, 0);
 #endif
 	rcu_read_unlock();
 	if (other)
@@ -191,7 +200,8 @@ static bool is_free(struct sock *sk, const struct extoll_tuple *tuple, u16 port,
 	return !bound && !other;
 }
 
-int extoll_port_choose(struct socket *sock, const struct extoll_tuple *tuple, int interface, struct extoll_port_range *range)
+int extoll_port_choose(struct socket *sock, const struct extoll_tuple *tuple, int interface,
+		       struct extoll_port_range *range)
 {
 	struct sock *sk = sock->sk;
 	struct inet_sock *inet = inet_sk(sk);
@@ -220,7 +230,8 @@ int extoll_port_choose(struct socket *sock, const struct extoll_tuple *tuple, in
 		u32 offset = (first + (all ? i : 2 * i)) % (high - low + 1);
 		u16 port = low + (all ? offset : offset & ~1U);
 
-		if (inet_is_local_reserved_port(sock_net(sk), port) || !is_free(sk, tuple, port, interface, l3mdev))
+		if (inet_is_local_reserved_port(sock_net(sk), port) ||
+		    !is_free(sk, tuple, port, interface, l3mdev))
 			continue;
 		range->before = READ_ONCE(inet->local_port_range);
 		range->now = (u32)port << 16 | port;

@@ -29,7 +29,8 @@ struct extoll_listener {
  * interface of a NIC, in the namespace of that interface. Packets from the interface's own node
  * arrive through lo. Returns true if there is one and the server address is local. May sleep.
  */
-bool extoll_listener_find(struct device *nic, u16 node, const struct extoll_tuple *tuple, struct extoll_listener *found);
+bool extoll_listener_find(struct device *nic, u16 node, const struct extoll_tuple *tuple,
+			  struct extoll_listener *found);
 
 /* Returns true if an interface of a NIC is in a socket's namespace now. May sleep. */
 bool extoll_nic_is_of(struct device *nic, struct socket *sock);
@@ -50,7 +51,8 @@ struct extoll_port_range {
  * port that is neither bound nor used for a connection to the peer. Confines connect() to that port
  * until extoll_port_release(). Returns -EADDRNOTAVAIL if none is found. Both may sleep.
  */
-int extoll_port_choose(struct socket *sock, const struct extoll_tuple *tuple, int interface, struct extoll_port_range *range);
+int extoll_port_choose(struct socket *sock, const struct extoll_tuple *tuple, int interface,
+		       struct extoll_port_range *range);
 void extoll_port_release(struct socket *sock, const struct extoll_port_range *range);
 
 /*

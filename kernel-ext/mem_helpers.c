@@ -173,7 +173,8 @@ void extoll_dma_to_cpu(struct device *dev, u64 addr, size_t len, enum dma_data_d
 	dma_sync_single_for_cpu(dev, addr, len, direction);
 }
 
-void extoll_dma_to_device(struct device *dev, u64 addr, size_t len, enum dma_data_direction direction)
+void extoll_dma_to_device(struct device *dev, u64 addr, size_t len,
+			  enum dma_data_direction direction)
 {
 	dma_sync_single_for_device(dev, addr, len, direction);
 }
@@ -235,8 +236,8 @@ void extoll_iova_free(struct device *dev, const struct extoll_iova *range)
 	dma_iova_free(dev, &state);
 }
 
-int extoll_iova_link(struct device *dev, const struct extoll_iova *range, size_t offset, phys_addr_t phys, size_t size,
-		     enum dma_data_direction direction)
+int extoll_iova_link(struct device *dev, const struct extoll_iova *range, size_t offset,
+		     phys_addr_t phys, size_t size, enum dma_data_direction direction)
 {
 	struct dma_iova_state state = iova_state(range);
 	int error = dma_iova_link(dev, &state, phys, offset, size, direction, 0);
@@ -249,8 +250,8 @@ int extoll_iova_link(struct device *dev, const struct extoll_iova *range, size_t
 	return error;
 }
 
-void extoll_iova_unlink(struct device *dev, const struct extoll_iova *range, size_t offset, size_t size,
-			enum dma_data_direction direction)
+void extoll_iova_unlink(struct device *dev, const struct extoll_iova *range, size_t offset,
+			size_t size, enum dma_data_direction direction)
 {
 	struct dma_iova_state state = iova_state(range);
 

@@ -45,7 +45,8 @@ int extoll_dma_map(struct device *dev, void *p, size_t len, enum dma_data_direct
 		   u64 *addr);
 void extoll_dma_unmap(struct device *dev, u64 addr, size_t len, enum dma_data_direction direction);
 void extoll_dma_to_cpu(struct device *dev, u64 addr, size_t len, enum dma_data_direction direction);
-void extoll_dma_to_device(struct device *dev, u64 addr, size_t len, enum dma_data_direction direction);
+void extoll_dma_to_device(struct device *dev, u64 addr, size_t len,
+			  enum dma_data_direction direction);
 
 /* Returns the NUMA node of a device, or -1. */
 int extoll_device_node(struct device *dev);
@@ -61,11 +62,11 @@ struct extoll_iova {
 };
 bool extoll_iova_alloc(struct device *dev, struct extoll_iova *range, size_t size);
 void extoll_iova_free(struct device *dev, const struct extoll_iova *range);
-int extoll_iova_link(struct device *dev, const struct extoll_iova *range, size_t offset, phys_addr_t phys, size_t size,
-		     enum dma_data_direction direction);
+int extoll_iova_link(struct device *dev, const struct extoll_iova *range, size_t offset,
+		     phys_addr_t phys, size_t size, enum dma_data_direction direction);
 /* Unlinks a range, all of which is linked. The device cannot access the pages when this returns. */
-void extoll_iova_unlink(struct device *dev, const struct extoll_iova *range, size_t offset, size_t size,
-			enum dma_data_direction direction);
+void extoll_iova_unlink(struct device *dev, const struct extoll_iova *range, size_t offset,
+			size_t size, enum dma_data_direction direction);
 
 /* For tests: a device that is capable of DMA, and the number of references to it. */
 struct device *extoll_device_sample(void);

@@ -70,7 +70,8 @@ struct net_device *extoll_net_alloc(const struct extoll_net_config *cfg, struct 
 }
 
 void extoll_net_set_ops(struct net_device *dev, const struct net_device_ops *ops,
-			const struct ethtool_ops *eops, void *owner, void (*work_fn)(struct net_device *dev))
+			const struct ethtool_ops *eops, void *owner,
+			void (*work_fn)(struct net_device *dev))
 {
 	struct extoll_net_priv *p = netdev_priv(dev);
 
@@ -261,7 +262,8 @@ static void extoll_napi_soon(struct irq_work *w)
 	napi_schedule(&container_of(w, struct extoll_napi, soon)->napi);
 }
 
-void extoll_napi_add(struct net_device *dev, struct extoll_napi *n, int (*poll)(struct napi_struct *n, int budget))
+void extoll_napi_add(struct net_device *dev, struct extoll_napi *n,
+		     int (*poll)(struct napi_struct *n, int budget))
 {
 	memset(n, 0, sizeof(*n));
 	init_irq_work(&n->soon, extoll_napi_soon);
@@ -481,7 +483,8 @@ int extoll_skb_fragments(const struct sk_buff *skb, struct bio_vec *list, unsign
 		if (!skb_frag_page(frag))
 			return -EOPNOTSUPP;
 		if (skb_frag_size(frag))
-			bvec_set_page(&list[n++], skb_frag_page(frag), skb_frag_size(frag), skb_frag_off(frag));
+			bvec_set_page(&list[n++], skb_frag_page(frag), skb_frag_size(frag),
+				      skb_frag_off(frag));
 	}
 	return n;
 }

@@ -13,7 +13,7 @@
 
 /* Content of netdev_priv(): a back pointer and the device's deferred work, immediate or delayed. */
 struct extoll_net_priv {
-	void *owner;		/* driver's Rust object; set before registration, constant afterwards */
+	void *owner;		/* driver's Rust object; constant after registration */
 	struct work_struct work;
 	struct delayed_work later;
 	void (*work_fn)(struct net_device *dev);
@@ -57,7 +57,8 @@ struct extoll_net_config {
 /* Life cycle of a device. */
 struct net_device *extoll_net_alloc(const struct extoll_net_config *cfg, struct device *parent);
 void extoll_net_set_ops(struct net_device *dev, const struct net_device_ops *ops,
-			const struct ethtool_ops *eops, void *owner, void (*work_fn)(struct net_device *dev));
+			const struct ethtool_ops *eops, void *owner,
+			void (*work_fn)(struct net_device *dev));
 void *extoll_net_owner(const struct net_device *dev);
 void extoll_net_schedule_work(struct net_device *dev);
 void extoll_net_schedule_work_in(struct net_device *dev, u32 ms);
@@ -92,7 +93,8 @@ void extoll_net_stats_tx(struct extoll_net_stats __percpu *s, u32 packets, u64 b
 void extoll_net_stats_sum(const struct extoll_net_stats __percpu *s, struct extoll_net_stats *sum);
 
 /* NAPI. */
-void extoll_napi_add(struct net_device *dev, struct extoll_napi *n, int (*poll)(struct napi_struct *n, int budget));
+void extoll_napi_add(struct net_device *dev, struct extoll_napi *n,
+		     int (*poll)(struct napi_struct *n, int budget));
 void extoll_napi_del(struct extoll_napi *n);
 void extoll_napi_enable_all(struct net_device *dev);
 void extoll_napi_disable_all(struct net_device *dev);

@@ -29,7 +29,8 @@ static bool to_device(enum dma_data_direction dir)
 	return dir == DMA_TO_DEVICE || dir == DMA_BIDIRECTIONAL;
 }
 
-static dma_addr_t pool_map_phys(struct device *dev, phys_addr_t phys, size_t size, enum dma_data_direction dir, unsigned long attrs)
+static dma_addr_t pool_map_phys(struct device *dev, phys_addr_t phys, size_t size,
+				enum dma_data_direction dir, unsigned long attrs)
 {
 	struct extoll_pci_host *h = host(dev);
 	u64 keep = ~PAGE_MASK | dma_get_min_align_mask(dev);
@@ -44,19 +45,23 @@ static dma_addr_t pool_map_phys(struct device *dev, phys_addr_t phys, size_t siz
 	 * Copied for each direction, so that bytes which the device does not write are unchanged
 	 * afterwards, like without a pool.
 	 */
-	return h->calls->map(h->pool, phys, size, keep, dma_get_mask(dev), !(attrs & DMA_ATTR_SKIP_CPU_SYNC), dir);
+	return h->calls->map(h->pool, phys, size, keep, dma_get_mask(dev),
+			     !(attrs & DMA_ATTR_SKIP_CPU_SYNC), dir);
 }
 
-static void pool_unmap_phys(struct device *dev, dma_addr_t address, size_t size, enum dma_data_direction dir, unsigned long attrs)
+static void pool_unmap_phys(struct device *dev, dma_addr_t address, size_t size,
+			    enum dma_data_direction dir, unsigned long attrs)
 {
 	struct extoll_pci_host *h = host(dev);
 
 	if (attrs & DMA_ATTR_MMIO)
 		return;
-	h->calls->unmap(h->pool, address, size, from_device(dir) && !(attrs & DMA_ATTR_SKIP_CPU_SYNC));
+	h->calls->unmap(h->pool, address, size,
+			from_device(dir) && !(attrs & DMA_ATTR_SKIP_CPU_SYNC));
 }
 
-static void pool_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents, enum dma_data_direction dir, unsigned long attrs)
+static void pool_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents,
+			  enum dma_data_direction dir, unsigned long attrs)
 {
 	struct scatterlist *sg;
 	int i;
@@ -65,7 +70,8 @@ static void pool_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents
 		pool_unmap_phys(dev, sg_dma_address(sg), sg_dma_len(sg), dir, attrs);
 }
 
-static int pool_map_sg(struct device *dev, struct scatterlist *sgl, int nents, enum dma_data_direction dir, unsigned long attrs)
+static int pool_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
+		       enum dma_data_direction dir, unsigned long attrs)
 {
 	struct scatterlist *sg;
 	int i;
@@ -81,7 +87,8 @@ static int pool_map_sg(struct device *dev, struct scatterlist *sgl, int nents, e
 	return nents;
 }
 
-static void pool_sync_for_cpu(struct device *dev, dma_addr_t address, size_t size, enum dma_data_direction dir)
+static void pool_sync_for_cpu(struct device *dev, dma_addr_t address, size_t size,
+			      enum dma_data_direction dir)
 {
 	struct extoll_pci_host *h = host(dev);
 
@@ -89,7 +96,8 @@ static void pool_sync_for_cpu(struct device *dev, dma_addr_t address, size_t siz
 		h->calls->sync(h->pool, address, size, false);
 }
 
-static void pool_sync_for_device(struct device *dev, dma_addr_t address, size_t size, enum dma_data_direction dir)
+static void pool_sync_for_device(struct device *dev, dma_addr_t address, size_t size,
+				 enum dma_data_direction dir)
 {
 	struct extoll_pci_host *h = host(dev);
 
@@ -97,7 +105,8 @@ static void pool_sync_for_device(struct device *dev, dma_addr_t address, size_t 
 		h->calls->sync(h->pool, address, size, true);
 }
 
-static void pool_sync_sg_for_cpu(struct device *dev, struct scatterlist *sgl, int nents, enum dma_data_direction dir)
+static void pool_sync_sg_for_cpu(struct device *dev, struct scatterlist *sgl, int nents,
+				 enum dma_data_direction dir)
 {
 	struct scatterlist *sg;
 	int i;
@@ -106,7 +115,8 @@ static void pool_sync_sg_for_cpu(struct device *dev, struct scatterlist *sgl, in
 		pool_sync_for_cpu(dev, sg_dma_address(sg), sg->length, dir);
 }
 
-static void pool_sync_sg_for_device(struct device *dev, struct scatterlist *sgl, int nents, enum dma_data_direction dir)
+static void pool_sync_sg_for_device(struct device *dev, struct scatterlist *sgl, int nents,
+				    enum dma_data_direction dir)
 {
 	struct scatterlist *sg;
 	int i;
@@ -115,42 +125,50 @@ static void pool_sync_sg_for_device(struct device *dev, struct scatterlist *sgl,
 		pool_sync_for_device(dev, sg_dma_address(sg), sg->length, dir);
 }
 
-static void *pool_alloc(struct device *dev, size_t size, dma_addr_t *address, gfp_t gfp, unsigned long attrs)
+static void *pool_alloc(struct device *dev, size_t size, dma_addr_t *address, gfp_t gfp,
+			unsigned long attrs)
 {
 	struct extoll_pci_host *h = host(dev);
 
 	return h->calls->alloc(h->pool, size, dev->coherent_dma_mask, address);
 }
 
-static void pool_free(struct device *dev, size_t size, void *memory, dma_addr_t address, unsigned long attrs)
+static void pool_free(struct device *dev, size_t size, void *memory, dma_addr_t address,
+		      unsigned long attrs)
 {
 	struct extoll_pci_host *h = host(dev);
 
 	h->calls->free(h->pool, address, size);
 }
 
-static struct page *pool_alloc_pages(struct device *dev, size_t size, dma_addr_t *address, enum dma_data_direction dir, gfp_t gfp)
+static struct page *pool_alloc_pages(struct device *dev, size_t size, dma_addr_t *address,
+				     enum dma_data_direction dir, gfp_t gfp)
 {
 	void *memory = pool_alloc(dev, size, address, gfp, 0);
 
 	return memory ? virt_to_page(memory) : NULL;
 }
 
-static void pool_free_pages(struct device *dev, size_t size, struct page *page, dma_addr_t address, enum dma_data_direction dir)
+static void pool_free_pages(struct device *dev, size_t size, struct page *page, dma_addr_t address,
+			    enum dma_data_direction dir)
 {
 	pool_free(dev, size, page_address(page), address, 0);
 }
 
-static int pool_mmap(struct device *dev, struct vm_area_struct *vma, void *memory, dma_addr_t address, size_t size, unsigned long attrs)
+static int pool_mmap(struct device *dev, struct vm_area_struct *vma, void *memory,
+		     dma_addr_t address, size_t size, unsigned long attrs)
 {
-	unsigned long pages = PAGE_ALIGN(size) >> PAGE_SHIFT, wanted = vma_pages(vma), first = vma_start_pgoff(vma);
+	unsigned long pages = PAGE_ALIGN(size) >> PAGE_SHIFT, wanted = vma_pages(vma),
+		first = vma_start_pgoff(vma);
 
 	if (first >= pages || wanted > pages - first)
 		return -ENXIO;
-	return remap_pfn_range(vma, vma->vm_start, page_to_pfn(virt_to_page(memory)) + first, wanted << PAGE_SHIFT, vma->vm_page_prot);
+	return remap_pfn_range(vma, vma->vm_start, page_to_pfn(virt_to_page(memory)) + first,
+			       wanted << PAGE_SHIFT, vma->vm_page_prot);
 }
 
-static int pool_get_sgtable(struct device *dev, struct sg_table *sgt, void *memory, dma_addr_t address, size_t size, unsigned long attrs)
+static int pool_get_sgtable(struct device *dev, struct sg_table *sgt, void *memory,
+			    dma_addr_t address, size_t size, unsigned long attrs)
 {
 	int err = sg_alloc_table(sgt, 1, GFP_KERNEL);
 
@@ -226,7 +244,8 @@ void *extoll_contiguous_alloc(size_t pages, int node)
 		node = numa_mem_id();
 #ifdef CONFIG_CONTIG_ALLOC
 	{
-		struct page *page = alloc_contig_pages(pages, GFP_KERNEL | __GFP_NOWARN, node, NULL);
+		struct page *page = alloc_contig_pages(pages, GFP_KERNEL | __GFP_NOWARN, node,
+						       NULL);
 
 		return page ? memset(page_address(page), 0, pages << PAGE_SHIFT) : NULL;
 	}
@@ -250,7 +269,8 @@ void extoll_contiguous_free(void *memory, size_t pages)
 
 void *extoll_ram(phys_addr_t phys, size_t size)
 {
-	if (!size || phys + size < phys || !pfn_valid(PHYS_PFN(phys)) || !pfn_valid(PHYS_PFN(phys + size - 1)))
+	if (!size || phys + size < phys || !pfn_valid(PHYS_PFN(phys)) ||
+	    !pfn_valid(PHYS_PFN(phys + size - 1)))
 		return NULL;
 	return phys_to_virt(phys);
 }

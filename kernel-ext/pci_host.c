@@ -18,7 +18,8 @@
 #include <linux/workqueue.h>
 #include "pci_host.h"
 
-void extoll_pci_host_init(struct extoll_pci_host *host, struct device *parent, int domain, const struct extoll_pool_calls *calls, const void *pool)
+void extoll_pci_host_init(struct extoll_pci_host *host, struct device *parent, int domain,
+			  const struct extoll_pool_calls *calls, const void *pool)
 {
 	memset(host, 0, sizeof(*host));
 	host->sysdata.domain = domain;
@@ -106,7 +107,8 @@ static void call_run(struct work_struct *work)
 	kref_put(&call->references, call_free);
 }
 
-int extoll_pci_locked(struct pci_dev *anchor, struct workqueue_struct *wq, int (*f)(void *arg), void *arg)
+int extoll_pci_locked(struct pci_dev *anchor, struct workqueue_struct *wq, int (*f)(void *arg),
+		      void *arg)
 {
 	struct locked_call *call;
 	int result;
@@ -292,9 +294,11 @@ void extoll_pci_window_remove(struct resource *window)
 }
 
 static const struct msi_parent_ops parent_ops = {
-	.supported_flags = MSI_GENERIC_FLAGS_MASK | MSI_FLAG_MULTI_PCI_MSI | MSI_FLAG_PCI_MSIX | MSI_FLAG_PCI_MSIX_ALLOC_DYN,
+	.supported_flags = MSI_GENERIC_FLAGS_MASK | MSI_FLAG_MULTI_PCI_MSI | MSI_FLAG_PCI_MSIX |
+		MSI_FLAG_PCI_MSIX_ALLOC_DYN,
 	/* Startup and shutdown show which vectors are requested. */
-	.required_flags = MSI_FLAG_USE_DEF_DOM_OPS | MSI_FLAG_USE_DEF_CHIP_OPS | MSI_FLAG_PCI_MSI_STARTUP_PARENT,
+	.required_flags = MSI_FLAG_USE_DEF_DOM_OPS | MSI_FLAG_USE_DEF_CHIP_OPS |
+		MSI_FLAG_PCI_MSI_STARTUP_PARENT,
 	.chip_flags = MSI_CHIP_FLAG_SET_ACK,
 	.bus_select_token = DOMAIN_BUS_NEXUS,
 	.bus_select_mask = MATCH_PCI_MSI,
@@ -302,7 +306,8 @@ static const struct msi_parent_ops parent_ops = {
 	.init_dev_msi_info = msi_lib_init_dev_msi_info,
 };
 
-struct irq_domain *extoll_msi_domain_new(unsigned int vectors, const struct irq_domain_ops *ops, void *data, int number)
+struct irq_domain *extoll_msi_domain_new(unsigned int vectors, const struct irq_domain_ops *ops,
+					 void *data, int number)
 {
 	struct irq_domain_info info = {
 		.size = vectors,

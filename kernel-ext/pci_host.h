@@ -55,7 +55,8 @@ struct extoll_pci_host {
 	const void *pool;
 };
 
-void extoll_pci_host_init(struct extoll_pci_host *host, struct device *parent, int domain, const struct extoll_pool_calls *calls, const void *pool);
+void extoll_pci_host_init(struct extoll_pci_host *host, struct device *parent, int domain,
+			  const struct extoll_pool_calls *calls, const void *pool);
 /*
  * Returns the state of the bridge above a device, or NULL if its bus does not use the operations
  * ops.
@@ -85,7 +86,8 @@ struct pci_dev *extoll_pci_anchor(struct device *dev);
  * for the caller. In that case f is called neither now nor later. A work item on wq waits for the
  * lock. Sleeps.
  */
-int extoll_pci_locked(struct pci_dev *anchor, struct workqueue_struct *wq, int (*f)(void *arg), void *arg);
+int extoll_pci_locked(struct pci_dev *anchor, struct workqueue_struct *wq, int (*f)(void *arg),
+		      void *arg);
 
 /*
  * Returns an unused domain number from 0x10000, or an error. Its lower 16 bits differ from all
@@ -119,7 +121,8 @@ void extoll_pci_functions_leave(void);
 /*
  * Returns a parent domain for PCI MSI and MSI-X with this number of vectors, or NULL. Both sleep.
  */
-struct irq_domain *extoll_msi_domain_new(unsigned int vectors, const struct irq_domain_ops *ops, void *data, int number);
+struct irq_domain *extoll_msi_domain_new(unsigned int vectors, const struct irq_domain_ops *ops,
+					 void *data, int number);
 void extoll_msi_domain_free(struct irq_domain *domain);
 void extoll_msi_message(struct msi_msg *msg, u64 address, u32 data);
 /* Sets the effective affinity to that of interrupt home (0: unknown). */

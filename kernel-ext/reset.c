@@ -50,7 +50,8 @@ static void bind_anew(struct extoll_reset_watch *w)
 	struct extoll_reprobe *r = kzalloc_obj(*r);
 
 	if (!r) {
-		pci_err(w->pdev, "out of memory, driver not rebound after the reset: unbind and bind it\n");
+		pci_err(w->pdev,
+			"out of memory, driver not rebound after the reset: unbind and bind it\n");
 		return;
 	}
 	INIT_WORK(&r->work, extoll_reprobe);
@@ -87,7 +88,8 @@ static pci_ers_result_t extoll_error_detected(struct pci_dev *pdev, pci_channel_
 	w = find(&pdev->dev);
 	if (w)
 		w->prepare_reset(w->client, state == pci_channel_io_normal);
-	return state == pci_channel_io_perm_failure ? PCI_ERS_RESULT_DISCONNECT : PCI_ERS_RESULT_NEED_RESET;
+	return state == pci_channel_io_perm_failure ? PCI_ERS_RESULT_DISCONNECT :
+						      PCI_ERS_RESULT_NEED_RESET;
 }
 
 /*
@@ -157,8 +159,10 @@ static const struct pci_error_handlers handlers = {
 	.reset_done = extoll_reset_done,
 };
 
-void extoll_reset_watch_add(struct extoll_reset_watch *w, struct pci_dev *pdev, struct workqueue_struct *wq,
-			    void (*prepare_reset)(const void *client, bool reachable), const void *client)
+void extoll_reset_watch_add(struct extoll_reset_watch *w, struct pci_dev *pdev,
+			    struct workqueue_struct *wq,
+			    void (*prepare_reset)(const void *client, bool reachable),
+			    const void *client)
 {
 	/* slot_reset restores this state. */
 	pci_save_state(pdev);
@@ -176,7 +180,8 @@ void extoll_reset_watch_add(struct extoll_reset_watch *w, struct pci_dev *pdev, 
 		list_add(&w->node, &watches);
 	w->sleep = (struct notifier_block){ .notifier_call = extoll_sleep };
 	if (register_pm_notifier(&w->sleep))
-		pci_warn(pdev, "system sleep is not watched: unbind and bind the driver after each resume\n");
+		pci_warn(pdev,
+			 "system sleep is not watched: unbind and bind the driver after each resume\n");
 }
 
 void extoll_reset_watch_remove(struct extoll_reset_watch *w)

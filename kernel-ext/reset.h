@@ -28,8 +28,10 @@ struct extoll_reset_watch {
  * sleeps, or when an error makes the device unreachable. Afterwards a work item of wq unbinds the
  * driver and binds it again. Probe context.
  */
-void extoll_reset_watch_add(struct extoll_reset_watch *w, struct pci_dev *pdev, struct workqueue_struct *wq,
-			    void (*prepare_reset)(const void *client, bool reachable), const void *client);
+void extoll_reset_watch_add(struct extoll_reset_watch *w, struct pci_dev *pdev,
+			    struct workqueue_struct *wq,
+			    void (*prepare_reset)(const void *client, bool reachable),
+			    const void *client);
 /*
  * Reports that the device lost its registers: handled like a reset. Ignored if the device is not
  * watched. May sleep.

@@ -30,7 +30,8 @@ void extoll_route_describe(struct net_device *dev, struct extoll_route *route)
 	 * An unregistered interface has no parent. The parent cannot be removed within the grace
 	 * period.
 	 */
-	if (!dev->rtnl_link_ops && READ_ONCE(dev->reg_state) == NETREG_REGISTERED && dev->dev.parent)
+	if (!dev->rtnl_link_ops && READ_ONCE(dev->reg_state) == NETREG_REGISTERED &&
+	    dev->dev.parent)
 		route->bus = get_device(dev->dev.parent->parent);
 }
 
@@ -53,7 +54,8 @@ static int route_v4(struct sock *sk, __be32 to, __be16 port, struct extoll_route
 	options = rcu_dereference_protected(inet->inet_opt, lockdep_sock_is_held(sk));
 	if (options && options->opt.srr)
 		return -EOPNOTSUPP;
-	rt = ip_route_connect(&fl4, to, inet->inet_saddr, sk->sk_bound_dev_if, IPPROTO_TCP, inet->inet_sport, port, sk);
+	rt = ip_route_connect(&fl4, to, inet->inet_saddr, sk->sk_bound_dev_if, IPPROTO_TCP,
+			      inet->inet_sport, port, sk);
 	if (IS_ERR(rt))
 		return PTR_ERR(rt);
 	if (rt->rt_flags & (RTCF_MULTICAST | RTCF_BROADCAST)) {
@@ -67,7 +69,8 @@ static int route_v4(struct sock *sk, __be32 to, __be16 port, struct extoll_route
 }
 
 #if IS_ENABLED(CONFIG_IPV6)
-static int route_v6(struct sock *sk, const struct in6_addr *to, __be16 port, u32 scope, struct extoll_route *route)
+static int route_v6(struct sock *sk, const struct in6_addr *to, __be16 port, u32 scope,
+		    struct extoll_route *route)
 {
 	struct ipv6_pinfo *np = inet6_sk(sk);
 	const struct ipv6_txoptions *options;
@@ -112,7 +115,8 @@ static int route_v6(struct sock *sk, const struct in6_addr *to, __be16 port, u32
 }
 #endif
 
-int extoll_route_to(struct socket *sock, bool v6, const u8 *address, u16 port, u32 scope, struct extoll_route *route)
+int extoll_route_to(struct socket *sock, bool v6, const u8 *address, u16 port, u32 scope,
+		    struct extoll_route *route)
 {
 	struct sock *sk = sock->sk;
 	int err = -EAFNOSUPPORT;

@@ -26,7 +26,8 @@ struct extoll_route {
 	bool plain;		/* neither IPsec nor a tunnel */
 	bool v6;
 	u8 local[16];
-	struct device *bus;	/* device two levels above the interface, referenced; NULL for interfaces that a user can make */
+	/* device two levels above it, referenced; NULL for interfaces that a user can make */
+	struct device *bus;
 	struct neighbour *neighbour;	/* referenced, or NULL */
 };
 
@@ -35,7 +36,8 @@ struct extoll_route {
  * the socket. The port is in host order; scope is an interface for link-local addresses, or 0.
  * Takes the sock's lock; sleeps. Returns 0 or an error.
  */
-int extoll_route_to(struct socket *sock, bool v6, const u8 *address, u16 port, u32 scope, struct extoll_route *route);
+int extoll_route_to(struct socket *sock, bool v6, const u8 *address, u16 port, u32 scope,
+		    struct extoll_route *route);
 /*
  * Returns the route of a connected socket; -ENOENT if TCP has none at present. Takes the sock's
  * lock; sleeps.

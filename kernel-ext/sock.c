@@ -84,7 +84,8 @@ static int init_tcp(struct sock *sk, bool v6)
 	 * operations, so this checks that they are still registered.
 	 */
 	rcu_read_lock();
-	if (READ_ONCE(alias->active) && sk->sk_socket && READ_ONCE(sk->sk_socket->ops) == READ_ONCE(alias->sw.ops))
+	if (READ_ONCE(alias->active) && sk->sk_socket &&
+	    READ_ONCE(sk->sk_socket->ops) == READ_ONCE(alias->sw.ops))
 		live = try_module_get(alias->held.owner);
 	rcu_read_unlock();
 	if (live) {
@@ -220,7 +221,8 @@ void extoll_sock_alias_unregister(struct extoll_sock_alias *alias)
 	mutex_unlock(&aliases_lock);
 }
 
-int extoll_sock_create(struct net *net, struct socket *sock, bool v6, int kern, const struct proto_ops *ops)
+int extoll_sock_create(struct net *net, struct socket *sock, bool v6, int kern,
+		       const struct proto_ops *ops)
 {
 	struct socket *tcp;
 	struct sock *sk;
@@ -360,7 +362,8 @@ int extoll_tcp_shutdown(struct socket *sock, int how)
  * operations, not even for the release. Upper layer protocols are rejected with the error of a
  * kernel that has none. The other option is the change from IPv6 to IPv4.
  */
-int extoll_tcp_setsockopt(struct socket *sock, int level, int name, sockptr_t value, unsigned int len)
+int extoll_tcp_setsockopt(struct socket *sock, int level, int name, sockptr_t value,
+			  unsigned int len)
 {
 	if (level == SOL_TCP && name == TCP_ULP)
 		return -ENOENT;
@@ -369,7 +372,8 @@ int extoll_tcp_setsockopt(struct socket *sock, int level, int name, sockptr_t va
 	return base(sock)->setsockopt(sock, level, name, value, len);
 }
 
-int extoll_tcp_getsockopt(struct socket *sock, int level, int name, char __user *value, int __user *len)
+int extoll_tcp_getsockopt(struct socket *sock, int level, int name, char __user *value,
+			  int __user *len)
 {
 	return base(sock)->getsockopt(sock, level, name, value, len);
 }
@@ -389,8 +393,8 @@ int extoll_tcp_mmap(struct file *file, struct socket *sock, struct vm_area_struc
 	return base(sock)->mmap(file, sock, vma);
 }
 
-ssize_t extoll_tcp_splice_read(struct socket *sock, loff_t *pos, struct pipe_inode_info *pipe, size_t len,
-			       unsigned int flags)
+ssize_t extoll_tcp_splice_read(struct socket *sock, loff_t *pos, struct pipe_inode_info *pipe,
+			       size_t len, unsigned int flags)
 {
 	return base(sock)->splice_read(sock, pos, pipe, len, flags);
 }
@@ -486,8 +490,8 @@ void extoll_sock_ends(struct sock *sk, struct extoll_sock_ends *ends)
 	memcpy(ends->remote, &inet->inet_daddr, 4);
 }
 
-ssize_t extoll_sock_splice_by_recvmsg(struct socket *sock, loff_t *pos, struct pipe_inode_info *pipe, size_t len,
-				      unsigned int flags)
+ssize_t extoll_sock_splice_by_recvmsg(struct socket *sock, loff_t *pos,
+				      struct pipe_inode_info *pipe, size_t len, unsigned int flags)
 {
 	return sock->file ? copy_splice_read(sock->file, pos, pipe, len, flags) : -EINVAL;
 }
@@ -621,8 +625,8 @@ bool extoll_sock_unconnected(const struct socket *sock)
 /* Has no effect if another thread has disconnected the sock and uses it for another connection. */
 void extoll_tcp_abort(struct sock *sk)
 {
-	if ((1 << inet_sk_state_load(sk)) & (TCPF_ESTABLISHED | TCPF_FIN_WAIT1 | TCPF_FIN_WAIT2 | TCPF_CLOSE_WAIT |
-					     TCPF_CLOSING | TCPF_LAST_ACK))
+	if ((1 << inet_sk_state_load(sk)) & (TCPF_ESTABLISHED | TCPF_FIN_WAIT1 | TCPF_FIN_WAIT2 |
+					     TCPF_CLOSE_WAIT | TCPF_CLOSING | TCPF_LAST_ACK))
 		tcp_abort(sk, READ_ONCE(sk->sk_err));
 }
 
@@ -724,7 +728,8 @@ int extoll_option_read(sockptr_t from, size_t offset, void *to, size_t len)
 void extoll_sock_inq(const struct sock *sk, struct extoll_sock_inq *inq)
 {
 	const struct tcp_sock *tp = tcp_sk(sk);
-	bool connected = !((1 << inet_sk_state_load(sk)) & (TCPF_SYN_SENT | TCPF_SYN_RECV | TCPF_LISTEN));
+	bool connected = !((1 << inet_sk_state_load(sk)) &
+			   (TCPF_SYN_SENT | TCPF_SYN_RECV | TCPF_LISTEN));
 	u32 read = READ_ONCE(tp->copied_seq), received = READ_ONCE(tp->rcv_nxt);
 
 	inq->finished = sock_flag(sk, SOCK_DONE);
@@ -748,7 +753,8 @@ bool extoll_sock_inq_settled(struct sock *sk, struct extoll_sock_inq *inq)
 	return settled;
 }
 
-int extoll_net_proc_add(struct net *net, const char *name, int (*show)(struct seq_file *seq, void *v), void *data)
+int extoll_net_proc_add(struct net *net, const char *name,
+			int (*show)(struct seq_file *seq, void *v), void *data)
 {
 	return proc_create_net_single(name, 0444, net->proc_net, show, data) ? 0 : -ENOMEM;
 }

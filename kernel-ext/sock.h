@@ -27,7 +27,8 @@ void extoll_sock_alias_unregister(struct extoll_sock_alias *alias);
 /*
  * Gives a new socket of another family an IPv4 or IPv6 TCP sock and the operations ops. May sleep.
  */
-int extoll_sock_create(struct net *net, struct socket *sock, bool v6, int kern, const struct proto_ops *ops);
+int extoll_sock_create(struct net *net, struct socket *sock, bool v6, int kern,
+		       const struct proto_ops *ops);
 
 /*
  * Data of a socket's operations. extoll_sock_data() returns them. extoll_sock_set_data() sets them
@@ -54,13 +55,15 @@ int extoll_tcp_compat_ioctl(struct socket *sock, unsigned int cmd, unsigned long
 int extoll_tcp_gettstamp(struct socket *sock, void __user *to, bool timeval, bool time32);
 int extoll_tcp_listen(struct socket *sock, int backlog);
 int extoll_tcp_shutdown(struct socket *sock, int how);
-int extoll_tcp_setsockopt(struct socket *sock, int level, int name, sockptr_t value, unsigned int len);
-int extoll_tcp_getsockopt(struct socket *sock, int level, int name, char __user *value, int __user *len);
+int extoll_tcp_setsockopt(struct socket *sock, int level, int name, sockptr_t value,
+			  unsigned int len);
+int extoll_tcp_getsockopt(struct socket *sock, int level, int name, char __user *value,
+			  int __user *len);
 int extoll_tcp_sendmsg(struct socket *sock, struct msghdr *msg, size_t len);
 int extoll_tcp_recvmsg(struct socket *sock, struct msghdr *msg, size_t len, int flags);
 int extoll_tcp_mmap(struct file *file, struct socket *sock, struct vm_area_struct *vma);
-ssize_t extoll_tcp_splice_read(struct socket *sock, loff_t *pos, struct pipe_inode_info *pipe, size_t len,
-			       unsigned int flags);
+ssize_t extoll_tcp_splice_read(struct socket *sock, loff_t *pos, struct pipe_inode_info *pipe,
+			       size_t len, unsigned int flags);
 void extoll_tcp_splice_eof(struct socket *sock);
 int extoll_tcp_set_peek_off(struct sock *sk, int value);
 int extoll_tcp_peek_len(struct socket *sock);
@@ -116,8 +119,8 @@ void extoll_msg_answer_inq(struct sock *sk, struct msghdr *msg, int left);
 /* Copies bytes of memory that other CPUs or devices may access at the same time. Any context. */
 void extoll_copy_bytes(void *to, const void *from, size_t len);
 /* Reads through the socket's file and so through its recvmsg(). Sleeps. */
-ssize_t extoll_sock_splice_by_recvmsg(struct socket *sock, loff_t *pos, struct pipe_inode_info *pipe, size_t len,
-				      unsigned int flags);
+ssize_t extoll_sock_splice_by_recvmsg(struct socket *sock, loff_t *pos,
+				      struct pipe_inode_info *pipe, size_t len, unsigned int flags);
 
 /* Adds an entry of the current task to the wait queue of a socket, or removes it. */
 void extoll_sock_wait_begin(struct socket *sock, struct wait_queue_entry *entry);
@@ -234,7 +237,8 @@ bool extoll_sock_inq_settled(struct sock *sk, struct extoll_sock_inq *inq);
  * Files in /proc/net of a namespace, readable by all users. Both functions sleep. show() does not
  * run after the removal.
  */
-int extoll_net_proc_add(struct net *net, const char *name, int (*show)(struct seq_file *seq, void *v), void *data);
+int extoll_net_proc_add(struct net *net, const char *name,
+			int (*show)(struct seq_file *seq, void *v), void *data);
 void extoll_net_proc_remove(struct net *net, const char *name);
 /* Returns the data that extoll_net_proc_add() got. */
 void *extoll_net_proc_data(struct seq_file *seq);

@@ -24,7 +24,9 @@ trace! {
     /// An RMA descriptor was written to the requester page.
     rma_post => extoll_trace_rma_post(nic: u32, vpid: u8, word0: u64, word1: u64, word2: u64);
     /// An RMA notification was read from its queue.
-    rma_complete => extoll_trace_rma_complete(nic: u32, vpid: u8, slot: u32, word0: u64, word1: u64);
+    rma_complete => extoll_trace_rma_complete(
+        nic: u32, vpid: u8, slot: u32, word0: u64, word1: u64
+    );
     /// An interrupt was handled; `entries` system notifications were consumed.
     interrupt => extoll_trace_interrupt(nic: u32, entries: u32, read_pointer: u16);
     /// A system notification arrived: its trigger event, the index of this part of its report, the

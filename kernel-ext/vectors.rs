@@ -62,9 +62,10 @@ impl<'a, T: VectorHandler> Vectors<'a, T> {
         name: &'static CStr,
         handler: T,
     ) -> Result<Pin<KBox<Self>>> {
-        let kind = match msix {
-            true => bindings::PCI_IRQ_MSIX,
-            false => bindings::PCI_IRQ_MSI,
+        let kind = if msix {
+            bindings::PCI_IRQ_MSIX
+        } else {
+            bindings::PCI_IRQ_MSI
         };
         let mut cookies = KVec::with_capacity(max as usize, GFP_KERNEL)?;
         // SAFETY: the device is valid while bound.

@@ -174,10 +174,12 @@ fn run(command: &str, text: &mut Text) -> Result {
         "borrow" => {
             let index = u16::try_from(words.index).map_err(|_| EINVAL)?;
             let node = words.node()?;
-            let domain = match nic.is_accelerator(node) {
-                true if index != 0 => return Err(ENXIO),
-                true => nic.borrow_accelerator(node)?,
-                false => nic.borrow_device(node, index)?,
+            let domain = if !nic.is_accelerator(node) {
+                nic.borrow_device(node, index)?
+            } else if index == 0 {
+                nic.borrow_accelerator(node)?
+            } else {
+                return Err(ENXIO);
             };
             writeln!(text, "domain {domain:#x}")
         }

@@ -126,9 +126,10 @@ impl Nic {
         let sent = sender
             .as_ref()
             .is_some_and(|sender| sender.send(header, payload).is_ok());
-        let count = match sent {
-            true => &self.counts.sent,
-            false => &self.counts.not_sent,
+        let count = if sent {
+            &self.counts.sent
+        } else {
+            &self.counts.not_sent
         };
         count.fetch_add(1, Relaxed);
     }

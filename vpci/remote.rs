@@ -135,9 +135,10 @@ impl Remote {
                 let before = rest.clone();
                 let mut n = 0;
                 for (request, s) in requests.iter_mut().zip(rest.by_ref().take(BATCH)) {
-                    *request = match write {
-                        true => Request::write(self.node, s.offset, s.value),
-                        false => Request::read(self.node, s.offset),
+                    *request = if write {
+                        Request::write(self.node, s.offset, s.value)
+                    } else {
+                        Request::read(self.node, s.offset)
                     };
                     n += 1;
                 }

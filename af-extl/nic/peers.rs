@@ -29,10 +29,10 @@ impl Nic {
         if self.silent.lock().is_silent(peer, self.opening.silent, now) {
             return Err(Fallback::RecentlySilent);
         }
-        match self.late.lock().is_avoided(&program(peer, tuple), now) {
-            true => Err(Fallback::RecentlyLate),
-            false => Ok(()),
+        if self.late.lock().is_avoided(&program(peer, tuple), now) {
+            return Err(Fallback::RecentlyLate);
         }
+        Ok(())
     }
 
     /// Records the result of a request to a node.

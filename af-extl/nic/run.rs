@@ -172,10 +172,7 @@ impl Nic {
             more
         };
         let Some(setup_message) = setup_message else {
-            return match more {
-                true => Found::Some,
-                false => Found::All,
-            };
+            return if more { Found::Some } else { Found::All };
         };
         self.setup(&setup_message);
         if let Some(ports) = Option::as_mut(&mut *self.ports.lock()) {

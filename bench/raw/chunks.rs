@@ -100,9 +100,10 @@ fn transfer(nic: &Arc<Nic>, words: &Words, list: &FragmentList, report: &mut Rep
     let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
     let vpid = requester.vpid();
     let engine = Engine::new(requester, notifications)?;
-    let access = match words.get {
-        true => Access::WRITE,
-        false => Access::READ,
+    let access = if words.get {
+        Access::WRITE
+    } else {
+        Access::READ
     };
     // The peers are part of the test and may access whole pages.
     let (pages, whole) = (list.pages().clone(), WholePages::EXPOSED);
@@ -123,12 +124,11 @@ fn transfer(nic: &Arc<Nic>, words: &Words, list: &FragmentList, report: &mut Rep
             remote: Nla(words.nla + words.offset + done),
         };
         let len = fragment.len as u64;
-        let result = match words.get {
-            true => {
-                let handle = engine.get(to, address, len, timeout);
-                handle.and_then(|handle| handle.wait())
-            }
-            false => engines::put(&engine, to, address, len, timeout),
+        let result = if words.get {
+            let handle = engine.get(to, address, len, timeout);
+            handle.and_then(|handle| handle.wait())
+        } else {
+            engines::put(&engine, to, address, len, timeout)
         };
         if let Err(e) = result {
             outcome(Err(e), report)?;
@@ -153,9 +153,10 @@ pub(crate) fn put(
         Ok(run) => run,
         Err(e) => return report.fail(e, fmt!("cannot begin: {e:?}")),
     };
-    let list = match memory.is_empty() {
-        true => Some(own(words.seed)?),
-        false => pin(memory, words, report)?,
+    let list = if memory.is_empty() {
+        Some(own(words.seed)?)
+    } else {
+        pin(memory, words, report)?
     };
     let Some(list) = list else {
         return Ok(());

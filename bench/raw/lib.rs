@@ -201,7 +201,10 @@ impl InPlaceModule for Bench {
                 REGISTRY.set(Some(Registry::new()?));
                 ClearRegistry
             },
-            _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
+            _driver <- driver::Registration::new(
+                <LocalModule as kernel::ModuleMetadata>::NAME,
+                module,
+            ),
             _control <- MiscDeviceRegistration::register(MiscDeviceOptions {
                 name: c"extoll_bench",
             }),

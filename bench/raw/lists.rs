@@ -61,9 +61,10 @@ fn scatter(random: &mut Random, len: u64, room: u64, most: u64) -> Result<Places
         if left == 0 {
             break;
         }
-        let piece = match i == most {
-            true => left,
-            false => (1 + random.below(2 * len / most + 1)).min(left),
+        let piece = if i == most {
+            left
+        } else {
+            (1 + random.below(2 * len / most + 1)).min(left)
         };
         let skip = random.below(2 * gap / most + 1).min(gap);
         gap -= skip;
@@ -210,9 +211,10 @@ pub(crate) fn lists(
         },
         ..Setup::default()
     };
-    let own = match words.shared {
-        true => None,
-        false => Some(engines::open(&nic, setup)?),
+    let own = if words.shared {
+        None
+    } else {
+        Some(engines::open(&nic, setup)?)
     };
     let (engine, vpid) = match &own {
         Some(engine) => (engine.submitter(), engine.requester().vpid()),
@@ -280,19 +282,17 @@ fn compare(
         let last = round == words.count;
         let get = last || random.below(2) == 0;
         memory.refill(&mut mine, words.seed.wrapping_add(round))?;
-        let len = match last {
-            true => bytes as u64,
-            false => 1 + random.below(bytes as u64 / 2),
+        let len = if last {
+            bytes as u64
+        } else {
+            1 + random.below(bytes as u64 / 2)
         };
         let number = 1 + random.below(most);
         let here = scatter(&mut random, len, bytes as u64, number)?;
         let number = 1 + random.below(most);
         let there = scatter(&mut random, len, bytes as u64, number)?;
         fragments += here.len() + there.len();
-        let direction = match get {
-            true => Direction::Get,
-            false => Direction::Put,
-        };
+        let direction = if get { Direction::Get } else { Direction::Put };
         match transfer(engine, words, memory, (direction, timeout), [&here, &there])? {
             Ok(done) if done == len => total += len,
             result => {
@@ -302,9 +302,10 @@ fn compare(
                 )
             }
         }
-        match get {
-            true => mine.take(&here, &theirs, &there),
-            false => theirs.take(&there, &mine, &here),
+        if get {
+            mine.take(&here, &theirs, &there);
+        } else {
+            theirs.take(&there, &mine, &here);
         }
         if let Some(word) = memory.mismatch(&mine) {
             return report.fail(

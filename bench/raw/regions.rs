@@ -189,9 +189,10 @@ impl Offer {
     /// and registers them.
     fn new(nic: &Arc<Nic>, words: &Words, bytes: usize, seed: Option<u64>) -> Result<Self> {
         let mut setup = Setup::default();
-        let received = match words.listen {
-            true => Some(Arc::new(Received::new(nic, words.slow_us), GFP_KERNEL)?),
-            false => None,
+        let received = if words.listen {
+            Some(Arc::new(Received::new(nic, words.slow_us), GFP_KERNEL)?)
+        } else {
+            None
         };
         if let Some(received) = received.clone() {
             let context = match words.slow_us {
@@ -343,9 +344,10 @@ pub(crate) fn destination(words: &Words, report: &mut Report<'_>) -> Result<Dest
         vpid: Vpid::new(words.vpid as u16).ok_or(EINVAL)?,
         traffic_class: words.tc as u8,
         // The peer's error counter shows rejected accesses.
-        notify: match words.get {
-            true => Notify::Nothing,
-            false => Notify::Each,
+        notify: if words.get {
+            Notify::Nothing
+        } else {
+            Notify::Each
         },
     })
 }

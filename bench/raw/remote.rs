@@ -182,9 +182,10 @@ pub(crate) fn run<'a>(
 
 impl Words {
     fn wait(&self) -> Wait {
-        match self.atomic {
-            true => Wait::Spin(self.timeout_us),
-            false => Wait::Sleep(self.timeout_us),
+        if self.atomic {
+            Wait::Spin(self.timeout_us)
+        } else {
+            Wait::Sleep(self.timeout_us)
         }
     }
 

@@ -144,11 +144,10 @@ impl Ni {
         };
         let ended = self.binding.lock();
         // If the NIC was unbound in between, its unbinding waits for `binding` or already had it.
-        let revived = match !*ended && registry::has(self) {
-            true => self.revive(handle),
-            false => return again,
-        };
-        match revived {
+        if *ended || !registry::has(self) {
+            return again;
+        }
+        match self.revive(handle) {
             Ok(()) => {
                 pr_info!("ex{}: NIC is in use again\n", self.number);
                 *search = Search::default();

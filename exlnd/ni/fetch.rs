@@ -195,9 +195,10 @@ impl Ni {
         ticket: Ticket,
         memory: FragmentList,
     ) -> Result<u32, FragmentList> {
-        let taken = match fault::hit(Point::Sink) {
-            true => None,
-            false => slots.claim(Side::Sink),
+        let taken = if fault::hit(Point::Sink) {
+            None
+        } else {
+            slots.claim(Side::Sink)
         };
         let Some((number, slot)) = taken else {
             self.counters.count(Count::NoSlot);
@@ -288,9 +289,10 @@ impl Ni {
             }
             several.push(part, GFP_NOWAIT).map_err(|_| failed)?;
         }
-        let parts = match several.is_empty() {
-            true => &first[..],
-            false => &several[..],
+        let parts = if several.is_empty() {
+            &first[..]
+        } else {
+            &several[..]
         };
         let remote = [Span {
             address: source.nla,
@@ -315,11 +317,11 @@ impl Ni {
         };
         slot.events.begin();
         let events = slot.events.clone();
-        let posted = match fault::hit(Point::Get) {
-            true => Err(RmaError::Busy),
-            false => link
-                .gets
-                .submit_within(&request, Some(delay(post_by)), events),
+        let posted = if fault::hit(Point::Get) {
+            Err(RmaError::Busy)
+        } else {
+            link.gets
+                .submit_within(&request, Some(delay(post_by)), events)
         };
         posted.map(drop).map_err(|e| {
             slot.events.unbegin();

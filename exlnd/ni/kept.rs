@@ -21,9 +21,10 @@ impl Ni {
     /// occupies its buffer until LNet receives it. Called without locks; sleeps.
     pub(crate) fn keep(&self, number: u64) {
         let kept = self.copy_kept(number).unwrap_or(false);
-        self.counters.count(match kept {
-            true => Count::Kept,
-            false => Count::KeptInPlace,
+        self.counters.count(if kept {
+            Count::Kept
+        } else {
+            Count::KeptInPlace
         });
     }
 

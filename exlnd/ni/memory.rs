@@ -242,9 +242,10 @@ impl RegionSlots {
                 get_result: Atomic::new(0),
                 in_flight: Atomic::new(0),
             };
-            let (access, ring) = match i < half {
-                true => (Access::READ, &mut sources),
-                false => (Access::WRITE, &mut sinks),
+            let (access, ring) = if i < half {
+                (Access::READ, &mut sources)
+            } else {
+                (Access::WRITE, &mut sinks)
             };
             let events = Arc::new(events, GFP_KERNEL)?;
             all.push(RegionSlot::new(nic, vpid, access, events)?, GFP_KERNEL)?;
@@ -277,9 +278,10 @@ impl RegionSlots {
 
     /// Returns the side of a slot.
     pub(super) fn side(&self, number: u32) -> Side {
-        match (number as usize) < self.half {
-            true => Side::Source,
-            false => Side::Sink,
+        if (number as usize) < self.half {
+            Side::Source
+        } else {
+            Side::Sink
         }
     }
 

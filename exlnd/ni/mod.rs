@@ -308,10 +308,10 @@ impl Ni {
         let driver = Arc::new(Driver(self.clone()), GFP_KERNEL)?;
         let thread = Thread::start(driver, None, c"run", (self.number, 0))?;
         threads.push(KBox::new(thread, GFP_KERNEL)?, GFP_KERNEL)?;
-        match fault::hit(Point::Start) {
-            true => Err(ENOMEM),
-            false => Ok(()),
+        if fault::hit(Point::Start) {
+            return Err(ENOMEM);
         }
+        Ok(())
     }
 
     /// Returns the time in nanoseconds since the start of the interface.

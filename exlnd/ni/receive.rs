@@ -107,10 +107,7 @@ impl Finished {
             copy,
             ..
         } = self.fetching;
-        let mut end = match self.done {
-            true => End::OK,
-            false => failed(EIO),
-        };
+        let mut end = if self.done { End::OK } else { failed(EIO) };
         if let (true, Some(pages)) = (self.done, copy) {
             if let Err(e) = self::copy(&pages, 0, &mut msg) {
                 end = failed(e);

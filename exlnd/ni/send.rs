@@ -254,9 +254,10 @@ impl Ni {
                 .slots
                 .as_ref()
                 .is_some_and(|own| Arc::ptr_eq(own, slots));
-        let inserted = match !bound || fault::hit(Point::Submit) {
-            true => Err(out),
-            false => self.outs.lock().insert(out),
+        let inserted = if !bound || fault::hit(Point::Submit) {
+            Err(out)
+        } else {
+            self.outs.lock().insert(out)
         };
         let (out, (health, e)) = match inserted {
             Ok(token) => {
@@ -298,9 +299,10 @@ impl Ni {
 
     /// Registers the payload of a message for the peer.
     fn expose(&self, slots: &RegionSlots, msg: &Msg, request: &SendRequest<'_>) -> Result<Exposed> {
-        let taken = match fault::hit(Point::Source) {
-            true => None,
-            false => slots.claim(Side::Source),
+        let taken = if fault::hit(Point::Source) {
+            None
+        } else {
+            slots.claim(Side::Source)
         };
         let Some((number, slot)) = taken else {
             self.counters.count(Count::NoSlot);

@@ -209,10 +209,7 @@ impl Translation {
         }
         let node = node.into_node(self.range.first, self.clone());
         let open = self.atu.registry.lock().enter(node);
-        let result = match open {
-            true => written.map(drop),
-            false => Err(ENODEV),
-        };
+        let result = if open { written.map(drop) } else { Err(ENODEV) };
         if result.is_err() {
             self.abandon(generation, None);
         }

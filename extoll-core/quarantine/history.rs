@@ -93,7 +93,10 @@ impl Drop for HistoryOwner {
     fn drop(&mut self) {
         let ms = HISTORY.get().map_or(0, |history| history.longest_ms());
         if ms > 0 {
-            pr_warn!("late answers of a NIC may still write to memory: do not load the module again within {ms} ms\n");
+            pr_warn!(
+                "late answers of a NIC may still write to memory: do not load the module again \
+                 within {ms} ms\n"
+            );
         }
         HISTORY.set(None);
     }

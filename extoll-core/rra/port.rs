@@ -183,9 +183,10 @@ impl Port {
             Err(SendError::Full | SendError::Retry) => {
                 // The VPID stays disabled until late answers of an earlier binding can no longer
                 // arrive.
-                Posted::Later(match self.requester.is_enabled() {
-                    true => RraError::TimedOut,
-                    false => RraError::Busy,
+                Posted::Later(if self.requester.is_enabled() {
+                    RraError::TimedOut
+                } else {
+                    RraError::Busy
                 })
             }
             Err(SendError::Down) => Posted::Never(RraError::Down),

@@ -100,9 +100,10 @@ impl Snq {
     pub(super) fn deliver_message(self: &Arc<Self>, hw: &Hw, certain: bool, next: u16) {
         let (now, clients) = (self.now_ms(), &self.messages.clients);
         if certain {
-            let reason = match clients.is_empty() {
-                true => Reason::SpuriousInterrupt,
-                false => Reason::MessageInterrupt,
+            let reason = if clients.is_empty() {
+                Reason::SpuriousInterrupt
+            } else {
+                Reason::MessageInterrupt
             };
             self.ctx.note(reason, next.into());
             let stormy = {

@@ -131,9 +131,10 @@ impl<const N: usize> Tx<N> {
             *lost = Some(self.discard(inner, &hw));
             return Step::Finished;
         }
-        match waits {
-            true => Step::Waits,
-            false => Step::Done,
+        if waits {
+            Step::Waits
+        } else {
+            Step::Done
         }
     }
 

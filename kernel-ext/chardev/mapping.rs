@@ -313,7 +313,11 @@ impl NewMapping<'_> {
                 first,
                 pages,
                 users: Atomic::new(1),
-                content <- Mutex::new(Some(Content { parts, withheld: 0 }), LOCK_NAME, static_lock_class!()),
+                content <- Mutex::new(
+                    Some(Content { parts, withheld: 0 }),
+                    LOCK_NAME,
+                    static_lock_class!(),
+                ),
             }),
             GFP_KERNEL_ACCOUNT,
         )?;

@@ -163,9 +163,10 @@ impl Streaming<PreallocatedPages> {
             Ok(entries) => entries,
             Err(e) => return Err((prealloc, e)),
         };
-        let direction = match write {
-            true => DataDirection::Bidirectional,
-            false => DataDirection::ToDevice,
+        let direction = if write {
+            DataDirection::Bidirectional
+        } else {
+            DataDirection::ToDevice
         };
         let table = prealloc.table.get();
         // SAFETY: the device is bound, and the table is initialised.

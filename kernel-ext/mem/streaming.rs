@@ -112,7 +112,8 @@ impl<K: Kind> Drop for Streaming<K> {
     #[cold]
     fn drop(&mut self) {
         pr_warn!(
-            "{} bytes stay mapped for a device, because a driver dropped the mapping (defect of the driver)\n",
+            "{} bytes stay mapped for a device, because a driver dropped the mapping \
+             (defect of the driver)\n",
             self.kind.bytes()
         );
     }
@@ -144,10 +145,10 @@ impl Bytes {
     ///
     /// `EINVAL` if it is empty.
     pub fn new(bytes: KVec<u8>) -> Result<Self> {
-        match bytes.is_empty() {
-            true => Err(EINVAL),
-            false => Ok(Self(bytes)),
+        if bytes.is_empty() {
+            return Err(EINVAL);
         }
+        Ok(Self(bytes))
     }
 
     /// Returns the vector.
@@ -349,9 +350,10 @@ impl Streaming<Pages> {
                 GFP_BITS,
             )
         })?;
-        let direction = match write {
-            true => DataDirection::Bidirectional,
-            false => DataDirection::ToDevice,
+        let direction = if write {
+            DataDirection::Bidirectional
+        } else {
+            DataDirection::ToDevice
         };
         // SAFETY: the device is bound, and the table is initialised.
         let mapped = to_result(unsafe {

@@ -127,10 +127,10 @@ impl NetDev {
     ///
     /// `EBUSY`: the device already has an instance.
     pub(super) fn claim_napi(&self) -> Result {
-        match self.has_napi.xchg(true, Relaxed) {
-            true => Err(EBUSY),
-            false => Ok(()),
+        if self.has_napi.xchg(true, Relaxed) {
+            return Err(EBUSY);
         }
+        Ok(())
     }
 
     /// Releases the reservation after the instance was removed.

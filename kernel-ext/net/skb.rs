@@ -314,9 +314,10 @@ impl TxMapping {
         // SAFETY: the frame is valid by its type invariant, and owned. If an `Owner` exists, that
         // releases everything except the device.
         unsafe {
-            match self.owner_taken {
-                false => bindings::extoll_skb_orphan(skb),
-                true => bindings::extoll_skb_forget_dev(skb),
+            if self.owner_taken {
+                bindings::extoll_skb_forget_dev(skb);
+            } else {
+                bindings::extoll_skb_orphan(skb);
             }
         }
     }
@@ -369,10 +370,10 @@ impl Unmapped {
     ///
     /// Returns `self` if an [`Owner`] exists or existed.
     pub fn into_frame(self) -> Result<SkBuff, Self> {
-        match self.owner_taken {
-            false => Ok(self.skb),
-            true => Err(self),
+        if self.owner_taken {
+            return Err(self);
         }
+        Ok(self.skb)
     }
 
     #[inline]

@@ -361,7 +361,11 @@ impl Bridge {
                 host <- Opaque::ffi_init(|host| {
                     // SAFETY: `host` is valid for writes; the field `pool` keeps the pool alive.
                     unsafe { bindings::extoll_pci_host_init(
-                        host, sysfs::raw(&self.parent), domain, calls::table(), Arc::as_ptr(&self.pool).cast(),
+                        host,
+                        sysfs::raw(&self.parent),
+                        domain,
+                        calls::table(),
+                        Arc::as_ptr(&self.pool).cast(),
                     ) };
                 }),
                 gate: self.gate.clone(),
@@ -491,7 +495,8 @@ impl Bridge {
             if !interrupts.end() {
                 dev_warn!(
                     &*self.parent,
-                    "a driver did not free its interrupts in PCI domain {:x}: their memory is kept\n",
+                    "a driver did not free its interrupts in PCI domain {:x}: \
+                     their memory is kept\n",
                     made.domain
                 );
                 core::mem::forget(interrupts);
@@ -519,7 +524,13 @@ impl Bridge {
         }
         let leaked = Pool::keep_leaked(&self.pool);
         if leaked > 0 {
-            dev_warn!(&*self.parent, "a driver did not free {} chunks of DMA memory in PCI domain {:x}: the pool is kept\n", leaked, made.domain);
+            dev_warn!(
+                &*self.parent,
+                "a driver did not free {} chunks of DMA memory in PCI domain {:x}: \
+                 the pool is kept\n",
+                leaked,
+                made.domain
+            );
         }
     }
 

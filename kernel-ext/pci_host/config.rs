@@ -49,9 +49,10 @@ fn locate(number: u8, devfn: c_uint, at: c_int, size: c_int) -> Result<(u8, u16,
 /// Clears the interrupt pin's byte in a value that was read at `offset`.
 fn without_pin(offset: u16, width: Width, value: u32) -> u32 {
     let end = offset + width.bytes() as u16;
-    match (offset..end).contains(&INTERRUPT_PIN) {
-        true => value & !(0xff << (8 * (INTERRUPT_PIN - offset))),
-        false => value,
+    if (offset..end).contains(&INTERRUPT_PIN) {
+        value & !(0xff << (8 * (INTERRUPT_PIN - offset)))
+    } else {
+        value
     }
 }
 

@@ -254,9 +254,10 @@ impl Pool {
             return self.refuse();
         }
         let pool = self.at(position);
-        let (from, to, counter) = match to_device {
-            true => (ram, pool, &self.copied_in),
-            false => (pool, ram, &self.copied_out),
+        let (from, to, counter) = if to_device {
+            (ram, pool, &self.copied_in)
+        } else {
+            (pool, ram, &self.copied_out)
         };
         // SAFETY: the pool contains `bytes` bytes at `position`. The RAM is memory that a driver
         // passed to the DMA interface until the mapping ends; the kernel's own bounce buffers

@@ -14,6 +14,7 @@
 //! counted. docs/machines.md explains how to write a state machine and its simulation.
 #![no_std]
 #![forbid(unsafe_code)]
+#![warn(clippy::match_bool)]
 
 pub mod base;
 pub mod ds;

@@ -24,6 +24,20 @@ const LAST_MS: i64 = 3_000;
 /// Interval between two attempts during that time.
 const PAUSE: Delta = Delta::from_millis(50);
 
+/// Intervals that an ended lease still uses, and the state of the device.
+#[derive(Default)]
+pub(super) struct Rest {
+    /// Numbers of this node's windows that the accelerator's NIC has recorded as used.
+    pub(super) bars: u64,
+    /// Numbers of this node's targets.
+    pub(super) targets: u64,
+    /// Set if no interval of the device leads here.
+    pub(super) closed: bool,
+    /// Set if the accelerator's NIC keeps its record of `bars`, even if another node has the device
+    /// by now.
+    pub(super) recorded: bool,
+}
+
 /// Outstanding clean-up of one lease.
 #[derive(Clone)]
 pub(crate) struct Cleanup {
@@ -54,30 +68,20 @@ impl Cleanup {
 }
 
 impl Nic {
-    /// Adds the clean-up of an ended lease. `closed`: no interval of the device leads here.
-    /// `recorded`: the accelerator's NIC keeps its record of `bars`, even if another node has the
-    /// device by now. May sleep.
-    pub(super) fn add_cleanup(
-        &self,
-        remote: &Remote,
-        record: LeaseRecord,
-        bars: u64,
-        targets: u64,
-        closed: bool,
-        recorded: bool,
-    ) {
+    /// Adds the clean-up of an ended lease. May sleep.
+    pub(super) fn add_cleanup(&self, remote: &Remote, record: LeaseRecord, rest: Rest) {
         let now = self.now();
         let (retry, in_flight) = (conf::limits().retry, conf::limits().in_flight_max);
         let cleanup = Cleanup {
             remote: remote.clone(),
             record,
-            bars,
-            recorded,
-            targets,
-            free: closed && bars == 0,
+            bars: rest.bars,
+            recorded: rest.recorded,
+            targets: rest.targets,
+            free: rest.closed && rest.bars == 0,
             next: now.after(retry),
             pause: retry,
-            drained: closed.then(|| now.after(in_flight)),
+            drained: rest.closed.then(|| now.after(in_flight)),
         };
         if self.cleanups.lock().push(cleanup, GFP_KERNEL).is_err() {
             pr_err!("no memory: interval numbers of an ended lease stay reserved\n");
@@ -92,7 +96,7 @@ impl Nic {
             "node {}: release of its lease word postponed\n",
             remote.node.0
         );
-        self.add_cleanup(remote, record, 0, 0, false, false);
+        self.add_cleanup(remote, record, Rest::default());
     }
 
     /// Ends leases of lost devices and continues outstanding clean-ups. Runs in work item 4. May

@@ -2,7 +2,7 @@
 
 //! Life of an accelerator's lease: opening, supervision, end. Process context, may sleep.
 
-use super::{device, planned, Accelerator};
+use super::{cleanup::Rest, device, planned, Accelerator};
 use crate::{
     conf,
     lease::{Backend, Lease},
@@ -70,7 +70,13 @@ impl Nic {
             let all = plan.numbers().bar_set();
             let back = shut.and_then(|()| self.release_device(remote, record, all));
             let bars = if back.is_ok() { 0 } else { all };
-            self.add_cleanup(remote, record, bars, targets, shut.is_ok(), false);
+            let rest = Rest {
+                bars,
+                targets,
+                closed: shut.is_ok(),
+                recorded: false,
+            };
+            self.add_cleanup(remote, record, rest);
         })?;
         self.run_at(self.now());
         Ok(lease)
@@ -163,7 +169,13 @@ impl Nic {
         }
         let bars = if back.is_ok() { 0 } else { bars };
         let recorded = matches!(loss, Some(LossReason::Taken(..) | LossReason::Closed));
-        self.add_cleanup(remote, record, bars, targets, shut.is_ok(), recorded);
+        let rest = Rest {
+            bars,
+            targets,
+            closed: shut.is_ok(),
+            recorded,
+        };
+        self.add_cleanup(remote, record, rest);
         {
             let mut leases = self.leases.lock();
             let at = leases.iter().position(|l| Arc::ptr_eq(l, lease));
@@ -281,10 +293,11 @@ impl Nic {
             if accelerator.loss.lock().is_none() || lease.result().is_some() {
                 continue;
             }
-            match lease.claim() {
-                true => self.end_accelerator(&lease),
+            if lease.claim() {
+                self.end_accelerator(&lease);
+            } else {
                 // The driver is still being bound, and will find that the device does not answer.
-                false => self.run_at(self.after(50)),
+                self.run_at(self.after(50));
             }
         }
     }

@@ -10,6 +10,7 @@
 //! made.
 #![no_std]
 #![forbid(unsafe_code)]
+#![warn(clippy::match_bool)]
 #![deny(missing_docs)]
 
 #[macro_use]

@@ -314,9 +314,10 @@ impl Inner {
                     let until = self
                         .since
                         .after(times.keep + times.confirm + nic.limits.hold);
-                    match until <= now {
-                        true => todo.forget = true,
-                        false => todo.at = Some(until),
+                    if until <= now {
+                        todo.forget = true;
+                    } else {
+                        todo.at = Some(until);
                     }
                 } else {
                     todo.forget = true;

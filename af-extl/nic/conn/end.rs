@@ -20,9 +20,10 @@ impl Conn {
                 }
             }
             if let Some(stream) = &mut *inner.stream {
-                match abort {
-                    true => stream.abort(now),
-                    false => stream.close(now),
+                if abort {
+                    stream.abort(now);
+                } else {
+                    stream.close(now);
                 }
             }
         });

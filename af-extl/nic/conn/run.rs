@@ -36,9 +36,10 @@ impl Conn {
         self.peek(|inner| {
             // Unused GETs are not saved for a later run in which other connections wait.
             inner.get_budget = 0;
-            match inner.refused {
-                true if gets(inner) == before => GetsPosted::None,
-                _ => GetsPosted::Some,
+            if inner.refused && gets(inner) == before {
+                GetsPosted::None
+            } else {
+                GetsPosted::Some
             }
         })
     }
@@ -66,9 +67,10 @@ impl Conn {
         // Checked once more, because an arriving FIN counts as a byte for a moment. If the sock is
         // locked, the check is repeated when TCP wakes the socket or at the next step of the
         // negotiation.
-        let settled = match waits && tcp {
-            true => self.sock.queued_settled(),
-            false => None,
+        let settled = if waits && tcp {
+            self.sock.queued_settled()
+        } else {
+            None
         };
         if let Some(queued) = settled {
             if self.evaluate_tcp(queued) {

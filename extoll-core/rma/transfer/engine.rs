@@ -141,9 +141,10 @@ impl Engine {
             }),
             GFP_KERNEL,
         )?;
-        let client: Arc<dyn Client> = match soft {
-            true => Arc::new(SoftClient::new(&shared)?, GFP_KERNEL)?,
-            false => Arc::new(WorkClient(shared.clone()), GFP_KERNEL)?,
+        let client: Arc<dyn Client> = if soft {
+            Arc::new(SoftClient::new(&shared)?, GFP_KERNEL)?
+        } else {
+            Arc::new(WorkClient(shared.clone()), GFP_KERNEL)?
         };
         requester.attach(client);
         // Processes notifications that have already arrived, and arms the interrupt.

@@ -226,9 +226,10 @@ impl Inner {
         });
         let overdue = table.expire(now, BATCH);
         let more = self.post(now);
-        match taken == BATCH || overdue || more || self.notifications.rearm() {
-            true => StepResult::More,
-            false => StepResult::Nothing,
+        if taken == BATCH || overdue || more || self.notifications.rearm() {
+            StepResult::More
+        } else {
+            StepResult::Nothing
         }
     }
 }
@@ -397,9 +398,12 @@ impl Shared {
     fn call_listener(&self, context: CallIn, most: usize) -> bool {
         for _ in 0..most {
             // `Engine::drop` sets `closing`, then takes the lock and waits for running calls.
-            let next = self.with(|inner| match self.closing.load(Relaxed) {
-                true => None,
-                false => inner.next_notification(context),
+            let next = self.with(|inner| {
+                if self.closing.load(Relaxed) {
+                    None
+                } else {
+                    inner.next_notification(context)
+                }
             });
             let Some((listener, n)) = next.flatten() else {
                 return false;

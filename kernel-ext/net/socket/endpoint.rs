@@ -66,9 +66,10 @@ impl Endpoint {
         unsafe { bindings::extoll_sock_ends(self.0.as_ptr(), &mut raw) };
         let ip = |bytes: [u8; 16]| -> IpAddr {
             let [a, b, c, d, ..] = bytes;
-            match raw.v6 {
-                true => Ipv6Addr::from(bytes).into(),
-                false => Ipv4Addr::new(a, b, c, d).into(),
+            if raw.v6 {
+                Ipv6Addr::from(bytes).into()
+            } else {
+                Ipv4Addr::new(a, b, c, d).into()
             }
         };
         Ends {

@@ -103,9 +103,10 @@ impl Route {
         let neighbour = NonNull::new(raw.neighbour).map(Neighbour);
         Self {
             interface: Interface::from_raw(&raw),
-            local: match raw.v6 {
-                true => Ipv6Addr::from(raw.local).into(),
-                false => Ipv4Addr::new(a, b, c, d).into(),
+            local: if raw.v6 {
+                Ipv6Addr::from(raw.local).into()
+            } else {
+                Ipv4Addr::new(a, b, c, d).into()
             },
             plain: raw.plain,
             neighbour,

@@ -103,10 +103,10 @@ unsafe extern "C" fn accept<T: Operations>(
         }
         accepted?;
         // Callers expect the new socket of a successful call to have a sock.
-        match child.is_accepted() {
-            true => Ok(0),
-            false => Err(ECONNABORTED),
+        if !child.is_accepted() {
+            return Err(ECONNABORTED);
         }
+        Ok(0)
     })
 }
 

@@ -86,7 +86,8 @@ static irqreturn_t interrupt(int irq, void *data)
 }
 
 /* Makes a transfer that ends with an interrupt of this vector. */
-static const char *transfer(struct accel *a, dma_addr_t at, u32 memory, u32 len, u32 control, int vector)
+static const char *transfer(struct accel *a, dma_addr_t at, u32 memory, u32 len, u32 control,
+			    int vector)
 {
 	reinit_completion(&a->done);
 	writel(vector, a->regs + INT_VECTOR);
@@ -164,7 +165,8 @@ static const char *mapped(struct accel *a, int vector, u32 seed)
 		goto end;
 	if (memcmp(out + first, back + first, len))
 		wrong = "mapped memory has other data";
-	else if (memchr_inv(back, 0xa5, first) || memchr_inv(back + first + len, 0xa5, LARGE - first - len))
+	else if (memchr_inv(back, 0xa5, first) ||
+		 memchr_inv(back + first + len, 0xa5, LARGE - first - len))
 		wrong = "memory around it has changed";
 end:
 	kfree(out);
@@ -204,8 +206,9 @@ static ssize_t selftest_show(struct device *dev, struct device_attribute *attr, 
 	mutex_unlock(&a->lock);
 	if (wrong)
 		return sysfs_emit(buf, "failed: %s\n", wrong);
-	return sysfs_emit(buf, "ok vectors=%d interrupts=%d sent=%u empty=%d\n", a->vectors, atomic_read(&a->interrupts) - before,
-			  readl(a->regs + INT_COUNT), atomic_read(&a->empty));
+	return sysfs_emit(buf, "ok vectors=%d interrupts=%d sent=%u empty=%d\n", a->vectors,
+			  atomic_read(&a->interrupts) - before, readl(a->regs + INT_COUNT),
+			  atomic_read(&a->empty));
 }
 static DEVICE_ATTR_RO(selftest);
 
@@ -290,7 +293,8 @@ static const char *across(struct accel *a, struct accel *b)
 	for (i = 0; !wrong && i < SMALL; i += 4)
 		if (readl(b->regs + MEMORY + PEER_AT + i) != i * 2654435761u + 1)
 			wrong = "the other device has other data";
-	if (!wrong && (readl(b->regs + MEMORY + PEER_AT - 4) != 0x600d || readl(b->regs + MEMORY + PEER_AT + SMALL) != 0x600d))
+	if (!wrong && (readl(b->regs + MEMORY + PEER_AT - 4) != 0x600d ||
+		       readl(b->regs + MEMORY + PEER_AT + SMALL) != 0x600d))
 		wrong = "memory around it has changed";
 	for (i = 0; i < SMALL; i += 4)
 		writel(0, a->regs + MEMORY + i);
@@ -335,7 +339,8 @@ static ssize_t pound_show(struct device *dev, struct device_attribute *attr, cha
 
 	mutex_lock(&a->lock);
 	writel(~0u, a->regs + INT_ENABLE);
-	for (n = 0; n < 1000000 && !wrong && !signal_pending(current) && !pci_dev_is_disconnected(a->pdev); n++)
+	for (n = 0; n < 1000000 && !wrong && !signal_pending(current) &&
+	     !pci_dev_is_disconnected(a->pdev); n++)
 		wrong = coherent(a, n % a->vectors, n);
 	mutex_unlock(&a->lock);
 	return sysfs_emit(buf, "rounds=%d %s\n", n, wrong ?: "gone");
@@ -359,7 +364,8 @@ static ssize_t reset_show(struct device *dev, struct device_attribute *attr, cha
 	mutex_unlock(&a->lock);
 	return sysfs_emit(buf, "%d %#x\n", err, left);
 }
-static struct device_attribute dev_attr_function_reset = __ATTR(function_reset, 0400, reset_show, NULL);
+static struct device_attribute dev_attr_function_reset = __ATTR(function_reset, 0400, reset_show,
+								NULL);
 
 static struct attribute *accel_attrs[] = {
 	&dev_attr_selftest.attr,
@@ -398,7 +404,8 @@ static int accel_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (!a->small)
 		return -ENOMEM;
 	pci_set_master(pdev);
-	a->vectors = pci_alloc_irq_vectors(pdev, 1, MOST_VECTORS, plain_msi ? PCI_IRQ_MSI : PCI_IRQ_MSIX);
+	a->vectors = pci_alloc_irq_vectors(pdev, 1, MOST_VECTORS,
+					   plain_msi ? PCI_IRQ_MSI : PCI_IRQ_MSIX);
 	if (a->vectors < 0)
 		return a->vectors;
 	for (i = 0; i < a->vectors; i++) {

@@ -38,7 +38,8 @@ static int on_entry(struct kretprobe_instance *ri, struct pt_regs *regs)
 	u64 wanted = regs_get_kernel_argument(regs, 1);
 
 	/* A value other than 0 skips the return handler. */
-	if (!dev_is_pci(dev) || to_pci_dev(dev)->vendor != vendor || !dev->dma_mask || fls64(wanted) <= READ_ONCE(widest))
+	if (!dev_is_pci(dev) || to_pci_dev(dev)->vendor != vendor || !dev->dma_mask ||
+	    fls64(wanted) <= READ_ONCE(widest))
 		return 1;
 	call->dev = dev;
 	call->mask = *dev->dma_mask;

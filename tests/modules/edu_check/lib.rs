@@ -156,9 +156,10 @@ impl Edu<'_> {
 
     /// Lets the device copy bytes between memory and its own.
     fn copy(&self, address: u64, to_memory: bool) -> Result {
-        let (from, to, way) = match to_memory {
-            true => (OWN, address, TO_MEMORY),
-            false => (address, OWN, 0),
+        let (from, to, way) = if to_memory {
+            (OWN, address, TO_MEMORY)
+        } else {
+            (address, OWN, 0)
         };
         let before = self.rings();
         self.bar.try_write64(from, DMA_FROM)?;

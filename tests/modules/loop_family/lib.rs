@@ -77,7 +77,10 @@ impl InPlaceModule for Loops {
         try_pin_init!(Self {
             _flush: FlushOnDrop,
             _late: path::Late,
-            _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
+            _driver <- driver::Registration::new(
+                <LocalModule as kernel::ModuleMetadata>::NAME,
+                module,
+            ),
             _family <- Family::new(FAMILY),
         })
     }

@@ -212,10 +212,8 @@ impl Data {
         let len = msg.remaining();
         let target = tcp.rcvlowat(flags & MSG_WAITALL != 0, len);
         let peek = flags & MSG_PEEK != 0;
-        let begin = match peek {
-            true => tcp.peek_offset().unwrap_or(0),
-            false => 0,
-        };
+        let offset = if peek { tcp.peek_offset() } else { None };
+        let begin = offset.unwrap_or(0);
         let mut time = tcp.receiving(flags as u32 & MSG_DONTWAIT != 0);
         let mut got = 0;
         while got < len {

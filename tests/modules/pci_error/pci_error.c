@@ -27,7 +27,8 @@ static int recover(struct pci_dev *pdev)
 	h = pdev->driver->err_handler;
 	if (!h || !h->error_detected || !h->slot_reset || !h->resume)
 		return -EOPNOTSUPP;
-	want = h->error_detected(pdev, permanent ? pci_channel_io_perm_failure : pci_channel_io_frozen);
+	want = h->error_detected(pdev,
+				 permanent ? pci_channel_io_perm_failure : pci_channel_io_frozen);
 	if (permanent)
 		return want == PCI_ERS_RESULT_DISCONNECT ? 0 : -EPROTO;
 	if (want != PCI_ERS_RESULT_NEED_RESET)

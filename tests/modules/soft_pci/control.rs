@@ -205,15 +205,23 @@ impl Control {
         let mut words = line.split_whitespace();
         let word = words.next().ok_or(EINVAL)?;
         let number = words.next().and_then(|n| n.parse::<u32>().ok());
-        let kind = |msix, leaks| Kind {
-            msix,
+        let msix = Kind {
+            msix: true,
             ram: true,
-            leaks,
+            leaks: false,
+        };
+        let msi = Kind {
+            msix: false,
+            ..msix
+        };
+        let leak = Kind {
+            leaks: true,
+            ..msix
         };
         match (word, number) {
-            ("msix", None) => self.add(kind(true, false), false),
-            ("msi", None) => self.add(kind(false, false), false),
-            ("leak", None) => self.add(kind(true, true), false),
+            ("msix", None) => self.add(msix, false),
+            ("msi", None) => self.add(msi, false),
+            ("leak", None) => self.add(leak, false),
             ("fire", Some(n)) => self.with(|bridge, _| bridge.interrupts().fire(n)),
             ("fire_all", None) => self.with(|bridge, _| bridge.interrupts().fire_all()),
             ("silent", Some(n)) => self.with(|_, soft| soft.set_silent(n != 0)),
