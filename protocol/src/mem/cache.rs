@@ -34,7 +34,7 @@
 //! spinlock held, for example in an MMU notifier.
 //!
 //! ```
-//! use crate::mem::cache::{Access, Cache, Limits, Prepared, Range};
+//! use protocol::mem::cache::{Access, Cache, Limits, Prepared, Range};
 //! # struct Heap;
 //! # impl protocol::Memory for Heap {
 //! #     type Array<T> = Vec<T>;

@@ -610,7 +610,7 @@ fn extollctl(lab: &Lab) -> Result<()> {
     fails(
         lab.sh_for(0, "extollctl reg read lp0_stat", PATIENCE)?,
         2,
-        "there are",
+        "similar names",
     )?;
     fails(
         lab.sh_for(0, "extollctl reg read rma_rf_requester_history", PATIENCE)?,

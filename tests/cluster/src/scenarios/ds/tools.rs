@@ -396,7 +396,7 @@ fn extlss(lab: &Lab) -> Result<()> {
         sending.stop();
         Ok(())
     };
-    reason(7690, "peer-off", "(12) switched off at the peer")?;
+    reason(7690, "peer-off", "(12) switched off on the peer")?;
     serving.stop();
     let serving = ready(lab, 1, &plain("serve 7691"))?;
     reason(7691, "no-listener", "(9) the peer's program uses plain TCP")?;
