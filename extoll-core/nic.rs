@@ -4,7 +4,7 @@
 //!
 //! A [`Nic`] may outlive the binding of its device, but its register mappings do not. The end of
 //! the binding revokes them and waits for all users; later accesses fail with `Down`. Set-up and
-//! shutdown are in [`crate::life`]. The accessors work in any context; the constructor may sleep.
+//! shutdown are in [`crate::setup`]. The accessors work in any context; the constructor may sleep.
 
 use crate::{
     atu::{self, Atu},

@@ -54,14 +54,12 @@ pub(super) enum Owner {
     Reserve(Arc<ReserveInner>),
 }
 
-/// Permission to sleep in a function.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sleep {
     May,
     Never,
 }
 
-/// Resources for the next generation of a translation of a reserve.
 pub(super) struct Spare {
     pub(super) node: TranslationNode,
     pub(super) room: PreallocatedTable,
@@ -78,7 +76,6 @@ pub(super) struct State {
     pub(super) spare: Option<Spare>,
     pub(super) watch: Option<Arc<Watch>>,
     pub(super) client: Option<Arc<dyn RevokeClient>>,
-    /// Pages to be dropped where sleeping is allowed.
     pub(super) leftover: Option<Arc<PageList>>,
 }
 
@@ -95,7 +92,6 @@ pub(super) struct Translation {
     pub(super) live: Atomic<u64>,
     #[pin]
     pub(super) state: SpinLockIrq<State>,
-    /// Checks suspect pages and frees memory.
     #[pin]
     pub(super) work: DelayedWork<Translation>,
     #[pin]
@@ -213,8 +209,8 @@ impl Translation {
         }
     }
 
-    /// Processes an answer of the NIC from [`Commands::settle`](super::commands::Commands::settle),
-    /// which may have been requested for other translations. May sleep.
+    /// Processes an answer of the NIC, which may have been requested for other translations too.
+    /// May sleep.
     pub(super) fn answered(self: &Arc<Self>, generation: Generation, answer: Answer) -> Effect {
         let effect = self.step(|life| life.answered(generation, answer));
         if effect == Effect::Quarantined {

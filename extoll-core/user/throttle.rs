@@ -376,8 +376,8 @@ impl UserWatch {
         may_store_again(queue.slots(), rp, wp) || looks_empty && wp == rp
     }
 
-    /// Returns whether arming has failed [`quirks::MAX_REFUSED_ARMINGS`] times in a row, which means
-    /// that an entry is missing.
+    /// Returns whether arming has failed [`quirks::MAX_REFUSED_ARMINGS`] times in a row, which
+    /// means that an entry is missing.
     pub(super) fn is_stuck(&self) -> bool {
         self.refused.load(Relaxed) >= quirks::MAX_REFUSED_ARMINGS
     }

@@ -299,7 +299,10 @@ fn broken_programs_end_with_a_diagnostic() {
         (read_op(8, 0, 1, 0x8000, None).encode(), "does not end"),
         (0, "opcode 0"),
         (2, "opcode 2"),
-        (read_op(END, 6, 4, 0x8000, Some(7)).encode(), "more than seven words"),
+        (
+            read_op(END, 6, 4, 0x8000, Some(7)).encode(),
+            "more than seven words",
+        ),
     ];
     for (word, text) in cases {
         rig.write(0, regs::program_ram(8), word);

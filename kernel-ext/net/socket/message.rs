@@ -7,7 +7,7 @@ use super::{
     Tcp,
 };
 use crate::{bindings, mem::PageList};
-use core::ptr::{addr_of, addr_of_mut, NonNull};
+use core::ptr::{addr_of_mut, NonNull};
 use kernel::{
     error::from_err_ptr,
     prelude::*,
@@ -247,13 +247,6 @@ impl Incoming<'_> {
             bindings::iov_iter_advance(iter, n);
         }
         n
-    }
-
-    /// Returns the flags for the receiver (`MSG_TRUNC` …) that have been set so far.
-    #[inline]
-    pub fn told(&self) -> u32 {
-        // SAFETY: same as in `remaining`.
-        unsafe { addr_of!((*self.ptr.as_ptr()).msg_flags).read() }
     }
 
     /// Returns true if [`Incoming::answer_inq`] has an effect. Does not sleep.
