@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory for transfers: filling it with the pattern, and checking it.
+//! Buffers for transfers: fills them with the test pattern and checks them.
 
 use crate::protocol::pattern;
 use extoll_core::{dma::DmaWords, nic::Nic};

@@ -523,7 +523,7 @@ impl Nic {
         Fate::Stored
     }
 
-    /// Reads a FIFO register; reading removes the value (HW §14).
+    /// Reads a FIFO register. Reading removes the value (HW §14), except from `INFO` with `Peek`.
     pub(super) fn bridge_reg_read(&mut self, offset: RegOffset) -> Option<u64> {
         let peek = self.cfg.backdoor_info_read == BackdoorInfoRead::Peek;
         let fifo = &mut self.bridge.fifo;

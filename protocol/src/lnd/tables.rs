@@ -155,7 +155,7 @@ pub(super) enum InState {
     Answered(Verdict),
 }
 
-/// Slot for requests of the peer.
+/// Slot for requests from the peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct InSlot {
     pub(super) seq: u16,

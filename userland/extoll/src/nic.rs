@@ -36,7 +36,7 @@ pub struct NicStatus {
 }
 
 impl NicStatus {
-    /// Returns a value as a number.
+    /// Returns field `name` as a number; `None` if it is absent or not a number.
     pub fn number(&self, name: &str) -> Option<u64> {
         let text = self.fields.get(name)?;
         match text.strip_prefix("0x") {

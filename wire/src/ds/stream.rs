@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Messages of a stream (docs/ds-protocol.md, Messages of a stream).
+//! Messages of a stream (docs/ds-protocol.md, Stream messages).
 
 use super::{ConnId, Kind, Seq, NLA_SPACE};
 use crate::ids::Nla;

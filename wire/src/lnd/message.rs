@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! All messages; requests and their fragments (docs/lnd-protocol.md, Requests).
+//! All messages; requests and their fragments (docs/lnd-protocol.md, Messages).
 
 use super::session::check_len;
 use super::{Form, Header, Hello, Key, Kind, Note, Notes, RequestId, Welcome};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Notes about requests that both ends exchange (docs/lnd-protocol.md, Notes).
+//! Notes about requests that both ends exchange (docs/lnd-protocol.md, Messages).
 
 use super::message::{Reject, Rejected};
 use super::RequestId;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Description of a device by its lender (docs/pci-protocol.md, Devices).
+//! Description of a device by its lender (docs/pci-protocol.md, Messages).
 
 use super::lease::NamedWord;
 use super::message::{Reject, Rejected};

@@ -53,7 +53,7 @@ regs! {
     fn interval_endaddr(i < 64) = 0xA090 + 32, "smfu_rf_interval_endaddr";
     /// Interval: packets sent; read-only.
     fn interval_counter(i < 64) = 0xA098 + 32, "smfu_rf_interval_counter";
-    /// Target base for packets of interval i.
+    /// Base of the memory that this node exports for interval `i`.
     fn vpid_t_start_addr(i < 64) = 0xA880 + 8, "smfu_rf_vpid_tStartAddr";
 }
 

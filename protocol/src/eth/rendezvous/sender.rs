@@ -243,7 +243,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 fits && (peer.fetches_again || self.peers.stalled_open() < limits.flight / 2);
             let further = within_bound || self.may_probe(&peer, bound, now, limits);
             let kept = self.given_up + self.peers.stalled_open() < self.quarantine;
-            // Frames to stalled peers that are not stalled yet occupy up to half of `flight`.
+            // Frames in flight to stalled peers may occupy half of `flight`; those that are stalled
+            // themselves do not count.
             let in_flight = self.peers.stalled_open().saturating_sub(self.stalled);
             let has_room = room > reserve && in_flight < (limits.flight / 2).max(1);
             if !(has_room && (peer.open == 0 || further && kept)) {
