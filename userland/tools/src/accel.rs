@@ -156,7 +156,7 @@ impl fmt::Display for CommandError {
             Errno::NOSPC => "no intervals or no address space are left for the BARs of the device",
             Errno::IO => "the device does not work; see the kernel log",
             Errno::NODEV => "this node has no suitable NIC",
-            Errno::MFILE => "the maximum number of devices is reached (parameters leases and per_node of vpci)",
+            Errno::MFILE => "the maximum number of devices is reached (parameter leases of vpci)",
             Errno::STALE => "the device was offered again since it was listed; list it again",
             Errno::PROTO => "the node has another version of vpci",
             Errno::PERM => "the lender does not permit it",

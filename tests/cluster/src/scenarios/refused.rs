@@ -236,7 +236,7 @@ fn parameters(lab: &Lab) -> Result<()> {
             "0 to 1048576",
         ),
         ("extoll", "vpids_per_user=257", "0 to 256"),
-        ("extoll", "log_interval_ms=86400001", "0 to 86400000"),
+        ("extoll", "extoll.log_interval_ms=86400001", "0 to 86400000"),
         ("exn", "velo_threshold=30602", "0 to 30601"),
         ("exn", "default_nodeid=70000", "-1 to 65533"),
         ("exn", "mac=0xff870407", "bits 0x1000000 have to be 0"),

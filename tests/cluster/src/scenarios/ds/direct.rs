@@ -1,7 +1,7 @@
 //! Connections of AF_EXTL between nodes whose data bypass TCP. `guest/extl_direct.py` does the work
 //! inside the nodes.
 
-use crate::cluster::{modules, seed, Lab, Running, PATIENCE};
+use crate::cluster::{seed, Lab, Running, PATIENCE};
 use crate::scenarios::ds::connect::with_options;
 use crate::scenarios::ds::sockets::{bypassing, configured, PATIENT, REMOVED};
 use crate::scenarios::{
@@ -400,10 +400,13 @@ fn direct_unbind(lab: &Lab) -> Result<()> {
 /// data or ends with an error.
 fn direct_churn(lab: &Lab) -> Result<()> {
     // The client soon asks a node again that was silent.
-    let load = modules::modprobe("af_extl", "af_extl.silent_ms=100");
-    lab.ok(0, &format!("{REMOVED} && {load}"))?;
+    let load = |options: &str| {
+        let configured = configured(options);
+        lab.ok(0, &format!("{REMOVED} && {configured} && modprobe af_extl"))
+    };
+    load(&format!("{PATIENT} af_extl.silent_ms=100"))?;
     churn(lab)?;
-    lab.ok(0, &format!("{REMOVED} && modprobe af_extl"))?;
+    load(PATIENT)?;
     places_are_free(lab)
 }
 

@@ -2,8 +2,8 @@
 //! tracepoints. The programs inside the nodes are `guest/extl_plain.py` and a statically linked
 //! one.
 
-use crate::cluster::{modules, Lab, Running, PATIENCE};
-use crate::scenarios::ds::sockets::{bypass, known, REMOVED};
+use crate::cluster::{Lab, Running, PATIENCE};
+use crate::scenarios::ds::sockets::{bypass, configured, known, PATIENT, REMOVED};
 use crate::scenarios::{
     guest,
     node::{node, same, value, volume},
@@ -435,14 +435,20 @@ fn data_path(lab: &Lab) -> Result<()> {
     serving.stop();
     // The module parameter sets the initial value of each namespace.
     let read = "cat /proc/sys/net/extl/data_path";
-    let off = modules::modprobe("af_extl", "af_extl.data_path=0");
-    lab.ok(0, &format!("{REMOVED} && {off}; [ $({read}) = 0 ]"))?;
+    let off = configured(&format!("{PATIENT} af_extl.data_path=0"));
+    lab.ok(
+        0,
+        &format!("{REMOVED} && {off} && modprobe af_extl; [ $({read}) = 0 ]"),
+    )?;
     set_data_path(lab, 0, true)?;
     let said = lab.ok(0, &format!("{read}; unshare --net {read}"))?;
     ensure!(said == "1\n0\n", "{said}");
     lab.ok(
         0,
-        &format!("{REMOVED} && modprobe af_extl; [ $({read}) = 1 ]"),
+        &format!(
+            "{REMOVED} && {} && modprobe af_extl; [ $({read}) = 1 ]",
+            configured(PATIENT)
+        ),
     )?;
     let inner =
         format!("unshare --net sh -c '{read}; echo 0 >/proc/sys/net/extl/data_path; {read}'");

@@ -582,7 +582,7 @@ fn accelerator_peers(lab: &Lab) -> Result<()> {
     both.iter().try_for_each(|_| works(lab, 0, 4))?;
     // A reset clears its registers, but not its paths.
     ctl(lab, 0, &format!("part {two} {one}"))?;
-    refused(lab, 0, &format!("part {two} {one}"), "does not reach")?;
+    refused(lab, 0, &format!("part {two} {one}"), "not joined")?;
     mapped(&two, false)?;
     mapped(&one, true)?;
     // A returned device is out of reach, and its next lease starts without paths.
