@@ -388,6 +388,9 @@ impl Ni {
                 self.kept.lock().len()
             )?;
             writeln!(f, "{:?}", machine.counters())?;
+            for (node, state) in machine.peers() {
+                writeln!(f, "peer {} {state}", node.0)?;
+            }
             let (peers, sends, receives) = machine.flows();
             write!(f, "{peers}{sends}{receives}")?;
         }

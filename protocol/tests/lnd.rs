@@ -138,7 +138,7 @@ fn the_address_rests_for_long_if_the_peer_is_gone() {
     }
     assert_eq!(ends[0].outcomes[&7], Outcome::Unknown(Cause::PeerLost));
     assert!((LIMITS.give_up..LIMITS.give_up + 20).contains(&now));
-    assert_eq!(ends[0].lnd.peer_state(NodeId(2)), Some(PeerState::Down));
+    assert_eq!(ends[0].peer_state(NodeId(2)), Some(PeerState::Down));
     let end = now + LIMITS.memory();
     assert_eq!(ends[0].lnd.next_deadline().map(|t| t.0 <= end), Some(true));
     while ends[0].lnd.expire(Time(end - 1), 10) {}

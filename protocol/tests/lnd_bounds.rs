@@ -291,10 +291,10 @@ fn who_is_forgotten_is_told() {
             Outcome::Delivered
         );
     }
-    assert_eq!(ends[0].lnd.peer_state(NodeId(2)), None);
+    assert_eq!(ends[0].peer_state(NodeId(2)), None);
     // The peer that was silent for the longest time was removed, and was notified.
-    assert_eq!(ends[1].lnd.peer_state(NodeId(1)), Some(PeerState::New));
-    assert_eq!(ends[6].lnd.peer_state(NodeId(1)), Some(PeerState::Up));
+    assert_eq!(ends[1].peer_state(NodeId(1)), Some(PeerState::New));
+    assert_eq!(ends[6].peer_state(NodeId(1)), Some(PeerState::Up));
     assert!(ends[1].submit(1, 50, 5, false, 10_000, 10));
     let ticket = offer(&settle(&mut ends, 10));
     ends[0].accept(ticket, 10);
@@ -393,7 +393,7 @@ fn what_waits_for_a_busy_peer_ends_with_it() {
     ends[0].pump(100, 0);
     assert!(ends[0].submit(2, 6, 10, false, 10_000, 0));
     let (mut now, mut busy) = (0, 0);
-    while ends[0].lnd.peer_state(NodeId(2)) == Some(PeerState::Up) {
+    while ends[0].peer_state(NodeId(2)) == Some(PeerState::Up) {
         for m in ends[0].pump(100, now) {
             if let (Message::Request(r), true) = (m.message, busy < 5) {
                 busy += 1;

@@ -151,14 +151,14 @@ fn other_versions_are_told() {
             end.lnd
                 .receive_message(NodeId(node), &message, Time(1), Time(1));
             end.simple();
-            assert_eq!(end.lnd.peer_state(NodeId(2)), Some(PeerState::Greeting));
+            assert_eq!(end.peer_state(NodeId(2)), Some(PeerState::Greeting));
             assert!(end.outcomes.is_empty());
         }
         let declined = welcome(hello.key, hello.incarnation);
         end.lnd
             .receive_message(NodeId(2), &declined, Time(1), Time(1));
         end.simple();
-        assert_eq!(end.lnd.peer_state(NodeId(2)), Some(PeerState::Down));
+        assert_eq!(end.peer_state(NodeId(2)), Some(PeerState::Down));
         assert_eq!(end.outcomes[&2], Outcome::NotDelivered(Cause::Unwelcome));
         assert!(!end.submit(2, 4, 10, false, 1000, LIMITS.dead));
         assert!(end.submit(2, 6, 10, false, 2000, 1 + LIMITS.dead));
@@ -227,7 +227,7 @@ fn notes_of_others_change_nothing() {
             .receive_message(NodeId(node), &message, Time(1), Time(1));
         ends[0].simple();
         assert!(!ends[0].outcomes.contains_key(&7), "{node} {message:?}");
-        assert_eq!(ends[0].lnd.peer_state(NodeId(2)), Some(PeerState::Up));
+        assert_eq!(ends[0].peer_state(NodeId(2)), Some(PeerState::Up));
     }
     // All fields are correct.
     let (mut ends, ..) = waiting();

@@ -309,10 +309,7 @@ impl Walk {
                 Some(Outcome::Unknown(_)) | None => {}
             }
         }
-        assert!(self
-            .ends
-            .iter()
-            .all(|e| e.lnd.peer_state(NodeId(9)).is_none()));
+        assert!(self.ends.iter().all(|e| e.peer_state(NodeId(9)).is_none()));
     }
 }
 

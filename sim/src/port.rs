@@ -55,7 +55,8 @@ impl Queue {
             slots: SLOTS,
             base: BusAddr(base),
         };
-        let segment = desc.encode_valid().ok().context("segment")?.raw();
+        let segment = desc.encode().ok().context("segment")?;
+        let segment = segment.with_valid(true).raw();
         let page = DcqBase {
             segments: 1,
             page: BusAddr(dcq),

@@ -75,12 +75,6 @@ fn check(program: &Program, table: &[EventProgram]) {
                 .expect("emitting address is in the map");
             assert_eq!((e.event, usize::from(e.part)), (event, part));
             assert_eq!(Some(e.registers), registers.chunks(7).nth(part));
-            let f = find_emission(program.words(), *pc as u8).expect("found without the map");
-            assert_eq!(
-                (f.event, f.part, usize::from(f.words)),
-                (event, e.part, e.registers.len())
-            );
-            assert_eq!(&f.registers[..e.registers.len()], e.registers);
         }
     }
     let mapped = (0..1000)
@@ -101,7 +95,6 @@ fn check(program: &Program, table: &[EventProgram]) {
 fn driver_program_records_what_its_table_says() {
     check(&TOURMALET, &TABLE);
     assert_eq!(TOURMALET.words()[255], 1 | 255 << 4);
-    assert_eq!(find_emission(TOURMALET.words(), 33), None);
 }
 
 #[test]
@@ -207,14 +200,6 @@ fn instruction_words() {
         Instruction::decode(3 | 6 << 16 | 1 << 19),
         Err(InstructionError::Overflow { slot: 6, len: 2 })
     );
-    let steps: Vec<u8> = disassemble(TOURMALET.words(), TriggerEvent::RmaError)
-        .map(|s| s.0)
-        .collect();
-    assert_eq!(steps, [27, 97, 98, 99]);
-    // A loop ends after 256 steps.
-    let mut ram = [0; 256];
-    ram[0] = 3;
-    assert_eq!(disassemble(&ram, TriggerEvent::Ht3CoreError).count(), 256);
 }
 
 #[test]

@@ -29,9 +29,11 @@ impl Conn {
         match &*inner.stream {
             Some(stream) => writeln!(
                 f,
-                "{:?} {:?} unsent {} unacknowledged {} unread {} {:?}",
+                "{:?} {:?} sent_to {} received_to {} unsent {} unacknowledged {} unread {} {:?}",
                 stream.state(),
                 stream.end(),
+                stream.sent_to().0,
+                stream.received_to().0,
                 stream.sending().unsent(),
                 stream.sending().unacknowledged(),
                 stream.receiving().readable().len,

@@ -398,10 +398,11 @@ impl Rig {
             slots: per_segment,
             base: BusAddr(bases[k]),
         };
-        let first = desc(0).encode_valid().expect("segment");
+        let first = desc(0).encode().expect("segment").with_valid(true);
         let next = desc(bases.len().min(2) - 1)
-            .encode_valid()
-            .expect("segment");
+            .encode()
+            .expect("segment")
+            .with_valid(true);
         let base = DcqBase {
             segments,
             page: BusAddr(dcq),

@@ -264,13 +264,13 @@ impl Stream {
 
     /// Returns the number that the peer's next message must begin with.
     #[must_use]
-    pub fn next_number(&self) -> Seq {
+    pub fn received_to(&self) -> Seq {
         self.receiving.next()
     }
 
-    /// Returns the next number to send.
+    /// Returns the number of the next byte to send.
     #[must_use]
-    pub fn own_number(&self) -> Seq {
+    pub fn sent_to(&self) -> Seq {
         self.sending.emitted()
     }
 

@@ -91,11 +91,6 @@ impl<M: Memory, F> Order<M, F> {
         self.items.is_empty()
     }
 
-    /// Returns true if [`Order::pop`] may return a frame.
-    pub fn is_runnable(&self) -> bool {
-        !self.runnable.is_empty()
-    }
-
     /// Returns the number of announcements whose position was given up: because they were late,
     /// because too many frames waited for them, or because the table was full.
     pub fn given_up(&self) -> u64 {

@@ -88,14 +88,6 @@ impl Reassembler {
         }
     }
 
-    /// Returns the length of the partial frame in bytes; `None` between frames.
-    pub const fn partial(&self) -> Option<u32> {
-        match self.state {
-            State::Partial { len, .. } => Some(len),
-            State::Idle | State::Tail => None,
-        }
-    }
-
     /// Gives up the partial frame, for example because of a memory shortage. Its remaining
     /// fragments are dropped.
     pub fn abandon(&mut self) {

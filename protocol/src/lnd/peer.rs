@@ -385,6 +385,17 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
+    /// Returns node ID and state of each peer, beginning with the oldest entry.
+    pub fn peers(&self) -> impl Iterator<Item = (NodeId, PeerState)> + '_ {
+        let mut next = self.by_node.oldest().map(|(node, _)| node);
+        core::iter::from_fn(move || {
+            let node = next?;
+            next = self.by_node.younger(node);
+            let peer = self.peers.get(*self.by_node.get(node)?)?;
+            Some((peer.node, peer.state))
+        })
+    }
+
     /// Closes the interface: all messages end, and new ones are refused. The next [`Lnd::pump`]
     /// notifies the peers. The close is complete when [`Lnd::is_closed`] returns true.
     pub fn close(&mut self, now: Time) {

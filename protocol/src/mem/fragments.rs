@@ -112,12 +112,6 @@ impl Layout {
         self.bytes
     }
 
-    /// Returns whether there is no gap between the bytes.
-    #[must_use]
-    pub const fn is_contiguous(&self) -> bool {
-        self.fragments <= 1
-    }
-
     /// Adds a chunk of `len` bytes that begins `offset` bytes into its first page. `same` states
     /// that this page is the last page of the list. Returns `None` and changes no state if `len` is
     /// 0, if `offset` is not below the page size, or if an address would overflow.
@@ -211,7 +205,6 @@ mod tests {
             }
             all.push(added.fragment);
         }
-        assert_eq!(layout.is_contiguous(), all.len() <= 1);
         assert_eq!(layout.bytes(), all.iter().map(|f| f.len).sum());
         (layout, all)
     }

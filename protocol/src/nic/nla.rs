@@ -226,11 +226,6 @@ impl<S: Store> Space<S> {
         true
     }
 
-    /// Returns the free ranges in ascending order; any two are separated by allocated pages.
-    pub fn free_ranges(&self) -> &[NlaRange] {
-        self.free.ranges()
-    }
-
     /// Returns the number of allocated ranges.
     pub fn allocated(&self) -> usize {
         self.allocated

@@ -3,7 +3,8 @@
 #![allow(dead_code)]
 
 use protocol::lnd::{
-    Capacity, Event, GetFailure, Limits, Lnd, LnetAction, Outcome, OutgoingMessage, Port, Ticket,
+    Capacity, Event, GetFailure, Limits, Lnd, LnetAction, Outcome, OutgoingMessage, PeerState,
+    Port, Ticket,
 };
 use protocol::{Memory, Time, TransportError};
 use std::collections::{HashMap, VecDeque};
@@ -125,6 +126,11 @@ pub struct End {
 }
 
 impl End {
+    /// Returns the state of a peer; `None` without an entry.
+    pub fn peer_state(&self, node: NodeId) -> Option<PeerState> {
+        self.lnd.peers().find(|(n, _)| *n == node).map(|(_, s)| s)
+    }
+
     pub fn new(node: u16, random: u64) -> Self {
         Self::with(node, random, &CAPACITY)
     }

@@ -306,13 +306,7 @@ impl Rig {
             .conns
             .iter()
             .flatten()
-            .map(|c| {
-                (
-                    c.stream.own(),
-                    c.stream.next_number(),
-                    c.stream.own_number(),
-                )
-            })
+            .map(|c| (c.stream.own(), c.stream.received_to(), c.stream.sent_to()))
             .collect();
         let random = Seq(self.rng.random());
         let known = match conns.len() {

@@ -90,11 +90,6 @@ pub fn fuzz_rma_notification(data: &[u8]) {
                 n.encode(),
                 [words[0], words[1] & rma::NotificationWord::KNOWN]
             );
-            let start = input.u64();
-            if let Some(total) = n.total_size(start) {
-                assert!((1..=rma::MAX_LEN).contains(&total));
-                assert!(n.word0 - start < u64::from(total));
-            }
             if let Ok(c) = wire::eth::Completion::from_notification(&n) {
                 assert_eq!(c.key, n.word0);
             }
@@ -201,7 +196,7 @@ pub(crate) fn entry_seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Input: a whole program RAM. Decodes it, follows every event and finds every address.
+/// Input: a whole program RAM. Decodes each word.
 pub fn fuzz_snq_program(data: &[u8]) {
     let mut input = Input(data);
     let mut ram = [0; snq::PROGRAM_WORDS];
@@ -213,15 +208,6 @@ pub fn fuzz_snq_program(data: &[u8]) {
                 assert!(!i.to_string().is_empty());
             }
             Err(e) => assert!(!e.to_string().is_empty()),
-        }
-    }
-    for event in snq::TriggerEvent::ALL {
-        let steps = snq::disassemble(&ram, event).count();
-        assert!((1..=256).contains(&steps));
-        let emitting = snq::disassemble(&ram, event).find(|(_, i)| i.is_ok_and(|i| i.emit));
-        if let Some((pc, _)) = emitting {
-            let found = snq::find_emission(&ram, pc).expect("some event reaches it");
-            assert!(found.words <= 7);
         }
     }
 }
@@ -313,7 +299,7 @@ pub fn fuzz_htax(data: &[u8]) {
         let bar2 = (windows.smfu.0..windows.smfu.0 + windows.smfu_size).contains(&probe.0);
         assert_eq!(hits, usize::from(bar0) + usize::from(bar2));
         for (_, x) in all {
-            assert!(htax::Port::from_one_hot(x.control.port_oh()).is_some());
+            assert!(x.control.port_oh().is_power_of_two());
         }
     }
 }

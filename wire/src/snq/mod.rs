@@ -13,8 +13,8 @@ mod table;
 pub use event::{TriggerEvent, TriggerMask};
 pub use isa::{Instruction, InstructionError, InstructionWord, Opcode, MAX_BURST};
 pub use program::{
-    assemble, disassemble, find_emission, AssembleError, Disassembly, Emission, EventProgram,
-    Found, Program, Style, END, FIRST_CONTINUATION, PROGRAM_WORDS,
+    assemble, AssembleError, Emission, EventProgram, Program, Style, END, FIRST_CONTINUATION,
+    PROGRAM_WORDS,
 };
 pub use table::{TABLE, TOURMALET};
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Assembler, map of program addresses, and disassembler.
 
-use super::isa::{Instruction, InstructionError, Opcode, MAX_BURST};
+use super::isa::{Instruction, Opcode, MAX_BURST};
 use super::TriggerEvent;
 use crate::ids::RegOffset;
 use core::fmt;
@@ -259,93 +259,4 @@ const fn place(program: &mut Program, row: usize, mut free: u8) -> Result<u8, As
         }
     }
     Ok(free)
-}
-
-/// Iterator over the instructions of one event's program in execution order.
-#[derive(Clone, Debug)]
-pub struct Disassembly<'a> {
-    ram: &'a [u64; PROGRAM_WORDS],
-    pc: u8,
-    left: u16,
-}
-
-impl Iterator for Disassembly<'_> {
-    /// Program address, and the instruction or an error if the word is invalid.
-    type Item = (u8, Result<Instruction, InstructionError>);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.left == 0 {
-            return None;
-        }
-        self.left -= 1;
-        let pc = self.pc;
-        let instruction = Instruction::decode(*self.ram.get(pc as usize)?);
-        match instruction {
-            Ok(Instruction {
-                opcode: Opcode::Read | Opcode::Emit,
-                next,
-                ..
-            }) if next != END => self.pc = next,
-            _ => self.left = 0,
-        }
-        Some((pc, instruction))
-    }
-}
-
-/// Follows the program of `event` in any program RAM. Ends at address 255, at an instruction that
-/// ends programs, at an invalid word, and after 256 instructions (a loop).
-pub const fn disassemble(ram: &[u64; PROGRAM_WORDS], event: TriggerEvent) -> Disassembly<'_> {
-    Disassembly {
-        ram,
-        pc: event.number(),
-        left: PROGRAM_WORDS as u16,
-    }
-}
-
-/// Result of [`find_emission`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Found {
-    /// The event.
-    pub event: TriggerEvent,
-    /// Index of the entry within the event's record, from 0.
-    pub part: u8,
-    /// Registers of the entry in word order, `words` of them; [`RegOffset::INVALID`] for a word
-    /// that the program does not write.
-    pub registers: [RegOffset; MAX_BURST as usize],
-    /// Number of payload words of the entry.
-    pub words: u8,
-}
-
-/// Disassembles the program in `ram` and finds the event whose instructions write an entry at
-/// address `pc`. Works for any program, not only for those that [`assemble`] builds.
-pub fn find_emission(ram: &[u64; PROGRAM_WORDS], pc: u8) -> Option<Found> {
-    for event in TriggerEvent::ALL {
-        let mut registers = [RegOffset::INVALID; MAX_BURST as usize];
-        let mut part = 0u8;
-        for (at, instruction) in disassemble(ram, event) {
-            let Ok(instruction) = instruction else { break };
-            if instruction.opcode == Opcode::Read {
-                let slots = registers
-                    .iter_mut()
-                    .skip(instruction.slot as usize)
-                    .take(instruction.len as usize);
-                for (register, k) in slots.zip(0u32..) {
-                    *register = RegOffset(instruction.addr.0 + 8 * k);
-                }
-            }
-            if instruction.emit {
-                if at == pc {
-                    return Some(Found {
-                        event,
-                        part,
-                        registers,
-                        words: instruction.words,
-                    });
-                }
-                part = part.saturating_add(1);
-                registers = [RegOffset::INVALID; MAX_BURST as usize];
-            }
-        }
-    }
-    None
 }

@@ -192,14 +192,6 @@ impl Tlp {
         }
     }
 
-    /// Returns the number of dwords of the header: 3 or 4.
-    pub const fn header_dwords(&self) -> usize {
-        match self.kind {
-            Kind::MemRead { span, .. } | Kind::MemWrite { span, .. } if span.addr >> 32 != 0 => 4,
-            _ => 3,
-        }
-    }
-
     /// Returns the header dwords; the fourth is 0 if the header has three. Fails if a field is out
     /// of range.
     pub fn encode(&self) -> Result<[u32; 4], Error> {

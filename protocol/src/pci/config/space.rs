@@ -115,13 +115,6 @@ impl Space {
         Some((high << 32) | low)
     }
 
-    /// Returns true if the addresses of all BARs are those of the windows.
-    #[must_use]
-    pub fn is_in_place(&self) -> bool {
-        let mut all = self.assigned.iter().enumerate();
-        all.all(|(i, at)| self.address(i).is_none_or(|a| a == *at))
-    }
-
     /// Returns a mask of the bits that do not come from the device, and their values.
     fn own(&self, dword: u16) -> (u32, u32) {
         const ALL: u32 = u32::MAX;
