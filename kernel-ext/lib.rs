@@ -22,6 +22,7 @@ pub mod sched;
 pub mod security;
 pub mod sysfs;
 pub mod tasklet;
+pub mod testing;
 pub mod timer;
 pub mod trace;
 pub mod uevent;

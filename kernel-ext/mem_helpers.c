@@ -20,17 +20,12 @@ void extoll_pinned_sub(struct mm_struct *mm, unsigned long pages)
 	atomic64_sub(pages, &mm->pinned_vm);
 }
 
-long extoll_pin_user(unsigned long start, unsigned long pages, bool write, bool longterm,
-		     bool nofault, struct page **list)
+long extoll_pin_user(unsigned long start, unsigned long pages, bool write, struct page **list)
 {
-	unsigned int flags = 0;
+	unsigned int flags = FOLL_LONGTERM;
 
 	if (write)
 		flags |= FOLL_WRITE;
-	if (longterm)
-		flags |= FOLL_LONGTERM;
-	if (nofault)
-		flags |= FOLL_NOFAULT;
 	return pin_user_pages_fast(start, min(pages, 4096UL), flags, list);
 }
 

@@ -17,8 +17,7 @@ struct sg_table;
 void extoll_pinned_add(struct mm_struct *mm, unsigned long pages);
 void extoll_pinned_sub(struct mm_struct *mm, unsigned long pages);
 /* Pins up to 4096 pages of the current process. Returns their number or an error. */
-long extoll_pin_user(unsigned long start, unsigned long pages, bool write, bool longterm,
-		     bool nofault, struct page **list);
+long extoll_pin_user(unsigned long start, unsigned long pages, bool write, struct page **list);
 /*
  * Returns the length of the iterator's next chunk of user memory, up to max bytes, and advances
  * the iterator past it. Returns 0 at the end, -EOPNOTSUPP for other memory.

@@ -122,11 +122,8 @@ void extoll_skb_orphan(struct sk_buff *skb);
 void extoll_skb_get(struct sk_buff *skb);
 void extoll_skb_disown(struct sk_buff *skb);
 void extoll_skb_forget_dev(struct sk_buff *skb);
-/* Maximum number of fragments that extoll_skb_fragments() stores. */
-#define EXTOLL_SKB_FRAGMENTS 46
-int extoll_skb_fragments(const struct sk_buff *skb, struct bio_vec *list, unsigned int max);
-/* For tests: a frame whose byte i has the value i; its paged data begin at offset of a page. */
-struct sk_buff *extoll_skb_sample(size_t head, size_t data, size_t offset);
+/* Returns a frame with len bytes, for tests. */
+struct sk_buff *extoll_skb_sample(size_t len);
 
 void extoll_ack(struct netlink_ext_ack *ack, const char *why);
 void extoll_bh_disable(void);

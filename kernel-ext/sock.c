@@ -566,19 +566,6 @@ int extoll_sock_take_error(struct sock *sk)
 	return sock_error(sk);
 }
 
-unsigned int extoll_sock_ended(const struct sock *sk)
-{
-	return READ_ONCE(sk->sk_shutdown) & SHUTDOWN_MASK;
-}
-
-/* Does not change the TCP state, on which the FIN of the next shutdown() or close depends. */
-void extoll_sock_mark_ended(struct sock *sk, unsigned int directions)
-{
-	lock_sock(sk);
-	WRITE_ONCE(sk->sk_shutdown, sk->sk_shutdown | (directions & SHUTDOWN_MASK));
-	release_sock(sk);
-}
-
 /* Like lock_sock(), but fails if the lock is taken. */
 static bool try_lock_sock(struct sock *sk)
 {

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Command `pieces`: transfers of memory with arbitrary segment boundaries.
-//!
-//! It registers the memory that a process writes from (`dir=put`, behind the line of the command)
-//! or reads into (`dir=get`, with the next read), or pages of the kernel.
+//! Command `pieces`: sends pages of the kernel with unaligned fragments.
 
 use crate::{
     attached::Attached,
@@ -19,37 +16,16 @@ use extoll_core::{
     rma::{transfer::Engine, Address},
 };
 use kernel::{
-    iov::{IovIterDest, IovIterSource},
     page::Page,
     prelude::*,
     sync::Arc,
     time::Delta,
 };
-use kernel_ext::mem::{Fragment, FragmentList, PageList, Pin, UserIter, PAGE};
+use kernel_ext::mem::{Fragment, FragmentList, PAGE};
 use wire::ids::Nla;
 
-/// Maximum number of bytes of a transfer.
-const MOST: usize = 16 << 20;
 /// Byte between the chunks in pages of the kernel.
 const BETWEEN: u8 = 0xee;
-
-/// Pins the memory of a process. With `strict`, only prints its layout and returns `None`.
-fn pin<I: UserIter>(
-    iter: &mut I,
-    words: &Words,
-    report: &mut Report<'_>,
-) -> Result<Option<FragmentList>> {
-    let result = match words.strict {
-        0 => FragmentList::pin_iter(iter, MOST, Pin::Transfer).map(Some),
-        _ => PageList::pin_iter(iter, MOST, Pin::Registration).and_then(|list| {
-            report.number("pages", list.len() as u64)?;
-            report.number("offset", list.offset() as u64)?;
-            report.number("bytes", list.bytes() as u64)?;
-            Ok(None)
-        }),
-    };
-    result.or_else(|e| report.fail(e, fmt!("cannot pin: {e:?}")))
-}
 
 /// Returns three pages with a chunk of each, of 8192 bytes in total, filled with the pattern.
 fn own(seed: u64) -> Result<FragmentList> {
@@ -91,26 +67,18 @@ fn show(list: &FragmentList, report: &mut Report<'_>) -> Result {
     Ok(())
 }
 
-/// Transfers all fragments in order between local memory and the memory at `nla` of a peer.
+/// Puts all fragments in order to the memory at `nla` of a peer.
 fn transfer(nic: &Arc<Nic>, words: &Words, list: &FragmentList, report: &mut Report<'_>) -> Result {
-    if words.node.is_none() {
-        return Ok(());
-    }
     let to = destination(words, report)?;
     let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
     let vpid = requester.vpid();
     let engine = Engine::new(requester, notifications)?;
-    let access = if words.get {
-        Access::WRITE
-    } else {
-        Access::READ
-    };
     // The peers are part of the test and may access whole pages.
     let (pages, whole) = (list.pages().clone(), WholePages::EXPOSED);
     let (first, bytes) = (pages.offset(), pages.bytes());
     let region = match nic
         .atu()
-        .register_range(vpid, pages, first, bytes, access, whole)
+        .register_range(vpid, pages, first, bytes, Access::READ, whole)
     {
         Ok(region) => region,
         Err(e) => return report.fail(e, fmt!("cannot register: {e:?}")),
@@ -124,13 +92,7 @@ fn transfer(nic: &Arc<Nic>, words: &Words, list: &FragmentList, report: &mut Rep
             remote: Nla(words.nla + words.offset + done),
         };
         let len = fragment.len as u64;
-        let result = if words.get {
-            let handle = engine.get(to, address, len, timeout);
-            handle.and_then(|handle| handle.wait())
-        } else {
-            engines::put(&engine, to, address, len, timeout)
-        };
-        if let Err(e) = result {
+        if let Err(e) = engines::put(&engine, to, address, len, timeout) {
             outcome(Err(e), report)?;
             return Err(e.into());
         }
@@ -140,48 +102,14 @@ fn transfer(nic: &Arc<Nic>, words: &Words, list: &FragmentList, report: &mut Rep
     region.revoke()
 }
 
-/// Command `pieces dir=put`: sends the data behind the line of the command, or pages of the kernel
-/// without such data.
-pub(crate) fn put(
-    attached: &Attached,
-    words: &Words,
-    memory: &mut IovIterSource<'_>,
-    report: &mut Report<'_>,
-) -> Result {
+/// Command `pieces`.
+pub(crate) fn put(attached: &Attached, words: &Words, report: &mut Report<'_>) -> Result {
     let timeout = Delta::from_millis(words.timeout_ms as i64);
     let run = match attached.begin(timeout) {
         Ok(run) => run,
         Err(e) => return report.fail(e, fmt!("cannot begin: {e:?}")),
     };
-    let list = if memory.is_empty() {
-        Some(own(words.seed)?)
-    } else {
-        pin(memory, words, report)?
-    };
-    let Some(list) = list else {
-        return Ok(());
-    };
+    let list = own(words.seed)?;
     show(&list, report)?;
     transfer(&*run.nic()?, words, &list, report)
-}
-
-/// Command `pieces dir=get`: reads into the memory of a read call. Returns the number of bytes
-/// stored.
-pub(crate) fn get(
-    attached: &Attached,
-    words: &Words,
-    memory: &mut IovIterDest<'_>,
-    report: &mut Report<'_>,
-) -> Result<usize> {
-    let timeout = Delta::from_millis(words.timeout_ms as i64);
-    let run = match attached.begin(timeout) {
-        Ok(run) => run,
-        Err(e) => return report.fail(e, fmt!("cannot begin: {e:?}")),
-    };
-    let Some(list) = pin(memory, words, report)? else {
-        return Ok(0);
-    };
-    show(&list, report)?;
-    transfer(&*run.nic()?, words, &list, report)?;
-    Ok(list.bytes())
 }

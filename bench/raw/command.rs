@@ -17,11 +17,7 @@ use crate::{
     wait::Mode,
 };
 use extoll_core::{atu::Access, rma::transfer::Notify};
-use kernel::{
-    iov::{IovIterDest, IovIterSource},
-    prelude::*,
-    time::Delta,
-};
+use kernel::{prelude::*, time::Delta};
 use kernel_ext::mem::PAGE;
 use wire::{
     ids::{NodeId, Vpid},
@@ -66,8 +62,6 @@ pub(crate) struct Words {
     /// `rate`: number of messages that are sent together. `lock`: number of timeouts that do not
     /// end the command.
     pub(crate) patience: u64,
-    /// `pieces`: not 0 to reject memory with gaps and to transfer nothing.
-    pub(crate) strict: u64,
     /// Words for engines: fragments, notification of peers, method and time of ending transfers,
     /// listener of the offer, its delay, and use of its engine.
     pub(crate) frags: u64,
@@ -105,7 +99,6 @@ impl Words {
             compare: i32::MAX as u64,
             add: 1,
             patience: 0,
-            strict: 0,
             frags: 16,
             notify: Notify::Nothing,
             by: By::Cancel,
@@ -144,7 +137,6 @@ impl Words {
                 "number" => (1 << 24) - 1,
                 "compare" | "add" => i32::MAX as u64,
                 "patience" => 1000,
-                "strict" => 1,
                 "frags" => lists::MAX_FRAGMENTS as u64,
                 "pause_ms" | "slow_us" => 10_000,
                 _ => return report.fail(EINVAL, fmt!("unknown word '{key}'")),
@@ -176,7 +168,6 @@ impl Words {
                 "compare" => all.compare = number,
                 "add" => all.add = number,
                 "patience" => all.patience = number,
-                "strict" => all.strict = number,
                 "frags" => all.frags = number,
                 "pause_ms" => all.pause_ms = number,
                 "slow_us" => all.slow_us = number,
@@ -238,58 +229,15 @@ pub(crate) struct Peer {
     pub(crate) mode: Mode,
 }
 
-/// Operation of a command on the memory of the next read.
-pub(crate) struct Later(Words);
-
-impl Later {
-    /// Performs the operation and writes its lines to `result`. Returns the number of bytes stored
-    /// in the memory. May sleep.
-    pub(crate) fn read(
-        self,
-        registry: &Registry,
-        memory: &mut IovIterDest<'_>,
-        result: &mut KVec<u8>,
-    ) -> Result<usize> {
-        let mut report = Report(result);
-        let Self(words) = self;
-        let Some(attached) = registry.get(words.nic as usize) else {
-            return report.fail(ENODEV, fmt!("there is no NIC number {}", words.nic));
-        };
-        chunks::get(&attached, &words, memory, &mut report)
-    }
-}
-
-/// Runs one command and writes its lines to `result`, even if it fails. `memory` is the data that
-/// was written behind the command. May sleep.
-pub(crate) fn run(
-    registry: &Registry,
-    text: &[u8],
-    memory: &mut IovIterSource<'_>,
-    result: &mut KVec<u8>,
-) -> Result<Option<Later>> {
+/// Runs one command and writes its lines to `result`, even if it fails. May sleep.
+pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Result {
     let mut report = Report(result);
     let Ok(text) = core::str::from_utf8(text) else {
         return report.fail(EINVAL, fmt!("the command is not UTF-8"));
     };
-    let mut words = text.split_ascii_whitespace();
-    let verb = words.next().unwrap_or("");
-    if verb != "pieces" {
-        if !memory.is_empty() {
-            return report.fail(EINVAL, fmt!("only 'pieces' accepts memory"));
-        }
-        return once(registry, text, &mut report).map(|()| None);
-    }
-    let words = Words::parse(words, &mut report)?;
-    let Some(attached) = registry.get(words.nic as usize) else {
-        return report.fail(ENODEV, fmt!("there is no NIC number {}", words.nic));
-    };
-    if words.get {
-        return Ok(Some(Later(words)));
-    }
-    chunks::put(&attached, &words, memory, &mut report).map(|()| None)
+    once(registry, text, &mut report)
 }
 
-/// Runs a command without memory.
 fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
     let mut words = text.split_ascii_whitespace();
     let verb = words.next().unwrap_or("");
@@ -310,6 +258,7 @@ fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
     };
     let vpid = Vpid::new(words.vpid as u16).ok_or(EINVAL)?;
     match verb {
+        "pieces" => chunks::put(&attached, &words, report),
         "serve" => {
             if let Err(e) = attached.serve(vpid) {
                 return report.fail(e, fmt!("cannot serve: {e:?}"));

@@ -31,7 +31,6 @@ mod wait;
 mod window;
 
 use attached::{Attached, Registry};
-use command::Later;
 use kernel::{
     auxiliary,
     device::Core,
@@ -102,8 +101,6 @@ impl auxiliary::Driver for RawDriver {
 struct Output {
     text: KVec<u8>,
     position: i64,
-    /// Operation of the next read, before there is a result.
-    next: Option<Later>,
 }
 
 /// Open file with the result of its last command.
@@ -125,7 +122,7 @@ impl MiscDevice for Control {
             try_pin_init!(Self {
                 registry: REGISTRY.get().ok_or(ENODEV)?,
                 output <- new_mutex!(
-                    Output { text: KVec::new(), position: 0, next: None },
+                    Output { text: KVec::new(), position: 0 },
                     "extoll_bench_output"
                 ),
             }),
@@ -136,14 +133,7 @@ impl MiscDevice for Control {
     fn read_iter(kiocb: Kiocb<'_, Self::Ptr>, iov: &mut IovIterDest<'_>) -> Result<usize> {
         let this = kiocb.file();
         let mut output = this.output.lock();
-        let Output {
-            text,
-            position,
-            next,
-        } = &mut *output;
-        if let Some(next) = next.take() {
-            return next.read(&this.registry, iov, text);
-        }
+        let Output { text, position } = &mut *output;
         iov.simple_read_from_buffer(position, text)
     }
 
@@ -152,7 +142,6 @@ impl MiscDevice for Control {
         let len = iov.len();
         let mut command = KVec::new();
         let mut byte = [0];
-        // Data behind the line is memory for the command.
         while !iov.is_empty() {
             if iov.copy_from_iter(&mut byte) == 0 {
                 return Err(EFAULT);
@@ -163,12 +152,14 @@ impl MiscDevice for Control {
                 [byte] => command.push(byte, GFP_KERNEL)?,
             }
         }
+        if !iov.is_empty() {
+            return Err(EINVAL);
+        }
         // A second command on the same file waits for the first, whose run has a deadline.
         let mut output = this.output.lock();
         output.text.clear();
         output.position = 0;
-        output.next = None;
-        output.next = command::run(&this.registry, &command, iov, &mut output.text)?;
+        command::run(&this.registry, &command, &mut output.text)?;
         Ok(len)
     }
 }

@@ -1,18 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Fragmented memory with unaligned ends: user memory of an iterator, parts of pages as in block
-//! requests, and frames.
+//! Fragmented memory with unaligned ends, such as the parts of pages in a block request.
 
-use super::{
-    pages::Hold,
-    user::{ranges, Pin, UserIter},
-    PageList, PAGE,
-};
-use crate::{bindings, net::SkBuff};
-use core::{
-    marker::PhantomData,
-    mem::{ManuallyDrop, MaybeUninit},
-};
+use super::{pages::Hold, PageList, PAGE};
+use crate::bindings;
+use core::{marker::PhantomData, mem::MaybeUninit};
 use kernel::{
     page::Page,
     prelude::*,
@@ -20,40 +12,16 @@ use kernel::{
 };
 use protocol::mem::fragments::{slice, Fragment, Layout};
 
-/// Maximum number of ranges of a frame: its head, and the stack's maximum of page fragments.
-const FRAME_FRAGMENTS: usize = bindings::EXTOLL_SKB_FRAGMENTS as usize;
-
 /// Memory in several ranges, stored as a list of pages and the fragments in it.
 ///
 /// A device sees the list as one range with page i at 4096 · i, so all of it is registered once. If
 /// a fragment ends within a page and another one follows, the range has a gap. Without gaps,
 /// [`FragmentList::contiguous`] returns the list, whose [`PageList::offset`] and
 /// [`PageList::bytes`] describe the bytes. With gaps, one command can only transfer one
-/// [`Fragment`], which begins at 4096 · `page` + `offset`. The constructors of [`PageList`] with
-/// the same names reject gaps.
+/// [`Fragment`], which begins at 4096 · `page` + `offset`.
 ///
-/// The device can access whole pages. The bytes before, between and after the fragments belong to
-/// the same process ([`FragmentList::pin_iter`]), or may be any kernel data
-/// ([`PageList::shares_pages`]).
-///
-/// # Examples
-///
-/// Data of a `write` call are sent without a copy:
-///
-/// ```
-/// # use kernel::{iov::IovIterSource, prelude::*};
-/// # use kernel_ext::mem::{Fragment, FragmentList, PageList, Pin};
-/// # fn register(_: &PageList) -> Result<u64> { Ok(0) }
-/// # fn put(_: u64, _: usize) -> Result { Ok(()) }
-/// fn send(iov: &mut IovIterSource<'_>) -> Result<usize> {
-///     let memory = FragmentList::pin_iter(iov, 1 << 20, Pin::Transfer)?;
-///     let address = register(memory.pages())?;
-///     for Fragment { page, offset, len } in memory.fragments() {
-///         put(address + (page * 4096 + offset) as u64, *len)?;
-///     }
-///     Ok(memory.bytes())
-/// }
-/// ```
+/// The device can access whole pages. The bytes before, between and after the fragments may be any
+/// kernel data ([`PageList::shares_pages`]).
 pub struct FragmentList {
     pages: Arc<PageList>,
     fragments: KVVec<Fragment>,
@@ -107,17 +75,14 @@ struct Builder {
     list: PageList,
     fragments: KVVec<Fragment>,
     layout: Layout,
-    /// True if gaps are rejected.
-    strict: bool,
 }
 
 impl Builder {
-    fn new(hold: Hold, strict: bool) -> Self {
+    fn new(hold: Hold) -> Self {
         Self {
             list: PageList::empty(hold),
             fragments: KVVec::new(),
             layout: Layout::new(),
-            strict,
         }
     }
 
@@ -125,9 +90,6 @@ impl Builder {
     /// of new pages.
     fn add_range(&mut self, offset: usize, len: usize, same: bool) -> Result<(usize, usize)> {
         let added = self.layout.add(offset, len, same).ok_or(EINVAL)?;
-        if self.strict && !self.layout.is_contiguous() {
-            return Err(EINVAL);
-        }
         match self.fragments.last_mut() {
             Some(last) if !added.new => *last = added.fragment,
             _ => self.fragments.push(added.fragment, GFP_KERNEL_ACCOUNT)?,
@@ -140,8 +102,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: an empty range, a gap that is not permitted, or a page without a reference count.
-    /// `ENOMEM`.
+    /// `EINVAL`: an empty range, or a page without a reference count. `ENOMEM`.
     ///
     /// # Safety
     ///
@@ -206,82 +167,7 @@ impl Builder {
     }
 }
 
-fn pin<I: UserIter>(iter: &mut I, max: usize, pin: Pin, strict: bool) -> Result<FragmentList> {
-    let ranges = ranges(iter, max)?;
-    let mut builder = Builder::new(Hold::Nothing, strict);
-    // Detects errors before pages are pinned.
-    for (start, len) in ranges.iter() {
-        builder.add_range(start % PAGE, *len, false)?;
-    }
-    let memory = builder.allocate()?;
-    // SAFETY: the iterator is valid and borrowed.
-    let nofault = unsafe { (*iter.raw()).nofault };
-    builder.list = PageList::pin_ranges(&ranges, I::WRITE, pin, nofault)?;
-    let list = builder.finish(memory, None);
-    // SAFETY: the iterator is valid and borrowed, and has at least this number of bytes.
-    unsafe { bindings::iov_iter_advance(iter.raw(), list.bytes) };
-    Ok(list)
-}
-
-fn share(vecs: BioVecs<'_>, strict: bool) -> Result<FragmentList> {
-    let hold = Hold::References { write: vecs.write };
-    let mut builder = Builder::new(hold, strict);
-    for vec in vecs.get() {
-        let (offset, len) = (vec.bv_offset as usize, vec.bv_len as usize);
-        // SAFETY: by the type invariant of `vecs` the pages are valid; each page gets a reference.
-        unsafe { builder.add(vec.bv_page, offset, len, true) }?;
-    }
-    let memory = builder.allocate()?;
-    Ok(builder.finish(memory, None))
-}
-
-fn take(skb: SkBuff, strict: bool) -> Result<FragmentList, (SkBuff, Error)> {
-    let prepare = |skb: &SkBuff| {
-        let mut vecs = [bindings::bio_vec::default(); FRAME_FRAGMENTS];
-        // SAFETY: the frame is valid, and `vecs` has room for this number of ranges.
-        let n = unsafe {
-            bindings::extoll_skb_fragments(
-                skb.as_raw(),
-                vecs.as_mut_ptr(),
-                FRAME_FRAGMENTS as c_uint,
-            )
-        };
-        let n = usize::try_from(n).map_err(|_| Error::from_errno(n))?;
-        let mut builder = Builder::new(Hold::Nothing, strict);
-        for vec in vecs.get(..n).ok_or(EINVAL)? {
-            let (offset, len) = (vec.bv_offset as usize, vec.bv_len as usize);
-            // SAFETY: the list will own the frame, whose memory does not change before that.
-            unsafe { builder.add(vec.bv_page, offset, len, false) }?;
-        }
-        let memory = builder.allocate()?;
-        Ok((builder, memory))
-    };
-    match prepare(&skb) {
-        Ok((builder, memory)) => {
-            Ok(builder.finish(memory, Some(Hold::Frame(ManuallyDrop::new(skb)))))
-        }
-        Err(e) => Err((skb, e)),
-    }
-}
-
 impl FragmentList {
-    /// Pins the next `max` bytes of an iterator over memory of the current process, or all if fewer
-    /// remain, and advances the iterator by their number. A device only reads them if the iterator
-    /// is a source, and also writes them if it is a destination. Pins are counted and charged as by
-    /// [`PageList::pin`]. Process context, in the process that owns the memory; sleeps.
-    ///
-    /// The caller must watch memory that stays registered for changes ([`super::Watch`]),
-    /// separately for each of [`PageList::user_ranges`].
-    ///
-    /// # Errors
-    ///
-    /// On an error the iterator is not advanced. `EINVAL`: no bytes. `EOPNOTSUPP`: kernel memory,
-    /// or memory that cannot be pinned for the requested lifetime. `ENOSPC`, `EFAULT`, `ENOMEM`,
-    /// `EINTR`: same as for [`PageList::pin`].
-    pub fn pin_iter<I: UserIter>(iter: &mut I, max: usize, pin: Pin) -> Result<Self> {
-        self::pin(iter, max, pin, false)
-    }
-
     /// Takes a reference to each page of ranges of pages. Other users of the pages continue to use
     /// them. May sleep.
     ///
@@ -290,18 +176,15 @@ impl FragmentList {
     /// `EINVAL`: there are no ranges, a range is empty, or a page belongs to the kernel's heap and
     /// has no reference count. `ENOMEM`.
     pub fn share_bvecs(vecs: BioVecs<'_>) -> Result<Self> {
-        share(vecs, false)
-    }
-
-    /// Makes a list of a frame, for a device that reads it. Dropping the list frees the frame as a
-    /// sent frame. May sleep.
-    ///
-    /// # Errors
-    ///
-    /// Errors come with the frame. `EINVAL`: the frame is empty. `EOPNOTSUPP`: the frame is a list
-    /// of frames, or in memory that the CPU cannot access. `ENOMEM`.
-    pub fn take_frame(skb: SkBuff) -> Result<Self, (SkBuff, Error)> {
-        take(skb, false)
+        let mut builder = Builder::new(Hold::References { write: vecs.write });
+        for vec in vecs.get() {
+            let (offset, len) = (vec.bv_offset as usize, vec.bv_len as usize);
+            // SAFETY: by the type invariant of `vecs` the pages are valid; each page gets a
+            // reference.
+            unsafe { builder.add(vec.bv_page, offset, len, true) }?;
+        }
+        let memory = builder.allocate()?;
+        Ok(builder.finish(memory, None))
     }
 
     /// Makes a list of pages that no other object uses. Each has a range, given by its offset and
@@ -311,7 +194,7 @@ impl FragmentList {
     ///
     /// `EINVAL`: there are no pages, or a range is empty or exceeds its page. `ENOMEM`.
     pub fn from_pages(ranges: KVVec<(Page, usize, usize)>) -> Result<Self> {
-        let mut builder = Builder::new(Hold::Nothing, false);
+        let mut builder = Builder::new(Hold::Nothing);
         let mut pages = KVVec::with_capacity(ranges.len(), GFP_KERNEL)?;
         for (page, offset, len) in ranges {
             if offset.checked_add(len).is_none_or(|end| end > PAGE) {
@@ -356,38 +239,5 @@ impl FragmentList {
             1 => Ok(self.pages),
             _ => Err(self),
         }
-    }
-}
-
-impl PageList {
-    /// Like [`FragmentList::pin_iter`], for memory without gaps: all segments of the iterator
-    /// except the first begin at a page boundary, and all except the last end at one.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL`: there are gaps, and no page was pinned. Other errors: same as
-    /// [`FragmentList::pin_iter`].
-    pub fn pin_iter<I: UserIter>(iter: &mut I, max: usize, pin: Pin) -> Result<Arc<Self>> {
-        Ok(self::pin(iter, max, pin, true)?.pages)
-    }
-
-    /// Takes references like [`FragmentList::share_bvecs`], for ranges without gaps.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL`: there are gaps. Other errors: same as [`FragmentList::share_bvecs`].
-    pub fn share_bvecs(vecs: BioVecs<'_>) -> Result<Arc<Self>> {
-        Ok(share(vecs, true)?.pages)
-    }
-
-    /// Like [`FragmentList::take_frame`], for frames without gaps. Almost all frames with data
-    /// outside of the head have a gap after it.
-    ///
-    /// # Errors
-    ///
-    /// Errors come with the frame. `EINVAL`: there are gaps. Other errors: same as
-    /// [`FragmentList::take_frame`].
-    pub fn take_frame(skb: SkBuff) -> Result<Arc<Self>, (SkBuff, Error)> {
-        Ok(take(skb, true)?.pages)
     }
 }

@@ -7,7 +7,6 @@
 //! | whole pages: kernel buffers, pages, pinned user memory | [`PageList`] |
 //! | fragments of memory, with unaligned ends | [`FragmentList`] |
 //! | mappings for a device, made and undone with a [`BoundDevice`] | [`Streaming`] |
-//! | bytes that a driver and its device have by turns | [`SyncMapping`] |
 //! | addresses behind an IOMMU, and pages by turns | [`IovaRange`] |
 //! | mappings of lists of pages, made without memory | [`PreallocatedTable`] |
 //! | notification of changes of user address spaces | [`Watch`] |
@@ -21,7 +20,6 @@ mod pages;
 mod prealloc;
 mod streaming;
 mod streaming_tests;
-mod sync_mapping;
 mod user;
 mod watch;
 
@@ -35,8 +33,7 @@ pub use protocol::mem::fragments::Fragment;
 pub use streaming::{
     Bytes, Contiguous, Kind, Pages, Range, Streaming, StreamingPages, StreamingRange,
 };
-pub use sync_mapping::SyncMapping;
-pub use user::{Maps, Pin, UserIter, UserRange, MAX_PINNED};
+pub use user::{Maps, MAX_PINNED};
 pub use watch::{Change, Watch, Watcher};
 
 /// Page size in bytes. It is the size of the NIC's pages (HW §11.1), so kernels with larger pages

@@ -3,8 +3,7 @@
 //! Lists of pages that stay allocated while the list exists.
 
 use super::{user::Pins, PAGE};
-use crate::{bindings, net::SkBuff};
-use core::mem::ManuallyDrop;
+use crate::bindings;
 use kernel::{
     page::{AsPageIter, Page},
     prelude::*,
@@ -23,8 +22,6 @@ pub(super) enum Hold {
     Owned(#[allow(dead_code)] KVVec<Page>),
     /// The owner of the pages, whose memory may have any values.
     Owner(#[allow(dead_code)] KBox<dyn Send + Sync>),
-    /// A frame, which other owners may also read.
-    Frame(ManuallyDrop<SkBuff>),
 }
 
 /// List of pages, in the order of their device addresses. The content of the list is the
@@ -163,16 +160,16 @@ impl PageList {
             Hold::Pins(pins) => pins.write(),
             Hold::References { write } => *write,
             Hold::Owned(_) | Hold::Owner(_) => true,
-            Hold::Nothing | Hold::Frame(_) => false,
+            Hold::Nothing => false,
         }
     }
 
     /// Returns true if the pages contain other kernel data besides the bytes of the list, like
-    /// pages of frames and block requests. A peer that knows the pages' addresses, for example, can
+    /// pages of block requests. A peer that knows the pages' addresses, for example, can
     /// make the device access these data as well.
     pub fn shares_pages(&self) -> bool {
         match &self.hold {
-            Hold::References { .. } | Hold::Frame(_) => true,
+            Hold::References { .. } => true,
             Hold::Pins(_) | Hold::Owned(_) | Hold::Owner(_) | Hold::Nothing => false,
         }
     }
@@ -228,10 +225,6 @@ impl Drop for PageList {
                     // SAFETY: by the type invariant the list owns a reference to each page.
                     unsafe { bindings::extoll_page_put(*page) };
                 }
-            }
-            Hold::Frame(skb) => {
-                // SAFETY: the field is not used again.
-                unsafe { ManuallyDrop::take(skb) }.consume();
             }
             Hold::Nothing | Hold::Owned(_) | Hold::Owner(_) => {}
         }

@@ -9,8 +9,8 @@ mod tests {
     use crate::{
         bindings,
         mem::{
-            BoundDevice, Bytes, Contiguous, FragmentList, PageList, StreamingPages, StreamingRange,
-            PAGE,
+            BioVecs, BoundDevice, Bytes, Contiguous, FragmentList, PageList, StreamingPages,
+            StreamingRange, PAGE,
         },
         net::{Config, NetDev, RxMapping, SkBuff, TxMapping},
     };
@@ -153,8 +153,15 @@ mod tests {
         assert_eq!(map.segments().map(|(_, pages)| pages).sum::<u64>(), 3);
         assert_eq!(map.bytes(), 3 * PAGE);
         assert!(map.unmap(&dev).is_ok());
-        // Frames may only be mapped for reading.
-        let list = FragmentList::take_frame(frame(64)?).map_err(|(_, e)| e)?;
+        // A list that is not writable is only mapped for reading.
+        let page = Page::alloc_page(GFP_KERNEL)?;
+        let vec = bindings::bio_vec {
+            bv_page: page.as_ptr(),
+            bv_offset: 0,
+            bv_len: 64,
+        };
+        // SAFETY: the page belongs to the test, and other threads do not access it.
+        let list = FragmentList::share_bvecs(unsafe { BioVecs::from_raw(&vec, 1, false) })?;
         let list = list.pages().clone();
         assert_eq!(
             StreamingPages::map(&dev, list.clone(), true).err(),
@@ -166,7 +173,7 @@ mod tests {
 
     fn frame(len: usize) -> Result<SkBuff> {
         // SAFETY: no preconditions.
-        let skb = unsafe { bindings::extoll_skb_sample(len, 0, 0) };
+        let skb = unsafe { bindings::extoll_skb_sample(len) };
         if skb.is_null() {
             return Err(ENOMEM);
         }

@@ -151,29 +151,6 @@ impl Interrupts {
         self.fired.add(u64::from(done == 0), Relaxed);
     }
 
-    /// Calls the handlers of a vector if it is requested. Context: hard interrupts, or any other
-    /// context that allows an RCU read-side critical section.
-    pub fn fire(&self, vector: u32) {
-        let _grace = rcu::read_lock();
-        if let Some((word, bit)) = self.bit(vector) {
-            if word.load(Relaxed) & bit != 0 {
-                self.fire_one(vector);
-            }
-        }
-    }
-
-    /// Calls the handlers of all requested vectors. Context: same as for [`Interrupts::fire`].
-    pub fn fire_all(&self) {
-        let _grace = rcu::read_lock();
-        for (index, word) in (0..).zip(&self.requested) {
-            let mut bits = word.load(Relaxed);
-            while bits != 0 {
-                self.fire_one(index * BITS + bits.trailing_zeros());
-                bits &= bits - 1;
-            }
-        }
-    }
-
     /// Calls the handlers of requested vectors, from vector `from` upwards, then the vectors before
     /// it. Calls `more` before each vector. Returns `None` after all vectors, or the next vector if
     /// `more` returned false. Hard interrupts, or any other context that allows an RCU read-side

@@ -54,7 +54,7 @@
 //! }
 //!
 //! fn interrupt(bridge: &HostBridge) {
-//!     bridge.interrupts().fire_all();
+//!     bridge.interrupts().fire_while(0, || true);
 //! }
 //! ```
 

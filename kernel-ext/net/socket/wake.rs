@@ -168,17 +168,6 @@ impl Endpoint {
             finished: raw.finished,
         })
     }
-
-    /// Returns the directions that are shut down for TCP, for example by a FIN or RST of the peer,
-    /// or by `shutdown()`.
-    pub fn ended(&self) -> ShutdownDirections {
-        // SAFETY: the sock is valid by the type invariant.
-        let bits = unsafe { bindings::extoll_sock_ended(self.as_raw()) };
-        ShutdownDirections {
-            receiving: bits & 1 != 0,
-            sending: bits & 2 != 0,
-        }
-    }
 }
 
 /// Functions for a running operation, like all of [`Tcp`].
@@ -197,18 +186,6 @@ impl Tcp {
     pub fn take_error(&self) -> Result {
         // SAFETY: the sock is valid by the type invariant.
         kernel::error::to_result(unsafe { bindings::extoll_sock_take_error(self.sk()) })
-    }
-
-    /// Records in the sock that directions have ended. TCP sends nothing, and keeps its state, by
-    /// which it decides whether to send a FIN. TCP's `recvmsg` then returns 0 and its `sendmsg`
-    /// `EPIPE`; `poll` and `ss` show the end. This cannot be undone, so do not use it for
-    /// connections that may still continue as TCP. Takes the sock's lock, may sleep.
-    ///
-    /// A data path that ends a direction in a softirq cannot call this there. It must record the
-    /// end in its own state in any case.
-    pub fn mark_ended(&self, ended: ShutdownDirections) {
-        // SAFETY: the sock is valid by the invariants; process context.
-        unsafe { bindings::extoll_sock_mark_ended(self.sk(), ended.bits()) }
     }
 
     /// Returns the number of bytes that must be available before a call for `len` bytes returns:

@@ -17,8 +17,8 @@ use kernel::{
     InPlaceModule,
 };
 use kernel_ext::{
-    mem::SyncMapping,
     pci::{device_id, Enabled},
+    testing::SyncMapping,
     vectors::{VectorHandler, Vectors},
 };
 

@@ -45,8 +45,6 @@ const OWN_ROUTE: i32 = 5;
 const QUEUED: i32 = 6;
 /// Set: the path outlives the socket. Read: number of times that such paths woke.
 const OUTLIVE: i32 = 7;
-/// Set: marks directions as ended (1 receiving, 2 sending). Read: ended directions.
-const ENDED: i32 = 8;
 
 /// Operations of the module's sockets.
 pub(crate) struct Loop;
@@ -221,7 +219,7 @@ impl Data {
             let skip = begin + if peek { got } else { 0 };
             let ready = time.until(|| {
                 let s = path.state();
-                let over = s.finished || tcp_ended(tcp) || path.endpoint().has_error();
+                let over = s.received_all() || path.endpoint().has_error();
                 (s.readable() > skip || over || (got >= target)).then_some(())
             });
             let _one = path.reader.lock();
@@ -254,11 +252,6 @@ impl Data {
         };
         self.set.lock().found = found;
     }
-}
-
-/// Returns true if the program has ended its receive direction.
-fn tcp_ended(tcp: &Tcp) -> bool {
-    tcp.endpoint().is_ok_and(|e| e.ended().receiving)
 }
 
 #[vtable]
@@ -303,7 +296,7 @@ impl Operations for Loop {
             tcp.no_space();
             s = path.state();
         }
-        let received = s.finished || tcp_ended(tcp);
+        let received = s.received_all();
         let enough = s.readable() >= tcp.rcvlowat(false, usize::MAX);
         [
             (received || enough, POLLIN),
@@ -321,10 +314,7 @@ impl Operations for Loop {
     fn shutdown(sock: &Socket<'_, Self>, how: i32) -> Result {
         let path = &sock.data().path;
         if how != 1 {
-            sock.tcp().mark_ended(ShutdownDirections {
-                receiving: true,
-                sending: false,
-            });
+            path.change(|s| s.shut_receiving = true);
         }
         if how != 0 {
             path.change(|s| s.ended = true);
@@ -347,10 +337,6 @@ impl Operations for Loop {
             FAIL => path::fail_later(&data.path, Error::from_errno(-(value as i32))),
             RESOLVE => data.set.lock().resolve_ms = value,
             OUTLIVE => data.set.lock().outlive = value != 0,
-            ENDED => sock.tcp().mark_ended(ShutdownDirections {
-                receiving: value & 1 != 0,
-                sending: value & 2 != 0,
-            }),
             _ => return Err(ENOPROTOOPT),
         }
         Ok(())
@@ -374,10 +360,6 @@ impl Operations for Loop {
                 option.answer(&[a, b, c, d, u8::from(queued.finished), corked])
             }
             OUTLIVE => option.answer(&path::WOKEN_LATE.load(Relaxed).to_ne_bytes()),
-            ENDED => {
-                let ended = data.path.endpoint().ended();
-                option.answer(&[u8::from(ended.receiving), u8::from(ended.sending)])
-            }
             _ => Err(ENOPROTOOPT),
         }
     }

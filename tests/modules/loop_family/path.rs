@@ -45,6 +45,8 @@ pub(crate) struct State {
     pub(crate) read: u32,
     pub(crate) ended: bool,
     pub(crate) finished: bool,
+    /// The program has shut down receiving.
+    pub(crate) shut_receiving: bool,
     /// Error that the timer sets.
     fail: Option<Error>,
     delay_us: u32,
@@ -59,6 +61,11 @@ impl State {
 
     pub(crate) fn room(&self) -> usize {
         RING - self.written.wrapping_sub(self.read) as usize
+    }
+
+    /// Returns true if no more data will be readable.
+    pub(crate) fn received_all(&self) -> bool {
+        self.finished || self.shut_receiving
     }
 
     pub(crate) fn unsettled(&self) -> bool {

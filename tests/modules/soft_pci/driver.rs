@@ -23,9 +23,10 @@ use kernel::{
     },
 };
 use kernel_ext::{
-    mem::{SyncMapping, PAGE},
+    mem::PAGE,
     pci::{device_id, Enabled, Region},
     reset::{ResetClient, ResetWatch},
+    testing::SyncMapping,
     vectors::{VectorHandler, Vectors},
 };
 

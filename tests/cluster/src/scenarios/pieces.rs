@@ -3,10 +3,10 @@
 
 use super::memory::{begin, end, expect, offer};
 use super::node::node;
-use super::{guest, on_pair};
+use super::on_pair;
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
-use anyhow::{ensure, Result};
+use anyhow::Result;
 
 /// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
@@ -19,18 +19,9 @@ pub fn all() -> Vec<Scenario> {
 /// Memory of unaligned fragments can be registered and transferred.
 fn pieces(lab: &Lab) -> Result<()> {
     begin(lab)?;
-    guest::install(lab, 0)?;
-    let bytes = 256 << 10;
-    let there = offer(lab, "pages", bytes, "rw", 1)?;
-    let said = lab.ok(
-        0,
-        &format!("{} '{}' {bytes}", guest::program("pieces"), there.words),
-    )?;
-    ensure!(said.trim_end() == "done", "{said}");
-    lab.raw(1, "withdraw")?;
     // Kernel pages whose fragments together hold the pattern.
     let there = offer(lab, "buffer", 8192, "rw", 2)?;
-    let r = lab.raw(0, &format!("pieces dir=put {} seed=9", there.words))?;
+    let r = lab.raw(0, &format!("pieces {} seed=9", there.words))?;
     for (key, want) in [
         ("result", "ok"),
         ("pages", "3"),

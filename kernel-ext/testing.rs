@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Bytes of the kernel's heap that are mapped for a device while its driver is bound. CPU and
-//! device use them alternately.
+//! Aids for the modules in tests/modules; modules that users load do not need them.
 
 use crate::{bindings, sysfs};
 use core::{mem::MaybeUninit, ops::Range};
@@ -19,14 +18,14 @@ enum Side {
     Cpu,
 }
 
-/// Streaming mapping that can be synchronised. If it is leaked, the bytes stay mapped for the
-/// device.
+/// Streaming mapping of heap memory that CPU and device use alternately. If it is leaked, the bytes
+/// stay mapped for the device.
 ///
 /// # Examples
 ///
 /// ```
 /// # use kernel::{device::{Bound, Device}, dma::DataDirection, prelude::*};
-/// # use kernel_ext::mem::SyncMapping;
+/// # use kernel_ext::testing::SyncMapping;
 /// fn first_byte(dev: &Device<Bound>) -> Result<u8> {
 ///     let buffer = KVec::from_elem(0u8, 64, GFP_KERNEL)?;
 ///     let mut mapping = SyncMapping::new(dev, buffer, 0..64, DataDirection::FromDevice)?;
