@@ -32,7 +32,7 @@ pub type ShowNth<T> = fn(&T, u32, &mut fmt::Formatter<'_>) -> fmt::Result;
 pub type Store<T> = fn(&T, &str) -> Result;
 
 /// Maximum size in bytes of the text of one write.
-const MAX_STORE: usize = 128;
+const MAX_STORE: usize = 4096;
 
 /// Object that a file's inode points to.
 struct File<T> {
@@ -238,11 +238,13 @@ unsafe extern "C" fn write<T: Send + Sync + 'static>(
     };
     let take = || -> Result {
         let store = file.store.ok_or(EPERM)?;
-        let mut buffer = [0; MAX_STORE];
-        let buffer = buffer.get_mut(..count).ok_or(E2BIG)?;
+        if count > MAX_STORE {
+            return Err(E2BIG);
+        }
+        let mut buffer = KVec::new();
         let from = UserPtr::from_ptr(text.cast_mut().cast());
-        UserSlice::new(from, count).reader().read_slice(buffer)?;
-        let text = core::str::from_utf8(buffer).map_err(|_| EINVAL)?;
+        UserSlice::new(from, count).read_all(&mut buffer, GFP_KERNEL)?;
+        let text = core::str::from_utf8(&buffer).map_err(|_| EINVAL)?;
         store(&file.data, text.trim())
     };
     match take() {
