@@ -229,6 +229,8 @@ fn listener(lab: &Lab) -> Result<()> {
         Ok(number(&heard, "unclaimed")? >= 20_000 + 8 && number(&heard, "own")? == 8)
     });
     all.with_context(|| format!("{heard:?}"))?;
+    // Each notification was counted once, and the flood was limited.
+    numbers(&heard, &[("unclaimed", 20_000 + 8)])?;
     ensure!(number(&heard, "values")? < 20_000 - 1_000, "{heard:?}");
     for node in 0..2 {
         lab.raw(node, "withdraw")?;

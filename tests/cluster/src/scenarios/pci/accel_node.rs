@@ -211,6 +211,11 @@ fn backdoor(lab: &Lab) -> Result<()> {
             "{got:?}"
         );
         ensure!(of("value") == Some("0"), "not undone: {got:?}");
+        let id = value("offset=0 bytes=4", "value")?;
+        ensure!(
+            id == VENDOR_DEVICE,
+            "{id:#x}: the completion of the transaction that was undone"
+        );
     }
     for words in [
         "offset=0 bytes=3",
