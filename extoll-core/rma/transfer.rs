@@ -50,7 +50,7 @@ mod submitter;
 
 pub use self::{
     engine::{Engine, Setup},
-    handle::{callback, Handle},
+    handle::Handle,
     lists::{Lists, RegionPart, Span},
     submitter::Submitter,
 };
@@ -248,11 +248,11 @@ pub trait Listener: Send + Sync {
 /// Transfer to be submitted.
 ///
 /// ```
-/// # use kernel::{prelude::*, time::Delta};
+/// # use kernel::{sync::Arc, time::Delta};
 /// use extoll_core::{
 ///     atu::Region,
 ///     rma::transfer::{
-///         callback, CallIn, Destination, Direction, Lists, RegionPart, Request, RmaError, Span,
+///         CallIn, Completion, Destination, Direction, Lists, RegionPart, Request, RmaError, Span,
 ///         Submitter, Ticket,
 ///     },
 /// };
@@ -264,6 +264,7 @@ pub trait Listener: Send + Sync {
 ///     from: Destination,
 ///     [a, b]: [&Region; 2],
 ///     remote: [Nla; 2],
+///     completion: Arc<dyn Completion>,
 /// ) -> Result<Ticket, RmaError> {
 ///     let span = |address, len| Span { address, len };
 ///     let request = Request {
@@ -277,7 +278,6 @@ pub trait Listener: Send + Sync {
 ///         timeout: Delta::from_secs(5),
 ///         context: CallIn::Process,
 ///     };
-///     let completion = callback((), |outcome| pr_info!("{outcome:?}\n"))?;
 ///     engine.submit(&request, completion)
 /// }
 /// ```

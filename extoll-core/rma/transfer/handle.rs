@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Ready-made completions: [`Handle`] for callers that wait, [`callback`] for closures.
+//! Completion for callers that wait: [`Handle`].
 //!
 //! The results are under spinlocks that disable interrupts. Waiting and allocation may sleep; other
 //! functions work in any context.
@@ -9,13 +9,8 @@ use super::{Completion, Done, Quiet, RmaError, Submitter, Ticket};
 use kernel::{
     new_spinlock_irq,
     prelude::*,
-    static_lock_class,
     sync::{self, Arc, SpinLockIrq},
 };
-
-/// Name of the lock of a [`Callback`]. A static, because lockdep compares names by address and a
-/// literal in generic code may exist several times.
-static LOCK_NAME: &CStr = c"extoll_rma_callback";
 
 /// Results so far.
 #[derive(Default)]
@@ -125,45 +120,4 @@ impl Handle {
     pub fn quiet(&self) -> Option<Quiet> {
         self.outcome.known.lock().quiet
     }
-}
-
-/// Completion that calls a closure, and keeps an object until the transfer is quiet.
-#[pin_data]
-struct Callback<K: Send + Sync, F: FnOnce(Result<Done, RmaError>) + Send> {
-    #[pin]
-    f: SpinLockIrq<Option<KBox<F>>>,
-    _keep: K,
-}
-
-impl<K: Send + Sync, F: FnOnce(Result<Done, RmaError>) + Send> Completion for Callback<K, F> {
-    fn done(&self, outcome: Result<Done, RmaError>) {
-        let f = self.f.lock().take();
-        if let Some(f) = f {
-            KBox::into_inner(f)(outcome);
-        }
-    }
-}
-
-/// Makes a completion that calls `f` with the outcome, once, and drops `keep` when the transfer is
-/// quiet. Allocates memory and may sleep.
-///
-/// `keep` is for registered memory, whose drop revokes. Implement [`Completion`] instead to
-/// distinguish how a transfer became quiet. Use [`CallIn::Process`](super::CallIn::Process) if `f`
-/// or the drop of `keep` sleeps; the drop of a region does not.
-///
-/// # Errors
-///
-/// `NoMemory`.
-pub fn callback<K, F>(keep: K, f: F) -> Result<Arc<dyn Completion>, RmaError>
-where
-    K: Send + Sync + 'static,
-    F: FnOnce(Result<Done, RmaError>) + Send + 'static,
-{
-    let f = KBox::new(f, GFP_KERNEL).map_err(|_| RmaError::NoMemory)?;
-    let callback = pin_init!(Callback {
-        f <- SpinLockIrq::new(Some(f), LOCK_NAME, static_lock_class!()),
-        _keep: keep,
-    });
-    let callback = Arc::pin_init(callback, GFP_KERNEL).map_err(|_| RmaError::NoMemory)?;
-    Ok(callback)
 }

@@ -98,20 +98,20 @@ impl Submitter {
     ///
     /// ```
     /// use extoll_core::rma::{
-    ///     transfer::{callback, CallIn, Destination, Locked, RmaError, Submitter},
+    ///     transfer::{CallIn, Completion, Destination, RmaError, Submitter, Ticket},
     ///     LockTarget,
     /// };
-    /// use kernel::{prelude::*, time::Delta};
+    /// use kernel::{sync::Arc, time::Delta};
     ///
     /// /// Draws a ticket from the peer by adding 1 to its lock 3.
-    /// fn ticket(engine: &Submitter, to: Destination) -> Result<(), RmaError> {
-    ///     let completion = callback((), |outcome| match outcome {
-    ///         Ok(done) => pr_info!("ticket {}\n", Locked::of(&done).value),
-    ///         Err(e) => pr_info!("no ticket: {e:?}\n"),
-    ///     })?;
+    /// fn ticket(
+    ///     engine: &Submitter,
+    ///     to: Destination,
+    ///     completion: Arc<dyn Completion>,
+    /// ) -> Result<Ticket, RmaError> {
     ///     let (lock, operands) = ((LockTarget::Completer, 3), (i32::MAX, 1));
     ///     let how = (Delta::from_secs(1), CallIn::Poll);
-    ///     engine.submit_lock(to, lock, operands, how, completion).map(drop)
+    ///     engine.submit_lock(to, lock, operands, how, completion)
     /// }
     /// ```
     ///

@@ -14,7 +14,7 @@ use kernel::{
 use kernel_ext::{
     net::socket::{
         is_exiting, Addr, GetOption, Incoming, Linger, Operations, Outgoing, PollTable, Route,
-        SetOption, ShutdownDirections, Socket, Splice, Tcp, Wake,
+        SetOption, Socket, Splice, Tcp, Wake,
     },
     timer::Timed,
 };
