@@ -141,13 +141,13 @@ pub(crate) fn opening() -> OpenLimits {
     }
 }
 
-/// Returns times and sizes of streams.
+/// Returns the times and sizes that the state machines of streams use.
 pub(crate) fn limits() -> Limits {
     let dead = u64::from(DEAD_MS.number()) * MS;
     let sizes = rings().into_iter().filter(|size| size.most > 0);
     let shortest = sizes.map(|size| size.bytes).min().unwrap_or(0) as u32;
     Limits {
-        // A quarter of the smallest ring at most, so that an announced chunk always fits.
+        // Limited to a quarter of the smallest ring, so that an announced chunk always fits.
         threshold: THRESHOLD.number().min(shortest / 4),
         chunk: CHUNK,
         tries: 8,

@@ -88,11 +88,11 @@ pub(crate) struct Connection {
 
 /// Carrier of a socket's data.
 pub(crate) enum Mode {
-    /// TCP, or no connection.
+    /// TCP carries the data, or the socket has no connection.
     Tcp,
-    /// Undecided.
+    /// The carrier is not decided yet.
     Waiting,
-    /// Streams.
+    /// The streams of this connection carry the data.
     Direct(Arc<Conn>),
 }
 
@@ -148,8 +148,8 @@ impl Connection {
         self.info.step(event)
     }
 
-    /// Closes the connection if TCP has none any more. Called after operations that can end a
-    /// connection or an attempt to make one.
+    /// Closes the direct connection if TCP's connection does not exist any more. Called after
+    /// operations that can end a connection or a connection attempt.
     pub(crate) fn check_closed(&self, tcp: &Tcp) {
         if tcp.state() != State::Close {
             return;
@@ -182,8 +182,8 @@ impl Connection {
         self.info.wants_tcp()
     }
 
-    /// Begins to connect a socket without a connection. Returns false if another thread does so
-    /// already.
+    /// Starts the connection of an unconnected socket. Returns false if another thread is
+    /// connecting the socket already.
     pub(crate) fn begin(&self) -> bool {
         let mut now = self.info.now.lock();
         let begins = !now.opening && self.info.space.step(&mut now.phase, Event::Connect);
@@ -191,7 +191,7 @@ impl Connection {
         begins
     }
 
-    /// Ends what [`Connection::begin`] began, after TCP's connect.
+    /// Ends the phase that [`Connection::begin`] started. Called after TCP's connect.
     pub(crate) fn began(&self) {
         let conn = self.info.now.lock().conn.clone();
         if let Some(conn) = conn {
@@ -226,7 +226,8 @@ impl Connection {
         }
     }
 
-    /// Records directions that the program shut down before the carrier of the data was decided.
+    /// Records the directions that the program shut down before the carrier of the data was
+    /// decided.
     pub(crate) fn end(&self, ended: ShutdownDirections) {
         if ended.receiving {
             self.set_rcv_shut();
@@ -236,7 +237,7 @@ impl Connection {
         }
     }
 
-    /// Returns whether the program shut down the sending direction before the decision.
+    /// Returns whether the program shut down the sending direction before the carrier was decided.
     pub(crate) fn is_snd_shut(&self) -> bool {
         self.snd_shut.load(Relaxed)
     }
@@ -251,7 +252,7 @@ impl Connection {
         self.info.space.count_astray();
     }
 
-    /// Sets the connection of a socket that begins one, or the reason for the fallback to TCP.
+    /// Stores the connection that the socket requested, or the reason for the fallback to TCP.
     /// Closes the connection if the socket does not wait for it any more.
     pub(crate) fn set_candidate(&self, conn: Result<Arc<Conn>, Fallback>) -> Option<Arc<Conn>> {
         match conn {
@@ -414,8 +415,8 @@ impl SocketInfo {
         self.space.step(&mut self.now.lock().phase, event)
     }
 
-    /// Makes TCP the carrier of connection `of`. Does nothing if the socket has another connection
-    /// by now, or if a thread other than the caller (`opener`) is about to set one.
+    /// Makes TCP the carrier of connection `of`. Does nothing if the socket has another connection,
+    /// or if a thread other than the caller (`opener`) is about to set one.
     fn fall_back(&self, why: Fallback, of: Option<&Arc<Conn>>, opener: bool) {
         let conn = {
             let mut now = self.now.lock();

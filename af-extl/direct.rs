@@ -38,13 +38,13 @@ const CHUNK: u32 = 64 << 10;
 
 /// Result of a check that may end the wait of an operation.
 enum Found {
-    /// There is room or data in the ring.
+    /// The ring has free space for a sender, or data for a receiver.
     Some(Arc<Rings>, Span),
     /// The peer's memory contains data that a zero-copy reader can receive directly.
     Source,
     /// The stream has ended: the peer has finished, and all data were read.
     End,
-    /// No more data can be sent or received.
+    /// The connection has ended, or the program has shut down the receiving direction.
     Ended,
     /// The sock has an error that does not end the connection.
     Failed,
@@ -87,8 +87,8 @@ fn find(tcp: &Tcp, conn: &Arc<Conn>, find: impl Fn() -> Option<Found>) -> Option
     found
 }
 
-/// Returns room for `most` bytes in the send ring; less only if the socket counts as writable. So
-/// small sends are neither split nor interleaved with those of other threads.
+/// Returns free space for `most` bytes in the send ring. Returns less only if the socket counts as
+/// writable. Therefore small sends are neither split nor interleaved with those of other threads.
 fn send_room(conn: &Conn, most: usize) -> Option<Found> {
     conn.peek(|inner| {
         let rings = inner.rings();
@@ -128,7 +128,7 @@ pub(crate) fn send(
     data.sent_direct(done);
     if done > 0 {
         if msg.remaining() > 0 && flags & MSG_MORE == 0 {
-            // More data are not expected soon.
+            // Corked data are sent now, because `MSG_MORE` does not announce further data.
             push(tcp, conn);
         }
         return Ok(done);
@@ -199,7 +199,8 @@ fn send_all(
             };
             let Some(n) = lent else {
                 if *done == 0 {
-                    // Dropped with the lock held: completion numbers are assigned in order.
+                    // The completion is dropped with the lock held, because completion numbers are
+                    // assigned in order.
                     completion = None;
                 }
                 lends = None;
@@ -229,7 +230,7 @@ fn send_all(
             tcp.no_space();
             waiting.until_next(|| find(tcp, conn, || send_room(conn, left)))?;
         }
-        // One writer at a time, because data are copied behind those already committed.
+        // Only one writer at a time, because data are copied behind those already committed.
         let writer = conn.writer.lock();
         let Some(Found::Some(rings, span)) = send_room(conn, left) else {
             continue;
@@ -247,8 +248,8 @@ fn send_all(
             _ => false,
         });
         if !taken {
-            // The completion is dropped before the lock, so that no other thread has got the next
-            // number.
+            // The completion is dropped before the lock is released, so that no other thread gets
+            // the next number first.
             drop(completion);
             drop(writer);
             return copied.and(Err(EPIPE));
@@ -272,7 +273,7 @@ pub(crate) fn push(tcp: &Tcp, conn: &Arc<Conn>) {
     }
 }
 
-/// Returns the data behind the first `skip` bytes, up to `most` bytes.
+/// Returns up to `most` readable bytes after the first `skip`, or the reason why there are none.
 fn found(conn: &Conn, rcv_shut: bool, skip: u32, most: usize) -> Option<Found> {
     conn.peek(|inner| {
         let rings = inner.rings();
@@ -389,13 +390,13 @@ fn receive_all(
             Found::Source => {
                 let taken = match &mut sinks {
                     Some(sinks) => sinks.receive(tcp, msg, len - *done, &mut waiting)?,
-                    // The source was reserved for another reader, which made no further call.
+                    // The source was reserved for another reader, which did not call again.
                     None => {
                         Reader::new(conn, 0, None);
                         None
                     }
                 };
-                // Without a result the connection has ended: the next iteration finds it.
+                // Without a result the connection has ended, which the next iteration detects.
                 *done += taken.unwrap_or(0);
                 if *done >= len {
                     return Ok(());
@@ -413,7 +414,7 @@ fn receive_all(
     }
 }
 
-/// Copies data of the ring to the message. Returns the number of bytes.
+/// Copies data of the ring to the message. Returns the number of bytes copied.
 fn copy_to_msg(
     conn: &Arc<Conn>,
     msg: &mut Incoming<'_>,

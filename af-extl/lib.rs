@@ -60,8 +60,8 @@ impl auxiliary::Driver for Driver {
     }
 }
 
-/// State of the module. Fields are dropped in their order: no socket can be created any more when
-/// the NICs are unbound and the namespaces release their data.
+/// State of the module. Fields are dropped in declaration order. Therefore no socket can be created
+/// any more when the NICs are unbound and the namespaces release their data.
 #[pin_data]
 struct AfExtl {
     #[pin]
@@ -114,7 +114,7 @@ impl InPlaceModule for AfExtl {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
         conf::load_tunables();
         let checked = param::check(&conf::parameters(), |p| pr_err!("{}\n", p));
-        // Fields are initialised in the order written here.
+        // Fields are initialised in the order in which they are written here.
         try_pin_init!(Self {
             _: { checked? },
             _spaces <- namespace::Registration::new(),

@@ -34,16 +34,16 @@ fn nic_of(interface: &Interface) -> Option<Arc<Nic>> {
     all()?.find(|nic| interface.is_of(nic.device()))
 }
 
-/// Returns the NIC through which a route leads, and the node behind it. Packets of a node to itself
-/// do not leave it; their data use the NIC to which the server's address belongs. Waits up to
-/// `patience` ms for the resolution of a neighbour's address.
+/// Returns the NIC through which a route leads, and the node at the end of the route. Packets of a
+/// node to itself do not leave the node; their data use the NIC to which the server's address
+/// belongs. Waits up to `patience` ms for the resolution of a neighbour's address.
 fn route_to_node(
     tcp: &Tcp,
     route: &Route,
     server: IpAddr,
     patience: u32,
 ) -> Result<(Arc<Nic>, NodeId), Fallback> {
-    // Data that must be encrypted or encapsulated cannot bypass that.
+    // Data that must be encrypted or encapsulated cannot bypass these transformations.
     if !route.plain {
         return Err(Fallback::NoRoute);
     }
@@ -93,7 +93,7 @@ pub(crate) fn ask<'a>(
         server_port: to.port(),
     };
     nic.may_ask(node, &tuple)?;
-    // The request names the port, so it is chosen before TCP connects.
+    // The request names the local port, so the port is chosen before TCP connects.
     let port = tcp
         .choose_port(&of_tcp(&tuple), route.interface.index())
         .map_err(|_| Fallback::NoSlot)?;
@@ -137,8 +137,8 @@ pub(crate) fn accept(tcp: &Tcp) -> Result<Arc<Conn>, Fallback> {
         Err(Fallback::Off)
     };
     if let (Err(_), Some(all)) = (&accepted, all()) {
-        // The request may have arrived on another path than the route, or from a node whose address
-        // is unknown.
+        // The request may have arrived over another path than the route, or from a node whose
+        // address is unknown, so all NICs are searched.
         all.decline(tcp, &tuple);
     }
     accepted

@@ -42,7 +42,7 @@ const O_NONBLOCK: i32 = 0x800;
 /// Socket type of this module.
 pub(crate) struct Stream;
 
-/// Connection that was requested from the peer, and the local port named in the request.
+/// Connection that was requested from the peer, and the local port that the request named.
 type Asked<'a> = (Arc<Conn>, Port<'a>);
 
 /// Runs an operation that may begin a connection, and updates the phase of the socket by TCP's
@@ -63,8 +63,8 @@ fn connecting<'a, A, R>(
     result
 }
 
-/// Ends TCP's connection if the streams have ended. Operations that depend on TCP's state call this
-/// first, because the program may now reuse the socket.
+/// Closes TCP's connection if the streams have ended. Operations that depend on TCP's state call
+/// this first, because the program may reuse the socket then.
 fn end_with_stream(sock: &Socket<'_, Stream>) {
     if let Mode::Direct(conn) = sock.data().mode() {
         if direct::has_ended(&conn) {
@@ -87,8 +87,8 @@ fn ask<'a>(tcp: &'a Tcp, data: &Connection, addr: &Addr<'_>, nonblock: bool) -> 
     };
     let conn = data.set_candidate(candidate)?;
     let mut waiting = tcp.timeout(msecs_to_jiffies(conf::max_ask_ms()));
-    // A signal also interrupts TCP's connect. It says nothing about the peer, whose answer usually
-    // still arrives in time.
+    // A signal also interrupts TCP's connect. The signal does not end the request, because the
+    // peer's answer usually still arrives in time.
     let answered = waiting.until(|| conn.may_connect().then_some(()));
     if answered == Err(EAGAIN) {
         conn.give_up(Fallback::Silent);
@@ -104,7 +104,7 @@ fn connect_from(tcp: &Tcp, asked: Option<Asked<'_>>, connect: impl Fn(&Tcp) -> R
     };
     drop(port);
     if result == Err(EADDRNOTAVAIL) && tcp.state() == State::Close {
-        // Another socket took the port. TCP may use any port, so the connection uses TCP.
+        // Another socket uses the port now. TCP may connect from any port, so TCP carries the data.
         conn.give_up(Fallback::NoSlot);
         return connect(tcp);
     }
@@ -175,7 +175,7 @@ impl Operations for Stream {
 
     fn shutdown(sock: &Socket<'_, Self>, how: i32) -> Result {
         let (tcp, data) = (sock.tcp(), &*sock.data());
-        // In these states the socket has no connection afterwards.
+        // In these states, `shutdown` leaves the socket without a connection.
         let ends = matches!(tcp.state(), State::Listen | State::SynSent);
         if !(0..=2).contains(&how) {
             return Err(EINVAL);
@@ -226,7 +226,7 @@ impl Operations for Stream {
             Mode::Tcp => return tcp.poll(table),
             _ => tcp.poll_wait(&table),
         }
-        // The decision may have been made before the wait queue was entered.
+        // The carrier may have been decided before the wait queue was entered.
         match data.mode() {
             Mode::Tcp => tcp.poll_now(&table),
             Mode::Waiting => direct::poll_undecided(data),
@@ -292,7 +292,8 @@ impl Operations for Stream {
                 data.check_closed(tcp);
                 return result.inspect(|n| data.sent(*n));
             }
-            // TCP returns an error or waits for its connection; the data itself may bypass TCP.
+            // TCP returns an error or waits for its connection. The data of the call may still
+            // bypass TCP.
             end_with_stream(sock);
             let result = msg.without_data(|msg| tcp.sendmsg(msg, 0));
             data.check_closed(tcp);

@@ -23,7 +23,7 @@ const TCP_USER_TIMEOUT: i32 = 18;
 pub(crate) fn was_set(tcp: &Tcp, conn: &Arc<Conn>, option: &SetOption<'_>) {
     match (option.level(), option.name()) {
         (SOL_TCP, TCP_CORK) => direct::push(tcp, conn),
-        // Sends corked data, as TCP does.
+        // Setting the option sends corked data, as in TCP.
         (SOL_TCP, TCP_NODELAY) => {
             let mut value = [0; 4];
             if option.read(&mut value).is_ok() && value != [0; 4] {

@@ -96,7 +96,7 @@ impl All {
     /// Removes a listening socket that is closed.
     pub(crate) fn remove_listener(&self, info: &Arc<SocketInfo>) {
         let node = self.listeners.lock().remove_node(&info.id());
-        // Dropped without the lock.
+        // The node of the list is freed without the lock.
         drop(node);
     }
 

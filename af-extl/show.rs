@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Last columns of a line of /proc/net/extl: bytes by path, and bytes that wait. Process context;
+//! Last columns of a line of /proc/net/extl: bytes by data path, and queued bytes. Process context;
 //! takes the connection's lock.
 
 use crate::nic::Conn;
@@ -16,18 +16,18 @@ pub(crate) struct Paths {
     /// Bytes of all direct connections of the socket: sent, received.
     direct: [u64; 2],
     /// Bytes of the current direct connection: sent by messages, announced for GETs, received by
-    /// messages, fetched. The first two include repetitions.
+    /// messages, received by GETs. The first two include repetitions.
     ways: [u64; 4],
-    /// Unread and unacknowledged bytes. Of a listening socket: connections in its queue and
-    /// maximum.
+    /// Unread and unacknowledged bytes. For a listening socket: number of connections in its accept
+    /// queue, and the maximum of that number.
     queues: [u32; 2],
     /// Bytes of the current connection sent and received without copying.
     uncopied: [u64; 2],
 }
 
 impl Paths {
-    /// Collects the values: `direct` bytes of the socket, and its current direct connection if
-    /// there is one.
+    /// Collects the values. `direct` contains bytes of the socket; `conn` is its current direct
+    /// connection.
     pub(crate) fn new(direct: [u64; 2], conn: Option<&Conn>, sock: &Endpoint) -> Self {
         let streams = conn.and_then(|conn| {
             conn.peek(|inner| {

@@ -29,7 +29,7 @@ use protocol::{base::flow::Counts, ds::Fallback};
 
 static NET_STATE: Slot<Space> = Slot::new();
 
-/// Number of sockets listed with the lock held once.
+/// Number of sockets that are listed while the lock is held once.
 const BATCH: usize = 32;
 
 /// Data of a network namespace.
@@ -124,8 +124,8 @@ impl Space {
         drop(node);
     }
 
-    /// Returns the next sockets from number `next` on and advances `next`. Works in batches,
-    /// because sockets are created and closed under the same lock.
+    /// Returns the next sockets from number `next` on and advances `next`. The list is read in
+    /// batches, because sockets are created and closed under the same lock.
     fn batch(&self, next: &mut u64) -> [Option<Arc<SocketInfo>>; BATCH] {
         let mut batch = [const { None }; BATCH];
         let mut sockets = self.sockets.lock();

@@ -8,9 +8,9 @@ protocol::flow! {
     /// Carrier of a socket's data. TCP's own states (`LISTEN`, `ESTABLISHED`, …) are not repeated
     /// here.
     states Phase {
-        /// No connection.
+        /// The socket has no connection.
         Idle,
-        /// Accepts connections.
+        /// The socket accepts connections.
         Listening,
         /// A connection exists or is being made, and its carrier is undecided.
         Waiting,
@@ -31,7 +31,8 @@ protocol::flow! {
         FallBack,
         /// The socket begins to listen.
         Listen,
-        /// The connection or listening has ended, and the socket can be reused.
+        /// The connection has ended or the socket does not listen any more, so the socket can be
+        /// reused.
         Close,
     }
     transitions {
@@ -60,7 +61,7 @@ pub(crate) fn mode(phase: Phase) -> u16 {
     }
 }
 
-/// Returns the name of a reason in files and counters.
+/// Returns the name of a reason as files and counters show it.
 pub(crate) fn name(why: Fallback) -> &'static str {
     match why {
         Fallback::NoDataPath => "no-data-path",

@@ -3,8 +3,8 @@
 //! Zero copy for large calls: the peer reads the sender's memory ("source"), and GETs write to the
 //! reader's memory ("sink"). Data that cannot use zero copy are copied by [`crate::direct`].
 //!
-//! Process context; functions may sleep. Without a note to the contrary they are called without
-//! locks.
+//! Process context; functions may sleep. Callers hold no locks unless the function's comment says
+//! so.
 
 use crate::{
     direct::{tcp_lives, MSG_ZEROCOPY},
@@ -21,14 +21,14 @@ use kernel_ext::{
 };
 use protocol::ds::{SourceId, SourceState, Stream};
 
-/// Maximum number of bytes lent at a time, which keeps locked memory within usual limits.
+/// Maximum number of bytes lent at a time. The value keeps locked memory within usual limits.
 const MOST: usize = 1 << 20;
 /// Time in ms that a killed process waits for the peer's confirmation that memory was withdrawn.
 const KILLED_MS: u64 = 2000;
-/// Maximum of that time in ms for processes that are not killed, even if the peer timeout is
+/// Maximum time in ms that other processes wait for that confirmation, even if the peer timeout is
 /// longer.
 const WITHDRAWN_MS: u64 = 20_000;
-/// Time in ns for which sources are reserved for a zero-copy reader between two calls.
+/// Time in ns for which sources stay reserved between two calls of a zero-copy reader.
 const GRACE: u64 = 2_000_000;
 
 /// Treatment of the next bytes of a message.
@@ -72,8 +72,8 @@ pub(crate) fn next(conn: &Conn, msg: &Outgoing<'_>, least: Option<usize>) -> Nex
     }
 }
 
-/// Returns whether the maximum of lent memory is in use and will be released. False if sending is
-/// impossible.
+/// Returns whether the maximum of lent memory is in use and will be released. Returns false if
+/// sending is impossible.
 pub(crate) fn sources_full(conn: &Conn) -> bool {
     let full = |s: &mut Stream| s.can_send() && s.sending().sources_full();
     conn.peek(|inner| inner.direct().is_some_and(full))
@@ -93,13 +93,13 @@ fn is_finished(conn: &Conn, id: SourceId) -> bool {
 /// Withdraws lent memory that the peer has not begun to fetch, and waits for the peer's
 /// confirmation.
 ///
-/// The peer confirms at once, independently of its program. A peer without any message is declared
-/// dead by the streams' own timeout, so an early end of this call breaks no slow connection. A peer
+/// The peer's kernel confirms at once, independently of its program. If no message arrives from a
+/// peer, the streams' own timeout declares that peer dead, so this call need not end early. A peer
 /// that sends other messages but no confirmation violates the protocol. After twice that timeout,
 /// up to [`WITHDRAWN_MS`], the connection is aborted, because no signal ends this wait.
 ///
-/// A killed process waits for [`KILLED_MS`] only. Then the memory may still be in use when this
-/// returns; the connection stays, because other processes may have it open.
+/// A killed process waits for [`KILLED_MS`] only. The memory may then still be in use when this
+/// function returns. The connection stays, because other processes may have it open.
 fn withdraw((tcp, conn): (&Tcp, &Arc<Conn>), id: SourceId) -> Option<SourceState> {
     let last = state(conn, id);
     let mut asked = false;
@@ -107,15 +107,15 @@ fn withdraw((tcp, conn): (&Tcp, &Arc<Conn>), id: SourceId) -> Option<SourceState
     loop {
         tcp_lives(tcp, conn);
         if !asked {
-            // A writer that copies to the send ring has a position there, and may block on a page
-            // fault.
+            // A writer that is copying to the send ring may block on a page fault, so the lock is
+            // only tried.
             let writer = conn.writer.try_lock();
             let alone = writer.is_some();
             let ask = |s: &mut Stream| s.withdraw_source(id, alone);
             asked = conn.with(|inner, _| inner.direct().is_none_or(ask));
         }
         if asked && is_finished(conn, id) {
-            // The memory may never have been announced.
+            // The memory was perhaps never announced to the peer.
             return state(conn, id).or(last.map(|s| SourceState {
                 acknowledged: 0,
                 finished: true,
@@ -181,7 +181,7 @@ pub(crate) fn send(
         // The peer does not read the memory any more.
         drop(source);
     } else if let Err(source) = conn.defer_release(id, source) {
-        // The connection has ended, so the peer's confirmation will not arrive.
+        // The connection has ended, so no confirmation of the peer will arrive.
         conn.with(|inner, _| inner.direct().map(|s| s.disown_source(id)));
         source.revoke();
     }
@@ -225,8 +225,8 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Creates the state for a call that reads `len` bytes, at least `least`. Returns `None` if the
-    /// call copies, which it always does with `least` `None`.
+    /// Creates the state for a call that reads `len` bytes, at least `least` of them. Returns
+    /// `None` if the call copies. With `least` `None` the call always copies.
     pub(crate) fn new(conn: &'a Arc<Conn>, len: usize, least: Option<usize>) -> Option<Self> {
         if least.is_some_and(|least| least > 0 && len >= least) {
             return Some(Self {
@@ -251,7 +251,8 @@ impl<'a> Reader<'a> {
         whole_pages((piece.0, piece.1.min(left)))
     }
 
-    /// Reserves the peer's sources for this call; only bytes that it must copy go to the ring.
+    /// Reserves the peer's sources for this call. Only bytes that the call must copy go to the
+    /// ring.
     pub(crate) fn hold(&self, msg: &Incoming<'_>, left: usize) {
         let (before, bytes) = self.room(msg, left);
         self.conn.with(|inner, _| {
@@ -329,7 +330,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Releases the reserved sources to the ring, so that the remainder is copied.
+    /// Releases the reserved sources to the ring, so that the remaining bytes are copied.
     fn copy(&self) -> Option<usize> {
         let release = |s: &mut Stream| s.release_sources(None);
         self.conn.with(|inner, _| inner.direct().map(release));

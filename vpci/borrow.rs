@@ -76,11 +76,11 @@ impl Nic {
     /// # Errors
     ///
     /// `ENXIO`: there is no such device. `EBUSY`: another node has borrowed the device. `EAGAIN`:
-    /// the quarantine after loading the module has not ended. Others name the reason for the
-    /// refusal.
+    /// the quarantine after loading the module has not ended. Other errors stand for the reason
+    /// that the lender gave.
     pub(crate) fn borrow_device(self: &Arc<Self>, node: NodeId, index: u16) -> Result<u32> {
         if node == self.handle()?.node() {
-            // The device's own driver can be used instead.
+            // This node can bind the device's own driver directly.
             return Err(EINVAL);
         }
         let reset = self.after(RESET_MS);
@@ -94,7 +94,8 @@ impl Nic {
         };
         let smfu = self.smfu()?;
         if !self.release_earlier_targets() {
-            // Interval numbers of an earlier module instance must not be used yet.
+            // The quarantine of interval numbers that an earlier module instance used has not
+            // ended.
             return Err(EAGAIN);
         }
         let pages = self.map_bytes()?;
@@ -108,7 +109,8 @@ impl Nic {
         };
         let until = self.after(BORROW_MS);
         let lease = {
-            // Locked before the work item can search for the lease.
+            // The lock is held from here on, because the work item may search for the new lease at
+            // once.
             let mut leases = self.leases.lock();
             if self.is_closing() {
                 return Err(ENODEV);
@@ -152,8 +154,8 @@ impl Nic {
         }
     }
 
-    /// Returns the bytes of bus addresses for pages that drivers map without copying; `None`
-    /// without an IOMMU, which is needed for that.
+    /// Returns the bytes of bus addresses for pages that drivers map without copying. Returns
+    /// `None` without an IOMMU, which such pages require.
     pub(crate) fn map_bytes(&self) -> Result<Option<u64>> {
         let handle = self.handle()?;
         let translated = handle.with_bound(|dev| pci::is_translated(dev))?;
@@ -321,7 +323,8 @@ impl Nic {
         }
         drop(leases);
         for (name, device) in self.offered.lock().iter() {
-            // With the lock held, so that the device cannot be lent again before it is stopped.
+            // DMA is stopped with the lock held, so that the device cannot be lent again before
+            // that.
             self.with_machines(|machines, _| {
                 if machines.lender.state(*name) == Some(OfferState::Fencing) {
                     device.stop();

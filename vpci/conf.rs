@@ -73,13 +73,14 @@ pub(crate) fn claim_times() -> Times {
         claim_wait: 1_000 * MS,
         // Owners check their word eight times within the longest timeout.
         take_wait: 2_500 * MS,
-        // The longest timeout, an eighth of it between two checks, and a reserve for the last
-        // check.
+        // Sum of the longest timeout, an eighth of that timeout between two checks, and a reserve
+        // for the last check.
         late_wait: 13_000 * MS,
     }
 }
 
-/// Returns the maximum number of devices lent, and of devices borrowed.
+/// Returns the maximum number of devices that a NIC lends. The same maximum applies to devices that
+/// are borrowed through the NIC.
 pub(crate) fn leases() -> u16 {
     params::leases.value() as u16
 }
@@ -92,7 +93,7 @@ pub(crate) fn limits() -> Limits {
     let limits = Limits {
         ms: MS,
         timeout_ms,
-        // Other nodes may use other parameters.
+        // The maximum of all nodes, because other nodes may use other parameters.
         longest_ms: LONGEST_LEASE_MS,
         retry: 100 * MS,
         retry_max: 10_000 * MS,
@@ -102,7 +103,7 @@ pub(crate) fn limits() -> Limits {
         access_retry: access / 4,
         give_up: 10_000 * MS,
         per_node: PER_NODE,
-        // Maximum that a correct borrower requests, whatever its parameters.
+        // Maximum that a borrower requests if its parameters are in their valid ranges.
         dma_max: u64::from(DMA_KIB_MAX + MAP_KIB_MAX) << 10,
         reset_pause: 1_000 * MS,
     };

@@ -7,15 +7,15 @@
 //! |---|---|
 //! | `list node=N` | a line for each device that node N lends |
 //! | `borrow node=N index=I` | `domain D`: the PCI domain of the borrowed device |
-//! | `enrol node=N` | empty; declares node N's NIC one without a host and with a device |
+//! | `enrol node=N` | empty; marks node N's NIC as one without a host, with a device behind it |
 //! | `return domain=D` | empty; returns the device |
 //! | `leases` | a line for each borrowed device |
 //! | `lent` | a line for each device of this node that may be lent |
 //! | `reclaim handle=H grace_ms=M` | empty; the borrower must return the device |
-//! | `down node=N` | empty; node N is switched off and has no access to this node any more |
+//! | `down node=N` | empty; asserts that node N is switched off and cannot access this node |
 //! | `repair handle=H` | empty; resets a broken device and offers it again |
-//! | `join domain=D with=E` | empty; lets an accelerator's device access that in domain E |
-//! | `part domain=D with=E` | empty; ends that access |
+//! | `join domain=D with=E` | empty; lets the device in domain D access the device in domain E |
+//! | `part domain=D with=E` | empty; ends the access that `join` allowed |
 //! | `reclaim node=N down=0` | empty; frees an accelerator's device; `down=1`: its users are down |
 //! | `counters` | `name value` lines |
 //!

@@ -22,7 +22,7 @@ use protocol::Time;
 
 /// Duration of handlers in nanoseconds above which their device counts as not answering.
 const SLOW: u64 = 20_000_000;
-/// Factor from the duration of handlers to the hold-off time.
+/// Ratio of the hold-off time to the duration of the device's handlers.
 const HOLD_OFF: u64 = 8;
 /// Maximum hold-off time in nanoseconds.
 const LONGEST: u64 = 4_000_000_000;
@@ -48,7 +48,8 @@ pub(crate) struct BorrowedInterrupts {
     pending: bool,
     /// Set while a context calls the handlers. That context checks `pending` afterwards.
     calling: bool,
-    /// First vector of the next call. The last call was interrupted after the vectors before it.
+    /// First vector of the next call. The last call ended early, after the handlers of all lower
+    /// vectors.
     from: u32,
 }
 
@@ -79,14 +80,15 @@ impl Nic {
             };
             let left = interrupts.fire_while(from, || self.now().since(begun) <= SLOW);
             let this = Arc::as_ptr(&interrupts);
-            // Never the last reference, because the entry stays in the list while handlers run.
+            // This reference is never the last one, because the entry stays in the list while
+            // handlers run.
             drop(interrupts);
             self.handlers_done(this, begun, left);
         }
     }
 
-    /// Updates the entry of a device after its handlers were called: all of them, or those before
-    /// vector `left`.
+    /// Updates the entry of a device after its handlers were called. `left` is the first vector
+    /// whose handler was not called; `None` if all handlers were called.
     fn handlers_done(&self, this: *const Interrupts, begun: Time, left: Option<u32>) {
         let now = self.now();
         let took = now.since(begun);
@@ -163,8 +165,8 @@ impl Nic {
                     Some(at) if list.get(at).is_some_and(|h| h.calling) => None,
                     Some(at) => {
                         let old = list.remove(at).ok();
-                        // A context that is walking the list may skip an entry, so all are called
-                        // again.
+                        // A context that is walking the list may skip an entry, so the handlers of
+                        // all entries are called again.
                         for entry in list.iter_mut() {
                             entry.pending = true;
                         }

@@ -109,7 +109,7 @@ pub(crate) struct Lease {
     /// one access at a time.
     #[pin]
     space: SpinLockIrq<Option<(Space, Option<Msix>)>>,
-    /// Addresses at the lender that cause interrupts here.
+    /// Address ranges of the borrower that the device writes to raise interrupts here.
     #[pin]
     interrupts: SpinLockIrq<Option<Reach>>,
     #[pin]
@@ -161,8 +161,8 @@ impl Lease {
         }
     }
 
-    /// Makes a configuration access; the caller allows one at a time. Returns the value, 0 for a
-    /// write; `None` stands for all ones. Any context; takes a bounded time.
+    /// Performs a configuration access; the caller allows one at a time. Returns the value read, or
+    /// 0 for a write. `None` stands for all ones. Any context; takes a bounded time.
     fn access(&self, request: ConfigAccess) -> Option<u32> {
         match &self.backend {
             Backend::Messages(handle) => self.nic.access(*handle, request).ok(),
@@ -359,8 +359,8 @@ impl Lease {
         let prepare = |dev: &_| HostBridge::prepare(dev, &windows, count, pool, behind);
         let bridge = handle.with_bound(|dev| prepare(dev))??;
         drop(handle);
-        // Unbinding the NIC waits for the work item or system call that runs this, and later for
-        // the bridge.
+        // Unbinding the NIC waits for the work item or system call that runs this function, and
+        // afterwards for the removal of the bridge.
         let bridge = bridge.begin()?;
         self.end.lock().0 = Some(bridge.domain());
         pr_info!(

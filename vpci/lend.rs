@@ -157,7 +157,8 @@ impl OfferedDevice {
         }
     }
 
-    /// Forgets a NIC that is removed and ends its leases itself. May sleep.
+    /// Clears the NIC that offers the device if it is `nic`, which is being removed. The NIC itself
+    /// ends the lease. May sleep.
     pub(crate) fn forget(&self, nic: &Arc<Nic>) {
         let mut by = self.by.lock();
         if by.as_ref().is_some_and(|(n, _)| Arc::ptr_eq(n, nic)) {
@@ -279,7 +280,7 @@ fn numbers(set: u64) -> impl Iterator<Item = u32> {
     (1..63).filter(move |n| set & 1 << n != 0)
 }
 
-/// Opens the first free number of a set and removes it from the set.
+/// Calls `open` with numbers of the set until one is not in use. Removes that number from the set.
 fn first<T>(set: &mut u64, open: impl Fn(u32) -> Result<T>) -> Result<(u8, T)> {
     for number in numbers(*set) {
         match open(number) {
@@ -316,8 +317,8 @@ impl Nic {
                 Work::Close(name, _) => {
                     if let Some(device) = self.offered(name) {
                         if !device.quiesce() {
-                            // Until its reset, the device may write to addresses that the next
-                            // device will use.
+                            // The device may write to addresses that its next borrower will use,
+                            // until it is reset.
                             pr_warn!(
                                 "device {:08x}: transactions still pending, resetting it\n",
                                 device.address()
@@ -417,8 +418,7 @@ impl Nic {
                 .map_err(|_| ENOMEM)?;
         }
         // No probe load is needed when the windows are closed, because the borrower's memory is
-        // closed then. Stores of the device in flight are covered by the time that the end of a
-        // lease takes.
+        // also closed then. Ending a lease takes longer than stores of the device stay in flight.
         let window = |number, bytes| {
             let spec = WindowSpec::new(open.borrower, bytes);
             smfu.window(spec.interval(number).no_probe())

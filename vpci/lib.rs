@@ -50,7 +50,7 @@ impl auxiliary::Driver for NicDriver {
     }
 }
 
-/// State of the module. Fields are dropped in their order.
+/// State of the module. Fields are dropped in declaration order.
 #[pin_data]
 struct Vpci {
     #[pin]

@@ -103,7 +103,7 @@ impl Machines {
     }
 }
 
-/// Resources that end with the NIC, dropped in their order.
+/// Resources that are released when the NIC is unbound. Fields are dropped in declaration order.
 struct Open {
     _messages: MessageSubscription,
     handle: Handle,
@@ -235,7 +235,7 @@ impl Soft for Reader {
     }
 }
 
-/// Port events: hard interrupt or process context.
+/// Receives the port's events, in hard interrupt or process context.
 struct PortEvents(Arc<Tasklet<Reader>>);
 
 impl Client for PortEvents {
@@ -278,7 +278,7 @@ impl Bound {
     ///
     /// Returns the errors of opening the port, or `ENOMEM`.
     pub(crate) fn new(handle: Handle) -> Result<Self> {
-        // On an error its drop undoes what was begun.
+        // On an error, dropping `bound` undoes the steps that were done.
         let bound = Self(Nic::new(&handle)?);
         bound.0.begin(handle)?;
         registry::add_nic(&bound.0)?;
@@ -442,14 +442,14 @@ impl Nic {
         Ok(())
     }
 
-    /// Returns the device with a handle. Any context.
+    /// Returns the device that is registered under handle `name`. Any context.
     pub(crate) fn offered(&self, name: u32) -> Option<Arc<LeasedDevice>> {
         let offered = self.offered.lock();
         let found = offered.iter().find(|(n, _)| *n == name);
         found.map(|(_, device)| device.clone())
     }
 
-    /// Removes the device with a handle. May sleep.
+    /// Removes the device that is registered under handle `name`. May sleep.
     pub(crate) fn forget(&self, name: u32) {
         let old = {
             let mut offered = self.offered.lock();
@@ -459,7 +459,7 @@ impl Nic {
         drop(old);
     }
 
-    /// Removes all devices. May sleep.
+    /// Removes all registered devices. May sleep.
     pub(crate) fn forget_all(&self) {
         let old = core::mem::take(&mut *self.offered.lock());
         drop(old);

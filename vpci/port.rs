@@ -21,9 +21,9 @@ use wire::{
     pci::{Kind, Message, ParseError, Role, TRAFFIC_CLASS, VPID},
 };
 
-/// Maximum number of messages processed in a row.
+/// Maximum number of messages processed with `mailbox` locked once.
 const BATCH: usize = 32;
-/// Maximum number of actions in a row.
+/// Maximum number of actions performed by one call of [`Nic::pump`].
 const STEPS: usize = 256;
 
 impl Nic {

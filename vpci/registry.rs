@@ -130,7 +130,7 @@ pub(crate) fn remove_device(offered: &Arc<OfferedDevice>) {
     });
 }
 
-/// Returns the NIC with a number, i.e. position in the list. May sleep.
+/// Returns the NIC at position `number` of the list. May sleep.
 pub(crate) fn nic(number: usize) -> Option<Arc<Nic>> {
     with(|lists| lists.nics.get(number).cloned()).ok()?
 }

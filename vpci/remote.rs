@@ -23,9 +23,9 @@ use wire::{
 const REGISTER_US: u32 = 200_000;
 /// Maximum number of attempts of an access.
 const TRIES: u32 = 3;
-/// Maximum number of requests in flight.
+/// Maximum number of register requests in flight.
 const BATCH: usize = 16;
-/// Time in ms that a function gets after a reset before it is accessed (PCI Express).
+/// Time in ms between the reset of a function and its first access, as PCI Express requires.
 pub(crate) const RESET_MS: i64 = 100;
 /// Maximum time in ms from the end of [`RESET_MS`] until a function answers.
 const READY_MS: i64 = 1_000;
@@ -34,8 +34,7 @@ const READY_MS: i64 = 1_000;
 const DESCRIBE_MS: i64 = 5_000;
 /// Maximum time in ms for pending transactions of a device that has lost bus mastering.
 const PENDING_MS: i64 = 100;
-/// Bits of the command register of an idle function: no interrupt pin, no decoding, no bus
-/// mastering.
+/// Value of the command register of an idle function: INTx disabled, no decoding, no bus mastering.
 const QUIET: u32 = 1 << 10;
 /// Offset of the command register.
 const COMMAND: u16 = 4;
@@ -251,8 +250,8 @@ impl Remote {
     /// if the device does not answer.
     pub(crate) fn quiet(&self, reset: Option<&ResetBy>) -> Option<()> {
         self.cycle_retry(Register::new(COMMAND, 2)?, Some(QUIET))?;
-        // Only PCI Express functions report pending transactions; for others the time has to
-        // suffice.
+        // Only PCI Express functions report pending transactions. Other functions get the maximum
+        // time.
         let status = reset
             .filter(|by| by.bit == 1 << 15)
             .and_then(|by| Register::new(by.register.offset() + STATUS_BEHIND_CONTROL, 2));

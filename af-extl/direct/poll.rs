@@ -47,7 +47,8 @@ fn mask(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) -> u32 {
     let low = tcp.rcvlowat(false, usize::MAX) as u32;
     let sock = conn.sock();
     conn.forget_second_error();
-    // The error is read first, so that an error that arrives with the end is reported with it.
+    // The error is read before the state of the streams, so that both are reported together if they
+    // arrive together.
     let (error, queued) = (sock.error(), sock.has_error());
     let (mut mask, ended) = conn.peek(|inner| {
         let half = inner.rings().map_or(0, |r| r.receive.bytes() as u32 / 2);
@@ -72,7 +73,7 @@ fn mask(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) -> u32 {
         }
         (mask, stream.end().is_some())
     });
-    // The error of TCP's own connection is reported when the direct connection has ended as well.
+    // An error of TCP's own connection is reported only after the direct connection has also ended.
     let lives = tcp_lives(tcp, conn);
     if queued && (ended || lives || error.is_none()) {
         mask |= ERR;

@@ -19,7 +19,7 @@ use wire::{
 };
 
 impl Nic {
-    /// Allocates table slot and rings of a connection. May sleep.
+    /// Allocates the table slot and the rings of a connection. May sleep.
     fn components(self: &Arc<Self>, peer: NodeId, sock: Endpoint) -> Result<Components, Fallback> {
         let link = self.link.lock().clone().ok_or(Fallback::NoRoute)?;
         let limit = Fallback::UserLimit;
@@ -60,8 +60,8 @@ impl Nic {
             }
         };
         self.table.lock().put(conn.clone());
-        // `close` reads the table after it has set `closing`, so one of the two ends this
-        // connection.
+        // `close` reads the table after it has set `closing`. So `close` or the following check
+        // ends this connection.
         if self.closing.load(Relaxed) {
             conn.abandon();
             return Err(Fallback::NoRoute);

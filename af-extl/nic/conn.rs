@@ -47,7 +47,7 @@ use wire::{
 /// Carrier of a connection's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Decision {
-    /// Undecided.
+    /// The carrier is not decided yet.
     Waiting,
     /// The data bypass TCP.
     Direct,
@@ -89,10 +89,10 @@ enum Setup {
 /// State protected by the connection's lock.
 pub(crate) struct Inner {
     setup: Setup,
-    /// Allocated separately because of its size.
+    /// Streams of the connection, allocated separately because of their size.
     pub(super) stream: KBox<Option<Stream>>,
     decision: Decision,
-    /// Set when the decision is new, until [`Inner::drive`] has applied it.
+    /// Set from the decision about the carrier until [`Inner::drive`] has applied the decision.
     decided_now: bool,
     /// Sending side of the ports; `None` after the NIC was lost.
     pub(super) link: Option<Arc<Link>>,
@@ -124,25 +124,25 @@ pub(crate) struct Inner {
     tcp: Tcp,
     /// Directions that were shut down before the carrier was decided.
     shut: ShutdownDirections,
-    /// Last state reported to writers: there was room.
+    /// Last state reported to writers: the send ring had free space.
     writable: bool,
     /// Number of readable bytes last reported to readers.
     readable: u32,
-    /// Last state reported to readers: data were to be read at once.
+    /// Last state reported to readers: the peer had pushed its data, as with TCP's flag PSH.
     pushed: bool,
     /// Last state reported to readers: the peer had finished.
     peer_finished_seen: bool,
-    /// Set if the port had no room for a message.
+    /// Set if the port could not accept a message.
     blocked: bool,
     /// Set if the connection used up its budget.
     again: bool,
     /// Number of GETs that may be posted although other connections wait for slots.
     get_budget: u8,
-    /// Set if no slot was free for the last GET.
+    /// Set if no GET slot was free for the last GET.
     refused: bool,
     /// Number of commands given to the port when the end of the connection was found.
     posted: Option<u64>,
-    /// Time of the decision.
+    /// Time at which the carrier was decided.
     since: Time,
     /// Time at which the connection must run next.
     due: Option<Time>,
@@ -153,13 +153,13 @@ pub(crate) struct Inner {
 /// State of TCP's own connection while the streams carry the data.
 #[derive(Clone, Copy)]
 enum Tcp {
-    /// No end was noticed.
+    /// TCP's connection has not ended, as far as is known.
     Fine,
-    /// Ended with this error. The work item must evaluate the error.
+    /// TCP's connection ended with this error, which the work item must evaluate.
     Ended(Option<Error>),
-    /// Ended without an effect on the streams.
+    /// TCP's connection ended without an effect on the streams.
     Ignored,
-    /// Ended and made the streams end. The sock has the error.
+    /// TCP's connection ended and made the streams end. The sock has the error.
     Followed,
 }
 
@@ -333,9 +333,9 @@ impl Conn {
         }
     }
 
-    /// Processes a stream message from a port of the peer, sent after `sent` and found at `now`.
-    /// `copy` copies its data from the given offset. Returns false if the message is not for this
-    /// connection.
+    /// Processes a stream message that a port of the peer sent after the time `sent` and that was
+    /// read at the time `now`. `copy` copies the message's data from the given offset. Returns
+    /// false if the message is not for this connection.
     pub(super) fn stream_message(
         self: &Arc<Self>,
         (node, vpid): (NodeId, Vpid),
@@ -366,7 +366,7 @@ impl Conn {
         })
     }
 
-    /// Processes the outcome of a GET, or its transition to quiet.
+    /// Processes the outcome of a GET, or the notice that the GET cannot write any more (`quiet`).
     pub(super) fn get_ended(
         self: &Arc<Self>,
         id: u16,

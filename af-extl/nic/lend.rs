@@ -73,7 +73,8 @@ impl Source {
     /// memory stays pinned and reserved until the NIC does. May sleep.
     pub(crate) fn revoke(self) {
         let Memory { region, pages } = self.0;
-        // Data that peers may still read then belong to no stream.
+        // The error is ignored: the connection does not use data any more that peers may still
+        // read.
         let _ = region.revoke();
         drop(pages);
     }
@@ -96,8 +97,8 @@ impl Lending {
     }
 }
 
-// A work item of the connection, because it waits for the NIC; the shared work items of the NIC do
-// not.
+// The connection has its own work item, because revoking memory waits for the NIC. The NIC's shared
+// work items must not wait.
 impl WorkItem<1> for Conn {
     type Pointer = Arc<Conn>;
 
@@ -266,7 +267,7 @@ impl Conn {
         })
     }
 
-    /// An error means that the work item is already queued; it handles all sources.
+    /// Queues the work item that releases lent memory.
     pub(super) fn schedule_release(self: &Arc<Self>) {
         // Returns an error if the work item is already queued; that run handles all sources.
         let _ = work::enqueue_waiting::<_, 1>(self.clone(), 0);

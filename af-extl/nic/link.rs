@@ -118,7 +118,7 @@ impl Link {
     pub(super) fn answer(&self, to: NodeId, answered: &Answered) {
         let (words, count) = answered.words();
         if let Some(words) = words.get(..count) {
-            // An answer without room is lost and repeated later.
+            // An answer that the port cannot accept is dropped and repeated later.
             let _ = self.send_setup(to, answered.kind(), words);
         }
     }
@@ -185,13 +185,13 @@ impl ds::Port for Wire<'_> {
         // Connections that already wait are served first.
         if *self.get_budget == 0 && nic.get_waiters.others(conn.name.index()) > 0 {
             let refused = self.wait(seen);
-            // They may wait for slots of another node, and no GET may be in flight whose end would
-            // run them.
+            // The other waiters may wait for slots of another node. If no GET is in flight, no
+            // completion of a GET would run them.
             nic.slots_again();
             return Err(refused);
         }
         let ring = &rings.receive;
-        // Source of the GET. Lent memory is contiguous.
+        // Address that the GET reads: lent memory, which is contiguous, or the peer's send ring.
         let (base, from, from_ring) = match get.source {
             Some(nla) => (nla.0, Span { at: 0, ..get.from }, u32::MAX),
             None => (self.far.ring.nla.0, get.from, self.far.ring.bytes()),
@@ -200,7 +200,7 @@ impl ds::Port for Wire<'_> {
             address: Nla(base + at as u64),
             len: len as u64,
         });
-        // Destination of the GET. A reader's memory is contiguous, too.
+        // Address that the GET writes: a reader's memory, which is contiguous, or the receive ring.
         let sink = match get.sink {
             Some(at) => Some((self.sink.ok_or(TransportError::Later)?, at)),
             None => None,
@@ -243,8 +243,8 @@ impl ds::Port for Wire<'_> {
             context: CallIn::Poll,
         };
         completion.tagged.write();
-        // The engine counts from its call, which may be much later than the decision of the state
-        // machine.
+        // The engine starts the timeout when it is called, which may be much later than the
+        // decision of the state machine.
         let now = nic.now();
         let request = Request {
             timeout: delay(now, deadline),
@@ -272,13 +272,14 @@ fn delay(now: Time, at: Time) -> Delta {
     Delta::from_nanos(at.since(now) as i64)
 }
 
-/// Returns the two parts of a span in a ring; the second may be empty.
+/// Returns position and length of the two parts of a span in a ring. The second part is empty
+/// unless the span wraps around the end of the ring.
 fn span_parts(span: Span, ring: u32) -> [(usize, usize); 2] {
     span.parts(ring)
         .map(|(at, len)| (at as usize, len as usize))
 }
 
-/// Returns the non-empty parts.
+/// Returns the parts that are not empty.
 fn used<T>(parts: &[T; 2], span: Span, ring: u32) -> &[T] {
     let count = match span.parts(ring) {
         [_, (_, 0)] => 1,
@@ -395,13 +396,13 @@ impl Flight {
         }
     }
 
-    /// Keeps the count although the GET has ended, because it may still write. The owner then
+    /// Leaves the GET in the count of `in_flight`, because the GET may still write. The owner then
     /// revokes the memory before reuse.
     fn keep(&self) {
         self.finished.xchg(true, Relaxed);
     }
 
-    // The range of the tags is always inside the memory.
+    // The range of a tag is always inside the memory, so the result is not checked.
     fn store(&self, tag: Span, from: &[u8]) {
         let pages = self.sink.pages();
         let _ = pages.map(|pages| pages.copy_from(tag.at as usize, from));

@@ -81,7 +81,7 @@ struct Ports {
     busy: bool,
     /// Bounds the age of the messages in the mailbox.
     age_bound: AgeBound,
-    /// Time of the last count of the mailbox's backlog.
+    /// Time at which the messages in the mailbox were last counted.
     counted: Time,
 }
 
@@ -214,7 +214,7 @@ impl Drop for Bound {
 
 impl Nic {
     fn new(handle: Handle) -> Result<Arc<Self>> {
-        // Negotiations and streams share one mailbox. The VPIDs with other numbers are for
+        // Negotiations and streams share one mailbox. VPIDs other than this one belong to
         // processes.
         let (sender, mailbox) = patiently(|| {
             let bytes = velo::DEFAULT_MAILBOX_BYTES;
@@ -319,14 +319,14 @@ impl Nic {
         }
     }
 
-    /// Lets the work item run a connection after it has read the mailbox. Process context or
-    /// softirq.
+    /// Queues a connection for another run after the work item has read the mailbox. Process
+    /// context or softirq.
     pub(super) fn run_again(self: &Arc<Self>, conn: &Conn) {
         self.again.wait(conn.name.index(), 0);
         self.wake();
     }
 
-    /// Lets the work item give GET slots to waiting connections. Process context or softirq.
+    /// Makes the work item assign GET slots to waiting connections. Process context or softirq.
     pub(super) fn slots_again(self: &Arc<Self>) {
         self.slots_free.store(true, Relaxed);
         self.wake();
@@ -352,8 +352,8 @@ impl Nic {
         let _ = work::enqueue_delayed::<_, 1>(self.clone(), msecs_to_jiffies(ms as u32));
     }
 
-    /// Drops the request of a client whose connection was accepted as one of TCP. Returns whether
-    /// there was a request.
+    /// Drops the request of a client whose connection was accepted as a TCP connection. Returns
+    /// whether there was a request.
     pub(crate) fn withdraw(&self, peer: NodeId, tuple: &Tuple) -> bool {
         let now = self.now();
         let mut waiting = self.waiting.lock();
@@ -370,7 +370,7 @@ impl Nic {
         if idle {
             self.want(self.now().after(IDLE));
         }
-        // Dropped without the lock.
+        // The last reference is dropped without the lock.
         drop(last);
     }
 
@@ -388,7 +388,7 @@ impl Nic {
         match unused {
             Unused::Nothing => {}
             Unused::Until(at) => self.want(at),
-            // Dropped without the lock.
+            // The chunks are dropped without the lock.
             Unused::Free(chunks) => drop(chunks),
         }
     }
@@ -401,7 +401,7 @@ impl Nic {
     /// Ends all connections and closes the ports. May sleep.
     fn close(self: &Arc<Self>) {
         let capacity = self.table.lock().capacity();
-        // Peers can be notified while the ports are open.
+        // Set while the ports are still open, so that peers can be notified.
         self.closing.store(true, Relaxed);
         for conn in (0..capacity).filter_map(|i| self.at(i)) {
             conn.abort_for_unbind();

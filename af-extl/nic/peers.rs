@@ -39,7 +39,7 @@ impl Nic {
     pub(super) fn asked(&self, peer: NodeId, tuple: &Tuple, why: Option<Fallback>) {
         let (now, program) = (self.now(), program(peer, tuple));
         match why {
-            // A message of the node removes it from the silent ones.
+            // A message from the node removes it from the list of nodes that do not answer.
             Some(Fallback::Silent) => self.silent.lock().silent(peer, now),
             Some(Fallback::NotAccepted) => {
                 self.late.lock().fail(program, self.opening.late, now);
@@ -66,7 +66,7 @@ impl Nic {
             address: neighbour.host(),
         };
         if let Ok(Some(mac)) = neighbour.address() {
-            // The neighbour may have answered since the last failure.
+            // The neighbour may have answered since the last attempt failed.
             self.unresolved.lock().succeed(&host);
             return Ok(mac);
         }
@@ -77,7 +77,7 @@ impl Nic {
                 Ok(mac)
             }
             Err(e) => {
-                // A signal says nothing about the neighbour.
+                // A signal does not show that the neighbour is unreachable.
                 if e != EINTR {
                     let pause = self.opening.silent;
                     self.unresolved.lock().fail(host, pause, self.now());

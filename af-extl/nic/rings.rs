@@ -30,7 +30,7 @@ pub(super) type Chunks = KVec<(BufferPool, BufferPool)>;
 
 /// Result of a check whether unused rings can be freed.
 pub(super) enum Unused {
-    /// No rings exist.
+    /// The NIC has no ring memory.
     Nothing,
     /// The rings must be checked again at this time.
     Until(Time),
@@ -120,7 +120,8 @@ impl RingPool {
 
     fn free(&self) -> Option<(Buffer, Buffer)> {
         self.chunks.iter().find_map(|(send, receive)| {
-            // Checked first, because a pool counts failed allocations.
+            // Free memory is checked before an allocation, because a pool counts failed
+            // allocations.
             if send.count().1 == 0 || receive.count().1 == 0 {
                 return None;
             }
@@ -158,7 +159,7 @@ impl RingPool {
             let atu = nic.atu();
             let pools = |access| atu.buffers(self.vpid, count, size.bytes, access);
             let both = pools(Access::READ).and_then(|send| Ok((send, pools(Access::WRITE)?)));
-            // If large rings cannot be allocated, small ones may be.
+            // Rings of the next, smaller size may still fit if these cannot be allocated.
             match both.and_then(|both| Ok(self.chunks.push(both, GFP_KERNEL)?)) {
                 Ok(()) => {
                     *made += count;
@@ -170,7 +171,7 @@ impl RingPool {
         Err(why)
     }
 
-    /// Checks whether the rings, all unused now, have been unused for `after`.
+    /// Checks whether rings that are all unused now have been unused for `after` nanoseconds.
     pub(super) fn unused(&mut self, now: Time, after: u64) -> Unused {
         if self.chunks.is_empty() {
             return Unused::Nothing;
@@ -181,12 +182,13 @@ impl RingPool {
         }
         self.idle = None;
         self.made = [0; 2];
-        // Rings that a thread is still copying from stay until it has finished.
+        // A thread that is still copying holds a reference to its rings, so their memory stays
+        // until then.
         Unused::Free(core::mem::replace(&mut self.chunks, KVec::new()))
     }
 
     /// Returns the number of connections that can get rings without new memory, and the number of
-    /// all rings.
+    /// connections for which rings exist.
     pub(super) fn count(&self) -> (usize, usize) {
         let count = self.chunks.iter().map(|(send, _)| send.count());
         count.fold((0, 0), |(free, all), (n, left)| (free + left, all + n))

@@ -23,9 +23,9 @@ use wire::ds::{Kind, Message, SERVICE};
 
 /// Maximum number of messages processed with the lock `ports` held once.
 const BATCH: usize = 64;
-/// Maximum number of messages processed in a run before other work.
+/// Maximum number of messages processed in a run before the run does other work.
 const MOST: usize = 32 * BATCH;
-/// Maximum number of connections tried for GET slots in a row.
+/// Maximum number of connections that are tried for GET slots in one run.
 const SLOT_TRIES: usize = 64;
 
 /// Result of processing messages in process context.
@@ -76,7 +76,7 @@ impl Nic {
         }
     }
 
-    /// Removes the first of the waiters and returns its connection if it still exists.
+    /// Removes the first waiter and returns its connection if the connection still exists.
     fn next_of(&self, waiters: &Waiters) -> Option<Arc<Conn>> {
         let index = waiters.next()?;
         self.at(index as usize)
@@ -88,7 +88,7 @@ impl Nic {
         for _ in 0..self.blocked.len() {
             if let Some(conn) = self.next_of(&self.blocked) {
                 conn.run(true);
-                // The ports notify when there is room again.
+                // The ports send a notification when they can accept messages again.
                 if conn.is_blocked() {
                     return;
                 }
@@ -97,8 +97,8 @@ impl Nic {
         }
     }
 
-    /// Gives GET slots to waiting connections. The engine has slots for each node, so a later
-    /// connection may get one when the first does not.
+    /// Assigns GET slots to waiting connections. The engine has separate slots for each node, so a
+    /// later connection may get a slot even if an earlier connection does not.
     fn give_slots(self: &Arc<Self>) {
         let (seen, mut tried) = (self.get_waiters.seen(), 0);
         let mut round = Round::new(self.get_waiters.len());
@@ -109,7 +109,7 @@ impl Nic {
                 .and_then(|index| self.at(index as usize));
             cond_resched();
             let Some(conn) = conn else {
-                // The removal moves the following entries forward.
+                // Entries behind a removed waiter move forward by one position.
                 if tried >= SLOT_TRIES {
                     return self.slots_again();
                 }
@@ -122,7 +122,7 @@ impl Nic {
                 continue;
             }
             if tried >= SLOT_TRIES {
-                // Other messages must be processed first.
+                // Other messages are processed before more GETs are posted.
                 return self.slots_again();
             }
             tried += 1;
@@ -131,7 +131,8 @@ impl Nic {
                 round.keep();
             } else {
                 self.get_waiters.remove(at);
-                // Queued again also if another context refused it while it still had its entry.
+                // The connection is also queued again if another context failed to get a slot while
+                // the connection was still queued.
                 if conn.waits_for_slot() && self.get_waiters.wait(conn.name.index(), seen) {
                     self.slots_again();
                 }
@@ -140,9 +141,11 @@ impl Nic {
     }
 
     /// Processes messages until the mailbox is empty and armed, or the limit is reached. Returns
-    /// true if more may be pending. Otherwise the connections have got all earlier messages.
+    /// true if more may be pending. If false, all earlier messages have been delivered to the
+    /// connections.
     fn read_some(self: &Arc<Self>) -> bool {
-        // One work item at a time: another one would consider the message in progress as delivered.
+        // Only one work item reads at a time. A second one would consider a message in progress as
+        // delivered.
         let _reading = self.reading.lock();
         let mut left = MOST;
         while left > 0 {
@@ -156,7 +159,7 @@ impl Nic {
         true
     }
 
-    /// Processes stream messages up to the first negotiation message, and that one.
+    /// Processes stream messages up to the first negotiation message, and then that message.
     fn read(self: &Arc<Self>) -> Found {
         let mut setup_message = None;
         let more = {
@@ -234,7 +237,7 @@ impl Nic {
         self.pollers.load(Relaxed) == 0 && ports.mailbox.rearm()
     }
 
-    /// Updates the bound of the messages' age if the last update is too old.
+    /// Updates the upper bound of the messages' age if the last update is too old.
     fn count_backlog(&self, ports: &mut Ports, began: Time) {
         if began.since(ports.counted) >= self.limits.fresh / 3 {
             ports.counted = began;
@@ -242,7 +245,8 @@ impl Nic {
         }
     }
 
-    /// Delivers a stream message; `times`: it was sent after the first and found after the second.
+    /// Delivers a stream message. `times`: a time before it was sent, and the time at which it was
+    /// read.
     fn stream(self: &Arc<Self>, m: &velo::Message<'_>, times: (Time, Time)) {
         self.count(Count::Messages);
         let source = m.status.source;
@@ -266,7 +270,7 @@ impl Nic {
         }
     }
 
-    /// Removes and returns a slot whose connection must run at `now` or earlier.
+    /// Removes and returns a slot whose connection is due at `now`.
     fn next_due(&self, now: Time) -> Option<u32> {
         let mut due = self.due.lock();
         let (_, slot) = due.first().filter(|(at, _)| *at <= now)?;
@@ -299,7 +303,7 @@ impl Nic {
         }
         let next = self.run_due();
         if self.table.lock().used() > 0 {
-            // The age of messages must be known whenever one arrives.
+            // The mailbox is counted often enough that the age of each arriving message is known.
             let count = self.now().after(self.limits.fresh / 3);
             self.want(next.map_or(count, |at| at.min(count)));
         } else {

@@ -16,7 +16,7 @@ use wire::{
 /// Requests that wait for a program to accept the connection.
 pub(super) type Pending = ds::Pending<KernelMemory>;
 
-/// Maximum number of pending requests in all, and of one node.
+/// Maximum number of pending requests of all nodes, and of one node.
 const WAITING: [u16; 2] = [1024, 256];
 
 /// Copy of a negotiation message.
@@ -131,9 +131,9 @@ impl Nic {
         }
     }
 
-    /// Returns `None` unless a program can accept the connection: the socket that TCP would choose
-    /// belongs to this module and does not wait for data, which would not arrive over TCP.
-    /// Otherwise returns whether the data of its connections may bypass TCP.
+    /// Returns `None` unless a program can accept the connection. The socket that TCP would choose
+    /// must belong to this module. It must not wait for data (`TCP_DEFER_ACCEPT`), because none
+    /// would arrive over TCP. Otherwise returns whether the data of its connections may bypass TCP.
     fn listens(&self, node: NodeId, tuple: &Tuple) -> Option<bool> {
         let found = Listener::find(self.device(), node.0, &of_tcp(tuple));
         let listener = found.filter(|listener| !listener.deferred)?;

@@ -21,7 +21,7 @@ pub(super) struct Users {
 pub(crate) struct Charge(Option<(Arc<Users>, u32)>);
 
 impl Users {
-    /// Creates the limits of a resource with `all` units, of which one user may hold `most`. May
+    /// Creates the limits of a resource that has `all` units. One user may hold `most` of them. May
     /// sleep.
     pub(super) fn new(all: usize, most: usize) -> Result<Arc<Self>> {
         let shares = Shares::new(all.min(0x8000) as u16)?;

@@ -9,10 +9,11 @@ use kernel_ext::security;
 use protocol::Slots;
 use wire::{ds::ConnId, ids::NodeId};
 
-/// Slot of the table. Free slots are reused in FIFO order, so as late as possible.
+/// Slot of the table. Free slots are reused in FIFO order, so that a slot stays free for as long as
+/// possible.
 struct TableSlot {
     conn: Option<Arc<Conn>>,
-    /// Number of uses, starting at a random number. Part of the connection ID.
+    /// Number of times the slot was used, starting at a random number. Part of the connection ID.
     uses: u32,
 }
 
@@ -27,7 +28,7 @@ pub(super) struct Table {
     len: usize,
     /// Slots of accepted connections by a hash of the client's request.
     asked: Slots<KernelMemory, u16>,
-    /// Secret of that hash.
+    /// Secret key of the hash that `asked` uses.
     secret: u64,
 }
 
@@ -86,7 +87,8 @@ impl Table {
     pub(super) fn put(&mut self, conn: Arc<Conn>) {
         let index = conn.name.index();
         if let Some(asked) = conn.asked() {
-            // If a client has requested two connections with the same hash, the first stays.
+            // If a client has requested two connections with the same hash, the entry of the older
+            // one stays.
             let _ = self.asked.insert(key(self.secret, asked), index as u16);
         }
         if let Some(slot) = self.slots.get_mut(index as usize) {

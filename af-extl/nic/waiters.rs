@@ -34,7 +34,7 @@ impl Waiters {
         }))
     }
 
-    /// Returns the number of notifications. Read before an attempt that may lead to
+    /// Returns the number of notifications. The caller reads it before an attempt that may lead to
     /// [`Waiters::wait`]. Any context.
     pub(super) fn seen(&self) -> u64 {
         self.notifications.load(Relaxed)
@@ -45,8 +45,9 @@ impl Waiters {
     pub(super) fn wait(&self, slot: u32, seen: u64) -> bool {
         let mut queue = self.queue.lock();
         queue.push(slot);
-        // Read with the lock held. [`Waiters::next`] takes the lock after `notifications` was
-        // changed, so one of the two sees the other.
+        // `notifications` is read with the lock held. The notifier changes it before
+        // [`Waiters::next`] acquires the lock. So the waiter sees the notification, or the notifier
+        // sees the waiter.
         self.notifications.load(Relaxed) != seen
     }
 

@@ -19,22 +19,23 @@ use wire::{
     regs::smfu::{self, IntervalControl},
 };
 
-/// Maximum time in ms that unbinding waits for accelerators.
+/// Maximum time in ms that unbinding the NIC waits for outstanding clean-ups.
 const LAST_MS: i64 = 3_000;
-/// Interval between two attempts during that time.
+/// Interval between two clean-up attempts while the NIC is being unbound.
 const PAUSE: Delta = Delta::from_millis(50);
 
 /// Intervals that an ended lease still uses, and the state of the device.
 #[derive(Default)]
 pub(super) struct Rest {
-    /// Numbers of this node's windows that the accelerator's NIC has recorded as used.
+    /// Numbers of this node's windows that the accelerator's NIC has recorded as used, as a bit
+    /// set.
     pub(super) bars: u64,
-    /// Numbers of this node's targets.
+    /// Numbers of this node's targets that the lease used, as a bit set.
     pub(super) targets: u64,
-    /// Set if no interval of the device leads here.
+    /// Set if no interval of the accelerator's NIC leads to this node.
     pub(super) closed: bool,
-    /// Set if the accelerator's NIC keeps its record of `bars`, even if another node has the device
-    /// by now.
+    /// Set if the accelerator's NIC keeps its record of `bars`, even if another node has borrowed
+    /// the device since.
     pub(super) recorded: bool,
 }
 
@@ -43,12 +44,13 @@ pub(super) struct Rest {
 pub(crate) struct Cleanup {
     remote: Remote,
     record: LeaseRecord,
-    /// Numbers of this node's windows, which the accelerator's NIC has recorded as used.
+    /// Numbers of this node's windows that the accelerator's NIC has recorded as used, as a bit
+    /// set.
     bars: u64,
-    /// Set if the NIC still has that record, because it was not reset. If not set, other nodes may
-    /// use these numbers by now.
+    /// Set if the accelerator's NIC still has its record of `bars`, because the NIC was not reset.
+    /// If not set, other nodes may be using these numbers.
     recorded: bool,
-    /// Numbers of this node's targets.
+    /// Numbers of this node's targets that the lease used, as a bit set.
     targets: u64,
     /// Set when the lease word does not name this node any more.
     free: bool,
@@ -89,8 +91,8 @@ impl Nic {
         self.run_at(self.now());
     }
 
-    /// Adds the clean-up of a lease word that may name this node although it has no lease. May
-    /// sleep.
+    /// Adds the clean-up of a lease word that may name this node although this node has no lease.
+    /// May sleep.
     pub(super) fn add_word_cleanup(&self, remote: &Remote, record: LeaseRecord) {
         pr_warn!(
             "node {}: release of its lease word postponed\n",
@@ -156,7 +158,7 @@ impl Nic {
     /// Continues the clean-up at an accelerator that may still access this node, or whose lease
     /// word may name it.
     fn retry(&self, cleanup: &mut Cleanup) {
-        // The thread that holds the mutex writes the same registers.
+        // Another thread that holds the mutex writes the same registers. A later attempt succeeds.
         let Some(_alone) = self.accelerating.try_lock() else {
             return;
         };
@@ -233,7 +235,8 @@ impl Nic {
         }
     }
 
-    /// Makes last attempts when the NIC is unbound. The remaining clean-ups are dropped.
+    /// Attempts the outstanding clean-ups a last time when the NIC is unbound. Drops those that
+    /// fail.
     pub(crate) fn last_cleanup(&self) {
         let begun: Instant<Monotonic> = Instant::now();
         loop {

@@ -27,8 +27,9 @@ use wire::{
 /// Interval between checks whether another thread has finished binding a driver.
 const STEP: Delta = Delta::from_millis(10);
 
-/// Returns a subset of `set` with at least `need` numbers, and different ones each time. A device
-/// that could not be disconnected may still use numbers of an earlier lease.
+/// Returns a random subset of `set` with at least `need` numbers, or `set`. Different leases get
+/// different numbers, because a device that could not be disconnected may still use numbers of an
+/// earlier lease.
 fn random_subset(set: u64, need: u32) -> u64 {
     let below = (1u64 << (security::random() % 64)) - 1;
     match set & below {
@@ -38,8 +39,8 @@ fn random_subset(set: u64, need: u32) -> u64 {
 }
 
 impl Nic {
-    /// Opens all intervals of a new lease, which is returned busy. On an error nothing stays open
-    /// at this node. May sleep.
+    /// Opens all intervals of a new lease and returns the lease, marked as busy. On an error
+    /// nothing stays open at this node. May sleep.
     pub(super) fn set_up(
         self: &Arc<Self>,
         remote: &Remote,
@@ -130,12 +131,12 @@ impl Nic {
         remote.set(INTERVALS, used | plan.numbers().bar_set())?;
         lease.open(&grant)?;
         remote.apply(plan.open())?;
-        // Another node that took the word in between may have closed everything again.
+        // Another node may have claimed the lease word since and closed the intervals again.
         self.still(remote, record)?;
         Ok(self.leases.lock().push(lease.clone(), GFP_KERNEL)?)
     }
 
-    /// Ends a busy lease: in order, or because the device was lost. May sleep for a long time.
+    /// Ends a busy lease, by request or because the device was lost. May sleep for a long time.
     pub(super) fn end_accelerator(&self, lease: &Arc<Lease>) {
         let Backend::Backdoor(accelerator) = &lease.backend else {
             return;
@@ -149,8 +150,8 @@ impl Nic {
         let (remote, found) = (&accelerator.remote, &accelerator.found);
         let record = accelerator.watch.lock().record();
         let bars = accelerator.plan.numbers().bar_set();
-        // A device that another node has is not touched. A device that does not answer is cleaned
-        // up later.
+        // A device that another node has borrowed is not accessed. A device that does not answer is
+        // cleaned up later.
         let shut = match loss {
             None | Some(LossReason::Stuck) => self.shut_accelerator(remote, record, Some(found)),
             Some(_) => Err(ENODEV),
@@ -197,7 +198,8 @@ impl Nic {
         found: Option<&Found>,
     ) -> Result {
         self.still(remote, record)?;
-        // A device that does not answer is disconnected all the same.
+        // An error is ignored here, because a device that does not answer must also be
+        // disconnected.
         let quiet = remote.quiet(found.map(|f| &f.reset));
         self.shut(remote, record)?;
         if let (Some(()), Some(found)) = (quiet, found) {
@@ -259,9 +261,9 @@ impl Nic {
         }
     }
 
-    /// Checks whether devices are still this node's. Disconnects a lost device at once and stops
-    /// its handlers, which would load from a device that does not answer. Runs in work item 3. May
-    /// sleep for a short time.
+    /// Checks whether this node still owns the lease words of its accelerators. Disconnects a lost
+    /// device at once and stops its handlers, which would load from a device that does not answer.
+    /// Runs in work item 3. May sleep for a short time.
     pub(crate) fn watch(self: &Arc<Self>) {
         let Ok(all) = self.accelerators() else {
             return self.run_at(self.after(100));

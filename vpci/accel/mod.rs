@@ -108,8 +108,8 @@ impl Accelerator {
         self.busy.store(false, Relaxed);
     }
 
-    /// Makes a configuration access of the kernel; `None` stands for all ones. Any context; takes
-    /// up to `access_ms`, the first access after a reset several times that.
+    /// Performs a configuration access for the kernel. `None` stands for all ones. Any context;
+    /// takes up to `access_ms`, and several times as long for the first access after a reset.
     pub(crate) fn access(&self, nic: &Nic, request: ConfigAccess) -> Option<u32> {
         // Up to two attempts, because the first access after a reset only restores the BARs.
         for _ in 0..2 {
@@ -200,7 +200,7 @@ impl Accelerator {
 pub(crate) enum Listed {
     /// The device, which is free.
     Device(Device),
-    /// The device is in use, in this state and by this node.
+    /// The device is in use: the state in its lease word, and the node that the word names.
     InUse(State, NodeId),
 }
 
@@ -272,7 +272,8 @@ impl Nic {
                     }
                 }
                 ClaimStep::Write(word) => {
-                    // The write may have been executed even on an error; the next read shows that.
+                    // The write may have been executed although it returned an error. The next read
+                    // shows the outcome.
                     let _ = remote.write(LEASE, word);
                     claim.written();
                     written = true;
@@ -287,7 +288,7 @@ impl Nic {
             };
             if let Some(e) = failed {
                 if written {
-                    // The word may name this node although it has no lease.
+                    // The word may name this node although this node has no lease.
                     self.add_word_cleanup(remote, claim.record());
                 }
                 return Err(e);
@@ -295,13 +296,13 @@ impl Nic {
         }
     }
 
-    /// Verifies that the lease word is this node's; overwrites a late claim of another node. Called
-    /// before each write that only the owner of the word may make. May sleep.
+    /// Verifies that this node owns the lease word, and overwrites a late claim of another node.
+    /// Called before each write that only the owner of the word may make. May sleep.
     ///
     /// # Errors
     ///
-    /// `EBUSY`: the word is another node's. Errors of register accesses, also if the answer took so
-    /// long that another node may have got the word.
+    /// `EBUSY`: another node owns the lease word. Other errors are those of register accesses. An
+    /// access also fails if its answer took so long that another node may own the word by then.
     fn still(&self, remote: &Remote, record: LeaseRecord) -> Result {
         for _ in 0..2 {
             let sent = self.now();
@@ -331,7 +332,7 @@ impl Nic {
     ///
     /// # Errors
     ///
-    /// `EXDEV`: the NIC has a host by now. `EBUSY`: the lease word is not this node's any more.
+    /// `EXDEV`: a host uses the NIC. `EBUSY`: this node does not own the lease word any more.
     fn shut(&self, remote: &Remote, record: LeaseRecord) -> Result {
         if remote.read_all(host_check())?.iter().any(|v| *v != 0) {
             return Err(EXDEV);
@@ -370,8 +371,8 @@ impl Nic {
         word.is_ok_and(|word| LeaseRecord::parse(word).is_some())
     }
 
-    /// Closes all intervals and examines the device. The second value are the interval numbers that
-    /// may be in use. May sleep.
+    /// Closes all intervals and examines the device. Also returns the interval numbers that may be
+    /// in use, as a bit set. May sleep.
     fn examine(&self, remote: &Remote, record: LeaseRecord) -> Result<(Found, u64)> {
         let used = remote.read(INTERVALS)?;
         self.shut(remote, record)?;
@@ -387,12 +388,13 @@ impl Nic {
     ///
     /// `ENXIO`: the node is not an accelerator node. `EBUSY`: the device is in use. `EAGAIN`: the
     /// quarantine after loading the module has not ended. `EMFILE`: this node has borrowed `leases`
-    /// devices. `EIO`: the device or its NIC does not work properly. Others name the reason.
+    /// devices. `EIO`: the device or its NIC does not work properly.
     pub(crate) fn borrow_accelerator(self: &Arc<Self>, node: NodeId) -> Result<u32> {
         let lease = {
             let _alone = self.accelerating.lock();
             if !self.release_earlier_targets() {
-                // Interval numbers of an earlier module instance must not be used yet.
+                // The quarantine of interval numbers that an earlier module instance used has not
+                // ended.
                 return Err(EAGAIN);
             }
             if self.leases.lock().len() >= usize::from(conf::leases()) {
@@ -434,9 +436,9 @@ impl Nic {
         done.inspect_err(|_| self.add_word_cleanup(&remote, record))
     }
 
-    /// Frees a device that another node has borrowed, and closes all intervals from and to it.
-    /// `down` asserts that all previous borrowers have no windows to the device any more. May
-    /// sleep.
+    /// Frees a device that another node has borrowed, and closes all intervals from and to the
+    /// device. With `down`, the caller asserts that no previous borrower has a window to the device
+    /// any more. May sleep.
     ///
     /// # Errors
     ///

@@ -24,7 +24,7 @@ struct End {
 }
 
 impl Accelerator {
-    /// Returns the access to the device of a node, if there is one. May sleep.
+    /// Returns this device's access to the device of node `node`, if that access exists. May sleep.
     fn peer(&self, node: NodeId) -> Option<Peer> {
         let peers = self.peers.lock();
         peers.iter().flatten().find(|p| p.node() == node).copied()
@@ -104,7 +104,7 @@ impl Nic {
         );
         let peer = peer.map_err(planned)?;
         let pool = of.lease.pool().ok_or(ENODEV)?;
-        // The other NIC has recorded the numbers as used from now on.
+        // From now on, the other accelerator's NIC records these interval numbers as used.
         there.remote.set(INTERVALS, used | peer.numbers())?;
         if let Some(entry) = here.peers.lock().iter_mut().find(|p| p.is_none()) {
             *entry = Some(peer);

@@ -20,8 +20,8 @@ use wire::{
 /// Maximum number of messages and GETs of a connection per run.
 const BUDGET: usize = 64;
 
-/// Time in ns between checks whether the port has committed its commands. Normally it commits at
-/// once; it does not while it repairs a lost command.
+/// Time in ns between checks whether the port has committed its commands. The port normally commits
+/// commands at once, but delays them while it repairs a lost command.
 const COMMITTING: u64 = 20_000_000;
 
 /// Returns the error that the program gets for the end of a stream.
@@ -46,7 +46,7 @@ impl Inner {
         match setup {
             Setup::Client(client) => {
                 while let Some(says) = client.next(limits, now) {
-                    // A message without room is lost and repeated later.
+                    // A message that the port cannot accept is dropped and repeated later.
                     match says {
                         ClientMessage::Connect(connect) => {
                             if link.ask(peer, Kind::Connect, &connect).is_err() {
@@ -126,7 +126,8 @@ impl Inner {
             }
             Err(TransportError::Later) => {
                 self.blocked = true;
-                // Room may have become free in between; no notification follows for that.
+                // Space may have become free since the attempt, and no later notification reports
+                // that space.
                 todo.again = blocked.wait(conn.name.index(), seen);
             }
             Err(TransportError::Never) => {}
@@ -148,8 +149,8 @@ impl Inner {
             if committed < *self.posted.get_or_insert(posted) {
                 return (false, Some(now.after(COMMITTING)));
             }
-            // The current time, not the time at which the lock was taken, because a message may
-            // have been sent since.
+            // Uses the current time, not the time at which the lock was acquired, because a message
+            // may have been sent since.
             stream.committed(nic.now());
             free = stream.send_ring_free(&nic.limits);
         }
@@ -228,7 +229,7 @@ impl Inner {
         let ready = stream.ready();
         let len = stream.receiving().available();
         let receiving = stream.receiving();
-        // For readers with zero copy, and for writers that wait for lent memory.
+        // Sources and sinks wake readers that use zero copy.
         let sinks = match receiving.sunk() {
             Some((_, whole)) => whole,
             None => receiving.is_held() && receiving.can_sink(),
@@ -260,7 +261,7 @@ impl Inner {
                 conn.nic.count_violation();
             }
             let error = match error_of(end) {
-                // The sock has already got the error.
+                // The sock already has the error.
                 _ if matches!(self.tcp, Tcp::Followed) => None,
                 Some(_) if end == End::Aborted && conn.nic.is_closing() => Some(ENETDOWN),
                 // As in TCP: all data were read, so only senders are affected.

@@ -49,8 +49,8 @@ impl Conn {
         self.peek(|inner| inner.refused)
     }
 
-    /// Runs the connection if it is due, or if it was blocked and the port now has `room`. The
-    /// caller has read the mailbox before.
+    /// Runs the connection if it is due. A blocked connection also runs if the port can accept
+    /// messages (`room`). The caller has read the mailbox before.
     pub(in crate::nic) fn run(self: &Arc<Self>, room: bool) {
         self.follow_tcp();
         let now = self.nic.now();
@@ -64,9 +64,9 @@ impl Conn {
             )
         });
         let due = due.is_some_and(|at| at <= now);
-        // Checked once more, because an arriving FIN counts as a byte for a moment. If the sock is
-        // locked, the check is repeated when TCP wakes the socket or at the next step of the
-        // negotiation.
+        // TCP's queue is checked a second time, because an arriving FIN counts as an unread byte
+        // for a moment. If the sock is locked, the check is repeated when TCP wakes the socket or
+        // at the next step of the negotiation.
         let settled = if waits && tcp {
             self.sock.queued_settled()
         } else {

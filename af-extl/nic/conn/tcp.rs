@@ -12,9 +12,8 @@ use protocol::ds::{Stream, StreamState};
 /// Time in ms between attempts to shut down a sock that is locked.
 const AGAIN_MS: u32 = 10;
 
-// A work item of the connection, because those of the NIC serve all connections and must not wait
-// for a sock's lock. Its holder may be copying from memory that causes a long page fault, or
-// waiting for memory.
+// The connection has its own work item. The NIC's work items serve all connections and must not
+// wait for a sock's lock, because its holder may be in a long page fault or waiting for memory.
 impl WorkItem<0> for Conn {
     type Pointer = Arc<Conn>;
 
@@ -93,8 +92,7 @@ impl Conn {
     }
 
     /// Drops a pending error of TCP's own connection, which ends after the streams. Called before
-    /// the sock's error is read, because the program must get the streams' error, once. Process
-    /// context.
+    /// the sock's error is read, so that the program gets only the streams' error. Process context.
     pub(crate) fn forget_second_error(&self) {
         let (reported, seen, own) =
             self.peek(|inner| (inner.end_reported, inner.error_seen, inner.stream_error));
