@@ -3,8 +3,7 @@
 //! Zero copy for large calls: the peer reads the sender's memory ("source"), and GETs write to the
 //! reader's memory ("sink"). Data that cannot use zero copy are copied by [`crate::direct`].
 //!
-//! Process context; functions may sleep. Callers hold no locks unless the function's comment says
-//! so.
+//! Process context; functions may sleep. Locks that a caller holds are named at the function.
 
 use crate::{
     direct::{tcp_lives, MSG_ZEROCOPY},
@@ -225,8 +224,8 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Creates the state for a call that reads `len` bytes, at least `least` of them. Returns
-    /// `None` if the call copies. With `least` `None` the call always copies.
+    /// Creates the state for a call that reads `len` bytes. Returns `None` if the call must copy:
+    /// `len` is less than `least`, or `least` is 0 or `None`.
     pub(crate) fn new(conn: &'a Arc<Conn>, len: usize, least: Option<usize>) -> Option<Self> {
         if least.is_some_and(|least| least > 0 && len >= least) {
             return Some(Self {

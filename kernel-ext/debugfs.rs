@@ -24,7 +24,7 @@ use kernel::{
 /// buffer if the text did not fit. An error ends the text.
 pub type Show<T> = fn(&T, &mut fmt::Formatter<'_>) -> fmt::Result;
 
-/// Writes the content of file number `n` of a directory. Same rules as [`Show`].
+/// Writes the content of file number `n` of a directory, under the rules of [`Show`].
 pub type ShowNth<T> = fn(&T, u32, &mut fmt::Formatter<'_>) -> fmt::Result;
 
 /// Receives text that was written to a file, without white space around it. Process context, may

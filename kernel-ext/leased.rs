@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! PCI device of this host that another host drives. The driver on this host only keeps it.
+//! PCI device of this host that another host drives. The driver on this host only reserves the
+//! device.
 
 use crate::{
     bindings,

@@ -88,7 +88,7 @@ impl<'a> SyncMapping<'a> {
         self.address
     }
 
-    /// Lets the CPU use the bytes. It sees what the device wrote. Any context.
+    /// Lets the CPU use the bytes. The CPU then sees what the device wrote. Any context.
     pub fn to_cpu(&mut self) {
         // SAFETY: mapped by `new`.
         unsafe {
@@ -102,7 +102,7 @@ impl<'a> SyncMapping<'a> {
         self.side = Side::Cpu;
     }
 
-    /// Lets the device use the bytes. It sees what the CPU wrote. Any context.
+    /// Lets the device use the bytes. The device then sees what the CPU wrote. Any context.
     pub fn to_device(&mut self) {
         // SAFETY: mapped by `new`.
         unsafe {
@@ -123,7 +123,7 @@ impl<'a> SyncMapping<'a> {
             .filter(|_| self.side == Side::Cpu)
     }
 
-    /// The bytes, to be changed, if the CPU may use them. Any context.
+    /// Returns the bytes for changing them, if the CPU may use them. Any context.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         let side = self.side;
         self.buffer

@@ -9,8 +9,8 @@ use kernel_ext::security;
 use protocol::Slots;
 use wire::{ds::ConnId, ids::NodeId};
 
-/// Slot of the table. Free slots are reused in FIFO order, so that a slot stays free for as long as
-/// possible.
+/// Slot of the table. Free slots are reused in FIFO order, so that each slot stays free for a
+/// long time.
 struct TableSlot {
     conn: Option<Arc<Conn>>,
     /// Number of times the slot was used, starting at a random number. Part of the connection ID.

@@ -40,11 +40,11 @@ pub enum Cache {
     Uncached,
 }
 
-/// Page frame.
+/// Page frame, with the caching of CPU accesses to it.
 #[derive(Clone, Copy)]
 pub struct Frame {
     number: usize,
-    /// `EXTOLL_VM_…`
+    /// Caching of CPU accesses: one of the constants `EXTOLL_VM_…`.
     cache: c_int,
 }
 
@@ -116,7 +116,8 @@ impl Part {
     }
 }
 
-/// Mappings of one device file. Holds inode and mount of the file, so it can be used at any time.
+/// Mappings of one device file. Holds references to inode and mount of the file, so that it stays
+/// usable after the file is closed.
 ///
 /// # Invariants
 ///
@@ -188,9 +189,9 @@ impl Mapping {
         self.users.load(Acquire) != 0
     }
 
-    /// Removes all pages from all processes; later accesses raise SIGBUS. When this returns, the
-    /// mapping has no content, even if another thread took it. May sleep. The caller must not hold
-    /// a lock that [`Source::frame`] or the drop of a source takes.
+    /// Removes all pages from all processes; later accesses raise SIGBUS. When this function
+    /// returns, the mapping has no content, even if another thread removed it. May sleep. The
+    /// caller must not hold a lock that [`Source::frame`] or the drop of a source takes.
     pub fn revoke(&self) {
         let mut content = self.content.lock();
         let old = content.take();
@@ -233,7 +234,8 @@ impl Mapping {
 }
 
 /// First page offset of the next mapping. After very many mappings an offset may be used again.
-/// Revoking one of the two mappings then only costs the other one additional faults.
+/// Revoking one of two mappings with the same offset only causes additional page faults in the
+/// other one.
 static NEXT_OFFSET: Atomic<u64> = Atomic::new(0);
 
 fn take_offsets(pages: usize) -> Result<u64> {
@@ -323,7 +325,7 @@ impl NewMapping<'_> {
         )?;
         keep(mapping.clone())?;
         let vma = self.vma.as_ptr();
-        // SAFETY: by the type invariant this may change the VMA. The operations are static and
+        // SAFETY: by the type invariant the VMA may be changed here. The operations are static and
         // expect the private data: a reference that `vm_close` drops. Only `vm_fault` inserts pages
         // without struct page, as VM_PFNMAP requires.
         unsafe {

@@ -92,8 +92,8 @@ pub trait Handler: Send + Sync {
         Err(ENOTTY)
     }
 
-    /// Maps memory. The caller's address space is locked. Consequently a lock that this takes must
-    /// never be held during an access to user memory.
+    /// Maps memory. The caller's address space is locked. Consequently a lock that this function
+    /// acquires must never be held during an access to user memory.
     fn mmap(&self, new: NewMapping<'_>) -> Result {
         Err(ENODEV)
     }

@@ -217,8 +217,8 @@ mod tests {
             list.copy_to(at, &mut back)?;
             assert!(back[..] == bytes[..]);
         }
-        // The last bytes of a page, read as words: the copy changes neither the bytes before nor
-        // those after.
+        // Copying to the last bytes of a page changes neither the bytes before nor the bytes after
+        // them.
         list.copy_from(0, &KVVec::from_elem(0u8, 3 * PAGE, GFP_KERNEL)?)?;
         list.copy_from(PAGE - 3, &[1, 2, 3, 4, 5])?;
         let words = PAGE / 8;
@@ -246,7 +246,7 @@ mod tests {
                 list.copy_to(at + i * tags.step, &mut found)?;
                 assert!(found == tag);
                 list.copy_from(at + i * tags.step, &[0; 8])?;
-                // Only later tags are left.
+                // The tags up to number i were overwritten above.
                 let rest = tags.count - i - 1;
                 assert_eq!(list.has_tag(tags, tag)?, rest > 0);
             }

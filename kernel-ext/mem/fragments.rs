@@ -70,7 +70,7 @@ impl BioVecs<'_> {
     }
 }
 
-/// List that is being made.
+/// List of fragments under construction.
 struct Builder {
     list: PageList,
     fragments: KVVec<Fragment>,
@@ -205,6 +205,71 @@ impl FragmentList {
             pages.push(page, GFP_KERNEL)?;
         }
         let memory = builder.allocate()?;
+        Ok(builder.finish(memory, Some(Hold::Owned(pages)) => {
+            Ok(builder.finish(memory, Some(Hold::Frame(ManuallyDrop::new(skb)))))
+        }
+        Err(e) => Err((skb, e)),
+    }
+}
+
+impl FragmentList {
+    /// Pins the next `max` bytes of an iterator over memory of the current process, or all if fewer
+    /// remain, and advances the iterator by their number. A device only reads them if the iterator
+    /// is a source, and also writes them if it is a destination. Pins are counted and charged as by
+    /// [`PageList::pin`]. Process context, in the process that owns the memory; sleeps.
+    ///
+    /// The caller must watch memory that stays registered for changes ([`super::Watch`]),
+    /// separately for each of [`PageList::user_ranges`].
+    ///
+    /// # Errors
+    ///
+    /// On an error the iterator is not advanced. `EINVAL`: no bytes. `EOPNOTSUPP`: kernel memory,
+    /// or memory that cannot be pinned for the requested lifetime. Other errors are those of
+    /// [`PageList::pin`]: `ENOSPC`, `EFAULT`, `ENOMEM`, `EINTR`.
+    pub fn pin_iter<I: UserIter>(iter: &mut I, max: usize, pin: Pin) -> Result<Self> {
+        self::pin(iter, max, pin, false)
+    }
+
+    /// Takes a reference to each page of ranges of pages. Other users of the pages continue to use
+    /// them. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: there are no ranges, a range is empty, or a page belongs to the kernel's heap and
+    /// has no reference count. `ENOMEM`.
+    pub fn share_bvecs(vecs: BioVecs<'_>) -> Result<Self> {
+        share(vecs, false)
+    }
+
+    /// Makes a list of the memory of a frame, for a device that reads it. Dropping the list frees
+    /// the frame as if it had been sent ([`SkBuff::consume`]). May sleep.
+    ///
+    /// # Errors
+    ///
+    /// The frame is returned with the error. `EINVAL`: the frame is empty. `EOPNOTSUPP`: the frame
+    /// is a list of frames, or in memory that the CPU cannot access. `ENOMEM`.
+    pub fn take_frame(skb: SkBuff) -> Result<Self, (SkBuff, Error)> {
+        take(skb, false)
+    }
+
+    /// Makes a list of pages that no other object uses. Each has a range, given by its offset and
+    /// length. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: there are no pages, or a range is empty or exceeds its page. `ENOMEM`.
+    pub fn from_pages(ranges: KVVec<(Page, usize, usize)>) -> Result<Self> {
+        let mut builder = Builder::new(Hold::Nothing, false);
+        let mut pages = KVVec::with_capacity(ranges.len(), GFP_KERNEL)?;
+        for (page, offset, len) in ranges {
+            if offset.checked_add(len).is_none_or(|end| end > PAGE) {
+                return Err(EINVAL);
+            }
+            // SAFETY: the list will own the page.
+            unsafe { builder.add(page.as_ptr(), offset, len, false) }?;
+            pages.push(page, GFP_KERNEL)?;
+        }
+        let memory = builder.allocate()?;
         Ok(builder.finish(memory, Some(Hold::Owned(pages))))
     }
 
@@ -225,6 +290,27 @@ impl FragmentList {
 
     /// Returns the parts of fragments that contain the `len` bytes after the first `skip` bytes,
     /// limited to the existing bytes.
+    pub fn slice(&self, skip: usize, len: usize))
+    }
+
+    /// Returns all pages, to be registered or mapped.
+    pub fn pages(&self) -> &Arc<PageList> {
+        &self.pages
+    }
+
+    /// Like [`FragmentList::pin_iter`], for memory without gaps. All segments of the fragments in their must begin at least one.
+    pub fn fragments(&self) must end &[Fragment] a page
+    /// boundary.fragments
+    }
+
+    /// Returns the sum of the lengths of errors are those of
+    /// bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Returns the parts of fragments that contain the `len` bytes after the first `skip` bytes,
+    /// limited errors are those of bytes.
     pub fn slice(&self, skip: usize, len: usize) -> impl Iterator<Item = Fragment> + '_ {
         slice(&self.fragments, skip, len)
     }
@@ -233,7 +319,8 @@ impl FragmentList {
     ///
     /// # Errors
     ///
-    /// Returns `self` if there are gaps.
+    /// The frame is returned with the error. `self` if there are gaps. Other errors are those of
+    /// [`FragmentList::take_frame`].
     pub fn contiguous(self) -> Result<Arc<PageList>, Self> {
         match self.fragments.len() {
             1 => Ok(self.pages),

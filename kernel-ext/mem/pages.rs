@@ -121,8 +121,8 @@ impl PageList {
         while at < list.bytes {
             let rest = PAGE - at % PAGE;
             if let Some(base) = list.address(at / PAGE) {
-                // SAFETY: the rest of a page of the vector's allocation, after its elements, which
-                // is not used by other code.
+                // SAFETY: the range is the remainder of a page of the vector's allocation, after
+                // its elements. Other code does not use that memory.
                 unsafe { core::ptr::write_bytes(base.add(at % PAGE), 0, rest) };
             }
             at += rest;
@@ -194,8 +194,8 @@ impl PageList {
     /// Returns a little-endian quadword of the pages; 0 outside the list. Any context.
     pub fn read(&self, index: usize) -> u64 {
         match self.word(index) {
-            // SAFETY: within a page that stays allocated; volatile, because the device may write it
-            // at any time.
+            // SAFETY: `p` is within a page that stays allocated. The access is volatile, because
+            // the device may write the page at any time.
             Some(p) => u64::from_le(unsafe { p.read_volatile() }),
             None => 0,
         }
@@ -208,8 +208,8 @@ impl PageList {
             return;
         }
         if let Some(p) = self.word(index) {
-            // SAFETY: within a page that stays allocated and may be written; volatile, because the
-            // device may access it at any time.
+            // SAFETY: `p` is within a page that stays allocated and may be written. The access is
+            // volatile, because the device may access the page at any time.
             unsafe { p.write_volatile(value.to_le()) }
         }
     }

@@ -122,9 +122,9 @@ impl Kind for PreallocatedPages {
     }
 }
 
-/// Mapping like [`super::StreamingPages`], but made and undone in any context without an allocation
-/// by the kernel. An IOMMU driver may need memory; it uses the reserves for contexts that cannot
-/// sleep.
+/// Mapping like [`super::StreamingPages`], but made and undone in any context, because the
+/// scatterlist was allocated before. An IOMMU driver may still need memory, which it gets from the
+/// kernel's atomic reserves.
 ///
 /// # Examples
 ///
@@ -148,8 +148,8 @@ impl Streaming<PreallocatedPages> {
     ///
     /// # Errors
     ///
-    /// Returned with the table. `ENOSPC` if the list does not fit. `EACCES`, `ENOMEM`, `EIO`,
-    /// `EOPNOTSUPP` for the same reasons as in [`super::StreamingPages::map`].
+    /// The table is returned with the error. `ENOSPC` if the list does not fit. `EACCES`, `ENOMEM`,
+    /// `EIO`, `EOPNOTSUPP` for the same reasons as in [`super::StreamingPages::map`].
     pub fn map(
         dev: &BoundDevice,
         mut prealloc: PreallocatedTable,

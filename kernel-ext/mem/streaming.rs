@@ -43,9 +43,10 @@ pub trait Kind: sealed::Sealed {
 /// is leaked: its memory stays mapped and reserved for ever, because neither condition is known
 /// then. The kernel log reports this, because it is a defect of the driver.
 ///
-/// Memory that a device may access longer than its user lives is handed over to a quarantine
-/// (`extoll_core::quarantine`). That is possible because a mapping refers neither to its device nor
-/// to code of the module that made it, unless the owner does.
+/// Memory that a device may access after its user has ended is handed over to a quarantine
+/// (`extoll_core::quarantine`). The quarantine may keep a mapping for any time, because the mapping
+/// refers neither to its device nor to code of the module that made it. Only the owner of the
+/// memory may do so.
 ///
 /// # Examples
 ///
@@ -59,7 +60,7 @@ pub trait Kind: sealed::Sealed {
 ///     let map = StreamingRange::map(dev, Bytes::new(bytes)?, DataDirection::ToDevice)
 ///         .map_err(|(_, e)| e)?;
 ///     send(map.addr(), map.bytes());
-///     // … and when the device says that it is done:
+///     // … and when the device has finished:
 ///     let bytes = map.unmap(dev).map_err(|_| ENODEV)?;
 ///     drop(bytes);
 ///     Ok(())
@@ -208,8 +209,8 @@ impl<O: Contiguous> Streaming<Range<O>> {
     ///
     /// # Errors
     ///
-    /// Errors come with the owner. `EINVAL`: the range is empty, `direction` is none, or the device
-    /// would write to memory that is not writable. `ENOMEM`.
+    /// The owner is returned with the error. `EINVAL`: the range is empty, `direction` is none, or
+    /// the device would write to memory that is not writable. `ENOMEM`.
     #[inline]
     pub fn map(
         dev: &BoundDevice,
@@ -312,8 +313,8 @@ impl Kind for Pages {
     }
 }
 
-/// Page list that is mapped for a device, contiguous pages as one segment; an IOMMU may make more
-/// of them contiguous. CPU and device see each other's writes at once.
+/// Page list that is mapped for a device. Contiguous pages form one segment; an IOMMU may make
+/// further pages contiguous. CPU and device see each other's writes at once.
 ///
 /// Unmapping may sleep.
 pub type StreamingPages = Streaming<Pages>;

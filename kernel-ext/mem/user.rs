@@ -22,8 +22,8 @@ pub enum Maps {
     Same,
     /// At least one address has another page or none.
     Other,
-    /// Unknown, because another thread holds the lock of the pages' file. The caller has to ask
-    /// again some milliseconds later.
+    /// The state is unknown, because another thread holds the lock of the pages' file. The caller
+    /// must check again some milliseconds later.
     Unclear,
 }
 
@@ -111,8 +111,8 @@ impl PageList {
             }
             let done = self.pages.len();
             if done == self.pages.capacity() {
-                // Doubles the list, so that the list is never much longer than the memory that
-                // could be pinned.
+                // Each step at most doubles the list, so that the list is never much longer than
+                // the memory that could be pinned.
                 let more = done.max(CHUNK).min(count - done);
                 self.pages.reserve(more, GFP_KERNEL_ACCOUNT)?;
             }
@@ -162,8 +162,8 @@ impl PageList {
         if end > self.len() || first > end {
             return Maps::Other;
         }
-        // `mmput_async`, because the last reference would free the address space in this thread if
-        // the process ended during this call.
+        // `mmput_async` is used, because the last reference would free the address space in this
+        // thread if the process ended during this call.
         let Some(mm) = mm.mmget_not_zero().map(MmWithUser::into_mmput_async) else {
             return Maps::Other;
         };

@@ -73,15 +73,15 @@ unsafe extern "C" fn invalidate(
     // SAFETY: only `Watch::new` registers the notifier, as part of an `Inner` that lives until the
     // notifier was removed.
     let inner = unsafe { &*container_of!(Opaque::cast_from(sub), Inner, notifier) };
-    // SAFETY: the call belongs in this callback.
+    // SAFETY: this callback is the place from which the kernel expects the call.
     unsafe { bindings::extoll_invalidate_seq(sub, seq) };
     // SAFETY: the range is valid during the callback.
     let range = unsafe { &*range };
     let change = match range.event {
         bindings::mmu_notifier_event_MMU_NOTIFY_UNMAP
         | bindings::mmu_notifier_event_MMU_NOTIFY_RELEASE => Change::Unmapped,
-        // The pages stay, only access rights change. That does not concern pins, because fork
-        // copies pinned pages for the child.
+        // The pages stay, and only access rights change. Pins are not affected, because fork copies
+        // pinned pages for the child.
         bindings::mmu_notifier_event_MMU_NOTIFY_PROTECTION_VMA
         | bindings::mmu_notifier_event_MMU_NOTIFY_PROTECTION_PAGE
         | bindings::mmu_notifier_event_MMU_NOTIFY_SOFT_DIRTY => return true,

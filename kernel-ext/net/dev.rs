@@ -329,7 +329,7 @@ impl TxQueue<'_> {
 /// Net device with its driver's data.
 #[pin_data]
 pub struct Device<T: Operations> {
-    // Dropped first, because it may hold the NAPI instance of the device.
+    // Data of the driver. Dropped first, because they may hold the NAPI instance of the device.
     #[pin]
     data: T::Data,
     ndev: Arc<NetDev>,
@@ -380,9 +380,9 @@ impl<T: Operations> Rtnl<'_, T> {
 impl<T: Operations> Rtnl<'_, T> {
     /// Restarts the interface by [`Operations::stop`] and [`Operations::open`] if it is up. User
     /// space only sees that the carrier changes. If opening fails, the interface has no carrier
-    /// until it is set down and up again, or until another call of this, which calls
-    /// [`Operations::stop`] once more. May sleep. To be called from [`Operations::work`] only, not
-    /// from `open` or `stop`.
+    /// until it is set down and up again, or until the next call of this function, which calls
+    /// [`Operations::stop`] once more. May sleep. Only [`Operations::work`] may call this function,
+    /// not `open` or `stop`.
     pub fn restart(&self) -> Result {
         let dev = self.0;
         if !dev.is_running() {
@@ -399,7 +399,7 @@ impl<T: Operations> Rtnl<'_, T> {
         T::stop(dev, self);
         dev.bql_reset();
         T::open(dev, self)?;
-        // SAFETY: the same conditions hold.
+        // SAFETY: the device is valid, RTNL is held, and all NAPI instances are `extoll_napi`s.
         unsafe { bindings::extoll_napi_enable_all(dev.as_raw()) };
         dev.wake_queue();
         Ok(())

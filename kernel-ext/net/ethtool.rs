@@ -88,8 +88,8 @@ pub trait EthtoolOps: Operations {
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Changes the ring sizes, which do not exceed the maximum values. `ack` takes the reason of an
-    /// error.
+    /// Changes the ring sizes, which do not exceed the maximum values. `ack` receives the reason of
+    /// an error.
     fn set_ringparam(dev: &Device<Self>, rx: u32, tx: u32, ack: &mut Ack<'_>) -> Result {
         let _ = (dev, rx, tx, ack);
         kernel::build_error!(VTABLE_DEFAULT_ERROR)

@@ -35,7 +35,7 @@ pub trait PerNet: Send + Sync + Sized + 'static {
     /// `/proc/sys`.
     const SYSCTLS: (&'static CStr, &'static [Sysctl]) = (c"", &[]);
 
-    /// Returns the static variable of the registration. One per module.
+    /// Returns the static variable of the registration. Each module has one variable.
     fn slot() -> &'static Slot<Self>;
 
     /// Returns the data of a new namespace. `sysctls` are the values of its numbers. May sleep.
@@ -117,7 +117,7 @@ unsafe impl<N: PerNet> Send for Registration<N> {}
 unsafe impl<N: PerNet> Sync for Registration<N> {}
 
 impl<N: PerNet> Registration<N> {
-    /// Registers. May sleep.
+    /// Registers the data type for all namespaces. May sleep.
     ///
     /// # Errors
     ///

@@ -95,8 +95,8 @@ impl<P: NapiPoll> Napi<P> {
             ctx,
             state: UnsafeCell::new(state),
             poll_lock <- SpinLock::new((), LOCK_NAME, static_lock_class!()),
-            // Last field, so that no error is possible after the instance was added to the device.
-            // `ndev` keeps `dev` valid, first in the closure, then in the field.
+            // `raw` is the last field, so that no error is possible after the instance was added to
+            // the device. `ndev` keeps `dev` valid, first in the closure, then in the field.
             raw <- Opaque::ffi_init(move |p: *mut bindings::extoll_napi| {
                 // SAFETY: `p` is valid for writes and pinned; `ndev` keeps the device valid.
                 unsafe { bindings::extoll_napi_add(dev, p, Some(poll::<P>)) }
@@ -252,7 +252,7 @@ unsafe extern "C" fn poll<P: NapiPoll>(napi: *mut bindings::napi_struct, budget:
     };
     let units = match usize::try_from(budget) {
         Ok(n) if n > 0 => n,
-        // Netpoll, possibly in an interrupt during a run, so it must not wait for `poll_lock`.
+        // Netpoll may have interrupted a run on this CPU, so it must not wait for `poll_lock`.
         _ => {
             let guard = this.poll_lock.try_lock();
             // SAFETY: by the type invariant, because `poll_lock` is held. The instance is not

@@ -16,10 +16,10 @@ use kernel::{
 
 /// Result of [`Operations::start_xmit`].
 pub enum Transmit {
-    /// The driver has taken the frame: sent, kept or dropped it.
+    /// The driver owns the frame, and has sent, kept or dropped it.
     Taken,
-    /// No room. The driver stopped the queue before and returns the unchanged frame. The stack
-    /// tries again later.
+    /// The driver cannot accept the frame now. The driver has stopped the queue and returns the
+    /// unchanged frame. The stack tries again later.
     Busy(SkBuff),
 }
 

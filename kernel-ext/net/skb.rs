@@ -15,7 +15,7 @@ use kernel::{dma::DataDirection, prelude::*};
 /// State of the layer-4 checksum of a received frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Checksum {
-    /// Unknown; the stack verifies it.
+    /// The state is unknown, so the stack verifies the checksum.
     Unknown,
     /// The sender left it unfinished: the field, `offset` bytes after `start`, contains the sum of
     /// the pseudo header only. The sum of all bytes from byte `start` of the frame is still to be
@@ -27,7 +27,7 @@ pub enum Checksum {
         /// Position of the checksum in that header in bytes.
         offset: u16,
     },
-    /// The stack does not verify it.
+    /// The checksum is correct, so the stack does not verify it.
     Verified,
 }
 
@@ -127,7 +127,7 @@ impl SkBuff {
         unsafe { bindings::extoll_skb_hash(self.as_raw()) }
     }
 
-    /// Takes the software transmit time stamp if one was requested. To be called just before the
+    /// Records the software transmit time stamp if one was requested. To be called just before the
     /// frame is passed to the hardware.
     #[inline]
     pub fn tx_timestamp(&mut self) {
@@ -184,14 +184,14 @@ impl RxSkb {
         unsafe { Self::from_raw(bindings::extoll_skb_alloc(dev.as_raw(), len)) }
     }
 
-    /// Returns the number of bytes in it.
+    /// Returns the number of bytes in the frame.
     #[inline]
     pub fn len(&self) -> u32 {
         // SAFETY: the frame is valid by the type invariant.
         unsafe { self.0.as_ref().len }
     }
 
-    /// Returns true if it has no bytes.
+    /// Returns true if the frame has no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -204,7 +204,7 @@ impl RxSkb {
         unsafe { bindings::extoll_skb_tailroom(self.0.as_ptr()) }
     }
 
-    /// Returns the bytes in it.
+    /// Returns the bytes in the frame.
     #[inline]
     pub fn data(&self) -> &[u8] {
         // SAFETY: valid and linear by the type invariant; all bytes were written by `append()` or
@@ -262,7 +262,7 @@ impl TxMapping {
     ///
     /// # Errors
     ///
-    /// With the frame: `EINVAL` if it is not linear, or empty. `ENOMEM`.
+    /// The frame is returned with the error. `EINVAL`: the frame is empty or not linear. `ENOMEM`.
     #[inline]
     pub fn map(dev: &BoundDevice, skb: SkBuff) -> Result<Self, (SkBuff, Error)> {
         if !skb.is_linear() {
@@ -307,8 +307,9 @@ impl TxMapping {
         }
     }
 
-    /// Releases the resources that the frame holds besides its bytes. Its sender stops waiting for
-    /// it, and the frame may outlive the interface. Not with interrupts disabled.
+    /// Releases the resources that the frame holds besides its bytes. The sender stops waiting for
+    /// the frame, and the frame may outlive the interface. Must not be called with interrupts
+    /// disabled.
     pub fn orphan(&mut self) {
         let skb = self.map.owner().as_raw();
         // SAFETY: the frame is valid by its type invariant, and owned. If an `Owner` exists, that

@@ -97,14 +97,14 @@ impl Outgoing<'_> {
         result
     }
 
-    /// Makes the completion of a call with `MSG_ZEROCOPY`, if `SO_ZEROCOPY` is set. It reports
-    /// whether data were copied, like TCP's. It must be made before the first byte is taken. All
-    /// users that still read the memory share it. It charges no memory; pinning does. Takes the
-    /// sock's lock, may sleep.
+    /// Makes the completion of a call with `MSG_ZEROCOPY`, if `SO_ZEROCOPY` is set. Like TCP's
+    /// completion, it reports whether data were copied. It must be made before the first byte is
+    /// read from the message. All users that still read the memory share it. The completion charges
+    /// no memory; pinning does. Takes the sock's lock, may sleep.
     ///
     /// # Errors
     ///
-    /// `ENOBUFS`: too many completions; TCP would not send either. `ENOMEM`.
+    /// `ENOBUFS`: too many completions are pending; TCP's `sendmsg` would fail as well. `ENOMEM`.
     pub fn zerocopy(&self, tcp: &Tcp) -> Result<Option<Arc<Zerocopy>>> {
         // SAFETY: both are valid; the caller is in process context and holds no spin lock.
         let raw = unsafe { bindings::extoll_zerocopy_begin(tcp.sk(), self.ptr.as_ptr()) };
@@ -120,16 +120,16 @@ impl Outgoing<'_> {
         Ok(Some(Arc::new(completion, GFP_KERNEL)?))
     }
 
-    /// Takes up to `len` bytes from the message, copies them to `to` at byte `at`, and returns
-    /// their number. It is less than `len` and [`Outgoing::remaining`] if the program's memory ends
-    /// earlier. Works for all messages, including those of `splice()` and `sendfile()`
+    /// Removes up to `len` bytes from the message, copies them to `to` at byte `at`, and returns
+    /// their number. The number is less than `len` and [`Outgoing::remaining`] if the program's
+    /// memory ends earlier. Works for all messages, including those of `splice()` and `sendfile()`
     /// (`MSG_SPLICE_PAGES`), whose pages are copied. A device may access `to` at the same time.
-    /// Process context, may sleep: no spin locks.
+    /// Process context without spin locks; may sleep.
     ///
     /// # Errors
     ///
     /// `EFAULT`: the message's memory could not be read. `EINVAL`: the range exceeds `to`, or `to`
-    /// is not writable; no bytes were taken.
+    /// is not writable; no bytes were removed from the message.
     pub fn copy_in(&mut self, to: &PageList, at: usize, len: usize) -> Result<usize> {
         if !to.is_writable() {
             return Err(EINVAL);
