@@ -27,7 +27,7 @@ struct extoll_leased_claim {
 	/* Protected by the device's lock. */
 	bool released;
 	struct pci_saved_state *state;
-	/* Rest of a BAR's last page. */
+	/* Remainder of the page in which a small BAR is. */
 	struct resource rest[PCI_STD_NUM_BARS];
 };
 
@@ -39,8 +39,8 @@ static void release_rest(struct extoll_leased_claim *claim)
 }
 
 /*
- * Claims the rest of each BAR's page, because a borrower gets access to whole pages: no other
- * device may be in them.
+ * Claims the remainder of each BAR's last page. A borrower gets access to whole pages, so no other
+ * device may be in these pages.
  */
 static int claim_rest(struct pci_dev *pdev, struct extoll_leased_claim *claim, const char *name)
 {
@@ -69,7 +69,8 @@ struct extoll_leased_claim *extoll_leased_claim(struct pci_dev *pdev, int bars, 
 	int error;
 
 	/*
-	 * A software host bridge translates: its bus addresses are invalid outside of its domain.
+	 * A software host bridge translates bus addresses, so they are invalid outside of its
+	 * domain.
 	 */
 	if (pci_domain_nr(pdev->bus) > 0xffff)
 		return ERR_PTR(-EOPNOTSUPP);

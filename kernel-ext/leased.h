@@ -18,11 +18,11 @@ struct extoll_leased_bar {
 
 struct extoll_leased_bar extoll_leased_bar(struct pci_dev *pdev, int bar);
 /*
- * State kept of a device while it is leased: claims of its BARs, claims of the remaining part of a
- * small BAR's page, and a copy of its registers without bus mastering and pin interrupts. Claiming
- * does not map the BARs. Returns NULL or an error pointer: -EOPNOTSUPP for a device whose addresses
- * are invalid for other hosts, -EBUSY, -ENOMEM, -EINVAL for a small BAR that does not begin at a
- * page. May sleep.
+ * State of a leased device: claims of its BARs and of the remainder of a small BAR's page, and a
+ * copy of its registers. In the copy, bus mastering and pin interrupts are disabled. Claiming does
+ * not map the BARs. Returns NULL or an error pointer: -EOPNOTSUPP for a device whose addresses are
+ * invalid for other hosts, -EBUSY, -ENOMEM, -EINVAL for a small BAR that does not begin at a page.
+ * May sleep.
  */
 struct extoll_leased_claim;
 struct extoll_leased_claim *extoll_leased_claim(struct pci_dev *pdev, int bars, const char *name);

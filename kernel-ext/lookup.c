@@ -100,8 +100,8 @@ static int search_interface(struct device *device, void *data)
 	if (!dev->rtnl_link_ops && READ_ONCE(dev->reg_state) == NETREG_REGISTERED)
 		sk = listener_on(dev, search);
 	/*
-	 * The pointer is only compared. Listeners are freed after a grace period, and this takes no
-	 * reference.
+	 * No reference is acquired, because the pointer is only compared afterwards. Listeners are
+	 * freed after a grace period, so the fields of sk may be read here.
 	 */
 	search->found->sk = sk;
 	if (sk)
@@ -223,7 +223,7 @@ int extoll_port_choose(struct socket *sock, const struct extoll_tuple *tuple, in
 	first = get_random_u32() >> 1;
 	for (i = 0; i < TRIES && low <= high; i++) {
 		/*
-		 * Like in connect(), the first half of the tries skips every other port, to leave
+		 * As in connect(), the first half of the tries skips every other port, to leave
 		 * ports to bind(). The second half tries all ports.
 		 */
 		bool all = i >= TRIES / 2;
@@ -246,7 +246,7 @@ out:
 
 void extoll_port_release(struct socket *sock, const struct extoll_port_range *range)
 {
-	/* The program may have set another range since. */
+	/* The program may have set another range since extoll_port_choose(). */
 	if (range->now)
 		cmpxchg(&inet_sk(sock->sk)->local_port_range, range->now, range->before);
 }

@@ -41,7 +41,7 @@ bool extoll_nic_is_of(struct device *nic, struct socket *sock);
  */
 int extoll_interface_of(struct socket *sock, const u8 *address, struct extoll_route *route);
 
-/* Port range of connect(): the socket's previous one and the current one. */
+/* Port range of connect(): the range before extoll_port_choose(), and the range that it set. */
 struct extoll_port_range {
 	u32 before, now;
 };

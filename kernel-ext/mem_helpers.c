@@ -99,7 +99,7 @@ int extoll_user_maps(struct mm_struct *mm, unsigned long start, unsigned long pa
 		long i, n = min(pages, ARRAY_SIZE(found));
 
 		mmap_read_lock(mm);
-		/* FOLL_FORCE: access rights of the process are irrelevant here. */
+		/* FOLL_FORCE is set, because access rights of the process are irrelevant here. */
 		n = get_user_pages_remote(mm, start, n, FOLL_NOFAULT | FOLL_FORCE, found, NULL);
 		if (n <= 0) {
 			result = file_has(mm, start, *list);
@@ -215,7 +215,7 @@ bool extoll_iova_alloc(struct device *dev, struct extoll_iova *range, size_t siz
 	return true;
 }
 
-/* The functions change the state only for sizes that are not whole pages. */
+/* The kernel's functions change this state only for sizes that are not whole pages. */
 static struct dma_iova_state iova_state(const struct extoll_iova *range)
 {
 	return (struct dma_iova_state) {
@@ -274,7 +274,9 @@ void extoll_sg_clear(struct sg_table *table, unsigned int n, unsigned int room)
 
 	for_each_sg(table->sgl, sg, n, i)
 		last = sg;
-	/* Freeing the table walks to its original end. */
+	/*
+	 * sg_free_table() walks to the table's original end, so the mark behind entry n is removed.
+	 */
 	if (n < room)
 		sg_unmark_end(last);
 	table->orig_nents = room;

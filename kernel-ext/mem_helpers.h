@@ -25,7 +25,7 @@ long extoll_pin_user(unsigned long start, unsigned long pages, bool write, struc
 long extoll_iter_chunk(struct iov_iter *i, size_t max, unsigned long *start);
 /* Returns true if a fatal signal is pending for the current task. */
 bool extoll_fatal_signal(void);
-/* Results of extoll_user_maps(). UNCLEAR: the caller has to ask again later. */
+/* Results of extoll_user_maps(). UNCLEAR: the caller must call again some milliseconds later. */
 #define EXTOLL_MAPS_SAME 0
 #define EXTOLL_MAPS_OTHER 1
 #define EXTOLL_MAPS_UNCLEAR 2

@@ -30,7 +30,7 @@ struct net_device *extoll_net_alloc(const struct extoll_net_config *cfg, struct 
 	struct extoll_net_priv *p;
 	struct net_device *dev;
 
-	/* The name is derived from the hardware. This flag tells udev to keep it. */
+	/* The name is derived from the hardware. NET_NAME_PREDICTABLE tells udev to keep it. */
 	dev = alloc_netdev(sizeof(*p), cfg->name, NET_NAME_PREDICTABLE, ether_setup);
 	if (!dev)
 		return NULL;
@@ -292,8 +292,8 @@ void extoll_napi_enable_all(struct net_device *dev)
 
 	netdev_lock(dev);
 	/*
-	 * There is only one instance (Napi::new()). With several, each would get the next ID here,
-	 * but the core expects its list by descending IDs (netdev_nl_napi_dump_one()).
+	 * There is only one instance (Napi::new()). With several instances, each would get the next
+	 * ID here, but the core expects its list by descending IDs (netdev_nl_napi_dump_one()).
 	 */
 	list_for_each_entry(napi, &dev->napi_list, dev_list) {
 		struct extoll_napi *n = container_of(napi, struct extoll_napi, napi);

@@ -7,7 +7,8 @@
 //!
 //! A [`Tunable`] has no module parameter. Tests write an override into the debugfs file
 //! `extoll/tunables` before they load the module that uses it (or, for `extoll.ko`, before they
-//! bind the NIC). The module takes the override off the list and keeps it until it is unloaded.
+//! bind the NIC). The module removes its overrides from the list and uses them until it is
+//! unloaded.
 
 use crate::global::Global;
 use kernel::{
@@ -77,7 +78,7 @@ impl Param {
     }
 }
 
-/// Formats the message that the value is out of its range, with the range.
+/// Formats the message that the value is out of its range, and the permitted range.
 impl fmt::Display for Param {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -101,7 +102,7 @@ impl fmt::Display for Param {
     }
 }
 
-/// Checks `params` and calls `complain` for each one whose value is not permitted.
+/// Checks `params` and calls `complain` for each parameter whose value is not permitted.
 ///
 /// # Errors
 ///
@@ -122,7 +123,8 @@ pub fn check(params: &[Param], complain: impl Fn(&Param)) -> Result {
 /// Errors of `f`.
 pub fn show(params: &[Param], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for Param { name, value, .. } in params {
-        // The file belongs to one module: `atu_gats`, not `extoll.atu_gats`.
+        // The module's name is omitted, because the file belongs to one module: `atu_gats`, not
+        // `extoll.atu_gats`.
         let name = name.split_once('.').map_or(*name, |(_, name)| name);
         writeln!(f, "{name} {value}")?;
     }
@@ -134,7 +136,7 @@ const OVERRIDES: usize = 64;
 /// Maximum length of a tunable's name in bytes.
 const NAME_BYTES: usize = 48;
 
-/// Overrides that no module has taken yet; present while `extoll.ko` is loaded.
+/// Overrides that no module has read yet; present while `extoll.ko` is loaded.
 static STORE: Global<Store> = Global::new();
 
 struct Override {
@@ -180,8 +182,8 @@ impl Tunable {
         self.value() as u32
     }
 
-    /// Takes this tunable's override off the list and uses its value from now on. Without an
-    /// override the value stays. May sleep.
+    /// Removes this tunable's override from the list and uses the override's value from now on.
+    /// Without an override the value does not change. May sleep.
     pub fn load(&self) {
         let Some(store) = STORE.get() else {
             return;

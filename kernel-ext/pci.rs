@@ -71,10 +71,10 @@ impl Enabled<'_> {
         // Drivers allocate DMA memory only after this call in probe, so nothing uses the masks
         // concurrently.
         unsafe { dev.dma_set_mask_and_coherent(DmaMask::new::<52>()) }
-            // SAFETY: same reason.
+            // SAFETY: the device is being probed, and no DMA memory exists yet.
             .or_else(|_| unsafe { dev.dma_set_mask_and_coherent(DmaMask::new::<32>()) })?;
         // Segments describe memory that is translated page by page, so their length needs no limit.
-        // SAFETY: same reason as for the masks.
+        // SAFETY: the device is being probed, and no DMA memory exists yet.
         unsafe { dev.dma_set_max_seg_size(u32::MAX) };
         Ok(())
     }
@@ -129,7 +129,7 @@ fn clear_master(dev: &pci::Device<Bound>) {
 ///
 /// # Errors
 ///
-/// `EINVAL`: not a PCI device.
+/// `EINVAL`: `dev` is not a PCI device.
 pub fn stop_dma(dev: &device::Device<Bound>) -> Result {
     clear_master(<&pci::Device<Bound>>::try_from(dev)?);
     Ok(())

@@ -36,14 +36,14 @@ static dma_addr_t pool_map_phys(struct device *dev, phys_addr_t phys, size_t siz
 	u64 keep = ~PAGE_MASK | dma_get_min_align_mask(dev);
 
 	/*
-	 * Registers or memory of another device are not in the pool; those that were announced as
-	 * peers can be mapped.
+	 * Registers or memory of another device are not in the pool. They can be mapped only if
+	 * Pool::add_peer() has registered their BAR.
 	 */
 	if (attrs & DMA_ATTR_MMIO)
 		return h->calls->map_peer(h->pool, phys, size, dma_get_mask(dev));
 	/*
-	 * Copied for each direction, so that bytes which the device does not write are unchanged
-	 * afterwards, like without a pool.
+	 * The content is copied for each direction, so that bytes that the device does not write
+	 * are unchanged afterwards, as they would be without a pool.
 	 */
 	return h->calls->map(h->pool, phys, size, keep, dma_get_mask(dev),
 			     !(attrs & DMA_ATTR_SKIP_CPU_SYNC), dir);

@@ -73,8 +73,9 @@ struct pci_dev *extoll_pci_anchor(struct device *dev)
 /*
  * Removing a PCI device holds pci_rescan_remove_lock until its driver is unbound, and the driver
  * may wait for work that needs the same lock. The holder of the lock cannot be determined, but
- * removal first clears the device's flag PCI_DEV_ADDED. If the anchor lacks the flag, this gives
- * up. A work item waits for the lock, because it can be abandoned.
+ * removal first clears the device's flag PCI_DEV_ADDED. If the anchor lacks the flag,
+ * extoll_pci_locked() gives up. A work item waits for the lock, because a work item can be
+ * abandoned.
  */
 #define ADDED_BIT 0	/* bit of pci_dev::priv_flags: PCI_DEV_ADDED of drivers/pci/pci.h */
 #define LOOK_EVERY (HZ / 50)
@@ -191,7 +192,10 @@ void extoll_pci_lost(struct pci_bus *bus)
 	pci_walk_bus(bus, tell_lost, NULL);
 }
 
-/* Exclusive claim that contains a window, and is shared while such windows exist. */
+/*
+ * Exclusive claim of addresses that contain windows. The claim is shared while it contains a
+ * window.
+ */
 struct shared_claim {
 	struct list_head node;
 	struct resource *claim;

@@ -34,8 +34,8 @@ impl RateLimit {
         }
     }
 
-    /// Requests permission for one event. `Some(n)` permits it; n events were suppressed since the
-    /// last permission.
+    /// Requests permission for one event. `Some(n)` permits the event; n events were suppressed
+    /// since the last permission.
     pub fn allow(&self) -> Option<u32> {
         let now = self.start.elapsed().as_millis().max(0) as u64 / self.interval_ms;
         if self.window.load(Relaxed) != now {

@@ -31,7 +31,7 @@ static void extoll_reprobe(struct work_struct *work)
 
 	/*
 	 * The administrator may have unbound the driver since the reset, and perhaps bound another
-	 * one.
+	 * driver.
 	 */
 	if (READ_ONCE(r->pdev->dev.driver) == r->driver)
 		err = device_reprobe(&r->pdev->dev);
@@ -94,8 +94,8 @@ static pci_ers_result_t extoll_error_detected(struct pci_dev *pdev, pci_channel_
 
 /*
  * The device is reachable again, but its configuration space has its power-on values. The saved
- * state includes bus mastering. This clears it again, because the driver enables bus mastering only
- * after it has set up the device.
+ * state includes bus mastering, which is cleared again, because the driver enables bus mastering
+ * only after it has set up the device.
  */
 static pci_ers_result_t extoll_slot_reset(struct pci_dev *pdev)
 {
@@ -187,8 +187,8 @@ void extoll_reset_watch_add(struct extoll_reset_watch *w, struct pci_dev *pdev,
 void extoll_reset_watch_remove(struct extoll_reset_watch *w)
 {
 	/*
-	 * Precedes the lock, because the notifier takes the lock. Unregistering fails harmlessly if
-	 * the registration failed.
+	 * Called before the lock is acquired, because the notifier takes the lock. Unregistering
+	 * fails harmlessly if the registration failed.
 	 */
 	unregister_pm_notifier(&w->sleep);
 	guard(mutex)(&watches_lock);

@@ -24,9 +24,9 @@ use kernel::{
 pub trait ResetClient: Send + Sync {
     /// Called when the device is about to be reset, has been reset, or the system is about to
     /// sleep. After the return the driver must not access the device. If `reachable` is false,
-    /// because of an error, it must not access it during the call either. The driver will be
-    /// unbound and bound again soon, unless the device stays unreachable. Process context; may
-    /// sleep; must not drop the [`ResetWatch`].
+    /// because of an error, the driver must not access the device during the call either. The
+    /// driver will be unbound and bound again soon, unless the device stays unreachable. Process
+    /// context; may sleep; must not drop the [`ResetWatch`].
     fn prepare_reset(this: &Arc<Self>, reachable: bool);
 }
 

@@ -32,9 +32,9 @@ struct extoll_route {
 };
 
 /*
- * Looks up the route to an address in network order (IPv6 if v6), in the way of TCP's connect() of
- * the socket. The port is in host order; scope is an interface for link-local addresses, or 0.
- * Takes the sock's lock; sleeps. Returns 0 or an error.
+ * Looks up the route to an address in network order (IPv6 if v6), as TCP's connect() of the socket
+ * does. The port is in host order; scope is an interface for link-local addresses, or 0. Takes the
+ * sock's lock; sleeps. Returns 0 or an error.
  */
 int extoll_route_to(struct socket *sock, bool v6, const u8 *address, u16 port, u32 scope,
 		    struct extoll_route *route);

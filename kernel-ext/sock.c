@@ -29,8 +29,8 @@
  */
 struct extoll_sock_alias {
 	/*
-	 * Copy of TCP's proto with another init, owned by this module. Used from the lookup to that
-	 * init.
+	 * Copy of TCP's proto with another init, owned by this module. Used from the lookup until
+	 * init runs.
 	 */
 	struct proto found;
 	/*
@@ -177,7 +177,10 @@ struct extoll_sock_alias *extoll_sock_alias_register(bool v6, int protocol, stru
 	mutex_lock(&aliases_lock);
 	if (alias->held.owner)
 		goto out;
-	/* Set once: a lookup that found it earlier may not have reached init yet. */
+	/*
+	 * The fields are set once, because an earlier lookup of this copy may not have reached init
+	 * yet.
+	 */
 	if (!alias->found.owner) {
 		alias->found = *tcp_proto(v6);
 		alias->found.init = init_of(v6);
@@ -228,7 +231,7 @@ int extoll_sock_create(struct net *net, struct socket *sock, bool v6, int kern,
 	struct sock *sk;
 	int err;
 
-	/* Same reason as in init_tcp(). */
+	/* The operations rely on the namespace, to which a kernel socket holds no reference. */
 	if (kern)
 		return -EPROTONOSUPPORT;
 	if (sock->type != SOCK_STREAM)
@@ -595,7 +598,7 @@ bool extoll_sock_try_shutdown(struct sock *sk, unsigned int directions)
 	return true;
 }
 
-/* Same as inet_shutdown() does to a connected socket. */
+/* Does what inet_shutdown() does to a connected socket. */
 void extoll_sock_mark_connected(struct socket *sock)
 {
 	lock_sock(sock->sk);
@@ -629,7 +632,7 @@ long extoll_sock_linger(const struct sock *sk)
 
 void extoll_sock_lingered(struct sock *sk, long left)
 {
-	/* 0 would mean a reset. */
+	/* A linger time of 0 would reset the connection. */
 	WRITE_ONCE(sk->sk_lingertime, max(left, 1L));
 }
 

@@ -84,17 +84,17 @@ impl<T: Expire> Timed<T> {
     /// Arms the timer to expire once, `after` from now; replaces an earlier time. Any context
     /// except a non-maskable interrupt.
     pub fn arm(&self, after: Delta) {
-        // SAFETY: initialised by the type invariant.
+        // SAFETY: by the type invariant the timer is initialised.
         unsafe {
             bindings::hrtimer_start_range_ns(self.timer.get(), after.as_nanos().max(0), 0, MODE)
         }
     }
 
-    /// Cancels it, and waits until it does not run. Returns whether it was armed. It stays usable.
-    /// Process context or a softirq, without a lock that [`Expire::expired`] takes, and not in
-    /// that.
+    /// Cancels the timer, and waits until its function does not run. Returns whether the timer was
+    /// armed. The timer stays usable. Process context or a softirq. Must not be called in
+    /// [`Expire::expired`], or with a lock held that `expired` takes.
     pub fn disarm_sync(&self) -> bool {
-        // SAFETY: initialised by the type invariant.
+        // SAFETY: by the type invariant the timer is initialised.
         unsafe { bindings::hrtimer_cancel(self.timer.get()) > 0 }
     }
 }
@@ -122,8 +122,8 @@ unsafe extern "C" fn run<T: Expire>(timer: *mut bindings::hrtimer) -> bindings::
 #[pinned_drop]
 impl<T: Expire> PinnedDrop for Timed<T> {
     fn drop(self: Pin<&mut Self>) {
-        // No other reference exists, so only the running callback can still arm the timer. This
-        // cancels that too.
+        // No other reference exists, so only the running callback can still arm the timer. The call
+        // also cancels a timer that was armed in this way.
         self.disarm_sync();
     }
 }

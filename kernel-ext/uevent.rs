@@ -13,7 +13,7 @@ const MAX: usize = 7;
 ///
 /// # Errors
 ///
-/// `EINVAL` for too many variables, `ENOMEM`, and those of `kobject_uevent_env`.
+/// `EINVAL` for too many variables, `ENOMEM`, and the errors of `kobject_uevent_env`.
 pub fn changed(device: &device::Device, variables: &[&CStr]) -> Result {
     if variables.len() > MAX {
         return Err(EINVAL);

@@ -12,7 +12,7 @@ use kernel::{
     },
 };
 
-/// Number with a file.
+/// Number that an administrator reads and changes through a file.
 pub struct Sysctl {
     /// Name of the file.
     pub name: &'static CStr,
@@ -44,7 +44,7 @@ impl Sysctls {
         Ok(Self(Arc::new(Values(values), GFP_KERNEL_ACCOUNT)?))
     }
 
-    /// Returns the value with this index in the list of numbers; 0 if there is none. Any context.
+    /// Returns the value of entry `index` of the list; 0 if there is no such entry. Any context.
     #[inline]
     pub fn get(&self, index: usize) -> u32 {
         self.0 .0.get(index).map_or(0, |value| value.load(Relaxed))

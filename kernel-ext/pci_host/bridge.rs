@@ -108,7 +108,7 @@ impl HostBridge {
     ///
     /// # Errors
     ///
-    /// `EINVAL` and `ENOMEM` for the reasons given there.
+    /// `EINVAL` and `ENOMEM` for the reasons given at [`HostBridge::new`].
     pub fn prepare(
         parent: &Device<Bound>,
         windows: &[Window],
@@ -217,8 +217,8 @@ unsafe impl Send for Prepared {}
 
 impl Prepared {
     /// Makes the bridge, finds the devices behind it, and binds their drivers. The parent's driver
-    /// must not be unbound during this call, or before the [`HostBridge`] is removed. Context: same
-    /// as [`HostBridge::new`].
+    /// must not be unbound during this call, or before the [`HostBridge`] is removed. Contexts are
+    /// those of [`HostBridge::new`].
     ///
     /// # Errors
     ///
@@ -328,8 +328,8 @@ impl Bridge {
 
     /// Makes the bridge and its devices. The caller holds the lock of rescans and removals.
     fn attach(&self) -> Result {
-        // SAFETY: by the requirements of `attach_locked`, its caller waits for this with `phase`
-        // locked.
+        // SAFETY: by the requirements of `attach_locked`, its caller waits for this function with
+        // `phase` locked.
         let made = unsafe { self.made() };
         // SAFETY: the lock of rescans and removals is held.
         let domain = unsafe { bindings::extoll_pci_domain_new() };
@@ -398,8 +398,8 @@ impl Bridge {
             if let Some(buses) = shared.resources.first() {
                 bindings::pci_add_resource_offset(list, buses.get(), 0);
             }
-            // In descending order, because the PCI core merges adjacent windows in ascending order
-            // and removes one from the tree.
+            // Windows are added in descending order, because the PCI core merges adjacent windows
+            // in ascending order and removes one of them from the tree.
             let mut above = u64::MAX;
             let all = || self.windows.iter().zip(shared.resources.iter().skip(1));
             while let Some((window, resource)) = all()
@@ -454,8 +454,8 @@ impl Bridge {
         Ok(())
     }
 
-    /// Removes the devices and the bridge from the PCI core. The lock of rescans and removals is
-    /// held, here or by a thread that waits for this.
+    /// Removes the devices and the bridge from the PCI core. The caller holds the lock of rescans
+    /// and removals, or the thread that holds it waits for the caller.
     fn detach(&self) {
         // SAFETY: callers have `phase` locked, or the thread that has it locked waits for them.
         let made = unsafe { self.made() };
@@ -550,8 +550,8 @@ impl Bridge {
 impl PinnedDrop for Bridge {
     fn drop(self: Pin<&mut Self>) {
         self.end(false);
-        // SAFETY: `HostBridge::prepare` registered the notifier, or failed to; the chain tolerates
-        // that. Waits for running calls.
+        // SAFETY: `HostBridge::prepare` registered the notifier or failed to register it, which the
+        // chain tolerates. The call waits for running notifications.
         unsafe {
             bindings::bus_unregister_notifier(
                 &raw const bindings::pci_bus_type,
@@ -563,7 +563,8 @@ impl PinnedDrop for Bridge {
             // SAFETY: `HostBridge::prepare` took the reference.
             unsafe { bindings::pci_dev_put(self.anchor) };
         }
-        // SAFETY: no other thread uses it any more. The drop of `Opaque` does not drop its content.
+        // SAFETY: no other thread uses `made` any more. The drop of `Opaque` does not drop its
+        // content.
         unsafe { ptr::drop_in_place(self.made.get()) };
     }
 }

@@ -78,8 +78,8 @@ impl Direct {
     }
 
     /// Maps whole pages of a driver's RAM and returns the device address. That address and `phys`
-    /// are congruent modulo `modulus` pages (a power of two). `None` if the range is not whole
-    /// pages, or for lack of space.
+    /// are congruent modulo `modulus` pages (a power of two). Returns `None` if the range is not
+    /// whole pages, or for lack of space.
     pub(super) fn map(
         &self,
         phys: u64,

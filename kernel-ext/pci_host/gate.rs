@@ -63,9 +63,9 @@ pub struct Message {
 /// which the removal depends.
 pub trait Functions: Send + Sync + 'static {
     /// Reads `width` bits at `offset` (0…4095, aligned to the width) of function `devfn` of bus 0.
-    /// `None` if the function does not answer; the reader gets all ones. Called in any context,
-    /// possibly with interrupts disabled, always in an RCU read-side critical section: must not
-    /// sleep, and must return within a bounded time.
+    /// Returns `None` if the function does not answer; the reader then gets all ones. Called in any
+    /// context, possibly with interrupts disabled, always in an RCU read-side critical section.
+    /// Must not sleep, and must return within a bounded time.
     fn read(&self, devfn: u8, offset: u16, width: Width) -> Option<u32>;
 
     /// Writes to configuration space; parameters and contexts are the same as for [`Self::read`].
@@ -83,7 +83,7 @@ pub trait Functions: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// An error prevents the bridge.
+    /// On an error the bridge is not made.
     fn begin(&self, interrupts: &Arc<Interrupts>) -> Result {
         let _ = interrupts;
         Ok(())
@@ -149,10 +149,10 @@ impl FunctionsGate {
         // cell is not changed before that section ends.
         let functions = unsafe { &*self.functions.get() };
         let functions = functions.as_ref()?;
-        // SAFETY: only informs lockdep.
+        // SAFETY: the call only informs lockdep.
         unsafe { bindings::extoll_pci_functions_enter() };
         let result = f(&**functions);
-        // SAFETY: only informs lockdep; pairs with the call above.
+        // SAFETY: the call only informs lockdep, and pairs with the call above.
         unsafe { bindings::extoll_pci_functions_leave() };
         result
     }
@@ -201,8 +201,8 @@ impl FunctionsGate {
         }
     }
 
-    /// Ends access to the functions and drops them. No call of them runs when this returns. Calls
-    /// must not be concurrent. Sleeps.
+    /// Ends access to the functions and drops them. When this method returns, no call of the
+    /// functions is running. Must not be called concurrently. Sleeps.
     pub(super) fn close(&self) {
         self.open.store(false, Release);
         rcu::synchronize_rcu();

@@ -151,6 +151,29 @@ impl Interrupts {
         self.fired.add(u64::from(done == 0), Relaxed);
     }
 
+    /// Calls the handlers of a vector if it is requested. Context: hard interrupts, or any other
+    /// context that allows an RCU read-side critical section.
+    pub fn fire(&self, vector: u32) {
+        let _grace = rcu::read_lock();
+        if let Some((word, bit)) = self.bit(vector) {
+            if word.load(Relaxed) & bit != 0 {
+                self.fire_one(vector);
+            }
+        }
+    }
+
+    /// Calls the handlers of all requested vectors. The contexts of [`Interrupts::fire`] apply.
+    pub fn fire_all(&self) {
+        let _grace = rcu::read_lock();
+        for (index, word) in (0..).zip(&self.requested) {
+            let mut bits = word.load(Relaxed);
+            while bits != 0 {
+                self.fire_one(index * BITS + bits.trailing_zeros());
+                bits &= bits - 1;
+            }
+        }
+    }
+
     /// Calls the handlers of requested vectors, from vector `from` upwards, then the vectors before
     /// it. Calls `more` before each vector. Returns `None` after all vectors, or the next vector if
     /// `more` returned false. Hard interrupts, or any other context that allows an RCU read-side
@@ -194,7 +217,7 @@ impl Interrupts {
     /// Allocates consecutive vectors and returns the first one. Each vector is freed separately.
     fn take(&self, count: usize) -> Option<usize> {
         let mut vectors = self.vectors.lock();
-        // Aligned, because a device with plain MSI sets the low bits itself.
+        // The vectors are aligned, because a device with plain MSI sets the low bits itself.
         let align = Align {
             modulus: count.checked_next_power_of_two()?,
             remainder: 0,

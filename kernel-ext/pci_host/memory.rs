@@ -36,7 +36,7 @@ pub unsafe trait PageMap: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// No memory, or the NIC was removed.
+    /// An error means that memory is short, or that the NIC was removed.
     ///
     /// # Safety
     ///

@@ -78,15 +78,16 @@ pub use peers::PeerBar;
 pub use pool::{Pool, PoolStats};
 pub use window::Window;
 
-/// Returns why the kernel that this is built for cannot have such bridges; `None` if it can. Any
-/// context.
+/// Returns the reason why the target kernel does not support software host bridges; `None` if it
+/// supports them. Any context.
 pub fn unsupported() -> Option<&'static str> {
     if cfg!(CONFIG_PREEMPT_RT) {
         // Configuration registers are read with raw spin locks held.
         return Some("PREEMPT_RT");
     }
     if !cfg!(CONFIG_ARCH_HAS_DMA_OPS) {
-        // Without them, drivers would pass addresses of this node's memory to the devices.
+        // Without DMA operations of their own, devices would get addresses of this node's memory
+        // from their drivers.
         return Some("devices have no DMA operations of their own (CONFIG_ARCH_HAS_DMA_OPS)");
     }
     None

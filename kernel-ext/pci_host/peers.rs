@@ -8,7 +8,7 @@ use kernel::prelude::*;
 /// Maximum number of peer BARs.
 pub(super) const MAX_PEERS: usize = 12;
 
-/// BAR of another device, or addresses that are forwarded to one.
+/// BAR of another device, or addresses that are forwarded to such a BAR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PeerBar {
     /// First address for CPUs.

@@ -313,7 +313,7 @@ impl Pool {
     ) -> Option<u64> {
         // SAFETY: no preconditions.
         let ram = unsafe { bindings::extoll_ram(phys, bytes) }.cast::<u8>();
-        // A power of two, at least the two slots of a page.
+        // `modulus` is a power of two, and at least the two slots of a page.
         let modulus = (keep as usize | (PAGE - 1))
             .checked_add(1)
             .map(|n| n / SLOT);

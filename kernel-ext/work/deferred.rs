@@ -76,7 +76,7 @@ impl<T: Send + 'static> WorkItem for Slot<T> {
 pub struct Deferred<T: Send + 'static>(ManuallyDrop<Pin<KBox<Slot<T>>>>);
 
 impl<T: Send + 'static> Deferred<T> {
-    /// Takes a value. The permitted contexts depend on `flags`.
+    /// Stores a value together with its work item. The permitted contexts depend on `flags`.
     ///
     /// # Errors
     ///
@@ -96,8 +96,8 @@ impl<T: Send + 'static> Deferred<T> {
         let slot = unsafe { ManuallyDrop::take(&mut this.0) };
         // SAFETY: only a queued work item needs a fixed address, and this one is not queued.
         let slot = KBox::into_raw(unsafe { Pin::into_inner_unchecked(slot) });
-        // SAFETY: a valid value, which is read once. The rest is freed as memory, without dropping
-        // the value.
+        // SAFETY: the slot contains a valid value, which is read once. The slot is then freed as
+        // memory, without dropping the value.
         unsafe {
             let value = ptr::read(&(*slot).value);
             drop(KBox::from_raw(slot.cast::<ManuallyDrop<Slot<T>>>()));

@@ -24,14 +24,14 @@ type RawQueue = Atomic<*mut kernel::bindings::workqueue_struct>;
 
 /// Queue of [`Owner`]; null without an owner. Read under RCU.
 static QUEUE: RawQueue = Atomic::new(ptr::null_mut());
-/// Queue for work items that may wait for memory; same rules as for [`QUEUE`].
+/// Queue for work items that may wait for memory, under the rules of [`QUEUE`].
 static WAITING: RawQueue = Atomic::new(ptr::null_mut());
 /// True while an [`Owner`] exists.
 static OWNED: AtomicFlag = AtomicFlag::new(false);
 /// Number of threads that wait for work items of a queue ([`FlushOnDrop`]). A queue is not
 /// destroyed while it is above 0.
 static WAITERS: Atomic<i32> = Atomic::new(0);
-/// Queue for work items that rebind a device; same rules as for [`QUEUE`].
+/// Queue for work items that rebind a device, under the rules of [`QUEUE`].
 static RESETS: RawQueue = Atomic::new(ptr::null_mut());
 
 #[inline(never)]
@@ -88,9 +88,9 @@ pub(crate) fn reset_queue() -> *mut kernel::bindings::workqueue_struct {
 }
 
 /// Owner of the queues. Its module makes it before the first item is queued. The module drops it
-/// after delayed items have been cancelled and modules above have been unloaded, so that no further
-/// items can be queued. The drop waits until the last item has returned, so that code of a running
-/// item is not unloaded.
+/// after delayed items have been cancelled and all dependent modules have been unloaded, so that no
+/// further items can be queued. The drop waits until the last item has returned, so that code of a
+/// running item is not unloaded.
 pub struct Owner(());
 
 impl Owner {
@@ -147,9 +147,9 @@ impl Drop for Owner {
     }
 }
 
-/// Guard for a module above. The drop waits until all work items that were queued earlier have
-/// returned. Such an item may hold the last reference to an object of the module, and run the
-/// module's code when it drops that. The drop sleeps.
+/// Guard for a module other than the one of the [`Owner`]. The drop waits until all work items that
+/// were queued earlier have returned. Such an item may hold the last reference to an object of the
+/// module, and run the module's code when it drops that reference. The drop sleeps.
 pub struct FlushOnDrop;
 
 impl Drop for FlushOnDrop {

@@ -24,13 +24,13 @@
 //!
 //! # Data of a socket
 //!
-//! The first operation that needs [`Operations::Data`] makes them by [`Operations::new`], because
-//! the kernel may discard a socket before its first operation without calling any. They belong to
-//! the file's socket, and are dropped in the release after TCP's part has been closed: then no
-//! operation runs and none can begin. Each operation holds a reference to the file. The exception
-//! is `sendmsg` for a sockmap, for whose worker TCP's close waits. Process context may sleep.
-//! `fork`, `dup` and `SCM_RIGHTS` share the file and so the data. Operations run concurrently, on
-//! any CPU, without a lock: data that they change need locks or atomics.
+//! The first operation that needs [`Operations::Data`] makes the data by [`Operations::new`],
+//! because the kernel may discard a socket without calling any operation. The data belong to the
+//! file's socket. The release drops them after TCP's part has been closed, when no operation runs
+//! or can begin. Each operation holds a reference to the file. The only exception is `sendmsg` in
+//! the worker of a sockmap; TCP's close waits for that worker. Operations run in process context
+//! and may sleep. `fork`, `dup` and `SCM_RIGHTS` share the file and therefore the data. Operations
+//! run concurrently, on any CPU, without a lock: data that they change need locks or atomics.
 //!
 //! Softirqs and timers hold no reference to the file and cannot access the data. They need a
 //! separate reference-counted object, and an [`Endpoint`] for access to the sock.

@@ -13,10 +13,10 @@ use kernel::{
 /// Operations on the sockets of a [`Family`](super::Family) or an [`Alias`](super::Alias). TCP's
 /// operations replace those that are not implemented.
 ///
-/// All run in process context, may sleep, and hold a reference to the file, so they do not run
-/// concurrently with `release`. The exception is `sendmsg`: the worker of a sockmap calls it
-/// without a reference until TCP's part has been closed. Several operations may run on one socket
-/// at a time. `poll` must not sleep. Operations that are not in this trait are always TCP's:
+/// All operations run in process context, may sleep, and hold a reference to the file, so they do
+/// not run concurrently with `release`. The exception is `sendmsg`: the worker of a sockmap calls
+/// it without a reference until TCP's part has been closed. Several operations may run on one
+/// socket at a time. `poll` must not sleep. Operations that are not in this trait are always TCP's:
 ///
 /// | Operation | Reason |
 /// |---|---|
@@ -169,7 +169,7 @@ impl<'a, T: Operations> Socket<'a, T> {
             if ptr.is_null() {
                 ptr = new.cast();
             } else {
-                // SAFETY: made above and not shared; pinned like before.
+                // SAFETY: the data were made above and are not shared. They stay pinned.
                 drop(unsafe { Pin::new_unchecked(KBox::from_raw(new)) });
             }
         }
@@ -204,7 +204,7 @@ impl<'a, T: Operations> Socket<'a, T> {
         let ptr = unsafe { bindings::extoll_sock_take_data(sock) }.cast::<T::Data>();
         if !ptr.is_null() {
             // SAFETY: `of` made the data, and this call has removed them from the socket, so no
-            // other pointer is in use; pinned like before.
+            // other pointer is in use. The data stay pinned.
             drop(unsafe { Pin::new_unchecked(KBox::from_raw(ptr)) });
         }
     }
@@ -237,13 +237,13 @@ impl<'a, T: Operations> Child<'a, T> {
         }
     }
 
-    /// Accepts by TCP. May be called once. Waits unless the socket is non-blocking. The new socket
-    /// is returned with its data. Without memory for them the result is `None`; then TCP handles
-    /// the socket until its first operation makes the data.
+    /// Accepts a connection by TCP's operation. May be called once. Waits unless the socket is
+    /// non-blocking. The new socket is returned with its data. Without memory for the data the
+    /// result is `None`; then TCP handles the socket until its first operation makes the data.
     ///
     /// # Errors
     ///
-    /// Errors of `accept(2)`; `EINVAL`: already called.
+    /// Errors of `accept(2)`. `EINVAL`: this function was already called.
     pub fn accept(&self) -> Result<Option<Socket<'a, T>>> {
         if self.accepted.get() {
             return Err(EINVAL);

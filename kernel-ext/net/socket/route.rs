@@ -48,7 +48,7 @@ impl Interface {
         self.up
     }
 
-    /// Returns true if it is `lo`, whose traffic stays on this host.
+    /// Returns true if the interface is `lo`, whose traffic stays on this host.
     pub fn is_loopback(&self) -> bool {
         self.loopback
     }
@@ -81,7 +81,7 @@ pub struct Route {
 impl Interface {
     fn from_raw(raw: &bindings::extoll_route) -> Self {
         let bus = NonNull::new(raw.bus.cast::<device::Device>()).map(|bus| {
-            // SAFETY: a valid device, whose reference passes to the result; `Device` is a
+            // SAFETY: `bus` is a valid device, whose reference passes to the result; `Device` is a
             // transparent wrapper.
             unsafe { ARef::from_raw(bus) }
         });
@@ -156,7 +156,7 @@ impl Tcp {
     ///
     /// # Errors
     ///
-    /// `ENOTCONN`; those of [`Tcp::route_to`].
+    /// `ENOTCONN`: the socket is not connected. Other errors are those of [`Tcp::route_to`].
     pub fn route(&self) -> Result<Route> {
         let remote = self.endpoint()?.ends().remote;
         if remote.port() == 0 || matches!(self.state(), State::Close | State::Listen) {

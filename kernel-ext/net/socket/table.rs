@@ -92,10 +92,9 @@ unsafe extern "C" fn accept<T: Operations>(
         };
         let accepted = T::accept(&listener, &child);
         if accepted.is_err() && child.is_accepted() {
-            // Closes the child here, because some callers have not set its operations yet, by which
-            // they would release it.
-            // SAFETY: the child is not visible to other threads. It has a TCP sock, and no
-            // operation runs on it.
+            // The child is closed here, because callers release a child through its operations,
+            // which some of them have not set yet. SAFETY: the child is not visible to other
+            // threads. It has a TCP sock, and no operation runs on it.
             unsafe {
                 bindings::extoll_tcp_release(new);
                 Socket::<T>::end(new);
@@ -294,11 +293,11 @@ unsafe extern "C" fn splice_eof<T: Operations>(sock: *mut bindings::socket) {
     }
 }
 
-/// Tables of `T`, in static memory of module `M`. Sockets refer to them as long as they live, and
-/// keep `M` loaded.
+/// Tables of the operations of `T`, in static memory of module `M`. Sockets refer to the tables as
+/// long as they live, and keep `M` loaded.
 pub(super) struct Table<T, M>(PhantomData<(T, M)>);
 
-/// `$of` if `T` has the operation, else TCP's.
+/// Expands to `$of` if `T` implements the operation, otherwise to TCP's function.
 macro_rules! op {
     ($has:expr, $of:expr, $tcp:path) => {
         if $has {

@@ -340,8 +340,8 @@ impl Tcp {
     ///
     /// # Errors
     ///
-    /// Besides TCP's: `ENOENT` for `TCP_ULP` and `ENOPROTOOPT` for `IPV6_ADDRFORM`, because both
-    /// options replace the operations.
+    /// Errors of TCP's operation. In addition `ENOENT` for `TCP_ULP` and `ENOPROTOOPT` for
+    /// `IPV6_ADDRFORM`, because both options replace the operations.
     #[inline]
     pub fn setsockopt(&self, option: &SetOption<'_>) -> Result {
         let SetOption {
@@ -433,7 +433,7 @@ impl Tcp {
             unacked: bypassed.unacknowledged,
             state: bypassed.state.raw(),
         };
-        // Larger than `struct tcp_info` of any kernel so far.
+        // The buffer is larger than `struct tcp_info` of any supported kernel.
         let mut info = [0u8; 512];
         // SAFETY: the sock is valid by the type invariant; the function writes up to `info.len()`
         // bytes.

@@ -27,7 +27,7 @@ impl Endpoint {
         }
     }
 
-    /// Traces that TCP carries the data. The reason has this number and name.
+    /// Traces that TCP carries the data, with number and name of the reason.
     pub fn trace_fallback(&self, reason: u8, name: &'static str) {
         let len = name.len() as i32;
         // SAFETY: the sock is valid by the type invariant; the name has `len` bytes, which are

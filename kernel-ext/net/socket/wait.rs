@@ -144,7 +144,8 @@ impl Waiting<'_> {
             }
         }
         let entry = Opaque::uninit();
-        // SAFETY: a local variable that is dropped before the entry, which was declared earlier.
+        // SAFETY: `queued` is a local variable that is dropped before the entry, which was declared
+        // earlier.
         let queued = unsafe { Queued::new(self.tcp, &entry) };
         loop {
             if let Some(found) = ready() {

@@ -48,9 +48,9 @@ impl ShutdownDirections {
 /// `SO_LINGER`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Linger {
-    /// Not set: a close returns at once, and written data are still sent.
+    /// `SO_LINGER` is not set: a close returns at once, and written data are still sent.
     Background,
-    /// Time 0: a close aborts the connection.
+    /// The time is 0: a close aborts the connection.
     Abort,
     /// A close waits up to this time until all data are acknowledged.
     Wait(Jiffies),
@@ -65,11 +65,11 @@ pub struct Queued {
     pub finished: bool,
 }
 
-/// Unless documented differently, any context except a non-maskable interrupt, including hard
-/// interrupts and spin locks. The functions may also be called after the socket was released; then
-/// no task is woken and other effects are irrelevant. The caller may hold locks, because waking
-/// calls neither [`Operations::poll`](super::Operations::poll) nor a condition of
-/// [`Waiting`](super::Waiting).
+/// Unless documented differently, functions may be called in any context except a non-maskable
+/// interrupt, also in hard interrupts and with spin locks held. The functions may also be called
+/// after the socket was released; then no task is woken and other effects are irrelevant. The
+/// caller may hold locks, because waking calls neither
+/// [`Operations::poll`](super::Operations::poll) nor a condition of [`Waiting`](super::Waiting).
 impl Endpoint {
     /// Wakes waiting tasks: in calls, `poll`, `epoll`, io_uring, and by `SIGIO`. Must be called
     /// after the change that it reports. The barrier in this function ensures that tasks that begin
@@ -114,7 +114,7 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// That error.
+    /// Returns the pending error.
     pub fn take_error(&self) -> Result {
         // SAFETY: the sock is valid by the type invariant.
         kernel::error::to_result(unsafe { bindings::extoll_sock_take_error(self.as_raw()) })
@@ -170,7 +170,7 @@ impl Endpoint {
     }
 }
 
-/// Functions for a running operation, like all of [`Tcp`].
+/// Functions that only a running operation may call, like all functions of [`Tcp`].
 impl Tcp {
     /// Returns a reference to the sock, which may be kept without a time limit, and used to wake.
     /// Any context.
@@ -182,10 +182,22 @@ impl Tcp {
     ///
     /// # Errors
     ///
-    /// That error.
+    /// Returns the pending error.
     pub fn take_error(&self) -> Result {
         // SAFETY: the sock is valid by the type invariant.
         kernel::error::to_result(unsafe { bindings::extoll_sock_take_error(self.sk()) })
+    }
+
+    /// Records in the sock that directions have ended. TCP sends nothing, and keeps its state, by
+    /// which it decides whether to send a FIN. TCP's `recvmsg` then returns 0 and its `sendmsg`
+    /// `EPIPE`; `poll` and `ss` show the end. This cannot be undone, so do not use it for
+    /// connections that may still continue as TCP. Takes the sock's lock, may sleep.
+    ///
+    /// A data path that ends a direction in a softirq cannot call this function, because it sleeps.
+    /// Every data path must record the end in its own state.
+    pub fn mark_ended(&self, ended: ShutdownDirections) {
+        // SAFETY: the sock is valid by the invariants; process context.
+        unsafe { bindings::extoll_sock_mark_ended(self.sk(), ended.bits()) }
     }
 
     /// Returns the number of bytes that must be available before a call for `len` bytes returns:
@@ -209,7 +221,7 @@ impl Tcp {
     }
 
     /// Sets the part of [`Linger::Wait`] that remains for TCP, in jiffies. TCP waits for that time
-    /// when its part is closed. For the last operation on the socket.
+    /// when its part is closed. Only the last operation on the socket may call this function.
     pub fn lingered(&self, left: Jiffies) {
         let left = c_long::try_from(left).unwrap_or(c_long::MAX);
         // SAFETY: the sock is valid by the type invariant.
@@ -230,7 +242,7 @@ impl Tcp {
         unsafe { bindings::extoll_sock_peeked(self.sk(), bytes, peek) }
     }
 
-    /// Converts the error of a send call like TCP. For `EPIPE` it returns the pending error if
+    /// Converts the error of a send call as TCP does. For `EPIPE` it returns the pending error if
     /// there is one. If there is none, it also sends `SIGPIPE`, unless `flags` contain
     /// `MSG_NOSIGNAL`. Process context.
     pub fn sending_failed(&self, flags: u32, error: Error) -> Error {
@@ -239,7 +251,7 @@ impl Tcp {
         Error::from_errno(e)
     }
 
-    /// Returns true if `TCP_CORK` is set: data wait for more data. Any context.
+    /// Returns true if `TCP_CORK` is set, so that small data wait for more data. Any context.
     pub fn is_corked(&self) -> bool {
         // SAFETY: the sock is valid by the type invariant.
         unsafe { bindings::extoll_sock_corked(self.sk()) }
@@ -254,8 +266,8 @@ impl Tcp {
     }
 
     /// Requests a `SIGIO` from [`Wake::Writable`]. Called before `poll` or a sender reports that
-    /// there is no room. The caller must check the room **again after this**. Full barrier. Any
-    /// context.
+    /// there is no free space. The caller must check for free space again **after this call**,
+    /// which contains a full barrier. Any context.
     pub fn no_space(&self) {
         // SAFETY: the sock is valid by the type invariant, and has its wait queue while an
         // operation runs.
